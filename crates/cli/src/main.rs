@@ -1,0 +1,2 @@
+//! The `remora` command.
+fn main() {}

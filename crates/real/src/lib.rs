@@ -1,0 +1,1 @@
+//! The real world: links, threads, clocks, nodes and clients.
