@@ -1,1 +1,3 @@
 //! The real world: links, threads, clocks, nodes and clients.
+
+pub mod link;

@@ -1,0 +1,170 @@
+//! Links: how RoCE v2 packets get from one IP address to another.
+//!
+//! A packet here is what stands in the UDP datagram: BTH to ICRC, both included. A link owns its
+//! sockets or rings and blocks nowhere; the device that drives the NIC engine polls its links.
+//!
+//! | link          | reaches                          | ICRC                                          |
+//! |---------------|----------------------------------|-----------------------------------------------|
+//! | [`loopback`]  | this process                     | not used: packets stay in private memory      |
+//! | [`shm`]       | processes of the same user, here | not used: memory, not a wire                  |
+//! | [`udp`]       | any RoCE v2 peer                 | filled in and checked, the IP ID excepted     |
+//! | [`packet`]    | any RoCE v2 peer over IPv4       | filled in and checked whole; `CAP_NET_RAW`    |
+//!
+//! [`lossy`] wraps any of them in seeded faults.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+
+pub mod loopback;
+pub mod lossy;
+#[cfg(test)]
+mod testing;
+
+/// Longest packet that a link carries, in bytes: 4096 of payload, the longest headers, the ICRC, and room to spare.
+pub const MAX_PACKET: usize = 4096 + 128;
+
+/// Shortest packet, in bytes: a BTH and an ICRC. Links drop what is shorter.
+pub const MIN_PACKET: usize = 16;
+
+/// A non-blocking carrier of RoCE v2 packets. Nothing allocates per call once traffic flows.
+pub trait Link: Send {
+    /// What kind of link: `"loopback"`, `"shm"`, `"udp"` or `"packet"`.
+    fn name(&self) -> &'static str;
+
+    /// Largest path MTU that the link carries, in bytes of payload: 256, 512, 1024, 2048 or 4096.
+    fn max_mtu(&self) -> usize;
+
+    /// Sends the packets lying back to back in `bytes`, with the lengths `lens`, to `to`.
+    ///
+    /// The last four bytes of every packet are room for the ICRC, which the link fills in where it is checked.
+    /// Returns how many packets were taken. Fewer than `lens` holds means that the link is full: offer the rest later.
+    /// A packet that the network refuses counts as taken and [lost](LinkStats::dropped), as on any network.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` if `to` is of the wrong address family or `lens` exceeds `bytes`; `NotConnected` if the link
+    /// knows of no such peer and never will by itself (shared memory).
+    fn send(&mut self, to: IpAddr, bytes: &mut [u8], lens: &[u16]) -> io::Result<usize>;
+
+    /// Hands received packets with their source addresses to `sink`, at most a few hundred, and returns how many.
+    ///
+    /// The packet is private memory: its sender cannot change it any more. Where the link has an ICRC it is good.
+    ///
+    /// # Errors
+    ///
+    /// Only what makes the link useless for good. What a peer or the network does is counted, not returned.
+    fn recv(&mut self, sink: &mut dyn FnMut(IpAddr, &[u8])) -> io::Result<usize>;
+
+    /// Appends the descriptors to wait for (`POLLIN`) once [`arm`](Link::arm) allows sleep. They change as peers
+    /// come and go.
+    fn wait_fds(&self, out: &mut Vec<RawFd>);
+
+    /// Asks peers to wake the descriptors. False if packets wait already: call [`recv`](Link::recv), do not sleep.
+    fn arm(&mut self) -> bool;
+
+    /// Takes back what [`arm`](Link::arm) asked for. Without an `arm` before, it does nothing.
+    fn disarm(&mut self);
+
+    /// Counters since the link was made.
+    fn stats(&self) -> LinkStats;
+}
+
+/// What a link has done since it was made. All fields only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkStats {
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Bytes sent, as IP packets: the IP and UDP headers count, whether or not the link has any.
+    pub tx_bytes: u64,
+    /// Packets handed to the sink.
+    pub rx_packets: u64,
+    /// Bytes of those, as IP packets.
+    pub rx_bytes: u64,
+    /// Packets received and dropped because the ICRC was wrong.
+    pub bad_icrc: u64,
+    /// Packets received and dropped because they were too short, too long or not RoCE v2 at all.
+    pub malformed: u64,
+    /// Packets that the network or the link refused, or lost on purpose.
+    pub dropped: u64,
+    /// Times that [`Link::send`] took fewer packets than offered.
+    pub full: u64,
+    /// System calls made.
+    pub syscalls: u64,
+}
+
+impl LinkStats {
+    fn sent(&mut self, to: IpAddr, packets: usize, bytes: usize) {
+        self.tx_packets += packets as u64;
+        self.tx_bytes += (bytes + packets * overhead(to)) as u64;
+    }
+
+    fn received(&mut self, from: IpAddr, bytes: usize) {
+        self.rx_packets += 1;
+        self.rx_bytes += (bytes + overhead(from)) as u64;
+    }
+}
+
+/// Bytes of IP and UDP header in front of a packet.
+fn overhead(ip: IpAddr) -> usize {
+    if ip.is_ipv4() { 20 + 8 } else { 40 + 8 }
+}
+
+/// The largest InfiniBand MTU at or under an interface's MTU less 80 bytes of headers, at least 256.
+fn ib_mtu(interface_mtu: usize) -> usize {
+    let room = interface_mtu.saturating_sub(80);
+    [4096, 2048, 1024, 512]
+        .into_iter()
+        .find(|&mtu| mtu <= room)
+        .unwrap_or(256)
+}
+
+/// Refuses lengths that do not fit the buffer: a caller's mistake, which must not become a panic in the device.
+fn check_lens(bytes: &[u8], lens: &[u16]) -> io::Result<()> {
+    let total: usize = lens.iter().map(|&len| usize::from(len)).sum();
+    let valid = total <= bytes.len()
+        && lens
+            .iter()
+            .all(|&len| (MIN_PACKET..=MAX_PACKET).contains(&usize::from(len)));
+    if valid {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        format!(
+            "packets of {total} bytes in a buffer of {}; each must have {MIN_PACKET} to {MAX_PACKET}",
+            bytes.len()
+        ),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ib_mtu_is_the_largest_below_the_interface_less_80() {
+        let cases = [
+            (65536, 4096),
+            (9000, 4096),
+            (4176, 4096),
+            (4175, 2048),
+            (1500, 1024),
+            (1400, 1024),
+            (576, 256),
+            (0, 256),
+        ];
+        for (interface, expected) in cases {
+            assert_eq!(ib_mtu(interface), expected, "interface MTU {interface}");
+        }
+    }
+
+    #[test]
+    fn lengths_that_do_not_fit_are_refused() {
+        let bytes = [0; 64];
+        assert!(check_lens(&bytes, &[32, 32]).is_ok());
+        assert!(check_lens(&bytes, &[32, 33]).is_err());
+        assert!(check_lens(&bytes, &[15]).is_err());
+        assert!(check_lens(&bytes, &[u16::MAX]).is_err());
+    }
+}
