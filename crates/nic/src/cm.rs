@@ -1,0 +1,456 @@
+//! The connection manager: sets up and tears down RC connections with MADs on QP1.
+//!
+//! A pure state machine after IBTA volume 1 chapter 12, in the dialect of `rdma_cm` over RoCE v2:
+//! service ids of the RDMA IP CM service and its 36-byte header in front of the REQ's private data
+//! (annex A11). Time is an argument, in nanoseconds from any origin.
+//!
+//! Call order of a driver: [`Cm::handle_mad`] and [`Cm::handle_timeout`] take what happened;
+//! [`Cm::poll_event`] is emptied next, so that the queue pair is ready to receive before the peer
+//! hears that it is; then [`Cm::poll_transmit`] and [`Cm::poll_timeout`].
+//!
+//! ```text
+//!            connect            ConnectRequest
+//!   active  ReqSent            ReqReceived  passive
+//!              | REP                | accept
+//!              |                 RepSent
+//!              v                    v RTU or a first packet
+//!          Established         Established
+//!              | disconnect         | DREQ
+//!           DreqSent                |
+//!              | DREP               v
+//!              +-----------> Timewait --> gone
+//! ```
+//!
+//! Every connection ends with one of [`CmEvent::Rejected`], [`CmEvent::Unreachable`] and
+//! [`CmEvent::Disconnected`], unless the user ended it with [`Cm::reject`]. Nobody can know that
+//! the last message arrived: if each REJ and each RTU is lost, the active side stays established
+//! until its queue pair runs out of retries.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{RngCore, SeedableRng};
+use remora_wire::cm::{CmMessage, Mad, Req};
+
+use message::{Bytes, Rejected};
+use table::{Conn, State, Table};
+pub use types::*;
+
+mod handle;
+mod message;
+mod table;
+#[cfg(test)]
+mod tests;
+mod types;
+
+/// An answer that belongs to no connection.
+struct Reply {
+    route: CmTransmit,
+    bytes: Bytes,
+}
+
+/// The connection manager of one channel adapter.
+pub struct Cm {
+    config: CmConfig,
+    rng: ChaCha8Rng,
+    listeners: BTreeMap<u64, ListenerId>,
+    next_listener: u32,
+    table: Table,
+    /// Connections whose `bytes` are to be sent, each at most once.
+    ready: VecDeque<ConnId>,
+    replies: VecDeque<Reply>,
+    events: VecDeque<CmEvent>,
+    counters: CmCounters,
+}
+
+/// Replies that may wait to be sent; the peer of one dropped asks again.
+const MAX_REPLIES: usize = 256;
+
+impl Cm {
+    /// A connection manager; `seed` makes its communication ids, which should be hard to guess.
+    pub fn new(seed: u64, mut config: CmConfig) -> Cm {
+        config.max_retries = config.max_retries.min(15);
+        Cm {
+            config,
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            listeners: BTreeMap::new(),
+            next_listener: 0,
+            table: Table::default(),
+            ready: VecDeque::new(),
+            replies: VecDeque::new(),
+            events: VecDeque::new(),
+            counters: CmCounters::default(),
+        }
+    }
+
+    /// What was not acted on so far.
+    pub fn counters(&self) -> CmCounters {
+        self.counters
+    }
+
+    /// Connections in the table, those in time wait included.
+    pub fn connections(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Take REQs for a service, see [`service_id`].
+    pub fn listen(&mut self, service_id: u64) -> Result<ListenerId, CmError> {
+        if self.listeners.contains_key(&service_id) {
+            return Err(CmError::ServiceInUse(service_id));
+        }
+        let id = ListenerId(self.next_listener);
+        self.next_listener = self.next_listener.wrapping_add(1);
+        self.listeners.insert(service_id, id);
+        Ok(id)
+    }
+
+    /// Take no more REQs; those already reported can still be accepted.
+    pub fn unlisten(&mut self, id: ListenerId) -> Result<(), CmError> {
+        let before = self.listeners.len();
+        self.listeners.retain(|_, listener| *listener != id);
+        if self.listeners.len() == before {
+            Err(CmError::UnknownListener(id))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Send a REQ.
+    ///
+    /// Ends in [`CmEvent::Established`], [`CmEvent::Rejected`] or [`CmEvent::Unreachable`].
+    pub fn connect(
+        &mut self,
+        now: u64,
+        local: IpAddr,
+        remote: IpAddr,
+        service_id: u64,
+        params: QpParams,
+        private_data: &[u8],
+    ) -> Result<ConnId, CmError> {
+        let (local, remote) = (local.to_canonical(), remote.to_canonical());
+        if local.is_ipv4() != remote.is_ipv4() {
+            return Err(CmError::IpVersion(local, remote));
+        }
+        check_params(&params)?;
+        check_private_data(private_data, REQ_PRIVATE_DATA)?;
+        if self.table.len() >= self.config.max_connections {
+            return Err(CmError::TableFull(self.config.max_connections));
+        }
+        if self.table.by_local_qpn(params.qpn).is_some() {
+            return Err(CmError::QpInUse(params.qpn));
+        }
+        let id = self.fresh_id();
+        // An ephemeral port, as a socket would have; it only tells the peer's user who calls.
+        let source_port = 32_768 + (self.rng.next_u32() % 28_232) as u16;
+        let bytes = message::req(
+            &self.config,
+            id,
+            (local, remote),
+            service_id,
+            source_port,
+            &params,
+            private_data,
+        );
+        self.table.insert(
+            id,
+            Conn::active(
+                (local, remote),
+                params,
+                id.0.into(),
+                self.config.max_retries,
+            ),
+        );
+        self.table.set_local_qpn(id, params.qpn);
+        self.send(id, bytes);
+        self.table
+            .arm(id, Some(now.saturating_add(self.config.response_timeout)));
+        Ok(id)
+    }
+
+    /// Send a REP: agree to a [`CmEvent::ConnectRequest`]. The queue pair must be in RTR and may receive from now on.
+    ///
+    /// `path_mtu` must be the requester's; the numbers of READs and atomics are cut to what the requester offered.
+    pub fn accept(
+        &mut self,
+        now: u64,
+        id: ConnId,
+        mut params: QpParams,
+        private_data: &[u8],
+    ) -> Result<(), CmError> {
+        check_params(&params)?;
+        check_private_data(private_data, REP_PRIVATE_DATA)?;
+        let conn = self.table.get(id).ok_or(CmError::UnknownConn(id))?;
+        if conn.state != State::ReqReceived {
+            return Err(CmError::WrongState(id));
+        }
+        if params.path_mtu != conn.theirs.path_mtu {
+            return Err(CmError::PathMtu {
+                ours: params.path_mtu,
+                theirs: conn.theirs.path_mtu,
+            });
+        }
+        if self.table.by_local_qpn(params.qpn).is_some() {
+            return Err(CmError::QpInUse(params.qpn));
+        }
+        params.responder_resources = params.responder_resources.min(conn.theirs.initiator_depth);
+        params.initiator_depth = params.initiator_depth.min(conn.theirs.responder_resources);
+        let bytes = message::rep(&self.config, id, conn, &params, private_data);
+        self.table.set_local_qpn(id, params.qpn);
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.ours = params;
+            conn.state = State::RepSent;
+        }
+        self.send(id, bytes);
+        self.table
+            .arm(id, Some(now.saturating_add(self.config.response_timeout)));
+        Ok(())
+    }
+
+    /// Send a REJ: refuse a [`CmEvent::ConnectRequest`]. No further event comes for it.
+    pub fn reject(
+        &mut self,
+        now: u64,
+        id: ConnId,
+        reason: u16,
+        private_data: &[u8],
+    ) -> Result<(), CmError> {
+        check_private_data(private_data, REJ_PRIVATE_DATA)?;
+        let conn = self.table.get(id).ok_or(CmError::UnknownConn(id))?;
+        if conn.state != State::ReqReceived {
+            return Err(CmError::WrongState(id));
+        }
+        let bytes = message::rej(id, conn, Rejected::Req, reason, private_data);
+        self.send(id, bytes);
+        self.enter_timewait(now, id, true);
+        Ok(())
+    }
+
+    /// Send an MRA: tell the requester that the answer takes `delay` nanoseconds more, so that it does not give up.
+    pub fn delay(&mut self, now: u64, id: ConnId, delay: u64) -> Result<(), CmError> {
+        let conn = self.table.get(id).ok_or(CmError::UnknownConn(id))?;
+        if conn.state != State::ReqReceived {
+            return Err(CmError::WrongState(id));
+        }
+        let bytes = message::mra(id, conn, delay);
+        self.send(id, bytes);
+        self.table.arm(
+            id,
+            Some(now.saturating_add(delay).saturating_add(self.patience())),
+        );
+        Ok(())
+    }
+
+    /// A packet arrived on this queue pair: the peer must have had the REP, so it does what the RTU would have done.
+    ///
+    /// Gives [`CmEvent::Established`] if the connection waited for the RTU, and does nothing otherwise.
+    pub fn mark_established(&mut self, now: u64, qpn: u32) {
+        if let Some(id) = self.table.by_local_qpn(qpn)
+            && self
+                .table
+                .get(id)
+                .is_some_and(|conn| conn.state == State::RepSent)
+        {
+            self.establish(now, id, Vec::new());
+        }
+    }
+
+    /// End a connection in whatever state it is; [`CmEvent::Disconnected`] follows.
+    ///
+    /// An established one sends a DREQ and waits for the DREP; an earlier one sends a REJ and ends at once.
+    pub fn disconnect(&mut self, now: u64, id: ConnId) -> Result<(), CmError> {
+        let conn = self.table.get(id).ok_or(CmError::UnknownConn(id))?;
+        let bytes = match conn.state {
+            State::Established => {
+                self.send_dreq(now, id);
+                return Ok(());
+            }
+            State::ReqSent => message::rej_timeout(&self.config, id, conn, Rejected::Req),
+            State::ReqReceived => message::rej(id, conn, Rejected::Req, reason::CONSUMER, &[]),
+            State::RepSent => message::rej(id, conn, Rejected::Other, reason::CONSUMER, &[]),
+            State::DreqSent | State::Timewait => return Err(CmError::WrongState(id)),
+        };
+        self.send(id, bytes);
+        self.enter_timewait(now, id, true);
+        self.events.push_back(CmEvent::Disconnected { conn: id });
+        Ok(())
+    }
+
+    /// The next MAD to send, if any, written to `out`.
+    pub fn poll_transmit(&mut self, out: &mut Bytes) -> Option<CmTransmit> {
+        if let Some(reply) = self.replies.pop_front() {
+            *out = reply.bytes;
+            return Some(reply.route);
+        }
+        let id = self.ready.pop_front()?;
+        let conn = self
+            .table
+            .get_mut(id)
+            .expect("a connection leaves the queue when it leaves the table");
+        conn.queued = false;
+        *out = *conn.bytes;
+        Some(CmTransmit {
+            to: conn.remote_ip,
+            from: conn.local_ip,
+        })
+    }
+
+    /// Whether [`Cm::poll_transmit`] has something to send.
+    pub fn wants_transmit(&self) -> bool {
+        !self.replies.is_empty() || !self.ready.is_empty()
+    }
+
+    /// The next event, if any.
+    pub fn poll_event(&mut self) -> Option<CmEvent> {
+        self.events.pop_front()
+    }
+
+    /// When to call [`Cm::handle_timeout`] next.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.table.next_deadline()
+    }
+
+    /// Let the timers run that are due at `now`.
+    pub fn handle_timeout(&mut self, now: u64) {
+        // Ends: each round uses up a retry or takes a connection a state further towards its removal.
+        while let Some(id) = self.table.pop_due(now) {
+            self.expire(now, id);
+        }
+    }
+
+    fn expire(&mut self, now: u64, id: ConnId) {
+        let conn = self
+            .table
+            .get_mut(id)
+            .expect("a timer leaves with its connection");
+        let bytes = match conn.state {
+            State::ReqSent | State::RepSent | State::DreqSent if conn.retries > 0 => {
+                conn.retries -= 1;
+                self.resend(id);
+                self.table
+                    .arm(id, Some(now.saturating_add(self.config.response_timeout)));
+                return;
+            }
+            State::Timewait => return self.remove(id),
+            State::Established => return,
+            State::DreqSent => {
+                self.enter_timewait(now, id, false);
+                self.events.push_back(CmEvent::Disconnected { conn: id });
+                return;
+            }
+            State::ReqSent => message::rej_timeout(&self.config, id, conn, Rejected::Req),
+            State::ReqReceived => message::rej(id, conn, Rejected::Req, reason::CONSUMER, &[]),
+            State::RepSent => message::rej_timeout(&self.config, id, conn, Rejected::Other),
+        };
+        self.send(id, bytes);
+        self.enter_timewait(now, id, true);
+        self.events.push_back(CmEvent::Unreachable { conn: id });
+    }
+
+    fn establish(&mut self, now: u64, id: ConnId, private_data: Vec<u8>) {
+        self.table.arm(id, None);
+        self.table.clear_half_open(id);
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.state = State::Established;
+            conn.established_at = now;
+            let remote = conn.theirs;
+            self.events.push_back(CmEvent::Established {
+                conn: id,
+                remote,
+                private_data,
+            });
+        }
+    }
+
+    fn send_dreq(&mut self, now: u64, id: ConnId) {
+        let retries = self.config.max_retries;
+        let Some(conn) = self.table.get_mut(id) else {
+            return;
+        };
+        conn.state = State::DreqSent;
+        conn.retries = retries;
+        let bytes = message::dreq(id, conn);
+        self.send(id, bytes);
+        self.table
+            .arm(id, Some(now.saturating_add(self.config.response_timeout)));
+    }
+
+    /// The last word, in `bytes`, is kept for a while to be said again. `rejected`: that word is a REJ.
+    fn enter_timewait(&mut self, now: u64, id: ConnId, rejected: bool) {
+        self.table.clear_local_qpn(id);
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.state = State::Timewait;
+            conn.rejected = rejected;
+        }
+        self.table
+            .arm(id, Some(now.saturating_add(self.config.timewait)));
+    }
+
+    fn remove(&mut self, id: ConnId) {
+        if self.table.remove(id).is_some_and(|conn| conn.queued) {
+            self.ready.retain(|queued| *queued != id);
+        }
+    }
+
+    /// Make `bytes` the connection's last word and send it.
+    fn send(&mut self, id: ConnId, bytes: Bytes) {
+        if let Some(conn) = self.table.get_mut(id) {
+            *conn.bytes = bytes;
+            conn.spoken = true;
+            self.resend(id);
+        }
+    }
+
+    /// Say the last word again, if there is one.
+    fn resend(&mut self, id: ConnId) {
+        if let Some(conn) = self.table.get_mut(id)
+            && conn.spoken
+            && !conn.queued
+        {
+            conn.queued = true;
+            self.ready.push_back(id);
+        }
+    }
+
+    /// Random and unused; 0 stands for "unknown" in a REJ.
+    fn fresh_id(&mut self) -> ConnId {
+        loop {
+            let id = ConnId(self.rng.next_u32());
+            if id.0 != 0 && self.table.get(id).is_none() {
+                return id;
+            }
+        }
+    }
+
+    /// How long a peer with this configuration goes on asking.
+    fn patience(&self) -> u64 {
+        self.config
+            .response_timeout
+            .saturating_mul(u64::from(self.config.max_retries) + 1)
+    }
+}
+
+fn check_params(params: &QpParams) -> Result<(), CmError> {
+    let checks = [
+        ((2..0xff_ffff).contains(&params.qpn), "qpn"),
+        ((1..=5).contains(&params.path_mtu), "path_mtu"),
+        (params.retry_count <= 7, "retry_count"),
+        (params.rnr_retry <= 7, "rnr_retry"),
+        (params.ack_timeout <= 31, "ack_timeout"),
+    ];
+    match checks.iter().find(|(good, _)| !good) {
+        Some((_, field)) => Err(CmError::Params(field)),
+        None => Ok(()),
+    }
+}
+
+fn check_private_data(data: &[u8], max: usize) -> Result<(), CmError> {
+    if data.len() > max {
+        Err(CmError::PrivateData {
+            len: data.len(),
+            max,
+        })
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,378 @@
+//! What each MAD from a peer does.
+
+use super::message::{self, Rejected};
+use super::*;
+
+use remora_wire::cm::{Drep, Dreq, Mra, Rej, Rep, Rtu};
+
+/// What the pair of communication ids in a message stands for.
+enum Named {
+    /// A connection with the peer that the message comes from.
+    Known(ConnId),
+    /// No connection.
+    Unknown,
+    /// A connection with somebody else.
+    Forged,
+}
+
+/// Between which addresses a MAD travelled, and its transaction.
+#[derive(Clone, Copy)]
+struct Origin {
+    now: u64,
+    from: IpAddr,
+    to: IpAddr,
+    tid: u64,
+}
+
+impl Cm {
+    /// Take a MAD that arrived on QP1, whatever its bytes; `from` and `to` are those of its IP header.
+    pub fn handle_mad(&mut self, now: u64, from: IpAddr, to: IpAddr, mad: &[u8]) {
+        let Ok(mad) = Mad::parse(mad) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        let origin = Origin {
+            now,
+            from: from.to_canonical(),
+            to: to.to_canonical(),
+            tid: mad.transaction_id,
+        };
+        match &mad.message {
+            CmMessage::Req(req) => self.on_req(origin, req),
+            CmMessage::Mra(mra) => self.on_mra(origin, mra),
+            CmMessage::Rej(rej) => self.on_rej(origin, rej),
+            CmMessage::Rep(rep) => self.on_rep(origin, rep),
+            CmMessage::Rtu(rtu) => self.on_rtu(origin, rtu),
+            CmMessage::Dreq(dreq) => self.on_dreq(origin, dreq),
+            CmMessage::Drep(drep) => self.on_drep(origin, drep),
+        }
+    }
+
+    fn on_req(&mut self, origin: Origin, req: &Req) {
+        let theirs = message::params_of_req(req);
+        let known = self.table.by_remote_id(origin.from, req.local_comm_id);
+        if let Some(id) = known
+            && self.is_duplicate(origin.now, id, &theirs)
+        {
+            return self.on_duplicate_req(id);
+        }
+        if let Some(id) = known.or(self.table.by_remote_qpn(origin.from, theirs.qpn)) {
+            // The peer restarted: it cannot still be in the old connection. It may try again when that has gone.
+            if self
+                .table
+                .get(id)
+                .is_some_and(|conn| conn.state == State::Established)
+            {
+                self.send_dreq(origin.now, id);
+            }
+            return self.refuse(origin, req, reason::STALE_CONNECTION);
+        }
+        match self.screen(origin, req, &theirs) {
+            Ok(listener) => self.admit(origin, req, theirs, listener),
+            Err(reason) => self.refuse(origin, req, reason),
+        }
+    }
+
+    /// Whether a REQ with a known communication id is the one that made the connection, sent or delivered again.
+    ///
+    /// Its fields cannot tell it from that of a peer which restarted and draws the same numbers; its age can: no packet
+    /// outlives the time wait.
+    fn is_duplicate(&self, now: u64, id: ConnId, theirs: &QpParams) -> bool {
+        self.table.get(id).is_some_and(|conn| match conn.state {
+            State::ReqReceived | State::RepSent => conn.theirs == *theirs,
+            State::Established => {
+                conn.theirs == *theirs
+                    && now.saturating_sub(conn.established_at) <= self.config.timewait
+            }
+            State::Timewait => conn.rejected,
+            State::ReqSent | State::DreqSent => false,
+        })
+    }
+
+    fn on_duplicate_req(&mut self, id: ConnId) {
+        // An established passive connection last said REP, which its peer has had.
+        if self
+            .table
+            .get(id)
+            .is_some_and(|conn| conn.state != State::Established)
+        {
+            self.resend(id);
+        }
+    }
+
+    /// The listener of a REQ, or the reason to refuse it.
+    fn screen(&self, origin: Origin, req: &Req, theirs: &QpParams) -> Result<ListenerId, u16> {
+        let listener = *self
+            .listeners
+            .get(&req.service_id)
+            .ok_or(reason::INVALID_SERVICE_ID)?;
+        if req.transport_service != 0 {
+            return Err(reason::INVALID_TRANSPORT);
+        }
+        if message::gid(origin.from) != req.local_gid || message::gid(origin.to) != req.remote_gid {
+            return Err(reason::INVALID_GID);
+        }
+        if !message::header_agrees(req, origin.from, origin.to) {
+            return Err(reason::UNSUPPORTED);
+        }
+        if !(1..=self.config.max_path_mtu).contains(&theirs.path_mtu) {
+            return Err(reason::INVALID_PATH_MTU);
+        }
+        if check_params(theirs).is_err() || req.local_comm_id == 0 {
+            return Err(reason::UNSUPPORTED);
+        }
+        let full = self.table.len() >= self.config.max_connections
+            || self.table.half_open() >= self.config.max_half_open
+            // Each connection gives three events at most; more wait only if nobody polls.
+            || self.events.len() >= 3 * self.config.max_connections;
+        if full {
+            Err(reason::NO_RESOURCES)
+        } else {
+            Ok(listener)
+        }
+    }
+
+    fn admit(&mut self, origin: Origin, req: &Req, theirs: QpParams, listener: ListenerId) {
+        let id = self.fresh_id();
+        let retries = self.config.max_retries.min(req.max_cm_retries);
+        self.table.insert(
+            id,
+            Conn::passive((origin.to, origin.from), theirs, origin.tid, retries),
+        );
+        self.table.set_remote(id, req.local_comm_id, theirs.qpn);
+        self.table
+            .arm(id, Some(origin.now.saturating_add(self.patience())));
+        self.events.push_back(CmEvent::ConnectRequest {
+            conn: id,
+            listener,
+            remote: theirs,
+            local_ip: origin.to,
+            remote_ip: origin.from,
+            private_data: message::user_data(req).to_vec(),
+        });
+    }
+
+    fn refuse(&mut self, origin: Origin, req: &Req, reason: u16) {
+        self.counters.refused += 1;
+        self.reply(
+            origin,
+            message::answer_rej(origin.tid, 0, req.local_comm_id, Rejected::Req, reason),
+        );
+    }
+
+    fn on_rep(&mut self, origin: Origin, rep: &Rep) {
+        let id = match self.named(origin, rep.remote_comm_id, rep.local_comm_id) {
+            Named::Known(id) => id,
+            Named::Unknown => {
+                // Without this the peer would repeat its REP until it gives up.
+                let (ours, theirs) = (rep.remote_comm_id, rep.local_comm_id);
+                let rej = message::answer_rej(
+                    origin.tid,
+                    ours,
+                    theirs,
+                    Rejected::Rep,
+                    reason::INVALID_COMM_ID,
+                );
+                return self.reply(origin, rej);
+            }
+            Named::Forged => return self.counters.unexpected += 1,
+        };
+        let Some(conn) = self.table.get(id) else {
+            return;
+        };
+        match conn.state {
+            State::ReqSent => self.on_first_rep(origin, id, rep),
+            // Only the active side is sent a REP: it last said RTU, or REJ.
+            State::Established => self.resend(id),
+            State::Timewait if conn.rejected => self.resend(id),
+            State::Timewait | State::DreqSent => {}
+            State::ReqReceived | State::RepSent => self.counters.unexpected += 1,
+        }
+    }
+
+    fn on_first_rep(&mut self, origin: Origin, id: ConnId, rep: &Rep) {
+        let Some(conn) = self.table.get(id) else {
+            return;
+        };
+        let theirs = message::params_of_rep(rep, &conn.ours);
+        let stale = self
+            .table
+            .by_remote_id(origin.from, rep.local_comm_id)
+            .or(self.table.by_remote_qpn(origin.from, theirs.qpn));
+        let refusal = if let Some(old) = stale {
+            if self
+                .table
+                .get(old)
+                .is_some_and(|old| old.state == State::Established)
+            {
+                self.send_dreq(origin.now, old);
+            }
+            Some(reason::STALE_CONNECTION)
+        } else if check_params(&theirs).is_err() || rep.local_comm_id == 0 {
+            Some(reason::UNSUPPORTED)
+        } else if theirs.initiator_depth > conn.ours.responder_resources {
+            Some(reason::RESPONDER_RESOURCES)
+        } else {
+            None
+        };
+        if let Some(reason) = refusal {
+            let rej =
+                message::answer_rej(origin.tid, id.0, rep.local_comm_id, Rejected::Rep, reason);
+            self.send(id, rej);
+            self.enter_timewait(origin.now, id, true);
+            self.events.push_back(CmEvent::Rejected {
+                conn: id,
+                reason,
+                private_data: Vec::new(),
+            });
+            return;
+        }
+        self.table.set_remote(id, rep.local_comm_id, theirs.qpn);
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.theirs = theirs;
+            conn.transaction_id = origin.tid;
+            let rtu = message::rtu(id, conn);
+            self.send(id, rtu);
+        }
+        self.establish(origin.now, id, rep.private_data.to_vec());
+    }
+
+    fn on_rtu(&mut self, origin: Origin, rtu: &Rtu) {
+        let Named::Known(id) = self.named(origin, rtu.remote_comm_id, rtu.local_comm_id) else {
+            return self.counters.unexpected += 1;
+        };
+        let Some(conn) = self.table.get(id) else {
+            return;
+        };
+        match conn.state {
+            State::RepSent => self.establish(origin.now, id, rtu.private_data.to_vec()),
+            // The peer holds established what was given up here, so the REJ was lost.
+            State::Timewait if conn.rejected => self.resend(id),
+            State::Established | State::DreqSent | State::Timewait => {}
+            State::ReqSent | State::ReqReceived => self.counters.unexpected += 1,
+        }
+    }
+
+    fn on_mra(&mut self, origin: Origin, mra: &Mra) {
+        let Named::Known(id) = self.named(origin, mra.remote_comm_id, mra.local_comm_id) else {
+            return self.counters.unexpected += 1;
+        };
+        let Some(conn) = self.table.get_mut(id) else {
+            return;
+        };
+        match conn.state {
+            // An MRA costs a retry, so that a peer cannot hold a connection for ever.
+            State::ReqSent | State::RepSent if conn.retries > 0 => {
+                conn.retries -= 1;
+                let delay = message::timeout_ns(mra.service_timeout).min(self.config.max_delay);
+                let deadline = origin
+                    .now
+                    .saturating_add(delay)
+                    .saturating_add(self.config.response_timeout);
+                self.table.arm(id, Some(deadline));
+            }
+            _ => self.counters.unexpected += 1,
+        }
+    }
+
+    fn on_rej(&mut self, origin: Origin, rej: &Rej) {
+        // A requester that gave up may not know this side's id; its own is enough (12.6.7).
+        let id = match self.named(origin, rej.remote_comm_id, rej.local_comm_id) {
+            Named::Known(id) => Some(id),
+            _ if rej.reason == reason::TIMEOUT => {
+                self.table.by_remote_id(origin.from, rej.local_comm_id)
+            }
+            _ => None,
+        };
+        let Some((id, conn)) = id.and_then(|id| Some((id, self.table.get(id)?))) else {
+            return self.counters.unexpected += 1;
+        };
+        match conn.state {
+            State::ReqSent | State::ReqReceived | State::RepSent => {
+                let private_data = rej.private_data.to_vec();
+                self.events.push_back(CmEvent::Rejected {
+                    conn: id,
+                    reason: rej.reason,
+                    private_data,
+                });
+                self.remove(id);
+            }
+            // A late answer to a repeated REQ is no news here.
+            State::Established if rej.message_rejected == Rejected::Req as u8 => {
+                self.counters.unexpected += 1
+            }
+            State::Established | State::DreqSent => {
+                self.enter_timewait(origin.now, id, false);
+                self.events.push_back(CmEvent::Disconnected { conn: id });
+            }
+            State::Timewait => {}
+        }
+    }
+
+    fn on_dreq(&mut self, origin: Origin, dreq: &Dreq) {
+        let drep = message::drep(origin.tid, dreq);
+        let id = match self.named(origin, dreq.remote_comm_id, dreq.local_comm_id) {
+            Named::Known(id) => id,
+            Named::Unknown => return self.reply(origin, drep),
+            Named::Forged => return self.counters.unexpected += 1,
+        };
+        let Some(conn) = self.table.get(id) else {
+            return;
+        };
+        match conn.state {
+            State::Established | State::RepSent | State::DreqSent => {
+                if dreq.remote_qpn != conn.ours.qpn {
+                    return self.counters.unexpected += 1;
+                }
+                self.send(id, drep);
+                self.enter_timewait(origin.now, id, false);
+                self.events.push_back(CmEvent::Disconnected { conn: id });
+            }
+            State::Timewait => self.reply(origin, drep),
+            State::ReqSent | State::ReqReceived => self.counters.unexpected += 1,
+        }
+    }
+
+    fn on_drep(&mut self, origin: Origin, drep: &Drep) {
+        let Named::Known(id) = self.named(origin, drep.remote_comm_id, drep.local_comm_id) else {
+            return self.counters.unexpected += 1;
+        };
+        match self.table.get(id).map(|conn| conn.state) {
+            Some(State::DreqSent) => {
+                self.enter_timewait(origin.now, id, false);
+                self.events.push_back(CmEvent::Disconnected { conn: id });
+            }
+            Some(State::Timewait) => {}
+            _ => self.counters.unexpected += 1,
+        }
+    }
+
+    /// Which connection a message is about; `ours` and `theirs` are its two communication ids.
+    ///
+    /// Before the REP the peer's id is not known, and a refusal of the REQ carries none.
+    fn named(&self, origin: Origin, ours: u32, theirs: u32) -> Named {
+        let Some(conn) = self.table.get(ConnId(ours)) else {
+            return Named::Unknown;
+        };
+        let same_peer = conn.remote_ip == origin.from && conn.local_ip == origin.to;
+        match conn.remote_id {
+            Some(id) if id != theirs => Named::Forged,
+            _ if same_peer => Named::Known(ConnId(ours)),
+            _ => Named::Forged,
+        }
+    }
+
+    fn reply(&mut self, origin: Origin, bytes: Bytes) {
+        if self.replies.len() >= MAX_REPLIES {
+            self.counters.dropped += 1;
+            return;
+        }
+        self.replies.push_back(Reply {
+            route: CmTransmit {
+                to: origin.from,
+                from: origin.to,
+            },
+            bytes,
+        });
+    }
+}

@@ -1,0 +1,268 @@
+//! The messages of the connection manager, built and read.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use remora_wire::cm::{CmMessage, Drep, Dreq, Mad, Mra, Rej, Rep, Req, Rtu};
+
+use super::table::Conn;
+use super::{CmConfig, ConnId, QpParams, REQ_PRIVATE_DATA, reason};
+
+/// One MAD.
+pub(super) type Bytes = [u8; 256];
+
+/// Bytes of the RDMA CM header (annex A11) at the front of a REQ's private data.
+const HEADER: usize = 92 - REQ_PRIVATE_DATA;
+
+/// Which message a REJ answers.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+pub(super) enum Rejected {
+    Req = 0,
+    Rep = 1,
+    Other = 2,
+}
+
+/// The REQ of an active connection. The constants are those of `rdma_cm` over RoCE v2.
+pub(super) fn req(
+    config: &CmConfig,
+    id: ConnId,
+    (local, remote): (IpAddr, IpAddr),
+    service_id: u64,
+    source_port: u16,
+    params: &QpParams,
+    user_data: &[u8],
+) -> Bytes {
+    let mut private_data = [0; 92];
+    private_data[..HEADER].copy_from_slice(&header(local, remote, source_port));
+    private_data[HEADER..][..user_data.len()].copy_from_slice(user_data);
+    let req = Req {
+        local_comm_id: id.0,
+        service_id,
+        ca_guid: config.ca_guid,
+        local_qpn: params.qpn,
+        responder_resources: params.responder_resources,
+        initiator_depth: params.initiator_depth,
+        remote_cm_timeout: timeout_code(config.response_timeout),
+        transport_service: 0,
+        flow_control: false,
+        starting_psn: params.starting_psn,
+        local_cm_timeout: timeout_code(config.response_timeout),
+        retry_count: params.retry_count,
+        pkey: 0xffff,
+        path_mtu: params.path_mtu,
+        rnr_retry_count: params.rnr_retry,
+        max_cm_retries: config.max_retries,
+        srq: params.srq,
+        local_lid: 0xffff,
+        remote_lid: 0xffff,
+        local_gid: gid(local),
+        remote_gid: gid(remote),
+        flow_label: 0,
+        hop_limit: 64,
+        local_ack_timeout: params.ack_timeout,
+        private_data,
+    };
+    encode(u64::from(id.0), CmMessage::Req(req))
+}
+
+/// The REP of a passive connection; its acknowledgement delay of n = 15 is `rdma_cm`'s.
+pub(super) fn rep(
+    config: &CmConfig,
+    id: ConnId,
+    conn: &Conn,
+    params: &QpParams,
+    user_data: &[u8],
+) -> Bytes {
+    let rep = Rep {
+        local_comm_id: id.0,
+        remote_comm_id: conn.remote_id.unwrap_or(0),
+        local_qpn: params.qpn,
+        starting_psn: params.starting_psn,
+        responder_resources: params.responder_resources,
+        initiator_depth: params.initiator_depth,
+        target_ack_delay: 15,
+        rnr_retry_count: params.rnr_retry,
+        srq: params.srq,
+        ca_guid: config.ca_guid,
+        private_data: padded(user_data),
+    };
+    encode(conn.transaction_id, CmMessage::Rep(rep))
+}
+
+pub(super) fn rtu(id: ConnId, conn: &Conn) -> Bytes {
+    let rtu = Rtu {
+        local_comm_id: id.0,
+        remote_comm_id: conn.remote_id.unwrap_or(0),
+        private_data: [0; 224],
+    };
+    encode(conn.transaction_id, CmMessage::Rtu(rtu))
+}
+
+pub(super) fn mra(id: ConnId, conn: &Conn, delay: u64) -> Bytes {
+    let mra = Mra {
+        local_comm_id: id.0,
+        remote_comm_id: conn.remote_id.unwrap_or(0),
+        message_mraed: 0,
+        service_timeout: timeout_code(delay),
+        private_data: [0; 222],
+    };
+    encode(conn.transaction_id, CmMessage::Mra(mra))
+}
+
+/// The REJ of a known connection.
+pub(super) fn rej(
+    id: ConnId,
+    conn: &Conn,
+    rejected: Rejected,
+    reason: u16,
+    user_data: &[u8],
+) -> Bytes {
+    let rej = Rej {
+        private_data: padded(user_data),
+        ..plain_rej(id.0, conn.remote_id.unwrap_or(0), rejected, reason)
+    };
+    encode(conn.transaction_id, CmMessage::Rej(rej))
+}
+
+/// The REJ of a side that gave up waiting. It carries the CA GUID, by which a peer whose id is not known here finds its
+/// connection (12.6.7.2).
+pub(super) fn rej_timeout(config: &CmConfig, id: ConnId, conn: &Conn, rejected: Rejected) -> Bytes {
+    let mut rej = plain_rej(id.0, conn.remote_id.unwrap_or(0), rejected, reason::TIMEOUT);
+    rej.info_len = 8;
+    rej.ari[..8].copy_from_slice(&config.ca_guid.to_be_bytes());
+    encode(conn.transaction_id, CmMessage::Rej(rej))
+}
+
+/// The REJ that answers a message by its own communication ids, whether or not there is a connection.
+pub(super) fn answer_rej(
+    transaction_id: u64,
+    ours: u32,
+    theirs: u32,
+    rejected: Rejected,
+    reason: u16,
+) -> Bytes {
+    encode(
+        transaction_id,
+        CmMessage::Rej(plain_rej(ours, theirs, rejected, reason)),
+    )
+}
+
+fn plain_rej(ours: u32, theirs: u32, rejected: Rejected, reason: u16) -> Rej {
+    Rej {
+        local_comm_id: ours,
+        remote_comm_id: theirs,
+        message_rejected: rejected as u8,
+        info_len: 0,
+        reason,
+        ari: [0; 72],
+        private_data: [0; 148],
+    }
+}
+
+pub(super) fn dreq(id: ConnId, conn: &Conn) -> Bytes {
+    let dreq = Dreq {
+        local_comm_id: id.0,
+        remote_comm_id: conn.remote_id.unwrap_or(0),
+        remote_qpn: conn.theirs.qpn,
+        private_data: [0; 220],
+    };
+    encode(u64::from(id.0), CmMessage::Dreq(dreq))
+}
+
+/// The DREP to any DREQ.
+pub(super) fn drep(transaction_id: u64, dreq: &Dreq) -> Bytes {
+    let drep = Drep {
+        local_comm_id: dreq.remote_comm_id,
+        remote_comm_id: dreq.local_comm_id,
+        private_data: [0; 224],
+    };
+    encode(transaction_id, CmMessage::Drep(drep))
+}
+
+fn encode(transaction_id: u64, message: CmMessage) -> Bytes {
+    let mut bytes = [0; 256];
+    Mad {
+        status: 0,
+        transaction_id,
+        message,
+    }
+    .emit(&mut bytes);
+    bytes
+}
+
+pub(super) fn params_of_req(req: &Req) -> QpParams {
+    QpParams {
+        qpn: req.local_qpn,
+        starting_psn: req.starting_psn,
+        path_mtu: req.path_mtu,
+        responder_resources: req.responder_resources,
+        initiator_depth: req.initiator_depth,
+        retry_count: req.retry_count,
+        rnr_retry: req.rnr_retry_count,
+        ack_timeout: req.local_ack_timeout,
+        srq: req.srq,
+    }
+}
+
+/// What a REP does not carry is as in the REQ, `ours`.
+pub(super) fn params_of_rep(rep: &Rep, ours: &QpParams) -> QpParams {
+    QpParams {
+        qpn: rep.local_qpn,
+        starting_psn: rep.starting_psn,
+        responder_resources: rep.responder_resources,
+        initiator_depth: rep.initiator_depth,
+        rnr_retry: rep.rnr_retry_count,
+        srq: rep.srq,
+        ..*ours
+    }
+}
+
+/// The user's part of a REQ's private data.
+pub(super) fn user_data(req: &Req) -> &[u8] {
+    &req.private_data[HEADER..]
+}
+
+/// Whether a REQ's RDMA CM header has version 0 and names the addresses that the REQ travelled between.
+pub(super) fn header_agrees(req: &Req, from: IpAddr, to: IpAddr) -> bool {
+    let port = u16::from_be_bytes([req.private_data[2], req.private_data[3]]);
+    req.private_data[..HEADER] == header(from, to, port)
+}
+
+fn header(source: IpAddr, destination: IpAddr, source_port: u16) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[1] = if source.is_ipv4() { 0x40 } else { 0x60 };
+    header[2..4].copy_from_slice(&source_port.to_be_bytes());
+    for (address, at) in [(source, 4), (destination, 20)] {
+        match address {
+            // Zero-padded in front, where a GID is IPv4-mapped.
+            IpAddr::V4(v4) => header[at + 12..at + 16].copy_from_slice(&v4.octets()),
+            IpAddr::V6(v6) => header[at..at + 16].copy_from_slice(&v6.octets()),
+        }
+    }
+    header
+}
+
+/// The GID of an address: IPv6, or IPv4-mapped IPv6 (annex A17).
+pub(super) fn gid(address: IpAddr) -> [u8; 16] {
+    let v6: Ipv6Addr = match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    };
+    v6.octets()
+}
+
+/// The smallest n, at most 31, with 4.096 us x 2^n not under `ns`.
+pub(super) fn timeout_code(ns: u64) -> u8 {
+    (0..31).find(|n| timeout_ns(*n) >= ns).unwrap_or(31)
+}
+
+/// 4.096 us x 2^n in nanoseconds, for a five-bit n.
+pub(super) fn timeout_ns(code: u8) -> u64 {
+    4096 << (code & 31)
+}
+
+fn padded<const N: usize>(data: &[u8]) -> [u8; N] {
+    let mut padded = [0; N];
+    padded[..data.len()].copy_from_slice(data);
+    padded
+}

@@ -1,0 +1,225 @@
+//! The table of connections, its indices and its timers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::message::Bytes;
+use super::{ConnId, QpParams};
+
+/// Where a connection stands; the picture is at the top of the parent module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    ReqSent,
+    ReqReceived,
+    RepSent,
+    Established,
+    DreqSent,
+    Timewait,
+}
+
+/// One connection.
+pub(super) struct Conn {
+    pub state: State,
+    pub local_ip: IpAddr,
+    pub remote_ip: IpAddr,
+    /// The peer's communication id, once known. Set by [`Table::set_remote`].
+    pub remote_id: Option<u32>,
+    pub transaction_id: u64,
+    /// On the passive side, those of the requester until `accept`.
+    pub ours: QpParams,
+    /// On the active side, the own ones until the REP.
+    pub theirs: QpParams,
+    /// Retries left in this state.
+    pub retries: u8,
+    pub established_at: u64,
+    /// In time wait: the last word was a REJ.
+    pub rejected: bool,
+    /// The last message sent, to be repeated on a timeout and when the peer repeats its own.
+    pub bytes: Box<Bytes>,
+    /// `bytes` holds a message.
+    pub spoken: bool,
+    /// `bytes` waits to be sent.
+    pub queued: bool,
+    half_open: bool,
+    local_qpn: Option<u32>,
+    remote_qpn: Option<u32>,
+    deadline: Option<u64>,
+}
+
+impl Conn {
+    /// A connection that sends a REQ.
+    pub fn active(
+        (local_ip, remote_ip): (IpAddr, IpAddr),
+        params: QpParams,
+        tid: u64,
+        retries: u8,
+    ) -> Conn {
+        Conn {
+            state: State::ReqSent,
+            local_ip,
+            remote_ip,
+            remote_id: None,
+            transaction_id: tid,
+            ours: params,
+            theirs: params,
+            retries,
+            established_at: 0,
+            rejected: false,
+            bytes: Box::new([0; 256]),
+            spoken: false,
+            queued: false,
+            half_open: false,
+            local_qpn: None,
+            remote_qpn: None,
+            deadline: None,
+        }
+    }
+
+    /// A connection that received a REQ.
+    pub fn passive(ips: (IpAddr, IpAddr), theirs: QpParams, tid: u64, retries: u8) -> Conn {
+        Conn {
+            state: State::ReqReceived,
+            half_open: true,
+            ..Conn::active(ips, theirs, tid, retries)
+        }
+    }
+}
+
+/// Connections by local communication id, by what peers call them, by queue pair and by deadline.
+///
+/// Ordered maps, because a peer chooses some of the keys.
+#[derive(Default)]
+pub(super) struct Table {
+    conns: BTreeMap<ConnId, Conn>,
+    by_remote_id: BTreeMap<(IpAddr, u32), ConnId>,
+    by_remote_qpn: BTreeMap<(IpAddr, u32), ConnId>,
+    by_local_qpn: BTreeMap<u32, ConnId>,
+    timers: BTreeSet<(u64, ConnId)>,
+    half_open: usize,
+}
+
+impl Table {
+    pub fn len(&self) -> usize {
+        self.conns.len()
+    }
+
+    /// Passive connections that were never established.
+    pub fn half_open(&self) -> usize {
+        self.half_open
+    }
+
+    /// Nothing is left, in any index.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        let names = self.by_remote_id.len() + self.by_remote_qpn.len() + self.by_local_qpn.len();
+        self.conns.is_empty() && names == 0 && self.timers.is_empty() && self.half_open == 0
+    }
+
+    pub fn get(&self, id: ConnId) -> Option<&Conn> {
+        self.conns.get(&id)
+    }
+
+    pub fn get_mut(&mut self, id: ConnId) -> Option<&mut Conn> {
+        self.conns.get_mut(&id)
+    }
+
+    pub fn by_remote_id(&self, remote: IpAddr, comm_id: u32) -> Option<ConnId> {
+        self.by_remote_id.get(&(remote, comm_id)).copied()
+    }
+
+    pub fn by_remote_qpn(&self, remote: IpAddr, qpn: u32) -> Option<ConnId> {
+        self.by_remote_qpn.get(&(remote, qpn)).copied()
+    }
+
+    /// The connection, not in time wait, that a local queue pair is in.
+    pub fn by_local_qpn(&self, qpn: u32) -> Option<ConnId> {
+        self.by_local_qpn.get(&qpn).copied()
+    }
+
+    pub fn insert(&mut self, id: ConnId, conn: Conn) {
+        self.half_open += usize::from(conn.half_open);
+        let old = self.conns.insert(id, conn);
+        debug_assert!(old.is_none(), "communication ids are unused when drawn");
+    }
+
+    pub fn remove(&mut self, id: ConnId) -> Option<Conn> {
+        self.arm(id, None);
+        self.clear_local_qpn(id);
+        self.clear_half_open(id);
+        let conn = self.conns.remove(&id)?;
+        if let Some(comm_id) = conn.remote_id {
+            self.by_remote_id.remove(&(conn.remote_ip, comm_id));
+        }
+        if let Some(qpn) = conn.remote_qpn {
+            self.by_remote_qpn.remove(&(conn.remote_ip, qpn));
+        }
+        Some(conn)
+    }
+
+    /// Remember what the peer calls the connection; the caller has seen that neither name is taken.
+    pub fn set_remote(&mut self, id: ConnId, comm_id: u32, qpn: u32) {
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return;
+        };
+        conn.remote_id = Some(comm_id);
+        conn.remote_qpn = Some(qpn);
+        let by_id = self.by_remote_id.insert((conn.remote_ip, comm_id), id);
+        let by_qpn = self.by_remote_qpn.insert((conn.remote_ip, qpn), id);
+        debug_assert!(
+            by_id.is_none() && by_qpn.is_none(),
+            "one connection for each name"
+        );
+    }
+
+    pub fn set_local_qpn(&mut self, id: ConnId, qpn: u32) {
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return;
+        };
+        conn.local_qpn = Some(qpn);
+        self.by_local_qpn.insert(qpn, id);
+    }
+
+    /// The queue pair is free for another connection.
+    pub fn clear_local_qpn(&mut self, id: ConnId) {
+        if let Some(qpn) = self
+            .conns
+            .get_mut(&id)
+            .and_then(|conn| conn.local_qpn.take())
+        {
+            self.by_local_qpn.remove(&qpn);
+        }
+    }
+
+    pub fn clear_half_open(&mut self, id: ConnId) {
+        if let Some(conn) = self.conns.get_mut(&id) {
+            self.half_open -= usize::from(std::mem::take(&mut conn.half_open));
+        }
+    }
+
+    /// Set or clear the connection's only timer.
+    pub fn arm(&mut self, id: ConnId, deadline: Option<u64>) {
+        let Some(conn) = self.conns.get_mut(&id) else {
+            return;
+        };
+        if let Some(old) = std::mem::replace(&mut conn.deadline, deadline) {
+            self.timers.remove(&(old, id));
+        }
+        if let Some(new) = deadline {
+            self.timers.insert((new, id));
+        }
+    }
+
+    pub fn next_deadline(&self) -> Option<u64> {
+        self.timers.first().map(|(deadline, _)| *deadline)
+    }
+
+    /// Take the earliest timer if it is due.
+    pub fn pop_due(&mut self, now: u64) -> Option<ConnId> {
+        let (_, id) = *self
+            .timers
+            .first()
+            .filter(|(deadline, _)| *deadline <= now)?;
+        self.arm(id, None);
+        Some(id)
+    }
+}

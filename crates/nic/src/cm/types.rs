@@ -1,0 +1,242 @@
+//! What the user gives the connection manager and gets from it.
+
+use std::net::IpAddr;
+
+use remora_wire::Psn;
+
+#[cfg(doc)]
+use super::Cm;
+
+/// Private data a user may put into [`Cm::connect`], bytes: what the RDMA CM header leaves of the
+/// REQ's 92.
+pub const REQ_PRIVATE_DATA: usize = 56;
+/// Private data a user may put into [`Cm::accept`], bytes.
+pub const REP_PRIVATE_DATA: usize = 196;
+/// Private data a user may put into [`Cm::reject`], bytes.
+pub const REJ_PRIVATE_DATA: usize = 148;
+
+/// The service id of a port in `rdma_cm`'s TCP port space (annex A11).
+pub const fn service_id(port: u16) -> u64 {
+    0x0000_0000_0106_0000 | port as u64
+}
+
+/// Reasons of a REJ (IBTA volume 1, 12.6.7.2), as far as this connection manager sends them.
+pub mod reason {
+    /// The table of connections, or of half-open ones, is full.
+    pub const NO_RESOURCES: u16 = 3;
+    /// The sender gave up waiting for an answer.
+    pub const TIMEOUT: u16 = 4;
+    /// The REQ asks for what this node does not do, such as another RDMA CM header.
+    pub const UNSUPPORTED: u16 = 5;
+    /// The message names a connection that its receiver does not know.
+    pub const INVALID_COMM_ID: u16 = 6;
+    /// Nobody listens.
+    pub const INVALID_SERVICE_ID: u16 = 8;
+    /// Not the reliable connected service.
+    pub const INVALID_TRANSPORT: u16 = 9;
+    /// The peer's queue pair is still in a connection here; it must wait until that one has gone.
+    pub const STALE_CONNECTION: u16 = 10;
+    /// The GIDs in the REQ are not the addresses that it travelled between.
+    pub const INVALID_GID: u16 = 12;
+    /// The path MTU is no MTU, or more than this node takes.
+    pub const INVALID_PATH_MTU: u16 = 26;
+    /// The REP wants more READs and atomics in flight than the REQ offered.
+    pub const RESPONDER_RESOURCES: u16 = 27;
+    /// The user said no.
+    pub const CONSUMER: u16 = 28;
+}
+
+/// Limits and times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CmConfig {
+    /// How long to wait for an answer before sending again, nanoseconds. On the wire it is rounded
+    /// up to
+    /// 4.096 us x 2^n. `rdma_cm` uses n = 20, 4.3 s.
+    pub response_timeout: u64,
+    /// How often to send again, at most 15.
+    pub max_retries: u8,
+    /// How long a closed connection is remembered, nanoseconds: the longest that a packet may live
+    /// in the network.
+    pub timewait: u64,
+    /// The longest that a peer's MRA may put off a retry, nanoseconds.
+    pub max_delay: u64,
+    /// Largest path MTU taken in a REQ, as its code 1-5 (256-4096 B).
+    pub max_path_mtu: u8,
+    /// Connections at one time, those in time wait included.
+    pub max_connections: usize,
+    /// Of these, the passive ones that were never established: what a flood of REQs can occupy.
+    pub max_half_open: usize,
+    /// This channel adapter's GUID, told to peers.
+    pub ca_guid: u64,
+}
+
+impl Default for CmConfig {
+    /// 537 ms (n = 17) and 15 retries: a dead peer is noticed after 8.6 s, not after `rdma_cm`'s 69
+    /// s.
+    fn default() -> CmConfig {
+        CmConfig {
+            response_timeout: 4096 << 17,
+            max_retries: 15,
+            timewait: 1_000_000_000,
+            max_delay: 60_000_000_000,
+            max_path_mtu: 5,
+            max_connections: 32_768,
+            max_half_open: 1024,
+            ca_guid: 0,
+        }
+    }
+}
+
+/// A connection: its local communication id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnId(pub u32);
+
+/// A listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ListenerId(pub u32);
+
+/// What the two ends tell each other about their queue pairs.
+///
+/// A REP carries no `path_mtu`, `retry_count` and `ack_timeout`: in [`CmEvent::Established`] on the
+/// active side these are
+/// the values of the own REQ, which hold for both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpParams {
+    /// Queue pair number, 2 to 2^24 - 2.
+    pub qpn: u32,
+    /// PSN of the first request that this queue pair sends.
+    pub starting_psn: Psn,
+    /// Path MTU code, 1-5 for 256-4096 B.
+    pub path_mtu: u8,
+    /// READs and atomics that this queue pair answers at one time.
+    pub responder_resources: u8,
+    /// READs and atomics that this queue pair has in flight at one time.
+    pub initiator_depth: u8,
+    /// Retries that the receiver of a REQ shall make, 0-7.
+    pub retry_count: u8,
+    /// Retries after an RNR NAK that the receiver shall make, 0-7; 7 is without end.
+    pub rnr_retry: u8,
+    /// Time to an acknowledgement, 4.096 us x 2^n, n to 31.
+    pub ack_timeout: u8,
+    /// Whether the queue pair has a shared receive queue, and so counts no end-to-end credits.
+    pub srq: bool,
+}
+
+/// What happened to a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CmEvent {
+    /// A peer wants to connect: call [`Cm::accept`] or [`Cm::reject`], and [`Cm::delay`] first if
+    /// that takes long.
+    ConnectRequest {
+        /// The new connection.
+        conn: ConnId,
+        /// Who was called.
+        listener: ListenerId,
+        /// The peer's queue pair.
+        remote: QpParams,
+        /// The own address that the peer called.
+        local_ip: IpAddr,
+        /// The peer's address.
+        remote_ip: IpAddr,
+        /// 56 bytes, zero-padded.
+        private_data: Vec<u8>,
+    },
+    /// The connection stands. On the active side, bring the queue pair to RTS before the next
+    /// [`Cm::poll_transmit`].
+    Established {
+        /// The connection.
+        conn: ConnId,
+        /// The peer's queue pair.
+        remote: QpParams,
+        /// That of the REP (196 B) or RTU (224 B), zero-padded; empty after
+        /// [`Cm::mark_established`].
+        private_data: Vec<u8>,
+    },
+    /// The peer said no, or gave up.
+    Rejected {
+        /// The connection, gone.
+        conn: ConnId,
+        /// See [`reason`]; others are in IBTA volume 1, 12.6.7.2.
+        reason: u16,
+        /// 148 bytes, zero-padded.
+        private_data: Vec<u8>,
+    },
+    /// The peer does not answer, or the user never answered a [`CmEvent::ConnectRequest`].
+    Unreachable {
+        /// The connection, gone.
+        conn: ConnId,
+    },
+    /// Closed by either side. May come without [`CmEvent::Established`], if the peer's RTU was lost
+    /// before its DREQ.
+    Disconnected {
+        /// The connection, gone.
+        conn: ConnId,
+    },
+}
+
+/// Where to send the MAD of [`Cm::poll_transmit`]: from and to QP1, as one UD SEND ONLY.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CmTransmit {
+    /// The peer.
+    pub to: IpAddr,
+    /// The own address.
+    pub from: IpAddr,
+}
+
+/// What was not acted on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CmCounters {
+    /// MADs that did not parse.
+    pub malformed: u64,
+    /// MADs that name a connection with another peer, or make no sense in its state.
+    pub unexpected: u64,
+    /// REQs refused without asking the user.
+    pub refused: u64,
+    /// Answers to unknown connections, dropped because too many waited to be sent.
+    pub dropped: u64,
+}
+
+/// Why a call was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CmError {
+    /// See the message.
+    #[error("service id {0:#018x} already has a listener: unlisten first or choose another port")]
+    ServiceInUse(u64),
+    /// See the message.
+    #[error("listener {0:?} does not exist")]
+    UnknownListener(ListenerId),
+    /// See the message.
+    #[error("connection {0:?} does not exist (any more)")]
+    UnknownConn(ConnId),
+    /// See the message.
+    #[error("connection {0:?} is not in a state for this call: see the event it last gave")]
+    WrongState(ConnId),
+    /// See the message.
+    #[error("all {0} connections are in use: close some, or raise CmConfig::max_connections")]
+    TableFull(usize),
+    /// See the message.
+    #[error("queue pair {0} is already in a connection")]
+    QpInUse(u32),
+    /// See the message.
+    #[error("private data of {len} bytes exceeds the {max} that the message holds")]
+    PrivateData {
+        /// Bytes given.
+        len: usize,
+        /// Bytes that fit.
+        max: usize,
+    },
+    /// See the message.
+    #[error("QpParams::{0} is out of range: see its documentation")]
+    Params(&'static str),
+    /// See the message.
+    #[error("path MTU code {ours} differs from the {theirs} of the request: use the requester's")]
+    PathMtu {
+        /// Code given to accept.
+        ours: u8,
+        /// Code in the REQ.
+        theirs: u8,
+    },
+    /// See the message.
+    #[error("{0} and {1} are not of one IP version")]
+    IpVersion(IpAddr, IpAddr),
+}
