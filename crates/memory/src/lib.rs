@@ -1,1 +1,33 @@
 //! Memory that peers can reach: buffers, protection domains, regions, keys and 2 MB translation.
+//!
+//! A [`Buffer`] is a run of bytes that other threads, other processes and remote peers read and write at any time. A
+//! [`Registry`] exposes parts of buffers as [`Region`]s, each in a protection domain ([`Pd`]), with rights ([`Access`])
+//! and an unguessable key. Region addresses go through a table of 2 MB pages (StRoM, EuroSys 2020, section 4.3), so
+//! the bytes of one region may lie scattered.
+//!
+//! # What is promised about concurrent access
+//!
+//! Nothing here ever hands out `&[u8]` or `&mut [u8]` to such memory; bytes are copied in and out. Every access is made
+//! of atomic accesses to whole, aligned 8-byte words: there are no data races, and no racing accesses of mixed size.
+//!
+//! - A copy runs in increasing address order. Each word is loaded with `Acquire` and stored with `Release`. So whoever
+//!   sees (with an `Acquire` load, [`Buffer::load_u64`] or a `read`) a byte of a write, sees all bytes of that write at
+//!   lower addresses when reading them *afterwards*. Polling on the last byte of a message is therefore enough.
+//! - An aligned 8-byte word never tears: a reader sees it as it was before or after any one write, be that write a
+//!   plain one, a [`Region::compare_swap`] or a [`Region::fetch_add`].
+//! - Anything longer may tear, at word borders: a `read` that runs beside a `write` may return old and new words in any
+//!   mix. Use a version, a checksum or a lock where that matters.
+//! - A write that covers a word in part replaces just those bytes, atomically; bytes next to them are never disturbed,
+//!   nor are concurrent writes to them lost.
+//!
+//! The promise covers everyone who goes through this crate. Plain stores of other programs to the same memory keep it
+//! as far as their instructions do.
+
+mod buffer;
+mod copy;
+mod region;
+mod registry;
+
+pub use buffer::{Buffer, OutOfBounds, PageKind};
+pub use region::{Access, AccessError, PAGE_BYTES, Region};
+pub use registry::{Pd, PdBusy, RegisterError, Registry, UnknownKey};

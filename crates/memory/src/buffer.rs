@@ -1,0 +1,476 @@
+//! Runs of shared bytes and where they come from.
+
+use crate::copy;
+use crate::region::AccessError;
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Bytes of a small page, to which mappings are rounded up.
+const SMALL_PAGE: usize = 4096;
+/// Bytes of a huge page.
+const HUGE_PAGE: usize = crate::PAGE_BYTES;
+
+/// Bytes that peers may read and write at any time; see the crate's documentation for what that means.
+///
+/// Clones share the bytes, which live until the last clone and the last region over them are gone.
+#[derive(Clone)]
+pub struct Buffer(Arc<Inner>);
+
+struct Inner {
+    /// Start of the bytes. Every aligned word that overlaps them is valid for atomic access while `owner` lives.
+    ptr: NonNull<u8>,
+    len: usize,
+    page_kind: PageKind,
+    owner: Owner,
+}
+
+enum Owner {
+    /// A mapping of this many bytes from `ptr` on.
+    Mapping(usize),
+    /// Whatever keeps the memory alive.
+    Other(#[allow(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>),
+}
+
+// SAFETY: the pointer is used for atomic accesses only, and what it points to lives as long as `Inner`.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+/// The pages under a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageKind {
+    /// Explicit huge pages of 2 MB, reserved by the system's administrator.
+    Huge,
+    /// Ordinary pages which the kernel was asked to back with huge ones where it can.
+    Transparent,
+    /// Ordinary pages, or memory of the caller, of which nothing is known.
+    Small,
+}
+
+/// The range does not lie within the buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{len} bytes at offset {offset} do not lie within a buffer of {size} bytes")]
+pub struct OutOfBounds {
+    /// First byte asked for.
+    pub offset: usize,
+    /// Number of bytes asked for.
+    pub len: usize,
+    /// Bytes in the buffer.
+    pub size: usize,
+}
+
+impl Buffer {
+    /// Maps `len` zeroed bytes, on huge pages where the system has them.
+    pub fn anonymous(len: usize) -> io::Result<Buffer> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        if len >= HUGE_PAGE {
+            let size = round_up(len, HUGE_PAGE)?;
+            let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
+            let nowhere = std::ptr::null_mut();
+            // SAFETY: a fresh mapping at an address of the kernel's choice disturbs no other memory.
+            let mapped = unsafe { rustix::mm::mmap_anonymous(nowhere, size, prot, flags) };
+            if let Ok(ptr) = mapped {
+                return Ok(Buffer::mapping(ptr.cast(), len, size, PageKind::Huge));
+            }
+        }
+        // Room to begin on a 2 MB border, without which the kernel has no place for huge pages.
+        let slack = if len >= HUGE_PAGE { HUGE_PAGE } else { 0 };
+        let size = round_up(len, SMALL_PAGE)?;
+        let total = size.checked_add(slack).ok_or(io::ErrorKind::OutOfMemory)?;
+        // SAFETY: as above.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), total, prot, MapFlags::PRIVATE)?
+        };
+        let skip = if slack > 0 {
+            start.addr().next_multiple_of(HUGE_PAGE) - start.addr()
+        } else {
+            0
+        };
+        let ptr = start.wrapping_byte_add(skip);
+        for (ptr, len) in [(start, skip), (ptr.wrapping_byte_add(size), slack - skip)] {
+            if len > 0 {
+                // SAFETY: the slack on either side belongs to this fresh mapping and nobody has seen it.
+                unsafe { rustix::mm::munmap(ptr, len)? };
+            }
+        }
+        Ok(Buffer::mapping(
+            ptr.cast(),
+            len,
+            size,
+            advise_huge(ptr, size),
+        ))
+    }
+
+    /// Maps `len` zeroed bytes that another process can map too, given the descriptor (see [`Buffer::map_fd`]).
+    pub fn shared(len: usize) -> io::Result<(Buffer, OwnedFd)> {
+        let fd =
+            rustix::fs::memfd_create("remora", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, round_up(len, SMALL_PAGE)? as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok((Buffer::map_fd(&fd, len)?, fd))
+    }
+
+    /// Maps the first `len` bytes of a memory file, as [`Buffer::shared`] makes one.
+    ///
+    /// A file that is not sealed against shrinking is refused: its owner could cut it short and so kill every process
+    /// that touches the mapping afterwards.
+    pub fn map_fd(fd: impl AsFd, len: usize) -> io::Result<Buffer> {
+        let size = round_up(len, SMALL_PAGE)?;
+        let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        if !rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {
+            return refuse(
+                "memory file is not sealed against shrinking; add F_SEAL_SHRINK before sharing it"
+                    .into(),
+            );
+        }
+        let has = rustix::fs::fstat(&fd)?.st_size;
+        if u64::try_from(has).unwrap_or(0) < size as u64 {
+            return refuse(format!(
+                "memory file has {has} bytes, which is less than the {size} to map"
+            ));
+        }
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice; the seal keeps its pages from going away.
+        let ptr =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, fd, 0)? };
+        Ok(Buffer::mapping(
+            ptr.cast(),
+            len,
+            size,
+            advise_huge(ptr, size),
+        ))
+    }
+
+    /// A buffer with the contents of `bytes`, moved to memory that is aligned to words.
+    #[allow(clippy::boxed_local, reason = "the bytes become the buffer's own")]
+    pub fn from_boxed(bytes: Box<[u8]>) -> Buffer {
+        let len = bytes.len();
+        let mut words = vec![0u64; len.div_ceil(8)].into_boxed_slice();
+        for (word, part) in words.iter_mut().zip(bytes.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..part.len()].copy_from_slice(part);
+            *word = u64::from_ne_bytes(whole);
+        }
+        let words = OwnedWords(NonNull::from(Box::leak(words)));
+        // SAFETY: whole words, which `OwnedWords` keeps alive and nobody else knows.
+        unsafe { Buffer::from_raw(words.0.cast(), len, Box::new(words)) }
+    }
+
+    /// A buffer over the caller's memory, which stays where it is until `owner` is dropped.
+    ///
+    /// # Safety
+    /// Until `owner` is dropped, every aligned 8-byte word that overlaps `len` bytes at `ptr` must be valid for reads
+    /// (and writes, if anything writes through the buffer or a region over it), and all of this program's accesses to
+    /// those words must be atomic and of 8 bytes. Bytes of the first and last word outside the range keep their values.
+    pub unsafe fn from_raw(
+        ptr: NonNull<u8>,
+        len: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Buffer {
+        Buffer(Arc::new(Inner {
+            ptr,
+            len,
+            page_kind: PageKind::Small,
+            owner: Owner::Other(owner),
+        }))
+    }
+
+    fn mapping(ptr: *mut u8, len: usize, size: usize, page_kind: PageKind) -> Buffer {
+        let ptr = NonNull::new(ptr).expect("the kernel never maps address 0 unless asked to");
+        Buffer(Arc::new(Inner {
+            ptr,
+            len,
+            page_kind,
+            owner: Owner::Mapping(size),
+        }))
+    }
+
+    /// Number of bytes.
+    #[allow(
+        clippy::len_without_is_empty,
+        reason = "no caller asks whether a buffer is empty"
+    )]
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Address of the first byte in this process.
+    pub fn addr(&self) -> u64 {
+        self.0.ptr.addr().get() as u64
+    }
+
+    /// The pages under the bytes.
+    pub fn page_kind(&self) -> PageKind {
+        self.0.page_kind
+    }
+
+    /// Copies bytes from `offset` on into `out`.
+    #[inline]
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), OutOfBounds> {
+        let ptr = self.at(offset, out.len())?;
+        // SAFETY: `at` checked the range, whose words are valid as `Inner` says.
+        unsafe { copy::load(ptr, out) };
+        Ok(())
+    }
+
+    /// Copies `data` to `offset`.
+    #[inline]
+    pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), OutOfBounds> {
+        let ptr = self.at(offset, data.len())?;
+        // SAFETY: `at` checked the range, whose words are valid as `Inner` says.
+        unsafe { copy::store(ptr, data) };
+        Ok(())
+    }
+
+    /// Sets `len` bytes from `offset` on to `byte`.
+    pub fn fill(&self, offset: usize, len: usize, byte: u8) -> Result<(), OutOfBounds> {
+        let ptr = self.at(offset, len)?;
+        let block = [byte; 512];
+        for at in (0..len).step_by(block.len()) {
+            // SAFETY: `at` checked the range, whose words are valid as `Inner` says.
+            unsafe { copy::store(ptr.wrapping_add(at), &block[..block.len().min(len - at)]) };
+        }
+        Ok(())
+    }
+
+    /// Loads the word at `offset` with `Acquire`. Its address must be a multiple of 8.
+    pub fn load_u64(&self, offset: usize) -> Result<u64, AccessError> {
+        let ptr = self.word_at(offset)?;
+        // SAFETY: `word_at` checked range and alignment.
+        Ok(unsafe { copy::word(ptr) }.load(Ordering::Acquire))
+    }
+
+    /// Stores the word at `offset` with `Release`. Its address must be a multiple of 8.
+    pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), AccessError> {
+        let ptr = self.word_at(offset)?;
+        // SAFETY: `word_at` checked range and alignment.
+        unsafe { copy::word(ptr) }.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    /// Stores `new` if the word at `offset` is `expect`; returns what it was. Its address must be a multiple of 8.
+    pub fn compare_swap(&self, offset: usize, expect: u64, new: u64) -> Result<u64, AccessError> {
+        let ptr = self.word_at(offset)?;
+        // SAFETY: `word_at` checked range and alignment.
+        Ok(unsafe { compare_swap(ptr, expect, new) })
+    }
+
+    /// Adds `n` to the word at `offset`, wrapping; returns what it was. Its address must be a multiple of 8.
+    pub fn fetch_add(&self, offset: usize, n: u64) -> Result<u64, AccessError> {
+        let ptr = self.word_at(offset)?;
+        // SAFETY: `word_at` checked range and alignment.
+        Ok(unsafe { copy::word(ptr) }.fetch_add(n, Ordering::SeqCst))
+    }
+
+    /// Asks the cache for these bytes. A hint: a range outside the buffer is ignored.
+    #[inline]
+    pub fn prefetch(&self, offset: usize, len: usize) {
+        if let Ok(ptr) = self.at(offset, len) {
+            copy::prefetch(ptr, len);
+        }
+    }
+
+    /// Where `len` bytes at `offset` begin, if all of them lie within the buffer.
+    #[inline]
+    pub(crate) fn at(&self, offset: usize, len: usize) -> Result<*mut u8, OutOfBounds> {
+        if offset > self.0.len || len > self.0.len - offset {
+            return Err(OutOfBounds {
+                offset,
+                len,
+                size: self.0.len,
+            });
+        }
+        Ok(self.0.ptr.as_ptr().wrapping_add(offset))
+    }
+
+    fn word_at(&self, offset: usize) -> Result<*mut u8, AccessError> {
+        let ptr = self.at(offset, 8).map_err(|_| AccessError::OutOfBounds)?;
+        if ptr.cast::<u64>().is_aligned() {
+            Ok(ptr)
+        } else {
+            Err(AccessError::Misaligned)
+        }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Buffer({} bytes at {:#x}, {:?} pages)",
+            self.len(),
+            self.addr(),
+            self.page_kind()
+        )
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Owner::Mapping(size) = self.owner {
+            // SAFETY: the mapping is this buffer's own and, with the last clone, unused. Failing would only leak it.
+            let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), size) };
+        }
+    }
+}
+
+/// # Safety
+/// As for [`copy::word`], for writes too.
+#[inline]
+pub(crate) unsafe fn compare_swap(ptr: *mut u8, expect: u64, new: u64) -> u64 {
+    // SAFETY: as the caller promises.
+    let word = unsafe { copy::word(ptr) };
+    match word.compare_exchange(expect, new, Ordering::SeqCst, Ordering::SeqCst) {
+        Ok(old) | Err(old) => old,
+    }
+}
+
+/// Words of a leaked box, freed on drop.
+struct OwnedWords(NonNull<[u64]>);
+
+// SAFETY: the words are accessed atomically only, through the buffer that this owns them for.
+unsafe impl Send for OwnedWords {}
+// SAFETY: as above.
+unsafe impl Sync for OwnedWords {}
+
+impl Drop for OwnedWords {
+    fn drop(&mut self) {
+        // SAFETY: leaked from a box in `Buffer::from_boxed`, and given back once.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+fn advise_huge(ptr: *mut std::ffi::c_void, size: usize) -> PageKind {
+    // SAFETY: advice on a mapping that is the caller's own changes no byte of it.
+    let advised = size >= HUGE_PAGE
+        && unsafe { rustix::mm::madvise(ptr, size, Advice::LinuxHugepage) }.is_ok();
+    if advised {
+        PageKind::Transparent
+    } else {
+        PageKind::Small
+    }
+}
+
+fn round_up(len: usize, page: usize) -> io::Result<usize> {
+    match len.checked_next_multiple_of(page) {
+        Some(size @ 1..=0x7fff_ffff_ffff_0000) => Ok(size),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("cannot map {len} bytes"),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps memory")]
+    fn mappings_are_zeroed_and_bounded() {
+        for len in [1, 4096, 4097, HUGE_PAGE, HUGE_PAGE + 1, 5 * HUGE_PAGE] {
+            let buffer = Buffer::anonymous(len).unwrap();
+            let mut bytes = vec![1; len];
+            buffer.read(0, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|&b| b == 0));
+            assert_eq!(buffer.len(), len);
+            if len >= HUGE_PAGE {
+                assert_eq!(buffer.addr() % HUGE_PAGE as u64, 0);
+            }
+            buffer.write(len - 1, &[7]).unwrap();
+            assert_eq!(
+                buffer.write(len, &[7]),
+                Err(OutOfBounds {
+                    offset: len,
+                    len: 1,
+                    size: len
+                })
+            );
+            assert!(buffer.read(usize::MAX, &mut [0; 2]).is_err());
+        }
+        assert!(Buffer::anonymous(0).is_err());
+        assert!(Buffer::anonymous(usize::MAX - 5).is_err());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps memory")]
+    fn shared_memory_has_two_views() {
+        let (ours, fd) = Buffer::shared(10_000).unwrap();
+        let theirs = Buffer::map_fd(&fd, 10_000).unwrap();
+        assert_ne!(ours.addr(), theirs.addr());
+        ours.write(9_990, b"both see it").unwrap_err();
+        ours.write(9_980, b"both see it").unwrap();
+        let mut seen = [0; 11];
+        theirs.read(9_980, &mut seen).unwrap();
+        assert_eq!(&seen, b"both see it");
+        assert!(Buffer::map_fd(&fd, 20_000).is_err(), "beyond the end");
+        drop(ours);
+        theirs.fill(0, 10_000, 9).unwrap();
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps memory")]
+    fn files_that_may_shrink_are_refused() {
+        let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .unwrap();
+        rustix::fs::ftruncate(&fd, 4096).unwrap();
+        assert!(
+            Buffer::map_fd(&fd, 4096)
+                .unwrap_err()
+                .to_string()
+                .contains("F_SEAL_SHRINK")
+        );
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        Buffer::map_fd(&fd, 4096).unwrap();
+    }
+
+    #[test]
+    fn words_are_atomic_and_aligned() {
+        let buffer = Buffer::from_boxed((0..20).collect());
+        assert_eq!(
+            buffer.load_u64(8),
+            Ok(u64::from_ne_bytes([8, 9, 10, 11, 12, 13, 14, 15]))
+        );
+        assert_eq!(buffer.load_u64(4), Err(AccessError::Misaligned));
+        assert_eq!(buffer.load_u64(16), Err(AccessError::OutOfBounds));
+        buffer.store_u64(8, 5).unwrap();
+        assert_eq!(buffer.compare_swap(8, 4, 9), Ok(5));
+        assert_eq!(buffer.compare_swap(8, 5, u64::MAX), Ok(5));
+        assert_eq!(buffer.fetch_add(8, 2), Ok(u64::MAX));
+        assert_eq!(buffer.load_u64(8), Ok(1));
+        buffer.fill(1, 18, 0xEE).unwrap();
+        let mut bytes = [0; 20];
+        buffer.read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, *[&[0][..], &[0xEE; 18], &[19]].concat());
+    }
+
+    #[test]
+    fn callers_memory_outlives_the_buffer() {
+        struct Told(Arc<std::sync::atomic::AtomicBool>);
+        impl Drop for Told {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::SeqCst);
+            }
+        }
+        let dropped = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let words: Arc<[std::sync::atomic::AtomicU64; 2]> = Arc::default();
+        let ptr = NonNull::new(words.as_ptr().cast_mut().cast()).unwrap();
+        // SAFETY: whole words, atomic, kept alive beside the buffer.
+        let buffer =
+            unsafe { Buffer::from_raw(ptr, 16, Box::new((words.clone(), Told(dropped.clone())))) };
+        let other = buffer.clone();
+        buffer.write(0, &[1]).unwrap();
+        drop(buffer);
+        assert!(!dropped.load(Ordering::SeqCst));
+        drop(other);
+        assert!(dropped.load(Ordering::SeqCst));
+        assert_eq!(words[0].load(Ordering::SeqCst).to_ne_bytes()[0], 1);
+    }
+}

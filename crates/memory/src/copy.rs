@@ -1,0 +1,215 @@
+//! Copies between private bytes and memory that others read and write at the same time.
+//!
+//! The shared side is touched only by atomic accesses to aligned 8-byte words. On x86-64 an `Acquire` load and a
+//! `Release` store are ordinary moves, so the order that the crate promises costs nothing there.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of a word.
+const WORD: usize = 8;
+/// Bytes copied per turn of the unrolled loop: a cache line.
+const BLOCK: usize = 64;
+
+/// The word at `ptr`.
+///
+/// # Safety
+/// `ptr` is aligned to 8 bytes and valid for reads (and writes, if the caller stores) for all of `'a`, and nobody
+/// accesses the word other than atomically in words.
+#[inline(always)]
+pub unsafe fn word<'a>(ptr: *mut u8) -> &'a AtomicU64 {
+    debug_assert!(ptr.cast::<u64>().is_aligned());
+    // SAFETY: as the caller promises.
+    unsafe { AtomicU64::from_ptr(ptr.cast()) }
+}
+
+/// Copies shared memory at `src` into `out`, in increasing address order.
+///
+/// # Safety
+/// Every aligned word that overlaps `src..src + out.len()` meets the contract of [`word`].
+#[inline]
+pub unsafe fn load(src: *mut u8, mut out: &mut [u8]) {
+    let skew = src.addr() % WORD;
+    let mut src = src.wrapping_sub(skew);
+    if skew != 0 {
+        let n = out.len().min(WORD - skew);
+        let mut bytes = [0; WORD];
+        if n > 0 {
+            // SAFETY: the word overlaps the range.
+            bytes = unsafe { word(src) }.load(Ordering::Acquire).to_ne_bytes();
+        }
+        let (head, rest) = out.split_at_mut(n);
+        head.copy_from_slice(&bytes[skew..skew + n]);
+        (src, out) = (src.wrapping_add(WORD), rest);
+    }
+    let mut blocks = out.chunks_exact_mut(BLOCK);
+    for block in &mut blocks {
+        for at in (0..BLOCK).step_by(WORD) {
+            // SAFETY: this word lies within the range.
+            let bytes = unsafe { word(src.wrapping_add(at)) }
+                .load(Ordering::Acquire)
+                .to_ne_bytes();
+            block[at..at + WORD].copy_from_slice(&bytes);
+        }
+        src = src.wrapping_add(BLOCK);
+    }
+    for part in blocks.into_remainder().chunks_mut(WORD) {
+        // SAFETY: this word lies within the range, or overlaps its end.
+        let bytes = unsafe { word(src) }.load(Ordering::Acquire).to_ne_bytes();
+        part.copy_from_slice(&bytes[..part.len()]);
+        src = src.wrapping_add(WORD);
+    }
+}
+
+/// Copies `data` to shared memory at `dst`, in increasing address order.
+///
+/// # Safety
+/// Every aligned word that overlaps `dst..dst + data.len()` meets the contract of [`word`], for writes too.
+#[inline]
+pub unsafe fn store(dst: *mut u8, mut data: &[u8]) {
+    let skew = dst.addr() % WORD;
+    let mut dst = dst.wrapping_sub(skew);
+    if skew != 0 {
+        let (head, rest) = data.split_at(data.len().min(WORD - skew));
+        if !head.is_empty() {
+            // SAFETY: the word overlaps the range.
+            store_part(unsafe { word(dst) }, skew, head);
+        }
+        (dst, data) = (dst.wrapping_add(WORD), rest);
+    }
+    let mut blocks = data.chunks_exact(BLOCK);
+    for block in &mut blocks {
+        for at in (0..BLOCK).step_by(WORD) {
+            // SAFETY: this word lies within the range.
+            unsafe { word(dst.wrapping_add(at)) }
+                .store(value(&block[at..at + WORD]), Ordering::Release);
+        }
+        dst = dst.wrapping_add(BLOCK);
+    }
+    let mut words = blocks.remainder().chunks_exact(WORD);
+    for bytes in &mut words {
+        // SAFETY: this word lies within the range.
+        unsafe { word(dst) }.store(value(bytes), Ordering::Release);
+        dst = dst.wrapping_add(WORD);
+    }
+    if !words.remainder().is_empty() {
+        // SAFETY: the word overlaps the end of the range.
+        store_part(unsafe { word(dst) }, 0, words.remainder());
+    }
+}
+
+#[inline(always)]
+fn value(bytes: &[u8]) -> u64 {
+    let mut word = [0; WORD];
+    word.copy_from_slice(bytes);
+    u64::from_ne_bytes(word)
+}
+
+/// Replaces `bytes.len()` bytes of `word` from `skew` on. A compare-and-swap: a store of the whole word would undo what
+/// others write beside these bytes, and a store of single bytes would race with word accesses at mixed size.
+fn store_part(word: &AtomicU64, skew: usize, bytes: &[u8]) {
+    let mut old = word.load(Ordering::Relaxed);
+    loop {
+        let mut new = old.to_ne_bytes();
+        new[skew..skew + bytes.len()].copy_from_slice(bytes);
+        match word.compare_exchange_weak(
+            old,
+            u64::from_ne_bytes(new),
+            Ordering::Release,
+            Ordering::Relaxed,
+        ) {
+            Ok(_) => return,
+            Err(now) => old = now,
+        }
+    }
+}
+
+/// Asks the cache for the lines of `len` bytes at `ptr`. A hint: any address is harmless.
+#[inline(always)]
+pub fn prefetch(ptr: *const u8, len: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let skew = ptr.addr() % BLOCK;
+        let first = ptr.wrapping_sub(skew);
+        for at in (0..skew + len).step_by(BLOCK) {
+            // SAFETY: a prefetch has no effect on memory and does not fault.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(at).cast()) };
+        }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = (ptr, len);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    /// Every offset and length around words and blocks, against a plain copy.
+    #[test]
+    fn copies_equal_plain_copies() {
+        let words: Vec<AtomicU64> = (0..40).map(|_| AtomicU64::new(0)).collect();
+        let base = words.as_ptr().cast_mut().cast::<u8>();
+        let data: Vec<u8> = (0..=255).cycle().skip(1).take(320).collect();
+        for offset in 0..17 {
+            for len in (0..30).chain([63, 64, 65, 127, 128, 200, 300]) {
+                let mut model = vec![0xAA; 320];
+                let mut seen = vec![0; 320];
+                // SAFETY: `offset + len` is within the 320 bytes of `words`.
+                unsafe {
+                    store(base, &model);
+                    store(base.add(offset), &data[..len]);
+                    load(base, &mut seen);
+                }
+                model[offset..offset + len].copy_from_slice(&data[..len]);
+                assert_eq!(seen, model, "store {len} bytes at {offset}");
+                // SAFETY: as above.
+                unsafe { load(base.add(offset), &mut seen[..len]) };
+                assert_eq!(&seen[..len], &data[..len], "load {len} bytes at {offset}");
+            }
+        }
+    }
+
+    /// A poller on the last byte sees all bytes before it, and neighbours' writes to one word are never lost.
+    #[test]
+    fn last_byte_publishes_the_rest() {
+        const LEN: usize = 21;
+        let rounds = if cfg!(miri) { 20 } else { 20_000 };
+        let words: [AtomicU64; 4] = Default::default();
+        let turn = AtomicBool::new(false);
+        let at = |offset: usize| words.as_ptr().cast_mut().cast::<u8>().wrapping_add(offset);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=rounds {
+                    // SAFETY: within the 32 bytes of `words`. The byte next to the message is this thread's own.
+                    unsafe {
+                        store(at(3), &[round as u8; LEN]);
+                        store(at(1), &[round as u8]);
+                    }
+                    while !turn.swap(false, Ordering::Acquire) {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            // Judged at the end: a panic here would leave the other thread waiting.
+            let mut wrong = 0;
+            for round in 1..=rounds {
+                let (mut last, mut all) = ([!round as u8], [0; LEN]);
+                while last[0] != round as u8 {
+                    // SAFETY: within the 32 bytes of `words`.
+                    unsafe { load(at(3 + LEN - 1), &mut last) };
+                    std::thread::yield_now();
+                }
+                // SAFETY: within the 32 bytes of `words`. The byte before the message is this thread's own.
+                unsafe {
+                    load(at(3), &mut all);
+                    store(at(2), &[!round as u8]);
+                    load(at(2), &mut last);
+                }
+                wrong += u32::from(all != [round as u8; LEN] || last != [!round as u8]);
+                turn.store(true, Ordering::Release);
+            }
+            assert_eq!(wrong, 0, "of {rounds} rounds");
+        });
+    }
+}

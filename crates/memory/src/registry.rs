@@ -1,0 +1,514 @@
+//! Protection domains, and the regions registered in them under unguessable keys.
+
+use crate::region::{Access, PAGE_BYTES, Region};
+use crate::{Buffer, OutOfBounds};
+use parking_lot::RwLock;
+use rand_chacha::ChaCha20Rng;
+use rand_core::{RngCore, SeedableRng};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+/// A protection domain: queue pairs of one reach only regions of the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Pd(u32);
+
+/// The protection domain still holds memory regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PdBusy {
+    /// Deregister this many regions first.
+    #[error("protection domain still holds {0} memory regions; deregister them first")]
+    Regions(usize),
+    /// There is no such protection domain.
+    #[error("protection domain was deallocated before")]
+    Unknown,
+}
+
+/// No region has this key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no memory region has this key")]
+pub struct UnknownKey;
+
+/// Why a region cannot be registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegisterError {
+    /// The protection domain was deallocated.
+    #[error("protection domain was deallocated")]
+    UnknownPd,
+    /// The bytes do not lie within the buffer.
+    #[error(transparent)]
+    OutOfBounds(#[from] OutOfBounds),
+    /// The addresses would wrap around the end of the address space.
+    #[error("{len} bytes from address {va:#x} on wrap around the end of the address space")]
+    Wraps {
+        /// First address.
+        va: u64,
+        /// Number of bytes.
+        len: u64,
+    },
+    /// Remote write or atomic access without local write access (IBTA vol. 1, 10.6.3.1).
+    #[error("remote write or atomic access needs local write access too")]
+    NeedsLocalWrite,
+    /// The address given and the one in this process differ modulo 8, so that no word would be atomic.
+    #[error(
+        "address {va:#x} and the memory at {addr:#x} are not congruent modulo 8; choose an address that is"
+    )]
+    Misaligned {
+        /// Address asked for.
+        va: u64,
+        /// Address of its byte in this process.
+        addr: u64,
+    },
+    /// The number of pages is not what address and length need.
+    #[error("{pages} pages given where {needed} pages of 2 MB are needed")]
+    Pages {
+        /// Pages given.
+        pages: usize,
+        /// Pages needed.
+        needed: u64,
+    },
+    /// Every key is in use.
+    #[error("too many memory regions")]
+    Full,
+}
+
+/// All protection domains and memory regions of one device. Shared between threads as `Arc<Registry>`.
+pub struct Registry(RwLock<Inner>);
+
+struct Inner {
+    regions: HashMap<u32, Arc<Region>>,
+    /// Number of regions of each protection domain.
+    pds: HashMap<Pd, usize>,
+    next_pd: u32,
+    keys: ChaCha20Rng,
+}
+
+impl Registry {
+    /// An empty registry. Keys are as unguessable as `seed` is.
+    pub fn new(seed: [u8; 32]) -> Registry {
+        Registry(RwLock::new(Inner {
+            regions: HashMap::new(),
+            pds: HashMap::new(),
+            next_pd: 1,
+            keys: ChaCha20Rng::from_seed(seed),
+        }))
+    }
+
+    /// Allocates a protection domain.
+    pub fn alloc_pd(&self) -> Pd {
+        let mut inner = self.0.write();
+        loop {
+            let pd = Pd(inner.next_pd);
+            inner.next_pd = inner.next_pd.wrapping_add(1);
+            if let Entry::Vacant(entry) = inner.pds.entry(pd) {
+                entry.insert(0);
+                return pd;
+            }
+        }
+    }
+
+    /// Deallocates a protection domain that holds no regions.
+    pub fn dealloc_pd(&self, pd: Pd) -> Result<(), PdBusy> {
+        let mut inner = self.0.write();
+        match inner.pds.get(&pd) {
+            Some(0) => drop(inner.pds.remove(&pd)),
+            Some(&regions) => return Err(PdBusy::Regions(regions)),
+            None => return Err(PdBusy::Unknown),
+        }
+        Ok(())
+    }
+
+    /// Registers `len` bytes of `buffer` from `offset` on, under the addresses from `va` on, or from their address in
+    /// this process if that is `None`.
+    pub fn register(
+        &self,
+        pd: Pd,
+        buffer: &Buffer,
+        offset: usize,
+        len: usize,
+        va: Option<u64>,
+        access: Access,
+    ) -> Result<Arc<Region>, RegisterError> {
+        let start = buffer.at(offset, len)?;
+        let va = va.unwrap_or(start.addr() as u64);
+        let needed = pages_needed(va, len as u64)?;
+        same_alignment(va, start)?;
+        let first = start.wrapping_sub(va as usize % PAGE_BYTES);
+        let pages = (0..needed as usize)
+            .map(|i| first.wrapping_add(i * PAGE_BYTES))
+            .collect();
+        self.insert(
+            pd,
+            (va, len as u64),
+            access,
+            (pages, [buffer.clone()].into()),
+        )
+    }
+
+    /// Registers `len` bytes under the addresses from `va` on, which lie scattered: each `(buffer, offset)` holds the
+    /// bytes of one 2 MB page of addresses. `va` need not begin a page; `offset` then belongs to the page's first byte
+    /// within the region.
+    pub fn register_pages(
+        &self,
+        pd: Pd,
+        pages: Vec<(Buffer, usize)>,
+        va: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<Arc<Region>, RegisterError> {
+        let needed = pages_needed(va, len)?;
+        if pages.len() as u64 != needed {
+            return Err(RegisterError::Pages {
+                pages: pages.len(),
+                needed,
+            });
+        }
+        let (mut at, mut left) = (va, len);
+        let mut table = Vec::with_capacity(pages.len());
+        for (buffer, offset) in &pages {
+            let skew = at as usize % PAGE_BYTES;
+            let part = left.min((PAGE_BYTES - skew) as u64);
+            let start = buffer.at(*offset, part as usize)?;
+            same_alignment(at, start)?;
+            table.push(start.wrapping_sub(skew));
+            // The last page may end at the very end of the address space.
+            (at, left) = (at.wrapping_add(part), left - part);
+        }
+        let buffers = pages.into_iter().map(|(buffer, _)| buffer).collect();
+        self.insert(pd, (va, len), access, (table.into(), buffers))
+    }
+
+    /// Takes a region away from its users. Accesses that run at this moment may still finish.
+    pub fn deregister(&self, key: u32) -> Result<(), UnknownKey> {
+        let mut inner = self.0.write();
+        let region = inner.regions.remove(&key).ok_or(UnknownKey)?;
+        region.revoke();
+        if let Some(count) = inner.pds.get_mut(&region.pd()) {
+            *count -= 1;
+        }
+        Ok(())
+    }
+
+    /// The region with this key.
+    pub fn lookup(&self, key: u32) -> Option<Arc<Region>> {
+        self.0.read().regions.get(&key).cloned()
+    }
+
+    fn insert(
+        &self,
+        pd: Pd,
+        range: (u64, u64),
+        access: Access,
+        memory: (Box<[*mut u8]>, Box<[Buffer]>),
+    ) -> Result<Arc<Region>, RegisterError> {
+        let remote_change = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        if remote_change && !access.contains(Access::LOCAL_WRITE) {
+            return Err(RegisterError::NeedsLocalWrite);
+        }
+        let inner = &mut *self.0.write();
+        let count = inner.pds.get_mut(&pd).ok_or(RegisterError::UnknownPd)?;
+        if inner.regions.len() >= i32::MAX as usize {
+            return Err(RegisterError::Full);
+        }
+        let (key, entry) = loop {
+            let key = inner.keys.next_u32();
+            if key != 0 && !inner.regions.contains_key(&key) {
+                break (key, inner.regions.entry(key));
+            }
+        };
+        let region = Arc::new(Region::new(key, pd, range, access, memory));
+        entry.insert_entry(region.clone());
+        *count += 1;
+        Ok(region)
+    }
+}
+
+/// Pages of addresses that `len` bytes from `va` on touch.
+fn pages_needed(va: u64, len: u64) -> Result<u64, RegisterError> {
+    let Some(last) = va.checked_add(len.saturating_sub(1)) else {
+        return Err(RegisterError::Wraps { va, len });
+    };
+    let page = PAGE_BYTES as u64;
+    Ok(if len == 0 {
+        0
+    } else {
+        last / page - va / page + 1
+    })
+}
+
+fn same_alignment(va: u64, start: *mut u8) -> Result<(), RegisterError> {
+    let addr = start.addr() as u64;
+    if va % 8 == addr % 8 {
+        Ok(())
+    } else {
+        Err(RegisterError::Misaligned { va, addr })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::AccessError;
+    use proptest::prelude::*;
+
+    const ALL: Access = Access::all();
+    const PAGE: u64 = PAGE_BYTES as u64;
+
+    fn registry() -> (Registry, Pd) {
+        let registry = Registry::new([7; 32]);
+        let pd = registry.alloc_pd();
+        (registry, pd)
+    }
+
+    fn boxed(len: usize) -> Buffer {
+        Buffer::from_boxed(vec![0; len].into())
+    }
+
+    #[test]
+    fn rights_matrix() {
+        let (registry, pd) = registry();
+        let other = registry.alloc_pd();
+        let buffer = boxed(64);
+        for granted in (0..16).map(Access::from_bits_truncate) {
+            let region = registry.register(pd, &buffer, 0, 64, None, granted);
+            let remote_change = granted.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+            if remote_change && !granted.contains(Access::LOCAL_WRITE) {
+                assert_eq!(region.unwrap_err(), RegisterError::NeedsLocalWrite);
+                continue;
+            }
+            let region = region.unwrap();
+            for need in (0..16).map(Access::from_bits_truncate) {
+                let expect = if granted.contains(need) {
+                    Ok(())
+                } else {
+                    Err(AccessError::Denied)
+                };
+                assert_eq!(
+                    region.check(pd, region.va(), 64, need),
+                    expect,
+                    "{granted:?} for {need:?}"
+                );
+                assert_eq!(
+                    region.check(other, region.va(), 64, need),
+                    Err(AccessError::WrongPd)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn bounds_and_wrapping_addresses() {
+        let (registry, pd) = registry();
+        let buffer = boxed(64);
+        for va in [0, 8, u64::MAX - 63] {
+            let region = registry
+                .register(pd, &buffer, 0, 64, Some(va), ALL)
+                .unwrap();
+            for (offset, len) in [(0, 64), (63, 1), (64, 0), (0, 0), (1000, 0)] {
+                assert_eq!(
+                    region.check(pd, va.wrapping_add(offset), len, ALL),
+                    Ok(()),
+                    "{va:#x} {offset} {len}"
+                );
+            }
+            for (offset, len) in [
+                (0, 65),
+                (64, 1),
+                (63, 2),
+                (u64::MAX, 1),
+                (u64::MAX, 2),
+                (1, u64::MAX),
+                (0, u64::MAX),
+            ] {
+                let at = va.wrapping_add(offset);
+                assert_eq!(
+                    region.check(pd, at, len, ALL),
+                    Err(AccessError::OutOfBounds),
+                    "{va:#x} {offset} {len}"
+                );
+            }
+            assert_eq!(
+                region.write(va.wrapping_add(60), &[0; 5]),
+                Err(AccessError::OutOfBounds)
+            );
+            assert_eq!(
+                region.read(va.wrapping_sub(1), &mut [0]),
+                Err(AccessError::OutOfBounds)
+            );
+            assert_eq!(region.fetch_add(va + 4, 1), Err(AccessError::Misaligned));
+            assert_eq!(
+                region.compare_swap(va.wrapping_add(60), 0, 1),
+                Err(AccessError::OutOfBounds)
+            );
+            region.write(va, &[1; 64]).unwrap();
+            region.read(va.wrapping_add(500), &mut []).unwrap();
+        }
+        let refused = |va| {
+            registry
+                .register(pd, &buffer, 0, 64, Some(va), ALL)
+                .unwrap_err()
+        };
+        assert_eq!(
+            refused(u64::MAX - 55),
+            RegisterError::Wraps {
+                va: u64::MAX - 55,
+                len: 64
+            }
+        );
+        assert!(matches!(
+            refused(4),
+            RegisterError::Misaligned { va: 4, .. }
+        ));
+        let beyond = registry
+            .register(pd, &buffer, 8, 57, None, ALL)
+            .unwrap_err();
+        assert!(matches!(beyond, RegisterError::OutOfBounds(_)));
+        assert!(matches!(
+            registry.register(pd, &buffer, 8, usize::MAX, None, ALL),
+            Err(RegisterError::OutOfBounds(_))
+        ));
+    }
+
+    #[test]
+    fn keys_are_unlike_and_revocable() {
+        let (registry, pd) = registry();
+        let buffer = boxed(64);
+        let regions: Vec<_> = (0..100)
+            .map(|_| registry.register(pd, &buffer, 0, 64, None, ALL).unwrap())
+            .collect();
+        let keys: std::collections::HashSet<_> = regions.iter().map(|r| r.key()).collect();
+        assert_eq!(keys.len(), 100);
+        assert!(keys.iter().any(|&k| k > 1 << 31) && !keys.contains(&0));
+        assert_eq!(registry.dealloc_pd(pd), Err(PdBusy::Regions(100)));
+        for region in &regions {
+            assert!(registry.lookup(region.key()).is_some());
+            registry.deregister(region.key()).unwrap();
+            assert_eq!(registry.deregister(region.key()), Err(UnknownKey));
+            assert!(registry.lookup(region.key()).is_none() && !region.is_valid());
+            assert_eq!(
+                region.read(region.va(), &mut [0]),
+                Err(AccessError::Revoked)
+            );
+            assert_eq!(
+                region.check(pd, region.va(), 0, Access::empty()),
+                Err(AccessError::Revoked)
+            );
+        }
+        registry.dealloc_pd(pd).unwrap();
+        assert_eq!(registry.dealloc_pd(pd), Err(PdBusy::Unknown));
+        assert_eq!(
+            registry
+                .register(pd, &buffer, 0, 64, None, ALL)
+                .unwrap_err(),
+            RegisterError::UnknownPd
+        );
+    }
+
+    /// A region whose pages lie in reverse order and in two buffers reads and writes like one run of bytes.
+    #[test]
+    #[cfg_attr(miri, ignore = "large")]
+    fn scattered_pages_split_accesses() {
+        let (registry, pd) = registry();
+        let (a, b) = (boxed(2 * PAGE_BYTES), boxed(PAGE_BYTES + 4096));
+        let va = 7 * PAGE - 4096;
+        let len = 4096 + 2 * PAGE + 100;
+        let pages = vec![
+            (b.clone(), PAGE_BYTES),
+            (a.clone(), PAGE_BYTES),
+            (a.clone(), 0),
+            (b.clone(), 8),
+        ];
+        let short = registry
+            .register_pages(pd, pages[..3].to_vec(), va, len, ALL)
+            .unwrap_err();
+        assert_eq!(
+            short,
+            RegisterError::Pages {
+                pages: 3,
+                needed: 4
+            }
+        );
+        let region = registry.register_pages(pd, pages, va, len, ALL).unwrap();
+
+        let data: Vec<u8> = (0..len).map(|i| (i * 7 + i / 255) as u8).collect();
+        region.write(va, &data).unwrap();
+        let mut seen = vec![0; len as usize];
+        region.read(va, &mut seen).unwrap();
+        assert!(seen == data);
+        let mut part = [0; 9];
+        a.read(PAGE_BYTES, &mut part).unwrap();
+        assert_eq!(part, data[4096..4105], "second page of addresses");
+        a.read(0, &mut part).unwrap();
+        assert_eq!(part, data[4096 + PAGE_BYTES..][..9], "third page");
+        b.read(8 + 91, &mut part).unwrap();
+        assert_eq!(part, data[len as usize - 9..], "end of the fourth page");
+        b.read(0, &mut part).unwrap();
+        assert_eq!(
+            (part[..8] == [0; 8], part[8]),
+            (true, data[4096 + 2 * PAGE_BYTES]),
+            "what is before it is untouched"
+        );
+        region.read(7 * PAGE - 5, &mut part).unwrap();
+        assert_eq!(part, data[4091..4100], "across a border");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 4 } else { 256 },
+            failure_persistence: None,
+            ..Default::default()
+        })]
+
+        /// Any sequence of accesses does what it does to a plain vector, across a page border.
+        #[test]
+        fn behaves_like_a_vector(
+            ops in prop::collection::vec((0u8..4, 0u64..400, prop::collection::vec(any::<u8>(), 0..200)), 1..30),
+            before_border in 0u64..40,
+        ) {
+            let (registry, pd) = registry();
+            let buffer = boxed(336);
+            let va = PAGE - 8 * before_border;
+            let region = registry.register(pd, &buffer, 16, 300, Some(va), ALL).unwrap();
+            let mut model = vec![0u8; 300];
+            for (op, offset, data) in ops {
+                let (from, to) = (offset as usize, offset as usize + data.len());
+                let ok = to <= 300 || data.is_empty();
+                let word = |model: &[u8]| model.get(from..from + 8).map(|w| u64::from_ne_bytes(w.try_into().unwrap()));
+                match op {
+                    0 => {
+                        prop_assert_eq!(region.write(va + offset, &data).is_ok(), ok);
+                        if ok && !data.is_empty() {
+                            model[from..to].copy_from_slice(&data);
+                        }
+                    }
+                    1 => {
+                        let mut seen = vec![0; data.len()];
+                        prop_assert_eq!(region.read(va + offset, &mut seen).is_ok(), ok);
+                        if ok && !data.is_empty() {
+                            prop_assert_eq!(&seen, &model[from..to]);
+                        }
+                    }
+                    _ => {
+                        let old = word(&model);
+                        let expect = if op == 2 { old.unwrap_or(0) } else { 1 };
+                        let seen = region.compare_swap(va + offset, expect, data.len() as u64);
+                        match old {
+                            None => prop_assert_eq!(seen, Err(AccessError::OutOfBounds)),
+                            Some(_) if offset % 8 != 0 => prop_assert_eq!(seen, Err(AccessError::Misaligned)),
+                            Some(old) => {
+                                prop_assert_eq!(seen, Ok(old));
+                                if old == expect {
+                                    model[from..from + 8].copy_from_slice(&(data.len() as u64).to_ne_bytes());
+                                }
+                            }
+                        }
+                    }
+                }
+                let mut whole = vec![0; 336];
+                buffer.read(0, &mut whole).unwrap();
+                prop_assert_eq!(&whole[16..316], &model[..]);
+                prop_assert!(whole[..16].iter().chain(&whole[316..]).all(|&b| b == 0), "nothing outside is touched");
+            }
+        }
+    }
+}
