@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use remora_wire::cm::{CmMessage, Drep, Dreq, Mad, Mra, Rej, Rep, Req, Rtu};
+use remora_wire::cm::{CmMessage, Drep, Dreq, Mad, Mra, RdmaCmHeader, Rej, Rep, Req, Rtu};
 
 use super::table::Conn;
 use super::{CmConfig, ConnId, QpParams, REQ_PRIVATE_DATA, reason};
@@ -10,8 +10,11 @@ use super::{CmConfig, ConnId, QpParams, REQ_PRIVATE_DATA, reason};
 /// One MAD.
 pub(super) type Bytes = [u8; 256];
 
-/// Bytes of the RDMA CM header (annex A11) at the front of a REQ's private data.
-const HEADER: usize = 92 - REQ_PRIVATE_DATA;
+const HEADER: usize = RdmaCmHeader::LEN;
+const _: () = assert!(
+    HEADER + REQ_PRIVATE_DATA == 92,
+    "the two fill a REQ's private data"
+);
 
 /// Which message a REJ answers.
 #[derive(Clone, Copy)]
@@ -33,7 +36,12 @@ pub(super) fn req(
     user_data: &[u8],
 ) -> Bytes {
     let mut private_data = [0; 92];
-    private_data[..HEADER].copy_from_slice(&header(local, remote, source_port));
+    let header = RdmaCmHeader {
+        src_port: source_port,
+        src: local,
+        dst: remote,
+    };
+    header.emit(&mut private_data);
     private_data[HEADER..][..user_data.len()].copy_from_slice(user_data);
     let req = Req {
         local_comm_id: id.0,
@@ -43,8 +51,6 @@ pub(super) fn req(
         responder_resources: params.responder_resources,
         initiator_depth: params.initiator_depth,
         remote_cm_timeout: timeout_code(config.response_timeout),
-        transport_service: 0,
-        flow_control: false,
         starting_psn: params.starting_psn,
         local_cm_timeout: timeout_code(config.response_timeout),
         retry_count: params.retry_count,
@@ -57,10 +63,10 @@ pub(super) fn req(
         remote_lid: 0xffff,
         local_gid: gid(local),
         remote_gid: gid(remote),
-        flow_label: 0,
         hop_limit: 64,
         local_ack_timeout: params.ack_timeout,
         private_data,
+        ..Req::default()
     };
     encode(u64::from(id.0), CmMessage::Req(req))
 }
@@ -85,6 +91,7 @@ pub(super) fn rep(
         srq: params.srq,
         ca_guid: config.ca_guid,
         private_data: padded(user_data),
+        ..Rep::default()
     };
     encode(conn.transaction_id, CmMessage::Rep(rep))
 }
@@ -93,7 +100,7 @@ pub(super) fn rtu(id: ConnId, conn: &Conn) -> Bytes {
     let rtu = Rtu {
         local_comm_id: id.0,
         remote_comm_id: conn.remote_id.unwrap_or(0),
-        private_data: [0; 224],
+        ..Rtu::default()
     };
     encode(conn.transaction_id, CmMessage::Rtu(rtu))
 }
@@ -104,7 +111,7 @@ pub(super) fn mra(id: ConnId, conn: &Conn, delay: u64) -> Bytes {
         remote_comm_id: conn.remote_id.unwrap_or(0),
         message_mraed: 0,
         service_timeout: timeout_code(delay),
-        private_data: [0; 222],
+        ..Mra::default()
     };
     encode(conn.transaction_id, CmMessage::Mra(mra))
 }
@@ -152,10 +159,8 @@ fn plain_rej(ours: u32, theirs: u32, rejected: Rejected, reason: u16) -> Rej {
         local_comm_id: ours,
         remote_comm_id: theirs,
         message_rejected: rejected as u8,
-        info_len: 0,
         reason,
-        ari: [0; 72],
-        private_data: [0; 148],
+        ..Rej::default()
     }
 }
 
@@ -164,7 +169,7 @@ pub(super) fn dreq(id: ConnId, conn: &Conn) -> Bytes {
         local_comm_id: id.0,
         remote_comm_id: conn.remote_id.unwrap_or(0),
         remote_qpn: conn.theirs.qpn,
-        private_data: [0; 220],
+        ..Dreq::default()
     };
     encode(u64::from(id.0), CmMessage::Dreq(dreq))
 }
@@ -174,7 +179,7 @@ pub(super) fn drep(transaction_id: u64, dreq: &Dreq) -> Bytes {
     let drep = Drep {
         local_comm_id: dreq.remote_comm_id,
         remote_comm_id: dreq.local_comm_id,
-        private_data: [0; 224],
+        ..Drep::default()
     };
     encode(transaction_id, CmMessage::Drep(drep))
 }
@@ -222,24 +227,10 @@ pub(super) fn user_data(req: &Req) -> &[u8] {
     &req.private_data[HEADER..]
 }
 
-/// Whether a REQ's RDMA CM header has version 0 and names the addresses that the REQ travelled between.
+/// Whether a REQ's RDMA CM header names the addresses that the REQ travelled between.
 pub(super) fn header_agrees(req: &Req, from: IpAddr, to: IpAddr) -> bool {
-    let port = u16::from_be_bytes([req.private_data[2], req.private_data[3]]);
-    req.private_data[..HEADER] == header(from, to, port)
-}
-
-fn header(source: IpAddr, destination: IpAddr, source_port: u16) -> [u8; HEADER] {
-    let mut header = [0; HEADER];
-    header[1] = if source.is_ipv4() { 0x40 } else { 0x60 };
-    header[2..4].copy_from_slice(&source_port.to_be_bytes());
-    for (address, at) in [(source, 4), (destination, 20)] {
-        match address {
-            // Zero-padded in front, where a GID is IPv4-mapped.
-            IpAddr::V4(v4) => header[at + 12..at + 16].copy_from_slice(&v4.octets()),
-            IpAddr::V6(v6) => header[at..at + 16].copy_from_slice(&v6.octets()),
-        }
-    }
-    header
+    RdmaCmHeader::parse(&req.private_data)
+        .is_ok_and(|header| (header.src, header.dst) == (from, to))
 }
 
 /// The GID of an address: IPv6, or IPv4-mapped IPv6 (annex A17).

@@ -87,47 +87,38 @@ fn rep_with(ours: u32, edit: impl Fn(&mut Rep)) -> Bytes {
         starting_psn: Psn::new(5),
         responder_resources: 4,
         initiator_depth: 4,
-        target_ack_delay: 15,
         rnr_retry_count: 7,
-        srq: false,
-        ca_guid: 0,
-        private_data: [0; 196],
+        ..Rep::default()
     };
     edit(&mut rep);
     emit(CmMessage::Rep(rep))
 }
 
 fn rej(local_comm_id: u32, remote_comm_id: u32, message_rejected: u8, reason: u16) -> Bytes {
-    let (info_len, ari, private_data) = (0, [0; 72], [0; 148]);
     emit(CmMessage::Rej(Rej {
         local_comm_id,
         remote_comm_id,
         message_rejected,
-        info_len,
         reason,
-        ari,
-        private_data,
+        ..Rej::default()
     }))
 }
 
 fn dreq(local_comm_id: u32, remote_comm_id: u32, remote_qpn: u32) -> Bytes {
-    let private_data = [0; 220];
     emit(CmMessage::Dreq(Dreq {
         local_comm_id,
         remote_comm_id,
         remote_qpn,
-        private_data,
+        ..Dreq::default()
     }))
 }
 
 fn mra(remote_comm_id: u32, service_timeout: u8) -> Bytes {
-    let (local_comm_id, message_mraed, private_data) = (THEIRS, 0, [0; 222]);
     emit(CmMessage::Mra(Mra {
-        local_comm_id,
+        local_comm_id: THEIRS,
         remote_comm_id,
-        message_mraed,
         service_timeout,
-        private_data,
+        ..Mra::default()
     }))
 }
 
