@@ -1,0 +1,189 @@
+//! Remora's RPC header, its reply's status, and the immediate data that ends a call.
+//!
+//! StRoM (section 5.1) leaves the parameters of an RPC to the kernel. Remora puts this header in front of them, so that
+//! the responder knows where the reply goes before the kernel runs, and the kernel need not. The RETH of the packet has
+//! the kernel's op-code for its address, 0 for its key, and the bytes of the message, this header included, for its
+//! length.
+
+use crate::Error;
+use crate::field::{be32, be64, front, front_mut, put};
+
+/// Flag: an RPC WRITE payload stream with the same op-code follows on this queue pair.
+pub const FLAG_STREAM: u32 = 1;
+
+/// The front of the RPC parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct RpcHeader {
+    /// Where the reply goes, in the requester's memory.
+    pub reply_va: u64,
+    /// Key of the requester's region.
+    pub reply_rkey: u32,
+    /// Bytes that the reply may have.
+    pub reply_capacity: u32,
+    /// Names the call in the reply's immediate data, 24 bits.
+    pub tag: u32,
+    /// [`FLAG_STREAM`] or 0.
+    pub flags: u32,
+}
+
+impl RpcHeader {
+    /// Bytes on the wire.
+    pub const LEN: usize = 24;
+
+    /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer, if the tag has more than 24 bits, or if a
+    /// flag is set that this version does not know: it may change what the rest means.
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+        let b = front::<{ Self::LEN }>("RPC header", bytes)?;
+        let header = Self {
+            reply_va: be64(b, 0),
+            reply_rkey: be32(b, 8),
+            reply_capacity: be32(b, 12),
+            tag: be32(b, 16),
+            flags: be32(b, 20),
+        };
+        let wrong = |field, value: u32, expected| {
+            Err(Error::Field {
+                header: "RPC header",
+                field,
+                value: value.into(),
+                expected,
+            })
+        };
+        if header.tag > 0xff_ffff {
+            return wrong("tag", header.tag, "a number of 24 bits");
+        }
+        if header.flags & !FLAG_STREAM != 0 {
+            return wrong("flags", header.flags, "0 or 1 (stream)");
+        }
+        Ok(header)
+    }
+
+    /// Writes [`LEN`](Self::LEN) bytes; panics if `out` is shorter. Of the tag only 24 bits are taken.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) {
+        let out = front_mut::<{ Self::LEN }>(out);
+        put(out, 0, self.reply_va.to_be_bytes());
+        put(out, 8, self.reply_rkey.to_be_bytes());
+        put(out, 12, self.reply_capacity.to_be_bytes());
+        put(out, 16, (self.tag & 0xff_ffff).to_be_bytes());
+        put(out, 20, self.flags.to_be_bytes());
+    }
+}
+
+/// How a call ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RpcStatus {
+    /// The reply is whole.
+    Ok,
+    /// What was asked for is not there.
+    NotFound,
+    /// No kernel has the op-code, and the host has no fallback.
+    UnknownOp,
+    /// The kernel cannot read its parameters.
+    BadParams,
+    /// The kernel touched memory that the queue pair may not.
+    AccessDenied,
+    /// More steps than allowed.
+    StepLimit,
+    /// More bytes than allowed.
+    ByteLimit,
+    /// The reply is longer than the requester's room for it.
+    ReplyTooLong,
+    /// The data kept changing under the kernel.
+    Inconsistent,
+    /// The kernel failed.
+    Trapped,
+    /// No room for the call now.
+    Busy,
+    /// A kernel's own, 11 to 255.
+    Other(u8),
+}
+
+impl From<u8> for RpcStatus {
+    #[inline]
+    fn from(byte: u8) -> Self {
+        match byte {
+            0 => Self::Ok,
+            1 => Self::NotFound,
+            2 => Self::UnknownOp,
+            3 => Self::BadParams,
+            4 => Self::AccessDenied,
+            5 => Self::StepLimit,
+            6 => Self::ByteLimit,
+            7 => Self::ReplyTooLong,
+            8 => Self::Inconsistent,
+            9 => Self::Trapped,
+            10 => Self::Busy,
+            other => Self::Other(other),
+        }
+    }
+}
+
+impl From<RpcStatus> for u8 {
+    #[inline]
+    fn from(status: RpcStatus) -> u8 {
+        match status {
+            RpcStatus::Ok => 0,
+            RpcStatus::NotFound => 1,
+            RpcStatus::UnknownOp => 2,
+            RpcStatus::BadParams => 3,
+            RpcStatus::AccessDenied => 4,
+            RpcStatus::StepLimit => 5,
+            RpcStatus::ByteLimit => 6,
+            RpcStatus::ReplyTooLong => 7,
+            RpcStatus::Inconsistent => 8,
+            RpcStatus::Trapped => 9,
+            RpcStatus::Busy => 10,
+            RpcStatus::Other(other) => other,
+        }
+    }
+}
+
+/// Immediate data of the WRITE that ends a call: the low 24 bits of the tag, then the status.
+#[inline]
+pub const fn reply_imm(tag: u32, status: u8) -> u32 {
+    tag << 8 | status as u32
+}
+
+/// Tag and status of immediate data that [`reply_imm`] made.
+#[inline]
+pub const fn parse_reply_imm(imm: u32) -> (u32, u8) {
+    (imm >> 8, imm as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_and_immediates_survive() {
+        for byte in 0..=255 {
+            assert_eq!(u8::from(RpcStatus::from(byte)), byte);
+            assert_eq!(
+                parse_reply_imm(reply_imm(0xab_cdef, byte)),
+                (0xab_cdef, byte)
+            );
+        }
+    }
+
+    #[test]
+    fn unknown_bits_are_refused() {
+        let good = RpcHeader {
+            reply_va: 7,
+            reply_rkey: 8,
+            reply_capacity: 9,
+            tag: 0xff_ffff,
+            flags: FLAG_STREAM,
+        };
+        let mut bytes = [0; RpcHeader::LEN];
+        good.emit(&mut bytes);
+        assert_eq!(RpcHeader::parse(&bytes), Ok(good));
+        for (at, bit) in [(16, 1), (23, 2), (20, 0x80)] {
+            let mut bad = bytes;
+            bad[at] |= bit;
+            let error = RpcHeader::parse(&bad).unwrap_err();
+            assert!(error.to_string().starts_with("RPC header: "), "{error}");
+        }
+    }
+}
