@@ -109,11 +109,7 @@ impl Cm {
     pub fn unlisten(&mut self, id: ListenerId) -> Result<(), CmError> {
         let before = self.listeners.len();
         self.listeners.retain(|_, listener| *listener != id);
-        if self.listeners.len() == before {
-            Err(CmError::UnknownListener(id))
-        } else {
-            Ok(())
-        }
+        if self.listeners.len() == before { Err(CmError::UnknownListener(id)) } else { Ok(()) }
     }
 
     /// Send a REQ.
@@ -143,41 +139,18 @@ impl Cm {
         let id = self.fresh_id();
         // An ephemeral port, as a socket would have; it only tells the peer's user who calls.
         let source_port = 32_768 + (self.rng.next_u32() % 28_232) as u16;
-        let bytes = message::req(
-            &self.config,
-            id,
-            (local, remote),
-            service_id,
-            source_port,
-            &params,
-            private_data,
-        );
-        self.table.insert(
-            id,
-            Conn::active(
-                (local, remote),
-                params,
-                id.0.into(),
-                self.config.max_retries,
-            ),
-        );
+        let bytes = message::req(&self.config, id, (local, remote), service_id, source_port, &params, private_data);
+        self.table.insert(id, Conn::active((local, remote), params, id.0.into(), self.config.max_retries));
         self.table.set_local_qpn(id, params.qpn);
         self.send(id, bytes);
-        self.table
-            .arm(id, Some(now.saturating_add(self.config.response_timeout)));
+        self.table.arm(id, Some(now.saturating_add(self.config.response_timeout)));
         Ok(id)
     }
 
     /// Send a REP: agree to a [`CmEvent::ConnectRequest`]. The queue pair must be in RTR and may receive from now on.
     ///
     /// `path_mtu` must be the requester's; the numbers of READs and atomics are cut to what the requester offered.
-    pub fn accept(
-        &mut self,
-        now: u64,
-        id: ConnId,
-        mut params: QpParams,
-        private_data: &[u8],
-    ) -> Result<(), CmError> {
+    pub fn accept(&mut self, now: u64, id: ConnId, mut params: QpParams, private_data: &[u8]) -> Result<(), CmError> {
         check_params(&params)?;
         check_private_data(private_data, REP_PRIVATE_DATA)?;
         let conn = self.table.get(id).ok_or(CmError::UnknownConn(id))?;
@@ -185,10 +158,7 @@ impl Cm {
             return Err(CmError::WrongState(id));
         }
         if params.path_mtu != conn.theirs.path_mtu {
-            return Err(CmError::PathMtu {
-                ours: params.path_mtu,
-                theirs: conn.theirs.path_mtu,
-            });
+            return Err(CmError::PathMtu { ours: params.path_mtu, theirs: conn.theirs.path_mtu });
         }
         if self.table.by_local_qpn(params.qpn).is_some() {
             return Err(CmError::QpInUse(params.qpn));
@@ -202,19 +172,12 @@ impl Cm {
             conn.state = State::RepSent;
         }
         self.send(id, bytes);
-        self.table
-            .arm(id, Some(now.saturating_add(self.config.response_timeout)));
+        self.table.arm(id, Some(now.saturating_add(self.config.response_timeout)));
         Ok(())
     }
 
     /// Send a REJ: refuse a [`CmEvent::ConnectRequest`]. No further event comes for it.
-    pub fn reject(
-        &mut self,
-        now: u64,
-        id: ConnId,
-        reason: u16,
-        private_data: &[u8],
-    ) -> Result<(), CmError> {
+    pub fn reject(&mut self, now: u64, id: ConnId, reason: u16, private_data: &[u8]) -> Result<(), CmError> {
         check_private_data(private_data, REJ_PRIVATE_DATA)?;
         let conn = self.table.get(id).ok_or(CmError::UnknownConn(id))?;
         if conn.state != State::ReqReceived {
@@ -234,10 +197,7 @@ impl Cm {
         }
         let bytes = message::mra(id, conn, delay);
         self.send(id, bytes);
-        self.table.arm(
-            id,
-            Some(now.saturating_add(delay).saturating_add(self.patience())),
-        );
+        self.table.arm(id, Some(now.saturating_add(delay).saturating_add(self.patience())));
         Ok(())
     }
 
@@ -246,10 +206,7 @@ impl Cm {
     /// Gives [`CmEvent::Established`] if the connection waited for the RTU, and does nothing otherwise.
     pub fn mark_established(&mut self, now: u64, qpn: u32) {
         if let Some(id) = self.table.by_local_qpn(qpn)
-            && self
-                .table
-                .get(id)
-                .is_some_and(|conn| conn.state == State::RepSent)
+            && self.table.get(id).is_some_and(|conn| conn.state == State::RepSent)
         {
             self.establish(now, id, Vec::new());
         }
@@ -283,16 +240,10 @@ impl Cm {
             return Some(reply.route);
         }
         let id = self.ready.pop_front()?;
-        let conn = self
-            .table
-            .get_mut(id)
-            .expect("a connection leaves the queue when it leaves the table");
+        let conn = self.table.get_mut(id).expect("a connection leaves the queue when it leaves the table");
         conn.queued = false;
         *out = *conn.bytes;
-        Some(CmTransmit {
-            to: conn.remote_ip,
-            from: conn.local_ip,
-        })
+        Some(CmTransmit { to: conn.remote_ip, from: conn.local_ip })
     }
 
     /// Whether [`Cm::poll_transmit`] has something to send.
@@ -319,16 +270,12 @@ impl Cm {
     }
 
     fn expire(&mut self, now: u64, id: ConnId) {
-        let conn = self
-            .table
-            .get_mut(id)
-            .expect("a timer leaves with its connection");
+        let conn = self.table.get_mut(id).expect("a timer leaves with its connection");
         let bytes = match conn.state {
             State::ReqSent | State::RepSent | State::DreqSent if conn.retries > 0 => {
                 conn.retries -= 1;
                 self.resend(id);
-                self.table
-                    .arm(id, Some(now.saturating_add(self.config.response_timeout)));
+                self.table.arm(id, Some(now.saturating_add(self.config.response_timeout)));
                 return;
             }
             State::Timewait => return self.remove(id),
@@ -354,11 +301,7 @@ impl Cm {
             conn.state = State::Established;
             conn.established_at = now;
             let remote = conn.theirs;
-            self.events.push_back(CmEvent::Established {
-                conn: id,
-                remote,
-                private_data,
-            });
+            self.events.push_back(CmEvent::Established { conn: id, remote, private_data });
         }
     }
 
@@ -371,8 +314,7 @@ impl Cm {
         conn.retries = retries;
         let bytes = message::dreq(id, conn);
         self.send(id, bytes);
-        self.table
-            .arm(id, Some(now.saturating_add(self.config.response_timeout)));
+        self.table.arm(id, Some(now.saturating_add(self.config.response_timeout)));
     }
 
     /// The last word, in `bytes`, is kept for a while to be said again. `rejected`: that word is a REJ.
@@ -382,8 +324,7 @@ impl Cm {
             conn.state = State::Timewait;
             conn.rejected = rejected;
         }
-        self.table
-            .arm(id, Some(now.saturating_add(self.config.timewait)));
+        self.table.arm(id, Some(now.saturating_add(self.config.timewait)));
     }
 
     fn remove(&mut self, id: ConnId) {
@@ -424,9 +365,7 @@ impl Cm {
 
     /// How long a peer with this configuration goes on asking.
     fn patience(&self) -> u64 {
-        self.config
-            .response_timeout
-            .saturating_mul(u64::from(self.config.max_retries) + 1)
+        self.config.response_timeout.saturating_mul(u64::from(self.config.max_retries) + 1)
     }
 }
 
@@ -445,12 +384,5 @@ fn check_params(params: &QpParams) -> Result<(), CmError> {
 }
 
 fn check_private_data(data: &[u8], max: usize) -> Result<(), CmError> {
-    if data.len() > max {
-        Err(CmError::PrivateData {
-            len: data.len(),
-            max,
-        })
-    } else {
-        Ok(())
-    }
+    if data.len() > max { Err(CmError::PrivateData { len: data.len(), max }) } else { Ok(()) }
 }

@@ -1,1 +1,34 @@
 //! The RoCE v2 transport engine: queue pairs, completions, retransmission, RPC verbs.
+//!
+//! [`Nic`] is a pure state machine in the manner of quinn-proto: time is an argument, packets and completions go in
+//! and out through methods of four kinds, and nothing here reads a clock, opens a socket or starts a thread.
+//!
+//! - getters, such as [`Nic::qp_state`] and [`Nic::counters`];
+//! - `handle_*`: a packet arrived, a time was reached;
+//! - mutators: create, modify, post;
+//! - `poll_*`: packets to send, completions, events, kernel calls, the next timeout.
+//!
+//! The packets are those of RoCE v2 (InfiniBand specification, volume 1, with annex A17), from BTH to ICRC. The link
+//! adds the UDP and IP headers and the ICRC, and checks them on arrival. Kernel calls (StRoM section 5) are packets of
+//! the manufacturer's op-code space.
+
+pub mod cm;
+mod connect;
+mod nic;
+mod packet;
+mod post;
+mod qp;
+mod queue;
+mod requester;
+mod responder;
+mod rpc;
+mod timer;
+mod types;
+mod ud;
+
+pub use connect::{ConnectAttr, ConnectError, cm_port};
+pub use nic::{Nic, NicConfig};
+pub use queue::{MAX_RECV_SGE, TxBatch};
+pub use rpc::{RpcRequest, StreamChunk};
+pub use types::*;
+pub use ud::GRH_LEN;

@@ -31,12 +31,7 @@ impl Cm {
             self.counters.malformed += 1;
             return;
         };
-        let origin = Origin {
-            now,
-            from: from.to_canonical(),
-            to: to.to_canonical(),
-            tid: mad.transaction_id,
-        };
+        let origin = Origin { now, from: from.to_canonical(), to: to.to_canonical(), tid: mad.transaction_id };
         match &mad.message {
             CmMessage::Req(req) => self.on_req(origin, req),
             CmMessage::Mra(mra) => self.on_mra(origin, mra),
@@ -58,11 +53,7 @@ impl Cm {
         }
         if let Some(id) = known.or(self.table.by_remote_qpn(origin.from, theirs.qpn)) {
             // The peer restarted: it cannot still be in the old connection. It may try again when that has gone.
-            if self
-                .table
-                .get(id)
-                .is_some_and(|conn| conn.state == State::Established)
-            {
+            if self.table.get(id).is_some_and(|conn| conn.state == State::Established) {
                 self.send_dreq(origin.now, id);
             }
             return self.refuse(origin, req, reason::STALE_CONNECTION);
@@ -81,8 +72,7 @@ impl Cm {
         self.table.get(id).is_some_and(|conn| match conn.state {
             State::ReqReceived | State::RepSent => conn.theirs == *theirs,
             State::Established => {
-                conn.theirs == *theirs
-                    && now.saturating_sub(conn.established_at) <= self.config.timewait
+                conn.theirs == *theirs && now.saturating_sub(conn.established_at) <= self.config.timewait
             }
             State::Timewait => conn.rejected,
             State::ReqSent | State::DreqSent => false,
@@ -91,21 +81,14 @@ impl Cm {
 
     fn on_duplicate_req(&mut self, id: ConnId) {
         // An established passive connection last said REP, which its peer has had.
-        if self
-            .table
-            .get(id)
-            .is_some_and(|conn| conn.state != State::Established)
-        {
+        if self.table.get(id).is_some_and(|conn| conn.state != State::Established) {
             self.resend(id);
         }
     }
 
     /// The listener of a REQ, or the reason to refuse it.
     fn screen(&self, origin: Origin, req: &Req, theirs: &QpParams) -> Result<ListenerId, u16> {
-        let listener = *self
-            .listeners
-            .get(&req.service_id)
-            .ok_or(reason::INVALID_SERVICE_ID)?;
+        let listener = *self.listeners.get(&req.service_id).ok_or(reason::INVALID_SERVICE_ID)?;
         if req.transport_service != 0 {
             return Err(reason::INVALID_TRANSPORT);
         }
@@ -125,23 +108,15 @@ impl Cm {
             || self.table.half_open() >= self.config.max_half_open
             // Each connection gives three events at most; more wait only if nobody polls.
             || self.events.len() >= 3 * self.config.max_connections;
-        if full {
-            Err(reason::NO_RESOURCES)
-        } else {
-            Ok(listener)
-        }
+        if full { Err(reason::NO_RESOURCES) } else { Ok(listener) }
     }
 
     fn admit(&mut self, origin: Origin, req: &Req, theirs: QpParams, listener: ListenerId) {
         let id = self.fresh_id();
         let retries = self.config.max_retries.min(req.max_cm_retries);
-        self.table.insert(
-            id,
-            Conn::passive((origin.to, origin.from), theirs, origin.tid, retries),
-        );
+        self.table.insert(id, Conn::passive((origin.to, origin.from), theirs, origin.tid, retries));
         self.table.set_remote(id, req.local_comm_id, theirs.qpn);
-        self.table
-            .arm(id, Some(origin.now.saturating_add(self.patience())));
+        self.table.arm(id, Some(origin.now.saturating_add(self.patience())));
         self.events.push_back(CmEvent::ConnectRequest {
             conn: id,
             listener,
@@ -154,10 +129,7 @@ impl Cm {
 
     fn refuse(&mut self, origin: Origin, req: &Req, reason: u16) {
         self.counters.refused += 1;
-        self.reply(
-            origin,
-            message::answer_rej(origin.tid, 0, req.local_comm_id, Rejected::Req, reason),
-        );
+        self.reply(origin, message::answer_rej(origin.tid, 0, req.local_comm_id, Rejected::Req, reason));
     }
 
     fn on_rep(&mut self, origin: Origin, rep: &Rep) {
@@ -166,13 +138,7 @@ impl Cm {
             Named::Unknown => {
                 // Without this the peer would repeat its REP until it gives up.
                 let (ours, theirs) = (rep.remote_comm_id, rep.local_comm_id);
-                let rej = message::answer_rej(
-                    origin.tid,
-                    ours,
-                    theirs,
-                    Rejected::Rep,
-                    reason::INVALID_COMM_ID,
-                );
+                let rej = message::answer_rej(origin.tid, ours, theirs, Rejected::Rep, reason::INVALID_COMM_ID);
                 return self.reply(origin, rej);
             }
             Named::Forged => return self.counters.unexpected += 1,
@@ -200,11 +166,7 @@ impl Cm {
             .by_remote_id(origin.from, rep.local_comm_id)
             .or(self.table.by_remote_qpn(origin.from, theirs.qpn));
         let refusal = if let Some(old) = stale {
-            if self
-                .table
-                .get(old)
-                .is_some_and(|old| old.state == State::Established)
-            {
+            if self.table.get(old).is_some_and(|old| old.state == State::Established) {
                 self.send_dreq(origin.now, old);
             }
             Some(reason::STALE_CONNECTION)
@@ -216,15 +178,10 @@ impl Cm {
             None
         };
         if let Some(reason) = refusal {
-            let rej =
-                message::answer_rej(origin.tid, id.0, rep.local_comm_id, Rejected::Rep, reason);
+            let rej = message::answer_rej(origin.tid, id.0, rep.local_comm_id, Rejected::Rep, reason);
             self.send(id, rej);
             self.enter_timewait(origin.now, id, true);
-            self.events.push_back(CmEvent::Rejected {
-                conn: id,
-                reason,
-                private_data: Vec::new(),
-            });
+            self.events.push_back(CmEvent::Rejected { conn: id, reason, private_data: Vec::new() });
             return;
         }
         self.table.set_remote(id, rep.local_comm_id, theirs.qpn);
@@ -265,10 +222,7 @@ impl Cm {
             State::ReqSent | State::RepSent if conn.retries > 0 => {
                 conn.retries -= 1;
                 let delay = message::timeout_ns(mra.service_timeout).min(self.config.max_delay);
-                let deadline = origin
-                    .now
-                    .saturating_add(delay)
-                    .saturating_add(self.config.response_timeout);
+                let deadline = origin.now.saturating_add(delay).saturating_add(self.config.response_timeout);
                 self.table.arm(id, Some(deadline));
             }
             _ => self.counters.unexpected += 1,
@@ -279,9 +233,7 @@ impl Cm {
         // A requester that gave up may not know this side's id; its own is enough (12.6.7).
         let id = match self.named(origin, rej.remote_comm_id, rej.local_comm_id) {
             Named::Known(id) => Some(id),
-            _ if rej.reason == reason::TIMEOUT => {
-                self.table.by_remote_id(origin.from, rej.local_comm_id)
-            }
+            _ if rej.reason == reason::TIMEOUT => self.table.by_remote_id(origin.from, rej.local_comm_id),
             _ => None,
         };
         let Some((id, conn)) = id.and_then(|id| Some((id, self.table.get(id)?))) else {
@@ -290,17 +242,11 @@ impl Cm {
         match conn.state {
             State::ReqSent | State::ReqReceived | State::RepSent => {
                 let private_data = rej.private_data.to_vec();
-                self.events.push_back(CmEvent::Rejected {
-                    conn: id,
-                    reason: rej.reason,
-                    private_data,
-                });
+                self.events.push_back(CmEvent::Rejected { conn: id, reason: rej.reason, private_data });
                 self.remove(id);
             }
             // A late answer to a repeated REQ is no news here.
-            State::Established if rej.message_rejected == Rejected::Req as u8 => {
-                self.counters.unexpected += 1
-            }
+            State::Established if rej.message_rejected == Rejected::Req as u8 => self.counters.unexpected += 1,
             State::Established | State::DreqSent => {
                 self.enter_timewait(origin.now, id, false);
                 self.events.push_back(CmEvent::Disconnected { conn: id });
@@ -367,12 +313,6 @@ impl Cm {
             self.counters.dropped += 1;
             return;
         }
-        self.replies.push_back(Reply {
-            route: CmTransmit {
-                to: origin.from,
-                from: origin.to,
-            },
-            bytes,
-        });
+        self.replies.push_back(Reply { route: CmTransmit { to: origin.from, from: origin.to }, bytes });
     }
 }

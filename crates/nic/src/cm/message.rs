@@ -11,10 +11,7 @@ use super::{CmConfig, ConnId, QpParams, REQ_PRIVATE_DATA, reason};
 pub(super) type Bytes = [u8; 256];
 
 const HEADER: usize = RdmaCmHeader::LEN;
-const _: () = assert!(
-    HEADER + REQ_PRIVATE_DATA == 92,
-    "the two fill a REQ's private data"
-);
+const _: () = assert!(HEADER + REQ_PRIVATE_DATA == 92, "the two fill a REQ's private data");
 
 /// Which message a REJ answers.
 #[derive(Clone, Copy)]
@@ -36,11 +33,7 @@ pub(super) fn req(
     user_data: &[u8],
 ) -> Bytes {
     let mut private_data = [0; 92];
-    let header = RdmaCmHeader {
-        src_port: source_port,
-        src: local,
-        dst: remote,
-    };
+    let header = RdmaCmHeader { src_port: source_port, src: local, dst: remote };
     header.emit(&mut private_data);
     private_data[HEADER..][..user_data.len()].copy_from_slice(user_data);
     let req = Req {
@@ -72,13 +65,7 @@ pub(super) fn req(
 }
 
 /// The REP of a passive connection; its acknowledgement delay of n = 15 is `rdma_cm`'s.
-pub(super) fn rep(
-    config: &CmConfig,
-    id: ConnId,
-    conn: &Conn,
-    params: &QpParams,
-    user_data: &[u8],
-) -> Bytes {
+pub(super) fn rep(config: &CmConfig, id: ConnId, conn: &Conn, params: &QpParams, user_data: &[u8]) -> Bytes {
     let rep = Rep {
         local_comm_id: id.0,
         remote_comm_id: conn.remote_id.unwrap_or(0),
@@ -97,11 +84,7 @@ pub(super) fn rep(
 }
 
 pub(super) fn rtu(id: ConnId, conn: &Conn) -> Bytes {
-    let rtu = Rtu {
-        local_comm_id: id.0,
-        remote_comm_id: conn.remote_id.unwrap_or(0),
-        ..Rtu::default()
-    };
+    let rtu = Rtu { local_comm_id: id.0, remote_comm_id: conn.remote_id.unwrap_or(0), ..Rtu::default() };
     encode(conn.transaction_id, CmMessage::Rtu(rtu))
 }
 
@@ -117,17 +100,8 @@ pub(super) fn mra(id: ConnId, conn: &Conn, delay: u64) -> Bytes {
 }
 
 /// The REJ of a known connection.
-pub(super) fn rej(
-    id: ConnId,
-    conn: &Conn,
-    rejected: Rejected,
-    reason: u16,
-    user_data: &[u8],
-) -> Bytes {
-    let rej = Rej {
-        private_data: padded(user_data),
-        ..plain_rej(id.0, conn.remote_id.unwrap_or(0), rejected, reason)
-    };
+pub(super) fn rej(id: ConnId, conn: &Conn, rejected: Rejected, reason: u16, user_data: &[u8]) -> Bytes {
+    let rej = Rej { private_data: padded(user_data), ..plain_rej(id.0, conn.remote_id.unwrap_or(0), rejected, reason) };
     encode(conn.transaction_id, CmMessage::Rej(rej))
 }
 
@@ -141,27 +115,12 @@ pub(super) fn rej_timeout(config: &CmConfig, id: ConnId, conn: &Conn, rejected: 
 }
 
 /// The REJ that answers a message by its own communication ids, whether or not there is a connection.
-pub(super) fn answer_rej(
-    transaction_id: u64,
-    ours: u32,
-    theirs: u32,
-    rejected: Rejected,
-    reason: u16,
-) -> Bytes {
-    encode(
-        transaction_id,
-        CmMessage::Rej(plain_rej(ours, theirs, rejected, reason)),
-    )
+pub(super) fn answer_rej(transaction_id: u64, ours: u32, theirs: u32, rejected: Rejected, reason: u16) -> Bytes {
+    encode(transaction_id, CmMessage::Rej(plain_rej(ours, theirs, rejected, reason)))
 }
 
 fn plain_rej(ours: u32, theirs: u32, rejected: Rejected, reason: u16) -> Rej {
-    Rej {
-        local_comm_id: ours,
-        remote_comm_id: theirs,
-        message_rejected: rejected as u8,
-        reason,
-        ..Rej::default()
-    }
+    Rej { local_comm_id: ours, remote_comm_id: theirs, message_rejected: rejected as u8, reason, ..Rej::default() }
 }
 
 pub(super) fn dreq(id: ConnId, conn: &Conn) -> Bytes {
@@ -176,22 +135,13 @@ pub(super) fn dreq(id: ConnId, conn: &Conn) -> Bytes {
 
 /// The DREP to any DREQ.
 pub(super) fn drep(transaction_id: u64, dreq: &Dreq) -> Bytes {
-    let drep = Drep {
-        local_comm_id: dreq.remote_comm_id,
-        remote_comm_id: dreq.local_comm_id,
-        ..Drep::default()
-    };
+    let drep = Drep { local_comm_id: dreq.remote_comm_id, remote_comm_id: dreq.local_comm_id, ..Drep::default() };
     encode(transaction_id, CmMessage::Drep(drep))
 }
 
 fn encode(transaction_id: u64, message: CmMessage) -> Bytes {
     let mut bytes = [0; 256];
-    Mad {
-        status: 0,
-        transaction_id,
-        message,
-    }
-    .emit(&mut bytes);
+    Mad { status: 0, transaction_id, message }.emit(&mut bytes);
     bytes
 }
 
@@ -229,8 +179,7 @@ pub(super) fn user_data(req: &Req) -> &[u8] {
 
 /// Whether a REQ's RDMA CM header names the addresses that the REQ travelled between.
 pub(super) fn header_agrees(req: &Req, from: IpAddr, to: IpAddr) -> bool {
-    RdmaCmHeader::parse(&req.private_data)
-        .is_ok_and(|header| (header.src, header.dst) == (from, to))
+    RdmaCmHeader::parse(&req.private_data).is_ok_and(|header| (header.src, header.dst) == (from, to))
 }
 
 /// The GID of an address: IPv6, or IPv4-mapped IPv6 (annex A17).

@@ -48,12 +48,7 @@ pub(super) struct Conn {
 
 impl Conn {
     /// A connection that sends a REQ.
-    pub fn active(
-        (local_ip, remote_ip): (IpAddr, IpAddr),
-        params: QpParams,
-        tid: u64,
-        retries: u8,
-    ) -> Conn {
+    pub fn active((local_ip, remote_ip): (IpAddr, IpAddr), params: QpParams, tid: u64, retries: u8) -> Conn {
         Conn {
             state: State::ReqSent,
             local_ip,
@@ -77,11 +72,7 @@ impl Conn {
 
     /// A connection that received a REQ.
     pub fn passive(ips: (IpAddr, IpAddr), theirs: QpParams, tid: u64, retries: u8) -> Conn {
-        Conn {
-            state: State::ReqReceived,
-            half_open: true,
-            ..Conn::active(ips, theirs, tid, retries)
-        }
+        Conn { state: State::ReqReceived, half_open: true, ..Conn::active(ips, theirs, tid, retries) }
     }
 }
 
@@ -165,10 +156,7 @@ impl Table {
         conn.remote_qpn = Some(qpn);
         let by_id = self.by_remote_id.insert((conn.remote_ip, comm_id), id);
         let by_qpn = self.by_remote_qpn.insert((conn.remote_ip, qpn), id);
-        debug_assert!(
-            by_id.is_none() && by_qpn.is_none(),
-            "one connection for each name"
-        );
+        debug_assert!(by_id.is_none() && by_qpn.is_none(), "one connection for each name");
     }
 
     pub fn set_local_qpn(&mut self, id: ConnId, qpn: u32) {
@@ -181,11 +169,7 @@ impl Table {
 
     /// The queue pair is free for another connection.
     pub fn clear_local_qpn(&mut self, id: ConnId) {
-        if let Some(qpn) = self
-            .conns
-            .get_mut(&id)
-            .and_then(|conn| conn.local_qpn.take())
-        {
+        if let Some(qpn) = self.conns.get_mut(&id).and_then(|conn| conn.local_qpn.take()) {
             self.by_local_qpn.remove(&qpn);
         }
     }
@@ -215,10 +199,7 @@ impl Table {
 
     /// Take the earliest timer if it is due.
     pub fn pop_due(&mut self, now: u64) -> Option<ConnId> {
-        let (_, id) = *self
-            .timers
-            .first()
-            .filter(|(deadline, _)| *deadline <= now)?;
+        let (_, id) = *self.timers.first().filter(|(deadline, _)| *deadline <= now)?;
         self.arm(id, None);
         Some(id)
     }

@@ -48,33 +48,15 @@ fn params(qpn: u32) -> QpParams {
 
 fn emit(message: CmMessage) -> Bytes {
     let mut bytes = [0; 256];
-    Mad {
-        status: 0,
-        transaction_id: 9,
-        message,
-    }
-    .emit(&mut bytes);
+    Mad { status: 0, transaction_id: 9, message }.emit(&mut bytes);
     bytes
 }
 
 /// The peer's REQ, changed by `edit`.
 fn req_with(edit: impl Fn(&mut Req)) -> Bytes {
-    let bytes = message::req(
-        &config(),
-        ConnId(THEIRS),
-        (PEER, HERE),
-        service_id(PORT),
-        40_000,
-        &params(THEIR_QPN),
-        b"hi",
-    );
-    let Ok(Mad {
-        message: CmMessage::Req(mut req),
-        ..
-    }) = Mad::parse(&bytes)
-    else {
-        panic!("a REQ parses as a REQ")
-    };
+    let bytes =
+        message::req(&config(), ConnId(THEIRS), (PEER, HERE), service_id(PORT), 40_000, &params(THEIR_QPN), b"hi");
+    let Ok(Mad { message: CmMessage::Req(mut req), .. }) = Mad::parse(&bytes) else { panic!("a REQ parses as a REQ") };
     edit(&mut req);
     emit(CmMessage::Req(req))
 }
@@ -95,31 +77,15 @@ fn rep_with(ours: u32, edit: impl Fn(&mut Rep)) -> Bytes {
 }
 
 fn rej(local_comm_id: u32, remote_comm_id: u32, message_rejected: u8, reason: u16) -> Bytes {
-    emit(CmMessage::Rej(Rej {
-        local_comm_id,
-        remote_comm_id,
-        message_rejected,
-        reason,
-        ..Rej::default()
-    }))
+    emit(CmMessage::Rej(Rej { local_comm_id, remote_comm_id, message_rejected, reason, ..Rej::default() }))
 }
 
 fn dreq(local_comm_id: u32, remote_comm_id: u32, remote_qpn: u32) -> Bytes {
-    emit(CmMessage::Dreq(Dreq {
-        local_comm_id,
-        remote_comm_id,
-        remote_qpn,
-        ..Dreq::default()
-    }))
+    emit(CmMessage::Dreq(Dreq { local_comm_id, remote_comm_id, remote_qpn, ..Dreq::default() }))
 }
 
 fn mra(remote_comm_id: u32, service_timeout: u8) -> Bytes {
-    emit(CmMessage::Mra(Mra {
-        local_comm_id: THEIRS,
-        remote_comm_id,
-        service_timeout,
-        ..Mra::default()
-    }))
+    emit(CmMessage::Mra(Mra { local_comm_id: THEIRS, remote_comm_id, service_timeout, ..Mra::default() }))
 }
 
 /// The peer's message of a name; `ours` is what this side calls the connection.
@@ -129,28 +95,18 @@ fn peer_says(name: &str, ours: u32) -> Bytes {
         "REQ" => req_with(|_| ()),
         "REQ, new id" => req_with(|req| req.local_comm_id = 0x8888),
         "REQ, new qpn" => req_with(|req| req.local_qpn = 0x99),
-        "REQ, new id and qpn" => {
-            req_with(|req| (req.local_comm_id, req.local_qpn) = (0x8888, 0x99))
-        }
+        "REQ, new id and qpn" => req_with(|req| (req.local_comm_id, req.local_qpn) = (0x8888, 0x99)),
         "REP" => rep_with(ours, |_| ()),
         "REP, new id" => rep_with(ours, |rep| rep.local_comm_id = 0x8888),
         "REP, greedy" => rep_with(ours, |rep| rep.initiator_depth = 5),
         "REP, qpn 0" => rep_with(ours, |rep| rep.local_qpn = 0),
         "REP to nobody" => rep_with(ours ^ 1, |_| ()),
-        "RTU" => emit(CmMessage::Rtu(Rtu {
-            local_comm_id,
-            remote_comm_id,
-            private_data,
-        })),
+        "RTU" => emit(CmMessage::Rtu(Rtu { local_comm_id, remote_comm_id, private_data })),
         "DREQ" => dreq(THEIRS, ours, OUR_QPN),
         "DREQ, wrong id" => dreq(0x8888, ours, OUR_QPN),
         "DREQ, wrong qpn" => dreq(THEIRS, ours, 0x99),
         "DREQ to nobody" => dreq(THEIRS, ours ^ 1, OUR_QPN),
-        "DREP" => emit(CmMessage::Drep(Drep {
-            local_comm_id,
-            remote_comm_id,
-            private_data,
-        })),
+        "DREP" => emit(CmMessage::Drep(Drep { local_comm_id, remote_comm_id, private_data })),
         "MRA 1 s" => mra(ours, 18),
         "MRA 2 h" => mra(ours, 31),
         "REJ 28" => rej(THEIRS, ours, 0, reason::CONSUMER),

@@ -97,13 +97,13 @@ impl Exchange {
                 (16, &CLIENT_GUID.to_be_bytes()),
                 (32, &word(qp.qpn, qp.responder_resources)),
                 (39, &[qp.initiator_depth]),
-                (43, &[0xa0]), // remote timeout 20, RC, no flow control
+                (43, &[0xa0]),                            // remote timeout 20, RC, no flow control
                 (44, &word(qp.starting_psn.get(), 0xa7)), // local timeout 20, retries 7
-                (48, &[0xff, 0xff]), // partition key
-                (50, &[0x37, 0xf0]), // MTU 1024, RNR retry 7; 15 CM retries, no SRQ
-                (52, &[0xff, 0xff, 0xff, 0xff]), // LIDs
-                (66, &[0xff, 0xff, 10, 77, 0, 12]), // local GID
-                (82, &[0xff, 0xff, 10, 77, 0, 11]), // remote GID
+                (48, &[0xff, 0xff]),                      // partition key
+                (50, &[0x37, 0xf0]),                      // MTU 1024, RNR retry 7; 15 CM retries, no SRQ
+                (52, &[0xff, 0xff, 0xff, 0xff]),          // LIDs
+                (66, &[0xff, 0xff, 10, 77, 0, 12]),       // local GID
+                (82, &[0xff, 0xff, 10, 77, 0, 11]),       // remote GID
                 (88, &(self.flow_label << 12).to_be_bytes()),
                 (93, &[0x40]),        // hop limit
                 (95, &[0x98]),        // ACK timeout 19
@@ -148,11 +148,7 @@ impl Exchange {
 
     fn dreq(&self) -> Bytes {
         let (mine, other, qpn) = self.closing();
-        captured(
-            0x15,
-            self.closing_transaction,
-            &[(0, &mine), (4, &other), (8, &word(qpn, 0))],
-        )
+        captured(0x15, self.closing_transaction, &[(0, &mine), (4, &other), (8, &word(qpn, 0))])
     }
 
     fn drep(&self) -> Bytes {
@@ -162,11 +158,7 @@ impl Exchange {
 
     /// Closes as captured: either this side does, or it hears the other side do it.
     fn close(&self, cm: &mut Cm, conn: ConnId, as_client: bool) {
-        let (here, there) = if as_client {
-            (CLIENT, SERVER)
-        } else {
-            (SERVER, CLIENT)
-        };
+        let (here, there) = if as_client { (CLIENT, SERVER) } else { (SERVER, CLIENT) };
         if self.closed_by_client == as_client {
             cm.disconnect(9, conn).unwrap();
             assert_same(&sent(cm), &self.dreq(), &[OUR_ID, TRANSACTION]);
@@ -192,11 +184,7 @@ const SOURCE_PORT: Field = (BODY + 142..BODY + 144, "source port");
 fn assert_same(sent: &Bytes, captured: &Bytes, except: &[Field]) {
     for at in (0..256).filter(|at| !except.iter().any(|(range, _)| range.contains(at))) {
         let offset = at as isize - BODY as isize;
-        assert_eq!(
-            sent[at], captured[at],
-            "byte {offset} of the body of MAD {:#x}",
-            captured[17]
-        );
+        assert_eq!(sent[at], captured[at], "byte {offset} of the body of MAD {:#x}", captured[17]);
     }
 }
 
@@ -213,14 +201,7 @@ fn renamed(mut mad: Bytes, offset: usize, conn: ConnId) -> Bytes {
 }
 
 fn rdma_cm(ca_guid: u64) -> Cm {
-    Cm::new(
-        1,
-        CmConfig {
-            response_timeout: 4096 << 20,
-            ca_guid,
-            ..CmConfig::default()
-        },
-    )
+    Cm::new(1, CmConfig { response_timeout: 4096 << 20, ca_guid, ..CmConfig::default() })
 }
 
 #[test]
@@ -228,25 +209,12 @@ fn the_active_side_speaks_as_rdma_cm() {
     for exchange in &EXCHANGES {
         let mut cm = rdma_cm(CLIENT_GUID);
         let service = service_id(exchange.port);
-        let conn = cm
-            .connect(0, CLIENT, SERVER, service, exchange.client, &[])
-            .unwrap();
-        assert_same(
-            &sent(&mut cm),
-            &exchange.req(),
-            &[TRANSACTION, OUR_ID, FLOW_LABEL, SOURCE_PORT],
-        );
+        let conn = cm.connect(0, CLIENT, SERVER, service, exchange.client, &[]).unwrap();
+        assert_same(&sent(&mut cm), &exchange.req(), &[TRANSACTION, OUR_ID, FLOW_LABEL, SOURCE_PORT]);
 
         cm.handle_mad(1, SERVER, CLIENT, &renamed(exchange.rep(), 4, conn));
         let (remote, private_data) = (exchange.server, vec![0; 196]);
-        assert_eq!(
-            cm.poll_event(),
-            Some(CmEvent::Established {
-                conn,
-                remote,
-                private_data
-            })
-        );
+        assert_eq!(cm.poll_event(), Some(CmEvent::Established { conn, remote, private_data }));
         assert_same(&sent(&mut cm), &exchange.rtu(), &[OUR_ID]);
         exchange.close(&mut cm, conn, true);
     }
@@ -259,9 +227,7 @@ fn the_passive_side_speaks_as_rdma_cm() {
         let listener = cm.listen(service_id(exchange.port)).unwrap();
         cm.handle_mad(0, CLIENT, SERVER, &exchange.req());
         let event = cm.poll_event();
-        let Some(CmEvent::ConnectRequest { conn, .. }) = event else {
-            panic!("{event:?}")
-        };
+        let Some(CmEvent::ConnectRequest { conn, .. }) = event else { panic!("{event:?}") };
         let request = CmEvent::ConnectRequest {
             conn,
             listener,

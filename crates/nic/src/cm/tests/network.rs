@@ -34,12 +34,7 @@ const IPS: [IpAddr; 2] = [HERE, PEER];
 
 impl World {
     fn new(seed: u64, network: Network) -> World {
-        let config = || CmConfig {
-            max_connections: 64,
-            max_half_open: 64,
-            max_retries: 15,
-            ..config()
-        };
+        let config = || CmConfig { max_connections: 64, max_half_open: 64, max_retries: 15, ..config() };
         let mut nodes = [Cm::new(seed, config()), Cm::new(seed + 1, config())];
         for node in &mut nodes {
             node.listen(service_id(PORT)).unwrap();
@@ -71,8 +66,7 @@ impl World {
                 if !self.chance(self.network.loss) {
                     let delay = MS + self.rng.next_u64() % (self.network.jitter + 1);
                     self.serial += 1;
-                    self.flying
-                        .insert((self.now + delay, self.serial), (1 - node, out));
+                    self.flying.insert((self.now + delay, self.serial), (1 - node, out));
                 }
             }
         }
@@ -96,12 +90,9 @@ impl World {
             0 => cm.reject(self.now, conn, reason::CONSUMER, b"").unwrap(),
             1 => {
                 cm.delay(self.now, conn, 200 * MS).unwrap();
-                cm.accept(self.now, conn, params(self.next_qpn), b"")
-                    .unwrap();
+                cm.accept(self.now, conn, params(self.next_qpn), b"").unwrap();
             }
-            _ => cm
-                .accept(self.now, conn, params(self.next_qpn), b"")
-                .unwrap(),
+            _ => cm.accept(self.now, conn, params(self.next_qpn), b"").unwrap(),
         }
     }
 
@@ -119,11 +110,7 @@ impl World {
             };
             assert!(next >= self.now, "time goes forward");
             self.now = next;
-            while let Some(entry) = self
-                .flying
-                .first_entry()
-                .filter(|entry| entry.key().0 <= next)
-            {
+            while let Some(entry) = self.flying.first_entry().filter(|entry| entry.key().0 <= next) {
                 let (to, mad) = entry.remove();
                 self.nodes[to].handle_mad(next, IPS[1 - to], IPS[to], &mad);
             }
@@ -142,9 +129,7 @@ fn run(seed: u64, network: Network) -> usize {
     for i in 0..16 {
         let (node, qpn) = (i % 2, 0x1000 + i as u32);
         let (from, to) = (IPS[node], IPS[1 - node]);
-        let conn = world.nodes[node]
-            .connect(0, from, to, service_id(PORT), params(qpn), b"")
-            .unwrap();
+        let conn = world.nodes[node].connect(0, from, to, service_id(PORT), params(qpn), b"").unwrap();
         active.push((node, qpn, conn));
     }
     world.settle();
@@ -163,11 +148,7 @@ fn run(seed: u64, network: Network) -> usize {
         // Exact but for the two generals: if all RTUs and REJs are lost, one end cannot know.
         let both = usize::from(mine.last() == Some(&"Established"));
         if network.loss <= 40 {
-            assert_eq!(
-                theirs.len(),
-                both,
-                "{context}: active {mine:?}, passive {theirs:?}"
-            );
+            assert_eq!(theirs.len(), both, "{context}: active {mine:?}, passive {theirs:?}");
         }
         established += both;
     }
@@ -195,20 +176,14 @@ fn close(world: &mut World, context: &str) {
     for node in 0..2 {
         for (conn, outcomes) in &world.outcomes[node] {
             let ends = ["Rejected", "Unreachable", "Disconnected"];
-            let terminal = outcomes
-                .iter()
-                .filter(|outcome| ends.contains(outcome))
-                .count();
+            let terminal = outcomes.iter().filter(|outcome| ends.contains(outcome)).count();
             let refused = outcomes.as_slice() == ["ConnectRequest"];
             assert!(
                 terminal == 1 && ends.contains(outcomes.last().unwrap()) || refused,
                 "{context} {conn:?}: {outcomes:?}"
             );
         }
-        assert!(
-            world.nodes[node].table.is_empty(),
-            "{context}: connections left over"
-        );
+        assert!(world.nodes[node].table.is_empty(), "{context}: connections left over");
     }
 }
 
@@ -219,13 +194,8 @@ fn every_attempt_ends_over_any_network() {
         for duplication in [0, 30] {
             for jitter in [0, 50 * MS, 300 * MS] {
                 for seed in 0..20 {
-                    let network = Network {
-                        loss,
-                        duplication,
-                        jitter,
-                    };
-                    *established.entry(loss).or_insert(0) +=
-                        run(1000 * u64::from(loss) + seed, network);
+                    let network = Network { loss, duplication, jitter };
+                    *established.entry(loss).or_insert(0) += run(1000 * u64::from(loss) + seed, network);
                 }
             }
         }

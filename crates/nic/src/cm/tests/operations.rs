@@ -19,85 +19,23 @@ fn connect(cm: &mut Cm, params: QpParams, data: &[u8]) -> Result<ConnId, CmError
 fn a_service_has_one_listener() {
     let mut cm = Cm::new(1, config());
     let listener = cm.listen(service_id(PORT)).unwrap();
-    assert_eq!(
-        cm.listen(service_id(PORT)),
-        Err(CmError::ServiceInUse(service_id(PORT)))
-    );
+    assert_eq!(cm.listen(service_id(PORT)), Err(CmError::ServiceInUse(service_id(PORT))));
     assert_eq!(cm.unlisten(listener), Ok(()));
-    assert_eq!(
-        cm.unlisten(listener),
-        Err(CmError::UnknownListener(listener))
-    );
+    assert_eq!(cm.unlisten(listener), Err(CmError::UnknownListener(listener)));
 }
 
 #[test]
 fn parameters_out_of_range_are_refused() {
     let mut cm = Cm::new(1, config());
     let good = params(OUR_QPN);
-    assert_eq!(
-        connect(
-            &mut cm,
-            QpParams {
-                qpn: 1 << 24,
-                ..good
-            },
-            b""
-        ),
-        Err(CmError::Params("qpn"))
-    );
-    assert_eq!(
-        connect(
-            &mut cm,
-            QpParams {
-                path_mtu: 0,
-                ..good
-            },
-            b""
-        ),
-        Err(CmError::Params("path_mtu"))
-    );
-    assert_eq!(
-        connect(
-            &mut cm,
-            QpParams {
-                retry_count: 8,
-                ..good
-            },
-            b""
-        ),
-        Err(CmError::Params("retry_count"))
-    );
-    assert_eq!(
-        connect(
-            &mut cm,
-            QpParams {
-                rnr_retry: 8,
-                ..good
-            },
-            b""
-        ),
-        Err(CmError::Params("rnr_retry"))
-    );
-    assert_eq!(
-        connect(
-            &mut cm,
-            QpParams {
-                ack_timeout: 32,
-                ..good
-            },
-            b""
-        ),
-        Err(CmError::Params("ack_timeout"))
-    );
-    assert_eq!(
-        connect(&mut cm, good, &[0; 57]),
-        Err(CmError::PrivateData { len: 57, max: 56 })
-    );
+    assert_eq!(connect(&mut cm, QpParams { qpn: 1 << 24, ..good }, b""), Err(CmError::Params("qpn")));
+    assert_eq!(connect(&mut cm, QpParams { path_mtu: 0, ..good }, b""), Err(CmError::Params("path_mtu")));
+    assert_eq!(connect(&mut cm, QpParams { retry_count: 8, ..good }, b""), Err(CmError::Params("retry_count")));
+    assert_eq!(connect(&mut cm, QpParams { rnr_retry: 8, ..good }, b""), Err(CmError::Params("rnr_retry")));
+    assert_eq!(connect(&mut cm, QpParams { ack_timeout: 32, ..good }, b""), Err(CmError::Params("ack_timeout")));
+    assert_eq!(connect(&mut cm, good, &[0; 57]), Err(CmError::PrivateData { len: 57, max: 56 }));
     let v6: IpAddr = "fe80::1".parse().unwrap();
-    assert_eq!(
-        cm.connect(0, HERE, v6, 1, good, b""),
-        Err(CmError::IpVersion(HERE, v6))
-    );
+    assert_eq!(cm.connect(0, HERE, v6, 1, good, b""), Err(CmError::IpVersion(HERE, v6)));
 }
 
 #[test]
@@ -106,103 +44,52 @@ fn calls_in_the_wrong_state_are_refused() {
     let good = params(OUR_QPN);
     let conn = connect(&mut cm, good, &[1; 56]).unwrap();
     assert_eq!(connect(&mut cm, good, b""), Err(CmError::QpInUse(OUR_QPN)));
-    assert_eq!(
-        cm.accept(0, conn, good, b""),
-        Err(CmError::WrongState(conn))
-    );
+    assert_eq!(cm.accept(0, conn, good, b""), Err(CmError::WrongState(conn)));
     assert_eq!(cm.reject(0, conn, 28, b""), Err(CmError::WrongState(conn)));
     assert_eq!(cm.delay(0, conn, 1), Err(CmError::WrongState(conn)));
     assert_eq!(cm.disconnect(0, conn), Ok(()));
     assert_eq!(cm.disconnect(0, conn), Err(CmError::WrongState(conn)));
-    assert_eq!(
-        cm.disconnect(0, ConnId(0)),
-        Err(CmError::UnknownConn(ConnId(0)))
-    );
+    assert_eq!(cm.disconnect(0, ConnId(0)), Err(CmError::UnknownConn(ConnId(0))));
 }
 
 #[test]
 fn private_data_and_limits_are_agreed_upon() {
     let mut cm = [Cm::new(1, config()), Cm::new(2, config())];
     cm[1].listen(service_id(PORT)).unwrap();
-    let greedy = QpParams {
-        responder_resources: 16,
-        initiator_depth: 2,
-        ..params(OUR_QPN)
-    };
+    let greedy = QpParams { responder_resources: 16, initiator_depth: 2, ..params(OUR_QPN) };
     let active = connect(&mut cm[0], greedy, &[7; REQ_PRIVATE_DATA]).unwrap();
     let mut out = [0; 256];
     cm[0].poll_transmit(&mut out).unwrap();
     cm[1].handle_mad(0, HERE, PEER, &out);
-    let Some(CmEvent::ConnectRequest {
-        conn,
-        private_data,
-        remote,
-        ..
-    }) = cm[1].poll_event()
-    else {
+    let Some(CmEvent::ConnectRequest { conn, private_data, remote, .. }) = cm[1].poll_event() else {
         panic!("no request")
     };
     assert_eq!((private_data, remote), (vec![7; REQ_PRIVATE_DATA], greedy));
 
-    let ours = QpParams {
-        responder_resources: 8,
-        initiator_depth: 32,
-        ..params(THEIR_QPN)
-    };
-    let other_mtu = QpParams {
-        path_mtu: 4,
-        ..ours
-    };
-    assert_eq!(
-        cm[1].accept(0, conn, other_mtu, b""),
-        Err(CmError::PathMtu { ours: 4, theirs: 3 })
-    );
-    assert!(matches!(
-        cm[1].accept(0, conn, ours, &[0; 197]),
-        Err(CmError::PrivateData { max: 196, .. })
-    ));
-    assert!(matches!(
-        cm[1].reject(0, conn, 28, &[0; 149]),
-        Err(CmError::PrivateData { max: 148, .. })
-    ));
+    let ours = QpParams { responder_resources: 8, initiator_depth: 32, ..params(THEIR_QPN) };
+    let other_mtu = QpParams { path_mtu: 4, ..ours };
+    assert_eq!(cm[1].accept(0, conn, other_mtu, b""), Err(CmError::PathMtu { ours: 4, theirs: 3 }));
+    assert!(matches!(cm[1].accept(0, conn, ours, &[0; 197]), Err(CmError::PrivateData { max: 196, .. })));
+    assert!(matches!(cm[1].reject(0, conn, 28, &[0; 149]), Err(CmError::PrivateData { max: 148, .. })));
     cm[1].accept(0, conn, ours, &[8; REP_PRIVATE_DATA]).unwrap();
     cm[1].poll_transmit(&mut out).unwrap();
     cm[0].handle_mad(0, PEER, HERE, &out);
-    let remote = QpParams {
-        responder_resources: 2,
-        initiator_depth: 16,
-        ..ours
-    };
+    let remote = QpParams { responder_resources: 2, initiator_depth: 16, ..ours };
     let private_data = vec![8; REP_PRIVATE_DATA];
-    assert_eq!(
-        cm[0].poll_event(),
-        Some(CmEvent::Established {
-            conn: active,
-            remote,
-            private_data
-        })
-    );
+    assert_eq!(cm[0].poll_event(), Some(CmEvent::Established { conn: active, remote, private_data }));
 }
 
 #[test]
 fn ipv6_and_mapped_addresses_connect() {
-    for (a, b) in [
-        ("fe80::1", "fe80::2"),
-        ("::ffff:10.0.0.1", "::ffff:10.0.0.2"),
-    ] {
+    for (a, b) in [("fe80::1", "fe80::2"), ("::ffff:10.0.0.1", "::ffff:10.0.0.2")] {
         let (a, b): (IpAddr, IpAddr) = (a.parse().unwrap(), b.parse().unwrap());
         let mut cm = [Cm::new(1, config()), Cm::new(2, config())];
         cm[1].listen(service_id(PORT)).unwrap();
-        cm[0]
-            .connect(0, a, b, service_id(PORT), params(OUR_QPN), b"")
-            .unwrap();
+        cm[0].connect(0, a, b, service_id(PORT), params(OUR_QPN), b"").unwrap();
         let mut out = [0; 256];
         cm[0].poll_transmit(&mut out).unwrap();
         cm[1].handle_mad(0, a, b, &out);
-        assert!(
-            matches!(cm[1].poll_event(), Some(CmEvent::ConnectRequest { .. })),
-            "{a}"
-        );
+        assert!(matches!(cm[1].poll_event(), Some(CmEvent::ConnectRequest { .. })), "{a}");
     }
 }
 
@@ -210,16 +97,13 @@ fn ipv6_and_mapped_addresses_connect() {
 fn a_node_connects_to_itself() {
     let mut cm = Cm::new(1, config());
     cm.listen(service_id(PORT)).unwrap();
-    cm.connect(0, HERE, HERE, service_id(PORT), params(OUR_QPN), b"")
-        .unwrap();
+    cm.connect(0, HERE, HERE, service_id(PORT), params(OUR_QPN), b"").unwrap();
     let (mut established, mut disconnected, mut out) = (0, 0, [0; 256]);
     while cm.poll_transmit(&mut out).is_some() {
         cm.handle_mad(0, HERE, HERE, &out);
         while let Some(event) = cm.poll_event() {
             match event {
-                CmEvent::ConnectRequest { conn, .. } => {
-                    cm.accept(0, conn, params(THEIR_QPN), b"").unwrap()
-                }
+                CmEvent::ConnectRequest { conn, .. } => cm.accept(0, conn, params(THEIR_QPN), b"").unwrap(),
                 CmEvent::Established { conn, .. } => {
                     established += 1;
                     if established == 2 {
@@ -242,10 +126,7 @@ fn a_flood_of_requests_occupies_no_more_than_its_share() {
         let flood = req_with(|req| (req.local_comm_id, req.local_qpn) = (i + 1, i + 2));
         cm.handle_mad(0, PEER, HERE, &flood);
     }
-    assert_eq!(
-        (cm.connections(), cm.events.len(), cm.replies.len()),
-        (4, 4, MAX_REPLIES)
-    );
+    assert_eq!((cm.connections(), cm.events.len(), cm.replies.len()), (4, 4, MAX_REPLIES));
     assert_eq!(cm.counters().refused, 9996);
     assert!(drain(&mut cm).iter().all(|sent| sent == "REJ 3"));
     // The own connections still have room, up to their own limit.
@@ -267,9 +148,7 @@ fn an_established_connection_is_not_half_open_and_arms_no_timer() {
     for i in 0..8 {
         let req = req_with(|req| (req.local_comm_id, req.local_qpn) = (i + 1, i + 2));
         cm.handle_mad(0, PEER, HERE, &req);
-        let Some(CmEvent::ConnectRequest { conn, .. }) = cm.poll_event() else {
-            panic!("connection {i} is refused")
-        };
+        let Some(CmEvent::ConnectRequest { conn, .. }) = cm.poll_event() else { panic!("connection {i} is refused") };
         cm.accept(0, conn, params(0x100 + i), b"").unwrap();
         cm.mark_established(0, 0x100 + i);
         assert!(matches!(cm.poll_event(), Some(CmEvent::Established { .. })));
@@ -346,12 +225,7 @@ const NAMES: [&str; 22] = [
 #[derive(Debug, Clone)]
 enum Op {
     Advance(u64),
-    Mad {
-        name: usize,
-        conn: usize,
-        stranger: bool,
-        damage: Option<(usize, u8)>,
-    },
+    Mad { name: usize, conn: usize, stranger: bool, damage: Option<(usize, u8)> },
     Bytes(Vec<u8>),
     Connect(u32),
     Accept(usize, u32),

@@ -35,11 +35,7 @@ fn play(script: &[Row]) -> Cm {
             Time => {}
             Hear(message) => cm.handle_mad(now, PEER, HERE, &peer_says(message, conn.0)),
             Forged(message) => cm.handle_mad(now, STRANGER, HERE, &peer_says(message, conn.0)),
-            Connect => {
-                conn = cm
-                    .connect(now, HERE, PEER, service_id(PORT), params(OUR_QPN), b"hi")
-                    .unwrap()
-            }
+            Connect => conn = cm.connect(now, HERE, PEER, service_id(PORT), params(OUR_QPN), b"hi").unwrap(),
             Accept => cm.accept(now, conn, params(OUR_QPN), b"ho").unwrap(),
             Reject => cm.reject(now, conn, reason::CONSUMER, b"no").unwrap(),
             Delay => cm.delay(now, conn, 1000 * MS).unwrap(),
@@ -60,11 +56,7 @@ fn play(script: &[Row]) -> Cm {
             got_sent.push(name_of(&out));
         }
         assert_eq!(cm.poll_transmit(&mut out), None);
-        assert_eq!(
-            (got_sent, got_events),
-            (strings(sent), strings(events)),
-            "row {row} at {at} ms"
-        );
+        assert_eq!((got_sent, got_events), (strings(sent), strings(events)), "row {row} at {at} ms");
     }
     cm
 }
@@ -85,16 +77,10 @@ fn play_out(script: &[Row]) {
 }
 
 /// The active side, established.
-const UP: [Row; 2] = [
-    (0, Connect, &["REQ"], &[]),
-    (1, Hear("REP"), &["RTU"], &["Established"]),
-];
+const UP: [Row; 2] = [(0, Connect, &["REQ"], &[]), (1, Hear("REP"), &["RTU"], &["Established"])];
 /// The passive side, established.
-const UP_PASSIVE: [Row; 3] = [
-    (0, Hear("REQ"), &[], &["ConnectRequest"]),
-    (1, Accept, &["REP"], &[]),
-    (2, Hear("RTU"), &[], &["Established"]),
-];
+const UP_PASSIVE: [Row; 3] =
+    [(0, Hear("REQ"), &[], &["ConnectRequest"]), (1, Accept, &["REP"], &[]), (2, Hear("RTU"), &[], &["Established"])];
 
 /// Each script is a test that plays it out, after a prologue or from nothing.
 ///
@@ -346,20 +332,13 @@ scripts! {
 #[test]
 fn a_rep_from_a_stale_queue_pair_is_refused() {
     let mut cm = play(&UP);
-    let second = cm
-        .connect(0, HERE, PEER, service_id(PORT), params(0x12), b"")
-        .unwrap();
+    let second = cm.connect(0, HERE, PEER, service_id(PORT), params(0x12), b"").unwrap();
     let mut out = [0; 256];
     while cm.poll_transmit(&mut out).is_some() {}
     cm.handle_mad(1, PEER, HERE, &peer_says("REP, new id", second.0));
-    let rejected = CmEvent::Rejected {
-        conn: second,
-        reason: reason::STALE_CONNECTION,
-        private_data: vec![],
-    };
+    let rejected = CmEvent::Rejected { conn: second, reason: reason::STALE_CONNECTION, private_data: vec![] };
     assert_eq!(cm.poll_event(), Some(rejected));
-    let sent: Vec<_> =
-        std::iter::from_fn(|| cm.poll_transmit(&mut out).map(|_| name_of(&out))).collect();
+    let sent: Vec<_> = std::iter::from_fn(|| cm.poll_transmit(&mut out).map(|_| name_of(&out))).collect();
     assert_eq!(sent, ["DREQ", "REJ 10"]);
 }
 
@@ -367,62 +346,18 @@ type Edit = fn(&mut Req);
 
 /// What is wrong with a REQ, and the reason that it is refused for.
 const BAD_REQUESTS: [(&str, Edit, u16); 12] = [
-    (
-        "no such service",
-        |req| req.service_id += 1,
-        reason::INVALID_SERVICE_ID,
-    ),
-    (
-        "UC",
-        |req| req.transport_service = 1,
-        reason::INVALID_TRANSPORT,
-    ),
-    (
-        "MTU code 0",
-        |req| req.path_mtu = 0,
-        reason::INVALID_PATH_MTU,
-    ),
-    (
-        "MTU code 6",
-        |req| req.path_mtu = 6,
-        reason::INVALID_PATH_MTU,
-    ),
+    ("no such service", |req| req.service_id += 1, reason::INVALID_SERVICE_ID),
+    ("UC", |req| req.transport_service = 1, reason::INVALID_TRANSPORT),
+    ("MTU code 0", |req| req.path_mtu = 0, reason::INVALID_PATH_MTU),
+    ("MTU code 6", |req| req.path_mtu = 6, reason::INVALID_PATH_MTU),
     ("QP 1", |req| req.local_qpn = 1, reason::UNSUPPORTED),
-    (
-        "the multicast QP",
-        |req| req.local_qpn = 0xff_ffff,
-        reason::UNSUPPORTED,
-    ),
-    (
-        "communication id 0",
-        |req| req.local_comm_id = 0,
-        reason::UNSUPPORTED,
-    ),
-    (
-        "another's source GID",
-        |req| req.local_gid[15] = 9,
-        reason::INVALID_GID,
-    ),
-    (
-        "another's destination GID",
-        |req| req.remote_gid[15] = 9,
-        reason::INVALID_GID,
-    ),
-    (
-        "header version 1",
-        |req| req.private_data[0] = 1,
-        reason::UNSUPPORTED,
-    ),
-    (
-        "header of IPv6",
-        |req| req.private_data[1] = 0x60,
-        reason::UNSUPPORTED,
-    ),
-    (
-        "header with another's address",
-        |req| req.private_data[19] = 9,
-        reason::UNSUPPORTED,
-    ),
+    ("the multicast QP", |req| req.local_qpn = 0xff_ffff, reason::UNSUPPORTED),
+    ("communication id 0", |req| req.local_comm_id = 0, reason::UNSUPPORTED),
+    ("another's source GID", |req| req.local_gid[15] = 9, reason::INVALID_GID),
+    ("another's destination GID", |req| req.remote_gid[15] = 9, reason::INVALID_GID),
+    ("header version 1", |req| req.private_data[0] = 1, reason::UNSUPPORTED),
+    ("header of IPv6", |req| req.private_data[1] = 0x60, reason::UNSUPPORTED),
+    ("header with another's address", |req| req.private_data[19] = 9, reason::UNSUPPORTED),
 ];
 
 #[test]
@@ -432,20 +367,8 @@ fn requests_that_cannot_be_met_are_refused_with_the_reason() {
         cm.listen(service_id(PORT)).unwrap();
         cm.handle_mad(0, PEER, HERE, &req_with(edit));
         let mut out = [0; 256];
-        assert_eq!(
-            cm.poll_transmit(&mut out),
-            Some(CmTransmit {
-                to: PEER,
-                from: HERE
-            }),
-            "{name}"
-        );
-        let Ok(Mad {
-            message: CmMessage::Rej(rej),
-            transaction_id: 9,
-            ..
-        }) = Mad::parse(&out)
-        else {
+        assert_eq!(cm.poll_transmit(&mut out), Some(CmTransmit { to: PEER, from: HERE }), "{name}");
+        let Ok(Mad { message: CmMessage::Rej(rej), transaction_id: 9, .. }) = Mad::parse(&out) else {
             panic!("{name}: not a REJ of the same transaction")
         };
         assert_eq!((rej.reason, rej.message_rejected), (reason, 0), "{name}");

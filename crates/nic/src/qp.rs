@@ -1,0 +1,319 @@
+//! A queue pair: its states, its two halves, and what both share.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use remora_memory::{Access, Pd, Region, Registry};
+
+use crate::queue::{CompletionQueue, RecvQueue, RecvWqe, SendQueue, Source};
+use crate::requester::Requester;
+use crate::responder::Responder;
+use crate::rpc::RpcTable;
+use crate::types::*;
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct QueuePair {
+    pub qpn: Qpn,
+    pub init: QpInit,
+    pub state: QpState,
+    /// Rights of the peer through this queue pair.
+    pub access: Access,
+    pub route: Option<Route>,
+    pub dest_qp: u32,
+    pub mtu: u32,
+    pub min_rnr_timer: u8,
+    pub qkey: u32,
+    pub sq: SendQueue,
+    pub rq: RecvQueue,
+    pub req: Requester,
+    pub resp: Responder,
+    /// In the engine's list of queue pairs with something to send.
+    pub active: bool,
+    /// When the retransmission or RNR timer runs out.
+    pub deadline: Option<Time>,
+    /// The earliest entry for this queue pair in the engine's timer heap.
+    pub timer_entry: Option<Time>,
+    /// The region that sends last gathered from: most work requests use one over and over.
+    pub local_region: Option<Arc<Region>>,
+    /// The region that the peer last named.
+    pub remote_region: Option<Arc<Region>>,
+}
+
+impl QueuePair {
+    pub fn new(qpn: Qpn, init: QpInit) -> Self {
+        Self {
+            qpn,
+            init,
+            state: QpState::Reset,
+            access: Access::empty(),
+            route: None,
+            dest_qp: 0,
+            mtu: 1024,
+            min_rnr_timer: 12,
+            qkey: 0,
+            sq: SendQueue::new(init.max_send_wr, init.max_rpc, init.max_send_sge, init.max_inline),
+            rq: RecvQueue::new(if init.srq.is_some() { 0 } else { init.max_recv_wr }, init.max_recv_sge),
+            req: Requester::default(),
+            resp: Responder::default(),
+            active: false,
+            deadline: None,
+            timer_entry: None,
+            local_region: None,
+            remote_region: None,
+        }
+    }
+
+    pub fn pd(&self) -> Pd {
+        self.init.pd
+    }
+
+    /// Takes the next posted receive.
+    pub fn take_recv(&mut self, ctx: &mut Ctx) -> Option<RecvWqe> {
+        match self.init.srq {
+            None => self.rq.ring.pop_front(),
+            Some(id) => {
+                let srq = ctx.srqs.get_mut(id.0 as usize)?.as_mut()?;
+                let wqe = srq.queue.ring.pop_front();
+                if srq.limit > 0 && srq.queue.ring.len() < srq.limit as usize {
+                    srq.limit = 0;
+                    ctx.events.push_back(Event::SrqLimit(id));
+                }
+                wqe
+            }
+        }
+    }
+
+    /// The protection domain of its receives' buffers: a shared receive queue has its own.
+    pub fn recv_pd(&self, ctx: &Ctx) -> Pd {
+        let shared = self.init.srq.and_then(|id| ctx.srqs.get(id.0 as usize)?.as_ref());
+        shared.map_or(self.init.pd, |srq| srq.pd)
+    }
+
+    /// Completes a receive.
+    pub fn complete_recv(&mut self, ctx: &mut Ctx, wc: WorkCompletion, solicited: bool) {
+        if !ctx.push_wc(self.init.recv_cq, wc, solicited) {
+            self.fail(ctx, WcStatus::LocalQpOperation);
+        }
+    }
+
+    /// Goes into the error state after an error of its own, and tells the world.
+    pub fn fail(&mut self, ctx: &mut Ctx, why: WcStatus) {
+        if self.state != QpState::Err {
+            ctx.events.push_back(Event::QpFatal(self.qpn, why));
+            self.enter_error(ctx);
+        }
+    }
+
+    /// Enters the error state: every posted request completes as flushed.
+    pub fn enter_error(&mut self, ctx: &mut Ctx) {
+        self.state = QpState::Err;
+        self.deadline = None;
+        self.req.stop();
+        self.resp.stop();
+        self.flush(ctx);
+    }
+
+    /// Completes everything posted as flushed.
+    pub fn flush(&mut self, ctx: &mut Ctx) {
+        self.flush_sends(ctx);
+        if let Some(wqe) = self.resp.take_recv() {
+            self.flush_recv(ctx, wqe);
+        }
+        if self.init.srq.is_none() {
+            while let Some(wqe) = self.rq.ring.pop_front() {
+                self.flush_recv(ctx, wqe);
+            }
+        }
+        ctx.rpc.drop_waiting(self.qpn.0);
+    }
+
+    /// Completes every posted send as flushed.
+    pub fn flush_sends(&mut self, ctx: &mut Ctx) {
+        while !self.sq.is_empty() {
+            self.complete_send(ctx, WcStatus::Flushed, 0);
+        }
+    }
+
+    fn flush_recv(&mut self, ctx: &mut Ctx, wqe: RecvWqe) {
+        let wc = self.wc(wqe.wr_id, WcStatus::Flushed, WcOpcode::Recv, 0);
+        // An overrun queue drops the completion: the queue pair is in error already.
+        ctx.push_wc(self.init.recv_cq, wc, true);
+    }
+
+    /// A completion of this queue pair with the optional fields empty.
+    pub fn wc(&self, wr_id: u64, status: WcStatus, opcode: WcOpcode, byte_len: u32) -> WorkCompletion {
+        WorkCompletion {
+            wr_id,
+            status,
+            opcode,
+            byte_len,
+            imm: None,
+            invalidated: None,
+            qpn: self.qpn,
+            src_qp: 0,
+            src: None,
+        }
+    }
+
+    /// Removes the oldest send and reports it if it asks for that or failed.
+    pub fn complete_send(&mut self, ctx: &mut Ctx, status: WcStatus, byte_len: u32) {
+        let at = self.sq.head;
+        self.sq.head += 1;
+        self.sq.started = self.sq.started.max(self.sq.head);
+        let wqe = self.sq.get_mut(at);
+        if wqe.source == Source::Buffer {
+            ctx.rpc.recycle(std::mem::take(&mut wqe.buffer));
+        }
+        if wqe.source == Source::Reply {
+            ctx.rpc.recycle(std::mem::take(&mut wqe.buffer));
+            ctx.rpc.replied(self.qpn.0);
+            return;
+        }
+        let opcode = match wqe.op {
+            SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => WcOpcode::Send,
+            SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::Write,
+            SendOp::Read { .. } => WcOpcode::Read,
+            SendOp::CompareSwap { .. } => WcOpcode::CompareSwap,
+            SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+            SendOp::Rpc { .. } | SendOp::RpcWrite { .. } => WcOpcode::Rpc,
+        };
+        self.sq.user -= 1;
+        let wqe = self.sq.get(at);
+        let (wr_id, report) = (wqe.wr_id, wqe.signaled || self.init.sq_sig_all || status != WcStatus::Success);
+        if report {
+            let wc = self.wc(wr_id, status, opcode, byte_len);
+            if !ctx.push_wc(self.init.send_cq, wc, false) {
+                self.fail(ctx, WcStatus::LocalQpOperation);
+            }
+        }
+    }
+
+    /// Whether packets of the peer are processed.
+    pub fn receives(&self) -> bool {
+        matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
+    }
+
+    /// Whether the send queue works.
+    pub fn sends(&self) -> bool {
+        matches!(self.state, QpState::Rts | QpState::Sqd)
+    }
+}
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub(crate) struct Srq {
+    pub queue: RecvQueue,
+    pub pd: Pd,
+    /// Raise an event below this many receives; 0 is disarmed.
+    pub limit: u32,
+    pub users: u32,
+}
+
+/// What all queue pairs of one engine share.
+pub(crate) struct Ctx {
+    pub registry: Arc<Registry>,
+    pub cqs: Vec<Option<CompletionQueue>>,
+    pub srqs: Vec<Option<Srq>>,
+    pub events: VecDeque<Event>,
+    pub rpc: RpcTable,
+    pub counters: Counters,
+}
+
+impl Ctx {
+    /// False if the completion queue overran.
+    pub fn push_wc(&mut self, cq: CqId, wc: WorkCompletion, solicited: bool) -> bool {
+        match self.cqs.get_mut(cq.0 as usize) {
+            Some(Some(queue)) => queue.push(cq, wc, solicited, &mut self.events),
+            _ => false,
+        }
+    }
+
+    /// The region with this key, through a one-entry cache.
+    pub fn region<'a>(&self, cache: &'a mut Option<Arc<Region>>, key: u32) -> Option<&'a Region> {
+        let hit = cache.as_ref().is_some_and(|r| r.key() == key && r.is_valid());
+        if !hit {
+            *cache = self.registry.lookup(key);
+        }
+        cache.as_deref()
+    }
+
+    /// The region with this key if it allows `need` for `len` bytes at `va` in `pd`.
+    pub fn checked<'a>(
+        &self,
+        cache: &'a mut Option<Arc<Region>>,
+        (pd, key): (Pd, u32),
+        (va, len): (u64, u64),
+        need: Access,
+    ) -> Option<&'a Region> {
+        let region = self.region(cache, key)?;
+        region.check(pd, va, len, need).ok()?;
+        Some(region)
+    }
+
+    /// Takes a key away because the peer asked so. False if the key is not of this protection domain.
+    pub fn invalidate(&self, pd: Pd, rkey: u32) -> bool {
+        self.registry.lookup(rkey).is_some_and(|r| r.pd() == pd) && self.registry.deregister(rkey).is_ok()
+    }
+
+    /// Copies scattered local bytes, from `offset` of the list on, into `out`. `None` if a key, range or right is wrong.
+    pub fn gather(
+        &self,
+        cache: &mut Option<Arc<Region>>,
+        pd: Pd,
+        sges: &[Sge],
+        offset: usize,
+        mut out: &mut [u8],
+    ) -> Option<()> {
+        let mut skip = offset;
+        for sge in sges {
+            if out.is_empty() {
+                break;
+            }
+            let len = sge.len as usize;
+            if skip >= len {
+                skip -= len;
+                continue;
+            }
+            let n = (len - skip).min(out.len());
+            let va = sge.va.checked_add(skip as u64)?;
+            let (head, tail) = out.split_at_mut(n);
+            let region = self.checked(cache, (pd, sge.lkey), (va, n as u64), Access::empty())?;
+            region.read(va, head).ok()?;
+            out = tail;
+            skip = 0;
+        }
+        out.is_empty().then_some(())
+    }
+
+    /// Copies `data` to scattered local memory, from `offset` of the list on.
+    pub fn scatter(
+        &self,
+        cache: &mut Option<Arc<Region>>,
+        pd: Pd,
+        sges: &[Sge],
+        offset: usize,
+        mut data: &[u8],
+    ) -> Result<(), WcStatus> {
+        let mut skip = offset;
+        for sge in sges {
+            if data.is_empty() {
+                break;
+            }
+            let len = sge.len as usize;
+            if skip >= len {
+                skip -= len;
+                continue;
+            }
+            let n = (len - skip).min(data.len());
+            let va = sge.va.checked_add(skip as u64).ok_or(WcStatus::LocalProtection)?;
+            let (head, tail) = data.split_at(n);
+            self.checked(cache, (pd, sge.lkey), (va, n as u64), Access::LOCAL_WRITE)
+                .and_then(|region| region.write(va, head).ok())
+                .ok_or(WcStatus::LocalProtection)?;
+            data = tail;
+            skip = 0;
+        }
+        if data.is_empty() { Ok(()) } else { Err(WcStatus::LocalLength) }
+    }
+}

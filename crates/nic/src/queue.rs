@@ -1,0 +1,330 @@
+//! Send, receive and completion queues: rings whose storage is allocated when they are created.
+
+use std::collections::VecDeque;
+
+use remora_wire::Psn;
+
+use crate::types::{CqId, Event, Route, SendOp, Sge, UdDest, WcStatus, WorkCompletion};
+
+/// A send work queue element. Its scatter list and inline bytes lie in the queue's side arrays.
+#[derive(Debug)]
+pub(crate) struct SendWqe {
+    pub wr_id: u64,
+    pub op: SendOp,
+    pub signaled: bool,
+    pub fence: bool,
+    pub solicited: bool,
+    pub dest: Option<UdDest>,
+    /// Bytes of the message.
+    pub len: u32,
+    pub source: Source,
+    /// Valid once transmission has started.
+    pub first_psn: Psn,
+    /// PSNs the request takes: packets sent, or response packets expected for a READ.
+    pub psns: u32,
+    /// READ: response packets that have arrived. Atomics: 1 once the value is here.
+    pub answered: u32,
+    /// Bytes of the NIC's own, returned to its pool on completion.
+    pub buffer: Vec<u8>,
+}
+
+/// Where a send's bytes lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The first `n` elements of the slot's scatter list.
+    List(u32),
+    /// The slot's inline bytes.
+    Inline,
+    /// The element's own buffer: parameters of a kernel call.
+    Buffer,
+    /// The element's own buffer: a kernel's reply, which is no work request of the user's.
+    Reply,
+}
+
+impl SendWqe {
+    /// READ and atomics end with a response, everything else with an acknowledgement.
+    pub fn wants_response(&self) -> bool {
+        matches!(self.op, SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+    }
+
+    /// The last PSN it takes. Meaningless before transmission has started.
+    pub fn last_psn(&self) -> Psn {
+        self.first_psn + (self.psns - 1)
+    }
+}
+
+/// The send queue. Positions count up for ever; `head <= started <= tail`.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    slots: Box<[SendWqe]>,
+    sges: Box<[Sge]>,
+    inline: Box<[u8]>,
+    max_sge: usize,
+    max_inline: usize,
+    /// The oldest element that is not complete.
+    pub head: u64,
+    /// The first element whose transmission has not started.
+    pub started: u64,
+    /// Where the next one is posted.
+    pub tail: u64,
+    /// Work requests of the user in the queue (replies of kernels have slots of their own).
+    pub user: u32,
+    pub max_user: u32,
+}
+
+impl SendQueue {
+    pub fn new(max_user: u32, replies: u32, max_sge: u32, max_inline: u32) -> Self {
+        let slots = (max_user + replies).next_power_of_two() as usize;
+        let empty = || SendWqe {
+            wr_id: 0,
+            op: SendOp::Send,
+            signaled: false,
+            fence: false,
+            solicited: false,
+            dest: None,
+            len: 0,
+            source: Source::Inline,
+            first_psn: Psn::new(0),
+            psns: 1,
+            answered: 0,
+            buffer: Vec::new(),
+        };
+        Self {
+            slots: (0..slots).map(|_| empty()).collect(),
+            sges: vec![Sge::default(); slots * max_sge as usize].into(),
+            inline: vec![0; slots * max_inline as usize].into(),
+            max_sge: max_sge as usize,
+            max_inline: max_inline as usize,
+            head: 0,
+            started: 0,
+            tail: 0,
+            user: 0,
+            max_user,
+        }
+    }
+
+    fn slot(&self, at: u64) -> usize {
+        (at as usize) & (self.slots.len() - 1)
+    }
+
+    pub fn get(&self, at: u64) -> &SendWqe {
+        &self.slots[self.slot(at)]
+    }
+
+    pub fn get_mut(&mut self, at: u64) -> &mut SendWqe {
+        let slot = self.slot(at);
+        &mut self.slots[slot]
+    }
+
+    /// The element, its whole scatter-list storage and its whole inline storage.
+    pub fn parts_mut(&mut self, at: u64) -> (&mut SendWqe, &mut [Sge], &mut [u8]) {
+        let slot = self.slot(at);
+        let (s, i) = (slot * self.max_sge, slot * self.max_inline);
+        (&mut self.slots[slot], &mut self.sges[s..s + self.max_sge], &mut self.inline[i..i + self.max_inline])
+    }
+
+    /// The element, its scatter list and its inline bytes.
+    pub fn parts(&self, at: u64) -> (&SendWqe, &[Sge], &[u8]) {
+        let slot = self.slot(at);
+        let wqe = &self.slots[slot];
+        let (s, i) = (slot * self.max_sge, slot * self.max_inline);
+        match wqe.source {
+            Source::List(n) => (wqe, &self.sges[s..s + n as usize], &[]),
+            Source::Inline => (wqe, &[], &self.inline[i..i + (wqe.len as usize).min(self.max_inline)]),
+            Source::Buffer | Source::Reply => (wqe, &[], &wqe.buffer),
+        }
+    }
+
+    pub fn has_slot(&self) -> bool {
+        ((self.tail - self.head) as usize) < self.slots.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+}
+
+/// A receive that was posted: its scatter list lies in the queue's side array.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RecvWqe {
+    pub wr_id: u64,
+    pub sges: [Sge; MAX_RECV_SGE],
+    pub count: u8,
+}
+
+impl RecvWqe {
+    pub fn sges(&self) -> &[Sge] {
+        &self.sges[..self.count as usize]
+    }
+}
+
+/// Scatter-gather elements a receive may have at most.
+pub const MAX_RECV_SGE: usize = 8;
+
+/// A receive queue, of one queue pair or shared.
+#[derive(Debug)]
+pub(crate) struct RecvQueue {
+    pub ring: VecDeque<RecvWqe>,
+    pub capacity: usize,
+    pub max_sge: usize,
+}
+
+impl RecvQueue {
+    pub fn new(capacity: u32, max_sge: u32) -> Self {
+        Self {
+            ring: VecDeque::with_capacity(capacity as usize),
+            capacity: capacity as usize,
+            max_sge: max_sge as usize,
+        }
+    }
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct CompletionQueue {
+    pub ring: VecDeque<WorkCompletion>,
+    pub capacity: usize,
+    pub overrun: bool,
+    pub armed: Armed,
+    /// Queue pairs that complete here.
+    pub users: u32,
+}
+
+/// Whether a completion raises an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Armed {
+    No,
+    Solicited,
+    Any,
+}
+
+impl CompletionQueue {
+    pub fn new(capacity: u32) -> Self {
+        Self {
+            ring: VecDeque::with_capacity(capacity as usize),
+            capacity: capacity as usize,
+            overrun: false,
+            armed: Armed::No,
+            users: 0,
+        }
+    }
+
+    /// Appends a completion. False if the queue overran: the queue pair must go to the error state.
+    pub fn push(&mut self, id: CqId, wc: WorkCompletion, solicited: bool, events: &mut VecDeque<Event>) -> bool {
+        if self.ring.len() == self.capacity {
+            if !self.overrun {
+                self.overrun = true;
+                events.push_back(Event::CqOverrun(id));
+            }
+            return false;
+        }
+        self.ring.push_back(wc);
+        let fire = match self.armed {
+            Armed::No => false,
+            Armed::Any => true,
+            Armed::Solicited => solicited || wc.status != WcStatus::Success,
+        };
+        if fire {
+            self.armed = Armed::No;
+            events.push_back(Event::Completion(id));
+        }
+        true
+    }
+}
+
+/// Packets for one destination, back to back in one buffer: what `poll_transmit` fills and a link sends.
+#[derive(Debug)]
+pub struct TxBatch {
+    bytes: Box<[u8]>,
+    used: usize,
+    lens: [u16; TxBatch::PACKETS],
+    count: usize,
+    route: Option<Route>,
+}
+
+impl TxBatch {
+    /// Packets in a batch at most. Linux segments one UDP send into as many.
+    pub const PACKETS: usize = 64;
+    /// The largest packet: 4096 B of payload, headers, ICRC.
+    pub const PACKET_BYTES: usize = 4096 + 96;
+
+    /// An empty batch; its storage is allocated here, once.
+    pub fn new() -> Self {
+        Self {
+            bytes: vec![0; Self::PACKETS * Self::PACKET_BYTES].into(),
+            used: 0,
+            lens: [0; Self::PACKETS],
+            count: 0,
+            route: None,
+        }
+    }
+
+    /// The packets' bytes, back to back, and their lengths.
+    pub fn parts_mut(&mut self) -> (&mut [u8], &[u16]) {
+        (&mut self.bytes[..self.used], &self.lens[..self.count])
+    }
+
+    /// Each packet, in order.
+    pub fn packets(&self) -> impl Iterator<Item = &[u8]> {
+        let mut at = 0;
+        self.lens[..self.count].iter().map(move |&len| {
+            let start = at;
+            at += len as usize;
+            &self.bytes[start..at]
+        })
+    }
+
+    /// Where all its packets go; `None` when empty.
+    pub fn route(&self) -> Option<Route> {
+        self.route
+    }
+
+    /// Packets in it.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Bytes of all packets.
+    pub fn byte_len(&self) -> usize {
+        self.used
+    }
+
+    /// Whether it holds no packet.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Makes it empty.
+    pub fn clear(&mut self) {
+        self.used = 0;
+        self.count = 0;
+        self.route = None;
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.count == Self::PACKETS
+    }
+
+    pub(crate) fn accepts(&self, route: Route) -> bool {
+        !self.is_full() && self.route.is_none_or(|r| r == route)
+    }
+
+    /// Room for the next packet. Call `commit` with the bytes used.
+    pub(crate) fn space(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.used..self.used + Self::PACKET_BYTES]
+    }
+
+    pub(crate) fn commit(&mut self, route: Route, len: usize) {
+        debug_assert!(self.accepts(route) && len <= Self::PACKET_BYTES);
+        self.route = Some(route);
+        self.lens[self.count] = len as u16;
+        self.count += 1;
+        self.used += len;
+    }
+}
+
+impl Default for TxBatch {
+    fn default() -> Self {
+        Self::new()
+    }
+}

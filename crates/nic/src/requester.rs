@@ -1,0 +1,531 @@
+//! The requester half of a queue pair: sends requests, takes acknowledgements and responses, and goes back N.
+//!
+//! InfiniBand specification, volume 1, sections 9.7.3 (requester), 9.7.5.1 (PSNs) and 9.9 (errors).
+
+use remora_wire::{
+    Aeth, AtomicAckEth, AtomicEth, Bth, Ieth, ImmDt, NakCode, Opcode, Psn, Reth, Syndrome, rnr_timer_ns,
+};
+
+use crate::packet::{Writer, pad_of, request_bth};
+use crate::qp::{Ctx, QueuePair};
+use crate::queue::{Source, TxBatch};
+use crate::types::*;
+
+/// Request PSNs that may be unacknowledged. At an MTU of 4096 B this is 1 MB in flight, which a default-sized
+/// socket buffer of a modern Linux can hold; the kernel's own software NIC allows 128.
+const WINDOW: i32 = 256;
+/// Ask for an acknowledgement at least this often, so that the window never stands still.
+const ACK_EVERY: u32 = 64;
+
+/// State of the requester half.
+#[derive(Debug)]
+pub(crate) struct Requester {
+    attr: RtsAttr,
+    /// The next element to transmit, between `sq.head` and `sq.started`; and its next packet.
+    cursor: u64,
+    packet: u32,
+    /// The first PSN never used.
+    next_psn: Psn,
+    /// The oldest PSN not acknowledged.
+    unacked: Psn,
+    /// Transmission has got this far since the last time it went back.
+    sent_psn: Psn,
+    /// READs and atomics started and not complete.
+    rd_atomics: u8,
+    retries: u8,
+    rnr_retries: u8,
+    /// Since the last acknowledgement request.
+    since_ack_request: u32,
+    /// Transmission waits for the RNR timer.
+    rnr_wait: bool,
+    /// Went back for a lost response already; once is enough until something arrives.
+    went_back: bool,
+    /// The element at this position cannot be sent: it fails with this status once all before it are complete.
+    fault: Option<(u64, WcStatus)>,
+    /// The world was told that the queue is drained (SQD).
+    drained: bool,
+}
+
+impl Default for Requester {
+    fn default() -> Self {
+        Self {
+            attr: RtsAttr::default(),
+            cursor: 0,
+            packet: 0,
+            next_psn: Psn::new(0),
+            unacked: Psn::new(0),
+            sent_psn: Psn::new(0),
+            rd_atomics: 0,
+            retries: 0,
+            rnr_retries: 0,
+            since_ack_request: 0,
+            rnr_wait: false,
+            went_back: false,
+            fault: None,
+            drained: false,
+        }
+    }
+}
+
+impl Requester {
+    pub fn start(&mut self, attr: RtsAttr) {
+        let psn = attr.sq_psn;
+        *self = Self {
+            attr,
+            next_psn: psn,
+            unacked: psn,
+            sent_psn: psn,
+            retries: attr.retry_count,
+            rnr_retries: attr.rnr_retry,
+            cursor: self.cursor,
+            ..Self::default()
+        };
+    }
+
+    pub fn stop(&mut self) {
+        self.rnr_wait = false;
+        self.rd_atomics = 0;
+        self.fault = None;
+    }
+
+    /// Transmission stops at the started elements (SQD), or goes on (RTS).
+    pub fn set_draining(&mut self) {
+        self.drained = false;
+    }
+
+    /// The first PSN never used: for queries.
+    pub fn next_psn(&self) -> Psn {
+        self.next_psn
+    }
+
+    /// Uses up one PSN (datagrams).
+    pub fn take_psn(&mut self) -> Psn {
+        let psn = self.next_psn;
+        self.next_psn = psn + 1;
+        psn
+    }
+
+    fn timeout(&self) -> Option<Time> {
+        // 4.096 us x 2^n (section 9.9.1.1 via 12.7.34); 0 is no timeout.
+        (self.attr.timeout != 0).then(|| 4096u64 << self.attr.timeout.min(31))
+    }
+}
+
+impl QueuePair {
+    /// Whether the requester could send a packet now.
+    pub(crate) fn request_ready(&self) -> bool {
+        if !self.sends() || self.req.rnr_wait {
+            return false;
+        }
+        if self.req.fault.is_some_and(|(at, _)| at == self.req.cursor) {
+            return false;
+        }
+        let next = if self.req.cursor < self.sq.started {
+            self.resume_psn()
+        } else {
+            if self.sq.started == self.sq.tail || self.state == QpState::Sqd {
+                return false;
+            }
+            let wqe = self.sq.get(self.sq.started);
+            if wqe.fence && self.req.rd_atomics > 0 {
+                return false;
+            }
+            if wqe.wants_response() && self.req.rd_atomics >= self.req.attr.max_rd_atomic {
+                return false;
+            }
+            self.req.next_psn
+        };
+        next.distance(self.req.unacked) < WINDOW || self.req.unacked == next
+    }
+
+    fn resume_psn(&self) -> Psn {
+        self.sq.get(self.req.cursor).first_psn + self.req.packet
+    }
+
+    /// Builds the next request packet into `batch`. False if there is nothing to send.
+    pub(crate) fn emit_request(&mut self, ctx: &mut Ctx, now: Time, batch: &mut TxBatch) -> bool {
+        if !self.request_ready() {
+            return false;
+        }
+        if self.req.cursor == self.sq.started {
+            self.start_element();
+        }
+        if let Err(status) = self.build_request(ctx, batch) {
+            self.req.fault = Some((self.req.cursor, status));
+            self.after_completion(ctx);
+            return false;
+        }
+        if self.deadline.is_none() {
+            self.deadline = self.req.timeout().map(|t| now + t);
+        }
+        true
+    }
+
+    /// Gives the next element its PSNs.
+    fn start_element(&mut self) {
+        let mtu = self.mtu;
+        let psn = self.req.next_psn;
+        let wqe = self.sq.get_mut(self.sq.started);
+        wqe.first_psn = psn;
+        wqe.answered = 0;
+        wqe.psns = match wqe.op {
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 1,
+            _ => wqe.len.div_ceil(mtu).max(1),
+        };
+        let (psns, response) = (wqe.psns, wqe.wants_response());
+        self.req.next_psn = psn + psns;
+        self.req.rd_atomics += u8::from(response);
+        self.sq.started += 1;
+        self.req.packet = 0;
+    }
+
+    /// One packet of the element at the cursor, and moves the cursor on.
+    fn build_request(&mut self, ctx: &mut Ctx, batch: &mut TxBatch) -> Result<(), WcStatus> {
+        let Some(route) = self.route else { return Err(WcStatus::LocalQpOperation) };
+        let (mtu, index) = (self.mtu as usize, self.req.packet);
+        let (wqe, sges, inline) = self.sq.parts(self.req.cursor);
+        let psn = wqe.first_psn + index;
+        let offset = index as usize * mtu;
+        let mut len = (wqe.len as usize - offset.min(wqe.len as usize)).min(mtu);
+        let (mut first, mut last) = (index == 0, index + 1 == wqe.psns);
+        if wqe.wants_response() {
+            (first, last, len) = (true, true, 0);
+        }
+        let opcode = request_opcode(wqe.op, first, last);
+        let end_of_work = last && self.req.cursor + 1 == self.sq.tail;
+        let report = last && (wqe.signaled || self.init.sq_sig_all);
+        let ack_req = report || end_of_work || self.req.since_ack_request + 1 >= ACK_EVERY;
+        let bth = Bth {
+            solicited: last && wqe.solicited,
+            pad: pad_of(len),
+            ack_req,
+            ..request_bth(opcode, self.dest_qp, psn)
+        };
+        let mut writer = Writer::new(batch.space(), &bth);
+        match wqe.op {
+            SendOp::Write { va, rkey } | SendOp::WriteImm { va, rkey, .. } if first => {
+                writer.reth(Reth { va, rkey, len: wqe.len });
+            }
+            SendOp::Rpc { op } | SendOp::RpcWrite { op } if first => {
+                writer.reth(Reth { va: op, rkey: 0, len: wqe.len });
+            }
+            SendOp::Read { va, rkey } => {
+                let va = va.wrapping_add(offset as u64);
+                writer.reth(Reth { va, rkey, len: wqe.len - offset.min(wqe.len as usize) as u32 });
+            }
+            SendOp::CompareSwap { va, rkey, compare, swap } => {
+                writer.atomic(AtomicEth { va, rkey, swap_or_add: swap, compare });
+            }
+            SendOp::FetchAdd { va, rkey, add } => {
+                writer.atomic(AtomicEth { va, rkey, swap_or_add: add, compare: 0 });
+            }
+            _ => {}
+        }
+        match wqe.op {
+            SendOp::SendImm(imm) | SendOp::WriteImm { imm, .. } if last => writer.imm(ImmDt(imm)),
+            SendOp::SendInvalidate(rkey) if last => writer.ieth(Ieth { rkey }),
+            _ => {}
+        }
+        let payload = writer.payload(len);
+        match wqe.source {
+            Source::List(_) if len > 0 => {
+                ctx.gather(&mut self.local_region, self.init.pd, sges, offset, payload)
+                    .ok_or(WcStatus::LocalProtection)?;
+            }
+            Source::List(_) => {}
+            Source::Inline | Source::Buffer | Source::Reply => {
+                let from = inline.get(offset..offset + len).ok_or(WcStatus::LocalLength)?;
+                payload.copy_from_slice(from);
+            }
+        }
+        let total = writer.finish(len);
+        let (psns, response) = (wqe.psns, wqe.wants_response());
+        batch.commit(route, total);
+        ctx.counters.tx_packets += 1;
+        ctx.counters.tx_bytes += total as u64;
+        if psn.distance(self.req.sent_psn) < 0 {
+            ctx.counters.retransmits += 1;
+        }
+        self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request + 1 };
+        self.req.packet = if response { psns } else { index + 1 };
+        let end = if response { psn + (psns - index) } else { psn + 1 };
+        if end.distance(self.req.sent_psn) > 0 {
+            self.req.sent_psn = end;
+        }
+        if self.req.packet >= psns {
+            self.req.cursor += 1;
+            self.req.packet = match self.req.cursor < self.sq.started {
+                true => self.sq.get(self.req.cursor).answered_packets(),
+                false => 0,
+            };
+        }
+        Ok(())
+    }
+
+    /// The oldest element ends with `status`, and the queue pair with it.
+    fn fail_head(&mut self, ctx: &mut Ctx, status: WcStatus) {
+        if !self.sq.is_empty() {
+            self.complete_send(ctx, status, 0);
+        }
+        self.fail(ctx, status);
+    }
+
+    /// An ACK or NAK from the peer.
+    pub(crate) fn handle_ack(&mut self, ctx: &mut Ctx, now: Time, psn: Psn, aeth: Aeth) {
+        if !self.is_outstanding(psn) {
+            return;
+        }
+        match aeth.syndrome {
+            Syndrome::Ack { .. } => {
+                if self.acknowledge(ctx, now, psn + 1) {
+                    self.go_back_for_response(ctx, now);
+                }
+            }
+            Syndrome::RnrNak { timer } => {
+                self.acknowledge(ctx, now, psn);
+                self.receiver_not_ready(ctx, now, psn, timer);
+            }
+            Syndrome::Nak(code) => {
+                let stuck = self.acknowledge(ctx, now, psn);
+                let status = match code {
+                    NakCode::SequenceError if stuck => return self.go_back_for_response(ctx, now),
+                    NakCode::SequenceError => return self.retry(ctx, now, psn),
+                    NakCode::InvalidRequest => WcStatus::RemoteInvalidRequest,
+                    NakCode::RemoteAccess => WcStatus::RemoteAccess,
+                    _ => WcStatus::RemoteOperation,
+                };
+                self.fail_head(ctx, status);
+            }
+            Syndrome::Reserved(_) => {}
+        }
+    }
+
+    /// Whether `psn` was sent and is not acknowledged.
+    fn is_outstanding(&self, psn: Psn) -> bool {
+        psn.distance(self.req.unacked) >= 0 && psn.distance(self.req.next_psn) < 0
+    }
+
+    /// Everything before `psn` is acknowledged. True if a READ or atomic among it still lacks its response.
+    fn acknowledge(&mut self, ctx: &mut Ctx, now: Time, psn: Psn) -> bool {
+        let mut stuck = false;
+        while self.sq.head < self.sq.started {
+            let wqe = self.sq.get(self.sq.head);
+            if wqe.wants_response() {
+                stuck = wqe.first_psn.distance(psn) < 0;
+                break;
+            }
+            if wqe.last_psn().distance(psn) >= 0 {
+                break;
+            }
+            self.complete_send(ctx, WcStatus::Success, 0);
+        }
+        let reached = match self.sq.head < self.sq.started {
+            true => {
+                let wqe = self.sq.get(self.sq.head);
+                if wqe.wants_response() { wqe.first_psn + wqe.answered } else { psn }
+            }
+            false => self.req.next_psn,
+        };
+        let reached = if reached.distance(psn) > 0 { psn } else { reached };
+        self.progress(now, reached);
+        self.after_completion(ctx);
+        stuck
+    }
+
+    /// The peer has taken everything before `psn`: timers and retry counters start anew.
+    fn progress(&mut self, now: Time, psn: Psn) {
+        if psn.distance(self.req.unacked) > 0 {
+            self.req.unacked = psn;
+            self.req.retries = self.req.attr.retry_count;
+            self.req.rnr_retries = self.req.attr.rnr_retry;
+            self.req.went_back = false;
+            self.req.rnr_wait = false;
+        }
+        let idle = self.sq.head == self.sq.started;
+        if !self.req.rnr_wait {
+            self.deadline = if idle { None } else { self.req.timeout().map(|t| now + t) };
+        }
+        // What was acknowledged before it was sent again need not be sent again.
+        if self.req.cursor < self.sq.head {
+            self.req.cursor = self.sq.head;
+            self.req.packet = 0;
+        }
+        if self.req.cursor < self.sq.started && self.resume_psn().distance(self.req.unacked) < 0 {
+            let first = self.sq.get(self.req.cursor).first_psn;
+            self.req.packet = self.req.unacked.distance(first).max(0) as u32;
+        }
+    }
+
+    /// What may be due when elements have completed: a fault whose turn has come, or the end of draining.
+    pub(crate) fn after_completion(&mut self, ctx: &mut Ctx) {
+        if let Some((at, status)) = self.req.fault
+            && at == self.sq.head
+        {
+            return self.fail_head(ctx, status);
+        }
+        if self.state == QpState::Sqd && self.sq.head == self.sq.started && !self.req.drained {
+            self.req.drained = true;
+            ctx.events.push_back(Event::SqDrained(self.qpn));
+        }
+    }
+
+    /// Transmission starts again at `psn`.
+    fn go_back_to(&mut self, psn: Psn) {
+        let mut at = self.sq.head;
+        while at + 1 < self.sq.started && self.sq.get(at).last_psn().distance(psn) < 0 {
+            at += 1;
+        }
+        if at < self.sq.started {
+            self.req.cursor = at;
+            self.req.packet = psn.distance(self.sq.get(at).first_psn).max(0) as u32;
+        }
+    }
+
+    /// A sequence NAK or a timeout: counts as a retry.
+    fn retry(&mut self, ctx: &mut Ctx, now: Time, psn: Psn) {
+        if self.req.retries == 0 {
+            return self.fail_head(ctx, WcStatus::RetryExceeded);
+        }
+        self.req.retries -= 1;
+        self.req.since_ack_request = ACK_EVERY;
+        self.go_back_to(psn);
+        self.deadline = self.req.timeout().map(|t| now + t);
+    }
+
+    /// A later acknowledgement shows that a response was lost: ask again, once.
+    fn go_back_for_response(&mut self, ctx: &mut Ctx, now: Time) {
+        if !self.req.went_back && self.sq.head < self.sq.started {
+            self.req.went_back = true;
+            let wqe = self.sq.get(self.sq.head);
+            let psn = wqe.first_psn + wqe.answered;
+            self.retry(ctx, now, psn);
+        }
+    }
+
+    fn receiver_not_ready(&mut self, ctx: &mut Ctx, now: Time, psn: Psn, timer: u8) {
+        if self.req.rnr_retries == 0 {
+            return self.fail_head(ctx, WcStatus::RnrRetryExceeded);
+        }
+        if self.req.rnr_retries != 7 {
+            self.req.rnr_retries -= 1;
+        }
+        self.go_back_to(psn);
+        self.req.rnr_wait = true;
+        self.deadline = Some(now + rnr_timer_ns(timer));
+    }
+
+    /// The deadline has passed.
+    pub(crate) fn handle_qp_timeout(&mut self, ctx: &mut Ctx, now: Time) {
+        self.deadline = None;
+        if !self.sends() {
+            return;
+        }
+        if self.req.rnr_wait {
+            self.req.rnr_wait = false;
+            self.deadline = self.req.timeout().map(|t| now + t);
+        } else if self.sq.head < self.sq.started {
+            ctx.counters.timeouts += 1;
+            self.req.went_back = false;
+            let unacked = self.req.unacked;
+            self.retry(ctx, now, unacked);
+        }
+    }
+
+    /// A READ response packet.
+    pub(crate) fn handle_read_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, data: &[u8]) {
+        let psn = bth.psn;
+        if !self.is_outstanding(psn) || !self.answers_head(ctx, now, psn) {
+            return;
+        }
+        let (wqe, sges, _) = self.sq.parts(self.sq.head);
+        let SendOp::Read { .. } = wqe.op else {
+            return self.fail_head(ctx, WcStatus::BadResponse);
+        };
+        let offset = wqe.answered as usize * self.mtu as usize;
+        let expected = (wqe.len as usize - offset).min(self.mtu as usize);
+        let last = wqe.answered + 1 == wqe.psns;
+        if data.len() != expected || last != (bth.opcode.is_last() || bth.opcode.is_only()) {
+            return self.fail_head(ctx, WcStatus::BadResponse);
+        }
+        let len = wqe.len;
+        if let Err(status) = ctx.scatter(&mut self.local_region, self.init.pd, sges, offset, data) {
+            return self.fail_head(ctx, status);
+        }
+        self.response_taken(ctx, now, psn, last, len);
+    }
+
+    /// The old value of an atomic.
+    pub(crate) fn handle_atomic_ack(&mut self, ctx: &mut Ctx, now: Time, psn: Psn, ack: AtomicAckEth) {
+        if !self.is_outstanding(psn) || !self.answers_head(ctx, now, psn) {
+            return;
+        }
+        let (wqe, sges, _) = self.sq.parts(self.sq.head);
+        let (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) = wqe.op else {
+            return self.fail_head(ctx, WcStatus::BadResponse);
+        };
+        let data = ack.original.to_ne_bytes();
+        if let Err(status) = ctx.scatter(&mut self.local_region, self.init.pd, sges, 0, &data) {
+            return self.fail_head(ctx, status);
+        }
+        self.response_taken(ctx, now, psn, true, 8);
+    }
+
+    /// Whether the response `psn` is the next one that the oldest request waits for. A gap asks for the lost ones.
+    fn answers_head(&mut self, ctx: &mut Ctx, now: Time, psn: Psn) -> bool {
+        // A response acknowledges everything before it (section 9.7.5.1.2).
+        let stuck = self.acknowledge(ctx, now, psn);
+        if self.state == QpState::Err || self.sq.head == self.sq.started {
+            return false;
+        }
+        let wqe = self.sq.get(self.sq.head);
+        let expected = wqe.first_psn + wqe.answered;
+        if psn == expected && wqe.wants_response() {
+            return true;
+        }
+        if stuck && psn.distance(expected) > 0 {
+            self.go_back_for_response(ctx, now);
+        }
+        false
+    }
+
+    fn response_taken(&mut self, ctx: &mut Ctx, now: Time, psn: Psn, last: bool, byte_len: u32) {
+        let head = self.sq.head;
+        self.sq.get_mut(head).answered += 1;
+        if last {
+            self.req.rd_atomics = self.req.rd_atomics.saturating_sub(1);
+            self.complete_send(ctx, WcStatus::Success, byte_len);
+        }
+        self.progress(now, psn + 1);
+        self.after_completion(ctx);
+    }
+}
+
+impl crate::queue::SendWqe {
+    /// Packets of the element that need not be asked for again.
+    fn answered_packets(&self) -> u32 {
+        if self.wants_response() { self.answered } else { 0 }
+    }
+}
+
+/// The op-code of a request packet by its operation and place in the message.
+fn request_opcode(op: SendOp, first: bool, last: bool) -> Opcode {
+    use Opcode::*;
+    let pick = |f, m, l, o| match (first, last) {
+        (true, true) => o,
+        (true, false) => f,
+        (false, false) => m,
+        (false, true) => l,
+    };
+    match op {
+        SendOp::Send => pick(RcSendFirst, RcSendMiddle, RcSendLast, RcSendOnly),
+        SendOp::SendImm(_) => pick(RcSendFirst, RcSendMiddle, RcSendLastImm, RcSendOnlyImm),
+        SendOp::SendInvalidate(_) => pick(RcSendFirst, RcSendMiddle, RcSendLastInv, RcSendOnlyInv),
+        SendOp::Write { .. } => pick(RcWriteFirst, RcWriteMiddle, RcWriteLast, RcWriteOnly),
+        SendOp::WriteImm { .. } => pick(RcWriteFirst, RcWriteMiddle, RcWriteLastImm, RcWriteOnlyImm),
+        SendOp::Read { .. } => RcReadRequest,
+        SendOp::CompareSwap { .. } => RcCompareSwap,
+        SendOp::FetchAdd { .. } => RcFetchAdd,
+        SendOp::Rpc { .. } => RpcParams,
+        SendOp::RpcWrite { .. } => pick(RpcWriteFirst, RpcWriteMiddle, RpcWriteLast, RpcWriteOnly),
+    }
+}

@@ -1,0 +1,580 @@
+//! The responder half of a queue pair: checks each request in the specification's order, carries it out, answers.
+//!
+//! InfiniBand specification, volume 1, section 9.7.4 (responder) and 9.7.5.2 (responses).
+
+use std::collections::VecDeque;
+
+use remora_memory::Access;
+use remora_wire::rpc::RpcHeader;
+use remora_wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Ieth, ImmDt, NakCode, Opcode, Psn, Reth, Syndrome};
+
+use crate::packet::{Writer, pad_of, request_bth};
+use crate::qp::{Ctx, QueuePair};
+use crate::queue::{RecvWqe, TxBatch};
+use crate::types::*;
+
+/// Credits of every ACK: "no end-to-end credits given", as Linux' software NIC says.
+const CREDITS: u8 = 0x1f;
+
+/// State of the responder half.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    /// The PSN expected next.
+    expected: Psn,
+    /// Messages completed, 24 bits.
+    msn: u32,
+    /// A NAK for `expected` is out: packets ahead of it are dropped in silence until it comes.
+    waiting: bool,
+    ack: Option<Syndrome>,
+    message: Message,
+    /// READs and atomics, the last ones, for answering and for duplicates.
+    resources: VecDeque<Resource>,
+    max_resources: usize,
+    /// Resources with response packets to send.
+    pending: usize,
+    established: bool,
+    /// The call whose payload stream comes next, and its op-code.
+    stream: Option<(u64, u64)>,
+}
+
+/// The message whose packets are arriving.
+#[derive(Debug)]
+enum Message {
+    None,
+    Send { wqe: RecvWqe, offset: u32 },
+    Write { va: u64, rkey: u32, remaining: u32, total: u32 },
+    RpcWrite { id: u64, remaining: u32 },
+}
+
+/// A READ or atomic that was carried out.
+#[derive(Clone, Copy, Debug)]
+struct Resource {
+    psn: Psn,
+    psns: u32,
+    kind: Kind,
+    /// Response packets `next..psns` are to be sent.
+    next: u32,
+    /// The response starts at this packet: for a replay that asks for a part.
+    first: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Read { va: u64, rkey: u32, len: u32 },
+    Atomic { original: u64 },
+}
+
+impl Default for Responder {
+    fn default() -> Self {
+        Self {
+            expected: Psn::new(0),
+            msn: 0,
+            waiting: false,
+            ack: None,
+            message: Message::None,
+            resources: VecDeque::new(),
+            max_resources: 0,
+            pending: 0,
+            established: false,
+            stream: None,
+        }
+    }
+}
+
+impl Responder {
+    pub fn start(&mut self, expected: Psn, max_resources: u8) {
+        let mut resources = std::mem::take(&mut self.resources);
+        resources.clear();
+        resources.reserve(max_resources.into());
+        *self = Self { expected, resources, max_resources: max_resources.into(), ..Self::default() };
+    }
+
+    /// Stops carrying out requests. A NAK that is due still goes out.
+    pub fn stop(&mut self) {
+        self.pending = 0;
+        self.resources.clear();
+        if !matches!(self.ack, Some(Syndrome::Nak(_))) {
+            self.ack = None;
+        }
+    }
+
+    /// The receive that a half-arrived SEND holds.
+    pub fn take_recv(&mut self) -> Option<RecvWqe> {
+        match std::mem::replace(&mut self.message, Message::None) {
+            Message::Send { wqe, .. } => Some(wqe),
+            _ => None,
+        }
+    }
+
+    /// The PSN expected next: for queries.
+    pub fn expected_psn(&self) -> Psn {
+        self.expected
+    }
+}
+
+/// A request refused: what the peer is told.
+enum Refusal {
+    Nak(NakCode),
+    NotReady,
+}
+
+use Refusal::{Nak, NotReady};
+
+impl QueuePair {
+    /// Whether a response or acknowledgement waits to be sent.
+    pub(crate) fn response_ready(&self) -> bool {
+        self.resp.pending > 0 || self.resp.ack.is_some()
+    }
+
+    /// A request packet; `rest` is what follows the BTH, without pad and ICRC.
+    pub(crate) fn handle_request(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) {
+        let ahead = bth.psn.distance(self.resp.expected);
+        if ahead < 0 {
+            return self.handle_duplicate(ctx, bth, rest);
+        }
+        if ahead > 0 {
+            if !self.resp.waiting {
+                self.resp.waiting = true;
+                self.resp.ack = Some(Syndrome::Nak(NakCode::SequenceError));
+                ctx.counters.sequence_naks += 1;
+            }
+            return;
+        }
+        self.resp.waiting = false;
+        // A NAK that was due for this very packet is void now.
+        if matches!(self.resp.ack, Some(Syndrome::Nak(_) | Syndrome::RnrNak { .. })) {
+            self.resp.ack = None;
+        }
+        if !self.resp.established {
+            self.resp.established = true;
+            ctx.events.push_back(Event::Established(self.qpn));
+        }
+        match self.execute(ctx, bth, rest) {
+            Ok(psns) => {
+                self.resp.expected = self.resp.expected + psns;
+                if bth.ack_req && psns > 0 && !is_answered(bth.opcode) {
+                    self.resp.ack = Some(Syndrome::Ack { credits: CREDITS });
+                }
+            }
+            Err(NotReady) => {
+                self.resp.waiting = true;
+                self.resp.ack = Some(Syndrome::RnrNak { timer: self.min_rnr_timer });
+                ctx.counters.rnr_naks += 1;
+            }
+            Err(Nak(code)) => {
+                self.resp.ack = Some(Syndrome::Nak(code));
+                let why = match code {
+                    NakCode::RemoteAccess => WcStatus::RemoteAccess,
+                    NakCode::RemoteOperational => WcStatus::RemoteOperation,
+                    _ => WcStatus::RemoteInvalidRequest,
+                };
+                self.fail(ctx, why);
+            }
+        }
+    }
+
+    /// Carries out the expected packet. Returns the PSNs it takes.
+    fn execute(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) -> Result<u32, Refusal> {
+        use Opcode::*;
+        let op = bth.opcode;
+        let continues = op.is_middle() || op.is_last();
+        let in_message = !matches!(self.resp.message, Message::None);
+        if continues != in_message {
+            return Err(Nak(NakCode::InvalidRequest));
+        }
+        match op {
+            RcSendFirst | RcSendMiddle | RcSendLast | RcSendLastImm | RcSendLastInv | RcSendOnly | RcSendOnlyImm
+            | RcSendOnlyInv => self.execute_send(ctx, bth, rest),
+            RcWriteFirst | RcWriteMiddle | RcWriteLast | RcWriteLastImm | RcWriteOnly | RcWriteOnlyImm => {
+                self.execute_write(ctx, bth, rest)
+            }
+            RcReadRequest => self.execute_read(ctx, bth, rest),
+            RcCompareSwap | RcFetchAdd => self.execute_atomic(ctx, bth, rest),
+            RpcParams => self.execute_rpc(ctx, rest),
+            RpcWriteFirst | RpcWriteMiddle | RpcWriteLast | RpcWriteOnly => self.execute_rpc_write(ctx, bth, rest),
+            _ => Err(Nak(NakCode::InvalidRequest)),
+        }
+    }
+
+    /// FIRST and MIDDLE carry exactly one MTU, LAST at least a byte, nothing more than one MTU (section 9.7.4.1.6).
+    fn check_length(&self, op: Opcode, len: usize) -> Result<(), Refusal> {
+        let mtu = self.mtu as usize;
+        let fits = match () {
+            _ if op.is_first() || op.is_middle() => len == mtu,
+            _ if op.is_last() => (1..=mtu).contains(&len),
+            _ => len <= mtu,
+        };
+        if fits { Ok(()) } else { Err(Nak(NakCode::InvalidRequest)) }
+    }
+
+    fn execute_send(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) -> Result<u32, Refusal> {
+        let op = bth.opcode;
+        let Trailers { imm, invalidate, data } = split_trailers(op, rest)?;
+        self.check_length(op, data.len())?;
+        let (wqe, offset) = match std::mem::replace(&mut self.resp.message, Message::None) {
+            Message::None => (self.take_recv(ctx).ok_or(NotReady)?, 0),
+            Message::Send { wqe, offset } => (wqe, offset),
+            other => {
+                self.resp.message = other;
+                return Err(Nak(NakCode::InvalidRequest));
+            }
+        };
+        let pd = self.recv_pd(ctx);
+        if let Err(status) = ctx.scatter(&mut self.local_region, pd, wqe.sges(), offset as usize, data) {
+            let wc = self.wc(wqe.wr_id, status, WcOpcode::Recv, 0);
+            self.complete_recv(ctx, wc, true);
+            let too_long = status == WcStatus::LocalLength;
+            return Err(Nak(if too_long { NakCode::InvalidRequest } else { NakCode::RemoteOperational }));
+        }
+        let offset = offset + data.len() as u32;
+        if !(op.is_last() || op.is_only()) {
+            self.resp.message = Message::Send { wqe, offset };
+            return Ok(1);
+        }
+        if let Some(rkey) = invalidate
+            && !ctx.invalidate(self.pd(), rkey)
+        {
+            let wc = self.wc(wqe.wr_id, WcStatus::LocalProtection, WcOpcode::Recv, 0);
+            self.complete_recv(ctx, wc, true);
+            return Err(Nak(NakCode::RemoteAccess));
+        }
+        self.count_message();
+        let wc = WorkCompletion {
+            imm,
+            invalidated: invalidate,
+            ..self.wc(wqe.wr_id, WcStatus::Success, WcOpcode::Recv, offset)
+        };
+        self.complete_recv(ctx, wc, bth.solicited);
+        Ok(1)
+    }
+
+    fn execute_write(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) -> Result<u32, Refusal> {
+        let op = bth.opcode;
+        let (mut va, rkey, mut remaining, total, rest) = match self.resp.message {
+            Message::None => {
+                let reth = Reth::parse(rest).map_err(|_| Nak(NakCode::InvalidRequest))?;
+                (reth.va, reth.rkey, reth.len, reth.len, &rest[Reth::LEN..])
+            }
+            Message::Write { va, rkey, remaining, total } => (va, rkey, remaining, total, rest),
+            _ => return Err(Nak(NakCode::InvalidRequest)),
+        };
+        let Trailers { imm, data, .. } = split_trailers(op, rest)?;
+        let ends = op.is_last() || op.is_only();
+        self.check_length(op, data.len())?;
+        let len = data.len() as u32;
+        if len > remaining || ends != (len == remaining) {
+            return Err(Nak(NakCode::InvalidRequest));
+        }
+        // The whole range is checked before its first byte is written.
+        if remaining > 0 {
+            self.remote_region(ctx, rkey, va, remaining.into(), Access::REMOTE_WRITE)?;
+        }
+        let recv = match imm {
+            Some(_) => Some(self.take_recv(ctx).ok_or(NotReady)?),
+            None => None,
+        };
+        if let Some(region) = self.remote_region.as_deref().filter(|_| len > 0) {
+            region.write(va, data).map_err(|_| Nak(NakCode::RemoteAccess))?;
+        }
+        va = va.wrapping_add(len.into());
+        remaining -= len;
+        if !ends {
+            self.resp.message = Message::Write { va, rkey, remaining, total };
+            return Ok(1);
+        }
+        self.resp.message = Message::None;
+        self.count_message();
+        if let Some(wqe) = recv {
+            let wc = WorkCompletion { imm, ..self.wc(wqe.wr_id, WcStatus::Success, WcOpcode::RecvWriteImm, total) };
+            self.complete_recv(ctx, wc, bth.solicited);
+        }
+        Ok(1)
+    }
+
+    fn execute_read(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) -> Result<u32, Refusal> {
+        let reth = Reth::parse(rest).map_err(|_| Nak(NakCode::InvalidRequest))?;
+        if rest.len() != Reth::LEN || reth.len > MAX_MESSAGE {
+            return Err(Nak(NakCode::InvalidRequest));
+        }
+        if reth.len > 0 {
+            self.remote_region(ctx, reth.rkey, reth.va, reth.len.into(), Access::REMOTE_READ)?;
+        }
+        let psns = reth.len.div_ceil(self.mtu).max(1);
+        let kind = Kind::Read { va: reth.va, rkey: reth.rkey, len: reth.len };
+        self.add_resource(Resource { psn: bth.psn, psns, kind, next: 0, first: 0 })?;
+        Ok(psns)
+    }
+
+    fn execute_atomic(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) -> Result<u32, Refusal> {
+        let eth = AtomicEth::parse(rest).map_err(|_| Nak(NakCode::InvalidRequest))?;
+        if rest.len() != AtomicEth::LEN || eth.va % 8 != 0 {
+            return Err(Nak(NakCode::InvalidRequest));
+        }
+        if !self.resource_room() {
+            return Err(Nak(NakCode::InvalidRequest));
+        }
+        let region = self.remote_region(ctx, eth.rkey, eth.va, 8, Access::REMOTE_ATOMIC)?;
+        let original = match bth.opcode {
+            Opcode::RcCompareSwap => region.compare_swap(eth.va, eth.compare, eth.swap_or_add),
+            _ => region.fetch_add(eth.va, eth.swap_or_add),
+        }
+        .map_err(|_| Nak(NakCode::RemoteAccess))?;
+        let kind = Kind::Atomic { original };
+        self.add_resource(Resource { psn: bth.psn, psns: 1, kind, next: 0, first: 0 })?;
+        Ok(1)
+    }
+
+    fn execute_rpc(&mut self, ctx: &mut Ctx, rest: &[u8]) -> Result<u32, Refusal> {
+        let reth = Reth::parse(rest).map_err(|_| Nak(NakCode::InvalidRequest))?;
+        let data = &rest[Reth::LEN..];
+        self.check_length(Opcode::RpcParams, data.len())?;
+        let header = RpcHeader::parse(data).map_err(|_| Nak(NakCode::InvalidRequest))?;
+        if reth.len as usize != data.len() || self.resp.stream.is_some() {
+            return Err(Nak(NakCode::InvalidRequest));
+        }
+        if !ctx.rpc.has_room(self.qpn.0, self.init.max_rpc) {
+            return Err(NotReady);
+        }
+        let id = self.accept_rpc(ctx, reth.va, header, &data[RpcHeader::LEN..], None);
+        if header.flags & remora_wire::rpc::FLAG_STREAM != 0 {
+            self.resp.stream = Some((reth.va, id));
+        }
+        self.count_message();
+        Ok(1)
+    }
+
+    fn execute_rpc_write(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) -> Result<u32, Refusal> {
+        let op = bth.opcode;
+        let (id, remaining, data) = match self.resp.message {
+            Message::None => {
+                let reth = Reth::parse(rest).map_err(|_| Nak(NakCode::InvalidRequest))?;
+                match self.resp.stream {
+                    Some((kernel, id)) if kernel == reth.va => (id, reth.len, &rest[Reth::LEN..]),
+                    _ => return Err(Nak(NakCode::InvalidRequest)),
+                }
+            }
+            Message::RpcWrite { id, remaining } => (id, remaining, rest),
+            _ => return Err(Nak(NakCode::InvalidRequest)),
+        };
+        self.check_length(op, data.len())?;
+        let ends = op.is_last() || op.is_only();
+        let len = data.len() as u32;
+        if len > remaining || ends != (len == remaining) {
+            return Err(Nak(NakCode::InvalidRequest));
+        }
+        if !ctx.rpc.chunk_room() {
+            return Err(NotReady);
+        }
+        ctx.rpc.push_chunk(id, data, ends);
+        if ends {
+            self.resp.message = Message::None;
+            self.resp.stream = None;
+            self.count_message();
+        } else {
+            self.resp.message = Message::RpcWrite { id, remaining: remaining - len };
+        }
+        Ok(1)
+    }
+
+    /// The region that the peer may use so through this queue pair, or the NAK that it gets.
+    fn remote_region(
+        &mut self,
+        ctx: &Ctx,
+        rkey: u32,
+        va: u64,
+        len: u64,
+        need: Access,
+    ) -> Result<&remora_memory::Region, Refusal> {
+        if !self.access.contains(need) {
+            return Err(Nak(NakCode::RemoteAccess));
+        }
+        let pd = self.init.pd;
+        ctx.checked(&mut self.remote_region, (pd, rkey), (va, len), need).ok_or(Nak(NakCode::RemoteAccess))
+    }
+
+    fn count_message(&mut self) {
+        self.resp.msn = (self.resp.msn + 1) & 0xff_ffff;
+    }
+
+    fn resource_room(&self) -> bool {
+        self.resp.max_resources > 0
+            && (self.resp.resources.len() < self.resp.max_resources
+                || self.resp.resources.front().is_some_and(|r| r.next == r.psns))
+    }
+
+    /// Remembers a READ or atomic. A peer with more of them outstanding than agreed breaks the rules.
+    fn add_resource(&mut self, resource: Resource) -> Result<(), Refusal> {
+        if !self.resource_room() {
+            return Err(Nak(NakCode::InvalidRequest));
+        }
+        if self.resp.resources.len() == self.resp.max_resources {
+            self.resp.resources.pop_front();
+        }
+        self.resp.resources.push_back(resource);
+        self.resp.pending += 1;
+        self.count_message();
+        // Its response acknowledges everything before it.
+        self.resp.ack = None;
+        Ok(())
+    }
+
+    /// A request that was carried out before: its answer was lost, or the peer lost patience.
+    fn handle_duplicate(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) {
+        ctx.counters.duplicates += 1;
+        match bth.opcode {
+            Opcode::RcReadRequest => {
+                let Ok(reth) = Reth::parse(rest) else { return };
+                self.replay_read(bth.psn, reth);
+            }
+            Opcode::RcCompareSwap | Opcode::RcFetchAdd => {
+                let found = self.resp.resources.iter_mut().find(|r| r.psn == bth.psn);
+                if let Some(r) = found
+                    && matches!(r.kind, Kind::Atomic { .. })
+                    && r.next == r.psns
+                {
+                    r.next = 0;
+                    self.resp.pending += 1;
+                }
+            }
+            // A NAK that is due says more than an ACK would.
+            _ if self.resp.ack.is_none() => self.resp.ack = Some(Syndrome::Ack { credits: CREDITS }),
+            _ => {}
+        }
+    }
+
+    /// Answers a READ again from the packet on that the peer asks for. A range that was not granted is ignored.
+    fn replay_read(&mut self, psn: Psn, reth: Reth) {
+        let mtu = self.mtu;
+        let found = self.resp.resources.iter_mut().find(|r| {
+            let ahead = psn.distance(r.psn);
+            ahead >= 0 && (ahead as u32) < r.psns
+        });
+        let Some(r) = found else { return };
+        let Kind::Read { va, rkey, len } = r.kind else { return };
+        let skip = psn.distance(r.psn) as u32;
+        let same = skip
+            .checked_mul(mtu)
+            .is_some_and(|s| reth.va == va.wrapping_add(s.into()) && reth.len == len - s.min(len) && reth.rkey == rkey);
+        if same {
+            self.resp.pending += usize::from(r.next == r.psns);
+            r.next = skip;
+            r.first = skip;
+        }
+    }
+
+    /// Builds the next response packet into `batch`. False if there is nothing to send.
+    pub(crate) fn emit_response(&mut self, ctx: &mut Ctx, batch: &mut TxBatch) -> bool {
+        let Some(route) = self.route else { return false };
+        let total = if self.resp.pending > 0 {
+            match self.emit_resource(ctx, batch) {
+                Some(total) => total,
+                None => return false,
+            }
+        } else if let Some(syndrome) = self.resp.ack.take() {
+            self.emit_ack(syndrome, batch)
+        } else {
+            return false;
+        };
+        batch.commit(route, total);
+        ctx.counters.tx_packets += 1;
+        ctx.counters.tx_bytes += total as u64;
+        true
+    }
+
+    fn emit_ack(&mut self, syndrome: Syndrome, batch: &mut TxBatch) -> usize {
+        let psn = match syndrome {
+            Syndrome::Ack { .. } => self.resp.expected + 0xff_ffff,
+            _ => self.resp.expected,
+        };
+        let bth = request_bth(Opcode::RcAck, self.dest_qp, psn);
+        let mut writer = Writer::new(batch.space(), &bth);
+        writer.aeth(Aeth { syndrome, msn: self.resp.msn });
+        writer.finish(0)
+    }
+
+    /// The next packet of the oldest READ or atomic that has some to send.
+    fn emit_resource(&mut self, ctx: &mut Ctx, batch: &mut TxBatch) -> Option<usize> {
+        let index = self.resp.resources.iter().position(|r| r.next < r.psns)?;
+        let r = self.resp.resources[index];
+        let psn = r.psn + r.next;
+        let aeth = Aeth { syndrome: Syndrome::Ack { credits: CREDITS }, msn: self.resp.msn };
+        let total = match r.kind {
+            Kind::Atomic { original } => {
+                let bth = request_bth(Opcode::RcAtomicAck, self.dest_qp, psn);
+                let mut writer = Writer::new(batch.space(), &bth);
+                writer.aeth(aeth);
+                writer.atomic_ack(AtomicAckEth { original });
+                writer.finish(0)
+            }
+            Kind::Read { va, rkey, len } => {
+                let offset = r.next * self.mtu;
+                let n = (len - offset).min(self.mtu) as usize;
+                let opcode = match (r.next == r.first, r.next + 1 == r.psns) {
+                    (true, true) => Opcode::RcReadResponseOnly,
+                    (true, false) => Opcode::RcReadResponseFirst,
+                    (false, false) => Opcode::RcReadResponseMiddle,
+                    (false, true) => Opcode::RcReadResponseLast,
+                };
+                let bth = Bth { pad: pad_of(n), ..request_bth(opcode, self.dest_qp, psn) };
+                let mut writer = Writer::new(batch.space(), &bth);
+                if opcode.has_aeth() {
+                    writer.aeth(aeth);
+                }
+                let va = va.wrapping_add(offset.into());
+                if n > 0 && !self.read_for_peer(ctx, rkey, va, writer.payload(n)) {
+                    // The region went away between request and response.
+                    self.resp.expected = psn;
+                    self.resp.ack = Some(Syndrome::Nak(NakCode::RemoteAccess));
+                    self.fail(ctx, WcStatus::RemoteAccess);
+                    return Some(self.emit_nak_now(batch));
+                }
+                writer.finish(n)
+            }
+        };
+        let r = &mut self.resp.resources[index];
+        r.next += 1;
+        if r.next == r.psns {
+            self.resp.pending -= 1;
+        }
+        Some(total)
+    }
+
+    fn emit_nak_now(&mut self, batch: &mut TxBatch) -> usize {
+        self.resp.ack = None;
+        self.emit_ack(Syndrome::Nak(NakCode::RemoteAccess), batch)
+    }
+
+    fn read_for_peer(&mut self, ctx: &Ctx, rkey: u32, va: u64, out: &mut [u8]) -> bool {
+        match self.remote_region(ctx, rkey, va, out.len() as u64, Access::REMOTE_READ) {
+            Ok(region) => region.read(va, out).is_ok(),
+            Err(_) => false,
+        }
+    }
+}
+
+/// The largest message: 2^31 bytes (section 9.7.2).
+pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
+
+/// READs and atomics are answered by their responses, not by an ACK.
+fn is_answered(op: Opcode) -> bool {
+    matches!(op, Opcode::RcReadRequest | Opcode::RcCompareSwap | Opcode::RcFetchAdd)
+}
+
+/// The extension headers next to the payload, and the payload.
+struct Trailers<'a> {
+    imm: Option<u32>,
+    invalidate: Option<u32>,
+    data: &'a [u8],
+}
+
+fn split_trailers(op: Opcode, rest: &[u8]) -> Result<Trailers<'_>, Refusal> {
+    if op.has_imm() {
+        let imm = ImmDt::parse(rest).map_err(|_| Nak(NakCode::InvalidRequest))?;
+        Ok(Trailers { imm: Some(imm.0), invalidate: None, data: &rest[ImmDt::LEN..] })
+    } else if op.has_ieth() {
+        let ieth = Ieth::parse(rest).map_err(|_| Nak(NakCode::InvalidRequest))?;
+        Ok(Trailers { imm: None, invalidate: Some(ieth.rkey), data: &rest[Ieth::LEN..] })
+    } else {
+        Ok(Trailers { imm: None, invalidate: None, data: rest })
+    }
+}

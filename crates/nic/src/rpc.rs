@@ -1,0 +1,306 @@
+//! The RPC verbs' bookkeeping (StRoM section 5): calls that wait for a kernel, round-robin between connections,
+//! payload streams, and the buffers that both use over and over.
+
+use std::collections::VecDeque;
+
+use remora_wire::rpc::{RpcHeader, RpcStatus, reply_imm};
+
+use crate::qp::{Ctx, QueuePair};
+use crate::queue::Source;
+use crate::types::*;
+
+/// A kernel call that arrived from a peer or was posted to this NIC.
+#[derive(Debug)]
+pub struct RpcRequest {
+    /// The queue pair it came by; its protection domain bounds what the kernel may touch.
+    pub qpn: u32,
+    /// Kernel op-code.
+    pub op: u64,
+    /// No kernel has this op-code: the host's fallback runs it.
+    pub fallback: bool,
+    /// Posted to the local NIC: the reply goes to local memory.
+    pub local: bool,
+    /// Whether a payload stream follows.
+    pub stream: bool,
+    /// Names the call among those of one engine; stream chunks and the reply carry it.
+    pub id: u64,
+    /// Work request, for local calls.
+    pub(crate) wr_id: u64,
+    /// Parameters after the RPC header.
+    pub params: Vec<u8>,
+    /// An empty buffer that the kernel's reply goes into.
+    pub reply: Vec<u8>,
+    pub(crate) header: RpcHeader,
+}
+
+impl RpcRequest {
+    /// The caller's limit on the reply's length in bytes.
+    pub fn reply_capacity(&self) -> u32 {
+        self.header.reply_capacity
+    }
+
+    /// The queue pair it came by.
+    pub fn qp(&self) -> Qpn {
+        Qpn(self.qpn)
+    }
+}
+
+/// A piece of the payload stream of an RPC WRITE.
+#[derive(Debug)]
+pub struct StreamChunk {
+    /// The call it belongs to.
+    pub id: u64,
+    /// Payload bytes, one packet's worth.
+    pub data: Vec<u8>,
+    /// Whether the stream ends here.
+    pub last: bool,
+}
+
+/// What one queue pair has in the table.
+#[derive(Debug, Default)]
+struct PerQp {
+    qpn: u32,
+    waiting: VecDeque<RpcRequest>,
+    /// Calls accepted whose replies are not complete.
+    outstanding: u32,
+    /// In the round-robin list.
+    listed: bool,
+}
+
+/// Calls of all queue pairs of one engine.
+#[derive(Debug)]
+pub(crate) struct RpcTable {
+    per_qp: Vec<PerQp>,
+    ready: VecDeque<u32>,
+    chunks: VecDeque<StreamChunk>,
+    max_chunks: usize,
+    buffers: Vec<Vec<u8>>,
+    next_id: u64,
+    kernels: Vec<u64>,
+    pub fallback: bool,
+}
+
+/// Spare buffers kept for the next calls.
+const SPARE_BUFFERS: usize = 4096;
+/// A spare buffer above this size is given back to the system instead.
+const SPARE_BYTES: usize = 1 << 20;
+
+impl RpcTable {
+    pub fn new(max_chunks: usize) -> Self {
+        Self {
+            per_qp: Vec::new(),
+            ready: VecDeque::new(),
+            chunks: VecDeque::with_capacity(max_chunks),
+            max_chunks,
+            buffers: Vec::new(),
+            next_id: 1,
+            kernels: Vec::new(),
+            fallback: false,
+        }
+    }
+
+    pub fn deploy(&mut self, op: u64) {
+        if !self.knows(op) {
+            self.kernels.push(op);
+        }
+    }
+
+    pub fn remove(&mut self, op: u64) {
+        self.kernels.retain(|&k| k != op);
+    }
+
+    pub fn knows(&self, op: u64) -> bool {
+        self.kernels.contains(&op)
+    }
+
+    /// Makes room for a queue pair. `capacity` calls of it may be outstanding.
+    pub fn open(&mut self, qpn: u32, capacity: u32) {
+        let index = index_of(qpn);
+        if self.per_qp.len() <= index {
+            self.per_qp.resize_with(index + 1, PerQp::default);
+        }
+        let entry = &mut self.per_qp[index];
+        entry.qpn = qpn;
+        entry.outstanding = 0;
+        let missing = (capacity as usize).saturating_sub(entry.waiting.capacity());
+        entry.waiting.reserve(missing);
+    }
+
+    fn entry(&mut self, qpn: u32) -> Option<&mut PerQp> {
+        self.per_qp.get_mut(index_of(qpn)).filter(|e| e.qpn == qpn)
+    }
+
+    /// Whether another call of this queue pair can be taken.
+    pub fn has_room(&mut self, qpn: u32, capacity: u32) -> bool {
+        self.entry(qpn).is_some_and(|e| e.outstanding < capacity)
+    }
+
+    /// Takes a call; the caller has asked `has_room`. Returns its id.
+    pub fn accept(&mut self, qpn: u32, op: u64, header: RpcHeader, params: &[u8], local: Option<u64>) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        let mut buffer = self.buffer();
+        buffer.extend_from_slice(params);
+        let request = RpcRequest {
+            qpn,
+            op,
+            fallback: !self.knows(op),
+            local: local.is_some(),
+            stream: header.flags & remora_wire::rpc::FLAG_STREAM != 0,
+            id,
+            wr_id: local.unwrap_or(0),
+            params: buffer,
+            reply: self.buffer(),
+            header,
+        };
+        self.begin(qpn);
+        let Some(entry) = self.entry(qpn) else { return id };
+        entry.waiting.push_back(request);
+        if !entry.listed {
+            entry.listed = true;
+            self.ready.push_back(qpn);
+        }
+        id
+    }
+
+    /// The next waiting call, one queue pair after the other.
+    pub fn poll(&mut self) -> Option<RpcRequest> {
+        while let Some(qpn) = self.ready.pop_front() {
+            let Some(entry) = self.entry(qpn) else { continue };
+            entry.listed = false;
+            let request = entry.waiting.pop_front();
+            if !entry.waiting.is_empty() {
+                entry.listed = true;
+                self.ready.push_back(qpn);
+            }
+            if request.is_some() {
+                return request;
+            }
+        }
+        None
+    }
+
+    pub fn waiting(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// A call of this queue pair is outstanding from now on.
+    pub fn begin(&mut self, qpn: u32) {
+        if let Some(entry) = self.entry(qpn) {
+            entry.outstanding += 1;
+        }
+    }
+
+    /// A reply of this queue pair is complete, or will never be.
+    pub fn replied(&mut self, qpn: u32) {
+        if let Some(entry) = self.entry(qpn) {
+            entry.outstanding = entry.outstanding.saturating_sub(1);
+        }
+    }
+
+    /// Forgets the calls of a queue pair that no kernel has started.
+    pub fn drop_waiting(&mut self, qpn: u32) {
+        while let Some(request) = self.entry(qpn).and_then(|e| e.waiting.pop_front()) {
+            self.replied(qpn);
+            self.recycle(request.params);
+            self.recycle(request.reply);
+        }
+    }
+
+    /// An empty buffer.
+    pub fn buffer(&mut self) -> Vec<u8> {
+        self.buffers.pop().unwrap_or_else(|| Vec::with_capacity(4096))
+    }
+
+    pub fn recycle(&mut self, mut buffer: Vec<u8>) {
+        if buffer.capacity() > 0 && buffer.capacity() <= SPARE_BYTES && self.buffers.len() < SPARE_BUFFERS {
+            buffer.clear();
+            self.buffers.push(buffer);
+        }
+    }
+
+    pub fn chunk_room(&self) -> bool {
+        self.chunks.len() < self.max_chunks
+    }
+
+    pub fn push_chunk(&mut self, id: u64, data: &[u8], last: bool) {
+        let mut buffer = self.buffer();
+        buffer.extend_from_slice(data);
+        self.chunks.push_back(StreamChunk { id, data: buffer, last });
+    }
+
+    pub fn poll_chunk(&mut self) -> Option<StreamChunk> {
+        self.chunks.pop_front()
+    }
+}
+
+/// Queue pair numbers carry the table index in their low 16 bits.
+pub(crate) fn index_of(qpn: u32) -> usize {
+    (qpn & 0xffff) as usize
+}
+
+impl QueuePair {
+    /// Takes a kernel call from the peer, or (`local` with its work request's id) from this host. Returns its id.
+    /// Without a kernel or a fallback it is answered at once (StRoM section 5.1).
+    pub(crate) fn accept_rpc(
+        &mut self,
+        ctx: &mut Ctx,
+        op: u64,
+        header: RpcHeader,
+        params: &[u8],
+        local: Option<u64>,
+    ) -> u64 {
+        if ctx.rpc.knows(op) || ctx.rpc.fallback {
+            return ctx.rpc.accept(self.qpn.0, op, header, params, local);
+        }
+        ctx.rpc.begin(self.qpn.0);
+        let reply = ctx.rpc.buffer();
+        match local {
+            None => self.push_reply(ctx, header, RpcStatus::UnknownOp.into(), reply),
+            Some(wr_id) => self.finish_local(ctx, wr_id, header, RpcStatus::UnknownOp.into(), reply),
+        }
+        0
+    }
+
+    /// Sends a kernel's reply: an RDMA WRITE with immediate into the caller's memory.
+    pub(crate) fn push_reply(&mut self, ctx: &mut Ctx, header: RpcHeader, mut status: u8, mut reply: Vec<u8>) {
+        if reply.len() > header.reply_capacity as usize {
+            reply.clear();
+            status = RpcStatus::ReplyTooLong.into();
+        }
+        if matches!(self.state, QpState::Err | QpState::Reset) || !self.sq.has_slot() {
+            ctx.rpc.recycle(reply);
+            return ctx.rpc.replied(self.qpn.0);
+        }
+        let at = self.sq.tail;
+        let imm = reply_imm(header.tag, status);
+        let wqe = self.sq.get_mut(at);
+        wqe.wr_id = 0;
+        wqe.op = SendOp::WriteImm { va: header.reply_va, rkey: header.reply_rkey, imm };
+        wqe.signaled = false;
+        wqe.fence = false;
+        wqe.solicited = true;
+        wqe.dest = None;
+        wqe.len = reply.len() as u32;
+        wqe.source = Source::Reply;
+        wqe.answered = 0;
+        wqe.buffer = reply;
+        self.sq.tail += 1;
+    }
+
+    /// Ends a call of this host: the reply lands in local memory, then the call completes.
+    pub(crate) fn finish_local(&mut self, ctx: &mut Ctx, wr_id: u64, header: RpcHeader, status: u8, reply: Vec<u8>) {
+        let sge = Sge { va: header.reply_va, len: header.reply_capacity, lkey: header.reply_rkey };
+        let pd = self.pd();
+        let landed = ctx.scatter(&mut self.local_region, pd, &[sge], 0, &reply);
+        let wc = WorkCompletion {
+            imm: Some(reply_imm(header.tag, status)),
+            ..self.wc(wr_id, landed.err().unwrap_or(WcStatus::Success), WcOpcode::LocalRpc, reply.len() as u32)
+        };
+        ctx.rpc.recycle(reply);
+        ctx.rpc.replied(self.qpn.0);
+        if !ctx.push_wc(self.init.send_cq, wc, false) {
+            self.fail(ctx, WcStatus::LocalQpOperation);
+        }
+    }
+}

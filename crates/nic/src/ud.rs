@@ -1,0 +1,129 @@
+//! Unreliable datagrams: one packet a message, no acknowledgement.
+//!
+//! InfiniBand specification, volume 1, section 9.8.3; RoCE v2 puts the IP header where the GRH would be (annex A17).
+
+use std::net::IpAddr;
+
+use remora_wire::{Bth, Deth, ImmDt, Opcode};
+
+use crate::packet::{Writer, pad_of, request_bth};
+use crate::qp::{Ctx, QueuePair};
+use crate::queue::{Source, TxBatch};
+use crate::types::*;
+
+/// Bytes in front of every received datagram where the global route header lies.
+pub const GRH_LEN: usize = 40;
+
+impl QueuePair {
+    /// Whether a datagram waits to be sent, and to where.
+    pub(crate) fn datagram_route(&self) -> Option<Route> {
+        if self.state != QpState::Rts || self.sq.started == self.sq.tail {
+            return None;
+        }
+        self.sq.get(self.sq.started).dest.map(|d| d.route)
+    }
+
+    /// Sends the next datagram; it completes at once. False if there is none.
+    pub(crate) fn emit_datagram(&mut self, ctx: &mut Ctx, batch: &mut TxBatch) -> bool {
+        let Some(route) = self.datagram_route() else { return false };
+        let psn = self.req.take_psn();
+        let (wqe, sges, inline) = self.sq.parts(self.sq.started);
+        let Some(dest) = wqe.dest else { return false };
+        let (opcode, imm) = match wqe.op {
+            SendOp::SendImm(imm) => (Opcode::UdSendOnlyImm, Some(imm)),
+            _ => (Opcode::UdSendOnly, None),
+        };
+        let len = wqe.len as usize;
+        let bth = Bth { solicited: wqe.solicited, pad: pad_of(len), ..request_bth(opcode, dest.qpn, psn) };
+        let mut writer = Writer::new(batch.space(), &bth);
+        writer.deth(Deth { qkey: dest.qkey, reserved: 0, src_qp: self.qpn.0 });
+        if let Some(imm) = imm {
+            writer.imm(ImmDt(imm));
+        }
+        let payload = writer.payload(len);
+        let gathered = match wqe.source {
+            Source::List(_) => ctx.gather(&mut self.local_region, self.init.pd, sges, 0, payload).is_some(),
+            _ => inline.get(..len).is_some_and(|from| {
+                payload.copy_from_slice(from);
+                true
+            }),
+        };
+        let total = writer.finish(len);
+        self.sq.started += 1;
+        if !gathered {
+            self.complete_send(ctx, WcStatus::LocalProtection, 0);
+            self.state = QpState::Sqe;
+            return false;
+        }
+        batch.commit(route, total);
+        ctx.counters.tx_packets += 1;
+        ctx.counters.tx_bytes += total as u64;
+        self.complete_send(ctx, WcStatus::Success, 0);
+        true
+    }
+
+    /// A datagram from `src`; `rest` is what follows the BTH. What does not fit is dropped, as the service allows.
+    pub(crate) fn handle_datagram(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8], src: IpAddr, dst: IpAddr) -> bool {
+        let Ok(deth) = Deth::parse(rest) else { return false };
+        if deth.qkey != self.qkey {
+            return false;
+        }
+        let mut data = &rest[Deth::LEN..];
+        let mut imm = None;
+        if bth.opcode.has_imm() {
+            let Ok(header) = ImmDt::parse(data) else { return false };
+            imm = Some(header.0);
+            data = &data[ImmDt::LEN..];
+        }
+        if data.len() > self.mtu as usize {
+            return false;
+        }
+        let Some(wqe) = self.take_recv(ctx) else { return false };
+        let pd = self.recv_pd(ctx);
+        let grh = grh(src, dst, rest.len());
+        let landed = ctx
+            .scatter(&mut self.local_region, pd, wqe.sges(), 0, &grh)
+            .and_then(|()| ctx.scatter(&mut self.local_region, pd, wqe.sges(), GRH_LEN, data));
+        let status = landed.err().unwrap_or(WcStatus::Success);
+        let wc = WorkCompletion {
+            imm,
+            src_qp: deth.src_qp,
+            src: Some(src),
+            ..self.wc(wqe.wr_id, status, WcOpcode::Recv, (GRH_LEN + data.len()) as u32)
+        };
+        self.complete_recv(ctx, wc, bth.solicited);
+        if status != WcStatus::Success {
+            self.fail(ctx, status);
+        }
+        true
+    }
+}
+
+/// The 40 bytes in front of a datagram: an IPv6 header, or 20 unused bytes and an IPv4 header (annex A17.4.5.1).
+fn grh(src: IpAddr, dst: IpAddr, len: usize) -> [u8; GRH_LEN] {
+    let mut grh = [0; GRH_LEN];
+    let payload = len + Bth::LEN + 12;
+    match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            grh[20] = 0x45;
+            grh[22..24].copy_from_slice(&((payload + 20) as u16).to_be_bytes());
+            grh[28] = 64;
+            grh[29] = 17;
+            grh[32..36].copy_from_slice(&src.octets());
+            grh[36..40].copy_from_slice(&dst.octets());
+        }
+        (src, dst) => {
+            let v6 = |ip: IpAddr| match ip {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                IpAddr::V6(v6) => v6.octets(),
+            };
+            grh[0] = 0x60;
+            grh[4..6].copy_from_slice(&(payload as u16).to_be_bytes());
+            grh[6] = 17;
+            grh[7] = 64;
+            grh[8..24].copy_from_slice(&v6(src));
+            grh[24..40].copy_from_slice(&v6(dst));
+        }
+    }
+    grh
+}

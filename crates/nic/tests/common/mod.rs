@@ -1,0 +1,279 @@
+//! Two engines in virtual time, joined by a network that loses, doubles, reorders, delays and damages packets.
+#![allow(dead_code)]
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{RngCore, SeedableRng};
+use remora_memory::{Access, Buffer, Pd, Region, Registry};
+use remora_nic::*;
+use remora_wire::Psn;
+use remora_wire::icrc::{IcrcFlow, Verdict};
+
+pub const A: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+pub const B: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+
+/// What the network does to packets: chances in 1000, and delays in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    pub loss: u32,
+    pub duplicate: u32,
+    pub damage: u32,
+    pub reorder: u32,
+    pub latency: u64,
+    pub jitter: u64,
+}
+
+/// One end: an engine with a region, queues and a queue pair.
+pub struct Side {
+    pub ip: IpAddr,
+    pub nic: Nic,
+    pub pd: Pd,
+    pub buffer: Buffer,
+    pub region: Arc<Region>,
+    pub cq: CqId,
+    pub qp: Qpn,
+    pub done: Vec<WorkCompletion>,
+    pub events: Vec<Event>,
+    pub batch: TxBatch,
+}
+
+pub const REGION: usize = 1 << 20;
+
+impl Side {
+    pub fn new(ip: IpAddr, seed: u8) -> Self {
+        let registry = Arc::new(Registry::new([seed; 32]));
+        let mut nic = Nic::new(&NicConfig::new([seed; 32]), registry.clone());
+        let pd = registry.alloc_pd();
+        let buffer = Buffer::anonymous(REGION).expect("memory");
+        let access = Access::LOCAL_WRITE | ALL_REMOTE;
+        let region = registry.register(pd, &buffer, 0, REGION, None, access).expect("region");
+        let cq = nic.create_cq(4096);
+        let qp = nic.create_qp(QpInit { max_send_wr: 256, max_recv_wr: 512, ..QpInit::new(QpType::Rc, pd, cq, cq) });
+        let qp = qp.expect("queue pair");
+        Self { ip, nic, pd, buffer, region, cq, qp, done: Vec::new(), events: Vec::new(), batch: TxBatch::new() }
+    }
+
+    /// An element of the local region.
+    pub fn sge(&self, offset: usize, len: usize) -> Sge {
+        Sge { va: self.region.va() + offset as u64, len: len as u32, lkey: self.region.key() }
+    }
+
+    pub fn va(&self, offset: usize) -> u64 {
+        self.region.va() + offset as u64
+    }
+
+    pub fn key(&self) -> u32 {
+        self.region.key()
+    }
+
+    pub fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.buffer.read(offset, &mut out).expect("in bounds");
+        out
+    }
+
+    pub fn send(&mut self, wr: &SendWr<'_>) {
+        self.nic.post_send(self.qp, wr).expect("post_send");
+    }
+
+    pub fn recv(&mut self, wr_id: u64, offset: usize, len: usize) {
+        let sge = self.sge(offset, len);
+        self.nic.post_recv(self.qp, wr_id, &[sge]).expect("post_recv");
+    }
+
+    fn collect(&mut self) {
+        while let Some(wc) = self.nic.poll_cq(self.cq) {
+            self.done.push(wc);
+        }
+        while let Some(event) = self.nic.poll_event() {
+            self.events.push(event);
+        }
+    }
+
+    pub fn statuses(&self) -> Vec<(u64, WcStatus)> {
+        self.done.iter().map(|wc| (wc.wr_id, wc.status)).collect()
+    }
+}
+
+type Flight = Reverse<(u64, u64, usize, Vec<u8>)>;
+
+/// Two sides and what is under way between them.
+pub struct Pair {
+    pub a: Side,
+    pub b: Side,
+    pub now: u64,
+    pub faults: Faults,
+    /// Packets from A, or from B, vanish.
+    pub cut: [bool; 2],
+    pub rng: ChaCha8Rng,
+    flights: BinaryHeap<Flight>,
+    sequence: u64,
+    /// Every packet that was sent: who, when, what.
+    pub log: Vec<(u64, usize, Vec<u8>)>,
+    pub logging: bool,
+}
+
+/// How the two queue pairs are brought up.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub mtu: u32,
+    pub psn_a: u32,
+    pub psn_b: u32,
+    pub rts: RtsAttr,
+    pub rd_atomic: u8,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let rts = RtsAttr { timeout: 8, ..RtsAttr::default() };
+        Self { mtu: 1024, psn_a: 100, psn_b: 0xff_fff0, rts, rd_atomic: 16 }
+    }
+}
+
+impl Pair {
+    pub fn unconnected(seed: u64, faults: Faults) -> Self {
+        Self {
+            a: Side::new(A, 1),
+            b: Side::new(B, 2),
+            now: 0,
+            faults,
+            cut: [false; 2],
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            flights: BinaryHeap::new(),
+            sequence: 0,
+            log: Vec::new(),
+            logging: false,
+        }
+    }
+
+    pub fn new(seed: u64, faults: Faults, setup: Setup) -> Self {
+        let mut pair = Self::unconnected(seed, faults);
+        pair.connect(setup);
+        pair
+    }
+
+    pub fn connect(&mut self, setup: Setup) {
+        let (qa, qb) = (self.a.qp, self.b.qp);
+        let ends = [(&mut self.a, B, qb, setup.psn_a, setup.psn_b), (&mut self.b, A, qa, setup.psn_b, setup.psn_a)];
+        for (side, remote, dest, sq, rq) in ends {
+            side.nic.to_init(side.qp, ALL_REMOTE, 0).expect("INIT");
+            let rtr = RtrAttr {
+                route: Route { local: side.ip, remote, link: 0 },
+                dest_qp: dest.0,
+                rq_psn: Psn::new(rq),
+                path_mtu: setup.mtu,
+                max_dest_rd_atomic: setup.rd_atomic,
+                min_rnr_timer: 1,
+            };
+            side.nic.to_rtr(side.qp, rtr).expect("RTR");
+            let rts = RtsAttr { sq_psn: Psn::new(sq), max_rd_atomic: setup.rd_atomic, ..setup.rts };
+            side.nic.to_rts(side.qp, rts).expect("RTS");
+        }
+    }
+
+    fn chance(&mut self, per_mille: u32) -> bool {
+        per_mille > 0 && self.rng.next_u32() % 1000 < per_mille
+    }
+
+    /// Puts a packet of side `from` on the wire.
+    pub fn inject(&mut self, from: usize, packet: Vec<u8>) {
+        if self.logging {
+            self.log.push((self.now, from, packet.clone()));
+        }
+        if self.cut[from] || self.chance(self.faults.loss) {
+            return;
+        }
+        let copies = if self.chance(self.faults.duplicate) { 2 } else { 1 };
+        for _ in 0..copies {
+            let mut packet = packet.clone();
+            if self.chance(self.faults.damage) {
+                let bit = self.rng.next_u32() as usize % (packet.len() * 8);
+                packet[bit / 8] ^= 1 << (bit % 8);
+            }
+            let mut delay = self.faults.latency;
+            if self.faults.jitter > 0 {
+                delay += u64::from(self.rng.next_u32()) % self.faults.jitter;
+            }
+            if self.chance(self.faults.reorder) {
+                delay += 10 * self.faults.latency.max(1000);
+            }
+            self.sequence += 1;
+            self.flights.push(Reverse((self.now + delay, self.sequence, from, packet)));
+        }
+    }
+
+    /// Sends everything that waits on both sides.
+    pub fn transmit(&mut self) {
+        for from in 0..2 {
+            loop {
+                let side = if from == 0 { &mut self.a } else { &mut self.b };
+                if !side.nic.poll_transmit(self.now, &mut side.batch) {
+                    break;
+                }
+                let mut packets: Vec<Vec<u8>> = side.batch.packets().map(<[u8]>::to_vec).collect();
+                for packet in &mut packets {
+                    flow(from).fill(0, packet);
+                }
+                packets.into_iter().for_each(|p| self.inject(from, p));
+            }
+        }
+    }
+
+    fn deliver(&mut self, from: usize, packet: &[u8]) {
+        // A link drops what the ICRC refutes.
+        if flow(from).verify(0, packet) != Verdict::Good {
+            return;
+        }
+        let side = if from == 0 { &mut self.b } else { &mut self.a };
+        let (src, dst) = if from == 0 { (A, B) } else { (B, A) };
+        side.nic.handle_packet(self.now, 0, src, dst, packet);
+    }
+
+    /// One step: send, then go to the next arrival or timer. False if nothing is left to happen.
+    pub fn step(&mut self) -> bool {
+        self.transmit();
+        self.a.collect();
+        self.b.collect();
+        let arrival = self.flights.peek().map(|Reverse((t, ..))| *t);
+        let timer = [self.a.nic.poll_timeout(), self.b.nic.poll_timeout()].into_iter().flatten().min();
+        let Some(next) = arrival.into_iter().chain(timer).min() else { return false };
+        self.now = self.now.max(next);
+        while let Some(Reverse((t, ..))) = self.flights.peek() {
+            if *t > self.now {
+                break;
+            }
+            let Some(Reverse((_, _, from, packet))) = self.flights.pop() else { break };
+            self.deliver(from, &packet);
+        }
+        self.a.nic.handle_timeout(self.now);
+        self.b.nic.handle_timeout(self.now);
+        self.a.collect();
+        self.b.collect();
+        true
+    }
+
+    /// Runs until nothing is left to happen; at most `steps` steps.
+    pub fn run(&mut self, steps: usize) {
+        for _ in 0..steps {
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("still busy after {steps} steps at {} ns", self.now);
+    }
+
+    /// Runs for `ns` of virtual time.
+    pub fn run_for(&mut self, ns: u64) {
+        let end = self.now + ns;
+        while self.now < end && self.step() {}
+    }
+}
+
+fn flow(from: usize) -> IcrcFlow {
+    let (IpAddr::V4(a), IpAddr::V4(b)) = (A, B) else { unreachable!("both are IPv4") };
+    if from == 0 { IcrcFlow::v4(a, b, 4791, 4791) } else { IcrcFlow::v4(b, a, 4791, 4791) }
+}

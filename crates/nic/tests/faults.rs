@@ -1,0 +1,148 @@
+//! A seeded grid of loss, duplication, reordering, delay and damage: data and completions must be exact.
+
+mod common;
+
+use common::{Faults, Pair, Setup};
+use rand_chacha::ChaCha8Rng;
+use rand_core::{RngCore, SeedableRng};
+use remora_nic::*;
+
+/// What a run posted, and what memory must look like in the end.
+struct Script {
+    rng: ChaCha8Rng,
+    /// B's memory as A's operations leave it.
+    remote: Vec<u8>,
+    expected: Vec<(u64, WcStatus)>,
+    /// The messages sent.
+    sent: Vec<Vec<u8>>,
+    /// READs since the last look: offset in the remote memory, length.
+    reads: Vec<(usize, usize)>,
+    counter: u64,
+}
+
+const SRC: usize = 0;
+const DST: usize = 256 << 10;
+const COUNTER: usize = 1 << 19;
+const BACK: usize = 3 << 18;
+
+impl Script {
+    /// Posts one random operation from A to B.
+    fn post(&mut self, pair: &mut Pair, id: u64) {
+        let len = match self.rng.next_u32() % 4 {
+            0 => self.rng.next_u32() as usize % 8,
+            1 => self.rng.next_u32() as usize % 200,
+            2 => self.rng.next_u32() as usize % 3000,
+            _ => self.rng.next_u32() as usize % 20_000,
+        };
+        // Each operation has bytes of its own: a request may be gathered again after later ones were posted.
+        let at = (id as usize % 8) * (32 << 10);
+        let data: Vec<u8> = (0..len).map(|_| self.rng.next_u32() as u8).collect();
+        let (va, rkey) = (pair.b.va(DST + at), pair.b.key());
+        let data_wr = |pair: &Pair| [pair.a.sge(SRC + at, len)];
+        let wr = match self.rng.next_u32() % 5 {
+            0 | 1 => {
+                pair.a.buffer.write(SRC + at, &data).expect("in bounds");
+                self.remote[at..at + len].copy_from_slice(&data);
+                let sge = data_wr(pair);
+                return pair.a.send(&SendWr::new(id, SendOp::Write { va, rkey }, Data::List(&sge)));
+            }
+            2 => {
+                pair.a.buffer.write(SRC + at, &data).expect("in bounds");
+                let slot = self.sent.len() % 8;
+                pair.b.recv(1000 + id, BACK + slot * (32 << 10), 32 << 10);
+                self.sent.push(data);
+                let sge = data_wr(pair);
+                return pair.a.send(&SendWr::new(id, SendOp::Send, Data::List(&sge)));
+            }
+            3 => SendOp::Read { va, rkey },
+            _ => {
+                let wr = SendOp::FetchAdd { va: pair.b.va(COUNTER), rkey, add: 3 };
+                self.counter += 3;
+                let sge = [pair.a.sge(COUNTER + 8 * (id as usize % 8), 8)];
+                return pair.a.send(&SendWr::new(id, wr, Data::List(&sge)));
+            }
+        };
+        let len = len.min(16 << 10);
+        self.reads.push((at, len));
+        let sge = [pair.a.sge(BACK + (at >> 1), len)];
+        pair.a.send(&SendWr::new(id, wr, Data::List(&sge)));
+    }
+}
+
+fn run(seed: u64, faults: Faults, mtu: u32) {
+    let what = format!("seed {seed}, mtu {mtu}, {faults:?}");
+    let mut pair = Pair::new(seed, faults, Setup { mtu, ..Setup::default() });
+    let mut script = Script {
+        rng: ChaCha8Rng::seed_from_u64(seed ^ 0x5eed),
+        remote: vec![0; 256 << 10],
+        expected: Vec::new(),
+        sent: Vec::new(),
+        reads: Vec::new(),
+        counter: 0,
+    };
+    for id in 0..200 {
+        script.post(&mut pair, id);
+        script.expected.push((id, WcStatus::Success));
+        if id % 8 == 7 {
+            pair.run(200_000);
+            assert_eq!(pair.a.statuses(), script.expected, "{what}");
+            assert_eq!(pair.b.bytes(DST, 256 << 10), script.remote, "{what}");
+            for (at, len) in script.reads.drain(..) {
+                assert_eq!(pair.a.bytes(BACK + (at >> 1), len), script.remote[at..at + len], "{what}");
+            }
+            for (n, (wc, data)) in pair.b.done.iter().zip(&script.sent).enumerate() {
+                assert_eq!((wc.status, wc.byte_len as usize), (WcStatus::Success, data.len()), "{what}");
+                if n + 8 > script.sent.len() {
+                    assert_eq!(pair.b.bytes(BACK + (n % 8) * (32 << 10), data.len()), *data, "{what}");
+                }
+            }
+            assert_eq!(pair.b.done.len(), script.sent.len(), "{what}");
+        }
+    }
+    let mut counter = [0; 8];
+    pair.b.buffer.read(COUNTER, &mut counter).expect("in bounds");
+    assert_eq!(u64::from_ne_bytes(counter), script.counter, "atomics ran exactly once: {what}");
+}
+
+#[test]
+fn data_and_completions_are_exact_under_every_kind_of_fault() {
+    let kinds = [
+        Faults { latency: 1000, ..Faults::default() },
+        Faults { latency: 1000, loss: 50, ..Faults::default() },
+        Faults { latency: 1000, duplicate: 100, ..Faults::default() },
+        Faults { latency: 1000, reorder: 50, ..Faults::default() },
+        Faults { latency: 1000, jitter: 20_000, ..Faults::default() },
+        Faults { latency: 1000, damage: 50, ..Faults::default() },
+        Faults { latency: 5000, jitter: 5000, loss: 20, duplicate: 20, damage: 20, reorder: 20 },
+    ];
+    for (index, faults) in kinds.into_iter().enumerate() {
+        for mtu in [256, 1024, 4096] {
+            run(index as u64 * 10 + u64::from(mtu), faults, mtu);
+        }
+    }
+}
+
+#[test]
+fn heavy_loss_ends_in_success_or_in_retry_exceeded() {
+    for seed in 0..20 {
+        let faults = Faults { latency: 1000, loss: 400, ..Faults::default() };
+        let mut pair = Pair::new(seed, faults, Setup::default());
+        for id in 0..20 {
+            let sge = [pair.a.sge(0, 5000)];
+            let op = SendOp::Write { va: pair.b.va(0), rkey: pair.b.key() };
+            pair.a.send(&SendWr::new(id, op, Data::List(&sge)));
+        }
+        pair.run(1_000_000);
+        let statuses = pair.a.statuses();
+        assert_eq!(statuses.len(), 20, "seed {seed}");
+        let failed = statuses.iter().position(|(_, s)| *s != WcStatus::Success).unwrap_or(20);
+        for (n, (id, status)) in statuses.iter().enumerate() {
+            let expected = match n.cmp(&failed) {
+                std::cmp::Ordering::Less => WcStatus::Success,
+                std::cmp::Ordering::Equal => WcStatus::RetryExceeded,
+                std::cmp::Ordering::Greater => WcStatus::Flushed,
+            };
+            assert_eq!((*id, *status), (n as u64, expected), "seed {seed}");
+        }
+    }
+}
