@@ -97,10 +97,7 @@ impl Aeth {
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         let word = be32(front::<{ Self::LEN }>("AETH", bytes)?, 0);
-        Ok(Self {
-            syndrome: Syndrome::from_u8((word >> 24) as u8),
-            msn: word & 0xff_ffff,
-        })
+        Ok(Self { syndrome: Syndrome::from_u8((word >> 24) as u8), msn: word & 0xff_ffff })
     }
 
     /// Writes [`LEN`](Self::LEN) bytes; panics if `out` is shorter.
@@ -116,8 +113,8 @@ impl Aeth {
 pub const fn rnr_timer_ns(code: u8) -> u64 {
     /// Hundredths of a millisecond.
     const TABLE: [u32; 32] = [
-        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
-        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
+        4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
     TABLE[(code & 31) as usize] as u64 * 10_000
 }
@@ -133,25 +130,13 @@ mod tests {
         }
         assert_eq!(Syndrome::from_u8(0x1f), Syndrome::Ack { credits: 31 });
         assert_eq!(Syndrome::from_u8(0x2c), Syndrome::RnrNak { timer: 12 });
-        assert_eq!(
-            Syndrome::from_u8(0x60),
-            Syndrome::Nak(NakCode::SequenceError)
-        );
-        assert_eq!(
-            Syndrome::from_u8(0x62),
-            Syndrome::Nak(NakCode::RemoteAccess)
-        );
+        assert_eq!(Syndrome::from_u8(0x60), Syndrome::Nak(NakCode::SequenceError));
+        assert_eq!(Syndrome::from_u8(0x62), Syndrome::Nak(NakCode::RemoteAccess));
     }
 
     #[test]
     fn rnr_timers() {
-        for (code, ns) in [
-            (0, 655_360_000),
-            (1, 10_000),
-            (12, 640_000),
-            (14, 1_280_000),
-            (31, 491_520_000),
-        ] {
+        for (code, ns) in [(0, 655_360_000), (1, 10_000), (12, 640_000), (14, 1_280_000), (31, 491_520_000)] {
             assert_eq!(rnr_timer_ns(code), ns, "code {code}");
         }
     }

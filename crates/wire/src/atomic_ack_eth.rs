@@ -17,18 +17,12 @@ impl AtomicAckEth {
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
-        Ok(Self {
-            original: be64(front::<{ Self::LEN }>("AtomicAckETH", bytes)?, 0),
-        })
+        Ok(Self { original: be64(front::<{ Self::LEN }>("AtomicAckETH", bytes)?, 0) })
     }
 
     /// Writes [`LEN`](Self::LEN) bytes; panics if `out` is shorter.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) {
-        put(
-            front_mut::<{ Self::LEN }>(out),
-            0,
-            self.original.to_be_bytes(),
-        );
+        put(front_mut::<{ Self::LEN }>(out), 0, self.original.to_be_bytes());
     }
 }

@@ -24,12 +24,7 @@ impl AtomicEth {
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         let b = front::<{ Self::LEN }>("AtomicETH", bytes)?;
-        Ok(Self {
-            va: be64(b, 0),
-            rkey: be32(b, 8),
-            swap_or_add: be64(b, 12),
-            compare: be64(b, 20),
-        })
+        Ok(Self { va: be64(b, 0), rkey: be32(b, 8), swap_or_add: be64(b, 12), compare: be64(b, 20) })
     }
 
     /// Writes [`LEN`](Self::LEN) bytes; panics if `out` is shorter.

@@ -64,10 +64,7 @@ impl Bth {
     pub fn emit(&self, out: &mut [u8]) {
         let out = front_mut::<{ Self::LEN }>(out);
         out[0] = self.opcode.as_u8();
-        out[1] = u8::from(self.solicited) << 7
-            | u8::from(self.mig_req) << 6
-            | (self.pad & 3) << 4
-            | self.version & 0xf;
+        out[1] = u8::from(self.solicited) << 7 | u8::from(self.mig_req) << 6 | (self.pad & 3) << 4 | self.version & 0xf;
         put(out, 2, self.pkey.to_be_bytes());
         put(out, 4, (self.dest_qp & 0xff_ffff).to_be_bytes());
         out[4] = u8::from(self.fecn) << 7 | u8::from(self.becn) << 6 | self.reserved6 & 0x3f;

@@ -68,21 +68,13 @@ impl Mad {
     /// management, or if the attribute is none of [`CmMessage`].
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         let bytes = front::<{ Self::LEN }>("MAD", bytes)?;
-        let wrong = |field, value: u32, expected| {
-            Err(Error::Field {
-                header: "MAD",
-                field,
-                value: value.into(),
-                expected,
-            })
-        };
+        let wrong =
+            |field, value: u32, expected| Err(Error::Field { header: "MAD", field, value: value.into(), expected });
         if be32(bytes, 0) != SEND {
             let expected = "0x01070203 (a Send of communication management, version 2)";
             return wrong("version, class and method", be32(bytes, 0), expected);
         }
-        let (_, body) = bytes
-            .split_last_chunk::<BODY>()
-            .expect("256 bytes hold 232");
+        let (_, body) = bytes.split_last_chunk::<BODY>().expect("256 bytes hold 232");
         let message = match be16(bytes, 16) {
             0x10 => CmMessage::Req(Req::parse(body)),
             0x11 => CmMessage::Mra(Mra::parse(body)),
@@ -93,11 +85,7 @@ impl Mad {
             0x16 => CmMessage::Drep(Drep::parse(body)),
             other => return wrong("attribute", other.into(), "0x10 to 0x16 (REQ to DREP)"),
         };
-        Ok(Self {
-            status: be16(bytes, 4),
-            transaction_id: be64(bytes, 8),
-            message,
-        })
+        Ok(Self { status: be16(bytes, 4), transaction_id: be64(bytes, 8), message })
     }
 
     /// Writes the datagram. Of each field only its bits are taken.

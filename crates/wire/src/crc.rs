@@ -36,9 +36,7 @@ fn update_short(mut state: u32, bytes: &[u8]) -> u32 {
     }
     let (words, tail) = tail.as_chunks::<4>();
     for word in words {
-        let [a, b, c, d] = (state ^ u32::from_le_bytes(*word))
-            .to_le_bytes()
-            .map(usize::from);
+        let [a, b, c, d] = (state ^ u32::from_le_bytes(*word)).to_le_bytes().map(usize::from);
         state = SLICES[3][a] ^ SLICES[2][b] ^ SLICES[1][c] ^ SLICES[0][d];
     }
     for byte in tail {
@@ -54,9 +52,7 @@ pub(crate) fn update_line(state: u32, line: &[u8; 16]) -> u32 {
     for (byte, s) in line.iter_mut().zip(state.to_le_bytes()) {
         *byte ^= s;
     }
-    line.iter()
-        .zip(SLICES.iter().rev())
-        .fold(0, |next, (byte, slice)| next ^ slice[usize::from(*byte)])
+    line.iter().zip(SLICES.iter().rev()).fold(0, |next, (byte, slice)| next ^ slice[usize::from(*byte)])
 }
 
 /// The state `bytes` bytes before `state`, if they were zero. `None` past 65535.
@@ -104,11 +100,7 @@ const fn times_x(a: u32) -> u32 {
 
 /// Undoes [`times_x`], which sets the top bit exactly when it subtracts the polynomial.
 const fn over_x(a: u32) -> u32 {
-    if a >> 31 == 1 {
-        (a ^ POLY) << 1 | 1
-    } else {
-        a << 1
-    }
+    if a >> 31 == 1 { (a ^ POLY) << 1 | 1 } else { a << 1 }
 }
 
 /// Product of two polynomials modulo the generator.

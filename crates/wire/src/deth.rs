@@ -22,11 +22,7 @@ impl Deth {
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         let b = front::<{ Self::LEN }>("DETH", bytes)?;
-        Ok(Self {
-            qkey: be32(b, 0),
-            reserved: b[4],
-            src_qp: low24(b, 4),
-        })
+        Ok(Self { qkey: be32(b, 0), reserved: b[4], src_qp: low24(b, 4) })
     }
 
     /// Writes [`LEN`](Self::LEN) bytes; panics if `out` is shorter.

@@ -4,9 +4,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Error {
     /// Fewer bytes than the header takes.
-    #[error(
-        "{header} takes {need} bytes and only {got} are left: drop the packet, it was cut short"
-    )]
+    #[error("{header} takes {need} bytes and only {got} are left: drop the packet, it was cut short")]
     Truncated {
         /// The header that does not fit.
         header: &'static str,
@@ -28,9 +26,7 @@ pub enum Error {
         expected: &'static str,
     },
     /// The base transport header starts with a byte that [`Opcode`](crate::Opcode) does not list.
-    #[error(
-        "BTH: op-code {0:#04x} is reserved or belongs to a transport not carried here (RD, XRC)"
-    )]
+    #[error("BTH: op-code {0:#04x} is reserved or belongs to a transport not carried here (RD, XRC)")]
     UnknownOpcode(u8),
     /// The pad count says more than the packet holds after its headers.
     #[error("BTH: pad count {pad} but only {got} bytes between headers and ICRC")]

@@ -30,21 +30,13 @@ impl Feth {
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         let word = be32(front::<{ Self::LEN }>("FETH", bytes)?, 0);
-        Ok(Self {
-            placement: word as u8 & 0xf,
-            selectivity: (word >> 4) as u8 & 3,
-            reserved: word >> 6,
-        })
+        Ok(Self { placement: word as u8 & 0xf, selectivity: (word >> 4) as u8 & 3, reserved: word >> 6 })
     }
 
     /// Writes [`LEN`](Self::LEN) bytes; panics if `out` is shorter. Of each field only its bits are taken.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) {
         let low = self.placement & 0xf | (self.selectivity & 3) << 4;
-        put(
-            front_mut::<{ Self::LEN }>(out),
-            0,
-            (self.reserved << 6 | u32::from(low)).to_be_bytes(),
-        );
+        put(front_mut::<{ Self::LEN }>(out), 0, (self.reserved << 6 | u32::from(low)).to_be_bytes());
     }
 }

@@ -48,55 +48,21 @@ pub struct IcrcFlow {
 impl IcrcFlow {
     /// Packets over IPv4; `dst_port` is [`UDP_PORT`] but for captures that say otherwise.
     pub fn v4(src: Ipv4Addr, dst: Ipv4Addr, src_port: u16, dst_port: u16) -> Self {
-        let ip = Ipv4 {
-            tos: 0,
-            total_len: 0,
-            id: 0,
-            dont_fragment: true,
-            ttl: 0,
-            protocol: PROTOCOL_UDP,
-            src,
-            dst,
-        };
+        let ip = Ipv4 { tos: 0, total_len: 0, id: 0, dont_fragment: true, ttl: 0, protocol: PROTOCOL_UDP, src, dst };
         let mut headers = [0; V4];
         ip.emit(&mut headers);
-        Udp {
-            src_port,
-            dst_port,
-            len: 0,
-            checksum: 0,
-        }
-        .emit(&mut headers[Ipv4::LEN..]);
-        Self {
-            headers: masked_v4(&headers),
-            v4: true,
-        }
+        Udp { src_port, dst_port, len: 0, checksum: 0 }.emit(&mut headers[Ipv4::LEN..]);
+        Self { headers: masked_v4(&headers), v4: true }
     }
 
     /// Packets over IPv6.
     pub fn v6(src: Ipv6Addr, dst: Ipv6Addr, src_port: u16, dst_port: u16) -> Self {
-        let ip = Ipv6 {
-            traffic_class: 0,
-            flow_label: 0,
-            payload_len: 0,
-            next_header: PROTOCOL_UDP,
-            hop_limit: 0,
-            src,
-            dst,
-        };
+        let ip =
+            Ipv6 { traffic_class: 0, flow_label: 0, payload_len: 0, next_header: PROTOCOL_UDP, hop_limit: 0, src, dst };
         let mut headers = [0; V6];
         ip.emit(&mut headers);
-        Udp {
-            src_port,
-            dst_port,
-            len: 0,
-            checksum: 0,
-        }
-        .emit(&mut headers[Ipv6::LEN..]);
-        Self {
-            headers: masked_v6(&headers),
-            v4: false,
-        }
+        Udp { src_port, dst_port, len: 0, checksum: 0 }.emit(&mut headers[Ipv6::LEN..]);
+        Self { headers: masked_v6(&headers), v4: false }
     }
 
     /// The ICRC of a packet, BTH to padding, that goes out with this IP identification (ignored over IPv6).
@@ -105,8 +71,7 @@ impl IcrcFlow {
         let udp_len = (Udp::LEN + packet_without_icrc.len() + ICRC_LEN) as u16;
         let mut state = self.headers ^ add(&UDP_LEN, udp_len);
         if self.v4 {
-            state ^=
-                add(&V4_TOTAL_LEN, udp_len.wrapping_add(Ipv4::LEN as u16)) ^ add(&V4_ID, ip_id);
+            state ^= add(&V4_TOTAL_LEN, udp_len.wrapping_add(Ipv4::LEN as u16)) ^ add(&V4_ID, ip_id);
         } else {
             state ^= add(&V6_PAYLOAD_LEN, udp_len);
         }
@@ -117,10 +82,7 @@ impl IcrcFlow {
     #[inline]
     pub fn fill(&self, ip_id: u16, packet: &mut [u8]) {
         let Some((body, icrc)) = packet.split_last_chunk_mut::<ICRC_LEN>() else {
-            panic!(
-                "a packet of {} bytes has no room for its ICRC",
-                packet.len()
-            )
+            panic!("a packet of {} bytes has no room for its ICRC", packet.len())
         };
         *icrc = self.compute(ip_id, body).to_le_bytes();
     }
@@ -177,12 +139,7 @@ pub fn verify_ip(packet: &[u8]) -> Result<bool, Error> {
 fn split_ip(packet: &[u8]) -> Result<(u32, u32), Error> {
     let expect = |field, value: u16, expected, is: bool| match is {
         true => Ok(()),
-        false => Err(Error::Field {
-            header: "RoCE v2",
-            field,
-            value: value.into(),
-            expected,
-        }),
+        false => Err(Error::Field { header: "RoCE v2", field, value: value.into(), expected }),
     };
     let v4 = packet.first().is_none_or(|b| b >> 4 == 4);
     let (protocol, ip_len, end) = if v4 {
@@ -190,44 +147,20 @@ fn split_ip(packet: &[u8]) -> Result<(u32, u32), Error> {
         (ip.protocol, Ipv4::LEN, ip.total_len.into())
     } else {
         let ip = Ipv6::parse(packet)?;
-        (
-            ip.next_header,
-            Ipv6::LEN,
-            Ipv6::LEN + usize::from(ip.payload_len),
-        )
+        (ip.next_header, Ipv6::LEN, Ipv6::LEN + usize::from(ip.payload_len))
     };
-    expect(
-        "IP protocol",
-        protocol.into(),
-        "17 (UDP)",
-        protocol == PROTOCOL_UDP,
-    )?;
+    expect("IP protocol", protocol.into(), "17 (UDP)", protocol == PROTOCOL_UDP)?;
     let datagram = &packet[ip_len..end];
     let udp = Udp::parse(datagram)?;
     expect("UDP port", udp.dst_port, "4791", udp.dst_port == UDP_PORT)?;
     // The ICRC covers one length field as it does the other; a datagram shorter than its packet has no place for it.
-    expect(
-        "UDP length",
-        udp.len,
-        "that of the IP packet",
-        usize::from(udp.len) == datagram.len(),
-    )?;
+    expect("UDP length", udp.len, "that of the IP packet", usize::from(udp.len) == datagram.len())?;
     let payload = &datagram[Udp::LEN..];
     let (need, got) = (Bth::LEN + ICRC_LEN, payload.len());
-    let short = Error::Truncated {
-        header: "BTH and ICRC",
-        need,
-        got,
-    };
-    let (body, icrc) = payload
-        .split_last_chunk::<ICRC_LEN>()
-        .filter(|(b, _)| b.len() >= Bth::LEN)
-        .ok_or(short)?;
-    let state = if v4 {
-        masked_v4(packet.first_chunk().ok_or(short)?)
-    } else {
-        masked_v6(packet.first_chunk().ok_or(short)?)
-    };
+    let short = Error::Truncated { header: "BTH and ICRC", need, got };
+    let (body, icrc) = payload.split_last_chunk::<ICRC_LEN>().filter(|(b, _)| b.len() >= Bth::LEN).ok_or(short)?;
+    let state =
+        if v4 { masked_v4(packet.first_chunk().ok_or(short)?) } else { masked_v6(packet.first_chunk().ok_or(short)?) };
     Ok((!transport(state, body), u32::from_le_bytes(*icrc)))
 }
 

@@ -17,9 +17,7 @@ impl Ieth {
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
-        Ok(Self {
-            rkey: be32(front::<{ Self::LEN }>("IETH", bytes)?, 0),
-        })
+        Ok(Self { rkey: be32(front::<{ Self::LEN }>("IETH", bytes)?, 0) })
     }
 
     /// Writes [`LEN`](Self::LEN) bytes; panics if `out` is shorter.

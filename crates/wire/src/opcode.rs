@@ -186,11 +186,7 @@ impl Info {
             }
             i += 1;
         }
-        Self {
-            service,
-            bits,
-            header_len: len as u8,
-        }
+        Self { service, bits, header_len: len as u8 }
     }
 }
 
@@ -308,9 +304,7 @@ mod tests {
         for op in known {
             assert_eq!(Opcode::from_u8(op.as_u8()), Some(op));
         }
-        for byte in [
-            0x15, 0x18, 0x1b, 0x1e, 0x2c, 0x40, 0x66, 0x82, 0xa0, 0xd7, 0xdd,
-        ] {
+        for byte in [0x15, 0x18, 0x1b, 0x1e, 0x2c, 0x40, 0x66, 0x82, 0xa0, 0xd7, 0xdd] {
             assert_eq!(Opcode::from_u8(byte), None, "{byte:#x}");
         }
     }

@@ -39,10 +39,7 @@ impl<'a> Packet<'a> {
     pub fn new(bth: Bth, payload: &'a [u8]) -> Self {
         let pad = payload.len().wrapping_neg() & 3;
         Self {
-            bth: Bth {
-                pad: pad as u8,
-                ..bth
-            },
+            bth: Bth { pad: pad as u8, ..bth },
             deth: None,
             feth: None,
             reth: None,
@@ -77,33 +74,14 @@ impl<'a> Packet<'a> {
         let reth = rest.header(op.has_reth(), Reth::LEN, Reth::parse)?;
         let atomic_eth = rest.header(op.has_atomic_eth(), AtomicEth::LEN, AtomicEth::parse)?;
         let aeth = rest.header(op.has_aeth(), Aeth::LEN, Aeth::parse)?;
-        let atomic_ack_eth = rest.header(
-            op.has_atomic_ack_eth(),
-            AtomicAckEth::LEN,
-            AtomicAckEth::parse,
-        )?;
+        let atomic_ack_eth = rest.header(op.has_atomic_ack_eth(), AtomicAckEth::LEN, AtomicAckEth::parse)?;
         let imm = rest.header(op.has_imm(), ImmDt::LEN, ImmDt::parse)?;
         let ieth = rest.header(op.has_ieth(), Ieth::LEN, Ieth::parse)?;
         let got = rest.0.len();
-        let end = got
-            .checked_sub(bth.pad.into())
-            .ok_or(Error::Pad { pad: bth.pad, got })?;
+        let end = got.checked_sub(bth.pad.into()).ok_or(Error::Pad { pad: bth.pad, got })?;
         let (payload, padding) = rest.0.split_at(end);
         let icrc = u32::from_le_bytes(*icrc);
-        Ok(Self {
-            bth,
-            deth,
-            feth,
-            reth,
-            atomic_eth,
-            aeth,
-            atomic_ack_eth,
-            imm,
-            ieth,
-            payload,
-            padding,
-            icrc,
-        })
+        Ok(Self { bth, deth, feth, reth, atomic_eth, aeth, atomic_ack_eth, imm, ieth, payload, padding, icrc })
     }
 
     /// Bytes that [`emit`](Self::emit) writes.
@@ -126,11 +104,7 @@ impl<'a> Packet<'a> {
     /// [`len`](Self::len).
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let len = self.len();
-        assert!(
-            out.len() >= len,
-            "the packet takes {len} bytes and the buffer has {}",
-            out.len()
-        );
+        assert!(out.len() >= len, "the packet takes {len} bytes and the buffer has {}", out.len());
         self.bth.emit(out);
         let mut at = Bth::LEN;
         let mut next = |len| {
@@ -140,11 +114,9 @@ impl<'a> Packet<'a> {
         self.deth.inspect(|h| h.emit(&mut out[next(Deth::LEN)]));
         self.feth.inspect(|h| h.emit(&mut out[next(Feth::LEN)]));
         self.reth.inspect(|h| h.emit(&mut out[next(Reth::LEN)]));
-        self.atomic_eth
-            .inspect(|h| h.emit(&mut out[next(AtomicEth::LEN)]));
+        self.atomic_eth.inspect(|h| h.emit(&mut out[next(AtomicEth::LEN)]));
         self.aeth.inspect(|h| h.emit(&mut out[next(Aeth::LEN)]));
-        self.atomic_ack_eth
-            .inspect(|h| h.emit(&mut out[next(AtomicAckEth::LEN)]));
+        self.atomic_ack_eth.inspect(|h| h.emit(&mut out[next(AtomicAckEth::LEN)]));
         self.imm.inspect(|h| h.emit(&mut out[next(ImmDt::LEN)]));
         self.ieth.inspect(|h| h.emit(&mut out[next(Ieth::LEN)]));
         out[next(self.payload.len())].copy_from_slice(self.payload);

@@ -66,11 +66,7 @@ mod tests {
             (0x7f_ffff, 0, 0x7f_ffff),
             (0x80_0000, 0, -0x80_0000),
         ] {
-            assert_eq!(
-                Psn::new(a).distance(Psn::new(b)),
-                distance,
-                "{a:#x} from {b:#x}"
-            );
+            assert_eq!(Psn::new(a).distance(Psn::new(b)), distance, "{a:#x} from {b:#x}");
         }
     }
 }

@@ -22,11 +22,7 @@ impl Reth {
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         let b = front::<{ Self::LEN }>("RETH", bytes)?;
-        Ok(Self {
-            va: be64(b, 0),
-            rkey: be32(b, 8),
-            len: be32(b, 12),
-        })
+        Ok(Self { va: be64(b, 0), rkey: be32(b, 8), len: be32(b, 12) })
     }
 
     /// Writes [`LEN`](Self::LEN) bytes; panics if `out` is shorter.

@@ -43,12 +43,7 @@ impl RpcHeader {
             flags: be32(b, 20),
         };
         let wrong = |field, value: u32, expected| {
-            Err(Error::Field {
-                header: "RPC header",
-                field,
-                value: value.into(),
-                expected,
-            })
+            Err(Error::Field { header: "RPC header", field, value: value.into(), expected })
         };
         if header.tag > 0xff_ffff {
             return wrong("tag", header.tag, "a number of 24 bits");
@@ -160,22 +155,13 @@ mod tests {
     fn statuses_and_immediates_survive() {
         for byte in 0..=255 {
             assert_eq!(u8::from(RpcStatus::from(byte)), byte);
-            assert_eq!(
-                parse_reply_imm(reply_imm(0xab_cdef, byte)),
-                (0xab_cdef, byte)
-            );
+            assert_eq!(parse_reply_imm(reply_imm(0xab_cdef, byte)), (0xab_cdef, byte));
         }
     }
 
     #[test]
     fn unknown_bits_are_refused() {
-        let good = RpcHeader {
-            reply_va: 7,
-            reply_rkey: 8,
-            reply_capacity: 9,
-            tag: 0xff_ffff,
-            flags: FLAG_STREAM,
-        };
+        let good = RpcHeader { reply_va: 7, reply_rkey: 8, reply_capacity: 9, tag: 0xff_ffff, flags: FLAG_STREAM };
         let mut bytes = [0; RpcHeader::LEN];
         good.emit(&mut bytes);
         assert_eq!(RpcHeader::parse(&bytes), Ok(good));

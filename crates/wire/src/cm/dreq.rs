@@ -18,12 +18,7 @@ pub struct Dreq {
 
 impl Default for Dreq {
     fn default() -> Self {
-        Self {
-            local_comm_id: 0,
-            remote_comm_id: 0,
-            remote_qpn: 0,
-            private_data: [0; 220],
-        }
+        Self { local_comm_id: 0, remote_comm_id: 0, remote_qpn: 0, private_data: [0; 220] }
     }
 }
 

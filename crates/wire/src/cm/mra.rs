@@ -20,13 +20,7 @@ pub struct Mra {
 
 impl Default for Mra {
     fn default() -> Self {
-        Self {
-            local_comm_id: 0,
-            remote_comm_id: 0,
-            message_mraed: 0,
-            service_timeout: 0,
-            private_data: [0; 222],
-        }
+        Self { local_comm_id: 0, remote_comm_id: 0, message_mraed: 0, service_timeout: 0, private_data: [0; 222] }
     }
 }
 

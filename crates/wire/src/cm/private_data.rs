@@ -25,14 +25,8 @@ impl RdmaCmHeader {
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         const HEADER: &str = "RDMA CM header";
         let b = front::<{ Self::LEN }>(HEADER, bytes)?;
-        let wrong = |field, value: u8, expected| {
-            Err(Error::Field {
-                header: HEADER,
-                field,
-                value: value.into(),
-                expected,
-            })
-        };
+        let wrong =
+            |field, value: u8, expected| Err(Error::Field { header: HEADER, field, value: value.into(), expected });
         if b[0] != 0 {
             return wrong("version", b[0], "0");
         }
@@ -42,11 +36,7 @@ impl RdmaCmHeader {
             _ => IpAddr::V6(Ipv6Addr::from(array::<16>(b, at))),
         };
         match b[1] >> 4 {
-            4 | 6 => Ok(Self {
-                src_port: be16(b, 2),
-                src: address(4),
-                dst: address(20),
-            }),
+            4 | 6 => Ok(Self { src_port: be16(b, 2), src: address(4), dst: address(20) }),
             family => wrong("IP version", family, "4 or 6"),
         }
     }

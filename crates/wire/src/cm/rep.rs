@@ -72,9 +72,7 @@ impl Rep {
         put(out, 20, (self.starting_psn.get() << 8).to_be_bytes());
         out[24] = self.responder_resources;
         out[25] = self.initiator_depth;
-        out[26] = self.target_ack_delay << 3
-            | (self.failover_accepted & 3) << 1
-            | u8::from(self.flow_control);
+        out[26] = self.target_ack_delay << 3 | (self.failover_accepted & 3) << 1 | u8::from(self.flow_control);
         out[27] = self.rnr_retry_count << 5 | u8::from(self.srq) << 4;
         put(out, 28, self.ca_guid.to_be_bytes());
         put(out, 36, self.private_data);

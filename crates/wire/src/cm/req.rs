@@ -129,15 +129,9 @@ impl Req {
         put(out, 8, self.service_id.to_be_bytes());
         put(out, 16, self.ca_guid.to_be_bytes());
         put(out, 28, self.local_qkey.to_be_bytes());
-        put(
-            out,
-            32,
-            (self.local_qpn << 8 | u32::from(self.responder_resources)).to_be_bytes(),
-        );
+        put(out, 32, (self.local_qpn << 8 | u32::from(self.responder_resources)).to_be_bytes());
         out[39] = self.initiator_depth;
-        out[43] = self.remote_cm_timeout << 3
-            | (self.transport_service & 3) << 1
-            | u8::from(self.flow_control);
+        out[43] = self.remote_cm_timeout << 3 | (self.transport_service & 3) << 1 | u8::from(self.flow_control);
         put(out, 44, (self.starting_psn.get() << 8).to_be_bytes());
         out[47] = self.local_cm_timeout << 3 | self.retry_count & 7;
         put(out, 48, self.pkey.to_be_bytes());

@@ -16,21 +16,13 @@ pub struct Rtu {
 
 impl Default for Rtu {
     fn default() -> Self {
-        Self {
-            local_comm_id: 0,
-            remote_comm_id: 0,
-            private_data: [0; 224],
-        }
+        Self { local_comm_id: 0, remote_comm_id: 0, private_data: [0; 224] }
     }
 }
 
 impl Rtu {
     pub(super) fn parse(b: &[u8; BODY]) -> Self {
-        Self {
-            local_comm_id: be32(b, 0),
-            remote_comm_id: be32(b, 4),
-            private_data: array(b, 8),
-        }
+        Self { local_comm_id: be32(b, 0), remote_comm_id: be32(b, 4), private_data: array(b, 8) }
     }
 
     /// Writes the body into zeros and returns the attribute.

@@ -27,11 +27,7 @@ impl Ethernet {
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         let b = front::<{ Self::LEN }>("Ethernet", bytes)?;
-        Ok(Self {
-            dst: array(b, 0),
-            src: array(b, 6),
-            ethertype: be16(b, 12),
-        })
+        Ok(Self { dst: array(b, 0), src: array(b, 6), ethertype: be16(b, 12) })
     }
 
     /// Writes [`LEN`](Self::LEN) bytes; panics if `out` is shorter.

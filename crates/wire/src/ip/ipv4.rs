@@ -35,48 +35,26 @@ impl Ipv4 {
     /// under the header's or over what is there, and if the checksum is wrong.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         let b = front::<{ Self::LEN }>("IPv4", bytes)?;
-        let wrong = |field, value: u16, expected| {
-            Err(Error::Field {
-                header: "IPv4",
-                field,
-                value: value.into(),
-                expected,
-            })
-        };
+        let wrong =
+            |field, value: u16, expected| Err(Error::Field { header: "IPv4", field, value: value.into(), expected });
         if b[0] != 0x45 {
-            return wrong(
-                "version and header length",
-                b[0].into(),
-                "0x45 (version 4, no options)",
-            );
+            return wrong("version and header length", b[0].into(), "0x45 (version 4, no options)");
         }
         let total_len = be16(b, 2);
         if usize::from(total_len) < Self::LEN {
             return wrong("total length", total_len, "at least 20");
         }
         if usize::from(total_len) > bytes.len() {
-            return Err(Error::Truncated {
-                header: "IPv4 packet",
-                need: total_len.into(),
-                got: bytes.len(),
-            });
+            return Err(Error::Truncated { header: "IPv4 packet", need: total_len.into(), got: bytes.len() });
         }
         let flags = be16(b, 6);
         if flags & !0x4000 != 0 {
-            return wrong(
-                "flags and fragment offset",
-                flags,
-                "0 or 0x4000 (do not fragment)",
-            );
+            return wrong("flags and fragment offset", flags, "0 or 0x4000 (do not fragment)");
         }
         let got = be16(b, 10);
         let computed = checksum(b);
         if got != computed {
-            return Err(Error::Checksum {
-                header: "IPv4",
-                got,
-                computed,
-            });
+            return Err(Error::Checksum { header: "IPv4", got, computed });
         }
         Ok(Self {
             tos: b[1],

@@ -34,21 +34,12 @@ impl Ipv6 {
         let b = front::<{ Self::LEN }>("IPv6", bytes)?;
         if b[0] >> 4 != 6 {
             let value = u64::from(b[0] >> 4);
-            return Err(Error::Field {
-                header: "IPv6",
-                field: "version",
-                value,
-                expected: "6",
-            });
+            return Err(Error::Field { header: "IPv6", field: "version", value, expected: "6" });
         }
         let payload_len = be16(b, 4);
         let need = Self::LEN + usize::from(payload_len);
         if need > bytes.len() {
-            return Err(Error::Truncated {
-                header: "IPv6 packet",
-                need,
-                got: bytes.len(),
-            });
+            return Err(Error::Truncated { header: "IPv6 packet", need, got: bytes.len() });
         }
         let word = be32(b, 0);
         Ok(Self {

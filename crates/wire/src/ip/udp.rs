@@ -39,36 +39,19 @@ impl Udp {
         let b = front::<{ Self::LEN }>("UDP", bytes)?;
         let len = be16(b, 4);
         if usize::from(len) < Self::LEN {
-            return Err(Error::Field {
-                header: "UDP",
-                field: "length",
-                value: len.into(),
-                expected: "at least 8",
-            });
+            return Err(Error::Field { header: "UDP", field: "length", value: len.into(), expected: "at least 8" });
         }
         if usize::from(len) > bytes.len() {
-            return Err(Error::Truncated {
-                header: "UDP datagram",
-                need: len.into(),
-                got: bytes.len(),
-            });
+            return Err(Error::Truncated { header: "UDP datagram", need: len.into(), got: bytes.len() });
         }
-        Ok(Self {
-            src_port: be16(b, 0),
-            dst_port: be16(b, 2),
-            len,
-            checksum: be16(b, 6),
-        })
+        Ok(Self { src_port: be16(b, 0), dst_port: be16(b, 2), len, checksum: be16(b, 6) })
     }
 
     /// Writes [`LEN`](Self::LEN) bytes; panics if `out` is shorter.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) {
         let out = front_mut::<{ Self::LEN }>(out);
-        for (at, value) in [self.src_port, self.dst_port, self.len, self.checksum]
-            .into_iter()
-            .enumerate()
-        {
+        for (at, value) in [self.src_port, self.dst_port, self.len, self.checksum].into_iter().enumerate() {
             put(out, at * 2, value.to_be_bytes());
         }
     }
