@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p remora-memory --example copy_speed`
 
+#![allow(clippy::disallowed_methods, reason = "it measures time")]
+
 use remora_memory::{Access, Buffer, Registry};
 use std::hint::black_box;
 use std::time::Instant;

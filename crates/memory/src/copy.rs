@@ -172,6 +172,7 @@ mod tests {
 
     /// A poller on the last byte sees all bytes before it, and neighbours' writes to one word are never lost.
     #[test]
+    #[allow(clippy::disallowed_methods, reason = "the property is about two threads")]
     fn last_byte_publishes_the_rest() {
         const LEN: usize = 21;
         let rounds = if cfg!(miri) { 20 } else { 20_000 };
