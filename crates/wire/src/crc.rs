@@ -1,4 +1,4 @@
-//! CRC-32 of short runs of bytes, and moving its state over bytes that are not there.
+//! CRC-32, and moving its state over bytes that are not there.
 //!
 //! States here are the plain shift register, reflected: bit 31 is the coefficient of x^0. CRC-32 as commonly printed
 //! starts from all ones and is complemented at the end.
@@ -6,53 +6,15 @@
 /// The generator polynomial, reflected.
 const POLY: u32 = 0xedb8_8320;
 
-/// Runs from here on go to `crc32fast`, which multiplies without carry and needs some bytes to win.
-const LONG: usize = 128;
-
-/// `SLICES[k][b]`: the state after byte `b` and `k` zero bytes.
-static SLICES: [[u32; 256]; 16] = slices();
-
 /// `BACK[0][n]` and `BACK[1][n]`: x to the power of -8n and of -8 * 256n.
 static BACK: [[u32; 256]; 2] = back();
 
 /// The state after `bytes`.
 #[inline]
 pub(crate) fn update(state: u32, bytes: &[u8]) -> u32 {
-    if bytes.len() < LONG {
-        return update_short(state, bytes);
-    }
-    // The bulk in whole lines: crc32fast takes a tail byte by byte.
-    let (bulk, tail) = bytes.split_at(bytes.len() & !15);
     let mut hasher = crc32fast::Hasher::new_with_initial(!state);
-    hasher.update(bulk);
-    update_short(!hasher.finalize(), tail)
-}
-
-#[inline]
-fn update_short(mut state: u32, bytes: &[u8]) -> u32 {
-    let (lines, tail) = bytes.as_chunks::<16>();
-    for line in lines {
-        state = update_line(state, line);
-    }
-    let (words, tail) = tail.as_chunks::<4>();
-    for word in words {
-        let [a, b, c, d] = (state ^ u32::from_le_bytes(*word)).to_le_bytes().map(usize::from);
-        state = SLICES[3][a] ^ SLICES[2][b] ^ SLICES[1][c] ^ SLICES[0][d];
-    }
-    for byte in tail {
-        state = SLICES[0][usize::from(state as u8 ^ byte)] ^ state >> 8;
-    }
-    state
-}
-
-/// The state after sixteen bytes, by one table a byte.
-#[inline(always)]
-pub(crate) fn update_line(state: u32, line: &[u8; 16]) -> u32 {
-    let mut line = *line;
-    for (byte, s) in line.iter_mut().zip(state.to_le_bytes()) {
-        *byte ^= s;
-    }
-    line.iter().zip(SLICES.iter().rev()).fold(0, |next, (byte, slice)| next ^ slice[usize::from(*byte)])
+    hasher.update(bytes);
+    !hasher.finalize()
 }
 
 /// The state `bytes` bytes before `state`, if they were zero. `None` past 65535.
@@ -115,22 +77,6 @@ const fn times(a: u32, mut b: u32) -> u32 {
     product
 }
 
-const fn slices() -> [[u32; 256]; 16] {
-    let mut tables = [[0; 256]; 16];
-    let mut byte = 0;
-    while byte < 256 {
-        let mut state = byte as u32;
-        let mut k = 0;
-        while k < 16 {
-            state = step(state);
-            tables[k][byte] = state;
-            k += 1;
-        }
-        byte += 1;
-    }
-    tables
-}
-
 const fn back() -> [[u32; 256]; 2] {
     let mut tables = [[0; 256]; 2];
     let mut power = 1 << 31;
@@ -165,12 +111,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn agrees_with_crc32fast(bytes in prop::collection::vec(any::<u8>(), 0..600), split in any::<prop::sample::Index>()) {
-            let (a, b) = bytes.split_at(split.index(bytes.len() + 1));
-            prop_assert_eq!(!update(update(!0, a), b), crc32fast::hash(&bytes));
-        }
-
         #[test]
         fn rewind_undoes_zeros(state: u32, len in 0usize..65536) {
             prop_assert_eq!(rewind(update(state, &vec![0; len]), len), Some(state));

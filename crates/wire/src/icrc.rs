@@ -8,7 +8,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crate::crc::{field, rewind, update, update_line};
+use crate::crc::{field, rewind, update};
 use crate::ip::{Ipv4, Ipv6, PROTOCOL_UDP, Udp};
 use crate::{Bth, Error, ICRC_LEN, UDP_PORT};
 
@@ -65,7 +65,8 @@ impl IcrcFlow {
         Self { headers: masked_v6(&headers), v4: false }
     }
 
-    /// The ICRC of a packet, BTH to padding, that goes out with this IP identification (ignored over IPv6).
+    /// The ICRC of a packet, BTH to padding, that goes out with this IP identification (ignored over IPv6). Bytes that
+    /// are too few for a BTH have none: the result says nothing.
     #[inline]
     pub fn compute(&self, ip_id: u16, packet_without_icrc: &[u8]) -> u32 {
         let udp_len = (Udp::LEN + packet_without_icrc.len() + ICRC_LEN) as u16;
@@ -186,19 +187,12 @@ fn masked_v6(headers: &[u8; V6]) -> u32 {
 /// State after a packet's BTH, extension headers, payload and padding.
 #[inline]
 fn transport(state: u32, packet: &[u8]) -> u32 {
-    // The BTH and four bytes more are one line; most packets have them.
-    if let Some((line, rest)) = packet.split_first_chunk::<16>() {
-        let mut line = *line;
-        line[BTH_MASKED] = 0xff;
-        return update(update_line(state, &line), rest);
-    }
-    let mut short = [0; 16];
-    let short = &mut short[..packet.len()];
-    short.copy_from_slice(packet);
-    if let Some(byte) = short.get_mut(BTH_MASKED) {
-        *byte = 0xff;
-    }
-    update(state, short)
+    let Some((bth, rest)) = packet.split_first_chunk::<{ Bth::LEN }>() else {
+        return update(state, packet); // No packet; any value does.
+    };
+    let mut masked = *bth;
+    masked[BTH_MASKED] = 0xff;
+    update(update(state, &masked), rest)
 }
 
 /// What a field adds to the state at the end of the headers.

@@ -1,5 +1,7 @@
 //! Every packet of the captures in `vectors` parses, is emitted again to the same bytes, and has the ICRC that it should.
 
+#![allow(clippy::disallowed_methods, reason = "the captures are in files")]
+
 use std::net::IpAddr;
 use std::path::Path;
 
