@@ -1,1 +1,40 @@
 //! Kernels: small programs that run next to the data, written once and placed anywhere.
+//!
+//! A [`Kernel`] is an `async fn` over a [`Memory`]. What one access is depends on the place that
+//! polls it: a verb over the network at the client, a prefetched load at the host and its NIC
+//! ([`HostMemory`]). A [`Runner`] keeps a bounded number of calls in flight in a [`Pool`].
+//!
+//! | op-code             | kernel                   | parameters            | reply                   |
+//! |---------------------|--------------------------|-----------------------|-------------------------|
+//! | [`op::TRAVERSAL`]   | follow a linked structure | [`TraversalParams`]   | the value               |
+//! | [`op::GET`]         | look a key up in a table | [`GetParams`]         | the value               |
+//! | [`op::CONSISTENCY`] | read until the CRC holds | [`ConsistencyParams`] | payload, tries `u32`    |
+//! | [`op::CHECKSUM`]    | CRC of a payload stream  | none                  | length `u64`, CRC `u64` |
+//!
+//! All numbers are little-endian. The first three kernels are those of StRoM (EuroSys 2020,
+//! sections 5.2, 6.2 and 6.3).
+
+mod builtins;
+mod call;
+mod checksum;
+mod consistency;
+mod get;
+mod host;
+mod memory;
+mod pool;
+mod runner;
+mod stream;
+#[cfg(test)]
+mod testing;
+mod traversal;
+
+pub use builtins::{Builtins, Kernel, op};
+pub use call::{Call, Status};
+pub use consistency::{ConsistencyParams, TRIES_BYTES, crc64};
+pub use get::{BUCKETS, Bucket, ENTRY_BYTES, Entry, GetParams};
+pub use host::HostMemory;
+pub use memory::{Fault, Limited, Limits, Memory};
+pub use pool::Pool;
+pub use runner::{Runner, host_runner, runner};
+pub use stream::{Feed, Stream};
+pub use traversal::{ELEMENT_BYTES, Predicate, TraversalParams};

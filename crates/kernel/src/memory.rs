@@ -1,0 +1,106 @@
+//! What a kernel sees of memory, and how much of it one call may touch.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Memory as one place reaches it. A key names a memory region, an address lies within it.
+///
+/// Rights are those that the caller of the kernel has by one-sided verbs.
+#[allow(async_fn_in_trait, reason = "each world knows by itself whether its futures are Send")]
+pub trait Memory {
+    /// Copies bytes from `va` on into `out`.
+    async fn read(&self, key: u32, va: u64, out: &mut [u8]) -> Result<(), Fault>;
+
+    /// Copies `data` to `va`.
+    async fn write(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault>;
+
+    /// Stores `new` if the word at `va`, a multiple of 8, is `expect`; returns what it was.
+    async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault>;
+
+    /// Adds `n` to the word at `va`, a multiple of 8, wrapping; returns what it was.
+    async fn fetch_add(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault>;
+}
+
+/// Why an access of a kernel failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// No such region, outside of it, or without the right.
+    #[error("memory access denied")]
+    Access,
+    /// An atomic operation on an address that is not a multiple of 8.
+    #[error("atomic operation on a misaligned address")]
+    Misaligned,
+    /// The call made as many accesses as it may.
+    #[error("limit on steps reached")]
+    StepLimit,
+    /// The call moved as many bytes as it may.
+    #[error("limit on bytes reached")]
+    ByteLimit,
+    /// The other side went away.
+    #[error("connection lost")]
+    Lost,
+}
+
+/// How much one call of a kernel may do, so that a cycle in the data ends in an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Memory accesses.
+    pub steps: u32,
+    /// Bytes read and written in all; an atomic operation counts as 8.
+    pub bytes: u64,
+}
+
+impl Default for Limits {
+    /// 4096 accesses and 16 MB.
+    fn default() -> Self {
+        Limits { steps: 4096, bytes: 16 << 20 }
+    }
+}
+
+/// Memory with the limits of one call.
+///
+/// The counters are atomic only so that a task may move between threads; one task uses them.
+pub struct Limited<'a, M> {
+    memory: &'a M,
+    steps: AtomicU32,
+    bytes: AtomicU64,
+}
+
+impl<'a, M: Memory> Limited<'a, M> {
+    /// `memory`, for one call.
+    pub fn new(memory: &'a M, limits: Limits) -> Self {
+        Limited { memory, steps: AtomicU32::new(limits.steps), bytes: AtomicU64::new(limits.bytes) }
+    }
+
+    #[inline]
+    fn spend(&self, bytes: usize) -> Result<(), Fault> {
+        let steps = self.steps.load(Ordering::Relaxed).checked_sub(1).ok_or(Fault::StepLimit)?;
+        let left = self.bytes.load(Ordering::Relaxed);
+        let left = left.checked_sub(bytes as u64).ok_or(Fault::ByteLimit)?;
+        self.steps.store(steps, Ordering::Relaxed);
+        self.bytes.store(left, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl<M: Memory> Memory for Limited<'_, M> {
+    #[inline]
+    async fn read(&self, key: u32, va: u64, out: &mut [u8]) -> Result<(), Fault> {
+        self.spend(out.len())?;
+        self.memory.read(key, va, out).await
+    }
+
+    async fn write(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
+        self.spend(data.len())?;
+        self.memory.write(key, va, data).await
+    }
+
+    async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {
+        self.spend(8)?;
+        self.memory.compare_swap(key, va, expect, new).await
+    }
+
+    async fn fetch_add(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault> {
+        self.spend(8)?;
+        self.memory.fetch_add(key, va, n).await
+    }
+}
