@@ -34,28 +34,12 @@ impl Hub {
     pub fn join(&self, ip: IpAddr) -> io::Result<LoopbackLink> {
         let mut inboxes = self.inboxes.lock();
         if inboxes.contains_key(&ip) {
-            return Err(io::Error::new(
-                io::ErrorKind::AddrInUse,
-                format!("{ip} has joined this hub already"),
-            ));
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, format!("{ip} has joined this hub already")));
         }
-        let spare = (0..CAPACITY)
-            .map(|_| Packet {
-                from: ip,
-                bytes: Vec::with_capacity(MAX_PACKET),
-            })
-            .collect();
-        let queues = Queues {
-            ready: VecDeque::with_capacity(CAPACITY),
-            spare,
-            sleeping: false,
-            open: true,
-        };
+        let spare = (0..CAPACITY).map(|_| Packet { from: ip, bytes: Vec::with_capacity(MAX_PACKET) }).collect();
+        let queues = Queues { ready: VecDeque::with_capacity(CAPACITY), spare, sleeping: false, open: true };
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        let inbox = Arc::new(Inbox {
-            queues: Mutex::new(queues),
-            wake,
-        });
+        let inbox = Arc::new(Inbox { queues: Mutex::new(queues), wake });
         inboxes.insert(ip, inbox.clone());
         Ok(LoopbackLink {
             hub: self.clone(),
@@ -136,9 +120,7 @@ impl Link for LoopbackLink {
             };
             packet.from = self.ip;
             packet.bytes.clear();
-            packet
-                .bytes
-                .extend_from_slice(&bytes[at..at + usize::from(len)]);
+            packet.bytes.extend_from_slice(&bytes[at..at + usize::from(len)]);
             queues.ready.push_back(packet);
             taken += 1;
             at += usize::from(len);
@@ -213,12 +195,7 @@ mod tests {
         assert_eq!(a.send(ip(2), &mut bytes, &lens).unwrap(), 3);
         let got = collect(&mut b, 3);
         assert!(got.iter().all(|(from, _)| *from == ip(1)));
-        assert_eq!(
-            got.into_iter()
-                .flat_map(|(_, packet)| packet)
-                .collect::<Vec<_>>(),
-            bytes
-        );
+        assert_eq!(got.into_iter().flat_map(|(_, packet)| packet).collect::<Vec<_>>(), bytes);
         assert_eq!((a.stats().tx_packets, b.stats().rx_packets), (3, 3));
         assert_eq!(a.stats().tx_bytes, 16 + 100 + 4200 + 3 * 28);
     }

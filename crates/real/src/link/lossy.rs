@@ -36,18 +36,7 @@ impl<L: Link> Lossy<L> {
     pub fn new(inner: L, faults: Faults, seed: u64) -> Lossy<L> {
         let held = Vec::with_capacity(HELD);
         let spare = (0..HELD).map(|_| Vec::with_capacity(MAX_PACKET)).collect();
-        Lossy {
-            inner,
-            fate: Fate {
-                faults,
-                random: seed,
-                held,
-                spare,
-                delivered: 0,
-                bad_icrc: 0,
-                dropped: 0,
-            },
-        }
+        Lossy { inner, fate: Fate { faults, random: seed, held, spare, delivered: 0, bad_icrc: 0, dropped: 0 } }
     }
 }
 
@@ -71,12 +60,7 @@ struct Held {
 impl Fate {
     fn decide(&mut self, from: IpAddr, packet: &[u8], sink: &mut dyn FnMut(IpAddr, &[u8])) {
         let roll = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
-        let Faults {
-            drop,
-            damage,
-            duplicate,
-            reorder,
-        } = self.faults;
+        let Faults { drop, damage, duplicate, reorder } = self.faults;
         if roll < drop {
             self.dropped += 1;
         } else if roll < drop + damage {
@@ -121,11 +105,7 @@ impl Fate {
         copy.clear();
         copy.extend_from_slice(packet);
         let patience = 1 + self.next() % 4;
-        self.held.push(Held {
-            from,
-            packet: copy,
-            patience,
-        });
+        self.held.push(Held { from, packet: copy, patience });
     }
 
     /// Delivers the held packets that `overtakers` more packets have exhausted.
@@ -170,11 +150,7 @@ impl<L: Link> Link for Lossy<L> {
     fn recv(&mut self, sink: &mut dyn FnMut(IpAddr, &[u8])) -> io::Result<usize> {
         let fate = &mut self.fate;
         let before = fate.delivered;
-        if self
-            .inner
-            .recv(&mut |from, packet| fate.decide(from, packet, sink))?
-            == 0
-        {
+        if self.inner.recv(&mut |from, packet| fate.decide(from, packet, sink))? == 0 {
             fate.release(u64::MAX, sink);
         }
         Ok(fate.delivered - before)
@@ -217,15 +193,11 @@ mod tests {
             let (mut bytes, lens) = packets(&[64]);
             bytes[8..12].copy_from_slice(&number.to_be_bytes());
             a.send(ip(2), &mut bytes, &lens).unwrap();
-            let mut sink =
-                |_, packet: &[u8]| got.push(u32::from_be_bytes(packet[8..12].try_into().unwrap()));
+            let mut sink = |_, packet: &[u8]| got.push(u32::from_be_bytes(packet[8..12].try_into().unwrap()));
             // One packet a call, so that only the last call, which finds none, releases all.
             b.recv(&mut sink).unwrap();
         }
-        b.recv(&mut |_, packet: &[u8]| {
-            got.push(u32::from_be_bytes(packet[8..12].try_into().unwrap()))
-        })
-        .unwrap();
+        b.recv(&mut |_, packet: &[u8]| got.push(u32::from_be_bytes(packet[8..12].try_into().unwrap()))).unwrap();
         assert!(b.arm(), "nothing is held back for ever");
         (got, b.stats())
     }
@@ -239,54 +211,22 @@ mod tests {
 
     #[test]
     fn each_fault_shows_and_the_seed_decides() {
-        let (got, stats) = through(
-            Faults {
-                drop: 0.5,
-                ..Faults::default()
-            },
-            2,
-            1000,
-        );
+        let (got, stats) = through(Faults { drop: 0.5, ..Faults::default() }, 2, 1000);
         assert!((400..600).contains(&stats.dropped));
         assert_eq!(got.len() as u64, 1000 - stats.dropped);
 
-        let (got, stats) = through(
-            Faults {
-                damage: 0.5,
-                ..Faults::default()
-            },
-            3,
-            1000,
-        );
+        let (got, stats) = through(Faults { damage: 0.5, ..Faults::default() }, 3, 1000);
         assert!((400..600).contains(&stats.bad_icrc));
         assert_eq!(got.len() as u64, 1000 - stats.bad_icrc);
 
-        let (got, _) = through(
-            Faults {
-                duplicate: 0.5,
-                ..Faults::default()
-            },
-            4,
-            1000,
-        );
+        let (got, _) = through(Faults { duplicate: 0.5, ..Faults::default() }, 4, 1000);
         assert!((1400..1600).contains(&got.len()));
 
-        let faults = Faults {
-            reorder: 0.2,
-            ..Faults::default()
-        };
+        let faults = Faults { reorder: 0.2, ..Faults::default() };
         let (mut got, _) = through(faults, 5, 1000);
-        assert_eq!(
-            got,
-            through(faults, 5, 1000).0,
-            "the same seed gives the same faults"
-        );
+        assert_eq!(got, through(faults, 5, 1000).0, "the same seed gives the same faults");
         assert!(!got.is_sorted());
         got.sort_unstable();
-        assert_eq!(
-            got,
-            (0..1000).collect::<Vec<_>>(),
-            "reordering neither loses nor repeats"
-        );
+        assert_eq!(got, (0..1000).collect::<Vec<_>>(), "reordering neither loses nor repeats");
     }
 }

@@ -8,18 +8,23 @@
 //! | [`loopback`]  | this process                     | not used: packets stay in private memory      |
 //! | [`shm`]       | processes of the same user, here | not used: memory, not a wire                  |
 //! | [`udp`]       | any RoCE v2 peer                 | filled in and checked, the IP ID excepted     |
-//! | [`packet`]    | any RoCE v2 peer over IPv4       | filled in and checked whole; `CAP_NET_RAW`    |
+//! | `packet`      | any RoCE v2 peer over IPv4       | filled in and checked whole; `CAP_NET_RAW`    |
 //!
 //! [`lossy`] wraps any of them in seeded faults.
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 
+use rustix::net::sockopt;
+
+mod interface;
 pub mod loopback;
 pub mod lossy;
+pub mod shm;
 #[cfg(test)]
 mod testing;
+pub mod udp;
 
 /// Longest packet that a link carries, in bytes: 4096 of payload, the longest headers, the ICRC, and room to spare.
 pub const MAX_PACKET: usize = 4096 + 128;
@@ -113,28 +118,44 @@ fn overhead(ip: IpAddr) -> usize {
 /// The largest InfiniBand MTU at or under an interface's MTU less 80 bytes of headers, at least 256.
 fn ib_mtu(interface_mtu: usize) -> usize {
     let room = interface_mtu.saturating_sub(80);
-    [4096, 2048, 1024, 512]
-        .into_iter()
-        .find(|&mtu| mtu <= room)
-        .unwrap_or(256)
+    [4096, 2048, 1024, 512].into_iter().find(|&mtu| mtu <= room).unwrap_or(256)
+}
+
+/// What the kernel may buffer each way, in bytes: some tens of full sends.
+const SOCKET_BUFFER: usize = 4 << 20;
+
+/// Gives a socket the buffers that links want, or what the system's limit leaves of them.
+pub(crate) fn set_buffers(socket: impl AsFd) -> io::Result<()> {
+    // The forced sizes pass the limit, which only root may.
+    if sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER).is_err() {
+        sockopt::set_socket_recv_buffer_size(&socket, SOCKET_BUFFER)?;
+    }
+    if sockopt::set_socket_send_buffer_size_force(&socket, SOCKET_BUFFER).is_err() {
+        sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER)?;
+    }
+    Ok(())
+}
+
+/// Sets a socket option whose value is an int.
+pub(crate) fn set_int_option(socket: impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
+    let size = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: the option's value is the int pointed to; one that wants another size is refused.
+    match unsafe { libc::setsockopt(socket.as_fd().as_raw_fd(), level, name, (&raw const value).cast(), size) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Refuses lengths that do not fit the buffer: a caller's mistake, which must not become a panic in the device.
 fn check_lens(bytes: &[u8], lens: &[u16]) -> io::Result<()> {
     let total: usize = lens.iter().map(|&len| usize::from(len)).sum();
-    let valid = total <= bytes.len()
-        && lens
-            .iter()
-            .all(|&len| (MIN_PACKET..=MAX_PACKET).contains(&usize::from(len)));
+    let valid = total <= bytes.len() && lens.iter().all(|&len| (MIN_PACKET..=MAX_PACKET).contains(&usize::from(len)));
     if valid {
         return Ok(());
     }
     Err(io::Error::new(
         io::ErrorKind::InvalidInput,
-        format!(
-            "packets of {total} bytes in a buffer of {}; each must have {MIN_PACKET} to {MAX_PACKET}",
-            bytes.len()
-        ),
+        format!("packets of {total} bytes in a buffer of {}; each must have {MIN_PACKET} to {MAX_PACKET}", bytes.len()),
     ))
 }
 
@@ -144,16 +165,8 @@ mod tests {
 
     #[test]
     fn ib_mtu_is_the_largest_below_the_interface_less_80() {
-        let cases = [
-            (65536, 4096),
-            (9000, 4096),
-            (4176, 4096),
-            (4175, 2048),
-            (1500, 1024),
-            (1400, 1024),
-            (576, 256),
-            (0, 256),
-        ];
+        let cases =
+            [(65536, 4096), (9000, 4096), (4176, 4096), (4175, 2048), (1500, 1024), (1400, 1024), (576, 256), (0, 256)];
         for (interface, expected) in cases {
             assert_eq!(ib_mtu(interface), expected, "interface MTU {interface}");
         }

@@ -30,13 +30,8 @@ pub fn collect(link: &mut dyn Link, count: usize) -> Vec<(IpAddr, Vec<u8>)> {
     let mut got = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(5);
     while got.len() < count {
-        link.recv(&mut |from, packet| got.push((from, packet.to_vec())))
-            .unwrap();
-        assert!(
-            Instant::now() < deadline,
-            "{} of {count} packets came",
-            got.len()
-        );
+        link.recv(&mut |from, packet| got.push((from, packet.to_vec()))).unwrap();
+        assert!(Instant::now() < deadline, "{} of {count} packets came", got.len());
     }
     got
 }
@@ -46,23 +41,9 @@ pub fn readable(link: &dyn Link) -> bool {
     let mut fds = Vec::new();
     link.wait_fds(&mut fds);
     // SAFETY: the link owns the descriptors and outlives this function.
-    let mut fds: Vec<_> = fds
-        .iter()
-        .map(|&fd| unsafe { BorrowedFd::borrow_raw(fd) })
-        .collect();
-    let mut fds: Vec<_> = fds
-        .iter_mut()
-        .map(|fd| PollFd::new(fd, PollFlags::IN))
-        .collect();
-    poll(
-        &mut fds,
-        Some(&Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        }),
-    )
-    .unwrap()
-        > 0
+    let mut fds: Vec<_> = fds.iter().map(|&fd| unsafe { BorrowedFd::borrow_raw(fd) }).collect();
+    let mut fds: Vec<_> = fds.iter_mut().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
 }
 
 /// Runs `test` on a thread in a network namespace of its own, with `lo` up. Says so and skips it without the right to.
@@ -87,12 +68,6 @@ pub fn enter_namespace() -> io::Result<()> {
 
 /// Runs ip(8) in the calling thread's network namespace.
 pub fn ip_command(arguments: &str) -> io::Result<()> {
-    let status = Command::new("ip")
-        .args(arguments.split_whitespace())
-        .status()?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(io::Error::other(format!("ip {arguments}: {status}")))
-    }
+    let status = Command::new("ip").args(arguments.split_whitespace()).status()?;
+    if status.success() { Ok(()) } else { Err(io::Error::other(format!("ip {arguments}: {status}"))) }
 }

@@ -1,0 +1,586 @@
+//! Packets between processes of one host, over rings in shared memory.
+//!
+//! A link listens on an abstract unix socket named after its IP address. Such names belong to the network namespace, so
+//! whoever answers there is whom the address means here. The one that connects makes a memory file with two rings, one
+//! each way, seals it against shrinking and passes it over. Both ends ask the kernel who the other is: only processes
+//! of the same user get together, as any other could pose as an address that is not its own. The socket stays: a byte
+//! on it wakes a sleeping peer, its end tells that the peer died.
+//!
+//! There is no ICRC on this link: packets pass through memory, not over a wire, and the four bytes for it go unused.
+//! A peer may still write anything into the rings at any time; see [`ring`].
+
+mod ring;
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{Ordering, fence};
+
+use remora_memory::Buffer;
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+use rustix::process::Uid;
+
+use super::{Link, LinkStats, MAX_PACKET, check_lens};
+use ring::{Broken, Consumer, Producer, RING_BYTES};
+
+/// Polls and packets between looks at the sockets. An empty poll takes ten nanoseconds or, beside a UDP socket, some
+/// hundreds, and so does a packet: a new peer waits a millisecond at most, and the looks cost next to nothing.
+const WORK_PER_LOOK: usize = 4096;
+
+/// Packets taken from one peer before the next one has its turn.
+const RX_BATCH: usize = 64;
+
+/// Connections accepted that have not said hello yet; the oldest go when there are more.
+const MAX_STRANGERS: usize = 16;
+
+/// Doorbell bytes read from one peer at a look; a peer that rings more is heard at the next.
+const MAX_RINGS: usize = 16;
+
+/// What the connecting end sends with the memory file: the protocol's name and version, and its IP address.
+const HELLO: [u8; 8] = *b"remora\0\x01";
+const HELLO_BYTES: usize = HELLO.len() + 16;
+
+/// One end for all the peers on this host.
+pub struct ShmLink {
+    local: IpAddr,
+    user: Uid,
+    listener: OwnedFd,
+    strangers: Vec<OwnedFd>,
+    peers: Vec<Peer>,
+    /// Which peer has the first turn.
+    turn: usize,
+    /// Polls and packets since the last look.
+    work: usize,
+    armed: bool,
+    /// Where a packet is copied to, out of its sender's reach.
+    packet: Box<[u8]>,
+    stats: LinkStats,
+}
+
+struct Peer {
+    ip: IpAddr,
+    socket: OwnedFd,
+    tx: Producer,
+    rx: Consumer,
+    /// The socket has ended: nothing is sent any more, and what the ring still holds is delivered.
+    gone: bool,
+    /// Nothing more comes: to be removed.
+    spent: bool,
+}
+
+impl ShmLink {
+    /// Listens for peers under the address `ip`.
+    ///
+    /// # Errors
+    ///
+    /// `AddrInUse` if a process in this network namespace listens under that address, `InvalidInput` for the wildcard.
+    pub fn bind(ip: IpAddr) -> io::Result<ShmLink> {
+        if ip.is_unspecified() {
+            let message = "shared memory needs the address that peers will ask for, not the wildcard";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        let listener = unix_socket()?;
+        net::bind(&listener, &name_of(ip)?)
+            .map_err(|e| io::Error::new(e.kind(), format!("shared memory for {ip}: {e}")))?;
+        net::listen(&listener, 64)?;
+        Ok(ShmLink {
+            local: ip,
+            user: rustix::process::geteuid(),
+            listener,
+            strangers: Vec::with_capacity(MAX_STRANGERS + 1),
+            peers: Vec::new(),
+            turn: 0,
+            work: 0,
+            armed: false,
+            packet: vec![0; MAX_PACKET].into(),
+            stats: LinkStats::default(),
+        })
+    }
+
+    /// Joins up with `peer`, without waiting for it to notice. True if that worked, or had before; false if no process
+    /// of this user listens under that address here.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says when it has no memory or descriptors left.
+    pub fn connect(&mut self, peer: IpAddr) -> io::Result<bool> {
+        if self.has_peer(peer) {
+            return Ok(true);
+        }
+        let socket = unix_socket()?;
+        match net::connect(&socket, &name_of(peer)?) {
+            Ok(()) => {}
+            // Nobody there, not allowed by a security module, or too busy to accept.
+            Err(Errno::CONNREFUSED | Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::AGAIN) => {
+                return Ok(false);
+            }
+            Err(e) => return Err(e.into()),
+        }
+        if sockopt::socket_peercred(&socket)?.uid != self.user {
+            return Ok(false);
+        }
+        let (shared, file) = Buffer::shared(2 * RING_BYTES)?;
+        // Takes the pages now, not one by one under the first packets.
+        shared.fill(0, 2 * RING_BYTES, 0).map_err(io::Error::other)?;
+        if let Err(e) = say_hello(&socket, &file, self.local) {
+            return if e == Errno::PIPE { Ok(false) } else { Err(e.into()) };
+        }
+        self.peers.push(Peer::new(peer, socket, shared, 0, RING_BYTES));
+        Ok(true)
+    }
+
+    /// Whether packets to `ip` would go over this link.
+    pub fn has_peer(&self, ip: IpAddr) -> bool {
+        self.peers.iter().any(|peer| peer.ip == ip && !peer.gone)
+    }
+
+    /// Looks at the sockets: new peers, wake-ups and ends of peers.
+    fn look(&mut self) {
+        for _ in 0..MAX_STRANGERS {
+            self.stats.syscalls += 1;
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let Ok(socket) = net::accept_with(&self.listener, flags) else {
+                break;
+            };
+            if self.strangers.len() == MAX_STRANGERS {
+                self.strangers.remove(0);
+            }
+            self.strangers.push(socket);
+        }
+        let mut at = 0;
+        while at < self.strangers.len() {
+            self.stats.syscalls += 1;
+            match hear_hello(&self.strangers[at], self.user) {
+                Ok(None) => at += 1,
+                Ok(Some((ip, shared))) => {
+                    let socket = self.strangers.remove(at);
+                    self.peers.push(Peer::new(ip, socket, shared, RING_BYTES, 0));
+                }
+                Err(_) => {
+                    self.strangers.remove(at);
+                    self.stats.malformed += 1;
+                }
+            }
+        }
+        for peer in &mut self.peers {
+            self.stats.syscalls += 1;
+            peer.gone |= hear_rings(&peer.socket);
+        }
+    }
+}
+
+impl Peer {
+    fn new(ip: IpAddr, socket: OwnedFd, shared: Buffer, tx: usize, rx: usize) -> Peer {
+        let (tx, rx) = (Producer::new(shared.clone(), tx), Consumer::new(shared, rx));
+        Peer { ip, socket, tx, rx, gone: false, spent: false }
+    }
+}
+
+impl Link for ShmLink {
+    fn name(&self) -> &'static str {
+        "shm"
+    }
+
+    fn max_mtu(&self) -> usize {
+        4096
+    }
+
+    fn send(&mut self, to: IpAddr, bytes: &mut [u8], lens: &[u16]) -> io::Result<usize> {
+        check_lens(bytes, lens)?;
+        // The newest, as a peer that restarted may stand here twice for a moment.
+        let Some(peer) = self.peers.iter_mut().rfind(|peer| peer.ip == to && !peer.gone) else {
+            return Err(io::Error::new(io::ErrorKind::NotConnected, format!("no shared memory with {to}")));
+        };
+        let (mut taken, mut at) = (0, 0);
+        for &len in lens {
+            let end = at + usize::from(len);
+            if !peer.tx.push(&bytes[at..end]) {
+                break;
+            }
+            (taken, at) = (taken + 1, end);
+        }
+        peer.tx.publish();
+        fence(Ordering::SeqCst);
+        if peer.tx.take_wake() {
+            self.stats.syscalls += 1;
+            // Fails if the peer is gone, which a look finds, or has more rings than it hears, which will do.
+            let _ = net::send(&peer.socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+        self.stats.sent(to, taken, at);
+        self.stats.full += u64::from(taken < lens.len());
+        Ok(taken)
+    }
+
+    fn recv(&mut self, sink: &mut dyn FnMut(IpAddr, &[u8])) -> io::Result<usize> {
+        self.work += 1;
+        if self.work >= WORK_PER_LOOK {
+            self.work = 0;
+            self.look();
+        }
+        let before = self.stats.rx_packets;
+        let count = self.peers.len();
+        let mut leaving = false;
+        for step in 0..count {
+            let peer = &mut self.peers[(self.turn + step) % count];
+            for _ in 0..RX_BATCH {
+                match peer.rx.pop(&mut self.packet) {
+                    Ok(Some(len)) => {
+                        self.stats.received(peer.ip, len);
+                        sink(peer.ip, &self.packet[..len]);
+                        continue;
+                    }
+                    Ok(None) => peer.spent = peer.gone,
+                    Err(Broken) => {
+                        self.stats.malformed += 1;
+                        peer.spent = true;
+                    }
+                }
+                break;
+            }
+            peer.rx.release();
+            leaving |= peer.spent;
+        }
+        if leaving {
+            self.peers.retain(|peer| !peer.spent);
+        }
+        self.turn = self.turn.wrapping_add(1);
+        let packets = (self.stats.rx_packets - before) as usize;
+        self.work += packets;
+        Ok(packets)
+    }
+
+    fn wait_fds(&self, out: &mut Vec<RawFd>) {
+        let sockets = self.strangers.iter().chain(self.peers.iter().map(|peer| &peer.socket));
+        out.extend(std::iter::once(&self.listener).chain(sockets).map(AsRawFd::as_raw_fd));
+    }
+
+    fn arm(&mut self) -> bool {
+        self.look();
+        for peer in &mut self.peers {
+            peer.rx.set_sleeping(true);
+        }
+        fence(Ordering::SeqCst);
+        self.armed = true;
+        let busy = self.peers.iter().any(|peer| peer.gone || peer.rx.waiting());
+        if busy {
+            self.disarm();
+        }
+        !busy
+    }
+
+    fn disarm(&mut self) {
+        if std::mem::take(&mut self.armed) {
+            for peer in &mut self.peers {
+                peer.rx.set_sleeping(false);
+            }
+            // What woke us may have been a socket.
+            self.work = WORK_PER_LOOK;
+        }
+    }
+
+    fn stats(&self) -> LinkStats {
+        self.stats
+    }
+}
+
+fn unix_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+fn name_of(ip: IpAddr) -> io::Result<SocketAddrUnix> {
+    Ok(SocketAddrUnix::new_abstract_name(format!("remora/{ip}").as_bytes())?)
+}
+
+fn say_hello(socket: &OwnedFd, file: &OwnedFd, ip: IpAddr) -> Result<(), Errno> {
+    let address = match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    };
+    let parts = [IoSlice::new(&HELLO), IoSlice::new(&address)];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = [file.as_fd()];
+    control.push(SendAncillaryMessage::ScmRights(&files));
+    net::sendmsg(socket, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(|_| ())
+}
+
+/// The address and rings of a peer that has connected, once it has said so.
+fn hear_hello(socket: &OwnedFd, user: Uid) -> io::Result<Option<(IpAddr, Buffer)>> {
+    let mut hello = [0; HELLO_BYTES + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = match net::recvmsg(socket, &mut [IoSliceMut::new(&mut hello)], &mut control, flags) {
+        Ok(received) => received,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+        Err(e) => return Err(e.into()),
+    };
+    let mut files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    let (Some(file), true) = (files.next(), received.bytes == HELLO_BYTES && hello.starts_with(&HELLO)) else {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "no hello, or of another version"));
+    };
+    if sockopt::socket_peercred(socket)?.uid != user {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let mut address = [0; 16];
+    address.copy_from_slice(&hello[HELLO.len()..HELLO_BYTES]);
+    let shared = Buffer::map_fd(file, 2 * RING_BYTES)?;
+    Ok(Some((Ipv6Addr::from(address).to_canonical(), shared)))
+}
+
+/// Takes the doorbell's bytes. True if the peer is gone.
+fn hear_rings(socket: &OwnedFd) -> bool {
+    for _ in 0..MAX_RINGS {
+        match net::recv(socket, &mut [0u8; 1], RecvFlags::DONTWAIT) {
+            Ok((_, 1..)) | Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return false,
+            Ok(_) | Err(_) => return true,
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::testing::{collect, packets, readable};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::net::Ipv4Addr;
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    fn ip(c: u8, d: u8) -> IpAddr {
+        Ipv4Addr::new(127, 2, c, d).into()
+    }
+
+    /// Two links that have joined up, the first having connected.
+    fn pair(c: u8) -> (ShmLink, ShmLink) {
+        let (mut a, mut b) = (ShmLink::bind(ip(c, 1)).unwrap(), ShmLink::bind(ip(c, 2)).unwrap());
+        assert!(a.connect(ip(c, 2)).unwrap());
+        b.look();
+        (a, b)
+    }
+
+    #[test]
+    fn packets_arrive_whole_both_ways() {
+        let (mut a, mut b) = pair(0);
+        for len in [16, 17, 96, 1000, 4200] {
+            let (mut bytes, lens) = packets(&[len, len, 20]);
+            assert_eq!(a.send(ip(0, 2), &mut bytes, &lens).unwrap(), 3);
+            let got = collect(&mut b, 3);
+            assert!(got.iter().all(|(from, _)| *from == ip(0, 1)));
+            assert_eq!(got.into_iter().flat_map(|(_, packet)| packet).collect::<Vec<_>>(), bytes);
+            assert_eq!(b.send(ip(0, 1), &mut bytes, &lens).unwrap(), 3);
+            assert_eq!(collect(&mut a, 3)[0].0, ip(0, 2));
+        }
+        assert_eq!(a.stats().tx_bytes, b.stats().rx_bytes);
+    }
+
+    #[test]
+    fn two_threads_move_a_million_packets_in_order() {
+        let (mut a, mut b) = pair(1);
+        let count = 1_000_000u64;
+        let sender = std::thread::spawn(move || {
+            let mut next = 0u64;
+            while next < count {
+                let (mut bytes, mut lens) = ([0; 32 * 64], [0u16; 32]);
+                let batch = 32.min(count - next) as usize;
+                let mut at = 0;
+                for (n, len) in (next..).zip(&mut lens[..batch]) {
+                    *len = 16 + (n % 49) as u16;
+                    bytes[at..at + 8].copy_from_slice(&n.to_le_bytes());
+                    at += usize::from(*len);
+                }
+                next += a.send(ip(1, 2), &mut bytes, &lens[..batch]).unwrap() as u64;
+            }
+            a
+        });
+        let mut next = 0u64;
+        while next < count {
+            b.recv(&mut |_, packet| {
+                assert_eq!(packet[..8], next.to_le_bytes());
+                assert_eq!(packet.len() as u64, 16 + next % 49);
+                next += 1;
+            })
+            .unwrap();
+        }
+        sender.join().unwrap();
+    }
+
+    #[test]
+    fn a_new_peer_is_served_while_the_link_is_polled() {
+        let (mut a, mut b) = (ShmLink::bind(ip(2, 1)).unwrap(), ShmLink::bind(ip(2, 2)).unwrap());
+        let (mut bytes, lens) = packets(&[64]);
+        assert!(a.connect(ip(2, 2)).unwrap() && a.connect(ip(2, 2)).unwrap());
+        a.send(ip(2, 2), &mut bytes, &lens).unwrap();
+        let mut polls = 0;
+        while b.recv(&mut |_, _| {}).unwrap() == 0 {
+            polls += 1;
+            assert!(polls <= WORK_PER_LOOK);
+        }
+        // Both at once leaves two pairs of rings, and everything arrives.
+        let (mut c, mut d) = (ShmLink::bind(ip(2, 3)).unwrap(), ShmLink::bind(ip(2, 4)).unwrap());
+        assert!(c.connect(ip(2, 4)).unwrap() && d.connect(ip(2, 3)).unwrap());
+        for _ in 0..2 {
+            c.send(ip(2, 4), &mut bytes, &lens).unwrap();
+            d.send(ip(2, 3), &mut bytes, &lens).unwrap();
+            c.look();
+            d.look();
+        }
+        assert_eq!((collect(&mut c, 2).len(), collect(&mut d, 2).len()), (2, 2));
+    }
+
+    #[test]
+    fn nobody_and_other_namespaces_are_not_peers() {
+        let mut a = ShmLink::bind(ip(3, 1)).unwrap();
+        assert!(!a.connect(ip(3, 2)).unwrap());
+        let (mut bytes, lens) = packets(&[64]);
+        assert_eq!(a.send(ip(3, 2), &mut bytes, &lens).unwrap_err().kind(), io::ErrorKind::NotConnected);
+        assert_eq!(ShmLink::bind(ip(3, 1)).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+        crate::link::testing::in_namespace(|| {
+            let mut elsewhere = ShmLink::bind(ip(3, 2)).unwrap();
+            assert!(!elsewhere.connect(ip(3, 1)).unwrap());
+        });
+    }
+
+    #[test]
+    fn another_user_is_not_a_peer() {
+        let mut a = ShmLink::bind(ip(4, 1)).unwrap();
+        let (mut bytes, lens) = packets(&[64]);
+        std::thread::spawn(move || {
+            let nobody = rustix::process::Uid::from_raw(65534);
+            if let Err(e) = rustix::thread::set_thread_res_uid(nobody, nobody, nobody) {
+                println!("skipped: cannot become another user ({e})");
+                return;
+            }
+            let mut other = ShmLink::bind(ip(4, 2)).unwrap();
+            assert!(!other.connect(ip(4, 1)).unwrap(), "refused by the one that connects");
+            // One that does not ask is refused by the other end.
+            let (socket, (_, file)) = (unix_socket().unwrap(), Buffer::shared(2 * RING_BYTES).unwrap());
+            net::connect(&socket, &name_of(ip(4, 1)).unwrap()).unwrap();
+            say_hello(&socket, &file, ip(4, 2)).unwrap();
+            a.look();
+            assert!(!a.has_peer(ip(4, 2)));
+            assert!(a.send(ip(4, 2), &mut bytes, &lens).is_err());
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn an_armed_link_wakes_for_packets_peers_and_their_end() {
+        let (mut a, mut b) = pair(5);
+        let (mut bytes, lens) = packets(&[64]);
+        assert!(b.arm());
+        assert!(!readable(&b));
+        a.send(ip(5, 2), &mut bytes, &lens).unwrap();
+        assert!(readable(&b));
+        b.disarm();
+        assert_eq!(collect(&mut b, 1).len(), 1);
+        assert!(b.arm());
+        assert!(!readable(&b), "the doorbell is heard");
+        a.send(ip(5, 2), &mut bytes, &lens).unwrap();
+        b.disarm();
+        assert!(!b.arm(), "a packet waits");
+        assert_eq!(collect(&mut b, 1).len(), 1);
+
+        assert!(b.arm());
+        let mut c = ShmLink::bind(ip(5, 3)).unwrap();
+        assert!(c.connect(ip(5, 2)).unwrap());
+        assert!(readable(&b));
+        b.disarm();
+        c.send(ip(5, 2), &mut bytes, &lens).unwrap();
+        drop(c);
+        assert_eq!(collect(&mut b, 1)[0].0, ip(5, 3), "what a peer sent before its end arrives");
+        assert!(b.has_peer(ip(5, 1)));
+        drop(a);
+        assert!(!b.arm());
+        assert_eq!(b.recv(&mut |_, _| {}).unwrap(), 0);
+        assert!(!b.has_peer(ip(5, 1)) && b.arm() && b.peers.is_empty());
+    }
+
+    #[test]
+    fn forged_hellos_and_broken_rings_cost_only_the_peer() {
+        let mut node = ShmLink::bind(ip(6, 1)).unwrap();
+        let connect = || {
+            let socket = unix_socket().unwrap();
+            net::connect(&socket, &name_of(ip(6, 1)).unwrap()).unwrap();
+            socket
+        };
+        let silent = connect();
+        let garbage = connect();
+        net::send(&garbage, &[7; 200], SendFlags::empty()).unwrap();
+        let unsealed = connect();
+        let file = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&file, 2 * RING_BYTES as u64).unwrap();
+        say_hello(&unsealed, &file, ip(6, 2)).unwrap();
+        let short = connect();
+        say_hello(&short, &Buffer::shared(4096).unwrap().1, ip(6, 3)).unwrap();
+        node.look();
+        assert_eq!((node.strangers.len(), node.peers.len(), node.stats().malformed), (1, 0, 3));
+        drop(silent);
+        node.look();
+        assert!(node.strangers.is_empty());
+
+        let (scribbler, (shared, file)) = (connect(), Buffer::shared(2 * RING_BYTES).unwrap());
+        say_hello(&scribbler, &file, ip(6, 4)).unwrap();
+        node.look();
+        assert!(node.has_peer(ip(6, 4)));
+        shared.fill(0, 2 * RING_BYTES, 0x5a).unwrap();
+        let (mut bytes, lens) = packets(&[64]);
+        node.send(ip(6, 4), &mut bytes, &lens).unwrap();
+        assert_eq!(node.recv(&mut |_, _| panic!("nothing was sent")).unwrap(), 0);
+        assert!(node.peers.is_empty());
+        for _ in 0..2 * MAX_STRANGERS {
+            connect();
+        }
+        node.look();
+        node.look();
+        assert!(node.strangers.len() <= MAX_STRANGERS);
+    }
+
+    /// The other process of the test below, which runs it.
+    #[test]
+    #[ignore = "run by between_processes"]
+    fn child() {
+        let mut link = ShmLink::bind(ip(7, 2)).unwrap();
+        assert!(link.connect(ip(7, 1)).unwrap());
+        let (from, mut packet) = collect(&mut link, 1).remove(0);
+        let len = packet.len() as u16;
+        link.send(from, &mut packet, &[len]).unwrap();
+        std::thread::park();
+    }
+
+    #[test]
+    fn between_processes() {
+        let mut link = ShmLink::bind(ip(7, 1)).unwrap();
+        let (_crate, test) = concat!(module_path!(), "::child").split_once("::").unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--ignored", test])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !link.has_peer(ip(7, 2)) {
+            link.look();
+            assert!(Instant::now() < deadline && child.try_wait().unwrap().is_none(), "the child never connected");
+        }
+        let (mut bytes, lens) = packets(&[64, 4200]);
+        link.send(ip(7, 2), &mut bytes, &lens[..1]).unwrap();
+        assert_eq!(collect(&mut link, 1), [(ip(7, 2), bytes[..64].to_vec())]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        link.look();
+        link.recv(&mut |_, _| {}).unwrap();
+        assert!(!link.has_peer(ip(7, 2)));
+    }
+}

@@ -1,0 +1,321 @@
+//! A ring of packets in shared memory: one producer, one consumer, neither of which trusts the other.
+//!
+//! A record is a word with the packet's length and then the packet, padded to words. The length is stored last, so that
+//! it says both that the packet is there and how long it is: a short packet crosses between cores in one cache line, or
+//! a few that move together. The word after the last record is 0. Before that end of the ring where a record would not
+//! fit, the word is [`WRAP`] and the next record stands at the start.
+//!
+//! Everything read from the ring may have been scribbled by the peer: it is checked, copied once, and then believed.
+//! [`Buffer`] checks every access against its bounds.
+
+use remora_memory::Buffer;
+
+use crate::link::{MAX_PACKET, MIN_PACKET};
+
+/// Bytes of packets and their lengths in one ring. A few dozen packets of 4 KB, and small enough to stay in a cache.
+pub(super) const DATA_BYTES: usize = 512 << 10;
+
+/// Bytes of a ring: a page for the consumer's words, then the data.
+pub(super) const RING_BYTES: usize = DATA_OFFSET + DATA_BYTES;
+
+/// Where the consumer says how far it has read, in bytes since the start, counting on over the wraps.
+const HEAD_OFFSET: usize = 0;
+/// Where the consumer says 1 if it wants to be woken; on a cache line of its own.
+const SLEEPING_OFFSET: usize = 64;
+const DATA_OFFSET: usize = 4096;
+
+const WORD: usize = 8;
+/// In place of a length: the next record stands at the start of the ring.
+const WRAP: u64 = u64::MAX;
+
+/// The end that writes.
+pub(super) struct Producer {
+    shared: Buffer,
+    base: usize,
+    /// Bytes written since the start.
+    tail: u64,
+    /// The consumer's head when last looked at.
+    head: u64,
+    /// The first unpublished record: its offset in the data and the word that publishes it and all after it.
+    unpublished: Option<(usize, u64)>,
+}
+
+impl Producer {
+    /// Over the ring at `base`, which must be zeroed.
+    pub fn new(shared: Buffer, base: usize) -> Producer {
+        Producer { shared, base, tail: 0, head: 0, unpublished: None }
+    }
+
+    /// Writes a packet, which the consumer sees after [`publish`](Producer::publish). False if there is no room.
+    #[inline]
+    pub fn push(&mut self, packet: &[u8]) -> bool {
+        let record = WORD + packet.len().next_multiple_of(WORD);
+        let mut at = offset(self.tail);
+        let skip = if at + record > DATA_BYTES { DATA_BYTES - at } else { 0 };
+        // The word after the record must be free too.
+        if !self.has_room(skip + record + WORD) {
+            return false;
+        }
+        if skip > 0 {
+            self.head_record(at, WRAP);
+            at = 0;
+        }
+        let whole = packet.len() & !(WORD - 1);
+        let data = self.base + DATA_OFFSET + at + WORD;
+        let copied = self.shared.write(data, &packet[..whole]).is_ok();
+        debug_assert!(copied, "a record lies within the ring");
+        if whole < packet.len() {
+            let mut last = [0; WORD];
+            last[..packet.len() - whole].copy_from_slice(&packet[whole..]);
+            store(&self.shared, data + whole, u64::from_ne_bytes(last));
+        }
+        self.head_record(at, packet.len() as u64);
+        self.tail += (skip + record) as u64;
+        true
+    }
+
+    /// Lets the consumer see all packets pushed.
+    #[inline]
+    pub fn publish(&mut self) {
+        if let Some((at, word)) = self.unpublished.take() {
+            store(&self.shared, self.base + DATA_OFFSET + offset(self.tail), 0);
+            store(&self.shared, self.base + DATA_OFFSET + at, word);
+        }
+    }
+
+    /// Whether the consumer wants to be woken; asking takes its wish back. To be called after a `SeqCst` fence that
+    /// follows [`publish`](Producer::publish), so that either this sees the wish or the consumer sees the packets.
+    #[inline]
+    pub fn take_wake(&mut self) -> bool {
+        let sleeping = load(&self.shared, self.base + SLEEPING_OFFSET) != 0;
+        if sleeping {
+            // Before the wake-up is sent: were it after, it could undo a wish made in between.
+            store(&self.shared, self.base + SLEEPING_OFFSET, 0);
+        }
+        sleeping
+    }
+
+    #[inline]
+    fn has_room(&mut self, bytes: usize) -> bool {
+        let fits = |head: u64| {
+            // A head that no honest consumer writes leaves no room.
+            let used = self.tail.wrapping_sub(head);
+            used <= DATA_BYTES as u64 && used + bytes as u64 <= DATA_BYTES as u64
+        };
+        if fits(self.head) {
+            return true;
+        }
+        let head = load(&self.shared, self.base + HEAD_OFFSET);
+        let room = fits(head);
+        if room {
+            self.head = head;
+        }
+        room
+    }
+
+    /// Stores the first word of a record, unless it is the one to publish the batch by.
+    #[inline]
+    fn head_record(&mut self, at: usize, word: u64) {
+        match self.unpublished {
+            None => self.unpublished = Some((at, word)),
+            Some(_) => store(&self.shared, self.base + DATA_OFFSET + at, word),
+        }
+    }
+}
+
+/// The end that reads.
+pub(super) struct Consumer {
+    shared: Buffer,
+    base: usize,
+    /// Bytes read since the start.
+    head: u64,
+    /// What the producer was told of it.
+    published: u64,
+}
+
+/// The producer wrote what no honest one writes; nothing after it can be found.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Broken;
+
+impl Consumer {
+    /// Over the ring at `base`, which must be zeroed.
+    pub fn new(shared: Buffer, base: usize) -> Consumer {
+        Consumer { shared, base, head: 0, published: 0 }
+    }
+
+    /// Copies the next packet into `out`, of [`MAX_PACKET`] bytes, and returns its length.
+    #[inline]
+    pub fn pop(&mut self, out: &mut [u8]) -> Result<Option<usize>, Broken> {
+        let mut at = offset(self.head);
+        let mut word = self.data(at);
+        if word == 0 {
+            return Ok(None);
+        }
+        if word == WRAP {
+            self.head += (DATA_BYTES - at) as u64;
+            at = 0;
+            word = self.data(at);
+        }
+        let len = usize::try_from(word).unwrap_or(usize::MAX);
+        if !(MIN_PACKET..=MAX_PACKET).contains(&len) || at + WORD + len > DATA_BYTES {
+            return Err(Broken);
+        }
+        self.shared.read(self.base + DATA_OFFSET + at + WORD, &mut out[..len]).map_err(|_| Broken)?;
+        self.head += (WORD + len.next_multiple_of(WORD)) as u64;
+        if self.head - self.published >= DATA_BYTES as u64 / 2 {
+            self.release();
+        }
+        Ok(Some(len))
+    }
+
+    /// Tells the producer what has been read.
+    #[inline]
+    pub fn release(&mut self) {
+        if self.head != self.published {
+            self.published = self.head;
+            store(&self.shared, self.base + HEAD_OFFSET, self.head);
+        }
+    }
+
+    /// Whether a packet waits.
+    #[inline]
+    pub fn waiting(&self) -> bool {
+        self.data(offset(self.head)) != 0
+    }
+
+    /// Asks the producer for a wake-up, or takes that back. To be followed by a `SeqCst` fence and a look at
+    /// [`waiting`](Consumer::waiting).
+    pub fn set_sleeping(&mut self, sleeping: bool) {
+        store(&self.shared, self.base + SLEEPING_OFFSET, u64::from(sleeping));
+    }
+
+    #[inline]
+    fn data(&self, at: usize) -> u64 {
+        load(&self.shared, self.base + DATA_OFFSET + at)
+    }
+}
+
+#[inline]
+fn offset(position: u64) -> usize {
+    position as usize & (DATA_BYTES - 1)
+}
+
+#[inline]
+fn load(shared: &Buffer, offset: usize) -> u64 {
+    let word = shared.load_u64(offset);
+    debug_assert!(word.is_ok(), "offsets are aligned and within the rings");
+    word.unwrap_or(0)
+}
+
+#[inline]
+fn store(shared: &Buffer, offset: usize, word: u64) {
+    let stored = shared.store_u64(offset, word);
+    debug_assert!(stored.is_ok(), "offsets are aligned and within the rings");
+}
+
+const _: () = assert!(DATA_BYTES.is_power_of_two() && DATA_BYTES >= 16 * MAX_PACKET && DATA_OFFSET % 64 == 0);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    fn ring() -> (Producer, Consumer, Buffer) {
+        let shared = Buffer::anonymous(RING_BYTES).unwrap();
+        (Producer::new(shared.clone(), 0), Consumer::new(shared.clone(), 0), shared)
+    }
+
+    #[test]
+    fn packets_show_when_published_and_not_before() {
+        let (mut producer, mut consumer, _) = ring();
+        let mut out = [0; MAX_PACKET];
+        assert!(producer.push(&[1; 20]) && producer.push(&[2; 33]));
+        assert_eq!(consumer.pop(&mut out), Ok(None));
+        producer.publish();
+        assert!(consumer.waiting());
+        assert_eq!(consumer.pop(&mut out), Ok(Some(20)));
+        assert_eq!(out[..20], [1; 20]);
+        assert_eq!(consumer.pop(&mut out), Ok(Some(33)));
+        assert_eq!(out[..33], [2; 33]);
+        assert_eq!(consumer.pop(&mut out), Ok(None));
+    }
+
+    #[test]
+    fn a_full_ring_refuses_until_it_is_read_and_released() {
+        let (mut producer, mut consumer, _) = ring();
+        let mut out = [0; MAX_PACKET];
+        let mut pushed = 0;
+        while producer.push(&[9; 4000]) {
+            pushed += 1;
+        }
+        assert_eq!(pushed, DATA_BYTES / 4008);
+        producer.publish();
+        assert_eq!(consumer.pop(&mut out), Ok(Some(4000)));
+        assert!(!producer.push(&[9; 4000]), "read but not released");
+        consumer.release();
+        assert!(!producer.push(&[9; 4000]), "the released record is at the start, and the end too short to skip");
+        assert_eq!(consumer.pop(&mut out), Ok(Some(4000)));
+        consumer.release();
+        assert!(producer.push(&[9; 4000]));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn the_ring_is_a_queue(
+            steps in prop::collection::vec((MIN_PACKET..=MAX_PACKET, 0..6usize, any::<bool>()), 1..800),
+        ) {
+            let (mut producer, mut consumer, _) = ring();
+            let (mut unpublished, mut queue) = (VecDeque::new(), VecDeque::new());
+            let mut out = [0; MAX_PACKET];
+            for (n, (len, pops, publish)) in steps.into_iter().enumerate() {
+                let packet = vec![n as u8; len];
+                if producer.push(&packet) {
+                    unpublished.push_back(packet);
+                } else {
+                    let held: usize = queue.iter().chain(&unpublished).map(Vec::len).sum();
+                    prop_assert!(held + 3 * MAX_PACKET > DATA_BYTES / 2, "full with {held} bytes");
+                }
+                if publish {
+                    producer.publish();
+                    queue.append(&mut unpublished);
+                }
+                for _ in 0..pops {
+                    match consumer.pop(&mut out).unwrap() {
+                        Some(len) => prop_assert_eq!(Some(out[..len].to_vec()), queue.pop_front()),
+                        None => prop_assert!(queue.is_empty()),
+                    }
+                }
+                consumer.release();
+            }
+        }
+
+        /// Whatever stands in the ring, the ends neither panic nor loop, and what comes out is within bounds.
+        #[test]
+        fn scribbles_are_survived(
+            words in prop::collection::vec((0..RING_BYTES / WORD, prop_oneof![
+                any::<u64>(), Just(WRAP), Just(0), 0..5000u64
+            ]), 1..200),
+            start in 0..DATA_BYTES / WORD,
+        ) {
+            let (mut producer, mut consumer, shared) = ring();
+            let start = (start * WORD) as u64;
+            (producer.tail, producer.head, consumer.head, consumer.published) = (start, start, start, start);
+            let mut out = [0; MAX_PACKET];
+            for (word, value) in words {
+                shared.store_u64(word * WORD, value).unwrap();
+                let near = offset(consumer.head);
+                shared.store_u64(DATA_OFFSET + near, value).unwrap();
+                shared.store_u64(HEAD_OFFSET, value).unwrap();
+                producer.push(&[1; 100]);
+                producer.publish();
+                producer.take_wake();
+                if let Ok(Some(len)) = consumer.pop(&mut out) {
+                    prop_assert!((MIN_PACKET..=MAX_PACKET).contains(&len));
+                }
+                consumer.release();
+            }
+        }
+    }
+}

@@ -1,0 +1,433 @@
+//! RoCE v2 over UDP sockets, with segmentation and receive offload.
+//!
+//! One unconnected socket on port 4791. The kernel builds the IP header, with these fields known because the ICRC
+//! covers them: DF is set, so an unconnected socket sends IP ID 0, and the segments of one GSO send are numbered
+//! 0, 1, 2, .... A receiver does not see the IP ID. It expects that same numbering and otherwise accepts the one ID
+//! with which the ICRC would be right (see [`Verdict`]), so the check is of 32 bits for our own packets and of 16 for
+//! those of peers that number otherwise. The [`packet`](super::packet) link sees the ID and always checks all 32.
+
+use std::collections::HashMap;
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::os::fd::{AsRawFd, RawFd};
+
+use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
+use remora_wire::UDP_PORT;
+use remora_wire::icrc::{IcrcFlow, Verdict};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::{Link, LinkStats, MIN_PACKET, check_lens, ib_mtu, interface, overhead, set_buffers, set_int_option};
+
+/// Datagrams, each up to [`RX_BYTES`] of coalesced packets, taken in one system call.
+const RX_BATCH: usize = 4;
+
+/// Longest run of packets that the kernel coalesces.
+const RX_BYTES: usize = 1 << 16;
+
+/// Longest run of packets in one send: the largest UDP payload over IPv6 (and under that over IPv4).
+const TX_BYTES: usize = 65535 - 40 - 8;
+
+/// Peers whose view of our address is remembered when bound to the wildcard address.
+const MAX_SOURCES: usize = 4096;
+
+/// A UDP socket on port 4791.
+pub struct UdpLink {
+    socket: UdpSocket,
+    state: UdpSocketState,
+    /// Bound address, maybe the wildcard.
+    local: IpAddr,
+    /// Interface of a link-local IPv6 address, else 0.
+    scope: u32,
+    interface_mtu: usize,
+    tx: Path,
+    rx: Path,
+    rx_buffer: Box<[u8]>,
+    /// Bound to the wildcard address: which of our addresses each peer talks to.
+    sources: HashMap<IpAddr, IpAddr>,
+    stats: LinkStats,
+}
+
+/// The last flow seen in one direction, as its ICRC seed costs as much as that of a short packet.
+struct Path {
+    from: SocketAddr,
+    to: IpAddr,
+    flow: IcrcFlow,
+}
+
+impl Path {
+    fn new(from: SocketAddr, to: IpAddr) -> Option<Path> {
+        let flow = match (from.ip(), to) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => IcrcFlow::v4(src, dst, from.port(), UDP_PORT),
+            (IpAddr::V6(src), IpAddr::V6(dst)) => IcrcFlow::v6(src, dst, from.port(), UDP_PORT),
+            _ => return None,
+        };
+        Some(Path { from, to, flow })
+    }
+}
+
+impl UdpLink {
+    /// Binds port 4791 of `ip`, which may be the wildcard address.
+    ///
+    /// # Errors
+    ///
+    /// `AddrInUse` if another process has the port: nodes of one machine take different addresses of 127.0.0.0/8.
+    /// `AddrNotAvailable` if no interface has the address.
+    pub fn bind(ip: IpAddr) -> io::Result<UdpLink> {
+        let (interface_mtu, scope) = if ip.is_unspecified() {
+            (interface::smallest_mtu()?, 0)
+        } else {
+            let owner = interface::owning(ip)?;
+            (owner.mtu, if matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()) { owner.index } else { 0 })
+        };
+        let socket = Socket::new(Domain::for_address(SocketAddr::new(ip, 0)), Type::DGRAM, Some(Protocol::UDP))?;
+        if ip.is_ipv6() {
+            socket.set_only_v6(true)?;
+        }
+        let address = endpoint(ip, scope);
+        socket.bind(&address.into()).map_err(|e| io::Error::new(e.kind(), format!("UDP {address}: {e}")))?;
+        set_buffers(&socket)?;
+        let socket = UdpSocket::from(socket);
+        let state = UdpSocketState::new((&socket).into())?;
+        if !ip.is_unspecified() {
+            stop_reporting_destination(&socket, ip)?;
+        }
+        let unused = || Path::new(address, ip).expect("one family");
+        Ok(UdpLink {
+            socket,
+            state,
+            local: ip,
+            scope,
+            interface_mtu,
+            tx: unused(),
+            rx: unused(),
+            rx_buffer: vec![0; RX_BATCH * RX_BYTES].into(),
+            sources: HashMap::new(),
+            stats: LinkStats::default(),
+        })
+    }
+
+    /// The address that packets to `to` leave from.
+    fn source_for(&mut self, to: IpAddr) -> io::Result<IpAddr> {
+        if !self.local.is_unspecified() {
+            return Ok(self.local);
+        }
+        if let Some(&source) = self.sources.get(&to) {
+            return Ok(source);
+        }
+        // Connecting a datagram socket sends nothing; it asks the routing table.
+        let probe = UdpSocket::bind(SocketAddr::new(self.local, 0))?;
+        probe.connect(endpoint(to, self.scope))?;
+        let source = probe.local_addr()?.ip();
+        self.learn(to, source);
+        Ok(source)
+    }
+
+    fn learn(&mut self, peer: IpAddr, ours: IpAddr) {
+        if self.sources.len() < MAX_SOURCES || self.sources.contains_key(&peer) {
+            self.sources.insert(peer, ours);
+        }
+    }
+
+    /// Makes `self.tx` the path to `to`. False if there is no route.
+    fn aim(&mut self, to: IpAddr) -> io::Result<bool> {
+        if self.tx.to == to && (self.tx.from.ip() == self.local || self.sources.get(&to) == Some(&self.tx.from.ip())) {
+            return Ok(true);
+        }
+        if to.is_ipv4() != self.local.is_ipv4() {
+            let message = format!("{to} cannot be reached from {}: another address family", self.local);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        let Ok(source) = self.source_for(to) else {
+            return Ok(false);
+        };
+        let path = Path::new(SocketAddr::new(source, UDP_PORT), to);
+        Ok(path.map(|path| self.tx = path).is_some())
+    }
+}
+
+impl Link for UdpLink {
+    fn name(&self) -> &'static str {
+        "udp"
+    }
+
+    fn max_mtu(&self) -> usize {
+        ib_mtu(self.interface_mtu)
+    }
+
+    fn send(&mut self, to: IpAddr, bytes: &mut [u8], lens: &[u16]) -> io::Result<usize> {
+        check_lens(bytes, lens)?;
+        let reachable = self.aim(to)?;
+        let longest = lens.iter().max().map_or(0, |&len| usize::from(len));
+        if !reachable || longest + overhead(to) > self.interface_mtu {
+            self.stats.dropped += lens.len() as u64;
+            return Ok(lens.len());
+        }
+        let destination = endpoint(to, self.scope);
+        let src_ip = self.local.is_unspecified().then_some(self.tx.from.ip());
+        let (mut done, mut at) = (0, 0);
+        while done < lens.len() {
+            let segments = self.state.max_gso_segments();
+            let (count, total) = run(&lens[done..], segments);
+            let contents = &mut bytes[at..at + total];
+            let mut rest = &mut *contents;
+            for (id, &len) in lens[done..done + count].iter().enumerate() {
+                let (packet, after) = rest.split_at_mut(usize::from(len));
+                self.tx.flow.fill(id as u16, packet);
+                rest = after;
+            }
+            let segment_size = (count > 1).then_some(usize::from(lens[done]));
+            let transmit = Transmit { destination, ecn: None, contents, segment_size, src_ip };
+            self.stats.syscalls += 1;
+            match self.state.try_send((&self.socket).into(), &transmit) {
+                Ok(()) => self.stats.sent(to, count, total),
+                Err(e) if is_full(&e) => {
+                    self.stats.full += 1;
+                    break;
+                }
+                // The interface cannot segment, as the state has noticed: from here on one by one.
+                Err(_) if self.state.max_gso_segments() < segments => continue,
+                Err(_) => self.stats.dropped += count as u64,
+            }
+            done += count;
+            at += total;
+        }
+        Ok(done)
+    }
+
+    fn recv(&mut self, sink: &mut dyn FnMut(IpAddr, &[u8])) -> io::Result<usize> {
+        let mut metas = [RecvMeta::default(); RX_BATCH];
+        let mut chunks = self.rx_buffer.chunks_exact_mut(RX_BYTES);
+        let mut buffers: [IoSliceMut; RX_BATCH] =
+            std::array::from_fn(|_| IoSliceMut::new(chunks.next().unwrap_or_default()));
+        self.stats.syscalls += 1;
+        let datagrams = match self.state.recv((&self.socket).into(), &mut buffers, &mut metas) {
+            Ok(datagrams) => datagrams,
+            Err(e) if is_passing(&e) => return Ok(0),
+            Err(e) => return Err(e),
+        };
+        let before = self.stats.rx_packets;
+        for (at, meta) in metas[..datagrams].iter().enumerate() {
+            let to = meta.dst_ip.unwrap_or(self.local);
+            if self.rx.from != meta.addr || self.rx.to != to {
+                let Some(path) = Path::new(meta.addr, to) else {
+                    continue;
+                };
+                self.rx = path;
+                if self.local.is_unspecified() {
+                    self.learn(meta.addr.ip(), to);
+                }
+            }
+            let from = meta.addr.ip();
+            let run = &self.rx_buffer[at * RX_BYTES..][..meta.len];
+            self.stats.malformed += u64::from(run.is_empty());
+            for (id, packet) in run.chunks(meta.stride.max(1)).enumerate() {
+                if packet.len() < MIN_PACKET {
+                    self.stats.malformed += 1;
+                } else if self.rx.flow.verify(id as u16, packet) == Verdict::Bad {
+                    self.stats.bad_icrc += 1;
+                } else {
+                    self.stats.received(from, packet.len());
+                    sink(from, packet);
+                }
+            }
+        }
+        Ok((self.stats.rx_packets - before) as usize)
+    }
+
+    fn wait_fds(&self, out: &mut Vec<RawFd>) {
+        out.push(self.socket.as_raw_fd());
+    }
+
+    /// A socket stays readable as long as packets wait in it: nothing to arm.
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    fn disarm(&mut self) {}
+
+    fn stats(&self) -> LinkStats {
+        self.stats
+    }
+}
+
+/// How many packets from the first go into one send, and their bytes: as many as are equally long, and one shorter.
+fn run(lens: &[u16], max_segments: usize) -> (usize, usize) {
+    let (mut count, mut total) = (0, 0);
+    for &len in lens {
+        if count == max_segments || len > lens[0] || total + usize::from(len) > TX_BYTES {
+            break;
+        }
+        count += 1;
+        total += usize::from(len);
+        if len < lens[0] {
+            break;
+        }
+    }
+    (count, total)
+}
+
+fn endpoint(ip: IpAddr, scope: u32) -> SocketAddr {
+    match ip {
+        IpAddr::V6(ip) if scope != 0 => SocketAddrV6::new(ip, UDP_PORT, 0, scope).into(),
+        _ => SocketAddr::new(ip, UDP_PORT),
+    }
+}
+
+/// The destination is known when bound to one address, and every control message costs time a packet.
+fn stop_reporting_destination(socket: &UdpSocket, ip: IpAddr) -> io::Result<()> {
+    let options: &[(i32, i32)] = match ip {
+        IpAddr::V4(_) => &[(libc::IPPROTO_IP, libc::IP_PKTINFO), (libc::IPPROTO_IP, libc::IP_RECVTOS)],
+        IpAddr::V6(_) => &[(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO), (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)],
+    };
+    options.iter().try_for_each(|&(level, name)| set_int_option(socket, level, name, 0))
+}
+
+fn is_full(e: &io::Error) -> bool {
+    e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+/// Nothing there, or what an ICMP message or a short memory did to the socket: the next packet may come all the same.
+fn is_passing(e: &io::Error) -> bool {
+    const PASSING: [i32; 11] = [
+        libc::EAGAIN,
+        libc::EINTR,
+        libc::ECONNREFUSED,
+        libc::EHOSTUNREACH,
+        libc::ENETUNREACH,
+        libc::EHOSTDOWN,
+        libc::ENETDOWN,
+        libc::EPROTO,
+        libc::EMSGSIZE,
+        libc::ENOBUFS,
+        libc::ENOMEM,
+    ];
+    e.raw_os_error().is_some_and(|code| PASSING.contains(&code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::testing::{collect, in_namespace, packets, readable};
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    fn v4(c: u8, d: u8) -> IpAddr {
+        Ipv4Addr::new(127, 1, c, d).into()
+    }
+
+    fn without_icrc(packet: &[u8]) -> &[u8] {
+        &packet[..packet.len() - 4]
+    }
+
+    #[test]
+    fn runs_are_equal_packets_and_one_shorter() {
+        assert_eq!(run(&[100, 100, 100, 40, 100], 64), (4, 340));
+        assert_eq!(run(&[100, 120], 64), (1, 100));
+        assert_eq!(run(&[96; 100], 64), (64, 64 * 96));
+        assert_eq!(run(&[4112; 20], 64), (15, 15 * 4112));
+        assert_eq!(run(&[100, 100], 1), (1, 100));
+    }
+
+    fn exchange(a: IpAddr, b: IpAddr) {
+        let (from, to) = (a, b);
+        let (mut a, mut b) = (UdpLink::bind(a).unwrap(), UdpLink::bind(b).unwrap());
+        let (mut bytes, lens) = packets(&[100, 100, 100, 60, 16, 4116, 4116, 32]);
+        assert_eq!(a.send(to, &mut bytes, &lens).unwrap(), lens.len());
+        let got = collect(&mut b, lens.len());
+        let mut at = 0;
+        for ((source, packet), len) in got.iter().zip(&lens) {
+            let sent = &bytes[at..at + usize::from(*len)];
+            assert_eq!((*source, without_icrc(packet)), (from, without_icrc(sent)));
+            at += sent.len();
+        }
+        assert_eq!(b.stats().bad_icrc, 0);
+        assert_eq!(a.stats().tx_bytes, b.stats().rx_bytes);
+        assert!(a.stats().syscalls < lens.len() as u64, "equal packets share a send");
+    }
+
+    #[test]
+    fn packets_arrive_whole_with_good_icrc() {
+        exchange(v4(0, 1), v4(0, 2));
+    }
+
+    #[test]
+    fn ipv6_carries_them_too() {
+        match UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)) {
+            Ok(_) => exchange_with_itself(Ipv6Addr::LOCALHOST.into()),
+            Err(e) => println!("skipped: no IPv6 here ({e})"),
+        }
+    }
+
+    /// IPv6 has one loopback address, so one link plays both parts.
+    fn exchange_with_itself(ip: IpAddr) {
+        let mut link = UdpLink::bind(ip).unwrap();
+        let (mut bytes, lens) = packets(&[100, 100, 40]);
+        assert_eq!(link.send(ip, &mut bytes, &lens).unwrap(), 3);
+        let got: Vec<u8> = collect(&mut link, 3).into_iter().flat_map(|(_, packet)| packet).collect();
+        assert_eq!(got, bytes);
+    }
+
+    #[test]
+    fn a_wildcard_node_answers_from_the_address_that_was_asked() {
+        // In a namespace of its own, as the wildcard collides with every other socket on the port.
+        in_namespace(|| {
+            let mut node = UdpLink::bind(Ipv4Addr::UNSPECIFIED.into()).unwrap();
+            let (peer_ip, asked) = (Ipv4Addr::new(127, 1, 1, 1), Ipv4Addr::new(127, 1, 1, 2));
+            let peer = UdpSocket::bind((peer_ip, 0)).unwrap();
+            let mut packet = [7; 64];
+            IcrcFlow::v4(peer_ip, asked, peer.local_addr().unwrap().port(), UDP_PORT).fill(0, &mut packet);
+            peer.send_to(&packet, (asked, UDP_PORT)).unwrap();
+            assert_eq!(collect(&mut node, 1)[0].0, IpAddr::V4(peer_ip));
+            assert!(node.aim(peer_ip.into()).unwrap());
+            assert_eq!(node.tx.from.ip(), IpAddr::V4(asked));
+            assert!(node.aim(Ipv4Addr::new(127, 0, 0, 9).into()).unwrap(), "and elsewhere as the routes say");
+            assert_eq!(node.max_mtu(), 4096);
+        });
+    }
+
+    #[test]
+    fn damaged_and_foreign_datagrams_are_dropped_and_counted() {
+        let (node_ip, peer_ip) = (Ipv4Addr::new(127, 1, 2, 1), Ipv4Addr::new(127, 1, 2, 2));
+        let mut node = UdpLink::bind(node_ip.into()).unwrap();
+        let peer = UdpSocket::bind((peer_ip, 0)).unwrap();
+        let flow = IcrcFlow::v4(peer_ip, node_ip, peer.local_addr().unwrap().port(), UDP_PORT);
+        let mut good = [3; 64];
+        flow.fill(0, &mut good);
+        let mut numbered = [4; 64];
+        flow.fill(0x1234, &mut numbered);
+        // Two flipped bits 20 apart: no IP ID explains that. (One that an ID explains is the price of not seeing it.)
+        let mut bad = good;
+        bad[30] ^= 1;
+        bad[50] ^= 0x10;
+        for datagram in [&bad[..], &[], &[1; 15], &good, &numbered] {
+            peer.send_to(datagram, (node_ip, UDP_PORT)).unwrap();
+        }
+        let got = collect(&mut node, 2);
+        assert_eq!((got[0].1.as_slice(), got[1].1.as_slice()), (&good[..], &numbered[..]));
+        assert_eq!(node.stats().bad_icrc, 1);
+        assert_eq!(node.stats().malformed, 2);
+    }
+
+    #[test]
+    fn a_peer_that_is_not_there_does_not_kill_the_link() {
+        let (mut a, absent) = (UdpLink::bind(v4(3, 1)).unwrap(), v4(3, 2));
+        let (mut bytes, lens) = packets(&[64, 64]);
+        for _ in 0..3 {
+            assert_eq!(a.send(absent, &mut bytes, &lens).unwrap(), 2);
+            assert_eq!(a.recv(&mut |_, _| panic!("nothing was sent")).unwrap(), 0);
+        }
+        assert!(a.send(Ipv6Addr::LOCALHOST.into(), &mut bytes, &lens).is_err());
+        let mut b = UdpLink::bind(absent).unwrap();
+        assert!(!readable(&b));
+        a.send(absent, &mut bytes, &lens).unwrap();
+        assert!(readable(&b));
+        assert_eq!(collect(&mut b, 2).len(), 2);
+    }
+
+    #[test]
+    fn the_port_is_named_when_taken() {
+        let _first = UdpLink::bind(v4(4, 1)).unwrap();
+        let error = UdpLink::bind(v4(4, 1)).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        assert!(error.to_string().contains("127.1.4.1:4791"));
+    }
+}

@@ -1,0 +1,394 @@
+//! Raw probes: what the machine gives without Remora, to hold Remora's figures against in the same run.
+//!
+//! Each runs for [`Probe::time`], with two threads at most, pinned to the first two cores that this process may use.
+//! Each counts in batches and returns the median batch, so that what a neighbour disturbed for a moment does not count.
+
+use std::cell::RefCell;
+use std::hint::black_box;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::link::set_int_option;
+
+/// Round trips in a batch.
+const ROUND_TRIPS: u32 = 256;
+
+/// Bytes in a batch of copies or datagrams.
+const BATCH_BYTES: usize = 1 << 20;
+
+/// Bytes of one copy.
+const BLOCK: usize = 64 << 10;
+
+/// Slots in a ring of the ring probe.
+const SLOTS: usize = 64;
+
+/// The longest UDP payload over IPv4, and the most segments that one send is split into.
+const MAX_PAYLOAD: usize = 65507;
+const MAX_SEGMENTS: usize = 64;
+
+/// How to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Probe {
+    /// How long each probe runs.
+    pub time: Duration,
+}
+
+impl Default for Probe {
+    /// 250 ms a probe.
+    fn default() -> Probe {
+        Probe { time: Duration::from_millis(250) }
+    }
+}
+
+/// What [`Probe::udp_stream`] moved.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StreamRate {
+    /// UDP payload in bytes a second.
+    pub bytes_per_s: f64,
+    /// Datagrams a second, as they would count on a wire.
+    pub packets_per_s: f64,
+}
+
+impl Probe {
+    /// One word passed from core to core and back: nanoseconds a round trip.
+    pub fn cache_line_ns(&self) -> f64 {
+        let line = Line::default();
+        let turn = &line.0[0];
+        let mut pings = 0;
+        let ping = || {
+            turn.store(pings + 1, Ordering::Release);
+            let mut spin = Spin::default();
+            while turn.load(Ordering::Acquire) != pings + 2 {
+                spin.once();
+            }
+            pings += 2;
+        };
+        let pong = || {
+            let seen = turn.load(Ordering::Acquire);
+            let mine = seen % 2 == 1;
+            if mine {
+                turn.store(seen + 1, Ordering::Release);
+            }
+            mine
+        };
+        self.round_trip_ns(ping, pong)
+    }
+
+    /// A line of 64 bytes, 56 of them data, written to a ring and copied out on the other core, and one back the same
+    /// way: nanoseconds a round trip.
+    pub fn ring_ns(&self) -> f64 {
+        let (there, back) = (Ring::default(), Ring::default());
+        let (mut pings, mut pongs) = (0, 0);
+        let ping = || {
+            there.put(pings, &[pings; 7]);
+            let mut spin = Spin::default();
+            while back.get(pings).is_none() {
+                spin.once();
+            }
+            pings += 1;
+        };
+        let pong = || {
+            let Some(data) = there.get(pongs) else { return false };
+            back.put(pongs, &data);
+            pongs += 1;
+            true
+        };
+        self.round_trip_ns(ping, pong)
+    }
+
+    /// A datagram of `payload` bytes over the loopback interface and back, both ends polling unconnected sockets:
+    /// nanoseconds a round trip.
+    ///
+    /// # Errors
+    ///
+    /// What the sockets say; `TimedOut` if no answer comes.
+    pub fn udp_ns(&self, payload: usize) -> io::Result<f64> {
+        let (a, b) = (socket()?, socket()?);
+        let (to_a, to_b) = (a.local_addr()?, b.local_addr()?);
+        let message = vec![0x55; payload];
+        let mut answer = vec![0; payload];
+        let failure = RefCell::new(None);
+        let ping = || {
+            if failure.borrow().is_some() {
+                return;
+            }
+            let mut attempt = a.send_to(&message, to_b);
+            let mut spin = Spin::default();
+            while attempt.is_ok() {
+                match a.recv_from(&mut answer) {
+                    Ok(_) => return,
+                    Err(e) if e.kind() != io::ErrorKind::WouldBlock => attempt = Err(e),
+                    Err(_) if spin.is_hopeless() => attempt = Err(io::ErrorKind::TimedOut.into()),
+                    Err(_) => spin.once(),
+                }
+            }
+            *failure.borrow_mut() = attempt.err();
+        };
+        let mut echo = vec![0; payload];
+        let pong = || {
+            let Ok((len, _)) = b.recv_from(&mut echo) else { return false };
+            // An answer that is lost shows at the other end.
+            b.send_to(&echo[..len], to_a).is_ok()
+        };
+        let ns = self.round_trip_ns(ping, pong);
+        failure.into_inner().map_or(Ok(ns), Err)
+    }
+
+    /// Datagrams of `datagram` bytes over the loopback interface, `message` bytes in one send that the kernel segments,
+    /// received coalesced: as fast as one sending and one receiving core go.
+    ///
+    /// # Errors
+    ///
+    /// What the sockets say; `InvalidInput` if a send could not hold one datagram or `datagram` is 0.
+    pub fn udp_stream(&self, datagram: usize, message: usize) -> io::Result<StreamRate> {
+        if !(1..=MAX_PAYLOAD).contains(&datagram) || datagram > message {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "datagrams of 1 to 65507 bytes, within a message"));
+        }
+        let (sender, receiver) = (socket()?, socket()?);
+        set_int_option(&sender, libc::SOL_UDP, libc::UDP_SEGMENT, datagram as i32)?;
+        set_int_option(&receiver, libc::SOL_UDP, libc::UDP_GRO, 1)?;
+        let window = rustix::net::sockopt::socket_recv_buffer_size(&receiver)? as u64 / 4;
+        let to = receiver.local_addr()?;
+        let per_send = (message.min(MAX_PAYLOAD) / datagram).min(MAX_SEGMENTS) * datagram;
+        let (received, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        let rate = thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                pin(1);
+                let result = send_stream(&sender, to, message, per_send, window, &received, &stop);
+                stop.store(true, Ordering::Relaxed);
+                result
+            });
+            let rate = on_core(0, || self.receive_stream(&receiver, &received, &stop));
+            stop.store(true, Ordering::Relaxed);
+            sending.join().unwrap_or_else(|_| Err(io::Error::other("the sending thread panicked")))?;
+            rate
+        })?;
+        Ok(StreamRate { bytes_per_s: rate, packets_per_s: rate / datagram as f64 })
+    }
+
+    /// Copies of 64 KB by one core, from one half of `working_set` bytes to the other: bytes a second. The working set
+    /// is at least two blocks, which stay in the cache.
+    pub fn memcpy_bytes_per_s(&self, working_set: usize) -> f64 {
+        let blocks = (working_set / 2 / BLOCK).max(1);
+        let (from, mut to) = (vec![1u8; blocks * BLOCK], vec![2u8; blocks * BLOCK]);
+        let mut at = 0;
+        let mut batch = || {
+            for _ in 0..BATCH_BYTES / BLOCK {
+                let range = at * BLOCK..(at + 1) * BLOCK;
+                black_box(&mut to[range.clone()]).copy_from_slice(black_box(&from[range]));
+                at = (at + 1) % blocks;
+            }
+        };
+        BATCH_BYTES as f64 / on_core(0, || self.median_batch(&mut batch)) * 1e9
+    }
+
+    /// The median time of a round trip. `ping` does a whole one; `pong`, on another core, answers if there is something
+    /// to answer and says whether there was.
+    fn round_trip_ns(&self, mut ping: impl FnMut(), mut pong: impl FnMut() -> bool + Send) -> f64 {
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                pin(1);
+                let mut spin = Spin::default();
+                while !stop.load(Ordering::Relaxed) {
+                    if pong() {
+                        spin = Spin::default();
+                    }
+                    spin.once();
+                }
+            });
+            let batch_ns = on_core(0, || self.median_batch(&mut || (0..ROUND_TRIPS).for_each(|_| ping())));
+            stop.store(true, Ordering::Relaxed);
+            batch_ns / f64::from(ROUND_TRIPS)
+        })
+    }
+
+    /// Nanoseconds of the median batch.
+    fn median_batch(&self, batch: &mut dyn FnMut()) -> f64 {
+        let start = Instant::now();
+        let mut times = Vec::new();
+        batch();
+        while times.is_empty() || start.elapsed() < self.time {
+            let before = Instant::now();
+            batch();
+            times.push(before.elapsed().as_nanos() as f64);
+        }
+        median(&mut times)
+    }
+
+    /// Bytes a second in the median batch received.
+    fn receive_stream(&self, socket: &UdpSocket, received: &AtomicU64, stop: &AtomicBool) -> io::Result<f64> {
+        let mut buffer = vec![0; 1 << 16];
+        let mut times = Vec::new();
+        let (start, mut total) = (Instant::now(), 0);
+        let (mut batch_start, mut batch_bytes) = (start, 0);
+        while !stop.load(Ordering::Relaxed) && (times.len() < 3 || start.elapsed() < self.time) {
+            match socket.recv_from(&mut buffer) {
+                Ok((len, _)) => {
+                    total += len as u64;
+                    batch_bytes += len;
+                    received.store(total, Ordering::Relaxed);
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(e) => return Err(e),
+            }
+            if batch_bytes >= BATCH_BYTES {
+                let now = Instant::now();
+                times.push((now - batch_start).as_nanos() as f64 / batch_bytes as f64);
+                (batch_start, batch_bytes) = (now, 0);
+            }
+        }
+        Ok(1e9 / median(&mut times))
+    }
+}
+
+/// Sends messages in sends of at most `per_send` bytes until `stop`, with at most `window` bytes not yet received.
+fn send_stream(
+    socket: &UdpSocket,
+    to: SocketAddr,
+    message: usize,
+    per_send: usize,
+    window: u64,
+    received: &AtomicU64,
+    stop: &AtomicBool,
+) -> io::Result<()> {
+    let message = vec![0x55; message];
+    // Bytes sent, less those given up as lost when nothing was received for long.
+    let mut sent = 0;
+    let mut spin = Spin::default();
+    for part in std::iter::repeat_with(|| message.chunks(per_send)).flatten() {
+        while sent - received.load(Ordering::Relaxed).min(sent) > window {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            spin.once();
+            if spin.is_hopeless() {
+                sent = received.load(Ordering::Relaxed);
+            }
+        }
+        spin = Spin::default();
+        match socket.send_to(part, to) {
+            Ok(len) => sent += len as u64,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(e) => return Err(e),
+        }
+        if stop.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// An unconnected, non-blocking socket on loopback with all the buffer that the system allows, up to 4 MB.
+fn socket() -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    socket.set_nonblocking(true)?;
+    crate::link::set_buffers(&socket)?;
+    Ok(socket)
+}
+
+#[derive(Default)]
+#[repr(align(64))]
+struct Line([AtomicU64; 8]);
+
+/// Slots of one line each: seven words of data, then the number of the message, from 1.
+struct Ring([Line; SLOTS]);
+
+impl Default for Ring {
+    fn default() -> Ring {
+        Ring(std::array::from_fn(|_| Line::default()))
+    }
+}
+
+impl Ring {
+    fn put(&self, n: u64, data: &[u64; 7]) {
+        let Line([words @ .., number]) = &self.0[n as usize % SLOTS];
+        for (word, value) in words.iter().zip(data) {
+            word.store(*value, Ordering::Relaxed);
+        }
+        number.store(n + 1, Ordering::Release);
+    }
+
+    fn get(&self, n: u64) -> Option<[u64; 7]> {
+        let Line([words @ .., number]) = &self.0[n as usize % SLOTS];
+        (number.load(Ordering::Acquire) == n + 1).then(|| std::array::from_fn(|i| words[i].load(Ordering::Relaxed)))
+    }
+}
+
+/// Waiting without sleep, unless it takes so long that the other thread probably has no core.
+#[derive(Default)]
+struct Spin(u32);
+
+impl Spin {
+    #[inline]
+    fn once(&mut self) {
+        self.0 = self.0.saturating_add(1);
+        if self.0 > 100_000 {
+            thread::yield_now();
+        }
+    }
+
+    fn is_hopeless(&self) -> bool {
+        self.0 > 1_000_000
+    }
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_unstable_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Pins the calling thread to the `n`th core that it may use, if there are two.
+fn pin(n: usize) {
+    let Ok(allowed) = sched_getaffinity(None) else { return };
+    let mut cores = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));
+    if let (Some(core), true) = (cores.nth(n), allowed.count() > 1) {
+        let mut one = CpuSet::new();
+        one.set(core);
+        // Not being allowed to costs precision, no more.
+        let _ = sched_setaffinity(None, &one);
+    }
+}
+
+/// Runs `work` on the calling thread, pinned meanwhile.
+pub(crate) fn on_core<R>(n: usize, work: impl FnOnce() -> R) -> R {
+    let before = sched_getaffinity(None);
+    pin(n);
+    let result = work();
+    if let Ok(before) = before {
+        let _ = sched_setaffinity(None, &before);
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_probe_gives_a_figure() {
+        let probe = Probe { time: Duration::from_millis(2) };
+        let before = sched_getaffinity(None).unwrap();
+        let stream = probe.udp_stream(4112, 64 << 10).unwrap();
+        let figures = [
+            probe.cache_line_ns(),
+            probe.ring_ns(),
+            probe.udp_ns(64).unwrap(),
+            probe.memcpy_bytes_per_s(0),
+            probe.memcpy_bytes_per_s(1 << 22),
+            stream.bytes_per_s,
+            probe.udp_stream(96, 6144).unwrap().packets_per_s,
+        ];
+        for figure in figures {
+            assert!(figure.is_finite() && figure > 0.0, "{figures:?}");
+        }
+        assert!((stream.bytes_per_s / stream.packets_per_s - 4112.0).abs() < 1e-6);
+        assert_eq!(sched_getaffinity(None).unwrap(), before, "the caller's affinity is given back");
+        assert!(probe.udp_stream(0, 100).is_err() && probe.udp_stream(200, 100).is_err());
+    }
+}
