@@ -1,3 +1,33 @@
 //! The real world: links, threads, clocks, nodes and clients.
+//!
+//! [`Node`] exposes memory and runs kernels next to it; [`Client`] reads, writes and calls. Both stand on a
+//! [`Device`]: a NIC engine ([`remora_nic::Nic`]) with its [`link`]s and the thread that drives it.
 
+pub mod bench;
+mod client;
+mod control;
+mod device;
+mod error;
+mod kernels;
 pub mod link;
+mod links;
+mod node;
+pub mod probe;
+mod remote;
+mod sys;
+mod writer;
+
+pub use client::{Client, ClientConfig, ClientCounters, Full, MAX_CALLS, MAX_REPLY, Placement, RemoteRegion};
+pub use control::WriterConfig;
+pub use device::{Device, DeviceGuard};
+pub use error::Error;
+pub use kernels::{Kernels, POOL};
+pub use links::LinkChoice;
+pub use node::{Node, NodeConfig};
+pub use sys::process_cpu_ns;
+pub use writer::fill_object;
+
+/// Zeroed memory of this process.
+pub(crate) fn map_memory(len: usize) -> Result<remora_memory::Buffer, Error> {
+    remora_memory::Buffer::anonymous(len).map_err(|source| Error::System { what: "mapping memory", source })
+}

@@ -43,6 +43,52 @@ pub(super) fn smallest_mtu() -> io::Result<usize> {
     Ok(if smallest == usize::MAX { 1500 } else { smallest })
 }
 
+/// The address on the interface's own network that packets to `to` go to first: the gateway of the most specific route,
+/// or `to` itself.
+pub(super) fn next_hop(interface: &str, to: Ipv4Addr) -> Ipv4Addr {
+    // Of the thread's network namespace; /proc/net would be of the process's.
+    let table = std::fs::read_to_string("/proc/thread-self/net/route").unwrap_or_default();
+    let address = |field: Option<&str>| {
+        let bits = u32::from_str_radix(field?, 16).ok()?;
+        Some(Ipv4Addr::from(bits.to_ne_bytes()))
+    };
+    let mut best = (0, to);
+    for line in table.lines().skip(1) {
+        // Interface, destination, gateway, flags, two counts, metric, mask.
+        let mut fields = line.split_whitespace();
+        if fields.next() != Some(interface) {
+            continue;
+        }
+        let (destination, gateway) = (address(fields.next()), address(fields.next()));
+        let (Some(destination), Some(gateway), Some(mask)) = (destination, gateway, address(fields.nth(4))) else {
+            continue;
+        };
+        let specific = 1 + mask.to_bits().count_ones();
+        if to & mask == destination && specific > best.0 {
+            best = (specific, if gateway.is_unspecified() { to } else { gateway });
+        }
+    }
+    best.1
+}
+
+/// The Ethernet address of a neighbour, if the kernel knows it.
+pub(super) fn arp_entry(interface: &str, ip: Ipv4Addr) -> Option<[u8; 6]> {
+    let table = std::fs::read_to_string("/proc/thread-self/net/arp").ok()?;
+    let ip = ip.to_string();
+    table.lines().skip(1).find_map(|line| {
+        // Address, hardware type, flags, Ethernet address, mask, interface.
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [address, _, flags, mac, _, device] = fields[..] else { return None };
+        let complete = u32::from_str_radix(flags.trim_start_matches("0x"), 16).ok()? & 2 != 0;
+        if address != ip || device != interface || !complete {
+            return None;
+        }
+        let mut bytes = mac.split(':').map(|byte| u8::from_str_radix(byte, 16).ok());
+        let parsed: [Option<u8>; 6] = std::array::from_fn(|_| bytes.next().flatten());
+        parsed.iter().all(Option::is_some).then(|| parsed.map(Option::unwrap_or_default))
+    })
+}
+
 struct Address {
     name: String,
     loopback: bool,

@@ -8,7 +8,7 @@
 //! | [`loopback`]  | this process                     | not used: packets stay in private memory      |
 //! | [`shm`]       | processes of the same user, here | not used: memory, not a wire                  |
 //! | [`udp`]       | any RoCE v2 peer                 | filled in and checked, the IP ID excepted     |
-//! | `packet`      | any RoCE v2 peer over IPv4       | filled in and checked whole; `CAP_NET_RAW`    |
+//! | [`packet`]    | any RoCE v2 peer over IPv4       | filled in and checked whole; `CAP_NET_RAW`    |
 //!
 //! [`lossy`] wraps any of them in seeded faults.
 
@@ -21,6 +21,7 @@ use rustix::net::sockopt;
 mod interface;
 pub mod loopback;
 pub mod lossy;
+pub mod packet;
 pub mod shm;
 #[cfg(test)]
 mod testing;
@@ -144,6 +145,29 @@ pub(crate) fn set_int_option(socket: impl AsFd, level: i32, name: i32, value: i3
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// The socket or the interface takes no more for now.
+fn is_full(e: &io::Error) -> bool {
+    e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+/// Nothing there, or what an ICMP message or a short memory did to the socket: the next packet may come all the same.
+fn is_passing(e: &io::Error) -> bool {
+    const PASSING: [i32; 11] = [
+        libc::EAGAIN,
+        libc::EINTR,
+        libc::ECONNREFUSED,
+        libc::EHOSTUNREACH,
+        libc::ENETUNREACH,
+        libc::EHOSTDOWN,
+        libc::ENETDOWN,
+        libc::EPROTO,
+        libc::EMSGSIZE,
+        libc::ENOBUFS,
+        libc::ENOMEM,
+    ];
+    e.raw_os_error().is_some_and(|code| PASSING.contains(&code))
 }
 
 /// Refuses lengths that do not fit the buffer: a caller's mistake, which must not become a panic in the device.

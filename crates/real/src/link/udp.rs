@@ -16,7 +16,10 @@ use remora_wire::UDP_PORT;
 use remora_wire::icrc::{IcrcFlow, Verdict};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{Link, LinkStats, MIN_PACKET, check_lens, ib_mtu, interface, overhead, set_buffers, set_int_option};
+use super::{
+    Link, LinkStats, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing, overhead, set_buffers,
+    set_int_option,
+};
 
 /// Datagrams, each up to [`RX_BYTES`] of coalesced packets, taken in one system call.
 const RX_BATCH: usize = 4;
@@ -280,28 +283,6 @@ fn stop_reporting_destination(socket: &UdpSocket, ip: IpAddr) -> io::Result<()> 
         IpAddr::V6(_) => &[(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO), (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)],
     };
     options.iter().try_for_each(|&(level, name)| set_int_option(socket, level, name, 0))
-}
-
-fn is_full(e: &io::Error) -> bool {
-    e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(libc::ENOBUFS)
-}
-
-/// Nothing there, or what an ICMP message or a short memory did to the socket: the next packet may come all the same.
-fn is_passing(e: &io::Error) -> bool {
-    const PASSING: [i32; 11] = [
-        libc::EAGAIN,
-        libc::EINTR,
-        libc::ECONNREFUSED,
-        libc::EHOSTUNREACH,
-        libc::ENETUNREACH,
-        libc::EHOSTDOWN,
-        libc::ENETDOWN,
-        libc::EPROTO,
-        libc::EMSGSIZE,
-        libc::ENOBUFS,
-        libc::ENOMEM,
-    ];
-    e.raw_os_error().is_some_and(|code| PASSING.contains(&code))
 }
 
 #[cfg(test)]

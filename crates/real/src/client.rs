@@ -1,0 +1,505 @@
+//! A client of a memory node: memory on the node, and kernels run against it in any placement.
+
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use remora_kernel::{Builtins, Call, Limits, Runner, Status};
+use remora_memory::{Access, Buffer, Region};
+use remora_nic::cm::{CmEvent, ConnId};
+use remora_nic::{
+    ConnectAttr, CqId, Data, Event, NicError, QpInit, QpType, Qpn, SendOp, SendWr, WcOpcode, WcStatus, WorkCompletion,
+    cm_port,
+};
+use remora_wire::rpc::{RpcHeader, parse_reply_imm};
+
+use crate::control::{self, WriterConfig, op};
+use crate::device::Device;
+use crate::links::{LinkChoice, client_links};
+use crate::remote::{RemoteMemory, SLOT, SLOT_ID, Verbs};
+use crate::{Error, map_memory};
+
+/// Where a kernel runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// Here: each access of the kernel is a one-sided verb.
+    Client,
+    /// On the node's NIC: one RPC verb.
+    Nic,
+    /// On the node's host cores: one SEND, answered by one WRITE.
+    Host,
+}
+
+/// Whom to talk to, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientConfig {
+    /// The node's address.
+    pub node: IpAddr,
+    /// Our address. On one machine, another of 127.0.0.0/8 than the node's.
+    pub local: IpAddr,
+    /// Which link.
+    pub link: LinkChoice,
+}
+
+/// Memory on the node that belongs to this client until it disconnects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteRegion {
+    /// Its address there.
+    pub va: u64,
+    /// Its key.
+    pub key: u32,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// As many calls as may be under way are: poll, then try again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{MAX_CALLS} calls are under way already: poll, then try again")]
+pub struct Full;
+
+/// What the client's NIC has done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ClientCounters {
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Bytes of both as IP packets, headers included.
+    pub wire_bytes: u64,
+    /// Requests that waited for the network: verbs of kernels here, calls to the node.
+    pub round_trips: u64,
+    /// Request packets sent more than once.
+    pub retransmits: u64,
+}
+
+/// Calls that may be under way at once.
+pub const MAX_CALLS: usize = 256;
+/// Longest reply, in bytes.
+pub const MAX_REPLY: usize = 64 << 10;
+/// How long to wait for a node to take the connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Receives kept posted for replies: as many as calls, and some to spare.
+const RECVS: usize = MAX_CALLS * 2;
+
+/// A connection to a node. Not for sharing between threads: each takes its own.
+pub struct Client {
+    device: Device,
+    link: &'static str,
+    node: IpAddr,
+    cq: CqId,
+    qp: Qpn,
+    conn: ConnId,
+    replies: Buffer,
+    reply_region: Arc<Region>,
+    /// The caller's tag of each call under way.
+    calls: Vec<Option<u32>>,
+    free: Vec<u32>,
+    /// Receives to post again.
+    spent_recvs: usize,
+    verbs: Rc<Verbs>,
+    kernels: Box<dyn Runner>,
+    spare_calls: Vec<Call>,
+    remote_calls: u64,
+    wcs: Vec<WorkCompletion>,
+    scratch: Vec<u8>,
+    lost: Option<WcStatus>,
+    /// When there was work last.
+    busy_at: u64,
+}
+
+impl Client {
+    /// Connects to a node.
+    pub fn connect(config: ClientConfig) -> Result<Self, Error> {
+        let (links, link) = client_links(config.local, config.node, config.link)?;
+        let mtu = links.first().map_or(1024, |l| l.max_mtu());
+        let device = Device::new(config.local, links, None)?;
+        let (cq, qp, pd);
+        {
+            let mut guard = device.lock();
+            let nic = guard.nic();
+            pd = nic.registry().alloc_pd();
+            cq = nic.create_cq(4096);
+            let init = QpInit {
+                max_send_wr: 512,
+                max_recv_wr: RECVS as u32,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline: control::MAX_REQUEST as u32,
+                max_rpc: 0,
+                ..QpInit::new(QpType::Rc, pd, cq, cq)
+            };
+            qp = nic.create_qp(init)?;
+            // The node may write replies, and nothing else.
+            nic.to_init(qp, Access::REMOTE_WRITE, 0)?;
+        }
+        let replies = map_memory(MAX_CALLS * MAX_REPLY)?;
+        let registry = device.lock().nic().registry().clone();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let reply_region = registry.register(pd, &replies, 0, MAX_CALLS * MAX_REPLY, None, access)?;
+        let verbs = Rc::new(Verbs::new(&device, pd, qp)?);
+        let memory = RemoteMemory(verbs.clone());
+        let kernels = remora_kernel::runner(Builtins, move |_| memory.clone(), MAX_CALLS, Limits::default());
+        let conn = connect(&device, qp, config.node, mtu as u32)?;
+        let mut client = Self {
+            device,
+            link,
+            node: config.node,
+            cq,
+            qp,
+            conn,
+            replies,
+            reply_region,
+            calls: vec![None; MAX_CALLS],
+            free: (0..MAX_CALLS as u32).rev().collect(),
+            spent_recvs: RECVS,
+            verbs,
+            kernels,
+            spare_calls: Vec::with_capacity(MAX_CALLS),
+            remote_calls: 0,
+            wcs: Vec::with_capacity(1024),
+            scratch: Vec::with_capacity(MAX_REPLY),
+            lost: None,
+            busy_at: 0,
+        };
+        client.drive()?;
+        Ok(client)
+    }
+
+    /// The link in use: "udp", "shm" or "packet".
+    pub fn link(&self) -> &'static str {
+        self.link
+    }
+
+    /// The device, for verbs of one's own.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Counts since the connection was made.
+    pub fn counters(&self) -> ClientCounters {
+        let mut guard = self.device.lock();
+        let nic = guard.nic().counters();
+        let stats = guard.link_stats();
+        ClientCounters {
+            tx_packets: stats.iter().map(|(_, s)| s.tx_packets).sum(),
+            rx_packets: stats.iter().map(|(_, s)| s.rx_packets).sum(),
+            wire_bytes: stats.iter().map(|(_, s)| s.tx_bytes + s.rx_bytes).sum(),
+            round_trips: self.verbs.posted() + self.remote_calls,
+            retransmits: nic.retransmits,
+        }
+    }
+
+    /// Calls under way.
+    pub fn in_flight(&self) -> usize {
+        MAX_CALLS - self.free.len() + self.kernels.in_flight()
+    }
+
+    /// Starts the kernel `op` in a placement. `tag` comes back with the result.
+    pub fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
+        if placement == Placement::Client {
+            let mut call = self.spare_calls.pop().unwrap_or_default();
+            call.recycle(op, MAX_REPLY as u32);
+            call.params.extend_from_slice(params);
+            call.tag = tag.into();
+            return self.kernels.start(call).map_err(|call| {
+                self.spare_calls.push(call);
+                Full
+            });
+        }
+        let slot = self.free.pop().ok_or(Full)?;
+        let header = self.header(slot);
+        let mut guard = self.device.lock();
+        let posted = match placement {
+            Placement::Nic => guard.nic().post_rpc(self.qp, u64::from(slot), op, &header, params),
+            _ => {
+                let mut request = [0; control::MAX_REQUEST];
+                match host_request(&mut request, &header, op, params) {
+                    Some(request) => {
+                        let wr = SendWr::new(u64::from(slot), SendOp::Send, Data::Inline(request)).solicited();
+                        guard.nic().post_send(self.qp, &wr)
+                    }
+                    None => Err(NicError::Full),
+                }
+            }
+        };
+        drop(guard);
+        match posted {
+            Ok(()) => {
+                self.calls[slot as usize] = Some(tag);
+                self.remote_calls += 1;
+                Ok(())
+            }
+            Err(_) => {
+                self.free.push(slot);
+                Err(Full)
+            }
+        }
+    }
+
+    fn header(&self, slot: u32) -> RpcHeader {
+        RpcHeader {
+            reply_va: self.reply_region.va() + u64::from(slot) * MAX_REPLY as u64,
+            reply_rkey: self.reply_region.key(),
+            reply_capacity: MAX_REPLY as u32,
+            tag: slot,
+            flags: 0,
+        }
+    }
+
+    /// Drives the NIC and the kernels here; `done` gets each finished call's tag, status and reply.
+    /// Returns how many finished.
+    pub fn poll(&mut self, done: &mut dyn FnMut(u32, Status, &[u8])) -> Result<usize, Error> {
+        self.drive()?;
+        let mut finished = 0;
+        for index in 0..self.wcs.len() {
+            let wc = self.wcs[index];
+            if wc.opcode == WcOpcode::RecvWriteImm {
+                finished += usize::from(self.finish_remote(&wc, done));
+            }
+        }
+        self.wcs.clear();
+        let spare = &mut self.spare_calls;
+        self.kernels.poll(&mut |call, status| {
+            done(call.tag as u32, status, &call.reply);
+            finished += 1;
+            spare.push(call);
+        });
+        Ok(finished)
+    }
+
+    /// Moves packets, posts receives again, notes verbs that completed; other completions stay in `wcs`.
+    fn drive(&mut self) -> Result<(), Error> {
+        let mut guard = self.device.lock();
+        for _ in 0..self.spent_recvs {
+            guard.nic().post_recv(self.qp, 0, &[])?;
+        }
+        self.spent_recvs = 0;
+        let work = guard.progress();
+        while let Some(wc) = guard.nic().poll_cq(self.cq) {
+            if wc.status != WcStatus::Success && self.lost.is_none_or(|s| s == WcStatus::Flushed) {
+                self.lost = Some(wc.status);
+            }
+            if wc.wr_id & SLOT_ID != 0 {
+                self.verbs.complete(wc.wr_id, wc.status);
+            } else {
+                self.wcs.push(wc);
+            }
+        }
+        drop(guard);
+        match work {
+            0 => self.device.relax(self.busy_at),
+            _ => self.busy_at = self.device.now(),
+        }
+        match self.lost {
+            None => Ok(()),
+            Some(status) => {
+                self.verbs.set_lost();
+                Err(Error::Lost { address: self.node, status })
+            }
+        }
+    }
+
+    fn finish_remote(&mut self, wc: &WorkCompletion, done: &mut dyn FnMut(u32, Status, &[u8])) -> bool {
+        self.spent_recvs += 1;
+        let (slot, status) = parse_reply_imm(wc.imm.unwrap_or(0));
+        // A node that answers what was never asked is ignored.
+        let Some(tag) = self.calls.get_mut(slot as usize).and_then(Option::take) else { return false };
+        self.scratch.resize((wc.byte_len as usize).min(MAX_REPLY), 0);
+        // In bounds: a slot is MAX_REPLY long.
+        let _ = self.replies.read(slot as usize * MAX_REPLY, &mut self.scratch);
+        self.free.push(slot);
+        done(tag, Status::from_code(status), &self.scratch);
+        true
+    }
+
+    /// Runs one call from start to end. Nothing else may be under way.
+    pub fn call(&mut self, placement: Placement, op: u64, params: &[u8]) -> Result<(Status, Vec<u8>), Error> {
+        if self.in_flight() > 0 {
+            return Err(Error::Argument("a blocking call while others are under way: finish those first".into()));
+        }
+        self.submit(placement, op, params, 0).map_err(|_| {
+            Error::Argument(format!(
+                "a call's parameters must fit {} bytes",
+                control::MAX_REQUEST - control::HOST_HEADER
+            ))
+        })?;
+        let mut result = None;
+        while result.is_none() {
+            self.poll(&mut |_, status, reply| result = Some((status, reply.to_vec())))?;
+        }
+        result.ok_or_else(|| Error::Argument("unreachable".into()))
+    }
+
+    fn node_call(&mut self, what: &'static str, op: u64, params: &[u8]) -> Result<Vec<u8>, Error> {
+        match self.call(Placement::Host, op, params)? {
+            (Status::Ok, reply) => Ok(reply),
+            (status, reply) => {
+                let text = String::from_utf8_lossy(&reply);
+                let why = if text.is_empty() { format!("{status:?}") } else { text.into_owned() };
+                Err(Error::Node { what, why })
+            }
+        }
+    }
+
+    /// Registers `len` bytes of memory on the node, zeroed, readable and writable by this node's clients who know the
+    /// key. It is given back when this client disconnects.
+    pub fn alloc(&mut self, len: u64) -> Result<RemoteRegion, Error> {
+        let reply = self.node_call("allocate memory", op::ALLOC, &len.to_le_bytes())?;
+        match (control::u64_at(&reply, 0), control::u32_at(&reply, 8)) {
+            (Some(va), Some(key)) => Ok(RemoteRegion { va, key, len }),
+            _ => Err(Error::Node { what: "allocate memory", why: "its answer is too short".into() }),
+        }
+    }
+
+    /// Gives memory back early.
+    pub fn free(&mut self, region: &RemoteRegion) -> Result<(), Error> {
+        self.node_call("free memory", op::FREE, &region.key.to_le_bytes()).map(drop)
+    }
+
+    /// CPU time that the node process has used, in nanoseconds.
+    pub fn node_cpu_ns(&mut self) -> Result<u64, Error> {
+        let reply = self.node_call("tell its CPU time", op::CPU, &[])?;
+        control::u64_at(&reply, 0)
+            .ok_or(Error::Node { what: "tell its CPU time", why: "its answer is too short".into() })
+    }
+
+    /// Starts the node's writer thread on a region: see [`WriterConfig`].
+    pub fn start_writer(&mut self, region: &RemoteRegion, config: &WriterConfig) -> Result<(), Error> {
+        let params = control::encode_writer(region.key, region.va, config);
+        self.node_call("start its writer", op::WRITER_START, &params).map(drop)
+    }
+
+    /// Stops the node's writer thread. Returns how many updates it made.
+    pub fn stop_writer(&mut self) -> Result<u64, Error> {
+        let reply = self.node_call("stop its writer", op::WRITER_STOP, &[])?;
+        Ok(control::u64_at(&reply, 0).unwrap_or(0))
+    }
+
+    /// Copies `data` into a region, with many WRITEs in flight.
+    pub fn write(&mut self, region: &RemoteRegion, offset: u64, data: &[u8]) -> Result<(), Error> {
+        self.check_range(region, offset, data.len())?;
+        let mut pieces = data.chunks(SLOT).enumerate();
+        let mut next = pieces.next();
+        let mut busy: Vec<u32> = Vec::new();
+        while next.is_some() || !busy.is_empty() {
+            while let Some((n, piece)) = next
+                && let Some(slot) = self.verbs.take_slot()
+            {
+                self.verbs.fill(slot, piece);
+                let va = region.va + offset + (n * SLOT) as u64;
+                match self.verbs.post(slot, SendOp::Write { va, rkey: region.key }, piece.len()) {
+                    Ok(()) => busy.push(slot),
+                    Err(NicError::Full) => {
+                        self.verbs.free_slot(slot);
+                        break;
+                    }
+                    Err(e) => return Err(e.into()),
+                }
+                next = pieces.next();
+            }
+            self.drive()?;
+            self.release_done(&mut busy);
+        }
+        Ok(())
+    }
+
+    /// Copies a part of a region into `out`, with many READs in flight.
+    pub fn read(&mut self, region: &RemoteRegion, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        self.check_range(region, offset, out.len())?;
+        for (n, window) in out.chunks_mut(SLOT * 16).enumerate() {
+            let base = region.va + offset + (n * SLOT * 16) as u64;
+            let mut slots = Vec::new();
+            for (m, piece) in window.chunks(SLOT).enumerate() {
+                let Some(slot) = self.verbs.take_slot() else { break };
+                self.verbs.post(slot, SendOp::Read { va: base + (m * SLOT) as u64, rkey: region.key }, piece.len())?;
+                slots.push(slot);
+            }
+            while slots.iter().any(|&s| self.verbs.status(s).is_none()) {
+                self.drive()?;
+            }
+            for (slot, piece) in slots.into_iter().zip(window.chunks_mut(SLOT)) {
+                self.verbs.drain(slot, piece);
+                self.verbs.free_slot(slot);
+            }
+        }
+        Ok(())
+    }
+
+    fn release_done(&self, busy: &mut Vec<u32>) {
+        busy.retain(|&slot| {
+            let done = self.verbs.status(slot).is_some();
+            if done {
+                self.verbs.free_slot(slot);
+            }
+            !done
+        });
+    }
+
+    fn check_range(&self, region: &RemoteRegion, offset: u64, len: usize) -> Result<(), Error> {
+        let fits = offset.checked_add(len as u64).is_some_and(|end| end <= region.len);
+        if !fits {
+            let of = region.len;
+            return Err(Error::Argument(format!("bytes {offset} to {offset} + {len} of a region of {of} bytes")));
+        }
+        if !self.verbs.all_free() {
+            return Err(Error::Argument("a bulk copy while calls are under way: finish those first".into()));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // Tell the node, and give the message a moment to get out; a node that is gone notices nothing anyway.
+        {
+            let mut guard = self.device.lock();
+            let now = guard.now();
+            let _ = guard.nic().disconnect(now, self.conn);
+        }
+        let end = self.device.now() + 20_000_000;
+        while self.device.now() < end {
+            let mut guard = self.device.lock();
+            guard.progress();
+            if guard.take_events().iter().any(|e| matches!(e, Event::Cm(CmEvent::Disconnected { .. }))) {
+                break;
+            }
+        }
+        self.device.stop();
+    }
+}
+
+/// Header, op-code, parameters, one after the other. `None` if they are too long.
+fn host_request<'a>(out: &'a mut [u8], header: &RpcHeader, op: u64, params: &[u8]) -> Option<&'a [u8]> {
+    let len = control::HOST_HEADER + params.len();
+    header.emit(out);
+    out[RpcHeader::LEN..control::HOST_HEADER].copy_from_slice(&op.to_le_bytes());
+    out.get_mut(control::HOST_HEADER..len)?.copy_from_slice(params);
+    Some(&out[..len])
+}
+
+/// Calls the node and waits for the connection to stand.
+fn connect(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32) -> Result<ConnId, Error> {
+    let conn = {
+        let mut guard = device.lock();
+        let (now, route) = (guard.now(), guard.route(node, 0));
+        let attr = ConnectAttr { path_mtu, ..ConnectAttr::default() };
+        guard.nic().connect(now, qp, route, cm_port(control::PORT), attr, &[])?
+    };
+    let end = device.now() + CONNECT_TIMEOUT.as_nanos() as u64;
+    while device.now() < end {
+        let mut guard = device.lock();
+        guard.progress();
+        for event in guard.take_events() {
+            match event {
+                Event::Cm(CmEvent::Established { conn: c, .. }) if c == conn => return Ok(conn),
+                Event::Cm(CmEvent::Rejected { conn: c, reason, .. }) if c == conn => {
+                    return Err(Error::Refused { address: node, reason });
+                }
+                Event::Cm(CmEvent::Unreachable { conn: c }) if c == conn => return Err(Error::Unreachable(node)),
+                _ => {}
+            }
+        }
+    }
+    Err(Error::Unreachable(node))
+}

@@ -1,0 +1,364 @@
+//! A NIC engine with its links, its clock, its kernels, and the thread that drives it when nobody else does.
+//!
+//! Whoever holds the [`DeviceGuard`] and calls [`DeviceGuard::progress`] drives the engine: that is the shortest path,
+//! with no hand-over between threads. When nobody has done so for a moment, the NIC thread takes over; when nothing
+//! happens either, it sleeps in the kernel until a packet, a timer or a caller wakes it.
+
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+use remora_memory::Registry;
+use remora_nic::{CqId, Event, Nic, NicConfig, Route, Time, TxBatch};
+
+use crate::Error;
+use crate::kernels::Kernels;
+use crate::link::{Link, LinkStats};
+
+/// How long after the last poll of a user the NIC thread stays away.
+const USER_QUIET: u64 = 100_000;
+/// How long the NIC thread naps while a user polls, or while a timer is armed.
+const NAP: Duration = Duration::from_millis(1);
+/// How long the NIC thread spins without work before it sleeps.
+const SPIN: u64 = 200_000;
+/// Batches handed to links in one call of `progress`.
+const BATCHES: usize = 4;
+
+/// How long a poller without work keeps its core to itself. Then it offers the core at each poll: with fewer cores than
+/// pollers, the one that has the work may be waiting for it.
+const POLITE: u64 = 5_000;
+
+/// A software NIC. Clones are handles to the same one.
+#[derive(Clone)]
+pub struct Device {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    core: Mutex<Core>,
+    epoch: Instant,
+    local: IpAddr,
+    /// When a user last drove the engine, in nanoseconds since the epoch.
+    user_at: AtomicU64,
+    /// The NIC thread sleeps until something wakes it.
+    asleep: AtomicBool,
+    stop: AtomicBool,
+    wake: OwnedFd,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the lock protects.
+struct Core {
+    nic: Nic,
+    links: Vec<Box<dyn Link>>,
+    kernels: Option<Kernels>,
+    batch: TxBatch,
+    /// Packets of `batch` that the link has taken.
+    sent: usize,
+    /// Threads parked until a completion queue has something.
+    waiters: Vec<(CqId, Thread)>,
+    /// Events that belong to the user.
+    events: Vec<Event>,
+    failed_sends: u64,
+}
+
+impl Device {
+    /// A device at `local` that sends and receives by `links`. Routes name a link by its place in the list.
+    pub fn new(local: IpAddr, links: Vec<Box<dyn Link>>, kernels: Option<Kernels>) -> Result<Self, Error> {
+        let registry = Arc::new(Registry::new(seed()?));
+        Self::with_registry(local, links, registry, kernels)
+    }
+
+    /// The same over regions that exist already.
+    pub fn with_registry(
+        local: IpAddr,
+        links: Vec<Box<dyn Link>>,
+        registry: Arc<Registry>,
+        kernels: Option<Kernels>,
+    ) -> Result<Self, Error> {
+        let mut nic = Nic::new(&NicConfig::new(seed()?), registry);
+        for op in kernels.iter().flat_map(|k| k.ops()) {
+            nic.deploy(*op);
+        }
+        let wake =
+            rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).map_err(Error::system("eventfd"))?;
+        let core = Core {
+            nic,
+            links,
+            kernels,
+            batch: TxBatch::new(),
+            sent: 0,
+            waiters: Vec::new(),
+            events: Vec::with_capacity(64),
+            failed_sends: 0,
+        };
+        let shared = Arc::new(Shared {
+            core: Mutex::new(core),
+            epoch: Instant::now(),
+            local,
+            user_at: AtomicU64::new(0),
+            asleep: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            wake,
+            thread: Mutex::new(None),
+        });
+        let driver = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("remora-nic".into())
+            .spawn(move || driver.run())
+            .map_err(|e| Error::System { what: "starting the NIC thread", source: e })?;
+        *shared.thread.lock() = Some(thread);
+        Ok(Self { shared })
+    }
+
+    /// Its address.
+    pub fn local(&self) -> IpAddr {
+        self.shared.local
+    }
+
+    /// Nanoseconds since the device was made: the engine's clock.
+    pub fn now(&self) -> Time {
+        self.shared.now()
+    }
+
+    /// Takes the engine. The NIC thread stays away for as long as somebody does this often.
+    pub fn lock(&self) -> DeviceGuard<'_> {
+        DeviceGuard { core: self.shared.core.lock(), shared: &self.shared }
+    }
+
+    /// Sleeps until `cq` has a completion or `timeout` has passed; the NIC thread drives meanwhile.
+    pub fn wait(&self, cq: CqId, timeout: Duration) {
+        {
+            let mut guard = self.lock();
+            if guard.nic().cq_len(cq) > 0 || guard.nic().arm_cq(cq, false).is_err() {
+                return;
+            }
+            guard.core.waiters.push((cq, std::thread::current()));
+        }
+        self.release();
+        std::thread::park_timeout(timeout);
+        let me = std::thread::current().id();
+        self.shared.core.lock().waiters.retain(|(_, t)| t.id() != me);
+    }
+
+    /// For loops that poll: call it with the time since there was work last. After a few microseconds it lets another
+    /// thread have the core.
+    pub fn relax(&self, idle_since: Time) {
+        if self.now().saturating_sub(idle_since) > POLITE {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Hands the engine to the NIC thread at once, instead of after a moment without polls.
+    pub fn release(&self) {
+        self.shared.user_at.store(0, Ordering::Relaxed);
+        self.shared.wake();
+        if let Some(thread) = &*self.shared.thread.lock() {
+            thread.thread().unpark();
+        }
+    }
+
+    /// Stops the NIC thread. Further packets wait for a user to drive the engine.
+    pub fn stop(&self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.release();
+        let thread = self.shared.thread.lock().take();
+        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+            // A NIC thread that panicked has said so on stderr already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The engine, for as long as this is held.
+pub struct DeviceGuard<'a> {
+    core: MutexGuard<'a, Core>,
+    shared: &'a Shared,
+}
+
+impl DeviceGuard<'_> {
+    /// The engine itself: post, poll, modify.
+    pub fn nic(&mut self) -> &mut Nic {
+        &mut self.core.nic
+    }
+
+    /// Sends what waits, takes what arrived, runs timers and kernels. Returns how much there was to do.
+    pub fn progress(&mut self) -> usize {
+        let now = self.shared.now();
+        self.shared.user_at.store(now, Ordering::Relaxed);
+        self.core.progress(now, self.shared.local)
+    }
+
+    /// The same clock that `progress` uses.
+    pub fn now(&self) -> Time {
+        self.shared.now()
+    }
+
+    /// Takes the events that are not about armed completion queues.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.core.events)
+    }
+
+    /// The link with this number.
+    pub fn link(&mut self, index: u8) -> Option<&mut (dyn Link + 'static)> {
+        self.core.links.get_mut(usize::from(index)).map(|l| &mut **l)
+    }
+
+    /// Each link's name and counts.
+    pub fn link_stats(&self) -> Vec<(&'static str, LinkStats)> {
+        self.core.links.iter().map(|l| (l.name(), l.stats())).collect()
+    }
+
+    /// How to reach `remote` by the link with this number.
+    pub fn route(&self, remote: IpAddr, link: u8) -> Route {
+        Route { local: self.shared.local, remote, link }
+    }
+}
+
+impl Drop for DeviceGuard<'_> {
+    fn drop(&mut self) {
+        // Work was left behind, or a timer started, that a sleeping NIC thread knows nothing about.
+        let nic = &self.core.nic;
+        if self.shared.asleep.load(Ordering::Relaxed) && (nic.wants_transmit() || nic.poll_timeout().is_some()) {
+            self.shared.wake();
+        }
+    }
+}
+
+impl Shared {
+    fn now(&self) -> Time {
+        self.epoch.elapsed().as_nanos() as Time
+    }
+
+    fn wake(&self) {
+        // A full counter means that it is being woken already.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// The NIC thread.
+    fn run(&self) {
+        let mut busy_at = self.now();
+        let mut fds: Vec<RawFd> = Vec::new();
+        while !self.stop.load(Ordering::Relaxed) {
+            let now = self.now();
+            let user_at = self.user_at.load(Ordering::Relaxed);
+            if user_at != 0 && now.saturating_sub(user_at) < USER_QUIET {
+                std::thread::park_timeout(NAP);
+                busy_at = self.now();
+                continue;
+            }
+            // Somebody else has the engine: a user, who may wait for this very core.
+            let Some(mut core) = self.core.try_lock() else {
+                std::thread::park_timeout(NAP);
+                continue;
+            };
+            if core.progress(now, self.local) > 0 {
+                busy_at = now;
+            } else if now.saturating_sub(busy_at) > SPIN && core.links.iter_mut().all(|l| l.arm()) {
+                let timeout = core.nic.poll_timeout().map(|_| NAP);
+                fds.clear();
+                fds.push(self.wake.as_raw_fd());
+                core.links.iter().for_each(|l| l.wait_fds(&mut fds));
+                self.asleep.store(true, Ordering::SeqCst);
+                drop(core);
+                crate::sys::wait_readable(&fds, timeout);
+                self.asleep.store(false, Ordering::SeqCst);
+                let mut counter = [0; 8];
+                // Nothing to read when something else woke us.
+                let _ = rustix::io::read(&self.wake, &mut counter);
+                self.core.lock().links.iter_mut().for_each(|l| l.disarm());
+                busy_at = self.now();
+            } else {
+                drop(core);
+                // There may be fewer cores than pollers.
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+impl Core {
+    fn progress(&mut self, now: Time, local: IpAddr) -> usize {
+        let mut work = self.transmit(now);
+        work += self.receive(now, local);
+        if let Some(kernels) = &mut self.kernels {
+            work += kernels.progress(&mut self.nic);
+        }
+        if self.nic.poll_timeout().is_some_and(|t| t <= now) {
+            self.nic.handle_timeout(now);
+            work += 1;
+        }
+        self.dispatch_events();
+        work
+    }
+
+    /// Sends first, so that an answer the user just posted shares a system call with the acknowledgements.
+    fn transmit(&mut self, now: Time) -> usize {
+        let mut packets = 0;
+        for _ in 0..BATCHES {
+            if self.sent == self.batch.len() {
+                self.sent = 0;
+                if !self.nic.wants_transmit() || !self.nic.poll_transmit(now, &mut self.batch) {
+                    self.batch.clear();
+                    break;
+                }
+            }
+            let Some(route) = self.batch.route() else { break };
+            let Some(link) = self.links.get_mut(usize::from(route.link)) else {
+                self.sent = self.batch.len();
+                continue;
+            };
+            let (bytes, lens) = self.batch.parts_mut();
+            let skip: usize = lens[..self.sent].iter().map(|&l| usize::from(l)).sum();
+            match link.send(route.remote, &mut bytes[skip..], &lens[self.sent..]) {
+                Ok(n) => {
+                    packets += n;
+                    self.sent += n;
+                    if self.sent < self.batch.len() {
+                        break;
+                    }
+                }
+                Err(_) => {
+                    // The network refuses the packets: they are lost like any others, and sent again in time.
+                    self.failed_sends += 1;
+                    self.sent = self.batch.len();
+                }
+            }
+        }
+        packets
+    }
+
+    fn receive(&mut self, now: Time, local: IpAddr) -> usize {
+        let Self { nic, links, .. } = self;
+        let mut packets = 0;
+        for (index, link) in links.iter_mut().enumerate() {
+            // A broken socket shows as silence; the peer's retries and ours report it.
+            packets +=
+                link.recv(&mut |src, packet| nic.handle_packet(now, index as u8, src, local, packet)).unwrap_or(0);
+        }
+        packets
+    }
+
+    fn dispatch_events(&mut self) {
+        while let Some(event) = self.nic.poll_event() {
+            match event {
+                Event::Completion(cq) => {
+                    self.waiters.iter().filter(|(id, _)| *id == cq).for_each(|(_, thread)| thread.unpark());
+                }
+                other => self.events.push(other),
+            }
+        }
+    }
+}
+
+/// 32 bytes of the system's entropy.
+pub(crate) fn seed() -> Result<[u8; 32], Error> {
+    let mut seed = [0; 32];
+    getrandom::fill(&mut seed)
+        .map_err(|e| Error::System { what: "reading entropy", source: std::io::Error::other(e.to_string()) })?;
+    Ok(seed)
+}

@@ -1,0 +1,136 @@
+//! Kernels on the NIC: calls from the engine into the task pool, replies back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use remora_kernel::{Call, Feed, Limits, Runner, op};
+use remora_memory::Registry;
+use remora_nic::{Nic, RpcRequest, StreamChunk};
+
+/// Kernel calls that run at once on a NIC: RAMBDA's table of outstanding requests.
+pub const POOL: usize = 256;
+/// Bytes of a payload stream that may wait for their kernel.
+const STREAM_BUFFER: usize = 256 << 10;
+/// Steps that each call makes in one go. Enough for a look-up; a long one does not hold up the packets of others.
+const ROUNDS: usize = 4;
+
+/// The kernels of a NIC and the calls that run.
+pub struct Kernels {
+    runner: Box<dyn Runner + Send>,
+    ops: Vec<u64>,
+    /// The call with tag `n` answers request `n`.
+    requests: Vec<Option<RpcRequest>>,
+    free: Vec<u32>,
+    spare: Vec<Call>,
+    feeds: HashMap<u64, Feed>,
+    /// A piece of a stream whose kernel has not caught up.
+    chunk: Option<StreamChunk>,
+    ended: Vec<(RpcRequest, u8)>,
+}
+
+impl Kernels {
+    /// The built-in kernels; a call reaches what its queue pair could reach by verbs.
+    pub fn builtins(registry: &Arc<Registry>, limits: Limits) -> Self {
+        Self::new(
+            remora_kernel::host_runner(registry.clone(), true, POOL, limits),
+            vec![op::TRAVERSAL, op::GET, op::CONSISTENCY, op::CHECKSUM],
+        )
+    }
+
+    /// Any kernels: a runner, and the op-codes it knows.
+    pub fn new(runner: Box<dyn Runner + Send>, ops: Vec<u64>) -> Self {
+        let capacity = runner.capacity();
+        Self {
+            runner,
+            ops,
+            requests: (0..capacity).map(|_| None).collect(),
+            free: (0..capacity as u32).rev().collect(),
+            spare: Vec::with_capacity(capacity),
+            feeds: HashMap::new(),
+            chunk: None,
+            ended: Vec::with_capacity(capacity),
+        }
+    }
+
+    /// Op-codes that the kernels answer to.
+    pub fn ops(&self) -> &[u64] {
+        &self.ops
+    }
+
+    /// Starts waiting calls, feeds streams, runs all calls some steps, sends replies. Returns how much there was to do.
+    pub(crate) fn progress(&mut self, nic: &mut Nic) -> usize {
+        let mut work = 0;
+        while nic.wants_rpc()
+            && let Some(index) = self.free.pop()
+        {
+            match nic.poll_rpc() {
+                Some(request) => self.start(nic, request, index),
+                None => self.free.push(index),
+            }
+        }
+        for _ in 0..ROUNDS {
+            self.feed(nic);
+            if self.runner.in_flight() == 0 {
+                break;
+            }
+            work += 1;
+            self.run(nic);
+        }
+        work
+    }
+
+    fn start(&mut self, nic: &Nic, mut request: RpcRequest, index: u32) {
+        let mut call = self.spare.pop().unwrap_or_default();
+        call.recycle(request.op, request.reply_capacity());
+        call.tag = index.into();
+        call.qpn = request.qpn;
+        call.pd = nic.qp_init(request.qp()).ok().map(|init| init.pd);
+        std::mem::swap(&mut call.params, &mut request.params);
+        std::mem::swap(&mut call.reply, &mut request.reply);
+        if request.stream {
+            self.feeds.insert(request.id, call.open_stream(STREAM_BUFFER));
+        }
+        self.requests[index as usize] = Some(request);
+        // There is room: as many tags exist as the runner takes.
+        if let Err(call) = self.runner.start(call) {
+            self.spare.push(call);
+        }
+    }
+
+    fn feed(&mut self, nic: &mut Nic) {
+        loop {
+            let Some(chunk) = self.chunk.take().or_else(|| nic.poll_stream()) else { return };
+            // The stream of a call that has ended runs into the void.
+            let taken = self.feeds.get_mut(&chunk.id).is_none_or(|feed| feed.push(&chunk.data, chunk.last));
+            if !taken {
+                self.chunk = Some(chunk);
+                return;
+            }
+            nic.recycle(chunk.data);
+        }
+    }
+
+    fn run(&mut self, nic: &mut Nic) {
+        let Self { runner, requests, free, spare, feeds, ended, .. } = self;
+        runner.poll(&mut |mut call, status| {
+            let index = call.tag as usize;
+            if let Some(mut request) = requests[index].take() {
+                std::mem::swap(&mut call.params, &mut request.params);
+                std::mem::swap(&mut call.reply, &mut request.reply);
+                if request.stream {
+                    feeds.remove(&request.id);
+                }
+                ended.push((request, status.code()));
+                free.push(index as u32);
+            }
+            spare.push(call);
+        });
+        for (mut request, status) in ended.drain(..) {
+            // Only a whole reply is worth sending.
+            if status != 0 {
+                request.reply.clear();
+            }
+            nic.rpc_reply(request, status);
+        }
+    }
+}
