@@ -1,4 +1,4 @@
-//! Ethernet, IP and UDP headers: what parses is emitted to the same bytes, and the ICRC of any IP packet can be asked for.
+//! Ethernet, IP and UDP headers: what parses is emitted to the same bytes; any bytes may be asked for their ICRC.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -12,7 +12,7 @@ pub struct Aeth {
     pub msn: u32,
 }
 
-/// What an acknowledgement says (section 9.7.5.1.2).
+/// What an acknowledgement says (section 9.7.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Syndrome {
     /// Done up to this packet.
@@ -31,7 +31,7 @@ pub enum Syndrome {
     Reserved(u8),
 }
 
-/// Why a request was refused (section 9.7.5.2.8).
+/// Why a request was refused (section 9.7.5.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NakCode {
     /// A PSN is missing.
@@ -108,7 +108,7 @@ impl Aeth {
     }
 }
 
-/// Time to wait after an RNR NAK in nanoseconds (table 45, section 9.7.5.2.8). Takes the low five bits of `code`.
+/// Time to wait after an RNR NAK in nanoseconds (section 9.7.5.2.8). Takes the low five bits of `code`.
 #[inline]
 pub const fn rnr_timer_ns(code: u8) -> u64 {
     /// Hundredths of a millisecond.

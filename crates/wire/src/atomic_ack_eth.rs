@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::field::{be64, front, front_mut, put};
 
-/// Atomic ACK extended transport header (section 9.5.3).
+/// Atomic ACK extended transport header (section 9.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct AtomicAckEth {
     /// The value before the operation.

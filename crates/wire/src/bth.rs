@@ -72,3 +72,51 @@ impl Bth {
         out[8] = u8::from(self.ack_req) << 7 | self.reserved7 & 0x7f;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A congestion notification as a hardware NIC sends it, and a packet with every flag of a request.
+    #[test]
+    fn known_packets() {
+        let cnp = Bth {
+            opcode: Opcode::Cnp,
+            solicited: false,
+            mig_req: false,
+            pad: 0,
+            version: 0,
+            pkey: 0xffff,
+            fecn: false,
+            becn: true,
+            reserved6: 0,
+            dest_qp: 0xd2,
+            ack_req: false,
+            reserved7: 0,
+            psn: Psn::new(0),
+        };
+        assert_eq!(Bth::parse(&[0x81, 0, 0xff, 0xff, 0x40, 0, 0, 0xd2, 0, 0, 0, 0]), Ok(cnp));
+
+        let write = Bth {
+            opcode: Opcode::RcWriteLast,
+            solicited: true,
+            mig_req: true,
+            pad: 3,
+            becn: false,
+            dest_qp: 0x11,
+            ack_req: true,
+            psn: Psn::new(0x3a_bd4e),
+            ..cnp
+        };
+        assert_eq!(Bth::parse(&[0x08, 0xf0, 0xff, 0xff, 0, 0, 0, 0x11, 0x80, 0x3a, 0xbd, 0x4e]), Ok(write));
+    }
+
+    #[test]
+    fn other_transports_are_refused() {
+        let mut bytes = [0; Bth::LEN];
+        bytes[0] = 0x44; // RD SEND only
+        assert_eq!(Bth::parse(&bytes), Err(Error::UnknownOpcode(0x44)));
+        let error = Bth::parse(&bytes[..11]).unwrap_err();
+        assert_eq!(error.to_string(), "BTH takes 12 bytes and only 11 are left: drop the packet, it was cut short");
+    }
+}

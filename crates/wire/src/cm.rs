@@ -1,7 +1,7 @@
 //! Connection management: the messages that queue pair 1 exchanges to connect others (volume 1, chapter 12).
 //!
-//! Each is one management datagram (MAD) of 256 bytes: a header of 24 and a body of 232. What a body has no field for is
-//! written as zero and ignored when read.
+//! Each is one management datagram (MAD) of 256 bytes: a header of 24 and a body of 232. Reserved bits are written as
+//! zero and ignored when read.
 
 mod drep;
 mod dreq;

@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::field::{be32, front, front_mut, put};
 
-/// Flush extended transport header (annex A19.4.3); a [`Reth`](crate::Reth) follows.
+/// Flush extended transport header (annex A19); a [`Reth`](crate::Reth) follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Feth {
     /// PLT, 4 bits: [`GLOBAL_VISIBILITY`](Self::GLOBAL_VISIBILITY), [`PERSISTENCE`](Self::PERSISTENCE) or both.

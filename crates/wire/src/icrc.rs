@@ -1,8 +1,8 @@
-//! The invariant CRC of RoCE v2 (annex A17.3.3): CRC-32 over what no router may change.
+//! The invariant CRC of RoCE v2 (annex A17): CRC-32 over what no router may change.
 //!
-//! It starts with 8 bytes of ones, where an InfiniBand packet has its local route header, and covers the packet from the
-//! IP header through payload and padding. Type of service, time to live, the IP and UDP checksums and byte 4 of the BTH
-//! count as ones; over IPv6 traffic class, flow label and hop limit. It is stored with its low byte first.
+//! It starts with 8 bytes of ones, where an InfiniBand packet has its local route header, and covers the packet from
+//! the IP header through payload and padding. Type of service, time to live, the IP and UDP checksums and byte 4 of the
+//! BTH count as ones; over IPv6 traffic class, flow label and hop limit. It is stored with its low byte first.
 //!
 //! It covers the IP identification, which a UDP socket neither chooses nor sees: see [`IcrcFlow::verify`].
 
@@ -90,11 +90,11 @@ impl IcrcFlow {
 
     /// Checks a packet whose IP identification is probably `ip_id_hint`.
     ///
-    /// If the ICRC is wrong for that one, it may be right for another. CRC is linear: the difference between the ICRC in
-    /// the packet and the computed one is the difference of the identifications, moved on by the bytes between them and
-    /// the end. Moving it back leaves 32 bits; if the high half is zero, the low half is the difference, and no other
-    /// identification fits. A damaged packet passes by this way with a probability of 2^-16, not 2^-32. Who cannot live
-    /// with that refuses [`Verdict::GoodWithId`], or reads the IP header and uses [`verify_ip`].
+    /// If the ICRC is wrong for that one, it may be right for another. CRC is linear: the difference between the ICRC
+    /// in the packet and the computed one is the difference of the identifications, moved on by the bytes between them
+    /// and the end. Moving it back leaves 32 bits; if the high half is zero, the low half is the difference, and no
+    /// other identification fits. A damaged packet passes by this way with a probability of 2^-16, not 2^-32. Who
+    /// cannot live with that refuses [`Verdict::GoodWithId`], or reads the IP header and uses [`verify_ip`].
     #[inline]
     pub fn verify(&self, ip_id_hint: u16, packet: &[u8]) -> Verdict {
         let Some((body, icrc)) = packet.split_last_chunk::<ICRC_LEN>() else {

@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::field::{be32, front, front_mut, put};
 
-/// Invalidate extended transport header (section 9.3.7).
+/// Invalidate extended transport header (section 9.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Ieth {
     /// Key that the receiver is to invalidate.

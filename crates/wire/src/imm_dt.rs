@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::field::{be32, front, front_mut, put};
 
-/// Immediate data (section 9.3.6): four bytes for the receiver's completion.
+/// Immediate data (section 9.3): four bytes for the receiver's completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct ImmDt(pub u32);
 

@@ -43,7 +43,7 @@ pub use opcode::{Opcode, Service};
 pub use psn::Psn;
 pub use reth::Reth;
 
-/// UDP destination port of RoCE v2 (annex A17.3.1).
+/// UDP destination port of RoCE v2 (annex A17).
 pub const UDP_PORT: u16 = 4791;
 
 /// Bytes of the invariant CRC at the end of every packet.

@@ -18,7 +18,7 @@ pub enum Service {
 /// Declares the op-codes: name, byte, service, position in the message, extension headers.
 macro_rules! opcodes {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $service:ident, $position:ident $(, $header:ident)*;)*) => {
-        /// What a packet is: InfiniBand specification volume 1, table 38 (section 9.2.1), annexes A17.9.3 and A19.
+        /// What a packet is: InfiniBand specification volume 1, section 9.2.1, annexes A17.9.3 and A19.
         ///
         /// StRoM (section 5.1) takes 0x18 to 0x1c for its RPC verbs, of which the specification has since given 0x1c to
         /// FLUSH. Remora's have the same low five bits in the manufacturer's space, 0xd8 to 0xdc.

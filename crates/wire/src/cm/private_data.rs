@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use crate::Error;
 use crate::field::{array, be16, front, front_mut, put};
 
-/// IP addressing of a request for communication (annex A11.3): who calls whom.
+/// IP addressing of a request for communication (annex A11): who calls whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RdmaCmHeader {
     /// Port of the caller.
@@ -41,8 +41,8 @@ impl RdmaCmHeader {
         }
     }
 
-    /// Writes [`LEN`](Self::LEN) bytes; panics if `out` is shorter. Two IPv4 addresses are written as such; else both are
-    /// IPv6, an IPv4 address mapped into it.
+    /// Writes [`LEN`](Self::LEN) bytes; panics if `out` is shorter. Two IPv4 addresses are written as such; else
+    /// both are IPv6, an IPv4 address mapped into it.
     pub fn emit(&self, out: &mut [u8]) {
         let out = front_mut::<{ Self::LEN }>(out);
         out.fill(0);

@@ -14,7 +14,7 @@ pub struct Rej {
     pub message_rejected: u8,
     /// Bytes of `ari` in use, 7 bits.
     pub info_len: u8,
-    /// Why (table 103): 1 no queue pair, 3 no resources, 4 timeout, 8 invalid service id, 10 stale connection,
+    /// Why (section 12.6.7.2): 1 no queue pair, 3 no resources, 4 timeout, 8 invalid service id, 10 stale connection,
     /// 28 rejected by the consumer, and others.
     pub reason: u16,
     /// Additional reject information, by reason: what would have been accepted.

@@ -57,8 +57,6 @@ pub struct Req {
     pub remote_gid: [u8; 16],
     /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// Reserved, 6 bits between flow label and rate; Linux leaves bits of its flow label here.
-    pub reserved6: u8,
     /// Packet rate, 6 bits.
     pub packet_rate: u8,
     /// Traffic class.
@@ -111,7 +109,6 @@ impl Req {
             local_gid: array(b, 56),
             remote_gid: array(b, 72),
             flow_label: be32(b, 88) >> 12,
-            reserved6: (be32(b, 88) >> 6) as u8 & 0x3f,
             packet_rate: b[91] & 0x3f,
             traffic_class: b[92],
             hop_limit: b[93],
@@ -141,8 +138,7 @@ impl Req {
         put(out, 54, self.remote_lid.to_be_bytes());
         put(out, 56, self.local_gid);
         put(out, 72, self.remote_gid);
-        let rate = u32::from(self.reserved6 & 0x3f) << 6 | u32::from(self.packet_rate & 0x3f);
-        put(out, 88, (self.flow_label << 12 | rate).to_be_bytes());
+        put(out, 88, (self.flow_label << 12 | u32::from(self.packet_rate & 0x3f)).to_be_bytes());
         out[92] = self.traffic_class;
         out[93] = self.hop_limit;
         out[94] = self.service_level << 4 | u8::from(self.subnet_local) << 3;

@@ -6,7 +6,7 @@ use super::{finish, sum};
 use crate::Error;
 use crate::field::{array, be16, front, front_mut, put};
 
-/// IPv4 header (RFC 791) without options, which RoCE v2 does not use (annex A17.4.5).
+/// IPv4 header (RFC 791) without options, which RoCE v2 does not use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ipv4 {
     /// Type of service: DSCP and ECN.
@@ -88,4 +88,29 @@ impl Ipv4 {
 /// The checksum of a header, whatever its checksum field holds.
 fn checksum(header: &[u8; Ipv4::LEN]) -> u16 {
     finish(sum(&header[..10]) + sum(&header[12..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_roce_does_not_send_is_refused() {
+        let (src, dst) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2));
+        let good = Ipv4 { tos: 0, total_len: 24, id: 7, dont_fragment: true, ttl: 64, protocol: 17, src, dst };
+        let mut bytes = [0; 24];
+        good.emit(&mut bytes);
+        assert_eq!(Ipv4::parse(&bytes), Ok(good));
+        for (at, value, refusal) in [
+            (0, 0x46, "IPv4: version and header length is 0x46, not 0x45 (version 4, no options)"),
+            (3, 19, "IPv4: total length is 0x13, not at least 20"),
+            (3, 25, "IPv4 packet takes 25 bytes and only 24 are left: drop the packet, it was cut short"),
+            (6, 0x20, "IPv4: flags and fragment offset is 0x2000, not 0 or 0x4000 (do not fragment)"),
+            (16, 11, "IPv4: checksum is 0x26cc, its bytes say 0x25cc: damaged on the way"),
+        ] {
+            let mut bad = bytes;
+            bad[at] = value;
+            assert_eq!(Ipv4::parse(&bad).unwrap_err().to_string(), refusal);
+        }
+    }
 }
