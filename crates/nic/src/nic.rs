@@ -8,7 +8,7 @@ use rand_chacha::ChaCha12Rng;
 use rand_core::{RngCore, SeedableRng};
 use remora_memory::{Access, Pd, Registry};
 use remora_wire::rpc::RpcHeader;
-use remora_wire::{Aeth, AtomicAckEth, Bth, ICRC_LEN, Opcode, Psn, Service};
+use remora_wire::{Bth, ICRC_LEN, Psn, Service};
 
 use crate::cm::CmConfig;
 use crate::connect::{Management, QP1};
@@ -38,9 +38,6 @@ impl NicConfig {
         Self { seed, max_qp: 16_384, max_stream_chunks: 1024, cm: CmConfig::default() }
     }
 }
-
-/// Packets that one queue pair may send before the next one's turn.
-const BURST: usize = 32;
 
 /// A RoCE v2 NIC as a pure state machine.
 ///
@@ -221,6 +218,7 @@ impl Nic {
     /// A shared receive queue.
     pub fn create_srq(&mut self, pd: Pd, capacity: u32, max_sge: u32) -> Result<SrqId, NicError> {
         check_limit("receive scatter-gather elements", max_sge.into(), MAX_RECV_SGE as u64)?;
+        check_limit("receive work requests", capacity.into(), 1 << 20)?;
         let srq = Srq { queue: RecvQueue::new(capacity, max_sge), pd, limit: 0, users: 0 };
         Ok(SrqId(place(&mut self.ctx.srqs, Some(srq))))
     }
@@ -256,6 +254,8 @@ impl Nic {
         check_limit("receive scatter-gather elements", init.max_recv_sge.into(), MAX_RECV_SGE as u64)?;
         check_limit("send scatter-gather elements", init.max_send_sge.into(), 64)?;
         check_limit("send work requests", init.max_send_wr.into(), 1 << 16)?;
+        check_limit("receive work requests", init.max_recv_wr.into(), 1 << 16)?;
+        check_limit("kernel calls", init.max_rpc.into(), 1 << 16)?;
         check_limit("inline bytes", init.max_inline.into(), 4096)?;
         if self.live >= self.max_qp {
             return Err(NicError::Exhausted("queue pair"));
@@ -287,7 +287,7 @@ impl Nic {
     /// Destroys a queue pair. Requests still posted vanish without completions.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), NicError> {
         let init = self.qp(qpn)?.init;
-        self.ctx.rpc.drop_waiting(qpn.0);
+        while self.ctx.rpc.drop_waiting(qpn.0).is_some() {}
         self.qps[index_of(qpn.0)].qp = None;
         self.free.push_back(index_of(qpn.0) as u32);
         self.live -= 1;
@@ -355,10 +355,12 @@ impl Nic {
         let Some(qp) = slot.qp.as_deref_mut().filter(|qp| qp.qpn == qpn) else {
             return Err(NicError::NoSuch("queue pair"));
         };
-        let (active, entry) = (qp.active, qp.timer_entry);
+        let (active, entry, max_rpc) = (qp.active, qp.timer_entry, qp.init.max_rpc);
         *qp = QueuePair::new(qpn, qp.init);
         (qp.active, qp.timer_entry) = (active, entry);
-        self.ctx.rpc.drop_waiting(qpn.0);
+        while self.ctx.rpc.drop_waiting(qpn.0).is_some() {}
+        // Replies to calls from before go nowhere.
+        self.ctx.rpc.open(qpn.0, max_rpc);
         Ok(())
     }
 
@@ -435,7 +437,9 @@ impl Nic {
             }
             // Checked before the parameters go: half a call would leave the peer waiting for its stream.
             qp.check_post(&SendWr::new(wr_id, SendOp::RpcWrite { op }, Data::List(payload)))?;
-            qp.post_rpc_wr(ctx, wr_id, op, &header, params, false)?;
+            if qp.state != QpState::Err {
+                qp.post_rpc_wr(ctx, wr_id, op, &header, params, true)?;
+            }
             qp.post_send(ctx, &SendWr::new(wr_id, SendOp::RpcWrite { op }, Data::List(payload)))
         })?
     }
@@ -498,8 +502,11 @@ impl Nic {
 
     /// Ends a call: its `reply` goes to the caller with the status (see [`remora_wire::rpc::RpcStatus`]).
     pub fn rpc_reply(&mut self, request: RpcRequest, status: u8) {
-        let RpcRequest { qpn, local, wr_id, params, reply, header, .. } = request;
+        let RpcRequest { qpn, id, local, wr_id, params, reply, header, .. } = request;
         self.ctx.rpc.recycle(params);
+        if !self.ctx.rpc.is_current(qpn, id) {
+            return self.ctx.rpc.recycle(reply);
+        }
         // A queue pair that is gone wants no reply.
         let _ = self.with_qp(Qpn(qpn), |qp, ctx| match local {
             true => qp.finish_local(ctx, wr_id, header, status, reply),
@@ -628,71 +635,6 @@ impl Nic {
     /// Whether a kernel call waits.
     pub fn wants_rpc(&self) -> bool {
         self.ctx.rpc.waiting()
-    }
-}
-
-impl QueuePair {
-    /// Whether it has something to send.
-    pub(crate) fn has_work(&self) -> bool {
-        match self.init.kind {
-            QpType::Rc => self.response_ready() || self.request_ready(),
-            QpType::Ud => self.datagram_route().is_some(),
-        }
-    }
-
-    /// Sends one burst. Requests come before acknowledgements: the short ACK then ends a run of equal packets,
-    /// which one segmented send can carry.
-    fn emit(&mut self, ctx: &mut Ctx, now: Time, batch: &mut TxBatch) {
-        match self.init.kind {
-            QpType::Rc => {
-                let Some(route) = self.route else { return };
-                for _ in 0..BURST {
-                    if !batch.accepts(route) || !self.emit_request(ctx, now, batch) {
-                        break;
-                    }
-                }
-                for _ in 0..BURST {
-                    if !batch.accepts(route) || !self.emit_response(ctx, batch) {
-                        break;
-                    }
-                }
-            }
-            QpType::Ud => {
-                for _ in 0..BURST {
-                    match self.datagram_route() {
-                        Some(route) if batch.accepts(route) => {
-                            self.emit_datagram(ctx, batch);
-                        }
-                        _ => break,
-                    }
-                }
-            }
-        }
-    }
-
-    /// A packet for a connected queue pair, from its peer.
-    fn handle_connected(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: &[u8]) {
-        use Opcode::*;
-        match bth.opcode {
-            RcAck | RcAtomicAck | RcReadResponseFirst | RcReadResponseMiddle | RcReadResponseLast
-            | RcReadResponseOnly => {
-                if !self.sends() {
-                    return;
-                }
-                let Ok(aeth) = Aeth::parse(if bth.opcode.has_aeth() { rest } else { &[0; Aeth::LEN] }) else { return };
-                let data = &rest[if bth.opcode.has_aeth() { Aeth::LEN } else { 0 }..];
-                match bth.opcode {
-                    RcAck => self.handle_ack(ctx, now, bth.psn, aeth),
-                    RcAtomicAck => {
-                        if let Ok(value) = AtomicAckEth::parse(data) {
-                            self.handle_atomic_ack(ctx, now, bth.psn, value);
-                        }
-                    }
-                    _ => self.handle_read_response(ctx, now, bth, data),
-                }
-            }
-            _ => self.handle_request(ctx, bth, rest),
-        }
     }
 }
 

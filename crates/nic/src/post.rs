@@ -18,7 +18,7 @@ impl QueuePair {
         params: &[u8],
     ) -> Result<(), NicError> {
         let header = RpcHeader { flags: header.flags & !remora_wire::rpc::FLAG_STREAM, ..*header };
-        self.post_rpc_wr(ctx, wr_id, op, &header, params, true)
+        self.post_rpc_wr(ctx, wr_id, op, &header, params, false)
     }
 
     /// Posts the parameters' packet. They are copied into a buffer of the NIC's.
@@ -29,29 +29,31 @@ impl QueuePair {
         op: u64,
         header: &RpcHeader,
         params: &[u8],
-        signaled: bool,
+        has_stream: bool,
     ) -> Result<(), NicError> {
         let len = RpcHeader::LEN + params.len();
         check_limit("bytes of RPC parameters with their header", len as u64, self.mtu.into())?;
         let mut wr = SendWr::new(wr_id, SendOp::Rpc { op }, Data::Inline(&[]));
-        wr.signaled = signaled;
+        wr.signaled = !has_stream;
         let mut bytes = [0; RpcHeader::LEN + 256];
         if params.len() <= 256 && len <= self.init.max_inline as usize {
             header.emit(&mut bytes);
             bytes[RpcHeader::LEN..len].copy_from_slice(params);
             wr.data = Data::Inline(&bytes[..len]);
-            return self.post_send(ctx, &wr);
+            return self.post_element(ctx, &wr, has_stream);
         }
         let mut buffer = ctx.rpc.buffer();
         buffer.resize(RpcHeader::LEN, 0);
         header.emit(&mut buffer);
         buffer.extend_from_slice(params);
         let at = self.sq.tail;
-        if let Err(e) = self.post_send(ctx, &wr) {
+        if let Err(e) = self.post_element(ctx, &wr, has_stream) {
             ctx.rpc.recycle(buffer);
             return Err(e);
         }
-        if self.sq.tail > at {
+        if self.sq.head > at {
+            ctx.rpc.recycle(buffer);
+        } else {
             let wqe = self.sq.get_mut(at);
             (wqe.len, wqe.source, wqe.buffer) = (len as u32, Source::Buffer, buffer);
         }
@@ -83,6 +85,9 @@ impl QueuePair {
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if len != 8 => {
                 return Err(NicError::Attribute { what: "an atomic's length", value: len, allowed: "it is 8 bytes" });
             }
+            SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if self.never_answered() => {
+                return Err(NicError::Unsupported("max_rd_atomic is 0: no READ or atomic may be outstanding"));
+            }
             SendOp::Rpc { .. } => check_limit("bytes of RPC parameters", len, self.mtu.into())?,
             _ => {}
         }
@@ -101,6 +106,11 @@ impl QueuePair {
     /// Posts a send.
     #[inline]
     pub(crate) fn post_send(&mut self, ctx: &mut Ctx, wr: &SendWr<'_>) -> Result<(), NicError> {
+        self.post_element(ctx, wr, false)
+    }
+
+    #[inline]
+    fn post_element(&mut self, ctx: &mut Ctx, wr: &SendWr<'_>, has_stream: bool) -> Result<(), NicError> {
         let len = self.check_post(wr)?;
         if self.sq.user == self.sq.max_user {
             return Err(NicError::Full);
@@ -113,6 +123,7 @@ impl QueuePair {
         wqe.fence = wr.fence;
         wqe.solicited = wr.solicited;
         wqe.dest = wr.dest;
+        wqe.has_stream = has_stream;
         wqe.len = len;
         wqe.answered = 0;
         match wr.data {

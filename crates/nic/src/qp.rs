@@ -4,12 +4,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use remora_memory::{Access, Pd, Region, Registry};
+use remora_wire::{Aeth, AtomicAckEth, Bth, Opcode};
 
-use crate::queue::{CompletionQueue, RecvQueue, RecvWqe, SendQueue, Source};
+use crate::queue::{CompletionQueue, RecvQueue, RecvWqe, SendQueue, Source, TxBatch};
 use crate::requester::Requester;
 use crate::responder::Responder;
 use crate::rpc::RpcTable;
 use crate::types::*;
+
+/// Packets that one queue pair may send before the next one's turn.
+const BURST: usize = 32;
 
 /// A queue pair.
 #[derive(Debug)]
@@ -125,7 +129,12 @@ impl QueuePair {
                 self.flush_recv(ctx, wqe);
             }
         }
-        ctx.rpc.drop_waiting(self.qpn.0);
+        while let Some(call) = ctx.rpc.drop_waiting(self.qpn.0) {
+            if let Some(wr_id) = call {
+                let wc = self.wc(wr_id, WcStatus::Flushed, WcOpcode::LocalRpc, 0);
+                ctx.push_wc(self.init.send_cq, wc, false);
+            }
+        }
     }
 
     /// Completes every posted send as flushed.
@@ -161,6 +170,13 @@ impl QueuePair {
         let at = self.sq.head;
         self.sq.head += 1;
         self.sq.started = self.sq.started.max(self.sq.head);
+        let halves = self.sq.get(at).has_stream;
+        if halves && status != WcStatus::Success {
+            // The call ends here: its payload stream, the next element, is part of the same work request.
+            self.sq.head += 1;
+            self.sq.started = self.sq.started.max(self.sq.head);
+            self.sq.user -= 1;
+        }
         let wqe = self.sq.get_mut(at);
         if wqe.source == Source::Buffer {
             ctx.rpc.recycle(std::mem::take(&mut wqe.buffer));
@@ -180,7 +196,8 @@ impl QueuePair {
         };
         self.sq.user -= 1;
         let wqe = self.sq.get(at);
-        let (wr_id, report) = (wqe.wr_id, wqe.signaled || self.init.sq_sig_all || status != WcStatus::Success);
+        let (wr_id, report) =
+            (wqe.wr_id, status != WcStatus::Success || !halves && (wqe.signaled || self.init.sq_sig_all));
         if report {
             let wc = self.wc(wr_id, status, opcode, byte_len);
             if !ctx.push_wc(self.init.send_cq, wc, false) {
@@ -197,6 +214,71 @@ impl QueuePair {
     /// Whether the send queue works.
     pub fn sends(&self) -> bool {
         matches!(self.state, QpState::Rts | QpState::Sqd)
+    }
+}
+
+impl QueuePair {
+    /// Whether it has something to send.
+    pub(crate) fn has_work(&self) -> bool {
+        match self.init.kind {
+            QpType::Rc => self.response_ready() || self.request_ready(),
+            QpType::Ud => self.datagram_route().is_some(),
+        }
+    }
+
+    /// Sends one burst. Requests come before acknowledgements: the short ACK then ends a run of equal packets,
+    /// which one segmented send can carry.
+    pub(crate) fn emit(&mut self, ctx: &mut Ctx, now: Time, batch: &mut TxBatch) {
+        match self.init.kind {
+            QpType::Rc => {
+                let Some(route) = self.route else { return };
+                for _ in 0..BURST {
+                    if !batch.accepts(route) || !self.emit_request(ctx, now, batch) {
+                        break;
+                    }
+                }
+                for _ in 0..BURST {
+                    if !batch.accepts(route) || !self.emit_response(ctx, batch) {
+                        break;
+                    }
+                }
+            }
+            QpType::Ud => {
+                for _ in 0..BURST {
+                    match self.datagram_route() {
+                        Some(route) if batch.accepts(route) => {
+                            self.emit_datagram(ctx, batch);
+                        }
+                        _ => break,
+                    }
+                }
+            }
+        }
+    }
+
+    /// A packet for a connected queue pair, from its peer.
+    pub(crate) fn handle_connected(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: &[u8]) {
+        use Opcode::*;
+        match bth.opcode {
+            RcAck | RcAtomicAck | RcReadResponseFirst | RcReadResponseMiddle | RcReadResponseLast
+            | RcReadResponseOnly => {
+                if !self.sends() {
+                    return;
+                }
+                let Ok(aeth) = Aeth::parse(if bth.opcode.has_aeth() { rest } else { &[0; Aeth::LEN] }) else { return };
+                let data = &rest[if bth.opcode.has_aeth() { Aeth::LEN } else { 0 }..];
+                match bth.opcode {
+                    RcAck => self.handle_ack(ctx, now, bth.psn, aeth),
+                    RcAtomicAck => {
+                        if let Ok(value) = AtomicAckEth::parse(data) {
+                            self.handle_atomic_ack(ctx, now, bth.psn, value);
+                        }
+                    }
+                    _ => self.handle_read_response(ctx, now, bth, data),
+                }
+            }
+            _ => self.handle_request(ctx, bth, rest),
+        }
     }
 }
 

@@ -15,6 +15,8 @@ pub(crate) struct SendWqe {
     pub fence: bool,
     pub solicited: bool,
     pub dest: Option<UdDest>,
+    /// The parameters of a kernel call whose payload stream is the next element: one work request in two elements.
+    pub has_stream: bool,
     /// Bytes of the message.
     pub len: u32,
     pub source: Source,
@@ -82,6 +84,7 @@ impl SendQueue {
             fence: false,
             solicited: false,
             dest: None,
+            has_stream: false,
             len: 0,
             source: Source::Inline,
             first_psn: Psn::new(0),

@@ -8,7 +8,7 @@ use remora_wire::{
 
 use crate::packet::{Writer, pad_of, request_bth};
 use crate::qp::{Ctx, QueuePair};
-use crate::queue::{Source, TxBatch};
+use crate::queue::{SendWqe, Source, TxBatch};
 use crate::types::*;
 
 /// Request PSNs that may be unacknowledged. At an MTU of 4096 B this is 1 MB in flight, which a default-sized
@@ -133,9 +133,14 @@ impl QueuePair {
             if wqe.wants_response() && self.req.rd_atomics >= self.req.attr.max_rd_atomic {
                 return false;
             }
+            // At most 2^23 PSNs may be outstanding (section 9.7.5.1.1): a long READ can take them all.
+            let outstanding = self.req.next_psn.distance(self.req.unacked) as u32;
+            if outstanding > 0 && outstanding.saturating_add(self.psns_of(wqe)) > 1 << 23 {
+                return false;
+            }
             self.req.next_psn
         };
-        next.distance(self.req.unacked) < WINDOW || self.req.unacked == next
+        (0..WINDOW).contains(&next.distance(self.req.unacked))
     }
 
     fn resume_psn(&self) -> Psn {
@@ -153,7 +158,7 @@ impl QueuePair {
         if let Err(status) = self.build_request(ctx, batch) {
             self.req.fault = Some((self.req.cursor, status));
             self.after_completion(ctx);
-            return false;
+            return self.ask_for_ack() && self.emit_request(ctx, now, batch);
         }
         if self.deadline.is_none() {
             self.deadline = self.req.timeout().map(|t| now + t);
@@ -161,18 +166,39 @@ impl QueuePair {
         true
     }
 
+    /// Nothing follows that could ask for the acknowledgement of what was sent: send the last packet again to do so.
+    fn ask_for_ack(&mut self) -> bool {
+        let wanted = self.state != QpState::Err && self.req.since_ack_request > 0;
+        let psn = self.resume_psn();
+        if wanted && psn != self.req.unacked {
+            self.req.since_ack_request = ACK_EVERY;
+            self.go_back_to(psn + 0xff_ffff);
+        }
+        wanted
+    }
+
+    /// PSNs that the element takes.
+    fn psns_of(&self, wqe: &SendWqe) -> u32 {
+        match wqe.op {
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 1,
+            _ => wqe.len.div_ceil(self.mtu).max(1),
+        }
+    }
+
+    /// Whether a READ or atomic would wait for ever.
+    pub(crate) fn never_answered(&self) -> bool {
+        self.sends() && self.req.attr.max_rd_atomic == 0
+    }
+
     /// Gives the next element its PSNs.
     fn start_element(&mut self) {
-        let mtu = self.mtu;
+        let psns = self.psns_of(self.sq.get(self.sq.started));
         let psn = self.req.next_psn;
         let wqe = self.sq.get_mut(self.sq.started);
         wqe.first_psn = psn;
         wqe.answered = 0;
-        wqe.psns = match wqe.op {
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 1,
-            _ => wqe.len.div_ceil(mtu).max(1),
-        };
-        let (psns, response) = (wqe.psns, wqe.wants_response());
+        wqe.psns = psns;
+        let response = wqe.wants_response();
         self.req.next_psn = psn + psns;
         self.req.rd_atomics += u8::from(response);
         self.sq.started += 1;
@@ -403,6 +429,9 @@ impl QueuePair {
     }
 
     fn receiver_not_ready(&mut self, ctx: &mut Ctx, now: Time, psn: Psn, timer: u8) {
+        if self.req.rnr_wait {
+            return; // the same NAK, twice
+        }
         if self.req.rnr_retries == 0 {
             return self.fail_head(ctx, WcStatus::RnrRetryExceeded);
         }
@@ -500,7 +529,7 @@ impl QueuePair {
     }
 }
 
-impl crate::queue::SendWqe {
+impl SendWqe {
     /// Packets of the element that need not be asked for again.
     fn answered_packets(&self) -> u32 {
         if self.wants_response() { self.answered } else { 0 }

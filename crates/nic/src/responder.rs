@@ -56,6 +56,8 @@ struct Resource {
     next: u32,
     /// The response starts at this packet: for a replay that asks for a part.
     first: u32,
+    /// All was sent once; what is to be sent now is a replay.
+    answered: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -89,12 +91,12 @@ impl Responder {
         *self = Self { expected, resources, max_resources: max_resources.into(), ..Self::default() };
     }
 
-    /// Stops carrying out requests. A NAK that is due still goes out.
+    /// Stops carrying out requests. A NAK that is due still goes out, after the responses to the READs before it.
     pub fn stop(&mut self) {
-        self.pending = 0;
-        self.resources.clear();
         if !matches!(self.ack, Some(Syndrome::Nak(_))) {
             self.ack = None;
+            self.pending = 0;
+            self.resources.clear();
         }
     }
 
@@ -150,6 +152,8 @@ impl QueuePair {
             ctx.events.push_back(Event::Established(self.qpn));
         }
         match self.execute(ctx, bth, rest) {
+            // Its completion queue overran: the message is not delivered as far as anyone can tell.
+            Ok(_) if self.state == QpState::Err => self.resp.ack = Some(Syndrome::Nak(NakCode::RemoteOperational)),
             Ok(psns) => {
                 self.resp.expected = self.resp.expected + psns;
                 if bth.ack_req && psns > 0 && !is_answered(bth.opcode) {
@@ -253,6 +257,9 @@ impl QueuePair {
         let (mut va, rkey, mut remaining, total, rest) = match self.resp.message {
             Message::None => {
                 let reth = Reth::parse(rest).map_err(|_| Nak(NakCode::InvalidRequest))?;
+                if reth.len > MAX_MESSAGE {
+                    return Err(Nak(NakCode::InvalidRequest));
+                }
                 (reth.va, reth.rkey, reth.len, reth.len, &rest[Reth::LEN..])
             }
             Message::Write { va, rkey, remaining, total } => (va, rkey, remaining, total, rest),
@@ -301,7 +308,7 @@ impl QueuePair {
         }
         let psns = reth.len.div_ceil(self.mtu).max(1);
         let kind = Kind::Read { va: reth.va, rkey: reth.rkey, len: reth.len };
-        self.add_resource(Resource { psn: bth.psn, psns, kind, next: 0, first: 0 })?;
+        self.add_resource(Resource { psn: bth.psn, psns, kind, next: 0, first: 0, answered: false })?;
         Ok(psns)
     }
 
@@ -320,7 +327,7 @@ impl QueuePair {
         }
         .map_err(|_| Nak(NakCode::RemoteAccess))?;
         let kind = Kind::Atomic { original };
-        self.add_resource(Resource { psn: bth.psn, psns: 1, kind, next: 0, first: 0 })?;
+        self.add_resource(Resource { psn: bth.psn, psns: 1, kind, next: 0, first: 0, answered: false })?;
         Ok(1)
     }
 
@@ -399,7 +406,7 @@ impl QueuePair {
     fn resource_room(&self) -> bool {
         self.resp.max_resources > 0
             && (self.resp.resources.len() < self.resp.max_resources
-                || self.resp.resources.front().is_some_and(|r| r.next == r.psns))
+                || self.resp.resources.front().is_some_and(|r| r.answered))
     }
 
     /// Remembers a READ or atomic. A peer with more of them outstanding than agreed breaks the rules.
@@ -408,7 +415,9 @@ impl QueuePair {
             return Err(Nak(NakCode::InvalidRequest));
         }
         if self.resp.resources.len() == self.resp.max_resources {
-            self.resp.resources.pop_front();
+            // A new request shows that the peer has the old answer: a replay of it is not wanted any more.
+            let replays = self.resp.resources.pop_front().is_some_and(|r| r.next < r.psns);
+            self.resp.pending -= usize::from(replays);
         }
         self.resp.resources.push_back(resource);
         self.resp.pending += 1;
@@ -526,6 +535,8 @@ impl QueuePair {
                     self.resp.expected = psn;
                     self.resp.ack = Some(Syndrome::Nak(NakCode::RemoteAccess));
                     self.fail(ctx, WcStatus::RemoteAccess);
+                    self.resp.ack = None;
+                    self.resp.stop();
                     return Some(self.emit_nak_now(batch));
                 }
                 writer.finish(n)
@@ -534,13 +545,13 @@ impl QueuePair {
         let r = &mut self.resp.resources[index];
         r.next += 1;
         if r.next == r.psns {
+            r.answered = true;
             self.resp.pending -= 1;
         }
         Some(total)
     }
 
     fn emit_nak_now(&mut self, batch: &mut TxBatch) -> usize {
-        self.resp.ack = None;
         self.emit_ack(Syndrome::Nak(NakCode::RemoteAccess), batch)
     }
 

@@ -65,6 +65,8 @@ struct PerQp {
     outstanding: u32,
     /// In the round-robin list.
     listed: bool,
+    /// Calls with lower ids came before the queue pair was last created or reset.
+    first_id: u64,
 }
 
 /// Calls of all queue pairs of one engine.
@@ -80,6 +82,8 @@ pub(crate) struct RpcTable {
     pub fallback: bool,
 }
 
+/// The id of calls that were refused at once: their payload streams are dropped.
+const REFUSED: u64 = 0;
 /// Spare buffers kept for the next calls.
 const SPARE_BUFFERS: usize = 4096;
 /// A spare buffer above this size is given back to the system instead.
@@ -119,15 +123,21 @@ impl RpcTable {
         if self.per_qp.len() <= index {
             self.per_qp.resize_with(index + 1, PerQp::default);
         }
+        let first_id = self.next_id;
         let entry = &mut self.per_qp[index];
         entry.qpn = qpn;
-        entry.outstanding = 0;
+        (entry.outstanding, entry.listed, entry.first_id) = (0, false, first_id);
         let missing = (capacity as usize).saturating_sub(entry.waiting.capacity());
         entry.waiting.reserve(missing);
     }
 
     fn entry(&mut self, qpn: u32) -> Option<&mut PerQp> {
         self.per_qp.get_mut(index_of(qpn)).filter(|e| e.qpn == qpn)
+    }
+
+    /// Whether the call came by the present life of its queue pair.
+    pub fn is_current(&mut self, qpn: u32, id: u64) -> bool {
+        self.entry(qpn).is_some_and(|e| id >= e.first_id)
     }
 
     /// Whether another call of this queue pair can be taken.
@@ -198,13 +208,14 @@ impl RpcTable {
         }
     }
 
-    /// Forgets the calls of a queue pair that no kernel has started.
-    pub fn drop_waiting(&mut self, qpn: u32) {
-        while let Some(request) = self.entry(qpn).and_then(|e| e.waiting.pop_front()) {
-            self.replied(qpn);
-            self.recycle(request.params);
-            self.recycle(request.reply);
-        }
+    /// Forgets a call of a queue pair that no kernel has started: its work request, if it is a local one. `None` if
+    /// there is none left.
+    pub fn drop_waiting(&mut self, qpn: u32) -> Option<Option<u64>> {
+        let request = self.entry(qpn)?.waiting.pop_front()?;
+        self.replied(qpn);
+        self.recycle(request.params);
+        self.recycle(request.reply);
+        Some(request.local.then_some(request.wr_id))
     }
 
     /// An empty buffer.
@@ -224,6 +235,9 @@ impl RpcTable {
     }
 
     pub fn push_chunk(&mut self, id: u64, data: &[u8], last: bool) {
+        if id == REFUSED {
+            return;
+        }
         let mut buffer = self.buffer();
         buffer.extend_from_slice(data);
         self.chunks.push_back(StreamChunk { id, data: buffer, last });
@@ -259,15 +273,12 @@ impl QueuePair {
             None => self.push_reply(ctx, header, RpcStatus::UnknownOp.into(), reply),
             Some(wr_id) => self.finish_local(ctx, wr_id, header, RpcStatus::UnknownOp.into(), reply),
         }
-        0
+        REFUSED
     }
 
     /// Sends a kernel's reply: an RDMA WRITE with immediate into the caller's memory.
     pub(crate) fn push_reply(&mut self, ctx: &mut Ctx, header: RpcHeader, mut status: u8, mut reply: Vec<u8>) {
-        if reply.len() > header.reply_capacity as usize {
-            reply.clear();
-            status = RpcStatus::ReplyTooLong.into();
-        }
+        limit_reply(&header, &mut status, &mut reply);
         if matches!(self.state, QpState::Err | QpState::Reset) || !self.sq.has_slot() {
             ctx.rpc.recycle(reply);
             return ctx.rpc.replied(self.qpn.0);
@@ -281,6 +292,7 @@ impl QueuePair {
         wqe.fence = false;
         wqe.solicited = true;
         wqe.dest = None;
+        wqe.has_stream = false;
         wqe.len = reply.len() as u32;
         wqe.source = Source::Reply;
         wqe.answered = 0;
@@ -289,7 +301,15 @@ impl QueuePair {
     }
 
     /// Ends a call of this host: the reply lands in local memory, then the call completes.
-    pub(crate) fn finish_local(&mut self, ctx: &mut Ctx, wr_id: u64, header: RpcHeader, status: u8, reply: Vec<u8>) {
+    pub(crate) fn finish_local(
+        &mut self,
+        ctx: &mut Ctx,
+        wr_id: u64,
+        header: RpcHeader,
+        mut status: u8,
+        mut reply: Vec<u8>,
+    ) {
+        limit_reply(&header, &mut status, &mut reply);
         let sge = Sge { va: header.reply_va, len: header.reply_capacity, lkey: header.reply_rkey };
         let pd = self.pd();
         let landed = ctx.scatter(&mut self.local_region, pd, &[sge], 0, &reply);
@@ -302,5 +322,13 @@ impl QueuePair {
         if !ctx.push_wc(self.init.send_cq, wc, false) {
             self.fail(ctx, WcStatus::LocalQpOperation);
         }
+    }
+}
+
+/// A reply that the caller has no room for is replaced by its refusal.
+fn limit_reply(header: &RpcHeader, status: &mut u8, reply: &mut Vec<u8>) {
+    if reply.len() > header.reply_capacity as usize {
+        reply.clear();
+        *status = RpcStatus::ReplyTooLong.into();
     }
 }

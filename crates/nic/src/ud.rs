@@ -51,8 +51,9 @@ impl QueuePair {
         let total = writer.finish(len);
         self.sq.started += 1;
         if !gathered {
-            self.complete_send(ctx, WcStatus::LocalProtection, 0);
             self.state = QpState::Sqe;
+            self.complete_send(ctx, WcStatus::LocalProtection, 0);
+            self.flush_sends(ctx);
             return false;
         }
         batch.commit(route, total);
@@ -80,7 +81,7 @@ impl QueuePair {
         }
         let Some(wqe) = self.take_recv(ctx) else { return false };
         let pd = self.recv_pd(ctx);
-        let grh = grh(src, dst, rest.len());
+        let grh = grh(src, dst, rest.len() + usize::from(bth.pad));
         let landed = ctx
             .scatter(&mut self.local_region, pd, wqe.sges(), 0, &grh)
             .and_then(|()| ctx.scatter(&mut self.local_region, pd, wqe.sges(), GRH_LEN, data));

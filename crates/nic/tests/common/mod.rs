@@ -1,6 +1,8 @@
 //! Two engines in virtual time, joined by a network that loses, doubles, reorders, delays and damages packets.
 #![allow(dead_code)]
 
+pub mod bare;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -85,7 +87,44 @@ impl Side {
         self.nic.post_recv(self.qp, wr_id, &[sge]).expect("post_recv");
     }
 
-    fn collect(&mut self) {
+    /// A region of its own within the side's memory.
+    pub fn register(&self, offset: usize, len: usize, access: Access) -> Arc<Region> {
+        self.nic.registry().register(self.pd, &self.buffer, offset, len, None, access).expect("region")
+    }
+
+    /// Takes the queue pair from RESET to RTS; `psns` are the first one to send and the first one to receive.
+    pub fn bring_up(&mut self, remote: IpAddr, dest: Qpn, psns: (u32, u32), setup: Setup) {
+        self.nic.to_init(self.qp, ALL_REMOTE, 0).expect("INIT");
+        let rtr = RtrAttr {
+            route: Route { local: self.ip, remote, link: 0 },
+            dest_qp: dest.0,
+            rq_psn: Psn::new(psns.1),
+            path_mtu: setup.mtu,
+            max_dest_rd_atomic: setup.rd_atomic,
+            min_rnr_timer: 1,
+        };
+        self.nic.to_rtr(self.qp, rtr).expect("RTR");
+        let rts = RtsAttr { sq_psn: Psn::new(psns.0), max_rd_atomic: setup.rd_atomic, ..setup.rts };
+        self.nic.to_rts(self.qp, rts).expect("RTS");
+    }
+
+    /// Completions since the last call.
+    pub fn take_done(&mut self) -> Vec<WorkCompletion> {
+        self.collect();
+        std::mem::take(&mut self.done)
+    }
+
+    /// Events since the last call.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        self.collect();
+        std::mem::take(&mut self.events)
+    }
+
+    pub fn state(&self) -> QpState {
+        self.nic.qp_state(self.qp).expect("a live queue pair")
+    }
+
+    pub fn collect(&mut self) {
         while let Some(wc) = self.nic.poll_cq(self.cq) {
             self.done.push(wc);
         }
@@ -160,18 +199,7 @@ impl Pair {
         let (qa, qb) = (self.a.qp, self.b.qp);
         let ends = [(&mut self.a, B, qb, setup.psn_a, setup.psn_b), (&mut self.b, A, qa, setup.psn_b, setup.psn_a)];
         for (side, remote, dest, sq, rq) in ends {
-            side.nic.to_init(side.qp, ALL_REMOTE, 0).expect("INIT");
-            let rtr = RtrAttr {
-                route: Route { local: side.ip, remote, link: 0 },
-                dest_qp: dest.0,
-                rq_psn: Psn::new(rq),
-                path_mtu: setup.mtu,
-                max_dest_rd_atomic: setup.rd_atomic,
-                min_rnr_timer: 1,
-            };
-            side.nic.to_rtr(side.qp, rtr).expect("RTR");
-            let rts = RtsAttr { sq_psn: Psn::new(sq), max_rd_atomic: setup.rd_atomic, ..setup.rts };
-            side.nic.to_rts(side.qp, rts).expect("RTS");
+            side.bring_up(remote, dest, (sq, rq), setup);
         }
     }
 
