@@ -1,0 +1,87 @@
+//! Numbers as people read them.
+
+/// Three digits and a unit of time.
+pub fn time(ns: f64) -> String {
+    match ns {
+        _ if !ns.is_finite() => "-".into(),
+        ns if ns < 999.5 => format!("{ns:.0} ns"),
+        ns if ns < 999_500.0 => format!("{} µs", digits(ns / 1e3)),
+        ns if ns < 999_500_000.0 => format!("{} ms", digits(ns / 1e6)),
+        ns => format!("{} s", digits(ns / 1e9)),
+    }
+}
+
+/// Microseconds with three digits, without the unit.
+pub fn micros(ns: u64) -> String {
+    digits(ns as f64 / 1e3)
+}
+
+/// Operations a second: `1.24 M`, `830 k`, `12.0`.
+pub fn rate(per_s: f64) -> String {
+    match per_s {
+        _ if !per_s.is_finite() => "-".into(),
+        r if r >= 999_500.0 => format!("{} M", digits(r / 1e6)),
+        r if r >= 999.5 => format!("{} k", digits(r / 1e3)),
+        r => digits(r),
+    }
+}
+
+/// A whole number with commas.
+pub fn count(n: u64) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A count per operation: whole numbers plain, others with two digits.
+pub fn per_op(n: f64) -> String {
+    if (n - n.round()).abs() < 0.005 { format!("{n:.0}") } else { format!("{n:.2}") }
+}
+
+/// `1 round trip`, `9 round trips`, `1.04 round trips`.
+pub fn plural(n: f64, what: &str) -> String {
+    let text = per_op(n);
+    if text == "1" { format!("1 {what}") } else { format!("{text} {what}s") }
+}
+
+/// A power of two as `1`, `512`, `4 Ki`.
+pub fn power_of_two(n: u64) -> String {
+    if n >= 1024 && n.is_multiple_of(1024) { format!("{} Ki", n / 1024) } else { n.to_string() }
+}
+
+/// Three digits: `0.123`, `1.23`, `12.3`, `123`, `1,234`.
+fn digits(x: f64) -> String {
+    match x {
+        x if x >= 999.5 => count(x.round() as u64),
+        x if x >= 99.95 => format!("{x:.0}"),
+        x if x >= 9.995 => format!("{x:.1}"),
+        x if x >= 0.9995 => format!("{x:.2}"),
+        x => format!("{x:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        let times = [0.0, 64.4, 999.4, 999.6, 7_123.0, 51_960.0, 230_400.0, 1_234_000.0, 2.5e9, 4e12];
+        assert_eq!(
+            times.map(time),
+            ["0 ns", "64 ns", "999 ns", "1.00 µs", "7.12 µs", "52.0 µs", "230 µs", "1.23 ms", "2.50 s", "4,000 s"]
+        );
+        assert_eq!([830, 7_123, 51_960, 2_304_000].map(micros), ["0.830", "7.12", "52.0", "2,304"]);
+        assert_eq!([0.0, 12.0, 4_321.0, 830_123.0, 1.24e6].map(rate), ["0.000", "12.0", "4.32 k", "830 k", "1.24 M"]);
+        assert_eq!([0, 999, 1000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([1.0, 9.0, 1.04, 2.999].map(per_op), ["1", "9", "1.04", "3"]);
+        assert_eq!(plural(1.0, "round trip") + ", " + &plural(1.5, "round trip"), "1 round trip, 1.50 round trips");
+        assert_eq!([1, 512, 1024, 4096, 1500].map(power_of_two), ["1", "512", "1 Ki", "4 Ki", "1500"]);
+    }
+}

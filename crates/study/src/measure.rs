@@ -1,0 +1,307 @@
+//! What is measured: latencies, rates and costs of one operation in one placement over one link.
+
+use std::fmt;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+/// Operations under way at once: one after the other for latency, many for throughput.
+pub const IN_FLIGHT: [u32; 2] = [1, 64];
+
+/// Samples below which a 99.9th percentile would be a guess.
+const ENOUGH_FOR_P999: u64 = 1000;
+
+/// Where the kernel runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Placement {
+    /// At the client: each memory access is a one-sided verb.
+    Client,
+    /// On the node's NIC.
+    Nic,
+    /// On the node's host cores.
+    Host,
+}
+
+impl Placement {
+    /// All, in the order of reports.
+    pub const ALL: [Self; 3] = [Self::Client, Self::Nic, Self::Host];
+
+    /// As reports and options spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Nic => "nic",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// The way that packets take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Link {
+    /// RoCE v2 over a UDP socket.
+    Udp,
+    /// RoCE v2 packets in memory that two processes share.
+    Shm,
+    /// RoCE v2 in whole Ethernet frames.
+    Packet,
+}
+
+impl Link {
+    /// As reports and options spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "udp",
+            Self::Shm => "shm",
+            Self::Packet => "packet",
+        }
+    }
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operation {
+    /// Walk a linked list to its end and read the value there. Parameter: elements.
+    List,
+    /// Look up keys that exist.
+    GetHit,
+    /// Look up keys that do not exist.
+    GetMiss,
+    /// Look up the keys of the user's trace.
+    GetTrace,
+    /// Look up keys that exist. Parameter: bytes of the value.
+    GetSize,
+    /// Read an object that a writer keeps changing until its checksum holds. Parameter: bytes of the payload.
+    ConsistentGet,
+}
+
+impl Operation {
+    /// As reports spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::List => "list",
+            Self::GetHit => "get-hit",
+            Self::GetMiss => "get-miss",
+            Self::GetTrace => "get-trace",
+            Self::GetSize => "get-size",
+            Self::ConsistentGet => "consistent-get",
+        }
+    }
+
+    /// A heading.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::List => "Linked-list traversal",
+            Self::GetHit => "Hash-table GET, key present",
+            Self::GetMiss => "Hash-table GET, key absent",
+            Self::GetTrace => "Hash-table GET, keys of the trace",
+            Self::GetSize => "Hash-table GET by value size",
+            Self::ConsistentGet => "Consistent GET by value size, while a writer changes the values",
+        }
+    }
+
+    /// What the parameter counts; `None` for operations without one.
+    pub fn unit(self) -> Option<&'static str> {
+        match self {
+            Self::List => Some("elements"),
+            Self::GetSize | Self::ConsistentGet => Some("bytes"),
+            Self::GetHit | Self::GetMiss | Self::GetTrace => None,
+        }
+    }
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// One operation in one placement over one link.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// What was done.
+    pub operation: Operation,
+    /// List elements, or bytes of the value.
+    pub parameter: Option<u64>,
+    /// The way that packets took.
+    pub link: Link,
+    /// Where the kernel ran.
+    pub placement: Placement,
+    /// One operation after the other.
+    pub in_flight_1: Load,
+    /// Sixty-four operations at once.
+    pub in_flight_64: Load,
+}
+
+/// An operation repeated with a number of them in flight.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Load {
+    /// Operations done. Each result was compared with what it had to be.
+    pub verified: u64,
+    /// Operations a second.
+    pub ops_per_s: f64,
+    /// The 1st percentile of latency.
+    pub p1_ns: u64,
+    /// The median latency.
+    pub p50_ns: u64,
+    /// The 99th percentile of latency.
+    pub p99_ns: u64,
+    /// The 99.9th percentile of latency; none below a thousand operations.
+    pub p999_ns: Option<u64>,
+    /// Requests that waited for the network.
+    pub round_trips_per_op: f64,
+    /// Bytes of IP packets, both ways, acknowledgements included.
+    pub wire_bytes_per_op: f64,
+    /// CPU time of the client process, polling included.
+    pub client_cpu_ns_per_op: f64,
+    /// CPU time of the node process, polling included.
+    pub node_cpu_ns_per_op: f64,
+    /// Reads of an object beyond the first because its checksum did not hold.
+    pub rereads_per_op: f64,
+    /// Request packets sent again because they or their answers were lost.
+    pub retransmits: u64,
+}
+
+/// Counts and CPU times at one moment; what a load cost is the difference of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Costs {
+    /// Requests that waited for the network.
+    pub round_trips: u64,
+    /// Bytes of IP packets, both ways.
+    pub wire_bytes: u64,
+    /// Request packets sent again.
+    pub retransmits: u64,
+    /// CPU time of the client process in nanoseconds.
+    pub client_cpu_ns: u64,
+    /// CPU time of the node process in nanoseconds.
+    pub node_cpu_ns: u64,
+}
+
+impl Load {
+    /// Sums up `latencies`, measured in `elapsed`, between the costs `before` and `after`.
+    pub fn new(latencies: &Latencies, elapsed: Duration, before: &Costs, after: &Costs, rereads: u64) -> Self {
+        let verified = latencies.count();
+        let per_op = |before: u64, after: u64| after.saturating_sub(before) as f64 / verified.max(1) as f64;
+        Self {
+            verified,
+            ops_per_s: verified as f64 / elapsed.as_secs_f64().max(1e-9),
+            p1_ns: latencies.quantile(0.01),
+            p50_ns: latencies.quantile(0.5),
+            p99_ns: latencies.quantile(0.99),
+            p999_ns: (verified >= ENOUGH_FOR_P999).then(|| latencies.quantile(0.999)),
+            round_trips_per_op: per_op(before.round_trips, after.round_trips),
+            wire_bytes_per_op: per_op(before.wire_bytes, after.wire_bytes),
+            client_cpu_ns_per_op: per_op(before.client_cpu_ns, after.client_cpu_ns),
+            node_cpu_ns_per_op: per_op(before.node_cpu_ns, after.node_cpu_ns),
+            rereads_per_op: per_op(0, rereads),
+            retransmits: after.retransmits.saturating_sub(before.retransmits),
+        }
+    }
+}
+
+/// Latencies to three digits, up to a minute.
+pub struct Latencies(Histogram<u64>);
+
+impl Latencies {
+    /// None yet.
+    pub fn new() -> Self {
+        const MINUTE_NS: u64 = 60_000_000_000;
+        // Constant bounds, within those that the histogram allows.
+        Self(Histogram::new_with_bounds(1, MINUTE_NS, 3).expect("valid bounds"))
+    }
+
+    /// Adds one. Longer than a minute counts as a minute.
+    pub fn record(&mut self, latency: Duration) {
+        self.0.saturating_record(latency.as_nanos().min(u128::from(u64::MAX)) as u64);
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.0.reset();
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// The latency in nanoseconds that the part `q` of operations does not exceed; 0 if there are none.
+    pub fn quantile(&self, q: f64) -> u64 {
+        self.0.value_at_quantile(q)
+    }
+}
+
+impl Default for Latencies {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_sums_up_what_was_measured() {
+        let mut latencies = Latencies::new();
+        (1..=2000).for_each(|us| latencies.record(Duration::from_micros(us)));
+        let before = Costs { round_trips: 10, wire_bytes: 100, retransmits: 1, client_cpu_ns: 5, node_cpu_ns: 7 };
+        let after = Costs {
+            round_trips: 18_010,
+            wire_bytes: 400_100,
+            retransmits: 4,
+            client_cpu_ns: 2_000_005,
+            node_cpu_ns: 6_000_007,
+        };
+        let load = Load::new(&latencies, Duration::from_secs(4), &before, &after, 100);
+        assert_eq!((load.verified, load.ops_per_s, load.retransmits), (2000, 500.0, 3));
+        assert_eq!((load.round_trips_per_op, load.wire_bytes_per_op), (9.0, 200.0));
+        assert_eq!((load.client_cpu_ns_per_op, load.node_cpu_ns_per_op), (1000.0, 3000.0));
+        assert_eq!(load.rereads_per_op, 0.05);
+        for (quantile, us) in
+            [(load.p1_ns, 20), (load.p50_ns, 1000), (load.p99_ns, 1980), (load.p999_ns.unwrap(), 1998)]
+        {
+            let exact = us as f64 * 1000.0;
+            assert!((quantile as f64 / exact - 1.0).abs() < 0.001, "{quantile} ns instead of {us} us");
+        }
+    }
+
+    #[test]
+    fn few_samples_have_no_tail_and_none_no_division() {
+        let mut latencies = Latencies::new();
+        let none = Load::new(&latencies, Duration::ZERO, &Costs::default(), &Costs::default(), 0);
+        assert_eq!(none, Load::default());
+        (0..999).for_each(|_| latencies.record(Duration::from_secs(3600)));
+        let load = Load::new(&latencies, Duration::from_secs(1), &Costs::default(), &Costs::default(), 0);
+        assert_eq!(load.p999_ns, None);
+        assert!((load.p50_ns as f64 / 60e9 - 1.0).abs() < 0.01, "longer than a minute counts as a minute");
+    }
+
+    #[test]
+    fn names_are_those_of_the_json() {
+        let json = |value: &dyn Fn() -> serde_json::Value| value().as_str().unwrap_or_default().to_string();
+        for placement in Placement::ALL {
+            assert_eq!(json(&|| serde_json::to_value(placement).unwrap()), placement.name());
+        }
+        for operation in [Operation::List, Operation::GetHit, Operation::GetSize, Operation::ConsistentGet] {
+            assert_eq!(json(&|| serde_json::to_value(operation).unwrap()), operation.name());
+        }
+        assert_eq!(json(&|| serde_json::to_value(Link::Shm).unwrap()), Link::Shm.name());
+    }
+}

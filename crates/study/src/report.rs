@@ -1,0 +1,249 @@
+//! What a comparison found: as JSON, as a table for the terminal and as an HTML page.
+
+mod html;
+mod plot;
+mod table;
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+pub use html::html;
+pub use table::table;
+
+use crate::machine::Machine;
+use crate::measure::{Link, Operation, Placement, Row};
+use crate::verdict::{Verdict, judge_all};
+
+/// Names the shape of the JSON. A change that a reader could trip over gets a new number.
+pub const FORMAT: &str = "remora-compare/1";
+
+/// Everything that a comparison found, and what it takes to do it again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`FORMAT`].
+    pub format: String,
+    /// Remora's version.
+    pub version: String,
+    /// The command line.
+    pub command: String,
+    /// When it ended, in seconds since 1970 (UTC).
+    pub ended_unix_s: u64,
+    /// What was set up.
+    pub setup: Setup,
+    /// Where it ran.
+    pub machine: Machine,
+    /// What was measured.
+    pub rows: Vec<Row>,
+    /// Who wins, and why.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// What a comparison was set up with.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Setup {
+    /// The node's address.
+    pub node: String,
+    /// Whether the node is a child process on the same machine.
+    pub node_is_child: bool,
+    /// Seed of every random choice.
+    pub seed: u64,
+    /// Records in the hash table.
+    pub records: u64,
+    /// The file that they came from; `None` if they were generated.
+    pub load: Option<String>,
+    /// Bytes of the longest value.
+    pub longest_value_bytes: u64,
+    /// How keys were drawn: `zipfian` or `uniform`.
+    pub distribution: String,
+    /// The file with the trace, if any.
+    pub trace: Option<String>,
+    /// GETs in that trace.
+    pub trace_gets: u64,
+    /// GETs in that trace of keys that the store does not have: they must find nothing.
+    pub trace_expected_misses: u64,
+    /// Seconds that building and loading took.
+    pub load_s: f64,
+    /// Seconds that measuring took.
+    pub measure_s: f64,
+    /// Seconds for each operation, placement, link and number in flight.
+    pub cell_s: f64,
+    /// Updates a second asked of the writer, over all objects; 0 is as fast as it can.
+    pub writer_updates_per_s: u32,
+}
+
+impl Report {
+    /// A report on `rows`, judged.
+    pub fn new(command: String, ended_unix_s: u64, setup: Setup, machine: Machine, rows: Vec<Row>) -> Self {
+        let verdicts = judge_all(&rows);
+        let version = env!("CARGO_PKG_VERSION").into();
+        Self { format: FORMAT.into(), version, command, ended_unix_s, setup, machine, rows, verdicts }
+    }
+
+    /// As JSON, in lines.
+    pub fn write_json(&self, mut to: impl io::Write) -> io::Result<()> {
+        serde_json::to_writer_pretty(&mut to, self)?;
+        to.write_all(b"\n")
+    }
+
+    /// The operations measured, in order.
+    fn operations(&self) -> Vec<Operation> {
+        unique(self.rows.iter().map(|row| row.operation))
+    }
+
+    /// The links measured, in order.
+    fn links(&self) -> Vec<Link> {
+        unique(self.rows.iter().map(|row| row.link))
+    }
+
+    /// The placements measured, in order.
+    fn placements(&self) -> Vec<Placement> {
+        Placement::ALL.into_iter().filter(|&p| self.rows.iter().any(|row| row.placement == p)).collect()
+    }
+
+    /// Operations done in all.
+    fn verified(&self) -> u64 {
+        self.rows.iter().map(|row| row.in_flight_1.verified + row.in_flight_64.verified).sum()
+    }
+
+    /// Where the records came from, as a sentence part.
+    fn source(&self) -> String {
+        let Setup { records, load, longest_value_bytes, .. } = &self.setup;
+        let count = crate::format::count(*records);
+        match load {
+            Some(file) => format!("{count} records of {file}"),
+            None => format!("{count} records of {longest_value_bytes} bytes"),
+        }
+    }
+}
+
+fn unique<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
+    let mut seen = Vec::new();
+    for item in items {
+        if !seen.contains(&item) {
+            seen.push(item);
+        }
+    }
+    seen
+}
+
+/// A date and time of day in UTC: `2026-11-21 12:00`.
+fn date(unix_s: u64) -> String {
+    // Days to a civil date, by counting in eras of 400 years from 1 March of year 0.
+    let days = unix_s / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let from_march = (5 * day + 2) / 153;
+    let (day, month) = (day - (153 * from_march + 2) / 5 + 1, (from_march + 2) % 12 + 1);
+    let year = year + era * 400 + u64::from(month <= 2);
+    let minutes = unix_s / 60;
+    format!("{year}-{month:02}-{day:02} {:02}:{:02}", minutes / 60 % 24, minutes % 60)
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+    use crate::measure::Load;
+
+    /// A report with figures that could be real ones.
+    pub fn sample() -> Report {
+        let mut rows = Vec::new();
+        let lists = [1, 2, 4, 8, 16, 32].map(|n| (Operation::List, Some(n), n as f64 + 1.0, 64.0));
+        let gets = [(Operation::GetHit, None, 2.06, 84.0), (Operation::GetMiss, None, 1.1, 0.0)];
+        let sizes = [64, 128, 256, 512, 1024, 2048, 4096];
+        let by_size = sizes.map(|n| (Operation::GetSize, Some(n), 2.0, n as f64));
+        let consistent = sizes.map(|n| (Operation::ConsistentGet, Some(n), 1.02, n as f64 + 12.0));
+        let cells = lists.into_iter().chain(gets).chain(by_size).chain(consistent);
+        for (operation, parameter, trips, bytes) in cells {
+            for (link, trip_ns) in [(Link::Udp, 5_200.0), (Link::Shm, 560.0)] {
+                for placement in Placement::ALL {
+                    let (trips, call) = match placement {
+                        Placement::Client => (trips, 0.0),
+                        Placement::Nic => (1.0, 350.0 + 60.0 * trips),
+                        Placement::Host => (1.0, 1_150.0 + 60.0 * trips),
+                    };
+                    rows.push(row(operation, parameter, link, placement, trips, trips * trip_ns + call + bytes * 0.4));
+                }
+            }
+        }
+        let machine = Machine {
+            cpu: "Some CPU @ 2.60 GHz".into(),
+            cores: 2,
+            memory_bytes: 24 << 30,
+            kernel: "Linux 6.18.0".into(),
+            huge_pages: "madvise".into(),
+            core_to_core_ns: 131.0,
+            raw_udp_ns: Some(4_800.0),
+        };
+        let setup = Setup {
+            node: "127.0.0.2".into(),
+            node_is_child: true,
+            seed: 42,
+            records: 1_000_000,
+            longest_value_bytes: 64,
+            distribution: "zipfian".into(),
+            load_s: 2.4,
+            measure_s: 41.0,
+            cell_s: 0.15,
+            writer_updates_per_s: 100_000,
+            ..Setup::default()
+        };
+        Report::new("remora compare --seed 42".into(), 1_795_262_400, setup, machine, rows)
+    }
+
+    fn row(operation: Operation, parameter: Option<u64>, link: Link, placement: Placement, trips: f64, ns: f64) -> Row {
+        let load = Load {
+            verified: 21_000,
+            ops_per_s: 1e9 / ns,
+            p1_ns: (ns * 0.93) as u64,
+            p50_ns: ns as u64,
+            p99_ns: (ns * 1.6) as u64,
+            p999_ns: Some((ns * 3.1) as u64),
+            round_trips_per_op: trips,
+            wire_bytes_per_op: trips * 212.0,
+            client_cpu_ns_per_op: ns,
+            node_cpu_ns_per_op: ns * 0.8,
+            rereads_per_op: if operation == Operation::ConsistentGet { 0.02 } else { 0.0 },
+            retransmits: 0,
+        };
+        let many = Load { ops_per_s: 11.0 * load.ops_per_s, p50_ns: (ns * 5.8) as u64, ..load.clone() };
+        let many = Load { client_cpu_ns_per_op: ns / 11.0, node_cpu_ns_per_op: ns / 12.0, ..many };
+        Row { operation, parameter, link, placement, in_flight_1: load, in_flight_64: many }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_keeps_everything_and_its_names() {
+        let report = testing::sample();
+        let mut text = Vec::new();
+        report.write_json(&mut text).unwrap();
+        let back: Report = serde_json::from_slice(&text).unwrap();
+        assert!(back.setup == report.setup && back.machine == report.machine && back.verdicts == report.verdicts);
+        let key = |row: &Row| (row.operation, row.parameter, row.link, row.placement, row.in_flight_64.p50_ns);
+        assert!(back.rows.iter().map(key).eq(report.rows.iter().map(key)));
+        let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        assert_eq!(json["format"], "remora-compare/1");
+        assert_eq!(json["setup"]["seed"], 42);
+        let row = &json["rows"][0];
+        assert_eq!((&row["operation"], &row["parameter"]), (&"list".into(), &1.into()));
+        assert_eq!((&row["link"], &row["placement"]), (&"udp".into(), &"client".into()));
+        let load: Vec<&str> = row["in_flight_1"].as_object().unwrap().keys().map(String::as_str).collect();
+        for name in ["p50_ns", "p99_ns", "p999_ns", "ops_per_s", "wire_bytes_per_op", "client_cpu_ns_per_op"] {
+            assert!(load.contains(&name), "{name} is missing in {load:?}");
+        }
+        assert_eq!(report.verdicts.len(), 2 * (6 + 2 + 7 + 7));
+    }
+
+    #[test]
+    fn dates_are_civil() {
+        assert_eq!(date(0), "1970-01-01 00:00");
+        assert_eq!(date(951_782_400), "2000-02-29 00:00");
+        assert_eq!(date(1_795_262_400), "2026-11-21 12:00");
+        assert_eq!(date(1_798_761_599), "2026-12-31 23:59");
+    }
+}

@@ -1,0 +1,301 @@
+//! The report as one HTML page that needs nothing but itself.
+
+use std::fmt::Write;
+
+use super::{Report, date, plot};
+use crate::format::{count, micros, per_op, rate, time};
+use crate::measure::{Link, Load, Operation, Placement, Row};
+use crate::verdict::{groups, summarise};
+
+const STYLE: &str = include_str!("style.css");
+
+/// The page.
+pub fn html(report: &Report) -> String {
+    let mut page = String::new();
+    let _ = write!(
+        page,
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>Remora: where should it run?</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
+    );
+    head(&mut page, report);
+    tiles(&mut page, report);
+    in_short(&mut page, report);
+    for operation in report.operations() {
+        section(&mut page, report, operation);
+    }
+    conditions(&mut page, report);
+    page + "</main>\n</body>\n</html>\n"
+}
+
+/// Text as it may stand in an element or an attribute.
+pub fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+fn head(page: &mut String, report: &Report) {
+    let links: Vec<String> = report.links().into_iter().map(|link| link_name(link).to_string()).collect();
+    let _ = writeln!(
+        page,
+        "<h1>Where should it run?</h1>\n<p class=\"soft\">The same look-ups in each place, over {}. {}, {}; {} UTC. \
+         {} operations, every result verified.</p>",
+        links.join(" and "),
+        escape(&report.source()),
+        escape(&report.machine.cpu),
+        date(report.ended_unix_s),
+        count(report.verified()),
+    );
+}
+
+/// What the places are, how often each wins: the legend of all that follows.
+fn tiles(page: &mut String, report: &Report) {
+    page.push_str("<div class=\"tiles\">\n");
+    for placement in report.placements() {
+        let wins = report.verdicts.iter().filter(|v| !v.level && v.winner == placement).count();
+        let what = match placement {
+            Placement::Client => "Runs here: each memory access is a one-sided READ, a round trip over the network.",
+            Placement::Nic => "One RPC verb: the kernel runs on the node's NIC, next to the data.",
+            Placement::Host => "One SEND: the node's host cores run the kernel and WRITE the answer back.",
+        };
+        let mark = plot::marker(placement, 9.0, 9.0);
+        let _ = writeln!(
+            page,
+            "<div class=\"card tile {placement}\"><svg viewBox=\"0 0 18 18\" aria-hidden=\"true\">{mark}</svg>\
+             <b>{placement}</b><div class=\"wins\">{wins} of {}</div><p>lowest median latency</p><p>{what}</p></div>",
+            report.verdicts.len()
+        );
+    }
+    page.push_str("</div>\n");
+    let level = report.verdicts.iter().filter(|v| v.level).count();
+    if level > 0 {
+        let _ = writeln!(page, "<p class=\"soft\">{level} more are level: the second within 5 %.</p>");
+    }
+}
+
+fn in_short(page: &mut String, report: &Report) {
+    let (links, summaries) = (report.links(), summarise(&report.verdicts));
+    page.push_str("<h2>In short</h2>\n<div class=\"card scroll\"><table class=\"short\"><thead><tr><th></th>");
+    for &link in &links {
+        let _ = write!(page, "<th>over {}</th>", link_name(link));
+    }
+    page.push_str("</tr></thead><tbody>\n");
+    for operation in report.operations() {
+        let _ = write!(page, "<tr><td>{}</td>", escape(operation.title()));
+        for &link in &links {
+            let found = summaries.iter().find(|s| (s.operation, s.link) == (operation, link));
+            let _ = write!(page, "<td>{}</td>", escape(found.map_or("", |s| &s.line)));
+        }
+        page.push_str("</tr>\n");
+    }
+    page.push_str("</tbody></table></div>\n");
+}
+
+fn section(page: &mut String, report: &Report, operation: Operation) {
+    let rows: Vec<Row> = report.rows.iter().filter(|row| row.operation == operation).cloned().collect();
+    let _ = writeln!(page, "<h2>{}</h2>", escape(operation.title()));
+    let (panels, caption) = match operation.unit() {
+        Some(_) => (latency_panels(report, operation, &rows), caption(report, operation)),
+        None => (rate_panels(report, &rows), "Operations a second with 64 in flight. The scales differ.".into()),
+    };
+    let _ = writeln!(
+        page,
+        "<figure><div class=\"panels\">\n{panels}</div><figcaption>{}</figcaption></figure>",
+        escape(&caption)
+    );
+    let open = if operation.unit().is_none() { " open" } else { "" };
+    let _ = writeln!(page, "<details{open}><summary>All figures</summary><div class=\"card scroll\">");
+    table(page, report, operation, &rows);
+    page.push_str("</div></details>\n");
+}
+
+/// A panel for each link, on one scale.
+fn latency_panels(report: &Report, operation: Operation, rows: &[Row]) -> String {
+    let lines = |link: Link| -> Vec<plot::Series> {
+        let of = |placement| rows.iter().filter(move |r| r.link == link && r.placement == placement);
+        let point = |row: &Row| {
+            let Load { p1_ns, p50_ns, p99_ns, .. } = row.in_flight_1;
+            let [low, median, high] = [p1_ns, p50_ns, p99_ns].map(|ns| ns as f64);
+            plot::Point { x: row.parameter.unwrap_or(1), median, low, high }
+        };
+        let series = |placement| plot::Series { placement, points: of(placement).map(point).collect() };
+        report.placements().into_iter().map(series).collect()
+    };
+    let panels: Vec<(Link, Vec<plot::Series>)> = report.links().into_iter().map(|link| (link, lines(link))).collect();
+    let range = plot::range(panels.iter().flat_map(|(_, series)| series));
+    let x_label = match operation {
+        Operation::List => "list elements visited",
+        _ => "value size in bytes",
+    };
+    let mut out = String::new();
+    for (link, series) in &panels {
+        let about = format!("{}: median latency over {}, by {x_label}", operation.title(), link_name(*link));
+        let svg = plot::latency(series, range, x_label, &about);
+        let _ = writeln!(out, "<div class=\"card\"><h3>Latency over {}</h3>{svg}</div>", link_name(*link));
+    }
+    out
+}
+
+fn rate_panels(report: &Report, rows: &[Row]) -> String {
+    let mut out = String::new();
+    for link in report.links() {
+        let bars = rows.iter().filter(|r| r.link == link).map(|r| (r.placement, r.in_flight_64.ops_per_s)).collect();
+        let about = format!("operations a second with 64 in flight over {}", link_name(link));
+        let svg = plot::rates(&[(String::new(), bars)], &about);
+        let _ = writeln!(out, "<div class=\"card\"><h3>Throughput over {}</h3>{svg}</div>", link_name(link));
+    }
+    out
+}
+
+fn caption(report: &Report, operation: Operation) -> String {
+    let what = match operation {
+        Operation::List => {
+            "Median latency of finding the last element of a list and reading its value of 64 bytes, by the list's \
+             length, as in figure 7 of StRoM (EuroSys 2020)."
+                .into()
+        }
+        Operation::ConsistentGet => format!(
+            "Median latency of reading a value whole, by its size, as in figure 9 of StRoM (EuroSys 2020). A writer on \
+             the node keeps rewriting the values ({}); a read that catches one half-written is repeated until the CRC64 \
+             holds.",
+            match report.setup.writer_updates_per_s {
+                0 => "as fast as it can".into(),
+                n => format!("{} updates a second", count(n.into())),
+            }
+        ),
+        _ => "Median latency of a GET, by the size of the value, as in figure 8 of StRoM (EuroSys 2020).".into(),
+    };
+    format!("{what} Bars run from the 1st to the 99th percentile; one operation in flight; both axes are logarithmic.")
+}
+
+fn table(page: &mut String, report: &Report, operation: Operation, rows: &[Row]) {
+    let rereads = operation == Operation::ConsistentGet;
+    let unit = operation.unit().unwrap_or("");
+    let _ = write!(
+        page,
+        "<table><thead><tr><th>{unit}</th><th class=\"t\">link</th><th class=\"t\">place</th>\
+         <th>p50<br>µs</th><th>p99<br>µs</th><th>p99.9<br>µs</th><th>ops/s<br>1 in flight</th>\
+         <th>ops/s<br>64 in flight</th><th>p99 µs<br>64 in flight</th><th>round trips<br>per op</th>\
+         <th>wire bytes<br>per op</th><th>client CPU<br>ns/op at 64</th><th>node CPU<br>ns/op at 64</th>{}\
+         </tr></thead><tbody>\n",
+        if rereads { "<th>re-reads<br>per op</th>" } else { "" }
+    );
+    for group in groups(rows) {
+        let key = (operation, group[0].parameter, group[0].link);
+        let verdict = report.verdicts.iter().find(|v| (v.operation, v.parameter, v.link) == key);
+        for (n, row) in group.iter().enumerate() {
+            let best = verdict.is_some_and(|v| !v.level && v.winner == row.placement);
+            let class = [if n == 0 { "new" } else { "" }, if best { "best" } else { "" }].join(" ");
+            let _ = write!(page, "<tr class=\"{}\">", class.trim());
+            cells(page, row, n == 0, rereads);
+            page.push_str("</tr>\n");
+        }
+        if let Some(verdict) = verdict {
+            let span = 12 + usize::from(rereads);
+            let _ =
+                writeln!(page, "<tr class=\"why\"><td></td><td colspan=\"{span}\">{}</td></tr>", escape(&verdict.line));
+        }
+    }
+    page.push_str("</tbody></table>");
+}
+
+fn cells(page: &mut String, row: &Row, first: bool, rereads: bool) {
+    let (one, many) = (&row.in_flight_1, &row.in_flight_64);
+    let parameter = row.parameter.filter(|_| first).map(count).unwrap_or_default();
+    let link = if first { row.link.name() } else { "" };
+    let placement = row.placement;
+    let _ = write!(
+        page,
+        "<td>{parameter}</td><td class=\"t\">{link}</td><td class=\"t place {placement}\">{placement}</td>\
+         <td class=\"p50\">{}</td>",
+        micros(one.p50_ns)
+    );
+    let numbers = [
+        micros(one.p99_ns),
+        one.p999_ns.map_or("–".into(), micros),
+        rate(one.ops_per_s),
+        rate(many.ops_per_s),
+        micros(many.p99_ns),
+        per_op(one.round_trips_per_op),
+        count(one.wire_bytes_per_op.round() as u64),
+        count(many.client_cpu_ns_per_op.round() as u64),
+        count(many.node_cpu_ns_per_op.round() as u64),
+    ];
+    for number in numbers {
+        let _ = write!(page, "<td>{number}</td>");
+    }
+    if rereads {
+        let _ = write!(page, "<td>{:.4}</td>", one.rereads_per_op);
+    }
+}
+
+/// The machine, the set-up and what the words mean.
+fn conditions(page: &mut String, report: &Report) {
+    let (machine, setup) = (&report.machine, &report.setup);
+    let gigabytes = machine.memory_bytes as f64 / (1u64 << 30) as f64;
+    let probe = machine.raw_udp_ns.map_or("could not be timed".into(), time);
+    let whose = if setup.node_is_child { "a child process on this machine" } else { "started by the user" };
+    let mut facts = vec![
+        ("Command", format!("<code>{}</code>", escape(&report.command))),
+        ("Remora", report.version.clone()),
+        ("Processor", format!("{}, {} cores for this process", escape(&machine.cpu), machine.cores)),
+        ("Memory", format!("{gigabytes:.0} GiB, transparent huge pages: {}", escape(&machine.huge_pages))),
+        ("System", escape(&machine.kernel)),
+        ("Cache line, core to core and back", time(machine.core_to_core_ns)),
+        ("Raw datagram of 64 bytes, there and back", probe),
+        ("Node", format!("{}, {whose}", escape(&setup.node))),
+        ("Records", escape(&report.source())),
+        ("Keys", format!("{}, seed {}", escape(&setup.distribution), setup.seed)),
+        ("Loading", format!("{:.1} s", setup.load_s)),
+        ("Measuring", format!("{:.1} s, {} s for each number in flight", setup.measure_s, setup.cell_s)),
+    ];
+    if let Some(trace) = &setup.trace {
+        let (gets, misses) = (count(setup.trace_gets), count(setup.trace_expected_misses));
+        facts.insert(10, ("Trace", format!("{}: {gets} GETs, {misses} of absent keys", escape(trace))));
+    }
+    page.push_str("<h2>Conditions</h2>\n<div class=\"card\"><dl>\n");
+    for (name, value) in facts {
+        let _ = writeln!(page, "<dt>{name}</dt><dd>{value}</dd>");
+    }
+    page.push_str(
+        "</dl></div>\n<p class=\"soft\" style=\"margin-top:16px\">Latency runs from handing the operation over to \
+         having its result. A round trip is a request that waits for the network. Wire bytes are those of IP packets, \
+         both ways, acknowledgements included. CPU time is that of the whole process, polling included. A 99.9th \
+         percentile is given from a thousand operations on. On a shared machine the neighbours change the figures from \
+         run to run: compare within one report.</p>\n",
+    );
+}
+
+fn link_name(link: Link) -> &'static str {
+    match link {
+        Link::Udp => "UDP",
+        Link::Shm => "shared memory",
+        Link::Packet => "Ethernet frames",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::testing::sample;
+
+    #[test]
+    fn the_page_stands_alone_and_holds_all() {
+        let mut report = sample();
+        report.setup.load = Some("<b>&.tsv".into());
+        let page = html(&report);
+        assert!(!page.contains("://") && !page.contains("<script"), "nothing from elsewhere, nothing that runs");
+        assert!(page.contains("&lt;b&gt;&amp;.tsv") && !page.contains("<b>&.tsv"));
+        // Two panels for each of five operations, and the three marks of the legend.
+        assert_eq!(page.matches("<svg").count(), 2 * 5 + 3);
+        assert_eq!(page.matches("<polyline").count(), 3 * 2 * 3);
+        assert_eq!(page.matches("class=\"t place").count(), report.rows.len());
+        assert!(page.contains("figure 7") && page.contains("figure 8") && page.contains("figure 9"));
+        for tag in ["table", "svg", "details", "div", "td", "dl", "figure"] {
+            let (open, close) = (page.matches(&format!("<{tag}")).count(), page.matches(&format!("</{tag}>")).count());
+            assert_eq!(open, close, "<{tag}>");
+        }
+        if let Ok(path) = std::env::var("REMORA_SAMPLE_HTML") {
+            std::fs::write(path, page).unwrap();
+        }
+    }
+}

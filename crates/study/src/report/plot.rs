@@ -1,0 +1,241 @@
+//! Plots as inline SVG. Colours come from the page's style sheet, by class, so that light and dark both work.
+
+use std::fmt::Write;
+
+use crate::format::{power_of_two, rate, time};
+use crate::measure::Placement;
+
+const WIDTH: f64 = 560.0;
+const HEIGHT: f64 = 340.0;
+const LEFT: f64 = 64.0;
+const RIGHT: f64 = 66.0;
+const TOP: f64 = 14.0;
+const BOTTOM: f64 = 50.0;
+/// Labels at the ends of lines keep this distance.
+const LABEL_STEP: f64 = 15.0;
+/// Lines stand this far beside each other, so that error bars do not hide each other.
+const DODGE: f64 = 5.0;
+const BAR: f64 = 17.0;
+
+/// One line of a line plot.
+pub struct Series {
+    /// Whose it is: gives colour, marker and label.
+    pub placement: Placement,
+    /// From left to right.
+    pub points: Vec<Point>,
+}
+
+/// A median with its spread.
+#[derive(Clone, Copy)]
+pub struct Point {
+    /// List elements or bytes: at least 1, drawn on a scale of powers of two.
+    pub x: u64,
+    /// Nanoseconds, drawn on a logarithmic scale.
+    pub median: f64,
+    /// The 1st percentile.
+    pub low: f64,
+    /// The 99th percentile.
+    pub high: f64,
+}
+
+/// The lowest and the highest value of lines, with room around: plots side by side share it.
+pub fn range<'a>(series: impl Iterator<Item = &'a Series>) -> (f64, f64) {
+    let points = series.flat_map(|s| &s.points);
+    let (low, high) = points.fold((f64::MAX, 1.0), |(low, high), p| (p.low.min(low), p.high.max(high)));
+    let low = low.clamp(1.0, high);
+    (low / 1.15, high * 1.15)
+}
+
+/// Latency against list length or value size, logarithmic both ways, with error bars from the 1st to the 99th
+/// percentile.
+pub fn latency(series: &[Series], (low, high): (f64, f64), x_label: &str, about: &str) -> String {
+    let mut xs: Vec<u64> = series.iter().flat_map(|s| s.points.iter().map(|p| p.x)).collect();
+    xs.sort_unstable();
+    xs.dedup();
+    let log = |x: u64| (x.max(1) as f64).log2();
+    let (first, last) = (xs.first().copied().map_or(0.0, log), xs.last().copied().map_or(1.0, log));
+    let x_at = |x: u64| {
+        let inner = WIDTH - LEFT - RIGHT - 24.0;
+        LEFT + 12.0 + inner * if last > first { (log(x) - first) / (last - first) } else { 0.5 }
+    };
+    let y_at = |ns: f64| HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (ns.max(1.0) / low).ln() / (high / low).ln();
+
+    let mut svg = open(HEIGHT, about);
+    for ns in ticks(low, high) {
+        let (y, right) = (y_at(ns), WIDTH - RIGHT);
+        let _ = write!(svg, r#"<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1}" y2="{y:.1}"/>"#);
+        text(&mut svg, LEFT - 8.0, y + 4.0, "end", "", &tick_label(ns));
+    }
+    let base = HEIGHT - BOTTOM;
+    let _ = write!(svg, r#"<line class="axis" x1="{LEFT}" x2="{}" y1="{base}" y2="{base}"/>"#, WIDTH - RIGHT);
+    for &x in &xs {
+        let at = x_at(x);
+        let _ = write!(svg, r#"<line class="axis" x1="{at:.1}" x2="{at:.1}" y1="{base}" y2="{}"/>"#, base + 4.0);
+        text(&mut svg, at, base + 18.0, "middle", "", &power_of_two(x));
+    }
+    text(&mut svg, (LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 10.0, "middle", "label", x_label);
+
+    let mut labels = Vec::new();
+    for (n, line) in series.iter().enumerate() {
+        let dodge = (n as f64 - (series.len() as f64 - 1.0) / 2.0) * DODGE;
+        draw_line(&mut svg, line, &|x| x_at(x) + dodge, &y_at);
+        labels.extend(line.points.last().map(|p| (line.placement, y_at(p.median))));
+    }
+    spread(&mut labels);
+    for (placement, y) in labels {
+        text(&mut svg, WIDTH - RIGHT + 8.0, y + 4.0, "start", &format!("name {placement}"), placement.name());
+    }
+    svg + "</svg>"
+}
+
+fn draw_line(svg: &mut String, line: &Series, x_at: &dyn Fn(u64) -> f64, y_at: &dyn Fn(f64) -> f64) {
+    let class = line.placement.name();
+    let path: Vec<String> = line.points.iter().map(|p| format!("{:.1},{:.1}", x_at(p.x), y_at(p.median))).collect();
+    let _ = write!(svg, r#"<g class="{class}"><polyline points="{}"/>"#, path.join(" "));
+    for point in &line.points {
+        let (x, y) = (x_at(point.x), y_at(point.median));
+        let about = format!(
+            "{class}, {}: median {}, 1 % under {}, 99 % under {}",
+            power_of_two(point.x),
+            time(point.median),
+            time(point.low),
+            time(point.high),
+        );
+        let (top, bottom) = (y_at(point.high), y_at(point.low));
+        let _ = write!(svg, r#"<g><title>{about}</title>"#);
+        let _ = write!(
+            svg,
+            r#"<path class="spread" d="M{x:.1} {top:.1}V{bottom:.1}M{:.1} {top:.1}h6M{:.1} {bottom:.1}h6"/>"#,
+            x - 3.0,
+            x - 3.0
+        );
+        let _ = write!(svg, "{}</g>", marker(line.placement, x, y));
+    }
+    svg.push_str("</g>");
+}
+
+/// Each placement has a shape of its own, for those who cannot tell the colours apart.
+pub fn marker(placement: Placement, x: f64, y: f64) -> String {
+    match placement {
+        Placement::Client => format!(r#"<circle class="mark" cx="{x:.1}" cy="{y:.1}" r="4.2"/>"#),
+        Placement::Nic => {
+            format!(r#"<rect class="mark" x="{:.1}" y="{:.1}" width="8" height="8"/>"#, x - 4.0, y - 4.0)
+        }
+        Placement::Host => format!(r#"<path class="mark" d="M{x:.1} {:.1}l5 8.6h-10z"/>"#, y - 5.4),
+    }
+}
+
+/// Operations a second as bars from zero: groups with a name, each with a bar for each placement.
+pub fn rates(groups: &[(String, Vec<(Placement, f64)>)], about: &str) -> String {
+    let most = groups.iter().flat_map(|(_, bars)| bars).map(|&(_, rate)| rate).fold(1.0, f64::max);
+    let left = 96.0;
+    let inner = WIDTH - left - 84.0;
+    let group_height = |bars: &[(Placement, f64)]| 24.0 + bars.len() as f64 * (BAR + 4.0) + 8.0;
+    let height: f64 = groups.iter().map(|(_, bars)| group_height(bars)).sum();
+    let mut svg = open(height + 4.0, about);
+    let mut y = 0.0;
+    for (name, bars) in groups {
+        text(&mut svg, left, y + 16.0, "start", "label", name);
+        for (n, &(placement, per_s)) in bars.iter().enumerate() {
+            let top = y + 24.0 + n as f64 * (BAR + 4.0);
+            let (length, middle) = ((inner * per_s / most).max(1.0), top + BAR / 2.0 + 4.0);
+            let _ = write!(
+                svg,
+                r#"<g class="{placement}"><rect class="bar" x="{left}" y="{top:.1}" width="{length:.1}" height="{BAR}"/></g>"#
+            );
+            text(&mut svg, left - 8.0, middle, "end", &format!("name {placement}"), placement.name());
+            text(&mut svg, left + length + 6.0, middle, "start", "", &format!("{}/s", rate(per_s)));
+        }
+        y += group_height(bars);
+    }
+    svg + "</svg>"
+}
+
+fn open(height: f64, about: &str) -> String {
+    let about = super::html::escape(about);
+    format!(r#"<svg viewBox="0 0 {WIDTH} {height:.0}" role="img" aria-label="{about}">"#)
+}
+
+fn text(svg: &mut String, x: f64, y: f64, anchor: &str, class: &str, text: &str) {
+    let text = super::html::escape(text);
+    let _ = write!(svg, r#"<text class="{class}" x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{text}</text>"#);
+}
+
+/// 1, 2 and 5 times powers of ten; the powers alone if those are enough.
+fn ticks(low: f64, high: f64) -> Vec<f64> {
+    let steps: &[f64] = if high / low > 2000.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+    let powers = (0..12).map(|power| 10f64.powi(power));
+    powers.flat_map(|power| steps.iter().map(move |step| power * step)).filter(|v| (low..=high).contains(v)).collect()
+}
+
+/// A tick is one digit and zeros.
+fn tick_label(ns: f64) -> String {
+    match ns {
+        ns if ns < 1e3 => format!("{ns:.0} ns"),
+        ns if ns < 1e6 => format!("{:.0} µs", ns / 1e3),
+        ns if ns < 1e9 => format!("{:.0} ms", ns / 1e6),
+        ns => format!("{:.0} s", ns / 1e9),
+    }
+}
+
+/// Moves labels apart, from the top down, then back into the plot from the bottom up.
+fn spread(labels: &mut [(Placement, f64)]) {
+    labels.sort_by(|a, b| a.1.total_cmp(&b.1));
+    for i in 1..labels.len() {
+        labels[i].1 = labels[i].1.max(labels[i - 1].1 + LABEL_STEP);
+    }
+    let mut floor = HEIGHT - BOTTOM;
+    for label in labels.iter_mut().rev() {
+        label.1 = label.1.min(floor);
+        floor = label.1 - LABEL_STEP;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(placement: Placement, medians: &[f64]) -> Series {
+        let point = |(n, &median): (usize, &f64)| Point { x: 1 << n, median, low: median * 0.9, high: median * 2.0 };
+        Series { placement, points: medians.iter().enumerate().map(point).collect() }
+    }
+
+    #[test]
+    fn lines_have_a_point_for_each_figure_and_stay_inside() {
+        let lines = [series(Placement::Client, &[900.0, 1500.0, 2e5]), series(Placement::Nic, &[1e3, 1e3, 1.1e3])];
+        let svg = latency(&lines, range(lines.iter()), "elements", "latency <by> length");
+        assert_eq!(svg.matches("<title>").count(), 6);
+        assert_eq!(svg.matches("<polyline").count(), 2);
+        assert!(svg.contains("latency &lt;by&gt; length"));
+        assert!(svg.contains("nic, 4: median 1.10 µs"), "{svg}");
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+        for y in svg.split("cy=\"").skip(1) {
+            let y: f64 = y.split('"').next().unwrap().parse().unwrap();
+            assert!((TOP..HEIGHT - BOTTOM + 0.1).contains(&y), "{y}");
+        }
+    }
+
+    #[test]
+    fn odd_input_draws_nothing_odd() {
+        for lines in [vec![], vec![series(Placement::Host, &[])], vec![series(Placement::Host, &[0.0])]] {
+            let svg = latency(&lines, range(lines.iter()), "bytes", "");
+            assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+        }
+        assert!(!rates(&[("none".into(), vec![(Placement::Nic, 0.0)])], "").contains("NaN"));
+    }
+
+    #[test]
+    fn ticks_are_few_and_round() {
+        assert_eq!(ticks(400.0, 30_000.0), [500.0, 1e3, 2e3, 5e3, 1e4, 2e4]);
+        assert_eq!(ticks(1.0, 1e6).len(), 7);
+        assert_eq!([500.0, 2e4, 1e6].map(tick_label), ["500 ns", "20 µs", "1 ms"]);
+    }
+
+    #[test]
+    fn labels_keep_their_distance() {
+        let mut labels = [(Placement::Client, 285.0), (Placement::Nic, 286.0), (Placement::Host, 289.0)];
+        spread(&mut labels);
+        assert!(labels.windows(2).all(|w| w[1].1 - w[0].1 >= LABEL_STEP - 1e-9), "{labels:?}");
+        assert!(labels[2].1 <= HEIGHT - BOTTOM);
+    }
+}

@@ -1,0 +1,179 @@
+//! The table for the terminal, at most 120 columns wide.
+
+use std::fmt::Write;
+
+use super::Report;
+use crate::format::{count, micros, per_op, rate, time};
+use crate::measure::{Operation, Row};
+use crate::verdict::{groups, summarise};
+
+/// Columns that every line fits in.
+pub const WIDTH: usize = 120;
+
+/// A column: its heading in two lines, and its width.
+struct Column(&'static str, &'static str, usize);
+
+const COLUMNS: [Column; 12] = [
+    Column("", "", 8),
+    Column("", "link", 6),
+    Column("", "placement", 9),
+    Column("1 in", "p50 µs", 8),
+    Column("flight", "p99 µs", 8),
+    Column("", "p99.9 µs", 8),
+    Column("", "ops/s", 7),
+    Column("64 in fl.", "ops/s", 9),
+    Column("round", "trips/op", 8),
+    Column("wire", "bytes/op", 8),
+    Column("CPU ns/op", "client", 9),
+    Column("at 64", "node", 7),
+];
+
+/// The whole report: what was measured, row by row, then who wins.
+pub fn table(report: &Report) -> String {
+    let mut out = String::new();
+    let last_column = report.rows.iter().any(|row| row.in_flight_1.rereads_per_op > 0.0);
+    for operation in report.operations() {
+        section(&mut out, report, operation);
+    }
+    if last_column {
+        out += "Re-reads of a changing value are in the round trips at the client; at nic and host they stay inside.\n";
+    }
+    out += "\nIn short\n";
+    for summary in summarise(&report.verdicts) {
+        let name = format!("{} over {}: ", summary.operation, summary.link);
+        wrap(&mut out, &name, &summary.line);
+    }
+    let machine = &report.machine;
+    let probes = match machine.raw_udp_ns {
+        Some(ns) => format!("a raw datagram there and back {}", time(ns)),
+        None => "raw datagrams could not be timed".into(),
+    };
+    let _ = write!(
+        out,
+        "\n{} operations, every result verified. {}, seed {}.\n\
+         Loaded in {:.1} s, measured in {:.1} s on {}, {} cores.\n\
+         A cache line between two cores and back {}, {probes}.\n",
+        count(report.verified()),
+        report.source(),
+        report.setup.seed,
+        report.setup.load_s,
+        report.setup.measure_s,
+        machine.cpu,
+        machine.cores,
+        time(machine.core_to_core_ns),
+    );
+    out
+}
+
+fn section(out: &mut String, report: &Report, operation: Operation) {
+    let _ = writeln!(out, "\n{}", operation.title());
+    let unit = operation.unit().unwrap_or("");
+    let heading = |pick: fn(&Column) -> &'static str| -> Vec<String> {
+        COLUMNS.iter().map(|column| pick(column).to_string()).collect()
+    };
+    line(out, &heading(|column| column.0));
+    let mut second = heading(|column| column.1);
+    second[0] = unit.into();
+    line(out, &second);
+    let rows: Vec<Row> = report.rows.iter().filter(|row| row.operation == operation).cloned().collect();
+    for group in groups(&rows) {
+        let verdict = report
+            .verdicts
+            .iter()
+            .find(|v| (v.operation, v.parameter, v.link) == (operation, group[0].parameter, group[0].link));
+        for (n, row) in group.iter().enumerate() {
+            let wins = verdict.is_some_and(|v| !v.level && v.winner == row.placement);
+            line(out, &cells(row, n == 0, wins));
+        }
+        if let (Some(verdict), None) = (verdict, operation.unit()) {
+            wrap(out, "        ", &verdict.line);
+        }
+    }
+}
+
+/// A row's cells. The parameter and the link stand in the first row of a group only.
+fn cells(row: &Row, first: bool, wins: bool) -> Vec<String> {
+    let (one, many) = (&row.in_flight_1, &row.in_flight_64);
+    let parameter = row.parameter.filter(|_| first).map(count).unwrap_or_default();
+    let link = if first { row.link.name() } else { "" };
+    let mark = if wins { "*" } else { " " };
+    vec![
+        parameter,
+        link.into(),
+        format!("{:<6} {mark}", row.placement),
+        micros(one.p50_ns),
+        micros(one.p99_ns),
+        one.p999_ns.map_or("-".into(), micros),
+        rate(one.ops_per_s),
+        rate(many.ops_per_s),
+        per_op(one.round_trips_per_op),
+        count(one.wire_bytes_per_op.round() as u64),
+        count(many.client_cpu_ns_per_op.round() as u64),
+        count(many.node_cpu_ns_per_op.round() as u64),
+    ]
+}
+
+/// Names to the left, numbers to the right.
+fn line(out: &mut String, cells: &[String]) {
+    let mut text = String::new();
+    for (i, (cell, Column(_, _, width))) in cells.iter().zip(&COLUMNS).enumerate() {
+        let _ = match i {
+            0 => write!(text, "{cell:>width$}"),
+            1 | 2 => write!(text, "  {cell:<width$}"),
+            _ => write!(text, " {cell:>width$}"),
+        };
+    }
+    out.push_str(text.trim_end());
+    out.push('\n');
+}
+
+/// Text in lines of at most [`WIDTH`], after a name, continued under its start.
+fn wrap(out: &mut String, name: &str, text: &str) {
+    let indent = "  ";
+    let mut column = indent.len() + name.chars().count();
+    let _ = write!(out, "{indent}{name}");
+    for (n, word) in text.split_whitespace().enumerate() {
+        let len = word.chars().count();
+        if n > 0 && column + 1 + len > WIDTH {
+            let _ = write!(out, "\n{indent}{indent}");
+            column = 2 * indent.len();
+        } else if n > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += len;
+    }
+    out.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::testing::sample;
+
+    #[test]
+    fn every_line_fits_and_every_row_is_there() {
+        let report = sample();
+        let text = table(&report);
+        for line in text.lines() {
+            assert!(line.chars().count() <= WIDTH, "{} columns: {line}", line.chars().count());
+            assert_eq!(line.trim_end(), line);
+        }
+        for (title, rows) in [("Linked-list", 36), ("key present", 6), ("key absent", 6)] {
+            let body = text.split(title).nth(1).unwrap().split("\n\n").next().unwrap();
+            let found = body.lines().filter(|l| ["client ", "nic ", "host "].iter().any(|p| l.contains(p))).count();
+            assert!(found >= rows, "{found} rows of {rows} after {title:?}:\n{body}");
+        }
+        assert!(text.contains("list over udp: "), "{text}");
+        assert!(text.contains("every result verified"));
+    }
+
+    #[test]
+    fn long_text_is_wrapped_under_its_start() {
+        let mut out = String::new();
+        wrap(&mut out, "name: ", &"word ".repeat(40));
+        assert_eq!(out.lines().count(), 2);
+        assert!(out.lines().all(|line| line.starts_with("  ")));
+    }
+}

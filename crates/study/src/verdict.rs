@@ -1,0 +1,241 @@
+//! Which placement wins, and the measured reason why.
+
+use std::ops::RangeInclusive;
+
+use serde::{Deserialize, Serialize};
+
+use crate::format::{per_op, plural, rate, time};
+use crate::measure::{Link, Load, Operation, Placement, Row};
+
+/// Medians closer than this are level.
+const LEVEL: f64 = 1.05;
+
+/// The outcome for one operation over one link.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// What was done.
+    pub operation: Operation,
+    /// List elements, or bytes of the value.
+    pub parameter: Option<u64>,
+    /// The way that packets took.
+    pub link: Link,
+    /// The placement with the lowest median latency with 1 in flight.
+    pub winner: Placement,
+    /// Whether the second is within 5 %.
+    pub level: bool,
+    /// The placement with most operations a second with 64 in flight.
+    pub most_ops: Placement,
+    /// The outcome as a sentence.
+    pub line: String,
+}
+
+/// Judges rows of one operation, parameter and link: one for each placement measured. `None` if there are none.
+pub fn judge(rows: &[&Row]) -> Option<Verdict> {
+    let mut ranked = rows.to_vec();
+    ranked.sort_by_key(|row| row.in_flight_1.p50_ns);
+    let best = *ranked.first()?;
+    let most = rows.iter().max_by(|a, b| a.in_flight_64.ops_per_s.total_cmp(&b.in_flight_64.ops_per_s))?;
+    let level =
+        ranked.get(1).is_some_and(|second| (second.in_flight_1.p50_ns as f64) < best.in_flight_1.p50_ns as f64 * LEVEL);
+    Some(Verdict {
+        operation: best.operation,
+        parameter: best.parameter,
+        link: best.link,
+        winner: best.placement,
+        level,
+        most_ops: most.placement,
+        line: sentence(&ranked, level, most),
+    })
+}
+
+/// `nic wins over udp: 1 round trip instead of 9; 7.12 µs against 52.0 µs at the client, 8.30 µs at the host`.
+fn sentence(ranked: &[&Row], level: bool, most: &Row) -> String {
+    let (best, rest) = (ranked[0], &ranked[1..]);
+    let Some(second) = rest.first() else {
+        let took = time(best.in_flight_1.p50_ns as f64);
+        return format!("only the {} was measured over {}: {took}", best.placement, best.link);
+    };
+    let head = if level {
+        format!("{} and {} are level over {}", best.placement, second.placement, best.link)
+    } else {
+        format!("{} wins over {}", best.placement, best.link)
+    };
+    // The client is the placement to be better than; if it is the best, the runner-up is.
+    let other = rest.iter().find(|row| row.placement == Placement::Client).unwrap_or(second);
+    let mut line = format!("{head}: {}; {}", reason(best, other), time(best.in_flight_1.p50_ns as f64));
+    let others = std::iter::once(other).chain(rest.iter().filter(|row| row.placement != other.placement));
+    for (row, joint) in others.zip([" against", ","]) {
+        line += &format!("{joint} {} at the {}", time(row.in_flight_1.p50_ns as f64), row.placement);
+    }
+    if most.placement != best.placement {
+        let (first, ours) = (rate(most.in_flight_64.ops_per_s), rate(best.in_flight_64.ops_per_s));
+        line += &format!("; with 64 in flight {} does most, {first} ops/s against {ours}", most.placement);
+    }
+    line
+}
+
+/// What differs most plainly between the best and the other.
+fn reason(best: &Row, other: &Row) -> String {
+    let (ours, theirs) = (&best.in_flight_1, &other.in_flight_1);
+    let trips = |load: &Load| load.round_trips_per_op;
+    if trips(ours) < trips(theirs) * 0.95 {
+        return format!("{} instead of {}", plural(trips(ours), "round trip"), per_op(trips(theirs)));
+    }
+    if trips(theirs) < trips(ours) * 0.95 {
+        let each = time(ours.p50_ns as f64 / trips(ours));
+        let call = time(theirs.p50_ns as f64 / trips(theirs).max(1.0));
+        return format!(
+            "{} of {each} each beat {} of {call}",
+            plural(trips(ours), "round trip"),
+            per_op(trips(theirs))
+        );
+    }
+    let both = plural(trips(ours), "round trip");
+    if ours.node_cpu_ns_per_op < theirs.node_cpu_ns_per_op * 0.9 {
+        let (ours, theirs) = (time(ours.node_cpu_ns_per_op), time(theirs.node_cpu_ns_per_op));
+        return format!("{both} for both, but less work at the node ({ours} of CPU against {theirs})");
+    }
+    if ours.wire_bytes_per_op < theirs.wire_bytes_per_op * 0.9 {
+        let (ours, theirs) = (per_op(ours.wire_bytes_per_op.round()), per_op(theirs.wire_bytes_per_op.round()));
+        return format!("{both} for both, but {ours} bytes on the wire instead of {theirs}");
+    }
+    format!("{both} for both, and neither bytes nor CPU at the node set them apart")
+}
+
+/// Judges every group of rows with the same operation, parameter and link, in the rows' order.
+pub fn judge_all(rows: &[Row]) -> Vec<Verdict> {
+    groups(rows).iter().filter_map(|group| judge(group)).collect()
+}
+
+/// Rows with the same operation, parameter and link, in the rows' order.
+pub fn groups(rows: &[Row]) -> Vec<Vec<&Row>> {
+    let key = |row: &Row| (row.operation, row.parameter, row.link);
+    let mut groups: Vec<Vec<&Row>> = Vec::new();
+    for row in rows {
+        match groups.iter_mut().find(|group| key(group[0]) == key(row)) {
+            Some(group) => group.push(row),
+            None => groups.push(vec![row]),
+        }
+    }
+    groups
+}
+
+/// The outcome of an operation over a link for all parameters together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    /// What was done.
+    pub operation: Operation,
+    /// The way that packets took.
+    pub link: Link,
+    /// Who wins where, and the reason at the largest parameter.
+    pub line: String,
+}
+
+/// Sums verdicts up: one line for each operation and link, in the verdicts' order.
+pub fn summarise(verdicts: &[Verdict]) -> Vec<Summary> {
+    let mut summaries: Vec<Summary> = Vec::new();
+    for verdict in verdicts {
+        let (operation, link) = (verdict.operation, verdict.link);
+        if summaries.iter().any(|s| (s.operation, s.link) == (operation, link)) {
+            continue;
+        }
+        let mut same: Vec<&Verdict> = verdicts.iter().filter(|v| (v.operation, v.link) == (operation, link)).collect();
+        same.sort_by_key(|v| v.parameter);
+        summaries.push(Summary { operation, link, line: summary_line(&same) });
+    }
+    summaries
+}
+
+fn summary_line(verdicts: &[&Verdict]) -> String {
+    let [.., last] = verdicts else { return String::new() };
+    let (Some(parameter), Some(unit)) = (last.parameter, last.operation.unit()) else { return last.line.clone() };
+    let mut runs: Vec<(String, RangeInclusive<u64>)> = Vec::new();
+    for verdict in verdicts {
+        let at = verdict.parameter.unwrap_or(0);
+        let winner = if verdict.level { "nobody clearly" } else { verdict.winner.name() };
+        match runs.last_mut() {
+            Some((name, range)) if name == winner => *range = *range.start()..=at,
+            _ => runs.push((winner.into(), at..=at)),
+        }
+    }
+    let parts: Vec<String> = runs
+        .iter()
+        .map(|(name, range)| match (range.start(), range.end()) {
+            (start, end) if start == end => format!("{name} at {start}"),
+            (start, end) => format!("{name} from {start} to {end}"),
+        })
+        .collect();
+    format!("{} {unit}. At {parameter}: {}", parts.join(", "), last.line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(placement: Placement, trips: f64, p50_ns: u64, ops_64: f64) -> Row {
+        let load = Load { p50_ns, round_trips_per_op: trips, node_cpu_ns_per_op: 1000.0, ..Load::default() };
+        Row {
+            operation: Operation::List,
+            parameter: Some(8),
+            link: Link::Udp,
+            placement,
+            in_flight_64: Load { ops_per_s: ops_64, ..load.clone() },
+            in_flight_1: load,
+        }
+    }
+
+    fn line(rows: &[Row]) -> String {
+        judge(&rows.iter().collect::<Vec<_>>()).unwrap().line
+    }
+
+    #[test]
+    fn the_reason_is_what_was_measured() {
+        use Placement::*;
+        let client = row(Client, 9.0, 51_960, 4e5);
+        let (nic, host) = (row(Nic, 1.0, 7_123, 2e6), row(Host, 1.0, 8_300, 1.5e6));
+        assert_eq!(
+            line(&[client.clone(), nic.clone(), host.clone()]),
+            "nic wins over udp: 1 round trip instead of 9; 7.12 µs against 52.0 µs at the client, 8.30 µs at the host"
+        );
+        assert_eq!(
+            line(&[client.clone(), row(Nic, 1.0, 7_123, 1e6), host.clone()]),
+            "nic wins over udp: 1 round trip instead of 9; 7.12 µs against 52.0 µs at the client, 8.30 µs at the host; \
+             with 64 in flight host does most, 1.50 M ops/s against 1.00 M"
+        );
+        assert_eq!(
+            line(&[row(Client, 2.0, 6_000, 4e6), nic.clone(), host.clone()]),
+            "client wins over udp: 2 round trips of 3.00 µs each beat 1 of 7.12 µs; \
+             6.00 µs against 7.12 µs at the nic, 8.30 µs at the host"
+        );
+        assert_eq!(
+            line(&[row(Nic, 1.0, 8_100, 2e6), host]),
+            "nic and host are level over udp: 1 round trip for both, and neither bytes nor CPU at the node set them apart; \
+             8.10 µs against 8.30 µs at the host"
+        );
+        let mut lazy = row(Host, 1.0, 9_000, 1.0);
+        lazy.in_flight_1.node_cpu_ns_per_op = 3000.0;
+        assert!(line(&[nic.clone(), lazy]).contains("but less work at the node (1.00 µs of CPU against 3.00 µs)"));
+        assert_eq!(line(&[nic]), "only the nic was measured over udp: 7.12 µs");
+        assert_eq!(judge(&[]), None);
+    }
+
+    #[test]
+    fn summaries_join_neighbouring_parameters() {
+        use Placement::*;
+        let rows: Vec<Row> = [1, 2, 4, 8, 16, 32]
+            .into_iter()
+            .flat_map(|length| {
+                let client = row(Client, length as f64 + 1.0, 3_000 * (length + 1), 1e6);
+                [client, row(Nic, 1.0, 7_000, 2e6)].map(|r| Row { parameter: Some(length), ..r })
+            })
+            .collect();
+        let verdicts = judge_all(&rows);
+        assert_eq!(verdicts.len(), 6);
+        let [summary] = &summarise(&verdicts)[..] else { panic!("one operation over one link") };
+        assert_eq!(
+            summary.line,
+            "client at 1, nic from 2 to 32 elements. At 32: nic wins over udp: 1 round trip instead of 33; \
+             7.00 µs against 99.0 µs at the client"
+        );
+    }
+}
