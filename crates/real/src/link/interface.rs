@@ -1,4 +1,4 @@
-//! The network interface that owns an address: its MTU, index and Ethernet address.
+//! The network interface that owns an address: its index and MTU.
 
 use std::ffi::CStr;
 use std::io;
@@ -6,15 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 
 /// A network interface of this network namespace.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Interface {
-    pub name: String,
     pub index: u32,
     /// Longest IP packet in bytes.
     pub mtu: usize,
-    pub loopback: bool,
-    /// Ethernet address; zero on loopback.
-    pub mac: [u8; 6],
 }
 
 /// The interface that `ip` stands on, or belongs to as 127.0.0.2 does to `lo`.
@@ -29,7 +25,7 @@ pub(super) fn owning(ip: IpAddr) -> io::Result<Interface> {
         let message = format!("{ip} is no address of an interface that is up; `ip address` lists them");
         return Err(io::Error::new(io::ErrorKind::AddrNotAvailable, message));
     };
-    describe(&owner.name, owner.loopback)
+    describe(&owner.name)
 }
 
 /// The smallest MTU of the interfaces that are up, loopback left out unless it is alone.
@@ -38,55 +34,9 @@ pub(super) fn smallest_mtu() -> io::Result<usize> {
     let outward = addresses.iter().any(|a| !a.loopback);
     let mut smallest = usize::MAX;
     for address in addresses.iter().filter(|a| !(outward && a.loopback)) {
-        smallest = smallest.min(describe(&address.name, address.loopback)?.mtu);
+        smallest = smallest.min(describe(&address.name)?.mtu);
     }
     Ok(if smallest == usize::MAX { 1500 } else { smallest })
-}
-
-/// The address on the interface's own network that packets to `to` go to first: the gateway of the most specific route,
-/// or `to` itself.
-pub(super) fn next_hop(interface: &str, to: Ipv4Addr) -> Ipv4Addr {
-    // Of the thread's network namespace; /proc/net would be of the process's.
-    let table = std::fs::read_to_string("/proc/thread-self/net/route").unwrap_or_default();
-    let address = |field: Option<&str>| {
-        let bits = u32::from_str_radix(field?, 16).ok()?;
-        Some(Ipv4Addr::from(bits.to_ne_bytes()))
-    };
-    let mut best = (0, to);
-    for line in table.lines().skip(1) {
-        // Interface, destination, gateway, flags, two counts, metric, mask.
-        let mut fields = line.split_whitespace();
-        if fields.next() != Some(interface) {
-            continue;
-        }
-        let (destination, gateway) = (address(fields.next()), address(fields.next()));
-        let (Some(destination), Some(gateway), Some(mask)) = (destination, gateway, address(fields.nth(4))) else {
-            continue;
-        };
-        let specific = 1 + mask.to_bits().count_ones();
-        if to & mask == destination && specific > best.0 {
-            best = (specific, if gateway.is_unspecified() { to } else { gateway });
-        }
-    }
-    best.1
-}
-
-/// The Ethernet address of a neighbour, if the kernel knows it.
-pub(super) fn arp_entry(interface: &str, ip: Ipv4Addr) -> Option<[u8; 6]> {
-    let table = std::fs::read_to_string("/proc/thread-self/net/arp").ok()?;
-    let ip = ip.to_string();
-    table.lines().skip(1).find_map(|line| {
-        // Address, hardware type, flags, Ethernet address, mask, interface.
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let [address, _, flags, mac, _, device] = fields[..] else { return None };
-        let complete = u32::from_str_radix(flags.trim_start_matches("0x"), 16).ok()? & 2 != 0;
-        if address != ip || device != interface || !complete {
-            return None;
-        }
-        let mut bytes = mac.split(':').map(|byte| u8::from_str_radix(byte, 16).ok());
-        let parsed: [Option<u8>; 6] = std::array::from_fn(|_| bytes.next().flatten());
-        parsed.iter().all(Option::is_some).then(|| parsed.map(Option::unwrap_or_default))
-    })
 }
 
 struct Address {
@@ -155,7 +105,7 @@ unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
 }
 
 /// Asks by ioctl, which answers for the thread's network namespace; /sys would for that of its mount.
-fn describe(name: &str, loopback: bool) -> io::Result<Interface> {
+fn describe(name: &str) -> io::Result<Interface> {
     let socket = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))
         .or_else(|_| std::net::UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)))?;
     let ask = |request| -> io::Result<libc::ifreq> {
@@ -171,12 +121,9 @@ fn describe(name: &str, loopback: bool) -> io::Result<Interface> {
         }
     };
     // SAFETY: each request filled in the member of the union that is read.
-    let (index, mtu, mac) = unsafe {
-        let mac = ask(libc::SIOCGIFHWADDR)?.ifr_ifru.ifru_hwaddr.sa_data;
-        (ask(libc::SIOCGIFINDEX)?.ifr_ifru.ifru_ifindex, ask(libc::SIOCGIFMTU)?.ifr_ifru.ifru_mtu, mac)
-    };
-    let mac = std::array::from_fn(|i| mac[i] as u8);
-    Ok(Interface { name: name.to_owned(), index: index as u32, mtu: mtu as usize, loopback, mac })
+    let (index, mtu) =
+        unsafe { (ask(libc::SIOCGIFINDEX)?.ifr_ifru.ifru_ifindex, ask(libc::SIOCGIFMTU)?.ifr_ifru.ifru_mtu) };
+    Ok(Interface { index: index as u32, mtu: mtu as usize })
 }
 
 #[cfg(test)]
@@ -187,8 +134,7 @@ mod tests {
     fn all_of_127_stands_on_lo() {
         for ip in [Ipv4Addr::new(127, 0, 0, 1), Ipv4Addr::new(127, 9, 8, 7)] {
             let lo = owning(ip.into()).unwrap();
-            assert!(lo.loopback && lo.index > 0 && lo.mtu >= 1500, "{lo:?}");
-            assert_eq!(lo.mac, [0; 6]);
+            assert!(lo.index > 0 && lo.mtu >= 1500, "{lo:?}");
         }
     }
 

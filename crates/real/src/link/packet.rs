@@ -1,26 +1,28 @@
-//! RoCE v2 in whole Ethernet frames through a packet socket, over IPv4. Needs `CAP_NET_RAW`.
+//! RoCE v2 in whole IPv4 packets, through a packet socket and a raw one. Needs `CAP_NET_RAW`.
 //!
 //! Here the link, not the kernel, builds the IP and UDP headers as RoCE v2 wants them: source port 0xC000, UDP checksum
-//! 0, DF set, TTL 64. It sees the IP ID of what it receives, so that the ICRC is checked to its full 32 bits. A UDP
-//! socket that drops everything holds the port, lest the kernel answer each frame that the port is unreachable.
+//! 0, DF set, TTL 64. It sees the IP ID of what it receives, so that the ICRC is checked to its full 32 bits.
 //!
-//! Frames of this host's own UDP sockets arrive before the kernel has segmented them; the virtio header that precedes
+//! It receives by a packet socket, before the kernel looks at the packet; a UDP socket that drops everything holds the
+//! port, lest the kernel answer each packet that the port is unreachable. It sends by a raw IP socket, for which the
+//! kernel finds the route and the neighbour's Ethernet address; a packet socket would need its own ARP, and the kernel
+//! refuses what that sends from one address of 127.0.0.0/8 to another.
+//!
+//! Packets of this host's own UDP sockets arrive before the kernel has segmented them; the virtio header that precedes
 //! each frame tells how it would, and the link does it instead.
 
-use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::time::Duration;
 
 use remora_wire::UDP_PORT;
 use remora_wire::icrc::{self, IcrcFlow, Verdict};
 use remora_wire::ip::{ETHERTYPE_IPV4, Ethernet, Ipv4, PROTOCOL_UDP, Udp};
 use rustix::io::Errno;
-use rustix::net::{self, RecvFlags, SendFlags};
+use rustix::net::{self, RecvFlags};
+use socket2::{Domain, Protocol, Socket, Type};
 
-use super::interface::{self, Interface};
-use super::{Link, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, is_full, is_passing, overhead};
+use super::{Link, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing, overhead};
 use super::{set_buffers, set_int_option};
 
 /// The source port of all packets, the first of those that RoCE v2 uses for entropy.
@@ -29,44 +31,28 @@ const SOURCE_PORT: u16 = 0xc000;
 /// Frames taken in one call of [`Link::recv`].
 const RX_BATCH: usize = 64;
 
-/// `struct virtio_net_hdr`, in front of every frame both ways: flags, segmentation type, and four 16-bit numbers in the
-/// machine's byte order, of which the second is the length of the segments. All zero for a frame that is just one.
+/// `struct virtio_net_hdr`, in front of every frame received: flags, segmentation type, and four 16-bit numbers in the
+/// machine's byte order, of which the second is the length of the segments.
 const VIRTIO: usize = 10;
 /// `VIRTIO_NET_HDR_GSO_UDP_L4`.
 const VIRTIO_UDP_SEGMENTS: u8 = 5;
 
-const HEADERS: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN;
+const HEADERS: usize = Ipv4::LEN + Udp::LEN;
 
 /// The longest frame that the kernel may hand over, not yet segmented.
 const RX_BYTES: usize = VIRTIO + Ethernet::LEN + 65536;
 
-/// Peers whose Ethernet address is remembered.
-const MAX_NEIGHBOURS: usize = 4096;
-
-/// How often and how long to look for a new peer's Ethernet address before its packets are dropped for now.
-const ARP_LOOKS: u32 = 10;
-const ARP_PAUSE: Duration = Duration::from_millis(1);
-
-/// A packet socket on the interface of one address.
+/// A packet socket on the interface of one address, with what it takes to send.
 pub struct PacketLink {
     local: Ipv4Addr,
-    interface: Interface,
-    socket: OwnedFd,
-    /// Holds the port and sends what makes the kernel look for Ethernet addresses.
-    holder: UdpSocket,
-    neighbours: HashMap<Ipv4Addr, Neighbour>,
-    /// The source of the last frame received, learned already.
-    last: (Ipv4Addr, [u8; 6]),
+    interface_mtu: usize,
+    receiver: OwnedFd,
+    sender: Socket,
+    /// Holds the port.
+    _holder: UdpSocket,
     tx: Box<[u8]>,
     rx: Box<[u8]>,
     stats: LinkStats,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Neighbour {
-    At([u8; 6]),
-    /// Looked for in vain, at least once.
-    Unknown,
 }
 
 impl PacketLink {
@@ -84,62 +70,31 @@ impl PacketLink {
         let holder = UdpSocket::bind((local, UDP_PORT))
             .map_err(|e| io::Error::new(e.kind(), format!("UDP {local}:{UDP_PORT}: {e}")))?;
         socket::attach_filter(&holder, &[socket::DROP])?;
-        let socket = socket::open().map_err(|e| match e.kind() {
+        let receiver = socket::open().map_err(|e| match e.kind() {
             io::ErrorKind::PermissionDenied => {
                 io::Error::new(e.kind(), "packet sockets need CAP_NET_RAW: run as root, or use the udp link")
             }
             _ => e,
         })?;
-        set_int_option(&socket, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
-        set_int_option(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
-        set_buffers(&socket)?;
-        socket::attach_filter(&socket, &socket::roce_to(local))?;
-        socket::bind(&socket, interface.index)?;
-        let nobody = (Ipv4Addr::UNSPECIFIED, [0; 6]);
+        set_int_option(&receiver, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
+        set_int_option(&receiver, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
+        set_buffers(&receiver)?;
+        socket::attach_filter(&receiver, &socket::roce_to(local))?;
+        socket::bind(&receiver, interface.index)?;
+        // This protocol number stands for packets that come with their IP header.
+        let sender = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(libc::IPPROTO_RAW)))?;
+        sender.set_nonblocking(true)?;
+        set_buffers(&sender)?;
         Ok(PacketLink {
             local,
-            interface,
-            socket,
-            holder,
-            neighbours: HashMap::new(),
-            last: nobody,
-            tx: vec![0; VIRTIO + HEADERS + MAX_PACKET].into(),
+            interface_mtu: interface.mtu,
+            receiver,
+            sender,
+            _holder: holder,
+            tx: vec![0; HEADERS + MAX_PACKET].into(),
             rx: vec![0; RX_BYTES].into(),
             stats: LinkStats::default(),
         })
-    }
-
-    /// The Ethernet address of the next hop to `to`, if it is known or answers at once.
-    fn neighbour(&mut self, to: Ipv4Addr) -> Option<[u8; 6]> {
-        if self.interface.loopback {
-            return Some([0; 6]);
-        }
-        let known = self.neighbours.get(&to).copied();
-        if let Some(Neighbour::At(mac)) = known {
-            return Some(mac);
-        }
-        let looks = if known.is_none() { ARP_LOOKS } else { 1 };
-        let next_hop = interface::next_hop(&self.interface.name, to);
-        for _ in 0..looks {
-            self.stats.syscalls += 1;
-            // Sending to the discard port makes the kernel ask for the address; whether it arrives does not matter.
-            let _ = self.holder.send_to(&[], (to, 9));
-            if let Some(mac) = interface::arp_entry(&self.interface.name, next_hop) {
-                self.remember(to, Neighbour::At(mac));
-                return Some(mac);
-            }
-            if looks > 1 {
-                std::thread::sleep(ARP_PAUSE);
-            }
-        }
-        self.remember(to, Neighbour::Unknown);
-        None
-    }
-
-    fn remember(&mut self, ip: Ipv4Addr, neighbour: Neighbour) {
-        if self.neighbours.len() < MAX_NEIGHBOURS || self.neighbours.contains_key(&ip) {
-            self.neighbours.insert(ip, neighbour);
-        }
     }
 
     /// Delivers the packets in the first `len` bytes of `rx`.
@@ -148,7 +103,6 @@ impl PacketLink {
             self.stats.malformed += 1;
             return;
         };
-        let mut good = false;
         self.stats.malformed += u64::from(frame.payload.is_empty());
         for (n, packet) in frame.payload.chunks(frame.segment).enumerate() {
             if !(MIN_PACKET..=MAX_PACKET).contains(&packet.len()) {
@@ -156,22 +110,15 @@ impl PacketLink {
             } else if !frame.checks(n as u16, packet) {
                 self.stats.bad_icrc += 1;
             } else {
-                good = true;
                 self.stats.received(frame.src.into(), packet.len());
                 sink(frame.src.into(), packet);
             }
-        }
-        let sender = (frame.src, frame.mac);
-        if good && sender != self.last {
-            self.last = sender;
-            self.remember(sender.0, Neighbour::At(sender.1));
         }
     }
 }
 
 /// A received frame, taken apart.
 struct Frame<'a> {
-    mac: [u8; 6],
     src: Ipv4Addr,
     id: u16,
     ip_packet: &'a [u8],
@@ -198,7 +145,7 @@ impl<'a> Frame<'a> {
             _ => payload.len(),
         };
         let flow = IcrcFlow::v4(ip.src, ip.dst, udp.src_port, udp.dst_port);
-        Some(Frame { mac: ethernet.src, src: ip.src, id: ip.id, ip_packet, flow, payload, segment: segment.max(1) })
+        Some(Frame { src: ip.src, id: ip.id, ip_packet, flow, payload, segment: segment.max(1) })
     }
 
     /// Whether the ICRC of the `n`th packet is right.
@@ -217,7 +164,7 @@ impl Link for PacketLink {
     }
 
     fn max_mtu(&self) -> usize {
-        ib_mtu(self.interface.mtu)
+        ib_mtu(self.interface_mtu)
     }
 
     fn send(&mut self, to: IpAddr, bytes: &mut [u8], lens: &[u16]) -> io::Result<usize> {
@@ -225,30 +172,28 @@ impl Link for PacketLink {
         let IpAddr::V4(dst) = to else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{to}: packet sockets carry IPv4 only")));
         };
-        let mac = self.neighbour(dst);
         let longest = lens.iter().max().map_or(0, |&len| usize::from(len));
-        let Some(mac) = mac.filter(|_| longest + overhead(to) <= self.interface.mtu) else {
+        if longest + overhead(to) > self.interface_mtu {
             self.stats.dropped += lens.len() as u64;
             return Ok(lens.len());
-        };
+        }
+        let address = SocketAddrV4::new(dst, 0).into();
         let flow = IcrcFlow::v4(self.local, dst, SOURCE_PORT, UDP_PORT);
-        let ethernet = Ethernet { dst: mac, src: self.interface.mac, ethertype: ETHERTYPE_IPV4 };
-        ethernet.emit(&mut self.tx[VIRTIO..]);
         let (mut done, mut at) = (0, 0);
         for &len in lens {
             let packet = &mut bytes[at..at + usize::from(len)];
             flow.fill(0, packet);
-            let (ip_bytes, udp_bytes) = self.tx[VIRTIO + Ethernet::LEN..].split_at_mut(Ipv4::LEN);
+            let (ip, rest) = self.tx.split_at_mut(Ipv4::LEN);
+            let (udp, payload) = rest.split_at_mut(Udp::LEN);
             let udp_len = Udp::LEN as u16 + len;
             let (total_len, protocol, src) = (Ipv4::LEN as u16 + udp_len, PROTOCOL_UDP, self.local);
-            Ipv4 { tos: 0, total_len, id: 0, dont_fragment: true, ttl: 64, protocol, src, dst }.emit(ip_bytes);
-            Udp { src_port: SOURCE_PORT, dst_port: UDP_PORT, len: udp_len, checksum: 0 }.emit(udp_bytes);
-            udp_bytes[Udp::LEN..][..packet.len()].copy_from_slice(packet);
-            let frame = &self.tx[..VIRTIO + HEADERS + packet.len()];
+            Ipv4 { tos: 0, total_len, id: 0, dont_fragment: true, ttl: 64, protocol, src, dst }.emit(ip);
+            Udp { src_port: SOURCE_PORT, dst_port: UDP_PORT, len: udp_len, checksum: 0 }.emit(udp);
+            payload[..packet.len()].copy_from_slice(packet);
             self.stats.syscalls += 1;
-            match net::send(&self.socket, frame, SendFlags::DONTWAIT) {
+            match self.sender.send_to(&self.tx[..HEADERS + packet.len()], &address) {
                 Ok(_) => self.stats.sent(to, 1, packet.len()),
-                Err(e) if is_full(&e.into()) => {
+                Err(e) if is_full(&e) => {
                     self.stats.full += 1;
                     break;
                 }
@@ -264,7 +209,7 @@ impl Link for PacketLink {
         let before = self.stats.rx_packets;
         for _ in 0..RX_BATCH {
             self.stats.syscalls += 1;
-            match net::recv(&self.socket, &mut *self.rx, RecvFlags::DONTWAIT) {
+            match net::recv(&self.receiver, &mut *self.rx, RecvFlags::DONTWAIT) {
                 Ok((_, len)) => self.deliver(len.min(RX_BYTES), sink),
                 Err(Errno::AGAIN) => break,
                 Err(e) if is_passing(&e.into()) => {}
@@ -275,7 +220,7 @@ impl Link for PacketLink {
     }
 
     fn wait_fds(&self, out: &mut Vec<RawFd>) {
-        out.push(self.socket.as_raw_fd());
+        out.push(self.receiver.as_raw_fd());
     }
 
     /// A socket stays readable as long as frames wait in it: nothing to arm.
@@ -345,7 +290,7 @@ mod socket {
         }
     }
 
-    /// Receives IPv4 frames of the interface with this index, and sends there.
+    /// Receives the IPv4 frames of the interface with this index.
     pub fn bind(socket: &OwnedFd, index: u32) -> io::Result<()> {
         // SAFETY: a sockaddr_ll is plain integers, for which zero is valid.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
@@ -430,13 +375,15 @@ mod tests {
             let mut a = PacketLink::bind(a_ip.into()).unwrap();
             assert_eq!(a.max_mtu(), 1024);
             let (mut bytes, lens) = packets(&[64]);
-            assert_eq!(a.send(Ipv4Addr::new(10, 77, 0, 9).into(), &mut bytes, &lens).unwrap(), 1);
-            assert_eq!(a.stats().dropped, 1, "nobody has that address");
-            let mut b = other(move || UdpLink::bind(b_ip.into()).unwrap());
+            for nobody in [Ipv4Addr::new(10, 77, 0, 9), Ipv4Addr::new(192, 0, 2, 1)] {
+                assert_eq!(a.send(nobody.into(), &mut bytes, &lens).unwrap(), 1);
+            }
+            assert_eq!(a.stats().dropped, 1, "one has no route; that nobody has the other shows later");
+            let mut b = other.run(|| UdpLink::bind(b_ip.into()).unwrap());
             exchange(&mut a, a_ip.into(), &mut b, b_ip.into());
             exchange(&mut b, b_ip.into(), &mut a, a_ip.into());
             drop(b);
-            let mut b = other(move || PacketLink::bind(b_ip.into()).unwrap());
+            let mut b = other.run(|| PacketLink::bind(b_ip.into()).unwrap());
             exchange(&mut a, a_ip.into(), &mut b, b_ip.into());
             exchange(&mut b, b_ip.into(), &mut a, a_ip.into());
             let snmp = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
@@ -453,7 +400,7 @@ mod tests {
         proptest!(|(bytes in prop::collection::vec(any::<u8>(), 0..200), segment: u16)| {
             Frame::parse(&bytes);
             // And ones that pass for RoCE v2, with any length of segments.
-            let mut frame = vec![0; VIRTIO + HEADERS];
+            let mut frame = vec![0; VIRTIO + Ethernet::LEN + HEADERS];
             frame[1] = VIRTIO_UDP_SEGMENTS;
             frame[4..6].copy_from_slice(&segment.to_ne_bytes());
             Ethernet { dst: [1; 6], src: [2; 6], ethertype: ETHERTYPE_IPV4 }.emit(&mut frame[VIRTIO..]);

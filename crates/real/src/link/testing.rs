@@ -1,15 +1,17 @@
 //! What the tests of the links share.
 
+use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
 use super::Link;
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// 127.0.0.n, a local address that needs no configuration.
 pub fn ip(n: u8) -> IpAddr {
@@ -72,8 +74,40 @@ pub fn ip_command(arguments: &str) -> io::Result<()> {
     if status.success() { Ok(()) } else { Err(io::Error::other(format!("ip {arguments}: {status}"))) }
 }
 
-/// Runs `test` in a network namespace that a veth pair joins to another, both with an address of a /24. What `test` gets
-/// makes a link in that other namespace. Skipped as in [`in_namespace`].
-pub fn in_veth_pair<T: Link + 'static>(ours: Ipv4Addr, theirs: Ipv4Addr, test: impl FnOnce() -> T) {
-    let _ = (ours, theirs, test);
+/// Runs `test` in a network namespace joined to another by a veth pair, each end with its address in a /24. Skipped as
+/// [`in_namespace`] is.
+pub fn in_veth_pair(ours: Ipv4Addr, theirs: Ipv4Addr, test: impl FnOnce(&OtherNamespace) + Send + 'static) {
+    in_namespace(move || {
+        let here = own_namespace();
+        enter_namespace().unwrap();
+        let there = OtherNamespace(own_namespace());
+        let here_path = format!("/proc/{}/fd/{}", std::process::id(), here.as_raw_fd());
+        ip_command(&format!("link add theirs type veth peer name ours netns {here_path}")).unwrap();
+        let configure = |name, address| {
+            ip_command(&format!("address add {address}/24 dev {name}")).unwrap();
+            ip_command(&format!("link set {name} up")).unwrap();
+        };
+        configure("theirs", theirs);
+        move_into_link_name_space(here.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        configure("ours", ours);
+        test(&there);
+    });
+}
+
+/// The network namespace at the other end of a veth pair.
+pub struct OtherNamespace(File);
+
+impl OtherNamespace {
+    /// Runs `make` there. Sockets that it makes stay there.
+    pub fn run<R: Send>(&self, make: impl FnOnce() -> R + Send) -> R {
+        let make = || {
+            move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            make()
+        };
+        std::thread::scope(|scope| scope.spawn(make).join().unwrap())
+    }
+}
+
+fn own_namespace() -> File {
+    File::open("/proc/thread-self/ns/net").unwrap()
 }

@@ -213,7 +213,7 @@ fn store(shared: &Buffer, offset: usize, word: u64) {
     debug_assert!(stored.is_ok(), "offsets are aligned and within the rings");
 }
 
-const _: () = assert!(DATA_BYTES.is_power_of_two() && DATA_BYTES >= 16 * MAX_PACKET && DATA_OFFSET % 64 == 0);
+const _: () = assert!(DATA_BYTES.is_power_of_two() && DATA_BYTES >= 16 * MAX_PACKET && DATA_OFFSET.is_multiple_of(64));
 
 #[cfg(test)]
 mod tests {
