@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use remora_kernel::{Builtins, Call, Limits, Runner, Status};
 use remora_memory::{Access, Buffer, Region};
-use remora_nic::cm::{CmEvent, ConnId};
+use remora_nic::cm::{CmEvent, ConnId, reason};
 use remora_nic::{
-    ConnectAttr, CqId, Data, Event, NicError, QpInit, QpType, Qpn, SendOp, SendWr, WcOpcode, WcStatus, WorkCompletion,
-    cm_port,
+    ConnectAttr, CqId, Data, Event, NicError, QpInit, QpType, Qpn, SendOp, SendWr, Sge, WcOpcode, WcStatus,
+    WorkCompletion, cm_port,
 };
 use remora_wire::rpc::{RpcHeader, parse_reply_imm};
 
@@ -331,6 +331,39 @@ impl Client {
         result.ok_or_else(|| Error::Argument("unreachable".into()))
     }
 
+    /// Calls a kernel on the node's NIC with a payload stream behind the parameters, from start to end.
+    pub fn call_stream(&mut self, op: u64, params: &[u8], payload: &[u8]) -> Result<(Status, Vec<u8>), Error> {
+        if self.in_flight() > 0 {
+            return Err(Error::Argument("a blocking call while others are under way: finish those first".into()));
+        }
+        let bytes: Box<[u8]> = payload.into();
+        let buffer = Buffer::from_boxed(bytes);
+        let slot = self.free.pop().ok_or_else(|| Error::Argument(Full.to_string()))?;
+        let header = self.header(slot);
+        let mut guard = self.device.lock();
+        let registry = guard.nic().registry().clone();
+        let pd = guard.nic().qp_init(self.qp)?.pd;
+        let region = registry.register(pd, &buffer, 0, payload.len(), None, Access::empty())?;
+        let sge = [Sge { va: region.va(), len: payload.len() as u32, lkey: region.key() }];
+        guard.nic().post_rpc_write(self.qp, u64::from(slot), op, &header, params, &sge)?;
+        drop(guard);
+        self.calls[slot as usize] = Some(0);
+        self.remote_calls += 1;
+        let mut result = None;
+        let outcome = loop {
+            match self.poll(&mut |_, status, reply| result = Some((status, reply.to_vec()))) {
+                Err(e) => break Err(e),
+                Ok(_) => {}
+            }
+            if let Some(result) = result.take() {
+                break Ok(result);
+            }
+        };
+        // The key must not outlive the buffer's use, whatever happened.
+        let _ = registry.deregister(region.key());
+        outcome
+    }
+
     fn node_call(&mut self, what: &'static str, op: u64, params: &[u8]) -> Result<Vec<u8>, Error> {
         match self.call(Placement::Host, op, params)? {
             (Status::Ok, reply) => Ok(reply),
@@ -478,15 +511,31 @@ fn host_request<'a>(out: &'a mut [u8], header: &RpcHeader, op: u64, params: &[u8
     Some(&out[..len])
 }
 
-/// Calls the node and waits for the connection to stand.
+/// Calls the node and waits for the connection to stand. A node that remembers an earlier connection of this queue
+/// pair number calls the new one stale for a while (IBTA volume 1, 12.9.8.3.1): then it is called again.
 fn connect(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32) -> Result<ConnId, Error> {
+    let end = device.now() + CONNECT_TIMEOUT.as_nanos() as u64;
+    loop {
+        match call_once(device, qp, node, path_mtu, end) {
+            Err(Error::Refused { reason: reason::STALE_CONNECTION, .. }) if device.now() < end => {
+                std::thread::sleep(Duration::from_millis(100));
+                let mut guard = device.lock();
+                guard.nic().to_reset(qp)?;
+                guard.nic().to_init(qp, Access::REMOTE_WRITE, 0)?;
+            }
+            other => return other,
+        }
+    }
+}
+
+fn call_once(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32, end: u64) -> Result<ConnId, Error> {
     let conn = {
         let mut guard = device.lock();
         let (now, route) = (guard.now(), guard.route(node, 0));
         let attr = ConnectAttr { path_mtu, ..ConnectAttr::default() };
         guard.nic().connect(now, qp, route, cm_port(control::PORT), attr, &[])?
     };
-    let end = device.now() + CONNECT_TIMEOUT.as_nanos() as u64;
+    let start = device.now();
     while device.now() < end {
         let mut guard = device.lock();
         guard.progress();
@@ -500,6 +549,8 @@ fn connect(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32) -> Result<Conn
                 _ => {}
             }
         }
+        drop(guard);
+        device.relax(start);
     }
     Err(Error::Unreachable(node))
 }

@@ -1,7 +1,6 @@
-//! How fast the NIC is between two cores of this machine: the measurements behind `remora bench nic`.
+//! Two ends on two cores of this machine, joined by a real link.
 //!
-//! Both ends run in this process, one thread and one device each, pinned to two cores where the system allows; the
-//! link between them is a real one. Raw probes of the same paths are in [`crate::probe`].
+//! Both run in this process, one thread and one device each, pinned to two cores where the system allows.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -9,9 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use remora_memory::{Access, Buffer, Region};
-use remora_nic::{
-    ALL_REMOTE, CqId, Data, NicError, QpInit, QpType, Qpn, Route, RtrAttr, RtsAttr, SendOp, SendWr, Sge, WcStatus,
-};
+use remora_nic::{ALL_REMOTE, CqId, Data, QpInit, QpType, Qpn, Route, RtrAttr, RtsAttr, SendOp, SendWr, Sge, WcStatus};
 
 use crate::link::Link;
 use crate::link::shm::ShmLink;
@@ -79,16 +76,6 @@ impl End {
 
     fn sge(&self, offset: usize, len: usize) -> [Sge; 1] {
         [Sge { va: self.region.va() + offset as u64, len: len as u32, lkey: self.region.key() }]
-    }
-
-    /// WRITEs this end's `len` bytes at `offset` to the same place on the other.
-    fn write(&self, peer: &Target, offset: usize, len: usize, signaled: bool) -> Result<(), NicError> {
-        let op = SendOp::Write { va: peer.va + offset as u64, rkey: peer.key };
-        let sge = self.sge(offset, len);
-        let mut wr = SendWr::new(0, op, Data::List(&sge));
-        wr.signaled = signaled;
-        let mut guard = self.device.lock();
-        guard.nic().post_send(self.qp, &wr)
     }
 
     /// Where the other end's operations on this one go.
