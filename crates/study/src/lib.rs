@@ -1,10 +1,65 @@
-//! Workloads, measurement and reports.
+//! Workloads, measurement and reports: which placement of a kernel wins, by how much, and why.
+//!
+//! A [`target::Target`] is a node reached over one link. [`compare::Store`] loads records, lists and checked objects
+//! into it; [`compare::compare`] runs every operation in every placement over every link and checks every result;
+//! [`report::Report`] shows what came out as a table, as JSON and as an HTML page.
 
-pub mod format;
+mod calls;
+pub mod compare;
+mod format;
 pub mod machine;
 pub mod measure;
 pub mod records;
 pub mod report;
+pub mod run;
+pub mod target;
 pub mod trace;
 pub mod verdict;
 pub mod workload;
+
+use std::time::Duration;
+
+use measure::{Link, Placement};
+
+/// Why a study ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The node or the way to it failed.
+    #[error(transparent)]
+    Target(#[from] remora_real::Error),
+    /// A file of the user is bad.
+    #[error(transparent)]
+    Input(#[from] records::InputError),
+    /// The records make no table.
+    #[error("cannot build the hash table: {0}")]
+    Table(#[from] remora_store::text::Error),
+    /// A result was not what it had to be.
+    #[error("wrong result over {link} at the {placement}: {what}")]
+    Wrong {
+        /// Where the kernel ran.
+        placement: Placement,
+        /// The way that packets took.
+        link: Link,
+        /// What came, and what should have.
+        what: String,
+    },
+    /// A call was not taken though few were under way.
+    #[error("the {placement} takes no calls over {link}, though few are under way")]
+    Refused {
+        /// Where the kernel should have run.
+        placement: Placement,
+        /// The way that packets take.
+        link: Link,
+    },
+    /// No reply came.
+    #[error("no reply over {link} for {} s: is the node still running?", after.as_secs())]
+    Silent {
+        /// The way that packets take.
+        link: Link,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// The user wants no more.
+    #[error("interrupted")]
+    Interrupted,
+}

@@ -110,6 +110,11 @@ impl Records {
         self.spans.iter().map(|span| span.value.len()).max().unwrap_or(0)
     }
 
+    /// Bytes of key and value together, on average.
+    pub fn mean_record(&self) -> usize {
+        self.bytes.len() / self.spans.len().max(1)
+    }
+
     /// Finds records by key.
     pub fn index(&self) -> Index<'_> {
         Index(self.iter().zip(0..).map(|((key, _), record)| (key, record)).collect())
