@@ -4,7 +4,7 @@ use remora_nic::*;
 use remora_wire::packet::Packet;
 use remora_wire::{Aeth, AtomicEth, Bth, NakCode, Opcode, Psn, Reth, Syndrome};
 
-use super::{A, B, Setup, Side};
+use super::{A, B, REGION, Setup, Side};
 
 /// The bare peer's queue pair number.
 pub const PEER_QP: u32 = 0x77;
@@ -47,7 +47,12 @@ pub fn nak(psn: u32, code: NakCode) -> (Opcode, u32, Option<u8>) {
 impl Bare {
     /// The engine is side B: it sends from `setup.psn_b` on and expects `setup.psn_a`.
     pub fn new(setup: Setup) -> Self {
-        let mut side = Side::new(B, 2);
+        Self::sized(setup, REGION)
+    }
+
+    /// With `len` bytes of memory.
+    pub fn sized(setup: Setup, len: usize) -> Self {
+        let mut side = Side::sized(B, 2, len);
         side.bring_up(A, Qpn(PEER_QP), (setup.psn_b, setup.psn_a), setup);
         Self { side, now: 0 }
     }

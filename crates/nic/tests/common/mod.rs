@@ -47,12 +47,17 @@ pub const REGION: usize = 1 << 20;
 
 impl Side {
     pub fn new(ip: IpAddr, seed: u8) -> Self {
+        Self::sized(ip, seed, REGION)
+    }
+
+    /// With `len` bytes of memory.
+    pub fn sized(ip: IpAddr, seed: u8, len: usize) -> Self {
         let registry = Arc::new(Registry::new([seed; 32]));
         let mut nic = Nic::new(&NicConfig::new([seed; 32]), registry.clone());
         let pd = registry.alloc_pd();
-        let buffer = Buffer::anonymous(REGION).expect("memory");
+        let buffer = Buffer::anonymous(len).expect("memory");
         let access = Access::LOCAL_WRITE | ALL_REMOTE;
-        let region = registry.register(pd, &buffer, 0, REGION, None, access).expect("region");
+        let region = registry.register(pd, &buffer, 0, len, None, access).expect("region");
         let cq = nic.create_cq(4096);
         let qp = nic.create_qp(QpInit { max_send_wr: 256, max_recv_wr: 512, ..QpInit::new(QpType::Rc, pd, cq, cq) });
         let qp = qp.expect("queue pair");

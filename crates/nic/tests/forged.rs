@@ -1,0 +1,224 @@
+//! Packets that the peer did not send, or not so: wrong addresses, cut short, with flipped bits, from its former life.
+
+mod common;
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use common::bare::{Bare, ack, bytes_of};
+use common::{A, B, Faults, Pair, Setup};
+use remora_memory::Access;
+use remora_nic::*;
+use remora_wire::packet::Packet;
+use remora_wire::{Aeth, AtomicAckEth, ImmDt, Opcode, Syndrome};
+
+const CLEAN: Faults = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
+const PSN: u32 = 100;
+const AT: usize = 4096;
+const LEN: usize = 4096;
+const MEMORY: usize = 16384;
+const GUARD: u8 = 0xc5;
+
+fn bare() -> Bare {
+    let setup = Setup { mtu: 256, psn_a: PSN, psn_b: 5000, ..Setup::default() };
+    let bare = Bare::sized(setup, MEMORY);
+    bare.side.buffer.fill(0, MEMORY, GUARD).expect("in bounds");
+    bare
+}
+
+#[test]
+fn packets_from_elsewhere_are_dropped() {
+    let stranger = IpAddr::V4(Ipv4Addr::new(10, 9, 9, 9));
+    // (source, destination, link)
+    for (src, dst, link) in [(stranger, B, 0), (A, stranger, 0), (B, A, 0), (A, B, 1)] {
+        let mut bare = bare();
+        let packet =
+            bytes_of(&bare.with_reth(Opcode::RcWriteOnly, PSN, (bare.side.va(0), bare.side.key(), 4), b"evil"));
+        bare.side.nic.handle_packet(0, link, src, dst, &packet);
+        assert_eq!((bare.said(), bare.side.bytes(0, 4)), (vec![], vec![GUARD; 4]), "{src} to {dst} on link {link}");
+        assert_eq!(bare.side.nic.counters().dropped, 1);
+        bare.give_bytes(&packet);
+        assert_eq!(bare.side.bytes(0, 4), b"evil", "the same from the right place");
+    }
+}
+
+#[test]
+fn packets_for_nobody_are_dropped() {
+    let mut bare = bare();
+    let good = bare.with_reth(Opcode::RcWriteOnly, PSN, (bare.side.va(0), bare.side.key(), 4), b"evil");
+    let qpn = bare.side.qp.0;
+    for dest_qp in [0, 2, qpn ^ 0x1_0000, qpn + 1, 0xff_ffff] {
+        bare.give(&Packet { bth: remora_wire::Bth { dest_qp, ..good.bth }, ..good });
+    }
+    for bth in [
+        remora_wire::Bth { version: 1, ..good.bth },
+        remora_wire::Bth { pkey: 0x1234, ..good.bth },
+        remora_wire::Bth { opcode: Opcode::UcWriteOnly, ..good.bth },
+        remora_wire::Bth { opcode: Opcode::UdSendOnly, ..good.bth },
+    ] {
+        bare.give(&Packet { bth, ..good });
+    }
+    assert_eq!((bare.said(), bare.side.bytes(0, 4)), (vec![], vec![GUARD; 4]));
+    assert_eq!(bare.side.nic.counters().dropped, 9);
+    for state in [QpState::Reset, QpState::Init, QpState::Err] {
+        bare.side.nic.to_reset(bare.side.qp).expect("live");
+        match state {
+            QpState::Init => bare.side.nic.to_init(bare.side.qp, ALL_REMOTE, 0).expect("INIT"),
+            QpState::Err => bare.side.nic.to_error(bare.side.qp).expect("ERR"),
+            _ => {}
+        }
+        bare.give(&good);
+        assert_eq!((bare.said(), bare.side.bytes(0, 4)), (vec![], vec![GUARD; 4]), "{state:?}");
+    }
+}
+
+/// One packet of each kind, right in every way when it is given to a fresh engine by `fresh`.
+fn samples(bare: &Bare, va: u64, key: u32) -> Vec<Vec<u8>> {
+    use Opcode::*;
+    const DATA: &[u8] = &[7; 256];
+    let aeth = Some(Aeth { syndrome: Syndrome::Ack { credits: 31 }, msn: 1 });
+    let params: Vec<u8> = {
+        let mut bytes = vec![0; 40];
+        let header = remora_wire::rpc::RpcHeader { reply_va: 1, reply_rkey: 2, reply_capacity: 64, tag: 3, flags: 0 };
+        header.emit(&mut bytes);
+        bytes
+    };
+    [
+        bare.packet(RcSendOnly, PSN, &DATA[..33]),
+        bare.packet(RcSendFirst, PSN, DATA),
+        Packet { imm: Some(ImmDt(5)), ..bare.packet(RcSendOnlyImm, PSN, &DATA[..8]) },
+        bare.with_reth(RcWriteOnly, PSN, (va + 8, key, 20), &DATA[..20]),
+        bare.with_reth(RcWriteFirst, PSN, (va + 8, key, 1000), DATA),
+        Packet { imm: Some(ImmDt(5)), ..bare.with_reth(RcWriteOnlyImm, PSN, (va, key, 8), &DATA[..8]) },
+        bare.with_reth(RcReadRequest, PSN, (va, key, 600), &[]),
+        bare.fetch_add(PSN, va + 16, key),
+        bare.with_reth(RpcParams, PSN, (42, 0, params.len() as u32), &params),
+        Packet { aeth, ..bare.packet(RcReadResponseFirst, 5000, DATA) },
+        Packet { aeth, ..bare.packet(RcAck, 5003, &[]) },
+        Packet { aeth, atomic_ack_eth: Some(AtomicAckEth { original: 9 }), ..bare.packet(RcAtomicAck, 5003, &[]) },
+    ]
+    .iter()
+    .map(bytes_of)
+    .collect()
+}
+
+/// An engine that every one of `samples` suits: a receive, a kernel, a READ and an atomic outstanding.
+fn fresh() -> (Bare, u64, u32) {
+    let mut bare = bare();
+    let region = bare.side.register(AT, LEN, ALL_REMOTE | Access::LOCAL_WRITE);
+    let sge = |at: u64, len| Sge { va: region.va() + at, len, lkey: region.key() };
+    bare.side.nic.deploy(42);
+    bare.side.nic.post_recv(bare.side.qp, 1, &[sge(0, 300)]).expect("room");
+    bare.side.send(&SendWr::new(2, SendOp::Read { va: 0, rkey: 0 }, Data::List(&[sge(512, 600)])));
+    bare.side.send(&SendWr::new(3, SendOp::FetchAdd { va: 0, rkey: 0, add: 1 }, Data::List(&[sge(2048, 8)])));
+    bare.side.send(&SendWr::new(4, SendOp::Send, Data::Inline(b"x")));
+    assert_eq!(bare.said().len(), 3);
+    (bare, region.va(), region.key())
+}
+
+/// The engine has survived, the guard bytes have, and what was posted completes once when the queue pair ends.
+fn assert_sane(mut bare: Bare, what: &str) {
+    bare.said();
+    while let Some(request) = bare.side.nic.poll_rpc() {
+        bare.side.nic.rpc_reply(request, 0);
+    }
+    bare.side.nic.to_error(bare.side.qp).expect("live");
+    let mut ids: Vec<_> = bare.side.take_done().iter().map(|wc| wc.wr_id).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, [1, 2, 3, 4], "{what}");
+    let bytes = bare.side.bytes(0, MEMORY);
+    let changed = bytes.iter().enumerate().find(|&(at, &b)| b != GUARD && !(AT..AT + LEN).contains(&at));
+    assert_eq!(changed, None, "{what}");
+}
+
+#[test]
+fn packets_cut_short_anywhere_do_no_harm() {
+    let (bare, va, key) = fresh();
+    for (n, packet) in samples(&bare, va, key).iter().enumerate() {
+        for len in 0..packet.len() {
+            let (mut bare, ..) = fresh();
+            bare.give_bytes(&packet[..len]);
+            assert_sane(bare, &format!("packet {n} cut to {len} B"));
+        }
+    }
+}
+
+#[test]
+fn packets_grown_do_no_harm() {
+    let (bare, va, key) = fresh();
+    for (n, packet) in samples(&bare, va, key).iter().enumerate() {
+        for extra in [1, 2, 3, 4, 5, 256, 4096, 60_000] {
+            let (mut bare, ..) = fresh();
+            let longer = [packet.as_slice(), &vec![0xee; extra]].concat();
+            bare.give_bytes(&longer);
+            assert_sane(bare, &format!("packet {n} grown by {extra} B"));
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_that_the_icrc_would_find_does_no_harm_without_it() {
+    let (bare, va, key) = fresh();
+    for (n, packet) in samples(&bare, va, key).iter().enumerate() {
+        // Bits of the payload change data, and nothing else, all alike: its first bytes are enough.
+        for bit in 0..packet.len().min(96) * 8 {
+            let (mut bare, ..) = fresh();
+            let mut bent = packet.clone();
+            bent[bit / 8] ^= 0x80 >> (bit % 8);
+            bare.give_bytes(&bent);
+            assert_sane(bare, &format!("packet {n} with bit {bit} flipped"));
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_restarts_with_the_same_number() {
+    // Its new PSNs lie ahead: one NAK, then silence; nothing is written.
+    let mut bare = bare();
+    let (va, key) = (bare.side.va(0), bare.side.key());
+    let write = |bare: &Bare, psn, data: &'static [u8; 4]| {
+        bytes_of(&bare.with_reth(Opcode::RcWriteOnly, psn, (va, key, 4), data))
+    };
+    let old = write(&bare, PSN, b"old!");
+    bare.give_bytes(&old);
+    assert_eq!(bare.brief(), [ack(PSN)]);
+    for n in 0..5 {
+        let new = write(&bare, PSN + 5000 + n, b"new!");
+        bare.give_bytes(&new);
+    }
+    assert_eq!(bare.brief(), [common::bare::nak(PSN + 1, remora_wire::NakCode::SequenceError)]);
+    // They lie behind: taken for duplicates, acknowledged and not carried out.
+    let new = write(&bare, PSN - 50, b"new!");
+    bare.give_bytes(&new);
+    assert_eq!(bare.brief(), [ack(PSN)]);
+    assert_eq!(bare.side.bytes(0, 4), b"old!");
+
+    // The one that restarted gets answers to questions that it has not asked.
+    let mut p = Pair::new(1, CLEAN, Setup::default());
+    let (op, list) = (SendOp::Write { va: p.b.va(0), rkey: p.b.key() }, [p.a.sge(0, 3000)]);
+    p.a.send(&SendWr::new(1, op, Data::List(&list)));
+    p.step();
+    p.b.nic.to_reset(p.b.qp).expect("live");
+    p.b.bring_up(A, p.a.qp, (77, 9_000_000), Setup::default());
+    p.b.send(&SendWr::new(1, SendOp::Write { va: p.a.va(0), rkey: p.a.key() }, Data::Inline(b"hi")));
+    p.run(100_000);
+    assert_eq!(p.a.statuses(), [(1, WcStatus::RetryExceeded)]);
+    assert_eq!(p.b.statuses(), [(1, WcStatus::RetryExceeded)]);
+    assert_eq!((p.a.bytes(0, 2), p.b.bytes(0, 2)), (vec![0; 2], vec![0; 2]));
+}
+
+#[test]
+fn a_peer_that_floods_receives_is_held_off() {
+    let mut bare = bare();
+    bare.side.recv(1, 0, 64);
+    let mut naks = 0;
+    for n in 0..10_000 {
+        bare.give(&bare.packet(Opcode::RcSendOnly, PSN + n, b"flood"));
+        naks += bare
+            .said()
+            .iter()
+            .filter(|s| matches!(s.aeth, Some(a) if matches!(a.syndrome, Syndrome::RnrNak { .. })))
+            .count();
+    }
+    assert_eq!((naks, bare.side.take_done().len()), (1, 1), "told once, until it tries again");
+    assert_eq!(bare.side.state(), QpState::Rts);
+}
