@@ -1,0 +1,141 @@
+//! After set-up no operation allocates: a counting allocator says so.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use common::{A, B, Faults, Pair, Setup};
+use remora_nic::*;
+use remora_wire::rpc::RpcHeader;
+
+/// Counts what it passes on to the system's allocator.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes to `System` with the arguments as they came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: the caller keeps `alloc`'s contract, which is `System`'s.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: `ptr` came from `System` with this layout.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: `ptr` came from `System` with this layout; the caller keeps the rest of the contract.
+        unsafe { System.realloc(ptr, layout, new_size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Lets packets go to and fro, and time pass, until both ends are quiet.
+fn settle(p: &mut Pair) {
+    loop {
+        let mut quiet = true;
+        while p.a.nic.poll_transmit(p.now, &mut p.a.batch) {
+            quiet = false;
+            for packet in p.a.batch.packets() {
+                p.b.nic.handle_packet(p.now, 0, A, B, packet);
+            }
+        }
+        while let Some(mut request) = p.b.nic.poll_rpc() {
+            request.reply.extend_from_slice(b"a reply");
+            p.b.nic.rpc_reply(request, 0);
+        }
+        while let Some(chunk) = p.b.nic.poll_stream() {
+            p.b.nic.recycle(chunk.data);
+        }
+        while p.b.nic.poll_transmit(p.now, &mut p.b.batch) {
+            quiet = false;
+            for packet in p.b.batch.packets() {
+                p.a.nic.handle_packet(p.now, 0, B, A, packet);
+            }
+        }
+        p.now += 1000;
+        p.a.nic.handle_timeout(p.now);
+        p.b.nic.handle_timeout(p.now);
+        for side in [&mut p.a, &mut p.b] {
+            while let Some(wc) = side.nic.poll_cq(side.cq) {
+                assert_eq!(wc.status, WcStatus::Success);
+            }
+            while side.nic.poll_event().is_some() {}
+        }
+        if quiet {
+            return;
+        }
+    }
+}
+
+#[test]
+fn no_operation_allocates() {
+    let mut p = Pair::new(1, Faults::default(), Setup::default());
+    p.b.nic.deploy(7);
+    let (va, rkey) = (p.b.va(0), p.b.key());
+    let (small, large) = ([p.a.sge(0, 64)], [p.a.sge(0, 20_000)]);
+    let (word, recv) = ([p.a.sge(8, 8)], [p.b.sge(65_536, 20_000)]);
+    let header =
+        RpcHeader { reply_va: p.a.va(65_536), reply_rkey: p.a.key(), reply_capacity: 64, ..RpcHeader::default() };
+    let ops: [(&str, SendOp, &[Sge]); 8] = [
+        ("WRITE", SendOp::Write { va, rkey }, &small),
+        ("long WRITE", SendOp::Write { va, rkey }, &large),
+        ("WRITE with immediate", SendOp::WriteImm { va, rkey, imm: 1 }, &small),
+        ("READ", SendOp::Read { va, rkey }, &small),
+        ("long READ", SendOp::Read { va, rkey }, &large),
+        ("SEND", SendOp::Send, &large),
+        ("CMP_SWAP", SendOp::CompareSwap { va, rkey, compare: 0, swap: 0 }, &word),
+        ("FETCH_ADD", SendOp::FetchAdd { va, rkey, add: 1 }, &word),
+    ];
+    let mut round = |what: usize| {
+        for id in 0..20 {
+            match ops.get(what) {
+                Some((_, op, list)) => {
+                    p.b.nic.post_recv(p.b.qp, id, &recv).expect("room");
+                    p.a.send(&SendWr::new(id, *op, Data::List(list)));
+                }
+                None => {
+                    p.a.nic.post_recv(p.a.qp, id, &[]).expect("room");
+                    // Parameters both within and beyond the inline limit.
+                    let params = [id as u8; 900];
+                    let params = &params[..if id % 2 == 0 { 100 } else { 900 }];
+                    match what - ops.len() {
+                        0 => p.a.nic.post_rpc(p.a.qp, id, 7, &header, params),
+                        _ => p.a.nic.post_rpc_write(p.a.qp, id, 7, &header, params, &large),
+                    }
+                    .expect("posted");
+                }
+            }
+        }
+        settle(&mut p);
+        // WRITE, READ and atomics leave the receives: reset the peer's supply by taking them with SENDs.
+        if let Some((_, op, _)) = ops.get(what)
+            && !matches!(op, SendOp::Send | SendOp::WriteImm { .. })
+        {
+            for id in 0..20 {
+                p.a.send(&SendWr::new(id, SendOp::Send, Data::Inline(b"x")));
+            }
+            settle(&mut p);
+        }
+    };
+    let kinds = ops.len() + 2;
+    for _ in 0..3 {
+        (0..kinds).for_each(&mut round);
+    }
+    for what in 0..kinds {
+        let before = ALLOCATIONS.load(Relaxed);
+        assert!(before > 0, "the counter counts");
+        for _ in 0..10 {
+            round(what);
+        }
+        let name = ops.get(what).map_or(["RPC", "RPC WRITE"][what.saturating_sub(ops.len()).min(1)], |op| op.0);
+        assert_eq!(ALLOCATIONS.load(Relaxed) - before, 0, "allocations in 200 x {name}");
+    }
+}
