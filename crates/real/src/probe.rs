@@ -1,7 +1,8 @@
 //! Raw probes: what the machine gives without Remora, to hold Remora's figures against in the same run.
 //!
-//! Each runs for [`Probe::time`], with two threads at most, pinned to the first two cores that this process may use.
-//! Each counts in batches and returns the median batch, so that what a neighbour disturbed for a moment does not count.
+//! Each runs for [`Probe::time`], with two threads at most, pinned to the first two cores that the caller may use. A
+//! latency is the median of short batches of round trips, so that what a neighbour disturbed for a moment does not
+//! count. A rate is all that was moved over all the time it took.
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -15,11 +16,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::link::set_int_option;
 
-/// Round trips in a batch.
-const ROUND_TRIPS: u32 = 256;
-
-/// Bytes in a batch of copies or datagrams.
-const BATCH_BYTES: usize = 1 << 20;
+/// Round trips in a batch: few, yet more than a look at the clock costs.
+const ROUND_TRIPS: u32 = 16;
 
 /// Bytes of one copy.
 const BLOCK: usize = 64 << 10;
@@ -30,6 +28,9 @@ const SLOTS: usize = 64;
 /// The longest UDP payload over IPv4, and the most segments that one send is split into.
 const MAX_PAYLOAD: usize = 65507;
 const MAX_SEGMENTS: usize = 64;
+
+/// Bytes of a stream under way at most: more would leave the caches, much less would let a core wait.
+const MAX_WINDOW: u64 = 1 << 20;
 
 /// How to measure.
 #[derive(Clone, Copy, Debug)]
@@ -139,8 +140,8 @@ impl Probe {
         failure.into_inner().map_or(Ok(ns), Err)
     }
 
-    /// Datagrams of `datagram` bytes over the loopback interface, `message` bytes in one send that the kernel segments,
-    /// received coalesced: as fast as one sending and one receiving core go.
+    /// Datagrams of `datagram` bytes over the loopback interface, received coalesced, as fast as one sending and one
+    /// receiving core go. One send has as many as fit into `message` bytes and as the kernel segments.
     ///
     /// # Errors
     ///
@@ -152,14 +153,14 @@ impl Probe {
         let (sender, receiver) = (socket()?, socket()?);
         set_int_option(&sender, libc::SOL_UDP, libc::UDP_SEGMENT, datagram as i32)?;
         set_int_option(&receiver, libc::SOL_UDP, libc::UDP_GRO, 1)?;
-        let window = rustix::net::sockopt::socket_recv_buffer_size(&receiver)? as u64 / 4;
+        let window = (rustix::net::sockopt::socket_recv_buffer_size(&receiver)? as u64 / 4).min(MAX_WINDOW);
         let to = receiver.local_addr()?;
-        let per_send = (message.min(MAX_PAYLOAD) / datagram).min(MAX_SEGMENTS) * datagram;
+        let message = vec![0x55; (message.min(MAX_PAYLOAD) / datagram).min(MAX_SEGMENTS) * datagram];
         let (received, stop) = (AtomicU64::new(0), AtomicBool::new(false));
         let rate = thread::scope(|scope| {
             let sending = scope.spawn(|| {
                 pin(1);
-                let result = send_stream(&sender, to, message, per_send, window, &received, &stop);
+                let result = send_stream(&sender, to, &message, window, &received, &stop);
                 stop.store(true, Ordering::Relaxed);
                 result
             });
@@ -176,15 +177,19 @@ impl Probe {
     pub fn memcpy_bytes_per_s(&self, working_set: usize) -> f64 {
         let blocks = (working_set / 2 / BLOCK).max(1);
         let (from, mut to) = (vec![1u8; blocks * BLOCK], vec![2u8; blocks * BLOCK]);
-        let mut at = 0;
-        let mut batch = || {
-            for _ in 0..BATCH_BYTES / BLOCK {
-                let range = at * BLOCK..(at + 1) * BLOCK;
-                black_box(&mut to[range.clone()]).copy_from_slice(black_box(&from[range]));
-                at = (at + 1) % blocks;
+        on_core(0, || {
+            let (start, mut copied, mut at) = (Instant::now(), 0, 0);
+            while copied == 0 || start.elapsed() < self.time {
+                // A megabyte between looks at the clock.
+                for _ in 0..16 {
+                    let range = at * BLOCK..(at + 1) * BLOCK;
+                    black_box(&mut to[range.clone()]).copy_from_slice(black_box(&from[range]));
+                    at = (at + 1) % blocks;
+                    copied += BLOCK;
+                }
             }
-        };
-        BATCH_BYTES as f64 / on_core(0, || self.median_batch(&mut batch)) * 1e9
+            copied as f64 / start.elapsed().as_secs_f64()
+        })
     }
 
     /// The median time of a round trip. `ping` does a whole one; `pong`, on another core, answers if there is something
@@ -202,83 +207,68 @@ impl Probe {
                     spin.once();
                 }
             });
-            let batch_ns = on_core(0, || self.median_batch(&mut || (0..ROUND_TRIPS).for_each(|_| ping())));
+            let mut times = Vec::new();
+            on_core(0, || {
+                let start = Instant::now();
+                // The first round trip waits for the other thread.
+                ping();
+                while times.is_empty() || start.elapsed() < self.time {
+                    let before = Instant::now();
+                    (0..ROUND_TRIPS).for_each(|_| ping());
+                    times.push(before.elapsed().as_nanos() as f64 / f64::from(ROUND_TRIPS));
+                }
+            });
             stop.store(true, Ordering::Relaxed);
-            batch_ns / f64::from(ROUND_TRIPS)
+            median(&mut times)
         })
     }
 
-    /// Nanoseconds of the median batch.
-    fn median_batch(&self, batch: &mut dyn FnMut()) -> f64 {
-        let start = Instant::now();
-        let mut times = Vec::new();
-        batch();
-        while times.is_empty() || start.elapsed() < self.time {
-            let before = Instant::now();
-            batch();
-            times.push(before.elapsed().as_nanos() as f64);
-        }
-        median(&mut times)
-    }
-
-    /// Bytes a second in the median batch received.
+    /// Bytes a second, from the first datagram on.
     fn receive_stream(&self, socket: &UdpSocket, received: &AtomicU64, stop: &AtomicBool) -> io::Result<f64> {
         let mut buffer = vec![0; 1 << 16];
-        let mut times = Vec::new();
-        let (start, mut total) = (Instant::now(), 0);
-        let (mut batch_start, mut batch_bytes) = (start, 0);
-        while !stop.load(Ordering::Relaxed) && (times.len() < 3 || start.elapsed() < self.time) {
+        let (mut first, mut total) = (None, 0);
+        while !stop.load(Ordering::Relaxed) {
             match socket.recv_from(&mut buffer) {
-                Ok((len, _)) => {
-                    total += len as u64;
-                    batch_bytes += len;
-                    received.store(total, Ordering::Relaxed);
-                }
+                Ok((len, _)) => total += len as u64,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(e) => return Err(e),
             }
-            if batch_bytes >= BATCH_BYTES {
-                let now = Instant::now();
-                times.push((now - batch_start).as_nanos() as f64 / batch_bytes as f64);
-                (batch_start, batch_bytes) = (now, 0);
+            received.store(total, Ordering::Relaxed);
+            let (start, before) = *first.get_or_insert((Instant::now(), total));
+            if total > before && start.elapsed() >= self.time {
+                return Ok((total - before) as f64 / start.elapsed().as_secs_f64());
             }
         }
-        Ok(1e9 / median(&mut times))
+        Err(io::Error::other("the sender stopped"))
     }
 }
 
-/// Sends messages in sends of at most `per_send` bytes until `stop`, with at most `window` bytes not yet received.
+/// Sends `message` again and again until `stop`, with at most `window` bytes not yet received before each.
 fn send_stream(
     socket: &UdpSocket,
     to: SocketAddr,
-    message: usize,
-    per_send: usize,
+    message: &[u8],
     window: u64,
     received: &AtomicU64,
     stop: &AtomicBool,
 ) -> io::Result<()> {
-    let message = vec![0x55; message];
     // Bytes sent, less those given up as lost when nothing was received for long.
     let mut sent = 0;
     let mut spin = Spin::default();
-    for part in std::iter::repeat_with(|| message.chunks(per_send)).flatten() {
-        while sent - received.load(Ordering::Relaxed).min(sent) > window {
-            if stop.load(Ordering::Relaxed) {
-                return Ok(());
-            }
+    while !stop.load(Ordering::Relaxed) {
+        let got = received.load(Ordering::Relaxed);
+        if sent > got + window {
             spin.once();
             if spin.is_hopeless() {
-                sent = received.load(Ordering::Relaxed);
+                sent = got;
             }
+            continue;
         }
         spin = Spin::default();
-        match socket.send_to(part, to) {
+        match socket.send_to(message, to) {
             Ok(len) => sent += len as u64,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => return Err(e),
-        }
-        if stop.load(Ordering::Relaxed) {
-            return Ok(());
         }
     }
     Ok(())

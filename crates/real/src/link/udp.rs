@@ -17,7 +17,7 @@ use remora_wire::icrc::{IcrcFlow, Verdict};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{
-    Link, LinkStats, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing, overhead, set_buffers,
+    Link, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing, overhead, set_buffers,
     set_int_option,
 };
 

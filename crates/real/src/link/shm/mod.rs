@@ -7,7 +7,7 @@
 //! on it wakes a sleeping peer, its end tells that the peer died.
 //!
 //! There is no ICRC on this link: packets pass through memory, not over a wire, and the four bytes for it go unused.
-//! A peer may still write anything into the rings at any time; see [`ring`].
+//! A peer may still write anything into the rings at any time: each length is checked, and each packet copied out once before it is believed.
 
 mod ring;
 
