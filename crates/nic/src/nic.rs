@@ -68,6 +68,7 @@ impl std::fmt::Debug for Nic {
 #[derive(Debug, Default)]
 struct Slot {
     generation: u8,
+    used: bool,
     qp: Option<Box<QueuePair>>,
 }
 
@@ -276,7 +277,12 @@ impl Nic {
             false => self.free.pop_front().ok_or(NicError::Exhausted("queue pair"))?,
         };
         let slot = &mut self.qps[index as usize];
-        slot.generation = slot.generation.wrapping_add(1);
+        // Starts anywhere, so that a program that starts again does not come with the numbers it had before.
+        slot.generation = match slot.used {
+            true => slot.generation.wrapping_add(1),
+            false => self.rng.next_u32() as u8,
+        };
+        slot.used = true;
         let qpn = Qpn(u32::from(slot.generation) << 16 | index);
         slot.qp = Some(Box::new(QueuePair::new(qpn, init)));
         self.live += 1;

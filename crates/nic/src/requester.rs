@@ -105,9 +105,11 @@ impl Requester {
         psn
     }
 
+    /// The local ACK timeout (sections 9.9.2.1.1 and 12.7.34), doubled with each retry up to eightfold: a peer whose
+    /// process waits for a core is late, not dead. At the usual settings a dead one is noticed after some 3 s.
     fn timeout(&self) -> Option<Time> {
-        // 4.096 us x 2^n (section 9.9.1.1 via 12.7.34); 0 is no timeout.
-        (self.attr.timeout != 0).then(|| 4096u64 << self.attr.timeout.min(31))
+        let used = self.attr.retry_count.saturating_sub(self.retries);
+        (self.attr.timeout != 0).then(|| (4096u64 << self.attr.timeout.min(31)) << used.min(3))
     }
 }
 
