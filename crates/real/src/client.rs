@@ -351,9 +351,8 @@ impl Client {
         self.remote_calls += 1;
         let mut result = None;
         let outcome = loop {
-            match self.poll(&mut |_, status, reply| result = Some((status, reply.to_vec()))) {
-                Err(e) => break Err(e),
-                Ok(_) => {}
+            if let Err(e) = self.poll(&mut |_, status, reply| result = Some((status, reply.to_vec()))) {
+                break Err(e);
             }
             if let Some(result) = result.take() {
                 break Ok(result);

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use crate::Error;
 use crate::link::Link;
+use crate::link::packet::PacketLink;
 use crate::link::shm::ShmLink;
 use crate::link::udp::UdpLink;
 
@@ -17,7 +18,7 @@ pub enum LinkChoice {
     Udp,
     /// Shared memory between two processes of one user on one host.
     Shm,
-    /// RoCE v2 in whole Ethernet frames through a packet socket: needs `CAP_NET_RAW`.
+    /// RoCE v2 in whole IPv4 packets through raw and packet sockets: needs `CAP_NET_RAW`.
     Packet,
 }
 
@@ -43,11 +44,14 @@ fn at(link: &'static str, address: IpAddr) -> impl Fn(std::io::Error) -> Error {
 pub(crate) fn node_links(local: IpAddr, packet: bool) -> Result<Vec<Box<dyn Link>>, Error> {
     let mut links: Vec<Box<dyn Link>> = Vec::new();
     if packet {
-        return Err(Error::Argument("the packet link is not built yet".into()));
+        links.push(Box::new(PacketLink::bind(local).map_err(at("packet", local))?));
     } else {
         links.push(Box::new(UdpLink::bind(local).map_err(at("udp", local))?));
     }
-    links.push(Box::new(ShmLink::bind(local).map_err(at("shared-memory", local))?));
+    // Shared memory is found by the address that the peer calls; the wildcard is nobody's.
+    if !local.is_unspecified() {
+        links.push(Box::new(ShmLink::bind(local).map_err(at("shared-memory", local))?));
+    }
     Ok(links)
 }
 
@@ -74,7 +78,7 @@ pub(crate) fn client_links(
         }
     }
     if choice == LinkChoice::Packet {
-        return Err(Error::Argument("the packet link is not built yet".into()));
+        return Ok((vec![Box::new(PacketLink::bind(local).map_err(at("packet", local))?)], "packet"));
     }
     Ok((vec![Box::new(UdpLink::bind(local).map_err(at("udp", local))?)], "udp"))
 }

@@ -71,8 +71,7 @@ pub fn fill_object(index: u64, version: u64, out: &mut [u8]) {
         let bytes = (mix | version & 0xffff_ffff).to_le_bytes();
         word.copy_from_slice(&bytes[..word.len()]);
     }
-    let crc = remora_kernel::crc64(&out[..payload]);
-    out[payload..].copy_from_slice(&crc.to_le_bytes());
+    remora_store::checked::seal(out);
 }
 
 /// Rewrites one object after the other until told to stop, or until the region is taken away.

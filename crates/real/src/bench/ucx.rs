@@ -47,7 +47,7 @@ fn measure(transport: &str, kind: &str, size: &str, rounds: &str, port: u16) -> 
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn();
-    let output = client.ok().and_then(|client| finish(client));
+    let output = client.ok().and_then(finish);
     // It has ended by itself if all went well.
     let _ = server.kill();
     let _ = server.wait();
