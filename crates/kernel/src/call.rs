@@ -3,6 +3,7 @@
 use crate::memory::Fault;
 use crate::stream::{Feed, Stream};
 use remora_memory::Pd;
+use std::ops::{Deref, DerefMut};
 
 /// How a call ended. The codes are those of the RPC reply on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -86,10 +87,14 @@ impl From<Fault> for Status {
     }
 }
 
-/// One call of a kernel. Keep it after the call and [`recycle`](Call::recycle) it: its buffers then
-/// serve the next call without allocating.
+/// One call of a kernel: a pointer, since calls pass through many hands. Keep it after the call and
+/// [`recycle`](Call::recycle) it: its buffers then serve the next call without allocating.
 #[derive(Debug, Default)]
-pub struct Call {
+pub struct Call(Box<CallFields>);
+
+/// The fields of a [`Call`].
+#[derive(Debug, Default)]
+pub struct CallFields {
     /// Which kernel.
     pub op: u64,
     /// The caller's own mark, which nothing here looks at.
@@ -104,18 +109,22 @@ pub struct Call {
     pub params: Vec<u8>,
     /// The answer; of use only with [`Status::Ok`].
     pub reply: Vec<u8>,
-    pub(crate) stream: Stream,
+    stream: Stream,
 }
 
 impl Call {
     /// A call of kernel `op`.
     pub fn new(op: u64, params: &[u8], reply_limit: u32) -> Call {
-        Call { op, params: params.to_vec(), reply_limit, ..Call::default() }
+        let mut call = Call::default();
+        (call.op, call.reply_limit) = (op, reply_limit);
+        call.params.extend_from_slice(params);
+        call
     }
 
     /// Makes this a call of kernel `op` with no parameters, no reply and no stream, as if new.
     pub fn recycle(&mut self, op: u64, reply_limit: u32) {
-        (self.op, self.reply_limit, self.tag, self.qpn, self.pd) = (op, reply_limit, 0, 0, None);
+        (self.op, self.reply_limit) = (op, reply_limit);
+        (self.tag, self.qpn, self.pd) = (0, 0, None);
         self.params.clear();
         self.reply.clear();
         self.stream.close();
@@ -140,6 +149,22 @@ impl Call {
         }
         self.reply.resize(start + len, 0);
         Ok(&mut self.reply[start..])
+    }
+}
+
+impl Deref for Call {
+    type Target = CallFields;
+
+    #[inline]
+    fn deref(&self) -> &CallFields {
+        &self.0
+    }
+}
+
+impl DerefMut for Call {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut CallFields {
+        &mut self.0
     }
 }
 

@@ -35,7 +35,7 @@ mod tests {
 
     fn finish(runner: &mut dyn Runner) -> Option<(Vec<u8>, Status)> {
         let mut result = None;
-        runner.poll(&mut |call, status| result = Some((call.reply, status)));
+        runner.poll(&mut |mut call, status| result = Some((std::mem::take(&mut call.reply), status)));
         result
     }
 

@@ -111,17 +111,23 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
         let at = params.entries.wrapping_add(u64::from(index) * ENTRY_BYTES as u64);
         let mut bytes = [0; ENTRY_BYTES];
         memory.read(params.entries_key, at, &mut bytes).await?;
-        let entry = Entry::decode(&bytes);
-        let found = entry.buckets.iter().find(|b| b.key == params.key && b.value != 0);
-        if let Some(&Bucket { value, len, .. }) = found {
-            let reply = call.grow_reply(len as usize)?;
-            return Ok(memory.read(params.values_key, value, reply).await?);
+        match find(&bytes, params.key) {
+            Ok(bucket) => {
+                let reply = call.grow_reply(bucket.len as usize)?;
+                return Ok(memory.read(params.values_key, bucket.value, reply).await?);
+            }
+            Err(0) => return Err(Status::NotFound),
+            Err(next) => index = next,
         }
-        if entry.next == 0 {
-            return Err(Status::NotFound);
-        }
-        index = entry.next;
     }
+}
+
+/// The key's bucket, or the entry where to look next. A function of its own so that no entry is
+/// kept in the task while it waits.
+#[inline]
+fn find(bytes: &[u8; ENTRY_BYTES], key: u64) -> Result<Bucket, u32> {
+    let entry = Entry::decode(bytes);
+    entry.buckets.into_iter().find(|b| b.key == key && b.value != 0).ok_or(entry.next)
 }
 
 #[inline(always)]

@@ -1,9 +1,8 @@
 //! Memory as a host core or the NIC beside it reaches it: registered regions, touched directly.
 
-use crate::memory::{Fault, Memory};
+use crate::memory::{Budget, Fault, Limits, Memory};
 use remora_memory::{Access, AccessError, Pd, Region, Registry};
 use std::future::poll_fn;
-use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
@@ -12,118 +11,150 @@ const CACHED: usize = 8;
 /// Bytes of an access that are prefetched; what follows is left to the hardware.
 const PREFETCH_BYTES: usize = 1024;
 
-/// The regions of one protection domain, with a peer's rights.
+/// The regions of one protection domain, with a peer's rights and the limits of one call.
 ///
 /// An access prefetches its cache lines and lets other tasks run before it copies, unless told to
-/// copy at once. Clones are cheap and share what is cached.
-#[derive(Clone)]
-pub struct HostMemory(Arc<Shared>);
+/// copy at once.
+pub struct HostMemory(Box<Inner>);
 
-struct Shared {
+/// Boxed, because it goes from call to call.
+struct Inner {
+    domain: Arc<Domain>,
+    budget: Budget,
+}
+
+struct Domain {
     registry: Arc<Registry>,
     pd: Pd,
     prefetching: bool,
     regions: [OnceLock<Arc<Region>>; CACHED],
 }
 
-/// A region from the cache, or one for which the cache has no room.
-enum Found<'a> {
-    Cached(&'a Region),
-    Held(Arc<Region>),
-}
-
 impl HostMemory {
     /// The regions of `pd`. Without `prefetching` an access copies at once.
-    pub fn new(registry: Arc<Registry>, pd: Pd, prefetching: bool) -> Self {
-        HostMemory(Arc::new(Shared { registry, pd, prefetching, regions: Default::default() }))
+    pub fn new(registry: Arc<Registry>, pd: Pd, prefetching: bool, limits: Limits) -> Self {
+        let domain = Domain { registry, pd, prefetching, regions: Default::default() };
+        HostMemory(Box::new(Inner { domain: Arc::new(domain), budget: Budget::new(limits) }))
     }
 
     /// The protection domain.
-    pub fn pd(&self) -> Pd {
-        self.0.pd
-    }
-
-    /// Replaces itself by one with an empty cache if the cache is full or holds deregistered
-    /// regions. Call it now and then: until then those regions' memory stays mapped.
-    pub fn refresh(&mut self) {
-        let last = self.0.regions[CACHED - 1].get();
-        if last.is_some() || self.cached().any(|region| !region.is_valid()) {
-            *self = HostMemory::new(self.0.registry.clone(), self.0.pd, self.0.prefetching);
-        }
-    }
-
-    fn cached(&self) -> impl Iterator<Item = &Arc<Region>> {
-        self.0.regions.iter().map_while(|slot| slot.get())
-    }
-
     #[inline]
-    fn region(&self, key: u32) -> Result<Found<'_>, Fault> {
-        let cached = self.cached().find(|region| region.key() == key);
-        match cached {
-            Some(region) if region.is_valid() => Ok(Found::Cached(region)),
-            _ => self.look_up(key).map(Found::Held),
-        }
+    pub fn pd(&self) -> Pd {
+        self.0.domain.pd
     }
 
+    /// The same memory and cache for a call beside this one.
+    pub(crate) fn another(&self, limits: Limits) -> Self {
+        HostMemory(Box::new(Inner { domain: self.0.domain.clone(), budget: Budget::new(limits) }))
+    }
+
+    /// The same memory with nothing in the cache.
+    pub(crate) fn fresh(&self, limits: Limits) -> Self {
+        let Domain { registry, pd, prefetching, .. } = &*self.0.domain;
+        HostMemory::new(registry.clone(), *pd, *prefetching, limits)
+    }
+
+    /// Makes this the memory of the next call.
+    #[inline]
+    pub(crate) fn renew(&mut self, limits: Limits) {
+        self.0.budget = Budget::new(limits);
+    }
+
+    /// Whether it shares its cache with `other`.
+    #[inline]
+    pub(crate) fn is_like(&self, other: &HostMemory) -> bool {
+        Arc::ptr_eq(&self.0.domain, &other.0.domain)
+    }
+
+    /// Whether the cache is full or holds deregistered regions, whose memory it keeps mapped. The
+    /// next call should have a fresh one.
+    #[inline]
+    pub(crate) fn is_stale(&self) -> bool {
+        let full = self.0.domain.regions[CACHED - 1].get().is_some();
+        full || self.0.domain.cached().any(|region| !region.is_valid())
+    }
+
+    /// One access: prefetches and lets other tasks run meanwhile, if told to, then does it.
+    ///
+    /// By hand rather than an `async fn`: one state machine fewer to step through.
+    #[inline]
+    fn access<T>(
+        &self,
+        key: u32,
+        (va, len): (u64, usize),
+        need: Access,
+        mut access: impl FnMut(&Region) -> Result<T, AccessError>,
+    ) -> impl Future<Output = Result<T, Fault>> {
+        let Inner { domain, budget } = &*self.0;
+        let mut prefetched: Option<&Region> = None;
+        poll_fn(move |cx| {
+            if let Some(region) = prefetched {
+                return Poll::Ready(access(region).map_err(fault));
+            }
+            budget.spend(len)?;
+            let Some(region) = domain.find(key).or_else(|| domain.look_up(key)) else {
+                // None, or none that the cache has room for.
+                let region = domain.registry.lookup(key).ok_or(Fault::Access)?;
+                region.check(domain.pd, va, len as u64, need).map_err(fault)?;
+                return Poll::Ready(access(&region).map_err(fault));
+            };
+            region.check(domain.pd, va, len as u64, need).map_err(fault)?;
+            if !domain.prefetching {
+                return Poll::Ready(access(region).map_err(fault));
+            }
+            region.prefetch(va, len.min(PREFETCH_BYTES));
+            prefetched = Some(region);
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+    }
+}
+
+impl Domain {
+    fn cached(&self) -> impl Iterator<Item = &Arc<Region>> {
+        self.regions.iter().map_while(|slot| slot.get())
+    }
+
+    /// The region, if it is in the cache.
+    #[inline]
+    fn find(&self, key: u32) -> Option<&Region> {
+        let region = self.cached().find(|region| region.key() == key)?;
+        region.is_valid().then_some(region)
+    }
+
+    /// Puts the region in the cache, unless that is full or has one with this key, since
+    /// deregistered. Other domains' stay out: a cache would keep their memory mapped to no use.
     #[cold]
-    fn look_up(&self, key: u32) -> Result<Arc<Region>, Fault> {
-        let region = self.0.registry.lookup(key).ok_or(Fault::Access)?;
-        // Only regions of this domain: another's would keep its memory alive to no use.
-        if region.pd() == self.0.pd && self.cached().all(|cached| cached.key() != key) {
-            let mut spare = region.clone();
-            for slot in &self.0.regions {
-                let Err(back) = slot.set(spare) else { break };
-                spare = back;
+    fn look_up(&self, key: u32) -> Option<&Region> {
+        let mut region = self.registry.lookup(key).filter(|region| region.pd() == self.pd)?;
+        for slot in &self.regions {
+            match slot.set(region) {
+                Ok(()) => return self.find(key),
+                Err(back) => region = back,
             }
         }
-        Ok(region)
-    }
-
-    /// The region, after the check of rights and, when prefetching, a turn for the other tasks.
-    #[inline]
-    async fn reach(&self, key: u32, va: u64, len: usize, need: Access) -> Result<Found<'_>, Fault> {
-        let region = self.region(key)?;
-        region.check(self.0.pd, va, len as u64, need).map_err(fault)?;
-        if self.0.prefetching {
-            region.prefetch(va, len.min(PREFETCH_BYTES));
-            give_way().await;
-        }
-        Ok(region)
+        None
     }
 }
 
 impl Memory for HostMemory {
     #[inline]
-    async fn read(&self, key: u32, va: u64, out: &mut [u8]) -> Result<(), Fault> {
-        let region = self.reach(key, va, out.len(), Access::REMOTE_READ).await?;
-        region.read(va, out).map_err(fault)
+    fn read(&self, key: u32, va: u64, out: &mut [u8]) -> impl Future<Output = Result<(), Fault>> {
+        self.access(key, (va, out.len()), Access::REMOTE_READ, move |region| region.read(va, out))
     }
 
-    async fn write(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
-        let region = self.reach(key, va, data.len(), Access::REMOTE_WRITE).await?;
-        region.write(va, data).map_err(fault)
+    fn write(&self, key: u32, va: u64, data: &[u8]) -> impl Future<Output = Result<(), Fault>> {
+        let len = data.len();
+        self.access(key, (va, len), Access::REMOTE_WRITE, move |region| region.write(va, data))
     }
 
-    async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {
-        let region = self.reach(key, va, 8, Access::REMOTE_ATOMIC).await?;
-        region.compare_swap(va, expect, new).map_err(fault)
+    fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> impl Future<Output = Result<u64, Fault>> {
+        let swap = move |region: &Region| region.compare_swap(va, expect, new);
+        self.access(key, (va, 8), Access::REMOTE_ATOMIC, swap)
     }
 
-    async fn fetch_add(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault> {
-        let region = self.reach(key, va, 8, Access::REMOTE_ATOMIC).await?;
-        region.fetch_add(va, n).map_err(fault)
-    }
-}
-
-impl Deref for Found<'_> {
-    type Target = Region;
-
-    #[inline]
-    fn deref(&self) -> &Region {
-        match self {
-            Found::Cached(region) => region,
-            Found::Held(region) => region,
-        }
+    fn fetch_add(&self, key: u32, va: u64, n: u64) -> impl Future<Output = Result<u64, Fault>> {
+        self.access(key, (va, 8), Access::REMOTE_ATOMIC, move |region| region.fetch_add(va, n))
     }
 }
 
@@ -132,20 +163,6 @@ fn fault(error: AccessError) -> Fault {
         AccessError::Misaligned => Fault::Misaligned,
         _ => Fault::Access,
     }
-}
-
-/// Is pending once.
-#[inline]
-fn give_way() -> impl Future<Output = ()> {
-    let mut gave_way = false;
-    poll_fn(move |cx| {
-        if gave_way {
-            return Poll::Ready(());
-        }
-        gave_way = true;
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
 }
 
 #[cfg(test)]
@@ -186,7 +203,7 @@ mod tests {
         let (registry, pd) = registry();
         let other = registry.alloc_pd();
         for prefetching in [false, true] {
-            let memory = HostMemory::new(registry.clone(), pd, prefetching);
+            let memory = HostMemory::new(registry.clone(), pd, prefetching, Limits::default());
             let read = |key| drive(memory.read(key, 8, &mut [0; 8])).0;
             let write = |key| drive(memory.write(key, 8, &[0; 8])).0;
             let swap = |key| drive(memory.compare_swap(key, 8, 0, 0)).0;
@@ -217,7 +234,7 @@ mod tests {
         let (registry, pd) = registry();
         let key = region(&registry, pd, ALL).key();
         for (prefetching, pending) in [(false, 0), (true, 1)] {
-            let memory = HostMemory::new(registry.clone(), pd, prefetching);
+            let memory = HostMemory::new(registry.clone(), pd, prefetching, Limits::default());
             assert_eq!(drive(memory.write(key, 64, &7u64.to_ne_bytes())), (Ok(()), pending));
             assert_eq!(drive(memory.fetch_add(key, 64, 3)), (Ok(7), pending));
             assert_eq!(drive(memory.compare_swap(key, 64, 10, 1)), (Ok(10), pending));
@@ -233,7 +250,7 @@ mod tests {
     #[test]
     fn deregistered_regions_are_gone_and_many_are_no_trouble() {
         let (registry, pd) = registry();
-        let mut memory = HostMemory::new(registry.clone(), pd, false);
+        let mut memory = HostMemory::new(registry.clone(), pd, false, Limits::default());
         let regions: Vec<_> = (0..3 * CACHED).map(|_| region(&registry, pd, ALL)).collect();
         let read = |memory: &HostMemory, key| drive(memory.read(key, 0, &mut [0])).0;
         for round in 0..2 {
@@ -246,7 +263,9 @@ mod tests {
             assert_eq!(read(&memory, region.key()), Err(Fault::Access));
         }
         assert!(regions.iter().any(|region| Arc::strong_count(region) > 1));
-        memory.refresh();
+        assert!(memory.is_stale());
+        memory = memory.fresh(Limits::default());
+        assert!(!memory.is_stale());
         assert!(regions.iter().all(|region| Arc::strong_count(region) == 1), "memory is free to go");
     }
 
@@ -261,14 +280,16 @@ mod tests {
             list.write(at, &word.to_le_bytes()).unwrap();
         }
         let params = TraversalParams::list(64, 2, 8, list.key(), list.key()).encode();
-        let memory = HostMemory::new(registry.clone(), pd, true);
+        let memory = HostMemory::new(registry.clone(), pd, true, Limits::default());
         assert_eq!(run_on(&memory, op::TRAVERSAL, &params), (Status::Ok, 99u64.to_le_bytes().to_vec()));
 
         for prefetching in [false, true] {
             let mut runner = host_runner(registry.clone(), prefetching, 4, Limits::default());
             for (tag, pd) in [(0, Some(pd)), (1, Some(stranger)), (2, None), (3, Some(pd))] {
                 let op = if tag == 3 { 77 } else { op::TRAVERSAL };
-                runner.start(Call { pd, tag, ..Call::new(op, &params, 8) }).unwrap();
+                let mut call = Call::new(op, &params, 8);
+                (call.pd, call.tag) = (pd, tag);
+                runner.start(call).unwrap();
             }
             let refused = runner.start(Call::new(op::GET, &[0; GetParams::LEN], 8)).unwrap_err();
             assert_eq!((refused.op, runner.in_flight(), runner.capacity()), (op::GET, 4, 4));

@@ -29,7 +29,7 @@ mod testing;
 mod traversal;
 
 pub use builtins::{Builtins, Kernel, op};
-pub use call::{Call, Status};
+pub use call::{Call, CallFields, Status};
 pub use consistency::{ConsistencyParams, TRIES_BYTES, crc64};
 pub use get::{BUCKETS, Bucket, ENTRY_BYTES, Entry, GetParams};
 pub use host::HostMemory;

@@ -56,23 +56,22 @@ impl Default for Limits {
     }
 }
 
-/// Memory with the limits of one call.
+/// What is left of the limits of one call.
 ///
-/// The counters are atomic only so that a task may move between threads; one task uses them.
-pub struct Limited<'a, M> {
-    memory: &'a M,
+/// Atomic only so that a task may move between threads: one task uses it.
+pub(crate) struct Budget {
     steps: AtomicU32,
     bytes: AtomicU64,
 }
 
-impl<'a, M: Memory> Limited<'a, M> {
-    /// `memory`, for one call.
-    pub fn new(memory: &'a M, limits: Limits) -> Self {
-        Limited { memory, steps: AtomicU32::new(limits.steps), bytes: AtomicU64::new(limits.bytes) }
+impl Budget {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Budget { steps: AtomicU32::new(limits.steps), bytes: AtomicU64::new(limits.bytes) }
     }
 
+    /// Pays for one access.
     #[inline]
-    fn spend(&self, bytes: usize) -> Result<(), Fault> {
+    pub(crate) fn spend(&self, bytes: usize) -> Result<(), Fault> {
         let steps = self.steps.load(Ordering::Relaxed).checked_sub(1).ok_or(Fault::StepLimit)?;
         let left = self.bytes.load(Ordering::Relaxed);
         let left = left.checked_sub(bytes as u64).ok_or(Fault::ByteLimit)?;
@@ -82,25 +81,37 @@ impl<'a, M: Memory> Limited<'a, M> {
     }
 }
 
+/// Memory with the limits of one call.
+pub struct Limited<'a, M> {
+    memory: &'a M,
+    budget: Budget,
+}
+
+impl<'a, M: Memory> Limited<'a, M> {
+    /// `memory`, for one call.
+    pub fn new(memory: &'a M, limits: Limits) -> Self {
+        Limited { memory, budget: Budget::new(limits) }
+    }
+}
+
 impl<M: Memory> Memory for Limited<'_, M> {
-    #[inline]
     async fn read(&self, key: u32, va: u64, out: &mut [u8]) -> Result<(), Fault> {
-        self.spend(out.len())?;
+        self.budget.spend(out.len())?;
         self.memory.read(key, va, out).await
     }
 
     async fn write(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
-        self.spend(data.len())?;
+        self.budget.spend(data.len())?;
         self.memory.write(key, va, data).await
     }
 
     async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {
-        self.spend(8)?;
+        self.budget.spend(8)?;
         self.memory.compare_swap(key, va, expect, new).await
     }
 
     async fn fetch_add(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault> {
-        self.spend(8)?;
+        self.budget.spend(8)?;
         self.memory.fetch_add(key, va, n).await
     }
 }

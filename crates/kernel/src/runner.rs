@@ -52,29 +52,6 @@ where
     Box::new(PoolRunner { pool: Pool::new(capacity), task })
 }
 
-/// A runner of the built-in kernels over registered memory, each call within its own protection
-/// domain; a call without one is denied every access. For `prefetching` see [`HostMemory::new`].
-pub fn host_runner(
-    registry: Arc<Registry>,
-    prefetching: bool,
-    capacity: usize,
-    limits: Limits,
-) -> Box<dyn Runner + Send> {
-    let mut domains = Domains { registry, prefetching, memories: Vec::with_capacity(DOMAINS) };
-    let task = move |mut call: Call| {
-        let memory = call.pd.map(|pd| domains.memory(pd));
-        async move {
-            let Some(memory) = memory else {
-                return (call, Status::AccessDenied);
-            };
-            let limited = Limited::new(&memory, limits);
-            let status = Builtins.run(&limited, &mut call).await;
-            (call, status)
-        }
-    };
-    Box::new(PoolRunner { pool: Pool::new(capacity), task })
-}
-
 /// A task per call.
 struct PoolRunner<F, T> {
     pool: Pool<F>,
@@ -108,25 +85,113 @@ where
     }
 }
 
-/// The memory of each protection domain, the one used last in front.
-struct Domains {
+/// A runner of the built-in kernels over registered memory, each call within its own protection
+/// domain; a call without one is denied. For `prefetching` see [`HostMemory::new`].
+pub fn host_runner(
     registry: Arc<Registry>,
     prefetching: bool,
-    memories: Vec<HostMemory>,
+    capacity: usize,
+    limits: Limits,
+) -> Box<dyn Runner + Send> {
+    let task = |mut call: Call, memory: Option<HostMemory>| async move {
+        let status = match &memory {
+            Some(memory) => Builtins.run(memory, &mut call).await,
+            None => Status::AccessDenied,
+        };
+        (call, status, memory)
+    };
+    let domains = Vec::with_capacity(DOMAINS);
+    let memories = Memories { registry, prefetching, limits, domains };
+    Box::new(HostRunner { pool: Pool::new(capacity), task, memories })
 }
 
-impl Domains {
+/// A task per call, with a memory from a store of them.
+struct HostRunner<F, T> {
+    pool: Pool<F>,
+    task: T,
+    memories: Memories,
+}
+
+impl<F, T> Runner for HostRunner<F, T>
+where
+    F: Future<Output = (Call, Status, Option<HostMemory>)>,
+    T: FnMut(Call, Option<HostMemory>) -> F,
+{
+    fn start(&mut self, call: Call) -> Result<(), Call> {
+        if self.pool.is_full() {
+            return Err(call);
+        }
+        let memory = call.pd.map(|pd| self.memories.take(pd));
+        let spawned = self.pool.try_spawn((self.task)(call, memory));
+        debug_assert!(spawned.is_ok(), "a slot was free");
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Call, Status)) -> usize {
+        let memories = &mut self.memories;
+        self.pool.poll(|(call, status, memory)| {
+            if let Some(memory) = memory {
+                memories.put_back(memory);
+            }
+            done(call, status);
+        })
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pool.len()
+    }
+
+    fn capacity(&self) -> usize {
+        self.pool.capacity()
+    }
+}
+
+/// The memory of each protection domain, the one used last in front. What tasks are done with is
+/// kept for the next ones, which so do not fight over a reference count.
+struct Memories {
+    registry: Arc<Registry>,
+    prefetching: bool,
+    limits: Limits,
+    domains: Vec<Domain>,
+}
+
+struct Domain {
+    memory: HostMemory,
+    spare: Vec<HostMemory>,
+}
+
+impl Memories {
     #[inline]
-    fn memory(&mut self, pd: Pd) -> HostMemory {
-        match self.memories.iter().position(|memory| memory.pd() == pd) {
+    fn take(&mut self, pd: Pd) -> HostMemory {
+        match self.domains.iter().position(|domain| domain.memory.pd() == pd) {
             Some(0) => {}
-            Some(at) => self.memories.swap(0, at),
+            Some(at) => self.domains.swap(0, at),
             None => {
-                self.memories.truncate(DOMAINS - 1);
-                self.memories.insert(0, HostMemory::new(self.registry.clone(), pd, self.prefetching));
+                self.domains.truncate(DOMAINS - 1);
+                let registry = self.registry.clone();
+                let memory = HostMemory::new(registry, pd, self.prefetching, self.limits);
+                self.domains.insert(0, Domain { memory, spare: Vec::new() });
             }
         }
-        self.memories[0].refresh();
-        self.memories[0].clone()
+        let Domain { memory, spare } = &mut self.domains[0];
+        if memory.is_stale() {
+            *memory = memory.fresh(self.limits);
+            spare.clear();
+        }
+        match spare.pop() {
+            Some(mut memory) => {
+                memory.renew(self.limits);
+                memory
+            }
+            None => memory.another(self.limits),
+        }
+    }
+
+    #[inline]
+    fn put_back(&mut self, memory: HostMemory) {
+        let home = self.domains.iter_mut().find(|domain| domain.memory.is_like(&memory));
+        if let Some(domain) = home {
+            domain.spare.push(memory);
+        }
     }
 }

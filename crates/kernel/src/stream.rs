@@ -11,6 +11,8 @@ pub struct Stream {
     queue: Arc<Mutex<Queue>>,
     /// What the kernel looks at.
     chunk: Vec<u8>,
+    /// Whether a feed was ever made.
+    opened: bool,
 }
 
 /// Where a call's input stream is fed. Dropping it before the last chunk is fed breaks the stream
@@ -61,6 +63,7 @@ impl Stream {
 
     pub(crate) fn open(&mut self, capacity: usize) -> Feed {
         self.close();
+        self.opened = true;
         let mut queue = lock(&self.queue);
         queue.bytes.reserve(capacity);
         self.chunk.reserve(capacity);
@@ -68,7 +71,15 @@ impl Stream {
         Feed { queue: self.queue.clone() }
     }
 
+    #[inline]
     pub(crate) fn close(&mut self) {
+        if self.opened {
+            self.reset();
+        }
+    }
+
+    fn reset(&mut self) {
+        self.opened = false;
         self.chunk.clear();
         // A feed of the stream that was must not reach the one to come.
         match Arc::get_mut(&mut self.queue) {

@@ -86,5 +86,5 @@ pub fn run_limited<M: Memory>(memory: &M, op: u64, params: &[u8], limits: Limits
         }
     };
     drop(run);
-    (status, call.reply)
+    (status, std::mem::take(&mut call.reply))
 }

@@ -2,7 +2,7 @@
 //!
 //! From the first element on, the kernel compares the keys in an element with the one given. At a
 //! match it reads the value that the element points to; else it goes on to the next element, until
-//! there is none: the next pointer is 0, or elements have none. How structures are expressed:
+//! there is none: its address is 0, or elements have no next pointer. How structures are expressed:
 //!
 //! - *Linked list, hash chain*: one key, `EQUAL`, a next pointer.
 //! - *Hash table entry*: several keys, `EQUAL`, each value pointer relative to its key.
@@ -185,29 +185,26 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
     let mut bytes = [0; ELEMENT_BYTES];
     let element = &mut bytes[..params.element_size.into()];
     let (mut at, mut descents) = (params.remote_address, params.descents);
-    loop {
+    while at != 0 {
         memory.read(params.element_key, at, element).await?;
         let predicate = if descents > 0 { Predicate::Less } else { params.predicate };
         match params.find(element, predicate) {
             Some(key) => {
                 let base = if params.is_relative_position { key } else { 0 };
                 at = field(element, base + usize::from(params.value_ptr_position));
-                if descents == 0 {
-                    break;
+                if descents == 0 && at != 0 {
+                    let reply = call.grow_reply(params.value_size as usize)?;
+                    return Ok(memory.read(params.value_key, at, reply).await?);
                 }
-                descents -= 1;
+                descents = descents.saturating_sub(1);
             }
             None if params.next_element_ptr_valid => {
                 at = field(element, params.next_element_ptr_position.into());
             }
-            None => return Err(Status::NotFound),
-        }
-        if at == 0 {
-            return Err(Status::NotFound);
+            None => break,
         }
     }
-    let reply = call.grow_reply(params.value_size as usize)?;
-    Ok(memory.read(params.value_key, at, reply).await?)
+    Err(Status::NotFound)
 }
 
 /// The word at `position`.

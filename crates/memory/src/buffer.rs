@@ -85,14 +85,8 @@ impl Buffer {
         let size = round_up(len, SMALL_PAGE)?;
         let total = size.checked_add(slack).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: as above.
-        let start = unsafe {
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), total, prot, MapFlags::PRIVATE)?
-        };
-        let skip = if slack > 0 {
-            start.addr().next_multiple_of(HUGE_PAGE) - start.addr()
-        } else {
-            0
-        };
+        let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), total, prot, MapFlags::PRIVATE)? };
+        let skip = if slack > 0 { start.addr().next_multiple_of(HUGE_PAGE) - start.addr() } else { 0 };
         let ptr = start.wrapping_byte_add(skip);
         for (ptr, len) in [(start, skip), (ptr.wrapping_byte_add(size), slack - skip)] {
             if len > 0 {
@@ -100,18 +94,12 @@ impl Buffer {
                 unsafe { rustix::mm::munmap(ptr, len)? };
             }
         }
-        Ok(Buffer::mapping(
-            ptr.cast(),
-            len,
-            size,
-            advise_huge(ptr, size),
-        ))
+        Ok(Buffer::mapping(ptr.cast(), len, size, advise_huge(ptr, size)))
     }
 
     /// Maps `len` zeroed bytes that another process can map too, given the descriptor (see [`Buffer::map_fd`]).
     pub fn shared(len: usize) -> io::Result<(Buffer, OwnedFd)> {
-        let fd =
-            rustix::fs::memfd_create("remora", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let fd = rustix::fs::memfd_create("remora", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, round_up(len, SMALL_PAGE)? as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok((Buffer::map_fd(&fd, len)?, fd))
@@ -125,27 +113,16 @@ impl Buffer {
         let size = round_up(len, SMALL_PAGE)?;
         let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         if !rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {
-            return refuse(
-                "memory file is not sealed against shrinking; add F_SEAL_SHRINK before sharing it"
-                    .into(),
-            );
+            return refuse("memory file is not sealed against shrinking; add F_SEAL_SHRINK before sharing it".into());
         }
         let has = rustix::fs::fstat(&fd)?.st_size;
         if u64::try_from(has).unwrap_or(0) < size as u64 {
-            return refuse(format!(
-                "memory file has {has} bytes, which is less than the {size} to map"
-            ));
+            return refuse(format!("memory file has {has} bytes, which is less than the {size} to map"));
         }
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice; the seal keeps its pages from going away.
-        let ptr =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, fd, 0)? };
-        Ok(Buffer::mapping(
-            ptr.cast(),
-            len,
-            size,
-            advise_huge(ptr, size),
-        ))
+        let ptr = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, fd, 0)? };
+        Ok(Buffer::mapping(ptr.cast(), len, size, advise_huge(ptr, size)))
     }
 
     /// A buffer with the contents of `bytes`, moved to memory that is aligned to words.
@@ -169,34 +146,17 @@ impl Buffer {
     /// Until `owner` is dropped, every aligned 8-byte word that overlaps `len` bytes at `ptr` must be valid for reads
     /// (and writes, if anything writes through the buffer or a region over it), and all of this program's accesses to
     /// those words must be atomic and of 8 bytes. Bytes of the first and last word outside the range keep their values.
-    pub unsafe fn from_raw(
-        ptr: NonNull<u8>,
-        len: usize,
-        owner: Box<dyn Any + Send + Sync>,
-    ) -> Buffer {
-        Buffer(Arc::new(Inner {
-            ptr,
-            len,
-            page_kind: PageKind::Small,
-            owner: Owner::Other(owner),
-        }))
+    pub unsafe fn from_raw(ptr: NonNull<u8>, len: usize, owner: Box<dyn Any + Send + Sync>) -> Buffer {
+        Buffer(Arc::new(Inner { ptr, len, page_kind: PageKind::Small, owner: Owner::Other(owner) }))
     }
 
     fn mapping(ptr: *mut u8, len: usize, size: usize, page_kind: PageKind) -> Buffer {
         let ptr = NonNull::new(ptr).expect("the kernel never maps address 0 unless asked to");
-        Buffer(Arc::new(Inner {
-            ptr,
-            len,
-            page_kind,
-            owner: Owner::Mapping(size),
-        }))
+        Buffer(Arc::new(Inner { ptr, len, page_kind, owner: Owner::Mapping(size) }))
     }
 
     /// Number of bytes.
-    #[allow(
-        clippy::len_without_is_empty,
-        reason = "no caller asks whether a buffer is empty"
-    )]
+    #[allow(clippy::len_without_is_empty, reason = "no caller asks whether a buffer is empty")]
     pub fn len(&self) -> usize {
         self.0.len
     }
@@ -281,34 +241,20 @@ impl Buffer {
     #[inline]
     pub(crate) fn at(&self, offset: usize, len: usize) -> Result<*mut u8, OutOfBounds> {
         if offset > self.0.len || len > self.0.len - offset {
-            return Err(OutOfBounds {
-                offset,
-                len,
-                size: self.0.len,
-            });
+            return Err(OutOfBounds { offset, len, size: self.0.len });
         }
         Ok(self.0.ptr.as_ptr().wrapping_add(offset))
     }
 
     fn word_at(&self, offset: usize) -> Result<*mut u8, AccessError> {
         let ptr = self.at(offset, 8).map_err(|_| AccessError::OutOfBounds)?;
-        if ptr.cast::<u64>().is_aligned() {
-            Ok(ptr)
-        } else {
-            Err(AccessError::Misaligned)
-        }
+        if ptr.cast::<u64>().is_aligned() { Ok(ptr) } else { Err(AccessError::Misaligned) }
     }
 }
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Buffer({} bytes at {:#x}, {:?} pages)",
-            self.len(),
-            self.addr(),
-            self.page_kind()
-        )
+        write!(f, "Buffer({} bytes at {:#x}, {:?} pages)", self.len(), self.addr(), self.page_kind())
     }
 }
 
@@ -349,22 +295,14 @@ impl Drop for OwnedWords {
 
 fn advise_huge(ptr: *mut std::ffi::c_void, size: usize) -> PageKind {
     // SAFETY: advice on a mapping that is the caller's own changes no byte of it.
-    let advised = size >= HUGE_PAGE
-        && unsafe { rustix::mm::madvise(ptr, size, Advice::LinuxHugepage) }.is_ok();
-    if advised {
-        PageKind::Transparent
-    } else {
-        PageKind::Small
-    }
+    let advised = size >= HUGE_PAGE && unsafe { rustix::mm::madvise(ptr, size, Advice::LinuxHugepage) }.is_ok();
+    if advised { PageKind::Transparent } else { PageKind::Small }
 }
 
 fn round_up(len: usize, page: usize) -> io::Result<usize> {
     match len.checked_next_multiple_of(page) {
         Some(size @ 1..=0x7fff_ffff_ffff_0000) => Ok(size),
-        _ => Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("cannot map {len} bytes"),
-        )),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("cannot map {len} bytes"))),
     }
 }
 
@@ -385,14 +323,7 @@ mod tests {
                 assert_eq!(buffer.addr() % HUGE_PAGE as u64, 0);
             }
             buffer.write(len - 1, &[7]).unwrap();
-            assert_eq!(
-                buffer.write(len, &[7]),
-                Err(OutOfBounds {
-                    offset: len,
-                    len: 1,
-                    size: len
-                })
-            );
+            assert_eq!(buffer.write(len, &[7]), Err(OutOfBounds { offset: len, len: 1, size: len }));
             assert!(buffer.read(usize::MAX, &mut [0; 2]).is_err());
         }
         assert!(Buffer::anonymous(0).is_err());
@@ -418,15 +349,9 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "maps memory")]
     fn files_that_may_shrink_are_refused() {
-        let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .unwrap();
+        let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&fd, 4096).unwrap();
-        assert!(
-            Buffer::map_fd(&fd, 4096)
-                .unwrap_err()
-                .to_string()
-                .contains("F_SEAL_SHRINK")
-        );
+        assert!(Buffer::map_fd(&fd, 4096).unwrap_err().to_string().contains("F_SEAL_SHRINK"));
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
         Buffer::map_fd(&fd, 4096).unwrap();
     }
@@ -434,10 +359,7 @@ mod tests {
     #[test]
     fn words_are_atomic_and_aligned() {
         let buffer = Buffer::from_boxed((0..20).collect());
-        assert_eq!(
-            buffer.load_u64(8),
-            Ok(u64::from_ne_bytes([8, 9, 10, 11, 12, 13, 14, 15]))
-        );
+        assert_eq!(buffer.load_u64(8), Ok(u64::from_ne_bytes([8, 9, 10, 11, 12, 13, 14, 15])));
         assert_eq!(buffer.load_u64(4), Err(AccessError::Misaligned));
         assert_eq!(buffer.load_u64(16), Err(AccessError::OutOfBounds));
         buffer.store_u64(8, 5).unwrap();
@@ -463,8 +385,7 @@ mod tests {
         let words: Arc<[std::sync::atomic::AtomicU64; 2]> = Arc::default();
         let ptr = NonNull::new(words.as_ptr().cast_mut().cast()).unwrap();
         // SAFETY: whole words, atomic, kept alive beside the buffer.
-        let buffer =
-            unsafe { Buffer::from_raw(ptr, 16, Box::new((words.clone(), Told(dropped.clone())))) };
+        let buffer = unsafe { Buffer::from_raw(ptr, 16, Box::new((words.clone(), Told(dropped.clone())))) };
         let other = buffer.clone();
         buffer.write(0, &[1]).unwrap();
         drop(buffer);

@@ -45,9 +45,7 @@ pub unsafe fn load(src: *mut u8, mut out: &mut [u8]) {
     for block in &mut blocks {
         for at in (0..BLOCK).step_by(WORD) {
             // SAFETY: this word lies within the range.
-            let bytes = unsafe { word(src.wrapping_add(at)) }
-                .load(Ordering::Acquire)
-                .to_ne_bytes();
+            let bytes = unsafe { word(src.wrapping_add(at)) }.load(Ordering::Acquire).to_ne_bytes();
             block[at..at + WORD].copy_from_slice(&bytes);
         }
         src = src.wrapping_add(BLOCK);
@@ -80,8 +78,7 @@ pub unsafe fn store(dst: *mut u8, mut data: &[u8]) {
     for block in &mut blocks {
         for at in (0..BLOCK).step_by(WORD) {
             // SAFETY: this word lies within the range.
-            unsafe { word(dst.wrapping_add(at)) }
-                .store(value(&block[at..at + WORD]), Ordering::Release);
+            unsafe { word(dst.wrapping_add(at)) }.store(value(&block[at..at + WORD]), Ordering::Release);
         }
         dst = dst.wrapping_add(BLOCK);
     }
@@ -111,12 +108,7 @@ fn store_part(word: &AtomicU64, skew: usize, bytes: &[u8]) {
     loop {
         let mut new = old.to_ne_bytes();
         new[skew..skew + bytes.len()].copy_from_slice(bytes);
-        match word.compare_exchange_weak(
-            old,
-            u64::from_ne_bytes(new),
-            Ordering::Release,
-            Ordering::Relaxed,
-        ) {
+        match word.compare_exchange_weak(old, u64::from_ne_bytes(new), Ordering::Release, Ordering::Relaxed) {
             Ok(_) => return,
             Err(now) => old = now,
         }
@@ -130,10 +122,14 @@ pub fn prefetch(ptr: *const u8, len: usize) {
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let skew = ptr.addr() % BLOCK;
-        let first = ptr.wrapping_sub(skew);
-        for at in (0..skew + len).step_by(BLOCK) {
+        let (mut line, mut left) = (ptr.wrapping_sub(skew), skew + len);
+        loop {
             // SAFETY: a prefetch has no effect on memory and does not fault.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(at).cast()) };
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+            if left <= BLOCK {
+                break;
+            }
+            (line, left) = (line.wrapping_add(BLOCK), left - BLOCK);
         }
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]

@@ -77,16 +77,7 @@ impl Region {
         access: Access,
         (pages, buffers): (Box<[*mut u8]>, Box<[Buffer]>),
     ) -> Region {
-        Region {
-            va,
-            len,
-            pages,
-            valid: AtomicBool::new(true),
-            access,
-            pd,
-            key,
-            _buffers: buffers,
-        }
+        Region { va, len, pages, valid: AtomicBool::new(true), access, pd, key, _buffers: buffers }
     }
 
     /// The key, which is both lkey and rkey.
@@ -105,10 +96,7 @@ impl Region {
     }
 
     /// Number of bytes.
-    #[allow(
-        clippy::len_without_is_empty,
-        reason = "no caller asks whether a region is empty"
-    )]
+    #[allow(clippy::len_without_is_empty, reason = "no caller asks whether a region is empty")]
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -217,20 +205,12 @@ impl Region {
         if (inside || len == 0) && self.is_valid() {
             return Ok(());
         }
-        Err(if self.is_valid() {
-            AccessError::OutOfBounds
-        } else {
-            AccessError::Revoked
-        })
+        Err(if self.is_valid() { AccessError::OutOfBounds } else { AccessError::Revoked })
     }
 
     fn word_at(&self, va: u64) -> Result<*mut u8, AccessError> {
         self.bounds(va, 8)?;
-        if va.is_multiple_of(8) {
-            Ok(self.pointer(va))
-        } else {
-            Err(AccessError::Misaligned)
-        }
+        if va.is_multiple_of(8) { Ok(self.pointer(va)) } else { Err(AccessError::Misaligned) }
     }
 
     /// Translates an address that lies within the region.
@@ -244,10 +224,6 @@ impl Region {
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The key opens the region, so it is not shown.
-        write!(
-            f,
-            "Region({} bytes at {:#x}, {:?}, {:?})",
-            self.len, self.va, self.pd, self.access
-        )
+        write!(f, "Region({} bytes at {:#x}, {:?}, {:?})", self.len, self.va, self.pd, self.access)
     }
 }

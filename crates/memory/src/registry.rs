@@ -50,9 +50,7 @@ pub enum RegisterError {
     #[error("remote write or atomic access needs local write access too")]
     NeedsLocalWrite,
     /// The address given and the one in this process differ modulo 8, so that no word would be atomic.
-    #[error(
-        "address {va:#x} and the memory at {addr:#x} are not congruent modulo 8; choose an address that is"
-    )]
+    #[error("address {va:#x} and the memory at {addr:#x} are not congruent modulo 8; choose an address that is")]
     Misaligned {
         /// Address asked for.
         va: u64,
@@ -134,15 +132,8 @@ impl Registry {
         let needed = pages_needed(va, len as u64)?;
         same_alignment(va, start)?;
         let first = start.wrapping_sub(va as usize % PAGE_BYTES);
-        let pages = (0..needed as usize)
-            .map(|i| first.wrapping_add(i * PAGE_BYTES))
-            .collect();
-        self.insert(
-            pd,
-            (va, len as u64),
-            access,
-            (pages, [buffer.clone()].into()),
-        )
+        let pages = (0..needed as usize).map(|i| first.wrapping_add(i * PAGE_BYTES)).collect();
+        self.insert(pd, (va, len as u64), access, (pages, [buffer.clone()].into()))
     }
 
     /// Registers `len` bytes under the addresses from `va` on, which lie scattered: each `(buffer, offset)` holds the
@@ -158,10 +149,7 @@ impl Registry {
     ) -> Result<Arc<Region>, RegisterError> {
         let needed = pages_needed(va, len)?;
         if pages.len() as u64 != needed {
-            return Err(RegisterError::Pages {
-                pages: pages.len(),
-                needed,
-            });
+            return Err(RegisterError::Pages { pages: pages.len(), needed });
         }
         let (mut at, mut left) = (va, len);
         let mut table = Vec::with_capacity(pages.len());
@@ -229,20 +217,12 @@ fn pages_needed(va: u64, len: u64) -> Result<u64, RegisterError> {
         return Err(RegisterError::Wraps { va, len });
     };
     let page = PAGE_BYTES as u64;
-    Ok(if len == 0 {
-        0
-    } else {
-        last / page - va / page + 1
-    })
+    Ok(if len == 0 { 0 } else { last / page - va / page + 1 })
 }
 
 fn same_alignment(va: u64, start: *mut u8) -> Result<(), RegisterError> {
     let addr = start.addr() as u64;
-    if va % 8 == addr % 8 {
-        Ok(())
-    } else {
-        Err(RegisterError::Misaligned { va, addr })
-    }
+    if va % 8 == addr % 8 { Ok(()) } else { Err(RegisterError::Misaligned { va, addr }) }
 }
 
 #[cfg(test)]
@@ -278,20 +258,9 @@ mod tests {
             }
             let region = region.unwrap();
             for need in (0..16).map(Access::from_bits_truncate) {
-                let expect = if granted.contains(need) {
-                    Ok(())
-                } else {
-                    Err(AccessError::Denied)
-                };
-                assert_eq!(
-                    region.check(pd, region.va(), 64, need),
-                    expect,
-                    "{granted:?} for {need:?}"
-                );
-                assert_eq!(
-                    region.check(other, region.va(), 64, need),
-                    Err(AccessError::WrongPd)
-                );
+                let expect = if granted.contains(need) { Ok(()) } else { Err(AccessError::Denied) };
+                assert_eq!(region.check(pd, region.va(), 64, need), expect, "{granted:?} for {need:?}");
+                assert_eq!(region.check(other, region.va(), 64, need), Err(AccessError::WrongPd));
             }
         }
     }
@@ -301,81 +270,35 @@ mod tests {
         let (registry, pd) = registry();
         let buffer = boxed(64);
         for va in [0, 8, u64::MAX - 63] {
-            let region = registry
-                .register(pd, &buffer, 0, 64, Some(va), ALL)
-                .unwrap();
+            let region = registry.register(pd, &buffer, 0, 64, Some(va), ALL).unwrap();
             for (offset, len) in [(0, 64), (63, 1), (64, 0), (0, 0), (1000, 0)] {
-                assert_eq!(
-                    region.check(pd, va.wrapping_add(offset), len, ALL),
-                    Ok(()),
-                    "{va:#x} {offset} {len}"
-                );
+                assert_eq!(region.check(pd, va.wrapping_add(offset), len, ALL), Ok(()), "{va:#x} {offset} {len}");
             }
-            for (offset, len) in [
-                (0, 65),
-                (64, 1),
-                (63, 2),
-                (u64::MAX, 1),
-                (u64::MAX, 2),
-                (1, u64::MAX),
-                (0, u64::MAX),
-            ] {
+            for (offset, len) in [(0, 65), (64, 1), (63, 2), (u64::MAX, 1), (u64::MAX, 2), (1, u64::MAX), (0, u64::MAX)]
+            {
                 let at = va.wrapping_add(offset);
-                assert_eq!(
-                    region.check(pd, at, len, ALL),
-                    Err(AccessError::OutOfBounds),
-                    "{va:#x} {offset} {len}"
-                );
+                assert_eq!(region.check(pd, at, len, ALL), Err(AccessError::OutOfBounds), "{va:#x} {offset} {len}");
             }
-            assert_eq!(
-                region.write(va.wrapping_add(60), &[0; 5]),
-                Err(AccessError::OutOfBounds)
-            );
-            assert_eq!(
-                region.read(va.wrapping_sub(1), &mut [0]),
-                Err(AccessError::OutOfBounds)
-            );
+            assert_eq!(region.write(va.wrapping_add(60), &[0; 5]), Err(AccessError::OutOfBounds));
+            assert_eq!(region.read(va.wrapping_sub(1), &mut [0]), Err(AccessError::OutOfBounds));
             assert_eq!(region.fetch_add(va + 4, 1), Err(AccessError::Misaligned));
-            assert_eq!(
-                region.compare_swap(va.wrapping_add(60), 0, 1),
-                Err(AccessError::OutOfBounds)
-            );
+            assert_eq!(region.compare_swap(va.wrapping_add(60), 0, 1), Err(AccessError::OutOfBounds));
             region.write(va, &[1; 64]).unwrap();
             region.read(va.wrapping_add(500), &mut []).unwrap();
         }
-        let refused = |va| {
-            registry
-                .register(pd, &buffer, 0, 64, Some(va), ALL)
-                .unwrap_err()
-        };
-        assert_eq!(
-            refused(u64::MAX - 55),
-            RegisterError::Wraps {
-                va: u64::MAX - 55,
-                len: 64
-            }
-        );
-        assert!(matches!(
-            refused(4),
-            RegisterError::Misaligned { va: 4, .. }
-        ));
-        let beyond = registry
-            .register(pd, &buffer, 8, 57, None, ALL)
-            .unwrap_err();
+        let refused = |va| registry.register(pd, &buffer, 0, 64, Some(va), ALL).unwrap_err();
+        assert_eq!(refused(u64::MAX - 55), RegisterError::Wraps { va: u64::MAX - 55, len: 64 });
+        assert!(matches!(refused(4), RegisterError::Misaligned { va: 4, .. }));
+        let beyond = registry.register(pd, &buffer, 8, 57, None, ALL).unwrap_err();
         assert!(matches!(beyond, RegisterError::OutOfBounds(_)));
-        assert!(matches!(
-            registry.register(pd, &buffer, 8, usize::MAX, None, ALL),
-            Err(RegisterError::OutOfBounds(_))
-        ));
+        assert!(matches!(registry.register(pd, &buffer, 8, usize::MAX, None, ALL), Err(RegisterError::OutOfBounds(_))));
     }
 
     #[test]
     fn keys_are_unlike_and_revocable() {
         let (registry, pd) = registry();
         let buffer = boxed(64);
-        let regions: Vec<_> = (0..100)
-            .map(|_| registry.register(pd, &buffer, 0, 64, None, ALL).unwrap())
-            .collect();
+        let regions: Vec<_> = (0..100).map(|_| registry.register(pd, &buffer, 0, 64, None, ALL).unwrap()).collect();
         let keys: std::collections::HashSet<_> = regions.iter().map(|r| r.key()).collect();
         assert_eq!(keys.len(), 100);
         assert!(keys.iter().any(|&k| k > 1 << 31) && !keys.contains(&0));
@@ -385,23 +308,12 @@ mod tests {
             registry.deregister(region.key()).unwrap();
             assert_eq!(registry.deregister(region.key()), Err(UnknownKey));
             assert!(registry.lookup(region.key()).is_none() && !region.is_valid());
-            assert_eq!(
-                region.read(region.va(), &mut [0]),
-                Err(AccessError::Revoked)
-            );
-            assert_eq!(
-                region.check(pd, region.va(), 0, Access::empty()),
-                Err(AccessError::Revoked)
-            );
+            assert_eq!(region.read(region.va(), &mut [0]), Err(AccessError::Revoked));
+            assert_eq!(region.check(pd, region.va(), 0, Access::empty()), Err(AccessError::Revoked));
         }
         registry.dealloc_pd(pd).unwrap();
         assert_eq!(registry.dealloc_pd(pd), Err(PdBusy::Unknown));
-        assert_eq!(
-            registry
-                .register(pd, &buffer, 0, 64, None, ALL)
-                .unwrap_err(),
-            RegisterError::UnknownPd
-        );
+        assert_eq!(registry.register(pd, &buffer, 0, 64, None, ALL).unwrap_err(), RegisterError::UnknownPd);
     }
 
     /// A region whose pages lie in reverse order and in two buffers reads and writes like one run of bytes.
@@ -412,22 +324,9 @@ mod tests {
         let (a, b) = (boxed(2 * PAGE_BYTES), boxed(PAGE_BYTES + 4096));
         let va = 7 * PAGE - 4096;
         let len = 4096 + 2 * PAGE + 100;
-        let pages = vec![
-            (b.clone(), PAGE_BYTES),
-            (a.clone(), PAGE_BYTES),
-            (a.clone(), 0),
-            (b.clone(), 8),
-        ];
-        let short = registry
-            .register_pages(pd, pages[..3].to_vec(), va, len, ALL)
-            .unwrap_err();
-        assert_eq!(
-            short,
-            RegisterError::Pages {
-                pages: 3,
-                needed: 4
-            }
-        );
+        let pages = vec![(b.clone(), PAGE_BYTES), (a.clone(), PAGE_BYTES), (a.clone(), 0), (b.clone(), 8)];
+        let short = registry.register_pages(pd, pages[..3].to_vec(), va, len, ALL).unwrap_err();
+        assert_eq!(short, RegisterError::Pages { pages: 3, needed: 4 });
         let region = registry.register_pages(pd, pages, va, len, ALL).unwrap();
 
         let data: Vec<u8> = (0..len).map(|i| (i * 7 + i / 255) as u8).collect();

@@ -1,1 +1,19 @@
-//! Data structures laid out in remote memory: linked list, hash table, checked values.
+//! Data structures laid out in remote memory: linked list, hash table, checked objects.
+//!
+//! A client builds them as images, bytes for regions whose addresses and keys it knows, and writes
+//! those with one-sided verbs; the node stays passive. The kernels of `remora-kernel` read them.
+
+pub mod bench;
+pub mod checked;
+pub mod hash;
+pub mod list;
+pub mod text;
+
+/// Where a structure, or a part of one, is to lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Address of its first byte, a multiple of 64 for the sake of cache lines.
+    pub va: u64,
+    /// Key of the region.
+    pub key: u32,
+}

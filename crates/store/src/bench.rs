@@ -1,0 +1,169 @@
+//! How many GETs a second one core reaches, by the number in flight.
+
+use crate::hash::{self, Table, mix};
+use crate::{Place, hash::Image};
+use remora_kernel::{Call, ENTRY_BYTES, Entry, GetParams, Limits, Status, host_runner, op};
+use remora_memory::{Access, Buffer, PageKind, Pd, Region, Registry};
+use std::io;
+use std::sync::Arc;
+
+/// Bytes of a value.
+pub const VALUE_BYTES: usize = 64;
+/// Calls in flight that the benchmark tries, after the plain loop.
+pub const IN_FLIGHT: [usize; 5] = [1, 8, 16, 24, 32];
+
+/// One measurement.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Row {
+    /// Calls in flight; `None` is a plain loop of the same reads, one GET after the other.
+    pub in_flight: Option<usize>,
+    /// GETs a second.
+    pub ops_per_s: f64,
+    /// Nanoseconds for one GET.
+    pub ns_per_op: f64,
+}
+
+/// A hash table in this process, whose record with number i has the key `mix(i)` and a value that
+/// begins with that key.
+pub struct GetBench {
+    registry: Arc<Registry>,
+    pd: Pd,
+    entries: Arc<Region>,
+    values: Arc<Region>,
+    table: Table,
+    records: u64,
+    page_kind: PageKind,
+}
+
+impl GetBench {
+    /// A table of about `bytes` bytes, entries and values together.
+    pub fn new(bytes: u64, seed: u64) -> io::Result<GetBench> {
+        let records = (bytes / (VALUE_BYTES + ENTRY_BYTES * 2 / 3) as u64).max(1);
+        let mut builder = hash::Builder::new(seed);
+        let mut value = [0; VALUE_BYTES];
+        for i in 0..records {
+            value[..8].copy_from_slice(&mix(i).to_le_bytes());
+            builder.insert(mix(i), &value).map_err(io::Error::other)?;
+        }
+        let layout = builder.build().map_err(io::Error::other)?;
+
+        let registry = Arc::new(Registry::new([0; 32]));
+        let pd = registry.alloc_pd();
+        let region = |len| {
+            let buffer = Buffer::anonymous(len)?;
+            let region = registry.register(pd, &buffer, 0, len, None, Access::REMOTE_READ);
+            Ok::<_, io::Error>((region.map_err(io::Error::other)?, buffer.page_kind()))
+        };
+        let (entries, _) = region(layout.entries_bytes())?;
+        let (values, page_kind) = region(layout.values_bytes())?;
+        let place = |region: &Region| Place { va: region.va(), key: region.key() };
+        let (table, Image { entries: e, values: v }) = layout.place(place(&entries), place(&values));
+        entries.write(entries.va(), &e).map_err(io::Error::other)?;
+        values.write(values.va(), &v).map_err(io::Error::other)?;
+        Ok(GetBench { registry, pd, entries, values, table, records, page_kind })
+    }
+
+    /// The pages under the table.
+    pub fn page_kind(&self) -> PageKind {
+        self.page_kind
+    }
+
+    /// Measures `gets` GETs of random keys each for the plain loop and for every number of
+    /// [`IN_FLIGHT`]. `now` tells the time in nanoseconds.
+    ///
+    /// # Panics
+    /// If a GET does not bring the right value.
+    pub fn run(&self, gets: u64, now: impl Fn() -> u64) -> Vec<Row> {
+        let measure = |in_flight: Option<usize>| {
+            let start = now();
+            match in_flight {
+                None => self.plain_loop(gets),
+                Some(in_flight) => self.pooled(gets, in_flight),
+            }
+            let ns_per_op = now().saturating_sub(start).max(1) as f64 / gets as f64;
+            Row { in_flight, ops_per_s: 1e9 / ns_per_op, ns_per_op }
+        };
+        std::iter::once(None).chain(IN_FLIGHT.map(Some)).map(measure).collect()
+    }
+
+    /// Key of the record that GET number `i` asks for.
+    #[inline]
+    fn key(&self, i: u64) -> u64 {
+        let record = (u128::from(mix(!i)) * u128::from(self.records)) >> 64;
+        mix(record as u64)
+    }
+
+    /// What one would write by hand: read the entry, find the key, read the value.
+    fn plain_loop(&self, gets: u64) {
+        for i in 0..gets {
+            let key = self.key(i);
+            let mut reply = [0; VALUE_BYTES];
+            let found = self.plain_get(&self.table.get_params(key), &mut reply);
+            assert!(found && reply[..8] == key.to_le_bytes(), "wrong value for key {key:#x}");
+        }
+    }
+
+    #[inline]
+    fn plain_get(&self, params: &GetParams, reply: &mut [u8]) -> bool {
+        let mut index = params.index;
+        loop {
+            let at = params.entries + u64::from(index) * ENTRY_BYTES as u64;
+            let mut bytes = [0; ENTRY_BYTES];
+            if self.entries.read(at, &mut bytes).is_err() {
+                return false;
+            }
+            let entry = Entry::decode(&bytes);
+            let found = entry.buckets.iter().find(|b| b.key == params.key && b.value != 0);
+            if let Some(bucket) = found {
+                return self.values.read(bucket.value, reply).is_ok();
+            }
+            if entry.next == 0 {
+                return false;
+            }
+            index = entry.next;
+        }
+    }
+
+    /// As a node serves it: calls of the GET kernel, in a runner.
+    fn pooled(&self, gets: u64, in_flight: usize) {
+        let mut runner = host_runner(self.registry.clone(), true, in_flight, Limits::default());
+        let mut calls: Vec<Call> = (0..in_flight).map(|_| Call::default()).collect();
+        let (mut started, mut finished) = (0, 0);
+        while finished < gets {
+            while started < gets
+                && let Some(mut call) = calls.pop()
+            {
+                let key = self.key(started);
+                call.recycle(op::GET, VALUE_BYTES as u32);
+                (call.pd, call.tag) = (Some(self.pd), key);
+                call.params.extend_from_slice(&self.table.get_params(key).encode());
+                let accepted = runner.start(call);
+                assert!(accepted.is_ok(), "a runner has room for as many calls as its capacity");
+                started += 1;
+            }
+            finished += runner.poll(&mut |call, status| {
+                let right = status == Status::Ok && call.reply[..8] == call.tag.to_le_bytes();
+                assert!(right, "{status:?} for key {:#x}", call.tag);
+                calls.push(call);
+            }) as u64;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_measured_and_every_value_right() {
+        let bench = GetBench::new(1 << 16, 1).unwrap();
+        let clock = std::cell::Cell::new(0);
+        let rows = bench.run(1000, || {
+            clock.set(clock.get() + 5000);
+            clock.get()
+        });
+        let in_flight: Vec<_> = rows.iter().map(|row| row.in_flight).collect();
+        assert_eq!(in_flight, [None, Some(1), Some(8), Some(16), Some(24), Some(32)]);
+        assert!(rows.iter().all(|row| row.ns_per_op == 5.0 && row.ops_per_s == 2e8));
+    }
+}
