@@ -8,9 +8,9 @@ use remora_store::{Place, text};
 
 use crate::Error;
 use crate::calls::{Gets, Lists, Objects};
-use crate::measure::{IN_FLIGHT, Operation, Placement, Row};
+use crate::measure::{IN_FLIGHT, Operation, Placement, Row, Tally};
 use crate::records::Records;
-use crate::run::{Calls, Shape, run};
+use crate::run::{Calls, Slice, run};
 use crate::target::Target;
 use crate::trace::Trace;
 use crate::workload::Distribution;
@@ -29,6 +29,8 @@ const OBJECTS: u32 = 8;
 const TRACE: usize = 1 << 20;
 /// Keys of a generated trace of misses.
 const MISSES: usize = 1 << 16;
+/// Parts that the time for each figure is cut into.
+const SLICES: u32 = 4;
 /// Bytes handed over at a time when loading.
 const PIECE: usize = 4 << 20;
 
@@ -56,11 +58,11 @@ pub enum Progress<'a> {
         /// Bytes to write.
         total: u64,
     },
-    /// Rows are being measured.
+    /// Operations are being measured.
     Measuring {
-        /// Rows done.
+        /// Operations, parameters and links done.
         done: usize,
-        /// Rows to measure.
+        /// Operations, parameters and links to measure.
         total: usize,
         /// What is next, in words.
         next: &'a str,
@@ -158,7 +160,7 @@ impl<'a> Store<'a> {
     }
 }
 
-/// Measures everything against a store. The first target is the one that loaded it.
+/// Measures everything against a store that is loaded.
 pub fn compare(
     targets: &mut [&mut dyn Target],
     plan: &Plan,
@@ -166,44 +168,56 @@ pub fn compare(
     watch: &dyn Watch,
 ) -> Result<Vec<Row>, Error> {
     let cells = store.cells();
-    let total = cells.len() * targets.len() * plan.placements.len();
-    let mut rows = Vec::with_capacity(total);
-    for (operation, parameter) in cells {
+    let links = targets.len();
+    let total = cells.len() * links;
+    let mut rows = Vec::new();
+    for (n, (operation, parameter)) in cells.into_iter().enumerate() {
         let changing = (operation == Operation::ConsistentGet).then(|| store.changing(parameter?)).flatten();
         if let (Some((objects, region)), [first, ..]) = (changing, &mut *targets) {
             let (object_size, count) = (objects.object_size(), objects.count);
             let config = WriterConfig { object_size, objects: count, updates_per_s: plan.writer_updates_per_s };
             first.start_writer(region, &config)?;
         }
-        for target in targets.iter_mut() {
-            for &placement in &plan.placements {
-                let Some(mut calls) = store.calls(operation, parameter, plan.seed) else { continue };
-                let unit = operation.unit().unwrap_or("");
-                let of = parameter.map_or(String::new(), |n| format!(" {n} {unit}"));
-                let next = format!("{operation}{of} over {} at the {placement}", target.link());
-                watch.progress(Progress::Measuring { done: rows.len(), total, next: &next });
-                rows.push(row(*target, &mut *calls, plan, (operation, parameter, placement), watch)?);
-            }
+        for (m, target) in targets.iter_mut().enumerate() {
+            let of = parameter.zip(operation.unit()).map_or(String::new(), |(n, unit)| format!(" of {n} {unit}"));
+            let next = format!("{operation}{of} over {}", target.link());
+            watch.progress(Progress::Measuring { done: n * links + m, total, next: &next });
+            rows.extend(group(*target, store, plan, (operation, parameter), watch)?);
         }
         if let (Some(_), [first, ..]) = (changing, &mut *targets) {
             first.stop_writer()?;
         }
     }
-    watch.progress(Progress::Measuring { done: rows.len(), total, next: "done" });
+    watch.progress(Progress::Measuring { done: total, total, next: "done" });
     Ok(rows)
 }
 
-fn row(
+/// Measures one operation over one link in all placements. They take turns in short slices, so that what disturbs the
+/// machine for a moment disturbs all of them.
+fn group(
     target: &mut dyn Target,
-    calls: &mut dyn Calls,
+    store: &Store<'_>,
     plan: &Plan,
-    (operation, parameter, placement): (Operation, Option<u64>, Placement),
+    (operation, parameter): (Operation, Option<u64>),
     watch: &dyn Watch,
-) -> Result<Row, Error> {
-    let link = target.link();
-    let mut load = |in_flight| run(target, calls, Shape { placement, in_flight, time: plan.time }, &|| watch.stop());
-    let [in_flight_1, in_flight_64] = [load(IN_FLIGHT[0])?, load(IN_FLIGHT[1])?];
-    Ok(Row { operation, parameter, link, placement, in_flight_1, in_flight_64 })
+) -> Result<Vec<Row>, Error> {
+    let (link, time) = (target.link(), plan.time / SLICES);
+    let places = plan.placements.iter();
+    let calls = places.filter_map(|&place| Some((place, store.calls(operation, parameter, plan.seed)?)));
+    let mut places: Vec<_> = calls.map(|(place, calls)| (place, calls, [(); 2].map(|()| Tally::default()))).collect();
+    for _ in 0..SLICES {
+        for (placement, calls, tallies) in &mut places {
+            for (tally, in_flight) in tallies.iter_mut().zip(IN_FLIGHT) {
+                let slice = Slice { placement: *placement, in_flight, time };
+                run(target, &mut **calls, slice, tally, &|| watch.stop())?;
+            }
+        }
+    }
+    let row = |(placement, _, [one, many]): (Placement, _, [Tally; 2])| {
+        let (in_flight_1, in_flight_64) = (one.load(), many.load());
+        Row { operation, parameter, link, placement, in_flight_1, in_flight_64 }
+    };
+    Ok(places.into_iter().map(row).collect())
 }
 
 /// About how many bytes loading writes: for the progress bar only.

@@ -17,9 +17,14 @@ pub struct Machine {
     pub kernel: String,
     /// Whether the system gives transparent huge pages: `always`, `madvise`, `never`.
     pub huge_pages: String,
+    /// Processes that wanted a core in the last minute before the run, on average. Much more than 0 means that the
+    /// figures are those of a machine shared with others.
+    pub load_average: f64,
     /// Round trip of a cache line between two cores in nanoseconds, measured just before the run. On shared machines
     /// it varies tenfold, and everything else with it.
-    pub core_to_core_ns: f64,
+    pub core_to_core_before_ns: f64,
+    /// The same just after the run.
+    pub core_to_core_after_ns: f64,
     /// Round trip of a raw 64-byte datagram over loopback between two polling sockets in nanoseconds, measured just
     /// before the run; `None` if it could not be.
     pub raw_udp_ns: Option<f64>,
@@ -32,15 +37,30 @@ impl Machine {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let pages = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+        let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
         Self {
             cpu: field(&cpuinfo, "model name").unwrap_or("unknown").into(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: field(&meminfo, "MemTotal").and_then(kilobytes).unwrap_or(0),
             kernel: format!("Linux {}", release.trim()),
             huge_pages: chosen(&pages).unwrap_or("unknown").into(),
-            core_to_core_ns: 0.0,
+            load_average: load.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0.0),
+            core_to_core_before_ns: 0.0,
+            core_to_core_after_ns: 0.0,
             raw_udp_ns: None,
         }
+    }
+}
+
+impl Machine {
+    /// A remark on what else ran, if it was much.
+    pub fn remark(&self) -> Option<String> {
+        let (load, cores) = (self.load_average, self.cores);
+        (load > 0.5 * cores as f64).then(|| {
+            format!(
+                "The machine was busy before the run ({load:.1} processes on {cores} cores): figures may be far off."
+            )
+        })
     }
 }
 

@@ -178,39 +178,74 @@ pub struct Load {
     pub retransmits: u64,
 }
 
-/// Counts and CPU times at one moment; what a load cost is the difference of two.
+/// What a link has carried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Costs {
+pub struct Counts {
     /// Requests that waited for the network.
     pub round_trips: u64,
     /// Bytes of IP packets, both ways.
     pub wire_bytes: u64,
     /// Request packets sent again.
     pub retransmits: u64,
+}
+
+impl Counts {
+    /// What came since `before`.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            round_trips: self.round_trips.saturating_sub(before.round_trips),
+            wire_bytes: self.wire_bytes.saturating_sub(before.wire_bytes),
+            retransmits: self.retransmits.saturating_sub(before.retransmits),
+        }
+    }
+}
+
+/// Everything measured of one load, slice by slice.
+#[derive(Default)]
+pub struct Tally {
+    /// How long each operation took.
+    pub latencies: Latencies,
+    /// How long it all took.
+    pub elapsed: Duration,
+    /// What the link carried.
+    pub counts: Counts,
     /// CPU time of the client process in nanoseconds.
     pub client_cpu_ns: u64,
     /// CPU time of the node process in nanoseconds.
     pub node_cpu_ns: u64,
+    /// Reads of objects beyond the first.
+    pub rereads: u64,
 }
 
-impl Load {
-    /// Sums up `latencies`, measured in `elapsed`, between the costs `before` and `after`.
-    pub fn new(latencies: &Latencies, elapsed: Duration, before: &Costs, after: &Costs, rereads: u64) -> Self {
+impl Tally {
+    /// Adds what one slice cost; its latencies are in already.
+    pub fn add(&mut self, elapsed: Duration, counts: Counts, client_cpu_ns: u64, node_cpu_ns: u64) {
+        self.elapsed += elapsed;
+        self.counts.round_trips += counts.round_trips;
+        self.counts.wire_bytes += counts.wire_bytes;
+        self.counts.retransmits += counts.retransmits;
+        self.client_cpu_ns += client_cpu_ns;
+        self.node_cpu_ns += node_cpu_ns;
+    }
+
+    /// The sum.
+    pub fn load(&self) -> Load {
+        let Self { latencies, counts, .. } = self;
         let verified = latencies.count();
-        let per_op = |before: u64, after: u64| after.saturating_sub(before) as f64 / verified.max(1) as f64;
-        Self {
+        let per_op = |total: u64| total as f64 / verified.max(1) as f64;
+        Load {
             verified,
-            ops_per_s: verified as f64 / elapsed.as_secs_f64().max(1e-9),
+            ops_per_s: verified as f64 / self.elapsed.as_secs_f64().max(1e-9),
             p1_ns: latencies.quantile(0.01),
             p50_ns: latencies.quantile(0.5),
             p99_ns: latencies.quantile(0.99),
             p999_ns: (verified >= ENOUGH_FOR_P999).then(|| latencies.quantile(0.999)),
-            round_trips_per_op: per_op(before.round_trips, after.round_trips),
-            wire_bytes_per_op: per_op(before.wire_bytes, after.wire_bytes),
-            client_cpu_ns_per_op: per_op(before.client_cpu_ns, after.client_cpu_ns),
-            node_cpu_ns_per_op: per_op(before.node_cpu_ns, after.node_cpu_ns),
-            rereads_per_op: per_op(0, rereads),
-            retransmits: after.retransmits.saturating_sub(before.retransmits),
+            round_trips_per_op: per_op(counts.round_trips),
+            wire_bytes_per_op: per_op(counts.wire_bytes),
+            client_cpu_ns_per_op: per_op(self.client_cpu_ns),
+            node_cpu_ns_per_op: per_op(self.node_cpu_ns),
+            rereads_per_op: per_op(self.rereads),
+            retransmits: counts.retransmits,
         }
     }
 }
@@ -229,11 +264,6 @@ impl Latencies {
     /// Adds one. Longer than a minute counts as a minute.
     pub fn record(&mut self, latency: Duration) {
         self.0.saturating_record(latency.as_nanos().min(u128::from(u64::MAX)) as u64);
-    }
-
-    /// Forgets all.
-    pub fn clear(&mut self) {
-        self.0.reset();
     }
 
     /// How many there are.
@@ -259,24 +289,18 @@ mod tests {
 
     #[test]
     fn a_load_sums_up_what_was_measured() {
-        let mut latencies = Latencies::new();
-        (1..=2000).for_each(|us| latencies.record(Duration::from_micros(us)));
-        let before = Costs { round_trips: 10, wire_bytes: 100, retransmits: 1, client_cpu_ns: 5, node_cpu_ns: 7 };
-        let after = Costs {
-            round_trips: 18_010,
-            wire_bytes: 400_100,
-            retransmits: 4,
-            client_cpu_ns: 2_000_005,
-            node_cpu_ns: 6_000_007,
-        };
-        let load = Load::new(&latencies, Duration::from_secs(4), &before, &after, 100);
+        let mut tally = Tally { rereads: 100, ..Tally::default() };
+        (1..=2000).for_each(|us| tally.latencies.record(Duration::from_micros(us)));
+        let at = |round_trips, wire_bytes, retransmits| Counts { round_trips, wire_bytes, retransmits };
+        tally.add(Duration::from_secs(1), at(8_010, 100_100, 2).since(at(10, 100, 1)), 1_000_000, 4_000_000);
+        tally.add(Duration::from_secs(3), at(10_000, 300_000, 2).since(Counts::default()), 1_000_000, 2_000_000);
+        let load = tally.load();
         assert_eq!((load.verified, load.ops_per_s, load.retransmits), (2000, 500.0, 3));
         assert_eq!((load.round_trips_per_op, load.wire_bytes_per_op), (9.0, 200.0));
         assert_eq!((load.client_cpu_ns_per_op, load.node_cpu_ns_per_op), (1000.0, 3000.0));
         assert_eq!(load.rereads_per_op, 0.05);
-        for (quantile, us) in
-            [(load.p1_ns, 20), (load.p50_ns, 1000), (load.p99_ns, 1980), (load.p999_ns.unwrap(), 1998)]
-        {
+        let quantiles = [(load.p1_ns, 20), (load.p50_ns, 1000), (load.p99_ns, 1980), (load.p999_ns.unwrap(), 1998)];
+        for (quantile, us) in quantiles {
             let exact = us as f64 * 1000.0;
             assert!((quantile as f64 / exact - 1.0).abs() < 0.001, "{quantile} ns instead of {us} us");
         }
@@ -284,11 +308,10 @@ mod tests {
 
     #[test]
     fn few_samples_have_no_tail_and_none_no_division() {
-        let mut latencies = Latencies::new();
-        let none = Load::new(&latencies, Duration::ZERO, &Costs::default(), &Costs::default(), 0);
-        assert_eq!(none, Load::default());
-        (0..999).for_each(|_| latencies.record(Duration::from_secs(3600)));
-        let load = Load::new(&latencies, Duration::from_secs(1), &Costs::default(), &Costs::default(), 0);
+        assert_eq!(Tally::default().load(), Load::default());
+        let mut tally = Tally::default();
+        (0..999).for_each(|_| tally.latencies.record(Duration::from_secs(3600)));
+        let load = tally.load();
         assert_eq!(load.p999_ns, None);
         assert!((load.p50_ns as f64 / 60e9 - 1.0).abs() < 0.01, "longer than a minute counts as a minute");
     }

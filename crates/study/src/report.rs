@@ -173,7 +173,9 @@ pub(crate) mod testing {
             memory_bytes: 24 << 30,
             kernel: "Linux 6.18.0".into(),
             huge_pages: "madvise".into(),
-            core_to_core_ns: 131.0,
+            load_average: 0.2,
+            core_to_core_before_ns: 131.0,
+            core_to_core_after_ns: 127.0,
             raw_udp_ns: Some(4_800.0),
         };
         let setup = Setup {

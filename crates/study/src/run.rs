@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use remora_kernel::Status;
 
 use crate::Error;
-use crate::measure::{Latencies, Load, Placement};
+use crate::measure::{Placement, Tally};
 use crate::target::Target;
 
 /// A stream of calls and what their replies must be.
@@ -22,7 +22,7 @@ pub trait Calls {
 
 /// How long to measure what.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct Slice {
     /// Where the kernel runs.
     pub placement: Placement,
     /// Calls under way at once.
@@ -34,29 +34,30 @@ pub struct Shape {
 /// No reply for so long is a failure of the node.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Of the time, this part comes first and is not measured.
-const WARM_UP: u32 = 8;
+/// Before the time given, this part of it goes by without being measured.
+const WARM_UP: u32 = 6;
 
-/// Runs calls for the time given, after a warm-up. `stop` is asked now and then; when it says so the run ends with
-/// [`Error::Interrupted`].
+/// Runs calls for the time given, after a warm-up, and adds what they took to `tally`. `stop` is asked now and then;
+/// when it says so the run ends with [`Error::Interrupted`].
 pub fn run(
     target: &mut dyn Target,
     calls: &mut dyn Calls,
-    shape: Shape,
+    slice: Slice,
+    tally: &mut Tally,
     stop: &dyn Fn() -> bool,
-) -> Result<Load, Error> {
-    let mut window = Window::new(shape.in_flight);
-    let start = Instant::now();
-    window.drive(target, calls, &Shape { time: shape.time / WARM_UP, ..shape }, start, stop)?;
-    window.latencies.clear();
-    window.rereads = 0;
+) -> Result<(), Error> {
+    let mut window = Window::new(slice.in_flight);
+    let warm_up = Slice { time: slice.time / WARM_UP, ..slice };
+    window.drive(target, calls, &warm_up, &mut Tally::default(), stop)?;
 
-    let before = target.costs()?;
-    let start = Instant::now();
-    window.drive(target, calls, &shape, start, stop)?;
-    let elapsed = start.elapsed();
-    let after = target.costs()?;
-    Ok(Load::new(&window.latencies, elapsed, &before, &after, window.rereads))
+    // What asking the node costs lies outside what is counted.
+    let node_before = target.node_cpu_ns()?;
+    let (counts_before, cpu_before, start) = (target.counts(), remora_real::process_cpu_ns(), Instant::now());
+    window.drive(target, calls, &slice, tally, stop)?;
+    let (elapsed, cpu, counts) = (start.elapsed(), remora_real::process_cpu_ns() - cpu_before, target.counts());
+    let node = target.node_cpu_ns()?.saturating_sub(node_before);
+    tally.add(elapsed, counts.since(counts_before), cpu, node);
+    Ok(())
 }
 
 /// Calls under way, by tag.
@@ -64,8 +65,6 @@ struct Window {
     started: Vec<(Instant, u64)>,
     free: Vec<u32>,
     params: Vec<u8>,
-    latencies: Latencies,
-    rereads: u64,
 }
 
 impl Window {
@@ -74,8 +73,6 @@ impl Window {
             started: vec![(Instant::now(), 0); in_flight as usize],
             free: (0..in_flight).rev().collect(),
             params: Vec::with_capacity(256),
-            latencies: Latencies::new(),
-            rereads: 0,
         }
     }
 
@@ -84,10 +81,11 @@ impl Window {
         &mut self,
         target: &mut dyn Target,
         calls: &mut dyn Calls,
-        shape: &Shape,
-        start: Instant,
+        slice: &Slice,
+        tally: &mut Tally,
         stop: &dyn Fn() -> bool,
     ) -> Result<(), Error> {
+        let start = Instant::now();
         let mut progress = start;
         let mut starting = true;
         while starting || self.free.len() < self.started.len() {
@@ -95,15 +93,15 @@ impl Window {
                 self.params.clear();
                 let id = calls.next(&mut self.params);
                 self.started[tag as usize] = (Instant::now(), id);
-                if target.submit(shape.placement, calls.op(), &self.params, tag).is_err() {
-                    return Err(Error::Refused { placement: shape.placement, link: target.link() });
+                if target.submit(slice.placement, calls.op(), &self.params, tag).is_err() {
+                    return Err(Error::Refused { placement: slice.placement, link: target.link() });
                 }
             }
-            let finished = self.poll(target, calls, shape.placement)?;
+            let finished = self.poll(target, calls, slice.placement, tally)?;
             let now = Instant::now();
             if finished > 0 {
                 progress = now;
-                starting = starting && now - start < shape.time;
+                starting = starting && now - start < slice.time;
             } else if now - progress > PATIENCE {
                 return Err(Error::Silent { link: target.link(), after: PATIENCE });
             }
@@ -114,8 +112,15 @@ impl Window {
         Ok(())
     }
 
-    fn poll(&mut self, target: &mut dyn Target, calls: &dyn Calls, placement: Placement) -> Result<usize, Error> {
-        let Self { started, free, latencies, rereads, .. } = self;
+    fn poll(
+        &mut self,
+        target: &mut dyn Target,
+        calls: &dyn Calls,
+        placement: Placement,
+        tally: &mut Tally,
+    ) -> Result<usize, Error> {
+        let Self { started, free, .. } = self;
+        let Tally { latencies, rereads, .. } = tally;
         let mut wrong = None;
         let finished = target.poll(&mut |tag, status, reply| {
             let now = Instant::now();

@@ -3,7 +3,7 @@
 use remora_kernel::Status;
 use remora_real::{Client, Error, Full, RemoteRegion, WriterConfig};
 
-use crate::measure::{Costs, Link, Placement};
+use crate::measure::{Counts, Link, Placement};
 
 /// A connection to a node. [`Client`] is one; tests bring their own.
 pub trait Target {
@@ -16,8 +16,11 @@ pub trait Target {
     /// Drives everything; `done` gets each finished call's tag, status and reply. Returns how many finished.
     fn poll(&mut self, done: &mut dyn FnMut(u32, Status, &[u8])) -> Result<usize, Error>;
 
-    /// Counts and CPU times so far. Nothing may be under way.
-    fn costs(&mut self) -> Result<Costs, Error>;
+    /// What the link has carried so far.
+    fn counts(&self) -> Counts;
+
+    /// CPU time that the node has used so far, in nanoseconds. Asks the node, so nothing may be under way.
+    fn node_cpu_ns(&mut self) -> Result<u64, Error>;
 
     /// Registers zeroed memory on the node, which any connection may use by its key while this one lasts.
     fn alloc(&mut self, len: u64) -> Result<RemoteRegion, Error>;
@@ -54,17 +57,13 @@ impl Target for Client {
         Client::poll(self, done)
     }
 
-    fn costs(&mut self) -> Result<Costs, Error> {
-        // The call for the node's time first: its own packets then count before, not during, what is measured.
-        let node_cpu_ns = self.node_cpu_ns()?;
+    fn counts(&self) -> Counts {
         let counters = self.counters();
-        Ok(Costs {
-            round_trips: counters.round_trips,
-            wire_bytes: counters.wire_bytes,
-            retransmits: counters.retransmits,
-            client_cpu_ns: remora_real::process_cpu_ns(),
-            node_cpu_ns,
-        })
+        Counts { round_trips: counters.round_trips, wire_bytes: counters.wire_bytes, retransmits: counters.retransmits }
+    }
+
+    fn node_cpu_ns(&mut self) -> Result<u64, Error> {
+        Client::node_cpu_ns(self)
     }
 
     fn alloc(&mut self, len: u64) -> Result<RemoteRegion, Error> {

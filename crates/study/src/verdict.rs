@@ -25,7 +25,9 @@ pub struct Verdict {
     pub level: bool,
     /// The placement with most operations a second with 64 in flight.
     pub most_ops: Placement,
-    /// The outcome as a sentence.
+    /// The reason, with the figures.
+    pub reason: String,
+    /// The outcome and the reason as a sentence.
     pub line: String,
 }
 
@@ -37,6 +39,12 @@ pub fn judge(rows: &[&Row]) -> Option<Verdict> {
     let most = rows.iter().max_by(|a, b| a.in_flight_64.ops_per_s.total_cmp(&b.in_flight_64.ops_per_s))?;
     let level =
         ranked.get(1).is_some_and(|second| (second.in_flight_1.p50_ns as f64) < best.in_flight_1.p50_ns as f64 * LEVEL);
+    let reason = figures(&ranked, most);
+    let outcome = match ranked.get(1) {
+        None => "is the only place measured".to_string(),
+        Some(second) if level => format!("and {} are level", second.placement),
+        Some(_) => "wins".to_string(),
+    };
     Some(Verdict {
         operation: best.operation,
         parameter: best.parameter,
@@ -44,38 +52,31 @@ pub fn judge(rows: &[&Row]) -> Option<Verdict> {
         winner: best.placement,
         level,
         most_ops: most.placement,
-        line: sentence(&ranked, level, most),
+        line: format!("{} {outcome} over {}: {reason}", best.placement, best.link),
+        reason,
     })
 }
 
-/// `nic wins over udp: 1 round trip instead of 9; 7.12 µs against 52.0 µs at the client, 8.30 µs at the host`.
-fn sentence(ranked: &[&Row], level: bool, most: &Row) -> String {
+/// `1 round trip instead of 9; 7.12 µs against 52.0 µs at the client, 8.30 µs at the host`.
+fn figures(ranked: &[&Row], most: &Row) -> String {
     let (best, rest) = (ranked[0], &ranked[1..]);
-    let Some(second) = rest.first() else {
-        let took = time(best.in_flight_1.p50_ns as f64);
-        return format!("only the {} was measured over {}: {took}", best.placement, best.link);
-    };
-    let head = if level {
-        format!("{} and {} are level over {}", best.placement, second.placement, best.link)
-    } else {
-        format!("{} wins over {}", best.placement, best.link)
-    };
+    let took = time(best.in_flight_1.p50_ns as f64);
     // The client is the placement to be better than; if it is the best, the runner-up is.
-    let other = rest.iter().find(|row| row.placement == Placement::Client).unwrap_or(second);
-    let mut line = format!("{head}: {}; {}", reason(best, other), time(best.in_flight_1.p50_ns as f64));
+    let Some(other) = rest.iter().find(|row| row.placement == Placement::Client).or(rest.first()) else { return took };
+    let mut text = format!("{}; {took}", difference(best, other));
     let others = std::iter::once(other).chain(rest.iter().filter(|row| row.placement != other.placement));
     for (row, joint) in others.zip([" against", ","]) {
-        line += &format!("{joint} {} at the {}", time(row.in_flight_1.p50_ns as f64), row.placement);
+        text += &format!("{joint} {} at the {}", time(row.in_flight_1.p50_ns as f64), row.placement);
     }
     if most.placement != best.placement {
         let (first, ours) = (rate(most.in_flight_64.ops_per_s), rate(best.in_flight_64.ops_per_s));
-        line += &format!("; with 64 in flight {} does most, {first} ops/s against {ours}", most.placement);
+        text += &format!("; with 64 in flight {} does most, {first} ops/s against {ours}", most.placement);
     }
-    line
+    text
 }
 
 /// What differs most plainly between the best and the other.
-fn reason(best: &Row, other: &Row) -> String {
+fn difference(best: &Row, other: &Row) -> String {
     let (ours, theirs) = (&best.in_flight_1, &other.in_flight_1);
     let trips = |load: &Load| load.round_trips_per_op;
     if trips(ours) < trips(theirs) * 0.95 {
@@ -148,24 +149,24 @@ pub fn summarise(verdicts: &[Verdict]) -> Vec<Summary> {
 
 fn summary_line(verdicts: &[&Verdict]) -> String {
     let [.., last] = verdicts else { return String::new() };
-    let (Some(parameter), Some(unit)) = (last.parameter, last.operation.unit()) else { return last.line.clone() };
-    let mut runs: Vec<(String, RangeInclusive<u64>)> = Vec::new();
+    let winner = |verdict: &Verdict| if verdict.level { "level" } else { verdict.winner.name() };
+    let (Some(parameter), Some(unit)) = (last.parameter, last.operation.unit()) else {
+        return format!("{}: {}", winner(last), last.reason);
+    };
+    let mut runs: Vec<(&str, RangeInclusive<u64>)> = Vec::new();
     for verdict in verdicts {
         let at = verdict.parameter.unwrap_or(0);
-        let winner = if verdict.level { "nobody clearly" } else { verdict.winner.name() };
         match runs.last_mut() {
-            Some((name, range)) if name == winner => *range = *range.start()..=at,
-            _ => runs.push((winner.into(), at..=at)),
+            Some((name, range)) if *name == winner(verdict) => *range = *range.start()..=at,
+            _ => runs.push((winner(verdict), at..=at)),
         }
     }
-    let parts: Vec<String> = runs
-        .iter()
-        .map(|(name, range)| match (range.start(), range.end()) {
-            (start, end) if start == end => format!("{name} at {start}"),
-            (start, end) => format!("{name} from {start} to {end}"),
-        })
-        .collect();
-    format!("{} {unit}. At {parameter}: {}", parts.join(", "), last.line)
+    let run = |(name, range): &(&str, RangeInclusive<u64>)| match (range.start(), range.end()) {
+        (start, end) if start == end => format!("{name} at {start}"),
+        (start, end) => format!("{name} from {start} to {end}"),
+    };
+    let parts: Vec<String> = runs.iter().map(run).collect();
+    format!("{} {unit}; at {parameter}: {}", parts.join(", "), last.reason)
 }
 
 #[cfg(test)]
@@ -215,7 +216,7 @@ mod tests {
         let mut lazy = row(Host, 1.0, 9_000, 1.0);
         lazy.in_flight_1.node_cpu_ns_per_op = 3000.0;
         assert!(line(&[nic.clone(), lazy]).contains("but less work at the node (1.00 µs of CPU against 3.00 µs)"));
-        assert_eq!(line(&[nic]), "only the nic was measured over udp: 7.12 µs");
+        assert_eq!(line(&[nic]), "nic is the only place measured over udp: 7.12 µs");
         assert_eq!(judge(&[]), None);
     }
 
@@ -234,7 +235,7 @@ mod tests {
         let [summary] = &summarise(&verdicts)[..] else { panic!("one operation over one link") };
         assert_eq!(
             summary.line,
-            "client at 1, nic from 2 to 32 elements. At 32: nic wins over udp: 1 round trip instead of 33; \
+            "client at 1, nic from 2 to 32 elements; at 32: 1 round trip instead of 33; \
              7.00 µs against 99.0 µs at the client"
         );
     }

@@ -45,6 +45,9 @@ fn head(page: &mut String, report: &Report) {
         date(report.ended_unix_s),
         count(report.verified()),
     );
+    if let Some(remark) = report.machine.remark() {
+        let _ = writeln!(page, "<p class=\"card remark\">{}</p>", escape(&remark));
+    }
 }
 
 /// What the places are, how often each wins: the legend of all that follows.
@@ -233,6 +236,7 @@ fn conditions(page: &mut String, report: &Report) {
     let (machine, setup) = (&report.machine, &report.setup);
     let gigabytes = machine.memory_bytes as f64 / (1u64 << 30) as f64;
     let probe = machine.raw_udp_ns.map_or("could not be timed".into(), time);
+    let [before, after] = [machine.core_to_core_before_ns, machine.core_to_core_after_ns].map(time);
     let whose = if setup.node_is_child { "a child process on this machine" } else { "started by the user" };
     let mut facts = vec![
         ("Command", format!("<code>{}</code>", escape(&report.command))),
@@ -240,7 +244,8 @@ fn conditions(page: &mut String, report: &Report) {
         ("Processor", format!("{}, {} cores for this process", escape(&machine.cpu), machine.cores)),
         ("Memory", format!("{gigabytes:.0} GiB, transparent huge pages: {}", escape(&machine.huge_pages))),
         ("System", escape(&machine.kernel)),
-        ("Cache line, core to core and back", time(machine.core_to_core_ns)),
+        ("Load average before", format!("{:.1}", machine.load_average)),
+        ("Cache line, core to core and back", format!("{before} before, {after} after")),
         ("Raw datagram of 64 bytes, there and back", probe),
         ("Node", format!("{}, {whose}", escape(&setup.node))),
         ("Records", escape(&report.source())),
@@ -250,7 +255,7 @@ fn conditions(page: &mut String, report: &Report) {
     ];
     if let Some(trace) = &setup.trace {
         let (gets, misses) = (count(setup.trace_gets), count(setup.trace_expected_misses));
-        facts.insert(10, ("Trace", format!("{}: {gets} GETs, {misses} of absent keys", escape(trace))));
+        facts.insert(11, ("Trace", format!("{}: {gets} GETs, {misses} of absent keys", escape(trace))));
     }
     page.push_str("<h2>Conditions</h2>\n<div class=\"card\"><dl>\n");
     for (name, value) in facts {

@@ -16,32 +16,33 @@ struct Column(&'static str, &'static str, usize);
 const COLUMNS: [Column; 12] = [
     Column("", "", 8),
     Column("", "link", 6),
-    Column("", "placement", 9),
+    Column("", "place", 8),
     Column("1 in", "p50 µs", 8),
-    Column("flight", "p99 µs", 8),
-    Column("", "p99.9 µs", 8),
-    Column("", "ops/s", 7),
-    Column("64 in fl.", "ops/s", 9),
-    Column("round", "trips/op", 8),
-    Column("wire", "bytes/op", 8),
-    Column("CPU ns/op", "client", 9),
-    Column("at 64", "node", 7),
+    Column("flight:", "p99 µs", 8),
+    Column("", "p99.9 µs", 9),
+    Column("", "ops/s", 8),
+    Column("64 in", "ops/s", 8),
+    Column("round", "trips/op", 9),
+    Column("wire", "bytes/op", 9),
+    Column("CPU ns/op", "client", 10),
+    Column("with 64", "node", 8),
 ];
 
 /// The whole report: what was measured, row by row, then who wins.
 pub fn table(report: &Report) -> String {
     let mut out = String::new();
-    let last_column = report.rows.iter().any(|row| row.in_flight_1.rereads_per_op > 0.0);
+    let rereads = report.rows.iter().any(|row| row.in_flight_1.rereads_per_op > 0.0);
     for operation in report.operations() {
         section(&mut out, report, operation);
     }
-    if last_column {
-        out += "Re-reads of a changing value are in the round trips at the client; at nic and host they stay inside.\n";
+    if rereads {
+        out +=
+            "  Repeated reads of a changing value are round trips at the client; at nic and host they stay inside.\n";
     }
     out += "\nIn short\n";
     for summary in summarise(&report.verdicts) {
         let name = format!("{} over {}: ", summary.operation, summary.link);
-        wrap(&mut out, &name, &summary.line);
+        wrap(&mut out, 2, &name, &summary.line);
     }
     let machine = &report.machine;
     let probes = match machine.raw_udp_ns {
@@ -52,7 +53,7 @@ pub fn table(report: &Report) -> String {
         out,
         "\n{} operations, every result verified. {}, seed {}.\n\
          Loaded in {:.1} s, measured in {:.1} s on {}, {} cores.\n\
-         A cache line between two cores and back {}, {probes}.\n",
+         A cache line between two cores and back {} before, {} after; {probes}.\n",
         count(report.verified()),
         report.source(),
         report.setup.seed,
@@ -60,8 +61,12 @@ pub fn table(report: &Report) -> String {
         report.setup.measure_s,
         machine.cpu,
         machine.cores,
-        time(machine.core_to_core_ns),
+        time(machine.core_to_core_before_ns),
+        time(machine.core_to_core_after_ns),
     );
+    if let Some(remark) = machine.remark() {
+        let _ = writeln!(out, "{remark}");
+    }
     out
 }
 
@@ -86,7 +91,7 @@ fn section(out: &mut String, report: &Report, operation: Operation) {
             line(out, &cells(row, n == 0, wins));
         }
         if let (Some(verdict), None) = (verdict, operation.unit()) {
-            wrap(out, "        ", &verdict.line);
+            wrap(out, 10, "", &verdict.line);
         }
     }
 }
@@ -127,16 +132,15 @@ fn line(out: &mut String, cells: &[String]) {
     out.push('\n');
 }
 
-/// Text in lines of at most [`WIDTH`], after a name, continued under its start.
-fn wrap(out: &mut String, name: &str, text: &str) {
-    let indent = "  ";
-    let mut column = indent.len() + name.chars().count();
-    let _ = write!(out, "{indent}{name}");
+/// A name and text after it, indented, in lines of at most [`WIDTH`]; those after the first two columns further in.
+fn wrap(out: &mut String, indent: usize, name: &str, text: &str) {
+    let mut column = indent + name.chars().count();
+    let _ = write!(out, "{:indent$}{name}", "");
     for (n, word) in text.split_whitespace().enumerate() {
         let len = word.chars().count();
         if n > 0 && column + 1 + len > WIDTH {
-            let _ = write!(out, "\n{indent}{indent}");
-            column = 2 * indent.len();
+            column = indent + 2;
+            let _ = write!(out, "\n{:column$}", "");
         } else if n > 0 {
             out.push(' ');
             column += 1;
@@ -172,7 +176,7 @@ mod tests {
     #[test]
     fn long_text_is_wrapped_under_its_start() {
         let mut out = String::new();
-        wrap(&mut out, "name: ", &"word ".repeat(40));
+        wrap(&mut out, 2, "name: ", &"word ".repeat(40));
         assert_eq!(out.lines().count(), 2);
         assert!(out.lines().all(|line| line.starts_with("  ")));
     }

@@ -1,0 +1,251 @@
+//! What the command line may say.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+/// Smart remote memory: a software RoCE v2 NIC, and kernels that run at the client, on the NIC or on the host.
+///
+/// Without a command it compares: see `remora compare --help`.
+#[derive(Debug, Parser)]
+#[command(name = "remora", version, after_help = EXAMPLES)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  remora                                    compare placements on this machine, within a minute
+  remora compare --load kv.tsv --trace ks   the same with your own records and your own sequence of keys
+  remora node --listen 10.0.0.1             expose memory to others
+  remora compare --node 10.0.0.1            compare placements against that node, from another machine
+  remora bench nic                          the NIC beside raw sockets and rings";
+
+/// A command.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run look-ups at the client, on the node's NIC and on its host cores, and tell which place wins and why
+    #[command(after_help = COMPARE_EXAMPLES)]
+    Compare(Box<Compare>),
+    /// Expose memory of this machine over RoCE v2 until SIGINT or SIGTERM
+    Node(Node),
+    /// Measure Remora's parts beside what the machine gives without it
+    Bench {
+        /// Which part.
+        #[command(subcommand)]
+        what: Bench,
+    },
+}
+
+impl Default for Command {
+    fn default() -> Self {
+        let Some(command) = Args::parse_from(["remora", "compare"]).command else {
+            unreachable!("the command line names a command")
+        };
+        command
+    }
+}
+
+const COMPARE_EXAMPLES: &str = "\
+Examples:
+  remora compare                                      a node as a child process, 1 M records of 64 bytes
+  remora compare --records 10000 --seconds 0.02       a quick look
+  remora compare --load kv.tsv --trace keys.txt       key<TAB>value lines; one key per line
+  remora compare --node 10.0.0.1 --json result.json   against `remora node --listen 10.0.0.1`";
+
+/// Options of `remora compare`.
+#[derive(Debug, clap::Args)]
+pub struct Compare {
+    /// The node to use, started with `remora node` [default: a child process on this machine]
+    #[arg(long, value_name = "ADDR", value_parser = address)]
+    pub node: Option<IpAddr>,
+    /// Our own address towards the node [default: what routing chooses]
+    #[arg(long, value_name = "ADDR", value_parser = address)]
+    pub local: Option<IpAddr>,
+    /// Links to use, of udp, shm and packet [default: udp and, if it reaches the node, shm]
+    #[arg(long, value_name = "LINKS", value_delimiter = ',')]
+    pub links: Vec<Link>,
+    /// Places to run kernels at
+    #[arg(long, value_name = "PLACES", value_delimiter = ',', default_value = "client,nic,host")]
+    pub placements: Vec<Placement>,
+    /// Records from a file of key<TAB>value lines
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["records", "value_bytes"])]
+    pub load: Option<PathBuf>,
+    /// GET the keys of a file, one on each line, in its order; unknown keys must be missed
+    #[arg(long, value_name = "FILE", conflicts_with = "distribution")]
+    pub trace: Option<PathBuf>,
+    /// Records to generate
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    pub records: u32,
+    /// Bytes of each generated value
+    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = clap::value_parser!(u32).range(0..=61_440))]
+    pub value_bytes: u32,
+    /// How keys are drawn
+    #[arg(long, value_enum, default_value = "zipfian")]
+    pub distribution: Distribution,
+    /// Seed of every random choice
+    #[arg(long, value_name = "N", default_value = "42")]
+    pub seed: u64,
+    /// Time for each figure: an operation, parameter, place, link and number in flight
+    #[arg(long, value_name = "S", default_value = "0.14", value_parser = seconds)]
+    pub seconds: Duration,
+    /// Updates a second that the node's writer makes while consistent GETs run; 0 is as fast as it can
+    #[arg(long, value_name = "N", default_value = "50000", value_parser = clap::value_parser!(u32).range(0..=100_000_000))]
+    pub writer_rate: u32,
+    /// Also write all figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Where to write the HTML report
+    #[arg(long, value_name = "FILE", default_value = "remora-report.html")]
+    pub html: PathBuf,
+    /// Write no HTML report
+    #[arg(long, conflicts_with = "html")]
+    pub no_html: bool,
+}
+
+/// Options of `remora node`.
+#[derive(Debug, clap::Args)]
+pub struct Node {
+    /// The address to listen at, as clients reach it; on one machine each node takes its own of 127.0.0.0/8
+    #[arg(long, value_name = "ADDR", value_parser = address)]
+    pub listen: IpAddr,
+    /// Memory that clients may allocate, all together, such as 512M or 16G
+    #[arg(long, value_name = "SIZE", default_value = "16G", value_parser = size)]
+    pub memory: u64,
+    /// Send whole Ethernet frames through a packet socket, which needs CAP_NET_RAW
+    #[arg(long)]
+    pub packet: bool,
+    /// End when standard input ends: for a node that is a child process
+    #[arg(long, hide = true)]
+    pub stop_with_stdin: bool,
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// The NIC's verbs over UDP and shared memory beside raw probes of the same paths
+    Nic(BenchNic),
+    /// GETs a second of one core by the number in flight, beside a plain loop
+    Kernel(BenchKernel),
+}
+
+/// Options of `remora bench nic`.
+#[derive(Debug, clap::Args)]
+pub struct BenchNic {
+    /// Also write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Options of `remora bench kernel`.
+#[derive(Debug, clap::Args)]
+pub struct BenchKernel {
+    /// Size of the hash table
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = size)]
+    pub table: u64,
+    /// Rounds, of which the best counts: other work on the machine only ever slows one down
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Seed of the table and of the keys
+    #[arg(long, value_name = "N", default_value = "42")]
+    pub seed: u64,
+    /// Also write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// A link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Link {
+    /// RoCE v2 over a UDP socket.
+    Udp,
+    /// Shared memory between two processes of one host.
+    Shm,
+    /// Whole Ethernet frames through a packet socket.
+    Packet,
+}
+
+/// Where a kernel runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Placement {
+    /// Here, with one-sided verbs.
+    Client,
+    /// On the node's NIC.
+    Nic,
+    /// On the node's host cores.
+    Host,
+}
+
+/// How keys are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Distribution {
+    /// YCSB's scrambled zipfian with constant 0.99.
+    Zipfian,
+    /// Every record alike.
+    Uniform,
+}
+
+/// An address that one node has.
+fn address(text: &str) -> Result<IpAddr, String> {
+    if text.parse::<std::net::SocketAddr>().is_ok() {
+        return Err("give the address without a port: RoCE v2 always has port 4791".into());
+    }
+    let address: IpAddr = text.parse().map_err(|_| "that is no IP address, such as 127.0.0.2".to_string())?;
+    if address.is_unspecified() || address.is_multicast() {
+        return Err("give the address of one interface, by which the other side reaches it".into());
+    }
+    Ok(address)
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let what = "give seconds from 0.001 to 60";
+    let seconds: f64 = text.parse().map_err(|_| what.to_string())?;
+    if (0.001..=60.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(what.into()) }
+}
+
+/// Bytes, with K, M, G or T for powers of 1024.
+fn size(text: &str) -> Result<u64, String> {
+    let what = "give bytes, or a number with K, M, G or T, such as 512M";
+    let digits = text.trim_end_matches(['K', 'M', 'G', 'T']);
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(what.into()),
+    };
+    let number: u64 = digits.parse().map_err(|_| what.to_string())?;
+    let bytes = number.checked_mul(1 << shift).filter(|&bytes| bytes < 1 << 47);
+    bytes.filter(|&bytes| bytes >= 1 << 20).ok_or_else(|| "give at least 1M and less than 128T".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+        assert!(matches!(Command::default(), Command::Compare(args) if args.records == 1_000_000 && args.seed == 42));
+    }
+
+    #[test]
+    fn values_are_checked() {
+        assert_eq!(size("512M"), Ok(512 << 20));
+        assert_eq!(size("2097152"), Ok(2 << 20));
+        for bad in ["", "M", "12Q", "1KK", "9999999T", "12K", "-1"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+        assert_eq!(seconds("0.14"), Ok(Duration::from_millis(140)));
+        assert!(["0", "nan", "inf", "-1", "61", "x"].iter().all(|bad| seconds(bad).is_err()));
+        assert_eq!(address("127.0.0.2"), Ok([127, 0, 0, 2].into()));
+        assert!(address("127.0.0.2:4791").unwrap_err().contains("without a port"));
+        assert!(["0.0.0.0", "224.0.0.1", "localhost", ""].iter().all(|bad| address(bad).is_err()));
+    }
+}

@@ -1,0 +1,159 @@
+//! `remora bench`.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use remora_real::bench::{BenchReport, Goal};
+use remora_store::bench::{GetBench, Row};
+use remora_study::machine::Machine;
+use serde_json::{Value, json};
+
+use crate::args;
+use crate::progress::{Display, stop_flag};
+use crate::{Failure, print};
+
+/// GETs of one measurement.
+const GETS: u64 = 400_000;
+
+/// The NIC beside raw probes.
+pub fn nic(args: &args::BenchNic) -> Result<(), Failure> {
+    let display = Display::new(stop_flag());
+    let report = remora_real::bench::run(&mut |what, part| display.part(what, part));
+    display.clear();
+    let report = report?;
+    let text = nic_table(&report);
+    print(&text, &text);
+    write_json(args.json.as_deref(), nic_json(&report))
+}
+
+fn nic_table(report: &BenchReport) -> String {
+    let (before, after) = report.core_to_core_ns;
+    let mut out = format!("{:<34} {:>10}   {:<36} {:>10} {:>7}  goal\n", "", "Remora", "beside", "", "ratio");
+    for row in &report.rows {
+        let figure = |value: f64| format!("{} {}", three_digits(value), row.unit);
+        let goal = match (row.goal, row.met()) {
+            (Some(goal), Some(met)) => {
+                format!("{} {}", goal_text(goal, row.unit), if met { "met" } else { "missed" })
+            }
+            _ => String::new(),
+        };
+        let line = format!(
+            "{:<34} {:>10}   {:<36} {:>10} {:>7.2}  {goal}",
+            row.what,
+            figure(row.value),
+            row.peer,
+            figure(row.peer_value),
+            row.ratio
+        );
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+    for row in &report.ucx {
+        let _ = writeln!(out, "{row:?}");
+    }
+    let _ = writeln!(out, "\nA cache line between two cores and back: {before:.0} ns before, {after:.0} ns after.");
+    out
+}
+
+fn goal_text(goal: Goal, unit: &str) -> String {
+    match goal {
+        Goal::RatioAtMost(limit) => format!("<= {limit} x:"),
+        Goal::RatioAtLeast(limit) => format!(">= {limit} x:"),
+        Goal::ValueAtLeast(limit) => format!(">= {limit} {unit}:"),
+    }
+}
+
+fn nic_json(report: &BenchReport) -> Value {
+    let rows = report.rows.iter().map(|row| {
+        json!({
+            "what": row.what,
+            "value": row.value,
+            "unit": row.unit,
+            "peer": row.peer,
+            "peer_value": row.peer_value,
+            "ratio": row.ratio,
+            "goal": row.goal.map(|goal| goal_text(goal, row.unit).trim_end_matches(':').to_string()),
+            "met": row.met(),
+        })
+    });
+    let (core_to_core_before_ns, core_to_core_after_ns) = report.core_to_core_ns;
+    let machine = Machine { core_to_core_before_ns, core_to_core_after_ns, ..Machine::describe() };
+    json!({
+        "format": "remora-bench-nic/1",
+        "version": env!("CARGO_PKG_VERSION"),
+        "machine": machine,
+        "rows": rows.collect::<Vec<_>>(),
+    })
+}
+
+/// GETs of one core by the number in flight.
+pub fn kernel(args: &args::BenchKernel) -> Result<(), Failure> {
+    let stop = stop_flag();
+    let display = Display::new(stop.clone());
+    display.part("building the table", 0.0);
+    let failed = |e| Failure::Failed(format!("cannot build a table of {} MB: {e}", args.table >> 20));
+    let bench = GetBench::new(args.table, args.seed).map_err(failed)?;
+    let start = Instant::now();
+    let mut best: Vec<Row> = Vec::new();
+    for round in 0..args.rounds {
+        display.part("GETs", f64::from(round + 1) / f64::from(args.rounds + 1));
+        let rows = bench.run(GETS, || start.elapsed().as_nanos() as u64);
+        if best.is_empty() {
+            best = rows;
+        } else {
+            for (best, row) in best.iter_mut().zip(rows) {
+                *best = if row.ns_per_op < best.ns_per_op { row } else { *best };
+            }
+        }
+        if stop.load(std::sync::atomic::Ordering::Relaxed) {
+            display.clear();
+            return Err(Failure::Interrupted);
+        }
+    }
+    display.clear();
+    let text = kernel_table(args, &bench, &best);
+    print(&text, &text);
+    write_json(args.json.as_deref(), kernel_json(args, &bench, &best))
+}
+
+fn kernel_table(args: &args::BenchKernel, bench: &GetBench, rows: &[Row]) -> String {
+    let plain = rows.iter().find(|row| row.in_flight.is_none()).map_or(f64::NAN, |row| row.ops_per_s);
+    let (megabytes, pages, rounds) = (args.table >> 20, bench.page_kind(), args.rounds);
+    let mut out =
+        format!("GETs of one core from a hash table of {megabytes} MB on {pages:?} pages, best of {rounds}\n");
+    let _ = writeln!(out, "{:>10} {:>10} {:>8} {:>14}", "in flight", "M GET/s", "ns/GET", "x plain loop");
+    for row in rows {
+        let in_flight = row.in_flight.map_or("plain loop".into(), |n| n.to_string());
+        let (rate, ratio) = (row.ops_per_s / 1e6, row.ops_per_s / plain);
+        let _ = writeln!(out, "{in_flight:>10} {rate:>10.1} {:>8.1} {ratio:>14.2}", row.ns_per_op);
+    }
+    out
+}
+
+fn kernel_json(args: &args::BenchKernel, bench: &GetBench, rows: &[Row]) -> Value {
+    let row = |row: &Row| json!({ "in_flight": row.in_flight, "ops_per_s": row.ops_per_s, "ns_per_op": row.ns_per_op });
+    json!({
+        "format": "remora-bench-kernel/1",
+        "version": env!("CARGO_PKG_VERSION"),
+        "machine": Machine::describe(),
+        "table_bytes": args.table,
+        "pages": format!("{:?}", bench.page_kind()),
+        "rounds": args.rounds,
+        "seed": args.seed,
+        "rows": rows.iter().map(row).collect::<Vec<_>>(),
+    })
+}
+
+fn three_digits(value: f64) -> String {
+    match value {
+        v if v >= 100.0 => format!("{v:.0}"),
+        v if v >= 10.0 => format!("{v:.1}"),
+        v => format!("{v:.2}"),
+    }
+}
+
+fn write_json(path: Option<&Path>, value: Value) -> Result<(), Failure> {
+    let Some(path) = path else { return Ok(()) };
+    let failed = |e| Failure::Failed(format!("cannot write {}: {e}", path.display()));
+    std::fs::write(path, format!("{value:#}\n")).map_err(failed)
+}

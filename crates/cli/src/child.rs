@@ -1,0 +1,98 @@
+//! A node as a child process, and addresses on this machine.
+
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::Failure;
+use crate::node::READY;
+
+/// The port of RoCE v2.
+const PORT: u16 = 4791;
+/// How long a node may take to be up.
+const START: Duration = Duration::from_secs(20);
+/// How long a node may take to end.
+const END: Duration = Duration::from_secs(4);
+
+/// A node that ends with this value.
+pub struct ChildNode {
+    child: Child,
+}
+
+impl ChildNode {
+    /// Starts a node at `address` and waits until it can be reached.
+    pub fn start(address: IpAddr) -> Result<Self, Failure> {
+        let failed = |e| Failure::Failed(format!("cannot start a node as a child process: {e}"));
+        let program = std::env::current_exe().map_err(failed)?;
+        let mut child = Command::new(program)
+            .args(["node", "--listen", &address.to_string(), "--stop-with-stdin"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Ctrl-C is for the parent, which ends the node in order.
+            .process_group(0)
+            .spawn()
+            .map_err(failed)?;
+        let output = child.stdout.take();
+        let node = Self { child };
+        let (up, is_up) = mpsc::channel();
+        thread::spawn(move || {
+            let lines = output.map(|output| BufReader::new(output).lines()).into_iter().flatten();
+            // Reads on to the end, so that the node never waits for its reader.
+            for line in lines.map_while(Result::ok) {
+                let _ = line.starts_with(READY).then(|| up.send(()));
+            }
+        });
+        match is_up.recv_timeout(START) {
+            Ok(()) => Ok(node),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                Err(Failure::Failed(format!("the node at {address} did not start: its message is above")))
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                Err(Failure::Failed(format!("the node at {address} is not up after {} s", START.as_secs())))
+            }
+        }
+    }
+}
+
+impl Drop for ChildNode {
+    fn drop(&mut self) {
+        // The end of its input ends the node.
+        drop(self.child.stdin.take());
+        let end = Instant::now() + END;
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() > end {
+                // If it is gone by now, all the better.
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                return;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// `N` addresses of 127.0.0.0/8 that nobody uses for RoCE v2, other than `not`.
+pub fn loopback<const N: usize>(not: Option<IpAddr>) -> Result<[IpAddr; N], Failure> {
+    let start = std::process::id();
+    for attempt in 0..256u32 {
+        let [_, _, b, c] = (start.wrapping_mul(0x9e37).wrapping_add(attempt) & 0xffff).to_be_bytes();
+        let addresses: [IpAddr; N] = std::array::from_fn(|n| Ipv4Addr::new(127, b, c, 10 + n as u8).into());
+        if addresses.iter().all(|&address| Some(address) != not && UdpSocket::bind((address, PORT)).is_ok()) {
+            return Ok(addresses);
+        }
+    }
+    Err(Failure::Failed(format!("no address of 127.0.0.0/8 has UDP port {PORT} free")))
+}
+
+/// The address by which this machine reaches `node`.
+pub fn local_towards(node: IpAddr) -> Result<IpAddr, Failure> {
+    let any: IpAddr =
+        if node.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).and_then(|socket| socket.connect((node, PORT)).map(|()| socket));
+    let local = socket.and_then(|socket| socket.local_addr());
+    local.map(|address| address.ip()).map_err(|e| Failure::Failed(format!("there is no way to {node}: {e}")))
+}

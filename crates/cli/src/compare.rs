@@ -1,0 +1,202 @@
+//! `remora compare`.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use remora_real::probe::Probe;
+use remora_real::{Client, ClientConfig, LinkChoice};
+use remora_study::compare::{Plan, Store, compare, timed};
+use remora_study::machine::Machine;
+use remora_study::measure::{self, Row};
+use remora_study::records::{InputError, Records};
+use remora_study::report::{Report, Setup, html, table};
+use remora_study::target::Target;
+use remora_study::trace::Trace;
+use remora_study::workload;
+
+use crate::args::{self, Link};
+use crate::child::{ChildNode, local_towards, loopback};
+use crate::progress::{Display, stop_flag};
+use crate::{Failure, print};
+
+/// How long each probe of the machine runs.
+const PROBE: Duration = Duration::from_millis(120);
+
+/// Compares, prints the table, writes the reports.
+pub fn run(args: &args::Compare) -> Result<(), Failure> {
+    let stop = stop_flag();
+    let display = Display::new(stop);
+    // What can be wrong with files shows before anything is started.
+    for path in args.json.iter().chain((!args.no_html).then_some(&args.html)) {
+        writable(path)?;
+    }
+    let records = match &args.load {
+        Some(path) => Records::load(path).map_err(bad_file)?,
+        None => Records::generate(args.records.into(), args.value_bytes as usize, args.seed),
+    };
+    let trace = args.trace.as_ref().map(|path| Trace::load(path, &records.index())).transpose().map_err(bad_file)?;
+
+    display.say("probing the machine");
+    let mut machine = probe();
+    let Connected { node, mut clients, child } = connect(args, &display)?;
+    let report = measure(args, &records, trace, (node, child.is_some()), &mut clients, &display);
+    display.clear();
+    // Clients take leave before the node goes.
+    drop(clients);
+    drop(child);
+    let (setup, rows) = report?;
+    machine.core_to_core_after_ns = Probe { time: PROBE }.cache_line_ns();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    publish(args, &Report::new(command(), now, setup, machine, rows))
+}
+
+fn bad_file(error: InputError) -> Failure {
+    match error {
+        InputError::Read { .. } => Failure::Failed(error.to_string()),
+        _ => Failure::Usage(error.to_string()),
+    }
+}
+
+/// Opens a file for writing, and leaves it as it is.
+fn writable(path: &Path) -> Result<(), Failure> {
+    let cannot = |e| Failure::Failed(format!("cannot write {}: {e}", path.display()));
+    OpenOptions::new().append(true).create(true).open(path).map(drop).map_err(cannot)
+}
+
+fn probe() -> Machine {
+    let probe = Probe { time: PROBE };
+    // What ran before is described before the probes run themselves.
+    let machine = Machine::describe();
+    let core_to_core_before_ns = probe.cache_line_ns();
+    Machine { core_to_core_before_ns, raw_udp_ns: probe.udp_ns(64).ok(), ..machine }
+}
+
+/// A node and a client for each link.
+struct Connected {
+    clients: Vec<Client>,
+    node: IpAddr,
+    child: Option<ChildNode>,
+}
+
+fn connect(args: &args::Compare, display: &Display) -> Result<Connected, Failure> {
+    let wanted = if args.links.is_empty() { vec![Link::Udp, Link::Shm] } else { args.links.clone() };
+    let (node, child) = match args.node {
+        Some(node) => (node, None),
+        None if args.links.contains(&Link::Packet) => {
+            return Err(Failure::Usage("the packet link is for two machines: give --node".into()));
+        }
+        None => {
+            let [node] = loopback(args.local)?;
+            (node, Some(ChildNode::start(node)?))
+        }
+    };
+    let mut clients = Vec::new();
+    for (n, &link) in wanted.iter().enumerate() {
+        if wanted[..n].contains(&link) {
+            return Err(Failure::Usage("name each link once in --links".into()));
+        }
+        let local = match args.local {
+            Some(local) => local,
+            None if node.is_loopback() && node.is_ipv4() => loopback::<1>(Some(node))?[0],
+            None => local_towards(node)?,
+        };
+        let choice = match link {
+            Link::Udp => LinkChoice::Udp,
+            Link::Shm => LinkChoice::Shm,
+            Link::Packet => LinkChoice::Packet,
+        };
+        match Client::connect(ClientConfig { node, local, link: choice }) {
+            Ok(client) => clients.push(client),
+            Err(e) if args.links.is_empty() && link == Link::Shm => display.say(&format!("without shared memory: {e}")),
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(Connected { clients, node, child })
+}
+
+fn measure(
+    args: &args::Compare,
+    records: &Records,
+    trace: Option<Trace>,
+    (node, node_is_child): (IpAddr, bool),
+    clients: &mut [Client],
+    display: &Display,
+) -> Result<(Setup, Vec<Row>), Failure> {
+    let plan = plan(args);
+    let (trace_gets, misses) = trace.as_ref().map_or((0, 0), |trace| (trace.len(), trace.expected_misses()));
+    let mut targets: Vec<&mut dyn Target> = clients.iter_mut().map(|client| client as &mut dyn Target).collect();
+    // The last one is shared memory if there is any: the fastest way in.
+    let Some(last) = targets.last_mut() else { return Err(Failure::Usage("give at least one link".into())) };
+    let (store, load_s) = timed(|| Store::load(*last, &plan, records, trace, display));
+    let store = store?;
+    let (rows, measure_s) = timed(|| compare(&mut targets, &plan, &store, display));
+    let setup = Setup {
+        node: node.to_string(),
+        node_is_child,
+        seed: args.seed,
+        records: records.len() as u64,
+        load: args.load.as_ref().map(|path| path.display().to_string()),
+        longest_value_bytes: records.longest_value() as u64,
+        distribution: if args.trace.is_some() { "trace" } else { plan.distribution.name() }.into(),
+        trace: args.trace.as_ref().map(|path| path.display().to_string()),
+        trace_gets: trace_gets as u64,
+        trace_expected_misses: misses as u64,
+        load_s,
+        measure_s,
+        cell_s: plan.time.as_secs_f64(),
+        writer_updates_per_s: plan.writer_updates_per_s,
+    };
+    Ok((setup, rows?))
+}
+
+fn plan(args: &args::Compare) -> Plan {
+    let placement = |placement: &args::Placement| match placement {
+        args::Placement::Client => measure::Placement::Client,
+        args::Placement::Nic => measure::Placement::Nic,
+        args::Placement::Host => measure::Placement::Host,
+    };
+    let all: Vec<_> = args.placements.iter().map(placement).collect();
+    Plan {
+        seed: args.seed,
+        distribution: match args.distribution {
+            args::Distribution::Zipfian => workload::Distribution::Zipfian,
+            args::Distribution::Uniform => workload::Distribution::Uniform,
+        },
+        time: args.seconds,
+        // In the order of reports, each once.
+        placements: measure::Placement::ALL.into_iter().filter(|p| all.contains(p)).collect(),
+        writer_updates_per_s: args.writer_rate,
+    }
+}
+
+/// The command line, to run it again.
+fn command() -> String {
+    let quote = |arg: String| if arg.contains([' ', '\t', '\'', '"', '$']) { format!("{arg:?}") } else { arg };
+    std::iter::once("remora".into()).chain(std::env::args().skip(1).map(quote)).collect::<Vec<_>>().join(" ")
+}
+
+fn publish(args: &args::Compare, report: &Report) -> Result<(), Failure> {
+    let mut text = table(report);
+    if let Some(path) = &args.json {
+        write(path, |to| report.write_json(to))?;
+        text += &format!("All figures: {}\n", path.display());
+    }
+    if !args.no_html {
+        write(&args.html, |to| to.write_all(html(report).as_bytes()))?;
+        text += &format!("Report with plots: {}\n", args.html.display());
+    }
+    print(&text, &text);
+    Ok(())
+}
+
+fn write(path: &Path, what: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>) -> Result<(), Failure> {
+    let written = File::create(path).and_then(|file| {
+        let mut to = BufWriter::new(file);
+        what(&mut to)?;
+        to.flush()
+    });
+    written.map_err(|e| Failure::Failed(format!("cannot write {}: {e}", path.display())))
+}

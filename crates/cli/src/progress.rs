@@ -1,0 +1,122 @@
+//! How far it is: a bar with an estimate on a terminal, a line now and then elsewhere.
+
+use std::cell::Cell;
+use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use remora_study::compare::{Progress, Watch};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// A flag that SIGINT and SIGTERM raise. A second signal ends the process at once.
+pub fn stop_flag() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // Refused only for signals that nobody may catch. The order matters: the flag is up before it is raised.
+        let _ = signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone());
+        let _ = signal_hook::flag::register(signal, stop.clone());
+    }
+    stop
+}
+
+/// Shows progress on stderr.
+pub struct Display {
+    bar: ProgressBar,
+    terminal: bool,
+    /// The tenth of the way that was last told in a line.
+    told: Cell<u64>,
+    phase: Cell<Phase>,
+    stop: Arc<AtomicBool>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Phase {
+    Idle,
+    Loading,
+    Measuring,
+}
+
+impl Display {
+    /// Nothing shown yet. `stop` is what [`Watch::stop`] says.
+    pub fn new(stop: Arc<AtomicBool>) -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
+        let terminal = io::stderr().is_terminal();
+        Self { bar, terminal, told: Cell::new(0), phase: Cell::new(Phase::Idle), stop }
+    }
+
+    /// Says what is being done.
+    pub fn say(&self, what: &str) {
+        if self.terminal {
+            self.bar.set_message(what.to_string());
+            self.bar.tick();
+        } else {
+            line(what);
+        }
+    }
+
+    /// Shows the way from 0 to `total`.
+    fn enter(&self, phase: Phase, total: u64, template: &str) {
+        if self.phase.replace(phase) == phase {
+            return;
+        }
+        self.told.set(0);
+        self.bar.set_length(total);
+        self.bar.reset();
+        // The templates are constant and valid.
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            self.bar.set_style(style.progress_chars("=> "));
+        }
+    }
+
+    /// On a terminal moves the bar, elsewhere writes a line at each tenth.
+    pub fn advance(&self, done: u64, total: u64, what: &str) {
+        if self.terminal {
+            self.bar.set_length(total);
+            self.bar.set_position(done);
+            self.bar.set_message(what.to_string());
+            return;
+        }
+        let tenth = done * 10 / total.max(1);
+        if tenth > self.told.get() || done == 0 {
+            self.told.set(tenth);
+            line(&format!("{:>3} %  {what}", done * 100 / total.max(1)));
+        }
+    }
+
+    /// Shows the way of a benchmark, from 0 to 1.
+    pub fn part(&self, what: &str, part: f64) {
+        self.enter(Phase::Measuring, 100, "{bar:30} {percent:>3} %  {msg}");
+        self.advance((part * 100.0) as u64, 100, what);
+    }
+
+    /// Takes the bar away.
+    pub fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+impl Watch for Display {
+    fn progress(&self, progress: Progress<'_>) {
+        match progress {
+            Progress::Loading { done, total } => {
+                self.enter(Phase::Loading, total, "{bar:30} {bytes} of {total_bytes}  {msg}");
+                self.advance(done, total, "loading");
+            }
+            Progress::Measuring { done, total, next } => {
+                let (done, total) = (done as u64, total as u64);
+                self.enter(Phase::Measuring, total, "{bar:30} {pos}/{len}, {eta} left  {msg}");
+                self.advance(done, total, next);
+            }
+        }
+    }
+
+    fn stop(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// A line on stderr; nobody need read it.
+fn line(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
