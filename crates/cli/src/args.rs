@@ -19,11 +19,11 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  remora                                    compare placements on this machine, within a minute
-  remora compare --load kv.tsv --trace ks   the same with your own records and your own sequence of keys
-  remora node --listen 10.0.0.1             expose memory to others
-  remora compare --node 10.0.0.1            compare placements against that node, from another machine
-  remora bench nic                          the NIC beside raw sockets and rings";
+  remora                                compare placements on this machine, within a minute
+  remora compare --load kv.tsv          the same with your own records
+  remora node --listen 10.0.0.1         expose memory to other machines
+  remora compare --node 10.0.0.1        compare placements against that node
+  remora bench nic                      the NIC beside raw sockets and rings";
 
 /// A command.
 #[derive(Debug, Subcommand)]
@@ -52,10 +52,10 @@ impl Default for Command {
 
 const COMPARE_EXAMPLES: &str = "\
 Examples:
-  remora compare                                      a node as a child process, 1 M records of 64 bytes
-  remora compare --records 10000 --seconds 0.02       a quick look
-  remora compare --load kv.tsv --trace keys.txt       key<TAB>value lines; one key per line
-  remora compare --node 10.0.0.1 --json result.json   against `remora node --listen 10.0.0.1`";
+  remora compare                                 a child process is the node; 1 M records
+  remora compare --records 10000 --seconds 0.02  a quick look
+  remora compare --load kv.tsv --trace keys.txt  key<TAB>value lines; one key on each line
+  remora compare --node 10.0.0.1 --json r.json   against `remora node --listen 10.0.0.1`";
 
 /// Options of `remora compare`.
 #[derive(Debug, clap::Args)]
@@ -91,7 +91,7 @@ pub struct Compare {
     #[arg(long, value_name = "N", default_value = "42")]
     pub seed: u64,
     /// Time for each figure: an operation, parameter, place, link and number in flight
-    #[arg(long, value_name = "S", default_value = "0.14", value_parser = seconds)]
+    #[arg(long, value_name = "S", default_value = "0.12", value_parser = seconds, allow_negative_numbers = true)]
     pub seconds: Duration,
     /// Updates a second that the node's writer makes while consistent GETs run; 0 is as fast as it can
     #[arg(long, value_name = "N", default_value = "50000", value_parser = clap::value_parser!(u32).range(0..=100_000_000))]

@@ -41,7 +41,8 @@ pub struct Plan {
     pub seed: u64,
     /// How keys are drawn when there is no trace.
     pub distribution: Distribution,
-    /// How long to measure each operation, parameter, placement, link and number in flight.
+    /// How long to measure each operation, parameter, placement, link and number in flight. On a machine that is too
+    /// busy to keep to it, figures measured later get less, down to a quarter.
     pub time: Duration,
     /// Where kernels run.
     pub placements: Vec<Placement>,
@@ -170,6 +171,7 @@ pub fn compare(
     let cells = store.cells();
     let links = targets.len();
     let total = cells.len() * links;
+    let schedule = Schedule::new(plan, total);
     let mut rows = Vec::new();
     for (n, (operation, parameter)) in cells.into_iter().enumerate() {
         let changing = (operation == Operation::ConsistentGet).then(|| store.changing(parameter?)).flatten();
@@ -181,8 +183,10 @@ pub fn compare(
         for (m, target) in targets.iter_mut().enumerate() {
             let of = parameter.zip(operation.unit()).map_or(String::new(), |(n, unit)| format!(" of {n} {unit}"));
             let next = format!("{operation}{of} over {}", target.link());
-            watch.progress(Progress::Measuring { done: n * links + m, total, next: &next });
-            rows.extend(group(*target, store, plan, (operation, parameter), watch)?);
+            let done = n * links + m;
+            watch.progress(Progress::Measuring { done, total, next: &next });
+            let time = schedule.time(total - done);
+            rows.extend(group(*target, store, (plan, time), (operation, parameter), watch)?);
         }
         if let (Some(_), [first, ..]) = (changing, &mut *targets) {
             first.stop_writer()?;
@@ -192,16 +196,45 @@ pub fn compare(
     Ok(rows)
 }
 
+/// Keeps a comparison to the time that its plan promises.
+struct Schedule {
+    start: Instant,
+    time: Duration,
+    /// Figures that a group measures.
+    figures: u32,
+    total: Duration,
+}
+
+impl Schedule {
+    fn new(plan: &Plan, groups: usize) -> Self {
+        let figures = (plan.placements.len() * IN_FLIGHT.len()) as u32;
+        let total = Self::with_overhead(plan.time * figures * groups as u32);
+        Self { start: Instant::now(), time: plan.time, figures, total }
+    }
+
+    /// Warm-ups and questions to the node come on top of what is measured.
+    fn with_overhead(time: Duration) -> Duration {
+        time * 5 / 4
+    }
+
+    /// How long to measure each figure of the next group, when so many groups are left.
+    fn time(&self, groups: usize) -> Duration {
+        let left = self.total.saturating_sub(self.start.elapsed());
+        let all = Self::with_overhead(Duration::from_secs(1)).as_secs_f64() * f64::from(self.figures) * groups as f64;
+        left.div_f64(all.max(1.0)).clamp(self.time / 4, self.time)
+    }
+}
+
 /// Measures one operation over one link in all placements. They take turns in short slices, so that what disturbs the
 /// machine for a moment disturbs all of them.
 fn group(
     target: &mut dyn Target,
     store: &Store<'_>,
-    plan: &Plan,
+    (plan, time): (&Plan, Duration),
     (operation, parameter): (Operation, Option<u64>),
     watch: &dyn Watch,
 ) -> Result<Vec<Row>, Error> {
-    let (link, time) = (target.link(), plan.time / SLICES);
+    let (link, time) = (target.link(), time / SLICES);
     let places = plan.placements.iter();
     let calls = places.filter_map(|&place| Some((place, store.calls(operation, parameter, plan.seed)?)));
     let mut places: Vec<_> = calls.map(|(place, calls)| (place, calls, [(); 2].map(|()| Tally::default()))).collect();
@@ -298,4 +331,117 @@ pub fn timed<T>(what: impl FnOnce() -> T) -> (T, f64) {
     let start = Instant::now();
     let result = what();
     (result, start.elapsed().as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local::{Fault, Local};
+    use remora_kernel::Status;
+    use std::cell::{Cell, RefCell};
+
+    #[derive(Default)]
+    struct Heard {
+        loaded: Cell<(u64, u64)>,
+        measured: RefCell<Vec<String>>,
+        stop_at: Option<usize>,
+    }
+
+    impl Watch for Heard {
+        fn progress(&self, progress: Progress<'_>) {
+            match progress {
+                Progress::Loading { done, total } => self.loaded.set((done, total)),
+                Progress::Measuring { next, .. } => self.measured.borrow_mut().push(next.into()),
+            }
+        }
+
+        fn stop(&self) -> bool {
+            self.stop_at.is_some_and(|at| self.measured.borrow().len() >= at)
+        }
+    }
+
+    fn plan() -> Plan {
+        Plan {
+            seed: 1,
+            distribution: Distribution::Zipfian,
+            time: Duration::from_micros(400),
+            placements: Placement::ALL.to_vec(),
+            writer_updates_per_s: 1000,
+        }
+    }
+
+    fn measure(trace: Option<Trace>, heard: &Heard) -> Result<Vec<Row>, Error> {
+        let records = Records::generate(500, 64, 1);
+        let (mut target, plan) = (Local::new(), plan());
+        let store = Store::load(&mut target, &plan, &records, trace, heard)?;
+        compare(&mut [&mut target], &plan, &store, heard)
+    }
+
+    #[test]
+    fn every_operation_is_measured_in_every_place_and_verified() {
+        let heard = Heard::default();
+        let rows = measure(None, &heard).unwrap();
+        assert_eq!(rows.len(), (6 + 2 + 7 + 7) * 3);
+        for row in &rows {
+            let (one, many) = (&row.in_flight_1, &row.in_flight_64);
+            assert!(one.verified >= 4 && many.verified >= 4 * 64, "{row:?}");
+            assert!(one.p1_ns <= one.p50_ns && one.p50_ns <= one.p99_ns, "{row:?}");
+            let trips = if row.placement == Placement::Client { 2.0 } else { 1.0 };
+            assert_eq!((one.round_trips_per_op, one.wire_bytes_per_op), (trips, trips * 100.0));
+        }
+        let (done, total) = heard.loaded.get();
+        assert_eq!(done, total);
+        let measured = heard.measured.borrow();
+        assert_eq!((measured.len(), &*measured[0]), (22 + 1, "list of 1 elements over shm"));
+    }
+
+    #[test]
+    fn a_trace_replaces_the_generated_hits() {
+        let records = Records::generate(500, 64, 1);
+        let trace = Trace::misses(&records.index(), 10, 9);
+        let rows = measure(Some(trace), &Heard::default()).unwrap();
+        let of = |operation| rows.iter().filter(|row| row.operation == operation).count();
+        assert_eq!((of(Operation::GetTrace), of(Operation::GetHit), of(Operation::GetMiss)), (3, 0, 3));
+    }
+
+    #[test]
+    fn wrong_results_end_the_comparison() {
+        let records = Records::generate(500, 64, 1);
+        let mut target = Local::new();
+        let store = Store::load(&mut target, &plan(), &records, None, &Heard::default()).unwrap();
+        for (operation, parameter, fault, expected) in [
+            (Operation::List, Some(8), Fault::Byte(3), "walking 8 elements of list"),
+            (Operation::GetHit, None, Fault::Status(Status::NotFound), "found nothing, though it was loaded"),
+            (Operation::GetHit, None, Fault::Byte(60), "of the value is 0x"),
+            (Operation::GetHit, None, Fault::Byte(5), "found nothing"),
+            (Operation::GetMiss, None, Fault::Status(Status::Inconsistent), "ended with Inconsistent"),
+            (Operation::ConsistentGet, Some(256), Fault::Byte(100), "byte 100 of the value"),
+            (Operation::ConsistentGet, Some(64), Fault::Status(Status::Inconsistent), "ended with Inconsistent"),
+        ] {
+            target.fault = fault;
+            let group = group(&mut target, &store, (&plan(), plan().time), (operation, parameter), &Heard::default());
+            let message = group.unwrap_err().to_string();
+            assert!(
+                message.starts_with("wrong result over shm at the client: ") && message.contains(expected),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn it_stops_when_told_to() {
+        let heard = Heard { stop_at: Some(3), ..Heard::default() };
+        assert!(matches!(measure(None, &heard), Err(Error::Interrupted)));
+        assert_eq!(heard.measured.borrow().len(), 3);
+    }
+
+    #[test]
+    fn a_late_comparison_measures_less() {
+        let plan = Plan { time: Duration::from_millis(100), ..plan() };
+        let schedule = Schedule::new(&plan, 10);
+        assert!(schedule.time(10) > Duration::from_millis(99));
+        assert_eq!(schedule.time(1), plan.time, "no more than planned, though there is time");
+        assert!(schedule.time(20) < Duration::from_millis(51), "twice as much to do as planned");
+        assert_eq!(schedule.time(1000), plan.time / 4);
+    }
 }

@@ -7,6 +7,8 @@
 mod calls;
 pub mod compare;
 mod format;
+#[cfg(test)]
+mod local;
 pub mod machine;
 pub mod measure;
 pub mod records;

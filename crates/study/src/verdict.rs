@@ -39,7 +39,7 @@ pub fn judge(rows: &[&Row]) -> Option<Verdict> {
     let most = rows.iter().max_by(|a, b| a.in_flight_64.ops_per_s.total_cmp(&b.in_flight_64.ops_per_s))?;
     let level =
         ranked.get(1).is_some_and(|second| (second.in_flight_1.p50_ns as f64) < best.in_flight_1.p50_ns as f64 * LEVEL);
-    let reason = figures(&ranked, most);
+    let reason = figures(&ranked, level, most);
     let outcome = match ranked.get(1) {
         None => "is the only place measured".to_string(),
         Some(second) if level => format!("and {} are level", second.placement),
@@ -58,12 +58,12 @@ pub fn judge(rows: &[&Row]) -> Option<Verdict> {
 }
 
 /// `1 round trip instead of 9; 7.12 µs against 52.0 µs at the client, 8.30 µs at the host`.
-fn figures(ranked: &[&Row], most: &Row) -> String {
+fn figures(ranked: &[&Row], level: bool, most: &Row) -> String {
     let (best, rest) = (ranked[0], &ranked[1..]);
     let took = time(best.in_flight_1.p50_ns as f64);
     // The client is the placement to be better than; if it is the best, the runner-up is.
     let Some(other) = rest.iter().find(|row| row.placement == Placement::Client).or(rest.first()) else { return took };
-    let mut text = format!("{}; {took}", difference(best, other));
+    let mut text = format!("{}; {took}", difference(best, other, level));
     let others = std::iter::once(other).chain(rest.iter().filter(|row| row.placement != other.placement));
     for (row, joint) in others.zip([" against", ","]) {
         text += &format!("{joint} {} at the {}", time(row.in_flight_1.p50_ns as f64), row.placement);
@@ -76,7 +76,7 @@ fn figures(ranked: &[&Row], most: &Row) -> String {
 }
 
 /// What differs most plainly between the best and the other.
-fn difference(best: &Row, other: &Row) -> String {
+fn difference(best: &Row, other: &Row, level: bool) -> String {
     let (ours, theirs) = (&best.in_flight_1, &other.in_flight_1);
     let trips = |load: &Load| load.round_trips_per_op;
     if trips(ours) < trips(theirs) * 0.95 {
@@ -85,11 +85,8 @@ fn difference(best: &Row, other: &Row) -> String {
     if trips(theirs) < trips(ours) * 0.95 {
         let each = time(ours.p50_ns as f64 / trips(ours));
         let call = time(theirs.p50_ns as f64 / trips(theirs).max(1.0));
-        return format!(
-            "{} of {each} each beat {} of {call}",
-            plural(trips(ours), "round trip"),
-            per_op(trips(theirs))
-        );
+        let verb = if level { "against" } else { "each beat" };
+        return format!("{} of {each} {verb} {} of {call}", plural(trips(ours), "round trip"), per_op(trips(theirs)));
     }
     let both = plural(trips(ours), "round trip");
     if ours.node_cpu_ns_per_op < theirs.node_cpu_ns_per_op * 0.9 {

@@ -1,0 +1,117 @@
+//! A target without a network, for tests: the real kernels over memory of this process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use remora_kernel::{Call, Limits, Runner, Status, host_runner};
+use remora_memory::{Access, Buffer, Pd, Region, Registry};
+use remora_real::{Error, Full, RemoteRegion, WriterConfig, fill_object};
+
+use crate::measure::{Counts, Link, Placement};
+use crate::target::Target;
+
+const MAX_REPLY: u32 = 64 << 10;
+
+/// A node and its client in one.
+pub struct Local {
+    registry: Arc<Registry>,
+    pd: Pd,
+    runner: Box<dyn Runner + Send>,
+    regions: Vec<Arc<Region>>,
+    round_trips: u64,
+    /// The writer's region and settings, and the version it is at: it moves on whenever the target is polled.
+    writer: Option<(Arc<Region>, WriterConfig, u64)>,
+    /// What it does wrong.
+    pub fault: Fault,
+}
+
+/// What a target does wrong.
+#[derive(Clone, Copy)]
+pub enum Fault {
+    None,
+    /// Damages the byte with this number of every reply.
+    Byte(usize),
+    /// Ends every call with this status.
+    Status(Status),
+}
+
+impl Local {
+    pub fn new() -> Self {
+        let registry = Arc::new(Registry::new([1; 32]));
+        let pd = registry.alloc_pd();
+        let runner = host_runner(registry.clone(), true, 256, Limits::default());
+        Self { registry, pd, runner, regions: Vec::new(), round_trips: 0, writer: None, fault: Fault::None }
+    }
+
+    fn region(&self, region: &RemoteRegion) -> Arc<Region> {
+        self.registry.lookup(region.key).expect("a region of this target")
+    }
+}
+
+impl Target for Local {
+    fn link(&self) -> Link {
+        Link::Shm
+    }
+
+    fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
+        let mut call = Call::default();
+        call.recycle(op, MAX_REPLY);
+        (call.pd, call.tag) = (Some(self.pd), tag.into());
+        call.params.extend_from_slice(params);
+        self.round_trips += if placement == Placement::Client { 2 } else { 1 };
+        self.runner.start(call).map_err(|_| Full)
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(u32, Status, &[u8])) -> Result<usize, Error> {
+        if let Some((region, config, version)) = &mut self.writer {
+            *version += 1;
+            let (size, object) = (config.object_size as usize, *version % u64::from(config.objects));
+            let mut bytes = vec![0; size];
+            fill_object(object, *version, &mut bytes);
+            region.write(region.va() + object * size as u64, &bytes).expect("in bounds");
+        }
+        let fault = self.fault;
+        Ok(self.runner.poll(&mut |mut call, status| match fault {
+            Fault::Status(status) => done(call.tag as u32, status, &call.reply),
+            _ => {
+                if let Fault::Byte(at) = fault
+                    && let Some(byte) = call.reply.get_mut(at)
+                {
+                    *byte ^= 1;
+                }
+                done(call.tag as u32, status, &call.reply);
+            }
+        }))
+    }
+
+    fn counts(&self) -> Counts {
+        Counts { round_trips: self.round_trips, wire_bytes: self.round_trips * 100, retransmits: 0 }
+    }
+
+    fn node_cpu_ns(&mut self) -> Result<u64, Error> {
+        Ok(Duration::from_millis(self.round_trips).as_nanos() as u64)
+    }
+
+    fn alloc(&mut self, len: u64) -> Result<RemoteRegion, Error> {
+        let buffer = Buffer::anonymous(len as usize).expect("memory");
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let region = self.registry.register(self.pd, &buffer, 0, len as usize, None, access)?;
+        self.regions.push(region.clone());
+        Ok(RemoteRegion { va: region.va(), key: region.key(), len })
+    }
+
+    fn write(&mut self, region: &RemoteRegion, offset: u64, data: &[u8]) -> Result<(), Error> {
+        self.region(region).write(region.va + offset, data).expect("in bounds");
+        Ok(())
+    }
+
+    fn start_writer(&mut self, region: &RemoteRegion, config: &WriterConfig) -> Result<(), Error> {
+        assert!(self.writer.is_none(), "the last writer was not stopped");
+        self.writer = Some((self.region(region), *config, 0));
+        Ok(())
+    }
+
+    fn stop_writer(&mut self) -> Result<u64, Error> {
+        Ok(self.writer.take().expect("a writer").2)
+    }
+}
