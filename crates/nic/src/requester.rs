@@ -168,15 +168,19 @@ impl QueuePair {
         true
     }
 
-    /// Nothing follows that could ask for the acknowledgement of what was sent: send the last packet again to do so.
+    /// A faulty element at the cursor keeps whatever follows from asking for the acknowledgement of what came before:
+    /// sends the last packet before it again, asking. False if there is nothing to ask.
     fn ask_for_ack(&mut self) -> bool {
-        let wanted = self.state != QpState::Err && self.req.since_ack_request > 0;
-        let psn = self.resume_psn();
-        if wanted && psn != self.req.unacked {
+        if self.state == QpState::Err || self.req.since_ack_request == 0 {
+            return false;
+        }
+        let psn = self.sq.get(self.req.cursor).first_psn;
+        let outstanding = psn.distance(self.req.unacked) > 0;
+        if outstanding {
             self.req.since_ack_request = ACK_EVERY;
             self.go_back_to(psn + 0xff_ffff);
         }
-        wanted
+        outstanding
     }
 
     /// PSNs that the element takes.

@@ -399,7 +399,7 @@ fn the_state_diagram() {
         let sends = p.a.nic.post_send(p.a.qp, &wr);
         let receives = p.a.nic.post_recv(p.a.qp, 2, &[]);
         let refused = Result::Err(NicError::State(from));
-        assert_eq!(sends, if matches!(from, Reset | Init | Rtr) { refused.clone() } else { Ok(()) }, "{from:?}");
+        assert_eq!(sends, if matches!(from, Reset | Init | Rtr) { refused } else { Ok(()) }, "{from:?}");
         assert_eq!(receives, if from == Reset { refused } else { Ok(()) }, "{from:?}");
     }
 }
