@@ -95,7 +95,8 @@ fn requests_that_the_memory_does_not_allow_are_refused() {
 
 #[test]
 fn the_queue_pair_has_rights_of_its_own() {
-    let rows: [(Access, fn(u64, u32) -> Ask); 3] = [
+    type Row = (Access, fn(u64, u32) -> Ask);
+    let rows: [Row; 3] = [
         (Access::REMOTE_WRITE, |va, key| Ask::Write(va, key, 8, 8)),
         (Access::REMOTE_READ, |va, key| Ask::Read(va, key, 8)),
         (Access::REMOTE_ATOMIC, Ask::FetchAdd),

@@ -176,10 +176,10 @@ pub fn drive(bytes: &[u8]) {
 impl World {
     /// Brings every queue pair that is in RESET to RTS.
     fn connect(&mut self, setup: u8) {
-        let numbers = [0, 1].map(|side: usize| [0, 1].map(|queue: usize| self.ends[side].queues[queue].qp));
-        for side in 0..2 {
-            for queue in 0..2 {
-                let (qp, peer) = (numbers[side][queue], numbers[1 - side][queue]);
+        let numbers = [0, 1].map(|queue: usize| [0, 1].map(|side: usize| self.ends[side].queues[queue].qp));
+        for pair in numbers {
+            for side in 0..2 {
+                let (qp, peer) = (pair[side], pair[1 - side]);
                 let nic = &mut self.ends[side].nic;
                 if nic.qp_state(qp) != Ok(QpState::Reset) {
                     continue;
