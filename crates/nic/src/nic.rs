@@ -619,6 +619,11 @@ impl Nic {
                 }
             });
         }
+        let Self { timers, qps, live, .. } = self;
+        timers.prune(2 * *live as usize + 64, |time, qpn| {
+            let qp = qps.get(index_of(qpn)).and_then(|slot| slot.qp.as_deref());
+            qp.is_some_and(|qp| qp.qpn.0 == qpn && qp.timer_entry == Some(time))
+        });
         self.management.cm.handle_timeout(now);
         self.pump_cm();
     }

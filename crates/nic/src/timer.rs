@@ -31,6 +31,13 @@ impl Timers {
         self.heap.peek().map(|Reverse((time, _))| *time)
     }
 
+    /// Drops stale entries once there are more than `limit`: a deadline that moves earlier leaves one behind.
+    pub fn prune(&mut self, limit: usize, is_current: impl Fn(Time, u32) -> bool) {
+        if self.heap.len() > limit {
+            self.heap.retain(|Reverse((time, qpn))| is_current(*time, *qpn));
+        }
+    }
+
     /// The next entry that is due: the queue pair's number and the entry's time.
     pub fn pop(&mut self, now: Time) -> Option<(Time, u32)> {
         if self.next()? > now {

@@ -138,4 +138,26 @@ fn no_operation_allocates() {
         let name = ops.get(what).map_or(["RPC", "RPC WRITE"][what.saturating_sub(ops.len()).min(1)], |op| op.0);
         assert_eq!(ALLOCATIONS.load(Relaxed) - before, 0, "allocations in 200 x {name}");
     }
+    wait_for_a_receive(&mut p);
+}
+
+/// A peer without a receive costs two timers each round, one of them hours away: they must not pile up.
+fn wait_for_a_receive(p: &mut Pair) {
+    for side in [&mut p.a, &mut p.b] {
+        side.nic.to_reset(side.qp).expect("live");
+    }
+    p.connect(Setup { rts: RtsAttr { timeout: 31, ..RtsAttr::default() }, ..Setup::default() });
+    p.a.send(&SendWr::new(1, SendOp::Send, Data::Inline(b"a")));
+    let naks = |p: &Pair| p.b.nic.counters().rnr_naks;
+    let mut before = ALLOCATIONS.load(Relaxed);
+    for round in 0..10_000 {
+        settle(p);
+        p.now = p.a.nic.poll_timeout().expect("the RNR timer runs");
+        p.a.nic.handle_timeout(p.now);
+        if round == 1000 {
+            before = ALLOCATIONS.load(Relaxed);
+        }
+    }
+    assert!(naks(p) >= 9_999, "{}", naks(p));
+    assert_eq!(ALLOCATIONS.load(Relaxed) - before, 0, "allocations while waiting");
 }
