@@ -552,9 +552,10 @@ fn a_datagram_error_stops_the_send_queue_alone() {
     p.a.send(&SendWr::new(2, SendOp::Send, Data::List(&bad)).to(to).unsignaled());
     p.a.send(&SendWr::new(3, SendOp::Send, Data::Inline(b"a")).to(to).unsignaled());
     p.run(1000);
+    use WcStatus::*;
+    assert_eq!(p.a.statuses(), [(2, LocalProtection), (3, Flushed)]);
     p.a.send(&SendWr::new(4, SendOp::Send, Data::Inline(b"a")).to(to));
     p.run(1000);
-    use WcStatus::*;
     assert_eq!((p.a.statuses(), p.a.state()), (vec![(2, LocalProtection), (3, Flushed), (4, Flushed)], QpState::Sqe));
     p.a.nic.to_rts(p.a.qp, RtsAttr::default()).expect("SQE to RTS");
     p.b.recv(1, 0, 100);
