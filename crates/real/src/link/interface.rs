@@ -106,8 +106,8 @@ unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
 
 /// Asks by ioctl, which answers for the thread's network namespace; /sys would for that of its mount.
 fn describe(name: &str) -> io::Result<Interface> {
-    let socket = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))
-        .or_else(|_| std::net::UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)))?;
+    let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
+        .or_else(|_| std::net::UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)))?;
     let ask = |request| -> io::Result<libc::ifreq> {
         // SAFETY: an ifreq is plain integers, for which zero is valid.
         let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
