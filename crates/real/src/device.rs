@@ -21,7 +21,7 @@ use crate::link::{Link, LinkStats};
 
 /// How long after the last poll of a user the NIC thread stays away.
 const USER_QUIET: u64 = 100_000;
-/// How long the NIC thread naps while a user polls, or while a timer is armed.
+/// How long the NIC thread naps while a user polls.
 const NAP: Duration = Duration::from_millis(1);
 /// How long the NIC thread spins without work before it sleeps.
 const SPIN: u64 = 200_000;
@@ -44,8 +44,8 @@ struct Shared {
     local: IpAddr,
     /// When a user last drove the engine, in nanoseconds since the epoch.
     user_at: AtomicU64,
-    /// The NIC thread sleeps until something wakes it.
-    asleep: AtomicBool,
+    /// The NIC thread sleeps until this time or until something wakes it; 0 while it is awake.
+    asleep_until: AtomicU64,
     stop: AtomicBool,
     wake: OwnedFd,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -109,7 +109,7 @@ impl Device {
             epoch: Instant::now(),
             local,
             user_at: AtomicU64::new(0),
-            asleep: AtomicBool::new(false),
+            asleep_until: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             wake,
             thread: Mutex::new(None),
@@ -238,7 +238,8 @@ impl Drop for DeviceGuard<'_> {
     fn drop(&mut self) {
         // Work was left behind, or a timer started, that a sleeping NIC thread knows nothing about.
         let nic = &self.core.nic;
-        if self.shared.asleep.load(Ordering::Relaxed) && (nic.wants_transmit() || nic.poll_timeout().is_some()) {
+        let until = self.shared.asleep_until.load(Ordering::Relaxed);
+        if until != 0 && (nic.wants_transmit() || nic.poll_timeout().is_some_and(|t| t < until)) {
             self.shared.wake();
         }
     }
@@ -274,19 +275,19 @@ impl Shared {
             if core.progress(now, self.local) > 0 {
                 busy_at = now;
             } else if now.saturating_sub(busy_at) > SPIN && core.links.iter_mut().all(|l| l.arm()) {
-                let timeout = core.nic.poll_timeout().map(|_| NAP);
+                let deadline = core.nic.poll_timeout();
+                let timeout = deadline.map(|t| Duration::from_nanos(t.saturating_sub(now)));
                 fds.clear();
                 fds.push(self.wake.as_raw_fd());
                 core.links.iter().for_each(|l| l.wait_fds(&mut fds));
-                self.asleep.store(true, Ordering::SeqCst);
+                self.asleep_until.store(deadline.unwrap_or(u64::MAX).max(1), Ordering::SeqCst);
                 drop(core);
                 crate::sys::wait_readable(&fds, timeout);
-                self.asleep.store(false, Ordering::SeqCst);
+                self.asleep_until.store(0, Ordering::SeqCst);
                 let mut counter = [0; 8];
                 // Nothing to read when something else woke us.
                 let _ = rustix::io::read(&self.wake, &mut counter);
                 self.core.lock().links.iter_mut().for_each(|l| l.disarm());
-                busy_at = self.now();
             } else {
                 drop(core);
                 // There may be fewer cores than pollers.
