@@ -5,6 +5,7 @@ use std::net::UdpSocket;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -89,10 +90,17 @@ impl Drop for Node {
     }
 }
 
+/// Nodes and clients poll: two pairs on two cores would only get in each other's way.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 const QUICK: [&str; 4] = ["--records", "2000", "--seconds", "0.002"];
 
 #[test]
 fn compare_starts_a_node_measures_and_reports() {
+    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let args = [&["compare", "--json", "r.json", "--html", "r.html", "--seed", "7"], &QUICK[..]].concat();
     let table = succeeds(directory.path(), &args);
@@ -135,6 +143,7 @@ fn compare_starts_a_node_measures_and_reports() {
 
 #[test]
 fn compare_takes_the_users_records_and_trace() {
+    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, content: &str| std::fs::write(directory.path().join(name), content).unwrap();
     write("kv.tsv", "apple\tred\npear\tgreen\tor yellow\nplum\t\n");
@@ -154,6 +163,7 @@ fn compare_takes_the_users_records_and_trace() {
 
 #[test]
 fn a_node_serves_others_until_told_to_end() {
+    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     for signal in [Signal::INT, Signal::TERM] {
         let address = address();
@@ -170,6 +180,7 @@ fn a_node_serves_others_until_told_to_end() {
 
 #[test]
 fn an_interrupted_compare_ends_its_node() {
+    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let mut child = command(directory.path(), &["compare", "--records", "1000", "--seconds", "10", "--no-html"])
         .stderr(Stdio::piped())

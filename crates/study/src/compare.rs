@@ -24,11 +24,11 @@ const LISTS: u64 = 2048;
 /// Records of each value size, at most.
 const SIZED_RECORDS: u64 = 4096;
 /// Objects that the writer rewrites in turn.
-const OBJECTS: u32 = 8;
-/// GETs in a generated trace.
+const OBJECTS: u32 = 2;
+/// Most GETs in a generated trace, which starts again at its end.
 const TRACE: usize = 1 << 20;
 /// Keys of a generated trace of misses.
-const MISSES: usize = 1 << 16;
+const MISSES: usize = 1 << 14;
 /// Parts that the time for each figure is cut into.
 const SLICES: u32 = 4;
 /// Bytes handed over at a time when loading.
@@ -112,7 +112,7 @@ impl<'a> Store<'a> {
         let table = loader.table(records)?;
         let index = records.index();
         let hits = match user_trace {
-            None => Trace::hits(plan.distribution, records, TRACE, plan.seed),
+            None => generated(plan, records, plan.seed),
             Some(_) => Trace::default(),
         };
         let misses = Trace::misses(&index, MISSES, plan.seed);
@@ -121,7 +121,7 @@ impl<'a> Store<'a> {
         for bytes in VALUE_SIZES {
             let count = SIZED_RECORDS.min(records.len() as u64);
             let records = Records::generate(count, bytes as usize, plan.seed ^ bytes);
-            let trace = Trace::hits(plan.distribution, &records, TRACE >> 4, plan.seed ^ bytes);
+            let trace = generated(plan, &records, plan.seed ^ bytes);
             let table = loader.table(&records)?;
             sized.push(Sized { bytes, records, trace, table });
         }
@@ -159,6 +159,11 @@ impl<'a> Store<'a> {
     fn changing(&self, bytes: u64) -> Option<&(Objects, RemoteRegion)> {
         self.objects.iter().find(|(objects, _)| u64::from(objects.payload) == bytes)
     }
+}
+
+/// A trace long enough to touch what its distribution makes likely.
+fn generated(plan: &Plan, records: &Records, seed: u64) -> Trace {
+    Trace::hits(plan.distribution, records, (4 * records.len()).clamp(1 << 12, TRACE), seed)
 }
 
 /// Measures everything against a store that is loaded.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 pub use html::html;
 pub use table::table;
 
+use crate::format::count;
 use crate::machine::Machine;
 use crate::measure::{Link, Operation, Placement, Row};
 use crate::verdict::{Verdict, judge_all};
@@ -106,10 +107,24 @@ impl Report {
         self.rows.iter().map(|row| row.in_flight_1.verified + row.in_flight_64.verified).sum()
     }
 
+    /// What became of the user's trace.
+    fn trace_note(&self) -> Option<String> {
+        let Setup { trace, trace_gets, trace_expected_misses, .. } = &self.setup;
+        let file = trace.as_ref()?;
+        let rows = self.rows.iter().filter(|row| row.operation == Operation::GetTrace);
+        let least = rows.map(|row| row.in_flight_1.verified + row.in_flight_64.verified).min().unwrap_or(0);
+        let (gets, misses) = (count(*trace_gets), count(*trace_expected_misses));
+        let part = match least {
+            least if least >= *trace_gets => "replayed whole in every place".to_string(),
+            least => format!("of which the slowest place got to {}", count(least)),
+        };
+        Some(format!("{file}: {gets} GETs, {misses} of keys that are not in the store and were not found; {part}"))
+    }
+
     /// Where the records came from, as a sentence part.
     fn source(&self) -> String {
         let Setup { records, load, longest_value_bytes, .. } = &self.setup;
-        let count = crate::format::count(*records);
+        let count = count(*records);
         match load {
             Some(file) => format!("{count} records of {file}"),
             None => format!("{count} records of {longest_value_bytes} bytes"),

@@ -123,7 +123,7 @@ fn unit(rng: &mut ChaCha8Rng) -> f64 {
 
 /// A number uniform in 0..n. The bias is below n / 2^64.
 pub(crate) fn below(rng: &mut ChaCha8Rng, n: u64) -> u64 {
-    (u128::from(rng.next_u64()) * u128::from(n) >> 64) as u64
+    ((u128::from(rng.next_u64()) * u128::from(n)) >> 64) as u64
 }
 
 #[cfg(test)]

@@ -33,6 +33,18 @@ pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
+/// Words that name a place, in its colour.
+fn with_names(text: &str) -> String {
+    let word = |word: &str| {
+        let name = word.trim_end_matches([',', ':', ';']);
+        match Placement::ALL.iter().find(|placement| placement.name() == name) {
+            Some(_) => format!("<b class=\"{name}\">{name}</b>{}", &word[name.len()..]),
+            None => word.to_string(),
+        }
+    };
+    text.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
 fn head(page: &mut String, report: &Report) {
     let links: Vec<String> = report.links().into_iter().map(|link| link_name(link).to_string()).collect();
     let _ = writeln!(
@@ -86,7 +98,7 @@ fn in_short(page: &mut String, report: &Report) {
         let _ = write!(page, "<tr><td>{}</td>", escape(operation.title()));
         for &link in &links {
             let found = summaries.iter().find(|s| (s.operation, s.link) == (operation, link));
-            let _ = write!(page, "<td>{}</td>", escape(found.map_or("", |s| &s.line)));
+            let _ = write!(page, "<td>{}</td>", with_names(&escape(found.map_or("", |s| &s.line))));
         }
         page.push_str("</tr>\n");
     }
@@ -165,21 +177,25 @@ fn caption(report: &Report, operation: Operation) -> String {
                 n => format!("{} updates a second", count(n.into())),
             }
         ),
-        _ => "Median latency of a GET, by the size of the value, as in figure 8 of StRoM (EuroSys 2020).".into(),
+        _ => "Median latency of a GET of generated records, by the size of the value, as in figure 8 of StRoM \
+              (EuroSys 2020)."
+            .into(),
     };
-    format!("{what} Bars run from the 1st to the 99th percentile; one operation in flight; both axes are logarithmic.")
+    format!(
+        "{what} Bars run from the 1st to the 99th percentile, some out of the plot; one operation in flight; both axes are logarithmic."
+    )
 }
 
 fn table(page: &mut String, report: &Report, operation: Operation, rows: &[Row]) {
     let rereads = operation == Operation::ConsistentGet;
     let unit = operation.unit().unwrap_or("");
-    let _ = write!(
+    let _ = writeln!(
         page,
         "<table><thead><tr><th>{unit}</th><th class=\"t\">link</th><th class=\"t\">place</th>\
          <th>p50<br>µs</th><th>p99<br>µs</th><th>p99.9<br>µs</th><th>ops/s<br>1 in flight</th>\
          <th>ops/s<br>64 in flight</th><th>p99 µs<br>64 in flight</th><th>round trips<br>per op</th>\
          <th>wire bytes<br>per op</th><th>client CPU<br>ns/op at 64</th><th>node CPU<br>ns/op at 64</th>{}\
-         </tr></thead><tbody>\n",
+         </tr></thead><tbody>",
         if rereads { "<th>re-reads<br>per op</th>" } else { "" }
     );
     for group in groups(rows) {
@@ -194,8 +210,11 @@ fn table(page: &mut String, report: &Report, operation: Operation, rows: &[Row])
         }
         if let Some(verdict) = verdict {
             let span = 12 + usize::from(rereads);
-            let _ =
-                writeln!(page, "<tr class=\"why\"><td></td><td colspan=\"{span}\">{}</td></tr>", escape(&verdict.line));
+            let _ = writeln!(
+                page,
+                "<tr class=\"why\"><td></td><td colspan=\"{span}\">{}</td></tr>",
+                with_names(&escape(&verdict.line))
+            );
         }
     }
     page.push_str("</tbody></table>");
@@ -253,9 +272,8 @@ fn conditions(page: &mut String, report: &Report) {
         ("Loading", format!("{:.1} s", setup.load_s)),
         ("Measuring", format!("{:.1} s, {} s for each number in flight", setup.measure_s, setup.cell_s)),
     ];
-    if let Some(trace) = &setup.trace {
-        let (gets, misses) = (count(setup.trace_gets), count(setup.trace_expected_misses));
-        facts.insert(11, ("Trace", format!("{}: {gets} GETs, {misses} of absent keys", escape(trace))));
+    if let Some(note) = report.trace_note() {
+        facts.push(("Trace", escape(&note)));
     }
     page.push_str("<h2>Conditions</h2>\n<div class=\"card\"><dl>\n");
     for (name, value) in facts {

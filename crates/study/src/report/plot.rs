@@ -16,6 +16,8 @@ const LABEL_STEP: f64 = 15.0;
 /// Lines stand this far beside each other, so that error bars do not hide each other.
 const DODGE: f64 = 5.0;
 const BAR: f64 = 17.0;
+/// Error bars beyond so many times the medians leave the plot.
+const FAR: f64 = 4.0;
 
 /// One line of a line plot.
 pub struct Series {
@@ -38,12 +40,15 @@ pub struct Point {
     pub high: f64,
 }
 
-/// The lowest and the highest value of lines, with room around: plots side by side share it.
+/// The lowest and the highest value of lines, with room around: plots side by side share it. Error bars that reach far
+/// beyond all medians do not count: they leave the plot, so that the medians keep their room.
 pub fn range<'a>(series: impl Iterator<Item = &'a Series>) -> (f64, f64) {
-    let points = series.flat_map(|s| &s.points);
-    let (low, high) = points.fold((f64::MAX, 1.0), |(low, high), p| (p.low.min(low), p.high.max(high)));
-    let low = low.clamp(1.0, high);
-    (low / 1.15, high * 1.15)
+    let points: Vec<&Point> = series.flat_map(|s| &s.points).collect();
+    let [low, median, high] = [|p: &Point| p.low, |p: &Point| p.median, |p: &Point| p.high]
+        .map(|of| points.iter().map(|p| of(p)).fold((f64::MAX, 1.0f64), |(l, h), v| (v.min(l), v.max(h))));
+    let top = high.1.min(median.1 * FAR);
+    let bottom = low.0.max(median.0 / FAR).clamp(1.0, top);
+    (bottom / 1.15, top * 1.15)
 }
 
 /// Latency against list length or value size, logarithmic both ways, with error bars from the 1st to the 99th
@@ -101,14 +106,13 @@ fn draw_line(svg: &mut String, line: &Series, x_at: &dyn Fn(u64) -> f64, y_at: &
             time(point.low),
             time(point.high),
         );
-        let (top, bottom) = (y_at(point.high), y_at(point.low));
-        let _ = write!(svg, r#"<g><title>{about}</title>"#);
-        let _ = write!(
-            svg,
-            r#"<path class="spread" d="M{x:.1} {top:.1}V{bottom:.1}M{:.1} {top:.1}h6M{:.1} {bottom:.1}h6"/>"#,
-            x - 3.0,
-            x - 3.0
-        );
+        let (top, bottom) = (y_at(point.high).max(0.0), y_at(point.low).min(HEIGHT - BOTTOM));
+        let _ = write!(svg, r#"<g><title>{about}</title><path class="spread" d="M{x:.1} {top:.1}V{bottom:.1}"#);
+        // A bar that leaves the plot has no end there.
+        for end in [top, bottom].into_iter().filter(|&end| end > 0.0 && end < HEIGHT - BOTTOM) {
+            let _ = write!(svg, "M{:.1} {end:.1}h6", x - 3.0);
+        }
+        svg.push_str(r#""/>"#);
         let _ = write!(svg, "{}</g>", marker(line.placement, x, y));
     }
     svg.push_str("</g>");

@@ -64,6 +64,9 @@ pub fn table(report: &Report) -> String {
         time(machine.core_to_core_before_ns),
         time(machine.core_to_core_after_ns),
     );
+    if let Some(note) = report.trace_note() {
+        wrap(&mut out, 0, "Trace ", &note);
+    }
     if let Some(remark) = machine.remark() {
         let _ = writeln!(out, "{remark}");
     }

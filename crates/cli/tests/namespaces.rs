@@ -1,0 +1,91 @@
+//! A node and a client on two machines, or what comes closest: two network namespaces joined by a veth pair.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+const NODE: &str = "10.213.7.1";
+const CLIENT: &str = "10.213.7.2";
+
+/// Two namespaces, gone with the value.
+struct Namespaces {
+    node: String,
+    client: String,
+}
+
+impl Namespaces {
+    /// `None`, with the reason printed, where the system does not allow it.
+    fn new() -> Option<Self> {
+        let id = std::process::id();
+        let (node, client) = (format!("remora-node-{id}"), format!("remora-client-{id}"));
+        let this = Self { node, client };
+        let (node, client) = (&this.node, &this.client);
+        let commands = [
+            format!("netns add {node}"),
+            format!("netns add {client}"),
+            format!("link add veth0 netns {node} type veth peer name veth0 netns {client}"),
+            format!("-n {node} addr add {NODE}/24 dev veth0"),
+            format!("-n {client} addr add {CLIENT}/24 dev veth0"),
+            format!("-n {node} link set veth0 up"),
+            format!("-n {client} link set veth0 up"),
+        ];
+        for command in commands {
+            let result = Command::new("ip").args(command.split(' ')).output();
+            let reason = match result {
+                Ok(output) if output.status.success() => continue,
+                Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+                Err(e) => e.to_string(),
+            };
+            eprintln!("not tested: `ip {command}` says {reason}");
+            return None;
+        }
+        Some(this)
+    }
+
+    fn remora(namespace: &str, args: &[&str]) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", namespace, env!("CARGO_BIN_EXE_remora")]).args(args).stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for namespace in [&self.node, &self.client] {
+            let _ = Command::new("ip").args(["netns", "del", namespace]).stderr(Stdio::null()).status();
+        }
+    }
+}
+
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn compare_runs_between_two_namespaces() {
+    let Some(namespaces) = Namespaces::new() else { return };
+    for links in [&[][..], &["--links", "packet"]] {
+        let packet = links.contains(&"packet");
+        let args = [&["node", "--listen", NODE][..], if packet { &["--packet"][..] } else { &[] }].concat();
+        let mut node = Namespaces::remora(&namespaces.node, &args).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(node.stdout.take().unwrap());
+        // `ip netns exec` becomes the command, so this ends the node itself.
+        let _ended = Ended(node);
+        let ready = output.lines().map_while(Result::ok).next();
+        assert_eq!(ready, Some(format!("remora node ready at {NODE}")));
+
+        let args = ["compare", "--node", NODE, "--no-html", "--records", "2000", "--seconds", "0.002"];
+        let output = Namespaces::remora(&namespaces.client, &[&args[..], links].concat()).output().unwrap();
+        let (table, message) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{links:?}: {message}");
+        let link = if packet { "packet" } else { "udp" };
+        assert!(table.contains(&format!("list over {link}: ")) && table.contains("every result verified"), "{table}");
+        assert!(!table.contains(" over shm"), "no shared memory between two machines");
+        // Left to itself the command tries shared memory, and says that there is none.
+        assert_eq!(message.contains("without shared memory"), links.is_empty(), "{message}");
+    }
+}
