@@ -6,8 +6,8 @@ use std::future::poll_fn;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
-/// Regions remembered, so that an access takes no lock.
-const CACHED: usize = 8;
+/// Regions remembered, so that an access takes no lock. Others are looked up each time.
+const CACHED: usize = 32;
 /// Bytes of an access that are prefetched; what follows is left to the hardware.
 const PREFETCH_BYTES: usize = 1024;
 
@@ -27,7 +27,8 @@ struct Domain {
     registry: Arc<Registry>,
     pd: Pd,
     prefetching: bool,
-    regions: [OnceLock<Arc<Region>>; CACHED],
+    /// By key, filled from the front.
+    regions: [OnceLock<(u32, Arc<Region>)>; CACHED],
 }
 
 impl HostMemory {
@@ -66,71 +67,98 @@ impl HostMemory {
         Arc::ptr_eq(&self.0.domain, &other.0.domain)
     }
 
-    /// Whether the cache is full or holds deregistered regions, whose memory it keeps mapped. The
-    /// next call should have a fresh one.
+    /// Whether the cache holds deregistered regions, and so keeps their memory mapped.
     #[inline]
     pub(crate) fn is_stale(&self) -> bool {
-        let full = self.0.domain.regions[CACHED - 1].get().is_some();
-        full || self.0.domain.cached().any(|region| !region.is_valid())
+        self.0.domain.cached().any(|(_, region)| !region.is_valid())
     }
 
-    /// One access: prefetches and lets other tasks run meanwhile, if told to, then does it.
+    /// One access: begins at once, and when prefetching lets other tasks run before it copies.
     ///
-    /// By hand rather than an `async fn`: one state machine fewer to step through.
-    #[inline]
-    fn access<T>(
+    /// By hand rather than an `async fn`, and inlined, so that the compiler builds the future where
+    /// it stays: moving one that was written in parts stalls the core.
+    #[inline(always)]
+    fn access<T: Copy>(
         &self,
         key: u32,
         (va, len): (u64, usize),
         need: Access,
         mut access: impl FnMut(&Region) -> Result<T, AccessError>,
     ) -> impl Future<Output = Result<T, Fault>> {
-        let Inner { domain, budget } = &*self.0;
-        let mut prefetched: Option<&Region> = None;
-        poll_fn(move |cx| {
-            if let Some(region) = prefetched {
-                return Poll::Ready(access(region).map_err(fault));
+        let begun = match self.find(key, (va, len), need) {
+            Ok(Some(region)) if self.0.domain.prefetching => {
+                region.prefetch(va, len.min(PREFETCH_BYTES));
+                Begun::Prefetched(region)
             }
-            budget.spend(len)?;
-            let Some(region) = domain.find(key).or_else(|| domain.look_up(key)) else {
-                // None, or none that the cache has room for.
-                let region = domain.registry.lookup(key).ok_or(Fault::Access)?;
-                region.check(domain.pd, va, len as u64, need).map_err(fault)?;
-                return Poll::Ready(access(&region).map_err(fault));
-            };
-            region.check(domain.pd, va, len as u64, need).map_err(fault)?;
-            if !domain.prefetching {
-                return Poll::Ready(access(region).map_err(fault));
+            Ok(Some(region)) => Begun::Done(access(region).map_err(fault)),
+            Ok(None) => Begun::Done(self.access_uncached(key, (va, len), need, &mut access)),
+            Err(fault) => Begun::Done(Err(fault)),
+        };
+        let mut gave_way = false;
+        poll_fn(move |cx| match begun {
+            Begun::Done(result) => Poll::Ready(result),
+            Begun::Prefetched(region) if gave_way => Poll::Ready(access(region).map_err(fault)),
+            Begun::Prefetched(_) => {
+                gave_way = true;
+                cx.waker().wake_by_ref();
+                Poll::Pending
             }
-            region.prefetch(va, len.min(PREFETCH_BYTES));
-            prefetched = Some(region);
-            cx.waker().wake_by_ref();
-            Poll::Pending
         })
+    }
+
+    /// The region for an access that is paid for and allowed, unless the cache has no room for it.
+    #[inline]
+    fn find(&self, key: u32, (va, len): (u64, usize), need: Access) -> Result<Option<&Region>, Fault> {
+        let Inner { domain, budget } = &*self.0;
+        budget.spend(len)?;
+        let Some(region) = domain.find(key).or_else(|| domain.look_up(key)) else {
+            return Ok(None);
+        };
+        region.check(domain.pd, va, len as u64, need).map_err(fault)?;
+        Ok(Some(region))
+    }
+
+    #[cold]
+    fn access_uncached<T>(
+        &self,
+        key: u32,
+        (va, len): (u64, usize),
+        need: Access,
+        access: &mut dyn FnMut(&Region) -> Result<T, AccessError>,
+    ) -> Result<T, Fault> {
+        let Domain { registry, pd, .. } = &*self.0.domain;
+        let region = registry.lookup(key).ok_or(Fault::Access)?;
+        region.check(*pd, va, len as u64, need).and_then(|()| access(&region)).map_err(fault)
     }
 }
 
+/// How far an access got before its first turn.
+#[derive(Clone, Copy)]
+enum Begun<'a, T> {
+    Done(Result<T, Fault>),
+    Prefetched(&'a Region),
+}
+
 impl Domain {
-    fn cached(&self) -> impl Iterator<Item = &Arc<Region>> {
+    fn cached(&self) -> impl Iterator<Item = &(u32, Arc<Region>)> {
         self.regions.iter().map_while(|slot| slot.get())
     }
 
     /// The region, if it is in the cache.
     #[inline]
     fn find(&self, key: u32) -> Option<&Region> {
-        let region = self.cached().find(|region| region.key() == key)?;
-        region.is_valid().then_some(region)
+        self.cached().find(|(cached, region)| *cached == key && region.is_valid()).map(|(_, region)| &**region)
     }
 
-    /// Puts the region in the cache, unless that is full or has one with this key, since
-    /// deregistered. Other domains' stay out: a cache would keep their memory mapped to no use.
+    /// Puts the region in the cache, unless that is full. Other domains' stay out: a cache would
+    /// keep their memory mapped to no use.
     #[cold]
     fn look_up(&self, key: u32) -> Option<&Region> {
         let mut region = self.registry.lookup(key).filter(|region| region.pd() == self.pd)?;
         for slot in &self.regions {
-            match slot.set(region) {
+            match slot.set((key, region)) {
                 Ok(()) => return self.find(key),
-                Err(back) => region = back,
+                Err((_, back)) => region = back,
             }
         }
         None
@@ -138,7 +166,7 @@ impl Domain {
 }
 
 impl Memory for HostMemory {
-    #[inline]
+    #[inline(always)]
     fn read(&self, key: u32, va: u64, out: &mut [u8]) -> impl Future<Output = Result<(), Fault>> {
         self.access(key, (va, out.len()), Access::REMOTE_READ, move |region| region.read(va, out))
     }
@@ -251,7 +279,7 @@ mod tests {
     fn deregistered_regions_are_gone_and_many_are_no_trouble() {
         let (registry, pd) = registry();
         let mut memory = HostMemory::new(registry.clone(), pd, false, Limits::default());
-        let regions: Vec<_> = (0..3 * CACHED).map(|_| region(&registry, pd, ALL)).collect();
+        let regions: Vec<_> = (0..2 * CACHED).map(|_| region(&registry, pd, ALL)).collect();
         let read = |memory: &HostMemory, key| drive(memory.read(key, 0, &mut [0])).0;
         for round in 0..2 {
             for region in &regions {

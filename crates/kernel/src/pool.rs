@@ -30,12 +30,20 @@ impl<F: Future> Pool<F> {
     /// Takes `task` in, or gives it back if the pool is full.
     #[inline]
     pub fn try_spawn(&mut self, task: F) -> Result<(), F> {
-        let Some(slot) = self.free.pop() else {
+        if self.is_full() {
             return Err(task);
-        };
-        self.slots[slot as usize].set(Some(task));
-        self.live.push(slot);
+        }
+        self.spawn_with(|| task);
         Ok(())
+    }
+
+    /// Takes in what `task` makes, without moving it once more; does nothing if the pool is full.
+    #[inline]
+    pub(crate) fn spawn_with(&mut self, task: impl FnOnce() -> F) {
+        if let Some(slot) = self.free.pop() {
+            self.live.push(slot);
+            self.slots[slot as usize].set(Some(task()));
+        }
     }
 
     /// Polls every task once, in turn, and hands the results of those that are done to `done`.

@@ -67,8 +67,7 @@ where
         if self.pool.is_full() {
             return Err(call);
         }
-        let spawned = self.pool.try_spawn((self.task)(call));
-        debug_assert!(spawned.is_ok(), "a slot was free");
+        self.pool.spawn_with(|| (self.task)(call));
         Ok(())
     }
 
@@ -101,7 +100,7 @@ pub fn host_runner(
         (call, status, memory)
     };
     let domains = Vec::with_capacity(DOMAINS);
-    let memories = Memories { registry, prefetching, limits, domains };
+    let memories = Memories { registry, prefetching, limits, domains, turn: 0 };
     Box::new(HostRunner { pool: Pool::new(capacity), task, memories })
 }
 
@@ -122,13 +121,13 @@ where
             return Err(call);
         }
         let memory = call.pd.map(|pd| self.memories.take(pd));
-        let spawned = self.pool.try_spawn((self.task)(call, memory));
-        debug_assert!(spawned.is_ok(), "a slot was free");
+        self.pool.spawn_with(|| (self.task)(call, memory));
         Ok(())
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(Call, Status)) -> usize {
         let memories = &mut self.memories;
+        memories.refresh();
         self.pool.poll(|(call, status, memory)| {
             if let Some(memory) = memory {
                 memories.put_back(memory);
@@ -153,6 +152,8 @@ struct Memories {
     prefetching: bool,
     limits: Limits,
     domains: Vec<Domain>,
+    /// The domain whose cache was looked at last.
+    turn: usize,
 }
 
 struct Domain {
@@ -174,16 +175,24 @@ impl Memories {
             }
         }
         let Domain { memory, spare } = &mut self.domains[0];
-        if memory.is_stale() {
-            *memory = memory.fresh(self.limits);
-            spare.clear();
-        }
         match spare.pop() {
             Some(mut memory) => {
                 memory.renew(self.limits);
                 memory
             }
             None => memory.another(self.limits),
+        }
+    }
+
+    /// Renews the next domain's cache in turn, if it is stale.
+    #[inline]
+    fn refresh(&mut self) {
+        self.turn = if self.turn + 1 < self.domains.len() { self.turn + 1 } else { 0 };
+        if let Some(Domain { memory, spare }) = self.domains.get_mut(self.turn)
+            && memory.is_stale()
+        {
+            *memory = memory.fresh(self.limits);
+            spare.clear();
         }
     }
 

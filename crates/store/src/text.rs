@@ -86,3 +86,36 @@ fn hash_of(key: &[u8], seed: u64) -> u64 {
     let step = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
     hash::mix(key.iter().fold(start, step))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_with_one_hash_are_both_named() {
+        let mut builder = Builder::new(1);
+        builder.insert(b"apple", b"1").unwrap();
+        // A record under the hash of another key, as a collision would bring it about.
+        builder.table.insert(hash_of(b"apple", 1), b"\x04\0\0\0pear2").unwrap();
+        let error = builder.build().err().unwrap();
+        assert_eq!(error, Error::Collision(b"apple".to_vec(), b"pear".to_vec()));
+        assert!(error.to_string().starts_with(r#"keys "apple" and "pear" have the same 64-bit hash"#));
+    }
+
+    #[test]
+    fn replies_of_any_bytes_are_safe() {
+        assert_eq!(value(b"\x01\0\0\0kvalue", b"k"), Some(&b"value"[..]));
+        assert_eq!(value(b"\x00\0\0\0", b""), Some(&b""[..]));
+        for reply in [&b""[..], b"\x01\0\0", b"\x09\0\0\0short", b"\xff\xff\xff\xff"] {
+            assert_eq!(value(reply, b"short"), None);
+        }
+    }
+
+    #[test]
+    fn hashes_depend_on_seed_and_every_byte() {
+        let hashes: Vec<u64> =
+            [(&b"a"[..], 1), (b"b", 1), (b"a", 2), (b"", 1), (b"a\0", 1)].map(|(key, seed)| hash_of(key, seed)).into();
+        let distinct: std::collections::HashSet<_> = hashes.iter().collect();
+        assert_eq!(distinct.len(), hashes.len());
+    }
+}
