@@ -105,11 +105,12 @@ impl Requester {
         psn
     }
 
-    /// The local ACK timeout (sections 9.9.2.1.1 and 12.7.34), doubled with each retry up to eightfold: a peer whose
-    /// process waits for a core is late, not dead. At the usual settings a dead one is noticed after some 3 s.
+    /// The local ACK timeout (sections 9.9.2.1.1 and 12.7.34), doubled with each retry up to fourfold, which the
+    /// specification allows: a peer whose process waits for a core is late, not dead. At the usual settings a dead one
+    /// is noticed after 1.8 s.
     fn timeout(&self) -> Option<Time> {
         let used = self.attr.retry_count.saturating_sub(self.retries);
-        (self.attr.timeout != 0).then(|| (4096u64 << self.attr.timeout.min(31)) << used.min(3))
+        (self.attr.timeout != 0).then(|| (4096u64 << self.attr.timeout.min(31)) << used.min(2))
     }
 }
 

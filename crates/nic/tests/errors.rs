@@ -369,8 +369,8 @@ fn a_silent_peer_ends_in_retry_exceeded() {
         assert_eq!(sent, 1 + usize::from(retry_count));
         let done: Vec<_> = bare.side.take_done().iter().map(|wc| (wc.wr_id, wc.status)).collect();
         assert_eq!(done, [(1, WcStatus::RetryExceeded), (2, WcStatus::Flushed)]);
-        let waited: u64 = (0..=retry_count).map(|n| (4096 << 10) << n.min(3)).sum();
-        assert_eq!(bare.now, waited, "4.096 us x 2^10, doubled up to eightfold");
+        let waited: u64 = (0..=retry_count).map(|n| (4096 << 10) << n.min(2)).sum();
+        assert_eq!(bare.now, waited, "4.096 us x 2^10, doubled up to fourfold");
     }
 }
 

@@ -42,9 +42,9 @@ pub enum Goal {
 }
 
 impl BenchRow {
-    fn new(what: impl Into<String>, (value, unit): (f64, &'static str), peer: (&str, f64), goal: Option<Goal>) -> Self {
-        let (peer, peer_value) = (peer.0.to_string(), peer.1);
-        Self { what: what.into(), value, unit, peer, peer_value, ratio: value / peer_value, goal }
+    fn new(what: impl Into<String>, unit: &'static str, peer: &str, figures: Figures, goal: Option<Goal>) -> Self {
+        let Figures { value, peer_value, ratio } = figures;
+        Self { what: what.into(), value, unit, peer: peer.to_string(), peer_value, ratio, goal }
     }
 
     /// Whether the goal is met; `None` without a goal.
@@ -77,74 +77,46 @@ const LARGE: usize = 64 << 10;
 const SPAN: usize = 64 << 20;
 /// Round trips per latency figure.
 const ROUNDS: usize = 20_000;
+/// How long one throughput measurement runs.
+const TIME: Duration = Duration::from_millis(300);
+/// How often Remora and its peer take turns.
+const TURNS: usize = 3;
+
+/// Remora's figure and its peer's, each the median of several rounds, and the median of the rounds' ratios.
+#[derive(Clone, Copy)]
+struct Figures {
+    value: f64,
+    peer_value: f64,
+    ratio: f64,
+}
+
+/// Measures both in turn: what disturbs the machine for longer than a round disturbs both.
+fn beside(
+    mut value: impl FnMut() -> Result<f64, Error>,
+    mut peer: impl FnMut() -> Result<f64, Error>,
+) -> Result<Figures, Error> {
+    let (mut values, mut peers, mut ratios) = ([0.0; TURNS], [0.0; TURNS], [0.0; TURNS]);
+    for turn in 0..TURNS {
+        peers[turn] = peer()?;
+        values[turn] = value()?;
+        ratios[turn] = values[turn] / peers[turn];
+    }
+    let median = |figures: &mut [f64; TURNS]| {
+        figures.sort_unstable_by(f64::total_cmp);
+        figures[TURNS / 2]
+    };
+    Ok(Figures { value: median(&mut values), peer_value: median(&mut peers), ratio: median(&mut ratios) })
+}
 
 /// Measures everything. `progress` is told what is being measured, and how far along it is from 0 to 1.
 pub fn run(progress: &mut dyn FnMut(&str, f64)) -> Result<BenchReport, Error> {
     let probe = Probe::default();
-    let time = Duration::from_millis(500);
-    let system = |what| move |source| Error::System { what, source };
     let mut rows = Vec::new();
     progress("core to core", 0.0);
     let before = probe.cache_line_ns();
-    {
-        let bench = Bench::new(BenchLink::Udp)?;
-        progress("raw UDP ping-pong", 0.05);
-        let raw = probe.udp_ns(SMALL).map_err(system("the raw UDP ping-pong"))?;
-        progress("WRITE and READ over UDP", 0.1);
-        let peer = ("raw UDP ping-pong, busy polling", raw);
-        let goal = Some(Goal::RatioAtMost(1.3));
-        rows.push(BenchRow::new(
-            "udp: 64 B WRITE ping-pong",
-            (bench.write_ping_pong(SMALL, ROUNDS)?, "ns"),
-            peer,
-            goal,
-        ));
-        rows.push(BenchRow::new("udp: 64 B READ", (bench.read_latency(SMALL, ROUNDS)?, "ns"), peer, goal));
-        progress("throughput over UDP", 0.25);
-        let packet = 4096 + 16;
-        let raw = probe.udp_stream(packet, LARGE).map_err(system("the raw UDP stream"))?.bytes_per_s / 1e9;
-        let large = bench.write_rate(LARGE, LARGE, time)? * LARGE as f64 / 1e9;
-        let peer = ("raw GSO/GRO sender and receiver", raw);
-        rows.push(BenchRow::new("udp: 64 KB WRITEs", (large, "GB/s"), peer, Some(Goal::RatioAtLeast(0.6))));
-        let raw = probe.udp_stream(96, LARGE).map_err(system("the raw UDP stream"))?.packets_per_s / 1e6;
-        let small = bench.write_rate(SMALL, 1 << 20, time)? / 1e6;
-        let peer = ("raw GSO/GRO, 96 B datagrams", raw);
-        rows.push(BenchRow::new("udp: 64 B WRITEs, 64 in flight", (small, "M/s"), peer, Some(Goal::ValueAtLeast(2.5))));
-    }
-    {
-        let bench = Bench::new(BenchLink::Shm)?;
-        progress("raw ring ping-pong", 0.5);
-        let raw = probe.ring_ns();
-        progress("WRITE and READ over shared memory", 0.55);
-        let peer = ("raw ring ping-pong of a 64 B line", raw);
-        let goal = Some(Goal::RatioAtMost(2.5));
-        rows.push(BenchRow::new(
-            "shm: 64 B WRITE ping-pong",
-            (bench.write_ping_pong(SMALL, ROUNDS)?, "ns"),
-            peer,
-            goal,
-        ));
-        rows.push(BenchRow::new("shm: 64 B READ", (bench.read_latency(SMALL, ROUNDS)?, "ns"), peer, None));
-        progress("throughput over shared memory", 0.65);
-        let goal = Some(Goal::RatioAtLeast(0.5));
-        for (what, peer, span) in [
-            ("shm: 64 KB WRITEs, one buffer", "memcpy of 64 KB in cache", LARGE),
-            ("shm: 64 KB WRITEs over 64 MB", "memcpy over 64 MB", SPAN),
-        ] {
-            let raw = probe.memcpy_bytes_per_s(span) / 1e9;
-            let large = bench.write_rate(LARGE, span, time)? * LARGE as f64 / 1e9;
-            rows.push(BenchRow::new(what, (large, "GB/s"), (peer, raw), goal));
-        }
-        let small = bench.write_rate(SMALL, 1 << 20, time)? / 1e6;
-        let peer = ("one line a raw ring round trip", 1e3 / raw);
-        rows.push(BenchRow::new(
-            "shm: 64 B WRITEs, 64 in flight",
-            (small, "M/s"),
-            peer,
-            Some(Goal::ValueAtLeast(12.0)),
-        ));
-    }
-    progress("ucx_perftest", 0.85);
+    udp(&probe, &mut rows, progress)?;
+    shm(&probe, &mut rows, progress)?;
+    progress("ucx_perftest", 0.8);
     let ucx = ucx();
     compare_with_ucx(&mut rows, &ucx);
     progress("core to core", 0.98);
@@ -153,20 +125,80 @@ pub fn run(progress: &mut dyn FnMut(&str, f64)) -> Result<BenchReport, Error> {
     Ok(BenchReport { core_to_core_ns: (before, after), rows, ucx })
 }
 
+/// Bytes a second to GB/s, or a second to millions.
+fn giga(rate: f64, bytes: usize) -> f64 {
+    rate * bytes as f64 / 1e9
+}
+
+fn udp(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut dyn FnMut(&str, f64)) -> Result<(), Error> {
+    let bench = Bench::new(BenchLink::Udp)?;
+    let raw = || probe.udp_ns(SMALL).map_err(|source| Error::System { what: "the raw UDP ping-pong", source });
+    let stream = |datagram| {
+        probe.udp_stream(datagram, LARGE).map_err(|source| Error::System { what: "the raw UDP stream", source })
+    };
+    progress("WRITE and READ over UDP", 0.05);
+    let peer = "raw UDP ping-pong, busy polling";
+    let goal = Some(Goal::RatioAtMost(1.3));
+    let figures = beside(|| bench.write_ping_pong(SMALL, ROUNDS), raw)?;
+    rows.push(BenchRow::new("udp: 64 B WRITE ping-pong", "ns", peer, figures, goal));
+    let figures = beside(|| bench.read_latency(SMALL, ROUNDS), raw)?;
+    rows.push(BenchRow::new("udp: 64 B READ", "ns", peer, figures, goal));
+    progress("throughput over UDP", 0.25);
+    let large = || Ok(giga(bench.write_rate(LARGE, LARGE, TIME)?, LARGE));
+    // A packet of the largest MTU: BTH, 4096 bytes of payload, ICRC.
+    let figures = beside(large, || Ok(stream(4096 + 16)?.bytes_per_s / 1e9))?;
+    let peer = "raw GSO/GRO sender and receiver";
+    rows.push(BenchRow::new("udp: 64 KB WRITEs", "GB/s", peer, figures, Some(Goal::RatioAtLeast(0.6))));
+    let small = || Ok(bench.write_rate(SMALL, 1 << 20, TIME)? / 1e6);
+    let figures = beside(small, || Ok(stream(96)?.packets_per_s / 1e6))?;
+    let peer = "raw GSO/GRO, 96 B datagrams";
+    rows.push(BenchRow::new("udp: 64 B WRITEs, 64 in flight", "M/s", peer, figures, Some(Goal::ValueAtLeast(2.5))));
+    Ok(())
+}
+
+fn shm(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut dyn FnMut(&str, f64)) -> Result<(), Error> {
+    let bench = Bench::new(BenchLink::Shm)?;
+    progress("WRITE and READ over shared memory", 0.45);
+    let peer = "raw ring ping-pong of a 64 B line";
+    let raw = || Ok(probe.ring_ns());
+    let figures = beside(|| bench.write_ping_pong(SMALL, ROUNDS), raw)?;
+    rows.push(BenchRow::new("shm: 64 B WRITE ping-pong", "ns", peer, figures, Some(Goal::RatioAtMost(2.5))));
+    let figures = beside(|| bench.read_latency(SMALL, ROUNDS), raw)?;
+    rows.push(BenchRow::new("shm: 64 B READ", "ns", peer, figures, None));
+    progress("throughput over shared memory", 0.6);
+    for (what, peer, span) in [
+        ("shm: 64 KB WRITEs, one buffer", "memcpy of 64 KB in cache", LARGE),
+        ("shm: 64 KB WRITEs over 64 MB", "memcpy over 64 MB", SPAN),
+    ] {
+        let large = || Ok(giga(bench.write_rate(LARGE, span, TIME)?, LARGE));
+        let figures = beside(large, || Ok(probe.memcpy_bytes_per_s(span) / 1e9))?;
+        rows.push(BenchRow::new(what, "GB/s", peer, figures, Some(Goal::RatioAtLeast(0.5))));
+    }
+    let small = || Ok(bench.write_rate(SMALL, 1 << 20, TIME)? / 1e6);
+    let figures = beside(small, || Ok(1e3 / probe.ring_ns()))?;
+    let peer = "one line a raw ring round trip";
+    rows.push(BenchRow::new("shm: 64 B WRITEs, 64 in flight", "M/s", peer, figures, Some(Goal::ValueAtLeast(12.0))));
+    Ok(())
+}
+
 /// Remora beside UCX: put latency is half a ping-pong, as `ucx_perftest` counts it.
 fn compare_with_ucx(rows: &mut Vec<BenchRow>, ucx: &[UcxRow]) {
     let find = |rows: &[BenchRow], what: &str| rows.iter().find(|r| r.what == what).map(|r| r.value);
     let mut beside = Vec::new();
+    let mut push = |what: &str, unit, peer, value: f64, peer_value: f64, goal| {
+        let figures = Figures { value, peer_value, ratio: value / peer_value };
+        beside.push(BenchRow::new(what, unit, peer, figures, Some(goal)));
+    };
     for row in ucx {
         let (link, peer) =
             if row.transport == "tcp" { ("udp", "ucx put over tcp") } else { ("shm", "ucx put over shm") };
         if let Some(ns) = find(rows, &format!("{link}: 64 B WRITE ping-pong")) {
             let what = format!("{link}: 64 B WRITE, one way");
-            beside.push(BenchRow::new(what, (ns / 2.0, "ns"), (peer, row.latency_ns), Some(Goal::RatioAtMost(1.0))));
+            push(&what, "ns", peer, ns / 2.0, row.latency_ns, Goal::RatioAtMost(1.0));
         }
         let what = if link == "udp" { "udp: 64 KB WRITEs" } else { "shm: 64 KB WRITEs, one buffer" };
         if let Some(rate) = find(rows, what) {
-            beside.push(BenchRow::new(what, (rate, "GB/s"), (peer, row.gb_per_s), Some(Goal::RatioAtLeast(1.0))));
+            push(what, "GB/s", peer, rate, row.gb_per_s, Goal::RatioAtLeast(1.0));
         }
     }
     rows.append(&mut beside);
