@@ -36,12 +36,15 @@ impl std::str::FromStr for LinkChoice {
     }
 }
 
+/// The links of one device; routes name them by their places.
+pub(crate) type Links = Vec<Box<dyn Link>>;
+
 fn at(link: &'static str, address: IpAddr) -> impl Fn(std::io::Error) -> Error {
     move |source| Error::Link { link, address, source }
 }
 
 /// The links of a node, which serves peers on any of them.
-pub(crate) fn node_links(local: IpAddr, packet: bool) -> Result<Vec<Box<dyn Link>>, Error> {
+pub(crate) fn node_links(local: IpAddr, packet: bool) -> Result<Links, Error> {
     let mut links: Vec<Box<dyn Link>> = Vec::new();
     if packet {
         links.push(Box::new(PacketLink::bind(local).map_err(at("packet", local))?));
@@ -56,11 +59,7 @@ pub(crate) fn node_links(local: IpAddr, packet: bool) -> Result<Vec<Box<dyn Link
 }
 
 /// The links of a client at `local` that talks to `node`, with the one to use first; and that one's name.
-pub(crate) fn client_links(
-    local: IpAddr,
-    node: IpAddr,
-    choice: LinkChoice,
-) -> Result<(Vec<Box<dyn Link>>, &'static str), Error> {
+pub(crate) fn client_links(local: IpAddr, node: IpAddr, choice: LinkChoice) -> Result<(Links, &'static str), Error> {
     if matches!(choice, LinkChoice::Auto | LinkChoice::Shm) {
         let mut link = ShmLink::bind(local).map_err(at("shared-memory", local))?;
         match link.connect(node) {

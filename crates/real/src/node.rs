@@ -272,7 +272,7 @@ impl Host {
                 if let Err(e) = self.accept(guard, conn) {
                     // The reason goes to the peer as text, which its tools can show.
                     let now = guard.now();
-                    let _ = guard.nic().reject(now, conn, reason::CONSUMER, &clip(&e.to_string()));
+                    let _ = guard.nic().reject(now, conn, reason::CONSUMER, clip(&e.to_string()));
                 }
             }
             Event::Cm(
