@@ -29,7 +29,8 @@ impl ChildNode {
         let failed = |e| Failure::Failed(format!("cannot start a node as a child process: {e}"));
         let program = std::env::current_exe().map_err(failed)?;
         let mut child = Command::new(program)
-            .args(["node", "--listen", &address.to_string(), "--stop-with-stdin"])
+            // It serves this user's own data: only the machine limits it.
+            .args(["node", "--listen", &address.to_string(), "--memory", "64T", "--stop-with-stdin"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // Ctrl-C is for the parent, which ends the node in order.

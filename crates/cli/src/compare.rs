@@ -8,11 +8,12 @@ use std::time::{Duration, SystemTime};
 
 use remora_real::probe::Probe;
 use remora_real::{Client, ClientConfig, LinkChoice};
-use remora_study::compare::{Plan, Store, compare, timed};
+use remora_study::compare::{Plan, compare, timed};
 use remora_study::machine::Machine;
 use remora_study::measure::{self, Row};
 use remora_study::records::{InputError, Records};
 use remora_study::report::{Report, Setup, html, table};
+use remora_study::store::Store;
 use remora_study::target::Target;
 use remora_study::trace::Trace;
 use remora_study::workload;

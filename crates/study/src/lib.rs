@@ -1,6 +1,6 @@
 //! Workloads, measurement and reports: which placement of a kernel wins, by how much, and why.
 //!
-//! A [`target::Target`] is a node reached over one link. [`compare::Store`] loads records, lists and checked objects
+//! A [`target::Target`] is a node reached over one link. [`store::Store`] loads records, lists and checked objects
 //! into it; [`compare::compare`] runs every operation in every placement over every link and checks every result;
 //! [`report::Report`] shows what came out as a table, as JSON and as an HTML page.
 
@@ -14,6 +14,7 @@ pub mod measure;
 pub mod records;
 pub mod report;
 pub mod run;
+pub mod store;
 pub mod target;
 pub mod trace;
 pub mod verdict;

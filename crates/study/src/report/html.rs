@@ -153,9 +153,10 @@ fn latency_panels(report: &Report, operation: Operation, rows: &[Row]) -> String
 fn rate_panels(report: &Report, rows: &[Row]) -> String {
     let mut out = String::new();
     for link in report.links() {
-        let bars = rows.iter().filter(|r| r.link == link).map(|r| (r.placement, r.in_flight_64.ops_per_s)).collect();
+        let of_link = rows.iter().filter(|row| row.link == link);
+        let bars: Vec<_> = of_link.map(|row| (row.placement, row.in_flight_64.ops_per_s)).collect();
         let about = format!("operations a second with 64 in flight over {}", link_name(link));
-        let svg = plot::rates(&[(String::new(), bars)], &about);
+        let svg = plot::rates(&bars, &about);
         let _ = writeln!(out, "<div class=\"card\"><h3>Throughput over {}</h3>{svg}</div>", link_name(link));
     }
     out

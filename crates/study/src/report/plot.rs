@@ -16,6 +16,7 @@ const LABEL_STEP: f64 = 15.0;
 /// Lines stand this far beside each other, so that error bars do not hide each other.
 const DODGE: f64 = 5.0;
 const BAR: f64 = 17.0;
+const BAR_STEP: f64 = 23.0;
 /// Error bars beyond so many times the medians leave the plot.
 const FAR: f64 = 4.0;
 
@@ -129,28 +130,21 @@ pub fn marker(placement: Placement, x: f64, y: f64) -> String {
     }
 }
 
-/// Operations a second as bars from zero: groups with a name, each with a bar for each placement.
-pub fn rates(groups: &[(String, Vec<(Placement, f64)>)], about: &str) -> String {
-    let most = groups.iter().flat_map(|(_, bars)| bars).map(|&(_, rate)| rate).fold(1.0, f64::max);
-    let left = 96.0;
+/// Operations a second as bars from zero, one for each placement.
+pub fn rates(bars: &[(Placement, f64)], about: &str) -> String {
+    let most = bars.iter().map(|&(_, rate)| rate).fold(1.0, f64::max);
+    let left = 72.0;
     let inner = WIDTH - left - 84.0;
-    let group_height = |bars: &[(Placement, f64)]| 24.0 + bars.len() as f64 * (BAR + 4.0) + 8.0;
-    let height: f64 = groups.iter().map(|(_, bars)| group_height(bars)).sum();
-    let mut svg = open(height + 4.0, about);
-    let mut y = 0.0;
-    for (name, bars) in groups {
-        text(&mut svg, left, y + 16.0, "start", "label", name);
-        for (n, &(placement, per_s)) in bars.iter().enumerate() {
-            let top = y + 24.0 + n as f64 * (BAR + 4.0);
-            let (length, middle) = ((inner * per_s / most).max(1.0), top + BAR / 2.0 + 4.0);
-            let _ = write!(
-                svg,
-                r#"<g class="{placement}"><rect class="bar" x="{left}" y="{top:.1}" width="{length:.1}" height="{BAR}"/></g>"#
-            );
-            text(&mut svg, left - 8.0, middle, "end", &format!("name {placement}"), placement.name());
-            text(&mut svg, left + length + 6.0, middle, "start", "", &format!("{}/s", rate(per_s)));
-        }
-        y += group_height(bars);
+    let mut svg = open(bars.len() as f64 * BAR_STEP, about);
+    for (n, &(placement, per_s)) in bars.iter().enumerate() {
+        let top = n as f64 * BAR_STEP;
+        let (length, middle) = ((inner * per_s / most).max(1.0), top + BAR / 2.0 + 4.0);
+        let _ = write!(
+            svg,
+            r#"<g class="{placement}"><rect class="bar" x="{left}" y="{top:.1}" width="{length:.1}" height="{BAR}"/></g>"#
+        );
+        text(&mut svg, left - 8.0, middle, "end", &format!("name {placement}"), placement.name());
+        text(&mut svg, left + length + 6.0, middle, "start", "", &format!("{}/s", rate(per_s)));
     }
     svg + "</svg>"
 }
@@ -225,7 +219,7 @@ mod tests {
             let svg = latency(&lines, range(lines.iter()), "bytes", "");
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         }
-        assert!(!rates(&[("none".into(), vec![(Placement::Nic, 0.0)])], "").contains("NaN"));
+        assert!(!rates(&[(Placement::Nic, 0.0)], "").contains("NaN"));
     }
 
     #[test]
