@@ -42,6 +42,7 @@ impl Display {
     pub fn new(stop: Arc<AtomicBool>) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
         let terminal = io::stderr().is_terminal();
+        bar.set_style(style("{spinner} {msg}"));
         Self { bar, terminal, told: Cell::new(0), phase: Cell::new(Phase::Idle), stop }
     }
 
@@ -56,17 +57,15 @@ impl Display {
     }
 
     /// Shows the way from 0 to `total`.
-    fn enter(&self, phase: Phase, total: u64, template: &str) {
+    fn enter(&self, phase: Phase, total: u64, what: &str, template: &str) {
         if self.phase.replace(phase) == phase {
             return;
         }
         self.told.set(0);
-        self.bar.set_length(total);
         self.bar.reset();
-        // The templates are constant and valid.
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            self.bar.set_style(style.progress_chars("=> "));
-        }
+        self.bar.set_length(total);
+        self.bar.set_message(what.to_string());
+        self.bar.set_style(style(template));
     }
 
     /// On a terminal moves the bar, elsewhere writes a line at each tenth.
@@ -86,7 +85,7 @@ impl Display {
 
     /// Shows the way of a benchmark, from 0 to 1.
     pub fn part(&self, what: &str, part: f64) {
-        self.enter(Phase::Measuring, 100, "{bar:30} {percent:>3} %  {msg}");
+        self.enter(Phase::Measuring, 100, what, "{bar:30} {percent:>3} %  {msg}");
         self.advance((part * 100.0) as u64, 100, what);
     }
 
@@ -100,12 +99,12 @@ impl Watch for Display {
     fn progress(&self, progress: Progress<'_>) {
         match progress {
             Progress::Loading { done, total } => {
-                self.enter(Phase::Loading, total, "{bar:30} {bytes} of {total_bytes}  {msg}");
+                self.enter(Phase::Loading, total, "loading", "{bar:30} {bytes} of {total_bytes}  {msg}");
                 self.advance(done, total, "loading");
             }
             Progress::Measuring { done, total, next } => {
                 let (done, total) = (done as u64, total as u64);
-                self.enter(Phase::Measuring, total, "{bar:30} {pos}/{len}, {eta} left  {msg}");
+                self.enter(Phase::Measuring, total, next, "{bar:30} {pos}/{len}, {eta} left  {msg}");
                 self.advance(done, total, next);
             }
         }
@@ -114,6 +113,12 @@ impl Watch for Display {
     fn stop(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
+}
+
+/// How the bar looks. The templates are constant and valid.
+fn style(template: &str) -> ProgressStyle {
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    style.progress_chars("=> ")
 }
 
 /// A line on stderr; nobody need read it.

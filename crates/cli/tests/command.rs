@@ -152,6 +152,7 @@ fn compare_takes_the_users_records_and_trace() {
         ["compare", "--load", "kv.tsv", "--trace", "keys.txt", "--seconds", "0.002", "--json", "r.json", "--no-html"];
     let table = succeeds(directory.path(), &args);
     assert!(table.contains("3 records of kv.tsv"), "{table}");
+    assert!(table.contains("Trace keys.txt: 4 GETs, 1 of keys that are not in the store"), "{table}");
     let json: serde_json::Value =
         serde_json::from_slice(&std::fs::read(directory.path().join("r.json")).unwrap()).unwrap();
     assert_eq!(json["setup"]["trace_gets"], 4);
@@ -202,6 +203,23 @@ fn an_interrupted_compare_ends_its_node() {
     for node in node {
         assert!(!Path::new(&format!("/proc/{node}")).exists(), "node {node} is still there");
     }
+}
+
+#[test]
+fn a_node_that_dies_is_an_error_in_one_line() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let address = address();
+    let mut node = Node::start(&address);
+    let args = ["compare", "--node", &address, "--records", "1000", "--seconds", "10", "--no-html"];
+    let mut child = command(directory.path(), &args).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.by_ref().any(|line| line.contains("list of 1 elements")), "it never began to measure");
+    node.child.kill().unwrap();
+    node.child.wait().unwrap();
+    let last = lines.last().unwrap_or_default();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{last}");
+    assert!(last.starts_with("remora: ") && last.contains(&address), "{last}");
 }
 
 #[test]
