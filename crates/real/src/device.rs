@@ -18,6 +18,7 @@ use remora_nic::{CqId, Event, Nic, NicConfig, Route, Time, TxBatch};
 use crate::Error;
 use crate::kernels::Kernels;
 use crate::link::{Link, LinkStats};
+use crate::sys::Sleeper;
 
 /// How long after the last poll of a user the NIC thread stays away.
 const USER_QUIET: u64 = 100_000;
@@ -32,10 +33,21 @@ const BATCHES: usize = 4;
 /// pollers, the one that has the work may be waiting for it.
 const POLITE: u64 = 5_000;
 
-/// A software NIC. Clones are handles to the same one.
+/// How long a link may take none of a peer's packets before they count as lost: one peer that stands still must not
+/// hold up the others.
+const STUCK: u64 = 10_000_000;
+
+/// A software NIC. Clones are handles to the same one; with the last of them its thread ends and its links close.
 #[derive(Clone)]
 pub struct Device {
     shared: Arc<Shared>,
+    driver: Arc<Driver>,
+}
+
+/// The NIC thread, for as long as somebody has the device.
+struct Driver {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct Shared {
@@ -48,7 +60,6 @@ struct Shared {
     asleep_until: AtomicU64,
     stop: AtomicBool,
     wake: OwnedFd,
-    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What the lock protects.
@@ -59,6 +70,8 @@ struct Core {
     batch: TxBatch,
     /// Packets of `batch` that the link has taken.
     sent: usize,
+    /// The peer whose packets a link did not take, and since when.
+    stuck: Option<(Route, Time)>,
     /// Threads parked until a completion queue has something.
     waiters: Vec<(CqId, Thread)>,
     /// Events that belong to the user.
@@ -99,6 +112,7 @@ impl Device {
             kernels,
             batch: TxBatch::new(),
             sent: 0,
+            stuck: None,
             waiters: Vec::new(),
             events: Vec::with_capacity(64),
             failed_sends: 0,
@@ -112,15 +126,14 @@ impl Device {
             asleep_until: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             wake,
-            thread: Mutex::new(None),
         });
-        let driver = shared.clone();
+        let runner = shared.clone();
         let thread = std::thread::Builder::new()
             .name("remora-nic".into())
-            .spawn(move || driver.run())
+            .spawn(move || runner.run())
             .map_err(|e| Error::System { what: "starting the NIC thread", source: e })?;
-        *shared.thread.lock() = Some(thread);
-        Ok(Self { shared })
+        let driver = Arc::new(Driver { shared: shared.clone(), thread: Mutex::new(Some(thread)) });
+        Ok(Self { shared, driver })
     }
 
     /// Its address.
@@ -138,11 +151,12 @@ impl Device {
         DeviceGuard { core: self.shared.core.lock(), shared: &self.shared }
     }
 
-    /// Sleeps until `cq` has a completion or `timeout` has passed; the NIC thread drives meanwhile.
+    /// Sleeps until `cq` has a completion, there is an event, or `timeout` has passed; the NIC thread drives meanwhile.
     pub fn wait(&self, cq: CqId, timeout: Duration) {
         {
             let mut guard = self.lock();
-            if guard.nic().cq_len(cq) > 0 || guard.nic().arm_cq(cq, false).is_err() {
+            let nothing = guard.nic().cq_len(cq) == 0 && guard.core.events.is_empty();
+            if !nothing || guard.nic().arm_cq(cq, false).is_err() {
                 return;
             }
             guard.core.waiters.push((cq, std::thread::current()));
@@ -163,22 +177,43 @@ impl Device {
 
     /// Hands the engine to the NIC thread at once, instead of after a moment without polls.
     pub fn release(&self) {
-        self.shared.user_at.store(0, Ordering::Relaxed);
-        self.shared.wake();
-        if let Some(thread) = &*self.shared.thread.lock() {
-            thread.thread().unpark();
-        }
+        self.driver.release();
     }
 
     /// Stops the NIC thread. Further packets wait for a user to drive the engine.
     pub fn stop(&self) {
+        self.driver.stop();
+    }
+
+    /// Whether the NIC thread runs: false after [`Device::stop`], or if it panicked.
+    pub fn is_running(&self) -> bool {
+        self.driver.thread.lock().as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+}
+
+impl Driver {
+    fn release(&self) {
+        self.shared.user_at.store(0, Ordering::Relaxed);
+        self.shared.wake();
+        if let Some(thread) = &*self.thread.lock() {
+            thread.thread().unpark();
+        }
+    }
+
+    fn stop(&self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.release();
-        let thread = self.shared.thread.lock().take();
+        let thread = self.thread.lock().take();
         if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
             // A NIC thread that panicked has said so on stderr already.
             let _ = thread.join();
         }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 
@@ -216,6 +251,14 @@ impl DeviceGuard<'_> {
     /// Takes the events that are not about armed completion queues.
     pub fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.core.events)
+    }
+
+    /// Lets kernels forget memory that is no longer registered, which they would otherwise keep mapped.
+    pub(crate) fn refresh_kernels(&mut self) {
+        let Core { nic, kernels, .. } = &mut *self.core;
+        if let Some(kernels) = kernels {
+            kernels.refresh(nic);
+        }
     }
 
     /// The link with this number.
@@ -259,6 +302,7 @@ impl Shared {
     fn run(&self) {
         let mut busy_at = self.now();
         let mut fds: Vec<RawFd> = Vec::new();
+        let mut sleeper = Sleeper::default();
         while !self.stop.load(Ordering::Relaxed) {
             let now = self.now();
             let user_at = self.user_at.load(Ordering::Relaxed);
@@ -272,7 +316,9 @@ impl Shared {
                 std::thread::park_timeout(NAP);
                 continue;
             };
-            if core.progress(now, self.local) > 0 {
+            // The next user reads the clock first: its last reading may be old.
+            core.clock = Clock { now, idle_polls: 0 };
+            if core.progress(now, self.local) > 0 || core.sent < core.batch.len() {
                 busy_at = now;
             } else if now.saturating_sub(busy_at) > SPIN && core.links.iter_mut().all(|l| l.arm()) {
                 let deadline = core.nic.poll_timeout();
@@ -282,7 +328,7 @@ impl Shared {
                 core.links.iter().for_each(|l| l.wait_fds(&mut fds));
                 self.asleep_until.store(deadline.unwrap_or(u64::MAX).max(1), Ordering::SeqCst);
                 drop(core);
-                crate::sys::wait_readable(&fds, timeout);
+                sleeper.wait_readable(&fds, timeout);
                 self.asleep_until.store(0, Ordering::SeqCst);
                 let mut counter = [0; 8];
                 // Nothing to read when something else woke us.
@@ -331,21 +377,32 @@ impl Core {
             let (bytes, lens) = self.batch.parts_mut();
             let skip: usize = lens[..self.sent].iter().map(|&l| usize::from(l)).sum();
             match link.send(route.remote, &mut bytes[skip..], &lens[self.sent..]) {
+                Ok(0) => {
+                    let since = self.stuck.filter(|(peer, _)| *peer == route).map_or(now, |(_, since)| since);
+                    self.stuck = Some((route, since));
+                    if now.saturating_sub(since) < STUCK {
+                        break;
+                    }
+                    self.give_up();
+                }
                 Ok(n) => {
+                    self.stuck = None;
                     packets += n;
                     self.sent += n;
                     if self.sent < self.batch.len() {
                         break;
                     }
                 }
-                Err(_) => {
-                    // The network refuses the packets: they are lost like any others, and sent again in time.
-                    self.failed_sends += 1;
-                    self.sent = self.batch.len();
-                }
+                Err(_) => self.give_up(),
             }
         }
         packets
+    }
+
+    /// The network does not take the packets: they are lost like any others, and sent again in time.
+    fn give_up(&mut self) {
+        self.failed_sends += 1;
+        self.sent = self.batch.len();
     }
 
     fn receive(&mut self, now: Time, local: IpAddr) -> usize {
@@ -365,7 +422,10 @@ impl Core {
                 Event::Completion(cq) => {
                     self.waiters.iter().filter(|(id, _)| *id == cq).for_each(|(_, thread)| thread.unpark());
                 }
-                other => self.events.push(other),
+                other => {
+                    self.events.push(other);
+                    self.waiters.iter().for_each(|(_, thread)| thread.unpark());
+                }
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use remora_kernel::{Call, Feed, Limits, Runner, op};
 use remora_memory::Registry;
-use remora_nic::{Nic, RpcRequest, StreamChunk};
+use remora_nic::{Nic, QpState, Qpn, RpcRequest, StreamChunk};
 
 /// Kernel calls that run at once on a NIC: RAMBDA's table of outstanding requests.
 pub const POOL: usize = 256;
@@ -22,10 +22,18 @@ pub struct Kernels {
     requests: Vec<Option<RpcRequest>>,
     free: Vec<u32>,
     spare: Vec<Call>,
-    feeds: HashMap<u64, Feed>,
+    /// Payload streams that have not come to their end, by the call's id.
+    feeds: HashMap<u64, Input>,
     /// A piece of a stream whose kernel has not caught up.
     chunk: Option<StreamChunk>,
     ended: Vec<(RpcRequest, u8)>,
+}
+
+/// A payload stream on its way in.
+struct Input {
+    qp: Qpn,
+    /// `None` once the kernel has ended: what still comes is dropped.
+    feed: Option<Feed>,
 }
 
 impl Kernels {
@@ -68,6 +76,7 @@ impl Kernels {
                 None => self.free.push(index),
             }
         }
+        self.break_off(nic);
         for _ in 0..ROUNDS {
             self.feed(nic);
             if self.runner.in_flight() == 0 {
@@ -88,7 +97,8 @@ impl Kernels {
         std::mem::swap(&mut call.params, &mut request.params);
         std::mem::swap(&mut call.reply, &mut request.reply);
         if request.stream {
-            self.feeds.insert(request.id, call.open_stream(STREAM_BUFFER));
+            let feed = Some(call.open_stream(STREAM_BUFFER));
+            self.feeds.insert(request.id, Input { qp: request.qp(), feed });
         }
         self.requests[index as usize] = Some(request);
         // There is room: as many tags exist as the runner takes.
@@ -97,17 +107,35 @@ impl Kernels {
         }
     }
 
+    /// Breaks off the streams of lost connections: their kernels would wait for ever.
+    fn break_off(&mut self, nic: &Nic) {
+        if !self.feeds.is_empty() {
+            let alive = |qp| nic.qp_state(qp).is_ok_and(|state| !matches!(state, QpState::Err | QpState::Reset));
+            self.feeds.retain(|_, input| alive(input.qp));
+        }
+    }
+
     fn feed(&mut self, nic: &mut Nic) {
-        loop {
-            let Some(chunk) = self.chunk.take().or_else(|| nic.poll_stream()) else { return };
-            // The stream of a call that has ended runs into the void.
-            let taken = self.feeds.get_mut(&chunk.id).is_none_or(|feed| feed.push(&chunk.data, chunk.last));
+        while let Some(chunk) = self.chunk.take().or_else(|| nic.poll_stream()) {
+            let taken = match self.feeds.get_mut(&chunk.id) {
+                Some(Input { feed, .. }) => feed.as_mut().is_none_or(|feed| feed.push(&chunk.data, chunk.last)),
+                // Its call may wait for room in the pool. If none does, it is gone.
+                None => !nic.wants_rpc(),
+            };
             if !taken {
                 self.chunk = Some(chunk);
                 return;
             }
+            if chunk.last {
+                self.feeds.remove(&chunk.id);
+            }
             nic.recycle(chunk.data);
         }
+    }
+
+    /// Gives running kernels one more turn, whether there are any or not: the runner then forgets stale regions.
+    pub(crate) fn refresh(&mut self, nic: &mut Nic) {
+        self.run(nic);
     }
 
     fn run(&mut self, nic: &mut Nic) {
@@ -117,8 +145,8 @@ impl Kernels {
             if let Some(mut request) = requests[index].take() {
                 std::mem::swap(&mut call.params, &mut request.params);
                 std::mem::swap(&mut call.reply, &mut request.reply);
-                if request.stream {
-                    feeds.remove(&request.id);
+                if let Some(input) = feeds.get_mut(&request.id) {
+                    input.feed = None;
                 }
                 ended.push((request, status.code()));
                 free.push(index as u32);

@@ -5,14 +5,25 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-/// Sleeps until one of `fds` can be read or `timeout` has passed; for ever without one.
-pub(crate) fn wait_readable(fds: &[RawFd], timeout: Option<Duration>) {
-    // SAFETY: the descriptors belong to the links and the device of the caller, which outlive this call.
-    let borrowed = fds.iter().map(|&fd| unsafe { BorrowedFd::borrow_raw(fd) });
-    let mut polls: Vec<PollFd<'_>> = borrowed.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-    let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
-    // An interrupted or failed poll only wakes the caller early.
-    let _ = rustix::event::poll(&mut polls, timeout.as_ref());
+/// Sleeps on descriptors; keeps its list between sleeps.
+#[derive(Default)]
+pub(crate) struct Sleeper {
+    /// Empty but for the time of a sleep.
+    polls: Vec<PollFd<'static>>,
+}
+
+impl Sleeper {
+    /// Sleeps until one of `fds` can be read or `timeout` has passed; for ever without one.
+    pub fn wait_readable(&mut self, fds: &[RawFd], timeout: Option<Duration>) {
+        // SAFETY: the descriptors belong to the links and the device of the caller, which outlive this call, and the
+        // list is emptied before it ends.
+        let borrowed = fds.iter().map(|&fd| unsafe { BorrowedFd::borrow_raw(fd) });
+        self.polls.extend(borrowed.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        // An interrupted or failed poll only wakes the caller early.
+        let _ = rustix::event::poll(&mut self.polls, timeout.as_ref());
+        self.polls.clear();
+    }
 }
 
 /// CPU time that this process has used, in nanoseconds.
