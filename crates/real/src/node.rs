@@ -1,9 +1,10 @@
 //! A memory node: memory and kernels that clients reach over RoCE v2.
 //!
 //! One-sided verbs and kernels on the NIC need only the device and its NIC thread. The host thread takes connections
-//! and runs calls to the host; while it has some, it drives the engine itself.
+//! and runs calls to the host; while it has some, it drives the engine itself. It also looks after clients: one that
+//! died without a word, or takes no replies, is disconnected, and its memory is given back.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,6 +35,13 @@ const REPLIES: usize = 256;
 const SPIN: u64 = 500_000;
 /// How often a sleeping host thread looks up.
 const LOOK_UP: Duration = Duration::from_millis(100);
+/// How often each client is sent an empty WRITE. One that has not taken it by the next is disconnected: it is gone, or it
+/// takes no replies and so holds buffers that others wait for.
+const PROBE: u64 = 2_000_000_000;
+/// The work request id of those; replies have the numbers of their buffers.
+const PROBE_ID: u64 = u64::MAX;
+/// Memory is handed out in units of this, in bytes.
+const PAGE: u64 = 4096;
 /// How long a stopping node waits for calls under way.
 const DRAIN: u64 = 2_000_000_000;
 
@@ -68,13 +76,12 @@ impl Node {
     /// Starts serving.
     pub fn start(config: NodeConfig) -> Result<Self, Error> {
         let links = links::node_links(config.listen, config.packet)?;
-        let mtu = links.iter().map(|l| l.max_mtu()).min().unwrap_or(1024) as u32;
         let registry = Arc::new(Registry::new(crate::device::seed()?));
         let pd = registry.alloc_pd();
         let kernels = Kernels::builtins(&registry, config.limits);
         let device = Device::with_registry(config.listen, links, registry.clone(), Some(kernels))?;
         let stop = Arc::new(AtomicBool::new(false));
-        let host = Host::new(device.clone(), registry, pd, mtu, &config, stop.clone())?;
+        let host = Host::new(device.clone(), registry, pd, &config, stop.clone())?;
         let host = std::thread::Builder::new()
             .name("remora-host".into())
             .spawn(move || host.run())
@@ -90,6 +97,11 @@ impl Node {
     /// The node's device.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Whether its threads run. False only if one of them panicked: then end the process.
+    pub fn is_serving(&self) -> bool {
+        self.device.is_running() && self.host.as_ref().is_some_and(|host| !host.is_finished())
     }
 
     /// Takes no more calls, finishes those under way, takes leave of clients, stops. Within about two seconds.
@@ -117,11 +129,13 @@ impl Drop for Node {
 /// One client.
 struct Peer {
     conn: ConnId,
-    /// Keys of what it allocated.
+    /// What it allocated: keys, and bytes counted against the limit.
     keys: Vec<(u32, u64)>,
+    /// A probe is under way.
+    probed: bool,
 }
 
-/// A call that the host runs.
+/// A call that the host has taken and not answered.
 struct HostCall {
     qpn: Qpn,
     header: RpcHeader,
@@ -132,7 +146,6 @@ struct Host {
     device: Device,
     registry: Arc<Registry>,
     pd: Pd,
-    mtu: u32,
     cq: CqId,
     srq: SrqId,
     requests: Buffer,
@@ -142,15 +155,22 @@ struct Host {
     free_replies: Vec<u32>,
     peers: HashMap<Qpn, Peer>,
     kernels: Box<dyn Runner + Send>,
+    /// The call with tag `n`.
     calls: Vec<Option<HostCall>>,
     free_calls: Vec<u32>,
     spare: Vec<Call>,
     /// Receives taken whose calls wait for room.
-    waiting: Vec<WorkCompletion>,
+    waiting: VecDeque<WorkCompletion>,
+    /// Receives to post again.
+    spent: Vec<u64>,
     /// Calls that ended and wait for a reply buffer.
-    finished: Vec<(HostCall, Status, Call)>,
+    finished: VecDeque<(Status, Call)>,
     memory_left: u64,
-    writer: Option<Writer>,
+    /// Memory was given back since kernels last looked.
+    released: bool,
+    /// The writer and the client that started it.
+    writer: Option<(Qpn, Writer)>,
+    probe_at: u64,
     stop: Arc<AtomicBool>,
     stopping_since: Option<u64>,
 }
@@ -160,7 +180,6 @@ impl Host {
         device: Device,
         registry: Arc<Registry>,
         pd: Pd,
-        mtu: u32,
         config: &NodeConfig,
         stop: Arc<AtomicBool>,
     ) -> Result<Self, Error> {
@@ -184,7 +203,6 @@ impl Host {
             device,
             registry,
             pd,
-            mtu,
             cq,
             srq,
             requests,
@@ -197,10 +215,13 @@ impl Host {
             calls: (0..CALLS).map(|_| None).collect(),
             free_calls: (0..CALLS as u32).rev().collect(),
             spare: Vec::with_capacity(CALLS),
-            waiting: Vec::with_capacity(CALLS),
-            finished: Vec::with_capacity(CALLS),
+            waiting: VecDeque::with_capacity(CALLS),
+            spent: Vec::with_capacity(CALLS),
+            finished: VecDeque::with_capacity(CALLS),
             memory_left: config.memory_limit,
+            released: false,
             writer: None,
+            probe_at: 0,
             stop,
             stopping_since: None,
         })
@@ -211,6 +232,10 @@ impl Host {
         loop {
             let work = self.turn();
             let now = self.device.now();
+            if now >= self.probe_at {
+                self.probe_at = now + PROBE;
+                self.probe();
+            }
             if work > 0 {
                 busy_at = now;
             } else {
@@ -229,15 +254,21 @@ impl Host {
     }
 
     fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.finished.is_empty() && self.free_calls.len() == CALLS
+        self.free_calls.len() == CALLS && self.free_replies.len() == REPLIES
     }
 
-    /// One round: drive the engine, take calls, run them, send replies. Returns how much there was to do.
+    /// One round: send replies, drive the engine, take calls, run them. Returns how much there was to do.
     fn turn(&mut self) -> usize {
         let device = self.device.clone();
         let mut guard = device.lock();
+        let mut work = self.send_replies(&mut guard);
+        while let Some(slot) = self.spent.pop() {
+            self.repost(&mut guard, slot);
+        }
+        if std::mem::take(&mut self.released) {
+            guard.refresh_kernels();
+        }
         guard.progress();
-        let mut work = 0;
         while let Some(wc) = guard.nic().poll_cq(self.cq) {
             work += 1;
             self.complete(&mut guard, wc);
@@ -246,17 +277,23 @@ impl Host {
             work += 1;
             self.handle_event(&mut guard, event);
         }
-        work += self.send_replies(&mut guard);
         drop(guard);
-        self.start_calls();
+        if self.stopping_since.is_none() {
+            self.start_calls();
+        }
         self.run_kernels();
         work + self.kernels.in_flight()
     }
 
     fn complete(&mut self, guard: &mut DeviceGuard<'_>, wc: WorkCompletion) {
         match (wc.opcode, wc.status) {
-            (WcOpcode::Recv, WcStatus::Success) => self.waiting.push(wc),
+            (WcOpcode::Recv, WcStatus::Success) => self.waiting.push_back(wc),
             (WcOpcode::Recv | WcOpcode::RecvWriteImm, _) => self.repost(guard, wc.wr_id),
+            _ if wc.wr_id == PROBE_ID => {
+                if let Some(peer) = self.peers.get_mut(&wc.qpn) {
+                    peer.probed = false;
+                }
+            }
             _ => self.free_replies.push(wc.wr_id as u32),
         }
     }
@@ -283,30 +320,28 @@ impl Host {
                     self.forget(guard, qpn);
                 }
             }
-            Event::QpFatal(qpn, _) => {
-                if let Some(peer) = self.peers.get(&qpn) {
-                    let now = guard.now();
-                    // If it is closing already, its end comes by itself.
-                    let _ = guard.nic().disconnect(now, peer.conn);
-                }
-            }
+            Event::QpFatal(qpn, _) => self.cut_off(guard, qpn),
             _ => {}
         }
     }
 
     fn accept(&mut self, guard: &mut DeviceGuard<'_>, conn: ConnId) -> Result<(), Error> {
+        if self.stopping_since.is_some() {
+            return Err(Error::Argument("the node is stopping".into()));
+        }
         let now = guard.now();
         let nic = guard.nic();
         let init = QpInit {
             srq: Some(self.srq),
-            max_send_wr: REPLIES as u32,
+            // All replies and a probe: posting one never fails for want of room.
+            max_send_wr: REPLIES as u32 + 1,
             max_inline: 0,
             max_rpc: 512,
             max_send_sge: 1,
             ..QpInit::new(QpType::Rc, self.pd, self.cq, self.cq)
         };
         let qp = nic.create_qp(init)?;
-        let attr = ConnectAttr { path_mtu: self.mtu, min_rnr_timer: 1, ..ConnectAttr::default() };
+        let attr = ConnectAttr { min_rnr_timer: 1, ..ConnectAttr::default() };
         let accepted = nic
             .to_init(qp, ALL_REMOTE, 0)
             .map_err(Error::from)
@@ -315,20 +350,25 @@ impl Host {
             nic.destroy_qp(qp)?;
             return accepted;
         }
-        self.peers.insert(qp, Peer { conn, keys: Vec::new() });
+        self.peers.insert(qp, Peer { conn, keys: Vec::new(), probed: false });
         Ok(())
+    }
+
+    /// Ends a connection that has failed, or whose client does not behave.
+    fn cut_off(&mut self, guard: &mut DeviceGuard<'_>, qpn: Qpn) {
+        if let Some(peer) = self.peers.get(&qpn) {
+            let now = guard.now();
+            // It may be closing already.
+            let _ = guard.nic().disconnect(now, peer.conn);
+            self.forget(guard, qpn);
+        }
     }
 
     /// A client is gone: its memory goes too.
     fn forget(&mut self, guard: &mut DeviceGuard<'_>, qpn: Qpn) {
         let Some(peer) = self.peers.remove(&qpn) else { return };
-        for (key, len) in peer.keys {
-            if self.writer.as_ref().is_some_and(|w| w.key() == key) {
-                self.writer = None;
-            }
-            if self.registry.deregister(key).is_ok() {
-                self.memory_left += len;
-            }
+        for (key, charge) in peer.keys {
+            self.release(key, charge);
         }
         // Its completions in the queue are harmless: they only free slots.
         let _ = guard.nic().to_error(qpn);
@@ -338,62 +378,59 @@ impl Host {
         let _ = guard.nic().destroy_qp(qpn);
     }
 
-    /// Parses waiting requests and starts what there is room for.
+    /// Gives allocated memory back.
+    fn release(&mut self, key: u32, charge: u64) {
+        if self.writer.as_ref().is_some_and(|(_, writer)| writer.key() == key) {
+            self.writer = None;
+        }
+        // A client may have invalidated its key by itself.
+        let _ = self.registry.deregister(key);
+        self.memory_left += charge;
+        self.released = true;
+    }
+
+    /// Every so often: an empty WRITE to each client, which needs no key. Sends complete in order, so that it also tells
+    /// whether the client takes its replies.
+    fn probe(&mut self) {
+        let device = self.device.clone();
+        let mut guard = device.lock();
+        let silent: Vec<Qpn> = self.peers.iter().filter(|(_, peer)| peer.probed).map(|(qpn, _)| *qpn).collect();
+        for qpn in silent {
+            self.cut_off(&mut guard, qpn);
+        }
+        let probe = SendWr::new(PROBE_ID, SendOp::Write { va: 0, rkey: 0 }, Data::List(&[]));
+        for (qpn, peer) in &mut self.peers {
+            peer.probed = guard.nic().post_send(*qpn, &probe).is_ok();
+        }
+    }
+
+    /// Starts waiting calls as long as there is room, in the order in which they came.
     fn start_calls(&mut self) {
-        let mut spent: Vec<u64> = Vec::new();
-        let waiting = std::mem::take(&mut self.waiting);
-        let mut later = Vec::new();
-        for wc in waiting {
-            let Some(index) = self.free_calls.pop() else {
-                later.push(wc);
-                continue;
-            };
-            match self.parse(&wc) {
-                Some((host_call, call)) => self.start(index, host_call, call, &wc, &mut spent, &mut later),
-                None => {
-                    self.free_calls.push(index);
-                    spent.push(wc.wr_id);
-                }
+        while !self.free_calls.is_empty()
+            && self.kernels.in_flight() < self.kernels.capacity()
+            && let Some(wc) = self.waiting.pop_front()
+        {
+            if let Some((host_call, call)) = self.parse(&wc) {
+                self.start(host_call, call);
             }
-        }
-        self.waiting = later;
-        if !spent.is_empty() {
-            let device = self.device.clone();
-            let mut guard = device.lock();
-            spent.into_iter().for_each(|slot| self.repost(&mut guard, slot));
+            self.spent.push(wc.wr_id);
         }
     }
 
-    fn start(
-        &mut self,
-        index: u32,
-        host_call: HostCall,
-        mut call: Call,
-        wc: &WorkCompletion,
-        spent: &mut Vec<u64>,
-        later: &mut Vec<WorkCompletion>,
-    ) {
-        if call.op >= op::ALLOC {
-            let status = self.control(host_call.qpn, &mut call);
-            self.finished.push((host_call, status, call));
-            self.free_calls.push(index);
-            return spent.push(wc.wr_id);
-        }
+    fn start(&mut self, host_call: HostCall, mut call: Call) {
+        let Some(index) = self.free_calls.pop() else { return };
+        let qpn = host_call.qpn;
+        self.calls[index as usize] = Some(host_call);
         call.tag = index.into();
-        match self.kernels.start(call) {
-            Ok(()) => {
-                self.calls[index as usize] = Some(host_call);
-                spent.push(wc.wr_id);
-            }
-            Err(call) => {
-                self.spare.push(call);
-                self.free_calls.push(index);
-                later.push(*wc);
-            }
+        if call.op >= op::ALLOC {
+            let status = self.control(qpn, &mut call);
+            self.finished.push_back((status, call));
+        } else if let Err(call) = self.kernels.start(call) {
+            self.finished.push_back((Status::Busy, call));
         }
     }
 
-    /// Reads a request out of its receive buffer. `None` if it is no call; such a message is dropped.
+    /// Reads a request out of its receive buffer. `None` if it is no call: such a message cannot be answered.
     fn parse(&mut self, wc: &WorkCompletion) -> Option<(HostCall, Call)> {
         let mut front = [0; control::HOST_HEADER];
         let at = wc.wr_id as usize * MAX_REQUEST;
@@ -411,41 +448,51 @@ impl Host {
     }
 
     fn run_kernels(&mut self) {
-        let Self { kernels, calls, free_calls, finished, .. } = self;
-        kernels.poll(&mut |call, status| {
-            let index = call.tag as usize;
-            if let Some(host_call) = calls[index].take() {
-                finished.push((host_call, status, call));
+        let Self { kernels, finished, .. } = self;
+        kernels.poll(&mut |mut call, status| {
+            // Only a whole reply is worth sending.
+            if status != Status::Ok {
+                call.reply.clear();
             }
-            free_calls.push(index as u32);
+            finished.push_back((status, call));
         });
     }
 
-    /// Sends the replies of calls that ended, as far as there are buffers.
+    /// Sends the replies of calls that ended, as far as there are buffers. Until then a call keeps its place, so that a
+    /// client which takes no replies cannot have more and more of them made.
     fn send_replies(&mut self, guard: &mut DeviceGuard<'_>) -> usize {
         let mut sent = 0;
-        while !self.free_replies.is_empty() {
-            let Some((host_call, status, call)) = self.finished.pop() else { break };
-            sent += 1;
-            self.send_reply(guard, &host_call, status, &call.reply);
+        while !self.free_replies.is_empty()
+            && let Some((status, call)) = self.finished.pop_front()
+        {
+            let index = call.tag as usize;
+            if let Some(host_call) = self.calls[index].take() {
+                self.send_reply(guard, &host_call, status, &call.reply);
+            }
+            self.free_calls.push(index as u32);
             self.spare.push(call);
+            sent += 1;
         }
         sent
     }
 
     fn send_reply(&mut self, guard: &mut DeviceGuard<'_>, host_call: &HostCall, status: Status, reply: &[u8]) {
         let Some(slot) = self.free_replies.pop() else { return };
+        let header = &host_call.header;
+        let (status, reply) = match reply.len() <= header.reply_capacity as usize {
+            true => (status, reply),
+            false => (Status::ReplyTooLong, &[][..]),
+        };
         let at = slot as usize * MAX_REPLY;
-        // In bounds: the call's limit is a slot's length.
+        // In bounds: kernels keep to the call's limit, which is a slot's length at most; the node's replies are short.
         let _ = self.replies.write(at, reply);
         let sge =
             [Sge { va: self.reply_region.va() + at as u64, len: reply.len() as u32, lkey: self.reply_region.key() }];
-        let header = &host_call.header;
         let imm = reply_imm(header.tag, status.code());
         let op = SendOp::WriteImm { va: header.reply_va, rkey: header.reply_rkey, imm };
         let wr = SendWr::new(slot.into(), op, Data::List(&sge)).solicited();
         if guard.nic().post_send(host_call.qpn, &wr).is_err() {
-            // The client is gone, or floods us faster than it takes replies: its call stays unanswered.
+            // The client is gone.
             self.free_replies.push(slot);
         }
     }
@@ -459,9 +506,10 @@ impl Host {
                 call.reply.extend_from_slice(&crate::sys::process_cpu_ns().to_le_bytes());
                 Ok(())
             }
-            op::WRITER_START => self.start_writer(call),
+            op::WRITER_START => self.start_writer(qpn, call),
             op::WRITER_STOP => {
-                let updates = self.writer.take().map_or(0, Writer::stop);
+                let writer = self.writer.take_if(|(owner, _)| *owner == qpn);
+                let updates = writer.map_or(0, |(_, writer)| writer.stop());
                 call.reply.extend_from_slice(&updates.to_le_bytes());
                 Ok(())
             }
@@ -479,17 +527,19 @@ impl Host {
 
     fn alloc(&mut self, qpn: Qpn, call: &mut Call) -> Result<(), String> {
         let len = control::u64_at(&call.params, 0).ok_or("the length is missing")?;
+        // Before anything is made for a client that has gone since it called.
+        let peer = self.peers.get_mut(&qpn).ok_or(CLOSING)?;
         let left = self.memory_left;
-        if len == 0 || len > left {
-            return Err(format!("{len} bytes asked for, {left} left: start the node with a larger --memory"));
-        }
+        let charge =
+            len.checked_next_multiple_of(PAGE).filter(|&charge| len > 0 && charge <= left).ok_or_else(|| {
+                format!("{len} bytes asked for, {left} left: ask for less, or start the node with a larger --memory")
+            })?;
         let buffer = Buffer::anonymous(len as usize).map_err(|e| e.to_string())?;
         let access = Access::LOCAL_WRITE | ALL_REMOTE;
         let region =
             self.registry.register(self.pd, &buffer, 0, len as usize, None, access).map_err(|e| e.to_string())?;
-        let peer = self.peers.get_mut(&qpn).ok_or("the connection is closing")?;
-        peer.keys.push((region.key(), len));
-        self.memory_left -= len;
+        peer.keys.push((region.key(), charge));
+        self.memory_left -= charge;
         call.reply.extend_from_slice(&region.va().to_le_bytes());
         call.reply.extend_from_slice(&region.key().to_le_bytes());
         Ok(())
@@ -497,20 +547,24 @@ impl Host {
 
     fn free(&mut self, qpn: Qpn, call: &Call) -> Result<(), String> {
         let key = control::u32_at(&call.params, 0).ok_or("the key is missing")?;
-        let peer = self.peers.get_mut(&qpn).ok_or("the connection is closing")?;
-        let at = peer.keys.iter().position(|(k, _)| *k == key).ok_or("this client has no region with that key")?;
-        let (_, len) = peer.keys.swap_remove(at);
-        self.memory_left += len;
-        if self.writer.as_ref().is_some_and(|w| w.key() == key) {
-            self.writer = None;
-        }
-        self.registry.deregister(key).map_err(|e| e.to_string())
+        let peer = self.peers.get_mut(&qpn).ok_or(CLOSING)?;
+        let at = peer.keys.iter().position(|(k, _)| *k == key).ok_or(FOREIGN)?;
+        let (_, charge) = peer.keys.swap_remove(at);
+        self.release(key, charge);
+        Ok(())
     }
 
-    fn start_writer(&mut self, call: &Call) -> Result<(), String> {
+    fn start_writer(&mut self, qpn: Qpn, call: &Call) -> Result<(), String> {
         let (key, va, config) = control::decode_writer(&call.params).ok_or("the parameters are cut short")?;
-        let region = self.registry.lookup(key).ok_or("there is no region with that key")?;
-        self.writer = Some(Writer::start(region, self.pd, va, config)?);
+        let peer = self.peers.get(&qpn).ok_or(CLOSING)?;
+        if !peer.keys.iter().any(|(k, _)| *k == key) {
+            return Err(FOREIGN.into());
+        }
+        if self.writer.as_ref().is_some_and(|(owner, _)| *owner != qpn) {
+            return Err("another client's writer runs, and a node has one".into());
+        }
+        let region = self.registry.lookup(key).ok_or(FOREIGN)?;
+        self.writer = Some((qpn, Writer::start(region, self.pd, va, config)?));
         Ok(())
     }
 
@@ -531,6 +585,11 @@ impl Host {
         }
     }
 }
+
+/// Why the node refuses a call about a region.
+const FOREIGN: &str = "this client has no region with that key";
+/// Why it refuses a call that arrived just before its connection ended.
+const CLOSING: &str = "the connection is closing";
 
 fn request_sge(region: &Region, slot: u64) -> Sge {
     Sge { va: region.va() + slot * MAX_REQUEST as u64, len: MAX_REQUEST as u32, lkey: region.key() }

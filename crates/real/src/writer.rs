@@ -17,6 +17,8 @@ pub(crate) struct Writer {
     thread: Option<JoinHandle<()>>,
 }
 
+/// The largest object, so that stopping takes no longer than rewriting it.
+const MAX_OBJECT: usize = 1 << 20;
 /// Bytes stored at a time; a reader may see an object between any two stores.
 const PIECE: usize = 64;
 
@@ -24,11 +26,14 @@ impl Writer {
     /// Starts rewriting the objects from `va` on. Refuses what does not lie in the region.
     pub fn start(region: Arc<Region>, pd: Pd, va: u64, config: WriterConfig) -> Result<Self, String> {
         let (size, objects) = (config.object_size as usize, config.objects as usize);
-        if size < 16 || size % 8 != 0 || objects == 0 {
-            return Err(format!("{objects} objects of {size} bytes: a size is a multiple of 8 from 16 on"));
+        if !(16..=MAX_OBJECT).contains(&size) || size % 8 != 0 || objects == 0 {
+            return Err(format!(
+                "{objects} objects of {size} bytes: a size is a multiple of 8 from 16 to {MAX_OBJECT}"
+            ));
         }
+        // Two 32-bit numbers: their product does not overflow.
         let bytes = (size * objects) as u64;
-        region.check(pd, va, bytes, Access::LOCAL_WRITE).map_err(|e| e.to_string())?;
+        region.check(pd, va, bytes, Access::REMOTE_WRITE).map_err(|e| e.to_string())?;
         let (stop, updates) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let key = region.key();
         let (s, u) = (stop.clone(), updates.clone());
@@ -56,6 +61,7 @@ impl Drop for Writer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
             // A writer that panicked has said so on stderr already.
             let _ = thread.join();
         }
@@ -92,9 +98,11 @@ fn write_on(region: &Region, va: u64, config: WriterConfig, stop: &AtomicBool, u
         }
         updates.store(version, Ordering::Relaxed);
         if config.updates_per_s > 0 {
-            let due = Duration::from_nanos(version * 1_000_000_000 / u64::from(config.updates_per_s));
-            if let Some(early) = due.checked_sub(start.elapsed()) {
-                std::thread::sleep(early);
+            let due = Duration::from_secs_f64(version as f64 / f64::from(config.updates_per_s));
+            while !stop.load(Ordering::Relaxed)
+                && let Some(early) = due.checked_sub(start.elapsed())
+            {
+                std::thread::park_timeout(early);
             }
         }
     }
