@@ -17,7 +17,7 @@ use remora_wire::rpc::{RpcHeader, parse_reply_imm};
 use crate::control::{self, WriterConfig, op};
 use crate::device::Device;
 use crate::links::{LinkChoice, client_links};
-use crate::remote::{RemoteMemory, SLOT, SLOT_ID, Verbs};
+use crate::remote::{RemoteMemory, SLOT, SLOT_ID, SLOTS, Verbs};
 use crate::{Error, map_memory};
 
 /// Where a kernel runs.
@@ -79,8 +79,14 @@ pub const MAX_CALLS: usize = 256;
 pub const MAX_REPLY: usize = 64 << 10;
 /// How long to wait for a node to take the connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to wait for a node to hear that a client leaves, in nanoseconds.
+const GOODBYE: u64 = 20_000_000;
 /// Receives kept posted for replies: as many as calls, and some to spare.
 const RECVS: usize = MAX_CALLS * 2;
+/// The work request id of a payload stream has this bit.
+const STREAM_ID: u64 = 1 << 33;
+/// Verbs of a bulk READ in flight.
+const WINDOW: usize = 16;
 
 /// A connection to a node. Not for sharing between threads: each takes its own.
 pub struct Client {
@@ -95,6 +101,10 @@ pub struct Client {
     /// The caller's tag of each call under way.
     calls: Vec<Option<u32>>,
     free: Vec<u32>,
+    /// Calls whose parameters are too long for their placement.
+    refused: Vec<u32>,
+    /// A payload stream is being sent.
+    streaming: bool,
     /// Receives to post again.
     spent_recvs: usize,
     verbs: Rc<Verbs>,
@@ -152,6 +162,8 @@ impl Client {
             reply_region,
             calls: vec![None; MAX_CALLS],
             free: (0..MAX_CALLS as u32).rev().collect(),
+            refused: Vec::with_capacity(MAX_CALLS),
+            streaming: false,
             spent_recvs: RECVS,
             verbs,
             kernels,
@@ -195,7 +207,9 @@ impl Client {
         MAX_CALLS - self.free.len() + self.kernels.in_flight()
     }
 
-    /// Starts the kernel `op` in a placement. `tag` comes back with the result.
+    /// Starts the kernel `op` in a placement. `tag` comes back with the result. Parameters that are too long for the
+    /// placement (one MTU to the NIC, 4096 bytes to the host, headers included) end in
+    /// [`Status::BadParams`].
     pub fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
         if placement == Placement::Client {
             let mut call = self.spare_calls.pop().unwrap_or_default();
@@ -213,28 +227,22 @@ impl Client {
         let posted = match placement {
             Placement::Nic => guard.nic().post_rpc(self.qp, u64::from(slot), op, &header, params),
             _ => {
-                let mut request = [0; control::MAX_REQUEST];
-                match host_request(&mut request, &header, op, params) {
-                    Some(request) => {
-                        let wr = SendWr::new(u64::from(slot), SendOp::Send, Data::Inline(request)).solicited();
-                        guard.nic().post_send(self.qp, &wr)
-                    }
-                    None => Err(NicError::Full),
-                }
+                host_request(&mut self.scratch, &header, op, params);
+                let wr = SendWr::new(u64::from(slot), SendOp::Send, Data::Inline(&self.scratch)).solicited();
+                guard.nic().post_send(self.qp, &wr)
             }
         };
         drop(guard);
         match posted {
-            Ok(()) => {
-                self.calls[slot as usize] = Some(tag);
-                self.remote_calls += 1;
-                Ok(())
-            }
+            Ok(()) => self.remote_calls += 1,
+            Err(NicError::TooLarge { .. }) => self.refused.push(slot),
             Err(_) => {
                 self.free.push(slot);
-                Err(Full)
+                return Err(Full);
             }
         }
+        self.calls[slot as usize] = Some(tag);
+        Ok(())
     }
 
     fn header(&self, slot: u32) -> RpcHeader {
@@ -248,31 +256,46 @@ impl Client {
     }
 
     /// Drives the NIC and the kernels here; `done` gets each finished call's tag, status and reply.
-    /// Returns how many finished.
+    /// Returns how many finished. When the connection is lost, all calls under way end with [`Status::LOST`], and this
+    /// poll and later ones return the error.
     pub fn poll(&mut self, done: &mut dyn FnMut(u32, Status, &[u8])) -> Result<usize, Error> {
-        self.drive()?;
+        let driven = self.drive();
         let mut finished = 0;
         for index in 0..self.wcs.len() {
             let wc = self.wcs[index];
-            if wc.opcode == WcOpcode::RecvWriteImm {
+            if wc.opcode == WcOpcode::RecvWriteImm && wc.status == WcStatus::Success {
                 finished += usize::from(self.finish_remote(&wc, done));
             }
         }
         self.wcs.clear();
+        while let Some(slot) = self.refused.pop() {
+            finished += usize::from(self.end(slot, Status::BadParams, 0, done));
+        }
+        if driven.is_err() {
+            for slot in 0..MAX_CALLS as u32 {
+                finished += usize::from(self.end(slot, Status::LOST, 0, done));
+            }
+        }
         let spare = &mut self.spare_calls;
-        self.kernels.poll(&mut |call, status| {
-            done(call.tag as u32, status, &call.reply);
-            finished += 1;
-            spare.push(call);
-        });
-        Ok(finished)
+        loop {
+            self.kernels.poll(&mut |call, status| {
+                done(call.tag as u32, status, &call.reply);
+                finished += 1;
+                spare.push(call);
+            });
+            // On a lost connection every verb fails at once, and so kernels end.
+            if driven.is_ok() || self.kernels.in_flight() == 0 {
+                return driven.map(|()| finished);
+            }
+        }
     }
 
     /// Moves packets, posts receives again, notes verbs that completed; other completions stay in `wcs`.
     fn drive(&mut self) -> Result<(), Error> {
         let mut guard = self.device.lock();
         for _ in 0..self.spent_recvs {
-            guard.nic().post_recv(self.qp, 0, &[])?;
+            // There is room; a queue pair in the error state completes it at once.
+            let _ = guard.nic().post_recv(self.qp, 0, &[]);
         }
         self.spent_recvs = 0;
         let work = guard.progress();
@@ -283,6 +306,7 @@ impl Client {
             if wc.wr_id & SLOT_ID != 0 {
                 self.verbs.complete(wc.wr_id, wc.status);
             } else {
+                self.streaming &= wc.wr_id & STREAM_ID == 0;
                 self.wcs.push(wc);
             }
         }
@@ -291,76 +315,89 @@ impl Client {
             0 => self.device.relax(self.busy_at),
             _ => self.busy_at = self.device.now(),
         }
+        self.alive().inspect_err(|_| self.verbs.set_lost())
+    }
+
+    fn alive(&self) -> Result<(), Error> {
         match self.lost {
             None => Ok(()),
-            Some(status) => {
-                self.verbs.set_lost();
-                Err(Error::Lost { address: self.node, status })
-            }
+            Some(status) => Err(Error::Lost { address: self.node, status }),
         }
     }
 
     fn finish_remote(&mut self, wc: &WorkCompletion, done: &mut dyn FnMut(u32, Status, &[u8])) -> bool {
         self.spent_recvs += 1;
         let (slot, status) = parse_reply_imm(wc.imm.unwrap_or(0));
-        // A node that answers what was never asked is ignored.
+        self.end(slot, Status::from_code(status), wc.byte_len as usize, done)
+    }
+
+    /// Ends the call in a slot. A node that answers what was never asked is ignored.
+    fn end(&mut self, slot: u32, status: Status, len: usize, done: &mut dyn FnMut(u32, Status, &[u8])) -> bool {
         let Some(tag) = self.calls.get_mut(slot as usize).and_then(Option::take) else { return false };
-        self.scratch.resize((wc.byte_len as usize).min(MAX_REPLY), 0);
+        self.scratch.resize(len.min(MAX_REPLY), 0);
         // In bounds: a slot is MAX_REPLY long.
         let _ = self.replies.read(slot as usize * MAX_REPLY, &mut self.scratch);
         self.free.push(slot);
-        done(tag, Status::from_code(status), &self.scratch);
+        done(tag, status, &self.scratch);
         true
     }
 
     /// Runs one call from start to end. Nothing else may be under way.
     pub fn call(&mut self, placement: Placement, op: u64, params: &[u8]) -> Result<(Status, Vec<u8>), Error> {
-        if self.in_flight() > 0 {
-            return Err(Error::Argument("a blocking call while others are under way: finish those first".into()));
-        }
-        self.submit(placement, op, params, 0).map_err(|_| {
-            Error::Argument(format!(
-                "a call's parameters must fit {} bytes",
-                control::MAX_REQUEST - control::HOST_HEADER
-            ))
-        })?;
-        let mut result = None;
-        while result.is_none() {
-            self.poll(&mut |_, status, reply| result = Some((status, reply.to_vec())))?;
-        }
-        result.ok_or_else(|| Error::Argument("unreachable".into()))
+        self.idle()?;
+        self.submit(placement, op, params, 0).map_err(|full| Error::Argument(full.to_string()))?;
+        self.finish()
     }
 
     /// Calls a kernel on the node's NIC with a payload stream behind the parameters, from start to end.
     pub fn call_stream(&mut self, op: u64, params: &[u8], payload: &[u8]) -> Result<(Status, Vec<u8>), Error> {
-        if self.in_flight() > 0 {
-            return Err(Error::Argument("a blocking call while others are under way: finish those first".into()));
-        }
-        let bytes: Box<[u8]> = payload.into();
-        let buffer = Buffer::from_boxed(bytes);
-        let slot = self.free.pop().ok_or_else(|| Error::Argument(Full.to_string()))?;
-        let header = self.header(slot);
-        let mut guard = self.device.lock();
-        let registry = guard.nic().registry().clone();
-        let pd = guard.nic().qp_init(self.qp)?.pd;
-        let region = registry.register(pd, &buffer, 0, payload.len(), None, Access::empty())?;
-        let sge = [Sge { va: region.va(), len: payload.len() as u32, lkey: region.key() }];
-        guard.nic().post_rpc_write(self.qp, u64::from(slot), op, &header, params, &sge)?;
-        drop(guard);
-        self.calls[slot as usize] = Some(0);
-        self.remote_calls += 1;
-        let mut result = None;
-        let outcome = loop {
-            if let Err(e) = self.poll(&mut |_, status, reply| result = Some((status, reply.to_vec()))) {
-                break Err(e);
-            }
-            if let Some(result) = result.take() {
-                break Ok(result);
-            }
-        };
+        self.idle()?;
+        let len = u32::try_from(payload.len())
+            .map_err(|_| Error::Argument(format!("a payload stream of {} bytes: at most 2 GB", payload.len())))?;
+        let buffer = Buffer::from_boxed(payload.into());
+        let registry = self.device.lock().nic().registry().clone();
+        let region = registry.register(self.reply_region.pd(), &buffer, 0, payload.len(), None, Access::empty())?;
+        let outcome = self.run_stream(op, params, Sge { va: region.va(), len, lkey: region.key() });
         // The key must not outlive the buffer's use, whatever happened.
         let _ = registry.deregister(region.key());
         outcome
+    }
+
+    fn run_stream(&mut self, op: u64, params: &[u8], payload: Sge) -> Result<(Status, Vec<u8>), Error> {
+        let slot = self.free.pop().ok_or_else(|| Error::Argument(Full.to_string()))?;
+        let (id, header) = (STREAM_ID | u64::from(slot), self.header(slot));
+        let posted = self.device.lock().nic().post_rpc_write(self.qp, id, op, &header, params, &[payload]);
+        if let Err(e) = posted {
+            self.free.push(slot);
+            return Err(e.into());
+        }
+        self.calls[slot as usize] = Some(0);
+        self.remote_calls += 1;
+        self.streaming = true;
+        let result = self.finish()?;
+        // A kernel may answer before it has seen all of the stream, and the NIC still sends from the buffer.
+        while self.streaming {
+            self.drive()?;
+        }
+        Ok(result)
+    }
+
+    fn idle(&self) -> Result<(), Error> {
+        match self.in_flight() {
+            0 => self.alive(),
+            _ => Err(Error::Argument("a blocking call while others are under way: finish those first".into())),
+        }
+    }
+
+    /// Waits for the only call under way.
+    fn finish(&mut self) -> Result<(Status, Vec<u8>), Error> {
+        let mut result = None;
+        loop {
+            self.poll(&mut |_, status, reply| result = Some((status, reply.to_vec())))?;
+            if let Some(result) = result.take() {
+                return Ok(result);
+            }
+        }
     }
 
     fn node_call(&mut self, what: &'static str, op: u64, params: &[u8]) -> Result<Vec<u8>, Error> {
@@ -413,7 +450,7 @@ impl Client {
         self.check_range(region, offset, data.len())?;
         let mut pieces = data.chunks(SLOT).enumerate();
         let mut next = pieces.next();
-        let mut busy: Vec<u32> = Vec::new();
+        let mut busy: Vec<u32> = Vec::with_capacity(SLOTS);
         while next.is_some() || !busy.is_empty() {
             while let Some((n, piece)) = next
                 && let Some(slot) = self.verbs.take_slot()
@@ -426,7 +463,10 @@ impl Client {
                         self.verbs.free_slot(slot);
                         break;
                     }
-                    Err(e) => return Err(e.into()),
+                    Err(e) => {
+                        self.verbs.free_slot(slot);
+                        return Err(e.into());
+                    }
                 }
                 next = pieces.next();
             }
@@ -439,18 +479,20 @@ impl Client {
     /// Copies a part of a region into `out`, with many READs in flight.
     pub fn read(&mut self, region: &RemoteRegion, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         self.check_range(region, offset, out.len())?;
-        for (n, window) in out.chunks_mut(SLOT * 16).enumerate() {
-            let base = region.va + offset + (n * SLOT * 16) as u64;
-            let mut slots = Vec::new();
+        for (n, window) in out.chunks_mut(SLOT * WINDOW).enumerate() {
+            let base = region.va + offset + (n * SLOT * WINDOW) as u64;
+            let mut slots = [None; WINDOW];
             for (m, piece) in window.chunks(SLOT).enumerate() {
+                // All slots are free.
                 let Some(slot) = self.verbs.take_slot() else { break };
-                self.verbs.post(slot, SendOp::Read { va: base + (m * SLOT) as u64, rkey: region.key }, piece.len())?;
-                slots.push(slot);
+                let op = SendOp::Read { va: base + (m * SLOT) as u64, rkey: region.key };
+                self.verbs.post(slot, op, piece.len()).inspect_err(|_| self.verbs.free_slot(slot))?;
+                slots[m] = Some(slot);
             }
-            while slots.iter().any(|&s| self.verbs.status(s).is_none()) {
+            while slots.iter().flatten().any(|&s| self.verbs.status(s).is_none()) {
                 self.drive()?;
             }
-            for (slot, piece) in slots.into_iter().zip(window.chunks_mut(SLOT)) {
+            for (slot, piece) in slots.into_iter().flatten().zip(window.chunks_mut(SLOT)) {
                 self.verbs.drain(slot, piece);
                 self.verbs.free_slot(slot);
             }
@@ -469,6 +511,7 @@ impl Client {
     }
 
     fn check_range(&self, region: &RemoteRegion, offset: u64, len: usize) -> Result<(), Error> {
+        self.alive()?;
         let fits = offset.checked_add(len as u64).is_some_and(|end| end <= region.len);
         if !fits {
             let of = region.len;
@@ -489,25 +532,27 @@ impl Drop for Client {
             let now = guard.now();
             let _ = guard.nic().disconnect(now, self.conn);
         }
-        let end = self.device.now() + 20_000_000;
-        while self.device.now() < end {
+        let start = self.device.now();
+        while self.device.now() < start + GOODBYE {
             let mut guard = self.device.lock();
             guard.progress();
             if guard.take_events().iter().any(|e| matches!(e, Event::Cm(CmEvent::Disconnected { .. }))) {
                 break;
             }
+            drop(guard);
+            self.device.relax(start);
         }
         self.device.stop();
     }
 }
 
-/// Header, op-code, parameters, one after the other. `None` if they are too long.
-fn host_request<'a>(out: &'a mut [u8], header: &RpcHeader, op: u64, params: &[u8]) -> Option<&'a [u8]> {
-    let len = control::HOST_HEADER + params.len();
+/// Header, op-code, parameters, one after the other.
+fn host_request(out: &mut Vec<u8>, header: &RpcHeader, op: u64, params: &[u8]) {
+    out.clear();
+    out.resize(RpcHeader::LEN, 0);
     header.emit(out);
-    out[RpcHeader::LEN..control::HOST_HEADER].copy_from_slice(&op.to_le_bytes());
-    out.get_mut(control::HOST_HEADER..len)?.copy_from_slice(params);
-    Some(&out[..len])
+    out.extend_from_slice(&op.to_le_bytes());
+    out.extend_from_slice(params);
 }
 
 /// Calls the node and waits for the connection to stand. A node that remembers an earlier connection of this queue
@@ -527,6 +572,17 @@ fn connect(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32) -> Result<Conn
     }
 }
 
+/// Why a node refused, in its own words if it gave some (a rejection's private data is padded with zeros).
+fn refusal(reason: u16, private: &[u8]) -> String {
+    let text = String::from_utf8_lossy(private);
+    match (text.trim_end_matches('\0'), reason) {
+        ("", reason::NO_RESOURCES) => "it has as many connections as it takes".into(),
+        ("", reason::INVALID_SERVICE_ID) => "something else than `remora node` listens there".into(),
+        ("", _) => "it gives no explanation".into(),
+        (text, _) => text.chars().filter(|c| !c.is_control()).collect(),
+    }
+}
+
 fn call_once(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32, end: u64) -> Result<ConnId, Error> {
     let conn = {
         let mut guard = device.lock();
@@ -541,8 +597,8 @@ fn call_once(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32, end: u64) ->
         for event in guard.take_events() {
             match event {
                 Event::Cm(CmEvent::Established { conn: c, .. }) if c == conn => return Ok(conn),
-                Event::Cm(CmEvent::Rejected { conn: c, reason, .. }) if c == conn => {
-                    return Err(Error::Refused { address: node, reason });
+                Event::Cm(CmEvent::Rejected { conn: c, reason, private_data }) if c == conn => {
+                    return Err(Error::Refused { address: node, why: refusal(reason, &private_data), reason });
                 }
                 Event::Cm(CmEvent::Unreachable { conn: c }) if c == conn => return Err(Error::Unreachable(node)),
                 _ => {}

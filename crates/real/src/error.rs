@@ -43,10 +43,12 @@ pub enum Error {
     #[error("no node answers at {0}: is `remora node --listen {0}` running there, and UDP port 4791 open between?")]
     Unreachable(IpAddr),
     /// The node said no.
-    #[error("the node at {address} refused the connection (reason {reason})")]
+    #[error("the node at {address} refused the connection: {why} (reason {reason})")]
     Refused {
         /// The node.
         address: IpAddr,
+        /// What it gave as an explanation.
+        why: String,
         /// The CM's reason code.
         reason: u16,
     },

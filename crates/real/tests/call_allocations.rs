@@ -1,0 +1,82 @@
+//! Once warm, calls and verbs allocate nothing, neither at the client nor at the node. Alone in its process: it counts
+//! what all of the process's threads allocate.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use remora_kernel::{ConsistencyParams, Status, op};
+use remora_real::{Client, ClientConfig, LinkChoice, Node, NodeConfig, Placement, fill_object};
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+struct Counting;
+
+// SAFETY: everything is the system allocator's own; counting touches no memory of its callers.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Calls in flight at once: more than one, and enough to make every pool grow that would.
+const IN_FLIGHT: u32 = 32;
+
+/// Allocations during a thousand calls, after as many to warm up twice over.
+fn of_calls(client: &mut Client, placement: Placement, params: &[u8], expected: &[u8]) -> u64 {
+    let mut before = 0;
+    for round in 0..3 {
+        if round == 2 {
+            before = ALLOCATIONS.load(Ordering::Relaxed);
+        }
+        let (mut next, mut ended) = (0, 0);
+        while ended < 1000 {
+            while next < 1000 && next < ended + IN_FLIGHT {
+                client.submit(placement, op::CONSISTENCY, params, next).expect("room");
+                next += 1;
+            }
+            let check = &mut |_, status, reply: &[u8]| assert!(status == Status::Ok && reply == expected);
+            ended += client.poll(check).expect("connection") as u32;
+        }
+    }
+    ALLOCATIONS.load(Ordering::Relaxed) - before
+}
+
+#[test]
+fn calls_and_reads_allocate_nothing_once_warm() {
+    let ip = |last| IpAddr::V4(Ipv4Addr::new(127, 12, 0, last));
+    let node = Node::start(NodeConfig::new(ip(1))).expect("node");
+    for (last, link) in [(2, LinkChoice::Shm), (3, LinkChoice::Udp)] {
+        let mut client = Client::connect(ClientConfig { node: ip(1), local: ip(last), link }).expect("connection");
+        let region = client.alloc(1 << 20).expect("memory");
+        let mut object = vec![0; 256];
+        fill_object(1, 1, &mut object);
+        client.write(&region, 0, &object).expect("write");
+        let params = ConsistencyParams { address: region.va, key: region.key, len: 256, max_tries: 1 }.encode();
+        let (_, reply) = client.call(Placement::Host, op::CONSISTENCY, &params).expect("call");
+        assert_eq!(reply[..248], object[..248]);
+        for placement in [Placement::Client, Placement::Nic, Placement::Host] {
+            assert_eq!(of_calls(&mut client, placement, &params, &reply), 0, "{placement:?} over {link:?}");
+        }
+        let mut out = vec![0; 300_000];
+        let mut before = 0;
+        for round in 0..20 {
+            if round == 10 {
+                before = ALLOCATIONS.load(Ordering::Relaxed);
+            }
+            client.read(&region, 8, &mut out).expect("read");
+        }
+        assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "READs over {link:?}");
+    }
+    node.shutdown();
+}
