@@ -79,10 +79,10 @@ pub struct Compare {
     #[arg(long, value_name = "FILE", conflicts_with = "distribution")]
     pub trace: Option<PathBuf>,
     /// Records to generate
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = up_to(1..=100_000_000))]
     pub records: u32,
     /// Bytes of each generated value
-    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = clap::value_parser!(u32).range(0..=61_440))]
+    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = up_to(0..=61_440))]
     pub value_bytes: u32,
     /// How keys are drawn
     #[arg(long, value_enum, default_value = "zipfian")]
@@ -94,7 +94,7 @@ pub struct Compare {
     #[arg(long, value_name = "S", default_value = "0.12", value_parser = seconds, allow_negative_numbers = true)]
     pub seconds: Duration,
     /// Updates a second that the node's writer makes while consistent GETs run; 0 is as fast as it can
-    #[arg(long, value_name = "N", default_value = "50000", value_parser = clap::value_parser!(u32).range(0..=100_000_000))]
+    #[arg(long, value_name = "N", default_value = "50000", value_parser = up_to(0..=100_000_000))]
     pub writer_rate: u32,
     /// Also write all figures as JSON
     #[arg(long, value_name = "FILE")]
@@ -148,7 +148,7 @@ pub struct BenchKernel {
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = size)]
     pub table: u64,
     /// Rounds, of which the best counts: other work on the machine only ever slows one down
-    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value = "8", value_parser = up_to(1..=1000))]
     pub rounds: u32,
     /// Seed of the table and of the keys
     #[arg(long, value_name = "N", default_value = "42")]
@@ -187,6 +187,11 @@ pub enum Distribution {
     Zipfian,
     /// Every record alike.
     Uniform,
+}
+
+/// A number in a range.
+fn up_to(range: std::ops::RangeInclusive<i64>) -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(range)
 }
 
 /// An address that one node has.

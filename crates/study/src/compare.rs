@@ -59,7 +59,7 @@ pub trait Watch {
     fn stop(&self) -> bool;
 }
 
-/// Measures everything against a store that is loaded.
+/// Measures everything against a store that one of the targets loaded.
 ///
 /// Each figure is measured in a few slices. Those of an operation take turns, so that a disturbance of the machine hits
 /// all places and parameters alike.
@@ -77,17 +77,15 @@ pub fn compare(
         for _ in 0..SLICES {
             // Figures of one parameter follow each other; over consistent reads of its size the writer runs.
             for figures in figures.chunk_by_mut(|a, b| a.parameter == b.parameter) {
-                start_writer(targets, store, plan, &figures[0])?;
+                let writes = start_writer(targets, store, plan, &figures[0])?;
                 for (target, figures) in targets.iter_mut().zip(figures.chunk_by_mut(|a, b| a.link == b.link)) {
                     let time = schedule.next(&figures[0], watch);
                     for figure in figures {
                         figure.measure(*target, time, watch)?;
                     }
                 }
-                if operation == Operation::ConsistentGet
-                    && let [first, ..] = targets
-                {
-                    first.stop_writer()?;
+                if let (true, Some(owner)) = (writes, owner(targets, store)) {
+                    owner.stop_writer()?;
                 }
             }
         }
@@ -97,19 +95,24 @@ pub fn compare(
     Ok(rows)
 }
 
+/// The target whose memory the store is: the node lets nobody else start a writer on it.
+fn owner<'a>(targets: &'a mut [&mut dyn Target], store: &Store<'_>) -> Option<&'a mut dyn Target> {
+    targets.iter_mut().find(|target| target.link() == store.link).map(|target| &mut **target as &mut dyn Target)
+}
+
+/// Starts the writer if the figure is one of changing objects. Returns whether it is.
 fn start_writer(
     targets: &mut [&mut dyn Target],
     store: &Store<'_>,
     plan: &Plan,
     figure: &Figure<'_>,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let changing = (figure.operation == Operation::ConsistentGet).then(|| store.changing(figure.parameter?)).flatten();
-    if let (Some((objects, region)), [first, ..]) = (changing, targets) {
-        let (object_size, count) = (objects.object_size(), objects.count);
-        let config = WriterConfig { object_size, objects: count, updates_per_s: plan.writer_updates_per_s };
-        first.start_writer(region, &config)?;
-    }
-    Ok(())
+    let Some(((objects, region), owner)) = changing.zip(owner(targets, store)) else { return Ok(false) };
+    let (object_size, count) = (objects.object_size(), objects.count);
+    let config = WriterConfig { object_size, objects: count, updates_per_s: plan.writer_updates_per_s };
+    owner.start_writer(region, &config)?;
+    Ok(true)
 }
 
 /// An operation in one placement over one link, and what was measured of it so far.

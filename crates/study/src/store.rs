@@ -7,7 +7,7 @@ use remora_store::{Place, text};
 use crate::Error;
 use crate::calls::{Gets, Lists, Objects};
 use crate::compare::{Plan, Progress, Watch};
-use crate::measure::Operation;
+use crate::measure::{Link, Operation};
 use crate::records::Records;
 use crate::run::Calls;
 use crate::target::Target;
@@ -32,6 +32,8 @@ const PIECE: usize = 4 << 20;
 
 /// A store on the node: everything that the operations need.
 pub struct Store<'a> {
+    /// The link of the target whose memory it is.
+    pub(crate) link: Link,
     records: &'a Records,
     hits: Trace,
     misses: Trace,
@@ -59,6 +61,7 @@ impl<'a> Store<'a> {
         user_trace: Option<Trace>,
         watch: &dyn Watch,
     ) -> Result<Self, Error> {
+        let link = target.link();
         let mut loader = Loader { target, watch, seed: plan.seed, done: 0, total: 0 };
         loader.total = expected_bytes(records);
         let table = loader.table(records)?;
@@ -79,7 +82,7 @@ impl<'a> Store<'a> {
         }
         let objects = VALUE_SIZES.map(|bytes| loader.objects(bytes as u32));
         let objects = objects.into_iter().collect::<Result<_, Error>>()?;
-        Ok(Self { records, hits, misses, user_trace, table, lists, sized, objects })
+        Ok(Self { link, records, hits, misses, user_trace, table, lists, sized, objects })
     }
 
     /// Operations and parameters, in the order of measuring.

@@ -207,7 +207,8 @@ mod tests {
         );
         assert_eq!(
             line(&[row(Nic, 1.0, 8_100, 2e6), host]),
-            "nic and host are level over udp: 1 round trip for both, and neither bytes nor CPU at the node set them apart; \
+            "nic and host are level over udp: \
+             1 round trip for both, and neither bytes nor CPU at the node set them apart; \
              8.10 µs against 8.30 µs at the host"
         );
         let mut lazy = row(Host, 1.0, 9_000, 1.0);

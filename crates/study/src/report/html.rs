@@ -170,8 +170,8 @@ fn caption(report: &Report, operation: Operation) -> String {
                 .into()
         }
         Operation::ConsistentGet => format!(
-            "Median latency of reading a value whole, by its size, as in figure 9 of StRoM (EuroSys 2020). A writer on \
-             the node keeps rewriting the values ({}); a read that catches one half-written is repeated until the CRC64 \
+            "Median latency of reading a value whole, by its size, as in figure 9 of StRoM (EuroSys 2020). A writer \
+             on the node keeps rewriting the values ({}); a read that catches one half-written is repeated until the CRC64 \
              holds.",
             match report.setup.writer_updates_per_s {
                 0 => "as fast as it can".into(),
@@ -183,7 +183,8 @@ fn caption(report: &Report, operation: Operation) -> String {
             .into(),
     };
     format!(
-        "{what} Bars run from the 1st to the 99th percentile, some out of the plot; one operation in flight; both axes are logarithmic."
+        "{what} Bars run from the 1st to the 99th percentile, some out of the plot; one operation in flight; both axes \
+         are logarithmic."
     )
 }
 

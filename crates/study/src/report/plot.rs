@@ -141,7 +141,7 @@ pub fn rates(bars: &[(Placement, f64)], about: &str) -> String {
         let (length, middle) = ((inner * per_s / most).max(1.0), top + BAR / 2.0 + 4.0);
         let _ = write!(
             svg,
-            r#"<g class="{placement}"><rect class="bar" x="{left}" y="{top:.1}" width="{length:.1}" height="{BAR}"/></g>"#
+            r#"<rect class="bar {placement}" x="{left}" y="{top:.1}" width="{length:.1}" height="{BAR}"/>"#
         );
         text(&mut svg, left - 8.0, middle, "end", &format!("name {placement}"), placement.name());
         text(&mut svg, left + length + 6.0, middle, "start", "", &format!("{}/s", rate(per_s)));
