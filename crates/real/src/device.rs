@@ -35,7 +35,7 @@ const POLITE: u64 = 5_000;
 
 /// How long a link may take none of a peer's packets before they count as lost: one peer that stands still must not
 /// hold up the others.
-const STUCK: u64 = 10_000_000;
+const STUCK: u64 = 20_000_000;
 
 /// A software NIC. Clones are handles to the same one; with the last of them its thread ends and its links close.
 #[derive(Clone)]

@@ -320,7 +320,11 @@ impl Host {
                     self.forget(guard, qpn);
                 }
             }
-            Event::QpFatal(qpn, _) => self.cut_off(guard, qpn),
+            Event::QpFatal(qpn, _) => {
+                // The NAK that tells the client why goes first.
+                guard.progress();
+                self.cut_off(guard, qpn);
+            }
             _ => {}
         }
     }
