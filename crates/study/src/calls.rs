@@ -6,15 +6,15 @@ use remora_store::hash::Table;
 use remora_store::{Place, checked, text};
 
 use rand_chacha::ChaCha8Rng;
-use rand_core::{RngCore, SeedableRng};
+use rand_core::SeedableRng;
 
 use crate::records::{Records, quote};
-use crate::run::Calls;
+use crate::run::{Calls, Outcome};
 use crate::trace::{Pick, Trace};
 use crate::workload::below;
 
-/// Reads of a changing object before the kernel gives up.
-const MAX_TRIES: u32 = 10_000;
+/// Reads of a changing object before the kernel gives up: a writer that was interrupted half-way needs a core to go on.
+const MAX_TRIES: u32 = 256;
 
 /// GETs of a trace's keys.
 pub struct Gets<'a> {
@@ -43,14 +43,16 @@ impl Calls for Gets<'_> {
         op::GET
     }
 
-    fn next(&mut self, params: &mut Vec<u8>) -> u64 {
-        let at = self.at as u64;
+    fn next(&mut self) -> u64 {
         self.at += 1;
-        params.extend_from_slice(&text::get_params(&self.table, self.key(at).0).encode());
-        at
+        self.at as u64 - 1
     }
 
-    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<u64, String> {
+    fn params(&self, id: u64, params: &mut Vec<u8>) {
+        params.extend_from_slice(&text::get_params(&self.table, self.key(id).0).encode());
+    }
+
+    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<Outcome, String> {
         let (key, expected) = self.key(id);
         let found = match status {
             Status::Ok => text::value(reply, key),
@@ -58,7 +60,7 @@ impl Calls for Gets<'_> {
             _ => return Err(format!("GET of key {} ended with {status:?}", quote(key))),
         };
         if found == expected {
-            return Ok(0);
+            return Ok(Outcome::RIGHT);
         }
         Err(match (found, expected) {
             (None, Some(_)) => format!("GET of key {} found nothing, though it was loaded", quote(key)),
@@ -165,23 +167,25 @@ impl Calls for Walks<'_> {
         op::TRAVERSAL
     }
 
-    fn next(&mut self, params: &mut Vec<u8>) -> u64 {
-        let Lists { elements, values, lists, .. } = *self.lists;
-        let list = below(&mut self.rng, lists);
+    fn next(&mut self) -> u64 {
+        below(&mut self.rng, self.lists.lists)
+    }
+
+    fn params(&self, list: u64, params: &mut Vec<u8>) {
+        let Lists { elements, values, .. } = *self.lists;
         let head = elements.va + self.heads[list as usize] * LINE as u64;
         let key = self.lists.key(list, self.length - 1);
         params.extend_from_slice(&TraversalParams::list(head, key, LINE as u32, elements.key, values.key).encode());
-        list
     }
 
-    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<u64, String> {
+    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<Outcome, String> {
         let length = self.length;
         if status != Status::Ok {
             return Err(format!("walking {length} elements of list {id} ended with {status:?}"));
         }
         let expected = self.lists.value(id, length - 1);
         if reply == expected {
-            return Ok(0);
+            return Ok(Outcome::RIGHT);
         }
         Err(format!("walking {length} elements of list {id}: {}", difference(reply, &expected)))
     }
@@ -230,16 +234,23 @@ impl Calls for Reads<'_> {
         op::CONSISTENCY
     }
 
-    fn next(&mut self, params: &mut Vec<u8>) -> u64 {
+    fn next(&mut self) -> u64 {
+        below(&mut self.rng, self.objects.count.into())
+    }
+
+    fn params(&self, index: u64, params: &mut Vec<u8>) {
         let Place { va, key } = self.objects.place;
-        let (size, index) = (self.objects.object_size(), self.rng.next_u32() % self.objects.count);
-        let place = Place { va: va + u64::from(size) * u64::from(index), key };
+        let size = self.objects.object_size();
+        let place = Place { va: va + u64::from(size) * index, key };
         params.extend_from_slice(&checked::params(place, size, MAX_TRIES).encode());
-        index.into()
     }
 
     /// The payload must be one that the writer stores: the version is in it, and decides every byte.
-    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<u64, String> {
+    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<Outcome, String> {
+        // The kernel's own limit, or those of the place that it ran in.
+        if matches!(status, Status::Inconsistent | Status::StepLimit | Status::ByteLimit) {
+            return Ok(Outcome::GaveUp);
+        }
         let Some((payload, tries)) = (status == Status::Ok).then(|| checked::split_reply(reply)).flatten() else {
             return Err(format!("reading object {id} ended with {status:?}"));
         };
@@ -250,7 +261,7 @@ impl Calls for Reads<'_> {
         };
         fill_object(id, word.into(), expected);
         if payload == &expected[..self.objects.payload as usize] {
-            return Ok(u64::from(tries.saturating_sub(1)));
+            return Ok(Outcome::Verified { rereads: u64::from(tries.saturating_sub(1)) });
         }
         Err(format!("object {id}: {}", difference(payload, expected)))
     }

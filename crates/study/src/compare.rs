@@ -291,7 +291,7 @@ mod tests {
             (Operation::GetHit, None, Fault::Byte(5), "found nothing"),
             (Operation::GetMiss, None, Fault::Status(Status::Inconsistent), "ended with Inconsistent"),
             (Operation::ConsistentGet, Some(256), Fault::Byte(100), "byte 100 of the value"),
-            (Operation::ConsistentGet, Some(64), Fault::Status(Status::Inconsistent), "ended with Inconsistent"),
+            (Operation::ConsistentGet, Some(64), Fault::Status(Status::Trapped), "ended with Trapped"),
         ] {
             target.fault = fault;
             let mut figures = figures(&store, operation, &[Link::Shm], &plan());
@@ -302,6 +302,22 @@ mod tests {
                 message.starts_with("wrong result over shm at the client: ") && message.contains(expected),
                 "{message}"
             );
+        }
+    }
+
+    #[test]
+    fn a_read_that_gave_up_is_made_again() {
+        let records = Records::generate(10, 64, 1);
+        let mut target = Local::new();
+        let store = Store::load(&mut target, &plan(), &records, None, &Heard::default()).unwrap();
+        for status in [Status::Inconsistent, Status::StepLimit, Status::ByteLimit] {
+            target.fault = Fault::Sometimes(status);
+            let mut figures = figures(&store, Operation::ConsistentGet, &[Link::Shm], &plan());
+            figures[0].measure(&mut target, plan().time, &Heard::default()).unwrap();
+            let row = figures[0].row();
+            for load in [row.in_flight_1, row.in_flight_64] {
+                assert!(load.verified > 0 && load.repeated_calls.abs_diff(load.verified) <= 64, "{load:?}");
+            }
         }
     }
 

@@ -54,9 +54,15 @@ pub enum Error {
         /// The way that packets take.
         link: Link,
     },
-    /// No reply came.
-    #[error("no reply over {link} for {} s: is the node still running?", after.as_secs())]
-    Silent {
+    /// No call brings a result.
+    #[error(
+        "no result over {link} at the {placement} for {} s: the node has stopped, or its writer changes values faster \
+         than they can be read",
+        after.as_secs()
+    )]
+    Stuck {
+        /// Where the kernel ran.
+        placement: Placement,
         /// The way that packets take.
         link: Link,
         /// How long was waited.

@@ -19,6 +19,7 @@ pub struct Local {
     runner: Box<dyn Runner + Send>,
     regions: Vec<Arc<Region>>,
     round_trips: u64,
+    calls: u64,
     /// The writer's region and settings, and the version it is at: it moves on whenever the target is polled.
     writer: Option<(Arc<Region>, WriterConfig, u64)>,
     /// What it does wrong.
@@ -33,6 +34,8 @@ pub enum Fault {
     Byte(usize),
     /// Ends every call with this status.
     Status(Status),
+    /// Ends every second call with this status.
+    Sometimes(Status),
 }
 
 impl Local {
@@ -40,7 +43,7 @@ impl Local {
         let registry = Arc::new(Registry::new([1; 32]));
         let pd = registry.alloc_pd();
         let runner = host_runner(registry.clone(), true, 256, Limits::default());
-        Self { registry, pd, runner, regions: Vec::new(), round_trips: 0, writer: None, fault: Fault::None }
+        Self { registry, pd, runner, regions: Vec::new(), round_trips: 0, calls: 0, writer: None, fault: Fault::None }
     }
 
     fn region(&self, region: &RemoteRegion) -> Arc<Region> {
@@ -70,17 +73,16 @@ impl Target for Local {
             fill_object(object, *version, &mut bytes);
             region.write(region.va() + object * size as u64, &bytes).expect("in bounds");
         }
-        let fault = self.fault;
-        Ok(self.runner.poll(&mut |mut call, status| match fault {
-            Fault::Status(status) => done(call.tag as u32, status, &call.reply),
-            _ => {
-                if let Fault::Byte(at) = fault
-                    && let Some(byte) = call.reply.get_mut(at)
-                {
-                    *byte ^= 1;
-                }
-                done(call.tag as u32, status, &call.reply);
+        let (fault, calls) = (self.fault, &mut self.calls);
+        Ok(self.runner.poll(&mut |mut call, status| {
+            *calls += 1;
+            match fault {
+                Fault::Status(status) => return done(call.tag as u32, status, &call.reply),
+                Fault::Sometimes(status) if *calls % 2 == 1 => return done(call.tag as u32, status, &call.reply),
+                Fault::Byte(at) => call.reply.get_mut(at).into_iter().for_each(|byte| *byte ^= 1),
+                _ => {}
             }
+            done(call.tag as u32, status, &call.reply);
         }))
     }
 

@@ -174,6 +174,9 @@ pub struct Load {
     pub node_cpu_ns_per_op: f64,
     /// Reads of an object beyond the first because its checksum did not hold.
     pub rereads_per_op: f64,
+    /// Calls made again because the object changed during every try that a kernel may make. Their latency counts from
+    /// the first time.
+    pub repeated_calls: u64,
     /// Request packets sent again because they or their answers were lost.
     pub retransmits: u64,
 }
@@ -213,8 +216,10 @@ pub struct Tally {
     pub client_cpu_ns: u64,
     /// CPU time of the node process in nanoseconds.
     pub node_cpu_ns: u64,
-    /// Reads of objects beyond the first.
+    /// Reads of objects beyond the first, in the calls that ended with a result.
     pub rereads: u64,
+    /// Calls made again.
+    pub repeated: u64,
 }
 
 impl Tally {
@@ -245,6 +250,7 @@ impl Tally {
             client_cpu_ns_per_op: per_op(self.client_cpu_ns),
             node_cpu_ns_per_op: per_op(self.node_cpu_ns),
             rereads_per_op: per_op(self.rereads),
+            repeated_calls: self.repeated,
             retransmits: counts.retransmits,
         }
     }

@@ -102,6 +102,15 @@ impl Report {
         Placement::ALL.into_iter().filter(|&p| self.rows.iter().any(|row| row.placement == p)).collect()
     }
 
+    /// What became of consistent reads that found no quiet moment.
+    fn repeated_note(&self) -> Option<String> {
+        let repeated: u64 =
+            self.rows.iter().map(|r| r.in_flight_1.repeated_calls + r.in_flight_64.repeated_calls).sum();
+        (repeated > 0).then(|| {
+            format!("{} reads gave up because the value changed at every try, and were made again.", count(repeated))
+        })
+    }
+
     /// Operations done in all.
     fn verified(&self) -> u64 {
         self.rows.iter().map(|row| row.in_flight_1.verified + row.in_flight_64.verified).sum()
@@ -222,6 +231,7 @@ pub(crate) mod testing {
             client_cpu_ns_per_op: ns,
             node_cpu_ns_per_op: ns * 0.8,
             rereads_per_op: if operation == Operation::ConsistentGet { 0.02 } else { 0.0 },
+            repeated_calls: 0,
             retransmits: 0,
         };
         let many = Load { ops_per_s: 11.0 * load.ops_per_s, p50_ns: (ns * 5.8) as u64, ..load.clone() };

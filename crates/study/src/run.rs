@@ -13,11 +13,31 @@ pub trait Calls {
     /// The kernel's op-code.
     fn op(&self) -> u64;
 
-    /// Puts the next call's parameters into `params`. Returns a number by which [`Calls::check`] knows the call.
-    fn next(&mut self, params: &mut Vec<u8>) -> u64;
+    /// Chooses the next call: a number by which the other methods know it.
+    fn next(&mut self) -> u64;
 
-    /// Whether the reply to call `id` is what it must be. Returns how often the kernel read an object again.
-    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<u64, String>;
+    /// Puts the parameters of call `id` into `params`.
+    fn params(&self, id: u64, params: &mut Vec<u8>);
+
+    /// Whether the reply to call `id` is what it must be; if not, what is wrong.
+    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<Outcome, String>;
+}
+
+/// How a call ended that did nothing wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// With the right result.
+    Verified {
+        /// Reads of an object beyond the first.
+        rereads: u64,
+    },
+    /// Without one, because the object changed during every try. The call is made again; its latency goes on.
+    GaveUp,
+}
+
+impl Outcome {
+    /// The right result at the first try.
+    pub const RIGHT: Self = Self::Verified { rereads: 0 };
 }
 
 /// How long to measure what.
@@ -64,6 +84,8 @@ pub fn run(
 struct Window {
     started: Vec<(Instant, u64)>,
     free: Vec<u32>,
+    /// Calls to make again.
+    again: Vec<u32>,
     params: Vec<u8>,
 }
 
@@ -72,6 +94,7 @@ impl Window {
         Self {
             started: vec![(Instant::now(), 0); in_flight as usize],
             free: (0..in_flight).rev().collect(),
+            again: Vec::with_capacity(in_flight as usize),
             params: Vec::with_capacity(256),
         }
     }
@@ -90,20 +113,19 @@ impl Window {
         let mut starting = true;
         while starting || self.free.len() < self.started.len() {
             while starting && let Some(tag) = self.free.pop() {
-                self.params.clear();
-                let id = calls.next(&mut self.params);
-                self.started[tag as usize] = (Instant::now(), id);
-                if target.submit(slice.placement, calls.op(), &self.params, tag).is_err() {
-                    return Err(Error::Refused { placement: slice.placement, link: target.link() });
-                }
+                self.started[tag as usize] = (Instant::now(), calls.next());
+                self.submit(target, calls, slice.placement, tag)?;
+            }
+            while let Some(tag) = self.again.pop() {
+                self.submit(target, calls, slice.placement, tag)?;
             }
             let finished = self.poll(target, calls, slice.placement, tally)?;
             let now = Instant::now();
-            if finished > 0 {
+            if finished {
                 progress = now;
                 starting = starting && now - start < slice.time;
             } else if now - progress > PATIENCE {
-                return Err(Error::Silent { link: target.link(), after: PATIENCE });
+                return Err(Error::Stuck { placement: slice.placement, link: target.link(), after: PATIENCE });
             }
             if stop() {
                 return Err(Error::Interrupted);
@@ -112,23 +134,44 @@ impl Window {
         Ok(())
     }
 
+    fn submit(
+        &mut self,
+        target: &mut dyn Target,
+        calls: &dyn Calls,
+        placement: Placement,
+        tag: u32,
+    ) -> Result<(), Error> {
+        self.params.clear();
+        calls.params(self.started[tag as usize].1, &mut self.params);
+        let submitted = target.submit(placement, calls.op(), &self.params, tag);
+        submitted.map_err(|_| Error::Refused { placement, link: target.link() })
+    }
+
+    /// Takes finished calls. Whether there were any with a result.
     fn poll(
         &mut self,
         target: &mut dyn Target,
         calls: &dyn Calls,
         placement: Placement,
         tally: &mut Tally,
-    ) -> Result<usize, Error> {
-        let Self { started, free, .. } = self;
-        let Tally { latencies, rereads, .. } = tally;
+    ) -> Result<bool, Error> {
+        let Self { started, free, again, .. } = self;
+        let mut finished = false;
         let mut wrong = None;
-        let finished = target.poll(&mut |tag, status, reply| {
+        target.poll(&mut |tag, status, reply| {
             let now = Instant::now();
             let Some(&(since, id)) = started.get(tag as usize) else { return };
-            latencies.record(now - since);
-            free.push(tag);
             match calls.check(id, status, reply) {
-                Ok(more) => *rereads += more,
+                Ok(Outcome::Verified { rereads }) => {
+                    tally.latencies.record(now - since);
+                    tally.rereads += rereads;
+                    free.push(tag);
+                    finished = true;
+                }
+                Ok(Outcome::GaveUp) => {
+                    tally.repeated += 1;
+                    again.push(tag);
+                }
                 Err(what) => wrong = Some(what),
             }
         })?;

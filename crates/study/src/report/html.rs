@@ -172,11 +172,12 @@ fn caption(report: &Report, operation: Operation) -> String {
         Operation::ConsistentGet => format!(
             "Median latency of reading a value whole, by its size, as in figure 9 of StRoM (EuroSys 2020). A writer \
              on the node keeps rewriting the values ({}); a read that catches one half-written is repeated until the CRC64 \
-             holds.",
+             holds. {}",
             match report.setup.writer_updates_per_s {
                 0 => "as fast as it can".into(),
                 n => format!("{} updates a second", count(n.into())),
-            }
+            },
+            report.repeated_note().unwrap_or_default()
         ),
         _ => "Median latency of a GET of generated records, by the size of the value, as in figure 8 of StRoM \
               (EuroSys 2020)."

@@ -39,6 +39,9 @@ pub fn table(report: &Report) -> String {
         out +=
             "  Repeated reads of a changing value are round trips at the client; at nic and host they stay inside.\n";
     }
+    if let Some(note) = report.repeated_note() {
+        wrap(&mut out, 2, "", &note);
+    }
     out += "\nIn short\n";
     for summary in summarise(&report.verdicts) {
         let name = format!("{} over {}: ", summary.operation, summary.link);
