@@ -1,7 +1,7 @@
 //! `remora compare`.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -61,10 +61,14 @@ fn bad_file(error: InputError) -> Failure {
     }
 }
 
-/// Opens a file for writing, and leaves it as it is.
+/// Whether a file can be written. Leaves everything as it is.
 fn writable(path: &Path) -> Result<(), Failure> {
-    let cannot = |e| Failure::Failed(format!("cannot write {}: {e}", path.display()));
-    OpenOptions::new().append(true).create(true).open(path).map(drop).map_err(cannot)
+    let result = match OpenOptions::new().write(true).create_new(true).open(path) {
+        Ok(_) => std::fs::remove_file(path),
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => OpenOptions::new().append(true).open(path).map(drop),
+        Err(e) => Err(e),
+    };
+    result.map_err(|e| Failure::Failed(format!("cannot write {}: {e}", path.display())))
 }
 
 fn probe() -> Machine {

@@ -242,6 +242,7 @@ fn mistakes_are_told_in_one_line() {
     fails(path, &["compare", "--load", "missing.tsv"], 1, &["cannot read missing.tsv"]);
     fails(path, &["compare", "--json", "no/such/dir.json"], 1, &["cannot write no/such/dir.json"]);
     fails(path, &["bench", "kernel", "--table", "12Q"], 2, &["--table", "512M"]);
+    assert!(!path.join("remora-report.html").exists(), "nothing is left behind");
     let nobody = address();
     let args = ["compare", "--node", &nobody, "--records", "10", "--links", "udp", "--no-html"];
     let output = remora(path, &args);
