@@ -111,6 +111,9 @@ impl Management {
 
     /// Puts messages for one peer into an empty batch.
     pub fn emit(&mut self, batch: &mut TxBatch) {
+        if !self.cm.wants_transmit() {
+            return;
+        }
         let mut mad = [0; 256];
         let Some(to) = self.cm.poll_transmit(&mut mad) else { return };
         let link = self.links.get(&to.to).copied().unwrap_or(0);

@@ -80,10 +80,10 @@ struct Core {
     clock: Clock,
 }
 
-/// The last reading of the clock. While polls find nothing, one in sixteen reads it: timers are far coarser than that.
+/// The last reading of the clock. One poll in sixteen reads it: timers are far coarser than that.
 struct Clock {
     now: Time,
-    idle_polls: u32,
+    polls: u32,
 }
 
 impl Device {
@@ -116,7 +116,7 @@ impl Device {
             waiters: Vec::new(),
             events: Vec::with_capacity(64),
             failed_sends: 0,
-            clock: Clock { now: 0, idle_polls: 0 },
+            clock: Clock { now: 0, polls: 0 },
         };
         let shared = Arc::new(Shared {
             core: Mutex::new(core),
@@ -232,15 +232,13 @@ impl DeviceGuard<'_> {
     /// Sends what waits, takes what arrived, runs timers and kernels. Returns how much there was to do.
     pub fn progress(&mut self) -> usize {
         let clock = &mut self.core.clock;
-        if clock.idle_polls.is_multiple_of(16) {
+        if clock.polls.is_multiple_of(16) {
             clock.now = self.shared.now();
             self.shared.user_at.store(clock.now, Ordering::Relaxed);
         }
+        clock.polls = clock.polls.wrapping_add(1);
         let now = clock.now;
-        let work = self.core.progress(now, self.shared.local);
-        let clock = &mut self.core.clock;
-        clock.idle_polls = if work > 0 { 0 } else { clock.idle_polls.wrapping_add(1) };
-        work
+        self.core.progress(now, self.shared.local)
     }
 
     /// The same clock that `progress` uses.
@@ -283,6 +281,8 @@ impl Drop for DeviceGuard<'_> {
         let nic = &self.core.nic;
         let until = self.shared.asleep_until.load(Ordering::Relaxed);
         if until != 0 && (nic.wants_transmit() || nic.poll_timeout().is_some_and(|t| t < until)) {
+            // Once is enough, however long it takes to get a core.
+            self.shared.asleep_until.store(0, Ordering::Relaxed);
             self.shared.wake();
         }
     }
@@ -317,7 +317,7 @@ impl Shared {
                 continue;
             };
             // The next user reads the clock first: its last reading may be old.
-            core.clock = Clock { now, idle_polls: 0 };
+            core.clock = Clock { now, polls: 1 };
             if core.progress(now, self.local) > 0 || core.sent < core.batch.len() {
                 busy_at = now;
             } else if now.saturating_sub(busy_at) > SPIN && core.links.iter_mut().all(|l| l.arm()) {
