@@ -3,19 +3,18 @@
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use remora_kernel::{Builtins, Call, Limits, Runner, Status};
 use remora_memory::{Access, Buffer, Region};
-use remora_nic::cm::{CmEvent, ConnId, reason};
+use remora_nic::cm::{CmEvent, ConnId};
 use remora_nic::{
-    ConnectAttr, CqId, Data, Event, NicError, QpInit, QpType, Qpn, SendOp, SendWr, Sge, WcOpcode, WcStatus,
-    WorkCompletion, cm_port,
+    CqId, Data, Event, NicError, QpInit, QpType, Qpn, SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 use remora_wire::rpc::{RpcHeader, parse_reply_imm};
 
 use crate::control::{self, WriterConfig, op};
 use crate::device::Device;
+use crate::dial::dial;
 use crate::links::{LinkChoice, client_links};
 use crate::remote::{RemoteMemory, SLOT, SLOT_ID, SLOTS, Verbs};
 use crate::{Error, map_memory};
@@ -77,8 +76,6 @@ pub struct ClientCounters {
 pub const MAX_CALLS: usize = 256;
 /// Longest reply, in bytes.
 pub const MAX_REPLY: usize = 64 << 10;
-/// How long to wait for a node to take the connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to wait for a node to hear that a client leaves, in nanoseconds.
 const GOODBYE: u64 = 20_000_000;
 /// Receives kept posted for replies: as many as calls, and some to spare.
@@ -150,7 +147,7 @@ impl Client {
         let verbs = Rc::new(Verbs::new(&device, pd, qp)?);
         let memory = RemoteMemory(verbs.clone());
         let kernels = remora_kernel::runner(Builtins, move |_| memory.clone(), MAX_CALLS, Limits::default());
-        let conn = connect(&device, qp, config.node, mtu as u32)?;
+        let conn = dial(&device, qp, config.node, mtu as u32)?;
         let mut client = Self {
             device,
             link,
@@ -553,59 +550,4 @@ fn host_request(out: &mut Vec<u8>, header: &RpcHeader, op: u64, params: &[u8]) {
     header.emit(out);
     out.extend_from_slice(&op.to_le_bytes());
     out.extend_from_slice(params);
-}
-
-/// Calls the node and waits for the connection to stand. A node that remembers an earlier connection of this queue
-/// pair number calls the new one stale for a while (IBTA volume 1, 12.9.8.3.1): then it is called again.
-fn connect(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32) -> Result<ConnId, Error> {
-    let end = device.now() + CONNECT_TIMEOUT.as_nanos() as u64;
-    loop {
-        match call_once(device, qp, node, path_mtu, end) {
-            Err(Error::Refused { reason: reason::STALE_CONNECTION, .. }) if device.now() < end => {
-                std::thread::sleep(Duration::from_millis(100));
-                let mut guard = device.lock();
-                guard.nic().to_reset(qp)?;
-                guard.nic().to_init(qp, Access::REMOTE_WRITE, 0)?;
-            }
-            other => return other,
-        }
-    }
-}
-
-/// Why a node refused, in its own words if it gave some (a rejection's private data is padded with zeros).
-fn refusal(reason: u16, private: &[u8]) -> String {
-    let text = String::from_utf8_lossy(private);
-    match (text.trim_end_matches('\0'), reason) {
-        ("", reason::NO_RESOURCES) => "it has as many connections as it takes".into(),
-        ("", reason::INVALID_SERVICE_ID) => "something else than `remora node` listens there".into(),
-        ("", _) => "it gives no explanation".into(),
-        (text, _) => text.chars().filter(|c| !c.is_control()).collect(),
-    }
-}
-
-fn call_once(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32, end: u64) -> Result<ConnId, Error> {
-    let conn = {
-        let mut guard = device.lock();
-        let (now, route) = (guard.now(), guard.route(node, 0));
-        let attr = ConnectAttr { path_mtu, ..ConnectAttr::default() };
-        guard.nic().connect(now, qp, route, cm_port(control::PORT), attr, &[])?
-    };
-    let start = device.now();
-    while device.now() < end {
-        let mut guard = device.lock();
-        guard.progress();
-        for event in guard.take_events() {
-            match event {
-                Event::Cm(CmEvent::Established { conn: c, .. }) if c == conn => return Ok(conn),
-                Event::Cm(CmEvent::Rejected { conn: c, reason, private_data }) if c == conn => {
-                    return Err(Error::Refused { address: node, why: refusal(reason, &private_data), reason });
-                }
-                Event::Cm(CmEvent::Unreachable { conn: c }) if c == conn => return Err(Error::Unreachable(node)),
-                _ => {}
-            }
-        }
-        drop(guard);
-        device.relax(start);
-    }
-    Err(Error::Unreachable(node))
 }

@@ -7,6 +7,7 @@ pub mod bench;
 mod client;
 mod control;
 mod device;
+mod dial;
 mod error;
 mod kernels;
 pub mod link;

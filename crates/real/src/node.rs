@@ -35,8 +35,8 @@ const REPLIES: usize = 256;
 const SPIN: u64 = 500_000;
 /// How often a sleeping host thread looks up.
 const LOOK_UP: Duration = Duration::from_millis(100);
-/// How often each client is sent an empty WRITE. One that has not taken it by the next is disconnected: it is gone, or it
-/// takes no replies and so holds buffers that others wait for.
+/// How often each client is sent an empty WRITE. One that has not taken it by the next is disconnected: it is gone, or
+/// it takes no replies and so holds buffers that others wait for.
 const PROBE: u64 = 2_000_000_000;
 /// The work request id of those; replies have the numbers of their buffers.
 const PROBE_ID: u64 = u64::MAX;
@@ -65,7 +65,8 @@ impl NodeConfig {
     }
 }
 
-/// A running memory node.
+/// A running memory node. It keeps what a client allocated until the client leaves or is found to be gone, which
+/// takes a few seconds: its queue pair failed, or did not answer from one probe to the next.
 pub struct Node {
     device: Device,
     stop: Arc<AtomicBool>,
@@ -393,8 +394,8 @@ impl Host {
         self.released = true;
     }
 
-    /// Every so often: an empty WRITE to each client, which needs no key. Sends complete in order, so that it also tells
-    /// whether the client takes its replies.
+    /// Sends each client an empty WRITE, which needs no key. Sends complete in order, so that it also tells whether the
+    /// client takes its replies.
     fn probe(&mut self) {
         let device = self.device.clone();
         let mut guard = device.lock();

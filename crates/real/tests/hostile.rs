@@ -10,6 +10,8 @@ use remora_nic::{
     ConnectAttr, CqId, Data, Event, NicError, QpInit, QpType, Qpn, SendOp, SendWr, Sge, WcOpcode, WcStatus,
     WorkCompletion, cm_port,
 };
+use remora_real::link::Link;
+use remora_real::link::shm::ShmLink;
 use remora_real::link::udp::UdpLink;
 use remora_real::{Client, ClientConfig, Device, Error, LinkChoice, Node, NodeConfig, Placement, WriterConfig};
 use remora_wire::rpc::RpcHeader;
@@ -42,8 +44,11 @@ struct Raw {
 
 impl Raw {
     fn new(host: u8, last: u8) -> Self {
-        let local = ip(host, last);
-        let device = Device::new(local, vec![Box::new(UdpLink::bind(local).expect("socket"))], None).expect("device");
+        Self::over(host, last, Box::new(UdpLink::bind(ip(host, last)).expect("socket")))
+    }
+
+    fn over(host: u8, last: u8, link: Box<dyn Link>) -> Self {
+        let device = Device::new(ip(host, last), vec![link], None).expect("device");
         let buffer = Buffer::anonymous(1 << 20).expect("memory");
         let mut guard = device.lock();
         let nic = guard.nic();
@@ -181,6 +186,29 @@ fn a_flood_of_calls_whose_replies_are_never_taken_ends_with_the_flooder() {
     let mut other = client(3, 3, LinkChoice::Udp);
     for _ in 0..100 {
         other.alloc(4096).expect("others are served");
+    }
+    node.shutdown();
+}
+
+#[test]
+fn a_client_that_stops_taking_packets_does_not_hold_up_others() {
+    let node = node(13, 64 << 20);
+    let mut other = client(13, 2, LinkChoice::Shm);
+    let region = other.alloc(32 << 20).expect("memory");
+    let mut link = ShmLink::bind(ip(13, 3)).expect("link");
+    assert!(link.connect(ip(13, 1)).expect("connection"));
+    let raw = Raw::over(13, 3, Box::new(link));
+    let (qp, _) = raw.connect(0);
+    raw.device.stop();
+    // Far more than the shared ring holds is on its way to a reader that stands still.
+    let sge = [Sge { va: raw.region.va(), len: 1 << 20, lkey: raw.region.key() }];
+    for n in 0..16 {
+        let wr = SendWr::new(n, SendOp::Read { va: region.va + (n << 20), rkey: region.key }, Data::List(&sge));
+        raw.device.lock().nic().post_send(qp, &wr).expect("send");
+    }
+    raw.device.lock().progress();
+    for _ in 0..100 {
+        other.node_cpu_ns().expect("others are served");
     }
     node.shutdown();
 }
