@@ -316,7 +316,6 @@ impl Shared {
                 std::thread::park_timeout(NAP);
                 continue;
             };
-            // The next user reads the clock first: its last reading may be old.
             core.clock = Clock { now, polls: 1 };
             if core.progress(now, self.local) > 0 || core.sent < core.batch.len() {
                 busy_at = now;
@@ -327,6 +326,8 @@ impl Shared {
                 fds.push(self.wake.as_raw_fd());
                 core.links.iter().for_each(|l| l.wait_fds(&mut fds));
                 self.asleep_until.store(deadline.unwrap_or(u64::MAX).max(1), Ordering::SeqCst);
+                // Whoever polls next reads the clock first: timers set from this reading would be due at once.
+                core.clock.polls = 0;
                 drop(core);
                 sleeper.wait_readable(&fds, timeout);
                 self.asleep_until.store(0, Ordering::SeqCst);
