@@ -26,6 +26,8 @@ const USER_QUIET: u64 = 100_000;
 const NAP: Duration = Duration::from_millis(1);
 /// How long the NIC thread spins without work before it sleeps.
 const SPIN: u64 = 200_000;
+/// Polls without a packet after which a link is asked only at one poll in sixteen.
+const QUIET_POLLS: u32 = 4096;
 /// Batches handed to links in one call of `progress`.
 const BATCHES: usize = 4;
 
@@ -78,12 +80,16 @@ struct Core {
     events: Vec<Event>,
     failed_sends: u64,
     clock: Clock,
+    /// Polls of each link since it had something.
+    quiet: Vec<u32>,
 }
 
 /// The last reading of the clock. One poll in sixteen reads it: timers are far coarser than that.
 struct Clock {
     now: Time,
     polls: u32,
+    /// The NIC thread drove since: the last reading may be old.
+    stale: bool,
 }
 
 impl Device {
@@ -106,6 +112,7 @@ impl Device {
         }
         let wake =
             rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).map_err(Error::system("eventfd"))?;
+        let quiet = vec![0; links.len()];
         let core = Core {
             nic,
             links,
@@ -116,7 +123,8 @@ impl Device {
             waiters: Vec::new(),
             events: Vec::with_capacity(64),
             failed_sends: 0,
-            clock: Clock { now: 0, polls: 0 },
+            clock: Clock { now: 0, polls: 0, stale: true },
+            quiet,
         };
         let shared = Arc::new(Shared {
             core: Mutex::new(core),
@@ -232,7 +240,8 @@ impl DeviceGuard<'_> {
     /// Sends what waits, takes what arrived, runs timers and kernels. Returns how much there was to do.
     pub fn progress(&mut self) -> usize {
         let clock = &mut self.core.clock;
-        if clock.polls.is_multiple_of(16) {
+        if clock.polls.is_multiple_of(16) || clock.stale {
+            clock.stale = false;
             clock.now = self.shared.now();
             self.shared.user_at.store(clock.now, Ordering::Relaxed);
         }
@@ -316,7 +325,7 @@ impl Shared {
                 std::thread::park_timeout(NAP);
                 continue;
             };
-            core.clock = Clock { now, polls: 1 };
+            core.clock = Clock { now, polls: core.clock.polls.wrapping_add(1), stale: true };
             if core.progress(now, self.local) > 0 || core.sent < core.batch.len() {
                 busy_at = now;
             } else if now.saturating_sub(busy_at) > SPIN && core.links.iter_mut().all(|l| l.arm()) {
@@ -326,15 +335,15 @@ impl Shared {
                 fds.push(self.wake.as_raw_fd());
                 core.links.iter().for_each(|l| l.wait_fds(&mut fds));
                 self.asleep_until.store(deadline.unwrap_or(u64::MAX).max(1), Ordering::SeqCst);
-                // Whoever polls next reads the clock first: timers set from this reading would be due at once.
-                core.clock.polls = 0;
                 drop(core);
                 sleeper.wait_readable(&fds, timeout);
                 self.asleep_until.store(0, Ordering::SeqCst);
                 let mut counter = [0; 8];
                 // Nothing to read when something else woke us.
                 let _ = rustix::io::read(&self.wake, &mut counter);
-                self.core.lock().links.iter_mut().for_each(|l| l.disarm());
+                let mut core = self.core.lock();
+                core.links.iter_mut().for_each(|l| l.disarm());
+                core.quiet.fill(0);
             } else {
                 drop(core);
                 // There may be fewer cores than pollers.
@@ -407,12 +416,19 @@ impl Core {
     }
 
     fn receive(&mut self, now: Time, local: IpAddr) -> usize {
-        let Self { nic, links, .. } = self;
+        let Self { nic, links, quiet, clock, .. } = self;
         let mut packets = 0;
+        // A link that has long been quiet is asked less often: a busy one beside it need not wait for its socket.
+        let busy = quiet.iter().any(|&polls| polls <= QUIET_POLLS) && !clock.polls.is_multiple_of(16);
         for (index, link) in links.iter_mut().enumerate() {
+            if busy && quiet[index] > QUIET_POLLS {
+                continue;
+            }
             // A broken socket shows as silence; the peer's retries and ours report it.
-            packets +=
+            let count =
                 link.recv(&mut |src, packet| nic.handle_packet(now, index as u8, src, local, packet)).unwrap_or(0);
+            quiet[index] = if count > 0 { 0 } else { quiet[index].saturating_add(1) };
+            packets += count;
         }
         packets
     }
