@@ -12,7 +12,7 @@ pub const POOL: usize = 256;
 /// Bytes of a payload stream that may wait for their kernel.
 const STREAM_BUFFER: usize = 256 << 10;
 /// Steps that each call makes in one go. Enough for a look-up; a long one does not hold up the packets of others.
-const ROUNDS: usize = 4;
+pub(crate) const ROUNDS: usize = 4;
 
 /// The kernels of a NIC and the calls that run.
 pub struct Kernels {

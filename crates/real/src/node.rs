@@ -23,7 +23,7 @@ use remora_wire::rpc::{RpcHeader, reply_imm};
 use crate::client::MAX_REPLY;
 use crate::control::{self, MAX_REQUEST, op};
 use crate::device::{Device, DeviceGuard};
-use crate::kernels::{Kernels, POOL};
+use crate::kernels::{Kernels, POOL, ROUNDS};
 use crate::writer::Writer;
 use crate::{Error, links, map_memory};
 
@@ -454,13 +454,19 @@ impl Host {
 
     fn run_kernels(&mut self) {
         let Self { kernels, finished, .. } = self;
-        kernels.poll(&mut |mut call, status| {
-            // Only a whole reply is worth sending.
-            if status != Status::Ok {
-                call.reply.clear();
+        // A look-up ends within one turn, so that its reply leaves with the acknowledgement of its request.
+        for _ in 0..ROUNDS {
+            if kernels.in_flight() == 0 {
+                break;
             }
-            finished.push_back((status, call));
-        });
+            kernels.poll(&mut |mut call, status| {
+                // Only a whole reply is worth sending.
+                if status != Status::Ok {
+                    call.reply.clear();
+                }
+                finished.push_back((status, call));
+            });
+        }
     }
 
     /// Sends the replies of calls that ended, as far as there are buffers. Until then a call keeps its place, so that a
