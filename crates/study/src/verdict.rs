@@ -23,6 +23,8 @@ pub struct Verdict {
     pub winner: Placement,
     /// Whether the second is within 5 %.
     pub level: bool,
+    /// The placement with the second lowest median latency, if there is one.
+    pub second: Option<Placement>,
     /// The placement with most operations a second with 64 in flight.
     pub most_ops: Placement,
     /// The reason, with the figures.
@@ -51,6 +53,7 @@ pub fn judge(rows: &[&Row]) -> Option<Verdict> {
         link: best.link,
         winner: best.placement,
         level,
+        second: ranked.get(1).map(|second| second.placement),
         most_ops: most.placement,
         line: format!("{} {outcome} over {}: {reason}", best.placement, best.link),
         reason,
@@ -146,11 +149,16 @@ pub fn summarise(verdicts: &[Verdict]) -> Vec<Summary> {
 
 fn summary_line(verdicts: &[&Verdict]) -> String {
     let [.., last] = verdicts else { return String::new() };
-    let winner = |verdict: &Verdict| if verdict.level { "level" } else { verdict.winner.name() };
+    let winner = |verdict: &Verdict| match verdict.second.filter(|_| verdict.level) {
+        // In the same order whoever was ahead by a hair.
+        Some(second) if second < verdict.winner => format!("{second} and {}", verdict.winner),
+        Some(second) => format!("{} and {second}", verdict.winner),
+        None => verdict.winner.to_string(),
+    };
     let (Some(parameter), Some(unit)) = (last.parameter, last.operation.unit()) else {
         return format!("{}: {}", winner(last), last.reason);
     };
-    let mut runs: Vec<(&str, RangeInclusive<u64>)> = Vec::new();
+    let mut runs: Vec<(String, RangeInclusive<u64>)> = Vec::new();
     for verdict in verdicts {
         let at = verdict.parameter.unwrap_or(0);
         match runs.last_mut() {
@@ -158,7 +166,7 @@ fn summary_line(verdicts: &[&Verdict]) -> String {
             _ => runs.push((winner(verdict), at..=at)),
         }
     }
-    let run = |(name, range): &(&str, RangeInclusive<u64>)| match (range.start(), range.end()) {
+    let run = |(name, range): &(String, RangeInclusive<u64>)| match (range.start(), range.end()) {
         (start, end) if start == end => format!("{name} at {start}"),
         (start, end) => format!("{name} from {start} to {end}"),
     };
@@ -236,5 +244,17 @@ mod tests {
             "client at 1, nic from 2 to 32 elements; at 32: 1 round trip instead of 33; \
              7.00 µs against 99.0 µs at the client"
         );
+    }
+
+    #[test]
+    fn level_places_are_named_in_one_order() {
+        let at = |parameter, placement, p50_ns| Row { parameter: Some(parameter), ..row(placement, 1.0, p50_ns, 1e5) };
+        let judged: Vec<Verdict> = [(1, 7000, 7010), (2, 7010, 7000), (4, 9000, 7000)]
+            .into_iter()
+            .map(|(n, nic, host)| [at(n, Placement::Nic, nic), at(n, Placement::Host, host)])
+            .filter_map(|rows| judge(&rows.iter().collect::<Vec<_>>()))
+            .collect();
+        let line = &summarise(&judged)[0].line;
+        assert!(line.starts_with("nic and host from 1 to 2, host at 4 elements; at 4: "), "{line}");
     }
 }
