@@ -116,7 +116,7 @@ pub struct Node {
     /// Memory that clients may allocate, all together, such as 512M or 16G
     #[arg(long, value_name = "SIZE", default_value = "16G", value_parser = size)]
     pub memory: u64,
-    /// Send whole Ethernet frames through a packet socket, which needs CAP_NET_RAW
+    /// Use packet and raw sockets, which see and check whole IPv4 packets, and need CAP_NET_RAW
     #[arg(long)]
     pub packet: bool,
     /// End when standard input ends: for a node that is a child process
@@ -165,7 +165,7 @@ pub enum Link {
     Udp,
     /// Shared memory between two processes of one host.
     Shm,
-    /// Whole Ethernet frames through a packet socket.
+    /// Whole IPv4 packets through packet and raw sockets.
     Packet,
 }
 

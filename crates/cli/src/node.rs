@@ -46,7 +46,7 @@ pub fn run(args: &args::Node) -> Result<(), Failure> {
 /// How to reach the node. Whoever reads may have gone away.
 fn greet(args: &args::Node, node: &Node) {
     let address = node.address();
-    let way = if args.packet { "Ethernet frames" } else { "UDP port 4791" };
+    let way = if args.packet { "packet and raw sockets" } else { "UDP port 4791" };
     let megabytes = args.memory >> 20;
     let _ = write!(
         io::stdout(),

@@ -128,7 +128,7 @@ impl Management {
 }
 
 impl Nic {
-    /// Takes calls for a service. [`cm_port`] gives the service of a TCP-like port.
+    /// Takes calls for a service. [`crate::cm::service_id`] gives the service of a TCP-like port.
     pub fn listen(&mut self, service: u64) -> Result<ListenerId, CmError> {
         self.management.cm.listen(service)
     }
@@ -279,11 +279,6 @@ impl Nic {
             self.ctx.events.push_back(Event::Cm(event));
         }
     }
-}
-
-/// The service id of a port in `rdma_cm`'s TCP port space.
-pub fn cm_port(port: u16) -> u64 {
-    0x0000_0000_0106_0000 | u64::from(port)
 }
 
 /// Path MTU code (1-5) to bytes.

@@ -26,7 +26,7 @@ mod timer;
 mod types;
 mod ud;
 
-pub use connect::{ConnectAttr, ConnectError, cm_port};
+pub use connect::{ConnectAttr, ConnectError};
 pub use nic::{Nic, NicConfig};
 pub use queue::{MAX_RECV_SGE, TxBatch};
 pub use rpc::{RpcRequest, StreamChunk};

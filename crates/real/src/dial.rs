@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use remora_memory::Access;
-use remora_nic::cm::{CmEvent, ConnId, reason};
-use remora_nic::{ConnectAttr, Event, Qpn, cm_port};
+use remora_nic::cm::{CmEvent, ConnId, reason, service_id};
+use remora_nic::{ConnectAttr, Event, Qpn};
 
 use crate::control;
 use crate::device::Device;
@@ -36,7 +36,7 @@ fn call_once(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32, end: u64) ->
         let mut guard = device.lock();
         let (now, route) = (guard.now(), guard.route(node, 0));
         let attr = ConnectAttr { path_mtu, ..ConnectAttr::default() };
-        guard.nic().connect(now, qp, route, cm_port(control::PORT), attr, &[])?
+        guard.nic().connect(now, qp, route, service_id(control::PORT), attr, &[])?
     };
     let start = device.now();
     while device.now() < end {

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use remora_kernel::{Call, Limits, Runner, Status};
 use remora_memory::{Access, Buffer, Pd, Region, Registry};
-use remora_nic::cm::{CmEvent, ConnId, reason};
+use remora_nic::cm::{CmEvent, ConnId, reason, service_id};
 use remora_nic::{
     ALL_REMOTE, ConnectAttr, CqId, Data, Event, QpInit, QpType, Qpn, SendOp, SendWr, Sge, SrqId, WcOpcode, WcStatus,
-    WorkCompletion, cm_port,
+    WorkCompletion,
 };
 use remora_wire::rpc::{RpcHeader, reply_imm};
 
@@ -198,7 +198,7 @@ impl Host {
             for slot in 0..CALLS as u64 {
                 nic.post_srq_recv(srq, slot, &[request_sge(&request_region, slot)])?;
             }
-            nic.listen(cm_port(control::PORT))?;
+            nic.listen(service_id(control::PORT))?;
         }
         Ok(Self {
             device,

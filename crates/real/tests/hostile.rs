@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use remora_kernel::{ConsistencyParams, Status, op};
 use remora_memory::{Access, Buffer, Region};
-use remora_nic::cm::{CmEvent, ConnId};
+use remora_nic::cm::{CmEvent, ConnId, service_id};
 use remora_nic::{
     ConnectAttr, CqId, Data, Event, NicError, QpInit, QpType, Qpn, SendOp, SendWr, Sge, WcOpcode, WcStatus,
-    WorkCompletion, cm_port,
+    WorkCompletion,
 };
 use remora_real::link::Link;
 use remora_real::link::shm::ShmLink;
@@ -76,7 +76,7 @@ impl Raw {
         (0..recvs).for_each(|n| nic.post_recv(qp, n, &[]).expect("receive"));
         let (now, route) = (guard.now(), guard.route(self.node, 0));
         let attr = ConnectAttr::default();
-        let conn = guard.nic().connect(now, qp, route, cm_port(PORT), attr, &[]).expect("call");
+        let conn = guard.nic().connect(now, qp, route, service_id(PORT), attr, &[]).expect("call");
         drop(guard);
         loop {
             let mut guard = self.device.lock();
