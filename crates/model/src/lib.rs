@@ -1,0 +1,1 @@
+//! The modelled world: discrete events over hardware components described in platform files.

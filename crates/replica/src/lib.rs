@@ -1,0 +1,1 @@
+//! Replicated records: engines.

@@ -1,0 +1,1 @@
+//! The verbs libraries: unmodified RDMA programs on Remora.
