@@ -315,8 +315,8 @@ impl Nic {
 
     /// INIT to RTR.
     pub fn to_rtr(&mut self, qpn: Qpn, attr: RtrAttr) -> Result<(), NicError> {
-        if !matches!(attr.path_mtu, 256 | 512 | 1024 | 2048 | 4096) {
-            let (value, allowed) = (attr.path_mtu.into(), "use 256, 512, 1024, 2048 or 4096");
+        if !matches!(attr.path_mtu, 256 | 512 | 1024 | 1408 | 2048 | 4096) {
+            let (value, allowed) = (attr.path_mtu.into(), "use 256, 512, 1024, 2048 or 4096 (or StRoM's 1408)");
             return Err(NicError::Attribute { what: "the path MTU", value, allowed });
         }
         check_limit("the RNR timer code", attr.min_rnr_timer.into(), 31)?;

@@ -241,6 +241,7 @@ pub struct TxBatch {
     bytes: Box<[u8]>,
     used: usize,
     lens: [u16; TxBatch::PACKETS],
+    fetched: [u16; TxBatch::PACKETS],
     count: usize,
     route: Option<Route>,
 }
@@ -257,6 +258,7 @@ impl TxBatch {
             bytes: vec![0; Self::PACKETS * Self::PACKET_BYTES].into(),
             used: 0,
             lens: [0; Self::PACKETS],
+            fetched: [0; Self::PACKETS],
             count: 0,
             route: None,
         }
@@ -275,6 +277,12 @@ impl TxBatch {
             at += len as usize;
             &self.bytes[start..at]
         })
+    }
+
+    /// Payload bytes of each packet, in order, that came out of registered memory: what a NIC in hardware would have
+    /// read over its bus. Inline data, kernels' replies and headers do not count.
+    pub fn fetched(&self) -> impl Iterator<Item = usize> {
+        self.fetched[..self.count].iter().map(|&bytes| bytes.into())
     }
 
     /// Where all its packets go; `None` when empty.
@@ -314,7 +322,13 @@ impl TxBatch {
 
     /// Room for the next packet. Call `commit` with the bytes used.
     pub(crate) fn space(&mut self) -> &mut [u8] {
+        self.fetched[self.count] = 0;
         &mut self.bytes[self.used..self.used + Self::PACKET_BYTES]
+    }
+
+    /// The packet being built has `bytes` of registered memory in it.
+    pub(crate) fn note_fetched(&mut self, bytes: usize) {
+        self.fetched[self.count] = bytes as u16;
     }
 
     pub(crate) fn commit(&mut self, route: Route, len: usize) {

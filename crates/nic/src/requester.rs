@@ -273,6 +273,9 @@ impl QueuePair {
         }
         let total = writer.finish(len);
         let (psns, response) = (wqe.psns, wqe.wants_response());
+        if let Source::List(_) = wqe.source {
+            batch.note_fetched(len);
+        }
         batch.commit(route, total);
         ctx.counters.tx_packets += 1;
         ctx.counters.tx_bytes += total as u64;

@@ -539,7 +539,9 @@ impl QueuePair {
                     self.resp.stop();
                     return Some(self.emit_nak_now(batch));
                 }
-                writer.finish(n)
+                let total = writer.finish(n);
+                batch.note_fetched(n);
+                total
             }
         };
         let r = &mut self.resp.resources[index];

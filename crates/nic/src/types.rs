@@ -337,7 +337,8 @@ pub struct RtrAttr {
     pub dest_qp: u32,
     /// The first PSN that the peer will send.
     pub rq_psn: Psn,
-    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096.
+    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096; or 1408, which StRoM's NIC uses (section 7.1: 176 words of
+    /// 8 bytes) and for which the specification, and so the connection manager, has no code.
     pub path_mtu: u32,
     /// READs and atomics that the peer may have outstanding here.
     pub max_dest_rd_atomic: u8,
