@@ -10,6 +10,7 @@
 //! | [`op::GET`]         | look a key up in a table | [`GetParams`]         | the value               |
 //! | [`op::CONSISTENCY`] | read until the CRC holds | [`ConsistencyParams`] | payload, tries `u32`    |
 //! | [`op::CHECKSUM`]    | CRC of a payload stream  | none                  | length `u64`, CRC `u64` |
+//! | [`op::HYPERLOGLOG`] | distinct values of a stream | [`hll::HllParams`] | estimate `f64`, values `u64`, image |
 //!
 //! All numbers are little-endian. The first three kernels are those of StRoM (EuroSys 2020,
 //! sections 5.2, 6.2 and 6.3).
@@ -19,6 +20,7 @@ mod call;
 mod checksum;
 mod consistency;
 mod get;
+pub mod hll;
 mod host;
 mod memory;
 mod pool;

@@ -88,3 +88,32 @@ pub fn run_limited<M: Memory>(memory: &M, op: u64, params: &[u8], limits: Limits
     drop(run);
     (status, std::mem::take(&mut call.reply))
 }
+
+/// Runs a built-in kernel over a payload that comes in pieces of `piece` bytes.
+pub fn run_stream<M: Memory>(
+    memory: &M,
+    op: u64,
+    params: &[u8],
+    payload: &[u8],
+    piece: usize,
+    limits: Limits,
+) -> (Status, Vec<u8>) {
+    let mut call = Call::new(op, params, 1 << 20);
+    let mut feed = (!payload.is_empty()).then(|| call.open_stream(piece));
+    let limited = Limited::new(memory, limits);
+    let mut pieces = payload.chunks(piece).peekable();
+    let mut run = Box::pin(Builtins.run(&limited, &mut call));
+    let mut cx = Context::from_waker(Waker::noop());
+    let status = loop {
+        if let (Some(feed), Some(&bytes)) = (&mut feed, pieces.peek())
+            && feed.push(bytes, pieces.len() == 1)
+        {
+            pieces.next();
+        }
+        if let Poll::Ready(status) = run.as_mut().poll(&mut cx) {
+            break status;
+        }
+    };
+    drop(run);
+    (status, std::mem::take(&mut call.reply))
+}
