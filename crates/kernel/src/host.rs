@@ -86,6 +86,10 @@ impl HostMemory {
         mut access: impl FnMut(&Region) -> Result<T, AccessError>,
     ) -> impl Future<Output = Result<T, Fault>> {
         let begun = match self.find(key, (va, len), need) {
+            // A store of whole lines needs none of what they held.
+            Ok(Some(region)) if need == Access::REMOTE_WRITE && (va | len as u64).is_multiple_of(64) => {
+                Begun::Done(access(region).map_err(fault))
+            }
             Ok(Some(region)) if self.0.domain.prefetching => {
                 region.prefetch(va, len.min(PREFETCH_BYTES));
                 Begun::Prefetched(region)
@@ -183,6 +187,11 @@ impl Memory for HostMemory {
 
     fn fetch_add(&self, key: u32, va: u64, n: u64) -> impl Future<Output = Result<u64, Fault>> {
         self.access(key, (va, 8), Access::REMOTE_ATOMIC, move |region| region.fetch_add(va, n))
+    }
+
+    #[inline]
+    fn earn(&self, bytes: usize) {
+        self.0.budget.earn(bytes);
     }
 }
 

@@ -10,6 +10,7 @@
 //! | [`op::GET`]         | look a key up in a table | [`GetParams`]         | the value               |
 //! | [`op::CONSISTENCY`] | read until the CRC holds | [`ConsistencyParams`] | payload, tries `u32`    |
 //! | [`op::CHECKSUM`]    | CRC of a payload stream  | none                  | length `u64`, CRC `u64` |
+//! | [`op::SHUFFLE`] | partition a payload stream | [`shuffle::ShuffleParams`] | values `u64` |
 //! | [`op::HYPERLOGLOG`] | distinct values of a stream | [`hll::HllParams`] | estimate `f64`, values `u64`, image |
 //!
 //! All numbers are little-endian. The first three kernels are those of StRoM (EuroSys 2020,
@@ -25,6 +26,7 @@ mod host;
 mod memory;
 mod pool;
 mod runner;
+pub mod shuffle;
 mod stream;
 #[cfg(test)]
 mod testing;

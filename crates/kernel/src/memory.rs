@@ -18,6 +18,12 @@ pub trait Memory {
 
     /// Adds `n` to the word at `va`, a multiple of 8, wrapping; returns what it was.
     async fn fetch_add(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault>;
+
+    /// Raises the call's [`Limits`], as `bytes` of its payload came: what a stream may do grows with its length, by
+    /// two bytes for each and an access for every 64.
+    fn earn(&self, bytes: usize) {
+        _ = bytes;
+    }
 }
 
 /// Why an access of a kernel failed.
@@ -79,6 +85,15 @@ impl Budget {
         self.bytes.store(left, Ordering::Relaxed);
         Ok(())
     }
+
+    /// Grows with the payload; see [`Memory::earn`].
+    #[inline]
+    pub(crate) fn earn(&self, bytes: usize) {
+        let steps = u32::try_from(bytes / 64 + 1).unwrap_or(u32::MAX);
+        self.steps.store(self.steps.load(Ordering::Relaxed).saturating_add(steps), Ordering::Relaxed);
+        let left = self.bytes.load(Ordering::Relaxed);
+        self.bytes.store(left.saturating_add(2 * bytes as u64), Ordering::Relaxed);
+    }
 }
 
 /// Memory with the limits of one call.
@@ -113,5 +128,9 @@ impl<M: Memory> Memory for Limited<'_, M> {
     async fn fetch_add(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault> {
         self.budget.spend(8)?;
         self.memory.fetch_add(key, va, n).await
+    }
+
+    fn earn(&self, bytes: usize) {
+        self.budget.earn(bytes);
     }
 }

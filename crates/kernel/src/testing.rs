@@ -21,6 +21,10 @@ impl Counted {
         self.bytes.borrow_mut()[at as usize..][..data.len()].copy_from_slice(data);
     }
 
+    pub fn get(&self, at: u64, len: usize) -> Vec<u8> {
+        self.bytes.borrow()[at as usize..][..len].to_vec()
+    }
+
     pub fn after(&self, reads: u32, at: u64, data: Vec<u8>) {
         *self.later.borrow_mut() = Some((reads, at, data));
     }

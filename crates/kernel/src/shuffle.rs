@@ -1,0 +1,335 @@
+//! The shuffling kernel: partitions a payload stream of 8-byte values as it arrives (StRoM, section 6.4).
+//!
+//! Each value goes to the partition that its low bits, or those of its hash, name. A partition gathers 16 values before
+//! they are written as two whole cache lines, which is what the paper's on-chip buffers are for and what a core's
+//! write-combining is for as well.
+
+use crate::call::{Call, Status};
+use crate::memory::Memory;
+
+/// Partitions that there may be: 2^10.
+pub const MAX_BITS: u8 = 10;
+/// A partition had no room for all of its values. What came before may be written, and nothing is outside of it.
+pub const OVERFLOW: Status = Status::Other(11);
+/// Values that a partition gathers before they are written.
+const GATHER: usize = 16;
+const GATHER_BYTES: u64 = 8 * GATHER as u64;
+
+/// Where the values of one partition go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Partition {
+    /// Address of the first value, a multiple of 8.
+    pub va: u64,
+    /// Values that fit, below 2^32 - 32.
+    pub values: u32,
+}
+
+/// Parameters of the shuffling kernel: 8 bytes and the histogram, 12 bytes for each partition, little-endian.
+///
+/// The histogram may go on in front of the payload: 1024 partitions are more than one packet holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShuffleParams {
+    /// Log2 of the number of partitions, up to 10.
+    pub bits: u8,
+    /// Take the low bits of the value's hash ([`hash`]) instead of its own.
+    pub hashed: bool,
+    /// Key of the region that all partitions lie in.
+    pub key: u32,
+}
+
+impl ShuffleParams {
+    /// Bytes in front of the histogram.
+    pub const LEN: usize = 8;
+    /// Bytes of the histogram for each partition.
+    pub const PARTITION_LEN: usize = 12;
+
+    /// `bits` u8, hashed u8, 2 zeros, key u32; then for each partition address u64 and values u32.
+    pub fn encode(&self, partitions: &[Partition]) -> Vec<u8> {
+        let mut bytes = vec![self.bits, self.hashed.into(), 0, 0];
+        bytes.extend(self.key.to_le_bytes());
+        for partition in partitions {
+            bytes.extend(partition.va.to_le_bytes());
+            bytes.extend(partition.values.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads the first [`LEN`](Self::LEN) bytes of what [`encode`](Self::encode) wrote.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Status> {
+        let Some(&[bits @ 0..=MAX_BITS, hashed @ 0..=1, 0, 0, k0, k1, k2, k3]) = bytes.first_chunk::<8>() else {
+            return Err(Status::BadParams);
+        };
+        Ok(ShuffleParams { bits, hashed: hashed == 1, key: u32::from_le_bytes([k0, k1, k2, k3]) })
+    }
+}
+
+/// The hash whose low bits name the partition: the finalizer of MurmurHash3.
+#[inline(always)]
+pub fn hash(mut value: u64) -> u64 {
+    value = (value ^ (value >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    value = (value ^ (value >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    value ^ (value >> 33)
+}
+
+/// Spreads values over partitions, and says when one has gathered enough to be written.
+pub struct Partitioner {
+    hashed: bool,
+    mask: u64,
+    /// Values of each partition so far, as if the first one stood at its place within a gathered run.
+    next: Vec<u32>,
+    gathered: Vec<Gathered>,
+    partitions: Vec<Partition>,
+}
+
+/// Values that are written together: two cache lines.
+#[derive(Clone)]
+#[repr(align(128))]
+struct Gathered([u8; GATHER_BYTES as usize]);
+
+/// Gathered values of one partition that have an address.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Run<'a> {
+    /// Address of the first byte.
+    pub va: u64,
+    /// The values, little-endian.
+    pub bytes: &'a [u8],
+}
+
+impl Partitioner {
+    /// For these partitions, of which there must be a power of two, up to 1024, at addresses that are multiples of 8.
+    pub fn new(hashed: bool, partitions: Vec<Partition>) -> Result<Self, Status> {
+        let count = partitions.len();
+        let fits = |p: &Partition| {
+            p.va.is_multiple_of(8) && p.values < u32::MAX - 31 && p.va.checked_add(8 * u64::from(p.values)).is_some()
+        };
+        if !count.is_power_of_two() || count > 1 << MAX_BITS || !partitions.iter().all(fits) {
+            return Err(Status::BadParams);
+        }
+        Ok(Partitioner {
+            hashed,
+            mask: count as u64 - 1,
+            next: partitions.iter().map(|p| skew(p) as u32).collect(),
+            gathered: vec![Gathered([0; GATHER_BYTES as usize]); count],
+            partitions,
+        })
+    }
+
+    /// Takes values, 8 bytes each, off the front of `bytes` until a partition has a run to be written; returns which.
+    #[inline]
+    pub fn push(&mut self, bytes: &mut &[u8]) -> Option<usize> {
+        if self.hashed { self.push_by(bytes, hash) } else { self.push_by(bytes, |value| value) }
+    }
+
+    #[inline(always)]
+    fn push_by(&mut self, bytes: &mut &[u8], hash: impl Fn(u64) -> u64) -> Option<usize> {
+        let (values, _) = bytes.as_chunks::<8>();
+        // Equal lengths that the compiler knows of save it a check for each value.
+        let len = self.mask as usize + 1;
+        let (next, gathered) = (&mut self.next[..len], &mut self.gathered[..len]);
+        for (taken, value) in values.iter().enumerate() {
+            let at = (hash(u64::from_le_bytes(*value)) & self.mask) as usize;
+            let index = next[at] as usize;
+            gathered[at].0[8 * (index % GATHER)..][..8].copy_from_slice(value);
+            next[at] = index as u32 + 1;
+            if index % GATHER == GATHER - 1 {
+                *bytes = &bytes[8 * (taken + 1)..];
+                return Some(at);
+            }
+        }
+        *bytes = &bytes[8 * values.len()..];
+        None
+    }
+
+    /// The values of partition `at` that are to be written now, if any are; each of them once.
+    #[inline]
+    pub fn run(&self, at: usize) -> Result<Option<Run<'_>>, Status> {
+        let partition = &self.partitions[at];
+        let (skew, end) = (skew(partition), self.next[at] as usize);
+        if end == skew {
+            return Ok(None);
+        }
+        let whole = (end - 1) / GATHER * GATHER;
+        let start = whole.max(skew);
+        // `next` cannot wrap: a partition of at most 2^32 - 33 values overflows first.
+        if end - skew > partition.values as usize {
+            return Err(OVERFLOW);
+        }
+        let va = partition.va + 8 * (start - skew) as u64;
+        Ok(Some(Run { va, bytes: &self.gathered[at].0[8 * (start - whole)..8 * (end - whole)] }))
+    }
+
+    /// Partitions that hold values which [`push`](Self::push) has not reported: to be asked for at the end.
+    pub fn rest(&self) -> impl Iterator<Item = usize> {
+        (0..self.next.len()).filter(|&at| !(self.next[at] as usize).is_multiple_of(GATHER))
+    }
+}
+
+/// Place of the partition's first value within a run, so that later runs are whole lines.
+#[inline(always)]
+fn skew(partition: &Partition) -> usize {
+    (partition.va % GATHER_BYTES / 8) as usize
+}
+
+/// Replies with the number of values, `u64`.
+pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    let params = ShuffleParams::decode(&call.params)?;
+    let (mut histogram, mut head) = (call.params[ShuffleParams::LEN..].to_vec(), Vec::new());
+    let need = ShuffleParams::PARTITION_LEN << params.bits;
+    while histogram.len() < need {
+        let chunk = call.stream().next_chunk().await?.ok_or(Status::BadParams)?;
+        memory.earn(chunk.len());
+        histogram.extend_from_slice(chunk);
+    }
+    // The first values may have come with the histogram's end; only in the payload, not in the parameters.
+    if call.params.len() > ShuffleParams::LEN + need {
+        return Err(Status::BadParams);
+    }
+    head.extend_from_slice(&histogram[need..]);
+    let mut partitioner = Partitioner::new(params.hashed, partitions(&histogram[..need]))?;
+    // What is left of a chunk stands in front of the next one: values may straddle packets.
+    let mut values = 0;
+    loop {
+        let mut bytes = &head[..];
+        values += bytes.len() as u64 / 8;
+        feed(memory, params.key, &mut partitioner, &mut bytes).await?;
+        let left = bytes.len();
+        head.drain(..head.len() - left);
+        let Some(mut chunk) = call.stream().next_chunk().await? else { break };
+        memory.earn(chunk.len());
+        if !head.is_empty() {
+            let more = chunk.len().min(8 - head.len());
+            head.extend_from_slice(&chunk[..more]);
+            chunk = &chunk[more..];
+            if head.len() < 8 {
+                continue;
+            }
+            feed(memory, params.key, &mut partitioner, &mut &head[..]).await?;
+            values += 1;
+            head.clear();
+        }
+        values += chunk.len() as u64 / 8;
+        feed(memory, params.key, &mut partitioner, &mut chunk).await?;
+        head.extend_from_slice(chunk);
+    }
+    if !head.is_empty() {
+        return Err(Status::BadParams);
+    }
+    for at in partitioner.rest() {
+        write(memory, params.key, &partitioner, at).await?;
+    }
+    call.grow_reply(8)?.copy_from_slice(&values.to_le_bytes());
+    Ok(())
+}
+
+/// Partitions all whole values of `bytes` and writes what has gathered.
+async fn feed<M: Memory>(memory: &M, key: u32, partitioner: &mut Partitioner, bytes: &mut &[u8]) -> Result<(), Status> {
+    while let Some(at) = partitioner.push(bytes) {
+        write(memory, key, partitioner, at).await?;
+    }
+    Ok(())
+}
+
+#[inline]
+async fn write<M: Memory>(memory: &M, key: u32, partitioner: &Partitioner, at: usize) -> Result<(), Status> {
+    if let Some(run) = partitioner.run(at)? {
+        memory.write(key, run.va, run.bytes).await?;
+    }
+    Ok(())
+}
+
+fn partitions(histogram: &[u8]) -> Vec<Partition> {
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |n, &byte| n << 8 | u64::from(byte));
+    let entries = histogram.chunks_exact(ShuffleParams::PARTITION_LEN);
+    entries.map(|entry| Partition { va: number(&entry[..8]), values: number(&entry[8..]) as u32 }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Counted, run_stream};
+    use crate::{Limits, op};
+    use proptest::prelude::*;
+
+    /// Partitions with room for `room` values each, with a gap of 8 bytes between them.
+    fn layout(bits: u8, room: u32, start: u64) -> Vec<Partition> {
+        (0..1 << bits).map(|i| Partition { va: start + i * (8 * u64::from(room) + 8), values: room }).collect()
+    }
+
+    fn shuffle(
+        memory: &Counted,
+        params: ShuffleParams,
+        to: &[Partition],
+        values: &[u64],
+        piece: usize,
+        inline: usize,
+    ) -> Status {
+        let params = params.encode(to);
+        let (params, histogram) = params.split_at(params.len().min(8 + 12 * inline));
+        let mut payload = histogram.to_vec();
+        payload.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        let (status, reply) =
+            run_stream(memory, op::SHUFFLE, params, &payload, piece, Limits { steps: 70, bytes: 1 << 13 });
+        if status == Status::Ok {
+            assert_eq!(reply, (values.len() as u64).to_le_bytes());
+        }
+        status
+    }
+
+    fn read(memory: &Counted, va: u64, len: usize) -> Vec<u64> {
+        let bytes = memory.get(va, 8 * len);
+        bytes.chunks(8).map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap())).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn every_value_is_in_its_partition_in_order(
+            values in proptest::collection::vec(any::<u64>(), 0..700),
+            bits in 0u8..6, hashed: bool, start in 0u64..20, piece in 1usize..3000, inline in 0usize..33,
+        ) {
+            let to = layout(bits, 700, 8 * start);
+            let memory = Counted::new(64 * 5700);
+            let params = ShuffleParams { bits, hashed, key: 1 };
+            prop_assert_eq!(shuffle(&memory, params, &to, &values, piece, inline), Status::Ok);
+            for (at, partition) in to.iter().enumerate() {
+                let name = |value: &&u64| if hashed { hash(**value) } else { **value };
+                let expect: Vec<u64> =
+                    values.iter().filter(|value| name(value) & (to.len() as u64 - 1) == at as u64).copied().collect();
+                prop_assert_eq!(read(&memory, partition.va, expect.len()), &expect[..]);
+                let behind = partition.va + 8 * expect.len() as u64;
+                prop_assert_eq!(read(&memory, behind, 1), [0], "nothing more was written");
+            }
+        }
+
+        #[test]
+        fn a_partition_that_is_full_ends_the_call_and_nothing_else_is_touched(
+            room in 0u32..40, more in 1u32..40, start in 0u64..20,
+        ) {
+            let to = layout(1, room, 8 * start);
+            let memory = Counted::new(4096);
+            let values: Vec<u64> = (0..room + more).map(|i| 2 * u64::from(i) + 2).collect();
+            let params = ShuffleParams { bits: 1, hashed: false, key: 1 };
+            prop_assert_eq!(shuffle(&memory, params, &to, &values, 100, 2), OVERFLOW);
+            let end = to[0].va + 8 * u64::from(room);
+            prop_assert_eq!(read(&memory, end, 16), [0; 16]);
+        }
+    }
+
+    #[test]
+    fn bad_parameters_end_in_a_status() {
+        let memory = Counted::new(4096);
+        let run =
+            |params: &[u8], payload: &[u8]| run_stream(&memory, op::SHUFFLE, params, payload, 100, Limits::default()).0;
+        let params = ShuffleParams { bits: 1, hashed: false, key: 1 };
+        let good = params.encode(&layout(1, 10, 0));
+        assert_eq!(run(&good, &[0; 8]), Status::Ok);
+        assert_eq!(run(&good, &[0; 9]), Status::BadParams, "half a value");
+        assert_eq!(run(&good[..7], &[]), Status::BadParams);
+        assert_eq!(run(&good[..8], &[0; 20]), Status::BadParams, "half a histogram");
+        assert_eq!(run(&[&good[..], &[0; 8]].concat(), &[]), Status::BadParams, "more than the histogram");
+        assert_eq!(run(&ShuffleParams { bits: 11, ..params }.encode(&[]), &[]), Status::BadParams);
+        assert_eq!(run(&params.encode(&layout(1, 10, 4)), &[0; 8]), Status::BadParams, "misaligned");
+        assert_eq!(run(&ShuffleParams { key: 0, ..params }.encode(&layout(1, 10, 0)), &[0; 8]), Status::AccessDenied);
+        let far = [Partition { va: u64::MAX - 7, values: 2 }; 2];
+        assert_eq!(run(&params.encode(&far), &[0; 8]), Status::BadParams);
+    }
+}
