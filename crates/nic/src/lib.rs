@@ -14,6 +14,7 @@
 
 pub mod cm;
 mod connect;
+mod ctx;
 mod nic;
 mod packet;
 mod post;
@@ -24,11 +25,12 @@ mod responder;
 mod rpc;
 mod timer;
 mod types;
+mod uc;
 mod ud;
 
 pub use connect::{ConnectAttr, ConnectError};
 pub use nic::{Nic, NicConfig};
-pub use queue::{MAX_RECV_SGE, TxBatch};
+pub use queue::TxBatch;
 pub use rpc::{RpcRequest, StreamChunk};
 pub use types::*;
 pub use ud::GRH_LEN;

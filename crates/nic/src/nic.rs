@@ -12,9 +12,10 @@ use remora_wire::{Bth, ICRC_LEN, Psn, Service};
 
 use crate::cm::CmConfig;
 use crate::connect::{Management, QP1};
+use crate::ctx::{Ctx, Srq};
 use crate::post::{check_limit, push_recv};
-use crate::qp::{Ctx, QueuePair, Srq};
-use crate::queue::{Armed, CompletionQueue, MAX_RECV_SGE, RecvQueue, TxBatch};
+use crate::qp::QueuePair;
+use crate::queue::{Armed, CompletionQueue, RecvQueue, TxBatch};
 use crate::rpc::{RpcRequest, RpcTable, StreamChunk, index_of};
 use crate::timer::Timers;
 use crate::types::*;
@@ -218,7 +219,7 @@ impl Nic {
 
     /// A shared receive queue.
     pub fn create_srq(&mut self, pd: Pd, capacity: u32, max_sge: u32) -> Result<SrqId, NicError> {
-        check_limit("receive scatter-gather elements", max_sge.into(), MAX_RECV_SGE as u64)?;
+        check_limit("receive scatter-gather elements", max_sge.into(), MAX_SGE.into())?;
         check_limit("receive work requests", capacity.into(), 1 << 20)?;
         let srq = Srq { queue: RecvQueue::new(capacity, max_sge), pd, limit: 0, users: 0 };
         Ok(SrqId(place(&mut self.ctx.srqs, Some(srq))))
@@ -252,12 +253,12 @@ impl Nic {
 
     /// A queue pair in state RESET.
     pub fn create_qp(&mut self, init: QpInit) -> Result<Qpn, NicError> {
-        check_limit("receive scatter-gather elements", init.max_recv_sge.into(), MAX_RECV_SGE as u64)?;
-        check_limit("send scatter-gather elements", init.max_send_sge.into(), 64)?;
+        check_limit("receive scatter-gather elements", init.max_recv_sge.into(), MAX_SGE.into())?;
+        check_limit("send scatter-gather elements", init.max_send_sge.into(), MAX_SGE.into())?;
         check_limit("send work requests", init.max_send_wr.into(), 1 << 16)?;
         check_limit("receive work requests", init.max_recv_wr.into(), 1 << 16)?;
         check_limit("kernel calls", init.max_rpc.into(), 1 << 16)?;
-        check_limit("inline bytes", init.max_inline.into(), 4096)?;
+        check_limit("inline bytes", init.max_inline.into(), MAX_INLINE.into())?;
         if self.live >= self.max_qp {
             return Err(NicError::Exhausted("queue pair"));
         }
@@ -334,10 +335,10 @@ impl Nic {
         check_limit("the ACK timeout code", attr.timeout.into(), 31)?;
         check_limit("the retry count", attr.retry_count.max(attr.rnr_retry).into(), 7)?;
         let from = self.qp(qpn)?.state;
-        self.transition(qpn, QpState::Rts, &[QpState::Rtr, QpState::Sqd, QpState::Sqe], |qp, _| {
-            if from == QpState::Rtr {
-                qp.req.start(attr);
-            }
+        self.transition(qpn, QpState::Rts, &[QpState::Rtr, QpState::Sqd, QpState::Sqe], |qp, _| match from {
+            QpState::Rtr => qp.req.start(attr),
+            QpState::Sqe => qp.req.skip_to(qp.sq.head),
+            _ => {}
         })
     }
 
@@ -556,18 +557,14 @@ impl Nic {
             if !qp.receives() {
                 return false;
             }
+            let from_peer = qp.route == Some(Route { local: dst, remote: src, link });
             match (qp.init.kind, op.service()) {
-                (QpType::Ud, Service::Ud) => qp.handle_datagram(ctx, &bth, rest, src, dst),
-                (QpType::Rc, Service::Rc | Service::Rpc) => {
-                    let route = Route { local: dst, remote: src, link };
-                    if qp.route != Some(route) {
-                        return false;
-                    }
-                    qp.handle_connected(ctx, now, &bth, rest);
-                    true
-                }
-                _ => false,
+                (QpType::Ud, Service::Ud) => return qp.handle_datagram(ctx, &bth, rest, src, dst),
+                (QpType::Rc, Service::Rc | Service::Rpc) if from_peer => qp.handle_reliable(ctx, now, &bth, rest),
+                (QpType::Uc, Service::Uc) if from_peer => qp.handle_unreliable(ctx, &bth, rest),
+                _ => return false,
             }
+            true
         });
         matches!(wanted, Ok(true)).then_some(())
     }

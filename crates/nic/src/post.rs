@@ -2,8 +2,9 @@
 
 use remora_wire::rpc::RpcHeader;
 
-use crate::qp::{Ctx, QueuePair};
-use crate::queue::{RecvQueue, RecvWqe, Source};
+use crate::ctx::Ctx;
+use crate::qp::QueuePair;
+use crate::queue::{RecvQueue, Source};
 use crate::responder::MAX_MESSAGE;
 use crate::types::*;
 
@@ -91,6 +92,11 @@ impl QueuePair {
             SendOp::Rpc { .. } => check_limit("bytes of RPC parameters", len, self.mtu.into())?,
             _ => {}
         }
+        if self.init.kind == QpType::Uc
+            && !matches!(wr.op, SendOp::Send | SendOp::SendImm(_) | SendOp::Write { .. } | SendOp::WriteImm { .. })
+        {
+            return Err(NicError::Unsupported("unreliable connections know only SEND and WRITE"));
+        }
         if self.init.kind == QpType::Ud {
             if !matches!(wr.op, SendOp::Send | SendOp::SendImm(_)) {
                 return Err(NicError::Unsupported("datagram queue pairs know only SEND"));
@@ -146,13 +152,11 @@ impl QueuePair {
 }
 
 pub(crate) fn push_recv(queue: &mut RecvQueue, wr_id: u64, sges: &[Sge]) -> Result<(), NicError> {
-    check_limit("scatter-gather elements", sges.len() as u64, queue.max_sge as u64)?;
-    if queue.ring.len() == queue.capacity {
+    check_limit("scatter-gather elements", sges.len() as u64, queue.max_sge().into())?;
+    if queue.len() == queue.capacity() {
         return Err(NicError::Full);
     }
-    let mut wqe = RecvWqe { wr_id, count: sges.len() as u8, ..RecvWqe::default() };
-    wqe.sges[..sges.len()].copy_from_slice(sges);
-    queue.ring.push_back(wqe);
+    queue.push(wr_id, sges);
     Ok(())
 }
 

@@ -1,15 +1,14 @@
 //! A queue pair: its states, its two halves, and what both share.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use remora_memory::{Access, Pd, Region, Registry};
+use remora_memory::{Access, Pd, Region};
 use remora_wire::{Aeth, AtomicAckEth, Bth, Opcode};
 
-use crate::queue::{CompletionQueue, RecvQueue, RecvWqe, SendQueue, Source, TxBatch};
+use crate::ctx::Ctx;
+use crate::queue::{RecvQueue, RecvWqe, SendQueue, Source, TxBatch};
 use crate::requester::Requester;
 use crate::responder::Responder;
-use crate::rpc::RpcTable;
 use crate::types::*;
 
 /// Packets that one queue pair may send before the next one's turn.
@@ -30,6 +29,10 @@ pub(crate) struct QueuePair {
     pub qkey: u32,
     pub sq: SendQueue,
     pub rq: RecvQueue,
+    /// The receive that was last taken from its queue.
+    pub recv: RecvWqe,
+    /// It was taken for a message that came to nothing: the next one has it.
+    pub recv_held: bool,
     pub req: Requester,
     pub resp: Responder,
     /// In the engine's list of queue pairs with something to send.
@@ -46,6 +49,7 @@ pub(crate) struct QueuePair {
 
 impl QueuePair {
     pub fn new(qpn: Qpn, init: QpInit) -> Self {
+        let capacity = if init.srq.is_some() { 0 } else { init.max_recv_wr };
         Self {
             qpn,
             init,
@@ -57,7 +61,9 @@ impl QueuePair {
             min_rnr_timer: 12,
             qkey: 0,
             sq: SendQueue::new(init.max_send_wr, init.max_rpc, init.max_send_sge, init.max_inline),
-            rq: RecvQueue::new(if init.srq.is_some() { 0 } else { init.max_recv_wr }, init.max_recv_sge),
+            rq: RecvQueue::new(capacity, init.max_recv_sge),
+            recv: RecvWqe::new(),
+            recv_held: false,
             req: Requester::default(),
             resp: Responder::default(),
             active: false,
@@ -72,20 +78,20 @@ impl QueuePair {
         self.init.pd
     }
 
-    /// Takes the next posted receive.
-    pub fn take_recv(&mut self, ctx: &mut Ctx) -> Option<RecvWqe> {
-        match self.init.srq {
-            None => self.rq.ring.pop_front(),
-            Some(id) => {
-                let srq = ctx.srqs.get_mut(id.0 as usize)?.as_mut()?;
-                let wqe = srq.queue.ring.pop_front();
-                if srq.limit > 0 && srq.queue.ring.len() < srq.limit as usize {
-                    srq.limit = 0;
-                    ctx.events.push_back(Event::SrqLimit(id));
-                }
-                wqe
-            }
+    /// Takes the next posted receive into `recv`. False if there is none.
+    #[must_use]
+    pub fn take_recv(&mut self, ctx: &mut Ctx) -> bool {
+        if std::mem::take(&mut self.recv_held) {
+            return true;
         }
+        let Some(id) = self.init.srq else { return self.rq.pop_into(&mut self.recv) };
+        let Some(Some(srq)) = ctx.srqs.get_mut(id.0 as usize) else { return false };
+        let taken = srq.queue.pop_into(&mut self.recv);
+        if srq.limit > 0 && srq.queue.len() < srq.limit {
+            srq.limit = 0;
+            ctx.events.push_back(Event::SrqLimit(id));
+        }
+        taken
     }
 
     /// The protection domain of its receives' buffers: a shared receive queue has its own.
@@ -121,13 +127,12 @@ impl QueuePair {
     /// Completes everything posted as flushed.
     pub fn flush(&mut self, ctx: &mut Ctx) {
         self.flush_sends(ctx);
-        if let Some(wqe) = self.resp.take_recv() {
-            self.flush_recv(ctx, wqe);
+        self.drop_message();
+        if std::mem::take(&mut self.recv_held) {
+            self.flush_recv(ctx);
         }
-        if self.init.srq.is_none() {
-            while let Some(wqe) = self.rq.ring.pop_front() {
-                self.flush_recv(ctx, wqe);
-            }
+        while self.rq.pop_into(&mut self.recv) {
+            self.flush_recv(ctx);
         }
         while let Some(call) = ctx.rpc.drop_waiting(self.qpn.0) {
             if let Some(wr_id) = call {
@@ -144,8 +149,8 @@ impl QueuePair {
         }
     }
 
-    fn flush_recv(&mut self, ctx: &mut Ctx, wqe: RecvWqe) {
-        let wc = self.wc(wqe.wr_id, WcStatus::Flushed, WcOpcode::Recv, 0);
+    fn flush_recv(&mut self, ctx: &mut Ctx) {
+        let wc = self.wc(self.recv.wr_id, WcStatus::Flushed, WcOpcode::Recv, 0);
         // An overrun queue drops the completion: the queue pair is in error already.
         ctx.push_wc(self.init.recv_cq, wc, true);
     }
@@ -222,6 +227,7 @@ impl QueuePair {
     pub(crate) fn has_work(&self) -> bool {
         match self.init.kind {
             QpType::Rc => self.response_ready() || self.request_ready(),
+            QpType::Uc => self.unreliable_ready(),
             QpType::Ud => self.datagram_route().is_some(),
         }
     }
@@ -243,6 +249,14 @@ impl QueuePair {
                     }
                 }
             }
+            QpType::Uc => {
+                let Some(route) = self.route else { return };
+                for _ in 0..BURST {
+                    if !batch.accepts(route) || !self.emit_unreliable(ctx, batch) {
+                        break;
+                    }
+                }
+            }
             QpType::Ud => {
                 for _ in 0..BURST {
                     match self.datagram_route() {
@@ -256,8 +270,8 @@ impl QueuePair {
         }
     }
 
-    /// A packet for a connected queue pair, from its peer.
-    pub(crate) fn handle_connected(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: &[u8]) {
+    /// A packet for a reliable connection, from its peer.
+    pub(crate) fn handle_reliable(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: &[u8]) {
         use Opcode::*;
         match bth.opcode {
             RcAck | RcAtomicAck | RcReadResponseFirst | RcReadResponseMiddle | RcReadResponseLast
@@ -279,123 +293,5 @@ impl QueuePair {
             }
             _ => self.handle_request(ctx, bth, rest),
         }
-    }
-}
-
-/// A shared receive queue.
-#[derive(Debug)]
-pub(crate) struct Srq {
-    pub queue: RecvQueue,
-    pub pd: Pd,
-    /// Raise an event below this many receives; 0 is disarmed.
-    pub limit: u32,
-    pub users: u32,
-}
-
-/// What all queue pairs of one engine share.
-pub(crate) struct Ctx {
-    pub registry: Arc<Registry>,
-    pub cqs: Vec<Option<CompletionQueue>>,
-    pub srqs: Vec<Option<Srq>>,
-    pub events: VecDeque<Event>,
-    pub rpc: RpcTable,
-    pub counters: Counters,
-}
-
-impl Ctx {
-    /// False if the completion queue overran.
-    pub fn push_wc(&mut self, cq: CqId, wc: WorkCompletion, solicited: bool) -> bool {
-        match self.cqs.get_mut(cq.0 as usize) {
-            Some(Some(queue)) => queue.push(cq, wc, solicited, &mut self.events),
-            _ => false,
-        }
-    }
-
-    /// The region with this key, through a one-entry cache.
-    pub fn region<'a>(&self, cache: &'a mut Option<Arc<Region>>, key: u32) -> Option<&'a Region> {
-        let hit = cache.as_ref().is_some_and(|r| r.key() == key && r.is_valid());
-        if !hit {
-            *cache = self.registry.lookup(key);
-        }
-        cache.as_deref()
-    }
-
-    /// The region with this key if it allows `need` for `len` bytes at `va` in `pd`.
-    pub fn checked<'a>(
-        &self,
-        cache: &'a mut Option<Arc<Region>>,
-        (pd, key): (Pd, u32),
-        (va, len): (u64, u64),
-        need: Access,
-    ) -> Option<&'a Region> {
-        let region = self.region(cache, key)?;
-        region.check(pd, va, len, need).ok()?;
-        Some(region)
-    }
-
-    /// Takes a key away because the peer asked so. False if the key is not of this protection domain.
-    pub fn invalidate(&self, pd: Pd, rkey: u32) -> bool {
-        self.registry.lookup(rkey).is_some_and(|r| r.pd() == pd) && self.registry.deregister(rkey).is_ok()
-    }
-
-    /// Copies scattered local bytes, from `offset` of the list on, into `out`. `None` if a key, range or right is wrong.
-    pub fn gather(
-        &self,
-        cache: &mut Option<Arc<Region>>,
-        pd: Pd,
-        sges: &[Sge],
-        offset: usize,
-        mut out: &mut [u8],
-    ) -> Option<()> {
-        let mut skip = offset;
-        for sge in sges {
-            if out.is_empty() {
-                break;
-            }
-            let len = sge.len as usize;
-            if skip >= len {
-                skip -= len;
-                continue;
-            }
-            let n = (len - skip).min(out.len());
-            let va = sge.va.checked_add(skip as u64)?;
-            let (head, tail) = out.split_at_mut(n);
-            let region = self.checked(cache, (pd, sge.lkey), (va, n as u64), Access::empty())?;
-            region.read(va, head).ok()?;
-            out = tail;
-            skip = 0;
-        }
-        out.is_empty().then_some(())
-    }
-
-    /// Copies `data` to scattered local memory, from `offset` of the list on.
-    pub fn scatter(
-        &self,
-        cache: &mut Option<Arc<Region>>,
-        pd: Pd,
-        sges: &[Sge],
-        offset: usize,
-        mut data: &[u8],
-    ) -> Result<(), WcStatus> {
-        let mut skip = offset;
-        for sge in sges {
-            if data.is_empty() {
-                break;
-            }
-            let len = sge.len as usize;
-            if skip >= len {
-                skip -= len;
-                continue;
-            }
-            let n = (len - skip).min(data.len());
-            let va = sge.va.checked_add(skip as u64).ok_or(WcStatus::LocalProtection)?;
-            let (head, tail) = data.split_at(n);
-            self.checked(cache, (pd, sge.lkey), (va, n as u64), Access::LOCAL_WRITE)
-                .and_then(|region| region.write(va, head).ok())
-                .ok_or(WcStatus::LocalProtection)?;
-            data = tail;
-            skip = 0;
-        }
-        if data.is_empty() { Ok(()) } else { Err(WcStatus::LocalLength) }
     }
 }

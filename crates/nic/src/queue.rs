@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use remora_wire::Psn;
 
-use crate::types::{CqId, Event, Route, SendOp, Sge, UdDest, WcStatus, WorkCompletion};
+use crate::types::{CqId, Event, MAX_SGE, Route, SendOp, Sge, UdDest, WcStatus, WorkCompletion};
 
 /// A send work queue element. Its scatter list and inline bytes lie in the queue's side arrays.
 #[derive(Debug)]
@@ -147,38 +147,73 @@ impl SendQueue {
     }
 }
 
-/// A receive that was posted: its scatter list lies in the queue's side array.
-#[derive(Clone, Copy, Debug, Default)]
+/// A receive that was taken from its queue.
+#[derive(Debug)]
 pub(crate) struct RecvWqe {
     pub wr_id: u64,
-    pub sges: [Sge; MAX_RECV_SGE],
-    pub count: u8,
+    pub sges: Vec<Sge>,
 }
 
 impl RecvWqe {
-    pub fn sges(&self) -> &[Sge] {
-        &self.sges[..self.count as usize]
+    /// None yet, with room for any.
+    pub fn new() -> Self {
+        Self { wr_id: 0, sges: Vec::with_capacity(MAX_SGE as usize) }
     }
 }
 
-/// Scatter-gather elements a receive may have at most.
-pub const MAX_RECV_SGE: usize = 8;
-
-/// A receive queue, of one queue pair or shared.
+/// A receive queue, of one queue pair or shared. Positions count up for ever.
 #[derive(Debug)]
 pub(crate) struct RecvQueue {
-    pub ring: VecDeque<RecvWqe>,
-    pub capacity: usize,
-    pub max_sge: usize,
+    /// Each receive's id and the length of its scatter list.
+    slots: Box<[(u64, u32)]>,
+    sges: Box<[Sge]>,
+    max_sge: usize,
+    head: u64,
+    tail: u64,
 }
 
 impl RecvQueue {
     pub fn new(capacity: u32, max_sge: u32) -> Self {
-        Self {
-            ring: VecDeque::with_capacity(capacity as usize),
-            capacity: capacity as usize,
-            max_sge: max_sge as usize,
+        let (slots, max_sge) = (capacity as usize, max_sge as usize);
+        let sges = vec![Sge::default(); slots * max_sge].into();
+        Self { slots: vec![(0, 0); slots].into(), sges, max_sge, head: 0, tail: 0 }
+    }
+
+    /// Receives waiting.
+    pub fn len(&self) -> u32 {
+        (self.tail - self.head) as u32
+    }
+
+    pub fn capacity(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge as u32
+    }
+
+    /// Appends a receive. The caller has checked that there is room, for it and for its list.
+    pub fn push(&mut self, wr_id: u64, sges: &[Sge]) {
+        let slot = (self.tail % self.slots.len() as u64) as usize;
+        self.slots[slot] = (wr_id, sges.len() as u32);
+        let at = slot * self.max_sge;
+        self.sges[at..at + sges.len()].copy_from_slice(sges);
+        self.tail += 1;
+    }
+
+    /// Takes the oldest receive. False if there is none.
+    pub fn pop_into(&mut self, out: &mut RecvWqe) -> bool {
+        if self.head == self.tail {
+            return false;
         }
+        let slot = (self.head % self.slots.len() as u64) as usize;
+        let (wr_id, count) = self.slots[slot];
+        let at = slot * self.max_sge;
+        out.wr_id = wr_id;
+        out.sges.clear();
+        out.sges.extend_from_slice(&self.sges[at..at + count as usize]);
+        self.head += 1;
+        true
     }
 }
 

@@ -6,10 +6,12 @@ use remora_wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Ieth, ImmDt, NakCode, Opcode, Psn, Reth, Syndrome, rnr_timer_ns,
 };
 
+use crate::ctx::Ctx;
 use crate::packet::{Writer, pad_of, request_bth};
-use crate::qp::{Ctx, QueuePair};
+use crate::qp::QueuePair;
 use crate::queue::{SendWqe, Source, TxBatch};
 use crate::types::*;
+use crate::uc::unreliable;
 
 /// Request PSNs that may be unacknowledged. At an MTU of 4096 B this is 1 MB in flight, which a default-sized
 /// socket buffer of a modern Linux can hold; the kernel's own software NIC allows 128.
@@ -91,6 +93,16 @@ impl Requester {
     /// Transmission stops at the started elements (SQD), or goes on (RTS).
     pub fn set_draining(&mut self) {
         self.drained = false;
+    }
+
+    /// Transmission goes on with the element at this position, none before it being left (SQE to RTS).
+    pub fn skip_to(&mut self, at: u64) {
+        (self.cursor, self.packet) = (at, 0);
+    }
+
+    /// The next element to transmit.
+    pub fn cursor(&self) -> u64 {
+        self.cursor
     }
 
     /// The first PSN never used: for queries.
@@ -198,7 +210,7 @@ impl QueuePair {
     }
 
     /// Gives the next element its PSNs.
-    fn start_element(&mut self) {
+    pub(crate) fn start_element(&mut self) {
         let psns = self.psns_of(self.sq.get(self.sq.started));
         let psn = self.req.next_psn;
         let wqe = self.sq.get_mut(self.sq.started);
@@ -213,7 +225,7 @@ impl QueuePair {
     }
 
     /// One packet of the element at the cursor, and moves the cursor on.
-    fn build_request(&mut self, ctx: &mut Ctx, batch: &mut TxBatch) -> Result<(), WcStatus> {
+    pub(crate) fn build_request(&mut self, ctx: &mut Ctx, batch: &mut TxBatch) -> Result<(), WcStatus> {
         let Some(route) = self.route else { return Err(WcStatus::LocalQpOperation) };
         let (mtu, index) = (self.mtu as usize, self.req.packet);
         let (wqe, sges, inline) = self.sq.parts(self.req.cursor);
@@ -224,10 +236,12 @@ impl QueuePair {
         if wqe.wants_response() {
             (first, last, len) = (true, true, 0);
         }
+        let reliable = self.init.kind == QpType::Rc;
         let opcode = request_opcode(wqe.op, first, last);
+        let opcode = if reliable { opcode } else { unreliable(opcode) };
         let end_of_work = last && self.req.cursor + 1 == self.sq.tail;
         let report = last && (wqe.signaled || self.init.sq_sig_all);
-        let ack_req = report || end_of_work || self.req.since_ack_request + 1 >= ACK_EVERY;
+        let ack_req = reliable && (report || end_of_work || self.req.since_ack_request + 1 >= ACK_EVERY);
         let bth = Bth {
             solicited: last && wqe.solicited,
             pad: pad_of(len),

@@ -8,9 +8,10 @@ use remora_memory::Access;
 use remora_wire::rpc::RpcHeader;
 use remora_wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Ieth, ImmDt, NakCode, Opcode, Psn, Reth, Syndrome};
 
+use crate::ctx::Ctx;
 use crate::packet::{Writer, pad_of, request_bth};
-use crate::qp::{Ctx, QueuePair};
-use crate::queue::{RecvWqe, TxBatch};
+use crate::qp::QueuePair;
+use crate::queue::TxBatch;
 use crate::types::*;
 
 /// Credits of every ACK: "no end-to-end credits given", as Linux' software NIC says.
@@ -41,9 +42,20 @@ pub(crate) struct Responder {
 #[derive(Debug)]
 enum Message {
     None,
-    Send { wqe: RecvWqe, offset: u32 },
-    Write { va: u64, rkey: u32, remaining: u32, total: u32 },
-    RpcWrite { id: u64, remaining: u32 },
+    /// Into the queue pair's current receive.
+    Send {
+        offset: u32,
+    },
+    Write {
+        va: u64,
+        rkey: u32,
+        remaining: u32,
+        total: u32,
+    },
+    RpcWrite {
+        id: u64,
+        remaining: u32,
+    },
 }
 
 /// A READ or atomic that was carried out.
@@ -100,12 +112,14 @@ impl Responder {
         }
     }
 
-    /// The receive that a half-arrived SEND holds.
-    pub fn take_recv(&mut self) -> Option<RecvWqe> {
-        match std::mem::replace(&mut self.message, Message::None) {
-            Message::Send { wqe, .. } => Some(wqe),
-            _ => None,
-        }
+    /// Whether a message has begun and not ended.
+    pub fn in_message(&self) -> bool {
+        !matches!(self.message, Message::None)
+    }
+
+    /// The PSN expected next.
+    pub fn expect(&mut self, psn: Psn) {
+        self.expected = psn;
     }
 
     /// The PSN expected next: for queries.
@@ -114,13 +128,17 @@ impl Responder {
     }
 }
 
-/// A request refused: what the peer is told.
-enum Refusal {
+/// A request refused.
+pub(crate) enum Refusal {
+    /// The peer is told so.
     Nak(NakCode),
+    /// No receive, or no room for a kernel call.
     NotReady,
+    /// The receive was at fault and has completed with this status.
+    Local(WcStatus),
 }
 
-use Refusal::{Nak, NotReady};
+use Refusal::{Local, Nak, NotReady};
 
 impl QueuePair {
     /// Whether a response or acknowledgement waits to be sent.
@@ -147,11 +165,14 @@ impl QueuePair {
         if matches!(self.resp.ack, Some(Syndrome::Nak(_) | Syndrome::RnrNak { .. })) {
             self.resp.ack = None;
         }
-        if !self.resp.established {
-            self.resp.established = true;
-            ctx.events.push_back(Event::Established(self.qpn));
-        }
-        match self.execute(ctx, bth, rest) {
+        self.established(ctx);
+        let outcome = self.execute(ctx, bth, rest).map_err(|refusal| match refusal {
+            Local(WcStatus::LocalLength) => Nak(NakCode::InvalidRequest),
+            Local(WcStatus::RemoteAccess) => Nak(NakCode::RemoteAccess),
+            Local(_) => Nak(NakCode::RemoteOperational),
+            other => other,
+        });
+        match outcome {
             // Its completion queue overran: the message is not delivered as far as anyone can tell.
             Ok(_) if self.state == QpState::Err => self.resp.ack = Some(Syndrome::Nak(NakCode::RemoteOperational)),
             Ok(psns) => {
@@ -165,6 +186,7 @@ impl QueuePair {
                 self.resp.ack = Some(Syndrome::RnrNak { timer: self.min_rnr_timer });
                 ctx.counters.rnr_naks += 1;
             }
+            Err(Local(status)) => self.fail(ctx, status),
             Err(Nak(code)) => {
                 self.resp.ack = Some(Syndrome::Nak(code));
                 let why = match code {
@@ -177,8 +199,21 @@ impl QueuePair {
         }
     }
 
+    /// The first packet tells the world that the peer is there.
+    pub(crate) fn established(&mut self, ctx: &mut Ctx) {
+        if !std::mem::replace(&mut self.resp.established, true) {
+            ctx.events.push_back(Event::Established(self.qpn));
+        }
+    }
+
+    /// Forgets the message that is arriving; its receive, if it has one, is there for the next.
+    pub(crate) fn drop_message(&mut self) {
+        let message = std::mem::replace(&mut self.resp.message, Message::None);
+        self.recv_held |= matches!(message, Message::Send { .. });
+    }
+
     /// Carries out the expected packet. Returns the PSNs it takes.
-    fn execute(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) -> Result<u32, Refusal> {
+    pub(crate) fn execute(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) -> Result<u32, Refusal> {
         use Opcode::*;
         let op = bth.opcode;
         let continues = op.is_middle() || op.is_last();
@@ -215,38 +250,38 @@ impl QueuePair {
         let op = bth.opcode;
         let Trailers { imm, invalidate, data } = split_trailers(op, rest)?;
         self.check_length(op, data.len())?;
-        let (wqe, offset) = match std::mem::replace(&mut self.resp.message, Message::None) {
-            Message::None => (self.take_recv(ctx).ok_or(NotReady)?, 0),
-            Message::Send { wqe, offset } => (wqe, offset),
-            other => {
-                self.resp.message = other;
-                return Err(Nak(NakCode::InvalidRequest));
-            }
+        let offset = match self.resp.message {
+            Message::None => 0,
+            Message::Send { offset } => offset,
+            _ => return Err(Nak(NakCode::InvalidRequest)),
         };
+        if !self.resp.in_message() && !self.take_recv(ctx) {
+            return Err(NotReady);
+        }
+        self.resp.message = Message::None;
         let pd = self.recv_pd(ctx);
-        if let Err(status) = ctx.scatter(&mut self.local_region, pd, wqe.sges(), offset as usize, data) {
-            let wc = self.wc(wqe.wr_id, status, WcOpcode::Recv, 0);
+        if let Err(status) = ctx.scatter(&mut self.local_region, pd, &self.recv.sges, offset as usize, data) {
+            let wc = self.wc(self.recv.wr_id, status, WcOpcode::Recv, 0);
             self.complete_recv(ctx, wc, true);
-            let too_long = status == WcStatus::LocalLength;
-            return Err(Nak(if too_long { NakCode::InvalidRequest } else { NakCode::RemoteOperational }));
+            return Err(Local(status));
         }
         let offset = offset + data.len() as u32;
         if !(op.is_last() || op.is_only()) {
-            self.resp.message = Message::Send { wqe, offset };
+            self.resp.message = Message::Send { offset };
             return Ok(1);
         }
         if let Some(rkey) = invalidate
             && !ctx.invalidate(self.pd(), rkey)
         {
-            let wc = self.wc(wqe.wr_id, WcStatus::LocalProtection, WcOpcode::Recv, 0);
+            let wc = self.wc(self.recv.wr_id, WcStatus::LocalProtection, WcOpcode::Recv, 0);
             self.complete_recv(ctx, wc, true);
-            return Err(Nak(NakCode::RemoteAccess));
+            return Err(Local(WcStatus::RemoteAccess));
         }
         self.count_message();
         let wc = WorkCompletion {
             imm,
             invalidated: invalidate,
-            ..self.wc(wqe.wr_id, WcStatus::Success, WcOpcode::Recv, offset)
+            ..self.wc(self.recv.wr_id, WcStatus::Success, WcOpcode::Recv, offset)
         };
         self.complete_recv(ctx, wc, bth.solicited);
         Ok(1)
@@ -276,12 +311,14 @@ impl QueuePair {
         if remaining > 0 {
             self.remote_region(ctx, rkey, va, remaining.into(), Access::REMOTE_WRITE)?;
         }
-        let recv = match imm {
-            Some(_) => Some(self.take_recv(ctx).ok_or(NotReady)?),
-            None => None,
-        };
+        if imm.is_some() && !self.take_recv(ctx) {
+            return Err(NotReady);
+        }
         if let Some(region) = self.remote_region.as_deref().filter(|_| len > 0) {
-            region.write(va, data).map_err(|_| Nak(NakCode::RemoteAccess))?;
+            if region.write(va, data).is_err() {
+                self.recv_held = imm.is_some();
+                return Err(Nak(NakCode::RemoteAccess));
+            }
         }
         va = va.wrapping_add(len.into());
         remaining -= len;
@@ -291,8 +328,9 @@ impl QueuePair {
         }
         self.resp.message = Message::None;
         self.count_message();
-        if let Some(wqe) = recv {
-            let wc = WorkCompletion { imm, ..self.wc(wqe.wr_id, WcStatus::Success, WcOpcode::RecvWriteImm, total) };
+        if imm.is_some() {
+            let wc =
+                WorkCompletion { imm, ..self.wc(self.recv.wr_id, WcStatus::Success, WcOpcode::RecvWriteImm, total) };
             self.complete_recv(ctx, wc, bth.solicited);
         }
         Ok(1)

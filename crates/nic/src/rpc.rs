@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 
 use remora_wire::rpc::{RpcHeader, RpcStatus, reply_imm};
 
-use crate::qp::{Ctx, QueuePair};
+use crate::ctx::Ctx;
+use crate::qp::QueuePair;
 use crate::queue::Source;
 use crate::types::*;
 

@@ -10,6 +10,11 @@ use remora_wire::Psn;
 /// Nanoseconds since an epoch that the world chooses. The engine only compares and adds.
 pub type Time = u64;
 
+/// Elements that a scatter-gather list may have.
+pub const MAX_SGE: u32 = 32;
+/// Bytes of inline data that a send may have.
+pub const MAX_INLINE: u32 = 4096;
+
 /// A queue pair's number: 24 bits, unique among live queue pairs of one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Qpn(pub u32);
@@ -38,6 +43,8 @@ pub struct Route {
 pub enum QpType {
     /// Reliable connection.
     Rc,
+    /// Unreliable connection: SEND and WRITE that nobody acknowledges; a message that loses a packet is lost.
+    Uc,
     /// Unreliable datagram.
     Ud,
 }

@@ -4,10 +4,12 @@
 
 use std::net::IpAddr;
 
-use remora_wire::{Bth, Deth, ImmDt, Opcode};
+use remora_wire::ip::{Ipv4, Ipv6, PROTOCOL_UDP, Udp};
+use remora_wire::{Bth, Deth, ICRC_LEN, ImmDt, Opcode};
 
+use crate::ctx::Ctx;
 use crate::packet::{Writer, pad_of, request_bth};
-use crate::qp::{Ctx, QueuePair};
+use crate::qp::QueuePair;
 use crate::queue::{Source, TxBatch};
 use crate::types::*;
 
@@ -79,18 +81,21 @@ impl QueuePair {
         if data.len() > self.mtu as usize {
             return false;
         }
-        let Some(wqe) = self.take_recv(ctx) else { return false };
+        if !self.take_recv(ctx) {
+            return false;
+        }
         let pd = self.recv_pd(ctx);
         let grh = grh(src, dst, rest.len() + usize::from(bth.pad));
+        let sges = &self.recv.sges;
         let landed = ctx
-            .scatter(&mut self.local_region, pd, wqe.sges(), 0, &grh)
-            .and_then(|()| ctx.scatter(&mut self.local_region, pd, wqe.sges(), GRH_LEN, data));
+            .scatter(&mut self.local_region, pd, sges, 0, &grh)
+            .and_then(|()| ctx.scatter(&mut self.local_region, pd, sges, GRH_LEN, data));
         let status = landed.err().unwrap_or(WcStatus::Success);
         let wc = WorkCompletion {
             imm,
             src_qp: deth.src_qp,
             src: Some(src),
-            ..self.wc(wqe.wr_id, status, WcOpcode::Recv, (GRH_LEN + data.len()) as u32)
+            ..self.wc(self.recv.wr_id, status, WcOpcode::Recv, (GRH_LEN + data.len()) as u32)
         };
         self.complete_recv(ctx, wc, bth.solicited);
         if status != WcStatus::Success {
@@ -101,29 +106,28 @@ impl QueuePair {
 }
 
 /// The 40 bytes in front of a datagram: an IPv6 header, or 20 unused bytes and an IPv4 header (annex A17.4.5.1).
+///
+/// `len` counts what follows the BTH, up to the ICRC. An engine does not see the IP header, so that this is the one
+/// that RoCE v2 senders use: TTL 64, DF, identification 0. Its checksum is right, as libibverbs wants it before it
+/// takes the header for IPv4.
 fn grh(src: IpAddr, dst: IpAddr, len: usize) -> [u8; GRH_LEN] {
     let mut grh = [0; GRH_LEN];
-    let payload = len + Bth::LEN + 12;
-    match (src, dst) {
+    let payload = Udp::LEN + Bth::LEN + len + ICRC_LEN;
+    match (src.to_canonical(), dst.to_canonical()) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
-            grh[20] = 0x45;
-            grh[22..24].copy_from_slice(&((payload + 20) as u16).to_be_bytes());
-            grh[28] = 64;
-            grh[29] = 17;
-            grh[32..36].copy_from_slice(&src.octets());
-            grh[36..40].copy_from_slice(&dst.octets());
+            let total_len = (Ipv4::LEN + payload) as u16;
+            let protocol = PROTOCOL_UDP;
+            Ipv4 { tos: 0, total_len, id: 0, dont_fragment: true, ttl: 64, protocol, src, dst }.emit(&mut grh[20..]);
         }
         (src, dst) => {
             let v6 = |ip: IpAddr| match ip {
-                IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-                IpAddr::V6(v6) => v6.octets(),
+                IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+                IpAddr::V6(v6) => v6,
             };
-            grh[0] = 0x60;
-            grh[4..6].copy_from_slice(&(payload as u16).to_be_bytes());
-            grh[6] = 17;
-            grh[7] = 64;
-            grh[8..24].copy_from_slice(&v6(src));
-            grh[24..40].copy_from_slice(&v6(dst));
+            let (payload_len, next_header) = (payload as u16, PROTOCOL_UDP);
+            let (traffic_class, flow_label, hop_limit) = (0, 0, 64);
+            let (src, dst) = (v6(src), v6(dst));
+            Ipv6 { traffic_class, flow_label, payload_len, next_header, hop_limit, src, dst }.emit(&mut grh);
         }
     }
     grh

@@ -5,6 +5,8 @@ mod common;
 use common::{A, B, Faults, Pair, REGION, Setup};
 use remora_nic::*;
 use remora_wire::Psn;
+use remora_wire::ip::Ipv4;
+use std::net::IpAddr;
 
 const CLEAN: Faults = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
 /// Where receives, READs and atomics land.
@@ -509,8 +511,8 @@ fn datagrams_bring_their_ip_header() {
     let bytes = p.b.bytes(0, 45);
     assert_eq!(&bytes[40..], b"hello");
     // Annex A17: 20 bytes unused, then the IPv4 header: 20 IP, 8 UDP, 12 BTH, 8 DETH, 5 + 3 pad, 4 ICRC.
-    assert_eq!((bytes[20], u16::from_be_bytes([bytes[22], bytes[23]]), bytes[29]), (0x45, 60, 17));
-    assert_eq!((&bytes[32..36], &bytes[36..40]), (&[10, 0, 0, 1][..], &[10, 0, 0, 2][..]));
+    let ip = Ipv4::parse(&[&bytes[20..40], &[0; 40]].concat()).expect("its checksum is right");
+    assert_eq!((IpAddr::V4(ip.src), IpAddr::V4(ip.dst), ip.total_len, ip.protocol, ip.ttl), (A, B, 60, 17, 64));
     assert_eq!(p.a.statuses(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
 }
 

@@ -5,7 +5,7 @@ pub mod bare;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
@@ -17,6 +17,10 @@ use remora_wire::icrc::{IcrcFlow, Verdict};
 
 pub const A: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 pub const B: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+
+/// The same two in the other address family.
+pub const V6: [IpAddr; 2] =
+    [IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2))];
 
 /// What the network does to packets: chances in 1000, and delays in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,6 +66,12 @@ impl Side {
         let qp = nic.create_qp(QpInit { max_send_wr: 256, max_recv_wr: 512, ..QpInit::new(QpType::Rc, pd, cq, cq) });
         let qp = qp.expect("queue pair");
         Self { ip, nic, pd, buffer, region, cq, qp, done: Vec::new(), events: Vec::new(), batch: TxBatch::new() }
+    }
+
+    /// Replaces the queue pair.
+    pub fn renew(&mut self, init: QpInit) {
+        self.nic.destroy_qp(self.qp).expect("live");
+        self.qp = self.nic.create_qp(init).expect("queue pair");
     }
 
     /// An element of the local region.
@@ -164,6 +174,7 @@ pub struct Pair {
 /// How the two queue pairs are brought up.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
+    pub kind: QpType,
     pub mtu: u32,
     pub psn_a: u32,
     pub psn_b: u32,
@@ -174,15 +185,19 @@ pub struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         let rts = RtsAttr { timeout: 8, ..RtsAttr::default() };
-        Self { mtu: 1024, psn_a: 100, psn_b: 0xff_fff0, rts, rd_atomic: 16 }
+        Self { kind: QpType::Rc, mtu: 1024, psn_a: 100, psn_b: 0xff_fff0, rts, rd_atomic: 16 }
     }
 }
 
 impl Pair {
     pub fn unconnected(seed: u64, faults: Faults) -> Self {
+        Self::unconnected_at([A, B], seed, faults)
+    }
+
+    pub fn unconnected_at([a, b]: [IpAddr; 2], seed: u64, faults: Faults) -> Self {
         Self {
-            a: Side::new(A, 1),
-            b: Side::new(B, 2),
+            a: Side::new(a, 1),
+            b: Side::new(b, 2),
             now: 0,
             faults,
             cut: [false; 2],
@@ -201,8 +216,14 @@ impl Pair {
     }
 
     pub fn connect(&mut self, setup: Setup) {
-        let (qa, qb) = (self.a.qp, self.b.qp);
-        let ends = [(&mut self.a, B, qb, setup.psn_a, setup.psn_b), (&mut self.b, A, qa, setup.psn_b, setup.psn_a)];
+        for side in [&mut self.a, &mut self.b] {
+            let init = side.nic.qp_init(side.qp).expect("live");
+            if init.kind != setup.kind {
+                side.renew(QpInit { kind: setup.kind, ..init });
+            }
+        }
+        let (qa, qb, a, b) = (self.a.qp, self.b.qp, self.a.ip, self.b.ip);
+        let ends = [(&mut self.a, b, qb, setup.psn_a, setup.psn_b), (&mut self.b, a, qa, setup.psn_b, setup.psn_a)];
         for (side, remote, dest, sq, rq) in ends {
             side.bring_up(remote, dest, (sq, rq), setup);
         }
@@ -242,6 +263,7 @@ impl Pair {
     /// Sends everything that waits on both sides.
     pub fn transmit(&mut self) {
         for from in 0..2 {
+            let flow = self.flow(from);
             loop {
                 let side = if from == 0 { &mut self.a } else { &mut self.b };
                 if !side.nic.poll_transmit(self.now, &mut side.batch) {
@@ -249,7 +271,7 @@ impl Pair {
                 }
                 let mut packets: Vec<Vec<u8>> = side.batch.packets().map(<[u8]>::to_vec).collect();
                 for packet in &mut packets {
-                    flow(from).fill(0, packet);
+                    flow.fill(0, packet);
                 }
                 packets.into_iter().for_each(|p| self.inject(from, p));
             }
@@ -258,11 +280,11 @@ impl Pair {
 
     fn deliver(&mut self, from: usize, packet: &[u8]) {
         // A link drops what the ICRC refutes.
-        if flow(from).verify(0, packet) != Verdict::Good {
+        if self.flow(from).verify(0, packet) != Verdict::Good {
             return;
         }
+        let (src, dst) = self.ends(from);
         let side = if from == 0 { &mut self.b } else { &mut self.a };
-        let (src, dst) = if from == 0 { (A, B) } else { (B, A) };
         side.nic.handle_packet(self.now, 0, src, dst, packet);
     }
 
@@ -304,9 +326,17 @@ impl Pair {
         let end = self.now + ns;
         while self.now < end && self.step() {}
     }
-}
 
-fn flow(from: usize) -> IcrcFlow {
-    let (IpAddr::V4(a), IpAddr::V4(b)) = (A, B) else { unreachable!("both are IPv4") };
-    if from == 0 { IcrcFlow::v4(a, b, 4791, 4791) } else { IcrcFlow::v4(b, a, 4791, 4791) }
+    /// Who a packet of this side is from, and for.
+    fn ends(&self, from: usize) -> (IpAddr, IpAddr) {
+        if from == 0 { (self.a.ip, self.b.ip) } else { (self.b.ip, self.a.ip) }
+    }
+
+    fn flow(&self, from: usize) -> IcrcFlow {
+        match self.ends(from) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => IcrcFlow::v4(src, dst, 4791, 4791),
+            (IpAddr::V6(src), IpAddr::V6(dst)) => IcrcFlow::v6(src, dst, 4791, 4791),
+            _ => unreachable!("both are of one family"),
+        }
+    }
 }

@@ -18,6 +18,8 @@ const AT: usize = 4 << 10;
 const LEN: usize = 8 << 10;
 const GUARD: u8 = 0xc5;
 const KERNEL: u64 = 7;
+/// The queue pairs that each end has.
+const KINDS: [QpType; 3] = [QpType::Rc, QpType::Ud, QpType::Uc];
 /// Packets under way in one direction at most.
 const WIRE: usize = 64;
 
@@ -91,7 +93,7 @@ impl End {
             batch: TxBatch::new(),
             wire: VecDeque::new(),
         };
-        for kind in [QpType::Rc, QpType::Ud] {
+        for kind in KINDS {
             let queue = end.create(kind);
             end.queues.push(queue);
         }
@@ -176,7 +178,7 @@ pub fn drive(bytes: &[u8]) {
 impl World {
     /// Brings every queue pair that is in RESET to RTS.
     fn connect(&mut self, setup: u8) {
-        let numbers = [0, 1].map(|queue: usize| [0, 1].map(|side: usize| self.ends[side].queues[queue].qp));
+        let numbers = [0, 1, 2].map(|queue: usize| [0, 1].map(|side: usize| self.ends[side].queues[queue].qp));
         for pair in numbers {
             for side in 0..2 {
                 let (qp, peer) = (pair[side], pair[1 - side]);
@@ -247,7 +249,7 @@ impl World {
         let to_qp = self.ends[1 - side].queues[1].qp.0;
         let end = &mut self.ends[side];
         let flags = input.byte();
-        let queue = usize::from(flags & 0x60 == 0x60);
+        let queue = [0, 0, 2, 1][usize::from(flags >> 5 & 3)];
         let at = input.short() % LEN;
         let va = peer_va.wrapping_add(if flags & 7 == 7 { at as u64 } else { at as u64 & !7 });
         let rkey = if input.one_in(32) { 9 } else { peer_key };
@@ -286,7 +288,7 @@ impl World {
     fn post_recv(&mut self, side: usize, input: &mut Input<'_>) {
         let wr_id = self.next_id();
         let end = &mut self.ends[side];
-        let queue = usize::from(input.one_in(3));
+        let queue = [0, 0, 1, 2][usize::from(input.byte() & 3)];
         let list = [end.sge(input), end.sge(input)];
         if end.nic.post_recv(end.queues[queue].qp, wr_id, &list).is_ok() {
             end.queues[queue].receives.push_back(wr_id);
@@ -338,7 +340,7 @@ impl World {
         let mut packet = input.take(len).to_vec();
         let end = &self.ends[1 - side];
         if packet.len() >= 12 && packet[1] & 1 == 0 {
-            let queue = &end.queues[usize::from(packet[1] >> 1 & 1)];
+            let queue = &end.queues[usize::from(packet[1] >> 1 & 3).min(2)];
             packet[1] &= 0x30;
             packet[2..4].copy_from_slice(&[0xff, 0xff]);
             packet[5..8].copy_from_slice(&queue.qp.0.to_be_bytes()[1..]);
@@ -413,7 +415,7 @@ impl World {
 
     fn change_state(&mut self, side: usize, input: &mut Input<'_>) {
         let what = input.byte();
-        let queue = usize::from(what >> 7);
+        let queue = usize::from(what >> 6).min(2);
         let End { nic, queues, cq, .. } = &mut self.ends[side];
         let qp = queues[queue].qp;
         match what % 8 {
@@ -440,7 +442,7 @@ impl World {
 
     /// Destroys a queue pair and makes another: the peer's is connected to nobody then.
     fn replace(&mut self, side: usize, input: &mut Input<'_>) {
-        let which = usize::from(input.byte() & 1);
+        let which = usize::from(input.byte() % 3);
         let end = &mut self.ends[side];
         end.check_completions();
         end.nic.destroy_qp(end.queues[which].qp).expect("live");
@@ -479,7 +481,7 @@ impl World {
         self.settle();
         for end in &mut self.ends {
             end.check_completions();
-            for n in 0..2 {
+            for n in 0..KINDS.len() {
                 end.nic.to_error(end.queues[n].qp).expect("from every state");
             }
             for request in std::mem::take(&mut end.requests) {
