@@ -3,6 +3,7 @@
 use crate::memory::{Budget, Fault, Limits, Memory};
 use remora_memory::{Access, AccessError, Pd, Region, Registry};
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
@@ -21,6 +22,8 @@ pub struct HostMemory(Box<Inner>);
 struct Inner {
     domain: Arc<Domain>,
     budget: Budget,
+    /// Whether there were streamed writes, which may still be on their way. Atomic only so that a task may move.
+    streamed: AtomicBool,
 }
 
 struct Domain {
@@ -35,7 +38,11 @@ impl HostMemory {
     /// The regions of `pd`. Without `prefetching` an access copies at once.
     pub fn new(registry: Arc<Registry>, pd: Pd, prefetching: bool, limits: Limits) -> Self {
         let domain = Domain { registry, pd, prefetching, regions: Default::default() };
-        HostMemory(Box::new(Inner { domain: Arc::new(domain), budget: Budget::new(limits) }))
+        HostMemory(Box::new(Inner {
+            domain: Arc::new(domain),
+            budget: Budget::new(limits),
+            streamed: AtomicBool::new(false),
+        }))
     }
 
     /// The protection domain.
@@ -46,7 +53,11 @@ impl HostMemory {
 
     /// The same memory and cache for a call beside this one.
     pub(crate) fn another(&self, limits: Limits) -> Self {
-        HostMemory(Box::new(Inner { domain: self.0.domain.clone(), budget: Budget::new(limits) }))
+        HostMemory(Box::new(Inner {
+            domain: self.0.domain.clone(),
+            budget: Budget::new(limits),
+            streamed: AtomicBool::new(false),
+        }))
     }
 
     /// The same memory with nothing in the cache.
@@ -59,6 +70,14 @@ impl HostMemory {
     #[inline]
     pub(crate) fn renew(&mut self, limits: Limits) {
         self.0.budget = Budget::new(limits);
+    }
+
+    /// Ends a call: what it streamed is seen by others before anything that this thread does next.
+    #[inline]
+    pub(crate) fn settle(&mut self) {
+        if std::mem::take(self.0.streamed.get_mut()) {
+            remora_memory::stream_fence();
+        }
     }
 
     /// Whether it shares its cache with `other`.
@@ -86,10 +105,6 @@ impl HostMemory {
         mut access: impl FnMut(&Region) -> Result<T, AccessError>,
     ) -> impl Future<Output = Result<T, Fault>> {
         let begun = match self.find(key, (va, len), need) {
-            // A store of whole lines needs none of what they held.
-            Ok(Some(region)) if need == Access::REMOTE_WRITE && (va | len as u64).is_multiple_of(64) => {
-                Begun::Done(access(region).map_err(fault))
-            }
             Ok(Some(region)) if self.0.domain.prefetching => {
                 region.prefetch(va, len.min(PREFETCH_BYTES));
                 Begun::Prefetched(region)
@@ -113,7 +128,7 @@ impl HostMemory {
     /// The region for an access that is paid for and allowed, unless the cache has no room for it.
     #[inline]
     fn find(&self, key: u32, (va, len): (u64, usize), need: Access) -> Result<Option<&Region>, Fault> {
-        let Inner { domain, budget } = &*self.0;
+        let Inner { domain, budget, .. } = &*self.0;
         budget.spend(len)?;
         let Some(region) = domain.find(key).or_else(|| domain.look_up(key)) else {
             return Ok(None);
@@ -178,6 +193,17 @@ impl Memory for HostMemory {
     fn write(&self, key: u32, va: u64, data: &[u8]) -> impl Future<Output = Result<(), Fault>> {
         let len = data.len();
         self.access(key, (va, len), Access::REMOTE_WRITE, move |region| region.write(va, data))
+    }
+
+    /// At once: whole lines are stored without what they held, so there is nothing to prefetch.
+    #[inline]
+    async fn write_streamed(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
+        let (len, need) = (data.len(), Access::REMOTE_WRITE);
+        self.0.streamed.store(true, Ordering::Relaxed);
+        match self.find(key, (va, len), need)? {
+            Some(region) => region.write_streamed(va, data).map_err(fault),
+            None => self.access_uncached(key, (va, len), need, &mut |region| region.write_streamed(va, data)),
+        }
     }
 
     fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> impl Future<Output = Result<u64, Fault>> {

@@ -13,6 +13,11 @@ pub trait Memory {
     /// Copies `data` to `va`.
     async fn write(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault>;
 
+    /// Copies `data` to `va`; nobody reads it soon. Others see it at the latest when the call ends.
+    async fn write_streamed(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
+        self.write(key, va, data).await
+    }
+
     /// Stores `new` if the word at `va`, a multiple of 8, is `expect`; returns what it was.
     async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault>;
 
@@ -118,6 +123,11 @@ impl<M: Memory> Memory for Limited<'_, M> {
     async fn write(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
         self.budget.spend(data.len())?;
         self.memory.write(key, va, data).await
+    }
+
+    async fn write_streamed(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
+        self.budget.spend(data.len())?;
+        self.memory.write_streamed(key, va, data).await
     }
 
     async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {

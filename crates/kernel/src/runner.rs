@@ -129,7 +129,8 @@ where
         let memories = &mut self.memories;
         memories.refresh();
         self.pool.poll(|(call, status, memory)| {
-            if let Some(memory) = memory {
+            if let Some(mut memory) = memory {
+                memory.settle();
                 memories.put_back(memory);
             }
             done(call, status);

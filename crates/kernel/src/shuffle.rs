@@ -84,7 +84,7 @@ pub struct Partitioner {
 /// Values that are written together: two cache lines.
 #[derive(Clone)]
 #[repr(align(128))]
-struct Gathered([u8; GATHER_BYTES as usize]);
+struct Gathered([[u8; 8]; GATHER]);
 
 /// Gathered values of one partition that have an address.
 #[derive(Debug, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl Partitioner {
             hashed,
             mask: count as u64 - 1,
             next: partitions.iter().map(|p| skew(p) as u32).collect(),
-            gathered: vec![Gathered([0; GATHER_BYTES as usize]); count],
+            gathered: vec![Gathered([[0; 8]; GATHER]); count],
             partitions,
         })
     }
@@ -129,7 +129,7 @@ impl Partitioner {
         for (taken, value) in values.iter().enumerate() {
             let at = (hash(u64::from_le_bytes(*value)) & self.mask) as usize;
             let index = next[at] as usize;
-            gathered[at].0[8 * (index % GATHER)..][..8].copy_from_slice(value);
+            gathered[at].0[index % GATHER] = *value;
             next[at] = index as u32 + 1;
             if index % GATHER == GATHER - 1 {
                 *bytes = &bytes[8 * (taken + 1)..];
@@ -155,7 +155,7 @@ impl Partitioner {
             return Err(OVERFLOW);
         }
         let va = partition.va + 8 * (start - skew) as u64;
-        Ok(Some(Run { va, bytes: &self.gathered[at].0[8 * (start - whole)..8 * (end - whole)] }))
+        Ok(Some(Run { va, bytes: self.gathered[at].0[start - whole..end - whole].as_flattened() }))
     }
 
     /// Partitions that hold values which [`push`](Self::push) has not reported: to be asked for at the end.
@@ -232,7 +232,7 @@ async fn feed<M: Memory>(memory: &M, key: u32, partitioner: &mut Partitioner, by
 #[inline]
 async fn write<M: Memory>(memory: &M, key: u32, partitioner: &Partitioner, at: usize) -> Result<(), Status> {
     if let Some(run) = partitioner.run(at)? {
-        memory.write(key, run.va, run.bytes).await?;
+        memory.write_streamed(key, run.va, run.bytes).await?;
     }
     Ok(())
 }

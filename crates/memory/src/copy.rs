@@ -94,6 +94,36 @@ pub unsafe fn store(dst: *mut u8, mut data: &[u8]) {
     }
 }
 
+/// Copies `data` to shared memory at `dst` past the caches, where the machine can: whole lines are then not read first.
+/// Other stores may overtake these until [`stream_fence`].
+///
+/// # Safety
+/// As for [`store`]; `dst` and the length of `data` are multiples of 8.
+#[inline]
+pub unsafe fn stream(dst: *mut u8, data: &[u8]) {
+    debug_assert!(dst.addr().is_multiple_of(WORD) && data.len().is_multiple_of(WORD));
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for (at, bytes) in data.chunks_exact(WORD).enumerate() {
+        // SAFETY: the word lies within the range. The instruction stores an aligned word as a whole, like an atomic one.
+        unsafe { std::arch::x86_64::_mm_stream_si64(dst.wrapping_add(at * WORD).cast(), value(bytes) as i64) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    // SAFETY: as the caller promises.
+    unsafe {
+        store(dst, data)
+    };
+}
+
+/// Later stores of this thread follow its [`stream`]ed ones.
+#[inline]
+pub fn stream_fence() {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a fence has no effect but on order.
+    unsafe {
+        std::arch::x86_64::_mm_sfence()
+    };
+}
+
 #[inline(always)]
 fn value(bytes: &[u8]) -> u64 {
     let mut word = [0; WORD];

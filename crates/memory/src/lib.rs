@@ -29,5 +29,6 @@ mod region;
 mod registry;
 
 pub use buffer::{Buffer, OutOfBounds, PageKind};
+pub use copy::stream_fence;
 pub use region::{Access, AccessError, PAGE_BYTES, Region};
 pub use registry::{Pd, PdBusy, RegisterError, Registry, UnknownKey};

@@ -173,6 +173,26 @@ impl Region {
         Ok(())
     }
 
+    /// Like [`write`](Self::write), for whole cache lines that nobody reads soon: they go past the caches. Others see
+    /// them at the latest after [`stream_fence`](crate::stream_fence). Lines that are not whole are written as usual.
+    #[inline]
+    pub fn write_streamed(&self, va: u64, data: &[u8]) -> Result<(), AccessError> {
+        let len = data.len() as u64;
+        // Lines do not cross a page border if there is only one page that they lie on.
+        let one_page = va & !PAGE_MASK == va.wrapping_add(len.wrapping_sub(1)) & !PAGE_MASK;
+        if !one_page || !(va | len).is_multiple_of(64) {
+            return self.write(va, data);
+        }
+        self.bounds(va, len)?;
+        let start = self.pointer(va);
+        if !start.addr().is_multiple_of(64) {
+            return self.write(va, data);
+        }
+        // SAFETY: `bounds` checked the range, and it lies in one page; address and length are multiples of 64.
+        unsafe { copy::stream(start, data) };
+        Ok(())
+    }
+
     /// Stores `new` if the word at `va` is `expect`; returns what it was. Checks bounds and validity, not rights.
     pub fn compare_swap(&self, va: u64, expect: u64, new: u64) -> Result<u64, AccessError> {
         let ptr = self.word_at(va)?;

@@ -245,6 +245,25 @@ mod tests {
     }
 
     #[test]
+    fn streamed_writes_are_writes() {
+        let registry = Registry::new([1; 32]);
+        let pd = registry.alloc_pd();
+        let buffer = Buffer::from_boxed(vec![0; 1024].into());
+        let region = registry.register(pd, &buffer, 0, 1024, Some(0), Access::all()).unwrap();
+        for (va, len) in [(0, 128), (64, 64), (8, 64), (3, 100), (512, 512), (0, 0), (960, 64)] {
+            let data: Vec<u8> = (0..len).map(|i| (va + i) as u8 ^ 0x5a).collect();
+            region.write_streamed(va as u64, &data).unwrap();
+            crate::stream_fence();
+            let mut back = vec![0; len];
+            region.read(va as u64, &mut back).unwrap();
+            assert_eq!(back, data, "{len} bytes at {va}");
+        }
+        for (va, len) in [(960, 128), (1024, 64), (u64::MAX - 63, 64)] {
+            assert_eq!(region.write_streamed(va, &vec![1; len]), Err(AccessError::OutOfBounds), "{len} bytes at {va}");
+        }
+    }
+
+    #[test]
     fn rights_matrix() {
         let (registry, pd) = registry();
         let other = registry.alloc_pd();
