@@ -1,1 +1,3 @@
 //! The modelled world: discrete events over hardware components described in platform files.
+
+pub mod platform;

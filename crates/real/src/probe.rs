@@ -4,6 +4,9 @@
 //! latency is the median of short batches of round trips, so that what a neighbour disturbed for a moment does not
 //! count. A rate is all that was moved over all the time it took.
 
+pub mod memory;
+pub mod system;
+
 use std::cell::RefCell;
 use std::hint::black_box;
 use std::io;

@@ -1,0 +1,216 @@
+//! Descriptions of hardware: TOML files in which every value has a unit, a source, a status and a range.
+//!
+//! A file is read in two steps. [`Params`] holds its values as they stand there, each with where it comes from, so that
+//! a run can say what its result rests on and try what else a value might be. [`Platform`] is their typed form; a key
+//! that no section asks for is an error, and so is a value in the wrong unit or outside what hardware can be.
+
+mod error;
+mod params;
+mod provenance;
+mod typed;
+mod unit;
+
+use std::path::Path;
+
+pub use error::{PlatformError, Problem};
+pub use params::{Param, Params, Section, Status};
+pub use provenance::Share;
+pub use typed::*;
+pub use unit::Dimension;
+
+use typed::{needed, optional};
+
+/// The platforms that come with the program: name and file.
+const BUILT_IN: [(&str, &str); 7] = [
+    ("strom-10g", include_str!("../../../platforms/strom-10g.toml")),
+    ("strom-100g", include_str!("../../../platforms/strom-100g.toml")),
+    ("rambda", include_str!("../../../platforms/rambda.toml")),
+    ("bluefield1", include_str!("../../../platforms/bluefield1.toml")),
+    ("bluefield2", include_str!("../../../platforms/bluefield2.toml")),
+    ("minos", include_str!("../../../platforms/minos.toml")),
+    ("dfabric", include_str!("../../../platforms/dfabric.toml")),
+];
+
+/// The largest file that is read: ten times the largest that one would write.
+const MAX_FILE: u64 = 1 << 20;
+
+/// A client, a node and what joins them.
+#[derive(Clone, Debug)]
+pub struct Platform {
+    /// Its name.
+    pub name: String,
+    /// What it is, in a line.
+    pub title: String,
+    /// Which placements exist, and on what device.
+    pub placements: Placements,
+    /// The client's cores.
+    pub client: Core,
+    /// The node's cores.
+    pub host: Core,
+    /// The node's last-level cache.
+    pub cache: Cache,
+    /// The node's memory.
+    pub dram: Dram,
+    /// The node's persistent memory, if it has any.
+    pub pmem: Option<Pmem>,
+    /// What joins NICs and hosts, if they are hardware.
+    pub nic: Option<Nic>,
+    /// Cores on the node's NIC, if it has any.
+    pub nic_cores: Option<NicCores>,
+    /// The node's accelerator, if it has one.
+    pub accel: Option<Accel>,
+    /// A switch between the NICs, if there is one.
+    pub switch: Option<Switch>,
+    /// Power, if it is known.
+    pub power: Option<Power>,
+    /// What replicated records need beyond.
+    pub replication: Option<Replication>,
+    /// What a rack with pools has beyond.
+    pub rack: Option<Rack>,
+    /// Remora's software NIC, if that is the NIC.
+    pub software: Option<Software>,
+    /// The values that all this was made of.
+    pub params: Params,
+}
+
+/// A hardware NIC: the client's and the node's are alike.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Nic {
+    /// Between it and the host.
+    pub pcie: Pcie,
+    /// Its data path.
+    pub pipeline: Pipeline,
+    /// The wire between two of them.
+    pub ethernet: Ethernet,
+}
+
+/// Remora's software NIC, and what it stands on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Software {
+    /// What the system takes.
+    pub system: System,
+    /// Time of a dependent load by the bytes that loads are spread over: bytes and picoseconds, in rising order.
+    pub curve: Vec<(u64, u64)>,
+    /// Over UDP.
+    pub udp: SoftwareLink,
+    /// Over shared memory.
+    pub shm: SoftwareLink,
+}
+
+impl Platform {
+    /// The names of the platforms that come with the program.
+    pub fn built_in() -> impl Iterator<Item = &'static str> {
+        BUILT_IN.iter().map(|(name, _)| *name)
+    }
+
+    /// A built-in platform by its name, or any other by the path of its file.
+    pub fn load(name_or_path: &str) -> Result<Self, PlatformError> {
+        if let Some((name, text)) = BUILT_IN.iter().find(|(name, _)| *name == name_or_path) {
+            return Self::parse(&format!("platforms/{name}.toml"), text);
+        }
+        let path = Path::new(name_or_path);
+        if !path.exists() {
+            let known = Self::built_in().collect::<Vec<_>>().join(", ");
+            return Err(PlatformError::NotFound { name: name_or_path.into(), known });
+        }
+        let failed = |source| PlatformError::Read { file: name_or_path.into(), source };
+        let too_long = || std::io::Error::other("it has more than a megabyte: that is no platform file");
+        if std::fs::metadata(path).map_err(failed)?.len() > MAX_FILE {
+            return Err(failed(too_long()));
+        }
+        Self::parse(name_or_path, &std::fs::read_to_string(path).map_err(failed)?)
+    }
+
+    /// Parses a file's text; `file` is what messages call it.
+    pub fn parse(file: &str, text: &str) -> Result<Self, PlatformError> {
+        let platform = Self::build(Params::parse(file, text)?)?;
+        platform.params.all_used()?;
+        Ok(platform)
+    }
+
+    /// The typed form of values. Fails on values that make no platform, not on ones that nothing reads.
+    pub fn build(params: Params) -> Result<Self, PlatformError> {
+        let top = params.section("");
+        let (name, title) = (top.text("name")?, top.text("title")?);
+        let placements = Placements::read(&params)?;
+        let core = |name: &'static str| needed(&params, ("placements", name), Core::read);
+        let software = placements.nic == Some(NicDevice::Software);
+        let nic_cores = match placements.nic {
+            Some(NicDevice::Cores) => Some(needed(&params, ("placements.nic", "nic.cores"), NicCores::read)?),
+            _ => None,
+        };
+        let accel = match placements.accel {
+            Some(_) => Some(needed(&params, ("placements.accel", "accel"), Accel::read)?),
+            None => None,
+        };
+        Ok(Self {
+            client: core("client.core")?,
+            host: core("host.core")?,
+            cache: needed(&params, ("placements", "host.cache"), Cache::read)?,
+            dram: needed(&params, ("placements", "host.dram"), Dram::read)?,
+            pmem: optional(&params, "host.pmem", Pmem::read)?,
+            nic: (!software).then(|| Nic::read(&params)).transpose()?,
+            nic_cores,
+            accel,
+            switch: optional(&params, "switch", Switch::read)?,
+            power: optional(&params, "power", Power::read)?,
+            replication: optional(&params, "replication", Replication::read)?,
+            rack: optional(&params, "rack", Rack::read)?,
+            software: software.then(|| Software::read(&params)).transpose()?,
+            name,
+            title,
+            placements,
+            params,
+        })
+    }
+
+    /// The same with other values, given by path in base units. They may lie outside their ranges: that is how one asks
+    /// what would be beyond. Fails if they make no platform.
+    pub fn with(&self, values: &[(&str, f64)]) -> Result<Self, PlatformError> {
+        let mut params = self.params.clone();
+        for &(path, value) in values {
+            params.set(path, value);
+        }
+        Self::build(params)
+    }
+}
+
+impl Nic {
+    fn read(params: &Params) -> Result<Self, PlatformError> {
+        Ok(Self {
+            pcie: needed(params, ("placements", "host.pcie"), Pcie::read)?,
+            pipeline: needed(params, ("placements", "nic.pipeline"), Pipeline::read)?,
+            ethernet: needed(params, ("placements", "ethernet"), Ethernet::read)?,
+        })
+    }
+}
+
+impl Software {
+    fn read(params: &Params) -> Result<Self, PlatformError> {
+        let device = "placements.nic";
+        let curve = needed(params, (device, "host.curve"), |section| section.curve())?;
+        Ok(Self {
+            system: needed(params, (device, "system"), System::read)?,
+            curve,
+            udp: needed(params, (device, "software.udp"), SoftwareLink::read)?,
+            shm: needed(params, (device, "software.shm"), SoftwareLink::read)?,
+        })
+    }
+
+    /// Time of a dependent load spread over so many bytes, in picoseconds: between the points of the curve along the
+    /// logarithm of the size, beyond its ends as at the ends.
+    pub fn load_latency(&self, bytes: f64) -> f64 {
+        let above = self.curve.partition_point(|&(size, _)| (size as f64) < bytes);
+        match (above.checked_sub(1).and_then(|below| self.curve.get(below)), self.curve.get(above)) {
+            (Some(&(s0, t0)), Some(&(s1, t1))) => {
+                let part = (bytes / s0 as f64).ln() / (s1 as f64 / s0 as f64).ln();
+                t0 as f64 + part * (t1 as f64 - t0 as f64)
+            }
+            (Some(&(_, time)), None) | (None, Some(&(_, time))) => time as f64,
+            (None, None) => 0.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

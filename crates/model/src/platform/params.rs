@@ -1,0 +1,456 @@
+//! A platform file's values: parsed, checked for form, each with its source; not yet given a meaning.
+//!
+//! A value is a table `{ value = 1.5, unit = "us", source = "..", status = "printed", range = [1.4, 1.6] }` under a
+//! dotted path such as `host.dram.latency`. All five fields are required: a number without a source or a range is not
+//! one that a prediction may rest on.
+
+use std::cell::Cell;
+use std::fmt;
+use std::ops::Range;
+
+use serde::Serialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::error::{PlatformError, Problem};
+use super::typed::Command;
+use super::unit::{self, Dimension};
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// Printed in the paper or data sheet that the source names.
+    Printed,
+    /// Arithmetic on printed values, shown in the source.
+    Derived,
+    /// From other literature about the same kind of hardware.
+    Literature,
+    /// Published by nobody: reasoned in the source.
+    Estimate,
+    /// Measured on the machine itself.
+    Measured,
+}
+
+impl Status {
+    /// All, from the firmest to the weakest, as files spell them.
+    pub const ALL: [(Self, &'static str); 5] = [
+        (Self::Measured, "measured"),
+        (Self::Printed, "printed"),
+        (Self::Derived, "derived"),
+        (Self::Literature, "literature"),
+        (Self::Estimate, "estimate"),
+    ];
+
+    /// As files spell it.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(status, _)| *status == self).map_or("", |(_, name)| name)
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// One value of a platform, in base units of its dimension.
+#[derive(Clone, Debug)]
+pub struct Param {
+    /// Its dotted path, such as `host.dram.latency`.
+    pub path: String,
+    /// The value in base units.
+    pub value: f64,
+    /// What it may be, in base units; holds the value.
+    pub range: (f64, f64),
+    /// The unit as written.
+    pub unit: String,
+    /// What it measures.
+    pub dimension: Dimension,
+    /// Who says so.
+    pub source: String,
+    /// How firm it is.
+    pub status: Status,
+    /// The line of the file.
+    pub line: usize,
+    used: Cell<bool>,
+}
+
+impl Param {
+    /// The value as the file writes it: `1.5 us`.
+    pub fn text(&self, base: f64) -> String {
+        let factor = unit::lookup(&self.unit).map_or(1.0, |(_, factor)| factor);
+        // Twelve digits: what a conversion adds is not worth showing.
+        let number = format!("{:.12e}", base / factor).parse::<f64>().unwrap_or(base / factor);
+        format!("{number} {}", self.unit)
+    }
+
+    /// Whether its range leaves room.
+    pub fn is_open(&self) -> bool {
+        self.range.0 < self.range.1
+    }
+}
+
+/// A word of a platform, such as the device of a placement.
+#[derive(Clone, Debug)]
+pub struct Word {
+    /// Its dotted path.
+    pub path: String,
+    /// The word.
+    pub text: String,
+    /// The line of the file.
+    pub line: usize,
+    used: Cell<bool>,
+}
+
+/// All values and words of a platform file, in its order.
+#[derive(Clone, Debug)]
+pub struct Params {
+    /// The file, for messages.
+    pub file: String,
+    params: Vec<Param>,
+    words: Vec<Word>,
+}
+
+const FIELDS: [&str; 5] = ["value", "unit", "source", "status", "range"];
+
+impl Params {
+    /// Parses a file's text. Fails on the first thing that is not of the right form.
+    pub fn parse(file: &str, text: &str) -> Result<Self, PlatformError> {
+        let lines = Lines::new(text);
+        let document = DeTable::parse(text).map_err(|e| PlatformError::Syntax {
+            file: file.into(),
+            line: lines.of(&e.span().unwrap_or(0..0)),
+            message: e.message().trim_end().replace('\n', " "),
+        })?;
+        let mut parser = Parser { file, lines, params: Vec::new(), words: Vec::new() };
+        parser.table("", document.get_ref())?;
+        let Parser { mut params, mut words, .. } = parser;
+        params.sort_by_key(|param| param.line);
+        words.sort_by_key(|word| word.line);
+        Ok(Self { file: file.into(), params, words })
+    }
+
+    /// All values, in the file's order.
+    pub fn iter(&self) -> impl Iterator<Item = &Param> {
+        self.params.iter()
+    }
+
+    /// The value at a path.
+    pub fn get(&self, path: &str) -> Option<&Param> {
+        self.params.iter().find(|param| param.path == path)
+    }
+
+    /// The same with another value at `path`, in base units. The range is left as it is and need not hold it: that is
+    /// how one asks what would be beyond.
+    pub fn with(&self, path: &str, value: f64) -> Self {
+        let mut changed = self.clone();
+        if let Some(param) = changed.params.iter_mut().find(|param| param.path == path) {
+            param.value = value;
+        }
+        changed
+    }
+
+    /// Changes values in place, as [`Params::with`].
+    pub fn set(&mut self, path: &str, value: f64) {
+        if let Some(param) = self.params.iter_mut().find(|param| param.path == path) {
+            param.value = value;
+        }
+    }
+
+    /// Whether anything stands under a section.
+    pub fn has(&self, section: &str) -> bool {
+        let inside = |path: &str| path.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'));
+        self.params.iter().any(|param| inside(&param.path)) || self.words.iter().any(|word| inside(&word.path))
+    }
+
+    /// Reads the values of a section.
+    pub fn section<'a>(&'a self, name: &'a str) -> Section<'a> {
+        Section { params: self, name }
+    }
+
+    /// Fails if a value or word was never read: nobody knows what it means.
+    pub fn all_used(&self) -> Result<(), PlatformError> {
+        let values = self.params.iter().filter(|param| !param.used.get()).map(|param| (param.line, &param.path));
+        let words = self.words.iter().filter(|word| !word.used.get()).map(|word| (word.line, &word.path));
+        match values.chain(words).min() {
+            None => Ok(()),
+            Some((line, path)) => Err(self.error(line, path, Problem::Unused)),
+        }
+    }
+
+    /// The line of a word.
+    pub(crate) fn word_line(&self, path: &str) -> Option<usize> {
+        self.words.iter().find(|word| word.path == path).map(|word| word.line)
+    }
+
+    pub(crate) fn error(&self, line: usize, key: &str, problem: Problem) -> PlatformError {
+        PlatformError::At { file: self.file.clone(), line, key: key.into(), problem }
+    }
+}
+
+/// The values under one section; reading marks them as used.
+#[derive(Clone, Copy)]
+pub struct Section<'a> {
+    params: &'a Params,
+    name: &'a str,
+}
+
+impl<'a> Section<'a> {
+    fn path(&self, key: &str) -> String {
+        if self.name.is_empty() { key.into() } else { format!("{}.{key}", self.name) }
+    }
+
+    fn find(&self, key: &str) -> Option<&'a Param> {
+        let param = self.params.get(&self.path(key))?;
+        param.used.set(true);
+        Some(param)
+    }
+
+    /// A value in base units, if it stands there.
+    pub fn optional(&self, key: &str, dimension: Dimension) -> Result<Option<f64>, PlatformError> {
+        let Some(param) = self.find(key) else { return Ok(None) };
+        let fails = |problem| Err(self.params.error(param.line, &param.path, problem));
+        if param.dimension != dimension {
+            return fails(Problem::WrongUnit { unit: param.unit.clone(), wanted: dimension });
+        }
+        let whole = dimension == Dimension::Count || (dimension == Dimension::Size && param.value < 1e15);
+        if whole && (param.value - param.value.round()).abs() > 1e-6 {
+            return fails(Problem::NotWhole(param.value));
+        }
+        Ok(Some(param.value))
+    }
+
+    /// A value in base units.
+    pub fn value(&self, key: &str, dimension: Dimension) -> Result<f64, PlatformError> {
+        match self.optional(key, dimension)? {
+            Some(value) => Ok(value),
+            None => Err(self.missing(key, Problem::Missing(dimension))),
+        }
+    }
+
+    /// A time in picoseconds.
+    pub fn time(&self, key: &str) -> Result<u64, PlatformError> {
+        Ok(self.value(key, Dimension::Time)?.round() as u64)
+    }
+
+    /// A count of at least `least`.
+    pub fn count(&self, key: &str, least: u64) -> Result<u64, PlatformError> {
+        let value = self.value(key, Dimension::Count)?.round() as u64;
+        self.at_least(key, value, least)
+    }
+
+    /// A size in bytes, of at least `least`.
+    pub fn size(&self, key: &str, least: u64) -> Result<u64, PlatformError> {
+        let value = self.value(key, Dimension::Size)?.round() as u64;
+        self.at_least(key, value, least)
+    }
+
+    /// A bandwidth in bytes a second.
+    pub fn bandwidth(&self, key: &str) -> Result<f64, PlatformError> {
+        self.value(key, Dimension::Bandwidth)
+    }
+
+    /// A clock or a rate in hertz.
+    pub fn rate(&self, key: &str) -> Result<f64, PlatformError> {
+        self.value(key, Dimension::Rate)
+    }
+
+    /// Clock periods.
+    pub fn cycles(&self, key: &str) -> Result<f64, PlatformError> {
+        self.value(key, Dimension::Cycles)
+    }
+
+    /// A power in watts.
+    pub fn watts(&self, key: &str) -> Result<f64, PlatformError> {
+        self.value(key, Dimension::Power)
+    }
+
+    /// A power in watts, 0 if it is not given.
+    pub fn watts_or_none(&self, key: &str) -> Result<f64, PlatformError> {
+        Ok(self.optional(key, Dimension::Power)?.unwrap_or(0.0))
+    }
+
+    /// A ratio above 0.
+    pub fn factor(&self, key: &str) -> Result<f64, PlatformError> {
+        let value = self.value(key, Dimension::Ratio)?;
+        match self.params.get(&self.path(key)) {
+            Some(param) if value <= 0.0 => Err(self.params.error(param.line, &param.path, Problem::NotPositive)),
+            _ => Ok(value),
+        }
+    }
+
+    /// How commands reach the NIC.
+    pub fn command(&self, key: &str) -> Result<Command, PlatformError> {
+        match self.word(key, &["store", "fetch"])? {
+            Some("store") => Ok(Command::Store),
+            Some(_) => Ok(Command::Fetch),
+            None => Err(self.missing(key, Problem::MissingText)),
+        }
+    }
+
+    /// Times under keys that are sizes such as `64KiB`: bytes and picoseconds, in rising order.
+    pub fn curve(&self) -> Result<Vec<(u64, u64)>, PlatformError> {
+        let prefix = format!("{}.", self.name);
+        let mut points = Vec::new();
+        for param in self.params.iter() {
+            let Some(key) = param.path.strip_prefix(&prefix) else { continue };
+            let digits = key.trim_end_matches(char::is_alphabetic);
+            let unit = unit::lookup(&key[digits.len()..]).filter(|unit| unit.0 == Dimension::Size);
+            let size = unit.zip(digits.parse::<u32>().ok()).map(|(unit, number)| unit.1 * f64::from(number));
+            let Some(size) = size else {
+                return Err(self.params.error(param.line, &param.path, Problem::NoSize));
+            };
+            points.push((size as u64, self.time(key)?));
+        }
+        points.sort_unstable();
+        Ok(points)
+    }
+
+    /// A part of a whole, above 0 and up to 1.
+    pub fn part(&self, key: &str) -> Result<f64, PlatformError> {
+        let value = self.factor(key)?;
+        match self.params.get(&self.path(key)) {
+            Some(param) if value > 1.0 => {
+                Err(self.params.error(param.line, &param.path, Problem::TooMuch { value, most: 1.0 }))
+            }
+            _ => Ok(value),
+        }
+    }
+
+    /// One of a few words, if one stands there.
+    pub fn word(&self, key: &str, known: &[&'static str]) -> Result<Option<&'static str>, PlatformError> {
+        let path = self.path(key);
+        let Some(word) = self.params.words.iter().find(|word| word.path == path) else { return Ok(None) };
+        word.used.set(true);
+        match known.iter().find(|known| **known == word.text) {
+            Some(known) => Ok(Some(known)),
+            None => {
+                let problem = Problem::UnknownWord { word: word.text.clone(), known: known.join(", ") };
+                Err(self.params.error(word.line, &path, problem))
+            }
+        }
+    }
+
+    /// Free text.
+    pub fn text(&self, key: &str) -> Result<String, PlatformError> {
+        let path = self.path(key);
+        match self.params.words.iter().find(|word| word.path == path) {
+            Some(word) => {
+                word.used.set(true);
+                Ok(word.text.clone())
+            }
+            None => Err(self.missing(key, Problem::MissingText)),
+        }
+    }
+
+    fn at_least(&self, key: &str, value: u64, least: u64) -> Result<u64, PlatformError> {
+        match self.params.get(&self.path(key)) {
+            Some(param) if value < least => {
+                Err(self.params.error(param.line, &param.path, Problem::TooLittle { value, least }))
+            }
+            _ => Ok(value),
+        }
+    }
+
+    /// Names the section's first line, where the value should have stood.
+    fn missing(&self, key: &str, problem: Problem) -> PlatformError {
+        let prefix = format!("{}.", self.name);
+        let inside = |path: &str| !self.name.is_empty() && path.starts_with(&prefix);
+        let first = self.params.iter().find(|param| inside(&param.path)).map_or(1, |param| param.line);
+        self.params.error(first, &self.path(key), problem)
+    }
+}
+
+struct Parser<'a> {
+    file: &'a str,
+    lines: Lines,
+    params: Vec<Param>,
+    words: Vec<Word>,
+}
+
+impl Parser<'_> {
+    fn table(&mut self, path: &str, table: &DeTable<'_>) -> Result<(), PlatformError> {
+        for (key, value) in table.iter() {
+            let path = if path.is_empty() { key.get_ref().to_string() } else { format!("{path}.{}", key.get_ref()) };
+            let line = self.lines.of(&key.span());
+            match value.get_ref() {
+                DeValue::String(text) => {
+                    self.words.push(Word { path, text: text.to_string(), line, used: Cell::new(false) });
+                }
+                DeValue::Table(inner) if FIELDS.iter().any(|&field| inner.contains_key(field)) => {
+                    let param = self.param(path, line, inner)?;
+                    self.params.push(param);
+                }
+                DeValue::Table(inner) => self.table(&path, inner)?,
+                _ => return Err(self.error(line, &path, Problem::NoTable)),
+            }
+        }
+        Ok(())
+    }
+
+    fn param(&self, path: String, line: usize, table: &DeTable<'_>) -> Result<Param, PlatformError> {
+        for key in table.keys().filter(|key| !FIELDS.contains(&key.get_ref().as_ref())) {
+            let problem = Problem::UnknownField(key.get_ref().to_string());
+            return Err(self.error(self.lines.of(&key.span()), &path, problem));
+        }
+        let field =
+            |name: &'static str| table.get(name).ok_or_else(|| self.error(line, &path, Problem::MissingField(name)));
+        let text = |name: &'static str| match field(name)?.get_ref() {
+            DeValue::String(text) if !text.trim().is_empty() => Ok(text.to_string()),
+            _ => Err(self.error(line, &path, Problem::NoText(name))),
+        };
+        let number = |name: &'static str, value: &Spanned<DeValue<'_>>| match number(value.get_ref()) {
+            Some(number) => Ok(number),
+            None => Err(self.error(self.lines.of(&value.span()), &path, Problem::NoNumber(name))),
+        };
+        let value = number("value", field("value")?)?;
+        let unit = text("unit")?;
+        let (dimension, factor) =
+            unit::lookup(&unit).ok_or_else(|| self.error(line, &path, Problem::UnknownUnit(unit.clone())))?;
+        let status = text("status")?;
+        let status = Status::ALL.iter().find(|(_, name)| *name == status).map(|(status, _)| *status);
+        let status = status.ok_or_else(|| self.error(line, &path, Problem::UnknownStatus))?;
+        let range = match field("range")?.get_ref() {
+            DeValue::Array(ends) if ends.len() == 2 => (number("range", &ends[0])?, number("range", &ends[1])?),
+            _ => return Err(self.error(line, &path, Problem::NoRange)),
+        };
+        if !(range.0 <= value && value <= range.1) {
+            return Err(self.error(line, &path, Problem::OutOfRange { value, range, unit }));
+        }
+        let (least, most) = dimension.bounds();
+        let (value, range) = (value * factor, (range.0 * factor, range.1 * factor));
+        if range.0 < least || range.1 > most {
+            return Err(self.error(line, &path, Problem::Impossible(dimension)));
+        }
+        let source = text("source")?;
+        Ok(Param { path, value, range, unit, dimension, source, status, line, used: Cell::new(false) })
+    }
+
+    fn error(&self, line: usize, key: &str, problem: Problem) -> PlatformError {
+        PlatformError::At { file: self.file.into(), line, key: key.into(), problem }
+    }
+}
+
+/// A finite number.
+fn number(value: &DeValue<'_>) -> Option<f64> {
+    let number = match value {
+        DeValue::Integer(integer) => i64::from_str_radix(integer.as_str(), integer.radix()).ok()? as f64,
+        DeValue::Float(float) => float.as_str().parse().ok()?,
+        _ => return None,
+    };
+    f64::is_finite(number).then_some(number)
+}
+
+/// Turns byte offsets into line numbers, from 1.
+struct Lines(Vec<usize>);
+
+impl Lines {
+    fn new(text: &str) -> Self {
+        Self(text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at).collect())
+    }
+
+    fn of(&self, span: &Range<usize>) -> usize {
+        self.0.partition_point(|&end| end < span.start) + 1
+    }
+}

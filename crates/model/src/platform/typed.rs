@@ -1,0 +1,478 @@
+//! The typed form of a platform file: one struct for each section, a field for each key.
+//!
+//! Times are picoseconds, sizes bytes, bandwidths bytes a second, clocks and rates hertz, powers watts.
+
+use super::error::{PlatformError, Problem};
+use super::params::{Params, Section};
+
+type Result<T> = std::result::Result<T, PlatformError>;
+
+/// Declares a section: its keys are the names of the fields, read by the method of [`Section`] that stands behind.
+macro_rules! section {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $kind:ty = $read:ident($($least:expr)?),)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $kind,)*
+        }
+
+        impl $name {
+            pub(super) fn read(section: &Section<'_>) -> Result<Self> {
+                Ok(Self { $($field: section.$read(stringify!($field) $(, $least)?)?,)* })
+            }
+        }
+    };
+}
+
+/// What runs kernels on the NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NicDevice {
+    /// The NIC's own data path, as in StRoM: section `nic.pipeline`.
+    Pipeline,
+    /// Cores on the card, as on BlueField: section `nic.cores`.
+    Cores,
+    /// Remora's software NIC on this machine: section `software`.
+    Software,
+}
+
+/// What runs kernels on an accelerator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccelDevice {
+    /// One that reaches the host's memory by a coherent link, as in RAMBDA.
+    Coherent,
+    /// One with memory of its own that holds the state.
+    Local,
+}
+
+/// Which placements exist, and on what device. The client and the host run kernels on their cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placements {
+    /// Kernels at the client: one-sided verbs.
+    pub client: bool,
+    /// Kernels on the node's cores.
+    pub host: bool,
+    /// Kernels on the node's NIC.
+    pub nic: Option<NicDevice>,
+    /// Kernels on an accelerator.
+    pub accel: Option<AccelDevice>,
+}
+
+/// How a command reaches the NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// In the core's own store.
+    Store,
+    /// The NIC fetches it over PCIe after a doorbell.
+    Fetch,
+}
+
+section! {
+    /// Processor cores: `client.core`, `host.core`.
+    Core {
+        /// Cores.
+        cores: u64 = count(1),
+        /// Clock.
+        clock: f64 = rate(),
+        /// Cache misses that one core has under way.
+        misses: u64 = count(1),
+        /// One look of a polling loop.
+        poll: u64 = time(),
+        /// From a message seen to its kernel's first step, time of the core.
+        dispatch: u64 = time(),
+        /// Handing one command to the NIC, time of the core.
+        issue: u64 = time(),
+        /// Turning from one kernel to another.
+        switch: u64 = time(),
+    }
+}
+
+section! {
+    /// The last-level cache: `host.cache`.
+    Cache {
+        /// Bytes.
+        size: u64 = size(1),
+        /// A hit.
+        latency: u64 = time(),
+        /// Ways.
+        ways: u64 = count(1),
+        /// Ways that the NIC's writes may fill.
+        ddio_ways: u64 = count(0),
+    }
+}
+
+section! {
+    /// Memory of the host: `host.dram`.
+    Dram {
+        /// An idle load that misses all caches.
+        latency: u64 = time(),
+        /// Bytes a second, as used.
+        bandwidth: f64 = bandwidth(),
+    }
+}
+
+section! {
+    /// Persistent memory: `host.pmem`.
+    Pmem {
+        /// A random load.
+        read_latency: u64 = time(),
+        /// A store until it is durable.
+        write_latency: u64 = time(),
+        /// Bytes a second read.
+        read_bandwidth: f64 = bandwidth(),
+        /// Bytes a second written.
+        write_bandwidth: f64 = bandwidth(),
+        /// Bytes of a line of the medium.
+        line: u64 = size(1),
+        /// Bytes of the write-combining buffer.
+        combining: u64 = size(0),
+    }
+}
+
+section! {
+    /// PCIe between NIC and host: `host.pcie`.
+    Pcie {
+        /// A DMA read of 64 B, there and back.
+        read_latency: u64 = time(),
+        /// A posted DMA write until a core can see it.
+        write_latency: u64 = time(),
+        /// A core's store until the device sees it.
+        mmio_latency: u64 = time(),
+        /// Bytes a second in each direction, headers of TLPs included.
+        bandwidth: f64 = bandwidth(),
+        /// Bytes that a TLP has beside its payload.
+        tlp_overhead: u64 = size(0),
+        /// Payload of a TLP at most.
+        max_payload: u64 = size(64),
+        /// Bytes that one read asks for at most.
+        max_request: u64 = size(64),
+        /// Reads under way at most.
+        tags: u64 = count(1),
+    }
+}
+
+section! {
+    /// The NIC's data path: `nic.pipeline`.
+    Pipeline {
+        /// Whether the command itself comes with the core's store; if not, the NIC fetches it over PCIe.
+        command: Command = command(),
+        /// Bytes a cycle.
+        width: u64 = size(1),
+        /// Clock.
+        clock: f64 = rate(),
+        /// Cycles between two packets at least.
+        packet_cycles: f64 = cycles(),
+        /// Cycles from in to out when sending.
+        tx_depth: f64 = cycles(),
+        /// Cycles from in to out when receiving.
+        rx_depth: f64 = cycles(),
+        /// How often on each side a packet is held until it is whole.
+        store_and_forward: u64 = count(0),
+        /// Cycles of a kernel for each access, memory apart.
+        kernel_cycles: f64 = cycles(),
+        /// Messages a second at most.
+        message_rate: f64 = rate(),
+        /// Entries of the address translation.
+        tlb_entries: u64 = count(1),
+        /// Bytes of a page.
+        page: u64 = size(4096),
+        /// A miss of the translation.
+        tlb_miss: u64 = time(),
+        /// Bytes of payload that a command may hold itself.
+        inline: u64 = size(0),
+        /// Bytes of a command.
+        wqe: u64 = size(1),
+    }
+}
+
+section! {
+    /// Cores on the NIC: `nic.cores`.
+    NicCores {
+        /// Cores.
+        cores: u64 = count(1),
+        /// Clock.
+        clock: f64 = rate(),
+        /// Cache misses that one core has under way.
+        misses: u64 = count(1),
+        /// Work done in a time, as a part of what a host core does.
+        speed: f64 = factor(),
+        /// From a message seen to its kernel's first step, time of the core.
+        dispatch: u64 = time(),
+        /// Handing one command to the data path, time of the core.
+        issue: u64 = time(),
+        /// Bytes of the last-level cache.
+        cache_size: u64 = size(1),
+        /// A hit there.
+        cache_latency: u64 = time(),
+        /// Bytes of memory on the card.
+        dram_size: u64 = size(1),
+        /// A load from it.
+        dram_latency: u64 = time(),
+        /// Bytes a second of it.
+        dram_bandwidth: f64 = bandwidth(),
+        /// One access to host memory, 64 B, alone.
+        host_read: u64 = time(),
+        /// The same with many under way: time of the core for each.
+        host_pipelined: u64 = time(),
+    }
+}
+
+section! {
+    /// An accelerator: `accel`.
+    Accel {
+        /// Clock.
+        clock: f64 = rate(),
+        /// Requests to memory under way at most.
+        in_flight: u64 = count(1),
+        /// Cycles between two requests.
+        issue_cycles: f64 = cycles(),
+        /// A read over the link, alone.
+        read_latency: u64 = time(),
+        /// Bytes a second of the link.
+        bandwidth: f64 = bandwidth(),
+        /// Part of the bandwidth that reads of 64 B get.
+        efficiency: f64 = part(),
+        /// From a request written to memory until the accelerator knows.
+        signal: u64 = time(),
+        /// Handing one command to the NIC.
+        doorbell: u64 = time(),
+        /// Bytes of its own cache.
+        cache_size: u64 = size(0),
+        /// A hit there.
+        cache_latency: u64 = time(),
+        /// Serial work done in a time, as a part of what a host core does.
+        compute: f64 = factor(),
+    }
+}
+
+section! {
+    /// The wire: `ethernet`.
+    Ethernet {
+        /// Bytes a second.
+        rate: f64 = bandwidth(),
+        /// MAC, PHY of both sides and cable, one way.
+        latency: u64 = time(),
+        /// Bytes on the wire that a packet has beside its payload and RETH or AETH.
+        overhead: u64 = size(0),
+        /// Bytes of payload in a packet at most.
+        mtu: u64 = size(64),
+    }
+}
+
+section! {
+    /// A switch between the NICs: `switch`.
+    Switch {
+        /// Port to port.
+        latency: u64 = time(),
+        /// Bytes of buffer for each port.
+        buffer: u64 = size(64),
+    }
+}
+
+section! {
+    /// Power: `power`.
+    Power {
+        /// The host's or client's processor when all cores are busy.
+        host_active: f64 = watts(),
+        /// The same when idle.
+        host_idle: f64 = watts(),
+        /// The NIC when busy.
+        nic_active: f64 = watts(),
+        /// The NIC when idle.
+        nic_idle: f64 = watts(),
+        /// The accelerator when busy; 0 if there is none.
+        accel_active: f64 = watts_or_none(),
+        /// The accelerator when idle.
+        accel_idle: f64 = watts_or_none(),
+    }
+}
+
+section! {
+    /// What the protocols of replicated records need beyond the machine: `replication`.
+    Replication {
+        /// Nodes that hold a copy.
+        nodes: u64 = count(2),
+        /// A compare-and-swap that a host's cores contend for.
+        host_cas: u64 = time(),
+        /// The same on the NIC.
+        nic_cas: u64 = time(),
+        /// Sending one INV.
+        send_inv: u64 = time(),
+        /// Sending one ACK.
+        send_ack: u64 = time(),
+        /// Between two messages to different peers.
+        send_gap: u64 = time(),
+        /// Bytes of a record.
+        record: u64 = size(1),
+        /// Bytes that a message has beside the record.
+        header: u64 = size(0),
+        /// Bringing a record to persistent memory.
+        persist: u64 = time(),
+        /// Writing a record to the volatile FIFO on the NIC.
+        vfifo_write: u64 = time(),
+        /// Writing a record to the durable FIFO on the NIC.
+        dfifo_write: u64 = time(),
+        /// Entries of the volatile FIFO.
+        vfifo_entries: u64 = count(1),
+        /// Entries of the durable FIFO.
+        dfifo_entries: u64 = count(1),
+        /// Writing a record and its timestamps to the host's cache.
+        cache_write: u64 = time(),
+        /// Finding a record.
+        lookup: u64 = time(),
+        /// Reading a line of metadata that the other side wrote last.
+        coherence: u64 = time(),
+        /// The broadcast engine, for each further destination.
+        broadcast_gap: u64 = time(),
+        /// Taking a batch of messages apart, for each destination.
+        batch_unpack: u64 = time(),
+    }
+}
+
+section! {
+    /// A rack with pools of memory and NICs: `rack`.
+    Rack {
+        /// Racks.
+        racks: u64 = count(1),
+        /// Computing nodes in a rack.
+        nodes: u64 = count(1),
+        /// Bytes of the memory pool.
+        pool_size: u64 = size(1),
+        /// Reading a line of the pool.
+        pool_latency: u64 = time(),
+        /// Bytes a second of one link to the pool.
+        pool_bandwidth: f64 = bandwidth(),
+        /// Bytes a second of one NIC of the pool.
+        nic_bandwidth: f64 = bandwidth(),
+        /// Bytes of a section of the pool.
+        section: u64 = size(1),
+        /// Sections of a region.
+        sections: u64 = count(1),
+        /// Bytes of a line of a node's DRAM cache.
+        cache_line: u64 = size(1),
+        /// Ways of that cache.
+        cache_ways: u64 = count(1),
+        /// Filling a line of it from the pool.
+        cache_fill: u64 = time(),
+        /// Links from a rack to the others.
+        uplinks: u64 = count(1),
+        /// One way over such a link.
+        uplink_latency: u64 = time(),
+        /// Subflows of a connection.
+        subflows: u64 = count(1),
+        /// Sending a packet, time of a core.
+        send_cost: u64 = time(),
+        /// Receiving a packet, time of a core.
+        receive_cost: u64 = time(),
+        /// An interrupt and what follows it, time of a core.
+        interrupt: u64 = time(),
+        /// Bytes a second that a core copies.
+        copy: f64 = bandwidth(),
+        /// A packet in the node that stands for the switch.
+        emulator_cost: u64 = time(),
+    }
+}
+
+section! {
+    /// What the operating system takes on this machine: `system`. All of it is measured.
+    System {
+        /// The cheapest system call.
+        syscall: u64 = time(),
+        /// From one thread to another on the same core, by a pipe.
+        context_switch: u64 = time(),
+        /// Until a thread asleep on another core goes on.
+        wake: u64 = time(),
+        /// 4 KB written to a file and brought to the disk.
+        file_sync: u64 = time(),
+        /// A cache line from one core to another and back.
+        core_to_core: u64 = time(),
+        /// A line of data over a ring in shared memory and one back.
+        ring_round_trip: u64 = time(),
+        /// A datagram of 64 B over loopback and one back, both ends polling.
+        udp_round_trip: u64 = time(),
+        /// Bytes a second that a core reads from memory.
+        read: f64 = bandwidth(),
+        /// Bytes a second that a core writes to memory.
+        write: f64 = bandwidth(),
+        /// Bytes a second that a core copies in memory.
+        copy: f64 = bandwidth(),
+        /// Bytes a second of the checksum of objects, CRC-64, in cache.
+        crc64: f64 = bandwidth(),
+        /// Bytes a second of the checksum of packets, ICRC, in cache.
+        icrc: f64 = bandwidth(),
+    }
+}
+
+section! {
+    /// Remora's software NIC over one link of this machine: `software.udp`, `software.shm`. All of it is measured.
+    ///
+    /// What ends in `_each` is the time between two ends with 64 under way, everything else is for one alone.
+    SoftwareLink {
+        /// A call of a kernel on the NIC that touches no memory.
+        call_nic: u64 = time(),
+        /// The same.
+        call_nic_each: u64 = time(),
+        /// A call of a kernel on the host that touches no memory.
+        call_host: u64 = time(),
+        /// The same.
+        call_host_each: u64 = time(),
+        /// A read of 64 B by a kernel at the client.
+        read: u64 = time(),
+        /// The same.
+        read_each: u64 = time(),
+        /// A one-sided read of 4 KB.
+        read_4k: u64 = time(),
+        /// The same, 16 under way.
+        read_4k_each: u64 = time(),
+        /// One access of a kernel on the NIC to a line in cache.
+        step_nic: u64 = time(),
+        /// The same.
+        step_nic_each: u64 = time(),
+        /// One access of a kernel on the host to a line in cache.
+        step_host: u64 = time(),
+        /// The same.
+        step_host_each: u64 = time(),
+    }
+}
+
+impl Placements {
+    pub(super) fn read(params: &Params) -> Result<Self> {
+        let s = params.section("placements");
+        Ok(Self {
+            client: s.word("client", &["core"])?.is_some(),
+            host: s.word("host", &["core"])?.is_some(),
+            nic: s.word("nic", &["pipeline", "cores", "software"])?.map(|word| match word {
+                "pipeline" => NicDevice::Pipeline,
+                "cores" => NicDevice::Cores,
+                _ => NicDevice::Software,
+            }),
+            accel: s.word("accel", &["coherent", "local"])?.map(|word| match word {
+                "coherent" => AccelDevice::Coherent,
+                _ => AccelDevice::Local,
+            }),
+        })
+    }
+}
+
+/// Reads a section if it is there.
+pub(super) fn optional<T>(
+    params: &Params,
+    name: &str,
+    read: impl FnOnce(&Section<'_>) -> Result<T>,
+) -> Result<Option<T>> {
+    params.has(name).then(|| read(&params.section(name))).transpose()
+}
+
+/// Reads a section that a placement needs.
+pub(super) fn needed<T>(
+    params: &Params,
+    (placement, name): (&str, &'static str),
+    read: impl FnOnce(&Section<'_>) -> Result<T>,
+) -> Result<T> {
+    match optional(params, name, read)? {
+        Some(section) => Ok(section),
+        None => {
+            let line = params.word_line(placement).unwrap_or(1);
+            Err(params.error(line, placement, Problem::NoDevice(name)))
+        }
+    }
+}

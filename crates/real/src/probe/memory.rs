@@ -1,0 +1,165 @@
+//! What memory gives: latency by working set, misses that overlap, and rates of reads, writes and checksums.
+
+use std::hint::black_box;
+use std::io;
+use std::time::{Duration, Instant};
+
+use remora_memory::Buffer;
+use remora_wire::icrc::IcrcFlow;
+
+use super::on_core;
+
+/// Bytes between two words of a chase.
+const LINE: usize = 64;
+
+/// Steps between looks at the clock.
+const STEPS: usize = 1 << 14;
+
+/// A chain of lines in random order through a buffer: each word is the offset of the next one.
+pub struct Chase {
+    buffer: Buffer,
+    at: Vec<usize>,
+}
+
+impl Chase {
+    /// A cycle through all lines of `working_set` bytes, on the kind of pages that regions have.
+    ///
+    /// # Errors
+    ///
+    /// What mapping memory says.
+    pub fn new(working_set: usize) -> io::Result<Chase> {
+        let lines = (working_set / LINE).max(2);
+        let buffer = Buffer::anonymous(lines * LINE)?;
+        // Sattolo's algorithm makes one cycle of all lines; a multiplicative generator is random enough.
+        let mut next: Vec<u32> = (0..lines as u32).collect();
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        for i in (1..lines).rev() {
+            state = state.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(1);
+            next.swap(i, ((u128::from(state) * i as u128) >> 64) as usize);
+        }
+        for (line, next) in next.iter().enumerate() {
+            let _ = buffer.store_u64(line * LINE, u64::from(*next) * LINE as u64);
+        }
+        Ok(Chase { buffer, at: Vec::new() })
+    }
+
+    /// Time of a load with `chains` dependent chains under way at once, for about `time`: nanoseconds a load.
+    pub fn ns_per_load(&mut self, chains: usize, time: Duration) -> f64 {
+        let lines = self.buffer.len() / LINE;
+        self.at.clear();
+        self.at.extend((0..chains).map(|chain| chain * lines / chains * LINE));
+        let Self { buffer, at } = self;
+        on_core(0, || {
+            walk(buffer, at, lines.min(STEPS * 4).div_ceil(chains));
+            let (start, mut loads) = (Instant::now(), 0);
+            while loads == 0 || start.elapsed() < time {
+                loads += walk(buffer, at, STEPS / chains);
+            }
+            start.elapsed().as_nanos() as f64 / loads as f64
+        })
+    }
+}
+
+/// Moves every chain on by `steps`. Returns how many loads that were.
+fn walk(buffer: &Buffer, at: &mut [usize], steps: usize) -> usize {
+    // A single chain lives in a register.
+    if let [one] = at {
+        for _ in 0..steps {
+            *one = load(buffer, *one);
+        }
+    } else {
+        for _ in 0..steps {
+            for one in at.iter_mut() {
+                *one = load(buffer, *one);
+            }
+        }
+    }
+    steps * black_box(at).len()
+}
+
+#[inline]
+fn load(buffer: &Buffer, at: usize) -> usize {
+    buffer.load_u64(at).unwrap_or(0) as usize
+}
+
+/// Bytes a second that one core sums up from a working set.
+pub fn read_bytes_per_s(working_set: usize, time: Duration) -> f64 {
+    let words = vec![1u64; (working_set / 8).max(1)];
+    rate(words.len() * 8, time, || {
+        let sum = words.iter().fold(0u64, |sum, word| sum.wrapping_add(*word));
+        black_box(sum);
+    })
+}
+
+/// Bytes a second that one core fills a working set with.
+pub fn write_bytes_per_s(working_set: usize, time: Duration) -> f64 {
+    let mut bytes = vec![1u8; working_set.max(1)];
+    let mut value = 0u8;
+    rate(bytes.len(), time, || {
+        value = value.wrapping_add(1);
+        black_box(&mut bytes[..]).fill(value);
+    })
+}
+
+/// Bytes a second of the CRC-64 of checked objects, over objects of `len` bytes in cache.
+pub fn crc64_bytes_per_s(len: usize, time: Duration) -> f64 {
+    let object = vec![7u8; len];
+    rate(len, time, || {
+        black_box(remora_kernel::crc64(black_box(&object)));
+    })
+}
+
+/// Bytes a second of the ICRC over packets of `len` bytes in cache.
+pub fn icrc_bytes_per_s(len: usize, time: Duration) -> f64 {
+    let packet = vec![7u8; len];
+    let icrc = IcrcFlow::v4([127, 0, 0, 1].into(), [127, 0, 0, 2].into(), 49152, 4791);
+    rate(len, time, || {
+        black_box(icrc.compute(black_box(1), black_box(&packet)));
+    })
+}
+
+/// Bytes a second of `work`, which does `bytes` each time.
+fn rate(bytes: usize, time: Duration, mut work: impl FnMut()) -> f64 {
+    on_core(0, || {
+        // Between looks at the clock, about 64 KB.
+        let runs = ((64 << 10) / bytes).max(1);
+        work();
+        let (start, mut done) = (Instant::now(), 0);
+        while done == 0 || start.elapsed() < time {
+            (0..runs).for_each(|_| work());
+            done += runs * bytes;
+        }
+        done as f64 / start.elapsed().as_secs_f64()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chase_visits_every_line_once() {
+        let chase = Chase::new(64 << 10).unwrap();
+        let (mut at, mut seen) = (0, vec![false; 1024]);
+        for _ in 0..1024 {
+            assert!(!std::mem::replace(&mut seen[at / LINE], true));
+            at = load(&chase.buffer, at);
+        }
+        assert_eq!(at, 0);
+    }
+
+    #[test]
+    fn figures_are_positive() {
+        let time = Duration::from_millis(1);
+        let mut chase = Chase::new(1 << 16).unwrap();
+        let figures = [
+            chase.ns_per_load(1, time),
+            chase.ns_per_load(8, time),
+            read_bytes_per_s(1 << 16, time),
+            write_bytes_per_s(1 << 16, time),
+            crc64_bytes_per_s(4096, time),
+            icrc_bytes_per_s(4112, time),
+        ];
+        assert!(figures.iter().all(|figure| figure.is_finite() && *figure > 0.0), "{figures:?}");
+    }
+}
