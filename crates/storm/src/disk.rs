@@ -1,0 +1,246 @@
+//! The simulated disk: one log file, in sectors, behind a page cache.
+//!
+//! A write is in the page cache at once and durable when a sync that began later has ended. Syncs run one after another,
+//! as group commit does. A crash keeps a seeded subset of the unsynced *sectors*: so writes are lost, torn, or leave
+//! holes. Replacing the file (write anew, sync, rename) is atomic. A latent sector error is found when the file is read:
+//! the sector then holds noise, as a device gives that miscorrects.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use crate::rng::Rng;
+
+/// Bytes of a sector: what a device writes whole or not at all.
+pub const SECTOR: usize = 512;
+
+/// A change of the log file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// Bytes at the end of the file.
+    Append(Vec<u8>),
+    /// A new file in place of the old one, atomically.
+    Replace(Vec<u8>),
+}
+
+/// What happened to a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskCounts {
+    /// Syncs that ended well.
+    pub syncs: u64,
+    /// Writes of which a crash lost everything.
+    pub lost_writes: u64,
+    /// Writes of which a crash kept some sectors and lost others.
+    pub torn_writes: u64,
+    /// Latent sector errors that a restart read.
+    pub sector_errors: u64,
+}
+
+/// A disk with one file.
+#[derive(Debug, Default)]
+pub struct Disk {
+    durable: Vec<u8>,
+    cached: VecDeque<(u64, Write)>,
+    /// How many of `cached` the running sync covers.
+    syncing: usize,
+    bad: BTreeSet<usize>,
+    /// What happened so far.
+    pub counts: DiskCounts,
+}
+
+impl Disk {
+    /// Writes to the page cache. The token comes back from [`Disk::end_sync`].
+    pub fn write(&mut self, token: u64, write: Write) {
+        self.cached.push_back((token, write));
+    }
+
+    /// Starts a sync if there is something to sync and none runs. The caller ends it later.
+    pub fn begin_sync(&mut self) -> bool {
+        let starts = self.syncing == 0 && !self.cached.is_empty();
+        if starts {
+            self.syncing = self.cached.len();
+        }
+        starts
+    }
+
+    /// The running sync has ended: gives the tokens that are durable now.
+    pub fn end_sync(&mut self) -> Vec<u64> {
+        self.counts.syncs += 1;
+        let synced: Vec<_> = self.cached.drain(..std::mem::take(&mut self.syncing)).collect();
+        let mut tokens = Vec::with_capacity(synced.len());
+        for (token, write) in synced {
+            tokens.push(token);
+            match write {
+                Write::Append(bytes) => {
+                    let start = self.durable.len();
+                    self.durable.extend_from_slice(&bytes);
+                    self.rewritten(start);
+                }
+                Write::Replace(bytes) => self.replace(bytes),
+            }
+        }
+        tokens
+    }
+
+    /// The machine fails. Each unsynced sector is on the disk with a probability of `keep` in a million.
+    pub fn crash(&mut self, rng: &mut Rng, keep: u32) {
+        self.syncing = 0;
+        let mut lost_file = false;
+        for (_, write) in std::mem::take(&mut self.cached) {
+            // What was written to a new file that did not get its name is gone with it.
+            match write {
+                Write::Append(bytes) if !lost_file => self.tear(&bytes, rng, keep),
+                Write::Replace(bytes) if !lost_file && rng.chance(keep) => self.replace(bytes),
+                _ => {
+                    lost_file = true;
+                    self.counts.lost_writes += 1;
+                }
+            }
+        }
+    }
+
+    /// The process fails but not the machine: the page cache reaches the disk.
+    pub fn kill(&mut self) {
+        self.syncing = self.cached.len();
+        self.end_sync();
+    }
+
+    /// Makes `count` sectors at random bad. Says how many.
+    pub fn spoil(&mut self, rng: &mut Rng, count: u64) -> usize {
+        let sectors = self.durable.len().div_ceil(SECTOR) as u64;
+        (0..count.min(sectors)).filter(|_| self.bad.insert(rng.below(sectors) as usize)).count()
+    }
+
+    /// Whether there are latent sector errors.
+    pub fn is_spoiled(&self) -> bool {
+        !self.bad.is_empty()
+    }
+
+    /// The file as a starting node reads it.
+    pub fn read(&mut self) -> Vec<u8> {
+        let mut bytes = self.durable.clone();
+        for &sector in &self.bad {
+            self.counts.sector_errors += 1;
+            for (offset, byte) in bytes.iter_mut().enumerate().skip(sector * SECTOR).take(SECTOR) {
+                *byte = crate::rng::mix(offset as u64) as u8;
+            }
+        }
+        bytes
+    }
+
+    /// Bytes of the durable file.
+    pub fn len(&self) -> usize {
+        self.durable.len()
+    }
+
+    /// Whether the durable file is empty.
+    pub fn is_empty(&self) -> bool {
+        self.durable.is_empty()
+    }
+
+    fn replace(&mut self, bytes: Vec<u8>) {
+        self.durable = bytes;
+        self.bad.clear();
+    }
+
+    /// Sectors from `start` on have been written anew in full. (The one that `start` lies in was only added to: a real
+    /// device would have to read it first, and keeps it bad.)
+    fn rewritten(&mut self, start: usize) {
+        let _ = self.bad.split_off(&start.div_ceil(SECTOR));
+    }
+
+    /// Writes some sectors of an append; the others keep what was there, or zeros behind the old end.
+    fn tear(&mut self, bytes: &[u8], rng: &mut Rng, keep: u32) {
+        let start = self.durable.len();
+        let (mut at, mut kept, mut lost) = (0, 0, 0);
+        let mut end = start;
+        let mut file = vec![0; bytes.len()];
+        while at < bytes.len() {
+            let next = ((start + at) / SECTOR + 1) * SECTOR - start;
+            let next = next.min(bytes.len());
+            if rng.chance(keep) {
+                file[at..next].copy_from_slice(&bytes[at..next]);
+                end = start + next;
+                kept += 1;
+            } else {
+                lost += 1;
+            }
+            at = next;
+        }
+        // The length is metadata of its own: it may have grown although the sectors were lost.
+        if lost > 0 && rng.chance(keep / 2) {
+            end = start + bytes.len();
+        }
+        self.durable.extend_from_slice(&file[..end - start]);
+        self.counts.torn_writes += u64::from(kept > 0 && lost > 0);
+        self.counts.lost_writes += u64::from(kept == 0 && lost > 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Purpose;
+
+    fn append(byte: u8, len: usize) -> Write {
+        Write::Append(vec![byte; len])
+    }
+
+    #[test]
+    fn what_is_synced_survives_and_syncs_cover_what_came_before() {
+        let mut disk = Disk::default();
+        disk.write(1, append(1, 10));
+        assert!(disk.begin_sync() && !disk.begin_sync());
+        disk.write(2, append(2, 10));
+        assert_eq!(disk.end_sync(), [1]);
+        disk.crash(&mut Rng::new(1, Purpose::Fault), 0);
+        assert_eq!(disk.read(), [1; 10]);
+        assert_eq!(disk.counts.lost_writes, 1);
+    }
+
+    #[test]
+    fn a_crash_tears_at_sectors_and_may_leave_holes() {
+        let (mut torn, mut holes) = (0, 0);
+        for seed in 0..100 {
+            let mut disk = Disk::default();
+            disk.write(1, append(1, 100));
+            disk.begin_sync();
+            disk.end_sync();
+            disk.write(2, append(2, 4 * SECTOR));
+            disk.crash(&mut Rng::new(seed, Purpose::Fault), 500_000);
+            let file = disk.read();
+            assert!(file[..100].iter().all(|&byte| byte == 1), "synced bytes stay");
+            for (at, pair) in file.windows(2).enumerate().skip(100) {
+                assert!(pair[0] == pair[1] || (at + 1) % SECTOR == 0, "torn inside a sector at {at}");
+            }
+            torn += disk.counts.torn_writes;
+            holes += u64::from(file.windows(2).any(|pair| pair == [0, 2]));
+        }
+        assert!(torn > 50 && holes > 20, "{torn} {holes}");
+    }
+
+    #[test]
+    fn replacing_is_atomic() {
+        for seed in 0..50 {
+            let mut disk = Disk::default();
+            disk.write(1, append(1, 2000));
+            disk.kill();
+            disk.write(2, Write::Replace(vec![2; 1500]));
+            disk.write(3, append(3, 10));
+            disk.crash(&mut Rng::new(seed, Purpose::Fault), 500_000);
+            let file = disk.read();
+            assert!(file == [1; 2000] || file[..1500] == [2; 1500], "{}", file.len());
+        }
+    }
+
+    #[test]
+    fn bad_sectors_give_noise_until_they_are_written_anew() {
+        let mut disk = Disk::default();
+        disk.write(1, append(7, 3 * SECTOR));
+        disk.kill();
+        assert_eq!(disk.spoil(&mut Rng::new(1, Purpose::Fault), 1), 1);
+        assert_ne!(disk.read(), [7; 3 * SECTOR]);
+        disk.write(2, Write::Replace(vec![7; 3 * SECTOR]));
+        disk.kill();
+        assert_eq!(disk.read(), [7; 3 * SECTOR]);
+        assert!(!disk.is_spoiled());
+    }
+}

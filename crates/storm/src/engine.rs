@@ -1,0 +1,149 @@
+//! What a storm asks of an engine, and the requests that clients make.
+
+use std::fmt;
+
+use crate::disk::Write;
+use crate::events::Time;
+
+/// What a record holds: a number, or nothing. Adapters turn numbers into values of many lengths and back.
+pub type Value = Option<u64>;
+
+/// One operation on one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Reads the value.
+    Get,
+    /// Writes a value that no one else ever writes.
+    Put(u64),
+    /// Removes the record.
+    Delete,
+    /// Writes `new` if the value is `expected`; reads the value in any case.
+    CompareSwap {
+        /// The value to be replaced.
+        expected: Value,
+        /// The value to write; unique.
+        new: u64,
+    },
+    /// Adds to the number (0 if there is none); reads the old value.
+    FetchAdd(u64),
+}
+
+/// An operation and its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Op {
+    /// Index of the record.
+    pub key: u32,
+    /// What to do.
+    pub action: Action,
+}
+
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// Operations on different keys. They are one request, not one transaction.
+    Ops(Vec<Op>),
+    /// Make the scope's writes durable.
+    PersistScope,
+}
+
+/// A request as a node gets it. Sent again, it is the same request: same client, same number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The client's session.
+    pub client: u64,
+    /// Number within the session, from 1.
+    pub number: u64,
+    /// The scope that the operations belong to, unique in the storm.
+    pub scope: u64,
+    /// What to do.
+    pub body: Body,
+}
+
+/// How a node answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Done. One result for each operation: the value read, for those that read; none for a scope.
+    Done(Vec<Value>),
+    /// Not done and never will be by this submission; the client may try elsewhere.
+    Refused,
+}
+
+/// What an engine wants done.
+#[derive(Debug)]
+pub enum Output<M> {
+    /// A message for another node.
+    Send {
+        /// Receiver.
+        to: usize,
+        /// What to send.
+        message: M,
+    },
+    /// Change the log file, sync it, and say so with [`Engine::persisted`].
+    Write {
+        /// Comes back when it is durable. Tokens are the engine's own.
+        token: u64,
+        /// The change.
+        write: Write,
+    },
+    /// The answer to a request.
+    Reply {
+        /// The client's session.
+        client: u64,
+        /// The request's number.
+        number: u64,
+        /// The answer.
+        outcome: Outcome,
+    },
+}
+
+/// What a node starts with.
+#[derive(Debug)]
+pub struct Boot {
+    /// Which node it is.
+    pub node: usize,
+    /// How many there are.
+    pub nodes: usize,
+    /// Now, by the node's own clock.
+    pub now: Time,
+    /// The log file as the disk gives it, empty on the first start.
+    pub log: Vec<u8>,
+    /// A seed for what the engine may choose at random.
+    pub seed: u64,
+    /// Starts of this node before, over all of the storm.
+    pub starts: u64,
+}
+
+/// One node of a replicated store, as a pure state machine.
+///
+/// After each call that may change it, the storm polls until nothing comes.
+pub trait Engine: Sized {
+    /// What all nodes of a cluster share.
+    type Config: Clone;
+    /// What nodes send each other.
+    type Message: Clone + fmt::Debug;
+    /// Names of the rare branches that a long storm must reach.
+    const MARKS: &'static [&'static str];
+
+    /// Starts a node from what its disk holds.
+    fn start(config: &Self::Config, boot: Boot) -> Self;
+    /// A message has arrived.
+    fn handle(&mut self, now: Time, from: usize, message: Self::Message);
+    /// A client asks for something.
+    fn submit(&mut self, now: Time, request: &Request);
+    /// A write is durable, and so are all before it.
+    fn persisted(&mut self, now: Time, token: u64);
+    /// The time that [`Engine::next_timeout`] named has come.
+    fn timeout(&mut self, now: Time);
+    /// When to call [`Engine::timeout`], by the node's own clock.
+    fn next_timeout(&self) -> Option<Time>;
+    /// What the engine wants done next.
+    fn poll(&mut self, now: Time) -> Option<Output<Self::Message>>;
+    /// How often each of [`Engine::MARKS`] was reached since the start.
+    fn marks(&self, counts: &mut [u64]);
+    /// The latest view that the node knows, and its members as a bit mask. All of them failing at once is what a
+    /// persistency model makes promises about; so a node that starts with nothing in memory is no member until it has
+    /// caught up.
+    fn view(&self) -> (u64, u64);
+    /// Whether the story of a failure on `key` should tell of `message`.
+    fn concerns(message: &Self::Message, key: u32) -> bool;
+}

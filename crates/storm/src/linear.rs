@@ -1,0 +1,393 @@
+//! Is the history of one key linearizable?
+//!
+//! The algorithm is that of Wing and Gong with Lowe's memory of visited states (Horn and Kroening, "Faster
+//! linearizability checking via P-compositionality", FORTE 2015): take each operation that may come next as early as
+//! possible, remember the set of operations taken together with the state reached, and back up where an operation would
+//! have to come before one that had already returned. Keys are checked one by one, as linearizability is composable.
+//!
+//! Two things are added. An operation of unknown outcome (its client gave up) may take effect at any later time, or not
+//! at all. And a [`Effect::Blackout`] may take the record back: to any value that it had since the last operation whose
+//! effect is *firm*. Which operations are firm is what tells the persistency models apart (see [`crate::durability`]);
+//! if all are, then this checks durable linearizability (Izraelevitz, Mendes, Scott, DISC 2016).
+
+use std::collections::HashSet;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::engine::Value;
+use crate::rng::mix;
+
+/// What an operation does to a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It reads this value.
+    Get(Value),
+    /// It writes.
+    Put(u64),
+    /// It removes.
+    Delete,
+    /// It writes `new` if it finds `expected`.
+    CompareSwap {
+        /// What it looks for.
+        expected: Value,
+        /// What it writes.
+        new: u64,
+        /// What it found; nothing is known if the outcome is unknown.
+        found: Option<Value>,
+    },
+    /// It adds.
+    FetchAdd {
+        /// How much.
+        delta: u64,
+        /// What it found; nothing is known if the outcome is unknown.
+        found: Option<Value>,
+    },
+    /// All that held the record in memory failed at once.
+    Blackout,
+}
+
+/// An operation on the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// When it began. Any clock will do; equal times count as overlapping.
+    pub invoked: u64,
+    /// When it ended, if its outcome is known.
+    pub returned: Option<u64>,
+    /// What it does.
+    pub effect: Effect,
+    /// A blackout later on cannot undo what it wrote.
+    pub firm_write: bool,
+    /// A blackout later on cannot undo what it read.
+    pub firm_read: bool,
+}
+
+/// What a check says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// There is an order that explains all.
+    Linearizable,
+    /// There is none. These operations (by index) could not be placed by the best attempt, first the one that had to
+    /// come next.
+    Violation(Vec<usize>),
+    /// Too many orders to try.
+    GaveUp,
+}
+
+/// Steps that a check may take before it gives up.
+const MAX_STEPS: u64 = 5_000_000;
+
+/// Checks the history of one key, which holds nothing at first.
+pub fn check(calls: &[Call]) -> Verdict {
+    let kept = told_of(calls);
+    let few: Vec<Call> = kept.iter().map(|&index| calls[index]).collect();
+    match Search::new(&few).run() {
+        Verdict::Violation(rest) => Verdict::Violation(rest.into_iter().map(|index| kept[index]).collect()),
+        other => other,
+    }
+}
+
+/// All calls but the writes of unknown outcome that nobody can have seen. If there is an order with such a write then a
+/// write follows it before any read, and there is an order without it; each one left out halves the search.
+fn told_of(calls: &[Call]) -> Vec<usize> {
+    let mut seen: Vec<u64> = Vec::new();
+    let mut added = 0;
+    for call in calls {
+        seen.extend(match call.effect {
+            Effect::Get(value) => value,
+            Effect::CompareSwap { expected, found, .. } => found.unwrap_or(expected),
+            Effect::FetchAdd { delta, found } => {
+                added += u128::from(delta);
+                found.flatten()
+            }
+            _ => None,
+        });
+    }
+    seen.sort_unstable();
+    // What additions of unknown outcome made of the value counts as well. (Sums that wrap around do not occur.)
+    let was_seen = |new: u64| {
+        let from = seen.partition_point(|&value| value < new);
+        seen.get(from).is_some_and(|&value| u128::from(value) <= u128::from(new) + added)
+    };
+    let keep = |call: &Call| match call.effect {
+        Effect::Put(new) | Effect::CompareSwap { new, .. } if call.returned.is_none() => was_seen(new),
+        _ => true,
+    };
+    (0..calls.len()).filter(|&index| keep(&calls[index])).collect()
+}
+
+const NONE: u32 = u32::MAX;
+
+/// A register, and where a blackout may take it back to.
+#[derive(Clone, Copy, Debug)]
+struct State {
+    /// The value, or `None` after a blackout: any in `back`.
+    value: Option<Value>,
+    /// The newest of the values to go back to, in `Search::values`.
+    back: u32,
+    /// Sum of the hashes of the values in `back`.
+    hash: u64,
+}
+
+/// A call or a return in the list of what is still to be placed.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    call: u32,
+    is_return: bool,
+    prev: u32,
+    next: u32,
+}
+
+struct Search<'a> {
+    calls: &'a [Call],
+    /// A doubly linked list; entry 0 is its head.
+    entries: Vec<Entry>,
+    /// The return entry of each call.
+    returns: Vec<u32>,
+    /// Chains of values (value, link to the one before), used as a stack.
+    values: Vec<(Value, u32)>,
+    /// Whether blackouts come at all: without them, where they would lead need not be told apart.
+    blackouts: bool,
+    seen: HashSet<u128, BuildHasherDefault<Identity>>,
+}
+
+/// A step taken: the call's entry, the state before and the length of `values` before.
+struct Step {
+    entry: u32,
+    state: State,
+    values: usize,
+}
+
+impl<'a> Search<'a> {
+    fn new(calls: &'a [Call]) -> Self {
+        let mut order: Vec<(u64, bool, u32)> = Vec::with_capacity(calls.len() * 2);
+        for (index, call) in calls.iter().enumerate() {
+            order.push((call.invoked, false, index as u32));
+            order.extend(call.returned.map(|at| (at, true, index as u32)));
+        }
+        order.sort_unstable();
+        let mut entries = vec![Entry { call: NONE, is_return: false, prev: NONE, next: NONE }];
+        let mut returns = vec![NONE; calls.len()];
+        for (_, is_return, call) in order {
+            let at = entries.len() as u32;
+            entries[at as usize - 1].next = at;
+            entries.push(Entry { call, is_return, prev: at - 1, next: NONE });
+            if is_return {
+                returns[call as usize] = at;
+            }
+        }
+        let blackouts = calls.iter().any(|call| call.effect == Effect::Blackout);
+        Self { calls, entries, returns, values: vec![(None, NONE)], blackouts, seen: HashSet::default() }
+    }
+
+    fn run(mut self) -> Verdict {
+        let mut state = State { value: Some(None), back: 0, hash: value_hash(None) };
+        let mut taken: Vec<Step> = Vec::new();
+        let mut set = 0;
+        // Calls with a return that are still to be placed; those without may stay.
+        let mut due = self.calls.iter().filter(|call| call.returned.is_some()).count();
+        let (mut best, mut rest) = (usize::MAX, Vec::new());
+        let mut steps = 0;
+        let mut at = self.entries[0].next;
+        while due > 0 {
+            steps += 1;
+            if steps > MAX_STEPS {
+                return Verdict::GaveUp;
+            }
+            let entry = self.entries[at as usize];
+            if !entry.is_return {
+                let index = entry.call as usize;
+                let values = self.values.len();
+                let with = set ^ member(index);
+                match self.apply(&self.calls[index], state) {
+                    Some(next) if self.seen.insert(with ^ self.state_hash(next)) => {
+                        taken.push(Step { entry: at, state, values });
+                        (state, set) = (next, with);
+                        due -= usize::from(self.lift(at));
+                        at = self.entries[0].next;
+                    }
+                    _ => {
+                        self.values.truncate(values);
+                        at = entry.next;
+                    }
+                }
+                if at != NONE || due == 0 {
+                    continue;
+                }
+            }
+            if due < best {
+                best = due;
+                rest = self.unplaced(at);
+            }
+            let Some(step) = taken.pop() else { return Verdict::Violation(rest) };
+            due += usize::from(self.unlift(step.entry));
+            set ^= member(self.entries[step.entry as usize].call as usize);
+            state = step.state;
+            self.values.truncate(step.values);
+            at = self.entries[step.entry as usize].next;
+        }
+        Verdict::Linearizable
+    }
+
+    /// The state after a call, if the call can come now.
+    fn apply(&mut self, call: &Call, mut state: State) -> Option<State> {
+        let found = match call.effect {
+            Effect::Blackout => {
+                state.value = None;
+                return Some(state);
+            }
+            Effect::Get(value) => Some(value),
+            Effect::CompareSwap { found, .. } | Effect::FetchAdd { found, .. } => found,
+            Effect::Put(_) | Effect::Delete => None,
+        };
+        if let Some(found) = found {
+            match state.value {
+                Some(value) if value != found => return None,
+                None if !self.chain(state.back).any(|value| value == found) => return None,
+                _ => state.value = Some(found),
+            }
+            if call.firm_read {
+                state = self.put(state, found, true);
+            }
+        }
+        let new = match call.effect {
+            Effect::Put(new) => Some(new),
+            Effect::Delete => None,
+            Effect::CompareSwap { .. } | Effect::FetchAdd { .. } => match state.value {
+                Some(value) => match modified(call.effect, value) {
+                    Some(new) => new,
+                    None => return Some(state),
+                },
+                None => return Some(self.modify_all(call.effect, state)),
+            },
+            Effect::Get(_) | Effect::Blackout => return Some(state),
+        };
+        Some(self.put(state, new, call.firm_write))
+    }
+
+    /// The record now holds `value`; if that is firm, no blackout goes back further.
+    fn put(&mut self, state: State, value: Value, firm: bool) -> State {
+        if !self.blackouts {
+            return State { value: Some(value), ..state };
+        }
+        let (prev, hash) = if firm { (NONE, 0) } else { (state.back, state.hash) };
+        self.values.push((value, prev));
+        let hash = hash.wrapping_add(value_hash(value));
+        State { value: Some(value), back: self.values.len() as u32 - 1, hash }
+    }
+
+    /// A read-modify-write of unknown outcome upon a record of unknown value: all that it may lead to.
+    fn modify_all(&mut self, effect: Effect, mut state: State) -> State {
+        let all: Vec<Value> = self.chain(state.back).collect();
+        for new in all.into_iter().filter_map(|value| modified(effect, value)) {
+            state = self.put(state, new, false);
+        }
+        State { value: None, ..state }
+    }
+
+    fn chain(&self, back: u32) -> impl Iterator<Item = Value> {
+        let mut at = back;
+        std::iter::from_fn(move || {
+            let (value, prev) = *self.values.get(at as usize)?;
+            at = prev;
+            Some(value)
+        })
+    }
+
+    fn state_hash(&self, state: State) -> u128 {
+        let value = state.value.map_or(1, value_hash);
+        let back = if self.blackouts { state.hash } else { 0 };
+        u128::from(mix(value ^ mix(back))) << 64 | u128::from(mix(back.wrapping_add(mix(!value))))
+    }
+
+    /// Takes a call and its return out of the list. Says whether it had a return.
+    fn lift(&mut self, at: u32) -> bool {
+        self.unlink(at);
+        let back = self.returns[self.entries[at as usize].call as usize];
+        if back != NONE {
+            self.unlink(back);
+        }
+        back != NONE
+    }
+
+    /// Puts a call and its return back.
+    fn unlift(&mut self, at: u32) -> bool {
+        let back = self.returns[self.entries[at as usize].call as usize];
+        if back != NONE {
+            self.relink(back);
+        }
+        self.relink(at);
+        back != NONE
+    }
+
+    fn unlink(&mut self, at: u32) {
+        let Entry { prev, next, .. } = self.entries[at as usize];
+        self.entries[prev as usize].next = next;
+        if next != NONE {
+            self.entries[next as usize].prev = prev;
+        }
+    }
+
+    fn relink(&mut self, at: u32) {
+        let Entry { prev, next, .. } = self.entries[at as usize];
+        self.entries[prev as usize].next = at;
+        if next != NONE {
+            self.entries[next as usize].prev = at;
+        }
+    }
+
+    /// The call that had to come next, where the search is stuck, and those beside it.
+    fn unplaced(&self, stuck: u32) -> Vec<usize> {
+        let mut rest: Vec<usize> =
+            self.entries.get(stuck as usize).map(|entry| entry.call as usize).into_iter().collect();
+        let mut at = self.entries[0].next;
+        while at != NONE && at != stuck {
+            let call = self.entries[at as usize].call as usize;
+            if !rest.contains(&call) {
+                rest.push(call);
+            }
+            at = self.entries[at as usize].next;
+        }
+        rest
+    }
+}
+
+/// What a read-modify-write makes of `value`, if it writes at all.
+fn modified(effect: Effect, value: Value) -> Option<Value> {
+    match effect {
+        Effect::CompareSwap { expected, new, .. } => (value == expected).then_some(Some(new)),
+        Effect::FetchAdd { delta, .. } => Some(Some(value.unwrap_or(0).wrapping_add(delta))),
+        _ => None,
+    }
+}
+
+fn value_hash(value: Value) -> u64 {
+    value.map_or(0x6e6f_6e65, |number| mix(number ^ 0x7661_6c75))
+}
+
+/// A random-looking number for each call; a set of calls is the XOR of its members' numbers. With 128 bits, two sets
+/// that a search meets are alike by chance less often than memory fails.
+fn member(call: usize) -> u128 {
+    let low = mix(call as u64 * 2 + 1);
+    u128::from(low) | u128::from(mix(low ^ 0x5eed)) << 64
+}
+
+/// The keys are hashes already.
+#[derive(Default)]
+struct Identity(u64);
+
+impl Hasher for Identity {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = bytes.iter().fold(self.0, |sum, &byte| mix(sum ^ u64::from(byte)));
+    }
+
+    fn write_u128(&mut self, number: u128) {
+        self.0 = number as u64;
+    }
+}
+
+#[cfg(test)]
+#[path = "linear_tests.rs"]
+mod tests;
