@@ -2,7 +2,7 @@
 
 use crate::call::{Call, Status};
 use crate::memory::Memory;
-use crate::{checksum, consistency, get, hll, shuffle, traversal};
+use crate::{checksum, consistency, filter, get, hll, shuffle, traversal};
 
 /// A small program over memory.
 #[allow(async_fn_in_trait, reason = "whether a future is Send follows from the memory")]
@@ -21,6 +21,8 @@ pub mod op {
     pub const CONSISTENCY: u64 = 3;
     /// Computes the checksum of a payload stream.
     pub const CHECKSUM: u64 = 4;
+    /// Filters and aggregates rows.
+    pub const FILTER: u64 = 7;
     /// Partitions a payload stream.
     pub const SHUFFLE: u64 = 6;
     /// Counts the distinct values of a payload stream.
@@ -39,6 +41,7 @@ impl Kernel for Builtins {
             op::GET => get::run(memory, call).await,
             op::CONSISTENCY => consistency::run(memory, call).await,
             op::CHECKSUM => checksum::run(call).await,
+            op::FILTER => filter::run(memory, call).await,
             op::SHUFFLE => shuffle::run(memory, call).await,
             op::HYPERLOGLOG => hll::run(memory, call).await,
             _ => Err(Status::UnknownOp),

@@ -10,6 +10,7 @@
 //! | [`op::GET`]         | look a key up in a table | [`GetParams`]         | the value               |
 //! | [`op::CONSISTENCY`] | read until the CRC holds | [`ConsistencyParams`] | payload, tries `u32`    |
 //! | [`op::CHECKSUM`]    | CRC of a payload stream  | none                  | length `u64`, CRC `u64` |
+//! | [`op::FILTER`] | filter and aggregate rows | [`filter::FilterParams`] | rows, counts or groups |
 //! | [`op::SHUFFLE`] | partition a payload stream | [`shuffle::ShuffleParams`] | values `u64` |
 //! | [`op::HYPERLOGLOG`] | distinct values of a stream | [`hll::HllParams`] | estimate `f64`, values `u64`, image |
 //!
@@ -20,6 +21,7 @@ mod builtins;
 mod call;
 mod checksum;
 mod consistency;
+pub mod filter;
 mod get;
 pub mod hll;
 mod host;
