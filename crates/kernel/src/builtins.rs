@@ -2,7 +2,7 @@
 
 use crate::call::{Call, Status};
 use crate::memory::Memory;
-use crate::{checksum, consistency, filter, get, hll, shuffle, traversal};
+use crate::{checksum, compress, consistency, filter, get, hll, shuffle, traversal};
 
 /// A small program over memory.
 #[allow(async_fn_in_trait, reason = "whether a future is Send follows from the memory")]
@@ -23,6 +23,10 @@ pub mod op {
     pub const CHECKSUM: u64 = 4;
     /// Filters and aggregates rows.
     pub const FILTER: u64 = 7;
+    /// Compresses what memory holds.
+    pub const COMPRESS: u64 = 8;
+    /// Restores compressed blocks into memory.
+    pub const DECOMPRESS: u64 = 9;
     /// Partitions a payload stream.
     pub const SHUFFLE: u64 = 6;
     /// Counts the distinct values of a payload stream.
@@ -42,6 +46,8 @@ impl Kernel for Builtins {
             op::CONSISTENCY => consistency::run(memory, call).await,
             op::CHECKSUM => checksum::run(call).await,
             op::FILTER => filter::run(memory, call).await,
+            op::COMPRESS => compress::compress(memory, call).await,
+            op::DECOMPRESS => compress::decompress(memory, call).await,
             op::SHUFFLE => shuffle::run(memory, call).await,
             op::HYPERLOGLOG => hll::run(memory, call).await,
             _ => Err(Status::UnknownOp),

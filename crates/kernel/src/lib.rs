@@ -11,6 +11,8 @@
 //! | [`op::CONSISTENCY`] | read until the CRC holds | [`ConsistencyParams`] | payload, tries `u32`    |
 //! | [`op::CHECKSUM`]    | CRC of a payload stream  | none                  | length `u64`, CRC `u64` |
 //! | [`op::FILTER`] | filter and aggregate rows | [`filter::FilterParams`] | rows, counts or groups |
+//! | [`op::COMPRESS`] | compress what memory holds | [`compress::CompressParams`] | blocks |
+//! | [`op::DECOMPRESS`] | restore blocks into memory | [`compress::CompressParams`] | length `u64` |
 //! | [`op::SHUFFLE`] | partition a payload stream | [`shuffle::ShuffleParams`] | values `u64` |
 //! | [`op::HYPERLOGLOG`] | distinct values of a stream | [`hll::HllParams`] | estimate `f64`, values `u64`, image |
 //!
@@ -20,6 +22,7 @@
 mod builtins;
 mod call;
 mod checksum;
+pub mod compress;
 mod consistency;
 pub mod filter;
 mod get;
