@@ -2,8 +2,8 @@
 //!
 //! A [`Buffer`] is a run of bytes that other threads, other processes and remote peers read and write at any time. A
 //! [`Registry`] exposes parts of buffers as [`Region`]s, each in a protection domain ([`Pd`]), with rights ([`Access`])
-//! and an unguessable key. Region addresses go through a table of 2 MB pages (StRoM, EuroSys 2020, section 4.3), so
-//! the bytes of one region may lie scattered.
+//! and an unguessable key. A region's bytes lie in one run, or scattered, behind a table of 2 MB pages (StRoM, EuroSys
+//! 2020, section 4.3). A memory window ([`WindowType`]) is a key of its own to a part of a region.
 //!
 //! # What is promised about concurrent access
 //!
@@ -27,8 +27,10 @@ mod buffer;
 mod copy;
 mod region;
 mod registry;
+mod window;
 
 pub use buffer::{Buffer, OutOfBounds, PageKind};
 pub use copy::stream_fence;
 pub use region::{Access, AccessError, PAGE_BYTES, Region};
-pub use registry::{Pd, PdBusy, RegisterError, Registry, UnknownKey};
+pub use registry::{DeregisterError, MAX_REGIONS, Pd, PdBusy, RegisterError, Registry, Translation};
+pub use window::{Binder, Binding, WindowError, WindowType};

@@ -3,6 +3,7 @@
 use crate::buffer::{self, Buffer};
 use crate::copy;
 use crate::registry::Pd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes that one entry of the translation table covers: a huge page, as in StRoM section 4.3.
@@ -22,6 +23,10 @@ bitflags::bitflags! {
         const REMOTE_READ = 1 << 2;
         /// Peers may use CMP_SWAP and FETCH_ADD. Needs `LOCAL_WRITE`.
         const REMOTE_ATOMIC = 1 << 3;
+        /// Memory windows may be bound to it.
+        const MW_BIND = 1 << 4;
+        /// A work request, or a SEND with invalidate of a peer, may take its key away.
+        const INVALIDATE = 1 << 5;
     }
 }
 
@@ -45,39 +50,60 @@ pub enum AccessError {
     Misaligned,
 }
 
-/// A registered memory region. Made by [`crate::Registry::register`].
+/// A registered memory region, or what a memory window is bound to. Made by [`crate::Registry::register`].
 ///
 /// Holding one keeps its memory mapped. After deregistration every access fails with [`AccessError::Revoked`], except
 /// those that run at that very moment.
 pub struct Region {
     va: u64,
     len: u64,
-    /// For each 2 MB page of addresses from the one that holds `va` on, where its first byte is (or would be).
-    pages: Box<[*mut u8]>,
+    map: Map,
     valid: AtomicBool,
     access: Access,
     pd: Pd,
     key: u32,
-    /// Keeps what `pages` points to alive.
-    _buffers: Box<[Buffer]>,
 }
 
-// SAFETY: `pages` point into `_buffers`, which are `Send` and `Sync`, and are used for atomic accesses only.
+/// Where the bytes are.
+enum Map {
+    /// One run of bytes; the pointer is that of the first. However long, it takes no table.
+    Linear(*mut u8, #[allow(dead_code, reason = "keeps the bytes alive")] Buffer),
+    /// For each 2 MB page of addresses from the one that holds `va` on, where its first byte is (or would be).
+    Pages(Box<[*mut u8]>, #[allow(dead_code, reason = "keeps the bytes alive")] Box<[Buffer]>),
+    /// A window on another region, whose addresses are greater by this (wrapping).
+    Window(Arc<Region>, u64),
+}
+
+/// A region's memory, checked: it covers the region's range and, but for zero-based regions, each byte is congruent to
+/// its address modulo 8.
+pub(crate) enum Memory {
+    /// From this byte of the buffer on.
+    Linear(*mut u8, Buffer),
+    /// The first bytes of each 2 MB page of addresses, which may lie before the region's first.
+    Pages(Box<[*mut u8]>, Box<[Buffer]>),
+    /// The range of another region that begins at this address.
+    Window(Arc<Region>, u64),
+}
+
+// SAFETY: the pointers go into buffers that are held beside them, which are `Send` and `Sync`, and are used for atomic
+// accesses only.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// The caller has checked that `pages` covers `len` bytes from `va` on and that `buffers` hold all of them, each
-    /// congruent to its address modulo 8.
-    pub(crate) fn new(
-        key: u32,
-        pd: Pd,
-        (va, len): (u64, u64),
-        access: Access,
-        (pages, buffers): (Box<[*mut u8]>, Box<[Buffer]>),
-    ) -> Region {
-        Region { va, len, pages, valid: AtomicBool::new(true), access, pd, key, _buffers: buffers }
+    pub(crate) fn new(key: u32, pd: Pd, (va, len): (u64, u64), access: Access, memory: Memory) -> Region {
+        let map = match memory {
+            Memory::Linear(start, buffer) => Map::Linear(start, buffer),
+            Memory::Pages(pages, buffers) => Map::Pages(pages, buffers),
+            Memory::Window(region, at) => Map::Window(region, at.wrapping_sub(va)),
+        };
+        Region { va, len, map, valid: AtomicBool::new(true), access, pd, key }
+    }
+
+    /// Whether this is what a memory window is bound to. A window is for peers alone: its key is no lkey.
+    pub fn is_window(&self) -> bool {
+        matches!(self.map, Map::Window(..))
     }
 
     /// The key, which is both lkey and rkey.
@@ -112,6 +138,15 @@ impl Region {
         self.valid.load(Ordering::Acquire)
     }
 
+    /// The memory, for another region over it.
+    pub(crate) fn memory(&self) -> Memory {
+        match &self.map {
+            Map::Linear(start, buffer) => Memory::Linear(*start, buffer.clone()),
+            Map::Pages(pages, buffers) => Memory::Pages(pages.clone(), buffers.clone()),
+            Map::Window(region, shift) => Memory::Window(region.clone(), self.va.wrapping_add(*shift)),
+        }
+    }
+
     pub(crate) fn revoke(&self) {
         self.valid.store(false, Ordering::Release);
     }
@@ -131,44 +166,30 @@ impl Region {
 
     /// Copies bytes from `va` on into `out`. Checks bounds and validity, not rights.
     #[inline]
-    pub fn read(&self, va: u64, out: &mut [u8]) -> Result<(), AccessError> {
+    pub fn read(&self, mut va: u64, mut out: &mut [u8]) -> Result<(), AccessError> {
         self.bounds(va, out.len() as u64)?;
-        let room = (PAGE_BYTES as u64 - (va & PAGE_MASK)) as usize;
-        if out.len() <= room {
-            if !out.is_empty() {
-                // SAFETY: `bounds` checked the range, and it lies in one page.
-                unsafe { copy::load(self.pointer(va), out) };
-            }
-            return Ok(());
-        }
-        let (head, rest) = out.split_at_mut(room);
-        // SAFETY: as above; the rest follows on the next pages.
-        unsafe { copy::load(self.pointer(va), head) };
-        for (i, part) in rest.chunks_mut(PAGE_BYTES).enumerate() {
-            // SAFETY: as above.
-            unsafe { copy::load(self.pointer(va + (room + i * PAGE_BYTES) as u64), part) };
+        while !out.is_empty() {
+            let (ptr, room) = self.run(va);
+            let (part, rest) = out.split_at_mut(room.min(out.len()));
+            // SAFETY: `bounds` checked the range, and this part of it lies in one run.
+            unsafe { copy::load(ptr, part) };
+            va = va.wrapping_add(part.len() as u64);
+            out = rest;
         }
         Ok(())
     }
 
     /// Copies `data` to `va`. Checks bounds and validity, not rights.
     #[inline]
-    pub fn write(&self, va: u64, data: &[u8]) -> Result<(), AccessError> {
+    pub fn write(&self, mut va: u64, mut data: &[u8]) -> Result<(), AccessError> {
         self.bounds(va, data.len() as u64)?;
-        let room = (PAGE_BYTES as u64 - (va & PAGE_MASK)) as usize;
-        if data.len() <= room {
-            if !data.is_empty() {
-                // SAFETY: `bounds` checked the range, and it lies in one page.
-                unsafe { copy::store(self.pointer(va), data) };
-            }
-            return Ok(());
-        }
-        let (head, rest) = data.split_at(room);
-        // SAFETY: as above; the rest follows on the next pages.
-        unsafe { copy::store(self.pointer(va), head) };
-        for (i, part) in rest.chunks(PAGE_BYTES).enumerate() {
-            // SAFETY: as above.
-            unsafe { copy::store(self.pointer(va + (room + i * PAGE_BYTES) as u64), part) };
+        while !data.is_empty() {
+            let (ptr, room) = self.run(va);
+            let (part, rest) = data.split_at(room.min(data.len()));
+            // SAFETY: `bounds` checked the range, and this part of it lies in one run.
+            unsafe { copy::store(ptr, part) };
+            va = va.wrapping_add(part.len() as u64);
+            data = rest;
         }
         Ok(())
     }
@@ -177,18 +198,15 @@ impl Region {
     /// them at the latest after [`stream_fence`](crate::stream_fence). Lines that are not whole are written as usual.
     #[inline]
     pub fn write_streamed(&self, va: u64, data: &[u8]) -> Result<(), AccessError> {
-        let len = data.len() as u64;
-        // Lines do not cross a page border if there is only one page that they lie on.
-        let one_page = va & !PAGE_MASK == va.wrapping_add(len.wrapping_sub(1)) & !PAGE_MASK;
-        if !one_page || !(va | len).is_multiple_of(64) {
+        if data.is_empty() || !data.len().is_multiple_of(64) {
             return self.write(va, data);
         }
-        self.bounds(va, len)?;
-        let start = self.pointer(va);
-        if !start.addr().is_multiple_of(64) {
+        self.bounds(va, data.len() as u64)?;
+        let (start, room) = self.run(va);
+        if room < data.len() || !start.addr().is_multiple_of(64) {
             return self.write(va, data);
         }
-        // SAFETY: `bounds` checked the range, and it lies in one page; address and length are multiples of 64.
+        // SAFETY: `bounds` checked the range, and it lies in one run; address and length are multiples of 64.
         unsafe { copy::stream(start, data) };
         Ok(())
     }
@@ -211,11 +229,9 @@ impl Region {
     /// page border.
     #[inline]
     pub fn prefetch(&self, va: u64, len: usize) {
-        // No check of bounds: within its pages any address is harmless.
-        let page = (va >> PAGE_SHIFT).wrapping_sub(self.va >> PAGE_SHIFT) as usize;
-        if let Some(start) = self.pages.get(page) {
-            let offset = (va & PAGE_MASK) as usize;
-            copy::prefetch(start.wrapping_add(offset), len.min(PAGE_BYTES - offset));
+        if self.bounds(va, len as u64).is_ok() && len > 0 {
+            let (ptr, room) = self.run(va);
+            copy::prefetch(ptr, len.min(room));
         }
     }
 
@@ -232,14 +248,24 @@ impl Region {
 
     fn word_at(&self, va: u64) -> Result<*mut u8, AccessError> {
         self.bounds(va, 8)?;
-        if va.is_multiple_of(8) { Ok(self.pointer(va)) } else { Err(AccessError::Misaligned) }
+        // A word that is aligned in memory lies in one run.
+        let (ptr, _) = self.run(va);
+        if ptr.cast::<u64>().is_aligned() { Ok(ptr) } else { Err(AccessError::Misaligned) }
     }
 
-    /// Translates an address that lies within the region.
+    /// Where the byte at an address within the region is, and how many bytes of the region's pages follow it in order
+    /// (at least; the caller stays within bounds).
     #[inline]
-    fn pointer(&self, va: u64) -> *mut u8 {
-        let page = (va >> PAGE_SHIFT) - (self.va >> PAGE_SHIFT);
-        self.pages[page as usize].wrapping_add((va & PAGE_MASK) as usize)
+    fn run(&self, va: u64) -> (*mut u8, usize) {
+        match &self.map {
+            Map::Linear(start, _) => (start.wrapping_add(va.wrapping_sub(self.va) as usize), usize::MAX),
+            Map::Pages(pages, _) => {
+                let page = (va >> PAGE_SHIFT) - (self.va >> PAGE_SHIFT);
+                let offset = (va & PAGE_MASK) as usize;
+                (pages[page as usize].wrapping_add(offset), PAGE_BYTES - offset)
+            }
+            Map::Window(region, shift) => region.run(va.wrapping_add(*shift)),
+        }
     }
 }
 

@@ -1,33 +1,40 @@
 //! Protection domains, and the regions registered in them under unguessable keys.
 
-use crate::region::{Access, PAGE_BYTES, Region};
+use crate::region::{Access, Memory, PAGE_BYTES, Region};
+use crate::window::Window;
 use crate::{Buffer, OutOfBounds};
 use parking_lot::RwLock;
 use rand_chacha::ChaCha20Rng;
 use rand_core::{RngCore, SeedableRng};
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::hash_map::Entry as MapEntry;
 use std::sync::Arc;
 
 /// A protection domain: queue pairs of one reach only regions of the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pd(u32);
 
-/// The protection domain still holds memory regions.
+/// The protection domain still holds memory regions or windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PdBusy {
-    /// Deregister this many regions first.
-    #[error("protection domain still holds {0} memory regions; deregister them first")]
+    /// Deregister or deallocate this many first.
+    #[error("protection domain still holds {0} memory regions and windows; deregister them first")]
     Regions(usize),
     /// There is no such protection domain.
     #[error("protection domain was deallocated before")]
     Unknown,
 }
 
-/// No region has this key.
+/// Why a region cannot be deregistered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no memory region has this key")]
-pub struct UnknownKey;
+pub enum DeregisterError {
+    /// No region has this key.
+    #[error("no memory region has this key")]
+    Unknown,
+    /// Memory windows are bound to it (IBTA vol. 1, 10.6.7.2.6).
+    #[error("{0} memory windows are bound to the region; unbind them first")]
+    Bound(u32),
+}
 
 /// Why a region cannot be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -68,24 +75,53 @@ pub enum RegisterError {
     /// Every key is in use.
     #[error("too many memory regions")]
     Full,
+    /// No region has the key that is to be registered anew.
+    #[error("no memory region has this key")]
+    UnknownKey,
+    /// The region that is to be registered anew has memory windows bound to it.
+    #[error("{0} memory windows are bound to the region; unbind them first")]
+    Bound(u32),
 }
 
-/// All protection domains and memory regions of one device. Shared between threads as `Arc<Registry>`.
-pub struct Registry(RwLock<Inner>);
+/// Memory for [`Registry::reregister`]: bytes of a buffer under addresses of the caller's choice.
+#[derive(Clone, Copy, Debug)]
+pub struct Translation<'a> {
+    /// Where the bytes are.
+    pub buffer: &'a Buffer,
+    /// The first of them.
+    pub offset: usize,
+    /// How many.
+    pub len: usize,
+    /// Address of the first, or `None` for its address in this process.
+    pub va: Option<u64>,
+}
 
-struct Inner {
-    regions: HashMap<u32, Arc<Region>>,
-    /// Number of regions of each protection domain.
-    pds: HashMap<Pd, usize>,
+/// All protection domains, memory regions and memory windows of one device. Shared between threads as `Arc<Registry>`.
+pub struct Registry(pub(crate) RwLock<Inner>);
+
+pub(crate) struct Inner {
+    /// By the upper 24 bits of their keys: the lower eight are a window's owner's to change.
+    pub entries: HashMap<u32, Entry>,
+    /// Number of regions and windows of each protection domain.
+    pub pds: HashMap<Pd, usize>,
     next_pd: u32,
     keys: ChaCha20Rng,
 }
+
+/// What a key may stand for.
+pub(crate) enum Entry {
+    Region { region: Arc<Region>, windows: u32 },
+    Window(Window),
+}
+
+/// Regions and windows that there may be at once: half of the keys, so that a free one is found soon.
+pub const MAX_REGIONS: u32 = 1 << 23;
 
 impl Registry {
     /// An empty registry. Keys are as unguessable as `seed` is.
     pub fn new(seed: [u8; 32]) -> Registry {
         Registry(RwLock::new(Inner {
-            regions: HashMap::new(),
+            entries: HashMap::new(),
             pds: HashMap::new(),
             next_pd: 1,
             keys: ChaCha20Rng::from_seed(seed),
@@ -98,14 +134,14 @@ impl Registry {
         loop {
             let pd = Pd(inner.next_pd);
             inner.next_pd = inner.next_pd.wrapping_add(1);
-            if let Entry::Vacant(entry) = inner.pds.entry(pd) {
+            if let MapEntry::Vacant(entry) = inner.pds.entry(pd) {
                 entry.insert(0);
                 return pd;
             }
         }
     }
 
-    /// Deallocates a protection domain that holds no regions.
+    /// Deallocates a protection domain that holds no regions and no windows.
     pub fn dealloc_pd(&self, pd: Pd) -> Result<(), PdBusy> {
         let mut inner = self.0.write();
         match inner.pds.get(&pd) {
@@ -117,7 +153,10 @@ impl Registry {
     }
 
     /// Registers `len` bytes of `buffer` from `offset` on, under the addresses from `va` on, or from their address in
-    /// this process if that is `None`.
+    /// this process if that is `None`. This takes no time that grows with `len` and touches no byte.
+    ///
+    /// A zero-based region, `va` 0, may begin at any byte. If that is not at a multiple of 8 in memory, the words that
+    /// are whole in memory and may take part in atomics are not those at multiples of 8 in the region.
     pub fn register(
         &self,
         pd: Pd,
@@ -127,13 +166,8 @@ impl Registry {
         va: Option<u64>,
         access: Access,
     ) -> Result<Arc<Region>, RegisterError> {
-        let start = buffer.at(offset, len)?;
-        let va = va.unwrap_or(start.addr() as u64);
-        let needed = pages_needed(va, len as u64)?;
-        same_alignment(va, start)?;
-        let first = start.wrapping_sub(va as usize % PAGE_BYTES);
-        let pages = (0..needed as usize).map(|i| first.wrapping_add(i * PAGE_BYTES)).collect();
-        self.insert(pd, (va, len as u64), access, (pages, [buffer.clone()].into()))
+        let (range, memory) = Translation { buffer, offset, len, va }.check()?;
+        self.insert(pd, range, access, memory)
     }
 
     /// Registers `len` bytes under the addresses from `va` on, which lie scattered: each `(buffer, offset)` holds the
@@ -163,52 +197,127 @@ impl Registry {
             (at, left) = (at.wrapping_add(part), left - part);
         }
         let buffers = pages.into_iter().map(|(buffer, _)| buffer).collect();
-        self.insert(pd, (va, len), access, (table.into(), buffers))
+        self.insert(pd, (va, len), access, Memory::Pages(table.into(), buffers))
+    }
+
+    /// Registers a region anew under the key that it has: in another protection domain, over other memory, with other
+    /// rights, or all at once; what is `None` stays. Whoever comes with the key meets the old region or the new one. On
+    /// an error the old one stays.
+    pub fn reregister(
+        &self,
+        key: u32,
+        pd: Option<Pd>,
+        memory: Option<Translation<'_>>,
+        access: Option<Access>,
+    ) -> Result<Arc<Region>, RegisterError> {
+        let memory = memory.map(|m| m.check()).transpose()?;
+        let inner = &mut *self.0.write();
+        let old = match inner.entries.get(&(key >> 8)) {
+            Some(Entry::Region { windows: n @ 1.., region }) if region.key() == key => {
+                return Err(RegisterError::Bound(*n));
+            }
+            Some(Entry::Region { region, .. }) if region.key() == key => region.clone(),
+            _ => return Err(RegisterError::UnknownKey),
+        };
+        let (pd, access) = (pd.unwrap_or(old.pd()), access.unwrap_or(old.access()));
+        check_rights(access)?;
+        let (range, memory) = memory.unwrap_or_else(|| ((old.va(), old.len()), old.memory()));
+        *inner.pds.get_mut(&pd).ok_or(RegisterError::UnknownPd)? += 1;
+        inner.leave(old.pd());
+        let region = Arc::new(Region::new(key, pd, range, access, memory));
+        inner.entries.insert(key >> 8, Entry::Region { region: region.clone(), windows: 0 });
+        old.revoke();
+        Ok(region)
     }
 
     /// Takes a region away from its users. Accesses that run at this moment may still finish.
-    pub fn deregister(&self, key: u32) -> Result<(), UnknownKey> {
-        let mut inner = self.0.write();
-        let region = inner.regions.remove(&key).ok_or(UnknownKey)?;
-        region.revoke();
-        if let Some(count) = inner.pds.get_mut(&region.pd()) {
-            *count -= 1;
-        }
-        Ok(())
-    }
-
-    /// The region with this key.
-    pub fn lookup(&self, key: u32) -> Option<Arc<Region>> {
-        self.0.read().regions.get(&key).cloned()
-    }
-
-    fn insert(
-        &self,
-        pd: Pd,
-        range: (u64, u64),
-        access: Access,
-        memory: (Box<[*mut u8]>, Box<[Buffer]>),
-    ) -> Result<Arc<Region>, RegisterError> {
-        let remote_change = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        if remote_change && !access.contains(Access::LOCAL_WRITE) {
-            return Err(RegisterError::NeedsLocalWrite);
-        }
+    pub fn deregister(&self, key: u32) -> Result<(), DeregisterError> {
         let inner = &mut *self.0.write();
-        let count = inner.pds.get_mut(&pd).ok_or(RegisterError::UnknownPd)?;
-        if inner.regions.len() >= i32::MAX as usize {
-            return Err(RegisterError::Full);
-        }
-        let (key, entry) = loop {
-            let key = inner.keys.next_u32();
-            if key != 0 && !inner.regions.contains_key(&key) {
-                break (key, inner.regions.entry(key));
+        match inner.entries.get(&(key >> 8)) {
+            Some(Entry::Region { region, windows: 0 }) if region.key() == key => {
+                let pd = region.pd();
+                region.revoke();
+                inner.entries.remove(&(key >> 8));
+                inner.leave(pd);
+                Ok(())
             }
+            Some(Entry::Region { region, windows }) if region.key() == key => Err(DeregisterError::Bound(*windows)),
+            _ => Err(DeregisterError::Unknown),
+        }
+    }
+
+    /// What this key opens for all queue pairs of its protection domain: a region, or a window of type 1.
+    pub fn lookup(&self, key: u32) -> Option<Arc<Region>> {
+        self.find(key, None)
+    }
+
+    /// The same for one queue pair, to which a window of type 2 may be bound.
+    pub fn lookup_for(&self, key: u32, qp: u32) -> Option<Arc<Region>> {
+        self.find(key, Some(qp))
+    }
+
+    fn find(&self, key: u32, qp: Option<u32>) -> Option<Arc<Region>> {
+        let inner = self.0.read();
+        let region = match inner.entries.get(&(key >> 8))? {
+            Entry::Region { region, .. } => region,
+            Entry::Window(window) => window.opened_to(qp)?,
         };
+        (region.key() == key).then(|| region.clone())
+    }
+
+    fn insert(&self, pd: Pd, range: (u64, u64), access: Access, memory: Memory) -> Result<Arc<Region>, RegisterError> {
+        check_rights(access)?;
+        let inner = &mut *self.0.write();
+        let key = inner.new_key(pd)?;
         let region = Arc::new(Region::new(key, pd, range, access, memory));
-        entry.insert_entry(region.clone());
-        *count += 1;
+        inner.entries.insert(key >> 8, Entry::Region { region: region.clone(), windows: 0 });
         Ok(region)
     }
+}
+
+impl Inner {
+    /// A key whose upper 24 bits nobody has, counted in its protection domain.
+    pub fn new_key(&mut self, pd: Pd) -> Result<u32, RegisterError> {
+        if self.entries.len() >= MAX_REGIONS as usize {
+            return Err(RegisterError::Full);
+        }
+        *self.pds.get_mut(&pd).ok_or(RegisterError::UnknownPd)? += 1;
+        loop {
+            let key = self.keys.next_u32();
+            if key >> 8 != 0 && !self.entries.contains_key(&(key >> 8)) {
+                return Ok(key);
+            }
+        }
+    }
+
+    /// One region or window less.
+    pub fn leave(&mut self, pd: Pd) {
+        if let Some(count) = self.pds.get_mut(&pd) {
+            *count -= 1;
+        }
+    }
+}
+
+impl Translation<'_> {
+    /// Range of addresses and memory, if they fit each other.
+    fn check(self) -> Result<((u64, u64), Memory), RegisterError> {
+        let start = self.buffer.at(self.offset, self.len)?;
+        let (va, len) = (self.va.unwrap_or(start.addr() as u64), self.len as u64);
+        pages_needed(va, len)?;
+        if self.va != Some(0) {
+            same_alignment(va, start)?;
+        }
+        Ok(((va, len), Memory::Linear(start, self.buffer.clone())))
+    }
+}
+
+/// Remote write or atomic access goes with local write access only.
+pub(crate) fn check_rights(access: Access) -> Result<(), RegisterError> {
+    let remote_change = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+    if remote_change && !access.contains(Access::LOCAL_WRITE) {
+        return Err(RegisterError::NeedsLocalWrite);
+    }
+    Ok(())
 }
 
 /// Pages of addresses that `len` bytes from `va` on touch.
@@ -325,7 +434,7 @@ mod tests {
         for region in &regions {
             assert!(registry.lookup(region.key()).is_some());
             registry.deregister(region.key()).unwrap();
-            assert_eq!(registry.deregister(region.key()), Err(UnknownKey));
+            assert_eq!(registry.deregister(region.key()), Err(DeregisterError::Unknown));
             assert!(registry.lookup(region.key()).is_none() && !region.is_valid());
             assert_eq!(region.read(region.va(), &mut [0]), Err(AccessError::Revoked));
             assert_eq!(region.check(pd, region.va(), 0, Access::empty()), Err(AccessError::Revoked));

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use remora_memory::{Access, Pd, Region, Registry};
+use remora_memory::{Access, Binder, Pd, Region, Registry};
 
 use crate::queue::{CompletionQueue, RecvQueue};
 use crate::rpc::RpcTable;
@@ -38,31 +38,36 @@ impl Ctx {
         }
     }
 
-    /// The region with this key, through a one-entry cache.
-    pub fn region<'a>(&self, cache: &'a mut Option<Arc<Region>>, key: u32) -> Option<&'a Region> {
-        let hit = cache.as_ref().is_some_and(|r| r.key() == key && r.is_valid());
-        if !hit {
-            *cache = self.registry.lookup(key);
-        }
-        cache.as_deref()
-    }
-
-    /// The region with this key if it allows `need` for `len` bytes at `va` in `pd`.
-    pub fn checked<'a>(
+    /// Bytes of a region of this side that a work request names: windows are for peers alone.
+    fn local<'a>(
         &self,
         cache: &'a mut Option<Arc<Region>>,
         (pd, key): (Pd, u32),
         (va, len): (u64, u64),
         need: Access,
     ) -> Option<&'a Region> {
-        let region = self.region(cache, key)?;
+        if !is_cached(cache, key) {
+            *cache = self.registry.lookup(key);
+        }
+        let region = cache.as_deref().filter(|region| !region.is_window())?;
         region.check(pd, va, len, need).ok()?;
         Some(region)
     }
 
-    /// Takes a key away because the peer asked so. False if the key is not of this protection domain.
-    pub fn invalidate(&self, pd: Pd, rkey: u32) -> bool {
-        self.registry.lookup(rkey).is_some_and(|r| r.pd() == pd) && self.registry.deregister(rkey).is_ok()
+    /// The region or window that a peer names, if it allows the peer of this queue pair `need` for `len` bytes at `va`.
+    pub fn remote<'a>(
+        &self,
+        cache: &'a mut Option<Arc<Region>>,
+        (by, key): (Binder, u32),
+        (va, len): (u64, u64),
+        need: Access,
+    ) -> Option<&'a Region> {
+        if !is_cached(cache, key) {
+            *cache = self.registry.lookup_for(key, by.qp);
+        }
+        let region = cache.as_deref()?;
+        region.check(by.pd, va, len, need).ok()?;
+        Some(region)
     }
 
     /// Copies scattered local bytes, from `offset` of the list on, into `out`. `None` if a key, range or right is wrong.
@@ -87,7 +92,7 @@ impl Ctx {
             let n = (len - skip).min(out.len());
             let va = sge.va.checked_add(skip as u64)?;
             let (head, tail) = out.split_at_mut(n);
-            let region = self.checked(cache, (pd, sge.lkey), (va, n as u64), Access::empty())?;
+            let region = self.local(cache, (pd, sge.lkey), (va, n as u64), Access::empty())?;
             region.read(va, head).ok()?;
             out = tail;
             skip = 0;
@@ -117,7 +122,7 @@ impl Ctx {
             let n = (len - skip).min(data.len());
             let va = sge.va.checked_add(skip as u64).ok_or(WcStatus::LocalProtection)?;
             let (head, tail) = data.split_at(n);
-            self.checked(cache, (pd, sge.lkey), (va, n as u64), Access::LOCAL_WRITE)
+            self.local(cache, (pd, sge.lkey), (va, n as u64), Access::LOCAL_WRITE)
                 .and_then(|region| region.write(va, head).ok())
                 .ok_or(WcStatus::LocalProtection)?;
             data = tail;
@@ -125,4 +130,9 @@ impl Ctx {
         }
         if data.is_empty() { Ok(()) } else { Err(WcStatus::LocalLength) }
     }
+}
+
+/// Whether the one-entry cache holds what the key opens.
+fn is_cached(cache: &Option<Arc<Region>>, key: u32) -> bool {
+    cache.as_ref().is_some_and(|region| region.key() == key && region.is_valid())
 }

@@ -15,6 +15,7 @@
 pub mod cm;
 mod connect;
 mod ctx;
+mod local;
 mod nic;
 mod packet;
 mod post;

@@ -293,7 +293,10 @@ impl Nic {
 
     /// Destroys a queue pair. Requests still posted vanish without completions.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), NicError> {
-        let init = self.qp(qpn)?.init;
+        let (init, has_windows) = (self.qp(qpn)?.init, self.qp(qpn)?.has_windows);
+        if has_windows {
+            self.ctx.registry.unbind_windows(qpn.0);
+        }
         while self.ctx.rpc.drop_waiting(qpn.0).is_some() {}
         self.qps[index_of(qpn.0)].qp = None;
         self.free.push_back(index_of(qpn.0) as u32);
@@ -356,13 +359,16 @@ impl Nic {
         self.with_qp(qpn, |qp, ctx| qp.enter_error(ctx))
     }
 
-    /// Any state to RESET: everything posted vanishes.
+    /// Any state to RESET: everything posted vanishes, and windows of type 2 that it has bound are unbound.
     pub fn to_reset(&mut self, qpn: Qpn) -> Result<(), NicError> {
         let slot = &mut self.qps[index_of(qpn.0)];
         let Some(qp) = slot.qp.as_deref_mut().filter(|qp| qp.qpn == qpn) else {
             return Err(NicError::NoSuch("queue pair"));
         };
         let (active, entry, max_rpc) = (qp.active, qp.timer_entry, qp.init.max_rpc);
+        if qp.has_windows {
+            self.ctx.registry.unbind_windows(qpn.0);
+        }
         *qp = QueuePair::new(qpn, qp.init);
         (qp.active, qp.timer_entry) = (active, entry);
         while self.ctx.rpc.drop_waiting(qpn.0).is_some() {}

@@ -66,6 +66,7 @@ impl QueuePair {
         if matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err(NicError::State(self.state));
         }
+        check_service(self.init.kind, &wr.op)?;
         let len = match wr.data {
             Data::List(sges) => {
                 check_limit("scatter-gather elements", sges.len() as u64, self.init.max_send_sge.into())?;
@@ -89,18 +90,13 @@ impl QueuePair {
             SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if self.never_answered() => {
                 return Err(NicError::Unsupported("max_rd_atomic is 0: no READ or atomic may be outstanding"));
             }
+            SendOp::LocalInvalidate(_) | SendOp::Bind(_) if len != 0 => {
+                return Err(NicError::Attribute { what: "the length of local work", value: len, allowed: "it is 0" });
+            }
             SendOp::Rpc { .. } => check_limit("bytes of RPC parameters", len, self.mtu.into())?,
             _ => {}
         }
-        if self.init.kind == QpType::Uc
-            && !matches!(wr.op, SendOp::Send | SendOp::SendImm(_) | SendOp::Write { .. } | SendOp::WriteImm { .. })
-        {
-            return Err(NicError::Unsupported("unreliable connections know only SEND and WRITE"));
-        }
         if self.init.kind == QpType::Ud {
-            if !matches!(wr.op, SendOp::Send | SendOp::SendImm(_)) {
-                return Err(NicError::Unsupported("datagram queue pairs know only SEND"));
-            }
             if wr.dest.is_none() {
                 return Err(NicError::Unsupported("a datagram needs a destination"));
             }
@@ -148,6 +144,19 @@ impl QueuePair {
             self.flush_sends(ctx);
         }
         Ok(())
+    }
+}
+
+/// The operations of each service (section 11.4.1.1).
+fn check_service(kind: QpType, op: &SendOp) -> Result<(), NicError> {
+    use SendOp::*;
+    match (kind, op) {
+        (QpType::Rc, _) | (_, Send | SendImm(_)) => Ok(()),
+        (QpType::Uc, Write { .. } | WriteImm { .. } | LocalInvalidate(_) | Bind(_)) => Ok(()),
+        (QpType::Uc, _) => {
+            Err(NicError::Unsupported("unreliable connections know only SEND, WRITE and work on this side"))
+        }
+        (QpType::Ud, _) => Err(NicError::Unsupported("datagram queue pairs know only SEND")),
     }
 }
 

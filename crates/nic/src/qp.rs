@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use remora_memory::{Access, Pd, Region};
+use remora_memory::{Access, Binder, Pd, Region};
 use remora_wire::{Aeth, AtomicAckEth, Bth, Opcode};
 
 use crate::ctx::Ctx;
@@ -35,6 +35,8 @@ pub(crate) struct QueuePair {
     pub recv_held: bool,
     pub req: Requester,
     pub resp: Responder,
+    /// Windows of type 2 may be bound to it.
+    pub has_windows: bool,
     /// In the engine's list of queue pairs with something to send.
     pub active: bool,
     /// When the retransmission or RNR timer runs out.
@@ -66,6 +68,7 @@ impl QueuePair {
             recv_held: false,
             req: Requester::default(),
             resp: Responder::default(),
+            has_windows: false,
             active: false,
             deadline: None,
             timer_entry: None,
@@ -76,6 +79,11 @@ impl QueuePair {
 
     pub fn pd(&self) -> Pd {
         self.init.pd
+    }
+
+    /// Who it is to memory windows.
+    pub fn binder(&self) -> Binder {
+        Binder { pd: self.init.pd, qp: self.qpn.0 }
     }
 
     /// Takes the next posted receive into `recv`. False if there is none.
@@ -197,6 +205,8 @@ impl QueuePair {
             SendOp::Read { .. } => WcOpcode::Read,
             SendOp::CompareSwap { .. } => WcOpcode::CompareSwap,
             SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+            SendOp::LocalInvalidate(_) => WcOpcode::LocalInvalidate,
+            SendOp::Bind(_) => WcOpcode::Bind,
             SendOp::Rpc { .. } | SendOp::RpcWrite { .. } => WcOpcode::Rpc,
         };
         self.sq.user -= 1;

@@ -49,6 +49,11 @@ impl SendWqe {
         matches!(self.op, SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
     }
 
+    /// Concerns this side alone: no packet is sent for it.
+    pub fn is_local(&self) -> bool {
+        matches!(self.op, SendOp::LocalInvalidate(_) | SendOp::Bind(_))
+    }
+
     /// The last PSN it takes. Meaningless before transmission has started.
     pub fn last_psn(&self) -> Psn {
         self.first_psn + (self.psns - 1)

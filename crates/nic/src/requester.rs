@@ -142,6 +142,9 @@ impl QueuePair {
                 return false;
             }
             let wqe = self.sq.get(self.sq.started);
+            if wqe.is_local() {
+                return self.sq.started == self.sq.head;
+            }
             if wqe.fence && self.req.rd_atomics > 0 {
                 return false;
             }
@@ -166,6 +169,14 @@ impl QueuePair {
     pub(crate) fn emit_request(&mut self, ctx: &mut Ctx, now: Time, batch: &mut TxBatch) -> bool {
         if !self.request_ready() {
             return false;
+        }
+        while self.local_is_next() {
+            if let Err(status) = self.run_local(ctx) {
+                self.fail_head(ctx, status);
+            }
+            if !self.request_ready() {
+                return false;
+            }
         }
         if self.req.cursor == self.sq.started {
             self.start_element();
@@ -239,7 +250,9 @@ impl QueuePair {
         let reliable = self.init.kind == QpType::Rc;
         let opcode = request_opcode(wqe.op, first, last);
         let opcode = if reliable { opcode } else { unreliable(opcode) };
-        let end_of_work = last && self.req.cursor + 1 == self.sq.tail;
+        // Work on this side waits for what comes before it.
+        let next = self.req.cursor + 1;
+        let end_of_work = last && (next == self.sq.tail || self.sq.get(next).is_local());
         let report = last && (wqe.signaled || self.init.sq_sig_all);
         let ack_req = reliable && (report || end_of_work || self.req.since_ack_request + 1 >= ACK_EVERY);
         let bth = Bth {
@@ -578,6 +591,8 @@ fn request_opcode(op: SendOp, first: bool, last: bool) -> Opcode {
         SendOp::Read { .. } => RcReadRequest,
         SendOp::CompareSwap { .. } => RcCompareSwap,
         SendOp::FetchAdd { .. } => RcFetchAdd,
+        // No packet is built for these.
+        SendOp::LocalInvalidate(_) | SendOp::Bind(_) => RcSendOnly,
         SendOp::Rpc { .. } => RpcParams,
         SendOp::RpcWrite { .. } => pick(RpcWriteFirst, RpcWriteMiddle, RpcWriteLast, RpcWriteOnly),
     }

@@ -271,7 +271,7 @@ impl QueuePair {
             return Ok(1);
         }
         if let Some(rkey) = invalidate
-            && !ctx.invalidate(self.pd(), rkey)
+            && ctx.registry.invalidate(self.binder(), rkey).is_err()
         {
             let wc = self.wc(self.recv.wr_id, WcStatus::LocalProtection, WcOpcode::Recv, 0);
             self.complete_recv(ctx, wc, true);
@@ -314,11 +314,10 @@ impl QueuePair {
         if imm.is_some() && !self.take_recv(ctx) {
             return Err(NotReady);
         }
-        if let Some(region) = self.remote_region.as_deref().filter(|_| len > 0) {
-            if region.write(va, data).is_err() {
-                self.recv_held = imm.is_some();
-                return Err(Nak(NakCode::RemoteAccess));
-            }
+        let region = self.remote_region.as_deref().filter(|_| len > 0);
+        if region.is_some_and(|region| region.write(va, data).is_err()) {
+            self.recv_held = imm.is_some();
+            return Err(Nak(NakCode::RemoteAccess));
         }
         va = va.wrapping_add(len.into());
         remaining -= len;
@@ -433,8 +432,8 @@ impl QueuePair {
         if !self.access.contains(need) {
             return Err(Nak(NakCode::RemoteAccess));
         }
-        let pd = self.init.pd;
-        ctx.checked(&mut self.remote_region, (pd, rkey), (va, len), need).ok_or(Nak(NakCode::RemoteAccess))
+        let by = self.binder();
+        ctx.remote(&mut self.remote_region, (by, rkey), (va, len), need).ok_or(Nak(NakCode::RemoteAccess))
     }
 
     fn count_message(&mut self) {

@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use remora_memory::{Access, Pd};
+use remora_memory::{Access, Binding, Pd};
 use remora_wire::Psn;
 
 /// Nanoseconds since an epoch that the world chooses. The engine only compares and adds.
@@ -131,6 +131,12 @@ pub enum SendOp {
         /// What to add, wrapping.
         add: u64,
     },
+    /// Takes a key of this side away: that of a window of type 2 which this queue pair has bound, or of a region with
+    /// [`Access::INVALIDATE`]. It moves no bytes, and runs when all work requests before it are complete.
+    LocalInvalidate(u32),
+    /// Binds a memory window of this side; see [`remora_memory::Registry::bind_window`]. It moves no bytes, and runs
+    /// when all work requests before it are complete.
+    Bind(Binding),
     /// RPC parameters (StRoM section 5.1): at most one MTU, starting with an [`remora_wire::rpc::RpcHeader`].
     Rpc {
         /// Op-code of the kernel.
@@ -226,6 +232,8 @@ pub enum WcStatus {
     LocalProtection,
     /// The queue pair is in the error state: the request was not carried out, or not to its end.
     Flushed,
+    /// A memory window cannot be bound so.
+    MwBind,
     /// The peer refused the request's form: op-code, length or alignment.
     RemoteInvalidRequest,
     /// The peer refused the key, the address range or the right.
@@ -253,6 +261,10 @@ pub enum WcOpcode {
     CompareSwap,
     /// FETCH_ADD.
     FetchAdd,
+    /// LOCAL_INV.
+    LocalInvalidate,
+    /// A memory window was bound.
+    Bind,
     /// RPC or RPC WRITE was delivered to the peer's NIC (its reply comes as a `RecvWriteImm`).
     Rpc,
     /// A kernel posted to the local NIC has finished.

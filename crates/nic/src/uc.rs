@@ -36,14 +36,20 @@ impl QueuePair {
         if !self.unreliable_ready() {
             return false;
         }
+        while self.local_is_next() {
+            if let Err(status) = self.run_local(ctx) {
+                self.stop_sending(ctx, status);
+            }
+            if !self.unreliable_ready() {
+                return false;
+            }
+        }
         if self.req.cursor() == self.sq.started {
             self.start_element();
         }
         if let Err(status) = self.build_request(ctx, batch) {
             // The rest of a message that has begun is never sent: the peer drops what it has of it.
-            self.state = QpState::Sqe;
-            self.complete_send(ctx, status, 0);
-            self.flush_sends(ctx);
+            self.stop_sending(ctx, status);
             return false;
         }
         if self.req.cursor() > self.sq.head {
@@ -51,6 +57,13 @@ impl QueuePair {
             self.after_completion(ctx);
         }
         true
+    }
+
+    /// The oldest send fails, and those behind it are flushed; receiving goes on.
+    pub(crate) fn stop_sending(&mut self, ctx: &mut Ctx, status: WcStatus) {
+        self.state = QpState::Sqe;
+        self.complete_send(ctx, status, 0);
+        self.flush_sends(ctx);
     }
 
     /// A packet from the peer; `rest` is what follows the BTH, without pad and ICRC.

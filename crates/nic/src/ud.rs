@@ -53,9 +53,7 @@ impl QueuePair {
         let total = writer.finish(len);
         self.sq.started += 1;
         if !gathered {
-            self.state = QpState::Sqe;
-            self.complete_send(ctx, WcStatus::LocalProtection, 0);
-            self.flush_sends(ctx);
+            self.stop_sending(ctx, WcStatus::LocalProtection);
             return false;
         }
         batch.commit(route, total);

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{A, B, Faults, Pair, REGION, Setup};
+use remora_memory::Access;
 use remora_nic::*;
 use remora_wire::Psn;
 use remora_wire::ip::Ipv4;
@@ -93,20 +94,21 @@ fn a_read_of_a_megabyte() {
 #[test]
 fn send_variants_tell_the_receiver() {
     let mut p = pair(1024);
-    let doomed = p.b.register(LAND, 4096, ALL_REMOTE | remora_memory::Access::LOCAL_WRITE);
+    let access = ALL_REMOTE | Access::LOCAL_WRITE | Access::INVALIDATE;
+    let doomed = p.b.register(LAND, 4096, access);
     for id in 0..3 {
         p.b.recv(id, 0, 4096);
     }
     let list = [p.a.sge(0, 2000)];
     p.a.send(&SendWr::new(0, SendOp::SendImm(0xdead_beef), Data::List(&list)));
     p.a.send(&SendWr::new(1, SendOp::SendInvalidate(doomed.key()), Data::List(&list)));
-    p.a.send(&SendWr::new(2, SendOp::SendInvalidate(p.b.key() ^ 1), Data::Inline(b"x")));
+    p.a.send(&SendWr::new(2, SendOp::SendInvalidate(p.b.key()), Data::Inline(b"x")));
     p.run(10_000);
     let ok = |id| wc(id, WcOpcode::Recv, 2000, p.b.qp);
     assert_eq!(p.b.done[0], WorkCompletion { imm: Some(0xdead_beef), ..ok(0) });
     assert_eq!(p.b.done[1], WorkCompletion { invalidated: Some(doomed.key()), ..ok(1) });
     assert!(!doomed.is_valid());
-    assert_eq!((p.b.done[2].wr_id, p.b.done[2].status), (2, WcStatus::LocalProtection), "no such key");
+    assert_eq!((p.b.done[2].wr_id, p.b.done[2].status), (2, WcStatus::LocalProtection), "not allowed");
     use WcStatus::*;
     assert_eq!(p.a.statuses(), [(0, Success), (1, Success), (2, RemoteAccess)]);
 }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use remora_memory::{Access, Buffer, Pd, Region, Registry};
+use remora_memory::{Access, Binding, Buffer, DeregisterError, Pd, Region, Registry, WindowType};
 use remora_nic::*;
 use remora_wire::Psn;
 use remora_wire::rpc::RpcHeader;
@@ -18,6 +18,7 @@ const AT: usize = 4 << 10;
 const LEN: usize = 8 << 10;
 const GUARD: u8 = 0xc5;
 const KERNEL: u64 = 7;
+const RIGHTS: Access = ALL_REMOTE.union(Access::LOCAL_WRITE).union(Access::MW_BIND).union(Access::INVALIDATE);
 /// The queue pairs that each end has.
 const KINDS: [QpType; 3] = [QpType::Rc, QpType::Ud, QpType::Uc];
 /// Packets under way in one direction at most.
@@ -65,6 +66,8 @@ struct End {
     cq: CqId,
     buffer: Buffer,
     region: Arc<Region>,
+    /// A memory window of each type, by the keys they had at first.
+    windows: [u32; 2],
     queues: Vec<Queue>,
     requests: Vec<RpcRequest>,
     batch: TxBatch,
@@ -79,7 +82,8 @@ impl End {
         let pd = registry.alloc_pd();
         let buffer = Buffer::anonymous(MEMORY).expect("memory");
         buffer.fill(0, MEMORY, GUARD).expect("in bounds");
-        let region = registry.register(pd, &buffer, AT, LEN, None, ALL_REMOTE | Access::LOCAL_WRITE).expect("region");
+        let region = registry.register(pd, &buffer, AT, LEN, None, RIGHTS).expect("region");
+        let windows = [WindowType::One, WindowType::Two].map(|kind| registry.alloc_window(pd, kind).expect("room"));
         let cq = nic.create_cq(256);
         nic.deploy(KERNEL);
         let mut end = Self {
@@ -88,6 +92,7 @@ impl End {
             cq,
             buffer,
             region,
+            windows,
             queues: Vec::new(),
             requests: Vec::new(),
             batch: TxBatch::new(),
@@ -120,6 +125,20 @@ impl End {
         let len = if input.one_in(8) { len } else { len.min(LEN - at) };
         let lkey = if input.one_in(16) { 5 } else { self.region.key() };
         Sge { va: self.region.va() + at as u64, len: len as u32, lkey }
+    }
+
+    fn window_keys(&self) -> [u32; 2] {
+        self.windows.map(|key| self.nic.registry().window_key(key).expect("never deallocated"))
+    }
+
+    /// A binding of a window, right more often than not.
+    fn binding(&self, input: &mut Input<'_>) -> SendOp {
+        let part = self.sge(input);
+        let key = self.window_keys()[usize::from(input.byte() & 1)];
+        let new_key = key ^ u32::from(input.byte() & 3);
+        let access = Access::from_bits_truncate(u32::from(input.byte()) & 0xe);
+        let (region, va, len) = (part.lkey, part.va, u64::from(part.len));
+        SendOp::Bind(Binding { key, new_key, region, va, len, access, zero_based: input.one_in(4) })
     }
 
     /// Every completion is one that is due, and in its turn.
@@ -247,16 +266,23 @@ impl World {
         let wr_id = self.next_id();
         let (peer_va, peer_key) = (self.ends[1 - side].region.va(), self.ends[1 - side].region.key());
         let to_qp = self.ends[1 - side].queues[1].qp.0;
+        let peer_windows = self.ends[1 - side].window_keys();
         let end = &mut self.ends[side];
         let flags = input.byte();
         let queue = [0, 0, 2, 1][usize::from(flags >> 5 & 3)];
         let at = input.short() % LEN;
         let va = peer_va.wrapping_add(if flags & 7 == 7 { at as u64 } else { at as u64 & !7 });
-        let rkey = if input.one_in(32) { 9 } else { peer_key };
-        let op = match input.byte() % 10 {
+        let rkey = match input.byte() % 32 {
+            0 => 9,
+            n @ (1 | 2) => peer_windows[usize::from(n) - 1],
+            _ => peer_key,
+        };
+        let op = match input.byte() % 13 {
             0 => SendOp::Send,
             1 => SendOp::SendImm(1),
-            2 => SendOp::SendInvalidate(if input.one_in(4) { peer_key } else { 3 }),
+            2 => SendOp::SendInvalidate([peer_key, peer_windows[1], peer_windows[0], 3][usize::from(flags & 3)]),
+            10 | 11 => end.binding(input),
+            12 => SendOp::LocalInvalidate(end.window_keys()[1]),
             3 => SendOp::Write { va, rkey },
             4 => SendOp::WriteImm { va, rkey, imm: 2 },
             5 => SendOp::Read { va, rkey },
@@ -273,7 +299,14 @@ impl World {
             list[1].len = 0;
         }
         let (list, inline) = (&list[..1 + usize::from(flags & 1)], [7; 64]);
-        let data = if flags & 2 != 0 { Data::Inline(&inline[..at % 65]) } else { Data::List(list) };
+        let local = matches!(op, SendOp::Bind(_) | SendOp::LocalInvalidate(_));
+        let data = if local {
+            Data::List(&[])
+        } else if flags & 2 != 0 {
+            Data::Inline(&inline[..at % 65])
+        } else {
+            Data::List(list)
+        };
         let mut wr = SendWr::new(wr_id, op, data);
         (wr.signaled, wr.fence, wr.solicited) = (flags & 4 == 0, flags & 8 != 0, flags & 16 != 0);
         if queue == 1 {
@@ -454,8 +487,11 @@ impl World {
         let End { nic, pd, buffer, region, .. } = &mut self.ends[side];
         let registry = nic.registry().clone();
         // A SEND with invalidate may have been first.
-        let _ = registry.deregister(region.key());
-        *region = registry.register(*pd, buffer, AT, LEN, None, ALL_REMOTE | Access::LOCAL_WRITE).expect("region");
+        match registry.deregister(region.key()) {
+            // It stays as long as windows are bound to it.
+            Err(DeregisterError::Bound(_)) => {}
+            _ => *region = registry.register(*pd, buffer, AT, LEN, None, RIGHTS).expect("region"),
+        }
     }
 
     /// Lets everything that waits be sent and arrive.
