@@ -33,6 +33,14 @@ pub enum Command {
     Compare(Box<Compare>),
     /// Expose memory of this machine over RoCE v2 until SIGINT or SIGTERM
     Node(Node),
+    /// Measure this machine and write its platform file
+    Probe(crate::probe::Probe),
+    /// Show the hardware descriptions
+    Platform {
+        /// What to show.
+        #[command(subcommand)]
+        what: crate::platform::What,
+    },
     /// Measure Remora's parts beside what the machine gives without it
     Bench {
         /// Which part.

@@ -5,6 +5,8 @@ mod bench;
 mod child;
 mod compare;
 mod node;
+mod platform;
+mod probe;
 mod progress;
 
 use std::io::{self, Write};
@@ -56,6 +58,8 @@ fn main() -> ExitCode {
     end(match args.command.unwrap_or_default() {
         Command::Compare(args) => compare::run(&args),
         Command::Node(args) => node::run(&args),
+        Command::Probe(args) => probe::run(&args),
+        Command::Platform { what } => platform::run(&what),
         Command::Bench { what: Bench::Nic(args) } => bench::nic(&args),
         Command::Bench { what: Bench::Kernel(args) } => bench::kernel(&args),
     })

@@ -97,6 +97,17 @@ pub struct Software {
     pub shm: SoftwareLink,
 }
 
+/// The software NIC over one link.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SoftwareLink {
+    /// Kernels at the client.
+    pub client: SoftwarePlace,
+    /// Kernels on the NIC.
+    pub nic: SoftwarePlace,
+    /// Kernels on the host.
+    pub host: SoftwarePlace,
+}
+
 impl Platform {
     /// The names of the platforms that come with the program.
     pub fn built_in() -> impl Iterator<Item = &'static str> {
@@ -188,27 +199,36 @@ impl Nic {
 impl Software {
     fn read(params: &Params) -> Result<Self, PlatformError> {
         let device = "placements.nic";
-        let curve = needed(params, (device, "host.curve"), |section| section.curve())?;
+        let place = |name| needed(params, (device, name), SoftwarePlace::read);
         Ok(Self {
             system: needed(params, (device, "system"), System::read)?,
-            curve,
-            udp: needed(params, (device, "software.udp"), SoftwareLink::read)?,
-            shm: needed(params, (device, "software.shm"), SoftwareLink::read)?,
+            curve: needed(params, (device, "host.curve"), |section| section.curve())?,
+            udp: SoftwareLink {
+                client: place("software.udp.client")?,
+                nic: place("software.udp.nic")?,
+                host: place("software.udp.host")?,
+            },
+            shm: SoftwareLink {
+                client: place("software.shm.client")?,
+                nic: place("software.shm.nic")?,
+                host: place("software.shm.host")?,
+            },
         })
     }
+}
 
-    /// Time of a dependent load spread over so many bytes, in picoseconds: between the points of the curve along the
-    /// logarithm of the size, beyond its ends as at the ends.
-    pub fn load_latency(&self, bytes: f64) -> f64 {
-        let above = self.curve.partition_point(|&(size, _)| (size as f64) < bytes);
-        match (above.checked_sub(1).and_then(|below| self.curve.get(below)), self.curve.get(above)) {
-            (Some(&(s0, t0)), Some(&(s1, t1))) => {
-                let part = (bytes / s0 as f64).ln() / (s1 as f64 / s0 as f64).ln();
-                t0 as f64 + part * (t1 as f64 - t0 as f64)
-            }
-            (Some(&(_, time)), None) | (None, Some(&(_, time))) => time as f64,
-            (None, None) => 0.0,
+/// Reads a curve of sizes and times at a size: between points along the logarithm of the size if `logarithmic`, along
+/// the size itself if not; beyond the ends as at the ends. In picoseconds.
+pub fn on_curve(curve: &[(u64, u64)], bytes: f64, logarithmic: bool) -> f64 {
+    let above = curve.partition_point(|&(size, _)| (size as f64) < bytes);
+    match (above.checked_sub(1).and_then(|below| curve.get(below)), curve.get(above)) {
+        (Some(&(s0, t0)), Some(&(s1, t1))) => {
+            let scale = |size: f64| if logarithmic { size.max(1.0).ln() } else { size };
+            let part = (scale(bytes) - scale(s0 as f64)) / (scale(s1 as f64) - scale(s0 as f64));
+            t0 as f64 + part * (t1 as f64 - t0 as f64)
         }
+        (Some(&(_, time)), None) | (None, Some(&(_, time))) => time as f64,
+        (None, None) => 0.0,
     }
 }
 

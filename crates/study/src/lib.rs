@@ -11,6 +11,7 @@ mod format;
 mod local;
 pub mod machine;
 pub mod measure;
+pub mod probe;
 pub mod records;
 pub mod report;
 pub mod run;

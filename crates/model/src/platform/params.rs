@@ -307,6 +307,15 @@ impl<'a> Section<'a> {
         Ok(points)
     }
 
+    /// The curve in the section `key` below this one.
+    pub fn subcurve(&self, key: &str) -> Result<Vec<(u64, u64)>, PlatformError> {
+        let name = self.path(key);
+        if !self.params.has(&name) {
+            return Err(self.missing(key, Problem::Missing(Dimension::Time)));
+        }
+        self.params.section(&name).curve()
+    }
+
     /// A part of a whole, above 0 and up to 1.
     pub fn part(&self, key: &str) -> Result<f64, PlatformError> {
         let value = self.factor(key)?;
@@ -390,7 +399,7 @@ impl Parser<'_> {
     }
 
     fn param(&self, path: String, line: usize, table: &DeTable<'_>) -> Result<Param, PlatformError> {
-        for key in table.keys().filter(|key| !FIELDS.contains(&key.get_ref().as_ref())) {
+        if let Some(key) = table.keys().find(|key| !FIELDS.contains(&key.get_ref().as_ref())) {
             let problem = Problem::UnknownField(key.get_ref().to_string());
             return Err(self.error(self.lines.of(&key.span()), &path, problem));
         }

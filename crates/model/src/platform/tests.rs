@@ -149,7 +149,12 @@ fn the_curve_is_read_between_its_points() {
     let section = "[host.curve]\n16KiB = { value = 1, unit = \"ns\", status = \"measured\", range = [1, 1], source = \"x\" }\n\
                    64KiB = { value = 3, unit = \"ns\", status = \"measured\", range = [3, 3], source = \"x\" }\n";
     let params = Params::parse("x.toml", section).unwrap();
-    assert_eq!(params.section("host.curve").curve().unwrap(), [(16384, 1000), (65536, 3000)]);
+    let curve = params.section("host.curve").curve().unwrap();
+    assert_eq!(curve, [(16384, 1000), (65536, 3000)]);
+    let read = |bytes, logarithmic| on_curve(&curve, bytes, logarithmic);
+    assert_eq!((read(1.0, true), read(1e9, true)), (1000.0, 3000.0));
+    assert!((read(32768.0, true) - 2000.0).abs() < 1e-9, "half-way by the logarithm");
+    assert!((read(40960.0, false) - 2000.0).abs() < 1e-9, "half-way by the size");
     let bad = Params::parse("x.toml", &section.replace("64KiB", "64Kib")).unwrap();
     assert!(bad.section("host.curve").curve().unwrap_err().to_string().contains("line 3, host.curve.64Kib"));
 }

@@ -403,34 +403,22 @@ section! {
 }
 
 section! {
-    /// Remora's software NIC over one link of this machine: `software.udp`, `software.shm`. All of it is measured.
+    /// Kernels in one place over one link of Remora's software NIC, such as `software.udp.nic`. All of it is measured.
     ///
-    /// What ends in `_each` is the time between two ends with 64 under way, everything else is for one alone.
-    SoftwareLink {
-        /// A call of a kernel on the NIC that touches no memory.
-        call_nic: u64 = time(),
+    /// What ends in `_each` is the time from one end to the next with 64 under way; everything else is for one alone.
+    SoftwarePlace {
+        /// A call that touches no memory.
+        call: u64 = time(),
         /// The same.
-        call_nic_each: u64 = time(),
-        /// A call of a kernel on the host that touches no memory.
-        call_host: u64 = time(),
+        call_each: u64 = time(),
+        /// An access of 64 B that is in the node's cache: at the client a one-sided read.
+        step: u64 = time(),
         /// The same.
-        call_host_each: u64 = time(),
-        /// A read of 64 B by a kernel at the client.
-        read: u64 = time(),
+        step_each: u64 = time(),
+        /// A call that reads an element of 64 B and a value of so many bytes, which is the reply: sizes in a section.
+        value: Vec<(u64, u64)> = subcurve(),
         /// The same.
-        read_each: u64 = time(),
-        /// A one-sided read of 4 KB.
-        read_4k: u64 = time(),
-        /// The same, 16 under way.
-        read_4k_each: u64 = time(),
-        /// One access of a kernel on the NIC to a line in cache.
-        step_nic: u64 = time(),
-        /// The same.
-        step_nic_each: u64 = time(),
-        /// One access of a kernel on the host to a line in cache.
-        step_host: u64 = time(),
-        /// The same.
-        step_host_each: u64 = time(),
+        value_each: Vec<(u64, u64)> = subcurve(),
     }
 }
 

@@ -1,0 +1,89 @@
+//! What this machine is: its memory, its system and its software NIC, measured into a platform file.
+//!
+//! Every figure is measured in a few rounds that take turns. Its value is the median of the rounds, and the rounds'
+//! spread is its range.
+
+mod file;
+mod hardware;
+mod software;
+
+pub use file::platform_file;
+pub use hardware::Hardware;
+pub use software::Software;
+
+use std::collections::BTreeMap;
+
+/// Rounds in which everything is measured.
+pub const ROUNDS: usize = 3;
+
+/// One figure, in the unit that the file gives it in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Figure {
+    /// Its dotted path in the platform file.
+    pub path: String,
+    /// The unit: `ns`, `GB/s`, `count`, `GHz`, `MiB`.
+    pub unit: &'static str,
+    /// How it was measured.
+    pub how: &'static str,
+    /// The median of the rounds.
+    pub value: f64,
+    /// The least and the largest of the rounds.
+    pub range: (f64, f64),
+}
+
+/// Figures by path, as they come in, round by round.
+#[derive(Default)]
+pub struct Figures {
+    order: Vec<String>,
+    rounds: BTreeMap<String, (Vec<f64>, &'static str, &'static str)>,
+}
+
+impl Figures {
+    /// Adds what a round gave.
+    pub fn add(&mut self, path: impl Into<String>, unit: &'static str, how: &'static str, value: f64) {
+        let path = path.into();
+        if !value.is_finite() {
+            return;
+        }
+        let entry = self.rounds.entry(path.clone()).or_insert_with(|| {
+            self.order.push(path);
+            (Vec::new(), unit, how)
+        });
+        entry.0.push(value.max(0.0));
+    }
+
+    /// What the last round gave.
+    pub fn last(&self, path: &str) -> Option<f64> {
+        self.rounds.get(path)?.0.last().copied()
+    }
+
+    /// All figures, in the order in which their first value came.
+    pub fn finish(mut self) -> Vec<Figure> {
+        let figure = |path: String| {
+            let (values, unit, how) = self.rounds.get_mut(&path)?;
+            values.sort_unstable_by(f64::total_cmp);
+            let (low, high) = (*values.first()?, *values.last()?);
+            Some(Figure { path, unit, how, value: values[values.len() / 2], range: (low, high) })
+        };
+        self.order.into_iter().filter_map(figure).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_is_the_median_of_its_rounds() {
+        let mut figures = Figures::default();
+        for value in [3.0, 1.0, 2.0] {
+            figures.add("a.b", "ns", "x", value);
+            figures.add("a.c", "ns", "x", -value);
+        }
+        figures.add("a.d", "ns", "x", f64::NAN);
+        let figures = figures.finish();
+        assert_eq!(figures.len(), 2);
+        assert_eq!((figures[0].value, figures[0].range), (2.0, (1.0, 3.0)));
+        assert_eq!(figures[1].value, 0.0, "a difference below 0 is noise");
+    }
+}
