@@ -1,3 +1,5 @@
 //! The modelled world: discrete events over hardware components described in platform files.
 
+pub mod event;
 pub mod platform;
+pub mod time;
