@@ -1,9 +1,20 @@
 //! The storm world: whole clusters of engines under seeded faults, the checks of their histories, and exhaustive
 //! checking of small cases.
 
+mod clients;
+mod clock;
+pub mod cluster;
 pub mod disk;
+pub mod durability;
 pub mod engine;
 pub mod events;
+mod faults;
+pub mod history;
 pub mod linear;
+pub mod nemesis;
 pub mod net;
 pub mod rng;
+pub mod story;
+#[cfg(test)]
+mod toy;
+pub mod workload;

@@ -75,9 +75,9 @@ impl Network {
         first.into_iter().chain(second)
     }
 
-    /// The delay of a message between a client and a node, which faults between nodes do not touch.
-    pub fn client_delay(&mut self) -> Time {
-        self.base + self.rng.below(self.calm.jitter)
+    /// The delay of a message between a client and a node, if it arrives. Partitions and slow links do not touch it.
+    pub fn client_delay(&mut self) -> Option<Time> {
+        (!self.rng.chance(self.weather.drop)).then(|| self.delay())
     }
 
     /// Changes drops, duplicates and jitter of all links.

@@ -11,6 +11,8 @@ use rand_core::{RngCore, SeedableRng};
 pub enum Purpose {
     /// Sizes and rates of the whole storm.
     Shape,
+    /// Latencies of the world, and where its clocks start.
+    World,
     /// The schedule of faults.
     Nemesis,
     /// Delays, drops and duplicates.
@@ -30,6 +32,7 @@ impl Purpose {
         let (kind, index) = match self {
             Self::Shape => (0, 0),
             Self::Nemesis => (1, 0),
+            Self::World => (7, 0),
             Self::Network => (2, 0),
             Self::Disk(node) => (3, node),
             Self::Client(client) => (4, client),

@@ -1,0 +1,184 @@
+//! What each persistency model promises when all members of the view fail at once, as a predicate on operations.
+//!
+//! While one member keeps its memory nothing may be lost, under any model: the survivors hold every acknowledged write.
+//! After a [`Effect::Blackout`] a record may be back at an earlier value, but none from before the last *firm*
+//! operation (MINOS, ISCA 2024, sections II-A and III-C):
+//!
+//! | model  | an acknowledged write | a value that was read |
+//! |--------|-----------------------|-----------------------|
+//! | Synch  | firm                  | firm                  |
+//! | Strict | firm                  | may be lost           |
+//! | REnf   | may be lost           | firm                  |
+//! | Event  | may be lost           | may be lost           |
+//! | Scope  | firm once [PERSIST]sc was answered | may be lost |
+
+use crate::engine::{Action, Value};
+use crate::history::{End, History, Record};
+use crate::linear::{Call, Effect, Verdict, check};
+
+/// When a write is durable: the five models of MINOS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Persistency {
+    /// Before a write returns and before it can be read.
+    Synch,
+    /// Before a write returns.
+    Strict,
+    /// Before a write can be read.
+    ReadEnforced,
+    /// Some time later.
+    Event,
+    /// Before the [PERSIST] of its scope returns.
+    Scope,
+}
+
+impl Persistency {
+    /// All five.
+    pub const ALL: [Self; 5] = [Self::Synch, Self::Strict, Self::ReadEnforced, Self::Event, Self::Scope];
+
+    /// Its name as the command line has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Synch => "synch",
+            Self::Strict => "strict",
+            Self::ReadEnforced => "renf",
+            Self::Event => "event",
+            Self::Scope => "scope",
+        }
+    }
+
+    /// Whether a blackout cannot undo a write that was answered.
+    fn keeps_acknowledged(self, persisted_scope: bool) -> bool {
+        matches!(self, Self::Synch | Self::Strict) || self == Self::Scope && persisted_scope
+    }
+
+    /// Whether a blackout cannot undo a value that was read.
+    fn keeps_read(self) -> bool {
+        matches!(self, Self::Synch | Self::ReadEnforced)
+    }
+}
+
+/// What is wrong with the history of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The key.
+    pub key: u32,
+    /// Operations (indices in [`History::records`]) that fit no order, first the one that had to come next. Empty if
+    /// the check gave up.
+    pub records: Vec<usize>,
+}
+
+/// Checks all keys. `Err` has the first violation; `Ok` the keys whose check gave up.
+pub fn check_history(history: &History, model: Persistency) -> Result<Vec<u32>, Finding> {
+    let mut too_hard = Vec::new();
+    let mut by_key = vec![Vec::new(); history.keys() as usize];
+    for (index, record) in history.records.iter().enumerate() {
+        by_key[record.key as usize].push(index);
+    }
+    for (key, indices) in by_key.iter().enumerate() {
+        let key = key as u32;
+        let (calls, names) = calls_of(history, indices, model);
+        match check(&calls) {
+            Verdict::Linearizable => {}
+            Verdict::GaveUp => too_hard.push(key),
+            Verdict::Violation(rest) => {
+                return Err(Finding { key, records: rest.into_iter().filter_map(|index| names[index]).collect() });
+            }
+        }
+    }
+    Ok(too_hard)
+}
+
+/// The calls of one key and, for each, which record it is.
+fn calls_of(history: &History, indices: &[usize], model: Persistency) -> (Vec<Call>, Vec<Option<usize>>) {
+    let mut calls = Vec::with_capacity(indices.len() + history.blackouts.len());
+    let mut names = Vec::with_capacity(calls.capacity());
+    for &index in indices {
+        let record = &history.records[index];
+        if let Some(call) = call_of(record, model, history.persisted.contains(&record.scope)) {
+            calls.push(call);
+            names.push(Some(index));
+        }
+    }
+    for &at in &history.blackouts {
+        let effect = Effect::Blackout;
+        calls.push(Call { invoked: at, returned: Some(at), effect, firm_write: false, firm_read: false });
+        names.push(None);
+    }
+    (calls, names)
+}
+
+fn call_of(record: &Record, model: Persistency, persisted_scope: bool) -> Option<Call> {
+    let found: Option<Value> = match record.end {
+        End::Refused => return None,
+        End::Unknown => None,
+        End::Done(value) => Some(value),
+    };
+    let effect = match record.action {
+        Action::Get => Effect::Get(found?),
+        Action::Put(value) => Effect::Put(value),
+        Action::Delete => Effect::Delete,
+        Action::CompareSwap { expected, new } => Effect::CompareSwap { expected, new, found },
+        Action::FetchAdd(delta) => Effect::FetchAdd { delta, found },
+    };
+    Some(Call {
+        invoked: record.called,
+        returned: found.map(|_| record.returned),
+        effect,
+        firm_write: found.is_some() && model.keeps_acknowledged(persisted_scope),
+        firm_read: found.is_some() && model.keeps_read(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn history(operations: &[(Action, End, u64)], blackout_after: usize, persisted: &[u64]) -> History {
+        let mut history = History { persisted: persisted.iter().copied().collect(), ..History::default() };
+        for (index, &(action, end, scope)) in operations.iter().enumerate() {
+            let at = index as u64 * 10;
+            if index == blackout_after {
+                history.blackouts.push(at);
+            }
+            let (called, returned) = (at + 1, at + 5);
+            history.call(Record { client: 1, number: 1, key: 0, action, scope, called, returned, end });
+        }
+        history
+    }
+
+    /// Models under which the history is fine.
+    fn allowed_by(history: &History) -> Vec<Persistency> {
+        Persistency::ALL.into_iter().filter(|&model| check_history(history, model) == Ok(vec![])).collect()
+    }
+
+    #[test]
+    fn models_differ_in_what_a_blackout_may_undo() {
+        use Persistency::*;
+        let done = End::Done(None);
+        let put = |value, scope| (Action::Put(value), done, scope);
+        let get = |value| (Action::Get, End::Done(value), 9);
+        let all = Persistency::ALL;
+        // Acknowledged and never read.
+        let lost = [put(1, 1), get(Some(1)), put(2, 2), get(Some(1))];
+        assert_eq!(allowed_by(&history(&lost, 3, &[])), [ReadEnforced, Event, Scope]);
+        assert_eq!(allowed_by(&history(&lost, 3, &[1])), [ReadEnforced, Event, Scope]);
+        assert_eq!(allowed_by(&history(&lost, 3, &[2])), [ReadEnforced, Event]);
+        assert_eq!(allowed_by(&history(&lost, 9, &[])), []);
+        // Read, of unknown outcome.
+        let read = [put(1, 1), (Action::Put(2), End::Unknown, 2), get(Some(2)), get(Some(1))];
+        assert_eq!(allowed_by(&history(&read, 3, &[])), [Strict, Event, Scope]);
+        // Nothing may come back that was never there, or older than what was firm.
+        assert_eq!(allowed_by(&history(&[put(1, 1), put(2, 1), get(Some(3))], 2, &[])), []);
+        assert_eq!(allowed_by(&history(&[put(1, 1), put(2, 1), get(Some(2))], 2, &[])), all);
+        assert_eq!(allowed_by(&history(&[put(1, 1), put(2, 2), get(None)], 2, &[1])), [ReadEnforced, Event]);
+    }
+
+    #[test]
+    fn refused_operations_did_not_happen() {
+        let refused = (Action::Put(1), End::Refused, 1);
+        let get = |value| (Action::Get, End::Done(value), 1);
+        assert_eq!(check_history(&history(&[refused, get(None)], 9, &[]), Persistency::Synch), Ok(vec![]));
+        let finding = check_history(&history(&[refused, get(Some(1))], 9, &[]), Persistency::Synch).unwrap_err();
+        assert_eq!(finding, Finding { key: 0, records: vec![1] });
+    }
+}

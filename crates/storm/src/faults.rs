@@ -1,0 +1,146 @@
+//! What each fault does to a running cluster.
+
+use crate::cluster::{Cluster, Event};
+use crate::engine::Engine;
+use crate::events::{SECOND, Time};
+use crate::nemesis::Fault;
+use crate::rng::{Purpose, Rng};
+
+impl<E: Engine> Cluster<'_, E> {
+    /// A scheduled fault begins.
+    pub(crate) fn fault(&mut self, index: usize) {
+        let event = &self.plan.schedule[index];
+        let mut rng = Rng::new(event.seed, Purpose::Fault);
+        let fault = event.fault;
+        if !self.begin(fault, &mut rng) {
+            return;
+        }
+        self.faults[fault.kind(self.nodes.len())] += 1;
+        self.story.say(self.now, || format!("FAULT: {fault}"));
+        if let Some(lasts) = fault.lasts() {
+            self.queue.push(self.now + lasts, Event::FaultEnds { index });
+        }
+    }
+
+    /// Says whether it could happen.
+    fn begin(&mut self, fault: Fault, rng: &mut Rng) -> bool {
+        match fault {
+            Fault::Crash { nodes, down, keep } => return self.end_nodes(nodes, down, Some((rng, keep))),
+            Fault::Kill { nodes, down } => return self.end_nodes(nodes, down, None),
+            Fault::Pause { node, lasts } => {
+                let until = self.now + lasts;
+                self.nodes[node].paused_until = until.max(self.nodes[node].paused_until);
+            }
+            Fault::Partition { from, to, both, .. } => self.cut(from, to, both, true),
+            Fault::Weather { weather, .. } => self.net.set_weather(weather),
+            Fault::SlowLink { from, to, extra, .. } => self.net.slow(1 << from, to, extra),
+            Fault::SlowDisk { node, extra, .. } => self.nodes[node].slow_disk = extra,
+            Fault::FailSync { node, down } => self.nodes[node].fail_sync = Some(down),
+            Fault::BadSectors { node, count, down } => return self.spoil(node, count, down, rng),
+            Fault::Skew { node, ppm, .. } => self.skew(node, ppm),
+        }
+        true
+    }
+
+    /// A fault that lasts a while is over.
+    pub(crate) fn fault_ends(&mut self, index: usize) {
+        if self.calm {
+            return;
+        }
+        match self.plan.schedule[index].fault {
+            Fault::Pause { node, .. } => self.resume(node),
+            Fault::Partition { from, to, both, .. } => self.cut(from, to, both, false),
+            Fault::Weather { .. } => self.net.calm(),
+            Fault::SlowLink { from, to, .. } => self.net.slow(1 << from, to, 0),
+            Fault::SlowDisk { node, .. } => self.nodes[node].slow_disk = 0,
+            Fault::Skew { node, .. } => self.skew(node, 0),
+            Fault::Crash { .. } | Fault::Kill { .. } | Fault::FailSync { .. } | Fault::BadSectors { .. } => return,
+        }
+        self.story.say(self.now, || format!("over: {}", self.plan.schedule[index].fault));
+    }
+
+    /// All faults end; nodes that are down start, but for those that stay absent.
+    pub(crate) fn calm_down(&mut self) {
+        self.calm = true;
+        self.story.say(self.now, || "CALM: all faults end".into());
+        self.net.heal();
+        let before = self.holders();
+        for node in 0..self.nodes.len() {
+            self.nodes[node].slow_disk = 0;
+            self.nodes[node].fail_sync = None;
+            self.skew(node, 0);
+            if self.plan.absent >> node & 1 == 1 {
+                self.nodes[node].disk.kill();
+                self.stop(node, None);
+                continue;
+            }
+            self.nodes[node].paused_until = 0;
+            self.resume(node);
+            self.start(node);
+        }
+        self.note_blackout(before);
+        for node in (0..self.nodes.len()).filter(|node| self.plan.absent >> node & 1 == 0) {
+            self.last_reads.extend((0..self.plan.workload.keys).map(|key| (node, key)));
+        }
+    }
+
+    /// A sync has failed: what was to be synced may be on the disk or not, and the node ends rather than to go on.
+    pub(crate) fn sync_failed(&mut self, node: usize, down: Time) {
+        self.story.say(self.now, || format!("a sync of node {node} fails"));
+        let mut rng = Rng::new(self.plan.seed ^ self.now, Purpose::Fault);
+        self.end_nodes(1 << node, down, Some((&mut rng, 500_000)));
+    }
+
+    /// Ends those of `nodes` that are up; the machines with them if there is a chance to keep unsynced sectors.
+    fn end_nodes(&mut self, nodes: u64, down: Time, mut machine: Option<(&mut Rng, u32)>) -> bool {
+        let before = self.holders();
+        let mut any = false;
+        for node in (0..self.nodes.len()).filter(|node| nodes >> node & 1 == 1) {
+            if self.nodes[node].engine.is_none() {
+                continue;
+            }
+            any = true;
+            match &mut machine {
+                Some((rng, keep)) => self.nodes[node].disk.crash(rng, *keep),
+                None => self.nodes[node].disk.kill(),
+            }
+            // Not all at the same moment.
+            let extra = machine.as_mut().map_or(0, |(rng, _)| rng.below(SECOND / 10));
+            self.stop(node, Some(down + extra));
+        }
+        self.note_blackout(before);
+        any
+    }
+
+    /// At most one copy is damaged at a time: no protocol without more copies than failures can do better.
+    fn spoil(&mut self, node: usize, count: u64, down: Time, rng: &mut Rng) -> bool {
+        let other = (0..self.nodes.len()).any(|other| other != node && self.nodes[other].disk.is_spoiled());
+        if other || self.nodes[node].engine.is_none() || self.nodes[node].disk.spoil(rng, count) == 0 {
+            return false;
+        }
+        self.end_nodes(1 << node, down, Some((rng, 500_000)))
+    }
+
+    fn cut(&mut self, from: u64, to: u64, both: bool, on: bool) {
+        self.net.cut(from, to, on);
+        if both {
+            self.net.cut(to, from, on);
+        }
+    }
+
+    fn skew(&mut self, node: usize, ppm: i32) {
+        self.nodes[node].clock.set_rate(self.now, ppm);
+        self.arm(node);
+    }
+
+    /// A node moves again, if no other pause holds it.
+    fn resume(&mut self, node: usize) {
+        if self.nodes[node].paused_until > self.now {
+            return;
+        }
+        for event in std::mem::take(&mut self.nodes[node].held) {
+            self.queue.push(self.now, event);
+        }
+        self.arm(node);
+    }
+}

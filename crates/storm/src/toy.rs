@@ -1,0 +1,278 @@
+//! A tiny store to test storms with: node 0 holds the only copy, the others pass requests on. It is right, unless it is
+//! told to have a bug; and a storm must tell which.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::disk::Write;
+use crate::engine::{Action, Body, Boot, Engine, Outcome, Output, Request, Value};
+use crate::events::Time;
+use crate::rng::mix;
+
+/// What is wrong with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    None,
+    /// Answers before the log is durable.
+    EarlyReply,
+    /// Forgets which requests it has done.
+    Amnesia,
+    /// Other nodes answer reads with what they saw go by.
+    StaleCache,
+    /// Does not answer a request that comes again.
+    Silence,
+    /// Does not look at checksums when it starts.
+    TrustsTornLog,
+}
+
+#[derive(Clone, Debug)]
+pub enum Message {
+    Ask(Request),
+    Answer(Request, Outcome),
+}
+
+/// Bytes of a log record: checksum, key, whether there is a value, value, client, number, result, and padding.
+const RECORD: usize = 96;
+
+pub struct Toy {
+    bug: Bug,
+    node: usize,
+    values: BTreeMap<u32, u64>,
+    /// The last request of each client and its results.
+    sessions: BTreeMap<u64, (u64, Vec<Value>)>,
+    /// Answers that wait for a token to be durable: token, node to answer, request.
+    waiting: VecDeque<(u64, usize, Request, Outcome)>,
+    written: u64,
+    durable: u64,
+    out: VecDeque<Output<Message>>,
+    marks: [u64; 2],
+}
+
+impl Toy {
+    fn serve(&mut self, from: usize, request: Request) {
+        let known = self.sessions.get(&request.client).filter(|(number, _)| *number >= request.number).cloned();
+        let results = match known {
+            Some((number, _)) if number > request.number => return,
+            Some(_) if self.bug == Bug::Silence => return,
+            Some((_, results)) if self.bug != Bug::Amnesia => {
+                self.marks[0] += 1;
+                results
+            }
+            _ => self.perform(&request),
+        };
+        let outcome = Outcome::Done(results);
+        if self.written == self.durable || self.bug == Bug::EarlyReply {
+            return self.answer(from, request, outcome);
+        }
+        self.waiting.push_back((self.written, from, request, outcome));
+    }
+
+    fn perform(&mut self, request: &Request) -> Vec<Value> {
+        let Body::Ops(ops) = &request.body else { return Vec::new() };
+        let found: Vec<Value> = ops.iter().map(|op| self.values.get(&op.key).copied()).collect();
+        self.sessions.insert(request.client, (request.number, found.clone()));
+        let mut bytes = Vec::new();
+        for (op, &found) in ops.iter().zip(&found) {
+            let new = match op.action {
+                Action::Get => found,
+                Action::Put(value) => Some(value),
+                Action::Delete => None,
+                Action::CompareSwap { expected, new } => {
+                    if found == expected {
+                        Some(new)
+                    } else {
+                        found
+                    }
+                }
+                Action::FetchAdd(delta) => Some(found.unwrap_or(0).wrapping_add(delta)),
+            };
+            self.set(op.key, new);
+            let words = [u64::from(op.key), ops.len() as u64, u64::from(new.is_some()), new.unwrap_or(0)];
+            let more = [request.client, request.number, u64::from(found.is_some()), found.unwrap_or(0)];
+            bytes.extend(encode(&[words, more].concat()));
+        }
+        self.write(Write::Append(bytes));
+        found
+    }
+
+    fn set(&mut self, key: u32, value: Value) {
+        match value {
+            Some(value) => self.values.insert(key, value),
+            None => self.values.remove(&key),
+        };
+    }
+
+    fn write(&mut self, write: Write) {
+        self.written += 1;
+        self.out.push_back(Output::Write { token: self.written, write });
+    }
+
+    fn answer(&mut self, to: usize, request: Request, outcome: Outcome) {
+        let (client, number) = (request.client, request.number);
+        self.out.push_back(match to == self.node {
+            true => Output::Reply { client, number, outcome },
+            false => Output::Send { to, message: Message::Answer(request, outcome) },
+        });
+    }
+
+    /// Applies whole requests from the log up to the first damage. Says how many bytes are good.
+    fn recover(&mut self, log: &[u8]) -> usize {
+        let (mut good, mut batch) = (0, Vec::new());
+        for (index, record) in log.chunks_exact(RECORD).enumerate() {
+            let Some(words) = decode(record, self.bug == Bug::TrustsTornLog) else { break };
+            batch.push(words);
+            if batch.len() as u64 >= words[1] {
+                good = (index + 1) * RECORD;
+                let found = batch.iter().map(|words| (words[6] == 1).then_some(words[7])).collect();
+                self.sessions.insert(words[4], (words[5], found));
+                for words in batch.drain(..) {
+                    self.set(words[0] as u32, (words[2] == 1).then_some(words[3]));
+                }
+            }
+        }
+        good
+    }
+}
+
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(1, |sum, &byte| mix(sum ^ u64::from(byte)))
+}
+
+fn encode(words: &[u64]) -> [u8; RECORD] {
+    let mut record = [0; RECORD];
+    for (index, word) in words.iter().enumerate() {
+        record[8 + index * 8..16 + index * 8].copy_from_slice(&word.to_le_bytes());
+    }
+    let sum = checksum(&record[8..]);
+    record[..8].copy_from_slice(&sum.to_le_bytes());
+    record
+}
+
+fn decode(record: &[u8], trust: bool) -> Option<[u64; 8]> {
+    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| record[at * 8 + byte]));
+    (trust || word(0) == checksum(&record[8..])).then(|| std::array::from_fn(|index| word(index + 1)))
+}
+
+impl Engine for Toy {
+    type Config = Bug;
+    type Message = Message;
+    const MARKS: &'static [&'static str] = &["asked again", "recovered"];
+
+    fn start(&bug: &Bug, boot: Boot) -> Self {
+        let (values, sessions) = (BTreeMap::new(), BTreeMap::new());
+        let (waiting, out) = (VecDeque::new(), VecDeque::new());
+        let (written, durable, marks) = (0, 0, [0, u64::from(!boot.log.is_empty())]);
+        let mut toy = Self { bug, node: boot.node, values, sessions, waiting, written, durable, out, marks };
+        let good = toy.recover(&boot.log);
+        if good < boot.log.len() {
+            toy.write(Write::Replace(boot.log[..good].to_vec()));
+        }
+        toy
+    }
+
+    fn handle(&mut self, _: Time, from: usize, message: Message) {
+        match message {
+            Message::Ask(request) => self.serve(from, request),
+            Message::Answer(request, outcome) => {
+                if let (Body::Ops(ops), Outcome::Done(found)) = (&request.body, &outcome) {
+                    for (op, &found) in ops.iter().zip(found).filter(|(op, _)| op.action == Action::Get) {
+                        self.set(op.key, found);
+                    }
+                }
+                self.answer(self.node, request, outcome);
+            }
+        }
+    }
+
+    fn submit(&mut self, _: Time, request: &Request) {
+        if self.node == 0 {
+            return self.serve(0, request.clone());
+        }
+        if let (Bug::StaleCache, Body::Ops(ops)) = (self.bug, &request.body) {
+            let cached = |key| self.values.get(key).copied();
+            if ops.iter().all(|op| op.action == Action::Get && cached(&op.key).is_some()) {
+                let outcome = Outcome::Done(ops.iter().map(|op| cached(&op.key)).collect());
+                return self.answer(self.node, request.clone(), outcome);
+            }
+        }
+        self.out.push_back(Output::Send { to: 0, message: Message::Ask(request.clone()) });
+    }
+
+    fn persisted(&mut self, _: Time, token: u64) {
+        self.durable = token;
+        while self.waiting.front().is_some_and(|waiting| waiting.0 <= token) {
+            let Some((_, from, request, outcome)) = self.waiting.pop_front() else { return };
+            self.answer(from, request, outcome);
+        }
+    }
+
+    fn timeout(&mut self, _: Time) {}
+
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+
+    fn poll(&mut self, _: Time) -> Option<Output<Message>> {
+        self.out.pop_front()
+    }
+
+    fn marks(&self, counts: &mut [u64]) {
+        counts.copy_from_slice(&self.marks);
+    }
+
+    fn view(&self) -> (u64, u64) {
+        (1, 1)
+    }
+
+    fn concerns(message: &Message, key: u32) -> bool {
+        let (Message::Ask(request) | Message::Answer(request, _)) = message;
+        matches!(&request.body, Body::Ops(ops) if ops.iter().any(|op| op.key == key))
+    }
+}
+
+mod tests {
+    use super::*;
+    use crate::cluster::{Failure, Plan, Report, run};
+    use crate::durability::Persistency;
+    use crate::nemesis::Fault;
+
+    fn storm(seed: u64, bug: Bug) -> Report {
+        let mut plan = Plan::new(seed, 3, Persistency::Synch, bug);
+        // One copy cannot survive the loss of its disk, nor serve while its node is away.
+        plan.schedule.retain(|event| !matches!(event.fault, Fault::BadSectors { .. }));
+        plan.absent = 0;
+        run::<Toy>(&plan)
+    }
+
+    #[test]
+    fn a_correct_store_survives() {
+        let (mut requests, mut marks, mut blackouts, mut torn) = (0, [0; 2], 0, 0);
+        for seed in 0..30 {
+            let report = storm(seed, Bug::None);
+            assert_eq!((&report.failure, report.unchecked), (&None, 0), "seed {seed}");
+            requests += report.history.records.len();
+            marks = std::array::from_fn(|index| marks[index] + report.marks[index]);
+            blackouts += report.history.blackouts.len();
+            torn += report.disk.torn_writes;
+        }
+        assert!(requests > 1000 && marks.iter().all(|&count| count > 20), "{requests} {marks:?}");
+        assert!(blackouts > 20 && torn > 0, "{blackouts} {torn}");
+    }
+
+    #[test]
+    fn storms_repeat() {
+        let (one, two) = (storm(5, Bug::None), storm(5, Bug::None));
+        assert_eq!(one.history.records, two.history.records);
+        assert_eq!((one.simulated, one.net, one.faults), (two.simulated, two.net, two.faults));
+        assert_ne!(one.history.records, storm(6, Bug::None).history.records);
+    }
+
+    #[test]
+    fn each_bug_is_found() {
+        for bug in [Bug::EarlyReply, Bug::Amnesia, Bug::StaleCache, Bug::TrustsTornLog] {
+            let found = (0..200).any(|seed| matches!(storm(seed, bug).failure, Some(Failure::Wrong(_))));
+            assert!(found, "{bug:?}");
+        }
+        let stuck = (0..50).any(|seed| matches!(storm(seed, Bug::Silence).failure, Some(Failure::Stuck(_))));
+        assert!(stuck);
+    }
+}
