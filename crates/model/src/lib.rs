@@ -1,5 +1,7 @@
 //! The modelled world: discrete events over hardware components described in platform files.
 
+pub mod energy;
 pub mod event;
 pub mod platform;
+pub mod resource;
 pub mod time;

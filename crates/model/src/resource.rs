@@ -1,0 +1,431 @@
+//! Shared things and their queues, by reservation: whoever asks learns at once when he is served.
+//!
+//! `serve(at, work)` is asked at any moment for a request that arrives at `at`, and returns when its service starts and
+//! ends. Requests are served in the order of asking, except that one that arrives earlier may use a time at which the
+//! server is idle between reservations made before: a component may reserve the way back of a round trip while the
+//! way there begins, without blocking what passes meanwhile. While requests are asked for in the order in which they
+//! arrive, all this is a first-come-first-served queue.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use crate::time::Ps;
+
+/// How busy something was.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Usage {
+    /// What it is.
+    pub name: &'static str,
+    /// The part of its time that it was busy, over all its slots.
+    pub busy: f64,
+    /// Mean time that requests waited for it.
+    pub waited: Ps,
+    /// The longest wait.
+    pub longest: Ps,
+    /// Requests.
+    pub served: u64,
+}
+
+/// The busiest of several; of equally busy ones that with the longest queue. It is what limits the rate.
+pub fn binding(usages: &[Usage]) -> Option<&Usage> {
+    usages.iter().max_by(|a, b| a.busy.total_cmp(&b.busy).then(a.waited.cmp(&b.waited)))
+}
+
+/// Counts what a shared thing did.
+#[derive(Clone, Copy, Debug, Default)]
+struct Meter {
+    served: u64,
+    /// Picoseconds of all slots together.
+    busy: u64,
+    waited: u64,
+    longest: Ps,
+}
+
+impl Meter {
+    fn count(&mut self, at: Ps, start: Ps, work: Ps) {
+        self.wait(at, start);
+        self.busy = self.busy.saturating_add(work.0);
+    }
+
+    fn wait(&mut self, at: Ps, start: Ps) {
+        let waited = start - at;
+        self.served += 1;
+        self.waited = self.waited.saturating_add(waited.0);
+        self.longest = self.longest.max(waited);
+    }
+
+    fn usage(&self, name: &'static str, slots: usize, span: Ps) -> Usage {
+        Usage {
+            name,
+            busy: self.busy as f64 / (span.0.max(1) as f64 * slots as f64),
+            waited: Ps(self.waited / self.served.max(1)),
+            longest: self.longest,
+            served: self.served,
+        }
+    }
+}
+
+/// Idle times between reservations that are remembered. The oldest are forgotten first: what is asked for by then lies
+/// ahead of them.
+const GAPS: usize = 16;
+
+/// The reservations of one server.
+#[derive(Clone, Debug)]
+struct Timeline {
+    /// The end of the last reservation.
+    free: Ps,
+    /// Idle times before that, in order: start and end.
+    gaps: VecDeque<(Ps, Ps)>,
+}
+
+impl Timeline {
+    fn new() -> Self {
+        Self { free: Ps::ZERO, gaps: VecDeque::with_capacity(GAPS + 1) }
+    }
+
+    /// The earliest start of `work` from `at` on, and the gap in which it lies.
+    fn find(&self, at: Ps, work: Ps) -> (Ps, Option<usize>) {
+        let mut found = (self.free.max(at), None);
+        if at >= self.free {
+            return found;
+        }
+        for (index, &(start, end)) in self.gaps.iter().enumerate().rev() {
+            if end < at + work || end <= at {
+                break;
+            }
+            let start = start.max(at);
+            if start + work <= end {
+                found = (start, Some(index));
+            }
+        }
+        found
+    }
+
+    fn reserve(&mut self, start: Ps, work: Ps, gap: Option<usize>) {
+        let end = start + work;
+        let Some(index) = gap else {
+            if start > self.free {
+                self.gaps.push_back((self.free, start));
+            }
+            self.free = end;
+            self.forget();
+            return;
+        };
+        let (from, to) = self.gaps[index];
+        match (from < start, end < to) {
+            (false, false) => {
+                self.gaps.remove(index);
+            }
+            (false, true) => self.gaps[index].0 = end,
+            (true, false) => self.gaps[index].1 = start,
+            (true, true) => {
+                self.gaps[index].1 = start;
+                self.gaps.insert(index + 1, (end, to));
+                self.forget();
+            }
+        }
+    }
+
+    fn forget(&mut self) {
+        if self.gaps.len() > GAPS {
+            self.gaps.pop_front();
+        }
+    }
+}
+
+/// Equal slots behind one queue, such as cores.
+#[derive(Clone, Debug)]
+pub struct Server {
+    slots: Vec<Timeline>,
+    meter: Meter,
+}
+
+impl Server {
+    /// So many idle slots, at least one. Serving takes time in proportion to them: for hundreds there is [`Pool`].
+    pub fn new(slots: usize) -> Self {
+        Self { slots: (0..slots.max(1)).map(|_| Timeline::new()).collect(), meter: Meter::default() }
+    }
+
+    /// Serves a request that arrives at `at` and takes `work`: start and end.
+    pub fn serve(&mut self, at: Ps, work: Ps) -> (Ps, Ps) {
+        let (slot, start, gap) = self.find(at, work);
+        self.slots[slot].reserve(start, work, gap);
+        self.meter.count(at, start, work);
+        (start, start + work)
+    }
+
+    /// When a request that arrives at `at` and takes `work` would start.
+    pub fn start(&self, at: Ps, work: Ps) -> Ps {
+        self.find(at, work).1
+    }
+
+    /// When all that is reserved ends.
+    pub fn end(&self) -> Ps {
+        self.slots.iter().map(|slot| slot.free).max().unwrap_or_default()
+    }
+
+    fn find(&self, at: Ps, work: Ps) -> (usize, Ps, Option<usize>) {
+        let mut best = (0, Ps::MAX, None);
+        for (number, slot) in self.slots.iter().enumerate() {
+            let (start, gap) = slot.find(at, work);
+            if start < best.1 || number == 0 {
+                best = (number, start, gap);
+            }
+            if start == at {
+                break;
+            }
+        }
+        best
+    }
+
+    /// How busy it was over `span`.
+    pub fn usage(&self, name: &'static str, span: Ps) -> Usage {
+        self.meter.usage(name, self.slots.len(), span)
+    }
+
+    /// Forgets how busy it was; reservations stand.
+    pub fn reset(&mut self) {
+        self.meter = Meter::default();
+    }
+}
+
+/// A pipeline: takes an item each interval; an item leaves it a latency after it entered.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    server: Server,
+    interval: Ps,
+    latency: Ps,
+}
+
+impl Pipeline {
+    /// An empty pipeline.
+    pub fn new(interval: Ps, latency: Ps) -> Self {
+        Self { server: Server::new(1), interval, latency }
+    }
+
+    /// Passes `items`, at least one: when the first and the last of them leave.
+    pub fn serve(&mut self, at: Ps, items: u64) -> (Ps, Ps) {
+        let (start, end) = self.server.serve(at, self.interval * items.max(1));
+        (start + self.latency, end - self.interval + self.latency)
+    }
+
+    /// How busy it was over `span`.
+    pub fn usage(&self, name: &'static str, span: Ps) -> Usage {
+        self.server.usage(name, span)
+    }
+
+    /// Forgets how busy it was; reservations stand.
+    pub fn reset(&mut self) {
+        self.server.reset();
+    }
+}
+
+/// A server of bytes: a link, a bus, a channel of memory.
+#[derive(Clone, Debug)]
+pub struct Channel {
+    server: Server,
+    /// Picoseconds a byte in units of 2^-24.
+    per_byte: u64,
+    bytes: u64,
+}
+
+impl Channel {
+    /// Idle, of so many bytes a second.
+    pub fn new(bytes_per_s: f64) -> Self {
+        Self::parallel(bytes_per_s, 1)
+    }
+
+    /// So many channels, each with its part of the bandwidth, such as those of memory.
+    pub fn parallel(bytes_per_s: f64, channels: usize) -> Self {
+        let channels = channels.max(1);
+        let per_byte = (channels as f64 * 1e12 * f64::from(1 << 24) / bytes_per_s).ceil() as u64;
+        Self { server: Server::new(channels), per_byte, bytes: 0 }
+    }
+
+    /// What `bytes` take, rounded up.
+    pub fn time(&self, bytes: u64) -> Ps {
+        let time = (u128::from(bytes) * u128::from(self.per_byte)).div_ceil(1 << 24);
+        Ps(u64::try_from(time).unwrap_or(u64::MAX))
+    }
+
+    /// Moves bytes that are there at `at`: when the first starts and the last has passed.
+    pub fn serve(&mut self, at: Ps, bytes: u64) -> (Ps, Ps) {
+        self.bytes += bytes;
+        self.server.serve(at, self.time(bytes))
+    }
+
+    /// When bytes that are there at `at` would start.
+    pub fn start(&self, at: Ps, bytes: u64) -> Ps {
+        self.server.start(at, self.time(bytes))
+    }
+
+    /// When all that is reserved has passed.
+    pub fn end(&self) -> Ps {
+        self.server.end()
+    }
+
+    /// Bytes moved since the last reset.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// How busy it was over `span`.
+    pub fn usage(&self, name: &'static str, span: Ps) -> Usage {
+        self.server.usage(name, span)
+    }
+
+    /// Forgets how busy it was; reservations stand.
+    pub fn reset(&mut self) {
+        self.server.reset();
+        self.bytes = 0;
+    }
+}
+
+/// Tokens that requests hold while they are under way: PCIe tags, misses of a core, entries of a buffer.
+///
+/// Take with [`Pool::acquire`], find out how long the request takes, then give back with [`Pool::release`], in that
+/// order for each request. Requests get tokens in the order of asking.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    tokens: usize,
+    /// When tokens that are out come back.
+    back: BinaryHeap<Reverse<Ps>>,
+    meter: Meter,
+}
+
+impl Pool {
+    /// So many tokens, at least one.
+    pub fn new(tokens: usize) -> Self {
+        let tokens = tokens.max(1);
+        Self { tokens, back: BinaryHeap::with_capacity(tokens), meter: Meter::default() }
+    }
+
+    /// When a request that arrives at `at` gets a token.
+    pub fn acquire(&mut self, at: Ps) -> Ps {
+        let start = match self.back.peek() {
+            Some(&Reverse(back)) if self.back.len() >= self.tokens => {
+                self.back.pop();
+                at.max(back)
+            }
+            _ => at,
+        };
+        self.meter.wait(at, start);
+        start
+    }
+
+    /// The request that got a token at `start` gives it back at `end`.
+    pub fn release(&mut self, start: Ps, end: Ps) {
+        self.meter.busy = self.meter.busy.saturating_add((end - start).0);
+        // More releases than requests would make tokens: they are ignored.
+        if self.back.len() < self.tokens {
+            self.back.push(Reverse(end.max(start)));
+        }
+    }
+
+    /// Tokens out at `at`.
+    pub fn held(&self, at: Ps) -> usize {
+        self.back.iter().filter(|back| back.0 > at).count()
+    }
+
+    /// When a request that arrives at `at` would get a token.
+    pub fn start(&self, at: Ps) -> Ps {
+        match self.back.peek() {
+            Some(&Reverse(back)) if self.back.len() >= self.tokens => at.max(back),
+            _ => at,
+        }
+    }
+
+    /// How much of the tokens' time was held over `span`.
+    pub fn usage(&self, name: &'static str, span: Ps) -> Usage {
+        self.meter.usage(name, self.tokens, span)
+    }
+
+    /// Forgets how busy it was; tokens that are out stay out.
+    pub fn reset(&mut self) {
+        self.meter = Meter::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NS: Ps = Ps(1_000);
+
+    #[test]
+    fn a_server_serves_in_order_and_says_how_busy_it_was() {
+        let mut server = Server::new(1);
+        // Arrivals at 0, 1, 2 ns of 10 ns each wait 0, 9, 18 ns; one at 100 ns finds it idle.
+        for (arrival, start) in [(0, 0), (1, 10), (2, 20), (100, 100)] {
+            assert_eq!(server.serve(NS * arrival, NS * 10), (NS * start, NS * (start + 10)));
+        }
+        let usage = server.usage("server", NS * 110);
+        assert_eq!((usage.served, usage.waited, usage.longest), (4, Ps(27_000 / 4), NS * 18));
+        assert!((usage.busy - 40.0 / 110.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn slots_share_one_queue() {
+        let mut server = Server::new(2);
+        let starts = [0, 0, 0, 0].map(|at| server.serve(NS * at, NS * 10).0);
+        assert_eq!(starts, [Ps::ZERO, Ps::ZERO, NS * 10, NS * 10]);
+        assert_eq!(server.usage("server", NS * 20).busy, 1.0);
+    }
+
+    #[test]
+    fn the_past_of_a_reservation_is_open_to_what_arrives_earlier() {
+        let mut server = Server::new(1);
+        // The way back of a round trip, in 1500 ns, does not block what passes now.
+        assert_eq!(server.serve(NS * 1500, NS * 10).0, NS * 1500);
+        assert_eq!(server.serve(NS * 20, NS * 10).0, NS * 20);
+        assert_eq!(server.serve(NS * 25, NS * 10).0, NS * 30);
+        assert_eq!(server.serve(NS * 5, NS * 15).0, NS * 5);
+        // 1 ns before 1500 ns is too little for 10 ns.
+        assert_eq!(server.serve(NS * 1499, NS * 10).0, NS * 1510);
+        assert_eq!(server.serve(NS * 0, NS * 6).0, NS * 40);
+        assert_eq!(server.serve(NS * 0, NS * 5).0, NS * 0);
+    }
+
+    #[test]
+    fn a_pipeline_overlaps_its_items() {
+        // An item each 2 ns, through in 50 ns: three leave at 50, 52, 54 ns; the next of an arrival at 1 ns at 56 ns.
+        let mut pipeline = Pipeline::new(NS * 2, NS * 50);
+        assert_eq!(pipeline.serve(Ps::ZERO, 3), (NS * 50, NS * 54));
+        assert_eq!(pipeline.serve(NS, 1), (NS * 56, NS * 56));
+    }
+
+    #[test]
+    fn a_channel_moves_bytes_at_its_bandwidth_and_never_faster() {
+        // 10 Gb/s is 0.8 ns a byte.
+        let mut channel = Channel::new(1.25e9);
+        assert_eq!(channel.serve(Ps::ZERO, 1500), (Ps::ZERO, NS * 1200));
+        assert_eq!(channel.serve(NS, 64), (NS * 1200, Ps(1_251_200)));
+        // At 3 GB/s a byte takes 333.3 ps.
+        assert_eq!(Channel::new(3e9).time(1), Ps(334));
+        // Two channels of half the bandwidth each: twice the time, two at once.
+        let mut memory = Channel::parallel(20e9, 2);
+        assert_eq!([0, 0, 0].map(|_| memory.serve(Ps::ZERO, 64).1), [Ps(6_400), Ps(6_400), Ps(12_800)]);
+    }
+
+    #[test]
+    fn a_pool_lets_so_many_through_at_once() {
+        // Two tokens, held 100 ns each: a fifth of a microsecond for four.
+        let mut pool = Pool::new(2);
+        let starts = [0, 1, 2, 3].map(|at| {
+            let start = pool.acquire(NS * at);
+            pool.release(start, start + NS * 100);
+            start
+        });
+        assert_eq!(starts, [NS * 0, NS * 1, NS * 100, NS * 101]);
+        assert_eq!((pool.held(NS * 50), pool.held(NS * 200)), (2, 1));
+        assert_eq!(pool.usage("tags", NS * 200).busy, 1.0);
+    }
+
+    #[test]
+    fn the_binding_resource_is_the_busiest() {
+        let usage = |name, busy, waited| Usage { name, busy, waited: Ps(waited), longest: Ps(waited), served: 1 };
+        let all = [usage("wire", 0.7, 5), usage("PCIe", 0.9, 1), usage("cores", 0.9, 2)];
+        assert_eq!(binding(&all).map(|usage| usage.name), Some("cores"));
+        assert_eq!(binding(&[]), None);
+    }
+}
