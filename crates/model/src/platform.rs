@@ -16,7 +16,7 @@ pub use error::{PlatformError, Problem};
 pub use params::{Param, Params, Section, Status};
 pub use provenance::Share;
 pub use typed::*;
-pub use unit::Dimension;
+pub use unit::{Dimension, quantity};
 
 use typed::{needed, optional};
 
@@ -51,6 +51,10 @@ pub struct Platform {
     pub cache: Cache,
     /// The node's memory.
     pub dram: Dram,
+    /// Work on bytes, if it is known.
+    pub checksum: Option<Checksum>,
+    /// Remote procedure calls over TCP, if they are a baseline.
+    pub tcp: Option<Tcp>,
     /// The node's persistent memory, if it has any.
     pub pmem: Option<Pmem>,
     /// What joins NICs and hosts, if they are hardware.
@@ -159,6 +163,8 @@ impl Platform {
             host: core("host.core")?,
             cache: needed(&params, ("placements", "host.cache"), Cache::read)?,
             dram: needed(&params, ("placements", "host.dram"), Dram::read)?,
+            checksum: optional(&params, "checksum", Checksum::read)?,
+            tcp: optional(&params, "tcp", Tcp::read)?,
             pmem: optional(&params, "host.pmem", Pmem::read)?,
             nic: (!software).then(|| Nic::read(&params)).transpose()?,
             nic_cores,

@@ -87,6 +87,26 @@ section! {
 }
 
 section! {
+    /// Work on bytes that a kernel looks at one by one: `checksum`.
+    Checksum {
+        /// Bytes a second of CRC-64 by one host core.
+        crc64: f64 = bandwidth(),
+    }
+}
+
+section! {
+    /// Remote procedure calls over kernel TCP, as a baseline: `tcp`.
+    Tcp {
+        /// A call whose reply is small.
+        rpc: u64 = time(),
+        /// Bytes of the reply that cost nothing more.
+        free: u64 = size(0),
+        /// Bytes a second of what the reply has beyond.
+        stream: f64 = bandwidth(),
+    }
+}
+
+section! {
     /// The last-level cache: `host.cache`.
     Cache {
         /// Bytes.
