@@ -479,13 +479,8 @@ impl<'a, E: Engine> Cluster<'a, E> {
     }
 
     fn disk_counts(&self) -> DiskCounts {
-        self.nodes.iter().fold(DiskCounts::default(), |mut sum, node| {
-            let counts = node.disk.counts;
-            sum.syncs += counts.syncs;
-            sum.lost_writes += counts.lost_writes;
-            sum.torn_writes += counts.torn_writes;
-            sum.sector_errors += counts.sector_errors;
-            sum
-        })
+        let mut sum = DiskCounts::default();
+        self.nodes.iter().for_each(|node| sum.add(node.disk.counts));
+        sum
     }
 }

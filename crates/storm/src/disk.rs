@@ -34,6 +34,16 @@ pub struct DiskCounts {
     pub sector_errors: u64,
 }
 
+impl DiskCounts {
+    /// Adds another disk's.
+    pub fn add(&mut self, other: Self) {
+        self.syncs += other.syncs;
+        self.lost_writes += other.lost_writes;
+        self.torn_writes += other.torn_writes;
+        self.sector_errors += other.sector_errors;
+    }
+}
+
 /// A disk with one file.
 #[derive(Debug, Default)]
 pub struct Disk {

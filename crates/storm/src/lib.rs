@@ -8,13 +8,16 @@ pub mod disk;
 pub mod durability;
 pub mod engine;
 pub mod events;
+pub mod export;
 mod faults;
 pub mod history;
 pub mod linear;
 pub mod nemesis;
 pub mod net;
 pub mod rng;
+pub mod shrink;
 pub mod story;
+pub mod totals;
 #[cfg(test)]
 mod toy;
 pub mod workload;

@@ -231,9 +231,11 @@ impl Engine for Toy {
 
 mod tests {
     use super::*;
-    use crate::cluster::{Failure, Plan, Report, run};
+    use crate::cluster::{Failure, Plan, Report, run, run_with};
     use crate::durability::Persistency;
     use crate::nemesis::Fault;
+    use crate::shrink::shrink;
+    use crate::story::Story;
 
     fn storm(seed: u64, bug: Bug) -> Report {
         let mut plan = Plan::new(seed, 3, Persistency::Synch, bug);
@@ -274,5 +276,21 @@ mod tests {
         }
         let stuck = (0..50).any(|seed| matches!(storm(seed, Bug::Silence).failure, Some(Failure::Stuck(_))));
         assert!(stuck);
+    }
+
+    #[test]
+    fn a_failing_storm_shrinks_to_a_short_story() {
+        let bug = Bug::EarlyReply;
+        let plan_of = |seed| Plan::new(seed, 3, Persistency::Synch, bug);
+        let fails = |seed: &u64| matches!(run::<Toy>(&plan_of(*seed)).failure, Some(Failure::Wrong(_)));
+        let plan = plan_of((0..200).find(fails).unwrap());
+        let (small, report) = shrink::<Toy>(&plan, run::<Toy>(&plan), |_| {});
+        assert!(matches!(report.failure, Some(Failure::Wrong(_))));
+        assert!(small.schedule.len() <= 2, "{:?}", small.schedule);
+        let Some(Failure::Wrong(finding)) = report.failure else { unreachable!() };
+        let (again, story) = run_with::<Toy>(&small, Story::about(Some(finding.key)));
+        assert_eq!(again.failure, Some(Failure::Wrong(finding)), "told as it happened");
+        let text = story.tail(1000);
+        assert!(text.contains("FAULT: ") && text.contains("asks node"), "{text}");
     }
 }
