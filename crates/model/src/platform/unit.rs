@@ -103,6 +103,15 @@ pub fn lookup(unit: &str) -> Option<(Dimension, f64)> {
     UNITS.iter().find(|known| known.0 == unit).map(|&(_, dimension, factor)| (dimension, factor))
 }
 
+/// Reads a number with its unit, such as `1.5 us`: what it measures and how many base units it is.
+pub fn quantity(text: &str) -> Option<(Dimension, f64)> {
+    let (number, unit) = text.trim().split_once(' ')?;
+    let (dimension, factor) = lookup(unit.trim())?;
+    let value = number.parse::<f64>().ok()? * factor;
+    let (least, most) = dimension.bounds();
+    (least..=most).contains(&value).then_some((dimension, value))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,6 +122,8 @@ mod tests {
         assert_eq!(lookup("Gb/s"), Some((Dimension::Bandwidth, 1e9 / 8.0)));
         assert_eq!(lookup("MiB"), Some((Dimension::Size, f64::from(1 << 20))));
         assert_eq!(lookup("parsec"), None);
+        assert_eq!(quantity("1.5 us"), Some((Dimension::Time, 1.5e6)));
+        assert!(["1.5", "us", "-1 us", "1e99 B", "x us", "nan us"].iter().all(|bad| quantity(bad).is_none()));
         for (unit, dimension, factor) in UNITS {
             assert_eq!(lookup(unit), Some((dimension, factor)), "{unit} stands there once");
             assert!(dimension.units().any(|name| name == unit));
