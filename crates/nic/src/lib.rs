@@ -12,8 +12,10 @@
 //! adds the UDP and IP headers and the ICRC, and checks them on arrival. Kernel calls (StRoM section 5) are packets of
 //! the manufacturer's op-code space.
 
+mod attr;
 pub mod cm;
 mod connect;
+mod cq;
 mod ctx;
 mod local;
 mod nic;
@@ -29,6 +31,7 @@ mod types;
 mod uc;
 mod ud;
 
+pub use attr::{AddressVector, QpAttr, QpMask, qp_masks};
 pub use connect::{ConnectAttr, ConnectError};
 pub use nic::{Nic, NicConfig};
 pub use queue::TxBatch;

@@ -6,17 +6,16 @@ use std::sync::Arc;
 
 use rand_chacha::ChaCha12Rng;
 use rand_core::{RngCore, SeedableRng};
-use remora_memory::{Access, Pd, Registry};
-use remora_wire::rpc::RpcHeader;
+use remora_memory::Registry;
 use remora_wire::{Bth, ICRC_LEN, Psn, Service};
 
 use crate::cm::CmConfig;
 use crate::connect::{Management, QP1};
-use crate::ctx::{Ctx, Srq};
+use crate::ctx::Ctx;
 use crate::post::{check_limit, push_recv};
 use crate::qp::QueuePair;
-use crate::queue::{Armed, CompletionQueue, RecvQueue, TxBatch};
-use crate::rpc::{RpcRequest, RpcTable, StreamChunk, index_of};
+use crate::queue::TxBatch;
+use crate::rpc::{RpcTable, index_of};
 use crate::timer::Timers;
 use crate::types::*;
 
@@ -27,6 +26,8 @@ pub struct NicConfig {
     pub seed: [u8; 32],
     /// Queue pairs that may live at once, at most 65,533.
     pub max_qp: u32,
+    /// The largest path MTU, and that of datagrams, in bytes: what the links carry.
+    pub port_mtu: u32,
     /// Pieces of payload streams that may wait for their kernels, over all queue pairs.
     pub max_stream_chunks: usize,
     /// The connection manager's limits and times.
@@ -34,9 +35,9 @@ pub struct NicConfig {
 }
 
 impl NicConfig {
-    /// 16,384 queue pairs and 1,024 stream chunks.
+    /// 16,384 queue pairs, an MTU of 4096 B and 1,024 stream chunks.
     pub fn new(seed: [u8; 32]) -> Self {
-        Self { seed, max_qp: 16_384, max_stream_chunks: 1024, cm: CmConfig::default() }
+        Self { seed, max_qp: 16_384, port_mtu: 4096, max_stream_chunks: 1024, cm: CmConfig::default() }
     }
 }
 
@@ -46,10 +47,11 @@ impl NicConfig {
 /// events out. After any call that may have caused work, call [`Nic::poll_transmit`] until it returns false, arm a
 /// timer for [`Nic::poll_timeout`], and take [`Nic::poll_event`], [`Nic::poll_rpc`] and [`Nic::poll_stream`].
 pub struct Nic {
-    qps: Vec<Slot>,
+    pub(crate) qps: Vec<Slot>,
     free: VecDeque<u32>,
     live: u32,
     max_qp: u32,
+    pub(crate) port_mtu: u32,
     pub(crate) ctx: Ctx,
     active: VecDeque<u32>,
     timers: Timers,
@@ -67,10 +69,10 @@ impl std::fmt::Debug for Nic {
 
 /// A place in the queue pair table. The generation makes numbers of destroyed queue pairs stay unknown for long.
 #[derive(Debug, Default)]
-struct Slot {
+pub(crate) struct Slot {
     generation: u8,
     used: bool,
-    qp: Option<Box<QueuePair>>,
+    pub qp: Option<Box<QueuePair>>,
 }
 
 /// Table indices 0 and 1 are the management queue pairs' numbers.
@@ -88,6 +90,7 @@ impl Nic {
             free: VecDeque::new(),
             live: 0,
             max_qp: config.max_qp.min(0x1_0000 - RESERVED_SLOTS),
+            port_mtu: config.port_mtu,
             ctx: Ctx {
                 registry,
                 cqs: Vec::new(),
@@ -121,6 +124,11 @@ impl Nic {
         self.live
     }
 
+    /// How many of each there may be, and of what size.
+    pub fn limits(&self) -> Limits {
+        Limits { qp: self.max_qp, port_mtu: self.port_mtu, ..Limits::default() }
+    }
+
     /// The state of a queue pair.
     pub fn qp_state(&self, qpn: Qpn) -> Result<QpState, NicError> {
         Ok(self.qp(qpn)?.state)
@@ -148,7 +156,7 @@ impl Nic {
         Psn::new(self.rng.next_u32())
     }
 
-    fn qp(&self, qpn: Qpn) -> Result<&QueuePair, NicError> {
+    pub(crate) fn qp(&self, qpn: Qpn) -> Result<&QueuePair, NicError> {
         self.qps
             .get(index_of(qpn.0))
             .and_then(|slot| slot.qp.as_deref())
@@ -157,7 +165,11 @@ impl Nic {
     }
 
     /// Runs `f` on a queue pair; whatever it made ready to send or set as a deadline is noted.
-    fn with_qp<R>(&mut self, qpn: Qpn, f: impl FnOnce(&mut QueuePair, &mut Ctx) -> R) -> Result<R, NicError> {
+    pub(crate) fn with_qp<R>(
+        &mut self,
+        qpn: Qpn,
+        f: impl FnOnce(&mut QueuePair, &mut Ctx) -> R,
+    ) -> Result<R, NicError> {
         let qp = self
             .qps
             .get_mut(index_of(qpn.0))
@@ -173,92 +185,17 @@ impl Nic {
         Ok(result)
     }
 
-    // Completion queues.
-
-    /// A completion queue for `capacity` completions.
-    pub fn create_cq(&mut self, capacity: u32) -> CqId {
-        let queue = Some(CompletionQueue::new(capacity.max(1)));
-        CqId(place(&mut self.ctx.cqs, queue))
-    }
-
-    /// Destroys a completion queue that no queue pair uses.
-    pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), NicError> {
-        if self.cq(cq)?.users > 0 {
-            return Err(NicError::InUse("completion queue"));
-        }
-        self.ctx.cqs[cq.0 as usize] = None;
-        Ok(())
-    }
-
-    fn cq(&mut self, cq: CqId) -> Result<&mut CompletionQueue, NicError> {
-        self.ctx.cqs.get_mut(cq.0 as usize).and_then(Option::as_mut).ok_or(NicError::NoSuch("completion queue"))
-    }
-
-    /// Takes the oldest completion.
-    pub fn poll_cq(&mut self, cq: CqId) -> Option<WorkCompletion> {
-        self.cq(cq).ok()?.ring.pop_front()
-    }
-
-    /// Completions waiting.
-    pub fn cq_len(&self, cq: CqId) -> usize {
-        self.ctx.cqs.get(cq.0 as usize).and_then(Option::as_ref).map_or(0, |queue| queue.ring.len())
-    }
-
-    /// Raises one [`Event::Completion`] at the next completion, or only at the next solicited or failed one.
-    /// Completions already there raise none: poll once more after arming.
-    pub fn arm_cq(&mut self, cq: CqId, solicited_only: bool) -> Result<(), NicError> {
-        let queue = self.cq(cq)?;
-        queue.armed = match (queue.armed, solicited_only) {
-            (Armed::Any, _) | (_, false) => Armed::Any,
-            _ => Armed::Solicited,
-        };
-        Ok(())
-    }
-
-    // Shared receive queues.
-
-    /// A shared receive queue.
-    pub fn create_srq(&mut self, pd: Pd, capacity: u32, max_sge: u32) -> Result<SrqId, NicError> {
-        check_limit("receive scatter-gather elements", max_sge.into(), MAX_SGE.into())?;
-        check_limit("receive work requests", capacity.into(), 1 << 20)?;
-        let srq = Srq { queue: RecvQueue::new(capacity, max_sge), pd, limit: 0, users: 0 };
-        Ok(SrqId(place(&mut self.ctx.srqs, Some(srq))))
-    }
-
-    fn srq(&mut self, srq: SrqId) -> Result<&mut Srq, NicError> {
-        self.ctx.srqs.get_mut(srq.0 as usize).and_then(Option::as_mut).ok_or(NicError::NoSuch("shared receive queue"))
-    }
-
-    /// Destroys a shared receive queue that no queue pair uses.
-    pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), NicError> {
-        if self.srq(srq)?.users > 0 {
-            return Err(NicError::InUse("shared receive queue"));
-        }
-        self.ctx.srqs[srq.0 as usize] = None;
-        Ok(())
-    }
-
-    /// Raises one [`Event::SrqLimit`] when fewer than `limit` receives are left.
-    pub fn arm_srq(&mut self, srq: SrqId, limit: u32) -> Result<(), NicError> {
-        self.srq(srq)?.limit = limit;
-        Ok(())
-    }
-
-    /// Posts a receive for whichever queue pair needs one first.
-    pub fn post_srq_recv(&mut self, srq: SrqId, wr_id: u64, sges: &[Sge]) -> Result<(), NicError> {
-        push_recv(&mut self.srq(srq)?.queue, wr_id, sges)
-    }
-
     // Queue pairs.
 
     /// A queue pair in state RESET.
     pub fn create_qp(&mut self, init: QpInit) -> Result<Qpn, NicError> {
-        check_limit("receive scatter-gather elements", init.max_recv_sge.into(), MAX_SGE.into())?;
-        check_limit("send scatter-gather elements", init.max_send_sge.into(), MAX_SGE.into())?;
-        check_limit("send work requests", init.max_send_wr.into(), 1 << 16)?;
-        check_limit("receive work requests", init.max_recv_wr.into(), 1 << 16)?;
-        check_limit("kernel calls", init.max_rpc.into(), 1 << 16)?;
-        check_limit("inline bytes", init.max_inline.into(), MAX_INLINE.into())?;
+        let limits = self.limits();
+        check_limit("receive scatter-gather elements", init.max_recv_sge.into(), limits.sge.into())?;
+        check_limit("send scatter-gather elements", init.max_send_sge.into(), limits.sge.into())?;
+        check_limit("send work requests", init.max_send_wr.into(), limits.qp_wr.into())?;
+        check_limit("receive work requests", init.max_recv_wr.into(), limits.qp_wr.into())?;
+        check_limit("kernel calls", init.max_rpc.into(), limits.qp_wr.into())?;
+        check_limit("inline bytes", init.max_inline.into(), limits.inline.into())?;
         if self.live >= self.max_qp {
             return Err(NicError::Exhausted("queue pair"));
         }
@@ -285,7 +222,7 @@ impl Nic {
         };
         slot.used = true;
         let qpn = Qpn(u32::from(slot.generation) << 16 | index);
-        slot.qp = Some(Box::new(QueuePair::new(qpn, init)));
+        slot.qp = Some(Box::new(QueuePair::new(qpn, init, self.port_mtu)));
         self.live += 1;
         self.ctx.rpc.open(qpn.0, init.max_rpc);
         Ok(qpn)
@@ -307,91 +244,6 @@ impl Nic {
             self.srq(srq)?.users -= 1;
         }
         Ok(())
-    }
-
-    /// RESET to INIT, with the rights that the peer has through this queue pair and, for UD, the queue key.
-    pub fn to_init(&mut self, qpn: Qpn, access: Access, qkey: u32) -> Result<(), NicError> {
-        self.transition(qpn, QpState::Init, &[QpState::Reset, QpState::Init], |qp, _| {
-            qp.access = access;
-            qp.qkey = qkey;
-        })
-    }
-
-    /// INIT to RTR.
-    pub fn to_rtr(&mut self, qpn: Qpn, attr: RtrAttr) -> Result<(), NicError> {
-        if !matches!(attr.path_mtu, 256 | 512 | 1024 | 1408 | 2048 | 4096) {
-            let (value, allowed) = (attr.path_mtu.into(), "use 256, 512, 1024, 2048 or 4096 (or StRoM's 1408)");
-            return Err(NicError::Attribute { what: "the path MTU", value, allowed });
-        }
-        check_limit("the RNR timer code", attr.min_rnr_timer.into(), 31)?;
-        self.transition(qpn, QpState::Rtr, &[QpState::Init], |qp, _| {
-            qp.route = Some(attr.route);
-            qp.dest_qp = attr.dest_qp & 0xff_ffff;
-            qp.mtu = attr.path_mtu;
-            qp.min_rnr_timer = attr.min_rnr_timer;
-            qp.resp.start(attr.rq_psn, attr.max_dest_rd_atomic);
-        })
-    }
-
-    /// RTR to RTS; or SQD or SQE back to RTS, for which the attributes are ignored.
-    pub fn to_rts(&mut self, qpn: Qpn, attr: RtsAttr) -> Result<(), NicError> {
-        check_limit("the ACK timeout code", attr.timeout.into(), 31)?;
-        check_limit("the retry count", attr.retry_count.max(attr.rnr_retry).into(), 7)?;
-        let from = self.qp(qpn)?.state;
-        self.transition(qpn, QpState::Rts, &[QpState::Rtr, QpState::Sqd, QpState::Sqe], |qp, _| match from {
-            QpState::Rtr => qp.req.start(attr),
-            QpState::Sqe => qp.req.skip_to(qp.sq.head),
-            _ => {}
-        })
-    }
-
-    /// RTS to SQD: started sends finish, then [`Event::SqDrained`].
-    pub fn to_sqd(&mut self, qpn: Qpn) -> Result<(), NicError> {
-        self.transition(qpn, QpState::Sqd, &[QpState::Rts], |qp, ctx| {
-            qp.req.set_draining();
-            qp.state = QpState::Sqd;
-            qp.after_completion(ctx);
-        })
-    }
-
-    /// Any state to ERR: everything posted completes as flushed.
-    pub fn to_error(&mut self, qpn: Qpn) -> Result<(), NicError> {
-        self.with_qp(qpn, |qp, ctx| qp.enter_error(ctx))
-    }
-
-    /// Any state to RESET: everything posted vanishes, and windows of type 2 that it has bound are unbound.
-    pub fn to_reset(&mut self, qpn: Qpn) -> Result<(), NicError> {
-        let slot = &mut self.qps[index_of(qpn.0)];
-        let Some(qp) = slot.qp.as_deref_mut().filter(|qp| qp.qpn == qpn) else {
-            return Err(NicError::NoSuch("queue pair"));
-        };
-        let (active, entry, max_rpc) = (qp.active, qp.timer_entry, qp.init.max_rpc);
-        if qp.has_windows {
-            self.ctx.registry.unbind_windows(qpn.0);
-        }
-        *qp = QueuePair::new(qpn, qp.init);
-        (qp.active, qp.timer_entry) = (active, entry);
-        while self.ctx.rpc.drop_waiting(qpn.0).is_some() {}
-        // Replies to calls from before go nowhere.
-        self.ctx.rpc.open(qpn.0, max_rpc);
-        Ok(())
-    }
-
-    fn transition(
-        &mut self,
-        qpn: Qpn,
-        to: QpState,
-        allowed: &[QpState],
-        f: impl FnOnce(&mut QueuePair, &mut Ctx),
-    ) -> Result<(), NicError> {
-        let from = self.qp(qpn)?.state;
-        if !allowed.contains(&from) {
-            return Err(NicError::Transition { from, to });
-        }
-        self.with_qp(qpn, |qp, ctx| {
-            qp.state = to;
-            f(qp, ctx);
-        })
     }
 
     // Posting.
@@ -417,114 +269,6 @@ impl Nic {
             }
             Ok(())
         })?
-    }
-
-    /// Calls the kernel `op` at the peer (StRoM listing 5, `postRpc`). `params` are the bytes after the RPC header.
-    /// The reply comes as a WRITE with immediate into `header.reply_va`: post a receive for it.
-    pub fn post_rpc(
-        &mut self,
-        qpn: Qpn,
-        wr_id: u64,
-        op: u64,
-        header: &RpcHeader,
-        params: &[u8],
-    ) -> Result<(), NicError> {
-        self.with_qp(qpn, |qp, ctx| qp.post_rpc(ctx, wr_id, op, header, params))?
-    }
-
-    /// Calls the kernel `op` at the peer with a payload stream behind the parameters (`postRpcWrite`).
-    /// Up to 2 GB; the buffer belongs to the NIC until the work request completes.
-    pub fn post_rpc_write(
-        &mut self,
-        qpn: Qpn,
-        wr_id: u64,
-        op: u64,
-        header: &RpcHeader,
-        params: &[u8],
-        payload: &[Sge],
-    ) -> Result<(), NicError> {
-        let header = RpcHeader { flags: header.flags | remora_wire::rpc::FLAG_STREAM, ..*header };
-        self.with_qp(qpn, |qp, ctx| {
-            if qp.sq.user + 2 > qp.sq.max_user {
-                return Err(NicError::Full);
-            }
-            // Checked before the parameters go: half a call would leave the peer waiting for its stream.
-            qp.check_post(&SendWr::new(wr_id, SendOp::RpcWrite { op }, Data::List(payload)))?;
-            if qp.state != QpState::Err {
-                qp.post_rpc_wr(ctx, wr_id, op, &header, params, true)?;
-            }
-            qp.post_send(ctx, &SendWr::new(wr_id, SendOp::RpcWrite { op }, Data::List(payload)))
-        })?
-    }
-
-    /// Calls the kernel `op` of this NIC (StRoM section 5.2): it sees the memory of the queue pair's protection
-    /// domain, and its reply lands at `header.reply_va` of the local region `header.reply_rkey`.
-    /// Completes as [`WcOpcode::LocalRpc`] on the send queue.
-    pub fn post_local_rpc(
-        &mut self,
-        qpn: Qpn,
-        wr_id: u64,
-        op: u64,
-        header: &RpcHeader,
-        params: &[u8],
-    ) -> Result<(), NicError> {
-        self.with_qp(qpn, |qp, ctx| {
-            if matches!(qp.state, QpState::Reset | QpState::Err) {
-                return Err(NicError::State(qp.state));
-            }
-            if !ctx.rpc.has_room(qpn.0, qp.init.max_rpc) {
-                return Err(NicError::Full);
-            }
-            qp.accept_rpc(ctx, op, *header, params, Some(wr_id));
-            Ok(())
-        })?
-    }
-
-    // Kernels.
-
-    /// From now on calls with this op-code go to [`Nic::poll_rpc`] as kernel calls.
-    pub fn deploy(&mut self, op: u64) {
-        self.ctx.rpc.deploy(op);
-    }
-
-    /// From now on calls with this op-code are unknown.
-    pub fn undeploy(&mut self, op: u64) {
-        self.ctx.rpc.remove(op);
-    }
-
-    /// Whether calls with unknown op-codes go to the host ([`RpcRequest::fallback`]) instead of being refused.
-    pub fn set_fallback(&mut self, on: bool) {
-        self.ctx.rpc.fallback = on;
-    }
-
-    /// The next call to run, one queue pair after the other. Leave calls here while there is no room to run them:
-    /// when a queue pair's share is used up, its peer gets RNR NAKs.
-    pub fn poll_rpc(&mut self) -> Option<RpcRequest> {
-        self.ctx.rpc.poll()
-    }
-
-    /// The next piece of a payload stream. Give its bytes back with [`Nic::recycle`].
-    pub fn poll_stream(&mut self) -> Option<StreamChunk> {
-        self.ctx.rpc.poll_chunk()
-    }
-
-    /// Takes back a buffer that the engine handed out.
-    pub fn recycle(&mut self, buffer: Vec<u8>) {
-        self.ctx.rpc.recycle(buffer);
-    }
-
-    /// Ends a call: its `reply` goes to the caller with the status (see [`remora_wire::rpc::RpcStatus`]).
-    pub fn rpc_reply(&mut self, request: RpcRequest, status: u8) {
-        let RpcRequest { qpn, id, local, wr_id, params, reply, header, .. } = request;
-        self.ctx.rpc.recycle(params);
-        if !self.ctx.rpc.is_current(qpn, id) {
-            return self.ctx.rpc.recycle(reply);
-        }
-        // A queue pair that is gone wants no reply.
-        let _ = self.with_qp(Qpn(qpn), |qp, ctx| match local {
-            true => qp.finish_local(ctx, wr_id, header, status, reply),
-            false => qp.push_reply(ctx, header, status, reply),
-        });
     }
 
     // Packets and time.
@@ -650,14 +394,4 @@ impl Nic {
     pub fn wants_rpc(&self) -> bool {
         self.ctx.rpc.waiting()
     }
-}
-
-/// Puts `item` into the first free place.
-fn place<T>(table: &mut Vec<Option<T>>, item: Option<T>) -> u32 {
-    let index = table.iter().position(Option::is_none).unwrap_or_else(|| {
-        table.push(None);
-        table.len() - 1
-    });
-    table[index] = item;
-    index as u32
 }

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use remora_memory::{Access, Binder, Pd, Region};
+use remora_memory::{Binder, Pd, Region};
 use remora_wire::{Aeth, AtomicAckEth, Bth, Opcode};
 
+use crate::attr::QpAttr;
 use crate::ctx::Ctx;
 use crate::queue::{RecvQueue, RecvWqe, SendQueue, Source, TxBatch};
 use crate::requester::Requester;
@@ -20,13 +21,11 @@ pub(crate) struct QueuePair {
     pub qpn: Qpn,
     pub init: QpInit,
     pub state: QpState,
-    /// Rights of the peer through this queue pair.
-    pub access: Access,
+    pub attr: QpAttr,
+    /// That of the address vector.
     pub route: Option<Route>,
-    pub dest_qp: u32,
+    /// Bytes of payload in a packet: the path MTU, or for datagrams the port's.
     pub mtu: u32,
-    pub min_rnr_timer: u8,
-    pub qkey: u32,
     pub sq: SendQueue,
     pub rq: RecvQueue,
     /// The receive that was last taken from its queue.
@@ -50,18 +49,15 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    pub fn new(qpn: Qpn, init: QpInit) -> Self {
+    pub fn new(qpn: Qpn, init: QpInit, port_mtu: u32) -> Self {
         let capacity = if init.srq.is_some() { 0 } else { init.max_recv_wr };
         Self {
             qpn,
             init,
             state: QpState::Reset,
-            access: Access::empty(),
+            attr: QpAttr::default(),
             route: None,
-            dest_qp: 0,
-            mtu: 1024,
-            min_rnr_timer: 12,
-            qkey: 0,
+            mtu: port_mtu,
             sq: SendQueue::new(init.max_send_wr, init.max_rpc, init.max_send_sge, init.max_inline),
             rq: RecvQueue::new(capacity, init.max_recv_sge),
             recv: RecvWqe::new(),
@@ -130,6 +126,9 @@ impl QueuePair {
         self.req.stop();
         self.resp.stop();
         self.flush(ctx);
+        if self.init.srq.is_some() {
+            ctx.events.push_back(Event::LastWqe(self.qpn));
+        }
     }
 
     /// Completes everything posted as flushed.

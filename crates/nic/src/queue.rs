@@ -197,6 +197,16 @@ impl RecvQueue {
         self.max_sge as u32
     }
 
+    /// Room for `capacity` receives; no fewer than are there.
+    pub fn resize(&mut self, capacity: u32) {
+        let mut larger = Self::new(capacity.max(self.len()), self.max_sge());
+        let mut wqe = RecvWqe::new();
+        while self.pop_into(&mut wqe) {
+            larger.push(wqe.wr_id, &wqe.sges);
+        }
+        *self = larger;
+    }
+
     /// Appends a receive. The caller has checked that there is room, for it and for its list.
     pub fn push(&mut self, wr_id: u64, sges: &[Sge]) {
         let slot = (self.tail % self.slots.len() as u64) as usize;

@@ -6,6 +6,7 @@ use remora_wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Ieth, ImmDt, NakCode, Opcode, Psn, Reth, Syndrome, rnr_timer_ns,
 };
 
+use crate::attr::QpAttr;
 use crate::ctx::Ctx;
 use crate::packet::{Writer, pad_of, request_bth};
 use crate::qp::QueuePair;
@@ -22,7 +23,10 @@ const ACK_EVERY: u32 = 64;
 /// State of the requester half.
 #[derive(Debug)]
 pub(crate) struct Requester {
-    attr: RtsAttr,
+    timeout: u8,
+    retry_count: u8,
+    rnr_retry: u8,
+    max_rd_atomic: u8,
     /// The next element to transmit, between `sq.head` and `sq.started`; and its next packet.
     cursor: u64,
     packet: u32,
@@ -51,7 +55,10 @@ pub(crate) struct Requester {
 impl Default for Requester {
     fn default() -> Self {
         Self {
-            attr: RtsAttr::default(),
+            timeout: 0,
+            retry_count: 0,
+            rnr_retry: 0,
+            max_rd_atomic: 0,
             cursor: 0,
             packet: 0,
             next_psn: Psn::new(0),
@@ -70,18 +77,19 @@ impl Default for Requester {
 }
 
 impl Requester {
-    pub fn start(&mut self, attr: RtsAttr) {
-        let psn = attr.sq_psn;
-        *self = Self {
-            attr,
-            next_psn: psn,
-            unacked: psn,
-            sent_psn: psn,
-            retries: attr.retry_count,
-            rnr_retries: attr.rnr_retry,
-            cursor: self.cursor,
-            ..Self::default()
-        };
+    /// RTR to RTS.
+    pub fn start(&mut self, attr: &QpAttr, psn: Psn) {
+        *self = Self { next_psn: psn, unacked: psn, sent_psn: psn, cursor: self.cursor, ..Self::default() };
+        self.adopt(attr);
+        (self.retries, self.rnr_retries) = (attr.retry_count, attr.rnr_retry);
+    }
+
+    /// Timers and limits from now on.
+    pub fn adopt(&mut self, attr: &QpAttr) {
+        (self.timeout, self.retry_count, self.rnr_retry) = (attr.timeout, attr.retry_count, attr.rnr_retry);
+        self.max_rd_atomic = attr.max_rd_atomic;
+        self.retries = self.retries.min(attr.retry_count);
+        self.rnr_retries = self.rnr_retries.min(attr.rnr_retry);
     }
 
     pub fn stop(&mut self) {
@@ -105,6 +113,11 @@ impl Requester {
         self.cursor
     }
 
+    /// In SQD: whether all that had started is complete.
+    pub fn is_drained(&self) -> bool {
+        self.drained
+    }
+
     /// The first PSN never used: for queries.
     pub fn next_psn(&self) -> Psn {
         self.next_psn
@@ -121,8 +134,8 @@ impl Requester {
     /// specification allows: a peer whose process waits for a core is late, not dead. At the usual settings a dead one
     /// is noticed after 1.8 s.
     fn timeout(&self) -> Option<Time> {
-        let used = self.attr.retry_count.saturating_sub(self.retries);
-        (self.attr.timeout != 0).then(|| (4096u64 << self.attr.timeout.min(31)) << used.min(2))
+        let used = self.retry_count.saturating_sub(self.retries);
+        (self.timeout != 0).then(|| (4096u64 << self.timeout.min(31)) << used.min(2))
     }
 }
 
@@ -148,7 +161,7 @@ impl QueuePair {
             if wqe.fence && self.req.rd_atomics > 0 {
                 return false;
             }
-            if wqe.wants_response() && self.req.rd_atomics >= self.req.attr.max_rd_atomic {
+            if wqe.wants_response() && self.req.rd_atomics >= self.req.max_rd_atomic {
                 return false;
             }
             // At most 2^23 PSNs may be outstanding (section 9.7.5.1.1): a long READ can take them all.
@@ -217,7 +230,7 @@ impl QueuePair {
 
     /// Whether a READ or atomic would wait for ever.
     pub(crate) fn never_answered(&self) -> bool {
-        self.sends() && self.req.attr.max_rd_atomic == 0
+        self.sends() && self.req.max_rd_atomic == 0
     }
 
     /// Gives the next element its PSNs.
@@ -259,7 +272,7 @@ impl QueuePair {
             solicited: last && wqe.solicited,
             pad: pad_of(len),
             ack_req,
-            ..request_bth(opcode, self.dest_qp, psn)
+            ..request_bth(opcode, self.attr.dest_qp, psn)
         };
         let mut writer = Writer::new(batch.space(), &bth);
         match wqe.op {
@@ -399,8 +412,8 @@ impl QueuePair {
     fn progress(&mut self, now: Time, psn: Psn) {
         if psn.distance(self.req.unacked) > 0 {
             self.req.unacked = psn;
-            self.req.retries = self.req.attr.retry_count;
-            self.req.rnr_retries = self.req.attr.rnr_retry;
+            self.req.retries = self.req.retry_count;
+            self.req.rnr_retries = self.req.rnr_retry;
             self.req.went_back = false;
             self.req.rnr_wait = false;
         }
@@ -428,7 +441,9 @@ impl QueuePair {
         }
         if self.state == QpState::Sqd && self.sq.head == self.sq.started && !self.req.drained {
             self.req.drained = true;
-            ctx.events.push_back(Event::SqDrained(self.qpn));
+            if self.attr.notify_drained {
+                ctx.events.push_back(Event::SqDrained(self.qpn));
+            }
         }
     }
 

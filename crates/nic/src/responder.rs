@@ -96,11 +96,14 @@ impl Default for Responder {
 }
 
 impl Responder {
-    pub fn start(&mut self, expected: Psn, max_resources: u8) {
-        let mut resources = std::mem::take(&mut self.resources);
-        resources.clear();
-        resources.reserve(max_resources.into());
-        *self = Self { expected, resources, max_resources: max_resources.into(), ..Self::default() };
+    pub fn start(&mut self, expected: Psn) {
+        *self = Self { expected, ..Self::default() };
+    }
+
+    /// READs and atomics that the peer may have outstanding.
+    pub fn set_resources(&mut self, max: u8) {
+        self.max_resources = max.into();
+        self.resources.reserve(self.max_resources.saturating_sub(self.resources.len()));
     }
 
     /// Stops carrying out requests. A NAK that is due still goes out, after the responses to the READs before it.
@@ -183,17 +186,18 @@ impl QueuePair {
             }
             Err(NotReady) => {
                 self.resp.waiting = true;
-                self.resp.ack = Some(Syndrome::RnrNak { timer: self.min_rnr_timer });
+                self.resp.ack = Some(Syndrome::RnrNak { timer: self.attr.min_rnr_timer });
                 ctx.counters.rnr_naks += 1;
             }
             Err(Local(status)) => self.fail(ctx, status),
             Err(Nak(code)) => {
                 self.resp.ack = Some(Syndrome::Nak(code));
-                let why = match code {
-                    NakCode::RemoteAccess => WcStatus::RemoteAccess,
-                    NakCode::RemoteOperational => WcStatus::RemoteOperation,
-                    _ => WcStatus::RemoteInvalidRequest,
+                let (why, event) = match code {
+                    NakCode::RemoteAccess => (WcStatus::RemoteAccess, Some(Event::QpAccessError(self.qpn))),
+                    NakCode::RemoteOperational => (WcStatus::RemoteOperation, None),
+                    _ => (WcStatus::RemoteInvalidRequest, Some(Event::QpRequestError(self.qpn))),
                 };
+                ctx.events.extend(event);
                 self.fail(ctx, why);
             }
         }
@@ -429,7 +433,7 @@ impl QueuePair {
         len: u64,
         need: Access,
     ) -> Result<&remora_memory::Region, Refusal> {
-        if !self.access.contains(need) {
+        if !self.attr.access.contains(need) {
             return Err(Nak(NakCode::RemoteAccess));
         }
         let by = self.binder();
@@ -451,7 +455,7 @@ impl QueuePair {
         if !self.resource_room() {
             return Err(Nak(NakCode::InvalidRequest));
         }
-        if self.resp.resources.len() == self.resp.max_resources {
+        if self.resp.resources.len() >= self.resp.max_resources {
             // A new request shows that the peer has the old answer: a replay of it is not wanted any more.
             let replays = self.resp.resources.pop_front().is_some_and(|r| r.next < r.psns);
             self.resp.pending -= usize::from(replays);
@@ -532,7 +536,7 @@ impl QueuePair {
             Syndrome::Ack { .. } => self.resp.expected + 0xff_ffff,
             _ => self.resp.expected,
         };
-        let bth = request_bth(Opcode::RcAck, self.dest_qp, psn);
+        let bth = request_bth(Opcode::RcAck, self.attr.dest_qp, psn);
         let mut writer = Writer::new(batch.space(), &bth);
         writer.aeth(Aeth { syndrome, msn: self.resp.msn });
         writer.finish(0)
@@ -546,7 +550,7 @@ impl QueuePair {
         let aeth = Aeth { syndrome: Syndrome::Ack { credits: CREDITS }, msn: self.resp.msn };
         let total = match r.kind {
             Kind::Atomic { original } => {
-                let bth = request_bth(Opcode::RcAtomicAck, self.dest_qp, psn);
+                let bth = request_bth(Opcode::RcAtomicAck, self.attr.dest_qp, psn);
                 let mut writer = Writer::new(batch.space(), &bth);
                 writer.aeth(aeth);
                 writer.atomic_ack(AtomicAckEth { original });
@@ -561,7 +565,7 @@ impl QueuePair {
                     (false, false) => Opcode::RcReadResponseMiddle,
                     (false, true) => Opcode::RcReadResponseLast,
                 };
-                let bth = Bth { pad: pad_of(n), ..request_bth(opcode, self.dest_qp, psn) };
+                let bth = Bth { pad: pad_of(n), ..request_bth(opcode, self.attr.dest_qp, psn) };
                 let mut writer = Writer::new(batch.space(), &bth);
                 if opcode.has_aeth() {
                     writer.aeth(aeth);

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use remora_wire::rpc::{RpcHeader, RpcStatus, reply_imm};
 
 use crate::ctx::Ctx;
+use crate::nic::Nic;
 use crate::qp::QueuePair;
 use crate::queue::Source;
 use crate::types::*;
@@ -323,6 +324,114 @@ impl QueuePair {
         if !ctx.push_wc(self.init.send_cq, wc, false) {
             self.fail(ctx, WcStatus::LocalQpOperation);
         }
+    }
+}
+
+impl Nic {
+    /// Calls the kernel `op` at the peer (StRoM listing 5, `postRpc`). `params` are the bytes after the RPC header.
+    /// The reply comes as a WRITE with immediate into `header.reply_va`: post a receive for it.
+    pub fn post_rpc(
+        &mut self,
+        qpn: Qpn,
+        wr_id: u64,
+        op: u64,
+        header: &RpcHeader,
+        params: &[u8],
+    ) -> Result<(), NicError> {
+        self.with_qp(qpn, |qp, ctx| qp.post_rpc(ctx, wr_id, op, header, params))?
+    }
+
+    /// Calls the kernel `op` at the peer with a payload stream behind the parameters (`postRpcWrite`).
+    /// Up to 2 GB; the buffer belongs to the NIC until the work request completes.
+    pub fn post_rpc_write(
+        &mut self,
+        qpn: Qpn,
+        wr_id: u64,
+        op: u64,
+        header: &RpcHeader,
+        params: &[u8],
+        payload: &[Sge],
+    ) -> Result<(), NicError> {
+        let header = RpcHeader { flags: header.flags | remora_wire::rpc::FLAG_STREAM, ..*header };
+        self.with_qp(qpn, |qp, ctx| {
+            if qp.sq.user + 2 > qp.sq.max_user {
+                return Err(NicError::Full);
+            }
+            // Checked before the parameters go: half a call would leave the peer waiting for its stream.
+            qp.check_post(&SendWr::new(wr_id, SendOp::RpcWrite { op }, Data::List(payload)))?;
+            if qp.state != QpState::Err {
+                qp.post_rpc_wr(ctx, wr_id, op, &header, params, true)?;
+            }
+            qp.post_send(ctx, &SendWr::new(wr_id, SendOp::RpcWrite { op }, Data::List(payload)))
+        })?
+    }
+
+    /// Calls the kernel `op` of this NIC (StRoM section 5.2): it sees the memory of the queue pair's protection
+    /// domain, and its reply lands at `header.reply_va` of the local region `header.reply_rkey`.
+    /// Completes as [`WcOpcode::LocalRpc`] on the send queue.
+    pub fn post_local_rpc(
+        &mut self,
+        qpn: Qpn,
+        wr_id: u64,
+        op: u64,
+        header: &RpcHeader,
+        params: &[u8],
+    ) -> Result<(), NicError> {
+        self.with_qp(qpn, |qp, ctx| {
+            if matches!(qp.state, QpState::Reset | QpState::Err) {
+                return Err(NicError::State(qp.state));
+            }
+            if !ctx.rpc.has_room(qpn.0, qp.init.max_rpc) {
+                return Err(NicError::Full);
+            }
+            qp.accept_rpc(ctx, op, *header, params, Some(wr_id));
+            Ok(())
+        })?
+    }
+
+    /// From now on calls with this op-code go to [`Nic::poll_rpc`] as kernel calls.
+    pub fn deploy(&mut self, op: u64) {
+        self.ctx.rpc.deploy(op);
+    }
+
+    /// From now on calls with this op-code are unknown.
+    pub fn undeploy(&mut self, op: u64) {
+        self.ctx.rpc.remove(op);
+    }
+
+    /// Whether calls with unknown op-codes go to the host ([`RpcRequest::fallback`]) instead of being refused.
+    pub fn set_fallback(&mut self, on: bool) {
+        self.ctx.rpc.fallback = on;
+    }
+
+    /// The next call to run, one queue pair after the other. Leave calls here while there is no room to run them:
+    /// when a queue pair's share is used up, its peer gets RNR NAKs.
+    pub fn poll_rpc(&mut self) -> Option<RpcRequest> {
+        self.ctx.rpc.poll()
+    }
+
+    /// The next piece of a payload stream. Give its bytes back with [`Nic::recycle`].
+    pub fn poll_stream(&mut self) -> Option<StreamChunk> {
+        self.ctx.rpc.poll_chunk()
+    }
+
+    /// Takes back a buffer that the engine handed out.
+    pub fn recycle(&mut self, buffer: Vec<u8>) {
+        self.ctx.rpc.recycle(buffer);
+    }
+
+    /// Ends a call: its `reply` goes to the caller with the status (see [`remora_wire::rpc::RpcStatus`]).
+    pub fn rpc_reply(&mut self, request: RpcRequest, status: u8) {
+        let RpcRequest { qpn, id, local, wr_id, params, reply, header, .. } = request;
+        self.ctx.rpc.recycle(params);
+        if !self.ctx.rpc.is_current(qpn, id) {
+            return self.ctx.rpc.recycle(reply);
+        }
+        // A queue pair that is gone wants no reply.
+        let _ = self.with_qp(Qpn(qpn), |qp, ctx| match local {
+            true => qp.finish_local(ctx, wr_id, header, status, reply),
+            false => qp.push_reply(ctx, header, status, reply),
+        });
     }
 }
 

@@ -11,9 +11,71 @@ use remora_wire::Psn;
 pub type Time = u64;
 
 /// Elements that a scatter-gather list may have.
-pub const MAX_SGE: u32 = 32;
-/// Bytes of inline data that a send may have.
-pub const MAX_INLINE: u32 = 4096;
+pub(crate) const MAX_SGE: u32 = 32;
+
+/// How many of each an engine may have, and of what size ([`crate::Nic::limits`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Queue pairs.
+    pub qp: u32,
+    /// Completion queues.
+    pub cq: u32,
+    /// Shared receive queues.
+    pub srq: u32,
+    /// Memory regions and windows.
+    pub regions: u32,
+    /// Completions in a completion queue.
+    pub cqe: u32,
+    /// Work requests in a send, receive or shared receive queue.
+    pub qp_wr: u32,
+    /// Elements of a scatter-gather list.
+    pub sge: u32,
+    /// Bytes of inline data in a send.
+    pub inline: u32,
+    /// READs and atomics outstanding each way of a queue pair.
+    pub rd_atomic: u8,
+    /// Bytes in a message.
+    pub message: u32,
+    /// Multicast groups.
+    pub groups: u32,
+    /// Queue pairs attached to one multicast group.
+    pub group_members: u32,
+    /// The largest path MTU, and that of datagrams.
+    pub port_mtu: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            qp: 16_384,
+            cq: 1 << 16,
+            srq: 1 << 16,
+            regions: remora_memory::MAX_REGIONS,
+            cqe: 1 << 20,
+            qp_wr: 1 << 16,
+            sge: MAX_SGE,
+            inline: 4096,
+            rd_atomic: 128,
+            message: crate::responder::MAX_MESSAGE,
+            groups: 8192,
+            group_members: 1024,
+            port_mtu: 4096,
+        }
+    }
+}
+
+/// What is known of a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqAttr {
+    /// Its protection domain.
+    pub pd: Pd,
+    /// Receives that may be posted.
+    pub capacity: u32,
+    /// Scatter-gather elements per receive.
+    pub max_sge: u32,
+    /// An event is due when fewer are left; 0 is disarmed.
+    pub limit: u32,
+}
 
 /// A queue pair's number: 24 bits, unique among live queue pairs of one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -407,6 +469,18 @@ pub enum NicError {
         /// Where it was to go.
         to: QpState,
     },
+    /// Attributes are missing, or do not belong to this arrow of the state diagram.
+    #[error("from {from:?} to {to:?} a queue pair needs {missing:?} too, and cannot take {excess:?}")]
+    Mask {
+        /// Where it is.
+        from: QpState,
+        /// Where it was to go.
+        to: QpState,
+        /// Not given.
+        missing: crate::QpMask,
+        /// Given too much.
+        excess: crate::QpMask,
+    },
     /// Posting is not allowed in this state.
     #[error("the queue pair is in state {0:?}, in which this cannot be posted")]
     State(QpState),
@@ -446,11 +520,18 @@ pub enum NicError {
 pub enum Event {
     /// An armed completion queue has a new completion.
     Completion(CqId),
-    /// A completion queue overflowed; its queue pairs are in error.
+    /// A completion queue overflowed; a queue pair goes to the error state when it has a completion for it.
     CqOverrun(CqId),
-    /// A queue pair went to the error state by itself, and why.
+    /// A queue pair went to the error state by itself, and why. To the verbs specification this is an asynchronous error
+    /// only if the reason is [`WcStatus::LocalQpOperation`]: others show in a completion or as the next two events.
     QpFatal(Qpn, WcStatus),
-    /// The last started send of a queue pair in SQD has completed.
+    /// The peer asked for an access that it does not have; [`Event::QpFatal`] follows.
+    QpAccessError(Qpn),
+    /// The peer sent a request that breaks the protocol's rules; [`Event::QpFatal`] follows.
+    QpRequestError(Qpn),
+    /// A queue pair with a shared receive queue went to the error state and takes no more receives from it.
+    LastWqe(Qpn),
+    /// The last started send of a queue pair in SQD has completed, and it was asked to tell.
     SqDrained(Qpn),
     /// A shared receive queue fell under its limit; the limit is disarmed.
     SrqLimit(SrqId),

@@ -38,7 +38,9 @@ impl QueuePair {
         let len = wqe.len as usize;
         let bth = Bth { solicited: wqe.solicited, pad: pad_of(len), ..request_bth(opcode, dest.qpn, psn) };
         let mut writer = Writer::new(batch.space(), &bth);
-        writer.deth(Deth { qkey: dest.qkey, reserved: 0, src_qp: self.qpn.0 });
+        // A queue key with the highest bit set stands for the queue pair's own.
+        let qkey = if dest.qkey >> 31 == 1 { self.attr.qkey } else { dest.qkey };
+        writer.deth(Deth { qkey, reserved: 0, src_qp: self.qpn.0 });
         if let Some(imm) = imm {
             writer.imm(ImmDt(imm));
         }
@@ -66,7 +68,7 @@ impl QueuePair {
     /// A datagram from `src`; `rest` is what follows the BTH. What does not fit is dropped, as the service allows.
     pub(crate) fn handle_datagram(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8], src: IpAddr, dst: IpAddr) -> bool {
         let Ok(deth) = Deth::parse(rest) else { return false };
-        if deth.qkey != self.qkey {
+        if deth.qkey != self.attr.qkey {
             return false;
         }
         let mut data = &rest[Deth::LEN..];

@@ -374,7 +374,7 @@ fn a_queue_pairs_former_calls_do_not_disturb_its_next_life() {
     // Destroyed with calls waiting: the next queue pair in its place gets its own.
     let registry = std::sync::Arc::new(remora_memory::Registry::new([3; 32]));
     let mut nic = Nic::new(&NicConfig { max_qp: 1, ..NicConfig::new([3; 32]) }, registry.clone());
-    let (pd, cq) = (registry.alloc_pd(), nic.create_cq(16));
+    let (pd, cq) = (registry.alloc_pd(), nic.create_cq(16).expect("completion queue"));
     nic.deploy(REVERSE);
     for life in 0..5 {
         let qp = nic.create_qp(QpInit::new(QpType::Rc, pd, cq, cq)).expect("room for one");

@@ -29,7 +29,7 @@ impl End {
         let buffer = Buffer::anonymous(8 * QUEUE_PAIRS).expect("memory");
         let access = ALL_REMOTE | Access::LOCAL_WRITE;
         let region = registry.register(pd, &buffer, 0, 8 * QUEUE_PAIRS, None, access).expect("region");
-        let cq = nic.create_cq(2 * QUEUE_PAIRS as u32);
+        let cq = nic.create_cq(2 * QUEUE_PAIRS as u32).expect("completion queue");
         let init = QpInit {
             max_send_wr: 2,
             max_recv_wr: 1,
@@ -113,7 +113,7 @@ fn sixteen_thousand_queue_pairs_each_do_their_work() {
 fn numbers_of_destroyed_queue_pairs_are_not_used_again_soon() {
     let registry = Arc::new(Registry::new([1; 32]));
     let mut nic = Nic::new(&NicConfig { max_qp: 4, ..NicConfig::new([1; 32]) }, registry.clone());
-    let (pd, cq) = (registry.alloc_pd(), nic.create_cq(16));
+    let (pd, cq) = (registry.alloc_pd(), nic.create_cq(16).expect("completion queue"));
     let init = QpInit::new(QpType::Rc, pd, cq, cq);
     let kept: Vec<_> = (0..3).map(|_| nic.create_qp(init).expect("room")).collect();
     let mut seen: HashSet<_> = kept.into_iter().collect();

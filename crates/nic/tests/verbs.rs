@@ -296,7 +296,7 @@ fn completion_events_come_once_and_as_armed() {
 #[test]
 fn an_overrun_completion_queue_is_an_error_not_a_loss() {
     let mut p = Pair::unconnected(1, CLEAN);
-    let small = p.b.nic.create_cq(2);
+    let small = p.b.nic.create_cq(2).expect("completion queue");
     p.b.nic.destroy_qp(p.b.qp).expect("unused");
     p.b.qp = p.b.nic.create_qp(QpInit::new(QpType::Rc, p.b.pd, p.b.cq, small)).expect("queue pair");
     p.connect(Setup::default());
@@ -458,7 +458,7 @@ fn rtr() -> RtrAttr {
 
 #[test]
 fn attributes_out_of_range_are_refused() {
-    let mut p = ud_pair();
+    let mut p = Pair::unconnected(1, CLEAN);
     go(&mut p, QpState::Init).expect("INIT");
     for mtu in [0, 255, 1500, 8192] {
         let refused = p.a.nic.to_rtr(p.a.qp, RtrAttr { path_mtu: mtu, ..rtr() });

@@ -126,7 +126,7 @@ impl Client {
             let mut guard = device.lock();
             let nic = guard.nic();
             pd = nic.registry().alloc_pd();
-            cq = nic.create_cq(4096);
+            cq = nic.create_cq(4096)?;
             let init = QpInit {
                 max_send_wr: 512,
                 max_recv_wr: RECVS as u32,

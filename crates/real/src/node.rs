@@ -193,7 +193,7 @@ impl Host {
         {
             let mut guard = device.lock();
             let nic = guard.nic();
-            cq = nic.create_cq(2 * CALLS as u32 + REPLIES as u32);
+            cq = nic.create_cq(2 * CALLS as u32 + REPLIES as u32)?;
             srq = nic.create_srq(pd, CALLS as u32, 1)?;
             for slot in 0..CALLS as u64 {
                 nic.post_srq_recv(srq, slot, &[request_sge(&request_region, slot)])?;

@@ -55,7 +55,7 @@ impl Raw {
         let pd = nic.registry().alloc_pd();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let region = nic.registry().register(pd, &buffer, 0, 1 << 20, None, access).expect("region");
-        let cq = nic.create_cq(4096);
+        let cq = nic.create_cq(4096).expect("completion queue");
         drop(guard);
         Self { device, cq, region, node: ip(host, 1), _buffer: buffer }
     }

@@ -62,7 +62,7 @@ impl Side {
         let buffer = Buffer::anonymous(len).expect("memory");
         let access = Access::LOCAL_WRITE | ALL_REMOTE;
         let region = registry.register(pd, &buffer, 0, len, None, access).expect("region");
-        let cq = nic.create_cq(4096);
+        let cq = nic.create_cq(4096).expect("completion queue");
         let qp = nic.create_qp(QpInit { max_send_wr: 256, max_recv_wr: 512, ..QpInit::new(QpType::Rc, pd, cq, cq) });
         let qp = qp.expect("queue pair");
         Self { ip, nic, pd, buffer, region, cq, qp, done: Vec::new(), events: Vec::new(), batch: TxBatch::new() }

@@ -84,7 +84,7 @@ impl End {
         buffer.fill(0, MEMORY, GUARD).expect("in bounds");
         let region = registry.register(pd, &buffer, AT, LEN, None, RIGHTS).expect("region");
         let windows = [WindowType::One, WindowType::Two].map(|kind| registry.alloc_window(pd, kind).expect("room"));
-        let cq = nic.create_cq(256);
+        let cq = nic.create_cq(256).expect("completion queue");
         nic.deploy(KERNEL);
         let mut end = Self {
             nic,

@@ -49,7 +49,7 @@ impl End {
         let pd = nic.registry().alloc_pd();
         let access = Access::LOCAL_WRITE | ALL_REMOTE;
         let region = nic.registry().register(pd, &buffer, 0, REGION, None, access)?;
-        let cq = nic.create_cq(1024);
+        let cq = nic.create_cq(1024)?;
         let init = QpInit { max_send_wr: 256, max_send_sge: 1, ..QpInit::new(QpType::Rc, pd, cq, cq) };
         let qp = nic.create_qp(init)?;
         nic.to_init(qp, ALL_REMOTE, 0)?;
