@@ -5,3 +5,4 @@ pub mod event;
 pub mod platform;
 pub mod resource;
 pub mod time;
+pub mod world;

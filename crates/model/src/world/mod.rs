@@ -1,0 +1,168 @@
+//! The modelled world: the protocol engine of `remora-nic` and the kernels of `remora-kernel`, in modelled time.
+//!
+//! A [`Machine`] is an engine with the [`Hardware`] around it; a [`Pair`] joins a client and a node, and takes the calls
+//! that the real world's client takes. Every packet is built, sent, received and answered by the code that runs for
+//! real, over real bytes, and every kernel is polled for real: the model only says when. A packet's way:
+//!
+//! ```text
+//! core --store--> NIC [--fetch command--> ] engine --fetch payload--> tx pipeline --> wire --> rx pipeline --> engine
+//!                                                                                     kernel <--- DMA ---> memory
+//! ```
+//!
+//! What the model leaves out: the bytes of acknowledgements of PCIe, row buffers of DRAM, contention between a NIC's
+//! own data structures, and everything that a real run suffers from its operating system.
+
+mod bus;
+mod energy;
+mod hardware;
+mod machine;
+mod pair;
+mod site;
+mod tasks;
+mod verbs;
+mod writer;
+
+pub use bus::{Bus, Event, Packet, TraceEntry};
+pub use energy::Energy;
+pub use hardware::Hardware;
+pub use machine::{Command, Machine};
+pub use pair::{Counts, Done, Full, MAX_CALLS, MAX_REPLY, Pair, RawVerb};
+pub use site::{Processor, Reach, Site, SiteMemory};
+pub use tasks::{Tasks, tasks};
+pub use writer::{Fill, Writer};
+
+use remora_nic::{NicError, WcStatus};
+
+use crate::platform::{Accel, Cache, Core, Dram, Nic, NicCores, NicDevice, Platform, Power};
+
+/// Where a kernel runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Placement {
+    /// At the client: each access is a one-sided verb.
+    Client,
+    /// On the node's NIC.
+    Nic,
+    /// On the node's cores.
+    Host,
+    /// On the node's accelerator.
+    Accel,
+}
+
+/// Why a world cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum WorldError {
+    /// The platform has no such thing.
+    #[error("platform {platform} has no {what}: choose another placement or platform")]
+    Missing {
+        /// Its name.
+        platform: String,
+        /// What is missing.
+        what: &'static str,
+    },
+    /// Memory for the modelled machines.
+    #[error("no memory for the modelled machines: {0}")]
+    Memory(#[from] std::io::Error),
+    /// The engine refused something.
+    #[error("the modelled NIC refuses: {0}")]
+    Nic(#[from] NicError),
+    /// The engine's registry refused a region.
+    #[error("the modelled NIC refuses a region: {0}")]
+    Region(#[from] remora_memory::RegisterError),
+    /// A verb failed.
+    #[error("a modelled verb ended with {0:?}")]
+    Verb(WcStatus),
+}
+
+/// The hardware of one machine.
+#[derive(Clone, Debug)]
+pub struct MachineSpec {
+    /// Its cores.
+    pub core: Core,
+    /// Its last-level cache.
+    pub cache: Cache,
+    /// Its memory.
+    pub dram: Dram,
+    /// Its NIC.
+    pub nic: Nic,
+    /// Cores on its NIC.
+    pub card: Option<NicCores>,
+    /// Its accelerator.
+    pub accel: Option<Accel>,
+    /// Bytes a second of CRC-64 by one of its cores; `None` takes no time.
+    pub crc: Option<f64>,
+    /// Bytes of memory that its kernels' data are spread over.
+    pub state: u64,
+    /// Its power.
+    pub power: Option<Power>,
+}
+
+impl MachineSpec {
+    /// Who runs kernels on the NIC.
+    pub fn nic_processor(&self) -> Processor {
+        if self.card.is_some() { Processor::CardCore } else { Processor::Pipeline }
+    }
+}
+
+/// A client, a node and how they are used.
+#[derive(Clone, Debug)]
+pub struct PairSpec {
+    /// The client's machine.
+    pub client: MachineSpec,
+    /// The node.
+    pub node: MachineSpec,
+    /// Bytes of payload in a packet.
+    pub mtu: u32,
+    /// Seeds keys and numbers.
+    pub seed: u64,
+    /// Who serves RPC verbs: the NIC, or the accelerator.
+    pub rpc_place: Placement,
+}
+
+impl PairSpec {
+    /// A pair of a platform's hardware, whose kernels' data take `state` bytes. One thread is the client, as in the
+    /// real world.
+    pub fn new(platform: &Platform, state: u64, seed: u64) -> Result<Self, WorldError> {
+        let missing = |what| WorldError::Missing { platform: platform.name.clone(), what };
+        let nic = platform.nic.clone().ok_or_else(|| missing("hardware NIC"))?;
+        let mtu = [4096, 2048, 1408, 1024, 512, 256].into_iter().find(|&mtu| mtu <= nic.ethernet.mtu);
+        let mtu = mtu.ok_or_else(|| missing("Ethernet MTU of at least 256 B"))? as u32;
+        let cards = platform.placements.nic == Some(NicDevice::Cores);
+        let node = MachineSpec {
+            core: platform.host.clone(),
+            cache: platform.cache.clone(),
+            dram: platform.dram.clone(),
+            nic,
+            card: platform.nic_cores.clone().filter(|_| cards),
+            accel: platform.accel.clone(),
+            crc: platform.checksum.as_ref().map(|checksum| checksum.crc64),
+            state,
+            power: platform.power.clone(),
+        };
+        let core = Core { cores: 1, ..platform.client.clone() };
+        let client = MachineSpec { core, card: None, accel: None, ..node.clone() };
+        Ok(Self { client, node, mtu, seed, rpc_place: Placement::Nic })
+    }
+
+    /// The same for calls in this placement.
+    pub fn serving(mut self, placement: Placement) -> Self {
+        self.rpc_place = if placement == Placement::Accel { Placement::Accel } else { Placement::Nic };
+        self
+    }
+}
+
+impl Placement {
+    /// Those that a platform has.
+    pub fn of(platform: &Platform) -> Vec<Self> {
+        let placements = &platform.placements;
+        let all = [
+            (Self::Client, placements.client),
+            (Self::Nic, placements.nic.is_some()),
+            (Self::Host, placements.host),
+            (Self::Accel, placements.accel.is_some()),
+        ];
+        all.into_iter().filter(|(_, there)| *there).map(|(placement, _)| placement).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;
