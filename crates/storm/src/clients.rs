@@ -1,9 +1,9 @@
 //! What clients do in a running cluster.
 
 use crate::cluster::{Cluster, Event, Failure};
-use crate::engine::{Action, Body, Engine, Op, Outcome, Request, Value};
+use crate::engine::{Action, Body, End, Engine, Op, Outcome, Request, Value};
 use crate::events::{MS, Time};
-use crate::history::{End, Record};
+use crate::history::Record;
 use crate::workload::{Client, Flight};
 
 impl<E: Engine> Cluster<'_, E> {
@@ -39,19 +39,26 @@ impl<E: Engine> Cluster<'_, E> {
         flight.tries += 1;
         let (session, number, tries) = (flight.request.client, flight.request.number, flight.tries);
         if let Some(delay) = self.net.client_delay() {
-            let event = Event::Request { node: client.node, request: flight.request.clone() };
-            self.queue.push(self.now + delay, event);
+            let request = Request { again: tries > 1, ..flight.request.clone() };
+            self.queue.push(self.now + delay, Event::Request { node: client.node, request });
         }
         let patience = self.now + self.plan.workload.patience;
         self.queue.push(patience, Event::Impatient { client: index, session, number, tries });
     }
 
     pub(crate) fn impatient(&mut self, index: usize, session: u64, number: u64, tries: u32) {
-        let Some(flight) = &mut self.clients[index].flight else { return };
+        let Some(flight) = &self.clients[index].flight else { return };
         if (flight.request.client, flight.request.number, flight.tries) != (session, number, tries) {
             return;
         }
-        flight.maybe_taken = true;
+        self.maybe_taken(index);
+    }
+
+    /// A try may have been taken, or may yet be.
+    fn maybe_taken(&mut self, index: usize) {
+        if let Some(flight) = &mut self.clients[index].flight {
+            flight.maybe_taken = true;
+        }
         self.try_again(index);
     }
 
@@ -61,25 +68,30 @@ impl<E: Engine> Cluster<'_, E> {
         let Some(flight) = self.clients[index].flight.as_ref().filter(|flight| waits(flight)) else { return };
         match outcome {
             Outcome::Refused => self.try_again(index),
-            Outcome::Done(values) if values.len() == flight.records.len() => self.done(index, &values),
-            Outcome::Done(values) => {
-                let text = format!("{} results for {:?}", values.len(), flight.request.body);
+            Outcome::Unknown => self.maybe_taken(index),
+            Outcome::Done(ends) if ends.len() == flight.records.len() => self.done(index, &ends),
+            Outcome::Done(ends) => {
+                let text = format!("{} results for {:?}", ends.len(), flight.request.body);
                 self.failure = Some(Failure::Broken(text));
             }
         }
     }
 
-    fn done(&mut self, index: usize, values: &[Value]) {
+    fn done(&mut self, index: usize, ends: &[End]) {
         let client = &mut self.clients[index];
         let Some(flight) = client.flight.take() else { return };
-        self.story.reply(self.now, index, &flight.request, values);
+        self.story.reply(self.now, index, &flight.request, ends);
         if flight.request.body == Body::PersistScope {
             self.history.persisted.insert(flight.request.scope);
         }
-        for (&record, &value) in flight.records.iter().zip(values) {
-            self.history.end(record, self.now, End::Done(value));
+        for (&record, &end) in flight.records.iter().zip(ends) {
+            // An earlier try may still do what this one refused.
+            let end = if end == End::Refused && flight.maybe_taken { End::Unknown } else { end };
+            self.history.end(record, self.now, end);
             let Record { key, action, .. } = self.history.records[record];
-            client.saw(key, after(action, value));
+            if let End::Done(found) = end {
+                client.saw(key, after(action, found));
+            }
         }
         self.pause(index);
     }

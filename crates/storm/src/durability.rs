@@ -12,8 +12,8 @@
 //! | Event  | may be lost           | may be lost           |
 //! | Scope  | firm once [PERSIST]sc was answered | may be lost |
 
-use crate::engine::{Action, Value};
-use crate::history::{End, History, Record};
+use crate::engine::{Action, End, Value};
+use crate::history::{History, Record};
 use crate::linear::{Call, Effect, Verdict, check};
 
 /// When a write is durable: the five models of MINOS.

@@ -24,8 +24,13 @@ pub enum Action {
         /// The value to write; unique.
         new: u64,
     },
-    /// Adds to the number (0 if there is none); reads the old value.
+    /// Adds to the number (0 if there is none); reads the old value. Only for keys that [`is_counter`] names.
     FetchAdd(u64),
+}
+
+/// Whether the values of a key are plain numbers, and not of many lengths.
+pub fn is_counter(key: u32) -> bool {
+    key % 2 == 0
 }
 
 /// An operation and its key.
@@ -53,19 +58,34 @@ pub struct Request {
     pub client: u64,
     /// Number within the session, from 1.
     pub number: u64,
+    /// It was sent before.
+    pub again: bool,
     /// The scope that the operations belong to, unique in the storm.
     pub scope: u64,
     /// What to do.
     pub body: Body,
 }
 
+/// How an operation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Nobody knows: the operation took effect, will, or never does.
+    Unknown,
+    /// It did not happen.
+    Refused,
+    /// Done, with the value found by operations that read.
+    Done(Value),
+}
+
 /// How a node answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Done. One result for each operation: the value read, for those that read; none for a scope.
-    Done(Vec<Value>),
+    /// Done. One result for each operation; none for a scope.
+    Done(Vec<End>),
     /// Not done and never will be by this submission; the client may try elsewhere.
     Refused,
+    /// Done or not, now or later; the client may ask again elsewhere.
+    Unknown,
 }
 
 /// What an engine wants done.

@@ -24,8 +24,8 @@
 use serde_json::{Value as Json, json};
 
 use crate::durability::Persistency;
-use crate::engine::Action;
-use crate::history::{End, History, Record};
+use crate::engine::{Action, End};
+use crate::history::{History, Record};
 
 /// The history as JSON. Operations that were refused did not happen and are left out.
 pub fn to_json(history: &History, model: Persistency, seed: u64) -> Json {

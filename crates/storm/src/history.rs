@@ -2,19 +2,8 @@
 
 use std::collections::HashSet;
 
-use crate::engine::{Action, Value};
+use crate::engine::{Action, End};
 use crate::events::Time;
-
-/// How an operation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// The client still waits, or has given up: the operation took effect, will, or never does.
-    Unknown,
-    /// Every node that it was sent to refused it.
-    Refused,
-    /// Done, with the value found by operations that read.
-    Done(Value),
-}
 
 /// One operation as its client saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -179,7 +179,7 @@ pub fn schedule(seed: u64, nodes: usize, until: Time) -> Vec<Event> {
     let mut at = SECOND + rng.below(mean);
     while at < until {
         let fault = draw(&mut rng, nodes, &weights);
-        events.push(Event { at, fault, seed: rng.next() });
+        events.push(Event { at, fault, seed: rng.draw() });
         // Now and then two at once.
         at += if rng.chance(150_000) { rng.below(5 * MS) } else { rng.below(2 * mean) };
     }

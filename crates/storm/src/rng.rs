@@ -56,7 +56,7 @@ impl Rng {
     }
 
     /// Any number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0.next_u64()
     }
 
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn streams_are_repeatable_and_differ() {
-        let draw = |seed, purpose| Rng::new(seed, purpose).next();
+        let draw = |seed, purpose| Rng::new(seed, purpose).draw();
         assert_eq!(draw(1, Purpose::Network), draw(1, Purpose::Network));
         assert_ne!(draw(1, Purpose::Network), draw(1, Purpose::Nemesis));
         assert_ne!(draw(1, Purpose::Client(0)), draw(1, Purpose::Client(1)));

@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-use crate::engine::{Action, Body, Request, Value};
+use crate::engine::{Action, Body, End, Request, Value};
 use crate::events::{MS, Time};
-use crate::history::End;
 
 /// Lines of a story, or none if nobody listens.
 #[derive(Debug, Default)]
@@ -51,10 +50,10 @@ impl Story {
         }
     }
 
-    pub(crate) fn reply(&mut self, now: Time, client: usize, request: &Request, values: &[Value]) {
+    pub(crate) fn reply(&mut self, now: Time, client: usize, request: &Request, ends: &[End]) {
         if self.wants(&request.body) {
-            let values: Vec<String> = values.iter().map(|&value| show(value)).collect();
-            self.say(now, || format!("client {client} gets [{}] for {}", values.join(", "), describe(request)));
+            let ends: Vec<String> = ends.iter().map(|&end| outcome(end)).collect();
+            self.say(now, || format!("client {client} gets [{}] for {}", ends.join(", "), describe(request)));
         }
     }
 
@@ -90,6 +89,13 @@ impl Story {
 /// A value, or a dash.
 pub fn show(value: Value) -> String {
     value.map_or("-".into(), |number| format!("{number:#x}"))
+}
+
+fn outcome(end: End) -> String {
+    match end {
+        End::Done(value) => show(value),
+        other => format!("{other:?}"),
+    }
 }
 
 /// An action and its key.

@@ -2,8 +2,8 @@
 
 use crate::cluster::Report;
 use crate::disk::DiskCounts;
+use crate::engine::End;
 use crate::events::Time;
-use crate::history::End;
 use crate::nemesis::KINDS;
 use crate::net::NetCounts;
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::disk::Write;
-use crate::engine::{Action, Body, Boot, Engine, Outcome, Output, Request, Value};
+use crate::engine::{Action, Body, Boot, End, Engine, Outcome, Output, Request, Value};
 use crate::events::Time;
 use crate::rng::mix;
 
@@ -59,7 +59,7 @@ impl Toy {
             }
             _ => self.perform(&request),
         };
-        let outcome = Outcome::Done(results);
+        let outcome = Outcome::Done(results.into_iter().map(End::Done).collect());
         if self.written == self.durable || self.bug == Bug::EarlyReply {
             return self.answer(from, request, outcome);
         }
@@ -174,7 +174,8 @@ impl Engine for Toy {
             Message::Ask(request) => self.serve(from, request),
             Message::Answer(request, outcome) => {
                 if let (Body::Ops(ops), Outcome::Done(found)) = (&request.body, &outcome) {
-                    for (op, &found) in ops.iter().zip(found).filter(|(op, _)| op.action == Action::Get) {
+                    for (op, end) in ops.iter().zip(found).filter(|(op, _)| op.action == Action::Get) {
+                        let End::Done(found) = *end else { continue };
                         self.set(op.key, found);
                     }
                 }
@@ -190,7 +191,7 @@ impl Engine for Toy {
         if let (Bug::StaleCache, Body::Ops(ops)) = (self.bug, &request.body) {
             let cached = |key| self.values.get(key).copied();
             if ops.iter().all(|op| op.action == Action::Get && cached(&op.key).is_some()) {
-                let outcome = Outcome::Done(ops.iter().map(|op| cached(&op.key)).collect());
+                let outcome = Outcome::Done(ops.iter().map(|op| End::Done(cached(&op.key))).collect());
                 return self.answer(self.node, request.clone(), outcome);
             }
         }

@@ -1,7 +1,7 @@
 //! Clients: each has one request in flight, asks a node again or another one when it gets no answer, and gives up in the
 //! end. Few keys, so that operations collide; every value written is unique, so that a read tells whom it saw.
 
-use crate::engine::{Action, Body, Op, Request, Value};
+use crate::engine::{Action, Body, Op, Request, Value, is_counter};
 use crate::events::{MS, Time};
 use crate::rng::{Purpose, Rng};
 
@@ -126,7 +126,7 @@ impl Client {
         } else {
             Body::Ops(self.operations(workload))
         };
-        Request { client: self.session(), number: self.requests, scope, body }
+        Request { client: self.session(), number: self.requests, again: false, scope, body }
     }
 
     /// The client gives up and comes back as a new one, at another node.
@@ -141,7 +141,7 @@ impl Client {
         (self.node, self.stays) = (node, true);
         self.requests += 1;
         let body = Body::Ops(vec![Op { key, action: Action::Get }]);
-        Request { client: self.session(), number: self.requests, scope: self.scope(), body }
+        Request { client: self.session(), number: self.requests, again: false, scope: self.scope(), body }
     }
 
     /// Turns to another node. A scope lives at one coordinator, so it ends here, without [PERSIST].
@@ -178,7 +178,7 @@ impl Client {
         if !self.rng.chance(workload.writes) {
             return Action::Get;
         }
-        match self.rng.weighted(&[6, 1, 2, 2]) {
+        match self.rng.weighted(&[6, 1, 2, if is_counter(key) { 2 } else { 0 }]) {
             0 => Action::Put(self.unique()),
             1 => Action::Delete,
             2 => Action::CompareSwap { expected: self.seen[key as usize], new: self.unique() },
