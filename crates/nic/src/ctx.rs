@@ -19,12 +19,22 @@ pub(crate) struct Srq {
     pub users: u32,
 }
 
+/// A datagram to a multicast group on its way to the members on this side.
+pub(crate) struct Multicast {
+    pub route: Route,
+    /// The sending queue pair, which gets none.
+    pub from: Qpn,
+    pub packet: Vec<u8>,
+}
+
 /// What all queue pairs of one engine share.
 pub(crate) struct Ctx {
     pub registry: Arc<Registry>,
     pub cqs: Vec<Option<CompletionQueue>>,
     pub srqs: Vec<Option<Srq>>,
     pub events: VecDeque<Event>,
+    /// Datagrams to multicast groups, of which members on this side get theirs.
+    pub multicast: VecDeque<Multicast>,
     pub rpc: RpcTable,
     pub counters: Counters,
 }

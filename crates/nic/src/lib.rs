@@ -18,6 +18,7 @@ mod connect;
 mod cq;
 mod ctx;
 mod local;
+mod multicast;
 mod nic;
 mod packet;
 mod post;
@@ -33,6 +34,7 @@ mod ud;
 
 pub use attr::{AddressVector, QpAttr, QpMask, qp_masks};
 pub use connect::{ConnectAttr, ConnectError};
+pub use multicast::MULTICAST_QP;
 pub use nic::{Nic, NicConfig};
 pub use queue::TxBatch;
 pub use rpc::{RpcRequest, StreamChunk};

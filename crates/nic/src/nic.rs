@@ -12,6 +12,7 @@ use remora_wire::{Bth, ICRC_LEN, Psn, Service};
 use crate::cm::CmConfig;
 use crate::connect::{Management, QP1};
 use crate::ctx::Ctx;
+use crate::multicast::{Groups, MULTICAST_QP};
 use crate::post::{check_limit, push_recv};
 use crate::qp::QueuePair;
 use crate::queue::TxBatch;
@@ -53,6 +54,8 @@ pub struct Nic {
     max_qp: u32,
     pub(crate) port_mtu: u32,
     pub(crate) ctx: Ctx,
+    /// The members of multicast groups.
+    pub(crate) groups: Groups,
     active: VecDeque<u32>,
     timers: Timers,
     rng: ChaCha12Rng,
@@ -96,9 +99,11 @@ impl Nic {
                 cqs: Vec::new(),
                 srqs: Vec::new(),
                 events: VecDeque::with_capacity(64),
+                multicast: VecDeque::new(),
                 rpc: RpcTable::new(config.max_stream_chunks),
                 counters: Counters::default(),
             },
+            groups: Groups::default(),
             active: VecDeque::new(),
             timers: Timers::default(),
             rng,
@@ -228,9 +233,12 @@ impl Nic {
         Ok(qpn)
     }
 
-    /// Destroys a queue pair. Requests still posted vanish without completions.
+    /// Destroys a queue pair that is in no multicast group. Requests still posted vanish without completions.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), NicError> {
         let (init, has_windows) = (self.qp(qpn)?.init, self.qp(qpn)?.has_windows);
+        if self.is_attached(qpn) {
+            return Err(NicError::InUse("queue pair"));
+        }
         if has_windows {
             self.ctx.registry.unbind_windows(qpn.0);
         }
@@ -302,6 +310,9 @@ impl Nic {
             self.pump_cm();
             return taken.then_some(());
         }
+        if bth.dest_qp == MULTICAST_QP {
+            return self.deliver_multicast(&bth, rest, (src, dst), None).then_some(());
+        }
         let qpn = Qpn(bth.dest_qp);
         let wanted = self.with_qp(qpn, |qp, ctx| {
             if !qp.receives() {
@@ -343,6 +354,7 @@ impl Nic {
             }
             self.timers.update(qp);
         }
+        self.loop_multicast();
         !batch.is_empty()
     }
 

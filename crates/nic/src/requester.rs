@@ -408,7 +408,7 @@ impl QueuePair {
         stuck
     }
 
-    /// The peer has taken everything before `psn`: timers and retry counters start anew.
+    /// The peer has taken everything before `psn`: timers and retry counters start anew, if that is news.
     fn progress(&mut self, now: Time, psn: Psn) {
         if psn.distance(self.req.unacked) > 0 {
             self.req.unacked = psn;
@@ -416,10 +416,10 @@ impl QueuePair {
             self.req.rnr_retries = self.req.rnr_retry;
             self.req.went_back = false;
             self.req.rnr_wait = false;
+            self.deadline = self.req.timeout().map(|t| now + t);
         }
-        let idle = self.sq.head == self.sq.started;
-        if !self.req.rnr_wait {
-            self.deadline = if idle { None } else { self.req.timeout().map(|t| now + t) };
+        if self.sq.head == self.sq.started && !self.req.rnr_wait {
+            self.deadline = None;
         }
         // What was acknowledged before it was sent again need not be sent again.
         if self.req.cursor < self.sq.head {

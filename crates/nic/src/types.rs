@@ -360,6 +360,27 @@ pub struct WorkCompletion {
     pub src: Option<IpAddr>,
 }
 
+impl WorkCompletion {
+    /// A number that says more than the status: for errors that the peer reported, the syndrome of its NAK
+    /// (specification, section 9.7.5.2.8); for this side's own, 0x80 and up. 0 is success.
+    pub fn vendor_err(&self) -> u32 {
+        match self.status {
+            WcStatus::Success => 0,
+            WcStatus::RemoteInvalidRequest => 0x61,
+            WcStatus::RemoteAccess => 0x62,
+            WcStatus::RemoteOperation => 0x63,
+            WcStatus::RnrRetryExceeded => 0x20,
+            WcStatus::RetryExceeded => 0x81,
+            WcStatus::BadResponse => 0x82,
+            WcStatus::LocalLength => 0x83,
+            WcStatus::LocalQpOperation => 0x84,
+            WcStatus::LocalProtection => 0x85,
+            WcStatus::MwBind => 0x86,
+            WcStatus::Flushed => 0x87,
+        }
+    }
+}
+
 /// What a new queue pair needs.
 #[derive(Clone, Copy, Debug)]
 pub struct QpInit {

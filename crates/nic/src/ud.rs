@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use remora_wire::ip::{Ipv4, Ipv6, PROTOCOL_UDP, Udp};
 use remora_wire::{Bth, Deth, ICRC_LEN, ImmDt, Opcode};
 
-use crate::ctx::Ctx;
+use crate::ctx::{Ctx, Multicast};
 use crate::packet::{Writer, pad_of, request_bth};
 use crate::qp::QueuePair;
 use crate::queue::{Source, TxBatch};
@@ -57,6 +57,11 @@ impl QueuePair {
         if !gathered {
             self.stop_sending(ctx, WcStatus::LocalProtection);
             return false;
+        }
+        if route.remote.is_multicast() {
+            let mut packet = ctx.rpc.buffer();
+            packet.extend_from_slice(&batch.space()[..total]);
+            ctx.multicast.push_back(Multicast { route, from: self.qpn, packet });
         }
         batch.commit(route, total);
         ctx.counters.tx_packets += 1;

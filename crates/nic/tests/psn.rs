@@ -322,3 +322,56 @@ fn acks_are_asked_for_often_enough() {
     }
     assert!(rounds < 20, "{rounds}");
 }
+
+#[test]
+fn an_ack_without_progress_does_not_put_off_the_retransmission() {
+    let mut bare = bare();
+    let list = [bare.side.sge(0, 100)];
+    bare.side.send(&SendWr::new(1, SendOp::Read { va: 0, rkey: 1 }, Data::List(&list)));
+    bare.side.send(&SendWr::new(2, SendOp::Write { va: 0, rkey: 1 }, Data::List(&list)));
+    assert_eq!(bare.brief().len(), 2);
+    // The READ's response is lost. The first ACK for the WRITE has it asked for again; further ones bring nothing new.
+    bare.give(&bare.aeth(5001, ACK));
+    assert_eq!(bare.brief().len(), 2, "asked for again");
+    // Asking was a retry, after which the timeout of 4.096 us x 2^8 is twice as long.
+    let due = bare.now + 2 * (4096 << 8);
+    for _ in 0..10 {
+        bare.now += 1000;
+        bare.give(&bare.aeth(5001, ACK));
+        assert_eq!(bare.brief(), []);
+    }
+    while bare.side.nic.counters().timeouts == 0 {
+        assert!(bare.next_timer());
+    }
+    assert_eq!((bare.now, bare.brief().len()), (due, 2));
+}
+
+/// A duplicate is answered with what was stored, not by doing it again: InfiniBand specification, 9.7.5.1.5 and 9.7.5.2.
+#[test]
+fn every_duplicate_of_sixteen_outstanding_atomics_and_reads_gets_its_first_answer() {
+    let mut bare = bare();
+    let (va, key) = (bare.side.va(0), bare.side.key());
+    bare.side.buffer.store_u64(0, 1000).expect("aligned");
+    let request = |bare: &Bare, n: u32| match n % 2 {
+        0 => bare.fetch_add(100 + 3 * (n / 2), va, key),
+        _ => bare.with_reth(Opcode::RcReadRequest, 101 + 3 * (n / 2), (va + 8, key, 300), &[]),
+    };
+    let answers: Vec<Vec<Said>> = (0..16)
+        .map(|n| {
+            bare.give(&request(&bare, n));
+            bare.said()
+        })
+        .collect();
+    assert_eq!(answers[14][0].original, Some(1007));
+    let payload =
+        |said: &[Said]| said.iter().map(|s| (s.opcode, s.psn, s.original, s.payload.clone())).collect::<Vec<_>>();
+    // All of them again, in any order, several times over.
+    for n in (0..48).map(|i| i * 7 % 16) {
+        bare.give(&request(&bare, n));
+        assert_eq!(payload(&bare.said()), payload(&answers[n as usize]), "request {n}");
+    }
+    // A READ's second half alone.
+    bare.give(&bare.with_reth(Opcode::RcReadRequest, 102, (va + 8 + 256, key, 44), &[]));
+    assert_eq!(bare.brief(), [(Opcode::RcReadResponseOnly, 102, Some(0x1f))]);
+    assert_eq!(word(&bare.side.buffer, 0), 1008, "each ran once");
+}
