@@ -5,21 +5,25 @@
 
 mod drep;
 mod dreq;
+mod lap;
 mod mra;
 mod private_data;
 mod rej;
 mod rep;
 mod req;
 mod rtu;
+mod sidr;
 
 pub use drep::Drep;
 pub use dreq::Dreq;
+pub use lap::{Apr, Lap};
 pub use mra::Mra;
 pub use private_data::RdmaCmHeader;
 pub use rej::Rej;
 pub use rep::Rep;
 pub use req::Req;
 pub use rtu::Rtu;
+pub use sidr::{SidrRep, SidrReq};
 
 use crate::Error;
 use crate::field::{be16, be32, be64, front, put};
@@ -58,6 +62,14 @@ pub enum CmMessage {
     Dreq(Dreq),
     /// Reply to a request for disconnection.
     Drep(Drep),
+    /// Service id resolution request.
+    SidrReq(SidrReq),
+    /// Service id resolution response.
+    SidrRep(SidrRep),
+    /// Load alternate path.
+    Lap(Lap),
+    /// Alternate path response.
+    Apr(Apr),
 }
 
 impl Mad {
@@ -83,7 +95,11 @@ impl Mad {
             0x14 => CmMessage::Rtu(Rtu::parse(body)),
             0x15 => CmMessage::Dreq(Dreq::parse(body)),
             0x16 => CmMessage::Drep(Drep::parse(body)),
-            other => return wrong("attribute", other.into(), "0x10 to 0x16 (REQ to DREP)"),
+            0x17 => CmMessage::SidrReq(SidrReq::parse(body)),
+            0x18 => CmMessage::SidrRep(SidrRep::parse(body)),
+            0x19 => CmMessage::Lap(Lap::parse(body)),
+            0x1a => CmMessage::Apr(Apr::parse(body)),
+            other => return wrong("attribute", other.into(), "0x10 to 0x1a (REQ to APR)"),
         };
         Ok(Self { status: be16(bytes, 4), transaction_id: be64(bytes, 8), message })
     }
@@ -103,6 +119,10 @@ impl Mad {
             CmMessage::Rtu(message) => message.emit(body),
             CmMessage::Dreq(message) => message.emit(body),
             CmMessage::Drep(message) => message.emit(body),
+            CmMessage::SidrReq(message) => message.emit(body),
+            CmMessage::SidrRep(message) => message.emit(body),
+            CmMessage::Lap(message) => message.emit(body),
+            CmMessage::Apr(message) => message.emit(body),
         };
         put(out, 16, attribute.to_be_bytes());
     }

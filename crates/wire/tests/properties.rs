@@ -58,7 +58,7 @@ prop_compose! {
 
 /// A MAD of some message with any body.
 fn mad_bytes() -> impl Strategy<Value = [u8; Mad::LEN]> {
-    (0x10u8..0x17, vec(any::<u8>(), Mad::LEN)).prop_map(|(attribute, bytes)| {
+    (0x10u8..0x1b, vec(any::<u8>(), Mad::LEN)).prop_map(|(attribute, bytes)| {
         let mut mad: [u8; Mad::LEN] = bytes.try_into().unwrap();
         mad[..4].copy_from_slice(&[1, 7, 2, 3]);
         mad[16..18].copy_from_slice(&[0, attribute]);
