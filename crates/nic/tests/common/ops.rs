@@ -7,12 +7,13 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use remora_memory::{Access, Binding, Buffer, DeregisterError, Pd, Region, Registry, WindowType};
+use remora_memory::{Access, Binding, Buffer, DeregisterError, Pd, Region, Registry, Translation, WindowType};
 use remora_nic::*;
 use remora_wire::Psn;
 use remora_wire::rpc::RpcHeader;
 
 const IPS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2))];
+const GROUP: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 0, 0, 1));
 const MEMORY: usize = 16 << 10;
 const AT: usize = 4 << 10;
 const LEN: usize = 8 << 10;
@@ -253,6 +254,10 @@ impl World {
             106..110 => self.change_state(side, input),
             110..112 => self.replace(side, input),
             112..113 => self.renew_region(side),
+            113..117 => self.modify(side, input),
+            117..120 => self.join_or_leave(side, input),
+            120..121 => self.resize(side, input),
+            121..122 => self.reregister(side, input),
             _ => self.settle(),
         }
     }
@@ -310,8 +315,9 @@ impl World {
         let mut wr = SendWr::new(wr_id, op, data);
         (wr.signaled, wr.fence, wr.solicited) = (flags & 4 == 0, flags & 8 != 0, flags & 16 != 0);
         if queue == 1 {
-            let route = Route { local: IPS[side], remote: IPS[1 - side], link: 0 };
-            wr.dest = Some(UdDest { route, qpn: to_qp, qkey: 17 });
+            let (remote, qpn) = if flags & 0x18 == 0x18 { (GROUP, MULTICAST_QP) } else { (IPS[1 - side], to_qp) };
+            let route = Route { local: IPS[side], remote, link: 0 };
+            wr.dest = Some(UdDest { route, qpn, qkey: 17 });
         }
         if end.nic.post_send(end.queues[queue].qp, &wr).is_ok() {
             end.queues[queue].sends.push_back((wr_id, wr.signaled));
@@ -351,7 +357,9 @@ impl World {
     }
 
     fn arrive(&mut self, from: usize, packet: &[u8]) {
-        self.ends[1 - from].nic.handle_packet(self.now, 0, IPS[from], IPS[1 - from], packet);
+        let to_group = packet.len() > 8 && packet[5..8] == MULTICAST_QP.to_be_bytes()[1..];
+        let dst = if to_group { GROUP } else { IPS[1 - from] };
+        self.ends[1 - from].nic.handle_packet(self.now, 0, IPS[from], dst, packet);
     }
 
     /// The next packet arrives with some bits changed, or cut, in a way that its ICRC does not tell.
@@ -478,9 +486,85 @@ impl World {
         let which = usize::from(input.byte() % 3);
         let end = &mut self.ends[side];
         end.check_completions();
-        end.nic.destroy_qp(end.queues[which].qp).expect("live");
+        let attached = end.nic.detach(end.queues[which].qp, GROUP).is_ok();
+        assert!(!attached || end.queues[which].kind == QpType::Ud);
+        end.nic.destroy_qp(end.queues[which].qp).expect("in no group");
         end.queues[which] = end.create(end.queues[which].kind);
         self.connect(input.byte());
+    }
+
+    /// Any attributes, with any mask or with the one that the arrow wants.
+    fn modify(&mut self, side: usize, input: &mut Input<'_>) {
+        use QpState::*;
+        let what = input.byte();
+        let queue = usize::from(what >> 6).min(2);
+        let route = Route { local: IPS[side], remote: IPS[1 - side], link: 0 };
+        let peer = self.ends[1 - side].queues[queue].qp;
+        let end = &mut self.ends[side];
+        end.check_completions();
+        let state = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err, Rts][usize::from(what & 7)];
+        let (qp, kind) = (end.queues[queue].qp, end.queues[queue].kind);
+        let now = end.nic.qp_attr(qp).expect("live");
+        let attr = QpAttr {
+            state,
+            cur_state: now.state,
+            notify_drained: what & 8 != 0,
+            access: Access::from_bits_truncate(u32::from(input.byte())),
+            port: 1,
+            qkey: 17,
+            av: Some(AddressVector::new(route)),
+            path_mtu: [256, 1024, 4096, 1][usize::from(input.byte() & 3)],
+            timeout: input.byte() & 7,
+            retry_count: input.byte() & 7,
+            rnr_retry: input.byte() & 3,
+            max_rd_atomic: input.byte() & 3,
+            max_dest_rd_atomic: input.byte() & 3,
+            dest_qp: peer.0,
+            ..now
+        };
+        let wanted = qp_masks(kind, now.state, state);
+        let mask = match (what & 16 == 0, wanted) {
+            (true, Some((required, optional))) => {
+                required | optional & QpMask::from_bits_truncate(input.short() as u32) | QpMask::STATE
+            }
+            _ => QpMask::from_bits_truncate((input.short() << 6 | input.short()) as u32),
+        };
+        let done = end.nic.modify_qp(qp, &attr, mask);
+        let reached = if mask.contains(QpMask::STATE) { state } else { now.state };
+        if done.is_ok() {
+            let lived = &mut end.queues[queue];
+            match reached {
+                Reset => (lived.sends, lived.receives, lived.locals) = Default::default(),
+                _ => assert!(end.nic.qp_state(qp) == Ok(reached) || end.nic.qp_state(qp) == Ok(Err)),
+            }
+        } else {
+            assert_eq!(end.nic.qp_attr(qp), Ok(now), "a refusal changes nothing");
+        }
+    }
+
+    fn join_or_leave(&mut self, side: usize, input: &mut Input<'_>) {
+        let what = input.byte();
+        let End { nic, queues, .. } = &mut self.ends[side];
+        let qp = queues[usize::from(what >> 1 & 3).min(2)].qp;
+        let _ = if what & 1 == 0 { nic.attach(qp, GROUP) } else { nic.detach(qp, GROUP) };
+    }
+
+    fn resize(&mut self, side: usize, input: &mut Input<'_>) {
+        let End { nic, cq, .. } = &mut self.ends[side];
+        let (waiting, capacity) = (nic.cq_len(*cq), input.byte());
+        let done = nic.resize_cq(*cq, capacity.into());
+        assert_eq!(done.is_ok(), usize::from(capacity) >= waiting.max(1));
+        nic.resize_cq(*cq, 256).expect("room for all there can be");
+    }
+
+    /// The same key, and now and then other rights.
+    fn reregister(&mut self, side: usize, input: &mut Input<'_>) {
+        let End { nic, buffer, region, .. } = &mut self.ends[side];
+        let memory = Translation { buffer, offset: AT, len: LEN, va: None };
+        let rights = if input.one_in(4) { RIGHTS - Access::REMOTE_READ } else { RIGHTS };
+        if let Ok(again) = nic.registry().reregister(region.key(), None, Some(memory), Some(rights)) {
+            *region = again;
+        }
     }
 
     fn renew_region(&mut self, side: usize) {
