@@ -30,7 +30,7 @@ pub enum Action {
 
 /// Whether the values of a key are plain numbers, and not of many lengths.
 pub fn is_counter(key: u32) -> bool {
-    key % 2 == 0
+    key.is_multiple_of(2)
 }
 
 /// An operation and its key.

@@ -234,9 +234,10 @@ mod tests {
     use super::*;
     use crate::cluster::{Failure, Plan, Report, run, run_with};
     use crate::durability::Persistency;
-    use crate::nemesis::Fault;
+    use crate::nemesis::{Fault, KINDS};
     use crate::shrink::shrink;
     use crate::story::Story;
+    use crate::totals::Totals;
 
     fn storm(seed: u64, bug: Bug) -> Report {
         let mut plan = Plan::new(seed, 3, Persistency::Synch, bug);
@@ -248,17 +249,17 @@ mod tests {
 
     #[test]
     fn a_correct_store_survives() {
-        let (mut requests, mut marks, mut blackouts, mut torn) = (0, [0; 2], 0, 0);
-        for seed in 0..30 {
+        let mut totals = Totals::default();
+        for seed in 0..40 {
             let report = storm(seed, Bug::None);
             assert_eq!((&report.failure, report.unchecked), (&None, 0), "seed {seed}");
-            requests += report.history.records.len();
-            marks = std::array::from_fn(|index| marks[index] + report.marks[index]);
-            blackouts += report.history.blackouts.len();
-            torn += report.disk.torn_writes;
+            totals.add(&report);
         }
-        assert!(requests > 1000 && marks.iter().all(|&count| count > 20), "{requests} {marks:?}");
-        assert!(blackouts > 20 && torn > 0, "{blackouts} {torn}");
+        assert!(totals.operations > 10_000 && totals.unknown > 100, "{totals:?}");
+        assert!(totals.marks.iter().all(|&count| count > 20), "{totals:?}");
+        assert!(totals.blackouts > 20 && totals.disk.torn_writes > 0, "{totals:?}");
+        let bad_sectors = |kind| KINDS[kind] == "bad sectors";
+        assert!((0..KINDS.len()).all(|kind| totals.faults[kind] > 0 || bad_sectors(kind)), "{totals:?}");
     }
 
     #[test]
