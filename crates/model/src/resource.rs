@@ -26,6 +26,13 @@ pub struct Usage {
     pub served: u64,
 }
 
+impl Usage {
+    /// Of something that did nothing.
+    pub fn idle(name: &'static str) -> Self {
+        Self { name, busy: 0.0, waited: Ps::ZERO, longest: Ps::ZERO, served: 0 }
+    }
+}
+
 /// The busiest of several; of equally busy ones that with the longest queue. It is what limits the rate.
 pub fn binding(usages: &[Usage]) -> Option<&Usage> {
     usages.iter().max_by(|a, b| a.busy.total_cmp(&b.busy).then(a.waited.cmp(&b.waited)))
@@ -382,8 +389,8 @@ mod tests {
         assert_eq!(server.serve(NS * 5, NS * 15).0, NS * 5);
         // 1 ns before 1500 ns is too little for 10 ns.
         assert_eq!(server.serve(NS * 1499, NS * 10).0, NS * 1510);
-        assert_eq!(server.serve(NS * 0, NS * 6).0, NS * 40);
-        assert_eq!(server.serve(NS * 0, NS * 5).0, NS * 0);
+        assert_eq!(server.serve(Ps::ZERO, NS * 6).0, NS * 40);
+        assert_eq!(server.serve(Ps::ZERO, NS * 5).0, Ps::ZERO);
     }
 
     #[test]
@@ -416,7 +423,7 @@ mod tests {
             pool.release(start, start + NS * 100);
             start
         });
-        assert_eq!(starts, [NS * 0, NS * 1, NS * 100, NS * 101]);
+        assert_eq!(starts, [Ps::ZERO, NS * 1, NS * 100, NS * 101]);
         assert_eq!((pool.held(NS * 50), pool.held(NS * 200)), (2, 1));
         assert_eq!(pool.usage("tags", NS * 200).busy, 1.0);
     }

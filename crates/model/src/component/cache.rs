@@ -1,0 +1,231 @@
+//! A set-associative cache with least-recently-used replacement, of which devices may fill some ways only.
+//!
+//! It holds the tags of real lines rather than a rate of hits: so skew, working sets near the size, and what device
+//! writes push out (DDIO) come out of the accesses themselves. Real caches hash addresses to sets; so does this one.
+//! It stands as well for other memories of what was used last: translations, lines being combined for writing.
+
+use crate::platform;
+use crate::time::Ps;
+
+/// What a cache is like.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CacheParams {
+    /// Size.
+    pub size_bytes: u64,
+    /// Bytes of a line.
+    pub line_bytes: u64,
+    /// Ways of a set.
+    pub ways: usize,
+    /// Ways that writes of devices may fill (DDIO); 0: they go to memory.
+    pub io_ways: usize,
+    /// A hit.
+    pub hit_ps: u64,
+}
+
+impl From<&platform::Cache> for CacheParams {
+    fn from(cache: &platform::Cache) -> Self {
+        let (ways, io_ways) = (cache.ways as usize, cache.ddio_ways as usize);
+        Self { size_bytes: cache.size, line_bytes: 64, ways, io_ways, hit_ps: cache.latency }
+    }
+}
+
+/// Who accesses a line, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheAccess {
+    /// A core reads: a miss fills any way.
+    Load,
+    /// A core writes: the same, and the line is dirty.
+    Store,
+    /// A device reads: a miss fills nothing.
+    IoRead,
+    /// A device writes: a hit changes the line in place, a miss fills one of the ways for devices.
+    IoWrite,
+}
+
+/// What an access found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lookup {
+    /// Whether the line was there.
+    pub hit: bool,
+    /// The number of a dirty line that had to leave for it: memory takes a write.
+    pub written_back: Option<u64>,
+}
+
+/// A cache.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    sets: u64,
+    ways: usize,
+    io_ways: usize,
+    hit: Ps,
+    line_bytes: u64,
+    /// Sets of ways.
+    lines: Vec<Line>,
+    clock: u64,
+    /// Hits and misses since the last reset.
+    counts: (u64, u64),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    /// Number of the line, plus 1; 0: empty.
+    tag: u64,
+    /// When it was used last, in accesses; the lowest bit says whether it is dirty.
+    used: u64,
+}
+
+impl Cache {
+    /// An empty cache; of at least one line. Takes 16 bytes of memory a line.
+    pub fn new(params: &CacheParams) -> Self {
+        let ways = params.ways.max(1);
+        let line_bytes = params.line_bytes.max(1);
+        let sets = (params.size_bytes / line_bytes / ways as u64).max(1);
+        Self {
+            sets,
+            ways,
+            io_ways: params.io_ways.min(ways),
+            hit: Ps(params.hit_ps),
+            line_bytes,
+            lines: vec![Line::default(); sets as usize * ways],
+            clock: 0,
+            counts: (0, 0),
+        }
+    }
+
+    /// What a hit takes.
+    pub fn hit_time(&self) -> Ps {
+        self.hit
+    }
+
+    /// The numbers of the lines that an access touches.
+    pub fn lines(&self, address: u64, bytes: u64) -> std::ops::RangeInclusive<u64> {
+        address / self.line_bytes..=address.saturating_add(bytes.max(1) - 1) / self.line_bytes
+    }
+
+    /// Accesses a line by its number.
+    pub fn access(&mut self, line: u64, access: CacheAccess) -> Lookup {
+        self.clock += 1;
+        let now = self.clock << 1;
+        // The top bits of a multiplicative hash are uniform.
+        let hash = line.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let set = ((u128::from(hash) * u128::from(self.sets)) >> 64) as usize * self.ways;
+        let set = &mut self.lines[set..set + self.ways];
+        let writes = u64::from(matches!(access, CacheAccess::Store | CacheAccess::IoWrite));
+        if let Some(found) = set.iter_mut().find(|way| way.tag == line.wrapping_add(1)) {
+            found.used = now | (found.used & 1) | writes;
+            self.counts.0 += 1;
+            return Lookup { hit: true, written_back: None };
+        }
+        self.counts.1 += 1;
+        let fills = match access {
+            CacheAccess::Load | CacheAccess::Store => self.ways,
+            CacheAccess::IoWrite => self.io_ways,
+            CacheAccess::IoRead => 0,
+        };
+        let mut written_back = None;
+        if let Some(oldest) = set[..fills].iter_mut().min_by_key(|way| way.used) {
+            written_back = (oldest.used & 1 == 1).then(|| oldest.tag.wrapping_sub(1));
+            *oldest = Line { tag: line.wrapping_add(1), used: now | writes };
+        }
+        Lookup { hit: false, written_back }
+    }
+
+    /// Lines that are dirty: what a flush would write.
+    pub fn dirty(&self) -> usize {
+        self.lines.iter().filter(|line| line.used & 1 == 1).count()
+    }
+
+    /// Hits as a part of all accesses since the last reset; `None` if there were none.
+    pub fn hit_ratio(&self) -> Option<f64> {
+        let (hits, misses) = self.counts;
+        (hits + misses > 0).then(|| hits as f64 / (hits + misses) as f64)
+    }
+
+    /// Starts counting anew; lines stay.
+    pub fn reset(&mut self) {
+        self.counts = (0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 4096 lines in 512 sets of 8 ways, 2 of them for devices.
+    fn small() -> Cache {
+        Cache::new(&CacheParams { size_bytes: 256 << 10, line_bytes: 64, ways: 8, io_ways: 2, hit_ps: 20_000 })
+    }
+
+    fn hits(cache: &mut Cache, lines: impl Iterator<Item = u64>, access: CacheAccess) -> f64 {
+        cache.reset();
+        for line in lines {
+            cache.access(line, access);
+        }
+        cache.hit_ratio().unwrap_or_default()
+    }
+
+    #[test]
+    fn what_was_used_last_is_there() {
+        let mut cache = small();
+        assert_eq!(cache.lines(100, 64), 1..=2);
+        assert!(!cache.access(7, CacheAccess::Load).hit);
+        assert!(cache.access(7, CacheAccess::Load).hit);
+        // A quarter of the lines all stay, but for sets that got more than 8 of their mean of 2.
+        hits(&mut cache, 0..1024, CacheAccess::Load);
+        assert!(hits(&mut cache, 0..1024, CacheAccess::Load) > 0.99);
+        // Cycling over four times the lines, everything leaves before it comes again.
+        hits(&mut cache, 0..16384, CacheAccess::Load);
+        assert!(hits(&mut cache, 0..16384, CacheAccess::Load) < 0.01);
+    }
+
+    #[test]
+    fn uniform_accesses_hit_as_often_as_lines_fit() {
+        // 4096 lines of 16384: a quarter.
+        let mut state = 1u64;
+        let mut random = move |_: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state >> 50
+        };
+        let mut cache = small();
+        hits(&mut cache, (0..50_000).map(&mut random), CacheAccess::Load);
+        let ratio = hits(&mut cache, (0..50_000).map(&mut random), CacheAccess::Load);
+        assert!((ratio - 0.25).abs() < 0.01, "{ratio}");
+    }
+
+    #[test]
+    fn devices_push_out_lines_of_their_ways_only() {
+        let mut cache = small();
+        hits(&mut cache, 0..4096, CacheAccess::Load);
+        // However long a stream of device writes, it takes 2 of 8 ways: 6/8 of the cores' lines stay.
+        hits(&mut cache, 1_000_000..1_100_000, CacheAccess::IoWrite);
+        let after = hits(&mut cache, 0..4096, CacheAccess::IoRead);
+        assert!((after - 0.75).abs() < 0.02, "{after}");
+    }
+
+    #[test]
+    fn buffers_within_the_share_of_devices_are_found_by_cores() {
+        // The share is 1024 lines: a ring of 256 is written over in place, one of 4096 leaks to memory.
+        let mut cache = small();
+        let mut found = |lines: std::ops::Range<u64>| {
+            for line in lines.clone() {
+                cache.access(line, CacheAccess::IoWrite);
+            }
+            lines.clone().filter(|line| cache.access(*line, CacheAccess::IoRead).hit).count() as f64
+                / lines.count() as f64
+        };
+        assert!(found(0..256) > 0.97);
+        assert!(found(10_000..14_096) < 0.27);
+    }
+
+    #[test]
+    fn dirty_lines_are_written_back() {
+        let mut cache = Cache::new(&CacheParams { size_bytes: 64, line_bytes: 64, ways: 1, io_ways: 0, hit_ps: 1 });
+        cache.access(1, CacheAccess::Store);
+        assert_eq!(cache.dirty(), 1);
+        assert_eq!(cache.access(2, CacheAccess::Load), Lookup { hit: false, written_back: Some(1) });
+        assert_eq!(cache.access(3, CacheAccess::Load), Lookup { hit: false, written_back: None });
+        // Without ways for devices, their writes go past.
+        assert_eq!(cache.access(4, CacheAccess::IoWrite), Lookup { hit: false, written_back: None });
+        assert!(cache.access(3, CacheAccess::Load).hit);
+    }
+}

@@ -1,0 +1,133 @@
+//! Processor cores: clock, misses under way, the cost of turning from one task to another.
+
+use crate::platform;
+use crate::resource::{Pool, Server, Usage};
+use crate::time::Ps;
+
+/// What cores are like.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CoreParams {
+    /// Cores, alike, behind one run queue.
+    pub cores: usize,
+    /// Clock of each.
+    pub clock_hz: f64,
+    /// Cache misses that one core has under way (its line-fill buffers).
+    pub misses: usize,
+    /// Turning from one task to another.
+    pub switch_ps: u64,
+}
+
+impl From<&platform::Core> for CoreParams {
+    fn from(core: &platform::Core) -> Self {
+        let (cores, misses) = (core.cores as usize, core.misses as usize);
+        Self { cores, clock_hz: core.clock, misses, switch_ps: core.switch }
+    }
+}
+
+/// Cores.
+#[derive(Clone, Debug)]
+pub struct Cores {
+    params: CoreParams,
+    run: Server,
+    misses: Pool,
+}
+
+impl Cores {
+    /// Idle cores.
+    pub fn new(params: &CoreParams) -> Self {
+        let misses = Pool::new(params.cores.max(1) * params.misses.max(1));
+        Self { run: Server::new(params.cores), misses, params: params.clone() }
+    }
+
+    /// Runs a task that is ready at `at` for a time: when it starts and ends.
+    pub fn run(&mut self, at: Ps, work: Ps) -> (Ps, Ps) {
+        self.run.serve(at, work)
+    }
+
+    /// The same for a count of cycles.
+    pub fn run_cycles(&mut self, at: Ps, cycles: f64) -> (Ps, Ps) {
+        self.run.serve(at, Ps::cycles(cycles, self.params.clock_hz))
+    }
+
+    /// Turns to a task that is ready at `at` and runs it for a time: when its work starts and ends.
+    pub fn turn(&mut self, at: Ps, work: Ps) -> (Ps, Ps) {
+        let switch = Ps(self.params.switch_ps);
+        let (start, end) = self.run.serve(at, switch + work);
+        (start + switch, end)
+    }
+
+    /// When a task that is ready at `at` would start.
+    pub fn start(&self, at: Ps) -> Ps {
+        self.run.start(at, Ps::ZERO)
+    }
+
+    /// A load that misses the caches at `at`. `memory` says when one that starts then is done; it waits while as many
+    /// are under way as all cores together have misses for.
+    pub fn miss(&mut self, at: Ps, memory: impl FnOnce(Ps) -> Ps) -> Ps {
+        let start = self.misses.acquire(at);
+        let done = memory(start);
+        self.misses.release(start, done);
+        done
+    }
+
+    /// How busy cores and misses were over `span`.
+    pub fn usage(&self, span: Ps) -> [Usage; 2] {
+        [self.run.usage("cores", span), self.misses.usage("core misses", span)]
+    }
+
+    /// Starts counting anew.
+    pub fn reset(&mut self) {
+        self.run.reset();
+        self.misses.reset();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one() -> CoreParams {
+        CoreParams { cores: 1, clock_hz: 2e9, misses: 10, switch_ps: 11_000 }
+    }
+
+    #[test]
+    fn cycles_take_their_time_and_queue() {
+        // 100 cycles at 2 GHz: 50 ns; the second waits for the first. With two cores it does not.
+        let mut cores = Cores::new(&one());
+        assert_eq!([0, 0].map(|_| cores.run_cycles(Ps::ZERO, 100.0).1), [Ps(50_000), Ps(100_000)]);
+        let mut cores = Cores::new(&CoreParams { cores: 2, ..one() });
+        assert_eq!([0, 0].map(|_| cores.run_cycles(Ps::ZERO, 100.0).1), [Ps(50_000), Ps(50_000)]);
+    }
+
+    #[test]
+    fn halving_the_clock_doubles_the_time() {
+        let mut slow = Cores::new(&CoreParams { clock_hz: 1e9, ..one() });
+        assert_eq!(slow.run_cycles(Ps::ZERO, 100.0).1, Ps(100_000));
+    }
+
+    #[test]
+    fn misses_under_way_bound_the_loads_of_a_core() {
+        // Ten misses of 80 ns at once: 30 independent loads take 3 x 80 ns, which is 10 x 64 B / 80 ns = 8 GB/s.
+        let mut cores = Cores::new(&one());
+        let done = (0..30).map(|_| cores.miss(Ps::ZERO, |start| start + Ps(80_000))).max();
+        assert_eq!(done, Some(Ps(240_000)));
+        assert_eq!(cores.usage(Ps(240_000))[1].busy, 1.0);
+    }
+
+    #[test]
+    fn interleaved_tasks_hide_latency_until_the_core_is_busy() {
+        // Tasks of two dependent loads of 80 ns each, 11 ns for each turn, of which a task takes three. One alone takes
+        // 3 x 11 + 2 x 80 = 193 ns. 24 at once keep the core busy all the time: 24 x 3 x 11 = 792 ns, 33 ns each.
+        for (tasks, total) in [(1, 193_000), (24, 792_000)] {
+            let mut cores = Cores::new(&one());
+            let mut ready = vec![Ps::ZERO; tasks];
+            for turn in 0..3 {
+                for at in &mut ready {
+                    let (_, end) = cores.turn(*at, Ps::ZERO);
+                    *at = if turn < 2 { cores.miss(end, |start| start + Ps(80_000)) } else { end };
+                }
+            }
+            assert_eq!(ready.into_iter().max(), Some(Ps(total)));
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! One direction of an Ethernet link.
+
+use crate::platform;
+use crate::resource::{Channel, Usage};
+use crate::time::Ps;
+
+/// Bytes on the wire that a frame has beside its payload: preamble 8, header 14, FCS 4, gap 12 (IEEE 802.3).
+pub const FRAME_OVERHEAD: u64 = 38;
+/// Bytes on the wire of the shortest frame: 64, preamble and gap.
+const LEAST: u64 = 84;
+
+/// What a link is like.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EthernetParams {
+    /// Bytes a second.
+    pub rate_bytes_per_s: f64,
+    /// MAC, PHY of both sides and cable, one way.
+    pub latency_ps: u64,
+    /// Bytes on the wire that a packet has beside what [`Ethernet::send`] is told: at least [`FRAME_OVERHEAD`], with the
+    /// headers that the caller does not count.
+    pub overhead_bytes: u64,
+}
+
+impl From<&platform::Ethernet> for EthernetParams {
+    fn from(ethernet: &platform::Ethernet) -> Self {
+        Self { rate_bytes_per_s: ethernet.rate, latency_ps: ethernet.latency, overhead_bytes: ethernet.overhead }
+    }
+}
+
+/// One direction of a link.
+#[derive(Clone, Debug)]
+pub struct Ethernet {
+    wire: Channel,
+    latency: Ps,
+    overhead: u64,
+}
+
+impl Ethernet {
+    /// An idle link.
+    pub fn new(params: &EthernetParams) -> Self {
+        let wire = Channel::new(params.rate_bytes_per_s);
+        Self { wire, latency: Ps(params.latency_ps), overhead: params.overhead_bytes }
+    }
+
+    /// Sends a packet that is ready at `at`: when its first and its last bit arrive.
+    pub fn send(&mut self, at: Ps, bytes: u64) -> (Ps, Ps) {
+        let (start, end) = self.wire.serve(at, self.on_wire(bytes));
+        (start + self.latency, end + self.latency)
+    }
+
+    /// Bytes that a packet takes on the wire.
+    pub fn on_wire(&self, bytes: u64) -> u64 {
+        (bytes + self.overhead).max(LEAST)
+    }
+
+    /// When all that was sent has left.
+    pub fn free(&self) -> Ps {
+        self.wire.end()
+    }
+
+    /// Bytes on the wire since the last reset, preambles and gaps included.
+    pub fn bytes(&self) -> u64 {
+        self.wire.bytes()
+    }
+
+    /// How busy it was over `span`.
+    pub fn usage(&self, span: Ps) -> Usage {
+        self.wire.usage("wire", span)
+    }
+
+    /// Starts counting anew.
+    pub fn reset(&mut self) {
+        self.wire.reset();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_take_their_bytes_and_gaps() {
+        // 10 Gb/s is 0.8 ns a byte: 1500 B and 38 B take 1230.4 ns; a byte takes the 84 B of the shortest frame.
+        let params = EthernetParams { rate_bytes_per_s: 1.25e9, latency_ps: 500_000, overhead_bytes: FRAME_OVERHEAD };
+        let mut link = Ethernet::new(&params);
+        assert_eq!(link.send(Ps::ZERO, 1500), (Ps(500_000), Ps(1_730_400)));
+        assert_eq!(link.send(Ps::ZERO, 1).1, Ps(1_230_400 + 67_200 + 500_000));
+        assert_eq!(link.bytes(), 1538 + 84);
+    }
+
+    #[test]
+    fn halving_the_rate_doubles_the_time_on_the_wire_only() {
+        let params = EthernetParams { rate_bytes_per_s: 0.625e9, latency_ps: 500_000, overhead_bytes: FRAME_OVERHEAD };
+        assert_eq!(Ethernet::new(&params).send(Ps::ZERO, 1500).1, Ps(2 * 1_230_400 + 500_000));
+    }
+
+    #[test]
+    fn small_messages_reach_the_ceiling_of_the_wire() {
+        // 25 Gb/s: responses of 8 B with 82 B of headers are 90 B: 28.8 ns, 34.7 M/s.
+        let params = EthernetParams { rate_bytes_per_s: 3.125e9, latency_ps: 0, overhead_bytes: 82 };
+        let mut link = Ethernet::new(&params);
+        let last = (0..1000).map(|_| link.send(Ps::ZERO, 8).1).max();
+        assert_eq!(last, Some(Ps(28_800_000)));
+        assert_eq!(link.usage(Ps(57_600_000)).busy, 0.5);
+    }
+}
