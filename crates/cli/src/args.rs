@@ -35,6 +35,8 @@ pub enum Command {
     Node(Node),
     /// Measure this machine and write its platform file
     Probe(crate::probe::Probe),
+    /// Tell where an operation should run on a platform, and what would have to change for another place to win
+    Where(crate::where_::Where),
     /// Show the hardware descriptions
     Platform {
         /// What to show.

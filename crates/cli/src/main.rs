@@ -8,6 +8,7 @@ mod node;
 mod platform;
 mod probe;
 mod progress;
+mod where_;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args),
         Command::Node(args) => node::run(&args),
         Command::Probe(args) => probe::run(&args),
+        Command::Where(args) => where_::run(&args),
         Command::Platform { what } => platform::run(&what),
         Command::Bench { what: Bench::Nic(args) } => bench::nic(&args),
         Command::Bench { what: Bench::Kernel(args) } => bench::kernel(&args),

@@ -56,7 +56,7 @@ pub fn power_of_two(n: u64) -> String {
 }
 
 /// Three digits: `0.123`, `1.23`, `12.3`, `123`, `1,234`.
-fn digits(x: f64) -> String {
+pub fn digits(x: f64) -> String {
     match x {
         x if x >= 999.5 => count(x.round() as u64),
         x if x >= 99.95 => format!("{x:.0}"),

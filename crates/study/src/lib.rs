@@ -6,7 +6,7 @@
 
 mod calls;
 pub mod compare;
-mod format;
+pub mod format;
 #[cfg(test)]
 mod local;
 pub mod machine;
@@ -19,6 +19,7 @@ pub mod store;
 pub mod target;
 pub mod trace;
 pub mod verdict;
+pub mod where_;
 pub mod workload;
 
 use std::time::Duration;

@@ -1,0 +1,221 @@
+//! Where an operation should run on a platform: an analytical screen of all placements, a simulation of those that lie
+//! close, what the platform's open values leave undecided, and what would have to change for another place to win.
+
+mod flips;
+mod hardware;
+mod operation;
+mod path;
+mod screen;
+mod simulate;
+mod software;
+mod uncertain;
+
+pub use flips::Flip;
+pub use operation::{Access, Kind, Load, Memory, Operation, OperationError};
+pub use path::{Path, Station, Visit};
+pub use screen::{Candidate, evaluate};
+pub use simulate::Simulated;
+pub use software::{SoftwareTimes, times};
+pub use uncertain::{Contribution, Interval, Open};
+
+use std::fmt;
+
+use remora_model::platform::{NicDevice, Platform, Status};
+use serde::Serialize;
+
+use crate::measure::Link;
+
+/// Where a kernel runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// At the client: each access is a one-sided verb.
+    Client,
+    /// On the node's NIC.
+    Nic,
+    /// On the node's cores.
+    Host,
+    /// On the node's accelerator.
+    Accel,
+}
+
+impl Place {
+    /// All, in the order of reports.
+    pub const ALL: [Self; 4] = [Self::Client, Self::Nic, Self::Host, Self::Accel];
+
+    /// As reports spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Nic => "nic",
+            Self::Host => "host",
+            Self::Accel => "accel",
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Goal {
+    /// The median latency under the operation's load.
+    #[default]
+    Latency,
+    /// Operations a second at saturation.
+    Rate,
+    /// Operations per joule.
+    Energy,
+}
+
+impl Goal {
+    /// What is to be as small as can be.
+    pub fn cost(self, candidate: &Candidate) -> f64 {
+        match self {
+            Self::Latency => candidate.p50_ns,
+            Self::Rate => 1e9 / candidate.saturation_per_s,
+            Self::Energy => candidate.ops_per_joule.map_or(f64::INFINITY, |ops| 1.0 / ops),
+        }
+    }
+}
+
+/// Costs closer than this are level.
+pub const LEVEL: f64 = 1.05;
+
+/// How to decide.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// What decides.
+    pub goal: Goal,
+    /// The link, on a platform whose NIC is software.
+    pub link: Link,
+    /// Points of the Latin hypercube over the open values.
+    pub points: usize,
+    /// Operations that each simulation runs; 0 for none.
+    pub simulated: u32,
+    /// Seed of every random choice.
+    pub seed: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { goal: Goal::Latency, link: Link::Udp, points: 256, simulated: 20_000, seed: 42 }
+    }
+}
+
+/// Where the operation should run, and why.
+#[derive(Clone, Debug, Serialize)]
+pub struct Answer {
+    /// The placements that the platform has, the best first.
+    pub ranking: Vec<Candidate>,
+    /// How far open values move each of them, in the same order.
+    pub intervals: Vec<Interval>,
+    /// The part of points of the open values at which the first is best or level.
+    pub certainty: f64,
+    /// Whether that is enough to say so.
+    pub decided: bool,
+    /// The open values, by how much they move the first two against each other, the strongest first.
+    pub contributions: Vec<Contribution>,
+    /// Values at which another place becomes the best, the nearest first.
+    pub flips: Vec<Flip>,
+    /// Simulations of the placements that lie close, in the ranking's order.
+    pub simulated: Vec<Simulated>,
+    /// The answer in a sentence.
+    pub line: String,
+}
+
+/// The part of points at which the first must be best to be called so.
+const CERTAIN: f64 = 0.95;
+/// Placements within this factor of the best are simulated.
+const CLOSE: f64 = 1.5;
+
+/// Decides; `None` if the platform has no placement.
+pub fn decide(platform: &Platform, operation: &Operation, options: &Options) -> Option<Answer> {
+    let goal = options.goal;
+    let ranking = rank(platform, operation, options);
+    let best = ranking.first()?;
+    let open = uncertain::sample(platform, operation, &ranking, options);
+    let flips = flips::find(platform, operation, &ranking, options);
+    let close = ranking.iter().filter(|candidate| goal.cost(candidate) <= CLOSE * goal.cost(best));
+    let simulated = close
+        .filter(|_| options.simulated > 0)
+        .filter_map(|candidate| {
+            let path = path_of(platform, operation, candidate.place, options.link)?;
+            Some(simulate::run(candidate.place, &path, operation.load, options.simulated, options.seed))
+        })
+        .collect();
+    let Open { intervals, certainty, contributions } = open;
+    let mut answer = Answer {
+        decided: certainty >= CERTAIN,
+        certainty,
+        intervals,
+        contributions,
+        flips,
+        simulated,
+        line: String::new(),
+        ranking,
+    };
+    answer.line = line(platform, &answer, goal);
+    Some(answer)
+}
+
+/// The screen of all placements, the best first.
+pub fn rank(platform: &Platform, operation: &Operation, options: &Options) -> Vec<Candidate> {
+    let mut ranking: Vec<_> = Place::ALL
+        .into_iter()
+        .filter_map(|place| {
+            let path = path_of(platform, operation, place, options.link)?;
+            Some(evaluate(platform, place, &path, operation.load))
+        })
+        .collect();
+    ranking.sort_by(|a, b| options.goal.cost(a).total_cmp(&options.goal.cost(b)));
+    ranking
+}
+
+/// The way of an operation in a placement; `None` if the platform has no such place.
+pub fn path_of(platform: &Platform, operation: &Operation, place: Place, link: Link) -> Option<Path> {
+    match platform.placements.nic {
+        Some(NicDevice::Software) => software::path(platform, operation, place, link),
+        _ => hardware::path(platform, operation, place),
+    }
+}
+
+fn line(platform: &Platform, answer: &Answer, goal: Goal) -> String {
+    let Answer { ranking, contributions, certainty, .. } = answer;
+    let [best, rest @ ..] = &ranking[..] else { return String::new() };
+    let Some(second) = rest.first() else {
+        return format!("{} is the only place on {}", best.place, platform.name);
+    };
+    let ratio = goal.cost(second) / goal.cost(best);
+    if !answer.decided {
+        // What somebody printed or measured is not worth measuring again before what nobody did.
+        let weak = |value: &&Contribution| matches!(value.status, Status::Estimate | Status::Literature);
+        let measure = contributions.iter().find(weak).or(contributions.first());
+        let measure = measure.map_or("an open value", |value| &value.path);
+        return format!(
+            "cannot tell {} from {} on {}: {} is best at {:.0} % of what open values may be; measure {measure}",
+            best.place,
+            second.place,
+            platform.name,
+            best.place,
+            certainty * 100.0
+        );
+    }
+    if ratio < LEVEL {
+        return format!("{} and {} are level on {}", best.place, second.place, platform.name);
+    }
+    let what = match goal {
+        Goal::Latency => "faster",
+        Goal::Rate => "more operations a second",
+        Goal::Energy => "more operations per joule",
+    };
+    format!("{} wins on {}: {ratio:.2} x {what} than {}", best.place, platform.name, second.place)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,334 @@
+//! An operation as its user describes it: a TOML file of a few lines.
+
+use std::path::Path;
+
+use remora_model::platform::{Dimension, quantity};
+use serde::Deserialize;
+use toml::Spanned;
+
+/// What is done to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A read.
+    Read,
+    /// A write.
+    Write,
+    /// A fetch-and-add or compare-and-swap of 8 bytes.
+    Atomic,
+}
+
+/// Some accesses of the same kind and size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Access {
+    /// How many.
+    pub count: f64,
+    /// Bytes of each.
+    pub bytes: f64,
+    /// What they do.
+    pub kind: Kind,
+    /// Whether each needs the result of the one before. If not, all can be under way at once.
+    pub dependent: bool,
+}
+
+/// Where the state lies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Memory {
+    /// In the node's host memory, whoever runs the kernel.
+    #[default]
+    Host,
+    /// In the memory of the device that runs the kernel, if it has any and the state fits.
+    Near,
+}
+
+/// How many operations there are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Load {
+    /// So many under way at once: the next starts when one ends.
+    Closed(u32),
+    /// So many a second, whenever they come.
+    Open(f64),
+}
+
+/// An operation on remote memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Operation {
+    /// What it is, in a line.
+    pub title: String,
+    /// The accesses, in their order.
+    pub accesses: Vec<Access>,
+    /// Bytes that a call brings in.
+    pub request: f64,
+    /// Bytes that it gives back.
+    pub reply: f64,
+    /// Cycles that it computes, on a core of the client or the host.
+    pub cycles: f64,
+    /// Cycles that the same takes on a NIC's data path.
+    pub pipeline_cycles: f64,
+    /// Bytes of state that accesses are spread over.
+    pub state: f64,
+    /// Bytes that are asked for together: a record.
+    pub item: f64,
+    /// The exponent of the zipfian by which items are asked for; 0 is all alike.
+    pub skew: f64,
+    /// The part of operations that also write the item they read last, and hold it from that read on.
+    pub writes: f64,
+    /// Where the state lies.
+    pub memory: Memory,
+    /// How many there are.
+    pub load: Load,
+}
+
+/// Why there is no operation.
+#[derive(Debug, thiserror::Error)]
+pub enum OperationError {
+    /// The file cannot be read.
+    #[error("cannot read {file}: {source}")]
+    Read {
+        /// The file.
+        file: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A line is bad.
+    #[error("{file}, line {line}: {problem}")]
+    At {
+        /// The file.
+        file: String,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    title: String,
+    access: Vec<Spanned<FileAccess>>,
+    request: Spanned<String>,
+    reply: Spanned<String>,
+    #[serde(default)]
+    compute: Option<Spanned<String>>,
+    #[serde(default)]
+    reference: Option<Spanned<String>>,
+    #[serde(default)]
+    pipeline: Option<Spanned<String>>,
+    state: Spanned<String>,
+    #[serde(default)]
+    item: Option<Spanned<String>>,
+    #[serde(default)]
+    skew: Option<Spanned<f64>>,
+    #[serde(default)]
+    writes: Option<Spanned<f64>>,
+    #[serde(default)]
+    memory: Memory,
+    #[serde(default)]
+    concurrency: Option<Spanned<u32>>,
+    #[serde(default)]
+    offered: Option<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileAccess {
+    count: Spanned<f64>,
+    size: Spanned<String>,
+    #[serde(default)]
+    kind: Option<Kind>,
+    #[serde(default)]
+    dependent: Option<bool>,
+}
+
+/// The most accesses of one operation: more would be a job, not an operation.
+const MOST_ACCESSES: f64 = 1e6;
+/// The most operations under way.
+const MOST_CONCURRENCY: u32 = 1 << 16;
+
+impl Operation {
+    /// Reads a file.
+    pub fn load(path: &Path) -> Result<Self, OperationError> {
+        let file = path.display().to_string();
+        match std::fs::read_to_string(path) {
+            Ok(text) => Self::parse(&file, &text),
+            Err(source) => Err(OperationError::Read { file, source }),
+        }
+    }
+
+    /// Parses a file's text; `file` is what messages call it.
+    pub fn parse(file: &str, text: &str) -> Result<Self, OperationError> {
+        let reader = Reader { file, text };
+        let parsed: File = toml::from_str(text)
+            .map_err(|e| reader.error(e.span().map_or(0, |span| span.start), e.message().trim().replace('\n', " ")))?;
+        let reference = reader.optional(&parsed.reference, Dimension::Rate)?.unwrap_or(3e9);
+        let cycles = match &parsed.compute {
+            None => 0.0,
+            Some(text) => match quantity(text.get_ref()) {
+                Some((Dimension::Cycles, cycles)) => cycles,
+                Some((Dimension::Time, picoseconds)) => picoseconds * 1e-12 * reference,
+                _ => return Err(reader.at(text, "compute is cycles or a time, such as \"200 cycles\" or \"50 ns\"")),
+            },
+        };
+        let accesses: Result<Vec<_>, _> = parsed.access.iter().map(|access| reader.access(access)).collect();
+        let accesses = accesses?;
+        let state = reader.value(&parsed.state, Dimension::Size)?;
+        let item = reader.optional(&parsed.item, Dimension::Size)?;
+        let item = item.unwrap_or_else(|| accesses.iter().map(|access| access.bytes).fold(64.0, f64::max));
+        let skew = parsed.skew.as_ref().map_or(0.0, |skew| *skew.get_ref());
+        if let Some(text) = parsed.skew.as_ref().filter(|_| !(0.0..=3.0).contains(&skew)) {
+            return Err(reader.at(text, "skew is the exponent of a zipfian, from 0 to 3"));
+        }
+        let writes = parsed.writes.as_ref().map_or(0.0, |writes| *writes.get_ref());
+        if let Some(text) = parsed.writes.as_ref().filter(|_| !(0.0..=1.0).contains(&writes)) {
+            return Err(reader.at(text, "writes is the part of operations that write, from 0 to 1"));
+        }
+        Ok(Self {
+            title: parsed.title,
+            accesses,
+            request: reader.value(&parsed.request, Dimension::Size)?,
+            reply: reader.value(&parsed.reply, Dimension::Size)?,
+            cycles,
+            pipeline_cycles: reader.optional(&parsed.pipeline, Dimension::Cycles)?.unwrap_or(cycles),
+            item: item.clamp(1.0, state.max(1.0)),
+            state: state.max(1.0),
+            skew,
+            writes,
+            memory: parsed.memory,
+            load: reader.load(&parsed.concurrency, &parsed.offered)?,
+        })
+    }
+
+    /// All accesses together.
+    pub fn count(&self) -> f64 {
+        self.accesses.iter().map(|access| access.count).sum()
+    }
+
+    /// The part of accesses that find their line in a cache of so many bytes that keeps the most popular items.
+    pub fn hit_ratio(&self, cache: f64) -> f64 {
+        let (items, cached) = ((self.state / self.item).max(1.0), (cache / self.item).max(0.0));
+        if cached >= items {
+            return 1.0;
+        }
+        // The zipfian's distribution function, with sums as integrals.
+        let mass = |n: f64| match 1.0 - self.skew {
+            power if power.abs() < 1e-6 => (n + 1.0).ln(),
+            power => ((n + 1.0).powf(power) - 1.0) / power,
+        };
+        (mass(cached) / mass(items)).clamp(0.0, 1.0)
+    }
+
+    /// How often the most popular item is asked for.
+    pub fn hottest(&self) -> f64 {
+        self.hit_ratio(self.item)
+    }
+}
+
+struct Reader<'a> {
+    file: &'a str,
+    text: &'a str,
+}
+
+impl Reader<'_> {
+    fn error(&self, offset: usize, problem: impl Into<String>) -> OperationError {
+        let before = self.text.get(..offset).unwrap_or(self.text);
+        OperationError::At { file: self.file.into(), line: before.matches('\n').count() + 1, problem: problem.into() }
+    }
+
+    fn at<T>(&self, what: &Spanned<T>, problem: impl Into<String>) -> OperationError {
+        self.error(what.span().start, problem)
+    }
+
+    fn value(&self, text: &Spanned<String>, wanted: Dimension) -> Result<f64, OperationError> {
+        match quantity(text.get_ref()) {
+            Some((dimension, value)) if dimension == wanted => Ok(value),
+            _ => {
+                let units: Vec<_> = wanted.units().collect();
+                let problem =
+                    format!("{:?} is not {wanted}: write a number and one of {}", text.get_ref(), units.join(", "));
+                Err(self.at(text, problem))
+            }
+        }
+    }
+
+    fn optional(&self, text: &Option<Spanned<String>>, wanted: Dimension) -> Result<Option<f64>, OperationError> {
+        text.as_ref().map(|text| self.value(text, wanted)).transpose()
+    }
+
+    fn access(&self, access: &Spanned<FileAccess>) -> Result<Access, OperationError> {
+        let FileAccess { count, size, kind, dependent } = access.get_ref();
+        let (bytes, count) = (self.value(size, Dimension::Size)?, (count, *count.get_ref()));
+        if !(0.0..=MOST_ACCESSES).contains(&count.1) {
+            return Err(self
+                .at(count.0, format!("count is from 0 to {MOST_ACCESSES}; it need not be whole: an average is fine")));
+        }
+        let kind = kind.unwrap_or(Kind::Read);
+        Ok(Access { count: count.1, bytes: bytes.max(1.0), kind, dependent: dependent.unwrap_or(true) })
+    }
+
+    fn load(&self, closed: &Option<Spanned<u32>>, open: &Option<Spanned<String>>) -> Result<Load, OperationError> {
+        match (closed, open) {
+            (Some(closed), None) if (1..=MOST_CONCURRENCY).contains(closed.get_ref()) => {
+                Ok(Load::Closed(*closed.get_ref()))
+            }
+            (Some(closed), None) => Err(self.at(closed, format!("concurrency is from 1 to {MOST_CONCURRENCY}"))),
+            (None, Some(open)) => Ok(Load::Open(self.value(open, Dimension::Rate)?)),
+            (Some(closed), Some(_)) => Err(self.at(closed, "give concurrency or offered, not both")),
+            (None, None) => Ok(Load::Closed(1)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GET: &str = "title = \"a GET\"\nrequest = \"28 B\"\nreply = \"64 B\"\nstate = \"1 GiB\"\nskew = 0.99\n\
+                       compute = \"100 ns\"\nreference = \"2 GHz\"\nconcurrency = 16\n\
+                       [[access]]\ncount = 1\nsize = \"64 B\"\n[[access]]\ncount = 1\nsize = \"128 B\"\n";
+
+    #[test]
+    fn a_file_becomes_an_operation() {
+        let get = Operation::parse("get.toml", GET).unwrap();
+        assert_eq!((get.count(), get.request, get.cycles), (2.0, 28.0, 200.0));
+        assert_eq!((get.item, get.load), (128.0, Load::Closed(16)));
+        assert!(get.accesses.iter().all(|access| access.dependent && access.kind == Kind::Read));
+    }
+
+    #[test]
+    fn mistakes_name_the_line() {
+        for (from, to, expected) in [
+            (
+                "reply = \"64 B\"",
+                "reply = \"64\"",
+                "x.toml, line 3: \"64\" is not a size: write a number and one of B, ",
+            ),
+            ("reply = \"64 B\"", "reply = \"64 ns\"", "line 3: \"64 ns\" is not a size"),
+            ("skew = 0.99", "skew = 9", "line 5: skew is"),
+            ("skew = 0.99", "writes = 2", "line 5: writes is the part"),
+            ("skew = 0.99", "screw = 1", "line 5: unknown field `screw`"),
+            ("count = 1\nsize = \"128 B\"", "count = -1\nsize = \"128 B\"", "line 13: count is from 0"),
+            ("concurrency = 16", "concurrency = 0", "line 8: concurrency is from 1"),
+            ("concurrency = 16", "offered = \"2\"", "line 8: \"2\" is not a frequency"),
+            ("concurrency = 16", "concurrency = 16\noffered = \"2 M/s\"", "line 8: give concurrency or offered"),
+            ("compute = \"100 ns\"", "compute = \"100 B\"", "line 6: compute is cycles or a time"),
+            ("request = \"28 B\"\n", "", "missing field `request`"),
+        ] {
+            let message = Operation::parse("x.toml", &GET.replacen(from, to, 1)).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}\nshould say: {expected}");
+        }
+    }
+
+    #[test]
+    fn hit_ratios_follow_the_zipfian() {
+        let mut get = Operation::parse("get.toml", GET).unwrap();
+        get.skew = 0.0;
+        assert!((get.hit_ratio(get.state / 4.0) - 0.25).abs() < 1e-3, "a quarter of uniform accesses");
+        assert_eq!((get.hit_ratio(get.state), get.hit_ratio(2.0 * get.state)), (1.0, 1.0));
+        get.skew = 0.99;
+        let skewed = get.hit_ratio(get.state / 100.0);
+        assert!((0.6..0.9).contains(&skewed), "a hundredth of the items gets most of a zipfian: {skewed}");
+        assert!(get.hottest() > 0.02 && get.hottest() < 0.1, "{}", get.hottest());
+    }
+}

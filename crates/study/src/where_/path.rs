@@ -1,0 +1,224 @@
+//! The way of an operation through the hardware: which shared things it visits, for how long, and what else it waits
+//! for. The screen adds it up, the simulation walks it.
+//!
+//! All times are nanoseconds.
+
+/// Something that operations share, and how many of them it serves at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Station {
+    /// The client's cores.
+    ClientCores,
+    /// PCIe at the client, towards its memory.
+    ClientPcie,
+    /// The data path of the client's NIC.
+    ClientNic,
+    /// The wire from client to node.
+    WireOut,
+    /// The wire from node to client.
+    WireBack,
+    /// The data path of the node's NIC.
+    NodeNic,
+    /// PCIe at the node: bytes that the NIC reads from memory.
+    PcieReads,
+    /// PCIe at the node: reads that may be under way.
+    PcieTags,
+    /// PCIe at the node: bytes that the NIC writes to memory.
+    PcieWrites,
+    /// The cores of the node's NIC.
+    NicCores,
+    /// The memory of the node's NIC.
+    NicDram,
+    /// The node's cores.
+    HostCores,
+    /// The node's memory.
+    HostDram,
+    /// The accelerator's requests to memory.
+    AccelIssue,
+    /// The accelerator's requests that may be under way.
+    AccelInFlight,
+    /// The accelerator's link.
+    AccelLink,
+    /// The accelerator's logic.
+    AccelLogic,
+    /// The most popular item, which writers hold.
+    HotItem,
+    /// The software NIC: the cores of this machine.
+    Software,
+}
+
+impl Station {
+    /// All, in the order of the enumeration: a station's number is its place here.
+    pub const COUNT: usize = Self::Software as usize + 1;
+
+    /// As tables name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ClientCores => "client cores",
+            Self::ClientPcie => "client PCIe",
+            Self::ClientNic => "client NIC",
+            Self::WireOut => "wire to the node",
+            Self::WireBack => "wire to the client",
+            Self::NodeNic => "node NIC",
+            Self::PcieReads => "PCIe read bandwidth",
+            Self::PcieTags => "PCIe reads under way",
+            Self::PcieWrites => "PCIe write bandwidth",
+            Self::NicCores => "NIC cores",
+            Self::NicDram => "NIC memory",
+            Self::HostCores => "host cores",
+            Self::HostDram => "host memory",
+            Self::AccelIssue => "accelerator's request rate",
+            Self::AccelInFlight => "accelerator's requests under way",
+            Self::AccelLink => "accelerator's link",
+            Self::AccelLogic => "accelerator's logic",
+            Self::HotItem => "most popular item",
+            Self::Software => "software NIC",
+        }
+    }
+}
+
+/// One stop on the way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Visit {
+    /// Where; `None` for time that passes without holding anything shared.
+    pub station: Option<Station>,
+    /// How long one of its servers is held.
+    pub service: f64,
+    /// How many servers are held.
+    pub servers: f64,
+    /// How long the operation waits for the service: all of it, or nothing if it goes on meanwhile.
+    pub waits: bool,
+    /// How long the operation goes on waiting after that: what is pipelined behind the station.
+    pub after: f64,
+    /// The part of service and wait that a hit in a cache saves, and how probable a hit is.
+    pub saved: f64,
+    /// See `saved`.
+    pub hit: f64,
+    /// How probable the whole visit is.
+    pub chance: f64,
+    /// What it is, for the list of parts.
+    pub what: &'static str,
+}
+
+/// The way of one operation.
+#[derive(Clone, Debug)]
+pub struct Path {
+    /// Stops, in order.
+    pub visits: Vec<Visit>,
+    /// How many each station serves at once.
+    pub servers: [f64; Station::COUNT],
+}
+
+impl Default for Path {
+    fn default() -> Self {
+        Self { visits: Vec::with_capacity(64), servers: [1.0; Station::COUNT] }
+    }
+}
+
+impl Path {
+    /// Waits.
+    pub fn wait(&mut self, what: &'static str, ns: f64) {
+        self.push(what, None, 0.0, ns);
+    }
+
+    /// Holds several servers of a station at once, for the same time.
+    pub fn tags(&mut self, what: &'static str, service: f64, servers: f64) {
+        self.push(what, Some(Station::PcieTags), service, 0.0);
+        if let Some(visit) = self.visits.last_mut() {
+            visit.servers = servers;
+        }
+    }
+
+    /// Holds a station, then waits on.
+    pub fn hold(&mut self, what: &'static str, station: Station, service: f64, after: f64) {
+        self.push(what, Some(station), service, after);
+    }
+
+    /// As [`Path::hold`]; a hit, with probability `hit`, saves `saved`, of the wait first and then of the service.
+    pub fn load(&mut self, what: &'static str, station: Station, service: f64, after: f64, (hit, saved): (f64, f64)) {
+        self.push(what, Some(station), service, after);
+        if let Some(visit) = self.visits.last_mut() {
+            (visit.hit, visit.saved) = (hit, saved);
+        }
+    }
+
+    /// Makes what came since `from` only so probable.
+    pub fn sometimes(&mut self, from: usize, chance: f64) {
+        for visit in &mut self.visits[from..] {
+            visit.chance *= chance;
+        }
+    }
+
+    fn push(&mut self, what: &'static str, station: Option<Station>, service: f64, after: f64) {
+        if service > 0.0 || after > 0.0 {
+            let (servers, waits) = (1.0, true);
+            self.visits.push(Visit {
+                station,
+                service,
+                servers,
+                waits,
+                after,
+                saved: 0.0,
+                hit: 0.0,
+                chance: 1.0,
+                what,
+            });
+        }
+    }
+
+    /// Mean time that one operation holds each station.
+    pub fn demands(&self) -> [f64; Station::COUNT] {
+        let mut demands = [0.0; Station::COUNT];
+        for visit in &self.visits {
+            if let Some(station) = visit.station {
+                demands[station as usize] += visit.chance * visit.held() * visit.servers;
+            }
+        }
+        demands
+    }
+
+    /// Mean time of an operation that has everything for itself.
+    pub fn alone(&self) -> f64 {
+        self.visits.iter().map(Visit::mean).sum()
+    }
+
+    /// The same when no cache hits.
+    pub fn alone_missing(&self) -> f64 {
+        self.visits.iter().map(|visit| visit.chance * visit.missing()).sum()
+    }
+
+    /// The parts of [`Path::alone`] by name, in the order of their first stop.
+    pub fn parts(&self) -> Vec<(&'static str, f64)> {
+        let mut parts: Vec<(&'static str, f64)> = Vec::new();
+        for visit in &self.visits {
+            match parts.iter_mut().find(|(what, _)| *what == visit.what) {
+                Some((_, sum)) => *sum += visit.mean(),
+                None => parts.push((visit.what, visit.mean())),
+            }
+        }
+        parts
+    }
+}
+
+impl Visit {
+    /// Makes it one that follows another of its kind closely: it holds its station, but is not waited for.
+    pub fn in_wake(&mut self) {
+        // What comes in order through a station is waited for while it is served; a latency passes with the first.
+        self.waits &= !matches!(self.station, Some(Station::PcieTags | Station::AccelInFlight) | None);
+        self.after = 0.0;
+        self.saved = if self.waits { 0.0 } else { self.saved };
+    }
+
+    /// Mean time that each server is held.
+    pub fn held(&self) -> f64 {
+        self.service - self.hit * (self.saved - self.after).max(0.0)
+    }
+
+    fn missing(&self) -> f64 {
+        if self.waits { self.service + self.after } else { self.after }
+    }
+
+    fn mean(&self) -> f64 {
+        let saved = if self.waits { self.saved } else { self.saved.min(self.after) };
+        self.chance * (self.missing() - self.hit * saved).max(0.0)
+    }
+}

@@ -1,0 +1,134 @@
+//! The analytical screen: what a way through the hardware gives under a load.
+//!
+//! Closed loops by mean value analysis (Reiser and Lavenberg, J. ACM 27(2), 1980) with Schweitzer's approximation, so
+//! that the time does not depend on how many operations are under way; stations with several servers as one fast server
+//! and a delay (Seidmann et al., 1987). Open loads by the wait of an M/D/1 queue at each station.
+
+use remora_model::platform::{Platform, Power};
+use serde::Serialize;
+
+use super::Place;
+use super::operation::Load;
+use super::path::{Path, Station};
+
+/// What a placement gives.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Candidate {
+    /// The placement.
+    pub place: Place,
+    /// Latency of an operation that has everything for itself, in nanoseconds.
+    pub alone_ns: f64,
+    /// Median latency under the load, in nanoseconds; infinite if the load is more than can be served.
+    pub p50_ns: f64,
+    /// The 99th percentile: every access misses, and a wait that only one in a hundred exceeds.
+    pub p99_ns: f64,
+    /// Operations a second under the load.
+    pub ops_per_s: f64,
+    /// Operations a second at most.
+    pub saturation_per_s: f64,
+    /// What limits that.
+    pub binding: &'static str,
+    /// The binding station's use under the load, from 0 to 1.
+    pub utilisation: f64,
+    /// Operations per joule under the load, if the platform's power is known.
+    pub ops_per_joule: Option<f64>,
+    /// What the latency alone is made of, in nanoseconds.
+    pub parts: Vec<(&'static str, f64)>,
+}
+
+/// How often the fixed point is improved at most.
+const ITERATIONS: usize = 200;
+
+/// Evaluates a way under a load.
+pub fn evaluate(platform: &Platform, place: Place, path: &Path, load: Load) -> Candidate {
+    let (demands, alone) = (path.demands(), path.alone());
+    let busy = |station: usize| demands[station] / path.servers[station];
+    let binding = (0..Station::COUNT).max_by(|&a, &b| busy(a).total_cmp(&busy(b))).unwrap_or(0);
+    let saturation = 1e9 / busy(binding).max(1e-9);
+    let (rate, wait) = match load {
+        Load::Closed(under_way) => closed(path, &demands, alone, f64::from(under_way)),
+        Load::Open(rate) => (rate.min(saturation), open(path, &demands, rate)),
+    };
+    let missing = path.alone_missing().max(alone);
+    let per_ns = rate / 1e9;
+    let utilisation = |station: Station| (per_ns * busy(station as usize)).min(1.0);
+    Candidate {
+        place,
+        alone_ns: alone,
+        // The median and the 99th percentile of an exponential wait. In a closed loop at saturation all wait alike.
+        p50_ns: alone + wait * if matches!(load, Load::Closed(_)) { 1.0 } else { std::f64::consts::LN_2 },
+        p99_ns: missing + wait * if matches!(load, Load::Closed(_)) { 1.5 } else { 100f64.ln() },
+        ops_per_s: rate,
+        saturation_per_s: saturation,
+        binding: name(path, binding),
+        utilisation: (per_ns * busy(binding)).min(1.0),
+        ops_per_joule: platform.power.as_ref().map(|power| rate / watts(platform, power, place, utilisation)),
+        parts: path.parts(),
+    }
+}
+
+fn name(path: &Path, station: usize) -> &'static str {
+    let station = path.visits.iter().filter_map(|visit| visit.station).find(|found| *found as usize == station);
+    station.map_or("nothing", Station::name)
+}
+
+/// Operations a second, and the wait of each in nanoseconds.
+fn closed(path: &Path, demands: &[f64; Station::COUNT], alone: f64, under_way: f64) -> (f64, f64) {
+    let each = |station: usize| demands[station] / path.servers[station];
+    let stations: Vec<usize> = (0..Station::COUNT).filter(|&station| demands[station] > 0.0).collect();
+    let queued: f64 = stations.iter().map(|&station| each(station)).sum();
+    // What passes without a queue: waits, and the other servers' share of a service.
+    let delay = (alone - queued).max(0.0);
+    let mut queues = vec![under_way / stations.len().max(1) as f64; stations.len()];
+    let others = (under_way - 1.0) / under_way;
+    let mut response = alone;
+    for _ in 0..ITERATIONS {
+        let times: Vec<f64> =
+            stations.iter().zip(&queues).map(|(&station, queue)| each(station) * (1.0 + queue * others)).collect();
+        let next = delay + times.iter().sum::<f64>();
+        let rate = under_way / next;
+        for (queue, time) in queues.iter_mut().zip(&times) {
+            *queue = rate * time;
+        }
+        let moved = (next - response).abs();
+        response = next;
+        if moved < 1e-6 * response {
+            break;
+        }
+    }
+    (under_way / response.max(alone) * 1e9, (response - alone).max(0.0))
+}
+
+/// The wait in nanoseconds at so many operations a second.
+fn open(path: &Path, demands: &[f64; Station::COUNT], rate: f64) -> f64 {
+    let wait = |station: usize| {
+        let each = demands[station] / path.servers[station];
+        match rate * each / 1e9 {
+            busy if busy >= 1.0 => f64::INFINITY,
+            busy => busy / (2.0 * (1.0 - busy)) * each,
+        }
+    };
+    (0..Station::COUNT).map(wait).sum()
+}
+
+/// What all the machines take: a client, a node and their NICs, and the accelerator where the kernel runs on it. Who
+/// polls keeps a core busy.
+fn watts(platform: &Platform, power: &Power, place: Place, used: impl Fn(Station) -> f64) -> f64 {
+    let mix = |idle: f64, active: f64, part: f64| idle + (active - idle) * part;
+    let polling = |core_part: f64, cores: u64| core_part.max(1.0 / cores.max(1) as f64);
+    let client = mix(power.host_idle, power.host_active, polling(used(Station::ClientCores), platform.client.cores));
+    let host = match place {
+        Place::Host => polling(used(Station::HostCores), platform.host.cores),
+        _ => used(Station::HostCores),
+    };
+    let host = mix(power.host_idle, power.host_active, host);
+    let nic = |part| mix(power.nic_idle, power.nic_active, part);
+    let nics = nic(used(Station::ClientNic)) + nic(used(Station::NodeNic).max(used(Station::NicCores)));
+    let accel = match place {
+        Place::Accel => {
+            mix(power.accel_idle, power.accel_active, used(Station::AccelIssue).max(used(Station::AccelLink)))
+        }
+        _ => 0.0,
+    };
+    (client + host + nics + accel).max(1e-3)
+}

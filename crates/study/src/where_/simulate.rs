@@ -1,0 +1,123 @@
+//! Operations that walk their way one event after the other: queues form where they form, caches hit or miss.
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{RngCore, SeedableRng};
+use remora_model::event::Queue;
+use remora_model::resource::Server;
+use remora_model::time::Ps;
+use serde::Serialize;
+
+use super::Place;
+use super::operation::Load;
+use super::path::{Path, Visit};
+
+/// What the simulation of a placement gave.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Simulated {
+    /// The placement.
+    pub place: Place,
+    /// Median latency in nanoseconds.
+    pub p50_ns: f64,
+    /// The 99th percentile in nanoseconds.
+    pub p99_ns: f64,
+    /// Operations a second.
+    pub ops_per_s: f64,
+    /// Events that it took.
+    pub events: u64,
+}
+
+/// The most events of one simulation: operations with very many accesses get fewer turns.
+const MOST_EVENTS: u64 = 4_000_000;
+
+/// An operation under way: when it began and which visit is next.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    since: Ps,
+    visit: u32,
+}
+
+/// Runs `operations` operations, a sixth of them as a warm-up. The same seed gives the same result.
+pub fn run(place: Place, path: &Path, load: Load, operations: u32, seed: u64) -> Simulated {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut servers: Vec<Server> = path.servers.iter().map(|&servers| Server::new(servers.max(1.0) as usize)).collect();
+    let most = MOST_EVENTS / path.visits.len().max(1) as u64;
+    let operations = u64::from(operations).min(most.max(200));
+    let mut queue: Queue<Turn> = Queue::new();
+    let mut arrivals = 0;
+    let begin = |at: Ps| Turn { since: at, visit: 0 };
+    match load {
+        Load::Closed(under_way) => {
+            for n in 0..u64::from(under_way) {
+                // Not all in the same instant: the first ones spread out over the time of one.
+                let at = Ps((path.alone() * 1000.0) as u64 * n / u64::from(under_way));
+                queue.push(at, begin(at));
+            }
+        }
+        Load::Open(_) => queue.push(Ps::ZERO, begin(Ps::ZERO)),
+    }
+    let warm = operations / 6;
+    let mut times = Vec::with_capacity(operations as usize);
+    let (mut done, mut events, mut warmed_at, mut now) = (0, 0, Ps::ZERO, Ps::ZERO);
+    while let Some((at, turn)) = queue.pop() {
+        (now, events) = (at, events + 1);
+        if let (Load::Open(rate), 0) = (load, turn.visit) {
+            arrivals += 1;
+            if arrivals < operations + warm {
+                let next = at + Ps((exponential(&mut rng) * 1e12 / rate) as u64);
+                queue.push(next, begin(next));
+            }
+        }
+        let Some(visit) = path.visits.get(turn.visit as usize) else {
+            done += 1;
+            if done <= warm {
+                warmed_at = at;
+            } else {
+                times.push((at - turn.since).as_ns());
+            }
+            if done >= operations + warm || events > 2 * MOST_EVENTS {
+                break;
+            }
+            if matches!(load, Load::Closed(_)) {
+                queue.push(at, begin(at));
+            }
+            continue;
+        };
+        let next = step(visit, at, &mut servers, &mut rng);
+        queue.push(next, Turn { visit: turn.visit + 1, ..turn });
+    }
+    times.sort_unstable_by(f64::total_cmp);
+    let quantile =
+        |q: f64| times.get((times.len() as f64 * q) as usize).or(times.last()).copied().unwrap_or(f64::INFINITY);
+    let span = (now - warmed_at).as_secs().max(1e-12);
+    Simulated { place, p50_ns: quantile(0.5), p99_ns: quantile(0.99), ops_per_s: times.len() as f64 / span, events }
+}
+
+/// When the visit that begins at `at` is over.
+fn step(visit: &Visit, at: Ps, servers: &mut [Server], rng: &mut ChaCha8Rng) -> Ps {
+    if visit.chance < 1.0 && uniform(rng) >= visit.chance {
+        return at;
+    }
+    let hit = visit.hit > 0.0 && uniform(rng) < visit.hit;
+    let saved = if hit { visit.saved } else { 0.0 };
+    let after = (visit.after - saved).max(0.0);
+    let service = (visit.service - (saved - visit.after).max(0.0)).max(0.0);
+    let ps = |ns: f64| Ps((ns * 1000.0).round() as u64);
+    let end = match visit.station {
+        Some(station) => held(&mut servers[station as usize], at, ps(service), visit.servers),
+        None => at + ps(service),
+    };
+    if visit.waits { end + ps(after) } else { at + ps(after) }
+}
+
+/// Holds so many servers at once; the last one's end.
+fn held(server: &mut Server, at: Ps, service: Ps, servers: f64) -> Ps {
+    (0..servers.max(1.0) as u64).map(|_| server.serve(at, service).1).max().unwrap_or(at)
+}
+
+fn uniform(rng: &mut ChaCha8Rng) -> f64 {
+    (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+}
+
+fn exponential(rng: &mut ChaCha8Rng) -> f64 {
+    -(1.0 - uniform(rng)).ln()
+}

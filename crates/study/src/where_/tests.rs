@@ -1,0 +1,197 @@
+//! Metamorphic tests: what must move a result, in which direction and by how much.
+
+use super::*;
+
+fn operation(accesses: f64, reply: f64) -> Operation {
+    Operation {
+        title: "test".into(),
+        accesses: vec![Access { count: accesses, bytes: 64.0, kind: Kind::Read, dependent: true }],
+        request: 28.0,
+        reply,
+        cycles: 0.0,
+        pipeline_cycles: 0.0,
+        state: 1e9,
+        item: 64.0,
+        skew: 0.0,
+        writes: 0.0,
+        memory: Memory::Host,
+        load: Load::Closed(1),
+    }
+}
+
+fn alone(platform: &Platform, operation: &Operation, place: Place) -> f64 {
+    path_of(platform, operation, place, Link::Udp).expect("the platform has the place").alone()
+}
+
+fn strom() -> Platform {
+    Platform::load("strom-10g").unwrap()
+}
+
+const READ: &str = "host.pcie.read_latency";
+
+#[test]
+fn a_read_takes_what_the_paper_says() {
+    // StRoM 6.2: a network round trip of about 5 us, and 1.5 us of PCIe. Nothing is fitted: the depth of the data path,
+    // an estimate, stands in the middle of its range.
+    let read = alone(&strom(), &operation(1.0, 64.0), Place::Client);
+    assert!((read / 6_500.0 - 1.0).abs() < 0.15, "{read} ns");
+}
+
+#[test]
+fn doubling_the_pcie_latency_adds_one_for_each_access() {
+    let (strom, accesses) = (strom(), 8.0);
+    let slow = strom.with(&[(READ, 3e6)]).unwrap();
+    for place in [Place::Client, Place::Nic] {
+        let operation = operation(accesses, 64.0);
+        let added = alone(&slow, &operation, place) - alone(&strom, &operation, place);
+        // Parameters of a call are fetched over PCIe at the client, which a one-sided verb has none of.
+        let reads = accesses + if place == Place::Nic { 1.0 } else { 0.0 };
+        assert!((added - reads * 1500.0).abs() < 1e-6, "{place}: {added} ns for {reads} reads of 1500 ns");
+    }
+    let operation = operation(accesses, 64.0);
+    let added = alone(&slow, &operation, Place::Host) - alone(&strom, &operation, Place::Host);
+    // The host's cores read their own memory; only parameters and reply are fetched over PCIe.
+    assert!((added - 2.0 * 1500.0).abs() < 1e-6, "host: {added} ns");
+}
+
+#[test]
+fn more_dependent_accesses_favour_the_node() {
+    let strom = strom();
+    let gain = |accesses| {
+        let operation = operation(accesses, 64.0);
+        alone(&strom, &operation, Place::Client) / alone(&strom, &operation, Place::Nic)
+    };
+    let gains: Vec<f64> = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0].map(gain).to_vec();
+    assert!(gains.is_sorted_by(|a, b| a < b), "{gains:?}");
+    assert!(gains[0] < 1.1 && gains[5] > 3.0, "{gains:?}");
+}
+
+#[test]
+fn each_client_access_is_a_round_trip() {
+    let strom = strom();
+    let times: Vec<f64> = (1..=4).map(|n| alone(&strom, &operation(f64::from(n), 64.0), Place::Client)).collect();
+    for pair in times.windows(2) {
+        assert!((pair[1] - pair[0] - times[0]).abs() < 1e-6, "{times:?}");
+    }
+}
+
+#[test]
+fn halving_the_wire_doubles_the_time_on_it() {
+    let strom = strom();
+    let slow = strom.with(&[("ethernet.rate", 0.625e9)]).unwrap();
+    let operation = operation(1.0, 1024.0);
+    let added = alone(&slow, &operation, Place::Nic) - alone(&strom, &operation, Place::Nic);
+    // 28 + 82 + 16 bytes out and 1024 + 82 + 16 back, at 0.8 ns a byte.
+    assert!((added - (126.0 + 1122.0) * 0.8).abs() < 1e-6, "{added} ns");
+}
+
+#[test]
+fn halving_the_clock_doubles_the_pipeline() {
+    let strom = strom();
+    let slow = strom.with(&[("nic.pipeline.clock", 78.125e6)]).unwrap();
+    let operation = operation(1.0, 64.0);
+    let added = alone(&slow, &operation, Place::Nic) - alone(&strom, &operation, Place::Nic);
+    // Two messages pass two data paths each, 125 cycles deep, and hold frames of 28 + 82 and 64 + 82 bytes until they
+    // are whole, in words of 8 bytes, at both ends; the kernel takes 10 cycles.
+    let cycles = 4.0 * 125.0 + 2.0 * (14.0 + 19.0) + 10.0;
+    assert!((added - cycles * 6.4).abs() < 1e-6, "{added} ns for {cycles} cycles of 6.4 ns");
+}
+
+#[test]
+fn a_bigger_reply_costs_all_places_alike_on_the_wire() {
+    let strom = strom();
+    let added = |place| alone(&strom, &operation(2.0, 1024.0), place) - alone(&strom, &operation(2.0, 64.0), place);
+    // The nic's reply is 960 bytes longer: 0.8 ns a byte on the wire, 120 words twice in the data path's memory, and
+    // the store into the client's memory.
+    let expected = 960.0 * 0.8 + 2.0 * 120.0 * 6.4 + 960.0 / 7.87;
+    assert!((added(Place::Nic) - expected).abs() < 1.0, "{} against {expected}", added(Place::Nic));
+    assert!(added(Place::Host) > added(Place::Nic), "the host's NIC also fetches the reply over PCIe");
+    assert_eq!(added(Place::Client), 0.0, "what the client reads is what its accesses say");
+}
+
+#[test]
+fn the_closed_loop_keeps_its_bounds() {
+    for name in Platform::built_in() {
+        let platform = Platform::load(name).unwrap();
+        for under_way in [1, 4, 64, 1024] {
+            let operation = Operation { load: Load::Closed(under_way), ..operation(3.0, 256.0) };
+            for candidate in rank(&platform, &operation, &Options::default()) {
+                let n = f64::from(under_way);
+                let most = candidate.saturation_per_s.min(n * 1e9 / candidate.alone_ns) * 1.0001;
+                assert!(candidate.ops_per_s <= most, "{name}, {under_way} under way: {candidate:?}");
+                assert!(
+                    candidate.p50_ns >= candidate.alone_ns && candidate.p99_ns >= candidate.p50_ns,
+                    "{candidate:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_simulation_agrees_with_the_screen_where_both_are_exact() {
+    for name in ["strom-10g", "rambda", "bluefield2"] {
+        let platform = Platform::load(name).unwrap();
+        let one = operation(4.0, 64.0);
+        for candidate in rank(&platform, &one, &Options::default()) {
+            let path = path_of(&platform, &one, candidate.place, Link::Udp).unwrap();
+            let alone = simulate::run(candidate.place, &path, Load::Closed(1), 2000, 1);
+            let mean = 1e9 / alone.ops_per_s;
+            assert!((mean / candidate.alone_ns - 1.0).abs() < 0.02, "{name}: {alone:?} against {candidate:?}");
+            let full = simulate::run(candidate.place, &path, Load::Closed(512), 6000, 1);
+            let part = full.ops_per_s / candidate.saturation_per_s;
+            assert!((0.93..1.03).contains(&part), "{name}, saturated: {full:?} against {candidate:?}");
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_answer() {
+    let options = Options { simulated: 500, points: 16, ..Options::default() };
+    let answer = || serde_json::to_string(&decide(&strom(), &operation(4.0, 64.0), &options).unwrap()).unwrap();
+    assert_eq!(answer(), answer());
+}
+
+#[test]
+fn flips_are_where_the_best_changes() {
+    let (strom, operation) = (strom(), operation(4.0, 64.0));
+    let options = Options { simulated: 0, points: 16, ..Options::default() };
+    let answer = decide(&strom, &operation, &options).unwrap();
+    let best = answer.ranking[0].place;
+    let flip = answer.flips.iter().find(|flip| flip.what == READ).expect("PCIe decides between nic and host");
+    let at = |factor: f64| {
+        rank(&strom.with(&[(READ, 1.5e6 * flip.factor * factor)]).unwrap(), &operation, &options)[0].place
+    };
+    let (under, over) = (at(0.999), at(1.001));
+    assert_ne!(under, over);
+    assert_eq!(if flip.while_under { under } else { over }, best, "{}", flip.line(best));
+    assert_eq!(if flip.while_under { over } else { under }, flip.then);
+}
+
+#[test]
+fn what_open_values_leave_undecided_is_named() {
+    let (strom, operation) = (strom(), operation(4.0, 64.0));
+    let options = Options { simulated: 0, points: 64, ..Options::default() };
+    let answer = decide(&strom, &operation, &options).unwrap();
+    for (candidate, interval) in answer.ranking.iter().zip(&answer.intervals) {
+        let (low, high) = interval.p50_ns;
+        assert!(low <= candidate.p50_ns && candidate.p50_ns <= high, "{candidate:?} {interval:?}");
+    }
+    assert!(answer.contributions.is_sorted_by(|a, b| a.swing >= b.swing));
+    // The same platform with a PCIe latency at which nic and host are as good as each other.
+    let flip = answer.flips.iter().find(|flip| flip.what == READ).unwrap();
+    let even = strom.with(&[(READ, 1.5e6 * flip.factor)]).unwrap();
+    let answer = decide(&even, &operation, &options).unwrap();
+    assert!(!answer.decided || answer.line.contains("level"), "{}", answer.line);
+}
+
+#[test]
+fn skew_and_writers_serialise_on_the_popular_item() {
+    let strom = strom();
+    let rate = |writes, skew| {
+        let operation = Operation { writes, skew, load: Load::Closed(256), ..operation(2.0, 64.0) };
+        rank(&strom, &operation, &Options::default()).into_iter().find(|c| c.place == Place::Client).unwrap()
+    };
+    assert!(rate(0.5, 1.2).saturation_per_s < rate(0.0, 1.2).saturation_per_s);
+    assert_eq!(rate(1.0, 2.0).binding, "most popular item");
+}
