@@ -13,6 +13,8 @@
 //!   active  ReqSent            ReqReceived  passive
 //!              | REP                | accept
 //!              |                 RepSent
+//!          RepReceived             |
+//!              | ready (RTU)         |
 //!              v                    v RTU or a first packet
 //!          Established         Established
 //!              | disconnect         | DREQ
@@ -34,11 +36,15 @@ use rand_core::{RngCore, SeedableRng};
 use remora_wire::cm::{CmMessage, Mad, Req};
 
 use message::{Bytes, Rejected};
+use peers::Peers;
+use sidr::Services;
 use table::{Conn, State, Table};
 pub use types::*;
 
 mod handle;
 mod message;
+mod peers;
+mod sidr;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -60,6 +66,8 @@ pub struct Cm {
     /// Connections whose `bytes` are to be sent, each at most once.
     ready: VecDeque<ConnId>,
     replies: VecDeque<Reply>,
+    services: Services,
+    peers: Peers,
     events: VecDeque<CmEvent>,
     counters: CmCounters,
 }
@@ -69,19 +77,32 @@ const MAX_REPLIES: usize = 256;
 
 impl Cm {
     /// A connection manager; `seed` makes its communication ids, which should be hard to guess.
-    pub fn new(seed: u64, mut config: CmConfig) -> Cm {
-        config.max_retries = config.max_retries.min(15);
+    pub fn new(seed: u64, config: CmConfig) -> Cm {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let peers = Peers::new(rng.next_u64());
         Cm {
-            config,
-            rng: ChaCha8Rng::seed_from_u64(seed),
+            config: checked(config),
+            rng,
             listeners: BTreeMap::new(),
             next_listener: 0,
             table: Table::default(),
             ready: VecDeque::new(),
             replies: VecDeque::new(),
+            services: Services::default(),
+            peers,
             events: VecDeque::new(),
             counters: CmCounters::default(),
         }
+    }
+
+    /// The limits and times.
+    pub fn config(&self) -> &CmConfig {
+        &self.config
+    }
+
+    /// Other limits and times, for what begins from now on.
+    pub fn configure(&mut self, config: CmConfig) {
+        self.config = checked(config);
     }
 
     /// What was not acted on so far.
@@ -124,12 +145,21 @@ impl Cm {
         params: QpParams,
         private_data: &[u8],
     ) -> Result<ConnId, CmError> {
-        let (local, remote) = (local.to_canonical(), remote.to_canonical());
-        if local.is_ipv4() != remote.is_ipv4() {
-            return Err(CmError::IpVersion(local, remote));
-        }
+        // An ephemeral port, as a socket would have; it only tells the peer's user who calls.
+        let source_port = 32_768 + (self.rng.next_u32() % 28_232) as u16;
+        let call = Call { local, remote, service_id, source_port, private_data };
+        self.send_req(now, call, params, false)
+    }
+
+    /// The same for a user who brings its queue pair up by itself: [`CmEvent::Response`] comes first, and
+    /// [`CmEvent::Established`] of [`Cm::ready`].
+    pub fn call(&mut self, now: u64, call: Call<'_>, params: QpParams) -> Result<ConnId, CmError> {
+        self.send_req(now, call, params, true)
+    }
+
+    fn send_req(&mut self, now: u64, call: Call<'_>, params: QpParams, hold: bool) -> Result<ConnId, CmError> {
+        let call = check_call(call, REQ_PRIVATE_DATA)?;
         check_params(&params)?;
-        check_private_data(private_data, REQ_PRIVATE_DATA)?;
         if self.table.len() >= self.config.max_connections {
             return Err(CmError::TableFull(self.config.max_connections));
         }
@@ -137,14 +167,26 @@ impl Cm {
             return Err(CmError::QpInUse(params.qpn));
         }
         let id = self.fresh_id();
-        // An ephemeral port, as a socket would have; it only tells the peer's user who calls.
-        let source_port = 32_768 + (self.rng.next_u32() % 28_232) as u16;
-        let bytes = message::req(&self.config, id, (local, remote), service_id, source_port, &params, private_data);
-        self.table.insert(id, Conn::active((local, remote), params, id.0.into(), self.config.max_retries));
+        let bytes = message::req(&self.config, id, &call, &params);
+        let mut conn = Conn::active((call.local, call.remote), params, id.0.into(), self.config.max_retries);
+        conn.hold = hold;
+        self.table.insert(id, conn);
         self.table.set_local_qpn(id, params.qpn);
         self.send(id, bytes);
         self.table.arm(id, Some(now.saturating_add(self.config.response_timeout)));
         Ok(id)
+    }
+
+    /// Send an RTU: the queue pair of a [`CmEvent::Response`] is up. [`CmEvent::Established`] follows.
+    pub fn ready(&mut self, now: u64, id: ConnId) -> Result<(), CmError> {
+        let conn = self.table.get(id).ok_or(CmError::UnknownConn(id))?;
+        if conn.state != State::RepReceived {
+            return Err(CmError::WrongState(id));
+        }
+        let rtu = message::rtu(id, conn);
+        self.send(id, rtu);
+        self.establish(now, id, Vec::new());
+        Ok(())
     }
 
     /// Send a REP: agree to a [`CmEvent::ConnectRequest`]. The queue pair must be in RTR and may receive from now on.
@@ -176,14 +218,16 @@ impl Cm {
         Ok(())
     }
 
-    /// Send a REJ: refuse a [`CmEvent::ConnectRequest`]. No further event comes for it.
+    /// Send a REJ: refuse a [`CmEvent::ConnectRequest`] or [`CmEvent::Response`]. No further event comes for it.
     pub fn reject(&mut self, now: u64, id: ConnId, reason: u16, private_data: &[u8]) -> Result<(), CmError> {
         check_private_data(private_data, REJ_PRIVATE_DATA)?;
         let conn = self.table.get(id).ok_or(CmError::UnknownConn(id))?;
-        if conn.state != State::ReqReceived {
-            return Err(CmError::WrongState(id));
-        }
-        let bytes = message::rej(id, conn, Rejected::Req, reason, private_data);
+        let rejected = match conn.state {
+            State::ReqReceived => Rejected::Req,
+            State::RepReceived => Rejected::Rep,
+            _ => return Err(CmError::WrongState(id)),
+        };
+        let bytes = message::rej(id, conn, rejected, reason, private_data);
         self.send(id, bytes);
         self.enter_timewait(now, id, true);
         Ok(())
@@ -224,6 +268,7 @@ impl Cm {
             }
             State::ReqSent => message::rej_timeout(&self.config, id, conn, Rejected::Req),
             State::ReqReceived => message::rej(id, conn, Rejected::Req, reason::CONSUMER, &[]),
+            State::RepReceived => message::rej(id, conn, Rejected::Rep, reason::CONSUMER, &[]),
             State::RepSent => message::rej(id, conn, Rejected::Other, reason::CONSUMER, &[]),
             State::DreqSent | State::Timewait => return Err(CmError::WrongState(id)),
         };
@@ -258,7 +303,8 @@ impl Cm {
 
     /// When to call [`Cm::handle_timeout`] next.
     pub fn poll_timeout(&self) -> Option<u64> {
-        self.table.next_deadline()
+        let deadlines = [self.table.next_deadline(), self.services.next_deadline(), self.peers.next_deadline()];
+        deadlines.into_iter().flatten().min()
     }
 
     /// Let the timers run that are due at `now`.
@@ -267,6 +313,8 @@ impl Cm {
         while let Some(id) = self.table.pop_due(now) {
             self.expire(now, id);
         }
+        self.expire_services(now);
+        self.ask_peers(now);
     }
 
     fn expire(&mut self, now: u64, id: ConnId) {
@@ -278,7 +326,12 @@ impl Cm {
                 self.table.arm(id, Some(now.saturating_add(self.config.response_timeout)));
                 return;
             }
-            State::Timewait => return self.remove(id),
+            State::Timewait => {
+                if self.config.timewait_events && !conn.rejected {
+                    self.events.push_back(CmEvent::TimewaitExit { conn: id });
+                }
+                return self.remove(id);
+            }
             State::Established => return,
             State::DreqSent => {
                 self.enter_timewait(now, id, false);
@@ -287,6 +340,7 @@ impl Cm {
             }
             State::ReqSent => message::rej_timeout(&self.config, id, conn, Rejected::Req),
             State::ReqReceived => message::rej(id, conn, Rejected::Req, reason::CONSUMER, &[]),
+            State::RepReceived => message::rej(id, conn, Rejected::Rep, reason::CONSUMER, &[]),
             State::RepSent => message::rej_timeout(&self.config, id, conn, Rejected::Other),
         };
         self.send(id, bytes);
@@ -301,6 +355,7 @@ impl Cm {
             conn.state = State::Established;
             conn.established_at = now;
             let remote = conn.theirs;
+            self.watch_peers(now);
             self.events.push_back(CmEvent::Established { conn: id, remote, private_data });
         }
     }
@@ -357,7 +412,7 @@ impl Cm {
     fn fresh_id(&mut self) -> ConnId {
         loop {
             let id = ConnId(self.rng.next_u32());
-            if id.0 != 0 && self.table.get(id).is_none() {
+            if id.0 != 0 && self.table.get(id).is_none() && !self.services.contains(id) {
                 return id;
             }
         }
@@ -367,6 +422,21 @@ impl Cm {
     fn patience(&self) -> u64 {
         self.config.response_timeout.saturating_mul(u64::from(self.config.max_retries) + 1)
     }
+}
+
+fn checked(mut config: CmConfig) -> CmConfig {
+    config.max_retries = config.max_retries.min(15);
+    config
+}
+
+/// The call between addresses in their canonical form.
+fn check_call(call: Call<'_>, max_private_data: usize) -> Result<Call<'_>, CmError> {
+    let (local, remote) = (call.local.to_canonical(), call.remote.to_canonical());
+    if local.is_ipv4() != remote.is_ipv4() {
+        return Err(CmError::IpVersion(local, remote));
+    }
+    check_private_data(call.private_data, max_private_data)?;
+    Ok(Call { local, remote, ..call })
 }
 
 fn check_params(params: &QpParams) -> Result<(), CmError> {

@@ -200,6 +200,17 @@ impl Nic {
         self.management.cm.disconnect(now, conn)
     }
 
+    /// The connection manager itself, for those who bring their queue pairs up on their own. Connections made here do
+    /// not touch queue pairs.
+    pub fn cm(&mut self) -> &mut Cm {
+        &mut self.management.cm
+    }
+
+    /// Messages of the connection manager to a peer take this link, until the peer is heard on another.
+    pub fn set_peer_link(&mut self, peer: IpAddr, link: u8) {
+        self.management.remember(peer, link);
+    }
+
     /// The link on which a peer was last heard.
     pub fn peer_link(&self, peer: IpAddr) -> Option<u8> {
         self.management.links.get(&peer).copied()
@@ -257,12 +268,14 @@ impl Nic {
         while let Some(event) = self.management.cm.poll_event() {
             match &event {
                 CmEvent::Established { conn, remote, .. } => {
-                    let Some(entry) = self.management.conns.remove(conn) else { continue };
-                    // The passive side is in RTS already; a queue pair that its owner moved stays where it is.
-                    if self.qp_state(entry.qpn) == Ok(QpState::Init) {
-                        let _ = self.raise(&entry, remote);
+                    // Without an entry the user connects with [`Nic::cm`] and sees to the queue pair.
+                    if let Some(entry) = self.management.conns.remove(conn) {
+                        // The passive side is in RTS already; a queue pair that its owner moved stays where it is.
+                        if self.qp_state(entry.qpn) == Ok(QpState::Init) {
+                            let _ = self.raise(&entry, remote);
+                        }
+                        self.management.conns.insert(*conn, entry);
                     }
-                    self.management.conns.insert(*conn, entry);
                 }
                 CmEvent::Rejected { conn, .. } | CmEvent::Unreachable { conn } | CmEvent::Disconnected { conn } => {
                     self.management.calls.remove(conn);
@@ -275,6 +288,8 @@ impl Nic {
                     let caller = Caller { local: *local_ip, remote: *remote_ip, params: *remote };
                     self.management.calls.insert(*conn, caller);
                 }
+                CmEvent::TimewaitExit { conn } => drop(self.management.calls.remove(conn)),
+                CmEvent::Response { .. } | CmEvent::ServiceRequest { .. } | CmEvent::ServiceResolved { .. } => {}
             }
             self.ctx.events.push_back(Event::Cm(event));
         }

@@ -15,13 +15,16 @@ enum Named {
     Forged,
 }
 
+/// The port of a caller and its private data.
+type Called = (u16, Vec<u8>);
+
 /// Between which addresses a MAD travelled, and its transaction.
 #[derive(Clone, Copy)]
-struct Origin {
-    now: u64,
-    from: IpAddr,
-    to: IpAddr,
-    tid: u64,
+pub(super) struct Origin {
+    pub now: u64,
+    pub from: IpAddr,
+    pub to: IpAddr,
+    pub tid: u64,
 }
 
 impl Cm {
@@ -32,6 +35,7 @@ impl Cm {
             return;
         };
         let origin = Origin { now, from: from.to_canonical(), to: to.to_canonical(), tid: mad.transaction_id };
+        self.peers.heard(origin.now, origin.from);
         match &mad.message {
             CmMessage::Req(req) => self.on_req(origin, req),
             CmMessage::Mra(mra) => self.on_mra(origin, mra),
@@ -40,6 +44,10 @@ impl Cm {
             CmMessage::Rtu(rtu) => self.on_rtu(origin, rtu),
             CmMessage::Dreq(dreq) => self.on_dreq(origin, dreq),
             CmMessage::Drep(drep) => self.on_drep(origin, drep),
+            CmMessage::SidrReq(req) => self.on_sidr_req(origin, req),
+            CmMessage::SidrRep(rep) => self.on_sidr_rep(origin, rep),
+            CmMessage::Lap(lap) => self.reply(origin, message::apr(origin.tid, lap)),
+            CmMessage::Apr(_) => self.counters.unexpected += 1,
         }
     }
 
@@ -59,7 +67,7 @@ impl Cm {
             return self.refuse(origin, req, reason::STALE_CONNECTION);
         }
         match self.screen(origin, req, &theirs) {
-            Ok(listener) => self.admit(origin, req, theirs, listener),
+            Ok((listener, called)) => self.admit(origin, req, theirs, listener, called),
             Err(reason) => self.refuse(origin, req, reason),
         }
     }
@@ -75,7 +83,7 @@ impl Cm {
                 conn.theirs == *theirs && now.saturating_sub(conn.established_at) <= self.config.timewait
             }
             State::Timewait => conn.rejected,
-            State::ReqSent | State::DreqSent => false,
+            State::ReqSent | State::RepReceived | State::DreqSent => false,
         })
     }
 
@@ -86,8 +94,8 @@ impl Cm {
         }
     }
 
-    /// The listener of a REQ, or the reason to refuse it.
-    fn screen(&self, origin: Origin, req: &Req, theirs: &QpParams) -> Result<ListenerId, u16> {
+    /// The listener of a REQ and what it says of its user, or the reason to refuse it.
+    fn screen(&self, origin: Origin, req: &Req, theirs: &QpParams) -> Result<(ListenerId, Called), u16> {
         let listener = *self.listeners.get(&req.service_id).ok_or(reason::INVALID_SERVICE_ID)?;
         if req.transport_service != 0 {
             return Err(reason::INVALID_TRANSPORT);
@@ -95,9 +103,7 @@ impl Cm {
         if message::gid(origin.from) != req.local_gid || message::gid(origin.to) != req.remote_gid {
             return Err(reason::INVALID_GID);
         }
-        if !message::header_agrees(req, origin.from, origin.to) {
-            return Err(reason::UNSUPPORTED);
-        }
+        let called = message::read_addressed(&req.private_data, origin.from, origin.to).ok_or(reason::UNSUPPORTED)?;
         if !(1..=self.config.max_path_mtu).contains(&theirs.path_mtu) {
             return Err(reason::INVALID_PATH_MTU);
         }
@@ -108,10 +114,17 @@ impl Cm {
             || self.table.half_open() >= self.config.max_half_open
             // Each connection gives three events at most; more wait only if nobody polls.
             || self.events.len() >= 3 * self.config.max_connections;
-        if full { Err(reason::NO_RESOURCES) } else { Ok(listener) }
+        if full { Err(reason::NO_RESOURCES) } else { Ok((listener, called)) }
     }
 
-    fn admit(&mut self, origin: Origin, req: &Req, theirs: QpParams, listener: ListenerId) {
+    fn admit(
+        &mut self,
+        origin: Origin,
+        req: &Req,
+        theirs: QpParams,
+        listener: ListenerId,
+        (source_port, private_data): Called,
+    ) {
         let id = self.fresh_id();
         let retries = self.config.max_retries.min(req.max_cm_retries);
         self.table.insert(id, Conn::passive((origin.to, origin.from), theirs, origin.tid, retries));
@@ -123,8 +136,12 @@ impl Cm {
             remote: theirs,
             local_ip: origin.to,
             remote_ip: origin.from,
-            private_data: message::user_data(req).to_vec(),
+            source_port,
+            private_data,
         });
+        if self.config.request_delay > 0 {
+            let _ = self.delay(origin.now, id, self.config.request_delay);
+        }
     }
 
     fn refuse(&mut self, origin: Origin, req: &Req, reason: u16) {
@@ -151,7 +168,7 @@ impl Cm {
             // Only the active side is sent a REP: it last said RTU, or REJ.
             State::Established => self.resend(id),
             State::Timewait if conn.rejected => self.resend(id),
-            State::Timewait | State::DreqSent => {}
+            State::RepReceived | State::Timewait | State::DreqSent => {}
             State::ReqReceived | State::RepSent => self.counters.unexpected += 1,
         }
     }
@@ -188,6 +205,12 @@ impl Cm {
         if let Some(conn) = self.table.get_mut(id) {
             conn.theirs = theirs;
             conn.transaction_id = origin.tid;
+            if conn.hold {
+                conn.state = State::RepReceived;
+                let private_data = rep.private_data.to_vec();
+                self.events.push_back(CmEvent::Response { conn: id, remote: theirs, private_data });
+                return self.table.arm(id, Some(origin.now.saturating_add(self.patience())));
+            }
             let rtu = message::rtu(id, conn);
             self.send(id, rtu);
         }
@@ -206,7 +229,7 @@ impl Cm {
             // The peer holds established what was given up here, so the REJ was lost.
             State::Timewait if conn.rejected => self.resend(id),
             State::Established | State::DreqSent | State::Timewait => {}
-            State::ReqSent | State::ReqReceived => self.counters.unexpected += 1,
+            State::ReqSent | State::ReqReceived | State::RepReceived => self.counters.unexpected += 1,
         }
     }
 
@@ -240,7 +263,7 @@ impl Cm {
             return self.counters.unexpected += 1;
         };
         match conn.state {
-            State::ReqSent | State::ReqReceived | State::RepSent => {
+            State::ReqSent | State::ReqReceived | State::RepReceived | State::RepSent => {
                 let private_data = rej.private_data.to_vec();
                 self.events.push_back(CmEvent::Rejected { conn: id, reason: rej.reason, private_data });
                 self.remove(id);
@@ -275,7 +298,7 @@ impl Cm {
                 self.events.push_back(CmEvent::Disconnected { conn: id });
             }
             State::Timewait => self.reply(origin, drep),
-            State::ReqSent | State::ReqReceived => self.counters.unexpected += 1,
+            State::ReqSent | State::ReqReceived | State::RepReceived => self.counters.unexpected += 1,
         }
     }
 
@@ -308,11 +331,16 @@ impl Cm {
         }
     }
 
-    fn reply(&mut self, origin: Origin, bytes: Bytes) {
+    pub(super) fn reply(&mut self, origin: Origin, bytes: Bytes) {
+        self.push_reply(CmTransmit { to: origin.from, from: origin.to }, bytes);
+    }
+
+    /// A message that is not kept to be said again.
+    pub(super) fn push_reply(&mut self, route: CmTransmit, bytes: Bytes) {
         if self.replies.len() >= MAX_REPLIES {
             self.counters.dropped += 1;
             return;
         }
-        self.replies.push_back(Reply { route: CmTransmit { to: origin.from, from: origin.to }, bytes });
+        self.replies.push_back(Reply { route, bytes });
     }
 }

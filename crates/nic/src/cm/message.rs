@@ -2,16 +2,17 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use remora_wire::cm::{CmMessage, Drep, Dreq, Mad, Mra, RdmaCmHeader, Rej, Rep, Req, Rtu};
+use remora_wire::cm::{Apr, CmMessage, Drep, Dreq, Lap, Mad, Mra, RdmaCmHeader, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 
 use super::table::Conn;
-use super::{CmConfig, ConnId, QpParams, REQ_PRIVATE_DATA, reason};
+use super::{Call, CmConfig, ConnId, QpParams, REQ_PRIVATE_DATA, SIDR_REQ_PRIVATE_DATA, reason};
 
 /// One MAD.
 pub(super) type Bytes = [u8; 256];
 
 const HEADER: usize = RdmaCmHeader::LEN;
 const _: () = assert!(HEADER + REQ_PRIVATE_DATA == 92, "the two fill a REQ's private data");
+const _: () = assert!(HEADER + SIDR_REQ_PRIVATE_DATA == 216, "the two fill a SIDR REQ's private data");
 
 /// Which message a REJ answers.
 #[derive(Clone, Copy)]
@@ -23,22 +24,10 @@ pub(super) enum Rejected {
 }
 
 /// The REQ of an active connection. The constants are those of `rdma_cm` over RoCE v2.
-pub(super) fn req(
-    config: &CmConfig,
-    id: ConnId,
-    (local, remote): (IpAddr, IpAddr),
-    service_id: u64,
-    source_port: u16,
-    params: &QpParams,
-    user_data: &[u8],
-) -> Bytes {
-    let mut private_data = [0; 92];
-    let header = RdmaCmHeader { src_port: source_port, src: local, dst: remote };
-    header.emit(&mut private_data);
-    private_data[HEADER..][..user_data.len()].copy_from_slice(user_data);
+pub(super) fn req(config: &CmConfig, id: ConnId, call: &Call<'_>, params: &QpParams) -> Bytes {
     let req = Req {
         local_comm_id: id.0,
-        service_id,
+        service_id: call.service_id,
         ca_guid: config.ca_guid,
         local_qpn: params.qpn,
         responder_resources: params.responder_resources,
@@ -54,11 +43,11 @@ pub(super) fn req(
         srq: params.srq,
         local_lid: 0xffff,
         remote_lid: 0xffff,
-        local_gid: gid(local),
-        remote_gid: gid(remote),
+        local_gid: gid(call.local),
+        remote_gid: gid(call.remote),
         hop_limit: 64,
         local_ack_timeout: params.ack_timeout,
-        private_data,
+        private_data: addressed(call),
         ..Req::default()
     };
     encode(u64::from(id.0), CmMessage::Req(req))
@@ -139,6 +128,40 @@ pub(super) fn drep(transaction_id: u64, dreq: &Dreq) -> Bytes {
     encode(transaction_id, CmMessage::Drep(drep))
 }
 
+/// The SIDR REQ of a call.
+pub(super) fn sidr_req(id: ConnId, call: &Call<'_>) -> Bytes {
+    let (request_id, service_id) = (id.0, call.service_id);
+    let req = SidrReq { request_id, pkey: 0xffff, service_id, private_data: addressed(call) };
+    encode(u64::from(id.0), CmMessage::SidrReq(req))
+}
+
+/// A SIDR REQ for a service that nobody has: any connection manager answers it.
+pub(super) fn ping() -> Bytes {
+    encode(0, CmMessage::SidrReq(SidrReq { pkey: 0xffff, ..SidrReq::default() }))
+}
+
+/// The answer to a SIDR REQ of this id and service.
+pub(super) fn sidr_rep(
+    transaction_id: u64,
+    (request_id, service_id): (u32, u64),
+    (status, qpn, qkey): (u8, u32, u32),
+    user_data: &[u8],
+) -> Bytes {
+    let private_data = padded(user_data);
+    let rep = SidrRep { request_id, status, qpn, service_id, qkey, private_data, ..SidrRep::default() };
+    encode(transaction_id, CmMessage::SidrRep(rep))
+}
+
+/// The answer to a LAP: there are no alternate paths here.
+pub(super) fn apr(transaction_id: u64, lap: &Lap) -> Bytes {
+    const NOT_SUPPORTED: u8 = 2;
+    let (local_comm_id, remote_comm_id) = (lap.remote_comm_id, lap.local_comm_id);
+    encode(
+        transaction_id,
+        CmMessage::Apr(Apr { local_comm_id, remote_comm_id, status: NOT_SUPPORTED, ..Apr::default() }),
+    )
+}
+
 fn encode(transaction_id: u64, message: CmMessage) -> Bytes {
     let mut bytes = [0; 256];
     Mad { status: 0, transaction_id, message }.emit(&mut bytes);
@@ -172,14 +195,20 @@ pub(super) fn params_of_rep(rep: &Rep, ours: &QpParams) -> QpParams {
     }
 }
 
-/// The user's part of a REQ's private data.
-pub(super) fn user_data(req: &Req) -> &[u8] {
-    &req.private_data[HEADER..]
+/// Private data: the RDMA CM header, then the user's, zero-padded.
+fn addressed<const N: usize>(call: &Call<'_>) -> [u8; N] {
+    let mut private_data = [0; N];
+    let header = RdmaCmHeader { src_port: call.source_port, src: call.local, dst: call.remote };
+    header.emit(&mut private_data);
+    private_data[HEADER..][..call.private_data.len()].copy_from_slice(call.private_data);
+    private_data
 }
 
-/// Whether a REQ's RDMA CM header names the addresses that the REQ travelled between.
-pub(super) fn header_agrees(req: &Req, from: IpAddr, to: IpAddr) -> bool {
-    RdmaCmHeader::parse(&req.private_data).is_ok_and(|header| (header.src, header.dst) == (from, to))
+/// The port of the sender and the user's part of private data, if its RDMA CM header names the addresses that the message
+/// travelled between.
+pub(super) fn read_addressed(private_data: &[u8], from: IpAddr, to: IpAddr) -> Option<(u16, Vec<u8>)> {
+    let header = RdmaCmHeader::parse(private_data).ok()?;
+    ((header.src, header.dst) == (from, to)).then(|| (header.src_port, private_data[HEADER..].to_vec()))
 }
 
 /// The GID of an address: IPv6, or IPv4-mapped IPv6 (annex A17).

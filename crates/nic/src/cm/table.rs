@@ -11,6 +11,8 @@ use super::{ConnId, QpParams};
 pub(super) enum State {
     ReqSent,
     ReqReceived,
+    /// The user has the REP and brings its queue pair up.
+    RepReceived,
     RepSent,
     Established,
     DreqSent,
@@ -32,6 +34,8 @@ pub(super) struct Conn {
     /// Retries left in this state.
     pub retries: u8,
     pub established_at: u64,
+    /// The user wants to see the REP before the RTU is sent.
+    pub hold: bool,
     /// In time wait: the last word was a REJ.
     pub rejected: bool,
     /// The last message sent, to be repeated on a timeout and when the peer repeats its own.
@@ -59,6 +63,7 @@ impl Conn {
             theirs: params,
             retries,
             established_at: 0,
+            hold: false,
             rejected: false,
             bytes: Box::new([0; 256]),
             spoken: false,
@@ -112,6 +117,13 @@ impl Table {
 
     pub fn get_mut(&mut self, id: ConnId) -> Option<&mut Conn> {
         self.conns.get_mut(&id)
+    }
+
+    /// The connections that stand or are being closed, with the own address and the peer's.
+    pub fn standing(&self) -> impl Iterator<Item = (ConnId, (IpAddr, IpAddr))> {
+        let stands = |conn: &Conn| matches!(conn.state, State::Established | State::DreqSent);
+        let standing = self.conns.iter().filter(move |(_, conn)| stands(conn));
+        standing.map(|(id, conn)| (*id, (conn.local_ip, conn.remote_ip)))
     }
 
     pub fn by_remote_id(&self, remote: IpAddr, comm_id: u32) -> Option<ConnId> {

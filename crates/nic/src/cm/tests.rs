@@ -8,6 +8,7 @@ mod capture;
 mod network;
 mod operations;
 mod script;
+mod services;
 
 const MS: u64 = 1_000_000;
 const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
@@ -52,10 +53,13 @@ fn emit(message: CmMessage) -> Bytes {
     bytes
 }
 
+fn call_from(local: IpAddr, remote: IpAddr) -> Call<'static> {
+    Call { local, remote, service_id: service_id(PORT), source_port: 40_000, private_data: b"hi" }
+}
+
 /// The peer's REQ, changed by `edit`.
 fn req_with(edit: impl Fn(&mut Req)) -> Bytes {
-    let bytes =
-        message::req(&config(), ConnId(THEIRS), (PEER, HERE), service_id(PORT), 40_000, &params(THEIR_QPN), b"hi");
+    let bytes = message::req(&config(), ConnId(THEIRS), &call_from(PEER, HERE), &params(THEIR_QPN));
     let Ok(Mad { message: CmMessage::Req(mut req), .. }) = Mad::parse(&bytes) else { panic!("a REQ parses as a REQ") };
     edit(&mut req);
     emit(CmMessage::Req(req))
@@ -127,6 +131,10 @@ fn name_of(bytes: &[u8]) -> String {
         CmMessage::Rtu(_) => "RTU".into(),
         CmMessage::Dreq(_) => "DREQ".into(),
         CmMessage::Drep(_) => "DREP".into(),
+        CmMessage::SidrReq(_) => "SIDR REQ".into(),
+        CmMessage::SidrRep(rep) => format!("SIDR REP {}", rep.status),
+        CmMessage::Lap(_) => "LAP".into(),
+        CmMessage::Apr(_) => "APR".into(),
     }
 }
 
@@ -138,6 +146,10 @@ fn kind_of(event: &CmEvent) -> (ConnId, &'static str) {
         CmEvent::Rejected { conn, .. } => (*conn, "Rejected"),
         CmEvent::Unreachable { conn } => (*conn, "Unreachable"),
         CmEvent::Disconnected { conn } => (*conn, "Disconnected"),
+        CmEvent::Response { conn, .. } => (*conn, "Response"),
+        CmEvent::TimewaitExit { conn } => (*conn, "TimewaitExit"),
+        CmEvent::ServiceRequest { conn, .. } => (*conn, "ServiceRequest"),
+        CmEvent::ServiceResolved { conn, .. } => (*conn, "ServiceResolved"),
     }
 }
 

@@ -15,9 +15,19 @@ pub const REP_PRIVATE_DATA: usize = 196;
 /// Private data a user may put into [`Cm::reject`], bytes.
 pub const REJ_PRIVATE_DATA: usize = 148;
 
+/// Private data a user may put into [`Cm::resolve_service`], bytes: what the RDMA CM header leaves of the SIDR REQ's 216.
+pub const SIDR_REQ_PRIVATE_DATA: usize = 180;
+/// Private data a user may put into [`Cm::answer_service`], bytes.
+pub const SIDR_REP_PRIVATE_DATA: usize = 136;
+
 /// The service id of a port in `rdma_cm`'s TCP port space (annex A11).
 pub const fn service_id(port: u16) -> u64 {
-    0x0000_0000_0106_0000 | port as u64
+    port_service_id(0x0106, port)
+}
+
+/// The service id of a port in any of `rdma_cm`'s port spaces (annex A11): 0x0106 TCP, 0x0111 UDP, 0x0002 IPoIB.
+pub const fn port_service_id(space: u16, port: u16) -> u64 {
+    (space as u64) << 16 | port as u64
 }
 
 /// Reasons of a REJ (IBTA volume 1, 12.6.7.2), as far as this connection manager sends them.
@@ -46,6 +56,16 @@ pub mod reason {
     pub const CONSUMER: u16 = 28;
 }
 
+/// Statuses of a SIDR REP (IBTA volume 1, 12.11.2.3).
+pub mod sidr_status {
+    /// The queue pair takes datagrams.
+    pub const VALID: u8 = 0;
+    /// Nobody listens.
+    pub const UNSUPPORTED: u8 = 1;
+    /// The user said no.
+    pub const REJECTED: u8 = 2;
+}
+
 /// Limits and times.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CmConfig {
@@ -68,6 +88,14 @@ pub struct CmConfig {
     pub max_half_open: usize,
     /// This channel adapter's GUID, told to peers.
     pub ca_guid: u64,
+    /// Answer every REQ with an MRA of this many nanoseconds, as Linux does for its users' programs: they may take their
+    /// time. Zero sends none.
+    pub request_delay: u64,
+    /// How long a peer with established connections may be silent when it is asked for a sign of life each second; it is
+    /// taken for gone then and its connections end. Zero asks nobody.
+    pub peer_timeout: u64,
+    /// Report [`CmEvent::TimewaitExit`].
+    pub timewait_events: bool,
 }
 
 impl Default for CmConfig {
@@ -83,6 +111,9 @@ impl Default for CmConfig {
             max_connections: 32_768,
             max_half_open: 1024,
             ca_guid: 0,
+            request_delay: 0,
+            peer_timeout: 0,
+            timewait_events: false,
         }
     }
 }
@@ -122,6 +153,21 @@ pub struct QpParams {
     pub srq: bool,
 }
 
+/// Whom to call, see [`Cm::call`].
+#[derive(Debug, Clone, Copy)]
+pub struct Call<'a> {
+    /// The own address.
+    pub local: IpAddr,
+    /// The peer's address.
+    pub remote: IpAddr,
+    /// What is asked for, see [`service_id`].
+    pub service_id: u64,
+    /// The own port, which the peer's user is told. It names nothing here.
+    pub source_port: u16,
+    /// At most [`REQ_PRIVATE_DATA`] bytes, or [`SIDR_REQ_PRIVATE_DATA`].
+    pub private_data: &'a [u8],
+}
+
 /// What happened to a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CmEvent {
@@ -138,7 +184,19 @@ pub enum CmEvent {
         local_ip: IpAddr,
         /// The peer's address.
         remote_ip: IpAddr,
+        /// The peer's port, by its own account.
+        source_port: u16,
         /// 56 bytes, zero-padded.
+        private_data: Vec<u8>,
+    },
+    /// The peer agreed to a [`Cm::call`]: bring the queue pair to RTR at least and call [`Cm::ready`], or
+    /// [`Cm::disconnect`].
+    Response {
+        /// The connection.
+        conn: ConnId,
+        /// The peer's queue pair.
+        remote: QpParams,
+        /// 196 bytes, zero-padded.
         private_data: Vec<u8>,
     },
     /// The connection stands. On the active side, bring the queue pair to RTS before the next
@@ -161,7 +219,7 @@ pub enum CmEvent {
         /// 148 bytes, zero-padded.
         private_data: Vec<u8>,
     },
-    /// The peer does not answer, or the user never answered a [`CmEvent::ConnectRequest`].
+    /// The peer does not answer, or the user never answered a [`CmEvent::ConnectRequest`] or [`CmEvent::Response`].
     Unreachable {
         /// The connection, gone.
         conn: ConnId,
@@ -171,6 +229,39 @@ pub enum CmEvent {
     Disconnected {
         /// The connection, gone.
         conn: ConnId,
+    },
+    /// The time wait of a connection is over that was established or nearly so; see [`CmConfig::timewait_events`].
+    TimewaitExit {
+        /// The connection, forgotten.
+        conn: ConnId,
+    },
+    /// A peer asks for the queue pair of a datagram service: call [`Cm::answer_service`].
+    ServiceRequest {
+        /// The request.
+        conn: ConnId,
+        /// Who was asked.
+        listener: ListenerId,
+        /// The own address that the peer asked.
+        local_ip: IpAddr,
+        /// The peer's address.
+        remote_ip: IpAddr,
+        /// The peer's port, by its own account.
+        source_port: u16,
+        /// 180 bytes, zero-padded.
+        private_data: Vec<u8>,
+    },
+    /// The answer to [`Cm::resolve_service`].
+    ServiceResolved {
+        /// The request, gone.
+        conn: ConnId,
+        /// See [`sidr_status`]; without [`sidr_status::VALID`] there is no queue pair.
+        status: u8,
+        /// The peer's queue pair.
+        qpn: u32,
+        /// Its key.
+        qkey: u32,
+        /// 136 bytes, zero-padded.
+        private_data: Vec<u8>,
     },
 }
 

@@ -234,6 +234,7 @@ fn the_passive_side_speaks_as_rdma_cm() {
             remote: exchange.client,
             local_ip: SERVER,
             remote_ip: CLIENT,
+            source_port: exchange.source_port,
             private_data: vec![0; REQ_PRIVATE_DATA],
         };
         assert_eq!(event, Some(request));

@@ -1,0 +1,227 @@
+//! Calls whose user brings its own queue pair up, datagram services, and peers that vanish.
+
+use super::*;
+
+const UDP: u64 = port_service_id(0x0111, 7174);
+
+/// Carries everything between two connection managers that waits to be sent, at one time.
+fn exchange(now: u64, cm: &mut [Cm; 2]) {
+    let ips = [HERE, PEER];
+    let mut out = [0; 256];
+    while cm.iter().any(Cm::wants_transmit) {
+        for from in 0..2 {
+            while cm[from].poll_transmit(&mut out).is_some() {
+                cm[1 - from].handle_mad(now, ips[from], ips[1 - from], &out);
+            }
+        }
+    }
+}
+
+fn pair(config: &CmConfig) -> [Cm; 2] {
+    let mut cm = [Cm::new(1, config.clone()), Cm::new(2, config.clone())];
+    cm[1].listen(service_id(PORT)).unwrap();
+    cm[1].listen(UDP).unwrap();
+    cm
+}
+
+fn event(cm: &mut Cm) -> (ConnId, &'static str) {
+    kind_of(&cm.poll_event().expect("an event"))
+}
+
+/// Both ends established, by a call and `ready`.
+fn connected(cm: &mut [Cm; 2], now: u64) -> [ConnId; 2] {
+    let active = cm[0].call(now, call_from(HERE, PEER), params(OUR_QPN)).unwrap();
+    exchange(now, cm);
+    let Some(CmEvent::ConnectRequest { conn: passive, source_port: 40_000, .. }) = cm[1].poll_event() else {
+        panic!("no request with the caller's port")
+    };
+    cm[1].accept(now, passive, params(THEIR_QPN), b"ho").unwrap();
+    exchange(now, cm);
+    assert_eq!(event(&mut cm[0]), (active, "Response"));
+    assert_eq!(cm[1].poll_event(), None, "no RTU before the user is ready");
+    cm[0].ready(now, active).unwrap();
+    assert_eq!(cm[0].ready(now, active), Err(CmError::WrongState(active)));
+    exchange(now, cm);
+    assert_eq!(event(&mut cm[0]), (active, "Established"));
+    assert_eq!(event(&mut cm[1]), (passive, "Established"));
+    [active, passive]
+}
+
+#[test]
+fn the_caller_sees_the_response_before_it_is_ready() {
+    let mut cm = pair(&CmConfig { timewait_events: true, ..config() });
+    let [active, passive] = connected(&mut cm, 0);
+    cm[0].disconnect(1, active).unwrap();
+    exchange(1, &mut cm);
+    assert_eq!(event(&mut cm[0]), (active, "Disconnected"));
+    assert_eq!(event(&mut cm[1]), (passive, "Disconnected"));
+    for cm in &mut cm {
+        cm.handle_timeout(1 + 1000 * MS);
+        assert_eq!(event(cm).1, "TimewaitExit");
+        assert!(cm.table.is_empty());
+    }
+}
+
+#[test]
+fn a_response_can_be_refused_or_left() {
+    for refuse in [true, false] {
+        let mut cm = pair(&config());
+        let active = cm[0].call(0, call_from(HERE, PEER), params(OUR_QPN)).unwrap();
+        exchange(0, &mut cm);
+        let (passive, _) = event(&mut cm[1]);
+        cm[1].accept(0, passive, params(THEIR_QPN), b"").unwrap();
+        exchange(0, &mut cm);
+        assert_eq!(event(&mut cm[0]), (active, "Response"));
+        if refuse {
+            cm[0].reject(0, active, reason::CONSUMER, b"").unwrap();
+        } else {
+            cm[0].handle_timeout(300 * MS);
+            assert_eq!(event(&mut cm[0]), (active, "Unreachable"));
+        }
+        exchange(0, &mut cm);
+        assert_eq!(event(&mut cm[1]), (passive, "Rejected"));
+    }
+}
+
+#[test]
+fn a_request_is_put_off_at_once_where_users_take_their_time() {
+    let mut cm = pair(&CmConfig { request_delay: 2000 * MS, ..config() });
+    cm[0].call(0, call_from(HERE, PEER), params(OUR_QPN)).unwrap();
+    exchange(0, &mut cm);
+    let (passive, _) = event(&mut cm[1]);
+    for cm in &mut cm {
+        cm.handle_timeout(2000 * MS);
+        assert_eq!(cm.poll_event(), None, "2 s and no retry is used up");
+    }
+    cm[1].accept(2000 * MS, passive, params(THEIR_QPN), b"").unwrap();
+    exchange(2000 * MS, &mut cm);
+    assert_eq!(event(&mut cm[0]).1, "Response");
+}
+
+#[test]
+fn an_alternate_path_is_not_supported() {
+    let mut cm = Cm::new(1, config());
+    let lap = remora_wire::cm::Lap { local_comm_id: 5, remote_comm_id: 6 };
+    cm.handle_mad(0, PEER, HERE, &emit(CmMessage::Lap(lap)));
+    let mut out = [0; 256];
+    cm.poll_transmit(&mut out).unwrap();
+    let Ok(Mad { message: CmMessage::Apr(apr), .. }) = Mad::parse(&out) else { panic!("no APR") };
+    assert_eq!((apr.local_comm_id, apr.remote_comm_id, apr.status), (6, 5, 2));
+}
+
+fn ask(cm: &mut Cm, now: u64, service_id: u64) -> ConnId {
+    let call = Call { service_id, private_data: &[7; SIDR_REQ_PRIVATE_DATA], ..call_from(HERE, PEER) };
+    cm.resolve_service(now, call).unwrap()
+}
+
+#[test]
+fn a_datagram_service_is_found() {
+    let mut cm = pair(&config());
+    let asked = ask(&mut cm[0], 0, UDP);
+    exchange(0, &mut cm);
+    let Some(CmEvent::ServiceRequest { conn, source_port: 40_000, private_data, .. }) = cm[1].poll_event() else {
+        panic!("no request")
+    };
+    assert_eq!(private_data, [7; SIDR_REQ_PRIVATE_DATA]);
+    cm[1].answer_service(0, conn, sidr_status::VALID, (0x77, 0x0123_4567), b"here").unwrap();
+    exchange(0, &mut cm);
+    let Some(CmEvent::ServiceResolved { conn, status: 0, qpn: 0x77, qkey: 0x0123_4567, private_data }) =
+        cm[0].poll_event()
+    else {
+        panic!("not resolved")
+    };
+    assert_eq!((conn, &private_data[..5]), (asked, &b"here\0"[..]));
+    cm[1].handle_timeout(1000 * MS);
+    assert_eq!((cm[0].services.len(), cm[1].services.len()), (0, 0));
+}
+
+#[test]
+fn a_question_is_repeated_and_its_answer_too() {
+    let mut cm = pair(&config());
+    let asked = ask(&mut cm[0], 0, UDP);
+    let mut out = [0; 256];
+    cm[0].poll_transmit(&mut out).unwrap();
+    for repetition in 1..=2 {
+        cm[0].handle_timeout(repetition * 100 * MS);
+        cm[0].poll_transmit(&mut out).unwrap();
+        cm[1].handle_mad(0, HERE, PEER, &out);
+    }
+    let (conn, _) = event(&mut cm[1]);
+    assert_eq!(cm[1].poll_event(), None, "one event for both");
+    cm[1].answer_service(0, conn, sidr_status::REJECTED, (0, 0), b"").unwrap();
+    let mut answer = [0; 256];
+    cm[1].poll_transmit(&mut answer).unwrap();
+    cm[1].handle_mad(1, HERE, PEER, &out);
+    cm[1].poll_transmit(&mut out).unwrap();
+    assert_eq!(out, answer);
+    cm[0].handle_timeout(300 * MS);
+    assert_eq!(cm[0].poll_event(), Some(CmEvent::Unreachable { conn: asked }));
+    assert_eq!(cm[0].poll_timeout(), None);
+}
+
+#[test]
+fn a_service_that_nobody_has_is_refused_at_once() {
+    let mut cm = pair(&config());
+    ask(&mut cm[0], 0, UDP + 1);
+    exchange(0, &mut cm);
+    assert!(matches!(cm[0].poll_event(), Some(CmEvent::ServiceResolved { status: sidr_status::UNSUPPORTED, .. })));
+}
+
+#[test]
+fn a_flood_of_questions_is_bounded() {
+    let mut cm = Cm::new(1, config());
+    cm.listen(UDP).unwrap();
+    for id in 1..1000 {
+        let call = Call { service_id: UDP, ..call_from(PEER, HERE) };
+        cm.handle_mad(0, PEER, HERE, &message::sidr_req(ConnId(id), &call));
+    }
+    assert_eq!((cm.services.len(), cm.counters().refused), (4, 995));
+    cm.handle_timeout(300 * MS);
+    assert_eq!((cm.services.len(), cm.poll_timeout()), (0, None));
+}
+
+fn watching() -> CmConfig {
+    CmConfig { peer_timeout: 5000 * MS, ..config() }
+}
+
+#[test]
+fn a_peer_that_answers_stays() {
+    let mut cm = pair(&watching());
+    connected(&mut cm, 0);
+    for second in 1..60 {
+        for side in 0..2 {
+            cm[side].handle_timeout(second * 1000 * MS);
+        }
+        exchange(second * 1000 * MS, &mut cm);
+        assert!(cm.iter_mut().all(|cm| cm.poll_event().is_none()));
+    }
+}
+
+#[test]
+fn a_silent_peer_is_gone_in_time() {
+    let mut cm = pair(&watching());
+    let [active, _] = connected(&mut cm, 0);
+    let mut now = 0;
+    while cm[0].poll_event().is_none() {
+        now = cm[0].poll_timeout().expect("somebody is watching");
+        cm[0].handle_timeout(now);
+    }
+    assert_eq!(now, 6000 * MS);
+    assert_eq!(cm[0].disconnect(now, active), Err(CmError::WrongState(active)));
+    cm[0].handle_timeout(now + 1000 * MS);
+    assert!(cm[0].table.is_empty());
+    cm[0].handle_timeout(now + 2000 * MS);
+    assert_eq!(cm[0].poll_timeout(), None, "nobody is left to watch");
+}
+
+#[test]
+fn another_process_in_the_peers_place_is_noticed() {
+    let mut cm = pair(&watching());
+    let [active, _] = connected(&mut cm, 0);
+    cm[0].handle_timeout(1000 * MS);
+    exchange(1000 * MS, &mut cm);
+    cm[1] = Cm::new(3, watching());
+    cm[0].handle_timeout(2000 * MS);
+    exchange(2000 * MS, &mut cm);
+    assert_eq!(event(&mut cm[0]), (active, "Disconnected"));
+}
