@@ -1,0 +1,214 @@
+//! What a replica is told at its start, and who takes part.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::Time;
+use crate::types::{NodeId, NodeSet};
+
+/// When a write is durable, beside linearizable consistency (section II-A).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Model {
+    /// A write returns when all replicas are updated and durable; it is read only then.
+    Synch,
+    /// As Synch for who writes; reads do not wait for durability.
+    Strict,
+    /// A write returns when all replicas are updated; it is read only when they are durable.
+    REnf,
+    /// Nothing waits for durability.
+    Event,
+    /// Durable when the scope's PERSIST returns.
+    Scope,
+}
+
+impl Model {
+    /// All five.
+    pub const ALL: [Self; 5] = [Self::Synch, Self::Strict, Self::REnf, Self::Event, Self::Scope];
+
+    /// Does it track durability by acknowledgement of each write?
+    pub const fn acks_persists(self) -> bool {
+        matches!(self, Self::Synch | Self::Strict | Self::REnf)
+    }
+}
+
+impl fmt::Display for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Synch => "synch",
+            Self::Strict => "strict",
+            Self::REnf => "renf",
+            Self::Event => "event",
+            Self::Scope => "scope",
+        })
+    }
+}
+
+impl FromStr for Model {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|model| model.to_string() == text)
+            .ok_or_else(|| format!("no persistency model {text:?}: synch, strict, renf, event or scope"))
+    }
+}
+
+/// Where the protocol runs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Deployment {
+    /// MINOS-B: all on the host's workers.
+    Baseline,
+    /// MINOS-O: split between host and NIC (section V).
+    Offload(Offload),
+}
+
+/// MINOS-O's optimisations, each by itself (section V-B, figure 12).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Offload {
+    /// vFIFO and dFIFO in place of WRLock, with this many entries each; `None` keeps the WRLock.
+    pub fifos: Option<u16>,
+    /// One INV and one ACK over PCIe for a write, in place of one for each follower.
+    pub batching: bool,
+    /// The NIC sends a message to many as one.
+    pub broadcast: bool,
+}
+
+impl Offload {
+    /// All optimisations, with the paper's five FIFO entries (table III).
+    pub const FULL: Self = Self { fifos: Some(5), batching: true, broadcast: true };
+}
+
+/// Seeded faults of the protocol, by which checks show that they can fail. `None` everywhere else.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Mutation {
+    /// The coordinator needs no acknowledgement of the last node.
+    SkipAck,
+    /// VALs leave with the INVs.
+    EarlyVal,
+    /// glb_volatileTS and glb_durableTS are set, not raised.
+    NoMaximum,
+    /// Any VAL releases the RDLock.
+    UnlockByNonOwner,
+    /// The follower acknowledges durability before it has it.
+    AckBeforePersist,
+    /// An obsolete write is acknowledged without ConsistencySpin.
+    NoConsistencySpin,
+    /// The obsolete check before the local write is left out.
+    NoObsolete,
+    /// A read-modify-write is acknowledged by who has seen a newer one.
+    AcceptStaleRmw,
+    /// Nobody replays the writes of a dead coordinator.
+    NoReplay,
+    /// INV and ACK of another epoch are taken.
+    AnyEpoch,
+    /// PERSIST is answered without waiting for the scope's writes.
+    EmptyScope,
+    /// A waiting reader is not woken when the RDLock is released.
+    LostWakeup,
+}
+
+/// One replica's configuration. All members of a cluster need the same but for `id`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Config {
+    /// This node.
+    pub id: NodeId,
+    /// All nodes there are.
+    pub nodes: NodeSet,
+    /// When writes are durable.
+    pub model: Model,
+    /// Where the protocol runs.
+    pub deployment: Deployment,
+    /// After this long (ns) without an answer a message is sent again.
+    pub retry: Time,
+    /// A peer that was silent for this long (ns) is suspected to have failed.
+    pub suspect: Time,
+    /// A read lease's length (ns); below `suspect`.
+    pub lease: Time,
+    /// How far two nodes' clocks may drift apart, in parts per million.
+    pub drift_ppm: u32,
+    /// Do local writes (and vFIFO drains) appear as jobs? Otherwise they happen at once.
+    pub stepped: bool,
+    /// Do steps appear among the outputs, for a world that charges for them?
+    pub steps: bool,
+    /// Longest value (bytes) that is taken.
+    pub max_value: usize,
+    /// Scopes remembered at once.
+    pub max_scopes: usize,
+    /// A seeded fault; for checks only.
+    pub mutation: Option<Mutation>,
+}
+
+impl Config {
+    /// A cluster of `nodes` in the host deployment, with times for a local network.
+    pub fn new(id: NodeId, nodes: NodeSet, model: Model) -> Self {
+        Self {
+            id,
+            nodes,
+            model,
+            deployment: Deployment::Baseline,
+            retry: 20_000_000,
+            suspect: 200_000_000,
+            lease: 100_000_000,
+            drift_ppm: 1000,
+            stepped: false,
+            steps: false,
+            max_value: 64 << 20,
+            max_scopes: 1024,
+            mutation: None,
+        }
+    }
+
+    /// Has it this seeded fault?
+    pub(crate) fn mutant(&self, mutation: Mutation) -> bool {
+        self.mutation == Some(mutation)
+    }
+
+    /// The NIC's part of the deployment, if there is one.
+    pub fn offload(&self) -> Option<Offload> {
+        match self.deployment {
+            Deployment::Baseline => None,
+            Deployment::Offload(offload) => Some(offload),
+        }
+    }
+
+    /// Entries of vFIFO and dFIFO, if the deployment has them.
+    pub(crate) fn fifo(&self) -> Option<usize> {
+        self.offload().and_then(|offload| offload.fifos).map(usize::from)
+    }
+}
+
+/// Who takes part in an epoch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct View {
+    /// Counts up from 1.
+    pub epoch: u64,
+    /// Serve requests, and acknowledge writes.
+    pub members: NodeSet,
+    /// Acknowledge writes while they catch up, and serve nothing yet.
+    pub learners: NodeSet,
+    /// All members come from a crash: they merge their logs before they serve.
+    pub recovery: bool,
+}
+
+impl View {
+    /// The first view: everyone.
+    pub const fn first(nodes: NodeSet) -> Self {
+        Self { epoch: 1, members: nodes, learners: NodeSet::EMPTY, recovery: false }
+    }
+
+    /// Whoever must acknowledge a write.
+    pub const fn all(&self) -> NodeSet {
+        self.members.or(self.learners)
+    }
+}
+
+impl fmt::Display for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "epoch {} {}", self.epoch, self.members)?;
+        if !self.learners.is_empty() {
+            write!(f, " learning {}", self.learners)?;
+        }
+        if self.recovery { f.write_str(" recovering") } else { Ok(()) }
+    }
+}

@@ -1,0 +1,413 @@
+//! The coordinator (figures 2 and 3, left; figure 8): client requests, and the acknowledgements of their writes.
+
+use super::config::{Model, Mutation};
+use super::follow::Origin;
+use super::message::{AckKind, Body, Write};
+use super::record::{Client, Spin, Then, Waiting, stamped};
+use super::replica::{Replica, StepKind, Where};
+use super::request::{Op, Outcome, Refusal, Request, Session};
+use crate::Time;
+use crate::types::{Key, NodeId, NodeSet, ScopeId, Timestamp, Value};
+
+use std::collections::BTreeSet;
+
+/// A write that this node drives: a client's, or one replayed for a coordinator that is gone.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Driven {
+    /// Who is told, until told.
+    pub client: Option<(Client, Outcome)>,
+    /// What a read-modify-write does if it must begin again.
+    pub rmw: Option<Box<Waiting>>,
+    /// Who has updated its volatile replica, this node included.
+    pub acked_c: NodeSet,
+    /// Who has it durable, this node included.
+    pub acked_p: NodeSet,
+    /// VAL_C has been sent.
+    pub validated: bool,
+    /// INVs have been sent: it is known outside.
+    pub sent: bool,
+    /// Somebody will never acknowledge this read-modify-write in this epoch.
+    pub refused: bool,
+    /// What the INV carries.
+    pub write: Write,
+    pub since: Time,
+}
+
+/// A batch's operations.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Batch {
+    client: Client,
+    left: usize,
+    outcomes: Vec<Outcome>,
+}
+
+impl Replica {
+    /// A request from outside.
+    pub(crate) fn begin(&mut self, request: Request) {
+        let client = Client::Tag(request.tag);
+        self.step(Where::Host, StepKind::Dispatch, 0);
+        if !self.serves() {
+            return self.refuse(client, Refusal::NotServing);
+        }
+        let scoped = self.config.model == Model::Scope;
+        if request.scope.is_some() != scoped && (request.scope.is_some() || matches!(request.op, Op::Persist)) {
+            return self.refuse(client, Refusal::NoScope);
+        }
+        match (request.op, request.scope) {
+            (Op::Persist, Some(scope)) => self.flush(client, scope),
+            (Op::Persist, None) => self.refuse(client, Refusal::NoScope),
+            (Op::Batch(ops), scope) => self.batch(client, request.session, scope, ops),
+            (op, scope) => self.start(Waiting { client, session: request.session, scope, op }),
+        }
+    }
+
+    /// Starts all operations of a batch, with one message to each follower.
+    fn batch(&mut self, client: Client, session: Option<Session>, scope: Option<ScopeId>, ops: Vec<Op>) {
+        let keys: BTreeSet<Key> = ops.iter().filter_map(Op::key).collect();
+        if ops.iter().any(|op| op.key().is_none()) || session.is_some() && keys.len() < ops.len() {
+            return self.refuse(client, Refusal::Nested);
+        }
+        if ops.is_empty() {
+            return self.reply(client, Outcome::Batch(Vec::new()));
+        }
+        let number = self.next_batch;
+        self.next_batch += 1;
+        let outcomes = vec![Outcome::Unknown; ops.len()];
+        self.batches.insert(number, Batch { client, left: ops.len(), outcomes });
+        self.gathering = Some(Vec::new());
+        for (index, op) in (0..).zip(ops) {
+            self.start(Waiting { client: Client::Part(number, index), session, scope, op });
+        }
+        let writes = self.gathering.take().unwrap_or_default();
+        if !writes.is_empty() {
+            self.send(self.peers(), Body::Inv(writes));
+        }
+    }
+
+    pub(crate) fn part_done(&mut self, number: u64, index: u32, outcome: Outcome) {
+        let Some(batch) = self.batches.get_mut(&number) else { return };
+        batch.outcomes[index as usize] = outcome;
+        batch.left -= 1;
+        if batch.left == 0
+            && let Some(batch) = self.batches.remove(&number)
+        {
+            self.reply(batch.client, Outcome::Batch(batch.outcomes));
+        }
+    }
+
+    /// Starts one operation, or lets it wait for the RDLock.
+    pub(crate) fn start(&mut self, waiting: Waiting) {
+        if !self.serves() {
+            return self.refuse(waiting.client, Refusal::NotServing);
+        }
+        let Waiting { client, session, scope, op } = waiting;
+        // A request sent again is done as a read-modify-write: it must not overwrite what came after its first life.
+        let again = session.is_some_and(|session| session.again);
+        let scope = scope.filter(|_| !matches!(op, Op::Get(_)));
+        match op {
+            Op::Put(key, value) if !again => self.put(client, key, Some(value), session, scope),
+            Op::Delete(key) if !again => self.put(client, key, None, session, scope),
+            Op::Get(key) | Op::Put(key, _) | Op::Delete(key) | Op::CompareSwap { key, .. } | Op::FetchAdd(key, _) => {
+                let waiting = Waiting { client, session, scope, op };
+                self.step(Where::Host, StepKind::ReadMeta, 0);
+                match self.records.get_mut(&key) {
+                    Some(record) if record.meta.rd_lock.is_some() => record.waiting.push_back(waiting),
+                    _ => self.start_unlocked(key, waiting),
+                }
+            }
+            Op::Batch(_) | Op::Persist => self.refuse(client, Refusal::Nested),
+        }
+    }
+
+    /// A read, or a read-modify-write's read, of a record that is not locked.
+    fn start_unlocked(&mut self, key: Key, waiting: Waiting) {
+        let client = waiting.client;
+        let record = self.records.get(&key);
+        let value = record.and_then(|record| record.value.clone());
+        let stamp = record.and_then(|record| record.stamp(waiting.session)).cloned();
+        if let Some(stamp) = stamp
+            && !matches!(waiting.op, Op::Get(_))
+        {
+            self.marks.duplicates += 1;
+            return self.reply(client, done_before(&waiting.op, stamp.before));
+        }
+        let (new, outcome) = match &waiting.op {
+            Op::CompareSwap { expected, new, .. } if *expected == value => (new.clone(), Outcome::Swapped),
+            Op::CompareSwap { .. } => return self.reply(client, Outcome::NotSwapped(value)),
+            Op::FetchAdd(_, delta) => {
+                let Some(before) = number(value.as_ref()) else { return self.refuse(client, Refusal::NotANumber) };
+                let sum = before.wrapping_add(*delta);
+                (Some(Value::from(sum.to_le_bytes().as_slice())), Outcome::Added(before))
+            }
+            Op::Put(_, value) => (Some(value.clone()), Outcome::Written),
+            Op::Delete(_) => (None, Outcome::Written),
+            _ => return self.reply(client, Outcome::Value(value)),
+        };
+        let (session, scope) = (waiting.session, waiting.scope);
+        let before = if let Outcome::Added(before) = outcome { before } else { 0 };
+        if !self.admit(client, scope, new.as_ref()) {
+            return;
+        }
+        let record = self.record(key);
+        // Hermes (section 3.6): a read-modify-write's version is one above what it read and a write's two above, so
+        // that of a read-modify-write and a write that both saw the same version the write is newer.
+        let version = record.meta.volatile_ts.version + 1;
+        record.reserved = version;
+        let stamps = stamped(&record.stamps, session, before);
+        let ts = Timestamp { version, node: self.config.id };
+        let write = Write { key, ts, value: new, rmw: true, scope, stamps };
+        self.drive(write, client, outcome, Some(Box::new(waiting)));
+    }
+
+    /// A client-write that does not depend on what was there.
+    fn put(
+        &mut self,
+        client: Client,
+        key: Key,
+        value: Option<Value>,
+        session: Option<Session>,
+        scope: Option<ScopeId>,
+    ) {
+        if !self.admit(client, scope, value.as_ref()) {
+            return;
+        }
+        let record = self.record(key);
+        let version = record.meta.volatile_ts.version.max(record.reserved) + 2;
+        record.reserved = version;
+        let stamps = stamped(&record.stamps, session, 0);
+        let ts = Timestamp { version, node: self.config.id };
+        let write = Write { key, ts, value, rmw: false, scope, stamps };
+        self.drive(write, client, Outcome::Written, None);
+    }
+
+    /// Is there room for a client's write?
+    fn admit(&mut self, client: Client, scope: Option<ScopeId>, value: Option<&Value>) -> bool {
+        if value.is_some_and(|value| value.len() > self.config.max_value) {
+            self.refuse(client, Refusal::TooLong);
+            return false;
+        }
+        let room = scope.is_none_or(|scope| self.scope_room(scope));
+        if !room || !self.fifo_room() {
+            self.marks.fifo_full += u64::from(room);
+            self.refuse(client, Refusal::Busy);
+            return false;
+        }
+        true
+    }
+
+    /// Lines 4 to 8 of figure 2, then on to the local write; in MINOS-O over PCIe to the NIC.
+    fn drive(&mut self, write: Write, client: Client, outcome: Outcome, rmw: Option<Box<Waiting>>) {
+        let (key, ts) = (write.key, write.ts);
+        let driven = Driven {
+            client: Some((client, outcome)),
+            rmw,
+            acked_c: NodeSet::EMPTY,
+            acked_p: NodeSet::EMPTY,
+            validated: false,
+            sent: false,
+            refused: false,
+            write: write.clone(),
+            since: self.now,
+        };
+        self.driven.insert((key, ts), driven);
+        self.step(Where::Host, StepKind::ReadMeta, 0);
+        self.step(Where::Host, StepKind::RdLock, 0);
+        if self.record(key).snatch(ts) {
+            self.marks.snatches += 1;
+        }
+        if let Some(scope) = write.scope {
+            self.scope_write(scope, key, ts);
+        }
+        self.to_engine(write);
+    }
+
+    /// The INV to the followers, when the local write is certain to happen (line 11).
+    pub(crate) fn send_inv(&mut self, write: &Write) {
+        let (key, ts) = (write.key, write.ts);
+        if let Some(driven) = self.driven.get_mut(&(key, ts)) {
+            driven.sent = true;
+            driven.since = self.now;
+        }
+        match &mut self.gathering {
+            Some(writes) => writes.push(write.clone()),
+            None => self.send(self.peers(), Body::Inv(vec![write.clone()])),
+        }
+        if self.config.mutant(Mutation::EarlyVal) {
+            self.send(self.peers(), Body::Val(key, ts, self.val_kind()));
+        }
+    }
+
+    /// The VAL of models that have one.
+    fn val_kind(&self) -> AckKind {
+        match self.config.model {
+            Model::Synch | Model::REnf => AckKind::Both,
+            _ => AckKind::Consistency,
+        }
+    }
+
+    /// Lines 6 and 16: the client's write has become obsolete before anybody heard of it.
+    pub(crate) fn drop_obsolete(&mut self, key: Key, ts: Timestamp) {
+        let Some(driven) = self.driven.remove(&(key, ts)) else { return };
+        let Some((client, outcome)) = driven.client else { return };
+        if let Some(rmw) = driven.rmw {
+            return self.again(key, *rmw);
+        }
+        if let Some(scope) = driven.write.scope {
+            // What the scope must have durable now is the write that superseded this one.
+            let newer = self.meta(key).volatile_ts;
+            self.scope_write(scope, key, newer);
+        }
+        let durable = self.config.model.acks_persists();
+        self.record(key).spins.push(Spin { ts, durable, then: Then::Reply(client, outcome) });
+        self.settle(key);
+    }
+
+    /// A read-modify-write that lost begins again when the winner can be read.
+    fn again(&mut self, key: Key, waiting: Waiting) {
+        self.marks.rmw_retries += 1;
+        self.record(key).waiting.push_back(waiting);
+        self.settle(key);
+    }
+
+    /// ACK, ACK_C or ACK_P.
+    pub(crate) fn ack(&mut self, from: NodeId, key: Key, ts: Timestamp, kind: AckKind) {
+        self.step(self.engine(), StepKind::Dispatch, 0);
+        if let Some(offload) = self.config.offload()
+            && !offload.batching
+        {
+            self.step(Where::Nic, StepKind::Pcie(1), 0);
+        }
+        if let Some(driven) = self.driven.get_mut(&(key, ts)) {
+            if kind.c() {
+                driven.acked_c = driven.acked_c.with(from);
+            }
+            if kind.p() {
+                driven.acked_p = driven.acked_p.with(from);
+            }
+            return self.progress(key, ts);
+        }
+        // Its VAL was lost: the follower asks by acknowledging again.
+        let meta = self.meta(key);
+        let durable = self.config.model.acks_persists();
+        if ts <= meta.glb_durable_ts && durable && ts <= meta.glb_volatile_ts {
+            self.send(NodeSet::one(from), Body::Val(key, ts, AckKind::Both));
+        } else if ts <= meta.glb_volatile_ts && self.config.model != Model::REnf {
+            self.send(NodeSet::one(from), Body::Val(key, ts, AckKind::Consistency));
+        }
+    }
+
+    /// This read-modify-write will not be: somebody has seen a newer write, which is on its way here too.
+    pub(crate) fn refused(&mut self, key: Key, ts: Timestamp) {
+        if let Some(driven) = self.driven.get_mut(&(key, ts)) {
+            driven.refused = driven.write.rmw;
+            self.settle(key);
+        }
+    }
+
+    /// Refused read-modify-writes begin again once a newer write is complete: then no replay can revive them either,
+    /// since everyone has the newer write.
+    pub(crate) fn drop_refused(&mut self, key: Key) {
+        let newest = self.meta(key).glb_volatile_ts;
+        let dead = |driven: &Driven| driven.refused;
+        let range = (key, Timestamp::ZERO)..(key, newest);
+        let dead: Vec<_> = self.driven.range(range).filter(|(_, driven)| dead(driven)).map(|(&id, _)| id).collect();
+        for id in dead {
+            if let Some(rmw) = self.driven.remove(&id).and_then(|driven| driven.rmw) {
+                self.marks.rmw_retries += 1;
+                self.record(key).waiting.push_back(*rmw);
+            }
+        }
+    }
+
+    /// Looks whether a write has the acknowledgements for its next step (steps e and f, and line 19).
+    pub(crate) fn progress(&mut self, key: Key, ts: Timestamp) {
+        let mut all = self.view.all();
+        if self.config.mutant(Mutation::SkipAck)
+            && let Some(last) = self.peers().iter().last()
+        {
+            all = all.without(last);
+        }
+        let Some(driven) = self.driven.get_mut(&(key, ts)) else { return };
+        if !driven.sent || !driven.acked_c.covers(all) {
+            return;
+        }
+        let durable = driven.acked_p.covers(all);
+        let first = !std::mem::replace(&mut driven.validated, true);
+        match self.config.model {
+            Model::Synch if !durable => {
+                driven.validated = false;
+                return;
+            }
+            Model::Synch => self.finish(key, ts, AckKind::Both),
+            Model::Strict => {
+                if first {
+                    self.raise(key, ts, AckKind::Consistency);
+                    self.send(self.peers(), Body::Val(key, ts, AckKind::Consistency));
+                }
+                if durable {
+                    self.finish(key, ts, AckKind::Persistency);
+                }
+            }
+            Model::REnf => {
+                if first {
+                    self.raise(key, ts, AckKind::Consistency);
+                    self.answer(key, ts);
+                }
+                if durable {
+                    self.finish(key, ts, AckKind::Both);
+                }
+            }
+            Model::Event | Model::Scope => {
+                self.finish(key, ts, AckKind::Consistency);
+                self.flushes_go_on();
+            }
+        }
+        self.settle(key);
+    }
+
+    /// All acknowledgements are in: VAL to the followers, and the client hears of it.
+    fn finish(&mut self, key: Key, ts: Timestamp, kind: AckKind) {
+        self.raise(key, ts, kind);
+        self.send(self.peers(), Body::Val(key, ts, kind));
+        self.answer(key, ts);
+        self.driven.remove(&(key, ts));
+    }
+
+    fn answer(&mut self, key: Key, ts: Timestamp) {
+        if let Some(driven) = self.driven.get_mut(&(key, ts))
+            && let Some((client, outcome)) = driven.client.take()
+        {
+            if let Some(offload) = self.config.offload() {
+                self.step(Where::Nic, StepKind::Pcie(u8::from(offload.batching)), 0);
+            }
+            self.reply(client, outcome);
+        }
+    }
+
+    /// Line 9 onwards happens where the protocol's engine is; in MINOS-O behind PCIe.
+    fn to_engine(&mut self, write: Write) {
+        let Some(offload) = self.config.offload() else { return self.local(write, Origin::Client) };
+        let followers = self.peers().len() as u8;
+        let messages = if offload.batching { 1 } else { followers };
+        self.step(Where::Host, StepKind::Pcie(messages), write.bytes());
+        if offload.batching {
+            self.step(Where::Nic, StepKind::Unpack(followers), write.bytes());
+        }
+        self.cross(write);
+    }
+}
+
+/// What the first life of a request had told its client.
+fn done_before(op: &Op, before: u64) -> Outcome {
+    match op {
+        Op::CompareSwap { .. } => Outcome::Swapped,
+        Op::FetchAdd(..) => Outcome::Added(before),
+        _ => Outcome::Written,
+    }
+}
+
+/// A record as a number; an absent one is 0.
+fn number(value: Option<&Value>) -> Option<u64> {
+    let Some(value) = value else { return Some(0) };
+    Some(u64::from_le_bytes(value.as_ref().try_into().ok()?))
+}

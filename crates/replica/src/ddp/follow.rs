@@ -1,0 +1,306 @@
+//! The follower (figures 2 and 3, right; figure 8), and what it shares with the coordinator: the local write.
+
+use super::config::{Model, Mutation};
+use super::message::{AckKind, Body, Write};
+use super::record::{Spin, Then};
+use super::replica::{Job, Replica, StepKind, Where};
+use crate::types::{Key, NodeId, NodeSet, Timestamp};
+
+/// A write on its way into local memory.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Local {
+    pub write: Write,
+    pub origin: Origin,
+    pub stage: Stage,
+}
+
+/// Who has the write made.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) enum Origin {
+    /// A client of this node.
+    Client,
+    /// These, who get the ACK.
+    Peers(NodeSet),
+}
+
+/// How far a local write is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) enum Stage {
+    /// Between host and NIC.
+    Crossing,
+    /// Waits for the WRLock.
+    Queued,
+    /// Being written under the WRLock, or in the vFIFO.
+    Writing,
+}
+
+impl Replica {
+    /// INV (lines 26 to 40).
+    pub(crate) fn inv(&mut self, from: NodeId, write: Write) {
+        let (key, ts) = (write.key, write.ts);
+        if self.taking.merging {
+            // Whoever coordinates again knows that everyone, this node too, has everyone's log.
+            self.end_merging();
+        }
+        self.step(self.engine(), StepKind::Dispatch, write.bytes());
+        self.step(self.engine(), StepKind::ReadMeta, 0);
+        if self.driven.get(&(key, ts)).is_some_and(|driven| driven.write.rmw && driven.client.is_some()) {
+            // Somebody replays a read-modify-write that lives here: only one of us may decide whether it happens.
+            return;
+        }
+        if let Some(local) = self.locals.get_mut(&(key, ts)) {
+            if let Origin::Peers(peers) = &mut local.origin
+                && (self.config.fifo().is_none() || local.stage != Stage::Writing)
+            {
+                *peers = peers.with(from);
+                return;
+            }
+        }
+        let newest = self.meta(key).volatile_ts;
+        let origin = Origin::Peers(NodeSet::one(from));
+        if ts == newest {
+            self.updated(&write, origin);
+        } else if ts < newest && !self.config.mutant(Mutation::NoObsolete) {
+            self.obsolete(&write, origin);
+        } else if !self.fifo_room() {
+            self.marks.fifo_full += 1;
+            self.send(NodeSet::one(from), Body::Busy(key, ts));
+        } else {
+            self.step(self.engine(), StepKind::RdLock, 0);
+            let now = self.now;
+            let record = self.record(key);
+            record.since = now;
+            if record.snatch(ts) {
+                self.marks.snatches += 1;
+            }
+            if let Some(scope) = write.scope {
+                self.scope_write(scope, key, ts);
+            }
+            self.unsettled.insert(key);
+            self.local(write, origin);
+        }
+    }
+
+    /// VAL, VAL_C or VAL_P (lines 41 to 44).
+    pub(crate) fn val(&mut self, key: Key, ts: Timestamp, kind: AckKind) {
+        self.step(self.engine(), StepKind::Dispatch, 0);
+        if self.config.mutant(Mutation::UnlockByNonOwner) {
+            self.record(key).meta.rd_lock = None;
+        }
+        self.raise(key, ts, kind);
+        self.settle(key);
+    }
+
+    /// Raises the global timestamps. By maximum: VALs may arrive in another order than their writes'.
+    pub(crate) fn raise(&mut self, key: Key, ts: Timestamp, kind: AckKind) {
+        let set = self.config.mutant(Mutation::NoMaximum);
+        self.step(self.engine(), StepKind::WriteMeta, 0);
+        let meta = &mut self.record(key).meta;
+        if kind.c() {
+            meta.glb_volatile_ts = if set { ts } else { meta.glb_volatile_ts.max(ts) };
+        }
+        if kind.p() {
+            meta.glb_durable_ts = if set { ts } else { meta.glb_durable_ts.max(ts) };
+        }
+    }
+
+    /// Is there room in vFIFO and dFIFO for one more write?
+    pub(crate) fn fifo_room(&self) -> bool {
+        let Some(entries) = self.config.fifo() else { return true };
+        let crossing = self.locals.values().filter(|local| local.stage == Stage::Crossing).count();
+        self.locals.len() < entries && self.dfifo.len() + crossing < entries
+    }
+
+    /// From host to NIC.
+    pub(crate) fn cross(&mut self, write: Write) {
+        if !self.config.stepped {
+            return self.local(write, Origin::Client);
+        }
+        let local = Local { write: write.clone(), origin: Origin::Client, stage: Stage::Crossing };
+        self.locals.insert((write.key, write.ts), local);
+        self.job(Job::Cross(write));
+    }
+
+    /// The write has arrived at the NIC.
+    pub(crate) fn crossed(&mut self, key: Key, ts: Timestamp) {
+        let crossing = self.locals.get(&(key, ts)).is_some_and(|local| local.stage == Stage::Crossing);
+        if crossing && let Some(local) = self.locals.remove(&(key, ts)) {
+            self.local(local.write, local.origin);
+        }
+    }
+
+    /// Lines 9 to 18 and 32 to 39: into local memory, if it is not obsolete by now, and towards the log.
+    pub(crate) fn local(&mut self, write: Write, origin: Origin) {
+        let (key, ts, on) = (write.key, write.ts, self.engine());
+        if self.config.fifo().is_none() {
+            self.step(on, StepKind::WrLock, 0);
+            let record = self.record(key);
+            if record.meta.wr_lock.is_some() {
+                record.writers.push_back(ts);
+                self.locals.insert((key, ts), Local { write, origin, stage: Stage::Queued });
+                return;
+            }
+            return self.locked(write, origin);
+        }
+        if self.is_obsolete(key, ts) {
+            return self.obsolete(&write, origin);
+        }
+        if origin == Origin::Client {
+            self.send_inv(&write);
+        }
+        // volatileTS moves when the write enters the vFIFO, not when it leaves: the client may hear of the write and
+        // send its next one through this node before the drain, and that one must get a newer timestamp.
+        self.record(key).take(&write);
+        self.step(on, StepKind::EnqueueVolatile, write.bytes());
+        self.locals.insert((key, ts), Local { write: write.clone(), origin, stage: Stage::Writing });
+        if self.config.stepped {
+            self.job(Job::Apply(write.clone()));
+        }
+        self.updated(&write, origin);
+        if !self.config.stepped {
+            self.applied(key, ts);
+        }
+    }
+
+    /// The WRLock is this write's.
+    fn locked(&mut self, write: Write, origin: Origin) {
+        let (key, ts) = (write.key, write.ts);
+        self.step(self.engine(), StepKind::ReadMeta, 0);
+        if self.is_obsolete(key, ts) {
+            return self.obsolete(&write, origin);
+        }
+        self.record(key).meta.wr_lock = Some(ts);
+        if origin == Origin::Client {
+            self.send_inv(&write);
+        }
+        self.locals.insert((key, ts), Local { write: write.clone(), origin, stage: Stage::Writing });
+        if self.config.stepped { self.job(Job::Apply(write)) } else { self.applied(key, ts) }
+    }
+
+    /// Local memory has the write.
+    pub(crate) fn applied(&mut self, key: Key, ts: Timestamp) {
+        if self.locals.get(&(key, ts)).is_none_or(|local| local.stage != Stage::Writing) {
+            return;
+        }
+        let Some(Local { write, origin, .. }) = self.locals.remove(&(key, ts)) else { return };
+        self.step(self.engine(), StepKind::LocalWrite, write.bytes());
+        if self.config.fifo().is_some() {
+            let meta = &mut self.record(key).meta;
+            meta.applied_ts = meta.applied_ts.max(ts);
+            return self.settle(key);
+        }
+        let record = self.record(key);
+        record.take(&write);
+        record.meta.applied_ts = ts;
+        record.meta.wr_lock = None;
+        self.updated(&write, origin);
+        self.settle(key);
+        while self.record(key).meta.wr_lock.is_none()
+            && let Some(next) = self.record(key).writers.pop_front()
+        {
+            if let Some(local) = self.locals.remove(&(key, next)) {
+                self.locked(local.write, local.origin);
+            }
+        }
+    }
+
+    fn is_obsolete(&self, key: Key, ts: Timestamp) -> bool {
+        ts < self.meta(key).volatile_ts && !self.config.mutant(Mutation::NoObsolete)
+    }
+
+    /// The volatile replica is up to date with the write: ACK_C, and on to the log.
+    fn updated(&mut self, write: &Write, origin: Origin) {
+        let (key, ts) = (write.key, write.ts);
+        match origin {
+            Origin::Client => {
+                if let Some(driven) = self.driven.get_mut(&(key, ts)) {
+                    driven.acked_c = driven.acked_c.with(self.config.id);
+                }
+                self.persist(write, NodeSet::EMPTY);
+                self.progress(key, ts);
+            }
+            Origin::Peers(peers) => {
+                if self.config.model != Model::Synch {
+                    self.send(peers, Body::Ack(key, ts, AckKind::Consistency));
+                }
+                if self.config.mutant(Mutation::AckBeforePersist) {
+                    self.ack_persist(peers, key, ts);
+                }
+                self.persist(write, peers);
+            }
+        }
+    }
+
+    /// Has the write made durable, or finds that it is; `peers` are told.
+    pub(crate) fn persist(&mut self, write: &Write, peers: NodeSet) {
+        let (key, ts) = (write.key, write.ts);
+        if let Some(owed) = self.persisting.get_mut(&(key, ts)) {
+            *owed = owed.or(peers);
+        } else if self.meta(key).durable_ts >= ts {
+            self.ack_persist(peers, key, ts);
+            self.own_persist(key, ts);
+        } else {
+            self.persisting.insert((key, ts), peers);
+            if self.config.fifo().is_some() {
+                self.step(Where::Nic, StepKind::EnqueueDurable, write.bytes());
+                self.dfifo.insert((key, ts));
+            }
+            self.job(Job::Persist(write.clone()));
+        }
+    }
+
+    /// The log (or the dFIFO) has the write.
+    pub(crate) fn persisted(&mut self, key: Key, ts: Timestamp) {
+        let Some(peers) = self.persisting.remove(&(key, ts)) else { return };
+        let meta = &mut self.record(key).meta;
+        meta.durable_ts = meta.durable_ts.max(ts);
+        if self.dfifo.contains(&(key, ts)) {
+            self.job(Job::Drain(key, ts));
+        }
+        self.ack_persist(peers, key, ts);
+        self.own_persist(key, ts);
+        self.flushes_go_on();
+        self.look_durable();
+    }
+
+    fn own_persist(&mut self, key: Key, ts: Timestamp) {
+        if let Some(driven) = self.driven.get_mut(&(key, ts)) {
+            driven.acked_p = driven.acked_p.with(self.config.id);
+            self.progress(key, ts);
+        }
+    }
+
+    fn ack_persist(&mut self, peers: NodeSet, key: Key, ts: Timestamp) {
+        match self.config.model {
+            Model::Synch => self.send(peers, Body::Ack(key, ts, AckKind::Both)),
+            Model::Strict | Model::REnf => self.send(peers, Body::Ack(key, ts, AckKind::Persistency)),
+            Model::Event | Model::Scope => {}
+        }
+    }
+
+    /// handleObsolete (lines 1 to 3 and 23 to 25): answer when what superseded the write is as far as the model wants.
+    fn obsolete(&mut self, write: &Write, origin: Origin) {
+        let (key, ts) = (write.key, write.ts);
+        self.marks.obsolete += 1;
+        let Origin::Peers(peers) = origin else { return self.drop_obsolete(key, ts) };
+        if write.rmw && !self.config.mutant(Mutation::AcceptStaleRmw) {
+            return self.send(peers, Body::Refuse(key, ts));
+        }
+        let spins: &[(bool, AckKind)] = match self.config.model {
+            Model::Synch => &[(true, AckKind::Both)],
+            Model::Strict | Model::REnf => &[(false, AckKind::Consistency), (true, AckKind::Persistency)],
+            Model::Event | Model::Scope => &[(false, AckKind::Consistency)],
+        };
+        for &(durable, kind) in spins {
+            for peer in peers.iter() {
+                let spin = Spin { ts, durable, then: Then::Ack(peer, kind) };
+                if self.config.mutant(Mutation::NoConsistencySpin) {
+                    self.send(NodeSet::one(peer), Body::Ack(key, ts, kind));
+                } else if !self.record(key).spins.contains(&spin) {
+                    self.record(key).spins.push(spin);
+                }
+            }
+        }
+        self.wake(key);
+    }
+}

@@ -1,0 +1,397 @@
+//! A replica: what it holds, what goes in and what comes out.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::catch_up::{Stream, Taking};
+use super::config::{Config, View};
+use super::coordinate::{Batch, Driven};
+use super::follow::Local;
+use super::message::{Body, Message, Write};
+use super::record::{Client, Meta, Record, Spin, Then};
+use super::request::{Outcome, Refusal, Reply, Request};
+use super::scope::{Flush, Scope};
+use crate::Time;
+use crate::types::{Key, NodeId, NodeSet, ScopeId, Timestamp, Value};
+
+/// What a replica asks its world for, in order.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Output {
+    /// Send this to each of `to`. More than one only where the NIC broadcasts.
+    Send {
+        /// The receivers.
+        to: NodeSet,
+        /// The message.
+        message: Message,
+    },
+    /// Do this, then say [`Replica::done`]. Jobs may end in any order.
+    Job(Job),
+    /// Tell the client.
+    Reply(Reply),
+    /// This was done here, for a world that charges for it.
+    Step(Step),
+}
+
+/// Work that a replica leaves to its world.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Job {
+    /// Make the write durable: into the log, or the dFIFO if there is one.
+    Persist(Write),
+    /// Note in the log that the scope is complete.
+    PersistScope(ScopeId),
+    /// Write to local memory: under WRLock, or out of the vFIFO.
+    Apply(Write),
+    /// Move the write from dFIFO to log.
+    Drain(Key, Timestamp),
+    /// Carry the write from host to NIC.
+    Cross(Write),
+}
+
+impl Job {
+    /// Its name.
+    pub fn id(&self) -> JobId {
+        match self {
+            Self::Persist(write) => JobId::Persist(write.key, write.ts),
+            Self::PersistScope(scope) => JobId::PersistScope(*scope),
+            Self::Apply(write) => JobId::Apply(write.key, write.ts),
+            Self::Drain(key, ts) => JobId::Drain(*key, *ts),
+            Self::Cross(write) => JobId::Cross(write.key, write.ts),
+        }
+    }
+}
+
+/// Names a job; unique among those that are under way.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum JobId {
+    /// [`Job::Persist`].
+    Persist(Key, Timestamp),
+    /// [`Job::PersistScope`].
+    PersistScope(ScopeId),
+    /// [`Job::Apply`].
+    Apply(Key, Timestamp),
+    /// [`Job::Drain`].
+    Drain(Key, Timestamp),
+    /// [`Job::Cross`].
+    Cross(Key, Timestamp),
+}
+
+/// Which processor did a step.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Where {
+    /// A host core.
+    Host,
+    /// A core of the NIC.
+    Nic,
+}
+
+/// Something done that costs time. Sends and jobs are outputs of their own.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Step {
+    /// Where.
+    pub on: Where,
+    /// What.
+    pub kind: StepKind,
+    /// Bytes of content that it moves.
+    pub bytes: usize,
+}
+
+/// What a step is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum StepKind {
+    /// Take a request or message, and find its record.
+    Dispatch,
+    /// Read timestamps (Obsolete, spins).
+    ReadMeta,
+    /// Compare-and-swap on RDLock_Owner.
+    RdLock,
+    /// Compare-and-swap on WRLock.
+    WrLock,
+    /// Set timestamps.
+    WriteMeta,
+    /// Write the record to local memory.
+    LocalWrite,
+    /// Put the record into the vFIFO.
+    EnqueueVolatile,
+    /// Put the record into the dFIFO.
+    EnqueueDurable,
+    /// A message over PCIe between host and NIC, for this many followers.
+    Pcie(u8),
+    /// Unpack a batched message for this many followers.
+    Unpack(u8),
+}
+
+macro_rules! marks {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// How often rare things happened, for tests that must have reached them.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+        pub struct Marks { $($(#[$doc])* pub $name: u64),* }
+
+        impl Marks {
+            /// Each with its name.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name)),*].into_iter()
+            }
+        }
+    };
+}
+
+marks! {
+    /// RDLocks snatched from an older write.
+    snatches,
+    /// Writes found obsolete.
+    obsolete,
+    /// Writes of a dead coordinator that a follower replayed.
+    replays,
+    /// Read-modify-writes begun again since a newer write came between.
+    rmw_retries,
+    /// Messages sent again.
+    resends,
+    /// Messages of another epoch, dropped.
+    stale,
+    /// Requests or INVs refused because a FIFO was full.
+    fifo_full,
+    /// View changes while a [PERSIST]sc was under way here.
+    view_change_in_persist,
+    /// Catch-ups finished by this node as a learner.
+    rejoins,
+    /// Merges of logs after the crash of all nodes.
+    full_recoveries,
+    /// Requests found done already.
+    duplicates,
+}
+
+/// One node's share of the protocol.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Replica {
+    pub(crate) config: Config,
+    pub(crate) now: Time,
+    pub(crate) view: View,
+    /// Reads are served before this.
+    pub(crate) lease: Time,
+    pub(crate) records: BTreeMap<Key, Record>,
+    /// Writes that this node coordinates or replays.
+    pub(crate) driven: BTreeMap<(Key, Timestamp), Driven>,
+    /// Writes on their way into local memory.
+    pub(crate) locals: BTreeMap<(Key, Timestamp), Local>,
+    /// Writes on their way to the log, and who is told when they are there.
+    pub(crate) persisting: BTreeMap<(Key, Timestamp), NodeSet>,
+    /// Records that may expect something of another node.
+    pub(crate) unsettled: BTreeSet<Key>,
+    /// What is in the dFIFO, or on its way there.
+    pub(crate) dfifo: BTreeSet<(Key, Timestamp)>,
+    pub(crate) batches: BTreeMap<u64, Batch>,
+    pub(crate) next_batch: u64,
+    /// Writes that wait to leave as one INV, while a batch is taken apart.
+    pub(crate) gathering: Option<Vec<Write>>,
+    pub(crate) scopes: BTreeMap<ScopeId, Scope>,
+    pub(crate) flushes: BTreeMap<ScopeId, Flush>,
+    /// States on their way to learners, or in recovery to everyone.
+    pub(crate) streams: BTreeMap<NodeId, Stream>,
+    pub(crate) taking: Taking,
+    pub(crate) tick: Time,
+    pub(crate) out: VecDeque<Output>,
+    pub(crate) marks: Marks,
+}
+
+impl Replica {
+    /// A replica that has taken part in nothing yet: no view, no lease.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            now: 0,
+            view: View::default(),
+            lease: 0,
+            records: BTreeMap::new(),
+            driven: BTreeMap::new(),
+            locals: BTreeMap::new(),
+            persisting: BTreeMap::new(),
+            unsettled: BTreeSet::new(),
+            dfifo: BTreeSet::new(),
+            batches: BTreeMap::new(),
+            next_batch: 0,
+            gathering: None,
+            scopes: BTreeMap::new(),
+            flushes: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            taking: Taking::default(),
+            tick: 0,
+            out: VecDeque::new(),
+            marks: Marks::default(),
+        }
+    }
+
+    /// This node.
+    pub fn id(&self) -> NodeId {
+        self.config.id
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The view that it is in; epoch 0 before the first.
+    pub fn view(&self) -> View {
+        self.view
+    }
+
+    /// What happened so far.
+    pub fn marks(&self) -> &Marks {
+        &self.marks
+    }
+
+    /// A record's metadata.
+    pub fn meta(&self, key: Key) -> Meta {
+        self.records.get(&key).map(|record| record.meta).unwrap_or_default()
+    }
+
+    /// A record's newest content here, whether it may be read or not.
+    pub fn peek(&self, key: Key) -> Option<Value> {
+        self.records.get(&key).and_then(|record| record.value.clone())
+    }
+
+    /// Does it take requests?
+    pub fn serves(&self) -> bool {
+        self.view.members.has(self.config.id) && !self.taking.merging && self.now < self.lease
+    }
+
+    /// Reads may be served until `until`, by this node's clock.
+    pub fn set_lease(&mut self, now: Time, until: Time) {
+        self.now = now;
+        self.lease = until;
+    }
+
+    /// Takes a client's request. Its reply comes in time, or after [`Replica::install`] as [`Outcome::Unknown`].
+    pub fn submit(&mut self, now: Time, request: Request) {
+        self.now = now;
+        self.begin(request);
+    }
+
+    /// Takes a peer's message. One that makes no sense is dropped.
+    pub fn handle(&mut self, now: Time, from: NodeId, message: Message) {
+        self.now = now;
+        let known = self.view.all().has(from) && self.view.all().has(self.config.id) && from != self.config.id;
+        if (message.epoch != self.view.epoch || !known) && !self.config.mutant(super::Mutation::AnyEpoch) {
+            self.marks.stale += 1;
+            return;
+        }
+        match message.body {
+            Body::Inv(writes) => writes.into_iter().for_each(|write| self.inv(from, write)),
+            Body::Ack(key, ts, kind) => self.ack(from, key, ts, kind),
+            Body::Refuse(key, ts) => self.refused(key, ts),
+            Body::Busy(..) => {}
+            Body::Val(key, ts, kind) => self.val(key, ts, kind),
+            Body::Persist(scope, writes) => self.persist_scope(from, scope, writes),
+            Body::PersistAck(scope) => self.scope_ack(from, scope),
+            Body::PersistVal(scope) => self.scope_val(scope),
+            Body::State(number, entries, last) => self.state(from, number, entries, last),
+            Body::StateAck(number) => self.state_ack(from, number),
+            Body::Merged => self.peer_merged(from),
+        }
+    }
+
+    /// A job has been done. Says nothing to one that is not known.
+    pub fn done(&mut self, now: Time, job: JobId) {
+        self.now = now;
+        match job {
+            JobId::Persist(key, ts) => self.persisted(key, ts),
+            JobId::PersistScope(scope) => self.scope_persisted(scope),
+            JobId::Apply(key, ts) => self.applied(key, ts),
+            JobId::Drain(key, ts) => {
+                self.dfifo.remove(&(key, ts));
+            }
+            JobId::Cross(key, ts) => self.crossed(key, ts),
+        }
+    }
+
+    /// The next output; `None` when nothing is to be done before the next input.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.out.pop_front()
+    }
+
+    pub(crate) fn record(&mut self, key: Key) -> &mut Record {
+        self.records.entry(key).or_default()
+    }
+
+    /// Everyone else of the view.
+    pub(crate) fn peers(&self) -> NodeSet {
+        self.view.all().without(self.config.id)
+    }
+
+    pub(crate) fn send(&mut self, to: NodeSet, body: Body) {
+        let message = Message { epoch: self.view.epoch, body };
+        if to.is_empty() {
+        } else if self.config.offload().is_some_and(|offload| offload.broadcast) {
+            self.out.push_back(Output::Send { to, message });
+        } else {
+            for node in to.iter() {
+                self.out.push_back(Output::Send { to: NodeSet::one(node), message: message.clone() });
+            }
+        }
+    }
+
+    pub(crate) fn job(&mut self, job: Job) {
+        self.out.push_back(Output::Job(job));
+    }
+
+    pub(crate) fn step(&mut self, on: Where, kind: StepKind, bytes: usize) {
+        if self.config.steps {
+            self.out.push_back(Output::Step(Step { on, kind, bytes }));
+        }
+    }
+
+    /// Where the protocol's part behind line 8 of figure 2 runs.
+    pub(crate) fn engine(&self) -> Where {
+        if self.config.offload().is_some() { Where::Nic } else { Where::Host }
+    }
+
+    pub(crate) fn reply(&mut self, client: Client, outcome: Outcome) {
+        match client {
+            Client::Tag(tag) => self.out.push_back(Output::Reply(Reply { tag, outcome })),
+            Client::Part(batch, index) => self.part_done(batch, index, outcome),
+        }
+    }
+
+    pub(crate) fn refuse(&mut self, client: Client, refusal: Refusal) {
+        self.reply(client, Outcome::Refused(refusal));
+    }
+
+    /// After a change of `key`'s metadata: releases the RDLock if its owner is through, and wakes whoever waited.
+    pub(crate) fn settle(&mut self, key: Key) {
+        let enforced = self.config.model == super::Model::REnf;
+        let Some(record) = self.records.get_mut(&key) else { return };
+        let meta = &mut record.meta;
+        if let Some(owner) = meta.rd_lock
+            && owner <= meta.glb_volatile_ts
+            && (!enforced || owner <= meta.glb_durable_ts)
+            && owner <= meta.applied_ts
+        {
+            meta.rd_lock = None;
+            self.step(self.engine(), StepKind::RdLock, 0);
+            if self.config.mutant(super::Mutation::LostWakeup) {
+                return;
+            }
+        }
+        self.drop_refused(key);
+        self.wake(key);
+    }
+
+    /// Ends the spins that are over, and starts what waited for the RDLock.
+    pub(crate) fn wake(&mut self, key: Key) {
+        let Some(record) = self.records.get_mut(&key) else { return };
+        let (volatile, durable) = (record.meta.glb_volatile_ts, record.meta.glb_durable_ts);
+        let over = |spin: &Spin| volatile > spin.ts && (!spin.durable || durable > spin.ts);
+        let ended: Vec<Spin> = record.spins.extract_if(.., |spin| over(spin)).collect();
+        for Spin { ts, then, .. } in ended {
+            match then {
+                Then::Ack(node, kind) => self.send(NodeSet::one(node), Body::Ack(key, ts, kind)),
+                Then::Reply(client, outcome) => self.reply(client, outcome),
+            }
+        }
+        while let Some(record) = self.records.get_mut(&key)
+            && record.meta.rd_lock.is_none()
+            && let Some(waiting) = record.waiting.pop_front()
+        {
+            self.start(waiting);
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! A new view: who is gone, whose writes are replayed, and what is sent again. Timers are here too.
+
+use super::catch_up::Taking;
+use super::config::{Model, Mutation, View};
+use super::coordinate::Driven;
+use super::follow::Stage;
+use super::message::{AckKind, Body};
+use super::record::{Client, Then};
+use super::replica::Replica;
+use super::request::Outcome;
+use super::scope::FlushStage;
+use crate::Time;
+use crate::types::{Key, NodeSet, Timestamp};
+
+/// After this many retry times without news of a write its follower replays it.
+const PATIENCE: Time = 4;
+
+impl Replica {
+    /// Enters a view, as all nodes that hear of it do, in the order of epochs. Before any node enters it, the leases of
+    /// those that it leaves out must have run out.
+    pub fn install(&mut self, now: Time, view: View) {
+        self.now = now;
+        if view.epoch <= self.view.epoch {
+            return;
+        }
+        let me = self.config.id;
+        let before = std::mem::replace(&mut self.view, view);
+        let learns = view.learners.has(me);
+        let stays = before.all().has(me) && (view.members.has(me) || !before.members.has(me) && learns);
+        // Only at the start, or when everyone comes from a crash, is a log of its own what a member has.
+        let from_log = before.all().is_empty() && (view.epoch == 1 || view.recovery);
+        self.finish_locals();
+        self.marks.view_change_in_persist += u64::from(!self.flushes.is_empty());
+        if !stays && !from_log {
+            self.forget();
+            // They took it for one that never crashed. It keeps silent until a view has it as a learner.
+            self.view.members = view.members.without(me);
+        }
+        self.taking = Taking {
+            learning: learns && !(stays && self.taking.caught_up),
+            caught_up: learns && stays && self.taking.caught_up,
+            merging: view.recovery,
+            ..Taking::default()
+        };
+        if !self.view.all().has(me) {
+            return;
+        }
+        for owed in self.persisting.values_mut() {
+            *owed = NodeSet::EMPTY;
+        }
+        for record in self.records.values_mut() {
+            record.spins.retain(|spin| matches!(spin.then, Then::Reply(..)));
+        }
+        self.drive_again();
+        self.replay_orphans();
+        self.flush_again();
+        self.start_streams();
+    }
+
+    /// All that depends on membership is lost: clients do not learn what became of their requests.
+    fn forget(&mut self) {
+        let mut clients: Vec<Client> = Vec::new();
+        let driven = std::mem::take(&mut self.driven);
+        clients.extend(driven.into_values().filter_map(|driven| driven.client).map(|(client, _)| client));
+        let flushes = std::mem::take(&mut self.flushes);
+        clients.extend(flushes.into_values().filter_map(|flush| flush.client));
+        for (_, record) in std::mem::take(&mut self.records) {
+            clients.extend(record.waiting.into_iter().map(|waiting| waiting.client));
+            for spin in record.spins {
+                if let Then::Reply(client, _) = spin.then {
+                    clients.push(client);
+                }
+            }
+        }
+        for client in clients {
+            self.reply(client, Outcome::Unknown);
+        }
+        self.persisting.clear();
+        self.dfifo.clear();
+        self.scopes.clear();
+        self.unsettled.clear();
+        self.batches.clear();
+        self.lease = 0;
+    }
+
+    /// The view change waits for writes that are under way in local memory.
+    fn finish_locals(&mut self) {
+        while let Some((&(key, ts), local)) = self.locals.iter().find(|(_, local)| local.stage != Stage::Queued) {
+            match local.stage {
+                Stage::Crossing => self.crossed(key, ts),
+                _ => self.applied(key, ts),
+            }
+        }
+    }
+
+    /// ACK sets begin anew: INVs go to everyone in the view.
+    fn drive_again(&mut self) {
+        let ids: Vec<(Key, Timestamp)> = self.driven.keys().copied().collect();
+        for (key, ts) in ids {
+            let meta = self.meta(key);
+            let Some(driven) = self.driven.get_mut(&(key, ts)) else { continue };
+            // As any follower would: once a newer write is here, a read-modify-write is refused.
+            driven.refused = driven.write.rmw && meta.volatile_ts > ts;
+            driven.validated = false;
+            let me = NodeSet::one(self.config.id);
+            driven.acked_c = if driven.refused { NodeSet::EMPTY } else { me };
+            driven.acked_p = if meta.durable_ts >= ts { me } else { NodeSet::EMPTY };
+            let write = driven.write.clone();
+            self.send_inv(&write);
+            self.persist(&write, NodeSet::EMPTY);
+            self.progress(key, ts);
+            self.settle(key);
+        }
+    }
+
+    /// Followers replay, with unchanged timestamps, the writes whose coordinator is gone and whose VAL never came.
+    fn replay_orphans(&mut self) {
+        if self.config.mutant(Mutation::NoReplay) || self.taking.merging {
+            return;
+        }
+        let members = self.view.members;
+        let orphan = |ts: Timestamp| !members.has(ts.node);
+        let keys: Vec<Key> = self
+            .records
+            .iter()
+            .filter(|(_, record)| self.expects(&record.meta) && orphan(record.meta.volatile_ts))
+            .map(|(&key, _)| key)
+            .collect();
+        for key in keys {
+            self.replay(key);
+        }
+    }
+
+    /// Is a VAL missing?
+    fn expects(&self, meta: &super::Meta) -> bool {
+        meta.rd_lock.is_some() || self.config.model == Model::Strict && meta.glb_durable_ts < meta.volatile_ts
+    }
+
+    fn replay(&mut self, key: Key) {
+        let Some(record) = self.records.get(&key) else { return };
+        let write = record.as_write(key);
+        let (ts, me) = (write.ts, NodeSet::one(self.config.id));
+        if self.driven.contains_key(&(key, ts)) {
+            return;
+        }
+        let driven = Driven {
+            client: None,
+            rmw: None,
+            acked_c: me,
+            acked_p: if record.meta.durable_ts >= ts { me } else { NodeSet::EMPTY },
+            validated: false,
+            sent: false,
+            refused: false,
+            write: write.clone(),
+            since: self.now,
+        };
+        self.marks.replays += 1;
+        self.driven.insert((key, ts), driven);
+        self.send_inv(&write);
+        self.persist(&write, NodeSet::EMPTY);
+        self.progress(key, ts);
+    }
+
+    /// Coordinators ask again; what a follower was asked, it will be asked again.
+    fn flush_again(&mut self) {
+        self.flushes.retain(|_, flush| flush.client.is_some());
+        let me = self.config.id;
+        let mut again = Vec::new();
+        for (&scope, flush) in &mut self.flushes {
+            flush.acked = if flush.acked.has(me) { NodeSet::one(me) } else { NodeSet::EMPTY };
+            flush.to = NodeSet::EMPTY;
+            flush.since = self.now;
+            if flush.stage != FlushStage::Writes {
+                again.push((scope, flush.writes.iter().map(|(&key, &ts)| (key, ts)).collect()));
+            }
+        }
+        for (scope, writes) in again {
+            self.send(self.peers(), Body::Persist(scope, writes));
+        }
+    }
+
+    /// When [`Replica::timeout`] is next due, if ever.
+    pub fn next_timeout(&self) -> Option<Time> {
+        let idle = self.driven.is_empty()
+            && self.unsettled.is_empty()
+            && self.flushes.is_empty()
+            && self.streams.is_empty()
+            && !self.taking.merging;
+        if idle || !self.view.all().has(self.config.id) { None } else { Some(self.tick) }
+    }
+
+    /// Time has passed: sends again what was not answered.
+    pub fn timeout(&mut self, now: Time) {
+        self.now = now;
+        if now < self.tick {
+            return;
+        }
+        // Messages are sent again when they are between one and two ticks old.
+        self.tick = now + self.config.retry / 2;
+        let retry = self.config.retry;
+        let late = |since: Time| now >= since.saturating_add(retry);
+        let driven: Vec<_> = self.driven.iter().filter(|(_, d)| d.sent && late(d.since)).map(|(&id, _)| id).collect();
+        for id in driven {
+            self.resend(id);
+        }
+        let all = self.view.all();
+        let mut asked = Vec::new();
+        for (&scope, flush) in &mut self.flushes {
+            if flush.client.is_some() && flush.stage != FlushStage::Writes && late(flush.since) {
+                flush.since = now;
+                let writes = flush.writes.iter().map(|(&key, &ts)| (key, ts)).collect();
+                asked.push((all.minus(flush.acked), Body::Persist(scope, writes)));
+            }
+        }
+        for (to, body) in asked {
+            self.marks.resends += 1;
+            self.send(to.without(self.config.id), body);
+        }
+        for key in self.unsettled.clone() {
+            self.ask(key);
+        }
+        self.stream_timeout();
+    }
+
+    fn resend(&mut self, id: (Key, Timestamp)) {
+        let all = self.view.all();
+        let durable = self.config.model.acks_persists();
+        let Some(driven) = self.driven.get_mut(&id) else { return };
+        driven.since = self.now;
+        let acked = if durable { driven.acked_c.and(driven.acked_p) } else { driven.acked_c };
+        let write = driven.write.clone();
+        self.marks.resends += 1;
+        self.send(all.minus(acked).without(self.config.id), Body::Inv(vec![write]));
+    }
+
+    /// A VAL does not come: acknowledges again, and if that does not help replays the write.
+    fn ask(&mut self, key: Key) {
+        let Some(record) = self.records.get(&key) else { return };
+        let (meta, since) = (record.meta, record.since);
+        let ts = meta.volatile_ts;
+        if !self.expects(&meta) {
+            self.unsettled.remove(&key);
+            return;
+        }
+        let age = self.now.saturating_sub(since);
+        if age < self.config.retry || self.driven.contains_key(&(key, ts)) || self.taking.merging {
+            return;
+        }
+        if age >= PATIENCE * self.config.retry && !self.config.mutant(Mutation::NoReplay) {
+            self.record(key).since = self.now;
+            return self.replay(key);
+        }
+        let to = NodeSet::one(ts.node).and(self.peers());
+        self.marks.resends += 1;
+        let durable = meta.durable_ts >= ts && self.config.model.acks_persists();
+        if self.config.model != Model::Synch {
+            self.send(to, Body::Ack(key, ts, AckKind::Consistency));
+        }
+        if durable {
+            let kind = if self.config.model == Model::Synch { AckKind::Both } else { AckKind::Persistency };
+            self.send(to, Body::Ack(key, ts, kind));
+        }
+    }
+}
