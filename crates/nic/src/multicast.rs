@@ -54,6 +54,11 @@ impl Nic {
         Ok(())
     }
 
+    /// Queue pairs attached to a multicast group.
+    pub fn group_members(&self, group: IpAddr) -> usize {
+        self.groups.get(&group).map_or(0, Vec::len)
+    }
+
     /// Whether a queue pair is in a multicast group.
     pub(crate) fn is_attached(&self, qpn: Qpn) -> bool {
         self.groups.values().any(|members| members.contains(&qpn))
@@ -68,8 +73,7 @@ impl Nic {
         except: Option<Qpn>,
     ) -> bool {
         let mut taken = false;
-        let members = self.groups.get(&group).map_or(0, Vec::len);
-        for at in 0..members {
+        for at in 0..self.group_members(group) {
             let Some(&member) = self.groups.get(&group).and_then(|members| members.get(at)) else { break };
             if bth.opcode.service() == Service::Ud && Some(member) != except {
                 let took =

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use remora_memory::Registry;
-use remora_nic::{CqId, Event, Nic, NicConfig, Route, Time, TxBatch};
+use remora_nic::{CqId, Event, Nic, NicConfig, NicError, Qpn, Route, Time, TxBatch};
 
 use crate::Error;
 use crate::kernels::Kernels;
@@ -64,6 +64,10 @@ struct Shared {
     wake: OwnedFd,
 }
 
+/// Sees the engine's events, in whichever thread drives it and with the engine locked, and gives back those that it has
+/// no use for.
+pub type EventSink = Box<dyn FnMut(Event) -> Option<Event> + Send>;
+
 /// What the lock protects.
 struct Core {
     nic: Nic,
@@ -78,10 +82,15 @@ struct Core {
     waiters: Vec<(CqId, Thread)>,
     /// Events that belong to the user.
     events: Vec<Event>,
+    sink: EventSink,
     failed_sends: u64,
     clock: Clock,
+    /// When a user's poll last found something to do.
+    busy_at: Time,
     /// Polls of each link since it had something.
     quiet: Vec<u32>,
+    /// Some link has joined a multicast group.
+    joined: bool,
 }
 
 /// The last reading of the clock. One poll in sixteen reads it: timers are far coarser than that.
@@ -95,7 +104,7 @@ struct Clock {
 impl Device {
     /// A device at `local` that sends and receives by `links`. Routes name a link by its place in the list.
     pub fn new(local: IpAddr, links: Vec<Box<dyn Link>>, kernels: Option<Kernels>) -> Result<Self, Error> {
-        let registry = Arc::new(Registry::new(seed()?));
+        let registry = Arc::new(Registry::new(entropy()?));
         Self::with_registry(local, links, registry, kernels)
     }
 
@@ -106,7 +115,18 @@ impl Device {
         registry: Arc<Registry>,
         kernels: Option<Kernels>,
     ) -> Result<Self, Error> {
-        let mut nic = Nic::new(&NicConfig::new(seed()?), registry);
+        let nic = Nic::new(&NicConfig::new(entropy()?), registry);
+        Self::with_events(local, links, nic, kernels, Box::new(Some))
+    }
+
+    /// The same with an engine that exists already, and whose events `sink` sees first.
+    pub fn with_events(
+        local: IpAddr,
+        links: Vec<Box<dyn Link>>,
+        mut nic: Nic,
+        kernels: Option<Kernels>,
+        sink: EventSink,
+    ) -> Result<Self, Error> {
         for op in kernels.iter().flat_map(|k| k.ops()) {
             nic.deploy(*op);
         }
@@ -122,9 +142,12 @@ impl Device {
             stuck: None,
             waiters: Vec::new(),
             events: Vec::with_capacity(64),
+            sink,
             failed_sends: 0,
             clock: Clock { now: 0, polls: 0, stale: true },
+            busy_at: 0,
             quiet,
+            joined: false,
         };
         let shared = Arc::new(Shared {
             core: Mutex::new(core),
@@ -239,15 +262,49 @@ impl DeviceGuard<'_> {
 
     /// Sends what waits, takes what arrived, runs timers and kernels. Returns how much there was to do.
     pub fn progress(&mut self) -> usize {
+        self.drive(true)
+    }
+
+    /// The same without keeping the NIC thread away: for a user who is about to sleep.
+    pub fn progress_once(&mut self) -> usize {
+        self.drive(false)
+    }
+
+    #[inline]
+    fn drive(&mut self, stay: bool) -> usize {
+        let now = self.tick();
+        if stay {
+            self.shared.user_at.store(now, Ordering::Relaxed);
+        }
+        let work = self.core.progress(now, self.shared.local);
+        if work > 0 {
+            self.core.busy_at = now;
+        }
+        work
+    }
+
+    /// Sends what was posted, at once. The NIC thread sees to the rest if no user does.
+    #[inline]
+    pub fn transmit(&mut self) {
+        let now = self.tick();
+        self.core.transmit(now);
+    }
+
+    /// How long users' polls have found nothing to do.
+    pub fn idle(&self) -> Time {
+        self.core.clock.now.saturating_sub(self.core.busy_at)
+    }
+
+    /// The time, read anew where that is due.
+    #[inline]
+    fn tick(&mut self) -> Time {
         let clock = &mut self.core.clock;
         if clock.polls.is_multiple_of(16) || clock.stale {
             clock.stale = false;
             clock.now = self.shared.now();
-            self.shared.user_at.store(clock.now, Ordering::Relaxed);
         }
         clock.polls = clock.polls.wrapping_add(1);
-        let now = clock.now;
-        self.core.progress(now, self.shared.local)
+        clock.now
     }
 
     /// The same clock that `progress` uses.
@@ -266,6 +323,27 @@ impl DeviceGuard<'_> {
         if let Some(kernels) = kernels {
             kernels.refresh(nic);
         }
+    }
+
+    /// Attaches a datagram queue pair to a multicast group, and has every link that can bring in what others send to it.
+    pub fn attach(&mut self, qpn: Qpn, group: IpAddr) -> Result<(), NicError> {
+        let Core { nic, links, joined, .. } = &mut *self.core;
+        nic.attach(qpn, group)?;
+        for link in links {
+            // Without a link for it, the group is one of this device alone.
+            *joined |= link.join(group).is_ok();
+        }
+        Ok(())
+    }
+
+    /// Takes a queue pair out of a multicast group; with the last one the links leave it.
+    pub fn detach(&mut self, qpn: Qpn, group: IpAddr) -> Result<(), NicError> {
+        let Core { nic, links, .. } = &mut *self.core;
+        nic.detach(qpn, group)?;
+        if nic.group_members(group) == 0 {
+            links.iter_mut().for_each(|link| link.leave(group));
+        }
+        Ok(())
     }
 
     /// The link with this number.
@@ -380,6 +458,10 @@ impl Core {
                 }
             }
             let Some(route) = self.batch.route() else { break };
+            if route.remote == route.local {
+                packets += self.loop_back(now, route);
+                continue;
+            }
             let Some(link) = self.links.get_mut(usize::from(route.link)) else {
                 self.sent = self.batch.len();
                 continue;
@@ -409,6 +491,14 @@ impl Core {
         packets
     }
 
+    /// What the device sends to itself needs no link.
+    fn loop_back(&mut self, now: Time, route: Route) -> usize {
+        for packet in self.batch.packets().skip(self.sent) {
+            self.nic.handle_packet(now, route.link, route.remote, route.local, packet);
+        }
+        self.batch.len() - std::mem::replace(&mut self.sent, self.batch.len())
+    }
+
     /// The network does not take the packets: they are lost like any others, and sent again in time.
     fn give_up(&mut self) {
         self.failed_sends += 1;
@@ -416,7 +506,7 @@ impl Core {
     }
 
     fn receive(&mut self, now: Time, local: IpAddr) -> usize {
-        let Self { nic, links, quiet, clock, .. } = self;
+        let Self { nic, links, quiet, clock, joined, .. } = self;
         let mut packets = 0;
         // A link that has long been quiet is asked less often: a busy one beside it need not wait for its socket.
         let busy = quiet.iter().any(|&polls| polls <= QUIET_POLLS) && !clock.polls.is_multiple_of(16);
@@ -429,12 +519,17 @@ impl Core {
                 link.recv(&mut |src, packet| nic.handle_packet(now, index as u8, src, local, packet)).unwrap_or(0);
             quiet[index] = if count > 0 { 0 } else { quiet[index].saturating_add(1) };
             packets += count;
+            if *joined {
+                let sink = &mut |src, group, packet: &[u8]| nic.handle_packet(now, index as u8, src, group, packet);
+                packets += link.recv_groups(sink).unwrap_or(0);
+            }
         }
         packets
     }
 
     fn dispatch_events(&mut self) {
         while let Some(event) = self.nic.poll_event() {
+            let Some(event) = (self.sink)(event) else { continue };
             match event {
                 Event::Completion(cq) => {
                     self.waiters.iter().filter(|(id, _)| *id == cq).for_each(|(_, thread)| thread.unpark());
@@ -449,9 +544,9 @@ impl Core {
 }
 
 /// 32 bytes of the system's entropy.
-pub(crate) fn seed() -> Result<[u8; 32], Error> {
-    let mut seed = [0; 32];
-    getrandom::fill(&mut seed)
+pub fn entropy() -> Result<[u8; 32], Error> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes)
         .map_err(|e| Error::System { what: "reading entropy", source: std::io::Error::other(e.to_string()) })?;
-    Ok(seed)
+    Ok(bytes)
 }

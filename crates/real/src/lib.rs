@@ -20,7 +20,7 @@ mod writer;
 
 pub use client::{Client, ClientConfig, ClientCounters, Full, MAX_CALLS, MAX_REPLY, Placement, RemoteRegion};
 pub use control::WriterConfig;
-pub use device::{Device, DeviceGuard};
+pub use device::{Device, DeviceGuard, EventSink, entropy};
 pub use error::Error;
 pub use kernels::{Kernels, POOL};
 pub use links::LinkChoice;

@@ -77,7 +77,7 @@ impl Node {
     /// Starts serving.
     pub fn start(config: NodeConfig) -> Result<Self, Error> {
         let links = links::node_links(config.listen, config.packet)?;
-        let registry = Arc::new(Registry::new(crate::device::seed()?));
+        let registry = Arc::new(Registry::new(crate::device::entropy()?));
         let pd = registry.alloc_pd();
         let kernels = Kernels::builtins(&registry, config.limits);
         let device = Device::with_registry(config.listen, links, registry.clone(), Some(kernels))?;

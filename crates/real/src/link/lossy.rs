@@ -142,6 +142,10 @@ impl<L: Link> Link for Lossy<L> {
         self.inner.max_mtu()
     }
 
+    fn reach(&mut self, peer: IpAddr) -> io::Result<bool> {
+        self.inner.reach(peer)
+    }
+
     fn send(&mut self, to: IpAddr, bytes: &mut [u8], lens: &[u16]) -> io::Result<usize> {
         self.inner.send(to, bytes, lens)
     }
@@ -154,6 +158,18 @@ impl<L: Link> Link for Lossy<L> {
             fate.release(u64::MAX, sink);
         }
         Ok(fate.delivered - before)
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
+    }
+
+    fn recv_groups(&mut self, sink: &mut dyn FnMut(IpAddr, IpAddr, &[u8])) -> io::Result<usize> {
+        self.inner.recv_groups(sink)
     }
 
     fn wait_fds(&self, out: &mut Vec<RawFd>) {

@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use rustix::net::sockopt;
 
+mod groups;
 mod interface;
 pub mod loopback;
 pub mod lossy;
@@ -41,6 +42,15 @@ pub trait Link: Send {
     /// Largest path MTU that the link carries, in bytes of payload: 256, 512, 1024, 2048 or 4096.
     fn max_mtu(&self) -> usize;
 
+    /// Makes sure that packets to `peer` have a way, where that takes more than an address. False if they have none.
+    ///
+    /// # Errors
+    ///
+    /// What the system says when it has no memory or descriptors left.
+    fn reach(&mut self, _peer: IpAddr) -> io::Result<bool> {
+        Ok(true)
+    }
+
     /// Sends the packets lying back to back in `bytes`, with the lengths `lens`, to `to`.
     ///
     /// The last four bytes of every packet are room for the ICRC, which the link fills in where it is checked.
@@ -61,6 +71,29 @@ pub trait Link: Send {
     ///
     /// Only what makes the link useless for good. What a peer or the network does is counted, not returned.
     fn recv(&mut self, sink: &mut dyn FnMut(IpAddr, &[u8])) -> io::Result<usize>;
+
+    /// Joins an IP multicast group: packets to it come by [`recv_groups`](Link::recv_groups). Any link that sends to an
+    /// address can send to a group.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` if the link carries no multicast, or what the system says.
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        let message = format!("the {} link carries no multicast: {group} cannot be joined", self.name());
+        Err(io::Error::new(io::ErrorKind::Unsupported, message))
+    }
+
+    /// Leaves a multicast group.
+    fn leave(&mut self, _group: IpAddr) {}
+
+    /// Hands packets to joined groups with their sources and groups to `sink`, like [`recv`](Link::recv).
+    ///
+    /// # Errors
+    ///
+    /// Only what makes the link useless for good.
+    fn recv_groups(&mut self, _sink: &mut dyn FnMut(IpAddr, IpAddr, &[u8])) -> io::Result<usize> {
+        Ok(0)
+    }
 
     /// Appends the descriptors to wait for (`POLLIN`) once [`arm`](Link::arm) allows sleep. They change as peers
     /// come and go.

@@ -1,7 +1,7 @@
 //! RoCE v2 in whole IPv4 packets, through a packet socket and a raw one. Needs `CAP_NET_RAW`.
 //!
-//! Here the link, not the kernel, builds the IP and UDP headers as RoCE v2 wants them: source port 0xC000, UDP checksum
-//! 0, DF set, TTL 64. It sees the IP ID of what it receives, so that the ICRC is checked to its full 32 bits.
+//! Here the link, not the kernel, builds the IP and UDP headers as RoCE v2 wants them: a source port for each queue pair
+//! of the peer, so that routers with several paths use them all, UDP checksum 0, DF set, TTL 64. It sees the IP ID of what it receives, so that the ICRC is checked to its full 32 bits.
 //!
 //! It receives by a packet socket, before the kernel looks at the packet; a UDP socket that drops everything holds the
 //! port, lest the kernel answer each packet that the port is unreachable. It sends by a raw IP socket, for which the
@@ -25,8 +25,12 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::{Link, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing, overhead};
 use super::{set_buffers, set_int_option};
 
-/// The source port of all packets, the first of those that RoCE v2 uses for entropy.
-const SOURCE_PORT: u16 = 0xc000;
+/// The source port of packets to a queue pair: one of the 16,384 that RoCE v2 uses for entropy (annex A17.9.2).
+fn source_port(packet: &[u8]) -> u16 {
+    let dest_qp = u32::from_be_bytes([0, packet[5], packet[6], packet[7]]);
+    // Fibonacci hashing: numbers in a row lie far apart.
+    0xc000 | (dest_qp.wrapping_mul(0x9e37_79b1) >> 18) as u16
+}
 
 /// Frames taken in one call of [`Link::recv`].
 const RX_BATCH: usize = 64;
@@ -178,17 +182,20 @@ impl Link for PacketLink {
             return Ok(lens.len());
         }
         let address = SocketAddrV4::new(dst, 0).into();
-        let flow = IcrcFlow::v4(self.local, dst, SOURCE_PORT, UDP_PORT);
+        let (mut port, mut flow) = (0, None);
         let (mut done, mut at) = (0, 0);
         for &len in lens {
             let packet = &mut bytes[at..at + usize::from(len)];
-            flow.fill(0, packet);
+            if port != source_port(packet) {
+                (port, flow) = (source_port(packet), None);
+            }
+            flow.get_or_insert_with(|| IcrcFlow::v4(self.local, dst, port, UDP_PORT)).fill(0, packet);
             let (ip, rest) = self.tx.split_at_mut(Ipv4::LEN);
             let (udp, payload) = rest.split_at_mut(Udp::LEN);
             let udp_len = Udp::LEN as u16 + len;
             let (total_len, protocol, src) = (Ipv4::LEN as u16 + udp_len, PROTOCOL_UDP, self.local);
             Ipv4 { tos: 0, total_len, id: 0, dont_fragment: true, ttl: 64, protocol, src, dst }.emit(ip);
-            Udp { src_port: SOURCE_PORT, dst_port: UDP_PORT, len: udp_len, checksum: 0 }.emit(udp);
+            Udp { src_port: port, dst_port: UDP_PORT, len: udp_len, checksum: 0 }.emit(udp);
             payload[..packet.len()].copy_from_slice(packet);
             self.stats.syscalls += 1;
             match self.sender.send_to(&self.tx[..HEADERS + packet.len()], &address) {
@@ -328,6 +335,14 @@ mod tests {
             at += usize::from(len);
         }
         assert_eq!((b.stats().bad_icrc, b.stats().malformed), (0, 0));
+    }
+
+    #[test]
+    fn queue_pairs_have_source_ports_of_their_own() {
+        let port = |qpn: u32| source_port(&[&[0; 4], &qpn.to_be_bytes()[..], &[0; 8]].concat());
+        let ports: std::collections::HashSet<u16> = (0..1000).map(port).collect();
+        assert!(ports.len() > 990 && ports.iter().all(|&port| port >= 0xc000), "{} ports", ports.len());
+        assert_eq!(port(77), port(77), "and keep them");
     }
 
     /// The full check of this link shows that the UDP link knows the IP IDs its packets leave with.

@@ -16,6 +16,7 @@ use remora_wire::UDP_PORT;
 use remora_wire::icrc::{IcrcFlow, Verdict};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::groups::{self, Groups};
 use super::{
     Link, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing, overhead, set_buffers,
     set_int_option,
@@ -44,6 +45,9 @@ pub struct UdpLink {
     rx_buffer: Box<[u8]>,
     /// Bound to the wildcard address: which of our addresses each peer talks to.
     sources: HashMap<IpAddr, IpAddr>,
+    /// The index of the interface that has the bound address; 0 for the wildcard.
+    interface: u32,
+    groups: Groups,
     stats: LinkStats,
 }
 
@@ -73,12 +77,13 @@ impl UdpLink {
     /// `AddrInUse` if another process has the port: nodes of one machine take different addresses of 127.0.0.0/8.
     /// `AddrNotAvailable` if no interface has the address.
     pub fn bind(ip: IpAddr) -> io::Result<UdpLink> {
-        let (interface_mtu, scope) = if ip.is_unspecified() {
+        let (interface_mtu, interface) = if ip.is_unspecified() {
             (interface::smallest_mtu()?, 0)
         } else {
             let owner = interface::owning(ip)?;
-            (owner.mtu, if matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()) { owner.index } else { 0 })
+            (owner.mtu, owner.index)
         };
+        let scope = if matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()) { interface } else { 0 };
         let socket = Socket::new(Domain::for_address(SocketAddr::new(ip, 0)), Type::DGRAM, Some(Protocol::UDP))?;
         if ip.is_ipv6() {
             socket.set_only_v6(true)?;
@@ -86,6 +91,7 @@ impl UdpLink {
         let address = endpoint(ip, scope);
         socket.bind(&address.into()).map_err(|e| io::Error::new(e.kind(), format!("UDP {address}: {e}")))?;
         set_buffers(&socket)?;
+        groups::send_by(&socket, ip, interface)?;
         let socket = UdpSocket::from(socket);
         let state = UdpSocketState::new((&socket).into())?;
         if !ip.is_unspecified() {
@@ -102,6 +108,8 @@ impl UdpLink {
             rx: unused(),
             rx_buffer: vec![0; RX_BYTES].into(),
             sources: HashMap::new(),
+            interface,
+            groups: Groups::new(),
             stats: LinkStats::default(),
         })
     }
@@ -230,8 +238,21 @@ impl Link for UdpLink {
         Ok((self.stats.rx_packets - before) as usize)
     }
 
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.groups.join(group, self.local, self.interface)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.groups.leave(group);
+    }
+
+    fn recv_groups(&mut self, sink: &mut dyn FnMut(IpAddr, IpAddr, &[u8])) -> io::Result<usize> {
+        self.groups.recv(self.local, &mut self.stats, sink)
+    }
+
     fn wait_fds(&self, out: &mut Vec<RawFd>) {
         out.push(self.socket.as_raw_fd());
+        self.groups.wait_fds(out);
     }
 
     /// A socket stays readable as long as packets wait in it: nothing to arm.
@@ -395,6 +416,32 @@ mod tests {
         a.send(absent, &mut bytes, &lens).unwrap();
         assert!(readable(&b));
         assert_eq!(collect(&mut b, 2).len(), 2);
+    }
+
+    #[test]
+    fn groups_reach_who_has_joined() {
+        // In a namespace of its own: the group's socket shares its port with other tests' wildcards.
+        in_namespace(|| {
+            let (mut a, mut b, mut c) =
+                (UdpLink::bind(v4(5, 1)).unwrap(), UdpLink::bind(v4(5, 2)).unwrap(), UdpLink::bind(v4(5, 3)).unwrap());
+            let group = IpAddr::V4(Ipv4Addr::new(239, 1, 2, 3));
+            for link in [&mut a, &mut b] {
+                link.join(group).unwrap();
+                link.join(group).unwrap();
+            }
+            assert!(b.join(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 9).into()).is_err(), "another family");
+            let (mut bytes, lens) = packets(&[100, 4116]);
+            assert_eq!(a.send(group, &mut bytes, &lens).unwrap(), 2);
+            let mut got = Vec::new();
+            b.recv_groups(&mut |from, to, packet| got.push((from, to, packet.to_vec()))).unwrap();
+            assert_eq!(got, [(v4(5, 1), group, bytes[..100].to_vec()), (v4(5, 1), group, bytes[100..].to_vec())]);
+            assert!(readable(&a), "its own come back");
+            assert_eq!(a.recv_groups(&mut |_, _, _| panic!("and are left out")).unwrap(), 0);
+            assert_eq!(c.recv_groups(&mut |_, _, _| panic!("not joined")).unwrap(), 0);
+            b.leave(group);
+            a.send(group, &mut bytes, &lens).unwrap();
+            assert_eq!(b.recv_groups(&mut |_, _, _| panic!("has left")).unwrap(), 0);
+        });
     }
 
     #[test]

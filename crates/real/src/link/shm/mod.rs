@@ -191,6 +191,10 @@ impl Link for ShmLink {
         4096
     }
 
+    fn reach(&mut self, peer: IpAddr) -> io::Result<bool> {
+        self.connect(peer)
+    }
+
     fn send(&mut self, to: IpAddr, bytes: &mut [u8], lens: &[u16]) -> io::Result<usize> {
         check_lens(bytes, lens)?;
         // The newest, as a peer that restarted may stand here twice for a moment.
