@@ -130,30 +130,30 @@ impl<E: Copy> Queue<E> {
 
     /// Takes the next event.
     pub fn pop(&mut self) -> Option<(Ps, E)> {
-        if self.levels == 0 && !self.refill() {
-            return None;
-        }
-        let level = self.levels.trailing_zeros() as usize;
-        let bucket = self.occupied[level].trailing_zeros() as usize;
-        let first = self.buckets[level][bucket].first;
-        let Node { time, next, event } = self.nodes[first as usize];
-        self.len -= 1;
-        if level == 0 {
-            self.now = time;
-            self.buckets[0][bucket].first = next;
-            if next == NIL {
-                self.vacate(0, bucket);
+        loop {
+            if self.levels == 0 && !self.refill() {
+                return None;
             }
-            self.release(first);
-            return Some((Ps(time), event));
+            let level = self.levels.trailing_zeros() as usize;
+            let bucket = self.occupied[level].trailing_zeros() as usize;
+            let first = self.buckets[level][bucket].first;
+            let Node { time, next, event } = self.nodes[first as usize];
+            // A bucket of level 0 holds events of one time; one event alone is next wherever it lies.
+            if level == 0 || next == NIL {
+                self.now = time;
+                self.len -= 1;
+                self.buckets[level][bucket].first = next;
+                if next == NIL {
+                    self.vacate(level, bucket);
+                }
+                self.nodes[first as usize].next = self.free;
+                self.free = first;
+                return Some((Ps(time), event));
+            }
+            self.vacate(level, bucket);
+            self.now = time & (u64::MAX << (level as u32 * DIGIT_BITS));
+            self.deal(first);
         }
-        self.vacate(level, bucket);
-        if next == NIL {
-            self.now = time;
-            self.release(first);
-            return Some((Ps(time), event));
-        }
-        Some(self.deal(first))
     }
 
     /// When the next event happens.
@@ -166,25 +166,15 @@ impl<E: Copy> Queue<E> {
         self.list(self.buckets[level][bucket].first).map(|node| Ps(node.time)).min()
     }
 
-    /// Deals out the list that is next, and takes its first event by (time, sequence).
-    fn deal(&mut self, first: u32) -> (Ps, E) {
-        // The present becomes the earliest time itself, not the start of the bucket: one event leaves at once.
-        self.now = self.list(first).map(|node| node.time).min().unwrap_or(self.now);
-        let mut taken = NIL;
+    /// Deals out a list over the levels below.
+    fn deal(&mut self, first: u32) {
         let mut index = first;
         while index != NIL {
             let Node { time, next, .. } = self.nodes[index as usize];
-            if time == self.now && taken == NIL {
-                taken = index;
-            } else {
-                self.nodes[index as usize].next = NIL;
-                self.link(index, time);
-            }
+            self.nodes[index as usize].next = NIL;
+            self.link(index, time);
             index = next;
         }
-        let event = self.nodes[taken as usize].event;
-        self.release(taken);
-        (Ps(self.now), event)
     }
 
     /// Moves the present to what waits beyond the wheel, and what that makes near into the wheel.
@@ -221,11 +211,6 @@ impl<E: Copy> Queue<E> {
         self.buckets[level][bucket].first = NIL;
         self.occupied[level] &= !(1 << bucket);
         self.levels &= !(u32::from(self.occupied[level] == 0) << level);
-    }
-
-    fn release(&mut self, index: u32) {
-        self.nodes[index as usize].next = self.free;
-        self.free = index;
     }
 
     fn list(&self, first: u32) -> impl Iterator<Item = &Node<E>> {
