@@ -1,6 +1,6 @@
 //! Memory as a host core or the NIC beside it reaches it: registered regions, touched directly.
 
-use crate::memory::{Budget, Fault, Limits, Memory};
+use crate::memory::{Budget, Fault, Immediate, Limits, Memory};
 use remora_memory::{Access, AccessError, Pd, Region, Registry};
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -218,6 +218,46 @@ impl Memory for HostMemory {
     #[inline]
     fn earn(&self, bytes: usize) {
         self.0.budget.earn(bytes);
+    }
+
+    #[inline]
+    fn immediate(&self) -> Option<&dyn Immediate> {
+        Some(self)
+    }
+}
+
+impl HostMemory {
+    /// One access that is done when this returns.
+    #[inline]
+    fn access_now<T>(
+        &self,
+        key: u32,
+        (va, len): (u64, usize),
+        need: Access,
+        mut access: impl FnMut(&Region) -> Result<T, AccessError>,
+    ) -> Result<T, Fault> {
+        match self.find(key, (va, len), need)? {
+            Some(region) => access(region).map_err(fault),
+            None => self.access_uncached(key, (va, len), need, &mut access),
+        }
+    }
+}
+
+impl Immediate for HostMemory {
+    fn read_now(&self, key: u32, va: u64, out: &mut [u8]) -> Result<(), Fault> {
+        self.access_now(key, (va, out.len()), Access::REMOTE_READ, |region| region.read(va, out))
+    }
+
+    fn write_now(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
+        self.access_now(key, (va, data.len()), Access::REMOTE_WRITE, |region| region.write(va, data))
+    }
+
+    fn compare_swap_now(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {
+        self.access_now(key, (va, 8), Access::REMOTE_ATOMIC, |region| region.compare_swap(va, expect, new))
+    }
+
+    fn fetch_add_now(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault> {
+        self.access_now(key, (va, 8), Access::REMOTE_ATOMIC, |region| region.fetch_add(va, n))
     }
 }
 

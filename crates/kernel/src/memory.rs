@@ -29,6 +29,32 @@ pub trait Memory {
     fn earn(&self, bytes: usize) {
         _ = bytes;
     }
+
+    /// Charges the place for computing so many instructions beside the accesses. Nothing where computing takes its own
+    /// time.
+    async fn compute(&self, instructions: u64) {
+        _ = instructions;
+    }
+
+    /// The same memory with accesses that never wait, if the place has such; for code that cannot be suspended.
+    fn immediate(&self) -> Option<&dyn Immediate> {
+        None
+    }
+}
+
+/// Memory whose accesses are done when they return: [`Memory`] without waiting.
+pub trait Immediate {
+    /// See [`Memory::read`].
+    fn read_now(&self, key: u32, va: u64, out: &mut [u8]) -> Result<(), Fault>;
+
+    /// See [`Memory::write`].
+    fn write_now(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault>;
+
+    /// See [`Memory::compare_swap`].
+    fn compare_swap_now(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault>;
+
+    /// See [`Memory::fetch_add`].
+    fn fetch_add_now(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault>;
 }
 
 /// Why an access of a kernel failed.
@@ -142,5 +168,9 @@ impl<M: Memory> Memory for Limited<'_, M> {
 
     fn earn(&self, bytes: usize) {
         self.budget.earn(bytes);
+    }
+
+    async fn compute(&self, instructions: u64) {
+        self.memory.compute(instructions).await;
     }
 }

@@ -99,6 +99,24 @@ pub fn host_runner(
         };
         (call, status, memory)
     };
+    host_runner_of(task, registry, prefetching, capacity, limits)
+}
+
+/// Like [`host_runner`], of other kernels: `task` runs a call with the memory of its protection domain, none if it has
+/// no domain, and gives back both.
+///
+/// A closure and not a [`Kernel`]: whether a kernel's future may move between threads shows only where its type is known.
+pub fn host_runner_of<F, T>(
+    task: T,
+    registry: Arc<Registry>,
+    prefetching: bool,
+    capacity: usize,
+    limits: Limits,
+) -> Box<dyn Runner + Send>
+where
+    F: Future<Output = (Call, Status, Option<HostMemory>)> + Send + 'static,
+    T: FnMut(Call, Option<HostMemory>) -> F + Send + 'static,
+{
     let domains = Vec::with_capacity(DOMAINS);
     let memories = Memories { registry, prefetching, limits, domains, turn: 0 };
     Box::new(HostRunner { pool: Pool::new(capacity), task, memories })

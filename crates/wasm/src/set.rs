@@ -1,0 +1,172 @@
+//! The kernels of a place: the built-in ones, and modules that come and go while calls run.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use remora_kernel::{Builtins, Call, HostMemory, Kernel, Limits, Memory, Runner, Status};
+use remora_memory::Registry;
+
+use crate::Engine;
+use crate::module::{Error, Isolation, Module, ModuleLimits};
+
+/// Op-codes from here on are for modules; lower ones are the built-in kernels'.
+pub const FIRST_USER_OP: u64 = 0x100;
+/// Op-codes that modules can have.
+const USER_OPS: std::ops::Range<u64> = FIRST_USER_OP..FIRST_USER_OP + MAX_MODULES as u64;
+
+/// One deployed module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its op-code.
+    pub op: u64,
+    /// Its name.
+    pub name: String,
+    /// How often the name was deployed, this time included.
+    pub version: u32,
+    /// Bytes of the binary module.
+    pub bytes: usize,
+    /// What a call may use up.
+    pub limits: ModuleLimits,
+    /// What becomes of its memory between calls.
+    pub isolation: Isolation,
+}
+
+/// Why a module was not deployed or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum SetError {
+    /// The bytes are no kernel.
+    #[error(transparent)]
+    Module(#[from] Error),
+    /// As many are deployed as there may be.
+    #[error("{0} kernels are deployed, and there may be no more: remove one")]
+    Full(usize),
+    /// Not a name.
+    #[error("a kernel's name has 1 to 63 letters, digits, '-', '_' and '.', unlike {0:?}")]
+    Name(String),
+    /// There is no such kernel.
+    #[error("no kernel is named {0:?}")]
+    Unknown(String),
+}
+
+/// Modules that may be deployed at once.
+const MAX_MODULES: usize = 64;
+
+/// The kernels of a place. Clones are the same set.
+///
+/// A module is replaced between two calls: calls that run go on with the old one, and no call finds neither.
+#[derive(Clone)]
+pub struct KernelSet {
+    engine: Engine,
+    modules: Arc<RwLock<Modules>>,
+}
+
+/// By op-code.
+type Modules = BTreeMap<u64, (Entry, Arc<Module>)>;
+
+impl KernelSet {
+    /// The built-in kernels alone.
+    pub fn new(engine: Engine) -> Self {
+        KernelSet { engine, modules: Arc::default() }
+    }
+
+    /// Compiles a module and makes it what its name stands for; the op-code of a name stays.
+    pub fn deploy(
+        &self,
+        name: &str,
+        bytes: &[u8],
+        limits: ModuleLimits,
+        isolation: Isolation,
+    ) -> Result<Entry, SetError> {
+        self.deploy_at(None, name, bytes, limits, isolation)
+    }
+
+    /// Like [`deploy`](Self::deploy); a name that is new gets the op-code `wish`, if that is free.
+    pub fn deploy_at(
+        &self,
+        wish: Option<u64>,
+        name: &str,
+        bytes: &[u8],
+        limits: ModuleLimits,
+        isolation: Isolation,
+    ) -> Result<Entry, SetError> {
+        let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if name.is_empty() || name.len() > 63 || !name.bytes().all(good) {
+            return Err(SetError::Name(name.chars().take(80).collect()));
+        }
+        // Compiled before the lock is taken: calls go on meanwhile.
+        let module = Arc::new(Module::new(&self.engine, bytes, limits, isolation)?);
+        let mut modules = self.modules.write().unwrap_or_else(PoisonError::into_inner);
+        let old = modules.values().find(|(entry, _)| entry.name == name).map(|(entry, _)| (entry.op, entry.version));
+        let (op, version) = match old {
+            Some((op, version)) => (op, version + 1),
+            None if modules.len() == MAX_MODULES => return Err(SetError::Full(MAX_MODULES)),
+            None => {
+                let wish = wish.filter(|op| USER_OPS.contains(op));
+                let free = wish.into_iter().chain(USER_OPS).find(|op| !modules.contains_key(op));
+                (free.unwrap_or(FIRST_USER_OP), 1)
+            }
+        };
+        let entry = Entry { op, name: name.into(), version, bytes: bytes.len(), limits, isolation };
+        modules.insert(op, (entry.clone(), module));
+        Ok(entry)
+    }
+
+    /// Takes a module away; returns its op-code. Calls that run go on.
+    pub fn remove(&self, name: &str) -> Result<u64, SetError> {
+        let mut modules = self.modules.write().unwrap_or_else(PoisonError::into_inner);
+        let op = modules.iter().find(|(_, (entry, _))| entry.name == name).map(|(&op, _)| op);
+        let op = op.ok_or_else(|| SetError::Unknown(name.chars().take(80).collect()))?;
+        modules.remove(&op);
+        Ok(op)
+    }
+
+    /// What is deployed, by op-code.
+    pub fn list(&self) -> Vec<Entry> {
+        let modules = self.modules.read().unwrap_or_else(PoisonError::into_inner);
+        modules.values().map(|(entry, _)| entry.clone()).collect()
+    }
+
+    fn find(&self, op: u64) -> Option<Arc<Module>> {
+        let modules = self.modules.read().unwrap_or_else(PoisonError::into_inner);
+        modules.get(&op).map(|(_, module)| module.clone())
+    }
+}
+
+impl Kernel for KernelSet {
+    #[inline]
+    async fn run<M: Memory>(&self, memory: &M, call: &mut Call) -> Status {
+        if call.op < FIRST_USER_OP {
+            return Builtins.run(memory, call).await;
+        }
+        match self.find(call.op) {
+            Some(module) => match module.run_now(memory, call) {
+                Some(status) => status,
+                // On the heap: calls that wait are few, and their futures would make those of all others large.
+                None => Box::pin(module.run(memory, call)).await,
+            },
+            None => Status::UnknownOp,
+        }
+    }
+}
+
+/// A runner of the set's kernels over registered memory, each call within its own protection domain, as
+/// [`remora_kernel::host_runner`] is one of the built-in kernels.
+pub fn host_runner(
+    kernels: KernelSet,
+    registry: Arc<Registry>,
+    prefetching: bool,
+    capacity: usize,
+    limits: Limits,
+) -> Box<dyn Runner + Send> {
+    let task = move |mut call: Call, memory: Option<HostMemory>| {
+        let kernels = kernels.clone();
+        async move {
+            let status = match &memory {
+                Some(memory) => kernels.run(memory, &mut call).await,
+                None => Status::AccessDenied,
+            };
+            (call, status, memory)
+        }
+    };
+    remora_kernel::host_runner_of(task, registry, prefetching, capacity, limits)
+}

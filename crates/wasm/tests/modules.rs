@@ -1,0 +1,284 @@
+//! Modules as users write them, good and hostile, at a place that never waits and at one that always does.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use remora_kernel::{Call, Fault, HostMemory, Kernel, Limits, Memory, Status};
+use remora_memory::{Access, Buffer, Pd, Region, Registry};
+use remora_wasm::{Engine, Isolation, KernelSet, ModuleLimits};
+
+/// Memory that is never there at once, as at a client.
+struct Far<'a>(&'a HostMemory);
+
+async fn give_way() {
+    let mut gave = false;
+    std::future::poll_fn(|_| if std::mem::replace(&mut gave, true) { Poll::Ready(()) } else { Poll::Pending }).await;
+}
+
+impl Memory for Far<'_> {
+    async fn read(&self, key: u32, va: u64, out: &mut [u8]) -> Result<(), Fault> {
+        give_way().await;
+        self.0.read(key, va, out).await
+    }
+    async fn write(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
+        give_way().await;
+        self.0.write(key, va, data).await
+    }
+    async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {
+        give_way().await;
+        self.0.compare_swap(key, va, expect, new).await
+    }
+    async fn fetch_add(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault> {
+        give_way().await;
+        self.0.fetch_add(key, va, n).await
+    }
+}
+
+struct Place {
+    kernels: KernelSet,
+    memory: HostMemory,
+    region: Arc<Region>,
+    registry: Arc<Registry>,
+    pd: Pd,
+}
+
+const SHORT: ModuleLimits =
+    ModuleLimits { fuel: 50_000, memory: 1 << 20, access: Limits { steps: 100, bytes: 10_000 } };
+
+impl Place {
+    fn new() -> Self {
+        let registry = Arc::new(Registry::new([9; 32]));
+        let pd = registry.alloc_pd();
+        let buffer = Buffer::from_boxed(vec![0; 4096].into());
+        let region = registry.register(pd, &buffer, 0, 4096, Some(0), Access::all()).unwrap();
+        let memory = HostMemory::new(registry.clone(), pd, true, Limits { steps: 1 << 20, bytes: 1 << 30 });
+        Place { kernels: KernelSet::new(Engine::new().unwrap()), memory, region, registry, pd }
+    }
+
+    fn deploy(&self, name: &str, body: &str, limits: ModuleLimits) -> u64 {
+        let bytes = wat::parse_str(module(body)).unwrap();
+        self.kernels.deploy(name, &bytes, limits, Isolation::Reused).unwrap().op
+    }
+
+    /// Runs a call with 64 bytes of room for the reply, near and far; both must end alike.
+    fn call(&self, op: u64, params: &[u8]) -> (Status, Vec<u8>) {
+        let near = self.run(&self.memory, op, params, &[]);
+        assert_eq!(self.run(&Far(&self.memory), op, params, &[]), near, "near and far");
+        near
+    }
+
+    fn run<M: Memory>(&self, memory: &M, op: u64, params: &[u8], payload: &[&[u8]]) -> (Status, Vec<u8>) {
+        let mut call = Call::new(op, params, 64);
+        let mut feed = (!payload.is_empty()).then(|| call.open_stream(8));
+        let mut pieces = payload.iter().enumerate();
+        let mut run = Box::pin(self.kernels.run(memory, &mut call));
+        let mut cx = Context::from_waker(Waker::noop());
+        let status = loop {
+            if let Poll::Ready(status) = run.as_mut().poll(&mut cx) {
+                break status;
+            }
+            if let Some(feed) = &mut feed
+                && let Some((at, piece)) = pieces.next()
+            {
+                assert!(feed.push(piece, at + 1 == payload.len()));
+            }
+        };
+        drop(run);
+        (status, std::mem::take(&mut call.reply))
+    }
+}
+
+/// A module with all imports, parameters at 1024, and a body.
+fn module(body: &str) -> String {
+    format!(
+        r#"(module
+          (import "remora" "read" (func $read (param i32 i64 i32 i32) (result i32)))
+          (import "remora" "write" (func $write (param i32 i64 i32 i32) (result i32)))
+          (import "remora" "compare_swap" (func $swap (param i32 i64 i64 i64 i32) (result i32)))
+          (import "remora" "fetch_add" (func $add (param i32 i64 i64 i32) (result i32)))
+          (import "remora" "reply" (func $reply (param i32 i32) (result i32)))
+          (memory (export "memory") 1)
+          (global (export "params") i32 (i32.const 1024))
+          {body})"#
+    )
+}
+
+/// Parameters: key u32, zeros, address u64.
+fn at(key: u32, va: u64) -> Vec<u8> {
+    [u64::from(key).to_le_bytes(), va.to_le_bytes()].concat()
+}
+
+const KEY_VA: &str = "(i32.load (i32.const 1024)) (i64.load (i32.const 1032))";
+
+#[test]
+fn modules_reach_remote_memory() {
+    let place = Place::new();
+    let op = place.deploy(
+        "all",
+        &format!(
+            r#"(func (export "run") (param i32) (result i32)
+              ;; adds 5 to the word, swaps it for 7 if it was 10, reads it back and replies with all three
+              (drop (call $add {KEY_VA} (i64.const 5) (i32.const 0)))
+              (drop (call $swap {KEY_VA} (i64.const 10) (i64.const 7) (i32.const 8)))
+              (drop (call $read {KEY_VA} (i32.const 16) (i32.const 8)))
+              (drop (call $reply (i32.const 0) (i32.const 24)))
+              (i64.store (i32.const 0) (i64.const 5))
+              (call $write {KEY_VA} (i32.const 0) (i32.const 8)))"#
+        ),
+        SHORT,
+    );
+    place.region.write(8, &5u64.to_le_bytes()).unwrap();
+    let (status, reply) = place.call(op, &at(place.region.key(), 8));
+    let words: Vec<u64> = reply.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+    assert_eq!((status, words), (Status::Ok, vec![5, 10, 7]));
+}
+
+#[test]
+fn hostile_modules_end_with_a_status_and_others_notice_nothing() {
+    let place = Place::new();
+    let good = place.deploy(
+        "good",
+        r#"(func (export "run") (param i32) (result i32) (call $reply (i32.const 1024) (local.get 0)))"#,
+        SHORT,
+    );
+    let hostile: [(&str, &str, Status); 9] = [
+        ("spins", r#"(loop $l (br $l)) (i32.const 0)"#, Status::StepLimit),
+        ("recurses", r#"(call $run (i32.const 0))"#, Status::Trapped),
+        ("traps", r#"(unreachable)"#, Status::Trapped),
+        ("divides", r#"(i32.div_s (i32.const 1) (i32.const 0))"#, Status::Trapped),
+        ("reads outside", r#"(i32.load (i32.const -8))"#, Status::Trapped),
+        (
+            "lies about a pointer",
+            r#"(call $read (i32.const 1) (i64.const 0) (i32.const 65535) (i32.const 2))"#,
+            Status::Trapped,
+        ),
+        ("lies about a length", r#"(call $reply (i32.const 16) (i32.const -1))"#, Status::Trapped),
+        ("returns nonsense", r#"(i32.const 77777)"#, Status::Trapped),
+        ("grows", r#"(i32.eq (memory.grow (i32.const 100)) (i32.const -1)) (i32.sub (i32.const 1))"#, Status::Ok),
+    ];
+    for (name, body, expect) in hostile {
+        let run = format!(r#"(func $run (export "run") (param i32) (result i32) {body})"#);
+        let op = place.deploy("hostile", &run, SHORT);
+        for _ in 0..3 {
+            assert_eq!(place.call(op, &[1]).0, expect, "a kernel that {name}");
+            assert_eq!(place.call(good, b"well"), (Status::Ok, b"well".to_vec()));
+        }
+    }
+    // With fuel for more than a slice it is suspended, and ends just so.
+    let spin = r#"(func (export "run") (param i32) (result i32) (loop $l (br $l)) (i32.const 0))"#;
+    let op = place.deploy("long", spin, ModuleLimits { fuel: 1_000_000, ..SHORT });
+    assert_eq!(place.call(op, &[]).0, Status::StepLimit);
+}
+
+#[test]
+fn a_module_reaches_what_its_caller_could_by_verbs() {
+    let place = Place::new();
+    let read = format!(
+        r#"(func (export "run") (param i32) (result i32)
+          (i32.store (i32.const 0) (call $read {KEY_VA} (i32.const 8) (i32.const 16)))
+          (call $reply (i32.const 0) (i32.const 4)))"#
+    );
+    let op = place.deploy("read", &read, SHORT);
+    let code = |key, va| i32::from_le_bytes(place.call(op, &at(key, va)).1.try_into().unwrap());
+    let key = place.region.key();
+    assert_eq!((code(key, 0), code(key, 4080)), (0, 0));
+    assert_eq!((code(key, 4081), code(key, u64::MAX), code(key ^ 1, 0)), (-1, -1, -1));
+    let other = place.registry.alloc_pd();
+    let buffer = Buffer::from_boxed(vec![0; 64].into());
+    let foreign = place.registry.register(other, &buffer, 0, 64, Some(0), Access::all()).unwrap();
+    let local = place.registry.register(place.pd, &buffer, 0, 64, Some(0), Access::LOCAL_WRITE).unwrap();
+    assert_eq!((code(foreign.key(), 0), code(local.key(), 0)), (-1, -1));
+
+    let greedy = format!(
+        r#"(func (export "run") (param i32) (result i32) (local i32)
+          (loop $l (br_if $l (i32.eqz (local.tee 1 (call $read {KEY_VA} (i32.const 8) (i32.const 8))))))
+          (i32.store (i32.const 0) (local.get 1))
+          (call $reply (i32.const 0) (i32.const 4)))"#
+    );
+    let op = place.deploy("greedy", &greedy, SHORT);
+    assert_eq!(place.call(op, &at(key, 0)), (Status::Ok, (-3i32).to_le_bytes().to_vec()), "100 accesses and no more");
+    let limits = ModuleLimits { access: Limits { steps: 1000, bytes: 80 }, ..SHORT };
+    let op = place.deploy("greedy", &greedy, limits);
+    assert_eq!(place.call(op, &at(key, 0)), (Status::Ok, (-4i32).to_le_bytes().to_vec()), "80 bytes and no more");
+}
+
+#[test]
+fn payloads_come_in_pieces() {
+    let place = Place::new();
+    let sum = r#"(module
+      (import "remora" "next_chunk" (func $next (param i32 i32) (result i32)))
+      (import "remora" "reply" (func $reply (param i32 i32) (result i32)))
+      (memory (export "memory") 1)
+      (global (export "params") i32 (i32.const 1024))
+      (func (export "run") (param i32) (result i32) (local $len i32) (local $at i32) (local $sum i64)
+        (loop $chunk
+          (local.set $len (call $next (i32.const 64) (i32.const 5)))
+          (if (i32.gt_s (local.get $len) (i32.const 0)) (then
+            (local.set $at (i32.const 0))
+            (loop $byte
+              (local.set $sum (i64.add (local.get $sum) (i64.load8_u (i32.add (local.get $at) (i32.const 64)))))
+              (br_if $byte (i32.lt_s (local.tee $at (i32.add (local.get $at) (i32.const 1))) (local.get $len))))
+            (br $chunk))))
+        (i64.store (i32.const 0) (local.get $sum))
+        (call $reply (i32.const 0) (i32.const 8))))"#;
+    let op = place.kernels.deploy("sum", &wat::parse_str(sum).unwrap(), SHORT, Isolation::Reused).unwrap().op;
+    let payload: [&[u8]; 3] = [&[1, 2, 3, 4, 5, 6, 7], &[8], &[9, 10]];
+    let sum = (Status::Ok, 55u64.to_le_bytes().to_vec());
+    assert_eq!(place.run(&place.memory, op, &[], &payload), sum);
+    assert_eq!(place.run(&Far(&place.memory), op, &[], &payload), sum);
+    assert_eq!(place.run(&place.memory, op, &[], &[]), (Status::Ok, vec![0; 8]));
+}
+
+#[test]
+fn memory_stays_between_calls_only_if_it_may() {
+    let place = Place::new();
+    let count = module(
+        r#"(func (export "run") (param i32) (result i32)
+          (i32.store (i32.const 0) (i32.add (i32.load (i32.const 0)) (i32.const 1)))
+          (call $reply (i32.const 0) (i32.const 4)))"#,
+    );
+    let bytes = wat::parse_str(count).unwrap();
+    for (isolation, expect) in [(Isolation::Reused, [1, 2, 3]), (Isolation::Fresh, [1, 1, 1])] {
+        let op = place.kernels.deploy(&format!("{isolation:?}"), &bytes, SHORT, isolation).unwrap().op;
+        let seen = [(); 3].map(|()| place.run(&place.memory, op, &[], &[]).1[0]);
+        assert_eq!(seen, expect, "{isolation:?}");
+    }
+}
+
+#[test]
+fn deploying_replaces_and_removing_removes() {
+    let place = Place::new();
+    let answer = |n: u32| format!(r#"(func (export "run") (param i32) (result i32) (i32.const {n}))"#);
+    let op = place.deploy("k", &answer(20), SHORT);
+    assert_eq!(place.call(op, &[]).0, Status::Other(20));
+    assert_eq!(place.deploy("k", &answer(21), SHORT), op, "the op-code stays");
+    assert_eq!(place.call(op, &[]).0, Status::Other(21));
+    let list = place.kernels.list();
+    assert_eq!((list.len(), list[0].name.as_str(), list[0].version), (1, "k", 2));
+    assert_eq!(place.kernels.remove("k").unwrap(), op);
+    assert_eq!(place.call(op, &[]).0, Status::UnknownOp);
+    assert!(place.kernels.remove("k").is_err());
+    let bytes = wat::parse_str(module(&answer(0))).unwrap();
+    assert!(place.kernels.deploy("../k", &bytes, SHORT, Isolation::Reused).is_err());
+}
+
+#[test]
+fn what_is_no_kernel_is_refused_with_a_reason() {
+    let place = Place::new();
+    let refuse = |text: &str| {
+        let bytes = wat::parse_str(text).unwrap();
+        place.kernels.deploy("k", &bytes, SHORT, Isolation::Reused).unwrap_err().to_string()
+    };
+    assert!(place.kernels.deploy("k", b"\0asm junk", SHORT, Isolation::Reused).is_err());
+    assert!(refuse("(module)").contains("no export memory"));
+    assert!(refuse(r#"(module (memory (export "memory") 1))"#).contains("params"));
+    assert!(refuse(&module("")).contains("run"));
+    assert!(refuse(&module(r#"(func (export "run") (result i32) (i32.const 0))"#)).contains("run"));
+    let run = r#"(func (export "run") (param i32) (result i32) (i32.const 0))"#;
+    assert!(refuse(&module(run).replace("1024", "65000")).contains("params are at"));
+    assert!(refuse(&module(run).replace("1)", "17)")).contains("memory limit"));
+    assert!(refuse(&module(run).replace(r#""read""#, r#""open""#)).contains("remora.open"));
+    assert!(refuse(&module(run).replace("$read (param i32 i64", "$read (param i64 i64")).contains("parameters"));
+    let start = "(func $s (loop $l (br $l))) (start $s)";
+    assert!(refuse(&module(&format!("{run} {start}"))).contains("fuel"));
+}
