@@ -151,3 +151,63 @@ fn heavy_loss_ends_in_success_or_in_retry_exceeded() {
         }
     }
 }
+
+/// What perftest asks of two ends that lose one packet in twenty: long messages, sixteen READs and atomics outstanding
+/// each way, receivers that are not always ready.
+#[test]
+fn long_messages_and_many_reads_each_way_survive_five_percent_loss() {
+    const LEN: usize = 1 << 20;
+    for (mtu, loss, len) in [(4096, 0, 8 * LEN), (1024, 50, LEN / 2), (4096, 50, LEN)] {
+        let what = format!("mtu {mtu}, loss {loss}, {len} B");
+        let setup = Setup { mtu, ..Setup::default() };
+        let faults = Faults { latency: 10_000, loss, ..Faults::default() };
+        let mut p = Pair::sized(4 * len, 5, faults, setup);
+        let data: Vec<u8> = (0..len).map(|i| (i * 31 % 251) as u8).collect();
+        let peers = [(p.b.va(0), p.b.key()), (p.a.va(0), p.a.key())];
+        for (side, (va, rkey)) in [(&mut p.a, peers[0]), (&mut p.b, peers[1])] {
+            side.buffer.write(0, &data).expect("in bounds");
+            let at = |n: usize| n * len;
+            let (mine, back) = ([side.sge(0, len)], [side.sge(at(3), len)]);
+            let op = SendOp::Write { va: va + at(1) as u64, rkey };
+            side.send(&SendWr::new(0, op, Data::List(&mine)));
+            side.send(&SendWr::new(1, SendOp::Send, Data::List(&mine)));
+            side.send(&SendWr::new(2, SendOp::Read { va, rkey }, Data::List(&back)));
+        }
+        // The receives come late.
+        p.run_for(if loss == 0 { 1_000_000 } else { 200_000_000 });
+        for side in [&mut p.a, &mut p.b] {
+            side.recv(9, 2 * len, len);
+        }
+        p.run(2_000_000);
+        for side in [&mut p.a, &mut p.b] {
+            let done = side.take_done();
+            assert!(done.len() == 4 && done.iter().all(|wc| wc.status == WcStatus::Success), "{what}: {done:?}");
+            for at in 1..4 {
+                assert!(side.bytes(at * len, len) == data, "{what}, copy {at}");
+            }
+        }
+        assert!(p.a.nic.counters().rnr_naks > 0, "{what}");
+        // Sixteen READs and atomics at a time, both ways.
+        for id in 0..64u64 {
+            for (side, (base, rkey)) in [(&mut p.a, peers[0]), (&mut p.b, peers[1])] {
+                let va = base + len as u64;
+                let list = [side.sge(3 * len + 4096 * id as usize, if id % 2 == 0 { 8 } else { 3000 })];
+                let op = match id % 2 {
+                    0 => SendOp::FetchAdd { va, rkey, add: 1 },
+                    _ => SendOp::Read { va: va + 4096 * id, rkey },
+                };
+                side.send(&SendWr::new(id, op, Data::List(&list)));
+            }
+        }
+        p.run(1_000_000);
+        let first = u64::from_ne_bytes(data[..8].try_into().expect("8 bytes"));
+        for side in [&mut p.a, &mut p.b] {
+            assert_eq!(side.take_done().iter().filter(|wc| wc.status == WcStatus::Success).count(), 64, "{what}");
+            for n in 0..32usize {
+                assert_eq!(side.buffer.load_u64(3 * len + 8192 * n), Ok(first + n as u64), "{what}");
+                let (at, from) = (3 * len + 8192 * n + 4096, 4096 * (2 * n + 1));
+                assert!(side.bytes(at, 3000) == data[from..from + 3000], "{what}, READ {n}");
+            }
+        }
+    }
+}

@@ -209,6 +209,14 @@ impl Pair {
         }
     }
 
+    /// With `len` bytes of memory at each side.
+    pub fn sized(len: usize, seed: u64, faults: Faults, setup: Setup) -> Self {
+        let mut pair = Self::unconnected(seed, faults);
+        (pair.a, pair.b) = (Side::sized(A, 1, len), Side::sized(B, 2, len));
+        pair.connect(setup);
+        pair
+    }
+
     pub fn new(seed: u64, faults: Faults, setup: Setup) -> Self {
         let mut pair = Self::unconnected(seed, faults);
         pair.connect(setup);
