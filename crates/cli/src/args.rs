@@ -43,6 +43,12 @@ pub enum Command {
         #[command(subcommand)]
         what: crate::platform::What,
     },
+    /// Run a paper's experiments on the hardware that it describes, and compare with what it says
+    Reproduce {
+        /// Which paper.
+        #[command(subcommand)]
+        what: crate::reproduce::Reproduce,
+    },
     /// Measure Remora's parts beside what the machine gives without it
     Bench {
         /// Which part.

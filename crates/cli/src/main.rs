@@ -8,6 +8,7 @@ mod node;
 mod platform;
 mod probe;
 mod progress;
+mod reproduce;
 mod where_;
 
 use std::io::{self, Write};
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         Command::Probe(args) => probe::run(&args),
         Command::Where(args) => where_::run(&args),
         Command::Platform { what } => platform::run(&what),
+        Command::Reproduce { what } => reproduce::run(&what),
         Command::Bench { what: Bench::Nic(args) } => bench::nic(&args),
         Command::Bench { what: Bench::Kernel(args) } => bench::kernel(&args),
     })

@@ -8,6 +8,7 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use html::escape;
 pub use html::html;
 pub use table::table;
 

@@ -1,0 +1,106 @@
+//! `remora reproduce`.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use clap::Subcommand;
+use remora_study::modelled::ModelError;
+use remora_study::reproduce::{self, Cache, Options, Progress, ReproduceError, Reproduction};
+
+use crate::progress::{Display, stop_flag};
+use crate::{Failure, print};
+
+const EXAMPLES: &str = "\
+Examples:
+  remora reproduce strom                         all figures, what the text says, the trends
+  remora reproduce strom --figure 7              one figure; 5 stands for 5a, 5b and 5c
+  remora reproduce strom --csv out --report r.html
+  remora reproduce strom --jobs 8 --no-cache";
+
+/// Which paper.
+#[derive(Debug, Subcommand)]
+pub enum Reproduce {
+    /// StRoM (EuroSys 2020): figures 5, 7, 8, 9, 10 and 12
+    #[command(after_help = EXAMPLES)]
+    Strom(Strom),
+}
+
+/// Options of `remora reproduce strom`.
+#[derive(Debug, clap::Args)]
+pub struct Strom {
+    /// Only this figure, such as 7 or 12b
+    #[arg(long, value_name = "N")]
+    pub figure: Option<String>,
+    /// Write a CSV file for each figure into this directory
+    #[arg(long, value_name = "DIR")]
+    pub csv: Option<PathBuf>,
+    /// Write an HTML page with plots
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Threads [default: as many as there are cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub jobs: Option<u16>,
+    /// Where results are kept, so that a run that was broken off goes on [default: the user's cache directory]
+    #[arg(long, value_name = "DIR", conflicts_with = "no_cache")]
+    pub cache: Option<PathBuf>,
+    /// Run everything anew and keep nothing
+    #[arg(long)]
+    pub no_cache: bool,
+    /// Seed of every random choice
+    #[arg(long, value_name = "N", default_value = "42")]
+    pub seed: u64,
+}
+
+/// Runs it.
+pub fn run(what: &Reproduce) -> Result<(), Failure> {
+    let Reproduce::Strom(args) = what;
+    let (stop, cores) = (stop_flag(), std::thread::available_parallelism().map_or(1, usize::from));
+    let display = Display::new(stop.clone());
+    let cache = args.cache.clone().or_else(Cache::default_directory).filter(|_| !args.no_cache);
+    let jobs = args.jobs.map_or(cores, usize::from);
+    let options = Options { figure: args.figure.clone(), jobs, cache, seed: args.seed };
+    let result = reproduce::strom(&options, &mut |progress| {
+        display.part(&line(&progress), progress.done as f64 / progress.total.max(1) as f64);
+        !stop.load(Ordering::Relaxed)
+    });
+    display.clear();
+    publish(args, &result.map_err(failure)?)
+}
+
+/// `31 of 96 points, 4.1 M events/s, 12 s left`.
+fn line(progress: &Progress) -> String {
+    let Progress { done, total, events, seconds } = *progress;
+    let left = seconds / done.max(1) as f64 * (total - done) as f64;
+    let rate = events as f64 / seconds.max(1e-9) / 1e6;
+    format!("{done} of {total} points, {rate:.1} M events/s, {left:.0} s left")
+}
+
+fn failure(error: ReproduceError) -> Failure {
+    match error {
+        ReproduceError::Model(ModelError::Interrupted) => Failure::Interrupted,
+        ReproduceError::Study(e) => Failure::Usage(e.to_string()),
+        other => Failure::Failed(other.to_string()),
+    }
+}
+
+fn publish(args: &Strom, all: &Reproduction) -> Result<(), Failure> {
+    let mut text = reproduce::table(all);
+    if let Some(directory) = &args.csv {
+        let failed = |e| Failure::Failed(format!("cannot write to {}: {e}", directory.display()));
+        std::fs::create_dir_all(directory).map_err(failed)?;
+        for figure in &all.figures {
+            write(&directory.join(format!("fig{}.csv", figure.study.figure)), &reproduce::csv(figure))?;
+        }
+        text += &format!("CSV: {} files in {}\n", all.figures.len(), directory.display());
+    }
+    if let Some(path) = &args.report {
+        write(path, &reproduce::page(all))?;
+        text += &format!("Page with plots: {}\n", path.display());
+    }
+    print(&text, &text);
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|e| Failure::Failed(format!("cannot write {}: {e}", path.display())))
+}

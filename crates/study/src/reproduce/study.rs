@@ -1,0 +1,174 @@
+//! What a figure is made of: a file of `studies/`.
+
+use serde::{Deserialize, Serialize};
+
+/// The figures of StRoM, in the paper's order.
+const STROM: [&str; 10] = [
+    include_str!("../../../../studies/strom/fig5a.toml"),
+    include_str!("../../../../studies/strom/fig5b.toml"),
+    include_str!("../../../../studies/strom/fig5c.toml"),
+    include_str!("../../../../studies/strom/fig7.toml"),
+    include_str!("../../../../studies/strom/fig8.toml"),
+    include_str!("../../../../studies/strom/fig9.toml"),
+    include_str!("../../../../studies/strom/fig10.toml"),
+    include_str!("../../../../studies/strom/fig12a.toml"),
+    include_str!("../../../../studies/strom/fig12b.toml"),
+    include_str!("../../../../studies/strom/fig12c.toml"),
+];
+
+/// A figure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Study {
+    /// Its number: `5a`.
+    pub figure: String,
+    /// What it shows.
+    pub title: String,
+    /// What a reader must know.
+    pub note: String,
+    /// Whether the 1st and 99th percentiles are shown.
+    #[serde(default)]
+    pub spread: bool,
+    /// Along the x axis.
+    pub x: XAxis,
+    /// Along the y axis.
+    pub y: YAxis,
+    /// The lines.
+    pub series: Vec<Series>,
+}
+
+/// What varies.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct XAxis {
+    /// What it is.
+    pub name: String,
+    /// In which unit.
+    pub unit: String,
+    /// The values.
+    pub values: Vec<u64>,
+}
+
+/// What is measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct YAxis {
+    /// What it is.
+    pub name: String,
+    /// In which unit.
+    pub unit: String,
+    /// Which figure of a measurement.
+    pub metric: Metric,
+}
+
+/// A figure of a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Metric {
+    /// Median latency in microseconds.
+    Median,
+    /// Mean latency in microseconds.
+    Mean,
+    /// Payload in Gbit/s.
+    Throughput,
+    /// Messages in millions a second.
+    Rate,
+}
+
+/// A line of a figure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Series {
+    /// As the paper calls it.
+    pub name: String,
+    /// On which platform.
+    pub platform: String,
+    /// What is run.
+    pub run: Run,
+    /// Where kernels run.
+    #[serde(default)]
+    pub placement: Option<Place>,
+    /// Bytes of the object, where x is something else.
+    #[serde(default)]
+    pub bytes: Option<u64>,
+}
+
+/// What is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Run {
+    /// WRITEs there and back, half of the time; x is bytes.
+    PingPong,
+    /// READs, one at a time; x is bytes.
+    Read,
+    /// WRITEs, many at a time; x is bytes.
+    WriteStream,
+    /// READs, many at a time; x is bytes.
+    ReadStream,
+    /// The traversal kernel; x is elements.
+    List,
+    /// The GET kernel; x is bytes of the value.
+    Get,
+    /// READs of whole objects, unchecked; x is bytes of the payload.
+    ReadObject,
+    /// The consistency kernel; x is bytes of the payload.
+    Object,
+    /// The consistency kernel on one object; x is the percentage of looks that find it half-written.
+    TornObject,
+    /// A call over TCP that walks a list; x is elements.
+    TcpList,
+    /// A call over TCP that answers with a value; x is bytes.
+    TcpGet,
+}
+
+/// Where kernels run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// At the client.
+    Client,
+    /// On the NIC.
+    Nic,
+    /// On the host.
+    Host,
+}
+
+/// Why a study cannot be run.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct StudyError(pub String);
+
+impl Study {
+    /// The studies of StRoM's figures; `number` chooses those that begin with it: `5` has 5a, 5b and 5c.
+    pub fn strom(number: Option<&str>) -> Result<Vec<Self>, StudyError> {
+        let all: Vec<Self> = STROM.iter().map(|text| Self::parse(text)).collect::<Result<_, _>>()?;
+        let known = all.iter().map(|study| study.figure.clone()).collect::<Vec<_>>().join(", ");
+        let Some(number) = number else { return Ok(all) };
+        let chosen: Vec<Self> = all.into_iter().filter(|study| study.is(number)).collect();
+        match chosen.is_empty() {
+            true => Err(StudyError(format!("there is no figure {number}: choose one of {known}"))),
+            false => Ok(chosen),
+        }
+    }
+
+    fn is(&self, number: &str) -> bool {
+        self.figure == number || self.figure.trim_end_matches(|c: char| c.is_alphabetic()) == number
+    }
+
+    fn parse(text: &str) -> Result<Self, StudyError> {
+        toml::from_str(text).map_err(|e| StudyError(format!("a study is no TOML as it should be: {e}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_found_by_number() {
+        let figures = |number| Study::strom(number).unwrap().into_iter().map(|s| s.figure).collect::<Vec<_>>();
+        assert_eq!(figures(None), ["5a", "5b", "5c", "7", "8", "9", "10", "12a", "12b", "12c"]);
+        assert_eq!(figures(Some("5")), ["5a", "5b", "5c"]);
+        assert_eq!(figures(Some("12b")), ["12b"]);
+    }
+}
