@@ -491,6 +491,8 @@ impl QueuePair {
             self.req.rnr_retries -= 1;
         }
         self.go_back_to(psn);
+        // The peer is there: what got lost while it was not ready says nothing about the path.
+        self.req.retries = self.req.retry_count;
         self.req.rnr_wait = true;
         self.deadline = Some(now + rnr_timer_ns(timer));
     }
