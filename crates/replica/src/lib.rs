@@ -4,7 +4,11 @@
 //! five persistency models (MINOS). An engine has no clock, socket, thread, file or randomness: a world hands it what
 //! happened and when, and does what it asks for.
 
+mod codec;
 pub mod ddp;
+pub mod log;
+pub mod member;
+pub mod node;
 
 pub mod types;
 

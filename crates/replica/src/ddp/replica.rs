@@ -188,6 +188,7 @@ pub struct Replica {
     pub(crate) streams: BTreeMap<NodeId, Stream>,
     pub(crate) taking: Taking,
     pub(crate) tick: Time,
+    pub(crate) joined: u64,
     pub(crate) out: VecDeque<Output>,
     pub(crate) marks: Marks,
 }
@@ -214,6 +215,7 @@ impl Replica {
             streams: BTreeMap::new(),
             taking: Taking::default(),
             tick: 0,
+            joined: 0,
             out: VecDeque::new(),
             marks: Marks::default(),
         }

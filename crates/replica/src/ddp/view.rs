@@ -4,12 +4,13 @@ use super::catch_up::Taking;
 use super::config::{Model, Mutation, View};
 use super::coordinate::Driven;
 use super::follow::Stage;
-use super::message::{AckKind, Body};
+use super::message::{AckKind, Body, Write};
 use super::record::{Client, Then};
 use super::replica::Replica;
 use super::request::Outcome;
 use super::scope::FlushStage;
 use crate::Time;
+use crate::member::Status;
 use crate::types::{Key, NodeSet, Timestamp};
 
 /// After this many retry times without news of a write its follower replays it.
@@ -31,10 +32,12 @@ impl Replica {
         let from_log = before.all().is_empty() && (view.epoch == 1 || view.recovery);
         self.finish_locals();
         self.marks.view_change_in_persist += u64::from(!self.flushes.is_empty());
-        if !stays && !from_log {
-            self.forget();
-            // They took it for one that never crashed. It keeps silent until a view has it as a learner.
+        if !stays && !from_log && view.members.has(me) {
+            // They took it for one that never crashed. It keeps its log, and silent until a view has it as a learner.
             self.view.members = view.members.without(me);
+        } else if !stays && !from_log {
+            self.forget();
+            self.joined += u64::from(learns);
         }
         self.taking = Taking {
             learning: learns && !(stays && self.taking.caught_up),
@@ -55,6 +58,45 @@ impl Replica {
         self.replay_orphans();
         self.flush_again();
         self.start_streams();
+    }
+
+    /// Loads what a log has, before anything else. The view that the log knows is over for this node.
+    pub fn load(&mut self, epoch: u64, writes: Vec<Write>) {
+        self.view = View { epoch, ..View::default() };
+        for write in writes {
+            let record = self.record(write.key);
+            if write.ts > record.meta.volatile_ts {
+                record.take(&write);
+                let ts = write.ts;
+                (record.meta.applied_ts, record.meta.durable_ts) = (ts, ts);
+                // RDLocks are volatile: what was complete is not known now.
+                record.meta.rd_lock = Some(ts);
+                record.reserved = ts.version;
+            }
+        }
+    }
+
+    /// What a log must have at least: the newest version of each record.
+    pub fn snapshot(&self) -> impl Iterator<Item = Write> {
+        let written = self.records.iter().filter(|(_, record)| record.meta.volatile_ts > Timestamp::ZERO);
+        written.map(|(&key, record)| record.as_write(key))
+    }
+
+    /// What it says of itself to others; `None` while it has no place in a view.
+    pub fn status(&self) -> Option<Status> {
+        let me = self.config.id;
+        if self.view.members.has(me) {
+            Some(if self.taking.merging { Status::Merging } else { Status::Serving })
+        } else if self.view.learners.has(me) {
+            Some(if self.taking.caught_up { Status::Ready } else { Status::Learning })
+        } else {
+            None
+        }
+    }
+
+    /// How often it began anew.
+    pub fn joined(&self) -> u64 {
+        self.joined
     }
 
     /// All that depends on membership is lost: clients do not learn what became of their requests.

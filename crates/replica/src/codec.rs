@@ -1,0 +1,276 @@
+//! Values to and from bytes: numbers little-endian, lists and texts with a length of four bytes, choices with a byte.
+
+use std::sync::Arc;
+
+use crate::ddp::{AckKind, Body, Entry, Message, Stamp, View, Write};
+use crate::log::Record;
+use crate::member::{Ballot, Durable, Notice, Status};
+use crate::node::Packet;
+use crate::types::{NodeId, NodeSet, Timestamp};
+
+/// Bytes still to be read. Nothing read from it panics.
+pub(crate) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (head, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(head)
+    }
+}
+
+/// What has a form in bytes.
+pub(crate) trait Wire: Sized {
+    fn put(&self, out: &mut Vec<u8>);
+    fn get(reader: &mut Reader<'_>) -> Option<Self>;
+}
+
+macro_rules! numbers {
+    ($($number:ty),*) => {$(
+        impl Wire for $number {
+            fn put(&self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_le_bytes());
+            }
+
+            fn get(reader: &mut Reader<'_>) -> Option<Self> {
+                reader.take(size_of::<Self>())?.try_into().ok().map(Self::from_le_bytes)
+            }
+        }
+    )*};
+}
+
+numbers!(u8, u32, u64);
+
+impl Wire for bool {
+    fn put(&self, out: &mut Vec<u8>) {
+        u8::from(*self).put(out);
+    }
+
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        match u8::get(reader)? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
+    }
+}
+
+impl<T: Wire> Wire for Option<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.is_some().put(out);
+        if let Some(value) = self {
+            value.put(out);
+        }
+    }
+
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        Some(if bool::get(reader)? { Some(T::get(reader)?) } else { None })
+    }
+}
+
+impl<A: Wire, B: Wire> Wire for (A, B) {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+        self.1.put(out);
+    }
+
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        Some((A::get(reader)?, B::get(reader)?))
+    }
+}
+
+impl<T: Wire> Wire for Vec<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.len() as u32).put(out);
+        self.iter().for_each(|item| item.put(out));
+    }
+
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        let length = u32::get(reader)? as usize;
+        // Every item takes at least a byte: a length that promises more than there is reserves nothing.
+        let mut items = Self::with_capacity(length.min(reader.0.len() / size_of::<T>().max(1)));
+        for _ in 0..length {
+            items.push(T::get(reader)?);
+        }
+        Some(items)
+    }
+}
+
+impl Wire for Arc<[u8]> {
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.len() as u32).put(out);
+        out.extend_from_slice(self);
+    }
+
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        let length = u32::get(reader)? as usize;
+        reader.take(length).map(Self::from)
+    }
+}
+
+impl Wire for NodeId {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+    }
+
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        u8::get(reader).filter(|&node| node < 64).map(Self)
+    }
+}
+
+macro_rules! structs {
+    ($($name:ident { $($field:tt),* })*) => {$(
+        impl Wire for $name {
+            fn put(&self, out: &mut Vec<u8>) {
+                $(self.$field.put(out);)*
+            }
+
+            fn get(reader: &mut Reader<'_>) -> Option<Self> {
+                Some(Self { $($field: Wire::get(reader)?),* })
+            }
+        }
+    )*};
+}
+
+structs! {
+    NodeSet { 0 }
+    Timestamp { version, node }
+    Stamp { client, sequence, before }
+    Write { key, ts, value, rmw, scope, stamps }
+    Entry { write, glb_volatile_ts, glb_durable_ts }
+    View { epoch, members, learners, recovery }
+    Ballot { round, node }
+    Durable { view, promised, accepted }
+    Message { epoch, body }
+}
+
+/// Enums by a first byte; fields in order.
+macro_rules! enums {
+    ($($name:ident { $($tag:literal => $variant:ident $(($($field:ident),*))?),* $(,)? })*) => {$(
+        impl Wire for $name {
+            fn put(&self, out: &mut Vec<u8>) {
+                match self {
+                    $(Self::$variant $(($($field),*))? => {
+                        out.push($tag);
+                        $($($field.put(out);)*)?
+                    })*
+                }
+            }
+
+            fn get(reader: &mut Reader<'_>) -> Option<Self> {
+                Some(match u8::get(reader)? {
+                    $($tag => {
+                        $($(let $field = Wire::get(reader)?;)*)?
+                        Self::$variant $(($($field),*))?
+                    })*
+                    _ => return None,
+                })
+            }
+        }
+    )*};
+}
+
+enums! {
+    AckKind { 0 => Both, 1 => Consistency, 2 => Persistency }
+    Status { 0 => Joining, 1 => Damaged, 2 => Learning, 3 => Ready, 4 => Merging, 5 => Serving }
+    Record { 1 => Write(write), 2 => Scope(scope), 3 => Member(durable), 4 => Reset, 5 => Damaged }
+    Packet { 1 => Replica(message), 2 => Member(notice) }
+    Body {
+        1 => Inv(writes),
+        2 => Ack(key, ts, kind),
+        3 => Refuse(key, ts),
+        4 => Busy(key, ts),
+        5 => Val(key, ts, kind),
+        6 => Persist(scope, writes),
+        7 => PersistAck(scope),
+        8 => PersistVal(scope),
+        9 => State(number, entries, last),
+        10 => StateAck(number),
+        11 => Merged,
+    }
+    Notice {
+        1 => Beat(sent, epoch, status),
+        2 => Grant(sent),
+        3 => Prepare(base, ballot, out_of_it),
+        4 => Promise(epoch, ballot, accepted),
+        5 => Reject(epoch, ballot),
+        6 => Accept(ballot, view),
+        7 => Accepted(epoch, ballot),
+        8 => Decided(view),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn packets() -> Vec<Packet> {
+        let ts = Timestamp { version: 7, node: NodeId(2) };
+        let stamps = vec![Stamp { client: 1, sequence: 2, before: 3 }];
+        let value = Some(vec![1, 2, 3].into());
+        let write = Write { key: 9, ts, value, rmw: true, scope: Some(4), stamps };
+        let entry = Entry { write: write.clone(), glb_volatile_ts: ts, glb_durable_ts: Timestamp::ZERO };
+        let view = View { recovery: true, ..View::first(NodeSet::first(5)) };
+        let ballot = Ballot { round: 3, node: NodeId(1) };
+        let bodies = [
+            Body::Inv(vec![write]),
+            Body::Ack(1, ts, AckKind::Persistency),
+            Body::Refuse(1, ts),
+            Body::Busy(1, ts),
+            Body::Val(1, ts, AckKind::Both),
+            Body::Persist(5, vec![(1, ts)]),
+            Body::PersistAck(5),
+            Body::PersistVal(5),
+            Body::State(2, vec![entry], true),
+            Body::StateAck(2),
+            Body::Merged,
+        ];
+        let notices = [
+            Notice::Beat(1, 2, Status::Ready),
+            Notice::Grant(1),
+            Notice::Prepare(view, ballot, NodeSet::first(2)),
+            Notice::Promise(2, ballot, Some((ballot, view))),
+            Notice::Reject(2, ballot),
+            Notice::Accept(ballot, view),
+            Notice::Accepted(2, ballot),
+            Notice::Decided(view),
+        ];
+        let replica = bodies.map(|body| Packet::Replica(Message { epoch: 6, body }));
+        replica.into_iter().chain(notices.map(Packet::Member)).collect()
+    }
+
+    #[test]
+    fn packets_come_back_and_their_parts_do_not() {
+        for packet in packets() {
+            let mut bytes = Vec::new();
+            packet.encode(&mut bytes);
+            assert_eq!(Packet::decode(&bytes).as_ref(), Ok(&packet));
+            for cut in 0..bytes.len() {
+                assert!(Packet::decode(&bytes[..cut]).is_err(), "{packet:?} cut at {cut}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..100), first in 1u8..3, second in 1u8..12) {
+            let _ = Packet::decode(&[&[first], bytes.as_slice()].concat());
+            let mut one = vec![1; 10];
+            one[9] = second;
+            if let Ok(packet) = Packet::decode(&[one, bytes].concat()) {
+                let mut again = Vec::new();
+                packet.encode(&mut again);
+                prop_assert_eq!(Packet::decode(&again), Ok(packet));
+            }
+        }
+    }
+}

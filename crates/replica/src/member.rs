@@ -1,0 +1,470 @@
+//! Membership: epochs agreed by a majority, and the leases under which members serve reads.
+//!
+//! Each epoch's view is one instance of single-decree Paxos (Lamport, "Paxos Made Simple") among all nodes of the
+//! cluster, members of the view or not; the instance of epoch e + 1 begins when e is decided. A majority of nodes must
+//! be up for the view to change, and any one member suffices to go on.
+//!
+//! A member holds a lease while a majority has lately answered its beats. Whoever answers promises not to accept a view
+//! without that member before the answer's term is over, by its own clock, with an allowance for drift; since two
+//! majorities meet, a view without a node is decided only when its lease has run out.
+//!
+//! What was promised and accepted is durable before anyone hears of it.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::Time;
+use crate::ddp::View;
+use crate::types::{NodeId, NodeSet};
+
+/// A proposal's number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Ballot {
+    /// Counts up.
+    pub round: u64,
+    /// Who proposes.
+    pub node: NodeId,
+}
+
+/// What a node says of itself.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Status {
+    /// It comes from a crash with its log whole.
+    Joining,
+    /// It comes from a crash, and its log is damaged.
+    Damaged,
+    /// It is a learner that has not everything yet.
+    Learning,
+    /// It is a learner that has everything.
+    Ready,
+    /// It takes part in the merge of logs after the crash of all.
+    Merging,
+    /// It is a member.
+    Serving,
+}
+
+/// What nodes say to each other about membership.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Notice {
+    /// I live; I ask for a lease from the time of sending, by my clock.
+    Beat(Time, u64, Status),
+    /// The answer to the beat of that time.
+    Grant(Time),
+    /// Phase 1 for the epoch after that of the decided view, by someone who wants to leave these out.
+    Prepare(View, Ballot, NodeSet),
+    /// The answer for the epoch, with what was accepted before.
+    Promise(u64, Ballot, Option<(Ballot, View)>),
+    /// No: a higher one has been promised for the epoch.
+    Reject(u64, Ballot),
+    /// Phase 2.
+    Accept(Ballot, View),
+    /// The answer for the epoch.
+    Accepted(u64, Ballot),
+    /// The view has been decided.
+    Decided(View),
+}
+
+/// What must survive a crash.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Durable {
+    /// The newest decided view that is known.
+    pub view: View,
+    /// For the epoch after it, the highest ballot promised.
+    pub promised: Ballot,
+    /// For the epoch after it, what was accepted.
+    pub accepted: Option<(Ballot, View)>,
+}
+
+/// What membership asks for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Output {
+    /// Send this.
+    Send(NodeId, Notice),
+    /// Make this durable, then say [`Membership::persisted`] with the number.
+    Persist(u64, Durable),
+    /// Enter this view.
+    Install(View),
+    /// Reads may be served until then.
+    Lease(Time),
+}
+
+/// Times (ns), and what the model allows.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Timing {
+    /// Between two beats, and before something is asked again.
+    pub beat: Time,
+    /// A lease's length.
+    pub lease: Time,
+    /// For how long an answered beat binds: the lease with an allowance for drift.
+    pub term: Time,
+    /// A node silent for this long is suspected.
+    pub suspect: Time,
+    /// After the crash of all, some of the last members' logs are enough after this long; otherwise all are needed.
+    pub recover: Option<Time>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Proposal {
+    ballot: Ballot,
+    view: View,
+    accepting: bool,
+    yes: NodeSet,
+    /// The highest accepted that the promises told of.
+    best: Option<Ballot>,
+    since: Time,
+    asked: Time,
+}
+
+/// One node's share of membership.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Membership {
+    me: NodeId,
+    nodes: NodeSet,
+    timing: Timing,
+    now: Time,
+    booted: Time,
+    durable: Durable,
+    status: Status,
+    /// Of each node: when it was last heard, and what it said of itself.
+    heard: BTreeMap<NodeId, (Time, Status)>,
+    /// Until when this node has promised not to leave out whom.
+    granted: BTreeMap<NodeId, Time>,
+    /// Of each node, the newest beat of mine that it answered.
+    answered: BTreeMap<NodeId, Time>,
+    /// Whose beats are not answered, until when: somebody wants to leave them out.
+    barred: (NodeSet, Time),
+    beat_at: Time,
+    wanted_since: Option<Time>,
+    proposal: Option<Proposal>,
+    round: u64,
+    next_persist: u64,
+    /// What is sent, or done, when the number is durable.
+    after: VecDeque<(u64, Output)>,
+    out: VecDeque<Output>,
+}
+
+impl Membership {
+    /// A node as its log has it; `status` says whether it comes from a crash.
+    pub fn new(now: Time, me: NodeId, nodes: NodeSet, timing: Timing, durable: Durable, status: Status) -> Self {
+        Self {
+            me,
+            nodes,
+            timing,
+            now,
+            booted: now,
+            durable,
+            status,
+            heard: nodes.iter().map(|node| (node, (now, Status::Serving))).collect(),
+            granted: BTreeMap::new(),
+            answered: BTreeMap::new(),
+            barred: (NodeSet::EMPTY, 0),
+            beat_at: now,
+            wanted_since: None,
+            proposal: None,
+            round: durable.promised.round,
+            next_persist: 0,
+            after: VecDeque::new(),
+            out: VecDeque::new(),
+        }
+    }
+
+    /// The newest view that is known.
+    pub fn view(&self) -> View {
+        self.durable.view
+    }
+
+    /// What must survive a crash, as it is now.
+    pub fn durable(&self) -> Durable {
+        self.durable
+    }
+
+    /// What this node says of itself from now on.
+    pub fn set_status(&mut self, status: Status) {
+        if status != self.status {
+            self.status = status;
+            self.beat_at = self.now;
+        }
+    }
+
+    /// The next output.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.out.pop_front()
+    }
+
+    /// When [`Membership::timeout`] is next due.
+    pub fn next_timeout(&self) -> Time {
+        self.beat_at
+    }
+
+    /// Time has passed.
+    pub fn timeout(&mut self, now: Time) {
+        self.now = now;
+        if now < self.beat_at {
+            return;
+        }
+        self.beat_at = now + self.timing.beat;
+        for node in self.nodes.without(self.me).iter() {
+            self.send(node, Notice::Beat(now, self.durable.view.epoch, self.status));
+        }
+        self.answered.insert(self.me, now);
+        self.renew();
+        self.consider();
+    }
+
+    /// What was asked to be made durable under this number is.
+    pub fn persisted(&mut self, now: Time, number: u64) {
+        self.now = now;
+        while let Some(&(first, output)) = self.after.front()
+            && first <= number
+        {
+            self.after.pop_front();
+            match output {
+                Output::Send(to, notice) => self.send(to, notice),
+                other => self.out.push_back(other),
+            }
+        }
+    }
+
+    /// Takes a notice from `from`.
+    pub fn handle(&mut self, now: Time, from: NodeId, notice: Notice) {
+        self.now = now;
+        if !self.nodes.has(from) {
+            return;
+        }
+        if let Some(heard) = self.heard.get_mut(&from) {
+            heard.0 = now;
+        }
+        let epoch = self.durable.view.epoch;
+        match notice {
+            Notice::Beat(sent, theirs, status) => self.beat(from, sent, theirs, status),
+            Notice::Grant(sent) => {
+                let newest = self.answered.entry(from).or_default();
+                *newest = sent.max(*newest);
+                self.renew();
+            }
+            Notice::Prepare(base, ballot, out) => {
+                self.learn(base);
+                if base.epoch == self.durable.view.epoch {
+                    self.prepare(from, ballot, out);
+                } else {
+                    self.send(from, Notice::Decided(self.durable.view));
+                }
+            }
+            Notice::Promise(next, ballot, accepted) if next == epoch + 1 => self.promise(from, ballot, accepted),
+            Notice::Reject(next, ballot) if next == epoch + 1 => self.round = self.round.max(ballot.round),
+            Notice::Accept(ballot, view) if view.epoch == epoch + 1 => self.accept(from, ballot, view),
+            Notice::Accept(_, view) if view.epoch <= epoch => self.send(from, Notice::Decided(self.durable.view)),
+            Notice::Accepted(next, ballot) if next == epoch + 1 => self.accepted(from, ballot),
+            Notice::Decided(view) => self.learn(view),
+            _ => {}
+        }
+    }
+
+    fn beat(&mut self, from: NodeId, sent: Time, theirs: u64, status: Status) {
+        self.heard.insert(from, (self.now, status));
+        let view = self.durable.view;
+        if theirs < view.epoch {
+            self.send(from, Notice::Decided(view));
+        }
+        let left_out = self.durable.accepted.is_some_and(|(_, next)| !next.members.has(from));
+        let barred = self.barred.0.has(from) && self.now < self.barred.1;
+        if theirs == view.epoch && view.members.has(from) && status == Status::Serving && !left_out && !barred {
+            self.granted.insert(from, self.now + self.timing.term);
+            self.send(from, Notice::Grant(sent));
+        }
+    }
+
+    /// The lease lasts from the beat that the slowest of the fastest majority has answered.
+    fn renew(&mut self) {
+        let mut answered: Vec<Time> = self.answered.values().copied().collect();
+        answered.sort_unstable_by(|a, b| b.cmp(a));
+        if let Some(&sent) = answered.get(self.majority() - 1)
+            && self.status == Status::Serving
+        {
+            self.out.push_back(Output::Lease(sent + self.timing.lease));
+        }
+    }
+
+    fn majority(&self) -> usize {
+        self.nodes.len() as usize / 2 + 1
+    }
+
+    fn send(&mut self, to: NodeId, notice: Notice) {
+        if to == self.me {
+            self.handle(self.now, to, notice);
+        } else {
+            self.out.push_back(Output::Send(to, notice));
+        }
+    }
+
+    fn send_all(&mut self, notice: Notice) {
+        for node in self.nodes.iter() {
+            self.send(node, notice);
+        }
+    }
+
+    /// Has the state made durable, and `output` done after that.
+    fn persist_then(&mut self, output: Output) {
+        let number = self.next_persist;
+        self.next_persist += 1;
+        self.after.push_back((number, output));
+        self.out.push_back(Output::Persist(number, self.durable));
+    }
+
+    fn learn(&mut self, view: View) {
+        if view.epoch <= self.durable.view.epoch {
+            return;
+        }
+        self.durable = Durable { view, promised: Ballot::default(), accepted: None };
+        self.proposal = None;
+        self.wanted_since = None;
+        self.barred.0 = NodeSet::EMPTY;
+        self.round = 0;
+        self.persist_then(Output::Install(view));
+    }
+
+    fn prepare(&mut self, from: NodeId, ballot: Ballot, out: NodeSet) {
+        if self.status == Status::Damaged {
+            // It may have forgotten what it promised.
+            return;
+        }
+        let next = self.durable.view.epoch + 1;
+        if ballot < self.durable.promised {
+            return self.send(from, Notice::Reject(next, self.durable.promised));
+        }
+        // Leases of those that are to be left out are not renewed for a while, so that they run out.
+        self.barred = (out.without(self.me), self.now + 2 * self.timing.suspect);
+        self.durable.promised = ballot;
+        self.persist_then(Output::Send(from, Notice::Promise(next, ballot, self.durable.accepted)));
+    }
+
+    fn accept(&mut self, from: NodeId, ballot: Ballot, view: View) {
+        if self.status == Status::Damaged {
+            return;
+        }
+        if ballot < self.durable.promised {
+            return self.send(from, Notice::Reject(view.epoch, self.durable.promised));
+        }
+        let left_out = self.durable.view.members.minus(view.members);
+        let bound = |node: NodeId| self.granted.get(&node).is_some_and(|&until| self.now < until);
+        let since_boot = self.now.saturating_sub(self.booted);
+        // After a restart nobody knows what was granted before it.
+        if left_out.iter().any(bound) || !left_out.is_empty() && since_boot < self.timing.term {
+            return;
+        }
+        self.durable.promised = ballot;
+        self.durable.accepted = Some((ballot, view));
+        self.persist_then(Output::Send(from, Notice::Accepted(view.epoch, ballot)));
+    }
+
+    fn promise(&mut self, from: NodeId, ballot: Ballot, accepted: Option<(Ballot, View)>) {
+        let majority = self.majority();
+        let Some(proposal) = self.proposal.as_mut().filter(|p| p.ballot == ballot && !p.accepting) else { return };
+        proposal.yes = proposal.yes.with(from);
+        if let Some((number, view)) = accepted
+            && proposal.best.is_none_or(|best| number > best)
+        {
+            proposal.best = Some(number);
+            proposal.view = view;
+        }
+        if proposal.yes.len() as usize >= majority {
+            proposal.accepting = true;
+            proposal.yes = NodeSet::EMPTY;
+            let view = proposal.view;
+            self.send_all(Notice::Accept(ballot, view));
+        }
+    }
+
+    fn accepted(&mut self, from: NodeId, ballot: Ballot) {
+        let majority = self.majority();
+        let Some(proposal) = self.proposal.as_mut().filter(|p| p.ballot == ballot && p.accepting) else { return };
+        proposal.yes = proposal.yes.with(from);
+        if proposal.yes.len() as usize >= majority {
+            let view = proposal.view;
+            self.send_all(Notice::Decided(view));
+        }
+    }
+
+    /// Looks whether the view should change, and by whom.
+    fn consider(&mut self) {
+        let Some((view, rank)) = self.desired() else {
+            self.wanted_since = None;
+            self.proposal = None;
+            return;
+        };
+        let since = *self.wanted_since.get_or_insert(self.now);
+        if let Some(proposal) = &mut self.proposal
+            && self.now < proposal.since + 2 * self.timing.suspect + u64::from(rank) * self.timing.beat
+        {
+            let (ballot, accepting, mut to) = (proposal.ballot, proposal.accepting, self.nodes.minus(proposal.yes));
+            if self.now < proposal.asked + self.timing.beat {
+                to = NodeSet::EMPTY;
+            } else {
+                proposal.asked = self.now;
+            }
+            let base = self.durable.view;
+            let ask = if accepting {
+                Notice::Accept(ballot, proposal.view)
+            } else {
+                Notice::Prepare(base, ballot, base.members.minus(proposal.view.members))
+            };
+            to.iter().for_each(|node| self.send(node, ask));
+            return;
+        }
+        // One after the other, so that proposals do not fight.
+        if self.now < since + u64::from(rank) * self.timing.suspect {
+            return;
+        }
+        self.round = self.round.max(self.durable.promised.round) + 1;
+        let ballot = Ballot { round: self.round, node: self.me };
+        let yes = NodeSet::EMPTY;
+        let (since, asked) = (self.now, self.now);
+        self.proposal = Some(Proposal { ballot, view, accepting: false, yes, best: None, since, asked });
+        let base = self.durable.view;
+        self.send_all(Notice::Prepare(base, ballot, base.members.minus(view.members)));
+    }
+
+    fn alive(&self) -> NodeSet {
+        let fresh = |&(_, &(at, _)): &(&NodeId, &(Time, Status))| self.now < at + self.timing.suspect;
+        self.heard.iter().filter(fresh).fold(NodeSet::one(self.me), |set, (&node, _)| set.with(node))
+    }
+
+    fn are(&self, nodes: NodeSet, wanted: impl Fn(Status) -> bool) -> NodeSet {
+        let status =
+            |node: NodeId| if node == self.me { Some(self.status) } else { self.heard.get(&node).map(|h| h.1) };
+        nodes.iter().filter(|&node| status(node).is_some_and(&wanted)).fold(NodeSet::EMPTY, NodeSet::with)
+    }
+
+    /// The view that should follow, and how many should propose it before this node.
+    fn desired(&self) -> Option<(View, u32)> {
+        let base = self.durable.view;
+        let alive = self.alive();
+        if (alive.len() as usize) < self.majority() {
+            return None;
+        }
+        let crashed = |status| matches!(status, Status::Joining | Status::Damaged);
+        let stay = self.are(base.members.and(alive), |status| !crashed(status));
+        let (members, learners, recovery) = if stay.is_empty() {
+            (self.recoverable(alive)?, NodeSet::EMPTY, true)
+        } else if self.status == Status::Merging {
+            (stay, NodeSet::EMPTY, true)
+        } else {
+            let ready = self.are(base.learners.and(alive), |status| status == Status::Ready);
+            let members = stay.or(ready);
+            (members, alive.minus(members), false)
+        };
+        let proposers = if recovery && stay.is_empty() { members } else { stay };
+        let view = View { epoch: base.epoch + 1, members, learners, recovery };
+        let changes = (view.members, view.learners) != (base.members, base.learners) || stay.is_empty();
+        let before = |set: NodeSet| set.iter().take_while(|&node| node != self.me).count() as u32;
+        (changes && proposers.has(self.me)).then(|| (view, before(proposers)))
+    }
+
+    /// After the crash of all members: whose logs together are enough.
+    fn recoverable(&self, alive: NodeSet) -> Option<NodeSet> {
+        let members = self.durable.view.members;
+        let intact = self.are(members.and(alive), |status| status == Status::Joining);
+        let waited = self.now.saturating_sub(self.booted);
+        let enough = alive.covers(members) || self.timing.recover.is_some_and(|wait| waited >= wait);
+        (enough && !intact.is_empty()).then_some(intact)
+    }
+}

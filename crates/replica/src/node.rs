@@ -1,0 +1,310 @@
+//! A node: a replica, its membership and its log, as one engine.
+
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
+
+use crate::Time;
+use crate::codec::{Reader, Wire};
+use crate::ddp::{Config, Job, JobId, Marks, Message, Model, Output as Asked, Replica, Reply, Request, Step, View};
+use crate::log::{self, Decoded, End, Record};
+use crate::member::{self, Durable, Membership, Notice, Status, Timing};
+use crate::types::{NodeId, NodeSet};
+
+/// What nodes send each other.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Packet {
+    /// Of the replication protocol.
+    Replica(Message),
+    /// Of membership.
+    Member(Notice),
+}
+
+/// These bytes are no packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("not a packet of the replication protocol")]
+pub struct BadPacket;
+
+impl Packet {
+    /// Appends its bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        self.put(out);
+    }
+
+    /// Reads a packet; all of `bytes` must be one.
+    pub fn decode(bytes: &[u8]) -> Result<Self, BadPacket> {
+        let mut reader = Reader::new(bytes);
+        let packet = Self::get(&mut reader).ok_or(BadPacket)?;
+        if reader.is_empty() { Ok(packet) } else { Err(BadPacket) }
+    }
+}
+
+/// What a node asks its world for, in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// Send this to each of them.
+    Send(NodeSet, Packet),
+    /// Change the log and make the change durable, then say [`Node::persisted`] with the token. Changes become durable
+    /// in the order of their tokens; many may be made durable at once.
+    Log(u64, Change),
+    /// Tell the client.
+    Reply(Reply),
+    /// Do this, then say [`Node::done`]. Only with `stepped` in the configuration.
+    Job(Job),
+    /// This was done here. Only with `steps` in the configuration.
+    Step(Step),
+}
+
+/// A change of the log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// These bytes at its end.
+    Append(Vec<u8>),
+    /// These bytes instead of all that was before; either all of it happens or nothing.
+    Replace(Vec<u8>),
+}
+
+/// What becomes durable with a token.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum Token {
+    Job(JobId),
+    Member(u64),
+    Nothing,
+}
+
+/// One node of a cluster.
+#[derive(Clone, Debug)]
+pub struct Node {
+    replica: Replica,
+    member: Membership,
+    next_token: u64,
+    tokens: BTreeMap<u64, Token>,
+    /// Bytes in the log, and how many it may have before it is compacted.
+    length: usize,
+    compact_at: usize,
+    out: VecDeque<Output>,
+}
+
+/// A log is compacted when it is this much longer (bytes) than what it holds.
+const SLACK: usize = 1 << 20;
+
+impl Node {
+    /// Starts a node with its log as it was found; an empty one means that it takes part for the first time. A node
+    /// whose log was lost must be given [`log::Record::Damaged`] as its log.
+    pub fn new(config: Config, now: Time, bytes: &[u8]) -> Self {
+        let Decoded { records, length, end } = log::decode(bytes);
+        let first = records.is_empty() && end != log::End::Damaged(0) && bytes.is_empty();
+        let mut damaged = matches!(end, End::Damaged(_));
+        let (mut durable, mut writes) = (None, Vec::new());
+        for record in records {
+            match record {
+                Record::Write(write) => writes.push(write),
+                Record::Scope(_) => {}
+                Record::Member(state) => durable = Some(state),
+                Record::Reset => {
+                    writes.clear();
+                    damaged = false;
+                }
+                Record::Damaged => damaged = true,
+            }
+        }
+        damaged |= matches!(end, End::Damaged(_));
+        let view = View::first(config.nodes);
+        let status = match (first, damaged) {
+            (true, _) => Status::Serving,
+            (_, true) => Status::Damaged,
+            _ => Status::Joining,
+        };
+        let durable = durable.unwrap_or(Durable { view, ..Durable::default() });
+        let member = Membership::new(now, config.id, config.nodes, timing(&config), durable, status);
+        let mut replica = Replica::new(config);
+        let mut node = if first {
+            replica.install(now, view);
+            Self::with(replica, member)
+        } else {
+            replica.load(durable.view.epoch, writes);
+            Self::with(replica, member)
+        };
+        node.length = length;
+        if first {
+            node.append(&Record::Member(durable), Token::Nothing);
+        } else if damaged || end != End::Whole {
+            // The tail is cut; damage is remembered, since without the bad record nobody could see it.
+            node.replace(damaged);
+        }
+        node.pump(now);
+        node
+    }
+
+    fn with(replica: Replica, member: Membership) -> Self {
+        let (tokens, out) = (BTreeMap::new(), VecDeque::new());
+        Self { replica, member, next_token: 0, tokens, length: 0, compact_at: SLACK, out }
+    }
+
+    /// The protocol's state, to look at.
+    pub fn replica(&self) -> &Replica {
+        &self.replica
+    }
+
+    /// What happened so far.
+    pub fn marks(&self) -> &Marks {
+        self.replica.marks()
+    }
+
+    /// The newest view that it knows.
+    pub fn view(&self) -> View {
+        self.member.view()
+    }
+
+    /// Takes a client's request.
+    pub fn submit(&mut self, now: Time, request: Request) {
+        self.replica.submit(now, request);
+        self.pump(now);
+    }
+
+    /// Takes a packet.
+    pub fn handle(&mut self, now: Time, from: NodeId, packet: Packet) {
+        match packet {
+            Packet::Replica(message) => self.replica.handle(now, from, message),
+            Packet::Member(notice) => self.member.handle(now, from, notice),
+        }
+        self.pump(now);
+    }
+
+    /// All changes of the log up to this token are durable.
+    pub fn persisted(&mut self, now: Time, token: u64) {
+        while let Some(entry) = self.tokens.first_entry().filter(|entry| *entry.key() <= token) {
+            match entry.remove() {
+                Token::Job(job) => self.replica.done(now, job),
+                Token::Member(number) => self.member.persisted(now, number),
+                Token::Nothing => {}
+            }
+        }
+        self.pump(now);
+    }
+
+    /// A [`Output::Job`] has been done.
+    pub fn done(&mut self, now: Time, job: JobId) {
+        self.replica.done(now, job);
+        self.pump(now);
+    }
+
+    /// When [`Node::timeout`] is due.
+    pub fn next_timeout(&self) -> Time {
+        self.replica.next_timeout().unwrap_or(Time::MAX).min(self.member.next_timeout())
+    }
+
+    /// Time has passed.
+    pub fn timeout(&mut self, now: Time) {
+        self.replica.timeout(now);
+        self.member.timeout(now);
+        self.pump(now);
+    }
+
+    /// The next output.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.out.pop_front()
+    }
+
+    /// Passes on what replica and membership ask for, until both are quiet.
+    fn pump(&mut self, now: Time) {
+        loop {
+            if let Some(asked) = self.member.poll() {
+                self.member_asks(now, asked);
+            } else if let Some(asked) = self.replica.poll() {
+                self.replica_asks(now, asked);
+            } else {
+                break;
+            }
+        }
+        if self.length > self.compact_at {
+            self.replace(false);
+        }
+    }
+
+    fn member_asks(&mut self, now: Time, asked: member::Output) {
+        match asked {
+            member::Output::Send(to, notice) => {
+                self.out.push_back(Output::Send(NodeSet::one(to), Packet::Member(notice)));
+            }
+            member::Output::Persist(number, durable) => self.append(&Record::Member(durable), Token::Member(number)),
+            member::Output::Lease(until) => self.replica.set_lease(now, until),
+            member::Output::Install(view) => {
+                let joined = self.replica.joined();
+                self.replica.install(now, view);
+                if self.replica.joined() != joined {
+                    // Jobs from before would speak of records that are gone.
+                    for token in self.tokens.values_mut().filter(|token| matches!(token, Token::Job(_))) {
+                        *token = Token::Nothing;
+                    }
+                    self.append(&Record::Reset, Token::Nothing);
+                }
+            }
+        }
+        let status = self.replica.status();
+        if let Some(status) = status {
+            self.member.set_status(status);
+        }
+    }
+
+    fn replica_asks(&mut self, now: Time, asked: Asked) {
+        match asked {
+            Asked::Send { to, message } => self.out.push_back(Output::Send(to, Packet::Replica(message))),
+            Asked::Reply(reply) => self.out.push_back(Output::Reply(reply)),
+            Asked::Step(step) => self.out.push_back(Output::Step(step)),
+            Asked::Job(Job::Persist(write)) => {
+                let id = JobId::Persist(write.key, write.ts);
+                self.append(&Record::Write(write), Token::Job(id));
+            }
+            Asked::Job(Job::PersistScope(scope)) => {
+                self.append(&Record::Scope(scope), Token::Job(JobId::PersistScope(scope)));
+            }
+            // The log is what the dFIFO drains to, and here it is both.
+            Asked::Job(Job::Drain(key, ts)) => self.replica.done(now, JobId::Drain(key, ts)),
+            Asked::Job(job) => self.out.push_back(Output::Job(job)),
+        }
+        if let Some(status) = self.replica.status() {
+            self.member.set_status(status);
+        }
+    }
+
+    fn append(&mut self, record: &Record, token: Token) {
+        let mut bytes = Vec::new();
+        log::encode(record, &mut bytes);
+        self.length += bytes.len();
+        self.log(Change::Append(bytes), token);
+    }
+
+    fn log(&mut self, change: Change, token: Token) {
+        let number = self.next_token;
+        self.next_token += 1;
+        self.tokens.insert(number, token);
+        self.out.push_back(Output::Log(number, change));
+    }
+
+    /// A log with just what counts: the newest version of each record, tombstones too, and membership.
+    fn replace(&mut self, damaged: bool) {
+        let mut bytes = Vec::new();
+        log::encode(&Record::Member(self.member.durable()), &mut bytes);
+        for write in self.replica.snapshot() {
+            log::encode(&Record::Write(write), &mut bytes);
+        }
+        if damaged {
+            log::encode(&Record::Damaged, &mut bytes);
+        }
+        self.length = bytes.len();
+        self.compact_at = 2 * self.length + SLACK;
+        self.log(Change::Replace(bytes), Token::Nothing);
+    }
+}
+
+fn timing(config: &Config) -> Timing {
+    let drift = config.lease / 1_000_000 * u64::from(config.drift_ppm) * 3;
+    let strong = matches!(config.model, Model::Synch | Model::Strict);
+    Timing {
+        beat: config.lease / 5,
+        lease: config.lease,
+        term: config.lease + drift + 1000,
+        suspect: config.suspect,
+        recover: strong.then_some(20 * config.suspect),
+    }
+}
