@@ -35,6 +35,8 @@ pub enum Command {
     Node(Node),
     /// Measure this machine and write its platform file
     Probe(crate::probe::Probe),
+    /// Probe this machine, predict its comparison, run it, and print prediction, measurement and error
+    Validate(crate::validate::Validate),
     /// Tell where an operation should run on a platform, and what would have to change for another place to win
     Where(crate::where_::Where),
     /// Show the hardware descriptions
@@ -222,7 +224,7 @@ fn address(text: &str) -> Result<IpAddr, String> {
     Ok(address)
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let what = "give seconds from 0.001 to 60";
     let seconds: f64 = text.parse().map_err(|_| what.to_string())?;
     if (0.001..=60.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(what.into()) }

@@ -9,6 +9,7 @@ mod platform;
 mod probe;
 mod progress;
 mod reproduce;
+mod validate;
 mod where_;
 
 use std::io::{self, Write};
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args),
         Command::Node(args) => node::run(&args),
         Command::Probe(args) => probe::run(&args),
+        Command::Validate(args) => validate::run(&args),
         Command::Where(args) => where_::run(&args),
         Command::Platform { what } => platform::run(&what),
         Command::Reproduce { what } => reproduce::run(&what),

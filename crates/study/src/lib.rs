@@ -20,6 +20,7 @@ pub mod run;
 pub mod store;
 pub mod target;
 pub mod trace;
+pub mod validate;
 pub mod verdict;
 pub mod where_;
 pub mod workload;

@@ -436,9 +436,11 @@ section! {
         /// The same.
         step_each: u64 = time(),
         /// A call that reads an element of 64 B and a value of so many bytes, which is the reply: sizes in a section.
-        value: Vec<(u64, u64)> = subcurve(),
+        reply: Vec<(u64, u64)> = subcurve(),
         /// The same.
-        value_each: Vec<(u64, u64)> = subcurve(),
+        reply_each: Vec<(u64, u64)> = subcurve(),
+        /// The same when one value in ten is a byte shorter, so that packets form shorter runs of equal length.
+        uneven_each: Vec<(u64, u64)> = subcurve(),
     }
 }
 

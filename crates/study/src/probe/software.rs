@@ -72,7 +72,12 @@ impl Software {
                 figures.add(format!("{place}.step{each}"), "ns", "the same along a list in cache, an element", step);
                 for (bytes, name) in VALUES {
                     let how = "a call that reads an element and the value it points to";
-                    figures.add(format!("{place}.value{each}.{name}"), "ns", how, ns(self.value(bytes))?);
+                    figures.add(format!("{place}.reply{each}.{name}"), "ns", how, ns(self.value(bytes))?);
+                    if in_flight > 1 {
+                        let how = "the same, one value in ten a byte shorter";
+                        let uneven = Walk { uneven: true, ..self.value(bytes) };
+                        figures.add(format!("{place}.uneven{each}.{name}"), "ns", how, ns(uneven)?);
+                    }
                 }
             }
         }
@@ -96,19 +101,28 @@ impl Software {
     fn walk(&self, elements: u64) -> Walk {
         let head = if elements == 0 { 0 } else { self.region.va + (ELEMENTS - elements) * LINE };
         let RemoteRegion { key, .. } = self.region;
-        Walk { params: TraversalParams::list(head, u64::MAX, 8, key, key), expected: Status::NotFound }
+        Walk::new(TraversalParams::list(head, u64::MAX, 8, key, key), Status::NotFound)
     }
 
     /// Reads the value that the list's first element points to.
     fn value(&self, bytes: u64) -> Walk {
         let RemoteRegion { va, key, .. } = self.region;
-        Walk { params: TraversalParams::list(va, 1, bytes as u32, key, key), expected: Status::Ok }
+        Walk::new(TraversalParams::list(va, 1, bytes as u32, key, key), Status::Ok)
     }
 }
 
 struct Walk {
     params: TraversalParams,
     expected: Status,
+    /// Whether every tenth value is a byte shorter.
+    uneven: bool,
+    calls: u64,
+}
+
+impl Walk {
+    fn new(params: TraversalParams, expected: Status) -> Self {
+        Self { params, expected, uneven: false, calls: 0 }
+    }
 }
 
 impl Calls for Walk {
@@ -117,11 +131,14 @@ impl Calls for Walk {
     }
 
     fn next(&mut self) -> u64 {
-        0
+        self.calls += 1;
+        self.calls
     }
 
-    fn params(&self, _: u64, params: &mut Vec<u8>) {
-        params.extend_from_slice(&self.params.encode());
+    fn params(&self, id: u64, params: &mut Vec<u8>) {
+        let shorter = u32::from(self.uneven && id.is_multiple_of(10));
+        let walk = TraversalParams { value_size: self.params.value_size - shorter, ..self.params };
+        params.extend_from_slice(&walk.encode());
     }
 
     fn check(&self, _: u64, status: Status, _: &[u8]) -> Result<Outcome, String> {

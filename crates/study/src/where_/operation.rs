@@ -62,6 +62,8 @@ pub struct Operation {
     pub request: f64,
     /// Bytes that it gives back.
     pub reply: f64,
+    /// Whether replies differ in length. Matters to software that sends packets of equal length together.
+    pub uneven: bool,
     /// Cycles that it computes, on a core of the client or the host.
     pub cycles: f64,
     /// Cycles that the same takes on a NIC's data path.
@@ -110,6 +112,8 @@ struct File {
     access: Vec<Spanned<FileAccess>>,
     request: Spanned<String>,
     reply: Spanned<String>,
+    #[serde(default)]
+    uneven: bool,
     #[serde(default)]
     compute: Option<Spanned<String>>,
     #[serde(default)]
@@ -189,6 +193,7 @@ impl Operation {
             accesses,
             request: reader.value(&parsed.request, Dimension::Size)?,
             reply: reader.value(&parsed.reply, Dimension::Size)?,
+            uneven: parsed.uneven,
             cycles,
             pipeline_cycles: reader.optional(&parsed.pipeline, Dimension::Cycles)?.unwrap_or(cycles),
             item: item.clamp(1.0, state.max(1.0)),

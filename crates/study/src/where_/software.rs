@@ -1,12 +1,13 @@
 //! Ways over Remora's software NIC on a probed machine. Its parts share the same few cores in a way that no single
-//! resource stands for, so a way is put together from what the probe measured of whole calls, accesses and replies:
+//! resource stands for, so a way is put together from what the probe measured of whole calls, accesses and replies,
+//! all in cache, and of what memory adds:
 //!
 //! ```text
-//! alone = value(reply) + (accesses - 2) x step + accesses x (load(state) - load(cache)) + compute
-//! each  = the same of the times with 64 under way; loads overlap as far as the core keeps misses under way
+//! alone = reply(bytes) + (accesses - 2) x step + accesses x exposed load
+//! each  = the same of the times with 64 under way; there, loads overlap as far as a core keeps misses under way
 //! ```
 
-use remora_model::platform::{Platform, Software, on_curve};
+use remora_model::platform::{Platform, Software, SoftwarePlace, on_curve};
 
 use super::Place;
 use super::operation::Operation;
@@ -25,6 +26,9 @@ pub struct SoftwareTimes {
 /// The size that the probe's lists have: all of it in the first-level cache.
 const CACHED: f64 = 16384.0;
 
+/// Steps that a call makes between two looks at the links: only the last of them hides the load it begins.
+const ROUNDS: f64 = 4.0;
+
 /// What an operation takes over a link in a placement; `None` if the platform's NIC is not software.
 pub fn times(platform: &Platform, operation: &Operation, place: Place, link: Link) -> Option<SoftwareTimes> {
     let software = platform.software.as_ref()?;
@@ -35,33 +39,59 @@ pub fn times(platform: &Platform, operation: &Operation, place: Place, link: Lin
         Place::Host => &links.host,
         Place::Accel => return None,
     };
-    let count = operation.count();
-    let load = (load(software, operation) - on_curve(&software.curve, CACHED, true)).max(0.0) / 1000.0;
+    let (load, stream) = memory(software, operation);
     let clock = if place == Place::Client { platform.client.clock } else { platform.host.clock };
     let compute = operation.cycles / clock * 1e9;
-    let alone = body(&costs.value, (costs.call, costs.step), operation) + count * load + compute;
-    // At the client an access is a packet to the node's engine, which waits for memory; elsewhere loads overlap.
-    let overlap = if place == Place::Client { 1.0 } else { platform.host.misses as f64 };
-    let each =
-        body(&costs.value_each, (costs.call_each, costs.step_each), operation) + count * load / overlap + compute;
-    Some(SoftwareTimes { alone, each })
+    Some(SoftwareTimes {
+        alone: alone(costs, operation, place, load) + stream + compute,
+        each: each(costs, operation, place, load / platform.host.misses as f64) + stream + compute,
+    })
 }
 
-/// Calls, accesses and reply, with everything in cache.
-fn body(value: &[(u64, u64)], (call, step): (u64, u64), operation: &Operation) -> f64 {
-    let (call, step, count) = (call as f64 / 1000.0, step as f64 / 1000.0, operation.count());
+fn alone(costs: &SoftwarePlace, operation: &Operation, place: Place, load: f64) -> f64 {
+    let step = costs.step as f64 / 1000.0;
+    let exposed = match place {
+        // The node's engine waits for memory when it answers a read.
+        Place::Client => load,
+        _ => ((ROUNDS - 1.0) * load + (load - ROUNDS * step).max(0.0)) / ROUNDS,
+    };
+    body(&costs.reply, (costs.call, step), operation) + operation.count() * exposed
+}
+
+fn each(costs: &SoftwarePlace, operation: &Operation, place: Place, overlapped: f64) -> f64 {
+    let step = costs.step_each as f64 / 1000.0;
+    // Other calls' steps pass while a load is under way, unless the core can have no more misses.
+    let missing = if place == Place::Client { 0.0 } else { (overlapped - step).max(0.0) };
+    let value = if operation.uneven { &costs.uneven_each } else { &costs.reply_each };
+    body(value, (costs.call_each, step), operation) + operation.count() * missing
+}
+
+/// Call, accesses and reply, with everything in cache.
+fn body(value: &[(u64, u64)], (call, step): (u64, f64), operation: &Operation) -> f64 {
+    let (call, count) = (call as f64 / 1000.0, operation.count());
     if operation.reply < 1.0 || count < 1.0 {
         return call + count * step;
     }
-    // A value's call has two accesses. With one alone, the object itself is read.
+    // A value's call has two accesses.
     (on_curve(value, operation.reply, false) / 1000.0 + (count - 2.0) * step).max(call)
 }
 
+/// What memory adds to an access, and to the bytes of the reply behind its first line: both against data in cache, in
+/// nanoseconds.
+fn memory(software: &Software, operation: &Operation) -> (f64, f64) {
+    let curve = &software.curve;
+    let cached = on_curve(curve, CACHED, true);
+    let load = (latency(curve, operation) - cached).max(0.0);
+    let missing = load / (on_curve(curve, f64::MAX, true) - cached).max(1.0);
+    let stream = (operation.reply - 64.0).max(0.0) / software.system.read * 1e9;
+    (load / 1000.0, stream * missing.min(1.0))
+}
+
 /// Mean time of a load in picoseconds. A uniform one is what the probe's chase measured over as many bytes; of a
-/// zipfian, the item of rank `r` is found where the `r` items before it leave it.
-fn load(software: &Software, operation: &Operation) -> f64 {
+/// zipfian, an item is found where the more popular ones leave it.
+fn latency(curve: &[(u64, u64)], operation: &Operation) -> f64 {
     if operation.skew <= 0.0 {
-        return on_curve(&software.curve, operation.state, true);
+        return on_curve(curve, operation.state, true);
     }
     const SLICES: u32 = 64;
     let at = |slice: u32| {
@@ -72,7 +102,7 @@ fn load(software: &Software, operation: &Operation) -> f64 {
             let middle = (low + high) / 2.0;
             if operation.hit_ratio(middle) < part { low = middle } else { high = middle }
         }
-        on_curve(&software.curve, high.max(operation.item), true)
+        on_curve(curve, high.max(operation.item), true)
     };
     (0..SLICES).map(at).sum::<f64>() / f64::from(SLICES)
 }

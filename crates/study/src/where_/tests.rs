@@ -8,6 +8,7 @@ fn operation(accesses: f64, reply: f64) -> Operation {
         accesses: vec![Access { count: accesses, bytes: 64.0, kind: Kind::Read, dependent: true }],
         request: 28.0,
         reply,
+        uneven: false,
         cycles: 0.0,
         pipeline_cycles: 0.0,
         state: 1e9,
