@@ -42,6 +42,24 @@ pub struct Queue<E> {
     sequence: u64,
 }
 
+/// Hears of everything that happens, in the order in which it does.
+pub trait Trace<E> {
+    /// An event happens.
+    fn event(&mut self, time: Ps, event: &E);
+}
+
+/// Keeps a whole trace: two runs of the same seed are equal in it.
+impl<E: Clone> Trace<E> for Vec<(Ps, E)> {
+    fn event(&mut self, time: Ps, event: &E) {
+        self.push((time, event.clone()));
+    }
+}
+
+/// Nobody listens.
+impl<E> Trace<E> for () {
+    fn event(&mut self, _: Ps, _: &E) {}
+}
+
 /// A list of nodes.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
@@ -154,6 +172,13 @@ impl<E: Copy> Queue<E> {
             self.now = time & (u64::MAX << (level as u32 * DIGIT_BITS));
             self.deal(first);
         }
+    }
+
+    /// Takes the next event and tells a trace of it.
+    pub fn pop_traced(&mut self, trace: &mut impl Trace<E>) -> Option<(Ps, E)> {
+        let (time, event) = self.pop()?;
+        trace.event(time, &event);
+        Some((time, event))
     }
 
     /// When the next event happens.

@@ -355,6 +355,8 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const NS: Ps = Ps(1_000);
@@ -434,5 +436,44 @@ mod tests {
         let all = [usage("wire", 0.7, 5), usage("PCIe", 0.9, 1), usage("cores", 0.9, 2)];
         assert_eq!(binding(&all).map(|usage| usage.name), Some("cores"));
         assert_eq!(binding(&[]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn reservations_never_overlap_nor_start_before_their_arrival(
+            requests in prop::collection::vec((0u64..3_000, 0u64..200), 1..120),
+        ) {
+            let mut server = Server::new(1);
+            let mut taken: Vec<(Ps, Ps)> = Vec::new();
+            for (at, work) in requests {
+                let foreseen = server.start(Ps(at), Ps(work));
+                let (start, end) = server.serve(Ps(at), Ps(work));
+                prop_assert!(start == foreseen && start >= Ps(at) && end == start + Ps(work));
+                prop_assert!(taken.iter().all(|&(from, to)| end <= from || to <= start), "{taken:?} {start} {end}");
+                if work > 0 {
+                    taken.push((start, end));
+                }
+            }
+        }
+
+        #[test]
+        fn in_the_order_of_arrival_slots_are_a_first_come_first_served_queue(
+            slots in 1usize..5,
+            requests in prop::collection::vec((0u64..300, 0u64..900), 1..120),
+        ) {
+            let (mut server, mut pool) = (Server::new(slots), Pool::new(slots));
+            let mut free = vec![Ps::ZERO; slots];
+            let mut at = Ps::ZERO;
+            for (later, work) in requests {
+                at += Ps(later);
+                free.sort_unstable();
+                let start = free[0].max(at);
+                free[0] = start + Ps(work);
+                prop_assert_eq!(server.serve(at, Ps(work)).0, start);
+                let begun = pool.acquire(at);
+                pool.release(begun, begun + Ps(work));
+                prop_assert_eq!(begun, start);
+            }
+        }
     }
 }
