@@ -364,6 +364,8 @@ impl DeviceGuard<'_> {
 
 impl Drop for DeviceGuard<'_> {
     fn drop(&mut self) {
+        // Whoever waits for what the caller brought about need not wait for the next poll.
+        self.core.dispatch_events();
         // Work was left behind, or a timer started, that a sleeping NIC thread knows nothing about.
         let nic = &self.core.nic;
         let until = self.shared.asleep_until.load(Ordering::Relaxed);

@@ -1,0 +1,15 @@
+//! Links the library as `libibverbs.so.1`, with its symbol versions.
+//!
+//! rustc gives the linker a version script of its own, which has no versions. LLVM's linker, which rustc brings and uses
+//! on x86-64, takes a second one beside it; GNU's does not.
+
+fn main() {
+    let dir = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=ibverbs.map");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={dir}/ibverbs.map");
+    if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
+        println!("cargo:rustc-cdylib-link-arg=-fuse-ld=lld");
+    }
+}

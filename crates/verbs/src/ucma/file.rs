@@ -1,0 +1,401 @@
+//! The device as a file: the functions of the C library that librdmacm uses on it, for its descriptors only.
+//!
+//! Every other descriptor passes through to the next library that has the function, at the price of one look into a
+//! bitmap. The functions stay as usable in signal handlers as the C library's are: they take no lock for others'
+//! descriptors.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Once, mpsc};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use remora_nic::cm::CmConfig;
+
+use super::abi::{self, Address, Command, Request};
+use super::state::{Host, State, Told};
+use crate::adapter::{self, Adapter};
+use crate::device;
+use crate::events::{Queue, errno, set_errno};
+use crate::port::mtu_code;
+
+const DEVICE: &CStr = c"/dev/infiniband/rdma_cm";
+/// How long the end of the process waits until its peers have been told.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// What programs have open.
+#[derive(Default)]
+struct Ucma {
+    state: State,
+    /// The channels' events, by descriptor.
+    channels: HashMap<RawFd, Arc<Queue<Told>>>,
+}
+
+/// Taken after the engine, never before.
+static UCMA: LazyLock<Mutex<Ucma>> = LazyLock::new(Mutex::default);
+
+/// A bit for each descriptor that is a channel.
+static OURS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+
+/// The word and the bit of a descriptor.
+fn bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
+    let fd = usize::try_from(fd).ok()?;
+    Some((OURS.get(fd / 64)?, 1 << (fd % 64)))
+}
+
+#[inline]
+fn is_ours(fd: RawFd) -> bool {
+    bit(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+}
+
+impl Ucma {
+    /// Puts what the state has to say into the channels.
+    fn deliver(&mut self, host: &mut Option<Host<'_>>) {
+        for told in self.state.take_told() {
+            if let Some(channel) = self.channels.get(&told.channel) {
+                channel.push(told);
+            }
+        }
+        loop {
+            let gone = self.state.take_retracted();
+            let Some(host) = host.as_mut().filter(|_| !gone.is_empty()) else { return };
+            let back: Vec<Told> =
+                self.channels.values().flat_map(|channel| channel.retract(|told| gone.contains(&told.id))).collect();
+            // Requests that nobody will hear of.
+            for new in back.iter().filter_map(|told| told.new) {
+                let _ = self.state.command(host, -1, Command::DestroyId { id: new });
+            }
+        }
+    }
+}
+
+/// Opens a channel.
+fn open_channel(flags: c_int) -> Result<RawFd, i32> {
+    let channel = Queue::new()?;
+    let fd = channel.fd();
+    let (word, bit) = bit(fd).ok_or(libc::EMFILE)?;
+    if flags & libc::O_NONBLOCK != 0 {
+        // SAFETY: a descriptor of our own.
+        unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
+    }
+    UCMA.lock().channels.insert(fd, Arc::new(channel));
+    word.fetch_or(bit, Ordering::Relaxed);
+    Ok(fd)
+}
+
+/// Closes a channel and whatever was made through it.
+fn close_channel(fd: RawFd) {
+    if let Some((word, bit)) = bit(fd) {
+        word.fetch_and(!bit, Ordering::Relaxed);
+    }
+    let _ = with_host(None, |ucma, host| ucma.state.close(host, fd));
+    let channel = UCMA.lock().channels.remove(&fd);
+    // Closes the descriptor, unless somebody waits on it.
+    drop(channel);
+}
+
+/// Calls `f` with the engine's connection manager, and sends what comes of it. `peer` is made reachable before.
+fn with_host<R>(
+    peer: Option<std::net::IpAddr>,
+    f: impl FnOnce(&mut Ucma, &mut Host<'_>) -> R,
+) -> Result<R, i32> {
+    let adapter = adapter::open()?;
+    prepare(adapter);
+    let mut guard = adapter.lock().ok_or(libc::ENODEV)?;
+    let route = peer.and_then(|peer| adapter.route(&mut guard, peer));
+    let now = guard.now();
+    let nic = guard.nic();
+    if let Some(route) = route {
+        nic.set_peer_link(route.remote, route.link);
+    }
+    let random = nic.random_psn().get();
+    let host = Host {
+        now,
+        address: adapter.address,
+        guid: device::guid(adapter.address),
+        mtu: mtu_code(adapter.limits.port_mtu) as u8,
+        reachable: route.is_some(),
+        random,
+        cm: nic.cm(),
+    };
+    let result = {
+        let ucma = &mut *UCMA.lock();
+        let mut host = Some(host);
+        let result = host.as_mut().map(|host| f(ucma, host));
+        ucma.deliver(&mut host);
+        result
+    };
+    // The engine's events come back here: the lock above is free by now.
+    guard.progress_once();
+    result.ok_or(libc::EIO)
+}
+
+/// Once: takes the connection manager's events, sets its times, and sees to the end of the process.
+fn prepare(adapter: &'static Adapter) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        adapter.targets.on_cm(Box::new(|event| {
+            let random = remora_real::entropy().map_or(0, |[a, b, c, ..]| u32::from_be_bytes([0, a, b, c]));
+            let mut ucma = UCMA.lock();
+            ucma.state.follow(event, random);
+            ucma.deliver(&mut None);
+        }));
+        if let Some(mut guard) = adapter.lock() {
+            guard.nic().cm().configure(config(adapter));
+        }
+        // SAFETY: the function lives as long as the process.
+        unsafe { libc::atexit(at_exit) };
+    });
+}
+
+/// Retries are far closer to each other than those of Linux: 0.5 s, as peers are near and links lose little.
+fn config(adapter: &Adapter) -> CmConfig {
+    CmConfig {
+        ca_guid: u64::from_be_bytes(device::guid(adapter.address)),
+        max_path_mtu: mtu_code(adapter.limits.port_mtu) as u8,
+        // As Linux has it, with n = 24: programs may take a minute to accept.
+        request_delay: 4096 << 24,
+        max_delay: 120_000_000_000,
+        peer_timeout: 5_000_000_000,
+        timewait_events: true,
+        ..CmConfig::default()
+    }
+}
+
+/// The kernel would close a dead process's connections. A thread of its own does so here, as the one that ends may hold
+/// any lock.
+extern "C" fn at_exit() {
+    let (done, ended) = mpsc::channel();
+    let last_words = move || {
+        let _ = with_host(None, |ucma, host| ucma.state.end(host));
+        if let Some(mut guard) = adapter::current().and_then(Adapter::lock) {
+            // Each turn sends some; more turns than there can be messages are not needed.
+            for _ in 0..100_000 {
+                if !guard.nic().wants_transmit() {
+                    break;
+                }
+                guard.progress_once();
+            }
+        }
+        let _ = done.send(());
+    };
+    if std::thread::Builder::new().spawn(last_words).is_ok() {
+        let _ = ended.recv_timeout(LAST_WORDS);
+    }
+}
+
+/// Carries out a command that a program wrote to a channel.
+///
+/// # Safety
+///
+/// The addresses in it are those of the program's own memory, good for the lengths beside them.
+unsafe fn command(fd: RawFd, bytes: &[u8]) -> Result<(), i32> {
+    let request = abi::parse(bytes)?;
+    let answer = match request.command {
+        Command::GetEvent => take_event(fd)?,
+        Command::SetOption { id, level, name, value: (address, len) } => {
+            if address == 0 || len > 64 {
+                return Err(libc::EINVAL);
+            }
+            // SAFETY: as the caller promises.
+            let value = unsafe { std::slice::from_raw_parts(address as *const u8, len as usize) };
+            UCMA.lock().state.set_option(id, level, name, value)?;
+            Vec::new()
+        }
+        Command::MigrateId { id, .. } => migrate(id, fd)?,
+        ref command => {
+            let peer = match command {
+                Command::ResolveAddr { destination: Address::Ip(address), .. } => Some(address.ip()),
+                _ => None,
+            };
+            with_host(peer, |ucma, host| ucma.state.command(host, fd, command.clone()))??
+        }
+    };
+    // SAFETY: as the caller promises.
+    unsafe { respond(&request, &answer) }
+}
+
+/// Writes an answer where the program wants it.
+///
+/// # Safety
+///
+/// The request's address is good for writing as many bytes as it has room for.
+unsafe fn respond(request: &Request, answer: &[u8]) -> Result<(), i32> {
+    /// What was added at the end of answers since the first programs.
+    const ADDED: usize = 12;
+    if answer.is_empty() {
+        return Ok(());
+    }
+    if request.response == 0 {
+        return Err(libc::EFAULT);
+    }
+    if request.room + ADDED < answer.len() || request.room < 4 {
+        return Err(libc::ENOSPC);
+    }
+    let len = answer.len().min(request.room);
+    // SAFETY: as the caller promises.
+    unsafe { std::ptr::copy_nonoverlapping(answer.as_ptr(), request.response as *mut u8, len) };
+    Ok(())
+}
+
+/// The next event of a channel; waits for one unless its descriptor does not block.
+fn take_event(fd: RawFd) -> Result<Vec<u8>, i32> {
+    let channel = UCMA.lock().channels.get(&fd).cloned().ok_or(libc::EBADF)?;
+    // Who waits does not poll: the NIC thread drives from now on.
+    if let Some(adapter) = adapter::current() {
+        adapter.device.release();
+    }
+    let told = channel.pop()?;
+    UCMA.lock().state.took(told.id);
+    Ok(told.bytes.to_vec())
+}
+
+/// Moves an identifier and its waiting events to a channel.
+fn migrate(id: u32, to: RawFd) -> Result<Vec<u8>, i32> {
+    let ucma = &mut *UCMA.lock();
+    let target = ucma.channels.get(&to).cloned().ok_or(libc::EBADF)?;
+    let (from, answer) = ucma.state.migrate(id, to)?;
+    if let Some(channel) = ucma.channels.get(&from) {
+        channel.retract(|told| told.id == id).into_iter().for_each(|told| target.push(told));
+    }
+    Ok(answer)
+}
+
+/// The function that this library's stands before.
+struct Next {
+    name: &'static CStr,
+    found: AtomicPtr<c_void>,
+}
+
+impl Next {
+    const fn new(name: &'static CStr) -> Self {
+        Self { name, found: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    fn get(&self) -> *mut c_void {
+        let mut found = self.found.load(Ordering::Relaxed);
+        if found.is_null() {
+            // SAFETY: a name that ends in zero.
+            found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            assert!(!found.is_null(), "the C library has this function");
+            self.found.store(found, Ordering::Relaxed);
+        }
+        found
+    }
+}
+
+/// Calls the next function of a name and type.
+macro_rules! next {
+    ($name:literal as fn($($type:ty),*) -> $result:ty, $($argument:expr),*) => {{
+        static NEXT: Next = Next::new($name);
+        // SAFETY: the C library's function of this name has this type.
+        let function: unsafe extern "C" fn($($type),*) -> $result = unsafe { std::mem::transmute(NEXT.get()) };
+        // SAFETY: the caller's arguments, unchanged.
+        unsafe { function($($argument),*) }
+    }};
+}
+
+/// Whether a program wants the device; opens a channel then.
+///
+/// # Safety
+///
+/// `path` is null or a string.
+unsafe fn open_device(path: *const c_char, flags: c_int) -> Option<c_int> {
+    // SAFETY: as the caller promises.
+    if path.is_null() || unsafe { CStr::from_ptr(path) } != DEVICE {
+        return None;
+    }
+    Some(open_channel(flags).unwrap_or_else(|code| {
+        set_errno(code);
+        -1
+    }))
+}
+
+/// `open`. Its third argument is there only with some flags; it is passed on whatever it is.
+///
+/// # Safety
+///
+/// As for the C library's.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { open_device(path, flags) }.unwrap_or_else(|| {
+        next!(c"open" as fn(*const c_char, c_int, libc::mode_t) -> c_int, path, flags, mode)
+    })
+}
+
+/// `open64`, which is `open` on 64-bit machines.
+///
+/// # Safety
+///
+/// As for the C library's.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { open_device(path, flags) }.unwrap_or_else(|| {
+        next!(c"open64" as fn(*const c_char, c_int, libc::mode_t) -> c_int, path, flags, mode)
+    })
+}
+
+/// `fstat`: a channel is a character device.
+///
+/// # Safety
+///
+/// As for the C library's.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn fstat(fd: c_int, out: *mut libc::stat) -> c_int {
+    let result = next!(c"fstat" as fn(c_int, *mut libc::stat) -> c_int, fd, out);
+    if result == 0 && is_ours(fd) {
+        // SAFETY: all fields may be zero.
+        let mut real: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: a string and a place to write to; and the caller's, which was just written to.
+        unsafe {
+            // On a machine that has the real one too, librdmacm compares numbers.
+            (*out).st_rdev = if libc::stat(DEVICE.as_ptr(), &raw mut real) == 0 { real.st_rdev } else { 0 };
+            (*out).st_mode = libc::S_IFCHR | 0o666;
+        }
+    }
+    result
+}
+
+/// `write`: to a channel, a command.
+///
+/// # Safety
+///
+/// As for the C library's.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
+    if !is_ours(fd) {
+        return next!(c"write" as fn(c_int, *const c_void, usize) -> isize, fd, bytes, len);
+    }
+    if bytes.is_null() {
+        set_errno(libc::EFAULT);
+        return -1;
+    }
+    // SAFETY: as the caller promises.
+    match unsafe { command(fd, std::slice::from_raw_parts(bytes.cast(), len)) } {
+        Ok(()) => len as isize,
+        Err(code) => {
+            set_errno(code);
+            -1
+        }
+    }
+}
+
+/// `close`.
+///
+/// # Safety
+///
+/// As for the C library's.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if is_ours(fd) {
+        let before = errno();
+        close_channel(fd);
+        set_errno(before);
+        return 0;
+    }
+    next!(c"close" as fn(c_int) -> c_int, fd)
+}
