@@ -31,6 +31,9 @@ pub mod op {
     pub const SHUFFLE: u64 = 6;
     /// Counts the distinct values of a payload stream.
     pub const HYPERLOGLOG: u64 = 5;
+    /// All of them.
+    pub const BUILTINS: [u64; 9] =
+        [TRAVERSAL, GET, CONSISTENCY, CHECKSUM, HYPERLOGLOG, SHUFFLE, FILTER, COMPRESS, DECOMPRESS];
 }
 
 /// The built-in kernels.

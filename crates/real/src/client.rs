@@ -4,12 +4,13 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use remora_kernel::{Builtins, Call, Limits, Runner, Status};
+use remora_kernel::{Call, Limits, Runner, Status};
 use remora_memory::{Access, Buffer, Region};
 use remora_nic::cm::{CmEvent, ConnId};
 use remora_nic::{
     CqId, Data, Event, NicError, QpInit, QpType, Qpn, SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
+use remora_wasm::KernelSet;
 use remora_wire::rpc::{RpcHeader, parse_reply_imm};
 
 use crate::control::{self, WriterConfig, op};
@@ -106,6 +107,7 @@ pub struct Client {
     spent_recvs: usize,
     verbs: Rc<Verbs>,
     kernels: Box<dyn Runner>,
+    pub(crate) modules: KernelSet,
     spare_calls: Vec<Call>,
     remote_calls: u64,
     wcs: Vec<WorkCompletion>,
@@ -146,7 +148,8 @@ impl Client {
         let reply_region = registry.register(pd, &replies, 0, MAX_CALLS * MAX_REPLY, None, access)?;
         let verbs = Rc::new(Verbs::new(&device, pd, qp)?);
         let memory = RemoteMemory(verbs.clone());
-        let kernels = remora_kernel::runner(Builtins, move |_| memory.clone(), MAX_CALLS, Limits::default());
+        let modules = KernelSet::default();
+        let kernels = remora_kernel::runner(modules.clone(), move |_| memory.clone(), MAX_CALLS, Limits::default());
         let conn = dial(&device, qp, config.node, mtu as u32)?;
         let mut client = Self {
             device,
@@ -164,6 +167,7 @@ impl Client {
             spent_recvs: RECVS,
             verbs,
             kernels,
+            modules,
             spare_calls: Vec::with_capacity(MAX_CALLS),
             remote_calls: 0,
             wcs: Vec::with_capacity(1024),
@@ -397,7 +401,7 @@ impl Client {
         }
     }
 
-    fn node_call(&mut self, what: &'static str, op: u64, params: &[u8]) -> Result<Vec<u8>, Error> {
+    pub(crate) fn node_call(&mut self, what: &'static str, op: u64, params: &[u8]) -> Result<Vec<u8>, Error> {
         match self.call(Placement::Host, op, params)? {
             (Status::Ok, reply) => Ok(reply),
             (status, reply) => {

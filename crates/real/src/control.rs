@@ -3,6 +3,8 @@
 //! A call to the host is a SEND: an [`RpcHeader`], the op-code (8 bytes, little-endian), the parameters. The answer is
 //! a WRITE with immediate, as from a kernel on the NIC. Numbers in parameters and answers are little-endian.
 
+use remora_kernel::Limits;
+use remora_wasm::{Entry, Isolation, ModuleLimits};
 use remora_wire::rpc::RpcHeader;
 
 /// The node's port in `rdma_cm`'s TCP port space.
@@ -26,6 +28,12 @@ pub mod op {
     pub const WRITER_START: u64 = 0x1004;
     /// Stops it: -> updates made u64.
     pub const WRITER_STOP: u64 = 0x1005;
+    /// Deploys a module that lies in a region: see [`super::Deploy`] -> op-code u64, version u32.
+    pub const KERNEL_DEPLOY: u64 = 0x1006;
+    /// Lists the modules: -> [`super::encode_entry`] of each.
+    pub const KERNEL_LIST: u64 = 0x1007;
+    /// Removes a module: its name.
+    pub const KERNEL_REMOVE: u64 = 0x1008;
 }
 
 /// A thread on the node that keeps rewriting checked objects (payload, then its CRC64) in place, in turn.
@@ -60,6 +68,93 @@ pub(crate) fn decode_writer(params: &[u8]) -> Option<(u32, u64, WriterConfig)> {
     Some((u32_at(params, 0)?, u64_at(params, 4)?, config))
 }
 
+/// Parameters of [`op::KERNEL_DEPLOY`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Deploy {
+    /// Where the binary module lies.
+    pub key: u32,
+    pub va: u64,
+    pub len: u32,
+    pub limits: ModuleLimits,
+    pub isolation: Isolation,
+    /// Deploy it again when the node starts again.
+    pub keep: bool,
+    pub name: String,
+}
+
+impl Deploy {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64 + self.name.len());
+        out.extend(self.key.to_le_bytes());
+        out.extend(self.va.to_le_bytes());
+        out.extend(self.len.to_le_bytes());
+        encode_limits(&mut out, &self.limits, self.isolation);
+        out.push(self.keep.into());
+        out.extend(self.name.as_bytes());
+        out
+    }
+
+    pub fn decode(params: &[u8]) -> Option<Self> {
+        let (limits, isolation) = decode_limits(params.get(16..)?)?;
+        Some(Deploy {
+            key: u32_at(params, 0)?,
+            va: u64_at(params, 4)?,
+            len: u32_at(params, 12)?,
+            limits,
+            isolation,
+            keep: *params.get(16 + LIMITS_LEN)? != 0,
+            name: std::str::from_utf8(params.get(17 + LIMITS_LEN..)?).ok()?.into(),
+        })
+    }
+}
+
+const LIMITS_LEN: usize = 29;
+
+fn encode_limits(out: &mut Vec<u8>, limits: &ModuleLimits, isolation: Isolation) {
+    out.extend(limits.fuel.to_le_bytes());
+    out.extend((limits.memory as u64).to_le_bytes());
+    out.extend(limits.access.steps.to_le_bytes());
+    out.extend(limits.access.bytes.to_le_bytes());
+    out.push((isolation == Isolation::Fresh).into());
+}
+
+fn decode_limits(bytes: &[u8]) -> Option<(ModuleLimits, Isolation)> {
+    let access = Limits { steps: u32_at(bytes, 16)?, bytes: u64_at(bytes, 20)? };
+    let limits = ModuleLimits { fuel: u64_at(bytes, 0)?, memory: usize::try_from(u64_at(bytes, 8)?).ok()?, access };
+    let isolation = if *bytes.get(28)? == 0 { Isolation::Reused } else { Isolation::Fresh };
+    Some((limits, isolation))
+}
+
+/// One entry of the answer to [`op::KERNEL_LIST`].
+pub(crate) fn encode_entry(out: &mut Vec<u8>, entry: &Entry) {
+    out.extend(entry.op.to_le_bytes());
+    out.extend(entry.version.to_le_bytes());
+    out.extend((entry.bytes as u32).to_le_bytes());
+    encode_limits(out, &entry.limits, entry.isolation);
+    out.push(entry.name.len() as u8);
+    out.extend(entry.name.as_bytes());
+}
+
+/// All entries; `None` if they are cut short.
+pub(crate) fn decode_entries(mut bytes: &[u8]) -> Option<Vec<Entry>> {
+    let mut entries = Vec::new();
+    while !bytes.is_empty() {
+        let (limits, isolation) = decode_limits(bytes.get(16..)?)?;
+        let name_at = 17 + LIMITS_LEN;
+        let end = name_at + usize::from(*bytes.get(name_at - 1)?);
+        entries.push(Entry {
+            op: u64_at(bytes, 0)?,
+            version: u32_at(bytes, 8)?,
+            bytes: u32_at(bytes, 12)? as usize,
+            limits,
+            isolation,
+            name: std::str::from_utf8(bytes.get(name_at..end)?).ok()?.into(),
+        });
+        bytes = &bytes[end..];
+    }
+    Some(entries)
+}
+
 /// The little-endian number at `at`.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
@@ -68,4 +163,40 @@ pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 /// The little-endian number at `at`.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deployments_and_lists_are_read_as_written() {
+        let limits = ModuleLimits { fuel: 5, memory: 1 << 20, access: Limits { steps: 7, bytes: 1 << 40 } };
+        let deploy = Deploy {
+            key: 9,
+            va: 1 << 50,
+            len: 77,
+            limits,
+            isolation: Isolation::Fresh,
+            keep: true,
+            name: "top-k".into(),
+        };
+        let bytes = deploy.encode();
+        assert_eq!(Deploy::decode(&bytes), Some(deploy));
+        assert_eq!(Deploy::decode(&bytes[..40]), None);
+
+        let entry = |name: &str| Entry {
+            op: 0x100,
+            name: name.into(),
+            version: 3,
+            bytes: 4096,
+            limits,
+            isolation: Isolation::Reused,
+        };
+        let mut bytes = Vec::new();
+        encode_entry(&mut bytes, &entry("a"));
+        encode_entry(&mut bytes, &entry("bb"));
+        assert_eq!(decode_entries(&bytes), Some(vec![entry("a"), entry("bb")]));
+        assert_eq!(decode_entries(&bytes[..bytes.len() - 1]), None);
+    }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use remora_kernel::{Call, Feed, Limits, Runner, op};
 use remora_memory::Registry;
 use remora_nic::{Nic, QpState, Qpn, RpcRequest, StreamChunk};
+use remora_wasm::KernelSet;
 
 /// Kernel calls that run at once on a NIC: RAMBDA's table of outstanding requests.
 pub const POOL: usize = 256;
@@ -39,10 +40,14 @@ struct Input {
 impl Kernels {
     /// The built-in kernels; a call reaches what its queue pair could reach by verbs.
     pub fn builtins(registry: &Arc<Registry>, limits: Limits) -> Self {
-        Self::new(
-            remora_kernel::host_runner(registry.clone(), true, POOL, limits),
-            vec![op::TRAVERSAL, op::GET, op::CONSISTENCY, op::CHECKSUM],
-        )
+        Self::new(remora_kernel::host_runner(registry.clone(), true, POOL, limits), op::BUILTINS.to_vec())
+    }
+
+    /// The kernels of a set, which may change; the NIC is told of its modules by [`Nic::deploy`].
+    pub fn of(kernels: &KernelSet, registry: &Arc<Registry>, limits: Limits) -> Self {
+        let runner = remora_wasm::host_runner(kernels.clone(), registry.clone(), true, POOL, limits);
+        let modules = kernels.list().into_iter().map(|entry| entry.op);
+        Self::new(runner, op::BUILTINS.into_iter().chain(modules).collect())
     }
 
     /// Any kernels: a runner, and the op-codes it knows.

@@ -5,6 +5,7 @@
 
 pub mod bench;
 mod client;
+mod client_modules;
 mod control;
 mod device;
 mod dial;
@@ -12,6 +13,7 @@ mod error;
 mod kernels;
 pub mod link;
 mod links;
+mod modules;
 mod node;
 pub mod probe;
 mod remote;

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -18,12 +19,14 @@ use remora_nic::{
     ALL_REMOTE, ConnectAttr, CqId, Data, Event, QpInit, QpType, Qpn, SendOp, SendWr, Sge, SrqId, WcOpcode, WcStatus,
     WorkCompletion,
 };
+use remora_wasm::KernelSet;
 use remora_wire::rpc::{RpcHeader, reply_imm};
 
 use crate::client::MAX_REPLY;
 use crate::control::{self, MAX_REQUEST, op};
 use crate::device::{Device, DeviceGuard};
 use crate::kernels::{Kernels, POOL, ROUNDS};
+use crate::modules::{self, Modules};
 use crate::writer::Writer;
 use crate::{Error, links, map_memory};
 
@@ -56,12 +59,14 @@ pub struct NodeConfig {
     pub packet: bool,
     /// What one kernel call may do.
     pub limits: Limits,
+    /// Where modules that clients want kept are kept, and found again at the next start.
+    pub kernels: Option<PathBuf>,
 }
 
 impl NodeConfig {
     /// At `listen`, up to 16 GB.
     pub fn new(listen: IpAddr) -> Self {
-        Self { listen, memory_limit: 16 << 30, packet: false, limits: Limits::default() }
+        Self { listen, memory_limit: 16 << 30, packet: false, limits: Limits::default(), kernels: None }
     }
 }
 
@@ -79,10 +84,14 @@ impl Node {
         let links = links::node_links(config.listen, config.packet)?;
         let registry = Arc::new(Registry::new(crate::device::entropy()?));
         let pd = registry.alloc_pd();
-        let kernels = Kernels::builtins(&registry, config.limits);
+        let set = KernelSet::default();
+        if let Some(dir) = &config.kernels {
+            modules::restore(&set, dir)?;
+        }
+        let kernels = Kernels::of(&set, &registry, config.limits);
         let device = Device::with_registry(config.listen, links, registry.clone(), Some(kernels))?;
         let stop = Arc::new(AtomicBool::new(false));
-        let host = Host::new(device.clone(), registry, pd, &config, stop.clone())?;
+        let host = Host::new(device.clone(), registry, pd, set, &config, stop.clone())?;
         let host = std::thread::Builder::new()
             .name("remora-host".into())
             .spawn(move || host.run())
@@ -171,6 +180,8 @@ struct Host {
     released: bool,
     /// The writer and the client that started it.
     writer: Option<(Qpn, Writer)>,
+    /// What clients brought; a call waits while its module is compiled.
+    modules: Modules<Call>,
     probe_at: u64,
     stop: Arc<AtomicBool>,
     stopping_since: Option<u64>,
@@ -181,6 +192,7 @@ impl Host {
         device: Device,
         registry: Arc<Registry>,
         pd: Pd,
+        set: KernelSet,
         config: &NodeConfig,
         stop: Arc<AtomicBool>,
     ) -> Result<Self, Error> {
@@ -188,7 +200,7 @@ impl Host {
         let request_region = registry.register(pd, &requests, 0, CALLS * MAX_REQUEST, None, Access::LOCAL_WRITE)?;
         let replies = map_memory(REPLIES * MAX_REPLY)?;
         let reply_region = registry.register(pd, &replies, 0, REPLIES * MAX_REPLY, None, Access::LOCAL_WRITE)?;
-        let kernels = remora_kernel::host_runner(registry.clone(), true, POOL, config.limits);
+        let kernels = remora_wasm::host_runner(set.clone(), registry.clone(), true, POOL, config.limits);
         let (cq, srq);
         {
             let mut guard = device.lock();
@@ -222,6 +234,7 @@ impl Host {
             memory_left: config.memory_limit,
             released: false,
             writer: None,
+            modules: Modules::new(set, config.kernels.clone()),
             probe_at: 0,
             stop,
             stopping_since: None,
@@ -262,6 +275,7 @@ impl Host {
     fn turn(&mut self) -> usize {
         let device = self.device.clone();
         let mut guard = device.lock();
+        self.finish_deployment(&mut guard);
         let mut work = self.send_replies(&mut guard);
         while let Some(slot) = self.spent.pop() {
             self.repost(&mut guard, slot);
@@ -283,7 +297,7 @@ impl Host {
             self.start_calls();
         }
         self.run_kernels();
-        work + self.kernels.in_flight()
+        work + self.kernels.in_flight() + usize::from(self.modules.is_busy())
     }
 
     fn complete(&mut self, guard: &mut DeviceGuard<'_>, wc: WorkCompletion) {
@@ -427,7 +441,9 @@ impl Host {
         let qpn = host_call.qpn;
         self.calls[index as usize] = Some(host_call);
         call.tag = index.into();
-        if call.op >= op::ALLOC {
+        if call.op == op::KERNEL_DEPLOY {
+            self.deploy(call);
+        } else if call.op >= op::ALLOC {
             let status = self.control(qpn, &mut call);
             self.finished.push_back((status, call));
         } else if let Err(call) = self.kernels.start(call) {
@@ -517,6 +533,11 @@ impl Host {
                 call.reply.extend_from_slice(&crate::sys::process_cpu_ns().to_le_bytes());
                 Ok(())
             }
+            op::KERNEL_LIST => {
+                self.modules.kernels().list().iter().for_each(|entry| control::encode_entry(&mut call.reply, entry));
+                Ok(())
+            }
+            op::KERNEL_REMOVE => self.remove(call),
             op::WRITER_START => self.start_writer(qpn, call),
             op::WRITER_STOP => {
                 let writer = self.writer.take_if(|(owner, _)| *owner == qpn);
@@ -534,6 +555,44 @@ impl Host {
                 Status::BadParams
             }
         }
+    }
+
+    /// Starts to compile a module: the call is answered when that is done.
+    fn deploy(&mut self, call: Call) {
+        let outcome = match control::Deploy::decode(&call.params) {
+            Some(deploy) => self.modules.deploy(&self.registry, self.pd, deploy, call),
+            None => Err((call, "the parameters are cut short".into())),
+        };
+        if let Err((call, why)) = outcome {
+            self.refuse(call, &why);
+        }
+    }
+
+    /// Answers the call that waits for its module, once that is compiled.
+    fn finish_deployment(&mut self, guard: &mut DeviceGuard<'_>) {
+        match self.modules.poll() {
+            None => {}
+            Some((mut call, Ok(entry))) => {
+                guard.nic().deploy(entry.op);
+                call.reply.extend_from_slice(&entry.op.to_le_bytes());
+                call.reply.extend_from_slice(&entry.version.to_le_bytes());
+                self.finished.push_back((Status::Ok, call));
+            }
+            Some((call, Err(why))) => self.refuse(call, &why),
+        }
+    }
+
+    fn refuse(&mut self, mut call: Call, why: &str) {
+        call.reply.clear();
+        let room = why.len().min(call.reply_limit as usize);
+        call.reply.extend_from_slice(&why.as_bytes()[..room]);
+        self.finished.push_back((Status::BadParams, call));
+    }
+
+    fn remove(&mut self, call: &Call) -> Result<(), String> {
+        let op = self.modules.remove(&String::from_utf8_lossy(&call.params))?;
+        self.device.lock().nic().undeploy(op);
+        Ok(())
     }
 
     fn alloc(&mut self, qpn: Qpn, call: &mut Call) -> Result<(), String> {

@@ -9,7 +9,8 @@ use wasmtime::{Caller, InstancePre, Memory};
 
 use crate::abi::{self, REPLY_TOO_LONG};
 use crate::instance::{HasLimit, MemoryLimit, Running, ended, linker, slice};
-use crate::module::{Engine, Error, ModuleLimits};
+use crate::limits::{Error, ModuleLimits};
+use crate::module::Engine;
 
 /// Instances of one module, and how to make more.
 pub(crate) struct InlinePool {

@@ -4,7 +4,7 @@ use remora_kernel::Status;
 use wasmtime::{Caller, Instance, Linker, Memory, ResourceLimiter, Store, Trap, TypedFunc};
 
 use crate::abi::PARAMS_LEN;
-use crate::module::{Error, ModuleLimits};
+use crate::limits::{Error, ModuleLimits};
 
 /// Holds a module's memory within its limit.
 pub(crate) struct MemoryLimit(pub usize);

@@ -11,13 +11,25 @@
 //!              +--> built-in kernels
 //! ```
 
+//!
+//! The feature `jit` (on by default) brings the compiler. Without it modules cannot be deployed, and say so: for programs
+//! that never run one, and should not carry a compiler.
+
 pub mod abi;
+#[cfg(feature = "jit")]
 mod inline;
+#[cfg(feature = "jit")]
 mod instance;
+mod limits;
+#[cfg(feature = "jit")]
+mod module;
+#[cfg(not(feature = "jit"))]
+#[path = "without.rs"]
 mod module;
 mod set;
+#[cfg(feature = "jit")]
 mod suspended;
 
-pub use module::{Engine, Error, Isolation, Module, ModuleLimits};
+pub use limits::{Error, Isolation, ModuleLimits, SLICE};
+pub use module::{Engine, Module};
 pub use set::{Entry, FIRST_USER_OP, KernelSet, SetError, host_runner};
-pub use suspended::SLICE;

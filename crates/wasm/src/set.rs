@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use remora_kernel::{Builtins, Call, HostMemory, Kernel, Limits, Memory, Runner, Status};
 use remora_memory::Registry;
 
-use crate::Engine;
-use crate::module::{Error, Isolation, Module, ModuleLimits};
+use crate::limits::{Error, Isolation, ModuleLimits};
+use crate::module::{Engine, Module};
 
 /// Op-codes from here on are for modules; lower ones are the built-in kernels'.
 pub const FIRST_USER_OP: u64 = 0x100;
@@ -51,12 +51,11 @@ pub enum SetError {
 /// Modules that may be deployed at once.
 const MAX_MODULES: usize = 64;
 
-/// The kernels of a place. Clones are the same set.
+/// The kernels of a place; at first the built-in ones alone. Clones are the same set.
 ///
 /// A module is replaced between two calls: calls that run go on with the old one, and no call finds neither.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct KernelSet {
-    engine: Engine,
     modules: Arc<RwLock<Modules>>,
 }
 
@@ -64,11 +63,6 @@ pub struct KernelSet {
 type Modules = BTreeMap<u64, (Entry, Arc<Module>)>;
 
 impl KernelSet {
-    /// The built-in kernels alone.
-    pub fn new(engine: Engine) -> Self {
-        KernelSet { engine, modules: Arc::default() }
-    }
-
     /// Compiles a module and makes it what its name stands for; the op-code of a name stays.
     pub fn deploy(
         &self,
@@ -94,7 +88,7 @@ impl KernelSet {
             return Err(SetError::Name(name.chars().take(80).collect()));
         }
         // Compiled before the lock is taken: calls go on meanwhile.
-        let module = Arc::new(Module::new(&self.engine, bytes, limits, isolation)?);
+        let module = Arc::new(Module::new(&Engine::shared()?, bytes, limits, isolation)?);
         let mut modules = self.modules.write().unwrap_or_else(PoisonError::into_inner);
         let old = modules.values().find(|(entry, _)| entry.name == name).map(|(entry, _)| (entry.op, entry.version));
         let (op, version) = match old {

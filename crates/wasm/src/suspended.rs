@@ -10,10 +10,8 @@ use wasmtime::{Caller, InstancePre};
 
 use crate::abi::{self, REPLY_TOO_LONG};
 use crate::instance::{HasLimit, MemoryLimit, Running, ended, linker, slice};
-use crate::module::{Engine, Error, ModuleLimits};
-
-/// Instructions after which a call gives way to others, about: 5 us.
-pub const SLICE: u64 = 10_000;
+use crate::limits::{Error, ModuleLimits, SLICE};
+use crate::module::Engine;
 
 /// Instances of one module, and how to make more.
 pub(crate) struct SuspendedPool {

@@ -5,7 +5,7 @@ use std::task::{Context, Poll, Waker};
 
 use remora_kernel::{Call, Fault, HostMemory, Kernel, Limits, Memory, Status};
 use remora_memory::{Access, Buffer, Pd, Region, Registry};
-use remora_wasm::{Engine, Isolation, KernelSet, ModuleLimits};
+use remora_wasm::{Isolation, KernelSet, ModuleLimits};
 
 /// Memory that is never there at once, as at a client.
 struct Far<'a>(&'a HostMemory);
@@ -52,7 +52,7 @@ impl Place {
         let buffer = Buffer::from_boxed(vec![0; 4096].into());
         let region = registry.register(pd, &buffer, 0, 4096, Some(0), Access::all()).unwrap();
         let memory = HostMemory::new(registry.clone(), pd, true, Limits { steps: 1 << 20, bytes: 1 << 30 });
-        Place { kernels: KernelSet::new(Engine::new().unwrap()), memory, region, registry, pd }
+        Place { kernels: KernelSet::default(), memory, region, registry, pd }
     }
 
     fn deploy(&self, name: &str, body: &str, limits: ModuleLimits) -> u64 {

@@ -1,0 +1,185 @@
+//! Kernels that users bring, at a running node.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use remora_kernel::Status;
+use remora_real::{Client, ClientConfig, Error, LinkChoice, Node, NodeConfig, Placement};
+use remora_wasm::{Isolation, ModuleLimits};
+
+fn config(host: u8) -> NodeConfig {
+    let ip = IpAddr::V4(Ipv4Addr::new(127, 14, host, 1));
+    NodeConfig { memory_limit: 64 << 20, ..NodeConfig::new(ip) }
+}
+
+fn client(node: &Node, last: u8) -> Client {
+    let IpAddr::V4(v4) = node.address() else { unreachable!("nodes here are IPv4") };
+    let [a, b, c, _] = v4.octets();
+    let local = IpAddr::V4(Ipv4Addr::new(a, b, c, last));
+    Client::connect(ClientConfig { node: node.address(), local, link: LinkChoice::Auto }).expect("connection")
+}
+
+/// Parameters: key u32, 4 zeros, address u64; replies with the word there plus a constant.
+fn plus(n: u32) -> Vec<u8> {
+    let text = format!(
+        r#"(module
+          (import "remora" "read" (func $read (param i32 i64 i32 i32) (result i32)))
+          (import "remora" "reply" (func $reply (param i32 i32) (result i32)))
+          (memory (export "memory") 1)
+          (global (export "params") i32 (i32.const 1024))
+          (func (export "run") (param i32) (result i32)
+            (if (call $read (i32.load (i32.const 1024)) (i64.load (i32.const 1032)) (i32.const 0) (i32.const 8))
+              (then (return (i32.const 20))))
+            (i64.store (i32.const 0) (i64.add (i64.load (i32.const 0)) (i64.const {n})))
+            (call $reply (i32.const 0) (i32.const 8))))"#
+    );
+    wat::parse_str(text).expect("wat")
+}
+
+const SPIN: &str = r#"(module
+  (memory (export "memory") 1)
+  (global (export "params") i32 (i32.const 1024))
+  (func (export "run") (param i32) (result i32) (loop $l (br $l)) (i32.const 0)))"#;
+
+const PLACEMENTS: [Placement; 3] = [Placement::Client, Placement::Nic, Placement::Host];
+
+fn word(client: &mut Client, placement: Placement, op: u64, params: &[u8]) -> (Status, u64) {
+    let (status, reply) = client.call(placement, op, params).expect("call");
+    (status, reply.try_into().map_or(0, u64::from_le_bytes))
+}
+
+#[test]
+fn a_module_runs_in_every_place_and_is_replaced_and_removed() {
+    let node = Node::start(config(1)).expect("node");
+    let mut client = client(&node, 2);
+    let region = client.alloc(4096).expect("memory");
+    client.write(&region, 8, &40u64.to_le_bytes()).expect("write");
+    let params = [u64::from(region.key).to_le_bytes(), (region.va + 8).to_le_bytes()].concat();
+    let outside = [u64::from(region.key).to_le_bytes(), (region.va + 4096).to_le_bytes()].concat();
+
+    let limits = ModuleLimits { fuel: 10_000, ..ModuleLimits::default() };
+    for (version, n) in [(1, 2), (2, 3)] {
+        let entry = client.deploy_kernel("plus", &plus(n), limits, Isolation::Reused, false).expect("deployed");
+        assert_eq!(entry.version, version);
+        client
+            .local_kernels()
+            .deploy_at(Some(entry.op), "plus", &plus(n), limits, Isolation::Reused)
+            .expect("here too");
+        for placement in PLACEMENTS {
+            assert_eq!(
+                word(&mut client, placement, entry.op, &params),
+                (Status::Ok, 40 + u64::from(n)),
+                "{placement:?}"
+            );
+            if placement != Placement::Client {
+                assert_eq!(word(&mut client, placement, entry.op, &outside).0, Status::Other(20), "{placement:?}");
+            }
+        }
+    }
+    let listed = client.list_kernels().expect("list");
+    assert_eq!((listed.len(), listed[0].name.as_str(), listed[0].version, listed[0].limits), (1, "plus", 2, limits));
+    client.remove_kernel("plus").expect("removed");
+    assert_eq!(word(&mut client, Placement::Nic, listed[0].op, &params).0, Status::UnknownOp);
+    assert_eq!(word(&mut client, Placement::Host, listed[0].op, &params).0, Status::UnknownOp);
+    let Err(Error::Node { why, .. }) = client.remove_kernel("plus") else { panic!("it is gone") };
+    assert!(why.contains("plus"), "{why}");
+    let Err(Error::Node { why, .. }) = client.deploy_kernel("junk", b"no module", limits, Isolation::Reused, false)
+    else {
+        panic!("that is no module")
+    };
+    assert!(why.contains("WebAssembly"), "{why}");
+    let Err(Error::Node { why, .. }) = client.deploy_kernel("plus", &plus(1), limits, Isolation::Reused, true) else {
+        panic!("the node keeps nothing")
+    };
+    assert!(why.contains("--kernels"), "{why}");
+    node.shutdown();
+}
+
+#[test]
+fn replacing_a_module_drops_no_call() {
+    let node = Node::start(config(2)).expect("node");
+    let limits = ModuleLimits { fuel: 10_000, ..ModuleLimits::default() };
+    let mut deployer = client(&node, 2);
+    let region = deployer.alloc(4096).expect("memory");
+    let params = [u64::from(region.key).to_le_bytes(), region.va.to_le_bytes()].concat();
+    let op = deployer.deploy_kernel("plus", &plus(1), limits, Isolation::Reused, false).expect("deployed").op;
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let caller = scope.spawn(|| {
+            let (mut client, mut last, mut calls) = (client(&node, 3), 1, 0);
+            while !done.load(Ordering::Relaxed) {
+                for placement in [Placement::Nic, Placement::Host] {
+                    let (status, answer) = word(&mut client, placement, op, &params);
+                    assert_eq!(status, Status::Ok);
+                    assert!(answer >= last, "an older version answers after a newer one");
+                    (last, calls) = (answer, calls + 1);
+                }
+            }
+            calls
+        });
+        for n in 2..8 {
+            deployer.deploy_kernel("plus", &plus(n), limits, Isolation::Reused, false).expect("replaced");
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(caller.join().expect("no call failed") > 0);
+    });
+    node.shutdown();
+}
+
+#[test]
+fn kept_modules_are_there_after_a_restart() {
+    let dir = tempfile::tempdir().expect("directory");
+    let config = NodeConfig { kernels: Some(dir.path().into()), ..config(3) };
+    let limits = ModuleLimits { fuel: 7_000, ..ModuleLimits::default() };
+    let node = Node::start(config.clone()).expect("node");
+    let mut first = client(&node, 2);
+    first.deploy_kernel("gone", &plus(1), limits, Isolation::Reused, false).expect("deployed");
+    let kept = first.deploy_kernel("kept", &plus(2), limits, Isolation::Fresh, true).expect("deployed");
+    drop(first);
+    node.shutdown();
+
+    let node = Node::start(config).expect("node again");
+    let mut second = client(&node, 3);
+    let listed = second.list_kernels().expect("list");
+    assert_eq!(listed.len(), 1);
+    assert_eq!((&listed[0].name, listed[0].op, listed[0].limits), (&kept.name, kept.op, limits));
+    assert_eq!(listed[0].isolation, Isolation::Fresh);
+    let region = second.alloc(8).expect("memory");
+    let params = [u64::from(region.key).to_le_bytes(), region.va.to_le_bytes()].concat();
+    assert_eq!(word(&mut second, Placement::Nic, kept.op, &params), (Status::Ok, 2));
+    second.remove_kernel("kept").expect("removed");
+    assert_eq!(std::fs::read_dir(dir.path()).expect("directory").count(), 0, "from the directory too");
+    node.shutdown();
+}
+
+#[test]
+fn a_hostile_module_costs_its_caller_a_status_and_others_nothing() {
+    let node = Node::start(config(4)).expect("node");
+    let mut hostile = client(&node, 2);
+    let spin = wat::parse_str(SPIN).expect("wat");
+    let limits = ModuleLimits { fuel: 3_000_000, ..ModuleLimits::default() };
+    let op = hostile.deploy_kernel("spin", &spin, limits, Isolation::Reused, false).expect("deployed").op;
+    let mut good = client(&node, 3);
+    let plus =
+        good.deploy_kernel("plus", &plus(1), ModuleLimits::default(), Isolation::Reused, false).expect("deployed").op;
+    let region = good.alloc(8).expect("memory");
+    let params = [u64::from(region.key).to_le_bytes(), region.va.to_le_bytes()].concat();
+    for placement in [Placement::Nic, Placement::Host] {
+        for tag in 0..8 {
+            hostile.submit(placement, op, &[], tag).expect("room");
+        }
+        for _ in 0..20 {
+            assert_eq!(word(&mut good, placement, plus, &params), (Status::Ok, 1));
+        }
+        let mut ended = 0;
+        while ended < 8 {
+            hostile
+                .poll(&mut |_, status, _| {
+                    assert_eq!(status, Status::StepLimit);
+                    ended += 1;
+                })
+                .expect("the connection lives");
+        }
+    }
+    node.shutdown();
+}

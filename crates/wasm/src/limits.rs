@@ -1,0 +1,63 @@
+//! What a module may use up, and why bytes are no kernel.
+
+use remora_kernel::Limits;
+
+/// Why bytes are no kernel.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Not WebAssembly, or not valid, or of a feature that kernels do not have.
+    #[error("not a WebAssembly module that kernels can be made of: {0}")]
+    Invalid(String),
+    /// An import that there is not.
+    #[error(
+        "imports {module}.{name}{detail}: kernels import read, write, compare_swap, fetch_add, next_chunk and reply from \"remora\""
+    )]
+    Import {
+        /// Module name.
+        module: String,
+        /// Function name.
+        name: String,
+        /// What is wrong with it, if the name is known.
+        detail: String,
+    },
+    /// An export that is not there or of another type.
+    #[error("has no export {0}")]
+    Export(&'static str),
+    /// A limit that makes no sense.
+    #[error("{0}")]
+    Limit(String),
+    /// The runtime could not be set up.
+    #[error("the WebAssembly runtime: {0}")]
+    Runtime(String),
+}
+
+/// What one call of a module may use up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModuleLimits {
+    /// WebAssembly instructions, about.
+    pub fuel: u64,
+    /// Bytes of the module's own memory.
+    pub memory: usize,
+    /// Accesses of remote memory, and bytes moved by them.
+    pub access: Limits,
+}
+
+impl Default for ModuleLimits {
+    /// A million instructions, 4 MB, and [`Limits::default`].
+    fn default() -> Self {
+        ModuleLimits { fuel: 1_000_000, memory: 4 << 20, access: Limits::default() }
+    }
+}
+
+/// What becomes of a module's own memory between calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// It stays: calls are faster, and what one leaves the next one finds.
+    #[default]
+    Reused,
+    /// Each call starts with the memory that the module describes, and sees nothing of another call.
+    Fresh,
+}
+
+/// Instructions after which a call gives way to others, about: 5 us.
+pub const SLICE: u64 = 10_000;

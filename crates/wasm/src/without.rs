@@ -1,0 +1,36 @@
+//! Modules without a compiler: there are none.
+
+use remora_kernel::{Call, Memory, Status};
+
+use crate::limits::{Error, Isolation, ModuleLimits};
+
+/// Compiles modules, or would.
+#[derive(Clone)]
+pub struct Engine(());
+
+impl Engine {
+    /// Always an error here.
+    pub fn shared() -> Result<Self, Error> {
+        Err(Error::Runtime("this program was built without it: see the feature \"jit\" of remora-wasm".into()))
+    }
+}
+
+/// A compiled kernel: there is none.
+pub struct Module(std::convert::Infallible);
+
+impl Module {
+    /// Always an error here.
+    pub fn new(_: &Engine, _: &[u8], _: ModuleLimits, _: Isolation) -> Result<Self, Error> {
+        Engine::shared().map(|_| unreachable!("there is no engine"))
+    }
+
+    /// Never called.
+    pub async fn run<M: Memory>(&self, _: &M, _: &mut Call) -> Status {
+        match self.0 {}
+    }
+
+    /// Never called.
+    pub(crate) fn run_now<M: Memory>(&self, _: &M, _: &mut Call) -> Option<Status> {
+        match self.0 {}
+    }
+}
