@@ -185,7 +185,7 @@ impl Cm {
         }
         let rtu = message::rtu(id, conn);
         self.send(id, rtu);
-        self.establish(now, id, Vec::new());
+        self.set_established(now, id, Vec::new());
         Ok(())
     }
 
@@ -252,8 +252,18 @@ impl Cm {
         if let Some(id) = self.table.by_local_qpn(qpn)
             && self.table.get(id).is_some_and(|conn| conn.state == State::RepSent)
         {
-            self.establish(now, id, Vec::new());
+            self.set_established(now, id, Vec::new());
         }
+    }
+
+    /// The same by connection, from a user who was told by other ways. Does nothing if it is established already.
+    pub fn establish(&mut self, now: u64, id: ConnId) -> Result<(), CmError> {
+        match self.table.get(id).ok_or(CmError::UnknownConn(id))?.state {
+            State::RepSent => self.set_established(now, id, Vec::new()),
+            State::Established => {}
+            _ => return Err(CmError::WrongState(id)),
+        }
+        Ok(())
     }
 
     /// End a connection in whatever state it is; [`CmEvent::Disconnected`] follows.
@@ -348,7 +358,7 @@ impl Cm {
         self.events.push_back(CmEvent::Unreachable { conn: id });
     }
 
-    fn establish(&mut self, now: u64, id: ConnId, private_data: Vec<u8>) {
+    fn set_established(&mut self, now: u64, id: ConnId, private_data: Vec<u8>) {
         self.table.arm(id, None);
         self.table.clear_half_open(id);
         if let Some(conn) = self.table.get_mut(id) {

@@ -214,7 +214,7 @@ impl Cm {
             let rtu = message::rtu(id, conn);
             self.send(id, rtu);
         }
-        self.establish(origin.now, id, rep.private_data.to_vec());
+        self.set_established(origin.now, id, rep.private_data.to_vec());
     }
 
     fn on_rtu(&mut self, origin: Origin, rtu: &Rtu) {
@@ -225,7 +225,7 @@ impl Cm {
             return;
         };
         match conn.state {
-            State::RepSent => self.establish(origin.now, id, rtu.private_data.to_vec()),
+            State::RepSent => self.set_established(origin.now, id, rtu.private_data.to_vec()),
             // The peer holds established what was given up here, so the REJ was lost.
             State::Timewait if conn.rejected => self.resend(id),
             State::Established | State::DreqSent | State::Timewait => {}

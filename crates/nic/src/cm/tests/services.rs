@@ -189,8 +189,8 @@ fn a_peer_that_answers_stays() {
     let mut cm = pair(&watching());
     connected(&mut cm, 0);
     for second in 1..60 {
-        for side in 0..2 {
-            cm[side].handle_timeout(second * 1000 * MS);
+        for cm in &mut cm {
+            cm.handle_timeout(second * 1000 * MS);
         }
         exchange(second * 1000 * MS, &mut cm);
         assert!(cm.iter_mut().all(|cm| cm.poll_event().is_none()));
