@@ -33,6 +33,8 @@ pub enum Command {
     Compare(Box<Compare>),
     /// Expose memory of this machine over RoCE v2 until SIGINT or SIGTERM
     Node(Node),
+    /// Run an RDMA program of the system, such as ib_write_lat, on Remora's verbs library
+    Exec(crate::exec::Exec),
     /// Measure this machine and write its platform file
     Probe(crate::probe::Probe),
     /// Probe this machine, predict its comparison, run it, and print prediction, measurement and error
@@ -213,7 +215,7 @@ fn up_to(range: std::ops::RangeInclusive<i64>) -> clap::builder::RangedI64ValueP
 }
 
 /// An address that one node has.
-fn address(text: &str) -> Result<IpAddr, String> {
+pub fn address(text: &str) -> Result<IpAddr, String> {
     if text.parse::<std::net::SocketAddr>().is_ok() {
         return Err("give the address without a port: RoCE v2 always has port 4791".into());
     }

@@ -4,6 +4,7 @@ mod args;
 mod bench;
 mod child;
 mod compare;
+mod exec;
 mod node;
 mod platform;
 mod probe;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
     end(match args.command.unwrap_or_default() {
         Command::Compare(args) => compare::run(&args),
         Command::Node(args) => node::run(&args),
+        Command::Exec(args) => exec::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Where(args) => where_::run(&args),

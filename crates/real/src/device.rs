@@ -182,6 +182,12 @@ impl Device {
         DeviceGuard { core: self.shared.core.lock(), shared: &self.shared }
     }
 
+    /// The same, if that takes no longer than `patience`.
+    pub fn try_lock_for(&self, patience: Duration) -> Option<DeviceGuard<'_>> {
+        let core = self.shared.core.try_lock_for(patience)?;
+        Some(DeviceGuard { core, shared: &self.shared })
+    }
+
     /// Sleeps until `cq` has a completion, there is an event, or `timeout` has passed; the NIC thread drives meanwhile.
     pub fn wait(&self, cq: CqId, timeout: Duration) {
         {

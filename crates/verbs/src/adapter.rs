@@ -59,7 +59,7 @@ pub fn open() -> Result<&'static Adapter, i32> {
     if let Some(adapter) = current() {
         return Ok(adapter);
     }
-    register_fork_handlers();
+    register_handlers();
     OPENING.lock();
     let result = match current() {
         Some(adapter) => Ok(adapter),
@@ -207,7 +207,7 @@ fn wrong(name: &str, value: &str, allowed: &str) -> Failure {
     (libc::EINVAL, format!("{name} is {value:?}: use {allowed}"))
 }
 
-fn register_fork_handlers() {
+fn register_handlers() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     extern "C" fn prepare() {
         OPENING.lock();
@@ -221,8 +221,19 @@ fn register_fork_handlers() {
         ADAPTER.store(std::ptr::null_mut(), Ordering::Release);
         parent();
     }
+    /// What waits to be sent leaves before the process ends: a NIC would have sent it long ago.
+    extern "C" fn last_words() {
+        if let Some(adapter) = current()
+            && let Some(mut guard) = adapter.device.try_lock_for(std::time::Duration::from_millis(100))
+        {
+            guard.transmit();
+        }
+    }
     ONCE.call_once(|| {
         // SAFETY: the handlers live as long as the process, as this library is never unloaded: it has threads.
-        unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+        unsafe {
+            libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
+            libc::atexit(last_words);
+        }
     });
 }

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use crate::abi::*;
 use crate::adapter::{self, Adapter};
 use crate::context::{Context, adapter_of};
-use crate::events::{Object, fail};
+use crate::events::Object;
 
 /// Name of the one device.
 pub const NAME: &str = "remora0";
@@ -202,9 +202,4 @@ pub unsafe extern "C" fn query_rt_values(context: *mut ibv_context, values: *mut
         }
     }
     0
-}
-
-/// An old program's wish for a device, which gets nothing.
-pub fn none<T>() -> *mut T {
-    fail(libc::ENOSYS)
 }

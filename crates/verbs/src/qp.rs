@@ -160,6 +160,8 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     unsafe {
         let pair = Qp::of(qp);
         if let Some(mut guard) = pair.adapter.lock() {
+            // What was received is acknowledged, as by a NIC that does so at once.
+            guard.transmit();
             if let Err(error) = guard.nic().destroy_qp(pair.qpn) {
                 return errno_of(error);
             }

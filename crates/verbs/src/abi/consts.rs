@@ -34,7 +34,6 @@ pub const IBV_EVENT_SQ_DRAINED: c_int = 5;
 pub const IBV_EVENT_SRQ_ERR: c_int = 14;
 pub const IBV_EVENT_SRQ_LIMIT_REACHED: c_int = 15;
 pub const IBV_EVENT_QP_LAST_WQE_REACHED: c_int = 16;
-pub const IBV_EVENT_WQ_FATAL: c_int = 19;
 
 pub const IBV_WC_SUCCESS: c_int = 0;
 pub const IBV_WC_LOC_LEN_ERR: c_int = 1;
@@ -89,7 +88,6 @@ pub const IBV_REREG_MR_CHANGE_TRANSLATION: c_int = 1;
 pub const IBV_REREG_MR_CHANGE_PD: c_int = 2;
 pub const IBV_REREG_MR_CHANGE_ACCESS: c_int = 4;
 pub const IBV_REREG_MR_ERR_INPUT: c_int = -1;
-pub const IBV_REREG_MR_ERR_CMD: c_int = -4;
 
 pub const IBV_MW_TYPE_1: c_int = 1;
 pub const IBV_MW_TYPE_2: c_int = 2;
@@ -130,8 +128,6 @@ pub const IBV_QPS_SQE: c_int = 5;
 pub const IBV_QPS_ERR: c_int = 6;
 
 pub const IBV_QP_STATE: c_int = 1;
-pub const IBV_QP_AV: c_int = 1 << 7;
-pub const IBV_QP_PATH_MTU: c_int = 1 << 8;
 pub const IBV_QP_RATE_LIMIT: c_int = 1 << 25;
 
 pub const IBV_WR_RDMA_WRITE: c_int = 0;

@@ -115,7 +115,7 @@ pub fn parse(bytes: &[u8]) -> Result<Request, i32> {
         return Err(libc::EINVAL);
     }
     let body = Body(&bytes[HEADER..HEADER + usize::from(len)]);
-    let at_front = |command| Ok((command, body.u64(0)?));
+    let at_front = |command| body.u64(0).map(|response| (command, response));
     let (command, response) = match number {
         0 => (Command::CreateId { uid: body.u64(0)?, ps: body.u16(16)?, qp_type: body.u8(18)? }, body.u64(8)?),
         1 => at_front(Command::DestroyId { id: body.u32(8)? })?,

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use remora_nic::cm::{CmEvent, ConnId, ListenerId, QpParams, sidr_status};
 
-use super::abi::{self, ConnParam, Event, Param, event};
+use super::abi::{ConnParam, Event, Param, event};
 use super::state::{Id, Session, Stage, State, Told};
 
 /// Who called whom, of a request.

@@ -96,7 +96,7 @@ pub(super) struct Id {
 }
 
 /// A multicast group that an identifier joined.
-struct Group {
+pub(super) struct Group {
     id: u32,
     taken: u32,
 }
