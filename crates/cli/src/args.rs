@@ -210,7 +210,7 @@ pub enum Distribution {
 }
 
 /// A number in a range.
-fn up_to(range: std::ops::RangeInclusive<i64>) -> clap::builder::RangedI64ValueParser<u32> {
+pub(crate) fn up_to(range: std::ops::RangeInclusive<i64>) -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(range)
 }
 

@@ -36,13 +36,13 @@ const GOAL: f64 = 0.15;
 #[command(after_help = EXAMPLES)]
 pub struct Validate {
     /// Rounds, each a probe, a prediction from it and a comparison; medians over them count
-    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = crate::args::up_to(1..=100))]
     pub rounds: u32,
     /// Seconds for each figure of a comparison
     #[arg(long, value_name = "S", default_value = "0.06", value_parser = crate::args::seconds)]
     pub seconds: Duration,
     /// Records of the comparison
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = crate::args::up_to(1..=100_000_000))]
     pub records: u32,
     /// Seed of every random choice
     #[arg(long, value_name = "N", default_value = "42")]

@@ -36,10 +36,10 @@ pub struct Where {
     #[arg(long, value_enum, default_value = "udp")]
     pub link: LinkName,
     /// Points at which the open values are tried together
-    #[arg(long, value_name = "N", default_value = "256", value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    #[arg(long, value_name = "N", default_value = "256", value_parser = crate::args::up_to(0..=100_000))]
     pub points: u32,
     /// Operations to simulate for each placement that lies close; 0 is the screen alone
-    #[arg(long, value_name = "N", default_value = "20000", value_parser = clap::value_parser!(u32).range(0..=10_000_000))]
+    #[arg(long, value_name = "N", default_value = "20000", value_parser = crate::args::up_to(0..=10_000_000))]
     pub simulate: u32,
     /// Flip points to print
     #[arg(long, value_name = "N", default_value = "6")]
@@ -203,11 +203,24 @@ fn simulations(out: &mut String, answer: &Answer) {
     for run in &answer.simulated {
         let _ = writeln!(
             out,
-            "simulated: {} p50 {}, p99 {}, {} ops/s ({} events)",
+            "simulated way: {} p50 {}, p99 {}, {} ops/s ({} events)",
             run.place,
             time(run.p50_ns),
             time(run.p99_ns),
             rate(run.ops_per_s),
+            run.events
+        );
+    }
+    for run in &answer.world {
+        let joule = run.joules_per_op.map_or(String::new(), |joules| format!(", {} ops/J", rate(1.0 / joules)));
+        let _ = writeln!(
+            out,
+            "engine and kernel in modelled time: {} p50 {}, p99 {}, {} ops/s{joule}, busiest {} ({} events)",
+            run.place,
+            time(run.p50_ns as f64),
+            time(run.p99_ns as f64),
+            rate(run.ops_per_s),
+            run.binding,
             run.events
         );
     }

@@ -9,6 +9,7 @@ mod screen;
 mod simulate;
 mod software;
 mod uncertain;
+mod world;
 
 pub use flips::Flip;
 pub use operation::{Access, Kind, Load, Memory, Operation, OperationError};
@@ -17,6 +18,7 @@ pub use screen::{Candidate, evaluate};
 pub use simulate::Simulated;
 pub use software::{SoftwareTimes, times};
 pub use uncertain::{Contribution, Interval, Open};
+pub use world::WorldRun;
 
 use std::fmt;
 
@@ -125,6 +127,8 @@ pub struct Answer {
     pub flips: Vec<Flip>,
     /// Simulations of the placements that lie close, in the ranking's order.
     pub simulated: Vec<Simulated>,
+    /// The same in the modelled world, if the operation is a chain of reads: the real engine and the real kernel.
+    pub world: Vec<WorldRun>,
     /// The answer in a sentence.
     pub line: String,
 }
@@ -141,14 +145,17 @@ pub fn decide(platform: &Platform, operation: &Operation, options: &Options) -> 
     let best = ranking.first()?;
     let open = uncertain::sample(platform, operation, &ranking, options);
     let flips = flips::find(platform, operation, &ranking, options);
-    let close = ranking.iter().filter(|candidate| goal.cost(candidate) <= CLOSE * goal.cost(best));
-    let simulated = close
-        .filter(|_| options.simulated > 0)
-        .filter_map(|candidate| {
-            let path = path_of(platform, operation, candidate.place, options.link)?;
-            Some(simulate::run(candidate.place, &path, operation.load, options.simulated, options.seed))
-        })
-        .collect();
+    let close = |candidate: &&Candidate| options.simulated > 0 && goal.cost(candidate) <= CLOSE * goal.cost(best);
+    let close: Vec<Place> = ranking.iter().filter(close).map(|candidate| candidate.place).collect();
+    let simulated = close.iter().filter_map(|&place| {
+        let path = path_of(platform, operation, place, options.link)?;
+        Some(simulate::run(place, &path, operation.load, options.simulated, options.seed))
+    });
+    let simulated = simulated.collect();
+    // A placement that the world cannot run is one that it says nothing of.
+    let count = u64::from(options.simulated / 10).max(1);
+    let run = |&place: &Place| world::run(platform, operation, place, (count, options.seed))?.ok();
+    let world = close.iter().filter_map(run).collect();
     let Open { intervals, certainty, contributions } = open;
     let mut answer = Answer {
         decided: certainty >= CERTAIN,
@@ -157,6 +164,7 @@ pub fn decide(platform: &Platform, operation: &Operation, options: &Options) -> 
         contributions,
         flips,
         simulated,
+        world,
         line: String::new(),
         ranking,
     };

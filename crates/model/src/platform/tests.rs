@@ -146,8 +146,12 @@ fn shares_and_open_values() {
 
 #[test]
 fn the_curve_is_read_between_its_points() {
-    let section = "[host.curve]\n16KiB = { value = 1, unit = \"ns\", status = \"measured\", range = [1, 1], source = \"x\" }\n\
-                   64KiB = { value = 3, unit = \"ns\", status = \"measured\", range = [3, 3], source = \"x\" }\n";
+    let point = |size: &str, ns: u32| {
+        format!(
+            "{size} = {{ value = {ns}, unit = \"ns\", status = \"measured\", range = [{ns}, {ns}], source = \"x\" }}\n"
+        )
+    };
+    let section = &format!("[host.curve]\n{}{}", point("16KiB", 1), point("64KiB", 3));
     let params = Params::parse("x.toml", section).unwrap();
     let curve = params.section("host.curve").curve().unwrap();
     assert_eq!(curve, [(16384, 1000), (65536, 3000)]);

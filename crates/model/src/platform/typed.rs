@@ -9,7 +9,12 @@ type Result<T> = std::result::Result<T, PlatformError>;
 
 /// Declares a section: its keys are the names of the fields, read by the method of [`Section`] that stands behind.
 macro_rules! section {
-    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $kind:ty = $read:ident($($least:expr)?),)* }) => {
+    (
+        $(#[$doc:meta])*
+        $name:ident {
+            $($(#[$field_doc:meta])* $field:ident: $kind:ty = $read:ident($($least:expr)?),)*
+        }
+    ) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq)]
         pub struct $name {

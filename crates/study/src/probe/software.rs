@@ -84,8 +84,8 @@ impl Software {
         Ok(())
     }
 
-    /// What the cores of a software NIC take to hand over a command, to start a call and to turn to another one: figures
-    /// of [`Software::measure`] over shared memory, under the names that all platforms have.
+    /// What the cores of a software NIC take to hand over a command, to start a call and to turn to another one:
+    /// figures of [`Software::measure`] over shared memory, under the names that all platforms have.
     pub fn name_cores(figures: &mut Figures) {
         let of = |path| figures.last(path).unwrap_or(f64::NAN);
         let (call, access, turn) =

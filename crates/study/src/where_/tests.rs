@@ -196,3 +196,14 @@ fn skew_and_writers_serialise_on_the_popular_item() {
     assert!(rate(0.5, 1.2).saturation_per_s < rate(0.0, 1.2).saturation_per_s);
     assert_eq!(rate(1.0, 2.0).binding, "most popular item");
 }
+
+#[test]
+fn the_modelled_world_agrees_with_the_screen() {
+    // Two models that share nothing but the platform's values.
+    let (strom, operation) = (strom(), operation(5.0, 64.0));
+    for candidate in rank(&strom, &operation, &Options::default()) {
+        let run = world::run(&strom, &operation, candidate.place, (50, 1)).expect("a chain of reads").unwrap();
+        let ratio = run.p50_ns as f64 / candidate.p50_ns;
+        assert!((0.75..1.3).contains(&ratio), "{run:?} against {candidate:?}");
+    }
+}

@@ -1,0 +1,71 @@
+//! Platforms from the command line: what is described, what is probed, and what is told of it.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn remora(directory: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_remora")).current_dir(directory).args(args).output().expect("the command runs")
+}
+
+fn succeeds(directory: &Path, args: &[&str]) -> String {
+    let output = remora(directory, args);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The one line that a failure says.
+fn fails(directory: &Path, args: &[&str]) -> String {
+    let output = remora(directory, args);
+    assert!(!output.status.success() && output.stdout.is_empty(), "{args:?}");
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    errors
+}
+
+const OPERATION: &str = "title = \"a walk\"\nrequest = \"36 B\"\nreply = \"64 B\"\nstate = \"64 MiB\"\n\
+                         [[access]]\ncount = 5\nsize = \"64 B\"\n";
+
+#[test]
+fn platforms_are_listed_and_shown() {
+    let here = Path::new(".");
+    let list = succeeds(here, &["platform", "list"]);
+    for name in ["strom-10g", "strom-100g", "rambda", "bluefield1", "bluefield2", "minos", "dfabric"] {
+        assert!(list.contains(name), "{list}");
+    }
+    let strom = succeeds(here, &["platform", "show", "strom-10g"]);
+    assert!(strom.contains("host.pcie.read_latency") && strom.contains("StRoM 6.2"), "{strom}");
+    assert!(fails(here, &["platform", "show", "nothing"]).contains("give one of strom-10g"));
+}
+
+#[test]
+fn where_answers_and_names_mistakes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    std::fs::write(path("op.toml"), OPERATION).unwrap();
+    std::fs::write(path("bad.toml"), OPERATION.replace("64 MiB", "64 Mb")).unwrap();
+    let quick = ["--points", "8", "--simulate", "100", "--json", "w.json"];
+    let args = [&["where", "op.toml", "--on", "strom-10g"], &quick[..]].concat();
+    let answer = succeeds(directory.path(), &args);
+    for part in ["on strom-10g", "simulated way", "What would have to change", "values: "] {
+        assert!(answer.contains(part), "{part} is missing:\n{answer}");
+    }
+    let json = std::fs::read_to_string(path("w.json")).unwrap();
+    assert!(json.contains("\"remora-where/1\"") && json.contains("\"ranking\""), "{json}");
+    let message = fails(directory.path(), &["where", "bad.toml", "--on", "strom-10g"]);
+    assert!(message.contains("bad.toml, line 4: \"64 Mb\" is not a size"), "{message}");
+    assert!(fails(directory.path(), &["where", "none.toml", "--on", "strom-10g"]).contains("cannot read none.toml"));
+}
+
+#[test]
+fn templates_are_operations() {
+    let templates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../studies/where");
+    let mut count = 0;
+    for entry in std::fs::read_dir(&templates).unwrap() {
+        let name = entry.unwrap().path();
+        let args = ["where", name.to_str().unwrap(), "--on", "bluefield2", "--points", "2", "--simulate", "0"];
+        assert!(succeeds(&templates, &args).contains("bluefield2"), "{}", name.display());
+        count += 1;
+    }
+    assert!(count >= 6);
+}
