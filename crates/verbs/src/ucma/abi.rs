@@ -72,29 +72,87 @@ pub struct ConnParam {
 /// A command; `id` is the number that the answer to `CreateId` gave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    CreateId { uid: u64, ps: u16, qp_type: u8 },
-    DestroyId { id: u32 },
-    Bind { id: u32, address: Address },
-    ResolveAddr { id: u32, source: Option<Address>, destination: Address },
-    ResolveRoute { id: u32 },
-    QueryRoute { id: u32 },
-    QueryAddr { id: u32 },
-    QueryPath { id: u32 },
-    QueryGid { id: u32 },
-    Connect { id: u32, param: ConnParam },
-    Listen { id: u32 },
-    Accept { id: u32, uid: u64, param: ConnParam },
-    Reject { id: u32, reason: u8, private_data: Vec<u8> },
-    Disconnect { id: u32 },
-    InitQpAttr { id: u32, state: u32 },
+    CreateId {
+        uid: u64,
+        ps: u16,
+        qp_type: u8,
+    },
+    DestroyId {
+        id: u32,
+    },
+    Bind {
+        id: u32,
+        address: Address,
+    },
+    ResolveAddr {
+        id: u32,
+        source: Option<Address>,
+        destination: Address,
+    },
+    ResolveRoute {
+        id: u32,
+    },
+    QueryRoute {
+        id: u32,
+    },
+    QueryAddr {
+        id: u32,
+    },
+    QueryPath {
+        id: u32,
+    },
+    QueryGid {
+        id: u32,
+    },
+    Connect {
+        id: u32,
+        param: ConnParam,
+    },
+    Listen {
+        id: u32,
+    },
+    Accept {
+        id: u32,
+        uid: u64,
+        param: ConnParam,
+    },
+    Reject {
+        id: u32,
+        reason: u8,
+        private_data: Vec<u8>,
+    },
+    Disconnect {
+        id: u32,
+    },
+    InitQpAttr {
+        id: u32,
+        state: u32,
+    },
     GetEvent,
     /// The option's value lies at an address, of a length.
-    SetOption { id: u32, level: u32, name: u32, value: (u64, u32) },
-    Notify { id: u32, event: u32 },
-    JoinMulticast { id: u32, uid: u64, address: Address },
-    LeaveMulticast { id: u32 },
+    SetOption {
+        id: u32,
+        level: u32,
+        name: u32,
+        value: (u64, u32),
+    },
+    Notify {
+        id: u32,
+        event: u32,
+    },
+    JoinMulticast {
+        id: u32,
+        uid: u64,
+        address: Address,
+    },
+    LeaveMulticast {
+        id: u32,
+    },
     /// To the channel written to, from that of the descriptor.
-    MigrateId { id: u32, from: i32 },
+    MigrateId {
+        id: u32,
+        from: i32,
+    },
 }
 
 /// A command and where its answer goes.
@@ -202,12 +260,8 @@ impl Body<'_> {
     fn address(&self, at: usize, len: usize) -> Result<Address, i32> {
         let port = || self.array(at + 2).map(u16::from_be_bytes);
         match self.u16(at)? {
-            AF_INET if len >= IN => {
-                Ok(Address::Ip((Ipv4Addr::from(self.array::<4>(at + 4)?), port()?).into()))
-            }
-            AF_INET6 if len >= IN6 => {
-                Ok(Address::Ip((Ipv6Addr::from(self.array::<16>(at + 8)?), port()?).into()))
-            }
+            AF_INET if len >= IN => Ok(Address::Ip((Ipv4Addr::from(self.array::<4>(at + 4)?), port()?).into())),
+            AF_INET6 if len >= IN6 => Ok(Address::Ip((Ipv6Addr::from(self.array::<16>(at + 8)?), port()?).into())),
             AF_IB if len >= IB => match self.bytes(at + 8, 16)?.iter().all(|&byte| byte == 0) {
                 true => Ok(Address::AnyIb),
                 false => Err(libc::EOPNOTSUPP),
@@ -266,12 +320,8 @@ pub fn number(value: u32) -> Vec<u8> {
 fn socket_address(address: SocketAddr) -> (Out<IN6>, u16) {
     let port = address.port().to_be_bytes();
     match address.ip() {
-        IpAddr::V4(ip) => {
-            (Out::new().u16(0, AF_INET).put(2, &port).put(4, &ip.octets()), IN as u16)
-        }
-        IpAddr::V6(ip) => {
-            (Out::new().u16(0, AF_INET6).put(2, &port).put(8, &ip.octets()), IN6 as u16)
-        }
+        IpAddr::V4(ip) => (Out::new().u16(0, AF_INET).put(2, &port).put(4, &ip.octets()), IN as u16),
+        IpAddr::V6(ip) => (Out::new().u16(0, AF_INET6).put(2, &port).put(8, &ip.octets()), IN6 as u16),
     }
 }
 
@@ -415,7 +465,12 @@ pub enum Param {
     None,
     Conn(ConnParam),
     /// Queue pair, key and address vector of a peer that takes datagrams, and its private data.
-    Ud { qpn: u32, qkey: u32, address_vector: [u8; 32], private_data: Vec<u8> },
+    Ud {
+        qpn: u32,
+        qkey: u32,
+        address_vector: [u8; 32],
+        private_data: Vec<u8>,
+    },
 }
 
 impl Event {
@@ -464,11 +519,27 @@ mod mask {
 /// The next state of a queue pair, for `ibv_modify_qp`.
 pub enum QpAttr {
     /// INIT of a connected one: what peers may do.
-    Init { reads: bool },
+    Init {
+        reads: bool,
+    },
     /// INIT of one for datagrams.
-    InitUd { qkey: u32 },
-    Rtr { path: Path, dest_qpn: u32, rq_psn: u32, max_dest_rd_atomic: u8, min_rnr_timer: u8 },
-    Rts { sq_psn: u32, timeout: u8, retry_count: u8, rnr_retry: u8, max_rd_atomic: u8 },
+    InitUd {
+        qkey: u32,
+    },
+    Rtr {
+        path: Path,
+        dest_qpn: u32,
+        rq_psn: u32,
+        max_dest_rd_atomic: u8,
+        min_rnr_timer: u8,
+    },
+    Rts {
+        sq_psn: u32,
+        timeout: u8,
+        retry_count: u8,
+        rnr_retry: u8,
+        max_rd_atomic: u8,
+    },
 }
 
 /// States of a queue pair.

@@ -97,10 +97,7 @@ fn close_channel(fd: RawFd) {
 }
 
 /// Calls `f` with the engine's connection manager, and sends what comes of it. `peer` is made reachable before.
-fn with_host<R>(
-    peer: Option<std::net::IpAddr>,
-    f: impl FnOnce(&mut Ucma, &mut Host<'_>) -> R,
-) -> Result<R, i32> {
+fn with_host<R>(peer: Option<std::net::IpAddr>, f: impl FnOnce(&mut Ucma, &mut Host<'_>) -> R) -> Result<R, i32> {
     let adapter = adapter::open()?;
     prepare(adapter);
     let mut guard = adapter.lock().ok_or(libc::ENODEV)?;
@@ -321,9 +318,8 @@ unsafe fn open_device(path: *const c_char, flags: c_int) -> Option<c_int> {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
     // SAFETY: as the caller promises.
-    unsafe { open_device(path, flags) }.unwrap_or_else(|| {
-        next!(c"open" as fn(*const c_char, c_int, libc::mode_t) -> c_int, path, flags, mode)
-    })
+    unsafe { open_device(path, flags) }
+        .unwrap_or_else(|| next!(c"open" as fn(*const c_char, c_int, libc::mode_t) -> c_int, path, flags, mode))
 }
 
 /// `open64`, which is `open` on 64-bit machines.
@@ -334,9 +330,8 @@ pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: libc::mod
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
     // SAFETY: as the caller promises.
-    unsafe { open_device(path, flags) }.unwrap_or_else(|| {
-        next!(c"open64" as fn(*const c_char, c_int, libc::mode_t) -> c_int, path, flags, mode)
-    })
+    unsafe { open_device(path, flags) }
+        .unwrap_or_else(|| next!(c"open64" as fn(*const c_char, c_int, libc::mode_t) -> c_int, path, flags, mode))
 }
 
 /// `fstat`: a channel is a character device.
