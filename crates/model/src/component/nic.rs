@@ -85,28 +85,30 @@ impl Nic {
         Self { commands: one.clone(), tx: one.clone(), rx: one, tlb, params: params.clone() }
     }
 
-    /// A core hands over `count` commands at once at `at`, each with `inline` bytes of payload in it: when the NIC begins
-    /// with the first and the last. Commands in stores come one after the other; one doorbell is enough for all that
-    /// the NIC fetches (Kalia et al., ATC 2016).
-    pub fn command(&mut self, at: Ps, count: u64, inline: u64, pcie: &mut Pcie) -> (Ps, Ps) {
-        let (count, bytes) = (count.max(1), self.params.wqe_bytes + inline.min(self.params.inline_bytes));
+    /// A core hands over `count` commands at once at `at`, each with `inline` bytes of payload in it: when the NIC sees its
+    /// last store. Commands in stores come one after the other; one doorbell is enough for all that the NIC fetches
+    /// (Kalia et al., ATC 2016).
+    pub fn ring(&self, at: Ps, count: u64, inline: u64, pcie: &mut Pcie) -> Ps {
+        match self.params.command {
+            Command::Fetch => pcie.mmio_write(at, DOORBELL),
+            Command::Store => (0..count.max(1)).fold(at, |_, _| pcie.mmio_write(at, self.command_bytes(inline))),
+        }
+    }
+
+    /// The NIC has seen at `at` that there are `count` commands: when it begins with the first and with the last.
+    pub fn take(&mut self, at: Ps, count: u64, inline: u64, pcie: &mut Pcie) -> (Ps, Ps) {
+        let count = count.max(1);
         let here = match self.params.command {
+            Command::Store => at,
             Command::Fetch => {
-                let rung = pcie.mmio_write(at, DOORBELL);
-                let (first, last) = pcie.read(rung, count * bytes);
-                // With one command alone all of it must be there.
+                let (first, last) = pcie.read(at, count * self.command_bytes(inline));
+                // Of one command alone all must be there.
                 if count == 1 { last } else { first }
             }
-            Command::Store => pcie.mmio_write(at, bytes),
         };
         let gap = Ps::cycles(1.0, self.params.message_rate_hz);
         let first = self.commands.serve(here, gap).0;
-        let mut last = first;
-        for _ in 1..count {
-            let here = if self.params.command == Command::Store { pcie.mmio_write(at, bytes) } else { here };
-            last = self.commands.serve(here, gap).0;
-        }
-        (first, last)
+        (first, (1..count).fold(first, |_, _| self.commands.serve(here, gap).0))
     }
 
     /// Sends a packet of so many bytes that are there at `at`: when its first word is out, and its last.
@@ -132,6 +134,10 @@ impl Nic {
     /// Whether payload of this length may stand in a command.
     pub fn inlines(&self, bytes: u64) -> bool {
         bytes <= self.params.inline_bytes
+    }
+
+    fn command_bytes(&self, inline: u64) -> u64 {
+        self.params.wqe_bytes + inline.min(self.params.inline_bytes)
     }
 
     /// What a packet keeps the pipeline busy for.
@@ -232,14 +238,21 @@ mod tests {
         assert_eq!((rate(16), rate(1408)), (32_000, 1_126_400));
     }
 
+    /// Commands from the core's store to the NIC's begin with the first and the last.
+    fn command(params: &NicParams, count: u64, inline: u64, pcie: &mut Pcie) -> (Ps, Ps) {
+        let mut nic = Nic::new(params);
+        let seen = nic.ring(Ps::ZERO, count, inline, pcie);
+        nic.take(seen, count, inline, pcie)
+    }
+
     #[test]
     fn a_stored_command_saves_the_fetch() {
         // The store of 32 B is 24 B or 3 ns longer than a doorbell: 253 ns. The doorbell, then a read of 64 B: 1100 ns.
-        assert_eq!(Nic::new(&strom()).command(Ps::ZERO, 1, 0, &mut pcie()), (Ps(253_000), Ps(253_000)));
+        assert_eq!(command(&strom(), 1, 0, &mut pcie()), (Ps(253_000), Ps(253_000)));
         let fetch = NicParams { command: Command::Fetch, wqe_bytes: 64, inline_bytes: 236, ..strom() };
-        assert_eq!(Nic::new(&fetch).command(Ps::ZERO, 1, 0, &mut pcie()).0, Ps(1_100_000));
+        assert_eq!(command(&fetch, 1, 0, &mut pcie()).0, Ps(1_100_000));
         // 64 B of payload inline come with it: 8 ns more instead of a round trip more.
-        assert_eq!(Nic::new(&fetch).command(Ps::ZERO, 1, 64, &mut pcie()).0, Ps(1_108_000));
+        assert_eq!(command(&fetch, 1, 64, &mut pcie()).0, Ps(1_108_000));
         assert!(Nic::new(&fetch).inlines(236) && !Nic::new(&fetch).inlines(237));
     }
 
@@ -248,7 +261,7 @@ mod tests {
         // 32 commands are 2 KB in 4 reads; alone they would be 32 doorbells and 32 reads. They start 1/150 M/s apart.
         let params = NicParams { command: Command::Fetch, wqe_bytes: 64, message_rate_hz: 150e6, ..strom() };
         let mut link = pcie();
-        let (first, last) = Nic::new(&params).command(Ps::ZERO, 32, 0, &mut link);
+        let (first, last) = command(&params, 32, 0, &mut link);
         assert_eq!((first, last - first), (Ps(1_100_000), Ps(31 * 6_667)));
         let [up, down, tags] = link.usage(Ps(1));
         assert_eq!((up.served, down.served, tags.served), (4, 5, 4));
