@@ -194,7 +194,7 @@ enums! {
         8 => PersistVal(scope),
         9 => State(number, entries, last),
         10 => StateAck(number),
-        11 => Merged,
+        11 => Merged(asks),
     }
     Notice {
         1 => Beat(sent, epoch, status),
@@ -232,7 +232,7 @@ mod tests {
             Body::PersistVal(5),
             Body::State(2, vec![entry], true),
             Body::StateAck(2),
-            Body::Merged,
+            Body::Merged(true),
         ];
         let notices = [
             Notice::Beat(1, 2, Status::Ready),

@@ -192,19 +192,19 @@ impl Replica {
         let me = self.config.id;
         if self.taking.merging && self.taking.whole.covers(self.peers()) && !self.taking.merged.has(me) {
             self.taking.merged = self.taking.merged.with(me);
-            self.send(self.peers(), Body::Merged);
+            self.send(self.peers(), Body::Merged(false));
         }
         if self.taking.merging && self.taking.merged.covers(self.view.all()) {
             self.end_merging();
         }
     }
 
-    pub(crate) fn peer_merged(&mut self, from: NodeId) {
+    pub(crate) fn peer_merged(&mut self, from: NodeId, asks: bool) {
         if self.taking.merging {
             self.taking.merged = self.taking.merged.with(from);
             self.look_whole();
-        } else {
-            self.send(NodeSet::one(from), Body::Merged);
+        } else if asks {
+            self.send(NodeSet::one(from), Body::Merged(false));
         }
     }
 
@@ -229,7 +229,7 @@ impl Replica {
             self.send_state(node);
         }
         if self.taking.merging && self.taking.merged.has(self.config.id) {
-            self.send(self.peers().minus(self.taking.merged), Body::Merged);
+            self.send(self.peers().minus(self.taking.merged), Body::Merged(true));
         }
     }
 }

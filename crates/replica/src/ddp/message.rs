@@ -35,8 +35,8 @@ pub enum Body {
     State(u64, Vec<Entry>, bool),
     /// The part with this number is durable here.
     StateAck(u64),
-    /// Recovery: the sender has everyone's log durable.
-    Merged,
+    /// Recovery: the sender has everyone's log durable. It may ask whether the receiver has.
+    Merged(bool),
 }
 
 /// A record as one node hands it to another.

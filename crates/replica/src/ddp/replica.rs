@@ -287,7 +287,7 @@ impl Replica {
             Body::PersistVal(scope) => self.scope_val(scope),
             Body::State(number, entries, last) => self.state(from, number, entries, last),
             Body::StateAck(number) => self.state_ack(from, number),
-            Body::Merged => self.peer_merged(from),
+            Body::Merged(asks) => self.peer_merged(from, asks),
         }
     }
 
