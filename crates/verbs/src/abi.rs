@@ -7,6 +7,8 @@
 
 mod consts;
 mod device;
+#[cfg(test)]
+mod layout;
 mod objects;
 mod work;
 

@@ -153,8 +153,7 @@ pub struct ibv_context_ops {
     pub compat_modify_srq: Unused,
     pub compat_query_srq: Unused,
     pub compat_destroy_srq: Unused,
-    pub post_srq_recv:
-        Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
+    pub post_srq_recv: Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
     pub compat_create_qp: Unused,
     pub compat_query_qp: Unused,
     pub compat_modify_qp: Unused,
