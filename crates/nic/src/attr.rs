@@ -248,12 +248,10 @@ impl Nic {
             check_limit("bytes of path MTU", value, limits.port_mtu.into())?;
         }
         for (bit, what, value, limit) in [
-            (QpMask::MIN_RNR_TIMER, "the RNR timer code", attr.min_rnr_timer, 31),
+            (QpMask::MIN_RNR_TIMER, "the RNR timer code", attr.min_rnr_timer, 31u8),
             (QpMask::TIMEOUT, "the ACK timeout code", attr.timeout, 31),
             (QpMask::RETRY_CNT, "the retry count", attr.retry_count, 7),
             (QpMask::RNR_RETRY, "the retry count", attr.rnr_retry, 7),
-            (QpMask::MAX_QP_RD_ATOMIC, "READs and atomics", attr.max_rd_atomic, limits.rd_atomic),
-            (QpMask::MAX_DEST_RD_ATOMIC, "READs and atomics of the peer", attr.max_dest_rd_atomic, limits.rd_atomic),
         ] {
             if mask.contains(bit) {
                 check_limit(what, value.into(), limit.into())?;

@@ -121,12 +121,12 @@ impl QueuePair {
 
     /// Enters the error state: every posted request completes as flushed.
     pub fn enter_error(&mut self, ctx: &mut Ctx) {
-        self.state = QpState::Err;
+        let news = std::mem::replace(&mut self.state, QpState::Err) != QpState::Err;
         self.deadline = None;
         self.req.stop();
         self.resp.stop();
         self.flush(ctx);
-        if self.init.srq.is_some() {
+        if news && self.init.srq.is_some() {
             ctx.events.push_back(Event::LastWqe(self.qpn));
         }
     }

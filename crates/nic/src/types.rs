@@ -55,7 +55,7 @@ impl Default for Limits {
             qp_wr: 1 << 16,
             sge: MAX_SGE,
             inline: 4096,
-            rd_atomic: 128,
+            rd_atomic: u8::MAX,
             message: crate::responder::MAX_MESSAGE,
             groups: 8192,
             group_members: 1024,
