@@ -45,7 +45,7 @@ pub struct Binding {
     pub va: u64,
     /// Bytes; none unbinds a window of type 1.
     pub len: u64,
-    /// The peers' rights.
+    /// The peers' rights; others have no meaning here.
     pub access: Access,
     /// Peers count addresses from 0, instead of as the region does.
     pub zero_based: bool,
@@ -222,15 +222,15 @@ impl Inner {
             return Err(WindowError::WrongPd("the region"));
         }
         let changes = binding.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let writable = region.access().contains(Access::LOCAL_WRITE);
-        if !region.access().contains(Access::MW_BIND) || changes && !writable || !remote.contains(binding.access) {
+        if !region.access().contains(Access::MW_BIND) || changes && !writable {
             return Err(WindowError::Denied);
         }
         region.check(pd, binding.va, binding.len, Access::empty()).map_err(|_| WindowError::OutOfBounds)?;
         let va = if binding.zero_based { 0 } else { binding.va };
         let memory = Memory::Window(region.clone(), binding.va);
-        Ok(Region::new(binding.new_key, pd, (va, binding.len), binding.access, memory))
+        let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        Ok(Region::new(binding.new_key, pd, (va, binding.len), binding.access & remote, memory))
     }
 
     /// The window opens nothing any more.
@@ -336,7 +336,6 @@ mod tests {
                 (s.by, Binding { region: key, ..good }, WindowError::Unknown("memory region")),
                 (s.by, of(&closed, good), WindowError::Denied),
                 (s.by, of(&read_only, good), WindowError::Denied),
-                (s.by, Binding { access: Access::MW_BIND, ..good }, WindowError::Denied),
                 (s.by, Binding { len: 257, ..good }, WindowError::OutOfBounds),
                 (s.by, Binding { va: u64::MAX, ..good }, WindowError::OutOfBounds),
             ];
@@ -344,8 +343,11 @@ mod tests {
                 assert_eq!(s.registry.bind_window(by, &binding), Err(refusal), "{kind:?} {binding:?}");
                 assert_eq!(s.registry.window_key(key), Some(key));
             }
-            let reading = Binding { access: Access::REMOTE_READ, ..of(&read_only, good) };
+            let access = Access::REMOTE_READ | Access::MW_BIND | Access::LOCAL_WRITE;
+            let reading = Binding { access, ..of(&read_only, good) };
             s.registry.bind_window(s.by, &reading).unwrap();
+            let view = s.registry.lookup_for(reading.new_key, s.by.qp).unwrap();
+            assert_eq!(view.access(), Access::REMOTE_READ, "a window gives remote rights only");
             s.registry.dealloc_window(key).unwrap();
         }
         assert_eq!(s.registry.deregister(s.region.key()), Ok(()));

@@ -333,9 +333,14 @@ impl Nic {
         self.with_qp(qpn, |qp, ctx| qp.enter_error(ctx))
     }
 
-    /// Any state to RESET: everything posted vanishes, and windows of type 2 that it has bound are unbound.
+    /// Any state to RESET: everything posted vanishes, completions that nobody has taken too, and windows of type 2 that
+    /// it has bound are unbound.
     pub fn to_reset(&mut self, qpn: Qpn) -> Result<(), NicError> {
-        let (max_rpc, has_windows) = (self.qp(qpn)?.init.max_rpc, self.qp(qpn)?.has_windows);
+        let qp = self.qp(qpn)?;
+        let (QpInit { max_rpc, send_cq, recv_cq, .. }, has_windows) = (qp.init, qp.has_windows);
+        for cq in [send_cq, recv_cq] {
+            self.cq(cq)?.ring.retain(|wc| wc.qpn != qpn);
+        }
         if has_windows {
             self.ctx.registry.unbind_windows(qpn.0);
         }

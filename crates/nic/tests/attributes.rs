@@ -300,3 +300,16 @@ fn what_a_peer_does_wrong_is_told_by_kind() {
         assert_eq!(bare.side.nic.qp_attr(bare.side.qp).expect("live").dest_qp, PEER_QP);
     }
 }
+
+#[test]
+fn a_reset_takes_its_completions_along_and_no_others() {
+    let mut p = Pair::new(1, CLEAN, Setup::default());
+    let other = p.b.nic.create_qp(QpInit::new(QpType::Uc, p.b.pd, p.b.cq, p.b.cq)).expect("room");
+    p.b.nic.to_init(other, ALL_REMOTE, 0).expect("INIT");
+    p.b.nic.post_recv(other, 7, &[]).expect("room");
+    p.b.recv(1, 0, 64);
+    p.b.nic.to_error(p.b.qp).expect("live");
+    p.b.nic.to_error(other).expect("live");
+    p.b.nic.to_reset(p.b.qp).expect("live");
+    assert_eq!(p.b.take_done().iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [7]);
+}
