@@ -10,6 +10,7 @@ mod platform;
 mod probe;
 mod progress;
 mod reproduce;
+mod storm;
 mod validate;
 mod where_;
 
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
         Command::Where(args) => where_::run(&args),
         Command::Platform { what } => platform::run(&what),
         Command::Reproduce { what } => reproduce::run(&what),
+        Command::Storm { what } => storm::run(&what),
         Command::Bench { what: Bench::Nic(args) } => bench::nic(&args),
         Command::Bench { what: Bench::Kernel(args) } => bench::kernel(&args),
     })

@@ -67,6 +67,8 @@ impl<E: Engine> Cluster<'_, E> {
         let waits = |flight: &Flight| (flight.request.client, flight.request.number) == (session, number);
         let Some(flight) = self.clients[index].flight.as_ref().filter(|flight| waits(flight)) else { return };
         match outcome {
+            // Of a scope that the node does not know, no other knows more: its writes would have to be made again.
+            Outcome::Refused if flight.request.body == Body::PersistScope => self.give_up(index),
             Outcome::Refused => self.try_again(index),
             Outcome::Unknown => self.maybe_taken(index),
             Outcome::Done(ends) if ends.len() == flight.records.len() => self.done(index, &ends),
@@ -105,13 +107,19 @@ impl<E: Engine> Cluster<'_, E> {
             client.move_on(nodes);
             return self.wake_after(index, 20 * MS);
         }
+        self.give_up(index);
+    }
+
+    /// The request ends without an answer, and the session with it.
+    fn give_up(&mut self, index: usize) {
+        let client = &mut self.clients[index];
+        let Some(flight) = client.flight.take() else { return };
         let end = if flight.maybe_taken { End::Unknown } else { End::Refused };
         self.story.gave_up(self.now, index, &flight.request, end);
         for &record in &flight.records {
             self.history.end(record, self.now, end);
         }
-        client.flight = None;
-        client.renew(nodes);
+        client.renew(self.plan.nodes);
         self.pause(index);
     }
 

@@ -5,10 +5,12 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use remora_replica::ddp::Model;
+
 use crate::clock::Clock;
 use crate::disk::{Disk, DiskCounts};
-use crate::durability::{Finding, Persistency, check_history};
-use crate::engine::{Boot, Engine, Outcome, Output, Request};
+use crate::durability::{Finding, check_history};
+use crate::engine::{Body, Boot, Engine, Outcome, Output, Request};
 use crate::events::{MS, Queue, SECOND, Time, US};
 use crate::history::History;
 use crate::nemesis::{self, KINDS};
@@ -27,7 +29,7 @@ pub struct Plan<C> {
     /// What the engines are told.
     pub config: C,
     /// What must not be lost.
-    pub model: Persistency,
+    pub model: Model,
     /// What clients do.
     pub workload: Workload,
     /// Faults.
@@ -41,12 +43,16 @@ pub struct Plan<C> {
 /// How long after the faults everything may take. Far more than any timeout, so that only hanging counts as hanging.
 pub const PATIENCE: Time = 60 * SECOND;
 
+/// Events in a storm, and events that may wait at one moment: many times what any storm needs.
+const MAX_EVENTS: u64 = 6_000_000;
+const MAX_QUEUED: usize = 200_000;
+
 /// Timeouts that an engine may have due at one moment.
 const MAX_TIMEOUTS: usize = 1000;
 
 impl<C> Plan<C> {
     /// The storm of a seed: some 20 to 60 seconds of faults and five to ten of calm.
-    pub fn new(seed: u64, nodes: usize, model: Persistency, config: C) -> Self {
+    pub fn new(seed: u64, nodes: usize, model: Model, config: C) -> Self {
         let mut rng = Rng::new(seed, Purpose::Shape);
         let calm_at = rng.between(15, 60) * SECOND;
         let workload = Workload {
@@ -54,7 +60,7 @@ impl<C> Plan<C> {
             keys: rng.between(1, 4) as u32,
             pause: rng.between(20, 300) * MS,
             writes: *rng.pick(&[200_000, 500_000, 800_000]),
-            scopes: model == Persistency::Scope,
+            scopes: model == Model::Scope,
             ..Workload::default()
         };
         let mut absent = 0;
@@ -71,13 +77,25 @@ impl<C> Plan<C> {
 pub enum Failure {
     /// No order explains what clients saw, or something was lost that the model keeps.
     Wrong(Finding),
-    /// Requests that did not finish in the calm.
-    Stuck(Vec<String>),
+    /// Requests that did not finish in the calm, and the nodes that they were sent to last.
+    Stuck(Vec<(usize, Body)>),
     /// The engine panicked, or did what no engine may.
     Broken(String),
 }
 
 impl Failure {
+    /// A key that it is about.
+    pub fn key(&self) -> Option<u32> {
+        match self {
+            Self::Wrong(finding) => Some(finding.key),
+            Self::Stuck(requests) => requests.iter().find_map(|(_, body)| match body {
+                Body::Ops(ops) => ops.first().map(|op| op.key),
+                Body::PersistScope => None,
+            }),
+            Self::Broken(_) => None,
+        }
+    }
+
     /// Whether both failed alike, as far as a shrunk storm can.
     pub fn resembles(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)
@@ -216,6 +234,7 @@ pub(crate) struct Cluster<'a, E: Engine> {
     /// Members of it that have kept their memory since they belong to it.
     holders: u64,
     sync_latency: Time,
+    events: u64,
 }
 
 impl<'a, E: Engine> Cluster<'a, E> {
@@ -257,6 +276,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
             epoch: 0,
             holders: 0,
             sync_latency,
+            events: 0,
         }
     }
 
@@ -277,6 +297,10 @@ impl<'a, E: Engine> Cluster<'a, E> {
                 Some((at, event)) if at <= self.plan.calm_at + PATIENCE => {
                     self.now = at;
                     self.step(event);
+                    self.events += 1;
+                    if self.events > MAX_EVENTS || self.queue.len() > MAX_QUEUED {
+                        return Some(Failure::Broken("messages without end".into()));
+                    }
                 }
                 _ => return Some(Failure::Stuck(self.waiting())),
             }
@@ -289,9 +313,9 @@ impl<'a, E: Engine> Cluster<'a, E> {
     }
 
     /// The requests that have not finished.
-    fn waiting(&self) -> Vec<String> {
+    fn waiting(&self) -> Vec<(usize, Body)> {
         let flights = self.clients.iter().filter_map(|client| Some((client.node, client.flight.as_ref()?)));
-        flights.map(|(node, flight)| format!("node {node}: {:?}", flight.request.body)).collect()
+        flights.map(|(node, flight)| (node, flight.request.body.clone())).collect()
     }
 
     fn step(&mut self, event: Event<E::Message>) {
@@ -304,7 +328,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
             Event::Message { from, to, message } => {
                 let local = self.nodes[to].clock.local(self.now);
                 let Some(engine) = &mut self.nodes[to].engine else { return };
-                self.story.message(self.now, from, to, &message, E::concerns);
+                self.story.message::<E>(self.now, from, to, &message);
                 engine.handle(local, from, message);
                 self.pump(to);
             }

@@ -12,49 +12,20 @@
 //! | Event  | may be lost           | may be lost           |
 //! | Scope  | firm once [PERSIST]sc was answered | may be lost |
 
+use remora_replica::ddp::Model;
+
 use crate::engine::{Action, End, Value};
 use crate::history::{History, Record};
 use crate::linear::{Call, Effect, Verdict, check};
 
-/// When a write is durable: the five models of MINOS.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Persistency {
-    /// Before a write returns and before it can be read.
-    Synch,
-    /// Before a write returns.
-    Strict,
-    /// Before a write can be read.
-    ReadEnforced,
-    /// Some time later.
-    Event,
-    /// Before the [PERSIST] of its scope returns.
-    Scope,
+/// Whether a blackout cannot undo a write that was answered.
+fn keeps_acknowledged(model: Model, persisted_scope: bool) -> bool {
+    matches!(model, Model::Synch | Model::Strict) || model == Model::Scope && persisted_scope
 }
 
-impl Persistency {
-    /// All five.
-    pub const ALL: [Self; 5] = [Self::Synch, Self::Strict, Self::ReadEnforced, Self::Event, Self::Scope];
-
-    /// Its name as the command line has it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Synch => "synch",
-            Self::Strict => "strict",
-            Self::ReadEnforced => "renf",
-            Self::Event => "event",
-            Self::Scope => "scope",
-        }
-    }
-
-    /// Whether a blackout cannot undo a write that was answered.
-    fn keeps_acknowledged(self, persisted_scope: bool) -> bool {
-        matches!(self, Self::Synch | Self::Strict) || self == Self::Scope && persisted_scope
-    }
-
-    /// Whether a blackout cannot undo a value that was read.
-    fn keeps_read(self) -> bool {
-        matches!(self, Self::Synch | Self::ReadEnforced)
-    }
+/// Whether a blackout cannot undo a value that was read.
+fn keeps_read(model: Model) -> bool {
+    matches!(model, Model::Synch | Model::REnf)
 }
 
 /// What is wrong with the history of a key.
@@ -68,7 +39,7 @@ pub struct Finding {
 }
 
 /// Checks all keys. `Err` has the first violation; `Ok` the keys whose check gave up.
-pub fn check_history(history: &History, model: Persistency) -> Result<Vec<u32>, Finding> {
+pub fn check_history(history: &History, model: Model) -> Result<Vec<u32>, Finding> {
     let mut too_hard = Vec::new();
     let mut by_key = vec![Vec::new(); history.keys() as usize];
     for (index, record) in history.records.iter().enumerate() {
@@ -89,7 +60,7 @@ pub fn check_history(history: &History, model: Persistency) -> Result<Vec<u32>, 
 }
 
 /// The calls of one key and, for each, which record it is.
-fn calls_of(history: &History, indices: &[usize], model: Persistency) -> (Vec<Call>, Vec<Option<usize>>) {
+fn calls_of(history: &History, indices: &[usize], model: Model) -> (Vec<Call>, Vec<Option<usize>>) {
     let mut calls = Vec::with_capacity(indices.len() + history.blackouts.len());
     let mut names = Vec::with_capacity(calls.capacity());
     for &index in indices {
@@ -107,7 +78,7 @@ fn calls_of(history: &History, indices: &[usize], model: Persistency) -> (Vec<Ca
     (calls, names)
 }
 
-fn call_of(record: &Record, model: Persistency, persisted_scope: bool) -> Option<Call> {
+fn call_of(record: &Record, model: Model, persisted_scope: bool) -> Option<Call> {
     let found: Option<Value> = match record.end {
         End::Refused => return None,
         End::Unknown => None,
@@ -124,8 +95,8 @@ fn call_of(record: &Record, model: Persistency, persisted_scope: bool) -> Option
         invoked: record.called,
         returned: found.map(|_| record.returned),
         effect,
-        firm_write: found.is_some() && model.keeps_acknowledged(persisted_scope),
-        firm_read: found.is_some() && model.keeps_read(),
+        firm_write: found.is_some() && keeps_acknowledged(model, persisted_scope),
+        firm_read: found.is_some() && keeps_read(model),
     })
 }
 
@@ -147,22 +118,22 @@ mod tests {
     }
 
     /// Models under which the history is fine.
-    fn allowed_by(history: &History) -> Vec<Persistency> {
-        Persistency::ALL.into_iter().filter(|&model| check_history(history, model) == Ok(vec![])).collect()
+    fn allowed_by(history: &History) -> Vec<Model> {
+        Model::ALL.into_iter().filter(|&model| check_history(history, model) == Ok(vec![])).collect()
     }
 
     #[test]
     fn models_differ_in_what_a_blackout_may_undo() {
-        use Persistency::*;
+        use Model::*;
         let done = End::Done(None);
         let put = |value, scope| (Action::Put(value), done, scope);
         let get = |value| (Action::Get, End::Done(value), 9);
-        let all = Persistency::ALL;
+        let all = Model::ALL;
         // Acknowledged and never read.
         let lost = [put(1, 1), get(Some(1)), put(2, 2), get(Some(1))];
-        assert_eq!(allowed_by(&history(&lost, 3, &[])), [ReadEnforced, Event, Scope]);
-        assert_eq!(allowed_by(&history(&lost, 3, &[1])), [ReadEnforced, Event, Scope]);
-        assert_eq!(allowed_by(&history(&lost, 3, &[2])), [ReadEnforced, Event]);
+        assert_eq!(allowed_by(&history(&lost, 3, &[])), [REnf, Event, Scope]);
+        assert_eq!(allowed_by(&history(&lost, 3, &[1])), [REnf, Event, Scope]);
+        assert_eq!(allowed_by(&history(&lost, 3, &[2])), [REnf, Event]);
         assert_eq!(allowed_by(&history(&lost, 9, &[])), []);
         // Read, of unknown outcome.
         let read = [put(1, 1), (Action::Put(2), End::Unknown, 2), get(Some(2)), get(Some(1))];
@@ -170,15 +141,15 @@ mod tests {
         // Nothing may come back that was never there, or older than what was firm.
         assert_eq!(allowed_by(&history(&[put(1, 1), put(2, 1), get(Some(3))], 2, &[])), []);
         assert_eq!(allowed_by(&history(&[put(1, 1), put(2, 1), get(Some(2))], 2, &[])), all);
-        assert_eq!(allowed_by(&history(&[put(1, 1), put(2, 2), get(None)], 2, &[1])), [ReadEnforced, Event]);
+        assert_eq!(allowed_by(&history(&[put(1, 1), put(2, 2), get(None)], 2, &[1])), [REnf, Event]);
     }
 
     #[test]
     fn refused_operations_did_not_happen() {
         let refused = (Action::Put(1), End::Refused, 1);
         let get = |value| (Action::Get, End::Done(value), 1);
-        assert_eq!(check_history(&history(&[refused, get(None)], 9, &[]), Persistency::Synch), Ok(vec![]));
-        let finding = check_history(&history(&[refused, get(Some(1))], 9, &[]), Persistency::Synch).unwrap_err();
+        assert_eq!(check_history(&history(&[refused, get(None)], 9, &[]), Model::Synch), Ok(vec![]));
+        let finding = check_history(&history(&[refused, get(Some(1))], 9, &[]), Model::Synch).unwrap_err();
         assert_eq!(finding, Finding { key: 0, records: vec![1] });
     }
 }

@@ -166,4 +166,8 @@ pub trait Engine: Sized {
     fn view(&self) -> (u64, u64);
     /// Whether the story of a failure on `key` should tell of `message`.
     fn concerns(message: &Self::Message, key: u32) -> bool;
+    /// The message in a few words.
+    fn describe(message: &Self::Message) -> String {
+        format!("{message:?}")
+    }
 }

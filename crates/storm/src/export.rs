@@ -21,21 +21,21 @@
 //! - A `blackout` is a time at which all memory was lost. For synch it means nothing to a checker: its histories are
 //!   linearizable as they are. Under other models a key may go back there.
 
+use remora_replica::ddp::Model;
 use serde_json::{Value as Json, json};
 
-use crate::durability::Persistency;
 use crate::engine::{Action, End};
 use crate::history::{History, Record};
 
 /// The history as JSON. Operations that were refused did not happen and are left out.
-pub fn to_json(history: &History, model: Persistency, seed: u64) -> Json {
+pub fn to_json(history: &History, model: Model, seed: u64) -> Json {
     let mut sessions: Vec<u64> = history.records.iter().map(|record| record.client).collect();
     sessions.sort_unstable();
     sessions.dedup();
     let client = |record: &Record| sessions.partition_point(|&session| session < record.client);
     let happened = history.records.iter().filter(|record| record.end != End::Refused);
     let operations: Vec<Json> = happened.map(|record| operation(record, client(record))).collect();
-    json!({ "model": model.name(), "seed": seed, "blackouts": history.blackouts, "operations": operations })
+    json!({ "model": model.to_string(), "seed": seed, "blackouts": history.blackouts, "operations": operations })
 }
 
 fn operation(record: &Record, client: usize) -> Json {
@@ -79,7 +79,7 @@ mod tests {
         history.call(record(Action::Get, End::Done(Some(5))));
         history.call(record(Action::CompareSwap { expected: None, new: 6 }, End::Unknown));
         history.call(record(Action::Delete, End::Refused));
-        let json = to_json(&history, Persistency::Synch, 3);
+        let json = to_json(&history, Model::Synch, 3);
         assert_eq!(
             json["operations"],
             json!([

@@ -12,6 +12,7 @@ pub mod export;
 mod faults;
 pub mod history;
 pub mod linear;
+pub mod minos;
 pub mod nemesis;
 pub mod net;
 pub mod rng;

@@ -5,13 +5,15 @@ use crate::engine::Engine;
 use crate::events::SECOND;
 use crate::nemesis::Event;
 
-/// Runs that shrinking may take.
+/// Runs that shrinking may take, and messages in all of them.
 const MAX_RUNS: usize = 400;
+const MAX_MESSAGES: u64 = 20_000_000;
 
 struct Shrinker<E: Engine> {
     plan: Plan<E::Config>,
     report: Report,
     runs: usize,
+    messages: u64,
 }
 
 /// Makes a failing storm small. `progress` is told the runs made so far. Gives the plan, and what it leads to.
@@ -20,7 +22,7 @@ pub fn shrink<E: Engine>(
     report: Report,
     mut progress: impl FnMut(usize),
 ) -> (Plan<E::Config>, Report) {
-    let mut shrinker = Shrinker::<E> { plan: plan.clone(), report, runs: 0 };
+    let mut shrinker = Shrinker::<E> { plan: plan.clone(), report, runs: 0, messages: 0 };
     loop {
         let before = (shrinker.plan.schedule.len(), shrinker.plan.calm_at, shrinker.plan.workload.clients);
         shrinker.end_early();
@@ -28,7 +30,7 @@ pub fn shrink<E: Engine>(
         shrinker.fewer_clients();
         progress(shrinker.runs);
         let after = (shrinker.plan.schedule.len(), shrinker.plan.calm_at, shrinker.plan.workload.clients);
-        if before == after || shrinker.runs >= MAX_RUNS {
+        if before == after || shrinker.spent() {
             return (shrinker.plan, shrinker.report);
         }
     }
@@ -37,17 +39,22 @@ pub fn shrink<E: Engine>(
 impl<E: Engine> Shrinker<E> {
     /// Keeps a smaller plan if it fails alike.
     fn keep_if_fails(&mut self, plan: Plan<E::Config>) -> bool {
-        if self.runs >= MAX_RUNS {
+        if self.spent() {
             return false;
         }
-        self.runs += 1;
         let report = run::<E>(&plan);
+        self.runs += 1;
+        self.messages += report.net.sent;
         let alike = |one: &Failure, two: &Failure| one.resembles(two);
         let fails = self.report.failure.as_ref().zip(report.failure.as_ref()).is_some_and(|(a, b)| alike(a, b));
         if fails {
             (self.plan, self.report) = (plan, report);
         }
         fails
+    }
+
+    fn spent(&self) -> bool {
+        self.runs >= MAX_RUNS || self.messages >= MAX_MESSAGES
     }
 
     /// Faults and requests after the failure tell nothing.
@@ -76,7 +83,7 @@ impl<E: Engine> Shrinker<E> {
     /// Delta debugging (ddmin: Zeller and Hildebrandt, TSE 2002): leave out ever smaller parts of the schedule.
     fn fewer_faults(&mut self, progress: &mut impl FnMut(usize)) {
         let mut parts = 2;
-        while !self.plan.schedule.is_empty() && self.runs < MAX_RUNS {
+        while !self.plan.schedule.is_empty() && !self.spent() {
             let len = self.plan.schedule.len();
             let size = len.div_ceil(parts);
             let without = |from: usize, schedule: &[Event]| {

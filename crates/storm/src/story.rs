@@ -1,9 +1,9 @@
 //! The story of a storm: what happened and when, in lines for a reader.
 
-use std::fmt;
-
-use crate::engine::{Action, Body, End, Request, Value};
-use crate::events::{MS, Time};
+use crate::cluster::{Failure, PATIENCE, Report};
+use crate::engine::{Action, Body, End, Engine, Request, Value};
+use crate::events::{MS, SECOND, Time};
+use crate::history::Record;
 
 /// Lines of a story, or none if nobody listens.
 #[derive(Debug, Default)]
@@ -31,16 +31,9 @@ impl Story {
         }
     }
 
-    pub(crate) fn message<M: fmt::Debug>(
-        &mut self,
-        now: Time,
-        from: usize,
-        to: usize,
-        message: &M,
-        concerns: fn(&M, u32) -> bool,
-    ) {
-        if self.lines.is_some() && self.key.is_some_and(|key| concerns(message, key)) {
-            self.say(now, || format!("  {from} -> {to}  {message:?}"));
+    pub(crate) fn message<E: Engine>(&mut self, now: Time, from: usize, to: usize, message: &E::Message) {
+        if self.lines.is_some() && self.key.is_some_and(|key| E::concerns(message, key)) {
+            self.say(now, || format!("  {from} -> {to}  {}", E::describe(message)));
         }
     }
 
@@ -71,19 +64,49 @@ impl Story {
         self.lines.is_some() && self.key.is_none_or(touches)
     }
 
-    /// The last `most` lines and what was left out before them.
-    pub fn tail(&self, most: usize) -> String {
-        let lines = self.lines.as_deref().unwrap_or_default();
+    /// The last `most` lines before the failure, and what failed.
+    pub fn tell(&self, report: &Report, most: usize) -> String {
+        let records = &report.history.records;
+        let (until, end) = match &report.failure {
+            Some(Failure::Wrong(finding)) => {
+                let misfits: Vec<&Record> = finding.records.iter().map(|&index| &records[index]).collect();
+                let mut end = format!("\nNo order explains what clients saw of k{}. What fits nowhere:\n", finding.key);
+                misfits.iter().take(8).for_each(|record| end.push_str(&format!("  {}\n", describe_record(record))));
+                (misfits.first().map_or(Time::MAX, |record| record.returned), end)
+            }
+            Some(Failure::Stuck(requests)) => {
+                let mut end = "\nNever finished, although all faults have ended:\n".to_string();
+                requests
+                    .iter()
+                    .for_each(|(node, body)| end.push_str(&format!("  {} at node {node}\n", describe_body(body))));
+                // What happens in the first seconds of the calm; the rest is the same over and over.
+                (report.simulated.saturating_sub(PATIENCE) + 2 * SECOND, end)
+            }
+            Some(Failure::Broken(what)) => (Time::MAX, format!("\nThe engine broke: {what}\n")),
+            None => (Time::MAX, String::new()),
+        };
+        self.lines_until(until, most) + &end
+    }
+
+    /// The last `most` lines up to a time, and how many there are before and behind them.
+    pub fn lines_until(&self, until: Time, most: usize) -> String {
+        let all = self.lines.as_deref().unwrap_or_default();
+        let lines = &all[..all.partition_point(|line| line.0 <= until)];
         let skipped = lines.len().saturating_sub(most);
-        let mut text = String::new();
-        if skipped > 0 {
-            text.push_str(&format!("{:>14}  ({skipped} earlier lines)\n", ""));
-        }
+        let note =
+            |count, which| if count > 0 { format!("{:>14}  ({count} {which} lines)\n", "") } else { String::new() };
+        let mut text = note(skipped, "earlier");
         for (at, line) in &lines[skipped..] {
             text.push_str(&format!("{:>11.3} ms  {line}\n", *at as f64 / MS as f64));
         }
-        text
+        text + &note(all.len() - lines.len(), "later")
     }
+}
+
+fn describe_record(record: &Record) -> String {
+    let Record { client, number, key, action, called, returned, end, .. } = *record;
+    let (from, to) = (called as f64 / MS as f64, returned as f64 / MS as f64);
+    format!("#{client:x}.{number} {} = {} ({from:.3} to {to:.3} ms)", describe_action(key, action), outcome(end))
 }
 
 /// A value, or a dash.
@@ -99,7 +122,7 @@ fn outcome(end: End) -> String {
 }
 
 /// An action and its key.
-pub fn action(key: u32, action: Action) -> String {
+pub fn describe_action(key: u32, action: Action) -> String {
     match action {
         Action::Get => format!("get k{key}"),
         Action::Put(value) => format!("put k{key} {value:#x}"),
@@ -110,9 +133,13 @@ pub fn action(key: u32, action: Action) -> String {
 }
 
 fn describe(request: &Request) -> String {
-    let what = match &request.body {
-        Body::PersistScope => "persist".into(),
-        Body::Ops(ops) => ops.iter().map(|op| action(op.key, op.action)).collect::<Vec<_>>().join(", "),
-    };
+    let what = describe_body(&request.body);
     format!("#{:x}.{} [scope {:x}] {what}", request.client, request.number, request.scope)
+}
+
+fn describe_body(body: &Body) -> String {
+    match body {
+        Body::PersistScope => "persist".into(),
+        Body::Ops(ops) => ops.iter().map(|op| describe_action(op.key, op.action)).collect::<Vec<_>>().join(", "),
+    }
 }

@@ -233,14 +233,14 @@ impl Engine for Toy {
 mod tests {
     use super::*;
     use crate::cluster::{Failure, Plan, Report, run, run_with};
-    use crate::durability::Persistency;
     use crate::nemesis::{Fault, KINDS};
     use crate::shrink::shrink;
     use crate::story::Story;
     use crate::totals::Totals;
+    use remora_replica::ddp::Model;
 
     fn storm(seed: u64, bug: Bug) -> Report {
-        let mut plan = Plan::new(seed, 3, Persistency::Synch, bug);
+        let mut plan = Plan::new(seed, 3, Model::Synch, bug);
         // One copy cannot survive the loss of its disk, nor serve while its node is away.
         plan.schedule.retain(|event| !matches!(event.fault, Fault::BadSectors { .. }));
         plan.absent = 0;
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn a_failing_storm_shrinks_to_a_short_story() {
         let bug = Bug::EarlyReply;
-        let plan_of = |seed| Plan::new(seed, 3, Persistency::Synch, bug);
+        let plan_of = |seed| Plan::new(seed, 3, Model::Synch, bug);
         let fails = |seed: &u64| matches!(run::<Toy>(&plan_of(*seed)).failure, Some(Failure::Wrong(_)));
         let plan = plan_of((0..200).find(fails).unwrap());
         let (small, report) = shrink::<Toy>(&plan, run::<Toy>(&plan), |_| {});
@@ -292,7 +292,7 @@ mod tests {
         let Some(Failure::Wrong(finding)) = report.failure else { unreachable!() };
         let (again, story) = run_with::<Toy>(&small, Story::about(Some(finding.key)));
         assert_eq!(again.failure, Some(Failure::Wrong(finding)), "told as it happened");
-        let text = story.tail(1000);
+        let text = story.tell(&again, 1000);
         assert!(text.contains("FAULT: ") && text.contains("asks node"), "{text}");
     }
 }
