@@ -53,12 +53,6 @@ pub enum Command {
         #[command(subcommand)]
         what: crate::reproduce::Reproduce,
     },
-    /// Run clusters of the replicated store through seeded faults and check what clients saw
-    Storm {
-        /// What to storm.
-        #[command(subcommand)]
-        what: crate::storm::What,
-    },
     /// Measure Remora's parts beside what the machine gives without it
     Bench {
         /// Which part.
@@ -81,7 +75,9 @@ Examples:
   remora compare                                 a child process is the node; 1 M records
   remora compare --records 10000 --seconds 0.02  a quick look
   remora compare --load kv.tsv --trace keys.txt  key<TAB>value lines; one key on each line
-  remora compare --node 10.0.0.1 --json r.json   against `remora node --listen 10.0.0.1`";
+  remora compare --node 10.0.0.1 --json r.json   against `remora node --listen 10.0.0.1`
+  remora compare --on rambda                     on modelled hardware, with its accelerator
+  remora compare --on strom-10g --both           the same, beside the run on this machine";
 
 /// Options of `remora compare`.
 #[derive(Debug, clap::Args)]
@@ -122,6 +118,12 @@ pub struct Compare {
     /// Updates a second that the node's writer makes while consistent GETs run; 0 is as fast as it can
     #[arg(long, value_name = "N", default_value = "50000", value_parser = up_to(0..=100_000_000))]
     pub writer_rate: u32,
+    /// Run the operations on modelled hardware: a platform's name (see `remora platform list`) or its file
+    #[arg(long, value_name = "PLATFORM")]
+    pub on: Option<String>,
+    /// Run them for real as well, and report both
+    #[arg(long, requires = "on")]
+    pub both: bool,
     /// Also write all figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

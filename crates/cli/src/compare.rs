@@ -6,11 +6,13 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use remora_model::platform::Platform;
 use remora_real::probe::Probe;
 use remora_real::{Client, ClientConfig, LinkChoice};
 use remora_study::compare::{Plan, compare, timed};
 use remora_study::machine::Machine;
 use remora_study::measure::{self, Row};
+use remora_study::on::{OnError, OnPlatform, compare_on};
 use remora_study::records::{InputError, Records};
 use remora_study::report::{Report, Setup, html, table};
 use remora_study::store::Store;
@@ -28,6 +30,9 @@ const PROBE: Duration = Duration::from_millis(120);
 
 /// Compares, prints the table, writes the reports.
 pub fn run(args: &args::Compare) -> Result<(), Failure> {
+    if let Some(file) = &args.kernel {
+        return crate::compare_kernel::run(args, file);
+    }
     let stop = stop_flag();
     let display = Display::new(stop);
     // What can be wrong with files shows before anything is started.
@@ -39,6 +44,16 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
         None => Records::generate(args.records.into(), args.value_bytes as usize, args.seed),
     };
     let trace = args.trace.as_ref().map(|path| Trace::load(path, &records.index())).transpose().map_err(bad_file)?;
+    let modelled = match &args.on {
+        Some(name) => Some(on_platform(args, name, &records, trace.clone(), &display)?),
+        None => None,
+    };
+    if modelled.is_some() && !args.both {
+        display.clear();
+        let setup = setup(args, &records, trace.as_ref());
+        let report = Report::new(command(), now(), setup, Machine::describe(), Vec::new());
+        return publish(args, &Report { modelled, ..report });
+    }
 
     display.say("probing the machine");
     let mut machine = probe();
@@ -50,8 +65,29 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
     drop(child);
     let (setup, rows) = report?;
     machine.core_to_core_after_ns = Probe { time: PROBE }.cache_line_ns();
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    publish(args, &Report::new(command(), now, setup, machine, rows))
+    let report = Report::new(command(), now(), setup, machine, rows);
+    publish(args, &Report { modelled, ..report })
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// The operations on modelled hardware.
+fn on_platform(
+    args: &args::Compare,
+    name: &str,
+    records: &Records,
+    trace: Option<Trace>,
+    display: &Display,
+) -> Result<OnPlatform, Failure> {
+    let platform = Platform::load(name).map_err(|e| Failure::Usage(e.to_string()))?;
+    let result = compare_on(&platform, &plan(args), records, trace, display);
+    result.map_err(|error| match error {
+        OnError::Study(error) => error.into(),
+        OnError::Model(error) => Failure::Failed(error.to_string()),
+    })
 }
 
 fn bad_file(error: InputError) -> Failure {
@@ -130,17 +166,21 @@ fn measure(
     clients: &mut [Client],
     display: &Display,
 ) -> Result<(Setup, Vec<Row>), Failure> {
-    let plan = plan(args);
-    let (trace_gets, misses) = trace.as_ref().map_or((0, 0), |trace| (trace.len(), trace.expected_misses()));
+    let (plan, set_up) = (plan(args), setup(args, records, trace.as_ref()));
     let mut targets: Vec<&mut dyn Target> = clients.iter_mut().map(|client| client as &mut dyn Target).collect();
     // The last one is shared memory if there is any: the fastest way in.
     let Some(last) = targets.last_mut() else { return Err(Failure::Usage("give at least one link".into())) };
     let (store, load_s) = timed(|| Store::load(*last, &plan, records, trace, display));
     let store = store?;
     let (rows, measure_s) = timed(|| compare(&mut targets, &plan, &store, display));
-    let setup = Setup {
-        node: node.to_string(),
-        node_is_child,
+    Ok((Setup { node: node.to_string(), node_is_child, load_s, measure_s, ..set_up }, rows?))
+}
+
+/// What was asked for.
+fn setup(args: &args::Compare, records: &Records, trace: Option<&Trace>) -> Setup {
+    let plan = plan(args);
+    let (trace_gets, misses) = trace.map_or((0, 0), |trace| (trace.len(), trace.expected_misses()));
+    Setup {
         seed: args.seed,
         records: records.len() as u64,
         load: args.load.as_ref().map(|path| path.display().to_string()),
@@ -149,12 +189,10 @@ fn measure(
         trace: args.trace.as_ref().map(|path| path.display().to_string()),
         trace_gets: trace_gets as u64,
         trace_expected_misses: misses as u64,
-        load_s,
-        measure_s,
         cell_s: plan.time.as_secs_f64(),
         writer_updates_per_s: plan.writer_updates_per_s,
-    };
-    Ok((setup, rows?))
+        ..Setup::default()
+    }
 }
 
 fn plan(args: &args::Compare) -> Plan {

@@ -12,6 +12,7 @@ mod local;
 pub mod machine;
 pub mod measure;
 pub mod modelled;
+pub mod on;
 pub mod probe;
 pub mod records;
 pub mod report;

@@ -97,6 +97,17 @@ impl Modelled {
         Ok(Self { pair, placement, regions: HashMap::new() })
     }
 
+    /// Serves calls in another placement from now on; none may be under way.
+    pub fn place(&mut self, placement: world::Placement) {
+        self.placement = placement;
+        self.pair.serve(placement);
+    }
+
+    /// Nobody changes the node's memory any more.
+    pub fn stop_writing(&mut self) {
+        self.pair.set_writer(None);
+    }
+
     /// The pair.
     pub fn pair(&mut self) -> &mut Pair {
         &mut self.pair

@@ -15,6 +15,7 @@ pub use table::table;
 use crate::format::count;
 use crate::machine::Machine;
 use crate::measure::{Link, Operation, Placement, Row};
+use crate::on::OnPlatform;
 use crate::verdict::{Verdict, judge_all};
 
 /// Names the shape of the JSON. A change that a reader could trip over gets a new number.
@@ -39,6 +40,9 @@ pub struct Report {
     pub rows: Vec<Row>,
     /// Who wins, and why.
     pub verdicts: Vec<Verdict>,
+    /// The same operations on modelled hardware, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modelled: Option<OnPlatform>,
 }
 
 /// What a comparison was set up with.
@@ -79,7 +83,7 @@ impl Report {
     pub fn new(command: String, ended_unix_s: u64, setup: Setup, machine: Machine, rows: Vec<Row>) -> Self {
         let verdicts = judge_all(&rows);
         let version = env!("CARGO_PKG_VERSION").into();
-        Self { format: FORMAT.into(), version, command, ended_unix_s, setup, machine, rows, verdicts }
+        Self { format: FORMAT.into(), version, command, ended_unix_s, setup, machine, rows, verdicts, modelled: None }
     }
 
     /// As JSON, in lines.

@@ -8,15 +8,15 @@ use crate::time::Ps;
 /// What happens at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A NIC has fetched a command.
-    Take {
+    /// A NIC sees a command of the host, or its doorbell.
+    Command {
         /// Whose NIC.
         machine: u16,
         /// Number of the command.
         post: u32,
     },
-    /// A command of the host, or its doorbell, has reached the NIC.
-    Command {
+    /// A NIC has the whole command.
+    Take {
         /// Whose NIC.
         machine: u16,
         /// Number of the command.

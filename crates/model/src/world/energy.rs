@@ -1,8 +1,9 @@
 //! Energy: what machines take while they work and while they wait.
 
+use super::hardware::Hardware;
 use super::pair::Pair;
-use crate::platform::Power;
-use crate::resource::Usage;
+use crate::energy::Power;
+use crate::platform;
 
 /// Joules of one measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -14,33 +15,26 @@ pub struct Energy {
 }
 
 impl Pair {
-    /// Energy since usage was last reset, if the platform says what power its parts take: from idle to active power in
-    /// proportion to how busy the busiest part of each is.
+    /// Energy since usage was last forgotten, if the platform says what power its parts take: from idle to active power
+    /// in proportion to how busy the busiest part of each is.
     pub fn energy(&self) -> Option<Energy> {
         let now = self.now();
-        let [client, node] = self.hardware();
-        let of = |hardware: &super::Hardware, power: &Power, accel: bool| {
-            let seconds = (now - hardware.since()).0 as f64 / 1e12;
-            let usage = hardware.usage(now);
-            let watts = |names: &[&str], idle: f64, active: f64| {
-                idle + (active - idle) * names.iter().map(|name| busy(&usage, name)).fold(0.0, f64::max).min(1.0)
+        let of = |hardware: &Hardware, power: &platform::Power, accel: bool| {
+            let (usage, span) = (hardware.usage(now), now - hardware.since());
+            let busiest = |names: &[&str]| {
+                usage.iter().filter(|part| names.contains(&part.name)).map(|part| part.busy).fold(0.0, f64::max)
             };
-            let host = watts(&["host cores"], power.host_idle, power.host_active);
-            let nic = &["NIC transmit", "NIC receive", "NIC kernels", "card cores"];
-            let nic = watts(nic, power.nic_idle, power.nic_active);
-            let accel = if accel {
-                watts(&["accelerator", "accelerator requests"], power.accel_idle, power.accel_active)
-            } else {
-                0.0
-            };
-            (host + nic + accel) * seconds
+            let joules =
+                |idle_w: f64, active_w: f64, names: &[&str]| Power { idle_w, active_w }.joules(span, busiest(names));
+            let host = joules(power.host_idle, power.host_active, &["cores"]);
+            let parts = ["NIC transmit", "NIC receive", "NIC kernels", "NIC cores"];
+            let nic = joules(power.nic_idle, power.nic_active, &parts);
+            let parts = ["accelerator", "requests to the coherent link"];
+            let accel = if accel { joules(power.accel_idle, power.accel_active, &parts) } else { 0.0 };
+            host + nic + accel
         };
-        let spec = self.spec();
+        let ([client, node], spec) = (self.hardware(), self.spec());
         let client = of(&client, spec.client.power.as_ref()?, false);
         Some(Energy { client, node: of(&node, spec.node.power.as_ref()?, spec.node.accel.is_some()) })
     }
-}
-
-fn busy(usage: &[Usage], name: &str) -> f64 {
-    usage.iter().find(|usage| usage.name == name).map_or(0.0, |usage| usage.busy)
 }

@@ -1,331 +1,277 @@
-//! The hardware of one machine, and what each thing that its software and its NIC do costs there.
+//! The hardware of one machine, made of components, and what each thing that its software and its NIC do costs there.
 //!
-//! Everything shared is reserved in the order of asking: a request finds its own completion time at once.
+//! Everything shared is reserved: a request finds its own completion time at once (see [`crate::resource`]).
 
 use remora_kernel::op;
 
 use super::MachineSpec;
 use super::site::{Processor, Reach};
-use crate::platform::Command;
-use crate::resource::{Channel, Pool, Server, Usage};
+use crate::component::cache::{Cache, CacheAccess, CacheParams, Lookup};
+use crate::component::coherent::{Coherent, CoherentParams};
+use crate::component::core::{CoreParams, Cores};
+use crate::component::ethernet::{Ethernet, EthernetParams};
+use crate::component::memory::{Memory, MemoryParams};
+use crate::component::nic::{Nic, NicParams};
+use crate::component::nic_cores::{NicCoreParams, NicCores};
+use crate::component::pcie::{Pcie, PcieParams};
+use crate::platform::{self, Command};
+use crate::resource::{Server, Usage};
 use crate::time::Ps;
 
 /// Bytes of a cache line.
-const LINE: usize = 64;
+const LINE: u64 = 64;
 /// A completion that the NIC writes, where its host polls for one.
-const COMPLETION: usize = 64;
+const COMPLETION: u64 = 64;
+/// Bytes of BTH and ICRC.
+const BTH_ICRC: u64 = 16;
+/// Bytes of a kernel's data bus (StRoM section 5.2).
+const KERNEL_BUS: u64 = 64;
+/// Bytes of a kernel's parameter bus (StRoM section 5.2).
+const PARAM_BUS: u64 = 32;
+/// The golden ratio, as a part of 2^64.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The hardware of one machine.
 pub struct Hardware {
     spec: MachineSpec,
-    cores: Server,
-    /// Commands that a core stores: one thread's way through the I/O subsystem.
-    card_cores: Server,
-    accel: Server,
-    /// Requests of the accelerator to memory, one after the other.
-    accel_issue: Server,
-    accel_link: Channel,
-    /// Towards the device: data of DMA reads. Away from it: DMA writes.
-    pcie_down: Channel,
-    pcie_up: Channel,
-    tags: Pool,
-    tx: Server,
-    rx: Server,
-    messages: Server,
-    kernel: Server,
-    dram: Channel,
-    misses: Pool,
-    wire: Channel,
+    cores: Cores,
+    cache: Cache,
+    memory: Memory,
+    pcie: Pcie,
+    nic: Nic,
+    wire: Ethernet,
+    /// Kernels in the data path: their bus.
+    kernels: Server,
+    card: Option<NicCores>,
+    accel: Option<Accelerator>,
+    /// When the packet sent last was there to be sent: packets keep their order.
+    sent: Ps,
     /// Phase of the polling loop, as a part of 2^64.
     looks: u64,
-    /// When the reservations that are counted began.
+    /// When usage was last forgotten.
     since: Ps,
+}
+
+/// An accelerator beside the host.
+struct Accelerator {
+    params: platform::Accel,
+    link: Coherent,
+    /// What works through data.
+    unit: Server,
 }
 
 impl Hardware {
     /// Idle hardware.
     pub fn new(spec: &MachineSpec) -> Self {
-        let nic = &spec.nic;
-        let card = spec.card.as_ref();
-        let accel = spec.accel.as_ref();
+        let card = spec.card.as_ref().map(|card| NicCores::new(&NicCoreParams::new(card, &spec.core)));
+        let accel = spec.accel.as_ref().map(|accel| Accelerator {
+            link: Coherent::new(&CoherentParams::from(accel)),
+            unit: Server::new(1),
+            params: accel.clone(),
+        });
+        // The BTH and the ICRC count in what the wire is told.
+        let mut ethernet = EthernetParams::from(&spec.nic.ethernet);
+        ethernet.overhead_bytes = ethernet.overhead_bytes.saturating_sub(BTH_ICRC);
         Self {
-            cores: Server::new(spec.core.cores as usize),
-            card_cores: Server::new(card.map_or(1, |card| card.cores as usize)),
-            accel: Server::new(1),
-            accel_issue: Server::new(1),
-            accel_link: Channel::new(accel.map_or(1e9, |accel| accel.bandwidth * accel.efficiency)),
-            pcie_down: Channel::new(nic.pcie.bandwidth),
-            pcie_up: Channel::new(nic.pcie.bandwidth),
-            tags: Pool::new(nic.pcie.tags as usize),
-            tx: Server::new(1),
-            rx: Server::new(1),
-            messages: Server::new(1),
-            kernel: Server::new(1),
-            dram: Channel::new(spec.dram.bandwidth),
-            misses: Pool::new((spec.core.misses * spec.core.cores) as usize),
-            wire: Channel::new(nic.ethernet.rate),
+            cores: Cores::new(&CoreParams::from(&spec.core)),
+            cache: Cache::new(&CacheParams::from(&spec.cache)),
+            memory: Memory::new(&MemoryParams::from(&spec.dram)),
+            pcie: Pcie::new(&PcieParams::from(&spec.nic.pcie)),
+            nic: Nic::new(&NicParams::from(&spec.nic.pipeline)),
+            wire: Ethernet::new(&ethernet),
+            kernels: Server::new(1),
+            card,
+            accel,
+            sent: Ps::ZERO,
             looks: 0,
             since: Ps::ZERO,
             spec: spec.clone(),
         }
     }
 
+    /// Memory is registered: the NIC gets its translations (StRoM section 4.3), as many as it has room for.
+    pub fn register(&mut self, va: u64, len: u64) {
+        self.nic.translate(Ps::ZERO, va, len);
+    }
+
     // Software.
 
-    /// A core hands a command to the NIC: when the core is free again, and when the NIC sees the store.
-    pub fn issue(&mut self, at: Ps) -> (Ps, Ps) {
-        let (start, free) = self.cores.serve(at, Ps(self.spec.core.issue));
-        (free, start + Ps(self.spec.nic.pcie.mmio_latency))
+    /// A core hands over a command with `inline` bytes of payload in it: when the core is free again, and when the NIC
+    /// sees the command or its doorbell.
+    pub fn issue(&mut self, at: Ps, inline: usize) -> (Ps, Ps) {
+        let (start, free) = self.cores.run(at, Ps(self.spec.core.issue));
+        (free, self.nic.ring(start, 1, inline as u64, &mut self.pcie))
     }
 
-    /// The NIC has seen the store of a command of `bytes` inline: when it has the command. The core's store brings it, or
-    /// is a doorbell upon which the NIC fetches it.
-    pub fn take_command(&mut self, now: Ps, bytes: usize) -> Ps {
-        let pipeline = &self.spec.nic.pipeline;
-        let (gap, wqe) = (Ps::cycles(1.0, pipeline.message_rate), pipeline.wqe as usize);
-        let here = match pipeline.command {
-            Command::Store => now,
-            Command::Fetch => self.fetch(now, wqe + bytes).1,
-        };
-        self.messages.serve(here, gap).0
+    /// The NIC sees a command or its doorbell: when it begins with the command.
+    pub fn take(&mut self, now: Ps, inline: usize) -> Ps {
+        self.nic.take(now, 1, inline as u64, &mut self.pcie).0
     }
 
-    /// Something that software polls for is in memory at `landed`: when software has seen it. A completion of a NIC
-    /// that fetches commands is an entry of a queue, written after the data.
+    /// What software polls for is in memory at `landed`: when software has seen it. The completion of a NIC that fetches
+    /// commands is an entry of a queue, which it writes behind the data.
     pub fn notice(&mut self, now: Ps, landed: Ps, completion: bool) -> Ps {
         let queued = completion && self.spec.nic.pipeline.command == Command::Fetch;
-        let there = if queued { landed.max(self.store(now, COMPLETION)) } else { landed };
-        // The look that sees it begins up to one interval later: a low-discrepancy sequence, the same in every run.
+        let there = if queued { landed.max(self.pcie.write(now, COMPLETION).1) } else { landed };
+        // The look that sees it ends up to one interval later: a low-discrepancy sequence, the same in every run.
         self.looks = self.looks.wrapping_add(GOLDEN);
         let phase = ((u128::from(self.looks) * u128::from(self.spec.core.poll)) >> 64) as u64;
-        self.cores.start(there, Ps(1)) + Ps(phase)
+        self.cores.start(there) + Ps(phase)
     }
 
     // Kernels.
 
     /// A kernel's step begins: where its processor is when it is done with what no access costs.
     pub fn step(&mut self, processor: Processor, now: Ps) -> Ps {
-        match processor {
-            Processor::Core => self.cores.serve(now, Ps(self.spec.core.switch)).1,
-            Processor::Pipeline => {
-                let pipeline = &self.spec.nic.pipeline;
-                let (start, _) = self.kernel.serve(now, Ps::cycles(1.0, pipeline.clock));
+        let pipeline = &self.spec.nic.pipeline;
+        match (processor, &mut self.card, &self.accel) {
+            (Processor::Card, Some(card), _) => card.run(now, Ps(self.spec.core.switch)).1,
+            (Processor::Accel, _, Some(accel)) => now + Ps::cycles(accel.params.issue_cycles, accel.params.clock),
+            (Processor::Pipeline, ..) => {
+                let (start, _) = self.kernels.serve(now, Ps::cycles(1.0, pipeline.clock));
                 start + Ps::cycles(pipeline.kernel_cycles, pipeline.clock)
             }
-            Processor::CardCore => {
-                let speed = self.spec.card.as_ref().map_or(1.0, |card| card.speed);
-                self.card_cores.serve(now, Ps((self.spec.core.switch as f64 / speed) as u64)).1
-            }
-            Processor::Accel => {
-                let accel = self.spec.accel.as_ref();
-                now + accel.map_or(Ps::ZERO, |accel| Ps::cycles(accel.issue_cycles, accel.clock))
-            }
+            _ => self.cores.turn(now, Ps::ZERO).1,
         }
     }
 
-    /// A kernel works through `bytes` of data that have arrived.
+    /// A kernel works through `bytes` of data that have arrived. In the data path and on an accelerator they go through
+    /// at the width of its bus in each cycle (StRoM sections 3.4 and 5.2); a core takes time where each byte counts.
     pub fn compute(&mut self, processor: Processor, at: Ps, op: u64, bytes: usize) -> Ps {
-        let pipeline = &self.spec.nic.pipeline;
-        if processor == Processor::Pipeline {
-            // Data go through the kernel at its bus width in each cycle (StRoM sections 3.4 and 5.2).
-            let words = bytes.div_ceil(KERNEL_BUS) as f64;
-            return self.kernel.serve(at, Ps::cycles(words, pipeline.clock)).1;
+        let words = (bytes as u64).div_ceil(KERNEL_BUS) as f64;
+        let rate = self.spec.crc.filter(|_| matches!(op, op::CONSISTENCY | op::CHECKSUM));
+        let work = rate.map_or(Ps::ZERO, |rate| Ps::transfer(bytes as u64, rate));
+        match (processor, &mut self.card, &mut self.accel) {
+            (Processor::Pipeline, ..) => self.kernels.serve(at, Ps::cycles(words, self.spec.nic.pipeline.clock)).1,
+            (Processor::Accel, _, Some(accel)) => accel.unit.serve(at, Ps::cycles(words, accel.params.clock)).1,
+            _ if work == Ps::ZERO => at,
+            (Processor::Card, Some(card), _) => card.run(at, work).1,
+            _ => self.cores.run(at, work).1,
         }
-        let Some(rate) = self.work_rate(op) else { return at };
-        let work = |speed: f64| Ps((bytes as f64 / (rate * speed) * 1e12) as u64);
-        match processor {
-            Processor::CardCore => {
-                let speed = self.spec.card.as_ref().map_or(1.0, |card| card.speed);
-                self.card_cores.serve(at, work(speed)).1
-            }
-            Processor::Accel => {
-                let words = bytes.div_ceil(LINE) as f64;
-                let clock = self.spec.accel.as_ref().map_or(1e9, |accel| accel.clock);
-                self.accel.serve(at, Ps::cycles(words, clock)).1
-            }
-            _ => self.cores.serve(at, work(1.0)).1,
-        }
-    }
-
-    /// Bytes a second that a host core works through, for kernels that look at every byte.
-    fn work_rate(&self, op: u64) -> Option<f64> {
-        self.spec.crc.filter(|_| matches!(op, op::CONSISTENCY | op::CHECKSUM))
     }
 
     /// The way of a request from the NIC's engine (or, at a host, from the moment software saw it) to its kernel.
     pub fn dispatch(&mut self, processor: Processor, now: Ps, bytes: usize) -> Ps {
-        match processor {
-            Processor::Core => self.cores.serve(now, Ps(self.spec.core.dispatch)).1,
-            // Parameters come over a bus of 32 B (StRoM section 5.2).
-            Processor::Pipeline => now + Ps::cycles(bytes.div_ceil(PARAM_BUS) as f64, self.spec.nic.pipeline.clock),
-            Processor::CardCore => {
+        let clock = self.spec.nic.pipeline.clock;
+        match (processor, &mut self.card, &self.accel) {
+            (Processor::Pipeline, ..) => now + Ps::cycles((bytes as u64).div_ceil(PARAM_BUS) as f64, clock),
+            (Processor::Card, Some(card), _) => {
                 let dispatch = self.spec.card.as_ref().map_or(0, |card| card.dispatch);
-                self.card_cores.serve(now, Ps(dispatch)).1
+                card.cores.run(now, Ps(dispatch)).1
             }
-            Processor::Accel => {
-                let written = self.store(now, bytes);
-                written + Ps(self.spec.accel.as_ref().map_or(0, |accel| accel.signal))
-            }
+            (Processor::Accel, _, Some(accel)) => self.pcie.write(now, bytes as u64).1 + Ps(accel.params.signal),
+            _ => self.cores.run(now, Ps(self.spec.core.dispatch)).1,
         }
     }
 
     /// The way of a kernel's reply back to the NIC's engine.
     pub fn answer(&mut self, processor: Processor, at: Ps, bytes: usize) -> Ps {
-        match processor {
-            Processor::Core => self.issue(at).1,
-            Processor::Pipeline => at,
-            Processor::CardCore => {
+        match (processor, &mut self.card, &self.accel) {
+            (Processor::Pipeline, ..) => at,
+            (Processor::Card, Some(card), _) => {
                 let issue = self.spec.card.as_ref().map_or(0, |card| card.issue);
-                self.card_cores.serve(at, Ps(issue)).1
+                card.cores.run(at, Ps(issue)).1
             }
-            Processor::Accel => {
-                let doorbell = Ps(self.spec.accel.as_ref().map_or(0, |accel| accel.doorbell));
-                self.take_command(at, bytes) + doorbell
+            (Processor::Accel, _, Some(accel)) => {
+                let wqe = self.spec.nic.pipeline.wqe + bytes as u64;
+                self.pcie.read(at + Ps(accel.params.doorbell), wqe).1
             }
+            _ => self.issue(at, 0).1,
         }
     }
 
-    /// An access of a kernel: when the first and the last byte are there.
+    /// An access of a kernel: when the first and the last line are there.
     pub fn reach(&mut self, processor: Processor, at: Ps, va: u64, len: usize, kind: Reach) -> (Ps, Ps) {
-        match processor {
-            Processor::Core => self.load(at, va, len),
-            Processor::Pipeline => match kind {
-                Reach::Read => self.fetch(at, len),
-                Reach::Write => {
-                    let accepted = self.pcie_up.serve(at, self.bus_bytes(len)).1;
-                    (accepted, accepted)
-                }
-                Reach::Atomic => {
-                    let (_, here) = self.fetch(at, len);
-                    (here, self.store(here, len))
-                }
-            },
-            Processor::CardCore => {
-                let Some(card) = &self.spec.card else { return (at, at) };
-                let (single, each) = (Ps(card.host_read), Ps(card.host_pipelined));
-                let (_, issued) = self.card_cores.serve(at, each);
-                let rest = Ps(single.0.saturating_sub(each.0));
-                let moved = self.pcie_down.serve(at, self.bus_bytes(len)).1;
-                let first = issued + rest;
-                (first, first.max(moved))
+        let bytes = len as u64;
+        match (processor, &mut self.card, &mut self.accel) {
+            (Processor::Pipeline, ..) => self.dma(at, va, bytes, kind),
+            (Processor::Card, Some(card), _) => {
+                let (_, first) = card.host_read(at);
+                let rest = Ps::transfer(bytes.saturating_sub(LINE), self.spec.nic.pcie.bandwidth);
+                (first, first + rest)
             }
-            Processor::Accel => {
-                let Some(accel) = &self.spec.accel else { return (at, at) };
-                let (latency, gap) = (Ps(accel.read_latency), Ps::cycles(accel.issue_cycles, accel.clock));
-                let lines = len.div_ceil(LINE).max(1);
-                let (first, _) = self.accel_issue.serve(at, Ps(gap.0 * lines as u64));
-                let last = first + Ps(gap.0 * (lines as u64 - 1));
-                let moved = self.accel_link.serve(first, (lines * LINE) as u64).1;
-                (first + latency, (last + latency).max(moved + latency))
+            (Processor::Accel, _, Some(accel)) => match kind {
+                Reach::Write => {
+                    let taken = accel.link.write(at, va, bytes);
+                    (taken, taken)
+                }
+                Reach::Read | Reach::Atomic => accel.link.read(at, va, bytes),
+            },
+            _ => self.load(at, va, bytes, kind),
+        }
+    }
+
+    /// Over PCIe, with the NIC's own translation of addresses.
+    fn dma(&mut self, at: Ps, va: u64, bytes: u64, kind: Reach) -> (Ps, Ps) {
+        let at = self.nic.translate(at, va, bytes);
+        match kind {
+            Reach::Read => self.pcie.read(at, bytes),
+            Reach::Write => {
+                let (taken, _) = self.pcie.write(at, bytes);
+                (taken, taken)
+            }
+            Reach::Atomic => {
+                let (_, here) = self.pcie.read(at, bytes);
+                (here, self.pcie.write(here, bytes).1)
             }
         }
     }
 
-    /// A core loads `len` bytes that lie in memory: as many lines at once as it has misses for.
-    fn load(&mut self, at: Ps, va: u64, len: usize) -> (Ps, Ps) {
-        let (hit, miss) = (Ps(self.spec.cache.latency), Ps(self.spec.dram.latency));
+    /// By a core: as many lines at once as it has misses for.
+    fn load(&mut self, at: Ps, va: u64, bytes: u64, kind: Reach) -> (Ps, Ps) {
+        let access = if kind == Reach::Read { CacheAccess::Load } else { CacheAccess::Store };
         let (mut first, mut last) = (None, at);
-        let lines = va / LINE as u64..=(va + len.max(1) as u64 - 1) / LINE as u64;
-        for line in lines {
-            let here = if self.is_cached(line) {
-                at + hit
-            } else {
-                let begun = self.misses.acquire(at);
-                let here = (begun + miss).max(self.dram.serve(begun, LINE as u64).1);
-                self.misses.release(begun, here);
-                here
+        for line in self.cache.lines(va, bytes) {
+            let found = match self.spec.state {
+                0 => self.cache.access(line, access),
+                state => Lookup { hit: self.is_resident(line, state), written_back: None },
             };
+            let here = match found.hit {
+                true => at + self.cache.hit_time(),
+                false => self.cores.miss(at, |start| self.memory.read(start, line * LINE, LINE).1),
+            };
+            if let Some(old) = found.written_back {
+                self.memory.write(here, old * LINE, LINE);
+            }
             first = first.or(Some(here));
             last = last.max(here);
         }
         (first.unwrap_or(last), last)
     }
 
-    /// Whether a line of the state is in the last-level cache: the part of lines that fits is, spread evenly.
-    fn is_cached(&self, line: u64) -> bool {
-        let share = self.spec.cache.size as f64 / self.spec.state.max(1) as f64;
-        // The top bits of a multiplicative hash are uniform.
+    /// Whether a line is in the part of the state that fits in the cache: lines are spread over it evenly.
+    fn is_resident(&self, line: u64, state: u64) -> bool {
         let place = (line.wrapping_mul(GOLDEN) >> 11) as f64 / (1u64 << 53) as f64;
-        place < share
+        place * (state as f64) < self.spec.cache.size as f64
     }
 
-    // The bus.
-
-    /// Bytes that a transfer takes on the bus: each packet of it has a header.
-    fn bus_bytes(&self, len: usize) -> u64 {
-        let pcie = &self.spec.nic.pcie;
-        let packets = len.div_ceil(pcie.max_payload as usize).max(1) as u64;
-        len as u64 + packets * pcie.tlp_overhead
-    }
-
-    /// A DMA read: when the first and the last byte are at the NIC. Each request for a part takes a tag.
-    pub fn fetch(&mut self, at: Ps, len: usize) -> (Ps, Ps) {
-        let pcie = &self.spec.nic.pcie;
-        let (most, overhead) = (pcie.max_request as usize, pcie.tlp_overhead);
-        // The round trip of a read of 64 B has its own transfer in it.
-        let own = Ps::transfer(self.bus_bytes(LINE), pcie.bandwidth);
-        let latency = Ps(pcie.read_latency) - own;
-        let (mut first, mut last, mut left) = (None, at, len.max(1));
-        while left > 0 {
-            let part = left.min(most);
-            left -= part;
-            let bytes = self.bus_bytes(part);
-            self.pcie_up.serve(at, overhead);
-            let begun = self.tags.acquire(at);
-            let moved = self.pcie_down.serve(begun + latency, bytes).1;
-            self.tags.release(begun, moved);
-            first = first.or(Some(moved));
-            last = last.max(moved);
-        }
-        (first.unwrap_or(last), last)
-    }
-
-    /// A DMA write: when a core can see all of it.
-    pub fn store(&mut self, at: Ps, len: usize) -> Ps {
-        let pcie = &self.spec.nic.pcie;
-        let own = Ps::transfer(self.bus_bytes(LINE), pcie.bandwidth);
-        let latency = Ps(pcie.write_latency) - own;
-        let bytes = self.bus_bytes(len);
-        self.pcie_up.serve(at, bytes).1 + latency
+    /// A DMA write of a packet's payload: when a core can see all of it.
+    pub fn store(&mut self, at: Ps, bytes: usize) -> Ps {
+        self.pcie.write(at, bytes as u64).1
     }
 
     // The data path.
 
     /// When the NIC should next build packets, if it has enough on its way already.
     pub fn transmit_later(&self, now: Ps) -> Option<Ps> {
-        // Twice what a DMA read takes keeps the wire busy.
-        let ahead = Ps(2 * self.spec.nic.pcie.read_latency + 2_000_000);
-        let end = self.wire.end();
+        // Twice what a DMA read takes, and more, keeps the wire busy.
+        let ahead = Ps(2 * self.spec.nic.pcie.read_latency) + Ps::from_us(2);
+        let end = self.wire.free();
         (end > now + ahead).then(|| end - ahead)
     }
 
     /// The NIC sends a packet of `len` bytes, of which it must fetch some first: when its last bit has arrived.
     pub fn send(&mut self, now: Ps, len: usize, fetched: usize) -> Ps {
-        let here = if fetched > 0 { self.fetch(now, fetched).1 } else { now };
-        let (out, _) = self.pass(here, len, true);
-        let ethernet = &self.spec.nic.ethernet;
-        // BTH and ICRC count in both the packet and the overhead.
-        let frame = len + (ethernet.overhead as usize).saturating_sub(BTH_ICRC);
-        self.wire.serve(out, frame as u64).1 + Ps(ethernet.latency)
+        let here = if fetched > 0 { self.pcie.read(now, fetched as u64).1 } else { now };
+        self.sent = self.sent.max(here);
+        let (out, _) = self.nic.send(self.sent, len as u64);
+        self.wire.send(out, len as u64).1
     }
 
-    /// The last bit of a packet is here: when the engine has it.
+    /// The last bit of a packet is here: when the engine has it. The pipeline works on words as they come, so what is
+    /// left then is its depth and, where it holds packets until they are whole, another passage of all words.
     pub fn receive(&mut self, now: Ps, len: usize) -> Ps {
-        self.pass(now, len, false).0
-    }
-
-    /// A packet's way through a pipeline: when its first word is out, or its last if it is held until it is whole.
-    fn pass(&mut self, at: Ps, len: usize, sending: bool) -> (Ps, Ps) {
-        let pipeline = &self.spec.nic.pipeline;
-        let words = (len as f64 / pipeline.width as f64).ceil();
-        let busy = Ps::cycles(words.max(pipeline.packet_cycles), pipeline.clock);
-        let depth = if sending { pipeline.tx_depth } else { pipeline.rx_depth };
-        let held = Ps::cycles(words * pipeline.store_and_forward as f64, pipeline.clock);
-        let latency = Ps::cycles(depth, pipeline.clock) + held;
-        let server = if sending { &mut self.tx } else { &mut self.rx };
-        // Packets keep their order: one that needs no fetch does not pass one that does.
-        let (start, end) = server.serve(at.max(server.end()), busy);
-        (start + latency, end + latency)
+        self.nic.receive(now, len as u64).0
     }
 
     // What it came to.
@@ -335,7 +281,7 @@ impl Hardware {
         self.since
     }
 
-    /// Bytes sent on the wire.
+    /// Bytes sent on the wire since usage was last forgotten.
     pub fn wire_bytes(&self) -> u64 {
         self.wire.bytes()
     }
@@ -343,58 +289,36 @@ impl Hardware {
     /// Forgets how busy everything was.
     pub fn reset(&mut self, now: Ps) {
         self.since = now;
-        for server in [
-            &mut self.cores,
-            &mut self.card_cores,
-            &mut self.accel,
-            &mut self.accel_issue,
-            &mut self.tx,
-            &mut self.rx,
-            &mut self.messages,
-            &mut self.kernel,
-        ] {
-            server.reset();
+        self.cores.reset();
+        self.cache.reset();
+        self.memory.reset();
+        self.pcie.reset();
+        self.nic.reset();
+        self.wire.reset();
+        self.kernels.reset();
+        self.card.iter_mut().for_each(NicCores::reset);
+        if let Some(accel) = &mut self.accel {
+            accel.link.reset();
+            accel.unit.reset();
         }
-        for channel in [&mut self.pcie_down, &mut self.pcie_up, &mut self.dram, &mut self.wire, &mut self.accel_link] {
-            channel.reset();
-        }
-        self.tags.reset();
-        self.misses.reset();
     }
 
-    /// How busy each shared thing was since the last reset, as a part of its time.
+    /// How busy each shared thing was since usage was last forgotten.
     pub fn usage(&self, now: Ps) -> Vec<Usage> {
         let span = now - self.since;
-        let servers = [
-            ("host cores", &self.cores),
-            ("card cores", &self.card_cores),
-            ("accelerator", &self.accel),
-            ("accelerator requests", &self.accel_issue),
-            ("NIC transmit", &self.tx),
-            ("NIC receive", &self.rx),
-            ("NIC commands", &self.messages),
-            ("NIC kernels", &self.kernel),
-        ];
-        let pools = [("PCIe tags", &self.tags), ("core misses", &self.misses)];
-        let channels = [
-            ("PCIe to NIC", &self.pcie_down),
-            ("PCIe to host", &self.pcie_up),
-            ("DRAM", &self.dram),
-            ("wire", &self.wire),
-            ("coherent link", &self.accel_link),
-        ];
-        let servers = servers.into_iter().map(|(name, server)| server.usage(name, span));
-        let pools = pools.into_iter().map(|(name, pool)| pool.usage(name, span));
-        let channels = channels.into_iter().map(|(name, channel)| channel.usage(name, span));
-        servers.chain(pools).chain(channels).collect()
+        let mut all = Vec::with_capacity(20);
+        all.extend(self.cores.usage(span));
+        all.push(self.memory.usage("memory", span));
+        all.extend(self.pcie.usage(span));
+        all.extend(self.nic.usage(span));
+        all.push(self.wire.usage(span));
+        all.push(self.kernels.usage("NIC kernels", span));
+        all.extend(self.card.iter().flat_map(|card| card.usage(span)));
+        if let Some(accel) = &self.accel {
+            all.extend(accel.link.usage(span));
+            all.push(accel.unit.usage("accelerator", span));
+        }
+        all.retain(|usage| usage.served > 0);
+        all
     }
 }
-
-/// The golden ratio, as a part of 2^64.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Bytes of a kernel's data bus (StRoM section 5.2).
-const KERNEL_BUS: usize = 64;
-/// Bytes of a kernel's parameter bus (StRoM section 5.2).
-const PARAM_BUS: usize = 32;
-/// Bytes of BTH and ICRC.
-const BTH_ICRC: usize = 16;

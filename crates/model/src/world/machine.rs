@@ -103,6 +103,7 @@ impl Machine {
         self.next_va += (len as u64).next_multiple_of(remora_memory::PAGE_BYTES as u64);
         let access = Access::LOCAL_WRITE | remora_nic::ALL_REMOTE;
         let region = self.nic.registry().register(self.pd, &buffer, 0, len, Some(va), access)?;
+        self.hardware.borrow_mut().register(va, len as u64);
         Ok((buffer, region))
     }
 
@@ -138,7 +139,7 @@ impl Machine {
 
     /// Software issues a command at `at`: the core's time, then the way to the NIC. Returns when the core is free.
     pub fn issue(&mut self, at: Ps, qp: Qpn, command: Command, bytes: &[u8], bus: &mut Bus) -> Ps {
-        let (core_free, arrives) = self.hardware.borrow_mut().issue(at);
+        let (core_free, arrives) = self.hardware.borrow_mut().issue(at, bytes.len());
         self.command_at(arrives, qp, command, bytes, bus);
         core_free
     }
@@ -156,10 +157,10 @@ impl Machine {
         bus.queue.push(at, Event::Command { machine: self.index, post: number });
     }
 
-    /// The NIC sees a command, and takes it when it has all of it.
+    /// The NIC sees a command or its doorbell, and begins with it when it has all of it.
     pub fn see_command(&mut self, now: Ps, post: u32, bus: &mut Bus) -> Result<(), WorldError> {
-        let bytes = self.commands[post as usize].2.len();
-        let here = self.hardware.borrow_mut().take_command(now, bytes);
+        let inline = self.commands[post as usize].2.len();
+        let here = self.hardware.borrow_mut().take(now, inline);
         if here > now {
             bus.queue.push(here, Event::Take { machine: self.index, post });
             return Ok(());

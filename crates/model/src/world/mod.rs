@@ -90,7 +90,8 @@ pub struct MachineSpec {
     pub accel: Option<Accel>,
     /// Bytes a second of CRC-64 by one of its cores; `None` takes no time.
     pub crc: Option<f64>,
-    /// Bytes of memory that its kernels' data are spread over.
+    /// Bytes that its kernels' data are spread over, evenly: the part that fits is in the last-level cache. 0: what is
+    /// there follows from the accesses themselves.
     pub state: u64,
     /// Its power.
     pub power: Option<Power>,
@@ -99,7 +100,7 @@ pub struct MachineSpec {
 impl MachineSpec {
     /// Who runs kernels on the NIC.
     pub fn nic_processor(&self) -> Processor {
-        if self.card.is_some() { Processor::CardCore } else { Processor::Pipeline }
+        if self.card.is_some() { Processor::Card } else { Processor::Pipeline }
     }
 }
 
@@ -119,8 +120,8 @@ pub struct PairSpec {
 }
 
 impl PairSpec {
-    /// A pair of a platform's hardware, whose kernels' data take `state` bytes. One thread is the client, as in the
-    /// real world.
+    /// A pair of a platform's hardware, for data of `state` bytes ([`MachineSpec::state`]). One thread is the client, as in
+    /// the real world.
     pub fn new(platform: &Platform, state: u64, seed: u64) -> Result<Self, WorldError> {
         let missing = |what| WorldError::Missing { platform: platform.name.clone(), what };
         let nic = platform.nic.clone().ok_or_else(|| missing("hardware NIC"))?;

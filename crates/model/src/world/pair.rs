@@ -231,6 +231,11 @@ impl Pair {
         }
     }
 
+    /// Lets the NIC or the accelerator serve RPC verbs from now on, as the placement says; none may be under way.
+    pub fn serve(&mut self, placement: Placement) {
+        self.spec = self.spec.clone().serving(placement);
+    }
+
     /// Forgets how busy everything was.
     pub fn reset_usage(&mut self) {
         self.machines.iter().for_each(|machine| machine.hardware.borrow_mut().reset(self.now));

@@ -25,7 +25,7 @@ pub enum Processor {
     /// The pipeline of the NIC.
     Pipeline,
     /// A core on the card of the NIC.
-    CardCore,
+    Card,
     /// The accelerator.
     Accel,
 }

@@ -1,18 +1,25 @@
-//! A pair of StRoM's NICs, against sums by hand and against itself.
+//! Pairs of modelled machines against sums by hand, and against themselves.
 
-use remora_kernel::{Status, op};
+use std::sync::Arc;
+
+use remora_kernel::{Status, crc64, op};
 use remora_memory::Region;
 use remora_store::{Place, list};
-use std::sync::Arc;
 
 use super::*;
 use crate::time::Ps;
 
-fn pair(platform: &Platform, placement: Placement) -> Pair {
-    Pair::new(&PairSpec::new(platform, 1 << 30, 7).unwrap().serving(placement)).unwrap()
+/// A platform whose software sees at once what has landed, so that sums come out to the picosecond.
+fn platform(name: &str, values: &[(&str, f64)]) -> Platform {
+    let platform = Platform::load(name).unwrap().with(&[("client.core.poll", 0.0), ("host.core.poll", 0.0)]).unwrap();
+    platform.with(values).unwrap()
 }
 
-/// A list of `len` elements on the node; returns what looks its last key up, and the value.
+fn pair(platform: &Platform, placement: Placement) -> Pair {
+    Pair::new(&PairSpec::new(platform, 0, 7).unwrap().serving(placement)).unwrap()
+}
+
+/// A list on the node; returns what looks its last key up, and the value.
 fn load_list(pair: &mut Pair, len: u64) -> (Vec<u8>, Vec<u8>) {
     let values: Vec<[u8; 64]> = (0..len).map(|n| [n as u8 + 1; 64]).collect();
     let (elements, store): (Arc<Region>, Arc<Region>) = (pair.alloc(64 * len).unwrap(), pair.alloc(64 * len).unwrap());
@@ -24,49 +31,175 @@ fn load_list(pair: &mut Pair, len: u64) -> (Vec<u8>, Vec<u8>) {
     (list.traversal_params(100 + len - 1).encode().to_vec(), values[len as usize - 1].to_vec())
 }
 
+/// The latency of one walk over a list.
 fn walk(platform: &Platform, placement: Placement, len: u64) -> Ps {
     let mut pair = pair(platform, placement);
     let (params, value) = load_list(&mut pair, len);
     pair.submit(placement, op::TRAVERSAL, &params, 1).unwrap();
     let mut latency = None;
-    pair.poll(&mut |done| {
+    let went_on = pair.poll(&mut |done| {
         assert_eq!((done.tag, done.status, done.reply), (1, Status::Ok, &value[..]));
         latency = Some(done.latency);
-    })
-    .unwrap();
+    });
+    assert!(went_on.unwrap());
     latency.unwrap()
 }
 
-#[test]
-fn lists_are_walked_in_every_place() {
-    for (name, placements) in [("strom-10g", 3), ("strom-100g", 3), ("rambda", 4), ("bluefield2", 3)] {
-        let platform = Platform::load(name).unwrap();
-        let all = Placement::of(&platform);
-        assert_eq!(all.len(), placements);
-        for placement in all {
-            for len in [1, 8, 32] {
-                println!("{name} {placement:?} {len}: {:?}", walk(&platform, placement, len));
-            }
-        }
-    }
-}
-
-fn raw(pair: &mut Pair, verb: RawVerb, len: u32) -> Ps {
-    let region = pair.alloc(1 << 20).unwrap();
+/// The latency of one verb.
+fn verb(platform: &Platform, verb: RawVerb, len: u32) -> Ps {
+    let mut pair = pair(platform, Placement::Nic);
+    let region = pair.alloc(len.into()).unwrap();
     pair.submit_raw(verb, &region, len, 1).unwrap();
     let mut latency = None;
     assert!(pair.poll(&mut |done| latency = Some(done.latency)).unwrap());
     latency.unwrap()
 }
 
+/// Bytes a second of a stream of WRITEs of 64 KB.
+fn stream(platform: &Platform) -> (f64, String) {
+    let mut pair = pair(platform, Placement::Nic);
+    let region = pair.alloc(1 << 16).unwrap();
+    let (mut begun, mut ended) = (0, 0u32);
+    while ended < 60 {
+        while begun < 60 && begun - ended < 8 {
+            pair.submit_raw(RawVerb::Write, &region, 1 << 16, 0).unwrap();
+            begun += 1;
+        }
+        assert!(pair.poll(&mut |_| ended += 1).unwrap());
+    }
+    let usage = pair.hardware()[0].usage(pair.now());
+    let binding = crate::resource::binding(&usage).unwrap();
+    (60.0 * f64::from(1 << 16) / pair.now().as_secs(), format!("{} {:.1}", binding.name, binding.busy))
+}
+
 #[test]
-fn verbs() {
-    for name in ["strom-10g", "strom-100g"] {
-        let platform = Platform::load(name).unwrap();
-        for len in [64, 1024, 4096] {
-            for verb in [RawVerb::Read, RawVerb::Write, RawVerb::PingPong] {
-                println!("{name} {verb:?} {len}: {:?}", raw(&mut pair(&platform, Placement::Nic), verb, len));
-            }
+fn every_place_of_every_platform_answers_rightly() {
+    for (name, placements) in
+        [("strom-10g", 3), ("strom-100g", 3), ("rambda", 4), ("bluefield1", 3), ("bluefield2", 3), ("dfabric", 3)]
+    {
+        let platform = platform(name, &[]);
+        let all = Placement::of(&platform);
+        assert_eq!(all.len(), placements, "{name}");
+        for placement in all {
+            let times = [1, 4, 16].map(|len| walk(&platform, placement, len));
+            assert!(times[0] < times[1] && times[1] < times[2], "{name} {placement:?}: {times:?}");
+        }
+    }
+}
+
+#[test]
+fn a_read_is_the_sum_of_its_parts() {
+    // StRoM at 10 Gbit/s. A command of 64 B comes in one TLP of 88 B: 300 ns for the 8 B of a doorbell, and 56 B more
+    // at 7.87 GB/s, 7.1 ns. The request has 12 + 16 + 4 = 32 B, 4 words; its response 12 + 4 + 64 + 4 = 84 B, 11 words.
+    // Cycles of 6.4 ns: 4 x 125 of depth, and each side holds each packet until it is whole: 2 x (4 + 11).
+    // On the wire 32 + 66 and 84 + 66 B at 0.8 ns a byte, 520 ns each way. The DMA read takes 1500 ns, the write 400 ns.
+    let cycles = (4.0 * 125.0 + 2.0 * 15.0) * 6.4;
+    let by_hand = 300.0 + 56.0 / 7.87 + cycles + (98.0 + 150.0) * 0.8 + 2.0 * 520.0 + 1500.0 + 400.0;
+    let model = verb(&platform("strom-10g", &[]), RawVerb::Read, 64).as_ns();
+    assert!((model - by_hand).abs() < 0.1, "{model} ns, by hand {by_hand} ns");
+}
+
+#[test]
+fn slower_hardware_costs_what_it_should() {
+    let base = platform("strom-10g", &[]);
+    let with = |path: &str, factor: f64| {
+        let value = base.params.get(path).unwrap().value;
+        base.with(&[(path, value * factor)]).unwrap()
+    };
+    let cost = |slow: &Platform, run: &dyn Fn(&Platform) -> Ps| (run(slow) - run(&base)).as_ns();
+    let near = |ns: f64, by_hand: f64| assert!((ns - by_hand).abs() < 0.1, "{ns} ns, by hand {by_hand} ns");
+
+    // A PCIe round trip of 1.5 us more: once for a verb, once for each element and the value.
+    let pcie = with("host.pcie.read_latency", 2.0);
+    near(cost(&pcie, &|p| verb(p, RawVerb::Read, 64)), 1500.0);
+    near(cost(&pcie, &|p| verb(p, RawVerb::Write, 64)), 1500.0);
+    near(cost(&pcie, &|p| walk(p, Placement::Client, 8)), 9.0 * 1500.0);
+    near(cost(&pcie, &|p| walk(p, Placement::Nic, 8)), 9.0 * 1500.0);
+    // Half the clock: the 530 cycles of a READ twice as long.
+    let clock = with("nic.pipeline.clock", 0.5);
+    near(cost(&clock, &|p| verb(p, RawVerb::Read, 64)), 530.0 * 6.4);
+    // Half the link: 98 B and 150 B for 0.8 ns a byte more.
+    let link = with("ethernet.rate", 0.5);
+    near(cost(&link, &|p| verb(p, RawVerb::Read, 64)), 248.0 * 0.8);
+    let (fast, slow) = (stream(&base), stream(&link));
+    assert!((fast.0 / slow.0 - 2.0).abs() < 0.02, "{fast:?} {slow:?}");
+    assert_eq!((&*fast.1, &*slow.1), ("wire 1.0", "wire 1.0"));
+    // Memory twice as slow: each of 8 elements and the value is a miss of the host's core.
+    let dram = with("host.dram.latency", 2.0);
+    near(cost(&dram, &|p| walk(p, Placement::Host, 8)), 9.0 * 80.0);
+    near(cost(&dram, &|p| walk(p, Placement::Nic, 8)), 0.0);
+}
+
+#[test]
+fn an_element_costs_its_place_an_access() {
+    // A PCIe read of 64 B, 10 cycles of the kernel for its step and one for a word of data.
+    let strom = platform("strom-10g", &[]);
+    let each = (walk(&strom, Placement::Nic, 17) - walk(&strom, Placement::Nic, 1)).as_ns() / 16.0;
+    assert!((each - (1500.0 + 11.0 * 6.4)).abs() < 0.1, "{each} ns");
+    // Over UPI twice: a read of 350 ns and 3 cycles of 2.5 ns for the step, one for the data.
+    let rambda = platform("rambda", &[]);
+    let each = (walk(&rambda, Placement::Accel, 17) - walk(&rambda, Placement::Accel, 1)).as_ns() / 16.0;
+    assert!((each - (350.0 + 4.0 * 2.5)).abs() < 0.1, "{each} ns");
+}
+
+#[test]
+fn payload_streams_reach_their_kernel() {
+    let payload: Vec<u8> = (0..20_000u32).map(|n| (n * n >> 3) as u8).collect();
+    for name in ["strom-100g", "bluefield2"] {
+        let mut pair = pair(&platform(name, &[]), Placement::Nic);
+        pair.submit_stream(op::CHECKSUM, &[], &payload, 5).unwrap();
+        let mut reply = None;
+        assert!(pair.poll(&mut |done| reply = Some((done.status, done.reply.to_vec()))).unwrap());
+        let expected = [20_000u64.to_le_bytes(), crc64(&payload).to_le_bytes()].concat();
+        assert_eq!(reply, Some((Status::Ok, expected)), "{name}");
+    }
+}
+
+/// Runs 200 walks with 16 of them under way, and keeps the trace.
+fn traced(name: &str, placement: Placement, seed: u64) -> Vec<TraceEntry> {
+    let spec = PairSpec::new(&Platform::load(name).unwrap(), 0, seed).unwrap().serving(placement);
+    let mut pair = Pair::new(&spec).unwrap();
+    let (params, _) = load_list(&mut pair, 6);
+    pair.trace();
+    let (mut begun, mut ended) = (0, 0);
+    while ended < 200 {
+        while begun < 200 && begun - ended < 16 {
+            pair.submit(placement, op::TRAVERSAL, &params, 0).unwrap();
+            begun += 1;
+        }
+        assert!(pair.poll(&mut |_| ended += 1).unwrap());
+    }
+    pair.trace()
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bits() {
+    for (name, placement) in [
+        ("strom-10g", Placement::Client),
+        ("strom-10g", Placement::Nic),
+        ("strom-10g", Placement::Host),
+        ("rambda", Placement::Accel),
+        ("bluefield2", Placement::Nic),
+    ] {
+        let (first, second) = (traced(name, placement, 3), traced(name, placement, 3));
+        assert!(first == second, "{name} {placement:?}");
+        assert!(first.len() > 2000 && first.iter().any(|entry| !entry.bytes.is_empty()));
+        assert!(first != traced(name, placement, 4), "other keys: {name} {placement:?}");
+    }
+}
+
+#[test]
+fn a_lookup_that_fails_says_so_in_every_place() {
+    let platform = platform("rambda", &[]);
+    for placement in Placement::of(&platform) {
+        let mut pair = pair(&platform, placement);
+        let (mut params, _) = load_list(&mut pair, 3);
+        params[8..16].copy_from_slice(&9999u64.to_le_bytes());
+        for (op, expected) in [(op::TRAVERSAL, Status::NotFound), (op::GET, Status::BadParams)] {
+            pair.submit(placement, op, &params, 0).unwrap();
+            let mut status = None;
+            assert!(pair.poll(&mut |done| status = Some((done.status, done.reply.len()))).unwrap());
+            assert_eq!(status, Some((expected, 0)), "{placement:?}");
         }
     }
 }

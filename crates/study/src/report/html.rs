@@ -18,13 +18,25 @@ pub fn html(report: &Report) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <title>Remora: where should it run?</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
     );
-    head(&mut page, report);
-    tiles(&mut page, report);
-    in_short(&mut page, report);
-    for operation in report.operations() {
-        section(&mut page, report, operation);
+    if !report.rows.is_empty() || report.modelled.is_none() {
+        head(&mut page, report);
+        tiles(&mut page, report);
+        in_short(&mut page, report);
+        for operation in report.operations() {
+            section(&mut page, report, operation);
+        }
+    } else {
+        page.push_str("<h1>Where should it run?</h1>\n");
     }
-    conditions(&mut page, report);
+    if let Some(on) = &report.modelled {
+        page.push_str(&crate::on::section(on));
+    }
+    if !report.rows.is_empty() || report.modelled.is_none() {
+        conditions(&mut page, report);
+    } else {
+        let (command, source) = (escape(&report.command), escape(&report.source()));
+        let _ = writeln!(page, "<p class=\"soft\"><code>{command}</code>, Remora {}; {source}.</p>", report.version);
+    }
     page + "</main>\n</body>\n</html>\n"
 }
 

@@ -28,8 +28,16 @@ const COLUMNS: [Column; 12] = [
     Column("with 64", "node", 8),
 ];
 
-/// The whole report: what was measured, row by row, then who wins.
+/// The whole report: what was measured, row by row, then who wins; and what modelled hardware would do.
 pub fn table(report: &Report) -> String {
+    match &report.modelled {
+        None => measured(report),
+        Some(on) if report.rows.is_empty() => crate::on::table(on),
+        Some(on) => measured(report) + "\n" + &crate::on::table(on),
+    }
+}
+
+fn measured(report: &Report) -> String {
     let mut out = String::new();
     let rereads = report.rows.iter().any(|row| row.in_flight_1.rereads_per_op > 0.0);
     for operation in report.operations() {

@@ -321,7 +321,7 @@ fn verbs(lines: &Lines<'_>, platforms: &[Platform]) -> Vec<Trend> {
             figures: "12c",
             section: "4.1, 7.1",
             what: "short messages are limited by the host that issues commands, not by the NIC",
-            holds: least > 0.95 * largest && binding.starts_with("client host cores"),
+            holds: least > 0.95 * largest && binding.starts_with("client cores"),
             evidence: format!("{least:.2} to {largest:.2} M/s up to 1 KB; busiest: {binding}"),
         });
     }

@@ -67,7 +67,7 @@ pub struct Ground {
 impl Ground {
     /// Of a platform.
     pub fn new(platform: &Platform, seed: u64) -> Result<Self, ModelError> {
-        Ok(Self { spec: PairSpec::new(platform, STATE, seed)?, tcp: platform.tcp.clone(), seed })
+        Ok(Self { spec: PairSpec::new(platform, 0, seed)?, tcp: platform.tcp.clone(), seed })
     }
 }
 
@@ -96,9 +96,6 @@ pub fn run(ground: &Ground, series: &Series, x: u64) -> Result<Outcomes, ModelEr
         Run::TcpGet => Ok(tcp(ground, 1, x)),
     }
 }
-
-/// Bytes that the data of a kernel are spread over: far beyond any cache, as the paper's text assumes.
-const STATE: u64 = 8 << 30;
 
 /// Verbs without kernels, `in_flight` at a time.
 fn raw(

@@ -1,0 +1,281 @@
+//! The comparison on modelled hardware: the same operations over the same store, in every placement of a platform.
+
+use std::fmt::Write;
+
+use remora_model::platform::Platform;
+use remora_model::world::{PairSpec, Placement};
+use serde::{Deserialize, Serialize};
+
+use crate::compare::{Plan, Progress, Watch};
+use crate::format::{plural, rate, time};
+use crate::measure::{IN_FLIGHT, Operation};
+use crate::modelled::{Measured, ModelError, Modelled};
+use crate::records::Records;
+use crate::report::escape;
+use crate::store::Store;
+use crate::trace::Trace;
+
+/// Calls of a figure with one in flight, and with many.
+const CALLS: [u64; 2] = [300, 4_000];
+/// Medians closer than this are level.
+const LEVEL: f64 = 1.05;
+
+/// What a platform makes of the operations.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OnPlatform {
+    /// The platform's name.
+    pub platform: String,
+    /// What it is.
+    pub title: String,
+    /// What its values rest on.
+    pub provenance: String,
+    /// What was modelled.
+    pub rows: Vec<ModelRow>,
+    /// Who wins, and why.
+    pub verdicts: Vec<ModelVerdict>,
+    /// Events that it took.
+    pub events: u64,
+    /// Seconds that it took, loading apart.
+    pub seconds: f64,
+}
+
+/// One operation in one placement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelRow {
+    /// What was done.
+    pub operation: Operation,
+    /// List elements, or bytes of the value.
+    pub parameter: Option<u64>,
+    /// Where the kernel ran: `client`, `nic`, `host` or `accel`.
+    pub placement: String,
+    /// One operation after the other.
+    pub in_flight_1: Measured,
+    /// Sixty-four at once.
+    pub in_flight_64: Measured,
+}
+
+/// The outcome for one operation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelVerdict {
+    /// What was done.
+    pub operation: Operation,
+    /// List elements, or bytes of the value.
+    pub parameter: Option<u64>,
+    /// The placement with the lowest median latency.
+    pub winner: String,
+    /// Whether the second is within 5 %.
+    pub level: bool,
+    /// The outcome as a sentence.
+    pub line: String,
+}
+
+/// Why there is no such comparison.
+#[derive(Debug, thiserror::Error)]
+pub enum OnError {
+    /// The model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The store, or the user wants no more.
+    #[error(transparent)]
+    Study(#[from] crate::Error),
+}
+
+/// The placements' names, as options and reports spell them.
+pub fn placement_name(placement: Placement) -> &'static str {
+    match placement {
+        Placement::Client => "client",
+        Placement::Nic => "nic",
+        Placement::Host => "host",
+        Placement::Accel => "accel",
+    }
+}
+
+/// Runs every operation of the plan in every placement that the platform has.
+pub fn compare_on(
+    platform: &Platform,
+    plan: &Plan,
+    records: &Records,
+    trace: Option<Trace>,
+    watch: &dyn Watch,
+) -> Result<OnPlatform, OnError> {
+    let spec = PairSpec::new(platform, 0, plan.seed).map_err(ModelError::from)?;
+    let mut model = Modelled::new(&spec, Placement::Nic)?;
+    let store = Store::load(&mut model, plan, records, trace, watch)?;
+    let (cells, placements) = (store.cells(), Placement::of(platform));
+    let start = std::time::Instant::now();
+    let (mut rows, mut events) = (Vec::new(), 0);
+    for (number, &(operation, parameter)) in cells.iter().enumerate() {
+        let next = match parameter.zip(operation.unit()) {
+            Some((n, unit)) => format!("{operation} of {n} {unit} on {}", platform.name),
+            None => format!("{operation} on {}", platform.name),
+        };
+        watch.progress(Progress::Measuring { done: number, total: cells.len(), next: &next });
+        for &placement in &placements {
+            let row = measure(&mut model, &store, (operation, parameter), placement, plan, watch)?;
+            events += row.in_flight_1.events + row.in_flight_64.events;
+            rows.push(row);
+        }
+    }
+    watch.progress(Progress::Measuring { done: cells.len(), total: cells.len(), next: "done" });
+    Ok(OnPlatform {
+        platform: platform.name.clone(),
+        title: platform.title.clone(),
+        provenance: platform.params.shares_text(),
+        verdicts: judge(&rows),
+        rows,
+        events,
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+fn measure(
+    model: &mut Modelled,
+    store: &Store<'_>,
+    (operation, parameter): (Operation, Option<u64>),
+    placement: Placement,
+    plan: &Plan,
+    watch: &dyn Watch,
+) -> Result<ModelRow, OnError> {
+    let changing = (operation == Operation::ConsistentGet).then(|| store.changing(parameter?)).flatten();
+    if let Some((objects, region)) = changing {
+        model.start_writer(region.key, (objects.object_size(), objects.count), plan.writer_updates_per_s);
+    }
+    model.place(placement);
+    let mut figures = [Measured::default(), Measured::default()];
+    for ((figure, in_flight), count) in figures.iter_mut().zip(IN_FLIGHT).zip(CALLS) {
+        let Some(mut calls) = store.calls(operation, parameter, plan.seed) else { continue };
+        *figure = match model.measure(&mut *calls, in_flight, count, &|| watch.stop()) {
+            Err(ModelError::Interrupted) => return Err(crate::Error::Interrupted.into()),
+            other => other?,
+        };
+    }
+    model.stop_writing();
+    let [in_flight_1, in_flight_64] = figures;
+    Ok(ModelRow { operation, parameter, placement: placement_name(placement).into(), in_flight_1, in_flight_64 })
+}
+
+/// Rows of the same operation and parameter, in the rows' order.
+fn groups(rows: &[ModelRow]) -> impl Iterator<Item = &[ModelRow]> {
+    rows.chunk_by(|a, b| (a.operation, a.parameter) == (b.operation, b.parameter))
+}
+
+fn judge(rows: &[ModelRow]) -> Vec<ModelVerdict> {
+    groups(rows).filter_map(verdict).collect()
+}
+
+fn verdict(rows: &[ModelRow]) -> Option<ModelVerdict> {
+    let mut ranked: Vec<&ModelRow> = rows.iter().collect();
+    ranked.sort_by_key(|row| row.in_flight_1.p50_ns);
+    let best = *ranked.first()?;
+    let ns = |row: &ModelRow| row.in_flight_1.p50_ns as f64;
+    let level = ranked.get(1).is_some_and(|second| ns(second) < ns(best) * LEVEL);
+    let most = rows.iter().max_by(|a, b| a.in_flight_64.ops_per_s.total_cmp(&b.in_flight_64.ops_per_s))?;
+    let others: Vec<String> = ranked[1..].iter().map(|row| format!("{} {}", row.placement, time(ns(row)))).collect();
+    let outcome = match ranked.get(1) {
+        Some(second) if level => format!("and {} are level", second.placement),
+        _ => "wins".into(),
+    };
+    let line = format!(
+        "{} {outcome}: {} in {}; {}; most with 64 in flight: {} with {} ops/s, limited by {} ({:.0} % busy)",
+        best.placement,
+        time(ns(best)),
+        plural(best.in_flight_1.round_trips_per_op, "round trip"),
+        others.join(", "),
+        most.placement,
+        rate(most.in_flight_64.ops_per_s),
+        most.in_flight_64.binding,
+        most.in_flight_64.binding_busy * 100.0,
+    );
+    let (operation, parameter) = (best.operation, best.parameter);
+    Some(ModelVerdict { operation, parameter, winner: best.placement.clone(), level, line })
+}
+
+fn title(operation: Operation, parameter: Option<u64>) -> String {
+    match parameter.zip(operation.unit()) {
+        Some((n, unit)) => format!("{operation}, {n} {unit}"),
+        None => operation.to_string(),
+    }
+}
+
+/// What came, in columns.
+pub fn table(on: &OnPlatform) -> String {
+    let mut out = format!("On {}, modelled: {}\n", on.platform, on.title);
+    let _ = writeln!(
+        out,
+        "{:<28} {:<7} {:>9} {:>9} {:>7} {:>10}  {:<34} {:>9}",
+        "operation", "place", "p50", "p99", "trips", "64: ops/s", "limited by", "uJ/op"
+    );
+    for group in groups(&on.rows) {
+        let best = group.iter().map(|row| row.in_flight_1.p50_ns).min().unwrap_or(0);
+        for (number, row) in group.iter().enumerate() {
+            let (one, many) = (&row.in_flight_1, &row.in_flight_64);
+            let mark = if one.p50_ns == best { "*" } else { "" };
+            let limit = format!("{} {:.0} %", many.binding, many.binding_busy * 100.0);
+            let joules = many.joules_per_op.map_or("-".into(), |joules| format!("{:.1}", joules * 1e6));
+            let _ = writeln!(
+                out,
+                "{:<28} {:<7} {:>9} {:>9} {:>7.2} {:>10}  {limit:<34} {joules:>9}",
+                if number == 0 { title(row.operation, row.parameter) } else { String::new() },
+                format!("{}{mark}", row.placement),
+                time(one.p50_ns as f64),
+                time(one.p99_ns as f64),
+                one.round_trips_per_op,
+                rate(many.ops_per_s),
+            );
+        }
+    }
+    out.push('\n');
+    for verdict in &on.verdicts {
+        let _ = writeln!(out, "{}: {}", title(verdict.operation, verdict.parameter), verdict.line);
+    }
+    let per_s = on.events as f64 / on.seconds.max(1e-9) / 1e6;
+    let _ = writeln!(
+        out,
+        "\n{}: {}.\n{} events, {per_s:.1} M a second. Every result was checked.",
+        on.platform,
+        on.provenance,
+        crate::format::count(on.events)
+    );
+    out
+}
+
+/// The section of the HTML report.
+pub(crate) fn section(on: &OnPlatform) -> String {
+    let mut out = format!(
+        "<h2>On {}, modelled</h2>\n<p class=\"soft\">{}. The same engine, kernels and checks in modelled time. {}.</p>\n\
+         <div class=\"card scroll\"><table><thead><tr><th class=\"t\">operation</th><th class=\"t\">place</th>\
+         <th>median</th><th>99 %</th><th>round trips</th><th>64 in flight, ops/s</th><th class=\"t\">limited by</th>\
+         <th>µJ each</th></tr></thead><tbody>\n",
+        escape(&on.platform),
+        escape(&on.title),
+        escape(&on.provenance)
+    );
+    for group in groups(&on.rows) {
+        let best = group.iter().map(|row| row.in_flight_1.p50_ns).min().unwrap_or(0);
+        for (number, row) in group.iter().enumerate() {
+            let (one, many) = (&row.in_flight_1, &row.in_flight_64);
+            let name = if number == 0 { escape(&title(row.operation, row.parameter)) } else { String::new() };
+            let class = [if one.p50_ns == best { "best" } else { "" }, if number == 0 { " new" } else { "" }].concat();
+            let joules = many.joules_per_op.map_or("-".into(), |joules| format!("{:.1}", joules * 1e6));
+            let _ = writeln!(
+                out,
+                "<tr class=\"{class}\"><td class=\"t\">{name}</td><td class=\"t place {place}\">{place}</td>\
+                 <td class=\"p50\">{}</td><td>{}</td><td>{:.2}</td><td>{}</td><td class=\"t\">{}, {:.0} %</td>\
+                 <td>{joules}</td></tr>",
+                time(one.p50_ns as f64),
+                time(one.p99_ns as f64),
+                one.round_trips_per_op,
+                rate(many.ops_per_s),
+                escape(&many.binding),
+                many.binding_busy * 100.0,
+                place = row.placement,
+            );
+        }
+    }
+    out.push_str("</tbody></table></div>\n<ul>\n");
+    for verdict in &on.verdicts {
+        let what = escape(&title(verdict.operation, verdict.parameter));
+        let _ = writeln!(out, "<li>{what}: {}</li>", escape(&verdict.line));
+    }
+    out + "</ul>\n"
+}
