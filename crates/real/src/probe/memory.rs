@@ -7,13 +7,16 @@ use std::time::{Duration, Instant};
 use remora_memory::Buffer;
 use remora_wire::icrc::IcrcFlow;
 
-use super::on_core;
+use super::{median, on_core};
 
 /// Bytes between two words of a chase.
 const LINE: usize = 64;
 
-/// Steps between looks at the clock.
-const STEPS: usize = 1 << 14;
+/// Loads between looks at the clock: the median of such short pieces is that of a core that nobody took away.
+const LOADS: usize = 512;
+
+/// Bytes between looks at the clock.
+const PIECE: usize = 64 << 10;
 
 /// A chain of lines in random order through a buffer: each word is the offset of the next one.
 pub struct Chase {
@@ -50,12 +53,15 @@ impl Chase {
         self.at.extend((0..chains).map(|chain| chain * lines / chains * LINE));
         let Self { buffer, at } = self;
         on_core(0, || {
-            walk(buffer, at, lines.min(STEPS * 4).div_ceil(chains));
-            let (start, mut loads) = (Instant::now(), 0);
-            while loads == 0 || start.elapsed() < time {
-                loads += walk(buffer, at, STEPS / chains);
+            // What fits into a cache is there after one round.
+            walk(buffer, at, lines.min(1 << 16).div_ceil(chains));
+            let (start, mut times) = (Instant::now(), Vec::new());
+            while times.is_empty() || start.elapsed() < time {
+                let before = Instant::now();
+                let loads = walk(buffer, at, LOADS.div_ceil(chains));
+                times.push(before.elapsed().as_nanos() as f64 / loads as f64);
             }
-            start.elapsed().as_nanos() as f64 / loads as f64
+            median(&mut times)
         })
     }
 }
@@ -84,20 +90,21 @@ fn load(buffer: &Buffer, at: usize) -> usize {
 
 /// Bytes a second that one core sums up from a working set.
 pub fn read_bytes_per_s(working_set: usize, time: Duration) -> f64 {
-    let words = vec![1u64; (working_set / 8).max(1)];
-    rate(words.len() * 8, time, || {
-        let sum = words.iter().fold(0u64, |sum, word| sum.wrapping_add(*word));
-        black_box(sum);
+    let words = vec![1u64; working_set.max(PIECE) / 8];
+    let mut pieces = words.chunks_exact(PIECE / 8).cycle();
+    rate(PIECE, time, || {
+        let piece = pieces.next().unwrap_or(&[]);
+        black_box(piece.iter().fold(0u64, |sum, word| sum.wrapping_add(*word)));
     })
 }
 
 /// Bytes a second that one core fills a working set with.
 pub fn write_bytes_per_s(working_set: usize, time: Duration) -> f64 {
-    let mut bytes = vec![1u8; working_set.max(1)];
-    let mut value = 0u8;
-    rate(bytes.len(), time, || {
-        value = value.wrapping_add(1);
-        black_box(&mut bytes[..]).fill(value);
+    let mut bytes = vec![1u8; working_set.max(PIECE) / PIECE * PIECE];
+    let mut at = 0;
+    rate(PIECE, time, || {
+        black_box(&mut bytes[at..at + PIECE]).fill(at as u8);
+        at = (at + PIECE) % bytes.len();
     })
 }
 
@@ -118,18 +125,18 @@ pub fn icrc_bytes_per_s(len: usize, time: Duration) -> f64 {
     })
 }
 
-/// Bytes a second of `work`, which does `bytes` each time.
+/// Bytes a second of `work`, which does `bytes` each time and is done in the median of short pieces.
 fn rate(bytes: usize, time: Duration, mut work: impl FnMut()) -> f64 {
     on_core(0, || {
-        // Between looks at the clock, about 64 KB.
-        let runs = ((64 << 10) / bytes).max(1);
+        let runs = (PIECE / bytes).max(1);
         work();
-        let (start, mut done) = (Instant::now(), 0);
-        while done == 0 || start.elapsed() < time {
+        let (start, mut times) = (Instant::now(), Vec::new());
+        while times.is_empty() || start.elapsed() < time {
+            let before = Instant::now();
             (0..runs).for_each(|_| work());
-            done += runs * bytes;
+            times.push(before.elapsed().as_secs_f64());
         }
-        done as f64 / start.elapsed().as_secs_f64()
+        (runs * bytes) as f64 / median(&mut times)
     })
 }
 

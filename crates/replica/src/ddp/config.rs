@@ -100,8 +100,8 @@ pub enum Mutation {
     AcceptStaleRmw,
     /// Nobody replays the writes of a dead coordinator.
     NoReplay,
-    /// INV and ACK of another epoch are taken.
-    AnyEpoch,
+    /// Reads are served without a lease.
+    NoLease,
     /// PERSIST is answered without waiting for the scope's writes.
     EmptyScope,
     /// A waiting reader is not woken when the RDLock is released.

@@ -333,6 +333,12 @@ impl Replica {
         }
         let durable = driven.acked_p.covers(all);
         let first = !std::mem::replace(&mut driven.validated, true);
+        if driven.acked_c.covers(all) {
+            // It has happened: from now on a newer write does not undo it.
+            driven.rmw = None;
+            driven.write.rmw = false;
+            driven.refused = false;
+        }
         match self.config.model {
             Model::Synch if !durable => {
                 driven.validated = false;

@@ -130,6 +130,11 @@ macro_rules! marks {
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),*].into_iter()
             }
+
+            /// Adds another's.
+            pub fn add(&mut self, other: &Self) {
+                $(self.$name += other.$name;)*
+            }
         }
     };
 }
@@ -241,6 +246,16 @@ impl Replica {
         &self.marks
     }
 
+    /// What happened since this was last asked.
+    pub fn take_marks(&mut self) -> Marks {
+        std::mem::take(&mut self.marks)
+    }
+
+    /// Is there something to [`Replica::poll`]?
+    pub fn has_output(&self) -> bool {
+        !self.out.is_empty()
+    }
+
     /// A record's metadata.
     pub fn meta(&self, key: Key) -> Meta {
         self.records.get(&key).map(|record| record.meta).unwrap_or_default()
@@ -253,7 +268,7 @@ impl Replica {
 
     /// Does it take requests?
     pub fn serves(&self) -> bool {
-        self.view.members.has(self.config.id) && !self.taking.merging && self.now < self.lease
+        self.view.members.has(self.config.id) && !self.taking.merging && (self.now < self.lease || self.config.mutant(super::Mutation::NoLease))
     }
 
     /// Reads may be served until `until`, by this node's clock.
@@ -272,7 +287,7 @@ impl Replica {
     pub fn handle(&mut self, now: Time, from: NodeId, message: Message) {
         self.now = now;
         let known = self.view.all().has(from) && self.view.all().has(self.config.id) && from != self.config.id;
-        if (message.epoch != self.view.epoch || !known) && !self.config.mutant(super::Mutation::AnyEpoch) {
+        if message.epoch != self.view.epoch || !known {
             self.marks.stale += 1;
             return;
         }

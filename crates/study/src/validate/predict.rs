@@ -147,3 +147,87 @@ fn described((count, bytes): (f64, f64), reply: f64, state: f64) -> where_::Oper
         load: where_::Load::Closed(1),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::probe::{Figure, platform_file};
+
+    /// A machine with round figures: loads of 1 ns up to 16 KiB and of 101 ns from 256 MiB on.
+    fn machine() -> Platform {
+        let mut figures = Vec::new();
+        let mut add = |path: &str, unit, value: f64| {
+            figures.push(Figure { path: path.into(), unit, how: "set", value, range: (value, value) });
+        };
+        for core in ["client.core", "host.core"] {
+            for (key, unit, value) in [("cores", "count", 2.0), ("clock", "GHz", 2.0), ("misses", "count", 10.0)] {
+                add(&format!("{core}.{key}"), unit, value);
+            }
+            for key in ["poll", "dispatch", "issue", "switch"] {
+                add(&format!("{core}.{key}"), "ns", 10.0);
+            }
+        }
+        for (key, unit) in [("size", "KiB"), ("latency", "ns"), ("ways", "ways"), ("ddio_ways", "ways")] {
+            add(&format!("host.cache.{key}"), unit, 16.0);
+        }
+        add("host.dram.latency", "ns", 101.0);
+        add("host.dram.bandwidth", "GB/s", 10.0);
+        add("host.curve.16KiB", "ns", 1.0);
+        add("host.curve.256MiB", "ns", 101.0);
+        for key in ["syscall", "context_switch", "wake", "file_sync", "ring_round_trip", "udp_round_trip"] {
+            add(&format!("system.{key}"), "ns", 100.0);
+        }
+        add("system.core_to_core", "ns", 100.0);
+        for key in ["read", "write", "copy", "crc64", "icrc"] {
+            add(&format!("system.{key}"), "GB/s", 10.0);
+        }
+        for place in ["client", "nic", "host"] {
+            for link in ["udp", "shm"] {
+                let path = |key: &str| format!("software.{link}.{place}.{key}");
+                for (key, value) in [("call", 5000.0), ("call_each", 500.0), ("step", 50.0), ("step_each", 20.0)] {
+                    add(&path(key), "ns", value);
+                }
+                for (curve, value) in [("reply", 5200.0), ("reply_each", 560.0), ("uneven_each", 900.0)] {
+                    add(&path(&format!("{curve}.64B")), "ns", value);
+                    add(&path(&format!("{curve}.4200B")), "ns", value + 1000.0);
+                }
+            }
+        }
+        Platform::parse("x.toml", &platform_file("x", "x", &figures)).unwrap()
+    }
+
+    #[test]
+    fn predictions_are_what_a_hand_calculation_gives() {
+        let data = Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Zipfian };
+        let machine = machine();
+        let rows = predict(&machine, &data, &[Link::Udp], &Placement::ALL).unwrap();
+        assert_eq!(rows.len(), (6 + 2 + 7 + 7) * 3);
+        let row = |operation, parameter, placement| {
+            let of = |row: &&Row| (row.operation, row.parameter, row.placement) == (operation, parameter, placement);
+            rows.iter().find(of).map(|row| (row.in_flight_1.p50_ns as f64, 1e9 / row.in_flight_64.ops_per_s)).unwrap()
+        };
+        // Lists lie in 8 MiB: 2^9 of 2^14 from 16 KiB to 256 MiB, so a load takes 100 ns x 9 / 14 more than in cache.
+        let load = 100.0 * 9.0 / 14.0;
+        let (client, _) = row(Operation::List, Some(4), Placement::Client);
+        assert!(
+            (client - (5200.0 + 3.0 * 50.0 + 5.0 * load)).abs() < 2.0,
+            "{client}: reply, three more reads, five loads"
+        );
+        let (nic, each) = row(Operation::List, Some(4), Placement::Nic);
+        assert!((nic - (5350.0 + 5.0 * 0.75 * load)).abs() < 2.0, "{nic}: every fourth load hides behind the links");
+        assert!((each - (560.0 + 3.0 * 20.0)).abs() < 1.0, "{each}: ten misses at once keep up with 20 ns a step");
+        let (miss, _) = row(Operation::GetMiss, None, Placement::Client);
+        assert!((5050.0..5200.0).contains(&miss), "{miss}: a call, an access, its load");
+        // A checksum over 4104 bytes at 10 GB/s, wherever it is made.
+        let consistent = |bytes| row(Operation::ConsistentGet, Some(bytes), Placement::Host).0;
+        let longer = consistent(4096) - consistent(64);
+        let expected = (0.403 + 4032.0 / 4136.0 + 0.1) * 1000.0;
+        assert!((longer - expected).abs() < 10.0, "{longer}: checksum, reply, two more lines");
+    }
+
+    #[test]
+    fn hardware_has_no_such_prediction() {
+        let data = Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Uniform };
+        assert!(predict(&Platform::load("strom-10g").unwrap(), &data, &[Link::Udp], &Placement::ALL).is_none());
+    }
+}

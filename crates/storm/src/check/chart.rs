@@ -1,0 +1,141 @@
+//! A counterexample as a message chart: a column for each node, a line for each thing that happens.
+
+use remora_replica::ddp::{AckKind, Body, JobId, Message};
+use remora_replica::types::{NodeId, Timestamp};
+use stateright::Path;
+
+use super::invariants::describe;
+use super::system::{Action, KEY, System};
+use super::world::State;
+
+/// Characters of a node's column.
+const COLUMN: usize = 26;
+
+/// Draws the way to a state.
+pub(crate) fn chart(system: &System, path: Path<State, Action>) -> String {
+    let nodes = usize::from(system.options.nodes);
+    let head: String = (0..nodes).map(|id| format!("{:^COLUMN$}", format!("n{id}"))).collect();
+    let mut lines = vec![head.trim_end().to_string()];
+    let steps: Vec<(State, Option<Action>)> = path.into_vec();
+    for pair in steps.windows(2) {
+        let ((before, Some(action)), (after, _)) = (&pair[0], &pair[1]) else { continue };
+        lines.push(line(system, before, after, action, nodes));
+        for (number, (old, new)) in before.ops.iter().zip(&after.ops).enumerate() {
+            if let Some(outcome) = &new.outcome
+                && old.outcome != new.outcome
+            {
+                let at = system.options.request(number as u8).0;
+                lines.push(at_node(at, &format!("client {number}: {outcome:?}"), nodes));
+            }
+        }
+        let metas = |state: &State, id: u8| state.replica(NodeId(id)).map(|replica| replica.meta(KEY));
+        for id in 0..nodes as u8 {
+            let (old, new) = (metas(before, id), metas(after, id));
+            if let (Some(old), Some(new)) = (old, new)
+                && old.rd_lock.is_some()
+                && new.rd_lock.is_none()
+            {
+                lines.push(at_node(NodeId(id), &format!("unlocked at {}", new.volatile_ts), nodes));
+            }
+        }
+    }
+    if let Some((last, _)) = steps.last() {
+        lines.push(format!("=> {}", last.fault.clone().unwrap_or_else(|| stuck(last))));
+    }
+    lines.join("\n")
+}
+
+fn stuck(state: &State) -> String {
+    let mut what = Vec::new();
+    for replica in state.nodes.iter().flatten() {
+        let meta = replica.meta(KEY);
+        if let Some(owner) = meta.rd_lock {
+            what.push(format!("{} waits with its RDLock held by {owner}", replica.id()));
+        }
+    }
+    for (number, op) in state.ops.iter().enumerate().filter(|(_, op)| op.issued && op.outcome.is_none()) {
+        let _ = op;
+        what.push(format!("request {number} is never answered"));
+    }
+    format!("nothing can happen any more: {}", what.join(", "))
+}
+
+fn line(system: &System, before: &State, after: &State, action: &Action, nodes: usize) -> String {
+    match action {
+        Action::Submit(number) => {
+            let (at, request) = system.options.request(*number);
+            at_node(at, &format!("client {number}: {}", describe(&request.op)), nodes)
+        }
+        Action::Deliver(from, to, message) => arrow(*from, *to, &text(message), nodes),
+        Action::Duplicate(from, to, message) => arrow(*from, *to, &format!("{} (kept)", text(message)), nodes),
+        Action::Done(id, job) => at_node(*id, &done(job), nodes),
+        Action::Crash(id) => at_node(*id, "CRASH", nodes),
+        Action::Blackout => "-- all crash --".to_string(),
+        Action::Restart(id) => at_node(*id, "starts again", nodes),
+        Action::Suspect(id) => at_node(*id, "suspected, lease over", nodes),
+        Action::Decide(view) => format!("-- decided: {view} --"),
+        Action::Install(id) => {
+            let epoch = after.replica(*id).map_or(0, |replica| replica.view().epoch);
+            let _ = before;
+            at_node(*id, &format!("enters epoch {epoch}"), nodes)
+        }
+        Action::Timeout(id) => at_node(*id, "asks again", nodes),
+    }
+}
+
+fn at_node(id: NodeId, what: &str, nodes: usize) -> String {
+    let line: String = (0..nodes)
+        .map(|index| if index == usize::from(id.0) { format!("{what:^COLUMN$}") } else { format!("{:^COLUMN$}", "|") })
+        .collect();
+    line.trim_end().to_string()
+}
+
+/// An arrow from the middle of one column to the middle of another, with its text.
+fn arrow(from: NodeId, to: NodeId, what: &str, nodes: usize) -> String {
+    let middle = |id: NodeId| usize::from(id.0) * COLUMN + COLUMN / 2;
+    let (left, right) = (middle(from).min(middle(to)), middle(from).max(middle(to)));
+    let mut line: Vec<char> = (0..nodes * COLUMN).map(|at| if at % COLUMN == COLUMN / 2 { '|' } else { ' ' }).collect();
+    line[left + 1..right].fill('-');
+    if from < to { line[right - 1] = '>' } else { line[left + 1] = '<' }
+    let start = left + (right - left).saturating_sub(what.chars().count()) / 2;
+    for (at, c) in (start..).zip(what.chars()).take_while(|(at, _)| *at + 2 < right) {
+        line[at] = c;
+    }
+    line.into_iter().collect::<String>().trim_end().to_string()
+}
+
+fn text(message: &Message) -> String {
+    let kind = |kind: &AckKind| match kind {
+        AckKind::Both => "",
+        AckKind::Consistency => "_C",
+        AckKind::Persistency => "_P",
+    };
+    let acked = |word: &str, ts: &Timestamp, of: &AckKind| format!(" {word}{} {ts} ", kind(of));
+    match &message.body {
+        Body::Inv(writes) => {
+            let list: Vec<String> = writes.iter().map(|write| write.ts.to_string()).collect();
+            let rmw = if writes.iter().any(|write| write.rmw) { " rmw" } else { "" };
+            format!(" INV{rmw} {} ", list.join(","))
+        }
+        Body::Ack(_, ts, of) => acked("ACK", ts, of),
+        Body::Val(_, ts, of) => acked("VAL", ts, of),
+        Body::Refuse(_, ts) => format!(" refuse {ts} "),
+        Body::Busy(_, ts) => format!(" busy {ts} "),
+        Body::Persist(..) => " [PERSIST]sc ".to_string(),
+        Body::PersistAck(_) => " [ACK_P]sc ".to_string(),
+        Body::PersistVal(_) => " [VAL_P]sc ".to_string(),
+        Body::State(number, entries, _) => format!(" state {number}: {} ", entries.len()),
+        Body::StateAck(number) => format!(" has state {number} "),
+        Body::Merged => " merged ".to_string(),
+    }
+}
+
+fn done(job: &JobId) -> String {
+    match job {
+        JobId::Persist(_, ts) => format!("durable {ts}"),
+        JobId::PersistScope(_) => "durable: scope's end".to_string(),
+        JobId::Apply(_, ts) => format!("local write {ts}"),
+        JobId::Drain(_, ts) => format!("dFIFO drained {ts}"),
+        JobId::Cross(_, ts) => format!("at NIC {ts}"),
+    }
+}

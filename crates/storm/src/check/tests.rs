@@ -1,0 +1,44 @@
+//! The short form: two writes, without and with faults; and every seeded fault is found.
+
+use super::*;
+
+/// All states, or the first so many.
+fn passes(options: Options, limit: usize) -> Report {
+    let search = Search { limit: Some(limit), threads: 1, shortest: false };
+    let report = check(&options, search, |_| {});
+    if let Some((reason, chart)) = &report.failure {
+        panic!("{options:?}: {reason}\n{chart}");
+    }
+    report
+}
+
+#[test]
+fn two_writes_race() {
+    let report = passes(Options::default(), 1_000_000);
+    assert!(report.complete && report.states > 1000, "{report:?}");
+    assert!(report.marks.snatches > 0 && report.marks.obsolete > 0 && report.marks.rmw_retries > 0, "{report:?}");
+}
+
+#[test]
+fn every_model_and_deployment_begins_well() {
+    for model in Model::ALL {
+        for deployment in [Where::B, Where::Stepped, Where::O(1)] {
+            passes(Options { model, deployment, ..Options::default() }, 3000);
+        }
+        let failures = Failures { duplicates: 1, crashes: 1, restarts: 1, ..Failures::default() };
+        passes(Options { model, failures, ..Options::default() }, 3000);
+        let failures = Failures { suspicions: 1, blackouts: 1, ..Failures::default() };
+        passes(Options { model, failures, ..Options::default() }, 3000);
+    }
+}
+
+#[test]
+fn seeded_faults_are_found() {
+    for mutant in MUTANTS.iter().filter(|mutant| mutant.quick) {
+        let report = check_mutant(mutant.mutation, None, 1);
+        let Some((reason, chart)) = report.failure else {
+            panic!("{}: not found in {} states", mutant.name, report.states);
+        };
+        assert!(chart.contains("=> ") && !reason.is_empty(), "{chart}");
+    }
+}
