@@ -53,6 +53,12 @@ pub enum Command {
         #[command(subcommand)]
         what: crate::reproduce::Reproduce,
     },
+    /// Check an engine in every interleaving of a small case
+    Check {
+        /// What to check.
+        #[command(subcommand)]
+        what: crate::check::What,
+    },
     /// Measure Remora's parts beside what the machine gives without it
     Bench {
         /// Which part.

@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod check;
 mod child;
 mod compare;
 mod exec;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         Command::Platform { what } => platform::run(&what),
         Command::Reproduce { what } => reproduce::run(&what),
         Command::Storm { what } => storm::run(&what),
+        Command::Check { what } => check::run(&what),
         Command::Bench { what: Bench::Nic(args) } => bench::nic(&args),
         Command::Bench { what: Bench::Kernel(args) } => bench::kernel(&args),
     })

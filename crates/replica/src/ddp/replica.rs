@@ -268,7 +268,9 @@ impl Replica {
 
     /// Does it take requests?
     pub fn serves(&self) -> bool {
-        self.view.members.has(self.config.id) && !self.taking.merging && (self.now < self.lease || self.config.mutant(super::Mutation::NoLease))
+        self.view.members.has(self.config.id)
+            && !self.taking.merging
+            && (self.now < self.lease || self.config.mutant(super::Mutation::NoLease))
     }
 
     /// Reads may be served until `until`, by this node's clock.

@@ -96,7 +96,11 @@ fn arrow(from: NodeId, to: NodeId, what: &str, nodes: usize) -> String {
     let (left, right) = (middle(from).min(middle(to)), middle(from).max(middle(to)));
     let mut line: Vec<char> = (0..nodes * COLUMN).map(|at| if at % COLUMN == COLUMN / 2 { '|' } else { ' ' }).collect();
     line[left + 1..right].fill('-');
-    if from < to { line[right - 1] = '>' } else { line[left + 1] = '<' }
+    if from < to {
+        line[right - 1] = '>'
+    } else {
+        line[left + 1] = '<'
+    }
     let start = left + (right - left).saturating_sub(what.chars().count()) / 2;
     for (at, c) in (start..).zip(what.chars()).take_while(|(at, _)| *at + 2 < right) {
         line[at] = c;
@@ -126,7 +130,7 @@ fn text(message: &Message) -> String {
         Body::PersistVal(_) => " [VAL_P]sc ".to_string(),
         Body::State(number, entries, _) => format!(" state {number}: {} ", entries.len()),
         Body::StateAck(number) => format!(" has state {number} "),
-        Body::Merged => " merged ".to_string(),
+        Body::Merged(_) => " merged ".to_string(),
     }
 }
 

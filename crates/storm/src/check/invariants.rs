@@ -49,7 +49,10 @@ fn table_one(system: &System, state: &State) -> Option<String> {
         if let Some((id, _)) = metas.iter().find(|(_, meta)| {
             !same(meta.volatile_ts, metas[0].1.volatile_ts) || !same(meta.glb_volatile_ts, metas[0].1.glb_volatile_ts)
         }) {
-            return Some(format!("2a: all can be read, and {} and {id} differ in volatileTS or glb_volatileTS", metas[0].0));
+            return Some(format!(
+                "2a: all can be read, and {} and {id} differ in volatileTS or glb_volatileTS",
+                metas[0].0
+            ));
         }
     }
     let durable = |id: NodeId| state.logs[usize::from(id.0)].get(&KEY).map_or(Timestamp::ZERO, |write| write.ts);
@@ -61,7 +64,10 @@ fn table_one(system: &System, state: &State) -> Option<String> {
             }
             if meta.glb_durable_ts > durable(*other) && system.options.model != Model::Event {
                 let global = meta.glb_durable_ts;
-                return Some(format!("3: glb_durableTS is {global} at {id}, and {} durable at {other}", durable(*other)));
+                return Some(format!(
+                    "3: glb_durableTS is {global} at {id}, and {} durable at {other}",
+                    durable(*other)
+                ));
             }
         }
     }
@@ -119,7 +125,9 @@ pub(crate) fn look_answer(system: &System, state: &mut State, number: usize, id:
     let op = &state.ops[number];
     let (Some(outcome), model) = (&op.outcome, system.options.model) else { return };
     let wanted = match (outcome, op.ts) {
-        (Outcome::Persisted, _) => state.ops.iter().filter(|op| op.outcome.as_ref().is_some_and(happened)).filter_map(|op| op.ts).max(),
+        (Outcome::Persisted, _) => {
+            state.ops.iter().filter(|op| op.outcome.as_ref().is_some_and(happened)).filter_map(|op| op.ts).max()
+        }
         (outcome, ts) if happened(outcome) && matches!(model, Model::Synch | Model::Strict) => ts,
         _ => None,
     };
@@ -127,7 +135,8 @@ pub(crate) fn look_answer(system: &System, state: &mut State, number: usize, id:
     for member in view.members.iter() {
         let durable = state.logs[usize::from(member.0)].get(&KEY).map_or(Timestamp::ZERO, |write| write.ts);
         if durable < wanted {
-            state.fault = Some(format!("request {number} was answered, and {member} has {durable} durable, not {wanted}"));
+            state.fault =
+                Some(format!("request {number} was answered, and {member} has {durable} durable, not {wanted}"));
             return;
         }
     }

@@ -12,6 +12,7 @@ mod system;
 mod tests;
 mod world;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use remora_replica::ddp::{Marks, Model, Mutation};
@@ -19,7 +20,7 @@ use stateright::{Checker, HasDiscoveries, Model as _};
 
 use chart::chart;
 pub use mutants::{MUTANTS, Mutant};
-pub use system::{Failures, Options, Ops, Where};
+pub use system::{Failures, Ops, Options, Where};
 
 /// What a check found.
 #[derive(Clone, Debug)]
@@ -32,7 +33,7 @@ pub struct Report {
     pub depth: usize,
     /// How long it took.
     pub seconds: f64,
-    /// All states were visited; otherwise `limit` ended it.
+    /// All states were visited; otherwise a bound of the search ended it, or a failure.
     pub complete: bool,
     /// What is wrong, and a way to it as a message chart.
     pub failure: Option<(String, String)>,
@@ -43,8 +44,10 @@ pub struct Report {
 /// How to search.
 #[derive(Clone, Copy, Debug)]
 pub struct Search {
-    /// Stop after this many states generated.
-    pub limit: Option<usize>,
+    /// Stop after this many distinct states, or about that many.
+    pub limit: u64,
+    /// Stop when the process has this many bytes of memory.
+    pub memory: u64,
     /// Threads.
     pub threads: usize,
     /// Breadth first: a counterexample is a shortest one, and memory holds all states of one depth. Otherwise depth
@@ -55,29 +58,36 @@ pub struct Search {
 /// Checks all states within the options. `progress` is called about once a second with the distinct states so far.
 pub fn check(options: &Options, search: Search, mut progress: impl FnMut(u64)) -> Report {
     let system = system::System::new(options.clone());
-    let reached = system.reached();
+    let (reached, stop) = (system.reached(), system.stop());
     let started = Instant::now();
-    let mut builder = system.checker().threads(search.threads).finish_when(HasDiscoveries::AnyFailures);
-    if let Some(limit) = search.limit {
-        builder = builder.target_state_count(limit);
-    }
+    let builder = system.checker().threads(search.threads).finish_when(HasDiscoveries::AnyFailures);
     let report = if search.shortest {
-        watch(builder.spawn_bfs(), search.limit, &mut progress)
+        watch(builder.spawn_bfs(), search, &stop, &mut progress)
     } else {
-        watch(builder.spawn_dfs(), search.limit, &mut progress)
+        watch(builder.spawn_dfs(), search, &stop, &mut progress)
     };
     let marks = *reached.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    Report { seconds: started.elapsed().as_secs_f64(), marks, ..report }
+    let complete = report.failure.is_none() && !stop.load(Ordering::Relaxed);
+    Report { seconds: started.elapsed().as_secs_f64(), marks, complete, ..report }
 }
 
-/// Waits for a checker, and reads its result.
-fn watch(checker: impl Checker<system::System>, limit: Option<usize>, progress: &mut impl FnMut(u64)) -> Report {
+/// Waits for a checker, stops it where the search is bounded, and reads its result.
+fn watch(
+    checker: impl Checker<system::System>,
+    search: Search,
+    stop: &AtomicBool,
+    progress: &mut impl FnMut(u64),
+) -> Report {
     let mut told = Instant::now();
     while !checker.is_done() {
         std::thread::sleep(Duration::from_millis(5));
+        let states = checker.unique_state_count() as u64;
+        if states >= search.limit || resident() > search.memory {
+            stop.store(true, Ordering::Relaxed);
+        }
         if told.elapsed() > Duration::from_secs(1) {
             told = Instant::now();
-            progress(checker.unique_state_count() as u64);
+            progress(states);
         }
     }
     let checker = checker.join();
@@ -85,21 +95,29 @@ fn watch(checker: impl Checker<system::System>, limit: Option<usize>, progress: 
         let reason = path.last_state().fault.clone().unwrap_or_else(|| "nothing can happen any more".to_string());
         (reason, chart(checker.model(), path))
     });
+    let (states, generated) = (checker.unique_state_count() as u64, checker.state_count() as u64);
     Report {
-        states: checker.unique_state_count() as u64,
-        generated: checker.state_count() as u64,
+        states,
+        generated,
         depth: checker.max_depth(),
         seconds: 0.0,
-        complete: failure.is_none() && limit.is_none_or(|limit| checker.state_count() < limit),
+        complete: true,
         failure,
         marks: Marks::default(),
     }
+}
+
+/// Bytes of memory that this process has; 0 where nobody says.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.split_whitespace().next()).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
 /// Runs one seeded fault and expects that it is found.
 pub fn check_mutant(mutation: Mutation, model: Option<Model>, threads: usize) -> Report {
     let mutant = MUTANTS.iter().find(|mutant| mutant.mutation == mutation);
     let options = mutant.map_or_else(Options::default, |mutant| mutant.options(model));
-    let search = Search { limit: Some(2_000_000), threads, shortest: true };
+    let search = Search { limit: 1_000_000, memory: 3 << 30, threads, shortest: true };
     check(&Options { mutation: Some(mutation), ..options }, search, |_| {})
 }

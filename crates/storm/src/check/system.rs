@@ -1,6 +1,7 @@
 //! What is checked: the clients' requests, the faults, and how one state leads to the next.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use remora_replica::ddp::{
@@ -154,16 +155,22 @@ pub(crate) enum Action {
 pub(crate) struct System {
     pub options: Options,
     reached: Arc<Mutex<Marks>>,
+    stop: Arc<AtomicBool>,
 }
 
 impl System {
     pub fn new(options: Options) -> Self {
-        Self { options, reached: Arc::default() }
+        Self { options, reached: Arc::default(), stop: Arc::default() }
     }
 
     /// What was reached, over all states.
     pub fn reached(&self) -> Arc<Mutex<Marks>> {
         self.reached.clone()
+    }
+
+    /// Raised when no further state shall be visited.
+    pub fn stop(&self) -> Arc<AtomicBool> {
+        self.stop.clone()
     }
 
     fn replica(&self, id: NodeId) -> Replica {
@@ -222,7 +229,8 @@ impl System {
             actions.extend(jobs.keys().map(|&job| Action::Done(NodeId(index as u8), job)));
         }
         for id in self.nodes() {
-            if state.replica(id).is_some_and(|replica| replica.view().epoch < state.view.epoch) && !state.suspected.has(id)
+            if state.replica(id).is_some_and(|replica| replica.view().epoch < state.view.epoch)
+                && !state.suspected.has(id)
             {
                 actions.push(Action::Install(id));
             }
@@ -356,6 +364,10 @@ impl stateright::Model for System {
         }
         invariants::look(self, &mut state);
         Some(state)
+    }
+
+    fn within_boundary(&self, _: &State) -> bool {
+        !self.stop.load(Ordering::Relaxed)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {

@@ -3,8 +3,8 @@
 use super::*;
 
 /// All states, or the first so many.
-fn passes(options: Options, limit: usize) -> Report {
-    let search = Search { limit: Some(limit), threads: 1, shortest: false };
+fn passes(options: Options, limit: u64) -> Report {
+    let search = Search { limit, memory: 2 << 30, threads: 1, shortest: false };
     let report = check(&options, search, |_| {});
     if let Some((reason, chart)) = &report.failure {
         panic!("{options:?}: {reason}\n{chart}");

@@ -1,0 +1,198 @@
+//! `remora check`.
+
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
+
+use remora_replica::ddp::Model;
+use remora_storm::check::{Failures, MUTANTS, Ops, Options, Report, Search, Where, check, check_mutant};
+use serde_json::json;
+
+use crate::progress::{Display, stop_flag};
+use crate::{Failure, print};
+
+/// What to check.
+#[derive(Debug, clap::Subcommand)]
+pub enum What {
+    /// The replication engine, under each of its persistency models
+    #[command(after_help = EXAMPLES)]
+    Minos(Minos),
+}
+
+const EXAMPLES: &str = "\
+Every interleaving of the engine's messages, local writes, persists, faults and view changes for a few writes to one
+record. Memory bounds the search, at 20 to 60 bytes for a distinct state: what does not fit is reported as not complete.
+
+Examples:
+  remora check minos                                      two writes, all models, no faults: seconds
+  remora check minos --model strict --writes 3            three writes: minutes
+  remora check minos --model synch --crashes 1 --restarts 1   a crash, a view without the node, and its return
+  remora check minos --deployment o --fifo 1              the split between host and NIC, with FIFOs that fill up
+  remora check minos --mutant skip-ack                    a seeded fault, and the shortest way to see it";
+
+/// Options of `remora check minos`.
+#[derive(Debug, clap::Args)]
+pub struct Minos {
+    /// When writes are durable: synch, strict, renf, event or scope [default: each in turn]
+    #[arg(long, value_name = "MODEL")]
+    model: Option<Model>,
+    /// Where the engine runs: b is the host, w the host with local writes that take time, o is host and NIC
+    #[arg(long, value_name = "PLACE", default_value = "b", value_parser = ["b", "w", "o"])]
+    deployment: String,
+    /// Entries of vFIFO and dFIFO each
+    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u16).range(1..=100))]
+    fifo: u16,
+    /// Nodes
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(2..=5))]
+    nodes: u8,
+    /// Writes
+    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=6))]
+    writes: u8,
+    /// What is written: mixed (puts and additions in turn), puts, adds, or one-node (puts, all at one node)
+    #[arg(long, value_name = "KIND", default_value = "mixed", value_parser = ["mixed", "puts", "adds", "one-node"])]
+    ops: String,
+    /// Messages that arrive twice
+    #[arg(long, value_name = "N", default_value = "0")]
+    duplicates: u8,
+    /// Crashes of single nodes
+    #[arg(long, alias = "crash", value_name = "N", default_value = "0")]
+    crashes: u8,
+    /// Crashed nodes that start again and catch up
+    #[arg(long, value_name = "N", default_value = "0")]
+    restarts: u8,
+    /// Nodes that are wrongly left out of a view
+    #[arg(long, value_name = "N", default_value = "0")]
+    suspicions: u8,
+    /// Crashes of all nodes at once
+    #[arg(long, value_name = "N", default_value = "0")]
+    blackouts: u8,
+    /// Seed this fault into the engine and show how it is found; `all` for each in turn, `list` for their names
+    #[arg(long, value_name = "NAME")]
+    mutant: Option<String>,
+    /// Stop after this many distinct states
+    #[arg(long, value_name = "N", default_value = "100000000")]
+    max_states: u64,
+    /// Stop at this much memory, in megabytes
+    #[arg(long, value_name = "MB", default_value = "2000")]
+    memory: u64,
+    /// Breadth first: shows the shortest way to a failure, and needs more memory
+    #[arg(long)]
+    shortest: bool,
+    /// Threads
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=64))]
+    threads: u8,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Checks, and prints a row for each model.
+pub fn run(what: &What) -> Result<(), Failure> {
+    let What::Minos(args) = what;
+    if let Some(name) = &args.mutant {
+        return mutants(args, name);
+    }
+    let models = args.model.map_or(Model::ALL.to_vec(), |model| vec![model]);
+    let stop = stop_flag();
+    let display = Display::new(stop.clone());
+    let search = Search {
+        limit: args.max_states,
+        memory: args.memory << 20,
+        threads: usize::from(args.threads),
+        shortest: args.shortest,
+    };
+    let mut rows = Vec::new();
+    for model in models {
+        display.say(&format!("{model}: checking, at most {} distinct states", args.max_states));
+        let report = check(&options(args, model), search, |states| {
+            display.say(&format!("{model}: {states} distinct states"));
+            if stop.load(Ordering::Relaxed) {
+                // The search has no end of its own for this; what it found so far is of no use.
+                std::process::exit(130);
+            }
+        });
+        display.clear();
+        if let Some((reason, chart)) = &report.failure {
+            print(&format!("{chart}\n"), &format!("{chart}\n"));
+            return Err(Failure::Failed(format!("{model}: {reason}")));
+        }
+        rows.push((model, report));
+    }
+    let text = if args.json { json_rows(&rows) } else { table(&rows) };
+    print(&text, &text);
+    Ok(())
+}
+
+fn options(args: &Minos, model: Model) -> Options {
+    Options {
+        model,
+        deployment: match args.deployment.as_str() {
+            "o" => Where::O(args.fifo),
+            "w" => Where::Stepped,
+            _ => Where::B,
+        },
+        nodes: args.nodes,
+        writes: args.writes,
+        ops: match args.ops.as_str() {
+            "puts" => Ops::Puts,
+            "adds" => Ops::Adds,
+            "one-node" => Ops::OneNode,
+            _ => Ops::Mixed,
+        },
+        failures: Failures {
+            duplicates: args.duplicates,
+            crashes: args.crashes,
+            suspicions: args.suspicions,
+            restarts: args.restarts,
+            blackouts: args.blackouts,
+        },
+        mutation: None,
+    }
+}
+
+fn table(rows: &[(Model, Report)]) -> String {
+    let mut text = "model   distinct states   generated  depth  states/s  seconds  result\n".to_string();
+    for (model, report) in rows {
+        let Report { states, generated, depth, seconds, .. } = report;
+        let rate = *states as f64 / seconds.max(1e-9);
+        let result = if report.complete { "holds in all states" } else { "holds so far; stopped, not complete" };
+        let model = model.to_string();
+        let _ =
+            writeln!(text, "{model:<7} {states:>15} {generated:>11} {depth:>6} {rate:>9.0} {seconds:>8.1}  {result}");
+    }
+    text
+}
+
+fn json_rows(rows: &[(Model, Report)]) -> String {
+    let row = |(model, report): &(Model, Report)| {
+        let marks: serde_json::Map<_, _> = report.marks.iter().map(|(name, n)| (name.to_string(), json!(n))).collect();
+        json!({
+            "model": model.to_string(), "distinct_states": report.states, "generated": report.generated,
+            "depth": report.depth, "seconds": report.seconds, "complete": report.complete, "marks": marks,
+        })
+    };
+    let rows: Vec<_> = rows.iter().map(row).collect();
+    format!("{:#}\n", json!(rows))
+}
+
+/// Shows that seeded faults are found.
+fn mutants(args: &Minos, name: &str) -> Result<(), Failure> {
+    let names = || MUTANTS.iter().map(|mutant| mutant.name).collect::<Vec<_>>();
+    if name == "list" {
+        let text = names().join("\n") + "\n";
+        print(&text, &text);
+        return Ok(());
+    }
+    let chosen: Vec<_> = MUTANTS.iter().filter(|mutant| name == "all" || name == mutant.name).collect();
+    if chosen.is_empty() {
+        return Err(Failure::Usage(format!("no seeded fault {name:?}: {}, or all", names().join(", "))));
+    }
+    for mutant in chosen {
+        let report = check_mutant(mutant.mutation, args.model, usize::from(args.threads));
+        let Some((reason, chart)) = report.failure else {
+            return Err(Failure::Failed(format!("{} was not found in {} states", mutant.name, report.states)));
+        };
+        let text = format!("{}: found after {} distinct states: {reason}\n{chart}\n\n", mutant.name, report.states);
+        print(&text, &text);
+    }
+    Ok(())
+}
