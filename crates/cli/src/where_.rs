@@ -97,9 +97,13 @@ pub fn run(args: &Where) -> Result<(), Failure> {
         seed: args.seed,
     };
     let display = Display::new(stop_flag());
+    // Less is over before a bar could be read.
+    let slow = args.points > 2_000 || args.simulate > 200_000;
     let (mut text, mut answers) = (String::new(), Vec::new());
     for (n, platform) in platforms?.iter().enumerate() {
-        display.part(&platform.name, n as f64 / args.on.len() as f64);
+        if slow {
+            display.part(&platform.name, n as f64 / args.on.len() as f64);
+        }
         if options.goal == Goal::Energy && platform.power.is_none() {
             return Err(Failure::Usage(format!("{} has no section [power]: energy is not known", platform.name)));
         }
@@ -215,13 +219,12 @@ fn simulations(out: &mut String, answer: &Answer) {
         let joule = run.joules_per_op.map_or(String::new(), |joules| format!(", {} ops/J", rate(1.0 / joules)));
         let _ = writeln!(
             out,
-            "engine and kernel in modelled time: {} p50 {}, p99 {}, {} ops/s{joule}, busiest {} ({} events)",
+            "engine and kernel in modelled time, one client thread: {} p50 {}, p99 {}, {} ops/s{joule}, busiest {}",
             run.place,
             time(run.p50_ns as f64),
             time(run.p99_ns as f64),
             rate(run.ops_per_s),
-            run.binding,
-            run.events
+            run.binding
         );
     }
 }

@@ -130,7 +130,7 @@ impl Way<'_> {
         let step = pipeline.kernel_cycles / pipeline.clock * 1e9;
         for access in &self.operation.accesses {
             self.rounds(access, |way, access| {
-                way.path.hold("kernel", Station::NodeNic, 0.0, step);
+                way.path.wait("kernel", step);
                 way.device_access(access);
             });
         }
@@ -329,8 +329,8 @@ impl Way<'_> {
     fn message(&mut self, out: bool, bytes: f64) {
         let Nic { pipeline, ethernet, .. } = self.nic;
         let (from, wire, to) = match out {
-            true => (Station::ClientNic, Station::WireOut, Station::NodeNic),
-            false => (Station::NodeNic, Station::WireBack, Station::ClientNic),
+            true => (Station::ClientNicOut, Station::WireOut, Station::NodeNicIn),
+            false => (Station::NodeNicOut, Station::WireBack, Station::ClientNicIn),
         };
         let packets = (bytes / ethernet.mtu as f64).ceil().max(1.0);
         let on_wire = bytes + packets * ethernet.overhead as f64 + RETH;

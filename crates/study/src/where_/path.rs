@@ -10,14 +10,18 @@ pub enum Station {
     ClientCores,
     /// PCIe at the client, towards its memory.
     ClientPcie,
-    /// The data path of the client's NIC.
-    ClientNic,
+    /// The sending half of the client's NIC.
+    ClientNicOut,
+    /// The receiving half of the client's NIC.
+    ClientNicIn,
     /// The wire from client to node.
     WireOut,
     /// The wire from node to client.
     WireBack,
-    /// The data path of the node's NIC.
-    NodeNic,
+    /// The sending half of the node's NIC.
+    NodeNicOut,
+    /// The receiving half of the node's NIC.
+    NodeNicIn,
     /// PCIe at the node: bytes that the NIC reads from memory.
     PcieReads,
     /// PCIe at the node: reads that may be under way.
@@ -55,10 +59,12 @@ impl Station {
         match self {
             Self::ClientCores => "client cores",
             Self::ClientPcie => "client PCIe",
-            Self::ClientNic => "client NIC",
+            Self::ClientNicOut => "client NIC, sending",
+            Self::ClientNicIn => "client NIC, receiving",
             Self::WireOut => "wire to the node",
             Self::WireBack => "wire to the client",
-            Self::NodeNic => "node NIC",
+            Self::NodeNicOut => "node NIC, sending",
+            Self::NodeNicIn => "node NIC, receiving",
             Self::PcieReads => "PCIe read bandwidth",
             Self::PcieTags => "PCIe reads under way",
             Self::PcieWrites => "PCIe write bandwidth",

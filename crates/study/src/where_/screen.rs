@@ -123,7 +123,10 @@ fn watts(platform: &Platform, power: &Power, place: Place, used: impl Fn(Station
     };
     let host = mix(power.host_idle, power.host_active, host);
     let nic = |part| mix(power.nic_idle, power.nic_active, part);
-    let nics = nic(used(Station::ClientNic)) + nic(used(Station::NodeNic).max(used(Station::NicCores)));
+    let [client_nic, node_nic] =
+        [(Station::ClientNicOut, Station::ClientNicIn), (Station::NodeNicOut, Station::NodeNicIn)]
+            .map(|(out, back)| used(out).max(used(back)));
+    let nics = nic(client_nic) + nic(node_nic.max(used(Station::NicCores)));
     let accel = match place {
         Place::Accel => {
             mix(power.accel_idle, power.accel_active, used(Station::AccelIssue).max(used(Station::AccelLink)))
