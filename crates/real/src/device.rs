@@ -362,6 +362,15 @@ impl DeviceGuard<'_> {
         self.core.links.iter().map(|l| (l.name(), l.stats())).collect()
     }
 
+    /// Whether the link with this number has, or makes, a way to `peer`.
+    pub fn reach(&mut self, index: u8, peer: IpAddr) -> bool {
+        let reached = self.link(index).is_some_and(|link| link.reach(peer).unwrap_or(false));
+        // A sleeping NIC thread knows nothing of a new peer's descriptor.
+        self.shared.asleep_until.store(0, Ordering::Relaxed);
+        self.shared.wake();
+        reached
+    }
+
     /// How to reach `remote` by the link with this number.
     pub fn route(&self, remote: IpAddr, link: u8) -> Route {
         Route { local: self.shared.local, remote, link }

@@ -97,8 +97,9 @@ impl Adapter {
         let faults = loss()?;
         let (address, links, carried) = match setting("REMORA_DEVICE_ADDRESS") {
             Some(text) => {
-                let address =
-                    text.parse().map_err(|_| wrong("REMORA_DEVICE_ADDRESS", &text, "an IP address, such as 127.0.0.2"))?;
+                let address = text
+                    .parse()
+                    .map_err(|_| wrong("REMORA_DEVICE_ADDRESS", &text, "an IP address, such as 127.0.0.2"))?;
                 bind(address, udp, shm, faults)?
             }
             None => first_free(udp, shm, faults)?,
@@ -138,7 +139,7 @@ impl Adapter {
             return Some(guard.route(remote, 0));
         }
         if let Some(shm) = self.links.shm
-            && guard.link(shm).is_some_and(|link| link.reach(remote).unwrap_or(false))
+            && guard.reach(shm, remote)
         {
             return Some(guard.route(remote, shm));
         }

@@ -167,9 +167,7 @@ mod tests {
     #[test]
     fn the_way_back_is_read_from_either_header() {
         let mut v4 = [0; 40];
-        v4[20..].copy_from_slice(&[
-            0x45, 0, 0, 60, 0, 0, 0x40, 0, 64, 17, 0, 0, 127, 0, 0, 2, 127, 0, 0, 3,
-        ]);
+        v4[20..].copy_from_slice(&[0x45, 0, 0, 60, 0, 0, 0x40, 0, 64, 17, 0, 0, 127, 0, 0, 2, 127, 0, 0, 3]);
         let sum: u32 = v4[20..].chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
         let check = !((sum & 0xffff) + (sum >> 16)) as u16;
         v4[30..32].copy_from_slice(&check.to_be_bytes());

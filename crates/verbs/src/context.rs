@@ -185,8 +185,13 @@ unsafe extern "C" fn alloc_parent_domain(
         let parent = Domain::of(attr.pd);
         parent.add_user();
         let base = ibv_pd { context, handle: parent.base.handle };
-        let domain =
-            Domain { base, pd: parent.pd, adapter: parent.adapter, parent_of: attr.pd.cast(), users: AtomicU32::new(0) };
+        let domain = Domain {
+            base,
+            pd: parent.pd,
+            adapter: parent.adapter,
+            parent_of: attr.pd.cast(),
+            users: AtomicU32::new(0),
+        };
         Box::into_raw(Box::new(domain)).cast()
     }
 }

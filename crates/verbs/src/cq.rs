@@ -294,4 +294,3 @@ fn opcode_of(opcode: WcOpcode) -> c_int {
         WcOpcode::RecvWriteImm => IBV_WC_RECV_RDMA_WITH_IMM,
     }
 }
-

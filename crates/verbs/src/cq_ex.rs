@@ -29,12 +29,7 @@ pub unsafe extern "C" fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_
         if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 && !attr.parent_domain.is_null() {
             let _ = Domain::of(attr.parent_domain);
         }
-        let wish = Wish {
-            cqe: attr.cqe,
-            cq_context: attr.cq_context,
-            channel: attr.channel,
-            vector: attr.comp_vector,
-        };
+        let wish = Wish { cqe: attr.cqe, cq_context: attr.cq_context, channel: attr.channel, vector: attr.comp_vector };
         cq::create(context, &wish, |cq| {
             cq.single_threaded = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0;
             fill(&mut cq.ex);

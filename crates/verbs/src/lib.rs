@@ -38,6 +38,6 @@ mod qp_ex;
 mod refused;
 mod srq;
 mod strings;
-mod ucma;
 #[cfg(not(test))]
 mod symbols;
+mod ucma;

@@ -179,12 +179,7 @@ pub unsafe extern "C" fn ibv_query_gid_type(
 }
 
 /// `ibv_query_pkey`, in network byte order.
-pub unsafe extern "C" fn ibv_query_pkey(
-    _context: *mut ibv_context,
-    port: u8,
-    index: c_int,
-    pkey: *mut u16,
-) -> c_int {
+pub unsafe extern "C" fn ibv_query_pkey(_context: *mut ibv_context, port: u8, index: c_int, pkey: *mut u16) -> c_int {
     if port != 1 || index != 0 {
         set_errno(libc::EINVAL);
         return -1;

@@ -207,4 +207,3 @@ pub unsafe fn recv_list(
     }
     0
 }
-
