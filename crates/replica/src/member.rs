@@ -446,7 +446,9 @@ impl Membership {
         let (members, learners, recovery) = if stay.is_empty() {
             (self.recoverable(alive)?, NodeSet::EMPTY, true)
         } else if self.status == Status::Merging {
-            (stay, NodeSet::EMPTY, true)
+            // As long as nobody serves, what a member has may be in its log alone: it is waited for as at first.
+            let served = !self.are(stay, |status| status == Status::Serving).is_empty();
+            (if served { stay } else { self.recoverable(alive)? }, NodeSet::EMPTY, true)
         } else {
             let ready = self.are(base.learners.and(alive), |status| status == Status::Ready);
             let members = stay.or(ready);
@@ -454,7 +456,8 @@ impl Membership {
         };
         let proposers = if recovery && stay.is_empty() { members } else { stay };
         let view = View { epoch: base.epoch + 1, members, learners, recovery };
-        let changes = (view.members, view.learners) != (base.members, base.learners) || stay.is_empty();
+        let back = !self.are(view.members, crashed).is_empty();
+        let changes = (view.members, view.learners) != (base.members, base.learners) || back;
         let before = |set: NodeSet| set.iter().take_while(|&node| node != self.me).count() as u32;
         (changes && proposers.has(self.me)).then(|| (view, before(proposers)))
     }
@@ -462,7 +465,8 @@ impl Membership {
     /// After the crash of all members: whose logs together are enough.
     fn recoverable(&self, alive: NodeSet) -> Option<NodeSet> {
         let members = self.durable.view.members;
-        let intact = self.are(members.and(alive), |status| status == Status::Joining);
+        let whole = |status| matches!(status, Status::Joining | Status::Merging);
+        let intact = self.are(members.and(alive), whole);
         let waited = self.now.saturating_sub(self.booted);
         let enough = alive.covers(members) || self.timing.recover.is_some_and(|wait| waited >= wait);
         (enough && !intact.is_empty()).then_some(intact)

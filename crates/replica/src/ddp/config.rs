@@ -133,6 +133,9 @@ pub struct Config {
     pub steps: bool,
     /// Longest value (bytes) that is taken.
     pub max_value: usize,
+    /// Clients whose last request a record remembers. A request that is sent again is done once, unless this many other
+    /// clients have written the record in between.
+    pub stamps: usize,
     /// Scopes remembered at once.
     pub max_scopes: usize,
     /// A seeded fault; for checks only.
@@ -154,6 +157,7 @@ impl Config {
             stepped: false,
             steps: false,
             max_value: 64 << 20,
+            stamps: 8,
             max_scopes: 1024,
             mutation: None,
         }

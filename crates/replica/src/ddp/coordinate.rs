@@ -148,12 +148,13 @@ impl Replica {
         if !self.admit(client, scope, new.as_ref()) {
             return;
         }
+        let room = self.config.stamps;
         let record = self.record(key);
         // Hermes (section 3.6): a read-modify-write's version is one above what it read and a write's two above, so
         // that of a read-modify-write and a write that both saw the same version the write is newer.
         let version = record.meta.volatile_ts.version + 1;
         record.reserved = version;
-        let stamps = stamped(&record.stamps, session, before);
+        let stamps = stamped(&record.stamps, room, session, before);
         let ts = Timestamp { version, node: self.config.id };
         let write = Write { key, ts, value: new, rmw: true, scope, stamps };
         self.drive(write, client, outcome, Some(Box::new(waiting)));
@@ -171,10 +172,11 @@ impl Replica {
         if !self.admit(client, scope, value.as_ref()) {
             return;
         }
+        let room = self.config.stamps;
         let record = self.record(key);
         let version = record.meta.volatile_ts.version.max(record.reserved) + 2;
         record.reserved = version;
-        let stamps = stamped(&record.stamps, session, 0);
+        let stamps = stamped(&record.stamps, room, session, 0);
         let ts = Timestamp { version, node: self.config.id };
         let write = Write { key, ts, value, rmw: false, scope, stamps };
         self.drive(write, client, Outcome::Written, None);

@@ -120,14 +120,11 @@ impl Record {
     }
 }
 
-/// How many clients' last requests a record remembers.
-const STAMPS: usize = 8;
-
-/// `stamps` with the request of `session` as the newest.
-pub(crate) fn stamped(stamps: &[Stamp], session: Option<Session>, before: u64) -> Vec<Stamp> {
+/// `stamps`, of which at most `room` are kept, with the request of `session` as the newest.
+pub(crate) fn stamped(stamps: &[Stamp], room: usize, session: Option<Session>, before: u64) -> Vec<Stamp> {
     let Some(session) = session else { return stamps.to_vec() };
     let mut stamps: Vec<Stamp> = stamps.iter().filter(|stamp| stamp.client != session.client).cloned().collect();
-    if stamps.len() >= STAMPS {
+    if stamps.len() >= room.max(1) {
         stamps.remove(0);
     }
     stamps.push(Stamp { client: session.client, sequence: session.sequence, before });
