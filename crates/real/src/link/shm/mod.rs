@@ -170,8 +170,15 @@ impl ShmLink {
         }
         for peer in &mut self.peers {
             self.stats.syscalls += 1;
-            peer.gone |= hear_rings(&peer.socket);
+            let Heard { rung, gone } = hear_rings(&peer.socket);
+            peer.gone |= gone;
+            if rung && self.armed {
+                // Whoever sleeps may not have woken yet, and now will not: the next packet must ring again. Those that
+                // are there already are seen by the caller, who is awake.
+                peer.rx.set_sleeping(true);
+            }
         }
+        fence(Ordering::SeqCst);
     }
 }
 
@@ -342,16 +349,24 @@ fn hear_hello(socket: &OwnedFd, user: Uid) -> io::Result<Option<(IpAddr, Buffer)
     Ok(Some((Ipv6Addr::from(address).to_canonical(), shared)))
 }
 
-/// Takes the doorbell's bytes. True if the peer is gone.
-fn hear_rings(socket: &OwnedFd) -> bool {
+/// What a doorbell said.
+struct Heard {
+    rung: bool,
+    gone: bool,
+}
+
+/// Takes the doorbell's bytes.
+fn hear_rings(socket: &OwnedFd) -> Heard {
+    let mut rung = false;
     for _ in 0..MAX_RINGS {
         match net::recv(socket, &mut [0u8; 1], RecvFlags::DONTWAIT) {
-            Ok((_, 1..)) | Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return false,
-            Ok(_) | Err(_) => return true,
+            Ok((_, 1..)) => rung = true,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Heard { rung, gone: false },
+            Ok(_) | Err(_) => return Heard { rung, gone: true },
         }
     }
-    false
+    Heard { rung, gone: false }
 }
 
 #[cfg(test)]
@@ -511,6 +526,25 @@ mod tests {
         assert!(!b.arm());
         assert_eq!(b.recv(&mut |_, _| {}).unwrap(), 0);
         assert!(!b.has_peer(ip(5, 1)) && b.arm() && b.peers.is_empty());
+    }
+
+    /// One thread sleeps on an armed link while another receives from it: whatever that one hears, the sleeper still
+    /// wakes for what comes later.
+    #[test]
+    fn a_doorbell_that_another_thread_hears_is_not_the_last() {
+        let (mut a, mut b) = pair(8);
+        let (mut bytes, lens) = packets(&[64]);
+        assert!(b.arm());
+        for _ in 0..3 {
+            a.send(ip(8, 2), &mut bytes, &lens).unwrap();
+            assert!(readable(&b));
+            b.look();
+            assert_eq!(collect(&mut b, 1).len(), 1);
+            assert!(!readable(&b), "the doorbell is heard");
+        }
+        b.disarm();
+        a.send(ip(8, 2), &mut bytes, &lens).unwrap();
+        assert!(!readable(&b), "nobody sleeps");
     }
 
     #[test]
