@@ -35,12 +35,14 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 use remora_wire::cm::{CmMessage, Mad, Req};
 
+use grace::Grace;
 use message::{Bytes, Rejected};
 use peers::Peers;
 use sidr::Services;
 use table::{Conn, State, Table};
 pub use types::*;
 
+mod grace;
 mod handle;
 mod message;
 mod peers;
@@ -68,6 +70,7 @@ pub struct Cm {
     replies: VecDeque<Reply>,
     services: Services,
     peers: Peers,
+    grace: Grace,
     events: VecDeque<CmEvent>,
     counters: CmCounters,
 }
@@ -90,6 +93,7 @@ impl Cm {
             replies: VecDeque::new(),
             services: Services::default(),
             peers,
+            grace: Grace::default(),
             events: VecDeque::new(),
             counters: CmCounters::default(),
         }
@@ -123,14 +127,17 @@ impl Cm {
         let id = ListenerId(self.next_listener);
         self.next_listener = self.next_listener.wrapping_add(1);
         self.listeners.insert(service_id, id);
+        self.release(service_id);
         Ok(id)
     }
 
     /// Take no more REQs; those already reported can still be accepted.
     pub fn unlisten(&mut self, id: ListenerId) -> Result<(), CmError> {
-        let before = self.listeners.len();
-        self.listeners.retain(|_, listener| *listener != id);
-        if self.listeners.len() == before { Err(CmError::UnknownListener(id)) } else { Ok(()) }
+        let service = self.listeners.iter().find(|(_, listener)| **listener == id).map(|(service, _)| *service);
+        let service = service.ok_or(CmError::UnknownListener(id))?;
+        self.listeners.remove(&service);
+        self.grace.lost(service);
+        Ok(())
     }
 
     /// Send a REQ.
@@ -313,8 +320,9 @@ impl Cm {
 
     /// When to call [`Cm::handle_timeout`] next.
     pub fn poll_timeout(&self) -> Option<u64> {
-        let deadlines = [self.table.next_deadline(), self.services.next_deadline(), self.peers.next_deadline()];
-        deadlines.into_iter().flatten().min()
+        let connections = [self.table.next_deadline(), self.grace_deadline()];
+        let others = [self.services.next_deadline(), self.peers.next_deadline()];
+        connections.into_iter().chain(others).flatten().min()
     }
 
     /// Let the timers run that are due at `now`.
@@ -323,6 +331,8 @@ impl Cm {
         while let Some(id) = self.table.pop_due(now) {
             self.expire(now, id);
         }
+        self.grace.now = self.grace.now.max(now);
+        self.expire_grace(now);
         self.expire_services(now);
         self.ask_peers(now);
     }

@@ -36,6 +36,7 @@ impl Cm {
         };
         let origin = Origin { now, from: from.to_canonical(), to: to.to_canonical(), tid: mad.transaction_id };
         self.peers.heard(origin.now, origin.from);
+        self.grace.now = self.grace.now.max(now);
         match &mad.message {
             CmMessage::Req(req) => self.on_req(origin, req),
             CmMessage::Mra(mra) => self.on_mra(origin, mra),
@@ -51,7 +52,7 @@ impl Cm {
         }
     }
 
-    fn on_req(&mut self, origin: Origin, req: &Req) {
+    pub(super) fn on_req(&mut self, origin: Origin, req: &Req) {
         let theirs = message::params_of_req(req);
         let known = self.table.by_remote_id(origin.from, req.local_comm_id);
         if let Some(id) = known
@@ -68,6 +69,7 @@ impl Cm {
         }
         match self.screen(origin, req, &theirs) {
             Ok((listener, called)) => self.admit(origin, req, theirs, listener, called),
+            Err(reason::INVALID_SERVICE_ID) if self.hold(origin, req) => {}
             Err(reason) => self.refuse(origin, req, reason),
         }
     }
@@ -144,7 +146,7 @@ impl Cm {
         }
     }
 
-    fn refuse(&mut self, origin: Origin, req: &Req, reason: u16) {
+    pub(super) fn refuse(&mut self, origin: Origin, req: &Req, reason: u16) {
         self.counters.refused += 1;
         self.reply(origin, message::answer_rej(origin.tid, 0, req.local_comm_id, Rejected::Req, reason));
     }

@@ -94,6 +94,9 @@ pub struct CmConfig {
     /// How long a peer with established connections may be silent when it is asked for a sign of life each second; it is
     /// taken for gone then and its connections end. Zero asks nobody.
     pub peer_timeout: u64,
+    /// How long a REQ waits for a service whose listener has gone in as short a time before. A program that closes one
+    /// and opens the next is slower than a near peer, which would take a refusal for the last word. Zero refuses at once.
+    pub listen_grace: u64,
     /// Report [`CmEvent::TimewaitExit`].
     pub timewait_events: bool,
 }
@@ -113,6 +116,7 @@ impl Default for CmConfig {
             ca_guid: 0,
             request_delay: 0,
             peer_timeout: 0,
+            listen_grace: 0,
             timewait_events: false,
         }
     }

@@ -99,6 +99,27 @@ fn a_request_is_put_off_at_once_where_users_take_their_time() {
 }
 
 #[test]
+fn a_request_waits_for_a_listener_that_comes_back() {
+    for comes_back in [true, false] {
+        let mut cm = pair(&CmConfig { listen_grace: 50 * MS, ..config() });
+        let listener = cm[1].listen(service_id(PORT + 1)).unwrap();
+        cm[1].unlisten(listener).unwrap();
+        let call = Call { service_id: service_id(PORT + 1), ..call_from(HERE, PEER) };
+        cm[0].call(0, call, params(OUR_QPN)).unwrap();
+        exchange(0, &mut cm);
+        assert_eq!((cm[0].poll_event(), cm[1].poll_event(), cm[1].poll_timeout()), (None, None, Some(50 * MS)));
+        if comes_back {
+            cm[1].listen(service_id(PORT + 1)).unwrap();
+            assert_eq!(event(&mut cm[1]).1, "ConnectRequest");
+        } else {
+            cm[1].handle_timeout(50 * MS);
+            exchange(50 * MS, &mut cm);
+            assert!(matches!(cm[0].poll_event(), Some(CmEvent::Rejected { reason: reason::INVALID_SERVICE_ID, .. })));
+        }
+    }
+}
+
+#[test]
 fn an_alternate_path_is_not_supported() {
     let mut cm = Cm::new(1, config());
     let lap = remora_wire::cm::Lap { local_comm_id: 5, remote_comm_id: 6 };
