@@ -382,9 +382,10 @@ impl Drop for DeviceGuard<'_> {
         // Whoever waits for what the caller brought about need not wait for the next poll.
         self.core.dispatch_events();
         // Work was left behind, or a timer started, that a sleeping NIC thread knows nothing about.
-        let nic = &self.core.nic;
+        let Core { nic, batch, sent, .. } = &*self.core;
+        let unsent = nic.wants_transmit() || *sent < batch.len();
         let until = self.shared.asleep_until.load(Ordering::Relaxed);
-        if until != 0 && (nic.wants_transmit() || nic.poll_timeout().is_some_and(|t| t < until)) {
+        if until != 0 && (unsent || nic.poll_timeout().is_some_and(|t| t < until)) {
             // Once is enough, however long it takes to get a core.
             self.shared.asleep_until.store(0, Ordering::Relaxed);
             self.shared.wake();
