@@ -17,3 +17,5 @@ mod abi;
 mod file;
 mod follow;
 mod state;
+#[cfg(test)]
+mod tests;
