@@ -121,8 +121,8 @@ unsafe fn store_words(dst: *mut u8, mut data: &[u8]) {
     }
 }
 
-/// Copies of two words at a time. Processors with AVX access 16 aligned bytes as a whole (Intel SDM volume 3, 9.1.1; AMD64
-/// APM volume 2, 7.3.2), so that neither word tears, and in the order of the instructions, as single words.
+/// Copies of two words at a time. Processors with AVX access 16 aligned bytes as a whole (Intel SDM volume 3, 9.1.1;
+/// AMD64 APM volume 2, 7.3.2), so that neither word tears, and in the order of the instructions, as single words.
 ///
 /// In assembly, as Rust's memory model has no such access.
 #[cfg(all(target_arch = "x86_64", not(miri)))]

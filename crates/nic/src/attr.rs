@@ -206,6 +206,19 @@ impl Nic {
     /// Changes the attributes that `mask` names, and the state if it is among them (InfiniBand specification, section
     /// 11.2.5.2). On an error nothing has changed.
     pub fn modify_qp(&mut self, qpn: Qpn, attr: &QpAttr, mask: QpMask) -> Result<(), NicError> {
+        for (bit, what, value) in [
+            (QpMask::MAX_QP_RD_ATOMIC, "READs and atomics", attr.max_rd_atomic),
+            (QpMask::MAX_DEST_RD_ATOMIC, "READs and atomics of the peer", attr.max_dest_rd_atomic),
+        ] {
+            if mask.contains(bit) {
+                check_limit(what, value.into(), self.limits().rd_atomic.into())?;
+            }
+        }
+        self.change(qpn, attr, mask)
+    }
+
+    /// The same with as many READs and atomics as a connection manager's message can name.
+    fn change(&mut self, qpn: Qpn, attr: &QpAttr, mask: QpMask) -> Result<(), NicError> {
         let qp = self.qp(qpn)?;
         let (kind, from) = (qp.init.kind, qp.state);
         let to = if mask.contains(QpMask::STATE) { attr.state } else { from };
@@ -325,7 +338,7 @@ impl Nic {
         let (from, to) = (qp.state, attr.state);
         let masks = qp_masks(qp.init.kind, from, to).filter(|_| from != to || to == QpState::Init);
         let (required, optional) = masks.ok_or(NicError::Transition { from, to })?;
-        self.modify_qp(qpn, attr, given & (required | optional) | QpMask::STATE)
+        self.change(qpn, attr, given & (required | optional) | QpMask::STATE)
     }
 
     /// Any state to ERR: everything posted completes as flushed.
@@ -333,8 +346,8 @@ impl Nic {
         self.with_qp(qpn, |qp, ctx| qp.enter_error(ctx))
     }
 
-    /// Any state to RESET: everything posted vanishes, completions that nobody has taken too, and windows of type 2 that
-    /// it has bound are unbound.
+    /// Any state to RESET: everything posted vanishes, completions that nobody has taken too, and windows of type 2
+    /// that it has bound are unbound.
     pub fn to_reset(&mut self, qpn: Qpn) -> Result<(), NicError> {
         let qp = self.qp(qpn)?;
         let (QpInit { max_rpc, send_cq, recv_cq, .. }, has_windows) = (qp.init, qp.has_windows);

@@ -1,7 +1,7 @@
 //! Work requests that concern this side alone: LOCAL_INV and binding a memory window.
 //!
-//! InfiniBand specification, volume 1, sections 10.6.7.2 and 10.7.2. They run when everything posted before is complete:
-//! a retransmission then never needs a key that was taken away in between.
+//! InfiniBand specification, volume 1, sections 10.6.7.2 and 10.7.2. They run when everything posted before is
+//! complete: a retransmission then never needs a key that was taken away in between.
 
 use crate::ctx::Ctx;
 use crate::qp::QueuePair;

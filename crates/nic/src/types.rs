@@ -55,7 +55,8 @@ impl Default for Limits {
             qp_wr: 1 << 16,
             sge: MAX_SGE,
             inline: 4096,
-            rd_atomic: u8::MAX,
+            // As many as the kernel's software NIC: programs take each side's limit for the other's.
+            rd_atomic: 128,
             message: crate::responder::MAX_MESSAGE,
             groups: 8192,
             group_members: 1024,
@@ -543,8 +544,8 @@ pub enum Event {
     Completion(CqId),
     /// A completion queue overflowed; a queue pair goes to the error state when it has a completion for it.
     CqOverrun(CqId),
-    /// A queue pair went to the error state by itself, and why. To the verbs specification this is an asynchronous error
-    /// only if the reason is [`WcStatus::LocalQpOperation`]: others show in a completion or as the next two events.
+    /// A queue pair went to the error state by itself, and why. To the verbs specification this is an asynchronous
+    /// error only if the reason is [`WcStatus::LocalQpOperation`]: others show in a completion or as the next two events.
     QpFatal(Qpn, WcStatus),
     /// The peer asked for an access that it does not have; [`Event::QpFatal`] follows.
     QpAccessError(Qpn),

@@ -1,5 +1,5 @@
-//! Unreliable connections: SEND and WRITE in packets that nobody acknowledges. A message that misses a packet is lost as
-//! a whole and in silence; the next one starts anew.
+//! Unreliable connections: SEND and WRITE in packets that nobody acknowledges. A message that misses a packet is lost
+//! as a whole and in silence; the next one starts anew.
 //!
 //! InfiniBand specification, volume 1, sections 9.8.2 and 9.9.3.
 

@@ -137,11 +137,12 @@ fn a_query_gives_back_what_was_given() {
 #[test]
 fn values_out_of_range_are_refused() {
     type Spoil = fn(&mut QpAttr);
-    let table: [(QpMask, Spoil); 8] = [
+    let table: [(QpMask, Spoil); 9] = [
         (QpMask::AV, |a| a.av = None),
         (QpMask::PATH_MTU, |a| a.path_mtu = 1500),
         (QpMask::PATH_MTU, |a| a.path_mtu = 4096),
         (QpMask::MIN_RNR_TIMER, |a| a.min_rnr_timer = 32),
+        (QpMask::MAX_DEST_RD_ATOMIC, |a| a.max_dest_rd_atomic = 129),
         (QpMask::PKEY_INDEX, |a| a.pkey_index = 1),
         (QpMask::CUR_STATE, |a| a.cur_state = QpState::Rts),
         (QpMask::ALT_PATH, |_| ()),

@@ -346,7 +346,7 @@ fn an_ack_without_progress_does_not_put_off_the_retransmission() {
     assert_eq!((bare.now, bare.brief().len()), (due, 2));
 }
 
-/// A duplicate is answered with what was stored, not by doing it again: InfiniBand specification, 9.7.5.1.5 and 9.7.5.2.
+/// A duplicate is answered with what was stored, not by doing it again (specification, 9.7.5.1.5 and 9.7.5.2).
 #[test]
 fn every_duplicate_of_sixteen_outstanding_atomics_and_reads_gets_its_first_answer() {
     let mut bare = bare();

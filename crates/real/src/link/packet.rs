@@ -1,7 +1,8 @@
 //! RoCE v2 in whole IPv4 packets, through a packet socket and a raw one. Needs `CAP_NET_RAW`.
 //!
-//! Here the link, not the kernel, builds the IP and UDP headers as RoCE v2 wants them: a source port for each queue pair
-//! of the peer, so that routers with several paths use them all, UDP checksum 0, DF set, TTL 64. It sees the IP ID of what it receives, so that the ICRC is checked to its full 32 bits.
+//! Here the link, not the kernel, builds the IP and UDP headers as RoCE v2 wants them: a source port for each queue
+//! pair of the peer, so that routers with several paths use them all, UDP checksum 0, DF set, TTL 64. It sees the IP ID
+//! of what it receives, so that the ICRC is checked to its full 32 bits.
 //!
 //! It receives by a packet socket, before the kernel looks at the packet; a UDP socket that drops everything holds the
 //! port, lest the kernel answer each packet that the port is unreachable. It sends by a raw IP socket, for which the
