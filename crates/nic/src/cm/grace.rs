@@ -32,11 +32,15 @@ impl Grace {
 }
 
 impl Cm {
+    /// Whether a service has just lost its listener.
+    pub(super) fn is_lately_gone(&self, now: u64, service_id: u64) -> bool {
+        let gone = self.grace.gone.get(&service_id);
+        gone.is_some_and(|gone| now.saturating_sub(*gone) < self.config.listen_grace)
+    }
+
     /// Keeps a REQ if its service may come back. False if it is to be refused.
     pub(super) fn hold(&mut self, origin: Origin, req: &Req) -> bool {
-        let grace = self.config.listen_grace;
-        let lately = self.grace.gone.get(&req.service_id).is_some_and(|gone| origin.now.saturating_sub(*gone) < grace);
-        if !lately {
+        if !self.is_lately_gone(origin.now, req.service_id) {
             return false;
         }
         let known = |(held, waiting): &(Origin, Req)| {

@@ -146,6 +146,10 @@ impl Cm {
         if let Some(id) = self.services.by_remote.get(&(origin.from, req.request_id)).copied() {
             return self.on_duplicate_sidr_req(origin, id, req);
         }
+        if !self.listeners.contains_key(&req.service_id) && self.is_lately_gone(origin.now, req.service_id) {
+            // The peer asks again.
+            return;
+        }
         let asked = (req.request_id, req.service_id);
         let called = message::read_addressed(&req.private_data, origin.from, origin.to);
         let (Some(&listener), Some((source_port, private_data))) = (self.listeners.get(&req.service_id), called) else {

@@ -1,0 +1,155 @@
+//! rdma-core's own librdmacm and its programs through `remora exec`, on two devices of this machine.
+//!
+//! Skipped, with the reason printed, where Debian's rdmacm-utils or the verbs library (`cargo build -p remora-verbs`) is
+//! missing.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const REMORA: &str = env!("CARGO_BIN_EXE_remora");
+
+/// What a client says whose server does not listen yet.
+const EARLY: [&str; 3] = ["REJECTED, error 8", "error: 8", "Connection refused"];
+
+/// Whether the tests can run; says why not.
+fn ready(program: &str) -> bool {
+    let installed = Path::new("/usr/bin").join(program).exists();
+    let library = Path::new(REMORA).with_file_name("libibverbs.so").exists();
+    if !installed {
+        eprintln!("skipped: {program} is not installed (package rdmacm-utils)");
+    } else if !library {
+        eprintln!("skipped: libibverbs.so is not beside remora (cargo build -p remora-verbs)");
+    }
+    installed && library
+}
+
+/// A program on a device; killed when dropped.
+struct Program {
+    child: Child,
+}
+
+impl Program {
+    fn start(address: &str, link: &str, words: &[&str]) -> Self {
+        let child = Command::new(REMORA)
+            .args(["exec", "--device-address", address, "--link", link, "--"])
+            .args(words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("remora starts");
+        Self { child }
+    }
+
+    /// Waits for the end: its status, unless it takes too long, and what it said.
+    fn end(&mut self, within: Duration) -> (Option<ExitStatus>, String) {
+        let start = Instant::now();
+        let status = loop {
+            match self.child.try_wait().expect("a child can be waited for") {
+                Some(status) => break Some(status),
+                None if start.elapsed() > within => break None,
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        let _ = self.child.kill();
+        let mut text = String::new();
+        let stdout = self.child.stdout.as_mut().expect("piped");
+        let _ = stdout.read_to_string(&mut text);
+        (status, text)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Addresses for a server and a client that nobody else uses.
+fn addresses() -> (String, String) {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let (pid, next) = (std::process::id(), NEXT.fetch_add(2, Ordering::Relaxed));
+    let address = |n: u32| format!("127.{}.{}.{}", 64 + pid % 64, pid / 64 % 256, 2 + n);
+    (address(next), address(next + 1))
+}
+
+/// Runs a server and a client, `SRV` standing for the server's address. A client that came before its server listened
+/// is started again: servers do not say when they do.
+fn meet(link: &str, server: &[&str], client: &[&str], server_ends: bool) {
+    let (here, there) = addresses();
+    let mut first = Program::start(&here, link, server);
+    let client: Vec<&str> = client.iter().map(|word| if *word == "SRV" { &here } else { *word }).collect();
+    for attempt in 0.. {
+        std::thread::sleep(Duration::from_millis(200 + 200 * attempt));
+        let (status, said) = Program::start(&there, link, &client).end(Duration::from_secs(60));
+        if status.is_some_and(|status| status.success()) {
+            break;
+        }
+        let early =
+            attempt < 10 && status.is_some() && (said.is_empty() || EARLY.iter().any(|word| said.contains(word)));
+        assert!(early, "{client:?} ended with {status:?}: {said}");
+    }
+    if server_ends {
+        let (status, said) = first.end(Duration::from_secs(20));
+        assert!(status.is_some_and(|status| status.success()), "{server:?} ended with {status:?}: {said}");
+    }
+}
+
+#[test]
+fn rping_verifies_its_data() {
+    if ready("rping") {
+        for link in ["shm", "udp"] {
+            let words = ["rping", "-V", "-C", "10", "-S", "5000"];
+            meet(link, &[&words[..], &["-s"]].concat(), &[&words[..], &["-c", "-a", "SRV"]].concat(), true);
+        }
+    }
+}
+
+#[test]
+fn connections_and_datagrams() {
+    if ready("ucmatose") {
+        meet("auto", &["ucmatose", "-c", "5"], &["ucmatose", "-c", "5", "-s", "SRV"], true);
+        meet("auto", &["udaddy", "-c", "3"], &["udaddy", "-c", "3", "-s", "SRV"], true);
+        meet("auto", &["rdma_server"], &["rdma_client", "-s", "SRV"], true);
+    }
+}
+
+#[test]
+fn a_hundred_connections_at_once() {
+    if ready("cmtime") {
+        meet("auto", &["cmtime"], &["cmtime", "-c", "100", "-s", "SRV"], false);
+    }
+}
+
+#[test]
+fn rsockets_stream() {
+    if ready("rstream") {
+        let words = ["rstream", "-T", "v", "-C", "20"];
+        meet("auto", &words, &[&words[..], &["-s", "SRV"]].concat(), true);
+    }
+}
+
+#[test]
+fn the_peer_of_a_killed_process_hears_of_it() {
+    if !ready("rping") {
+        return;
+    }
+    let (here, there) = addresses();
+    let mut server = Program::start(&here, "udp", &["rping", "-s"]);
+    // Endless, until it meets its server.
+    let client = loop {
+        std::thread::sleep(Duration::from_millis(500));
+        let mut client = Program::start(&there, "udp", &["rping", "-c", "-a", &here]);
+        std::thread::sleep(Duration::from_secs(1));
+        if client.child.try_wait().expect("a child can be waited for").is_none() {
+            break client;
+        }
+    };
+    drop(client);
+    let (status, _) = server.end(Duration::from_secs(30));
+    assert!(status.is_some(), "the server still waits for a peer that is no more");
+}
