@@ -1,0 +1,60 @@
+"""Checks a capture of RoCE v2: every ICRC, computed here and nowhere else, and that tshark decodes every packet."""
+
+import struct
+import subprocess
+import zlib
+from collections import Counter
+
+
+def packets(path):
+    """The frames of a pcap file."""
+    data = path.read_bytes()
+    if len(data) < 24:
+        return
+    magic = struct.unpack("<I", data[:4])[0]
+    if magic not in (0xA1B2C3D4, 0xA1B23C4D):
+        raise ValueError(f"{path} is no little-endian pcap file")
+    at = 24
+    while at + 16 <= len(data):
+        _, _, kept, length = struct.unpack("<IIII", data[at:at + 16])
+        yield data[at + 16:at + 16 + kept], length
+        at += 16 + kept
+
+
+def icrc(ip):
+    """The invariant CRC of an IPv4 packet that carries RoCE v2 (annex A17): variant fields count as ones."""
+    head = bytearray(ip[:-4])
+    head[1] = 0xFF                          # type of service
+    head[8] = 0xFF                          # time to live
+    head[10:12] = b"\xff\xff"               # header checksum
+    udp = (ip[0] & 15) * 4
+    head[udp + 6:udp + 8] = b"\xff\xff"     # UDP checksum
+    head[udp + 8 + 4] = 0xFF                # reserved byte of the BTH
+    return zlib.crc32(b"\xff" * 8 + bytes(head)) & 0xFFFFFFFF
+
+
+def check(path):
+    """(number of packets, op-codes counted, list of faults)."""
+    opcodes, faults, count = Counter(), [], 0
+    for frame, length in packets(path):
+        if len(frame) < 14 + 28 or frame[12:14] != b"\x08\x00" or frame[23] != 17:
+            continue
+        ip = frame[14:14 + struct.unpack(">H", frame[16:18])[0]]
+        udp = (ip[0] & 15) * 4
+        if struct.unpack(">H", ip[udp + 2:udp + 4])[0] != 4791:
+            continue
+        count += 1
+        if len(frame) < length:
+            faults.append(f"packet {count} is cut")
+            continue
+        opcodes[ip[udp + 8]] += 1
+        if struct.unpack("<I", ip[-4:])[0] != icrc(ip):
+            faults.append(f"packet {count}: bad ICRC, op-code {ip[udp + 8]:#04x}, from {'.'.join(map(str, ip[12:16]))}")
+    decoded = subprocess.run(
+        ["tshark", "-n", "-r", str(path), "-Y", "_ws.malformed || (udp.port == 4791 && !infiniband)", "-T", "fields", "-e",
+         "frame.number"], capture_output=True, text=True)
+    for number in decoded.stdout.split():
+        faults.append(f"tshark: frame {number} is malformed")
+    if decoded.returncode:
+        faults.append(f"tshark: {decoded.stderr.strip().splitlines()[-1] if decoded.stderr else 'failed'}")
+    return count, opcodes, faults
