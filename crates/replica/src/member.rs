@@ -349,6 +349,9 @@ impl Membership {
         let since_boot = self.now.saturating_sub(self.booted);
         // After a restart nobody knows what was granted before it.
         if left_out.iter().any(bound) || !left_out.is_empty() && since_boot < self.timing.term {
+            // The view may be one that was accepted before, and leave out others than its proposer asked to let go.
+            let barred = self.barred.0.or(left_out).without(self.me);
+            self.barred = (barred, self.now + 2 * self.timing.suspect);
             return;
         }
         self.durable.promised = ballot;

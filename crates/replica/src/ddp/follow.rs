@@ -150,7 +150,8 @@ impl Replica {
         }
         // volatileTS moves when the write enters the vFIFO, not when it leaves: the client may hear of the write and
         // send its next one through this node before the drain, and that one must get a newer timestamp.
-        self.record(key).take(&write);
+        let room = self.config.stamps;
+        self.record(key).take(&write, room);
         self.step(on, StepKind::EnqueueVolatile, write.bytes());
         self.locals.insert((key, ts), Local { write: write.clone(), origin, stage: Stage::Writing });
         if self.config.stepped {
@@ -189,8 +190,9 @@ impl Replica {
             meta.applied_ts = meta.applied_ts.max(ts);
             return self.settle(key);
         }
+        let room = self.config.stamps;
         let record = self.record(key);
-        record.take(&write);
+        record.take(&write, room);
         record.meta.applied_ts = ts;
         record.meta.wr_lock = None;
         self.updated(&write, origin);
@@ -282,6 +284,8 @@ impl Replica {
     fn obsolete(&mut self, write: &Write, origin: Origin) {
         let (key, ts) = (write.key, write.ts);
         self.marks.obsolete += 1;
+        let room = self.config.stamps;
+        self.record(key).remember(write, room);
         let Origin::Peers(peers) = origin else { return self.drop_obsolete(key, ts) };
         if write.rmw && !self.config.mutant(Mutation::AcceptStaleRmw) {
             return self.send(peers, Body::Refuse(key, ts));

@@ -95,13 +95,31 @@ impl Record {
         }
     }
 
-    /// Takes a write's content.
-    pub fn take(&mut self, write: &Write) {
+    /// Takes a write's content. Of the requests that the record remembers at most `room` stay.
+    pub fn take(&mut self, write: &Write, room: usize) {
+        let before = self.as_write(write.key);
         self.meta.volatile_ts = write.ts;
         self.value.clone_from(&write.value);
         self.stamps.clone_from(&write.stamps);
         self.rmw = write.rmw;
         self.scope = write.scope;
+        self.remember(&before, room);
+    }
+
+    /// Remembers the requests that an older write knew of: it and the record's may have been made at once, at two nodes
+    /// that did not know of each other's. But not a read-modify-write's own, which is not done if a newer write
+    /// overtook it; had it been done before, the newer one would know.
+    pub fn remember(&mut self, older: &Write, room: usize) {
+        let known = older.stamps.len() - usize::from(older.rmw && !older.stamps.is_empty());
+        for stamp in &older.stamps[..known] {
+            if let Some(mine) = self.stamps.iter_mut().find(|mine| mine.client == stamp.client) {
+                if mine.sequence < stamp.sequence {
+                    *mine = stamp.clone();
+                }
+            } else if self.stamps.len() < room {
+                self.stamps.insert(0, stamp.clone());
+            }
+        }
     }
 
     /// "Snatch RDLock": taken if it is free or an older write's.

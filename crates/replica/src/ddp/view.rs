@@ -64,14 +64,17 @@ impl Replica {
     pub fn load(&mut self, epoch: u64, writes: Vec<Write>) {
         self.view = View { epoch, ..View::default() };
         for write in writes {
+            let room = self.config.stamps;
             let record = self.record(write.key);
             if write.ts > record.meta.volatile_ts {
-                record.take(&write);
+                record.take(&write, room);
                 let ts = write.ts;
                 (record.meta.applied_ts, record.meta.durable_ts) = (ts, ts);
                 // RDLocks are volatile: what was complete is not known now.
                 record.meta.rd_lock = Some(ts);
                 record.reserved = ts.version;
+            } else {
+                record.remember(&write, room);
             }
         }
     }
