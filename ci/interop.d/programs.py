@@ -64,9 +64,11 @@ class Process:
         self.out.seek(0)
         return self.out.read()
 
-    def last_lines(self, count=4):
+    def last_lines(self, count=3):
+        """The last lines that speak of an error, or else just the last ones."""
         lines = [line.strip() for line in self.text().splitlines() if line.strip() and set(line.strip()) != {"-"}]
-        return " | ".join(lines[-count:])
+        errors = [line for line in lines if any(word in line.lower() for word in ("error", "fail", "unable", "couldn't"))]
+        return " | ".join((errors or lines)[-count:])
 
 
 def listening(port, process, seconds=10):

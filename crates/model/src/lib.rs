@@ -1,5 +1,6 @@
 //! The modelled world: discrete events over hardware components described in platform files.
 
+pub mod bench;
 pub mod component;
 pub mod energy;
 pub mod event;

@@ -1,0 +1,187 @@
+//! The event core beside its peers: the hold model beside a binary heap, messages beside a SimGrid program that
+//! exchanges the same ones, and events of a whole reproduction beside the bare queue.
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use remora_model::bench::{Hold, PingPong};
+use remora_model::time::Ps;
+use remora_real::bench::{BenchRow, Goal};
+
+use crate::reproduce::{self, ReproduceError};
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelBench {
+    /// Rounds, of which the best counts: other work on the machine only ever slows one down.
+    pub rounds: u32,
+    /// Seed of all random choices.
+    pub seed: u64,
+}
+
+/// What came.
+#[derive(Clone, Debug)]
+pub struct ModelReport {
+    /// The figures.
+    pub rows: Vec<BenchRow>,
+    /// Why there are none of SimGrid, if there are none.
+    pub no_simgrid: Option<String>,
+}
+
+/// Events waiting in the hold model, and the goal in millions of holds a second.
+const HOLDS: [(usize, Option<f64>); 3] = [(100, None), (10_000, Some(20.0)), (1_000_000, None)];
+/// Steps of the hold model in one round.
+const STEPS: u64 = 3_000_000;
+/// The exchange: MINOS's network (Table III), 150 ns and 7 GB/s, with records of 1 KB.
+const PLAY: PingPong = PingPong { pairs: 32, rounds: 0, bytes: 1024, bytes_per_s: 7e9, latency: Ps::from_ns(150) };
+/// Rounds of ping-pong of each pair: here, and in SimGrid, each for a few tenths of a second.
+const PLAYS: (u32, u32) = (50_000, 3_000);
+/// The SimGrid program.
+const SIMGRID: &str = include_str!("../peers/simgrid.cpp");
+
+impl ModelBench {
+    /// Measures everything. `progress` hears what is being done and how far all is, from 0 to 1; when it returns false
+    /// the run ends with what there is.
+    pub fn run(&self, progress: &mut dyn FnMut(&str, f64) -> bool) -> Result<ModelReport, ReproduceError> {
+        let begun = Instant::now();
+        let mut clock = || begun.elapsed().as_nanos() as u64;
+        let mut rows = Vec::new();
+        let parts = (HOLDS.len() as f64 + 2.0) * f64::from(self.rounds);
+        let mut done = 0.0;
+        for (pending, goal) in HOLDS {
+            let hold = Hold { pending, steps: STEPS, seed: self.seed };
+            let (mut wheel, mut heap) = (0f64, 0f64);
+            for _ in 0..self.rounds {
+                if !progress("hold model", done / parts) {
+                    return Ok(ModelReport { rows, no_simgrid: None });
+                }
+                wheel = wheel.max(hold.wheel(&mut clock));
+                heap = heap.max(hold.heap(&mut clock));
+                done += 1.0;
+            }
+            let goal = goal.map(Goal::ValueAtLeast);
+            rows.push(row(format!("holds, {pending} pending"), "M/s", "binary heap", (wheel / 1e6, heap / 1e6), goal));
+        }
+        let (bare, mut best) = (rows.first().map_or(f64::NAN, |row| row.value), 0f64);
+        for _ in 0..self.rounds {
+            if !progress("StRoM's figures", done / parts) {
+                return Ok(ModelReport { rows, no_simgrid: None });
+            }
+            let options = reproduce::Options { figure: None, jobs: 1, cache: None, seed: self.seed };
+            let run = reproduce::strom(&options, &mut |_| progress("StRoM's figures", done / parts))?;
+            best = best.max(run.events as f64 / run.thread_seconds / 1e6);
+            done += 1.0;
+        }
+        let goal = Some(Goal::ValueAtLeast(3.0));
+        rows.push(row("events of StRoM's figures".into(), "M/s", "holds, 100 pending", (best, bare), goal));
+        let no_simgrid = self.messages(&mut |part| progress("messages", (done + part) / parts), &mut rows).err();
+        Ok(ModelReport { rows, no_simgrid })
+    }
+
+    fn messages(&self, progress: &mut dyn FnMut(f64) -> bool, rows: &mut Vec<BenchRow>) -> Result<(), String> {
+        let begun = Instant::now();
+        let mut clock = || begun.elapsed().as_nanos() as u64;
+        let play = PingPong { rounds: PLAYS.0, ..PLAY };
+        let mut best = 0f64;
+        for _ in 0..self.rounds {
+            best = best.max(play.run(&mut clock).0);
+        }
+        let row = |peer: &str, theirs: f64, goal| row("messages".into(), "M/s", peer, (best / 1e6, theirs / 1e6), goal);
+        let peer = match SimGrid::compile() {
+            Ok(peer) => peer,
+            Err(why) => {
+                rows.push(row("no SimGrid here", f64::NAN, None));
+                return Err(why);
+            }
+        };
+        // The same exchange must end at the same time in both, or it is not the same.
+        let play = PingPong { rounds: PLAYS.1, ..PLAY };
+        let (_, end) = play.run(&mut clock);
+        let mut theirs = 0f64;
+        for round in 0..self.rounds {
+            if !progress(f64::from(round)) {
+                return Ok(());
+            }
+            let (rate, ended) = peer.run(&play)?;
+            if (ended - end.as_secs()).abs() > 1e-6 * end.as_secs() {
+                return Err(format!("SimGrid's exchange ends after {ended} s, Remora's after {} s", end.as_secs()));
+            }
+            theirs = theirs.max(rate);
+        }
+        rows.push(row("SimGrid actors", theirs, Some(Goal::RatioAtLeast(10.0))));
+        Ok(())
+    }
+}
+
+fn row(what: String, unit: &'static str, peer: &str, (value, peer_value): (f64, f64), goal: Option<Goal>) -> BenchRow {
+    BenchRow { what, value, unit, peer: peer.into(), peer_value, ratio: value / peer_value, goal }
+}
+
+/// The SimGrid program, compiled.
+struct SimGrid {
+    directory: tempfile::TempDir,
+}
+
+/// How long its compiler or one run may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+impl SimGrid {
+    /// Compiles it, if there are a compiler and the library.
+    fn compile() -> Result<Self, String> {
+        let failed = |e: std::io::Error| format!("cannot write the SimGrid program: {e}");
+        let directory = tempfile::tempdir().map_err(failed)?;
+        let source = directory.path().join("simgrid.cpp");
+        std::fs::write(&source, SIMGRID).map_err(failed)?;
+        let compilers = ["c++", "g++", "clang++"];
+        let Some(compiler) = compilers.into_iter().find(|name| output(Command::new(name).arg("--version")).is_ok())
+        else {
+            return Err("no C++ compiler is installed (Debian: g++)".into());
+        };
+        let mut command = Command::new(compiler);
+        command.arg("-O2").arg("-o").arg(directory.path().join("simgrid")).arg(&source).arg("-lsimgrid");
+        output(&mut command).map_err(|_| "SimGrid is not installed (Debian: libsimgrid-dev)".to_string())?;
+        Ok(Self { directory })
+    }
+
+    /// One exchange: messages a second, and the modelled time at its end in seconds.
+    fn run(&self, play: &PingPong) -> Result<(f64, f64), String> {
+        let mut command = Command::new(self.directory.path().join("simgrid"));
+        let (rate, latency) = (play.bytes_per_s.to_string(), play.latency.0.to_string());
+        command.args([play.pairs.to_string(), play.rounds.to_string(), play.bytes.to_string(), rate, latency]);
+        let text = output(&mut command)?;
+        let figures: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        match figures[..] {
+            [messages, wall, end] if messages == play.messages() as f64 => Ok((messages / wall, end)),
+            _ => Err(format!("the SimGrid program says {text:?}")),
+        }
+    }
+}
+
+/// What a program prints. Fails if it fails, or runs for too long.
+fn output(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let failed = |e: std::io::Error| format!("{name}: {e}");
+    let quiet = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = quiet.spawn().map_err(failed)?;
+    let start = Instant::now();
+    let status = loop {
+        match child.try_wait().map_err(failed)? {
+            Some(status) => break status,
+            None if start.elapsed() > PATIENCE => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("{name} runs for more than {} s", PATIENCE.as_secs()));
+            }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    if !status.success() {
+        return Err(format!("{name}: {status}"));
+    }
+    let mut text = String::new();
+    if let Some(mut out) = child.stdout.take() {
+        out.read_to_string(&mut text).map_err(failed)?;
+    }
+    Ok(text)
+}
