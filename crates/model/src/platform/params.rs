@@ -141,17 +141,8 @@ impl Params {
         self.params.iter().find(|param| param.path == path)
     }
 
-    /// The same with another value at `path`, in base units. The range is left as it is and need not hold it: that is
-    /// how one asks what would be beyond.
-    pub fn with(&self, path: &str, value: f64) -> Self {
-        let mut changed = self.clone();
-        if let Some(param) = changed.params.iter_mut().find(|param| param.path == path) {
-            param.value = value;
-        }
-        changed
-    }
-
-    /// Changes values in place, as [`Params::with`].
+    /// Puts another value at `path`, in base units. The range is left as it is and need not hold it: that is how one
+    /// asks what would be beyond.
     pub fn set(&mut self, path: &str, value: f64) {
         if let Some(param) = self.params.iter_mut().find(|param| param.path == path) {
             param.value = value;
