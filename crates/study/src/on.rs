@@ -15,8 +15,12 @@ use crate::report::escape;
 use crate::store::Store;
 use crate::trace::Trace;
 
-/// Calls of a figure with one in flight, and with many.
+/// Calls of a figure with one in flight and with many, for the time that a real comparison takes by default.
 const CALLS: [u64; 2] = [300, 4_000];
+/// That time in seconds.
+const USUAL_TIME: f64 = 0.12;
+/// Calls at least.
+const LEAST_CALLS: [u64; 2] = [20, 128];
 /// Medians closer than this are level.
 const LEVEL: f64 = 1.05;
 
@@ -111,6 +115,9 @@ pub fn compare_on(
         };
         watch.progress(Progress::Measuring { done: number, total: cells.len(), next: &next });
         for &placement in &placements {
+            if watch.stop() {
+                return Err(crate::Error::Interrupted.into());
+            }
             let row = measure(&mut model, &store, (operation, parameter), placement, plan, watch)?;
             events += row.in_flight_1.events + row.in_flight_64.events;
             rows.push(row);
@@ -142,7 +149,7 @@ fn measure(
     }
     model.place(placement);
     let mut figures = [Measured::default(), Measured::default()];
-    for ((figure, in_flight), count) in figures.iter_mut().zip(IN_FLIGHT).zip(CALLS) {
+    for ((figure, in_flight), count) in figures.iter_mut().zip(IN_FLIGHT).zip(call_counts(plan)) {
         let Some(mut calls) = store.calls(operation, parameter, plan.seed) else { continue };
         *figure = match model.measure(&mut *calls, in_flight, count, &|| watch.stop()) {
             Err(ModelError::Interrupted) => return Err(crate::Error::Interrupted.into()),
@@ -152,6 +159,12 @@ fn measure(
     model.stop_writing();
     let [in_flight_1, in_flight_64] = figures;
     Ok(ModelRow { operation, parameter, placement: placement_name(placement).into(), in_flight_1, in_flight_64 })
+}
+
+/// Calls of a figure, in proportion to the time that a real comparison would measure it.
+fn call_counts(plan: &Plan) -> [u64; 2] {
+    let scale = plan.time.as_secs_f64() / USUAL_TIME;
+    [0, 1].map(|n| ((CALLS[n] as f64 * scale) as u64).max(LEAST_CALLS[n]))
 }
 
 /// Rows of the same operation and parameter, in the rows' order.
@@ -278,4 +291,64 @@ pub(crate) fn section(on: &OnPlatform) -> String {
         let _ = writeln!(out, "<li>{what}: {}</li>", escape(&verdict.line));
     }
     out + "</ul>\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::Distribution;
+    use std::cell::Cell;
+    use std::time::Duration;
+
+    struct Quiet(Cell<usize>, usize);
+
+    impl Watch for Quiet {
+        fn progress(&self, _: Progress<'_>) {
+            self.0.set(self.0.get() + 1);
+        }
+
+        fn stop(&self) -> bool {
+            self.0.get() > self.1
+        }
+    }
+
+    fn plan() -> Plan {
+        Plan {
+            seed: 1,
+            distribution: Distribution::Zipfian,
+            time: Duration::from_millis(1),
+            placements: Vec::new(),
+            writer_updates_per_s: 50_000,
+        }
+    }
+
+    #[test]
+    fn every_operation_runs_in_every_place_of_the_platform() {
+        let (platform, records) = (Platform::load("rambda").unwrap(), Records::generate(300, 64, 1));
+        let on = compare_on(&platform, &plan(), &records, None, &Quiet(Cell::new(0), usize::MAX)).unwrap();
+        assert_eq!((on.rows.len(), on.verdicts.len()), (22 * 4, 22));
+        for row in &on.rows {
+            let (one, many) = (&row.in_flight_1, &row.in_flight_64);
+            assert_eq!([one.verified, many.verified], LEAST_CALLS, "{row:?}");
+            assert!(one.p1_ns <= one.p50_ns && one.p50_ns <= one.p99_ns && one.p50_ns > 1000, "{row:?}");
+            assert!(many.ops_per_s > one.ops_per_s && many.binding_busy > 0.2, "{row:?}");
+            assert!(one.joules_per_op.is_some_and(|joules| joules > 0.0));
+            let calls = if row.placement == "client" { 1.0..40.0 } else { 1.0..1.01 };
+            assert!(calls.contains(&one.round_trips_per_op), "{row:?}");
+        }
+        // A list of 32 elements: the client makes 33 round trips, the accelerator next to the memory one.
+        let list = on.verdicts.iter().find(|v| (v.operation, v.parameter) == (Operation::List, Some(32))).unwrap();
+        assert!(list.winner != "client" && list.line.contains("1 round trip"), "{}", list.line);
+        assert!(table(&on).contains("accel") && section(&on).contains("accel"));
+        let json = serde_json::to_string(&on).unwrap();
+        assert!(serde_json::from_str::<OnPlatform>(&json).is_ok());
+    }
+
+    #[test]
+    fn it_stops_when_told_to() {
+        let (platform, records) = (Platform::load("strom-10g").unwrap(), Records::generate(300, 64, 1));
+        // Loading reports some times as well.
+        let result = compare_on(&platform, &plan(), &records, None, &Quiet(Cell::new(0), 30));
+        assert!(matches!(result, Err(OnError::Study(crate::Error::Interrupted))));
+    }
 }

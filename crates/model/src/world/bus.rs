@@ -117,7 +117,7 @@ impl Bus {
     }
 
     /// The next event and its time.
-    pub fn next(&mut self) -> Option<(Ps, Event)> {
+    pub fn take_next(&mut self) -> Option<(Ps, Event)> {
         let (time, event) = self.queue.pop()?;
         self.events += 1;
         if let Some(trace) = &mut self.trace {

@@ -1,10 +1,12 @@
 //! A client and a node of modelled hardware: the calls of the real world's client, in modelled time.
 
+mod kernels;
+
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use remora_kernel::{Call, Feed, Limits, Status, op};
+use remora_kernel::{Feed, Status, op};
 use remora_memory::{Buffer, Region};
 use remora_nic::{Qpn, RpcRequest, SendOp, Sge, WcOpcode, WcStatus, WorkCompletion};
 use remora_wire::Opcode;
@@ -13,12 +15,11 @@ use remora_wire::rpc::{RpcHeader, parse_reply_imm};
 use super::bus::{Bus, Event};
 use super::hardware::Hardware;
 use super::machine::{Command, Machine};
-use super::site::{Processor, Site, SiteMemory};
-use super::tasks::{Tasks, tasks};
-use super::verbs::{Ask, SLOT, SLOT_ID, SLOTS, VerbMemory, Verbs};
+use super::verbs::{Ask, SLOT, SLOT_ID, SLOTS, Verbs};
 use super::writer::Writer;
 use super::{PairSpec, Placement, WorldError};
 use crate::time::Ps;
+use kernels::{Asker, Place, places};
 
 /// Calls that may be under way at once.
 pub const MAX_CALLS: usize = 256;
@@ -96,26 +97,6 @@ struct CallSlot {
     live: bool,
 }
 
-/// Whom a running kernel answers.
-enum Asker {
-    /// The call of this number, at the client itself.
-    Here(u32),
-    /// A kernel call of the NIC.
-    Rpc(RpcRequest),
-    /// A call to the host.
-    Host(RpcHeader),
-}
-
-/// A place that runs kernels.
-struct Place {
-    machine: usize,
-    processor: Processor,
-    site: Rc<Site>,
-    tasks: Box<dyn Tasks>,
-    askers: Vec<Option<Asker>>,
-    spare: Vec<Call>,
-}
-
 /// A client and a node.
 pub struct Pair {
     bus: Bus,
@@ -137,6 +118,7 @@ pub struct Pair {
     outbox: (Buffer, Arc<Region>),
     /// Replies on their way from a kernel to the NIC's engine.
     answers: Vec<Option<(RpcRequest, Status)>>,
+    free_answers: Vec<u32>,
     /// Payload streams: the call's id, its place and kernel.
     streams: Vec<(u64, usize, u32, Option<Feed>)>,
     echo: Option<(u32, u32, Arc<Region>)>,
@@ -182,7 +164,8 @@ impl Pair {
             requests,
             inbox,
             outbox,
-            answers: (0..MAX_CALLS).map(|_| None).collect(),
+            answers: Vec::with_capacity(MAX_CALLS),
+            free_answers: Vec::with_capacity(MAX_CALLS),
             streams: Vec::new(),
             echo: None,
             writer,
@@ -356,7 +339,7 @@ impl Pair {
             if let Some(status) = self.failed {
                 return Err(WorldError::Verb(status));
             }
-            let Some((time, event)) = self.bus.next() else { return Ok(false) };
+            let Some((time, event)) = self.bus.take_next() else { return Ok(false) };
             self.now = self.now.max(time);
             self.handle(event)?;
         }
@@ -396,6 +379,7 @@ impl Pair {
             }
             Event::Wake { place, task } => self.run(place as usize, task),
             Event::Answer { answer } => {
+                self.free_answers.push(answer);
                 if let Some((request, status)) = self.answers[answer as usize].take() {
                     self.machines[NODE].nic.rpc_reply(request, status.code());
                     self.machines[NODE].pump(now, &mut self.bus);
@@ -512,173 +496,4 @@ impl Pair {
         let sge = Sge { va, len: MAX_REQUEST as u32, lkey: self.inbox.1.key() };
         Ok(self.machines[NODE].nic.post_recv(self.qps[NODE], recv, &[sge])?)
     }
-
-    /// The node's host sees a call.
-    fn take_request(&mut self, wc: &WorkCompletion) -> Result<(), WorldError> {
-        let mut bytes = std::mem::take(&mut self.scratch.2);
-        bytes.resize((wc.byte_len as usize).min(MAX_REQUEST), 0);
-        let _ = self.inbox.0.read(wc.wr_id as usize * MAX_REQUEST, &mut bytes);
-        self.post_inbox(wc.wr_id)?;
-        if let (Ok(header), Some((op, params))) =
-            (RpcHeader::parse(&bytes), bytes.get(RpcHeader::LEN..).and_then(<[u8]>::split_first_chunk::<8>))
-        {
-            let place = Placement::Host as usize;
-            let mut call = self.places[place].spare.pop().unwrap_or_default();
-            call.recycle(u64::from_le_bytes(*op), header.reply_capacity);
-            call.params.extend_from_slice(params);
-            let len = call.params.len();
-            if let Some(task) = self.start(place, call, Asker::Host(header)) {
-                self.dispatch(place, task, len);
-            }
-        }
-        self.scratch.2 = bytes;
-        Ok(())
-    }
-
-    /// Starts kernels that the node's NIC has calls for.
-    fn start_rpcs(&mut self) {
-        let place = self.spec.rpc_place as usize;
-        while self.machines[NODE].nic.wants_rpc() && self.places[place].tasks.in_flight() < MAX_CALLS {
-            let Some(mut request) = self.machines[NODE].nic.poll_rpc() else { return };
-            let mut call = self.places[place].spare.pop().unwrap_or_default();
-            call.recycle(request.op, request.reply_capacity());
-            std::mem::swap(&mut call.params, &mut request.params);
-            std::mem::swap(&mut call.reply, &mut request.reply);
-            let (id, stream, len) = (request.id, request.stream, call.params.len());
-            let feed = stream.then(|| call.open_stream(STREAM_BUFFER));
-            if let Some(task) = self.start(place, call, Asker::Rpc(request)) {
-                if stream {
-                    self.streams.push((id, place, task, feed));
-                }
-                self.dispatch(place, task, len);
-            }
-        }
-    }
-
-    /// Hands payload to its kernels.
-    fn feed_streams(&mut self) {
-        while let Some(chunk) = self.machines[NODE].nic.poll_stream() {
-            if let Some(at) = self.streams.iter().position(|stream| stream.0 == chunk.id) {
-                let (_, place, task, ref mut feed) = self.streams[at];
-                if let Some(feed) = feed {
-                    // A kernel takes all there is at each turn, so that the buffer is as good as empty.
-                    let _ = feed.push(&chunk.data, chunk.last);
-                }
-                if chunk.last {
-                    self.streams.swap_remove(at);
-                }
-                let (processor, len) = (self.places[place].processor, chunk.data.len());
-                let at = self.machines[NODE].hardware.borrow_mut().compute(processor, self.now, op::CHECKSUM, len);
-                self.bus.queue.push(at, Event::Wake { place: place as u8, task });
-            }
-            self.machines[NODE].nic.recycle(chunk.data);
-        }
-    }
-
-    /// Puts a call among the kernels of a place. `None` if there is no room.
-    fn start(&mut self, place: usize, mut call: Call, asker: Asker) -> Option<u32> {
-        let place = &mut self.places[place];
-        call.pd = Some(self.machines[place.machine].pd);
-        match place.tasks.start(call) {
-            Ok(task) => {
-                place.askers[task as usize] = Some(asker);
-                Some(task)
-            }
-            Err(call) => {
-                place.spare.push(call);
-                None
-            }
-        }
-    }
-
-    /// The way of a request of `len` bytes from the NIC, or from what software saw, to its kernel's first step.
-    fn dispatch(&mut self, place: usize, task: u32, len: usize) {
-        let Place { machine, processor, .. } = self.places[place];
-        let at = self.machines[machine].hardware.borrow_mut().dispatch(processor, self.now, len);
-        self.bus.queue.push(at, Event::Wake { place: place as u8, task });
-    }
-
-    /// A kernel goes on.
-    fn run(&mut self, number: usize, task: u32) {
-        let place = &mut self.places[number];
-        place.site.enter(self.now, task);
-        let done = place.tasks.poll(task);
-        place.site.take_wakes(&mut self.scratch.0);
-        for (time, task) in self.scratch.0.drain(..) {
-            self.bus.queue.push(time, Event::Wake { place: number as u8, task });
-        }
-        if number == 0 {
-            self.verbs.take_asks(&mut self.scratch.1);
-            for ask in self.scratch.1.drain(..) {
-                let (wr_id, sge) = (SLOT_ID | u64::from(ask.slot), Some(self.verbs.sge(&ask)));
-                let command = Command::Verb { wr_id, op: ask.op, sge, signaled: true };
-                self.machines[CLIENT].issue(ask.at, self.qps[CLIENT], command, &[], &mut self.bus);
-            }
-        }
-        if let Some((call, status)) = done {
-            self.finish(number, task, call, status);
-        }
-    }
-
-    /// A kernel has ended: its answer goes on its way.
-    fn finish(&mut self, number: usize, task: u32, mut call: Call, status: Status) {
-        let place = &mut self.places[number];
-        let at = place.site.at();
-        if status != Status::Ok {
-            call.reply.clear();
-        }
-        match place.askers[task as usize].take() {
-            Some(Asker::Here(id)) => {
-                let slot = &mut self.calls[id as usize];
-                slot.status = Some(status);
-                std::mem::swap(&mut slot.reply, &mut call.reply);
-                self.bus.queue.push(at, Event::Finish { call: id });
-            }
-            Some(Asker::Rpc(mut request)) => {
-                std::mem::swap(&mut call.params, &mut request.params);
-                std::mem::swap(&mut call.reply, &mut request.reply);
-                let bytes = request.reply.len();
-                let reaches = self.machines[NODE].hardware.borrow_mut().answer(place.processor, at, bytes);
-                self.answers[task as usize] = Some((request, status));
-                self.bus.queue.push(reaches, Event::Answer { answer: task });
-            }
-            Some(Asker::Host(header)) => {
-                let imm = remora_wire::rpc::reply_imm(header.tag, status.code());
-                let op = SendOp::WriteImm { va: header.reply_va, rkey: header.reply_rkey, imm };
-                let staging = self.outbox.1.va() + u64::from(header.tag) * MAX_REPLY as u64;
-                let reply = std::mem::take(&mut call.reply);
-                self.post(NODE, at, op, &reply, (staging, NODE));
-                call.reply = reply;
-            }
-            None => {}
-        }
-        self.places[number].spare.push(call);
-    }
-}
-
-/// The places of a pair, as [`Placement`] counts them.
-fn places(
-    spec: &PairSpec,
-    machines: &[Machine; 2],
-    verbs: &Rc<Verbs>,
-    writer: &Rc<RefCell<Option<Writer>>>,
-) -> Vec<Place> {
-    let nobody = Rc::new(RefCell::new(None));
-    let processors =
-        [Processor::Core, spec.node.nic_processor(), Processor::Core, Processor::Accel].into_iter().enumerate();
-    let place = |(number, processor): (usize, Processor)| {
-        let machine = if number == 0 { CLIENT } else { NODE };
-        let hardware = machines[machine].hardware.clone();
-        let site = Site::new(processor, hardware, if number == 0 { nobody.clone() } else { writer.clone() });
-        let (registry, here) = (machines[machine].nic.registry().clone(), site.clone());
-        let (pd, verbs) = (machines[machine].pd, verbs.clone());
-        let limits = Limits::default();
-        let tasks = match number {
-            0 => tasks(move |call| VerbMemory::new(verbs.clone(), here.clone(), call.op), MAX_CALLS, limits),
-            _ => tasks(move |call| SiteMemory::new(here.clone(), registry.clone(), pd, call.op), MAX_CALLS, limits),
-        };
-        let askers = (0..MAX_CALLS).map(|_| None).collect();
-        Place { machine, processor, site, tasks, askers, spare: Vec::new() }
-    };
-    processors.map(place).collect()
 }

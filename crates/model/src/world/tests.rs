@@ -144,7 +144,7 @@ fn an_element_costs_its_place_an_access() {
 
 #[test]
 fn payload_streams_reach_their_kernel() {
-    let payload: Vec<u8> = (0..20_000u32).map(|n| (n * n >> 3) as u8).collect();
+    let payload: Vec<u8> = (0..20_000u32).map(|n| ((n * n) >> 3) as u8).collect();
     for name in ["strom-100g", "bluefield2"] {
         let mut pair = pair(&platform(name, &[]), Placement::Nic);
         pair.submit_stream(op::CHECKSUM, &[], &payload, 5).unwrap();

@@ -29,7 +29,7 @@ enum Pace {
     /// One after the other, each in `spread`, one every `every`.
     Steady { every: Ps, spread: Ps, start: Ps, seen: u64 },
     /// A reader finds the object half-written with a chance of `torn` in 2^32.
-    Chance { torn: u64, rng: ChaCha8Rng },
+    Chance { torn: u64, rng: Box<ChaCha8Rng> },
 }
 
 impl Writer {
@@ -49,7 +49,7 @@ impl Writer {
     /// Every look at the one object finds it half-written with probability `torn`, drawn from `seed`.
     pub fn chance(region: Arc<Region>, object: usize, fill: Fill, torn: f64, seed: u64) -> Self {
         let torn = (torn.clamp(0.0, 1.0) * (1u64 << 32) as f64) as u64;
-        let pace = Pace::Chance { torn, rng: ChaCha8Rng::seed_from_u64(seed) };
+        let pace = Pace::Chance { torn, rng: Box::new(ChaCha8Rng::seed_from_u64(seed)) };
         Self { region, object, objects: 1, fill, pace, bytes: vec![0; object] }
     }
 

@@ -105,7 +105,7 @@ pub struct Reproduction {
     pub trends: Vec<Trend>,
     /// Events taken now, without those of cached results.
     pub events: u64,
-    /// Seconds that it took, of all threads together.
+    /// Seconds of processor time that it took, of all threads together.
     pub thread_seconds: f64,
     /// Points, and those of them that were cached.
     pub points: (usize, usize),
@@ -196,7 +196,7 @@ fn run_all(
     options: &Options,
     progress: &mut dyn FnMut(Progress) -> bool,
 ) -> Result<(Vec<Outcomes>, Sums), ReproduceError> {
-    let start = Instant::now();
+    let (start, cpu) = (Instant::now(), remora_real::process_cpu_ns());
     let (next, results) = (AtomicUsize::new(0), Mutex::new(vec![None; work.len()]));
     let (sender, receiver) = std::sync::mpsc::channel();
     let mut sums = Sums::default();
@@ -208,14 +208,12 @@ fn run_all(
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     let Some(work) = work.get(number) else { return };
-                    let start = Instant::now();
-                    let outcome = run_one(work, cache);
-                    let told = outcome.map(|(outcome, cached)| {
+                    let told = run_one(work, cache).map(|(outcome, cached)| {
                         let events = if cached { 0 } else { outcome.events };
                         if let Ok(mut results) = results.lock() {
                             results[number] = Some(outcome);
                         }
-                        Sums { events, seconds: start.elapsed().as_secs_f64(), cached: usize::from(cached) }
+                        Sums { events, cached: usize::from(cached), ..Sums::default() }
                     });
                     if sender.send(told).is_err() {
                         return;
@@ -229,7 +227,6 @@ fn run_all(
                 Ok(Ok(sum)) => {
                     sums.events += sum.events;
                     sums.cached += sum.cached;
-                    sums.seconds += if sum.cached == 0 { sum.seconds } else { 0.0 };
                 }
                 Ok(Err(e)) => failed = failed.take().or(Some(e)),
                 Err(_) => break,
@@ -244,6 +241,7 @@ fn run_all(
         }
         drop(receiver);
     });
+    sums.seconds = (remora_real::process_cpu_ns() - cpu) as f64 / 1e9;
     match failed {
         Some(e) => Err(e.into()),
         None => {
@@ -263,4 +261,47 @@ fn run_one(work: &Work<'_>, cache: Option<&Cache>) -> Result<(Outcomes, bool), M
         cache.put(key, &outcome);
     }
     Ok((outcome, false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(jobs: usize, cache: Option<PathBuf>) -> Reproduction {
+        let options = Options { figure: Some("7".into()), jobs, cache, seed: 42 };
+        strom(&options, &mut |_| true).unwrap()
+    }
+
+    #[test]
+    fn a_figure_is_the_same_from_any_number_of_threads_and_from_the_cache() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Some(directory.path().to_path_buf());
+        let (first, second, third) = (run(1, None), run(3, cache.clone()), run(2, cache));
+        let csvs = |all: &Reproduction| all.figures.iter().map(csv).collect::<Vec<_>>();
+        assert!(csvs(&first) == csvs(&second) && csvs(&first) == csvs(&third));
+        assert_eq!((second.points, third.points), ((18, 0), (18, 18)));
+        assert!(first.events > 10_000 && third.events == 0);
+        // Three series of six lengths.
+        assert_eq!(csvs(&first)[0].lines().count(), 1 + 18);
+        assert!(csvs(&first)[0].starts_with("figure,series,x,x_unit,y,y_unit\n7,READ,1,elements,"));
+        assert_eq!(first.trends.len(), 3);
+        assert!(first.trends.iter().all(|trend| trend.holds), "{:?}", first.trends);
+        let element = first.claims.iter().find(|claim| claim.id == "ST-047").unwrap();
+        assert_eq!(element.agrees(), Some(true), "{element:?}");
+        let elsewhere = first.claims.iter().find(|claim| claim.id == "ST-075").unwrap();
+        assert_eq!(elsewhere.agrees(), None, "its figure was not run");
+        for (text, least) in [(table(&first), 30), (page(&first), 60)] {
+            assert!(text.lines().count() > least && text.contains("tx_depth"), "{text}");
+        }
+    }
+
+    #[test]
+    fn it_stops_when_told_to() {
+        let options = Options { figure: Some("5a".into()), jobs: 2, cache: None, seed: 1 };
+        let result = strom(&options, &mut |progress| progress.done < 3);
+        assert!(matches!(result, Err(ReproduceError::Model(ModelError::Interrupted))));
+        let options = Options { figure: Some("6".into()), ..options };
+        let error = strom(&options, &mut |_| true).unwrap_err().to_string();
+        assert!(error.starts_with("there is no figure 6: choose one of 5a, 5b"), "{error}");
+    }
 }

@@ -53,7 +53,7 @@ fn claims(out: &mut String, all: &Reproduction) {
         let _ = writeln!(
             out,
             "<tr><td class=\"t\">{}</td><td class=\"t\">{}: {}</td><td class=\"t\">{kind}</td><td>{} {}</td>\
-             <td>{}</td><td class=\"t\">{}</td></tr>",
+             <td>{}</td><td class=\"t\">{} {}</td></tr>",
             escape(&claim.section),
             escape(&claim.about),
             escape(&claim.metric),
@@ -61,6 +61,7 @@ fn claims(out: &mut String, all: &Reproduction) {
             escape(&claim.unit),
             escape(&said(&claim.model, claim.missing)),
             verdict(claim.agrees()),
+            escape(claim.remark),
         );
     }
     out.push_str("</tbody></table></div>\n");

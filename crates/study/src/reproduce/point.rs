@@ -203,7 +203,7 @@ struct DirectGets {
 
 impl DirectGets {
     fn value(key: u64, bytes: usize) -> Vec<u8> {
-        (0..bytes).map(|n| hash::mix(key << 16 ^ n as u64 / 8).to_le_bytes()[n % 8]).collect()
+        (0..bytes).map(|n| hash::mix((key << 16) ^ (n as u64 / 8)).to_le_bytes()[n % 8]).collect()
     }
 }
 

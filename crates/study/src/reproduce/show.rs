@@ -89,7 +89,7 @@ fn claims(out: &mut String, all: &Reproduction) {
         };
         let _ = writeln!(
             out,
-            "  {:4} {} {:9} {} ({}), {}: paper {} {}, model {}",
+            "  {:4} {} {:9} {} ({}), {}: paper {} {}, model {}{}",
             verdict,
             claim.id,
             if claim.result { "result" } else { "parameter" },
@@ -99,6 +99,7 @@ fn claims(out: &mut String, all: &Reproduction) {
             interval(claim.low, claim.high),
             claim.unit,
             said(&claim.model, claim.missing),
+            if claim.remark.is_empty() { String::new() } else { format!(" ({})", claim.remark) },
         );
     }
     out.push('\n');
@@ -139,7 +140,7 @@ fn basis(out: &mut String, all: &Reproduction) {
         0 => writeln!(out, "{points} points, all from the cache; seed {}.", all.seed),
         _ => writeln!(
             out,
-            "{points} points, {cached} of them from the cache; {} events, {rate:.2} M a second and thread; seed {}.",
+            "{points} points, {cached} of them from the cache; {} events, {rate:.2} M a second of processor time; seed {}.",
             crate::format::count(all.events),
             all.seed
         ),

@@ -1,0 +1,44 @@
+//! `remora reproduce` and `remora compare --on` as a user meets them.
+
+use std::process::{Command, Output};
+
+fn remora(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_remora")).args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn a_figure_comes_as_table_csv_and_page() {
+    let directory = tempfile::tempdir().unwrap();
+    let [csv, page, cache] = ["csv", "page.html", "cache"].map(|name| directory.path().join(name));
+    let paths = [&csv, &page, &cache].map(|path| path.to_str().unwrap());
+    let args = ["reproduce", "strom", "--figure", "5a", "--csv", paths[0], "--report", paths[1], "--cache", paths[2]];
+    let first = remora(&args);
+    assert!(first.status.success(), "{}", text(&first.stderr));
+    let table = text(&first.stdout);
+    assert!(table.starts_with("Figure 5a: ") && table.contains("tx_depth") && table.contains("ST-014"), "{table}");
+    let lines = std::fs::read_to_string(csv.join("fig5a.csv")).unwrap();
+    assert!(lines.starts_with("figure,series,x,x_unit,y,y_unit\n5a,WRITE,64,B,"), "{lines}");
+    assert_eq!(lines.lines().count(), 1 + 2 * 5);
+    assert!(std::fs::read_to_string(&page).unwrap().contains("<svg"));
+    let again = text(&remora(&args).stdout);
+    assert!(again.contains("10 points, all from the cache"), "{again}");
+}
+
+#[test]
+fn what_makes_no_sense_is_one_line() {
+    for (args, expected) in [
+        (&["reproduce", "strom", "--figure", "6", "--no-cache"][..], "there is no figure 6"),
+        (&["compare", "--on", "nowhere"], "nowhere"),
+        (&["compare", "--both"], "--on"),
+    ] {
+        let output = remora(args);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+        assert!(message.starts_with("remora: ") && message.contains(expected), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+}
