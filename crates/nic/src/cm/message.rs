@@ -204,8 +204,8 @@ fn addressed<const N: usize>(call: &Call<'_>) -> [u8; N] {
     private_data
 }
 
-/// The port of the sender and the user's part of private data, if its RDMA CM header names the addresses that the message
-/// travelled between.
+/// The port of the sender and the user's part of private data, if its RDMA CM header names the addresses that the
+/// message travelled between.
 pub(super) fn read_addressed(private_data: &[u8], from: IpAddr, to: IpAddr) -> Option<(u16, Vec<u8>)> {
     let header = RdmaCmHeader::parse(private_data).ok()?;
     ((header.src, header.dst) == (from, to)).then(|| (header.src_port, private_data[HEADER..].to_vec()))

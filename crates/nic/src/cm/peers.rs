@@ -1,8 +1,8 @@
 //! Whether peers with connections still live.
 //!
 //! A host whose process dies closes its connections for it; a software NIC dies with its process. So a peer with
-//! connections is asked, once a second, for a service that nobody has: every connection manager answers that, Linux's too.
-//! One of Remora's answers with a number of its own, by which a process that took the place of another is noticed.
+//! connections is asked, once a second, for a service that nobody has: every connection manager answers that, Linux's
+//! too. One of Remora's answers with a number of its own, by which a process that took the place of another is noticed.
 
 use std::collections::BTreeMap;
 

@@ -106,8 +106,8 @@ impl Cm {
         Ok(id)
     }
 
-    /// Send a SIDR REP: answer a [`CmEvent::ServiceRequest`] with a queue pair and its key, or, with another status than
-    /// [`sidr_status::VALID`], refuse it.
+    /// Send a SIDR REP: answer a [`CmEvent::ServiceRequest`] with a queue pair and its key, or, with another status
+    /// than [`sidr_status::VALID`], refuse it.
     pub fn answer_service(
         &mut self,
         now: u64,

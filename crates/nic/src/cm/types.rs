@@ -15,7 +15,8 @@ pub const REP_PRIVATE_DATA: usize = 196;
 /// Private data a user may put into [`Cm::reject`], bytes.
 pub const REJ_PRIVATE_DATA: usize = 148;
 
-/// Private data a user may put into [`Cm::resolve_service`], bytes: what the RDMA CM header leaves of the SIDR REQ's 216.
+/// Private data a user may put into [`Cm::resolve_service`], bytes: what the RDMA CM header leaves of the SIDR REQ's
+/// 216.
 pub const SIDR_REQ_PRIVATE_DATA: usize = 180;
 /// Private data a user may put into [`Cm::answer_service`], bytes.
 pub const SIDR_REP_PRIVATE_DATA: usize = 136;
@@ -88,14 +89,15 @@ pub struct CmConfig {
     pub max_half_open: usize,
     /// This channel adapter's GUID, told to peers.
     pub ca_guid: u64,
-    /// Answer every REQ with an MRA of this many nanoseconds, as Linux does for its users' programs: they may take their
-    /// time. Zero sends none.
+    /// Answer every REQ with an MRA of this many nanoseconds, as Linux does for its users' programs: they may take
+    /// their time. Zero sends none.
     pub request_delay: u64,
-    /// How long a peer with established connections may be silent when it is asked for a sign of life each second; it is
-    /// taken for gone then and its connections end. Zero asks nobody.
+    /// How long a peer with established connections may be silent when it is asked for a sign of life each second; it
+    /// is taken for gone then and its connections end. Zero asks nobody.
     pub peer_timeout: u64,
     /// How long a REQ waits for a service whose listener has gone in as short a time before. A program that closes one
-    /// and opens the next is slower than a near peer, which would take a refusal for the last word. Zero refuses at once.
+    /// and opens the next is slower than a near peer, which would take a refusal for the last word. Zero refuses at
+    /// once.
     pub listen_grace: u64,
     /// Report [`CmEvent::TimewaitExit`].
     pub timewait_events: bool,

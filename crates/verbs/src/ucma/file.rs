@@ -85,15 +85,19 @@ fn open_channel(flags: c_int) -> Result<RawFd, i32> {
     Ok(fd)
 }
 
-/// Closes a channel and whatever was made through it.
-fn close_channel(fd: RawFd) {
+/// Closes a channel and whatever was made through it. False if it could not be found out what that is: in a child of
+/// the process that opened it, which has the descriptor but not the device.
+fn close_channel(fd: RawFd) -> bool {
     if let Some((word, bit)) = bit(fd) {
         word.fetch_and(!bit, Ordering::Relaxed);
     }
-    let _ = with_host(None, |ucma, host| ucma.state.close(host, fd));
-    let channel = UCMA.lock().channels.remove(&fd);
-    // Closes the descriptor, unless somebody waits on it.
-    drop(channel);
+    if adapter::current().is_some() {
+        let _ = with_host(None, |ucma, host| ucma.state.close(host, fd));
+    }
+    // Another thread may have held it when this process was forked.
+    let channel = UCMA.try_lock_for(LAST_WORDS).map(|mut ucma| ucma.channels.remove(&fd));
+    // To drop it closes the descriptor, unless somebody waits on it.
+    matches!(channel, Some(Some(_)))
 }
 
 /// Calls `f` with the engine's connection manager, and sends what comes of it. `peer` is made reachable before.
@@ -165,6 +169,10 @@ fn config(adapter: &Adapter) -> CmConfig {
 /// The kernel would close a dead process's connections. A thread of its own does so here, as the one that ends may hold
 /// any lock.
 extern "C" fn at_exit() {
+    if adapter::current().is_none() {
+        // A child of the process that opened the device.
+        return;
+    }
     let (done, ended) = mpsc::channel();
     let last_words = move || {
         let _ = with_host(None, |ucma, host| ucma.state.end(host));
@@ -301,9 +309,13 @@ macro_rules! next {
 ///
 /// `path` is null or a string.
 unsafe fn open_device(path: *const c_char, flags: c_int) -> Option<c_int> {
-    // SAFETY: as the caller promises.
-    if path.is_null() || unsafe { CStr::from_ptr(path) } != DEVICE {
+    if path.is_null() {
         return None;
+    }
+    // SAFETY: as the caller promises.
+    let path = unsafe { CStr::from_ptr(path) };
+    if path != DEVICE {
+        return crate::files::open(path);
     }
     Some(open_channel(flags).unwrap_or_else(|code| {
         set_errno(code);
@@ -389,9 +401,10 @@ pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> i
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     if is_ours(fd) {
         let before = errno();
-        close_channel(fd);
-        set_errno(before);
-        return 0;
+        if close_channel(fd) {
+            set_errno(before);
+            return 0;
+        }
     }
     next!(c"close" as fn(c_int) -> c_int, fd)
 }

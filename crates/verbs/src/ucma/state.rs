@@ -270,7 +270,7 @@ impl State {
         let taken = |port: u16, reuse: bool| {
             self.ids.iter().any(|(number, id)| {
                 // The identifiers of accepted connections share their listener's port.
-                let owns = *number != for_id && id.ps == space && !id.session.is_some_and(|session| !session.active);
+                let owns = *number != for_id && id.ps == space && id.session.is_none_or(|session| session.active);
                 owns && id.source.is_some_and(|source| source.port() == port) && !(reuse && id.reuse)
             })
         };

@@ -150,7 +150,11 @@ fn a_connection_from_first_to_last_event() {
     let (kind, _, bytes) = sides[0].event();
     assert_eq!((kind, u32_at(&bytes, 20), &bytes[28..33]), (event::CONNECT_REQUEST, 0x55, &b"hello"[..]));
     assert_eq!(bytes[..8], 100u64.to_ne_bytes(), "for the listener");
-    assert_eq!(bytes[284..291], [56, 0, 3, 4, 0, 7, 6], "the caller's depths are answered and asked the other way round");
+    assert_eq!(
+        bytes[284..291],
+        [56, 0, 3, 4, 0, 7, 6],
+        "the caller's depths are answered and asked the other way round"
+    );
     let new = u32_at(&bytes, 8);
     let rtr = sides[0].init_qp_attr(new, abi::QPS_RTR).unwrap();
     assert_eq!((u32_at(&rtr, 12), u32_at(&rtr, 24), u32_at(&rtr, 32), rtr[131]), (5, 0x12_3456, 0x55, 3));
