@@ -24,6 +24,8 @@ pub struct Context {
     pub adapter: &'static Adapter,
     /// Events of `ibv_get_async_event`.
     pub asynchronous: Queue<Async>,
+    /// What programs take for the descriptor of the kernel's device: it can be duplicated, and says nothing.
+    command: Queue<()>,
     handles: AtomicU32,
 }
 
@@ -51,13 +53,14 @@ pub unsafe fn adapter_of(context: *mut ibv_context) -> &'static Adapter {
 
 /// `ibv_open_device`.
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    let opened = adapter::open().and_then(|adapter| Ok((adapter, Queue::new()?)));
-    let (adapter, asynchronous) = match opened {
+    let opened = adapter::open().and_then(|adapter| Ok((adapter, Queue::new()?, Queue::new()?)));
+    let (adapter, asynchronous, command) = match opened {
         Ok(opened) => opened,
         Err(code) => return fail(code),
     };
-    let verbs = table(device, asynchronous.fd());
-    let context = Box::into_raw(Box::new(Context { verbs, adapter, asynchronous, handles: AtomicU32::new(0) }));
+    let verbs = table(device, command.fd(), asynchronous.fd());
+    let context =
+        Box::into_raw(Box::new(Context { verbs, adapter, asynchronous, command, handles: AtomicU32::new(0) }));
     // SAFETY: just made.
     unsafe { &raw mut (*context).verbs.context }
 }
@@ -74,7 +77,7 @@ pub unsafe extern "C" fn ibv_import_device(_cmd_fd: c_int) -> *mut ibv_context {
     fail(libc::EOPNOTSUPP)
 }
 
-fn table(device: *mut ibv_device, async_fd: c_int) -> verbs_context {
+fn table(device: *mut ibv_device, cmd_fd: c_int, async_fd: c_int) -> verbs_context {
     // SAFETY: all fields may be zero: numbers, null pointers, no functions.
     let mut verbs: verbs_context = unsafe { std::mem::zeroed() };
     verbs.query_port = Some(port::query_port);
@@ -91,7 +94,7 @@ fn table(device: *mut ibv_device, async_fd: c_int) -> verbs_context {
     verbs.sz = size_of::<verbs_context>();
     let context = &mut verbs.context;
     context.device = device;
-    context.cmd_fd = -1;
+    context.cmd_fd = cmd_fd;
     context.async_fd = async_fd;
     context.num_comp_vectors = COMP_VECTORS;
     context.abi_compat = EXTENDED;

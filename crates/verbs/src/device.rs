@@ -119,7 +119,8 @@ fn attributes(adapter: &Adapter) -> ibv_device_attr {
         sys_image_guid: guid,
         max_mr_size: u64::MAX >> 16,
         page_size_cap: 0xffff_f000,
-        vendor_id: 0,
+        // No vendor: what the kernel's software NIC says too.
+        vendor_id: 0xff_ffff,
         vendor_part_id: 0,
         hw_ver: 0,
         max_qp: int(limits.qp),

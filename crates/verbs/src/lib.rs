@@ -14,7 +14,7 @@
 //! | `cq`, `cq_ex`, `events`     | completion queues, channels, asynchronous events  |
 //! | `qp`, `srq`, `ah`           | queue pairs, shared receive queues, addresses     |
 //! | `post`, `qp_ex`  | work requests                                                |
-//! | `kern`, `refused`           | what librdmacm and other drivers expect            |
+//! | `kern`, `refused`, `files`  | what librdmacm, other drivers and programs expect  |
 //!
 //! Functions are called with pointers that the program got from here: what it may pass is said in the header's manual
 //! pages. Errors are those of a driver: an errno returned, or null with errno set. Nothing panics; if something did
@@ -28,6 +28,7 @@ mod cq;
 mod cq_ex;
 mod device;
 mod events;
+mod files;
 mod kern;
 mod maps;
 mod memory;

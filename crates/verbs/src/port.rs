@@ -258,12 +258,14 @@ pub fn sysfs(path: &str) -> Option<String> {
         // The version of the interface that librdmacm talks (`rdma_user_cm.h`).
         "misc/rdma_cm/abi_version" | "infiniband_cm/abi_version" => "4".into(),
         _ => {
+            // Before the device is opened, which reads files of its own.
+            let file = path.strip_prefix("infiniband/remora0/")?;
             let address = adapter::open().ok()?.address;
             let groups = |bytes: &[u8]| {
                 let words: Vec<String> = bytes.chunks(2).map(|b| format!("{:02x}{:02x}", b[0], b[1])).collect();
                 words.join(":")
             };
-            match path.strip_prefix("infiniband/remora0/")? {
+            match file {
                 "node_guid" | "sys_image_guid" => groups(&device::guid(address)),
                 "node_type" => "1: CA".into(),
                 "node_desc" => "Remora".into(),

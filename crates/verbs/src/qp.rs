@@ -230,6 +230,8 @@ fn modify(pair: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<(), c_int> {
         sq_draining: false,
     };
     let mut guard = pair.adapter.lock().ok_or(libc::ENODEV)?;
+    // What was received is acknowledged, as by a NIC that does so at once: the queue pair may be about to end.
+    guard.transmit();
     guard.nic().modify_qp(pair.qpn, &wish, mask).map_err(errno_of)
 }
 

@@ -82,7 +82,8 @@ pub struct ibv_device_attr_ex {
     pub tso_caps: [u32; 2],
     pub rss_caps: [u32; 3],
     pub rx_hash_fields_mask: u64,
-    pub rx_hash_function: u8,
+    /// One byte and the padding at the end of the header's inner structure.
+    pub rx_hash_function: [u8; 8],
     pub max_wq_type_rq: u32,
     pub packet_pacing_caps: [u32; 3],
     pub raw_packet_caps: u32,
