@@ -165,6 +165,8 @@ pub enum Bench {
     Nic(BenchNic),
     /// GETs a second of one core by the number in flight, beside a plain loop
     Kernel(BenchKernel),
+    /// The event core of the modelled world beside a binary heap and SimGrid
+    Model(crate::bench_model::BenchModel),
 }
 
 /// Options of `remora bench nic`.

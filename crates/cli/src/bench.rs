@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use remora_real::bench::{BenchReport, Goal};
+use remora_real::bench::{BenchReport, BenchRow, Goal};
 use remora_store::bench::{GetBench, Row};
 use remora_study::machine::Machine;
 use serde_json::{Value, json};
@@ -29,8 +29,18 @@ pub fn nic(args: &args::BenchNic) -> Result<(), Failure> {
 
 fn nic_table(report: &BenchReport) -> String {
     let (before, after) = report.core_to_core_ns;
+    let mut out = rows_table(&report.rows);
+    if report.ucx.is_empty() {
+        let _ = writeln!(out, "\nWith ucx_perftest installed (Debian: ucx-utils) its figures stand here too.");
+    }
+    let _ = writeln!(out, "\nA cache line between two cores and back: {before:.0} ns before, {after:.0} ns after.");
+    out
+}
+
+/// Rows of figures beside their peers'.
+pub fn rows_table(rows: &[BenchRow]) -> String {
     let mut out = format!("{:<34} {:>10}   {:<36} {:>10} {:>7}  goal\n", "", "Remora", "beside", "", "ratio");
-    for row in &report.rows {
+    for row in rows {
         let figure = |value: f64| format!("{} {}", three_digits(value), row.unit);
         let goal = match (row.goal, row.met()) {
             (Some(goal), Some(met)) => {
@@ -48,10 +58,6 @@ fn nic_table(report: &BenchReport) -> String {
         );
         let _ = writeln!(out, "{}", line.trim_end());
     }
-    if report.ucx.is_empty() {
-        let _ = writeln!(out, "\nWith ucx_perftest installed (Debian: ucx-utils) its figures stand here too.");
-    }
-    let _ = writeln!(out, "\nA cache line between two cores and back: {before:.0} ns before, {after:.0} ns after.");
     out
 }
 
@@ -63,8 +69,9 @@ fn goal_text(goal: Goal, unit: &str) -> String {
     }
 }
 
-fn nic_json(report: &BenchReport) -> Value {
-    let rows = report.rows.iter().map(|row| {
+/// The same for programs.
+pub fn rows_json(rows: &[BenchRow]) -> Value {
+    let row = |row: &BenchRow| {
         json!({
             "what": row.what,
             "value": row.value,
@@ -75,14 +82,18 @@ fn nic_json(report: &BenchReport) -> Value {
             "goal": row.goal.map(|goal| goal_text(goal, row.unit).trim_end_matches(':').to_string()),
             "met": row.met(),
         })
-    });
+    };
+    rows.iter().map(row).collect()
+}
+
+fn nic_json(report: &BenchReport) -> Value {
     let (core_to_core_before_ns, core_to_core_after_ns) = report.core_to_core_ns;
     let machine = Machine { core_to_core_before_ns, core_to_core_after_ns, ..Machine::describe() };
     json!({
         "format": "remora-bench-nic/1",
         "version": env!("CARGO_PKG_VERSION"),
         "machine": machine,
-        "rows": rows.collect::<Vec<_>>(),
+        "rows": rows_json(&report.rows),
     })
 }
 
@@ -152,7 +163,8 @@ fn three_digits(value: f64) -> String {
     }
 }
 
-fn write_json(path: Option<&Path>, value: Value) -> Result<(), Failure> {
+/// Writes figures to a file, if one is named.
+pub fn write_json(path: Option<&Path>, value: Value) -> Result<(), Failure> {
     let Some(path) = path else { return Ok(()) };
     let failed = |e| Failure::Failed(format!("cannot write {}: {e}", path.display()));
     std::fs::write(path, format!("{value:#}\n")).map_err(failed)

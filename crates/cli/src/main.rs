@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod bench_model;
 mod check;
 mod child;
 mod compare;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         Command::Check { what } => check::run(&what),
         Command::Bench { what: Bench::Nic(args) } => bench::nic(&args),
         Command::Bench { what: Bench::Kernel(args) } => bench::kernel(&args),
+        Command::Bench { what: Bench::Model(args) } => bench_model::run(&args),
     })
 }
 

@@ -1,0 +1,65 @@
+//! `remora bench model`.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use remora_study::bench_model::ModelBench;
+use remora_study::machine::Machine;
+use serde_json::json;
+
+use crate::bench::{rows_json, rows_table, write_json};
+use crate::progress::{Display, stop_flag};
+use crate::{Failure, print};
+
+const EXAMPLES: &str = "\
+Examples:
+  remora bench model                    the event core beside a binary heap and SimGrid
+  remora bench model --json model.json  the same for programs";
+
+/// Options of `remora bench model`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct BenchModel {
+    /// Rounds, of which the best counts: other work on the machine only ever slows one down
+    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Seed of all random choices
+    #[arg(long, value_name = "N", default_value = "42")]
+    pub seed: u64,
+    /// Also write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// The event core beside its peers.
+pub fn run(args: &BenchModel) -> Result<(), Failure> {
+    let stop = stop_flag();
+    let display = Display::new(stop.clone());
+    let bench = ModelBench { rounds: args.rounds, seed: args.seed };
+    let report = bench.run(&mut |what, part| {
+        display.part(what, part);
+        !stop.load(Ordering::Relaxed)
+    });
+    display.clear();
+    let report = report.map_err(|e| Failure::Failed(format!("StRoM's figures: {e}")));
+    if stop.load(Ordering::Relaxed) {
+        return Err(Failure::Interrupted);
+    }
+    let report = report?;
+    let mut text = rows_table(&report.rows);
+    if let Some(why) = &report.no_simgrid {
+        let _ = writeln!(text, "\nNo figures of SimGrid: {why}.");
+    }
+    print(&text, &text);
+    let value = json!({
+        "format": "remora-bench-model/1",
+        "version": env!("CARGO_PKG_VERSION"),
+        "machine": Machine::describe(),
+        "rounds": args.rounds,
+        "seed": args.seed,
+        "rows": rows_json(&report.rows),
+        "no_simgrid": report.no_simgrid,
+    });
+    write_json(args.json.as_deref(), value)
+}
