@@ -117,6 +117,9 @@ fn peer_says(name: &str, ours: u32) -> Bytes {
         "REJ 8, no id" => rej(0, ours, 0, reason::INVALID_SERVICE_ID),
         "REJ 4 of REQ, no id" => rej(THEIRS, 0, 0, reason::TIMEOUT),
         "REJ 4" => rej(THEIRS, ours, 2, reason::TIMEOUT),
+        "SIDR REQ" => message::sidr_req(ConnId(ours ^ 5), &call_from(PEER, HERE)),
+        "SIDR REP" => message::sidr_rep(9, (ours, service_id(PORT)), (0, 0x22, 0x33), b""),
+        "SIDR REP, no service" => message::sidr_rep(9, (0, 0), (1, 0, 0), &ours.to_be_bytes()),
         "REJ 6 of REP" => rej(THEIRS, ours, 1, reason::INVALID_COMM_ID),
         _ => panic!("no message called {name}"),
     }
