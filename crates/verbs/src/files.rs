@@ -20,6 +20,23 @@ pub fn open(path: &CStr) -> Option<c_int> {
     }
 }
 
+/// The device's node.
+const NODE: &CStr = c"/dev/infiniband/uverbs0";
+
+/// `stat`: the device's node is a character device.
+///
+/// # Safety
+///
+/// As for the C library's.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn stat(path: *const c_char, out: *mut libc::stat) -> c_int {
+    // SAFETY: the caller passes a string or null; the rest is the kernel's to check.
+    unsafe {
+        let node = !path.is_null() && CStr::from_ptr(path) == NODE;
+        libc::fstatat(libc::AT_FDCWD, if node { c"/dev/null".as_ptr() } else { path }, out, 0)
+    }
+}
+
 /// `access`: the device's node may be read and written.
 ///
 /// # Safety
@@ -29,7 +46,7 @@ pub fn open(path: &CStr) -> Option<c_int> {
 pub unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
     // SAFETY: the caller passes a string or null; the rest is the kernel's to check.
     unsafe {
-        if !path.is_null() && CStr::from_ptr(path) == c"/dev/infiniband/uverbs0" {
+        if !path.is_null() && CStr::from_ptr(path) == NODE {
             return 0;
         }
         libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, path, mode) as c_int

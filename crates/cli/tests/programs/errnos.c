@@ -1,0 +1,214 @@
+/* What each call of the verbs interface says to arguments that a driver refuses. Prints what differs; exits with 1 then. */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int failures;
+
+static void expect(const char *what, long found, long expected)
+{
+    if (found != expected) {
+        printf("%s: %ld, not %ld\n", what, found, expected);
+        failures++;
+    }
+}
+
+/* A call that returns an object or null: its errno, 0 if there is one. */
+#define OBJECT(call) ((call) ? 0 : errno)
+#define CHECK(call, expected) expect(#call, (errno = 0, (call)), expected)
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+
+static struct ibv_qp *make_qp(struct ibv_cq *cq, enum ibv_qp_type type, int max_wr)
+{
+    struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = type,
+                                     .cap = { max_wr, max_wr, 2, 2, 64 } };
+    return ibv_create_qp(pd, &init);
+}
+
+static void memory(void)
+{
+    static char buffer[4096];
+    char *constant = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct ibv_mr *mr;
+
+    CHECK(OBJECT(ibv_reg_mr(pd, NULL, 4096, 0)), EFAULT);
+    CHECK(OBJECT(ibv_reg_mr(pd, (void *)8, 8, 0)), EFAULT);
+    CHECK(OBJECT(ibv_reg_mr(pd, buffer, 0, 0)), EINVAL);
+    CHECK(OBJECT(ibv_reg_mr(pd, buffer, 4096, IBV_ACCESS_REMOTE_WRITE)), EINVAL);
+    CHECK(OBJECT(ibv_reg_mr(pd, constant, 4096, IBV_ACCESS_LOCAL_WRITE)), EFAULT);
+    CHECK(OBJECT(ibv_reg_mr(pd, buffer, 4096, IBV_ACCESS_ON_DEMAND)), EOPNOTSUPP);
+    CHECK(OBJECT(ibv_reg_mr(pd, buffer, 4096, 1 << 10)), EINVAL);
+    CHECK(OBJECT(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, 0, 0)), EOPNOTSUPP);
+    CHECK(OBJECT(ibv_alloc_null_mr(pd)), EOPNOTSUPP);
+    CHECK(OBJECT(ibv_alloc_mw(pd, 7)), EINVAL);
+    mr = ibv_reg_mr(pd, constant, 4096, IBV_ACCESS_REMOTE_READ);
+    expect("a region over constant memory", !mr, 0);
+    CHECK(ibv_dealloc_pd(pd), EBUSY);
+    CHECK(ibv_rereg_mr(mr, 0, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+    CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+    CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, buffer, 4096, 0), 0);
+    CHECK(ibv_dereg_mr(mr), 0);
+}
+
+static void queues(struct ibv_cq *cq)
+{
+    struct ibv_srq_init_attr none = { .attr = { 0, 1, 0 } }, some = { .attr = { 8, 1, 0 } };
+    struct ibv_srq_attr over = { .max_wr = 2, .srq_limit = 100 };
+    struct ibv_srq_init_attr_ex xrc = { .comp_mask = IBV_SRQ_INIT_ATTR_TYPE, .srq_type = IBV_SRQT_XRC };
+    struct ibv_srq *srq;
+
+    CHECK(OBJECT(ibv_create_cq(context, 0, NULL, NULL, 0)), EINVAL);
+    CHECK(OBJECT(ibv_create_cq(context, -1, NULL, NULL, 0)), EINVAL);
+    CHECK(OBJECT(ibv_create_cq(context, 1 << 30, NULL, NULL, 0)), EINVAL);
+    CHECK(OBJECT(ibv_create_cq(context, 8, NULL, NULL, 99)), EINVAL);
+    CHECK(ibv_resize_cq(cq, 0), EINVAL);
+    CHECK(ibv_resize_cq(cq, 100), 0);
+    CHECK(OBJECT(ibv_create_srq(pd, &none)), EINVAL);
+    CHECK(OBJECT(ibv_create_srq_ex(context, &xrc)), EOPNOTSUPP);
+    srq = ibv_create_srq(pd, &some);
+    CHECK(ibv_modify_srq(srq, &over, IBV_SRQ_LIMIT), EINVAL);
+    CHECK(ibv_modify_srq(srq, &over, 1 << 7), EINVAL);
+    CHECK(ibv_destroy_srq(srq), 0);
+    CHECK(OBJECT(make_qp(cq, IBV_QPT_RAW_PACKET, 8)), EOPNOTSUPP);
+    CHECK(OBJECT(make_qp(cq, IBV_QPT_XRC_SEND, 8)), EOPNOTSUPP);
+    CHECK(OBJECT(make_qp(cq, 77, 8)), EINVAL);
+    CHECK(OBJECT(make_qp(cq, IBV_QPT_RC, 1 << 24)), EINVAL);
+}
+
+static void transitions(struct ibv_cq *cq)
+{
+    struct ibv_qp *qp = make_qp(cq, IBV_QPT_RC, 8);
+    struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+    int init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    struct ibv_send_wr wr = { .opcode = IBV_WR_SEND }, *bad = NULL;
+    struct ibv_recv_wr recv = { .num_sge = 0 }, *bad_recv = NULL;
+    struct ibv_sge many[64] = { { 0 } };
+
+    CHECK(ibv_destroy_cq(cq), EBUSY);
+    CHECK(ibv_post_send(qp, &wr, &bad), EINVAL);
+    expect("the request that failed", bad != &wr, 0);
+    CHECK(ibv_post_recv(qp, &recv, &bad_recv), EINVAL);
+    CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE), EINVAL);
+    CHECK(ibv_modify_qp(qp, &attr, init | IBV_QP_SQ_PSN), EINVAL);
+    CHECK(ibv_modify_qp(qp, &attr, init | 1 << 30), EINVAL);
+    attr.port_num = 2;
+    CHECK(ibv_modify_qp(qp, &attr, init), EINVAL);
+    attr.port_num = 1;
+    attr.pkey_index = 9;
+    CHECK(ibv_modify_qp(qp, &attr, init), EINVAL);
+    attr.pkey_index = 0;
+    CHECK(ibv_modify_qp(qp, &attr, init), 0);
+    attr.qp_state = IBV_QPS_RTS;
+    CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE), EINVAL);
+    CHECK(ibv_post_recv(qp, &recv, &bad_recv), 0);
+    recv.num_sge = 64;
+    recv.sg_list = many;
+    CHECK(ibv_post_recv(qp, &recv, &bad_recv), EINVAL);
+    attr.qp_state = IBV_QPS_ERR;
+    CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE), 0);
+    wr.num_sge = -1;
+    CHECK(ibv_post_send(qp, &wr, &bad), EINVAL);
+    wr.num_sge = 0;
+    wr.opcode = 99;
+    CHECK(ibv_post_send(qp, &wr, &bad), EINVAL);
+    CHECK(ibv_destroy_qp(qp), 0);
+}
+
+static void addresses(struct ibv_cq *cq)
+{
+    struct ibv_ah_attr attr = { .port_num = 1 };
+    struct ibv_qp *ud = make_qp(cq, IBV_QPT_UD, 8), *rc = make_qp(cq, IBV_QPT_RC, 8);
+    union ibv_gid group = { { 0 } };
+    uint16_t pkey;
+
+    CHECK(OBJECT(ibv_create_ah(pd, &attr)), EINVAL);
+    attr.is_global = 1;
+    CHECK(OBJECT(ibv_create_ah(pd, &attr)), EINVAL);
+    CHECK(ibv_query_gid(context, 1, 99, &group), -1);
+    CHECK(ibv_query_gid(context, 2, 0, &group), -1);
+    CHECK(ibv_query_pkey(context, 1, 5, &pkey), -1);
+    ibv_query_gid(context, 1, 1, &group);
+    CHECK(ibv_attach_mcast(ud, &group, 0), EINVAL);
+    group.raw[12] = 224;
+    CHECK(ibv_attach_mcast(rc, &group, 0), EINVAL);
+    CHECK(ibv_attach_mcast(ud, &group, 0), 0);
+    CHECK(ibv_detach_mcast(ud, &group, 0), 0);
+    CHECK(ibv_detach_mcast(ud, &group, 0), EINVAL);
+    CHECK(ibv_destroy_qp(ud), 0);
+    CHECK(ibv_destroy_qp(rc), 0);
+}
+
+static void channels(void)
+{
+    struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+    struct ibv_cq *cq = ibv_create_cq(context, 8, NULL, channel, 0), *found;
+    struct pollfd readable = { .fd = channel->fd, .events = POLLIN };
+    struct ibv_async_event event;
+    void *about;
+
+    fcntl(channel->fd, F_SETFL, O_NONBLOCK);
+    expect("an event where there is none", ibv_get_cq_event(channel, &found, &about), -1);
+    expect("its errno", errno, EAGAIN);
+    expect("a channel that can be read", poll(&readable, 1, 0), 0);
+    CHECK(ibv_destroy_comp_channel(channel), EBUSY);
+    CHECK(ibv_destroy_cq(cq), 0);
+    CHECK(ibv_destroy_comp_channel(channel), 0);
+    fcntl(context->async_fd, F_SETFL, O_NONBLOCK);
+    expect("an asynchronous event where there is none", ibv_get_async_event(context, &event), -1);
+}
+
+/* A child neither drives its parent's device nor hangs on it, and may open one of its own. */
+static void forked(struct ibv_cq *cq)
+{
+    struct ibv_wc wc;
+    int status = 1;
+
+    CHECK(ibv_fork_init(), 0);
+    while (ibv_poll_cq(cq, 1, &wc) > 0)
+        ;
+    if (fork() == 0) {
+        struct ibv_device **list = ibv_get_device_list(NULL);
+        int wrong = ibv_poll_cq(cq, 1, &wc) >= 0 || !ibv_open_device(list[0]);
+        _exit(wrong);
+    }
+    wait(&status);
+    expect("the child's end", status, 0);
+    expect("the parent's poll", ibv_poll_cq(cq, 1, &wc), 0);
+}
+
+int main(void)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    struct ibv_xrcd_init_attr xrcd = { 0 };
+    struct ibv_alloc_dm_attr dm = { .length = 64 };
+    struct ibv_cq *cq;
+
+    context = ibv_open_device(list[0]);
+    if (!context || !(pd = ibv_alloc_pd(context)) || !(cq = ibv_create_cq(context, 64, NULL, NULL, 0))) {
+        printf("no device\n");
+        return 1;
+    }
+    CHECK(OBJECT(ibv_open_xrcd(context, &xrcd)), EOPNOTSUPP);
+    CHECK(OBJECT(ibv_alloc_dm(context, &dm)), EOPNOTSUPP);
+    CHECK(OBJECT(ibv_import_device(0)), EOPNOTSUPP);
+    memory();
+    queues(cq);
+    transitions(cq);
+    addresses(cq);
+    channels();
+    forked(cq);
+    CHECK(ibv_destroy_cq(cq), 0);
+    CHECK(ibv_dealloc_pd(pd), 0);
+    CHECK(ibv_close_device(context), 0);
+    ibv_free_device_list(list);
+    return failures != 0;
+}
