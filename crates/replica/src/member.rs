@@ -124,6 +124,8 @@ pub struct Membership {
     booted: Time,
     durable: Durable,
     status: Status,
+    /// The view that `status` speaks of; the newest one may not be durable here yet.
+    installed: u64,
     /// Of each node: when it was last heard, and what it said of itself.
     heard: BTreeMap<NodeId, (Time, Status)>,
     /// Until when this node has promised not to leave out whom.
@@ -153,6 +155,7 @@ impl Membership {
             booted: now,
             durable,
             status,
+            installed: durable.view.epoch,
             heard: nodes.iter().map(|node| (node, (now, Status::Serving))).collect(),
             granted: BTreeMap::new(),
             answered: BTreeMap::new(),
@@ -203,7 +206,7 @@ impl Membership {
         }
         self.beat_at = now + self.timing.beat;
         for node in self.nodes.without(self.me).iter() {
-            self.send(node, Notice::Beat(now, self.durable.view.epoch, self.status));
+            self.send(node, Notice::Beat(now, self.installed, self.status));
         }
         self.answered.insert(self.me, now);
         self.renew();
@@ -219,6 +222,10 @@ impl Membership {
             self.after.pop_front();
             match output {
                 Output::Send(to, notice) => self.send(to, notice),
+                Output::Install(view) => {
+                    self.installed = view.epoch;
+                    self.out.push_back(output);
+                }
                 other => self.out.push_back(other),
             }
         }
@@ -227,7 +234,7 @@ impl Membership {
     /// Takes a notice from `from`.
     pub fn handle(&mut self, now: Time, from: NodeId, notice: Notice) {
         self.now = now;
-        if !self.nodes.has(from) {
+        if !self.nodes.has(from) || !self.sensible(notice) {
             return;
         }
         if let Some(heard) = self.heard.get_mut(&from) {
@@ -259,9 +266,29 @@ impl Membership {
         }
     }
 
+    /// Could the notice come from a node like this one?
+    fn sensible(&self, notice: Notice) -> bool {
+        // So that one can be added to it.
+        let number = |number: u64| number < u64::MAX / 2;
+        let view = |view: View| number(view.epoch) && self.nodes.covers(view.all()) && !view.members.is_empty();
+        match notice {
+            Notice::Beat(_, epoch, _) => number(epoch),
+            Notice::Grant(sent) => sent <= self.now,
+            Notice::Prepare(base, ballot, _) => view(base) && number(ballot.round),
+            Notice::Promise(epoch, ballot, accepted) => {
+                number(epoch) && number(ballot.round) && accepted.is_none_or(|(_, accepted)| view(accepted))
+            }
+            Notice::Reject(epoch, ballot) | Notice::Accepted(epoch, ballot) => number(epoch) && number(ballot.round),
+            Notice::Accept(ballot, next) => number(ballot.round) && view(next),
+            Notice::Decided(decided) => view(decided),
+        }
+    }
+
     fn beat(&mut self, from: NodeId, sent: Time, theirs: u64, status: Status) {
-        self.heard.insert(from, (self.now, status));
         let view = self.durable.view;
+        // What it said before it knew the view says nothing about its place in it.
+        let said = self.heard.get(&from).filter(|_| theirs < view.epoch).map_or(status, |heard| heard.1);
+        self.heard.insert(from, (self.now, said));
         if theirs < view.epoch {
             self.send(from, Notice::Decided(view));
         }
@@ -318,6 +345,11 @@ impl Membership {
         self.proposal = None;
         self.wanted_since = None;
         self.barred.0 = NodeSet::EMPTY;
+        for (node, heard) in &mut self.heard {
+            if view.recovery && view.members.has(*node) {
+                heard.1 = Status::Merging;
+            }
+        }
         self.round = 0;
         self.persist_then(Output::Install(view));
     }
@@ -389,6 +421,9 @@ impl Membership {
 
     /// Looks whether the view should change, and by whom.
     fn consider(&mut self) {
+        if self.installed < self.durable.view.epoch {
+            return;
+        }
         let Some((view, rank)) = self.desired() else {
             self.wanted_since = None;
             self.proposal = None;
