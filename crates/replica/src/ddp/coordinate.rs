@@ -152,7 +152,7 @@ impl Replica {
         let record = self.record(key);
         // Hermes (section 3.6): a read-modify-write's version is one above what it read and a write's two above, so
         // that of a read-modify-write and a write that both saw the same version the write is newer.
-        let version = record.meta.volatile_ts.version + 1;
+        let version = record.meta.volatile_ts.version.saturating_add(1);
         record.reserved = version;
         let stamps = stamped(&record.stamps, room, session, before);
         let ts = Timestamp { version, node: self.config.id };
@@ -174,7 +174,7 @@ impl Replica {
         }
         let room = self.config.stamps;
         let record = self.record(key);
-        let version = record.meta.volatile_ts.version.max(record.reserved) + 2;
+        let version = record.meta.volatile_ts.version.max(record.reserved).saturating_add(2);
         record.reserved = version;
         let stamps = stamped(&record.stamps, room, session, 0);
         let ts = Timestamp { version, node: self.config.id };
@@ -220,7 +220,7 @@ impl Replica {
         if let Some(scope) = write.scope {
             self.scope_write(scope, key, ts);
         }
-        self.to_engine(write);
+        self.engine_goes_on(write);
     }
 
     /// The INV to the followers, when the local write is certain to happen (line 11).
@@ -393,7 +393,7 @@ impl Replica {
     }
 
     /// Line 9 onwards happens where the protocol's engine is; in MINOS-O behind PCIe.
-    fn to_engine(&mut self, write: Write) {
+    fn engine_goes_on(&mut self, write: Write) {
         let Some(offload) = self.config.offload() else { return self.local(write, Origin::Client) };
         let followers = self.peers().len() as u8;
         let messages = if offload.batching { 1 } else { followers };

@@ -48,13 +48,12 @@ impl Replica {
             // Somebody replays a read-modify-write that lives here: only one of us may decide whether it happens.
             return;
         }
-        if let Some(local) = self.locals.get_mut(&(key, ts)) {
-            if let Origin::Peers(peers) = &mut local.origin
-                && (self.config.fifo().is_none() || local.stage != Stage::Writing)
-            {
-                *peers = peers.with(from);
-                return;
-            }
+        let behind_fifo = self.config.fifo().is_some();
+        if let Some(Local { origin: Origin::Peers(peers), stage, .. }) = self.locals.get_mut(&(key, ts))
+            && !(behind_fifo && *stage == Stage::Writing)
+        {
+            *peers = peers.with(from);
+            return;
         }
         let newest = self.meta(key).volatile_ts;
         let origin = Origin::Peers(NodeSet::one(from));

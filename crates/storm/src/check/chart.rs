@@ -79,7 +79,7 @@ fn line(system: &System, before: &State, after: &State, action: &Action, nodes: 
             let _ = before;
             at_node(*id, &format!("enters epoch {epoch}"), nodes)
         }
-        Action::Timeout(id) => at_node(*id, "asks again", nodes),
+        Action::Timeout => "-- what was not answered is sent again --".to_string(),
     }
 }
 

@@ -147,8 +147,8 @@ pub(crate) enum Action {
     Decide(View),
     /// A node enters the newest view.
     Install(NodeId),
-    /// Nothing else can happen: what was not answered is sent again.
-    Timeout(NodeId),
+    /// Nothing else can happen: everyone sends again what was not answered.
+    Timeout,
 }
 
 /// The system under check.
@@ -303,9 +303,11 @@ impl System {
                 state.suspected = NodeSet::EMPTY;
             }
             Action::Install(id) => state.install(id),
-            Action::Timeout(id) => {
-                state.left_timeouts = state.left_timeouts.saturating_sub(1);
-                state.with(id, |replica| replica.timeout(0));
+            Action::Timeout => {
+                state.left_timeouts -= 1;
+                for id in self.nodes() {
+                    state.with(id, |replica| replica.timeout(0));
+                }
             }
         }
     }
@@ -336,7 +338,7 @@ impl stateright::Model for System {
             ops: vec![Default::default(); usize::from(self.options.requests())],
             floor: Default::default(),
             left: self.options.failures,
-            left_timeouts: 4 * self.options.nodes,
+            left_timeouts: 6,
             fault: None,
         }]
     }
@@ -347,8 +349,7 @@ impl stateright::Model for System {
         }
         self.ordinary_actions(state, actions);
         if actions.is_empty() && state.left_timeouts > 0 && !state.quiet() {
-            let waits = |&id: &NodeId| state.replica(id).is_some_and(|replica| replica.next_timeout().is_some());
-            actions.extend(self.nodes().filter(waits).map(Action::Timeout));
+            actions.push(Action::Timeout);
         }
         self.fault_actions(state, actions);
     }
