@@ -59,6 +59,12 @@ pub enum Command {
         #[command(subcommand)]
         what: crate::check::What,
     },
+    /// Run clusters of the replicated store through seeded faults and check what clients saw
+    Storm {
+        /// What to storm.
+        #[command(subcommand)]
+        what: crate::storm::What,
+    },
     /// Measure Remora's parts beside what the machine gives without it
     Bench {
         /// Which part.
