@@ -1,5 +1,5 @@
 //! The event core beside its peers: the hold model beside a binary heap, messages beside a SimGrid program that
-//! exchanges the same ones, and events of a whole reproduction beside the bare queue.
+//! exchanges the same ones, and events of a whole reproduction beside the bare queue. All by processor time.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -44,8 +44,7 @@ impl ModelBench {
     /// Measures everything. `progress` hears what is being done and how far all is, from 0 to 1; when it returns false
     /// the run ends with what there is.
     pub fn run(&self, progress: &mut dyn FnMut(&str, f64) -> bool) -> Result<ModelReport, ReproduceError> {
-        let begun = Instant::now();
-        let mut clock = || begun.elapsed().as_nanos() as u64;
+        let mut clock = remora_real::process_cpu_ns;
         let mut rows = Vec::new();
         let parts = (HOLDS.len() as f64 + 2.0) * f64::from(self.rounds);
         let mut done = 0.0;
@@ -80,8 +79,7 @@ impl ModelBench {
     }
 
     fn messages(&self, progress: &mut dyn FnMut(f64) -> bool, rows: &mut Vec<BenchRow>) -> Result<(), String> {
-        let begun = Instant::now();
-        let mut clock = || begun.elapsed().as_nanos() as u64;
+        let mut clock = remora_real::process_cpu_ns;
         let play = PingPong { rounds: PLAYS.0, ..PLAY };
         let mut best = 0f64;
         for _ in 0..self.rounds {
@@ -152,7 +150,7 @@ impl SimGrid {
         let text = output(&mut command)?;
         let figures: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         match figures[..] {
-            [messages, wall, end] if messages == play.messages() as f64 => Ok((messages / wall, end)),
+            [messages, seconds, end] if messages == play.messages() as f64 => Ok((messages / seconds, end)),
             _ => Err(format!("the SimGrid program says {text:?}")),
         }
     }
