@@ -194,6 +194,8 @@ pub struct Replica {
     pub(crate) taking: Taking,
     pub(crate) tick: Time,
     pub(crate) joined: u64,
+    /// What it has comes from its log, and it has taken part in no view since.
+    pub(crate) loaded: bool,
     pub(crate) out: VecDeque<Output>,
     pub(crate) marks: Marks,
 }
@@ -221,6 +223,7 @@ impl Replica {
             taking: Taking::default(),
             tick: 0,
             joined: 0,
+            loaded: false,
             out: VecDeque::new(),
             marks: Marks::default(),
         }

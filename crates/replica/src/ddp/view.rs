@@ -29,7 +29,7 @@ impl Replica {
         let learns = view.learners.has(me);
         let stays = before.all().has(me) && (view.members.has(me) || !before.members.has(me) && learns);
         // Only at the start, or when everyone comes from a crash, is a log of its own what a member has.
-        let from_log = before.all().is_empty() && (view.epoch == 1 || view.recovery);
+        let from_log = self.loaded && view.recovery || before.all().is_empty() && view.epoch == 1;
         self.finish_locals();
         self.marks.view_change_in_persist += u64::from(!self.flushes.is_empty());
         if !stays && !from_log && view.members.has(me) {
@@ -38,6 +38,8 @@ impl Replica {
         } else if !stays && !from_log {
             self.forget();
             self.joined += u64::from(learns);
+        } else {
+            self.loaded = false;
         }
         self.taking = Taking {
             learning: learns && !(stays && self.taking.caught_up),
@@ -63,6 +65,7 @@ impl Replica {
     /// Loads what a log has, before anything else. The view that the log knows is over for this node.
     pub fn load(&mut self, epoch: u64, writes: Vec<Write>) {
         self.view = View { epoch, ..View::default() };
+        self.loaded = true;
         for write in writes {
             let room = self.config.stamps;
             let record = self.record(write.key);
@@ -104,6 +107,7 @@ impl Replica {
 
     /// All that depends on membership is lost: clients do not learn what became of their requests.
     fn forget(&mut self) {
+        self.loaded = false;
         let mut clients: Vec<Client> = Vec::new();
         let driven = std::mem::take(&mut self.driven);
         clients.extend(driven.into_values().filter_map(|driven| driven.client).map(|(client, _)| client));
