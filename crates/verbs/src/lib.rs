@@ -20,6 +20,9 @@
 //! pages. Errors are those of a driver: an errno returned, or null with errno set. Nothing panics; if something did
 //! all the same, the process would end there instead of going on in an unknown state.
 
+// Tests are programs of their own, without the symbols, through which all is used.
+#![cfg_attr(test, allow(dead_code))]
+
 mod abi;
 mod adapter;
 mod ah;
