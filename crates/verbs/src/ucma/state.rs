@@ -201,7 +201,8 @@ impl State {
     fn destroy(&mut self, host: &mut Host<'_>, number: u32) -> Result<Vec<u8>, i32> {
         let id = self.ids.remove(&number).ok_or(libc::ENOENT)?;
         self.retracted.push(number);
-        self.groups.retain(|_, group| group.id != number);
+        let gone = self.groups.extract_if(.., |_, group| group.id == number);
+        self.retracted.extend(gone.map(|(group, _)| group));
         if let Some(listener) = id.listener {
             self.by_listener.remove(&listener);
             let _ = host.cm.unlisten(listener);
