@@ -33,6 +33,12 @@ pub enum Command {
     Compare(Box<Compare>),
     /// Expose memory of this machine over RoCE v2 until SIGINT or SIGTERM
     Node(Node),
+    /// Kernels of your own: build, deploy, list, call and remove WebAssembly modules
+    Kernel {
+        /// What to do.
+        #[command(subcommand)]
+        what: crate::kernel::Kernel,
+    },
     /// Run an RDMA program of the system, such as ib_write_lat, on Remora's verbs library
     Exec(crate::exec::Exec),
     /// Measure this machine and write its platform file
@@ -53,17 +59,17 @@ pub enum Command {
         #[command(subcommand)]
         what: crate::reproduce::Reproduce,
     },
-    /// Check an engine in every interleaving of a small case
-    Check {
-        /// What to check.
-        #[command(subcommand)]
-        what: crate::check::What,
-    },
     /// Run clusters of the replicated store through seeded faults and check what clients saw
     Storm {
         /// What to storm.
         #[command(subcommand)]
         what: crate::storm::What,
+    },
+    /// Check an engine in every interleaving of a small case
+    Check {
+        /// What to check.
+        #[command(subcommand)]
+        what: crate::check::What,
     },
     /// Measure Remora's parts beside what the machine gives without it
     Bench {
@@ -88,6 +94,7 @@ Examples:
   remora compare --records 10000 --seconds 0.02  a quick look
   remora compare --load kv.tsv --trace keys.txt  key<TAB>value lines; one key on each line
   remora compare --node 10.0.0.1 --json r.json   against `remora node --listen 10.0.0.1`
+  remora compare --kernel kernels/topk.wasm --data rows.bin --args key,u32:10,va,u64:1000
   remora compare --on rambda                     on modelled hardware, with its accelerator
   remora compare --on strom-10g --both           the same, beside the run on this machine";
 
@@ -136,6 +143,18 @@ pub struct Compare {
     /// Run them for real as well, and report both
     #[arg(long, requires = "on")]
     pub both: bool,
+    /// Compare a kernel of your own instead: a WebAssembly module, or its source (see `remora kernel`)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["load", "trace", "on"])]
+    pub kernel: Option<PathBuf>,
+    /// The kernel's parameters, such as key,u32:10,va,u64:1000 (see `remora kernel call --help`)
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "kernel")]
+    pub args: Vec<crate::kernel_params::Piece>,
+    /// A file that is put into the node's memory for the kernel
+    #[arg(long, value_name = "FILE", requires = "kernel")]
+    pub data: Option<PathBuf>,
+    /// What the kernel may use up.
+    #[command(flatten)]
+    pub bounds: crate::kernel::Bounds,
     /// Also write all figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -156,6 +175,9 @@ pub struct Node {
     /// Memory that clients may allocate, all together, such as 512M or 16G
     #[arg(long, value_name = "SIZE", default_value = "16G", value_parser = size)]
     pub memory: u64,
+    /// Keep kernels that clients want kept in this directory, and deploy them at the next start
+    #[arg(long, value_name = "DIR")]
+    pub kernels: Option<PathBuf>,
     /// Use packet and raw sockets, which see and check whole IPv4 packets, and need CAP_NET_RAW
     #[arg(long)]
     pub packet: bool,
@@ -222,6 +244,16 @@ pub enum Placement {
     Host,
 }
 
+impl From<Placement> for remora_real::Placement {
+    fn from(place: Placement) -> Self {
+        match place {
+            Placement::Client => Self::Client,
+            Placement::Nic => Self::Nic,
+            Placement::Host => Self::Host,
+        }
+    }
+}
+
 /// How keys are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Distribution {
@@ -255,7 +287,7 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 /// Bytes, with K, M, G or T for powers of 1024.
-fn size(text: &str) -> Result<u64, String> {
+pub fn size(text: &str) -> Result<u64, String> {
     let what = "give bytes, or a number with K, M, G or T, such as 512M";
     let digits = text.trim_end_matches(['K', 'M', 'G', 'T']);
     let shift = match &text[digits.len()..] {

@@ -30,6 +30,9 @@ const PROBE: Duration = Duration::from_millis(120);
 
 /// Compares, prints the table, writes the reports.
 pub fn run(args: &args::Compare) -> Result<(), Failure> {
+    if let Some(file) = &args.kernel {
+        return crate::compare_kernel::run(args, file);
+    }
     let stop = stop_flag();
     let display = Display::new(stop);
     // What can be wrong with files shows before anything is started.

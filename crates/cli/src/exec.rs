@@ -84,7 +84,8 @@ fn library() -> Result<PathBuf, Failure> {
         return Err(Failure::Failed(why));
     };
     if path.as_os_str().as_bytes().iter().any(|byte| b" :;".contains(byte)) {
-        let why = format!("the dynamic linker cannot load {}: its path has a blank, colon or semicolon", path.display());
+        let why =
+            format!("the dynamic linker cannot load {}: its path has a blank, colon or semicolon", path.display());
         return Err(Failure::Failed(why));
     }
     Ok(path)

@@ -6,7 +6,11 @@ mod bench_model;
 mod check;
 mod child;
 mod compare;
+mod compare_kernel;
 mod exec;
+mod kernel;
+mod kernel_build;
+mod kernel_params;
 mod node;
 mod platform;
 mod probe;
@@ -65,6 +69,7 @@ fn main() -> ExitCode {
     end(match args.command.unwrap_or_default() {
         Command::Compare(args) => compare::run(&args),
         Command::Node(args) => node::run(&args),
+        Command::Kernel { what } => kernel::run(&what),
         Command::Exec(args) => exec::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Validate(args) => validate::run(&args),

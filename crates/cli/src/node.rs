@@ -17,7 +17,12 @@ pub const READY: &str = "remora node ready at ";
 pub fn run(args: &args::Node) -> Result<(), Failure> {
     // Signals from here on wait for the node to be up, and then end it in order.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(|e| Failure::Failed(format!("handling signals: {e}")))?;
-    let config = NodeConfig { memory_limit: args.memory, packet: args.packet, ..NodeConfig::new(args.listen) };
+    let config = NodeConfig {
+        memory_limit: args.memory,
+        packet: args.packet,
+        kernels: args.kernels.clone(),
+        ..NodeConfig::new(args.listen)
+    };
     let node = Node::start(config)?;
     greet(args, &node);
 

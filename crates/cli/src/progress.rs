@@ -46,6 +46,11 @@ impl Display {
         Self { bar, terminal, told: Cell::new(0), phase: Cell::new(Phase::Idle), stop }
     }
 
+    /// Whether the user wants no more.
+    pub fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
     /// Says what is being done.
     pub fn say(&self, what: &str) {
         if self.terminal {
