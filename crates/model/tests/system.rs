@@ -123,7 +123,7 @@ impl System {
                 Event::Done(client) => {
                     self.latencies.push(now - self.issued[usize::from(client)]);
                     self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    let think = Ps((self.random >> 33) * self.think >> 31);
+                    let think = Ps(((self.random >> 33) * self.think) >> 31);
                     self.queue.push(now + think, Event::Issue(client));
                 }
             }

@@ -1,7 +1,7 @@
 // Pairs of actors play ping-pong over a link of their own, in SimGrid: the peer of the model's event core.
 //
-// Arguments: pairs, round trips of each, bytes of a message, bytes a second, latency in picoseconds. Prints the messages,
-// the processor time of the run in seconds, and the modelled time at its end in seconds.
+// Arguments: pairs, round trips of each, bytes of a message, bytes a second, latency in picoseconds. Prints the
+// messages, the processor time of the run in seconds, and the modelled time at its end in seconds.
 
 #include <simgrid/s4u.hpp>
 
@@ -31,7 +31,8 @@ int main(int argc, char** argv)
 {
     // Time as bandwidth and latency give it: no factors for TCP, no default bounds, whole picoseconds.
     std::vector<std::string> words{argv[0], "--cfg=network/model:CM02", "--cfg=network/TCP-gamma:0",
-                                   "--cfg=network/crosstraffic:0", "--cfg=surf/precision:1e-12", "--log=root.thres:error"};
+                                   "--cfg=network/crosstraffic:0", "--cfg=surf/precision:1e-12",
+                                   "--log=root.thres:error"};
     std::vector<char*> options;
     for (auto& word : words)
         options.push_back(word.data());
