@@ -270,5 +270,5 @@ fn time(ns: u64) -> String {
 }
 
 fn write_file(path: &Path, json: &Value) -> Result<(), Failure> {
-    fs::write(path, format!("{json:#}\n")).map_err(|e| Failure::Failed(format!("writing {}: {e}", path.display())))
+    fs::write(path, format!("{json}\n")).map_err(|e| Failure::Failed(format!("writing {}: {e}", path.display())))
 }

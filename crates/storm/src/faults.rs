@@ -65,8 +65,10 @@ impl<E: Engine> Cluster<'_, E> {
         self.story.say(self.now, || "CALM: all faults end".into());
         self.net.heal();
         let before = self.holders();
-        // Somebody who holds the state stays: without, most models wait for all of the last members to come back.
-        let absent = if before & !self.plan.absent == 0 { 0 } else { self.plan.absent };
+        // A majority that holds the state stays: without anyone, most models wait for all of the last members to come
+        // back, and a node with a damaged log has no vote until it has caught up.
+        let stay = (before & !self.plan.absent).count_ones() as usize;
+        let absent = if stay > self.nodes.len() / 2 { self.plan.absent } else { 0 };
         for node in 0..self.nodes.len() {
             self.nodes[node].slow_disk = 0;
             self.nodes[node].fail_sync = None;

@@ -72,6 +72,11 @@ impl Story {
                 let misfits: Vec<&Record> = finding.records.iter().map(|&index| &records[index]).collect();
                 let mut end = format!("\nNo order explains what clients saw of k{}. What fits nowhere:\n", finding.key);
                 misfits.iter().take(8).for_each(|record| end.push_str(&format!("  {}\n", describe_record(record))));
+                if let Some(End::Done(Some(value))) = misfits.first().map(|record| record.end) {
+                    end.push_str(&format!("Who else wrote or saw {value:#x}:\n"));
+                    let others = records.iter().filter(|record| record.key == finding.key && touches(record, value));
+                    others.take(8).for_each(|record| end.push_str(&format!("  {}\n", describe_record(record))));
+                }
                 (misfits.first().map_or(Time::MAX, |record| record.returned), end)
             }
             Some(Failure::Stuck(requests)) => {
@@ -101,6 +106,15 @@ impl Story {
         }
         text + &note(all.len() - lines.len(), "later")
     }
+}
+
+fn touches(record: &Record, value: u64) -> bool {
+    let wrote = match record.action {
+        Action::Put(new) | Action::CompareSwap { new, .. } => new == value,
+        Action::FetchAdd(delta) => matches!(record.end, End::Done(Some(found)) if found.wrapping_add(delta) == value),
+        Action::Get | Action::Delete => false,
+    };
+    wrote || record.end == End::Done(Some(value))
 }
 
 fn describe_record(record: &Record) -> String {
