@@ -91,7 +91,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     unsafe {
         let adapter = adapter_of(context);
         let (wc, out) = (&*wc, &mut *attr);
-        *out = ibv_ah_attr { port_num: port, sl: wc.sl, ..ibv_ah_attr::default() };
+        *out = ibv_ah_attr { port_num: port, ..ibv_ah_attr::default() };
         if wc.wc_flags & IBV_WC_GRH == 0 {
             return 0;
         }

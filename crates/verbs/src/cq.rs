@@ -1,6 +1,6 @@
 //! Completion queues.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -16,6 +16,10 @@ use crate::post::errno_of;
 /// How long a poller finds nothing before it offers its core to others at each poll, in nanoseconds: with fewer cores
 /// than pollers, the one with the work may be waiting for it.
 const POLITE: u64 = 5_000;
+
+/// Service levels of datagrams: RoCE v2 behind an IPv4 or an IPv6 header.
+const UDP_OVER_IPV4: u8 = 8 | 2;
+const UDP_OVER_IPV6: u8 = 8 | 1;
 
 /// A completion queue.
 #[repr(C)]
@@ -247,7 +251,12 @@ pub fn convert(wc: &WorkCompletion) -> ibv_wc {
         (None, Some(key)) => (key, IBV_WC_WITH_INV),
         (None, None) => (0, 0),
     };
-    let grh = if wc.src.is_some() { IBV_WC_GRH } else { 0 };
+    // As ConnectX NICs have it and UCX reads it: of a datagram the service level tells the header in front of it.
+    let (grh, sl) = match wc.src.map(|src| src.to_canonical()) {
+        Some(std::net::IpAddr::V4(_)) => (IBV_WC_GRH, UDP_OVER_IPV4),
+        Some(std::net::IpAddr::V6(_)) => (IBV_WC_GRH, UDP_OVER_IPV6),
+        None => (0, 0),
+    };
     ibv_wc {
         wr_id: wc.wr_id,
         status: status_of(wc.status),
@@ -258,7 +267,8 @@ pub fn convert(wc: &WorkCompletion) -> ibv_wc {
         imm_data,
         qp_num: wc.qpn.0,
         src_qp: wc.src_qp,
-        wc_flags: flag | grh as c_uint,
+        wc_flags: flag | grh,
+        sl,
         ..ibv_wc::default()
     }
 }
