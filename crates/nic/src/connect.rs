@@ -39,7 +39,7 @@ struct Conn {
     qpn: Qpn,
     route: Route,
     attr: ConnectAttr,
-    sq_psn: Psn,
+    rq_psn: Psn,
 }
 
 /// What one end brings to a connection.
@@ -153,10 +153,10 @@ impl Nic {
         if state != QpState::Init {
             return Err(NicError::State(state).into());
         }
-        let (params, sq_psn) = self.params(qpn, attr)?;
+        let (params, rq_psn) = self.params(qpn, attr)?;
         let conn = self.management.cm.connect(now, route.local, route.remote, service, params, private)?;
         self.management.remember(route.remote, route.link);
-        self.management.conns.insert(conn, Conn { qpn, route, attr, sq_psn });
+        self.management.conns.insert(conn, Conn { qpn, route, attr, rq_psn });
         Ok(conn)
     }
 
@@ -180,8 +180,8 @@ impl Nic {
             ack_timeout: params.ack_timeout,
             ..attr
         };
-        let (ours, sq_psn) = self.params(qpn, attr)?;
-        let entry = Conn { qpn, route, attr, sq_psn };
+        let (ours, rq_psn) = self.params(qpn, attr)?;
+        let entry = Conn { qpn, route, attr, rq_psn };
         self.raise(&entry, &params)?;
         self.management.cm.accept(now, conn, ours, private)?;
         self.management.calls.remove(&conn);
@@ -223,10 +223,10 @@ impl Nic {
 
     fn params(&mut self, qpn: Qpn, attr: ConnectAttr) -> Result<(QpParams, Psn), NicError> {
         let srq = self.qp_init(qpn)?.srq.is_some();
-        let sq_psn = self.random_psn();
+        let rq_psn = self.random_psn();
         let params = QpParams {
             qpn: qpn.0,
-            starting_psn: sq_psn,
+            starting_psn: rq_psn,
             path_mtu: mtu_code(attr.path_mtu),
             responder_resources: attr.responder_resources,
             initiator_depth: attr.initiator_depth,
@@ -235,7 +235,7 @@ impl Nic {
             ack_timeout: attr.ack_timeout,
             srq,
         };
-        Ok((params, sq_psn))
+        Ok((params, rq_psn))
     }
 
     /// INIT to RTS with what the peer said.
@@ -245,7 +245,7 @@ impl Nic {
             RtrAttr {
                 route: conn.route,
                 dest_qp: remote.qpn,
-                rq_psn: remote.starting_psn,
+                rq_psn: conn.rq_psn,
                 path_mtu: conn.attr.path_mtu,
                 max_dest_rd_atomic: conn.attr.responder_resources.max(remote.initiator_depth),
                 min_rnr_timer: conn.attr.min_rnr_timer,
@@ -254,7 +254,7 @@ impl Nic {
         self.to_rts(
             conn.qpn,
             RtsAttr {
-                sq_psn: conn.sq_psn,
+                sq_psn: remote.starting_psn,
                 timeout: conn.attr.ack_timeout,
                 retry_count: conn.attr.retry_count,
                 rnr_retry: remote.rnr_retry,

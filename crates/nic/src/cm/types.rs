@@ -141,7 +141,7 @@ pub struct ListenerId(pub u32);
 pub struct QpParams {
     /// Queue pair number, 2 to 2^24 - 2.
     pub qpn: u32,
-    /// PSN of the first request that this queue pair sends.
+    /// PSN of the first request that this queue pair expects: its peer starts to send there, as Linux does.
     pub starting_psn: Psn,
     /// Path MTU code, 1-5 for 256-4096 B.
     pub path_mtu: u8,

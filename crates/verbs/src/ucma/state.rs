@@ -66,7 +66,7 @@ pub(super) struct Session {
     pub(super) conn: ConnId,
     /// The own side called.
     pub(super) active: bool,
-    /// The first PSN that this side sends.
+    /// The first PSN that this side expects.
     pub(super) psn: u32,
     pub(super) remote: QpParams,
     /// Answered at one time, and in flight at one time: the own view.
@@ -445,12 +445,12 @@ impl State {
             (abi::QPS_RTR, Some(session)) => QpAttr::Rtr {
                 path: id.path(host).ok_or(libc::EINVAL)?,
                 dest_qpn: session.remote.qpn,
-                rq_psn: session.remote.starting_psn.get(),
+                rq_psn: session.psn,
                 max_dest_rd_atomic: session.responder_resources,
                 min_rnr_timer: MIN_RNR_TIMER,
             },
             (abi::QPS_RTS, Some(session)) => QpAttr::Rts {
-                sq_psn: session.psn,
+                sq_psn: session.remote.starting_psn.get(),
                 timeout: session.remote.ack_timeout,
                 retry_count: session.remote.retry_count,
                 rnr_retry: session.remote.rnr_retry,

@@ -1,0 +1,133 @@
+//! `remora kernel` and `remora compare --kernel`, by the real command.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+fn remora(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_remora")).args(args).output().expect("the command runs")
+}
+
+fn text(output: &Output) -> String {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    out.into_owned()
+}
+
+fn failure(output: &Output) -> String {
+    assert!(!output.status.success());
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(err.trim_end().lines().count(), 1, "one line: {err}");
+    err
+}
+
+/// A node that ends with this value.
+struct Node(Child);
+
+impl Node {
+    fn start(address: &str, more: &[&str]) -> Node {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_remora"))
+            .args(["node", "--listen", address, "--memory", "64M", "--stop-with-stdin"])
+            .args(more)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a node");
+        let mut line = String::new();
+        let output = child.stdout.take().expect("its output");
+        BufReader::new(output).read_line(&mut line).expect("its first line");
+        assert!(line.contains("ready"), "{line}");
+        Node(child)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+fn kernels(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels").join(name).to_string_lossy().into_owned()
+}
+
+/// Eight words: 0 to 7.
+fn words(dir: &Path) -> PathBuf {
+    let path = dir.join("words.bin");
+    let bytes: Vec<u8> = (0..8u64).flat_map(u64::to_le_bytes).collect();
+    std::fs::File::create(&path).and_then(|mut file| file.write_all(&bytes)).expect("a file");
+    path
+}
+
+#[test]
+fn a_kernel_is_built_deployed_called_kept_and_removed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let keep = dir.path().join("kept").to_string_lossy().into_owned();
+    let source = dir.path().join("sum.wat");
+    std::fs::write(&source, text(&remora(&["kernel", "build", "--template", "wat"]))).expect("a file");
+    let source = source.to_string_lossy().into_owned();
+    assert!(text(&remora(&["kernel", "build", &source])).contains("sum.wasm"));
+
+    let address = "127.15.1.1";
+    let node = Node::start(address, &["--kernels", &keep]);
+    let deployed = text(&remora(&["kernel", "deploy", &source, "--node", address, "--keep", "--fuel", "5000"]));
+    assert!(deployed.contains("sum: op-code 0x100, version 1"), "{deployed}");
+    let data = words(dir.path()).to_string_lossy().into_owned();
+    for place in ["nic", "host"] {
+        let call =
+            ["kernel", "call", "sum", "--node", address, "--data", &data, "--args", "key,u32:8,va", "--place", place];
+        assert_eq!(text(&remora(&call)), "0x000000000000001c 28\n", "at the {place}");
+    }
+    let over = ["kernel", "call", "sum", "--node", address, "--data", &data, "--args", "key,u32:9,va"];
+    assert!(failure(&remora(&over)).contains("status 16"), "one word more than there is");
+    drop(node);
+
+    let node = Node::start(address, &["--kernels", &keep]);
+    let listed = text(&remora(&["kernel", "list", "--node", address, "--json"]));
+    assert!(listed.contains("\"sum\"") && listed.contains("5000"), "{listed}");
+    text(&remora(&["kernel", "remove", "sum", "--node", address]));
+    assert!(text(&remora(&["kernel", "list", "--node", address])).contains("no kernels"));
+    assert!(failure(&remora(&["kernel", "call", "sum", "--node", address])).contains("no kernel"));
+    drop(node);
+}
+
+#[test]
+fn a_kernel_is_compared_in_all_places() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = words(dir.path()).to_string_lossy().into_owned();
+    let json = dir.path().join("report.json").to_string_lossy().into_owned();
+    let kernel = kernels("template.wat");
+    let compare = [
+        "compare",
+        "--kernel",
+        &kernel,
+        "--data",
+        &data,
+        "--args",
+        "key,u32:8,va",
+        "--seconds",
+        "0.02",
+        "--json",
+        &json,
+    ];
+    let report = text(&remora(&compare));
+    for word in ["udp", "shm", "client", "nic", "host", "quickest"] {
+        assert!(report.contains(word), "{word} in {report}");
+    }
+    let rows: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).expect("a report")).expect("JSON");
+    assert_eq!(rows.as_array().map(Vec::len), Some(6));
+}
+
+#[test]
+fn mistakes_are_named_in_one_line() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let bad = dir.path().join("bad.wat");
+    std::fs::write(&bad, "(module (memory 1))").expect("a file");
+    let bad = bad.to_string_lossy().into_owned();
+    assert!(failure(&remora(&["kernel", "build", &bad])).contains("no export memory"));
+    assert!(failure(&remora(&["kernel", "build", "no.such"])).contains("ends in"));
+    assert!(failure(&remora(&["kernel", "build", "no.wat"])).contains("no.wat"));
+    let call = ["kernel", "call", "x", "--node", "127.15.2.1", "--args", "what:1"];
+    assert!(failure(&remora(&call)).contains("what:1"));
+}
