@@ -103,10 +103,14 @@ impl Replica {
         let Waiting { client, session, scope, op } = waiting;
         // A request sent again is done as a read-modify-write: it must not overwrite what came after its first life.
         let again = session.is_some_and(|session| session.again);
+        let undecided = op.key().is_some_and(|key| self.undecided(key));
+        // So is one that has to wait, since meanwhile it may be sent again.
+        let session = session.map(|session| Session { again: again || undecided, ..session });
+        let reads = again || undecided;
         let scope = scope.filter(|_| !matches!(op, Op::Get(_)));
         match op {
-            Op::Put(key, value) if !again => self.put(client, key, Some(value), session, scope),
-            Op::Delete(key) if !again => self.put(client, key, None, session, scope),
+            Op::Put(key, value) if !reads => self.put(client, key, Some(value), session, scope),
+            Op::Delete(key) if !reads => self.put(client, key, None, session, scope),
             Op::Get(key) | Op::Put(key, _) | Op::Delete(key) | Op::CompareSwap { key, .. } | Op::FetchAdd(key, _) => {
                 let waiting = Waiting { client, session, scope, op };
                 self.step(Where::Host, StepKind::ReadMeta, 0);
@@ -117,6 +121,12 @@ impl Replica {
             }
             Op::Batch(_) | Op::Persist => self.refuse(client, Refusal::Nested),
         }
+    }
+
+    /// Is the newest version a read-modify-write that may yet be refused? A write on top of it would carry its mark
+    /// without knowing whether it happens; so it waits, as reads do.
+    fn undecided(&self, key: Key) -> bool {
+        self.records.get(&key).is_some_and(|record| record.rmw && record.meta.rd_lock.is_some())
     }
 
     /// A read, or a read-modify-write's read, of a record that is not locked.
