@@ -107,7 +107,8 @@ impl Node {
                 Record::Damaged => damaged = true,
             }
         }
-        damaged |= matches!(end, End::Damaged(_));
+        // A log that has begun, and does not say which view it is of, has lost its first record.
+        damaged |= matches!(end, End::Damaged(_)) || durable.is_none() && !first;
         let view = View::first(config.nodes);
         let status = match (first, damaged) {
             (true, _) => Status::Serving,
@@ -284,12 +285,13 @@ impl Node {
     /// A log with just what counts: the newest version of each record, tombstones too, and membership.
     fn replace(&mut self, damaged: bool) {
         let mut bytes = Vec::new();
+        if damaged {
+            // First, so that it is not taken for a torn tail if it is damaged itself.
+            log::encode(&Record::Damaged, &mut bytes);
+        }
         log::encode(&Record::Member(self.member.durable()), &mut bytes);
         for write in self.replica.snapshot() {
             log::encode(&Record::Write(write), &mut bytes);
-        }
-        if damaged {
-            log::encode(&Record::Damaged, &mut bytes);
         }
         self.length = bytes.len();
         self.compact_at = 2 * self.length + SLACK;
