@@ -1,9 +1,10 @@
 //! The log: what survives a crash. Records with checksums, one after the other.
 //!
-//! A record is its length (4 bytes), the CRC-32 of length and content (4), and the content; numbers are little-endian.
-//! Reading tells a torn tail, which a crash while writing leaves, from damage to what had been written whole: behind a
-//! torn tail nothing follows, behind damage a whole record does (Alagappan et al., "Protocol-Aware Recovery for
-//! Consensus-Based Storage", FAST 2018, section 3.3).
+//! A record is its length (4 bytes), the CRC-32 of all else (4), how much of the log was durable when it was written
+//! (8), and the content; numbers are little-endian. Reading tells a torn tail, which a crash while writing leaves, from
+//! damage to what had been durable: a whole record says that it was (as in Alagappan et al., "Protocol-Aware Recovery
+//! for Consensus-Based Storage", FAST 2018, section 3.3). That something whole follows would not do: of several records
+//! in one sync any part may reach the disk.
 
 use crate::codec::{Reader, Wire};
 use crate::ddp::Write;
@@ -11,7 +12,7 @@ use crate::member::Durable;
 use crate::types::ScopeId;
 
 /// Bytes before a record's content.
-const HEAD: usize = 8;
+const HEAD: usize = 16;
 
 /// An entry of the log.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -28,21 +29,22 @@ pub enum Record {
     Damaged,
 }
 
-/// Appends a record's bytes.
-pub fn encode(record: &Record, out: &mut Vec<u8>) {
+/// Appends a record's bytes to `out`. The first `durable` bytes of the log are known to be durable.
+pub fn encode(record: &Record, durable: usize, out: &mut Vec<u8>) {
     let start = out.len();
-    out.extend_from_slice(&[0; HEAD]);
+    out.extend_from_slice(&[0; 8]);
+    out.extend_from_slice(&(durable as u64).to_le_bytes());
     record.put(out);
     let length = (out.len() - start - HEAD) as u32;
     out[start..start + 4].copy_from_slice(&length.to_le_bytes());
-    let crc = checksum(&out[start..start + 4], &out[start + HEAD..]);
-    out[start + 4..start + HEAD].copy_from_slice(&crc.to_le_bytes());
+    let crc = checksum(&out[start..start + 4], &out[start + 8..]);
+    out[start + 4..start + 8].copy_from_slice(&crc.to_le_bytes());
 }
 
-fn checksum(length: &[u8], content: &[u8]) -> u32 {
+fn checksum(length: &[u8], rest: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(length);
-    hasher.update(content);
+    hasher.update(rest);
     hasher.finalize()
 }
 
@@ -53,7 +55,7 @@ pub enum End {
     Whole,
     /// With a record that was not written whole; nothing after it counts.
     Torn,
-    /// A whole record follows the bad one at this offset: what was durable has been damaged.
+    /// With a bad record at this offset that had been durable.
     Damaged(usize),
 }
 
@@ -71,14 +73,16 @@ pub struct Decoded {
 /// Reads a log.
 pub fn decode(bytes: &[u8]) -> Decoded {
     let mut records = Vec::new();
-    let mut at = 0;
-    while let Some((record, length)) = record_at(bytes, at) {
+    let (mut at, mut durable) = (0, 0);
+    while let Some((record, length, known)) = record_at(bytes, at) {
         records.push(record);
         at += length;
+        durable = durable.max(known);
     }
+    let was_durable = |from| record_at(bytes, from).is_some_and(|(.., known)| known > at as u64);
     let end = if at == bytes.len() {
         End::Whole
-    } else if (at + 1..bytes.len()).any(|from| record_at(bytes, from).is_some()) {
+    } else if durable > at as u64 || (at + 1..bytes.len()).any(was_durable) {
         End::Damaged(at)
     } else {
         End::Torn
@@ -86,19 +90,20 @@ pub fn decode(bytes: &[u8]) -> Decoded {
     Decoded { records, length: at, end }
 }
 
-/// The whole record at an offset, if there is one, and its length.
-fn record_at(bytes: &[u8], at: usize) -> Option<(Record, usize)> {
+/// The whole record at an offset, if there is one, its length, and how much of the log it knows to be durable.
+fn record_at(bytes: &[u8], at: usize) -> Option<(Record, usize, u64)> {
     let bytes = bytes.get(at..)?;
     let length = u32::from_le_bytes(*bytes.first_chunk()?) as usize;
     let crc = u32::from_le_bytes(*bytes.get(4..)?.first_chunk()?);
     // The shortest record has one byte: a run of zeros is none.
     let content = bytes.get(HEAD..HEAD.checked_add(length)?).filter(|content| !content.is_empty())?;
-    if checksum(&bytes[..4], content) != crc {
+    if checksum(&bytes[..4], &bytes[8..HEAD + length]) != crc {
         return None;
     }
+    let durable = u64::from_le_bytes(*bytes.get(8..)?.first_chunk()?);
     let mut reader = Reader::new(content);
     let record = Record::get(&mut reader)?;
-    reader.is_empty().then_some((record, HEAD + length))
+    reader.is_empty().then_some((record, HEAD + length, durable))
 }
 
 #[cfg(test)]
@@ -115,8 +120,22 @@ mod tests {
 
     fn log(records: &[Record]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        records.iter().for_each(|record| encode(record, &mut bytes));
+        for record in records {
+            let durable = bytes.len();
+            encode(record, durable, &mut bytes);
+        }
         bytes
+    }
+
+    #[test]
+    fn a_hole_in_what_one_sync_wrote_is_a_torn_tail() {
+        let mut bytes = log(&[write(1, 10)]);
+        let durable = bytes.len();
+        (2..5).for_each(|key| encode(&write(key, 10), durable, &mut bytes));
+        bytes[durable + 20] ^= 1;
+        assert_eq!((decode(&bytes).end, decode(&bytes).length), (End::Torn, durable));
+        bytes[durable - 1] ^= 1;
+        assert_eq!(decode(&bytes).end, End::Damaged(0));
     }
 
     #[test]

@@ -77,9 +77,11 @@ pub struct Node {
     replica: Replica,
     member: Membership,
     next_token: u64,
-    tokens: BTreeMap<u64, Token>,
-    /// Bytes in the log, and how many it may have before it is compacted.
+    /// What is not durable yet, and how long (bytes) the log is with it.
+    tokens: BTreeMap<u64, (Token, usize)>,
+    /// Bytes in the log, how many are known to be durable, and how many it may have before it is compacted.
     length: usize,
+    durable: usize,
     compact_at: usize,
     out: VecDeque<Output>,
 }
@@ -125,7 +127,7 @@ impl Node {
             replica.load(durable.view.epoch, writes);
             Self::with(replica, member)
         };
-        node.length = length;
+        (node.length, node.durable) = (length, length);
         if first {
             node.append(&Record::Member(durable), Token::Nothing);
         } else if damaged || end != End::Whole {
@@ -138,7 +140,7 @@ impl Node {
 
     fn with(replica: Replica, member: Membership) -> Self {
         let (tokens, out) = (BTreeMap::new(), VecDeque::new());
-        Self { replica, member, next_token: 0, tokens, length: 0, compact_at: SLACK, out }
+        Self { replica, member, next_token: 0, tokens, length: 0, durable: 0, compact_at: SLACK, out }
     }
 
     /// The protocol's state, to look at.
@@ -174,7 +176,9 @@ impl Node {
     /// All changes of the log up to this token are durable.
     pub fn persisted(&mut self, now: Time, token: u64) {
         while let Some(entry) = self.tokens.first_entry().filter(|entry| *entry.key() <= token) {
-            match entry.remove() {
+            let (token, length) = entry.remove();
+            self.durable = self.durable.max(length);
+            match token {
                 Token::Job(job) => self.replica.done(now, job),
                 Token::Member(number) => self.member.persisted(now, number),
                 Token::Nothing => {}
@@ -234,7 +238,7 @@ impl Node {
                 self.replica.install(now, view);
                 if self.replica.joined() != joined {
                     // Jobs from before would speak of records that are gone.
-                    for token in self.tokens.values_mut().filter(|token| matches!(token, Token::Job(_))) {
+                    for (token, _) in self.tokens.values_mut().filter(|(token, _)| matches!(token, Token::Job(_))) {
                         *token = Token::Nothing;
                     }
                     self.append(&Record::Reset, Token::Nothing);
@@ -270,7 +274,7 @@ impl Node {
 
     fn append(&mut self, record: &Record, token: Token) {
         let mut bytes = Vec::new();
-        log::encode(record, &mut bytes);
+        log::encode(record, self.durable, &mut bytes);
         self.length += bytes.len();
         self.log(Change::Append(bytes), token);
     }
@@ -278,21 +282,26 @@ impl Node {
     fn log(&mut self, change: Change, token: Token) {
         let number = self.next_token;
         self.next_token += 1;
-        self.tokens.insert(number, token);
+        self.tokens.insert(number, (token, self.length));
         self.out.push_back(Output::Log(number, change));
     }
 
     /// A log with just what counts: the newest version of each record, tombstones too, and membership.
     fn replace(&mut self, damaged: bool) {
-        let mut bytes = Vec::new();
-        if damaged {
-            // First, so that it is not taken for a torn tail if it is damaged itself.
-            log::encode(&Record::Damaged, &mut bytes);
-        }
-        log::encode(&Record::Member(self.member.durable()), &mut bytes);
-        for write in self.replica.snapshot() {
-            log::encode(&Record::Write(write), &mut bytes);
-        }
+        // First, so that it is not taken for a torn tail if it is damaged itself.
+        let mut records: Vec<Record> = damaged.then_some(Record::Damaged).into_iter().collect();
+        records.push(Record::Member(self.member.durable()));
+        records.extend(self.replica.snapshot().map(Record::Write));
+        // It is durable as a whole or not at all, and says so.
+        let encoded = |durable| {
+            let mut bytes = Vec::new();
+            records.iter().for_each(|record| log::encode(record, durable, &mut bytes));
+            bytes
+        };
+        let bytes = encoded(encoded(0).len());
+        // What went before is in another file.
+        self.tokens.values_mut().for_each(|(_, length)| *length = 0);
+        self.durable = bytes.len();
         self.length = bytes.len();
         self.compact_at = 2 * self.length + SLACK;
         self.log(Change::Replace(bytes), Token::Nothing);
