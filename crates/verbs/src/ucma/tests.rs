@@ -157,17 +157,25 @@ fn a_connection_from_first_to_last_event() {
     );
     let new = u32_at(&bytes, 8);
     let rtr = sides[0].init_qp_attr(new, abi::QPS_RTR).unwrap();
-    assert_eq!((u32_at(&rtr, 12), u32_at(&rtr, 24), u32_at(&rtr, 32), rtr[131]), (5, 0x12_3456, 0x55, 3));
+    assert_eq!(
+        (u32_at(&rtr, 12), u32_at(&rtr, 24), u32_at(&rtr, 32), rtr[131]),
+        (5, 0x65_4321, 0x55, 3),
+        "its own first PSN is expected"
+    );
     assert_eq!(rtr[40..56], crate::port::gid_of(ADDRESSES[1]).raw);
     let rts = sides[0].init_qp_attr(new, abi::QPS_RTS).unwrap();
-    assert_eq!((u32_at(&rts, 28), &rts[134..137], rts[130]), (0x65_4321, &[14, 7, 6][..], 4));
+    assert_eq!(
+        (u32_at(&rts, 28), &rts[134..137], rts[130]),
+        (0x12_3456, &[14, 7, 6][..], 4),
+        "and the caller's is sent"
+    );
     sides[0].with_param(8, new, 101, 0x66).unwrap();
     settle(&mut sides, 0);
 
     let (kind, _, bytes) = sides[1].event();
     assert_eq!((kind, u32_at(&bytes, 20), &bytes[28..33]), (event::CONNECT_RESPONSE, 0x66, &b"howdy"[..]));
     let rtr = sides[1].init_qp_attr(id, abi::QPS_RTR).unwrap();
-    assert_eq!((u32_at(&rtr, 24), u32_at(&rtr, 32)), (0x65_4321, 0x66));
+    assert_eq!((u32_at(&rtr, 24), u32_at(&rtr, 32)), (0x12_3456, 0x66));
     assert!(sides[0].told.is_empty(), "not established before the caller is ready");
     sides[1].run(&command(8, 296, &[(280, &id.to_ne_bytes())])).unwrap();
     settle(&mut sides, 0);
