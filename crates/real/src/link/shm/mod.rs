@@ -523,7 +523,12 @@ mod tests {
         assert_eq!(collect(&mut b, 1)[0].0, ip(5, 3), "what a peer sent before its end arrives");
         assert!(b.has_peer(ip(5, 1)));
         drop(a);
-        assert!(!b.arm());
+        // Another test may just start a child process, which holds the socket until it has become another program.
+        let heard = (0..1000).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            !b.arm()
+        });
+        assert!(heard);
         assert_eq!(b.recv(&mut |_, _| {}).unwrap(), 0);
         assert!(!b.has_peer(ip(5, 1)) && b.arm() && b.peers.is_empty());
     }
