@@ -66,54 +66,38 @@ pub(crate) async fn compress<M: Memory>(memory: &M, call: &mut Call) -> Result<(
 /// Restores blocks that arrive, and replies with the number of raw bytes, `u64`.
 pub(crate) async fn decompress<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
     let CompressParams { key, va, len } = CompressParams::decode(&call.params)?;
-    let (mut blocks, mut raw, mut done) = (Vec::new(), vec![0; BLOCK], 0);
-    while let Some(chunk) = call.stream().next_chunk().await? {
-        // An LZ4 block is at most 255 times as long as its code; what this pays for is checked below all the same.
-        memory.earn(chunk.len());
-        blocks.extend_from_slice(chunk);
-        let mut at = 0;
-        while let Some(block) = next_block(&blocks[at..])? {
-            let raw = &mut raw[..block.raw_len];
-            at += HEADER + block.coded.len();
-            if done + raw.len() as u64 > len {
-                return Err(DESTINATION_FULL);
-            }
-            let bytes = if block.coded.len() == raw.len() {
-                block.coded
-            } else {
-                let size = lz4_flex::block::decompress_into(block.coded, raw).map_err(|_| Status::BadParams)?;
-                if size != raw.len() {
-                    return Err(Status::BadParams);
-                }
-                &*raw
-            };
-            memory.write(key, va.wrapping_add(done), bytes).await?;
-            done += bytes.len() as u64;
+    let (mut raw, mut done) = (vec![0; BLOCK], 0);
+    while let Some(&[r0, r1, r2, r3, c0, c1, c2, c3]) =
+        call.stream().next_exact(HEADER).await?.and_then(<[u8]>::first_chunk)
+    {
+        let raw_len = u32::from_le_bytes([r0, r1, r2, r3]) as usize;
+        let coded_len = u32::from_le_bytes([c0, c1, c2, c3]) as usize;
+        if raw_len == 0 || raw_len > BLOCK || coded_len > raw_len {
+            return Err(Status::BadParams);
         }
-        blocks.drain(..at);
+        if done + raw_len as u64 > len {
+            return Err(DESTINATION_FULL);
+        }
+        let coded = call.stream().next_exact(coded_len).await?.ok_or(Status::BadParams)?;
+        memory.earn(HEADER + coded_len);
+        let raw = &mut raw[..raw_len];
+        let bytes = if coded_len == raw_len {
+            coded
+        } else {
+            let size = lz4_flex::block::decompress_into(coded, raw).map_err(|_| Status::BadParams)?;
+            if size != raw_len {
+                return Err(Status::BadParams);
+            }
+            raw
+        };
+        memory.write(key, va.wrapping_add(done), bytes).await?;
+        done += raw_len as u64;
     }
-    if !blocks.is_empty() {
+    if call.stream().unread() > 0 {
         return Err(Status::BadParams);
     }
     call.grow_reply(8)?.copy_from_slice(&done.to_le_bytes());
     Ok(())
-}
-
-struct Block<'a> {
-    raw_len: usize,
-    coded: &'a [u8],
-}
-
-/// The block at the front of `bytes`, once it is whole.
-fn next_block(bytes: &[u8]) -> Result<Option<Block<'_>>, Status> {
-    let Some((&header, rest)) = bytes.split_first_chunk::<HEADER>() else { return Ok(None) };
-    let [r0, r1, r2, r3, c0, c1, c2, c3] = header;
-    let raw_len = u32::from_le_bytes([r0, r1, r2, r3]) as usize;
-    let coded_len = u32::from_le_bytes([c0, c1, c2, c3]) as usize;
-    if raw_len > BLOCK || coded_len > raw_len || raw_len == 0 {
-        return Err(Status::BadParams);
-    }
-    Ok(rest.get(..coded_len).map(|coded| Block { raw_len, coded }))
 }
 
 #[cfg(test)]

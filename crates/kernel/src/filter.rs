@@ -70,32 +70,19 @@ impl Filter {
         Ok(())
     }
 
-    /// Rows may straddle packets.
     async fn receive<M: Memory>(&mut self, memory: &M, call: &mut Call) -> Result<(), Status> {
-        let row_len = usize::from(self.params.row_len);
-        let mut part = Vec::with_capacity(row_len);
         // The stream's chunk and the reply are both parts of the call.
         let mut stream = std::mem::take(call.stream());
-        while let Some(mut chunk) = stream.next_chunk().await? {
-            memory.earn(chunk.len());
-            if !part.is_empty() {
-                let more = chunk.len().min(row_len - part.len());
-                part.extend_from_slice(&chunk[..more]);
-                chunk = &chunk[more..];
-                if part.len() == row_len {
-                    self.take(memory, call, &part).await?;
-                    part.clear();
-                }
-            }
-            let whole = chunk.len() / row_len * row_len;
-            self.take(memory, call, &chunk[..whole]).await?;
-            part.extend_from_slice(&chunk[whole..]);
+        while let Some(rows) = stream.next_whole(self.params.row_len.into()).await? {
+            memory.earn(rows.len());
+            self.take(memory, call, rows).await?;
         }
+        let unread = stream.unread();
         *call.stream() = stream;
-        if part.is_empty() { Ok(()) } else { Err(Status::BadParams) }
+        if unread == 0 { Ok(()) } else { Err(Status::BadParams) }
     }
 
-    /// Whole rows, and maybe none.
+    /// Whole rows.
     async fn take<M: Memory>(&mut self, memory: &M, call: &mut Call, rows: &[u8]) -> Result<(), Status> {
         let params = self.params;
         for row in rows.chunks_exact(params.row_len.into()) {

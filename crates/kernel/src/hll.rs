@@ -100,26 +100,14 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
     Ok(())
 }
 
-/// Sketches the stream; values may straddle chunks. Returns how many there were.
+/// Sketches the stream. Returns how many values there were.
 async fn count(sketch: &mut Sketch, call: &mut Call) -> Result<u64, Status> {
-    let (mut part, mut len, mut values) = ([0; 8], 0, 0);
-    while let Some(mut chunk) = call.stream().next_chunk().await? {
-        if len > 0 {
-            let more = chunk.len().min(8 - len);
-            part[len..len + more].copy_from_slice(&chunk[..more]);
-            (len, chunk) = (len + more, &chunk[more..]);
-            if len < 8 {
-                continue;
-            }
-            sketch.insert(u64::from_le_bytes(part));
-            values += 1;
-        }
+    let mut values = 0;
+    while let Some(chunk) = call.stream().next_whole(8).await? {
         sketch.insert_all(chunk);
         values += chunk.len() as u64 / 8;
-        len = chunk.len() % 8;
-        part[..len].copy_from_slice(&chunk[chunk.len() - len..]);
     }
-    if len == 0 { Ok(values) } else { Err(Status::BadParams) }
+    if call.stream().unread() == 0 { Ok(values) } else { Err(Status::BadParams) }
 }
 
 async fn read_image(call: &mut Call) -> Result<Sketch, Status> {

@@ -173,59 +173,27 @@ fn skew(partition: &Partition) -> usize {
 /// Replies with the number of values, `u64`.
 pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
     let params = ShuffleParams::decode(&call.params)?;
-    let (mut histogram, mut head) = (call.params[ShuffleParams::LEN..].to_vec(), Vec::new());
-    let need = ShuffleParams::PARTITION_LEN << params.bits;
-    while histogram.len() < need {
-        let chunk = call.stream().next_chunk().await?.ok_or(Status::BadParams)?;
-        memory.earn(chunk.len());
-        histogram.extend_from_slice(chunk);
-    }
-    // The first values may have come with the histogram's end; only in the payload, not in the parameters.
-    if call.params.len() > ShuffleParams::LEN + need {
-        return Err(Status::BadParams);
-    }
-    head.extend_from_slice(&histogram[need..]);
-    let mut partitioner = Partitioner::new(params.hashed, partitions(&histogram[..need]))?;
-    // What is left of a chunk stands in front of the next one: values may straddle packets.
+    let mut histogram = call.params[ShuffleParams::LEN..].to_vec();
+    let missing =
+        (ShuffleParams::PARTITION_LEN << params.bits).checked_sub(histogram.len()).ok_or(Status::BadParams)?;
+    memory.earn(missing);
+    histogram.extend_from_slice(call.stream().next_exact(missing).await?.ok_or(Status::BadParams)?);
+    let mut partitioner = Partitioner::new(params.hashed, partitions(&histogram))?;
     let mut values = 0;
-    loop {
-        let mut bytes = &head[..];
-        values += bytes.len() as u64 / 8;
-        feed(memory, params.key, &mut partitioner, &mut bytes).await?;
-        let left = bytes.len();
-        head.drain(..head.len() - left);
-        let Some(mut chunk) = call.stream().next_chunk().await? else { break };
+    while let Some(mut chunk) = call.stream().next_whole(8).await? {
         memory.earn(chunk.len());
-        if !head.is_empty() {
-            let more = chunk.len().min(8 - head.len());
-            head.extend_from_slice(&chunk[..more]);
-            chunk = &chunk[more..];
-            if head.len() < 8 {
-                continue;
-            }
-            feed(memory, params.key, &mut partitioner, &mut &head[..]).await?;
-            values += 1;
-            head.clear();
-        }
         values += chunk.len() as u64 / 8;
-        feed(memory, params.key, &mut partitioner, &mut chunk).await?;
-        head.extend_from_slice(chunk);
+        while let Some(at) = partitioner.push(&mut chunk) {
+            write(memory, params.key, &partitioner, at).await?;
+        }
     }
-    if !head.is_empty() {
+    if call.stream().unread() > 0 {
         return Err(Status::BadParams);
     }
     for at in partitioner.rest() {
         write(memory, params.key, &partitioner, at).await?;
     }
     call.grow_reply(8)?.copy_from_slice(&values.to_le_bytes());
-    Ok(())
-}
-
-/// Partitions all whole values of `bytes` and writes what has gathered.
-async fn feed<M: Memory>(memory: &M, key: u32, partitioner: &mut Partitioner, bytes: &mut &[u8]) -> Result<(), Status> {
-    while let Some(at) = partitioner.push(bytes) {
-        write(memory, key, partitioner, at).await?;
-    }
     Ok(())
 }
 

@@ -9,8 +9,9 @@ use std::task::Poll;
 #[derive(Debug, Default)]
 pub struct Stream {
     queue: Arc<Mutex<Queue>>,
-    /// What the kernel looks at.
+    /// Bytes on the kernel's side, of which those before `at` were read.
     chunk: Vec<u8>,
+    at: usize,
     /// Whether a feed was ever made.
     opened: bool,
 }
@@ -38,18 +39,62 @@ enum State {
 }
 
 impl Stream {
-    /// All the bytes that came since the last chunk; `None` at the end of the stream.
+    /// All the bytes that came and were not read; `None` at the end of the stream.
     pub async fn next_chunk(&mut self) -> Result<Option<&[u8]>, Fault> {
-        self.chunk.clear();
-        let (queue, chunk) = (&*self.queue, &mut self.chunk);
-        let some = poll_fn(|cx| {
-            let mut queue = lock(queue);
+        self.next_whole(1).await
+    }
+
+    /// As many items of `unit` bytes as came, back to back; `None` at the end of the stream. An item that is not whole
+    /// waits for its rest; one that never became whole is [`unread`](Self::unread) at the end.
+    pub async fn next_whole(&mut self, unit: usize) -> Result<Option<&[u8]>, Fault> {
+        let whole = self.fill(unit).await? / unit * unit;
+        Ok(self.take(whole))
+    }
+
+    /// The next `len` bytes; `None` if the stream ends before.
+    pub async fn next_exact(&mut self, len: usize) -> Result<Option<&[u8]>, Fault> {
+        let enough = self.fill(len).await? >= len;
+        Ok(if enough && len > 0 { self.take(len) } else { enough.then_some(&[]) })
+    }
+
+    /// The next bytes, at most `len` of them; `None` at the end of the stream.
+    pub async fn next_up_to(&mut self, len: usize) -> Result<Option<&[u8]>, Fault> {
+        let some = self.fill(1).await?.min(len);
+        Ok(self.take(some))
+    }
+
+    /// Bytes on the kernel's side that were not read.
+    pub fn unread(&self) -> usize {
+        self.chunk.len() - self.at
+    }
+
+    fn take(&mut self, len: usize) -> Option<&[u8]> {
+        let start = self.at;
+        self.at += len;
+        (len > 0).then(|| &self.chunk[start..start + len])
+    }
+
+    /// Waits until at least `len` bytes can be read or the stream is at its end. Returns how many can be read.
+    async fn fill(&mut self, len: usize) -> Result<usize, Fault> {
+        poll_fn(|cx| {
+            if self.unread() >= len {
+                return Poll::Ready(Ok(self.unread()));
+            }
+            let mut queue = lock(&self.queue);
             if !queue.bytes.is_empty() {
-                std::mem::swap(&mut queue.bytes, chunk);
-                return Poll::Ready(Ok(true));
+                self.chunk.drain(..self.at);
+                self.at = 0;
+                if self.chunk.is_empty() {
+                    std::mem::swap(&mut queue.bytes, &mut self.chunk);
+                } else {
+                    self.chunk.append(&mut queue.bytes);
+                }
+                if self.chunk.len() >= len {
+                    return Poll::Ready(Ok(self.chunk.len()));
+                }
             }
             match queue.state {
-                State::Ended => Poll::Ready(Ok(false)),
+                State::Ended => Poll::Ready(Ok(self.unread())),
                 State::Broken => Poll::Ready(Err(Fault::Lost)),
                 State::Open => {
                     cx.waker().wake_by_ref();
@@ -57,8 +102,7 @@ impl Stream {
                 }
             }
         })
-        .await?;
-        Ok(some.then_some(&*self.chunk))
+        .await
     }
 
     pub(crate) fn open(&mut self, capacity: usize) -> Feed {
@@ -81,6 +125,7 @@ impl Stream {
     fn reset(&mut self) {
         self.opened = false;
         self.chunk.clear();
+        self.at = 0;
         // A feed of the stream that was must not reach the one to come.
         match Arc::get_mut(&mut self.queue) {
             Some(queue) => {
@@ -125,4 +170,51 @@ impl Drop for Feed {
 
 fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
     queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    /// What a read gives now; `None` if it waits.
+    fn now<T>(read: impl Future<Output = T>) -> Option<T> {
+        match pin!(read).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn items_wait_until_they_are_whole() {
+        let mut stream = Stream::default();
+        let mut feed = stream.open(100);
+        assert!(feed.push(b"abcdefg", false));
+        assert_eq!(now(stream.next_whole(3)), Some(Ok(Some(&b"abcdef"[..]))));
+        assert_eq!(now(stream.next_whole(3)), None);
+        assert!(feed.push(b"h", false));
+        assert_eq!(now(stream.next_whole(3)), None);
+        assert!(feed.push(b"ijkl", true));
+        assert_eq!(now(stream.next_whole(3)), Some(Ok(Some(&b"ghijkl"[..]))));
+        assert_eq!(now(stream.next_whole(3)), Some(Ok(None)));
+        assert_eq!(stream.unread(), 0);
+    }
+
+    #[test]
+    fn exact_reads_and_an_item_that_is_never_whole() {
+        let mut stream = Stream::default();
+        let mut feed = stream.open(100);
+        assert_eq!(now(stream.next_exact(0)), Some(Ok(Some(&[][..]))));
+        assert!(feed.push(b"abcde", false));
+        assert_eq!(now(stream.next_exact(2)), Some(Ok(Some(&b"ab"[..]))));
+        assert_eq!(now(stream.next_exact(4)), None);
+        assert_eq!(now(stream.next_up_to(2)), Some(Ok(Some(&b"cd"[..]))));
+        assert!(feed.push(b"f", true));
+        assert_eq!(now(stream.next_exact(3)), Some(Ok(None)));
+        assert_eq!(now(stream.next_whole(3)), Some(Ok(None)));
+        assert_eq!(stream.unread(), 2);
+        assert_eq!(now(stream.next_chunk()), Some(Ok(Some(&b"ef"[..]))));
+        assert_eq!(now(stream.next_chunk()), Some(Ok(None)));
+    }
 }
