@@ -221,6 +221,11 @@ impl Memory for HostMemory {
     }
 
     #[inline]
+    fn set_limits(&self, limits: Limits) {
+        self.0.budget.set(limits);
+    }
+
+    #[inline]
     fn immediate(&self) -> Option<&dyn Immediate> {
         Some(self)
     }

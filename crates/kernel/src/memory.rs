@@ -30,6 +30,12 @@ pub trait Memory {
         _ = bytes;
     }
 
+    /// Replaces what is left of the call's [`Limits`]: for a kernel that has its own, before its first access. Nothing
+    /// where calls have no limits.
+    fn set_limits(&self, limits: Limits) {
+        _ = limits;
+    }
+
     /// Charges the place for computing so many instructions beside the accesses. Nothing where computing takes its own
     /// time.
     async fn compute(&self, instructions: u64) {
@@ -106,6 +112,13 @@ impl Budget {
         Budget { steps: AtomicU32::new(limits.steps), bytes: AtomicU64::new(limits.bytes) }
     }
 
+    /// See [`Memory::set_limits`].
+    #[inline]
+    pub(crate) fn set(&self, limits: Limits) {
+        self.steps.store(limits.steps, Ordering::Relaxed);
+        self.bytes.store(limits.bytes, Ordering::Relaxed);
+    }
+
     /// Pays for one access.
     #[inline]
     pub(crate) fn spend(&self, bytes: usize) -> Result<(), Fault> {
@@ -168,6 +181,10 @@ impl<M: Memory> Memory for Limited<'_, M> {
 
     fn earn(&self, bytes: usize) {
         self.budget.earn(bytes);
+    }
+
+    fn set_limits(&self, limits: Limits) {
+        self.budget.set(limits);
     }
 
     async fn compute(&self, instructions: u64) {

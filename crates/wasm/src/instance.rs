@@ -1,20 +1,49 @@
 //! One instance of a module: what inline and suspended ones have in common.
 
-use remora_kernel::Status;
-use wasmtime::{Caller, Instance, Linker, Memory, ResourceLimiter, Store, Trap, TypedFunc};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::abi::PARAMS_LEN;
+use remora_kernel::{Call, Status};
+use wasmtime::{Caller, Instance, Memory, ResourceLimiter, Store, Trap, TypedFunc};
+
+use crate::abi::{PARAMS_LEN, REPLY_TOO_LONG};
 use crate::limits::{Error, ModuleLimits};
+use crate::module::Engine;
 
-/// Holds a module's memory within its limit.
-pub(crate) struct MemoryLimit(pub usize);
+/// What a module's imports work on. `P` is how its accesses reach the caller's memory.
+pub(crate) struct State<P> {
+    limit: MemoryLimit,
+    memory: Option<Memory>,
+    /// The reply, lent by the call.
+    reply: Vec<u8>,
+    reply_limit: usize,
+    pub place: P,
+}
+
+/// Holds a module's memory within its limit, and that of all modules together within the engine's.
+struct MemoryLimit {
+    limit: usize,
+    used: usize,
+    left_of_all: Arc<AtomicUsize>,
+}
+
+impl Drop for MemoryLimit {
+    fn drop(&mut self) {
+        self.left_of_all.fetch_add(self.used, Ordering::Relaxed);
+    }
+}
 
 /// Elements of a table, all in all.
 const TABLE_ELEMENTS: usize = 10_000;
 
 impl ResourceLimiter for MemoryLimit {
     fn memory_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
-        Ok(desired <= self.0)
+        let more = desired.saturating_sub(self.used);
+        let take = |left: usize| left.checked_sub(more);
+        let fits =
+            desired <= self.limit && self.left_of_all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
+        self.used += if fits { more } else { 0 };
+        Ok(fits)
     }
 
     fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
@@ -22,32 +51,28 @@ impl ResourceLimiter for MemoryLimit {
     }
 }
 
-/// What the state of a store tells of its instance.
-pub(crate) trait HasLimit {
-    fn limit(&mut self) -> &mut MemoryLimit;
-    fn set_memory(&mut self, memory: Memory);
-}
-
 /// An instance that can be called.
-pub(crate) struct Running<T: 'static> {
-    pub store: Store<T>,
+pub(crate) struct Running<P: 'static> {
+    pub store: Store<State<P>>,
     pub run: TypedFunc<i32, i32>,
     memory: Memory,
     params: usize,
 }
 
-impl<T: HasLimit + Send> Running<T> {
-    /// A new store and what can be called in it. A start function, if the module has one, has run.
+impl<P: Default + Send> Running<P> {
+    /// A new store and what can be called in it. A start function, if the module has one, has run. With a `slice`, calls
+    /// give way after so much fuel.
     pub async fn new(
-        engine: &wasmtime::Engine,
-        state: T,
+        engine: &Engine,
         limits: ModuleLimits,
         slice: Option<u64>,
-        make: impl AsyncFnOnce(&mut Store<T>) -> wasmtime::Result<Instance>,
+        make: impl AsyncFnOnce(&mut Store<State<P>>) -> wasmtime::Result<Instance>,
     ) -> Result<Self, Error> {
         let runtime = |error: wasmtime::Error| Error::Runtime(format!("{error:#}"));
-        let mut store = Store::new(engine, state);
-        store.limiter(|state| state.limit());
+        let limit = MemoryLimit { limit: limits.memory, used: 0, left_of_all: engine.memory_left() };
+        let state = State { limit, memory: None, reply: Vec::new(), reply_limit: 0, place: P::default() };
+        let mut store = Store::new(engine.get(), state);
+        store.limiter(|state| &mut state.limit);
         store.set_fuel(limits.fuel).map_err(runtime)?;
         if slice.is_some() {
             store.fuel_async_yield_interval(slice).map_err(runtime)?;
@@ -63,47 +88,79 @@ impl<T: HasLimit + Send> Running<T> {
             )));
         }
         let run = instance.get_typed_func(&mut store, "run").map_err(|_| Error::Export("run(i32) -> i32"))?;
-        store.data_mut().set_memory(memory);
+        store.data_mut().memory = Some(memory);
         Ok(Running { store, run, memory, params })
     }
 
-    /// Readies it for a call.
-    pub fn begin(&mut self, params: &[u8], fuel: u64) -> bool {
-        let room = self.memory.data_mut(&mut self.store).get_mut(self.params..self.params + params.len());
-        let Some(room) = room else { return false };
-        room.copy_from_slice(params);
+    /// Bytes of its memory.
+    #[inline]
+    pub fn memory_len(&self) -> usize {
+        self.memory.data_size(&self.store)
+    }
+
+    /// Readies it for a call, whose reply it takes until the call [ends](Self::end).
+    #[inline]
+    pub fn begin(&mut self, call: &mut Call, fuel: u64) -> bool {
+        let (data, state) = self.memory.data_and_store_mut(&mut self.store);
+        let Some(room) = data.get_mut(self.params..self.params + call.params.len()) else { return false };
+        room.copy_from_slice(&call.params);
+        (state.reply, state.reply_limit) = (std::mem::take(&mut call.reply), call.reply_limit as usize);
         self.store.set_fuel(fuel).is_ok()
+    }
+
+    /// Gives the reply back. Returns how the call ended, and whether the instance can be called again.
+    #[inline]
+    pub fn end(&mut self, call: &mut Call, result: wasmtime::Result<i32>) -> (Status, bool) {
+        call.reply = std::mem::take(&mut self.store.data_mut().reply);
+        match result {
+            Ok(code @ (0 | 1 | 3 | 16..=254)) => (Status::from_code(code as u8), true),
+            Ok(_) => (Status::Trapped, true),
+            Err(error) => match error.downcast_ref::<Trap>() {
+                Some(Trap::OutOfFuel) => (Status::StepLimit, false),
+                _ => (Status::Trapped, false),
+            },
+        }
     }
 }
 
-/// How a call ended, and whether its instance can be called again.
-pub(crate) fn ended(result: wasmtime::Result<i32>) -> (Status, bool) {
-    match result {
-        Ok(code @ (0 | 1 | 3 | 16..=254)) => (Status::from_code(code as u8), true),
-        Ok(_) => (Status::Trapped, true),
-        Err(error) => match error.downcast_ref::<Trap>() {
-            Some(Trap::OutOfFuel) => (Status::StepLimit, false),
-            _ => (Status::Trapped, false),
-        },
-    }
+/// Fuel that an access costs beside its instructions, about as long as it takes: who calls often, or moves much, gives
+/// way as often as who computes.
+pub(crate) const fn access_fuel(bytes: usize) -> u64 {
+    32 + bytes as u64 / 8
+}
+
+/// Pays for an access and returns the module's memory from `ptr` on, or a trap.
+#[inline]
+pub(crate) fn enter<'a, P>(
+    caller: &'a mut Caller<'_, State<P>>,
+    ptr: i32,
+    len: i32,
+) -> wasmtime::Result<(&'a mut [u8], &'a mut State<P>)> {
+    let left = caller.get_fuel()?.checked_sub(access_fuel(len as u32 as usize)).ok_or(Trap::OutOfFuel)?;
+    caller.set_fuel(left)?;
+    slice(caller, ptr, len)
 }
 
 /// The module's memory from `ptr` on, or a trap.
 #[inline]
-pub(crate) fn slice<'a, T>(
-    caller: &'a mut Caller<'_, T>,
-    memory: Option<Memory>,
+pub(crate) fn slice<'a, P>(
+    caller: &'a mut Caller<'_, State<P>>,
     ptr: i32,
     len: i32,
-) -> wasmtime::Result<(&'a mut [u8], &'a mut T)> {
-    let memory = memory.ok_or(Trap::MemoryOutOfBounds)?;
+) -> wasmtime::Result<(&'a mut [u8], &'a mut State<P>)> {
+    let memory = caller.data().memory.ok_or(Trap::MemoryOutOfBounds)?;
     let (data, state) = memory.data_and_store_mut(caller);
     let start = ptr as u32 as usize;
     let bytes = data.get_mut(start..start.saturating_add(len as u32 as usize)).ok_or(Trap::MemoryOutOfBounds)?;
     Ok((bytes, state))
 }
 
-/// A linker with nothing in it.
-pub(crate) fn linker<T: 'static>(engine: &wasmtime::Engine) -> Linker<T> {
-    Linker::new(engine)
+/// The import `reply`.
+pub(crate) fn reply<P>(mut caller: Caller<'_, State<P>>, ptr: i32, len: i32) -> wasmtime::Result<i32> {
+    let (bytes, state) = slice(&mut caller, ptr, len)?;
+    if bytes.len() > state.reply_limit.saturating_sub(state.reply.len()) {
+        return Ok(REPLY_TOO_LONG);
+    }
+    state.reply.extend_from_slice(bytes);
+    Ok(0)
 }

@@ -26,9 +26,12 @@ mod module;
 #[cfg(not(feature = "jit"))]
 #[path = "without.rs"]
 mod module;
+#[cfg(feature = "jit")]
+mod pool;
 mod set;
 #[cfg(feature = "jit")]
 mod suspended;
+mod turns;
 
 pub use limits::{Error, Isolation, ModuleLimits, SLICE};
 pub use module::{Engine, Module};

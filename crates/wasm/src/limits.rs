@@ -49,6 +49,28 @@ impl Default for ModuleLimits {
     }
 }
 
+impl ModuleLimits {
+    /// The ceilings: what may be asked for at most.
+    pub const MAX: ModuleLimits =
+        ModuleLimits { fuel: 1_000_000_000, memory: 64 << 20, access: Limits { steps: 1_000_000, bytes: 1 << 30 } };
+
+    /// Refuses what is above a ceiling.
+    pub fn check(&self) -> Result<(), Error> {
+        let max = Self::MAX;
+        for (name, value, ceiling) in [
+            ("fuel (--fuel)", self.fuel, max.fuel),
+            ("bytes of its own memory (--module-memory)", self.memory as u64, max.memory as u64),
+            ("accesses (--accesses)", self.access.steps.into(), max.access.steps.into()),
+            ("bytes of traffic (--traffic)", self.access.bytes, max.access.bytes),
+        ] {
+            if value > ceiling {
+                return Err(Error::Limit(format!("a kernel may have at most {ceiling} {name}, not {value}")));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// What becomes of a module's own memory between calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Isolation {
@@ -59,5 +81,5 @@ pub enum Isolation {
     Fresh,
 }
 
-/// Instructions after which a call gives way to others, about: 5 us.
-pub const SLICE: u64 = 10_000;
+/// Instructions after which a call gives way to others, and that all of them have in a turn of their place: about 1 us.
+pub const SLICE: u64 = 2_000;

@@ -1,29 +1,36 @@
 //! Compiled modules: what they may import, must export, and may use up.
 
-use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, OnceLock};
 
 use remora_kernel::{Call, Memory, Status};
 use wasmtime::{
     Config, ExternType, InstanceAllocationStrategy, Mutability, OptLevel, PoolingAllocationConfig, ValType,
 };
 
-use crate::inline::InlinePool;
+use crate::inline::Inline;
 use crate::limits::{Error, Isolation, ModuleLimits};
-use crate::suspended::SuspendedPool;
+use crate::pool::SPARES;
+use crate::suspended::Suspended;
+use crate::turns::Turns;
 
-/// The most memory that a module may have.
-const MAX_MEMORY: usize = 64 << 20;
-/// Instances that there may be at once, of all modules: each call that is suspended has one.
-const INSTANCES: u32 = 1024;
-/// A module with more fuel than this is suspended now and then, so that it does not hold up others: about 20 us.
-pub(crate) const INLINE_FUEL: u64 = 50_000;
+/// Instances that there may be at once, of all modules. A node runs 512 calls at once, on its NIC and its host; 64
+/// modules keep `SPARES` each; some are being deployed. A call that gets none ends with `Busy`.
+pub(crate) const INSTANCES: u32 = 512 + 64 * SPARES as u32 + 64;
+/// Bytes of memory of all instances: 512 calls with the default limit.
+const MEMORY: usize = 2 << 30;
+/// A module with more fuel than this is suspended now and then, so that it does not hold up others: about 5 us.
+pub(crate) const INLINE_FUEL: u64 = 10_000;
 
 /// Compiles modules; one for a process is enough.
 #[derive(Clone)]
-pub struct Engine(wasmtime::Engine);
+pub struct Engine {
+    engine: wasmtime::Engine,
+    memory_left: Arc<AtomicUsize>,
+}
 
 impl Engine {
-    /// An engine with room for 1024 instances.
+    /// An engine with room for as many calls as a node runs at once, and 2 GB of memory for all their instances.
     pub fn new() -> Result<Self, Error> {
         let mut pool = PoolingAllocationConfig::default();
         pool.total_core_instances(INSTANCES)
@@ -32,7 +39,7 @@ impl Engine {
             .total_stacks(INSTANCES)
             .max_memories_per_module(1)
             .max_tables_per_module(4)
-            .max_memory_size(MAX_MEMORY);
+            .max_memory_size(ModuleLimits::MAX.memory);
         let mut config = Config::new();
         config
             .allocation_strategy(InstanceAllocationStrategy::Pooling(pool))
@@ -42,10 +49,21 @@ impl Engine {
             .wasm_backtrace_max_frames(None)
             .max_wasm_stack(256 << 10)
             .async_stack_size(512 << 10)
-            .memory_reservation(MAX_MEMORY as u64)
+            .memory_reservation(ModuleLimits::MAX.memory as u64)
             .wasm_relaxed_simd(false)
             .wasm_multi_memory(false);
-        wasmtime::Engine::new(&config).map(Engine).map_err(|error| Error::Runtime(format!("{error:#}")))
+        // The pool reserves addresses, not memory. Where those are rationed, each instance takes what it needs.
+        let engine = wasmtime::Engine::new(&config)
+            .or_else(|_| {
+                config
+                    .allocation_strategy(InstanceAllocationStrategy::OnDemand)
+                    .memory_reservation(0)
+                    .memory_reservation_for_growth(1 << 20)
+                    .memory_guard_size(0);
+                wasmtime::Engine::new(&config)
+            })
+            .map_err(|error| Error::Runtime(format!("{error:#}")))?;
+        Ok(Engine { engine, memory_left: Arc::new(AtomicUsize::new(MEMORY)) })
     }
 
     /// The engine of this process, made when it is first asked for.
@@ -61,66 +79,56 @@ impl Engine {
     }
 
     pub(crate) fn get(&self) -> &wasmtime::Engine {
-        &self.0
+        &self.engine
+    }
+
+    /// What is left of the memory of all instances.
+    pub(crate) fn memory_left(&self) -> Arc<AtomicUsize> {
+        self.memory_left.clone()
     }
 }
 
 /// A compiled kernel and its instances.
 pub struct Module {
     limits: ModuleLimits,
-    inline: Option<InlinePool>,
-    suspended: SuspendedPool,
+    inline: Option<Inline>,
+    suspended: Suspended,
 }
 
 impl Module {
     /// Compiles a binary module.
     pub fn new(engine: &Engine, bytes: &[u8], limits: ModuleLimits, isolation: Isolation) -> Result<Self, Error> {
-        if limits.memory > MAX_MEMORY {
-            return Err(Error::Limit(format!("a module may have {MAX_MEMORY} bytes of memory, not {}", limits.memory)));
-        }
+        limits.check()?;
         let invalid = |error: wasmtime::Error| Error::Invalid(format!("{error:#}"));
         let module = wasmtime::Module::from_binary(engine.get(), bytes).map_err(invalid)?;
         let streams = check_imports(&module)?;
         check_exports(&module, limits)?;
-        let keep = isolation == Isolation::Reused;
-        let suspended = SuspendedPool::new(engine, &module, limits, keep)?;
+        let suspended = Suspended::new(engine, &module, limits, isolation)?;
         // Instantiated once, so that a start function that fails is reported here and not at each call.
         let inline = if streams || limits.fuel > INLINE_FUEL {
             suspended.try_out()?;
             None
         } else {
-            let pool = InlinePool::new(engine, &module, limits, keep)?;
-            pool.try_out()?;
-            Some(pool)
+            let inline = Inline::new(engine, &module, limits, isolation)?;
+            inline.try_out()?;
+            Some(inline)
         };
         Ok(Module { limits, inline, suspended })
     }
 
-    /// What a call may use up.
-    pub fn limits(&self) -> ModuleLimits {
-        self.limits
-    }
-
-    /// Whether calls run without being suspended where memory never makes them wait.
-    pub fn is_inline(&self) -> bool {
-        self.inline.is_some()
-    }
-
-    /// Runs one call.
-    pub async fn run<M: Memory>(&self, memory: &M, call: &mut Call) -> Status {
-        match self.run_now(memory, call) {
-            Some(status) => status,
-            None => self.suspended.run(memory, call).await,
-        }
-    }
-
     /// Runs one call to its end, if module and memory are such that it need not wait.
     #[inline]
-    pub(crate) fn run_now<M: Memory>(&self, memory: &M, call: &mut Call) -> Option<Status> {
+    pub(crate) fn run_now<M: Memory>(&self, turns: &Turns, memory: &M, call: &mut Call) -> Option<Status> {
         if call.params.len() > crate::abi::PARAMS_LEN {
             return Some(Status::BadParams);
         }
-        Some(self.inline.as_ref()?.run(memory.immediate()?, call))
+        memory.set_limits(self.limits.access);
+        Some(self.inline.as_ref()?.run(turns, memory.immediate()?, call))
+    }
+
+    /// Runs one call that may wait, after [`run_now`](Self::run_now) did not.
+    pub(crate) async fn run_waiting<M: Memory>(&self, turns: &Turns, memory: &M, call: &mut Call) -> Status {
+        self.suspended.run(turns, memory, call).await
     }
 }
 

@@ -8,6 +8,7 @@ use remora_memory::Registry;
 
 use crate::limits::{Error, Isolation, ModuleLimits};
 use crate::module::{Engine, Module};
+use crate::turns::Turns;
 
 /// Op-codes from here on are for modules; lower ones are the built-in kernels'.
 pub const FIRST_USER_OP: u64 = 0x100;
@@ -127,18 +128,24 @@ impl KernelSet {
 }
 
 impl Kernel for KernelSet {
-    #[inline]
     async fn run<M: Memory>(&self, memory: &M, call: &mut Call) -> Status {
+        self.run_in(&Turns::endless(), memory, call).await
+    }
+}
+
+impl KernelSet {
+    /// Runs a call at a place with many.
+    #[inline]
+    async fn run_in<M: Memory>(&self, turns: &Turns, memory: &M, call: &mut Call) -> Status {
         if call.op < FIRST_USER_OP {
             return Builtins.run(memory, call).await;
         }
-        match self.find(call.op) {
-            Some(module) => match module.run_now(memory, call) {
-                Some(status) => status,
-                // On the heap: calls that wait are few, and their futures would make those of all others large.
-                None => Box::pin(module.run(memory, call)).await,
-            },
-            None => Status::UnknownOp,
+        let Some(module) = self.find(call.op) else { return Status::UnknownOp };
+        turns.share().await;
+        match module.run_now(turns, memory, call) {
+            Some(status) => status,
+            // On the heap: calls that wait are few, and their futures would make those of all others large.
+            None => Box::pin(module.run_waiting(turns, memory, call)).await,
         }
     }
 }
@@ -152,15 +159,45 @@ pub fn host_runner(
     capacity: usize,
     limits: Limits,
 ) -> Box<dyn Runner + Send> {
+    let turns = Arc::new(Turns::default());
+    let place = (kernels, turns.clone());
     let task = move |mut call: Call, memory: Option<HostMemory>| {
-        let kernels = kernels.clone();
+        let (kernels, turns) = place.clone();
         async move {
             let status = match &memory {
-                Some(memory) => kernels.run(memory, &mut call).await,
+                Some(memory) => kernels.run_in(&turns, memory, &mut call).await,
                 None => Status::AccessDenied,
             };
             (call, status, memory)
         }
     };
-    remora_kernel::host_runner_of(task, registry, prefetching, capacity, limits)
+    let runner = remora_kernel::host_runner_of(task, registry, prefetching, capacity, limits);
+    Box::new(InTurns { runner, turns })
+}
+
+/// A runner whose polls are turns.
+struct InTurns {
+    runner: Box<dyn Runner + Send>,
+    turns: Arc<Turns>,
+}
+
+impl Runner for InTurns {
+    #[inline]
+    fn start(&mut self, call: Call) -> Result<(), Call> {
+        self.runner.start(call)
+    }
+
+    #[inline]
+    fn poll(&mut self, done: &mut dyn FnMut(Call, Status)) -> usize {
+        self.turns.renew();
+        self.runner.poll(done)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.runner.in_flight()
+    }
+
+    fn capacity(&self) -> usize {
+        self.runner.capacity()
+    }
 }

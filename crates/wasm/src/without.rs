@@ -3,6 +3,7 @@
 use remora_kernel::{Call, Memory, Status};
 
 use crate::limits::{Error, Isolation, ModuleLimits};
+use crate::turns::Turns;
 
 /// Compiles modules, or would.
 #[derive(Clone)]
@@ -25,12 +26,12 @@ impl Module {
     }
 
     /// Never called.
-    pub async fn run<M: Memory>(&self, _: &M, _: &mut Call) -> Status {
+    pub(crate) async fn run_waiting<M: Memory>(&self, _: &Turns, _: &M, _: &mut Call) -> Status {
         match self.0 {}
     }
 
     /// Never called.
-    pub(crate) fn run_now<M: Memory>(&self, _: &M, _: &mut Call) -> Option<Status> {
+    pub(crate) fn run_now<M: Memory>(&self, _: &Turns, _: &M, _: &mut Call) -> Option<Status> {
         match self.0 {}
     }
 }

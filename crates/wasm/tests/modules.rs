@@ -32,6 +32,12 @@ impl Memory for Far<'_> {
         give_way().await;
         self.0.fetch_add(key, va, n).await
     }
+    fn earn(&self, bytes: usize) {
+        self.0.earn(bytes);
+    }
+    fn set_limits(&self, limits: Limits) {
+        self.0.set_limits(limits);
+    }
 }
 
 struct Place {
@@ -43,7 +49,7 @@ struct Place {
 }
 
 const SHORT: ModuleLimits =
-    ModuleLimits { fuel: 50_000, memory: 1 << 20, access: Limits { steps: 100, bytes: 10_000 } };
+    ModuleLimits { fuel: 10_000, memory: 1 << 20, access: Limits { steps: 100, bytes: 10_000 } };
 
 impl Place {
     fn new() -> Self {
@@ -51,7 +57,8 @@ impl Place {
         let pd = registry.alloc_pd();
         let buffer = Buffer::from_boxed(vec![0; 4096].into());
         let region = registry.register(pd, &buffer, 0, 4096, Some(0), Access::all()).unwrap();
-        let memory = HostMemory::new(registry.clone(), pd, true, Limits { steps: 1 << 20, bytes: 1 << 30 });
+        // A module's own limits replace these, be they higher or lower.
+        let memory = HostMemory::new(registry.clone(), pd, true, Limits { steps: 10, bytes: 1 << 30 });
         Place { kernels: KernelSet::default(), memory, region, registry, pd }
     }
 
@@ -143,7 +150,7 @@ fn hostile_modules_end_with_a_status_and_others_notice_nothing() {
     );
     let hostile: [(&str, &str, Status); 9] = [
         ("spins", r#"(loop $l (br $l)) (i32.const 0)"#, Status::StepLimit),
-        ("recurses", r#"(call $run (i32.const 0))"#, Status::Trapped),
+        ("recurses", r#"(call $run (i32.const 0))"#, Status::StepLimit),
         ("traps", r#"(unreachable)"#, Status::Trapped),
         ("divides", r#"(i32.div_s (i32.const 1) (i32.const 0))"#, Status::Trapped),
         ("reads outside", r#"(i32.load (i32.const -8))"#, Status::Trapped),
@@ -168,6 +175,10 @@ fn hostile_modules_end_with_a_status_and_others_notice_nothing() {
     let spin = r#"(func (export "run") (param i32) (result i32) (loop $l (br $l)) (i32.const 0))"#;
     let op = place.deploy("long", spin, ModuleLimits { fuel: 1_000_000, ..SHORT });
     assert_eq!(place.call(op, &[]).0, Status::StepLimit);
+    // And its stack ends before its fuel.
+    let recurse = r#"(func $run (export "run") (param i32) (result i32) (call $run (i32.const 0)))"#;
+    let op = place.deploy("long", recurse, ModuleLimits { fuel: 1_000_000, ..SHORT });
+    assert_eq!(place.call(op, &[]).0, Status::Trapped);
 }
 
 #[test]
@@ -279,6 +290,68 @@ fn what_is_no_kernel_is_refused_with_a_reason() {
     assert!(refuse(&module(run).replace("1)", "17)")).contains("memory limit"));
     assert!(refuse(&module(run).replace(r#""read""#, r#""open""#)).contains("remora.open"));
     assert!(refuse(&module(run).replace("$read (param i32 i64", "$read (param i64 i64")).contains("parameters"));
+    for (limits, what) in [
+        (ModuleLimits { fuel: 1_000_000_001, ..SHORT }, "at most 1000000000 fuel (--fuel), not 1000000001"),
+        (ModuleLimits { memory: (64 << 20) + 1, ..SHORT }, "--module-memory"),
+        (ModuleLimits { access: Limits { steps: 1_000_001, bytes: 1 }, ..SHORT }, "--accesses"),
+        (ModuleLimits { access: Limits { steps: 1, bytes: 1 << 40 }, ..SHORT }, "--traffic"),
+    ] {
+        let bytes = wat::parse_str(module(run)).unwrap();
+        let error = place.kernels.deploy("k", &bytes, limits, Isolation::Reused).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+    }
     let start = "(func $s (loop $l (br $l))) (start $s)";
     assert!(refuse(&module(&format!("{run} {start}"))).contains("fuel"));
+}
+
+/// Parameters: none. Spins until its fuel is used up.
+const SPIN: &str = r#"(func (export "run") (param i32) (result i32) (loop $l (br $l)) (i32.const 0))"#;
+
+#[test]
+fn many_calls_at_once_leave_room_for_others() {
+    let place = Place::new();
+    let limits = ModuleLimits { fuel: 20_000, ..SHORT };
+    let kernels = place.kernels.clone();
+    let mut runner = remora_wasm::host_runner(kernels, place.registry.clone(), true, 256, Limits::default());
+    for round in 0..6 {
+        let op = place.deploy(&format!("many-{round}"), SPIN, limits);
+        for _ in 0..256 {
+            let mut call = Call::new(op, &[], 8);
+            call.pd = Some(place.pd);
+            runner.start(call).unwrap();
+        }
+        while runner.in_flight() > 0 {
+            runner.poll(&mut |_, status| assert_eq!(status, Status::StepLimit, "none is turned away"));
+        }
+    }
+}
+
+#[test]
+fn long_calls_share_turns_with_short_ones() {
+    let place = Place::new();
+    let long = place.deploy("long", SPIN, ModuleLimits { fuel: 400_000, ..SHORT });
+    let short = place.deploy("short", r#"(func (export "run") (param i32) (result i32) (i32.const 0))"#, SHORT);
+    let mut runner =
+        remora_wasm::host_runner(place.kernels.clone(), place.registry.clone(), true, 64, Limits::default());
+    let start = |runner: &mut Box<dyn remora_kernel::Runner + Send>, op| {
+        let mut call = Call::new(op, &[], 8);
+        (call.pd, call.tag) = (Some(place.pd), op);
+        runner.start(call).unwrap();
+    };
+    for _ in 0..32 {
+        start(&mut runner, long);
+    }
+    // Past the time when instances are made.
+    for _ in 0..1000 {
+        runner.poll(&mut |_, _| ());
+    }
+    let running = runner.in_flight();
+    assert!(running > 16, "{running} long calls still run");
+    start(&mut runner, short);
+    let (mut polls, mut done) = (0, false);
+    while !done {
+        polls += 1;
+        runner.poll(&mut |call, _| done |= call.tag == short);
+    }
+    assert!(polls <= 64, "{polls} turns: the short call waited for more than one share of each of the others");
 }

@@ -1,0 +1,83 @@
+//! Instances of one module, kept between calls.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use wasmtime::{InstancePre, Linker};
+
+use crate::abi;
+use crate::instance::{Running, State, reply};
+use crate::limits::{Error, Isolation, ModuleLimits};
+use crate::module::Engine;
+
+/// Spare instances of a module: calls that run at once beyond these make and drop their own. With as many modules as
+/// there may be, so many spare ones leave room for all calls that a node runs at once: see `INSTANCES`.
+pub(crate) const SPARES: usize = 8;
+/// Bytes of memory that a spare instance may have.
+const SPARE_MEMORY: usize = 4 << 20;
+
+/// Spare instances of one module, and how to make more.
+pub(crate) struct Pool<P: 'static> {
+    engine: Engine,
+    pre: InstancePre<State<P>>,
+    limits: ModuleLimits,
+    keep: bool,
+    /// Fuel after which a call gives way; `None` if it never does.
+    slice: Option<u64>,
+    spare: Mutex<Vec<Running<P>>>,
+}
+
+impl<P: Default + Send> Pool<P> {
+    /// `define` defines the imports that depend on the place.
+    pub fn new(
+        engine: &Engine,
+        module: &wasmtime::Module,
+        limits: ModuleLimits,
+        isolation: Isolation,
+        slice: Option<u64>,
+        define: impl FnOnce(&mut Linker<State<P>>) -> wasmtime::Result<()>,
+    ) -> Result<Self, Error> {
+        let mut linker = Linker::new(engine.get());
+        let pre = define(&mut linker)
+            .and_then(|()| linker.func_wrap(abi::IMPORT_MODULE, "reply", reply).map(drop))
+            .and_then(|()| linker.instantiate_pre(module))
+            .map_err(|error| Error::Runtime(format!("{error:#}")))?;
+        let keep = isolation == Isolation::Reused;
+        Ok(Pool { engine: engine.clone(), pre, limits, keep, slice, spare: Mutex::default() })
+    }
+
+    /// What a call may use up.
+    pub fn limits(&self) -> &ModuleLimits {
+        &self.limits
+    }
+
+    /// A spare instance.
+    #[inline]
+    pub fn spare(&self) -> Option<Running<P>> {
+        self.spares().pop()
+    }
+
+    /// A new instance. It waits only where there is a slice.
+    pub async fn make(&self) -> Result<Running<P>, Error> {
+        Running::new(&self.engine, self.limits, self.slice, async |store| match self.slice {
+            Some(_) => self.pre.instantiate_async(store).await,
+            None => self.pre.instantiate(store),
+        })
+        .await
+    }
+
+    /// Takes an instance back after a call, unless each call has its own or there are enough.
+    #[inline]
+    pub fn put_back(&self, instance: Running<P>) {
+        if !self.keep || instance.memory_len() > SPARE_MEMORY {
+            return;
+        }
+        let mut spares = self.spares();
+        if spares.len() < SPARES {
+            spares.push(instance);
+        }
+    }
+
+    fn spares(&self) -> MutexGuard<'_, Vec<Running<P>>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
