@@ -14,6 +14,7 @@ use crate::component::memory::{Memory, MemoryParams};
 use crate::component::nic::{Nic, NicParams};
 use crate::component::nic_cores::{NicCoreParams, NicCores};
 use crate::component::pcie::{Pcie, PcieParams};
+use crate::component::switch::{Forward, Port, SwitchParams, WhenFull};
 use crate::platform::{self, Command};
 use crate::resource::{Server, Usage};
 use crate::time::Ps;
@@ -40,6 +41,8 @@ pub struct Hardware {
     pcie: Pcie,
     nic: Nic,
     wire: Ethernet,
+    /// The switch's port towards the peer.
+    port: Option<Port>,
     /// Kernels in the data path: their bus.
     kernels: Server,
     card: Option<NicCores>,
@@ -72,6 +75,8 @@ impl Hardware {
         // The BTH and the ICRC count in what the wire is told.
         let mut ethernet = EthernetParams::from(&spec.nic.ethernet);
         ethernet.overhead_bytes = ethernet.overhead_bytes.saturating_sub(BTH_ICRC);
+        // RoCE runs over networks that lose nothing: priority flow control.
+        let port = |switch| Port::new(&SwitchParams::new(switch, &spec.nic.ethernet, WhenFull::Pause));
         Self {
             cores: Cores::new(&CoreParams::from(&spec.core)),
             cache: Cache::new(&CacheParams::from(&spec.cache)),
@@ -79,6 +84,7 @@ impl Hardware {
             pcie: Pcie::new(&PcieParams::from(&spec.nic.pcie)),
             nic: Nic::new(&NicParams::from(&spec.nic.pipeline)),
             wire: Ethernet::new(&ethernet),
+            port: spec.switch.as_ref().map(port),
             kernels: Server::new(1),
             card,
             accel,
@@ -265,7 +271,12 @@ impl Hardware {
         let here = if fetched > 0 { self.pcie.read(now, fetched as u64).1 } else { now };
         self.sent = self.sent.max(here);
         let (out, _) = self.nic.send(self.sent, len as u64);
-        self.wire.send(out, len as u64).1
+        let (first, last) = self.wire.send(out, len as u64);
+        match self.port.as_mut().map(|port| port.forward(first, self.wire.on_wire(len as u64))) {
+            Some(Forward::Sent(last)) => last,
+            // A port that holds senders back drops nothing.
+            Some(Forward::Dropped) | None => last,
+        }
     }
 
     /// The last bit of a packet is here: when the engine has it. The pipeline works on words as they come, so what is
@@ -295,6 +306,7 @@ impl Hardware {
         self.pcie.reset();
         self.nic.reset();
         self.wire.reset();
+        self.port.iter_mut().for_each(Port::reset);
         self.kernels.reset();
         self.card.iter_mut().for_each(NicCores::reset);
         if let Some(accel) = &mut self.accel {
@@ -312,6 +324,7 @@ impl Hardware {
         all.extend(self.pcie.usage(span));
         all.extend(self.nic.usage(span));
         all.push(self.wire.usage(span));
+        all.extend(self.port.iter().map(|port| port.usage(span)));
         all.push(self.kernels.usage("NIC kernels", span));
         all.extend(self.card.iter().flat_map(|card| card.usage(span)));
         if let Some(accel) = &self.accel {

@@ -5,8 +5,9 @@
 //! real, over real bytes, and every kernel is polled for real: the model only says when. A packet's way:
 //!
 //! ```text
-//! core --store--> NIC [--fetch command--> ] engine --fetch payload--> tx pipeline --> wire --> rx pipeline --> engine
-//!                                                                                     kernel <--- DMA ---> memory
+//! core --store--> NIC [--fetch command--> ] engine --fetch payload--> tx pipeline --> wire
+//!     [--> switch port] --> rx pipeline --> engine
+//!                                           kernel <--- DMA ---> memory
 //! ```
 //!
 //! What the model leaves out: the bytes of acknowledgements of PCIe, row buffers of DRAM, contention between a NIC's
@@ -33,7 +34,7 @@ pub use writer::{Fill, Writer};
 
 use remora_nic::{NicError, WcStatus};
 
-use crate::platform::{Accel, Cache, Core, Dram, Nic, NicCores, NicDevice, Platform, Power};
+use crate::platform::{Accel, Cache, Core, Dram, Nic, NicCores, NicDevice, Platform, Power, Switch};
 
 /// Where a kernel runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -88,6 +89,8 @@ pub struct MachineSpec {
     pub card: Option<NicCores>,
     /// Its accelerator.
     pub accel: Option<Accel>,
+    /// The switch that its packets pass on their way, if there is one.
+    pub switch: Option<Switch>,
     /// Bytes a second of CRC-64 by one of its cores; `None` takes no time.
     pub crc: Option<f64>,
     /// Bytes that its kernels' data are spread over, evenly: the part that fits is in the last-level cache. 0: what is
@@ -135,6 +138,7 @@ impl PairSpec {
             nic,
             card: platform.nic_cores.clone().filter(|_| cards),
             accel: platform.accel.clone(),
+            switch: platform.switch.clone(),
             crc: platform.checksum.as_ref().map(|checksum| checksum.crc64),
             state,
             power: platform.power.clone(),

@@ -131,6 +131,33 @@ fn slower_hardware_costs_what_it_should() {
 }
 
 #[test]
+fn a_switch_takes_its_latency_each_way() {
+    let text = include_str!("../../../../platforms/strom-10g.toml");
+    let switched = |nanoseconds: u32, buffer: u32| {
+        let value = |value: u32, unit: &str| {
+            let rest = format!("status = \"estimate\", range = [{value}, {value}], source = \"test\"");
+            format!("{{ value = {value}, unit = \"{unit}\", {rest} }}")
+        };
+        let switch = format!("\n[switch]\nlatency = {}\nbuffer = {}\n", value(nanoseconds, "ns"), value(buffer, "B"));
+        let polls = [("client.core.poll", 0.0), ("host.core.poll", 0.0)];
+        Platform::parse("switched", &(text.to_string() + &switch)).unwrap().with(&polls).unwrap()
+    };
+    let direct = platform("strom-10g", &[]);
+    for nanoseconds in [300, 600] {
+        let switched = switched(nanoseconds, 65536);
+        let added = |run: &dyn Fn(&Platform) -> Ps| (run(&switched) - run(&direct)).as_ns();
+        let near = |ns: f64, trips: u32| assert_eq!(ns, f64::from(2 * trips * nanoseconds), "{trips} round trips");
+        near(added(&|p| verb(p, RawVerb::Read, 64)), 1);
+        near(added(&|p| verb(p, RawVerb::Write, 60_000)), 1);
+        near(added(&|p| walk(p, Placement::Client, 8)), 9);
+        near(added(&|p| walk(p, Placement::Nic, 8)), 1);
+    }
+    // A port without room for a frame holds its sender back, and loses nothing.
+    let (little, much) = (switched(300, 64), switched(300, 65536));
+    assert_eq!(verb(&little, RawVerb::Write, 60_000), verb(&much, RawVerb::Write, 60_000));
+}
+
+#[test]
 fn an_element_costs_its_place_an_access() {
     // A PCIe read of 64 B, 10 cycles of the kernel for its step and one for a word of data.
     let strom = platform("strom-10g", &[]);
