@@ -331,6 +331,7 @@ impl QueuePair {
         }
         self.resp.message = Message::None;
         self.count_message();
+        ctx.counters.writes += 1;
         if imm.is_some() {
             let wc =
                 WorkCompletion { imm, ..self.wc(self.recv.wr_id, WcStatus::Success, WcOpcode::RecvWriteImm, total) };

@@ -588,4 +588,6 @@ pub struct Counters {
     pub dropped: u64,
     /// Congestion notifications received (and not acted upon).
     pub cnps: u64,
+    /// WRITEs of peers that came to their ends here.
+    pub writes: u64,
 }

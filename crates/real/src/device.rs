@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,14 @@ const USER_QUIET: u64 = 100_000;
 const NAP: Duration = Duration::from_millis(1);
 /// How long the NIC thread spins without work before it sleeps.
 const SPIN: u64 = 200_000;
+/// How long a poll that has found completions goes on for a program that then watches its memory.
+const LINGER: u64 = 50_000;
+/// What a WRITE that lay waiting for the NIC thread counts, and the most that is remembered: so many polls that went on
+/// in vain make up for it.
+const WATCHED: u32 = 8;
+const WATCHED_MOST: u32 = 64;
+/// Sends outstanding on a queue pair from which on further ones wait for the next poll, to share system calls.
+const DEEP: u64 = 16;
 /// Polls without a packet after which a link is asked only at one poll in sixteen.
 const QUIET_POLLS: u32 = 4096;
 /// Batches handed to links in one call of `progress`.
@@ -62,6 +70,8 @@ struct Shared {
     asleep_until: AtomicU64,
     stop: AtomicBool,
     wake: OwnedFd,
+    /// Above 0 while users seem to watch their memory instead of polling: WRITEs lay waiting for the NIC thread.
+    watched: AtomicU32,
 }
 
 /// Sees the engine's events, in whichever thread drives it and with the engine locked, and gives back those that it has
@@ -91,6 +101,8 @@ struct Core {
     quiet: Vec<u32>,
     /// Some link has joined a multicast group.
     joined: bool,
+    /// WRITEs that had come when a user last posted.
+    writes_at_post: u64,
 }
 
 /// The last reading of the clock. One poll in sixteen reads it: timers are far coarser than that.
@@ -148,6 +160,7 @@ impl Device {
             busy_at: 0,
             quiet,
             joined: false,
+            writes_at_post: 0,
         };
         let shared = Arc::new(Shared {
             core: Mutex::new(core),
@@ -157,6 +170,7 @@ impl Device {
             asleep_until: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             wake,
+            watched: AtomicU32::new(0),
         });
         let runner = shared.clone();
         let thread = std::thread::Builder::new()
@@ -210,6 +224,32 @@ impl Device {
         if self.now().saturating_sub(idle_since) > POLITE {
             std::thread::yield_now();
         }
+    }
+
+    /// Goes on driving for a moment, after a poll that found completions, if the program seems to watch its memory: such
+    /// a one polls no more until a peer has written there, and the NIC thread would have to step in. It ends when a
+    /// WRITE has come since the last post.
+    #[inline]
+    pub fn linger<'a>(&'a self, guard: DeviceGuard<'a>) {
+        if self.shared.watched.load(Ordering::Relaxed) > 0 {
+            self.await_write(guard);
+        }
+    }
+
+    fn await_write<'a>(&'a self, mut guard: DeviceGuard<'a>) {
+        let start = self.now();
+        while self.now().saturating_sub(start) < LINGER {
+            for _ in 0..16 {
+                if guard.core.nic.counters().writes != guard.core.writes_at_post {
+                    return;
+                }
+                guard.progress();
+            }
+            drop(guard);
+            self.relax(start);
+            guard = self.lock();
+        }
+        self.shared.learn(|n| n.saturating_sub(1));
     }
 
     /// Hands the engine to the NIC thread at once, instead of after a moment without polls.
@@ -294,6 +334,23 @@ impl DeviceGuard<'_> {
     pub fn transmit(&mut self) {
         let now = self.tick();
         self.core.transmit(now);
+    }
+
+    /// Sends what was posted on `qpn`: at once, or, if much is under way there, with the next poll or after some more of
+    /// the same. So sends that have to wait for others anyway share system calls.
+    #[inline]
+    pub fn transmit_from(&mut self, qpn: Qpn) {
+        let now = self.tick();
+        let core = &mut *self.core;
+        core.writes_at_post = core.nic.counters().writes;
+        let outstanding = core.nic.sends_outstanding(qpn).unwrap_or(0);
+        if outstanding > DEEP {
+            // A user in the midst of many posts is not about to fall asleep.
+            self.shared.user_at.store(now, Ordering::Relaxed);
+        }
+        if outstanding <= DEEP || outstanding.is_multiple_of(2 * DEEP) {
+            core.transmit(now);
+        }
     }
 
     /// How long users' polls have found nothing to do.
@@ -398,6 +455,10 @@ impl Shared {
         self.epoch.elapsed().as_nanos() as Time
     }
 
+    fn learn(&self, watched: impl Fn(u32) -> u32) {
+        let _ = self.watched.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| Some(watched(n)));
+    }
+
     fn wake(&self) {
         // A full counter means that it is being woken already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -408,12 +469,14 @@ impl Shared {
         let mut busy_at = self.now();
         let mut fds: Vec<RawFd> = Vec::new();
         let mut sleeper = Sleeper::default();
+        let mut stayed_away = false;
         while !self.stop.load(Ordering::Relaxed) {
             let now = self.now();
             let user_at = self.user_at.load(Ordering::Relaxed);
             if user_at != 0 && now.saturating_sub(user_at) < USER_QUIET {
                 std::thread::park_timeout(NAP);
                 busy_at = self.now();
+                stayed_away = true;
                 continue;
             }
             // Somebody else has the engine: a user, who may wait for this very core.
@@ -422,7 +485,12 @@ impl Shared {
                 continue;
             };
             core.clock = Clock { now, polls: core.clock.polls.wrapping_add(1), stale: true };
-            if core.progress(now, self.local) > 0 || core.sent < core.batch.len() {
+            let writes = core.nic.counters().writes;
+            let work = core.progress(now, self.local);
+            if std::mem::take(&mut stayed_away) && core.nic.counters().writes > writes {
+                self.learn(|n| (n + WATCHED).min(WATCHED_MOST));
+            }
+            if work > 0 || core.sent < core.batch.len() {
                 busy_at = now;
             } else if now.saturating_sub(busy_at) > SPIN && core.links.iter_mut().all(|l| l.arm()) {
                 let deadline = core.nic.poll_timeout();

@@ -223,6 +223,8 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
             let idle = guard.idle();
             drop(guard);
             Cq::relax(idle);
+        } else if !queue.armed.load(Ordering::Relaxed) {
+            queue.adapter.device.linger(guard);
         }
         got
     }

@@ -41,7 +41,7 @@ pub unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *
             }
             next = wr.next;
         }
-        guard.transmit();
+        guard.transmit_from(qp.qpn);
         result
     }
 }

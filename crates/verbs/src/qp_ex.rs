@@ -201,7 +201,7 @@ fn post(pair: &Qp, storage: &Building) -> c_int {
             return errno_of(error);
         }
     }
-    guard.transmit();
+    guard.transmit_from(pair.qpn);
     0
 }
 
