@@ -53,6 +53,12 @@ pub struct Platform {
     pub dram: Dram,
     /// Work on bytes, if it is known.
     pub checksum: Option<Checksum>,
+    /// Work on streams of values, if it is known.
+    pub stream: Option<Stream>,
+    /// Users' kernels on cores, if it is known.
+    pub module_core: Option<Module>,
+    /// Users' kernels in logic, if it is known.
+    pub module_logic: Option<Module>,
     /// Remote procedure calls over TCP, if they are a baseline.
     pub tcp: Option<Tcp>,
     /// The node's persistent memory, if it has any.
@@ -164,6 +170,9 @@ impl Platform {
             cache: needed(&params, ("placements", "host.cache"), Cache::read)?,
             dram: needed(&params, ("placements", "host.dram"), Dram::read)?,
             checksum: optional(&params, "checksum", Checksum::read)?,
+            stream: optional(&params, "stream", Stream::read)?,
+            module_core: optional(&params, "module.core", Module::read)?,
+            module_logic: optional(&params, "module.logic", Module::read)?,
             tcp: optional(&params, "tcp", Tcp::read)?,
             pmem: optional(&params, "host.pmem", Pmem::read)?,
             nic: (!software).then(|| Nic::read(&params)).transpose()?,

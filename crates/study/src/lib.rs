@@ -14,6 +14,7 @@ pub mod machine;
 pub mod measure;
 pub mod modelled;
 pub mod on;
+pub mod on_kernel;
 pub mod probe;
 pub mod records;
 pub mod report;

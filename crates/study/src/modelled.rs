@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use remora_kernel::Status;
+use remora_kernel::{Kernel, Status};
 use remora_memory::Region;
 use remora_model::resource::Usage;
 use remora_model::time::Ps;
@@ -97,6 +97,16 @@ impl Modelled {
         Ok(Self { pair, placement, regions: HashMap::new() })
     }
 
+    /// The same with one kernel of the user's, by its op-code.
+    pub fn with_kernel<K: Kernel + Clone + 'static>(
+        spec: &PairSpec,
+        placement: world::Placement,
+        (kernel, op): (K, u64),
+    ) -> Result<Self, ModelError> {
+        let pair = Pair::with_kernels(&spec.clone().serving(placement), kernel, &[op])?;
+        Ok(Self { pair, placement, regions: HashMap::new() })
+    }
+
     /// Serves calls in another placement from now on; none may be under way.
     pub fn place(&mut self, placement: world::Placement) {
         self.placement = placement;
@@ -131,6 +141,11 @@ impl Modelled {
         let size = (object as usize, u64::from(objects));
         let writer = Writer::steady(region, size, fill_object, (every, spread), self.pair.now());
         self.pair.set_writer(Some(writer));
+    }
+
+    /// Runs `count` calls, one after the other.
+    pub fn run_in_order(&mut self, calls: &mut dyn Calls, count: u64) -> Result<(), ModelError> {
+        self.run(calls, 1, count, &|| false).map(|_| ())
     }
 
     /// Runs `count` calls with `in_flight` of them under way at once, after some that are not measured.

@@ -100,6 +100,27 @@ section! {
 }
 
 section! {
+    /// Work of one core on a stream of values of 8 bytes: `stream`.
+    Stream {
+        /// Bytes a second that one thread spreads over partitions, cache lines gathered for each.
+        partition: f64 = bandwidth(),
+        /// Bytes a second that one thread, alone on its core, puts into a HyperLogLog sketch.
+        hyperloglog: f64 = bandwidth(),
+        /// What two threads of one core do together, as a part of what one does alone.
+        pair: f64 = factor(),
+    }
+}
+
+section! {
+    /// Instructions of users' kernels, as the WebAssembly runtime counts them: `module.core` for every kind of core,
+    /// `module.logic` for the data path of a NIC and an accelerator.
+    Module {
+        /// Cycles of an instruction.
+        instruction: f64 = cycles(),
+    }
+}
+
+section! {
     /// Remote procedure calls over kernel TCP, as a baseline: `tcp`.
     Tcp {
         /// A call whose reply is small.

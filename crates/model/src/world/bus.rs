@@ -56,6 +56,11 @@ pub enum Event {
         /// Number of the kernel at that place.
         task: u32,
     },
+    /// A place has worked through a chunk of a payload stream.
+    Chunk {
+        /// The call's id in the NIC's engine, its low half.
+        call: u32,
+    },
     /// A kernel's answer reaches the NIC's engine.
     Answer {
         /// Number of the answer.

@@ -2,10 +2,8 @@
 //!
 //! Everything shared is reserved: a request finds its own completion time at once (see [`crate::resource`]).
 
-use remora_kernel::op;
-
-use super::MachineSpec;
 use super::site::{Processor, Reach};
+use super::{MachineSpec, Work};
 use crate::component::cache::{Cache, CacheAccess, CacheParams, Lookup};
 use crate::component::coherent::{Coherent, CoherentParams};
 use crate::component::core::{CoreParams, Cores};
@@ -145,14 +143,40 @@ impl Hardware {
     /// at the width of its bus in each cycle (StRoM sections 3.4 and 5.2); a core takes time where each byte counts.
     pub fn compute(&mut self, processor: Processor, at: Ps, op: u64, bytes: usize) -> Ps {
         let words = (bytes as u64).div_ceil(KERNEL_BUS) as f64;
-        let rate = self.spec.crc.filter(|_| matches!(op, op::CONSISTENCY | op::CHECKSUM));
-        let work = rate.map_or(Ps::ZERO, |rate| Ps::transfer(bytes as u64, rate));
+        let work = self.spec.work.rate(op).map_or(Ps::ZERO, |rate| Ps::transfer(bytes as u64, rate));
         match (processor, &mut self.card, &mut self.accel) {
             (Processor::Pipeline, ..) => self.kernels.serve(at, Ps::cycles(words, self.spec.nic.pipeline.clock)).1,
             (Processor::Accel, _, Some(accel)) => accel.unit.serve(at, Ps::cycles(words, accel.params.clock)).1,
             _ if work == Ps::ZERO => at,
             (Processor::Card, Some(card), _) => card.run(at, work).1,
             _ => self.cores.run(at, work).1,
+        }
+    }
+
+    /// A kernel computes: counted instructions one after the other, on a core or in logic.
+    pub fn instructions(&mut self, processor: Processor, at: Ps, count: u64) -> Ps {
+        let time = |cycles: Option<f64>, clock: f64| Ps::cycles(cycles.unwrap_or(0.0) * count as f64, clock);
+        let Work { core_instruction, logic_instruction, .. } = self.spec.work;
+        let on_core = time(core_instruction, self.spec.core.clock);
+        match (processor, &mut self.card, &mut self.accel) {
+            (Processor::Pipeline, ..) => {
+                self.kernels.serve(at, time(logic_instruction, self.spec.nic.pipeline.clock)).1
+            }
+            (Processor::Accel, _, Some(accel)) => accel.unit.serve(at, time(logic_instruction, accel.params.clock)).1,
+            (Processor::Card, Some(card), _) => card.run(at, on_core).1,
+            _ => self.cores.run(at, on_core).1,
+        }
+    }
+
+    /// The way of a chunk of payload from the NIC's engine to the place of its kernel: when that has it.
+    pub fn deliver(&mut self, processor: Processor, now: Ps, bytes: usize) -> Ps {
+        match processor {
+            Processor::Pipeline | Processor::Card => now,
+            Processor::Accel => self.pcie.write(now, bytes as u64).1,
+            Processor::Core => {
+                let landed = self.store(now, bytes);
+                self.notice(now, landed, false)
+            }
         }
     }
 
@@ -197,12 +221,17 @@ impl Hardware {
                 (first, first + rest)
             }
             (Processor::Accel, _, Some(accel)) => match kind {
-                Reach::Write => {
+                Reach::Write | Reach::Stream => {
                     let taken = accel.link.write(at, va, bytes);
                     (taken, taken)
                 }
                 Reach::Read | Reach::Atomic => accel.link.read(at, va, bytes),
             },
+            _ if kind == Reach::Stream => {
+                // Past the caches; a core's store buffers are never full of what memory takes in its time.
+                self.memory.write(at, va, bytes);
+                (at, at)
+            }
             _ => self.load(at, va, bytes, kind),
         }
     }
@@ -212,7 +241,7 @@ impl Hardware {
         let at = self.nic.translate(at, va, bytes);
         match kind {
             Reach::Read => self.pcie.read(at, bytes),
-            Reach::Write => {
+            Reach::Write | Reach::Stream => {
                 let (taken, _) = self.pcie.write(at, bytes);
                 (taken, taken)
             }

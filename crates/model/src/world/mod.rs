@@ -29,9 +29,10 @@ pub use hardware::Hardware;
 pub use machine::{Command, Machine};
 pub use pair::{Counts, Done, Full, MAX_CALLS, MAX_REPLY, Pair, RawVerb};
 pub use site::{Processor, Reach, Site, SiteMemory};
-pub use tasks::{Tasks, tasks};
+pub use tasks::{Tasks, Turn, tasks};
 pub use writer::{Fill, Writer};
 
+use remora_kernel::op;
 use remora_nic::{NicError, WcStatus};
 
 use crate::platform::{Accel, Cache, Core, Dram, Nic, NicCores, NicDevice, Platform, Power, Switch};
@@ -91,8 +92,8 @@ pub struct MachineSpec {
     pub accel: Option<Accel>,
     /// The switch that its packets pass on their way, if there is one.
     pub switch: Option<Switch>,
-    /// Bytes a second of CRC-64 by one of its cores; `None` takes no time.
-    pub crc: Option<f64>,
+    /// What one of its cores does with bytes, and what an instruction of a user's kernel takes.
+    pub work: Work,
     /// Bytes that its kernels' data are spread over, evenly: the part that fits is in the last-level cache. 0: what is
     /// there follows from the accesses themselves.
     pub state: u64,
@@ -107,6 +108,43 @@ impl MachineSpec {
     }
 }
 
+/// Bytes a second of one core with the data of some kernels, and cycles of an instruction. What is not known takes no time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Work {
+    /// CRC-64.
+    pub crc64: Option<f64>,
+    /// Partitioning values of 8 bytes.
+    pub partition: Option<f64>,
+    /// Sketching values of 8 bytes.
+    pub hyperloglog: Option<f64>,
+    /// Cycles of a core for a counted instruction.
+    pub core_instruction: Option<f64>,
+    /// Cycles of logic, in a NIC's data path or on an accelerator, for a counted instruction.
+    pub logic_instruction: Option<f64>,
+}
+
+impl Work {
+    fn of(platform: &Platform) -> Self {
+        Self {
+            crc64: platform.checksum.as_ref().map(|checksum| checksum.crc64),
+            partition: platform.stream.as_ref().map(|stream| stream.partition),
+            hyperloglog: platform.stream.as_ref().map(|stream| stream.hyperloglog),
+            core_instruction: platform.module_core.as_ref().map(|module| module.instruction),
+            logic_instruction: platform.module_logic.as_ref().map(|module| module.instruction),
+        }
+    }
+
+    /// Bytes a second of a core with the data of kernel `op`.
+    fn rate(&self, op: u64) -> Option<f64> {
+        match op {
+            op::CONSISTENCY | op::CHECKSUM => self.crc64,
+            op::SHUFFLE => self.partition,
+            op::HYPERLOGLOG => self.hyperloglog,
+            _ => None,
+        }
+    }
+}
+
 /// A client, a node and how they are used.
 #[derive(Clone, Debug)]
 pub struct PairSpec {
@@ -118,7 +156,7 @@ pub struct PairSpec {
     pub mtu: u32,
     /// Seeds keys and numbers.
     pub seed: u64,
-    /// Who serves RPC verbs: the NIC, or the accelerator.
+    /// Who serves RPC verbs: the NIC, the accelerator, or the host for which the NIC does not (StRoM section 5.1).
     pub rpc_place: Placement,
 }
 
@@ -139,7 +177,7 @@ impl PairSpec {
             card: platform.nic_cores.clone().filter(|_| cards),
             accel: platform.accel.clone(),
             switch: platform.switch.clone(),
-            crc: platform.checksum.as_ref().map(|checksum| checksum.crc64),
+            work: Work::of(platform),
             state,
             power: platform.power.clone(),
         };

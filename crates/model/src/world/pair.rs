@@ -1,12 +1,14 @@
 //! A client and a node of modelled hardware: the calls of the real world's client, in modelled time.
 
 mod kernels;
+mod streams;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use remora_kernel::{Feed, Status, op};
+use remora_kernel::hll::Sketch;
+use remora_kernel::{Builtins, Kernel, Status, op};
 use remora_memory::{Buffer, Region};
 use remora_nic::{Qpn, RpcRequest, SendOp, Sge, WcOpcode, WcStatus, WorkCompletion};
 use remora_wire::Opcode;
@@ -20,10 +22,11 @@ use super::writer::Writer;
 use super::{PairSpec, Placement, WorldError};
 use crate::time::Ps;
 use kernels::{Asker, Place, places};
+use streams::Stream;
 
 /// Calls that may be under way at once.
 pub const MAX_CALLS: usize = 256;
-/// Bytes of a reply, and of a payload stream or raw verb, at most.
+/// Bytes of a reply, and of a raw verb, at most.
 pub const MAX_REPLY: usize = 64 << 10;
 /// Bytes of a call to the host.
 const MAX_REQUEST: usize = 4096;
@@ -33,8 +36,6 @@ const RECVS: u64 = 2 * MAX_CALLS as u64;
 const RAW_ID: u64 = 1 << 33;
 /// Kernels that the NIC answers to.
 const OPS: [u64; 6] = [op::TRAVERSAL, op::GET, op::CONSISTENCY, op::CHECKSUM, op::SHUFFLE, op::HYPERLOGLOG];
-/// Bytes of a payload stream that may wait for their kernel.
-const STREAM_BUFFER: usize = 256 << 10;
 
 const CLIENT: usize = 0;
 const NODE: usize = 1;
@@ -119,8 +120,9 @@ pub struct Pair {
     /// Replies on their way from a kernel to the NIC's engine.
     answers: Vec<Option<(RpcRequest, Status)>>,
     free_answers: Vec<u32>,
-    /// Payload streams: the call's id, its place and kernel.
-    streams: Vec<(u64, usize, u32, Option<Feed>)>,
+    streams: Vec<Stream>,
+    /// What all incoming WRITEs go through.
+    tap: Option<Sketch>,
     echo: Option<(u32, u32, Arc<Region>)>,
     writer: Rc<RefCell<Option<Writer>>>,
     remote_calls: u64,
@@ -129,8 +131,16 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// A connected pair of this hardware.
+    /// A connected pair of this hardware, with the built-in kernels.
     pub fn new(spec: &PairSpec) -> Result<Self, WorldError> {
+        Self::with_kernels(spec, Builtins, &OPS)
+    }
+
+    /// The same with other kernels; the NIC answers to `ops`.
+    pub fn with_kernels<K>(spec: &PairSpec, kernels: K, ops: &[u64]) -> Result<Self, WorldError>
+    where
+        K: Kernel + Clone + 'static,
+    {
         let [client, node] = [&spec.client, &spec.node].map(Hardware::new);
         let mut machines = [Machine::new(0, client, spec.seed)?, Machine::new(1, node, spec.seed)?];
         let inline = spec.client.nic.pipeline.inline as u32;
@@ -138,7 +148,7 @@ impl Pair {
         let ips = [machines[0].ip, machines[1].ip];
         machines[0].connect(qps[0], ips[1], qps[1], spec.mtu)?;
         machines[1].connect(qps[1], ips[0], qps[0], spec.mtu)?;
-        OPS.into_iter().for_each(|op| machines[NODE].nic.deploy(op));
+        ops.iter().for_each(|&op| machines[NODE].nic.deploy(op));
         let replies = machines[CLIENT].alloc(MAX_CALLS * MAX_REPLY)?;
         let requests = machines[CLIENT].alloc(MAX_CALLS * MAX_REQUEST)?;
         let staging = machines[CLIENT].alloc(SLOTS * SLOT)?;
@@ -146,7 +156,7 @@ impl Pair {
         let outbox = machines[NODE].alloc(MAX_CALLS * MAX_REPLY)?;
         let verbs = Verbs::new(staging.0, staging.1);
         let writer = Rc::new(RefCell::new(None));
-        let places = places(spec, &machines, &verbs, &writer);
+        let places = places(spec, &kernels, &machines, &verbs, &writer);
         let mut pair = Self {
             bus: Bus::new(),
             now: Ps::ZERO,
@@ -167,6 +177,7 @@ impl Pair {
             answers: Vec::with_capacity(MAX_CALLS),
             free_answers: Vec::with_capacity(MAX_CALLS),
             streams: Vec::new(),
+            tap: None,
             echo: None,
             writer,
             remote_calls: 0,
@@ -284,22 +295,6 @@ impl Pair {
         Ok(())
     }
 
-    /// Calls a kernel on the NIC with a payload stream of `len` bytes, at most 64 KB, of the client's memory.
-    pub fn submit_stream(&mut self, op: u64, params: &[u8], payload: &[u8], tag: u32) -> Result<(), Full> {
-        let call = self.open(tag)?;
-        self.remote_calls += 1;
-        let header = self.header(call);
-        // The reply lands after the payload was sent: both may use the same slot.
-        let (va, key) = (header.reply_va, self.replies.1.key());
-        let payload = &payload[..payload.len().min(MAX_REPLY)];
-        let _ = self.replies.1.write(va, payload);
-        let payload = Some(Sge { va, len: payload.len() as u32, lkey: key });
-        let command = Command::Rpc { op, header, payload };
-        let (machine, qp) = (&mut self.machines[CLIENT], self.qps[CLIENT]);
-        machine.issue(self.now, qp, command, params, &mut self.bus);
-        Ok(())
-    }
-
     /// A verb on `len` bytes at the start of a region of the node.
     pub fn submit_raw(&mut self, verb: RawVerb, region: &Arc<Region>, len: u32, tag: u32) -> Result<(), Full> {
         let call = self.open(tag)?;
@@ -378,6 +373,7 @@ impl Pair {
                 self.see(machine as usize, notice)?;
             }
             Event::Wake { place, task } => self.run(place as usize, task),
+            Event::Chunk { call } => self.chunk_done(call),
             Event::Answer { answer } => {
                 self.free_answers.push(answer);
                 if let Some((request, status)) = self.answers[answer as usize].take() {
@@ -403,7 +399,8 @@ impl Pair {
     /// A NIC takes a packet; software will see what it completed.
     fn receive(&mut self, packet: u32) -> Result<(), WorldError> {
         let (now, who) = (self.now, self.bus.packet(packet).to as usize);
-        let (opcode, landed) = self.machines[who].receive(now, packet, &mut self.bus);
+        let passed = if who == NODE && self.tap.is_some() { self.tap_packet(packet) } else { now };
+        let (opcode, landed) = self.machines[who].receive(passed, packet, &mut self.bus);
         if opcode == Some(Opcode::RcReadRequest) {
             self.look(who, true);
         }

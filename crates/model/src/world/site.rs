@@ -40,6 +40,8 @@ pub struct Site {
     task: Cell<u32>,
     /// Kernels to wake, and when.
     wakes: RefCell<Vec<(Ps, u32)>>,
+    /// When the last bytes that nobody waits for were on their way.
+    sent: Cell<Ps>,
     /// Who changes the memory meanwhile.
     writer: Rc<RefCell<Option<Writer>>>,
 }
@@ -48,7 +50,7 @@ impl Site {
     /// A place of a machine.
     pub fn new(processor: Processor, hardware: Rc<RefCell<Hardware>>, writer: Rc<RefCell<Option<Writer>>>) -> Rc<Self> {
         let (at, task, wakes) = (Cell::new(Ps::ZERO), Cell::new(0), RefCell::default());
-        Rc::new(Self { processor, hardware, at, task, wakes, writer })
+        Rc::new(Self { processor, hardware, at, task, wakes, sent: Cell::new(Ps::ZERO), writer })
     }
 
     /// Kernel `task` goes on at `now`: its processor takes one step.
@@ -70,6 +72,16 @@ impl Site {
     /// The kernel works on `bytes` of data: what `op` does with them takes its time.
     pub fn compute(&self, op: u64, bytes: usize) {
         self.at.set(self.hardware.borrow_mut().compute(self.processor, self.at.get(), op, bytes));
+    }
+
+    /// The kernel computes so many counted instructions.
+    pub fn instructions(&self, count: u64) {
+        self.at.set(self.hardware.borrow_mut().instructions(self.processor, self.at.get(), count));
+    }
+
+    /// When the last bytes that a kernel sent without waiting for them were on their way.
+    pub fn sent(&self) -> Ps {
+        self.sent.get()
     }
 
     /// The kernels to wake since the last call.
@@ -143,6 +155,8 @@ pub enum Reach {
     Read,
     /// Sends bytes there; done when they are on their way.
     Write,
+    /// The same of whole lines that nobody reads soon.
+    Stream,
     /// Brings a word here and sends it back changed.
     Atomic,
 }
@@ -175,6 +189,19 @@ impl Memory for SiteMemory {
         let (_, done) = self.reach(va, data.len(), Reach::Write);
         self.site.sleep(done).await;
         region.write(va, data).map_err(fault)
+    }
+
+    async fn write_streamed(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
+        let region = self.region(key, va, data.len(), Access::REMOTE_WRITE)?;
+        // The kernel goes on at once, from where the bytes were on their way: it holds no more of them than these.
+        let (_, sent) = self.reach(va, data.len(), Reach::Stream);
+        self.site.at.set(sent);
+        self.site.sent.set(sent);
+        region.write(va, data).map_err(fault)
+    }
+
+    async fn compute(&self, instructions: u64) {
+        self.site.instructions(instructions);
     }
 
     async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {

@@ -174,7 +174,9 @@ fn payload_streams_reach_their_kernel() {
     let payload: Vec<u8> = (0..20_000u32).map(|n| ((n * n) >> 3) as u8).collect();
     for name in ["strom-100g", "bluefield2"] {
         let mut pair = pair(&platform(name, &[]), Placement::Nic);
-        pair.submit_stream(op::CHECKSUM, &[], &payload, 5).unwrap();
+        let memory = pair.client_memory(20_000).unwrap();
+        memory.write(memory.va(), &payload).unwrap();
+        pair.submit_stream(op::CHECKSUM, &[], (&memory, memory.va(), 20_000), 5).unwrap();
         let mut reply = None;
         assert!(pair.poll(&mut |done| reply = Some((done.status, done.reply.to_vec()))).unwrap());
         let expected = [20_000u64.to_le_bytes(), crc64(&payload).to_le_bytes()].concat();

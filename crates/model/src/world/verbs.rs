@@ -140,6 +140,10 @@ impl Memory for VerbMemory {
         Ok(())
     }
 
+    async fn compute(&self, instructions: u64) {
+        self.site.instructions(instructions);
+    }
+
     async fn compare_swap(&self, key: u32, va: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
         let mut old = [0; 8];
         self.run(SendOp::CompareSwap { va, rkey: key, compare, swap }, None, &mut old).await?;

@@ -1,5 +1,7 @@
 //! The model beside what the paper's text says: its calibration rows, and the shapes that it describes.
 
+mod streams;
+
 use remora_model::platform::Platform;
 
 use super::Figure;
@@ -116,7 +118,6 @@ pub fn claims(figures: &[Figure], platforms: &[Platform]) -> Vec<Claim> {
             let model = value_of(id, &lines, platform("strom-10g"), platform("strom-100g"));
             let missing = match id {
                 "ST-081" | "ST-082" => "logic of an FPGA is not modelled",
-                "ST-085" => "that figure is not among those run",
                 _ => "its figure was not run",
             };
             Some(Claim {
@@ -132,7 +133,7 @@ pub fn claims(figures: &[Figure], platforms: &[Platform]) -> Vec<Claim> {
                 missing,
                 remark: match id {
                     "ST-052" => "31 more misses of 80 ns are 2.5 us; the paper's longest list is not in its text",
-                    "ST-053" | "ST-055" => "fitted to",
+                    "ST-053" | "ST-055" | "ST-085" => "fitted to",
                     "ST-054" => "goes in as the baseline's parameter",
                     _ => "",
                 },
@@ -169,6 +170,10 @@ fn value_of(id: &str, lines: &Lines<'_>, slow: Option<&Platform>, fast: Option<&
             let (checked, plain) = (lines.get("9", "READ+SW")?, lines.get("9", "READ")?);
             vec![(checked[checked.len() - 1].1 / plain[plain.len() - 1].1 - 1.0) * 100.0]
         }
+        "ST-067" => vec![fast_nic.pipeline.width as f64 / slow_nic.pipeline.width as f64],
+        "ST-062" => vec![f64::from(1 << super::streams::PARTITION_BITS)],
+        "ST-084" => vec![fast?.host.clock / 1e9],
+        "ST-085" => vec![lines.get("13a", "CPU")?.last()?.1],
         // Where the line of the message rate meets that of the throughput.
         "ST-075" => {
             let gbit_per_s = most(&lines.get("12b", "WRITE")?);
@@ -187,6 +192,7 @@ pub fn trends(figures: &[Figure], platforms: &[Platform]) -> Vec<Trend> {
     all.extend(gets(&lines));
     all.extend(objects(&lines));
     all.extend(verbs(&lines, platforms));
+    all.extend(streams::trends(&lines));
     all
 }
 

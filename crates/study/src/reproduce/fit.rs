@@ -25,6 +25,8 @@ pub struct Fitted {
 
 /// Bytes of the largest object of figure 9: the one that its text speaks of.
 const LARGEST: u64 = 4096;
+/// Threads that the text speaks of.
+const THREADS: u64 = 8;
 
 /// The platforms of StRoM with their free parameters fitted.
 pub fn strom(seed: u64) -> Result<(Vec<Platform>, Vec<Fitted>), ReproduceError> {
@@ -47,14 +49,27 @@ pub fn strom(seed: u64) -> Result<(Vec<Platform>, Vec<Fitted>), ReproduceError> 
     let to = "40 % overhead of a checked READ of 4 KB (6.3, ST-055)";
     let (rate, crc_fit) = fit(&slow, &crc, 40.0, |x| 1.0 / x, &overhead, to)?;
     let values = [("checksum.crc64", rate)];
-    Ok((vec![slow.with(&values)?, fast.with(&values)?], vec![depth_fit, crc_fit]))
+    let (slow, fast) = (slow.with(&values)?, fast.with(&values)?);
+    // Section 7.2: eight threads sketch about 25 Gbit/s (ST-085).
+    let sketched = |platform: &Platform| -> Result<f64, ReproduceError> {
+        let Outcomes { ops_per_s, bytes, .. } = once(platform, Run::CountStreams, Place::Host, THREADS, seed)?;
+        Ok(ops_per_s * bytes as f64 * 8.0 / 1e9)
+    };
+    let hll = ["stream.hyperloglog"];
+    let to = "25 Gbit/s by HyperLogLog on eight threads (7.2, ST-085)";
+    let (rate, hll_fit) = fit(&fast, &hll, 25.0, |x| x, &sketched, to)?;
+    let values = [("stream.hyperloglog", rate)];
+    Ok((vec![slow.with(&values)?, fast.with(&values)?], vec![depth_fit, crc_fit, hll_fit]))
 }
 
 fn median(platform: &Platform, run: Run, place: Place, x: u64, seed: u64) -> Result<f64, ReproduceError> {
+    Ok(once(platform, run, place, x, seed)?.median_ns)
+}
+
+fn once(platform: &Platform, run: Run, place: Place, x: u64, seed: u64) -> Result<Outcomes, ReproduceError> {
     let (name, platform_name) = (String::new(), platform.name.clone());
-    let series = Series { name, platform: platform_name, run, placement: Some(place), bytes: None };
-    let Outcomes { median_ns, .. } = point::run(&Ground::new(platform, seed)?, &series, x)?;
-    Ok(median_ns)
+    let series = Series { name, platform: platform_name, run, placement: Some(place), bytes: None, torn: None };
+    Ok(point::run(&Ground::new(platform, seed)?, &series, x)?)
 }
 
 /// Finds the common value of `paths` at which `measure` comes to `target`, between the ends of the first one's range.

@@ -6,6 +6,7 @@ mod fit;
 mod page;
 mod point;
 mod show;
+mod streams;
 mod study;
 
 use std::path::PathBuf;

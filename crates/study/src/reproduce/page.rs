@@ -8,10 +8,10 @@ use crate::format::power_of_two;
 use crate::report::escape;
 
 const STYLE: &str = include_str!("../report/style.css");
-const WIDTH: f64 = 620.0;
+const WIDTH: f64 = 650.0;
 const HEIGHT: f64 = 340.0;
 const LEFT: f64 = 70.0;
-const RIGHT: f64 = 78.0;
+const RIGHT: f64 = 108.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 50.0;
 /// Labels at the ends of lines keep this distance.
@@ -149,10 +149,17 @@ fn basis(out: &mut String, all: &Reproduction) {
 fn class(name: &str, number: usize) -> &'static str {
     match name {
         "READ" | "READ+SW" if number < 2 => ["client", "host"][number],
-        "StRoM" | "WRITE" => "nic",
-        "READ" => "client",
+        "WRITE" if number == 2 => "client",
+        "WRITE + HLL" => "host",
+        _ if name.starts_with("StRoM") || name == "WRITE" => "nic",
+        _ if name.starts_with("READ") || name.starts_with("SW") => "client",
         _ => "host",
     }
+}
+
+/// Of four lines the second pair is like the first, but dashed.
+fn dashes(number: usize) -> &'static str {
+    if number < 2 { "" } else { r#" stroke-dasharray="5 4""# }
 }
 
 /// Where values lie on paper.
@@ -215,7 +222,8 @@ fn plot(figure: &Figure) -> String {
     for (number, (series, dots)) in study.series.iter().zip(&figure.lines).enumerate() {
         let class = class(&series.name, number);
         let path: Vec<String> = dots.iter().map(|dot| format!("{:.1},{:.1}", at(dot.x as f64), up(dot.y))).collect();
-        let _ = write!(svg, r#"<g class="{class}"><polyline points="{}"/>"#, path.join(" "));
+        let dashes = if study.series.len() == 4 { dashes(number) } else { "" };
+        let _ = write!(svg, r#"<g class="{class}"><polyline points="{}"{dashes}/>"#, path.join(" "));
         for dot in dots {
             let (x, y) = (at(dot.x as f64), up(dot.y));
             let title = format!("{}, {}: {} {}", series.name, dot.x, super::show::number(dot.y), study.y.unit);

@@ -2,7 +2,7 @@
 
 use remora_kernel::{GetParams, Status, op};
 use remora_memory::Region;
-use remora_model::platform::{Platform, Tcp};
+use remora_model::platform::{Platform, Stream, Tcp};
 use remora_model::time::Ps;
 use remora_model::world::{self, PairSpec, RawVerb, Writer};
 use remora_real::fill_object;
@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::streams;
 use super::study::{Place, Run, Series, Study};
 use crate::calls::{Lists, Objects};
 use crate::measure::Latencies;
@@ -59,15 +60,17 @@ pub struct Outcomes {
 /// What a platform gives to points, which run on threads of their own.
 #[derive(Clone, Debug)]
 pub struct Ground {
-    spec: PairSpec,
+    pub(super) spec: PairSpec,
     tcp: Option<Tcp>,
-    seed: u64,
+    pub(super) stream: Option<Stream>,
+    pub(super) seed: u64,
 }
 
 impl Ground {
     /// Of a platform.
     pub fn new(platform: &Platform, seed: u64) -> Result<Self, ModelError> {
-        Ok(Self { spec: PairSpec::new(platform, 0, seed)?, tcp: platform.tcp.clone(), seed })
+        let (tcp, stream) = (platform.tcp.clone(), platform.stream.clone());
+        Ok(Self { spec: PairSpec::new(platform, 0, seed)?, tcp, stream, seed })
     }
 }
 
@@ -90,8 +93,13 @@ pub fn run(ground: &Ground, series: &Series, x: u64) -> Result<Outcomes, ModelEr
         Run::ReadStream => stream(&mut new()?, RawVerb::Read, x),
         Run::List => list(&mut new()?, x, seed),
         Run::Get => get(&mut new()?, x, seed),
-        Run::Object => object(&mut new()?, x, None, seed),
+        Run::Object => object(&mut new()?, x, series.torn.map(|torn| torn as f64 / 100.0), seed),
         Run::TornObject => object(&mut new()?, series.bytes.unwrap_or(4096), Some(x as f64 / 100.0), seed),
+        Run::WriteValues => streams::write_values(ground, x),
+        Run::PartitionAndWrite => streams::partition_and_write(ground, x),
+        Run::Shuffle => streams::shuffle(ground, x),
+        Run::CountStreams => streams::count_streams(ground, placement, x),
+        Run::CountWrites => streams::count_writes(ground, x),
         Run::TcpList => Ok(tcp(ground, x, 64)),
         Run::TcpGet => Ok(tcp(ground, 1, x)),
     }
@@ -152,8 +160,14 @@ fn raw(
 }
 
 fn stream(model: &mut Modelled, verb: RawVerb, bytes: u64) -> Result<Outcomes, ModelError> {
+    let (in_flight, count) = window(bytes);
+    raw(model, verb, bytes, in_flight, count, 1.0)
+}
+
+/// Messages under way, and in all, of a throughput point.
+pub(super) fn window(bytes: u64) -> (u64, u64) {
     let in_flight = (WINDOW_BYTES / bytes).clamp(4, WINDOW);
-    raw(model, verb, bytes, in_flight, (STREAM_BYTES / bytes).clamp(STREAM_OPS.0, STREAM_OPS.1), 1.0)
+    (in_flight, (STREAM_BYTES / bytes).clamp(STREAM_OPS.0, STREAM_OPS.1))
 }
 
 /// Calls of kernels, one at a time.
@@ -274,5 +288,6 @@ pub fn shown(study: &Study, outcome: &Outcomes) -> (f64, f64, f64) {
         Mean => same(outcome.mean_ns / 1e3),
         Throughput => same(outcome.ops_per_s * outcome.bytes as f64 * 8.0 / 1e9),
         Rate => same(outcome.ops_per_s / 1e6),
+        Time => same(outcome.mean_ns / 1e6),
     }
 }

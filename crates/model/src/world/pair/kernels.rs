@@ -3,15 +3,17 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use remora_kernel::{Call, Limits, Status, op};
+use remora_kernel::{Call, Kernel, Limits, Status};
 use remora_nic::{RpcRequest, SendOp, WorkCompletion};
 use remora_wire::rpc::RpcHeader;
 
-use super::{CLIENT, MAX_CALLS, MAX_REPLY, MAX_REQUEST, NODE, Pair, STREAM_BUFFER};
+use super::streams::{FEED_ROOM, Stream};
+use super::{CLIENT, MAX_CALLS, MAX_REPLY, MAX_REQUEST, NODE, Pair};
+use crate::time::Ps;
 use crate::world::bus::Event;
 use crate::world::machine::{Command, Machine};
 use crate::world::site::{Processor, Site, SiteMemory};
-use crate::world::tasks::{Tasks, tasks};
+use crate::world::tasks::{Tasks, Turn, tasks};
 use crate::world::verbs::{SLOT_ID, VerbMemory, Verbs};
 use crate::world::writer::Writer;
 use crate::world::{PairSpec, Placement, WorldError};
@@ -29,8 +31,8 @@ pub(super) enum Asker {
 /// A place that runs kernels.
 pub(super) struct Place {
     pub machine: usize,
-    processor: Processor,
-    site: Rc<Site>,
+    pub processor: Processor,
+    pub site: Rc<Site>,
     pub tasks: Box<dyn Tasks>,
     askers: Vec<Option<Asker>>,
     pub spare: Vec<Call>,
@@ -52,7 +54,7 @@ impl Pair {
             call.params.extend_from_slice(params);
             let len = call.params.len();
             if let Some(task) = self.start(place, call, Asker::Host(header)) {
-                self.dispatch(place, task, len);
+                self.dispatch(place, task, len, false);
             }
         }
         self.scratch.2 = bytes;
@@ -68,34 +70,12 @@ impl Pair {
             call.recycle(request.op, request.reply_capacity());
             std::mem::swap(&mut call.params, &mut request.params);
             std::mem::swap(&mut call.reply, &mut request.reply);
-            let (id, stream, len) = (request.id, request.stream, call.params.len());
-            let feed = stream.then(|| call.open_stream(STREAM_BUFFER));
+            let (names, len) = ((request.id, request.op), call.params.len());
+            let feed = request.stream.then(|| call.open_stream(FEED_ROOM));
             if let Some(task) = self.start(place, call, Asker::Rpc(request)) {
-                if stream {
-                    self.streams.push((id, place, task, feed));
-                }
-                self.dispatch(place, task, len);
+                let begun = self.dispatch(place, task, len, true);
+                self.streams.extend(feed.map(|feed| Stream::new(names, (place, task), feed, begun)));
             }
-        }
-    }
-
-    /// Hands payload to its kernels.
-    pub(super) fn feed_streams(&mut self) {
-        while let Some(chunk) = self.machines[NODE].nic.poll_stream() {
-            if let Some(at) = self.streams.iter().position(|stream| stream.0 == chunk.id) {
-                let (_, place, task, ref mut feed) = self.streams[at];
-                if let Some(feed) = feed {
-                    // A kernel takes all there is at each turn, so that the buffer is as good as empty.
-                    let _ = feed.push(&chunk.data, chunk.last);
-                }
-                if chunk.last {
-                    self.streams.swap_remove(at);
-                }
-                let (processor, len) = (self.places[place].processor, chunk.data.len());
-                let at = self.machines[NODE].hardware.borrow_mut().compute(processor, self.now, op::CHECKSUM, len);
-                self.bus.queue.push(at, Event::Wake { place: place as u8, task });
-            }
-            self.machines[NODE].nic.recycle(chunk.data);
         }
     }
 
@@ -116,17 +96,23 @@ impl Pair {
     }
 
     /// The way of a request of `len` bytes from the NIC, or from what software saw, to its kernel's first step.
-    fn dispatch(&mut self, place: usize, task: u32, len: usize) {
+    fn dispatch(&mut self, place: usize, task: u32, len: usize, from_nic: bool) -> Ps {
         let Place { machine, processor, .. } = self.places[place];
-        let at = self.machines[machine].hardware.borrow_mut().dispatch(processor, self.now, len);
+        let mut hardware = self.machines[machine].hardware.borrow_mut();
+        let here = match processor {
+            Processor::Core if from_nic => hardware.deliver(processor, self.now, len),
+            _ => self.now,
+        };
+        let at = hardware.dispatch(processor, here, len);
         self.bus.queue.push(at, Event::Wake { place: place as u8, task });
+        at
     }
 
     /// A kernel goes on.
     pub(super) fn run(&mut self, number: usize, task: u32) {
         let place = &mut self.places[number];
         place.site.enter(self.now, task);
-        let done = place.tasks.poll(task);
+        let turn = place.tasks.poll(task);
         place.site.take_wakes(&mut self.scratch.0);
         for (time, task) in self.scratch.0.drain(..) {
             self.bus.queue.push(time, Event::Wake { place: number as u8, task });
@@ -139,13 +125,20 @@ impl Pair {
                 self.machines[CLIENT].issue(ask.at, self.qps[CLIENT], command, &[], &mut self.bus);
             }
         }
-        if let Some((call, status)) = done {
-            self.finish(number, task, call, status);
+        match turn {
+            Turn::Done(call, status) => self.finish(number, task, call, status),
+            // One that waits for its stream goes on with the next chunk.
+            Turn::GaveWay if !self.has_stream(number, task) => {
+                let at = self.places[number].site.at();
+                self.bus.queue.push(at, Event::Wake { place: number as u8, task });
+            }
+            Turn::GaveWay | Turn::Waits => {}
         }
     }
 
     /// A kernel has ended: its answer goes on its way.
     fn finish(&mut self, number: usize, task: u32, mut call: Call, status: Status) {
+        self.close_stream(number, task);
         let place = &mut self.places[number];
         let at = place.site.at();
         if status != Status::Ok {
@@ -186,8 +179,9 @@ impl Pair {
 }
 
 /// The places of a pair, as [`Placement`] counts them.
-pub(super) fn places(
+pub(super) fn places<K: Kernel + Clone + 'static>(
     spec: &PairSpec,
+    kernels: &K,
     machines: &[Machine; 2],
     verbs: &Rc<Verbs>,
     writer: &Rc<RefCell<Option<Writer>>>,
@@ -201,10 +195,13 @@ pub(super) fn places(
         let site = Site::new(processor, hardware, if number == 0 { nobody.clone() } else { writer.clone() });
         let (registry, here) = (machines[machine].nic.registry().clone(), site.clone());
         let (pd, verbs) = (machines[machine].pd, verbs.clone());
-        let limits = Limits::default();
+        let (limits, kernels) = (Limits::default(), kernels.clone());
         let tasks = match number {
-            0 => tasks(move |call| VerbMemory::new(verbs.clone(), here.clone(), call.op), MAX_CALLS, limits),
-            _ => tasks(move |call| SiteMemory::new(here.clone(), registry.clone(), pd, call.op), MAX_CALLS, limits),
+            0 => tasks(kernels, move |call| VerbMemory::new(verbs.clone(), here.clone(), call.op), MAX_CALLS, limits),
+            _ => {
+                let memory = move |call: &Call| SiteMemory::new(here.clone(), registry.clone(), pd, call.op);
+                tasks(kernels, memory, MAX_CALLS, limits)
+            }
         };
         let askers = (0..MAX_CALLS).map(|_| None).collect();
         Place { machine, processor, site, tasks, askers, spare: Vec::new() }

@@ -1,0 +1,227 @@
+//! A user's kernel on modelled hardware: the same calls in every placement of a platform.
+
+use std::cell::Cell;
+use std::fmt::Write;
+
+use remora_kernel::{Kernel, Status};
+use remora_model::platform::Platform;
+use remora_model::world::{PairSpec, Placement};
+use serde::{Deserialize, Serialize};
+
+use crate::format::{rate, time};
+use crate::measure::IN_FLIGHT;
+use crate::modelled::{Measured, ModelError, Modelled};
+use crate::on::placement_name;
+use crate::run::{Calls, Outcome};
+
+/// Calls whose answers must be alike in all placements.
+const COMPARED: u64 = 32;
+/// Calls of a figure with one in flight and with many.
+const CALLS: [u64; 2] = [200, 2_000];
+
+/// Where the kernel's data lie on the node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Data {
+    /// Key of their region.
+    pub key: u32,
+    /// Their address.
+    pub va: u64,
+    /// Their length.
+    pub len: u64,
+}
+
+/// A kernel and what it is called with.
+pub struct UserKernel<'a, K> {
+    /// What runs it.
+    pub kernel: K,
+    /// Its op-code.
+    pub op: u64,
+    /// What is put into the node's memory.
+    pub data: Option<&'a [u8]>,
+    /// Appends the parameters of the call of this number.
+    pub params: &'a dyn Fn(Data, u64, &mut Vec<u8>),
+}
+
+/// What came of one placement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KernelRow {
+    /// The platform.
+    pub platform: String,
+    /// Where the kernel ran: `client`, `nic`, `host` or `accel`.
+    pub placement: String,
+    /// The first call's status, as on the wire.
+    pub status: u8,
+    /// Of the statuses and replies of the first calls.
+    pub digest: u64,
+    /// One call after the other.
+    pub in_flight_1: Measured,
+    /// Sixty-four at once.
+    pub in_flight_64: Measured,
+}
+
+/// Why a kernel cannot be modelled.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// The platform does not say what computing takes.
+    #[error("platform {platform} does not say what an instruction takes: add [{section}] with `instruction` in cycles")]
+    Instruction {
+        /// Its name.
+        platform: String,
+        /// The section that it lacks.
+        section: &'static str,
+    },
+    /// The model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The kernel answers differently in two places.
+    #[error(
+        "the kernel answers differently at the {0} and at the {1}: does it keep something between calls, or wait for others?"
+    )]
+    Differs(String, String),
+}
+
+/// Runs the kernel in every placement of the platform. `progress` hears what comes next, and says whether to stop.
+pub fn kernel_on<K: Kernel + Clone + 'static>(
+    platform: &Platform,
+    user: &UserKernel<'_, K>,
+    seed: u64,
+    progress: &dyn Fn(&str) -> bool,
+) -> Result<Vec<KernelRow>, KernelError> {
+    let spec = PairSpec::new(platform, 0, seed).map_err(ModelError::from)?;
+    let lacks = |section| KernelError::Instruction { platform: platform.name.clone(), section };
+    let mut rows: Vec<KernelRow> = Vec::new();
+    for placement in Placement::of(platform) {
+        let logic = placement == Placement::Accel || placement == Placement::Nic && spec.node.card.is_none();
+        match logic {
+            true => spec.node.work.logic_instruction.ok_or_else(|| lacks("module.logic"))?,
+            false => spec.node.work.core_instruction.ok_or_else(|| lacks("module.core"))?,
+        };
+        let name = placement_name(placement);
+        if progress(&format!("at the {name} of {}", platform.name)) {
+            return Err(ModelError::Interrupted.into());
+        }
+        let row = measure(&spec, user, placement, platform)?;
+        if let Some(other) = rows.first().filter(|other| other.digest != row.digest) {
+            return Err(KernelError::Differs(other.placement.clone(), row.placement));
+        }
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+fn measure<K: Kernel + Clone + 'static>(
+    spec: &PairSpec,
+    user: &UserKernel<'_, K>,
+    placement: Placement,
+    platform: &Platform,
+) -> Result<KernelRow, KernelError> {
+    // Memory of its own for each: a kernel may change it.
+    let mut model = Modelled::with_kernel(spec, placement, (user.kernel.clone(), user.op))?;
+    let mut data = Data::default();
+    if let Some(bytes) = user.data {
+        let region = model.pair().alloc((bytes.len() as u64).max(8)).map_err(ModelError::from)?;
+        // In bounds: the region was made for them.
+        let _ = region.write(region.va(), bytes);
+        data = Data { key: region.key(), va: region.va(), len: bytes.len() as u64 };
+    }
+    let begin = || Numbered { user, data, next: 0, seen: Cell::new(Seen::default()) };
+    let mut compared = begin();
+    // The same calls in each place, from the first on.
+    model.run_in_order(&mut compared, COMPARED)?;
+    let Seen { digest, status } = compared.seen.get();
+    let figures = [0, 1].map(|n| model.measure(&mut begin(), IN_FLIGHT[n], CALLS[n], &|| false));
+    let [in_flight_1, in_flight_64] = figures;
+    Ok(KernelRow {
+        platform: platform.name.clone(),
+        placement: placement_name(placement).into(),
+        status: status.unwrap_or(Status::Ok).code(),
+        digest,
+        in_flight_1: in_flight_1?,
+        in_flight_64: in_flight_64?,
+    })
+}
+
+/// Calls by number.
+struct Numbered<'a, K> {
+    user: &'a UserKernel<'a, K>,
+    data: Data,
+    next: u64,
+    seen: Cell<Seen>,
+}
+
+/// What calls answered.
+#[derive(Clone, Copy)]
+struct Seen {
+    digest: u64,
+    status: Option<Status>,
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        Self { digest: 0xcbf2_9ce4_8422_2325, status: None }
+    }
+}
+
+impl<K> Calls for Numbered<'_, K> {
+    fn op(&self) -> u64 {
+        self.user.op
+    }
+
+    fn next(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    fn params(&self, id: u64, params: &mut Vec<u8>) {
+        (self.user.params)(self.data, id, params);
+    }
+
+    /// Any answer is right; what they are is remembered.
+    fn check(&self, _: u64, status: Status, reply: &[u8]) -> Result<Outcome, String> {
+        let mut seen = self.seen.get();
+        seen.status = seen.status.or(Some(status));
+        for byte in std::iter::once(&status.code()).chain(reply) {
+            seen.digest = (seen.digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        self.seen.set(seen);
+        Ok(Outcome::RIGHT)
+    }
+}
+
+/// What came, in columns.
+pub fn table(platform: &Platform, rows: &[KernelRow]) -> String {
+    let mut out = format!(
+        "On {}, modelled: {}\n{:<7} {:>10} {:>10} {:>7} {:>10}  {:<34} {:>9}\n",
+        platform.name, platform.title, "place", "p50", "p99", "trips", "64: /s", "limited by", "uJ/call"
+    );
+    let best = rows.iter().map(|row| row.in_flight_1.p50_ns).min().unwrap_or(0);
+    for row in rows {
+        let (one, many) = (&row.in_flight_1, &row.in_flight_64);
+        let joules = many.joules_per_op.map_or("-".into(), |joules| format!("{:.1}", joules * 1e6));
+        let _ = writeln!(
+            out,
+            "{:<7} {:>10} {:>10} {:>7.2} {:>10}  {:<34} {joules:>9}",
+            format!("{}{}", row.placement, if one.p50_ns == best { "*" } else { "" }),
+            time(one.p50_ns as f64),
+            time(one.p99_ns as f64),
+            one.round_trips_per_op,
+            rate(many.ops_per_s),
+            format!("{} {:.0} %", many.binding, many.binding_busy * 100.0),
+        );
+    }
+    for section in ["module.core", "module.logic"] {
+        if let Some(param) = platform.params.get(&format!("{section}.instruction")) {
+            let (low, high) = param.range;
+            let _ = writeln!(
+                out,
+                "an instruction takes {} [{} to {}] ({section}; {}: {})",
+                param.text(param.value),
+                low,
+                high,
+                param.status,
+                param.source
+            );
+        }
+    }
+    out
+}

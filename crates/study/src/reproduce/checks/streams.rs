@@ -1,0 +1,126 @@
+//! What the text says about streams and about checks that fail: figures 9 and 10 with failures, 11 and 13.
+
+use super::{Lines, Trend, ends, most, ratios};
+
+pub(super) fn trends(lines: &Lines<'_>) -> Vec<Trend> {
+    let mut all = failures(lines);
+    all.extend(shuffles(lines));
+    all.extend(counts(lines));
+    all.extend(counted_writes(lines));
+    all
+}
+
+fn failures(lines: &Lines<'_>) -> Vec<Trend> {
+    let mut trends = Vec::new();
+    let line = |name: &str, rate: &str| lines.get("9f", &format!("{name} {rate}"));
+    if let [Some(software), Some(more_software), Some(kernel), Some(more_kernel)] =
+        [line("READ+SW", "10 %"), line("READ+SW", "50 %"), line("StRoM", "10 %"), line("StRoM", "50 %")]
+    {
+        let added = |few: &[(f64, f64)], many: &[(f64, f64)]| -> Vec<f64> {
+            few.iter().zip(many).map(|(few, many)| many.1 - few.1).collect()
+        };
+        let (network, bus) = (added(&software, &more_software), added(&kernel, &more_kernel));
+        let ratio = ends(&network.iter().zip(&bus).map(|(network, bus)| network / bus).collect::<Vec<_>>());
+        trends.push(Trend {
+            figures: "9f",
+            section: "6.3",
+            what: "objects that fail more often cost the software more than the kernel, at every size",
+            holds: ratio.0 > 1.0,
+            evidence: format!("from 10 to 50 % failing: {:.2} to {:.2} times as much more", ratio.0, ratio.1),
+        });
+    }
+    if let Some(kernel) = lines.get("10", "StRoM") {
+        // A look that fails with chance p makes 1 / (1 - p) looks on average.
+        let (first, last) = (kernel[0], kernel[kernel.len() - 1]);
+        let per_look: Vec<f64> =
+            kernel[1..].iter().map(|(x, y)| (y - first.1) / (1.0 / (1.0 - x / 100.0) - 1.0)).collect();
+        let (least, largest) = ends(&per_look[per_look.len() / 2..]);
+        trends.push(Trend {
+            figures: "10",
+            section: "6.3",
+            what: "latency grows with the mean number of looks, 1 / (1 - p)",
+            holds: largest < 1.15 * least,
+            evidence: format!("{least:.2} to {largest:.2} us for each look more, up to {:.0} %", last.0),
+        });
+    }
+    trends
+}
+
+fn shuffles(lines: &Lines<'_>) -> Vec<Trend> {
+    let [Some(kernel), Some(write), Some(sender)] = ["StRoM", "WRITE", "SW + WRITE"].map(|name| lines.get("11", name))
+    else {
+        return Vec::new();
+    };
+    let (over_write, over_kernel) = (ends(&ratios(&kernel, &write)), ends(&ratios(&sender, &kernel)));
+    let per_mib = |line: &[(f64, f64)]| (line[line.len() - 1].1 - line[0].1) / (line[line.len() - 1].0 - line[0].0);
+    vec![
+        Trend {
+            figures: "11",
+            section: "6.4",
+            what: "the kernel partitions what arrives at line rate: it costs what a plain WRITE costs",
+            holds: over_write.1 < 1.1,
+            evidence: format!("{:.3} to {:.3} times a WRITE", over_write.0, over_write.1),
+        },
+        Trend {
+            figures: "11",
+            section: "6.4",
+            what: "a sender that partitions before it WRITEs takes longer at every size: the lines do not cross",
+            holds: over_kernel.0 > 1.0,
+            evidence: format!(
+                "{:.2} to {:.2} times the kernel; {:.0} us a MiB against {:.0}",
+                over_kernel.0,
+                over_kernel.1,
+                per_mib(&sender) * 1e3,
+                per_mib(&kernel) * 1e3
+            ),
+        },
+    ]
+}
+
+fn counts(lines: &Lines<'_>) -> Vec<Trend> {
+    let Some((threads, nic)) = lines.get("13a", "CPU").zip(lines.get("13a", "StRoM")) else { return Vec::new() };
+    let grows = threads.windows(2).all(|pair| pair[1].1 > pair[0].1);
+    let (one, all) = (threads[0].1, threads[threads.len() - 1].1);
+    vec![
+        Trend {
+            figures: "13a",
+            section: "7.2",
+            what: "the host needs all its eight threads for what it reaches",
+            holds: grows,
+            evidence: format!("{one:.1} Gbit/s by one thread, {all:.1} by eight"),
+        },
+        Trend {
+            figures: "13a",
+            section: "7, 7.2",
+            what: "the kernel on the NIC takes what 100 Gbit/s bring, more than all threads of the host",
+            holds: most(&nic) > 90.0 && most(&nic) > all,
+            evidence: format!("{:.1} Gbit/s, {:.1} times eight threads", most(&nic), most(&nic) / all),
+        },
+    ]
+}
+
+fn counted_writes(lines: &Lines<'_>) -> Vec<Trend> {
+    let Some((plain, counted)) = lines.get("13b", "WRITE").zip(lines.get("13b", "WRITE + HLL")) else {
+        return Vec::new();
+    };
+    let (least, largest) = ends(&ratios(&counted, &plain));
+    let full = most(&counted);
+    let from = counted.iter().find(|(_, y)| *y > 0.95 * full).map_or(0.0, |(x, _)| *x);
+    let binding = lines.binding("13b", "WRITE + HLL", 64).unwrap_or_default();
+    vec![
+        Trend {
+            figures: "13b",
+            section: "3.2, 7.2",
+            what: "a sketch in the way of WRITEs leaves their throughput as it is",
+            holds: least > 0.97,
+            evidence: format!("{least:.3} to {largest:.3} times that of WRITEs alone"),
+        },
+        Trend {
+            figures: "13b",
+            section: "7.1",
+            what: "messages shorter than 2 KB are limited by the host that issues commands, longer ones by the wire",
+            holds: from == 2048.0 && binding.starts_with("client cores"),
+            evidence: format!("{full:.1} Gbit/s at most, 95 % of it from {from} B on; at 64 B busiest: {binding}"),
+        },
+    ]
+}

@@ -1,0 +1,356 @@
+//! Points over streams of values: shuffling (StRoM, section 6.4) and HyperLogLog (section 7.2).
+
+use std::sync::Arc;
+
+use remora_kernel::hll::{HllParams, Sketch};
+use remora_kernel::shuffle::{Partition, Partitioner, ShuffleParams};
+use remora_kernel::{Status, op};
+use remora_memory::Region;
+use remora_model::time::Ps;
+use remora_model::world::{self, Full, MAX_CALLS, Pair, Placement};
+use remora_store::hash;
+
+use super::point::{Ground, Outcomes, window};
+use crate::modelled::{ModelError, usage};
+
+/// Log2 of the partitions: as many as StRoM's kernel has at most.
+pub(super) const PARTITION_BITS: u8 = 10;
+/// Log2 of the sketch's registers, and how far its estimate may be off: six times its standard error.
+const LG_K: u8 = 14;
+const ESTIMATE_ERROR: f64 = 6.0 * 1.04 / 128.0;
+/// Bytes of one stream that is counted, streams that each thread has under way, and streams of a thread that count.
+const COUNTED: u64 = 128 << 10;
+const AHEAD: u64 = 2;
+const ROUNDS: u64 = 6;
+/// Distinct values that WRITEs carry, over and over.
+const VALUES: u64 = 1 << 17;
+
+fn values(count: u64, seed: u64) -> Vec<u8> {
+    // A permutation of 64 bits of distinct numbers: all distinct.
+    (0..count).flat_map(|n| hash::mix(n ^ seed << 40).to_le_bytes()).collect()
+}
+
+/// The client's memory with these bytes in it.
+fn source(pair: &mut Pair, bytes: &[u8]) -> Result<Arc<Region>, ModelError> {
+    let region = pair.client_memory(bytes.len() as u64)?;
+    // In bounds: the region was made for them.
+    let _ = region.write(region.va(), bytes);
+    Ok(region)
+}
+
+fn wrong(placement: Placement, what: String) -> ModelError {
+    ModelError::Wrong { placement, what }
+}
+
+fn full(_: Full) -> ModelError {
+    ModelError::Still(MAX_CALLS as u32)
+}
+
+/// What one long operation came to.
+fn whole(pair: &Pair, bytes: u64, span: Ps) -> Outcomes {
+    let busiest = usage(pair).into_iter().max_by(|a, b| a.busy.total_cmp(&b.busy));
+    let ns = span.as_ns();
+    Outcomes {
+        median_ns: ns,
+        mean_ns: ns,
+        p1_ns: ns,
+        p99_ns: ns,
+        ops_per_s: 1.0 / span.as_secs().max(1e-12),
+        bytes,
+        binding: busiest.as_ref().map(|b| b.name.clone()).unwrap_or_default(),
+        binding_busy: busiest.map_or(0.0, |b| b.busy),
+        joules_per_op: pair.energy().map(|e| e.client + e.node),
+        events: pair.events(),
+    }
+}
+
+/// Polls until so many calls have ended, all well.
+fn finish(pair: &mut Pair, calls: u32) -> Result<(), ModelError> {
+    let (mut left, mut failed) = (calls, None);
+    while left > 0 {
+        let went_on = pair.poll(&mut |done| {
+            left -= 1;
+            failed = failed.or((done.status != Status::Ok).then_some(done.status));
+        })?;
+        if let Some(status) = failed {
+            return Err(wrong(Placement::Nic, format!("a transfer ended with {status:?}")));
+        }
+        if !went_on {
+            return Err(ModelError::Still(left));
+        }
+    }
+    Ok(())
+}
+
+/// One WRITE of `mib` MiB.
+pub(super) fn write_values(ground: &Ground, mib: u64) -> Result<Outcomes, ModelError> {
+    let (mut pair, bytes) = (Pair::new(&ground.spec)?, mib << 20);
+    let (from, to) = (pair.client_memory(bytes)?, pair.alloc(bytes)?);
+    let start = pair.now();
+    pair.submit_write((&from, from.va(), bytes as u32), (&to, to.va()), 0).map_err(full)?;
+    finish(&mut pair, 1)?;
+    Ok(whole(&pair, bytes, pair.now() - start))
+}
+
+/// Values, and where each partition of them goes on the node.
+struct Shuffling {
+    values: Vec<u8>,
+    to: Arc<Region>,
+    partitions: Vec<Partition>,
+}
+
+impl Shuffling {
+    fn new(pair: &mut Pair, mib: u64, seed: u64) -> Result<Self, ModelError> {
+        let values = values((mib << 20) / 8, seed);
+        let mut sizes = vec![0u32; 1 << PARTITION_BITS];
+        values.chunks_exact(8).for_each(|value| sizes[partition_of(value)] += 1);
+        // Whole cache lines, so that no two partitions share one.
+        let room = |size: u32| u64::from(size).next_multiple_of(16) * 8;
+        let to = pair.alloc(sizes.iter().map(|&size| room(size)).sum())?;
+        let mut va = to.va();
+        let place = |size: &u32| {
+            let partition = Partition { va, values: *size };
+            va += room(*size);
+            partition
+        };
+        let partitions = sizes.iter().map(place).collect();
+        Ok(Self { values, to, partitions })
+    }
+
+    /// The values, partition by partition at the addresses of `to`, by the code of the shuffling kernel.
+    fn partitioned(&self) -> Result<Vec<u8>, ModelError> {
+        let mut image = vec![0; self.to.len() as usize];
+        let refused = |status: Status| wrong(Placement::Client, format!("partitioning ended with {status:?}"));
+        let mut partitioner = Partitioner::new(false, self.partitions.clone()).map_err(refused)?;
+        let mut put = |partitioner: &Partitioner, at: usize| -> Result<(), ModelError> {
+            if let Some(run) = partitioner.run(at).map_err(refused)? {
+                let start = (run.va - self.to.va()) as usize;
+                image[start..start + run.bytes.len()].copy_from_slice(run.bytes);
+            }
+            Ok(())
+        };
+        let mut rest = &self.values[..];
+        while let Some(at) = partitioner.push(&mut rest) {
+            put(&partitioner, at)?;
+        }
+        for at in partitioner.rest().collect::<Vec<_>>() {
+            put(&partitioner, at)?;
+        }
+        Ok(image)
+    }
+
+    /// Whether the node has every value where it belongs.
+    fn check(&self, image: &[u8], placement: Placement) -> Result<(), ModelError> {
+        let mut there = vec![0; image.len()];
+        // In bounds: as long as the region.
+        let _ = self.to.read(self.to.va(), &mut there);
+        if there == image { Ok(()) } else { Err(wrong(placement, "values are not in their partitions".into())) }
+    }
+}
+
+fn partition_of(value: &[u8]) -> usize {
+    usize::from(value[0]) | usize::from(value[1] & 3) << 8
+}
+
+/// The client partitions in its own memory, then WRITEs each partition (Barthels et al.).
+pub(super) fn partition_and_write(ground: &Ground, mib: u64) -> Result<Outcomes, ModelError> {
+    let mut pair = Pair::new(&ground.spec)?;
+    let data = Shuffling::new(&mut pair, mib, ground.seed)?;
+    let image = data.partitioned()?;
+    let from = source(&mut pair, &image)?;
+    let start = pair.now();
+    pair.client_work(op::SHUFFLE, data.values.len());
+    let mut under_way = 0;
+    for partition in data.partitions.iter().filter(|partition| partition.values > 0) {
+        if under_way == MAX_CALLS as u32 {
+            finish(&mut pair, 1)?;
+            under_way -= 1;
+        }
+        let va = from.va() + (partition.va - data.to.va());
+        pair.submit_write((&from, va, 8 * partition.values), (&data.to, partition.va), 0).map_err(full)?;
+        under_way += 1;
+    }
+    finish(&mut pair, under_way)?;
+    data.check(&image, Placement::Client)?;
+    Ok(whole(&pair, data.values.len() as u64, pair.now() - start))
+}
+
+/// The shuffling kernel on the NIC: the histogram and then the values as one payload stream.
+pub(super) fn shuffle(ground: &Ground, mib: u64) -> Result<Outcomes, ModelError> {
+    let mut pair = Pair::new(&ground.spec)?;
+    let data = Shuffling::new(&mut pair, mib, ground.seed)?;
+    let params = ShuffleParams { bits: PARTITION_BITS, hashed: false, key: data.to.key() }.encode(&data.partitions);
+    let (params, histogram) = params.split_at(ShuffleParams::LEN);
+    let payload = [histogram, &data.values].concat();
+    let from = source(&mut pair, &payload)?;
+    let start = pair.now();
+    pair.submit_stream(op::SHUFFLE, params, (&from, from.va(), payload.len() as u32), 0).map_err(full)?;
+    finish(&mut pair, 1)?;
+    data.check(&data.partitioned()?, Placement::Nic)?;
+    Ok(whole(&pair, data.values.len() as u64, pair.now() - start))
+}
+
+/// What came of `count` operations of `bytes` each.
+fn many(pair: &Pair, bytes: u64, count: u64, (start, events): (Ps, u64)) -> Outcomes {
+    let span = pair.now() - start;
+    let all = whole(pair, bytes, span);
+    let per_op = |value: f64| value / count as f64;
+    let ns = per_op(all.mean_ns);
+    let (median_ns, mean_ns, p1_ns, p99_ns) = (ns, ns, ns, ns);
+    let (ops_per_s, joules_per_op) = (all.ops_per_s * count as f64, all.joules_per_op.map(per_op));
+    Outcomes { median_ns, mean_ns, p1_ns, p99_ns, ops_per_s, joules_per_op, events: pair.events() - events, ..all }
+}
+
+/// HyperLogLog over payload streams, on the NIC or by so many threads of the host.
+pub(super) fn count_streams(ground: &Ground, placement: Placement, threads: u64) -> Result<Outcomes, ModelError> {
+    let mut spec = ground.spec.clone();
+    if placement == Placement::Host {
+        spec.rpc_place = Placement::Host;
+        // Threads beyond the cores share them: each is then a slower core of its own.
+        let (cores, threads) = (spec.node.core.cores as f64, threads as f64);
+        let shared = (threads - cores).clamp(0.0, cores);
+        let pair = ground.stream.as_ref().map_or(1.0, |stream| stream.pair);
+        let work = (threads.min(cores) - shared + shared * pair) / threads.min(2.0 * cores);
+        spec.node.work.hyperloglog = spec.node.work.hyperloglog.map(|rate| rate * work);
+        spec.node.core.cores = threads as u64;
+    }
+    let mut pair = Pair::new(&spec)?;
+    let from = source(&mut pair, &values(COUNTED / 8, ground.seed))?;
+    let params = HllParams { lg_k: LG_K, want_image: false, payload_is_image: false, registers: None }.encode();
+    let in_flight = AHEAD * threads.max(4);
+    let (warm_up, count) = (in_flight, ROUNDS * in_flight / AHEAD);
+    let (mut begun, mut ended, mut since, mut failed) = (0, 0, (Ps::ZERO, 0), None);
+    while ended < warm_up + count {
+        while begun - ended < in_flight {
+            pair.submit_stream(op::HYPERLOGLOG, &params, (&from, from.va(), COUNTED as u32), 0).map_err(full)?;
+            begun += 1;
+        }
+        let before = ended;
+        let went_on = pair.poll(&mut |done| {
+            ended += 1;
+            failed = failed.take().or_else(|| miscounted(done.status, done.reply));
+        })?;
+        if let Some(what) = failed {
+            return Err(wrong(placement, what));
+        }
+        if !went_on {
+            return Err(ModelError::Still((begun - ended) as u32));
+        }
+        if before < warm_up && ended >= warm_up {
+            pair.reset_usage();
+            since = (pair.now(), pair.events());
+        }
+    }
+    Ok(many(&pair, COUNTED, ended - warm_up, since))
+}
+
+/// What is wrong with the answer to a stream of distinct values.
+fn miscounted(status: Status, reply: &[u8]) -> Option<String> {
+    let number = |at: usize| reply.get(at..at + 8)?.try_into().ok();
+    let (estimate, count) = (number(0).map_or(0.0, f64::from_le_bytes), number(8).map_or(0, u64::from_le_bytes));
+    let right = status == Status::Ok && count == COUNTED / 8 && is_near(estimate, count);
+    (!right).then(|| format!("{status:?}: {estimate} distinct values of {count}, and there were {}", COUNTED / 8))
+}
+
+fn is_near(estimate: f64, distinct: u64) -> bool {
+    (estimate / distinct as f64 - 1.0).abs() < ESTIMATE_ERROR
+}
+
+/// WRITEs of `bytes`, many at a time, that go through a sketch on the NIC.
+pub(super) fn count_writes(ground: &Ground, bytes: u64) -> Result<Outcomes, ModelError> {
+    let mut pair = Pair::new(&ground.spec)?;
+    let (from, to) = (source(&mut pair, &values(VALUES, ground.seed))?, pair.alloc(bytes)?);
+    pair.set_tap(Sketch::new(LG_K).ok());
+    let (in_flight, count) = window(bytes);
+    let warm_up = (count / 4).max(in_flight);
+    let (mut begun, mut ended, mut since) = (0, 0, (Ps::ZERO, 0));
+    while ended < warm_up + count {
+        while begun < warm_up + count && begun - ended < in_flight {
+            // One piece of the values after the other.
+            let at = begun * bytes % (8 * VALUES);
+            pair.submit_write((&from, from.va() + at, bytes as u32), (&to, to.va()), 0).map_err(full)?;
+            begun += 1;
+        }
+        let before = ended;
+        if !pair.poll(&mut |_| ended += 1)? {
+            return Err(ModelError::Still((begun - ended) as u32));
+        }
+        if before < warm_up && ended >= warm_up {
+            pair.reset_usage();
+            since = (pair.now(), pair.events());
+        }
+    }
+    let (sent, estimate) = ((begun * bytes / 8).min(VALUES), pair.tap().map_or(0.0, Sketch::estimate));
+    match is_near(estimate, sent) {
+        true => Ok(many(&pair, bytes, ended - warm_up, since)),
+        false => Err(wrong(world::Placement::Nic, format!("{estimate} distinct values, and there were {sent}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use remora_model::platform::Platform;
+
+    fn ground(name: &str, values: &[(&str, f64)]) -> Ground {
+        Ground::new(&Platform::load(name).unwrap().with(values).unwrap(), 42).unwrap()
+    }
+
+    fn gbit_per_s(outcome: &Outcomes) -> f64 {
+        outcome.ops_per_s * outcome.bytes as f64 * 8.0 / 1e9
+    }
+
+    #[test]
+    fn shuffling_on_the_nic_costs_a_write_and_at_the_sender_the_partitioning_beside() {
+        let base = ground("strom-10g", &[]);
+        let times = |ground: &Ground| {
+            let all = [write_values, shuffle, partition_and_write].map(|run| run(ground, 1).unwrap());
+            all.map(|outcome| outcome.mean_ns)
+        };
+        let [plain, nic, sender] = times(&base);
+        // 1 MiB in packets of 1408 B with 82 B more, at 1.25 GB/s, and what a message takes at least.
+        let wire = 1_048_576.0 / 1408.0 * 1490.0 / 1.25;
+        assert!((plain - wire).abs() < 0.02 * wire, "{plain} ns, the wire {wire} ns");
+        assert!(nic >= plain && nic < 1.05 * plain, "{nic} ns, a WRITE {plain} ns");
+        // 2.5 GB/s by one thread; WRITEs of partitions go while others are issued.
+        let work = 1_048_576.0 / 2.5;
+        assert!(sender - plain - work > 0.0 && sender - plain - work < 0.15 * plain, "{sender} ns");
+        // A core twice as fast at it: half of that part, and of no other.
+        let [plain2, nic2, sender2] = times(&ground("strom-10g", &[("stream.partition", 5e9)]));
+        assert_eq!((plain2, nic2), (plain, nic));
+        assert!((sender - sender2 - work / 2.0).abs() < 0.01 * work, "{sender} ns, {sender2} ns");
+        // Half the link: twice the time, where it binds.
+        let [plain3, nic3, _] = times(&ground("strom-10g", &[("ethernet.rate", 0.625e9)]));
+        assert!((plain3 / plain - 2.0).abs() < 0.03 && (nic3 / nic - 2.0).abs() < 0.03, "{plain3} {nic3}");
+    }
+
+    #[test]
+    fn threads_count_what_they_can_and_the_nic_what_comes() {
+        let base = ground("strom-100g", &[]);
+        let host = |ground: &Ground, threads| gbit_per_s(&count_streams(ground, Placement::Host, threads).unwrap());
+        // 0.625 GB/s a core; eight threads are four cores of 1.25 times that.
+        let [one, two, eight] = [1, 2, 8].map(|threads| host(&base, threads));
+        for (rate, by_hand) in [(one, 5.0), (two, 10.0), (eight, 25.0)] {
+            assert!((rate / by_hand - 1.0).abs() < 0.05, "{rate} Gbit/s, by hand {by_hand}");
+        }
+        let nic = gbit_per_s(&count_streams(&base, Placement::Nic, 1).unwrap());
+        assert!(nic > 85.0, "{nic} Gbit/s");
+        // A thread at half its rate is half as fast; the NIC does not care.
+        let slow = ground("strom-100g", &[("stream.hyperloglog", 0.3125e9)]);
+        assert!((host(&slow, 2) / two - 0.5).abs() < 0.02);
+        assert_eq!(gbit_per_s(&count_streams(&slow, Placement::Nic, 1).unwrap()), nic);
+    }
+
+    #[test]
+    fn a_sketch_in_the_way_of_writes_keeps_up_with_the_host_and_the_wire() {
+        let base = ground("strom-100g", &[]);
+        let short = count_writes(&base, 64).unwrap();
+        assert!((short.ops_per_s * 173e-9 - 1.0).abs() < 0.02, "{} a second", short.ops_per_s);
+        let long = gbit_per_s(&count_writes(&base, 65536).unwrap());
+        assert!(long > 92.0, "{long} Gbit/s");
+        // A host that issues commands in half the time.
+        let quick = ground("strom-100g", &[("client.core.issue", 86_500.0)]);
+        let ratio = count_writes(&quick, 64).unwrap().ops_per_s / short.ops_per_s;
+        assert!((ratio - 2.0).abs() < 0.05, "{ratio}");
+    }
+}
