@@ -177,6 +177,7 @@ impl Cm {
         let bytes = message::req(&self.config, id, &call, &params);
         let mut conn = Conn::active((call.local, call.remote), params, id.0.into(), self.config.max_retries);
         conn.hold = hold;
+        conn.call_until = now.saturating_add(self.config.call_grace);
         self.table.insert(id, conn);
         self.table.set_local_qpn(id, params.qpn);
         self.send(id, bytes);

@@ -1,4 +1,4 @@
-//! REQs for services whose listener has just gone, and may come back.
+//! REQs for services whose listener has just gone, and may come back: those of peers, and our own.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,6 +9,9 @@ use super::*;
 const MAX_WAITING: usize = 64;
 /// Services that are remembered.
 const MAX_GONE: usize = 1024;
+
+/// Between two calls of a service that nobody listens for, nanoseconds.
+const CALL_INTERVAL: u64 = 20_000_000;
 
 /// What waits, and for what.
 #[derive(Default)]
@@ -60,6 +63,14 @@ impl Cm {
                 true => self.on_req(origin, &req),
                 false => self.grace.waiting.push_back((origin, req)),
             }
+        }
+    }
+
+    /// Sends a refused REQ again in a moment. It costs no retry, as the peer is there.
+    pub(super) fn call_again(&mut self, now: u64, id: ConnId) {
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.retries = conn.retries.saturating_add(1);
+            self.table.arm(id, Some(now.saturating_add(CALL_INTERVAL)));
         }
     }
 

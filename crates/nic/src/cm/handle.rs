@@ -265,6 +265,9 @@ impl Cm {
             return self.counters.unexpected += 1;
         };
         match conn.state {
+            State::ReqSent if rej.reason == reason::INVALID_SERVICE_ID && origin.now < conn.call_until => {
+                self.call_again(origin.now, id);
+            }
             State::ReqSent | State::ReqReceived | State::RepReceived | State::RepSent => {
                 let private_data = rej.private_data.to_vec();
                 self.events.push_back(CmEvent::Rejected { conn: id, reason: rej.reason, private_data });

@@ -34,6 +34,8 @@ pub(super) struct Conn {
     /// Retries left in this state.
     pub retries: u8,
     pub established_at: u64,
+    /// Until when the user's REQ is repeated although nobody listens.
+    pub call_until: u64,
     /// The user wants to see the REP before the RTU is sent.
     pub hold: bool,
     /// In time wait: the last word was a REJ.
@@ -63,6 +65,7 @@ impl Conn {
             theirs: params,
             retries,
             established_at: 0,
+            call_until: 0,
             hold: false,
             rejected: false,
             bytes: Box::new([0; 256]),

@@ -99,6 +99,9 @@ pub struct CmConfig {
     /// and opens the next is slower than a near peer, which would take a refusal for the last word. Zero refuses at
     /// once.
     pub listen_grace: u64,
+    /// How long a call that is refused because nobody listens is repeated: the other side of `listen_grace`, for peers
+    /// that know no such thing. Zero takes the first refusal.
+    pub call_grace: u64,
     /// Report [`CmEvent::TimewaitExit`].
     pub timewait_events: bool,
 }
@@ -119,6 +122,7 @@ impl Default for CmConfig {
             request_delay: 0,
             peer_timeout: 0,
             listen_grace: 0,
+            call_grace: 0,
             timewait_events: false,
         }
     }

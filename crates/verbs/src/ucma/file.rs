@@ -161,6 +161,7 @@ fn config(adapter: &Adapter) -> CmConfig {
         max_delay: 120_000_000_000,
         peer_timeout: 5_000_000_000,
         listen_grace: 4_000_000_000,
+        call_grace: 1_000_000_000,
         timewait_events: true,
         ..CmConfig::default()
     }

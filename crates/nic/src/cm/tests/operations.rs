@@ -286,6 +286,7 @@ proptest! {
                 request_delay: 300 * MS,
                 peer_timeout: 3000 * MS,
                 listen_grace: 50 * MS,
+                call_grace: 50 * MS,
                 timewait_events: true,
                 ..config()
             },

@@ -120,6 +120,28 @@ fn a_request_waits_for_a_listener_that_comes_back() {
 }
 
 #[test]
+fn a_call_that_is_refused_goes_on_until_somebody_listens() {
+    for comes_back in [true, false] {
+        let mut cm = pair(&CmConfig { call_grace: 50 * MS, ..config() });
+        let call = Call { service_id: service_id(PORT + 1), ..call_from(HERE, PEER) };
+        cm[0].call(0, call, params(OUR_QPN)).unwrap();
+        exchange(0, &mut cm);
+        assert_eq!((cm[0].poll_event(), cm[0].poll_timeout()), (None, Some(20 * MS)));
+        if comes_back {
+            cm[1].listen(service_id(PORT + 1)).unwrap();
+        }
+        for now in [20, 40, 60].map(|ms| ms * MS) {
+            cm[0].handle_timeout(now);
+            exchange(now, &mut cm);
+        }
+        match comes_back {
+            true => assert_eq!(event(&mut cm[1]).1, "ConnectRequest"),
+            false => assert_eq!(event(&mut cm[0]).1, "Rejected"),
+        }
+    }
+}
+
+#[test]
 fn an_alternate_path_is_not_supported() {
     let mut cm = Cm::new(1, config());
     let lap = remora_wire::cm::Lap { local_comm_id: 5, remote_comm_id: 6 };
