@@ -143,7 +143,7 @@ macro_rules! structs {
 structs! {
     NodeSet { 0 }
     Timestamp { version, node }
-    Stamp { client, sequence, before }
+    Stamp { client, sequence, attempt, done }
     Write { key, ts, value, rmw, scope, stamps }
     Entry { write, glb_volatile_ts, glb_durable_ts }
     View { epoch, members, learners, recovery }
@@ -205,6 +205,7 @@ enums! {
         6 => Accept(ballot, view),
         7 => Accepted(epoch, ballot),
         8 => Decided(view),
+        9 => Newest(sent, epoch),
     }
 }
 
@@ -215,7 +216,7 @@ mod tests {
 
     fn packets() -> Vec<Packet> {
         let ts = Timestamp { version: 7, node: NodeId(2) };
-        let stamps = vec![Stamp { client: 1, sequence: 2, before: 3 }];
+        let stamps = vec![Stamp { client: 1, sequence: 2, attempt: 1, done: Some(3) }];
         let value = Some(vec![1, 2, 3].into());
         let write = Write { key: 9, ts, value, rmw: true, scope: Some(4), stamps };
         let entry = Entry { write: write.clone(), glb_volatile_ts: ts, glb_durable_ts: Timestamp::ZERO };
@@ -243,6 +244,7 @@ mod tests {
             Notice::Accept(ballot, view),
             Notice::Accepted(2, ballot),
             Notice::Decided(view),
+            Notice::Newest(1, 2),
         ];
         let replica = bodies.map(|body| Packet::Replica(Message { epoch: 6, body }));
         replica.into_iter().chain(notices.map(Packet::Member)).collect()

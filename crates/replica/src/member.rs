@@ -61,6 +61,8 @@ pub enum Notice {
     Accepted(u64, Ballot),
     /// The view has been decided.
     Decided(View),
+    /// The answer to the beat of that time by a node with a damaged log: the newest epoch that is known.
+    Newest(Time, u64),
 }
 
 /// What must survive a crash.
@@ -126,8 +128,10 @@ pub struct Membership {
     status: Status,
     /// The view that `status` speaks of; the newest one may not be durable here yet.
     installed: u64,
-    /// Of each node: when it was last heard, and what it said of itself.
-    heard: BTreeMap<NodeId, (Time, Status)>,
+    /// Of each node: when it was last heard, and what it said of itself in which epoch.
+    heard: BTreeMap<NodeId, (Time, Status, u64)>,
+    /// With a damaged log: the newest epochs that others knew since its start.
+    newest: BTreeMap<NodeId, u64>,
     /// Until when this node has promised not to leave out whom.
     granted: BTreeMap<NodeId, Time>,
     /// Of each node, the newest beat of mine that it answered.
@@ -156,7 +160,8 @@ impl Membership {
             durable,
             status,
             installed: durable.view.epoch,
-            heard: nodes.iter().map(|node| (node, (now, Status::Serving))).collect(),
+            heard: nodes.iter().map(|node| (node, (now, Status::Serving, 0))).collect(),
+            newest: BTreeMap::new(),
             granted: BTreeMap::new(),
             answered: BTreeMap::new(),
             barred: (NodeSet::EMPTY, 0),
@@ -175,9 +180,36 @@ impl Membership {
         self.durable.view
     }
 
+    /// What it knows and does, for people.
+    pub fn describe(&self) -> String {
+        let Self { status, installed, durable, .. } = self;
+        let Durable { view, promised: Ballot { round, node }, accepted } = durable;
+        let accepted = accepted
+            .map_or("nothing".into(), |(ballot, view)| format!("{view} by {} in round {}", ballot.node, ballot.round));
+        let proposal = self.proposal.as_ref().map_or("nothing".into(), |p| format!("{} with {}", p.view, p.yes));
+        format!(
+            "{status:?} in {view} (installed {installed}), heard {}, promised {node} round {round}, accepted {accepted}, \
+             proposes {proposal}, wants {:?}",
+            self.alive(),
+            self.desired().map(|(view, _)| view.to_string())
+        )
+    }
+
+    /// Views that this node has accepted or proposes, and that may be decided.
+    pub fn pending(&self) -> impl Iterator<Item = View> {
+        self.durable.accepted.map(|(_, view)| view).into_iter().chain(self.proposal.as_ref().map(|p| p.view))
+    }
+
     /// What must survive a crash, as it is now.
     pub fn durable(&self) -> Durable {
         self.durable
+    }
+
+    /// Is it a member by the newest view, but was only learning?
+    pub fn astray(&self) -> bool {
+        self.installed == self.durable.view.epoch
+            && self.durable.view.members.has(self.me)
+            && matches!(self.status, Status::Learning | Status::Ready)
     }
 
     /// What this node says of itself from now on.
@@ -205,8 +237,11 @@ impl Membership {
             return;
         }
         self.beat_at = now + self.timing.beat;
+        // With a damaged log it has no place in any epoch before it knows where it may have one.
+        let lost = self.status == Status::Damaged && self.newest.len() < self.majority();
+        let epoch = if lost { 0 } else { self.installed };
         for node in self.nodes.without(self.me).iter() {
-            self.send(node, Notice::Beat(now, self.installed, self.status));
+            self.send(node, Notice::Beat(now, epoch, self.status));
         }
         self.answered.insert(self.me, now);
         self.renew();
@@ -224,7 +259,9 @@ impl Membership {
                 Output::Send(to, notice) => self.send(to, notice),
                 Output::Install(view) => {
                     self.installed = view.epoch;
-                    self.out.push_back(output);
+                    if self.may_enter(view) {
+                        self.out.push_back(output);
+                    }
                 }
                 other => self.out.push_back(other),
             }
@@ -262,6 +299,9 @@ impl Membership {
             Notice::Accept(_, view) if view.epoch <= epoch => self.send(from, Notice::Decided(self.durable.view)),
             Notice::Accepted(next, ballot) if next == epoch + 1 => self.accepted(from, ballot),
             Notice::Decided(view) => self.learn(view),
+            Notice::Newest(sent, epoch) if sent >= self.booted && self.newest.len() < self.majority() => {
+                self.newest.entry(from).or_insert(epoch);
+            }
             _ => {}
         }
     }
@@ -279,6 +319,7 @@ impl Membership {
                 number(epoch) && number(ballot.round) && accepted.is_none_or(|(_, accepted)| view(accepted))
             }
             Notice::Reject(epoch, ballot) | Notice::Accepted(epoch, ballot) => number(epoch) && number(ballot.round),
+            Notice::Newest(sent, epoch) => sent <= self.now && number(epoch),
             Notice::Accept(ballot, next) => number(ballot.round) && view(next),
             Notice::Decided(decided) => view(decided),
         }
@@ -287,8 +328,12 @@ impl Membership {
     fn beat(&mut self, from: NodeId, sent: Time, theirs: u64, status: Status) {
         let view = self.durable.view;
         // What it said before it knew the view says nothing about its place in it.
-        let said = self.heard.get(&from).filter(|_| theirs < view.epoch).map_or(status, |heard| heard.1);
-        self.heard.insert(from, (self.now, said));
+        let known = self.heard.get(&from).filter(|_| theirs < view.epoch && status != Status::Damaged);
+        let (said, epoch) = known.map_or((status, theirs), |heard| (heard.1, heard.2));
+        self.heard.insert(from, (self.now, said, epoch));
+        if status == Status::Damaged {
+            self.send(from, Notice::Newest(sent, view.epoch));
+        }
         if theirs < view.epoch {
             self.send(from, Notice::Decided(view));
         }
@@ -352,6 +397,14 @@ impl Membership {
         }
         self.round = 0;
         self.persist_then(Output::Install(view));
+    }
+
+    /// A node with a damaged log may have forgotten its place in a view, and what it promised and accepted for the next
+    /// one. The newest view that it knew was accepted by a majority, of whom each knew the one before; so it enters none
+    /// before the second after the newest that a majority of others knows.
+    fn may_enter(&self, view: View) -> bool {
+        let known = self.newest.values().max().filter(|_| self.newest.len() >= self.majority());
+        self.status != Status::Damaged || known.is_some_and(|&known| view.epoch >= known + 2)
     }
 
     fn prepare(&mut self, from: NodeId, ballot: Ballot, out: NodeSet) {
@@ -424,7 +477,7 @@ impl Membership {
         if self.installed < self.durable.view.epoch {
             return;
         }
-        let Some((view, rank)) = self.desired() else {
+        let Some((view, rank)) = self.desired().or_else(|| self.begun()) else {
             self.wanted_since = None;
             self.proposal = None;
             return;
@@ -462,14 +515,21 @@ impl Membership {
     }
 
     fn alive(&self) -> NodeSet {
-        let fresh = |&(_, &(at, _)): &(&NodeId, &(Time, Status))| self.now < at + self.timing.suspect;
-        self.heard.iter().filter(fresh).fold(NodeSet::one(self.me), |set, (&node, _)| set.with(node))
+        let fresh = |node: NodeId| self.heard.get(&node).is_some_and(|heard| self.now < heard.0 + self.timing.suspect);
+        self.nodes.iter().filter(|&node| fresh(node)).fold(NodeSet::one(self.me), NodeSet::with)
     }
 
     fn are(&self, nodes: NodeSet, wanted: impl Fn(Status) -> bool) -> NodeSet {
         let status =
             |node: NodeId| if node == self.me { Some(self.status) } else { self.heard.get(&node).map(|h| h.1) };
         nodes.iter().filter(|&node| status(node).is_some_and(&wanted)).fold(NodeSet::EMPTY, NodeSet::with)
+    }
+
+    /// Those of `nodes` that have said so in this epoch.
+    fn are_now(&self, nodes: NodeSet, wanted: impl Fn(Status) -> bool) -> NodeSet {
+        let epoch = self.durable.view.epoch;
+        let current = |node: NodeId| node == self.me || self.heard.get(&node).is_some_and(|heard| heard.2 == epoch);
+        self.are(nodes, wanted).iter().filter(|&node| current(node)).fold(NodeSet::EMPTY, NodeSet::with)
     }
 
     /// The view that should follow, and how many should propose it before this node.
@@ -488,16 +548,29 @@ impl Membership {
             let served = !self.are(stay, |status| status == Status::Serving).is_empty();
             (if served { stay } else { self.recoverable(alive)? }, NodeSet::EMPTY, true)
         } else {
-            let ready = self.are(base.learners.and(alive), |status| status == Status::Ready);
+            let ready = self.are_now(base.learners.and(alive), |status| status == Status::Ready);
             let members = stay.or(ready);
             (members, alive.minus(members), false)
         };
         let proposers = if recovery && stay.is_empty() { members } else { stay };
         let view = View { epoch: base.epoch + 1, members, learners, recovery };
-        let back = !self.are(view.members, crashed).is_empty();
+        // A learner that has crashed has no place until a view gives it one anew.
+        let back = !self.are(view.members, crashed).or(self.are_now(view.learners, crashed)).is_empty();
         let changes = (view.members, view.learners) != (base.members, base.learners) || back;
-        let before = |set: NodeSet| set.iter().take_while(|&node| node != self.me).count() as u32;
-        (changes && proposers.has(self.me)).then(|| (view, before(proposers)))
+        (changes && proposers.has(self.me)).then(|| (view, self.rank(proposers)))
+    }
+
+    /// The accepted view, if there is one: even if nobody wants it any more it must be decided, since leases are refused
+    /// to those whom it leaves out.
+    fn begun(&self) -> Option<(View, u32)> {
+        let (_, view) = self.durable.accepted?;
+        let able = self.status != Status::Damaged && self.alive().len() as usize >= self.majority();
+        able.then(|| (view, self.rank(self.nodes)))
+    }
+
+    /// How many of `set` come before this node.
+    fn rank(&self, set: NodeSet) -> u32 {
+        set.iter().take_while(|&node| node != self.me).count() as u32
     }
 
     /// After the crash of all members: whose logs together are enough.

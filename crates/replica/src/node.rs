@@ -158,6 +158,17 @@ impl Node {
         self.member.view()
     }
 
+    /// Views that may follow, as far as it has a part in that.
+    pub fn pending(&self) -> impl Iterator<Item = View> {
+        self.member.pending()
+    }
+
+    /// Its state in a few words, for people.
+    pub fn describe(&self) -> String {
+        let (replica, member) = (self.replica.describe(), self.member.describe());
+        format!("{member}; {replica}; {} syncs awaited", self.tokens.len())
+    }
+
     /// Takes a client's request.
     pub fn submit(&mut self, now: Time, request: Request) {
         self.replica.submit(now, request);
@@ -243,10 +254,14 @@ impl Node {
                     }
                     self.append(&Record::Reset, Token::Nothing);
                 }
+                if self.replica.status().is_none() && self.member.astray() {
+                    // It has forgotten that it had caught up: damage that looked like a torn tail.
+                    self.append(&Record::Damaged, Token::Nothing);
+                    self.member.set_status(Status::Damaged);
+                }
             }
         }
-        let status = self.replica.status();
-        if let Some(status) = status {
+        if let Some(status) = self.replica.status() {
             self.member.set_status(status);
         }
     }

@@ -39,7 +39,7 @@ impl<E: Engine> Cluster<'_, E> {
         flight.tries += 1;
         let (session, number, tries) = (flight.request.client, flight.request.number, flight.tries);
         if let Some(delay) = self.net.client_delay() {
-            let request = Request { again: tries > 1, ..flight.request.clone() };
+            let request = Request { attempt: tries - 1, ..flight.request.clone() };
             self.queue.push(self.now + delay, Event::Request { node: client.node, request });
         }
         let patience = self.now + self.plan.workload.patience;
@@ -62,9 +62,11 @@ impl<E: Engine> Cluster<'_, E> {
         self.try_again(index);
     }
 
-    pub(crate) fn reply(&mut self, session: u64, number: u64, outcome: Outcome) {
+    pub(crate) fn reply(&mut self, session: u64, number: u64, attempt: u32, outcome: Outcome) {
         let index = Client::of_session(session);
-        let waits = |flight: &Flight| (flight.request.client, flight.request.number) == (session, number);
+        let waits = |flight: &Flight| {
+            (flight.request.client, flight.request.number, flight.tries) == (session, number, attempt + 1)
+        };
         let Some(flight) = self.clients[index].flight.as_ref().filter(|flight| waits(flight)) else { return };
         match outcome {
             // Of a scope that the node does not know, no other knows more: its writes would have to be made again.

@@ -10,7 +10,7 @@ use remora_replica::ddp::Model;
 use crate::clock::Clock;
 use crate::disk::{Disk, DiskCounts};
 use crate::durability::{Finding, check_history};
-use crate::engine::{Body, Boot, Engine, Outcome, Output, Request};
+use crate::engine::{Body, Boot, Engine, Outcome, Output, Request, View};
 use crate::events::{MS, Queue, SECOND, Time, US};
 use crate::history::History;
 use crate::nemesis::{self, KINDS};
@@ -171,7 +171,7 @@ pub(crate) enum Event<M> {
     /// A request reaches a node.
     Request { node: usize, request: Request },
     /// A reply reaches a client.
-    Reply { client: u64, number: u64, outcome: Outcome },
+    Reply { client: u64, number: u64, attempt: u32, outcome: Outcome },
     /// A client's pause ends, if it has not begun another one since.
     Wake { client: usize, turn: u64 },
     /// A client loses patience with its `tries`-th try.
@@ -205,6 +205,8 @@ pub(crate) struct Node<E: Engine> {
     pub held: Vec<Event<E::Message>>,
     /// Extra latency of syncs, ns.
     pub slow_disk: Time,
+    /// Nodes that, as it knew last, may become the only member of a view.
+    pub alone: u64,
     /// The next sync fails and the node stays down this long.
     pub fail_sync: Option<Time>,
     /// When the earliest timer event in the queue comes.
@@ -231,8 +233,12 @@ pub(crate) struct Cluster<'a, E: Engine> {
     scratch: Vec<u64>,
     /// The latest view seen.
     epoch: u64,
+    /// Its members.
+    pub members: u64,
     /// Members of it that have kept their memory since they belong to it.
     holders: u64,
+    /// Nodes whose log was damaged and that have not been members since.
+    pub damaged: u64,
     sync_latency: Time,
     events: u64,
 }
@@ -252,6 +258,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
             paused_until: 0,
             held: Vec::new(),
             slow_disk: 0,
+            alone: 0,
             fail_sync: None,
             armed: None,
             disk_rng: Rng::new(seed, Purpose::Disk(index as u32)),
@@ -274,7 +281,9 @@ impl<'a, E: Engine> Cluster<'a, E> {
             marks: vec![0; E::MARKS.len()],
             scratch: vec![0; E::MARKS.len()],
             epoch: 0,
+            members: 0,
             holders: 0,
+            damaged: 0,
             sync_latency,
             events: 0,
         }
@@ -302,7 +311,10 @@ impl<'a, E: Engine> Cluster<'a, E> {
                         return Some(Failure::Broken("messages without end".into()));
                     }
                 }
-                _ => return Some(Failure::Stuck(self.waiting())),
+                _ => {
+                    self.tell_states();
+                    return Some(Failure::Stuck(self.waiting()));
+                }
             }
         }
         self.failure.take()
@@ -316,6 +328,14 @@ impl<'a, E: Engine> Cluster<'a, E> {
     fn waiting(&self) -> Vec<(usize, Body)> {
         let flights = self.clients.iter().filter_map(|client| Some((client.node, client.flight.as_ref()?)));
         flights.map(|(node, flight)| (node, flight.request.body.clone())).collect()
+    }
+
+    /// What each node has come to.
+    fn tell_states(&mut self) {
+        for (node, place) in self.nodes.iter().enumerate() {
+            let state = || place.engine.as_ref().map_or("down".into(), Engine::state);
+            self.story.say(self.now, || format!("node {node}: {}", state()));
+        }
     }
 
     fn step(&mut self, event: Event<E::Message>) {
@@ -342,7 +362,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
             Event::Timer { node, start } if self.nodes[node].life == start => self.timer(node),
             Event::Start { node, start } if self.nodes[node].life == start => self.start(node),
             Event::Synced { .. } | Event::Timer { .. } | Event::Start { .. } => {}
-            Event::Reply { client, number, outcome } => self.reply(client, number, outcome),
+            Event::Reply { client, number, attempt, outcome } => self.reply(client, number, attempt, outcome),
             Event::Wake { client, turn } => self.wake(client, turn),
             Event::Impatient { client, session, number, tries } => self.impatient(client, session, number, tries),
             Event::Fault { index } => self.fault(index),
@@ -418,9 +438,9 @@ impl<'a, E: Engine> Cluster<'a, E> {
                     self.queue.push(first, Event::Message { from: node, to, message });
                 }
                 Output::Write { token, write } => self.nodes[node].disk.write(token, write),
-                Output::Reply { client, number, outcome } => {
+                Output::Reply { client, number, attempt, outcome } => {
                     if let Some(delay) = self.net.client_delay() {
-                        self.queue.push(self.now + delay, Event::Reply { client, number, outcome });
+                        self.queue.push(self.now + delay, Event::Reply { client, number, attempt, outcome });
                     }
                 }
             }
@@ -448,15 +468,17 @@ impl<'a, E: Engine> Cluster<'a, E> {
 
     /// Keeps track of who holds the state in memory.
     fn watch(&mut self, node: usize, engine: &E) {
-        let (epoch, members) = engine.view();
+        let View { epoch, members, serves, alone } = engine.view();
+        self.nodes[node].alone = alone;
         if epoch > self.epoch {
             let lost = self.holders & !members;
             self.story.say(self.now, || format!("view {epoch} of nodes {members:#b}; without {lost:#b}"));
-            self.epoch = epoch;
+            (self.epoch, self.members) = (epoch, members);
             self.holders &= members;
         }
-        if epoch == self.epoch {
-            self.holders |= members & 1 << node;
+        if epoch == self.epoch && serves {
+            self.holders |= 1 << node;
+            self.damaged &= !(1 << node);
         }
     }
 

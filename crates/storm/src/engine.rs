@@ -58,8 +58,8 @@ pub struct Request {
     pub client: u64,
     /// Number within the session, from 1.
     pub number: u64,
-    /// It was sent before.
-    pub again: bool,
+    /// How often it was sent before. Only the answer to the last attempt counts.
+    pub attempt: u32,
     /// The scope that the operations belong to, unique in the storm.
     pub scope: u64,
     /// What to do.
@@ -111,6 +111,8 @@ pub enum Output<M> {
         client: u64,
         /// The request's number.
         number: u64,
+        /// Which attempt at it this answers.
+        attempt: u32,
         /// The answer.
         outcome: Outcome,
     },
@@ -131,6 +133,19 @@ pub struct Boot {
     pub seed: u64,
     /// Starts of this node before, over all of the storm.
     pub starts: u64,
+}
+
+/// Who takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Counts up.
+    pub epoch: u64,
+    /// Those who hold the state, as bits.
+    pub members: u64,
+    /// The node that tells is one of them, and has the state in memory.
+    pub serves: bool,
+    /// Nodes (bits) that would be the only member of a view which, as far as this node knows, may follow.
+    pub alone: u64,
 }
 
 /// One node of a replicated store, as a pure state machine.
@@ -160,10 +175,13 @@ pub trait Engine: Sized {
     fn poll(&mut self, now: Time) -> Option<Output<Self::Message>>;
     /// How often each of [`Engine::MARKS`] was reached since the start.
     fn marks(&self, counts: &mut [u64]);
-    /// The latest view that the node knows, and its members as a bit mask. All of them failing at once is what a
-    /// persistency model makes promises about; so a node that starts with nothing in memory is no member until it has
-    /// caught up.
-    fn view(&self) -> (u64, u64);
+    /// The latest view that the node knows. All of its members failing at once is what a persistency model makes
+    /// promises about.
+    fn view(&self) -> View;
+    /// Its state in a few words, for the story of a storm that hangs.
+    fn state(&self) -> String {
+        format!("{:?}", self.view())
+    }
     /// Whether the story of a failure on `key` should tell of `message`.
     fn concerns(message: &Self::Message, key: u32) -> bool;
     /// The message in a few words.

@@ -116,12 +116,16 @@ impl<E: Engine> Cluster<'_, E> {
         any
     }
 
-    /// At most one copy is damaged at a time: no protocol without more copies than failures can do better.
+    /// One copy is damaged at a time, until its node is a member again, and never the only one that a view has, or may
+    /// have: what the protocol survives.
     fn spoil(&mut self, node: usize, count: u64, down: Time, rng: &mut Rng) -> bool {
-        let other = (0..self.nodes.len()).any(|other| other != node && self.nodes[other].disk.is_spoiled());
-        if other || self.nodes[node].engine.is_none() || self.nodes[node].disk.spoil(rng, count) == 0 {
+        let alone = self.nodes.iter().fold(0, |set, node| set | node.alone);
+        let only_copy = self.members & !(1 << node) == 0 || alone >> node & 1 == 1;
+        let place = &mut self.nodes[node];
+        if self.damaged != 0 || only_copy || place.engine.is_none() || place.disk.spoil(rng, count) == 0 {
             return false;
         }
+        self.damaged = 1 << node;
         self.end_nodes(1 << node, down, Some((rng, 500_000)))
     }
 

@@ -13,7 +13,7 @@ use remora_replica::types::{NodeId, NodeSet, Value as Bytes};
 
 use crate::cluster::{Failure, Plan, Report, run, run_with};
 use crate::disk::Write;
-use crate::engine::{Action, Body, Boot, End, Engine, Op, Outcome, Output, Request, is_counter};
+use crate::engine::{Action, Body, Boot, End, Engine, Op, Outcome, Output, Request, View, is_counter};
 use crate::events::Time;
 use crate::rng::mix;
 use crate::shrink::shrink;
@@ -249,7 +249,7 @@ impl Engine for Minos {
             Body::Ops(ops) if ops.len() == 1 => op(&ops[0]),
             Body::Ops(ops) => DdpOp::Batch(ops.iter().map(op).collect()),
         };
-        let session = Session { client: request.client, sequence: request.number, again: request.again };
+        let session = Session { client: request.client, sequence: request.number, attempt: request.attempt };
         let scope = (self.node.replica().config().model == Model::Scope).then_some(request.scope);
         self.requests.insert(tag, request.clone());
         self.node.submit(now, ddp::Request { tag, session: Some(session), scope, op });
@@ -299,12 +299,16 @@ impl Engine for Minos {
         }
     }
 
-    fn view(&self) -> (u64, u64) {
+    fn view(&self) -> View {
         let (view, replica) = (self.node.view(), self.node.replica());
-        let me = replica.id();
-        let here = replica.status() == Some(Status::Serving) && replica.view().epoch == view.epoch;
-        let members = if here { view.members } else { view.members.without(me) };
-        (view.epoch, members.0)
+        let serves = replica.status() == Some(Status::Serving) && replica.view().epoch == view.epoch;
+        let alone = self.node.pending().filter(|next| next.members.len() == 1);
+        let alone = alone.fold(NodeSet::EMPTY, |set, next| set.or(next.members)).0;
+        View { epoch: view.epoch, members: view.members.0, serves, alone }
+    }
+
+    fn state(&self) -> String {
+        self.node.describe()
     }
 
     fn concerns(message: &Packet, key: u32) -> bool {
@@ -351,7 +355,7 @@ impl Minos {
     fn reply(&mut self, reply: &ddp::Reply) -> Output<Packet> {
         let Some(request) = self.requests.remove(&reply.tag) else { panic!("{reply:?} to nobody") };
         let outcome = outcome(&request.body, &reply.outcome);
-        Output::Reply { client: request.client, number: request.number, outcome }
+        Output::Reply { client: request.client, number: request.number, attempt: request.attempt, outcome }
     }
 }
 

@@ -80,7 +80,9 @@ impl Story {
                 (misfits.first().map_or(Time::MAX, |record| record.returned), end)
             }
             Some(Failure::Stuck(requests)) => {
-                let mut end = "\nNever finished, although all faults have ended:\n".to_string();
+                let mut end = "\nWhat the nodes have come to:\n".to_string();
+                self.at(report.simulated).for_each(|line| end.push_str(&format!("  {line}\n")));
+                end.push_str("Never finished, although all faults have ended:\n");
                 requests
                     .iter()
                     .for_each(|(node, body)| end.push_str(&format!("  {} at node {node}\n", describe_body(body))));
@@ -91,6 +93,10 @@ impl Story {
             None => (Time::MAX, String::new()),
         };
         self.lines_until(until, most) + &end
+    }
+
+    fn at(&self, time: Time) -> impl Iterator<Item = &str> {
+        self.lines.iter().flatten().filter(move |line| line.0 == time).map(|line| line.1.as_str())
     }
 
     /// The last `most` lines up to a time, and how many there are before and behind them.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::disk::Write;
-use crate::engine::{Action, Body, Boot, End, Engine, Outcome, Output, Request, Value};
+use crate::engine::{Action, Body, Boot, End, Engine, Outcome, Output, Request, Value, View};
 use crate::events::Time;
 use crate::rng::mix;
 
@@ -107,9 +107,9 @@ impl Toy {
     }
 
     fn answer(&mut self, to: usize, request: Request, outcome: Outcome) {
-        let (client, number) = (request.client, request.number);
+        let (client, number, attempt) = (request.client, request.number, request.attempt);
         self.out.push_back(match to == self.node {
-            true => Output::Reply { client, number, outcome },
+            true => Output::Reply { client, number, attempt, outcome },
             false => Output::Send { to, message: Message::Answer(request, outcome) },
         });
     }
@@ -220,8 +220,8 @@ impl Engine for Toy {
         counts.copy_from_slice(&self.marks);
     }
 
-    fn view(&self) -> (u64, u64) {
-        (1, 1)
+    fn view(&self) -> View {
+        View { epoch: 1, members: 1, serves: self.node == 0, alone: 0 }
     }
 
     fn concerns(message: &Message, key: u32) -> bool {
@@ -288,7 +288,7 @@ mod tests {
         let plan = plan_of((0..200).find(fails).unwrap());
         let (small, report) = shrink::<Toy>(&plan, run::<Toy>(&plan), |_| {});
         assert!(matches!(report.failure, Some(Failure::Wrong(_))));
-        assert!(small.schedule.len() <= 2, "{:?}", small.schedule);
+        assert!(small.schedule.len() <= 3, "{:?}", small.schedule);
         let Some(Failure::Wrong(finding)) = report.failure else { unreachable!() };
         let (again, story) = run_with::<Toy>(&small, Story::about(Some(finding.key)));
         assert_eq!(again.failure, Some(Failure::Wrong(finding)), "told as it happened");

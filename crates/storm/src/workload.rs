@@ -126,7 +126,7 @@ impl Client {
         } else {
             Body::Ops(self.operations(workload))
         };
-        Request { client: self.session(), number: self.requests, again: false, scope, body }
+        Request { client: self.session(), number: self.requests, attempt: 0, scope, body }
     }
 
     /// The client gives up and comes back as a new one, at another node.
@@ -141,7 +141,7 @@ impl Client {
         (self.node, self.stays) = (node, true);
         self.requests += 1;
         let body = Body::Ops(vec![Op { key, action: Action::Get }]);
-        Request { client: self.session(), number: self.requests, again: false, scope: self.scope(), body }
+        Request { client: self.session(), number: self.requests, attempt: 0, scope: self.scope(), body }
     }
 
     /// Turns to another node. A scope lives at one coordinator, so it ends here, without [PERSIST].

@@ -5,7 +5,7 @@ use super::follow::Origin;
 use super::message::{AckKind, Body, Write};
 use super::record::{Client, Spin, Then, Waiting, stamped};
 use super::replica::{Replica, StepKind, Where};
-use super::request::{Op, Outcome, Refusal, Request, Session};
+use super::request::{Op, Outcome, Refusal, Request, Session, Stamp};
 use crate::Time;
 use crate::types::{Key, NodeId, NodeSet, ScopeId, Timestamp, Value};
 
@@ -101,12 +101,10 @@ impl Replica {
             return self.refuse(waiting.client, Refusal::NotServing);
         }
         let Waiting { client, session, scope, op } = waiting;
-        // A request sent again is done as a read-modify-write: it must not overwrite what came after its first life.
-        let again = session.is_some_and(|session| session.again);
-        let undecided = op.key().is_some_and(|key| self.undecided(key));
-        // So is one that has to wait, since meanwhile it may be sent again.
-        let session = session.map(|session| Session { again: again || undecided, ..session });
-        let reads = again || undecided;
+        // A request sent again is done as a read-modify-write: it must not overwrite what came after its first attempt.
+        // Nor may a first attempt that comes late overwrite what came after a later one.
+        let again = session.is_some_and(|session| session.attempt > 0);
+        let reads = again || op.key().is_some_and(|key| self.undecided(key) || self.knows(key, session));
         let scope = scope.filter(|_| !matches!(op, Op::Get(_)));
         match op {
             Op::Put(key, value) if !reads => self.put(client, key, Some(value), session, scope),
@@ -129,32 +127,36 @@ impl Replica {
         self.records.get(&key).is_some_and(|record| record.rmw && record.meta.rd_lock.is_some())
     }
 
+    /// Does the record remember this request of the client, or a later one?
+    fn knows(&self, key: Key, session: Option<Session>) -> bool {
+        self.records.get(&key).is_some_and(|record| record.stamp(session).is_some())
+    }
+
     /// A read, or a read-modify-write's read, of a record that is not locked.
     fn start_unlocked(&mut self, key: Key, waiting: Waiting) {
         let client = waiting.client;
         let record = self.records.get(&key);
         let value = record.and_then(|record| record.value.clone());
-        let stamp = record.and_then(|record| record.stamp(waiting.session)).cloned();
-        if let Some(stamp) = stamp
-            && !matches!(waiting.op, Op::Get(_))
+        if let Op::Get(_) = waiting.op {
+            return self.reply(client, Outcome::Value(value));
+        }
+        let (session, scope) = (waiting.session, waiting.scope);
+        let stamp = record.and_then(|record| record.stamp(session));
+        if let Some(outcome) = stamp.zip(session).and_then(|(stamp, session)| done_before(&waiting.op, session, stamp))
         {
             self.marks.duplicates += 1;
-            return self.reply(client, done_before(&waiting.op, stamp.before));
+            return self.reply(client, outcome);
         }
-        let (new, outcome) = match &waiting.op {
-            Op::CompareSwap { expected, new, .. } if *expected == value => (new.clone(), Outcome::Swapped),
-            Op::CompareSwap { .. } => return self.reply(client, Outcome::NotSwapped(value)),
-            Op::FetchAdd(_, delta) => {
-                let Some(before) = number(value.as_ref()) else { return self.refuse(client, Refusal::NotANumber) };
-                let sum = before.wrapping_add(*delta);
-                (Some(Value::from(sum.to_le_bytes().as_slice())), Outcome::Added(before))
-            }
-            Op::Put(_, value) => (Some(value.clone()), Outcome::Written),
-            Op::Delete(_) => (None, Outcome::Written),
-            _ => return self.reply(client, Outcome::Value(value)),
+        let (new, outcome) = modify(&waiting.op, value);
+        let done = match outcome {
+            Outcome::Added(before) => Some(before),
+            Outcome::Swapped | Outcome::Written => Some(0),
+            _ => None,
         };
-        let (session, scope) = (waiting.session, waiting.scope);
-        let before = if let Outcome::Added(before) = outcome { before } else { 0 };
+        if done.is_none() && session.is_none_or(|session| session.attempt == 0) {
+            return self.reply(client, outcome);
+        }
+        // What comes to nothing is written all the same if it was sent before: its mark stops earlier attempts.
         if !self.admit(client, scope, new.as_ref()) {
             return;
         }
@@ -164,7 +166,7 @@ impl Replica {
         // that of a read-modify-write and a write that both saw the same version the write is newer.
         let version = record.meta.volatile_ts.version.saturating_add(1);
         record.reserved = version;
-        let stamps = stamped(&record.stamps, room, session, before);
+        let stamps = stamped(&record.stamps, room, session, done);
         let ts = Timestamp { version, node: self.config.id };
         let write = Write { key, ts, value: new, rmw: true, scope, stamps };
         self.drive(write, client, outcome, Some(Box::new(waiting)));
@@ -186,7 +188,7 @@ impl Replica {
         let record = self.record(key);
         let version = record.meta.volatile_ts.version.max(record.reserved).saturating_add(2);
         record.reserved = version;
-        let stamps = stamped(&record.stamps, room, session, 0);
+        let stamps = stamped(&record.stamps, room, session, Some(0));
         let ts = Timestamp { version, node: self.config.id };
         let write = Write { key, ts, value, rmw: false, scope, stamps };
         self.drive(write, client, Outcome::Written, None);
@@ -415,12 +417,33 @@ impl Replica {
     }
 }
 
-/// What the first life of a request had told its client.
-fn done_before(op: &Op, before: u64) -> Outcome {
+/// The answer to an attempt at what has been done already, or that a later attempt has overtaken; `None` if it is to be
+/// done.
+fn done_before(op: &Op, session: Session, stamp: &Stamp) -> Option<Outcome> {
+    match stamp.done.filter(|_| stamp.sequence == session.sequence) {
+        Some(before) => Some(match op {
+            Op::CompareSwap { .. } => Outcome::Swapped,
+            Op::FetchAdd(..) => Outcome::Added(before),
+            _ => Outcome::Written,
+        }),
+        None => ((stamp.sequence, stamp.attempt) > (session.sequence, session.attempt)).then_some(Outcome::Unknown),
+    }
+}
+
+/// What an operation makes of a record's content, and its answer.
+fn modify(op: &Op, value: Option<Value>) -> (Option<Value>, Outcome) {
     match op {
-        Op::CompareSwap { .. } => Outcome::Swapped,
-        Op::FetchAdd(..) => Outcome::Added(before),
-        _ => Outcome::Written,
+        Op::CompareSwap { expected, new, .. } if *expected == value => (new.clone(), Outcome::Swapped),
+        Op::CompareSwap { .. } => (value.clone(), Outcome::NotSwapped(value)),
+        Op::FetchAdd(_, delta) => match number(value.as_ref()) {
+            Some(before) => {
+                let sum = before.wrapping_add(*delta);
+                (Some(Value::from(sum.to_le_bytes().as_slice())), Outcome::Added(before))
+            }
+            None => (value, Outcome::Refused(Refusal::NotANumber)),
+        },
+        Op::Put(_, value) => (Some(value.clone()), Outcome::Written),
+        _ => (None, Outcome::Written),
     }
 }
 

@@ -113,7 +113,8 @@ impl Record {
         let known = older.stamps.len() - usize::from(older.rmw && !older.stamps.is_empty());
         for stamp in &older.stamps[..known] {
             if let Some(mine) = self.stamps.iter_mut().find(|mine| mine.client == stamp.client) {
-                if mine.sequence < stamp.sequence {
+                let rank = |stamp: &Stamp| (stamp.sequence, stamp.done.is_some(), stamp.attempt);
+                if rank(mine) < rank(stamp) {
                     *mine = stamp.clone();
                 }
             } else if self.stamps.len() < room {
@@ -139,12 +140,13 @@ impl Record {
 }
 
 /// `stamps`, of which at most `room` are kept, with the request of `session` as the newest.
-pub(crate) fn stamped(stamps: &[Stamp], room: usize, session: Option<Session>, before: u64) -> Vec<Stamp> {
+pub(crate) fn stamped(stamps: &[Stamp], room: usize, session: Option<Session>, done: Option<u64>) -> Vec<Stamp> {
     let Some(session) = session else { return stamps.to_vec() };
     let mut stamps: Vec<Stamp> = stamps.iter().filter(|stamp| stamp.client != session.client).cloned().collect();
     if stamps.len() >= room.max(1) {
         stamps.remove(0);
     }
-    stamps.push(Stamp { client: session.client, sequence: session.sequence, before });
+    let Session { client, sequence, attempt } = session;
+    stamps.push(Stamp { client, sequence, attempt, done });
     stamps
 }

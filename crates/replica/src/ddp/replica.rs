@@ -259,6 +259,23 @@ impl Replica {
         !self.out.is_empty()
     }
 
+    /// What it knows and waits for, for people.
+    pub fn describe(&self) -> String {
+        let waits = |record: &&Record| record.meta.rd_lock.is_some();
+        let locked: Vec<String> = self.records.iter().filter(|(_, record)| waits(record)).map(locked_text).collect();
+        let driven: Vec<String> = self.driven.iter().map(|((key, ts), d)| driven_text(*key, *ts, d)).collect();
+        let Taking { learning, caught_up, merging, whole, merged, .. } = &self.taking;
+        format!(
+            "replica in {}, learning {learning}, caught up {caught_up}, merging {merging} (whole {whole}, merged {merged}), \
+             streams to {:?}, locked [{}], drives [{}], persisting {}",
+            self.view,
+            self.streams.keys().collect::<Vec<_>>(),
+            locked.join(", "),
+            driven.join(", "),
+            self.persisting.len()
+        )
+    }
+
     /// A record's metadata.
     pub fn meta(&self, key: Key) -> Meta {
         self.records.get(&key).map(|record| record.meta).unwrap_or_default()
@@ -416,4 +433,18 @@ impl Replica {
             self.start(waiting);
         }
     }
+}
+
+fn locked_text((key, record): (&Key, &Record)) -> String {
+    let Meta { volatile_ts, glb_volatile_ts, glb_durable_ts, durable_ts, applied_ts, .. } = record.meta;
+    let (rmw, waiting, spins) = (record.rmw, record.waiting.len(), record.spins.len());
+    format!(
+        "k{key} {volatile_ts} rmw {rmw} everywhere {glb_volatile_ts} durable {glb_durable_ts} here {durable_ts} applied \
+         {applied_ts} waiting {waiting} spins {spins}"
+    )
+}
+
+fn driven_text(key: Key, ts: Timestamp, driven: &Driven) -> String {
+    let Driven { acked_c, acked_p, refused, sent, .. } = driven;
+    format!("k{key} {ts} sent {sent} acked {acked_c} durable {acked_p} refused {refused} rmw {}", driven.write.rmw)
 }

@@ -30,19 +30,22 @@ pub struct Session {
     /// Counts up with each new request of the client, stays with one sent again. A record remembers its last eight
     /// clients: a request sent again when eight others have written the record since is done again.
     pub sequence: u64,
-    /// Sent before, with an unknown outcome. Must be set then.
-    pub again: bool,
+    /// How often the request was sent before, to any node, with an unknown outcome. Only the answer to the last attempt
+    /// counts: a client that has asked elsewhere no longer listens to whom it asked first.
+    pub attempt: u32,
 }
 
-/// A write that a record remembers having had, newest last.
+/// A client's last request that changed a record, or was sent again and did not, as the record remembers it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Stamp {
     /// The client.
     pub client: u64,
     /// The number of its request.
     pub sequence: u64,
-    /// What a fetch-and-add found.
-    pub before: u64,
+    /// Which attempt at it this was.
+    pub attempt: u32,
+    /// It was done, and a fetch-and-add found this; `None` if it came to nothing, as no earlier attempt may do it then.
+    pub done: Option<u64>,
 }
 
 /// What is to be done.
@@ -110,7 +113,8 @@ pub enum Outcome {
     Batch(Vec<Outcome>),
     /// Nothing was done.
     Refused(Refusal),
-    /// The node lost its membership or crashed meanwhile: it may have been done or not, or may still be.
+    /// The node lost its membership or crashed meanwhile: it may have been done or not, or may still be. Or a later
+    /// attempt has taken its place.
     Unknown,
 }
 

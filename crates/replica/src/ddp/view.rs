@@ -27,13 +27,14 @@ impl Replica {
         let me = self.config.id;
         let before = std::mem::replace(&mut self.view, view);
         let learns = view.learners.has(me);
-        let stays = before.all().has(me) && (view.members.has(me) || !before.members.has(me) && learns);
+        let fit = before.members.has(me) || before.learners.has(me) && self.taking.caught_up;
+        let stays = fit && view.members.has(me) || before.learners.has(me) && learns;
         // Only at the start, or when everyone comes from a crash, is a log of its own what a member has.
         let from_log = self.loaded && view.recovery || before.all().is_empty() && view.epoch == 1;
         self.finish_locals();
         self.marks.view_change_in_persist += u64::from(!self.flushes.is_empty());
         if !stays && !from_log && view.members.has(me) {
-            // They took it for one that never crashed. It keeps its log, and silent until a view has it as a learner.
+            // They took it for its former life. It keeps its log, and silent until a view has it as a learner.
             self.view.members = view.members.without(me);
         } else if !stays && !from_log {
             self.forget();
