@@ -11,7 +11,7 @@ const MAX_WAITING: usize = 64;
 const MAX_GONE: usize = 1024;
 
 /// Between two calls of a service that nobody listens for, nanoseconds.
-const CALL_INTERVAL: u64 = 20_000_000;
+pub(super) const CALL_INTERVAL: u64 = 20_000_000;
 
 /// What waits, and for what.
 #[derive(Default)]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use remora_wire::cm::{SidrRep, SidrReq};
 
+use super::grace::CALL_INTERVAL;
 use super::handle::Origin;
 use super::message;
 use super::*;
@@ -31,6 +32,8 @@ struct Request {
     service_id: u64,
     bytes: Box<Bytes>,
     deadline: u64,
+    /// Until when it is repeated although nobody listens.
+    call_until: u64,
 }
 
 /// Requests of both sides.
@@ -100,6 +103,7 @@ impl Cm {
             service_id: call.service_id,
             bytes: Box::new(bytes),
             deadline: now.saturating_add(self.config.response_timeout),
+            call_until: now.saturating_add(self.config.call_grace),
         };
         self.services.insert(id, request);
         self.push_reply(CmTransmit { to: call.remote, from: call.local }, bytes);
@@ -174,6 +178,7 @@ impl Cm {
             service_id: req.service_id,
             bytes: Box::new([0; 256]),
             deadline: origin.now.saturating_add(self.patience()),
+            call_until: 0,
         };
         self.services.insert(id, request);
         self.events.push_back(CmEvent::ServiceRequest {
@@ -203,13 +208,19 @@ impl Cm {
             return;
         }
         let id = ConnId(rep.request_id);
-        let expected = self.services.requests.get(&id).is_some_and(|request| {
-            matches!(request.stage, Stage::Asked(_))
-                && (request.remote, request.service_id) == (origin.from, rep.service_id)
+        let asked = self.services.requests.get_mut(&id).and_then(|request| match &mut request.stage {
+            Stage::Asked(retries) if (request.remote, request.service_id) == (origin.from, rep.service_id) => {
+                Some((retries, request.call_until))
+            }
+            _ => None,
         });
-        if !expected {
+        let Some((retries, call_until)) = asked else {
             self.counters.unexpected += 1;
             return;
+        };
+        if rep.status == sidr_status::UNSUPPORTED && origin.now < call_until {
+            *retries = retries.saturating_add(1);
+            return self.services.arm(id, origin.now.saturating_add(CALL_INTERVAL));
         }
         self.services.remove(id);
         let SidrRep { status, qpn, qkey, .. } = *rep;

@@ -121,22 +121,27 @@ fn a_request_waits_for_a_listener_that_comes_back() {
 
 #[test]
 fn a_call_that_is_refused_goes_on_until_somebody_listens() {
-    for comes_back in [true, false] {
+    for (comes_back, datagrams) in [(true, false), (false, false), (true, true), (false, true)] {
         let mut cm = pair(&CmConfig { call_grace: 50 * MS, ..config() });
-        let call = Call { service_id: service_id(PORT + 1), ..call_from(HERE, PEER) };
-        cm[0].call(0, call, params(OUR_QPN)).unwrap();
+        let service_id = service_id(PORT + 1);
+        match datagrams {
+            true => ask(&mut cm[0], 0, service_id),
+            false => cm[0].call(0, Call { service_id, ..call_from(HERE, PEER) }, params(OUR_QPN)).unwrap(),
+        };
         exchange(0, &mut cm);
         assert_eq!((cm[0].poll_event(), cm[0].poll_timeout()), (None, Some(20 * MS)));
         if comes_back {
-            cm[1].listen(service_id(PORT + 1)).unwrap();
+            cm[1].listen(service_id).unwrap();
         }
         for now in [20, 40, 60].map(|ms| ms * MS) {
             cm[0].handle_timeout(now);
             exchange(now, &mut cm);
         }
-        match comes_back {
-            true => assert_eq!(event(&mut cm[1]).1, "ConnectRequest"),
-            false => assert_eq!(event(&mut cm[0]).1, "Rejected"),
+        match (comes_back, datagrams) {
+            (true, false) => assert_eq!(event(&mut cm[1]).1, "ConnectRequest"),
+            (true, true) => assert_eq!(event(&mut cm[1]).1, "ServiceRequest"),
+            (false, false) => assert_eq!(event(&mut cm[0]).1, "Rejected"),
+            (false, true) => assert_eq!(event(&mut cm[0]).1, "ServiceResolved"),
         }
     }
 }
