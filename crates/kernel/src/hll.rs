@@ -5,10 +5,12 @@
 
 mod image;
 mod sketch;
+mod tap;
 
 use crate::call::{Call, Status};
 use crate::memory::Memory;
 pub use sketch::{MAX_LG_K, MIN_LG_K, Sketch};
+pub use tap::Tap;
 
 /// Why bytes are no sketch.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
@@ -22,6 +24,9 @@ pub enum Error {
     /// A register or a coupon with a value that no hash has.
     #[error("a register's value is not from 0 to 63, or a coupon's is 0")]
     Value,
+    /// Registers in memory that is not there or not theirs.
+    #[error("registers lie at a multiple of 8 and within their region")]
+    Place,
     /// Not an image of a sketch.
     #[error("not an image of a sketch: {0}")]
     Image(&'static str),

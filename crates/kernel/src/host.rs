@@ -206,6 +206,12 @@ impl Memory for HostMemory {
         }
     }
 
+    /// A core mispredicts a branch for each run, and so likes long ones.
+    #[inline]
+    fn streamed_run(&self) -> usize {
+        512
+    }
+
     fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> impl Future<Output = Result<u64, Fault>> {
         let swap = move |region: &Region| region.compare_swap(va, expect, new);
         self.access(key, (va, 8), Access::REMOTE_ATOMIC, swap)

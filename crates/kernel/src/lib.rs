@@ -36,6 +36,7 @@ mod stream;
 #[cfg(test)]
 mod testing;
 mod traversal;
+mod vectored;
 
 pub use builtins::{Builtins, Kernel, op};
 pub use call::{Call, CallFields, Status};

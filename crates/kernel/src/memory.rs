@@ -18,6 +18,11 @@ pub trait Memory {
         self.write(key, va, data).await
     }
 
+    /// Bytes that a [`write_streamed`](Self::write_streamed) should have at least, where the kernel can gather as many.
+    fn streamed_run(&self) -> usize {
+        128
+    }
+
     /// Stores `new` if the word at `va`, a multiple of 8, is `expect`; returns what it was.
     async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault>;
 
@@ -167,6 +172,10 @@ impl<M: Memory> Memory for Limited<'_, M> {
     async fn write_streamed(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
         self.budget.spend(data.len())?;
         self.memory.write_streamed(key, va, data).await
+    }
+
+    fn streamed_run(&self) -> usize {
+        self.memory.streamed_run()
     }
 
     async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {

@@ -1,26 +1,35 @@
 //! The shuffling kernel: partitions a payload stream of 8-byte values as it arrives (StRoM, section 6.4).
 //!
-//! Each value goes to the partition that its low bits, or those of its hash, name. A partition gathers 16 values before
-//! they are written as two whole cache lines, which is what the paper's on-chip buffers are for and what a core's
-//! write-combining is for as well.
+//! Each value goes to the partition that its low bits, or those of its hash, name. A partition gathers values before they
+//! are written as whole cache lines: 16, as in the paper's on-chip buffers, or as many as the place likes to write at once
+//! ([`Memory::streamed_run`]). On a core that is software write-combining.
+
+mod gather;
 
 use crate::call::{Call, Status};
 use crate::memory::Memory;
+use crate::vectored;
+use gather::Gathered;
 
 /// Partitions that there may be: 2^10.
 pub const MAX_BITS: u8 = 10;
 /// A partition had no room for all of its values. What came before may be written, and nothing is outside of it.
 pub const OVERFLOW: Status = Status::Other(11);
-/// Values that a partition gathers before they are written.
-const GATHER: usize = 16;
-const GATHER_BYTES: u64 = 8 * GATHER as u64;
+/// Values that a partition gathers before they are written, unless told otherwise.
+pub const GATHER: usize = 16;
+/// The largest number of values that a partition may gather.
+const MAX_GATHER: usize = 64;
+/// Values of a cache line.
+const LINE: usize = 8;
+/// Values that are hashed at a time.
+const HASHED: usize = 256;
 
 /// Where the values of one partition go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition {
     /// Address of the first value, a multiple of 8.
     pub va: u64,
-    /// Values that fit, below 2^32 - 32.
+    /// Values that fit, below 2^32 - 128.
     pub values: u32,
 }
 
@@ -73,18 +82,31 @@ pub fn hash(mut value: u64) -> u64 {
 
 /// Spreads values over partitions, and says when one has gathered enough to be written.
 pub struct Partitioner {
-    hashed: bool,
-    mask: u64,
-    /// Values of each partition so far, as if the first one stood at its place within a gathered run.
-    next: Vec<u32>,
-    gathered: Vec<Gathered>,
-    partitions: Vec<Partition>,
+    gathered: Gathered,
+    places: Vec<Place>,
+    /// Values of a run.
+    run: u32,
+    /// Hashes of the values to come, if those name the partitions.
+    names: Option<Box<Names>>,
 }
 
-/// Values that are written together: two cache lines.
-#[derive(Clone)]
-#[repr(align(128))]
-struct Gathered([[u8; 8]; GATHER]);
+/// Where a partition's present run goes.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Address of the run's first value.
+    va: u64,
+    /// That value's place within the run: of the first run, so that all that follow are whole lines.
+    skip: u32,
+    /// Values that fit from there on.
+    room: u32,
+}
+
+/// Hashes of values, found many at a time: `at..len` are those of the values that were not taken yet.
+struct Names {
+    hashes: [u64; HASHED],
+    at: usize,
+    len: usize,
+}
 
 /// Gathered values of one partition that have an address.
 #[derive(Debug, PartialEq, Eq)]
@@ -98,76 +120,108 @@ pub struct Run<'a> {
 impl Partitioner {
     /// For these partitions, of which there must be a power of two, up to 1024, at addresses that are multiples of 8.
     pub fn new(hashed: bool, partitions: Vec<Partition>) -> Result<Self, Status> {
+        Self::with_runs(hashed, &partitions, GATHER)
+    }
+
+    /// The same with runs of `gather` values: a power of two, made at least 8 and at most 64.
+    pub fn with_runs(hashed: bool, partitions: &[Partition], gather: usize) -> Result<Self, Status> {
         let count = partitions.len();
         let fits = |p: &Partition| {
-            p.va.is_multiple_of(8) && p.values < u32::MAX - 31 && p.va.checked_add(8 * u64::from(p.values)).is_some()
+            p.va.is_multiple_of(8) && p.values < u32::MAX - 127 && p.va.checked_add(8 * u64::from(p.values)).is_some()
         };
         if !count.is_power_of_two() || count > 1 << MAX_BITS || !partitions.iter().all(fits) {
             return Err(Status::BadParams);
         }
+        let run = gather.next_power_of_two().clamp(LINE, MAX_GATHER);
+        let place = |p: &Partition| Place { va: p.va, skip: (p.va / 8 % LINE as u64) as u32, room: p.values };
+        let places: Vec<Place> = partitions.iter().map(place).collect();
         Ok(Partitioner {
-            hashed,
-            mask: count as u64 - 1,
-            next: partitions.iter().map(|p| skew(p) as u32).collect(),
-            gathered: vec![Gathered([[0; 8]; GATHER]); count],
-            partitions,
+            gathered: Gathered::new(run, places.iter().map(|place| place.skip)),
+            places,
+            run: run as u32,
+            names: hashed.then(|| Box::new(Names { hashes: [0; HASHED], at: 0, len: 0 })),
         })
     }
 
     /// Takes values, 8 bytes each, off the front of `bytes` until a partition has a run to be written; returns which.
+    /// To be called until it has taken all, before it is given others.
     #[inline]
     pub fn push(&mut self, bytes: &mut &[u8]) -> Option<usize> {
-        if self.hashed { self.push_by(bytes, hash) } else { self.push_by(bytes, |value| value) }
+        if let Some(at) = self.gathered.begin_anew() {
+            self.places[at].advance(self.run);
+        }
+        let (values, _) = bytes.as_chunks::<8>();
+        let (full, left) = match self.names.take() {
+            None => self.gathered.spread(values.iter().map(|value| (u64::from_le_bytes(*value), value))),
+            Some(mut names) => {
+                let ended = self.push_hashed(values, &mut names);
+                self.names = Some(names);
+                ended
+            }
+        };
+        *bytes = &bytes[8 * (values.len() - left)..];
+        full
     }
 
-    #[inline(always)]
-    fn push_by(&mut self, bytes: &mut &[u8], hash: impl Fn(u64) -> u64) -> Option<usize> {
-        let (values, _) = bytes.as_chunks::<8>();
-        // Equal lengths that the compiler knows of save it a check for each value.
-        let len = self.mask as usize + 1;
-        let (next, gathered) = (&mut self.next[..len], &mut self.gathered[..len]);
-        for (taken, value) in values.iter().enumerate() {
-            let at = (hash(u64::from_le_bytes(*value)) & self.mask) as usize;
-            let index = next[at] as usize;
-            gathered[at].0[index % GATHER] = *value;
-            next[at] = index as u32 + 1;
-            if index % GATHER == GATHER - 1 {
-                *bytes = &bytes[8 * (taken + 1)..];
-                return Some(at);
+    fn push_hashed(&mut self, mut values: &[[u8; 8]], names: &mut Names) -> (Option<usize>, usize) {
+        while !values.is_empty() {
+            let hashes = names.of(values);
+            let (full, left) = self.gathered.spread(hashes.iter().copied().zip(values));
+            let taken = hashes.len() - left;
+            names.at += taken;
+            values = &values[taken..];
+            if full.is_some() {
+                return (full, values.len());
             }
         }
-        *bytes = &bytes[8 * values.len()..];
-        None
+        (None, 0)
     }
 
     /// The values of partition `at` that are to be written now, if any are; each of them once.
     #[inline]
     pub fn run(&self, at: usize) -> Result<Option<Run<'_>>, Status> {
-        let partition = &self.partitions[at];
-        let (skew, end) = (skew(partition), self.next[at] as usize);
-        if end == skew {
-            return Ok(None);
+        let Place { va, skip, room } = self.places[at];
+        let values = self.gathered.from(at, skip);
+        match values.len() {
+            0 => Ok(None),
+            n if n > room as usize => Err(OVERFLOW),
+            _ => Ok(Some(Run { va, bytes: values.as_flattened() })),
         }
-        let whole = (end - 1) / GATHER * GATHER;
-        let start = whole.max(skew);
-        // `next` cannot wrap: a partition of at most 2^32 - 33 values overflows first.
-        if end - skew > partition.values as usize {
-            return Err(OVERFLOW);
-        }
-        let va = partition.va + 8 * (start - skew) as u64;
-        Ok(Some(Run { va, bytes: self.gathered[at].0[start - whole..end - whole].as_flattened() }))
     }
 
     /// Partitions that hold values which [`push`](Self::push) has not reported: to be asked for at the end.
     pub fn rest(&self) -> impl Iterator<Item = usize> {
-        (0..self.next.len()).filter(|&at| !(self.next[at] as usize).is_multiple_of(GATHER))
+        let holds = |at: &usize| !self.gathered.from(*at, self.places[*at].skip).is_empty();
+        let reported = self.gathered.full();
+        (0..self.places.len()).filter(move |at| holds(at) && reported != Some(*at))
     }
 }
 
-/// Place of the partition's first value within a run, so that later runs are whole lines.
-#[inline(always)]
-fn skew(partition: &Partition) -> usize {
-    (partition.va % GATHER_BYTES / 8) as usize
+impl Place {
+    /// The run was written: what follows goes behind it.
+    #[inline]
+    fn advance(&mut self, run: u32) {
+        let count = run - self.skip;
+        // Beyond the end of the address space there is no room either.
+        self.va = self.va.wrapping_add(8 * u64::from(count));
+        self.room = self.room.saturating_sub(count);
+        self.skip = 0;
+    }
+}
+
+impl Names {
+    /// The hashes of the first of these values, of which some may be known already.
+    #[inline]
+    fn of(&mut self, values: &[[u8; 8]]) -> &[u64] {
+        if self.at == self.len {
+            (self.at, self.len) = (0, values.len().min(HASHED));
+            let hashes = &mut self.hashes[..self.len];
+            vectored::run(|| {
+                hashes.iter_mut().zip(values).for_each(|(h, value)| *h = hash(u64::from_le_bytes(*value)));
+            });
+        }
+        &self.hashes[self.at..self.len]
+    }
 }
 
 /// Replies with the number of values, `u64`.
@@ -178,7 +232,8 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
         (ShuffleParams::PARTITION_LEN << params.bits).checked_sub(histogram.len()).ok_or(Status::BadParams)?;
     memory.earn(missing);
     histogram.extend_from_slice(call.stream().next_exact(missing).await?.ok_or(Status::BadParams)?);
-    let mut partitioner = Partitioner::new(params.hashed, partitions(&histogram))?;
+    let gather = memory.streamed_run() / 8;
+    let mut partitioner = Partitioner::with_runs(params.hashed, &partitions(&histogram), gather)?;
     let mut values = 0;
     while let Some(mut chunk) = call.stream().next_whole(8).await? {
         memory.earn(chunk.len());

@@ -157,6 +157,24 @@ impl Feed {
         }
         true
     }
+
+    /// Like [`push`](Self::push), but the bytes change hands where that saves a copy: `bytes` is left with others that
+    /// are of no use. Unchanged if there is no room.
+    #[must_use]
+    pub fn give(&mut self, bytes: &mut Vec<u8>, last: bool) -> bool {
+        {
+            let mut queue = lock(&self.queue);
+            if queue.bytes.is_empty() && queue.state == State::Open {
+                std::mem::swap(&mut queue.bytes, bytes);
+                bytes.clear();
+                if last {
+                    queue.state = State::Ended;
+                }
+                return true;
+            }
+        }
+        self.push(bytes, last)
+    }
 }
 
 impl Drop for Feed {
@@ -199,6 +217,24 @@ mod tests {
         assert_eq!(now(stream.next_whole(3)), Some(Ok(Some(&b"ghijkl"[..]))));
         assert_eq!(now(stream.next_whole(3)), Some(Ok(None)));
         assert_eq!(stream.unread(), 0);
+    }
+
+    #[test]
+    fn bytes_change_hands() {
+        let mut stream = Stream::default();
+        let mut feed = stream.open(8);
+        let mut bytes = b"abcd".to_vec();
+        assert!(feed.give(&mut bytes, false));
+        assert!(bytes.is_empty());
+        bytes = b"efgh".to_vec();
+        assert!(feed.give(&mut bytes, false));
+        bytes = b"i".to_vec();
+        assert!(!feed.give(&mut bytes, true), "full");
+        assert_eq!(bytes, b"i");
+        assert_eq!(now(stream.next_chunk()), Some(Ok(Some(&b"abcdefgh"[..]))));
+        assert!(feed.give(&mut bytes, true));
+        assert_eq!(now(stream.next_chunk()), Some(Ok(Some(&b"i"[..]))));
+        assert_eq!(now(stream.next_chunk()), Some(Ok(None)));
     }
 
     #[test]

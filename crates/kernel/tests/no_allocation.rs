@@ -1,5 +1,6 @@
 //! Serving calls allocates nothing once the buffers have been used.
 
+use remora_kernel::hll::Tap;
 use remora_kernel::{Bucket, Call, ENTRY_BYTES, Entry, GetParams, Limits, Runner, Status, host_runner, op};
 use remora_memory::{Access, Buffer, Registry};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -90,4 +91,19 @@ fn get_and_checksum_allocate_nothing_after_set_up() {
         counts.push(ALLOCATIONS.get() - before);
     }
     assert_eq!(counts[1..], [0; 3], "allocations by round: {counts:?}");
+}
+
+#[test]
+fn sketching_what_passes_by_allocates_nothing() {
+    let registry = Registry::new([2; 32]);
+    let pd = registry.alloc_pd();
+    let buffer = Buffer::from_boxed(vec![0; 4096].into());
+    let region = registry.register(pd, &buffer, 0, 4096, Some(0), Access::all()).unwrap();
+    let mut tap = Tap::new(region, 0, 12).unwrap();
+    let packet: Vec<u8> = (0..512u64).flat_map(|i| remora_kernel::shuffle::hash(i).to_le_bytes()).collect();
+    let before = ALLOCATIONS.get();
+    for offset in 0..64 {
+        tap.saw(offset, &packet);
+    }
+    assert_eq!(ALLOCATIONS.get(), before);
 }

@@ -129,6 +129,7 @@ unsafe fn store_words(dst: *mut u8, mut data: &[u8]) {
 mod wide {
     use super::{BLOCK, WORD, load_words, store_words};
     use std::arch::asm;
+    use std::arch::x86_64::{_mm256_loadu_si256, _mm256_stream_si256, _mm512_loadu_si512, _mm512_stream_si512};
 
     /// Bytes from which on it pays.
     pub const LEAST: usize = 512;
@@ -210,26 +211,66 @@ mod wide {
             store_words(dst.wrapping_add(first + blocks), &data[first + blocks..]);
         }
     }
+
+    /// A line at a time.
+    ///
+    /// # Safety
+    /// As for [`super::stream`]; the processor has AVX-512F.
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn stream_512(dst: *mut u8, data: &[u8]) {
+        for at in (0..data.len()).step_by(BLOCK) {
+            // SAFETY: whole lines on both sides, as the caller promises.
+            unsafe { _mm512_stream_si512(dst.add(at).cast(), _mm512_loadu_si512(data.as_ptr().add(at).cast())) };
+        }
+    }
+
+    /// Half a line at a time.
+    ///
+    /// # Safety
+    /// As for [`super::stream`]; the processor has AVX.
+    #[target_feature(enable = "avx")]
+    pub unsafe fn stream_256(dst: *mut u8, data: &[u8]) {
+        for at in (0..data.len()).step_by(BLOCK / 2) {
+            // SAFETY: whole lines on both sides, as the caller promises.
+            unsafe { _mm256_stream_si256(dst.add(at).cast(), _mm256_loadu_si256(data.as_ptr().add(at).cast())) };
+        }
+    }
 }
 
 /// Copies `data` to shared memory at `dst` past the caches, where the machine can: whole lines are then not read first.
 /// Other stores may overtake these until [`stream_fence`].
 ///
 /// # Safety
-/// As for [`store`]; `dst` and the length of `data` are multiples of 8.
+/// As for [`store`]; `dst` and the length of `data` are multiples of 64.
 #[inline]
 pub unsafe fn stream(dst: *mut u8, data: &[u8]) {
-    debug_assert!(dst.addr().is_multiple_of(WORD) && data.len().is_multiple_of(WORD));
+    debug_assert!(dst.addr().is_multiple_of(BLOCK) && data.len().is_multiple_of(BLOCK));
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    for (at, bytes) in data.chunks_exact(WORD).enumerate() {
-        // SAFETY: the word lies within the range. The instruction stores an aligned word as a whole, like an atomic one.
-        unsafe { std::arch::x86_64::_mm_stream_si64(dst.wrapping_add(at * WORD).cast(), value(bytes) as i64) };
+    // SAFETY: as the caller promises; the processor has the instructions.
+    unsafe {
+        if std::is_x86_feature_detected!("avx512f") {
+            wide::stream_512(dst, data);
+        } else if wide::is_whole() {
+            wide::stream_256(dst, data);
+        } else {
+            stream_words(dst, data);
+        }
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     // SAFETY: as the caller promises.
     unsafe {
         store(dst, data)
     };
+}
+
+/// # Safety
+/// As for [`stream`].
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+unsafe fn stream_words(dst: *mut u8, data: &[u8]) {
+    for (at, bytes) in data.chunks_exact(WORD).enumerate() {
+        // SAFETY: the word lies within the range. The instruction stores an aligned word as a whole, like an atomic one.
+        unsafe { std::arch::x86_64::_mm_stream_si64(dst.wrapping_add(at * WORD).cast(), value(bytes) as i64) };
+    }
 }
 
 /// Later stores of this thread follow its [`stream`]ed ones.

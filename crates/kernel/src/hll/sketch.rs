@@ -4,6 +4,7 @@
 //! [`Sketch::to_image`](super::Sketch::to_image) writes. A small sketch is a set of coupons and is almost exact.
 
 use super::Error;
+use crate::vectored;
 
 /// Smallest precision: 2^4 registers.
 pub const MIN_LG_K: u8 = 4;
@@ -89,19 +90,15 @@ impl Sketch {
 
     /// Adds a run of values, little-endian, back to back; a tail of less than 8 bytes is left out.
     pub fn insert_all(&mut self, bytes: &[u8]) {
-        let mut values = bytes.chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap_or_default()));
+        let mut values = bytes.as_chunks::<8>().0.iter();
         while let Registers::Sparse { .. } = self.registers {
             match values.next() {
-                Some(value) => self.insert(value),
+                Some(value) => self.insert(u64::from_le_bytes(*value)),
                 None => return,
             }
         }
-        let Registers::Dense(registers) = &mut self.registers else { return };
-        let mask = registers.len() - 1;
-        for value in values {
-            let (address, value) = hash(value);
-            let register = &mut registers[address as usize & mask];
-            *register = (*register).max(value);
+        if let Registers::Dense(registers) = &mut self.registers {
+            raise_all(registers, values.as_slice(), |_, _| ());
         }
     }
 
@@ -227,7 +224,30 @@ fn raise(registers: &mut [u8], coupon: u32) {
     registers[at] = registers[at].max((coupon >> ADDRESS_BITS) as u8);
 }
 
-#[inline]
+/// Values that are hashed at a time.
+const HASHED: usize = 128;
+
+/// Adds little-endian values to registers, and tells which rise to what: few do, so that few are written.
+pub(super) fn raise_all(registers: &mut [u8], values: &[[u8; 8]], mut rises: impl FnMut(usize, u8)) {
+    let mask = registers.len() - 1;
+    let mut coupons = [0; HASHED];
+    for values in values.chunks(HASHED) {
+        let coupons = &mut coupons[..values.len()];
+        vectored::run(|| {
+            coupons.iter_mut().zip(values).for_each(|(out, value)| *out = coupon(u64::from_le_bytes(*value)));
+        });
+        for &coupon in &*coupons {
+            let at = (coupon & ADDRESS_MASK) as usize & mask;
+            let value = (coupon >> ADDRESS_BITS) as u8;
+            if registers[at] < value {
+                registers[at] = value;
+                rises(at, value);
+            }
+        }
+    }
+}
+
+#[inline(always)]
 fn coupon(value: u64) -> u32 {
     let (address, value) = hash(value);
     u32::from(value) << ADDRESS_BITS | address

@@ -1,0 +1,115 @@
+//! A sketch of what passes by on its way into memory.
+
+use super::sketch::raise_all;
+use super::{Error, MAX_LG_K, MIN_LG_K};
+use remora_memory::Region;
+use std::sync::Arc;
+
+/// Sketches the aligned 8-byte words of payloads into registers that lie in memory, one byte each, as the kernel keeps
+/// them: it reads their estimate and merges others into them.
+///
+/// A register is written only when it rises, so that most words cost no access. Bytes that are no whole word within one
+/// packet are left out: writes to multiples of 8, of multiples of 8 bytes, and path MTUs, which all are such, leave none.
+pub struct Tap {
+    region: Arc<Region>,
+    va: u64,
+    /// What the registers were raised to from here: those in memory are at least as high.
+    known: Vec<u8>,
+}
+
+impl Tap {
+    /// A tap with 2^`lg_k` registers at `va`, a multiple of 8, of `region`.
+    pub fn new(region: Arc<Region>, va: u64, lg_k: u8) -> Result<Tap, Error> {
+        if !(MIN_LG_K..=MAX_LG_K).contains(&lg_k) {
+            return Err(Error::Precision(lg_k));
+        }
+        let mut known = vec![0; 1 << lg_k];
+        if !va.is_multiple_of(8) || region.read(va, &mut known).is_err() {
+            return Err(Error::Place);
+        }
+        Ok(Tap { region, va, known })
+    }
+
+    /// Sketches a payload that stands `offset` bytes from the start of its region.
+    #[inline]
+    pub fn saw(&mut self, offset: u64, data: &[u8]) {
+        let Tap { region, va, known } = self;
+        let before_word = (offset.wrapping_neg() % 8) as usize;
+        let words = data.get(before_word..).unwrap_or_default().as_chunks::<8>().0;
+        raise_all(known, words, |at, value| raise(region, *va + at as u64, value));
+    }
+}
+
+/// Raises a register in memory, beside which others may do the same. One that is gone is let go.
+#[cold]
+fn raise(region: &Region, va: u64, value: u8) {
+    let (word, byte) = (va & !7, (va % 8) as usize);
+    let mut old = [0; 8];
+    if region.read(word, &mut old).is_err() {
+        return;
+    }
+    while old[byte] < value {
+        let mut new = old;
+        new[byte] = value;
+        match region.compare_swap(word, u64::from_ne_bytes(old), u64::from_ne_bytes(new)) {
+            Ok(was) if was == u64::from_ne_bytes(old) => return,
+            Ok(was) => old = was.to_ne_bytes(),
+            Err(_) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hll::Sketch;
+    use proptest::prelude::*;
+    use remora_memory::{Access, Buffer, Registry};
+
+    fn region(len: usize) -> Arc<Region> {
+        let registry = Registry::new([4; 32]);
+        let buffer = Buffer::from_boxed(vec![0; len].into());
+        registry.register(registry.alloc_pd(), &buffer, 0, len, Some(0), Access::all()).unwrap()
+    }
+
+    fn registers(region: &Region, at: u64) -> Vec<u8> {
+        let mut bytes = vec![0; 256];
+        region.read(at, &mut bytes).unwrap();
+        bytes
+    }
+
+    proptest! {
+        /// Packets of any lengths at any places leave the sketch of the whole words that they brought.
+        #[test]
+        fn whole_words_are_sketched(
+            packets in proptest::collection::vec((0u64..100, proptest::collection::vec(any::<u8>(), 0..200)), 0..40),
+        ) {
+            let memory = region(8 + 256);
+            let mut tap = Tap::new(memory.clone(), 8, 8).unwrap();
+            let mut sketch = Sketch::from_registers(vec![0; 256]).unwrap();
+            for (offset, data) in &packets {
+                tap.saw(*offset, data);
+                let first = offset.next_multiple_of(8);
+                for at in (first..offset + data.len() as u64).step_by(8) {
+                    if let Some(word) = data[(at - offset) as usize..].first_chunk::<8>() {
+                        sketch.insert(u64::from_le_bytes(*word));
+                    }
+                }
+            }
+            prop_assert_eq!(&registers(&memory, 8)[..], sketch.registers());
+            prop_assert_eq!(registers(&memory, 0)[..8].to_vec(), [0; 8]);
+        }
+    }
+
+    #[test]
+    fn registers_that_were_there_stay_and_a_region_that_is_gone_is_let_go() {
+        let memory = region(256);
+        memory.write(0, &[60; 256]).unwrap();
+        let mut tap = Tap::new(memory.clone(), 0, 8).unwrap();
+        tap.saw(0, &[7; 4096]);
+        assert_eq!(registers(&memory, 0), [60; 256]);
+        assert!(Tap::new(memory.clone(), 4, 4).is_err(), "misaligned");
+        assert!(Tap::new(memory.clone(), 8, 8).is_err(), "beyond the end");
+        assert!(Tap::new(memory, 0, 3).is_err());
+    }
+}
