@@ -146,6 +146,7 @@ fn options(args: &Minos, model: Model) -> Options {
             blackouts: args.blackouts,
         },
         mutation: None,
+        reduce: true,
     }
 }
 

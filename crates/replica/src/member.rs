@@ -130,7 +130,8 @@ pub struct Membership {
     installed: u64,
     /// Of each node: when it was last heard, and what it said of itself in which epoch.
     heard: BTreeMap<NodeId, (Time, Status, u64)>,
-    /// With a damaged log: the newest epochs that others knew since its start.
+    /// With a damaged log: since when that is known, and the newest epochs that others knew after that.
+    damaged_at: Time,
     newest: BTreeMap<NodeId, u64>,
     /// Until when this node has promised not to leave out whom.
     granted: BTreeMap<NodeId, Time>,
@@ -161,6 +162,7 @@ impl Membership {
             status,
             installed: durable.view.epoch,
             heard: nodes.iter().map(|node| (node, (now, Status::Serving, 0))).collect(),
+            damaged_at: now,
             newest: BTreeMap::new(),
             granted: BTreeMap::new(),
             answered: BTreeMap::new(),
@@ -217,6 +219,8 @@ impl Membership {
         if status != self.status {
             self.status = status;
             self.beat_at = self.now;
+            self.damaged_at = self.now;
+            self.newest.clear();
         }
     }
 
@@ -299,7 +303,7 @@ impl Membership {
             Notice::Accept(_, view) if view.epoch <= epoch => self.send(from, Notice::Decided(self.durable.view)),
             Notice::Accepted(next, ballot) if next == epoch + 1 => self.accepted(from, ballot),
             Notice::Decided(view) => self.learn(view),
-            Notice::Newest(sent, epoch) if sent >= self.booted && self.newest.len() < self.majority() => {
+            Notice::Newest(sent, epoch) if sent >= self.damaged_at && self.newest.len() < self.majority() => {
                 self.newest.entry(from).or_insert(epoch);
             }
             _ => {}
@@ -331,7 +335,7 @@ impl Membership {
         let known = self.heard.get(&from).filter(|_| theirs < view.epoch && status != Status::Damaged);
         let (said, epoch) = known.map_or((status, theirs), |heard| (heard.1, heard.2));
         self.heard.insert(from, (self.now, said, epoch));
-        if status == Status::Damaged {
+        if status == Status::Damaged && self.status != Status::Damaged {
             self.send(from, Notice::Newest(sent, view.epoch));
         }
         if theirs < view.epoch {

@@ -2,7 +2,7 @@
 
 use super::config::{Model, Mutation};
 use super::follow::Origin;
-use super::message::{AckKind, Body, Write};
+use super::message::{AckKind, Body, Message, Write};
 use super::record::{Client, Spin, Then, Waiting, stamped};
 use super::replica::{Replica, StepKind, Where};
 use super::request::{Op, Outcome, Refusal, Request, Session, Stamp};
@@ -307,6 +307,22 @@ impl Replica {
             self.send(NodeSet::one(from), Body::Val(key, ts, AckKind::Both));
         } else if ts <= meta.glb_volatile_ts && self.config.model != Model::REnf {
             self.send(NodeSet::one(from), Body::Val(key, ts, AckKind::Consistency));
+        }
+    }
+
+    /// Would this message do no more than add to acknowledgements of which another node's are still missing, or nothing
+    /// at all? Then it makes no difference when it arrives, which a search of all orders may use.
+    pub fn is_only_counted(&self, from: NodeId, message: &Message) -> bool {
+        if message.epoch != self.view.epoch {
+            return message.epoch < self.view.epoch;
+        }
+        let others_missing = |acked: NodeSet| !acked.with(from).covers(self.peers());
+        match message.body {
+            Body::Ack(key, ts, kind) => self.driven.get(&(key, ts)).is_some_and(|driven| {
+                (!kind.c() || others_missing(driven.acked_c)) && (!kind.p() || others_missing(driven.acked_p))
+            }),
+            Body::PersistAck(scope) => self.flushes.get(&scope).is_some_and(|flush| others_missing(flush.acked)),
+            _ => false,
         }
     }
 

@@ -52,6 +52,7 @@ impl Mutant {
             ops: self.ops,
             failures: self.failures,
             mutation: Some(self.mutation),
+            reduce: true,
         }
     }
 }

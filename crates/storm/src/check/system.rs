@@ -74,6 +74,8 @@ pub struct Options {
     pub failures: Failures,
     /// A seeded fault of the engine.
     pub mutation: Option<Mutation>,
+    /// Leave out orders of events that make no difference.
+    pub reduce: bool,
 }
 
 impl Default for Options {
@@ -86,6 +88,7 @@ impl Default for Options {
             ops: Ops::Mixed,
             failures: Failures::default(),
             mutation: None,
+            reduce: true,
         }
     }
 }
@@ -205,6 +208,17 @@ impl System {
         let changes = (members, learners) != (newest.members, newest.learners);
         let view = View { epoch, members, learners, recovery: merging };
         (changes && !stay.is_empty() && !merging).then_some(view)
+    }
+
+    /// A message of which it makes no difference when it arrives: it arrives at once, and alone (partial-order
+    /// reduction). Of several acknowledgements that a write awaits all but the last are such, in any order: which of
+    /// them is the last makes no difference either.
+    fn indifferent(&self, state: &State) -> Option<Action> {
+        let counted = |(to, from, message): &&(NodeId, NodeId, Message)| {
+            state.replica(*to).is_some_and(|replica| replica.is_only_counted(*from, message))
+        };
+        let (to, from, message) = state.net.iter().find(counted).filter(|_| state.left.duplicates == 0)?;
+        Some(Action::Deliver(*from, *to, message.clone()))
     }
 
     fn ordinary_actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -345,6 +359,10 @@ impl stateright::Model for System {
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         if state.fault.is_some() {
+            return;
+        }
+        if let Some(action) = self.indifferent(state).filter(|_| self.options.reduce) {
+            actions.push(action);
             return;
         }
         self.ordinary_actions(state, actions);

@@ -105,11 +105,6 @@ impl State {
         self.jobs[index].clear();
         self.net.retain(|(to, _, _)| *to != id);
         self.suspected = self.suspected.without(id);
-        let (requests, ops) = (self.ops.len(), &mut self.ops);
-        for op in ops.iter_mut().take(requests).filter(|op| op.issued && op.outcome.is_none()) {
-            // Those at other nodes are still answered; `absorb` takes the later answer.
-            op.lost |= false;
-        }
     }
 
     /// All volatile memory is gone: what the model does not promise to keep need not be there any more.

@@ -1,0 +1,171 @@
+//! A request that is sent again is done once, whichever attempt at it comes through first.
+
+use remora_replica::ddp::{Config, Job, Model, Op, Outcome, Output, Replica, Reply, Request, Session, View};
+use remora_replica::types::{NodeId, NodeSet, Value};
+
+const KEY: u64 = 7;
+const NODES: u8 = 3;
+
+/// Replicas whose messages arrive at once, but for those to and from a node that is cut off.
+struct Cluster {
+    nodes: Vec<Replica>,
+    cut: Option<NodeId>,
+    held: Vec<(NodeId, Output)>,
+    replies: Vec<Reply>,
+    tag: u64,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let nodes = NodeSet::first(NODES);
+        let node = |id| {
+            let mut replica = Replica::new(Config::new(id, nodes, Model::Synch));
+            replica.install(0, View::first(nodes));
+            replica.set_lease(0, u64::MAX);
+            replica
+        };
+        Self { nodes: nodes.iter().map(node).collect(), cut: None, held: Vec::new(), replies: Vec::new(), tag: 0 }
+    }
+
+    /// Gives client 1's request to a node. Its replies have the tag that comes back.
+    fn ask(&mut self, node: u8, sequence: u64, attempt: u32, op: Op) -> u64 {
+        self.submit(node, Session { client: 1, sequence, attempt }, op)
+    }
+
+    fn submit(&mut self, node: u8, session: Session, op: Op) -> u64 {
+        self.tag += 1;
+        let request = Request { session: Some(session), ..Request::new(self.tag, op) };
+        self.nodes[usize::from(node)].submit(0, request);
+        self.pump();
+        self.tag
+    }
+
+    fn pump(&mut self) {
+        while let Some(id) = (0..NODES).map(NodeId).find(|id| self.nodes[usize::from(id.0)].has_output()) {
+            let Some(output) = self.nodes[usize::from(id.0)].poll() else { continue };
+            self.take(id, output);
+        }
+    }
+
+    fn take(&mut self, id: NodeId, output: Output) {
+        match output {
+            Output::Send { to, .. } if self.cut.is_some_and(|cut| cut == id || to.has(cut)) => {
+                self.held.push((id, output));
+            }
+            Output::Send { to, message } => {
+                to.iter().for_each(|to| self.nodes[usize::from(to.0)].handle(0, id, message.clone()));
+            }
+            Output::Job(job) => {
+                assert!(matches!(job, Job::Persist(_)), "{job:?}");
+                self.nodes[usize::from(id.0)].done(0, job.id());
+            }
+            Output::Reply(reply) => self.replies.push(reply),
+            Output::Step(_) => {}
+        }
+    }
+
+    /// The node is no longer cut off, and what it sent and was sent arrives.
+    fn join(&mut self) {
+        self.cut = None;
+        for (id, output) in std::mem::take(&mut self.held) {
+            self.take(id, output);
+            self.pump();
+        }
+    }
+
+    fn outcome(&self, tag: u64) -> Option<&Outcome> {
+        self.replies.iter().find(|reply| reply.tag == tag).map(|reply| &reply.outcome)
+    }
+
+    fn value(&mut self) -> Option<Value> {
+        let tag = self.submit(2, Session { client: 9, sequence: self.tag, attempt: 0 }, Op::Get(KEY));
+        match self.outcome(tag) {
+            Some(Outcome::Value(value)) => value.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Another client's write.
+    fn put(&mut self, node: u8, text: &str) {
+        let session = Session { client: 2, sequence: self.tag, attempt: 0 };
+        let tag = self.submit(node, session, Op::Put(KEY, value(text)));
+        assert_eq!(self.outcome(tag), Some(&Outcome::Written));
+    }
+}
+
+fn value(text: &str) -> Value {
+    text.as_bytes().into()
+}
+
+fn swap(expected: &str, new: &str) -> Op {
+    Op::CompareSwap { key: KEY, expected: Some(value(expected)), new: Some(value(new)) }
+}
+
+#[test]
+fn a_swap_that_failed_when_sent_again_is_not_done_later() {
+    let mut cluster = Cluster::new();
+    cluster.put(0, "a");
+    // The first attempt waits behind a write whose acknowledgements do not come.
+    cluster.cut = Some(NodeId(0));
+    cluster.submit(0, Session { client: 3, sequence: 1, attempt: 0 }, Op::Put(KEY, value("c")));
+    let first = cluster.ask(0, 1, 0, swap("b", "x"));
+    let second = cluster.ask(1, 1, 1, swap("b", "x"));
+    assert_eq!((cluster.outcome(first), cluster.outcome(second)), (None, None));
+    cluster.join();
+    assert!(matches!(cluster.outcome(second), Some(Outcome::NotSwapped(_))), "{:?}", cluster.outcome(second));
+    // Now it would succeed, if it were let.
+    cluster.put(1, "b");
+    let late = cluster.ask(2, 1, 0, swap("b", "x"));
+    assert_eq!(cluster.outcome(late), Some(&Outcome::Unknown), "a later attempt came before");
+    assert_eq!(cluster.value(), Some(value("b")));
+    // A later attempt may.
+    let third = cluster.ask(0, 1, 2, swap("b", "x"));
+    assert_eq!(cluster.outcome(third), Some(&Outcome::Swapped));
+    assert_eq!(cluster.value(), Some(value("x")));
+    let fourth = cluster.ask(1, 1, 3, swap("b", "x"));
+    assert_eq!(cluster.outcome(fourth), Some(&Outcome::Swapped), "it was done before");
+}
+
+#[test]
+fn a_first_attempt_that_comes_late_does_not_undo_what_followed() {
+    let mut cluster = Cluster::new();
+    let second = cluster.ask(1, 1, 1, Op::Put(KEY, value("a")));
+    assert_eq!(cluster.outcome(second), Some(&Outcome::Written));
+    cluster.put(0, "b");
+    let late = cluster.ask(2, 1, 0, Op::Put(KEY, value("a")));
+    assert_eq!(cluster.outcome(late), Some(&Outcome::Written));
+    assert_eq!(cluster.value(), Some(value("b")));
+    // Nor does one of a request that the client has long left behind.
+    cluster.ask(0, 2, 0, Op::Put(KEY, value("c")));
+    let older = cluster.ask(1, 1, 0, Op::Delete(KEY));
+    assert_eq!(cluster.outcome(older), Some(&Outcome::Unknown));
+    assert_eq!(cluster.value(), Some(value("c")));
+}
+
+#[test]
+fn additions_are_done_once_and_what_cannot_be_added_to_is_refused_for_good() {
+    let mut cluster = Cluster::new();
+    for attempt in 0..3 {
+        let tag = cluster.ask(attempt as u8, 1, attempt, Op::FetchAdd(KEY, 5));
+        assert_eq!(cluster.outcome(tag), Some(&Outcome::Added(0)), "attempt {attempt}");
+    }
+    assert_eq!(cluster.value(), Some(5u64.to_le_bytes().as_slice().into()));
+    cluster.put(0, "no number");
+    let second = cluster.ask(1, 2, 1, Op::FetchAdd(KEY, 5));
+    assert!(matches!(cluster.outcome(second), Some(Outcome::Refused(_))));
+    let tag = cluster.submit(2, Session { client: 2, sequence: 99, attempt: 0 }, Op::Delete(KEY));
+    assert_eq!(cluster.outcome(tag), Some(&Outcome::Written));
+    let late = cluster.ask(0, 2, 0, Op::FetchAdd(KEY, 5));
+    assert_eq!(cluster.outcome(late), Some(&Outcome::Unknown));
+    assert_eq!(cluster.value(), None);
+}
+
+#[test]
+fn a_first_attempt_that_fails_costs_no_write() {
+    let mut cluster = Cluster::new();
+    cluster.put(0, "a");
+    let before = cluster.nodes[1].meta(KEY).volatile_ts;
+    let tag = cluster.ask(0, 1, 0, swap("b", "c"));
+    assert_eq!(cluster.outcome(tag), Some(&Outcome::NotSwapped(Some(value("a")))));
+    assert_eq!(cluster.nodes[1].meta(KEY).volatile_ts, before);
+}
