@@ -7,6 +7,7 @@ use remora_memory::{Access, Binder, Pd, Region, Registry};
 
 use crate::queue::{CompletionQueue, RecvQueue};
 use crate::rpc::RpcTable;
+use crate::tap::Taps;
 use crate::types::*;
 
 /// A shared receive queue.
@@ -36,6 +37,7 @@ pub(crate) struct Ctx {
     /// Datagrams to multicast groups, of which members on this side get theirs.
     pub multicast: VecDeque<Multicast>,
     pub rpc: RpcTable,
+    pub taps: Taps,
     pub counters: Counters,
 }
 

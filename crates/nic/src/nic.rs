@@ -17,6 +17,7 @@ use crate::post::{check_limit, push_recv};
 use crate::qp::QueuePair;
 use crate::queue::TxBatch;
 use crate::rpc::{RpcTable, index_of};
+use crate::tap::Taps;
 use crate::timer::Timers;
 use crate::types::*;
 
@@ -31,6 +32,8 @@ pub struct NicConfig {
     pub port_mtu: u32,
     /// Pieces of payload streams that may wait for their kernels, over all queue pairs.
     pub max_stream_chunks: usize,
+    /// Bytes up to which packets of one stream that nobody has taken make a single piece; 0 leaves each on its own.
+    pub stream_chunk_bytes: usize,
     /// The connection manager's limits and times.
     pub cm: CmConfig,
 }
@@ -38,7 +41,14 @@ pub struct NicConfig {
 impl NicConfig {
     /// 16,384 queue pairs, an MTU of 4096 B and 1,024 stream chunks.
     pub fn new(seed: [u8; 32]) -> Self {
-        Self { seed, max_qp: 16_384, port_mtu: 4096, max_stream_chunks: 1024, cm: CmConfig::default() }
+        Self {
+            seed,
+            max_qp: 16_384,
+            port_mtu: 4096,
+            max_stream_chunks: 1024,
+            stream_chunk_bytes: 0,
+            cm: CmConfig::default(),
+        }
     }
 }
 
@@ -100,7 +110,8 @@ impl Nic {
                 srqs: Vec::new(),
                 events: VecDeque::with_capacity(64),
                 multicast: VecDeque::new(),
-                rpc: RpcTable::new(config.max_stream_chunks),
+                rpc: RpcTable::new(config.max_stream_chunks, config.stream_chunk_bytes),
+                taps: Taps::default(),
                 counters: Counters::default(),
             },
             groups: Groups::default(),

@@ -323,6 +323,9 @@ impl QueuePair {
             self.recv_held = imm.is_some();
             return Err(Nak(NakCode::RemoteAccess));
         }
+        if let Some(region) = region {
+            ctx.taps.pass(rkey, va.wrapping_sub(region.va()), data);
+        }
         va = va.wrapping_add(len.into());
         remaining -= len;
         if !ends {

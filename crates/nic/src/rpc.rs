@@ -52,10 +52,11 @@ impl RpcRequest {
 pub struct StreamChunk {
     /// The call it belongs to.
     pub id: u64,
-    /// Payload bytes, one packet's worth.
+    /// Payload bytes of one or several packets.
     pub data: Vec<u8>,
     /// Whether the stream ends here.
     pub last: bool,
+    pub(crate) packets: usize,
 }
 
 /// What one queue pair has in the table.
@@ -77,7 +78,10 @@ pub(crate) struct RpcTable {
     per_qp: Vec<PerQp>,
     ready: VecDeque<u32>,
     chunks: VecDeque<StreamChunk>,
+    /// Packets that may wait in `chunks`, those that do, and bytes up to which several make one chunk.
     max_chunks: usize,
+    waiting_packets: usize,
+    chunk_bytes: usize,
     buffers: Vec<Vec<u8>>,
     next_id: u64,
     kernels: Vec<u64>,
@@ -92,12 +96,14 @@ const SPARE_BUFFERS: usize = 4096;
 const SPARE_BYTES: usize = 1 << 20;
 
 impl RpcTable {
-    pub fn new(max_chunks: usize) -> Self {
+    pub fn new(max_chunks: usize, chunk_bytes: usize) -> Self {
         Self {
             per_qp: Vec::new(),
             ready: VecDeque::new(),
             chunks: VecDeque::with_capacity(max_chunks),
             max_chunks,
+            waiting_packets: 0,
+            chunk_bytes,
             buffers: Vec::new(),
             next_id: 1,
             kernels: Vec::new(),
@@ -233,20 +239,32 @@ impl RpcTable {
     }
 
     pub fn chunk_room(&self) -> bool {
-        self.chunks.len() < self.max_chunks
+        self.waiting_packets < self.max_chunks
     }
 
     pub fn push_chunk(&mut self, id: u64, data: &[u8], last: bool) {
         if id == REFUSED {
             return;
         }
+        self.waiting_packets += 1;
+        // What nobody has taken yet grows, so that a reader who is behind has fewer and longer pieces to take.
+        if let Some(chunk) = self.chunks.back_mut().filter(|chunk| chunk.id == id && !chunk.last)
+            && chunk.data.len() + data.len() <= self.chunk_bytes
+        {
+            chunk.data.extend_from_slice(data);
+            chunk.last = last;
+            chunk.packets += 1;
+            return;
+        }
         let mut buffer = self.buffer();
         buffer.extend_from_slice(data);
-        self.chunks.push_back(StreamChunk { id, data: buffer, last });
+        self.chunks.push_back(StreamChunk { id, data: buffer, last, packets: 1 });
     }
 
     pub fn poll_chunk(&mut self) -> Option<StreamChunk> {
-        self.chunks.pop_front()
+        let chunk = self.chunks.pop_front()?;
+        self.waiting_packets -= chunk.packets;
+        Some(chunk)
     }
 }
 

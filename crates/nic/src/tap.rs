@@ -1,0 +1,56 @@
+//! Taps: what sees the payload of WRITEs on its way into memory (StRoM's bump in the wire, sections 3.4 and 7.2).
+
+use crate::nic::Nic;
+use crate::types::NicError;
+
+/// Sees the payload of incoming WRITEs as it passes; the data is written as ever.
+pub trait WriteTap: Send {
+    /// `data` was written, `offset` bytes from the region's start on. Called for each packet once, in order within a
+    /// queue pair, also for packets of messages that never become whole. It must neither wait nor allocate.
+    fn saw(&mut self, offset: u64, data: &[u8]);
+}
+
+/// Keys that may have a tap at once.
+pub const MAX_TAPS: usize = 64;
+
+/// The taps of one engine.
+#[derive(Default)]
+pub(crate) struct Taps(Vec<(u32, Box<dyn WriteTap>)>);
+
+impl Taps {
+    /// Shows a packet's payload to the key's tap, if it has one.
+    #[inline]
+    pub fn pass(&mut self, key: u32, offset: u64, data: &[u8]) {
+        if !self.0.is_empty() {
+            self.find(key, offset, data);
+        }
+    }
+
+    #[cold]
+    fn find(&mut self, key: u32, offset: u64, data: &[u8]) {
+        if let Some((_, tap)) = self.0.iter_mut().find(|(tapped, _)| *tapped == key) {
+            tap.saw(offset, data);
+        }
+    }
+}
+
+impl Nic {
+    /// From now on `tap` sees the payload of WRITEs that name `key`: of a region, or of a window, whose WRITEs a tap on
+    /// its region does not see. It takes the place of the key's former tap. There may be [`MAX_TAPS`].
+    pub fn attach_tap(&mut self, key: u32, tap: Box<dyn WriteTap>) -> Result<(), NicError> {
+        let taps = &mut self.ctx.taps.0;
+        match taps.iter().position(|(tapped, _)| *tapped == key) {
+            Some(at) => taps[at].1 = tap,
+            None if taps.len() == MAX_TAPS => return Err(NicError::Full),
+            None => taps.push((key, tap)),
+        }
+        Ok(())
+    }
+
+    /// Takes the tap of this key away; `None` if it has none.
+    pub fn detach_tap(&mut self, key: u32) -> Option<Box<dyn WriteTap>> {
+        let taps = &mut self.ctx.taps.0;
+        let at = taps.iter().position(|(tapped, _)| *tapped == key)?;
+        Some(taps.swap_remove(at).1)
+    }
+}

@@ -1,0 +1,95 @@
+//! Taps: each payload of a WRITE is seen once, in order, and written as ever.
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use common::{Faults, Pair, Setup};
+use remora_memory::Access;
+use remora_nic::*;
+
+/// Notes what it sees.
+#[derive(Clone, Default)]
+struct Notes(Arc<Mutex<Vec<(u64, Vec<u8>)>>>);
+
+impl WriteTap for Notes {
+    fn saw(&mut self, offset: u64, data: &[u8]) {
+        self.0.lock().expect("one thread").push((offset, data.to_vec()));
+    }
+}
+
+impl Notes {
+    /// The bytes of all that was seen, which must follow each other from `offset` on.
+    fn run_from(&self, mut offset: u64) -> Vec<u8> {
+        let mut all = Vec::new();
+        for (at, data) in self.0.lock().expect("one thread").drain(..) {
+            assert_eq!(at, offset);
+            offset += data.len() as u64;
+            all.extend(data);
+        }
+        all
+    }
+}
+
+fn write(p: &mut Pair, (from, to, len): (usize, usize, usize), rkey: u32) {
+    let sge = [p.a.sge(from, len)];
+    p.a.send(&SendWr::new(1, SendOp::Write { va: p.b.va(to), rkey }, Data::List(&sge)));
+}
+
+#[test]
+fn retransmitted_and_repeated_packets_are_seen_once() {
+    for seed in 0..20 {
+        let faults = Faults { loss: 30, duplicate: 30, damage: 0, reorder: 30, latency: 1000, jitter: 2000 };
+        let mut p = Pair::new(seed, faults, Setup::default());
+        let data: Vec<u8> = (0..100_000u32).map(|i| (i * 7 + i / 251) as u8).collect();
+        p.a.buffer.write(0, &data).expect("in bounds");
+        let (notes, key) = (Notes::default(), p.b.key());
+        p.b.nic.attach_tap(key, Box::new(notes.clone())).expect("room");
+        write(&mut p, (0, 16, 60_000), key);
+        write(&mut p, (60_000, 60_016, 40_000), key);
+        p.run(1_000_000);
+        assert!(p.a.statuses().iter().all(|(_, status)| *status == WcStatus::Success), "seed {seed}");
+        assert!(notes.run_from(16) == data, "seed {seed}");
+        assert!(p.b.bytes(16, data.len()) == data, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_tap_sees_what_names_its_key_until_it_is_taken_away() {
+    let clean = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
+    let mut p = Pair::new(1, clean, Setup::default());
+    let key = p.b.key();
+    let other = p.b.register(0, 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    p.a.buffer.write(0, &[5; 4096]).expect("in bounds");
+    let (first, second) = (Notes::default(), Notes::default());
+    p.b.nic.attach_tap(key, Box::new(first.clone())).expect("room");
+    p.b.nic.attach_tap(key, Box::new(second.clone())).expect("in place of the first");
+    write(&mut p, (0, 0, 100), key);
+    write(&mut p, (0, 0, 100), other.key());
+    write(&mut p, (0, 0, 0), key);
+    p.run(10_000);
+    assert_eq!((first.run_from(0), second.run_from(0)), (vec![], vec![5; 100]));
+    assert!(p.b.nic.detach_tap(key).is_some());
+    assert!(p.b.nic.detach_tap(key).is_none());
+    write(&mut p, (0, 0, 100), key);
+    p.run(10_000);
+    assert_eq!(second.run_from(0), []);
+
+    for extra in 0..MAX_TAPS as u32 {
+        p.b.nic.attach_tap(extra, Box::new(Notes::default())).expect("room");
+    }
+    assert_eq!(p.b.nic.attach_tap(key, Box::new(first)), Err(NicError::Full));
+}
+
+#[test]
+fn what_is_refused_is_not_seen() {
+    let clean = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
+    let mut p = Pair::new(2, clean, Setup::default());
+    let readable = p.b.register(0, 4096, Access::REMOTE_READ);
+    let notes = Notes::default();
+    p.b.nic.attach_tap(readable.key(), Box::new(notes.clone())).expect("room");
+    write(&mut p, (0, 0, 100), readable.key());
+    p.run(10_000);
+    assert_eq!(p.a.statuses()[0].1, WcStatus::RemoteAccess);
+    assert_eq!(notes.run_from(0), []);
+}
