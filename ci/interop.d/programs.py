@@ -1,5 +1,6 @@
 """Running a server and a client on two Remora devices of this machine, and telling whether they did their work."""
 
+import atexit
 import os
 import signal
 import socket
@@ -33,6 +34,19 @@ def free_port():
         return s.getsockname()[1]
 
 
+RUNNING = set()
+
+
+def end_all():
+    for process in list(RUNNING):
+        process.end()
+
+
+# Ending the suite ends what it started.
+atexit.register(end_all)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
 class Process:
     """One program with its output in a file, in a process group of its own so that it ends with what it started."""
 
@@ -42,11 +56,14 @@ class Process:
         self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=self.out,
                                         stderr=subprocess.STDOUT, start_new_session=True,
                                         env={**os.environ, **(environment or {})})
+        RUNNING.add(self)
 
     def wait(self, seconds):
         """Its exit status, or None if it did not end in time and was killed."""
         try:
-            return self.process.wait(seconds)
+            code = self.process.wait(seconds)
+            RUNNING.discard(self)
+            return code
         except subprocess.TimeoutExpired:
             self.end()
             return None
@@ -58,6 +75,7 @@ class Process:
             pass
         if how == signal.SIGKILL:
             self.process.wait()
+            RUNNING.discard(self)
 
     def text(self):
         self.out.flush()
