@@ -109,8 +109,6 @@ impl Stream {
         self.close();
         self.opened = true;
         let mut queue = lock(&self.queue);
-        queue.bytes.reserve(capacity);
-        self.chunk.reserve(capacity);
         (queue.capacity, queue.state) = (capacity, State::Open);
         Feed { queue: self.queue.clone() }
     }

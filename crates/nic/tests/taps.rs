@@ -8,9 +8,12 @@ use common::{Faults, Pair, Setup};
 use remora_memory::Access;
 use remora_nic::*;
 
+/// Where each payload was written, and what it was.
+type Payloads = Vec<(u64, Vec<u8>)>;
+
 /// Notes what it sees.
 #[derive(Clone, Default)]
-struct Notes(Arc<Mutex<Vec<(u64, Vec<u8>)>>>);
+struct Notes(Arc<Mutex<Payloads>>);
 
 impl WriteTap for Notes {
     fn saw(&mut self, offset: u64, data: &[u8]) {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use remora_kernel::{Call, Limits, Runner, Status};
-use remora_memory::{Access, Buffer, Region};
+use remora_memory::{Access, Buffer, Pd, Region, Registry};
 use remora_nic::cm::{CmEvent, ConnId};
 use remora_nic::{
     CqId, Data, Event, NicError, QpInit, QpType, Qpn, SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
@@ -13,6 +13,7 @@ use remora_nic::{
 use remora_wasm::KernelSet;
 use remora_wire::rpc::{RpcHeader, parse_reply_imm};
 
+use crate::compressed::{Compressor, client_kernels};
 use crate::control::{self, WriterConfig, op};
 use crate::device::Device;
 use crate::dial::dial;
@@ -101,8 +102,10 @@ pub struct Client {
     free: Vec<u32>,
     /// Calls whose parameters are too long for their placement.
     refused: Vec<u32>,
-    /// A payload stream is being sent.
-    streaming: bool,
+    /// Payload streams that are being sent.
+    streaming: u32,
+    /// Made when first used.
+    pub(crate) compressor: Option<Compressor>,
     /// Receives to post again.
     spent_recvs: usize,
     verbs: Rc<Verbs>,
@@ -122,7 +125,9 @@ impl Client {
     pub fn connect(config: ClientConfig) -> Result<Self, Error> {
         let (links, link) = client_links(config.local, config.node, config.link)?;
         let mtu = links.first().map_or(1024, |l| l.max_mtu());
-        let device = Device::new(config.local, links, None)?;
+        let registry = Arc::new(Registry::new(crate::entropy()?));
+        let kernels = client_kernels(&registry);
+        let device = Device::with_registry(config.local, links, registry.clone(), Some(kernels))?;
         let (cq, qp, pd);
         {
             let mut guard = device.lock();
@@ -143,7 +148,6 @@ impl Client {
             nic.to_init(qp, Access::REMOTE_WRITE, 0)?;
         }
         let replies = map_memory(MAX_CALLS * MAX_REPLY)?;
-        let registry = device.lock().nic().registry().clone();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let reply_region = registry.register(pd, &replies, 0, MAX_CALLS * MAX_REPLY, None, access)?;
         let verbs = Rc::new(Verbs::new(&device, pd, qp)?);
@@ -163,7 +167,8 @@ impl Client {
             calls: vec![None; MAX_CALLS],
             free: (0..MAX_CALLS as u32).rev().collect(),
             refused: Vec::with_capacity(MAX_CALLS),
-            streaming: false,
+            streaming: 0,
+            compressor: None,
             spent_recvs: RECVS,
             verbs,
             kernels,
@@ -307,7 +312,7 @@ impl Client {
             if wc.wr_id & SLOT_ID != 0 {
                 self.verbs.complete(wc.wr_id, wc.status);
             } else {
-                self.streaming &= wc.wr_id & STREAM_ID == 0;
+                self.streaming = self.streaming.saturating_sub(u32::from(wc.wr_id & STREAM_ID != 0));
                 self.wcs.push(wc);
             }
         }
@@ -365,6 +370,14 @@ impl Client {
     }
 
     fn run_stream(&mut self, op: u64, params: &[u8], payload: Sge) -> Result<(Status, Vec<u8>), Error> {
+        self.post_stream(op, params, payload, 0)?;
+        let result = self.finish()?;
+        self.await_streams()?;
+        Ok(result)
+    }
+
+    /// Calls a kernel on the node's NIC with a payload stream that lies in memory of the queue pair's protection domain.
+    pub(crate) fn post_stream(&mut self, op: u64, params: &[u8], payload: Sge, tag: u32) -> Result<(), Error> {
         let slot = self.free.pop().ok_or_else(|| Error::Argument(Full.to_string()))?;
         let (id, header) = (STREAM_ID | u64::from(slot), self.header(slot));
         let posted = self.device.lock().nic().post_rpc_write(self.qp, id, op, &header, params, &[payload]);
@@ -372,18 +385,26 @@ impl Client {
             self.free.push(slot);
             return Err(e.into());
         }
-        self.calls[slot as usize] = Some(0);
+        self.calls[slot as usize] = Some(tag);
         self.remote_calls += 1;
-        self.streaming = true;
-        let result = self.finish()?;
-        // A kernel may answer before it has seen all of the stream, and the NIC still sends from the buffer.
-        while self.streaming {
-            self.drive()?;
-        }
-        Ok(result)
+        self.streaming += 1;
+        Ok(())
     }
 
-    fn idle(&self) -> Result<(), Error> {
+    /// Waits until payload streams are sent: a kernel may answer before it has seen all of one, and the NIC still sends.
+    pub(crate) fn await_streams(&mut self) -> Result<(), Error> {
+        while self.streaming > 0 {
+            self.drive()?;
+        }
+        Ok(())
+    }
+
+    /// The protection domain of its queue pair.
+    pub(crate) fn pd(&self) -> Pd {
+        self.reply_region.pd()
+    }
+
+    pub(crate) fn idle(&self) -> Result<(), Error> {
         match self.in_flight() {
             0 => self.alive(),
             _ => Err(Error::Argument("a blocking call while others are under way: finish those first".into())),
@@ -511,7 +532,7 @@ impl Client {
         });
     }
 
-    fn check_range(&self, region: &RemoteRegion, offset: u64, len: usize) -> Result<(), Error> {
+    pub(crate) fn check_range(&self, region: &RemoteRegion, offset: u64, len: usize) -> Result<(), Error> {
         self.alive()?;
         let fits = offset.checked_add(len as u64).is_some_and(|end| end <= region.len);
         if !fits {

@@ -34,6 +34,10 @@ pub mod op {
     pub const KERNEL_LIST: u64 = 0x1007;
     /// Removes a module: its name.
     pub const KERNEL_REMOVE: u64 = 0x1008;
+    /// Sketches what is written into a region from now on: see [`super::Sketching`].
+    pub const SKETCH_START: u64 = 0x1009;
+    /// Does so no more: key u32.
+    pub const SKETCH_STOP: u64 = 0x100A;
 }
 
 /// A thread on the node that keeps rewriting checked objects (payload, then its CRC64) in place, in turn.
@@ -66,6 +70,33 @@ pub(crate) fn decode_writer(params: &[u8]) -> Option<(u32, u64, WriterConfig)> {
         updates_per_s: u32_at(params, 20)?,
     };
     Some((u32_at(params, 0)?, u64_at(params, 4)?, config))
+}
+
+/// Parameters of [`op::SKETCH_START`]: a sketch of the WRITEs that name a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sketching {
+    /// The key.
+    pub key: u32,
+    /// Log2 of the number of registers.
+    pub lg_k: u8,
+    /// Where these lie.
+    pub registers: (u32, u64),
+}
+
+impl Sketching {
+    pub fn encode(&self) -> [u8; 17] {
+        let mut out = [0; 17];
+        out[..4].copy_from_slice(&self.key.to_le_bytes());
+        out[4..8].copy_from_slice(&self.registers.0.to_le_bytes());
+        out[8..16].copy_from_slice(&self.registers.1.to_le_bytes());
+        out[16] = self.lg_k;
+        out
+    }
+
+    pub fn decode(params: &[u8]) -> Option<Self> {
+        let registers = (u32_at(params, 4)?, u64_at(params, 8)?);
+        Some(Sketching { key: u32_at(params, 0)?, lg_k: *params.get(16)?, registers })
+    }
 }
 
 /// Parameters of [`op::KERNEL_DEPLOY`].

@@ -47,6 +47,9 @@ const POLITE: u64 = 5_000;
 /// hold up the others.
 const STUCK: u64 = 20_000_000;
 
+/// Packets of a payload stream go to their kernel in pieces of up to so many bytes, which stay in the cache.
+const STREAM_CHUNK: usize = 32 << 10;
+
 /// A software NIC. Clones are handles to the same one; with the last of them its thread ends and its links close.
 #[derive(Clone)]
 pub struct Device {
@@ -127,7 +130,8 @@ impl Device {
         registry: Arc<Registry>,
         kernels: Option<Kernels>,
     ) -> Result<Self, Error> {
-        let nic = Nic::new(&NicConfig::new(entropy()?), registry);
+        let config = NicConfig { stream_chunk_bytes: STREAM_CHUNK, ..NicConfig::new(entropy()?) };
+        let nic = Nic::new(&config, registry);
         Self::with_events(local, links, nic, kernels, Box::new(Some))
     }
 

@@ -121,9 +121,9 @@ impl Kernels {
     }
 
     fn feed(&mut self, nic: &mut Nic) {
-        while let Some(chunk) = self.chunk.take().or_else(|| nic.poll_stream()) {
+        while let Some(mut chunk) = self.chunk.take().or_else(|| nic.poll_stream()) {
             let taken = match self.feeds.get_mut(&chunk.id) {
-                Some(Input { feed, .. }) => feed.as_mut().is_none_or(|feed| feed.push(&chunk.data, chunk.last)),
+                Some(Input { feed, .. }) => feed.as_mut().is_none_or(|feed| feed.give(&mut chunk.data, chunk.last)),
                 // Its call may wait for room in the pool. If none does, it is gone.
                 None => !nic.wants_rpc(),
             };

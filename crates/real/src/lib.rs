@@ -6,6 +6,7 @@
 pub mod bench;
 mod client;
 mod client_modules;
+mod compressed;
 mod control;
 mod device;
 mod dial;
@@ -17,6 +18,7 @@ mod modules;
 mod node;
 pub mod probe;
 mod remote;
+mod sketching;
 mod sys;
 mod writer;
 

@@ -27,6 +27,7 @@ use crate::control::{self, MAX_REQUEST, op};
 use crate::device::{Device, DeviceGuard};
 use crate::kernels::{Kernels, POOL, ROUNDS};
 use crate::modules::{self, Modules};
+use crate::sketching::Sketches;
 use crate::writer::Writer;
 use crate::{Error, links, map_memory};
 
@@ -182,6 +183,8 @@ struct Host {
     writer: Option<(Qpn, Writer)>,
     /// What clients brought; a call waits while its module is compiled.
     modules: Modules<Call>,
+    /// Sketches that clients attached to regions.
+    sketches: Sketches,
     probe_at: u64,
     stop: Arc<AtomicBool>,
     stopping_since: Option<u64>,
@@ -235,6 +238,7 @@ impl Host {
             released: false,
             writer: None,
             modules: Modules::new(set, config.kernels.clone()),
+            sketches: Sketches::default(),
             probe_at: 0,
             stop,
             stopping_since: None,
@@ -386,7 +390,9 @@ impl Host {
     /// A client is gone: its memory goes too.
     fn forget(&mut self, guard: &mut DeviceGuard<'_>, qpn: Qpn) {
         let Some(peer) = self.peers.remove(&qpn) else { return };
+        self.sketches.forget(guard.nic(), qpn);
         for (key, charge) in peer.keys {
+            self.sketches.released(guard.nic(), key);
             self.release(key, charge);
         }
         // Its completions in the queue are harmless: they only free slots.
@@ -538,6 +544,11 @@ impl Host {
                 Ok(())
             }
             op::KERNEL_REMOVE => self.remove(call),
+            op::SKETCH_START if self.peers.contains_key(&qpn) => {
+                let memory = (&*self.registry, self.pd);
+                self.sketches.start(self.device.lock().nic(), memory, qpn, &call.params)
+            }
+            op::SKETCH_STOP => self.sketches.stop(self.device.lock().nic(), qpn, &call.params),
             op::WRITER_START => self.start_writer(qpn, call),
             op::WRITER_STOP => {
                 let writer = self.writer.take_if(|(owner, _)| *owner == qpn);
@@ -620,6 +631,7 @@ impl Host {
         let peer = self.peers.get_mut(&qpn).ok_or(CLOSING)?;
         let at = peer.keys.iter().position(|(k, _)| *k == key).ok_or(FOREIGN)?;
         let (_, charge) = peer.keys.swap_remove(at);
+        self.sketches.released(self.device.lock().nic(), key);
         self.release(key, charge);
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! The measurements behind `remora bench nic`: Remora's NIC against raw probes of the same paths in the same run.
 
+mod compress;
 mod pair;
+pub mod stream;
 mod ucx;
 
 use std::time::Duration;

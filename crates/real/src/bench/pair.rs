@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use remora_memory::{Access, Buffer, Region};
+use remora_kernel::Limits;
+use remora_memory::{Access, Buffer, Region, Registry};
 use remora_nic::{ALL_REMOTE, CqId, Data, QpInit, QpType, Qpn, Route, RtrAttr, RtsAttr, SendOp, SendWr, Sge, WcStatus};
 
+use crate::kernels::Kernels;
 use crate::link::Link;
 use crate::link::shm::ShmLink;
 use crate::link::udp::UdpLink;
@@ -25,24 +27,26 @@ pub enum BenchLink {
 }
 
 /// Bytes registered on each end.
-const REGION: usize = 64 << 20;
+pub(super) const REGION: usize = 64 << 20;
 /// READs and WRITEs kept under way by the throughput measurements.
 const DEPTH: usize = 64;
 
-/// One end: a device with one queue pair and one region.
+/// One end: a device with the built-in kernels, one queue pair and one region.
 pub struct End {
-    device: Device,
-    cq: CqId,
-    qp: Qpn,
-    buffer: Buffer,
-    region: Arc<Region>,
+    pub(super) device: Device,
+    pub(super) cq: CqId,
+    pub(super) qp: Qpn,
+    pub(super) buffer: Buffer,
+    pub(super) region: Arc<Region>,
     mtu: u32,
 }
 
 impl End {
     fn new(ip: IpAddr, link: Box<dyn Link>) -> Result<Self, Error> {
         let mtu = link.max_mtu() as u32;
-        let device = Device::new(ip, vec![link], None)?;
+        let registry = Arc::new(Registry::new(crate::entropy()?));
+        let kernels = Kernels::builtins(&registry, Limits::default());
+        let device = Device::with_registry(ip, vec![link], registry, Some(kernels))?;
         let buffer = map_memory(REGION)?;
         let mut guard = device.lock();
         let nic = guard.nic();
@@ -50,7 +54,7 @@ impl End {
         let access = Access::LOCAL_WRITE | ALL_REMOTE;
         let region = nic.registry().register(pd, &buffer, 0, REGION, None, access)?;
         let cq = nic.create_cq(1024)?;
-        let init = QpInit { max_send_wr: 256, max_send_sge: 1, ..QpInit::new(QpType::Rc, pd, cq, cq) };
+        let init = QpInit { max_send_wr: 2048, max_send_sge: 1, ..QpInit::new(QpType::Rc, pd, cq, cq) };
         let qp = nic.create_qp(init)?;
         nic.to_init(qp, ALL_REMOTE, 0)?;
         drop(guard);
@@ -74,26 +78,26 @@ impl End {
         Ok(())
     }
 
-    fn sge(&self, offset: usize, len: usize) -> [Sge; 1] {
+    pub(super) fn sge(&self, offset: usize, len: usize) -> [Sge; 1] {
         [Sge { va: self.region.va() + offset as u64, len: len as u32, lkey: self.region.key() }]
     }
 
     /// Where the other end's operations on this one go.
-    fn target(&self) -> Target {
+    pub(super) fn target(&self) -> Target {
         Target { va: self.region.va(), key: self.region.key() }
     }
 }
 
 #[derive(Clone, Copy)]
-struct Target {
-    va: u64,
-    key: u32,
+pub(super) struct Target {
+    pub(super) va: u64,
+    pub(super) key: u32,
 }
 
 /// Two ends joined by a link on loopback addresses 127.0.1.1 and 127.0.1.2.
 pub struct Bench {
-    a: End,
-    b: End,
+    pub(super) a: End,
+    pub(super) b: End,
 }
 
 impl Bench {
@@ -231,7 +235,7 @@ impl Bench {
     }
 
     /// Runs `main` on this thread's core while `peer` runs on another.
-    fn with_peer<R>(
+    pub(super) fn with_peer<R>(
         &self,
         peer: impl FnOnce(&AtomicBool) + Send,
         main: impl FnOnce() -> Result<R, Error>,
@@ -282,7 +286,7 @@ fn wait_for(end: &End, len: usize, value: u64) {
 }
 
 /// Drives the engine of a passive end.
-fn serve(end: &End, stop: &AtomicBool) {
+pub(super) fn serve(end: &End, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let mut guard = end.device.lock();
         for _ in 0..16 {
