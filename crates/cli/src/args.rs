@@ -195,6 +195,8 @@ pub enum Bench {
     Kernel(BenchKernel),
     /// The event core of the modelled world beside a binary heap and SimGrid
     Model(crate::bench_model::BenchModel),
+    /// Shuffling, sketches, checksums and compression of streams beside plain WRITEs of the same data
+    Stream(crate::bench_stream::BenchStream),
 }
 
 /// Options of `remora bench nic`.

@@ -3,6 +3,7 @@
 mod args;
 mod bench;
 mod bench_model;
+mod bench_stream;
 mod check;
 mod child;
 mod compare;
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
         Command::Bench { what: Bench::Nic(args) } => bench::nic(&args),
         Command::Bench { what: Bench::Kernel(args) } => bench::kernel(&args),
         Command::Bench { what: Bench::Model(args) } => bench_model::run(&args),
+        Command::Bench { what: Bench::Stream(args) } => bench_stream::run(&args),
     })
 }
 

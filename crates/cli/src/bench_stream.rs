@@ -1,0 +1,64 @@
+//! `remora bench stream`.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use remora_real::bench::stream::StreamBench;
+use remora_study::machine::Machine;
+use serde_json::json;
+
+use crate::bench::{rows_json, rows_table, write_json};
+use crate::progress::{Display, stop_flag};
+use crate::{Failure, print};
+
+const EXAMPLES: &str = "\
+Examples:
+  remora bench stream                        shuffle, sketch, checksum and compression beside plain WRITEs
+  remora bench stream --bits 4 --rounds 21   into 16 partitions, with more rounds
+  remora bench stream --json stream.json     the same for programs";
+
+/// Options of `remora bench stream`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct BenchStream {
+    /// Rounds, in each of which everything takes its turn; medians count
+    #[arg(long, value_name = "N", default_value = "9", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub rounds: u16,
+    /// Log2 of the number of partitions
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u8).range(0..=10))]
+    pub bits: u8,
+    /// Seed of the values
+    #[arg(long, value_name = "N", default_value = "42")]
+    pub seed: u64,
+    /// Also write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Stream kernels beside their peers.
+pub fn run(args: &BenchStream) -> Result<(), Failure> {
+    let stop = stop_flag();
+    let display = Display::new(stop.clone());
+    let bench = StreamBench { rounds: args.rounds.into(), bits: args.bits, seed: args.seed };
+    let rows = bench.run(&mut |what, part| {
+        display.part(what, part);
+        !stop.load(Ordering::Relaxed)
+    });
+    display.clear();
+    if stop.load(Ordering::Relaxed) {
+        return Err(Failure::Interrupted);
+    }
+    let rows = rows?;
+    let text = rows_table(&rows);
+    print(&text, &text);
+    let value = json!({
+        "format": "remora-bench-stream/1",
+        "version": env!("CARGO_PKG_VERSION"),
+        "machine": Machine::describe(),
+        "rounds": args.rounds,
+        "partitions": 1 << args.bits,
+        "seed": args.seed,
+        "rows": rows_json(&rows),
+    });
+    write_json(args.json.as_deref(), value)
+}
