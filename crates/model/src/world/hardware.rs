@@ -228,7 +228,7 @@ impl Hardware {
                 Reach::Read | Reach::Atomic => accel.link.read(at, va, bytes),
             },
             _ if kind == Reach::Stream => {
-                // Past the caches; a core's store buffers are never full of what memory takes in its time.
+                // Past the caches: the core goes on while memory takes them.
                 self.memory.write(at, va, bytes);
                 (at, at)
             }

@@ -3,19 +3,22 @@
 use std::fmt::Write;
 
 use super::show::{interval, number, said};
+use super::study::XAxis;
 use super::{Figure, Reproduction};
 use crate::format::power_of_two;
 use crate::report::escape;
 
 const STYLE: &str = include_str!("../report/style.css");
-const WIDTH: f64 = 650.0;
+const WIDTH: f64 = 670.0;
 const HEIGHT: f64 = 340.0;
 const LEFT: f64 = 70.0;
-const RIGHT: f64 = 108.0;
+const RIGHT: f64 = 128.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 50.0;
 /// Labels at the ends of lines keep this distance.
 const LABEL_STEP: f64 = 15.0;
+/// And labels below the x axis this one.
+const TICK_STEP: f64 = 20.0;
 
 /// The page.
 pub fn page(all: &Reproduction) -> String {
@@ -101,9 +104,8 @@ fn figures_table(out: &mut String, figure: &Figure) {
     let study = &figure.study;
     let _ = write!(
         out,
-        "<details><summary>All figures</summary><div class=\"card scroll\"><table><thead><tr><th>{} ({})</th>",
-        escape(&study.x.name),
-        escape(&study.x.unit)
+        "<details><summary>All figures</summary><div class=\"card scroll\"><table><thead><tr><th>{}</th>",
+        escape(&axis_label(&study.x)),
     );
     for series in &study.series {
         let name = escape(&series.name);
@@ -152,14 +154,15 @@ fn class(name: &str, number: usize) -> &'static str {
         "WRITE" if number == 2 => "client",
         "WRITE + HLL" => "host",
         _ if name.starts_with("StRoM") || name == "WRITE" => "nic",
-        _ if name.starts_with("READ") || name.starts_with("SW") => "client",
+        _ if name.starts_with("READ") => "client",
         _ => "host",
     }
 }
 
-/// Of four lines the second pair is like the first, but dashed.
-fn dashes(number: usize) -> &'static str {
-    if number < 2 { "" } else { r#" stroke-dasharray="5 4""# }
+/// Lines that lie on others, or are like them, are dashed: the second pair of four, and what all else is measured by.
+fn dashes(name: &str, number: usize, lines: usize) -> &'static str {
+    let dashed = lines == 4 && number >= 2 || name == "WRITE + HLL" || name == "WRITE" && number == 2;
+    if dashed { r#" stroke-dasharray="5 4""# } else { "" }
 }
 
 /// Where values lie on paper.
@@ -200,7 +203,7 @@ fn plot(figure: &Figure) -> String {
     let log = high > 8.0 * low;
     let y = Scale { low: if log { low / 1.2 } else { 0.0 }, high: high * 1.1, log };
     let (first, last) = (study.x.values.first().copied().unwrap_or(0), study.x.values.last().copied().unwrap_or(1));
-    let x = Scale { low: first as f64, high: last as f64, log: first > 0 };
+    let x = Scale { low: first as f64, high: last as f64, log: first > 0 && last >= 16 * first };
     let at = |value: f64| LEFT + 10.0 + (WIDTH - LEFT - RIGHT - 20.0) * x.part(value);
     let up = |value: f64| HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * y.part(value);
     let about = format!("{} in {} by {}", study.y.name, study.y.unit, study.x.name);
@@ -212,17 +215,22 @@ fn plot(figure: &Figure) -> String {
     }
     let base = HEIGHT - BOTTOM;
     let _ = write!(svg, r#"<line class="axis" x1="{LEFT}" x2="{}" y1="{base}" y2="{base}"/>"#, WIDTH - RIGHT);
+    let mut last = f64::MIN;
     for &value in &study.x.values {
-        text(&mut svg, at(value as f64), base + 18.0, "middle", "", &power_of_two(value));
+        let x = at(value as f64);
+        if x - last >= TICK_STEP {
+            text(&mut svg, x, base + 18.0, "middle", "", &power_of_two(value));
+            last = x;
+        }
     }
-    let x_label = format!("{} ({})", study.x.name, study.x.unit);
+    let x_label = axis_label(&study.x);
     text(&mut svg, (LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 10.0, "middle", "label", &x_label);
     text(&mut svg, LEFT, TOP - 2.0, "start", "", &format!("{}, {}", study.y.name, study.y.unit));
     let mut labels: Vec<(f64, &str, &str)> = Vec::new();
     for (number, (series, dots)) in study.series.iter().zip(&figure.lines).enumerate() {
         let class = class(&series.name, number);
         let path: Vec<String> = dots.iter().map(|dot| format!("{:.1},{:.1}", at(dot.x as f64), up(dot.y))).collect();
-        let dashes = if study.series.len() == 4 { dashes(number) } else { "" };
+        let dashes = dashes(&series.name, number, study.series.len());
         let _ = write!(svg, r#"<g class="{class}"><polyline points="{}"{dashes}/>"#, path.join(" "));
         for dot in dots {
             let (x, y) = (at(dot.x as f64), up(dot.y));
@@ -244,6 +252,11 @@ fn plot(figure: &Figure) -> String {
         text(&mut svg, WIDTH - RIGHT + 8.0, next + 4.0, "start", &format!("name {class}"), name);
     }
     svg + "</svg>"
+}
+
+/// `payload (B)`, and `threads` where the unit is the name.
+fn axis_label(axis: &XAxis) -> String {
+    if axis.name == axis.unit { axis.name.clone() } else { format!("{} ({})", axis.name, axis.unit) }
 }
 
 /// A tick's digits.

@@ -44,8 +44,9 @@ fn figure_table(out: &mut String, figure: &Figure) {
     for (row, x) in study.x.values.iter().enumerate() {
         let width = format!("{} {}", study.x.name, study.x.unit).len().max(12);
         let _ = write!(out, "{x:>width$}");
-        for dot in figure.lines.iter().filter_map(|dots| dots.get(row)) {
-            let _ = write!(out, " {:>12}", number(dot.y));
+        for (series, dots) in study.series.iter().zip(&figure.lines) {
+            let (y, width) = (dots.get(row).map_or(String::new(), |dot| number(dot.y)), series.name.len().max(12));
+            let _ = write!(out, " {y:>width$}");
         }
         out.push('\n');
     }

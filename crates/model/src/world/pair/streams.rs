@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn the_host_works_on_streams_at_its_own_rate() {
-        let payload: Vec<u8> = (0..200_000u64).map(|n| (n * n >> 3) as u8).collect();
+        let payload: Vec<u8> = (0..200_000u64).map(|n| ((n * n) >> 3) as u8).collect();
         let expected = [200_000u64.to_le_bytes(), crc64(&payload).to_le_bytes()].concat();
         let time = |rate: f64| {
             let platform = platform("strom-10g", &[("checksum.crc64", rate)]);
