@@ -95,6 +95,7 @@ Examples:
   remora compare --load kv.tsv --trace keys.txt  key<TAB>value lines; one key on each line
   remora compare --node 10.0.0.1 --json r.json   against `remora node --listen 10.0.0.1`
   remora compare --kernel kernels/topk.wasm --data rows.bin --args key,u32:10,va,u64:1000
+  remora compare --kernel kernels/topk.wasm --on strom-10g --data rows.bin --args key,u32:10,va,u64:1000
   remora compare --on rambda                     on modelled hardware, with its accelerator
   remora compare --on strom-10g --both           the same, beside the run on this machine";
 
@@ -144,7 +145,7 @@ pub struct Compare {
     #[arg(long, requires = "on")]
     pub both: bool,
     /// Compare a kernel of your own instead: a WebAssembly module, or its source (see `remora kernel`)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["load", "trace", "on"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["load", "trace"])]
     pub kernel: Option<PathBuf>,
     /// The kernel's parameters, such as key,u32:10,va,u64:1000 (see `remora kernel call --help`)
     #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "kernel")]

@@ -31,6 +31,13 @@ const PROBE: Duration = Duration::from_millis(120);
 /// Compares, prints the table, writes the reports.
 pub fn run(args: &args::Compare) -> Result<(), Failure> {
     if let Some(file) = &args.kernel {
+        if let Some(name) = &args.on {
+            let json = args.json.as_deref().filter(|_| !args.both);
+            crate::compare_kernel_on::run(args, file, name, json)?;
+            if !args.both {
+                return Ok(());
+            }
+        }
         return crate::compare_kernel::run(args, file);
     }
     let stop = stop_flag();

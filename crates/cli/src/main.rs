@@ -8,6 +8,7 @@ mod check;
 mod child;
 mod compare;
 mod compare_kernel;
+mod compare_kernel_on;
 mod exec;
 mod kernel;
 mod kernel_build;

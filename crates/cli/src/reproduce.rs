@@ -13,14 +13,14 @@ use crate::{Failure, print};
 const EXAMPLES: &str = "\
 Examples:
   remora reproduce strom                         all figures, what the text says, the trends
-  remora reproduce strom --figure 7              one figure; 5 stands for 5a, 5b and 5c
+  remora reproduce strom --figure 7              one figure; 5 stands for 5a, 5b and 5c, 9 for 9 and 9f
   remora reproduce strom --csv out --report r.html
   remora reproduce strom --jobs 8 --no-cache";
 
 /// Which paper.
 #[derive(Debug, Subcommand)]
 pub enum Reproduce {
-    /// StRoM (EuroSys 2020): figures 5, 7, 8, 9, 10 and 12
+    /// StRoM (EuroSys 2020): figures 5 and 7 to 13
     #[command(after_help = EXAMPLES)]
     Strom(Strom),
 }

@@ -1,0 +1,222 @@
+//! `remora compare --kernel FILE --on PLATFORM`: a user's kernel on modelled hardware.
+
+use std::path::Path;
+
+use remora_model::platform::Platform;
+use remora_study::modelled::ModelError;
+use remora_study::on_kernel::{Data, KernelError, KernelRow, UserKernel, kernel_on, table};
+use remora_wasm::KernelSet;
+
+use crate::args;
+use crate::kernel::{explain, name_of};
+use crate::kernel_build;
+use crate::kernel_params::{Place, encode};
+use crate::progress::{Display, stop_flag};
+use crate::{Failure, print};
+
+/// Models and prints. With `json` the rows go there as well.
+pub fn run(args: &args::Compare, file: &Path, name: &str, json: Option<&Path>) -> Result<(), Failure> {
+    let platform = Platform::load(name).map_err(|e| Failure::Usage(e.to_string()))?;
+    let module = kernel_build::load(file)?;
+    let data = match &args.data {
+        Some(path) => {
+            Some(std::fs::read(path).map_err(|e| Failure::Failed(format!("cannot read {}: {e}", path.display())))?)
+        }
+        None => None,
+    };
+    let display = Display::new(stop_flag());
+    let result = rows(args, &platform, &module, &name_of(file), data.as_deref(), &|what| {
+        display.say(what);
+        display.stopped()
+    });
+    display.clear();
+    let rows = result.map_err(|failure| match failure {
+        Failure::Failed(why) => Failure::Failed(format!("{}: {why}", file.display())),
+        other => other,
+    })?;
+    if let Some(path) = json {
+        let text = serde_json::to_string_pretty(&rows).map_err(|e| Failure::Failed(e.to_string()))?;
+        let failed = |e| Failure::Failed(format!("cannot write {}: {e}", path.display()));
+        std::fs::write(path, text + "\n").map_err(failed)?;
+    }
+    let mut text = format!("{}, one call at a time and 64 at once\n\n{}", file.display(), table(&platform, &rows));
+    if let Some(row) = rows.first().filter(|row| row.status != 0) {
+        text += &format!("the first call ended with {}\n", explain(remora_kernel::Status::from_code(row.status)));
+    }
+    print(&text, &text);
+    Ok(())
+}
+
+fn rows(
+    args: &args::Compare,
+    platform: &Platform,
+    module: &[u8],
+    name: &str,
+    data: Option<&[u8]>,
+    progress: &dyn Fn(&str) -> bool,
+) -> Result<Vec<KernelRow>, Failure> {
+    let kernel = KernelSet::default();
+    let entry = kernel.deploy(name, module, args.bounds.limits(), args.bounds.isolation());
+    let op = entry.map_err(|e| Failure::Failed(e.to_string()))?.op;
+    let params = |Data { key, va, len }: Data, call: u64, out: &mut Vec<u8>| {
+        encode(&args.args, Place { key, va, len }, call, out);
+    };
+    let user = UserKernel { kernel, op, data, params: &params };
+    kernel_on(platform, &user, args.seed, progress).map_err(|error| match error {
+        KernelError::Model(ModelError::Interrupted) => Failure::Interrupted,
+        other => Failure::Failed(other.to_string()),
+    })
+}
+
+#[cfg(all(test, feature = "jit"))]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use remora_kernel::{Builtins, Kernel, Status, op};
+    use remora_model::world::{Hardware, PairSpec, Placement};
+    use remora_study::modelled::Modelled;
+    use remora_wasm::{Isolation, ModuleLimits};
+
+    /// A look-up as the GET kernel makes it, of a key in the first bucket: parameters as `GetParams` has them.
+    const GET: &str = r#"(module
+        (import "remora" "read" (func $read (param i32 i64 i32 i32) (result i32)))
+        (import "remora" "reply" (func $reply (param i32 i32) (result i32)))
+        (memory (export "memory") 1)
+        (global (export "params") i32 (i32.const 4096))
+        (func (export "run") (param i32) (result i32)
+          ;; The entry: entries + 64 * index.
+          (drop (call $read (i32.load (i32.const 4116))
+            (i64.add (i64.load (i32.const 4096)) (i64.mul (i64.load32_u (i32.const 4112)) (i64.const 64)))
+            (i32.const 0) (i32.const 64)))
+          (if (i64.ne (i64.load (i32.const 0)) (i64.load (i32.const 4104))) (then (return (i32.const 1))))
+          ;; The value, of the length that the bucket has.
+          (drop (call $read (i32.load (i32.const 4120)) (i64.load (i32.const 8)) (i32.const 8192)
+            (i32.load (i32.const 48))))
+          (call $reply (i32.const 8192) (i32.load (i32.const 48)))))"#;
+
+    /// Counts down from its parameter.
+    const SPIN: &str = r#"(module
+        (memory (export "memory") 1)
+        (global (export "params") i32 (i32.const 0))
+        (func (export "run") (param i32) (result i32) (local i32)
+          (local.set 1 (i32.load (i32.const 0)))
+          (block (loop
+            (br_if 1 (i32.eqz (local.get 1)))
+            (local.set 1 (i32.sub (local.get 1) (i32.const 1)))
+            (br 0)))
+          (i32.const 0)))"#;
+
+    fn deployed(text: &str) -> (KernelSet, u64) {
+        let (set, bytes) = (KernelSet::default(), wat::parse_str(text).unwrap());
+        let op = set.deploy("k", &bytes, ModuleLimits::default(), Isolation::Reused).unwrap().op;
+        (set, op)
+    }
+
+    /// One call: its answer, its time in nanoseconds, and what its hardware served.
+    fn call<K>(
+        platform: &Platform,
+        place: Placement,
+        kernel: (K, u64),
+        get: bool,
+        n: u32,
+    ) -> (Vec<u8>, f64, Vec<String>)
+    where
+        K: Kernel + Clone + 'static,
+    {
+        let op = kernel.1;
+        let mut model = Modelled::with_kernel(&PairSpec::new(platform, 0, 7).unwrap(), place, kernel).unwrap();
+        let pair = model.pair();
+        let mut params = n.to_le_bytes().to_vec();
+        if get {
+            let mut builder = remora_store::hash::Builder::new(1);
+            builder.insert(77, &[5; 100]).unwrap();
+            let layout = builder.build().unwrap();
+            let [entries, values] =
+                [layout.entries_bytes(), layout.values_bytes()].map(|n| pair.alloc(n as u64).unwrap());
+            let at = |va, key| remora_store::Place { va, key };
+            let places = (at(entries.va(), entries.key()), at(values.va(), values.key()));
+            let (table, image) = layout.place(places.0, places.1);
+            entries.write(entries.va(), &image.entries).unwrap();
+            values.write(values.va(), &image.values).unwrap();
+            params = remora_kernel::GetParams::encode(&table.get_params(77)).to_vec();
+        }
+        pair.submit(place, op, &params, 0).unwrap();
+        let mut came = None;
+        assert!(
+            pair.poll(&mut |done| {
+                assert_eq!(done.status, Status::Ok);
+                came = Some((done.reply.to_vec(), done.latency.as_ns()));
+            })
+            .unwrap()
+        );
+        let (reply, time) = came.unwrap();
+        let now = pair.now();
+        let served = |hardware: &Hardware| -> Vec<String> {
+            hardware.usage(now).iter().map(|usage| format!("{} {}", usage.name, usage.served)).collect()
+        };
+        let served = pair.hardware().iter().flat_map(|hardware| served(hardware)).collect();
+        (reply, time, served)
+    }
+
+    const PLACES: [(&str, Placement, &str, &str); 5] = [
+        ("strom-10g", Placement::Client, "module.core.instruction", "client.core.clock"),
+        ("strom-10g", Placement::Nic, "module.logic.instruction", "nic.pipeline.clock"),
+        ("strom-10g", Placement::Host, "module.core.instruction", "host.core.clock"),
+        ("rambda", Placement::Accel, "module.logic.instruction", "accel.clock"),
+        ("bluefield2", Placement::Nic, "module.core.instruction", "host.core.clock"),
+    ];
+
+    #[test]
+    fn a_module_is_charged_the_accesses_of_the_native_kernel() {
+        for (name, place, instruction, _) in PLACES {
+            let free = Platform::load(name).unwrap().with(&[(instruction, 0.0)]).unwrap();
+            let native = call(&free, place, (Builtins, op::GET), true, 0);
+            let module = call(&free, place, deployed(GET), true, 0);
+            assert_eq!(native.0, [5; 100], "{name} {place:?}");
+            assert_eq!((&native.0, native.1), (&module.0, module.1), "{name} {place:?}");
+            // Computing nothing is a request of its own to a core or a unit; every other count is the same.
+            let accesses = |served: &[String]| -> Vec<String> {
+                let computing = ["cores ", "NIC cores ", "NIC kernels ", "accelerator "];
+                let of = |line: &&String| !computing.iter().any(|name| line.starts_with(name));
+                served.iter().filter(of).cloned().collect()
+            };
+            assert_eq!(accesses(&native.2), accesses(&module.2), "{name} {place:?}");
+            assert!(accesses(&module.2).len() > 4);
+        }
+    }
+
+    #[test]
+    fn instructions_take_their_cycles() {
+        for (name, place, instruction, clock) in PLACES {
+            let platform = Platform::load(name).unwrap().with(&[("client.core.poll", 0.0)]).unwrap();
+            let value = |path: &str| platform.params.get(path).unwrap().value;
+            // A turn of the loop is 8 counted instructions: get, eqz, br_if, get, const, sub, set, br. All in one slice of
+            // the runtime's, after which a call gives way.
+            let time = |platform: &Platform, n: u32| call(platform, place, deployed(SPIN), false, n).1;
+            let turn = (time(&platform, 110) - time(&platform, 10)) / 100.0;
+            let speed = if name == "bluefield2" { value("nic.cores.speed") } else { 1.0 };
+            let cycle = value(instruction) / value(clock) * 1e9 / speed;
+            let counted = turn / cycle;
+            assert!((counted - 8.0).abs() < 0.02, "{name} {place:?}: {counted}");
+            // Twice the cycles: twice the time.
+            let slow = platform.with(&[(instruction, 2.0 * value(instruction))]).unwrap();
+            let slow_turn = (time(&slow, 110) - time(&slow, 10)) / 100.0;
+            assert!((slow_turn / turn - 2.0).abs() < 1e-3, "{name}: {turn} ns, {slow_turn} ns");
+            // Far more than a slice: it goes on by itself.
+            let long = time(&platform, 40_000);
+            assert!((long / (40_000.0 * turn) - 1.0).abs() < 0.2, "{name}: {long} ns");
+        }
+    }
+
+    #[test]
+    fn a_kernel_runs_in_every_place_of_a_platform() {
+        let args = crate::args::Args::try_parse_from(["remora", "compare", "--kernel", "k.wat", "--args", "u32:5"]);
+        let Some(crate::args::Command::Compare(args)) = args.unwrap().command else { panic!("compare") };
+        let module = wat::parse_str(SPIN).unwrap();
+        for (name, places) in [("strom-10g", 3), ("rambda", 4)] {
+            let rows = rows(&args, &Platform::load(name).unwrap(), &module, "k", None, &|_| false).unwrap();
+            assert_eq!(rows.len(), places);
+            assert!(rows.iter().all(|row| row.status == 0 && row.in_flight_64.verified == 2000));
+        }
+    }
+}
