@@ -1,7 +1,7 @@
 //! `remora where`.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::ValueEnum;
@@ -16,7 +16,7 @@ use crate::{Failure, print};
 const EXAMPLES: &str = "\
 Examples:
   remora where studies/where/list.toml --on strom-10g
-  remora where studies/where/get.toml --on rambda --on bluefield2 --by rate
+  remora where studies/where/get.toml --on rambda --on bluefield2 --by rate --csv get.csv
   remora probe --out here.toml && remora where my.toml --on here.toml --link shm";
 
 /// Options of `remora where`.
@@ -50,6 +50,9 @@ pub struct Where {
     /// Also write everything as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Also write a line for each platform and placement as CSV
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
 }
 
 /// What decides.
@@ -99,7 +102,7 @@ pub fn run(args: &Where) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
     // Less is over before a bar could be read.
     let slow = args.points > 2_000 || args.simulate > 200_000;
-    let (mut text, mut answers) = (String::new(), Vec::new());
+    let (mut text, mut answers, mut csv) = (String::new(), Vec::new(), CSV_HEAD.to_string());
     for (n, platform) in platforms?.iter().enumerate() {
         if slow {
             display.part(&platform.name, n as f64 / args.on.len() as f64);
@@ -112,6 +115,7 @@ pub fn run(args: &Where) -> Result<(), Failure> {
             return Err(Failure::Usage(format!("{} has no placement", platform.name)));
         };
         let _ = writeln!(text, "{}", show(args, platform, &operation, &answer, start.elapsed().as_secs_f64()));
+        csv += &csv_lines(&operation.title, &platform.name, &answer);
         answers.push(serde_json::json!({
             "platform": platform.name,
             "values": platform.params.shares(),
@@ -119,6 +123,13 @@ pub fn run(args: &Where) -> Result<(), Failure> {
         }));
     }
     display.clear();
+    let write = |path: &Path, content: &str| {
+        let failed = |e| Failure::Failed(format!("cannot write {}: {e}", path.display()));
+        std::fs::write(path, content).map_err(failed)
+    };
+    if let Some(path) = &args.csv {
+        write(path, &csv)?;
+    }
     if let Some(path) = &args.json {
         let all = serde_json::json!({
             "format": "remora-where/1",
@@ -127,11 +138,35 @@ pub fn run(args: &Where) -> Result<(), Failure> {
             "seed": args.seed,
             "answers": answers,
         });
-        let failed = |e| Failure::Failed(format!("cannot write {}: {e}", path.display()));
-        std::fs::write(path, format!("{all:#}\n")).map_err(failed)?;
+        write(path, &format!("{all:#}\n"))?;
     }
     print(&text, &text);
     Ok(())
+}
+
+const CSV_HEAD: &str = "operation,platform,place,alone_ns,p50_ns,p99_ns,p50_low_ns,p50_high_ns,ops_per_s,saturation_per_s,\
+    ops_per_joule,binding,utilisation,simulated_p50_ns,simulated_p99_ns,simulated_ops_per_s\n";
+
+/// A line for each placement, the best first. What is not known or was not simulated is empty.
+fn csv_lines(operation: &str, platform: &str, answer: &Answer) -> String {
+    let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+    let mut out = String::new();
+    for (candidate, interval) in answer.ranking.iter().zip(&answer.intervals) {
+        let Candidate { place, alone_ns, p50_ns, p99_ns, ops_per_s, saturation_per_s, utilisation, .. } = candidate;
+        let (low, high) = interval.p50_ns;
+        let joule = candidate.ops_per_joule.map_or(String::new(), |ops| ops.to_string());
+        let simulated = answer.simulated.iter().find(|run| run.place == *place);
+        let simulated = simulated.map_or(",,".into(), |run| format!("{},{},{}", run.p50_ns, run.p99_ns, run.ops_per_s));
+        let _ = writeln!(
+            out,
+            "{},{},{place},{alone_ns},{p50_ns},{p99_ns},{low},{high},{ops_per_s},{saturation_per_s},{joule},{},\
+             {utilisation},{simulated}",
+            quoted(operation),
+            quoted(platform),
+            quoted(candidate.binding)
+        );
+    }
+    out
 }
 
 fn show(args: &Where, platform: &Platform, operation: &Operation, answer: &Answer, seconds: f64) -> String {
@@ -219,7 +254,7 @@ fn simulations(out: &mut String, answer: &Answer) {
         let joule = run.joules_per_op.map_or(String::new(), |joules| format!(", {} ops/J", rate(1.0 / joules)));
         let _ = writeln!(
             out,
-            "engine and kernel in modelled time, one client thread: {} p50 {}, p99 {}, {} ops/s{joule}, busiest {}",
+            "engine and kernel in modelled time: {} p50 {}, p99 {}, {} ops/s{joule}, busiest {}",
             run.place,
             time(run.p50_ns as f64),
             time(run.p99_ns as f64),

@@ -52,6 +52,14 @@ fn where_answers_and_names_mistakes() {
     }
     let json = std::fs::read_to_string(path("w.json")).unwrap();
     assert!(json.contains("\"remora-where/1\"") && json.contains("\"ranking\""), "{json}");
+    let with_csv = ["where", "op.toml", "--on", "strom-10g", "--on", "rambda", "--simulate", "0", "--csv", "w.csv"];
+    succeeds(directory.path(), &with_csv);
+    let csv = std::fs::read_to_string(path("w.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 1 + 3 + 4, "{csv}");
+    assert!(
+        csv.starts_with("operation,platform,place,alone_ns,") && csv.contains("\n\"a walk\",\"rambda\",accel,"),
+        "{csv}"
+    );
     let message = fails(directory.path(), &["where", "bad.toml", "--on", "strom-10g"]);
     assert!(message.contains("bad.toml, line 4: \"64 Mb\" is not a size"), "{message}");
     assert!(fails(directory.path(), &["where", "none.toml", "--on", "strom-10g"]).contains("cannot read none.toml"));

@@ -15,6 +15,9 @@ use crate::workload::Distribution;
 const SLICES: u32 = 4;
 /// Warm-ups and questions to the node make a slice this much longer.
 const OVERHEAD: f64 = 1.25;
+/// Updates a second of the writer beside consistent GETs, unless one says otherwise.
+pub const WRITER_RATE: u32 = 50_000;
+
 /// What to compare.
 #[derive(Clone, Debug)]
 pub struct Plan {

@@ -22,7 +22,7 @@ const LISTS: u64 = 2048;
 /// Records of each value size, at most.
 const SIZED_RECORDS: u64 = 4096;
 /// Objects that the writer rewrites in turn.
-const OBJECTS: u32 = 2;
+pub(crate) const OBJECTS: u32 = 2;
 /// Most GETs in a generated trace, which starts again at its end.
 const TRACE: usize = 1 << 20;
 /// Keys of a generated trace of misses.

@@ -1,18 +1,19 @@
 //! The comparison of this machine, predicted from probes and measured beside it.
 //!
-//! A prediction takes what [`crate::probe`] measured of the software NIC with lists of its own, all in cache, and of
-//! memory, and puts each operation together from that. Nothing that the comparison itself measures goes into it.
+//! A prediction takes what [`crate::probe`] measured of the software NIC with lists of its own, all in cache, beside a
+//! writer of its own and alone, and of memory, and puts each operation together from that. Nothing that the comparison
+//! itself measures goes into it.
 
 mod judge;
 mod predict;
 
-pub use judge::{Cell, Validation, Winner, judge};
+pub use judge::{Cell, RULE, Validation, Winner, judge};
 pub use predict::{Data, predict};
 
 /// What the prediction leaves out, a line each.
 pub const LEFT_OUT: [&str; 5] = [
-    "the scheduler: the node's host thread, its writer and a neighbour's work may take a core from a poller",
-    "the writer of consistent GETs: its share of a core, and reads made again because of it",
+    "the scheduler: which threads share a core is what it was when the probe ran, and a neighbour may take one",
+    "a writer that loses its core half-way through an object: readers then try until it goes on",
     "percentiles: the prediction is of the median alone and of the mean rate with 64 in flight",
     "cache lines that the client's own checks of results push out",
     "which of the two cores limits the rate: loads of the node's engine are taken to be hidden behind the client's work",

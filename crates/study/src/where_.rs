@@ -16,7 +16,7 @@ pub use operation::{Access, Kind, Load, Memory, Operation, OperationError};
 pub use path::{Path, Station, Visit};
 pub use screen::{Candidate, evaluate};
 pub use simulate::Simulated;
-pub use software::{SoftwareTimes, times};
+pub use software::{SoftwareTimes, costs, times};
 pub use uncertain::{Contribution, Interval, Open};
 pub use world::WorldRun;
 

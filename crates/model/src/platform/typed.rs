@@ -441,6 +441,10 @@ section! {
         write: f64 = bandwidth(),
         /// Bytes a second that a core copies in memory.
         copy: f64 = bandwidth(),
+        /// Bytes a second at which a core rewrites what another core has read.
+        shared_write: f64 = bandwidth(),
+        /// Bytes a second at which a core reads what another core has written.
+        shared_read: f64 = bandwidth(),
         /// Bytes a second of the checksum of objects, CRC-64, in cache.
         crc64: f64 = bandwidth(),
         /// Bytes a second of the checksum of packets, ICRC, in cache.
@@ -461,12 +465,22 @@ section! {
         step: u64 = time(),
         /// The same.
         step_each: u64 = time(),
+        /// What a call takes more that is not over before the node looks at its links again: the acknowledgement of its
+        /// request then leaves before the reply.
+        long: u64 = time(),
+        /// The same.
+        long_each: u64 = time(),
         /// A call that reads an element of 64 B and a value of so many bytes, which is the reply: sizes in a section.
         reply: Vec<(u64, u64)> = subcurve(),
         /// The same.
         reply_each: Vec<(u64, u64)> = subcurve(),
-        /// The same when one value in ten is a byte shorter, so that packets form shorter runs of equal length.
+        /// The same when one value in ten is a byte shorter, and one call in thirty has an access more, so that packets
+        /// form shorter runs of equal length.
         uneven_each: Vec<(u64, u64)> = subcurve(),
+        /// As `reply`, while a thread of the node rewrites the values.
+        beside: Vec<(u64, u64)> = subcurve(),
+        /// The same.
+        beside_each: Vec<(u64, u64)> = subcurve(),
     }
 }
 

@@ -2,12 +2,14 @@
 
 use std::hint::black_box;
 use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use remora_memory::Buffer;
 use remora_wire::icrc::IcrcFlow;
 
-use super::{median, on_core};
+use super::{Spin, median, on_core, pin};
 
 /// Bytes between two words of a chase.
 const LINE: usize = 64;
@@ -116,6 +118,56 @@ pub fn crc64_bytes_per_s(len: usize, time: Duration) -> f64 {
     })
 }
 
+/// Bytes a second at which one core rewrites `len` bytes that another has read, and at which that one then reads them
+/// again, with the copies that regions are written and read with.
+///
+/// # Errors
+///
+/// What mapping memory says.
+pub fn shared_bytes_per_s(len: usize, time: Duration) -> io::Result<(f64, f64)> {
+    let (buffer, turn, stop) = (Buffer::anonymous(len)?, AtomicU64::new(0), AtomicBool::new(false));
+    let wait_for = |turns: u64| {
+        let mut spin = Spin::default();
+        while turn.load(Ordering::Acquire) != turns && !stop.load(Ordering::Relaxed) {
+            spin.once();
+        }
+    };
+    let timed = |times: &mut Vec<f64>, copy: &mut dyn FnMut()| {
+        let before = Instant::now();
+        copy();
+        times.push(before.elapsed().as_secs_f64());
+    };
+    let (mut writes, mut reads) = thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            pin(1);
+            let (mut bytes, mut times, mut turns) = (vec![0; len], Vec::new(), 1);
+            while !stop.load(Ordering::Relaxed) {
+                wait_for(turns);
+                // As long as the buffer: in bounds.
+                timed(&mut times, &mut || _ = buffer.read(0, black_box(&mut bytes)));
+                turn.store(turns + 1, Ordering::Release);
+                turns += 2;
+            }
+            times
+        });
+        let writes = on_core(0, || {
+            let (mut bytes, mut times, start) = (vec![0; len], Vec::new(), Instant::now());
+            while times.is_empty() || start.elapsed() < time {
+                let turns = 2 * times.len() as u64;
+                wait_for(turns);
+                bytes.fill(turns as u8);
+                timed(&mut times, &mut || _ = buffer.write(0, black_box(&bytes)));
+                turn.store(turns + 1, Ordering::Release);
+            }
+            stop.store(true, Ordering::Relaxed);
+            times
+        });
+        // A reader that panicked leaves no figure.
+        (writes, reading.join().unwrap_or_default())
+    });
+    Ok((len as f64 / median(&mut writes), len as f64 / median(&mut reads)))
+}
+
 /// Bytes a second of the ICRC over packets of `len` bytes in cache.
 pub fn icrc_bytes_per_s(len: usize, time: Duration) -> f64 {
     let packet = vec![7u8; len];
@@ -159,7 +211,10 @@ mod tests {
     fn figures_are_positive() {
         let time = Duration::from_millis(1);
         let mut chase = Chase::new(1 << 16).unwrap();
+        let (write, read) = shared_bytes_per_s(4096, time).unwrap();
         let figures = [
+            write,
+            read,
             chase.ns_per_load(1, time),
             chase.ns_per_load(8, time),
             read_bytes_per_s(1 << 16, time),

@@ -60,6 +60,7 @@ impl Hardware {
             progress("memory bandwidth", part(1));
             self.bandwidths(figures);
             progress("the system", part(2));
+            self.shared(figures)?;
             self.system(figures)?;
         }
         described(figures);
@@ -96,6 +97,13 @@ impl Hardware {
         figures.add("system.copy", "GB/s", "one core copies within 64 MiB", copy);
         figures.add("system.crc64", "GB/s", "objects of 4 KB in cache", giga(memory::crc64_bytes_per_s(4096, time)));
         figures.add("system.icrc", "GB/s", "packets of 4 KB in cache", giga(memory::icrc_bytes_per_s(4112, time)));
+    }
+
+    fn shared(&self, figures: &mut Figures) -> Result<(), Error> {
+        let (write, read) = memory::shared_bytes_per_s(4096, self.time).map_err(system_error("mapping memory"))?;
+        figures.add("system.shared_write", "GB/s", "a core rewrites 4 KB that another has read", write / 1e9);
+        figures.add("system.shared_read", "GB/s", "a core reads 4 KB that another has written", read / 1e9);
+        Ok(())
     }
 
     fn system(&self, figures: &mut Figures) -> Result<(), Error> {

@@ -1,49 +1,63 @@
 //! The software NIC over one link: what a call, an access and a reply take in each place, by small loops.
 //!
 //! The loops are calls of the traversal kernel on lists of the probe's own, all in cache: without an element (a call
-//! that touches no memory), along many elements (accesses), and to a value of some size (replies). Each runs alone and
-//! with 64 under way.
+//! that touches no memory), along many elements (accesses), and to a value of some size (replies), which a thread of the
+//! node leaves alone or keeps rewriting. Each runs alone and with 64 under way.
 
 use std::time::Duration;
 
 use remora_kernel::{Status, TraversalParams, op};
-use remora_real::RemoteRegion;
+use remora_real::{RemoteRegion, WriterConfig};
+
+use remora_store::checked::CRC_BYTES;
 
 use super::Figures;
 use crate::Error;
+use crate::compare::WRITER_RATE;
 use crate::measure::{IN_FLIGHT, Placement, Tally};
 use crate::run::{Calls, Outcome, Slice, run};
 use crate::target::Target;
 
 /// Bytes of an element.
 const LINE: u64 = 64;
-/// Elements of the list that accesses are timed on, in the NIC and on the host; at the client each is a round trip.
+/// Elements of the list.
 const ELEMENTS: u64 = 64;
-const ELEMENTS_AT_CLIENT: u64 = 8;
+/// Accesses are timed by the difference between walks of so many elements; at the client each is a round trip. On the
+/// node both walks take more steps than a call makes between two looks at the links.
+const ELEMENTS_WALKED: [u64; 2] = [8, ELEMENTS];
+const ELEMENTS_AT_CLIENT: [u64; 2] = [1, 8];
 /// Sizes of values: one line, two, and as much as fits into one packet and more than fits.
 const VALUES: [(u64, &str); 4] = [(64, "64B"), (128, "128B"), (2048, "2048B"), (4200, "4200B")];
+/// Two more elements: one whose value is rewritten, and one that leads to it.
+const CHANGING: u64 = ELEMENTS;
 /// Where the value lies, behind the list.
-const VALUE_AT: u64 = (ELEMENTS + 1) * LINE;
+const VALUE_AT: u64 = (ELEMENTS + 2) * LINE;
+/// Room for values.
+const ROOM: u64 = 8192;
+/// Values that are rewritten in turn.
+const OBJECTS: u32 = 2;
 
-/// The probe of one link: a list and a value in the node's memory.
+/// The probe of one link: a list and values in the node's memory.
 pub struct Software {
     region: RemoteRegion,
+    /// Values that the node's writer changes.
+    changing: RemoteRegion,
 }
 
 impl Software {
-    /// Puts the list and the value on the node.
+    /// Puts the list and the values on the node.
     pub fn new(target: &mut dyn Target) -> Result<Self, Error> {
-        let region = target.alloc(VALUE_AT + 8192)?;
+        let (region, changing) = (target.alloc(VALUE_AT + ROOM)?, target.alloc(u64::from(OBJECTS) * ROOM)?);
         let mut image = vec![0; VALUE_AT as usize];
-        for n in 0..ELEMENTS {
+        for n in 0..=CHANGING {
             let next = if n + 1 < ELEMENTS { region.va + (n + 1) * LINE } else { 0 };
-            let fields = [n + 1, next, region.va + VALUE_AT];
-            for (word, field) in image[(n * LINE) as usize..].chunks_exact_mut(8).zip(fields) {
+            let value = if n == CHANGING { changing.va } else { region.va + VALUE_AT };
+            for (word, field) in image[(n * LINE) as usize..].chunks_exact_mut(8).zip([n + 1, next, value]) {
                 word.copy_from_slice(&field.to_le_bytes());
             }
         }
         target.write(&region, 0, &image)?;
-        Ok(Self { region })
+        Ok(Self { region, changing })
     }
 
     /// One round of all figures of all places.
@@ -54,32 +68,39 @@ impl Software {
         figures: &mut Figures,
         stop: &dyn Fn() -> bool,
     ) -> Result<(), Error> {
-        let link = target.link();
-        for placement in Placement::ALL {
-            let elements = if placement == Placement::Client { ELEMENTS_AT_CLIENT } else { ELEMENTS };
-            for (in_flight, each) in IN_FLIGHT.into_iter().zip(["", "_each"]) {
-                let mut ns = |calls: Walk| {
-                    let slice = Slice { placement, in_flight, time };
-                    let mut tally = Tally::default();
-                    run(target, &mut { calls }, slice, &mut tally, stop)?;
-                    let load = tally.load();
-                    Ok::<_, Error>(if in_flight == 1 { load.p50_ns as f64 } else { 1e9 / load.ops_per_s })
-                };
-                let place = format!("software.{link}.{placement}");
-                let call = ns(self.walk(0))?;
-                figures.add(format!("{place}.call{each}"), "ns", "a call that touches no memory", call);
-                let step = (ns(self.walk(elements))? - call) / elements as f64;
-                figures.add(format!("{place}.step{each}"), "ns", "the same along a list in cache, an element", step);
-                for (bytes, name) in VALUES {
-                    let how = "a call that reads an element and the value it points to";
-                    figures.add(format!("{place}.reply{each}.{name}"), "ns", how, ns(self.value(bytes))?);
-                    if in_flight > 1 {
-                        let how = "the same, one value in ten a byte shorter";
-                        let uneven = Walk { uneven: true, ..self.value(bytes) };
-                        figures.add(format!("{place}.uneven{each}.{name}"), "ns", how, ns(uneven)?);
-                    }
-                }
+        let mut probe = Running { target, time, figures, stop };
+        // In the comparison's order: places take turns, so that a disturbance hits all alike.
+        let turns = || Placement::ALL.into_iter().flat_map(|place| IN_FLIGHT.map(|in_flight| (place, in_flight)));
+        for at in turns() {
+            let [few, many] = if at.0 == Placement::Client { ELEMENTS_AT_CLIENT } else { ELEMENTS_WALKED };
+            let call = probe.add(at, "call", "", "a call that touches no memory", self.walk(0))?;
+            let short = probe.ns(at, self.walk(few))?;
+            let step = (probe.ns(at, self.walk(many))? - short) / (many - few) as f64;
+            probe.figure(at, "step", "", "the same along a list in cache, an element", step);
+            let how =
+                "what a walk takes beyond its call and elements, if it is not over before the links are looked at";
+            probe.figure(at, "long", "", how, short - call - few as f64 * step);
+        }
+        for (bytes, name) in VALUES {
+            for at in turns() {
+                let how = "a call that reads an element and the value it points to";
+                probe.add(at, "reply", name, how, self.value(bytes))?;
             }
+            for at in turns().filter(|&(_, in_flight)| in_flight > 1) {
+                let how = "the same, one value in ten a byte shorter, one call in thirty an access longer";
+                probe.add(at, "uneven", name, how, Walk { uneven: true, ..self.value(bytes) })?;
+            }
+        }
+        for (bytes, name) in VALUES {
+            let object_size = bytes as u32 + CRC_BYTES as u32;
+            let writer = WriterConfig { object_size, objects: OBJECTS, updates_per_s: WRITER_RATE };
+            probe.target.start_writer(&self.changing, &writer)?;
+            for at in turns() {
+                let how =
+                    "a call that reads an element and the value it points to, which a thread of the node rewrites";
+                probe.add(at, "beside", name, how, self.changing(bytes))?;
+            }
+            probe.target.stop_writer()?;
         }
         Ok(())
     }
@@ -109,12 +130,64 @@ impl Software {
         let RemoteRegion { va, key, .. } = self.region;
         Walk::new(TraversalParams::list(va, 1, bytes as u32, key, key), Status::Ok)
     }
+
+    /// Reads a value that the writer changes.
+    fn changing(&self, bytes: u64) -> Walk {
+        let RemoteRegion { va, key, .. } = self.region;
+        let head = va + CHANGING * LINE;
+        Walk::new(TraversalParams::list(head, CHANGING + 1, bytes as u32, key, self.changing.key), Status::Ok)
+    }
+}
+
+/// A round of one link.
+struct Running<'a> {
+    target: &'a mut dyn Target,
+    time: Duration,
+    figures: &'a mut Figures,
+    stop: &'a dyn Fn() -> bool,
+}
+
+impl Running<'_> {
+    /// The median latency of one call alone; of many under way, the time from one end to the next.
+    fn ns(&mut self, (placement, in_flight): (Placement, u32), mut calls: Walk) -> Result<f64, Error> {
+        let mut tally = Tally::default();
+        run(self.target, &mut calls, Slice { placement, in_flight, time: self.time }, &mut tally, self.stop)?;
+        let load = tally.load();
+        Ok(if in_flight == 1 { load.p50_ns as f64 } else { 1e9 / load.ops_per_s })
+    }
+
+    /// Adds a figure of a section of the place: `size` is its key in a curve over sizes, or empty.
+    fn figure(
+        &mut self,
+        (placement, in_flight): (Placement, u32),
+        key: &str,
+        size: &str,
+        how: &'static str,
+        value: f64,
+    ) {
+        let (each, dot) = (if in_flight == 1 { "" } else { "_each" }, if size.is_empty() { "" } else { "." });
+        let path = format!("software.{}.{placement}.{key}{each}{dot}{size}", self.target.link());
+        self.figures.add(path, "ns", how, value);
+    }
+
+    fn add(
+        &mut self,
+        at: (Placement, u32),
+        key: &str,
+        size: &str,
+        how: &'static str,
+        calls: Walk,
+    ) -> Result<f64, Error> {
+        let value = self.ns(at, calls)?;
+        self.figure(at, key, size, how, value);
+        Ok(value)
+    }
 }
 
 struct Walk {
     params: TraversalParams,
     expected: Status,
-    /// Whether every tenth value is a byte shorter.
+    /// Whether every tenth value is a byte shorter, and every thirtieth lies an element further.
     uneven: bool,
     calls: u64,
 }
@@ -136,8 +209,10 @@ impl Calls for Walk {
     }
 
     fn params(&self, id: u64, params: &mut Vec<u8>) {
-        let shorter = u32::from(self.uneven && id.is_multiple_of(10));
-        let walk = TraversalParams { value_size: self.params.value_size - shorter, ..self.params };
+        let every = |n| self.uneven && id.is_multiple_of(n);
+        let value_size = self.params.value_size - u32::from(every(10));
+        let key = self.params.key + u64::from(every(30));
+        let walk = TraversalParams { value_size, key, ..self.params };
         params.extend_from_slice(&walk.encode());
     }
 

@@ -47,9 +47,9 @@ fn verdict(agrees: Option<bool>) -> &'static str {
 
 fn claims(out: &mut String, all: &Reproduction) {
     out.push_str(
-        "<h2>What the paper's text says</h2>\n<div class=\"card scroll\"><table><thead><tr><th class=\"t\">section</th>\
-         <th class=\"t\">about</th><th class=\"t\">kind</th><th>paper</th><th>model</th><th class=\"t\"></th></tr></thead>\
-         <tbody>\n",
+        "<h2>What the paper's text says</h2>\n<div class=\"card scroll\"><table class=\"said\"><thead><tr>\
+         <th class=\"t\">section</th><th class=\"t\">about</th><th class=\"t\">kind</th><th>paper</th><th>model</th>\
+         <th class=\"t\"></th></tr></thead>\n<tbody>\n",
     );
     for claim in &all.claims {
         let kind = if claim.result { "result" } else { "parameter" };

@@ -5,10 +5,12 @@ use serde::Serialize;
 use crate::measure::{Link, Operation, Placement, Row};
 use crate::verdict::groups;
 
-/// Medians closer than this are level, as in the report.
-const LEVEL: f64 = 1.05;
+/// How a winner is named, and when a prediction is right.
+pub const RULE: &str = "Each round's medians are divided by their geometric mean over the placements, so that what slows \
+    all of them in a round does not count. Two placements cannot be told apart if the ranges of their rounds overlap. A \
+    prediction is right if it names the placement with the lowest median, or one that cannot be told from it.";
 
-/// One operation, parameter, link and placement: medians over the rounds.
+/// One operation, parameter, link and placement: for latency and for rate the round whose measurement is the median.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Cell {
     /// What was done.
@@ -21,8 +23,12 @@ pub struct Cell {
     pub placement: Placement,
     /// Median latency with 1 in flight in nanoseconds: predicted, measured.
     pub p50_ns: (f64, f64),
+    /// The least and the largest of the rounds' measurements.
+    pub p50_range_ns: (f64, f64),
     /// Operations a second with 64 in flight: predicted, measured.
     pub ops_per_s: (f64, f64),
+    /// Reads of an object beyond the first with 1 in flight, an operation: predicted, measured.
+    pub rereads: (f64, f64),
 }
 
 impl Cell {
@@ -37,7 +43,7 @@ impl Cell {
     }
 }
 
-/// Who wins an operation over a link.
+/// Who wins an operation over a link. See [`RULE`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Winner {
     /// What was done.
@@ -48,7 +54,7 @@ pub struct Winner {
     pub link: Link,
     /// The placement that the prediction has first.
     pub predicted: Placement,
-    /// The placements that the measurement has first: those within 5 % of the best, the best one first.
+    /// The placement that the measurement has first, and behind it those that cannot be told from it.
     pub measured: Vec<Placement>,
 }
 
@@ -57,10 +63,15 @@ impl Winner {
     pub fn is_right(&self) -> bool {
         self.measured.contains(&self.predicted)
     }
+
+    /// Whether the measurement tells one placement from all others.
+    pub fn is_alone(&self) -> bool {
+        self.measured.len() == 1
+    }
 }
 
 /// The whole comparison.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Validation {
     /// All cells, in the comparison's order.
     pub cells: Vec<Cell>,
@@ -72,70 +83,87 @@ pub struct Validation {
     pub median_rate_error: f64,
 }
 
-/// Puts rounds together: one pair of predicted and measured rows each, with the same cells in the same order.
+/// A prediction and its measurement.
+type Pair<'a> = (&'a Row, &'a Row);
+
+/// Puts rounds together: one pair of predicted and measured rows each. Rows that a round lacks are left out.
 pub fn judge(rounds: &[(Vec<Row>, Vec<Row>)]) -> Validation {
-    let Some((first, _)) = rounds.first() else { return empty() };
-    let cells: Vec<Cell> = first.iter().filter_map(|row| cell(row, rounds)).collect();
-    let rows = |pick: fn((f64, f64)) -> f64| -> Vec<Row> {
-        cells
-            .iter()
-            .map(|cell| {
-                let mut row = Row {
-                    operation: cell.operation,
-                    parameter: cell.parameter,
-                    link: cell.link,
-                    placement: cell.placement,
-                    in_flight_1: Default::default(),
-                    in_flight_64: Default::default(),
-                };
-                row.in_flight_1.p50_ns = pick(cell.p50_ns).round() as u64;
-                row
-            })
-            .collect()
-    };
-    let (predicted, measured) = (rows(|pair| pair.0), rows(|pair| pair.1));
-    let winners = groups(&predicted).into_iter().zip(groups(&measured)).filter_map(|(predicted, measured)| {
-        let best = predicted.iter().min_by_key(|row| row.in_flight_1.p50_ns)?;
-        let mut ranked = measured.clone();
-        ranked.sort_by_key(|row| row.in_flight_1.p50_ns);
-        let limit = ranked.first()?.in_flight_1.p50_ns as f64 * LEVEL;
-        let level = ranked.iter().filter(|row| row.in_flight_1.p50_ns as f64 <= limit);
-        Some(Winner {
-            operation: best.operation,
-            parameter: best.parameter,
-            link: best.link,
-            predicted: best.placement,
-            measured: level.map(|row| row.placement).collect(),
-        })
-    });
-    let winners = winners.collect();
+    let Some((first, _)) = rounds.first() else { return Validation::default() };
+    let (mut cells, mut winners) = (Vec::new(), Vec::new());
+    for group in groups(first) {
+        let rows: Vec<Vec<Pair<'_>>> = group.iter().filter_map(|row| of_rounds(row, rounds)).collect();
+        winners.extend(winner(&rows));
+        cells.extend(rows.iter().filter_map(|rounds| cell(rounds)));
+    }
     let errors = |error: fn(&Cell) -> f64| median(cells.iter().map(|cell| error(cell).abs()).collect());
     let (median_latency_error, median_rate_error) = (errors(Cell::latency_error), errors(Cell::rate_error));
     Validation { cells, winners, median_latency_error, median_rate_error }
 }
 
-fn empty() -> Validation {
-    Validation { cells: Vec::new(), winners: Vec::new(), median_latency_error: 0.0, median_rate_error: 0.0 }
+/// The rows of all rounds like one; `None` if a round lacks it.
+fn of_rounds<'a>(like: &Row, rounds: &'a [(Vec<Row>, Vec<Row>)]) -> Option<Vec<Pair<'a>>> {
+    let key = |row: &Row| (row.operation, row.parameter, row.link, row.placement);
+    let find = |rows: &'a [Row]| rows.iter().find(|row| key(row) == key(like));
+    rounds.iter().map(|(predicted, measured)| Some((find(predicted)?, find(measured)?))).collect()
 }
 
-/// The cell of a row; `None` if a round lacks it.
-fn cell(like: &Row, rounds: &[(Vec<Row>, Vec<Row>)]) -> Option<Cell> {
-    let key = |row: &Row| (row.operation, row.parameter, row.link, row.placement);
-    let find = |rows: &[Row]| rows.iter().find(|row| key(row) == key(like)).cloned();
-    let pairs: Option<Vec<_>> = rounds.iter().map(|(p, m)| Some((find(p)?, find(m)?))).collect();
-    let pairs = pairs?;
-    let over = |figure: fn(&Row) -> f64| {
-        let (predicted, measured) = pairs.iter().map(|(p, m)| (figure(p), figure(m))).unzip();
-        (median(predicted), median(measured))
+fn cell(rounds: &[Pair<'_>]) -> Option<Cell> {
+    let (like, _) = rounds.first()?;
+    let latency = |row: &Row| row.in_flight_1.p50_ns as f64;
+    let rate = |row: &Row| row.in_flight_64.ops_per_s;
+    let middle = |figure: fn(&Row) -> f64| {
+        let mut ranked = rounds.to_vec();
+        ranked.sort_by(|a, b| figure(a.1).total_cmp(&figure(b.1)));
+        ranked[ranked.len() / 2]
     };
+    let (one, many) = (middle(latency), middle(rate));
     Some(Cell {
         operation: like.operation,
         parameter: like.parameter,
         link: like.link,
         placement: like.placement,
-        p50_ns: over(|row| row.in_flight_1.p50_ns as f64),
-        ops_per_s: over(|row| row.in_flight_64.ops_per_s),
+        p50_ns: (latency(one.0), latency(one.1)),
+        p50_range_ns: range(rounds.iter().map(|(_, measured)| latency(measured))),
+        ops_per_s: (rate(many.0), rate(many.1)),
+        rereads: (one.0.in_flight_1.rereads_per_op, one.1.in_flight_1.rereads_per_op),
     })
+}
+
+/// Of the placements of one operation, each with all rounds.
+fn winner(rows: &[Vec<Pair<'_>>]) -> Option<Winner> {
+    let (like, _) = rows.first()?.first()?;
+    let predicted = relative(rows, |(predicted, _)| predicted);
+    let (_, best) = ranked(&predicted)?;
+    let measured = relative(rows, |(_, measured)| measured);
+    let (ranking, first) = ranked(&measured)?;
+    let (_, most) = range(measured[first].iter().copied());
+    let level = ranking.into_iter().filter(|&row| row == first || range(measured[row].iter().copied()).0 <= most);
+    Some(Winner {
+        operation: like.operation,
+        parameter: like.parameter,
+        link: like.link,
+        predicted: rows[best][0].0.placement,
+        measured: level.map(|row| rows[row][0].0.placement).collect(),
+    })
+}
+
+/// Median latencies, row by row and round by round, as a part of the round's geometric mean over the rows.
+fn relative(rows: &[Vec<Pair<'_>>], pick: for<'a> fn(Pair<'a>) -> &'a Row) -> Vec<Vec<f64>> {
+    let logarithm = |pair: Pair<'_>| (pick(pair).in_flight_1.p50_ns.max(1) as f64).ln();
+    let mean = |round: usize| rows.iter().map(|row| logarithm(row[round])).sum::<f64>() / rows.len() as f64;
+    rows.iter().map(|row| (0..row.len()).map(|round| (logarithm(row[round]) - mean(round)).exp()).collect()).collect()
+}
+
+/// The rows from the one with the lowest median on, and that one.
+fn ranked(rows: &[Vec<f64>]) -> Option<(Vec<usize>, usize)> {
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    order.sort_by(|&a, &b| median(rows[a].clone()).total_cmp(&median(rows[b].clone())));
+    let first = *order.first()?;
+    Some((order, first))
+}
+
+fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    values.fold((f64::INFINITY, 0.0), |(low, high), value| (value.min(low), value.max(high)))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -164,22 +192,46 @@ mod tests {
         Placement::ALL.into_iter().zip(p50).map(row).collect()
     }
 
+    /// The winner of rounds of predicted and measured medians.
+    fn named(rounds: &[([u64; 3], [u64; 3])]) -> Winner {
+        let rounds: Vec<_> = rounds.iter().map(|&(predicted, measured)| (rows(predicted), rows(measured))).collect();
+        let [winner] = &judge(&rounds).winners[..] else { panic!("one operation") };
+        winner.clone()
+    }
+
     #[test]
-    fn rounds_are_joined_by_their_medians() {
+    fn a_cell_is_the_round_with_the_median_measurement() {
         let rounds = [
             (rows([90, 20, 30]), rows([100, 19, 20])),
-            (rows([90, 20, 30]), rows([100, 30, 31])),
-            (rows([90, 20, 30]), rows([50, 20, 21])),
+            (rows([80, 20, 30]), rows([120, 30, 31])),
+            (rows([40, 20, 30]), rows([50, 20, 21])),
         ];
         let validation = judge(&rounds);
         assert_eq!(validation.cells.len(), 3);
-        assert_eq!(validation.cells[0].p50_ns, (90.0, 100.0));
+        assert_eq!((validation.cells[0].p50_ns, validation.cells[0].p50_range_ns), ((90.0, 100.0), (50.0, 120.0)));
         assert!((validation.cells[0].latency_error() + 0.1).abs() < 1e-9);
         assert!((validation.median_latency_error - 0.1).abs() < 1e-9, "of 0.1, 0 and 0.43");
-        let [winner] = &validation.winners[..] else { panic!("one operation") };
-        assert_eq!((winner.predicted, &winner.measured[..]), (Placement::Nic, &[Placement::Nic, Placement::Host][..]));
-        assert!(winner.is_right());
-        let wrong = judge(&[(rows([90, 30, 20]), rows([100, 19, 30]))]);
-        assert!(!wrong.winners[0].is_right());
+        assert_eq!(judge(&[]), Validation::default());
+    }
+
+    #[test]
+    fn placements_whose_rounds_overlap_cannot_be_told_apart() {
+        use Placement::{Host, Nic};
+        let predicted = [90, 20, 30];
+        // Nic and host change places from round to round.
+        let level = named(&[(predicted, [100, 20, 21]), (predicted, [100, 21, 20]), (predicted, [100, 20, 21])]);
+        assert_eq!((level.predicted, &level.measured[..], level.is_right()), (Nic, &[Nic, Host][..], true));
+        // Always the same one ahead, by a twentieth.
+        let host = named(&[(predicted, [100, 21, 20]), (predicted, [100, 21, 20]), (predicted, [100, 21, 20])]);
+        assert_eq!((&host.measured[..], host.is_alone(), host.is_right()), (&[Host][..], true, false));
+    }
+
+    #[test]
+    fn what_slows_all_placements_in_a_round_does_not_count() {
+        let (fast, slow) = ([100, 20, 22], [300, 60, 66]);
+        let winner = named(&[(fast, fast), (slow, slow), (fast, fast)]);
+        assert_eq!(winner.measured, [Placement::Nic]);
+        // Nor does a prediction that is twice too long.
+        assert!(named(&[(slow, fast), (slow, fast)]).is_right());
     }
 }

@@ -5,8 +5,8 @@ use remora_model::platform::{Platform, on_curve};
 use crate::compare::Plan;
 use crate::measure::{Link, Load, Operation, Placement, Row};
 use crate::records::Records;
-use crate::store::{LIST_LENGTHS, VALUE_SIZES};
-use crate::where_::{self, Access, Kind, Memory, Place};
+use crate::store::{LIST_LENGTHS, OBJECTS, VALUE_SIZES};
+use crate::where_::{self, Access, Kind, Memory, Place, SoftwareTimes};
 use crate::workload::{Distribution, THETA};
 
 /// The data that the comparison runs on.
@@ -18,13 +18,16 @@ pub struct Data {
     pub record_bytes: f64,
     /// How keys are drawn.
     pub distribution: Distribution,
+    /// Updates a second of the writer, over all objects.
+    pub updates_per_s: f64,
 }
 
 impl Data {
     /// Of the comparison's records and plan.
     pub fn new(records: &Records, plan: &Plan) -> Self {
         let (count, record_bytes) = (records.len() as f64, records.mean_record() as f64);
-        Self { records: count, record_bytes, distribution: plan.distribution }
+        let updates_per_s = plan.writer_updates_per_s.into();
+        Self { records: count, record_bytes, distribution: plan.distribution, updates_per_s }
     }
 }
 
@@ -46,7 +49,8 @@ const SPAN: f64 = 32.0;
 /// all records alike: 1 - H(10^6) / H(10^10), with the harmonic numbers at 0.99.
 const SPREAD_DRAWS: f64 = 0.42;
 
-/// Predicts the rows of a comparison: of each only the median latency with 1 in flight and the rate with 64 are filled.
+/// Predicts the rows of a comparison: of each only the median latency with 1 in flight, the rate with 64 and the
+/// re-reads are filled.
 /// `None` if the platform's NIC is not software.
 pub fn predict(platform: &Platform, data: &Data, links: &[Link], placements: &[Placement]) -> Option<Vec<Row>> {
     let mut rows = Vec::new();
@@ -58,8 +62,13 @@ pub fn predict(platform: &Platform, data: &Data, links: &[Link], placements: &[P
         for &link in links {
             for &placement in placements {
                 let times = times(platform, data, (operation, parameter.unwrap_or(0)), (placement, link))?;
-                let in_flight_1 = Load { p50_ns: times.alone as u64, ops_per_s: 1e9 / times.alone, ..Load::default() };
-                let in_flight_64 = Load { ops_per_s: 1e9 / times.each, ..Load::default() };
+                let rereads_per_op = match operation {
+                    Operation::ConsistentGet => rereads(platform, data, parameter.unwrap_or(0) as f64)?.0,
+                    _ => 0.0,
+                };
+                let (p50_ns, ops_per_s) = (times.alone as u64, 1e9 / times.alone);
+                let in_flight_1 = Load { p50_ns, ops_per_s, rereads_per_op, ..Load::default() };
+                let in_flight_64 = Load { ops_per_s: 1e9 / times.each, rereads_per_op, ..Load::default() };
                 rows.push(Row { operation, parameter, link, placement, in_flight_1, in_flight_64 });
             }
         }
@@ -72,7 +81,7 @@ fn times(
     data: &Data,
     (operation, parameter): (Operation, u64),
     (placement, link): (Placement, Link),
-) -> Option<where_::SoftwareTimes> {
+) -> Option<SoftwareTimes> {
     let place = match placement {
         Placement::Client => Place::Client,
         Placement::Nic => Place::Nic,
@@ -87,19 +96,43 @@ fn times(
         }
         Operation::GetSize => get(platform, data.distribution, data.records.min(SIZED_RECORDS), KEY + size, of),
         Operation::GetMiss => of(&described((1.0 + OVERFLOW, 64.0), 0.0, data.records * 43.0)),
-        Operation::ConsistentGet => {
-            let bytes = size + CHECKSUM;
-            // One access: the object itself. It was just written, by another core.
-            let mut object = described((1.0, bytes), bytes, 2.0 * bytes);
-            let software = platform.software.as_ref()?;
-            let clock = if place == Place::Client { platform.client.clock } else { platform.host.clock };
-            object.cycles = bytes / software.system.crc64 * clock;
-            let mut times = of(&object)?;
-            let fetched = (bytes / 64.0).ceil().min(4.0) * software.system.core_to_core as f64 / 2000.0;
-            times.alone += fetched;
-            Some(times)
-        }
+        Operation::ConsistentGet => consistent(platform, data, size, (place, link)),
     }
+}
+
+/// A consistent GET beside the writer: the probe's call beside one, less the element that only the probe reads, and
+/// what the kernel does more: the checksum, and reads made again.
+fn consistent(platform: &Platform, data: &Data, size: f64, (place, link): (Place, Link)) -> Option<SoftwareTimes> {
+    let (software, costs) = (platform.software.as_ref()?, where_::costs(platform, place, link)?);
+    let bytes = size + CHECKSUM;
+    let call = |beside: &[(u64, u64)], quiet: &[(u64, u64)], step: u64| {
+        // At the client an element is a round trip of its own: one of two that a value of its size takes. A core that
+        // is shared slows both alike.
+        let element = if place == Place::Client { on_curve(quiet, 64.0, false) / 2.0 } else { step as f64 };
+        on_curve(beside, bytes, false) * (1.0 - element / on_curve(quiet, bytes, false).max(1.0)) / 1000.0
+    };
+    let alone = call(&costs.beside, &costs.reply, costs.step);
+    let each = call(&costs.beside_each, &costs.reply_each, costs.step_each);
+    let system = &software.system;
+    let checksum = bytes / system.crc64 * 1e9;
+    let again = |call: f64| checksum + if place == Place::Client { call } else { bytes / system.shared_read * 1e9 };
+    // With many under way the client makes the object that it expects while others wait.
+    let expected = checksum + bytes / system.write * 1e9;
+    let (mean, median) = rereads(platform, data, size)?;
+    Some(SoftwareTimes {
+        alone: alone + checksum + median * again(alone),
+        each: each + checksum + mean * again(each) + expected,
+    })
+}
+
+/// How often a reader reads again: on average, and in the median. A read is in vain if its own copying overlaps the
+/// writer's of the same object, at a rate and for times that do not depend on each other.
+fn rereads(platform: &Platform, data: &Data, size: f64) -> Option<(f64, f64)> {
+    let system = &platform.software.as_ref()?.system;
+    let copying = (size + CHECKSUM) / system.shared_write + (size + CHECKSUM) / system.shared_read;
+    let torn = 1.0 - (-data.updates_per_s / f64::from(OBJECTS) * copying).exp();
+    let median = (0.5f64.ln() / torn.max(f64::MIN_POSITIVE).ln()).ceil() - 1.0;
+    Some((torn / (1.0 - torn), median.max(0.0)))
 }
 
 /// A GET of records of so many bytes with their keys: the mixture of a zipfian over them and of draws that fall on all
@@ -109,14 +142,13 @@ fn get(
     distribution: Distribution,
     records: f64,
     bytes: f64,
-    of: impl Fn(&where_::Operation) -> Option<where_::SoftwareTimes>,
-) -> Option<where_::SoftwareTimes> {
+    of: impl Fn(&where_::Operation) -> Option<SoftwareTimes>,
+) -> Option<SoftwareTimes> {
     let rounded = (bytes / 64.0).ceil() * 64.0;
     let item = 43.0 + rounded;
-    let mut uniform = described((2.0 + OVERFLOW, 64.0), bytes, records * item);
-    uniform.uneven = true;
-    let mut zipfian = where_::Operation { skew: THETA, item, ..uniform.clone() };
-    zipfian.item = item;
+    let described = described((2.0 + OVERFLOW, 64.0), bytes, records * item);
+    let uniform = where_::Operation { uneven: true, ..described };
+    let zipfian = where_::Operation { skew: THETA, item, ..uniform.clone() };
     let spread = if distribution == Distribution::Uniform { 1.0 } else { SPREAD_DRAWS };
     let (zipfian, uniform) = (of(&zipfian)?, of(&uniform)?);
     let own = {
@@ -127,7 +159,7 @@ fn get(
         WORKLOAD_LOADS * (spread * load(all) + (1.0 - spread) * load((all * 16384.0).sqrt()))
     };
     let mix = |zipfian: f64, uniform: f64| (1.0 - spread) * zipfian + spread * uniform + own;
-    Some(where_::SoftwareTimes { alone: mix(zipfian.alone, uniform.alone), each: mix(zipfian.each, uniform.each) })
+    Some(SoftwareTimes { alone: mix(zipfian.alone, uniform.alone), each: mix(zipfian.each, uniform.each) })
 }
 
 fn described((count, bytes): (f64, f64), reply: f64, state: f64) -> where_::Operation {
@@ -178,16 +210,29 @@ mod tests {
             add(&format!("system.{key}"), "ns", 100.0);
         }
         add("system.core_to_core", "ns", 100.0);
-        for key in ["read", "write", "copy", "crc64", "icrc"] {
+        for key in ["read", "write", "copy", "shared_write", "shared_read", "crc64", "icrc"] {
             add(&format!("system.{key}"), "GB/s", 10.0);
         }
         for place in ["client", "nic", "host"] {
             for link in ["udp", "shm"] {
                 let path = |key: &str| format!("software.{link}.{place}.{key}");
-                for (key, value) in [("call", 5000.0), ("call_each", 500.0), ("step", 50.0), ("step_each", 20.0)] {
+                for (key, value) in [
+                    ("call", 5000.0),
+                    ("call_each", 500.0),
+                    ("step", 50.0),
+                    ("step_each", 20.0),
+                    ("long", 700.0),
+                    ("long_each", 70.0),
+                ] {
                     add(&path(key), "ns", value);
                 }
-                for (curve, value) in [("reply", 5200.0), ("reply_each", 560.0), ("uneven_each", 900.0)] {
+                for (curve, value) in [
+                    ("reply", 5200.0),
+                    ("reply_each", 560.0),
+                    ("uneven_each", 900.0),
+                    ("beside", 8000.0),
+                    ("beside_each", 1200.0),
+                ] {
                     add(&path(&format!("{curve}.64B")), "ns", value);
                     add(&path(&format!("{curve}.4200B")), "ns", value + 1000.0);
                 }
@@ -198,7 +243,8 @@ mod tests {
 
     #[test]
     fn predictions_are_what_a_hand_calculation_gives() {
-        let data = Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Zipfian };
+        let data =
+            Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Zipfian, updates_per_s: 50_000.0 };
         let machine = machine();
         let rows = predict(&machine, &data, &[Link::Udp], &Placement::ALL).unwrap();
         assert_eq!(rows.len(), (6 + 2 + 7 + 7) * 3);
@@ -214,20 +260,51 @@ mod tests {
             "{client}: reply, three more reads, five loads"
         );
         let (nic, each) = row(Operation::List, Some(4), Placement::Nic);
-        assert!((nic - (5350.0 + 5.0 * 0.75 * load)).abs() < 2.0, "{nic}: every fourth load hides behind the links");
-        assert!((each - (560.0 + 3.0 * 20.0)).abs() < 1.0, "{each}: ten misses at once keep up with 20 ns a step");
+        let expected = 5350.0 + 5.0 * 0.75 * load + 700.0;
+        assert!(
+            (nic - expected).abs() < 2.0,
+            "{nic}: every fourth load hides behind the links, which are looked at once"
+        );
+        assert!(
+            (each - (560.0 + 3.0 * 20.0 + 70.0)).abs() < 1.0,
+            "{each}: ten misses at once keep up with 20 ns a step"
+        );
         let (miss, _) = row(Operation::GetMiss, None, Placement::Client);
         assert!((5050.0..5200.0).contains(&miss), "{miss}: a call, an access, its load");
-        // A checksum over 4104 bytes at 10 GB/s, wherever it is made.
-        let consistent = |bytes| row(Operation::ConsistentGet, Some(bytes), Placement::Host).0;
-        let longer = consistent(4096) - consistent(64);
-        let expected = (0.403 + 4032.0 / 4136.0 + 0.1) * 1000.0;
-        assert!((longer - expected).abs() < 10.0, "{longer}: checksum, reply, two more lines");
+        // Beside a writer the probe's call takes 8000 ns, of which an element at the client is half, on the node 50 of
+        // 5200. A checksum over 72 bytes at 10 GB/s; of 4136 bytes more than 64 the curve makes 1000 ns. The median
+        // reader reads once.
+        let more = |bytes: f64| (bytes - 64.0) / 4136.0 * 1000.0;
+        let expected = |element: f64| (8000.0 + more(72.0)) * (1.0 - element / (5200.0 + more(72.0))) + 7.2;
+        let (client, _) = row(Operation::ConsistentGet, Some(64), Placement::Client);
+        assert!((client - expected(2600.0)).abs() < 1.0, "{client}");
+        let (host, _) = row(Operation::ConsistentGet, Some(64), Placement::Host);
+        assert!((host - expected(50.0)).abs() < 1.0, "{host}");
+        // 4104 bytes are copied twice in 410 ns each: of 25,000 updates a second one in fifty falls into that.
+        let (_, each) = row(Operation::ConsistentGet, Some(4096), Placement::Host);
+        let (torn, copy) = (1.0 - (-25_000.0 * 820.8e-9f64).exp(), 410.4);
+        let call = (1200.0 + more(4104.0)) * (1.0 - 20.0 / (560.0 + more(4104.0)));
+        let expected = call + copy + torn / (1.0 - torn) * 2.0 * copy + 2.0 * copy;
+        assert!((each - expected).abs() < 1.0, "{each} instead of {expected}");
+    }
+
+    #[test]
+    fn readers_read_again_when_the_writer_is_always_there() {
+        let of = |updates_per_s| {
+            let data = Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Zipfian, updates_per_s };
+            rereads(&machine(), &data, 4096.0).unwrap()
+        };
+        assert_eq!(of(0.0), (0.0, 0.0));
+        // Twice 820.8 ns in each period of an object: a chance of 1 - 1 / e^2, so that the median is at the fifth read.
+        let (mean, median) = of(2.0 * 2.0 / 820.8e-9);
+        assert!((mean - (2f64.exp() - 1.0)).abs() < 1e-9, "{mean}");
+        assert_eq!(median, 4.0);
     }
 
     #[test]
     fn hardware_has_no_such_prediction() {
-        let data = Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Uniform };
+        let data =
+            Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Uniform, updates_per_s: 50_000.0 };
         assert!(predict(&Platform::load("strom-10g").unwrap(), &data, &[Link::Udp], &Placement::ALL).is_none());
     }
 }

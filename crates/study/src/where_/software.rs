@@ -3,7 +3,7 @@
 //! all in cache, and of what memory adds:
 //!
 //! ```text
-//! alone = reply(bytes) + (accesses - 2) x step + accesses x exposed load
+//! alone = reply(bytes) + (accesses - 2) x step + accesses x exposed load + what a long call takes more
 //! each  = the same of the times with 64 under way; there, loads overlap as far as a core keeps misses under way
 //! ```
 
@@ -31,14 +31,7 @@ const ROUNDS: f64 = 4.0;
 
 /// What an operation takes over a link in a placement; `None` if the platform's NIC is not software.
 pub fn times(platform: &Platform, operation: &Operation, place: Place, link: Link) -> Option<SoftwareTimes> {
-    let software = platform.software.as_ref()?;
-    let links = if link == Link::Shm { &software.shm } else { &software.udp };
-    let costs = match place {
-        Place::Client => &links.client,
-        Place::Nic => &links.nic,
-        Place::Host => &links.host,
-        Place::Accel => return None,
-    };
+    let (software, costs) = (platform.software.as_ref()?, costs(platform, place, link)?);
     let (load, stream) = memory(software, operation);
     let clock = if place == Place::Client { platform.client.clock } else { platform.host.clock };
     let compute = operation.cycles / clock * 1e9;
@@ -48,6 +41,18 @@ pub fn times(platform: &Platform, operation: &Operation, place: Place, link: Lin
     })
 }
 
+/// What the probe measured of a placement over a link.
+pub fn costs(platform: &Platform, place: Place, link: Link) -> Option<&SoftwarePlace> {
+    let software = platform.software.as_ref()?;
+    let links = if link == Link::Shm { &software.shm } else { &software.udp };
+    match place {
+        Place::Client => Some(&links.client),
+        Place::Nic => Some(&links.nic),
+        Place::Host => Some(&links.host),
+        Place::Accel => None,
+    }
+}
+
 fn alone(costs: &SoftwarePlace, operation: &Operation, place: Place, load: f64) -> f64 {
     let step = costs.step as f64 / 1000.0;
     let exposed = match place {
@@ -55,7 +60,8 @@ fn alone(costs: &SoftwarePlace, operation: &Operation, place: Place, load: f64) 
         Place::Client => load,
         _ => ((ROUNDS - 1.0) * load + (load - ROUNDS * step).max(0.0)) / ROUNDS,
     };
-    body(&costs.reply, (costs.call, step), operation) + operation.count() * exposed
+    let long = if lasts(operation, place) { costs.long as f64 / 1000.0 } else { 0.0 };
+    body(&costs.reply, (costs.call, step), operation) + operation.count() * exposed + long
 }
 
 fn each(costs: &SoftwarePlace, operation: &Operation, place: Place, overlapped: f64) -> f64 {
@@ -63,7 +69,13 @@ fn each(costs: &SoftwarePlace, operation: &Operation, place: Place, overlapped: 
     // Other calls' steps pass while a load is under way, unless the core can have no more misses.
     let missing = if place == Place::Client { 0.0 } else { (overlapped - step).max(0.0) };
     let value = if operation.uneven { &costs.uneven_each } else { &costs.reply_each };
-    body(value, (costs.call_each, step), operation) + operation.count() * missing
+    let long = if lasts(operation, place) { costs.long_each as f64 / 1000.0 } else { 0.0 };
+    body(value, (costs.call_each, step), operation) + operation.count() * missing + long
+}
+
+/// Whether a call is not over before the node looks at its links again.
+fn lasts(operation: &Operation, place: Place) -> bool {
+    place != Place::Client && operation.count() > ROUNDS
 }
 
 /// Call, accesses and reply, with everything in cache.

@@ -206,4 +206,14 @@ fn the_modelled_world_agrees_with_the_screen() {
         let ratio = run.p50_ns as f64 / candidate.p50_ns;
         assert!((0.75..1.3).contains(&ratio), "{run:?} against {candidate:?}");
     }
+    // With many under way as well, where the client's commands are the limit if it has but one core.
+    for name in ["bluefield2", "dfabric"] {
+        let platform = Platform::load(name).unwrap();
+        let operation = Operation { load: Load::Closed(64), ..operation.clone() };
+        let ranking = rank(&platform, &operation, &Options::default());
+        let best = &ranking[0];
+        let run = world::run(&platform, &operation, best.place, (500, 1)).expect("a chain of reads").unwrap();
+        let ratio = run.p50_ns as f64 / best.p50_ns;
+        assert!((0.75..1.3).contains(&ratio), "{name}: {run:?} against {best:?}");
+    }
 }

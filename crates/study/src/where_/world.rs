@@ -92,7 +92,10 @@ fn measure(
         Place::Host => world::Placement::Host,
         Place::Accel => world::Placement::Accel,
     };
-    let mut modelled = Modelled::new(&PairSpec::new(platform, operation.state as u64, seed)?, placement)?;
+    let mut spec = PairSpec::new(platform, operation.state as u64, seed)?;
+    // As many threads of the client as the screen takes: all its cores, not the one of a comparison.
+    spec.client.core = platform.client.clone();
+    let mut modelled = Modelled::new(&spec, placement)?;
     let wanted = (operation.state / LINE / elements as f64) as u64;
     let lists = wanted.clamp(64, (MOST_ELEMENTS / elements).max(64));
     let failed = |_| ModelError::World(world::WorldError::Missing { platform: platform.name.clone(), what: "memory" });
