@@ -35,8 +35,8 @@ const GOAL: f64 = 0.15;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, after_long_help = format!("{RULE}\n\n{EXAMPLES}"))]
 pub struct Validate {
-    /// Rounds, each a probe, a prediction from it and a comparison; medians over them count, and their ranges tell which
-    /// placements can be told apart
+    /// Rounds, each a probe, a prediction from it and a comparison; medians over them count, and their ranges tell
+    /// which placements can be told apart
     #[arg(long, value_name = "N", default_value = "5", value_parser = crate::args::up_to(1..=100))]
     pub rounds: u32,
     /// Seconds for each figure of a comparison
@@ -198,8 +198,8 @@ fn table(validation: &Validation, machine: &Machine, rounds: usize, states: &[[f
         states.iter().map(|[probe, before, after]| format!("{probe:.0} {before:.0} {after:.0}")).collect();
     let _ = writeln!(
         out,
-        "Core to core in each probe, before and after its comparison, ns: {}. A round counts if they lie within a factor of \
-         {MOVED}.",
+        "Core to core in each probe, before and after its comparison, ns: {}. A round counts if they lie within \
+         a factor of {MOVED}.",
         states.join(", ")
     );
     out.extend(machine.remark().map(|remark| remark + "\n"));
@@ -231,7 +231,8 @@ fn winners(out: &mut String, validation: &Validation) {
     let all = validation.winners.len();
     let _ = writeln!(
         out,
-        "winner named rightly in {} of {all} rows (goal all: {}); in {} the measurement tells one placement from all others",
+        "winner named rightly in {} of {all} rows (goal all: {}); in {} the measurement tells one placement \
+         from all others",
         all - wrong.len(),
         if wrong.is_empty() { "met" } else { "missed" },
         validation.winners.iter().filter(|winner| winner.is_alone()).count()

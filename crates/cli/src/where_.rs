@@ -144,8 +144,8 @@ pub fn run(args: &Where) -> Result<(), Failure> {
     Ok(())
 }
 
-const CSV_HEAD: &str = "operation,platform,place,alone_ns,p50_ns,p99_ns,p50_low_ns,p50_high_ns,ops_per_s,saturation_per_s,\
-    ops_per_joule,binding,utilisation,simulated_p50_ns,simulated_p99_ns,simulated_ops_per_s\n";
+const CSV_HEAD: &str = "operation,platform,place,alone_ns,p50_ns,p99_ns,p50_low_ns,p50_high_ns,ops_per_s,\
+    saturation_per_s,ops_per_joule,binding,utilisation,simulated_p50_ns,simulated_p99_ns,simulated_ops_per_s\n";
 
 /// A line for each placement, the best first. What is not known or was not simulated is empty.
 fn csv_lines(operation: &str, platform: &str, answer: &Answer) -> String {

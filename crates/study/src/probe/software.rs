@@ -1,8 +1,8 @@
 //! The software NIC over one link: what a call, an access and a reply take in each place, by small loops.
 //!
 //! The loops are calls of the traversal kernel on lists of the probe's own, all in cache: without an element (a call
-//! that touches no memory), along many elements (accesses), and to a value of some size (replies), which a thread of the
-//! node leaves alone or keeps rewriting. Each runs alone and with 64 under way.
+//! that touches no memory), along many elements (accesses), and to a value of some size (replies), which a thread of
+//! the node leaves alone or keeps rewriting. Each runs alone and with 64 under way.
 
 use std::time::Duration;
 

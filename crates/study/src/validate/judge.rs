@@ -6,9 +6,10 @@ use crate::measure::{Link, Operation, Placement, Row};
 use crate::verdict::groups;
 
 /// How a winner is named, and when a prediction is right.
-pub const RULE: &str = "Each round's medians are divided by their geometric mean over the placements, so that what slows \
-    all of them in a round does not count. Two placements cannot be told apart if the ranges of their rounds overlap. A \
-    prediction is right if it names the placement with the lowest median, or one that cannot be told from it.";
+pub const RULE: &str = "Each round's medians are divided by their geometric mean over the placements, so that what \
+    slows all of them in a round does not count. Two placements cannot be told apart if the ranges of their rounds \
+    overlap. A prediction is right if it names the placement with the lowest median, or one that cannot be told from \
+    it.";
 
 /// One operation, parameter, link and placement: for latency and for rate the round whose measurement is the median.
 #[derive(Clone, Debug, PartialEq, Serialize)]
