@@ -214,6 +214,7 @@ pub const MARKS: &[&str] = &[
     "rejoins",
     "full_recoveries",
     "duplicates",
+    "overtaken",
 ];
 
 impl Engine for Minos {

@@ -144,7 +144,8 @@ impl Replica {
         let stamp = record.and_then(|record| record.stamp(session));
         if let Some(outcome) = stamp.zip(session).and_then(|(stamp, session)| done_before(&waiting.op, session, stamp))
         {
-            self.marks.duplicates += 1;
+            let overtaken = outcome == Outcome::Unknown;
+            *(if overtaken { &mut self.marks.overtaken } else { &mut self.marks.duplicates }) += 1;
             return self.reply(client, outcome);
         }
         let (new, outcome) = modify(&waiting.op, value);

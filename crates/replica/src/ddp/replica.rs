@@ -162,6 +162,8 @@ marks! {
     full_recoveries,
     /// Requests found done already.
     duplicates,
+    /// Attempts at requests that came after a later attempt.
+    overtaken,
 }
 
 /// One node's share of the protocol.
