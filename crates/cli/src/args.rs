@@ -194,6 +194,8 @@ pub enum Bench {
     Nic(BenchNic),
     /// GETs a second of one core by the number in flight, beside a plain loop
     Kernel(BenchKernel),
+    /// Kernels as WebAssembly beside native ones, and what a hostile one costs its neighbours
+    Wasm(crate::bench_wasm::BenchWasm),
     /// The event core of the modelled world beside a binary heap and SimGrid
     Model(crate::bench_model::BenchModel),
     /// Shuffling, sketches, checksums and compression of streams beside plain WRITEs of the same data

@@ -4,6 +4,7 @@ mod args;
 mod bench;
 mod bench_model;
 mod bench_stream;
+mod bench_wasm;
 mod check;
 mod child;
 mod compare;
@@ -82,6 +83,7 @@ fn main() -> ExitCode {
         Command::Check { what } => check::run(&what),
         Command::Bench { what: Bench::Nic(args) } => bench::nic(&args),
         Command::Bench { what: Bench::Kernel(args) } => bench::kernel(&args),
+        Command::Bench { what: Bench::Wasm(args) } => bench_wasm::run(&args),
         Command::Bench { what: Bench::Model(args) } => bench_model::run(&args),
         Command::Bench { what: Bench::Stream(args) } => bench_stream::run(&args),
     })

@@ -120,6 +120,25 @@ fn a_kernel_is_compared_in_all_places() {
 }
 
 #[test]
+fn webassembly_is_measured_beside_native_kernels_and_hostile_ones_beside_neighbours() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let json = dir.path().join("wasm.json").to_string_lossy().into_owned();
+    let bench = ["bench", "wasm", "--rounds", "1", "--seconds", "0.02", "--table", "64K", "--json", &json];
+    let report = text(&remora(&bench));
+    for word in ["empty", "GET", "spins", "recurses", "traps", "foreign", "nic", "host"] {
+        assert!(report.contains(word), "{word} in {report}");
+    }
+    let figures: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).expect("figures")).expect("JSON");
+    assert!(figures["pairs"].as_array().is_some_and(|pairs| pairs.len() == 4), "{figures}");
+    let neighbours = figures["neighbours"].as_array().expect("neighbours");
+    assert_eq!(neighbours.len(), 12);
+    for row in neighbours.iter().filter(|row| row["beside"] == "spins to its fuel's end") {
+        // None may have ended yet in so short a time.
+        assert!(row["other_status"].is_null() || row["other_status"] == "StepLimit", "{row}");
+    }
+}
+
+#[test]
 fn mistakes_are_named_in_one_line() {
     let dir = tempfile::tempdir().expect("a directory");
     let bad = dir.path().join("bad.wat");
@@ -130,4 +149,51 @@ fn mistakes_are_named_in_one_line() {
     assert!(failure(&remora(&["kernel", "build", "no.wat"])).contains("no.wat"));
     let call = ["kernel", "call", "x", "--node", "127.15.2.1", "--args", "what:1"];
     assert!(failure(&remora(&call)).contains("what:1"));
+}
+
+fn has_clang() -> bool {
+    let found = |tool: &str| Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success());
+    found("clang") && found("wasm-ld")
+}
+
+fn has_rust_target() -> bool {
+    let target = ["--print", "target-libdir", "--target", "wasm32-unknown-unknown"];
+    Command::new("rustc").args(target).output().is_ok_and(|output| {
+        output.status.success() && Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir()
+    })
+}
+
+/// Built again where their compiler is there, modules do what those do that are shipped.
+#[test]
+fn sources_behave_as_the_modules_that_are_shipped() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = words(dir.path()).to_string_lossy().into_owned();
+    let address = "127.15.3.1";
+    let _node = Node::start(address, &[]);
+    let bounded = ["key,u32:0,va+56,i64:3,i64:0", "key,u32:0,va+56,i64:3,i64:5", "key,u32:0,va,i64:-1,i64:0"];
+    let topk = ["key,u32:2,va,u64:4", "key,u32:0,va,u64:4", "key,u32:2,va,u64:1000000"];
+    let sum = ["key,u32:8,va", "key,u32:9,va", "key"];
+    for (source, shipped, there, calls) in [
+        ("bounded.c", "bounded.wasm", has_clang(), bounded),
+        ("template.c", "template.wat", has_clang(), sum),
+        ("topk.rs", "topk.wasm", has_rust_target(), topk),
+        ("template.rs", "template.wat", has_rust_target(), sum),
+    ] {
+        if !there {
+            eprintln!("{source} is not built: its compiler or target is not there");
+            continue;
+        }
+        let built = dir.path().join(source).with_extension("wasm").to_string_lossy().into_owned();
+        text(&remora(&["kernel", "build", &kernels(source), "-o", &built]));
+        text(&remora(&["kernel", "deploy", &built, "--name", "built", "--node", address]));
+        text(&remora(&["kernel", "deploy", &kernels(shipped), "--name", "shipped", "--node", address]));
+        for args in calls {
+            let outcome = |name: &str| {
+                let call = ["kernel", "call", name, "--node", address, "--data", &data, "--args", args];
+                let output = remora(&call);
+                (output.status.code(), output.stdout, output.stderr)
+            };
+            assert_eq!(outcome("built"), outcome("shipped"), "{source} with {args}");
+        }
+    }
 }

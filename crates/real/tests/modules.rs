@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use remora_kernel::Status;
+use remora_kernel::{Limits, Status};
 use remora_real::{Client, ClientConfig, Error, LinkChoice, Node, NodeConfig, Placement};
 use remora_wasm::{Isolation, ModuleLimits};
 
@@ -92,6 +92,42 @@ fn a_module_runs_in_every_place_and_is_replaced_and_removed() {
         panic!("the node keeps nothing")
     };
     assert!(why.contains("--kernels"), "{why}");
+    node.shutdown();
+}
+
+/// Parameters as for [`plus`]; reads the word 5000 times.
+const OFTEN: &str = r#"(module
+  (import "remora" "read" (func $read (param i32 i64 i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (global (export "params") i32 (i32.const 1024))
+  (func (export "run") (param i32) (result i32) (local $n i32)
+    (loop $again
+      (if (call $read (i32.load (i32.const 1024)) (i64.load (i32.const 1032)) (i32.const 0) (i32.const 8))
+        (then (return (i32.const 20))))
+      (br_if $again (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1))) (i32.const 5000))))
+    (i32.const 0)))"#;
+
+#[test]
+fn a_modules_limits_replace_those_of_its_place() {
+    let node = Node::start(config(5)).expect("node");
+    let mut client = client(&node, 2);
+    let region = client.alloc(8).expect("memory");
+    let params = [u64::from(region.key).to_le_bytes(), region.va.to_le_bytes()].concat();
+    let often = wat::parse_str(OFTEN).expect("wat");
+    for (steps, status) in [(5000, Status::Ok), (4999, Status::Other(20))] {
+        let access = Limits { steps, ..Limits::default() };
+        let limits = ModuleLimits { access, ..ModuleLimits::default() };
+        let op = client.deploy_kernel("often", &often, limits, Isolation::Reused, false).expect("deployed").op;
+        client.local_kernels().deploy_at(Some(op), "often", &often, limits, Isolation::Reused).expect("here too");
+        for placement in PLACEMENTS {
+            assert_eq!(client.call(placement, op, &params).expect("call").0, status, "{placement:?}, {steps} accesses");
+        }
+    }
+    let fuel = ModuleLimits { fuel: 2_000_000_000, ..ModuleLimits::default() };
+    let Err(Error::Node { why, .. }) = client.deploy_kernel("often", &often, fuel, Isolation::Reused, false) else {
+        panic!("that is above the ceiling")
+    };
+    assert!(why.contains("1000000000 fuel (--fuel), not 2000000000"), "{why}");
     node.shutdown();
 }
 

@@ -73,7 +73,7 @@ impl Inline {
     }
 
     #[cold]
-    fn make(&self) -> Result<Running<Remote>, Error> {
+    fn make(&self) -> Result<Box<Running<Remote>>, Error> {
         match pin!(self.0.make()).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(instance) => instance,
             Poll::Pending => Err(Error::Runtime("an instance that cannot wait did".into())),

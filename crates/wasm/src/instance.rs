@@ -20,6 +20,14 @@ pub(crate) struct State<P> {
     pub place: P,
 }
 
+impl<P> State<P> {
+    /// Bytes of the module's memory.
+    #[inline]
+    pub fn memory_used(&self) -> usize {
+        self.limit.used
+    }
+}
+
 /// Holds a module's memory within its limit, and that of all modules together within the engine's.
 struct MemoryLimit {
     limit: usize,
@@ -60,8 +68,8 @@ pub(crate) struct Running<P: 'static> {
 }
 
 impl<P: Default + Send> Running<P> {
-    /// A new store and what can be called in it. A start function, if the module has one, has run. With a `slice`, calls
-    /// give way after so much fuel.
+    /// A new store and what can be called in it. A start function, if the module has one, has run. With a `slice`,
+    /// calls give way after so much fuel.
     pub async fn new(
         engine: &Engine,
         limits: ModuleLimits,
@@ -90,12 +98,6 @@ impl<P: Default + Send> Running<P> {
         let run = instance.get_typed_func(&mut store, "run").map_err(|_| Error::Export("run(i32) -> i32"))?;
         store.data_mut().memory = Some(memory);
         Ok(Running { store, run, memory, params })
-    }
-
-    /// Bytes of its memory.
-    #[inline]
-    pub fn memory_len(&self) -> usize {
-        self.memory.data_size(&self.store)
     }
 
     /// Readies it for a call, whose reply it takes until the call [ends](Self::end).

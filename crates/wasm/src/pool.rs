@@ -1,5 +1,7 @@
 //! Instances of one module, kept between calls.
 
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wasmtime::{InstancePre, Linker};
@@ -23,7 +25,27 @@ pub(crate) struct Pool<P: 'static> {
     keep: bool,
     /// Fuel after which a call gives way; `None` if it never does.
     slice: Option<u64>,
-    spare: Mutex<Vec<Running<P>>>,
+    /// A spare instance that is taken and put back without a lock, if there is one: a place that runs calls one after
+    /// the other needs no more.
+    first: AtomicPtr<Running<P>>,
+    /// The other ones.
+    #[allow(clippy::vec_box, reason = "boxes go back and forth between here and the place of the first")]
+    more: Mutex<Vec<Box<Running<P>>>>,
+}
+
+impl<P> Drop for Pool<P> {
+    fn drop(&mut self) {
+        self.take_first();
+    }
+}
+
+impl<P> Pool<P> {
+    #[inline]
+    fn take_first(&self) -> Option<Box<Running<P>>> {
+        let first = self.first.swap(ptr::null_mut(), Ordering::Acquire);
+        // SAFETY: `put_back` made the pointer from a box, and whoever swaps it out is the only one to have it.
+        (!first.is_null()).then(|| unsafe { Box::from_raw(first) })
+    }
 }
 
 impl<P: Default + Send> Pool<P> {
@@ -42,7 +64,8 @@ impl<P: Default + Send> Pool<P> {
             .and_then(|()| linker.instantiate_pre(module))
             .map_err(|error| Error::Runtime(format!("{error:#}")))?;
         let keep = isolation == Isolation::Reused;
-        Ok(Pool { engine: engine.clone(), pre, limits, keep, slice, spare: Mutex::default() })
+        let (first, more) = (AtomicPtr::default(), Mutex::default());
+        Ok(Pool { engine: engine.clone(), pre, limits, keep, slice, first, more })
     }
 
     /// What a call may use up.
@@ -52,32 +75,39 @@ impl<P: Default + Send> Pool<P> {
 
     /// A spare instance.
     #[inline]
-    pub fn spare(&self) -> Option<Running<P>> {
-        self.spares().pop()
+    pub fn spare(&self) -> Option<Box<Running<P>>> {
+        self.take_first().or_else(|| self.more().pop())
     }
 
     /// A new instance. It waits only where there is a slice.
-    pub async fn make(&self) -> Result<Running<P>, Error> {
-        Running::new(&self.engine, self.limits, self.slice, async |store| match self.slice {
+    pub async fn make(&self) -> Result<Box<Running<P>>, Error> {
+        let instance = Running::new(&self.engine, self.limits, self.slice, async |store| match self.slice {
             Some(_) => self.pre.instantiate_async(store).await,
             None => self.pre.instantiate(store),
-        })
-        .await
+        });
+        instance.await.map(Box::new)
     }
 
     /// Takes an instance back after a call, unless each call has its own or there are enough.
     #[inline]
-    pub fn put_back(&self, instance: Running<P>) {
-        if !self.keep || instance.memory_len() > SPARE_MEMORY {
+    pub fn put_back(&self, instance: Box<Running<P>>) {
+        if !self.keep || instance.store.data().memory_used() > SPARE_MEMORY {
             return;
         }
-        let mut spares = self.spares();
-        if spares.len() < SPARES {
-            spares.push(instance);
+        let instance = Box::into_raw(instance);
+        if self.first.compare_exchange(ptr::null_mut(), instance, Ordering::Release, Ordering::Relaxed).is_err() {
+            // SAFETY: it was not put where others would find it.
+            let instance = unsafe { Box::from_raw(instance) };
+            let mut more = self.more();
+            if more.len() < SPARES - 1 {
+                more.push(instance);
+            }
         }
     }
 
-    fn spares(&self) -> MutexGuard<'_, Vec<Running<P>>> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    #[cold]
+    #[allow(clippy::vec_box, reason = "see the field")]
+    fn more(&self) -> MutexGuard<'_, Vec<Box<Running<P>>>> {
+        self.more.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

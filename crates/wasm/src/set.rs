@@ -1,6 +1,7 @@
 //! The kernels of a place: the built-in ones, and modules that come and go while calls run.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use remora_kernel::{Builtins, Call, HostMemory, Kernel, Limits, Memory, Runner, Status};
@@ -56,12 +57,15 @@ const MAX_MODULES: usize = 64;
 ///
 /// A module is replaced between two calls: calls that run go on with the old one, and no call finds neither.
 #[derive(Clone, Default)]
-pub struct KernelSet {
-    modules: Arc<RwLock<Modules>>,
-}
+pub struct KernelSet(Arc<Shared>);
 
-/// By op-code.
-type Modules = BTreeMap<u64, (Entry, Arc<Module>)>;
+#[derive(Default)]
+struct Shared {
+    /// By op-code.
+    modules: RwLock<BTreeMap<u64, (Entry, Arc<Module>)>>,
+    /// Counts the changes of `modules`.
+    version: AtomicU64,
+}
 
 impl KernelSet {
     /// Compiles a module and makes it what its name stands for; the op-code of a name stays.
@@ -90,7 +94,7 @@ impl KernelSet {
         }
         // Compiled before the lock is taken: calls go on meanwhile.
         let module = Arc::new(Module::new(&Engine::shared()?, bytes, limits, isolation)?);
-        let mut modules = self.modules.write().unwrap_or_else(PoisonError::into_inner);
+        let mut modules = self.0.modules.write().unwrap_or_else(PoisonError::into_inner);
         let old = modules.values().find(|(entry, _)| entry.name == name).map(|(entry, _)| (entry.op, entry.version));
         let (op, version) = match old {
             Some((op, version)) => (op, version + 1),
@@ -103,50 +107,90 @@ impl KernelSet {
         };
         let entry = Entry { op, name: name.into(), version, bytes: bytes.len(), limits, isolation };
         modules.insert(op, (entry.clone(), module));
+        self.0.version.fetch_add(1, Ordering::Release);
         Ok(entry)
     }
 
     /// Takes a module away; returns its op-code. Calls that run go on.
     pub fn remove(&self, name: &str) -> Result<u64, SetError> {
-        let mut modules = self.modules.write().unwrap_or_else(PoisonError::into_inner);
+        let mut modules = self.0.modules.write().unwrap_or_else(PoisonError::into_inner);
         let op = modules.iter().find(|(_, (entry, _))| entry.name == name).map(|(&op, _)| op);
         let op = op.ok_or_else(|| SetError::Unknown(name.chars().take(80).collect()))?;
         modules.remove(&op);
+        self.0.version.fetch_add(1, Ordering::Release);
         Ok(op)
     }
 
     /// What is deployed, by op-code.
     pub fn list(&self) -> Vec<Entry> {
-        let modules = self.modules.read().unwrap_or_else(PoisonError::into_inner);
+        let modules = self.0.modules.read().unwrap_or_else(PoisonError::into_inner);
         modules.values().map(|(entry, _)| entry.clone()).collect()
     }
 
     fn find(&self, op: u64) -> Option<Arc<Module>> {
-        let modules = self.modules.read().unwrap_or_else(PoisonError::into_inner);
+        let modules = self.0.modules.read().unwrap_or_else(PoisonError::into_inner);
         modules.get(&op).map(|(_, module)| module.clone())
     }
 }
 
 impl Kernel for KernelSet {
     async fn run<M: Memory>(&self, memory: &M, call: &mut Call) -> Status {
-        self.run_in(&Turns::endless(), memory, call).await
-    }
-}
-
-impl KernelSet {
-    /// Runs a call at a place with many.
-    #[inline]
-    async fn run_in<M: Memory>(&self, turns: &Turns, memory: &M, call: &mut Call) -> Status {
         if call.op < FIRST_USER_OP {
             return Builtins.run(memory, call).await;
         }
-        let Some(module) = self.find(call.op) else { return Status::UnknownOp };
-        turns.share().await;
-        match module.run_now(turns, memory, call) {
-            Some(status) => status,
-            // On the heap: calls that wait are few, and their futures would make those of all others large.
-            None => Box::pin(module.run_waiting(turns, memory, call)).await,
+        match self.find(call.op) {
+            Some(module) => run(&module, &Turns::endless(), memory, call).await,
+            None => Status::UnknownOp,
         }
+    }
+}
+
+#[inline]
+async fn run<M: Memory>(module: &Module, turns: &Turns, memory: &M, call: &mut Call) -> Status {
+    turns.share().await;
+    match module.run_now(turns, memory, call) {
+        Some(status) => status,
+        // On the heap: calls that wait are few, and their futures would make those of all others large.
+        None => Box::pin(module.run_waiting(turns, memory, call)).await,
+    }
+}
+
+/// What one place knows of the set's modules, so that a call takes no lock.
+struct View {
+    set: KernelSet,
+    version: u64,
+    /// By op-code, from the first.
+    modules: Vec<Option<Arc<Here>>>,
+    turns: Arc<Turns>,
+}
+
+/// A module at a place.
+struct Here {
+    module: Arc<Module>,
+    turns: Arc<Turns>,
+}
+
+impl View {
+    fn new(set: KernelSet, turns: Arc<Turns>) -> Self {
+        let mut view = View { set, version: 0, modules: Vec::new(), turns };
+        view.refresh();
+        view
+    }
+
+    #[inline]
+    fn find(&mut self, op: u64) -> Option<Arc<Here>> {
+        if self.set.0.version.load(Ordering::Acquire) != self.version {
+            self.refresh();
+        }
+        self.modules.get(op.checked_sub(FIRST_USER_OP)? as usize)?.clone()
+    }
+
+    #[cold]
+    fn refresh(&mut self) {
+        let modules = self.set.0.modules.read().unwrap_or_else(PoisonError::into_inner);
+        self.version = self.set.0.version.load(Ordering::Acquire);
+        let here = |module: &Arc<Module>| Arc::new(Here { module: module.clone(), turns: self.turns.clone() });
+        self.modules = USER_OPS.map(|op| modules.get(&op).map(|(_, module)| here(module))).collect();
     }
 }
 
@@ -160,13 +204,15 @@ pub fn host_runner(
     limits: Limits,
 ) -> Box<dyn Runner + Send> {
     let turns = Arc::new(Turns::default());
-    let place = (kernels, turns.clone());
+    let mut view = View::new(kernels, turns.clone());
     let task = move |mut call: Call, memory: Option<HostMemory>| {
-        let (kernels, turns) = place.clone();
+        let module = (call.op >= FIRST_USER_OP).then(|| view.find(call.op));
         async move {
-            let status = match &memory {
-                Some(memory) => kernels.run_in(&turns, memory, &mut call).await,
-                None => Status::AccessDenied,
+            let status = match (&memory, &module) {
+                (None, _) => Status::AccessDenied,
+                (Some(memory), None) => Builtins.run(memory, &mut call).await,
+                (Some(memory), Some(Some(here))) => run(&here.module, &here.turns, memory, &mut call).await,
+                (Some(_), Some(None)) => Status::UnknownOp,
             };
             (call, status, memory)
         }

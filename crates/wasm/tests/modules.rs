@@ -313,7 +313,7 @@ fn many_calls_at_once_leave_room_for_others() {
     let limits = ModuleLimits { fuel: 20_000, ..SHORT };
     let kernels = place.kernels.clone();
     let mut runner = remora_wasm::host_runner(kernels, place.registry.clone(), true, 256, Limits::default());
-    for round in 0..6 {
+    for round in 0..5 {
         let op = place.deploy(&format!("many-{round}"), SPIN, limits);
         for _ in 0..256 {
             let mut call = Call::new(op, &[], 8);
