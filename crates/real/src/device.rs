@@ -28,8 +28,8 @@ const NAP: Duration = Duration::from_millis(1);
 const SPIN: u64 = 200_000;
 /// How long a poll that has found completions goes on for a program that then watches its memory.
 const LINGER: u64 = 50_000;
-/// What a WRITE that lay waiting for the NIC thread counts, and the most that is remembered: so many polls that went on
-/// in vain make up for it.
+/// What a WRITE that came to the NIC thread counts, and the most that is remembered: so many polls that went on in vain
+/// make up for it.
 const WATCHED: u32 = 8;
 const WATCHED_MOST: u32 = 64;
 /// Sends outstanding on a queue pair from which on further ones wait for the next poll, to share system calls.
@@ -73,8 +73,10 @@ struct Shared {
     asleep_until: AtomicU64,
     stop: AtomicBool,
     wake: OwnedFd,
-    /// Above 0 while users seem to watch their memory instead of polling: WRITEs lay waiting for the NIC thread.
+    /// Above 0 while users seem to watch their memory instead of polling: after a poll, WRITEs came to the NIC thread.
     watched: AtomicU32,
+    /// A user has found completions since a WRITE came to the NIC thread.
+    polled: AtomicBool,
 }
 
 /// Sees the engine's events, in whichever thread drives it and with the engine locked, and gives back those that it has
@@ -175,6 +177,7 @@ impl Device {
             stop: AtomicBool::new(false),
             wake,
             watched: AtomicU32::new(0),
+            polled: AtomicBool::new(false),
         });
         let runner = shared.clone();
         let thread = std::thread::Builder::new()
@@ -235,6 +238,7 @@ impl Device {
     /// WRITE has come since the last post.
     #[inline]
     pub fn linger<'a>(&'a self, guard: DeviceGuard<'a>) {
+        self.shared.polled.store(true, Ordering::Relaxed);
         if self.shared.watched.load(Ordering::Relaxed) > 0 {
             self.await_write(guard);
         }
@@ -473,14 +477,12 @@ impl Shared {
         let mut busy_at = self.now();
         let mut fds: Vec<RawFd> = Vec::new();
         let mut sleeper = Sleeper::default();
-        let mut stayed_away = false;
         while !self.stop.load(Ordering::Relaxed) {
             let now = self.now();
             let user_at = self.user_at.load(Ordering::Relaxed);
             if user_at != 0 && now.saturating_sub(user_at) < USER_QUIET {
                 std::thread::park_timeout(NAP);
                 busy_at = self.now();
-                stayed_away = true;
                 continue;
             }
             // Somebody else has the engine: a user, who may wait for this very core.
@@ -491,7 +493,7 @@ impl Shared {
             core.clock = Clock { now, polls: core.clock.polls.wrapping_add(1), stale: true };
             let writes = core.nic.counters().writes;
             let work = core.progress(now, self.local);
-            if std::mem::take(&mut stayed_away) && core.nic.counters().writes > writes {
+            if core.nic.counters().writes > writes && self.polled.swap(false, Ordering::Relaxed) {
                 self.learn(|n| (n + WATCHED).min(WATCHED_MOST));
             }
             if work > 0 || core.sent < core.batch.len() {
