@@ -123,7 +123,7 @@ fn a_kernel_is_compared_in_all_places() {
 fn webassembly_is_measured_beside_native_kernels_and_hostile_ones_beside_neighbours() {
     let dir = tempfile::tempdir().expect("a directory");
     let json = dir.path().join("wasm.json").to_string_lossy().into_owned();
-    let bench = ["bench", "wasm", "--rounds", "1", "--seconds", "0.02", "--table", "64K", "--json", &json];
+    let bench = ["bench", "wasm", "--rounds", "1", "--seconds", "0.02", "--table", "1M", "--json", &json];
     let report = text(&remora(&bench));
     for word in ["empty", "GET", "spins", "recurses", "traps", "foreign", "nic", "host"] {
         assert!(report.contains(word), "{word} in {report}");
