@@ -343,7 +343,10 @@ impl Membership {
         }
         let left_out = self.durable.accepted.is_some_and(|(_, next)| !next.members.has(from));
         let barred = self.barred.0.has(from) && self.now < self.barred.1;
-        if theirs == view.epoch && view.members.has(from) && status == Status::Serving && !left_out && !barred {
+        // Whoever may have forgotten a view must not let those serve whom it leaves out.
+        let unsure = self.status == Status::Damaged;
+        let serving = theirs == view.epoch && view.members.has(from) && status == Status::Serving;
+        if serving && !left_out && !barred && !unsure {
             self.granted.insert(from, self.now + self.timing.term);
             self.send(from, Notice::Grant(sent));
         }
