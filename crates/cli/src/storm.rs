@@ -67,8 +67,8 @@ pub struct Minos {
     /// Also write the sums as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// For continuous integration: every seed that ever failed, then fresh ones, two minutes in all if --seconds does not
-    /// say otherwise; rare branches that no storm reaches are a failure
+    /// For continuous integration: every seed that ever failed, then fresh ones, two minutes in all unless --seconds
+    /// is given; rare branches that no storm reaches are a failure
     #[arg(long)]
     ci: bool,
 }
