@@ -1,6 +1,7 @@
 //! The modelled world: discrete events over hardware components described in platform files.
 
 pub mod bench;
+pub mod cluster;
 pub mod component;
 pub mod energy;
 pub mod event;

@@ -12,6 +12,7 @@ pub mod format;
 mod local;
 pub mod machine;
 pub mod measure;
+pub mod minos;
 pub mod modelled;
 pub mod on;
 pub mod on_kernel;
@@ -27,6 +28,7 @@ pub mod validate;
 pub mod verdict;
 pub mod where_;
 pub mod workload;
+pub mod ycsb;
 
 use std::time::Duration;
 

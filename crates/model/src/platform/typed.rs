@@ -337,6 +337,8 @@ section! {
     Replication {
         /// Nodes that hold a copy.
         nodes: u64 = count(2),
+        /// Clients of each node, with one request under way each.
+        workers: u64 = count(1),
         /// A compare-and-swap that a host's cores contend for.
         host_cas: u64 = time(),
         /// The same on the NIC.

@@ -22,6 +22,7 @@ pub use fit::Fitted;
 pub use page::page;
 pub use point::Outcomes;
 pub use show::{csv, table};
+pub(crate) use show::{interval, number, said};
 pub use study::{Study, StudyError};
 
 use point::Ground;

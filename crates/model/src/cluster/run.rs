@@ -1,0 +1,386 @@
+//! A core takes a task: the engine is called, and what it tells of is given its time.
+
+use remora_replica::ddp::{AckKind, Body, Job, Message, Outcome, Output, Step, StepKind, Where};
+use remora_replica::types::{Key, NodeId, NodeSet, Timestamp};
+
+use super::links::{Pcie, Span};
+use super::{Ask, Cluster, Event, JobId, Task};
+use crate::time::Ps;
+
+/// What a message says, so that the same one to another receiver is known.
+type Saying = (std::mem::Discriminant<Body>, Key, Timestamp, Option<AckKind>);
+
+/// One task on one core.
+struct Run {
+    node: u8,
+    on: Where,
+    /// How far the core is.
+    at: Ps,
+    /// The record that it is about.
+    key: Key,
+    /// The worker whose request it is.
+    worker: Option<u16>,
+    /// Whether a record is looked for.
+    finds: bool,
+    /// Communication of the message that it is about, or of its write so far.
+    communication: Ps,
+    /// What of this run was sending.
+    sent: Ps,
+    /// The last message sent, when its sending began, and where a broadcast engine has it and when.
+    sending: Option<(Saying, Ps, Span)>,
+    /// When the record began to go into the FIFOs.
+    enqueued: Option<Ps>,
+    /// When what went to the other side of PCIe is there.
+    crossed: Option<Ps>,
+    /// What the NIC does first with what went there.
+    unpack: Ps,
+    /// The local write or persist that this core goes on with, and what it takes.
+    goes_on: Option<(JobId, Ps)>,
+}
+
+impl Cluster {
+    /// A core of `node` takes a task.
+    pub(super) fn execute(&mut self, now: Ps, node: u8, on: Where, task: u32) {
+        let Some(task) = self.take(task) else { return };
+        let mut run = Run {
+            node,
+            on,
+            at: now,
+            key: 0,
+            worker: None,
+            finds: false,
+            communication: Ps::ZERO,
+            sent: Ps::ZERO,
+            sending: None,
+            enqueued: None,
+            crossed: None,
+            unpack: Ps::ZERO,
+            goes_on: None,
+        };
+        self.begin(&mut run, task);
+        while let Some(output) = self.nodes[usize::from(node)].replica.poll() {
+            match output {
+                Output::Step(step) => self.step(&mut run, step),
+                Output::Send { to, message } => self.send(&mut run, to, &message),
+                Output::Job(job) => self.job(&mut run, job),
+                Output::Reply(reply) => self.reply(&mut run, reply.tag as u16, &reply.outcome),
+            }
+        }
+        if let (Where::Nic, Some(at)) = (on, run.crossed) {
+            // An acknowledgement that was handed up and answers nobody.
+            self.ready(at, node, Where::Host, Task::Notice { work: Ps(self.spec.costs.host_dispatch) });
+        }
+        self.nodes[usize::from(node)].processor(on).busy += run.at - now;
+        match run.goes_on {
+            Some((job, time)) => {
+                let at = run.at + time;
+                self.nodes[usize::from(node)].processor(on).busy += at - run.at;
+                let task = self.keep(Task::Done { job, unpack: Ps::ZERO });
+                self.queue.push(at, Event::GoOn { node, on, task });
+            }
+            None => self.queue.push(run.at, Event::Free { node, on }),
+        }
+    }
+
+    /// Tells the engine.
+    fn begin(&mut self, run: &mut Run, task: Task) {
+        let (now, number) = (run.at.0 / 1000, usize::from(run.node));
+        match task {
+            Task::Request(worker) => {
+                let Some(request) = self.request(run.node, worker) else { return };
+                let Some(pending) = &self.nodes[number].workers[usize::from(worker)] else { return };
+                if let Ask::Read(key) | Ask::Write(key) = pending.ask {
+                    (run.key, run.finds) = (key, true);
+                }
+                run.worker = Some(worker);
+                self.nodes[number].replica.submit(now, request);
+            }
+            Task::Message { from, message, communication } => {
+                (run.key, _, run.finds) = about(&message.body);
+                run.communication = communication;
+                self.hear(run, from, message);
+            }
+            Task::Done { job, unpack } => {
+                run.at += unpack;
+                let node = &mut self.nodes[number];
+                if let JobId::Persist(key, ts) | JobId::Apply(key, ts) | JobId::Cross(key, ts) = job {
+                    run.key = key;
+                    run.communication = node.communication.get(&(key, ts)).copied().unwrap_or_default();
+                }
+                match job {
+                    JobId::Cross(..) => node.crossing -= 1,
+                    JobId::Apply(..) => node.in_vfifo -= u64::from(node.in_vfifo > 0),
+                    _ => {}
+                }
+                node.replica.done(now, job);
+                if matches!(job, JobId::Apply(..) | JobId::Cross(..)) {
+                    self.queue.push(run.at, Event::Room { node: run.node });
+                }
+            }
+            Task::Answer { worker, work, communication } => {
+                run.at += work;
+                self.answer(run.node, worker, run.at, communication);
+            }
+            Task::Notice { work } => run.at += work,
+        }
+    }
+
+    /// A peer's message.
+    fn hear(&mut self, run: &mut Run, from: NodeId, message: Message) {
+        let tracked = self.spec.model.acks_persists();
+        let last = |kind: AckKind| kind != AckKind::Consistency || !tracked;
+        let node = &mut self.nodes[usize::from(run.node)];
+        match &message.body {
+            Body::Inv(writes) => writes.iter().for_each(|write| {
+                node.communication.insert((write.key, write.ts), run.communication);
+            }),
+            Body::Val(key, ts, kind) if last(*kind) => {
+                node.communication.remove(&(*key, *ts));
+            }
+            Body::Persist(..) | Body::PersistAck(..) | Body::PersistVal(..) => {
+                let costs = self.spec.costs;
+                run.at += Ps(costs.of(run.on, costs.host_dispatch, costs.nic_dispatch));
+            }
+            _ => {}
+        }
+        node.replica.handle(run.at.0 / 1000, from, message);
+    }
+
+    fn step(&mut self, run: &mut Run, step: Step) {
+        let costs = self.spec.costs;
+        let on = step.on;
+        if on != run.on {
+            // The NIC's share of what the host hands it; a reader's look at a lock is part of its answer.
+            if let StepKind::Unpack(messages) = step.kind
+                && !self.broadcasts()
+            {
+                run.unpack = Ps(costs.unpack * u64::from(messages));
+            }
+            return;
+        }
+        let meta = |own: u64, cluster: &mut Self| {
+            let fetched = cluster.nodes[usize::from(run.node)].fetch(run.key, on);
+            own + if fetched { cluster.spec.costs.coherence } else { 0 }
+        };
+        let time = match step.kind {
+            StepKind::Dispatch => {
+                let lookup = if run.finds { costs.of(on, costs.host_lookup, costs.nic_lookup) } else { 0 };
+                lookup + costs.of(on, costs.host_dispatch, costs.nic_dispatch)
+            }
+            StepKind::ReadMeta | StepKind::WriteMeta => meta(costs.of(on, costs.host_meta, costs.nic_meta), self),
+            StepKind::RdLock => meta(costs.of(on, costs.host_cas, costs.nic_cas), self),
+            StepKind::WrLock => costs.of(on, costs.host_cas, costs.nic_cas),
+            StepKind::EnqueueVolatile => {
+                run.enqueued = Some(run.at);
+                costs.share(costs.vfifo, step.bytes).0
+            }
+            StepKind::EnqueueDurable => {
+                self.nodes[usize::from(run.node)].in_dfifo += 1;
+                0
+            }
+            StepKind::Pcie(messages) => return self.cross(run, messages, step.bytes),
+            // What a local write takes is its job's time.
+            StepKind::LocalWrite | StepKind::Unpack(_) => 0,
+        };
+        run.at += Ps(time);
+    }
+
+    /// So many messages to the other side of PCIe.
+    fn cross(&mut self, run: &mut Run, messages: u8, bytes: usize) {
+        let costs = self.spec.costs;
+        let (send, way) = match run.on {
+            Where::Host => (costs.send_inv, Pcie::Down),
+            Where::Nic => (costs.send_ack, Pcie::Up),
+        };
+        let (begun, bytes, gap) = (run.at, costs.header + bytes as u64, costs.send_gap);
+        for message in 0..messages {
+            run.at += Ps(if message == 0 { send } else { gap });
+            let (_, last) = self.links.pcie(run.node, way, (run.at, run.at), bytes);
+            run.crossed = Some(last);
+        }
+        if let (Where::Host, Some(last)) = (run.on, run.crossed) {
+            run.communication = last - begun;
+        }
+    }
+
+    /// Does a broadcast engine send what goes to many?
+    fn broadcasts(&self) -> bool {
+        match self.nodes[0].replica.config().offload() {
+            Some(offload) => offload.broadcast,
+            None => self.spec.host_broadcast,
+        }
+    }
+
+    fn send(&mut self, run: &mut Run, to: NodeSet, message: &Message) {
+        let costs = self.spec.costs;
+        let (key, ts, inv) = about(&message.body);
+        let bytes = costs.header + payload(&message.body);
+        let (send, gap, engine_gap) =
+            (if inv { costs.send_inv } else { costs.send_ack }, costs.send_gap, costs.broadcast_gap);
+        let broadcasts = self.broadcasts();
+        let kind = match message.body {
+            Body::Ack(_, _, kind) | Body::Val(_, _, kind) => Some(kind),
+            _ => None,
+        };
+        let saying = (std::mem::discriminant(&message.body), key, ts, kind);
+        let before = self.nodes[usize::from(run.node)].communication.get(&(key, ts)).copied().unwrap_or_default();
+        for peer in to.iter() {
+            let again = run.sending.filter(|(said, ..)| *said == saying);
+            let (begun, (first, last)) = match again {
+                Some((_, begun, (first, last))) if broadcasts => {
+                    (begun, (first + Ps(engine_gap), last + Ps(engine_gap)))
+                }
+                again => {
+                    let begun = again.map_or(run.at, |(_, begun, _)| begun);
+                    let time = Ps(if again.is_some() { gap } else { send });
+                    run.at += time;
+                    run.sent += time;
+                    (begun, self.leave(run, bytes))
+                }
+            };
+            run.sending = Some((saying, begun, (first, last)));
+            let (_, arrives) = self.travel(run.node, peer.0, (first, last), bytes);
+            let communication = before + (arrives - begun);
+            let message = Message { epoch: message.epoch, body: message.body.clone() };
+            let task = Task::Message { from: NodeId(run.node), message, communication };
+            self.ready(arrives, peer.0, self.engine(), task);
+        }
+        if let Body::Val(_, _, kind) = message.body
+            && (kind != AckKind::Consistency || !self.spec.model.acks_persists())
+        {
+            self.nodes[usize::from(run.node)].communication.remove(&(key, ts));
+        }
+    }
+
+    /// Where messages are taken.
+    fn engine(&self) -> Where {
+        if self.nodes[0].replica.config().offload().is_some() { Where::Nic } else { Where::Host }
+    }
+
+    /// From the core that sends to the NIC's port.
+    fn leave(&mut self, run: &Run, bytes: u64) -> Span {
+        match run.on {
+            Where::Host => self.links.pcie(run.node, Pcie::Down, (run.at, run.at), bytes),
+            Where::Nic => (run.at, run.at),
+        }
+    }
+
+    /// From one NIC's port to the core that takes it at another.
+    fn travel(&mut self, from: u8, to: u8, at: Span, bytes: u64) -> Span {
+        let there = self.links.wire(from, to, at, bytes);
+        match self.engine() {
+            Where::Host => self.links.pcie(to, Pcie::Up, there, bytes),
+            Where::Nic => there,
+        }
+    }
+
+    fn job(&mut self, run: &mut Run, job: Job) {
+        let (id, at, on) = (job.id(), run.at, self.engine());
+        let offload = self.nodes[0].replica.config().offload();
+        let fifos = offload.is_some_and(|offload| offload.fifos.is_some());
+        let costs = self.spec.costs;
+        let (node, record) = (run.node, costs.header + costs.record);
+        let (persist, write, dfifo) = (costs.persist, Ps(costs.cache_write), costs.dfifo);
+        let done = match &job {
+            Job::Apply(_) if offload.is_none() && run.goes_on.is_none() => {
+                run.goes_on = Some((id, write));
+                return;
+            }
+            Job::Apply(_) if offload.is_none() => at + write,
+            Job::Apply(_) => {
+                self.nodes[usize::from(node)].in_vfifo += 1;
+                self.links.pcie(node, Pcie::Up, (at, at), record).1 + write
+            }
+            Job::Cross(content) => {
+                let node = &mut self.nodes[usize::from(node)];
+                node.crossing += 1;
+                node.communication.insert((content.key, content.ts), run.communication);
+                run.crossed.take().unwrap_or(at)
+            }
+            Job::Persist(_) | Job::PersistScope(_) => {
+                let bytes = if let Job::Persist(content) = &job { content.bytes() } else { 0 };
+                if fifos {
+                    // Both FIFOs are written at the same time.
+                    (run.enqueued.unwrap_or(at) + costs.share(dfifo, bytes)).max(at)
+                } else if on == Where::Nic {
+                    let time = costs.share(persist, bytes);
+                    self.links.pcie(node, Pcie::Up, (at, at), record).1 + time
+                } else if run.goes_on.is_none() {
+                    run.goes_on = Some((id, costs.share(persist, bytes)));
+                    return;
+                } else {
+                    at + costs.share(persist, bytes)
+                }
+            }
+            Job::Drain(..) => {
+                let time = costs.share(persist, costs.record as usize);
+                let done = self.links.pcie(node, Pcie::Up, (at, at), record).1 + time;
+                let task = self.keep(Task::Done { job: id, unpack: Ps::ZERO });
+                return self.queue.push(done, Event::Drained { node, task });
+            }
+        };
+        let unpack = if matches!(job, Job::Cross(_)) { std::mem::take(&mut run.unpack) } else { Ps::ZERO };
+        self.ready(done, node, on, Task::Done { job: id, unpack });
+    }
+
+    /// A worker's answer.
+    fn reply(&mut self, run: &mut Run, worker: u16, outcome: &Outcome) {
+        if let Outcome::Refused(refusal) = outcome {
+            self.failure = Some(*refusal);
+            return;
+        }
+        let node = run.node;
+        let Some(pending) = self.nodes[usize::from(node)].workers[usize::from(worker)] else { return };
+        let costs = self.spec.costs;
+        let (read, dispatch, coherence) = (Ps(costs.record_read), Ps(costs.host_dispatch), Ps(costs.coherence));
+        if let Ask::Read(_) = pending.ask {
+            if run.worker == Some(worker) {
+                run.at += read;
+                return self.answer(node, worker, run.at, Ps::ZERO);
+            }
+            // It has waited for the lock, and sees that it is free.
+            let seen = if run.on == Where::Nic { coherence } else { Ps::ZERO };
+            let task = Task::Answer { worker, work: read, communication: Ps::ZERO };
+            return self.ready(run.at + seen, node, Where::Host, task);
+        }
+        let before = run.communication + run.sent;
+        if run.on == Where::Host {
+            return self.answer(node, worker, run.at, before);
+        }
+        let (begun, header, send) = (run.at, costs.header, Ps(costs.send_ack));
+        let arrives = run.crossed.take().unwrap_or_else(|| {
+            run.at += send;
+            self.links.pcie(node, Pcie::Up, (run.at, run.at), header).1
+        });
+        let communication = before + (arrives - begun);
+        self.ready(arrives, node, Where::Host, Task::Answer { worker, work: dispatch, communication });
+    }
+
+    fn answer(&mut self, node: u8, worker: u16, at: Ps, communication: Ps) {
+        if let Some(pending) = &mut self.nodes[usize::from(node)].workers[usize::from(worker)] {
+            pending.communication = communication;
+            self.queue.push(at, Event::Answered { node, worker });
+        }
+    }
+}
+
+/// Of which write a message speaks, and whether it carries it.
+fn about(body: &Body) -> (Key, Timestamp, bool) {
+    match body {
+        Body::Inv(writes) => writes.first().map_or((0, Timestamp::ZERO, true), |write| (write.key, write.ts, true)),
+        Body::Ack(key, ts, _) | Body::Val(key, ts, _) => (*key, *ts, false),
+        Body::Refuse(key, ts) | Body::Busy(key, ts) => (*key, *ts, false),
+        Body::Persist(scope, _) | Body::PersistAck(scope) | Body::PersistVal(scope) => (*scope, Timestamp::ZERO, false),
+        Body::State(..) | Body::StateAck(_) | Body::Merged(_) => (0, Timestamp::ZERO, false),
+    }
+}
+
+/// Bytes of a message beside its header.
+fn payload(body: &Body) -> u64 {
+    match body {
+        Body::Inv(writes) => writes.iter().map(|write| write.bytes() as u64).sum(),
+        // Key and timestamp of each.
+        Body::Persist(_, writes) => 17 * writes.len() as u64,
+        _ => 0,
+    }
+}
