@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use clap::Subcommand;
+use remora_study::minos::{self, MinosError};
 use remora_study::modelled::ModelError;
-use remora_study::reproduce::{self, Cache, Options, Progress, ReproduceError, Reproduction};
+use remora_study::reproduce::{self, Cache, Options, Progress, ReproduceError};
 
 use crate::progress::{Display, stop_flag};
 use crate::{Failure, print};
@@ -17,12 +18,48 @@ Examples:
   remora reproduce strom --csv out --report r.html
   remora reproduce strom --jobs 8 --no-cache";
 
+const MINOS_EXAMPLES: &str = "\
+Examples:
+  remora reproduce minos                         figures 4 and 9 to 14, and what the text says
+  remora reproduce minos --figure 12             one figure; 9 stands for 9a, 9b and 9c
+  remora reproduce minos --csv out --report r.html
+  remora reproduce minos --workers 5             five clients a node: what the FIFOs do under load";
+
 /// Which paper.
 #[derive(Debug, Subcommand)]
 pub enum Reproduce {
     /// StRoM (EuroSys 2020): figures 5 and 7 to 13
     #[command(after_help = EXAMPLES)]
     Strom(Strom),
+    /// MINOS: figures 4 and 9 to 14
+    #[command(after_help = MINOS_EXAMPLES)]
+    Minos(Minos),
+}
+
+/// Options of `remora reproduce minos`.
+#[derive(Debug, clap::Args)]
+pub struct Minos {
+    /// Only this figure, such as 4 or 9b
+    #[arg(long, value_name = "N")]
+    pub figure: Option<String>,
+    /// Write a CSV file for each figure into this directory
+    #[arg(long, value_name = "DIR")]
+    pub csv: Option<PathBuf>,
+    /// Write an HTML page with plots
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Threads [default: as many as there are cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub jobs: Option<u16>,
+    /// Measured requests of each node; the paper has 100000
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub requests: u64,
+    /// Clients of each node, with one request under way each [default: the platform's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: Option<u16>,
+    /// Seed of every random choice
+    #[arg(long, value_name = "N", default_value = "42")]
+    pub seed: u64,
 }
 
 /// Options of `remora reproduce strom`.
@@ -53,7 +90,34 @@ pub struct Strom {
 
 /// Runs it.
 pub fn run(what: &Reproduce) -> Result<(), Failure> {
-    let Reproduce::Strom(args) = what;
+    match what {
+        Reproduce::Strom(args) => strom(args),
+        Reproduce::Minos(args) => minos(args),
+    }
+}
+
+fn minos(args: &Minos) -> Result<(), Failure> {
+    let (stop, cores) = (stop_flag(), std::thread::available_parallelism().map_or(1, usize::from));
+    let display = Display::new(stop.clone());
+    let Minos { requests, workers, seed, .. } = *args;
+    let jobs = args.jobs.map_or(cores, usize::from);
+    let options = minos::Options { figure: args.figure.clone(), jobs, requests, workers, seed };
+    let result = minos::reproduce(&options, &mut |progress| {
+        display.part(&line(&progress), progress.done as f64 / progress.total.max(1) as f64);
+        !stop.load(Ordering::Relaxed)
+    });
+    display.clear();
+    let all = result.map_err(|error| match error {
+        MinosError::Interrupted => Failure::Interrupted,
+        MinosError::Study(e) => Failure::Usage(e.to_string()),
+        other => Failure::Failed(other.to_string()),
+    })?;
+    let files: Vec<_> = all.figures.iter().map(|figure| (figure.study.figure.as_str(), minos::csv(figure))).collect();
+    let page = args.report.as_ref().map(|path| (path.as_path(), minos::page(&all)));
+    publish(minos::table(&all), args.csv.as_deref().map(|directory| (directory, files)), page)
+}
+
+fn strom(args: &Strom) -> Result<(), Failure> {
     let (stop, cores) = (stop_flag(), std::thread::available_parallelism().map_or(1, usize::from));
     let display = Display::new(stop.clone());
     let cache = args.cache.clone().or_else(Cache::default_directory).filter(|_| !args.no_cache);
@@ -64,7 +128,11 @@ pub fn run(what: &Reproduce) -> Result<(), Failure> {
         !stop.load(Ordering::Relaxed)
     });
     display.clear();
-    publish(args, &result.map_err(failure)?)
+    let all = result.map_err(failure)?;
+    let files =
+        all.figures.iter().map(|figure| (figure.study.figure.as_str(), reproduce::csv(figure))).collect::<Vec<_>>();
+    let page = args.report.as_ref().map(|path| (path.as_path(), reproduce::page(&all)));
+    publish(reproduce::table(&all), args.csv.as_deref().map(|directory| (directory, files)), page)
 }
 
 /// `31 of 96 points, 4.1 M events/s, 12 s left`.
@@ -83,18 +151,22 @@ fn failure(error: ReproduceError) -> Failure {
     }
 }
 
-fn publish(args: &Strom, all: &Reproduction) -> Result<(), Failure> {
-    let mut text = reproduce::table(all);
-    if let Some(directory) = &args.csv {
+/// Prints the table, after the files that are asked for: figures with their CSV, and a page.
+fn publish(
+    mut text: String,
+    csv: Option<(&Path, Vec<(&str, String)>)>,
+    page: Option<(&Path, String)>,
+) -> Result<(), Failure> {
+    if let Some((directory, figures)) = csv {
         let failed = |e| Failure::Failed(format!("cannot write to {}: {e}", directory.display()));
         std::fs::create_dir_all(directory).map_err(failed)?;
-        for figure in &all.figures {
-            write(&directory.join(format!("fig{}.csv", figure.study.figure)), &reproduce::csv(figure))?;
+        for (figure, lines) in &figures {
+            write(&directory.join(format!("fig{figure}.csv")), lines)?;
         }
-        text += &format!("CSV: {} files in {}\n", all.figures.len(), directory.display());
+        text += &format!("CSV: {} files in {}\n", figures.len(), directory.display());
     }
-    if let Some(path) = &args.report {
-        write(path, &reproduce::page(all))?;
+    if let Some((path, page)) = page {
+        write(path, &page)?;
         text += &format!("Page with plots: {}\n", path.display());
     }
     print(&text, &text);

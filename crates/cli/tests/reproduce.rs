@@ -29,9 +29,27 @@ fn a_figure_comes_as_table_csv_and_page() {
 }
 
 #[test]
+fn the_cluster_of_minos_comes_as_table_csv_and_page_and_twice_alike() {
+    let directory = tempfile::tempdir().unwrap();
+    let [csv, page] = ["csv", "page.html"].map(|name| directory.path().join(name));
+    let paths = [&csv, &page].map(|path| path.to_str().unwrap());
+    let args = ["reproduce", "minos", "--figure", "10", "--requests", "20", "--csv", paths[0], "--report", paths[1]];
+    let first = remora(&args);
+    assert!(first.status.success(), "{}", text(&first.stderr));
+    let table = text(&first.stdout);
+    assert!(table.starts_with("Figure 10a: ") && table.contains("MI-046") && table.contains("seed 42"), "{table}");
+    let lines = std::fs::read_to_string(csv.join("fig10b.csv")).unwrap();
+    assert!(lines.starts_with("figure,series,x,x_unit,y,y_unit\n10b,B,2,nodes,"), "{lines}");
+    assert_eq!(lines.lines().count(), 1 + 2 * 6);
+    assert!(std::fs::read_to_string(&page).unwrap().contains("<svg"));
+    assert_eq!(text(&remora(&args).stdout), table);
+}
+
+#[test]
 fn what_makes_no_sense_is_one_line() {
     for (args, expected) in [
         (&["reproduce", "strom", "--figure", "6", "--no-cache"][..], "there is no figure 6"),
+        (&["reproduce", "minos", "--figure", "5"], "there is no figure 5"),
         (&["compare", "--on", "nowhere"], "nowhere"),
         (&["compare", "--both"], "--on"),
     ] {
