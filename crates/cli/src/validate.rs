@@ -15,7 +15,7 @@ use remora_study::probe::{Figure, platform_file};
 use remora_study::records::Records;
 use remora_study::store::Store;
 use remora_study::target::Target;
-use remora_study::validate::{Cell, Data, LEFT_OUT, RULE, Validation, judge, predict};
+use remora_study::validate::{Cell, Data, LEFT_OUT, RULE, Validation, Winner, judge, predict};
 use remora_study::workload::Distribution;
 
 use crate::probe::{local_node, measure};
@@ -229,13 +229,15 @@ fn rereads(out: &mut String, validation: &Validation) {
 fn winners(out: &mut String, validation: &Validation) {
     let wrong: Vec<_> = validation.winners.iter().filter(|winner| !winner.is_right()).collect();
     let all = validation.winners.len();
+    let count = |told: fn(&Winner) -> bool| validation.winners.iter().filter(|winner| told(winner)).count();
     let _ = writeln!(
         out,
-        "winner named rightly in {} of {all} rows (goal all: {}); in {} the measurement tells one placement \
-         from all others",
+        "winner named rightly in {} of {all} rows (goal all: {}); the measurement tells some placement to be slower in \
+         {}, and one from all others in {}",
         all - wrong.len(),
         if wrong.is_empty() { "met" } else { "missed" },
-        validation.winners.iter().filter(|winner| winner.is_alone()).count()
+        count(Winner::rules_out),
+        count(Winner::is_alone)
     );
     for winner in wrong {
         let names: Vec<_> = winner.measured.iter().map(|placement| placement.name()).collect();

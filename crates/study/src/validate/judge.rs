@@ -69,6 +69,11 @@ impl Winner {
     pub fn is_alone(&self) -> bool {
         self.measured.len() == 1
     }
+
+    /// Whether the measurement tells some placement to be slower than the best.
+    pub fn rules_out(&self) -> bool {
+        self.measured.len() < Placement::ALL.len()
+    }
 }
 
 /// The whole comparison.
