@@ -41,7 +41,7 @@ fn claim(row: &str, figures: &[Figure], platform: &Platform) -> Option<Claim> {
     let model = match id {
         "MI-006" => shares(figures),
         "MI-046" => {
-            remark = "offload saves two PCIe crossings and takes slower cores: Table III alone does not give more";
+            remark = "offload saves two PCIe crossings, but its cores are slower and its FIFOs fill under load";
             ratio(figures).into_iter().collect()
         }
         "MI-035" => {
