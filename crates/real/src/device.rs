@@ -43,9 +43,9 @@ const BATCHES: usize = 4;
 /// pollers, the one that has the work may be waiting for it.
 const POLITE: u64 = 5_000;
 
-/// How long a link may take none of a peer's packets before they count as lost: one peer that stands still must not
-/// hold up the others.
-const STUCK: u64 = 20_000_000;
+/// How long a link may take none of a peer's packets before they count as lost, until it takes some again: a peer that
+/// waits for a core is not to lose what nobody sends again, and one that stands still holds up the others only once.
+const STUCK: u64 = 200_000_000;
 
 /// Packets of a payload stream go to their kernel in pieces of up to so many bytes, which stay in the cache.
 const STREAM_CHUNK: usize = 32 << 10;
@@ -93,6 +93,8 @@ struct Core {
     sent: usize,
     /// The peer whose packets a link did not take, and since when.
     stuck: Option<(Route, Time)>,
+    /// Peers that stand still: what their links do not take at once is lost.
+    still: Vec<Route>,
     /// Threads parked until a completion queue has something.
     waiters: Vec<(CqId, Thread)>,
     /// Events that belong to the user.
@@ -158,6 +160,7 @@ impl Device {
             batch: TxBatch::new(),
             sent: 0,
             stuck: None,
+            still: Vec::new(),
             waiters: Vec::new(),
             events: Vec::with_capacity(64),
             sink,
@@ -564,13 +567,19 @@ impl Core {
                 Ok(0) => {
                     let since = self.stuck.filter(|(peer, _)| *peer == route).map_or(now, |(_, since)| since);
                     self.stuck = Some((route, since));
-                    if now.saturating_sub(since) < STUCK {
-                        break;
+                    if !self.still.contains(&route) {
+                        if now.saturating_sub(since) < STUCK {
+                            break;
+                        }
+                        self.still.push(route);
                     }
                     self.give_up();
                 }
                 Ok(n) => {
                     self.stuck = None;
+                    if !self.still.is_empty() {
+                        self.still.retain(|peer| *peer != route);
+                    }
                     packets += n;
                     self.sent += n;
                     if self.sent < self.batch.len() {
