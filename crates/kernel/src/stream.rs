@@ -130,6 +130,10 @@ impl Stream {
                 let queue = queue.get_mut().unwrap_or_else(PoisonError::into_inner);
                 queue.bytes.clear();
                 queue.state = State::Ended;
+                // The larger buffer waits for what comes, so that one is enough where a stream comes in one piece.
+                if queue.bytes.capacity() < self.chunk.capacity() {
+                    std::mem::swap(&mut queue.bytes, &mut self.chunk);
+                }
             }
             None => self.queue = Arc::default(),
         }
