@@ -141,7 +141,8 @@ pub fn shared_bytes_per_s(len: usize, time: Duration) -> io::Result<(f64, f64)> 
         let reading = scope.spawn(|| {
             pin(1);
             let (mut bytes, mut times, mut turns) = (vec![0; len], Vec::new(), 1);
-            while !stop.load(Ordering::Relaxed) {
+            // Once at least: the writer may be done before this core is there.
+            while times.is_empty() || !stop.load(Ordering::Relaxed) {
                 wait_for(turns);
                 // As long as the buffer: in bounds.
                 timed(&mut times, &mut || _ = buffer.read(0, black_box(&mut bytes)));
