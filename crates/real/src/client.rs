@@ -19,6 +19,7 @@ use crate::device::Device;
 use crate::dial::dial;
 use crate::links::{LinkChoice, client_links};
 use crate::remote::{RemoteMemory, SLOT, SLOT_ID, SLOTS, Verbs};
+use crate::sys::prepare_to_wait;
 use crate::{Error, map_memory};
 
 /// Where a kernel runs.
@@ -123,6 +124,7 @@ pub struct Client {
 impl Client {
     /// Connects to a node.
     pub fn connect(config: ClientConfig) -> Result<Self, Error> {
+        prepare_to_wait();
         let (links, link) = client_links(config.local, config.node, config.link)?;
         let mtu = links.first().map_or(1024, |l| l.max_mtu());
         let registry = Arc::new(Registry::new(crate::entropy()?));

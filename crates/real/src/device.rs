@@ -18,7 +18,7 @@ use remora_nic::{CqId, Event, Nic, NicConfig, NicError, Qpn, Route, Time, TxBatc
 use crate::Error;
 use crate::kernels::Kernels;
 use crate::link::{Link, LinkStats};
-use crate::sys::Sleeper;
+use crate::sys::{Sleeper, prepare_to_wait};
 
 /// How long after the last poll of a user the NIC thread stays away.
 const USER_QUIET: u64 = 100_000;
@@ -477,6 +477,7 @@ impl Shared {
 
     /// The NIC thread.
     fn run(&self) {
+        prepare_to_wait();
         let mut busy_at = self.now();
         let mut fds: Vec<RawFd> = Vec::new();
         let mut sleeper = Sleeper::default();

@@ -28,6 +28,7 @@ use crate::device::{Device, DeviceGuard};
 use crate::kernels::{Kernels, POOL, ROUNDS};
 use crate::modules::{self, Modules};
 use crate::sketching::Sketches;
+use crate::sys::prepare_to_wait;
 use crate::writer::Writer;
 use crate::{Error, links, map_memory};
 
@@ -246,6 +247,7 @@ impl Host {
     }
 
     fn run(mut self) {
+        prepare_to_wait();
         let mut busy_at = self.device.now();
         loop {
             let work = self.turn();

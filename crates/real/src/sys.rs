@@ -26,6 +26,13 @@ impl Sleeper {
     }
 }
 
+/// Makes what this thread will wait for locks with. Otherwise its first wait would, in the middle of its work.
+pub(crate) fn prepare_to_wait() {
+    let lock = parking_lot::Mutex::new(());
+    // Nobody wakes it: it ends at once.
+    let _ = parking_lot::Condvar::new().wait_for(&mut lock.lock(), Duration::ZERO);
+}
+
 /// CPU time that this process has used, in nanoseconds.
 pub fn process_cpu_ns() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
