@@ -149,9 +149,10 @@ struct Search<'a> {
     seen: HashSet<u128, BuildHasherDefault<Identity>>,
 }
 
-/// A step taken: the call's entry, the state before and the length of `values` before.
+/// A step taken: the call's entry, which of its [`Search::choices`], the state before and the length of `values` before.
 struct Step {
     entry: u32,
+    choice: usize,
     state: State,
     values: usize,
 }
@@ -186,7 +187,7 @@ impl<'a> Search<'a> {
         let mut due = self.calls.iter().filter(|call| call.returned.is_some()).count();
         let (mut best, mut rest) = (usize::MAX, Vec::new());
         let mut steps = 0;
-        let mut at = self.entries[0].next;
+        let (mut at, mut choice) = (self.entries[0].next, 0);
         while due > 0 {
             steps += 1;
             if steps > MAX_STEPS {
@@ -197,16 +198,19 @@ impl<'a> Search<'a> {
                 let index = entry.call as usize;
                 let values = self.values.len();
                 let with = set ^ member(index);
-                match self.apply(&self.calls[index], state) {
+                match self.apply(&self.calls[index], state, choice) {
                     Some(next) if self.seen.insert(with ^ self.state_hash(next)) => {
-                        taken.push(Step { entry: at, state, values });
+                        taken.push(Step { entry: at, choice, state, values });
                         (state, set) = (next, with);
                         due -= usize::from(self.lift(at));
-                        at = self.entries[0].next;
+                        (at, choice) = (self.entries[0].next, 0);
                     }
                     _ => {
                         self.values.truncate(values);
-                        at = entry.next;
+                        choice += 1;
+                        if choice >= self.choices(&self.calls[index], state) {
+                            (at, choice) = (entry.next, 0);
+                        }
                     }
                 }
                 if at != NONE || due == 0 {
@@ -222,13 +226,28 @@ impl<'a> Search<'a> {
             set ^= member(self.entries[step.entry as usize].call as usize);
             state = step.state;
             self.values.truncate(step.values);
-            at = self.entries[step.entry as usize].next;
+            (at, choice) = (step.entry, step.choice + 1);
+            let call = &self.calls[self.entries[at as usize].call as usize];
+            if choice >= self.choices(call, state) {
+                (at, choice) = (self.entries[at as usize].next, 0);
+            }
         }
         Verdict::Linearizable
     }
 
-    /// The state after a call, if the call can come now.
-    fn apply(&mut self, call: &Call, mut state: State) -> Option<State> {
+    /// How many ways a call may go in a state: one, but for a read-modify-write of unknown outcome upon a record of
+    /// unknown value, which may find each of the values.
+    fn choices(&self, call: &Call, state: State) -> usize {
+        match call.effect {
+            Effect::CompareSwap { found: None, .. } | Effect::FetchAdd { found: None, .. } if state.value.is_none() => {
+                self.chain(state.back).count()
+            }
+            _ => 1,
+        }
+    }
+
+    /// The state after a call, if the call can come now and go the way that `choice` numbers.
+    fn apply(&mut self, call: &Call, mut state: State, choice: usize) -> Option<State> {
         let found = match call.effect {
             Effect::Blackout => {
                 state.value = None;
@@ -251,13 +270,14 @@ impl<'a> Search<'a> {
         let new = match call.effect {
             Effect::Put(new) => Some(new),
             Effect::Delete => None,
-            Effect::CompareSwap { .. } | Effect::FetchAdd { .. } => match state.value {
-                Some(value) => match modified(call.effect, value) {
+            Effect::CompareSwap { .. } | Effect::FetchAdd { .. } => {
+                let value = state.value.or_else(|| self.chain(state.back).nth(choice))?;
+                state.value = Some(value);
+                match modified(call.effect, value) {
                     Some(new) => new,
                     None => return Some(state),
-                },
-                None => return Some(self.modify_all(call.effect, state)),
-            },
+                }
+            }
             Effect::Get(_) | Effect::Blackout => return Some(state),
         };
         Some(self.put(state, new, call.firm_write))
@@ -272,15 +292,6 @@ impl<'a> Search<'a> {
         self.values.push((value, prev));
         let hash = hash.wrapping_add(value_hash(value));
         State { value: Some(value), back: self.values.len() as u32 - 1, hash }
-    }
-
-    /// A read-modify-write of unknown outcome upon a record of unknown value: all that it may lead to.
-    fn modify_all(&mut self, effect: Effect, mut state: State) -> State {
-        let all: Vec<Value> = self.chain(state.back).collect();
-        for new in all.into_iter().filter_map(|value| modified(effect, value)) {
-            state = self.put(state, new, false);
-        }
-        State { value: None, ..state }
     }
 
     fn chain(&self, back: u32) -> impl Iterator<Item = Value> {

@@ -110,6 +110,16 @@ fn a_blackout_may_undo_what_is_not_firm() {
 }
 
 #[test]
+fn what_an_unknown_outcome_made_firm_stays() {
+    let add = Call { firm_write: true, ..unknown(0, add(2, None)) };
+    let after = |seen| {
+        [soft(call(0, 0, Blackout)), add, call(0, 0, Get(Some(2))), call(8, 8, Blackout), soft(call(9, 9, Get(seen)))]
+    };
+    good(&after(Some(2)));
+    bad(&after(None));
+}
+
+#[test]
 fn a_violation_names_the_call_that_does_not_fit() {
     let calls = [call(0, 1, Put(1)), call(2, 3, Put(2)), call(4, 5, Get(Some(1))), call(6, 7, Get(Some(2)))];
     assert_eq!(check(&calls), Verdict::Violation(vec![2]));
