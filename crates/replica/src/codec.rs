@@ -2,18 +2,29 @@
 
 use std::sync::Arc;
 
-use crate::ddp::{AckKind, Body, Entry, Message, Stamp, View, Write};
+use crate::ddp::{AckKind, Body, Entry, Message, Op, Outcome, Refusal, Reply, Request, Session, Stamp, View, Write};
 use crate::log::Record;
 use crate::member::{Ballot, Durable, Notice, Status};
-use crate::node::Packet;
+use crate::node::{BadPacket, Packet};
 use crate::types::{NodeId, NodeSet, Timestamp};
 
 /// Bytes still to be read. Nothing read from it panics.
-pub(crate) struct Reader<'a>(&'a [u8]);
+pub(crate) struct Reader<'a>(&'a [u8], usize);
 
 impl<'a> Reader<'a> {
     pub fn new(bytes: &'a [u8]) -> Self {
-        Self(bytes)
+        Self(bytes, 0)
+    }
+
+    /// Reads what may hold more of its kind, to a bounded depth.
+    fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
+        if self.1 == MAX_NESTING {
+            return None;
+        }
+        self.1 += 1;
+        let read = read(self);
+        self.1 -= 1;
+        read
     }
 
     pub fn is_empty(&self) -> bool {
@@ -144,6 +155,9 @@ structs! {
     NodeSet { 0 }
     Timestamp { version, node }
     Stamp { client, sequence, attempt, done }
+    Session { client, sequence, attempt }
+    Request { tag, session, scope, op }
+    Reply { tag, outcome }
     Write { key, ts, value, rmw, scope, stamps }
     Entry { write, glb_volatile_ts, glb_durable_ts }
     View { epoch, members, learners, recovery }
@@ -183,6 +197,9 @@ enums! {
     Status { 0 => Joining, 1 => Damaged, 2 => Learning, 3 => Ready, 4 => Merging, 5 => Serving }
     Record { 1 => Write(write), 2 => Scope(scope), 3 => Member(durable), 4 => Reset, 5 => Damaged }
     Packet { 1 => Replica(message), 2 => Member(notice) }
+    Refusal {
+        0 => NotServing, 1 => Busy, 2 => NotANumber, 3 => NoScope, 4 => UnknownScope, 5 => TooLong, 6 => Nested,
+    }
     Body {
         1 => Inv(writes),
         2 => Ack(key, ts, kind),
@@ -206,6 +223,96 @@ enums! {
         7 => Accepted(epoch, ballot),
         8 => Decided(view),
         9 => Newest(sent, epoch),
+    }
+}
+
+macro_rules! in_bytes {
+    ($($name:ident),*) => {$(
+        impl $name {
+            /// Appends its bytes.
+            pub fn encode(&self, out: &mut Vec<u8>) {
+                self.put(out);
+            }
+
+            /// Reads one; all of `bytes` must be it.
+            pub fn decode(bytes: &[u8]) -> Result<Self, BadPacket> {
+                let mut reader = Reader::new(bytes);
+                let read = Self::get(&mut reader).ok_or(BadPacket)?;
+                if reader.is_empty() { Ok(read) } else { Err(BadPacket) }
+            }
+        }
+    )*};
+}
+
+in_bytes!(Packet, Request, Reply);
+
+/// How deep batches may lie in each other: a batch in a batch is refused by the engine, not by the codec.
+const MAX_NESTING: usize = 4;
+
+impl Wire for Op {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Get(key) => (0u8, *key).put(out),
+            Self::Put(key, value) => ((1u8, *key), value.clone()).put(out),
+            Self::Delete(key) => (2u8, *key).put(out),
+            Self::CompareSwap { key, expected, new } => ((3u8, *key), (expected.clone(), new.clone())).put(out),
+            Self::FetchAdd(key, delta) => (4u8, (*key, *delta)).put(out),
+            Self::Batch(ops) => {
+                out.push(5);
+                ops.put(out);
+            }
+            Self::Persist => out.push(6),
+        }
+    }
+
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        Some(match u8::get(reader)? {
+            0 => Self::Get(Wire::get(reader)?),
+            1 => Self::Put(Wire::get(reader)?, Wire::get(reader)?),
+            2 => Self::Delete(Wire::get(reader)?),
+            3 => Self::CompareSwap { key: Wire::get(reader)?, expected: Wire::get(reader)?, new: Wire::get(reader)? },
+            4 => Self::FetchAdd(Wire::get(reader)?, Wire::get(reader)?),
+            5 => Self::Batch(reader.nested(Wire::get)?),
+            6 => Self::Persist,
+            _ => return None,
+        })
+    }
+}
+
+impl Wire for Outcome {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Value(value) => (0u8, value.clone()).put(out),
+            Self::Written => out.push(1),
+            Self::Swapped => out.push(2),
+            Self::NotSwapped(value) => (3u8, value.clone()).put(out),
+            Self::Added(number) => (4u8, *number).put(out),
+            Self::Persisted => out.push(5),
+            Self::Batch(outcomes) => {
+                out.push(6);
+                outcomes.put(out);
+            }
+            Self::Refused(refusal) => {
+                out.push(7);
+                refusal.put(out);
+            }
+            Self::Unknown => out.push(8),
+        }
+    }
+
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        Some(match u8::get(reader)? {
+            0 => Self::Value(Wire::get(reader)?),
+            1 => Self::Written,
+            2 => Self::Swapped,
+            3 => Self::NotSwapped(Wire::get(reader)?),
+            4 => Self::Added(Wire::get(reader)?),
+            5 => Self::Persisted,
+            6 => Self::Batch(reader.nested(Wire::get)?),
+            7 => Self::Refused(Wire::get(reader)?),
+            8 => Self::Unknown,
+            _ => return None,
+        })
     }
 }
 
@@ -248,6 +355,47 @@ mod tests {
         ];
         let replica = bodies.map(|body| Packet::Replica(Message { epoch: 6, body }));
         replica.into_iter().chain(notices.map(Packet::Member)).collect()
+    }
+
+    #[test]
+    fn requests_and_replies_come_back_and_their_parts_do_not() {
+        let value = || Some(vec![1, 2, 3].into());
+        let all = [
+            Op::Get(1),
+            Op::Put(2, vec![4; 9].into()),
+            Op::Delete(3),
+            Op::CompareSwap { key: 4, expected: None, new: value() },
+            Op::FetchAdd(5, 6),
+        ];
+        let session = Some(Session { client: 7, sequence: 8, attempt: 9 });
+        for op in all.clone().into_iter().chain([Op::Batch(all.to_vec()), Op::Persist]) {
+            let request = Request { tag: 1, session, scope: Some(2), op };
+            check(&request, Request::decode);
+        }
+        let all = [
+            Outcome::Value(value()),
+            Outcome::Written,
+            Outcome::Swapped,
+            Outcome::NotSwapped(None),
+            Outcome::Added(1),
+            Outcome::Persisted,
+            Outcome::Refused(Refusal::TooLong),
+            Outcome::Unknown,
+        ];
+        for outcome in all.clone().into_iter().chain([Outcome::Batch(all.to_vec())]) {
+            check(&Reply { tag: 3, outcome }, Reply::decode);
+        }
+        // As deep as there are bytes: no stack is used up.
+        assert!(Request::decode(&[[0; 10].as_slice(), &[5, 1, 0, 0, 0].repeat(100_000)].concat()).is_err());
+    }
+
+    fn check<T: Wire + PartialEq + std::fmt::Debug>(it: &T, decode: impl Fn(&[u8]) -> Result<T, BadPacket>) {
+        let mut bytes = Vec::new();
+        it.put(&mut bytes);
+        assert_eq!(decode(&bytes).as_ref(), Ok(it));
+        for cut in 0..bytes.len() {
+            assert!(decode(&bytes[..cut]).is_err(), "{it:?} cut at {cut}");
+        }
     }
 
     #[test]

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::collections::VecDeque;
 
 use crate::Time;
-use crate::codec::{Reader, Wire};
 use crate::ddp::{Config, Job, JobId, Marks, Message, Model, Output as Asked, Replica, Reply, Request, Step, View};
 use crate::log::{self, Decoded, End, Record};
 use crate::member::{self, Durable, Membership, Notice, Status, Timing};
@@ -23,20 +22,6 @@ pub enum Packet {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("not a packet of the replication protocol")]
 pub struct BadPacket;
-
-impl Packet {
-    /// Appends its bytes.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        self.put(out);
-    }
-
-    /// Reads a packet; all of `bytes` must be one.
-    pub fn decode(bytes: &[u8]) -> Result<Self, BadPacket> {
-        let mut reader = Reader::new(bytes);
-        let packet = Self::get(&mut reader).ok_or(BadPacket)?;
-        if reader.is_empty() { Ok(packet) } else { Err(BadPacket) }
-    }
-}
 
 /// What a node asks its world for, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
