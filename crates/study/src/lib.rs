@@ -16,6 +16,7 @@ pub mod minos;
 pub mod modelled;
 pub mod on;
 pub mod on_kernel;
+pub mod peers;
 pub mod probe;
 pub mod records;
 pub mod report;

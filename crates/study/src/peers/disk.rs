@@ -1,0 +1,40 @@
+//! What one durable append takes: the limit of every store that makes writes durable one by one.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::PeerError;
+
+/// Appends `bytes` to a new file of `directory` again and again and makes each durable by fdatasync. Nanoseconds each,
+/// in order.
+pub fn appends(directory: &Path, bytes: usize, time: Duration) -> Result<Vec<u64>, PeerError> {
+    let path = directory.join("appends");
+    let failed = |error| PeerError::File { path: path.clone(), error };
+    let mut file = OpenOptions::new().append(true).create_new(true).open(&path).map_err(failed)?;
+    let (block, mut times, begin) = (vec![0x5a; bytes], Vec::new(), Instant::now());
+    while begin.elapsed() < time || times.len() < 3 {
+        let start = Instant::now();
+        file.write_all(&block).and_then(|()| file.sync_data()).map_err(failed)?;
+        times.push(start.elapsed().as_nanos() as u64);
+    }
+    drop(file);
+    std::fs::remove_file(&path).map_err(failed)?;
+    times.sort_unstable();
+    Ok(times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn appends_are_timed_and_leave_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let times = appends(directory.path(), 100, Duration::ZERO).unwrap();
+        assert!(times.len() == 3 && times.is_sorted());
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+        assert!(appends(Path::new("/nonexistent"), 1, Duration::ZERO).is_err());
+    }
+}
