@@ -24,7 +24,7 @@ use crate::sys::{Sleeper, prepare_to_wait};
 const USER_QUIET: u64 = 100_000;
 /// How long the NIC thread naps while a user polls.
 const NAP: Duration = Duration::from_millis(1);
-/// How long the NIC thread spins without work before it sleeps.
+/// How long the NIC thread spins without work before it sleeps, if nobody has said otherwise.
 const SPIN: u64 = 200_000;
 /// How long a poll that has found completions goes on for a program that then watches its memory.
 const LINGER: u64 = 50_000;
@@ -77,6 +77,33 @@ struct Shared {
     watched: AtomicU32,
     /// A user has found completions since a WRITE came to the NIC thread.
     polled: AtomicBool,
+    /// How long the NIC thread spins without work before it sleeps.
+    spin: AtomicU64,
+    /// The resident has got something to do since the NIC thread last meant to sleep.
+    nudged: AtomicBool,
+}
+
+/// A program that lives on the NIC: whoever drives the engine runs it too, after kernels.
+pub trait Resident: Send {
+    /// Does what there is to do, and returns how much that was.
+    fn progress(&mut self, seat: &mut Seat<'_>) -> usize;
+
+    /// When it wants to run again at the latest.
+    fn next_timeout(&self) -> Time;
+}
+
+/// What a program has of the device that it runs on.
+pub struct Seat<'a> {
+    /// The engine's clock.
+    pub now: Time,
+    /// The device's address.
+    pub local: IpAddr,
+    /// The engine.
+    pub nic: &'a mut Nic,
+    /// The links; routes name them by their places.
+    pub links: &'a mut [Box<dyn Link>],
+    /// Events that nobody has taken yet.
+    pub events: &'a mut Vec<Event>,
 }
 
 /// Sees the engine's events, in whichever thread drives it and with the engine locked, and gives back those that it has
@@ -88,6 +115,7 @@ struct Core {
     nic: Nic,
     links: Vec<Box<dyn Link>>,
     kernels: Option<Kernels>,
+    resident: Option<Box<dyn Resident>>,
     batch: TxBatch,
     /// Packets of `batch` that the link has taken.
     sent: usize,
@@ -157,6 +185,7 @@ impl Device {
             nic,
             links,
             kernels,
+            resident: None,
             batch: TxBatch::new(),
             sent: 0,
             stuck: None,
@@ -181,6 +210,8 @@ impl Device {
             wake,
             watched: AtomicU32::new(0),
             polled: AtomicBool::new(false),
+            spin: AtomicU64::new(SPIN),
+            nudged: AtomicBool::new(false),
         });
         let runner = shared.clone();
         let thread = std::thread::Builder::new()
@@ -261,6 +292,27 @@ impl Device {
             guard = self.lock();
         }
         self.shared.learn(|n| n.saturating_sub(1));
+    }
+
+    /// How long (ns) the NIC thread spins without work before it sleeps.
+    pub fn set_spin(&self, spin: Time) {
+        self.shared.spin.store(spin, Ordering::Relaxed);
+    }
+
+    /// Has a program live on the NIC from now on, in place of the one that did.
+    pub fn settle(&self, resident: Option<Box<dyn Resident>>) {
+        let former = std::mem::replace(&mut self.lock().core.resident, resident);
+        // It may take its time to end.
+        drop(former);
+        self.release();
+    }
+
+    /// Wakes the NIC thread if it sleeps: its resident has something to do.
+    pub fn nudge(&self) {
+        self.shared.nudged.store(true, Ordering::SeqCst);
+        if self.shared.asleep_until.swap(0, Ordering::SeqCst) != 0 {
+            self.shared.wake();
+        }
     }
 
     /// Hands the engine to the NIC thread at once, instead of after a moment without polls.
@@ -362,6 +414,12 @@ impl DeviceGuard<'_> {
         if outstanding <= DEEP || outstanding.is_multiple_of(2 * DEEP) {
             core.transmit(now);
         }
+    }
+
+    /// What a program needs that this thread runs.
+    pub fn seat(&mut self) -> Seat<'_> {
+        let now = self.shared.now();
+        self.core.seat(now, self.shared.local)
     }
 
     /// How long users' polls have found nothing to do.
@@ -502,15 +560,20 @@ impl Shared {
             }
             if work > 0 || core.sent < core.batch.len() {
                 busy_at = now;
-            } else if now.saturating_sub(busy_at) > SPIN && core.links.iter_mut().all(|l| l.arm()) {
-                let deadline = core.nic.poll_timeout();
+            } else if now.saturating_sub(busy_at) > self.spin.load(Ordering::Relaxed)
+                && core.links.iter_mut().all(|l| l.arm())
+            {
+                let resident = core.resident.as_ref().map(|resident| resident.next_timeout());
+                let deadline = core.nic.poll_timeout().into_iter().chain(resident).min();
                 let timeout = deadline.map(|t| Duration::from_nanos(t.saturating_sub(now)));
                 fds.clear();
                 fds.push(self.wake.as_raw_fd());
                 core.links.iter().for_each(|l| l.wait_fds(&mut fds));
                 self.asleep_until.store(deadline.unwrap_or(u64::MAX).max(1), Ordering::SeqCst);
                 drop(core);
-                sleeper.wait_readable(&fds, timeout);
+                if !self.nudged.swap(false, Ordering::SeqCst) {
+                    sleeper.wait_readable(&fds, timeout);
+                }
                 self.asleep_until.store(0, Ordering::SeqCst);
                 let mut counter = [0; 8];
                 // Nothing to read when something else woke us.
@@ -534,12 +597,23 @@ impl Core {
         if let Some(kernels) = &mut self.kernels {
             work += kernels.progress(&mut self.nic);
         }
+        if let Some(mut resident) = self.resident.take() {
+            let done = resident.progress(&mut self.seat(now, local));
+            self.resident = Some(resident);
+            if done > 0 {
+                work += done + self.transmit(now);
+            }
+        }
         if self.nic.poll_timeout().is_some_and(|t| t <= now) {
             self.nic.handle_timeout(now);
             work += 1;
         }
         self.dispatch_events();
         work
+    }
+
+    fn seat(&mut self, now: Time, local: IpAddr) -> Seat<'_> {
+        Seat { now, local, nic: &mut self.nic, links: &mut self.links, events: &mut self.events }
     }
 
     /// Sends first, so that an answer the user just posted shares a system call with the acknowledgements.

@@ -6,6 +6,7 @@
 pub mod bench;
 mod client;
 mod client_modules;
+pub mod cluster;
 mod compressed;
 mod control;
 mod device;
@@ -24,7 +25,7 @@ mod writer;
 
 pub use client::{Client, ClientConfig, ClientCounters, Full, MAX_CALLS, MAX_REPLY, Placement, RemoteRegion};
 pub use control::WriterConfig;
-pub use device::{Device, DeviceGuard, EventSink, entropy};
+pub use device::{Device, DeviceGuard, EventSink, Resident, Seat, entropy};
 pub use error::Error;
 pub use kernels::{Kernels, POOL};
 pub use links::LinkChoice;

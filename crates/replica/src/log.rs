@@ -90,20 +90,39 @@ pub fn decode(bytes: &[u8]) -> Decoded {
     Decoded { records, length: at, end }
 }
 
+/// A log without the zeros that a file may have been filled up with behind the last whole record. Zeros where something
+/// had been durable stay: they are damage.
+pub fn without_room(mut bytes: Vec<u8>) -> Vec<u8> {
+    let (mut at, mut durable) = (0, 0);
+    while let Some((length, known)) = frame_at(&bytes, at) {
+        at += length;
+        durable = durable.max(known);
+    }
+    if durable <= at as u64 && bytes[at..].iter().all(|&byte| byte == 0) {
+        bytes.truncate(at);
+    }
+    bytes
+}
+
 /// The whole record at an offset, if there is one, its length, and how much of the log it knows to be durable.
 fn record_at(bytes: &[u8], at: usize) -> Option<(Record, usize, u64)> {
+    let (length, durable) = frame_at(bytes, at)?;
+    let mut reader = Reader::new(&bytes[at + HEAD..at + length]);
+    let record = Record::get(&mut reader)?;
+    reader.is_empty().then_some((record, length, durable))
+}
+
+/// The length with head of what is whole at an offset, and how much of the log it knows to be durable.
+fn frame_at(bytes: &[u8], at: usize) -> Option<(usize, u64)> {
     let bytes = bytes.get(at..)?;
     let length = u32::from_le_bytes(*bytes.first_chunk()?) as usize;
     let crc = u32::from_le_bytes(*bytes.get(4..)?.first_chunk()?);
     // The shortest record has one byte: a run of zeros is none.
-    let content = bytes.get(HEAD..HEAD.checked_add(length)?).filter(|content| !content.is_empty())?;
+    bytes.get(HEAD..HEAD.checked_add(length)?).filter(|content| !content.is_empty())?;
     if checksum(&bytes[..4], &bytes[8..HEAD + length]) != crc {
         return None;
     }
-    let durable = u64::from_le_bytes(*bytes.get(8..)?.first_chunk()?);
-    let mut reader = Reader::new(content);
-    let record = Record::get(&mut reader)?;
-    reader.is_empty().then_some((record, HEAD + length, durable))
+    Some((HEAD + length, u64::from_le_bytes(*bytes.get(8..)?.first_chunk()?)))
 }
 
 #[cfg(test)]
@@ -155,6 +174,22 @@ mod tests {
             let decoded = decode(&bad);
             assert_eq!((decoded.end, decoded.records.len()), (End::Damaged(first), 1), "damage at {at}");
         }
+    }
+
+    #[test]
+    fn room_behind_the_log_is_not_part_of_it_but_zeros_over_it_are() {
+        let bytes = log(&[write(1, 10), write(2, 0)]);
+        let mut filled = [bytes.as_slice(), &[0; 100]].concat();
+        assert_eq!(without_room(filled.clone()), bytes);
+        assert_eq!(without_room(vec![0; 30]), Vec::new());
+        // A snapshot says that all of it is durable.
+        let mut snapshot = Vec::new();
+        (1..3).for_each(|key| encode(&write(key, 10), 2 * log(&[write(1, 10)]).len(), &mut snapshot));
+        let half = snapshot.len() / 2;
+        snapshot[half..].fill(0);
+        assert_eq!(decode(&without_room(snapshot)).end, End::Damaged(half));
+        filled[bytes.len()] = 1;
+        assert_eq!(without_room(filled.clone()), filled);
     }
 
     proptest! {

@@ -48,6 +48,15 @@ pub enum Change {
     Replace(Vec<u8>),
 }
 
+impl Change {
+    /// What it writes.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Append(bytes) | Self::Replace(bytes) => bytes,
+        }
+    }
+}
+
 /// What becomes durable with a token.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Token {

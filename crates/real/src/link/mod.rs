@@ -155,17 +155,21 @@ fn ib_mtu(interface_mtu: usize) -> usize {
     [4096, 2048, 1024, 512].into_iter().find(|&mtu| mtu <= room).unwrap_or(256)
 }
 
-/// What the kernel may buffer each way, in bytes: some tens of full sends.
-const SOCKET_BUFFER: usize = 4 << 20;
+/// What the kernel may buffer of what we send, in bytes: some tens of full sends.
+const SEND_BUFFER: usize = 4 << 20;
+
+/// What the kernel may buffer of what we receive, in bytes: what a peer sends in the ten milliseconds or so for which
+/// another process may have the core. Unreliable transports slow down for nobody, and nobody sends again for them.
+const RECEIVE_BUFFER: usize = 32 << 20;
 
 /// Gives a socket the buffers that links want, or what the system's limit leaves of them.
 pub(crate) fn set_buffers(socket: impl AsFd) -> io::Result<()> {
     // The forced sizes pass the limit, which only root may.
-    if sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER).is_err() {
-        sockopt::set_socket_recv_buffer_size(&socket, SOCKET_BUFFER)?;
+    if sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER).is_err() {
+        sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER)?;
     }
-    if sockopt::set_socket_send_buffer_size_force(&socket, SOCKET_BUFFER).is_err() {
-        sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER)?;
+    if sockopt::set_socket_send_buffer_size_force(&socket, SEND_BUFFER).is_err() {
+        sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?;
     }
     Ok(())
 }

@@ -1,0 +1,83 @@
+//! A cluster of processes that keeps replicated records: [`remora_replica`]'s engine over the software NIC.
+//!
+//! A [`ClusterNode`] is one process' part: a device, reliable connections to the other nodes, one log. The protocol runs
+//! on the NIC thread, or on a host thread that takes messages from the NIC ([`Deployment`]). A [`Client`] talks to one
+//! node at a time, with any number of requests under way, and goes to another when that node fails.
+//!
+//! Only one who has the cluster's secret is let in as a node. Clients reach the service and nothing else: no memory of a
+//! node is open to them, and all they send is checked before it is believed.
+
+mod client;
+mod journal;
+mod node;
+mod pmem;
+mod server;
+mod status;
+mod stream;
+mod wire;
+
+pub use client::{Client, ClientConfig, Done, Ticket};
+pub use journal::LogKind;
+pub use node::{ClusterNode, NodeConfig};
+pub use remora_replica::ddp::{Model, Op, Outcome, Refusal};
+pub use remora_replica::types::{Key, ScopeId, Value};
+pub use status::Status;
+pub use wire::{MAX_VALUE, Secret};
+
+use std::net::IpAddr;
+
+use crate::link::Link;
+use crate::link::shm::ShmLink;
+use crate::link::udp::UdpLink;
+use crate::{Error, LinkChoice};
+
+/// Where a node runs the protocol.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Deployment {
+    /// On a host thread (MINOS-B).
+    Host,
+    /// On the NIC thread (MINOS-O).
+    #[default]
+    Nic,
+}
+
+impl std::str::FromStr for Deployment {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self, Error> {
+        match s {
+            "host" => Ok(Self::Host),
+            "nic" => Ok(Self::Nic),
+            other => Err(Error::Argument(format!("there is no deployment {other:?}: use host or nic"))),
+        }
+    }
+}
+
+impl std::fmt::Display for Deployment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Host => "host",
+            Self::Nic => "nic",
+        })
+    }
+}
+
+/// Where a write's time went, seen from the node that coordinated it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Split {
+    /// From the request's arrival to its answer, in nanoseconds. 0 if the parts were not measured, as for reads.
+    pub total_ns: u64,
+    /// Of that, communication: from sending the write to the others until the last acknowledgement that the answer
+    /// waited for, without the time for which its sender worked on it. The rest is computation: protocol, memory, log.
+    pub communication_ns: u64,
+}
+
+/// A device's only link.
+fn link_at(local: IpAddr, choice: LinkChoice) -> Result<Box<dyn Link>, Error> {
+    let at = |link: &'static str| move |source| Error::Link { link, address: local, source };
+    Ok(match choice {
+        LinkChoice::Auto | LinkChoice::Shm => Box::new(ShmLink::bind(local).map_err(at("shared-memory"))?),
+        LinkChoice::Udp => Box::new(UdpLink::bind(local).map_err(at("udp"))?),
+        LinkChoice::Packet => return Err(Error::Argument("a cluster's nodes use the shm or the udp link".into())),
+    })
+}

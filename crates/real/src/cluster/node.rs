@@ -1,0 +1,230 @@
+//! One node of a cluster as threads of this process.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{JoinHandle, Thread};
+use std::time::Duration;
+
+use remora_memory::Registry;
+use remora_nic::cm::CmConfig;
+use remora_nic::{Nic, NicConfig};
+use remora_replica::ddp::{self, Model, Offload};
+use remora_replica::node::Node;
+use remora_replica::types::{NodeId, NodeSet};
+
+use super::journal::{Journal, LogKind};
+use super::server::Server;
+use super::stream::{Sizes, Streams};
+use super::wire::{CLIENT_FRAME, MAX_VALUE, Secret};
+use super::{Deployment, link_at};
+use crate::device::{Device, Resident, entropy};
+use crate::sys::prepare_to_wait;
+use crate::{Error, LinkChoice};
+
+/// How long the protocol's thread polls without work before it sleeps.
+const SPIN: u64 = 20_000;
+/// Entries of the two FIFOs in the NIC deployment: what may be on its way to memory and log at once.
+const FIFO: u16 = 16_384;
+
+/// What a node is like.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Its number: the place of its address.
+    pub id: u8,
+    /// All nodes' addresses.
+    pub addresses: Vec<IpAddr>,
+    /// When writes are durable. All nodes need the same.
+    pub model: Model,
+    /// Where the protocol runs.
+    pub deployment: Deployment,
+    /// How nodes and clients reach each other. All need the same.
+    pub link: LinkChoice,
+    /// How the log becomes durable.
+    pub log: LogKind,
+    /// Where the log is.
+    pub dir: PathBuf,
+    /// Who has it belongs to the cluster.
+    pub secret: Secret,
+    /// A node that was silent for so long is suspected to have failed.
+    pub suspect: Duration,
+}
+
+impl NodeConfig {
+    /// Synch on the NIC, over shared memory, with fdatasync.
+    pub fn new(id: u8, addresses: Vec<IpAddr>, dir: PathBuf, secret: Secret) -> Self {
+        Self {
+            id,
+            addresses,
+            model: Model::Synch,
+            deployment: Deployment::default(),
+            link: LinkChoice::Shm,
+            log: LogKind::default(),
+            dir,
+            secret,
+            suspect: Duration::from_millis(200),
+        }
+    }
+
+    fn engine(&self) -> ddp::Config {
+        let suspect = self.suspect.as_nanos() as u64;
+        let nodes = NodeSet::first(self.addresses.len() as u8);
+        let deployment = match self.deployment {
+            Deployment::Host => ddp::Deployment::Baseline,
+            Deployment::Nic => ddp::Deployment::Offload(Offload { fifos: Some(FIFO), ..Offload::FULL }),
+        };
+        ddp::Config {
+            deployment,
+            suspect,
+            lease: suspect / 2,
+            max_value: MAX_VALUE,
+            stamps: 32,
+            ..ddp::Config::new(NodeId(self.id), nodes, self.model)
+        }
+    }
+}
+
+/// A node that runs.
+pub struct ClusterNode {
+    device: Device,
+    host: Option<JoinHandle<()>>,
+    stop: Arc<AtomicBool>,
+    failed: Arc<OnceLock<String>>,
+}
+
+impl ClusterNode {
+    /// Starts a node, with its log as it finds it.
+    pub fn start(config: NodeConfig) -> Result<Self, Error> {
+        let count = config.addresses.len();
+        let local = *config.addresses.get(usize::from(config.id)).filter(|_| count <= 64).ok_or_else(|| {
+            Error::Argument(format!("node {} of {count}: numbers begin at 0, and there are at most 64", config.id))
+        })?;
+        // First the log: a second process for the same node ends here.
+        let thread: Arc<OnceLock<Wake>> = Arc::default();
+        let wake = thread.clone();
+        let (journal, bytes) = Journal::open(&config.dir, config.log, move || {
+            if let Some(wake) = wake.get() {
+                wake.wake();
+            }
+        })?;
+        let link = link_at(local, config.link)?;
+        let cm = CmConfig {
+            response_timeout: 50_000_000,
+            max_retries: 3,
+            timewait: 50_000_000,
+            peer_timeout: 3_000_000_000,
+            ..CmConfig::default()
+        };
+        let registry = Arc::new(Registry::new(entropy()?));
+        let nic = Nic::new(&NicConfig { cm, ..NicConfig::new(entropy()?) }, registry);
+        let device = Device::with_events(local, vec![link], nic, None, Box::new(Some))?;
+        device.set_spin(SPIN);
+        let failed: Arc<OnceLock<String>> = Arc::default();
+        let server = {
+            let mut guard = device.lock();
+            let mut seat = guard.seat();
+            let sizes = Sizes { receives: 1024, sends: 1024, frame: CLIENT_FRAME };
+            let streams = Streams::new(seat.nic, sizes)?;
+            let node = Node::new(config.engine(), seat.now, &bytes);
+            Server::new(&mut seat, config.clone(), node, journal, streams, failed.clone())?
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut host = None;
+        match config.deployment {
+            Deployment::Nic => {
+                // Set once: nobody else has it.
+                let _ = thread.set(Wake::Nic(device.clone()));
+                device.settle(Some(Box::new(server)));
+            }
+            Deployment::Host => {
+                let worker = Worker { device: device.clone(), server, stop: stop.clone() };
+                let handle = std::thread::Builder::new()
+                    .name("remora-host".into())
+                    .spawn(move || worker.run())
+                    .map_err(|source| Error::System { what: "starting the host thread", source })?;
+                let _ = thread.set(Wake::Host(handle.thread().clone()));
+                host = Some(handle);
+            }
+        }
+        Ok(Self { device, host, stop, failed })
+    }
+
+    /// The address that clients connect to.
+    pub fn address(&self) -> IpAddr {
+        self.device.local()
+    }
+
+    /// Why it does not run any more, if so: its log failed, or a thread panicked. Then end the process.
+    pub fn failure(&self) -> Option<String> {
+        let host = self.host.as_ref().is_none_or(|host| !host.is_finished());
+        let panicked = || (!host || !self.device.is_running()).then(|| "a thread panicked".into());
+        self.failed.get().cloned().or_else(panicked)
+    }
+}
+
+impl Drop for ClusterNode {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(host) = self.host.take() {
+            host.thread().unpark();
+            // One that panicked has said so on stderr already.
+            let _ = host.join();
+        }
+        self.device.stop();
+        self.device.settle(None);
+    }
+}
+
+/// Who is woken when the log has got further.
+enum Wake {
+    Nic(Device),
+    Host(Thread),
+}
+
+impl Wake {
+    fn wake(&self) {
+        match self {
+            Self::Nic(device) => device.nudge(),
+            Self::Host(thread) => thread.unpark(),
+        }
+    }
+}
+
+/// The host thread.
+struct Worker {
+    device: Device,
+    server: Server,
+    stop: Arc<AtomicBool>,
+}
+
+impl Worker {
+    fn run(mut self) {
+        prepare_to_wait();
+        let mut busy_at = self.device.now();
+        while !self.stop.load(Ordering::Relaxed) {
+            let work = self.turn();
+            let now = self.device.now();
+            if work > 0 {
+                busy_at = now;
+            } else if now.saturating_sub(busy_at) <= SPIN {
+                self.device.relax(busy_at);
+            } else {
+                let timeout = Duration::from_nanos(self.server.next_timeout().saturating_sub(now));
+                self.device.wait(self.server.cq(), timeout);
+                busy_at = self.device.now();
+            }
+        }
+    }
+
+    /// Takes what the NIC has, and gives it what the server has for it.
+    fn turn(&mut self) -> usize {
+        let mut guard = self.device.lock();
+        let moved = guard.progress();
+        let done = self.server.progress(&mut guard.seat());
+        if done > 0 {
+            guard.transmit();
+        }
+        moved + done
+    }
+}

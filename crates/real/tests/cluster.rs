@@ -1,0 +1,91 @@
+//! Clusters of nodes in this process, over the links that processes use.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use remora_real::LinkChoice;
+use remora_real::cluster::{Client, ClientConfig, ClusterNode, Deployment, LogKind, Model, NodeConfig, Op, Outcome};
+
+/// A cluster, and the directory that it lives in.
+struct Cluster {
+    dir: tempfile::TempDir,
+    addresses: Vec<IpAddr>,
+    link: LinkChoice,
+    nodes: Vec<Option<ClusterNode>>,
+    change: fn(&mut NodeConfig),
+}
+
+impl Cluster {
+    fn start(net: u8, count: u8, link: LinkChoice, change: fn(&mut NodeConfig)) -> Self {
+        let addresses = (0..count).map(|n| Ipv4Addr::new(127, 13, net, 1 + n).into()).collect();
+        let nodes = (0..count).map(|_| None).collect();
+        let mut cluster = Self { dir: tempfile::tempdir().expect("directory"), addresses, link, nodes, change };
+        (0..count).for_each(|id| cluster.start_node(id));
+        cluster
+    }
+
+    fn start_node(&mut self, id: u8) {
+        let dir = self.dir.path().join(id.to_string());
+        std::fs::create_dir_all(&dir).expect("directory");
+        let mut config = NodeConfig::new(id, self.addresses.clone(), dir, [9; 32]);
+        config.link = self.link;
+        (self.change)(&mut config);
+        self.nodes[usize::from(id)] = Some(ClusterNode::start(config).expect("node"));
+    }
+
+    fn client(&self, node: usize) -> Client {
+        let mut config = ClientConfig::new(self.addresses.clone());
+        config.node = node;
+        config.link = self.link;
+        Client::connect(config).expect("connection")
+    }
+}
+
+fn value(bytes: &[u8]) -> Outcome {
+    Outcome::Value(Some(bytes.into()))
+}
+
+#[test]
+fn a_cluster_serves_at_any_node_in_every_deployment() {
+    let cases: [(u8, LinkChoice, fn(&mut NodeConfig)); 4] = [
+        (1, LinkChoice::Shm, |config| config.deployment = Deployment::Nic),
+        (2, LinkChoice::Shm, |config| config.deployment = Deployment::Host),
+        (3, LinkChoice::Udp, |config| config.log = LogKind::Pmem),
+        (4, LinkChoice::Shm, |config| config.model = Model::Event),
+    ];
+    for (net, link, change) in cases {
+        let cluster = Cluster::start(net, 3, link, change);
+        let (mut a, mut b) = (cluster.client(0), cluster.client(1));
+        assert_eq!(a.get(1), Outcome::Value(None));
+        assert_eq!(a.put(1, b"one"), Outcome::Written);
+        assert_eq!(b.get(1), value(b"one"), "case {net}");
+        let long: Vec<u8> = (0..300_000u32).map(|n| n as u8).collect();
+        assert_eq!(b.put(2, &long), Outcome::Written);
+        assert_eq!(a.get(2), value(&long));
+        assert_eq!(a.compare_swap(1, Some(b"one"), Some(b"two")), Outcome::Swapped);
+        assert_eq!(b.compare_swap(1, Some(b"one"), None), Outcome::NotSwapped(Some(b"two".as_slice().into())));
+        assert_eq!((a.fetch_add(3, 5), b.fetch_add(3, 1)), (Outcome::Added(0), Outcome::Added(5)));
+        assert_eq!(b.delete(1), Outcome::Written);
+        assert_eq!(a.get(1), Outcome::Value(None));
+
+        // Many at once, and each with its own answer.
+        let tickets: Vec<_> = (0..500).map(|n: u64| a.submit(Op::Put(n, n.to_le_bytes().as_slice().into()))).collect();
+        let mut done = Vec::new();
+        while a.under_way() > 0 {
+            if a.poll(&mut |it| done.push(it)) == 0 {
+                a.wait(Duration::from_millis(5));
+            }
+        }
+        done.sort_by_key(|it| it.ticket);
+        assert_eq!(done.iter().map(|it| it.ticket).collect::<Vec<_>>(), tickets);
+        for it in &done {
+            assert_eq!(it.outcome, Outcome::Written);
+            assert!(it.split.total_ns > 0 && it.split.communication_ns <= it.split.total_ns, "{it:?}");
+            assert!(it.latency_ns > it.split.total_ns, "{it:?}");
+        }
+        assert!((0..500).all(|n: u64| b.get(n) == value(&n.to_le_bytes())));
+        let status = b.status().expect("status");
+        assert_eq!((status.node, status.members, status.epoch, status.serves), (b.node() as u64, 0b111, 1, 1));
+        assert!(status.log_bytes > 300_000 && status.clients == 1, "{status:?}");
+    }
+}
