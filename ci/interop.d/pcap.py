@@ -5,6 +5,9 @@ import subprocess
 import zlib
 from collections import Counter
 
+# The op-code of an RC acknowledgement.
+ACKNOWLEDGE = 0x11
+
 
 def packets(path):
     """The frames of a pcap file."""
@@ -31,6 +34,17 @@ def icrc(ip):
     head[udp + 6:udp + 8] = b"\xff\xff"     # UDP checksum
     head[udp + 8 + 4] = 0xFF                # reserved byte of the BTH
     return zlib.crc32(b"\xff" * 8 + bytes(head)) & 0xFFFFFFFF
+
+
+def acknowledged(path, host):
+    """How many messages `host` has acknowledged: the sum of its queue pairs' highest message sequence numbers."""
+    highest = Counter()
+    for frame, _ in packets(path):
+        ip = frame[14:]
+        if len(ip) > 44 and ip[12:16] == bytes(map(int, host.split("."))) and ip[9] == 17 and ip[28] == ACKNOWLEDGE:
+            queue_pair = ip[33:36]
+            highest[queue_pair] = max(highest[queue_pair], int.from_bytes(ip[41:44], "big"))
+    return sum(highest.values())
 
 
 def check(path):

@@ -134,6 +134,9 @@ class Table:
 
     def finish(self):
         count = {word: sum(1 for row in self.rows if row[1] == word) for word in ("ok", "FAILED", "skipped")}
+        for word in ("skipped", "FAILED"):
+            for name, _, note in (row for row in self.rows if row[1] == word):
+                print(f"{word}: {name}: {note}")
         seconds = time.monotonic() - self.started
         print(f"{count['ok']} passed, {count['FAILED']} failed, {count['skipped']} skipped in {seconds:.0f} s")
         return 1 if count["FAILED"] else 0
