@@ -1,20 +1,27 @@
 //! A modelled cluster: replicas of MINOS on hosts with SmartNICs, joined by a network without loss.
 //!
 //! The engine is [`remora_replica::ddp::Replica`] as it is. It tells what it does in steps, messages and jobs; this
-//! world says how long each takes and where, after a platform's section `replication`. A node has host cores and NIC
-//! cores, each set behind one queue, PCIe both ways and a network port both ways. A core that persists waits for it, as
-//! in the paper's emulation; the dFIFO and what is on a link occupy none.
+//! world says how long each takes and where, after a platform's section `replication`. A node has PCIe both ways, a
+//! network port both ways, host cores and NIC cores.
 //!
-//! In MINOS-B each message crosses PCIe at both ends and runs on host cores; in MINOS-O the NIC's cores take it. A
-//! SmartNIC whose FIFOs are full leaves writes where they are until there is room, so that nothing is refused or sent
-//! again.
+//! Each host core has a thread with an endpoint of its own, as eRPC has it (MINOS section VII): a worker's messages go
+//! from its thread to one thread of each other node, and the answers come back there. A thread does one thing at a time;
+//! while a worker waits it does what else comes. A core that persists waits for it, as in the paper's emulation. The
+//! NIC's cores share one queue.
+//!
+//! In MINOS-B each message crosses PCIe at both ends and runs on host cores; in MINOS-O the NIC's cores take it. vFIFO
+//! and dFIFO are hardware: a record's way into them and out of them takes time, but no core. An entry is taken from when
+//! its write begins until it has left over PCIe; it is in the host's memory, and in its log, some time later. A write
+//! that finds no entry free waits at the NIC until there is one, so that nothing is refused or sent again.
 
 mod costs;
 mod links;
 mod node;
 mod run;
 
-use remora_replica::ddp::{Config, Deployment, JobId, Message, Model, Op, Refusal, Request, View, Where};
+use remora_replica::ddp::{
+    Body, Config, Deployment, JobId, Message, Model, Offload, Op, Refusal, Request, View, Where,
+};
 use remora_replica::types::{Key, NodeId, NodeSet, Value};
 
 pub use costs::Costs;
@@ -22,7 +29,7 @@ pub use costs::Costs;
 use crate::event::Queue;
 use crate::time::Ps;
 use links::Links;
-use node::Node;
+use node::{Node, Processor};
 
 /// What a cluster is like.
 #[derive(Clone, Debug)]
@@ -92,6 +99,8 @@ enum Task {
     Request(u16),
     /// A peer's message, with the communication time of what it answers.
     Message { from: NodeId, message: Message, communication: Ps },
+    /// What is said when a record is in the vFIFO.
+    Say { to: NodeSet, message: Message, communication: Ps },
     /// A job has been done; taking its write apart takes a time first.
     Done { job: JobId, unpack: Ps },
     /// Host work of a time, after which a worker has its answer.
@@ -100,19 +109,31 @@ enum Task {
     Notice { work: Ps },
 }
 
+/// A thread of a node's host, or the NIC's cores. What these do belongs to a thread too: its answers go there.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    node: u8,
+    on: Where,
+    thread: u8,
+}
+
 /// What happens.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     /// A task is there.
-    Ready { node: u8, on: Where, task: u32 },
+    Ready(Place, u32),
     /// A core goes on with a task that belongs to it.
-    GoOn { node: u8, on: Where, task: u32 },
+    GoOn(Place, u32),
     /// A core is free.
-    Free { node: u8, on: Where },
-    /// A FIFO may have room again.
-    Room { node: u8 },
-    /// An entry has left the dFIFO.
-    Drained { node: u8, task: u32 },
+    Free(Place),
+    /// A record is in the vFIFO, and begins to leave it.
+    Leaves(Place, JobId),
+    /// A record has left the vFIFO.
+    LeftVolatile { node: u8 },
+    /// A record has left the dFIFO.
+    LeftDurable { node: u8 },
+    /// What has left the dFIFO is in the log.
+    Drained { node: u8, job: JobId },
     /// A worker has its answer.
     Answered { node: u8, worker: u16 },
 }
@@ -143,13 +164,16 @@ impl Cluster {
     /// All nodes are up and members; no record has been written.
     pub fn new(spec: &Spec) -> Self {
         let members = NodeSet::first(spec.nodes);
+        // Entries are counted here, from when they are taken; the engine would have to refuse.
+        let deployment = match spec.deployment {
+            Deployment::Offload(offload) => {
+                Deployment::Offload(Offload { fifos: offload.fifos.map(|_| u16::MAX), ..offload })
+            }
+            Deployment::Baseline => Deployment::Baseline,
+        };
         let node = |id| {
-            let config = Config {
-                deployment: spec.deployment,
-                stepped: true,
-                steps: true,
-                ..Config::new(NodeId(id), members, spec.model)
-            };
+            let config =
+                Config { deployment, stepped: true, steps: true, ..Config::new(NodeId(id), members, spec.model) };
             Node::new(config, spec)
         };
         let mut nodes: Vec<Node> = (0..spec.nodes).map(node).collect();
@@ -178,17 +202,25 @@ impl Cluster {
         while let Some((now, event)) = self.queue.pop() {
             self.events += 1;
             match event {
-                Event::Ready { node, on, task } => {
-                    self.nodes[usize::from(node)].processor(on).queue.push_back(task);
-                    self.assign(now, node, on);
+                Event::Ready(place, task) => {
+                    self.processor(place).queue.push_back((place.thread, task));
+                    self.assign(now, place);
                 }
-                Event::GoOn { node, on, task } => self.execute(now, node, on, task),
-                Event::Free { node, on } => {
-                    self.nodes[usize::from(node)].processor(on).idle += 1;
-                    self.assign(now, node, on);
+                Event::GoOn(place, task) => self.execute(now, place, task),
+                Event::Free(place) => {
+                    self.processor(place).idle += 1;
+                    self.assign(now, place);
                 }
-                Event::Room { node } => self.room(now, node),
-                Event::Drained { node, task } => self.drained(now, node, task),
+                Event::Leaves(place, job) => self.leaves(now, place, job),
+                Event::LeftVolatile { node } => {
+                    self.nodes[usize::from(node)].in_vfifo -= 1;
+                    self.room(now, node);
+                }
+                Event::LeftDurable { node } => {
+                    self.nodes[usize::from(node)].in_dfifo -= 1;
+                    self.room(now, node);
+                }
+                Event::Drained { node, job } => self.nodes[usize::from(node)].replica.done(now.0 / 1000, job),
                 Event::Answered { node, worker } => {
                     let pending = self.nodes[usize::from(node)].workers[usize::from(worker)].take();
                     if let Some(Pending { ask, since, communication }) = pending {
@@ -216,7 +248,7 @@ impl Cluster {
     pub fn busy(&self) -> (f64, f64) {
         let span = self.queue.now().0.max(1) as f64 * f64::from(self.spec.nodes);
         let of = |on| {
-            let busy: f64 = self.nodes.iter().map(|node| node.busy(on).0 as f64).sum();
+            let busy: f64 = self.nodes.iter().map(|node| node.busy(on) as f64).sum();
             busy / (span * self.spec.costs.cores(on) as f64)
         };
         (of(Where::Host), of(Where::Nic))
@@ -233,7 +265,8 @@ impl Cluster {
         let now = self.queue.now();
         let pending = Pending { ask, since: now, communication: Ps::ZERO };
         self.nodes[usize::from(node)].workers[usize::from(worker)] = Some(pending);
-        self.ready(now, node, Where::Host, Task::Request(worker));
+        let place = Place { node, on: Where::Host, thread: self.thread(node, worker) };
+        self.ready(now, place, Task::Request(worker));
     }
 
     /// What the engine hears of a worker's request.
@@ -276,61 +309,57 @@ impl Cluster {
         task
     }
 
-    fn ready(&mut self, at: Ps, node: u8, on: Where, task: Task) {
+    fn ready(&mut self, at: Ps, place: Place, task: Task) {
         let task = self.keep(task);
-        self.queue.push(at, Event::Ready { node, on, task });
+        self.queue.push(at, Event::Ready(place, task));
+    }
+
+    /// The thread that a worker's requests belong to, here and at other nodes.
+    fn thread(&self, node: u8, worker: u16) -> u8 {
+        let number = u64::from(node) * u64::from(self.spec.workers) + u64::from(worker);
+        (number % self.spec.costs.host_cores) as u8
+    }
+
+    fn processor(&mut self, place: Place) -> &mut Processor {
+        self.nodes[usize::from(place.node)].processor(place.on, place.thread)
     }
 
     /// Gives tasks to idle cores.
-    fn assign(&mut self, now: Ps, node: u8, on: Where) {
+    fn assign(&mut self, now: Ps, at: Place) {
         loop {
-            let state = &mut self.nodes[usize::from(node)];
-            let processor = state.processor(on);
+            let processor = self.processor(at);
             if processor.idle == 0 {
                 return;
             }
-            let Some(task) = processor.queue.pop_front() else { return };
-            if self.must_wait(node, task) {
-                self.nodes[usize::from(node)].stalled.push_back((on, task));
+            let Some((thread, task)) = processor.queue.pop_front() else { return };
+            if self.must_wait(at.node, task) {
+                self.nodes[usize::from(at.node)].stalled.push_back((thread, task));
                 continue;
             }
-            self.nodes[usize::from(node)].processor(on).idle -= 1;
-            self.execute(now, node, on, task);
+            self.processor(at).idle -= 1;
+            self.execute(now, Place { thread, ..at }, task);
         }
     }
 
     /// Would this write find a FIFO full?
     fn must_wait(&self, node: u8, task: u32) -> bool {
-        let state = &self.nodes[usize::from(node)];
-        if state.has_room() {
+        if self.nodes[usize::from(node)].has_room() {
             return false;
         }
         match self.tasks[task as usize].as_ref() {
-            Some(&Task::Request(worker)) => {
-                matches!(state.workers[usize::from(worker)], Some(Pending { ask: Ask::Write(_), .. }))
-            }
-            Some(Task::Message { message, .. }) => matches!(message.body, remora_replica::ddp::Body::Inv(_)),
+            Some(Task::Message { message, .. }) => matches!(message.body, Body::Inv(_)),
+            Some(Task::Done { job, .. }) => matches!(job, JobId::Cross(..)),
             _ => false,
         }
     }
 
     /// A FIFO has an entry more: what waited for one comes first.
     fn room(&mut self, now: Ps, node: u8) {
-        let state = &mut self.nodes[usize::from(node)];
-        while let Some((on, task)) = state.stalled.pop_back() {
-            state.processor(on).queue.push_front(task);
+        let place = Place { node, on: Where::Nic, thread: 0 };
+        while let Some(waiting) = self.nodes[usize::from(node)].stalled.pop_back() {
+            self.processor(place).queue.push_front(waiting);
         }
-        self.assign(now, node, Where::Nic);
-        self.assign(now, node, Where::Host);
-    }
-
-    fn drained(&mut self, now: Ps, node: u8, task: u32) {
-        if let Some(Task::Done { job, .. }) = self.take(task) {
-            let state = &mut self.nodes[usize::from(node)];
-            state.in_dfifo -= 1;
-            state.replica.done(now.0 / 1000, job);
-        }
-        self.room(now, node);
+        self.assign(now, place);
     }
 }
 

@@ -2,34 +2,35 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use remora_replica::ddp::{Config, Replica, Where};
+use remora_replica::ddp::{Config, Deployment, Replica, Where};
 use remora_replica::types::{Key, Timestamp};
 
 use super::{Pending, Spec};
 use crate::time::Ps;
 
 /// Cores behind one queue.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Processor {
     pub idle: u64,
-    pub queue: VecDeque<u32>,
+    /// Tasks, and the host's threads that they belong to.
+    pub queue: VecDeque<(u8, u32)>,
     pub busy: Ps,
 }
 
 pub(super) struct Node {
     pub replica: Replica,
-    host: Processor,
+    /// Each a core with a thread.
+    host: Vec<Processor>,
     nic: Processor,
     /// Each worker's request.
     pub workers: Vec<Option<Pending>>,
     /// Scopes that each worker has ended.
     pub scopes: Vec<u64>,
-    /// Writes that wait for room in a FIFO, in order.
-    pub stalled: VecDeque<(Where, u32)>,
+    /// Writes that wait for room in a FIFO, in order, and the threads that they belong to.
+    pub stalled: VecDeque<(u8, u32)>,
     /// FIFO entries, if there are FIFOs.
     entries: Option<u64>,
-    /// Writes between host and NIC, in the vFIFO, and in the dFIFO.
-    pub crossing: u64,
+    /// Writes in the vFIFO and in the dFIFO.
     pub in_vfifo: u64,
     pub in_dfifo: u64,
     /// Communication so far of the writes that are under way.
@@ -40,17 +41,20 @@ pub(super) struct Node {
 
 impl Node {
     pub(super) fn new(config: Config, spec: &Spec) -> Self {
-        let processor = |on| Processor { idle: spec.costs.cores(on), queue: VecDeque::new(), busy: Ps::ZERO };
+        let processor = |idle| Processor { idle, queue: VecDeque::new(), busy: Ps::ZERO };
         let workers = usize::from(spec.workers);
+        let entries = match spec.deployment {
+            Deployment::Offload(offload) => offload.fifos.map(u64::from),
+            Deployment::Baseline => None,
+        };
         Self {
-            entries: config.offload().and_then(|offload| offload.fifos).map(u64::from),
+            entries,
             replica: Replica::new(config),
-            host: processor(Where::Host),
-            nic: processor(Where::Nic),
+            host: vec![processor(1); spec.costs.host_cores as usize],
+            nic: processor(spec.costs.nic_cores),
             workers: vec![None; workers],
             scopes: vec![0; workers],
             stalled: VecDeque::new(),
-            crossing: 0,
             in_vfifo: 0,
             in_dfifo: 0,
             communication: BTreeMap::new(),
@@ -58,24 +62,24 @@ impl Node {
         }
     }
 
-    pub(super) fn processor(&mut self, on: Where) -> &mut Processor {
+    pub(super) fn processor(&mut self, on: Where, thread: u8) -> &mut Processor {
         match on {
-            Where::Host => &mut self.host,
+            Where::Host => &mut self.host[usize::from(thread)],
             Where::Nic => &mut self.nic,
         }
     }
 
-    pub(super) fn busy(&self, on: Where) -> Ps {
+    /// Picoseconds, of all cores together.
+    pub(super) fn busy(&self, on: Where) -> u64 {
         match on {
-            Where::Host => self.host.busy,
-            Where::Nic => self.nic.busy,
+            Where::Host => self.host.iter().map(|core| core.busy.0).sum(),
+            Where::Nic => self.nic.busy.0,
         }
     }
 
-    /// Does the engine have room for one more write? As it counts itself.
+    /// Has each FIFO room for one more write?
     pub(super) fn has_room(&self) -> bool {
-        self.entries
-            .is_none_or(|entries| self.crossing + self.in_vfifo < entries && self.in_dfifo + self.crossing < entries)
+        self.entries.is_none_or(|entries| self.in_vfifo < entries && self.in_dfifo < entries)
     }
 
     /// Takes a record's metadata to one side. Had the other side it?

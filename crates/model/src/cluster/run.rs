@@ -4,7 +4,7 @@ use remora_replica::ddp::{AckKind, Body, Job, Message, Outcome, Output, Step, St
 use remora_replica::types::{Key, NodeId, NodeSet, Timestamp};
 
 use super::links::{Pcie, Span};
-use super::{Ask, Cluster, Event, JobId, Task};
+use super::{Ask, Cluster, Event, JobId, Place, Task};
 use crate::time::Ps;
 
 /// What a message says, so that the same one to another receiver is known.
@@ -14,6 +14,8 @@ type Saying = (std::mem::Discriminant<Body>, Key, Timestamp, Option<AckKind>);
 struct Run {
     node: u8,
     on: Where,
+    /// The thread that it belongs to, here and at other nodes.
+    thread: u8,
     /// How far the core is.
     at: Ps,
     /// The record that it is about.
@@ -30,6 +32,8 @@ struct Run {
     sending: Option<(Saying, Ps, Span)>,
     /// When the record began to go into the FIFOs.
     enqueued: Option<Ps>,
+    /// The record's bytes.
+    bytes: usize,
     /// When what went to the other side of PCIe is there.
     crossed: Option<Ps>,
     /// What the NIC does first with what went there.
@@ -39,12 +43,14 @@ struct Run {
 }
 
 impl Cluster {
-    /// A core of `node` takes a task.
-    pub(super) fn execute(&mut self, now: Ps, node: u8, on: Where, task: u32) {
+    /// A core takes a task.
+    pub(super) fn execute(&mut self, now: Ps, place: Place, task: u32) {
         let Some(task) = self.take(task) else { return };
+        let Place { node, on, thread } = place;
         let mut run = Run {
             node,
             on,
+            thread,
             at: now,
             key: 0,
             worker: None,
@@ -53,6 +59,7 @@ impl Cluster {
             sent: Ps::ZERO,
             sending: None,
             enqueued: None,
+            bytes: 0,
             crossed: None,
             unpack: Ps::ZERO,
             goes_on: None,
@@ -61,24 +68,31 @@ impl Cluster {
         while let Some(output) = self.nodes[usize::from(node)].replica.poll() {
             match output {
                 Output::Step(step) => self.step(&mut run, step),
-                Output::Send { to, message } => self.send(&mut run, to, &message),
+                Output::Send { to, message } => match run.enqueued {
+                    // What is said of a record that goes into the vFIFO is said when it is there.
+                    Some(begun) => {
+                        let say = Task::Say { to, message, communication: run.communication };
+                        self.ready(begun + self.spec.costs.share(self.spec.costs.vfifo, run.bytes), place, say);
+                    }
+                    None => self.send(&mut run, to, &message),
+                },
                 Output::Job(job) => self.job(&mut run, job),
                 Output::Reply(reply) => self.reply(&mut run, reply.tag as u16, &reply.outcome),
             }
         }
         if let (Where::Nic, Some(at)) = (on, run.crossed) {
             // An acknowledgement that was handed up and answers nobody.
-            self.ready(at, node, Where::Host, Task::Notice { work: Ps(self.spec.costs.host_dispatch) });
+            let host = Place { on: Where::Host, ..place };
+            self.ready(at, host, Task::Notice { work: Ps(self.spec.costs.host_dispatch) });
         }
-        self.nodes[usize::from(node)].processor(on).busy += run.at - now;
+        let time = run.goes_on.map_or(Ps::ZERO, |(_, time)| time);
+        self.processor(place).busy += run.at + time - now;
         match run.goes_on {
             Some((job, time)) => {
-                let at = run.at + time;
-                self.nodes[usize::from(node)].processor(on).busy += at - run.at;
                 let task = self.keep(Task::Done { job, unpack: Ps::ZERO });
-                self.queue.push(at, Event::GoOn { node, on, task });
+                self.queue.push(run.at + time, Event::GoOn(place, task));
             }
-            None => self.queue.push(run.at, Event::Free { node, on }),
+            None => self.queue.push(run.at, Event::Free(place)),
         }
     }
 
@@ -100,6 +114,10 @@ impl Cluster {
                 run.communication = communication;
                 self.hear(run, from, message);
             }
+            Task::Say { to, message, communication } => {
+                run.communication = communication;
+                self.send(run, to, &message);
+            }
             Task::Done { job, unpack } => {
                 run.at += unpack;
                 let node = &mut self.nodes[number];
@@ -107,15 +125,7 @@ impl Cluster {
                     run.key = key;
                     run.communication = node.communication.get(&(key, ts)).copied().unwrap_or_default();
                 }
-                match job {
-                    JobId::Cross(..) => node.crossing -= 1,
-                    JobId::Apply(..) => node.in_vfifo -= u64::from(node.in_vfifo > 0),
-                    _ => {}
-                }
                 node.replica.done(now, job);
-                if matches!(job, JobId::Apply(..) | JobId::Cross(..)) {
-                    self.queue.push(run.at, Event::Room { node: run.node });
-                }
             }
             Task::Answer { worker, work, communication } => {
                 run.at += work;
@@ -171,8 +181,9 @@ impl Cluster {
             StepKind::RdLock => meta(costs.of(on, costs.host_cas, costs.nic_cas), self),
             StepKind::WrLock => costs.of(on, costs.host_cas, costs.nic_cas),
             StepKind::EnqueueVolatile => {
-                run.enqueued = Some(run.at);
-                costs.share(costs.vfifo, step.bytes).0
+                (run.enqueued, run.bytes) = (Some(run.at), step.bytes);
+                self.nodes[usize::from(run.node)].in_vfifo += 1;
+                0
             }
             StepKind::EnqueueDurable => {
                 self.nodes[usize::from(run.node)].in_dfifo += 1;
@@ -243,7 +254,7 @@ impl Cluster {
             let communication = before + (arrives - begun);
             let message = Message { epoch: message.epoch, body: message.body.clone() };
             let task = Task::Message { from: NodeId(run.node), message, communication };
-            self.ready(arrives, peer.0, self.engine(), task);
+            self.ready(arrives, Place { node: peer.0, on: self.engine(), thread: run.thread }, task);
         }
         if let Body::Val(_, _, kind) = message.body
             && (kind != AckKind::Consistency || !self.spec.model.acks_persists())
@@ -276,6 +287,7 @@ impl Cluster {
 
     fn job(&mut self, run: &mut Run, job: Job) {
         let (id, at, on) = (job.id(), run.at, self.engine());
+        let place = Place { node: run.node, on, thread: run.thread };
         let offload = self.nodes[0].replica.config().offload();
         let fifos = offload.is_some_and(|offload| offload.fifos.is_some());
         let costs = self.spec.costs;
@@ -287,13 +299,13 @@ impl Cluster {
                 return;
             }
             Job::Apply(_) if offload.is_none() => at + write,
-            Job::Apply(_) => {
-                self.nodes[usize::from(node)].in_vfifo += 1;
-                self.links.pcie(node, Pcie::Up, (at, at), record).1 + write
+            Job::Apply(content) if fifos => {
+                let there = run.enqueued.unwrap_or(at) + costs.share(costs.vfifo, content.bytes());
+                return self.queue.push(there, Event::Leaves(place, id));
             }
+            Job::Apply(_) => self.links.pcie(node, Pcie::Up, (at, at), record).1 + write,
             Job::Cross(content) => {
                 let node = &mut self.nodes[usize::from(node)];
-                node.crossing += 1;
                 node.communication.insert((content.key, content.ts), run.communication);
                 run.crossed.take().unwrap_or(at)
             }
@@ -313,14 +325,22 @@ impl Cluster {
                 }
             }
             Job::Drain(..) => {
-                let time = costs.share(persist, costs.record as usize);
-                let done = self.links.pcie(node, Pcie::Up, (at, at), record).1 + time;
-                let task = self.keep(Task::Done { job: id, unpack: Ps::ZERO });
-                return self.queue.push(done, Event::Drained { node, task });
+                let there = self.links.pcie(node, Pcie::Up, (at, at), record).1;
+                self.queue.push(there - Ps(costs.pcie_latency), Event::LeftDurable { node });
+                let logged = there + costs.share(persist, costs.record as usize);
+                return self.queue.push(logged, Event::Drained { node, job: id });
             }
         };
         let unpack = if matches!(job, Job::Cross(_)) { std::mem::take(&mut run.unpack) } else { Ps::ZERO };
-        self.ready(done, node, on, Task::Done { job: id, unpack });
+        self.ready(done, place, Task::Done { job: id, unpack });
+    }
+
+    /// A record begins to leave the vFIFO for the host's cache.
+    pub(super) fn leaves(&mut self, now: Ps, place: Place, job: JobId) {
+        let costs = self.spec.costs;
+        let there = self.links.pcie(place.node, Pcie::Up, (now, now), costs.header + costs.record).1;
+        self.queue.push(there - Ps(costs.pcie_latency), Event::LeftVolatile { node: place.node });
+        self.ready(there + Ps(costs.cache_write), place, Task::Done { job, unpack: Ps::ZERO });
     }
 
     /// A worker's answer.
@@ -341,7 +361,8 @@ impl Cluster {
             // It has waited for the lock, and sees that it is free.
             let seen = if run.on == Where::Nic { coherence } else { Ps::ZERO };
             let task = Task::Answer { worker, work: read, communication: Ps::ZERO };
-            return self.ready(run.at + seen, node, Where::Host, task);
+            let host = Place { node, on: Where::Host, thread: self.thread(node, worker) };
+            return self.ready(run.at + seen, host, task);
         }
         let before = run.communication + run.sent;
         if run.on == Where::Host {
@@ -353,7 +374,8 @@ impl Cluster {
             self.links.pcie(node, Pcie::Up, (run.at, run.at), header).1
         });
         let communication = before + (arrives - begun);
-        self.ready(arrives, node, Where::Host, Task::Answer { worker, work: dispatch, communication });
+        let host = Place { node, on: Where::Host, thread: self.thread(node, worker) };
+        self.ready(arrives, host, Task::Answer { worker, work: dispatch, communication });
     }
 
     fn answer(&mut self, node: u8, worker: u16, at: Ps, communication: Ps) {

@@ -402,9 +402,13 @@ impl Replica {
         self.settle(key);
     }
 
-    /// All acknowledgements are in: VAL to the followers, and the client hears of it.
+    /// All acknowledgements are in: VAL to the followers, and the client hears of it. MINOS-B answers last (section
+    /// III-B), MINOS-O first (figure 7).
     fn finish(&mut self, key: Key, ts: Timestamp, kind: AckKind) {
         self.raise(key, ts, kind);
+        if self.config.offload().is_some() {
+            self.answer(key, ts);
+        }
         self.send(self.peers(), Body::Val(key, ts, kind));
         self.answer(key, ts);
         self.driven.remove(&(key, ts));
