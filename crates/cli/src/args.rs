@@ -33,6 +33,9 @@ pub enum Command {
     Compare(Box<Compare>),
     /// Expose memory of this machine over RoCE v2 until SIGINT or SIGTERM
     Node(Node),
+    /// Replicated records on several processes of this machine, with a choice of how durable writes are
+    #[command(after_help = crate::cluster::EXAMPLES)]
+    Cluster(Box<crate::cluster::Cluster>),
     /// Kernels of your own: build, deploy, list, call and remove WebAssembly modules
     Kernel {
         /// What to do.

@@ -7,6 +7,9 @@ mod bench_stream;
 mod bench_wasm;
 mod check;
 mod child;
+mod cluster;
+mod cluster_children;
+mod cluster_kills;
 mod compare;
 mod compare_kernel;
 mod compare_kernel_on;
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
     end(match args.command.unwrap_or_default() {
         Command::Compare(args) => compare::run(&args),
         Command::Node(args) => node::run(&args),
+        Command::Cluster(args) => cluster::run(&args),
         Command::Kernel { what } => kernel::run(&what),
         Command::Exec(args) => exec::run(&args),
         Command::Probe(args) => probe::run(&args),

@@ -245,18 +245,40 @@ impl Device {
 
     /// Sleeps until `cq` has a completion, there is an event, or `timeout` has passed; the NIC thread drives meanwhile.
     pub fn wait(&self, cq: CqId, timeout: Duration) {
+        Self::wait_any(&mut std::iter::once((self, cq)), timeout);
+    }
+
+    /// The same for several devices: sleeps until one of them has something.
+    pub fn wait_any<'a>(all: &mut dyn Iterator<Item = (&'a Self, CqId)>, timeout: Duration) {
+        let (mut armed, mut quiet) = (Vec::new(), true);
+        for (device, cq) in all {
+            quiet = device.arm(cq);
+            if !quiet {
+                break;
+            }
+            armed.push(device);
+        }
+        if quiet {
+            std::thread::park_timeout(timeout);
+        }
+        let me = std::thread::current().id();
+        for device in armed {
+            device.shared.core.lock().waiters.retain(|(_, t)| t.id() != me);
+        }
+    }
+
+    /// Has this thread woken when there is something; false if there is already.
+    fn arm(&self, cq: CqId) -> bool {
         {
             let mut guard = self.lock();
             let nothing = guard.nic().cq_len(cq) == 0 && guard.core.events.is_empty();
             if !nothing || guard.nic().arm_cq(cq, false).is_err() {
-                return;
+                return false;
             }
             guard.core.waiters.push((cq, std::thread::current()));
         }
         self.release();
-        std::thread::park_timeout(timeout);
-        let me = std::thread::current().id();
-        self.shared.core.lock().waiters.retain(|(_, t)| t.id() != me);
+        true
     }
 
     /// For loops that poll: call it with the time since there was work last. After a few microseconds it lets another

@@ -89,3 +89,79 @@ fn a_cluster_serves_at_any_node_in_every_deployment() {
         assert!(status.log_bytes > 300_000 && status.clients == 1, "{status:?}");
     }
 }
+
+/// Asks until it is answered: the cluster may be between two views.
+fn until(client: &mut Client, op: &Op, wanted: &Outcome) {
+    let end = std::time::Instant::now() + Duration::from_secs(30);
+    loop {
+        let outcome = client.call(op.clone());
+        if outcome == *wanted {
+            return;
+        }
+        assert!(std::time::Instant::now() < end, "{op:?} gives {outcome:?}");
+    }
+}
+
+#[test]
+fn a_client_goes_on_at_another_node_and_a_request_sent_again_is_done_once() {
+    let mut cluster = Cluster::start(5, 3, LinkChoice::Shm, |_| {});
+    let mut config = ClientConfig::new(cluster.addresses.clone());
+    (config.retry, config.timeout) = (true, Duration::from_secs(30));
+    let mut client = Client::connect(config).expect("connection");
+    for round in 0..3 {
+        let tickets: Vec<_> = (0..50).map(|_| client.submit(Op::FetchAdd(1, 1))).collect();
+        let mut answers = tickets.len();
+        let mut count = |done: remora_real::cluster::Done| {
+            assert!(matches!(done.outcome, Outcome::Added(_)), "{done:?}");
+            answers -= 1;
+        };
+        (0..3).for_each(|_| drop(client.poll(&mut count)));
+        // Whatever was under way there is asked for again elsewhere.
+        let node = client.node();
+        cluster.nodes[node] = None;
+        while client.under_way() > 0 {
+            client.poll(&mut count);
+            client.wait(Duration::from_millis(2));
+        }
+        assert!(answers == 0 && client.node() != node, "round {round}");
+        cluster.start_node(node as u8);
+    }
+    until(&mut client, &Op::FetchAdd(1, 0), &Outcome::Added(150));
+}
+
+#[test]
+fn all_nodes_end_and_a_log_is_damaged_and_nothing_is_lost() {
+    let mut cluster = Cluster::start(6, 3, LinkChoice::Shm, |_| {});
+    let mut client = cluster.client(0);
+    for key in 0..50u64 {
+        assert_eq!(client.put(key, &key.to_le_bytes()), Outcome::Written);
+    }
+    drop(client);
+    cluster.nodes.clear();
+    let path = cluster.dir.path().join("2").join("log");
+    let mut bytes = std::fs::read(&path).expect("log");
+    bytes[40] ^= 1;
+    std::fs::write(&path, bytes).expect("written");
+    cluster.nodes = (0..3).map(|_| None).collect();
+    (0..3).for_each(|id| cluster.start_node(id));
+    let damage: Vec<_> = cluster.nodes.iter().flatten().map(ClusterNode::damage).collect();
+    assert_eq!(damage, [None, None, Some(0)]);
+    let mut client = cluster.client(2);
+    for key in 0..50u64 {
+        until(&mut client, &Op::Get(key), &value(&key.to_le_bytes()));
+    }
+}
+
+#[test]
+fn who_does_not_know_the_secret_is_no_node() {
+    let cluster = Cluster::start(7, 3, LinkChoice::Shm, |config| {
+        if config.id == 2 {
+            config.secret = [1; 32];
+        }
+    });
+    // The other two are a majority and go on without it.
+    let mut client = cluster.client(0);
+    until(&mut client, &Op::Put(1, b"one".as_slice().into()), &Outcome::Written);
+    let status = client.status().expect("status");
+    assert_eq!(status.members, 0b011, "{status:?}");
+}

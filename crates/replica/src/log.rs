@@ -41,6 +41,13 @@ pub fn encode(record: &Record, durable: usize, out: &mut Vec<u8>) {
     out[start + 4..start + 8].copy_from_slice(&crc.to_le_bytes());
 }
 
+/// How many bytes a record takes.
+pub fn length(record: &Record) -> usize {
+    let mut bytes = Vec::new();
+    record.put(&mut bytes);
+    HEAD + bytes.len()
+}
+
 fn checksum(length: &[u8], rest: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(length);

@@ -46,14 +46,30 @@ pub enum Change {
     Append(Vec<u8>),
     /// These bytes instead of all that was before; either all of it happens or nothing.
     Replace(Vec<u8>),
+    /// The same, but what was before counts as much: until the replacement has happened, however long that takes, what
+    /// comes behind it may be appended to the old log and be durable there. In the end it must stand behind this.
+    Compact(Snapshot),
 }
 
-impl Change {
-    /// What it writes.
-    pub fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Append(bytes) | Self::Replace(bytes) => bytes,
-        }
+/// What counts of a log. It is cheap to make; bytes are for another thread.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Snapshot {
+    records: Vec<Record>,
+    length: usize,
+}
+
+impl Snapshot {
+    /// A log of just these records.
+    pub fn new(records: Vec<Record>) -> Self {
+        let length = records.iter().map(log::length).sum();
+        Self { records, length }
+    }
+
+    /// Its bytes. It is durable as a whole or not at all, and says so.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.length);
+        self.records.iter().for_each(|record| log::encode(record, self.length, &mut bytes));
+        bytes
     }
 }
 
@@ -77,7 +93,9 @@ pub struct Node {
     length: usize,
     durable: usize,
     compact_at: usize,
+    slack: usize,
     out: VecDeque<Output>,
+    found: End,
 }
 
 /// A log is compacted when it is this much longer (bytes) than what it holds.
@@ -87,6 +105,11 @@ impl Node {
     /// Starts a node with its log as it was found; an empty one means that it takes part for the first time. A node
     /// whose log was lost must be given [`log::Record::Damaged`] as its log.
     pub fn new(config: Config, now: Time, bytes: &[u8]) -> Self {
+        Self::with_slack(config, now, bytes, SLACK)
+    }
+
+    /// The same with a log that is compacted when it is so many bytes longer than twice what it holds.
+    pub fn with_slack(config: Config, now: Time, bytes: &[u8], slack: usize) -> Self {
         let Decoded { records, length, end } = log::decode(bytes);
         let first = records.is_empty() && end != log::End::Damaged(0) && bytes.is_empty();
         let mut damaged = matches!(end, End::Damaged(_));
@@ -116,25 +139,40 @@ impl Node {
         let mut replica = Replica::new(config);
         let mut node = if first {
             replica.install(now, view);
-            Self::with(replica, member)
+            Self::with(replica, member, slack)
         } else {
             replica.load(durable.view.epoch, writes);
-            Self::with(replica, member)
+            Self::with(replica, member, slack)
         };
-        (node.length, node.durable) = (length, length);
+        (node.length, node.durable, node.found) = (length, length, end);
         if first {
             node.append(&Record::Member(durable), Token::Nothing);
         } else if damaged || end != End::Whole {
             // The tail is cut; damage is remembered, since without the bad record nobody could see it.
-            node.replace(damaged);
+            node.replace(damaged, |snapshot| Change::Replace(snapshot.encode()));
         }
         node.pump(now);
         node
     }
 
-    fn with(replica: Replica, member: Membership) -> Self {
-        let (tokens, out) = (BTreeMap::new(), VecDeque::new());
-        Self { replica, member, next_token: 0, tokens, length: 0, durable: 0, compact_at: SLACK, out }
+    fn with(replica: Replica, member: Membership, slack: usize) -> Self {
+        Self {
+            replica,
+            member,
+            next_token: 0,
+            tokens: BTreeMap::new(),
+            length: 0,
+            durable: 0,
+            compact_at: slack,
+            slack,
+            out: VecDeque::new(),
+            found: End::Whole,
+        }
+    }
+
+    /// How the log ended with which it was started.
+    pub fn found(&self) -> End {
+        self.found
     }
 
     /// The protocol's state, to look at.
@@ -227,7 +265,7 @@ impl Node {
             }
         }
         if self.length > self.compact_at {
-            self.replace(false);
+            self.replace(false, Change::Compact);
         }
     }
 
@@ -296,24 +334,18 @@ impl Node {
     }
 
     /// A log with just what counts: the newest version of each record, tombstones too, and membership.
-    fn replace(&mut self, damaged: bool) {
+    fn replace(&mut self, damaged: bool, change: impl FnOnce(Snapshot) -> Change) {
         // First, so that it is not taken for a torn tail if it is damaged itself.
         let mut records: Vec<Record> = damaged.then_some(Record::Damaged).into_iter().collect();
         records.push(Record::Member(self.member.durable()));
         records.extend(self.replica.snapshot().map(Record::Write));
-        // It is durable as a whole or not at all, and says so.
-        let encoded = |durable| {
-            let mut bytes = Vec::new();
-            records.iter().for_each(|record| log::encode(record, durable, &mut bytes));
-            bytes
-        };
-        let bytes = encoded(encoded(0).len());
+        let snapshot = Snapshot::new(records);
         // What went before is in another file.
         self.tokens.values_mut().for_each(|(_, length)| *length = 0);
-        self.durable = bytes.len();
-        self.length = bytes.len();
-        self.compact_at = 2 * self.length + SLACK;
-        self.log(Change::Replace(bytes), Token::Nothing);
+        self.durable = snapshot.length;
+        self.length = snapshot.length;
+        self.compact_at = 2 * self.length + self.slack;
+        self.log(change(snapshot), Token::Nothing);
     }
 }
 

@@ -286,6 +286,9 @@ impl Engine for Minos {
                 node::Output::Log(token, Change::Replace(bytes)) => {
                     Output::Write { token, write: Write::Replace(bytes) }
                 }
+                node::Output::Log(token, Change::Compact(snapshot)) => {
+                    Output::Write { token, write: Write::Replace(snapshot.encode()) }
+                }
                 node::Output::Reply(reply) => self.reply(&reply),
                 node::Output::Job(_) | node::Output::Step(_) => continue,
             });

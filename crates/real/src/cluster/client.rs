@@ -19,8 +19,6 @@ use crate::{Error, LinkChoice};
 const DIAL: u64 = 200_000_000;
 /// How long to wait before the next node is called, when all have been tried.
 const PAUSE: u64 = 5_000_000;
-/// How long [`Client::connect`] tries.
-const CONNECT: Duration = Duration::from_secs(10);
 /// How long a node may leave all requests unanswered before the client asks another one.
 const SILENCE: u64 = 500_000_000;
 
@@ -35,7 +33,7 @@ pub struct ClientConfig {
     pub local: Option<IpAddr>,
     /// Shared memory or UDP, as the nodes have it.
     pub link: LinkChoice,
-    /// After so long without an answer a request's outcome is unknown.
+    /// After so long without an answer a request's outcome is unknown, and without a node there is no connection.
     pub timeout: Duration,
     /// Whether a request whose outcome is unknown is sent again until `timeout`, to another node. It is done once, as
     /// records remember their last clients' requests; that makes writes longer by some 30 bytes for each.
@@ -151,7 +149,7 @@ impl Client {
             status: None,
             busy_at: 0,
         };
-        let end = Instant::now() + CONNECT;
+        let end = Instant::now() + client.config.timeout;
         while !client.is_connected() {
             if Instant::now() > end {
                 return Err(Error::Unreachable(client.config.nodes[client.node]));
@@ -227,6 +225,12 @@ impl Client {
     /// Sleeps until an answer comes, or something else to be polled for, but no longer than `timeout`.
     pub fn wait(&self, timeout: Duration) {
         self.device.wait(self.streams.cq(), timeout);
+    }
+
+    /// The same for several clients of one thread.
+    pub fn wait_any(clients: &[Self], timeout: Duration) {
+        let mut all = clients.iter().map(|client| (&client.device, client.streams.cq()));
+        Device::wait_any(&mut all, timeout);
     }
 
     /// One request from start to end. Nothing else may be under way.

@@ -4,6 +4,9 @@
 //! with zeros ahead of its end: a sync then changes no metadata, which would have to go through the file system's
 //! journal. Zeros after the last whole record are room, not damage.
 //!
+//! When the engine has the log compacted, a second thread writes the new file. Until it is durable the old one counts,
+//! and goes on: what is appended meanwhile goes to both.
+//!
 //! A sync that failed may have lost what was written before it, and the next one would not say so (Rebello et al., "Can
 //! Applications Recover from fsync Failures?", ATC 2020). So nothing is written after a failure, and the node ends.
 
@@ -17,7 +20,7 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 use remora_replica::log;
-use remora_replica::node::Change;
+use remora_replica::node::{Change, Snapshot};
 
 use super::pmem::Mapped;
 use crate::Error;
@@ -84,6 +87,8 @@ struct Counts {
 #[derive(Default)]
 struct Queue {
     changes: Vec<(u64, Change)>,
+    /// A new file is ready.
+    copied: bool,
     stop: bool,
 }
 
@@ -102,7 +107,11 @@ impl Journal {
     /// Opens the log in `dir`, or makes one. Gives its content too. `wake` is called, by another thread, whenever more
     /// has become durable.
     pub fn open(dir: &Path, kind: LogKind, wake: impl Fn() + Send + 'static) -> Result<(Self, Vec<u8>), Error> {
-        let (mut file, content) = LogFile::open(dir, kind)?;
+        let (file, content) = LogFile::open(dir, kind)?;
+        Ok((Self::start(file, wake)?, content))
+    }
+
+    fn start(mut file: LogFile, wake: impl Fn() + Send + 'static) -> Result<Self, Error> {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
             wake: Condvar::new(),
@@ -117,7 +126,7 @@ impl Journal {
             .name("remora-log".into())
             .spawn(move || worker.run(&mut file, &wake))
             .map_err(|source| Error::System { what: "starting the log's thread", source })?;
-        Ok((Self { shared, thread: Some(thread) }, content))
+        Ok(Self { shared, thread: Some(thread) })
     }
 
     /// Has a change made. Tokens ascend.
@@ -165,12 +174,13 @@ impl Drop for Journal {
 }
 
 impl Shared {
-    fn run(&self, file: &mut LogFile, wake: &dyn Fn()) {
+    fn run(self: &Arc<Self>, file: &mut LogFile, wake: &dyn Fn()) {
         let mut changes = Vec::new();
         loop {
+            let copied;
             {
                 let mut queue = self.queue.lock();
-                while queue.changes.is_empty() {
+                while queue.changes.is_empty() && !queue.copied {
                     if queue.stop {
                         return;
                     }
@@ -180,8 +190,10 @@ impl Shared {
                     self.wake.wait(&mut queue);
                 }
                 std::mem::swap(&mut changes, &mut queue.changes);
+                copied = std::mem::take(&mut queue.copied);
             }
-            if let Err(e) = self.make(file, &mut changes) {
+            let made = if copied { file.change_over() } else { Ok(()) };
+            if let Err(e) = made.and_then(|()| self.make(file, &mut changes)) {
                 *self.why.lock() = Some(format!("writing the log {}: {e}", file.path.display()));
                 self.failed.store(true, Ordering::Release);
                 wake();
@@ -192,25 +204,58 @@ impl Shared {
     }
 
     /// Makes all changes durable; without any, makes room.
-    fn make(&self, file: &mut LogFile, changes: &mut Vec<(u64, Change)>) -> io::Result<()> {
-        let Some(&(last, _)) = changes.last() else { return file.make_room(STEP) };
+    fn make(self: &Arc<Self>, file: &mut LogFile, changes: &mut Vec<(u64, Change)>) -> io::Result<()> {
+        let Some(&(last, _)) = changes.last() else {
+            return if file.wants_room() { file.make_room(STEP) } else { Ok(()) };
+        };
         for (_, change) in changes.drain(..) {
-            self.counts.written.fetch_add(change.bytes().len() as u64, Ordering::Relaxed);
             match change {
                 Change::Append(bytes) => file.gather.extend_from_slice(&bytes),
                 Change::Replace(bytes) => {
                     // Nobody needs what the old log would get.
                     file.gather.clear();
+                    file.copying = None;
                     file.replace(&bytes)?;
+                }
+                Change::Compact(snapshot) => {
+                    file.append()?;
+                    self.copy(file, snapshot)?;
                 }
             }
         }
+        self.counts.written.fetch_add(file.gather.len() as u64, Ordering::Relaxed);
         file.append()?;
         self.counts.syncs.fetch_add(1, Ordering::Relaxed);
         self.counts.length.store(file.end, Ordering::Relaxed);
         self.durable.store(last + 1, Ordering::Release);
         Ok(())
     }
+}
+
+impl Shared {
+    /// Has a new file written by another thread. One that is being written is superseded.
+    fn copy(self: &Arc<Self>, file: &mut LogFile, snapshot: Snapshot) -> io::Result<()> {
+        if let Some(former) = file.copying.take() {
+            let _ = former.thread.join();
+            self.queue.lock().copied = false;
+        }
+        let (path, kind, shared) = (file.path.clone(), file.kind, self.clone());
+        let write = move || {
+            let written = LogFile::written(&path, kind, &snapshot.encode());
+            shared.queue.lock().copied = true;
+            shared.wake.notify_one();
+            written
+        };
+        let thread = std::thread::Builder::new().name("remora-log-copy".into()).spawn(write)?;
+        file.copying = Some(Copying { thread, since: Vec::new() });
+        Ok(())
+    }
+}
+
+/// A new file that is being written, and what is to be appended to it by now.
+struct Copying {
+    thread: JoinHandle<io::Result<LogFile>>,
+    since: Vec<u8>,
 }
 
 /// The file, and how far it is used.
@@ -224,6 +269,7 @@ struct LogFile {
     room: u64,
     /// What is to be appended.
     gather: Vec<u8>,
+    copying: Option<Copying>,
 }
 
 impl LogFile {
@@ -240,10 +286,14 @@ impl LogFile {
         let room = content.len() as u64;
         let content = log::without_room(content);
         let end = content.len() as u64;
-        let mut this = Self { path: path.clone(), kind, file, mapped: None, end, room, gather: Vec::new() };
+        let mut this = Self::new(&path, kind, file, end, room);
         this.map().map_err(|e| failed("mapping", e))?;
         sync_directory(dir).map_err(|e| failed("creating", e))?;
         Ok((this, content))
+    }
+
+    fn new(path: &Path, kind: LogKind, file: File, end: u64, room: u64) -> Self {
+        Self { path: path.to_path_buf(), kind, file, mapped: None, end, room, gather: Vec::new(), copying: None }
     }
 
     fn map(&mut self) -> io::Result<()> {
@@ -297,25 +347,48 @@ impl LogFile {
             self.file.sync_data()?;
         }
         self.end = end;
+        if let Some(copying) = &mut self.copying {
+            copying.since.extend_from_slice(&self.gather);
+        }
         self.gather.clear();
         Ok(())
     }
 
     /// Puts a new file in the log's place: after a crash there is one or the other.
     fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let new = self.path.with_extension("new");
-        let file = options().truncate(true).open(&new)?;
+        let new = Self::written(&self.path, self.kind, bytes)?;
+        self.take_over(new)
+    }
+
+    /// The new file is ready: it gets what the old one got meanwhile, and its place.
+    fn change_over(&mut self) -> io::Result<()> {
+        let Some(Copying { thread, since }) = self.copying.take() else { return Ok(()) };
+        let mut new = thread.join().map_err(|_| io::Error::other("the thread that compacts it panicked"))??;
+        new.gather = since;
+        new.append()?;
+        self.take_over(new)
+    }
+
+    /// A file beside the log with this content, durable, and with some room: what is appended soon need not change
+    /// metadata.
+    fn written(path: &Path, kind: LogKind, bytes: &[u8]) -> io::Result<Self> {
+        let file = options().truncate(true).open(path.with_extension("new"))?;
         rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
         file.write_all_at(bytes, 0)?;
-        self.file = file;
-        (self.end, self.room) = (bytes.len() as u64, bytes.len() as u64);
-        // Some room at once, so that the appends which wait need not change metadata.
-        self.fill(self.end + STEP)?;
-        self.mapped = None;
-        self.map()?;
-        self.file.sync_all()?;
-        std::fs::rename(&new, &self.path)?;
-        sync_directory(self.path.parent().unwrap_or(Path::new(".")))
+        let length = bytes.len() as u64;
+        let mut this = Self::new(path, kind, file, length, length);
+        this.fill(length + STEP)?;
+        this.map()?;
+        this.file.sync_all()?;
+        Ok(this)
+    }
+
+    fn take_over(&mut self, mut new: Self) -> io::Result<()> {
+        std::fs::rename(self.path.with_extension("new"), &self.path)?;
+        sync_directory(self.path.parent().unwrap_or(Path::new(".")))?;
+        new.gather = std::mem::take(&mut self.gather);
+        *self = new;
+        Ok(())
     }
 }
 
@@ -378,6 +451,48 @@ mod tests {
             assert_eq!(decode(&content).records, [Record::Scope(100), Record::Scope(101)]);
             assert_eq!(decode(&content).end, End::Whole);
         }
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_written_says_so_and_acknowledges_nothing_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut file, _) = LogFile::open(dir.path(), LogKind::Fdatasync).unwrap();
+        (file.file, file.room) = (File::open(&file.path).unwrap(), 2 * ROOM);
+        let journal = Journal::start(file, || {}).unwrap();
+        assert_eq!((journal.durable(), journal.failure()), (0, None));
+        (0..3).for_each(|token| journal.submit(token, Change::Append(record(token, 0))));
+        let end = Instant::now() + Duration::from_secs(20);
+        while !journal.has_failed() {
+            assert!(Instant::now() < end);
+        }
+        assert!(journal.failure().is_some_and(|why| why.starts_with("writing the log ")) && journal.durable() == 0);
+    }
+
+    #[test]
+    fn appends_go_on_while_the_log_is_compacted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (journal, _) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
+        journal.submit(0, Change::Append(record(1, 0)));
+        let snapshot = |from: u64| Snapshot::new((from..from + 2000).map(Record::Scope).collect());
+        // The second one supersedes the first.
+        journal.submit(1, Change::Compact(snapshot(10)));
+        journal.submit(2, Change::Append(record(2, 0)));
+        journal.submit(3, Change::Compact(snapshot(20)));
+        let mut token = 4;
+        let mut appended = Vec::new();
+        let end = Instant::now() + Duration::from_secs(20);
+        // Until the new file has taken the old one's place, and on.
+        while appended.len() < 10 || std::fs::metadata(dir.path().join("log.new")).is_ok() {
+            assert!(Instant::now() < end);
+            appended.push(Record::Scope(token << 32));
+            journal.submit(token, Change::Append(record(token << 32, 0)));
+            wait(&journal, token);
+            token += 1;
+        }
+        drop(journal);
+        let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
+        let expected: Vec<Record> = (20..2020).map(Record::Scope).chain(appended).collect();
+        assert!(decode(&content).records == expected && decode(&content).end == End::Whole);
     }
 
     #[test]

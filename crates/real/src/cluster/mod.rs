@@ -1,11 +1,11 @@
 //! A cluster of processes that keeps replicated records: [`remora_replica`]'s engine over the software NIC.
 //!
-//! A [`ClusterNode`] is one process' part: a device, reliable connections to the other nodes, one log. The protocol runs
-//! on the NIC thread, or on a host thread that takes messages from the NIC ([`Deployment`]). A [`Client`] talks to one
-//! node at a time, with any number of requests under way, and goes to another when that node fails.
+//! A [`ClusterNode`] is one process' part: a device, reliable connections to the other nodes, one log. The protocol
+//! runs on the NIC thread, or on a host thread that takes messages from the NIC ([`Deployment`]). A [`Client`] talks to
+//! one node at a time, with any number of requests under way, and goes to another when that node fails.
 //!
-//! Only one who has the cluster's secret is let in as a node. Clients reach the service and nothing else: no memory of a
-//! node is open to them, and all they send is checked before it is believed.
+//! Only one who has the cluster's secret is let in as a node. Clients reach the service and nothing else: no memory of
+//! a node is open to them, and all they send is checked before it is believed.
 
 mod client;
 mod journal;

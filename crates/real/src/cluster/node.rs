@@ -11,6 +11,7 @@ use remora_memory::Registry;
 use remora_nic::cm::CmConfig;
 use remora_nic::{Nic, NicConfig};
 use remora_replica::ddp::{self, Model, Offload};
+use remora_replica::log::End;
 use remora_replica::node::Node;
 use remora_replica::types::{NodeId, NodeSet};
 
@@ -27,6 +28,9 @@ use crate::{Error, LinkChoice};
 const SPIN: u64 = 20_000;
 /// Entries of the two FIFOs in the NIC deployment: what may be on its way to memory and log at once.
 const FIFO: u16 = 16_384;
+
+/// A log is compacted when it is so many bytes longer than twice what it holds.
+const SLACK: usize = 64 << 20;
 
 /// What a node is like.
 #[derive(Clone, Debug)]
@@ -91,6 +95,7 @@ pub struct ClusterNode {
     host: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     failed: Arc<OnceLock<String>>,
+    found: End,
 }
 
 impl ClusterNode {
@@ -121,12 +126,14 @@ impl ClusterNode {
         let device = Device::with_events(local, vec![link], nic, None, Box::new(Some))?;
         device.set_spin(SPIN);
         let failed: Arc<OnceLock<String>> = Arc::default();
+        let found;
         let server = {
             let mut guard = device.lock();
             let mut seat = guard.seat();
             let sizes = Sizes { receives: 1024, sends: 1024, frame: CLIENT_FRAME };
             let streams = Streams::new(seat.nic, sizes)?;
-            let node = Node::new(config.engine(), seat.now, &bytes);
+            let node = Node::with_slack(config.engine(), seat.now, &bytes, SLACK);
+            found = node.found();
             Server::new(&mut seat, config.clone(), node, journal, streams, failed.clone())?
         };
         let stop = Arc::new(AtomicBool::new(false));
@@ -147,12 +154,20 @@ impl ClusterNode {
                 host = Some(handle);
             }
         }
-        Ok(Self { device, host, stop, failed })
+        Ok(Self { device, host, stop, failed, found })
     }
 
     /// The address that clients connect to.
     pub fn address(&self) -> IpAddr {
         self.device.local()
+    }
+
+    /// Where its log was damaged, if it was. What was lost comes from the other nodes.
+    pub fn damage(&self) -> Option<usize> {
+        match self.found {
+            End::Damaged(at) => Some(at),
+            End::Whole | End::Torn => None,
+        }
     }
 
     /// Why it does not run any more, if so: its log failed, or a thread panicked. Then end the process.

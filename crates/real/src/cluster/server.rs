@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use remora_nic::cm::{CmEvent, ConnId, ListenerId, reason, service_id};
 use remora_nic::{ConnectAttr, Event, Qpn, Route, Time};
-use remora_replica::ddp::{Body, Outcome, Reply, Request};
+use remora_replica::ddp::{Body, Op, Outcome, Refusal, Reply, Request};
 use remora_replica::node::{Node, Output, Packet};
 use remora_replica::types::{Key, NodeId, NodeSet, Timestamp};
 
@@ -18,8 +18,8 @@ use super::node::NodeConfig;
 use super::status::Status;
 use super::stream::{Arrival, Streams};
 use super::wire::{
-    Answered, Asked, CLIENT_PORT, PEER_FRAME, PEER_PORT, check_client_hello, check_hello, decode_packet, encode_packet,
-    hello,
+    Answered, Asked, CLIENT_FRAME, CLIENT_PORT, PEER_FRAME, PEER_PORT, check_client_hello, check_hello, decode_packet,
+    encode_packet, hello,
 };
 use crate::Error;
 use crate::device::{Resident, Seat};
@@ -32,8 +32,11 @@ const DIAL: u64 = 200_000_000;
 const BACKLOG: usize = 64 << 20;
 /// Bytes of answers that may wait for a client. One that takes none is cut off.
 const CLIENT_BACKLOG: usize = 16 << 20;
-/// Clients at one time.
+/// Clients at one time, and requests of all of them.
 const CLIENTS: usize = 1000;
+const REQUESTS: usize = 1 << 16;
+/// Operations of one batch.
+const BATCH: usize = 1024;
 /// Writes of others whose arrival is remembered, to tell how long they were worked on.
 const HELD: usize = 1 << 16;
 
@@ -219,6 +222,7 @@ impl Server {
             self.roles.remove(&called);
         }
         if let Some(former) = former {
+            self.status.reconnects += 1;
             self.cut_off(seat, former);
         }
     }
@@ -243,11 +247,14 @@ impl Server {
         match role {
             Role::Client(..) => self.clients -= 1,
             Role::Peer(node, _) => {
-                self.status.reconnects += 1;
                 let peer = &mut self.peers[usize::from(node.0)];
-                peer.connected = peer.connected.filter(|&connected| connected != qpn);
+                // A call that failed is repeated when the time has come.
                 peer.calling = peer.calling.filter(|(calling, ..)| *calling != qpn);
-                self.redial_at = seat.now;
+                if peer.connected == Some(qpn) {
+                    peer.connected = None;
+                    self.status.reconnects += 1;
+                    self.redial_at = seat.now;
+                }
             }
         }
     }
@@ -331,10 +338,20 @@ impl Server {
     }
 
     fn submit(&mut self, now: Time, client: u64, qpn: Qpn, request: Request) {
+        let refusal = match &request.op {
+            Op::Batch(ops) if ops.len() > BATCH => Some(Refusal::TooLong),
+            _ if self.pending.len() - self.free.len() >= REQUESTS => Some(Refusal::Busy),
+            _ => None,
+        };
+        if let Some(refusal) = refusal {
+            self.status.refused += 1;
+            let reply = Reply { tag: request.tag, outcome: Outcome::Refused(refusal) };
+            return self.streams.frame(qpn, |out| Answered::Reply(reply, Split::default()).encode(out));
+        }
         let index = self.free.pop().unwrap_or(self.pending.len() as u32);
         self.tags += 1;
         let tag = self.tags << 32 | u64::from(index);
-        let writes = !matches!(request.op, remora_replica::ddp::Op::Get(_));
+        let writes = !matches!(request.op, Op::Get(_));
         let pending = Pending { tag, client, qpn, theirs: request.tag, writes, since: now, round: None };
         match self.pending.get_mut(index as usize) {
             Some(place) => *place = Some(pending),
@@ -437,6 +454,8 @@ impl Server {
         let current =
             matches!(self.roles.get(&pending.qpn), Some(Role::Client(client, _)) if *client == pending.client);
         if current {
+            // No client would take it. What it wrote is done, so that it is not refused.
+            let outcome = if bytes_of(&outcome) > CLIENT_FRAME / 2 { Outcome::Unknown } else { outcome };
             let reply = Reply { tag: pending.theirs, outcome };
             self.streams.frame(pending.qpn, |out| Answered::Reply(reply, split).encode(out));
         }
@@ -472,6 +491,15 @@ impl Server {
             full_recoveries: marks.full_recoveries,
             ..self.status
         }
+    }
+}
+
+/// About how long an answer is.
+fn bytes_of(outcome: &Outcome) -> usize {
+    match outcome {
+        Outcome::Value(Some(value)) | Outcome::NotSwapped(Some(value)) => value.len(),
+        Outcome::Batch(outcomes) => outcomes.iter().map(|outcome| 16 + bytes_of(outcome)).sum(),
+        _ => 0,
     }
 }
 

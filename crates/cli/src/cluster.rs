@@ -1,0 +1,325 @@
+//! `remora cluster`: replicated records on several processes of this machine.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use remora_real::LinkChoice;
+use remora_real::cluster::{Client, ClientConfig, ClusterNode, Deployment, LogKind, Model, Status};
+use serde_json::{Value, json};
+
+use crate::cluster_children::{Children, READY, Settings};
+use crate::progress::stop_flag;
+use crate::{Failure, cluster_kills, print};
+
+/// A directory for a cluster that nobody has named.
+const DIR: &str = "remora-cluster";
+/// How long a cluster may take until it serves.
+const START: Duration = Duration::from_secs(20);
+/// How long a node that was killed stays away before it is started again.
+const RESTART: Duration = Duration::from_millis(500);
+
+pub const EXAMPLES: &str = "\
+Each node is a process with a log of its own in a directory of the cluster's. A cluster that was started before goes on
+with what is in its directory. Ctrl-C or SIGTERM ends it; a node that is killed is started again.
+
+Examples:
+  remora cluster --nodes 5 --persistency synch       five nodes in ./remora-cluster, until Ctrl-C
+  remora cluster --scratch --persistency event       three nodes in a directory that goes with them
+  remora cluster --dir kv --deployment host --link udp
+  remora cluster status                              what its nodes say of themselves
+  remora cluster get 7 ; remora cluster put 7 hello  one request from the command line
+  remora cluster kills --kills 50                    kill -9 under load, again and again, and check every answer
+  remora bench minos                                 measure it";
+
+/// Options of `remora cluster`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Cluster {
+    #[command(subcommand)]
+    what: Option<What>,
+    #[command(flatten)]
+    start: Start,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// What the nodes of a running cluster say of themselves
+    Status(AtDir),
+    /// Read a record of a running cluster
+    Get(Get),
+    /// Write a record of a running cluster
+    Put(Put),
+    /// Kill nodes with SIGKILL under load, start them again, and check everything that clients saw
+    #[command(after_help = cluster_kills::EXAMPLES)]
+    Kills(cluster_kills::Kills),
+    /// One node of a cluster, as `remora cluster` starts it
+    #[command(hide = true)]
+    Node(NodeArgs),
+}
+
+/// What a new cluster is like.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Shape {
+    /// Nodes [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub nodes: Option<u8>,
+    /// When writes are durable: synch, strict, renf, event or scope [default: synch]
+    #[arg(long, value_name = "MODEL")]
+    pub persistency: Option<Model>,
+    /// Where the protocol runs: host (a thread that takes messages from the NIC) or nic (its own thread) [default: nic]
+    #[arg(long, value_name = "PLACE")]
+    pub deployment: Option<Deployment>,
+    /// How nodes and clients reach each other: shm or udp [default: shm]
+    #[arg(long, value_name = "LINK")]
+    pub link: Option<LinkChoice>,
+    /// How logs become durable: fdatasync, or pmem (write-back of a mapped file; only a DAX file system keeps that
+    /// through a power failure) [default: fdatasync]
+    #[arg(long, value_name = "KIND")]
+    pub log: Option<LogKind>,
+    /// A node that is silent for so many milliseconds is taken to have failed [default: 200]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(20..=60_000))]
+    pub suspect: Option<u64>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Start {
+    #[command(flatten)]
+    shape: Shape,
+    /// Where the cluster's secret and logs are
+    #[arg(long, value_name = "DIR", default_value = DIR)]
+    dir: PathBuf,
+    /// In a temporary directory that is removed at the end
+    #[arg(long, conflicts_with = "dir")]
+    scratch: bool,
+    /// Say in one line of JSON when it serves, instead of in a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct AtDir {
+    /// The cluster's directory
+    #[arg(long, value_name = "DIR", default_value = DIR)]
+    dir: PathBuf,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct Get {
+    /// The record's number
+    key: u64,
+    /// The cluster's directory
+    #[arg(long, value_name = "DIR", default_value = DIR)]
+    dir: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+struct Put {
+    /// The record's number
+    key: u64,
+    /// Its new content
+    value: String,
+    /// The cluster's directory
+    #[arg(long, value_name = "DIR", default_value = DIR)]
+    dir: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+struct NodeArgs {
+    /// The cluster's directory
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// The node's number
+    #[arg(long, value_name = "N")]
+    id: u8,
+}
+
+/// Runs the command.
+pub fn run(args: &Cluster) -> Result<(), Failure> {
+    match &args.what {
+        None => start(&args.start),
+        Some(What::Status(args)) => status(args),
+        Some(What::Get(args)) => get(args),
+        Some(What::Put(args)) => put(args),
+        Some(What::Kills(args)) => cluster_kills::run(args),
+        Some(What::Node(args)) => node(args),
+    }
+}
+
+/// A cluster until a signal comes.
+fn start(args: &Start) -> Result<(), Failure> {
+    let stop = stop_flag();
+    let scratch = if args.scratch { Some(scratch()?) } else { None };
+    let dir = scratch.as_ref().map_or(args.dir.as_path(), |dir| dir.path());
+    let settings = Settings::open(dir, &args.shape)?;
+    let mut children = Children::start(dir, settings)?;
+    children.await_service(START)?;
+    greet(args, &children);
+    let mut down: Vec<Option<Instant>> = vec![None; children.len()];
+    while !stop.load(Ordering::Relaxed) {
+        for (node, since) in down.iter_mut().enumerate() {
+            if let Some(ended) = children.ended(node)? {
+                let _ = writeln!(io::stderr(), "remora: node {node} {ended}; it is started again");
+                *since = Some(Instant::now());
+            }
+            if since.is_some_and(|since| since.elapsed() >= RESTART) {
+                *since = None;
+                children.start_node(node)?;
+            }
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// A directory that goes with its value.
+pub fn scratch() -> Result<tempfile::TempDir, Failure> {
+    tempfile::tempdir().map_err(|e| Failure::Failed(format!("making a temporary directory: {e}")))
+}
+
+/// Where the cluster is. Whoever reads may have gone away.
+fn greet(args: &Start, children: &Children) {
+    let settings = children.settings();
+    let text = if args.json {
+        let nodes: Vec<Value> = (0..children.len())
+            .map(|node| {
+                let address = settings.addresses[node].to_string();
+                json!({"node": node, "address": address, "process": children.process(node)})
+            })
+            .collect();
+        format!("{}\n", json!({"serves": true, "dir": children.dir(), "nodes": nodes}))
+    } else {
+        let mut text = format!(
+            "{} nodes, {}, {} deployment, {} log, over {}, in {}\n\nnode  address          process\n",
+            children.len(),
+            settings.persistency,
+            settings.deployment,
+            settings.log,
+            settings.link_name(),
+            children.dir().display()
+        );
+        for (node, address) in settings.addresses.iter().enumerate() {
+            text += &format!("{node:<4}  {:<15}  {}\n", address.to_string(), children.process(node).unwrap_or(0));
+        }
+        text + "\nIt serves. SIGINT (Ctrl-C) or SIGTERM ends it.\n"
+    };
+    let _ = io::stdout().write_all(text.as_bytes());
+    let _ = io::stdout().flush();
+}
+
+/// One node, until its input ends.
+fn node(args: &NodeArgs) -> Result<(), Failure> {
+    let config = Settings::read(&args.dir)?.node(&args.dir, args.id)?;
+    let node = ClusterNode::start(config)?;
+    if let Some(at) = node.damage() {
+        let id = args.id;
+        let _ =
+            writeln!(io::stderr(), "remora: the log of node {id} is damaged at byte {at}; others replace what is lost");
+    }
+    let _ = writeln!(io::stdout(), "{READY}{}", node.address());
+    let _ = io::stdout().flush();
+    let (end, ended) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        let _ = end.send(());
+    });
+    loop {
+        match ended.recv_timeout(Duration::from_millis(200)) {
+            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
+            _ => return Ok(()),
+        }
+        if let Some(why) = node.failure() {
+            // At once: with a log that failed nothing may be done any more.
+            let _ = writeln!(io::stderr(), "remora: node {} ends: {why}", args.id);
+            std::process::exit(1);
+        }
+    }
+}
+
+fn client_of(dir: &std::path::Path, node: usize) -> Result<Client, Failure> {
+    let settings = Settings::read(dir)?;
+    let mut config = ClientConfig::new(settings.addresses.clone());
+    (config.link, config.node, config.retry) = (settings.link, node, true);
+    Ok(Client::connect(config)?)
+}
+
+fn get(args: &Get) -> Result<(), Failure> {
+    use remora_real::cluster::Outcome;
+    match client_of(&args.dir, 0)?.get(args.key) {
+        Outcome::Value(Some(value)) => {
+            let _ = io::stdout().write_all(&value).and_then(|()| io::stdout().write_all(b"\n"));
+            Ok(())
+        }
+        Outcome::Value(None) => Err(Failure::Failed(format!("there is no record {}", args.key))),
+        other => Err(Failure::Failed(format!("record {} was not read: {other:?}", args.key))),
+    }
+}
+
+fn put(args: &Put) -> Result<(), Failure> {
+    use remora_real::cluster::Outcome;
+    match client_of(&args.dir, 0)?.put(args.key, args.value.as_bytes()) {
+        Outcome::Written => Ok(()),
+        Outcome::Unknown => Err(Failure::Failed(format!("whether record {} was written is not known", args.key))),
+        other => Err(Failure::Failed(format!("record {} was not written: {other:?}", args.key))),
+    }
+}
+
+/// What one node says of itself; `None` if it cannot be reached.
+pub fn ask(settings: &Settings, node: usize, patience: Duration) -> Option<Status> {
+    let mut config = ClientConfig::new(vec![settings.addresses[node]]);
+    (config.link, config.timeout) = (settings.link, patience);
+    Client::connect(config).and_then(|mut client| client.status()).ok()
+}
+
+fn status(args: &AtDir) -> Result<(), Failure> {
+    let settings = Settings::read(&args.dir)?;
+    let all: Vec<Option<Status>> =
+        (0..settings.addresses.len()).map(|node| ask(&settings, node, Duration::from_millis(500))).collect();
+    if args.json {
+        let nodes: Vec<Value> = all.iter().map(|status| status.map_or(Value::Null, figures)).collect();
+        let text = format!("{}\n", json!({"persistency": settings.persistency.to_string(), "nodes": nodes}));
+        print(&text, &text);
+    } else {
+        let text = table(&settings, &all);
+        print(&text, &text);
+    }
+    if all.iter().all(Option::is_none) {
+        return Err(Failure::Failed(format!("no node of the cluster in {} runs", args.dir.display())));
+    }
+    Ok(())
+}
+
+fn figures(status: Status) -> Value {
+    Value::Object(status.iter().map(|(name, figure)| (name.to_string(), json!(figure))).collect())
+}
+
+fn table(settings: &Settings, all: &[Option<Status>]) -> String {
+    let set = |bits: u64| (0..64).filter(|n| bits >> n & 1 == 1).map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
+    let mut text = format!("persistency {}, deployment {}\n\n", settings.persistency, settings.deployment);
+    text += "node  address          serves  epoch  members     learns    reads     writes    log MB  syncs     CPU s\n";
+    for (node, (status, address)) in all.iter().zip(&settings.addresses).enumerate() {
+        let Some(status) = status else {
+            text += &format!("{node:<4}  {:<15}  down\n", address.to_string());
+            continue;
+        };
+        text += &format!(
+            "{node:<4}  {:<15}  {:<6}  {:<5}  {:<10}  {:<8}  {:<8}  {:<8}  {:<6.1}  {:<8}  {:.1}\n",
+            address.to_string(),
+            if status.serves == 1 { "yes" } else { "no" },
+            status.epoch,
+            set(status.members),
+            set(status.learners),
+            status.reads,
+            status.writes,
+            status.log_bytes as f64 / 1e6,
+            status.log_syncs,
+            status.cpu_ns as f64 / 1e9,
+        );
+    }
+    text
+}

@@ -1,0 +1,102 @@
+//! `remora cluster` as a user runs it.
+
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+fn command(directory: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_remora"));
+    command.args(args).current_dir(directory).stdin(Stdio::null());
+    command
+}
+
+fn remora(directory: &Path, args: &[&str]) -> (bool, String, String) {
+    let Output { status, stdout, stderr } = command(directory, args).output().expect("the command runs");
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    (status.success(), text(stdout), text(stderr))
+}
+
+/// A cluster in the background.
+struct Running(Child);
+
+impl Running {
+    fn start(directory: &Path, args: &[&str]) -> Self {
+        let args = [&["cluster", "--json"], args].concat();
+        let mut child =
+            command(directory, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
+        let said: Result<Value, _> = serde_json::from_str(&line);
+        assert!(said.is_ok_and(|said| said["serves"] == true), "{line}");
+        Self(child)
+    }
+
+    /// Ends it in order, and gives what it said on stderr.
+    fn stop(mut self) -> String {
+        kill_process(Pid::from_child(&self.0), Signal::TERM).expect("running");
+        let mut said = String::new();
+        self.0.stderr.as_mut().expect("piped").read_to_string(&mut said).expect("text");
+        assert!(self.0.wait().expect("ended").success(), "{said}");
+        said
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn records_outlive_the_cluster_and_damage_to_a_log() {
+    let directory = tempfile::tempdir().expect("directory");
+    let at = directory.path();
+    let cluster = Running::start(at, &["--nodes", "3", "--persistency", "synch"]);
+    for key in 0..20 {
+        let (key, value) = (key.to_string(), format!("value {key}"));
+        assert_eq!(remora(at, &["cluster", "put", &key, &value]), (true, String::new(), String::new()));
+    }
+    let (ok, status, _) = remora(at, &["cluster", "status", "--json"]);
+    let status: Value = serde_json::from_str(&status).expect("JSON");
+    assert!(ok && (0..3).all(|node| status["nodes"][node]["members"] == 0b111), "{status}");
+    assert_eq!(cluster.stop(), "");
+
+    let (ok, _, said) = remora(at, &["cluster", "get", "1"]);
+    assert!(!ok && said.lines().count() == 1, "{said}");
+    let log = OpenOptions::new().write(true).open(at.join("remora-cluster/node-1/log")).expect("log");
+    log.write_all_at(b"damage", 20).expect("written");
+    let cluster = Running::start(at, &[]);
+    for key in 0..20 {
+        assert_eq!(remora(at, &["cluster", "get", &key.to_string()]).1, format!("value {key}\n"));
+    }
+    assert!(remora(at, &["cluster", "--nodes", "5"]).2.contains("has --nodes 3"));
+    let said = cluster.stop();
+    assert!(said.contains("the log of node 1 is damaged at byte 0"), "{said}");
+    // Repaired for good.
+    assert_eq!(Running::start(at, &[]).stop(), "");
+}
+
+/// The long form is `remora cluster kills`.
+#[test]
+fn killed_nodes_lose_nothing_and_hold_nobody_up_for_long() {
+    let directory = tempfile::tempdir().expect("directory");
+    for (args, seed) in [
+        (["--persistency", "synch", "--deployment", "nic"], "1"),
+        (["--persistency", "event", "--deployment", "host"], "2"),
+    ] {
+        // A machine that is busy with other tests may take longer than a second.
+        let fixed =
+            ["cluster", "kills", "--kills", "2", "--all-after", "2", "--within", "10000", "--json", "kills.json"];
+        let (ok, told, said) = remora(directory.path(), &[&fixed[..], &["--seed", seed], &args].concat());
+        assert!(ok, "{told}{said}");
+        let figures = std::fs::read_to_string(directory.path().join("kills.json")).expect("figures");
+        let figures: Value = serde_json::from_str(&figures).expect("JSON");
+        assert!(figures["acknowledged_writes"].as_u64() > Some(100) && figures["violations"] == 0, "{figures}");
+    }
+}

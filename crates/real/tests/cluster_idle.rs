@@ -1,0 +1,32 @@
+//! An idle cluster sleeps between beats. Alone in its process: it measures the process's CPU time.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use remora_real::cluster::{Client, ClientConfig, ClusterNode, Deployment, NodeConfig, Outcome};
+use remora_real::process_cpu_ns;
+
+#[test]
+fn three_idle_nodes_use_a_few_percent_of_a_core_and_still_answer() {
+    for (net, deployment) in [(1, Deployment::Nic), (2, Deployment::Host)] {
+        let dir = tempfile::tempdir().expect("directory");
+        let addresses: Vec<IpAddr> = (1..=3).map(|n| Ipv4Addr::new(127, 14, net, n).into()).collect();
+        let start = |id: u8| {
+            let home = dir.path().join(id.to_string());
+            std::fs::create_dir(&home).expect("directory");
+            let config = NodeConfig { deployment, ..NodeConfig::new(id, addresses.clone(), home, [3; 32]) };
+            ClusterNode::start(config).expect("node")
+        };
+        let _nodes: Vec<ClusterNode> = (0..3).map(start).collect();
+        let mut client = Client::connect(ClientConfig::new(addresses.clone())).expect("connection");
+        assert_eq!(client.put(1, b"one"), Outcome::Written);
+        std::thread::sleep(Duration::from_millis(500));
+        let before = process_cpu_ns();
+        let wall = Duration::from_secs(1);
+        std::thread::sleep(wall);
+        let load = (process_cpu_ns() - before) as f64 / wall.as_nanos() as f64;
+        // Built without optimisation, three nodes and a client in all.
+        assert!(load < 0.15, "idle, {deployment} deployment: {:.1} % of a core", load * 100.0);
+        assert_eq!(client.get(1), Outcome::Value(Some(b"one".as_slice().into())));
+    }
+}
