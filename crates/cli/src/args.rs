@@ -203,6 +203,8 @@ pub enum Bench {
     Model(crate::bench_model::BenchModel),
     /// Shuffling, sketches, checksums and compression of streams beside plain WRITEs of the same data
     Stream(crate::bench_stream::BenchStream),
+    /// The replicated store beside etcd and Redis
+    Minos(crate::bench_minos::BenchMinos),
 }
 
 /// Options of `remora bench nic`.

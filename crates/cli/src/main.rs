@@ -2,6 +2,8 @@
 
 mod args;
 mod bench;
+mod bench_minos;
+mod bench_minos_show;
 mod bench_model;
 mod bench_stream;
 mod bench_wasm;
@@ -90,6 +92,7 @@ fn main() -> ExitCode {
         Command::Bench { what: Bench::Wasm(args) } => bench_wasm::run(&args),
         Command::Bench { what: Bench::Model(args) } => bench_model::run(&args),
         Command::Bench { what: Bench::Stream(args) } => bench_stream::run(&args),
+        Command::Bench { what: Bench::Minos(args) } => bench_minos::run(&args),
     })
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::value::{Read, Values, Write};
-use super::{Answer, Ask, PeerError, Store, Sums};
+use super::{Answer, Ask, AtNode, PeerError, Store};
 use crate::measure::Latencies;
 use crate::ycsb::{Generator, Mix, Operation, Popularity};
 
@@ -86,7 +86,6 @@ impl<'a> Loaded<'a> {
 
     /// Runs a load.
     pub fn drive(&mut self, load: &Load) -> Result<Outcome, PeerError> {
-        let before = self.store.sums()?;
         // Room in the key space for what is inserted; how much makes no difference to the records that are chosen.
         let expected = 1_000_000;
         let generator = Generator::with(load.mix, load.popularity, self.records, expected, load.seed);
@@ -95,13 +94,8 @@ impl<'a> Loaded<'a> {
         if let Source::Operations(generator) = &run.source {
             self.records = generator.records();
         }
-        let after = self.store.sums()?;
-        let sums = before.zip(after).map(|(before, after)| [0, 1].map(|side| after[side].since(before[side])));
-        let [writes, reads] = run.tallies.each_ref();
-        Ok(Outcome {
-            writes: writes.side(elapsed, sums.map(|sums| sums[0])),
-            reads: reads.side(elapsed, sums.map(|sums| sums[1])),
-        })
+        let [writes, reads] = run.tallies.each_ref().map(|tally| tally.side(elapsed));
+        Ok(Outcome { writes, reads })
     }
 }
 
@@ -109,27 +103,34 @@ impl<'a> Loaded<'a> {
 #[derive(Default)]
 struct Tally {
     latencies: Latencies,
-    /// Of all, those of the warm-up too, which the nodes have counted as well.
-    all_ns: u64,
-    all: u64,
+    /// Sums over those whose node tells.
+    told: u64,
+    told_ns: u64,
+    communication_ns: u64,
 }
 
 impl Tally {
-    fn side(&self, elapsed: Duration, sums: Option<Sums>) -> Side {
+    fn add(&mut self, latency: Duration, at_node: Option<AtNode>) {
+        self.latencies.record(latency);
+        if let Some(AtNode { total_ns, communication_ns }) = at_node {
+            let ns = latency.as_nanos() as u64;
+            self.told += 1;
+            self.told_ns += ns;
+            // What it was not at the node it was under way.
+            self.communication_ns += (ns.saturating_sub(total_ns) + communication_ns).min(ns);
+        }
+    }
+
+    fn side(&self, elapsed: Duration) -> Side {
         let count = self.latencies.count();
-        let mean = self.all_ns as f64 / self.all.max(1) as f64;
-        let split = sums.filter(|sums| sums.count > 0 && self.all > 0).map(|sums| {
-            let part = |ns: u64| ns as f64 / sums.count as f64;
-            let between = (mean - part(sums.at_node_ns)).max(0.0);
-            let communication_ns = (between + part(sums.communication_ns)).min(mean);
-            Split { communication_ns, computation_ns: mean - communication_ns }
-        });
+        let part = |ns: u64| ns as f64 / self.told.max(1) as f64;
+        let (communication_ns, all_ns) = (part(self.communication_ns), part(self.told_ns));
         Side {
             count,
             rate: count as f64 / elapsed.as_secs_f64().max(1e-9),
             p50_ns: self.latencies.quantile(0.5),
             p99_ns: self.latencies.quantile(0.99),
-            split,
+            split: (self.told > 0).then_some(Split { communication_ns, computation_ns: all_ns - communication_ns }),
         }
     }
 }
@@ -259,7 +260,7 @@ impl Run {
     fn wait(&mut self, on: &mut Loaded<'_>) -> Result<(), PeerError> {
         let Self { clients, free, tallies, measuring, under_way, .. } = self;
         let (values, mut wrong) = (&mut on.values, None);
-        on.store.wait(&mut |slot, answer| {
+        on.store.wait(&mut |slot, answer, at_node| {
             let now = Instant::now();
             let checked = match (clients.get_mut(slot).and_then(|client| client.pending.take()), answer) {
                 (Some((Pending::Read(read), since)), Answer::Value(value)) => {
@@ -272,23 +273,14 @@ impl Run {
                 _ => Err(PeerError::Answer { what: "the store", why: "an answer that nobody waits for".into() }),
             };
             match checked {
-                Ok((side, since)) => tallies[side].add(now - since, *measuring),
+                Ok((side, since)) if *measuring => tallies[side].add(now - since, at_node),
+                Ok(_) => {}
                 Err(error) => wrong = Some(error),
             }
             free.push(slot);
             *under_way = under_way.saturating_sub(1);
         })?;
         wrong.map_or(Ok(()), Err)
-    }
-}
-
-impl Tally {
-    fn add(&mut self, latency: Duration, counts: bool) {
-        self.all += 1;
-        self.all_ns += latency.as_nanos() as u64;
-        if counts {
-            self.latencies.record(latency);
-        }
     }
 }
 
@@ -299,6 +291,7 @@ fn reads_on(record: u64, count: u64) -> Then {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peers::Done;
     use crate::ycsb::Workload;
 
     /// Records in this process; answers come in the order of the requests, a few at a time.
@@ -307,13 +300,10 @@ mod tests {
         records: std::collections::BTreeMap<u64, Vec<u8>>,
         asked: std::collections::VecDeque<(usize, Option<u64>)>,
         most: usize,
-        sums: [Sums; 2],
     }
 
     impl Store for Map {
         fn submit(&mut self, slot: usize, ask: Ask<'_>) -> Result<(), PeerError> {
-            let side = usize::from(matches!(ask, Ask::Get(_)));
-            self.sums[side].count += 1;
             let read = match ask {
                 Ask::Get(record) => Some(record),
                 Ask::Put(record, value) => {
@@ -326,18 +316,12 @@ mod tests {
             Ok(())
         }
 
-        fn wait(&mut self, done: &mut dyn FnMut(usize, Answer<'_>)) -> Result<(), PeerError> {
+        fn wait(&mut self, done: Done<'_>) -> Result<(), PeerError> {
             for (slot, read) in self.asked.drain(..self.asked.len().min(3)) {
-                done(
-                    slot,
-                    read.map_or(Answer::Written, |record| Answer::Value(self.records.get(&record).map(|v| &v[..]))),
-                );
+                let value = |record| self.records.get(&record).map(|value| &value[..]);
+                done(slot, read.map_or(Answer::Written, |record| Answer::Value(value(record))), None);
             }
             Ok(())
-        }
-
-        fn sums(&mut self) -> Result<Option<[Sums; 2]>, PeerError> {
-            Ok(Some(self.sums))
         }
     }
 
@@ -355,7 +339,7 @@ mod tests {
             assert!(outcome.reads.count > 0 && outcome.reads.rate > 0.0, "{workload:?}");
             assert_eq!(outcome.writes.count > 0, update + insert + modify > 0, "{workload:?}");
             assert!(outcome.reads.p50_ns <= outcome.reads.p99_ns);
-            assert!(outcome.reads.split.is_some_and(|split| split.computation_ns >= 0.0));
+            assert_eq!(outcome.reads.split, None, "it does not tell");
             assert!(map.asked.is_empty() && map.most == 4, "{workload:?}: {}", map.most);
         }
     }
@@ -385,12 +369,13 @@ mod tests {
 
     #[test]
     fn latency_falls_into_two_parts() {
-        let mut tally = Tally::default();
-        (0..10).for_each(|_| tally.add(Duration::from_micros(10), true));
-        let sums = Sums { count: 10, at_node_ns: 60_000, communication_ns: 20_000 };
-        let side = tally.side(Duration::from_secs(1), Some(sums));
+        let (mut tally, at_node) = (Tally::default(), AtNode { total_ns: 6_000, communication_ns: 2_000 });
+        (0..10).for_each(|_| tally.add(Duration::from_micros(10), Some(at_node)));
+        let side = tally.side(Duration::from_secs(1));
         assert_eq!(side.split, Some(Split { communication_ns: 6_000.0, computation_ns: 4_000.0 }));
         assert_eq!((side.count, side.rate), (10, 10.0));
-        assert_eq!(tally.side(Duration::from_secs(1), None).split, None);
+        let mut silent = Tally::default();
+        silent.add(Duration::from_micros(10), None);
+        assert_eq!(silent.side(Duration::from_secs(1)).split, None);
     }
 }

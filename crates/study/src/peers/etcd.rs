@@ -13,7 +13,7 @@ use tokio::task::LocalSet;
 
 use super::grpc::Channel;
 use super::process::{Process, free_ports, installed, until_up};
-use super::{Answer, Ask, PeerError, Store, key, proto};
+use super::{Answer, Ask, Done, PeerError, Store, key, proto};
 
 /// Debian's package.
 pub const PACKAGE: &str = "etcd-server";
@@ -151,7 +151,7 @@ impl Store for Etcd {
         Ok(())
     }
 
-    fn wait(&mut self, done: &mut dyn FnMut(usize, Answer<'_>)) -> Result<(), PeerError> {
+    fn wait(&mut self, done: Done<'_>) -> Result<(), PeerError> {
         // Whether anything has ended shows below.
         let _ = self.tasks.block_on(&self.runtime, async { tokio::time::timeout(SHORT, self.news.notified()).await });
         for (slot, write, answer) in self.ended.borrow_mut().drain(..) {
@@ -161,7 +161,7 @@ impl Store for Etcd {
                 true => proto::put_response(message)?.then_some(Answer::Written).ok_or(proto::Bad),
                 false => proto::range_response(message).map(Answer::Value),
             });
-            done(slot, answer.map_err(|proto::Bad| wrong("an answer that is none".into()))?);
+            done(slot, answer.map_err(|proto::Bad| wrong("an answer that is none".into()))?, None);
         }
         Ok(())
     }
@@ -182,7 +182,7 @@ mod tests {
             etcd.submit(8, ask).unwrap();
             let mut got = None;
             while got.is_none() {
-                let take = &mut |slot, answer: Answer<'_>| {
+                let take = &mut |slot, answer: Answer<'_>, _| {
                     assert_eq!(slot, 8);
                     got = Some(match answer {
                         Answer::Value(value) => value.map(<[u8]>::to_vec),

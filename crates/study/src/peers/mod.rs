@@ -4,6 +4,7 @@
 //! checks every answer, and tells what came out. [`etcd`] and [`redis`] start stores of three nodes on this machine and
 //! end them; [`disk`] tells what one durable append takes without any store.
 
+pub mod cluster;
 pub mod disk;
 pub mod drive;
 pub mod etcd;
@@ -37,28 +38,17 @@ pub enum Answer<'a> {
     Written,
 }
 
-/// Sums over what a store's nodes did, from their start on.
+/// How long a request was at the node that answered it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sums {
-    /// Requests answered.
-    pub count: u64,
-    /// Time in nanoseconds from when they reached their node until it answered.
-    pub at_node_ns: u64,
-    /// The part of it in which their messages were under way between nodes.
+pub struct AtNode {
+    /// From when it reached the node until it left again, in nanoseconds.
+    pub total_ns: u64,
+    /// The part of it in which messages about it were under way between nodes.
     pub communication_ns: u64,
 }
 
-impl Sums {
-    /// What came since `before`.
-    #[must_use]
-    pub fn since(self, before: Self) -> Self {
-        Self {
-            count: self.count.saturating_sub(before.count),
-            at_node_ns: self.at_node_ns.saturating_sub(before.at_node_ns),
-            communication_ns: self.communication_ns.saturating_sub(before.communication_ns),
-        }
-    }
-}
+/// Hears of each request that has ended: its client, the answer, and how long it was at its node, if that tells.
+pub type Done<'a> = &'a mut dyn FnMut(usize, Answer<'_>, Option<AtNode>);
 
 /// A store, reached over as many connections as it does best with.
 pub trait Store {
@@ -66,12 +56,7 @@ pub trait Store {
     fn submit(&mut self, slot: usize, ask: Ask<'_>) -> Result<(), PeerError>;
 
     /// Waits for a short while, until requests have ended, and reports each.
-    fn wait(&mut self, done: &mut dyn FnMut(usize, Answer<'_>)) -> Result<(), PeerError>;
-
-    /// What its nodes say of writes and of reads, if they do. Called with no request under way.
-    fn sums(&mut self) -> Result<Option<[Sums; 2]>, PeerError> {
-        Ok(None)
-    }
+    fn wait(&mut self, done: Done<'_>) -> Result<(), PeerError>;
 }
 
 /// Why a store cannot be measured.

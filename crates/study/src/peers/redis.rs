@@ -9,7 +9,7 @@ use rustix::event::{Timespec, epoll};
 
 use super::process::{Process, free_ports, installed, until_up};
 use super::resp::{self, Reply};
-use super::{Answer, Ask, PeerError, Store, key};
+use super::{Answer, Ask, Done, PeerError, Store, key};
 
 /// Debian's package.
 pub const PACKAGE: &str = "redis-server";
@@ -199,7 +199,7 @@ impl Store for Redis {
         connection.send()
     }
 
-    fn wait(&mut self, done: &mut dyn FnMut(usize, Answer<'_>)) -> Result<(), PeerError> {
+    fn wait(&mut self, done: Done<'_>) -> Result<(), PeerError> {
         self.events.clear();
         let spare = rustix::buffer::spare_capacity(&mut self.events);
         match epoll::wait(&self.epoll, spare, Some(&SHORT)) {
@@ -211,7 +211,7 @@ impl Store for Redis {
             let connection = &mut self.connections[slot];
             connection.receive()?;
             if let Some(answer) = connection.answer()? {
-                done(slot, answer);
+                done(slot, answer, None);
                 connection.filled = 0;
             }
         }
@@ -234,7 +234,7 @@ mod tests {
             redis.submit(1, ask).unwrap();
             let mut got = None;
             while got.is_none() {
-                let take = &mut |slot, answer: Answer<'_>| {
+                let take = &mut |slot, answer: Answer<'_>, _| {
                     assert_eq!(slot, 1);
                     got = Some(match answer {
                         Answer::Value(value) => value.map(<[u8]>::to_vec),

@@ -1,0 +1,171 @@
+//! What `remora bench minos` found: for people, and for programs.
+
+use std::fmt::Write;
+
+use remora_real::bench::{BenchRow, Goal};
+use remora_study::format::{digits, rate};
+use remora_study::machine::Machine;
+use remora_study::peers::drive::Side;
+use serde_json::{Value, json};
+
+use crate::bench::{rows_json, rows_table};
+use crate::bench_minos::{BenchMinos, Report, Row, Workload};
+
+/// All of it.
+pub fn table(args: &BenchMinos, report: &Report) -> String {
+    let (before, after) = report.append_ns;
+    let mut out = format!(
+        "Three nodes of each on this machine, {} records of {} B, {} s a row, seed {}\n\
+         One append of {} B and its fdatasync: {} us before, {} us after\n\
+         Latencies in us; comm and comp are the parts of the mean while messages were under way, and all else\n",
+        args.records,
+        args.value_bytes,
+        args.seconds.as_secs_f64(),
+        args.seed,
+        args.value_bytes,
+        micros(before),
+        micros(after),
+    );
+    // Writing to a string does not fail.
+    for (workload, skew, clients) in args.loads() {
+        let _ = writeln!(out, "\n{}, zipfian {skew}, {clients} at once", title(workload));
+        let _ = writeln!(out, "{:<14} {} {}", "", head("writes/s"), head("reads/s"));
+        let rows = report.rows.iter().filter(|row| (row.workload, row.skew, row.clients) == (workload, skew, clients));
+        for row in rows {
+            let line = format!("{:<14} {} {}", row.store, side(&row.outcome.writes), side(&row.outcome.reads));
+            let _ = writeln!(out, "{}", line.trim_end());
+        }
+        for (store, why) in &report.absent {
+            let _ = writeln!(out, "{store:<14} {why}");
+        }
+    }
+    let goals = goals(args, report);
+    if !goals.is_empty() {
+        let _ = write!(out, "\n{}", rows_table(&goals));
+    }
+    out
+}
+
+fn title(workload: Workload) -> String {
+    match workload {
+        Workload::Writes => "Updates only".into(),
+        Workload::Reads => "Reads only".into(),
+        core => format!("YCSB {}", core.name().to_uppercase()),
+    }
+}
+
+fn head(rate: &str) -> String {
+    format!("{rate:>10} {:>8} {:>8} {:>7} {:>7}", "p50", "p99", "comm", "comp")
+}
+
+fn side(side: &Side) -> String {
+    if side.count == 0 {
+        return " ".repeat(44);
+    }
+    let part = |part: Option<f64>| part.map_or_else(|| "-".into(), |ns| digits(ns / 1e3));
+    format!(
+        "{:>10} {:>8} {:>8} {:>7} {:>7}",
+        rate(side.rate),
+        micros(side.p50_ns),
+        micros(side.p99_ns),
+        part(side.split.map(|split| split.communication_ns)),
+        part(side.split.map(|split| split.computation_ns))
+    )
+}
+
+fn micros(ns: u64) -> String {
+    digits(ns as f64 / 1e3)
+}
+
+/// What Remora aims at, where both sides of it were measured.
+fn goals(args: &BenchMinos, report: &Report) -> Vec<BenchRow> {
+    let mut goals = Vec::new();
+    let append_us = (report.append_ns.0 + report.append_ns.1) as f64 / 2e3;
+    for &skew in &args.skew {
+        for deployment in ["host", "nic"] {
+            for &clients in &args.clients {
+                let find = |store: &str, workload| {
+                    report.rows.iter().find(|row| {
+                        (row.store.as_str(), row.workload, row.skew, row.clients) == (store, workload, skew, clients)
+                    })
+                };
+                let mut compare = |model: &str, peer: &str, workload, times| {
+                    let (ours, theirs) = (find(&format!("{model} {deployment}"), workload)?, find(peer, workload)?);
+                    let rate = |row: &Row| (row.outcome.writes.rate + row.outcome.reads.rate) / 1e3;
+                    let what = format!("{} {}, {clients} at once", ours.store, workload.name());
+                    let goal = Some(Goal::RatioAtLeast(times));
+                    goals.push(row(what, "k/s", format!("{peer}, the same"), (rate(ours), rate(theirs)), goal));
+                    Some(())
+                };
+                compare("synch", "etcd", Workload::Writes, 3.0);
+                compare("event", "redis WAIT 2", Workload::Writes, 3.0);
+                compare("synch", "etcd", Workload::Reads, 20.0);
+                if let (1, Some(ours)) = (clients, find(&format!("synch {deployment}"), Workload::Writes)) {
+                    let figures = (ours.outcome.writes.p50_ns as f64 / 1e3, append_us);
+                    let goal = Some(Goal::RatioAtMost(2.0));
+                    goals.push(row(format!("{} write, p50", ours.store), "us", "one fdatasync".into(), figures, goal));
+                }
+            }
+        }
+    }
+    goals
+}
+
+fn row(what: String, unit: &'static str, peer: String, figures: (f64, f64), goal: Option<Goal>) -> BenchRow {
+    let (value, peer_value) = figures;
+    BenchRow { what, value, unit, peer, peer_value, ratio: value / peer_value, goal }
+}
+
+/// A line for each store and load.
+pub fn csv(report: &Report) -> String {
+    let columns = |side: &str| {
+        ["count", "per_s", "p50_ns", "p99_ns", "communication_ns", "computation_ns"]
+            .map(|column| format!("{side}_{column}"))
+            .join(",")
+    };
+    let mut out = format!("store,workload,skew,clients,{},{}\n", columns("writes"), columns("reads"));
+    for row in &report.rows {
+        let cells = |side: &Side| {
+            let part = |part: Option<f64>| part.map_or_else(String::new, |ns| format!("{ns:.0}"));
+            let communication = part(side.split.map(|split| split.communication_ns));
+            let computation = part(side.split.map(|split| split.computation_ns));
+            let Side { count, rate, p50_ns, p99_ns, .. } = side;
+            format!("{count},{rate:.1},{p50_ns},{p99_ns},{communication},{computation}")
+        };
+        let Row { store, workload, skew, clients, outcome } = row;
+        let (writes, reads) = (cells(&outcome.writes), cells(&outcome.reads));
+        let _ = writeln!(out, "{store},{},{skew},{clients},{writes},{reads}", workload.name());
+    }
+    out
+}
+
+/// All of it, for programs.
+pub fn json(args: &BenchMinos, report: &Report) -> Value {
+    let side = |side: &Side| {
+        json!({
+            "count": side.count, "per_s": side.rate, "p50_ns": side.p50_ns, "p99_ns": side.p99_ns,
+            "communication_ns": side.split.map(|split| split.communication_ns),
+            "computation_ns": side.split.map(|split| split.computation_ns),
+        })
+    };
+    let row = |row: &Row| {
+        json!({
+            "store": row.store, "workload": row.workload.name(), "skew": row.skew, "clients": row.clients,
+            "writes": side(&row.outcome.writes), "reads": side(&row.outcome.reads),
+        })
+    };
+    json!({
+        "format": "remora-bench-minos/1",
+        "version": env!("CARGO_PKG_VERSION"),
+        "machine": Machine::describe(),
+        "records": args.records,
+        "value_bytes": args.value_bytes,
+        "seconds": args.seconds.as_secs_f64(),
+        "seed": args.seed,
+        "append_before_ns": report.append_ns.0,
+        "append_after_ns": report.append_ns.1,
+        "rows": report.rows.iter().map(row).collect::<Vec<_>>(),
+        "absent": report.absent.iter().map(|(store, why)| json!({ "store": store, "why": why })).collect::<Vec<_>>(),
+        "goals": rows_json(&goals(args, report)),
+    })
+}
