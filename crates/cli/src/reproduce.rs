@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use clap::Subcommand;
-use remora_study::minos::{self, MinosError};
 use remora_study::modelled::ModelError;
-use remora_study::reproduce::{self, Cache, Options, Progress, ReproduceError};
+use remora_study::reproduce::{self, Cache, Options, Progress, ReproduceError, Reproduction};
+use remora_study::{minos, strom};
 
 use crate::progress::{Display, stop_flag};
 use crate::{Failure, print};
@@ -30,41 +30,15 @@ Examples:
 pub enum Reproduce {
     /// StRoM (EuroSys 2020): figures 5 and 7 to 13
     #[command(after_help = EXAMPLES)]
-    Strom(Strom),
+    Strom(Common),
     /// MINOS: figures 4 and 9 to 14
     #[command(after_help = MINOS_EXAMPLES)]
     Minos(Minos),
 }
 
-/// Options of `remora reproduce minos`.
+/// Options of every paper.
 #[derive(Debug, clap::Args)]
-pub struct Minos {
-    /// Only this figure, such as 4 or 9b
-    #[arg(long, value_name = "N")]
-    pub figure: Option<String>,
-    /// Write a CSV file for each figure into this directory
-    #[arg(long, value_name = "DIR")]
-    pub csv: Option<PathBuf>,
-    /// Write an HTML page with plots
-    #[arg(long, value_name = "FILE")]
-    pub report: Option<PathBuf>,
-    /// Threads [default: as many as there are cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub jobs: Option<u16>,
-    /// Measured requests of each node; the paper has 100000
-    #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
-    pub requests: u64,
-    /// Clients of each node, with one request under way each [default: the platform's]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub workers: Option<u16>,
-    /// Seed of every random choice
-    #[arg(long, value_name = "N", default_value = "42")]
-    pub seed: u64,
-}
-
-/// Options of `remora reproduce strom`.
-#[derive(Debug, clap::Args)]
-pub struct Strom {
+pub struct Common {
     /// Only this figure, such as 7 or 12b
     #[arg(long, value_name = "N")]
     pub figure: Option<String>,
@@ -88,51 +62,45 @@ pub struct Strom {
     pub seed: u64,
 }
 
+/// Options of `remora reproduce minos`.
+#[derive(Debug, clap::Args)]
+pub struct Minos {
+    /// As for every paper
+    #[command(flatten)]
+    pub common: Common,
+    /// Measured requests of each node; the paper has 100000
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub requests: u64,
+    /// Clients of each node, with one request under way each [default: what fits the paper's text best]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: Option<u16>,
+}
+
 /// Runs it.
 pub fn run(what: &Reproduce) -> Result<(), Failure> {
     match what {
-        Reproduce::Strom(args) => strom(args),
-        Reproduce::Minos(args) => minos(args),
+        Reproduce::Strom(common) => figures(common, &mut |common, progress| strom::reproduce(&common, progress)),
+        Reproduce::Minos(Minos { common, requests, workers }) => figures(common, &mut |common, progress| {
+            minos::reproduce(&minos::Options { common, requests: *requests, workers: *workers }, progress)
+        }),
     }
 }
 
-fn minos(args: &Minos) -> Result<(), Failure> {
-    let (stop, cores) = (stop_flag(), std::thread::available_parallelism().map_or(1, usize::from));
-    let display = Display::new(stop.clone());
-    let Minos { requests, workers, seed, .. } = *args;
-    let jobs = args.jobs.map_or(cores, usize::from);
-    let options = minos::Options { figure: args.figure.clone(), jobs, requests, workers, seed };
-    let result = minos::reproduce(&options, &mut |progress| {
-        display.part(&line(&progress), progress.done as f64 / progress.total.max(1) as f64);
-        !stop.load(Ordering::Relaxed)
-    });
-    display.clear();
-    let all = result.map_err(|error| match error {
-        MinosError::Interrupted => Failure::Interrupted,
-        MinosError::Study(e) => Failure::Usage(e.to_string()),
-        other => Failure::Failed(other.to_string()),
-    })?;
-    let files: Vec<_> = all.figures.iter().map(|figure| (figure.study.figure.as_str(), minos::csv(figure))).collect();
-    let page = args.report.as_ref().map(|path| (path.as_path(), minos::page(&all)));
-    publish(minos::table(&all), args.csv.as_deref().map(|directory| (directory, files)), page)
-}
+/// What reproduces a paper.
+type Run<'a> = dyn FnMut(Options, &mut dyn FnMut(Progress) -> bool) -> Result<Reproduction, ReproduceError> + 'a;
 
-fn strom(args: &Strom) -> Result<(), Failure> {
+fn figures(args: &Common, reproduce: &mut Run<'_>) -> Result<(), Failure> {
     let (stop, cores) = (stop_flag(), std::thread::available_parallelism().map_or(1, usize::from));
     let display = Display::new(stop.clone());
     let cache = args.cache.clone().or_else(Cache::default_directory).filter(|_| !args.no_cache);
     let jobs = args.jobs.map_or(cores, usize::from);
     let options = Options { figure: args.figure.clone(), jobs, cache, seed: args.seed };
-    let result = reproduce::strom(&options, &mut |progress| {
+    let result = reproduce(options, &mut |progress| {
         display.part(&line(&progress), progress.done as f64 / progress.total.max(1) as f64);
         !stop.load(Ordering::Relaxed)
     });
     display.clear();
-    let all = result.map_err(failure)?;
-    let files =
-        all.figures.iter().map(|figure| (figure.study.figure.as_str(), reproduce::csv(figure))).collect::<Vec<_>>();
-    let page = args.report.as_ref().map(|path| (path.as_path(), reproduce::page(&all)));
-    publish(reproduce::table(&all), args.csv.as_deref().map(|directory| (directory, files)), page)
+    publish(&result.map_err(failure)?, args)
 }
 
 /// `31 of 96 points, 4.1 M events/s, 12 s left`.
@@ -145,28 +113,25 @@ fn line(progress: &Progress) -> String {
 
 fn failure(error: ReproduceError) -> Failure {
     match error {
-        ReproduceError::Model(ModelError::Interrupted) => Failure::Interrupted,
+        ReproduceError::Interrupted | ReproduceError::Model(ModelError::Interrupted) => Failure::Interrupted,
         ReproduceError::Study(e) => Failure::Usage(e.to_string()),
         other => Failure::Failed(other.to_string()),
     }
 }
 
 /// Prints the table, after the files that are asked for: figures with their CSV, and a page.
-fn publish(
-    mut text: String,
-    csv: Option<(&Path, Vec<(&str, String)>)>,
-    page: Option<(&Path, String)>,
-) -> Result<(), Failure> {
-    if let Some((directory, figures)) = csv {
+fn publish(all: &Reproduction, args: &Common) -> Result<(), Failure> {
+    let mut text = reproduce::table(all);
+    if let Some(directory) = &args.csv {
         let failed = |e| Failure::Failed(format!("cannot write to {}: {e}", directory.display()));
         std::fs::create_dir_all(directory).map_err(failed)?;
-        for (figure, lines) in &figures {
-            write(&directory.join(format!("fig{figure}.csv")), lines)?;
+        for figure in &all.figures {
+            write(&directory.join(format!("fig{}.csv", figure.number)), &reproduce::csv(figure))?;
         }
-        text += &format!("CSV: {} files in {}\n", figures.len(), directory.display());
+        text += &format!("CSV: {} files in {}\n", all.figures.len(), directory.display());
     }
-    if let Some((path, page)) = page {
-        write(path, &page)?;
+    if let Some(path) = &args.report {
+        write(path, &reproduce::page(all))?;
         text += &format!("Page with plots: {}\n", path.display());
     }
     print(&text, &text);

@@ -9,7 +9,8 @@ use remora_model::bench::{Hold, PingPong};
 use remora_model::time::Ps;
 use remora_real::bench::{BenchRow, Goal};
 
-use crate::reproduce::{self, ReproduceError};
+use crate::reproduce::{Options, ReproduceError};
+use crate::strom;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
@@ -67,9 +68,9 @@ impl ModelBench {
             if !progress("StRoM's figures", done / parts) {
                 return Ok(ModelReport { rows, no_simgrid: None });
             }
-            let options = reproduce::Options { figure: None, jobs: 1, cache: None, seed: self.seed };
-            let run = reproduce::strom(&options, &mut |_| progress("StRoM's figures", done / parts))?;
-            best = best.max(run.events as f64 / run.thread_seconds / 1e6);
+            let options = Options { figure: None, jobs: 1, cache: None, seed: self.seed };
+            let run = strom::reproduce(&options, &mut |_| progress("StRoM's figures", done / parts))?;
+            best = best.max(run.sums.events as f64 / run.sums.thread_seconds / 1e6);
             done += 1.0;
         }
         let goal = Some(Goal::ValueAtLeast(3.0));

@@ -23,6 +23,7 @@ pub mod report;
 pub mod reproduce;
 pub mod run;
 pub mod store;
+pub mod strom;
 pub mod target;
 pub mod trace;
 pub mod validate;

@@ -1,202 +1,145 @@
 //! MINOS's figures from the model: the engine of `remora_replica` on a modelled cluster, under YCSB's operations.
 
 mod checks;
+mod fit;
 mod login;
-mod page;
 mod point;
-mod show;
 mod study;
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
-
 use remora_model::cluster::Spec;
-use remora_model::platform::{Platform, PlatformError};
+use remora_model::platform::Platform;
 
-pub use page::page;
 pub use point::{Login, Outcome, PointError, Setup, Step};
-pub use show::{csv, table};
-pub use study::Study;
 
-use crate::reproduce::{Claim, Progress, StudyError, Trend};
+use study::{Series, Study};
+
+use crate::reproduce::{self, Dot, Figure, Line, Point, Progress, ReproduceError, Reproduction, run_all};
 
 /// What to reproduce, and how.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// One figure, or all.
-    pub figure: Option<String>,
-    /// Threads.
-    pub jobs: usize,
+    /// As for every paper.
+    pub common: reproduce::Options,
     /// Requests of each node that are measured; the paper has 100,000.
     pub requests: u64,
-    /// Clients of each node instead of the platform's.
+    /// Clients of each node, instead of as many as fit the text best.
     pub workers: Option<u16>,
-    /// Seeds every random choice.
-    pub seed: u64,
-}
-
-/// Why figures cannot be reproduced.
-#[derive(Debug, thiserror::Error)]
-pub enum MinosError {
-    /// A study is not what it should be, or there is none of this number.
-    #[error(transparent)]
-    Study(#[from] StudyError),
-    /// The platform is not what it should be.
-    #[error(transparent)]
-    Platform(#[from] PlatformError),
-    /// A point cannot be run.
-    #[error(transparent)]
-    Point(#[from] PointError),
-    /// The user wants no more.
-    #[error("interrupted")]
-    Interrupted,
-}
-
-/// A figure and what came.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Figure {
-    /// What it is.
-    pub study: Study,
-    /// Its lines: for each series what is shown, and all that came, for each x.
-    pub lines: Vec<Vec<(f64, Outcome)>>,
-}
-
-/// All figures, and how they compare with the paper.
-#[derive(Clone, Debug)]
-pub struct Reproduction {
-    /// The figures.
-    pub figures: Vec<Figure>,
-    /// The paper's calibration rows beside the model.
-    pub claims: Vec<Claim>,
-    /// What the paper's text says about shapes.
-    pub trends: Vec<Trend>,
-    /// What the platform rests on, in a line.
-    pub provenance: String,
-    /// Clients of each node.
-    pub workers: u64,
-    /// Requests of each node that were measured.
-    pub requests: u64,
-    /// Points.
-    pub points: usize,
-    /// Events taken.
-    pub events: u64,
-    /// The seed.
-    pub seed: u64,
 }
 
 /// Reproduces the figures. `progress` hears of every point; when it returns false the run ends.
-pub fn reproduce(options: &Options, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Reproduction, MinosError> {
-    let studies = Study::all(options.figure.as_deref())?;
-    let mut platform = Platform::load("minos")?;
-    if let Some(workers) = options.workers {
-        platform = platform.with(&[("replication.workers", f64::from(workers))])?;
-    }
-    let mut work = Vec::new();
+pub fn reproduce(
+    options: &Options,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Reproduction, ReproduceError> {
+    let seed = options.common.seed;
+    let studies = study::studies(options.common.figure.as_deref())?;
+    let (platform, fitted) = fit::minos(&Platform::load("minos")?, options.workers, seed)?;
+    let (values, mut work) = (reproduce::values(&platform), Vec::new());
     for study in &studies {
         for series in &study.series {
             for &x in &study.x.values {
-                let setup = study.setup(series, x)?;
+                let setup = series.setup(study.x.sets, x)?;
                 let spec = setup.spec(&platform)?;
-                work.push((setup, spec));
+                work.push(Work { setup, spec, values: &values, requests: options.requests, seed });
             }
         }
     }
-    let outcomes = run_all(&work, options, progress)?;
-    let events = outcomes.iter().map(|outcome| outcome.events).sum();
+    let (outcomes, sums) = run_all(&work, &options.common, progress)?;
     let mut outcomes = outcomes.into_iter();
-    let figures: Vec<Figure> = studies.into_iter().map(|study| Figure::new(study, &mut outcomes)).collect();
+    let figures: Vec<Figure> = studies.iter().map(|study| figure(study, &mut outcomes)).collect();
+    let workers = platform.replication.as_ref().map_or(0, |replication| replication.workers);
     Ok(Reproduction {
+        system: "MINOS",
+        about: "Remora's replication engine on a modelled cluster with the parameters that the paper prints.",
         claims: checks::claims(&figures, &platform),
         trends: checks::trends(&figures),
         figures,
-        provenance: format!("{}: {}", platform.name, platform.params.shares_text()),
-        workers: platform.replication.as_ref().map_or(0, |replication| replication.workers),
-        requests: options.requests,
-        points: work.len(),
-        events,
-        seed: options.seed,
+        fitted,
+        provenance: vec![
+            reproduce::provenance(&platform),
+            format!("{workers} clients and {} measured requests a node", options.requests),
+        ],
+        sums,
+        seed,
     })
 }
 
-impl Figure {
-    fn new(study: Study, outcomes: &mut impl Iterator<Item = Outcome>) -> Self {
-        let lines = study.series.iter().map(|series| {
-            let metric = series.metric.unwrap_or(study.y.metric);
-            let dots = outcomes.by_ref().take(study.x.values.len());
-            let mut dots: Vec<(f64, Outcome)> = dots.map(|outcome| (metric.of(&outcome), outcome)).collect();
-            if study.relative_to_last
-                && let Some(last) = dots.last().map(|dot| dot.0)
-            {
-                dots.iter_mut().for_each(|dot| dot.0 /= last);
-            }
-            dots
-        });
-        let lines = lines.collect();
-        Self { study, lines }
+/// Lines of a figure that shows each model once.
+const MODELS: usize = 5;
+
+/// One point to run.
+struct Work<'a> {
+    setup: Setup,
+    spec: Spec,
+    /// The platform's values.
+    values: &'a str,
+    requests: u64,
+    seed: u64,
+}
+
+impl Point for Work<'_> {
+    type Outcome = Outcome;
+
+    fn key(&self) -> String {
+        let Self { values, requests, seed, .. } = self;
+        let setup = serde_json::to_string(&self.setup).unwrap_or_default();
+        format!("minos {setup} requests={requests} seed={seed} {values}")
+    }
+
+    fn run(&self) -> Result<Outcome, ReproduceError> {
+        Ok(self.setup.run_on(&self.spec, self.requests, self.seed)?)
+    }
+
+    fn events(outcome: &Outcome) -> u64 {
+        outcome.events
     }
 }
 
-/// Runs all points on some threads; their results in order.
-fn run_all(
-    work: &[(Setup, Spec)],
-    options: &Options,
-    progress: &mut dyn FnMut(Progress) -> bool,
-) -> Result<Vec<Outcome>, MinosError> {
-    let start = Instant::now();
-    let (next, results) = (AtomicUsize::new(0), Mutex::new(vec![None; work.len()]));
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let (mut events, mut failed) = (0, None);
-    std::thread::scope(|scope| {
-        for _ in 0..options.jobs.clamp(1, 256) {
-            let (sender, next, results) = (sender.clone(), &next, &results);
-            scope.spawn(move || {
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    let Some((setup, spec)) = work.get(number) else { return };
-                    let told = setup.run_on(spec, options.requests, options.seed).map(|outcome| {
-                        let events = outcome.events;
-                        if let Ok(mut results) = results.lock() {
-                            results[number] = Some(outcome);
-                        }
-                        events
-                    });
-                    if sender.send(told).is_err() {
-                        return;
-                    }
-                }
-            });
+fn figure(study: &Study, outcomes: &mut impl Iterator<Item = Outcome>) -> Figure {
+    let mut figure = Figure::new(study, &["host and NIC cores busy"]);
+    for (number, series) in study.series.iter().enumerate() {
+        let metric = series.metric.unwrap_or(study.y.metric);
+        let mut dots: Vec<Dot> = study
+            .x
+            .values
+            .iter()
+            .zip(outcomes.by_ref())
+            .map(|(&x, outcome)| {
+                let (y, (host, nic)) = (metric.of(&outcome), outcome.busy);
+                let details = vec![format!("{:.0} and {:.0} %", host * 100.0, nic * 100.0)];
+                Dot { x, y, spread: (y, y), details }
+            })
+            .collect();
+        if study.relative_to_last
+            && let Some(last) = dots.last().map(|dot| dot.y)
+        {
+            dots.iter_mut().for_each(|dot| dot.y /= last);
         }
-        drop(sender);
-        for done in 1..=work.len() {
-            match receiver.recv() {
-                Ok(Ok(more)) => events += more,
-                Ok(Err(e)) => failed = failed.take().or(Some(MinosError::from(e))),
-                Err(_) => break,
-            }
-            let seconds = start.elapsed().as_secs_f64();
-            if !progress(Progress { done, total: work.len(), events, seconds }) {
-                failed = failed.take().or(Some(MinosError::Interrupted));
-            }
-            if failed.is_some() {
-                next.store(work.len(), Ordering::Relaxed);
-                break;
-            }
-        }
-        drop(receiver);
-    });
-    match failed {
-        Some(e) => Err(e),
-        None => Ok(results.into_inner().unwrap_or_default().into_iter().map(Option::unwrap_or_default).collect()),
+        // What is shown beside the rest and, of five lines, the two that have others' colours.
+        let dashed = series.metric.is_some() || study.series.len() == MODELS && number > 2;
+        let class = class(series, number);
+        figure.lines.push(Line { name: series.name.clone(), class, dashed, dots });
+    }
+    figure
+}
+
+/// MINOS-B runs on the host, MINOS-O on the NIC; other lines take turns.
+fn class(series: &Series, number: usize) -> &'static str {
+    match series.name.as_bytes().first() {
+        Some(b'B') => "host",
+        Some(b'O') => "nic",
+        _ => ["client", "host", "nic"][number % MODELS % 3],
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reproduce::{csv, page, table};
 
     fn options(figure: &str, jobs: usize) -> Options {
-        Options { figure: Some(figure.into()), jobs, requests: 60, workers: None, seed: 42 }
+        let common = reproduce::Options { figure: Some(figure.into()), jobs, cache: None, seed: 42 };
+        Options { common, requests: 60, workers: Some(2) }
     }
 
     #[test]
@@ -209,17 +152,19 @@ mod tests {
         // Five models, six steps.
         assert_eq!(bits(&first).lines().count(), 1 + 5 * 6);
         assert!(bits(&first).starts_with("figure,series,x,x_unit,y,y_unit\n12,synch,1,step,"));
-        let other = reproduce(&Options { seed: 43, ..options("12", 2) }, &mut |_| true).unwrap();
+        let mut other = options("12", 2);
+        other.common.seed = 43;
+        let other = reproduce(&other, &mut |_| true).unwrap();
         assert_ne!(first.figures, other.figures);
         assert!(table(&first).contains("MI-023") && page(&first).contains("<svg"));
     }
 
     #[test]
     fn every_study_names_setups_that_exist() {
-        for study in Study::all(None).unwrap() {
+        for study in study::studies(None).unwrap() {
             for series in &study.series {
                 let platform = Platform::load("minos").unwrap();
-                let setup = study.setup(series, study.x.values[0]).unwrap();
+                let setup = series.setup(study.x.sets, study.x.values[0]).unwrap();
                 setup.run(&platform, 4, 1).unwrap_or_else(|e| panic!("figure {}, {}: {e}", study.figure, series.name));
             }
         }
@@ -228,7 +173,7 @@ mod tests {
     #[test]
     fn it_stops_when_told_to_and_knows_its_figures() {
         let result = reproduce(&options("4", 2), &mut |progress| progress.done < 3);
-        assert!(matches!(result, Err(MinosError::Interrupted)));
+        assert!(matches!(result, Err(ReproduceError::Interrupted)));
         let error = reproduce(&options("5", 1), &mut |_| true).unwrap_err().to_string();
         assert!(error.starts_with("there is no figure 5: choose one of 4, 9a"), "{error}");
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::point::{Outcome, Setup, Step};
-use crate::reproduce::StudyError;
+use crate::reproduce::{self, StudyError};
 
 /// The figures in the paper's order.
 const MINOS: [&str; 12] = [
@@ -21,46 +21,15 @@ const MINOS: [&str; 12] = [
     include_str!("../../../../studies/minos/fig14b.toml"),
 ];
 
-/// A figure.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Study {
-    /// Its number: `9a`.
-    pub figure: String,
-    /// What it shows.
-    pub title: String,
-    /// What a reader must know.
-    pub note: String,
-    /// Whether values are shown as parts of each line's last.
-    #[serde(default)]
-    pub relative_to_last: bool,
-    /// Along the x axis.
-    pub x: XAxis,
-    /// Along the y axis.
-    pub y: YAxis,
-    /// The lines.
-    pub series: Vec<Series>,
-}
-
-/// What varies.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct XAxis {
-    /// What it is.
-    pub name: String,
-    /// In which unit.
-    pub unit: String,
-    /// Which part of the setup.
-    pub sets: Sets,
-    /// The values.
-    pub values: Vec<u64>,
-}
+/// A figure of MINOS.
+pub type Study = reproduce::Study<Series, Metric, Sets>;
 
 /// Which part of a setup varies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sets {
     /// Per cent of writes.
+    #[default]
     Writes,
     /// Nodes.
     Nodes,
@@ -74,18 +43,6 @@ pub enum Sets {
     Hit,
     /// The step of the ablation, 1 to 6.
     Step,
-}
-
-/// What is shown.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct YAxis {
-    /// What it is.
-    pub name: String,
-    /// In which unit.
-    pub unit: String,
-    /// Which figure of an outcome.
-    pub metric: Metric,
 }
 
 /// A figure of an outcome.
@@ -130,27 +87,16 @@ impl Metric {
     }
 }
 
-impl Study {
-    /// The studies; `number` chooses those that begin with it: `9` has 9a, 9b and 9c.
-    pub fn all(number: Option<&str>) -> Result<Vec<Self>, StudyError> {
-        let parse = |text: &&str| toml::from_str(text).map_err(|e| StudyError(format!("a study of MINOS: {e}")));
-        let all: Vec<Self> = MINOS.iter().map(parse).collect::<Result<_, _>>()?;
-        let Some(number) = number else { return Ok(all) };
-        let known = all.iter().map(|study| study.figure.clone()).collect::<Vec<_>>().join(", ");
-        let is = |study: &Self| {
-            study.figure == number || study.figure.trim_end_matches(|c: char| c.is_alphabetic()) == number
-        };
-        let chosen: Vec<Self> = all.into_iter().filter(is).collect();
-        match chosen.is_empty() {
-            true => Err(StudyError(format!("there is no figure {number}: choose one of {known}"))),
-            false => Ok(chosen),
-        }
-    }
+/// The studies of MINOS's figures, or one.
+pub fn studies(number: Option<&str>) -> Result<Vec<Study>, StudyError> {
+    Study::choose(&MINOS, number)
+}
 
-    /// What is run for a point.
-    pub fn setup(&self, series: &Series, x: u64) -> Result<Setup, StudyError> {
-        let mut setup = series.setup.clone();
-        match self.x.sets {
+impl Series {
+    /// What is run for a point of its line.
+    pub fn setup(&self, sets: Sets, x: u64) -> Result<Setup, StudyError> {
+        let mut setup = self.setup.clone();
+        match sets {
             Sets::Writes => setup.writes = x,
             Sets::Nodes => setup.nodes = x,
             Sets::Records => setup.records = x,

@@ -5,10 +5,8 @@ use std::sync::OnceLock;
 
 use remora_kernel::crc64;
 use remora_model::platform::Platform;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-
-use super::point::Outcomes;
-use super::study::Series;
 
 /// A directory of results.
 #[derive(Clone, Debug)]
@@ -18,9 +16,9 @@ pub struct Cache {
 
 /// A result and all that it came from: a file under another's name is none.
 #[derive(Serialize, Deserialize)]
-struct Entry {
+struct Entry<O> {
     key: String,
-    outcome: Outcomes,
+    outcome: O,
 }
 
 impl Cache {
@@ -42,15 +40,15 @@ impl Cache {
     }
 
     /// The result for this key, if it is there and whole.
-    pub fn get(&self, key: &str) -> Option<Outcomes> {
+    pub fn get<O: DeserializeOwned>(&self, key: &str) -> Option<O> {
         let bytes = std::fs::read(self.path(key)).ok()?;
-        let entry: Entry = serde_json::from_slice(&bytes).ok()?;
-        (entry.key == key).then_some(entry.outcome)
+        let entry: Entry<O> = serde_json::from_slice(&bytes).ok()?;
+        (entry.key == versioned(key)).then_some(entry.outcome)
     }
 
     /// Keeps a result. A cache that cannot be written is no failure: the next run takes longer.
-    pub fn put(&self, key: &str, outcome: &Outcomes) {
-        let entry = Entry { key: key.into(), outcome: outcome.clone() };
+    pub fn put<O: Serialize>(&self, key: &str, outcome: &O) {
+        let entry = Entry { key: versioned(key), outcome };
         let (path, temporary) = (self.path(key), self.path(key).with_extension(format!("{}", std::process::id())));
         let written = std::fs::create_dir_all(&self.directory)
             .and_then(|()| std::fs::write(&temporary, serde_json::to_vec(&entry)?))
@@ -61,11 +59,15 @@ impl Cache {
     }
 }
 
-/// All that a point's result comes from: the code, what is run, the platform's values and the seed.
-pub fn key(series: &Series, platform: &Platform, x: u64, seed: u64) -> String {
+/// A result comes from the code too.
+fn versioned(key: &str) -> String {
+    format!("{} {key}", code_version())
+}
+
+/// All values of a platform, for keys.
+pub(crate) fn values(platform: &Platform) -> String {
     let values: Vec<String> = platform.params.iter().map(|param| format!("{}={:?}", param.path, param.value)).collect();
-    let series = serde_json::to_string(series).unwrap_or_default();
-    format!("{} {series} x={x} seed={seed} {}", code_version(), values.join(" "))
+    values.join(" ")
 }
 
 /// Names the code by the program's own bytes: a change anywhere makes results new.
@@ -85,13 +87,13 @@ mod tests {
     fn results_are_found_by_all_that_they_came_from() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::new(directory.path().join("deep/down"));
-        let outcome = Outcomes { median_ns: 12.5, ..Outcomes::default() };
-        assert_eq!(cache.get("a"), None);
-        cache.put("a", &outcome);
-        assert_eq!((cache.get("a"), cache.get("b")), (Some(outcome), None));
+        let get = |key: &str| cache.get::<Vec<f64>>(key);
+        assert_eq!(get("a"), None);
+        cache.put("a", &vec![12.5]);
+        assert_eq!((get("a"), get("b")), (Some(vec![12.5]), None));
         std::fs::write(cache.path("b"), std::fs::read(cache.path("a")).unwrap()).unwrap();
-        assert_eq!(cache.get("b"), None, "a file under another's name");
+        assert_eq!(get("b"), None, "a file under another's name");
         std::fs::write(cache.path("a"), b"{").unwrap();
-        assert_eq!(cache.get("a"), None, "a file cut short");
+        assert_eq!(get("a"), None, "a file cut short");
     }
 }

@@ -1,13 +1,7 @@
-//! The model beside what the paper's text says: its calibration rows, and the shapes that it describes.
-
-mod streams;
-
-use remora_model::platform::Platform;
+//! The model beside what a paper's text says: its calibration rows, and the shapes that it describes.
 
 use super::Figure;
 
-/// The rows of the paper that say how its system did, or that its figures hang on.
-const ROWS: &str = include_str!("../../../../studies/strom/claims.csv");
 /// A figure that the text gives as "around" or "up to" may be off by this part.
 const NEAR: f64 = 0.1;
 
@@ -39,6 +33,34 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// A row of a file of claims: name, section, what it is about, metric, least, most, unit, kind. The model's part is
+    /// to be filled in.
+    fn parse(row: &str) -> Option<Self> {
+        let [id, section, about, metric, low, high, unit, kind] = row.split(',').collect::<Vec<_>>()[..] else {
+            return None;
+        };
+        Some(Self {
+            id: id.into(),
+            section: section.into(),
+            about: about.into(),
+            metric: metric.into(),
+            unit: unit.into(),
+            low: low.parse().ok()?,
+            high: high.parse().ok()?,
+            result: kind == "result",
+            model: Vec::new(),
+            missing: "its figure was not run",
+            remark: "",
+        })
+    }
+
+    /// All rows of a file, each filled in by `fill`.
+    pub(crate) fn all(file: &str, mut fill: impl FnMut(&mut Self)) -> Vec<Self> {
+        let mut claims: Vec<Self> = file.lines().skip(1).filter_map(Self::parse).collect();
+        claims.iter_mut().for_each(&mut fill);
+        claims
+    }
+
     /// Whether the model agrees; `None` where it says nothing.
     pub fn agrees(&self) -> Option<bool> {
         match self.model[..] {
@@ -68,276 +90,24 @@ pub struct Trend {
     pub evidence: String,
 }
 
-/// The values of a line by x.
-struct Lines<'a>(&'a [Figure]);
+/// The values of lines by x.
+pub(crate) struct Lines<'a>(pub &'a [Figure]);
 
 impl Lines<'_> {
-    fn get(&self, figure: &str, series: &str) -> Option<Vec<(f64, f64)>> {
-        let figure = self.0.iter().find(|f| f.study.figure == figure)?;
-        let number = figure.study.series.iter().position(|s| s.name == series)?;
-        let dots: Vec<_> = figure.lines.get(number)?.iter().map(|dot| (dot.x as f64, dot.y)).collect();
+    pub(crate) fn get(&self, figure: &str, line: &str) -> Option<Vec<(f64, f64)>> {
+        let figure = self.0.iter().find(|f| f.number == figure)?;
+        let dots: Vec<_> = figure.line(line)?.dots.iter().map(|dot| (dot.x as f64, dot.y)).collect();
         (dots.len() > 1).then_some(dots)
     }
 
-    fn binding(&self, figure: &str, series: &str, x: u64) -> Option<String> {
-        let figure = self.0.iter().find(|f| f.study.figure == figure)?;
-        let number = figure.study.series.iter().position(|s| s.name == series)?;
-        let dot = figure.lines.get(number)?.iter().find(|dot| dot.x == x)?;
-        Some(format!("{} ({:.0} % busy)", dot.outcome.binding, dot.outcome.binding_busy * 100.0))
+    pub(crate) fn at(&self, figure: &str, line: &str, x: u64) -> Option<f64> {
+        self.get(figure, line)?.into_iter().find(|dot| dot.0 == x as f64).map(|dot| dot.1)
     }
-}
 
-/// Growth of a line from its first point to its last, for each unit of x.
-fn slope(line: &[(f64, f64)]) -> f64 {
-    let (first, last) = (line[0], line[line.len() - 1]);
-    (last.1 - first.1) / (last.0 - first.0)
-}
-
-fn most(line: &[(f64, f64)]) -> f64 {
-    line.iter().map(|&(_, y)| y).fold(0.0, f64::max)
-}
-
-fn ratios(a: &[(f64, f64)], b: &[(f64, f64)]) -> Vec<f64> {
-    a.iter().zip(b).map(|(a, b)| a.1 / b.1).collect()
-}
-
-fn ends(values: &[f64]) -> (f64, f64) {
-    (values.iter().copied().fold(f64::MAX, f64::min), values.iter().copied().fold(0.0, f64::max))
-}
-
-/// Each row with the model's figure.
-pub fn claims(figures: &[Figure], platforms: &[Platform]) -> Vec<Claim> {
-    let lines = Lines(figures);
-    let platform = |name: &str| platforms.iter().find(|platform| platform.name == name);
-    ROWS.lines()
-        .skip(1)
-        .filter_map(|row| {
-            let [id, section, about, metric, low, high, unit, kind] = row.split(',').collect::<Vec<_>>()[..] else {
-                return None;
-            };
-            let model = value_of(id, &lines, platform("strom-10g"), platform("strom-100g"));
-            let missing = match id {
-                "ST-081" | "ST-082" => "logic of an FPGA is not modelled",
-                _ => "its figure was not run",
-            };
-            Some(Claim {
-                id: id.into(),
-                section: section.into(),
-                about: about.into(),
-                metric: metric.into(),
-                unit: unit.into(),
-                low: low.parse().ok()?,
-                high: high.parse().ok()?,
-                result: kind == "result",
-                model: model.unwrap_or_default(),
-                missing,
-                remark: match id {
-                    "ST-052" => "31 more misses of 80 ns are 2.5 us; the paper's longest list is not in its text",
-                    "ST-053" | "ST-055" | "ST-085" => "fitted to",
-                    "ST-054" => "goes in as the baseline's parameter",
-                    _ => "",
-                },
-            })
-        })
-        .collect()
-}
-
-/// The model's figure for a row.
-fn value_of(id: &str, lines: &Lines<'_>, slow: Option<&Platform>, fast: Option<&Platform>) -> Option<Vec<f64>> {
-    let (slow_nic, fast_nic) = (slow?.nic.as_ref()?, fast?.nic.as_ref()?);
-    Some(match id {
-        // Width times clock, from the narrowest data path to the widest.
-        "ST-014" => {
-            let clock = slow_nic.pipeline.clock;
-            [slow_nic.pipeline.width, fast_nic.pipeline.width].map(|width| width as f64 * clock * 8.0 / 1e9).to_vec()
-        }
-        "ST-011" => vec![slow_nic.pipeline.packet_cycles],
-        "ST-068" => vec![slow_nic.pcie.bandwidth / slow_nic.ethernet.rate],
-        "ST-069" => vec![fast_nic.pcie.bandwidth / fast_nic.ethernet.rate],
-        "ST-072" => vec![slow_nic.ethernet.mtu as f64 / slow_nic.pipeline.width as f64],
-        "ST-073" => vec![fast_nic.ethernet.mtu as f64 / fast_nic.pipeline.width as f64],
-        "ST-047" => vec![slope(&lines.get("7", "StRoM")?)],
-        "ST-052" => {
-            let tcp = lines.get("7", "TCP RPC")?;
-            vec![tcp[tcp.len() - 1].1 / tcp[0].1 - 1.0]
-        }
-        "ST-053" => vec![lines.get("8", "READ")?[0].1 - lines.get("8", "StRoM")?[0].1],
-        "ST-054" => {
-            let tcp = lines.get("8", "TCP RPC")?;
-            vec![tcp.iter().rev().find(|(_, y)| *y <= tcp[0].1 * 1.01)?.0]
-        }
-        "ST-055" => {
-            let (checked, plain) = (lines.get("9", "READ+SW")?, lines.get("9", "READ")?);
-            vec![(checked[checked.len() - 1].1 / plain[plain.len() - 1].1 - 1.0) * 100.0]
-        }
-        "ST-067" => vec![fast_nic.pipeline.width as f64 / slow_nic.pipeline.width as f64],
-        "ST-062" => vec![f64::from(1 << super::streams::PARTITION_BITS)],
-        "ST-084" => vec![fast?.host.clock / 1e9],
-        "ST-085" => vec![lines.get("13a", "CPU")?.last()?.1],
-        // Where the line of the message rate meets that of the throughput.
-        "ST-075" => {
-            let gbit_per_s = most(&lines.get("12b", "WRITE")?);
-            let messages = most(&lines.get("12c", "WRITE")?);
-            vec![gbit_per_s * 1e9 / 8.0 / (messages * 1e6) / 1024.0]
-        }
-        _ => return None,
-    })
-}
-
-/// The shapes that can be judged with the figures that were run.
-pub fn trends(figures: &[Figure], platforms: &[Platform]) -> Vec<Trend> {
-    let lines = Lines(figures);
-    let mut all = Vec::new();
-    all.extend(lists(&lines));
-    all.extend(gets(&lines));
-    all.extend(objects(&lines));
-    all.extend(verbs(&lines, platforms));
-    all.extend(streams::trends(&lines));
-    all
-}
-
-fn lists(lines: &Lines<'_>) -> Vec<Trend> {
-    let Some((read, kernel)) = lines.get("7", "READ").zip(lines.get("7", "StRoM")) else { return Vec::new() };
-    let (trip, bus) = (slope(&read), slope(&kernel));
-    let faster = ends(&ratios(&read, &kernel));
-    let mut trends = vec![
-        Trend {
-            figures: "7",
-            section: "6.2",
-            what: "an element costs the kernel a PCIe round trip, and READs a network round trip beside it",
-            holds: trip > 3.0 * bus,
-            evidence: format!("{trip:.2} us an element by READ, {bus:.2} us by the kernel"),
-        },
-        Trend {
-            figures: "7",
-            section: "6.2",
-            what: "the kernel on the NIC is faster than READs at every length",
-            holds: faster.0 > 1.0,
-            evidence: format!("{:.2} to {:.2} times as fast", faster.0, faster.1),
-        },
-    ];
-    if let Some(tcp) = lines.get("7", "TCP RPC") {
-        let (first, last) = (tcp[0].1 > kernel[0].1, tcp[tcp.len() - 1].1 < kernel[kernel.len() - 1].1);
-        let (call, walk) = (tcp[0].1, kernel[0].1);
-        trends.push(Trend {
-            figures: "7",
-            section: "6.2",
-            what: "TCP RPC starts slower than the kernel and hardly grows, since a core's misses are short",
-            holds: first && slope(&tcp) < bus / 10.0,
-            evidence: format!(
-                "{call:.1} against {walk:.1} us at one element; the lines {} by the longest list",
-                if last { "cross" } else { "do not cross" }
-            ),
-        });
+    /// The first of the details of a point.
+    pub(crate) fn detail(&self, figure: &str, line: &str, x: u64) -> Option<&str> {
+        let figure = self.0.iter().find(|f| f.number == figure)?;
+        let dot = figure.line(line)?.dots.iter().find(|dot| dot.x == x)?;
+        dot.details.first().map(String::as_str)
     }
-    trends
-}
-
-fn gets(lines: &Lines<'_>) -> Vec<Trend> {
-    let Some((read, kernel)) = lines.get("8", "READ").zip(lines.get("8", "StRoM")) else { return Vec::new() };
-    let saved: Vec<f64> = read.iter().zip(&kernel).map(|(read, kernel)| read.1 - kernel.1).collect();
-    let (least, largest) = ends(&saved);
-    let mut trends = vec![Trend {
-        figures: "8",
-        section: "6.2",
-        what: "one network round trip is saved, whatever the value's size",
-        holds: least > 0.0 && largest - least < 0.25 * largest,
-        evidence: format!("{least:.2} to {largest:.2} us saved"),
-    }];
-    if let Some(tcp) = lines.get("8", "TCP RPC") {
-        let ratio = ends(&ratios(&tcp, &kernel));
-        let growth = |line: &[(f64, f64)]| line[line.len() - 1].1 - line[0].1;
-        let (tcp, ours) = (growth(&tcp), growth(&kernel));
-        trends.push(Trend {
-            figures: "8",
-            section: "6.2",
-            what: "TCP RPC is slower than the kernel at every size, and suffers more from long values",
-            holds: ratio.0 > 1.0 && tcp > ours,
-            evidence: format!(
-                "{:.2} to {:.2} times the latency; grows {tcp:.1} against {ours:.1} us",
-                ratio.0, ratio.1
-            ),
-        });
-    }
-    trends
-}
-
-fn objects(lines: &Lines<'_>) -> Vec<Trend> {
-    let mut trends = Vec::new();
-    if let (Some(read), Some(software), Some(kernel)) =
-        (lines.get("9", "READ"), lines.get("9", "READ+SW"), lines.get("9", "StRoM"))
-    {
-        let overhead = |line: &[(f64, f64)]| ratios(line, &read).iter().map(|r| (r - 1.0) * 100.0).collect::<Vec<_>>();
-        let (software, kernel) = (overhead(&software), overhead(&kernel));
-        let grows = software.windows(2).all(|pair| pair[1] >= pair[0] - 0.5);
-        let (last, ours) = (software[software.len() - 1], kernel[kernel.len() - 1]);
-        trends.push(Trend {
-            figures: "9",
-            section: "6.3",
-            what: "the software's checksum costs more the larger the object",
-            holds: grows && last > software[0],
-            evidence: format!("{:.1} % at the smallest, {last:.1} % at the largest", software[0]),
-        });
-        trends.push(Trend {
-            figures: "9",
-            section: "6.3",
-            what: "for the largest object the check on the NIC costs less than the one in software",
-            holds: ours < last,
-            evidence: format!("{ours:.1} % over READ against {last:.1} %"),
-        });
-    }
-    if let Some((software, kernel)) = lines.get("10", "READ+SW").zip(lines.get("10", "StRoM")) {
-        let (network, bus) = (software[software.len() - 1].1 - software[0].1, kernel[kernel.len() - 1].1 - kernel[0].1);
-        trends.push(Trend {
-            figures: "10",
-            section: "6.3",
-            what: "a failed check costs the kernel a read over PCIe, and the software another network round trip",
-            holds: network > 1.5 * bus,
-            evidence: format!("{network:.2} us more at the highest rate by software, {bus:.2} us by the kernel"),
-        });
-    }
-    trends
-}
-
-fn verbs(lines: &Lines<'_>, platforms: &[Platform]) -> Vec<Trend> {
-    let mut trends = Vec::new();
-    for (figure, section, name) in [("5b", "6.1", "strom-10g"), ("12b", "7.1", "strom-100g")] {
-        let Some((write, read)) = lines.get(figure, "WRITE").zip(lines.get(figure, "READ")) else { continue };
-        let nic = platforms.iter().find(|p| p.name == name).and_then(|p| p.nic.as_ref());
-        let Some(ethernet) = nic.map(|nic| &nic.ethernet) else { continue };
-        // A full packet's payload by what it takes on the wire, the RETH of a READ response or middle packet apart.
-        let line = ethernet.rate * 8.0 / 1e9 * ethernet.mtu as f64 / (ethernet.mtu + ethernet.overhead) as f64;
-        let (write, read) = (most(&write) / line, most(&read) / line);
-        trends.push(Trend {
-            figures: if figure == "5b" { "5b" } else { "12b" },
-            section,
-            what: "long messages go at line rate, both ways",
-            holds: write > 0.95 && read > 0.95,
-            evidence: format!("WRITE {:.1} %, READ {:.1} % of {line:.1} Gbit/s", write * 100.0, read * 100.0),
-        });
-    }
-    for series in ["WRITE", "READ"] {
-        let Some((slow, fast)) = lines.get("5a", series).zip(lines.get("12a", series)) else { continue };
-        let (least, largest) = ends(&ratios(&slow, &fast));
-        trends.push(Trend {
-            figures: "5a, 12a",
-            section: "7",
-            what: "a faster clock and a wider data path lower the latency, more so for longer payloads",
-            holds: least > 1.0 && slope(&slow) > 3.0 * slope(&fast),
-            evidence: format!("{series}: {least:.2} to {largest:.2} times lower"),
-        });
-    }
-    if let Some(rate) = lines.get("12c", "WRITE") {
-        let short: Vec<f64> = rate.iter().filter(|(x, _)| *x <= 1024.0).map(|(_, y)| *y).collect();
-        let (least, largest) = ends(&short);
-        let binding = lines.binding("12c", "WRITE", 64).unwrap_or_default();
-        trends.push(Trend {
-            figures: "12c",
-            section: "4.1, 7.1",
-            what: "short messages are limited by the host that issues commands, not by the NIC",
-            holds: least > 0.95 * largest && binding.starts_with("client cores"),
-            evidence: format!("{least:.2} to {largest:.2} M/s up to 1 KB; busiest: {binding}"),
-        });
-    }
-    trends
 }

@@ -1,10 +1,6 @@
-//! Free parameters, fitted to what the paper's text says: within their ranges, and never to a figure.
+//! Free parameters, fitted to what a paper's text says: within their ranges, and never to a figure.
 
 use remora_model::platform::{Param, Platform};
-
-use super::ReproduceError;
-use super::point::{self, Ground, Outcomes};
-use super::study::{Place, Run, Series};
 
 /// A parameter that was free.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,69 +19,23 @@ pub struct Fitted {
     pub at_end: bool,
 }
 
-/// Bytes of the largest object of figure 9: the one that its text speaks of.
-const LARGEST: u64 = 4096;
-/// Threads that the text speaks of.
-const THREADS: u64 = 8;
-
-/// The platforms of StRoM with their free parameters fitted.
-pub fn strom(seed: u64) -> Result<(Vec<Platform>, Vec<Fitted>), ReproduceError> {
-    let (slow, fast) = (Platform::load("strom-10g")?, Platform::load("strom-100g")?);
-    let depth = ["nic.pipeline.tx_depth", "nic.pipeline.rx_depth"];
-    // Section 6.2: a GET by the kernel saves around 5 us: one network round trip (ST-053).
-    let saved = |platform: &Platform| -> Result<f64, ReproduceError> {
-        let two_reads = median(platform, Run::Get, Place::Client, 64, seed)?;
-        Ok((two_reads - median(platform, Run::Get, Place::Nic, 64, seed)?) / 1e3)
-    };
-    let (cycles, depth_fit) = fit(&slow, &depth, 5.0, |x| x, &saved, "5 us saved by a hash GET (6.2, ST-053)")?;
-    let values = depth.map(|path| (path, cycles));
-    let (slow, fast) = (slow.with(&values)?, fast.with(&values)?);
-    // Section 6.3: CRC64 by software costs up to 40 % (ST-055). The time goes with the inverse of the rate.
-    let crc = ["checksum.crc64"];
-    let overhead = |platform: &Platform| -> Result<f64, ReproduceError> {
-        let read = median(platform, Run::ReadObject, Place::Client, LARGEST, seed)?;
-        Ok((median(platform, Run::Object, Place::Client, LARGEST, seed)? / read - 1.0) * 100.0)
-    };
-    let to = "40 % overhead of a checked READ of 4 KB (6.3, ST-055)";
-    let (rate, crc_fit) = fit(&slow, &crc, 40.0, |x| 1.0 / x, &overhead, to)?;
-    let values = [("checksum.crc64", rate)];
-    let (slow, fast) = (slow.with(&values)?, fast.with(&values)?);
-    // Section 7.2: eight threads sketch about 25 Gbit/s (ST-085).
-    let sketched = |platform: &Platform| -> Result<f64, ReproduceError> {
-        let Outcomes { ops_per_s, bytes, .. } = once(platform, Run::CountStreams, Place::Host, THREADS, seed)?;
-        Ok(ops_per_s * bytes as f64 * 8.0 / 1e9)
-    };
-    let hll = ["stream.hyperloglog"];
-    let to = "25 Gbit/s by HyperLogLog on eight threads (7.2, ST-085)";
-    let (rate, hll_fit) = fit(&fast, &hll, 25.0, |x| x, &sketched, to)?;
-    let values = [("stream.hyperloglog", rate)];
-    Ok((vec![slow.with(&values)?, fast.with(&values)?], vec![depth_fit, crc_fit, hll_fit]))
-}
-
-fn median(platform: &Platform, run: Run, place: Place, x: u64, seed: u64) -> Result<f64, ReproduceError> {
-    Ok(once(platform, run, place, x, seed)?.median_ns)
-}
-
-fn once(platform: &Platform, run: Run, place: Place, x: u64, seed: u64) -> Result<Outcomes, ReproduceError> {
-    let (name, platform_name) = (String::new(), platform.name.clone());
-    let series = Series { name, platform: platform_name, run, placement: Some(place), bytes: None, torn: None };
-    Ok(point::run(&Ground::new(platform, seed)?, &series, x)?)
-}
-
 /// Finds the common value of `paths` at which `measure` comes to `target`, between the ends of the first one's range.
 /// `scale` makes what is measured linear in the value.
-fn fit(
+pub(crate) fn fit<E>(
     platform: &Platform,
     paths: &[&str],
     target: f64,
     scale: fn(f64) -> f64,
-    measure: &dyn Fn(&Platform) -> Result<f64, ReproduceError>,
+    measure: &dyn Fn(&Platform) -> Result<f64, E>,
     to: &str,
-) -> Result<(f64, Fitted), ReproduceError> {
+) -> Result<(f64, Fitted), E>
+where
+    E: From<remora_model::platform::PlatformError>,
+{
     let Some(param) = paths.first().and_then(|path| platform.params.get(path)) else {
         return Ok((0.0, Fitted { what: paths.join(", "), ..nothing(to) }));
     };
-    let at = |value: f64| -> Result<f64, ReproduceError> {
+    let at = |value: f64| -> Result<f64, E> {
         let values: Vec<(&str, f64)> = paths.iter().map(|&path| (path, value)).collect();
         measure(&platform.with(&values)?)
     };
@@ -95,6 +45,28 @@ fn fit(
     // Between the ends on the scale on which it is linear; `scale` is its own inverse.
     let value = scale(scale(low) + part * (scale(high) - scale(low)));
     Ok((value, described(param, paths, value, to, part <= 0.0 || part >= 1.0)))
+}
+
+/// The same of a count: `off` says how far the platform is from the target, for each value of the range.
+pub(crate) fn fit_count<E>(
+    platform: &Platform,
+    path: &str,
+    off: &dyn Fn(&Platform) -> Result<f64, E>,
+    to: &str,
+) -> Result<(f64, Fitted), E>
+where
+    E: From<remora_model::platform::PlatformError>,
+{
+    let Some(param) = platform.params.get(path) else { return Ok((0.0, Fitted { what: path.into(), ..nothing(to) })) };
+    let (low, high) = (param.range.0 as u64, param.range.1 as u64);
+    let mut best = (f64::MAX, low);
+    for value in low..=high {
+        let off = off(&platform.with(&[(path, value as f64)])?)?;
+        if off < best.0 {
+            best = (off, value);
+        }
+    }
+    Ok((best.1 as f64, described(param, &[path], best.1 as f64, to, false)))
 }
 
 fn described(param: &Param, paths: &[&str], value: f64, to: &str, at_end: bool) -> Fitted {
@@ -118,6 +90,7 @@ fn nothing(to: &str) -> Fitted {
 fn rounded(text: &str) -> String {
     match text.split_once(' ') {
         Some((number, unit)) => match number.parse::<f64>() {
+            Ok(number) if number.fract() == 0.0 => format!("{number:.0} {unit}"),
             Ok(number) => format!("{number:.3} {unit}"),
             Err(_) => text.into(),
         },

@@ -2,20 +2,19 @@
 
 use std::fmt::Write;
 
-use super::{Figure, Reproduction};
+use super::{Figure, Fitted, Line, Reproduction, Sums};
 
 /// One file of a figure: its name without the extension, and its lines.
 pub fn csv(figure: &Figure) -> String {
     let mut out = String::from("figure,series,x,x_unit,y,y_unit\n");
-    let study = &figure.study;
-    for (series, dots) in study.series.iter().zip(&figure.lines) {
+    for Line { name, dots, .. } in &figure.lines {
         let mut line = |name: &str, x: u64, y: f64| {
-            let _ = writeln!(out, "{},{name},{x},{},{y:.4},{}", study.figure, study.x.unit, study.y.unit);
+            let _ = writeln!(out, "{},{name},{x},{},{y:.4},{}", figure.number, figure.x.1, figure.y.1);
         };
-        dots.iter().for_each(|dot| line(&series.name, dot.x, dot.y));
-        if study.spread {
-            dots.iter().for_each(|dot| line(&format!("{} p1", series.name), dot.x, dot.spread.0));
-            dots.iter().for_each(|dot| line(&format!("{} p99", series.name), dot.x, dot.spread.1));
+        dots.iter().for_each(|dot| line(name, dot.x, dot.y));
+        if figure.spread {
+            dots.iter().for_each(|dot| line(&format!("{name} p1"), dot.x, dot.spread.0));
+            dots.iter().for_each(|dot| line(&format!("{name} p99"), dot.x, dot.spread.1));
         }
     }
     out
@@ -29,28 +28,34 @@ pub fn table(all: &Reproduction) -> String {
     }
     claims(&mut out, all);
     trends(&mut out, all);
-    basis(&mut out, all);
+    out.push_str(&basis(all));
     out
 }
 
+/// A row for each line: figures have more lines than points.
 fn figure_table(out: &mut String, figure: &Figure) {
-    let study = &figure.study;
-    let _ = writeln!(out, "Figure {}: {} ({} in {})", study.figure, study.title, study.y.name, study.y.unit);
-    let _ = write!(out, "{:>12}", format!("{} {}", study.x.name, study.x.unit));
-    for series in &study.series {
-        let _ = write!(out, " {:>12}", series.name);
-    }
+    let _ = writeln!(out, "Figure {}: {} ({} in {})", figure.number, figure.title, figure.y.0, figure.y.1);
+    let head = axis_label(&figure.x);
+    let width = figure.lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0).max(head.chars().count());
+    let _ = write!(out, "{head:>width$}");
+    let xs = figure.lines.first().map(|line| &line.dots[..]).unwrap_or_default();
+    xs.iter().for_each(|dot| {
+        let _ = write!(out, " {:>8}", dot.x);
+    });
     out.push('\n');
-    for (row, x) in study.x.values.iter().enumerate() {
-        let width = format!("{} {}", study.x.name, study.x.unit).len().max(12);
-        let _ = write!(out, "{x:>width$}");
-        for (series, dots) in study.series.iter().zip(&figure.lines) {
-            let (y, width) = (dots.get(row).map_or(String::new(), |dot| number(dot.y)), series.name.len().max(12));
-            let _ = write!(out, " {y:>width$}");
-        }
+    for line in &figure.lines {
+        let _ = write!(out, "{:>width$}", line.name);
+        line.dots.iter().for_each(|dot| {
+            let _ = write!(out, " {:>8}", number(dot.y));
+        });
         out.push('\n');
     }
-    out.push('\n');
+    let _ = writeln!(out, "{}\n", figure.note);
+}
+
+/// `payload (B)`, and `threads` where the unit is the name.
+pub(super) fn axis_label((name, unit): &(String, String)) -> String {
+    if name == unit { name.clone() } else { format!("{name} ({unit})") }
 }
 
 /// Four digits.
@@ -122,28 +127,38 @@ fn trends(out: &mut String, all: &Reproduction) {
     out.push('\n');
 }
 
-fn basis(out: &mut String, all: &Reproduction) {
-    let _ = writeln!(out, "Fitted, within their ranges, to the text's figures only:");
+fn basis(all: &Reproduction) -> String {
+    let mut out = String::new();
+    if !all.fitted.is_empty() {
+        let _ = writeln!(out, "Fitted, within their ranges, to the text's figures only:");
+    }
     for fitted in &all.fitted {
-        let end = if fitted.at_end { ", at the end of its range" } else { "" };
-        let _ = writeln!(
-            out,
-            "  {} = {} (range {}; {}){end}: {}",
-            fitted.what, fitted.value, fitted.range, fitted.source, fitted.to
-        );
+        let _ = writeln!(out, "  {}", fitted_text(fitted));
     }
     for line in &all.provenance {
         let _ = writeln!(out, "{line}");
     }
-    let (points, cached) = all.points;
-    let rate = all.events as f64 / all.thread_seconds.max(1e-9) / 1e6;
-    let _ = match points - cached {
-        0 => writeln!(out, "{points} points, all from the cache; seed {}.", all.seed),
-        _ => writeln!(
-            out,
-            "{points} points, {cached} of them from the cache; {} events, {rate:.2} M a second of processor time; seed {}.",
-            crate::format::count(all.events),
-            all.seed
-        ),
-    };
+    let _ = writeln!(out, "{}", effort(all));
+    out
+}
+
+/// What a parameter was fitted to, in a line.
+pub(super) fn fitted_text(fitted: &Fitted) -> String {
+    let end = if fitted.at_end { ", at the end of its range" } else { "" };
+    let Fitted { what, value, range, source, to, .. } = fitted;
+    format!("{what} = {value} (range {range}; {source}){end}: {to}")
+}
+
+/// What running it took, in a line.
+pub(super) fn effort(all: &Reproduction) -> String {
+    let Sums { points, cached, events, thread_seconds } = all.sums;
+    let seed = all.seed;
+    if points == cached {
+        return format!("{points} points, all from the cache; seed {seed}.");
+    }
+    let (count, rate) = (crate::format::count(events), events as f64 / thread_seconds.max(1e-9) / 1e6);
+    format!(
+        "{points} points, {cached} of them from the cache; {count} events, {rate:.2} M a second of processor time; seed \
+         {seed}."
+    )
 }

@@ -1,29 +1,16 @@
 //! What a figure is made of: a file of `studies/`.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The figures of StRoM, in the paper's order.
-const STROM: [&str; 14] = [
-    include_str!("../../../../studies/strom/fig5a.toml"),
-    include_str!("../../../../studies/strom/fig5b.toml"),
-    include_str!("../../../../studies/strom/fig5c.toml"),
-    include_str!("../../../../studies/strom/fig7.toml"),
-    include_str!("../../../../studies/strom/fig8.toml"),
-    include_str!("../../../../studies/strom/fig9.toml"),
-    include_str!("../../../../studies/strom/fig9f.toml"),
-    include_str!("../../../../studies/strom/fig10.toml"),
-    include_str!("../../../../studies/strom/fig11.toml"),
-    include_str!("../../../../studies/strom/fig12a.toml"),
-    include_str!("../../../../studies/strom/fig12b.toml"),
-    include_str!("../../../../studies/strom/fig12c.toml"),
-    include_str!("../../../../studies/strom/fig13a.toml"),
-    include_str!("../../../../studies/strom/fig13b.toml"),
-];
-
-/// A figure.
+/// A figure: `S` is a line's run, `M` says which figure of an outcome is shown, `X` what varies along x where lines do
+/// not say it themselves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Study {
+#[serde(
+    deny_unknown_fields,
+    bound(deserialize = "S: DeserializeOwned, M: DeserializeOwned, X: DeserializeOwned + Default")
+)]
+pub struct Study<S, M, X = ()> {
     /// Its number: `5a`.
     pub figure: String,
     /// What it shows.
@@ -33,123 +20,42 @@ pub struct Study {
     /// Whether the 1st and 99th percentiles are shown.
     #[serde(default)]
     pub spread: bool,
+    /// Whether values are shown as parts of each line's last.
+    #[serde(default)]
+    pub relative_to_last: bool,
     /// Along the x axis.
-    pub x: XAxis,
+    pub x: XAxis<X>,
     /// Along the y axis.
-    pub y: YAxis,
+    pub y: YAxis<M>,
     /// The lines.
-    pub series: Vec<Series>,
+    pub series: Vec<S>,
 }
 
 /// What varies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct XAxis {
+#[serde(deny_unknown_fields, bound(deserialize = "X: DeserializeOwned + Default"))]
+pub struct XAxis<X> {
     /// What it is.
     pub name: String,
     /// In which unit.
     pub unit: String,
+    /// Which part of a run.
+    #[serde(default)]
+    pub sets: X,
     /// The values.
     pub values: Vec<u64>,
 }
 
-/// What is measured.
+/// What is shown.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct YAxis {
+pub struct YAxis<M> {
     /// What it is.
     pub name: String,
     /// In which unit.
     pub unit: String,
-    /// Which figure of a measurement.
-    pub metric: Metric,
-}
-
-/// A figure of a measurement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Metric {
-    /// Median latency in microseconds.
-    Median,
-    /// Mean latency in microseconds.
-    Mean,
-    /// Payload in Gbit/s.
-    Throughput,
-    /// Messages in millions a second.
-    Rate,
-    /// Time of the whole in milliseconds.
-    Time,
-}
-
-/// A line of a figure.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Series {
-    /// As the paper calls it.
-    pub name: String,
-    /// On which platform.
-    pub platform: String,
-    /// What is run.
-    pub run: Run,
-    /// Where kernels run.
-    #[serde(default)]
-    pub placement: Option<Place>,
-    /// Bytes of the object, where x is something else.
-    #[serde(default)]
-    pub bytes: Option<u64>,
-    /// Percentage of looks that find an object half-written, where x is something else.
-    #[serde(default)]
-    pub torn: Option<u64>,
-}
-
-/// What is run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Run {
-    /// WRITEs there and back, half of the time; x is bytes.
-    PingPong,
-    /// READs, one at a time; x is bytes.
-    Read,
-    /// WRITEs, many at a time; x is bytes.
-    WriteStream,
-    /// READs, many at a time; x is bytes.
-    ReadStream,
-    /// The traversal kernel; x is elements.
-    List,
-    /// The GET kernel; x is bytes of the value.
-    Get,
-    /// READs of whole objects, unchecked; x is bytes of the payload.
-    ReadObject,
-    /// The consistency kernel; x is bytes of the payload, `torn` the percentage of looks that find it half-written.
-    Object,
-    /// The consistency kernel on one object; x is the percentage of looks that find it half-written.
-    TornObject,
-    /// One WRITE of x MiB of values, as they are.
-    WriteValues,
-    /// The client partitions x MiB of values and WRITEs each partition.
-    PartitionAndWrite,
-    /// The shuffling kernel; x is MiB of values.
-    Shuffle,
-    /// The HyperLogLog kernel over payload streams; x is threads, of a place that has any.
-    CountStreams,
-    /// WRITEs, many at a time, of which the NIC keeps a sketch as they pass; x is bytes.
-    CountWrites,
-    /// A call over TCP that walks a list; x is elements.
-    TcpList,
-    /// A call over TCP that answers with a value; x is bytes.
-    TcpGet,
-}
-
-/// Where kernels run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Place {
-    /// At the client.
-    Client,
-    /// On the NIC.
-    Nic,
-    /// On the host.
-    Host,
+    /// Which figure of an outcome.
+    pub metric: M,
 }
 
 /// Why a study cannot be run.
@@ -157,12 +63,15 @@ pub enum Place {
 #[error("{0}")]
 pub struct StudyError(pub String);
 
-impl Study {
-    /// The studies of StRoM's figures; `number` chooses those that begin with it: `5` has 5a, 5b and 5c.
-    pub fn strom(number: Option<&str>) -> Result<Vec<Self>, StudyError> {
-        let all: Vec<Self> = STROM.iter().map(|text| Self::parse(text)).collect::<Result<_, _>>()?;
-        let known = all.iter().map(|study| study.figure.clone()).collect::<Vec<_>>().join(", ");
+impl<S: DeserializeOwned, M: DeserializeOwned, X: DeserializeOwned + Default> Study<S, M, X> {
+    /// The studies of `texts`; `number` chooses those that begin with it: `5` has 5a, 5b and 5c.
+    pub fn choose(texts: &[&str], number: Option<&str>) -> Result<Vec<Self>, StudyError> {
+        let parse = |text: &&str| {
+            toml::from_str::<Self>(text).map_err(|e| StudyError(format!("a study is no TOML as it should be: {e}")))
+        };
+        let all: Vec<Self> = texts.iter().map(parse).collect::<Result<_, _>>()?;
         let Some(number) = number else { return Ok(all) };
+        let known = all.iter().map(|study| study.figure.clone()).collect::<Vec<_>>().join(", ");
         let chosen: Vec<Self> = all.into_iter().filter(|study| study.is(number)).collect();
         match chosen.is_empty() {
             true => Err(StudyError(format!("there is no figure {number}: choose one of {known}"))),
@@ -172,25 +81,5 @@ impl Study {
 
     fn is(&self, number: &str) -> bool {
         self.figure == number || self.figure.trim_end_matches(|c: char| c.is_alphabetic()) == number
-    }
-
-    fn parse(text: &str) -> Result<Self, StudyError> {
-        toml::from_str(text).map_err(|e| StudyError(format!("a study is no TOML as it should be: {e}")))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn figures_are_found_by_number() {
-        let figures = |number| Study::strom(number).unwrap().into_iter().map(|s| s.figure).collect::<Vec<_>>();
-        assert_eq!(
-            figures(None),
-            ["5a", "5b", "5c", "7", "8", "9", "9f", "10", "11", "12a", "12b", "12c", "13a", "13b"]
-        );
-        assert_eq!(figures(Some("5")), ["5a", "5b", "5c"]);
-        assert_eq!(figures(Some("12b")), ["12b"]);
     }
 }

@@ -1,6 +1,7 @@
 //! What the text says about streams and about checks that fail: figures 9 and 10 with failures, 11 and 13.
 
-use super::{Lines, Trend, ends, most, ratios};
+use super::{ends, most, ratios};
+use crate::reproduce::{Lines, Trend};
 
 pub(super) fn trends(lines: &Lines<'_>) -> Vec<Trend> {
     let mut all = failures(lines);
@@ -106,7 +107,7 @@ fn counted_writes(lines: &Lines<'_>) -> Vec<Trend> {
     let (least, largest) = ends(&ratios(&counted, &plain));
     let full = most(&counted);
     let from = counted.iter().find(|(_, y)| *y > 0.95 * full).map_or(0.0, |(x, _)| *x);
-    let binding = lines.binding("13b", "WRITE + HLL", 64).unwrap_or_default();
+    let binding = lines.detail("13b", "WRITE + HLL", 64).unwrap_or_default();
     vec![
         Trend {
             figures: "13b",

@@ -1,0 +1,180 @@
+//! StRoM's figures from the model.
+
+mod checks;
+mod fit;
+mod point;
+mod streams;
+mod study;
+
+use std::sync::Arc;
+
+use remora_model::platform::Platform;
+
+pub use point::Outcomes;
+
+use point::Ground;
+use study::{Series, Study};
+
+use crate::reproduce::{
+    self, Dot, Figure, Line, Options, Point, Progress, ReproduceError, Reproduction, StudyError, number, run_all,
+};
+
+/// Reproduces StRoM's figures. `progress` hears of every point; when it returns false the run ends.
+pub fn reproduce(
+    options: &Options,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Reproduction, ReproduceError> {
+    let studies = study::studies(options.figure.as_deref())?;
+    let (platforms, fitted) = fit::strom(options.seed)?;
+    let mut work = Vec::new();
+    for study in &studies {
+        Work::add(study, &platforms, options.seed, &mut work)?;
+    }
+    let (results, sums) = run_all(&work, options, progress)?;
+    let mut results = results.into_iter();
+    let figures: Vec<Figure> = studies.iter().map(|study| figure(study, &mut results)).collect();
+    Ok(Reproduction {
+        system: "StRoM",
+        about: "Figures of Sidler et al., EuroSys 2020, from Remora's protocol engine and kernels on the hardware that \
+                the paper describes.",
+        claims: checks::claims(&figures, &platforms),
+        trends: checks::trends(&figures, &platforms),
+        figures,
+        fitted,
+        provenance: platforms.iter().map(reproduce::provenance).collect(),
+        sums,
+        seed: options.seed,
+    })
+}
+
+/// One point to run.
+struct Work<'a> {
+    series: &'a Series,
+    /// The platform's values.
+    values: Arc<str>,
+    ground: Arc<Ground>,
+    x: u64,
+    seed: u64,
+}
+
+impl<'a> Work<'a> {
+    /// Adds a study's points, line by line.
+    fn add(study: &'a Study, platforms: &[Platform], seed: u64, to: &mut Vec<Self>) -> Result<(), ReproduceError> {
+        for series in &study.series {
+            let platform = platforms.iter().find(|platform| platform.name == series.platform);
+            let unknown = || StudyError(format!("figure {} names no platform of the paper's", study.figure));
+            let platform = platform.ok_or_else(unknown)?;
+            let (values, ground) = (Arc::from(reproduce::values(platform)), Arc::new(Ground::new(platform, seed)?));
+            let work = |&x| Work { series, values: Arc::clone(&values), ground: Arc::clone(&ground), x, seed };
+            to.extend(study.x.values.iter().map(work));
+        }
+        Ok(())
+    }
+}
+
+impl Point for Work<'_> {
+    type Outcome = Outcomes;
+
+    fn key(&self) -> String {
+        let series = serde_json::to_string(self.series).unwrap_or_default();
+        format!("strom {series} x={} seed={} {}", self.x, self.seed, self.values)
+    }
+
+    fn run(&self) -> Result<Outcomes, ReproduceError> {
+        Ok(point::run(&self.ground, self.series, self.x)?)
+    }
+
+    fn events(outcome: &Outcomes) -> u64 {
+        outcome.events
+    }
+}
+
+fn figure(study: &Study, results: &mut impl Iterator<Item = Outcomes>) -> Figure {
+    let mut figure = Figure::new(study, &["busiest", "energy"]);
+    for (number, series) in study.series.iter().enumerate() {
+        let dots = study.x.values.iter().zip(results.by_ref()).map(|(&x, outcome)| {
+            let (y, low, high) = point::shown(study, &outcome);
+            Dot { x, y, spread: (low, high), details: details(&outcome) }
+        });
+        figure.lines.push(Line {
+            name: series.name.clone(),
+            class: class(&series.name, number),
+            dashed: dashed(&series.name, number, study.series.len()),
+            dots: dots.collect(),
+        });
+    }
+    figure
+}
+
+/// What was busiest, and the energy of an operation.
+fn details(outcome: &Outcomes) -> Vec<String> {
+    let busiest = match outcome.binding.is_empty() {
+        true => "-".into(),
+        false => format!("{} ({:.0} % busy)", outcome.binding, outcome.binding_busy * 100.0),
+    };
+    let energy = outcome.joules_per_op.map_or("-".into(), |joules| format!("{} µJ", number(joules * 1e6)));
+    vec![busiest, energy]
+}
+
+/// The page's colour of a line: by what it is, else by its place.
+fn class(name: &str, number: usize) -> &'static str {
+    match name {
+        "READ" | "READ+SW" if number < 2 => ["client", "host"][number],
+        "WRITE" if number == 2 => "client",
+        "WRITE + HLL" => "host",
+        _ if name.starts_with("StRoM") || name == "WRITE" => "nic",
+        _ if name.starts_with("READ") => "client",
+        _ => "host",
+    }
+}
+
+/// Lines that lie on others, or are like them, are dashed: the second pair of four, and what all else is measured by.
+fn dashed(name: &str, number: usize, lines: usize) -> bool {
+    lines == 4 && number >= 2 || name == "WRITE + HLL" || name == "WRITE" && number == 2
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::reproduce::{csv, page, table};
+
+    fn run(jobs: usize, cache: Option<PathBuf>) -> Reproduction {
+        let options = Options { figure: Some("7".into()), jobs, cache, seed: 42 };
+        reproduce(&options, &mut |_| true).unwrap()
+    }
+
+    #[test]
+    fn a_figure_is_the_same_from_any_number_of_threads_and_from_the_cache() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Some(directory.path().to_path_buf());
+        let (first, second, third) = (run(1, None), run(3, cache.clone()), run(2, cache));
+        let csvs = |all: &Reproduction| all.figures.iter().map(csv).collect::<Vec<_>>();
+        assert!(csvs(&first) == csvs(&second) && csvs(&first) == csvs(&third));
+        assert_eq!((second.sums.points, second.sums.cached, third.sums.cached), (18, 0, 18));
+        assert!(first.sums.events > 10_000 && third.sums.events == 0);
+        // Three series of six lengths.
+        assert_eq!(csvs(&first)[0].lines().count(), 1 + 18);
+        assert!(csvs(&first)[0].starts_with("figure,series,x,x_unit,y,y_unit\n7,READ,1,elements,"));
+        assert_eq!(first.trends.len(), 3);
+        assert!(first.trends.iter().all(|trend| trend.holds), "{:?}", first.trends);
+        let element = first.claims.iter().find(|claim| claim.id == "ST-047").unwrap();
+        assert_eq!(element.agrees(), Some(true), "{element:?}");
+        let elsewhere = first.claims.iter().find(|claim| claim.id == "ST-075").unwrap();
+        assert_eq!(elsewhere.agrees(), None, "its figure was not run");
+        for (text, least) in [(table(&first), 30), (page(&first), 60)] {
+            assert!(text.lines().count() > least && text.contains("tx_depth"), "{text}");
+        }
+    }
+
+    #[test]
+    fn it_stops_when_told_to() {
+        let options = Options { figure: Some("5a".into()), jobs: 2, cache: None, seed: 1 };
+        let result = reproduce(&options, &mut |progress| progress.done < 3);
+        assert!(matches!(result, Err(ReproduceError::Interrupted)));
+        let options = Options { figure: Some("6".into()), ..options };
+        let error = reproduce(&options, &mut |_| true).unwrap_err().to_string();
+        assert!(error.starts_with("there is no figure 6: choose one of 5a, 5b"), "{error}");
+    }
+}
