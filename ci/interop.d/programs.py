@@ -51,7 +51,7 @@ class Process:
     """One program with its output in a file, in a process group of its own so that it ends with what it started."""
 
     def __init__(self, command, environment=None):
-        self.out = tempfile.TemporaryFile(mode="w+")
+        self.out = tempfile.TemporaryFile(mode="w+", errors="replace")
         self.command = [str(word) for word in command]
         self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=self.out,
                                         stderr=subprocess.STDOUT, start_new_session=True,
