@@ -62,10 +62,10 @@ impl std::fmt::Display for Deployment {
     }
 }
 
-/// Where a write's time went, seen from the node that coordinated it.
+/// Where a request's time went, seen from the node that answered it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Split {
-    /// From the request's arrival to its answer, in nanoseconds. 0 if the parts were not measured, as for reads.
+    /// From the request's arrival to its answer, in nanoseconds. 0 if there was none.
     pub total_ns: u64,
     /// Of that, communication: from sending the write to the others until the last acknowledgement that the answer
     /// waited for, without the time for which its sender worked on it. The rest is computation: protocol, memory, log.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use remora_real::LinkChoice;
 use remora_real::cluster::{Client, ClientConfig, Model, Op, Outcome, Refusal, ScopeId, Status};
@@ -12,8 +12,8 @@ use super::{Answer, Ask, AtNode, Done, PeerError, Store};
 const WHAT: &str = "cluster";
 /// How long one [`Store::wait`] sleeps at most.
 const SHORT: Duration = Duration::from_millis(100);
-/// Polls in vain before it sleeps.
-const POLLS: u32 = 20;
+/// How long it polls, letting others have the core, before it sleeps.
+const POLLED: Duration = Duration::from_micros(100);
 /// Writes of a scope, in the scope model: the last one's answer waits until all of them are durable.
 pub const SCOPE: u32 = 10;
 
@@ -92,14 +92,12 @@ impl Store for Cluster {
 
     fn wait(&mut self, done: Done<'_>) -> Result<(), PeerError> {
         let mut ended = Vec::new();
-        for attempt in 0.. {
+        let begin = Instant::now();
+        while ended.is_empty() && begin.elapsed() < SHORT {
             for (node, client) in self.clients.iter_mut().enumerate() {
                 client.poll(&mut |done| ended.push((node, done)));
             }
-            if !ended.is_empty() || attempt > POLLS {
-                break;
-            }
-            if attempt == POLLS {
+            if ended.is_empty() && begin.elapsed() > POLLED {
                 Client::wait_any(&self.clients, SHORT);
             }
         }
