@@ -302,7 +302,9 @@ fn stop_reporting_destination(socket: &UdpSocket, ip: IpAddr) -> io::Result<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::RECEIVE_BUFFER;
     use crate::link::testing::{collect, in_namespace, packets, readable};
+    use rustix::net::sockopt;
     use std::net::{Ipv4Addr, Ipv6Addr};
 
     fn v4(c: u8, d: u8) -> IpAddr {
@@ -416,6 +418,20 @@ mod tests {
         a.send(absent, &mut bytes, &lens).unwrap();
         assert!(readable(&b));
         assert_eq!(collect(&mut b, 2).len(), 2);
+    }
+
+    #[test]
+    fn a_message_of_eight_megabytes_waits_for_a_receiver_without_a_core() {
+        let (mut a, mut b) = (UdpLink::bind(v4(6, 1)).unwrap(), UdpLink::bind(v4(6, 2)).unwrap());
+        if sockopt::socket_recv_buffer_size(&b.socket).unwrap() < RECEIVE_BUFFER {
+            return println!("skipped: net.core.rmem_max is under {RECEIVE_BUFFER}");
+        }
+        let (bytes, lens) = packets(&[4116; 15]);
+        let sends = (8 << 20) / bytes.len() + 1;
+        for _ in 0..sends {
+            assert_eq!(a.send(v4(6, 2), &mut bytes.clone(), &lens).unwrap(), lens.len());
+        }
+        assert_eq!(collect(&mut b, sends * lens.len()).len(), sends * lens.len());
     }
 
     #[test]
