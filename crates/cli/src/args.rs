@@ -204,7 +204,7 @@ pub enum Bench {
     /// Shuffling, sketches, checksums and compression of streams beside plain WRITEs of the same data
     Stream(crate::bench_stream::BenchStream),
     /// The replicated store beside etcd and Redis
-    Minos(crate::bench_minos::BenchMinos),
+    Minos(Box<crate::bench_minos::BenchMinos>),
 }
 
 /// Options of `remora bench nic`.

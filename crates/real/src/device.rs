@@ -249,7 +249,7 @@ impl Device {
     }
 
     /// The same for several devices: sleeps until one of them has something.
-    pub fn wait_any<'a>(all: &mut dyn Iterator<Item = (&'a Self, CqId)>, timeout: Duration) {
+    pub fn wait_any(all: &mut dyn Iterator<Item = (&Self, CqId)>, timeout: Duration) {
         let (mut armed, mut quiet) = (Vec::new(), true);
         for (device, cq) in all {
             quiet = device.arm(cq);
