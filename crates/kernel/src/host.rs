@@ -1,7 +1,7 @@
 //! Memory as a host core or the NIC beside it reaches it: registered regions, touched directly.
 
 use crate::memory::{Budget, Fault, Immediate, Limits, Memory};
-use remora_memory::{Access, AccessError, Pd, Region, Registry};
+use remora_memory::{Access, AccessError, Pd, Region, Registry, Scatter};
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -210,6 +210,16 @@ impl Memory for HostMemory {
     #[inline]
     fn streamed_run(&self) -> usize {
         512
+    }
+
+    fn scatter(&self, key: u32, places: &[(u64, u32)]) -> Option<Scatter> {
+        let Domain { registry, pd, .. } = &*self.0.domain;
+        let region = registry.lookup(key)?;
+        let may = |&(va, words): &(u64, u32)| region.check(*pd, va, 8 * u64::from(words), Access::REMOTE_WRITE).is_ok();
+        if !places.iter().all(may) {
+            return None;
+        }
+        Scatter::new(region, places)
     }
 
     fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> impl Future<Output = Result<u64, Fault>> {

@@ -1,5 +1,6 @@
 //! What a kernel sees of memory, and how much of it one call may touch.
 
+use remora_memory::Scatter;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Memory as one place reaches it. A key names a memory region, an address lies within it.
@@ -21,6 +22,13 @@ pub trait Memory {
     /// Bytes that a [`write_streamed`](Self::write_streamed) should have at least, where the kernel can gather as many.
     fn streamed_run(&self) -> usize {
         128
+    }
+
+    /// A way to store words at these places of a region, given by address and room in words, if the place is a core that
+    /// has one and the caller may write to all of them. What goes that way counts against no limit.
+    fn scatter(&self, key: u32, places: &[(u64, u32)]) -> Option<Scatter> {
+        _ = (key, places);
+        None
     }
 
     /// Stores `new` if the word at `va`, a multiple of 8, is `expect`; returns what it was.
@@ -176,6 +184,10 @@ impl<M: Memory> Memory for Limited<'_, M> {
 
     fn streamed_run(&self) -> usize {
         self.memory.streamed_run()
+    }
+
+    fn scatter(&self, key: u32, places: &[(u64, u32)]) -> Option<Scatter> {
+        self.memory.scatter(key, places)
     }
 
     async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {

@@ -1,15 +1,18 @@
 //! The shuffling kernel: partitions a payload stream of 8-byte values as it arrives (StRoM, section 6.4).
 //!
-//! Each value goes to the partition that its low bits, or those of its hash, name. A partition gathers values before they
-//! are written as whole cache lines: 16, as in the paper's on-chip buffers, or as many as the place likes to write at once
-//! ([`Memory::streamed_run`]). On a core that is software write-combining.
+//! Each value goes to the partition that its low bits, or those of its hash, name. A partition gathers 16 values before
+//! they are written, as in the paper's on-chip buffers, or as many as the place likes to write at once
+//! ([`Memory::streamed_run`]). Where a core can store to all partitions itself, each value goes there at once, and the
+//! core's cache is the buffer ([`Spreader`]).
 
 mod gather;
+mod spread;
 
 use crate::call::{Call, Status};
 use crate::memory::Memory;
-use crate::vectored;
 use gather::Gathered;
+pub use spread::Spreader;
+use spread::hashes;
 
 /// Partitions that there may be: 2^10.
 pub const MAX_BITS: u8 = 10;
@@ -215,10 +218,7 @@ impl Names {
     fn of(&mut self, values: &[[u8; 8]]) -> &[u64] {
         if self.at == self.len {
             (self.at, self.len) = (0, values.len().min(HASHED));
-            let hashes = &mut self.hashes[..self.len];
-            vectored::run(|| {
-                hashes.iter_mut().zip(values).for_each(|(h, value)| *h = hash(u64::from_le_bytes(*value)));
-            });
+            hashes(&values[..self.len], &mut self.hashes[..self.len]);
         }
         &self.hashes[self.at..self.len]
     }
@@ -232,8 +232,36 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
         (ShuffleParams::PARTITION_LEN << params.bits).checked_sub(histogram.len()).ok_or(Status::BadParams)?;
     memory.earn(missing);
     histogram.extend_from_slice(call.stream().next_exact(missing).await?.ok_or(Status::BadParams)?);
-    let gather = memory.streamed_run() / 8;
-    let mut partitioner = Partitioner::with_runs(params.hashed, &partitions(&histogram), gather)?;
+    let partitions = partitions(&histogram);
+    let values = match Spreader::over(memory, params.key, params.hashed, &partitions) {
+        Some(spreader) => spread(spreader, call).await?,
+        None => gather(memory, params, &partitions, call).await?,
+    };
+    if call.stream().unread() > 0 {
+        return Err(Status::BadParams);
+    }
+    call.grow_reply(8)?.copy_from_slice(&values.to_le_bytes());
+    Ok(())
+}
+
+/// Stores each value at once. Returns how many came. They need not be earned: no more is written than came.
+async fn spread(mut spreader: Spreader, call: &mut Call) -> Result<u64, Status> {
+    let mut values = 0;
+    while let Some(chunk) = call.stream().next_whole(8).await? {
+        values += chunk.len() as u64 / 8;
+        spreader.push(chunk)?;
+    }
+    Ok(values)
+}
+
+/// Gathers values and writes runs of them. Returns how many came.
+async fn gather<M: Memory>(
+    memory: &M,
+    params: ShuffleParams,
+    partitions: &[Partition],
+    call: &mut Call,
+) -> Result<u64, Status> {
+    let mut partitioner = Partitioner::with_runs(params.hashed, partitions, memory.streamed_run() / 8)?;
     let mut values = 0;
     while let Some(mut chunk) = call.stream().next_whole(8).await? {
         memory.earn(chunk.len());
@@ -242,14 +270,12 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
             write(memory, params.key, &partitioner, at).await?;
         }
     }
-    if call.stream().unread() > 0 {
-        return Err(Status::BadParams);
+    if call.stream().unread() == 0 {
+        for at in partitioner.rest() {
+            write(memory, params.key, &partitioner, at).await?;
+        }
     }
-    for at in partitioner.rest() {
-        write(memory, params.key, &partitioner, at).await?;
-    }
-    call.grow_reply(8)?.copy_from_slice(&values.to_le_bytes());
-    Ok(())
+    Ok(values)
 }
 
 #[inline]
@@ -270,8 +296,9 @@ fn partitions(histogram: &[u8]) -> Vec<Partition> {
 mod tests {
     use super::*;
     use crate::testing::{Counted, run_stream};
-    use crate::{Limits, op};
+    use crate::{HostMemory, Limits, op};
     use proptest::prelude::*;
+    use remora_memory::{Access, Buffer, Registry};
 
     /// Partitions with room for `room` values each, with a gap of 8 bytes between them.
     fn layout(bits: u8, room: u32, start: u64) -> Vec<Partition> {
@@ -334,6 +361,34 @@ mod tests {
             prop_assert_eq!(shuffle(&memory, params, &to, &values, 100, 2), OVERFLOW);
             let end = to[0].va + 8 * u64::from(room);
             prop_assert_eq!(read(&memory, end, 16), [0; 16]);
+        }
+    }
+
+    /// The same values into memory that a core can store to, and by runs.
+    #[test]
+    fn values_stored_at_once_lie_as_those_of_runs() {
+        let registry = std::sync::Arc::new(Registry::new([8; 32]));
+        let pd = registry.alloc_pd();
+        for (bits, hashed, room, start) in
+            [(0, false, 3000, 0), (5, true, 120, 24), (10, false, 10, 64), (3, true, 20, 8)]
+        {
+            let (to, len) = (layout(bits, room, start), 128 << 10);
+            let buffer = Buffer::from_boxed(vec![0; len].into());
+            let region = registry.register(pd, &buffer, 0, len, Some(0), Access::all()).unwrap();
+            let direct = HostMemory::new(registry.clone(), pd, false, Limits { steps: 0, bytes: 0 });
+            let values: Vec<u8> = (0..2003u64).flat_map(|i| hash(i).to_le_bytes()).collect();
+            let params = ShuffleParams { bits, hashed, key: region.key() }.encode(&to);
+            let (params, histogram) = params.split_at(ShuffleParams::LEN);
+            let payload = [histogram, &values].concat();
+            let counted = Counted::new(len);
+            let by_runs = run_stream(&counted, op::SHUFFLE, params, &payload, 1000, Limits::default());
+            assert_eq!(run_stream(&direct, op::SHUFFLE, params, &payload, 1000, Limits::default()), by_runs);
+            let mut seen = vec![0; len];
+            buffer.read(0, &mut seen).unwrap();
+            match by_runs.0 {
+                Status::Ok => assert!(seen == counted.get(0, len), "{bits} bits"),
+                status => assert_eq!((status, bits, &seen[..8]), (OVERFLOW, 3, &[0; 8][..])),
+            }
         }
     }
 

@@ -325,6 +325,32 @@ pub fn prefetch(ptr: *const u8, len: usize) {
     let _ = (ptr, len);
 }
 
+/// Asks the cache for `count` lines from the one at `ptr` on. A hint: any address is harmless.
+#[inline(always)]
+pub fn prefetch_lines(ptr: *const u8, count: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for line in 0..count {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch has no effect on memory and does not fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(ptr.wrapping_add(line * BLOCK).cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = (ptr, count);
+}
+
+/// Asks the cache for the lines of `len` bytes at `ptr`, to be read once. A hint: any address is harmless.
+#[inline(always)]
+pub fn prefetch_once(ptr: *const u8, len: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for at in (0..len).step_by(BLOCK) {
+        use std::arch::x86_64::{_MM_HINT_NTA, _mm_prefetch};
+        // SAFETY: a prefetch has no effect on memory and does not fault.
+        unsafe { _mm_prefetch::<_MM_HINT_NTA>(ptr.wrapping_add(at).cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = (ptr, len);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

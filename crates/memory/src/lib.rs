@@ -27,10 +27,12 @@ mod buffer;
 mod copy;
 mod region;
 mod registry;
+mod scatter;
 mod window;
 
 pub use buffer::{Buffer, OutOfBounds, PageKind};
 pub use copy::stream_fence;
 pub use region::{Access, AccessError, PAGE_BYTES, Region};
 pub use registry::{DeregisterError, MAX_REGIONS, Pd, PdBusy, RegisterError, Registry, Translation};
+pub use scatter::Scatter;
 pub use window::{Binder, Binding, WindowError, WindowType};

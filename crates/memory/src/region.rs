@@ -246,6 +246,16 @@ impl Region {
         Err(if self.is_valid() { AccessError::OutOfBounds } else { AccessError::Revoked })
     }
 
+    /// Where the aligned words of this range are; `None` if they are not aligned there, or in several runs of memory.
+    pub(crate) fn words(&self, va: u64, len: u64) -> Result<Option<*mut u8>, AccessError> {
+        self.bounds(va, len)?;
+        if len == 0 {
+            return Ok(Some(std::ptr::null_mut()));
+        }
+        let (start, room) = self.run(va);
+        Ok((room as u64 >= len && start.cast::<u64>().is_aligned()).then_some(start))
+    }
+
     fn word_at(&self, va: u64) -> Result<*mut u8, AccessError> {
         self.bounds(va, 8)?;
         // A word that is aligned in memory lies in one run.

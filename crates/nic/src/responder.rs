@@ -325,6 +325,9 @@ impl QueuePair {
         }
         if let Some(region) = region {
             ctx.taps.pass(rkey, va.wrapping_sub(region.va()), data);
+            if ends {
+                ctx.taps.end(rkey);
+            }
         }
         va = va.wrapping_add(len.into());
         remaining -= len;

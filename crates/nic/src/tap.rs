@@ -8,6 +8,9 @@ pub trait WriteTap: Send {
     /// `data` was written, `offset` bytes from the region's start on. Called for each packet once, in order within a
     /// queue pair, also for packets of messages that never become whole. It must neither wait nor allocate.
     fn saw(&mut self, offset: u64, data: &[u8]);
+
+    /// A message that it saw packets of has come to its end, and is acknowledged after this.
+    fn ended(&mut self) {}
 }
 
 /// Keys that may have a tap at once.
@@ -21,16 +24,23 @@ impl Taps {
     /// Shows a packet's payload to the key's tap, if it has one.
     #[inline]
     pub fn pass(&mut self, key: u32, offset: u64, data: &[u8]) {
-        if !self.0.is_empty() {
-            self.find(key, offset, data);
+        if let Some(tap) = self.find(key) {
+            tap.saw(offset, data);
         }
     }
 
-    #[cold]
-    fn find(&mut self, key: u32, offset: u64, data: &[u8]) {
-        if let Some((_, tap)) = self.0.iter_mut().find(|(tapped, _)| *tapped == key) {
-            tap.saw(offset, data);
+    /// Tells the key's tap that a message has ended.
+    #[inline]
+    pub fn end(&mut self, key: u32) {
+        if let Some(tap) = self.find(key) {
+            tap.ended();
         }
+    }
+
+    #[inline]
+    fn find(&mut self, key: u32) -> Option<&mut dyn WriteTap> {
+        let (_, tap) = self.0.iter_mut().find(|(tapped, _)| *tapped == key)?;
+        Some(&mut **tap)
     }
 }
 

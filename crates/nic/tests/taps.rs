@@ -96,3 +96,31 @@ fn what_is_refused_is_not_seen() {
     assert_eq!(p.a.statuses()[0].1, WcStatus::RemoteAccess);
     assert_eq!(notes.run_from(0), []);
 }
+
+/// Notes how many bytes it had seen when messages ended.
+#[derive(Clone, Default)]
+struct Ends(Arc<Mutex<(usize, Vec<usize>)>>);
+
+impl WriteTap for Ends {
+    fn saw(&mut self, _offset: u64, data: &[u8]) {
+        self.0.lock().expect("one thread").0 += data.len();
+    }
+
+    fn ended(&mut self) {
+        let mut guard = self.0.lock().expect("one thread");
+        let seen = guard.0;
+        guard.1.push(seen);
+    }
+}
+
+#[test]
+fn a_tap_hears_of_the_end_of_each_message_after_its_last_packet() {
+    let clean = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
+    let mut p = Pair::new(2, clean, Setup::default());
+    let (ends, key) = (Ends::default(), p.b.key());
+    p.b.nic.attach_tap(key, Box::new(ends.clone())).expect("room");
+    write(&mut p, (0, 0, 10_000), key);
+    write(&mut p, (0, 0, 8), key);
+    p.run(100_000);
+    assert_eq!(ends.0.lock().expect("one thread").1, [10_000, 10_008]);
+}

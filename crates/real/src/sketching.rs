@@ -16,6 +16,10 @@ impl WriteTap for SketchTap {
     fn saw(&mut self, offset: u64, data: &[u8]) {
         self.0.saw(offset, data);
     }
+
+    fn ended(&mut self) {
+        self.0.settle();
+    }
 }
 
 /// The sketches that a node's clients asked for.
@@ -86,7 +90,8 @@ impl Client {
     /// Sketches from now on what anyone WRITEs into `region`: its aligned 8-byte words, into 2^`lg_k` registers of a byte
     /// each that lie at the start of `registers`. Zeros there are an empty sketch; what they hold already counts. Ends
     /// with this client and with either region. A word that several packets bring in parts is not seen; there are none
-    /// if writes begin at multiples of 8 and have whole words, as every path MTU has.
+    /// if writes begin at multiples of 8 and have whole words, as every path MTU has. The registers rise as each WRITE
+    /// ends, before it is acknowledged.
     pub fn attach_sketch(&mut self, region: &RemoteRegion, registers: &RemoteRegion, lg_k: u8) -> Result<(), Error> {
         let params = Sketching { key: region.key, lg_k, registers: (registers.key, registers.va) };
         self.node_call("sketch a region", op::SKETCH_START, &params.encode()).map(drop)

@@ -4,7 +4,7 @@
 //! [`Sketch::to_image`](super::Sketch::to_image) writes. A small sketch is a set of coupons and is almost exact.
 
 use super::Error;
-use crate::vectored;
+use crate::vectored::vectored;
 
 /// Smallest precision: 2^4 registers.
 pub const MIN_LG_K: u8 = 4;
@@ -98,7 +98,7 @@ impl Sketch {
             }
         }
         if let Registers::Dense(registers) = &mut self.registers {
-            raise_all(registers, values.as_slice(), |_, _| ());
+            raise_all(registers, values.as_slice(), |_| ());
         }
     }
 
@@ -224,26 +224,41 @@ fn raise(registers: &mut [u8], coupon: u32) {
     registers[at] = registers[at].max((coupon >> ADDRESS_BITS) as u8);
 }
 
-/// Values that are hashed at a time.
-const HASHED: usize = 128;
+/// Values that are hashed at a time: few enough that a core compares some with registers while it hashes the next.
+const HASHED: usize = 64;
+/// Registers that rose of the last values hashed from which on more are likely to.
+const MANY: usize = HASHED / 16;
 
-/// Adds little-endian values to registers, and tells which rise to what: few do, so that few are written.
-pub(super) fn raise_all(registers: &mut [u8], values: &[[u8; 8]], mut rises: impl FnMut(usize, u8)) {
+/// Adds little-endian values to registers, and tells which rise, or may have.
+pub(super) fn raise_all(registers: &mut [u8], values: &[[u8; 8]], mut rises: impl FnMut(usize)) {
     let mask = registers.len() - 1;
     let mut coupons = [0; HASHED];
+    let mut rose = 0;
     for values in values.chunks(HASHED) {
         let coupons = &mut coupons[..values.len()];
-        vectored::run(|| {
-            coupons.iter_mut().zip(values).for_each(|(out, value)| *out = coupon(u64::from_le_bytes(*value)));
-        });
+        coupons_of(values, coupons);
+        let often = std::mem::take(&mut rose) > MANY;
         for &coupon in &*coupons {
-            let at = (coupon & ADDRESS_MASK) as usize & mask;
-            let value = (coupon >> ADDRESS_BITS) as u8;
-            if registers[at] < value {
-                registers[at] = value;
-                rises(at, value);
+            let (at, value) = (coupon as usize & mask, (coupon >> ADDRESS_BITS) as u8);
+            let register = &mut registers[at];
+            if often {
+                // A core foresees badly which: it does without a branch.
+                rose += usize::from(*register < value);
+                *register = (*register).max(value);
+                rises(at);
+            } else if *register < value {
+                *register = value;
+                rose += 1;
+                rises(at);
             }
         }
+    }
+}
+
+vectored! {
+    /// The coupons of as many values.
+    fn coupons_of(values: &[[u8; 8]], out: &mut [u32]) {
+        out.iter_mut().zip(values).for_each(|(out, value)| *out = coupon(u64::from_le_bytes(*value)));
     }
 }
 

@@ -8,14 +8,20 @@ use std::sync::Arc;
 /// Sketches the aligned 8-byte words of payloads into registers that lie in memory, one byte each, as the kernel keeps
 /// them: it reads their estimate and merges others into them.
 ///
-/// A register is written only when it rises, so that most words cost no access. Bytes that are no whole word within one
-/// packet are left out: writes to multiples of 8, of multiples of 8 bytes, and path MTUs, which all are such, leave none.
+/// Registers in memory rise when a message has ended ([`settle`](Self::settle)), which costs an access for each that rose
+/// meanwhile, and with the tap's end. Bytes that are no whole word within one packet are left out: writes to multiples of
+/// 8, of multiples of 8 bytes, and path MTUs, which all are such, leave none.
 pub struct Tap {
     region: Arc<Region>,
     va: u64,
-    /// What the registers were raised to from here: those in memory are at least as high.
+    /// What the registers were raised to from here.
     known: Vec<u8>,
+    /// Those that rose and did not in memory; if there is no room for more, any may have.
+    rose: Vec<u32>,
 }
+
+/// Registers that rose and are remembered one by one.
+const ROSE: usize = 64;
 
 impl Tap {
     /// A tap with 2^`lg_k` registers at `va`, a multiple of 8, of `region`.
@@ -27,31 +33,57 @@ impl Tap {
         if !va.is_multiple_of(8) || region.read(va, &mut known).is_err() {
             return Err(Error::Place);
         }
-        Ok(Tap { region, va, known })
+        Ok(Tap { region, va, known, rose: Vec::with_capacity(ROSE) })
     }
 
     /// Sketches a payload that stands `offset` bytes from the start of its region.
     #[inline]
     pub fn saw(&mut self, offset: u64, data: &[u8]) {
-        let Tap { region, va, known } = self;
+        let Tap { known, rose, .. } = self;
         let before_word = (offset.wrapping_neg() % 8) as usize;
         let words = data.get(before_word..).unwrap_or_default().as_chunks::<8>().0;
-        raise_all(known, words, |at, value| raise(region, *va + at as u64, value));
+        raise_all(known, words, |at| {
+            if rose.len() < ROSE {
+                rose.push(at as u32);
+            }
+        });
+    }
+
+    /// Raises the registers in memory to what was seen.
+    #[inline]
+    pub fn settle(&mut self) {
+        if !self.rose.is_empty() {
+            self.settle_risen();
+        }
+    }
+
+    fn settle_risen(&mut self) {
+        let Tap { region, va, known, rose } = self;
+        if rose.len() < ROSE {
+            rose.iter().for_each(|&at| raise(region, *va + u64::from(at & !7), &known[at as usize & !7..][..8]));
+        } else {
+            let words = known.chunks_exact(8).enumerate();
+            words.for_each(|(at, word)| raise(region, *va + 8 * at as u64, word));
+        }
+        rose.clear();
     }
 }
 
-/// Raises a register in memory, beside which others may do the same. One that is gone is let go.
-#[cold]
-fn raise(region: &Region, va: u64, value: u8) {
-    let (word, byte) = (va & !7, (va % 8) as usize);
+impl Drop for Tap {
+    fn drop(&mut self) {
+        self.settle();
+    }
+}
+
+/// Raises the registers of a word in memory, beside which others may do the same. Those that are gone are let go.
+fn raise(region: &Region, va: u64, registers: &[u8]) {
     let mut old = [0; 8];
-    if region.read(word, &mut old).is_err() {
+    if region.read(va, &mut old).is_err() {
         return;
     }
-    while old[byte] < value {
-        let mut new = old;
-        new[byte] = value;
-        match region.compare_swap(word, u64::from_ne_bytes(old), u64::from_ne_bytes(new)) {
+    while old.iter().zip(registers).any(|(old, new)| old < new) {
+        let new = std::array::from_fn(|i| old[i].max(registers[i]));
+        match region.compare_swap(va, u64::from_ne_bytes(old), u64::from_ne_bytes(new)) {
             Ok(was) if was == u64::from_ne_bytes(old) => return,
             Ok(was) => old = was.to_ne_bytes(),
             Err(_) => return,
@@ -89,6 +121,9 @@ mod tests {
             let mut sketch = Sketch::from_registers(vec![0; 256]).unwrap();
             for (offset, data) in &packets {
                 tap.saw(*offset, data);
+                if data.len().is_multiple_of(3) {
+                    tap.settle();
+                }
                 let first = offset.next_multiple_of(8);
                 for at in (first..offset + data.len() as u64).step_by(8) {
                     if let Some(word) = data[(at - offset) as usize..].first_chunk::<8>() {
@@ -96,9 +131,24 @@ mod tests {
                     }
                 }
             }
+            tap.settle();
             prop_assert_eq!(&registers(&memory, 8)[..], sketch.registers());
             prop_assert_eq!(registers(&memory, 0)[..8].to_vec(), [0; 8]);
         }
+    }
+
+    #[test]
+    fn registers_rise_with_the_end_of_a_message_and_of_the_tap() {
+        let memory = region(256);
+        let mut tap = Tap::new(memory.clone(), 0, 8).unwrap();
+        tap.saw(0, &[7; 64]);
+        assert_eq!(registers(&memory, 0), [0; 256]);
+        tap.settle();
+        assert!(registers(&memory, 0).iter().filter(|value| **value > 0).count() == 1);
+        let many: Vec<u8> = (0..500u64).flat_map(u64::to_le_bytes).collect();
+        tap.saw(0, &many);
+        drop(tap);
+        assert!(registers(&memory, 0).iter().filter(|value| **value > 0).count() > 128);
     }
 
     #[test]
@@ -107,6 +157,7 @@ mod tests {
         memory.write(0, &[60; 256]).unwrap();
         let mut tap = Tap::new(memory.clone(), 0, 8).unwrap();
         tap.saw(0, &[7; 4096]);
+        tap.settle();
         assert_eq!(registers(&memory, 0), [60; 256]);
         assert!(Tap::new(memory.clone(), 4, 4).is_err(), "misaligned");
         assert!(Tap::new(memory.clone(), 8, 8).is_err(), "beyond the end");

@@ -3,12 +3,13 @@
 //! Two ends on two cores, one message at a time. Shuffle stands beside a plain WRITE and beside partitioning at the sender
 //! with a WRITE for each partition (Barthels et al., as StRoM's figure 11 has it), all in every round.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use remora_kernel::hll::{HllParams, Sketch, Tap};
-use remora_kernel::shuffle::{Partition, Partitioner, ShuffleParams};
+use remora_kernel::shuffle::{Partition, ShuffleParams, Spreader};
 use remora_kernel::{Status, op};
-use remora_memory::{Region, stream_fence};
+use remora_memory::{Region, Scatter};
 use remora_nic::{Data, SendOp, SendWr, WcOpcode, WcStatus, WriteTap};
 use remora_wire::rpc::{RpcHeader, parse_reply_imm};
 
@@ -26,6 +27,9 @@ const REPLY: usize = STAGED - (1 << 16);
 const REGISTERS: usize = REGION - (1 << 18);
 /// Precision of the sketches.
 const LG_K: u8 = 14;
+/// Bytes of objects that are read and checked, and how many are a round.
+const OBJECT: usize = 4096;
+const READS: usize = 2000;
 /// Bytes at a time of loops on one core.
 const PIECE: usize = 64 << 10;
 
@@ -50,6 +54,8 @@ struct Round {
     sketch: f64,
     tap: f64,
     checksum: f64,
+    read: f64,
+    checked_read: f64,
 }
 
 impl StreamBench {
@@ -136,6 +142,9 @@ impl StreamBench {
         row("HyperLogLog of a stream", |r| r.sketch, plain, |r| r.write, at_most(1.15));
         row("WRITE past a sketch", |r| r.tap, plain, |r| r.write, at_most(1.15));
         row("checksum of a stream", |r| r.checksum, plain, |r| r.write, None);
+        let reads: Vec<_> = rounds.iter().map(|r| (r.checked_read * 1e6, r.read * 1e6)).collect();
+        let what = format!("{name}: READ of 4 KB, CRC-64 checked");
+        rows.push(BenchRow::new(what, "us", "plain READ (StRoM: up to 1.4 x)", figures(&reads), None));
         Ok(())
     }
 }
@@ -175,22 +184,15 @@ impl Values {
 }
 
 /// Partitions all values into a region on this core. Returns the seconds that it took.
-fn partition(data: &Values, to: &[Partition], hashed: bool, region: &Region) -> Result<f64, Error> {
+fn partition(data: &Values, to: &[Partition], hashed: bool, region: &Arc<Region>) -> Result<f64, Error> {
     let wrong = |what: String| Error::Argument(format!("partitioning: {what}"));
     let start = Instant::now();
-    let mut partitioner = Partitioner::with_runs(hashed, to, 64).map_err(|e| wrong(format!("{e:?}")))?;
-    let write = |partitioner: &Partitioner, at| match partitioner.run(at) {
-        Ok(Some(run)) => region.write_streamed(run.va, run.bytes).map_err(|e| wrong(e.to_string())),
-        Ok(None) => Ok(()),
-        Err(status) => Err(wrong(format!("{status:?}"))),
-    };
-    for mut piece in data.bytes.chunks(PIECE) {
-        while let Some(at) = partitioner.push(&mut piece) {
-            write(&partitioner, at)?;
-        }
+    let places: Vec<(u64, u32)> = to.iter().map(|partition| (partition.va, partition.values)).collect();
+    let scatter = Scatter::new(region.clone(), &places).ok_or_else(|| wrong("no such places".into()))?;
+    let mut spreader = Spreader::new(hashed, scatter);
+    for piece in data.bytes.chunks(PIECE) {
+        spreader.push(piece).map_err(|status| wrong(format!("{status:?}")))?;
     }
-    partitioner.rest().try_for_each(|at| write(&partitioner, at))?;
-    stream_fence();
     Ok(start.elapsed().as_secs_f64())
 }
 
@@ -208,6 +210,7 @@ impl Streams<'_> {
         laid_down()?;
         let write = self.write(&[(0, self.target(0), MESSAGE)])?;
         self.check_copy()?;
+        let (read, checked_read) = (self.reads(false)?, self.reads(true)?);
         let partition_then_write = self.partition_then_write()?;
         self.check_partitions(false)?;
         laid_down()?;
@@ -218,7 +221,7 @@ impl Streams<'_> {
         let (checksum, reply) = self.call(op::CHECKSUM, &[], MESSAGE)?;
         let expect = [(MESSAGE as u64).to_le_bytes(), remora_kernel::crc64(&self.data.bytes).to_le_bytes()].concat();
         same(&reply, &expect, "the checksum")?;
-        Ok(Round { write, shuffle, shuffle_hashed, partition_then_write, sketch, tap, checksum })
+        Ok(Round { write, shuffle, shuffle_hashed, partition_then_write, sketch, tap, checksum, read, checked_read })
     }
 
     fn target(&self, offset: usize) -> u64 {
@@ -242,6 +245,27 @@ impl Streams<'_> {
             left -= self.completions()?.0;
         }
         Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// READs objects from the start of the other end's region one at a time, and has this core check their CRC-64 if
+    /// `checked`, as clients do without a kernel for it. Returns the seconds of one, the median.
+    fn reads(&self, checked: bool) -> Result<f64, Error> {
+        let (a, b) = (&self.bench.a, self.bench.b.target());
+        let expect = remora_kernel::crc64(&self.data.bytes[..OBJECT]);
+        let (sge, mut object, mut times) = (a.sge(STAGED, OBJECT), [0; OBJECT], [0.0; READS]);
+        for time in &mut times {
+            let start = Instant::now();
+            let op = SendOp::Read { va: b.va, rkey: b.key };
+            a.device.lock().nic().post_send(a.qp, &SendWr::new(0, op, Data::List(&sge)))?;
+            while self.completions()?.0 == 0 {}
+            if checked {
+                a.buffer.read(STAGED, &mut object).map_err(|e| Error::Argument(e.to_string()))?;
+                same(&remora_kernel::crc64(&object).to_le_bytes(), &expect.to_le_bytes(), "an object")?;
+            }
+            *time = start.elapsed().as_secs_f64();
+        }
+        times.sort_unstable_by(f64::total_cmp);
+        Ok(times[READS / 2])
     }
 
     /// Drives this end. Returns how many sends completed, and the reply that came.
@@ -338,6 +362,10 @@ impl Streams<'_> {
         impl WriteTap for Sketching {
             fn saw(&mut self, offset: u64, data: &[u8]) {
                 self.0.saw(offset, data);
+            }
+
+            fn ended(&mut self) {
+                self.0.settle();
             }
         }
         let b = &self.bench.b;

@@ -1,0 +1,57 @@
+//! Values straight into partitions that this machine's cores can store to.
+
+use super::{HASHED, OVERFLOW, Partition, hash};
+use crate::call::Status;
+use crate::memory::{Fault, Memory};
+use crate::vectored::vectored;
+use remora_memory::Scatter;
+
+/// Partitions values as they come: each is stored at once, and the core's cache gathers lines.
+pub struct Spreader {
+    scatter: Scatter,
+    /// Hashes of some values, if those name the partitions.
+    names: Option<Box<[u64; HASHED]>>,
+}
+
+impl Spreader {
+    /// Through places of that many partitions; `hashed` as in [`ShuffleParams`](super::ShuffleParams).
+    pub fn new(hashed: bool, scatter: Scatter) -> Spreader {
+        Spreader { scatter, names: hashed.then(|| Box::new([0; HASHED])) }
+    }
+
+    /// Over the partitions of `memory`, if it has a way to store to all of them from here.
+    pub(super) fn over<M: Memory>(memory: &M, key: u32, hashed: bool, partitions: &[Partition]) -> Option<Spreader> {
+        let places: Vec<(u64, u32)> = partitions.iter().map(|p| (p.va, p.values)).collect();
+        Some(Spreader::new(hashed, memory.scatter(key, &places)?))
+    }
+
+    /// Takes values, 8 bytes each; a tail of less is left out.
+    #[inline]
+    pub fn push(&mut self, bytes: &[u8]) -> Result<(), Status> {
+        let (values, _) = bytes.as_chunks::<8>();
+        let Some(names) = &mut self.names else {
+            return whole(self.scatter.put(values), values);
+        };
+        for values in values.chunks(HASHED) {
+            let names = &mut names[..values.len()];
+            hashes(values, names);
+            whole(self.scatter.put_named(values, names), values)?;
+        }
+        Ok(())
+    }
+}
+
+fn whole(stored: Result<usize, remora_memory::AccessError>, values: &[[u8; 8]]) -> Result<(), Status> {
+    match stored {
+        Ok(stored) if stored < values.len() => Err(OVERFLOW),
+        Ok(_) => Ok(()),
+        Err(_) => Err(Fault::Access.into()),
+    }
+}
+
+vectored! {
+    /// The hashes of as many values.
+    pub(super) fn hashes(values: &[[u8; 8]], out: &mut [u64]) {
+        out.iter_mut().zip(values).for_each(|(out, value)| *out = hash(u64::from_le_bytes(*value)));
+    }
+}
