@@ -5,8 +5,8 @@ import subprocess
 import zlib
 from collections import Counter
 
-# The op-code of an RC acknowledgement.
-ACKNOWLEDGE = 0x11
+# The op-code of an RC acknowledgement, and the first one of datagrams.
+ACKNOWLEDGE, DATAGRAMS = 0x11, 0x60
 
 
 def packets(path):
@@ -45,6 +45,22 @@ def acknowledged(path, host):
             queue_pair = ip[33:36]
             highest[queue_pair] = max(highest[queue_pair], int.from_bytes(ip[41:44], "big"))
     return sum(highest.values())
+
+
+def repeats_in_vain(path, host):
+    """Whether what `host` sent last, the connection manager's messages aside, had been acknowledged long before."""
+    source = bytes(map(int, host.split(".")))
+    acknowledged_at, last = {}, None
+    for number, (frame, _) in enumerate(packets(path)):
+        ip = frame[14:]
+        if len(ip) < 40 or ip[9] != 17:
+            continue
+        code, psn = ip[28], bytes(ip[37:40])
+        if code == ACKNOWLEDGE and ip[12:16] != source and ip[40] < 0x20:
+            acknowledged_at.setdefault(psn, number)
+        elif code < DATAGRAMS and code != ACKNOWLEDGE and ip[12:16] == source:
+            last = (psn, number)
+    return last is not None and acknowledged_at.get(last[0], last[1]) < last[1]
 
 
 def check(path):
