@@ -245,7 +245,15 @@ fn client_of(dir: &std::path::Path, node: usize) -> Result<Client, Failure> {
     let settings = Settings::read(dir)?;
     let mut config = ClientConfig::new(settings.addresses.clone());
     (config.link, config.node, config.retry) = (settings.link, node, true);
-    Ok(Client::connect(config)?)
+    Client::connect(config).map_err(|e| match e {
+        remora_real::Error::Unreachable(_) => {
+            let dir = dir.display();
+            Failure::Failed(format!(
+                "no node of the cluster in {dir} answers: start it with `remora cluster --dir {dir}`"
+            ))
+        }
+        other => other.into(),
+    })
 }
 
 fn get(args: &Get) -> Result<(), Failure> {

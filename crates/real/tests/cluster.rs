@@ -85,7 +85,8 @@ fn a_cluster_serves_at_any_node_in_every_deployment() {
         }
         assert!((0..500).all(|n: u64| b.get(n) == value(&n.to_le_bytes())));
         let status = b.status().expect("status");
-        assert_eq!((status.node, status.members, status.epoch, status.serves), (b.node() as u64, 0b111, 1, 1));
+        // One that was slow to start may have been left out first.
+        assert_eq!((status.node, status.members, status.serves), (b.node() as u64, 0b111, 1));
         assert!(status.log_bytes > 300_000 && status.clients == 1, "{status:?}");
     }
 }
@@ -115,7 +116,9 @@ fn a_client_goes_on_at_another_node_and_a_request_sent_again_is_done_once() {
             assert!(matches!(done.outcome, Outcome::Added(_)), "{done:?}");
             answers -= 1;
         };
-        (0..3).for_each(|_| drop(client.poll(&mut count)));
+        for _ in 0..3 {
+            client.poll(&mut count);
+        }
         // Whatever was under way there is asked for again elsewhere.
         let node = client.node();
         cluster.nodes[node] = None;

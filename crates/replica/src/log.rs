@@ -32,6 +32,9 @@ pub enum Record {
 /// Appends a record's bytes to `out`. The first `durable` bytes of the log are known to be durable.
 pub fn encode(record: &Record, durable: usize, out: &mut Vec<u8>) {
     let start = out.len();
+    if let Record::Write(write) = record {
+        out.reserve(HEAD + 96 + write.bytes());
+    }
     out.extend_from_slice(&[0; 8]);
     out.extend_from_slice(&(durable as u64).to_le_bytes());
     record.put(out);

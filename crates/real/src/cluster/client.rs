@@ -20,7 +20,7 @@ const DIAL: u64 = 200_000_000;
 /// How long to wait before the next node is called, when all have been tried.
 const PAUSE: u64 = 5_000_000;
 /// How long a node may leave all requests unanswered before the client asks another one.
-const SILENCE: u64 = 500_000_000;
+const SILENCE: u64 = 1_000_000_000;
 
 /// Whom a client talks to, and how.
 #[derive(Clone, Debug)]
@@ -224,13 +224,22 @@ impl Client {
 
     /// Sleeps until an answer comes, or something else to be polled for, but no longer than `timeout`.
     pub fn wait(&self, timeout: Duration) {
-        self.device.wait(self.streams.cq(), timeout);
+        self.device.wait(self.streams.cq(), timeout.min(self.patience()));
+    }
+
+    /// How long it may sleep: no completion tells that a node has ended, or that it is time to call one.
+    fn patience(&self) -> Duration {
+        match self.state {
+            State::Connected { .. } if self.open.is_empty() => Duration::MAX,
+            State::Connected { .. } => Duration::from_millis(5),
+            _ => Duration::from_millis(1),
+        }
     }
 
     /// The same for several clients of one thread.
     pub fn wait_any(clients: &[Self], timeout: Duration) {
         let mut all = clients.iter().map(|client| (&client.device, client.streams.cq()));
-        Device::wait_any(&mut all, timeout);
+        Device::wait_any(&mut all, clients.iter().map(Self::patience).fold(timeout, Duration::min));
     }
 
     /// One request from start to end. Nothing else may be under way.
@@ -326,6 +335,7 @@ impl Client {
         if seat.now.saturating_sub(self.looked) > 1_000_000 {
             self.looked = seat.now;
             self.give_up(seat);
+            self.look(seat);
         }
         work + self.streams.flush(seat.nic)
     }
@@ -459,7 +469,9 @@ impl Client {
         if !link.reach(node).unwrap_or(false) {
             return false;
         }
-        let attr = ConnectAttr { path_mtu: link.max_mtu() as u32, min_rnr_timer: 1, ..ConnectAttr::default() };
+        // A node that acknowledges nothing for some 0.1 s is gone.
+        let path_mtu = link.max_mtu() as u32;
+        let attr = ConnectAttr { path_mtu, min_rnr_timer: 1, ack_timeout: 12, ..ConnectAttr::default() };
         let route = remora_nic::Route { local: seat.local, remote: node, link: 0 };
         let Ok(qpn) = self.streams.open(seat.nic) else { return false };
         match seat.nic.connect(seat.now, qpn, route, service_id(CLIENT_PORT), attr, &client_hello()) {
@@ -484,6 +496,15 @@ impl Client {
                 out.push(1);
                 open.request.encode(out);
             });
+        }
+    }
+
+    /// Over shared memory it shows at once that a process has ended.
+    fn look(&mut self, seat: &mut Seat<'_>) {
+        let (State::Calling { qpn, .. } | State::Connected { qpn, .. }) = self.state else { return };
+        let node = self.config.nodes[self.node];
+        if seat.links.first_mut().is_some_and(|link| matches!(link.reach(node), Ok(false))) {
+            self.lost(seat, qpn);
         }
     }
 

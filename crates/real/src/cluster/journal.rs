@@ -17,8 +17,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use remora_replica::log;
 use remora_replica::node::{Change, Snapshot};
 
@@ -57,9 +58,12 @@ impl std::fmt::Display for LogKind {
     }
 }
 
-/// Zeros that are kept ahead of the log's end, and how many are written at once, in bytes.
-const ROOM: u64 = 16 << 20;
-const STEP: u64 = 1 << 20;
+/// Zeros (bytes) that are ahead of the log's end at the start, and again whenever nothing was written for a while.
+const ROOM: u64 = 32 << 20;
+/// Zeros (bytes) that are written at once: a few milliseconds.
+const STEP: u64 = 4 << 20;
+/// How long nothing is written before the log is given room again.
+const QUIET: Duration = Duration::from_millis(100);
 
 /// A log that is open.
 pub(super) struct Journal {
@@ -70,6 +74,7 @@ pub(super) struct Journal {
 struct Shared {
     queue: Mutex<Queue>,
     wake: Condvar,
+    linger: Duration,
     /// All tokens below this are durable.
     durable: AtomicU64,
     failed: AtomicBool,
@@ -105,16 +110,22 @@ pub(super) struct JournalStats {
 
 impl Journal {
     /// Opens the log in `dir`, or makes one. Gives its content too. `wake` is called, by another thread, whenever more
-    /// has become durable.
-    pub fn open(dir: &Path, kind: LogKind, wake: impl Fn() + Send + 'static) -> Result<(Self, Vec<u8>), Error> {
+    /// has become durable. Changes wait for others to share their sync for `linger`, where nobody waits for them.
+    pub fn open(
+        dir: &Path,
+        kind: LogKind,
+        linger: Duration,
+        wake: impl Fn() + Send + 'static,
+    ) -> Result<(Self, Vec<u8>), Error> {
         let (file, content) = LogFile::open(dir, kind)?;
-        Ok((Self::start(file, wake)?, content))
+        Ok((Self::start(file, linger, wake)?, content))
     }
 
-    fn start(mut file: LogFile, wake: impl Fn() + Send + 'static) -> Result<Self, Error> {
+    fn start(mut file: LogFile, linger: Duration, wake: impl Fn() + Send + 'static) -> Result<Self, Error> {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
             wake: Condvar::new(),
+            linger,
             durable: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             why: Mutex::new(None),
@@ -184,10 +195,14 @@ impl Shared {
                     if queue.stop {
                         return;
                     }
-                    if file.wants_room() {
+                    if !file.wants_room() {
+                        self.wake.wait(&mut queue);
+                    } else if self.wake.wait_for(&mut queue, QUIET).timed_out() {
                         break;
                     }
-                    self.wake.wait(&mut queue);
+                }
+                if !self.linger.is_zero() && !queue.stop {
+                    MutexGuard::unlocked(&mut queue, || std::thread::sleep(self.linger));
                 }
                 std::mem::swap(&mut changes, &mut queue.changes);
                 copied = std::mem::take(&mut queue.copied);
@@ -214,7 +229,7 @@ impl Shared {
                 Change::Replace(bytes) => {
                     // Nobody needs what the old log would get.
                     file.gather.clear();
-                    file.copying = None;
+                    self.stop_copying(file);
                     file.replace(&bytes)?;
                 }
                 Change::Compact(snapshot) => {
@@ -235,10 +250,7 @@ impl Shared {
 impl Shared {
     /// Has a new file written by another thread. One that is being written is superseded.
     fn copy(self: &Arc<Self>, file: &mut LogFile, snapshot: Snapshot) -> io::Result<()> {
-        if let Some(former) = file.copying.take() {
-            let _ = former.thread.join();
-            self.queue.lock().copied = false;
-        }
+        self.stop_copying(file);
         let (path, kind, shared) = (file.path.clone(), file.kind, self.clone());
         let write = move || {
             let written = LogFile::written(&path, kind, &snapshot.encode());
@@ -249,6 +261,14 @@ impl Shared {
         let thread = std::thread::Builder::new().name("remora-log-copy".into()).spawn(write)?;
         file.copying = Some(Copying { thread, since: Vec::new() });
         Ok(())
+    }
+
+    fn stop_copying(&self, file: &mut LogFile) {
+        if let Some(former) = file.copying.take() {
+            // Whatever came of it, nobody needs it.
+            let _ = former.thread.join();
+            self.queue.lock().copied = false;
+        }
     }
 }
 
@@ -287,7 +307,9 @@ impl LogFile {
         let content = log::without_room(content);
         let end = content.len() as u64;
         let mut this = Self::new(&path, kind, file, end, room);
+        this.fill(end + ROOM).map_err(|e| failed("making room in", e))?;
         this.map().map_err(|e| failed("mapping", e))?;
+        this.file.sync_all().map_err(|e| failed("making room in", e))?;
         sync_directory(dir).map_err(|e| failed("creating", e))?;
         Ok((this, content))
     }
@@ -298,9 +320,6 @@ impl LogFile {
 
     fn map(&mut self) -> io::Result<()> {
         if self.kind == LogKind::Pmem {
-            if self.room < ROOM {
-                self.fill(ROOM)?;
-            }
             self.mapped = Some(Mapped::new(&self.file, self.room as usize)?);
         }
         Ok(())
@@ -317,9 +336,10 @@ impl LogFile {
     }
 
     fn fill(&mut self, length: u64) -> io::Result<()> {
-        let zeros = vec![0; STEP as usize];
+        const PIECE: u64 = 1 << 20;
+        let zeros = vec![0; PIECE as usize];
         while self.room < length {
-            let step = (length - self.room).min(STEP) as usize;
+            let step = (length - self.room).min(PIECE) as usize;
             self.file.write_all_at(&zeros[..step], self.room)?;
             self.room += step as u64;
         }
@@ -342,8 +362,10 @@ impl LogFile {
             }
             mapped.write(self.end as usize, &self.gather);
         } else {
+            if end > self.room {
+                self.fill(end + STEP)?;
+            }
             self.file.write_all_at(&self.gather, self.end)?;
-            self.room = self.room.max(end);
             self.file.sync_data()?;
         }
         self.end = end;
@@ -377,7 +399,7 @@ impl LogFile {
         file.write_all_at(bytes, 0)?;
         let length = bytes.len() as u64;
         let mut this = Self::new(path, kind, file, length, length);
-        this.fill(length + STEP)?;
+        this.fill(length + ROOM)?;
         this.map()?;
         this.file.sync_all()?;
         Ok(this)
@@ -406,7 +428,7 @@ fn sync_directory(dir: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
     use remora_replica::log::{End, Record, decode, encode};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     fn record(scope: u64, durable: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -426,9 +448,9 @@ mod tests {
     fn what_is_durable_is_there_after_opening_again() {
         for kind in [LogKind::Fdatasync, LogKind::Pmem] {
             let dir = tempfile::tempdir().unwrap();
-            let (journal, content) = Journal::open(dir.path(), kind, || {}).unwrap();
+            let (journal, content) = Journal::open(dir.path(), kind, Duration::ZERO, || {}).unwrap();
             assert!(content.is_empty());
-            assert!(Journal::open(dir.path(), kind, || {}).is_err(), "one process at a time");
+            assert!(Journal::open(dir.path(), kind, Duration::ZERO, || {}).is_err(), "one process at a time");
             let mut all = Vec::new();
             for token in 0..50 {
                 let bytes = record(token, all.len());
@@ -438,7 +460,7 @@ mod tests {
             wait(&journal, 49);
             assert_eq!(journal.stats().length, all.len() as u64);
             drop(journal);
-            let (journal, content) = Journal::open(dir.path(), kind, || {}).unwrap();
+            let (journal, content) = Journal::open(dir.path(), kind, Duration::ZERO, || {}).unwrap();
             assert!(content == all, "{kind}");
             // Appends before a replacement are nobody's; appends after it follow it.
             let snapshot = record(100, 0);
@@ -447,7 +469,7 @@ mod tests {
             journal.submit(2, Change::Append(record(101, snapshot.len())));
             wait(&journal, 2);
             drop(journal);
-            let (_, content) = Journal::open(dir.path(), kind, || {}).unwrap();
+            let (_, content) = Journal::open(dir.path(), kind, Duration::ZERO, || {}).unwrap();
             assert_eq!(decode(&content).records, [Record::Scope(100), Record::Scope(101)]);
             assert_eq!(decode(&content).end, End::Whole);
         }
@@ -458,7 +480,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (mut file, _) = LogFile::open(dir.path(), LogKind::Fdatasync).unwrap();
         (file.file, file.room) = (File::open(&file.path).unwrap(), 2 * ROOM);
-        let journal = Journal::start(file, || {}).unwrap();
+        let journal = Journal::start(file, Duration::ZERO, || {}).unwrap();
         assert_eq!((journal.durable(), journal.failure()), (0, None));
         (0..3).for_each(|token| journal.submit(token, Change::Append(record(token, 0))));
         let end = Instant::now() + Duration::from_secs(20);
@@ -471,7 +493,7 @@ mod tests {
     #[test]
     fn appends_go_on_while_the_log_is_compacted() {
         let dir = tempfile::tempdir().unwrap();
-        let (journal, _) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
+        let (journal, _) = Journal::open(dir.path(), LogKind::Fdatasync, Duration::ZERO, || {}).unwrap();
         journal.submit(0, Change::Append(record(1, 0)));
         let snapshot = |from: u64| Snapshot::new((from..from + 2000).map(Record::Scope).collect());
         // The second one supersedes the first.
@@ -490,7 +512,7 @@ mod tests {
             token += 1;
         }
         drop(journal);
-        let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
+        let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, Duration::ZERO, || {}).unwrap();
         let expected: Vec<Record> = (20..2020).map(Record::Scope).chain(appended).collect();
         assert!(decode(&content).records == expected && decode(&content).end == End::Whole);
     }
@@ -498,16 +520,16 @@ mod tests {
     #[test]
     fn a_torn_tail_and_damage_are_left_to_the_engine() {
         let dir = tempfile::tempdir().unwrap();
-        let (first, second) = (record(1, 0), record(2, record(1, 0).len()));
+        let (first, second) = (record(1, 0), record(u64::MAX, record(1, 0).len()));
         let path = dir.path().join("log");
         let mut torn = [first.as_slice(), &second[..second.len() - 3], &[0; 5000]].concat();
         std::fs::write(&path, &torn).unwrap();
-        let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
+        let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, Duration::ZERO, || {}).unwrap();
         assert_eq!((decode(&content).end, decode(&content).length), (End::Torn, first.len()));
         torn[2] ^= 1;
         torn[first.len()..first.len() + second.len()].copy_from_slice(&second);
         std::fs::write(&path, &torn).unwrap();
-        let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
+        let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, Duration::ZERO, || {}).unwrap();
         assert_eq!(decode(&content).end, End::Damaged(0));
     }
 }

@@ -32,6 +32,9 @@ const FIFO: u16 = 16_384;
 /// A log is compacted when it is so many bytes longer than twice what it holds.
 const SLACK: usize = 64 << 20;
 
+/// How long a log waits for more before it syncs, in the model where nobody waits for it.
+const LINGER: Duration = Duration::from_millis(2);
+
 /// What a node is like.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
@@ -82,6 +85,8 @@ impl NodeConfig {
             deployment,
             suspect,
             lease: suspect / 2,
+            // Connections are reliable: only what a broken one lost is sent again.
+            retry: suspect / 2,
             max_value: MAX_VALUE,
             stamps: 32,
             ..ddp::Config::new(NodeId(self.id), nodes, self.model)
@@ -108,7 +113,8 @@ impl ClusterNode {
         // First the log: a second process for the same node ends here.
         let thread: Arc<OnceLock<Wake>> = Arc::default();
         let wake = thread.clone();
-        let (journal, bytes) = Journal::open(&config.dir, config.log, move || {
+        let linger = if config.model == Model::Event { LINGER } else { Duration::ZERO };
+        let (journal, bytes) = Journal::open(&config.dir, config.log, linger, move || {
             if let Some(wake) = wake.get() {
                 wake.wake();
             }
