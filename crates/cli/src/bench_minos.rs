@@ -173,7 +173,8 @@ pub enum RedisLog {
 }
 
 impl RedisLog {
-    fn append_only(self) -> AppendOnly {
+    /// As Redis is told.
+    pub fn append_only(self) -> AppendOnly {
         match self {
             Self::No => AppendOnly::No,
             Self::Everysec => AppendOnly::EverySecond,

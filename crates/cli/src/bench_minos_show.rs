@@ -5,6 +5,7 @@ use std::fmt::Write;
 use remora_real::bench::{BenchRow, Goal};
 use remora_study::format::{digits, rate};
 use remora_study::machine::Machine;
+use remora_study::peers::cluster::SCOPE;
 use remora_study::peers::drive::Side;
 use serde_json::{Value, json};
 
@@ -42,11 +43,29 @@ pub fn table(args: &BenchMinos, report: &Report) -> String {
             let _ = writeln!(out, "{store:<14} {why}");
         }
     }
+    let _ = writeln!(out);
+    for line in notes(args, report) {
+        let _ = writeln!(out, "{line}");
+    }
     let goals = goals(args, report);
     if !goals.is_empty() {
         let _ = write!(out, "\n{}", rows_table(&goals));
     }
     out
+}
+
+/// What a reader must know of those that were measured.
+fn notes(args: &BenchMinos, report: &Report) -> Vec<String> {
+    let notes = [
+        ("scope", format!("scope: every {SCOPE}th write of a client ends a scope and waits for its PERSIST")),
+        ("etcd", "etcd: put and linearizable get at the leader; durable at two of three before it answers".into()),
+        (
+            "redis",
+            format!("redis: SET, WAIT 2; GET at the primary; appendonly {}", args.redis_log.append_only().name()),
+        ),
+    ];
+    let measured = |store: &str| report.rows.iter().any(|row| row.store.starts_with(store));
+    notes.into_iter().filter(|(store, _)| measured(store)).map(|(_, note)| note).collect()
 }
 
 fn title(workload: Workload) -> String {
@@ -172,6 +191,7 @@ pub fn json(args: &BenchMinos, report: &Report) -> Value {
         "value_bytes": args.value_bytes,
         "seconds": args.seconds.as_secs_f64(),
         "seed": args.seed,
+        "redis_appendonly": args.redis_log.append_only().name(),
         "appends_ns": report.appends_ns.iter().map(|(store, ns)| json!({ "before": store, "ns": ns })).collect::<Vec<_>>(),
         "rows": report.rows.iter().map(row).collect::<Vec<_>>(),
         "absent": report.absent.iter().map(|(store, why)| json!({ "store": store, "why": why })).collect::<Vec<_>>(),

@@ -30,6 +30,7 @@ fn peers_are_measured_or_named_as_missing() {
     for store in ["synch host", "synch nic", "scope host", "scope nic"] {
         assert_eq!(read("out.csv").lines().filter(|line| line.starts_with(store)).count(), 6);
     }
+    assert!(text.contains("waits for its PERSIST"), "{text}");
     for (program, store) in [("etcd", "etcd"), ("redis-server", "redis WAIT 2")] {
         let rows: Vec<&Value> = json["rows"].as_array().unwrap().iter().filter(|row| row["store"] == store).collect();
         if !installed(program) {
