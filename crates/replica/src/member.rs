@@ -116,6 +116,20 @@ struct Proposal {
     asked: Time,
 }
 
+/// What is known of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Peer {
+    /// When it was last heard.
+    heard: Time,
+    /// What it said of itself, and in which epoch.
+    said: Status,
+    epoch: u64,
+    /// Until when this node has promised not to leave it out.
+    granted: Time,
+    /// The newest beat of mine that it answered.
+    answered: Option<Time>,
+}
+
 /// One node's share of membership.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Membership {
@@ -128,15 +142,11 @@ pub struct Membership {
     status: Status,
     /// The view that `status` speaks of; the newest one may not be durable here yet.
     installed: u64,
-    /// Of each node: when it was last heard, and what it said of itself in which epoch.
-    heard: BTreeMap<NodeId, (Time, Status, u64)>,
+    /// By number, those too that are no nodes of the cluster.
+    peers: Vec<Peer>,
     /// With a damaged log: since when that is known, and the newest epochs that others knew after that.
     damaged_at: Time,
     newest: BTreeMap<NodeId, u64>,
-    /// Until when this node has promised not to leave out whom.
-    granted: BTreeMap<NodeId, Time>,
-    /// Of each node, the newest beat of mine that it answered.
-    answered: BTreeMap<NodeId, Time>,
     /// Whose beats are not answered, until when: somebody wants to leave them out.
     barred: (NodeSet, Time),
     beat_at: Time,
@@ -152,6 +162,7 @@ pub struct Membership {
 impl Membership {
     /// A node as its log has it; `status` says whether it comes from a crash.
     pub fn new(now: Time, me: NodeId, nodes: NodeSet, timing: Timing, durable: Durable, status: Status) -> Self {
+        let numbers = nodes.with(me).iter().last().map_or(0, |last| usize::from(last.0) + 1);
         Self {
             me,
             nodes,
@@ -161,11 +172,9 @@ impl Membership {
             durable,
             status,
             installed: durable.view.epoch,
-            heard: nodes.iter().map(|node| (node, (now, Status::Serving, 0))).collect(),
+            peers: vec![Peer { heard: now, said: Status::Serving, epoch: 0, granted: 0, answered: None }; numbers],
             damaged_at: now,
             newest: BTreeMap::new(),
-            granted: BTreeMap::new(),
-            answered: BTreeMap::new(),
             barred: (NodeSet::EMPTY, 0),
             beat_at: now,
             wanted_since: None,
@@ -247,7 +256,7 @@ impl Membership {
         for node in self.nodes.without(self.me).iter() {
             self.send(node, Notice::Beat(now, epoch, self.status));
         }
-        self.answered.insert(self.me, now);
+        self.peer(self.me).answered = Some(now);
         self.renew();
         self.consider();
     }
@@ -278,15 +287,13 @@ impl Membership {
         if !self.nodes.has(from) || !self.sensible(notice) {
             return;
         }
-        if let Some(heard) = self.heard.get_mut(&from) {
-            heard.0 = now;
-        }
+        self.peer(from).heard = now;
         let epoch = self.durable.view.epoch;
         match notice {
             Notice::Beat(sent, theirs, status) => self.beat(from, sent, theirs, status),
             Notice::Grant(sent) => {
-                let newest = self.answered.entry(from).or_default();
-                *newest = sent.max(*newest);
+                let answered = &mut self.peer(from).answered;
+                *answered = Some(sent).max(*answered);
                 self.renew();
             }
             Notice::Prepare(base, ballot, out) => {
@@ -332,9 +339,10 @@ impl Membership {
     fn beat(&mut self, from: NodeId, sent: Time, theirs: u64, status: Status) {
         let view = self.durable.view;
         // What it said before it knew the view says nothing about its place in it.
-        let known = self.heard.get(&from).filter(|_| theirs < view.epoch && status != Status::Damaged);
-        let (said, epoch) = known.map_or((status, theirs), |heard| (heard.1, heard.2));
-        self.heard.insert(from, (self.now, said, epoch));
+        if theirs >= view.epoch || status == Status::Damaged {
+            let peer = self.peer(from);
+            (peer.said, peer.epoch) = (status, theirs);
+        }
         if status == Status::Damaged && self.status != Status::Damaged {
             self.send(from, Notice::Newest(sent, view.epoch));
         }
@@ -347,20 +355,32 @@ impl Membership {
         let unsure = self.status == Status::Damaged;
         let serving = theirs == view.epoch && view.members.has(from) && status == Status::Serving;
         if serving && !left_out && !barred && !unsure {
-            self.granted.insert(from, self.now + self.timing.term);
+            self.peer(from).granted = self.now + self.timing.term;
             self.send(from, Notice::Grant(sent));
         }
     }
 
     /// The lease lasts from the beat that the slowest of the fastest majority has answered.
     fn renew(&mut self) {
-        let mut answered: Vec<Time> = self.answered.values().copied().collect();
-        answered.sort_unstable_by(|a, b| b.cmp(a));
-        if let Some(&sent) = answered.get(self.majority() - 1)
-            && self.status == Status::Serving
-        {
+        if self.status != Status::Serving {
+            return;
+        }
+        let mut answered = [None; 64];
+        let numbers = self.peers.len();
+        answered.iter_mut().zip(&self.peers).for_each(|(slot, peer)| *slot = peer.answered);
+        let (_, sent, _) = answered[..numbers].select_nth_unstable(numbers - self.majority());
+        if let Some(sent) = *sent {
             self.out.push_back(Output::Lease(sent + self.timing.lease));
         }
+    }
+
+    fn known(&self, node: NodeId) -> Option<&Peer> {
+        self.peers.get(usize::from(node.0))
+    }
+
+    /// Of a node of the cluster.
+    fn peer(&mut self, node: NodeId) -> &mut Peer {
+        &mut self.peers[usize::from(node.0)]
     }
 
     fn majority(&self) -> usize {
@@ -397,10 +417,8 @@ impl Membership {
         self.proposal = None;
         self.wanted_since = None;
         self.barred.0 = NodeSet::EMPTY;
-        for (node, heard) in &mut self.heard {
-            if view.recovery && view.members.has(*node) {
-                heard.1 = Status::Merging;
-            }
+        for node in view.members.iter().filter(|_| view.recovery) {
+            self.peer(node).said = Status::Merging;
         }
         self.round = 0;
         self.persist_then(Output::Install(view));
@@ -437,7 +455,7 @@ impl Membership {
             return self.send(from, Notice::Reject(view.epoch, self.durable.promised));
         }
         let left_out = self.durable.view.members.minus(view.members);
-        let bound = |node: NodeId| self.granted.get(&node).is_some_and(|&until| self.now < until);
+        let bound = |node: NodeId| self.known(node).is_some_and(|peer| self.now < peer.granted);
         let since_boot = self.now.saturating_sub(self.booted);
         // After a restart nobody knows what was granted before it.
         if left_out.iter().any(bound) || !left_out.is_empty() && since_boot < self.timing.term {
@@ -522,20 +540,20 @@ impl Membership {
     }
 
     fn alive(&self) -> NodeSet {
-        let fresh = |node: NodeId| self.heard.get(&node).is_some_and(|heard| self.now < heard.0 + self.timing.suspect);
+        let fresh = |node: NodeId| self.known(node).is_some_and(|peer| self.now < peer.heard + self.timing.suspect);
         self.nodes.iter().filter(|&node| fresh(node)).fold(NodeSet::one(self.me), NodeSet::with)
     }
 
     fn are(&self, nodes: NodeSet, wanted: impl Fn(Status) -> bool) -> NodeSet {
         let status =
-            |node: NodeId| if node == self.me { Some(self.status) } else { self.heard.get(&node).map(|h| h.1) };
+            |node: NodeId| if node == self.me { Some(self.status) } else { self.known(node).map(|peer| peer.said) };
         nodes.iter().filter(|&node| status(node).is_some_and(&wanted)).fold(NodeSet::EMPTY, NodeSet::with)
     }
 
     /// Those of `nodes` that have said so in this epoch.
     fn are_now(&self, nodes: NodeSet, wanted: impl Fn(Status) -> bool) -> NodeSet {
         let epoch = self.durable.view.epoch;
-        let current = |node: NodeId| node == self.me || self.heard.get(&node).is_some_and(|heard| heard.2 == epoch);
+        let current = |node: NodeId| node == self.me || self.known(node).is_some_and(|peer| peer.epoch == epoch);
         self.are(nodes, wanted).iter().filter(|&node| current(node)).fold(NodeSet::EMPTY, NodeSet::with)
     }
 

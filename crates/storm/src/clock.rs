@@ -10,7 +10,7 @@ pub struct Clock {
     ppm: i32,
 }
 
-const MILLION: u128 = 1_000_000;
+const MILLION: u64 = 1_000_000;
 
 impl Clock {
     /// A clock that reads `local` at time 0 and runs right.
@@ -25,18 +25,28 @@ impl Clock {
 
     /// What the node reads at `now`.
     pub fn local(&self, now: Time) -> Time {
-        let passed = u128::from(now.saturating_sub(self.since));
-        self.local + (passed * self.rate() / MILLION) as Time
+        self.local + scaled(now.saturating_sub(self.since), self.rate(), MILLION, false)
     }
 
     /// The first moment at which the node reads `local` or later.
     pub fn global(&self, local: Time) -> Time {
-        let passed = u128::from(local.saturating_sub(self.local));
-        self.since.saturating_add((passed * MILLION).div_ceil(self.rate()) as Time)
+        self.since.saturating_add(scaled(local.saturating_sub(self.local), MILLION, self.rate(), true))
     }
 
-    fn rate(&self) -> u128 {
-        (1_000_000 + i64::from(self.ppm)).max(1) as u128
+    fn rate(&self) -> u64 {
+        (MILLION as i64 + i64::from(self.ppm)).max(1) as u64
+    }
+}
+
+/// `time` by `up` over `down`, rounded up or down. Both are near a million, so that short times need no wide numbers.
+fn scaled(time: Time, up: u64, down: u64, round_up: bool) -> Time {
+    if up == down {
+        return time;
+    }
+    let more = if round_up { down - 1 } else { 0 };
+    match time.checked_mul(up).and_then(|product| product.checked_add(more)) {
+        Some(product) => product / down,
+        None => ((u128::from(time) * u128::from(up) + u128::from(more)) / u128::from(down)) as Time,
     }
 }
 

@@ -192,8 +192,8 @@ pub(crate) enum Event<M> {
 
 /// One node: its engine, and what the world does to it.
 pub(crate) struct Node<E: Engine> {
-    /// `None` while it is down.
-    pub engine: Option<E>,
+    /// `None` while it is down. In a box, since it is taken out while the world does what it asks.
+    pub engine: Option<Box<E>>,
     pub disk: Disk,
     pub clock: Clock,
     /// Counts starts and ends, so that what was meant for an earlier life is told apart.
@@ -333,7 +333,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
     /// What each node has come to.
     fn tell_states(&mut self) {
         for (node, place) in self.nodes.iter().enumerate() {
-            let state = || place.engine.as_ref().map_or("down".into(), Engine::state);
+            let state = || place.engine.as_ref().map_or("down".into(), |engine| engine.state());
             self.story.say(self.now, || format!("node {node}: {}", state()));
         }
     }
@@ -382,7 +382,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
         let seed = crate::rng::mix(self.plan.seed ^ crate::rng::mix((node as u64) << 32 | place.starts));
         let boot = Boot { node, nodes, now, log: place.disk.read(), seed, starts: place.starts };
         self.story.say(self.now, || format!("node {node} starts with a log of {} bytes", boot.log.len()));
-        place.engine = Some(E::start(&self.plan.config, boot));
+        place.engine = Some(Box::new(E::start(&self.plan.config, boot)));
         place.life += 1;
         place.starts += 1;
         place.armed = None;
@@ -445,7 +445,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
                 }
             }
         }
-        self.watch(node, &engine);
+        self.watch(node, &*engine);
         let place = &mut self.nodes[node];
         place.engine = Some(engine);
         if place.disk.begin_sync() {
@@ -458,7 +458,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
     /// Puts the engine's next timeout into the queue, unless an earlier event is there already.
     pub fn arm(&mut self, node: usize) {
         let place = &mut self.nodes[node];
-        let Some(due) = place.engine.as_ref().and_then(Engine::next_timeout) else { return };
+        let Some(due) = place.engine.as_ref().and_then(|engine| engine.next_timeout()) else { return };
         let at = place.clock.global(due).max(self.now);
         if place.armed.is_none_or(|armed| at < armed) {
             place.armed = Some(at);

@@ -312,8 +312,8 @@ impl Replica {
     }
 
     /// Would this message do no more than add to acknowledgements of which another node's are still missing, or nothing
-    /// at all? Then it makes no difference when it arrives, which a search of all orders may use.
-    pub fn is_only_counted(&self, from: NodeId, message: &Message) -> bool {
+    /// at all, now and later? Then it makes no difference when it arrives, which a search of all orders may use.
+    pub fn is_indifferent(&self, from: NodeId, message: &Message) -> bool {
         if message.epoch != self.view.epoch {
             return message.epoch < self.view.epoch;
         }
@@ -323,6 +323,12 @@ impl Replica {
                 (!kind.c() || others_missing(driven.acked_c)) && (!kind.p() || others_missing(driven.acked_p))
             }),
             Body::PersistAck(scope) => self.flushes.get(&scope).is_some_and(|flush| others_missing(flush.acked)),
+            // It raises nothing any more, as global timestamps only grow; those that are set, in mutants, do not.
+            Body::Val(key, ts, kind) => {
+                let meta = self.meta(key);
+                let raises = kind.c() && ts > meta.glb_volatile_ts || kind.p() && ts > meta.glb_durable_ts;
+                !raises && self.config.mutation.is_none()
+            }
             _ => false,
         }
     }

@@ -210,15 +210,25 @@ impl System {
         (changes && !stay.is_empty() && !merging).then_some(view)
     }
 
-    /// A message of which it makes no difference when it arrives: it arrives at once, and alone (partial-order
-    /// reduction). Of several acknowledgements that a write awaits all but the last are such, in any order: which of
-    /// them is the last makes no difference either.
+    /// What makes no difference when it happens: it happens at once, and alone (partial-order reduction). Of several
+    /// acknowledgements that a write awaits all but the last are such, in any order: which of them is the last makes no
+    /// difference either. So are messages that change nothing, and persists of Event, while nobody can crash or learn:
+    /// nothing in that model looks at them.
     fn indifferent(&self, state: &State) -> Option<Action> {
         let counted = |(to, from, message): &&(NodeId, NodeId, Message)| {
-            state.replica(*to).is_some_and(|replica| replica.is_only_counted(*from, message))
+            state.replica(*to).is_some_and(|replica| replica.is_indifferent(*from, message))
         };
-        let (to, from, message) = state.net.iter().find(counted).filter(|_| state.left.duplicates == 0)?;
-        Some(Action::Deliver(*from, *to, message.clone()))
+        if let Some((to, from, message)) = state.net.iter().find(counted).filter(|_| state.left.duplicates == 0) {
+            return Some(Action::Deliver(*from, *to, message.clone()));
+        }
+        let Failures { crashes, suspicions, blackouts, .. } = state.left;
+        if self.options.model != Model::Event || state.view.epoch > 1 || crashes + suspicions + blackouts > 0 {
+            return None;
+        }
+        (0..).zip(&state.jobs).find_map(|(node, jobs)| {
+            let persist = jobs.keys().find(|job| matches!(job, JobId::Persist(..)))?;
+            Some(Action::Done(NodeId(node), *persist))
+        })
     }
 
     fn ordinary_actions(&self, state: &State, actions: &mut Vec<Action>) {
