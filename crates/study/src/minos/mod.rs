@@ -113,7 +113,7 @@ fn figure(study: &Study, outcomes: &mut impl Iterator<Item = Outcome>) -> Figure
         if study.relative_to_last
             && let Some(last) = dots.last().map(|dot| dot.y)
         {
-            dots.iter_mut().for_each(|dot| dot.y /= last);
+            dots.iter_mut().for_each(|dot| (dot.y, dot.spread) = (dot.y / last, (dot.y / last, dot.y / last)));
         }
         // What is shown beside the rest and, of five lines, the two that have others' colours.
         let dashed = series.metric.is_some() || study.series.len() == MODELS && number > 2;

@@ -48,7 +48,7 @@ fn claims(out: &mut String, all: &Reproduction) {
         };
         let _ = writeln!(
             out,
-            "<tr><td class=\"t\">{}</td><td class=\"t\">{}: {}{remark}</td><td class=\"t\">{kind}</td><td>{} {}</td>\
+            "<tr><td class=\"t\">{}</td><td class=\"t\">{}: {}{remark}</td><td class=\"t\">{kind}</td><td>{}&nbsp;{}</td>\
              <td>{}</td><td class=\"t\">{}</td></tr>",
             escape(&claim.section),
             escape(&claim.about),
