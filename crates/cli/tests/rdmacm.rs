@@ -130,6 +130,9 @@ fn rsockets_stream() {
     if ready("rstream") {
         let words = ["rstream", "-T", "v", "-C", "20"];
         meet("auto", &words, &[&words[..], &["-s", "SRV"]].concat(), true);
+        // Polled sockets at the server: a client that polls takes the server's hanging up for an error.
+        let polled = [&words[..], &["-T", "a"]].concat();
+        meet("udp", &polled, &[&words[..], &["-T", "b", "-s", "SRV"]].concat(), true);
     }
 }
 
