@@ -24,6 +24,8 @@ use crate::{Failure, args, bench_minos_show as show, print};
 
 /// How long a cluster may take until it serves.
 const START: Duration = Duration::from_secs(20);
+/// A node that is silent for so long is taken to have failed.
+const SUSPECT_MS: u64 = 2000;
 
 const EXAMPLES: &str = "\
 Three nodes of each store, on this machine, with their data on one disk. One thread drives them, with as many requests
@@ -217,7 +219,9 @@ impl Started {
         directory: &Path,
     ) -> Result<Self, Failure> {
         let (persistency, deployment, link) = (Some(model), Some(deployment), Some(link));
-        let shape = Shape { nodes: Some(3), persistency, deployment, link, log: None, suspect: None };
+        // On a machine with more to do than cores a node may have to wait for one.
+        let suspect = Some(SUSPECT_MS);
+        let shape = Shape { nodes: Some(3), persistency, deployment, link, log: None, suspect };
         let nodes = Children::start(directory, Settings::open(directory, &shape)?)?;
         nodes.await_service(START)?;
         let Settings { addresses, link, .. } = nodes.settings();

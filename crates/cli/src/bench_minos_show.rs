@@ -64,8 +64,14 @@ fn notes(args: &BenchMinos, report: &Report) -> Vec<String> {
             format!("redis: SET, WAIT 2; GET at the primary; appendonly {}", args.redis_log.append_only().name()),
         ),
     ];
+    let unknown = report.rows.iter().filter(|row| row.outcome.unknown > 0).map(|row| {
+        let Row { store, workload, clients, outcome, .. } = row;
+        let requests = format!("{} requests of unknown outcome", outcome.unknown);
+        format!("{store}, {}, {clients} at once: {requests}, as a node was taken to have failed", workload.name())
+    });
     let measured = |store: &str| report.rows.iter().any(|row| row.store.starts_with(store));
-    notes.into_iter().filter(|(store, _)| measured(store)).map(|(_, note)| note).collect()
+    let notes = notes.into_iter().filter(|(store, _)| measured(store)).map(|(_, note)| note);
+    notes.chain(unknown).collect()
 }
 
 fn title(workload: Workload) -> String {
@@ -180,7 +186,7 @@ pub fn json(args: &BenchMinos, report: &Report) -> Value {
     let row = |row: &Row| {
         json!({
             "store": row.store, "workload": row.workload.name(), "skew": row.skew, "clients": row.clients,
-            "writes": side(&row.outcome.writes), "reads": side(&row.outcome.reads),
+            "writes": side(&row.outcome.writes), "reads": side(&row.outcome.reads), "unknown": row.outcome.unknown,
         })
     };
     json!({

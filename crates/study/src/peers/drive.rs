@@ -35,6 +35,8 @@ pub struct Outcome {
     pub writes: Side,
     /// Reads.
     pub reads: Side,
+    /// Requests whose outcome is not known. They count nowhere else; what such a write wrote may be read from then on.
+    pub unknown: u64,
 }
 
 /// Of writes or of reads.
@@ -95,7 +97,7 @@ impl<'a> Loaded<'a> {
             self.records = generator.records();
         }
         let [writes, reads] = run.tallies.each_ref().map(|tally| tally.side(elapsed));
-        Ok(Outcome { writes, reads })
+        Ok(Outcome { writes, reads, unknown: run.unknown })
     }
 }
 
@@ -182,13 +184,23 @@ struct Run {
     value: Vec<u8>,
     measuring: bool,
     under_way: usize,
+    unknown: u64,
 }
 
 impl Run {
     fn new(clients: usize, source: Source) -> Self {
         let clients: Vec<Client> = (0..clients).map(|_| Client::default()).collect();
         let free = (0..clients.len()).rev().collect();
-        Self { source, clients, free, tallies: Default::default(), value: Vec::new(), measuring: false, under_way: 0 }
+        Self {
+            source,
+            clients,
+            free,
+            tallies: Default::default(),
+            value: Vec::new(),
+            measuring: false,
+            under_way: 0,
+            unknown: 0,
+        }
     }
 
     /// Keeps all clients busy for this time, or until the source ends, and then waits for what is under way. The time
@@ -258,22 +270,26 @@ impl Run {
     }
 
     fn wait(&mut self, on: &mut Loaded<'_>) -> Result<(), PeerError> {
-        let Self { clients, free, tallies, measuring, under_way, .. } = self;
+        let Self { clients, free, tallies, measuring, under_way, unknown, .. } = self;
         let (values, mut wrong) = (&mut on.values, None);
         on.store.wait(&mut |slot, answer, at_node| {
             let now = Instant::now();
             let checked = match (clients.get_mut(slot).and_then(|client| client.pending.take()), answer) {
                 (Some((Pending::Read(read), since)), Answer::Value(value)) => {
-                    values.check(read, value).map(|()| (1, since))
+                    values.check(read, value).map(|()| Some((1, since)))
                 }
                 (Some((Pending::Write(write), since)), Answer::Written) => {
                     values.written(write);
-                    Ok((0, since))
+                    Ok(Some((0, since)))
+                }
+                (Some(_), Answer::Unknown) => {
+                    *unknown += 1;
+                    Ok(None)
                 }
                 _ => Err(PeerError::Answer { what: "the store", why: "an answer that nobody waits for".into() }),
             };
             match checked {
-                Ok((side, since)) if *measuring => tallies[side].add(now - since, at_node),
+                Ok(Some((side, since))) if *measuring => tallies[side].add(now - since, at_node),
                 Ok(_) => {}
                 Err(error) => wrong = Some(error),
             }
@@ -300,6 +316,9 @@ mod tests {
         records: std::collections::BTreeMap<u64, Vec<u8>>,
         asked: std::collections::VecDeque<(usize, Option<u64>)>,
         most: usize,
+        /// The outcome of every so manieth request is not known.
+        unsure: Option<usize>,
+        answered: usize,
     }
 
     impl Store for Map {
@@ -318,6 +337,11 @@ mod tests {
 
         fn wait(&mut self, done: Done<'_>) -> Result<(), PeerError> {
             for (slot, read) in self.asked.drain(..self.asked.len().min(3)) {
+                self.answered += 1;
+                if self.unsure.is_some_and(|unsure| self.answered.is_multiple_of(unsure)) {
+                    done(slot, Answer::Unknown, None);
+                    continue;
+                }
                 let value = |record| self.records.get(&record).map(|value| &value[..]);
                 done(slot, read.map_or(Answer::Written, |record| Answer::Value(value(record))), None);
             }
@@ -359,6 +383,14 @@ mod tests {
         assert!(
             drive(|map| map.records.values_mut().for_each(|value| value[50] ^= 1)).unwrap_err().contains("changed")
         );
+    }
+
+    #[test]
+    fn writes_of_unknown_outcome_may_be_read_and_are_counted() {
+        let (mut map, stop) = (Map { unsure: Some(3), ..Map::default() }, AtomicBool::new(false));
+        let mut loaded = Loaded::new(&mut map, 2, 100, 4, &stop).unwrap();
+        let outcome = loaded.drive(&load(Mix::writes(50), Popularity::Uniform, 4)).unwrap();
+        assert!(outcome.unknown > 0 && outcome.writes.count > 0 && outcome.reads.count > 0);
     }
 
     #[test]

@@ -187,6 +187,7 @@ mod tests {
                     got = Some(match answer {
                         Answer::Value(value) => value.map(<[u8]>::to_vec),
                         Answer::Written => Some(b"written".to_vec()),
+                        Answer::Unknown => panic!("it never says so"),
                     });
                 };
                 etcd.wait(take).unwrap();

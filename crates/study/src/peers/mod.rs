@@ -36,6 +36,8 @@ pub enum Answer<'a> {
     Value(Option<&'a [u8]>),
     /// It is written, as durably as the store promises.
     Written,
+    /// The node lost its place in the cluster meanwhile: it may be done or not, or may still be.
+    Unknown,
 }
 
 /// How long a request was at the node that answered it.
