@@ -26,7 +26,7 @@ struct Running(Child);
 
 impl Running {
     fn start(directory: &Path, args: &[&str]) -> Self {
-        let args = [&["cluster", "--json"], args].concat();
+        let args = [&["cluster", "--json"][..], args].concat();
         let mut child =
             command(directory, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
         let mut line = String::new();
