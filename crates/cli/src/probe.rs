@@ -9,6 +9,7 @@ use remora_real::{Client, ClientConfig, LinkChoice};
 use remora_study::compare::Watch;
 use remora_study::machine::Machine;
 use remora_study::probe::{Figure, Figures, Hardware, ROUNDS, Software, platform_file};
+use remora_study::target::Target;
 
 use crate::child::{ChildNode, loopback};
 use crate::progress::{Display, stop_flag};
@@ -38,13 +39,15 @@ pub struct Probe {
 /// How long one measurement of memory and system runs, and how long one of the software NIC.
 const HARDWARE: Duration = Duration::from_millis(20);
 const SOFTWARE: Duration = Duration::from_millis(25);
+/// How long a slice of calls beside a writer is, unless a comparison says otherwise.
+const SLICE: Duration = Duration::from_millis(10);
 
 /// Measures, prints the table, writes the files.
 pub fn run(args: &Probe) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
     let directory = args.directory.clone().unwrap_or_else(std::env::temp_dir);
     let (_child, mut clients) = local_node()?;
-    let figures = measure(&directory, &mut clients, &display);
+    let figures = measure(&directory, &mut clients, SLICE, &display);
     display.clear();
     let figures = figures?;
     let machine = Machine::describe();
@@ -76,23 +79,38 @@ pub fn local_node() -> Result<(ChildNode, Vec<Client>), Failure> {
     Ok((child, clients))
 }
 
-/// Everything, in rounds.
-pub fn measure(directory: &Path, clients: &mut [Client], display: &Display) -> Result<Vec<Figure>, Failure> {
+/// Everything, in rounds. Calls beside a writer come in slices of the length given.
+pub fn measure(
+    directory: &Path,
+    clients: &mut [Client],
+    slice: Duration,
+    display: &Display,
+) -> Result<Vec<Figure>, Failure> {
     let mut figures = Figures::default();
     let hardware = Hardware { time: HARDWARE, directory: directory.into() };
-    hardware.measure(&mut figures, &|what, part| display.part(what, part / 2.0), &|| display.stop())?;
-    software(clients, &mut figures, display)?;
+    hardware.measure(&mut figures, &|what, part| display.part(what, part * 0.4), &|| display.stop())?;
+    let probes: Result<Vec<_>, _> = clients.iter_mut().map(|client| Software::new(client)).collect();
+    let probes = probes?;
+    software(clients, &probes, &mut figures, display)?;
+    let mut targets: Vec<&mut dyn Target> = clients.iter_mut().map(|client| client as &mut dyn Target).collect();
+    if let Some(probe) = probes.last() {
+        let progress = |part| display.part("the software NIC beside a writer", 0.8 + part * 0.2);
+        probe.measure_beside(&mut targets, slice, &mut figures, &progress, &|| display.stop())?;
+    }
     Ok(figures.finish())
 }
 
-fn software(clients: &mut [Client], figures: &mut Figures, display: &Display) -> Result<(), Failure> {
-    let probes: Result<Vec<_>, _> = clients.iter_mut().map(|client| Software::new(client)).collect();
-    let probes = probes?;
+fn software(
+    clients: &mut [Client],
+    probes: &[Software],
+    figures: &mut Figures,
+    display: &Display,
+) -> Result<(), Failure> {
     let steps = (ROUNDS * clients.len()) as f64;
     for round in 0..ROUNDS {
-        for (n, (client, probe)) in clients.iter_mut().zip(&probes).enumerate() {
+        for (n, (client, probe)) in clients.iter_mut().zip(probes).enumerate() {
             let done = (round * probes.len() + n) as f64 / steps;
-            display.part(&format!("the software NIC over {}", client.link()), 0.5 + done / 2.0);
+            display.part(&format!("the software NIC over {}", client.link()), 0.4 + done * 0.4);
             probe.measure(client, SOFTWARE, figures, &|| display.stop())?;
         }
         Software::name_cores(figures);

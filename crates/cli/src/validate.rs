@@ -1,13 +1,13 @@
 //! `remora validate`.
 
 use std::fmt::Write;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use remora_model::platform::Platform;
 use remora_real::Client;
 use remora_real::probe::Probe;
-use remora_study::compare::{Plan, WRITER_RATE, Watch, compare};
+use remora_study::compare::{Plan, WRITER_RATE, compare};
 use remora_study::format::{rate, time};
 use remora_study::machine::Machine;
 use remora_study::measure::{Operation, Placement, Row};
@@ -15,7 +15,7 @@ use remora_study::probe::{Figure, platform_file};
 use remora_study::records::Records;
 use remora_study::store::Store;
 use remora_study::target::Target;
-use remora_study::validate::{Cell, Data, LEFT_OUT, RULE, Validation, Winner, judge, predict};
+use remora_study::validate::{Cell, Data, GOAL, LEFT_OUT, RULE, Validation, Winner, judge, page, predict};
 use remora_study::workload::Distribution;
 
 use crate::probe::{local_node, measure};
@@ -26,17 +26,14 @@ const EXAMPLES: &str = "\
 Examples:
   remora validate                     probe, predict, measure, compare: 3 min
   remora validate --rounds 1 --seconds 0.03  a quick look
-  remora validate --json v.json       also all figures for programs";
-
-/// The goal for the median error of latency.
-const GOAL: f64 = 0.15;
+  remora validate --report v.html     also a page with plots
+  remora validate --json v.json       also every round's probes, predictions and measurements for programs";
 
 /// Options of `remora validate`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, after_long_help = format!("{RULE}\n\n{EXAMPLES}"))]
 pub struct Validate {
-    /// Rounds, each a probe, a prediction from it and a comparison; medians over them count, and their ranges tell
-    /// which placements can be told apart
+    /// Rounds, each a probe, a prediction from it and a comparison. Fewer than 5 tell no placements apart
     #[arg(long, value_name = "N", default_value = "5", value_parser = crate::args::up_to(1..=100))]
     pub rounds: u32,
     /// Seconds for each figure of a comparison
@@ -51,6 +48,9 @@ pub struct Validate {
     /// Also write all figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Write an HTML page with plots of predicted over measured latency
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
 }
 
 /// Bytes of each generated value.
@@ -78,29 +78,37 @@ pub fn run(args: &Validate) -> Result<(), Failure> {
     drop(clients);
     let rounds = rounds?;
     let states: Vec<[f64; 3]> = rounds.iter().map(|round| round.core_to_core).collect();
-    let counted = rounds.into_iter().filter(|round| round.counts);
-    let pairs: Vec<_> = counted.map(|round| (round.predicted, round.measured)).collect();
+    let counted = rounds.iter().filter(|round| round.counts);
+    let pairs: Vec<_> = counted.map(|round| (round.predicted.clone(), round.measured.clone())).collect();
     let validation = judge(&pairs);
     let text = table(&validation, &machine, pairs.len(), &states);
     if let Some(path) = &args.json {
         let all = serde_json::json!({
-            "format": "remora-validate/1",
+            "format": "remora-validate/2",
             "version": env!("CARGO_PKG_VERSION"),
             "machine": machine,
-            "core_to_core_ns": states,
-            "rounds": pairs.len(),
+            "counted": pairs.len(),
+            "rounds": rounds.iter().map(Round::json).collect::<Vec<_>>(),
             "rule": RULE,
             "validation": validation,
             "left_out": LEFT_OUT,
         });
-        let failed = |e| Failure::Failed(format!("cannot write {}: {e}", path.display()));
-        std::fs::write(path, format!("{all:#}\n")).map_err(failed)?;
+        write(path, &format!("{all:#}\n"))?;
+    }
+    if let Some(path) = &args.report {
+        write(path, &page(&validation, &machine, pairs.len()))?;
     }
     print(&text, &text);
     Ok(())
 }
 
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|e| Failure::Failed(format!("cannot write {}: {e}", path.display())))
+}
+
 struct Round {
+    /// What the probe wrote.
+    platform: String,
     predicted: Vec<Row>,
     measured: Vec<Row>,
     /// Round trip of a cache line in the probe, before and after the comparison.
@@ -109,6 +117,17 @@ struct Round {
     counts: bool,
 }
 
+impl Round {
+    fn json(&self) -> serde_json::Value {
+        let Self { platform, predicted, measured, core_to_core, counts } = self;
+        serde_json::json!({
+            "counts": counts, "core_to_core_ns": core_to_core, "platform": platform, "predicted": predicted,
+            "measured": measured,
+        })
+    }
+}
+
+/// As many rounds as are asked for, or until the user wants no more.
 fn rounds(
     args: &Validate,
     plan: &Plan,
@@ -118,34 +137,50 @@ fn rounds(
 ) -> Result<Vec<Round>, Failure> {
     let last = clients.len() - 1;
     let store = Store::load(&mut clients[last], plan, records, None, display)?;
-    let directory = std::env::temp_dir();
+    let (wanted, start) = (args.rounds as usize, Instant::now());
     let mut rounds: Vec<Round> = Vec::new();
+    let counted = |rounds: &[Round]| rounds.iter().filter(|round| round.counts).count();
     // Those that do not count are run again, but not for ever.
-    while rounds.iter().filter(|round| round.counts).count() < args.rounds as usize
-        && rounds.len() < 2 * args.rounds as usize
-    {
-        let figures = measure(&directory, clients, display)?;
-        let text = platform_file("probed", "this machine", &figures);
-        let platform = Platform::parse("the probe's platform file", &text)?;
-        let before = core_to_core();
-        let mut targets: Vec<&mut dyn Target> = clients.iter_mut().map(|client| client as &mut dyn Target).collect();
-        let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
-        // The prediction is made before there is anything to predict.
-        let predicted = predict(&platform, &Data::new(records, plan), &links, &plan.placements);
-        let predicted = predicted.ok_or_else(|| Failure::Failed("the probe gave no software NIC".into()))?;
-        let measured = compare(&mut targets, plan, &store, display)?;
-        let core_to_core = [probed(&figures, "system.core_to_core"), before, core_to_core()];
-        let [low, high] = [f64::min, f64::max].map(|pick| core_to_core.into_iter().reduce(pick).unwrap_or(0.0));
-        rounds.push(Round { predicted, measured, core_to_core, counts: high <= MOVED * low });
-        if display.stop() {
-            return Err(Failure::Interrupted);
+    while counted(&rounds) < wanted && rounds.len() < 2 * wanted {
+        let left = wanted - counted(&rounds);
+        let each = start.elapsed().as_secs_f64() / rounds.len().max(1) as f64;
+        let when = if rounds.is_empty() { String::new() } else { format!(", {:.0} s left", each * left as f64) };
+        display.say(&format!("round {} of {wanted}{when}", wanted - left + 1));
+        match round(plan, records, &store, clients, display) {
+            Ok(round) => rounds.push(round),
+            // What is done tells something.
+            Err(Failure::Interrupted) if !rounds.is_empty() => break,
+            Err(failure) => return Err(failure),
         }
     }
     // A machine that never stands still is measured as it is: without enough rounds nothing can be told apart.
-    if rounds.iter().filter(|round| round.counts).count() < args.rounds as usize {
+    if counted(&rounds) < wanted {
         rounds.iter_mut().for_each(|round| round.counts = true);
     }
     Ok(rounds)
+}
+
+/// Probes, predicts, measures.
+fn round(
+    plan: &Plan,
+    records: &Records,
+    store: &Store<'_>,
+    clients: &mut [Client],
+    display: &Display,
+) -> Result<Round, Failure> {
+    let figures = measure(&std::env::temp_dir(), clients, plan.slice(), display)?;
+    let text = platform_file("probed", "this machine", &figures);
+    let platform = Platform::parse("the probe's platform file", &text)?;
+    let before = core_to_core();
+    let mut targets: Vec<&mut dyn Target> = clients.iter_mut().map(|client| client as &mut dyn Target).collect();
+    let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
+    // The prediction is made before there is anything to predict.
+    let predicted = predict(&platform, &Data::new(records, plan), &links, &plan.placements);
+    let predicted = predicted.ok_or_else(|| Failure::Failed("the probe gave no software NIC".into()))?;
+    let measured = compare(&mut targets, plan, store, display)?;
+    let core_to_core = [probed(&figures, "system.core_to_core"), before, core_to_core()];
+    let [low, high] = [f64::min, f64::max].map(|pick| core_to_core.into_iter().reduce(pick).unwrap_or(0.0));
+    Ok(Round { platform: text, predicted, measured, core_to_core, counts: high <= MOVED * low })
 }
 
 fn probed(figures: &[Figure], path: &str) -> f64 {
@@ -227,28 +262,31 @@ fn rereads(out: &mut String, validation: &Validation) {
 }
 
 fn winners(out: &mut String, validation: &Validation) {
-    let wrong: Vec<_> = validation.winners.iter().filter(|winner| !winner.is_right()).collect();
-    let all = validation.winners.len();
     let count = |told: fn(&Winner) -> bool| validation.winners.iter().filter(|winner| told(winner)).count();
+    let (all, right, ruled_out) = (validation.winners.len(), count(Winner::is_right), count(Winner::rules_out));
     let _ = writeln!(
         out,
-        "winner named rightly in {} of {all} rows (goal all: {}); the measurement tells some placement to be slower in \
-         {}, and one from all others in {}",
-        all - wrong.len(),
-        if wrong.is_empty() { "met" } else { "missed" },
-        count(Winner::rules_out),
-        count(Winner::is_alone)
+        "winner named rightly in {right} of {all} rows (goal all: {}): in {} of the {} rows in which the measurement \
+         tells one placement from both others, in {} of the {} in which it tells one to be slower; {} rows are level",
+        if right == all { "met" } else { "missed" },
+        count(|winner| winner.is_decided() && winner.is_right()),
+        count(Winner::is_decided),
+        count(|winner| winner.rules_out() && !winner.is_decided() && winner.is_right()),
+        ruled_out - count(Winner::is_decided),
+        all - ruled_out,
     );
-    for winner in wrong {
-        let names: Vec<_> = winner.measured.iter().map(|placement| placement.name()).collect();
+    let _ = writeln!(out, "by medians alone, with 5 % to spare: in {} of {all}", count(Winner::is_right_by_medians));
+    for winner in validation.winners.iter().filter(|winner| !winner.is_right() || !winner.is_right_by_medians()) {
+        let names = |places: &[Placement]| places.iter().map(|place| place.name()).collect::<Vec<_>>().join(" or ");
         let parameter = winner.parameter.map_or(String::new(), |n| format!(" {n}"));
         let _ = writeln!(
             out,
-            "  {}{parameter} over {}: predicted {}, was {}",
+            "  {}{parameter} over {}: predicted {}, was {}; by medians {}",
             winner.operation,
             winner.link,
             winner.predicted,
-            names.join(" or ")
+            names(&winner.measured),
+            names(&winner.by_medians)
         );
     }
 }

@@ -34,6 +34,13 @@ pub struct Plan {
     pub writer_updates_per_s: u32,
 }
 
+impl Plan {
+    /// How long each slice of a figure is measured, if there is time.
+    pub fn slice(&self) -> Duration {
+        self.time / SLICES
+    }
+}
+
 /// What the comparison is doing, for a progress bar.
 pub enum Progress<'a> {
     /// Bytes are on their way to the node.
@@ -181,7 +188,7 @@ struct Schedule {
 
 impl Schedule {
     fn new(plan: &Plan, groups: usize) -> Self {
-        let (steps, slice) = (groups * SLICES as usize, plan.time / SLICES);
+        let (steps, slice) = (groups * SLICES as usize, plan.slice());
         let runs = (plan.placements.len() * IN_FLIGHT.len()) as u32;
         let total = (slice * runs * steps as u32).mul_f64(OVERHEAD);
         Self { start: Instant::now(), total, slice, steps, done: 0, runs }

@@ -1,14 +1,14 @@
 //! What a comparison found: as JSON, as a table for the terminal and as an HTML page.
 
 mod html;
-mod plot;
+pub(crate) mod plot;
 mod table;
 
 use std::io;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use html::escape;
+pub(crate) use html::{STYLE, escape, link_name};
 pub use html::html;
 pub use table::table;
 

@@ -1,14 +1,20 @@
 //! The comparison of this machine, predicted from probes and measured beside it.
 //!
-//! A prediction takes what [`crate::probe`] measured of the software NIC with lists of its own, all in cache, beside a
-//! writer of its own and alone, and of memory, and puts each operation together from that. Nothing that the comparison
-//! itself measures goes into it.
+//! A prediction takes what [`crate::probe`] measured of the software NIC with lists of its own, all in cache, alone and
+//! beside a writer that writes elsewhere, and of memory, and puts each operation together from that. Nothing that the
+//! comparison itself measures goes into it.
 
 mod judge;
+mod page;
+mod paired;
 mod predict;
 
 pub use judge::{Cell, RULE, Validation, Winner, judge};
+pub use page::page;
 pub use predict::{Data, predict};
+
+/// The goal for the median error of latency.
+pub const GOAL: f64 = 0.15;
 
 /// What the prediction leaves out, a line each.
 pub const LEFT_OUT: [&str; 5] = [

@@ -479,10 +479,10 @@ section! {
         /// The same when one value in ten is a byte shorter, and one call in thirty has an access more, so that packets
         /// form shorter runs of equal length.
         uneven_each: Vec<(u64, u64)> = subcurve(),
-        /// As `reply`, while a thread of the node rewrites the values.
-        beside: Vec<(u64, u64)> = subcurve(),
+        /// What a call of one access takes more while a thread of the node writes elsewhere now and then.
+        beside: u64 = time(),
         /// The same.
-        beside_each: Vec<(u64, u64)> = subcurve(),
+        beside_each: u64 = time(),
     }
 }
 

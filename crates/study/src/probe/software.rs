@@ -1,20 +1,18 @@
 //! The software NIC over one link: what a call, an access and a reply take in each place, by small loops.
 //!
 //! The loops are calls of the traversal kernel on lists of the probe's own, all in cache: without an element (a call
-//! that touches no memory), along many elements (accesses), and to a value of some size (replies), which a thread of
-//! the node leaves alone or keeps rewriting. Each runs alone and with 64 under way.
+//! that touches no memory), along many elements (accesses), and to a value of some size (replies). Each runs alone and
+//! with 64 under way. Some are made again while a thread of the node keeps writing.
 
 use std::time::Duration;
 
 use remora_kernel::{Status, TraversalParams, op};
 use remora_real::{RemoteRegion, WriterConfig};
 
-use remora_store::checked::CRC_BYTES;
-
 use super::Figures;
 use crate::Error;
 use crate::compare::WRITER_RATE;
-use crate::measure::{IN_FLIGHT, Placement, Tally};
+use crate::measure::{IN_FLIGHT, Link, Placement, Tally};
 use crate::run::{Calls, Outcome, Slice, run};
 use crate::target::Target;
 
@@ -28,19 +26,20 @@ const ELEMENTS_WALKED: [u64; 2] = [8, ELEMENTS];
 const ELEMENTS_AT_CLIENT: [u64; 2] = [1, 8];
 /// Sizes of values: one line, two, and as much as fits into one packet and more than fits.
 const VALUES: [(u64, &str); 4] = [(64, "64B"), (128, "128B"), (2048, "2048B"), (4200, "4200B")];
-/// Two more elements: one whose value is rewritten, and one that leads to it.
-const CHANGING: u64 = ELEMENTS;
 /// Where the value lies, behind the list.
-const VALUE_AT: u64 = (ELEMENTS + 2) * LINE;
+const VALUE_AT: u64 = ELEMENTS * LINE;
 /// Room for values.
 const ROOM: u64 = 8192;
-/// Values that are rewritten in turn.
+/// What the writer rewrites by turns: objects of these sizes, so that it has little and much to do each time.
+const OBJECT_SIZES: [u32; 2] = [72, 4104];
 const OBJECTS: u32 = 2;
+/// Turns of calls without a writer and with one.
+const TURNS: usize = 8;
 
 /// The probe of one link: a list and values in the node's memory.
 pub struct Software {
     region: RemoteRegion,
-    /// Values that the node's writer changes.
+    /// What the node's writer rewrites.
     changing: RemoteRegion,
 }
 
@@ -49,10 +48,10 @@ impl Software {
     pub fn new(target: &mut dyn Target) -> Result<Self, Error> {
         let (region, changing) = (target.alloc(VALUE_AT + ROOM)?, target.alloc(u64::from(OBJECTS) * ROOM)?);
         let mut image = vec![0; VALUE_AT as usize];
-        for n in 0..=CHANGING {
+        for n in 0..ELEMENTS {
             let next = if n + 1 < ELEMENTS { region.va + (n + 1) * LINE } else { 0 };
-            let value = if n == CHANGING { changing.va } else { region.va + VALUE_AT };
-            for (word, field) in image[(n * LINE) as usize..].chunks_exact_mut(8).zip([n + 1, next, value]) {
+            let fields = [n + 1, next, region.va + VALUE_AT];
+            for (word, field) in image[(n * LINE) as usize..].chunks_exact_mut(8).zip(fields) {
                 word.copy_from_slice(&field.to_le_bytes());
             }
         }
@@ -91,16 +90,48 @@ impl Software {
                 probe.add(at, "uneven", name, how, Walk { uneven: true, ..self.value(bytes) })?;
             }
         }
-        for (bytes, name) in VALUES {
-            let object_size = bytes as u32 + CRC_BYTES as u32;
-            let writer = WriterConfig { object_size, objects: OBJECTS, updates_per_s: WRITER_RATE };
-            probe.target.start_writer(&self.changing, &writer)?;
-            for at in turns() {
-                let how =
-                    "a call that reads an element and the value it points to, which a thread of the node rewrites";
-                probe.add(at, "beside", name, how, self.changing(bytes))?;
+        Ok(())
+    }
+
+    /// What a call takes more beside a thread of the node that writes now and then, though it has nothing to do with
+    /// what that one writes. Client, node and writer share the cores: the writer interrupts whoever runs where it
+    /// wakes, and at times both pollers are on one core for a while; each call then waits until they give way to each
+    /// other. How often that is, and so the median, differs between placements, as other threads poll and sleep in
+    /// each. So calls here come in the comparison's order, in slices of the length of its own, and the slices of all
+    /// turns make one distribution; its median is compared with that of the same slices without the writer.
+    pub fn measure_beside(
+        &self,
+        targets: &mut [&mut dyn Target],
+        slice: Duration,
+        figures: &mut Figures,
+        progress: &dyn Fn(f64),
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(), Error> {
+        let links = targets.len();
+        let places = Placement::ALL.into_iter().flat_map(|place| IN_FLIGHT.map(|in_flight| (place, in_flight)));
+        let at: Vec<_> = (0..links).flat_map(|link| places.clone().map(move |at| (link, at))).collect();
+        let mut tallies: Vec<[Tally; 2]> = at.iter().map(|_| Default::default()).collect();
+        for turn in 0..TURNS {
+            progress(turn as f64 / TURNS as f64);
+            for writing in [false, true] {
+                let object_size = OBJECT_SIZES[turn % OBJECT_SIZES.len()];
+                let writer = WriterConfig { object_size, objects: OBJECTS, updates_per_s: WRITER_RATE };
+                if let (true, Some(owner)) = (writing, targets.last_mut()) {
+                    owner.start_writer(&self.changing, &writer)?;
+                }
+                for (&(link, (placement, in_flight)), tally) in at.iter().zip(&mut tallies) {
+                    let slice = Slice { placement, in_flight, time: slice };
+                    run(targets[link], &mut self.walk(1), slice, &mut tally[usize::from(writing)], stop)?;
+                }
+                if let (true, Some(owner)) = (writing, targets.last_mut()) {
+                    owner.stop_writer()?;
+                }
             }
-            probe.target.stop_writer()?;
+        }
+        let how = "what a call of one access takes more while a thread of the node writes";
+        for (&(link, (placement, in_flight)), tallies) in at.iter().zip(&tallies) {
+            let [quiet, beside] = tallies.each_ref().map(|tally| time(in_flight, tally));
+            figures.add(path(targets[link].link(), (placement, in_flight), "beside", ""), "ns", how, beside - quiet);
         }
         Ok(())
     }
@@ -130,13 +161,6 @@ impl Software {
         let RemoteRegion { va, key, .. } = self.region;
         Walk::new(TraversalParams::list(va, 1, bytes as u32, key, key), Status::Ok)
     }
-
-    /// Reads a value that the writer changes.
-    fn changing(&self, bytes: u64) -> Walk {
-        let RemoteRegion { va, key, .. } = self.region;
-        let head = va + CHANGING * LINE;
-        Walk::new(TraversalParams::list(head, CHANGING + 1, bytes as u32, key, self.changing.key), Status::Ok)
-    }
 }
 
 /// A round of one link.
@@ -148,15 +172,13 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// The median latency of one call alone; of many under way, the time from one end to the next.
+    /// What [`time`] says of such calls.
     fn ns(&mut self, (placement, in_flight): (Placement, u32), mut calls: Walk) -> Result<f64, Error> {
         let mut tally = Tally::default();
         run(self.target, &mut calls, Slice { placement, in_flight, time: self.time }, &mut tally, self.stop)?;
-        let load = tally.load();
-        Ok(if in_flight == 1 { load.p50_ns as f64 } else { 1e9 / load.ops_per_s })
+        Ok(time(in_flight, &tally))
     }
 
-    /// Adds a figure of a section of the place: `size` is its key in a curve over sizes, or empty.
     fn figure(
         &mut self,
         (placement, in_flight): (Placement, u32),
@@ -165,9 +187,7 @@ impl Running<'_> {
         how: &'static str,
         value: f64,
     ) {
-        let (each, dot) = (if in_flight == 1 { "" } else { "_each" }, if size.is_empty() { "" } else { "." });
-        let path = format!("software.{}.{placement}.{key}{each}{dot}{size}", self.target.link());
-        self.figures.add(path, "ns", how, value);
+        self.figures.add(path(self.target.link(), (placement, in_flight), key, size), "ns", how, value);
     }
 
     fn add(
@@ -182,6 +202,18 @@ impl Running<'_> {
         self.figure(at, key, size, how, value);
         Ok(value)
     }
+}
+
+/// The median latency of one call alone; of many under way, the time from one end to the next.
+fn time(in_flight: u32, tally: &Tally) -> f64 {
+    let load = tally.load();
+    if in_flight == 1 { load.p50_ns as f64 } else { 1e9 / load.ops_per_s }
+}
+
+/// Where a figure stands in the platform file: `size` is its key in a curve over sizes, or empty.
+fn path(link: Link, (placement, in_flight): (Placement, u32), key: &str, size: &str) -> String {
+    let (each, dot) = (if in_flight == 1 { "" } else { "_each" }, if size.is_empty() { "" } else { "." });
+    format!("software.{link}.{placement}.{key}{each}{dot}{size}")
 }
 
 struct Walk {

@@ -7,7 +7,8 @@ use crate::format::{count, micros, per_op, rate, time};
 use crate::measure::{Link, Load, Operation, Placement, Row};
 use crate::verdict::{groups, summarise};
 
-const STYLE: &str = include_str!("style.css");
+/// How pages look.
+pub const STYLE: &str = include_str!("style.css");
 
 /// The page.
 pub fn html(report: &Report) -> String {
@@ -303,7 +304,8 @@ fn conditions(page: &mut String, report: &Report) {
     );
 }
 
-fn link_name(link: Link) -> &'static str {
+/// As headings spell it.
+pub fn link_name(link: Link) -> &'static str {
     match link {
         Link::Udp => "UDP",
         Link::Shm => "shared memory",

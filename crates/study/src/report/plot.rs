@@ -149,6 +149,55 @@ pub fn rates(bars: &[(Placement, f64)], about: &str) -> String {
     svg + "</svg>"
 }
 
+/// A prediction and its measurement.
+pub struct Pair {
+    /// Whose it is.
+    pub placement: Placement,
+    /// Nanoseconds, predicted.
+    pub predicted: f64,
+    /// Nanoseconds, measured.
+    pub measured: f64,
+    /// What it is of.
+    pub what: String,
+}
+
+/// Predictions over measurements, logarithmic both ways and on one scale. On the line from corner to corner they agree;
+/// the band around it goes `within` that part of the measurement.
+pub fn agreement(pairs: &[Pair], within: f64, about: &str) -> String {
+    let all = || pairs.iter().flat_map(|pair| [pair.predicted, pair.measured]).map(|ns| ns.max(1.0));
+    let (low, high) = (all().fold(f64::MAX, f64::min).min(1e9) / 1.3, all().fold(2.0, f64::max) * 1.3);
+    let side = HEIGHT - TOP - BOTTOM;
+    let at = |ns: f64| (side * (ns.max(1.0) / low).ln() / (high / low).ln()).clamp(0.0, side);
+    let (x_at, y_at) = (|ns: f64| LEFT + at(ns), |ns: f64| HEIGHT - BOTTOM - at(ns));
+    let mut svg = open(HEIGHT, about);
+    for ns in ticks(low, high) {
+        let (x, y, right, base) = (x_at(ns), y_at(ns), LEFT + side, HEIGHT - BOTTOM);
+        let _ = write!(svg, r#"<path class="grid" d="M{LEFT} {y:.1}H{right:.1}M{x:.1} {TOP}V{base:.1}"/>"#);
+        text(&mut svg, LEFT - 8.0, y + 4.0, "end", "", &tick_label(ns));
+        text(&mut svg, x, base + 18.0, "middle", "", &tick_label(ns));
+    }
+    for part in [1.0 - within, 1.0, 1.0 + within] {
+        let (from, to) = (low.max(low / part), high.min(high / part));
+        let class = if part == 1.0 { "axis" } else { "grid" };
+        let [x1, x2, y1, y2] = [x_at(from), x_at(to), y_at(from * part), y_at(to * part)];
+        let _ = write!(svg, r#"<line class="{class}" x1="{x1:.1}" x2="{x2:.1}" y1="{y1:.1}" y2="{y2:.1}"/>"#);
+    }
+    for Pair { placement, predicted, measured, what } in pairs {
+        let mark = marker(*placement, x_at(*measured), y_at(*predicted));
+        let about = format!("{what}: predicted {}, measured {}", time(*predicted), time(*measured));
+        let about = super::html::escape(&about);
+        let _ = write!(svg, r#"<g class="{placement}"><title>{about}</title>{mark}</g>"#);
+    }
+    text(&mut svg, LEFT + side / 2.0, HEIGHT - 10.0, "middle", "label", "measured");
+    text(&mut svg, LEFT + 8.0, TOP + 14.0, "start", "label", "predicted");
+    for (n, placement) in Placement::ALL.into_iter().enumerate() {
+        let (x, y) = (LEFT + side + 26.0, TOP + 12.0 + n as f64 * LABEL_STEP * 1.4);
+        let _ = write!(svg, r#"<g class="{placement}">{}</g>"#, marker(placement, x, y - 4.0));
+        text(&mut svg, x + 12.0, y, "start", &format!("name {placement}"), placement.name());
+    }
+    svg + "</svg>"
+}
+
 fn open(height: f64, about: &str) -> String {
     let about = super::html::escape(about);
     format!(r#"<svg viewBox="0 0 {WIDTH} {height:.0}" role="img" aria-label="{about}">"#)
@@ -220,6 +269,11 @@ mod tests {
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         }
         assert!(!rates(&[(Placement::Nic, 0.0)], "").contains("NaN"));
+        for measured in [0.0, 1.0, 1e12] {
+            let pair = Pair { placement: Placement::Nic, predicted: 0.0, measured, what: String::new() };
+            let svg = agreement(&[pair], 0.15, "") + &agreement(&[], 0.15, "");
+            assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+        }
     }
 
     #[test]

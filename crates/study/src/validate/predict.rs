@@ -100,28 +100,27 @@ fn times(
     }
 }
 
-/// A consistent GET beside the writer: the probe's call beside one, less the element that only the probe reads, and
-/// what the kernel does more: the checksum, and reads made again.
+/// A consistent GET beside the writer: a call that reads a value, without the element that leads the probe there; what
+/// the writer costs calls that have nothing to do with what it writes; and what the kernel does more: lines that the
+/// writer has rewritten come from its core, a checksum, and reads made again.
 fn consistent(platform: &Platform, data: &Data, size: f64, (place, link): (Place, Link)) -> Option<SoftwareTimes> {
     let (software, costs) = (platform.software.as_ref()?, where_::costs(platform, place, link)?);
-    let bytes = size + CHECKSUM;
-    let call = |beside: &[(u64, u64)], quiet: &[(u64, u64)], step: u64| {
-        // At the client an element is a round trip of its own: one of two that a value of its size takes. A core that
-        // is shared slows both alike.
-        let element = if place == Place::Client { on_curve(quiet, 64.0, false) / 2.0 } else { step as f64 };
-        on_curve(beside, bytes, false) * (1.0 - element / on_curve(quiet, bytes, false).max(1.0)) / 1000.0
+    let (system, bytes, ns) = (&software.system, size + CHECKSUM, |ps: u64| ps as f64 / 1000.0);
+    let call = |reply: &[(u64, u64)], step: u64, beside: u64| {
+        (on_curve(reply, bytes, false) / 1000.0 - ns(step)).max(0.0) + ns(beside)
     };
-    let alone = call(&costs.beside, &costs.reply, costs.step);
-    let each = call(&costs.beside_each, &costs.reply_each, costs.step_each);
-    let system = &software.system;
-    let checksum = bytes / system.crc64 * 1e9;
-    let again = |call: f64| checksum + if place == Place::Client { call } else { bytes / system.shared_read * 1e9 };
+    let alone = call(&costs.reply, costs.step, costs.beside);
+    let each = call(&costs.reply_each, costs.step_each, costs.beside_each);
+    let (checksum, moving) = (bytes / system.crc64 * 1e9, bytes / system.shared_read * 1e9);
+    // The chance that an object was rewritten since it was read last, so many of them by turns.
+    let moved = |call: f64| moving * (1.0 - (-data.updates_per_s * call * 1e-9).exp());
+    let again = |call: f64| checksum + if place == Place::Client { call } else { moving };
     // With many under way the client makes the object that it expects while others wait.
     let expected = checksum + bytes / system.write * 1e9;
     let (mean, median) = rereads(platform, data, size)?;
     Some(SoftwareTimes {
-        alone: alone + checksum + median * again(alone),
-        each: each + checksum + mean * again(each) + expected,
+        alone: alone + checksum + moved(alone) + median * again(alone),
+        each: each + checksum + moved(each) + mean * again(each) + expected,
     })
 }
 
@@ -223,16 +222,12 @@ mod tests {
                     ("step_each", 20.0),
                     ("long", 700.0),
                     ("long_each", 70.0),
+                    ("beside", 400.0),
+                    ("beside_each", 30.0),
                 ] {
                     add(&path(key), "ns", value);
                 }
-                for (curve, value) in [
-                    ("reply", 5200.0),
-                    ("reply_each", 560.0),
-                    ("uneven_each", 900.0),
-                    ("beside", 8000.0),
-                    ("beside_each", 1200.0),
-                ] {
+                for (curve, value) in [("reply", 5200.0), ("reply_each", 560.0), ("uneven_each", 900.0)] {
                     add(&path(&format!("{curve}.64B")), "ns", value);
                     add(&path(&format!("{curve}.4200B")), "ns", value + 1000.0);
                 }
@@ -271,20 +266,18 @@ mod tests {
         );
         let (miss, _) = row(Operation::GetMiss, None, Placement::Client);
         assert!((5050.0..5200.0).contains(&miss), "{miss}: a call, an access, its load");
-        // Beside a writer the probe's call takes 8000 ns, of which an element at the client is half, on the node 50 of
-        // 5200. A checksum over 72 bytes at 10 GB/s; of 4136 bytes more than 64 the curve makes 1000 ns. The median
-        // reader reads once.
+        // A value of 72 bytes, less the element before it, and 400 ns more beside a writer. A checksum over 72 bytes at
+        // 10 GB/s, and as long for the lines to come from the writer's core, if it wrote since: 50,000 times a second.
         let more = |bytes: f64| (bytes - 64.0) / 4136.0 * 1000.0;
-        let expected = |element: f64| (8000.0 + more(72.0)) * (1.0 - element / (5200.0 + more(72.0))) + 7.2;
+        let expected = |call: f64| call + 7.2 + 7.2 * (1.0 - (-50e-6 * call).exp());
         let (client, _) = row(Operation::ConsistentGet, Some(64), Placement::Client);
-        assert!((client - expected(2600.0)).abs() < 1.0, "{client}");
-        let (host, _) = row(Operation::ConsistentGet, Some(64), Placement::Host);
-        assert!((host - expected(50.0)).abs() < 1.0, "{host}");
+        assert!((client - expected(5200.0 + more(72.0) - 50.0 + 400.0)).abs() < 1.0, "{client}");
         // 4104 bytes are copied twice in 410 ns each: of 25,000 updates a second one in fifty falls into that.
         let (_, each) = row(Operation::ConsistentGet, Some(4096), Placement::Host);
         let (torn, copy) = (1.0 - (-25_000.0 * 820.8e-9f64).exp(), 410.4);
-        let call = (1200.0 + more(4104.0)) * (1.0 - 20.0 / (560.0 + more(4104.0)));
-        let expected = call + copy + torn / (1.0 - torn) * 2.0 * copy + 2.0 * copy;
+        let call = 560.0 + more(4104.0) - 20.0 + 30.0;
+        let moved = copy * (1.0 - (-50e-6 * call).exp());
+        let expected = call + copy + moved + torn / (1.0 - torn) * 2.0 * copy + 2.0 * copy;
         assert!((each - expected).abs() < 1.0, "{each} instead of {expected}");
     }
 
