@@ -15,6 +15,7 @@ use remora_wasm::{Isolation, KernelSet, ModuleLimits};
 use serde_json::{Value, json};
 
 use crate::child::{ChildNode, loopback};
+use crate::kernel::place_name;
 use crate::progress::{Display, stop_flag};
 use crate::{Failure, args, print};
 
@@ -418,14 +419,6 @@ fn pair(what: &'static str, rounds: Vec<(f64, f64)>, goal: Option<Goal>) -> Pair
     Pair { what, native: median(native), wasm: median(wasm), goal }
 }
 
-fn name(place: Placement) -> &'static str {
-    match place {
-        Placement::Client => "client",
-        Placement::Nic => "nic",
-        Placement::Host => "host",
-    }
-}
-
 fn table(args: &BenchWasm, pairs: &[Pair], neighbours: &[Neighbour]) -> String {
     let mut out = format!(
         "Time of a call, {IN_FLIGHT} at once if not said otherwise, table of {} KB, median of {}\n",
@@ -464,7 +457,7 @@ fn table(args: &BenchWasm, pairs: &[Pair], neighbours: &[Neighbour]) -> String {
         let status = row.status.map_or(String::new(), |status| format!("{status:?}"));
         let line = format!(
             "{:<6} {:<26} {p50:>9} {p99:>9} {p999:>9} {:>12}  {status}",
-            name(row.place),
+            place_name(row.place),
             row.beside,
             rate(row.others)
         );
@@ -478,7 +471,7 @@ fn to_json(args: &BenchWasm, pairs: &[Pair], neighbours: &[Neighbour]) -> Value 
         |pair: &Pair| json!({ "what": pair.what, "native_ns": pair.native, "wasm_ns": pair.wasm, "met": pair.met() });
     let neighbour = |row: &Neighbour| {
         json!({
-            "place": name(row.place), "beside": row.beside, "p50_ns": row.p50, "p99_ns": row.p99, "p999_ns": row.p999,
+            "place": place_name(row.place), "beside": row.beside, "p50_ns": row.p50, "p99_ns": row.p99, "p999_ns": row.p999,
             "other_calls_per_s": row.others, "other_status": row.status.map(|status| format!("{status:?}")),
         })
     };

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
@@ -12,7 +12,7 @@ use remora_study::format::{rate, time};
 
 use crate::args::{self, Link};
 use crate::child::{ChildNode, local_towards, loopback};
-use crate::kernel::{explain, name_of, put};
+use crate::kernel::{explain, name_of, place_name, put};
 use crate::kernel_build;
 use crate::kernel_params::{Place, encode};
 use crate::progress::{Display, stop_flag};
@@ -38,15 +38,18 @@ struct Row {
     status: Status,
 }
 
+/// What `--data` names.
+pub fn data(args: &args::Compare) -> Result<Option<Vec<u8>>, Failure> {
+    let read = |path: &PathBuf| {
+        std::fs::read(path).map_err(|e| Failure::Failed(format!("cannot read {}: {e}", path.display())))
+    };
+    args.data.as_ref().map(read).transpose()
+}
+
 /// Measures and prints.
 pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
     let module = kernel_build::load(file)?;
-    let data = match &args.data {
-        Some(path) => {
-            Some(std::fs::read(path).map_err(|e| Failure::Failed(format!("cannot read {}: {e}", path.display())))?)
-        }
-        None => None,
-    };
+    let data = data(args)?;
     let display = Display::new(stop_flag());
     let links = if args.links.is_empty() { vec![Link::Udp, Link::Shm] } else { args.links.clone() };
     let (node, child) = match args.node {
@@ -195,9 +198,9 @@ fn check(rows: &[Row]) -> Result<(), Failure> {
         Some(row) => Err(Failure::Failed(format!(
             "the kernel answers differently at the {} over {} and at the {} over {}: does it change what it reads, or keep \
              something between calls (--fresh)?",
-            name(rows[0].place),
+            place_name(rows[0].place),
             rows[0].link,
-            name(row.place),
+            place_name(row.place),
             row.link
         ))),
     }
@@ -206,14 +209,6 @@ fn check(rows: &[Row]) -> Result<(), Failure> {
 /// As the command line spells it.
 fn word(value: &impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
-}
-
-fn name(place: Placement) -> &'static str {
-    match place {
-        Placement::Client => "client",
-        Placement::Nic => "nic",
-        Placement::Host => "host",
-    }
 }
 
 fn table(file: &Path, rows: &[Row], left_out: &[String]) -> String {
@@ -227,7 +222,7 @@ fn table(file: &Path, rows: &[Row], left_out: &[String]) -> String {
     for row in rows {
         let cells = [
             row.link.into(),
-            name(row.place).into(),
+            place_name(row.place).into(),
             time(row.p50_ns as f64),
             time(row.p99_ns as f64),
             rate(row.per_s),
@@ -243,9 +238,10 @@ fn table(file: &Path, rows: &[Row], left_out: &[String]) -> String {
         let of = || rows.iter().filter(|row| row.link == link);
         let best = of().map(|row| row.p50_ns as f64).fold(f64::INFINITY, f64::min);
         let fast: Vec<&str> =
-            of().filter(|row| row.p50_ns as f64 <= best * (1.0 + LEVEL)).map(|row| name(row.place)).collect();
+            of().filter(|row| row.p50_ns as f64 <= best * (1.0 + LEVEL)).map(|row| place_name(row.place)).collect();
         let most = of().map(|row| row.per_s).fold(0.0, f64::max);
-        let many: Vec<&str> = of().filter(|row| row.per_s >= most * (1.0 - LEVEL)).map(|row| name(row.place)).collect();
+        let many: Vec<&str> =
+            of().filter(|row| row.per_s >= most * (1.0 - LEVEL)).map(|row| place_name(row.place)).collect();
         let _ = writeln!(
             text,
             "over {link}: quickest at the {}; most calls a second at the {}",
@@ -267,7 +263,7 @@ fn json(file: &Path, rows: &[Row]) -> String {
         .iter()
         .map(|row| {
             serde_json::json!({
-                "kernel": file.display().to_string(), "link": row.link, "place": name(row.place), "calls": row.calls,
+                "kernel": file.display().to_string(), "link": row.link, "place": place_name(row.place), "calls": row.calls,
                 "p50_ns": row.p50_ns, "p99_ns": row.p99_ns, "calls_per_s": row.per_s, "round_trips_per_call": row.trips,
                 "status": row.status.code(),
             })

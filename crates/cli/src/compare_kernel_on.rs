@@ -8,6 +8,7 @@ use remora_study::on_kernel::{Data, KernelError, KernelRow, UserKernel, kernel_o
 use remora_wasm::KernelSet;
 
 use crate::args;
+use crate::compare_kernel;
 use crate::kernel::{explain, name_of};
 use crate::kernel_build;
 use crate::kernel_params::{Place, encode};
@@ -18,12 +19,7 @@ use crate::{Failure, print};
 pub fn run(args: &args::Compare, file: &Path, name: &str, json: Option<&Path>) -> Result<(), Failure> {
     let platform = Platform::load(name).map_err(|e| Failure::Usage(e.to_string()))?;
     let module = kernel_build::load(file)?;
-    let data = match &args.data {
-        Some(path) => {
-            Some(std::fs::read(path).map_err(|e| Failure::Failed(format!("cannot read {}: {e}", path.display())))?)
-        }
-        None => None,
-    };
+    let data = compare_kernel::data(args)?;
     let display = Display::new(stop_flag());
     let result = rows(args, &platform, &module, &name_of(file), data.as_deref(), &|what| {
         display.say(what);

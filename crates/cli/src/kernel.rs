@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use remora_kernel::{Limits, Status};
-use remora_real::{Client, ClientConfig, LinkChoice, RemoteRegion};
+use remora_real::{self as real, Client, ClientConfig, LinkChoice, RemoteRegion};
 use remora_wasm::{Entry, Isolation, ModuleLimits};
 
 use crate::args::{self, Placement};
@@ -243,7 +243,7 @@ fn call(args: &Call) -> Result<(), Failure> {
     let mut params = Vec::new();
     kernel_params::encode(&args.args, place, 0, &mut params);
     let (status, reply) = match (&payload, args.place.into()) {
-        (_, remora_real::Placement::Client) => {
+        (_, real::Placement::Client) => {
             return Err(Failure::Usage(
                 "a call by name runs on the node: --place nic or host; see `remora compare --kernel` for the client"
                     .into(),
@@ -271,6 +271,15 @@ pub fn put(client: &mut Client, data: Option<&[u8]>) -> Result<Place, Failure> {
     let region: RemoteRegion = client.alloc((data.len() as u64).max(8))?;
     client.write(&region, 0, data)?;
     Ok(Place { key: region.key, va: region.va, len: data.len() as u64 })
+}
+
+/// As options and reports spell it.
+pub fn place_name(place: real::Placement) -> &'static str {
+    match place {
+        real::Placement::Client => "client",
+        real::Placement::Nic => "nic",
+        real::Placement::Host => "host",
+    }
 }
 
 /// A status as users read it.

@@ -8,7 +8,7 @@ use remora_model::platform::Platform;
 use remora_model::world::{PairSpec, Placement};
 use serde::{Deserialize, Serialize};
 
-use crate::format::{rate, time};
+use crate::format::{plural, rate, time};
 use crate::measure::IN_FLIGHT;
 use crate::modelled::{Measured, ModelError, Modelled};
 use crate::on::placement_name;
@@ -215,7 +215,7 @@ pub fn table(platform: &Platform, rows: &[KernelRow]) -> String {
             let _ = writeln!(
                 out,
                 "an instruction takes {} [{} to {}] ({section}; {}: {})",
-                param.text(param.value),
+                plural(param.value, "cycle"),
                 low,
                 high,
                 param.status,
