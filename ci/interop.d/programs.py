@@ -119,6 +119,10 @@ def pair(server, client, port, seconds, listens=True):
     return False, "; ".join(what)
 
 
+# What a case comes to when one program left before the other had all that it waits for, as it may on any stack.
+LEFT = "left"
+
+
 class Table:
     """Prints one line a case as it ends, counts, and says at the end what failed."""
 
@@ -128,15 +132,17 @@ class Table:
         print(title)
 
     def add(self, name, passed, note=""):
-        word = {True: "ok", False: "FAILED", None: "skipped"}[passed]
+        """`passed`: whether, None for a case that was not run, or LEFT."""
+        word = passed if passed == LEFT else {True: "ok", False: "FAILED", None: "skipped"}[passed]
         self.rows.append((name, word, note))
         print(f"  {name:<58} {word:<8} {note[:160]}", flush=True)
 
     def finish(self):
-        count = {word: sum(1 for row in self.rows if row[1] == word) for word in ("ok", "FAILED", "skipped")}
-        for word in ("skipped", "FAILED"):
+        count = {word: sum(1 for row in self.rows if row[1] == word) for word in ("ok", "FAILED", LEFT, "skipped")}
+        for word in ("skipped", LEFT, "FAILED"):
             for name, _, note in (row for row in self.rows if row[1] == word):
                 print(f"{word}: {name}: {note}")
         seconds = time.monotonic() - self.started
-        print(f"{count['ok']} passed, {count['FAILED']} failed, {count['skipped']} skipped in {seconds:.0f} s")
+        left = f"{count[LEFT]} left, " if count[LEFT] else ""
+        print(f"{count['ok']} passed, {count['FAILED']} failed, {left}{count['skipped']} skipped in {seconds:.0f} s")
         return 1 if count["FAILED"] else 0

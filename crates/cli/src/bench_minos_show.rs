@@ -189,6 +189,7 @@ pub fn json(args: &BenchMinos, report: &Report) -> Value {
             "writes": side(&row.outcome.writes), "reads": side(&row.outcome.reads), "unknown": row.outcome.unknown,
         })
     };
+    let append = |(store, ns): &(String, u64)| json!({ "before": store, "ns": ns });
     json!({
         "format": "remora-bench-minos/1",
         "version": env!("CARGO_PKG_VERSION"),
@@ -198,7 +199,7 @@ pub fn json(args: &BenchMinos, report: &Report) -> Value {
         "seconds": args.seconds.as_secs_f64(),
         "seed": args.seed,
         "redis_appendonly": args.redis_log.append_only().name(),
-        "appends_ns": report.appends_ns.iter().map(|(store, ns)| json!({ "before": store, "ns": ns })).collect::<Vec<_>>(),
+        "appends_ns": report.appends_ns.iter().map(append).collect::<Vec<_>>(),
         "rows": report.rows.iter().map(row).collect::<Vec<_>>(),
         "absent": report.absent.iter().map(|(store, why)| json!({ "store": store, "why": why })).collect::<Vec<_>>(),
         "goals": rows_json(&goals(args, report)),

@@ -8,8 +8,8 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use html::{STYLE, escape, link_name};
 pub use html::html;
+pub(crate) use html::{STYLE, escape, link_name};
 pub use table::table;
 
 use crate::format::count;

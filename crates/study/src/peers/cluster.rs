@@ -178,16 +178,14 @@ mod tests {
             }
             // What one node has answered any other one shows.
             cluster.submit(0, Ask::Get(1)).unwrap();
-            let mut read = None;
-            while read.is_none() {
+            let (last, mut read) = ((2 * u64::from(SCOPE) - 1).to_le_bytes(), false);
+            while !read {
                 let take = &mut |_, answer: Answer<'_>, _| {
-                    read = Some(
-                        matches!(answer, Answer::Value(Some(value)) if value == (2 * u64::from(SCOPE) - 1).to_le_bytes()),
-                    );
+                    assert_eq!(answer, Answer::Value(Some(&last)), "{model:?}");
+                    read = true;
                 };
                 cluster.wait(take).unwrap();
             }
-            assert_eq!(read, Some(true), "{model:?}");
         }
     }
 }
