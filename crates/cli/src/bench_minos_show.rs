@@ -19,7 +19,7 @@ pub fn table(args: &BenchMinos, report: &Report) -> String {
     let at = |place: usize| appends.get(place).map_or_else(String::new, |&ns| micros(ns));
     let mut out = format!(
         "Three nodes of each on this machine, {} records of {} B, {} s a row, seed {}\n\
-         One append of {} B and its fdatasync: {} us, {} to {} in the course of the run\n\
+         One append of {} B, room made ahead, and its fdatasync: {} us, {} to {} in this run\n\
          Latencies in us; comm and comp are the parts of the mean while messages were under way, and all else\n",
         args.records,
         args.value_bytes,
