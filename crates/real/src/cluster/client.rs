@@ -439,11 +439,7 @@ impl Client {
     /// Sees to it that there is a connection.
     fn keep(&mut self, seat: &mut Seat<'_>) {
         match self.state {
-            State::Apart(until) if seat.now >= until => {
-                if !self.call_node(seat) {
-                    self.go_on(seat.now);
-                }
-            }
+            State::Apart(until) if seat.now >= until => self.call_next(seat),
             State::Calling { qpn, until, .. } if seat.now >= until => self.lost(seat, qpn),
             State::Connected { qpn, .. } => {
                 let silent = !self.open.is_empty() && seat.now.saturating_sub(self.heard) > SILENCE;
@@ -463,25 +459,29 @@ impl Client {
         self.state = State::Apart(now + if pause { PAUSE } else { 0 });
     }
 
-    fn call_node(&mut self, seat: &mut Seat<'_>) -> bool {
+    fn call_next(&mut self, seat: &mut Seat<'_>) {
+        if !self.call_node(seat) {
+            self.go_on(seat.now);
+        }
+    }
+
+    /// Calls this node, if it can be called.
+    fn call_node(&mut self, seat: &mut Seat<'_>) -> Option<State> {
         let node = self.config.nodes[self.node];
-        let Some(link) = seat.links.first_mut() else { return false };
+        let link = seat.links.first_mut()?;
         if !link.reach(node).unwrap_or(false) {
-            return false;
+            return None;
         }
         // A node that acknowledges nothing for some 0.1 s is gone.
         let path_mtu = link.max_mtu() as u32;
         let attr = ConnectAttr { path_mtu, min_rnr_timer: 1, ack_timeout: 12, ..ConnectAttr::default() };
         let route = remora_nic::Route { local: seat.local, remote: node, link: 0 };
-        let Ok(qpn) = self.streams.open(seat.nic) else { return false };
+        let qpn = self.streams.open(seat.nic).ok()?;
         match seat.nic.connect(seat.now, qpn, route, service_id(CLIENT_PORT), attr, &client_hello()) {
-            Ok(conn) => {
-                self.state = State::Calling { qpn, conn, until: seat.now + DIAL };
-                true
-            }
+            Ok(conn) => Some(State::Calling { qpn, conn, until: seat.now + DIAL }),
             Err(_) => {
                 self.streams.close(seat.nic, qpn);
-                false
+                None
             }
         }
     }
