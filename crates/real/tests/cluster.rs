@@ -6,17 +6,20 @@ use std::time::Duration;
 use remora_real::LinkChoice;
 use remora_real::cluster::{Client, ClientConfig, ClusterNode, Deployment, LogKind, Model, NodeConfig, Op, Outcome};
 
+/// How a test's nodes differ from the usual ones.
+type Change = fn(&mut NodeConfig);
+
 /// A cluster, and the directory that it lives in.
 struct Cluster {
     dir: tempfile::TempDir,
     addresses: Vec<IpAddr>,
     link: LinkChoice,
     nodes: Vec<Option<ClusterNode>>,
-    change: fn(&mut NodeConfig),
+    change: Change,
 }
 
 impl Cluster {
-    fn start(net: u8, count: u8, link: LinkChoice, change: fn(&mut NodeConfig)) -> Self {
+    fn start(net: u8, count: u8, link: LinkChoice, change: Change) -> Self {
         let addresses = (0..count).map(|n| Ipv4Addr::new(127, 13, net, 1 + n).into()).collect();
         let nodes = (0..count).map(|_| None).collect();
         let mut cluster = Self { dir: tempfile::tempdir().expect("directory"), addresses, link, nodes, change };
@@ -47,7 +50,7 @@ fn value(bytes: &[u8]) -> Outcome {
 
 #[test]
 fn a_cluster_serves_at_any_node_in_every_deployment() {
-    let cases: [(u8, LinkChoice, fn(&mut NodeConfig)); 4] = [
+    let cases: [(u8, LinkChoice, Change); 4] = [
         (1, LinkChoice::Shm, |config| config.deployment = Deployment::Nic),
         (2, LinkChoice::Shm, |config| config.deployment = Deployment::Host),
         (3, LinkChoice::Udp, |config| config.log = LogKind::Pmem),

@@ -460,8 +460,9 @@ impl Client {
     }
 
     fn call_next(&mut self, seat: &mut Seat<'_>) {
-        if !self.call_node(seat) {
-            self.go_on(seat.now);
+        match self.call_node(seat) {
+            Some(calling) => self.state = calling,
+            None => self.go_on(seat.now),
         }
     }
 
