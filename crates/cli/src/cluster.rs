@@ -7,10 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use remora_real::LinkChoice;
-use remora_real::cluster::{Client, ClientConfig, ClusterNode, Deployment, LogKind, Model, Status};
+use remora_real::cluster::{Client, ClientConfig, ClusterNode, Deployment, LogKind, Model, Outcome, Status};
 use serde_json::{Value, json};
 
-use crate::cluster_children::{Children, READY, Settings};
+use crate::cluster_children::{Children, READY, Settings, lock};
 use crate::progress::stop_flag;
 use crate::{Failure, cluster_kills, print};
 
@@ -156,6 +156,7 @@ fn start(args: &Start) -> Result<(), Failure> {
     let stop = stop_flag();
     let scratch = if args.scratch { Some(scratch()?) } else { None };
     let dir = scratch.as_ref().map_or(args.dir.as_path(), |dir| dir.path());
+    let _lock = lock(dir)?;
     let settings = Settings::open(dir, &args.shape)?;
     let mut children = Children::start(dir, settings)?;
     children.await_service(START)?;
@@ -169,7 +170,7 @@ fn start(args: &Start) -> Result<(), Failure> {
             }
             if since.is_some_and(|since| since.elapsed() >= RESTART) {
                 *since = None;
-                children.start_node(node)?;
+                children.spawn_node(node)?;
             }
         }
         thread::sleep(Duration::from_millis(50));
@@ -256,24 +257,29 @@ fn client_of(dir: &std::path::Path, node: usize) -> Result<Client, Failure> {
     })
 }
 
+fn why(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Refused(refusal) => refusal.to_string(),
+        other => format!("the answer is {other:?}"),
+    }
+}
+
 fn get(args: &Get) -> Result<(), Failure> {
-    use remora_real::cluster::Outcome;
     match client_of(&args.dir, 0)?.get(args.key) {
         Outcome::Value(Some(value)) => {
             let _ = io::stdout().write_all(&value).and_then(|()| io::stdout().write_all(b"\n"));
             Ok(())
         }
         Outcome::Value(None) => Err(Failure::Failed(format!("there is no record {}", args.key))),
-        other => Err(Failure::Failed(format!("record {} was not read: {other:?}", args.key))),
+        other => Err(Failure::Failed(format!("record {} was not read: {}", args.key, why(&other)))),
     }
 }
 
 fn put(args: &Put) -> Result<(), Failure> {
-    use remora_real::cluster::Outcome;
     match client_of(&args.dir, 0)?.put(args.key, args.value.as_bytes()) {
         Outcome::Written => Ok(()),
         Outcome::Unknown => Err(Failure::Failed(format!("whether record {} was written is not known", args.key))),
-        other => Err(Failure::Failed(format!("record {} was not written: {other:?}", args.key))),
+        other => Err(Failure::Failed(format!("record {} was not written: {}", args.key, why(&other)))),
     }
 }
 

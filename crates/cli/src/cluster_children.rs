@@ -43,6 +43,24 @@ pub struct Settings {
     secret: Secret,
 }
 
+/// Makes the directory this process's, for as long as the file is open: two that start its nodes would change each
+/// other's settings.
+pub fn lock(dir: &Path) -> Result<fs::File, Failure> {
+    let failed = |e: std::io::Error| Failure::Failed(format!("locking the cluster in {}: {e}", dir.display()));
+    fs::create_dir_all(dir).map_err(failed)?;
+    let path = dir.join("lock");
+    let file =
+        fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::Error(e)) => Err(failed(e)),
+        Err(fs::TryLockError::WouldBlock) => Err(Failure::Failed(format!(
+            "the cluster in {} runs already: name another --dir, or ask it with `remora cluster status`",
+            dir.display()
+        ))),
+    }
+}
+
 impl Settings {
     /// What the directory has; a new cluster's are made as `shape` says. What `shape` says of an old one must agree.
     pub fn open(dir: &Path, shape: &Shape) -> Result<Self, Failure> {
@@ -146,13 +164,17 @@ impl Settings {
             *byte = u8::from_str_radix(&digits[2 * index..2 * index + 2], 16).ok()?;
         }
         let addresses = value.get("addresses")?.as_array()?;
+        let suspect = value.get("suspect_ms")?.as_u64()?;
+        if !(1..=64).contains(&addresses.len()) || !(1..=600_000).contains(&suspect) {
+            return None;
+        }
         Some(Self {
             addresses: addresses.iter().map(|address| address.as_str()?.parse().ok()).collect::<Option<Vec<_>>>()?,
             persistency: text("persistency")?.parse().ok()?,
             deployment: text("deployment")?.parse().ok()?,
             link: text("link")?.parse().ok()?,
             log: text("log")?.parse().ok()?,
-            suspect: Duration::from_millis(value.get("suspect_ms")?.as_u64()?),
+            suspect: Duration::from_millis(suspect),
             secret,
         })
     }
@@ -225,13 +247,7 @@ impl Children {
         self.nodes[node].as_ref().map(Child::id)
     }
 
-    /// Starts a node that does not run, and waits until it can be reached.
-    pub fn start_node(&mut self, node: usize) -> Result<(), Failure> {
-        let up = self.spawn(node)?;
-        self.await_node(node, &up)
-    }
-
-    /// The same without waiting.
+    /// Starts a node that does not run, without waiting for it.
     pub fn spawn_node(&mut self, node: usize) -> Result<(), Failure> {
         self.spawn(node).map(drop)
     }

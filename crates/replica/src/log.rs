@@ -44,11 +44,16 @@ pub fn encode(record: &Record, durable: usize, out: &mut Vec<u8>) {
     out[start + 4..start + 8].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// How many bytes a record takes.
+/// How many bytes a record takes. The value counts without being copied.
 pub fn length(record: &Record) -> usize {
     let mut bytes = Vec::new();
-    record.put(&mut bytes);
-    HEAD + bytes.len()
+    let Record::Write(write) = record else {
+        record.put(&mut bytes);
+        return HEAD + bytes.len();
+    };
+    let value = write.value.as_ref().map(|_| [].into());
+    Record::Write(Write { value, ..write.clone() }).put(&mut bytes);
+    HEAD + bytes.len() + write.bytes()
 }
 
 fn checksum(length: &[u8], rest: &[u8]) -> u32 {

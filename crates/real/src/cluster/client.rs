@@ -36,7 +36,8 @@ pub struct ClientConfig {
     /// After so long without an answer a request's outcome is unknown, and without a node there is no connection.
     pub timeout: Duration,
     /// Whether a request whose outcome is unknown is sent again until `timeout`, to another node. It is done once, as
-    /// records remember their last clients' requests; that makes writes longer by some 30 bytes for each.
+    /// records remember their last 32 such requests, unless more have changed the same record in between; that makes
+    /// writes longer by some 30 bytes for each.
     pub retry: bool,
 }
 
@@ -397,6 +398,8 @@ impl Client {
         let again = match outcome {
             // Not done: another node may serve, or this one soon.
             Outcome::Refused(Refusal::NotServing) => true,
+            // An earlier attempt may have been done, so that this is not the last word.
+            Outcome::Refused(Refusal::Busy) if open.attempt() > 0 => open.again(),
             Outcome::Unknown => open.again(),
             _ => false,
         };

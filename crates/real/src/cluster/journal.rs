@@ -155,9 +155,10 @@ impl Journal {
         self.shared.durable.load(Ordering::Acquire)
     }
 
-    /// Whether the log can be written no more.
+    /// Whether the log can be written no more, if only as its thread has panicked.
     pub fn has_failed(&self) -> bool {
-        self.shared.failed.load(Ordering::Acquire)
+        let ended = self.thread.as_ref().is_none_or(|thread| thread.is_finished());
+        ended || self.shared.failed.load(Ordering::Acquire)
     }
 
     /// Why the log can be written no more.

@@ -345,6 +345,8 @@ impl Server {
         let refusal = match &request.op {
             Op::Batch(ops) if ops.len() > BATCH => Some(Refusal::TooLong),
             _ if self.pending.len() - self.free.len() >= REQUESTS => Some(Refusal::Busy),
+            // Reads are answered at once, and their answers wait here.
+            _ if self.streams.backlog(qpn) >= CLIENT_BACKLOG / 2 => Some(Refusal::Busy),
             _ => None,
         };
         if let Some(refusal) = refusal {
@@ -466,7 +468,7 @@ impl Server {
         }
     }
 
-    /// Clients that take no answers hold up nobody but themselves.
+    /// Clients that take no answers do not keep their memory here for ever.
     fn look_after_clients(&mut self, seat: &mut Seat<'_>) {
         let lazy = |qpn: &Qpn| self.streams.backlog(*qpn) > CLIENT_BACKLOG;
         let clients = self.roles.iter().filter(|(_, role)| matches!(role, Role::Client(..)));
@@ -513,7 +515,7 @@ impl Resident for Server {
         self.turn = Instant::now();
         if self.journal.has_failed() {
             // Nothing that it says from now on could be relied upon.
-            let _ = self.failed.set(self.journal.failure().unwrap_or_default());
+            let _ = self.failed.set(self.journal.failure().unwrap_or_else(|| "the log's thread has panicked".into()));
             return 0;
         }
         let mut work = 0;

@@ -24,6 +24,8 @@ impl Core {
             work += kernels.progress(&mut self.nic);
         }
         if let Some(mut resident) = self.resident.take() {
+            // What a connection's set-up says is to be known before what came by it.
+            self.dispatch_events();
             let done = resident.progress(&mut self.seat(now, local));
             self.resident = Some(resident);
             if done > 0 {
