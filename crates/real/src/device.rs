@@ -238,7 +238,10 @@ impl Device {
 
     /// Sleeps until `cq` has a completion, there is an event, or `timeout` has passed; the NIC thread drives meanwhile.
     pub fn wait(&self, cq: CqId, timeout: Duration) {
-        Self::wait_any(&mut std::iter::once((self, cq)), timeout);
+        if self.arm(cq) {
+            std::thread::park_timeout(timeout);
+            self.disarm();
+        }
     }
 
     /// The same for several devices: sleeps until one of them has something.
@@ -254,10 +257,7 @@ impl Device {
         if quiet {
             std::thread::park_timeout(timeout);
         }
-        let me = std::thread::current().id();
-        for device in armed {
-            device.shared.core.lock().waiters.retain(|(_, t)| t.id() != me);
-        }
+        armed.into_iter().for_each(Self::disarm);
     }
 
     /// Has this thread woken when there is something; false if there is already.
@@ -272,6 +272,11 @@ impl Device {
         }
         self.release();
         true
+    }
+
+    fn disarm(&self) {
+        let me = std::thread::current().id();
+        self.shared.core.lock().waiters.retain(|(_, t)| t.id() != me);
     }
 
     /// For loops that poll: call it with the time since there was work last. After a few microseconds it lets another
