@@ -36,6 +36,8 @@ const WATCHED: u32 = 8;
 const WATCHED_MOST: u32 = 64;
 /// Sends outstanding on a queue pair from which on further ones wait for the next poll, to share system calls.
 const DEEP: u64 = 16;
+/// Descriptors that the NIC thread has room for before it first sleeps.
+const FDS: usize = 16;
 /// How long a poller without work keeps its core to itself. Then it offers the core at each poll: with fewer cores than
 /// pollers, the one that has the work may be waiting for it.
 const POLITE: u64 = 5_000;
@@ -557,8 +559,9 @@ impl Shared {
     fn run(&self) {
         prepare_to_wait();
         let mut busy_at = self.now();
-        let mut fds: Vec<RawFd> = Vec::new();
-        let mut sleeper = Sleeper::default();
+        // Room for a few descriptors of each link, so that the first sleep needs none.
+        let mut fds: Vec<RawFd> = Vec::with_capacity(FDS);
+        let mut sleeper = Sleeper::with_capacity(FDS);
         while !self.stop.load(Ordering::Relaxed) {
             let now = self.now();
             let user_at = self.user_at.load(Ordering::Relaxed);

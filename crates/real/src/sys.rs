@@ -13,6 +13,11 @@ pub(crate) struct Sleeper {
 }
 
 impl Sleeper {
+    /// With room for so many descriptors.
+    pub fn with_capacity(descriptors: usize) -> Self {
+        Self { polls: Vec::with_capacity(descriptors) }
+    }
+
     /// Sleeps until one of `fds` can be read or `timeout` has passed; for ever without one.
     pub fn wait_readable(&mut self, fds: &[RawFd], timeout: Option<Duration>) {
         // SAFETY: the descriptors belong to the links and the device of the caller, which outlive this call, and the
