@@ -3,6 +3,8 @@
 //! The payload is a stream of 8-byte values. The sketch lives for the call, or stays in the node's memory as one byte a
 //! register (2^lg_k bytes; zeros are an empty sketch), where calls add to it side by side.
 
+mod coupon;
+mod dense;
 mod image;
 mod sketch;
 mod tap;

@@ -4,18 +4,14 @@
 //! [`Sketch::to_image`](super::Sketch::to_image) writes. A small sketch is a set of coupons and is almost exact.
 
 use super::Error;
-use crate::vectored::vectored;
+use super::coupon::{ADDRESS_BITS, MAX_VALUE, coupon};
+use super::dense::Dense;
 
 /// Smallest precision: 2^4 registers.
 pub const MIN_LG_K: u8 = 4;
 /// Largest precision: 2^18 registers.
 pub const MAX_LG_K: u8 = 18;
 
-/// Low bits of a coupon: which register, if there were 2^26 of them.
-const ADDRESS_BITS: u32 = 26;
-const ADDRESS_MASK: u32 = (1 << ADDRESS_BITS) - 1;
-/// Largest value of a register less one.
-const MAX_ZEROS: u32 = 62;
 /// Coupons that make a list; more make a hash set.
 pub(super) const LIST_LEN: usize = 8;
 const LG_FIRST_SET: u8 = 5;
@@ -36,7 +32,7 @@ enum Registers {
     /// Distinct coupons in a hash set of 2^n slots, where zero is no coupon.
     Sparse { slots: Vec<u32>, len: usize },
     /// One byte for each register.
-    Dense(Vec<u8>),
+    Dense(Dense),
 }
 
 impl PartialEq for Sketch {
@@ -71,10 +67,10 @@ impl Sketch {
         if registers.len() != 1 << lg_k || !(MIN_LG_K..=MAX_LG_K).contains(&lg_k) {
             return Err(Error::Registers(registers.len()));
         }
-        if registers.iter().any(|&value| u32::from(value) > MAX_ZEROS + 1) {
+        if registers.iter().any(|&value| value > MAX_VALUE) {
             return Err(Error::Value);
         }
-        Ok(Sketch { lg_k, registers: Registers::Dense(registers) })
+        Ok(Sketch { lg_k, registers: Registers::Dense(Dense::new(registers)) })
     }
 
     /// Log2 of the number of registers.
@@ -98,7 +94,7 @@ impl Sketch {
             }
         }
         if let Registers::Dense(registers) = &mut self.registers {
-            raise_all(registers, values.as_slice(), |_| ());
+            registers.raise_all(values.as_slice(), |_, _| ());
         }
     }
 
@@ -111,10 +107,7 @@ impl Sketch {
             Registers::Sparse { .. } => other.coupons().for_each(|coupon| self.insert_coupon(coupon)),
             Registers::Dense(theirs) => {
                 let ours = self.dense();
-                let mask = ours.len() - 1;
-                for (at, &value) in theirs.iter().enumerate() {
-                    ours[at & mask] = ours[at & mask].max(value);
-                }
+                theirs.bytes().iter().enumerate().for_each(|(at, &value)| ours.raise(at, value));
             }
         }
     }
@@ -130,19 +123,19 @@ impl Sketch {
                 let n = *len as f64;
                 n + n * n / (6.0 * f64::from(1 << ADDRESS_BITS))
             }
-            Registers::Dense(registers) => estimate(registers),
+            Registers::Dense(registers) => registers.estimate(),
         }
     }
 
     /// The registers, one byte each; makes the sketch dense.
     pub fn registers(&mut self) -> &[u8] {
-        self.dense()
+        self.dense().bytes()
     }
 
     /// The dense registers, if it is dense.
     pub(super) fn as_dense(&self) -> Option<&[u8]> {
         match &self.registers {
-            Registers::Dense(registers) => Some(registers),
+            Registers::Dense(registers) => Some(registers.bytes()),
             Registers::Sparse { .. } => None,
         }
     }
@@ -160,7 +153,7 @@ impl Sketch {
     #[inline]
     pub(super) fn insert_coupon(&mut self, coupon: u32) {
         match &mut self.registers {
-            Registers::Dense(registers) => raise(registers, coupon),
+            Registers::Dense(registers) => registers.raise_by(coupon),
             Registers::Sparse { slots, len } => {
                 if slots.is_empty() {
                     slots.resize(1 << LG_FIRST_SET, 0);
@@ -182,10 +175,10 @@ impl Sketch {
         }
     }
 
-    fn dense(&mut self) -> &mut [u8] {
+    fn dense(&mut self) -> &mut Dense {
         if let Registers::Sparse { slots, .. } = &self.registers {
-            let mut registers = vec![0; 1 << self.lg_k];
-            slots.iter().filter(|&&coupon| coupon != 0).for_each(|&coupon| raise(&mut registers, coupon));
+            let mut registers = Dense::new(vec![0; 1 << self.lg_k]);
+            slots.iter().filter(|&&coupon| coupon != 0).for_each(|&coupon| registers.raise_by(coupon));
             self.registers = Registers::Dense(registers);
         }
         match &mut self.registers {
@@ -197,7 +190,7 @@ impl Sketch {
     /// Lowers the precision.
     fn fold(&mut self, lg_k: u8) {
         let mut folded = Sketch { lg_k, registers: Registers::Sparse { slots: Vec::new(), len: 0 } };
-        folded.merge(&Sketch { lg_k, registers: std::mem::replace(&mut self.registers, Registers::Dense(Vec::new())) });
+        folded.merge(self);
         *self = folded;
     }
 }
@@ -218,129 +211,10 @@ fn add(slots: &mut [u32], coupon: u32) -> bool {
     }
 }
 
-#[inline]
-fn raise(registers: &mut [u8], coupon: u32) {
-    let at = (coupon & ADDRESS_MASK) as usize & (registers.len() - 1);
-    registers[at] = registers[at].max((coupon >> ADDRESS_BITS) as u8);
-}
-
-/// Values that are hashed at a time: few enough that a core compares some with registers while it hashes the next.
-const HASHED: usize = 64;
-/// Registers that rose of the last values hashed from which on more are likely to.
-const MANY: usize = HASHED / 16;
-
-/// Adds little-endian values to registers, and tells which rise, or may have.
-pub(super) fn raise_all(registers: &mut [u8], values: &[[u8; 8]], mut rises: impl FnMut(usize)) {
-    let mask = registers.len() - 1;
-    let mut coupons = [0; HASHED];
-    let mut rose = 0;
-    for values in values.chunks(HASHED) {
-        let coupons = &mut coupons[..values.len()];
-        coupons_of(values, coupons);
-        let often = std::mem::take(&mut rose) > MANY;
-        for &coupon in &*coupons {
-            let (at, value) = (coupon as usize & mask, (coupon >> ADDRESS_BITS) as u8);
-            let register = &mut registers[at];
-            if often {
-                // A core foresees badly which: it does without a branch.
-                rose += usize::from(*register < value);
-                *register = (*register).max(value);
-                rises(at);
-            } else if *register < value {
-                *register = value;
-                rose += 1;
-                rises(at);
-            }
-        }
-    }
-}
-
-vectored! {
-    /// The coupons of as many values.
-    fn coupons_of(values: &[[u8; 8]], out: &mut [u32]) {
-        out.iter_mut().zip(values).for_each(|(out, value)| *out = coupon(u64::from_le_bytes(*value)));
-    }
-}
-
-#[inline(always)]
-fn coupon(value: u64) -> u32 {
-    let (address, value) = hash(value);
-    u32::from(value) << ADDRESS_BITS | address
-}
-
-/// The register address of 26 bits, and leading zeros plus one, of MurmurHash3 x64 128 with DataSketches' seed 9001.
-#[inline(always)]
-fn hash(value: u64) -> (u32, u8) {
-    const SEED: u64 = 9001;
-    let k1 = value.wrapping_mul(0x87c3_7b91_1142_53d5).rotate_left(31).wrapping_mul(0x4cf5_ad43_2745_937f);
-    let (h1, h2) = (SEED ^ k1 ^ 8, SEED ^ 8);
-    let h1 = h1.wrapping_add(h2);
-    let h2 = h2.wrapping_add(h1);
-    let (h1, h2) = (mix(h1), mix(h2));
-    let h1 = h1.wrapping_add(h2);
-    let h2 = h2.wrapping_add(h1);
-    (h1 as u32 & ADDRESS_MASK, h2.leading_zeros().min(MAX_ZEROS) as u8 + 1)
-}
-
-/// MurmurHash3's finalizer.
-#[inline(always)]
-fn mix(mut h: u64) -> u64 {
-    h = (h ^ (h >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    h = (h ^ (h >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    h ^ (h >> 33)
-}
-
-fn estimate(registers: &[u8]) -> f64 {
-    let mut histogram = [0u64; 64];
-    for &value in registers {
-        histogram[value as usize & 63] += 1;
-    }
-    let m = registers.len() as f64;
-    let mut z = m * tau(1.0 - histogram[63] as f64 / m);
-    for &count in histogram[1..63].iter().rev() {
-        z = 0.5 * (z + count as f64);
-    }
-    z += m * sigma(histogram[0] as f64 / m);
-    m * m / (2.0 * std::f64::consts::LN_2) / z
-}
-
-/// Ertl's sigma: what empty registers say.
-fn sigma(mut x: f64) -> f64 {
-    if x == 1.0 {
-        return f64::INFINITY;
-    }
-    let (mut y, mut z) = (1.0, x);
-    loop {
-        x *= x;
-        let before = z;
-        z += x * y;
-        y += y;
-        if z == before {
-            return z;
-        }
-    }
-}
-
-/// Ertl's tau: what full registers say.
-fn tau(mut x: f64) -> f64 {
-    if x == 0.0 || x == 1.0 {
-        return 0.0;
-    }
-    let (mut y, mut z) = (1.0, 1.0 - x);
-    loop {
-        x = x.sqrt();
-        let before = z;
-        y *= 0.5;
-        z -= (1.0 - x).powi(2) * y;
-        if z == before {
-            return z / 3.0;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hll::coupon::mix;
     use proptest::prelude::*;
 
     /// Values that do not repeat: a bijection of the numbers below `n`.

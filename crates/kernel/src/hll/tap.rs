@@ -1,6 +1,6 @@
 //! A sketch of what passes by on its way into memory.
 
-use super::sketch::raise_all;
+use super::dense::Dense;
 use super::{Error, MAX_LG_K, MIN_LG_K};
 use remora_memory::Region;
 use std::sync::Arc;
@@ -15,12 +15,13 @@ pub struct Tap {
     region: Arc<Region>,
     va: u64,
     /// What the registers were raised to from here.
-    known: Vec<u8>,
-    /// Those that rose and did not in memory; if there is no room for more, any may have.
-    rose: Vec<u32>,
+    known: Dense,
+    /// Those that rose and did not in memory, so many of them; if all have places, any may have.
+    rose: [u32; ROSE],
+    risen: usize,
 }
 
-/// Registers that rose and are remembered one by one.
+/// Registers that rose and are remembered one by one, and one more place.
 const ROSE: usize = 64;
 
 impl Tap {
@@ -33,39 +34,38 @@ impl Tap {
         if !va.is_multiple_of(8) || region.read(va, &mut known).is_err() {
             return Err(Error::Place);
         }
-        Ok(Tap { region, va, known, rose: Vec::with_capacity(ROSE) })
+        Ok(Tap { region, va, known: Dense::new(known), rose: [0; ROSE], risen: 0 })
     }
 
     /// Sketches a payload that stands `offset` bytes from the start of its region.
     #[inline]
     pub fn saw(&mut self, offset: u64, data: &[u8]) {
-        let Tap { known, rose, .. } = self;
+        let Tap { known, rose, risen, .. } = self;
         let before_word = (offset.wrapping_neg() % 8) as usize;
         let words = data.get(before_word..).unwrap_or_default().as_chunks::<8>().0;
-        raise_all(known, words, |at| {
-            if rose.len() < ROSE {
-                rose.push(at as u32);
-            }
+        known.raise_all(words, |at, higher| {
+            // Without a branch, as there.
+            rose[*risen] = at as u32;
+            *risen = (*risen + usize::from(higher)).min(ROSE - 1);
         });
     }
 
     /// Raises the registers in memory to what was seen.
     #[inline]
     pub fn settle(&mut self) {
-        if !self.rose.is_empty() {
+        if self.risen > 0 {
             self.settle_risen();
         }
     }
 
     fn settle_risen(&mut self) {
-        let Tap { region, va, known, rose } = self;
-        if rose.len() < ROSE {
-            rose.iter().for_each(|&at| raise(region, *va + u64::from(at & !7), &known[at as usize & !7..][..8]));
-        } else {
-            let words = known.chunks_exact(8).enumerate();
-            words.for_each(|(at, word)| raise(region, *va + 8 * at as u64, word));
+        let Tap { region, va, known, rose, risen } = self;
+        let (words, _) = known.bytes().as_chunks::<8>();
+        let settle = |at: usize| raise(region, *va + 8 * at as u64, &words[at]);
+        match std::mem::take(risen) {
+            some if some < ROSE - 1 => rose[..some].iter().for_each(|at| settle(*at as usize / 8)),
+            _ => (0..words.len()).for_each(settle),
         }
-        rose.clear();
     }
 }
 
@@ -76,7 +76,7 @@ impl Drop for Tap {
 }
 
 /// Raises the registers of a word in memory, beside which others may do the same. Those that are gone are let go.
-fn raise(region: &Region, va: u64, registers: &[u8]) {
+fn raise(region: &Region, va: u64, registers: &[u8; 8]) {
     let mut old = [0; 8];
     if region.read(va, &mut old).is_err() {
         return;

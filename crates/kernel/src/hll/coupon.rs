@@ -1,0 +1,198 @@
+//! Coupons: what a sketch keeps of a value's hash, MurmurHash3 x64 128 with DataSketches' seed.
+
+/// Low bits of a coupon: which register, if there were 2^26 of them. Above are leading zeros plus one, 1 to 63.
+pub(super) const ADDRESS_BITS: u32 = 26;
+const ADDRESS_MASK: u64 = (1 << ADDRESS_BITS) - 1;
+/// Largest value of a register.
+pub(super) const MAX_VALUE: u8 = 63;
+/// Values whose coupons are found at a time.
+pub(super) const BLOCK: usize = 256;
+/// Coupons that are stored at a time, of which some may not count.
+const LANES: usize = 8;
+
+const SEED: u64 = 9001;
+/// The hash's factors for its input and for its finalizer.
+const INPUT: [u64; 2] = [0x87c3_7b91_1142_53d5, 0x4cf5_ad43_2745_937f];
+const FINAL: [u64; 2] = [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53];
+/// What its halves start from: the seed, and the length of what is hashed.
+const START: u64 = SEED ^ 8;
+
+/// Room for the coupons of a block.
+#[derive(Clone, Debug)]
+pub(super) struct Room([u32; BLOCK + LANES]);
+
+impl Default for Room {
+    fn default() -> Self {
+        Room([0; BLOCK + LANES])
+    }
+}
+
+/// The coupon of a value.
+#[inline]
+pub(super) fn coupon(value: u64) -> u32 {
+    coupon_of(hash(value))
+}
+
+/// The coupons, of up to [`BLOCK`] values, that can raise a register which is at `least` or above: those of larger
+/// values. Few are once all registers have risen, so that most values cost no more than their hash.
+#[inline]
+pub(super) fn coupons_above<'a>(least: u8, values: &[[u8; 8]], Room(out): &'a mut Room) -> &'a [u32] {
+    let (done, mut len) = hash_wide(least, values, out);
+    for value in &values[done..] {
+        let hash = hash(u64::from_le_bytes(*value));
+        out[len] = coupon_of(hash);
+        len += usize::from(hash.1 <= limit(least));
+    }
+    &out[..len]
+}
+
+/// The largest hash with so many leading zeros: one more than a register's value that it raises.
+#[inline(always)]
+fn limit(least: u8) -> u64 {
+    u64::MAX >> least.min(MAX_VALUE)
+}
+
+#[inline(always)]
+fn coupon_of((h1, h2): (u64, u64)) -> u32 {
+    let value = h2.leading_zeros().min(u32::from(MAX_VALUE) - 1) + 1;
+    value << ADDRESS_BITS | (h1 & ADDRESS_MASK) as u32
+}
+
+#[inline(always)]
+fn hash(value: u64) -> (u64, u64) {
+    let k1 = value.wrapping_mul(INPUT[0]).rotate_left(31).wrapping_mul(INPUT[1]);
+    let h1 = (START ^ k1).wrapping_add(START);
+    let h2 = h1.wrapping_add(START);
+    let (h1, h2) = (mix(h1), mix(h2));
+    let h1 = h1.wrapping_add(h2);
+    (h1, h2.wrapping_add(h1))
+}
+
+/// MurmurHash3's finalizer.
+#[inline(always)]
+pub(super) fn mix(mut h: u64) -> u64 {
+    h = (h ^ (h >> 33)).wrapping_mul(FINAL[0]);
+    h = (h ^ (h >> 33)).wrapping_mul(FINAL[1]);
+    h ^ (h >> 33)
+}
+
+/// Finds the coupons of the first values, if the processor has vectors of eight. Returns how many values those were, and
+/// how many coupons it has stored.
+#[inline]
+fn hash_wide(least: u8, values: &[[u8; 8]], out: &mut [u32; BLOCK + LANES]) -> (usize, usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if crate::vectored::is_wide() {
+        let steps = values.as_chunks().0;
+        // SAFETY: the processor has what the function is compiled for.
+        return (steps.as_flattened().len(), unsafe { wide::coupons_above(limit(least), steps, out) });
+    }
+    (0, 0)
+}
+
+/// The same arithmetic with AVX-512, which has 64-bit products and leading zeros of eight values at a time, for which
+/// older instruction sets have nothing.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod wide {
+    use super::{ADDRESS_BITS, ADDRESS_MASK, BLOCK, FINAL, INPUT, LANES, MAX_VALUE, START};
+    use std::arch::x86_64::*;
+
+    /// Vectors that are hashed side by side: one has to wait for each of its products.
+    const SIDE: usize = 4;
+    type Vectors = [__m512i; SIDE];
+
+    /// Stores the coupons of hashes up to `limit`. Returns how many. What stands behind them does not count.
+    #[target_feature(enable = "avx512f,avx512dq,avx512cd,avx512bw,avx512vl,popcnt")]
+    pub fn coupons_above(limit: u64, values: &[[[u8; 8]; LANES * SIDE]], out: &mut [u32; BLOCK + LANES]) -> usize {
+        let limit = _mm512_set1_epi64(limit as i64);
+        let mut len = 0;
+        for values in values {
+            let (h1, h2) = hash(values);
+            for (h1, h2) in h1.into_iter().zip(h2) {
+                let Some(place) = out[len..].first_chunk_mut::<LANES>() else { return len };
+                let some = _mm512_cmple_epu64_mask(h2, limit);
+                // SAFETY: there is place for all lanes.
+                unsafe { _mm256_storeu_epi32(place.as_mut_ptr().cast(), compress(some, coupons(h1, h2))) };
+                len += some.count_ones() as usize;
+            }
+        }
+        len
+    }
+
+    /// In registers: to memory it is slow.
+    #[target_feature(enable = "avx512f,avx512vl")]
+    fn compress(some: u8, coupons: __m512i) -> __m256i {
+        _mm256_maskz_compress_epi32(some, _mm512_cvtepi64_epi32(coupons))
+    }
+
+    #[target_feature(enable = "avx512f,avx512cd")]
+    fn coupons(h1: __m512i, h2: __m512i) -> __m512i {
+        let zeros = _mm512_min_epu64(_mm512_lzcnt_epi64(h2), _mm512_set1_epi64(i64::from(MAX_VALUE) - 1));
+        let value = _mm512_add_epi64(zeros, _mm512_set1_epi64(1));
+        let address = _mm512_and_si512(h1, _mm512_set1_epi64(ADDRESS_MASK as i64));
+        _mm512_or_si512(_mm512_slli_epi64::<ADDRESS_BITS>(value), address)
+    }
+
+    #[target_feature(enable = "avx512f,avx512dq")]
+    fn hash(values: &[[u8; 8]; LANES * SIDE]) -> (Vectors, Vectors) {
+        let (vectors, _) = values.as_chunks::<LANES>();
+        let start = _mm512_set1_epi64(START as i64);
+        let [mut h1, mut h2] = [[start; SIDE]; 2];
+        for (h1, values) in h1.iter_mut().zip(vectors) {
+            // SAFETY: eight values are a vector.
+            *h1 = unsafe { _mm512_loadu_epi64(values.as_ptr().cast()) };
+        }
+        multiply(&mut h1, INPUT[0]);
+        h1.iter_mut().for_each(|h| *h = _mm512_rol_epi64::<31>(*h));
+        multiply(&mut h1, INPUT[1]);
+        for (h1, h2) in h1.iter_mut().zip(&mut h2) {
+            *h1 = _mm512_add_epi64(_mm512_xor_si512(*h1, start), start);
+            *h2 = _mm512_add_epi64(*h1, start);
+        }
+        mix(&mut h1);
+        mix(&mut h2);
+        for (h1, h2) in h1.iter_mut().zip(&mut h2) {
+            *h1 = _mm512_add_epi64(*h1, *h2);
+            *h2 = _mm512_add_epi64(*h2, *h1);
+        }
+        (h1, h2)
+    }
+
+    #[target_feature(enable = "avx512f,avx512dq")]
+    fn mix(h: &mut Vectors) {
+        for factor in FINAL {
+            fold(h);
+            multiply(h, factor);
+        }
+        fold(h);
+    }
+
+    #[target_feature(enable = "avx512f")]
+    fn fold(h: &mut Vectors) {
+        h.iter_mut().for_each(|h| *h = _mm512_xor_si512(*h, _mm512_srli_epi64::<33>(*h)));
+    }
+
+    #[target_feature(enable = "avx512f,avx512dq")]
+    fn multiply(h: &mut Vectors, factor: u64) {
+        h.iter_mut().for_each(|h| *h = _mm512_mullo_epi64(*h, _mm512_set1_epi64(factor as i64)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Every path finds the same coupons, in the same order.
+        #[test]
+        fn those_above_a_register_are_found(
+            values in proptest::collection::vec(any::<u64>(), 0..=BLOCK), least in 0u8..12,
+        ) {
+            let all = values.iter().map(|&value| coupon(value));
+            let expect: Vec<u32> = all.filter(|coupon| coupon >> ADDRESS_BITS > u32::from(least)).collect();
+            let bytes: Vec<[u8; 8]> = values.iter().map(|value| value.to_le_bytes()).collect();
+            let mut room = Room::default();
+            prop_assert_eq!(coupons_above(least, &bytes, &mut room), expect);
+        }
+    }
+}
