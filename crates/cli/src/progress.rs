@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use remora_study::compare::{Progress, Watch};
@@ -26,6 +27,8 @@ pub struct Display {
     terminal: bool,
     /// The tenth of the way that was last told in a line.
     told: Cell<u64>,
+    /// When this phase began: what the estimate without a bar goes by.
+    began: Cell<Instant>,
     phase: Cell<Phase>,
     stop: Arc<AtomicBool>,
 }
@@ -43,7 +46,8 @@ impl Display {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
         let terminal = io::stderr().is_terminal();
         bar.set_style(style("{spinner} {msg}"));
-        Self { bar, terminal, told: Cell::new(0), phase: Cell::new(Phase::Idle), stop }
+        let (told, began) = (Cell::new(0), Cell::new(Instant::now()));
+        Self { bar, terminal, told, began, phase: Cell::new(Phase::Idle), stop }
     }
 
     /// Whether the user wants no more.
@@ -67,6 +71,7 @@ impl Display {
             return;
         }
         self.told.set(0);
+        self.began.set(Instant::now());
         self.bar.reset();
         self.bar.set_length(total);
         self.bar.set_message(what.to_string());
@@ -84,13 +89,21 @@ impl Display {
         let tenth = done * 10 / total.max(1);
         if tenth > self.told.get() || done == 0 {
             self.told.set(tenth);
-            line(&format!("{:>3} %  {what}", done * 100 / total.max(1)));
+            let left = match done {
+                0 => String::new(),
+                _ => {
+                    let left =
+                        self.began.get().elapsed().as_secs_f64() * total.saturating_sub(done) as f64 / done as f64;
+                    format!("{left:.0} s left  ")
+                }
+            };
+            line(&format!("{:>3} %  {left}{what}", done * 100 / total.max(1)));
         }
     }
 
     /// Shows the way of a benchmark, from 0 to 1.
     pub fn part(&self, what: &str, part: f64) {
-        self.enter(Phase::Measuring, 100, what, "{bar:30} {percent:>3} %  {msg}");
+        self.enter(Phase::Measuring, 100, what, "{bar:30} {percent:>3} %, {eta} left  {msg}");
         self.advance((part * 100.0) as u64, 100, what);
     }
 
