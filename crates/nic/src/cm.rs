@@ -296,6 +296,23 @@ impl Cm {
         Ok(())
     }
 
+    /// End every connection, as [`Cm::disconnect`] does, and send each DREQ again that is still unanswered: for a user who
+    /// is about to go. The response timeout counts anew from now.
+    pub fn disconnect_all(&mut self, now: u64) {
+        for id in self.table.ids() {
+            match self.table.get(id).map(|conn| conn.state) {
+                Some(State::DreqSent) => self.send_dreq(now, id),
+                // Refused in time wait, when the peer knows.
+                _ => drop(self.disconnect(now, id)),
+            }
+        }
+    }
+
+    /// Whether a DREQ waits for its DREP.
+    pub fn is_disconnecting(&self) -> bool {
+        self.table.states().any(|state| state == State::DreqSent)
+    }
+
     /// The next MAD to send, if any, written to `out`.
     pub fn poll_transmit(&mut self, out: &mut Bytes) -> Option<CmTransmit> {
         if let Some(reply) = self.replies.pop_front() {

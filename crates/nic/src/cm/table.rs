@@ -122,6 +122,16 @@ impl Table {
         self.conns.get_mut(&id)
     }
 
+    /// All connections.
+    pub fn ids(&self) -> Vec<ConnId> {
+        self.conns.keys().copied().collect()
+    }
+
+    /// Where they stand.
+    pub fn states(&self) -> impl Iterator<Item = State> {
+        self.conns.values().map(|conn| conn.state)
+    }
+
     /// The connections that stand or are being closed, with the own address and the peer's.
     pub fn standing(&self) -> impl Iterator<Item = (ConnId, (IpAddr, IpAddr))> {
         let stands = |conn: &Conn| matches!(conn.state, State::Established | State::DreqSent);

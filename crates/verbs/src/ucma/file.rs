@@ -9,10 +9,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Once, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use remora_nic::cm::CmConfig;
+use remora_nic::cm::{Cm, CmConfig};
 
 use super::abi::{self, Address, Command, Request};
 use super::state::{Host, State, Told};
@@ -22,8 +22,10 @@ use crate::events::{Queue, errno, set_errno};
 use crate::port::mtu_code;
 
 const DEVICE: &CStr = c"/dev/infiniband/rdma_cm";
-/// How long the end of the process waits until its peers have been told.
+/// How long the end of the process waits until its peers have been told, and have said that they heard.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+/// The response timeout of these last DREQs, nanoseconds: some are repeated before that time is over.
+const LAST_TIMEOUT: u64 = 30_000_000;
 
 /// What programs have open.
 #[derive(Default)]
@@ -176,21 +178,36 @@ extern "C" fn at_exit() {
     }
     let (done, ended) = mpsc::channel();
     let last_words = move || {
-        let _ = with_host(None, |ucma, host| ucma.state.end(host));
-        if let Some(mut guard) = adapter::current().and_then(Adapter::lock) {
-            // Each turn sends some; more turns than there can be messages are not needed.
-            for _ in 0..100_000 {
-                if !guard.nic().wants_transmit() {
-                    break;
-                }
-                guard.progress_once();
-            }
-        }
+        hang_up();
         let _ = done.send(());
     };
     if std::thread::Builder::new().spawn(last_words).is_ok() {
         let _ = ended.recv_timeout(LAST_WORDS);
     }
+}
+
+/// Ends every connection, and waits until the peers have answered. Those that a program closed just before are among
+/// them: a kernel would go on to repeat their DREQs.
+fn hang_up() {
+    let until = Instant::now() + LAST_WORDS;
+    let told = with_host(None, |_, host| end_connections(host.cm, host.now));
+    while told.is_ok() && Instant::now() < until {
+        let Some(mut guard) = adapter::current().and_then(Adapter::lock) else { return };
+        let idle = guard.progress_once() == 0;
+        if !guard.nic().wants_transmit() && !guard.nic().cm().is_disconnecting() {
+            return;
+        }
+        drop(guard);
+        if idle {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Sends a DREQ for each connection, to be repeated as often as the last words allow.
+pub(super) fn end_connections(cm: &mut Cm, now: u64) {
+    cm.configure(CmConfig { response_timeout: LAST_TIMEOUT, ..cm.config().clone() });
+    cm.disconnect_all(now);
 }
 
 /// Carries out a command that a program wrote to a channel.

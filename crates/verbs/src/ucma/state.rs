@@ -229,15 +229,6 @@ impl State {
         self.ids.iter().filter(|(_, id)| id.channel == channel).map(|(number, _)| *number).collect()
     }
 
-    /// Ends every connection: the process is about to.
-    pub fn end(&mut self, host: &mut Host<'_>) {
-        for id in self.ids.values() {
-            if let Some(session) = id.session.filter(|_| !id.datagrams) {
-                let _ = host.cm.disconnect(host.now, session.conn);
-            }
-        }
-    }
-
     fn bind(&mut self, host: &mut Host<'_>, number: u32, address: Address) -> Result<(), i32> {
         let id = self.get(number)?;
         if id.stage != Stage::Idle {

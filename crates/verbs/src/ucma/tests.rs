@@ -195,6 +195,47 @@ fn a_connection_from_first_to_last_event() {
     assert_eq!(sides[1].run(&command(1, 16, &[(8, &id.to_ne_bytes())])), Err(libc::ENOENT));
 }
 
+/// Two ends with `count` connections between them; the caller's identifiers.
+fn connected(sides: &mut [Side; 2], count: u32) -> Vec<u32> {
+    sides[0].listen(100, ps::TCP);
+    let connect = |n: u32| {
+        let id = sides[1].resolved(200 + u64::from(n), ps::TCP, ADDRESSES[0]);
+        sides[1].with_param(6, id, 0, 0x55 + n).unwrap();
+        settle(sides, 0);
+        let new = u32_at(&sides[0].event().2, 8);
+        sides[0].with_param(8, new, 101 + u64::from(n), 0x66 + n).unwrap();
+        settle(sides, 0);
+        assert_eq!(sides[1].event().0, event::CONNECT_RESPONSE);
+        sides[1].run(&command(8, 296, &[(280, &id.to_ne_bytes())])).unwrap();
+        settle(sides, 0);
+        assert_eq!(sides[0].event().0, event::ESTABLISHED);
+        id
+    };
+    (0..count).map(connect).collect()
+}
+
+#[test]
+fn a_process_that_ends_repeats_its_last_words() {
+    const MILLISECOND: u64 = 1_000_000;
+    let mut sides = [Side::new(0), Side::new(1)];
+    let ids = connected(&mut sides, 3);
+    // One that is closed but not destroyed, one of which the program has forgotten, and one that is still open.
+    sides[1].run(&command(10, 4, &[(0, &ids[0].to_ne_bytes())])).unwrap();
+    sides[1].run(&command(1, 16, &[(8, &ids[1].to_ne_bytes())])).unwrap();
+    super::file::end_connections(&mut sides[1].cm, 0);
+    let mut mad = [0; 256];
+    for round in 1..6 {
+        // All of them are lost; the next come long before the answer of a peer at work would be overdue.
+        let lost = std::iter::from_fn(|| sides[1].cm.poll_transmit(&mut mad)).count();
+        assert_eq!(lost, 3, "round {round}");
+        assert!(sides[1].cm.is_disconnecting());
+        sides[1].cm.handle_timeout(round * 30 * MILLISECOND);
+    }
+    settle(&mut sides, 150 * MILLISECOND);
+    assert_eq!([0; 3].map(|_| sides[0].event().0), [event::DISCONNECTED; 3]);
+    assert!(!sides[1].cm.is_disconnecting(), "the process may end");
+}
+
 #[test]
 fn refusals_reach_the_caller() {
     let mut sides = [Side::new(0), Side::new(1)];

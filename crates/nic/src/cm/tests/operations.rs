@@ -241,6 +241,7 @@ enum Op {
     Reject(usize),
     Delay(usize, u64),
     Disconnect(usize),
+    DisconnectAll,
     Packet(u32),
     Transmit,
 }
@@ -266,6 +267,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => conn.clone().prop_map(Op::Reject),
         1 => (conn.clone(), any::<u64>()).prop_map(|(conn, delay)| Op::Delay(conn, delay)),
         2 => conn.prop_map(Op::Disconnect),
+        1 => Just(Op::DisconnectAll),
         1 => qpn.prop_map(Op::Packet),
         2 => Just(Op::Transmit),
     ]
@@ -324,6 +326,7 @@ proptest! {
                 Op::Reject(n) => drop(cm.reject(now, pick(n), 28, b"")),
                 Op::Delay(n, delay) => drop(cm.delay(now, pick(n), delay)),
                 Op::Disconnect(n) => drop(cm.disconnect(now, pick(n))),
+                Op::DisconnectAll => cm.disconnect_all(now),
                 Op::Packet(qpn) => cm.mark_established(now, qpn),
                 Op::Transmit => drop(drain(&mut cm)),
             }
