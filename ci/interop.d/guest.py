@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -46,18 +45,25 @@ def enter():
     sys.exit(subprocess.run(["unshare", *flags, sys.executable, *sys.argv], env=env).returncode)
 
 
-class Guest:
-    """One running guest; `mtu` is the Ethernet's."""
+# Seconds in which a guest that lives answers, however busy the machine is.
+PATIENCE = 30
 
-    def __init__(self, mtu):
+
+class Hung(Exception):
+    """The guest's shell does not answer any more."""
+
+
+class Guest:
+    """One running guest; `mtu` is the Ethernet's, `console` a file for what its kernel says."""
+
+    def __init__(self, mtu, console):
         run = lambda *words: subprocess.run(words, check=True)
         run("ip", "link", "set", "lo", "up")
         run("ip", "tuntap", "add", "dev", TAP, "mode", "tap")
         # A wire that loses nothing by itself: a program here sends faster than an emulated machine takes in.
         run("ip", "link", "set", TAP, "mtu", str(mtu), "txqueuelen", "20000", "up")
         run("ip", "addr", "add", f"{HOST}/24", "dev", TAP)
-        self.dir = tempfile.TemporaryDirectory(prefix="remora-rxe-")
-        self.log = Path(self.dir.name) / "console"
+        self.log = console
         self.log.touch()
         # The virtual NIC must offer the large MTU, or the guest drops large frames.
         offer = f",host_mtu={mtu}" if mtu > 1500 else ""
@@ -77,19 +83,44 @@ class Guest:
         while "RXE-READY" not in self.log.read_text(errors="replace"):
             if self.qemu.poll() is not None or time.monotonic() > deadline:
                 why = self.qemu.stderr.read().decode() if self.qemu.poll() is not None else "no answer in 120 s"
-                raise RuntimeError(f"the guest did not come up: {why}\n{self.log.read_text(errors='replace')[-2000:]}")
+                self.stop()
+                raise Hung(f"it did not come up: {why}; its kernel said last: {self.last_line()}")
             time.sleep(0.1)
 
     def start(self, command):
         """Start a command in the guest."""
         return Running(command)
 
-    def run(self, command, timeout=30):
-        """Run a command in the guest; its output. A failing command raises."""
-        code, output = self.start(command).wait(timeout)
+    def run(self, command):
+        """Run a short command in the guest; its output. A failing command raises, and so does a guest that hangs."""
+        code, output = self.start(command).wait(PATIENCE)
+        if code is None:
+            raise Hung(f"{command} takes more than {PATIENCE} s")
         if code:
             raise RuntimeError(f"in the guest: {command}: {output}")
         return output
+
+    def answers(self):
+        """Whether its shell does anything within PATIENCE."""
+        try:
+            return self.qemu.poll() is None and self.start("echo here").wait(PATIENCE) == (0, "here")
+        except Hung:
+            return False
+
+    def state(self):
+        """What can be said of a guest that does not answer: its machine, its processor, its network, its kernel."""
+        if self.qemu.poll() is not None:
+            return f"its machine ended with {self.qemu.returncode}; its kernel said last: {self.last_line()}"
+        ticks = lambda: sum(map(int, Path(f"/proc/{self.qemu.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
+        before, began = ticks(), time.monotonic()
+        ping = subprocess.run(["busybox", "ping", "-c", "3", "-W", "3", GUEST], stdout=subprocess.DEVNULL, check=False)
+        busy = (ticks() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
+        return (f"no answer from its shell in {PATIENCE} s; it {'answers' if ping.returncode == 0 else 'does not answer'} "
+                f"a ping; {busy:.0%} of a core used; its kernel said last: {self.last_line()}")
+
+    def last_line(self):
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "nothing"
 
     def loss(self, percent):
         """Lose packets that arrive at the guest from now on: what leaves it is lost by our own lossy link."""
@@ -107,34 +138,35 @@ class Guest:
         self.qemu.kill()
         self.qemu.wait()
         subprocess.run(["ip", "link", "del", TAP], check=False)
-        self.dir.cleanup()
 
 
 class Running:
     """A command that runs in the guest."""
 
     def __init__(self, command):
-        for attempt in range(50):
+        deadline = time.monotonic() + PATIENCE
+        while True:
             try:
-                self.socket = socket.create_connection((GUEST, 2323), 20)
+                self.socket = socket.create_connection((GUEST, 2323), max(1, deadline - time.monotonic()))
                 break
-            except OSError:
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise Hung(f"its shell takes no connection in {PATIENCE} s ({error})") from error
                 time.sleep(0.2)
-        else:
-            raise RuntimeError("the guest's shell does not answer")
+        self.data = b""
         self.socket.sendall(f"exec 2>&1\n{command}\nr=$?; echo; echo RC=$r\nexit\n".encode())
 
     def wait(self, timeout):
-        """(exit code, output); the code is None after the timeout."""
-        deadline, data = time.monotonic() + timeout, b""
+        """(exit code, output); the code is None if it still runs after the timeout, when it can be waited for again."""
+        deadline = time.monotonic() + timeout
         while True:
             self.socket.settimeout(max(0.01, deadline - time.monotonic()))
             try:
                 more = self.socket.recv(65536)
-            except TimeoutError:
-                return None, data.decode("latin1")
+            except OSError:
+                return None, self.data.decode("latin1")
             if not more:
                 break
-            data += more
-        body, _, code = data.decode("latin1").rpartition("\nRC=")
+            self.data += more
+        body, _, code = self.data.decode("latin1").rpartition("\nRC=")
         return (int(code) if code.strip().isdigit() else 1), body.strip("\n")

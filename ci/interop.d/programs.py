@@ -58,15 +58,21 @@ class Process:
                                         env={**os.environ, **(environment or {})})
         RUNNING.add(self)
 
-    def wait(self, seconds):
-        """Its exit status, or None if it did not end in time and was killed."""
+    def ended(self, seconds):
+        """Its exit status, or None if it still runs then."""
         try:
             code = self.process.wait(seconds)
             RUNNING.discard(self)
             return code
         except subprocess.TimeoutExpired:
-            self.end()
             return None
+
+    def wait(self, seconds):
+        """Its exit status, or None if it did not end in time and was killed."""
+        code = self.ended(seconds)
+        if code is None:
+            self.end()
+        return code
 
     def end(self, how=signal.SIGKILL):
         try:
@@ -91,13 +97,13 @@ class Process:
 
 def listening(port, process, seconds=10):
     """Waits until somebody listens on the TCP port."""
-    wanted = f":{port:04X} "
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.process.poll() is None:
         for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-            with open(table) as lines:
-                if any(wanted in line.split(" 0")[1] + " " and " 0A " in line for line in lines if wanted in line):
-                    return True
+            # Number, own address and port, the peer's, state: 0A is LISTEN.
+            rows = [line.split() for line in Path(table).read_text().splitlines()]
+            if any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows):
+                return True
         time.sleep(0.02)
     return False
 
