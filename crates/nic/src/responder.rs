@@ -120,6 +120,20 @@ impl Responder {
         !matches!(self.message, Message::None)
     }
 
+    /// The PSN of an ACK: the last one taken, but never that of a READ or atomic, which its response alone acknowledges
+    /// (section 9.7.5.1). Told by an ACK that its READ was carried out, a peer may take it for complete, and Linux'
+    /// software NIC does so. Only the answer to a duplicate gets there: the responses of before may be lost.
+    fn to_acknowledge(&self) -> Psn {
+        let mut next = self.expected;
+        for r in self.resources.iter().rev() {
+            if r.psn + r.psns != next {
+                break;
+            }
+            next = r.psn;
+        }
+        next + 0xff_ffff
+    }
+
     /// The PSN expected next.
     pub fn expect(&mut self, psn: Psn) {
         self.expected = psn;
@@ -540,7 +554,7 @@ impl QueuePair {
 
     fn emit_ack(&mut self, syndrome: Syndrome, batch: &mut TxBatch) -> usize {
         let psn = match syndrome {
-            Syndrome::Ack { .. } => self.resp.expected + 0xff_ffff,
+            Syndrome::Ack { .. } => self.resp.to_acknowledge(),
             _ => self.resp.expected,
         };
         let bth = request_bth(Opcode::RcAck, self.attr.dest_qp, psn);

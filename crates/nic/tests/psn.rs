@@ -69,7 +69,7 @@ fn msn_counts_messages() {
         ),
         (bare.fetch_add(107, va, key), vec![(107, Some(4))]),
         // A duplicate is no new message.
-        (bare.packet(Opcode::RcSendLast, 102, &data), vec![(107, Some(4))]),
+        (bare.packet(Opcode::RcSendLast, 102, &data), vec![(103, Some(4))]),
     ];
     for (packet, expected) in steps {
         bare.give(&packet);
@@ -131,8 +131,8 @@ fn duplicates_are_answered_and_not_carried_out() {
     bare.give(&add);
     assert_eq!(bare.said()[0].original, Some(0));
     bare.side.buffer.write(0, b"mine").expect("in bounds");
-    assert_eq!(bare.exchange(&send), [ack(102)], "acknowledges all that came");
-    assert_eq!(bare.exchange(&write), [ack(102)]);
+    assert_eq!(bare.exchange(&send), [ack(101)], "acknowledges all that came, but for the atomic");
+    assert_eq!(bare.exchange(&write), [ack(101)]);
     // The saved value, however often it is asked for and whatever the word is now.
     for _ in 0..3 {
         bare.give(&add);
@@ -142,6 +142,34 @@ fn duplicates_are_answered_and_not_carried_out() {
     assert_eq!((bare.side.take_done().len(), bare.side.bytes(0, 4)), (1, b"mine".to_vec()));
     assert_eq!(word(&bare.side.buffer, 64), 1);
     assert_eq!(bare.side.nic.counters().duplicates, 5);
+}
+
+/// A peer whose acknowledgements and responses were lost begins again with the SEND. It must not hear of its READs and
+/// atomics but by their responses: rdma_rxe takes an ACK with a READ's PSN for the READ's end, and has no data.
+#[test]
+fn an_ack_never_stands_for_a_response() {
+    use Opcode::*;
+    let mut bare = bare();
+    let (va, key) = (bare.side.va(0), bare.side.key());
+    bare.side.recv(1, 4096, 64);
+    let send = bare.packet(RcSendOnly, 100, b"look");
+    let reads = [(101, 600), (104, 8)].map(|(psn, len)| bare.with_reth(RcReadRequest, psn, (va, key, len), &[]));
+    let add = bare.fetch_add(105, va, key);
+    let write = bare.with_reth(RcWriteOnly, 106, (va, key, 4), b"data");
+    assert_eq!(bare.exchange(&send), [ack(100)]);
+    for request in [&reads[0], &reads[1], &add] {
+        bare.give(request);
+        assert!(bare.said().iter().all(|said| said.opcode != RcAck));
+        assert_eq!(bare.exchange(&send), [ack(100)]);
+    }
+    // An ACK of something later says to the peer that responses are lost.
+    assert_eq!(bare.exchange(&write), [ack(106)]);
+    assert_eq!(bare.exchange(&send), [ack(106)]);
+    // A duplicate and a new READ in one turn: the response goes first, and the ACK does not speak for it.
+    bare.give(&send);
+    bare.give(&bare.with_reth(RcReadRequest, 107, (va, key, 8), &[]));
+    bare.give(&send);
+    assert_eq!(bare.brief(), [(RcReadResponseOnly, 107, Some(0x1f)), ack(106)]);
 }
 
 #[test]
