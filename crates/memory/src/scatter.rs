@@ -13,7 +13,8 @@ use std::sync::atomic::Ordering;
 
 /// Bytes of a word.
 const WORD: u64 = 8;
-/// Words between two looks ahead, each at the next place in turn: a place gets about so many until its turn is back.
+/// Words between two looks ahead, each at the next place in turn: a place gets about so many until its turn is back. A
+/// constant number, so that the compiler unrolls the loop over them.
 const BLOCK: usize = 8;
 /// Lines of a place that a look ahead asks for: one that it will need by then, and one as some get more than others.
 const LINES_AHEAD: usize = 2;
@@ -75,27 +76,35 @@ impl Scatter {
         let (next, ends) = (&mut next[..], &ends[..]);
         let mask = next.len() - 1;
         let at_word = |word: u32| base.wrapping_add(WORD as usize * word as usize);
-        for (block, values) in values.chunks(BLOCK).enumerate() {
+        let put = |index: usize, value: &[u8; 8], next: &mut [u32]| {
+            let at = name(index, value) as usize & mask;
+            // SAFETY: `mask` is the last index of both. A word below its place's end lies in the run of memory that was
+            // checked above, and is aligned there.
+            unsafe {
+                let next = next.get_unchecked_mut(at);
+                let fits = *next < *ends.get_unchecked(at);
+                if fits {
+                    copy::word(at_word(*next)).store(u64::from_ne_bytes(*value), Ordering::Release);
+                    *next += 1;
+                }
+                fits
+            }
+        };
+        let (blocks, rest) = values.as_chunks::<BLOCK>();
+        for (block, values) in blocks.iter().enumerate() {
             let ahead = at_word(next[*turn & mask]);
             *turn += 1;
             copy::prefetch_lines(ahead.wrapping_add(64), LINES_AHEAD);
             copy::prefetch_once(values.as_ptr().cast::<u8>().wrapping_add(INPUT_AHEAD), BLOCK * WORD as usize);
             for (i, value) in values.iter().enumerate() {
-                let index = block * BLOCK + i;
-                let at = name(index, value) as usize & mask;
-                // SAFETY: `mask` is the last index of both. A word below its place's end lies in the run of memory that
-                // was checked above, and is aligned there.
-                unsafe {
-                    let next = next.get_unchecked_mut(at);
-                    if *next >= *ends.get_unchecked(at) {
-                        return Ok(index);
-                    }
-                    copy::word(at_word(*next)).store(u64::from_ne_bytes(*value), Ordering::Release);
-                    *next += 1;
+                if !put(block * BLOCK + i, value, next) {
+                    return Ok(block * BLOCK + i);
                 }
             }
         }
-        Ok(values.len())
+        let first = values.len() - rest.len();
+        let full = rest.iter().enumerate().position(|(i, value)| !put(first + i, value, next));
+        Ok(first + full.unwrap_or(rest.len()))
     }
 }
 
