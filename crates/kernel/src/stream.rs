@@ -141,6 +141,11 @@ impl Stream {
 }
 
 impl Feed {
+    /// Whether the kernel has taken all that it was given.
+    pub fn is_empty(&self) -> bool {
+        lock(&self.queue).bytes.is_empty()
+    }
+
     /// Appends `bytes`, and ends the stream if they are the `last`. Returns false, and takes
     /// nothing, if there is no room now: offer them again after the kernel has run.
     ///

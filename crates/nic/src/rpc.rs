@@ -261,6 +261,13 @@ impl RpcTable {
         self.chunks.push_back(StreamChunk { id, data: buffer, last, packets: 1 });
     }
 
+    /// Whether there is a chunk that grows no more.
+    #[inline]
+    pub fn has_whole_chunk(&self) -> bool {
+        self.chunks.front().is_some_and(|first| first.last || first.data.len() >= self.chunk_bytes)
+            || self.chunks.len() > 1
+    }
+
     pub fn poll_chunk(&mut self) -> Option<StreamChunk> {
         let chunk = self.chunks.pop_front()?;
         self.waiting_packets -= chunk.packets;
@@ -431,6 +438,12 @@ impl Nic {
     /// The next piece of a payload stream. Give its bytes back with [`Nic::recycle`].
     pub fn poll_stream(&mut self) -> Option<StreamChunk> {
         self.ctx.rpc.poll_chunk()
+    }
+
+    /// Whether a piece of a payload stream waits that further packets do not make longer.
+    #[inline]
+    pub fn has_stream(&self) -> bool {
+        self.ctx.rpc.has_whole_chunk()
     }
 
     /// Takes back a buffer that the engine handed out.

@@ -73,14 +73,7 @@ impl Kernels {
     /// Starts waiting calls, feeds streams, runs all calls some steps, sends replies. Returns how much there was to do.
     pub(crate) fn progress(&mut self, nic: &mut Nic) -> usize {
         let mut work = 0;
-        while nic.wants_rpc()
-            && let Some(index) = self.free.pop()
-        {
-            match nic.poll_rpc() {
-                Some(request) => self.start(nic, request, index),
-                None => self.free.push(index),
-            }
-        }
+        self.start_waiting(nic);
         self.break_off(nic);
         for _ in 0..ROUNDS {
             self.feed(nic);
@@ -91,6 +84,27 @@ impl Kernels {
             self.run(nic);
         }
         work
+    }
+
+    /// Has kernels take what their streams brought, while it is in the cache and more packets are on their way. Only
+    /// where no other calls run: those have their steps when all packets are in.
+    #[inline]
+    pub(crate) fn stream(&mut self, nic: &mut Nic) {
+        self.start_waiting(nic);
+        if self.runner.in_flight() <= self.feeds.len() && self.feed(nic) {
+            self.run(nic);
+        }
+    }
+
+    fn start_waiting(&mut self, nic: &mut Nic) {
+        while nic.wants_rpc()
+            && let Some(index) = self.free.pop()
+        {
+            match nic.poll_rpc() {
+                Some(request) => self.start(nic, request, index),
+                None => self.free.push(index),
+            }
+        }
     }
 
     fn start(&mut self, nic: &Nic, mut request: RpcRequest, index: u32) {
@@ -120,22 +134,28 @@ impl Kernels {
         }
     }
 
-    fn feed(&mut self, nic: &mut Nic) {
+    /// Gives streams what came for them: the first whose kernel has not read all yet gets a copy, further such ones wait
+    /// until it has run. Returns whether one got something.
+    fn feed(&mut self, nic: &mut Nic) -> bool {
+        let mut fed = false;
         while let Some(mut chunk) = self.chunk.take().or_else(|| nic.poll_stream()) {
             let taken = match self.feeds.get_mut(&chunk.id) {
+                Some(Input { feed: Some(feed), .. }) if fed && !feed.is_empty() => false,
                 Some(Input { feed, .. }) => feed.as_mut().is_none_or(|feed| feed.give(&mut chunk.data, chunk.last)),
                 // Its call may wait for room in the pool. If none does, it is gone.
                 None => !nic.wants_rpc(),
             };
             if !taken {
                 self.chunk = Some(chunk);
-                return;
+                return fed;
             }
+            fed = true;
             if chunk.last {
                 self.feeds.remove(&chunk.id);
             }
             nic.recycle(chunk.data);
         }
+        fed
     }
 
     /// Gives running kernels one more turn, whether there are any or not: the runner then forgets stale regions.

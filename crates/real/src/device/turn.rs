@@ -110,7 +110,7 @@ impl Core {
     }
 
     fn receive(&mut self, now: Time, local: IpAddr) -> usize {
-        let Self { nic, links, quiet, clock, joined, .. } = self;
+        let Self { nic, links, kernels, quiet, clock, joined, .. } = self;
         let mut packets = 0;
         // A link that has long been quiet is asked less often: a busy one beside it need not wait for its socket.
         let busy = quiet.iter().any(|&polls| polls <= QUIET_POLLS) && !clock.polls.is_multiple_of(16);
@@ -119,8 +119,15 @@ impl Core {
                 continue;
             }
             // A broken socket shows as silence; the peer's retries and ours report it.
-            let count =
-                link.recv(&mut |src, packet| nic.handle_packet(now, index as u8, src, local, packet)).unwrap_or(0);
+            let sink = &mut |src, packet: &[u8]| {
+                nic.handle_packet(now, index as u8, src, local, packet);
+                if nic.has_stream()
+                    && let Some(kernels) = kernels
+                {
+                    kernels.stream(nic);
+                }
+            };
+            let count = link.recv(sink).unwrap_or(0);
             quiet[index] = if count > 0 { 0 } else { quiet[index].saturating_add(1) };
             packets += count;
             if *joined {
