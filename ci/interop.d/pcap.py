@@ -5,8 +5,10 @@ import subprocess
 import zlib
 from collections import Counter
 
-# The op-code of an RC acknowledgement, and the first one of datagrams.
-ACKNOWLEDGE, DATAGRAMS = 0x11, 0x60
+# The op-code of an RC acknowledgement, the first one of datagrams, and that of SEND ONLY among these.
+ACKNOWLEDGE, DATAGRAMS, DATAGRAM = 0x11, 0x60, 0x64
+# The connection manager's class of management datagrams, and two of its attributes.
+CONNECTIONS, DREQ, DREP = 7, 0x15, 0x16
 
 
 def packets(path):
@@ -61,6 +63,25 @@ def repeats_in_vain(path, host):
         elif code < DATAGRAMS and code != ACKNOWLEDGE and ip[12:16] == source:
             last = (psn, number)
     return last is not None and acknowledged_at.get(last[0], last[1]) < last[1]
+
+
+def hung_up_unheard(path, host):
+    """Whether `host` sent a DREQ once and never again, and nobody answered."""
+    source = bytes(map(int, host.split(".")))
+    asked, answered = Counter(), set()
+    for frame, _ in packets(path):
+        ip = frame[14:]
+        # Behind IP, UDP, BTH and DETH; transaction and attribute are at 8 and 16.
+        mad = ip[48:]
+        if len(mad) < 24 or ip[9] != 17 or ip[28] != DATAGRAM or mad[1] != CONNECTIONS:
+            continue
+        transaction, attribute = bytes(mad[8:16]), int.from_bytes(mad[16:18], "big")
+        if attribute == DREQ and ip[12:16] == source:
+            asked[transaction] += 1
+        elif attribute == DREP and ip[12:16] != source:
+            answered.add(transaction)
+    unheard = [times for transaction, times in asked.items() if transaction not in answered]
+    return unheard == [1]
 
 
 def check(path):
