@@ -94,15 +94,66 @@ pub fn decode(bytes: &[u8]) -> Decoded {
         at += length;
         durable = durable.max(known);
     }
-    let was_durable = |from| record_at(bytes, from).is_some_and(|(.., known)| known > at as u64);
     let end = if at == bytes.len() {
         End::Whole
-    } else if durable > at as u64 || (at + 1..bytes.len()).any(was_durable) {
+    } else if durable > at as u64 || was_durable(bytes, at) {
         End::Damaged(at)
     } else {
         End::Torn
     };
     Decoded { records, length: at, end }
+}
+
+/// Does something whole behind this offset say that it had been durable? A record may begin anywhere and claim any
+/// length, so checksums of pieces are made of those of the log's beginnings ([`Sums`]): reading each piece would take
+/// minutes for a bad log of a few megabytes.
+fn was_durable(bytes: &[u8], at: usize) -> bool {
+    let sums = Sums::new(bytes, at);
+    (at + 1..bytes.len())
+        .any(|from| head_at(bytes, from).is_some_and(|head| head.durable > at as u64 && sums.is_right(from, &head)))
+}
+
+/// CRC-32s of a log's beginnings, from some offset on, one for each block.
+struct Sums<'a> {
+    bytes: &'a [u8],
+    from: usize,
+    blocks: Vec<u32>,
+}
+
+impl<'a> Sums<'a> {
+    const BLOCK: usize = 512;
+
+    fn new(bytes: &'a [u8], from: usize) -> Self {
+        let bytes = &bytes[from..];
+        let mut hasher = crc32fast::Hasher::new();
+        let add = |block| {
+            let before = hasher.clone().finalize();
+            hasher.update(block);
+            before
+        };
+        Self { blocks: bytes.chunks(Self::BLOCK).map(add).collect(), bytes, from }
+    }
+
+    /// The CRC of what comes before an offset.
+    fn before(&self, at: usize) -> u32 {
+        let at = at - self.from;
+        let block = at / Self::BLOCK;
+        // Without a block at the very end, the last one goes on.
+        let block = block.min(self.blocks.len().saturating_sub(1));
+        let Some(&sum) = self.blocks.get(block) else { return 0 };
+        let mut hasher = crc32fast::Hasher::new_with_initial(sum);
+        hasher.update(&self.bytes[block * Self::BLOCK..at]);
+        hasher.finalize()
+    }
+
+    /// Is this the checksum of the record at an offset? CRCs are linear: that of a beginning is that of a shorter one,
+    /// moved by as many bytes as came after, and that of these bytes, added.
+    fn is_right(&self, at: usize, head: &Head) -> bool {
+        let length = checksum(&head.length.to_le_bytes(), &[]);
+        let mut whole = crc32fast::Hasher::new_with_initial_len(self.before(at + 8) ^ length, 0);
+        whole.combine(&crc32fast::Hasher::new_with_initial_len(head.crc, (HEAD - 8 + head.length as usize) as u64));
+        whole.finalize() == self.before(at + HEAD + head.length as usize)
+    }
 }
 
 /// A log without the zeros that a file may have been filled up with behind the last whole record. Zeros where something
@@ -129,15 +180,28 @@ fn record_at(bytes: &[u8], at: usize) -> Option<(Record, usize, u64)> {
 
 /// The length with head of what is whole at an offset, and how much of the log it knows to be durable.
 fn frame_at(bytes: &[u8], at: usize) -> Option<(usize, u64)> {
-    let bytes = bytes.get(at..)?;
-    let length = u32::from_le_bytes(*bytes.first_chunk()?) as usize;
-    let crc = u32::from_le_bytes(*bytes.get(4..)?.first_chunk()?);
-    // The shortest record has one byte: a run of zeros is none.
-    bytes.get(HEAD..HEAD.checked_add(length)?).filter(|content| !content.is_empty())?;
-    if checksum(&bytes[..4], &bytes[8..HEAD + length]) != crc {
-        return None;
-    }
-    Some((HEAD + length, u64::from_le_bytes(*bytes.get(8..)?.first_chunk()?)))
+    let head = head_at(bytes, at)?;
+    let length = HEAD + head.length as usize;
+    let bytes = &bytes[at..at + length];
+    (checksum(&bytes[..4], &bytes[8..]) == head.crc).then_some((length, head.durable))
+}
+
+/// What comes before a record's content.
+struct Head {
+    length: u32,
+    crc: u32,
+    durable: u64,
+}
+
+/// What may be the head of a record: there is room for so much content. The shortest has one byte; a run of zeros is
+/// none.
+fn head_at(bytes: &[u8], at: usize) -> Option<Head> {
+    let (head, content) = bytes.get(at..)?.split_first_chunk::<HEAD>()?;
+    let (length, rest) = head.split_first_chunk()?;
+    let (crc, durable) = rest.split_first_chunk()?;
+    let (length, durable) = (u32::from_le_bytes(*length), u64::from_le_bytes(*durable.first_chunk()?));
+    let fits = length > 0 && content.len() >= length as usize;
+    fits.then_some(Head { length, crc: u32::from_le_bytes(*crc), durable })
 }
 
 #[cfg(test)]
@@ -207,7 +271,38 @@ mod tests {
         assert_eq!(without_room(filled.clone()), filled);
     }
 
+    #[test]
+    fn a_bad_log_full_of_what_looks_like_records_is_read_at_once() {
+        // After a bad record, heads of which each claims nearly all the rest.
+        let (count, mut bytes) = (1 << 16, vec![1; HEAD]);
+        for number in 0..count {
+            bytes.extend_from_slice(&((count - number) * HEAD as u32 / 2).to_le_bytes());
+            bytes.extend_from_slice(&[7, 7, 7, 7]);
+            bytes.extend_from_slice(&u64::from(number + 1).to_le_bytes());
+        }
+        assert_eq!(decode(&bytes).end, End::Torn);
+        // One of them is right.
+        let at = 9 * HEAD;
+        let length = u32::from_le_bytes(*bytes[at..].first_chunk().expect("a head")) as usize;
+        let crc = checksum(&bytes[at..at + 4], &bytes[at + 8..at + HEAD + length]);
+        bytes[at + 4..at + 8].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(decode(&bytes).end, End::Damaged(0));
+    }
+
     proptest! {
+        #[test]
+        fn pieces_have_the_checksums_of_their_bytes(
+            bytes in proptest::collection::vec(any::<u8>(), 32..2000), from in 0..9_usize, at in 0..2000_usize,
+        ) {
+            let at = from + at % (bytes.len() - HEAD - from);
+            let room = bytes.len() - at - HEAD;
+            let length = (1.max(room / 2).min(room)) as u32;
+            let crc = checksum(&length.to_le_bytes(), &bytes[at + 8..at + HEAD + length as usize]);
+            let sums = Sums::new(&bytes, from);
+            let (right, wrong) = (Head { length, crc, durable: 0 }, Head { length, crc: crc ^ 1, durable: 0 });
+            prop_assert!(sums.is_right(at, &right) && !sums.is_right(at, &wrong));
+        }
+
         #[test]
         fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let decoded = decode(&bytes);
