@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use remora_replica::ddp::Model;
-use remora_storm::check::{Failures, MUTANTS, Ops, Options, Report, Search, Where, check, check_mutant};
+use remora_storm::check::{Bound, Failures, MUTANTS, Ops, Options, Orders, Report, Search, Where, check, check_mutant};
 use serde_json::json;
 
 use crate::progress::{Display, stop_flag};
@@ -20,13 +21,15 @@ pub enum What {
 
 const EXAMPLES: &str = "\
 Every interleaving of the engine's messages, local writes, persists, faults and view changes for a few writes to one
-record. Memory bounds the search, at 20 to 60 bytes for a distinct state: what does not fit is reported as not complete.
+record. Memory bounds the search, at 10 to 60 bytes for a distinct state. A search that a bound ends says so, and the
+command fails.
 
 Examples:
   remora check minos                                      two writes, all models, no faults: seconds
-  remora check minos --model strict --writes 3            three writes: minutes
+  remora check minos --writes 3                           three writes, all models: seconds
   remora check minos --model synch --crashes 1 --restarts 1   a crash, a view without the node, and its return
   remora check minos --deployment o --fifo 1              the split between host and NIC, with FIFOs that fill up
+  remora check minos --orders proof                       two writes in all orders: is the reduction sound? minutes
   remora check minos --mutant skip-ack                    a seeded fault, and the shortest way to see it";
 
 /// Options of `remora check minos`.
@@ -68,9 +71,16 @@ pub struct Minos {
     /// Seed this fault into the engine and show how it is found; `all` for each in turn, `list` for their names
     #[arg(long, value_name = "NAME")]
     mutant: Option<String>,
+    /// Which orders of events: reduced leaves out those that make no difference, all does not, and proof visits all and
+    /// looks in each state whether what the reduction leaves out makes no difference
+    #[arg(long, value_name = "WHICH", default_value = "reduced", value_parser = ["reduced", "all", "proof"])]
+    orders: String,
     /// Stop after this many distinct states
     #[arg(long, value_name = "N", default_value = "100000000")]
     max_states: u64,
+    /// Stop after this many minutes
+    #[arg(long, value_name = "N")]
+    minutes: Option<u64>,
     /// Stop at this much memory, in megabytes
     #[arg(long, value_name = "MB", default_value = "2000")]
     memory: u64,
@@ -97,6 +107,7 @@ pub fn run(what: &What) -> Result<(), Failure> {
     let search = Search {
         limit: args.max_states,
         memory: args.memory << 20,
+        time: args.minutes.map_or(Duration::MAX, |minutes| Duration::from_secs(60 * minutes)),
         threads: usize::from(args.threads),
         shortest: args.shortest,
     };
@@ -117,9 +128,14 @@ pub fn run(what: &What) -> Result<(), Failure> {
         }
         rows.push((model, report));
     }
-    let text = if args.json { json_rows(&rows) } else { table(&rows) };
+    let text = if args.json { json_rows(args, &rows) } else { table(args, &rows) };
     print(&text, &text);
-    Ok(())
+    let stopped: Vec<String> = rows.iter().filter(|(_, r)| !r.complete()).map(|(model, _)| model.to_string()).collect();
+    if stopped.is_empty() {
+        return Ok(());
+    }
+    let models = stopped.join(", ");
+    Err(Failure::Failed(format!("not all states of {models} were visited: raise the bound, or ask for less")))
 }
 
 fn options(args: &Minos, model: Model) -> Options {
@@ -146,16 +162,34 @@ fn options(args: &Minos, model: Model) -> Options {
             blackouts: args.blackouts,
         },
         mutation: None,
-        reduce: true,
+        orders: match args.orders.as_str() {
+            "all" => Orders::All,
+            "proof" => Orders::Proof,
+            _ => Orders::Reduced,
+        },
     }
 }
 
-fn table(rows: &[(Model, Report)]) -> String {
-    let mut text = "model   distinct states   generated  depth  states/s  seconds  result\n".to_string();
+fn table(args: &Minos, rows: &[(Model, Report)]) -> String {
+    let Minos { nodes, writes, ops, deployment, orders, duplicates, crashes, restarts, .. } = args;
+    let Minos { suspicions, blackouts, fifo, .. } = args;
+    let fifo = if deployment == "o" { format!(", FIFOs of {fifo}") } else { String::new() };
+    let mut text = format!(
+        "{nodes} nodes, {writes} writes ({ops}), deployment {deployment}{fifo}, {orders} orders; duplicates {duplicates}, \
+         crashes {crashes}, restarts {restarts}, suspicions {suspicions}, blackouts {blackouts}\n\
+         model   distinct states   generated  depth  states/s  seconds  result\n"
+    );
     for (model, report) in rows {
         let Report { states, generated, depth, seconds, .. } = report;
         let rate = *states as f64 / seconds.max(1e-9);
-        let result = if report.complete { "holds in all states" } else { "holds so far; stopped, not complete" };
+        let bound = |bound| match bound {
+            Bound::States => "states",
+            Bound::Memory => "memory",
+            Bound::Time => "time",
+        };
+        let result = report.stopped.map_or("holds in all states".to_string(), |stopped| {
+            format!("NOT COMPLETE: holds so far, stopped by the bound on {}", bound(stopped))
+        });
         let model = model.to_string();
         let _ =
             writeln!(text, "{model:<7} {states:>15} {generated:>11} {depth:>6} {rate:>9.0} {seconds:>8.1}  {result}");
@@ -163,12 +197,16 @@ fn table(rows: &[(Model, Report)]) -> String {
     text
 }
 
-fn json_rows(rows: &[(Model, Report)]) -> String {
+fn json_rows(args: &Minos, rows: &[(Model, Report)]) -> String {
     let row = |(model, report): &(Model, Report)| {
         let marks: serde_json::Map<_, _> = report.marks.iter().map(|(name, n)| (name.to_string(), json!(n))).collect();
         json!({
-            "model": model.to_string(), "distinct_states": report.states, "generated": report.generated,
-            "depth": report.depth, "seconds": report.seconds, "complete": report.complete, "marks": marks,
+            "model": model.to_string(), "deployment": args.deployment, "fifo": args.fifo, "nodes": args.nodes,
+            "writes": args.writes, "ops": args.ops, "orders": args.orders, "duplicates": args.duplicates,
+            "crashes": args.crashes, "restarts": args.restarts, "suspicions": args.suspicions,
+            "blackouts": args.blackouts, "distinct_states": report.states, "generated": report.generated,
+            "depth": report.depth, "seconds": report.seconds, "memory_bytes": report.memory,
+            "complete": report.complete(), "marks": marks,
         })
     };
     let rows: Vec<_> = rows.iter().map(row).collect();

@@ -2,7 +2,7 @@
 
 use super::config::{Model, Mutation};
 use super::follow::Origin;
-use super::message::{AckKind, Body, Message, Write};
+use super::message::{AckKind, Body, Write};
 use super::record::{Client, Spin, Then, Waiting, stamped};
 use super::replica::{Replica, StepKind, Where};
 use super::request::{Op, Outcome, Refusal, Request, Session, Stamp};
@@ -308,28 +308,6 @@ impl Replica {
             self.send(NodeSet::one(from), Body::Val(key, ts, AckKind::Both));
         } else if ts <= meta.glb_volatile_ts && self.config.model != Model::REnf {
             self.send(NodeSet::one(from), Body::Val(key, ts, AckKind::Consistency));
-        }
-    }
-
-    /// Would this message do no more than add to acknowledgements of which another node's are still missing, or nothing
-    /// at all, now and later? Then it makes no difference when it arrives, which a search of all orders may use.
-    pub fn is_indifferent(&self, from: NodeId, message: &Message) -> bool {
-        if message.epoch != self.view.epoch {
-            return message.epoch < self.view.epoch;
-        }
-        let others_missing = |acked: NodeSet| !acked.with(from).covers(self.peers());
-        match message.body {
-            Body::Ack(key, ts, kind) => self.driven.get(&(key, ts)).is_some_and(|driven| {
-                (!kind.c() || others_missing(driven.acked_c)) && (!kind.p() || others_missing(driven.acked_p))
-            }),
-            Body::PersistAck(scope) => self.flushes.get(&scope).is_some_and(|flush| others_missing(flush.acked)),
-            // It raises nothing any more, as global timestamps only grow; those that are set, in mutants, do not.
-            Body::Val(key, ts, kind) => {
-                let meta = self.meta(key);
-                let raises = kind.c() && ts > meta.glb_volatile_ts || kind.p() && ts > meta.glb_durable_ts;
-                !raises && self.config.mutation.is_none()
-            }
-            _ => false,
         }
     }
 

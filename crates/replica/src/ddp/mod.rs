@@ -14,6 +14,7 @@ mod catch_up;
 mod config;
 mod coordinate;
 mod follow;
+mod indifferent;
 mod message;
 mod record;
 mod replica;
@@ -22,6 +23,7 @@ mod scope;
 mod view;
 
 pub use config::{Config, Deployment, Model, Mutation, Offload, View};
+pub use indifferent::{Ahead, Asks};
 pub use message::{AckKind, Body, Entry, Message, Write};
 pub use record::Meta;
 pub use replica::{Job, JobId, Marks, Output, Replica, Step, StepKind, Where};

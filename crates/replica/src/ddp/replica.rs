@@ -283,6 +283,11 @@ impl Replica {
         self.records.get(&key).map(|record| record.meta).unwrap_or_default()
     }
 
+    /// Does it await acknowledgements of this write?
+    pub fn drives(&self, key: Key, ts: Timestamp) -> bool {
+        self.driven.contains_key(&(key, ts))
+    }
+
     /// A record's newest content here, whether it may be read or not.
     pub fn peek(&self, key: Key) -> Option<Value> {
         self.records.get(&key).and_then(|record| record.value.clone())

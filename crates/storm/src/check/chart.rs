@@ -5,6 +5,8 @@ use remora_replica::types::{NodeId, Timestamp};
 use stateright::Path;
 
 use super::invariants::describe;
+use super::local::{Envelope, EnvelopeId, Locals};
+use super::reduce;
 use super::system::{Action, KEY, System};
 use super::world::State;
 
@@ -14,12 +16,14 @@ const COLUMN: usize = 26;
 /// Draws the way to a state.
 pub(crate) fn chart(system: &System, path: Path<State, Action>) -> String {
     let nodes = usize::from(system.options.nodes);
+    let steps: Vec<(State, Option<Action>)> = path.into_vec();
+    let reason = steps.last().map(|(last, _)| reason(system, last));
+    let locals = &*system.locals();
     let head: String = (0..nodes).map(|id| format!("{:^COLUMN$}", format!("n{id}"))).collect();
     let mut lines = vec![head.trim_end().to_string()];
-    let steps: Vec<(State, Option<Action>)> = path.into_vec();
     for pair in steps.windows(2) {
         let ((before, Some(action)), (after, _)) = (&pair[0], &pair[1]) else { continue };
-        lines.push(line(system, before, after, action, nodes));
+        lines.push(line(system, locals, after, action, nodes));
         for (number, (old, new)) in before.ops.iter().zip(&after.ops).enumerate() {
             if let Some(outcome) = &new.outcome
                 && old.outcome != new.outcome
@@ -28,7 +32,7 @@ pub(crate) fn chart(system: &System, path: Path<State, Action>) -> String {
                 lines.push(at_node(at, &format!("client {number}: {outcome:?}"), nodes));
             }
         }
-        let metas = |state: &State, id: u8| state.replica(NodeId(id)).map(|replica| replica.meta(KEY));
+        let metas = |state: &State, id: u8| state.replica(locals, NodeId(id)).map(|replica| replica.meta(KEY));
         for id in 0..nodes as u8 {
             let (old, new) = (metas(before, id), metas(after, id));
             if let (Some(old), Some(new)) = (old, new)
@@ -39,35 +43,42 @@ pub(crate) fn chart(system: &System, path: Path<State, Action>) -> String {
             }
         }
     }
-    if let Some((last, _)) = steps.last() {
-        lines.push(format!("=> {}", last.fault.clone().unwrap_or_else(|| stuck(last))));
-    }
+    lines.extend(reason.map(|reason| format!("=> {reason}")));
     lines.join("\n")
 }
 
-fn stuck(state: &State) -> String {
+/// What is wrong with a state.
+pub(crate) fn reason(system: &System, state: &State) -> String {
+    let fault = state.fault.as_ref().map(|fault| fault.to_string());
+    fault.or_else(|| reduce::flaw(system, state)).unwrap_or_else(|| stuck(&system.locals(), state))
+}
+
+fn stuck(locals: &Locals, state: &State) -> String {
     let mut what = Vec::new();
-    for replica in state.nodes.iter().flatten() {
+    for replica in state.replicas(locals) {
         let meta = replica.meta(KEY);
         if let Some(owner) = meta.rd_lock {
             what.push(format!("{} waits with its RDLock held by {owner}", replica.id()));
         }
     }
-    for (number, op) in state.ops.iter().enumerate().filter(|(_, op)| op.issued && op.outcome.is_none()) {
-        let _ = op;
+    for (number, _) in state.ops.iter().enumerate().filter(|(_, op)| op.issued && op.outcome.is_none()) {
         what.push(format!("request {number} is never answered"));
     }
     format!("nothing can happen any more: {}", what.join(", "))
 }
 
-fn line(system: &System, before: &State, after: &State, action: &Action, nodes: usize) -> String {
+fn line(system: &System, locals: &Locals, after: &State, action: &Action, nodes: usize) -> String {
+    let sent = |envelope: &EnvelopeId, kept: &str| {
+        let Envelope { to, from, message } = locals.envelope(*envelope);
+        arrow(*from, *to, &format!("{}{kept}", text(message)), nodes)
+    };
     match action {
         Action::Submit(number) => {
             let (at, request) = system.options.request(*number);
             at_node(at, &format!("client {number}: {}", describe(&request.op)), nodes)
         }
-        Action::Deliver(from, to, message) => arrow(*from, *to, &text(message), nodes),
-        Action::Duplicate(from, to, message) => arrow(*from, *to, &format!("{} (kept)", text(message)), nodes),
+        Action::Deliver(envelope) => sent(envelope, ""),
+        Action::Duplicate(envelope) => sent(envelope, "(kept)"),
         Action::Done(id, job) => at_node(*id, &done(job), nodes),
         Action::Crash(id) => at_node(*id, "CRASH", nodes),
         Action::Blackout => "-- all crash --".to_string(),
@@ -75,8 +86,7 @@ fn line(system: &System, before: &State, after: &State, action: &Action, nodes: 
         Action::Suspect(id) => at_node(*id, "suspected, lease over", nodes),
         Action::Decide(view) => format!("-- decided: {view} --"),
         Action::Install(id) => {
-            let epoch = after.replica(*id).map_or(0, |replica| replica.view().epoch);
-            let _ = before;
+            let epoch = after.replica(locals, *id).map_or(0, |replica| replica.view().epoch);
             at_node(*id, &format!("enters epoch {epoch}"), nodes)
         }
         Action::Timeout => "-- what was not answered is sent again --".to_string(),

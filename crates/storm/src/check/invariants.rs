@@ -5,69 +5,57 @@
 //! members have updated their replicas before anybody calls it global; (3) no node's glb_durableTS is above what
 //! another member has durable. Both hold for races of writes too, where the printed forms do not.
 
-use remora_replica::ddp::{Model, Op, Outcome, Replica};
+use remora_replica::ddp::{Meta, Model, Op, Outcome, Replica};
 use remora_replica::types::{NodeId, Timestamp};
 use stateright::Model as _;
 
-use super::system::{KEY, Ops, System};
+use super::local::Locals;
+use super::system::{KEY, Ops, Options, System};
 use super::world::{State, happened};
 
 /// Sets the state's fault if an invariant does not hold.
-pub(crate) fn look(system: &System, state: &mut State) {
+pub(crate) fn look(locals: &Locals, options: &Options, state: &mut State) {
     if state.fault.is_some() {
         return;
     }
-    let found = table_one(system, state).or_else(|| reads(system, state)).or_else(|| counter(system, state));
-    state.fault = found;
+    let found = table_one(locals, options, state)
+        .or_else(|| reads(locals, options, state))
+        .or_else(|| counter(locals, options, state));
+    state.fault = found.map(Into::into);
     // What can be read now, nobody may read less than later.
-    for id in 0..state.nodes.len() {
-        if let Some(ts) = readable(state, NodeId(id as u8)) {
+    for &node in &state.nodes {
+        if let Some(ts) = locals.local(node).readable(KEY) {
             state.floor = state.floor.max(ts);
         }
     }
 }
 
-/// The members of the newest view that are in it.
-fn members(state: &State) -> Vec<&Replica> {
-    let current = |replica: &&Replica| replica.view() == state.view && !replica.merging();
-    state.view.members.iter().filter_map(|id| state.replica(id)).filter(current).collect()
-}
-
-/// The version that a client can read at a node, if it can.
-fn readable(state: &State, id: NodeId) -> Option<Timestamp> {
-    let replica = state.replica(id)?;
-    let meta = replica.meta(KEY);
-    (replica.serves() && meta.rd_lock.is_none()).then_some(meta.volatile_ts)
-}
-
-fn table_one(system: &System, state: &State) -> Option<String> {
-    let members = members(state);
-    let whole = members.len() as u32 == state.view.members.len();
-    let metas: Vec<_> = members.iter().map(|replica| (replica.id(), replica.meta(KEY))).collect();
-    if whole && metas.iter().all(|(_, meta)| meta.rd_lock.is_none()) {
-        let same = |a: Timestamp, b: Timestamp| a == b;
-        if let Some((id, _)) = metas.iter().find(|(_, meta)| {
-            !same(meta.volatile_ts, metas[0].1.volatile_ts) || !same(meta.glb_volatile_ts, metas[0].1.glb_volatile_ts)
-        }) {
-            return Some(format!(
-                "2a: all can be read, and {} and {id} differ in volatileTS or glb_volatileTS",
-                metas[0].0
-            ));
+fn table_one(locals: &Locals, options: &Options, state: &State) -> Option<String> {
+    // The members of the newest view that are in it.
+    let current = |replica: &Replica| replica.view() == state.view && !replica.merging();
+    let is_current = |id: &NodeId| state.replica(locals, *id).is_some_and(current);
+    let metas = state.view.members.iter().filter(is_current).filter_map(|id| {
+        let local = state.local(locals, id);
+        Some((id, local.replica.as_ref()?.meta(KEY), local.durable(KEY)))
+    });
+    let metas: Vec<_> = metas.collect();
+    let whole = metas.len() as u32 == state.view.members.len();
+    if whole && metas.iter().all(|(_, meta, _)| meta.rd_lock.is_none()) {
+        let (first, mine, _) = &metas[0];
+        let same = |meta: &Meta| meta.volatile_ts == mine.volatile_ts && meta.glb_volatile_ts == mine.glb_volatile_ts;
+        if let Some((id, _, _)) = metas.iter().find(|(_, meta, _)| !same(meta)) {
+            return Some(format!("2a: all can be read, and {first} and {id} differ in volatileTS or glb_volatileTS"));
         }
     }
-    let durable = |id: NodeId| state.logs[usize::from(id.0)].get(&KEY).map_or(Timestamp::ZERO, |write| write.ts);
-    for (id, meta) in &metas {
-        for (other, theirs) in &metas {
+    for (id, meta, _) in &metas {
+        for (other, theirs, durable) in &metas {
             if meta.glb_volatile_ts > theirs.volatile_ts {
                 let (global, local) = (meta.glb_volatile_ts, theirs.volatile_ts);
                 return Some(format!("2b/2c: glb_volatileTS is {global} at {id}, and volatileTS {local} at {other}"));
             }
-            if meta.glb_durable_ts > durable(*other) && system.options.model != Model::Event {
+            if meta.glb_durable_ts > *durable && options.model != Model::Event {
                 let global = meta.glb_durable_ts;
-                return Some(format!(
-                    "3: glb_durableTS is {global} at {id}, and {} durable at {other}",
-                    durable(*other)
-                ));
+                return Some(format!("3: glb_durableTS is {global} at {id}, and {durable} durable at {other}"));
             }
         }
     }
@@ -75,19 +63,18 @@ fn table_one(system: &System, state: &State) -> Option<String> {
 }
 
 /// Read safety: what can be read is never older than what could be read before, nor than a request answered before.
-fn reads(system: &System, state: &State) -> Option<String> {
-    for id in 0..state.nodes.len() {
-        let id = NodeId(id as u8);
-        let Some(ts) = readable(state, id) else { continue };
+fn reads(locals: &Locals, options: &Options, state: &State) -> Option<String> {
+    for (id, &node) in state.nodes.iter().enumerate() {
+        let Some(ts) = locals.local(node).readable(KEY) else { continue };
         if ts < state.floor {
-            return Some(format!("{id} can read {ts} after {} could be read", state.floor));
+            return Some(format!("n{id} can read {ts} after {} could be read", state.floor));
         }
         let number = state.ops.iter().position(|op| op.ts == Some(ts));
-        for (later, op) in state.ops.iter().enumerate().take(usize::from(system.options.writes)) {
+        for (later, op) in state.ops.iter().enumerate().take(usize::from(options.writes)) {
             let answered = op.outcome.as_ref().is_some_and(happened) && !op.lost;
             let overtaken = number.is_none_or(|number| number != later && op.before >> number & 1 == 1);
             if answered && (ts == Timestamp::ZERO || number.is_some() && overtaken) {
-                return Some(format!("{id} can read {ts} after the newer request {later} was answered"));
+                return Some(format!("n{id} can read {ts} after the newer request {later} was answered"));
             }
         }
     }
@@ -95,35 +82,39 @@ fn reads(system: &System, state: &State) -> Option<String> {
 }
 
 /// Read-modify-writes: no two found the same number.
-fn counter(system: &System, state: &State) -> Option<String> {
+fn counter(locals: &Locals, options: &Options, state: &State) -> Option<String> {
     let found = |outcome: &Outcome| if let Outcome::Added(before) = outcome { Some(*before) } else { None };
-    let kept = state.ops.iter().filter(|op| !op.lost);
-    let mut befores: Vec<u64> = kept.filter_map(|op| op.outcome.as_ref().and_then(found)).collect();
-    befores.sort_unstable();
-    let twice = befores.windows(2).any(|pair| pair[0] == pair[1]);
-    if twice {
-        return Some("two additions found the same number".to_string());
+    let befores = state.ops.iter().filter(|op| !op.lost).filter_map(|op| op.outcome.as_ref().and_then(found));
+    let mut seen = 0_u64;
+    for (index, before) in befores.clone().enumerate() {
+        if befores.clone().take(index).any(|other| other == before) {
+            return Some("two additions found the same number".to_string());
+        }
+        seen += 1;
     }
-    let sure = befores.len() as u64;
+    if options.ops != Ops::Adds {
+        return None;
+    }
     let open = state.ops.iter().filter(|op| op.issued && op.outcome.as_ref().is_none_or(|o| *o == Outcome::Unknown));
     let open = open.count() as u64;
-    for id in (0..state.nodes.len()).map(|id| NodeId(id as u8)) {
-        if system.options.ops != Ops::Adds || readable(state, id).is_none() {
+    for (id, &node) in state.nodes.iter().enumerate() {
+        let local = locals.local(node);
+        if local.readable(KEY).is_none() {
             continue;
         }
-        let value = state.replica(id).and_then(|replica| replica.peek(KEY));
+        let value = local.replica.as_ref().and_then(|replica| replica.peek(KEY));
         let value = value.map_or(0, |value| value.first_chunk().map_or(u64::MAX, |bytes| u64::from_le_bytes(*bytes)));
-        if value < sure || value > sure + open {
-            return Some(format!("{id} can read {value} after {sure} additions of 1 and {open} unanswered"));
+        if value < seen || value > seen + open {
+            return Some(format!("n{id} can read {value} after {seen} additions of 1 and {open} unanswered"));
         }
     }
     None
 }
 
 /// When a request is answered: is it as durable as the model promises?
-pub(crate) fn look_answer(system: &System, state: &mut State, number: usize, id: NodeId) {
+pub(crate) fn look_answer(locals: &Locals, options: &Options, state: &mut State, number: usize, id: NodeId) {
     let op = &state.ops[number];
-    let (Some(outcome), model) = (&op.outcome, system.options.model) else { return };
+    let (Some(outcome), model) = (&op.outcome, options.model) else { return };
     let wanted = match (outcome, op.ts) {
         (Outcome::Persisted, _) => {
             state.ops.iter().filter(|op| op.outcome.as_ref().is_some_and(happened)).filter_map(|op| op.ts).max()
@@ -131,12 +122,12 @@ pub(crate) fn look_answer(system: &System, state: &mut State, number: usize, id:
         (outcome, ts) if happened(outcome) && matches!(model, Model::Synch | Model::Strict) => ts,
         _ => None,
     };
-    let (Some(wanted), Some(view)) = (wanted, state.replica(id).map(Replica::view)) else { return };
+    let (Some(wanted), Some(view)) = (wanted, state.replica(locals, id).map(Replica::view)) else { return };
     for member in view.members.iter() {
-        let durable = state.logs[usize::from(member.0)].get(&KEY).map_or(Timestamp::ZERO, |write| write.ts);
+        let durable = state.local(locals, member).durable(KEY);
         if durable < wanted {
-            state.fault =
-                Some(format!("request {number} was answered, and {member} has {durable} durable, not {wanted}"));
+            let fault = format!("request {number} was answered, and {member} has {durable} durable, not {wanted}");
+            state.fault = Some(fault.into());
             return;
         }
     }
@@ -144,10 +135,10 @@ pub(crate) fn look_answer(system: &System, state: &mut State, number: usize, id:
 
 /// Nothing can happen any more, and something should: a deadlock or a lost wake-up.
 pub(crate) fn stuck(system: &System, state: &State) -> bool {
-    let mut actions = Vec::new();
-    if state.fault.is_some() || state.quiet() {
+    if state.fault.is_some() || system.goes_on(state) || state.quiet(&system.locals()) {
         return false;
     }
+    let mut actions = Vec::new();
     system.actions(state, &mut actions);
     actions.is_empty()
 }

@@ -6,7 +6,9 @@
 
 mod chart;
 mod invariants;
+mod local;
 mod mutants;
+mod reduce;
 mod system;
 #[cfg(test)]
 mod tests;
@@ -20,7 +22,7 @@ use stateright::{Checker, HasDiscoveries, Model as _};
 
 use chart::chart;
 pub use mutants::{MUTANTS, Mutant};
-pub use system::{Failures, Ops, Options, Where};
+pub use system::{Failures, Ops, Options, Orders, Where};
 
 /// What a check found.
 #[derive(Clone, Debug)]
@@ -33,12 +35,32 @@ pub struct Report {
     pub depth: usize,
     /// How long it took.
     pub seconds: f64,
-    /// All states were visited; otherwise a bound of the search ended it, or a failure.
-    pub complete: bool,
+    /// Which bound ended the search. If none did, and nothing is wrong, all states were visited.
+    pub stopped: Option<Bound>,
+    /// Bytes of memory that the process had at the end.
+    pub memory: u64,
     /// What is wrong, and a way to it as a message chart.
     pub failure: Option<(String, String)>,
     /// Which rare branches were reached.
     pub marks: Marks,
+}
+
+impl Report {
+    /// Were all states visited, and nothing wrong with any?
+    pub fn complete(&self) -> bool {
+        self.failure.is_none() && self.stopped.is_none()
+    }
+}
+
+/// What bounds a search.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bound {
+    /// [`Search::limit`].
+    States,
+    /// [`Search::memory`].
+    Memory,
+    /// [`Search::time`].
+    Time,
 }
 
 /// How to search.
@@ -48,11 +70,19 @@ pub struct Search {
     pub limit: u64,
     /// Stop when the process has this many bytes of memory.
     pub memory: u64,
+    /// Stop after this long.
+    pub time: Duration,
     /// Threads.
     pub threads: usize,
     /// Breadth first: a counterexample is a shortest one, and memory holds all states of one depth. Otherwise depth
     /// first, which keeps little more than a fingerprint (16 bytes) of each state.
     pub shortest: bool,
+}
+
+impl Default for Search {
+    fn default() -> Self {
+        Self { limit: u64::MAX, memory: 2 << 30, time: Duration::MAX, threads: 1, shortest: false }
+    }
 }
 
 /// Checks all states within the options. `progress` is called about once a second with the distinct states so far.
@@ -67,8 +97,7 @@ pub fn check(options: &Options, search: Search, mut progress: impl FnMut(u64)) -
         watch(builder.spawn_dfs(), search, &stop, &mut progress)
     };
     let marks = *reached.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let complete = report.failure.is_none() && !stop.load(Ordering::Relaxed);
-    Report { seconds: started.elapsed().as_secs_f64(), marks, complete, ..report }
+    Report { seconds: started.elapsed().as_secs_f64(), marks, ..report }
 }
 
 /// Waits for a checker, stops it where the search is bounded, and reads its result.
@@ -78,11 +107,18 @@ fn watch(
     stop: &AtomicBool,
     progress: &mut impl FnMut(u64),
 ) -> Report {
-    let mut told = Instant::now();
+    let (started, mut told) = (Instant::now(), Instant::now());
+    let mut stopped = None;
     while !checker.is_done() {
         std::thread::sleep(Duration::from_millis(5));
         let states = checker.unique_state_count() as u64;
-        if states >= search.limit || resident() > search.memory {
+        let bounds = [
+            (Bound::States, states >= search.limit),
+            (Bound::Memory, resident() > search.memory),
+            (Bound::Time, started.elapsed() >= search.time),
+        ];
+        if let Some((bound, _)) = bounds.into_iter().find(|(_, reached)| *reached && stopped.is_none()) {
+            stopped = Some(bound);
             stop.store(true, Ordering::Relaxed);
         }
         if told.elapsed() > Duration::from_secs(1) {
@@ -90,18 +126,21 @@ fn watch(
             progress(states);
         }
     }
+    let memory = resident();
     let checker = checker.join();
-    let failure = checker.discoveries().into_iter().next().map(|(_, path)| {
-        let reason = path.last_state().fault.clone().unwrap_or_else(|| "nothing can happen any more".to_string());
-        (reason, chart(checker.model(), path))
-    });
+    let failure = checker
+        .discoveries()
+        .into_iter()
+        .next()
+        .map(|(_, path)| (chart::reason(checker.model(), path.last_state()), chart(checker.model(), path)));
     let (states, generated) = (checker.unique_state_count() as u64, checker.state_count() as u64);
     Report {
         states,
         generated,
         depth: checker.max_depth(),
         seconds: 0.0,
-        complete: true,
+        stopped,
+        memory,
         failure,
         marks: Marks::default(),
     }
@@ -118,6 +157,6 @@ fn resident() -> u64 {
 pub fn check_mutant(mutation: Mutation, model: Option<Model>, threads: usize) -> Report {
     let mutant = MUTANTS.iter().find(|mutant| mutant.mutation == mutation);
     let options = mutant.map_or_else(Options::default, |mutant| mutant.options(model));
-    let search = Search { limit: 1_000_000, memory: 3 << 30, threads, shortest: true };
+    let search = Search { limit: 1_000_000, memory: 3 << 30, threads, shortest: true, ..Search::default() };
     check(&Options { mutation: Some(mutation), ..options }, search, |_| {})
 }

@@ -2,7 +2,7 @@
 
 use remora_replica::ddp::{Model, Mutation};
 
-use super::system::{Failures, Ops, Options, Where};
+use super::system::{Failures, Ops, Options, Orders, Where};
 
 /// A seeded fault.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,8 @@ impl Mutant {
             ops: self.ops,
             failures: self.failures,
             mutation: Some(self.mutation),
-            reduce: true,
+            // What makes no difference to the engine may make one to a faulty one.
+            orders: Orders::All,
         }
     }
 }

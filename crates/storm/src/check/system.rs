@@ -1,17 +1,16 @@
 //! What is checked: the clients' requests, the faults, and how one state leads to the next.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-use remora_replica::ddp::{
-    Config, Deployment, Job, JobId, Marks, Message, Model, Mutation, Offload, Op, Replica, Request, View, Write,
-};
+use remora_replica::ddp::{Config, Deployment, JobId, Marks, Model, Mutation, Offload, Op, Replica, Request, View};
 use remora_replica::types::{Key, NodeId, NodeSet, Value};
 use stateright::Property;
 
-use super::invariants;
+use super::local::{EnvelopeId, Event, Local, Locals};
 use super::world::State;
+use super::{invariants, reduce};
 
 /// The one record.
 pub(crate) const KEY: Key = 7;
@@ -57,6 +56,17 @@ pub struct Failures {
     pub blackouts: u8,
 }
 
+/// Which orders of events are visited.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Orders {
+    /// All.
+    All,
+    /// Not those that make no difference.
+    Reduced,
+    /// All, and in each state it is a failure if an order that is said to make no difference makes one.
+    Proof,
+}
+
 /// What to check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
@@ -74,8 +84,8 @@ pub struct Options {
     pub failures: Failures,
     /// A seeded fault of the engine.
     pub mutation: Option<Mutation>,
-    /// Leave out orders of events that make no difference.
-    pub reduce: bool,
+    /// Which orders are visited.
+    pub orders: Orders,
 }
 
 impl Default for Options {
@@ -88,13 +98,13 @@ impl Default for Options {
             ops: Ops::Mixed,
             failures: Failures::default(),
             mutation: None,
-            reduce: true,
+            orders: Orders::Reduced,
         }
     }
 }
 
 impl Options {
-    fn config(&self, id: NodeId) -> Config {
+    pub(crate) fn config(&self, id: NodeId) -> Config {
         let mut config = Config::new(id, NodeSet::first(self.nodes), self.model);
         // Time stands still: whatever is late is late at once, when the check says so.
         config.retry = 0;
@@ -121,6 +131,12 @@ impl Options {
         (NodeId(at), Request { scope: scoped.then_some(SCOPE), ..Request::new(u64::from(number), op) })
     }
 
+    /// At most so many versions are made. An addition begins again after another request has ended that overtook it.
+    pub(crate) fn versions(&self) -> usize {
+        let adds = (0..self.writes).filter(|&number| matches!(self.request(number).1.op, Op::FetchAdd(..))).count();
+        usize::from(self.writes) - adds + adds * usize::from(self.writes)
+    }
+
     /// How many requests there are.
     pub(crate) fn requests(&self) -> u8 {
         self.writes + u8::from(self.model == Model::Scope)
@@ -128,14 +144,14 @@ impl Options {
 }
 
 /// What can happen next.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Action {
     /// A client sends its request.
     Submit(u8),
     /// A message arrives.
-    Deliver(NodeId, NodeId, Message),
+    Deliver(EnvelopeId),
     /// A message arrives, and will again.
-    Duplicate(NodeId, NodeId, Message),
+    Duplicate(EnvelopeId),
     /// A job is done.
     Done(NodeId, JobId),
     /// A node loses all but its log.
@@ -154,16 +170,20 @@ pub(crate) enum Action {
     Timeout,
 }
 
+/// How often everyone sends again.
+const TIMEOUTS: u8 = 6;
+
 /// The system under check.
 pub(crate) struct System {
     pub options: Options,
+    locals: RwLock<Locals>,
     reached: Arc<Mutex<Marks>>,
     stop: Arc<AtomicBool>,
 }
 
 impl System {
     pub fn new(options: Options) -> Self {
-        Self { options, reached: Arc::default(), stop: Arc::default() }
+        Self { options, locals: RwLock::default(), reached: Arc::default(), stop: Arc::default() }
     }
 
     /// What was reached, over all states.
@@ -176,8 +196,9 @@ impl System {
         self.stop.clone()
     }
 
-    fn replica(&self, id: NodeId) -> Replica {
-        Replica::new(self.options.config(id))
+    /// Nodes and messages by number.
+    pub fn locals(&self) -> RwLockReadGuard<'_, Locals> {
+        self.locals.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn nodes(&self) -> impl Iterator<Item = NodeId> + use<> {
@@ -185,23 +206,24 @@ impl System {
     }
 
     /// The view that should follow, if there is cause.
-    fn next_view(&self, state: &State) -> Option<View> {
+    fn next_view(&self, locals: &Locals, state: &State) -> Option<View> {
         let newest = state.view;
-        if !state.installed_everywhere() {
+        let replica = |id| state.replica(locals, id);
+        if !state.installed_everywhere(locals) {
             return None;
         }
-        let up = self.nodes().filter(|&id| state.replica(id).is_some()).fold(NodeSet::EMPTY, NodeSet::with);
+        let up = self.nodes().filter(|&id| replica(id).is_some()).fold(NodeSet::EMPTY, NodeSet::with);
         let epoch = newest.epoch + 1;
-        let amnesiac = |id: &NodeId| state.replica(*id).is_some_and(|replica| replica.view().members.is_empty());
-        if newest.members.iter().all(|id| state.replica(id).is_none() || amnesiac(&id)) {
+        let amnesiac = |id: &NodeId| replica(*id).is_some_and(|replica| replica.view().members.is_empty());
+        if newest.members.iter().all(|id| replica(id).is_none() || amnesiac(&id)) {
             // All members crashed: they recover when all are back.
             let whole = up.covers(newest.members);
             return whole.then_some(View { epoch, members: newest.members, learners: NodeSet::EMPTY, recovery: true });
         }
-        let merging = newest.members.iter().any(|id| state.replica(id).is_some_and(Replica::merging));
+        let merging = newest.members.iter().any(|id| replica(id).is_some_and(Replica::merging));
         let stay = newest.members.and(up).minus(state.suspected);
         let stay = stay.iter().filter(|id| !amnesiac(id)).fold(NodeSet::EMPTY, NodeSet::with);
-        let ready = newest.learners.and(up).iter().filter(|&id| state.replica(id).is_some_and(Replica::caught_up));
+        let ready = newest.learners.and(up).iter().filter(|&id| replica(id).is_some_and(Replica::caught_up));
         let members = ready.fold(stay, NodeSet::with);
         let learners = up.minus(members).minus(state.suspected);
         let learners = if merging { NodeSet::EMPTY } else { learners };
@@ -210,66 +232,60 @@ impl System {
         (changes && !stay.is_empty() && !merging).then_some(view)
     }
 
-    /// What makes no difference when it happens: it happens at once, and alone (partial-order reduction). Of several
-    /// acknowledgements that a write awaits all but the last are such, in any order: which of them is the last makes no
-    /// difference either. So are messages that change nothing, and persists of Event, while nobody can crash or learn:
-    /// nothing in that model looks at them.
-    fn indifferent(&self, state: &State) -> Option<Action> {
-        let counted = |(to, from, message): &&(NodeId, NodeId, Message)| {
-            state.replica(*to).is_some_and(|replica| replica.is_indifferent(*from, message))
-        };
-        if let Some((to, from, message)) = state.net.iter().find(counted).filter(|_| state.left.duplicates == 0) {
-            return Some(Action::Deliver(*from, *to, message.clone()));
-        }
-        let Failures { crashes, suspicions, blackouts, .. } = state.left;
-        if self.options.model != Model::Event || state.view.epoch > 1 || crashes + suspicions + blackouts > 0 {
-            return None;
-        }
-        (0..).zip(&state.jobs).find_map(|(node, jobs)| {
-            let persist = jobs.keys().find(|job| matches!(job, JobId::Persist(..)))?;
-            Some(Action::Done(NodeId(node), *persist))
-        })
+    /// Does nothing disturb, now or later, and has nothing been sent again?
+    pub fn calm(&self, state: &State) -> bool {
+        self.options.failures == Failures::default() && state.left_timeouts == TIMEOUTS
     }
 
-    fn ordinary_actions(&self, state: &State, actions: &mut Vec<Action>) {
-        let serving = |id: NodeId| state.replica(id).is_some_and(Replica::serves);
+    /// Can something happen for certain? Says so without looking at all that can.
+    pub fn goes_on(&self, state: &State) -> bool {
+        let locals = self.locals();
+        let arrives = |&envelope: &EnvelopeId| deliverable(&locals, state, envelope);
+        state.nodes.iter().any(|&node| !locals.local(node).jobs.is_empty()) || state.net.iter().any(arrives)
+    }
+
+    /// All that can happen but faults.
+    fn ordinary_actions(&self, locals: &Locals, state: &State, actions: &mut Vec<Action>) {
         for number in 0..self.options.requests() {
+            if state.ops[usize::from(number)].issued {
+                continue;
+            }
             let (at, _) = self.options.request(number);
             let persist = number == self.options.writes;
-            if !state.ops[usize::from(number)].issued && serving(at) && (!persist || state.writes_replied(number)) {
+            let serves = state.replica(locals, at).is_some_and(Replica::serves);
+            if serves && (!persist || state.writes_replied(number)) {
                 actions.push(Action::Submit(number));
             }
         }
-        for (to, from, message) in &state.net {
-            let deliverable = state.replica(*to).is_some_and(|r| r.view().epoch >= message.epoch);
-            if deliverable {
-                actions.push(Action::Deliver(*from, *to, message.clone()));
-                if state.left.duplicates > 0 {
-                    actions.push(Action::Duplicate(*from, *to, message.clone()));
-                }
+        for &envelope in state.net.iter().filter(|&&envelope| deliverable(locals, state, envelope)) {
+            actions.push(Action::Deliver(envelope));
+            if state.left.duplicates > 0 {
+                actions.push(Action::Duplicate(envelope));
             }
         }
-        for (index, jobs) in state.jobs.iter().enumerate() {
-            actions.extend(jobs.keys().map(|&job| Action::Done(NodeId(index as u8), job)));
+        for id in self.nodes() {
+            actions.extend(state.local(locals, id).jobs.keys().map(|&job| Action::Done(id, job)));
         }
         for id in self.nodes() {
-            if state.replica(id).is_some_and(|replica| replica.view().epoch < state.view.epoch)
-                && !state.suspected.has(id)
-            {
+            let behind = |replica: &Replica| replica.view().epoch < state.view.epoch;
+            if state.replica(locals, id).is_some_and(behind) && !state.suspected.has(id) {
                 actions.push(Action::Install(id));
             }
         }
-        actions.extend(self.next_view(state).map(Action::Decide));
+        actions.extend(self.next_view(locals, state).map(Action::Decide));
     }
 
-    fn fault_actions(&self, state: &State, actions: &mut Vec<Action>) {
-        let up: Vec<NodeId> = self.nodes().filter(|&id| state.replica(id).is_some()).collect();
+    fn fault_actions(&self, locals: &Locals, state: &State, actions: &mut Vec<Action>) {
+        if state.left == Failures::default() {
+            return;
+        }
+        let up: Vec<NodeId> = self.nodes().filter(|&id| state.replica(locals, id).is_some()).collect();
         let begun = state.ops.iter().any(|op| op.issued);
         if state.left.blackouts > 0 && begun {
             actions.push(Action::Blackout);
         }
         for &id in &up {
-            let others = up.len() > usize::from(self.options.nodes / 2 + 1) && state.installed_everywhere();
+            let others = up.len() > usize::from(self.options.nodes / 2 + 1) && state.installed_everywhere(locals);
             if state.left.crashes > 0 && others && begun {
                 actions.push(Action::Crash(id));
             }
@@ -278,63 +294,107 @@ impl System {
             }
         }
         for id in self.nodes() {
-            if state.replica(id).is_none() && state.left.restarts > 0 {
+            if state.left.restarts > 0 && state.replica(locals, id).is_none() {
                 actions.push(Action::Restart(id));
             }
         }
     }
 
+    /// All that can happen, in all orders.
+    pub fn all_actions(&self, locals: &Locals, state: &State, actions: &mut Vec<Action>) {
+        if state.fault.is_some() {
+            return;
+        }
+        self.ordinary_actions(locals, state, actions);
+        if actions.is_empty() && state.left_timeouts > 0 && !state.quiet(locals) {
+            actions.push(Action::Timeout);
+        }
+        self.fault_actions(locals, state, actions);
+    }
+
+    /// What comes of an action.
+    pub fn after(&self, last: &State, action: Action) -> State {
+        let mut state = last.clone();
+        self.step(&mut state, action);
+        invariants::look(&self.locals(), &self.options, &mut state);
+        state
+    }
+
     fn step(&self, state: &mut State, action: Action) {
         match action {
             Action::Submit(number) => {
-                let (at, request) = self.options.request(number);
                 state.issue(number);
-                state.with(at, |replica| replica.submit(0, request));
+                self.node_step(state, self.options.request(number).0, Event::Submit(number));
             }
-            Action::Deliver(from, to, message) => {
-                state.net.remove(&(to, from, message.clone()));
-                state.with(to, |replica| replica.handle(0, from, message));
+            Action::Deliver(envelope) => {
+                state.net.retain(|&other| other != envelope);
+                self.deliver(state, envelope);
             }
-            Action::Duplicate(from, to, message) => {
+            Action::Duplicate(envelope) => {
                 state.left.duplicates -= 1;
-                state.with(to, |replica| replica.handle(0, from, message));
+                self.deliver(state, envelope);
             }
-            Action::Done(id, job) => state.done(id, job),
+            Action::Done(id, job) => self.node_step(state, id, Event::Done(job)),
             Action::Crash(id) => {
                 state.left.crashes -= 1;
-                state.crash(id);
+                self.crash(state, id);
             }
             Action::Blackout => {
                 state.left.blackouts -= 1;
-                self.nodes().for_each(|id| state.crash(id));
+                self.nodes().for_each(|id| self.crash(state, id));
                 state.left.restarts = self.options.nodes;
                 state.all_lost(self.options.model);
             }
             Action::Restart(id) => {
                 state.left.restarts -= 1;
-                let mut replica = self.replica(id);
-                let log: Vec<Write> = state.logs[usize::from(id.0)].values().cloned().collect();
-                replica.load(state.epochs[usize::from(id.0)], log);
-                state.nodes[usize::from(id.0)] = Some(Arc::new(replica));
+                self.node_step(state, id, Event::Restart);
             }
             Action::Suspect(id) => {
                 state.left.suspicions -= 1;
                 state.suspected = state.suspected.with(id);
-                state.with(id, |replica| replica.set_lease(0, 0));
+                self.node_step(state, id, Event::LoseLease);
             }
             Action::Decide(view) => {
                 state.view = view;
                 state.suspected = NodeSet::EMPTY;
             }
-            Action::Install(id) => state.install(id),
+            Action::Install(id) => self.node_step(state, id, Event::Install(state.view)),
             Action::Timeout => {
                 state.left_timeouts -= 1;
-                for id in self.nodes() {
-                    state.with(id, |replica| replica.timeout(0));
-                }
+                self.nodes().for_each(|id| self.node_step(state, id, Event::Timeout));
             }
         }
     }
+
+    fn deliver(&self, state: &mut State, envelope: EnvelopeId) {
+        let to = self.locals().envelope(envelope).to;
+        self.node_step(state, to, Event::Deliver(envelope));
+    }
+
+    fn crash(&self, state: &mut State, id: NodeId) {
+        self.node_step(state, id, Event::Crash);
+        state.crashed(&self.locals(), &self.options, id);
+    }
+
+    fn node_step(&self, state: &mut State, id: NodeId, event: Event) {
+        let node = state.node(id);
+        let known = self.locals().known(node, event);
+        let effect = known.unwrap_or_else(|| {
+            let mut locals = self.locals.write().unwrap_or_else(PoisonError::into_inner);
+            locals.learn(&self.options, node, event)
+        });
+        if effect.marks != Marks::default()
+            && let Ok(mut reached) = self.reached.lock()
+        {
+            reached.add(&effect.marks);
+        }
+        state.take(&self.locals(), &self.options, id, &effect);
+    }
+}
+
+fn deliverable(locals: &Locals, state: &State, envelope: EnvelopeId) -> bool {
+    let envelope = locals.envelope(envelope);
+    state.replica(locals, envelope.to).is_some_and(|replica| replica.view().epoch >= envelope.message.epoch)
 }
 
 impl stateright::Model for System {
@@ -343,55 +403,39 @@ impl stateright::Model for System {
 
     fn init_states(&self) -> Vec<State> {
         let view = View::first(NodeSet::first(self.options.nodes));
-        let replica = |id| {
-            let mut replica = self.replica(id);
+        let mut locals = self.locals.write().unwrap_or_else(PoisonError::into_inner);
+        let local = |id| {
+            let mut replica = Replica::new(self.options.config(id));
             replica.install(0, view);
             replica.set_lease(0, u64::MAX);
-            Some(Arc::new(replica))
+            locals.number(Local { id, replica: Some(replica), jobs: BTreeMap::new(), log: BTreeMap::new(), epoch: 1 })
         };
-        let count = usize::from(self.options.nodes);
         vec![State {
-            nodes: self.nodes().map(replica).collect(),
-            net: BTreeSet::new(),
-            jobs: vec![BTreeMap::<JobId, Job>::new(); count],
-            logs: vec![BTreeMap::new(); count],
-            scope_logged: NodeSet::EMPTY,
-            epochs: vec![1; count],
+            nodes: self.nodes().map(local).collect(),
+            net: Vec::new(),
             view,
             suspected: NodeSet::EMPTY,
             ops: vec![Default::default(); usize::from(self.options.requests())],
             floor: Default::default(),
             left: self.options.failures,
-            left_timeouts: 6,
+            left_timeouts: TIMEOUTS,
             fault: None,
         }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.fault.is_some() {
-            return;
+        let locals = self.locals();
+        self.all_actions(&locals, state, actions);
+        if self.options.orders == Orders::Reduced {
+            reduce::reduce(self, &locals, state, actions);
         }
-        if let Some(action) = self.indifferent(state).filter(|_| self.options.reduce) {
-            actions.push(action);
-            return;
-        }
-        self.ordinary_actions(state, actions);
-        if actions.is_empty() && state.left_timeouts > 0 && !state.quiet() {
-            actions.push(Action::Timeout);
-        }
-        self.fault_actions(state, actions);
     }
 
     fn next_state(&self, last: &State, action: Action) -> Option<State> {
-        let mut state = last.clone();
-        self.step(&mut state, action);
-        let marks = state.absorb(self);
-        if marks != Marks::default()
-            && let Ok(mut reached) = self.reached.lock()
-        {
-            reached.add(&marks);
+        let mut state = self.after(last, action);
+        if self.options.orders == Orders::Reduced {
+            reduce::bury(&self.locals(), &mut state);
         }
-        invariants::look(self, &mut state);
         Some(state)
     }
 
@@ -401,7 +445,9 @@ impl stateright::Model for System {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![Property::always("nothing is wrong", |system: &Self, state: &State| {
-            state.fault.is_none() && !invariants::stuck(system, state)
+            state.fault.is_none()
+                && !invariants::stuck(system, state)
+                && (system.options.orders != Orders::Proof || reduce::flaw(system, state).is_none())
         })]
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 
 /// All states, or the first so many.
 fn passes(options: Options, limit: u64) -> Report {
-    let search = Search { limit, memory: 2 << 30, threads: 1, shortest: false };
+    let search = Search { limit, ..Search::default() };
     let report = check(&options, search, |_| {});
     if let Some((reason, chart)) = &report.failure {
         panic!("{options:?}: {reason}\n{chart}");
@@ -15,8 +15,27 @@ fn passes(options: Options, limit: u64) -> Report {
 #[test]
 fn two_writes_race() {
     let report = passes(Options::default(), 1_000_000);
-    assert!(report.complete && report.states > 1000, "{report:?}");
+    assert!(report.complete() && report.states > 1000, "{report:?}");
     assert!(report.marks.snatches > 0 && report.marks.obsolete > 0 && report.marks.rmw_retries > 0, "{report:?}");
+}
+
+#[test]
+fn what_the_reduction_leaves_out_makes_no_difference() {
+    let (none, two) = (Failures::default(), Options { orders: Orders::Proof, ..Options::default() });
+    for model in Model::ALL {
+        for deployment in [Where::B, Where::Stepped, Where::O(5), Where::O(1)] {
+            passes(Options { model, deployment, ..two.clone() }, 300);
+        }
+        let crash = Failures { crashes: 1, restarts: 1, ..none };
+        for failures in [crash, Failures { suspicions: 1, ..none }, Failures { duplicates: 1, ..none }] {
+            passes(Options { model, failures, writes: 1, ..two.clone() }, 300);
+        }
+    }
+    assert!(passes(two.clone(), u64::MAX).complete());
+    // A fault that hides behind the order of VALs shows there.
+    let search = Search { limit: 100_000, ..Search::default() };
+    let faulty = check(&Options { ops: Ops::Puts, mutation: Some(Mutation::NoMaximum), ..two }, search, |_| {});
+    assert!(faulty.failure.is_some_and(|(reason, _)| reason.contains("before")));
 }
 
 #[test]

@@ -1,0 +1,235 @@
+//! One node's part of a state, and what each event makes of it: the engine is asked once, then it is looked up.
+//!
+//! A node knows nothing but its own part, so a step of the system is a step of one node. Of those there are some
+//! thousands, where states of the system are counted in millions: parts and messages are kept once and named by number,
+//! and a state of the system is a few numbers.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+use std::sync::Arc;
+
+use remora_replica::ddp::{Body, Job, JobId, Marks, Message, Op, Output, Replica, Reply, View, Write};
+use remora_replica::types::{Key, NodeId, Timestamp};
+
+use super::system::Options;
+
+/// A node: its replica while it is up, its jobs under way, and its log.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Local {
+    pub id: NodeId,
+    pub replica: Option<Replica>,
+    pub jobs: BTreeMap<JobId, Job>,
+    /// The newest version in the log.
+    pub log: BTreeMap<Key, Write>,
+    /// The epoch that the log knows.
+    pub epoch: u64,
+}
+
+/// A message under way.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Envelope {
+    pub to: NodeId,
+    pub from: NodeId,
+    pub message: Message,
+}
+
+/// Names a [`Local`].
+pub(crate) type LocalId = u32;
+/// Names an [`Envelope`].
+pub(crate) type EnvelopeId = u32;
+
+/// What happens to one node.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Event {
+    Submit(u8),
+    Deliver(EnvelopeId),
+    Done(JobId),
+    Crash,
+    Restart,
+    LoseLease,
+    Install(View),
+    Timeout,
+}
+
+/// What comes of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Effect {
+    pub next: LocalId,
+    pub sends: Vec<EnvelopeId>,
+    /// Timestamps that requests were given.
+    pub seen: Vec<(u8, Timestamp)>,
+    pub replies: Vec<Reply>,
+    pub marks: Marks,
+}
+
+/// Numbers for things, each kept once.
+#[derive(Debug)]
+struct Numbers<T> {
+    ids: HashMap<Arc<T>, u32>,
+    things: Vec<Arc<T>>,
+}
+
+impl<T: Eq + Hash> Numbers<T> {
+    fn id(&mut self, thing: T) -> u32 {
+        if let Some(&id) = self.ids.get(&thing) {
+            return id;
+        }
+        let (id, thing) = (self.things.len() as u32, Arc::new(thing));
+        self.ids.insert(thing.clone(), id);
+        self.things.push(thing);
+        id
+    }
+}
+
+impl<T> Default for Numbers<T> {
+    fn default() -> Self {
+        Self { ids: HashMap::new(), things: Vec::new() }
+    }
+}
+
+/// All parts and messages that were met so far, and what came of which event.
+#[derive(Debug, Default)]
+pub(crate) struct Locals {
+    locals: Numbers<Local>,
+    envelopes: Numbers<Envelope>,
+    effects: HashMap<(LocalId, Event), Arc<Effect>>,
+}
+
+impl Locals {
+    pub fn local(&self, id: LocalId) -> &Local {
+        &self.locals.things[id as usize]
+    }
+
+    pub fn envelope(&self, id: EnvelopeId) -> &Envelope {
+        &self.envelopes.things[id as usize]
+    }
+
+    pub fn number(&mut self, local: Local) -> LocalId {
+        self.locals.id(local)
+    }
+
+    /// What came of this event, if it was asked before.
+    pub fn known(&self, node: LocalId, event: Event) -> Option<Arc<Effect>> {
+        self.effects.get(&(node, event)).cloned()
+    }
+
+    /// Asks the engine.
+    pub fn learn(&mut self, options: &Options, node: LocalId, event: Event) -> Arc<Effect> {
+        let mut local = self.local(node).clone();
+        let message = match event {
+            Event::Deliver(envelope) => Some(self.envelope(envelope).clone()),
+            _ => None,
+        };
+        local.step(options, event, message);
+        let id = local.id;
+        let (mut outputs, mut marks) = (Vec::new(), Marks::default());
+        if let Some(replica) = &mut local.replica {
+            marks = replica.take_marks();
+            outputs.extend(std::iter::from_fn(|| replica.poll()));
+        }
+        let (mut sends, mut seen, mut replies) = (Vec::new(), Vec::new(), Vec::new());
+        for output in outputs {
+            match output {
+                Output::Send { to, message } => {
+                    if let Body::Inv(writes) = &message.body {
+                        writes.iter().for_each(|write| see(options, write, &mut seen));
+                    }
+                    let envelope = |to| Envelope { to, from: id, message: message.clone() };
+                    sends.extend(to.iter().map(|to| self.envelopes.id(envelope(to))));
+                }
+                Output::Job(job) => {
+                    local.jobs.insert(job.id(), job);
+                }
+                Output::Reply(reply) => replies.push(reply),
+                Output::Step(_) => {}
+            }
+        }
+        let effect = Arc::new(Effect { next: self.locals.id(local), sends, seen, replies, marks });
+        self.effects.insert((node, event), effect.clone());
+        effect
+    }
+}
+
+impl Local {
+    /// What a client that asks now is told, if it can read.
+    pub fn readable(&self, key: Key) -> Option<Timestamp> {
+        let replica = self.replica.as_ref()?;
+        let meta = replica.meta(key);
+        (replica.serves() && meta.rd_lock.is_none()).then_some(meta.volatile_ts)
+    }
+
+    /// The newest version of the record that survives a crash.
+    pub fn durable(&self, key: Key) -> Timestamp {
+        self.log.get(&key).map_or(Timestamp::ZERO, |write| write.ts)
+    }
+
+    fn step(&mut self, options: &Options, event: Event, message: Option<Envelope>) {
+        match event {
+            Event::Submit(number) => self.with(|replica| replica.submit(0, options.request(number).1)),
+            Event::Deliver(_) => {
+                if let Some(Envelope { from, message, .. }) = message {
+                    self.with(|replica| replica.handle(0, from, message));
+                }
+            }
+            Event::Done(job) => self.done(job),
+            Event::Crash => {
+                self.replica = None;
+                self.jobs.clear();
+            }
+            Event::Restart => {
+                let mut replica = Replica::new(options.config(self.id));
+                replica.load(self.epoch, self.log.values().cloned().collect());
+                self.replica = Some(replica);
+            }
+            Event::LoseLease => self.with(|replica| replica.set_lease(0, 0)),
+            Event::Install(view) => self.install(view),
+            Event::Timeout => self.with(|replica| replica.timeout(0)),
+        }
+    }
+
+    fn with(&mut self, act: impl FnOnce(&mut Replica)) {
+        if let Some(replica) = &mut self.replica {
+            act(replica);
+        }
+    }
+
+    fn done(&mut self, job: JobId) {
+        if let Some(Job::Persist(write)) = self.jobs.remove(&job) {
+            let newer = self.log.get(&write.key).is_none_or(|old| old.ts < write.ts);
+            if newer {
+                self.log.insert(write.key, write);
+            }
+        }
+        self.with(|replica| replica.done(0, job));
+    }
+
+    fn install(&mut self, view: View) {
+        let id = self.id;
+        let joined = self.replica.as_ref().map(Replica::joined);
+        self.epoch = view.epoch;
+        self.with(|replica| {
+            replica.install(0, view);
+            let serves = replica.view().members.has(id);
+            replica.set_lease(0, if serves { u64::MAX } else { 0 });
+        });
+        if self.replica.as_ref().map(Replica::joined) != joined {
+            // It begins anew, and its log with it.
+            self.log.clear();
+            self.jobs.clear();
+        }
+    }
+}
+
+/// Notes which timestamp a request's write has.
+fn see(options: &Options, write: &Write, seen: &mut Vec<(u8, Timestamp)>) {
+    for number in 0..options.writes {
+        let (at, request) = options.request(number);
+        let ours = match &request.op {
+            Op::Put(_, value) => write.value.as_ref() == Some(value),
+            _ => write.rmw && write.ts.node == at,
+        };
+        if ours {
+            seen.push((number, write.ts));
+        }
+    }
+}
