@@ -275,6 +275,7 @@ impl Replica {
         let durable = self.config.model.acks_persists();
         self.record(key).spins.push(Spin { ts, durable, then: Then::Reply(client, outcome) });
         self.settle(key);
+        self.flushes_go_on();
     }
 
     /// A read-modify-write that lost begins again when the winner can be read.
@@ -326,12 +327,17 @@ impl Replica {
         let dead = |driven: &Driven| driven.refused;
         let range = (key, Timestamp::ZERO)..(key, newest);
         let dead: Vec<_> = self.driven.range(range).filter(|(_, driven)| dead(driven)).map(|(&id, _)| id).collect();
+        if dead.is_empty() {
+            return;
+        }
         for id in dead {
             if let Some(rmw) = self.driven.remove(&id).and_then(|driven| driven.rmw) {
                 self.marks.rmw_retries += 1;
                 self.record(key).waiting.push_back(*rmw);
             }
         }
+        // A PERSIST may have waited for it.
+        self.flushes_go_on();
     }
 
     /// Looks whether a write has the acknowledgements for its next step (steps e and f, and line 19).

@@ -58,6 +58,12 @@ fn every_model_and_deployment_begins_well() {
 }
 
 #[test]
+fn a_replay_that_is_refused_does_not_hold_up_persist() {
+    let failures = Failures { crashes: 1, ..Failures::default() };
+    passes(Options { model: Model::Scope, failures, orders: Orders::All, ..Options::default() }, 20_000);
+}
+
+#[test]
 fn seeded_faults_are_found() {
     for mutant in MUTANTS.iter().filter(|mutant| mutant.quick) {
         let report = check_mutant(mutant.mutation, None, 1);
