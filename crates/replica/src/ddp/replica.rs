@@ -9,7 +9,7 @@ use super::follow::Local;
 use super::message::{Body, Message, Write};
 use super::record::{Client, Meta, Record, Spin, Then};
 use super::request::{Outcome, Refusal, Reply, Request};
-use super::scope::{Flush, Scope};
+use super::scope::{Flush, FlushStage, Scope};
 use crate::Time;
 use crate::types::{Key, NodeId, NodeSet, ScopeId, Timestamp, Value};
 
@@ -291,6 +291,11 @@ impl Replica {
     /// A record's newest content here, whether it may be read or not.
     pub fn peek(&self, key: Key) -> Option<Value> {
         self.records.get(&key).and_then(|record| record.value.clone())
+    }
+
+    /// Whether a PERSIST waits for this node's log.
+    pub fn persists_scope(&self) -> bool {
+        self.flushes.values().any(|flush| matches!(flush.stage, FlushStage::Durable | FlushStage::Noting))
     }
 
     /// Does it take requests?

@@ -136,8 +136,8 @@ pub enum Refusal {
     /// Nothing is known of the scope here, so nothing can be promised; write again.
     #[error("the scope is not known here: write its records again")]
     UnknownScope,
-    /// Longer than the configuration allows.
-    #[error("the value is longer than the cluster takes")]
+    /// Longer than the configuration allows. In the answer to a batch: there was no room for this content.
+    #[error("the value, or the answer, is longer than the cluster takes")]
     TooLong,
     /// Batches and PERSIST do not go into batches, nor a key twice into a session's.
     #[error("a batch holds reads and writes only, and within a session each key once")]
