@@ -4,10 +4,11 @@
 //! with no hand-over between threads. When nobody has done so for a moment, the NIC thread takes over; when nothing
 //! happens either, it sleeps in the kernel until a packet, a timer or a caller wakes it.
 
+mod sleep;
 mod turn;
 
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::{JoinHandle, Thread};
@@ -20,12 +21,7 @@ use remora_nic::{CqId, Event, Nic, NicConfig, NicError, Qpn, Route, Time, TxBatc
 use crate::Error;
 use crate::kernels::Kernels;
 use crate::link::{Link, LinkStats};
-use crate::sys::{Sleeper, prepare_to_wait};
 
-/// How long after the last poll of a user the NIC thread stays away.
-const USER_QUIET: u64 = 100_000;
-/// How long the NIC thread naps while a user polls.
-const NAP: Duration = Duration::from_millis(1);
 /// How long the NIC thread spins without work before it sleeps, if nobody has said otherwise.
 const SPIN: u64 = 200_000;
 /// How long a poll that has found completions goes on for a program that then watches its memory.
@@ -36,8 +32,6 @@ const WATCHED: u32 = 8;
 const WATCHED_MOST: u32 = 64;
 /// Sends outstanding on a queue pair from which on further ones wait for the next poll, to share system calls.
 const DEEP: u64 = 16;
-/// Descriptors that the NIC thread has room for before it first sleeps.
-const FDS: usize = 16;
 /// How long a poller without work keeps its core to itself. Then it offers the core at each poll: with fewer cores than
 /// pollers, the one that has the work may be waiting for it.
 const POLITE: u64 = 5_000;
@@ -64,7 +58,7 @@ struct Shared {
     local: IpAddr,
     /// When a user last drove the engine, in nanoseconds since the epoch.
     user_at: AtomicU64,
-    /// The NIC thread sleeps until this time or until something wakes it; 0 while it is awake.
+    /// Whoever drives sleeps until this time or until something wakes it; 0 while it is awake.
     asleep_until: AtomicU64,
     stop: AtomicBool,
     wake: OwnedFd,
@@ -74,14 +68,21 @@ struct Shared {
     polled: AtomicBool,
     /// How long the NIC thread spins without work before it sleeps.
     spin: AtomicU64,
-    /// The resident has got something to do since the NIC thread last meant to sleep.
+    /// There is something to do since whoever drives last meant to sleep.
     nudged: AtomicBool,
+    /// The NIC thread waits for a user to end his sleep.
+    parked: AtomicBool,
 }
 
 /// A program that lives on the NIC: whoever drives the engine runs it too, after kernels.
 pub trait Resident: Send {
     /// Does what there is to do, and returns how much that was.
     fn progress(&mut self, seat: &mut Seat<'_>) -> usize;
+
+    /// Does what can wait until the device has nothing else to do, and returns how much that was. It may take its time.
+    fn idle(&mut self) -> usize {
+        0
+    }
 
     /// When it wants to run again at the latest.
     fn next_timeout(&self) -> Time;
@@ -118,6 +119,8 @@ struct Core {
     stuck: Option<(Route, Time)>,
     /// Peers that stand still: what their links do not take at once is lost.
     still: Vec<Route>,
+    /// A user sleeps in the NIC thread's place.
+    held: bool,
     /// Threads parked until a completion queue has something.
     waiters: Vec<(CqId, Thread)>,
     /// Events that belong to the user.
@@ -185,6 +188,7 @@ impl Device {
             sent: 0,
             stuck: None,
             still: Vec::new(),
+            held: false,
             waiters: Vec::new(),
             events: Vec::with_capacity(64),
             sink,
@@ -207,6 +211,7 @@ impl Device {
             polled: AtomicBool::new(false),
             spin: AtomicU64::new(SPIN),
             nudged: AtomicBool::new(false),
+            parked: AtomicBool::new(false),
         });
         let runner = shared.clone();
         let thread = std::thread::Builder::new()
@@ -244,22 +249,6 @@ impl Device {
             std::thread::park_timeout(timeout);
             self.disarm();
         }
-    }
-
-    /// The same for several devices: sleeps until one of them has something.
-    pub fn wait_any(all: &mut dyn Iterator<Item = (&Self, CqId)>, timeout: Duration) {
-        let (mut armed, mut quiet) = (Vec::new(), true);
-        for (device, cq) in all {
-            quiet = device.arm(cq);
-            if !quiet {
-                break;
-            }
-            armed.push(device);
-        }
-        if quiet {
-            std::thread::park_timeout(timeout);
-        }
-        armed.into_iter().for_each(Self::disarm);
     }
 
     /// Has this thread woken when there is something; false if there is already.
@@ -329,7 +318,7 @@ impl Device {
         self.release();
     }
 
-    /// Wakes the NIC thread if it sleeps: its resident has something to do.
+    /// Wakes whoever sleeps as the driver of this device: there is something to do that no packet tells of.
     pub fn nudge(&self) {
         self.shared.nudged.store(true, Ordering::SeqCst);
         if self.shared.asleep_until.swap(0, Ordering::SeqCst) != 0 {
@@ -357,6 +346,10 @@ impl Driver {
     fn release(&self) {
         self.shared.user_at.store(0, Ordering::Relaxed);
         self.shared.wake();
+        self.unpark();
+    }
+
+    fn unpark(&self) {
         if let Some(thread) = &*self.thread.lock() {
             thread.thread().unpark();
         }
@@ -530,10 +523,9 @@ impl Drop for DeviceGuard<'_> {
         // Whoever waits for what the caller brought about need not wait for the next poll.
         self.core.dispatch_events();
         // Work was left behind, or a timer started, that a sleeping NIC thread knows nothing about.
-        let Core { nic, batch, sent, .. } = &*self.core;
-        let unsent = nic.wants_transmit() || *sent < batch.len();
+        let unsent = self.core.nic.wants_transmit() || self.core.has_unsent();
         let until = self.shared.asleep_until.load(Ordering::Relaxed);
-        if until != 0 && (unsent || nic.poll_timeout().is_some_and(|t| t < until)) {
+        if until != 0 && (unsent || self.core.nic.poll_timeout().is_some_and(|t| t < until)) {
             // Once is enough, however long it takes to get a core.
             self.shared.asleep_until.store(0, Ordering::Relaxed);
             self.shared.wake();
@@ -553,63 +545,6 @@ impl Shared {
     fn wake(&self) {
         // A full counter means that it is being woken already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-
-    /// The NIC thread.
-    fn run(&self) {
-        prepare_to_wait();
-        let mut busy_at = self.now();
-        // Room for a few descriptors of each link, so that the first sleep needs none.
-        let mut fds: Vec<RawFd> = Vec::with_capacity(FDS);
-        let mut sleeper = Sleeper::with_capacity(FDS);
-        while !self.stop.load(Ordering::Relaxed) {
-            let now = self.now();
-            let user_at = self.user_at.load(Ordering::Relaxed);
-            if user_at != 0 && now.saturating_sub(user_at) < USER_QUIET {
-                std::thread::park_timeout(NAP);
-                busy_at = self.now();
-                continue;
-            }
-            // Somebody else has the engine: a user, who may wait for this very core.
-            let Some(mut core) = self.core.try_lock() else {
-                std::thread::park_timeout(NAP);
-                continue;
-            };
-            core.clock = Clock { now, polls: core.clock.polls.wrapping_add(1), stale: true };
-            let writes = core.nic.counters().writes;
-            let work = core.progress(now, self.local);
-            if core.nic.counters().writes > writes && self.polled.swap(false, Ordering::Relaxed) {
-                self.learn(|n| (n + WATCHED).min(WATCHED_MOST));
-            }
-            if work > 0 || core.sent < core.batch.len() {
-                busy_at = now;
-            } else if now.saturating_sub(busy_at) > self.spin.load(Ordering::Relaxed)
-                && core.links.iter_mut().all(|l| l.arm())
-            {
-                let resident = core.resident.as_ref().map(|resident| resident.next_timeout());
-                let deadline = core.nic.poll_timeout().into_iter().chain(resident).min();
-                let timeout = deadline.map(|t| Duration::from_nanos(t.saturating_sub(now)));
-                fds.clear();
-                fds.push(self.wake.as_raw_fd());
-                core.links.iter().for_each(|l| l.wait_fds(&mut fds));
-                self.asleep_until.store(deadline.unwrap_or(u64::MAX).max(1), Ordering::SeqCst);
-                drop(core);
-                if !self.nudged.swap(false, Ordering::SeqCst) {
-                    sleeper.wait_readable(&fds, timeout);
-                }
-                self.asleep_until.store(0, Ordering::SeqCst);
-                let mut counter = [0; 8];
-                // Nothing to read when something else woke us.
-                let _ = rustix::io::read(&self.wake, &mut counter);
-                let mut core = self.core.lock();
-                core.links.iter_mut().for_each(|l| l.disarm());
-                core.quiet.fill(0);
-            } else {
-                drop(core);
-                // There may be fewer cores than pollers.
-                std::thread::yield_now();
-            }
-        }
     }
 }
 

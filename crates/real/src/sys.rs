@@ -5,26 +5,38 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-/// Sleeps on descriptors; keeps its list between sleeps.
+/// Descriptors that there is room for before the first sleep.
+const DESCRIPTORS: usize = 16;
+
+/// Sleeps on descriptors; keeps its lists between sleeps.
 #[derive(Default)]
 pub(crate) struct Sleeper {
+    fds: Vec<RawFd>,
     /// Empty but for the time of a sleep.
     polls: Vec<PollFd<'static>>,
 }
 
 impl Sleeper {
-    /// With room for so many descriptors.
-    pub fn with_capacity(descriptors: usize) -> Self {
-        Self { polls: Vec::with_capacity(descriptors) }
+    pub(crate) fn new() -> Self {
+        Self { fds: Vec::with_capacity(DESCRIPTORS), polls: Vec::with_capacity(DESCRIPTORS) }
     }
 
-    /// Sleeps until one of `fds` can be read or `timeout` has passed; for ever without one.
-    pub fn wait_readable(&mut self, fds: &[RawFd], timeout: Option<Duration>) {
-        // SAFETY: the descriptors belong to the links and the device of the caller, which outlive this call, and the
-        // list is emptied before it ends.
-        let borrowed = fds.iter().map(|&fd| unsafe { BorrowedFd::borrow_raw(fd) });
+    /// Adds descriptors of devices, which must outlive the sleep.
+    pub(crate) fn add(&mut self, add: impl FnOnce(&mut Vec<RawFd>)) {
+        add(&mut self.fds);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.fds.clear();
+    }
+
+    /// Sleeps until one of them can be read or `timeout` has passed; for ever without one.
+    pub(crate) fn sleep(&mut self, timeout: Option<Duration>) {
+        // SAFETY: the descriptors belong to links and devices of the caller, which outlive this call, and the list is
+        // emptied before it ends.
+        let borrowed = self.fds.iter().map(|&fd| unsafe { BorrowedFd::borrow_raw(fd) });
         self.polls.extend(borrowed.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
         // An interrupted or failed poll only wakes the caller early.
         let _ = rustix::event::poll(&mut self.polls, timeout.as_ref());
         self.polls.clear();

@@ -4,7 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use remora_real::LinkChoice;
-use remora_real::cluster::{Client, ClientConfig, ClusterNode, Deployment, LogKind, Model, NodeConfig, Op, Outcome};
+use remora_real::cluster::{
+    Client, ClientConfig, ClusterNode, Deployment, LogKind, Model, NodeConfig, Op, Outcome, Refusal,
+};
 
 /// How a test's nodes differ from the usual ones.
 type Change = fn(&mut NodeConfig);
@@ -177,4 +179,56 @@ fn who_does_not_know_the_secret_is_no_node() {
     until(&mut client, &Op::Put(1, b"one".as_slice().into()), &Outcome::Written);
     let status = client.status().expect("status");
     assert_eq!(status.members, 0b011, "{status:?}");
+}
+
+#[test]
+fn clients_that_take_no_answers_do_not_keep_nodes_from_talking() {
+    let cluster = Cluster::start(21, 3, LinkChoice::Shm, |config| config.suspect = Duration::from_secs(5));
+    let mut other = cluster.client(1);
+    assert_eq!(other.put(1, &vec![7; 300_000]), Outcome::Written);
+    // Each has what its receive queue holds and then as much under way as one connection may have.
+    let mut lazy: Vec<Client> = (0..36).map(|_| cluster.client(0)).collect();
+    for client in &mut lazy {
+        for _ in 0..40 {
+            client.submit(Op::Get(1));
+        }
+        client.poll(&mut |_| {});
+    }
+    for number in 0..20u64 {
+        assert_eq!(other.put(2, &number.to_le_bytes()), Outcome::Written, "write {number}");
+    }
+}
+
+#[test]
+fn nodes_that_differ_refuse_each_other_and_say_how() {
+    let different: [(u8, Change, &str); 2] = [
+        (22, |config| config.model = [Model::Synch, Model::Event][usize::from(config.id)], "model"),
+        (23, |config| config.suspect = Duration::from_millis(300 + u64::from(config.id)), "suspects after"),
+    ];
+    for (net, change, word) in different {
+        let cluster = Cluster::start(net, 2, LinkChoice::Shm, change);
+        let end = std::time::Instant::now() + Duration::from_secs(30);
+        let said = loop {
+            let mut said = cluster.nodes.iter().flatten().filter_map(ClusterNode::differs);
+            if let Some(said) = said.next() {
+                break said.to_string();
+            }
+            assert!(std::time::Instant::now() < end);
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert!(said.contains(word) && said.contains("node 0") && said.contains("node 1"), "{said}");
+    }
+}
+
+#[test]
+fn a_batch_whose_answer_is_too_long_says_which_contents_are_missing() {
+    let cluster = Cluster::start(24, 2, LinkChoice::Shm, |_| {});
+    let mut client = cluster.client(0);
+    let long = vec![7; 900_000];
+    (0..3).for_each(|key| assert_eq!(client.put(key, &long), Outcome::Written));
+    let outcome = client.call(Op::Batch(vec![Op::Get(0), Op::Get(1), Op::Get(2), Op::FetchAdd(9, 1), Op::Get(8)]));
+    let missing = Outcome::Refused(Refusal::TooLong);
+    let expected = vec![value(&long), value(&long), missing, Outcome::Added(0), Outcome::Value(None)];
+    assert!(outcome == Outcome::Batch(expected));
+    assert_eq!(client.get(2), value(&long));
 }

@@ -13,6 +13,7 @@ use super::stream::{Arrival, Sizes, Streams};
 use super::wire::{Answered, Asked, CLIENT_FRAME, CLIENT_PORT, client_hello};
 use super::{Split, Status, link_at};
 use crate::device::{Device, Seat};
+use crate::sys::Sleeper;
 use crate::{Error, LinkChoice};
 
 /// How long a node may take to answer a call.
@@ -93,6 +94,7 @@ pub struct Client {
     looked: u64,
     status: Option<Status>,
     busy_at: u64,
+    sleeper: Sleeper,
 }
 
 enum State {
@@ -126,7 +128,7 @@ impl Client {
             None => free_link(config.link)?,
         };
         let device = Device::new(local, vec![link], None)?;
-        let sizes = Sizes { receives: 256, sends: 256, frame: CLIENT_FRAME };
+        let sizes = Sizes { receives: 256, sends: 256, favoured: 0, frame: CLIENT_FRAME };
         let streams = Streams::new(device.lock().nic(), sizes)?;
         let mut name = [0; 8];
         name.copy_from_slice(&crate::entropy()?[..8]);
@@ -149,6 +151,7 @@ impl Client {
             looked: 0,
             status: None,
             busy_at: 0,
+            sleeper: Sleeper::new(),
         };
         let end = Instant::now() + client.config.timeout;
         while !client.is_connected() {
@@ -224,8 +227,8 @@ impl Client {
     }
 
     /// Sleeps until an answer comes, or something else to be polled for, but no longer than `timeout`.
-    pub fn wait(&self, timeout: Duration) {
-        self.device.wait(self.streams.cq(), timeout.min(self.patience()));
+    pub fn wait(&mut self, timeout: Duration) {
+        self.device.sleep(self.streams.cq(), timeout.min(self.patience()), &mut self.sleeper);
     }
 
     /// How long it may sleep: no completion tells that a node has ended, or that it is time to call one.
@@ -238,9 +241,12 @@ impl Client {
     }
 
     /// The same for several clients of one thread.
-    pub fn wait_any(clients: &[Self], timeout: Duration) {
-        let mut all = clients.iter().map(|client| (&client.device, client.streams.cq()));
-        Device::wait_any(&mut all, clients.iter().map(Self::patience).fold(timeout, Duration::min));
+    pub fn wait_any(clients: &mut [Self], timeout: Duration) {
+        let Some(first) = clients.first_mut() else { return };
+        let mut sleeper = std::mem::take(&mut first.sleeper);
+        let all = clients.iter().map(|client| (&client.device, client.streams.cq()));
+        Device::sleep_any(all, clients.iter().map(Self::patience).fold(timeout, Duration::min), &mut sleeper);
+        clients[0].sleeper = sleeper;
     }
 
     /// One request from start to end. Nothing else may be under way.

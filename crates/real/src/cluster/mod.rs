@@ -8,7 +8,10 @@
 //! a node is open to them, and all they send is checked before it is believed.
 
 mod client;
+mod direct;
+mod hello;
 mod journal;
+mod logfile;
 mod node;
 mod pmem;
 mod server;
@@ -17,11 +20,13 @@ mod stream;
 mod wire;
 
 pub use client::{Client, ClientConfig, Done, Ticket};
-pub use journal::LogKind;
+pub use logfile::LogKind;
 pub use node::{ClusterNode, NodeConfig};
 pub use remora_replica::ddp::{Model, Op, Outcome, Refusal};
 pub use remora_replica::types::{Key, ScopeId, Value};
 pub use status::Status;
+#[doc(hidden)]
+pub use wire::fuzz;
 pub use wire::{MAX_VALUE, Secret};
 
 use std::net::IpAddr;

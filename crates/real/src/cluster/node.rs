@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread::{JoinHandle, Thread};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use remora_memory::Registry;
@@ -15,13 +15,14 @@ use remora_replica::log::End;
 use remora_replica::node::Node;
 use remora_replica::types::{NodeId, NodeSet};
 
-use super::journal::{Journal, LogKind};
+use super::journal::Journal;
+use super::logfile::LogKind;
 use super::server::Server;
 use super::stream::{Sizes, Streams};
 use super::wire::{CLIENT_FRAME, MAX_VALUE, Secret};
 use super::{Deployment, link_at};
 use crate::device::{Device, Resident, entropy};
-use crate::sys::prepare_to_wait;
+use crate::sys::{Sleeper, prepare_to_wait};
 use crate::{Error, LinkChoice};
 
 /// How long the protocol's thread polls without work before it sleeps.
@@ -31,9 +32,6 @@ const FIFO: u16 = 16_384;
 
 /// A log is compacted when it is so many bytes longer than twice what it holds.
 const SLACK: usize = 64 << 20;
-
-/// How long a log waits for more before it syncs, in the model where nobody waits for it.
-const LINGER: Duration = Duration::from_millis(2);
 
 /// What a node is like.
 #[derive(Clone, Debug)]
@@ -54,7 +52,7 @@ pub struct NodeConfig {
     pub dir: PathBuf,
     /// Who has it belongs to the cluster.
     pub secret: Secret,
-    /// A node that was silent for so long is suspected to have failed.
+    /// A node that was silent for so long is suspected to have failed. All nodes need the same.
     pub suspect: Duration,
 }
 
@@ -100,6 +98,7 @@ pub struct ClusterNode {
     host: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     failed: Arc<OnceLock<String>>,
+    differs: Arc<OnceLock<String>>,
     found: End,
 }
 
@@ -111,12 +110,11 @@ impl ClusterNode {
             Error::Argument(format!("node {} of {count}: numbers begin at 0, and there are at most 64", config.id))
         })?;
         // First the log: a second process for the same node ends here.
-        let thread: Arc<OnceLock<Wake>> = Arc::default();
-        let wake = thread.clone();
-        let linger = if config.model == Model::Event { LINGER } else { Duration::ZERO };
-        let (journal, bytes) = Journal::open(&config.dir, config.log, linger, move || {
-            if let Some(wake) = wake.get() {
-                wake.wake();
+        let woken: Arc<OnceLock<Device>> = Arc::default();
+        let wake = woken.clone();
+        let (journal, bytes) = Journal::open(&config.dir, config.log, move || {
+            if let Some(device) = wake.get() {
+                device.nudge();
             }
         })?;
         let link = link_at(local, config.link)?;
@@ -131,36 +129,33 @@ impl ClusterNode {
         let nic = Nic::new(&NicConfig { cm, ..NicConfig::new(entropy()?) }, registry);
         let device = Device::with_events(local, vec![link], nic, None, Box::new(Some))?;
         device.set_spin(SPIN);
-        let failed: Arc<OnceLock<String>> = Arc::default();
+        let (failed, differs): (Arc<OnceLock<String>>, Arc<OnceLock<String>>) = Default::default();
         let found;
         let server = {
             let mut guard = device.lock();
             let mut seat = guard.seat();
-            let sizes = Sizes { receives: 1024, sends: 1024, frame: CLIENT_FRAME };
+            let sizes = Sizes { receives: 1024, sends: 1024, favoured: count as u32 - 1, frame: CLIENT_FRAME };
             let streams = Streams::new(seat.nic, sizes)?;
             let node = Node::with_slack(config.engine(), seat.now, &bytes, SLACK);
             found = node.found();
-            Server::new(&mut seat, config.clone(), node, journal, streams, failed.clone())?
+            Server::new(&mut seat, config.clone(), node, journal, streams, [failed.clone(), differs.clone()])?
         };
+        // Set once: nobody else has it.
+        let _ = woken.set(device.clone());
         let stop = Arc::new(AtomicBool::new(false));
         let mut host = None;
         match config.deployment {
-            Deployment::Nic => {
-                // Set once: nobody else has it.
-                let _ = thread.set(Wake::Nic(device.clone()));
-                device.settle(Some(Box::new(server)));
-            }
+            Deployment::Nic => device.settle(Some(Box::new(server))),
             Deployment::Host => {
                 let worker = Worker { device: device.clone(), server, stop: stop.clone() };
                 let handle = std::thread::Builder::new()
                     .name("remora-host".into())
                     .spawn(move || worker.run())
                     .map_err(|source| Error::System { what: "starting the host thread", source })?;
-                let _ = thread.set(Wake::Host(handle.thread().clone()));
                 host = Some(handle);
             }
         }
-        Ok(Self { device, host, stop, failed, found })
+        Ok(Self { device, host, stop, failed, differs, found })
     }
 
     /// The address that clients connect to.
@@ -176,6 +171,11 @@ impl ClusterNode {
         }
     }
 
+    /// How the first node that was refused for this is configured differently, if one was.
+    pub fn differs(&self) -> Option<&str> {
+        self.differs.get().map(String::as_str)
+    }
+
     /// Why it does not run any more, if so: its log failed, or a thread panicked. Then end the process.
     pub fn failure(&self) -> Option<String> {
         let host = self.host.as_ref().is_none_or(|host| !host.is_finished());
@@ -188,7 +188,7 @@ impl Drop for ClusterNode {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(host) = self.host.take() {
-            host.thread().unpark();
+            self.device.nudge();
             // One that panicked has said so on stderr already.
             let _ = host.join();
         }
@@ -197,22 +197,7 @@ impl Drop for ClusterNode {
     }
 }
 
-/// Who is woken when the log has got further.
-enum Wake {
-    Nic(Device),
-    Host(Thread),
-}
-
-impl Wake {
-    fn wake(&self) {
-        match self {
-            Self::Nic(device) => device.nudge(),
-            Self::Host(thread) => thread.unpark(),
-        }
-    }
-}
-
-/// The host thread.
+/// The host thread. It drives the NIC too, asleep and awake: a node has one thread that polls.
 struct Worker {
     device: Device,
     server: Server,
@@ -222,9 +207,13 @@ struct Worker {
 impl Worker {
     fn run(mut self) {
         prepare_to_wait();
+        let mut sleeper = Sleeper::new();
         let mut busy_at = self.device.now();
         while !self.stop.load(Ordering::Relaxed) {
-            let work = self.turn();
+            let work = match self.turn() {
+                0 => self.server.idle(),
+                work => work,
+            };
             let now = self.device.now();
             if work > 0 {
                 busy_at = now;
@@ -232,8 +221,7 @@ impl Worker {
                 self.device.relax(busy_at);
             } else {
                 let timeout = Duration::from_nanos(self.server.next_timeout().saturating_sub(now));
-                self.device.wait(self.server.cq(), timeout);
-                busy_at = self.device.now();
+                self.device.sleep(self.server.cq(), timeout, &mut sleeper);
             }
         }
     }

@@ -3,38 +3,33 @@
 //! It runs wherever it is called: on the NIC thread as the device's resident, or on a host thread. Each turn takes what
 //! has come, lets the engine work on all of it, and sends what the engine asks for with as few SENDs as possible.
 
+mod connections;
+
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use remora_nic::cm::{CmEvent, ConnId, ListenerId, reason, service_id};
-use remora_nic::{ConnectAttr, Event, Qpn, Route, Time};
-use remora_replica::ddp::{Body, Op, Outcome, Refusal, Reply, Request};
+use remora_nic::cm::{ConnId, ListenerId, service_id};
+use remora_nic::{Qpn, Time};
+use remora_replica::ddp::{Body, Message, Model, Op, Outcome, Refusal, Reply, Request, Write};
 use remora_replica::node::{Node, Output, Packet};
 use remora_replica::types::{Key, NodeId, NodeSet, Timestamp};
 
 use super::Split;
+use super::hello::Hello;
 use super::journal::Journal;
 use super::node::NodeConfig;
 use super::status::Status;
 use super::stream::{Arrival, Streams};
-use super::wire::{
-    Answered, Asked, CLIENT_FRAME, CLIENT_PORT, PEER_FRAME, PEER_PORT, check_client_hello, check_hello, decode_packet,
-    encode_packet, hello,
-};
+use super::wire::{Answered, Asked, CLIENT_FRAME, CLIENT_PORT, PEER_FRAME, PEER_PORT, decode_packet, encode_packet};
 use crate::Error;
 use crate::device::{Resident, Seat};
 
-/// How often a node that is not connected is called, in nanoseconds.
-const REDIAL: u64 = 20_000_000;
-/// How long a call may take.
-const DIAL: u64 = 200_000_000;
 /// Bytes that may wait for another node. What is above that is dropped, and sent again by the protocol in time.
 const BACKLOG: usize = 64 << 20;
 /// Bytes of answers that may wait for a client. One that takes none is cut off.
 const CLIENT_BACKLOG: usize = 16 << 20;
-/// Clients at one time, and requests of all of them.
-const CLIENTS: usize = 1000;
+/// Requests of all clients at one time.
 const REQUESTS: usize = 1 << 16;
 /// Operations of one batch.
 const BATCH: usize = 1024;
@@ -68,20 +63,39 @@ pub(super) struct Server {
     turn: Instant,
     status: Status,
     failed: Arc<OnceLock<String>>,
+    differs: Arc<OnceLock<String>>,
 }
 
 /// Another node.
 #[derive(Default)]
 struct Peer {
     connected: Option<Qpn>,
-    calling: Option<(Qpn, ConnId, Time)>,
+    calling: Option<Call>,
+}
+
+/// A call to another node.
+#[derive(Clone, Copy)]
+struct Call {
+    qpn: Qpn,
+    conn: ConnId,
+    until: Time,
+    said: Hello,
 }
 
 /// Whom a queue pair leads to.
 #[derive(Clone, Copy)]
 enum Role {
     Peer(NodeId, ConnId),
+    /// Who says to be a node, what it was answered, and until when it has time to prove it.
+    Caller(Hello, Hello, ConnId, Time),
     Client(u64, ConnId),
+}
+
+impl Role {
+    fn conn(&self) -> ConnId {
+        let (Self::Peer(_, conn) | Self::Caller(_, _, conn, _) | Self::Client(_, conn)) = *self;
+        conn
+    }
 }
 
 /// A client's request.
@@ -104,7 +118,7 @@ impl Server {
         node: Node,
         journal: Journal,
         streams: Streams,
-        failed: Arc<OnceLock<String>>,
+        [failed, differs]: [Arc<OnceLock<String>>; 2],
     ) -> Result<Self, Error> {
         let listeners = [seat.nic.listen(service_id(CLIENT_PORT))?, seat.nic.listen(service_id(PEER_PORT))?];
         let peers = config.addresses.iter().map(|_| Peer::default()).collect();
@@ -129,6 +143,7 @@ impl Server {
             turn: Instant::now(),
             status: Status::default(),
             failed,
+            differs,
         })
     }
 
@@ -139,169 +154,6 @@ impl Server {
 
     fn id(&self) -> NodeId {
         NodeId(self.config.id)
-    }
-
-    fn event(&mut self, seat: &mut Seat<'_>, event: Event) {
-        match event {
-            Event::Cm(CmEvent::ConnectRequest { conn, listener, remote_ip, private_data, .. }) => {
-                let taken = if listener == self.listeners[0] {
-                    self.take_client(seat, conn, &private_data)
-                } else {
-                    self.take_peer(seat, conn, remote_ip, &private_data)
-                };
-                if let Err(e) = taken {
-                    let text = e.to_string();
-                    let text = &text.as_bytes()[..text.len().min(100)];
-                    let _ = seat.nic.reject(seat.now, conn, reason::CONSUMER, text);
-                }
-            }
-            Event::Cm(CmEvent::Established { conn, private_data, .. }) => self.established(seat, conn, &private_data),
-            Event::Cm(
-                CmEvent::Disconnected { conn } | CmEvent::Unreachable { conn } | CmEvent::Rejected { conn, .. },
-            ) => {
-                let has = |role: &Role| matches!(role, Role::Peer(_, c) | Role::Client(_, c) if *c == conn);
-                if let Some(qpn) = self.roles.iter().find(|(_, role)| has(role)).map(|(&qpn, _)| qpn) {
-                    self.cut_off(seat, qpn);
-                }
-            }
-            Event::QpFatal(qpn, _) => self.cut_off(seat, qpn),
-            _ => {}
-        }
-    }
-
-    fn take_client(&mut self, seat: &mut Seat<'_>, conn: ConnId, said: &[u8]) -> Result<(), Error> {
-        if !check_client_hello(said) {
-            return Err(Error::Argument("not a client of this version".into()));
-        }
-        if self.clients >= CLIENTS {
-            return Err(Error::Argument(format!("the node has {CLIENTS} clients already")));
-        }
-        let qpn = self.accept(seat, conn, &[])?;
-        self.next_client += 1;
-        self.clients += 1;
-        self.roles.insert(qpn, Role::Client(self.next_client, conn));
-        Ok(())
-    }
-
-    fn take_peer(
-        &mut self,
-        seat: &mut Seat<'_>,
-        conn: ConnId,
-        from: std::net::IpAddr,
-        said: &[u8],
-    ) -> Result<(), Error> {
-        let node = check_hello(&self.config.secret, said)
-            .filter(|node| *node != self.id() && self.config.addresses.get(usize::from(node.0)) == Some(&from))
-            .ok_or_else(|| Error::Argument("not a node of this cluster".into()))?;
-        let peer = &self.peers[usize::from(node.0)];
-        if peer.calling.is_some() && self.id() > node {
-            // Both call at once: the call of the node with the higher number counts.
-            return Err(Error::Argument("a call to you is under way".into()));
-        }
-        let qpn = self.accept(seat, conn, &hello(&self.config.secret, self.id()))?;
-        self.connected(seat, node, qpn, conn);
-        Ok(())
-    }
-
-    fn accept(&mut self, seat: &mut Seat<'_>, conn: ConnId, say: &[u8]) -> Result<Qpn, Error> {
-        let qpn = self.streams.open(seat.nic)?;
-        let attr = ConnectAttr { min_rnr_timer: 1, ..ConnectAttr::default() };
-        if let Err(e) = seat.nic.accept(seat.now, conn, qpn, attr, say) {
-            self.streams.close(seat.nic, qpn);
-            return Err(e.into());
-        }
-        Ok(qpn)
-    }
-
-    /// A node called, or answered a call. It may have been connected before, in a former life.
-    fn connected(&mut self, seat: &mut Seat<'_>, node: NodeId, qpn: Qpn, conn: ConnId) {
-        let peer = &mut self.peers[usize::from(node.0)];
-        let calling = peer.calling.take().filter(|(called, ..)| *called != qpn);
-        let former = peer.connected.replace(qpn);
-        self.streams.set_frame(qpn, PEER_FRAME);
-        self.roles.insert(qpn, Role::Peer(node, conn));
-        if let Some((called, conn, _)) = calling {
-            let _ = seat.nic.disconnect(seat.now, conn);
-            self.streams.close(seat.nic, called);
-            self.roles.remove(&called);
-        }
-        if let Some(former) = former {
-            self.status.reconnects += 1;
-            self.cut_off(seat, former);
-        }
-    }
-
-    fn established(&mut self, seat: &mut Seat<'_>, conn: ConnId, said: &[u8]) {
-        let called = self.peers.iter().position(|peer| peer.calling.is_some_and(|(_, called, _)| called == conn));
-        let Some(index) = called else { return };
-        let Some((qpn, ..)) = self.peers[index].calling else { return };
-        match check_hello(&self.config.secret, said) {
-            Some(node) if usize::from(node.0) == index => self.connected(seat, node, qpn, conn),
-            _ => self.cut_off(seat, qpn),
-        }
-    }
-
-    /// Ends a connection.
-    fn cut_off(&mut self, seat: &mut Seat<'_>, qpn: Qpn) {
-        let Some(role) = self.roles.remove(&qpn) else { return };
-        let (Role::Peer(_, conn) | Role::Client(_, conn)) = role;
-        // It may be closing already.
-        let _ = seat.nic.disconnect(seat.now, conn);
-        self.streams.close(seat.nic, qpn);
-        match role {
-            Role::Client(..) => self.clients -= 1,
-            Role::Peer(node, _) => {
-                let peer = &mut self.peers[usize::from(node.0)];
-                // A call that failed is repeated when the time has come.
-                peer.calling = peer.calling.filter(|(calling, ..)| *calling != qpn);
-                if peer.connected == Some(qpn) {
-                    peer.connected = None;
-                    self.status.reconnects += 1;
-                    self.redial_at = seat.now;
-                }
-            }
-        }
-    }
-
-    /// Calls the nodes that are not connected.
-    fn redial(&mut self, seat: &mut Seat<'_>) {
-        self.redial_at = seat.now + REDIAL;
-        for index in 0..self.peers.len() {
-            let node = NodeId(index as u8);
-            if let Some((qpn, _, until)) = self.peers[index].calling
-                && seat.now >= until
-            {
-                self.cut_off(seat, qpn);
-            }
-            let peer = &self.peers[index];
-            if node != self.id() && peer.connected.is_none() && peer.calling.is_none() {
-                self.peers[index].calling = self.dial(seat, node);
-            }
-        }
-    }
-
-    fn dial(&mut self, seat: &mut Seat<'_>, node: NodeId) -> Option<(Qpn, ConnId, Time)> {
-        let remote = self.config.addresses[usize::from(node.0)];
-        let link = seat.links.first_mut()?;
-        if !link.reach(remote).unwrap_or(false) {
-            return None;
-        }
-        // Retries as often as may be, but soon: a node that does not answer for some 0.1 s is called anew.
-        let path_mtu = link.max_mtu() as u32;
-        let attr = ConnectAttr { path_mtu, min_rnr_timer: 1, ack_timeout: 12, ..ConnectAttr::default() };
-        let route = Route { local: seat.local, remote, link: 0 };
-        let qpn = self.streams.open(seat.nic).ok()?;
-        let say = hello(&self.config.secret, self.id());
-        match seat.nic.connect(seat.now, qpn, route, service_id(PEER_PORT), attr, &say) {
-            Ok(conn) => {
-                self.roles.insert(qpn, Role::Peer(node, conn));
-                Some((qpn, conn, seat.now + DIAL))
-            }
-            Err(_) => {
-                self.streams.close(seat.nic, qpn);
-                None
-            }
-        }
     }
 
     /// Bytes on a connection.
@@ -317,6 +169,12 @@ impl Server {
             let understood = match role {
                 Role::Peer(node, _) => self.peer_says(seat.now, node, frame),
                 Role::Client(client, _) => self.client_says(seat.now, client, qpn, frame),
+                Role::Caller(..) if self.proves(seat, qpn, frame) => {
+                    // What follows is a node's.
+                    self.streams.give_back(qpn, inbound);
+                    return self.bytes(seat, qpn);
+                }
+                Role::Caller(..) => false,
             };
             if !understood {
                 break false;
@@ -399,7 +257,9 @@ impl Server {
     fn outputs(&mut self, now: Time, asked: Option<u64>) {
         while let Some(output) = self.node.poll() {
             match output {
-                Output::Send(to, packet) => self.send(now, to, &packet, asked),
+                Output::Send(to, packet) => {
+                    split(packet, PEER_FRAME / 2, |packet| self.send(now, to, &packet, asked));
+                }
                 Output::Log(token, change) => self.journal.submit(token, change),
                 Output::Reply(reply) => self.reply(now, reply),
                 Output::Job(job) => self.node.done(now, job.id()),
@@ -461,10 +321,17 @@ impl Server {
         let current =
             matches!(self.roles.get(&pending.qpn), Some(Role::Client(client, _)) if *client == pending.client);
         if current {
-            // No client would take it. What it wrote is done, so that it is not refused.
-            let outcome = if bytes_of(&outcome) > CLIENT_FRAME / 2 { Outcome::Unknown } else { outcome };
-            let reply = Reply { tag: pending.theirs, outcome };
+            let reply = Reply { tag: pending.theirs, outcome: within(outcome, &mut (CLIENT_FRAME / 2)) };
             self.streams.frame(pending.qpn, |out| Answered::Reply(reply, split).encode(out));
+        }
+    }
+
+    /// Whether somebody waits for the log.
+    fn log_is_awaited(&self) -> bool {
+        match self.config.model {
+            Model::Synch | Model::Strict | Model::REnf => true,
+            Model::Scope => self.node.replica().persists_scope(),
+            Model::Event => false,
         }
     }
 
@@ -491,6 +358,7 @@ impl Server {
             under_way: (self.pending.len() - self.free.len()) as u64,
             log_bytes: log.length,
             log_syncs: log.syncs,
+            log_syncs_inline: log.inline,
             log_written: log.written,
             resends: marks.resends,
             replays: marks.replays,
@@ -501,12 +369,39 @@ impl Server {
     }
 }
 
-/// About how long an answer is.
-fn bytes_of(outcome: &Outcome) -> usize {
+/// A batch's INVs in packets of at most `most` bytes, or with one write each.
+fn split(packet: Packet, most: usize, mut send: impl FnMut(Packet)) {
+    let length = |write: &Write| 96 + 32 * write.stamps.len() + write.bytes();
+    let Packet::Replica(Message { epoch, body: Body::Inv(mut writes) }) = packet else { return send(packet) };
+    while !writes.is_empty() {
+        let mut room = most;
+        let fits = |write: &&Write| {
+            let fits = length(write) <= room;
+            room = room.saturating_sub(length(write));
+            fits
+        };
+        let count = writes.iter().take_while(fits).count().max(1);
+        let rest = writes.split_off(count);
+        let body = Body::Inv(std::mem::replace(&mut writes, rest));
+        send(Packet::Replica(Message { epoch, body }));
+    }
+}
+
+/// An answer without the contents for which there is no room; a client that wants them asks for them one by one.
+fn within(outcome: Outcome, room: &mut usize) -> Outcome {
+    let bytes = match &outcome {
+        Outcome::Value(Some(value)) | Outcome::NotSwapped(Some(value)) => 16 + value.len(),
+        Outcome::Batch(_) => 0,
+        _ => 16,
+    };
     match outcome {
-        Outcome::Value(Some(value)) | Outcome::NotSwapped(Some(value)) => value.len(),
-        Outcome::Batch(outcomes) => outcomes.iter().map(|outcome| 16 + bytes_of(outcome)).sum(),
-        _ => 0,
+        Outcome::Batch(outcomes) => Outcome::Batch(outcomes.into_iter().map(|outcome| within(outcome, room)).collect()),
+        // Neither has changed anything.
+        Outcome::Value(_) | Outcome::NotSwapped(_) if bytes > *room => Outcome::Refused(Refusal::TooLong),
+        other => {
+            *room = room.saturating_sub(bytes);
+            other
+        }
     }
 }
 
@@ -546,10 +441,53 @@ impl Resident for Server {
             self.status.retransmits = seat.nic.counters().retransmits;
         }
         self.outputs(seat.now, None);
+        self.journal.turn(self.log_is_awaited());
         work + self.streams.flush(seat.nic)
+    }
+
+    fn idle(&mut self) -> usize {
+        self.journal.idle(self.log_is_awaited()).into()
     }
 
     fn next_timeout(&self) -> Time {
         self.node.next_timeout().min(self.redial_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_answer_has_no_room_for_is_refused_and_the_rest_is_answered() {
+        let value = || Outcome::Value(Some(vec![7; 100].into()));
+        let batch = Outcome::Batch(vec![value(), Outcome::Written, value(), Outcome::Value(None)]);
+        let refused = Outcome::Refused(Refusal::TooLong);
+        let expected = vec![value(), Outcome::Written, refused, Outcome::Value(None)];
+        assert_eq!(within(batch.clone(), &mut 240), Outcome::Batch(expected));
+        assert_eq!(within(batch.clone(), &mut 1000), batch);
+    }
+
+    #[test]
+    fn long_batches_leave_in_several_packets() {
+        let ts = Timestamp { version: 2, node: NodeId(0) };
+        let write = |key: Key, bytes: usize| Write {
+            key,
+            ts,
+            value: Some(vec![0; bytes].into()),
+            rmw: false,
+            scope: None,
+            stamps: Vec::new(),
+        };
+        let sizes = [10, 900, 2000, 10, 10, 10];
+        let writes: Vec<Write> = (0..).zip(sizes).map(|(key, bytes)| write(key, bytes)).collect();
+        let mut parts = Vec::new();
+        let packet = Packet::Replica(Message { epoch: 3, body: Body::Inv(writes.clone()) });
+        split(packet, 1000, |packet| match packet {
+            Packet::Replica(Message { epoch: 3, body: Body::Inv(part) }) => parts.push(part),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(parts.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, 1, 3]);
+        assert_eq!(parts.concat(), writes);
     }
 }

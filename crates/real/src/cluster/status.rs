@@ -62,6 +62,8 @@ status! {
     log_bytes,
     /// Syncs of its log.
     log_syncs,
+    /// Of these, by the protocol's own thread, while it had nothing else to do.
+    log_syncs_inline,
     /// Bytes written to its log.
     log_written,
     /// Connections to other nodes that broke, or were replaced.

@@ -29,6 +29,8 @@ pub(super) struct Sizes {
     pub receives: u32,
     /// Send buffers for all connections.
     pub sends: u32,
+    /// Connections that have buffers of their own beside these: see [`Streams::favour`].
+    pub favoured: u32,
     /// Largest frame (bytes) that is taken unless the connection says otherwise.
     pub frame: usize,
 }
@@ -59,6 +61,7 @@ struct Stream {
     /// What has arrived and is not a whole frame yet.
     inbound: Vec<u8>,
     frame: usize,
+    favoured: bool,
 }
 
 /// Something happened to a connection.
@@ -82,6 +85,10 @@ pub(super) struct Inbound {
 pub(super) struct TooLong;
 
 impl Inbound {
+    pub fn new(bytes: Vec<u8>, limit: usize) -> Self {
+        Self { bytes, at: 0, limit }
+    }
+
     /// Where the next whole frame lies.
     pub fn next_frame(&mut self) -> Result<Option<Range<usize>>, TooLong> {
         let Some(head) = self.bytes.get(self.at..).and_then(|rest| rest.first_chunk()) else { return Ok(None) };
@@ -113,10 +120,11 @@ impl Streams {
             let region = registry.register(pd, &buffer, 0, bytes, None, Access::LOCAL_WRITE)?;
             Ok((buffer, region))
         };
-        let (receives, sends) = (map(sizes.receives)?, map(sizes.sends)?);
-        let cq = nic.create_cq(sizes.receives + sizes.sends)?;
+        let count = sizes.sends + sizes.favoured * WINDOW;
+        let (receives, sends) = (map(sizes.receives)?, map(count)?);
+        let cq = nic.create_cq(sizes.receives + count)?;
         let srq = nic.create_srq(pd, sizes.receives, 1)?;
-        let free = (0..sizes.sends).rev().collect();
+        let free = (0..count).rev().collect();
         let (streams, dirty, later) = (HashMap::new(), Vec::new(), VecDeque::new());
         let this = Self { sizes, pd, cq, srq, receives, sends, free, streams, dirty, later };
         for slot in 0..sizes.receives {
@@ -151,6 +159,14 @@ impl Streams {
     pub fn set_frame(&mut self, qpn: Qpn, bytes: usize) {
         if let Some(stream) = self.streams.get_mut(&qpn) {
             stream.frame = bytes;
+        }
+    }
+
+    /// The same, and there are always buffers for it, however many others use.
+    pub fn favour(&mut self, qpn: Qpn, bytes: usize) {
+        self.set_frame(qpn, bytes);
+        if let Some(stream) = self.streams.get_mut(&qpn) {
+            stream.favoured = true;
         }
     }
 
@@ -191,8 +207,10 @@ impl Streams {
         let mut dirty = std::mem::take(&mut self.dirty);
         dirty.retain(|&qpn| {
             let Some(stream) = self.streams.get_mut(&qpn) else { return false };
+            let kept = if stream.favoured { 0 } else { self.sizes.favoured * WINDOW };
             while stream.sent < stream.out.len()
                 && stream.in_flight < WINDOW
+                && self.free.len() > kept as usize
                 && let Some(slot) = self.free.pop()
             {
                 let end = stream.out.len().min(stream.sent + SLOT);
@@ -263,8 +281,8 @@ impl Streams {
 
     /// What has come on a connection; to be given back.
     pub fn take(&mut self, qpn: Qpn) -> Inbound {
-        let Some(stream) = self.streams.get_mut(&qpn) else { return Inbound { bytes: Vec::new(), at: 0, limit: 0 } };
-        Inbound { bytes: std::mem::take(&mut stream.inbound), at: 0, limit: stream.frame }
+        let Some(stream) = self.streams.get_mut(&qpn) else { return Inbound::new(Vec::new(), 0) };
+        Inbound::new(std::mem::take(&mut stream.inbound), stream.frame)
     }
 
     /// Keeps what was not a whole frame.

@@ -40,6 +40,11 @@ impl Core {
         work
     }
 
+    /// The links have not taken all yet.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.sent < self.batch.len()
+    }
+
     pub(super) fn seat(&mut self, now: Time, local: IpAddr) -> Seat<'_> {
         Seat { now, local, nic: &mut self.nic, links: &mut self.links, events: &mut self.events }
     }

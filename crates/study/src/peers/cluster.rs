@@ -98,7 +98,7 @@ impl Store for Cluster {
                 client.poll(&mut |done| ended.push((node, done)));
             }
             if ended.is_empty() && begin.elapsed() > POLLED {
-                Client::wait_any(&self.clients, SHORT);
+                Client::wait_any(&mut self.clients, SHORT);
             }
         }
         for slot in std::mem::take(&mut self.again) {

@@ -1,0 +1,220 @@
+//! How a node's connections come and go.
+
+use std::net::IpAddr;
+
+use remora_nic::cm::{CmEvent, ConnId, reason, service_id};
+use remora_nic::{ConnectAttr, Event, Qpn, Route};
+use remora_replica::types::NodeId;
+
+use super::{Call, Role, Server};
+use crate::Error;
+use crate::cluster::hello::{self, End, Hello, PROOF};
+use crate::cluster::wire::{PEER_FRAME, PEER_PORT, check_client_hello};
+use crate::device::Seat;
+
+/// How often a node that is not connected is called, in nanoseconds.
+const REDIAL: u64 = 20_000_000;
+/// How long a call may take.
+const DIAL: u64 = 200_000_000;
+/// Clients at one time.
+const CLIENTS: usize = 1000;
+/// Callers under one node's address that have proved nothing yet.
+const UNPROVEN: usize = 4;
+
+impl Server {
+    pub(super) fn event(&mut self, seat: &mut Seat<'_>, event: Event) {
+        match event {
+            Event::Cm(CmEvent::ConnectRequest { conn, listener, remote_ip, private_data, .. }) => {
+                let taken = if listener == self.listeners[0] {
+                    self.take_client(seat, conn, &private_data)
+                } else {
+                    self.take_peer(seat, conn, remote_ip, &private_data)
+                };
+                if let Err(e) = taken {
+                    let text = e.to_string();
+                    let text = &text.as_bytes()[..text.len().min(100)];
+                    let _ = seat.nic.reject(seat.now, conn, reason::CONSUMER, text);
+                }
+            }
+            Event::Cm(CmEvent::Established { conn, private_data, .. }) => self.established(seat, conn, &private_data),
+            Event::Cm(
+                CmEvent::Disconnected { conn } | CmEvent::Unreachable { conn } | CmEvent::Rejected { conn, .. },
+            ) => {
+                if let Some(qpn) = self.roles.iter().find(|(_, role)| role.conn() == conn).map(|(&qpn, _)| qpn) {
+                    self.cut_off(seat, qpn);
+                }
+            }
+            Event::QpFatal(qpn, _) => self.cut_off(seat, qpn),
+            _ => {}
+        }
+    }
+
+    fn take_client(&mut self, seat: &mut Seat<'_>, conn: ConnId, said: &[u8]) -> Result<(), Error> {
+        if !check_client_hello(said) {
+            return Err(Error::Argument("not a client of this version".into()));
+        }
+        if self.clients >= CLIENTS {
+            return Err(Error::Argument(format!("the node has {CLIENTS} clients already")));
+        }
+        let qpn = self.accept(seat, conn, &[])?;
+        self.next_client += 1;
+        self.clients += 1;
+        self.roles.insert(qpn, Role::Client(self.next_client, conn));
+        Ok(())
+    }
+
+    /// Whoever calls as a node says who it is, and then proves it: see [`Self::proves`].
+    fn take_peer(&mut self, seat: &mut Seat<'_>, conn: ConnId, from: IpAddr, said: &[u8]) -> Result<(), Error> {
+        let stranger = || Error::Argument("not a node of this cluster and version".into());
+        let caller = Hello::decode(said).ok_or_else(stranger)?;
+        let node = caller.node;
+        if node == self.id() || self.config.addresses.get(usize::from(node.0)) != Some(&from) {
+            return Err(stranger());
+        }
+        if let Some(differs) = caller.differs(&self.config) {
+            // Once is enough: it calls again and again.
+            let _ = self.differs.set(differs.clone());
+            return Err(Error::Argument(differs));
+        }
+        if self.peers[usize::from(node.0)].calling.is_some() && self.id() > node {
+            // Both call at once: the call of the node with the higher number counts.
+            return Err(Error::Argument("a call to you is under way".into()));
+        }
+        let unproven = |role: &&Role| matches!(role, Role::Caller(caller, ..) if caller.node == node);
+        if self.roles.values().filter(unproven).count() >= UNPROVEN {
+            return Err(Error::Argument("too many calls of that node".into()));
+        }
+        let answerer = Hello::new(&self.config)?;
+        let proof = hello::prove(&self.config.secret, End::Answerer, &caller, &answerer);
+        let qpn = self.accept(seat, conn, &[answerer.encode().as_slice(), &proof].concat())?;
+        self.streams.set_frame(qpn, PROOF);
+        self.roles.insert(qpn, Role::Caller(caller, answerer, conn, seat.now + DIAL));
+        Ok(())
+    }
+
+    /// The first frame of a caller. From then on it is a node.
+    pub(super) fn proves(&mut self, seat: &mut Seat<'_>, qpn: Qpn, frame: &[u8]) -> bool {
+        let Some(&Role::Caller(caller, answerer, conn, _)) = self.roles.get(&qpn) else { return false };
+        let proven = hello::check(&self.config.secret, End::Caller, &caller, &answerer, frame);
+        if proven {
+            self.connected(seat, caller.node, qpn, conn);
+        }
+        proven
+    }
+
+    fn accept(&mut self, seat: &mut Seat<'_>, conn: ConnId, say: &[u8]) -> Result<Qpn, Error> {
+        let qpn = self.streams.open(seat.nic)?;
+        let attr = ConnectAttr { min_rnr_timer: 1, ..ConnectAttr::default() };
+        if let Err(e) = seat.nic.accept(seat.now, conn, qpn, attr, say) {
+            self.streams.close(seat.nic, qpn);
+            return Err(e.into());
+        }
+        Ok(qpn)
+    }
+
+    /// A node called, or answered a call. It may have been connected before, in a former life.
+    fn connected(&mut self, seat: &mut Seat<'_>, node: NodeId, qpn: Qpn, conn: ConnId) {
+        let peer = &mut self.peers[usize::from(node.0)];
+        let calling = peer.calling.take().filter(|call| call.qpn != qpn);
+        let former = peer.connected.replace(qpn);
+        self.streams.favour(qpn, PEER_FRAME);
+        self.roles.insert(qpn, Role::Peer(node, conn));
+        if let Some(call) = calling {
+            let _ = seat.nic.disconnect(seat.now, call.conn);
+            self.streams.close(seat.nic, call.qpn);
+            self.roles.remove(&call.qpn);
+        }
+        if let Some(former) = former {
+            self.status.reconnects += 1;
+            self.cut_off(seat, former);
+        }
+    }
+
+    /// A node has answered a call, and proves that it is one. The first frame proves the same of this one.
+    fn established(&mut self, seat: &mut Seat<'_>, conn: ConnId, said: &[u8]) {
+        let called = self.peers.iter().position(|peer| peer.calling.is_some_and(|call| call.conn == conn));
+        let Some(index) = called else { return };
+        let Some(Call { qpn, said: caller, .. }) = self.peers[index].calling else { return };
+        let secret = &self.config.secret;
+        let node = Hello::decode(said).filter(|answerer| {
+            let proof = said.get(answerer.encode().len()..).unwrap_or(&[]);
+            usize::from(answerer.node.0) == index && hello::check(secret, End::Answerer, &caller, answerer, proof)
+        });
+        let Some(answerer) = node else { return self.cut_off(seat, qpn) };
+        let proof = hello::prove(secret, End::Caller, &caller, &answerer);
+        self.streams.frame(qpn, |out| out.extend_from_slice(&proof));
+        self.connected(seat, answerer.node, qpn, conn);
+    }
+
+    /// Ends a connection.
+    pub(super) fn cut_off(&mut self, seat: &mut Seat<'_>, qpn: Qpn) {
+        let Some(role) = self.roles.remove(&qpn) else { return };
+        // It may be closing already.
+        let _ = seat.nic.disconnect(seat.now, role.conn());
+        self.streams.close(seat.nic, qpn);
+        match role {
+            Role::Client(..) => self.clients -= 1,
+            Role::Caller(..) => {}
+            Role::Peer(node, _) => {
+                let peer = &mut self.peers[usize::from(node.0)];
+                // A call that failed is repeated when the time has come.
+                peer.calling = peer.calling.filter(|call| call.qpn != qpn);
+                if peer.connected == Some(qpn) {
+                    peer.connected = None;
+                    self.status.reconnects += 1;
+                    self.redial_at = seat.now;
+                }
+            }
+        }
+    }
+
+    /// Calls the nodes that are not connected.
+    pub(super) fn redial(&mut self, seat: &mut Seat<'_>) {
+        self.redial_at = seat.now + REDIAL;
+        let late = |role: &Role| matches!(role, Role::Caller(.., until) if seat.now >= *until);
+        let late: Vec<Qpn> = self.roles.iter().filter(|(_, role)| late(role)).map(|(&qpn, _)| qpn).collect();
+        late.into_iter().for_each(|qpn| self.cut_off(seat, qpn));
+        for index in 0..self.peers.len() {
+            let node = NodeId(index as u8);
+            if let Some(Call { qpn, until, .. }) = self.peers[index].calling
+                && seat.now >= until
+            {
+                self.cut_off(seat, qpn);
+            }
+            let peer = &self.peers[index];
+            if node != self.id() && peer.connected.is_none() && peer.calling.is_none() {
+                self.peers[index].calling = self.dial(seat, node);
+            }
+        }
+    }
+
+    fn dial(&mut self, seat: &mut Seat<'_>, node: NodeId) -> Option<Call> {
+        let remote = self.config.addresses[usize::from(node.0)];
+        let link = seat.links.first_mut()?;
+        if !link.reach(remote).unwrap_or(false) {
+            return None;
+        }
+        // Retries as often as may be, but soon: a node that does not answer for some 0.1 s is called anew.
+        let path_mtu = link.max_mtu() as u32;
+        let attr = ConnectAttr { path_mtu, min_rnr_timer: 1, ack_timeout: 12, ..ConnectAttr::default() };
+        let route = Route { local: seat.local, remote, link: 0 };
+        let qpn = self.streams.open(seat.nic).ok()?;
+        let said = Hello::new(&self.config).ok();
+        let call = |said: Hello| {
+            seat.nic
+                .connect(seat.now, qpn, route, service_id(PEER_PORT), attr, &said.encode())
+                .ok()
+                .map(|conn| (said, conn))
+        };
+        match said.and_then(call) {
+            Some((said, conn)) => {
+                self.roles.insert(qpn, Role::Peer(node, conn));
+                Some(Call { qpn, conn, until: seat.now + DIAL, said })
+            }
+            None => {
+                self.streams.close(seat.nic, qpn);
+                None
+            }
+        }
+    }
+}
