@@ -229,10 +229,15 @@ fn node(args: &NodeArgs) -> Result<(), Failure> {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         let _ = end.send(());
     });
+    let mut differs = false;
     loop {
         match ended.recv_timeout(Duration::from_millis(200)) {
             Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
             _ => return Ok(()),
+        }
+        if !differs && let Some(how) = node.differs() {
+            differs = true;
+            let _ = writeln!(io::stderr(), "remora: {how}: all nodes of a cluster need the same; it is refused");
         }
         if let Some(why) = node.failure() {
             // At once: with a log that failed nothing may be done any more.
@@ -315,14 +320,14 @@ fn figures(status: Status) -> Value {
 fn table(settings: &Settings, all: &[Option<Status>]) -> String {
     let set = |bits: u64| (0..64).filter(|n| bits >> n & 1 == 1).map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
     let mut text = format!("persistency {}, deployment {}\n\n", settings.persistency, settings.deployment);
-    text += "node  address          serves  epoch  members     learns    reads     writes    log MB  syncs     CPU s\n";
+    text += "node  address          serves  epoch  members     learns    reads     writes    log MB  syncs     inline  CPU s\n";
     for (node, (status, address)) in all.iter().zip(&settings.addresses).enumerate() {
         let Some(status) = status else {
             text += &format!("{node:<4}  {:<15}  down\n", address.to_string());
             continue;
         };
         text += &format!(
-            "{node:<4}  {:<15}  {:<6}  {:<5}  {:<10}  {:<8}  {:<8}  {:<8}  {:<6.1}  {:<8}  {:.1}\n",
+            "{node:<4}  {:<15}  {:<6}  {:<5}  {:<10}  {:<8}  {:<8}  {:<8}  {:<6.1}  {:<8}  {:<6}  {:.1}\n",
             address.to_string(),
             if status.serves == 1 { "yes" } else { "no" },
             status.epoch,
@@ -332,6 +337,7 @@ fn table(settings: &Settings, all: &[Option<Status>]) -> String {
             status.writes,
             status.log_bytes as f64 / 1e6,
             status.log_syncs,
+            format!("{:.0} %", status.log_syncs_inline as f64 * 100.0 / status.log_syncs.max(1) as f64),
             status.cpu_ns as f64 / 1e9,
         );
     }

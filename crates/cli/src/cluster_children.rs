@@ -22,6 +22,8 @@ use crate::cluster::{Shape, ask};
 pub const READY: &str = "remora cluster node ready at ";
 /// How long a node may take to be up: it reads its log first.
 const START: Duration = Duration::from_secs(60);
+/// How much longer everything may take for each node of the cluster: they share cores and a disk.
+const EACH: Duration = Duration::from_secs(5);
 /// How long a node may take to end.
 const END: Duration = Duration::from_secs(4);
 
@@ -277,13 +279,14 @@ impl Children {
     }
 
     fn await_node(&mut self, node: usize, up: &mpsc::Receiver<()>) -> Result<(), Failure> {
-        match up.recv_timeout(START) {
+        let patience = self.patience(START);
+        match up.recv_timeout(patience) {
             Ok(()) => Ok(()),
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 Err(Failure::Failed(format!("node {node} did not start: its message is above")))
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                Err(Failure::Failed(format!("node {node} is not up after {} s", START.as_secs())))
+                Err(Failure::Failed(format!("node {node} is not up after {} s", patience.as_secs())))
             }
         }
     }
@@ -309,8 +312,14 @@ impl Children {
         }
     }
 
-    /// Waits until every node that runs serves as a member of a view of all of them.
+    /// How long to wait for all, if one node alone may take so long.
+    fn patience(&self, one: Duration) -> Duration {
+        one + EACH * self.len() as u32
+    }
+
+    /// Waits until every node that runs serves as a member of a view of all of them: `patience`, and more with many.
     pub fn await_service(&self, patience: Duration) -> Result<(), Failure> {
+        let patience = self.patience(patience);
         let end = Instant::now() + patience;
         let wanted = (0..self.len()).filter(|&node| self.nodes[node].is_some()).fold(0, |set, node| set | 1u64 << node);
         for node in (0..self.len()).filter(|&node| self.nodes[node].is_some()) {
@@ -354,6 +363,16 @@ impl Drop for Children {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn patience_grows_with_the_nodes() {
+        let children = |nodes| {
+            let settings = Settings::new(&shape(Some(nodes), None)).expect("settings");
+            Children { dir: PathBuf::new(), settings, nodes: (0..nodes).map(|_| None).collect() }
+        };
+        let [few, many] = [3, 16].map(|nodes| children(nodes).patience(START));
+        assert!(few > START && many >= few + 13 * EACH);
+    }
 
     fn shape(nodes: Option<u8>, persistency: Option<Model>) -> Shape {
         Shape { nodes, persistency, deployment: None, link: None, log: None, suspect: None }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use remora_real::cluster::{Client, ClientConfig, Model, Op, Outcome};
-use remora_storm::durability::check_history;
+use remora_storm::durability::{Finding, check_history};
 use remora_storm::engine::{Action, End};
 use remora_storm::history::{History, Record};
 use serde_json::json;
@@ -336,12 +336,9 @@ impl Load {
         text += &spread("first write answered after the kill of one", &single);
         text += &spread("cluster whole again after it", &whole);
         text += &spread("first write answered after the kill of all", &all);
-        let verdict = match &checked {
-            Ok(hard) if hard.is_empty() => "every record is linearizable, and nothing is lost\n".to_string(),
-            Ok(hard) => format!("{} records are too hard to check; the others are linearizable\n", hard.len()),
-            Err(finding) => format!("record {} cannot be explained\n", finding.key),
-        };
-        text += &verdict;
+        let verdict = verdict(&checked);
+        let (Ok(said) | Err(said)) = &verdict;
+        text += &format!("{said}\n");
         print(&text, &text);
         if let Some(path) = &args.json {
             let ms = |times: &[Duration]| times.iter().map(|t| t.as_secs_f64() * 1e3).collect::<Vec<_>>();
@@ -355,24 +352,34 @@ impl Load {
                 "whole_ms": ms(&whole),
                 "resumed_after_all_ms": ms(&all),
                 "violations": u8::from(checked.is_err()),
+                "too_hard": checked.as_ref().map_or(0, Vec::len),
             });
             std::fs::write(path, format!("{figures}\n"))
                 .map_err(|e| Failure::Failed(format!("writing {}: {e}", path.display())))?;
         }
         let again = format!("seed {}", self.seed);
-        if let Err(finding) = checked {
+        if let Err(finding) = &checked {
             for &index in finding.records.iter().take(20) {
                 let line = format!("{:?}\n", history.records[index]);
                 print(&line, &line);
             }
-            return Err(Failure::Failed(format!("record {} cannot be explained; {again}", finding.key)));
         }
+        verdict.map_err(|why| Failure::Failed(format!("{why}; {again}")))?;
         let slow = single.iter().filter(|t| t.as_millis() as u64 > args.within).count();
         if slow > 0 || single.len() < whole.len() {
             let within = args.within;
             return Err(Failure::Failed(format!("after {slow} kills no write was answered for {within} ms; {again}")));
         }
         Ok(())
+    }
+}
+
+/// What came of the check, in words; an error unless every record was found linearizable.
+fn verdict(checked: &Result<Vec<u32>, Finding>) -> Result<String, String> {
+    match checked {
+        Ok(hard) if hard.is_empty() => Ok("every record is linearizable, and nothing is lost".into()),
+        Ok(hard) => Err(format!("{} records are too hard to check; the others are linearizable", hard.len())),
+        Err(finding) => Err(format!("record {} cannot be explained", finding.key)),
     }
 }
 
@@ -429,5 +436,17 @@ impl Random {
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         (z ^ z >> 31) % bound
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_history_that_was_checked_whole_is_good() {
+        assert!(verdict(&Ok(Vec::new())).is_ok());
+        assert!(verdict(&Ok(vec![3])).is_err_and(|why| why.starts_with("1 records are too hard")));
+        assert!(verdict(&Err(Finding { key: 5, records: Vec::new() })).is_err());
     }
 }
