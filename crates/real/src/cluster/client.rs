@@ -484,7 +484,8 @@ impl Client {
         }
         // A node that acknowledges nothing for some 0.1 s is gone.
         let path_mtu = link.max_mtu() as u32;
-        let attr = ConnectAttr { path_mtu, min_rnr_timer: 1, ack_timeout: 12, ..ConnectAttr::default() };
+        // Answers for which this client has no room are not to keep the node busy: it tries again after 0.64 ms.
+        let attr = ConnectAttr { path_mtu, min_rnr_timer: 12, ack_timeout: 12, ..ConnectAttr::default() };
         let route = remora_nic::Route { local: seat.local, remote: node, link: 0 };
         let qpn = self.streams.open(seat.nic).ok()?;
         match seat.nic.connect(seat.now, qpn, route, service_id(CLIENT_PORT), attr, &client_hello()) {

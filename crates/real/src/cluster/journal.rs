@@ -51,7 +51,7 @@ struct Shared {
     file: Mutex<LogFile>,
     /// All tokens below this are durable.
     durable: AtomicU64,
-    /// What a sync took lately, in nanoseconds.
+    /// What the longest sync took lately, in nanoseconds.
     sync_ns: AtomicU64,
     wants_room: AtomicBool,
     failed: AtomicBool,
@@ -320,7 +320,8 @@ impl Shared {
         self.counts.syncs.fetch_add(1, Ordering::Relaxed);
         self.counts.length.store(file.end, Ordering::Relaxed);
         let (took, lately) = (begin.elapsed().as_nanos() as u64, self.sync_ns.load(Ordering::Relaxed));
-        self.sync_ns.store((7 * lately + took) / 8, Ordering::Relaxed);
+        // One that took long is remembered for some time: a disk that others keep busy is not to be waited for.
+        self.sync_ns.store(took.max(lately - lately / 8), Ordering::Relaxed);
         self.durable.store(last + 1, Ordering::Release);
         if file.wants_room() && !self.wants_room.swap(true, Ordering::Relaxed) {
             // The log's thread may sleep, and not know.
