@@ -25,6 +25,20 @@ Examples:
   remora kernel deploy kernels/topk.wasm --node 127.0.0.9
   remora kernel deploy sum.c --name sum --node 10.0.0.1 --fuel 20000 --keep";
 
+const LIST_EXAMPLES: &str = "\
+Examples:
+  remora kernel list --node 127.0.0.9
+  remora kernel list --node 10.0.0.1 --json";
+
+const CALL_EXAMPLES: &str = "\
+Examples:
+  remora kernel call sum --node 127.0.0.9 --data words.bin --args key,u32:512,va
+  remora kernel call topk --node 10.0.0.1 --place host --args hex:00ff,u64:7 --raw > reply.bin";
+
+const REMOVE_EXAMPLES: &str = "\
+Examples:
+  remora kernel remove sum --node 127.0.0.9";
+
 /// What to do with kernels.
 #[derive(Debug, Subcommand)]
 pub enum Kernel {
@@ -35,11 +49,13 @@ pub enum Kernel {
     #[command(after_help = DEPLOY_EXAMPLES)]
     Deploy(Deploy),
     /// List the modules that are deployed at a node
+    #[command(after_help = LIST_EXAMPLES)]
     List(List),
     /// Call a module and print its reply
-    #[command(after_help = HELP)]
+    #[command(after_help = format!("{HELP}\n\n{CALL_EXAMPLES}"))]
     Call(Call),
     /// Remove a module from a node
+    #[command(after_help = REMOVE_EXAMPLES)]
     Remove(Remove),
 }
 
