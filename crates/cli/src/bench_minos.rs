@@ -28,8 +28,9 @@ const START: Duration = Duration::from_secs(20);
 const SUSPECT_MS: u64 = 2000;
 
 const EXAMPLES: &str = "\
-Three nodes of each store, on this machine, with their data on one disk. One thread drives them, with as many requests
-under way as there are clients. A scan (E) is its reads one after another, a read-modify-write (F) a read and a write.
+Three nodes of each store, on this machine, with their data on one disk. One thread drives them, with as many \
+requests under way as there are clients. A scan (E) is its reads one after another, a read-modify-write (F) a read \
+and a write.
 
 Examples:
   remora bench minos                                     all models and both deployments, etcd, Redis

@@ -20,9 +20,9 @@ pub enum What {
 }
 
 const EXAMPLES: &str = "\
-Every interleaving of the engine's messages, local writes, persists, faults and view changes for a few writes to one
-record. Memory bounds the search, at 10 to 60 bytes for a distinct state. A search that a bound ends says so, and the
-command fails.
+Every interleaving of the engine's messages, local writes, persists, faults and view changes for a few writes to one \
+record. Memory bounds the search, at 10 to 60 bytes for a distinct state. A search that a bound ends says so, and \
+the command fails.
 
 Examples:
   remora check minos                                      two writes, all models, no faults: seconds

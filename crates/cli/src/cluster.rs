@@ -22,8 +22,8 @@ const START: Duration = Duration::from_secs(20);
 const RESTART: Duration = Duration::from_millis(500);
 
 pub const EXAMPLES: &str = "\
-Each node is a process with a log of its own in a directory of the cluster's. A cluster that was started before goes on
-with what is in its directory. Ctrl-C or SIGTERM ends it; a node that is killed is started again.
+Each node is a process with a log of its own in a directory of the cluster's. A cluster that was started before goes \
+on with what is in its directory. Ctrl-C or SIGTERM ends it; a node that is killed is started again.
 
 Examples:
   remora cluster --nodes 5 --persistency synch       five nodes in ./remora-cluster, until Ctrl-C

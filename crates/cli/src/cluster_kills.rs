@@ -20,10 +20,10 @@ use crate::progress::{Display, stop_flag};
 use crate::{Failure, print};
 
 pub const EXAMPLES: &str = "\
-While clients read and write, a node chosen at random is killed with SIGKILL, started again after a moment, and waited
-for until it is a member; then the next one. After every tenth kill all nodes are killed at once. In the end every
-record is read at every node. All answers together must be linearizable, and nothing may be lost that the persistency
-model keeps (see docs/replication.md).
+While clients read and write, a node chosen at random is killed with SIGKILL, started again after a moment, and \
+waited for until it is a member; then the next one. After every tenth kill all nodes are killed at once. In the end \
+every record is read at every node. All answers together must be linearizable, and nothing may be lost that the \
+persistency model keeps (see docs/replication.md).
 
 Examples:
   remora cluster kills                                      50 kills, about two minutes

@@ -28,8 +28,8 @@ pub enum What {
 }
 
 const EXAMPLES: &str = "\
-Each storm is a cluster of its own, of 20 to 70 simulated seconds: first with faults, then without. Storms use the seeds
-N, N+1, ... in turn, and all models and deployments unless one is named.
+Each storm is a cluster of its own, of 20 to 70 simulated seconds: first with faults, then without. Storms use the \
+seeds N, N+1, ... in turn, and all models and deployments unless one is named.
 
 Examples:
   remora storm minos                                   an hour of simulated time from a fresh seed
