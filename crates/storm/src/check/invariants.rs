@@ -123,7 +123,8 @@ pub(crate) fn look_answer(locals: &Locals, options: &Options, state: &mut State,
         _ => None,
     };
     let (Some(wanted), Some(view)) = (wanted, state.replica(locals, id).map(Replica::view)) else { return };
-    for member in view.members.iter() {
+    // A node that began anew has no part in what is kept, and a newer view has left it out. Who answers may not have heard.
+    for member in view.members.and(state.view.members).iter() {
         let durable = state.local(locals, member).durable(KEY);
         if durable < wanted {
             let fault = format!("request {number} was answered, and {member} has {durable} durable, not {wanted}");

@@ -58,6 +58,14 @@ fn every_model_and_deployment_begins_well() {
 }
 
 #[test]
+fn a_node_that_begins_anew_does_not_count_for_what_was_durable() {
+    let failures = Failures { crashes: 1, restarts: 1, ..Failures::default() };
+    let search = Search { shortest: true, limit: 50_000, ..Search::default() };
+    let report = check(&Options { failures, ..Options::default() }, search, |_| {});
+    assert!(report.failure.is_none(), "{:?}", report.failure);
+}
+
+#[test]
 fn a_replay_that_is_refused_does_not_hold_up_persist() {
     let failures = Failures { crashes: 1, ..Failures::default() };
     passes(Options { model: Model::Scope, failures, orders: Orders::All, ..Options::default() }, 20_000);
