@@ -206,7 +206,9 @@ impl Replica {
         if self.taking.merging {
             self.taking.merged = self.taking.merged.with(from);
             self.look_whole();
-        } else if asks {
+        }
+        // Also in the middle of it: each may have heard all but one, and ask another that has not heard all either.
+        if asks && (!self.taking.merging || self.taking.merged.has(self.config.id)) {
             self.send(NodeSet::one(from), Body::Merged(false));
         }
     }
