@@ -103,8 +103,10 @@ impl Display {
 
     /// Shows the way of a benchmark, from 0 to 1.
     pub fn part(&self, what: &str, part: f64) {
-        self.enter(Phase::Measuring, 100, what, "{bar:30} {percent:>3} %, {eta} left  {msg}");
-        self.advance((part * 100.0) as u64, 100, what);
+        // Fine steps: of a run through the night one in a hundred would take minutes, and tell nothing until then.
+        const STEPS: u64 = 10_000;
+        self.enter(Phase::Measuring, STEPS, what, "{bar:30} {percent:>3} %, {eta} left  {msg}");
+        self.advance((part * STEPS as f64) as u64, STEPS, what);
     }
 
     /// Takes the bar away.

@@ -103,12 +103,11 @@ fn figures(args: &Common, reproduce: &mut Run<'_>) -> Result<(), Failure> {
     publish(&result.map_err(failure)?, args)
 }
 
-/// `31 of 96 points, 4.1 M events/s, 12 s left`.
+/// `31 of 96 points, 4.1 M events/s`.
 fn line(progress: &Progress) -> String {
     let Progress { done, total, events, seconds } = *progress;
-    let left = seconds / done.max(1) as f64 * (total - done) as f64;
     let rate = events as f64 / seconds.max(1e-9) / 1e6;
-    format!("{done} of {total} points, {rate:.1} M events/s, {left:.0} s left")
+    format!("{done} of {total} points, {rate:.1} M events/s")
 }
 
 fn failure(error: ReproduceError) -> Failure {

@@ -126,9 +126,7 @@ impl<'a> Run<'a> {
         for case in known.chain(fresh) {
             self.storm(&case)?;
             let part = self.part();
-            let left = self.start.elapsed().as_secs_f64() * (1.0 - part).max(0.0) / part;
-            let what =
-                format!("{} storms, {} simulated, {left:.0} s left", self.totals.storms, time(self.totals.simulated));
+            let what = format!("{} storms, {} simulated", self.totals.storms, time(self.totals.simulated));
             self.display.part(&what, part.min(1.0));
             if self.stop.load(Ordering::Relaxed) {
                 return Err(Failure::Interrupted);
