@@ -21,13 +21,14 @@ pub enum What {
 
 const EXAMPLES: &str = "\
 Every interleaving of the engine's messages, local writes, persists, faults and view changes for a few writes to one \
-record. Memory bounds the search, at 10 to 60 bytes for a distinct state. A search that a bound ends says so, and \
-the command fails.
+record. Memory bounds the search, at about 12 bytes for a distinct state. A search that a bound ends says so, and the \
+command fails.
 
 Examples:
   remora check minos                                      two writes, all models, no faults: seconds
   remora check minos --writes 3                           three writes, all models: seconds
   remora check minos --model synch --crashes 1 --restarts 1   a crash, a view without the node, and its return
+  remora check minos --writes 3 --crashes 1 --memory 9000     three writes and a crash: long
   remora check minos --deployment o --fifo 1              the split between host and NIC, with FIFOs that fill up
   remora check minos --orders proof                       two writes in all orders: is the reduction sound? minutes
   remora check minos --mutant skip-ack                    a seeded fault, and the shortest way to see it";

@@ -2,8 +2,7 @@
 //!
 //! Each value goes to the partition that its low bits, or those of its hash, name. A partition gathers 16 values before
 //! they are written, as in the paper's on-chip buffers, or as many as the place likes to write at once
-//! ([`Memory::streamed_run`]). Where a core can store to all partitions itself, each value goes there at once, and the
-//! core's cache is the buffer ([`Spreader`]).
+//! ([`Memory::streamed_run`]). Where a core can store to all partitions itself, it does ([`Spreader`]).
 
 mod gather;
 mod spread;
@@ -244,13 +243,14 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
     Ok(())
 }
 
-/// Stores each value at once. Returns how many came. They need not be earned: no more is written than came.
+/// Has this core store the values. Returns how many came. They need not be earned: no more is written than came.
 async fn spread(mut spreader: Spreader, call: &mut Call) -> Result<u64, Status> {
     let mut values = 0;
     while let Some(chunk) = call.stream().next_whole(8).await? {
         values += chunk.len() as u64 / 8;
         spreader.push(chunk)?;
     }
+    spreader.finish()?;
     Ok(values)
 }
 

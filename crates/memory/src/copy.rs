@@ -263,6 +263,24 @@ pub unsafe fn stream(dst: *mut u8, data: &[u8]) {
     };
 }
 
+/// Whether [`stream`] is quick for single lines all over the place. On Intel's (Ice Lake) words that gather in buffers and
+/// are streamed take 0.6 of the time of words that are stored one by one; on AMD's (Zen 5) twice as long, as a core
+/// commits its stores in order and those of whole lines hold up all that follow.
+pub fn streams_well() -> bool {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::__cpuid;
+        static INTEL: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+        let named = |name: &[u8; 12]| {
+            let id = __cpuid(0);
+            [id.ebx, id.edx, id.ecx].map(u32::to_le_bytes).as_flattened() == name
+        };
+        *INTEL.get_or_init(|| named(b"GenuineIntel") && std::is_x86_feature_detected!("avx512f"))
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    false
+}
+
 /// # Safety
 /// As for [`stream`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -1,10 +1,12 @@
 //! Spreading words over many places of a region, each filled from its front: radix partitioning.
 //!
-//! Each word is stored where it belongs at once, and the first-level cache combines what is written to a line: 256 places
-//! have 16 KB of lines under way. What that would cost, a line read from memory before its first word is stored, is
-//! hidden by asking for the lines that come next, one place after the other. Buffers of a line or two that are written
-//! out past the caches came to half the speed: a core commits its stores in order, so those of whole lines hold up all
-//! that follow, and it mispredicts a branch for each buffer that is full.
+//! By default each word is stored where it belongs at once, and the first-level cache combines what is written to a line:
+//! 256 places have 16 KB of lines under way. What that would cost, a line read from memory before its first word is
+//! stored, is hidden by asking for the lines that come next, one place after the other.
+//!
+//! Where the processor writes whole lines past its caches without holding up the stores that follow, many places of much
+//! memory gather runs of words in a buffer first ([`Gathered`]): a line that is written so is not read. Which way is quicker
+//! differs by the maker ([`copy::streams_well`]).
 
 use crate::copy;
 use crate::region::{AccessError, Region};
@@ -13,6 +15,8 @@ use std::sync::atomic::Ordering;
 
 /// Bytes of a word.
 const WORD: u64 = 8;
+/// Words of a line.
+const LINE: usize = 8;
 /// Words between two looks ahead, each at the next place in turn: a place gets about so many until its turn is back. A
 /// constant number, so that the compiler unrolls the loop over them.
 const BLOCK: usize = 8;
@@ -20,12 +24,18 @@ const BLOCK: usize = 8;
 const LINES_AHEAD: usize = 2;
 /// Bytes that input is asked for ahead.
 const INPUT_AHEAD: usize = 4096;
+/// Places above which gathering pays: the lines of so few stay in the first-level cache whatever else happens.
+const FEW: usize = 32;
+/// Bytes from which on it pays: less stays in the caches anyway.
+const MUCH: u64 = 1 << 20;
 
 /// Places in a region, and how far each is filled.
 pub struct Scatter {
     region: Arc<Region>,
-    /// The lowest address: where the words of `next` and `ends` count from.
+    /// The lowest address.
     base: u64,
+    /// Words from the line's start in memory to that address: where the words of `next` and `ends` count from.
+    skew: u32,
     /// Where the next word of each place goes. A power of two of them.
     next: Box<[u32]>,
     /// Where there is no more room.
@@ -34,6 +44,7 @@ pub struct Scatter {
     bytes: u64,
     /// The place whose lines are asked for next.
     turn: usize,
+    gathered: Option<Gathered>,
 }
 
 impl Scatter {
@@ -41,41 +52,76 @@ impl Scatter {
     /// region, no further apart than 32 GB and in a single run of memory: for others there is [`Region::write`].
     /// Rights are the caller's to check.
     pub fn new(region: Arc<Region>, places: &[(u64, u32)]) -> Option<Scatter> {
+        let mut scatter = Scatter::at_once(region, places)?;
+        if places.len() > FEW && scatter.bytes >= MUCH && copy::streams_well() {
+            scatter.gathered = Some(Gathered::new(&scatter.next));
+        }
+        Some(scatter)
+    }
+
+    fn at_once(region: Arc<Region>, places: &[(u64, u32)]) -> Option<Scatter> {
         if !places.len().is_power_of_two() {
             return None;
         }
         let base = places.iter().map(|(va, _)| *va).min()?;
         let word_of = |va: u64| u32::try_from((va - base) / WORD).ok().filter(|_| (va - base).is_multiple_of(WORD));
         let next: Option<Box<[u32]>> = places.iter().map(|(va, _)| word_of(*va)).collect();
-        let next = next?;
+        let mut next = next?;
         let ends: Option<Box<[u32]>> = next.iter().zip(places).map(|(next, place)| next.checked_add(place.1)).collect();
-        let ends = ends?;
-        let bytes = WORD * u64::from(*ends.iter().max()?);
-        region.words(base, bytes).ok()??;
-        Some(Scatter { region, base, next, ends, bytes, turn: 0 })
+        let mut ends = ends?;
+        let last = *ends.iter().max()?;
+        let bytes = WORD * u64::from(last);
+        let skew = (region.words(base, bytes).ok()??.addr() / WORD as usize % LINE) as u32;
+        last.checked_add(skew)?;
+        next.iter_mut().chain(&mut ends).for_each(|word| *word += skew);
+        Some(Scatter { region, base, skew, next, ends, bytes, turn: 0, gathered: None })
     }
 
-    /// Stores each value at the place that its low bits name, and ends before one whose place is full. Returns how many
-    /// it has stored. They are 8 bytes each, little-endian.
-    pub fn put(&mut self, values: &[[u8; 8]]) -> Result<usize, AccessError> {
+    /// Stores each value at the place that its low bits name. They are 8 bytes each, little-endian. Some may wait for more
+    /// of their place until [`finish`](Self::finish).
+    ///
+    /// False if a place has no room for its values: which ones were stored is not said then, but none outside the places.
+    pub fn put(&mut self, values: &[[u8; 8]]) -> Result<bool, AccessError> {
         self.spread(values, |_, value| u64::from_le_bytes(*value))
     }
 
     /// The same with places that the low bits of `names` give, one for each value.
-    pub fn put_named(&mut self, values: &[[u8; 8]], names: &[u64]) -> Result<usize, AccessError> {
+    pub fn put_named(&mut self, values: &[[u8; 8]], names: &[u64]) -> Result<bool, AccessError> {
         let values = &values[..values.len().min(names.len())];
         // SAFETY: `at` counts the values, of which there are as many names.
         self.spread(values, |at, _| unsafe { *names.get_unchecked(at) })
     }
 
+    /// Stores what waits. Whatever this thread does next is seen after all that was stored. False as for
+    /// [`put`](Self::put).
+    pub fn finish(mut self) -> Result<bool, AccessError> {
+        let Some(gathered) = &self.gathered else { return Ok(true) };
+        let base = self.start()?;
+        let mut places = self.next.iter_mut().zip(&self.ends).enumerate();
+        // SAFETY: `start` leads to the words up to the last of the ends.
+        let whole = places.all(|(at, (next, end))| unsafe { gathered.write_rest(at, base, next, *end) });
+        copy::stream_fence();
+        Ok(whole)
+    }
+
+    /// Where words count from, in memory: those from `skew` up to the last of the ends are there.
+    fn start(&self) -> Result<*mut u8, AccessError> {
+        let base = self.region.words(self.base, self.bytes)?.ok_or(AccessError::OutOfBounds)?;
+        Ok(base.wrapping_sub(WORD as usize * self.skew as usize))
+    }
+
     #[inline(always)]
-    fn spread(&mut self, values: &[[u8; 8]], name: impl Fn(usize, &[u8; 8]) -> u64) -> Result<usize, AccessError> {
-        let Scatter { region, base, next, ends, bytes, turn } = self;
-        // Nothing is stored but below one of the ends.
-        let base = region.words(*base, *bytes)?.ok_or(AccessError::OutOfBounds)?;
+    fn spread(&mut self, values: &[[u8; 8]], name: impl Fn(usize, &[u8; 8]) -> u64) -> Result<bool, AccessError> {
+        let base = self.start()?;
+        if let Some(gathered) = &mut self.gathered {
+            // SAFETY: as in `finish`.
+            return Ok(unsafe { gathered.spread(values, name, base, &mut self.next, &self.ends) });
+        }
+        let Scatter { next, ends, turn, .. } = self;
         let (next, ends) = (&mut next[..], &ends[..]);
         let mask = next.len() - 1;
         let at_word = |word: u32| base.wrapping_add(WORD as usize * word as usize);
+        // Nothing is stored but below one of the ends.
         let put = |index: usize, value: &[u8; 8], next: &mut [u32]| {
             let at = name(index, value) as usize & mask;
             // SAFETY: `mask` is the last index of both. A word below its place's end lies in the run of memory that was
@@ -98,20 +144,129 @@ impl Scatter {
             copy::prefetch_once(values.as_ptr().cast::<u8>().wrapping_add(INPUT_AHEAD), BLOCK * WORD as usize);
             for (i, value) in values.iter().enumerate() {
                 if !put(block * BLOCK + i, value, next) {
-                    return Ok(block * BLOCK + i);
+                    return Ok(false);
                 }
             }
         }
         let first = values.len() - rest.len();
-        let full = rest.iter().enumerate().position(|(i, value)| !put(first + i, value, next));
-        Ok(first + full.unwrap_or(rest.len()))
+        Ok(rest.iter().enumerate().all(|(i, value)| put(first + i, value, next)))
     }
+}
+
+/// Values that wait until they are a run of whole lines of their place.
+struct Gathered {
+    /// Runs of one place after the other, from `start` on, which is a line's start.
+    values: Box<[[u8; 8]]>,
+    start: usize,
+    /// Where among them the next value of each place goes: as far into its run as its word in memory.
+    fill: Box<[u32]>,
+    /// Values of a run, a power of two. Longer ones have a core mispredict less often that one is full.
+    run: usize,
+}
+
+/// Values that wait at most: 128 KB, which the second-level cache holds beside what else passes by.
+const WAITING: usize = 16 << 10;
+/// Values of a run at most.
+const LONGEST: usize = 64;
+
+impl Gathered {
+    /// For places whose next words these are.
+    fn new(next: &[u32]) -> Gathered {
+        let run = (WAITING / next.len()).next_power_of_two().clamp(LINE, LONGEST);
+        let values = vec![[0; 8]; next.len() * run + LINE].into_boxed_slice();
+        let start = values.as_ptr().align_offset(LINE * WORD as usize).min(LINE);
+        let fill = next.iter().enumerate().map(|(at, word)| (at * run) as u32 + word % run as u32).collect();
+        Gathered { values, start, fill, run }
+    }
+
+    /// Puts values to those of their places, and writes the runs that are whole. False if a place has no room.
+    ///
+    /// # Safety
+    /// `base` and words below `ends` lead to words that meet the contract of [`copy::store`], and there are as many of
+    /// `next` and `ends` as of `fill`, a power of two.
+    #[inline(always)]
+    unsafe fn spread(
+        &mut self,
+        values: &[[u8; 8]],
+        name: impl Fn(usize, &[u8; 8]) -> u64,
+        base: *mut u8,
+        next: &mut [u32],
+        ends: &[u32],
+    ) -> bool {
+        let Gathered { values: slots, start, fill, run } = self;
+        let (slots, fill) = (&mut slots[*start..], &mut fill[..]);
+        let (mask, last) = (fill.len() - 1, *run - 1);
+        let mut put = |index: usize, value: &[u8; 8]| {
+            let at = name(index, value) as usize & mask;
+            // SAFETY: `mask` is the last index of all three. `fill` stays within its place's run, and `slots` has all runs.
+            unsafe {
+                let fill = fill.get_unchecked_mut(at);
+                let slot = *fill as usize;
+                *slots.get_unchecked_mut(slot) = *value;
+                *fill = slot as u32 + 1;
+                if slot & last != last {
+                    return true;
+                }
+                let next = next.get_unchecked_mut(at);
+                // Of the first run a part may be before the place.
+                let first = slot - last + (*next as usize & last);
+                let fits = write(&slots[first..=slot], base, next, *ends.get_unchecked(at));
+                *fill = (slot - last + (*next as usize & last)) as u32;
+                fits
+            }
+        };
+        let (blocks, rest) = values.as_chunks::<BLOCK>();
+        for (block, values) in blocks.iter().enumerate() {
+            copy::prefetch_lines(values.as_ptr().cast::<u8>().wrapping_add(INPUT_AHEAD), 1);
+            for (i, value) in values.iter().enumerate() {
+                if !put(block * BLOCK + i, value) {
+                    return false;
+                }
+            }
+        }
+        let first = values.len() - rest.len();
+        rest.iter().enumerate().all(|(i, value)| put(first + i, value))
+    }
+
+    /// Writes what waits for a place, the first value to the word `next`. False if there is no room.
+    ///
+    /// # Safety
+    /// As for [`spread`](Self::spread).
+    unsafe fn write_rest(&self, at: usize, base: *mut u8, next: &mut u32, end: u32) -> bool {
+        let first = at * self.run + *next as usize % self.run;
+        let values = &self.values[self.start..][first..self.fill[at] as usize];
+        // SAFETY: as the caller promises.
+        unsafe { write(values, base, next, end) }
+    }
+}
+
+/// Writes values to the words from `next` on, and moves that on. False, and nothing is written, if they go beyond `end`.
+///
+/// # Safety
+/// `base` and words below `end` lead to words that meet the contract of [`copy::store`]. `base` is a line's start.
+#[inline]
+unsafe fn write(values: &[[u8; 8]], base: *mut u8, next: &mut u32, end: u32) -> bool {
+    if (end - *next) < values.len() as u32 {
+        return false;
+    }
+    let to = base.wrapping_add(WORD as usize * *next as usize);
+    *next += values.len() as u32;
+    // SAFETY: the words are below the end; lines are streamed only if they are whole.
+    unsafe {
+        if to.addr().is_multiple_of(LINE * WORD as usize) && values.len().is_multiple_of(LINE) {
+            copy::stream(to, values.as_flattened());
+        } else {
+            copy::store(to, values.as_flattened());
+        }
+    }
+    true
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{Access, Buffer, Registry};
+    use proptest::prelude::*;
 
     fn region(offset: usize, len: usize) -> (Registry, Arc<Region>) {
         let registry = Registry::new([6; 32]);
@@ -134,12 +289,12 @@ mod tests {
     fn values_go_to_their_places_in_order_until_one_is_full() {
         let (_registry, region) = region(0, 400);
         let mut scatter = Scatter::new(region.clone(), &[(0x1100, 5), (0x1008, 3)]).unwrap();
-        assert_eq!(scatter.put(&bytes([2, 1, 4])), Ok(3));
-        assert_eq!(scatter.put_named(&bytes([6, 8, 3, 5, 10]), &[0, 0, 1, 1, 1]), Ok(4), "the fourth for place 1");
-        assert_eq!(scatter.put(&bytes([12, 14])), Ok(1));
-        assert_eq!(words(&region, 0x1100, 6), [2, 4, 6, 8, 12, 0]);
+        assert_eq!(scatter.put(&bytes([2, 1, 4])), Ok(true));
+        assert_eq!(scatter.put_named(&bytes([6, 8, 3, 5, 10]), &[0, 0, 1, 1, 1]), Ok(false), "the fourth for place 1");
+        assert_eq!(words(&region, 0x1100, 6), [2, 4, 6, 8, 0, 0]);
         assert_eq!(words(&region, 0x1000, 5), [0, 1, 3, 5, 0]);
-        assert_eq!(scatter.put(&[]), Ok(0));
+        assert_eq!(scatter.put(&[]), Ok(true));
+        assert_eq!(scatter.finish(), Ok(true));
     }
 
     #[test]
@@ -157,8 +312,40 @@ mod tests {
     fn nothing_is_stored_in_a_region_that_is_gone() {
         let (registry, region) = region(8, 64);
         let mut scatter = Scatter::new(region.clone(), &[(0x1000, 8)]).unwrap();
-        assert_eq!(scatter.put(&bytes([1])), Ok(1));
+        assert_eq!(scatter.put(&bytes([1])), Ok(true));
         registry.deregister(region.key()).unwrap();
         assert_eq!(scatter.put(&bytes([2])), Err(AccessError::Revoked));
+    }
+
+    proptest! {
+        /// Values that gather lie where those lie that are stored at once, and nothing else is touched.
+        #[test]
+        fn gathered_values_lie_as_those_stored_at_once(
+            seed: u64, count in 0usize..1500, bits in 0u32..7, room in 0u32..200, offset in 0usize..8, pieces in 1usize..300,
+        ) {
+            let (_registry, one) = region(8 * offset, 8 << 14);
+            let (_other, two) = region(8 * offset, 8 << 14);
+            let places: Vec<(u64, u32)> = (0..1 << bits).map(|i| (0x1008 + i * (8 * u64::from(room) + 16), room)).collect();
+            let mut at_once = Scatter::at_once(one.clone(), &places).unwrap();
+            let mut gathers = Scatter::at_once(two.clone(), &places).unwrap();
+            gathers.gathered = Some(Gathered::new(&gathers.next));
+            let values = bytes((0..count as u64).map(|i| (i ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)));
+            let all = at_once.put(&values).unwrap();
+            let mut gathered = values.chunks(pieces).all(|values| gathers.put(values).unwrap());
+            gathered &= gathers.finish().unwrap();
+            prop_assert_eq!(gathered, all);
+            let outside = |seen: &[u64]| {
+                let mut seen = seen.to_vec();
+                for (va, room) in &places {
+                    seen[(*va as usize - 0x1000) / 8..][..*room as usize].fill(0);
+                }
+                seen
+            };
+            let (one, two) = (words(&one, 0x1000, 1 << 14), words(&two, 0x1000, 1 << 14));
+            prop_assert_eq!(outside(&two), outside(&one));
+            if all {
+                prop_assert!(one == two);
+            }
+        }
     }
 }

@@ -79,8 +79,9 @@ pub trait Resident: Send {
     /// Does what there is to do, and returns how much that was.
     fn progress(&mut self, seat: &mut Seat<'_>) -> usize;
 
-    /// Does what can wait until the device has nothing else to do, and returns how much that was. It may take its time.
-    fn idle(&mut self) -> usize {
+    /// Does what can wait until the device has sent what it had; `busy` says whether it may have more to do. Unless it is,
+    /// this may take its time. Returns how much there was, or is about to be, to do: above 0 the device stays awake.
+    fn idle(&mut self, _busy: bool) -> usize {
         0
     }
 

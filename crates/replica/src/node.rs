@@ -1,6 +1,5 @@
 //! A node: a replica, its membership and its log, as one engine.
 
-use std::collections::BTreeMap;
 use std::collections::VecDeque;
 
 use crate::Time;
@@ -88,7 +87,7 @@ pub struct Node {
     member: Membership,
     next_token: u64,
     /// What is not durable yet, and how long (bytes) the log is with it.
-    tokens: BTreeMap<u64, (Token, usize)>,
+    tokens: VecDeque<(u64, Token, usize)>,
     /// Bytes in the log, how many are known to be durable, and how many it may have before it is compacted.
     length: usize,
     durable: usize,
@@ -160,7 +159,7 @@ impl Node {
             replica,
             member,
             next_token: 0,
-            tokens: BTreeMap::new(),
+            tokens: VecDeque::new(),
             length: 0,
             durable: 0,
             compact_at: slack,
@@ -218,8 +217,7 @@ impl Node {
 
     /// All changes of the log up to this token are durable.
     pub fn persisted(&mut self, now: Time, token: u64) {
-        while let Some(entry) = self.tokens.first_entry().filter(|entry| *entry.key() <= token) {
-            let (token, length) = entry.remove();
+        while let Some((_, token, length)) = self.tokens.pop_front_if(|(number, ..)| *number <= token) {
             self.durable = self.durable.max(length);
             match token {
                 Token::Job(job) => self.replica.done(now, job),
@@ -281,9 +279,8 @@ impl Node {
                 self.replica.install(now, view);
                 if self.replica.joined() != joined {
                     // Jobs from before would speak of records that are gone.
-                    for (token, _) in self.tokens.values_mut().filter(|(token, _)| matches!(token, Token::Job(_))) {
-                        *token = Token::Nothing;
-                    }
+                    let jobs = self.tokens.iter_mut().filter(|(_, token, _)| matches!(token, Token::Job(_)));
+                    jobs.for_each(|(_, token, _)| *token = Token::Nothing);
                     self.append(&Record::Reset, Token::Nothing);
                 }
                 if self.replica.status().is_none() && self.member.astray() {
@@ -329,7 +326,7 @@ impl Node {
     fn log(&mut self, change: Change, token: Token) {
         let number = self.next_token;
         self.next_token += 1;
-        self.tokens.insert(number, (token, self.length));
+        self.tokens.push_back((number, token, self.length));
         self.out.push_back(Output::Log(number, change));
     }
 
@@ -341,7 +338,7 @@ impl Node {
         records.extend(self.replica.snapshot().map(Record::Write));
         let snapshot = Snapshot::new(records);
         // What went before is in another file.
-        self.tokens.values_mut().for_each(|(_, length)| *length = 0);
+        self.tokens.iter_mut().for_each(|(_, _, length)| *length = 0);
         self.durable = snapshot.length;
         self.length = snapshot.length;
         self.compact_at = 2 * self.length + self.slack;

@@ -1,5 +1,6 @@
 //! Calls that run to their end at once: the memory never makes them wait, and they are short.
 
+use std::cell::Cell;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
@@ -15,6 +16,13 @@ use crate::turns::Turns;
 
 /// A module whose calls do not wait.
 pub(crate) struct Inline(Pool<Remote>);
+
+/// The instance that a place calls again and again: it runs one call at a time, and so takes no lock.
+#[derive(Default)]
+pub(crate) struct Spare(Cell<Option<Box<Running<Remote>>>>);
+
+// SAFETY: it is a part of a runner, which one thread uses at a time. `Sync` only so that tasks may hold a reference.
+unsafe impl Sync for Spare {}
 
 /// The caller's memory, borrowed for a call: a lifetime that the store cannot name. Empty between calls.
 #[derive(Default)]
@@ -46,14 +54,11 @@ impl Inline {
         Ok(())
     }
 
-    /// Runs a call to its end.
+    /// Runs a call to its end, by the place's own instance if the caller is a place that has one.
     #[inline]
-    pub fn run(&self, turns: &Turns, remote: &dyn Immediate, call: &mut Call) -> Status {
-        let spare = self.0.spare().or_else(|| {
-            turns.spend_instance();
-            self.make().ok()
-        });
-        let Some(mut instance) = spare else { return Status::Busy };
+    pub fn run(&self, place: Option<&Spare>, turns: &Turns, remote: &dyn Immediate, call: &mut Call) -> Status {
+        let spare = place.and_then(|place| place.0.take());
+        let Some(mut instance) = spare.or_else(|| self.another(turns)) else { return Status::Busy };
         let fuel = self.0.limits().fuel;
         if !instance.begin(call, fuel) {
             return Status::Trapped;
@@ -66,13 +71,22 @@ impl Inline {
         drop(lent);
         turns.spend(fuel.saturating_sub(instance.store.get_fuel().unwrap_or(0)));
         let (status, again) = instance.end(call, result);
-        if again {
-            self.0.put_back(instance);
+        match place {
+            Some(place) if again && self.0.keeps(&instance) => place.0.set(Some(instance)),
+            None if again => self.0.put_back(instance),
+            _ => {}
         }
         status
     }
 
     #[cold]
+    fn another(&self, turns: &Turns) -> Option<Box<Running<Remote>>> {
+        self.0.spare().or_else(|| {
+            turns.spend_instance();
+            self.make().ok()
+        })
+    }
+
     fn make(&self) -> Result<Box<Running<Remote>>, Error> {
         match pin!(self.0.make()).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(instance) => instance,

@@ -9,14 +9,16 @@ use wasmtime::{
 };
 
 use crate::inline::Inline;
+pub(crate) use crate::inline::Spare;
 use crate::limits::{Error, Isolation, ModuleLimits};
 use crate::pool::SPARES;
 use crate::suspended::Suspended;
 use crate::turns::Turns;
 
 /// Instances that there may be at once, of all modules. A node runs 512 calls at once, on its NIC and its host; 64
-/// modules keep `SPARES` each; some are being deployed. A call that gets none ends with `Busy`.
-pub(crate) const INSTANCES: u32 = 512 + 64 * SPARES as u32 + 64;
+/// modules keep `SPARES` each and another one at either place; some are being deployed. A call that gets none ends with
+/// `Busy`.
+pub(crate) const INSTANCES: u32 = 512 + 64 * (SPARES as u32 + 2) + 64;
 /// Bytes of memory of all instances: 512 calls with the default limit.
 const MEMORY: usize = 2 << 30;
 /// A module with more fuel than this is suspended now and then, so that it does not hold up others: about 5 us.
@@ -118,12 +120,18 @@ impl Module {
 
     /// Runs one call to its end, if module and memory are such that it need not wait.
     #[inline]
-    pub(crate) fn run_now<M: Memory>(&self, turns: &Turns, memory: &M, call: &mut Call) -> Option<Status> {
+    pub(crate) fn run_now<M: Memory>(
+        &self,
+        place: Option<&Spare>,
+        turns: &Turns,
+        memory: &M,
+        call: &mut Call,
+    ) -> Option<Status> {
         if call.params.len() > crate::abi::PARAMS_LEN {
             return Some(Status::BadParams);
         }
         memory.set_limits(self.limits.access);
-        Some(self.inline.as_ref()?.run(turns, memory.immediate()?, call))
+        Some(self.inline.as_ref()?.run(place, turns, memory.immediate()?, call))
     }
 
     /// Runs one call that may wait, after [`run_now`](Self::run_now) did not.

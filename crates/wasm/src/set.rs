@@ -1,6 +1,7 @@
 //! The kernels of a place: the built-in ones, and modules that come and go while calls run.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -8,7 +9,7 @@ use remora_kernel::{Builtins, Call, HostMemory, Kernel, Limits, Memory, Runner, 
 use remora_memory::Registry;
 
 use crate::limits::{Error, Isolation, ModuleLimits};
-use crate::module::{Engine, Module};
+use crate::module::{Engine, Module, Spare};
 use crate::turns::Turns;
 
 /// Op-codes from here on are for modules; lower ones are the built-in kernels'.
@@ -139,16 +140,16 @@ impl Kernel for KernelSet {
             return Builtins.run(memory, call).await;
         }
         match self.find(call.op) {
-            Some(module) => run(&module, &Turns::endless(), memory, call).await,
+            Some(module) => run(&module, None, &Turns::endless(), memory, call).await,
             None => Status::UnknownOp,
         }
     }
 }
 
 #[inline]
-async fn run<M: Memory>(module: &Module, turns: &Turns, memory: &M, call: &mut Call) -> Status {
+async fn run<M: Memory>(module: &Module, place: Option<&Spare>, turns: &Turns, memory: &M, call: &mut Call) -> Status {
     turns.share().await;
-    match module.run_now(turns, memory, call) {
+    match module.run_now(place, turns, memory, call) {
         Some(status) => status,
         // On the heap: calls that wait are few, and their futures would make those of all others large.
         None => Box::pin(module.run_waiting(turns, memory, call)).await,
@@ -160,7 +161,7 @@ struct View {
     set: KernelSet,
     version: u64,
     /// By op-code, from the first.
-    modules: Vec<Option<Arc<Here>>>,
+    modules: Vec<Option<Local>>,
     turns: Arc<Turns>,
 }
 
@@ -168,7 +169,16 @@ struct View {
 struct Here {
     module: Arc<Module>,
     turns: Arc<Turns>,
+    spare: Spare,
 }
+
+/// A handle to a place's module, counted without atomics: a call takes one, and those take longer than much of the rest.
+#[derive(Clone)]
+struct Local(Rc<Here>);
+
+// SAFETY: all handles to one module are in the runner whose `View` made the first, which moves between threads as a whole
+// and which one thread uses at a time.
+unsafe impl Send for Local {}
 
 impl View {
     fn new(set: KernelSet, turns: Arc<Turns>) -> Self {
@@ -178,7 +188,7 @@ impl View {
     }
 
     #[inline]
-    fn find(&mut self, op: u64) -> Option<Arc<Here>> {
+    fn find(&mut self, op: u64) -> Option<Local> {
         if self.set.0.version.load(Ordering::Acquire) != self.version {
             self.refresh();
         }
@@ -189,7 +199,9 @@ impl View {
     fn refresh(&mut self) {
         let modules = self.set.0.modules.read().unwrap_or_else(PoisonError::into_inner);
         self.version = self.set.0.version.load(Ordering::Acquire);
-        let here = |module: &Arc<Module>| Arc::new(Here { module: module.clone(), turns: self.turns.clone() });
+        let here = |module: &Arc<Module>| {
+            Local(Rc::new(Here { module: module.clone(), turns: self.turns.clone(), spare: Spare::default() }))
+        };
         self.modules = USER_OPS.map(|op| modules.get(&op).map(|(_, module)| here(module))).collect();
     }
 }
@@ -211,7 +223,9 @@ pub fn host_runner(
             let status = match (&memory, &module) {
                 (None, _) => Status::AccessDenied,
                 (Some(memory), None) => Builtins.run(memory, &mut call).await,
-                (Some(memory), Some(Some(here))) => run(&here.module, &here.turns, memory, &mut call).await,
+                (Some(memory), Some(Some(Local(here)))) => {
+                    run(&here.module, Some(&here.spare), &here.turns, memory, &mut call).await
+                }
                 (Some(_), Some(None)) => Status::UnknownOp,
             };
             (call, status, memory)

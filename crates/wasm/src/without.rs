@@ -16,6 +16,10 @@ impl Engine {
     }
 }
 
+/// A place's own instance of a module: there is none.
+#[derive(Default)]
+pub(crate) struct Spare(());
+
 /// A compiled kernel: there is none.
 pub struct Module(std::convert::Infallible);
 
@@ -31,7 +35,7 @@ impl Module {
     }
 
     /// Never called.
-    pub(crate) fn run_now<M: Memory>(&self, _: &Turns, _: &M, _: &mut Call) -> Option<Status> {
+    pub(crate) fn run_now<M: Memory>(&self, _: Option<&Spare>, _: &Turns, _: &M, _: &mut Call) -> Option<Status> {
         match self.0 {}
     }
 }

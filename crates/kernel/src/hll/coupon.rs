@@ -6,7 +6,7 @@ const ADDRESS_MASK: u64 = (1 << ADDRESS_BITS) - 1;
 /// Largest value of a register.
 pub(super) const MAX_VALUE: u8 = 63;
 /// Values whose coupons are found at a time.
-pub(super) const BLOCK: usize = 256;
+pub(super) const BLOCK: usize = 512;
 /// Coupons that are stored at a time, of which some may not count.
 const LANES: usize = 8;
 
@@ -17,13 +17,21 @@ const FINAL: [u64; 2] = [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53];
 /// What its halves start from: the seed, and the length of what is hashed.
 const START: u64 = SEED ^ 8;
 
-/// Room for the coupons of a block.
+/// Room for the coupons of a block, and for values that may have some.
 #[derive(Clone, Debug)]
-pub(super) struct Room([u32; BLOCK + LANES]);
+pub(super) struct Room {
+    coupons: [u32; BLOCK + LANES],
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    sifted: wide::Sifted,
+}
 
 impl Default for Room {
     fn default() -> Self {
-        Room([0; BLOCK + LANES])
+        Room {
+            coupons: [0; BLOCK + LANES],
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            sifted: wide::NOTHING,
+        }
     }
 }
 
@@ -36,8 +44,9 @@ pub(super) fn coupon(value: u64) -> u32 {
 /// The coupons, of up to [`BLOCK`] values, that can raise a register which is at `least` or above: those of larger
 /// values. Few are once all registers have risen, so that most values cost no more than their hash.
 #[inline]
-pub(super) fn coupons_above<'a>(least: u8, values: &[[u8; 8]], Room(out): &'a mut Room) -> &'a [u32] {
-    let (done, mut len) = hash_wide(least, values, out);
+pub(super) fn coupons_above<'a>(least: u8, values: &[[u8; 8]], room: &'a mut Room) -> &'a [u32] {
+    let (done, mut len) = hash_wide(least, values, room);
+    let out = &mut room.coupons;
     for value in &values[done..] {
         let hash = hash(u64::from_le_bytes(*value));
         out[len] = coupon_of(hash);
@@ -79,39 +88,90 @@ pub(super) fn mix(mut h: u64) -> u64 {
 /// Finds the coupons of the first values, if the processor has vectors of eight. Returns how many values those were, and
 /// how many coupons it has stored.
 #[inline]
-fn hash_wide(least: u8, values: &[[u8; 8]], out: &mut [u32; BLOCK + LANES]) -> (usize, usize) {
+fn hash_wide(least: u8, values: &[[u8; 8]], room: &mut Room) -> (usize, usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if crate::vectored::is_wide() {
-        let steps = values.as_chunks().0;
-        // SAFETY: the processor has what the function is compiled for.
-        return (steps.as_flattened().len(), unsafe { wide::coupons_above(limit(least), steps, out) });
+        let Room { coupons, sifted } = room;
+        let (steps, limit) = (values.as_chunks().0, limit(least));
+        let done = steps.as_flattened().len();
+        // SAFETY: the processor has what the functions are compiled for.
+        let len = unsafe {
+            if least < SIFTED_FROM {
+                wide::coupons_above(limit, steps, done, coupons)
+            } else {
+                let count = wide::sift(limit, steps, sifted);
+                wide::coupons_above(limit, sifted, count, coupons)
+            }
+        };
+        return (done, len);
     }
+    let _ = room;
     (0, 0)
 }
+
+/// The value of registers from which on values are sifted before they are hashed to the end: a quarter or less remain.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const SIFTED_FROM: u8 = 2;
 
 /// The same arithmetic with AVX-512, which has 64-bit products and leading zeros of eight values at a time, for which
 /// older instruction sets have nothing.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod wide {
     use super::{ADDRESS_BITS, ADDRESS_MASK, BLOCK, FINAL, INPUT, LANES, MAX_VALUE, START};
+    use std::arch::asm;
     use std::arch::x86_64::*;
 
     /// Vectors that are hashed side by side: one has to wait for each of its products.
     const SIDE: usize = 4;
     type Vectors = [__m512i; SIDE];
+    type Values = [[u8; 8]; LANES * SIDE];
+    /// Values of a block that were sifted, and room for those that are not in the end.
+    pub type Sifted = [Values; BLOCK / (LANES * SIDE) + 1];
+    pub const NOTHING: Sifted = [[[0; 8]; LANES * SIDE]; BLOCK / (LANES * SIDE) + 1];
 
-    /// Stores the coupons of hashes up to `limit`. Returns how many. What stands behind them does not count.
+    /// Stores the coupons of hashes up to `limit` among those of the first `count` values. Returns how many. What stands
+    /// behind them does not count.
     #[target_feature(enable = "avx512f,avx512dq,avx512cd,avx512bw,avx512vl,popcnt")]
-    pub fn coupons_above(limit: u64, values: &[[[u8; 8]; LANES * SIDE]], out: &mut [u32; BLOCK + LANES]) -> usize {
+    pub fn coupons_above(limit: u64, values: &[Values], count: usize, out: &mut [u32; BLOCK + LANES]) -> usize {
         let limit = _mm512_set1_epi64(limit as i64);
-        let mut len = 0;
-        for values in values {
+        let (mut len, mut left) = (0, count);
+        for values in &values[..count.div_ceil(LANES * SIDE)] {
             let (h1, h2) = hash(values);
             for (h1, h2) in h1.into_iter().zip(h2) {
                 let Some(place) = out[len..].first_chunk_mut::<LANES>() else { return len };
-                let some = _mm512_cmple_epu64_mask(h2, limit);
+                let counted = !(u32::MAX << left.min(LANES)) as u8;
+                left = left.saturating_sub(LANES);
+                let some = _mm512_mask_cmple_epu64_mask(counted, h2, limit);
                 // SAFETY: there is place for all lanes.
                 unsafe { _mm256_storeu_epi32(place.as_mut_ptr().cast(), compress(some, coupons(h1, h2))) };
+                len += some.count_ones() as usize;
+            }
+        }
+        len
+    }
+
+    /// Stores the values whose hash may be up to `limit`, a quarter of all hashes at most, among them all whose hash is.
+    /// Returns how many. What stands behind them does not count.
+    ///
+    /// The hash ends with m1 + 2 m2, where m = p ^ p >> 33 differs from p by less than 2^31 and each p is a product with
+    /// the same factor. So one product tells it up to 3 * 2^31.
+    #[target_feature(enable = "avx512f,avx512dq,avx512cd,avx512bw,avx512vl,popcnt")]
+    pub fn sift(limit: u64, values: &[Values], out: &mut Sifted) -> usize {
+        const SLACK: u64 = 3 << 31;
+        let (slack, limit) = (_mm512_set1_epi64(SLACK as i64), _mm512_set1_epi64((limit + 2 * SLACK) as i64));
+        let out = out.as_flattened_mut();
+        let mut len = 0;
+        for values in values {
+            let (mut h1, h2) = mixed_once(values);
+            for (h1, h2) in h1.iter_mut().zip(h2) {
+                *h1 = _mm512_add_epi64(*h1, _mm512_add_epi64(h2, h2));
+            }
+            multiply(&mut h1, FINAL[1]);
+            for (hash, values) in h1.into_iter().zip(load(values)) {
+                let Some(place) = out[len..].first_chunk_mut::<LANES>() else { return len };
+                let some = _mm512_cmple_epu64_mask(_mm512_add_epi64(hash, slack), limit);
+                // SAFETY: there is place for all lanes.
+                unsafe { _mm512_storeu_epi64(place.as_mut_ptr().cast(), _mm512_maskz_compress_epi64(some, values)) };
                 len += some.count_ones() as usize;
             }
         }
@@ -133,23 +193,12 @@ mod wide {
     }
 
     #[target_feature(enable = "avx512f,avx512dq")]
-    fn hash(values: &[[u8; 8]; LANES * SIDE]) -> (Vectors, Vectors) {
-        let (vectors, _) = values.as_chunks::<LANES>();
-        let start = _mm512_set1_epi64(START as i64);
-        let [mut h1, mut h2] = [[start; SIDE]; 2];
-        for (h1, values) in h1.iter_mut().zip(vectors) {
-            // SAFETY: eight values are a vector.
-            *h1 = unsafe { _mm512_loadu_epi64(values.as_ptr().cast()) };
+    fn hash(values: &Values) -> (Vectors, Vectors) {
+        let (mut h1, mut h2) = mixed_once(values);
+        for h in [&mut h1, &mut h2] {
+            multiply(h, FINAL[1]);
+            fold(h);
         }
-        multiply(&mut h1, INPUT[0]);
-        h1.iter_mut().for_each(|h| *h = _mm512_rol_epi64::<31>(*h));
-        multiply(&mut h1, INPUT[1]);
-        for (h1, h2) in h1.iter_mut().zip(&mut h2) {
-            *h1 = _mm512_add_epi64(_mm512_xor_si512(*h1, start), start);
-            *h2 = _mm512_add_epi64(*h1, start);
-        }
-        mix(&mut h1);
-        mix(&mut h2);
         for (h1, h2) in h1.iter_mut().zip(&mut h2) {
             *h1 = _mm512_add_epi64(*h1, *h2);
             *h2 = _mm512_add_epi64(*h2, *h1);
@@ -157,13 +206,31 @@ mod wide {
         (h1, h2)
     }
 
+    /// The hash's halves but for their last product.
     #[target_feature(enable = "avx512f,avx512dq")]
-    fn mix(h: &mut Vectors) {
-        for factor in FINAL {
-            fold(h);
-            multiply(h, factor);
+    fn mixed_once(values: &Values) -> (Vectors, Vectors) {
+        let start = _mm512_set1_epi64(START as i64);
+        let (mut h1, mut h2) = (load(values), [start; SIDE]);
+        multiply(&mut h1, INPUT[0]);
+        h1.iter_mut().for_each(|h| *h = _mm512_rol_epi64::<31>(*h));
+        multiply(&mut h1, INPUT[1]);
+        for (h1, h2) in h1.iter_mut().zip(&mut h2) {
+            *h1 = _mm512_add_epi64(_mm512_xor_si512(*h1, start), start);
+            *h2 = _mm512_add_epi64(*h1, start);
         }
-        fold(h);
+        for h in [&mut h1, &mut h2] {
+            fold(h);
+            multiply(h, FINAL[0]);
+            fold(h);
+        }
+        (h1, h2)
+    }
+
+    #[target_feature(enable = "avx512f")]
+    fn load(values: &Values) -> Vectors {
+        let (vectors, _) = values.as_chunks::<LANES>();
+        // SAFETY: eight values are a vector.
+        std::array::from_fn(|at| unsafe { _mm512_loadu_epi64(vectors[at].as_ptr().cast()) })
     }
 
     #[target_feature(enable = "avx512f")]
@@ -174,6 +241,24 @@ mod wide {
     #[target_feature(enable = "avx512f,avx512dq")]
     fn multiply(h: &mut Vectors, factor: u64) {
         h.iter_mut().for_each(|h| *h = _mm512_mullo_epi64(*h, _mm512_set1_epi64(factor as i64)));
+        keep_abreast(h);
+    }
+
+    /// Has the compiler finish this step of all before the next one of any. It likes to end one vector before it begins
+    /// the next, and a core does not look far enough ahead to find other work beside each product then.
+    #[target_feature(enable = "avx512f")]
+    fn keep_abreast([a, b, c, d]: &mut Vectors) {
+        // SAFETY: not an instruction.
+        unsafe {
+            asm!(
+                "/* {} {} {} {} */",
+                inout(zmm_reg) * a,
+                inout(zmm_reg) * b,
+                inout(zmm_reg) * c,
+                inout(zmm_reg) * d,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
     }
 }
 
@@ -193,6 +278,20 @@ mod tests {
             let bytes: Vec<[u8; 8]> = values.iter().map(|value| value.to_le_bytes()).collect();
             let mut room = Room::default();
             prop_assert_eq!(coupons_above(least, &bytes, &mut room), expect);
+        }
+    }
+
+    /// The values of the smallest of many hashes, which lie on both sides of the limits: none that counts is sifted out.
+    #[test]
+    fn the_smallest_hashes_are_found() {
+        let mut values: Vec<u64> = (0..1u64 << 18).map(mix).collect();
+        values.sort_unstable_by_key(|&value| hash(value).1);
+        values.truncate(BLOCK);
+        let bytes: Vec<[u8; 8]> = values.iter().map(|value| value.to_le_bytes()).collect();
+        let mut room = Room::default();
+        for least in 0..20 {
+            let count = values.iter().filter(|&&value| hash(value).1.leading_zeros() >= least).count();
+            assert_eq!(coupons_above(least as u8, &bytes, &mut room).len(), count);
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::memory::{Fault, Memory};
 use crate::vectored::vectored;
 use remora_memory::Scatter;
 
-/// Partitions values as they come: each is stored at once, and the core's cache gathers lines.
+/// Partitions values as they come, by stores of this core.
 pub struct Spreader {
     scatter: Scatter,
     /// Hashes of some values, if those name the partitions.
@@ -30,21 +30,26 @@ impl Spreader {
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), Status> {
         let (values, _) = bytes.as_chunks::<8>();
         let Some(names) = &mut self.names else {
-            return whole(self.scatter.put(values), values);
+            return whole(self.scatter.put(values));
         };
         for values in values.chunks(HASHED) {
             let names = &mut names[..values.len()];
             hashes(values, names);
-            whole(self.scatter.put_named(values, names), values)?;
+            whole(self.scatter.put_named(values, names))?;
         }
         Ok(())
     }
+
+    /// Stores what still waits. Whoever hears of the end then sees all values.
+    pub fn finish(self) -> Result<(), Status> {
+        whole(self.scatter.finish())
+    }
 }
 
-fn whole(stored: Result<usize, remora_memory::AccessError>, values: &[[u8; 8]]) -> Result<(), Status> {
+fn whole(stored: Result<bool, remora_memory::AccessError>) -> Result<(), Status> {
     match stored {
-        Ok(stored) if stored < values.len() => Err(OVERFLOW),
-        Ok(_) => Ok(()),
+        Ok(true) => Ok(()),
+        Ok(false) => Err(OVERFLOW),
         Err(_) => Err(Fault::Access.into()),
     }
 }

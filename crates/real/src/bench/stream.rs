@@ -193,6 +193,7 @@ fn partition(data: &Values, to: &[Partition], hashed: bool, region: &Arc<Region>
     for piece in data.bytes.chunks(PIECE) {
         spreader.push(piece).map_err(|status| wrong(format!("{status:?}")))?;
     }
+    spreader.finish().map_err(|status| wrong(format!("{status:?}")))?;
     Ok(start.elapsed().as_secs_f64())
 }
 

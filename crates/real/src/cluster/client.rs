@@ -209,6 +209,33 @@ impl Client {
 
     /// Sends, takes answers, keeps the connection. `done` gets each request that has ended. Returns how many have.
     pub fn poll(&mut self, done: &mut dyn FnMut(Done)) -> usize {
+        if self.drive() == 0 {
+            self.device.relax(self.busy_at);
+        }
+        let ended = self.ended.len();
+        self.ended.drain(..).for_each(done);
+        ended
+    }
+
+    /// The same for several clients of one thread: `done` gets the client's place too. If none has anything to do, other
+    /// threads may have the core once, not once for each.
+    pub fn poll_any(clients: &mut [Self], done: &mut dyn FnMut(usize, Done)) -> usize {
+        let (mut work, mut ended) = (0, 0);
+        for (index, client) in clients.iter_mut().enumerate() {
+            work += client.drive();
+            ended += client.ended.len();
+            client.ended.drain(..).for_each(|it| done(index, it));
+        }
+        if work == 0
+            && let Some(client) = clients.iter().min_by_key(|client| client.device.now().saturating_sub(client.busy_at))
+        {
+            client.device.relax(client.busy_at);
+        }
+        ended
+    }
+
+    /// Returns how much there was to do.
+    fn drive(&mut self) -> usize {
         let device = self.device.clone();
         let mut guard = device.lock();
         let mut work = guard.progress();
@@ -217,13 +244,10 @@ impl Client {
             guard.transmit();
         }
         drop(guard);
-        match work {
-            0 => self.device.relax(self.busy_at),
-            _ => self.busy_at = self.device.now(),
+        if work > 0 {
+            self.busy_at = self.device.now();
         }
-        let ended = self.ended.len();
-        self.ended.drain(..).for_each(done);
-        ended
+        work
     }
 
     /// Sleeps until an answer comes, or something else to be polled for, but no longer than `timeout`.

@@ -1,8 +1,10 @@
 //! A node's log: appended wherever the protocol never waits for the disk.
 //!
-//! What the engine wants durable gathers until its thread has nothing else to do, and is then written and synced as one
-//! (group commit) by that very thread: there is nobody to wake, and while the disk works nobody has work for it. A disk
-//! that takes long, much at once, a new file, and whatever nobody waits for go to a thread of the log's own.
+//! What the engine wants durable gathers until it has sent what it had to send, and is then written and synced as one
+//! (group commit). Its own thread begins that, by io_uring, and looks whether it is done: there is nobody to wake, and
+//! while the disk works the engine goes on. Without io_uring it waits, but only when it has nothing else to do, and for
+//! disks that are quick. A disk that takes long, much at once, a new file, and whatever nobody waits for go to a thread
+//! of the log's own.
 //!
 //! When the engine has the log compacted, a second thread writes the new file. Until it is durable the old one counts,
 //! and goes on: what is appended meanwhile goes to both.
@@ -20,7 +22,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use remora_replica::node::{Change, Snapshot};
 
-use super::logfile::{Copying, LogFile, LogKind, STEP};
+use super::logfile::{Copying, Flight, LogFile, LogKind, STEP};
 use crate::Error;
 
 /// How long nothing is written before the log is given room again.
@@ -42,6 +44,8 @@ pub(super) struct Journal {
     changes: Vec<(u64, Change)>,
     bytes: usize,
     turns: u32,
+    /// An append was begun, and not seen to end.
+    flying: bool,
 }
 
 struct Shared {
@@ -72,10 +76,14 @@ struct Counts {
 struct Queue {
     changes: Vec<(u64, Change)>,
     bytes: usize,
+    /// An empty buffer, to be used again.
+    spare: Vec<u8>,
     /// Somebody waits for it.
     awaited: bool,
     /// A new file is ready.
     copied: bool,
+    /// An append that was begun takes long: it is to be waited for.
+    landing: bool,
     stop: bool,
 }
 
@@ -86,7 +94,7 @@ pub(super) struct JournalStats {
     pub length: u64,
     /// Syncs, or write-backs.
     pub syncs: u64,
-    /// Of these, by the engine's thread.
+    /// Of these, begun by the engine's thread.
     pub inline: u64,
     /// Bytes written since the start.
     pub written: u64,
@@ -117,7 +125,7 @@ impl Journal {
             .name("remora-log".into())
             .spawn(move || worker.run(&wake))
             .map_err(|source| Error::System { what: "starting the log's thread", source })?;
-        Ok(Self { shared, thread: Some(thread), changes: Vec::new(), bytes: 0, turns: 0 })
+        Ok(Self { shared, thread: Some(thread), changes: Vec::new(), bytes: 0, turns: 0, flying: false })
     }
 
     /// Has a change made. Tokens ascend. See [`Journal::turn`] and [`Journal::idle`] for when.
@@ -127,28 +135,48 @@ impl Journal {
             // Not for the engine's thread.
             Change::Replace(_) | Change::Compact(_) => SMALL,
         };
-        self.changes.push((token, change));
+        match (self.changes.last_mut(), change) {
+            (Some((last, Change::Append(all))), Change::Append(bytes)) => {
+                all.extend_from_slice(&bytes);
+                *last = token;
+            }
+            (_, Change::Append(bytes)) => {
+                // A buffer that has its pages already.
+                let mut all = std::mem::take(&mut self.shared.queue.lock().spare);
+                all.extend_from_slice(&bytes);
+                self.changes.push((token, Change::Append(all)));
+            }
+            (_, change) => self.changes.push((token, change)),
+        }
     }
 
     /// The engine's thread has other work. What gathers waits, but not for long; `awaited` says whether somebody waits.
     pub fn turn(&mut self, awaited: bool) {
         self.turns += u32::from(!self.changes.is_empty());
-        if !awaited || self.turns > BUSY || !self.is_short(self.bytes) {
+        if self.turns > BUSY || self.bytes >= SMALL {
             self.hand_over(awaited);
         }
     }
 
-    /// The engine's thread has nothing else to do. Whether it has made something durable.
-    pub fn idle(&mut self, awaited: bool) -> bool {
-        let synced = awaited && self.sync();
-        if !synced {
+    /// The engine has sent what it had to send; `busy` says whether it may have more to do. Whether something has become
+    /// durable, or is about to, so that it is not the time to sleep.
+    pub fn idle(&mut self, awaited: bool, busy: bool) -> bool {
+        let syncs = (awaited || self.flying) && self.sync(busy);
+        if !syncs && !busy {
             self.hand_over(awaited);
         }
-        synced
+        syncs
     }
 
     /// All tokens below this are durable.
-    pub fn durable(&self) -> u64 {
+    pub fn durable(&mut self) -> u64 {
+        if self.flying
+            && let Some(mut file) = self.shared.file.try_lock()
+        {
+            let landed = self.shared.land(&mut file, false);
+            self.shared.or_fail(&file, landed);
+            self.flying = file.flight.is_some();
+        }
         self.shared.durable.load(Ordering::Acquire)
     }
 
@@ -170,11 +198,6 @@ impl Journal {
         JournalStats { length: get(length), syncs: get(syncs), inline: get(inline), written: get(written) }
     }
 
-    /// Whether so many bytes are for the engine's thread.
-    fn is_short(&self, bytes: usize) -> bool {
-        bytes < SMALL && self.shared.sync_ns.load(Ordering::Relaxed) < SHORT
-    }
-
     fn hand_over(&mut self, awaited: bool) {
         self.turns = 0;
         if self.changes.is_empty() && !awaited {
@@ -192,16 +215,28 @@ impl Journal {
         }
     }
 
-    /// Syncs all there is, here. Not if the log's thread is at work, or should be.
-    fn sync(&mut self) -> bool {
+    /// Syncs all there is, or begins to. Not if the log's thread is at work, or should be.
+    fn sync(&mut self, busy: bool) -> bool {
         let Some(mut file) = self.shared.file.try_lock() else { return false };
         if self.shared.failed.load(Ordering::Acquire) {
+            return false;
+        }
+        if let Some(flight) = file.flight {
+            self.turns = 0;
+            let long = flight.since.elapsed().as_nanos() as u64 > SHORT;
+            if long && !std::mem::replace(&mut self.shared.queue.lock().landing, true) {
+                self.shared.wake.notify_one();
+            }
+            return !long;
+        }
+        let flies = file.flies();
+        if !flies && (busy || self.shared.sync_ns.load(Ordering::Relaxed) >= SHORT) {
             return false;
         }
         {
             let mut queue = self.shared.queue.lock();
             let bytes = queue.bytes + self.bytes;
-            if bytes == 0 || !self.is_short(bytes) {
+            if bytes == 0 || bytes >= SMALL || flies && !file.fits(bytes) {
                 return false;
             }
             queue.changes.append(&mut self.changes);
@@ -210,7 +245,9 @@ impl Journal {
         }
         (self.bytes, self.turns) = (0, 0);
         self.shared.counts.inline.fetch_add(1, Ordering::Relaxed);
-        self.shared.make_or_fail(&mut file, &mut self.changes);
+        let begun = self.shared.begin(&mut file, &mut self.changes);
+        self.shared.or_fail(&file, begun);
+        self.flying = file.flight.is_some();
         true
     }
 }
@@ -235,17 +272,17 @@ impl Shared {
             if self.failed.load(Ordering::Acquire) {
                 return;
             }
-            let copied = {
+            let (copied, landing) = {
                 let mut queue = self.queue.lock();
                 std::mem::swap(&mut changes, &mut queue.changes);
                 (queue.bytes, queue.awaited) = (0, false);
-                std::mem::take(&mut queue.copied)
+                (std::mem::take(&mut queue.copied), std::mem::take(&mut queue.landing))
             };
-            let made = if copied { file.change_over() } else { Ok(()) };
-            let made = match made {
-                Ok(()) => self.make_or_fail(&mut file, &mut changes),
-                Err(e) => self.fail(&file, &e),
-            };
+            let made = self.land(&mut file, true);
+            let made = made.and_then(|()| if copied { file.change_over() } else { Ok(()) });
+            let only_landing = landing && changes.is_empty();
+            let made = made.and_then(|()| if only_landing { Ok(()) } else { self.make(&mut file, &mut changes) });
+            let made = self.or_fail(&file, made);
             drop(file);
             wake();
             if !made {
@@ -257,7 +294,7 @@ impl Shared {
     /// Until there is something to do; false at the end.
     fn wait(&self) -> bool {
         let mut queue = self.queue.lock();
-        while queue.changes.is_empty() && !queue.copied {
+        while queue.changes.is_empty() && !queue.copied && !queue.landing {
             if queue.stop {
                 return false;
             }
@@ -279,14 +316,9 @@ impl Shared {
         true
     }
 
-    fn make_or_fail(self: &Arc<Self>, file: &mut LogFile, changes: &mut Vec<(u64, Change)>) -> bool {
-        match self.make(file, changes) {
-            Ok(()) => true,
-            Err(e) => self.fail(file, &e),
-        }
-    }
-
-    fn fail(&self, file: &LogFile, error: &io::Error) -> bool {
+    /// Whether it was made; if not, the log has failed.
+    fn or_fail(&self, file: &LogFile, made: io::Result<()>) -> bool {
+        let Err(error) = made else { return true };
         *self.why.lock() = Some(format!("writing the log {}: {error}", file.path.display()));
         self.failed.store(true, Ordering::Release);
         false
@@ -300,9 +332,49 @@ impl Shared {
             return made;
         };
         let begin = Instant::now();
+        self.gather(file, changes)?;
+        file.append()?;
+        let (took, lately) = (begin.elapsed().as_nanos() as u64, self.sync_ns.load(Ordering::Relaxed));
+        // One that took long is remembered for some time: a disk that others keep busy is not to be waited for.
+        self.sync_ns.store(took.max(lately - lately / 8), Ordering::Relaxed);
+        self.made(file, last);
+        Ok(())
+    }
+
+    /// The same for what is short, if possible without waiting for the disk.
+    fn begin(self: &Arc<Self>, file: &mut LogFile, changes: &mut Vec<(u64, Change)>) -> io::Result<()> {
+        let Some(&(last, Change::Append(_))) = changes.last().filter(|_| file.flies()) else {
+            return self.make(file, changes);
+        };
+        self.gather(file, changes)?;
+        if !file.begin(Flight { since: Instant::now(), last }) {
+            file.append()?;
+            self.made(file, last);
+        }
+        Ok(())
+    }
+
+    /// Ends an append that was begun, if it is over.
+    fn land(&self, file: &mut LogFile, wait: bool) -> io::Result<()> {
+        if let Some(flight) = file.land(wait)? {
+            self.made(file, flight.last);
+        }
+        Ok(())
+    }
+
+    /// Brings changes to the file, up to what is to be appended now.
+    fn gather(self: &Arc<Self>, file: &mut LogFile, changes: &mut Vec<(u64, Change)>) -> io::Result<()> {
         for (_, change) in changes.drain(..) {
             match change {
-                Change::Append(bytes) => file.gather.extend_from_slice(&bytes),
+                Change::Append(mut bytes) => {
+                    if file.gather.is_empty() {
+                        std::mem::swap(&mut file.gather, &mut bytes);
+                    } else {
+                        file.gather.extend_from_slice(&bytes);
+                    }
+                    bytes.clear();
+                    self.queue.lock().spare = bytes;
+                }
                 Change::Replace(bytes) => {
                     // Nobody needs what the old log would get.
                     file.gather.clear();
@@ -316,19 +388,19 @@ impl Shared {
             }
         }
         self.counts.written.fetch_add(file.gather.len() as u64, Ordering::Relaxed);
-        file.append()?;
+        Ok(())
+    }
+
+    /// All up to this token is durable.
+    fn made(&self, file: &LogFile, last: u64) {
         self.counts.syncs.fetch_add(1, Ordering::Relaxed);
         self.counts.length.store(file.end, Ordering::Relaxed);
-        let (took, lately) = (begin.elapsed().as_nanos() as u64, self.sync_ns.load(Ordering::Relaxed));
-        // One that took long is remembered for some time: a disk that others keep busy is not to be waited for.
-        self.sync_ns.store(took.max(lately - lately / 8), Ordering::Relaxed);
         self.durable.store(last + 1, Ordering::Release);
         if file.wants_room() && !self.wants_room.swap(true, Ordering::Relaxed) {
             // The log's thread may sleep, and not know.
             drop(self.queue.lock());
             self.wake.notify_one();
         }
-        Ok(())
     }
 
     /// Has a new file written by another thread. One that is being written is superseded.
@@ -356,165 +428,4 @@ impl Shared {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cluster::logfile::ROOM;
-    use remora_replica::log::{End, Record, decode, encode};
-    use std::fs::File;
-
-    fn record(scope: u64, durable: usize) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        encode(&Record::Scope(scope), durable, &mut bytes);
-        bytes
-    }
-
-    fn wait(journal: &mut Journal, token: u64) {
-        let end = Instant::now() + Duration::from_secs(20);
-        while journal.durable() <= token {
-            journal.idle(true);
-            assert!(Instant::now() < end && !journal.has_failed(), "{:?}", journal.failure());
-            std::thread::yield_now();
-        }
-    }
-
-    #[test]
-    fn what_is_durable_is_there_after_opening_again() {
-        for kind in [LogKind::Fdatasync, LogKind::Pmem] {
-            let dir = tempfile::tempdir().unwrap();
-            let (mut journal, content) = Journal::open(dir.path(), kind, || {}).unwrap();
-            assert!(content.is_empty());
-            assert!(Journal::open(dir.path(), kind, || {}).is_err(), "one process at a time");
-            let mut all = Vec::new();
-            for token in 0..50 {
-                let bytes = record(token, all.len());
-                all.extend_from_slice(&bytes);
-                journal.submit(token, Change::Append(bytes));
-            }
-            wait(&mut journal, 49);
-            assert_eq!(journal.stats().length, all.len() as u64);
-            drop(journal);
-            let (mut journal, content) = Journal::open(dir.path(), kind, || {}).unwrap();
-            assert!(content == all, "{kind}");
-            // Appends before a replacement are nobody's; appends after it follow it.
-            let snapshot = record(100, 0);
-            journal.submit(0, Change::Append(record(7, 0)));
-            journal.submit(1, Change::Replace(snapshot.clone()));
-            journal.submit(2, Change::Append(record(101, snapshot.len())));
-            wait(&mut journal, 2);
-            drop(journal);
-            let (_, content) = Journal::open(dir.path(), kind, || {}).unwrap();
-            assert_eq!(decode(&content).records, [Record::Scope(100), Record::Scope(101)]);
-            assert_eq!(decode(&content).end, End::Whole);
-        }
-    }
-
-    #[test]
-    fn whoever_has_nothing_else_to_do_syncs_and_the_thread_does_it_otherwise() {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut journal, _) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
-        // Other threads of the machine may make a sync take long: then it is not for this one.
-        let inline = (0..200).any(|token| {
-            journal.submit(token, Change::Append(record(token, 0)));
-            let here = journal.idle(true);
-            wait(&mut journal, token);
-            here
-        });
-        assert!(inline && journal.stats().inline > 0);
-        // With other work for ever, or nobody who waits, the thread does it.
-        let next = journal.durable();
-        journal.submit(next, Change::Append(record(1, 0)));
-        let end = Instant::now() + Duration::from_secs(20);
-        while journal.durable() <= next {
-            journal.turn(true);
-            assert!(Instant::now() < end);
-        }
-        journal.submit(next + 1, Change::Append(record(2, 0)));
-        while journal.durable() <= next + 1 {
-            assert!(!journal.idle(false) && Instant::now() < end);
-        }
-    }
-
-    #[test]
-    fn what_is_read_is_written_again_before_it_counts() {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut journal, _) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
-        journal.submit(0, Change::Append(record(1, 0)));
-        wait(&mut journal, 0);
-        drop(journal);
-        let long_ago = std::time::SystemTime::UNIX_EPOCH;
-        let file = File::options().write(true).open(dir.path().join("log")).unwrap();
-        file.set_len(record(1, 0).len() as u64 + ROOM).unwrap();
-        file.set_modified(long_ago).unwrap();
-        drop(file);
-        // There is room: nothing else is to be written.
-        let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
-        assert_eq!(content, record(1, 0));
-        assert!(std::fs::metadata(dir.path().join("log")).unwrap().modified().unwrap() > long_ago);
-    }
-
-    #[test]
-    fn a_log_that_cannot_be_written_says_so_and_acknowledges_nothing_more() {
-        for inline in [true, false] {
-            let dir = tempfile::tempdir().unwrap();
-            let (mut file, _) = LogFile::open(dir.path(), LogKind::Fdatasync).unwrap();
-            (file.file, file.room, file.direct) = (File::open(&file.path).unwrap(), 2 * ROOM, None);
-            let mut journal = Journal::start(file, || {}).unwrap();
-            assert_eq!((journal.durable(), journal.failure()), (0, None));
-            (0..3).for_each(|token| journal.submit(token, Change::Append(record(token, 0))));
-            let end = Instant::now() + Duration::from_secs(20);
-            while !journal.has_failed() {
-                assert!(Instant::now() < end);
-                match inline {
-                    true => assert!(journal.idle(true) || journal.has_failed()),
-                    false => journal.turn(true),
-                }
-            }
-            assert!(journal.failure().is_some_and(|why| why.starts_with("writing the log ")) && journal.durable() == 0);
-            // Nor is it tried again.
-            assert!(!journal.idle(true) && journal.durable() == 0);
-        }
-    }
-
-    #[test]
-    fn appends_go_on_while_the_log_is_compacted() {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut journal, _) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
-        journal.submit(0, Change::Append(record(1, 0)));
-        let snapshot = |from: u64| Snapshot::new((from..from + 2000).map(Record::Scope).collect());
-        // The second one supersedes the first.
-        journal.submit(1, Change::Compact(snapshot(10)));
-        journal.submit(2, Change::Append(record(2, 0)));
-        journal.submit(3, Change::Compact(snapshot(20)));
-        let mut token = 4;
-        let mut appended = Vec::new();
-        let end = Instant::now() + Duration::from_secs(20);
-        // Until the new file has taken the old one's place, and on.
-        while appended.len() < 10 || std::fs::metadata(dir.path().join("log.new")).is_ok() {
-            assert!(Instant::now() < end);
-            appended.push(Record::Scope(token << 32));
-            journal.submit(token, Change::Append(record(token << 32, 0)));
-            wait(&mut journal, token);
-            token += 1;
-        }
-        drop(journal);
-        let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
-        let expected: Vec<Record> = (20..2020).map(Record::Scope).chain(appended).collect();
-        assert!(decode(&content).records == expected && decode(&content).end == End::Whole);
-    }
-
-    #[test]
-    fn a_torn_tail_and_damage_are_left_to_the_engine() {
-        let dir = tempfile::tempdir().unwrap();
-        let (first, second) = (record(1, 0), record(u64::MAX, record(1, 0).len()));
-        let path = dir.path().join("log");
-        let mut torn = [first.as_slice(), &second[..second.len() - 3], &[0; 5000]].concat();
-        std::fs::write(&path, &torn).unwrap();
-        let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
-        assert_eq!((decode(&content).end, decode(&content).length), (End::Torn, first.len()));
-        torn[2] ^= 1;
-        torn[first.len()..first.len() + second.len()].copy_from_slice(&second);
-        std::fs::write(&path, &torn).unwrap();
-        let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
-        assert_eq!(decode(&content).end, End::Damaged(0));
-    }
-}
+mod tests;

@@ -8,18 +8,19 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use remora_replica::log;
 
-use super::direct::Direct;
+use super::direct::{Direct, Landed};
 use super::pmem::Mapped;
 use crate::Error;
 
 /// How changes become durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogKind {
-    /// Written past the page cache with `RWF_DSYNC` where the file system can, else written, then `fdatasync`: the same
-    /// promise.
+    /// Written past the page cache with `RWF_DSYNC` (by io_uring, where there is one) where the file system can, else
+    /// written, then `fdatasync`: the same promise.
     #[default]
     Fdatasync,
     /// A memory-mapped file whose cache lines are written back: durable on persistent memory (a DAX file system).
@@ -53,10 +54,21 @@ pub(super) const ROOM: u64 = 32 << 20;
 /// Zeros (bytes) that are written at once: a few milliseconds.
 pub(super) const STEP: u64 = 4 << 20;
 
+/// Bytes from which on an append is long.
+const LONG: usize = 64 << 10;
+
 /// A new file that is being written, and what is to be appended to it by now.
 pub(super) struct Copying {
     pub thread: JoinHandle<io::Result<LogFile>>,
     pub since: Vec<u8>,
+}
+
+/// An append that has begun.
+#[derive(Clone, Copy)]
+pub(super) struct Flight {
+    pub since: Instant,
+    /// The newest token in it.
+    pub last: u64,
 }
 
 /// The file, and how far it is used.
@@ -71,6 +83,8 @@ pub(super) struct LogFile {
     pub room: u64,
     /// What is to be appended.
     pub gather: Vec<u8>,
+    /// The append of `gather` that is under way.
+    pub flight: Option<Flight>,
     pub copying: Option<Copying>,
 }
 
@@ -109,6 +123,7 @@ impl LogFile {
             end,
             room,
             gather: Vec::new(),
+            flight: None,
             copying: None,
         }
     }
@@ -143,6 +158,42 @@ impl LogFile {
         Ok(())
     }
 
+    /// Whether an append can be begun here and not waited for.
+    pub fn flies(&self) -> bool {
+        self.direct.as_ref().is_some_and(Direct::flies)
+    }
+
+    /// Whether there is room for so many bytes.
+    pub fn fits(&self, bytes: usize) -> bool {
+        let reach = self.direct.as_ref().map_or(bytes, |direct| direct.reach(bytes));
+        self.end + reach as u64 <= self.room
+    }
+
+    /// Begins to append what was gathered, durably. False if that cannot be done without waiting; then nothing has
+    /// happened.
+    pub fn begin(&mut self, flight: Flight) -> bool {
+        let fits = self.fits(self.gather.len());
+        let Some(direct) = &mut self.direct else { return false };
+        let begun = fits && direct.begin(self.end, &self.gather);
+        self.flight = begun.then_some(flight);
+        begun
+    }
+
+    /// Ends the append that is under way if it is over, or waits for it. Gives it if it has ended now.
+    pub fn land(&mut self, wait: bool) -> io::Result<Option<Flight>> {
+        // After an error it is not asked again: what is durable then nobody knows.
+        let (Some(flight), Some(direct)) = (self.flight.take(), &mut self.direct) else { return Ok(None) };
+        match direct.landed(wait)? {
+            Landed::NotYet => {
+                self.flight = Some(flight);
+                return Ok(None);
+            }
+            Landed::Yes => self.appended(),
+            Landed::No => self.append()?,
+        }
+        Ok(Some(flight))
+    }
+
     /// Appends what was gathered, durably.
     pub fn append(&mut self) -> io::Result<()> {
         if self.gather.is_empty() {
@@ -160,9 +211,12 @@ impl LogFile {
             mapped.write(self.end as usize, &self.gather);
         } else {
             let reach = self.direct.as_ref().map_or(self.gather.len(), |direct| direct.reach(self.gather.len()));
-            if self.end + reach as u64 > self.room {
+            let reached = self.end + reach as u64;
+            if reached > self.room && self.gather.len() < LONG {
                 self.fill(end + STEP)?;
             }
+            // What is long takes its room as it is written: zeros would be as much to write again.
+            self.room = self.room.max(reached);
             let done = match &mut self.direct {
                 Some(direct) => direct.append(self.end, &self.gather)?,
                 None => false,
@@ -173,12 +227,17 @@ impl LogFile {
                 self.file.sync_data()?;
             }
         }
-        self.end = end;
+        self.appended();
+        Ok(())
+    }
+
+    /// What was gathered is durable.
+    fn appended(&mut self) {
+        self.end += self.gather.len() as u64;
         if let Some(copying) = &mut self.copying {
             copying.since.extend_from_slice(&self.gather);
         }
         self.gather.clear();
-        Ok(())
     }
 
     /// Puts a new file in the log's place: after a crash there is one or the other.
@@ -204,7 +263,7 @@ impl LogFile {
         file.write_all_at(bytes, 0)?;
         let length = bytes.len() as u64;
         let mut this = Self::new(path, kind, file, length, length);
-        this.fill(length + ROOM)?;
+        this.fill(length + STEP)?;
         this.file.sync_all()?;
         this.prepare(&path.with_extension("new"))?;
         Ok(this)

@@ -5,13 +5,13 @@
 
 mod connections;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use remora_nic::cm::{ConnId, ListenerId, service_id};
 use remora_nic::{Qpn, Time};
-use remora_replica::ddp::{Body, Message, Model, Op, Outcome, Refusal, Reply, Request, Write};
+use remora_replica::ddp::{AckKind, Body, Message, Model, Op, Outcome, Refusal, Reply, Request, Write};
 use remora_replica::node::{Node, Output, Packet};
 use remora_replica::types::{Key, NodeId, NodeSet, Timestamp};
 
@@ -44,7 +44,7 @@ pub(super) struct Server {
     streams: Streams,
     listeners: [ListenerId; 2],
     peers: Vec<Peer>,
-    roles: HashMap<Qpn, Role>,
+    roles: BTreeMap<Qpn, Role>,
     clients: usize,
     next_client: u64,
     /// Requests under way; a tag is an index, and above it a count that makes it unique.
@@ -52,9 +52,9 @@ pub(super) struct Server {
     free: Vec<u32>,
     tags: u64,
     /// Which request a write of this node answers.
-    rounds: HashMap<(Key, Timestamp), u64>,
-    /// When writes of others came.
-    held: HashMap<(Key, Timestamp), Time>,
+    rounds: BTreeMap<(Key, Timestamp), u64>,
+    /// When writes of others came that are not acknowledged yet.
+    held: BTreeMap<(Key, Timestamp), Time>,
     /// Tokens below this have been told to the engine.
     durable: u64,
     redial_at: Time,
@@ -129,14 +129,14 @@ impl Server {
             streams,
             listeners,
             peers,
-            roles: HashMap::new(),
+            roles: BTreeMap::new(),
             clients: 0,
             next_client: 0,
             pending: Vec::new(),
             free: Vec::new(),
             tags: 0,
-            rounds: HashMap::new(),
-            held: HashMap::new(),
+            rounds: BTreeMap::new(),
+            held: BTreeMap::new(),
             durable: 0,
             redial_at: 0,
             started: seat.now,
@@ -273,9 +273,15 @@ impl Server {
         if let Packet::Replica(message) = packet {
             match &message.body {
                 Body::Inv(writes) => self.begin_round(now, asked, writes.first().map(|write| (write.key, write.ts))),
-                Body::Ack(key, ts, _) => {
-                    held = self.held.get(&(*key, *ts)).map_or(0, |since| now.saturating_sub(*since));
+                Body::Ack(key, ts, kind) => {
+                    let write = (*key, *ts);
+                    held = self.held.get(&write).map_or(0, |since| now.saturating_sub(*since));
+                    let twice = matches!(self.config.model, Model::Strict | Model::REnf);
+                    if !twice || *kind != AckKind::Consistency {
+                        self.held.remove(&write);
+                    }
                 }
+                Body::Refuse(key, ts) => drop(self.held.remove(&(*key, *ts))),
                 Body::Val(key, ts, _) => drop(self.rounds.remove(&(*key, *ts))),
                 _ => {}
             }
@@ -445,8 +451,8 @@ impl Resident for Server {
         work + self.streams.flush(seat.nic)
     }
 
-    fn idle(&mut self) -> usize {
-        self.journal.idle(self.log_is_awaited()).into()
+    fn idle(&mut self, busy: bool) -> usize {
+        self.journal.idle(self.log_is_awaited(), busy).into()
     }
 
     fn next_timeout(&self) -> Time {

@@ -4,7 +4,7 @@
 //! Whatever is queued between two flushes shares SENDs, and a long frame takes several. Receives come from one shared
 //! queue, send buffers from one pool. A peer has no right to any memory: all it can do is send.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -42,9 +42,12 @@ pub(super) struct Streams {
     cq: CqId,
     srq: SrqId,
     receives: (Buffer, Arc<Region>),
+    /// How many of them are in use: as many as may come at once. They are filled in turn, and more would only take the
+    /// place of other things in the caches.
+    posted: u32,
     sends: (Buffer, Arc<Region>),
     free: Vec<u32>,
-    streams: HashMap<Qpn, Stream>,
+    streams: BTreeMap<Qpn, Stream>,
     /// Streams that have something to send, or had.
     dirty: Vec<Qpn>,
     /// Completions taken from the queue and not looked at yet.
@@ -125,12 +128,8 @@ impl Streams {
         let cq = nic.create_cq(sizes.receives + count)?;
         let srq = nic.create_srq(pd, sizes.receives, 1)?;
         let free = (0..count).rev().collect();
-        let (streams, dirty, later) = (HashMap::new(), Vec::new(), VecDeque::new());
-        let this = Self { sizes, pd, cq, srq, receives, sends, free, streams, dirty, later };
-        for slot in 0..sizes.receives {
-            this.post_receive(nic, slot);
-        }
-        Ok(this)
+        let (streams, dirty, later) = (BTreeMap::new(), Vec::new(), VecDeque::new());
+        Ok(Self { sizes, pd, cq, srq, receives, posted: 0, sends, free, streams, dirty, later })
     }
 
     /// Where completions go.
@@ -152,6 +151,11 @@ impl Streams {
         let qpn = nic.create_qp(init)?;
         nic.to_init(qpn, Access::empty(), 0)?;
         self.streams.insert(qpn, Stream { frame: self.sizes.frame, ..Stream::default() });
+        let wanted = (self.streams.len() as u32).saturating_mul(WINDOW).min(self.sizes.receives);
+        while self.posted < wanted {
+            self.post_receive(nic, self.posted);
+            self.posted += 1;
+        }
         Ok(qpn)
     }
 

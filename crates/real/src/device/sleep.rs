@@ -94,9 +94,11 @@ impl Shared {
             if core.nic.counters().writes > writes && self.polled.swap(false, Ordering::Relaxed) {
                 self.learn(|n| (n + super::WATCHED).min(super::WATCHED_MOST));
             }
-            if work > 0 || core.has_unsent() {
+            let busy = work > 0 || core.has_unsent();
+            let stays = core.resident.as_mut().is_some_and(|resident| resident.idle(busy) > 0);
+            if busy {
                 busy_at = now;
-            } else if core.resident.as_mut().is_some_and(|resident| resident.idle() > 0) {
+            } else if stays {
                 busy_at = self.now();
             } else if now.saturating_sub(busy_at) > self.spin.load(Ordering::Relaxed)
                 && let Some(until) = self.lie_down(&mut core, now, &mut sleeper)

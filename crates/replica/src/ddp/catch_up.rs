@@ -24,6 +24,13 @@ pub(crate) struct Stream {
     since: Time,
 }
 
+impl Stream {
+    /// Is the last message under way? All that is left then is to end.
+    pub(crate) fn is_last(&self) -> bool {
+        self.until.is_none()
+    }
+}
+
 /// A part of another's state.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Part {
@@ -86,12 +93,12 @@ impl Replica {
         stream.since = self.now;
         let (number, until) = (stream.number, stream.until);
         let range = (after(stream.from), until.map_or(Bound::Unbounded, Bound::Included));
-        let entry = |(&key, record): (&Key, &Record)| Entry {
+        let entry = |key: Key, record: &Record| Entry {
             write: record.as_write(key),
             glb_volatile_ts: record.meta.glb_volatile_ts,
             glb_durable_ts: record.meta.glb_durable_ts,
         };
-        let entries = self.records.range(range).map(entry).collect();
+        let entries = self.records.range(range).map(|(&key, record)| entry(key, record)).collect();
         self.send(NodeSet::one(node), Body::State(number, entries, until.is_none()));
     }
 
@@ -147,7 +154,7 @@ impl Replica {
                 record.snatch(ts);
                 record.reserved = record.reserved.max(ts.version);
             } else {
-                record.remember(&entry.write, room);
+                record.remember(&entry.write.stamps, entry.write.rmw, room);
             }
             if record.meta.durable_ts < ts {
                 missing.insert((key, ts));

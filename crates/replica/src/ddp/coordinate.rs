@@ -20,7 +20,7 @@ pub(crate) struct Driven {
     pub rmw: Option<Box<Waiting>>,
     /// Who has updated its volatile replica, this node included.
     pub acked_c: NodeSet,
-    /// Who has it durable, this node included.
+    /// Who has it durable, this node included; nobody in models that do not ask.
     pub acked_p: NodeSet,
     /// VAL_C has been sent.
     pub validated: bool,
@@ -129,7 +129,7 @@ impl Replica {
 
     /// Does the record remember this request of the client, or a later one?
     fn knows(&self, key: Key, session: Option<Session>) -> bool {
-        self.records.get(&key).is_some_and(|record| record.stamp(session).is_some())
+        session.is_some() && self.records.get(&key).is_some_and(|record| record.stamp(session).is_some())
     }
 
     /// A read, or a read-modify-write's read, of a record that is not locked.
@@ -224,7 +224,7 @@ impl Replica {
             write: write.clone(),
             since: self.now,
         };
-        self.driven.insert((key, ts), driven);
+        self.driven.insert((key, ts), Box::new(driven));
         self.step(Where::Host, StepKind::ReadMeta, 0);
         self.step(Where::Host, StepKind::RdLock, 0);
         if self.record(key).snatch(ts) {
@@ -322,13 +322,12 @@ impl Replica {
 
     /// Refused read-modify-writes begin again once a newer write is complete: then no replay can revive them either,
     /// since everyone has the newer write.
-    pub(crate) fn drop_refused(&mut self, key: Key) {
-        let newest = self.meta(key).glb_volatile_ts;
-        let dead = |driven: &Driven| driven.refused;
-        let range = (key, Timestamp::ZERO)..(key, newest);
-        let dead: Vec<_> = self.driven.range(range).filter(|(_, driven)| dead(driven)).map(|(&id, _)| id).collect();
+    /// `newest` is that write's timestamp. Whether any did.
+    pub(crate) fn drop_refused(&mut self, key: Key, newest: Timestamp) -> bool {
+        let older = self.driven.range((key, Timestamp::ZERO)..(key, newest));
+        let dead: Vec<_> = older.filter(|(_, driven)| driven.refused).map(|(&id, _)| id).collect();
         if dead.is_empty() {
-            return;
+            return false;
         }
         for id in dead {
             if let Some(rmw) = self.driven.remove(&id).and_then(|driven| driven.rmw) {
@@ -338,6 +337,7 @@ impl Replica {
         }
         // A PERSIST may have waited for it.
         self.flushes_go_on();
+        true
     }
 
     /// Looks whether a write has the acknowledgements for its next step (steps e and f, and line 19).

@@ -265,7 +265,9 @@ impl Replica {
     }
 
     fn own_persist(&mut self, key: Key, ts: Timestamp) {
-        if let Some(driven) = self.driven.get_mut(&(key, ts)) {
+        if self.config.model.acks_persists()
+            && let Some(driven) = self.driven.get_mut(&(key, ts))
+        {
             driven.acked_p = driven.acked_p.with(self.config.id);
             self.progress(key, ts);
         }
@@ -284,7 +286,7 @@ impl Replica {
         let (key, ts) = (write.key, write.ts);
         self.marks.obsolete += 1;
         let room = self.config.stamps;
-        self.record(key).remember(write, room);
+        self.record(key).remember(&write.stamps, write.rmw, room);
         let Origin::Peers(peers) = origin else { return self.drop_obsolete(key, ts) };
         if write.rmw && !self.config.mutant(Mutation::AcceptStaleRmw) {
             return self.send(peers, Body::Refuse(key, ts));

@@ -5,6 +5,7 @@
 //! timestamps, sets of acknowledgements, answers. These come out the same in any order, and the sooner the more a
 //! client may rely on.
 
+use super::catch_up::Stream;
 use super::config::Model;
 use super::coordinate::Driven;
 use super::message::{AckKind, Body, Message};
@@ -46,6 +47,7 @@ impl Replica {
                 let missing = |acked: NodeSet| !acked.with(from).covers(self.peers());
                 ahead.calm || self.flushes.get(&scope).is_some_and(|flush| missing(flush.acked))
             }
+            Body::StateAck(_) => self.streams.get(&from).is_none_or(Stream::is_last),
             // What follows waits for persists alone.
             Body::Persist(..) | Body::PersistVal(_) => ahead.calm,
             _ => false,
@@ -69,12 +71,14 @@ impl Replica {
         }
     }
 
-    /// An acknowledgement of which others are still missing. One of a read-modify-write that has begun again meanwhile
-    /// would be answered instead.
+    /// An acknowledgement of which others are still missing. One of a read-modify-write that has begun again meanwhile, or
+    /// whose replay was refused, would be answered instead; so may be one that comes twice.
     fn counts(&self, from: NodeId, key: Key, ts: Timestamp, kind: AckKind) -> bool {
         let missing = |acked: NodeSet| !acked.with(from).covers(self.peers());
+        let news = |driven: &Driven| kind.c() && !driven.acked_c.has(from) || kind.p() && !driven.acked_p.has(from);
         let counts = |driven: &Driven| (!kind.c() || missing(driven.acked_c)) && (!kind.p() || missing(driven.acked_p));
-        self.driven.get(&(key, ts)).is_some_and(|driven| driven.rmw.is_none() && counts(driven))
+        let driven = self.driven.get(&(key, ts));
+        driven.is_some_and(|driven| driven.rmw.is_none() && !driven.write.rmw && news(driven) && counts(driven))
     }
 
     /// The last acknowledgement, where nobody waits for what it releases; or one of a write that is certain to happen.
@@ -91,10 +95,12 @@ impl Replica {
         kind.c() && ts > meta.glb_volatile_ts || kind.p() && ts > meta.glb_durable_ts
     }
 
-    /// A VAL that raises nothing any more, or a message of an epoch that is over: as if it were not there.
+    /// A VAL that raises nothing any more, a message of an epoch that is over, or of one in which this node has no part:
+    /// as if it were not there.
     pub fn is_dead(&self, message: &Message) -> bool {
         match message.body {
             _ if message.epoch != self.view.epoch => message.epoch < self.view.epoch,
+            _ if !self.view.all().has(self.config.id) => true,
             Body::Val(key, ts, kind) => !self.raises(key, ts, kind),
             _ => false,
         }

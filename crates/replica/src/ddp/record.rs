@@ -97,21 +97,20 @@ impl Record {
 
     /// Takes a write's content. Of the requests that the record remembers at most `room` stay.
     pub fn take(&mut self, write: &Write, room: usize) {
-        let before = self.as_write(write.key);
         self.meta.volatile_ts = write.ts;
         self.value.clone_from(&write.value);
-        self.stamps.clone_from(&write.stamps);
-        self.rmw = write.rmw;
         self.scope = write.scope;
-        self.remember(&before, room);
+        let stamps = std::mem::replace(&mut self.stamps, write.stamps.clone());
+        let rmw = std::mem::replace(&mut self.rmw, write.rmw);
+        self.remember(&stamps, rmw, room);
     }
 
-    /// Remembers the requests that an older write knew of: it and the record's may have been made at once, at two nodes
-    /// that did not know of each other's. But not a read-modify-write's own, which is not done if a newer write
-    /// overtook it; had it been done before, the newer one would know.
-    pub fn remember(&mut self, older: &Write, room: usize) {
-        let known = older.stamps.len() - usize::from(older.rmw && !older.stamps.is_empty());
-        for stamp in &older.stamps[..known] {
+    /// Remembers the requests that an older write knew of, a read-modify-write or not: it and the record's may have
+    /// been made at once, at two nodes that did not know of each other's. But not a read-modify-write's own, which is
+    /// not done if a newer write overtook it; had it been done before, the newer one would know.
+    pub fn remember(&mut self, older: &[Stamp], rmw: bool, room: usize) {
+        let known = older.len() - usize::from(rmw && !older.is_empty());
+        for stamp in &older[..known] {
             if let Some(mine) = self.stamps.iter_mut().find(|mine| mine.client == stamp.client) {
                 let rank = |stamp: &Stamp| (stamp.sequence, stamp.done.is_some(), stamp.attempt);
                 if rank(mine) < rank(stamp) {

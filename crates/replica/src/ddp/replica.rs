@@ -174,9 +174,10 @@ pub struct Replica {
     pub(crate) view: View,
     /// Reads are served before this.
     pub(crate) lease: Time,
-    pub(crate) records: BTreeMap<Key, Record>,
+    /// Boxed, so that looking for one touches little memory.
+    pub(crate) records: BTreeMap<Key, Box<Record>>,
     /// Writes that this node coordinates or replays.
-    pub(crate) driven: BTreeMap<(Key, Timestamp), Driven>,
+    pub(crate) driven: BTreeMap<(Key, Timestamp), Box<Driven>>,
     /// Writes on their way into local memory.
     pub(crate) locals: BTreeMap<(Key, Timestamp), Local>,
     /// Writes on their way to the log, and who is told when they are there.
@@ -263,8 +264,8 @@ impl Replica {
 
     /// What it knows and waits for, for people.
     pub fn describe(&self) -> String {
-        let waits = |record: &&Record| record.meta.rd_lock.is_some();
-        let locked: Vec<String> = self.records.iter().filter(|(_, record)| waits(record)).map(locked_text).collect();
+        let locked = self.records.iter().filter(|(_, record)| record.meta.rd_lock.is_some());
+        let locked: Vec<String> = locked.map(|(&key, record)| locked_text(key, record)).collect();
         let driven: Vec<String> = self.driven.iter().map(|((key, ts), d)| driven_text(*key, *ts, d)).collect();
         let Taking { learning, caught_up, merging, whole, merged, .. } = &self.taking;
         format!(
@@ -410,7 +411,9 @@ impl Replica {
     pub(crate) fn settle(&mut self, key: Key) {
         let enforced = self.config.model == super::Model::REnf;
         let Some(record) = self.records.get_mut(&key) else { return };
+        let awaited = !record.spins.is_empty() || !record.waiting.is_empty();
         let meta = &mut record.meta;
+        let newest = meta.glb_volatile_ts;
         if let Some(owner) = meta.rd_lock
             && owner <= meta.glb_volatile_ts
             && (!enforced || owner <= meta.glb_durable_ts)
@@ -422,8 +425,9 @@ impl Replica {
                 return;
             }
         }
-        self.drop_refused(key);
-        self.wake(key);
+        if self.drop_refused(key, newest) || awaited {
+            self.wake(key);
+        }
     }
 
     /// Ends the spins that are over, and starts what waited for the RDLock.
@@ -447,7 +451,7 @@ impl Replica {
     }
 }
 
-fn locked_text((key, record): (&Key, &Record)) -> String {
+fn locked_text(key: Key, record: &Record) -> String {
     let Meta { volatile_ts, glb_volatile_ts, glb_durable_ts, durable_ts, applied_ts, .. } = record.meta;
     let (rmw, waiting, spins) = (record.rmw, record.waiting.len(), record.spins.len());
     format!(

@@ -78,7 +78,7 @@ impl Replica {
                 record.meta.rd_lock = Some(ts);
                 record.reserved = ts.version;
             } else {
-                record.remember(&write, room);
+                record.remember(&write.stamps, write.rmw, room);
             }
         }
     }
@@ -147,14 +147,14 @@ impl Replica {
     fn drive_again(&mut self) {
         let ids: Vec<(Key, Timestamp)> = self.driven.keys().copied().collect();
         for (key, ts) in ids {
-            let meta = self.meta(key);
+            let (meta, durable) = (self.meta(key), self.config.model.acks_persists());
             let Some(driven) = self.driven.get_mut(&(key, ts)) else { continue };
             // As any follower would: once a newer write is here, a read-modify-write is refused.
             driven.refused = driven.write.rmw && meta.volatile_ts > ts;
             driven.validated = false;
             let me = NodeSet::one(self.config.id);
             driven.acked_c = if driven.refused { NodeSet::EMPTY } else { me };
-            driven.acked_p = if meta.durable_ts >= ts { me } else { NodeSet::EMPTY };
+            driven.acked_p = if durable && meta.durable_ts >= ts { me } else { NodeSet::EMPTY };
             let write = driven.write.clone();
             self.send_inv(&write);
             self.persist(&write, NodeSet::EMPTY);
@@ -189,7 +189,7 @@ impl Replica {
     fn replay(&mut self, key: Key) {
         let Some(record) = self.records.get(&key) else { return };
         let write = record.as_write(key);
-        let (ts, me) = (write.ts, NodeSet::one(self.config.id));
+        let (ts, me, durable) = (write.ts, NodeSet::one(self.config.id), self.config.model.acks_persists());
         if self.driven.contains_key(&(key, ts)) {
             return;
         }
@@ -197,7 +197,7 @@ impl Replica {
             client: None,
             rmw: None,
             acked_c: me,
-            acked_p: if record.meta.durable_ts >= ts { me } else { NodeSet::EMPTY },
+            acked_p: if durable && record.meta.durable_ts >= ts { me } else { NodeSet::EMPTY },
             validated: false,
             sent: false,
             refused: false,
@@ -205,7 +205,7 @@ impl Replica {
             since: self.now,
         };
         self.marks.replays += 1;
-        self.driven.insert((key, ts), driven);
+        self.driven.insert((key, ts), Box::new(driven));
         self.send_inv(&write);
         self.persist(&write, NodeSet::EMPTY);
         self.progress(key, ts);

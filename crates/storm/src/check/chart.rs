@@ -6,9 +6,9 @@ use stateright::Path;
 
 use super::invariants::describe;
 use super::local::{Envelope, EnvelopeId, Locals};
-use super::reduce;
 use super::system::{Action, KEY, System};
 use super::world::State;
+use super::{proof, reduce};
 
 /// Characters of a node's column.
 const COLUMN: usize = 26;
@@ -24,6 +24,10 @@ pub(crate) fn chart(system: &System, path: Path<State, Action>) -> String {
     for pair in steps.windows(2) {
         let ((before, Some(action)), (after, _)) = (&pair[0], &pair[1]) else { continue };
         lines.push(line(system, locals, after, action, nodes));
+        if let Some(ack) = reduce::carries(system, locals, before, *action) {
+            let Envelope { to, from, message } = locals.envelope(ack);
+            lines.push(arrow(*from, *to, &text(message), nodes));
+        }
         for (number, (old, new)) in before.ops.iter().zip(&after.ops).enumerate() {
             if let Some(outcome) = &new.outcome
                 && old.outcome != new.outcome
@@ -50,7 +54,7 @@ pub(crate) fn chart(system: &System, path: Path<State, Action>) -> String {
 /// What is wrong with a state.
 pub(crate) fn reason(system: &System, state: &State) -> String {
     let fault = state.fault.as_ref().map(|fault| fault.to_string());
-    fault.or_else(|| reduce::flaw(system, state)).unwrap_or_else(|| stuck(&system.locals(), state))
+    fault.or_else(|| proof::flaw(system, state)).unwrap_or_else(|| stuck(&system.locals(), state))
 }
 
 fn stuck(locals: &Locals, state: &State) -> String {

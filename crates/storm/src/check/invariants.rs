@@ -5,12 +5,11 @@
 //! members have updated their replicas before anybody calls it global; (3) no node's glb_durableTS is above what
 //! another member has durable. Both hold for races of writes too, where the printed forms do not.
 
-use remora_replica::ddp::{Meta, Model, Op, Outcome, Replica};
+use remora_replica::ddp::{Model, Op, Outcome};
 use remora_replica::types::{NodeId, Timestamp};
-use stateright::Model as _;
 
-use super::local::Locals;
-use super::system::{KEY, Ops, Options, System};
+use super::local::{Facts, Locals};
+use super::system::{Action, KEY, Ops, Options, System};
 use super::world::{State, happened};
 
 /// Sets the state's fault if an invariant does not hold.
@@ -22,33 +21,26 @@ pub(crate) fn look(locals: &Locals, options: &Options, state: &mut State) {
         .or_else(|| reads(locals, options, state))
         .or_else(|| counter(locals, options, state));
     state.fault = found.map(Into::into);
-    // What can be read now, nobody may read less than later.
-    for &node in &state.nodes {
-        if let Some(ts) = locals.local(node).readable(KEY) {
-            state.floor = state.floor.max(ts);
-        }
-    }
 }
 
 fn table_one(locals: &Locals, options: &Options, state: &State) -> Option<String> {
     // The members of the newest view that are in it.
-    let current = |replica: &Replica| replica.view() == state.view && !replica.merging();
-    let is_current = |id: &NodeId| state.replica(locals, *id).is_some_and(current);
-    let metas = state.view.members.iter().filter(is_current).filter_map(|id| {
-        let local = state.local(locals, id);
-        Some((id, local.replica.as_ref()?.meta(KEY), local.durable(KEY)))
-    });
-    let metas: Vec<_> = metas.collect();
-    let whole = metas.len() as u32 == state.view.members.len();
-    if whole && metas.iter().all(|(_, meta, _)| meta.rd_lock.is_none()) {
-        let (first, mine, _) = &metas[0];
-        let same = |meta: &Meta| meta.volatile_ts == mine.volatile_ts && meta.glb_volatile_ts == mine.glb_volatile_ts;
-        if let Some((id, _, _)) = metas.iter().find(|(_, meta, _)| !same(meta)) {
-            return Some(format!("2a: all can be read, and {first} and {id} differ in volatileTS or glb_volatileTS"));
+    let current = |facts: &&Facts| facts.up && facts.view == state.view && !facts.merging;
+    let member = |id: NodeId| Some((id, Some(state.facts(locals, id)).filter(current)?));
+    let members = || state.view.members.iter().filter_map(member);
+    let unlocked = |(_, facts): (NodeId, &Facts)| facts.meta.rd_lock.is_none();
+    if members().count() as u32 == state.view.members.len() && members().all(unlocked) {
+        let mut ours = members().map(|(id, facts)| (id, (facts.meta.volatile_ts, facts.meta.glb_volatile_ts)));
+        let first = ours.next();
+        if let Some((first, (other, _))) = first.and_then(|first| Some((first, ours.find(|it| it.1 != first.1)?))) {
+            let first = first.0;
+            return Some(format!(
+                "2a: all can be read, and {first} and {other} differ in volatileTS or glb_volatileTS"
+            ));
         }
     }
-    for (id, meta, _) in &metas {
-        for (other, theirs, durable) in &metas {
+    for (id, Facts { meta, .. }) in members() {
+        for (other, Facts { meta: theirs, durable, .. }) in members() {
             if meta.glb_volatile_ts > theirs.volatile_ts {
                 let (global, local) = (meta.glb_volatile_ts, theirs.volatile_ts);
                 return Some(format!("2b/2c: glb_volatileTS is {global} at {id}, and volatileTS {local} at {other}"));
@@ -65,7 +57,7 @@ fn table_one(locals: &Locals, options: &Options, state: &State) -> Option<String
 /// Read safety: what can be read is never older than what could be read before, nor than a request answered before.
 fn reads(locals: &Locals, options: &Options, state: &State) -> Option<String> {
     for (id, &node) in state.nodes.iter().enumerate() {
-        let Some(ts) = locals.local(node).readable(KEY) else { continue };
+        let Some(ts) = locals.facts(node).readable else { continue };
         if ts < state.floor {
             return Some(format!("n{id} can read {ts} after {} could be read", state.floor));
         }
@@ -98,11 +90,10 @@ fn counter(locals: &Locals, options: &Options, state: &State) -> Option<String> 
     let open = state.ops.iter().filter(|op| op.issued && op.outcome.as_ref().is_none_or(|o| *o == Outcome::Unknown));
     let open = open.count() as u64;
     for (id, &node) in state.nodes.iter().enumerate() {
-        let local = locals.local(node);
-        if local.readable(KEY).is_none() {
+        if locals.facts(node).readable.is_none() {
             continue;
         }
-        let value = local.replica.as_ref().and_then(|replica| replica.peek(KEY));
+        let value = locals.local(node).replica.as_ref().and_then(|replica| replica.peek(KEY));
         let value = value.map_or(0, |value| value.first_chunk().map_or(u64::MAX, |bytes| u64::from_le_bytes(*bytes)));
         if value < seen || value > seen + open {
             return Some(format!("n{id} can read {value} after {seen} additions of 1 and {open} unanswered"));
@@ -122,10 +113,11 @@ pub(crate) fn look_answer(locals: &Locals, options: &Options, state: &mut State,
         (outcome, ts) if happened(outcome) && matches!(model, Model::Synch | Model::Strict) => ts,
         _ => None,
     };
-    let (Some(wanted), Some(view)) = (wanted, state.replica(locals, id).map(Replica::view)) else { return };
+    let Some(wanted) = wanted else { return };
+    let view = state.facts(locals, id).view;
     // A node that began anew has no part in what is kept, and a newer view has left it out. Who answers may not have heard.
     for member in view.members.and(state.view.members).iter() {
-        let durable = state.local(locals, member).durable(KEY);
+        let durable = state.facts(locals, member).durable;
         if durable < wanted {
             let fault = format!("request {number} was answered, and {member} has {durable} durable, not {wanted}");
             state.fault = Some(fault.into());
@@ -135,13 +127,8 @@ pub(crate) fn look_answer(locals: &Locals, options: &Options, state: &mut State,
 }
 
 /// Nothing can happen any more, and something should: a deadlock or a lost wake-up.
-pub(crate) fn stuck(system: &System, state: &State) -> bool {
-    if state.fault.is_some() || system.goes_on(state) || state.quiet(&system.locals()) {
-        return false;
-    }
-    let mut actions = Vec::new();
-    system.actions(state, &mut actions);
-    actions.is_empty()
+pub(crate) fn stuck(system: &System, locals: &Locals, state: &State, actions: &[Action]) -> bool {
+    actions.is_empty() && state.fault.is_none() && !system.goes_on(locals, state) && !state.quiet(locals)
 }
 
 /// The request's operation, to name it in a chart.

@@ -5,13 +5,14 @@
 //! and a state of the system is a few numbers.
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::Hash;
+use std::hash::{BuildHasherDefault, Hash};
 use std::sync::Arc;
 
-use remora_replica::ddp::{Body, Job, JobId, Marks, Message, Op, Output, Replica, Reply, View, Write};
+use remora_replica::ddp::{Body, Job, JobId, Marks, Message, Meta, Op, Output, Replica, Reply, View, Write};
 use remora_replica::types::{Key, NodeId, Timestamp};
 
-use super::system::Options;
+use super::system::{KEY, Options};
+use super::visited::Print;
 
 /// A node: its replica while it is up, its jobs under way, and its log.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -51,21 +52,46 @@ pub(crate) enum Event {
     Timeout,
 }
 
+/// An event of a node of which nobody knows yet what comes of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unknown(pub LocalId, pub Event);
+
 /// What comes of it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Effect {
     pub next: LocalId,
     pub sends: Vec<EnvelopeId>,
     /// Timestamps that requests were given.
     pub seen: Vec<(u8, Timestamp)>,
     pub replies: Vec<Reply>,
-    pub marks: Marks,
 }
+
+/// What is asked of a [`Local`] in each state, looked up once.
+#[derive(Debug, Default)]
+pub(crate) struct Facts {
+    pub up: bool,
+    /// Where the node is; no epoch while it is down.
+    pub view: View,
+    pub serves: bool,
+    pub merging: bool,
+    pub caught_up: bool,
+    /// The record's metadata, while the node is up.
+    pub meta: Meta,
+    /// What a client that asks now is told, if it can read.
+    pub readable: Option<Timestamp>,
+    /// The newest version of the record that survives a crash.
+    pub durable: Timestamp,
+    /// Jobs under way.
+    pub jobs: Vec<JobId>,
+}
+
+/// Quick, and the same in each run.
+type Quick = BuildHasherDefault<Print>;
 
 /// Numbers for things, each kept once.
 #[derive(Debug)]
 struct Numbers<T> {
-    ids: HashMap<Arc<T>, u32>,
+    ids: HashMap<Arc<T>, u32, Quick>,
     things: Vec<Arc<T>>,
 }
 
@@ -83,7 +109,7 @@ impl<T: Eq + Hash> Numbers<T> {
 
 impl<T> Default for Numbers<T> {
     fn default() -> Self {
-        Self { ids: HashMap::new(), things: Vec::new() }
+        Self { ids: HashMap::default(), things: Vec::new() }
     }
 }
 
@@ -91,8 +117,9 @@ impl<T> Default for Numbers<T> {
 #[derive(Debug, Default)]
 pub(crate) struct Locals {
     locals: Numbers<Local>,
+    facts: Vec<Facts>,
     envelopes: Numbers<Envelope>,
-    effects: HashMap<(LocalId, Event), Arc<Effect>>,
+    effects: HashMap<(LocalId, Event), Effect, Quick>,
 }
 
 impl Locals {
@@ -104,17 +131,42 @@ impl Locals {
         &self.envelopes.things[id as usize]
     }
 
-    pub fn number(&mut self, local: Local) -> LocalId {
-        self.locals.id(local)
+    pub fn facts(&self, id: LocalId) -> &Facts {
+        &self.facts[id as usize]
     }
 
-    /// What came of this event, if it was asked before.
-    pub fn known(&self, node: LocalId, event: Event) -> Option<Arc<Effect>> {
-        self.effects.get(&(node, event)).cloned()
+    pub fn number(&mut self, local: Local) -> LocalId {
+        let id = self.locals.id(local);
+        if let Some(local) = self.locals.things.get(self.facts.len()) {
+            self.facts.push(local.facts());
+        }
+        id
+    }
+
+    /// The same node without its log, if it is down, has no place in its view, or has done nothing since it was up again.
+    pub fn without_log(&mut self, options: &Options, id: LocalId) -> LocalId {
+        let local = self.local(id);
+        let loaded = |log: &BTreeMap<Key, Write>| {
+            let mut replica = Replica::new(options.config(local.id));
+            replica.load(local.epoch, log.values().cloned().collect());
+            replica
+        };
+        let replica = match &local.replica {
+            _ if local.log.is_empty() => return id,
+            Some(replica) if *replica == loaded(&local.log) => Some(loaded(&BTreeMap::new())),
+            Some(replica) if replica.view().all().has(local.id) => return id,
+            replica => replica.clone(),
+        };
+        self.number(Local { replica, log: BTreeMap::new(), ..local.clone() })
+    }
+
+    /// What comes of this event.
+    pub fn effect(&self, node: LocalId, event: Event) -> Result<&Effect, Unknown> {
+        self.effects.get(&(node, event)).ok_or(Unknown(node, event))
     }
 
     /// Asks the engine.
-    pub fn learn(&mut self, options: &Options, node: LocalId, event: Event) -> Arc<Effect> {
+    pub fn learn(&mut self, options: &Options, Unknown(node, event): Unknown) -> Marks {
         let mut local = self.local(node).clone();
         let message = match event {
             Event::Deliver(envelope) => Some(self.envelope(envelope).clone()),
@@ -144,23 +196,30 @@ impl Locals {
                 Output::Step(_) => {}
             }
         }
-        let effect = Arc::new(Effect { next: self.locals.id(local), sends, seen, replies, marks });
-        self.effects.insert((node, event), effect.clone());
-        effect
+        let effect = Effect { next: self.number(local), sends, seen, replies };
+        self.effects.insert((node, event), effect);
+        marks
     }
 }
 
 impl Local {
-    /// What a client that asks now is told, if it can read.
-    pub fn readable(&self, key: Key) -> Option<Timestamp> {
-        let replica = self.replica.as_ref()?;
-        let meta = replica.meta(key);
-        (replica.serves() && meta.rd_lock.is_none()).then_some(meta.volatile_ts)
-    }
-
-    /// The newest version of the record that survives a crash.
-    pub fn durable(&self, key: Key) -> Timestamp {
-        self.log.get(&key).map_or(Timestamp::ZERO, |write| write.ts)
+    fn facts(&self) -> Facts {
+        let durable = self.log.get(&KEY).map_or(Timestamp::ZERO, |write| write.ts);
+        let jobs = self.jobs.keys().copied().collect();
+        let Some(replica) = &self.replica else { return Facts { durable, jobs, ..Facts::default() } };
+        let meta = replica.meta(KEY);
+        let serves = replica.serves();
+        Facts {
+            up: true,
+            view: replica.view(),
+            serves,
+            merging: replica.merging(),
+            caught_up: replica.caught_up(),
+            meta,
+            readable: (serves && meta.rd_lock.is_none()).then_some(meta.volatile_ts),
+            durable,
+            jobs,
+        }
     }
 
     fn step(&mut self, options: &Options, event: Event, message: Option<Envelope>) {

@@ -8,17 +8,21 @@ mod chart;
 mod invariants;
 mod local;
 mod mutants;
+mod proof;
 mod reduce;
+mod search;
 mod system;
 #[cfg(test)]
 mod tests;
+mod visited;
 mod world;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use remora_replica::ddp::{Marks, Model, Mutation};
-use stateright::{Checker, HasDiscoveries, Model as _};
+use stateright::{Checker, HasDiscoveries, Model as _, Path};
 
 use chart::chart;
 pub use mutants::{MUTANTS, Mutant};
@@ -37,7 +41,7 @@ pub struct Report {
     pub seconds: f64,
     /// Which bound ended the search. If none did, and nothing is wrong, all states were visited.
     pub stopped: Option<Bound>,
-    /// Bytes of memory that the process had at the end.
+    /// Bytes of memory that the process had at most.
     pub memory: u64,
     /// What is wrong, and a way to it as a message chart.
     pub failure: Option<(String, String)>,
@@ -75,7 +79,7 @@ pub struct Search {
     /// Threads.
     pub threads: usize,
     /// Breadth first: a counterexample is a shortest one, and memory holds all states of one depth. Otherwise depth
-    /// first, which keeps little more than a fingerprint (16 bytes) of each state.
+    /// first, which keeps little more than a print of each state (12 bytes at most).
     pub shortest: bool,
 }
 
@@ -86,64 +90,95 @@ impl Default for Search {
 }
 
 /// Checks all states within the options. `progress` is called about once a second with the distinct states so far.
-pub fn check(options: &Options, search: Search, mut progress: impl FnMut(u64)) -> Report {
+pub fn check(options: &Options, search: Search, progress: impl FnMut(u64)) -> Report {
     let system = system::System::new(options.clone());
-    let (reached, stop) = (system.reached(), system.stop());
-    let started = Instant::now();
-    let builder = system.checker().threads(search.threads).finish_when(HasDiscoveries::AnyFailures);
-    let report = if search.shortest {
-        watch(builder.spawn_bfs(), search, &stop, &mut progress)
-    } else {
-        watch(builder.spawn_dfs(), search, &stop, &mut progress)
-    };
-    let marks = *reached.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    Report { seconds: started.elapsed().as_secs_f64(), marks, ..report }
+    let reached = system.reached();
+    let report = if search.shortest { breadth(system, search, progress) } else { depth(&system, search, progress) };
+    let marks = *reached.lock().unwrap_or_else(PoisonError::into_inner);
+    Report { marks, ..report }
 }
 
-/// Waits for a checker, stops it where the search is bounded, and reads its result.
+/// Breadth first, by stateright's own checker.
+fn breadth(system: system::System, search: Search, progress: impl FnMut(u64)) -> Report {
+    let stop = system.stop();
+    let checker = system.checker().threads(search.threads).finish_when(HasDiscoveries::AnyFailures).spawn_bfs();
+    let states = || checker.unique_state_count() as u64;
+    let (stopped, seconds, memory) =
+        watch(search, || checker.is_done(), states, || stop.store(true, Ordering::Relaxed), progress);
+    let checker = checker.join();
+    let path = checker.discoveries().into_values().next();
+    Report {
+        states: checker.unique_state_count() as u64,
+        generated: checker.state_count() as u64,
+        depth: checker.max_depth(),
+        seconds,
+        stopped,
+        memory,
+        failure: path.map(|path| (chart::reason(checker.model(), path.last_state()), chart(checker.model(), path))),
+        marks: Marks::default(),
+    }
+}
+
+/// Depth first.
+fn depth(system: &system::System, search: Search, progress: impl FnMut(u64)) -> Report {
+    let visit = search::Visit::new(system, search.threads);
+    let states = || visit.states.load(Ordering::Relaxed);
+    let (stopped, seconds, memory) = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..search.threads).map(|_| scope.spawn(|| visit.work())).collect();
+        let done = || {
+            if threads.iter().any(|thread| thread.is_finished()) {
+                // Also if it ended by a panic, which comes out when the scope ends.
+                visit.stop();
+            }
+            threads.iter().all(|thread| thread.is_finished())
+        };
+        watch(search, done, states, || visit.stop(), progress)
+    });
+    let way = visit.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let path = way.and_then(|way| {
+        let first = system.init_states().into_iter().next()?;
+        Path::from_actions(system, first, &way)
+    });
+    Report {
+        states: states(),
+        generated: visit.generated.load(Ordering::Relaxed),
+        depth: visit.depth.load(Ordering::Relaxed),
+        seconds,
+        stopped,
+        memory,
+        failure: path.map(|path| (chart::reason(system, path.last_state()), chart(system, path))),
+        marks: Marks::default(),
+    }
+}
+
+/// Waits for a search, and stops it where it is bounded. Returns the bound, how long it took, and bytes of memory.
 fn watch(
-    checker: impl Checker<system::System>,
     search: Search,
-    stop: &AtomicBool,
-    progress: &mut impl FnMut(u64),
-) -> Report {
+    done: impl Fn() -> bool,
+    states: impl Fn() -> u64,
+    stop: impl Fn(),
+    mut progress: impl FnMut(u64),
+) -> (Option<Bound>, f64, u64) {
     let (started, mut told) = (Instant::now(), Instant::now());
-    let mut stopped = None;
-    while !checker.is_done() {
+    let (mut stopped, mut memory) = (None, 0);
+    while !done() {
         std::thread::sleep(Duration::from_millis(5));
-        let states = checker.unique_state_count() as u64;
+        memory = resident().max(memory);
         let bounds = [
-            (Bound::States, states >= search.limit),
-            (Bound::Memory, resident() > search.memory),
+            (Bound::States, states() >= search.limit),
+            (Bound::Memory, memory > search.memory),
             (Bound::Time, started.elapsed() >= search.time),
         ];
         if let Some((bound, _)) = bounds.into_iter().find(|(_, reached)| *reached && stopped.is_none()) {
             stopped = Some(bound);
-            stop.store(true, Ordering::Relaxed);
+            stop();
         }
         if told.elapsed() > Duration::from_secs(1) {
             told = Instant::now();
-            progress(states);
+            progress(states());
         }
     }
-    let memory = resident();
-    let checker = checker.join();
-    let failure = checker
-        .discoveries()
-        .into_iter()
-        .next()
-        .map(|(_, path)| (chart::reason(checker.model(), path.last_state()), chart(checker.model(), path)));
-    let (states, generated) = (checker.unique_state_count() as u64, checker.state_count() as u64);
-    Report {
-        states,
-        generated,
-        depth: checker.max_depth(),
-        seconds: 0.0,
-        stopped,
-        memory,
-        failure,
-        marks: Marks::default(),
-    }
+    (stopped, started.elapsed().as_secs_f64(), memory)
 }
 
 /// Bytes of memory that this process has; 0 where nobody says.

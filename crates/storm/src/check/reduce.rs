@@ -1,6 +1,10 @@
 //! What makes no difference when it happens is taken first, and alone: partial-order reduction.
 //!
-//! The engine says of a message or job that it makes no difference when ([`Replica::is_indifferent`] and
+//! Events of two nodes meet nowhere but in messages, so all this is about events of one node, and about what all can
+//! see: views, and what clients may rely on. `remora check minos --orders proof` visits all orders and looks in each
+//! state whether what is said here is so ([`super::proof`]).
+//!
+//! **First.** The engine says of a message or job that it makes no difference when ([`Replica::is_indifferent`] and
 //! [`Replica::is_indifferent_job`]; the reasons are there). To take such an event p first is right if, in every state in
 //! which p is said to make no difference, for all else a that can happen:
 //!
@@ -10,25 +14,32 @@
 //! 3. if a is seen to break a rule before p, it is seen to after p as well.
 //!
 //! Then every way to a broken rule can be changed step by step into one that takes p at once, since ways are finite:
-//! each event uses up a message, a job, a request or a fault. [`flaw`] looks whether all three hold, state by state, in
-//! a search of all orders (`remora check minos --orders proof`).
-//!
-//! Messages that will never do anything are taken away ([`bury`]), and states are compared without them.
-//!
-//! Events of two nodes meet nowhere but in messages, so all this is about events of one node.
+//! each event uses up a message, a job, a request or a fault. Instead of the same state the order that is taken may lead
+//! to one from which the other is reached, or the other order to one from which an event of this kind leads on.
 //!
 //! Of acknowledgements that are only counted each but the last makes no difference, and which is the last makes none
 //! either: what came after the one and before the other comes the same way with the two exchanged. So for these two
 //! rule 1 asks only that the second can still happen.
 //!
-//! Persists wait until somebody looks at what is durable: in Event nobody ever does, in Scope nobody before PERSIST is
-//! asked for. Until then they commute with everything and nothing comes of them, so that they may as well happen right
-//! after; and that less is durable meanwhile hides no broken rule.
+//! **Persists.** What a log has counts when somebody looks. In Event nobody does, so that persists go first. In Scope
+//! nobody does before PERSIST is asked for: until then they commute with everything and nothing comes of them, so that
+//! they may as well happen right after; and that less is durable meanwhile hides no broken rule. In the other models a
+//! follower's persist is seen by its acknowledgement alone: it commutes with all that comes between the two, but for
+//! what happens to its node as a whole (a crash, a view), and before that the acknowledgement may as well have arrived,
+//! as the coordinator hears of it by a new view alone. So the persist waits until its acknowledgement arrives, and both
+//! are one step ([`carries`]). If the acknowledgement is lost, the persist may as well have come after. All this does not
+//! hold where durability is told otherwise: of learners, in recovery, and after a crash of all.
+//!
+//! **Views.** Who is not in the newest view yet hears nothing from those who are, and is not heard by them. So those who
+//! are wait until all have entered it ([`late`]); but not where a client could see that: where a late node can be read
+//! or may yet be asked.
+//!
+//! **Dead messages**, which will never do anything, are taken away ([`bury`]), and states are compared without them.
 
 use remora_replica::ddp::{Ahead, Asks, Body, JobId, Model, Op};
-use remora_replica::types::{NodeId, Timestamp};
+use remora_replica::types::{NodeId, NodeSet, Timestamp};
 
-use super::local::{Envelope, Locals};
+use super::local::{Envelope, EnvelopeId, Event, Locals};
 use super::system::{Action, KEY, System, Where};
 use super::world::State;
 
@@ -38,41 +49,84 @@ pub(crate) fn reduce(system: &System, locals: &Locals, state: &State, actions: &
     if let Some(&first) = actions.iter().find(|&&action| indifferent(system, locals, state, calm, action)) {
         actions.clear();
         actions.push(first);
-    } else if calm && unwatched(system, state) {
-        let first = actions.first().copied();
-        actions.retain(|action| !persists(action));
-        if actions.is_empty() {
-            actions.extend(first);
-        }
+        return;
+    }
+    if let Some(late) = late(system, locals, state) {
+        actions.retain(|&action| happens_at(system, locals, action).is_some_and(|id| late.has(id)));
+    }
+    if let Some(waiting) = waiting(system, locals, state, actions) {
+        actions.retain(|action| !waiting.contains(action));
     }
 }
 
-/// Does nobody look at what is durable, until the PERSIST that is still to come? In bounded FIFOs persists make room.
-fn unwatched(system: &System, state: &State) -> bool {
+/// Is this a persist that nobody looks at, and that makes no room in a FIFO?
+fn unwatched(system: &System, locals: &Locals, state: &State, action: Action) -> bool {
     let room = match system.options.deployment {
         Where::O(entries) => system.options.versions() <= usize::from(entries),
         _ => true,
     };
-    room && match system.options.model {
-        Model::Event => true,
-        Model::Scope => state.ops.last().is_none_or(|persist| !persist.issued),
-        _ => false,
+    // A learner tells when it has everything durable, and after a crash of all what is durable is all there is.
+    let catches_up = |id| {
+        let facts = state.facts(locals, id);
+        facts.view.learners.has(id) || facts.merging
+    };
+    matches!(action, Action::Done(id, JobId::Persist(..)) if room && state.left.blackouts == 0 && !catches_up(id))
+}
+
+/// Persists that may wait until PERSIST is asked for, if something else is certain to happen.
+pub(crate) fn waiting(system: &System, locals: &Locals, state: &State, actions: &[Action]) -> Option<Vec<Action>> {
+    let asked = state.ops.last().is_some_and(|persist| persist.issued);
+    if system.options.model != Model::Scope || asked {
+        return None;
+    }
+    let (waiting, others): (Vec<_>, Vec<_>) =
+        actions.iter().partition(|&&action| unwatched(system, locals, state, action));
+    let certain = |action: &Action| {
+        !matches!(
+            action,
+            Action::Duplicate(_) | Action::Crash(_) | Action::Blackout | Action::Restart(_) | Action::Suspect(_)
+        )
+    };
+    others.iter().any(certain).then_some(waiting)
+}
+
+/// Nodes that are not in the newest view yet, if they may go before all others; also those that may start again.
+pub(crate) fn late(system: &System, locals: &Locals, state: &State) -> Option<NodeSet> {
+    let late = |id: &NodeId| {
+        let facts = state.facts(locals, *id);
+        if facts.up { facts.view.epoch < state.view.epoch } else { state.left.restarts > 0 }
+    };
+    let late = NodeSet::first(system.options.nodes).iter().filter(late).fold(NodeSet::EMPTY, NodeSet::with);
+    let asks = |number: u8| !state.ops[usize::from(number)].issued && late.has(system.options.request(number).0);
+    // Until then there are no other views and no faults.
+    let alone = !state.installed_everywhere(locals)
+        && state.left.duplicates == 0
+        && state.left.blackouts == 0
+        && late.iter().all(|id| state.facts(locals, id).readable.is_none())
+        && !(0..system.options.requests()).any(asks);
+    (alone && !late.is_empty()).then_some(late)
+}
+
+/// The node that an action is a step of.
+pub(crate) fn happens_at(system: &System, locals: &Locals, action: Action) -> Option<NodeId> {
+    match action {
+        Action::Submit(number) => Some(system.options.request(number).0),
+        Action::Deliver(envelope) | Action::Duplicate(envelope) => Some(locals.envelope(envelope).to),
+        Action::Done(id, _) | Action::Install(id) | Action::Restart(id) => Some(id),
+        _ => None,
     }
 }
 
-fn persists(action: &Action) -> bool {
-    matches!(action, Action::Done(_, JobId::Persist(..)))
-}
-
 /// Does it make no difference when this happens?
-fn indifferent(system: &System, locals: &Locals, state: &State, calm: bool, action: Action) -> bool {
+pub(crate) fn indifferent(system: &System, locals: &Locals, state: &State, calm: bool, action: Action) -> bool {
     match action {
-        Action::Deliver(envelope) if system.options.failures.duplicates == 0 => {
+        Action::Deliver(envelope) if state.left.duplicates == 0 => {
             let Envelope { to, from, message } = locals.envelope(envelope);
             let replica = state.replica(locals, *to);
             replica
                 .is_some_and(|replica| replica.is_indifferent(*from, message, &ahead(system, locals, state, calm, *to)))
         }
+        Action::Done(..) if system.options.model == Model::Event && unwatched(system, locals, state, action) => true,
         Action::Done(id, job) => {
             let replica = state.replica(locals, id);
             replica.is_some_and(|replica| replica.is_indifferent_job(job, &ahead(system, locals, state, calm, id)))
@@ -107,7 +161,7 @@ fn late_acks(system: &System, locals: &Locals, state: &State, id: NodeId) -> boo
     let others = state.nodes.iter().enumerate().filter(|(other, _)| *other != usize::from(id.0));
     // Where a job's end is acknowledged.
     let (persists, applies) = (system.options.model.acks_persists(), system.options.deployment == Where::Stepped);
-    acks || others.flat_map(|(_, &node)| locals.local(node).jobs.keys()).any(|job| match *job {
+    acks || others.flat_map(|(_, &node)| &locals.facts(node).jobs).any(|job| match *job {
         JobId::Persist(_, ts) => persists && late(ts),
         JobId::Apply(_, ts) => applies && late(ts),
         _ => false,
@@ -123,93 +177,24 @@ pub(crate) fn bury(locals: &Locals, state: &mut State) {
     });
 }
 
-/// Where the reduction would be wrong in this state.
-pub(crate) fn flaw(system: &System, state: &State) -> Option<String> {
-    let actions = possible(system, state);
-    let (first, waiting) = {
-        let locals = system.locals();
-        let calm = system.calm(state);
-        let first = |action: &&Action| indifferent(system, &locals, state, calm, **action);
-        let late = calm && unwatched(system, state);
-        let first: Vec<Action> = actions.iter().filter(first).copied().collect();
-        (first, actions.iter().filter(|action| late && persists(action)).copied().collect::<Vec<_>>())
-    };
-    let opens = waiting.iter().find_map(|&persist| opens(system, state, &actions, persist));
-    opens.or_else(|| {
-        actions.iter().filter(|_| !first.is_empty() || !waiting.is_empty()).find_map(|&other| {
-            let then = system.after(state, other);
-            let mut early = first.iter().filter(|&&first| first != other);
-            let mut late = waiting.iter().filter(|&&persist| persist != other);
-            early
-                .find_map(|&first| goes_first(system, state, first, other, &then))
-                .or_else(|| late.find_map(|&persist| waits(system, state, persist, other, &then)))
-        })
-    })
-}
-
-/// Rules 1 to 3 for `first` and `other`, after which the state is `then`.
-fn goes_first(system: &System, state: &State, first: Action, other: Action, then: &State) -> Option<String> {
-    let flaw = |what: &str| Some(format!("{first:?} before {other:?} {what}"));
-    let before = system.after(state, first);
-    if before.fault.is_some() {
+/// The acknowledgement that a persist sends to where it can arrive at once.
+pub(crate) fn carries(system: &System, locals: &Locals, before: &State, persist: Action) -> Option<EnvelopeId> {
+    // In MINOS-O it makes room as well.
+    let seen_otherwise = matches!(system.options.deployment, Where::O(_)) || before.left.duplicates > 0;
+    if seen_otherwise || !unwatched(system, locals, before, persist) {
         return None;
     }
-    if !possible(system, &before).contains(&other) {
-        return flaw("makes it impossible");
-    }
-    let mut early = system.after(&before, other);
-    bury(&system.locals(), &mut early);
-    if early.fault.is_some() || then.fault.is_some() {
-        return if early.fault.is_none() { flaw("hides a fault") } else { None };
-    }
-    let mut then = then.clone();
-    bury(&system.locals(), &mut then);
-    if !possible(system, &then).contains(&first) {
-        // Lost with the node that it would have changed, or nothing comes of it any more.
-        return if early.relies_on_more(&then) { None } else { flaw("is not possible the other way round") };
-    }
-    let locals = system.locals();
-    let still = indifferent(system, &locals, &then, system.calm(&then), first);
-    let counted = counted(&locals, first).is_some_and(|what| counted(&locals, other) == Some(what));
-    drop(locals);
-    if !still && !counted {
-        return flaw("would no longer be first after it");
-    }
-    let mut late = system.after(&then, first);
-    bury(&system.locals(), &mut late);
-    if early.relies_on_more(&late) { None } else { flaw("leads elsewhere") }
-}
-
-/// May a persist wait for `other`, after which the state is `then`?
-fn waits(system: &System, state: &State, persist: Action, other: Action, then: &State) -> Option<String> {
-    if then.fault.is_some() {
+    let Action::Done(id, job) = persist else { return None };
+    // An older one under way may be the node's own write, and durable with this one in a new view, as it looks again.
+    let older = |other: &JobId| matches!(other, JobId::Persist(..)) && *other < job;
+    if locals.facts(before.node(id)).jobs.iter().any(older) {
         return None;
     }
-    let early = system.after(&system.after(state, persist), other);
-    let same = possible(system, then).contains(&persist) && system.after(then, persist) == early;
-    (!same).then(|| format!("{persist:?} after {other:?} leads elsewhere"))
-}
-
-/// Does something come of a persist that was to wait?
-fn opens(system: &System, state: &State, actions: &[Action], persist: Action) -> Option<String> {
-    let after = system.after(state, persist);
-    let new = possible(system, &after).into_iter().find(|&action| {
-        let locals = system.locals();
-        !actions.contains(&action) && !indifferent(system, &locals, &after, system.calm(&after), action)
-    });
-    let broken = after.fault.is_some();
-    (broken || new.is_some()).then(|| format!("{persist:?} was to wait, and leads to {new:?} {:?}", after.fault))
-}
-
-fn possible(system: &System, state: &State) -> Vec<Action> {
-    let mut actions = Vec::new();
-    system.all_actions(&system.locals(), state, &mut actions);
-    actions
-}
-
-/// Of which acknowledgements this is one.
-fn counted(locals: &Locals, action: Action) -> Option<(NodeId, &Body)> {
-    let Action::Deliver(envelope) = action else { return None };
-    let Envelope { to, message, .. } = locals.envelope(envelope);
-    matches!(message.body, Body::Ack(..) | Body::PersistAck(_)).then_some((*to, &message.body))
+    let effect = locals.effect(before.node(id), Event::Done(job)).ok()?;
+    let &[ack] = &effect.sends[..] else { return None };
+    let Envelope { to, message, .. } = locals.envelope(ack);
+    let facts = before.facts(locals, *to);
+    let arrives = facts.up && facts.view.epoch == message.epoch && facts.view.members.has(*to);
+    let new = !before.net.contains(&ack);
+    (arrives && new && matches!(message.body, Body::Ack(..))).then_some(ack)
 }

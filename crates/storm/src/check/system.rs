@@ -8,9 +8,9 @@ use remora_replica::ddp::{Config, Deployment, JobId, Marks, Model, Mutation, Off
 use remora_replica::types::{Key, NodeId, NodeSet, Value};
 use stateright::Property;
 
-use super::local::{EnvelopeId, Event, Local, Locals};
+use super::local::{EnvelopeId, Event, Facts, Local, Locals, Unknown};
 use super::world::State;
-use super::{invariants, reduce};
+use super::{invariants, proof, reduce};
 
 /// The one record.
 pub(crate) const KEY: Key = 7;
@@ -208,22 +208,22 @@ impl System {
     /// The view that should follow, if there is cause.
     fn next_view(&self, locals: &Locals, state: &State) -> Option<View> {
         let newest = state.view;
-        let replica = |id| state.replica(locals, id);
+        let facts = |id| state.facts(locals, id);
         if !state.installed_everywhere(locals) {
             return None;
         }
-        let up = self.nodes().filter(|&id| replica(id).is_some()).fold(NodeSet::EMPTY, NodeSet::with);
+        let up = self.nodes().filter(|&id| facts(id).up).fold(NodeSet::EMPTY, NodeSet::with);
         let epoch = newest.epoch + 1;
-        let amnesiac = |id: &NodeId| replica(*id).is_some_and(|replica| replica.view().members.is_empty());
-        if newest.members.iter().all(|id| replica(id).is_none() || amnesiac(&id)) {
+        let amnesiac = |id: NodeId| facts(id).up && facts(id).view.members.is_empty();
+        if newest.members.iter().all(|id| !facts(id).up || amnesiac(id)) {
             // All members crashed: they recover when all are back.
             let whole = up.covers(newest.members);
             return whole.then_some(View { epoch, members: newest.members, learners: NodeSet::EMPTY, recovery: true });
         }
-        let merging = newest.members.iter().any(|id| replica(id).is_some_and(Replica::merging));
+        let merging = newest.members.iter().any(|id| facts(id).merging);
         let stay = newest.members.and(up).minus(state.suspected);
-        let stay = stay.iter().filter(|id| !amnesiac(id)).fold(NodeSet::EMPTY, NodeSet::with);
-        let ready = newest.learners.and(up).iter().filter(|&id| replica(id).is_some_and(Replica::caught_up));
+        let stay = stay.iter().filter(|&id| !amnesiac(id)).fold(NodeSet::EMPTY, NodeSet::with);
+        let ready = newest.learners.and(up).iter().filter(|&id| facts(id).caught_up);
         let members = ready.fold(stay, NodeSet::with);
         let learners = up.minus(members).minus(state.suspected);
         let learners = if merging { NodeSet::EMPTY } else { learners };
@@ -238,10 +238,9 @@ impl System {
     }
 
     /// Can something happen for certain? Says so without looking at all that can.
-    pub fn goes_on(&self, state: &State) -> bool {
-        let locals = self.locals();
-        let arrives = |&envelope: &EnvelopeId| deliverable(&locals, state, envelope);
-        state.nodes.iter().any(|&node| !locals.local(node).jobs.is_empty()) || state.net.iter().any(arrives)
+    pub fn goes_on(&self, locals: &Locals, state: &State) -> bool {
+        let arrives = |&envelope: &EnvelopeId| deliverable(locals, state, envelope);
+        state.nodes.iter().any(|&node| !locals.facts(node).jobs.is_empty()) || state.net.iter().any(arrives)
     }
 
     /// All that can happen but faults.
@@ -252,7 +251,7 @@ impl System {
             }
             let (at, _) = self.options.request(number);
             let persist = number == self.options.writes;
-            let serves = state.replica(locals, at).is_some_and(Replica::serves);
+            let serves = state.facts(locals, at).serves;
             if serves && (!persist || state.writes_replied(number)) {
                 actions.push(Action::Submit(number));
             }
@@ -264,11 +263,11 @@ impl System {
             }
         }
         for id in self.nodes() {
-            actions.extend(state.local(locals, id).jobs.keys().map(|&job| Action::Done(id, job)));
+            actions.extend(state.facts(locals, id).jobs.iter().map(|&job| Action::Done(id, job)));
         }
         for id in self.nodes() {
-            let behind = |replica: &Replica| replica.view().epoch < state.view.epoch;
-            if state.replica(locals, id).is_some_and(behind) && !state.suspected.has(id) {
+            let behind = |facts: &Facts| facts.up && facts.view.epoch < state.view.epoch;
+            if behind(state.facts(locals, id)) && !state.suspected.has(id) {
                 actions.push(Action::Install(id));
             }
         }
@@ -279,7 +278,7 @@ impl System {
         if state.left == Failures::default() {
             return;
         }
-        let up: Vec<NodeId> = self.nodes().filter(|&id| state.replica(locals, id).is_some()).collect();
+        let up: Vec<NodeId> = self.nodes().filter(|&id| state.facts(locals, id).up).collect();
         let begun = state.ops.iter().any(|op| op.issued);
         if state.left.blackouts > 0 && begun {
             actions.push(Action::Blackout);
@@ -294,7 +293,7 @@ impl System {
             }
         }
         for id in self.nodes() {
-            if state.left.restarts > 0 && state.replica(locals, id).is_none() {
+            if state.left.restarts > 0 && !state.facts(locals, id).up {
                 actions.push(Action::Restart(id));
             }
         }
@@ -312,89 +311,156 @@ impl System {
         self.fault_actions(locals, state, actions);
     }
 
+    /// All that has to be tried.
+    pub fn worthwhile(&self, locals: &Locals, state: &State, actions: &mut Vec<Action>) {
+        actions.clear();
+        self.all_actions(locals, state, actions);
+        if self.options.orders == Orders::Reduced {
+            reduce::reduce(self, locals, state, actions);
+        }
+    }
+
+    /// Notes what is wrong with a state.
+    pub fn look(&self, locals: &Locals, state: &mut State) {
+        invariants::look(locals, &self.options, state);
+    }
+
+    /// Is nothing wrong with a state in which this has to be tried?
+    pub fn holds(&self, locals: &Locals, state: &State, actions: &[Action]) -> bool {
+        state.fault.is_none() && !invariants::stuck(self, locals, state, actions)
+    }
+
+    /// Is it to be proven in each state that the order makes no difference where it is said to make none?
+    pub fn proves(&self) -> bool {
+        self.options.orders == Orders::Proof
+    }
+
+    /// Does it make none here?
+    pub fn proven(&self, state: &State) -> bool {
+        proof::flaw(self, state).is_none()
+    }
+
     /// What comes of an action.
     pub fn after(&self, last: &State, action: Action) -> State {
         let mut state = last.clone();
-        self.step(&mut state, action);
-        invariants::look(&self.locals(), &self.options, &mut state);
+        loop {
+            let locals = self.locals();
+            let Err(unknown) = self.step(&locals, &mut state, action) else {
+                self.look(&locals, &mut state);
+                return state;
+            };
+            drop(locals);
+            self.learn(unknown);
+            state.clone_from(last);
+        }
+    }
+
+    /// The state after an action, as it is visited. Nobody has looked at it yet.
+    pub fn advance(&self, locals: &Locals, last: &State, state: &mut State, action: Action) -> Result<(), Unknown> {
+        state.clone_from(last);
+        self.step(locals, state, action)?;
+        if self.options.orders == Orders::Reduced {
+            if let Some(ack) = reduce::carries(self, locals, last, action) {
+                self.step(locals, state, Action::Deliver(ack))?;
+            }
+            reduce::bury(locals, state);
+        }
+        Ok(())
+    }
+
+    /// The state without what nobody will ask. A node that is down, or up again and in no view yet, has a log that
+    /// counts only if all crash: before it takes part again it begins anew.
+    pub fn plain(&self, state: &State) -> State {
+        let mut state = state.clone();
+        if state.left.blackouts == 0 && state.view.members.iter().any(|id| state.facts(&self.locals(), id).serves) {
+            let mut locals = self.locals.write().unwrap_or_else(PoisonError::into_inner);
+            for node in &mut state.nodes {
+                *node = locals.without_log(&self.options, *node);
+            }
+        }
         state
     }
 
-    fn step(&self, state: &mut State, action: Action) {
+    /// Asks the engine what comes of an event.
+    pub fn learn(&self, unknown: Unknown) {
+        let mut locals = self.locals.write().unwrap_or_else(PoisonError::into_inner);
+        if locals.effect(unknown.0, unknown.1).is_err() {
+            let marks = locals.learn(&self.options, unknown);
+            self.reached.lock().unwrap_or_else(PoisonError::into_inner).add(&marks);
+        }
+    }
+
+    /// An action. If it is not known what comes of it, the state is spoilt.
+    fn step(&self, locals: &Locals, state: &mut State, action: Action) -> Result<(), Unknown> {
         match action {
             Action::Submit(number) => {
                 state.issue(number);
-                self.node_step(state, self.options.request(number).0, Event::Submit(number));
+                self.node_step(locals, state, self.options.request(number).0, Event::Submit(number))?;
             }
             Action::Deliver(envelope) => {
                 state.net.retain(|&other| other != envelope);
-                self.deliver(state, envelope);
+                self.deliver(locals, state, envelope)?;
             }
             Action::Duplicate(envelope) => {
                 state.left.duplicates -= 1;
-                self.deliver(state, envelope);
+                self.deliver(locals, state, envelope)?;
             }
-            Action::Done(id, job) => self.node_step(state, id, Event::Done(job)),
+            Action::Done(id, job) => self.node_step(locals, state, id, Event::Done(job))?,
             Action::Crash(id) => {
                 state.left.crashes -= 1;
-                self.crash(state, id);
+                self.crash(locals, state, id)?;
             }
             Action::Blackout => {
                 state.left.blackouts -= 1;
-                self.nodes().for_each(|id| self.crash(state, id));
+                self.nodes().try_for_each(|id| self.crash(locals, state, id))?;
                 state.left.restarts = self.options.nodes;
                 state.all_lost(self.options.model);
             }
             Action::Restart(id) => {
                 state.left.restarts -= 1;
-                self.node_step(state, id, Event::Restart);
+                self.node_step(locals, state, id, Event::Restart)?;
             }
             Action::Suspect(id) => {
                 state.left.suspicions -= 1;
                 state.suspected = state.suspected.with(id);
-                self.node_step(state, id, Event::LoseLease);
+                self.node_step(locals, state, id, Event::LoseLease)?;
             }
             Action::Decide(view) => {
                 state.view = view;
                 state.suspected = NodeSet::EMPTY;
             }
-            Action::Install(id) => self.node_step(state, id, Event::Install(state.view)),
+            Action::Install(id) => self.node_step(locals, state, id, Event::Install(state.view))?,
             Action::Timeout => {
                 state.left_timeouts -= 1;
-                self.nodes().for_each(|id| self.node_step(state, id, Event::Timeout));
+                self.nodes().try_for_each(|id| self.node_step(locals, state, id, Event::Timeout))?;
             }
         }
+        Ok(())
     }
 
-    fn deliver(&self, state: &mut State, envelope: EnvelopeId) {
-        let to = self.locals().envelope(envelope).to;
-        self.node_step(state, to, Event::Deliver(envelope));
+    fn deliver(&self, locals: &Locals, state: &mut State, envelope: EnvelopeId) -> Result<(), Unknown> {
+        self.node_step(locals, state, locals.envelope(envelope).to, Event::Deliver(envelope))
     }
 
-    fn crash(&self, state: &mut State, id: NodeId) {
-        self.node_step(state, id, Event::Crash);
-        state.crashed(&self.locals(), &self.options, id);
+    fn crash(&self, locals: &Locals, state: &mut State, id: NodeId) -> Result<(), Unknown> {
+        self.node_step(locals, state, id, Event::Crash)?;
+        state.crashed(locals, &self.options, id);
+        Ok(())
     }
 
-    fn node_step(&self, state: &mut State, id: NodeId, event: Event) {
-        let node = state.node(id);
-        let known = self.locals().known(node, event);
-        let effect = known.unwrap_or_else(|| {
-            let mut locals = self.locals.write().unwrap_or_else(PoisonError::into_inner);
-            locals.learn(&self.options, node, event)
-        });
-        if effect.marks != Marks::default()
-            && let Ok(mut reached) = self.reached.lock()
-        {
-            reached.add(&effect.marks);
-        }
-        state.take(&self.locals(), &self.options, id, &effect);
+    fn node_step(&self, locals: &Locals, state: &mut State, id: NodeId, event: Event) -> Result<(), Unknown> {
+        let effect = locals.effect(state.node(id), event)?;
+        state.take(locals, &self.options, id, effect);
+        // What can be read now, nobody may read less than later.
+        state.floor = state.floor.max(state.facts(locals, id).readable.unwrap_or_default());
+        Ok(())
     }
 }
 
 fn deliverable(locals: &Locals, state: &State, envelope: EnvelopeId) -> bool {
     let envelope = locals.envelope(envelope);
-    state.replica(locals, envelope.to).is_some_and(|replica| replica.view().epoch >= envelope.message.epoch)
+    let facts = state.facts(locals, envelope.to);
+    facts.up && facts.view.epoch >= envelope.message.epoch
 }
 
 impl stateright::Model for System {
@@ -424,19 +490,20 @@ impl stateright::Model for System {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        let locals = self.locals();
-        self.all_actions(&locals, state, actions);
-        if self.options.orders == Orders::Reduced {
-            reduce::reduce(self, &locals, state, actions);
-        }
+        self.worthwhile(&self.locals(), state, actions);
     }
 
     fn next_state(&self, last: &State, action: Action) -> Option<State> {
-        let mut state = self.after(last, action);
-        if self.options.orders == Orders::Reduced {
-            reduce::bury(&self.locals(), &mut state);
+        let mut state = last.clone();
+        loop {
+            let locals = self.locals();
+            let Err(unknown) = self.advance(&locals, last, &mut state, action) else {
+                self.look(&locals, &mut state);
+                return Some(state);
+            };
+            drop(locals);
+            self.learn(unknown);
         }
-        Some(state)
     }
 
     fn within_boundary(&self, _: &State) -> bool {
@@ -445,9 +512,9 @@ impl stateright::Model for System {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![Property::always("nothing is wrong", |system: &Self, state: &State| {
-            state.fault.is_none()
-                && !invariants::stuck(system, state)
-                && (system.options.orders != Orders::Proof || reduce::flaw(system, state).is_none())
+            let mut actions = Vec::new();
+            system.actions(state, &mut actions);
+            system.holds(&system.locals(), state, &actions) && (!system.proves() || system.proven(state))
         })]
     }
 }

@@ -14,9 +14,14 @@ fn passes(options: Options, limit: u64) -> Report {
 
 #[test]
 fn two_writes_race() {
-    let report = passes(Options::default(), 1_000_000);
-    assert!(report.complete() && report.states > 1000, "{report:?}");
-    assert!(report.marks.snatches > 0 && report.marks.obsolete > 0 && report.marks.rmw_retries > 0, "{report:?}");
+    let whole = |orders| {
+        let report = passes(Options { orders, ..Options::default() }, 1_000_000);
+        assert!(report.complete(), "{report:?}");
+        assert!(report.marks.snatches > 0 && report.marks.obsolete > 0 && report.marks.rmw_retries > 0, "{report:?}");
+        report.states
+    };
+    assert!(whole(Orders::All) > 1000);
+    assert!(whole(Orders::Reduced) > 500);
 }
 
 #[test]
@@ -29,13 +34,30 @@ fn what_the_reduction_leaves_out_makes_no_difference() {
         let crash = Failures { crashes: 1, restarts: 1, ..none };
         for failures in [crash, Failures { suspicions: 1, ..none }, Failures { duplicates: 1, ..none }] {
             passes(Options { model, failures, writes: 1, ..two.clone() }, 300);
+            let search = Search { limit: 300, shortest: true, ..Search::default() };
+            let early = check(&Options { model, failures, ..two.clone() }, search, |_| {});
+            assert!(early.failure.is_none(), "{model}: {:?}", early.failure);
         }
     }
     assert!(passes(two.clone(), u64::MAX).complete());
     // A fault that hides behind the order of VALs shows there.
     let search = Search { limit: 100_000, ..Search::default() };
     let faulty = check(&Options { ops: Ops::Puts, mutation: Some(Mutation::NoMaximum), ..two }, search, |_| {});
-    assert!(faulty.failure.is_some_and(|(reason, _)| reason.contains("before")));
+    assert!(faulty.failure.is_some_and(|(reason, _)| reason.contains("was to do nothing")));
+}
+
+#[test]
+fn two_writes_race_with_a_crash() {
+    let failures = Failures { crashes: 1, ..Failures::default() };
+    let visited = [Model::Synch, Model::Event].map(|model| {
+        let report = passes(Options { model, failures, ..Options::default() }, 1_000_000);
+        assert!(report.complete() && report.marks.replays > 0, "{report:?}");
+        report.states
+    });
+    // Threads share the work, and visit the same states.
+    let search = Search { threads: 2, ..Search::default() };
+    let report = check(&Options { failures, ..Options::default() }, search, |_| {});
+    assert!(report.complete() && report.states == visited[0], "{report:?}");
 }
 
 #[test]

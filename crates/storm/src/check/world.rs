@@ -5,8 +5,8 @@ use std::sync::Arc;
 use remora_replica::ddp::{Model, Outcome, Refusal, Replica, Reply, View};
 use remora_replica::types::{NodeId, NodeSet, Timestamp};
 
-use super::local::{Effect, EnvelopeId, Local, LocalId, Locals};
-use super::system::{Failures, KEY, Options};
+use super::local::{Effect, EnvelopeId, Facts, LocalId, Locals};
+use super::system::{Failures, Options};
 
 /// A client's request.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
@@ -21,7 +21,7 @@ pub(crate) struct OpState {
     pub lost: bool,
 }
 
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(PartialEq, Eq, Hash, Debug)]
 pub(crate) struct State {
     pub nodes: Vec<LocalId>,
     /// Messages under way, in order. One that is sent again while it is under way is one.
@@ -36,17 +36,35 @@ pub(crate) struct State {
     pub fault: Option<Arc<str>>,
 }
 
+impl Clone for State {
+    fn clone(&self) -> Self {
+        let Self { nodes, net, ops, fault, .. } = self;
+        Self { nodes: nodes.clone(), net: net.clone(), ops: ops.clone(), fault: fault.clone(), ..*self }
+    }
+
+    /// Keeps the memory that it has.
+    fn clone_from(&mut self, other: &Self) {
+        let Self { nodes, net, view, suspected, ops, floor, left, left_timeouts, fault } = other;
+        self.nodes.clone_from(nodes);
+        self.net.clone_from(net);
+        self.ops.clone_from(ops);
+        self.fault.clone_from(fault);
+        (self.view, self.suspected, self.floor) = (*view, *suspected, *floor);
+        (self.left, self.left_timeouts) = (*left, *left_timeouts);
+    }
+}
+
 impl State {
     pub fn node(&self, id: NodeId) -> LocalId {
         self.nodes[usize::from(id.0)]
     }
 
-    pub fn local<'a>(&self, locals: &'a Locals, id: NodeId) -> &'a Local {
-        locals.local(self.node(id))
+    pub fn facts<'a>(&self, locals: &'a Locals, id: NodeId) -> &'a Facts {
+        locals.facts(self.node(id))
     }
 
     pub fn replica<'a>(&self, locals: &'a Locals, id: NodeId) -> Option<&'a Replica> {
-        self.local(locals, id).replica.as_ref()
+        locals.local(self.node(id)).replica.as_ref()
     }
 
     /// All replicas that are up.
@@ -69,16 +87,17 @@ impl State {
 
     /// Is every living node that is in the newest view in it by its own account?
     pub fn installed_everywhere(&self, locals: &Locals) -> bool {
-        let here = |id: NodeId| self.replica(locals, id).is_none_or(|replica| replica.view().epoch >= self.view.epoch);
-        self.view.all().iter().all(here)
+        let here = |facts: &Facts| !facts.up || facts.view.epoch >= self.view.epoch;
+        self.view.all().iter().all(|id| here(self.facts(locals, id)))
     }
 
     /// Is nothing left to do?
     pub fn quiet(&self, locals: &Locals) -> bool {
         self.ops.iter().all(|op| !op.issued || op.outcome.is_some())
-            && self.replicas(locals).all(|replica| {
-                let serving = replica.view().members.has(replica.id()) && replica.view().epoch == self.view.epoch;
-                !serving || replica.meta(KEY).rd_lock.is_none() && !replica.merging()
+            && (0..).map(NodeId).zip(&self.nodes).all(|(id, &node)| {
+                let facts = locals.facts(node);
+                let serving = facts.up && facts.view.members.has(id) && facts.view.epoch == self.view.epoch;
+                !serving || facts.meta.rd_lock.is_none() && !facts.merging
             })
     }
 
@@ -132,7 +151,7 @@ impl State {
     pub fn take(&mut self, locals: &Locals, options: &Options, id: NodeId, effect: &Effect) {
         self.nodes[usize::from(id.0)] = effect.next;
         for &envelope in &effect.sends {
-            let alive = self.replica(locals, locals.envelope(envelope).to).is_some();
+            let alive = self.facts(locals, locals.envelope(envelope).to).up;
             if let Err(place) = self.net.binary_search(&envelope).map(|_| ())
                 && alive
             {

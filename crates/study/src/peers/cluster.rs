@@ -12,8 +12,8 @@ use super::{Answer, Ask, AtNode, Done, PeerError, Store};
 const WHAT: &str = "cluster";
 /// How long one [`Store::wait`] sleeps at most.
 const SHORT: Duration = Duration::from_millis(100);
-/// How long it polls, letting others have the core, before it sleeps.
-const POLLED: Duration = Duration::from_micros(100);
+/// How long it polls, letting others have the core, before it sleeps: longer than a durable write takes.
+const POLLED: Duration = Duration::from_micros(400);
 /// Writes of a scope, in the scope model: the last one's answer waits until all of them are durable.
 pub const SCOPE: u32 = 10;
 
@@ -94,9 +94,7 @@ impl Store for Cluster {
         let mut ended = Vec::new();
         let begin = Instant::now();
         while ended.is_empty() && begin.elapsed() < SHORT {
-            for (node, client) in self.clients.iter_mut().enumerate() {
-                client.poll(&mut |done| ended.push((node, done)));
-            }
+            Client::poll_any(&mut self.clients, &mut |node, done| ended.push((node, done)));
             if ended.is_empty() && begin.elapsed() > POLLED {
                 Client::wait_any(&mut self.clients, SHORT);
             }

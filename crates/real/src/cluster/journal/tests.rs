@@ -1,0 +1,203 @@
+use super::*;
+use crate::cluster::logfile::ROOM;
+use remora_replica::log::{End, Record, decode, encode};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+
+fn record(scope: u64, durable: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    encode(&Record::Scope(scope), durable, &mut bytes);
+    bytes
+}
+
+fn wait(journal: &mut Journal, token: u64) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while journal.durable() <= token {
+        journal.idle(true, false);
+        assert!(Instant::now() < end && !journal.has_failed(), "{:?}", journal.failure());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_is_durable_is_there_after_opening_again() {
+    for (kind, flies) in [(LogKind::Fdatasync, true), (LogKind::Fdatasync, false), (LogKind::Pmem, false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut file, content) = LogFile::open(dir.path(), kind).unwrap();
+        assert!(content.is_empty());
+        if let Some(direct) = file.direct.as_mut().filter(|_| !flies) {
+            direct.ground();
+        }
+        let mut journal = Journal::start(file, || {}).unwrap();
+        assert!(Journal::open(dir.path(), kind, || {}).is_err(), "one process at a time");
+        let mut all = Vec::new();
+        for token in 0..50 {
+            let bytes = record(token, all.len());
+            all.extend_from_slice(&bytes);
+            journal.submit(token, Change::Append(bytes));
+        }
+        wait(&mut journal, 49);
+        assert_eq!(journal.stats().length, all.len() as u64);
+        drop(journal);
+        let (mut journal, content) = Journal::open(dir.path(), kind, || {}).unwrap();
+        assert!(content == all, "{kind}, flies {flies}");
+        // Appends before a replacement are nobody's; appends after it follow it.
+        let snapshot = record(100, 0);
+        journal.submit(0, Change::Append(record(7, 0)));
+        journal.submit(1, Change::Replace(snapshot.clone()));
+        journal.submit(2, Change::Append(record(101, snapshot.len())));
+        wait(&mut journal, 2);
+        drop(journal);
+        let (_, content) = Journal::open(dir.path(), kind, || {}).unwrap();
+        assert_eq!(decode(&content).records, [Record::Scope(100), Record::Scope(101)]);
+        assert_eq!(decode(&content).end, End::Whole);
+    }
+}
+
+#[test]
+fn whoever_has_nothing_else_to_do_syncs_and_the_thread_does_it_otherwise() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut file, _) = LogFile::open(dir.path(), LogKind::Fdatasync).unwrap();
+    if let Some(direct) = &mut file.direct {
+        direct.ground();
+    }
+    let mut journal = Journal::start(file, || {}).unwrap();
+    // Other threads of the machine may make a sync take long: then it is not for this one.
+    let inline = (0..200).any(|token| {
+        journal.submit(token, Change::Append(record(token, 0)));
+        let here = journal.idle(true, false);
+        wait(&mut journal, token);
+        here
+    });
+    assert!(inline && journal.stats().inline > 0);
+    // With other work for ever, or nobody who waits, the thread does it.
+    let next = journal.durable();
+    journal.submit(next, Change::Append(record(1, 0)));
+    let end = Instant::now() + Duration::from_secs(20);
+    while journal.durable() <= next {
+        journal.turn(true);
+        assert!(Instant::now() < end);
+    }
+    journal.submit(next + 1, Change::Append(record(2, 0)));
+    while journal.durable() <= next + 1 {
+        assert!(!journal.idle(false, false) && Instant::now() < end);
+    }
+}
+
+#[test]
+fn what_is_read_is_written_again_before_it_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
+    journal.submit(0, Change::Append(record(1, 0)));
+    wait(&mut journal, 0);
+    drop(journal);
+    let long_ago = std::time::SystemTime::UNIX_EPOCH;
+    let file = File::options().write(true).open(dir.path().join("log")).unwrap();
+    file.set_len(record(1, 0).len() as u64 + ROOM).unwrap();
+    file.set_modified(long_ago).unwrap();
+    drop(file);
+    // There is room: nothing else is to be written.
+    let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
+    assert_eq!(content, record(1, 0));
+    assert!(std::fs::metadata(dir.path().join("log")).unwrap().modified().unwrap() > long_ago);
+}
+
+#[test]
+fn a_log_that_cannot_be_written_says_so_and_acknowledges_nothing_more() {
+    for (inline, flies) in [(true, false), (false, false), (true, true), (false, true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut file, _) = LogFile::open(dir.path(), LogKind::Fdatasync).unwrap();
+        (file.file, file.room) = (File::open(&file.path).unwrap(), 2 * ROOM);
+        match &mut file.direct {
+            Some(direct) if flies => direct.write_to(File::open(&file.path).unwrap()),
+            _ => file.direct = None,
+        }
+        let mut journal = Journal::start(file, || {}).unwrap();
+        assert_eq!((journal.durable(), journal.failure()), (0, None));
+        (0..3).for_each(|token| journal.submit(token, Change::Append(record(token, 0))));
+        let end = Instant::now() + Duration::from_secs(20);
+        while !journal.has_failed() {
+            assert!(Instant::now() < end);
+            match inline {
+                true => drop(journal.idle(true, false)),
+                false => journal.turn(true),
+            }
+        }
+        assert!(journal.failure().is_some_and(|why| why.starts_with("writing the log ")), "{inline} {flies}");
+        assert_eq!(journal.durable(), 0, "{inline} {flies}");
+        // Nor is it tried again.
+        assert!(!journal.idle(true, false) && journal.durable() == 0);
+    }
+}
+
+#[test]
+fn appends_go_on_while_the_log_is_compacted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
+    journal.submit(0, Change::Append(record(1, 0)));
+    let snapshot = |from: u64| Snapshot::new((from..from + 2000).map(Record::Scope).collect());
+    // The second one supersedes the first.
+    journal.submit(1, Change::Compact(snapshot(10)));
+    journal.submit(2, Change::Append(record(2, 0)));
+    journal.submit(3, Change::Compact(snapshot(20)));
+    let mut token = 4;
+    let mut appended = Vec::new();
+    let end = Instant::now() + Duration::from_secs(20);
+    // Until the new file has taken the old one's place, and on.
+    while appended.len() < 10 || std::fs::metadata(dir.path().join("log.new")).is_ok() {
+        assert!(Instant::now() < end);
+        appended.push(Record::Scope(token << 32));
+        journal.submit(token, Change::Append(record(token << 32, 0)));
+        wait(&mut journal, token);
+        token += 1;
+    }
+    drop(journal);
+    let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
+    let expected: Vec<Record> = (20..2020).map(Record::Scope).chain(appended).collect();
+    assert!(decode(&content).records == expected && decode(&content).end == End::Whole);
+}
+
+#[test]
+fn a_torn_tail_and_damage_are_left_to_the_engine() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, second) = (record(1, 0), record(u64::MAX, record(1, 0).len()));
+    let path = dir.path().join("log");
+    let mut torn = [first.as_slice(), &second[..second.len() - 3], &[0; 5000]].concat();
+    std::fs::write(&path, &torn).unwrap();
+    let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
+    assert_eq!((decode(&content).end, decode(&content).length), (End::Torn, first.len()));
+    torn[2] ^= 1;
+    torn[first.len()..first.len() + second.len()].copy_from_slice(&second);
+    std::fs::write(&path, &torn).unwrap();
+    let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
+    assert_eq!(decode(&content).end, End::Damaged(0));
+}
+
+#[test]
+fn a_disk_that_stands_still_keeps_nobody_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut file, _) = LogFile::open(dir.path(), LogKind::Fdatasync).unwrap();
+    let Some(direct) = file.direct.as_mut().filter(|direct| direct.flies()) else { return };
+    // A full pipe takes the write when somebody reads.
+    let (mut reads, writes) = std::io::pipe().unwrap();
+    let size = rustix::pipe::fcntl_getpipe_size(&writes).unwrap();
+    (&writes).write_all(&vec![0; size]).unwrap();
+    direct.write_to(File::from(OwnedFd::from(writes)));
+    file.room = 4 * ROOM;
+    let woken = Arc::new(AtomicBool::new(false));
+    let wakes = woken.clone();
+    let mut journal = Journal::start(file, move || wakes.store(true, Ordering::SeqCst)).unwrap();
+    journal.submit(0, Change::Append(record(1, 0)));
+    assert!(journal.idle(true, true), "begun, though there is other work");
+    let end = Instant::now() + Duration::from_secs(20);
+    while journal.idle(true, false) {
+        assert!(Instant::now() < end, "in the end the log's thread waits in its place");
+    }
+    assert_eq!((journal.durable(), woken.load(Ordering::SeqCst)), (0, false));
+    reads.read_exact(&mut vec![0; size]).unwrap();
+    while journal.durable() == 0 || !woken.load(Ordering::SeqCst) {
+        assert!(Instant::now() < end && !journal.has_failed(), "{:?}", journal.failure());
+        std::thread::yield_now();
+    }
+}
