@@ -67,6 +67,9 @@ pub struct Minos {
     /// Also write the sums as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// How many lines of a failing storm's story are told, the last ones before the failure
+    #[arg(long, value_name = "N", default_value = "200")]
+    lines: usize,
     /// For continuous integration: every seed that ever failed, then fresh ones, two minutes in all unless --seconds
     /// is given; rare branches that no storm reaches are a failure
     #[arg(long)]
@@ -80,9 +83,6 @@ fn positive(text: &str) -> Result<f64, String> {
 
 /// How long the form for continuous integration runs.
 const CI_SECONDS: f64 = 120.0;
-
-/// How many lines of a story are told.
-const STORY_LINES: usize = 200;
 
 /// Storms over the replicated store.
 pub fn run(what: &What) -> Result<(), Failure> {
@@ -165,7 +165,7 @@ impl<'a> Run<'a> {
         self.display.say(&format!("seed {} fails; shrinking", case.seed));
         // An engine that panics has said where by now.
         std::panic::set_hook(Box::new(|_| {}));
-        let (story, faults) = case.story(report, STORY_LINES, |runs| {
+        let (story, faults) = case.story(report, self.args.lines, |runs| {
             self.display.say(&format!("seed {} fails; shrinking, {runs} runs", case.seed));
         });
         self.display.clear();

@@ -11,12 +11,16 @@
 //! | REnf   | may be lost           | firm                  |
 //! | Event  | may be lost           | may be lost           |
 //! | Scope  | firm once [PERSIST]sc was answered | may be lost |
+//!
+//! An operation that has not been answered by then may be undone too, also one that others have read where that may be
+//! lost. The mark by which a later attempt at it would know that it has been done is undone with it, so that the later
+//! attempt does it again: once, in what is left.
 
 use remora_replica::ddp::Model;
 
 use crate::engine::{Action, End, Value};
 use crate::history::{History, Record};
-use crate::linear::{Call, Effect, Verdict, check};
+use crate::linear::{Attempt, Call, Effect, Verdict, check};
 
 /// Whether a blackout cannot undo a write that was answered.
 fn keeps_acknowledged(model: Model, persisted_scope: bool) -> bool {
@@ -70,12 +74,71 @@ fn calls_of(history: &History, indices: &[usize], model: Model) -> (Vec<Call>, V
             names.push(Some(index));
         }
     }
+    let operations = calls.len();
     for &at in &history.blackouts {
         let effect = Effect::Blackout;
-        calls.push(Call { invoked: at, returned: Some(at), effect, firm_write: false, firm_read: false });
+        calls.push(Call {
+            invoked: at,
+            returned: Some(at),
+            effect,
+            firm_write: false,
+            firm_read: false,
+            attempt: None,
+        });
         names.push(None);
     }
+    if !keeps_read(model) {
+        let attempts = attempts_at(&calls[..operations], &calls[operations..]);
+        names.resize(names.len() + attempts.len(), None);
+        calls.extend(attempts);
+    }
     (calls, names)
+}
+
+/// Attempts at `calls` that one of the `blackouts` may have undone before they were answered. Only such as somebody may
+/// have seen: the others are as if they had not been.
+fn attempts_at(calls: &[Call], blackouts: &[Call]) -> Vec<Call> {
+    let added: u128 =
+        calls.iter().map(|call| if let Effect::FetchAdd { delta, .. } = call.effect { delta.into() } else { 0 }).sum();
+    let from = |new: u64, value: u64| (u128::from(new)..=u128::from(new) + added).contains(&value.into());
+    let may_see = |effect: Effect, seen: Value| match effect {
+        Effect::Put(new) | Effect::CompareSwap { new, .. } => seen.is_some_and(|seen| from(new, seen)),
+        Effect::Delete => seen.is_none_or(|seen| from(0, seen)),
+        Effect::FetchAdd { .. } => true,
+        Effect::Get(_) | Effect::Blackout => false,
+    };
+    let mut attempts = Vec::new();
+    for (undone_by, blackout) in (calls.len()..).zip(blackouts) {
+        let before = |call: &Call| call.invoked < blackout.invoked;
+        let pending = |call: &Call| before(call) && call.returned.is_none_or(|at| at > blackout.invoked);
+        for (of, call) in calls.iter().enumerate().filter(|(_, call)| pending(call)) {
+            let sees = |other: &Call| {
+                let later = before(other) && other.returned.is_none_or(|at| at > call.invoked);
+                later && seen_by(other.effect).is_some_and(|seen| may_see(call.effect, seen))
+            };
+            if !calls.iter().enumerate().any(|(index, other)| index != of && sees(other)) {
+                continue;
+            }
+            let effect = match call.effect {
+                Effect::CompareSwap { expected, new, .. } => Effect::CompareSwap { expected, new, found: None },
+                Effect::FetchAdd { delta, .. } => Effect::FetchAdd { delta, found: None },
+                other => other,
+            };
+            let attempt = Some(Attempt { of, undone_by });
+            attempts.push(Call { returned: None, effect, firm_write: false, firm_read: false, attempt, ..*call });
+        }
+    }
+    attempts
+}
+
+/// The value that an operation saw, if it is known.
+fn seen_by(effect: Effect) -> Option<Value> {
+    match effect {
+        Effect::Get(value) => Some(value),
+        Effect::CompareSwap { expected, found, .. } => Some(found.unwrap_or(expected)),
+        Effect::FetchAdd { found, .. } => found,
+        Effect::Put(_) | Effect::Delete | Effect::Blackout => None,
+    }
 }
 
 fn call_of(record: &Record, model: Model, persisted_scope: bool) -> Option<Call> {
@@ -97,6 +160,7 @@ fn call_of(record: &Record, model: Model, persisted_scope: bool) -> Option<Call>
         effect,
         firm_write: found.is_some() && keeps_acknowledged(model, persisted_scope),
         firm_read: found.is_some() && keeps_read(model),
+        attempt: None,
     })
 }
 
@@ -142,6 +206,33 @@ mod tests {
         assert_eq!(allowed_by(&history(&[put(1, 1), put(2, 1), get(Some(3))], 2, &[])), []);
         assert_eq!(allowed_by(&history(&[put(1, 1), put(2, 1), get(Some(2))], 2, &[])), all);
         assert_eq!(allowed_by(&history(&[put(1, 1), put(2, 2), get(None)], 2, &[1])), [REnf, Event]);
+    }
+
+    #[test]
+    fn what_was_read_and_lost_may_be_done_again() {
+        use Model::*;
+        let record = |number, action, end, called, returned| Record {
+            client: number,
+            number: 1,
+            key: 0,
+            action,
+            scope: number,
+            called,
+            returned,
+            end,
+        };
+        let seen = |number, at, value| record(number, Action::Get, End::Done(value), at, at + 1);
+        let history = |answered| {
+            let mut history = History { blackouts: vec![20], ..History::default() };
+            history.call(record(1, Action::Put(7), End::Done(None), 1, answered));
+            history.call(seen(2, 5, Some(7)));
+            history.call(seen(3, 25, None));
+            history.call(seen(4, 45, Some(7)));
+            history
+        };
+        assert_eq!(allowed_by(&history(40)), [Strict, Event, Scope]);
+        // Once it is answered nobody asks again.
+        assert_eq!(allowed_by(&history(10)), []);
     }
 
     #[test]

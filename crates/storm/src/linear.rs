@@ -8,7 +8,9 @@
 //! Two things are added. An operation of unknown outcome (its client gave up) may take effect at any later time, or not
 //! at all. And a [`Effect::Blackout`] may take the record back: to any value that it had since the last operation whose
 //! effect is *firm*. Which operations are firm is what tells the persistency models apart (see [`crate::durability`]);
-//! if all are, then this checks durable linearizability (Izraelevitz, Mendes, Scott, DISC 2016).
+//! if all are, then this checks durable linearizability (Izraelevitz, Mendes, Scott, DISC 2016). Where it is not firm that
+//! a value was read, a blackout may undo an operation that has not been answered; its client asks again, and what is
+//! gone is done again: see [`Attempt`].
 
 use std::collections::HashSet;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -58,6 +60,19 @@ pub struct Call {
     pub firm_write: bool,
     /// A blackout later on cannot undo what it read.
     pub firm_read: bool,
+    /// It is a former attempt at another call.
+    pub attempt: Option<Attempt>,
+}
+
+/// An attempt that had its effect and was undone, before the call that it belongs to had its own. It need not have
+/// happened. If it did, nobody is left who knows of it: no call on top of it is firm, and no other attempt at the same
+/// call takes effect before the blackout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// Index of the call.
+    pub of: usize,
+    /// Index of the blackout that undoes it, and all that came after it.
+    pub undone_by: usize,
 }
 
 /// What a check says.
@@ -78,7 +93,11 @@ const MAX_STEPS: u64 = 5_000_000;
 /// Checks the history of one key, which holds nothing at first.
 pub fn check(calls: &[Call]) -> Verdict {
     let kept = told_of(calls);
-    let few: Vec<Call> = kept.iter().map(|&index| calls[index]).collect();
+    // Calls with attempts are kept if these are.
+    let place = |index: usize| kept.partition_point(|&other| other < index);
+    let attempt = |Attempt { of, undone_by }| Attempt { of: place(of), undone_by: place(undone_by) };
+    let moved = |&index: &usize| Call { attempt: calls[index].attempt.map(attempt), ..calls[index] };
+    let few: Vec<Call> = kept.iter().map(moved).collect();
     match Search::new(&few).run() {
         Verdict::Violation(rest) => Verdict::Violation(rest.into_iter().map(|index| kept[index]).collect()),
         other => other,
@@ -125,6 +144,17 @@ struct State {
     back: u32,
     /// Sum of the hashes of the values in `back`.
     hash: u64,
+    /// Which attempts are in `back`, as a hash; 0 if none.
+    attempts: u64,
+}
+
+impl State {
+    /// With one more value to go back to. What lies above an attempt is told apart from what lies below.
+    fn with(self, value: Value, attempt: u32) -> Self {
+        let attempts = if attempt == NONE { self.attempts } else { mix(self.attempts ^ u64::from(attempt)) | 1 };
+        let hash = if attempts == 0 { value_hash(value) } else { mix(value_hash(value) ^ attempts) };
+        Self { value: Some(value), hash: self.hash.wrapping_add(hash), attempts, ..self }
+    }
 }
 
 /// A call or a return in the list of what is still to be placed.
@@ -136,14 +166,27 @@ struct Entry {
     next: u32,
 }
 
+/// A value that a blackout may take the record back to.
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    value: Value,
+    /// The link before, or [`NONE`].
+    prev: u32,
+    /// The attempt that wrote it, or [`NONE`].
+    attempt: u32,
+}
+
 struct Search<'a> {
     calls: &'a [Call],
     /// A doubly linked list; entry 0 is its head.
     entries: Vec<Entry>,
     /// The return entry of each call.
     returns: Vec<u32>,
-    /// Chains of values (value, link to the one before), used as a stack.
-    values: Vec<(Value, u32)>,
+    /// Chains of values, used as a stack.
+    values: Vec<Link>,
+    /// The attempts at each call; empty if there are none at all.
+    attempts: Vec<Vec<u32>>,
+    placed: Vec<bool>,
     /// Whether blackouts come at all: without them, where they would lead need not be told apart.
     blackouts: bool,
     seen: HashSet<u128, BuildHasherDefault<Identity>>,
@@ -176,11 +219,18 @@ impl<'a> Search<'a> {
             }
         }
         let blackouts = calls.iter().any(|call| call.effect == Effect::Blackout);
-        Self { calls, entries, returns, values: vec![(None, NONE)], blackouts, seen: HashSet::default() }
+        let mut attempts = Vec::new();
+        for (index, attempt) in (0..).zip(calls).filter_map(|(index, call)| Some((index, call.attempt?))) {
+            attempts.resize_with(calls.len(), Vec::new);
+            attempts[attempt.of].push(index);
+        }
+        let values = vec![Link { value: None, prev: NONE, attempt: NONE }];
+        let placed = vec![false; calls.len()];
+        Self { calls, entries, returns, values, attempts, placed, blackouts, seen: HashSet::default() }
     }
 
     fn run(mut self) -> Verdict {
-        let mut state = State { value: Some(None), back: 0, hash: value_hash(None) };
+        let mut state = State { value: Some(None), back: 0, hash: value_hash(None), attempts: 0 };
         let mut taken: Vec<Step> = Vec::new();
         let mut set = 0;
         // Calls with a return that are still to be placed; those without may stay.
@@ -198,7 +248,7 @@ impl<'a> Search<'a> {
                 let index = entry.call as usize;
                 let values = self.values.len();
                 let with = set ^ member(index);
-                match self.apply(&self.calls[index], state, choice) {
+                match self.apply(index, state, choice) {
                     Some(next) if self.seen.insert(with ^ self.state_hash(next)) => {
                         taken.push(Step { entry: at, choice, state, values });
                         (state, set) = (next, with);
@@ -246,13 +296,55 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// No attempt at the same call has taken effect that is not undone yet, and an attempt comes before its call, and
+    /// before what undoes it.
+    fn may_take_effect(&self, index: usize) -> bool {
+        if self.attempts.is_empty() {
+            return true;
+        }
+        let attempt = self.calls[index].attempt;
+        if attempt.is_some_and(|attempt| self.placed[attempt.of] || self.placed[attempt.undone_by]) {
+            return false;
+        }
+        let of = attempt.map_or(index, |attempt| attempt.of);
+        let undone = |attempt: Attempt| self.placed[attempt.undone_by];
+        self.attempts[of].iter().all(|&other| {
+            let other = other as usize;
+            !self.placed[other] || self.calls[other].attempt.is_none_or(undone)
+        })
+    }
+
+    /// What a blackout may take the record back to: not to what an attempt wrote that this undoes, nor to anything
+    /// newer.
+    fn undo(&self, blackout: usize, mut state: State) -> State {
+        state.value = None;
+        if state.attempts == 0 {
+            return state;
+        }
+        let undone = |link: &Link| {
+            let call = self.calls.get(link.attempt as usize);
+            call.and_then(|call| call.attempt).is_some_and(|attempt| attempt.undone_by == blackout)
+        };
+        if let Some(oldest) = self.chain(state.back).filter(undone).last() {
+            state.back = oldest.prev;
+        }
+        let left: Vec<Link> = self.chain(state.back).collect();
+        (state.hash, state.attempts) = (0, 0);
+        for link in left.iter().rev() {
+            state = state.with(link.value, link.attempt);
+        }
+        state.value = None;
+        state
+    }
+
     /// The state after a call, if the call can come now and go the way that `choice` numbers.
-    fn apply(&mut self, call: &Call, mut state: State, choice: usize) -> Option<State> {
+    fn apply(&mut self, index: usize, mut state: State, choice: usize) -> Option<State> {
+        let call = self.calls[index];
+        if !self.may_take_effect(index) {
+            return None;
+        }
         let found = match call.effect {
-            Effect::Blackout => {
-                state.value = None;
-                return Some(state);
-            }
+            Effect::Blackout => return Some(self.undo(index, state)),
             Effect::Get(value) => Some(value),
             Effect::CompareSwap { found, .. } | Effect::FetchAdd { found, .. } => found,
             Effect::Put(_) | Effect::Delete => None,
@@ -260,18 +352,18 @@ impl<'a> Search<'a> {
         if let Some(found) = found {
             match state.value {
                 Some(value) if value != found => return None,
-                None if !self.chain(state.back).any(|value| value == found) => return None,
+                None if !self.chain(state.back).any(|link| link.value == found) => return None,
                 _ => state.value = Some(found),
             }
             if call.firm_read {
-                state = self.put(state, found, true);
+                state = self.put(state, found, true, NONE)?;
             }
         }
         let new = match call.effect {
             Effect::Put(new) => Some(new),
             Effect::Delete => None,
             Effect::CompareSwap { .. } | Effect::FetchAdd { .. } => {
-                let value = state.value.or_else(|| self.chain(state.back).nth(choice))?;
+                let value = state.value.or_else(|| Some(self.chain(state.back).nth(choice)?.value))?;
                 state.value = Some(value);
                 match modified(call.effect, value) {
                     Some(new) => new,
@@ -280,26 +372,31 @@ impl<'a> Search<'a> {
             }
             Effect::Get(_) | Effect::Blackout => return Some(state),
         };
-        Some(self.put(state, new, call.firm_write))
+        self.put(state, new, call.firm_write, if call.attempt.is_some() { index as u32 } else { NONE })
     }
 
-    /// The record now holds `value`; if that is firm, no blackout goes back further.
-    fn put(&mut self, state: State, value: Value, firm: bool) -> State {
+    /// The record now holds `value`; if that is firm, no blackout goes back further. Not if one must.
+    fn put(&mut self, mut state: State, value: Value, firm: bool, attempt: u32) -> Option<State> {
         if !self.blackouts {
-            return State { value: Some(value), ..state };
+            return Some(State { value: Some(value), ..state });
         }
-        let (prev, hash) = if firm { (NONE, 0) } else { (state.back, state.hash) };
-        self.values.push((value, prev));
-        let hash = hash.wrapping_add(value_hash(value));
-        State { value: Some(value), back: self.values.len() as u32 - 1, hash }
+        if firm && state.attempts != 0 {
+            return None;
+        }
+        if firm {
+            (state.back, state.hash) = (NONE, 0);
+        }
+        self.values.push(Link { value, prev: state.back, attempt });
+        Some(State { back: self.values.len() as u32 - 1, ..state.with(value, attempt) })
     }
 
-    fn chain(&self, back: u32) -> impl Iterator<Item = Value> {
+    /// The links from `back` on, newest first.
+    fn chain(&self, back: u32) -> impl Iterator<Item = Link> {
         let mut at = back;
         std::iter::from_fn(move || {
-            let (value, prev) = *self.values.get(at as usize)?;
-            at = prev;
-            Some(value)
+            let link = *self.values.get(at as usize)?;
+            at = link.prev;
+            Some(link)
         })
     }
 
@@ -312,7 +409,9 @@ impl<'a> Search<'a> {
     /// Takes a call and its return out of the list. Says whether it had a return.
     fn lift(&mut self, at: u32) -> bool {
         self.unlink(at);
-        let back = self.returns[self.entries[at as usize].call as usize];
+        let call = self.entries[at as usize].call as usize;
+        self.placed[call] = true;
+        let back = self.returns[call];
         if back != NONE {
             self.unlink(back);
         }
@@ -321,7 +420,9 @@ impl<'a> Search<'a> {
 
     /// Puts a call and its return back.
     fn unlift(&mut self, at: u32) -> bool {
-        let back = self.returns[self.entries[at as usize].call as usize];
+        let call = self.entries[at as usize].call as usize;
+        self.placed[call] = false;
+        let back = self.returns[call];
         if back != NONE {
             self.relink(back);
         }

@@ -6,11 +6,11 @@ use proptest::prelude::*;
 
 /// A call with a known outcome, firm in both ways.
 fn call(invoked: u64, returned: u64, effect: Effect) -> Call {
-    Call { invoked, returned: Some(returned), effect, firm_write: true, firm_read: true }
+    Call { invoked, returned: Some(returned), effect, firm_write: true, firm_read: true, attempt: None }
 }
 
 fn unknown(invoked: u64, effect: Effect) -> Call {
-    Call { invoked, returned: None, effect, firm_write: false, firm_read: false }
+    Call { invoked, returned: None, effect, firm_write: false, firm_read: false, attempt: None }
 }
 
 /// As in a model where nothing is firm.
@@ -120,6 +120,58 @@ fn what_an_unknown_outcome_made_firm_stays() {
 }
 
 #[test]
+fn what_a_blackout_undid_may_be_done_again() {
+    let seen = |at, value| soft(call(at, at + 1, Get(value)));
+    let attempt = |invoked, effect, of, undone_by| {
+        let attempt = Some(Attempt { of, undone_by });
+        Call { attempt, ..unknown(invoked, effect) }
+    };
+    // Read, lost, done again and answered.
+    let put = call(2, 20, Put(2));
+    let gone = [call(0, 1, Put(1)), put, seen(4, Some(2)), call(6, 6, Blackout), seen(8, Some(1)), seen(22, Some(2))];
+    bad(&gone);
+    let again = [&gone[..], &[attempt(2, Put(2), 1, 3)]].concat();
+    good(&again);
+    // Not without a blackout between the two, nor twice without one.
+    let mut answered = again.clone();
+    answered[1].returned = Some(5);
+    bad(&answered);
+    bad(&[
+        again[0],
+        put,
+        seen(4, Some(2)),
+        call(6, 6, Blackout),
+        seen(7, Some(2)),
+        seen(9, Some(1)),
+        seen(22, Some(2)),
+    ]);
+    let sums = |end| {
+        let adds = call(0, 20, add(1, Some(Some(end))));
+        let blackout = call(6, 6, Blackout);
+        [call(0, 0, Put(1)), adds, seen(2, Some(2)), blackout, seen(22, Some(end + 1)), attempt(0, add(1, None), 1, 3)]
+    };
+    good(&sums(1));
+    bad(&sums(2));
+    // What came on top of it is undone with it, and cannot be firm.
+    let above = |three: Call, left| {
+        let blackout = call(6, 6, Blackout);
+        [
+            call(0, 1, Put(1)),
+            put,
+            seen(3, Some(2)),
+            three,
+            blackout,
+            seen(8, left),
+            seen(22, Some(2)),
+            attempt(2, Put(2), 1, 4),
+        ]
+    };
+    good(&above(soft(call(5, 5, Put(3))), Some(1)));
+    bad(&above(call(5, 5, Put(3)), Some(1)));
+    bad(&[&above(soft(call(5, 5, Put(3))), Some(3))[..], &[seen(9, Some(2)), seen(11, Some(3))]].concat());
+}
+
+#[test]
 fn a_violation_names_the_call_that_does_not_fit() {
     let calls = [call(0, 1, Put(1)), call(2, 3, Put(2)), call(4, 5, Get(Some(1))), call(6, 7, Get(Some(2)))];
     assert_eq!(check(&calls), Verdict::Violation(vec![2]));
@@ -147,47 +199,65 @@ fn thousands_of_operations_are_quick() {
     assert!(matches!(check(&calls), Verdict::Violation(_)));
 }
 
-/// A possible state of the register, and what it may fall back to.
-type Naive = (Value, Vec<Value>);
+/// A possible state of the register, and what it may fall back to: values, and which blackout undoes them for sure.
+type Naive = (Value, Vec<(Value, Option<usize>)>);
 
-/// All states after `call` in `state`: the definition, without any cleverness.
-fn naive_apply(call: &Call, (value, back): &Naive) -> Vec<Naive> {
-    let read = |value: Value| if call.firm_read { vec![value] } else { back.clone() };
-    let write = |mut back: Vec<Value>, new: Value| {
+/// All states after `calls[index]` in `state`: the definition, without any cleverness.
+fn naive_apply(calls: &[Call], index: usize, (value, back): &Naive) -> Vec<Naive> {
+    let call = &calls[index];
+    let undone_by = call.attempt.map(|attempt| attempt.undone_by);
+    let held = back.iter().any(|(_, undone_by)| undone_by.is_some());
+    let read = |value: Value| match (call.firm_read, held) {
+        (true, true) => None,
+        (true, false) => Some(vec![(value, None)]),
+        (false, _) => Some(back.clone()),
+    };
+    let write = |back: Option<Vec<_>>, new: Value| {
+        let mut back = if call.firm_write && held { None } else { back }?;
         if call.firm_write {
             back.clear();
         }
-        back.push(new);
-        vec![(new, back)]
+        back.push((new, undone_by));
+        Some((new, back))
     };
+    let one = |state: Option<Naive>| state.into_iter().collect();
     match call.effect {
-        Blackout => back.iter().map(|&value| (value, back.clone())).collect(),
-        Get(seen) if seen == *value => vec![(*value, read(*value))],
+        Blackout => {
+            let from = back.iter().position(|(_, undone_by)| *undone_by == Some(index)).unwrap_or(back.len());
+            back[..from].iter().map(|&(value, _)| (value, back[..from].to_vec())).collect()
+        }
+        Get(seen) if seen == *value => one(read(*value).map(|back| (*value, back))),
         Get(_) => vec![],
-        Put(new) => write(back.clone(), Some(new)),
-        Delete => write(back.clone(), None),
+        Put(new) => one(write(Some(back.clone()), Some(new))),
+        Delete => one(write(Some(back.clone()), None)),
         effect @ (Effect::CompareSwap { found, .. } | Effect::FetchAdd { found, .. }) => {
             if found.is_some_and(|found| found != *value) {
                 return vec![];
             }
-            let back = if found.is_some() { read(*value) } else { back.clone() };
-            match modified(effect, *value) {
+            let back = if found.is_some() { read(*value) } else { Some(back.clone()) };
+            one(match modified(effect, *value) {
                 Some(new) => write(back, new),
-                None => vec![(*value, back)],
-            }
+                None => back.map(|back| (*value, back)),
+            })
         }
     }
 }
 
 fn naive(calls: &[Call], placed: u32, state: &Naive) -> bool {
-    let left = || (0..calls.len()).filter(move |index| placed >> index & 1 == 0);
+    let is_placed = |index: usize| placed >> index & 1 == 1;
+    let left = || (0..calls.len()).filter(|&index| !is_placed(index));
     if left().all(|index| calls[index].returned.is_none()) {
         return true;
     }
     left().any(|index| {
         let first = left().all(|other| calls[other].returned.is_none_or(|at| at >= calls[index].invoked));
-        let next = || naive_apply(&calls[index], state);
-        first && next().iter().any(|state| naive(calls, placed | 1 << index, state))
+        let of = calls[index].attempt.map_or(index, |attempt| attempt.of);
+        let in_time = calls[index].attempt.is_none_or(|it| !is_placed(it.of) && !is_placed(it.undone_by));
+        let alone = (0..calls.len())
+            .filter(|&other| is_placed(other))
+            .all(|other| calls[other].attempt.is_none_or(|attempt| attempt.of != of || is_placed(attempt.undone_by)));
+        let next = || naive_apply(calls, index, state);
+        first && in_time && alone && next().iter().any(|state| naive(calls, placed | 1 << index, state))
     })
 }
 
@@ -211,16 +281,50 @@ fn any_call() -> impl Strategy<Value = Call> {
                 *found = if known { found.or(Some(None)) } else { None };
             }
             let returned = known.then_some(at + long);
-            Call { invoked: at, returned, effect, firm_write, firm_read: firm_read && known }
+            Call { invoked: at, returned, effect, firm_write, firm_read: firm_read && known, attempt: None }
         },
     )
+}
+
+/// Former attempts at some of the writes, each undone by one of the blackouts.
+fn with_attempts(mut calls: Vec<Call>, picks: &[(usize, usize)]) -> Vec<Call> {
+    let those = |wanted: fn(&Effect) -> bool| -> Vec<usize> {
+        (0..calls.len()).filter(|&index| wanted(&calls[index].effect)).collect()
+    };
+    let blackouts = those(|effect| *effect == Blackout);
+    let writes = those(|effect| !matches!(effect, Get(_) | Blackout));
+    if !blackouts.is_empty() && !writes.is_empty() {
+        for (write, blackout) in picks {
+            let (of, undone_by) = (writes[write % writes.len()], blackouts[blackout % blackouts.len()]);
+            let effect = match calls[of].effect {
+                Effect::CompareSwap { expected, new, .. } => swap(expected, new, None),
+                Effect::FetchAdd { delta, .. } => add(delta, None),
+                other => other,
+            };
+            let attempt = Some(Attempt { of, undone_by });
+            calls.push(Call { attempt, ..unknown(calls[of].invoked, effect) });
+        }
+    }
+    calls
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
     #[test]
     fn agrees_with_trying_every_order(calls in prop::collection::vec(any_call(), 0..7)) {
-        let expected = naive(&calls, 0, &(None, vec![None]));
+        let expected = naive(&calls, 0, &(None, vec![(None, None)]));
+        prop_assert_eq!(check(&calls) == Verdict::Linearizable, expected);
+    }
+
+    #[test]
+    fn agrees_about_what_is_done_again(
+        mut calls in prop::collection::vec(any_call(), 1..5),
+        at in 0..12u64,
+        picks in prop::collection::vec((0..8usize, 0..2usize), 1..3),
+    ) {
+        calls.push(soft(call(at, at, Blackout)));
+        let calls = with_attempts(calls, &picks);
+        let expected = naive(&calls, 0, &(None, vec![(None, None)]));
         prop_assert_eq!(check(&calls) == Verdict::Linearizable, expected);
     }
 }

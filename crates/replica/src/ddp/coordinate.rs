@@ -18,6 +18,8 @@ pub(crate) struct Driven {
     pub client: Option<(Client, Outcome)>,
     /// What a read-modify-write does if it must begin again.
     pub rmw: Option<Box<Waiting>>,
+    /// The version that it read.
+    pub read: Timestamp,
     /// Who has updated its volatile replica, this node included.
     pub acked_c: NodeSet,
     /// Who has it durable, this node included; nobody in models that do not ask.
@@ -121,10 +123,14 @@ impl Replica {
         }
     }
 
-    /// Is the newest version a read-modify-write that may yet be refused? A write on top of it would carry its mark
-    /// without knowing whether it happens; so it waits, as reads do.
+    /// Is the newest version, here or on its way into local memory, a read-modify-write that may yet be refused? A
+    /// write on top of it would carry its mark, or leave it out, without knowing whether it happens; so it waits, as
+    /// reads do.
     fn undecided(&self, key: Key) -> bool {
-        self.records.get(&key).is_some_and(|record| record.rmw && record.meta.rd_lock.is_some())
+        let Some(record) = self.records.get(&key) else { return false };
+        let Some(owner) = record.meta.rd_lock else { return false };
+        let coming = || self.locals.get(&(key, owner)).is_some_and(|local| local.write.rmw);
+        record.rmw || owner > record.meta.volatile_ts && coming()
     }
 
     /// Does the record remember this request of the client, or a later one?
@@ -216,6 +222,7 @@ impl Replica {
         let driven = Driven {
             client: Some((client, outcome)),
             rmw,
+            read: self.meta(key).volatile_ts,
             acked_c: NodeSet::EMPTY,
             acked_p: NodeSet::EMPTY,
             validated: false,
@@ -276,6 +283,29 @@ impl Replica {
         self.record(key).spins.push(Spin { ts, durable, then: Then::Reply(client, outcome) });
         self.settle(key);
         self.flushes_go_on();
+    }
+
+    /// Has the record changed since this read-modify-write of a client read it? Between host and NIC it may.
+    pub(crate) fn read_something_else(&self, key: Key, ts: Timestamp) -> bool {
+        let driven = self.driven.get(&(key, ts));
+        driven.is_some_and(|driven| driven.rmw.is_some() && driven.read != self.meta(key).volatile_ts)
+    }
+
+    /// Such a read-modify-write begins again, when what is there instead can be read. Nobody has heard of it.
+    pub(crate) fn drop_outdated(&mut self, key: Key, ts: Timestamp) {
+        let Some(driven) = self.driven.remove(&(key, ts)) else { return };
+        let newest = self.meta(key).volatile_ts;
+        let scope = driven.write.scope.and_then(|scope| self.scopes.get_mut(&scope));
+        if let Some(written) = scope.and_then(|scope| scope.get_mut(&key)).filter(|written| **written == ts) {
+            *written = newest;
+        }
+        let meta = &mut self.record(key).meta;
+        if meta.rd_lock == Some(ts) {
+            meta.rd_lock = Some(newest);
+        }
+        if let Some(rmw) = driven.rmw {
+            self.again(key, *rmw);
+        }
     }
 
     /// A read-modify-write that lost begins again when the winner can be read.

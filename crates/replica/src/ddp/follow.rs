@@ -55,6 +55,9 @@ impl Replica {
             *peers = peers.with(from);
             return;
         }
+        if write.rmw && self.put_crosses(key, ts) {
+            return self.send(NodeSet::one(from), Body::Refuse(key, ts));
+        }
         let newest = self.meta(key).volatile_ts;
         let origin = Origin::Peers(NodeSet::one(from));
         if ts == newest {
@@ -110,6 +113,13 @@ impl Replica {
         self.locals.len() < entries && self.dfifo.len() + crossing < entries
     }
 
+    /// Is a newer write of a client, that does not depend on what is here, on its way from host to NIC? It knows nothing
+    /// of a read-modify-write that comes now, and will overwrite it with its mark (see [`super::Session`]).
+    fn put_crosses(&self, key: Key, than: Timestamp) -> bool {
+        let newer = self.locals.range((key, than)..).take_while(|((of, _), _)| *of == key);
+        newer.into_iter().any(|(_, local)| local.stage == Stage::Crossing && !local.write.rmw)
+    }
+
     /// From host to NIC.
     pub(crate) fn cross(&mut self, write: Write) {
         if !self.config.stepped {
@@ -144,6 +154,9 @@ impl Replica {
         if self.is_obsolete(key, ts) {
             return self.obsolete(&write, origin);
         }
+        if self.read_something_else(key, ts) {
+            return self.drop_outdated(key, ts);
+        }
         if origin == Origin::Client {
             self.send_inv(&write);
         }
@@ -168,6 +181,9 @@ impl Replica {
         self.step(self.engine(), StepKind::ReadMeta, 0);
         if self.is_obsolete(key, ts) {
             return self.obsolete(&write, origin);
+        }
+        if self.read_something_else(key, ts) {
+            return self.drop_outdated(key, ts);
         }
         self.record(key).meta.wr_lock = Some(ts);
         if origin == Origin::Client {

@@ -196,6 +196,7 @@ impl Replica {
         let driven = Driven {
             client: None,
             rmw: None,
+            read: ts,
             acked_c: me,
             acked_p: if durable && record.meta.durable_ts >= ts { me } else { NodeSet::EMPTY },
             validated: false,
