@@ -65,8 +65,8 @@ fn a_cluster_serves_at_any_node_in_every_deployment() {
         assert_eq!(a.put(1, b"one"), Outcome::Written);
         assert_eq!(b.get(1), value(b"one"), "case {net}");
         let long: Vec<u8> = (0..300_000u32).map(|n| n as u8).collect();
-        assert_eq!(b.put(2, &long), Outcome::Written);
-        assert_eq!(a.get(2), value(&long));
+        assert_eq!(b.put(1000, &long), Outcome::Written);
+        assert_eq!(a.get(1000), value(&long));
         assert_eq!(a.compare_swap(1, Some(b"one"), Some(b"two")), Outcome::Swapped);
         assert_eq!(b.compare_swap(1, Some(b"one"), None), Outcome::NotSwapped(Some(b"two".as_slice().into())));
         assert_eq!((a.fetch_add(3, 5), b.fetch_add(3, 1)), (Outcome::Added(0), Outcome::Added(5)));
@@ -89,17 +89,17 @@ fn a_cluster_serves_at_any_node_in_every_deployment() {
             assert!(it.latency_ns > it.split.total_ns, "{it:?}");
         }
         assert!((0..500).all(|n: u64| b.get(n) == value(&n.to_le_bytes())));
-        // A node that was slow to start has been left out first, and comes back.
+        // A node that was slow to start has been left out first, and comes back. In event the log comes later.
         let end = std::time::Instant::now() + Duration::from_secs(30);
         let status = loop {
             let status = b.status().expect("status");
-            if status.members == 0b111 {
+            if status.members == 0b111 && status.log_bytes > 300_000 {
                 break status;
             }
             assert!(std::time::Instant::now() < end, "{status:?}");
         };
         assert_eq!((status.node, status.serves), (b.node() as u64, 1));
-        assert!(status.log_bytes > 300_000 && status.clients == 1, "{status:?}");
+        assert_eq!(status.clients, 1, "{status:?}");
     }
 }
 

@@ -242,9 +242,11 @@ impl Engine for Minos {
         engine.drift_ppm = DRIFT_PPM;
         // Clients that gave up come back under new names, and few keys get all the writes.
         engine.stamps = 256;
+        let drawn = mix(config.seed);
+        // In event the log gets each version, or the newest of some milliseconds.
+        engine.write_back = if drawn >> 12 & 1 == 0 { 0 } else { 5_000_000 };
         if config.deployment == Deployment::O {
             // Each optimisation by itself now and then.
-            let drawn = mix(config.seed);
             let on = |bit: u32| drawn >> bit & 7 != 0;
             let fifos = on(0).then_some(if on(3) { 5 } else { 1 });
             engine.deployment = ddp::Deployment::Offload(Offload { fifos, batching: on(6), broadcast: on(9) });

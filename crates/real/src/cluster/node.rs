@@ -31,6 +31,9 @@ const SPIN: u64 = 100_000;
 /// Entries of the two FIFOs in the NIC deployment: what may be on its way to memory and log at once.
 const FIFO: u16 = 16_384;
 
+/// How long (ns) writes gather before the log gets them, in a model that does not wait for that.
+const WRITE_BACK: u64 = 5_000_000;
+
 /// A log is compacted when it is so many bytes longer than twice what it holds.
 const SLACK: usize = 64 << 20;
 
@@ -88,6 +91,7 @@ impl NodeConfig {
             retry: suspect / 2,
             max_value: MAX_VALUE,
             stamps: 32,
+            write_back: WRITE_BACK,
             ..ddp::Config::new(NodeId(self.id), nodes, self.model)
         }
     }
@@ -217,7 +221,8 @@ impl Worker {
             if work > 0 {
                 busy_at = now;
             } else if stays || now.saturating_sub(busy_at) <= SPIN {
-                self.device.relax(busy_at);
+                // There may be fewer cores than pollers.
+                std::thread::yield_now();
             } else {
                 let timeout = Duration::from_nanos(self.server.next_timeout().saturating_sub(now));
                 self.device.sleep(self.server.cq(), timeout, &mut sleeper);

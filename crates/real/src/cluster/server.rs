@@ -337,7 +337,8 @@ impl Server {
         match self.config.model {
             Model::Synch | Model::Strict | Model::REnf => true,
             Model::Scope => self.node.replica().persists_scope(),
-            Model::Event => false,
+            // The engine has had them gather.
+            Model::Event => true,
         }
     }
 

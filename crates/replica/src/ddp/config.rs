@@ -138,6 +138,9 @@ pub struct Config {
     pub stamps: usize,
     /// Scopes remembered at once.
     pub max_scopes: usize,
+    /// In event, where nobody waits for the log: it gets the newest version of each record written for so long (ns), in
+    /// place of every version at once, which is 0. What was answered is in no log for as much longer.
+    pub write_back: Time,
     /// A seeded fault; for checks only.
     pub mutation: Option<Mutation>,
 }
@@ -159,8 +162,14 @@ impl Config {
             max_value: 64 << 20,
             stamps: 8,
             max_scopes: 1024,
+            write_back: 0,
             mutation: None,
         }
+    }
+
+    /// Do versions of records that are written again soon spare the log?
+    pub(crate) fn writes_back(&self) -> bool {
+        self.write_back > 0 && self.model == Model::Event
     }
 
     /// Has it this seeded fault?

@@ -4,6 +4,7 @@ use super::config::{Model, Mutation};
 use super::message::{AckKind, Body, Write};
 use super::record::{Spin, Then};
 use super::replica::{Job, Replica, StepKind, Where};
+use crate::Time;
 use crate::types::{Key, NodeId, NodeSet, Timestamp};
 
 /// A write on its way into local memory.
@@ -256,6 +257,8 @@ impl Replica {
         } else if self.meta(key).durable_ts >= ts {
             self.ack_persist(peers, key, ts);
             self.own_persist(key, ts);
+        } else if self.config.writes_back() {
+            self.mark_dirty(key);
         } else {
             self.persisting.insert((key, ts), peers);
             if self.config.fifo().is_some() {
@@ -263,6 +266,32 @@ impl Replica {
                 self.dfifo.insert((key, ts));
             }
             self.job(Job::Persist(write.clone()));
+        }
+    }
+
+    /// The record's newest version goes to the log in a while.
+    fn mark_dirty(&mut self, key: Key) {
+        if std::mem::replace(&mut self.record(key).dirty, true) {
+            return;
+        }
+        if self.dirty.is_empty() {
+            self.write_back_at = self.now.saturating_add(self.config.write_back);
+        }
+        self.dirty.push(key);
+    }
+
+    /// Has the newest versions of records made durable. They need no room in the dFIFO: all are in memory.
+    pub(crate) fn write_back(&mut self) {
+        self.write_back_at = Time::MAX;
+        for key in std::mem::take(&mut self.dirty) {
+            let Some(record) = self.records.get_mut(&key) else { continue };
+            record.dirty = false;
+            let ts = record.meta.volatile_ts;
+            if record.meta.durable_ts < ts && !self.persisting.contains_key(&(key, ts)) {
+                let write = record.as_write(key);
+                self.persisting.insert((key, ts), NodeSet::EMPTY);
+                self.job(Job::Persist(write));
+            }
         }
     }
 

@@ -78,6 +78,8 @@ pub(crate) struct Record {
     pub spins: Vec<Spin>,
     /// Writes that want the WRLock, in order.
     pub writers: VecDeque<Timestamp>,
+    /// The newest version is to go to the log in a while.
+    pub dirty: bool,
     /// Since when something has been expected of another node.
     pub since: Time,
 }

@@ -182,6 +182,9 @@ pub struct Replica {
     pub(crate) locals: BTreeMap<(Key, Timestamp), Local>,
     /// Writes on their way to the log, and who is told when they are there.
     pub(crate) persisting: BTreeMap<(Key, Timestamp), NodeSet>,
+    /// Records whose newest version is to go to the log, and when. Each stands here once: [`Record::dirty`] says so.
+    pub(crate) dirty: Vec<Key>,
+    pub(crate) write_back_at: Time,
     /// Records that may expect something of another node.
     pub(crate) unsettled: BTreeSet<Key>,
     /// What is in the dFIFO, or on its way there.
@@ -215,6 +218,8 @@ impl Replica {
             driven: BTreeMap::new(),
             locals: BTreeMap::new(),
             persisting: BTreeMap::new(),
+            dirty: Vec::new(),
+            write_back_at: Time::MAX,
             unsettled: BTreeSet::new(),
             dfifo: BTreeSet::new(),
             batches: BTreeMap::new(),

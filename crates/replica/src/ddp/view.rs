@@ -126,6 +126,8 @@ impl Replica {
             self.reply(client, Outcome::Unknown);
         }
         self.persisting.clear();
+        self.dirty.clear();
+        self.write_back_at = Time::MAX;
         self.dfifo.clear();
         self.scopes.clear();
         self.unsettled.clear();
@@ -237,12 +239,16 @@ impl Replica {
             && self.flushes.is_empty()
             && self.streams.is_empty()
             && !self.taking.merging;
-        if idle || !self.view.all().has(self.config.id) { None } else { Some(self.tick) }
+        let tick = if idle || !self.view.all().has(self.config.id) { Time::MAX } else { self.tick };
+        Some(tick.min(self.write_back_at)).filter(|&at| at < Time::MAX)
     }
 
     /// Time has passed: sends again what was not answered.
     pub fn timeout(&mut self, now: Time) {
         self.now = now;
+        if now >= self.write_back_at {
+            self.write_back();
+        }
         if now < self.tick {
             return;
         }
