@@ -58,7 +58,8 @@ pub struct Minos {
     /// When writes are durable, of synch, strict, renf, event and scope [default: each in turn]
     #[arg(long, value_name = "MODEL", value_parser = clap::value_parser!(Model))]
     model: Option<Model>,
-    /// Where the engine runs: b is the host, o is host and NIC [default: each in turn]
+    /// Where the engine runs: b is the host, o is host and NIC; w and p are the same with local writes, and the way
+    /// over PCIe, that take time [default: each in turn]
     #[arg(long, value_name = "PLACE", value_parser = clap::value_parser!(Deployment))]
     deployment: Option<Deployment>,
     /// Write the history of the last storm as JSON

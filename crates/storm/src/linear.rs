@@ -146,6 +146,9 @@ struct State {
     hash: u64,
     /// Which attempts are in `back`, as a hash; 0 if none.
     attempts: u64,
+    /// An attempt was the last to come. If nobody sees what it wrote then there is an order without it; so what comes
+    /// next must, or be a blackout.
+    unseen: bool,
 }
 
 impl State {
@@ -230,7 +233,7 @@ impl<'a> Search<'a> {
     }
 
     fn run(mut self) -> Verdict {
-        let mut state = State { value: Some(None), back: 0, hash: value_hash(None), attempts: 0 };
+        let mut state = State { value: Some(None), back: 0, hash: value_hash(None), attempts: 0, unseen: false };
         let mut taken: Vec<Step> = Vec::new();
         let mut set = 0;
         // Calls with a return that are still to be placed; those without may stay.
@@ -343,10 +346,12 @@ impl<'a> Search<'a> {
         if !self.may_take_effect(index) {
             return None;
         }
+        let unseen = std::mem::take(&mut state.unseen);
         let found = match call.effect {
             Effect::Blackout => return Some(self.undo(index, state)),
             Effect::Get(value) => Some(value),
             Effect::CompareSwap { found, .. } | Effect::FetchAdd { found, .. } => found,
+            Effect::Put(_) | Effect::Delete if unseen => return None,
             Effect::Put(_) | Effect::Delete => None,
         };
         if let Some(found) = found {
@@ -367,11 +372,13 @@ impl<'a> Search<'a> {
                 state.value = Some(value);
                 match modified(call.effect, value) {
                     Some(new) => new,
+                    None if call.attempt.is_some() => return None,
                     None => return Some(state),
                 }
             }
             Effect::Get(_) | Effect::Blackout => return Some(state),
         };
+        state.unseen = call.attempt.is_some();
         self.put(state, new, call.firm_write, if call.attempt.is_some() { index as u32 } else { NONE })
     }
 
@@ -403,6 +410,7 @@ impl<'a> Search<'a> {
     fn state_hash(&self, state: State) -> u128 {
         let value = state.value.map_or(1, value_hash);
         let back = if self.blackouts { state.hash } else { 0 };
+        let back = if state.unseen { !back } else { back };
         u128::from(mix(value ^ mix(back))) << 64 | u128::from(mix(back.wrapping_add(mix(!value))))
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use remora_replica::ddp::Model;
-use remora_replica::ddp::{self, Offload, Op as DdpOp, Outcome as DdpOutcome, Refusal, Session};
+use remora_replica::ddp::{self, JobId, Offload, Op as DdpOp, Outcome as DdpOutcome, Refusal, Session};
 use remora_replica::member::Notice::{Beat, Grant};
 use remora_replica::member::Status;
 use remora_replica::node::{self, Change, Node, Packet};
@@ -19,18 +19,39 @@ use crate::rng::mix;
 use crate::shrink::shrink;
 use crate::story::Story;
 
-/// Where the engine runs.
+/// Where the engine runs, and whether its work in local memory takes time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deployment {
     /// MINOS-B: on the host.
     B,
     /// MINOS-O: on host and NIC.
     O,
+    /// As B, with local writes under the WRLock that take time.
+    W,
+    /// As O, with ways over PCIe and out of the vFIFO that take time.
+    P,
+}
+
+impl Deployment {
+    const ALL: [Self; 4] = [Self::B, Self::O, Self::W, Self::P];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::B => "b",
+            Self::O => "o",
+            Self::W => "w",
+            Self::P => "p",
+        }
+    }
+
+    fn takes_time(self) -> bool {
+        matches!(self, Self::W | Self::P)
+    }
 }
 
 impl fmt::Display for Deployment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if *self == Self::B { "b" } else { "o" })
+        f.write_str(self.name())
     }
 }
 
@@ -38,11 +59,8 @@ impl FromStr for Deployment {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "b" => Ok(Self::B),
-            "o" => Ok(Self::O),
-            _ => Err(format!("no deployment {text:?}: b or o")),
-        }
+        let named = Self::ALL.into_iter().find(|deployment| deployment.name() == text);
+        named.ok_or_else(|| format!("no deployment {text:?}: b, o, w or p"))
     }
 }
 
@@ -75,7 +93,7 @@ impl Case {
     pub fn new(seed: u64, nodes: usize, model: Option<Model>, deployment: Option<Deployment>) -> Self {
         let drawn = mix(seed);
         let model = model.unwrap_or(Model::ALL[(drawn % 5) as usize]);
-        let deployment = deployment.unwrap_or([Deployment::B, Deployment::O][(drawn / 5 % 2) as usize]);
+        let deployment = deployment.unwrap_or(Deployment::ALL[(drawn / 5 % 4) as usize]);
         Self { seed, nodes, model, deployment }
     }
 
@@ -214,7 +232,15 @@ struct Minos {
     next_tag: u64,
     /// What a message to many is still to be sent to.
     rest: Option<(NodeSet, Packet)>,
+    /// What is being done in local memory, by the time when it is done and a number.
+    jobs: BTreeMap<(Time, u64), JobId>,
+    next_job: u64,
+    seed: u64,
 }
+
+/// Work in local memory takes up to about as long as a message, and now and then much longer (ns).
+const JOB: Time = 20_000;
+const LONG_JOB: Time = 1_000_000;
 
 /// The engine's rare branches that a long storm must reach.
 pub const MARKS: &[&str] = &[
@@ -245,14 +271,16 @@ impl Engine for Minos {
         let drawn = mix(config.seed);
         // In event the log gets each version, or the newest of some milliseconds.
         engine.write_back = if drawn >> 12 & 1 == 0 { 0 } else { 5_000_000 };
-        if config.deployment == Deployment::O {
+        engine.stepped = config.deployment.takes_time();
+        if matches!(config.deployment, Deployment::O | Deployment::P) {
             // Each optimisation by itself now and then.
             let on = |bit: u32| drawn >> bit & 7 != 0;
             let fifos = on(0).then_some(if on(3) { 5 } else { 1 });
             engine.deployment = ddp::Deployment::Offload(Offload { fifos, batching: on(6), broadcast: on(9) });
         }
         let node = Node::new(engine, boot.now, &boot.log);
-        Self { node, requests: BTreeMap::new(), next_tag: 0, rest: None }
+        let (jobs, seed) = (BTreeMap::new(), mix(boot.seed ^ mix(boot.starts)));
+        Self { node, requests: BTreeMap::new(), next_tag: 0, rest: None, jobs, next_job: 0, seed }
     }
 
     fn handle(&mut self, now: Time, from: usize, message: Packet) {
@@ -278,14 +306,18 @@ impl Engine for Minos {
     }
 
     fn timeout(&mut self, now: Time) {
+        while let Some(job) = self.jobs.first_entry().filter(|job| job.key().0 <= now) {
+            self.node.done(now, job.remove());
+        }
         self.node.timeout(now);
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        Some(self.node.next_timeout()).filter(|&due| due < Time::MAX)
+        let job = self.jobs.first_key_value().map_or(Time::MAX, |((due, _), _)| *due);
+        Some(self.node.next_timeout().min(job)).filter(|&due| due < Time::MAX)
     }
 
-    fn poll(&mut self, _: Time) -> Option<Output<Packet>> {
+    fn poll(&mut self, now: Time) -> Option<Output<Packet>> {
         loop {
             if let Some((nodes, message)) = self.rest.take()
                 && let Some(to) = nodes.iter().next()
@@ -307,7 +339,14 @@ impl Engine for Minos {
                     Output::Write { token, write: Write::Replace(snapshot.encode()) }
                 }
                 node::Output::Reply(reply) => self.reply(&reply),
-                node::Output::Job(_) | node::Output::Step(_) => continue,
+                node::Output::Job(job) => {
+                    self.next_job += 1;
+                    let drawn = mix(self.seed ^ self.next_job);
+                    let time = if drawn % 32 == 0 { LONG_JOB } else { JOB };
+                    self.jobs.insert((now + mix(drawn) % time, self.next_job), job.id());
+                    continue;
+                }
+                node::Output::Step(_) => continue,
             });
         }
     }
