@@ -17,10 +17,12 @@ const FINAL: [u64; 2] = [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53];
 /// What its halves start from: the seed, and the length of what is hashed.
 const START: u64 = SEED ^ 8;
 
-/// Room for the coupons of a block, and for values that may have some.
+/// Room for the coupons of some blocks, and for values that may have some.
 #[derive(Clone, Debug)]
 pub(super) struct Room {
-    coupons: [u32; BLOCK + LANES],
+    coupons: [u32; 2 * BLOCK + LANES],
+    /// Values that wait for their coupons to be asked for: so many.
+    kept: usize,
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     sifted: wide::Sifted,
 }
@@ -28,10 +30,60 @@ pub(super) struct Room {
 impl Default for Room {
     fn default() -> Self {
         Room {
-            coupons: [0; BLOCK + LANES],
+            coupons: [0; 2 * BLOCK + LANES],
+            kept: 0,
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             sifted: wide::NOTHING,
         }
+    }
+}
+
+impl Room {
+    /// Whether it keeps none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.kept == 0
+    }
+
+    /// Keeps those of up to [`BLOCK`] values that may raise a register which is at `least` or above. False, and nothing is
+    /// kept, where [`coupons_above`] is quicker.
+    ///
+    /// To find their coupons at once would be slow: a core that reads what it has just stored, not as it has stored it,
+    /// waits until that is in its cache.
+    #[inline]
+    pub fn keep(&mut self, least: u8, values: &[[u8; 8]]) -> bool {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if least >= SIFTED_FROM && crate::vectored::is_wide() {
+            let (steps, rest) = values.as_chunks();
+            // SAFETY: the processor has what the function is compiled for.
+            self.kept = unsafe { wide::sift(limit(least), steps, &mut self.sifted, self.kept) };
+            let place = &mut self.sifted.as_flattened_mut()[self.kept..];
+            place[..rest.len()].copy_from_slice(rest);
+            self.kept += rest.len();
+            return true;
+        }
+        let _ = (least, values);
+        false
+    }
+
+    /// Whether there may be no room for another block.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.kept > BLOCK
+    }
+
+    /// The coupons of what was kept, as [`coupons_above`] gives them.
+    #[inline]
+    pub fn take_kept(&mut self, least: u8) -> &[u32] {
+        let kept = std::mem::take(&mut self.kept);
+        let mut len = 0;
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if kept > 0 {
+            // SAFETY: only with what the function is compiled for anything is kept.
+            len = unsafe { wide::coupons_above(limit(least), &self.sifted, kept, &mut self.coupons) };
+        }
+        let _ = (least, kept, &mut len);
+        &self.coupons[..len]
     }
 }
 
@@ -42,7 +94,7 @@ pub(super) fn coupon(value: u64) -> u32 {
 }
 
 /// The coupons, of up to [`BLOCK`] values, that can raise a register which is at `least` or above: those of larger
-/// values. Few are once all registers have risen, so that most values cost no more than their hash.
+/// values.
 #[inline]
 pub(super) fn coupons_above<'a>(least: u8, values: &[[u8; 8]], room: &'a mut Room) -> &'a [u32] {
     let (done, mut len) = hash_wide(least, values, room);
@@ -91,25 +143,18 @@ pub(super) fn mix(mut h: u64) -> u64 {
 fn hash_wide(least: u8, values: &[[u8; 8]], room: &mut Room) -> (usize, usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if crate::vectored::is_wide() {
-        let Room { coupons, sifted } = room;
-        let (steps, limit) = (values.as_chunks().0, limit(least));
+        let steps = values.as_chunks().0;
         let done = steps.as_flattened().len();
-        // SAFETY: the processor has what the functions are compiled for.
-        let len = unsafe {
-            if least < SIFTED_FROM {
-                wide::coupons_above(limit, steps, done, coupons)
-            } else {
-                let count = wide::sift(limit, steps, sifted);
-                wide::coupons_above(limit, sifted, count, coupons)
-            }
-        };
+        // SAFETY: the processor has what the function is compiled for.
+        let len = unsafe { wide::coupons_above(limit(least), steps, done, &mut room.coupons) };
         return (done, len);
     }
-    let _ = room;
+    let _ = (least, values, room);
     (0, 0)
 }
 
 /// The value of registers from which on values are sifted before they are hashed to the end: a quarter or less remain.
+/// Few are left once all registers have risen, so that most values cost no more than a part of their hash.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const SIFTED_FROM: u8 = 2;
 
@@ -125,14 +170,14 @@ mod wide {
     const SIDE: usize = 4;
     type Vectors = [__m512i; SIDE];
     type Values = [[u8; 8]; LANES * SIDE];
-    /// Values of a block that were sifted, and room for those that are not in the end.
-    pub type Sifted = [Values; BLOCK / (LANES * SIDE) + 1];
-    pub const NOTHING: Sifted = [[[0; 8]; LANES * SIDE]; BLOCK / (LANES * SIDE) + 1];
+    /// Values that were sifted: a block that was kept, another one, and room for those that are not in the end.
+    pub type Sifted = [Values; 2 * BLOCK / (LANES * SIDE) + 1];
+    pub const NOTHING: Sifted = [[[0; 8]; LANES * SIDE]; 2 * BLOCK / (LANES * SIDE) + 1];
 
     /// Stores the coupons of hashes up to `limit` among those of the first `count` values. Returns how many. What stands
     /// behind them does not count.
     #[target_feature(enable = "avx512f,avx512dq,avx512cd,avx512bw,avx512vl,popcnt")]
-    pub fn coupons_above(limit: u64, values: &[Values], count: usize, out: &mut [u32; BLOCK + LANES]) -> usize {
+    pub fn coupons_above(limit: u64, values: &[Values], count: usize, out: &mut [u32; 2 * BLOCK + LANES]) -> usize {
         let limit = _mm512_set1_epi64(limit as i64);
         let (mut len, mut left) = (0, count);
         for values in &values[..count.div_ceil(LANES * SIDE)] {
@@ -150,17 +195,16 @@ mod wide {
         len
     }
 
-    /// Stores the values whose hash may be up to `limit`, a quarter of all hashes at most, among them all whose hash is.
-    /// Returns how many. What stands behind them does not count.
+    /// Stores the values whose hash may be up to `limit`, a quarter of all hashes at most, among them all whose hash is,
+    /// behind the `len` that are there. Returns how many there are then. What stands behind them does not count.
     ///
     /// The hash ends with m1 + 2 m2, where m = p ^ p >> 33 differs from p by less than 2^31 and each p is a product with
     /// the same factor. So one product tells it up to 3 * 2^31.
     #[target_feature(enable = "avx512f,avx512dq,avx512cd,avx512bw,avx512vl,popcnt")]
-    pub fn sift(limit: u64, values: &[Values], out: &mut Sifted) -> usize {
+    pub fn sift(limit: u64, values: &[Values], out: &mut Sifted, mut len: usize) -> usize {
         const SLACK: u64 = 3 << 31;
         let (slack, limit) = (_mm512_set1_epi64(SLACK as i64), _mm512_set1_epi64((limit + 2 * SLACK) as i64));
         let out = out.as_flattened_mut();
-        let mut len = 0;
         for values in values {
             let (mut h1, h2) = mixed_once(values);
             for (h1, h2) in h1.iter_mut().zip(h2) {
@@ -271,13 +315,20 @@ mod tests {
         /// Every path finds the same coupons, in the same order.
         #[test]
         fn those_above_a_register_are_found(
-            values in proptest::collection::vec(any::<u64>(), 0..=BLOCK), least in 0u8..12,
+            values in proptest::collection::vec(any::<u64>(), 0..=BLOCK), least in 0u8..12, split: prop::sample::Index,
         ) {
             let all = values.iter().map(|&value| coupon(value));
             let expect: Vec<u32> = all.filter(|coupon| coupon >> ADDRESS_BITS > u32::from(least)).collect();
             let bytes: Vec<[u8; 8]> = values.iter().map(|value| value.to_le_bytes()).collect();
             let mut room = Room::default();
-            prop_assert_eq!(coupons_above(least, &bytes, &mut room), expect);
+            prop_assert_eq!(coupons_above(least, &bytes, &mut room), &expect[..]);
+            // Several at a time, as long as there is room.
+            let (first, second) = bytes.split_at(split.index(bytes.len() + 1));
+            if room.keep(least, first) && room.keep(least, second) {
+                prop_assert!(!room.is_full());
+                prop_assert_eq!(room.take_kept(least), &expect[..]);
+            }
+            prop_assert!(room.is_empty());
         }
     }
 
@@ -292,6 +343,9 @@ mod tests {
         for least in 0..20 {
             let count = values.iter().filter(|&&value| hash(value).1.leading_zeros() >= least).count();
             assert_eq!(coupons_above(least as u8, &bytes, &mut room).len(), count);
+            if room.keep(least as u8, &bytes) {
+                assert_eq!(room.take_kept(least as u8).len(), count);
+            }
         }
     }
 }

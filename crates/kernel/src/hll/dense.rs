@@ -27,7 +27,9 @@ impl Dense {
         Dense { bytes, least: 0, until_look: 0, room: Box::default() }
     }
 
+    /// The registers, of which none may wait to rise.
     pub fn bytes(&self) -> &[u8] {
+        debug_assert!(self.room.is_empty(), "registers settle before they are read");
         &self.bytes
     }
 
@@ -45,21 +47,24 @@ impl Dense {
         self.raise(coupon as usize, (coupon >> ADDRESS_BITS) as u8);
     }
 
-    /// Adds little-endian values, and tells for some registers, among them all that rise, whether one rose.
+    /// Adds little-endian values, and tells for some registers, among them all that rise, whether one rose. Registers may
+    /// wait for [`settle`](Self::settle) to rise.
     #[inline]
     pub fn raise_all(&mut self, values: &[[u8; 8]], mut saw: impl FnMut(usize, bool)) {
         for values in values.chunks(BLOCK) {
             let least = self.least_before(values.len());
-            let mask = self.bytes.len() - 1;
-            let registers = &mut self.bytes[..=mask];
-            // Without a branch: a core foresees badly which registers rise.
-            for &coupon in coupons_above(least, values, &mut self.room) {
-                let (at, value) = (coupon as usize & mask, (coupon >> ADDRESS_BITS) as u8);
-                let was = registers[at];
-                registers[at] = was.max(value);
-                saw(at, was < value);
+            if !self.room.keep(least, values) {
+                raise(&mut self.bytes, coupons_above(least, values, &mut self.room), &mut saw);
+            } else if self.room.is_full() {
+                self.settle(&mut saw);
             }
         }
+    }
+
+    /// Raises the registers that wait for it.
+    #[inline]
+    pub fn settle(&mut self, mut saw: impl FnMut(usize, bool)) {
+        raise(&mut self.bytes, self.room.take_kept(self.least), &mut saw);
     }
 
     /// What no register is below, before so many values. It looks once in as many values as there are registers, which
@@ -78,7 +83,7 @@ impl Dense {
 
     /// About how many distinct values there were, by Ertl's improved raw estimator.
     pub fn estimate(&self) -> f64 {
-        let registers = &self.bytes;
+        let registers = self.bytes();
         let mut histogram = [0u64; 64];
         for &value in registers {
             histogram[value as usize & 63] += 1;
@@ -90,6 +95,19 @@ impl Dense {
         }
         z += m * sigma(histogram[0] as f64 / m);
         m * m / (2.0 * std::f64::consts::LN_2) / z
+    }
+}
+
+/// Raises registers by coupons, without a branch: a core foresees badly which ones rise.
+#[inline]
+fn raise(registers: &mut [u8], coupons: &[u32], saw: &mut impl FnMut(usize, bool)) {
+    let mask = registers.len() - 1;
+    let registers = &mut registers[..=mask];
+    for &coupon in coupons {
+        let (at, value) = (coupon as usize & mask, (coupon >> ADDRESS_BITS) as u8);
+        let was = registers[at];
+        registers[at] = was.max(value);
+        saw(at, was < value);
     }
 }
 

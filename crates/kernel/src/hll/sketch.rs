@@ -95,6 +95,7 @@ impl Sketch {
         }
         if let Registers::Dense(registers) = &mut self.registers {
             registers.raise_all(values.as_slice(), |_, _| ());
+            registers.settle(|_, _| ());
         }
     }
 

@@ -43,16 +43,18 @@ impl Tap {
         let Tap { known, rose, risen, .. } = self;
         let before_word = (offset.wrapping_neg() % 8) as usize;
         let words = data.get(before_word..).unwrap_or_default().as_chunks::<8>().0;
-        known.raise_all(words, |at, higher| {
-            // Without a branch, as there.
-            rose[*risen] = at as u32;
-            *risen = (*risen + usize::from(higher)).min(ROSE - 1);
-        });
+        if *risen == ROSE - 1 {
+            // Any may have risen already.
+            return known.raise_all(words, |_, _| ());
+        }
+        known.raise_all(words, note(rose, risen));
     }
 
     /// Raises the registers in memory to what was seen.
     #[inline]
     pub fn settle(&mut self) {
+        let Tap { known, rose, risen, .. } = self;
+        known.settle(note(rose, risen));
         if self.risen > 0 {
             self.settle_risen();
         }
@@ -72,6 +74,16 @@ impl Tap {
 impl Drop for Tap {
     fn drop(&mut self) {
         self.settle();
+    }
+}
+
+/// Notes which registers rise.
+#[inline]
+fn note(rose: &mut [u32; ROSE], risen: &mut usize) -> impl FnMut(usize, bool) {
+    // Without a branch, as they are raised.
+    move |at, higher| {
+        rose[*risen] = at as u32;
+        *risen = (*risen + usize::from(higher)).min(ROSE - 1);
     }
 }
 
