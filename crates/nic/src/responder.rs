@@ -337,10 +337,14 @@ impl QueuePair {
             self.recv_held = imm.is_some();
             return Err(Nak(NakCode::RemoteAccess));
         }
-        if let Some(region) = region {
-            ctx.taps.pass(rkey, va.wrapping_sub(region.va()), data);
+        if let Some(region) = region
+            && let Some(tap) = ctx.taps.find(rkey)
+        {
+            // The lines that the next packet goes to come from memory meanwhile.
+            region.prefetch(va.wrapping_add(len.into()), len.min(remaining - len) as usize);
+            tap.saw(va.wrapping_sub(region.va()), data);
             if ends {
-                ctx.taps.end(rkey);
+                tap.ended();
             }
         }
         va = va.wrapping_add(len.into());

@@ -21,24 +21,9 @@ pub const MAX_TAPS: usize = 64;
 pub(crate) struct Taps(Vec<(u32, Box<dyn WriteTap>)>);
 
 impl Taps {
-    /// Shows a packet's payload to the key's tap, if it has one.
+    /// The key's tap, if it has one.
     #[inline]
-    pub fn pass(&mut self, key: u32, offset: u64, data: &[u8]) {
-        if let Some(tap) = self.find(key) {
-            tap.saw(offset, data);
-        }
-    }
-
-    /// Tells the key's tap that a message has ended.
-    #[inline]
-    pub fn end(&mut self, key: u32) {
-        if let Some(tap) = self.find(key) {
-            tap.ended();
-        }
-    }
-
-    #[inline]
-    fn find(&mut self, key: u32) -> Option<&mut dyn WriteTap> {
+    pub fn find(&mut self, key: u32) -> Option<&mut dyn WriteTap> {
         let (_, tap) = self.0.iter_mut().find(|(tapped, _)| *tapped == key)?;
         Some(&mut **tap)
     }

@@ -36,8 +36,8 @@ const DEEP: u64 = 16;
 /// pollers, the one that has the work may be waiting for it.
 const POLITE: u64 = 5_000;
 
-/// Packets of a payload stream go to their kernel in pieces of up to so many bytes, which stay in the cache.
-const STREAM_CHUNK: usize = 32 << 10;
+/// Packets of a payload stream go to their kernel in pieces of up to so many bytes, which stay in the second-level cache.
+const STREAM_CHUNK: usize = 64 << 10;
 
 /// A software NIC. Clones are handles to the same one; with the last of them its thread ends and its links close.
 #[derive(Clone)]

@@ -28,6 +28,9 @@ const WORD: usize = 8;
 /// In place of a length: the next record stands at the start of the ring.
 const WRAP: u64 = u64::MAX;
 
+/// Bytes of packets from which on it pays to ask for the next one's lines early.
+const LONG: usize = 1024;
+
 /// The end that writes.
 pub(super) struct Producer {
     shared: Buffer,
@@ -165,10 +168,24 @@ impl Consumer {
         self.shared.prefetch(data, len);
         self.shared.read(data, &mut out[..len]).map_err(|_| Broken)?;
         self.head += (WORD + len.next_multiple_of(WORD)) as u64;
+        if len >= LONG {
+            self.prefetch_next();
+        }
         if self.head - self.published >= DATA_BYTES as u64 / 2 {
             self.release();
         }
         Ok(Some(len))
+    }
+
+    /// Has the lines of the next packet come while the caller is busy with this one. Only if it is there: lines that the
+    /// producer still writes are better left to it.
+    #[inline]
+    fn prefetch_next(&self) {
+        let at = offset(self.head);
+        let len = usize::try_from(self.data(at)).unwrap_or(usize::MAX);
+        if (LONG..=MAX_PACKET).contains(&len) {
+            self.shared.prefetch(self.base + DATA_OFFSET + at, len.min(DATA_BYTES - at));
+        }
     }
 
     /// Tells the producer what has been read.
