@@ -10,6 +10,7 @@ use remora_real::LinkChoice;
 use remora_real::cluster::{Deployment, Model};
 use remora_study::compare::{Progress, Watch};
 use remora_study::peers::cluster::Cluster;
+use remora_study::peers::cores::Spread;
 use remora_study::peers::drive::{Load, Loaded, Outcome};
 use remora_study::peers::etcd::{self, Etcd};
 use remora_study::peers::redis::{self, AppendOnly, Redis};
@@ -29,8 +30,9 @@ const SUSPECT_MS: u64 = 2000;
 
 const EXAMPLES: &str = "\
 Three nodes of each store, on this machine, with their data on one disk. One thread drives them, with as many \
-requests under way as there are clients. A scan (E) is its reads one after another, a read-modify-write (F) a read \
-and a write.
+requests under way as there are clients. Remora's nodes poll: with fewer cores than processes each is kept on one, in \
+turn; etcd and Redis sleep when they wait, and go where the system has them. A scan (E) is its reads one after \
+another, a read-modify-write (F) a read and a write.
 
 Examples:
   remora bench minos                                     all models and both deployments, etcd, Redis
@@ -209,6 +211,7 @@ pub struct Row {
 struct Started {
     cluster: Cluster,
     _nodes: Children,
+    _spread: Spread,
 }
 
 impl Started {
@@ -226,7 +229,9 @@ impl Started {
         let nodes = Children::start(directory, Settings::open(directory, &shape)?)?;
         nodes.await_service(START)?;
         let Settings { addresses, link, .. } = nodes.settings();
-        Ok(Self { cluster: Cluster::connect(addresses, *link, model, clients)?, _nodes: nodes })
+        let cluster = Cluster::connect(addresses, *link, model, clients)?;
+        let spread = Spread::over((0..nodes.len()).filter_map(|node| nodes.process(node)));
+        Ok(Self { cluster, _nodes: nodes, _spread: spread })
     }
 }
 

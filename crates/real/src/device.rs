@@ -72,6 +72,8 @@ struct Shared {
     nudged: AtomicBool,
     /// The NIC thread waits for a user to end his sleep.
     parked: AtomicBool,
+    /// A user drives for good: see [`Device::keep`].
+    kept: AtomicBool,
 }
 
 /// A program that lives on the NIC: whoever drives the engine runs it too, after kernels.
@@ -213,6 +215,7 @@ impl Device {
             spin: AtomicU64::new(SPIN),
             nudged: AtomicBool::new(false),
             parked: AtomicBool::new(false),
+            kept: AtomicBool::new(false),
         });
         let runner = shared.clone();
         let thread = std::thread::Builder::new()
@@ -309,6 +312,13 @@ impl Device {
     /// How long (ns) the NIC thread spins without work before it sleeps.
     pub fn set_spin(&self, spin: Time) {
         self.shared.spin.store(spin, Ordering::Relaxed);
+    }
+
+    /// For a thread that drives the engine for as long as it lives, asleep and awake: the NIC thread stays away, however
+    /// long that thread waits for a core, until it says that it ends.
+    pub(crate) fn keep(&self, kept: bool) {
+        self.shared.kept.store(kept, Ordering::Relaxed);
+        self.release();
     }
 
     /// Has a program live on the NIC from now on, in place of the one that did.

@@ -212,6 +212,7 @@ struct Worker {
 impl Worker {
     fn run(mut self) {
         prepare_to_wait();
+        self.device.keep(true);
         let mut sleeper = Sleeper::new();
         let mut busy_at = self.device.now();
         while !self.stop.load(Ordering::Relaxed) {
@@ -228,6 +229,7 @@ impl Worker {
                 self.device.sleep(self.server.cq(), timeout, &mut sleeper);
             }
         }
+        self.device.keep(false);
     }
 
     /// Takes what the NIC has, and gives it what the server has for it.

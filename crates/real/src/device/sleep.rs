@@ -69,6 +69,11 @@ impl Shared {
         let mut busy_at = self.now();
         let mut sleeper = Sleeper::new();
         while !self.stop.load(Ordering::Relaxed) {
+            if self.kept.load(Ordering::Relaxed) {
+                std::thread::park();
+                busy_at = self.now();
+                continue;
+            }
             let now = self.now();
             let user_at = self.user_at.load(Ordering::Relaxed);
             if user_at != 0 && now.saturating_sub(user_at) < USER_QUIET {

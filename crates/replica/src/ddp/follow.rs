@@ -166,13 +166,13 @@ impl Replica {
         let room = self.config.stamps;
         self.record(key).take(&write, room);
         self.step(on, StepKind::EnqueueVolatile, write.bytes());
-        self.locals.insert((key, ts), Local { write: write.clone(), origin, stage: Stage::Writing });
         if self.config.stepped {
+            self.locals.insert((key, ts), Local { write: write.clone(), origin, stage: Stage::Writing });
             self.job(Job::Apply(write.clone()));
         }
         self.updated(&write, origin);
         if !self.config.stepped {
-            self.applied(key, ts);
+            self.made(&write, origin);
         }
     }
 
@@ -190,8 +190,12 @@ impl Replica {
         if origin == Origin::Client {
             self.send_inv(&write);
         }
-        self.locals.insert((key, ts), Local { write: write.clone(), origin, stage: Stage::Writing });
-        if self.config.stepped { self.job(Job::Apply(write)) } else { self.applied(key, ts) }
+        if self.config.stepped {
+            self.locals.insert((key, ts), Local { write: write.clone(), origin, stage: Stage::Writing });
+            self.job(Job::Apply(write));
+        } else {
+            self.made(&write, origin);
+        }
     }
 
     /// Local memory has the write.
@@ -199,7 +203,14 @@ impl Replica {
         if self.locals.get(&(key, ts)).is_none_or(|local| local.stage != Stage::Writing) {
             return;
         }
-        let Some(Local { write, origin, .. }) = self.locals.remove(&(key, ts)) else { return };
+        if let Some(Local { write, origin, .. }) = self.locals.remove(&(key, ts)) {
+            self.made(&write, origin);
+        }
+    }
+
+    /// Local memory has the write; unless `stepped` it was never on its way there.
+    fn made(&mut self, write: &Write, origin: Origin) {
+        let (key, ts) = (write.key, write.ts);
         self.step(self.engine(), StepKind::LocalWrite, write.bytes());
         if self.config.fifo().is_some() {
             let meta = &mut self.record(key).meta;
@@ -208,10 +219,10 @@ impl Replica {
         }
         let room = self.config.stamps;
         let record = self.record(key);
-        record.take(&write, room);
+        record.take(write, room);
         record.meta.applied_ts = ts;
         record.meta.wr_lock = None;
-        self.updated(&write, origin);
+        self.updated(write, origin);
         self.settle(key);
         while self.record(key).meta.wr_lock.is_none()
             && let Some(next) = self.record(key).writers.pop_front()

@@ -5,6 +5,7 @@
 //! end them; [`disk`] tells what one durable append takes without any store.
 
 pub mod cluster;
+pub mod cores;
 pub mod disk;
 pub mod drive;
 pub mod etcd;

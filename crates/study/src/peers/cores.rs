@@ -1,0 +1,65 @@
+//! Cores for threads that poll.
+//!
+//! The system's scheduler spreads threads over cores when they wake up. Threads that poll do not sleep while there is
+//! load: with fewer cores than such threads all nodes of a cluster may share one core for seconds, while their client
+//! alone polls on the other.
+
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// This thread's cores as they were, until this value goes.
+pub struct Spread {
+    before: Option<CpuSet>,
+}
+
+impl Spread {
+    /// If there are fewer cores than processes and this thread, gives each process one, in turn, and then this thread.
+    /// It is best effort: who may not choose keeps what the scheduler gives.
+    pub fn over(processes: impl IntoIterator<Item = u32>) -> Self {
+        let processes: Vec<u32> = processes.into_iter().collect();
+        let Ok(before) = sched_getaffinity(None) else { return Self { before: None } };
+        let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| before.is_set(core)).collect();
+        if cores.is_empty() || cores.len() > processes.len() {
+            return Self { before: None };
+        }
+        let only = |number: usize| {
+            let mut set = CpuSet::new();
+            set.set(cores[number % cores.len()]);
+            set
+        };
+        for (number, process) in processes.iter().enumerate() {
+            let threads = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+            for thread in threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok()) {
+                let _ = sched_setaffinity(Pid::from_raw(thread), &only(number));
+            }
+        }
+        let _ = sched_setaffinity(None, &only(processes.len()));
+        Self { before: Some(before) }
+    }
+}
+
+impl Drop for Spread {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            let _ = sched_setaffinity(None, before);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_gets_its_cores_back() {
+        let before = sched_getaffinity(None).unwrap();
+        // More than there are cores; of this process no thread but this one is touched, as there is none of number 0.
+        drop(Spread::over([0; CpuSet::MAX_CPU]));
+        assert_eq!(sched_getaffinity(None).unwrap(), before);
+        let spread = Spread::over([0; CpuSet::MAX_CPU]);
+        assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
+        drop(spread);
+        assert_eq!(sched_getaffinity(None).unwrap(), before);
+        drop(Spread::over([]));
+    }
+}
