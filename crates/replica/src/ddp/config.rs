@@ -106,6 +106,8 @@ pub enum Mutation {
     EmptyScope,
     /// A waiting reader is not woken when the RDLock is released.
     LostWakeup,
+    /// A read-modify-write that crosses to the NIC does not look again whether the record is as it was.
+    StaleRead,
 }
 
 /// One replica's configuration. All members of a cluster need the same but for `id`.

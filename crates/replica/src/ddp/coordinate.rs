@@ -287,7 +287,7 @@ impl Replica {
 
     /// Has the record changed since this read-modify-write of a client read it? Between host and NIC it may.
     pub(crate) fn read_something_else(&self, key: Key, ts: Timestamp) -> bool {
-        let driven = self.driven.get(&(key, ts));
+        let driven = self.driven.get(&(key, ts)).filter(|_| !self.config.mutant(Mutation::StaleRead));
         driven.is_some_and(|driven| driven.rmw.is_some() && driven.read != self.meta(key).volatile_ts)
     }
 

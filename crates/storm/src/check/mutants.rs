@@ -14,6 +14,7 @@ pub struct Mutant {
     /// Found within a second or so.
     pub quick: bool,
     model: Model,
+    deployment: Where,
     ops: Ops,
     writes: u8,
     failures: Failures,
@@ -22,11 +23,12 @@ pub struct Mutant {
 const NONE: Failures = Failures { duplicates: 0, crashes: 0, suspicions: 0, restarts: 0, blackouts: 0 };
 
 const fn mutant(mutation: Mutation, name: &'static str) -> Mutant {
-    Mutant { mutation, name, quick: true, model: Model::Synch, ops: Ops::Puts, writes: 2, failures: NONE }
+    let (model, deployment) = (Model::Synch, Where::B);
+    Mutant { mutation, name, quick: true, model, deployment, ops: Ops::Puts, writes: 2, failures: NONE }
 }
 
 /// All of them.
-pub const MUTANTS: [Mutant; 12] = [
+pub const MUTANTS: [Mutant; 13] = [
     mutant(Mutation::SkipAck, "skip-ack"),
     mutant(Mutation::EarlyVal, "early-val"),
     mutant(Mutation::NoMaximum, "no-maximum"),
@@ -39,6 +41,7 @@ pub const MUTANTS: [Mutant; 12] = [
     Mutant { quick: false, failures: Failures { suspicions: 1, ..NONE }, ..mutant(Mutation::NoLease, "no-lease") },
     Mutant { model: Model::Scope, writes: 1, ..mutant(Mutation::EmptyScope, "empty-scope") },
     Mutant { ops: Ops::Adds, ..mutant(Mutation::LostWakeup, "lost-wakeup") },
+    Mutant { deployment: Where::O(5), ops: Ops::Adds, ..mutant(Mutation::StaleRead, "stale-read") },
 ];
 
 impl Mutant {
@@ -46,7 +49,7 @@ impl Mutant {
     pub fn options(&self, model: Option<Model>) -> Options {
         Options {
             model: model.unwrap_or(self.model),
-            deployment: Where::B,
+            deployment: self.deployment,
             nodes: 3,
             writes: self.writes,
             ops: self.ops,

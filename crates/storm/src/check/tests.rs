@@ -80,6 +80,15 @@ fn every_model_and_deployment_begins_well() {
 }
 
 #[test]
+fn no_two_additions_find_the_same_number() {
+    for model in Model::ALL {
+        for deployment in [Where::B, Where::Stepped, Where::O(5), Where::O(1)] {
+            passes(Options { model, deployment, ops: Ops::Adds, ..Options::default() }, 10_000);
+        }
+    }
+}
+
+#[test]
 fn a_node_that_begins_anew_does_not_count_for_what_was_durable() {
     let failures = Failures { crashes: 1, restarts: 1, ..Failures::default() };
     let search = Search { shortest: true, limit: 50_000, ..Search::default() };
