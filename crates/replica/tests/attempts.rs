@@ -1,15 +1,19 @@
 //! A request that is sent again is done once, whichever attempt at it comes through first.
 
-use remora_replica::ddp::{Config, Job, Model, Op, Outcome, Output, Replica, Reply, Request, Session, View};
+use remora_replica::ddp::{
+    Config, Deployment, Job, Model, Offload, Op, Outcome, Output, Replica, Reply, Request, Session, View,
+};
 use remora_replica::types::{NodeId, NodeSet, Value};
 
 const KEY: u64 = 7;
 const NODES: u8 = 3;
 
-/// Replicas whose messages arrive at once, but for those to and from a node that is cut off.
+/// Replicas whose messages arrive at once, but for those to and from a node that is cut off, and whose jobs are done at
+/// once, but for what crosses from a slow host to its NIC.
 struct Cluster {
     nodes: Vec<Replica>,
     cut: Option<NodeId>,
+    slow: Option<NodeId>,
     held: Vec<(NodeId, Output)>,
     replies: Vec<Reply>,
     tag: u64,
@@ -17,14 +21,25 @@ struct Cluster {
 
 impl Cluster {
     fn new() -> Self {
+        Self::of(|id| Config::new(id, NodeSet::first(NODES), Model::Synch))
+    }
+
+    /// Each on host and NIC.
+    fn offloaded(offload: Offload) -> Self {
+        let deployment = Deployment::Offload(offload);
+        Self::of(|id| Config { deployment, stepped: true, ..Config::new(id, NodeSet::first(NODES), Model::Synch) })
+    }
+
+    fn of(config: impl Fn(NodeId) -> Config) -> Self {
         let nodes = NodeSet::first(NODES);
         let node = |id| {
-            let mut replica = Replica::new(Config::new(id, nodes, Model::Synch));
+            let mut replica = Replica::new(config(id));
             replica.install(0, View::first(nodes));
             replica.set_lease(0, u64::MAX);
             replica
         };
-        Self { nodes: nodes.iter().map(node).collect(), cut: None, held: Vec::new(), replies: Vec::new(), tag: 0 }
+        let nodes = nodes.iter().map(node).collect();
+        Self { nodes, cut: None, slow: None, held: Vec::new(), replies: Vec::new(), tag: 0 }
     }
 
     /// Gives client 1's request to a node. Its replies have the tag that comes back.
@@ -55,8 +70,10 @@ impl Cluster {
             Output::Send { to, message } => {
                 to.iter().for_each(|to| self.nodes[usize::from(to.0)].handle(0, id, message.clone()));
             }
+            Output::Job(Job::Cross(_)) if self.slow == Some(id) => self.held.push((id, output)),
             Output::Job(job) => {
-                assert!(matches!(job, Job::Persist(_)), "{job:?}");
+                let offload = self.nodes[0].config().stepped;
+                assert!(offload || matches!(job, Job::Persist(_)), "{job:?}");
                 self.nodes[usize::from(id.0)].done(0, job.id());
             }
             Output::Reply(reply) => self.replies.push(reply),
@@ -64,9 +81,9 @@ impl Cluster {
         }
     }
 
-    /// The node is no longer cut off, and what it sent and was sent arrives.
+    /// No node is cut off or slow any more, and what was sent and crosses arrives.
     fn join(&mut self) {
-        self.cut = None;
+        (self.cut, self.slow) = (None, None);
         for (id, output) in std::mem::take(&mut self.held) {
             self.take(id, output);
             self.pump();
@@ -168,4 +185,41 @@ fn a_first_attempt_that_fails_costs_no_write() {
     let tag = cluster.ask(0, 1, 0, swap("b", "c"));
     assert_eq!(cluster.outcome(tag), Some(&Outcome::NotSwapped(Some(value("a")))));
     assert_eq!(cluster.nodes[1].meta(KEY).volatile_ts, before);
+}
+
+/// With FIFOs at the NIC, and with the WRLock there.
+fn offloads() -> [Offload; 2] {
+    [Offload::FULL, Offload { fifos: None, ..Offload::FULL }]
+}
+
+#[test]
+fn an_addition_that_crosses_to_the_nic_finds_what_came_meanwhile() {
+    for offload in offloads() {
+        let mut cluster = Cluster::offloaded(offload);
+        cluster.slow = Some(NodeId(1));
+        let second = cluster.submit(1, Session { client: 2, sequence: 1, attempt: 0 }, Op::FetchAdd(KEY, 2));
+        let first = cluster.ask(0, 1, 0, Op::FetchAdd(KEY, 1));
+        assert_eq!((cluster.outcome(first), cluster.outcome(second)), (Some(&Outcome::Added(0)), None));
+        cluster.join();
+        assert_eq!(cluster.outcome(second), Some(&Outcome::Added(1)));
+        assert_eq!(cluster.value(), Some(3_u64.to_le_bytes().as_slice().into()));
+    }
+}
+
+#[test]
+fn a_put_that_crosses_to_the_nic_does_not_take_marks_away() {
+    for offload in offloads() {
+        let mut cluster = Cluster::offloaded(offload);
+        cluster.slow = Some(NodeId(1));
+        let hundred = Value::from(100_u64.to_le_bytes().as_slice());
+        let put = cluster.submit(1, Session { client: 2, sequence: 1, attempt: 0 }, Op::Put(KEY, hundred));
+        let first = cluster.ask(0, 1, 1, Op::FetchAdd(KEY, 1));
+        cluster.join();
+        assert_eq!(cluster.outcome(put), Some(&Outcome::Written));
+        let found = cluster.outcome(first).cloned();
+        assert_eq!(cluster.ask(2, 1, 2, Op::FetchAdd(KEY, 1)), 3);
+        assert_eq!(cluster.outcome(3).cloned(), found, "done once");
+        assert_eq!(found, Some(Outcome::Added(100)));
+        assert_eq!(cluster.value(), Some(101_u64.to_le_bytes().as_slice().into()));
+    }
 }
