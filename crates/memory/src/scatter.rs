@@ -82,14 +82,13 @@ impl Scatter {
     ///
     /// False if a place has no room for its values: which ones were stored is not said then, but none outside the places.
     pub fn put(&mut self, values: &[[u8; 8]]) -> Result<bool, AccessError> {
-        self.spread(values, |_, value| u64::from_le_bytes(*value))
+        self.spread::<false>(values, &[])
     }
 
     /// The same with places that the low bits of `names` give, one for each value.
     pub fn put_named(&mut self, values: &[[u8; 8]], names: &[u64]) -> Result<bool, AccessError> {
-        let values = &values[..values.len().min(names.len())];
-        // SAFETY: `at` counts the values, of which there are as many names.
-        self.spread(values, |at, _| unsafe { *names.get_unchecked(at) })
+        let count = values.len().min(names.len());
+        self.spread::<true>(&values[..count], &names[..count])
     }
 
     /// Stores what waits. Whatever this thread does next is seen after all that was stored. False as for
@@ -110,10 +109,13 @@ impl Scatter {
         Ok(base.wrapping_sub(WORD as usize * self.skew as usize))
     }
 
+    /// To places that values name themselves, or, if `NAMED`, as many names.
     #[inline(always)]
-    fn spread(&mut self, values: &[[u8; 8]], name: impl Fn(usize, &[u8; 8]) -> u64) -> Result<bool, AccessError> {
+    fn spread<const NAMED: bool>(&mut self, values: &[[u8; 8]], names: &[u64]) -> Result<bool, AccessError> {
         let base = self.start()?;
         if let Some(gathered) = &mut self.gathered {
+            // SAFETY: `at` counts the values, of which there are as many names.
+            let name = |at: usize, value: &[u8; 8]| unsafe { name_of::<NAMED>(at, value, names) };
             // SAFETY: as in `finish`.
             return Ok(unsafe { gathered.spread(values, name, base, &mut self.next, &self.ends) });
         }
@@ -124,15 +126,24 @@ impl Scatter {
             false => 0,
         };
         let (sure, rest) = values.split_at(sure);
+        let (names, names_of_rest) = names.split_at(if NAMED { sure.len() } else { 0 });
         let mut loops = AtOnce { base, next: &mut self.next, ends: &self.ends, turn: self.turn };
         // SAFETY: as in `finish`. No place gets more than `sure` values, for which each has room.
-        let whole = unsafe {
-            loops.spread::<false>(sure, |at, value| name(at, value))
-                && loops.spread::<true>(rest, |at, value| name(sure.len() + at, value))
-        };
+        let whole =
+            unsafe { loops.spread::<false, NAMED>(sure, names) && loops.spread::<true, NAMED>(rest, names_of_rest) };
         self.turn = loops.turn;
         Ok(whole)
     }
+}
+
+/// What names a value's place.
+///
+/// # Safety
+/// If `NAMED`, `at` is an index of `names`.
+#[inline(always)]
+unsafe fn name_of<const NAMED: bool>(at: usize, value: &[u8; 8], names: &[u64]) -> u64 {
+    // SAFETY: as the caller promises.
+    if NAMED { unsafe { *names.get_unchecked(at) } } else { u64::from_le_bytes(*value) }
 }
 
 /// Values on their way to memory, each at once.
@@ -151,22 +162,20 @@ impl AtOnce<'_> {
     ///
     /// # Safety
     /// `base` and words below `ends` lead to words that meet the contract of [`copy::word`], and there are as many of
-    /// `next` and `ends`, a power of two. Unless `CHECKED`, each place has room for all values.
+    /// `next` and `ends`, a power of two. Unless `CHECKED`, each place has room for all values. If `NAMED`, there are as
+    /// many names as values.
     #[inline(never)]
-    unsafe fn spread<const CHECKED: bool>(
-        &mut self,
-        values: &[[u8; 8]],
-        name: impl Fn(usize, &[u8; 8]) -> u64,
-    ) -> bool {
+    unsafe fn spread<const CHECKED: bool, const NAMED: bool>(&mut self, values: &[[u8; 8]], names: &[u64]) -> bool {
         let AtOnce { base, next, ends, turn: first } = self;
         let (base, next, ends, mut turn) = (*base, &mut next[..], &ends[..], *first);
         let mask = next.len() - 1;
         let at_word = |word: u32| base.wrapping_add(WORD as usize * word as usize);
         // Nothing is stored but below one of the ends.
         let put = |index: usize, value: &[u8; 8], next: &mut [u32]| {
-            let at = name(index, value) as usize & mask;
-            // SAFETY: `mask` is the last index of both. A word below its place's end is there, as the caller promises.
+            // SAFETY: `index` counts the values. `mask` is the last index of both. A word below its place's end is there,
+            // as the caller promises.
             unsafe {
+                let at = name_of::<NAMED>(index, value, names) as usize & mask;
                 let next = next.get_unchecked_mut(at);
                 let fits = !CHECKED || *next < *ends.get_unchecked(at);
                 if fits {
