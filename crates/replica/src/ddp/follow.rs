@@ -217,12 +217,19 @@ impl Replica {
             meta.applied_ts = meta.applied_ts.max(ts);
             return self.settle(key);
         }
+        // State from another node does not wait for the WRLock.
+        let overtaken = self.is_obsolete(key, ts);
         let room = self.config.stamps;
         let record = self.record(key);
-        record.take(write, room);
-        record.meta.applied_ts = ts;
         record.meta.wr_lock = None;
-        self.updated(write, origin);
+        if !overtaken {
+            record.take(write, room);
+            record.meta.applied_ts = ts;
+        }
+        match origin {
+            Origin::Peers(_) if overtaken => self.obsolete(write, origin),
+            _ => self.updated(write, origin),
+        }
         self.settle(key);
         while self.record(key).meta.wr_lock.is_none()
             && let Some(next) = self.record(key).writers.pop_front()
