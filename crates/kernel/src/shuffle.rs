@@ -24,7 +24,7 @@ const MAX_GATHER: usize = 64;
 /// Values of a cache line.
 const LINE: usize = 8;
 /// Values that are hashed at a time.
-const HASHED: usize = 512;
+const HASHED: usize = 256;
 
 /// Where the values of one partition go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
