@@ -342,7 +342,7 @@ impl Engine for Minos {
                 node::Output::Job(job) => {
                     self.next_job += 1;
                     let drawn = mix(self.seed ^ self.next_job);
-                    let time = if drawn % 32 == 0 { LONG_JOB } else { JOB };
+                    let time = if drawn.is_multiple_of(32) { LONG_JOB } else { JOB };
                     self.jobs.insert((now + mix(drawn) % time, self.next_job), job.id());
                     continue;
                 }

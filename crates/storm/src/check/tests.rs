@@ -74,7 +74,9 @@ fn every_model_and_deployment_begins_well() {
             Failures { blackouts: 1, ..none },
         ];
         for failures in faults {
-            passes(Options { model, failures, writes: 1, ..Options::default() }, 1000);
+            for deployment in [Where::B, Where::Stepped, Where::O(5)] {
+                passes(Options { model, deployment, failures, writes: 1, ..Options::default() }, 1000);
+            }
         }
     }
 }
