@@ -99,7 +99,8 @@ fn a_cluster_serves_at_any_node_in_every_deployment() {
             assert!(std::time::Instant::now() < end, "{status:?}");
         };
         assert_eq!((status.node, status.serves), (b.node() as u64, 1));
-        assert_eq!(status.clients, 1, "{status:?}");
+        // A client that found its node left out is at another one.
+        assert_eq!(status.clients, 1 + u64::from(a.node() == b.node()), "{status:?}");
     }
 }
 

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use remora_replica::log;
 
@@ -88,14 +88,27 @@ pub(super) struct LogFile {
     pub copying: Option<Copying>,
 }
 
+/// For how long a lock may stay with a process that is about to end, or to become another program.
+const ENDING: Duration = Duration::from_secs(1);
+
+/// Has the file for this process alone.
+fn lock(file: &File) -> rustix::io::Result<()> {
+    let end = Instant::now() + ENDING;
+    loop {
+        match rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+            done => return done,
+        }
+    }
+}
+
 impl LogFile {
     pub fn open(dir: &Path, kind: LogKind) -> Result<(Self, Vec<u8>), Error> {
         let path = dir.join("log");
         let failed =
             |what: &str, source: io::Error| Error::Argument(format!("{what} the log {}: {source}", path.display()));
         let file = options().open(&path).map_err(|e| failed("opening", e))?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| failed("locking", io::Error::other("another process has it open")))?;
+        lock(&file).map_err(|_| failed("locking", io::Error::other("another process has it open")))?;
         // What a crash left of a replacement that never happened.
         let _ = std::fs::remove_file(dir.join("log.new"));
         let content = std::fs::read(&path).map_err(|e| failed("reading", e))?;
