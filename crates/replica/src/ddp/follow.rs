@@ -61,6 +61,12 @@ impl Replica {
         }
         let newest = self.meta(key).volatile_ts;
         let origin = Origin::Peers(NodeSet::one(from));
+        if let Some(scope) = write.scope
+            && ts <= newest
+        {
+            // Here already, as state of another node; or what superseded it is the scope's now.
+            self.scope_write(scope, key, newest);
+        }
         if ts == newest {
             self.updated(&write, origin);
         } else if ts < newest && !self.config.mutant(Mutation::NoObsolete) {

@@ -90,7 +90,12 @@ impl Replica {
         });
         flush.to = flush.to.with(from);
         if flush.client.is_none() && flush.stage != FlushStage::Noted {
-            flush.writes.extend(writes);
+            // What the coordinator knows of, which may have begun anew in the middle of the scope, and what this node does.
+            let known = self.scopes.get(&scope).into_iter().flatten().map(|(&key, &ts)| (key, ts));
+            for (key, ts) in writes.into_iter().chain(known) {
+                let newest = flush.writes.entry(key).or_default();
+                *newest = ts.max(*newest);
+            }
         }
         if flush.stage == FlushStage::Noted {
             self.send(NodeSet::one(from), Body::PersistAck(scope));
