@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use remora_replica::log;
+use rustix::io::Errno;
 
 use super::direct::{Direct, Landed};
 use super::pmem::Mapped;
@@ -92,12 +93,13 @@ pub(super) struct LogFile {
 const ENDING: Duration = Duration::from_secs(1);
 
 /// Has the file for this process alone.
-fn lock(file: &File) -> rustix::io::Result<()> {
+fn lock(file: &File) -> io::Result<()> {
     let end = Instant::now() + ENDING;
     loop {
         match rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
-            done => return done,
+            Err(Errno::WOULDBLOCK) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+            Err(Errno::WOULDBLOCK) => return Err(io::Error::other("another process has it open")),
+            done => return Ok(done?),
         }
     }
 }
@@ -108,7 +110,7 @@ impl LogFile {
         let failed =
             |what: &str, source: io::Error| Error::Argument(format!("{what} the log {}: {source}", path.display()));
         let file = options().open(&path).map_err(|e| failed("opening", e))?;
-        lock(&file).map_err(|_| failed("locking", io::Error::other("another process has it open")))?;
+        lock(&file).map_err(|e| failed("locking", e))?;
         // What a crash left of a replacement that never happened.
         let _ = std::fs::remove_file(dir.join("log.new"));
         let content = std::fs::read(&path).map_err(|e| failed("reading", e))?;

@@ -334,12 +334,8 @@ impl Server {
 
     /// Whether somebody waits for the log.
     fn log_is_awaited(&self) -> bool {
-        match self.config.model {
-            Model::Synch | Model::Strict | Model::REnf => true,
-            Model::Scope => self.node.replica().persists_scope(),
-            // The engine has had them gather.
-            Model::Event => true,
-        }
+        // In event nobody does, but the engine has had writes gather.
+        self.config.model != Model::Scope || self.node.replica().persists_scope()
     }
 
     /// Clients that take no answers do not keep their memory here for ever.

@@ -56,13 +56,12 @@ impl Replica {
             *peers = peers.with(from);
             return;
         }
-        if write.rmw && self.put_crosses(key, ts) {
-            return self.send(NodeSet::one(from), Body::Refuse(key, ts));
-        }
-        let newest = self.meta(key).volatile_ts;
+        let meta = self.meta(key);
+        let newest = meta.volatile_ts;
         let origin = Origin::Peers(NodeSet::one(from));
         if let Some(scope) = write.scope
             && ts <= newest
+            && meta.durable_ts < newest
         {
             // Here already, as state of another node; or what superseded it is the scope's now.
             self.scope_write(scope, key, newest);
@@ -71,6 +70,8 @@ impl Replica {
             self.updated(&write, origin);
         } else if ts < newest && !self.config.mutant(Mutation::NoObsolete) {
             self.obsolete(&write, origin);
+        } else if write.rmw && self.put_crosses(key, ts) {
+            self.send(NodeSet::one(from), Body::Refuse(key, ts));
         } else if !self.fifo_room() {
             self.marks.fifo_full += 1;
             self.send(NodeSet::one(from), Body::Busy(key, ts));
@@ -123,8 +124,8 @@ impl Replica {
     /// Is a newer write of a client, that does not depend on what is here, on its way from host to NIC? It knows nothing
     /// of a read-modify-write that comes now, and will overwrite it with its mark (see [`super::Session`]).
     fn put_crosses(&self, key: Key, than: Timestamp) -> bool {
-        let newer = self.locals.range((key, than)..).take_while(|((of, _), _)| *of == key);
-        newer.into_iter().any(|(_, local)| local.stage == Stage::Crossing && !local.write.rmw)
+        let mut newer = self.locals.range((key, than)..).take_while(|((of, _), _)| *of == key);
+        newer.any(|(_, local)| local.stage == Stage::Crossing && !local.write.rmw)
     }
 
     /// From host to NIC.
