@@ -236,6 +236,8 @@ struct Minos {
     jobs: BTreeMap<(Time, u64), JobId>,
     next_job: u64,
     seed: u64,
+    /// So many of a client's scopes in turn have the same number here.
+    scopes_a_number: u64,
 }
 
 /// Work in local memory takes up to about as long as a message, and now and then much longer (ns).
@@ -271,6 +273,8 @@ impl Engine for Minos {
         let drawn = mix(config.seed);
         // In event the log gets each version, or the newest of some milliseconds.
         engine.write_back = if drawn >> 12 & 1 == 0 { 0 } else { 5_000_000 };
+        // Now and then fewer than clients leave behind, so that nodes forget some.
+        engine.max_scopes = if drawn >> 13 & 3 == 0 { 3 } else { engine.max_scopes };
         engine.stepped = config.deployment.takes_time();
         if matches!(config.deployment, Deployment::O | Deployment::P) {
             // Each optimisation by itself now and then.
@@ -278,9 +282,11 @@ impl Engine for Minos {
             let fifos = on(0).then_some(if on(3) { 5 } else { 1 });
             engine.deployment = ddp::Deployment::Offload(Offload { fifos, batching: on(6), broadcast: on(9) });
         }
+        // Every other storm clients take a scope's number again after PERSIST, and at another node.
+        let scopes_a_number = if drawn >> 15 & 1 == 0 { 1 } else { 4 };
         let node = Node::new(engine, boot.now, &boot.log);
         let (jobs, seed) = (BTreeMap::new(), mix(boot.seed ^ mix(boot.starts)));
-        Self { node, requests: BTreeMap::new(), next_tag: 0, rest: None, jobs, next_job: 0, seed }
+        Self { node, requests: BTreeMap::new(), next_tag: 0, rest: None, jobs, next_job: 0, seed, scopes_a_number }
     }
 
     fn handle(&mut self, now: Time, from: usize, message: Packet) {
@@ -296,7 +302,8 @@ impl Engine for Minos {
             Body::Ops(ops) => DdpOp::Batch(ops.iter().map(op).collect()),
         };
         let session = Session { client: request.client, sequence: request.number, attempt: request.attempt };
-        let scope = (self.node.replica().config().model == Model::Scope).then_some(request.scope);
+        let scope =
+            (self.node.replica().config().model == Model::Scope).then_some(request.scope / self.scopes_a_number);
         self.requests.insert(tag, request.clone());
         self.node.submit(now, ddp::Request { tag, session: Some(session), scope, op });
     }
@@ -379,7 +386,7 @@ impl Engine for Minos {
             ddp::Body::Ack(of, ..) | ddp::Body::Refuse(of, _) | ddp::Body::Busy(of, _) | ddp::Body::Val(of, ..) => {
                 *of == key
             }
-            ddp::Body::Persist(_, writes) => writes.iter().any(|write| write.0 == key),
+            ddp::Body::Persist(_, _, writes) => writes.iter().any(|write| write.0 == key),
             ddp::Body::State(_, entries, _) => entries.iter().any(|entry| entry.write.key == key),
             _ => false,
         }
@@ -397,7 +404,7 @@ impl Engine for Minos {
             Refuse(key, ts) => format!("refuse k{key} {ts}"),
             Busy(key, ts) => format!("busy k{key} {ts}"),
             Val(key, ts, kind) => format!("VAL {kind:?} k{key} {ts}"),
-            Persist(scope, writes) => {
+            Persist(scope, _, writes) => {
                 let writes: Vec<String> = writes.iter().map(|(key, ts)| format!("k{key} {ts}")).collect();
                 format!("PERSIST {scope:x} of {}", writes.join(", "))
             }

@@ -392,7 +392,9 @@ fn about(body: &Body) -> (Key, Timestamp, bool) {
         Body::Inv(writes) => writes.first().map_or((0, Timestamp::ZERO, true), |write| (write.key, write.ts, true)),
         Body::Ack(key, ts, _) | Body::Val(key, ts, _) => (*key, *ts, false),
         Body::Refuse(key, ts) | Body::Busy(key, ts) => (*key, *ts, false),
-        Body::Persist(scope, _) | Body::PersistAck(scope) | Body::PersistVal(scope) => (*scope, Timestamp::ZERO, false),
+        Body::Persist(scope, ..) | Body::PersistAck(scope, _) | Body::PersistVal(scope, _) => {
+            (*scope, Timestamp::ZERO, false)
+        }
         Body::State(..) | Body::StateAck(_) | Body::Merged(_) => (0, Timestamp::ZERO, false),
     }
 }
@@ -402,7 +404,7 @@ fn payload(body: &Body) -> u64 {
     match body {
         Body::Inv(writes) => writes.iter().map(|write| write.bytes() as u64).sum(),
         // Key and timestamp of each.
-        Body::Persist(_, writes) => 17 * writes.len() as u64,
+        Body::Persist(_, _, writes) => 17 * writes.len() as u64,
         _ => 0,
     }
 }

@@ -15,7 +15,7 @@ use super::node::NodeConfig;
 use super::wire::Secret;
 use crate::Error;
 
-const MAGIC: [u8; 4] = *b"rmc\x02";
+const MAGIC: [u8; 4] = *b"rmc\x03";
 /// Bytes of a [`Hello`].
 const BYTES: usize = 30;
 /// Bytes of a proof.

@@ -296,7 +296,7 @@ impl Replica {
         let Some(driven) = self.driven.remove(&(key, ts)) else { return };
         let newest = self.meta(key).volatile_ts;
         let scope = driven.write.scope.and_then(|scope| self.scopes.get_mut(&scope));
-        if let Some(written) = scope.and_then(|scope| scope.get_mut(&key)).filter(|written| **written == ts) {
+        if let Some(written) = scope.and_then(|scope| scope.writes.get_mut(&key)).filter(|written| **written == ts) {
             *written = newest;
         }
         let meta = &mut self.record(key).meta;

@@ -43,13 +43,14 @@ impl Replica {
             _ if message.epoch != self.view.epoch => false,
             Body::Ack(key, ts, kind) => self.counts(from, key, ts, kind) || self.ends(from, key, ts, kind, ahead),
             Body::Val(key, ts, kind) => self.may_raise(key, ts, kind, ahead),
-            Body::PersistAck(scope) => {
+            Body::PersistAck(scope, number) => {
                 let missing = |acked: NodeSet| !acked.with(from).covers(self.peers());
-                ahead.calm || self.flushes.get(&scope).is_some_and(|flush| missing(flush.acked))
+                let flush = self.flushes.get(&(scope, self.config.id)).filter(|flush| flush.number == number);
+                ahead.calm || flush.is_some_and(|flush| missing(flush.acked))
             }
             Body::StateAck(_) => self.streams.get(&from).is_none_or(Stream::is_last),
             // What follows waits for persists alone.
-            Body::Persist(..) | Body::PersistVal(_) => ahead.calm,
+            Body::Persist(..) | Body::PersistVal(..) => ahead.calm,
             _ => false,
         }
     }

@@ -25,12 +25,12 @@ pub enum Body {
     Busy(Key, Timestamp),
     /// VAL, VAL_C, VAL_P.
     Val(Key, Timestamp, AckKind),
-    /// [PERSIST]sc with the scope's writes.
-    Persist(ScopeId, Vec<(Key, Timestamp)>),
+    /// [PERSIST]sc, which of its coordinator's, and the scope's writes.
+    Persist(ScopeId, u64, Vec<(Key, Timestamp)>),
     /// [ACK_P]sc.
-    PersistAck(ScopeId),
+    PersistAck(ScopeId, u64),
     /// [VAL_P]sc.
-    PersistVal(ScopeId),
+    PersistVal(ScopeId, u64),
     /// A part of the sender's state, by number; the last one says so.
     State(u64, Vec<Entry>, bool),
     /// The part with this number is durable here.

@@ -9,7 +9,7 @@ use super::follow::Local;
 use super::message::{Body, Message, Write};
 use super::record::{Client, Meta, Record, Spin, Then};
 use super::request::{Outcome, Refusal, Reply, Request};
-use super::scope::{Flush, FlushStage, Scope};
+use super::scope::{Flush, FlushId, FlushStage, Scope};
 use crate::Time;
 use crate::types::{Key, NodeId, NodeSet, ScopeId, Timestamp, Value};
 
@@ -194,7 +194,9 @@ pub struct Replica {
     /// Writes that wait to leave as one INV, while a batch is taken apart.
     pub(crate) gathering: Option<Vec<Write>>,
     pub(crate) scopes: BTreeMap<ScopeId, Scope>,
-    pub(crate) flushes: BTreeMap<ScopeId, Flush>,
+    pub(crate) flushes: BTreeMap<FlushId, Flush>,
+    /// The number of the last PERSIST that this node coordinated.
+    pub(crate) last_flush: u64,
     /// States on their way to learners, or in recovery to everyone.
     pub(crate) streams: BTreeMap<NodeId, Stream>,
     pub(crate) taking: Taking,
@@ -227,6 +229,7 @@ impl Replica {
             gathering: None,
             scopes: BTreeMap::new(),
             flushes: BTreeMap::new(),
+            last_flush: 0,
             streams: BTreeMap::new(),
             taking: Taking::default(),
             tick: 0,
@@ -337,9 +340,9 @@ impl Replica {
             Body::Refuse(key, ts) => self.refused(key, ts),
             Body::Busy(..) => {}
             Body::Val(key, ts, kind) => self.val(key, ts, kind),
-            Body::Persist(scope, writes) => self.persist_scope(from, scope, writes),
-            Body::PersistAck(scope) => self.scope_ack(from, scope),
-            Body::PersistVal(scope) => self.scope_val(scope),
+            Body::Persist(scope, number, writes) => self.persist_scope(from, scope, number, writes),
+            Body::PersistAck(scope, number) => self.scope_ack(from, scope, number),
+            Body::PersistVal(scope, number) => self.scope_val(from, scope, number),
             Body::State(number, entries, last) => self.state(from, number, entries, last),
             Body::StateAck(number) => self.state_ack(from, number),
             Body::Merged(asks) => self.peer_merged(from, asks),

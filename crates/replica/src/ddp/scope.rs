@@ -10,18 +10,34 @@ use crate::types::{Key, NodeId, NodeSet, ScopeId, Timestamp};
 
 use std::collections::BTreeMap;
 
-/// An open scope: of each record that it wrote, the newest version.
-pub(crate) type Scope = BTreeMap<Key, Timestamp>;
+/// Of each record that a scope wrote, the newest version.
+pub(crate) type Writes = BTreeMap<Key, Timestamp>;
+
+/// An open scope.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub(crate) struct Scope {
+    pub writes: Writes,
+    /// When it wrote last.
+    pub since: Time,
+}
+
+/// Of the scopes that there is room for, so many are forgotten at once at most: one in this many.
+const FORGET: usize = 8;
+
+/// A [PERSIST]sc by its scope and its coordinator.
+pub(crate) type FlushId = (ScopeId, NodeId);
 
 /// A [PERSIST]sc under way, at its coordinator or at a follower.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Flush {
+    /// Which of its coordinator's.
+    pub number: u64,
     /// Whom the coordinator answers.
     pub client: Option<Client>,
-    /// Whom a follower answers.
-    pub to: NodeSet,
-    /// What must be durable.
-    pub writes: Scope,
+    /// What it is about: what the coordinator knows of the scope.
+    pub writes: Vec<(Key, Timestamp)>,
+    /// What a follower knows of it besides, and has durable too before it acknowledges.
+    pub more: Vec<(Key, Timestamp)>,
     pub stage: FlushStage,
     /// Who has all of it durable.
     pub acked: NodeSet,
@@ -43,149 +59,190 @@ pub(crate) enum FlushStage {
 
 impl Replica {
     /// Is the scope known, or is there room for one more?
-    pub(crate) fn scope_room(&self, scope: ScopeId) -> bool {
-        self.scopes.contains_key(&scope) || self.scopes.len() < self.config.max_scopes
+    pub(crate) fn scope_room(&mut self, scope: ScopeId) -> bool {
+        if self.scopes.contains_key(&scope) {
+            return true;
+        }
+        if self.scopes.len() >= self.config.max_scopes {
+            self.forget_scopes();
+        }
+        self.scopes.len() < self.config.max_scopes
+    }
+
+    /// Forgets scopes that are durable here and wrote longest ago: clients may have left without PERSIST. Each node waits
+    /// at a PERSIST for what it knows itself, and of these nothing is left to wait for.
+    fn forget_scopes(&mut self) {
+        let durable = |(&key, &ts): (&Key, &Timestamp)| self.meta(key).durable_ts >= ts;
+        let forgettable = self.scopes.iter().filter(|(_, scope)| scope.writes.iter().all(durable));
+        let mut oldest: Vec<(Time, ScopeId)> = forgettable.map(|(&id, scope)| (scope.since, id)).collect();
+        oldest.sort_unstable();
+        for (_, scope) in oldest.into_iter().take(self.config.max_scopes.div_ceil(FORGET)) {
+            self.scopes.remove(&scope);
+        }
     }
 
     /// Remembers that the scope wrote this.
     pub(crate) fn scope_write(&mut self, scope: ScopeId, key: Key, ts: Timestamp) {
-        if !self.scope_room(scope) {
-            // Only INVs come here: the oldest is forgotten. Its coordinator knows it still.
-            self.scopes.pop_first();
-        }
-        let newest = self.scopes.entry(scope).or_default().entry(key).or_default();
+        // A coordinator has made sure of room. What others let in is remembered in any case, and they bound it.
+        self.scope_room(scope);
+        let now = self.now;
+        let scope = self.scopes.entry(scope).or_default();
+        scope.since = now;
+        let newest = scope.writes.entry(key).or_default();
         *newest = ts.max(*newest);
     }
 
-    /// A client ends its scope.
+    /// A client asks for PERSIST.
     pub(crate) fn flush(&mut self, client: Client, scope: ScopeId) {
-        if self.flushes.get(&scope).is_some_and(|flush| flush.client.is_some()) {
+        let id = (scope, self.config.id);
+        if self.flushes.contains_key(&id) {
             return self.refuse(client, Refusal::Busy);
         }
         if !self.scopes.contains_key(&scope) {
             return self.refuse(client, Refusal::UnknownScope);
         }
+        self.last_flush += 1;
         let flush = Flush {
+            number: self.last_flush,
             client: Some(client),
-            to: NodeSet::EMPTY,
-            writes: Scope::new(),
+            writes: Vec::new(),
+            more: Vec::new(),
             stage: FlushStage::Writes,
             acked: NodeSet::EMPTY,
             since: self.now,
         };
-        self.flushes.insert(scope, flush);
-        self.flush_goes_on(scope);
+        self.flushes.insert(id, flush);
+        self.flush_goes_on(id);
     }
 
-    /// [PERSIST]sc at a follower.
-    pub(crate) fn persist_scope(&mut self, from: NodeId, scope: ScopeId, writes: Vec<(Key, Timestamp)>) {
-        let now = self.now;
-        let flush = self.flushes.entry(scope).or_insert_with(|| Flush {
-            client: None,
-            to: NodeSet::EMPTY,
-            writes: Scope::new(),
-            stage: FlushStage::Durable,
-            acked: NodeSet::EMPTY,
-            since: now,
-        });
-        flush.to = flush.to.with(from);
-        if flush.client.is_none() && flush.stage != FlushStage::Noted {
-            // What the coordinator knows of, which may have begun anew in the middle of the scope, and what this node does.
-            let known = self.scopes.get(&scope).into_iter().flatten().map(|(&key, &ts)| (key, ts));
-            for (key, ts) in writes.into_iter().chain(known) {
-                let newest = flush.writes.entry(key).or_default();
-                *newest = ts.max(*newest);
+    /// [PERSIST]sc at a follower. A coordinator has one of a scope at a time, so a newer one says that the last is over.
+    pub(crate) fn persist_scope(&mut self, from: NodeId, scope: ScopeId, number: u64, writes: Vec<(Key, Timestamp)>) {
+        let id = (scope, from);
+        match self.flushes.get(&id) {
+            Some(flush) if flush.number > number => return,
+            Some(flush) if flush.number == number => {
+                if flush.stage == FlushStage::Noted {
+                    self.send(NodeSet::one(from), Body::PersistAck(scope, number));
+                }
+                return;
             }
+            _ => drop(self.end_flush(id)),
         }
-        if flush.stage == FlushStage::Noted {
-            self.send(NodeSet::one(from), Body::PersistAck(scope));
-        } else {
-            self.flush_goes_on(scope);
-        }
+        // The coordinator may have begun anew in the middle of the scope.
+        let more = self.scope_writes(scope);
+        let (stage, since) = (FlushStage::Durable, self.now);
+        let flush = Flush { number, client: None, writes, more, stage, acked: NodeSet::EMPTY, since };
+        self.flushes.insert(id, flush);
+        self.flush_goes_on(id);
     }
 
     /// [ACK_P]sc.
-    pub(crate) fn scope_ack(&mut self, from: NodeId, scope: ScopeId) {
-        match self.flushes.get_mut(&scope) {
+    pub(crate) fn scope_ack(&mut self, from: NodeId, scope: ScopeId, number: u64) {
+        let id = (scope, self.config.id);
+        match self.flushes.get_mut(&id).filter(|flush| flush.number == number) {
             Some(flush) => {
                 flush.acked = flush.acked.with(from);
-                self.flush_goes_on(scope);
+                self.flush_goes_on(id);
             }
-            None => self.send(NodeSet::one(from), Body::PersistVal(scope)),
+            None => self.send(NodeSet::one(from), Body::PersistVal(scope, number)),
         }
     }
 
     /// [VAL_P]sc.
-    pub(crate) fn scope_val(&mut self, scope: ScopeId) {
-        if self.flushes.get(&scope).is_some_and(|flush| flush.client.is_none()) {
-            self.end_scope(scope);
+    pub(crate) fn scope_val(&mut self, from: NodeId, scope: ScopeId, number: u64) {
+        let id = (scope, from);
+        if self.flushes.get(&id).is_some_and(|flush| flush.number == number) {
+            self.end_flush(id);
         }
     }
 
     /// The log has the scope's end.
     pub(crate) fn scope_persisted(&mut self, scope: ScopeId) {
-        let Some(flush) = self.flushes.get_mut(&scope) else { return };
-        flush.stage = FlushStage::Noted;
-        flush.acked = flush.acked.with(self.config.id);
-        let to = std::mem::take(&mut flush.to);
-        self.send(to, Body::PersistAck(scope));
-        self.flush_goes_on(scope);
+        let me = self.config.id;
+        let of_scope = self.flushes.range_mut((scope, NodeId(0))..=(scope, NodeId(u8::MAX)));
+        let noted: Vec<(NodeId, u64)> = of_scope
+            .filter(|(_, flush)| flush.stage == FlushStage::Noting)
+            .map(|(&(_, coordinator), flush)| {
+                flush.stage = FlushStage::Noted;
+                flush.acked = flush.acked.with(me);
+                (coordinator, flush.number)
+            })
+            .collect();
+        for (coordinator, number) in noted {
+            if coordinator == me {
+                self.flush_goes_on((scope, me));
+            } else {
+                self.send(NodeSet::one(coordinator), Body::PersistAck(scope, number));
+            }
+        }
     }
 
     /// Something that flushes wait for has happened.
     pub(crate) fn flushes_go_on(&mut self) {
         let waiting = |flush: &Flush| matches!(flush.stage, FlushStage::Writes | FlushStage::Durable);
-        let scopes: Vec<ScopeId> = self.flushes.iter().filter(|(_, f)| waiting(f)).map(|(&scope, _)| scope).collect();
-        for scope in scopes {
-            self.flush_goes_on(scope);
+        let ids: Vec<FlushId> = self.flushes.iter().filter(|(_, flush)| waiting(flush)).map(|(&id, _)| id).collect();
+        for id in ids {
+            self.flush_goes_on(id);
         }
     }
 
-    fn flush_goes_on(&mut self, scope: ScopeId) {
-        let Some(flush) = self.flushes.get(&scope) else { return };
+    /// What the scope wrote, as far as this node knows.
+    fn scope_writes(&self, scope: ScopeId) -> Vec<(Key, Timestamp)> {
+        let writes = self.scopes.get(&scope).into_iter().flat_map(|scope| &scope.writes);
+        writes.map(|(&key, &ts)| (key, ts)).collect()
+    }
+
+    fn flush_goes_on(&mut self, id: FlushId) {
+        let scope = id.0;
+        let Some(flush) = self.flushes.get(&id) else { return };
         if flush.stage == FlushStage::Writes {
             if self.driven.values().any(|driven| driven.write.scope == Some(scope)) {
                 return;
             }
-            let writes = self.scopes.get(&scope).cloned().unwrap_or_default();
-            let list = writes.iter().map(|(&key, &ts)| (key, ts)).collect();
-            if let Some(flush) = self.flushes.get_mut(&scope) {
-                flush.writes = writes;
+            let (number, writes) = (flush.number, self.scope_writes(scope));
+            if let Some(flush) = self.flushes.get_mut(&id) {
+                flush.writes.clone_from(&writes);
                 flush.stage = FlushStage::Durable;
             }
-            self.send(self.peers(), Body::Persist(scope, list));
+            self.send(self.peers(), Body::Persist(scope, number, writes));
         }
-        let Some(flush) = self.flushes.get(&scope) else { return };
+        let Some(flush) = self.flushes.get(&id) else { return };
         if flush.stage == FlushStage::Durable {
-            let durable = |(&key, &ts): (&Key, &Timestamp)| self.meta(key).durable_ts >= ts;
-            if !flush.writes.iter().all(durable) && !self.config.mutant(Mutation::EmptyScope) {
+            let durable = |&(key, ts): &(Key, Timestamp)| self.meta(key).durable_ts >= ts;
+            let all = flush.writes.iter().chain(&flush.more).all(durable);
+            if !all && !self.config.mutant(Mutation::EmptyScope) {
                 return;
             }
-            if let Some(flush) = self.flushes.get_mut(&scope) {
+            if let Some(flush) = self.flushes.get_mut(&id) {
                 flush.stage = FlushStage::Noting;
             }
             return self.job(Job::PersistScope(scope));
         }
         if flush.client.is_some() && flush.stage == FlushStage::Noted && flush.acked.covers(self.view.all()) {
-            self.send(self.peers(), Body::PersistVal(scope));
-            let client = flush_client(self.end_scope(scope));
+            self.send(self.peers(), Body::PersistVal(scope, flush.number));
+            let client = self.end_flush(id).and_then(|flush| flush.client);
             if let Some(client) = client {
                 self.reply(client, Outcome::Persisted);
             }
         }
     }
 
-    /// Forgets a scope that is durable everywhere.
-    fn end_scope(&mut self, scope: ScopeId) -> Option<Flush> {
-        let flush = self.flushes.remove(&scope)?;
-        self.scopes.remove(&scope);
-        for (&key, &ts) in &flush.writes {
+    /// What it is about is durable everywhere, and leaves the scope. What was written since stays.
+    fn end_flush(&mut self, id: FlushId) -> Option<Flush> {
+        let flush = self.flushes.remove(&id)?;
+        for &(key, ts) in &flush.writes {
             self.raise(key, ts, super::AckKind::Persistency);
+        }
+        if let Some(scope) = self.scopes.get_mut(&id.0) {
+            for (key, ts) in &flush.writes {
+                if scope.writes.get(key).is_some_and(|newest| newest <= ts) {
+                    scope.writes.remove(key);
+                }
+            }
+            if scope.writes.is_empty() {
+                self.scopes.remove(&id.0);
+            }
         }
         Some(flush)
     }
-}
-
-fn flush_client(flush: Option<Flush>) -> Option<Client> {
-    flush.and_then(|flush| flush.client)
 }

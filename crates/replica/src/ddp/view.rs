@@ -219,16 +219,15 @@ impl Replica {
         self.flushes.retain(|_, flush| flush.client.is_some());
         let me = self.config.id;
         let mut again = Vec::new();
-        for (&scope, flush) in &mut self.flushes {
+        for (&(scope, _), flush) in &mut self.flushes {
             flush.acked = if flush.acked.has(me) { NodeSet::one(me) } else { NodeSet::EMPTY };
-            flush.to = NodeSet::EMPTY;
             flush.since = self.now;
             if flush.stage != FlushStage::Writes {
-                again.push((scope, flush.writes.iter().map(|(&key, &ts)| (key, ts)).collect()));
+                again.push(Body::Persist(scope, flush.number, flush.writes.clone()));
             }
         }
-        for (scope, writes) in again {
-            self.send(self.peers(), Body::Persist(scope, writes));
+        for body in again {
+            self.send(self.peers(), body);
         }
     }
 
@@ -262,12 +261,21 @@ impl Replica {
         }
         let all = self.view.all();
         let mut asked = Vec::new();
-        for (&scope, flush) in &mut self.flushes {
-            if flush.client.is_some() && flush.stage != FlushStage::Writes && late(flush.since) {
-                flush.since = now;
-                let writes = flush.writes.iter().map(|(&key, &ts)| (key, ts)).collect();
-                asked.push((all.minus(flush.acked), Body::Persist(scope, writes)));
+        for (&(scope, coordinator), flush) in &mut self.flushes {
+            if !late(flush.since) {
+                continue;
             }
+            let again = match flush.stage {
+                FlushStage::Writes => continue,
+                _ if flush.client.is_some() => {
+                    (all.minus(flush.acked), Body::Persist(scope, flush.number, flush.writes.clone()))
+                }
+                // Its VAL_P may be lost.
+                FlushStage::Noted => (NodeSet::one(coordinator), Body::PersistAck(scope, flush.number)),
+                FlushStage::Durable | FlushStage::Noting => continue,
+            };
+            flush.since = now;
+            asked.push(again);
         }
         for (to, body) in asked {
             self.marks.resends += 1;

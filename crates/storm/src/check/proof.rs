@@ -215,5 +215,5 @@ fn all(system: &System, state: &State) -> Vec<Action> {
 fn counted(locals: &Locals, action: Action) -> Option<(NodeId, &Body)> {
     let Action::Deliver(envelope) = action else { return None };
     let Envelope { to, message, .. } = locals.envelope(envelope);
-    matches!(message.body, Body::Ack(..) | Body::PersistAck(_)).then_some((*to, &message.body))
+    matches!(message.body, Body::Ack(..) | Body::PersistAck(..)).then_some((*to, &message.body))
 }
