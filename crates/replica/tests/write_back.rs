@@ -57,3 +57,25 @@ fn the_log_gets_the_newest_version_of_each_record_and_nothing_is_forgotten() {
     replica.timeout(20_001);
     assert_eq!((take(&mut replica), replica.next_timeout()), ((0, Vec::new()), None));
 }
+
+#[test]
+fn of_a_record_one_version_at_a_time_waits_for_the_log() {
+    let mut replica = replica();
+    put(&mut replica, 0, 1, "a");
+    replica.timeout(GATHER);
+    let (_, first) = take(&mut replica);
+    assert_eq!(first.len(), 1);
+    // The disk stands still.
+    let mut now = GATHER;
+    for text in ["b", "c", "d"] {
+        put(&mut replica, now, 1, text);
+        now += 2 * GATHER;
+        replica.timeout(now);
+        assert_eq!(take(&mut replica), (1, Vec::new()));
+    }
+    replica.done(now, first[0].0);
+    assert_eq!(replica.next_timeout(), Some(now + GATHER));
+    replica.timeout(now + GATHER);
+    let (_, jobs) = take(&mut replica);
+    assert_eq!(jobs.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>(), ["d"]);
+}

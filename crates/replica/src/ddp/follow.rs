@@ -305,14 +305,16 @@ impl Replica {
         self.dirty.push(key);
     }
 
-    /// Has the newest versions of records made durable. They need no room in the dFIFO: all are in memory.
+    /// Has the newest versions of records made durable. They need no room in the dFIFO: all are in memory. Of each record
+    /// one version at a time: however long the log takes, no more than the records themselves waits for it.
     pub(crate) fn write_back(&mut self) {
         self.write_back_at = Time::MAX;
         for key in std::mem::take(&mut self.dirty) {
             let Some(record) = self.records.get_mut(&key) else { continue };
             record.dirty = false;
             let ts = record.meta.volatile_ts;
-            if record.meta.durable_ts < ts && !self.persisting.contains_key(&(key, ts)) {
+            let under_way = self.persisting.range((key, Timestamp::ZERO)..).next().is_some_and(|(id, _)| id.0 == key);
+            if record.meta.durable_ts < ts && !under_way {
                 let write = record.as_write(key);
                 self.persisting.insert((key, ts), NodeSet::EMPTY);
                 self.job(Job::Persist(write));
@@ -325,6 +327,10 @@ impl Replica {
         let Some(peers) = self.persisting.remove(&(key, ts)) else { return };
         let meta = &mut self.record(key).meta;
         meta.durable_ts = meta.durable_ts.max(ts);
+        let newer = meta.durable_ts < meta.volatile_ts;
+        if newer && self.config.writes_back() {
+            self.mark_dirty(key);
+        }
         if self.dfifo.contains(&(key, ts)) {
             self.job(Job::Drain(key, ts));
         }
