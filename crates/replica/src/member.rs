@@ -186,6 +186,12 @@ impl Membership {
         }
     }
 
+    /// Takes part for the first time: enters the first view once the log says so. Before that a crash would have it take
+    /// part for the first time again, without what it has acknowledged.
+    pub fn begin(&mut self) {
+        self.persist_then(Output::Install(self.durable.view));
+    }
+
     /// The newest view that is known.
     pub fn view(&self) -> View {
         self.durable.view

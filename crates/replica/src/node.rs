@@ -135,18 +135,14 @@ impl Node {
         };
         let durable = durable.unwrap_or(Durable { view, ..Durable::default() });
         let member = Membership::new(now, config.id, config.nodes, timing(&config), durable, status);
-        let mut replica = Replica::new(config);
-        let mut node = if first {
-            replica.install(now, view);
-            Self::with(replica, member, slack)
-        } else {
-            replica.load(durable.view.epoch, writes);
-            Self::with(replica, member, slack)
-        };
+        let mut node = Self::with(Replica::new(config), member, slack);
         (node.length, node.durable, node.found) = (length, length, end);
         if first {
-            node.append(&Record::Member(durable), Token::Nothing);
-        } else if damaged || end != End::Whole {
+            node.member.begin();
+        } else {
+            node.replica.load(durable.view.epoch, writes);
+        }
+        if damaged || end != End::Whole {
             // The tail is cut; damage is remembered, since without the bad record nobody could see it.
             node.replace(damaged, |snapshot| Change::Replace(snapshot.encode()));
         }

@@ -1,7 +1,7 @@
 //! A PERSIST waits for all that a node knows of its scope, and a node forgets only what is durable there.
 
 use remora_replica::ddp::{
-    Body, Config, Job, Message, Model, Op, Outcome, Output, Refusal, Replica, Request, View, Write,
+    AckKind, Body, Config, Job, Message, Model, Op, Outcome, Output, Refusal, Replica, Request, View, Write,
 };
 use remora_replica::types::{NodeId, NodeSet, ScopeId, Timestamp, Value};
 
@@ -126,6 +126,47 @@ fn two_nodes_may_coordinate_the_persist_of_a_scope_at_once() {
     replica.done(0, writing[0].id());
     replica.done(0, Job::PersistScope(scope).id());
     assert_eq!(acks(&mut replica), [(NodeSet::one(NodeId(2)), Body::PersistAck(scope, 1))]);
+}
+
+#[test]
+fn a_persist_does_not_wait_for_writes_that_begin_after_it() {
+    let mut replica = replica(0, 1024);
+    let scope = 5;
+    let put = |replica: &mut Replica, key: u64| {
+        let op = Op::Put(key, Value::default());
+        replica.submit(0, Request { scope: Some(scope), ..Request::new(key, op) });
+    };
+    put(&mut replica, 1);
+    replica.submit(0, Request { scope: Some(scope), ..Request::new(9, Op::Persist) });
+    put(&mut replica, 2);
+    put_out(&mut replica);
+    let ts = replica.meta(1).volatile_ts;
+    let ack = |from| (NodeId(from), Message { epoch: 1, body: Body::Ack(1, ts, AckKind::Consistency) });
+    for (from, ack) in [ack(1), ack(2)] {
+        replica.handle(0, from, ack);
+    }
+    let asks = |output| match output {
+        Output::Send { message: Message { body: Body::Persist(_, 1, writes), .. }, .. } => {
+            Some(writes.contains(&(1, ts)))
+        }
+        _ => None,
+    };
+    assert_eq!(std::iter::from_fn(|| replica.poll()).find_map(asks), Some(true));
+}
+
+#[test]
+fn a_persist_waits_for_no_read_modify_write_that_may_not_happen() {
+    let mut replica = replica(1, 1024);
+    let (scope, first) = (5, write(5));
+    let writing = hear(&mut replica, 0, 2, Body::Inv(vec![first.clone()]));
+    replica.done(0, writing[0].id());
+    hear(&mut replica, 0, 2, Body::Val(first.key, first.ts, AckKind::Consistency));
+    let swap = Op::CompareSwap { key: first.key, expected: first.value, new: Some(Value::default()) };
+    replica.submit(0, Request { scope: Some(scope), ..Request::new(1, swap) });
+    assert!(matches!(put_out(&mut replica).0[..], [Job::Persist(_)]));
+    // Not acknowledged, nor durable.
+    assert!(replica.meta(first.key).volatile_ts > first.ts);
+    assert_eq!(hear(&mut replica, 0, 0, Body::Persist(scope, 1, Vec::new())), [Job::PersistScope(scope)]);
 }
 
 #[test]

@@ -138,8 +138,8 @@ pub struct Config {
     /// Clients whose last request a record remembers. A request that is sent again is done once, unless this many other
     /// clients have written the record in between.
     pub stamps: usize,
-    /// Scopes that may be open at once. For one more a node forgets what has been durable there for longest, if anything
-    /// is; it refuses PERSIST of what it has forgotten.
+    /// Scopes that may be open at once. For one more a node forgets some that wrote longest ago, of those that are durable
+    /// there; it refuses PERSIST of what it has forgotten.
     pub max_scopes: usize,
     /// In event, where nobody waits for the log: it gets the newest version of each record written for so long (ns), in
     /// place of every version at once, which is 0. What was answered is in no log for as much longer.

@@ -152,6 +152,11 @@ impl Replica {
         {
             let overtaken = outcome == Outcome::Unknown;
             *(if overtaken { &mut self.marks.overtaken } else { &mut self.marks.duplicates }) += 1;
+            let meta = self.meta(key);
+            if let Some(scope) = scope.filter(|_| meta.durable_ts < meta.volatile_ts) {
+                // The scope's write may have been known to another node alone, whose write this node has on top of it.
+                self.scope_write(scope, key, meta.volatile_ts);
+            }
             return self.reply(client, outcome);
         }
         let (new, outcome) = modify(&waiting.op, value);
@@ -207,13 +212,13 @@ impl Replica {
             self.refuse(client, Refusal::TooLong);
             return false;
         }
-        let room = scope.is_none_or(|scope| self.scope_room(scope));
-        if !room || !self.fifo_room() {
-            self.marks.fifo_full += u64::from(room);
+        let fifo_room = self.fifo_room();
+        self.marks.fifo_full += u64::from(!fifo_room);
+        let room = fifo_room && scope.is_none_or(|scope| self.scope_room(scope));
+        if !room {
             self.refuse(client, Refusal::Busy);
-            return false;
         }
-        true
+        room
     }
 
     /// Lines 4 to 8 of figure 2, then on to the local write; in MINOS-O over PCIe to the NIC.
@@ -313,6 +318,8 @@ impl Replica {
         self.marks.rmw_retries += 1;
         self.record(key).waiting.push_back(waiting);
         self.settle(key);
+        // A PERSIST may have waited for it.
+        self.flushes_go_on();
     }
 
     /// ACK, ACK_C or ACK_P.

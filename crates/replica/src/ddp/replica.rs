@@ -59,7 +59,7 @@ impl Job {
     }
 }
 
-/// Names a job; unique among those that are under way.
+/// Names a job. Two that are under way have different names, but for notes of the end of one scope, which are the same.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum JobId {
     /// [`Job::Persist`].

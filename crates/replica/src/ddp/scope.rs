@@ -36,7 +36,8 @@ pub(crate) struct Flush {
     pub client: Option<Client>,
     /// What it is about: what the coordinator knows of the scope.
     pub writes: Vec<(Key, Timestamp)>,
-    /// What a follower knows of it besides, and has durable too before it acknowledges.
+    /// At a follower what it knows of the scope besides, and has durable too before it acknowledges. At the coordinator
+    /// the scope's writes that were under way when it was asked, until they are complete.
     pub more: Vec<(Key, Timestamp)>,
     pub stage: FlushStage,
     /// Who has all of it durable.
@@ -47,7 +48,7 @@ pub(crate) struct Flush {
 /// How far a flush is here.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) enum FlushStage {
-    /// The coordinator waits until the scope's writes are complete.
+    /// The coordinator waits until writes that are under way are complete.
     Writes,
     /// Waits until they are durable here.
     Durable,
@@ -102,11 +103,13 @@ impl Replica {
             return self.refuse(client, Refusal::UnknownScope);
         }
         self.last_flush += 1;
+        // Not those that begin meanwhile: clients that keep writing would keep it from ending.
+        let under_way = self.driven.iter().filter(|(_, driven)| driven.write.scope == Some(scope));
         let flush = Flush {
             number: self.last_flush,
             client: Some(client),
             writes: Vec::new(),
-            more: Vec::new(),
+            more: under_way.map(|(&write, _)| write).collect(),
             stage: FlushStage::Writes,
             acked: NodeSet::EMPTY,
             since: self.now,
@@ -186,22 +189,27 @@ impl Replica {
         }
     }
 
-    /// What the scope wrote, as far as this node knows.
+    /// What the scope wrote, as far as this node knows. In place of a read-modify-write of its own that may yet begin
+    /// again, what that read: it includes what the scope wrote before.
     fn scope_writes(&self, scope: ScopeId) -> Vec<(Key, Timestamp)> {
-        let writes = self.scopes.get(&scope).into_iter().flat_map(|scope| &scope.writes);
-        writes.map(|(&key, &ts)| (key, ts)).collect()
+        let certain = |(&key, &ts): (&Key, &Timestamp)| match self.driven.get(&(key, ts)) {
+            Some(driven) if driven.rmw.is_some() => (key, driven.read),
+            _ => (key, ts),
+        };
+        self.scopes.get(&scope).into_iter().flat_map(|scope| &scope.writes).map(certain).collect()
     }
 
     fn flush_goes_on(&mut self, id: FlushId) {
         let scope = id.0;
         let Some(flush) = self.flushes.get(&id) else { return };
         if flush.stage == FlushStage::Writes {
-            if self.driven.values().any(|driven| driven.write.scope == Some(scope)) {
+            if flush.more.iter().any(|write| self.driven.contains_key(write)) {
                 return;
             }
             let (number, writes) = (flush.number, self.scope_writes(scope));
             if let Some(flush) = self.flushes.get_mut(&id) {
                 flush.writes.clone_from(&writes);
+                flush.more.clear();
                 flush.stage = FlushStage::Durable;
             }
             self.send(self.peers(), Body::Persist(scope, number, writes));

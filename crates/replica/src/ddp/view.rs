@@ -6,7 +6,7 @@ use super::coordinate::Driven;
 use super::follow::Stage;
 use super::message::{AckKind, Body, Write};
 use super::record::{Client, Then};
-use super::replica::Replica;
+use super::replica::{Job, Output, Replica};
 use super::request::Outcome;
 use super::scope::FlushStage;
 use crate::Time;
@@ -125,6 +125,8 @@ impl Replica {
         for client in clients {
             self.reply(client, Outcome::Unknown);
         }
+        // What the log gets from here on is of the next life.
+        self.out.retain(|output| !matches!(output, Output::Job(Job::Persist(_) | Job::PersistScope(_))));
         self.persisting.clear();
         self.dirty.clear();
         self.write_back_at = Time::MAX;
