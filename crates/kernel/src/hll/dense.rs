@@ -1,5 +1,7 @@
 //! Dense registers, a byte each.
 
+use crate::vectored::vectored;
+
 use super::coupon::{ADDRESS_BITS, BLOCK, Room, coupons_above};
 
 /// A power of two of registers.
@@ -74,7 +76,8 @@ impl Dense {
         match self.until_look.checked_sub(values) {
             Some(left) => self.until_look = left,
             None => {
-                self.least = self.bytes.iter().copied().min().unwrap_or(0);
+                self.least = u8::MAX;
+                lower(&self.bytes, &mut self.least);
                 self.until_look = self.bytes.len();
             }
         }
@@ -95,6 +98,13 @@ impl Dense {
         }
         z += m * sigma(histogram[0] as f64 / m);
         m * m / (2.0 * std::f64::consts::LN_2) / z
+    }
+}
+
+vectored! {
+    /// Lowers `least` to the least of the registers.
+    fn lower(registers: &[u8], least: &mut u8) {
+        *least = registers.iter().fold(*least, |least, register| least.min(*register));
     }
 }
 

@@ -87,6 +87,7 @@ impl Sketch {
     /// Adds a run of values, little-endian, back to back; a tail of less than 8 bytes is left out.
     pub fn insert_all(&mut self, bytes: &[u8]) {
         let mut values = bytes.as_chunks::<8>().0.iter();
+        self.make_room(values.len());
         while let Registers::Sparse { .. } = self.registers {
             match values.next() {
                 Some(value) => self.insert(u64::from_le_bytes(*value)),
@@ -168,10 +169,20 @@ impl Sketch {
                 if self.lg_k < 8 && *len == LIST_LEN || full && slots.len() == 1 << (self.lg_k - 3) {
                     self.dense();
                 } else if full {
-                    let mut more = vec![0; 2 * slots.len()];
-                    slots.iter().filter(|&&coupon| coupon != 0).for_each(|&coupon| _ = add(&mut more, coupon));
-                    *slots = more;
+                    grow(slots, 2 * slots.len());
                 }
+            }
+        }
+    }
+
+    /// Has a sparse sketch grow at once, and not step by step, to what so many more distinct values need.
+    fn make_room(&mut self, values: usize) {
+        if let Registers::Sparse { slots, len } = &mut self.registers
+            && self.lg_k >= 8
+        {
+            let wanted = (2 * (*len + values)).next_power_of_two().clamp(1 << LG_FIRST_SET, 1 << (self.lg_k - 3));
+            if wanted > slots.len() {
+                grow(slots, wanted);
             }
         }
     }
@@ -194,6 +205,12 @@ impl Sketch {
         folded.merge(self);
         *self = folded;
     }
+}
+
+/// Moves coupons to a hash set of more slots.
+fn grow(slots: &mut Vec<u32>, len: usize) {
+    let old = std::mem::replace(slots, vec![0; len]);
+    old.into_iter().filter(|&coupon| coupon != 0).for_each(|coupon| _ = add(slots, coupon));
 }
 
 /// Puts a coupon into a hash set that has room; false if it is there already.
