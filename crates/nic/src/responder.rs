@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use remora_memory::Access;
+use remora_memory::{Access, Region};
 use remora_wire::rpc::RpcHeader;
 use remora_wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Ieth, ImmDt, NakCode, Opcode, Psn, Reth, Syndrome};
 
@@ -12,6 +12,7 @@ use crate::ctx::Ctx;
 use crate::packet::{Writer, pad_of, request_bth};
 use crate::qp::QueuePair;
 use crate::queue::TxBatch;
+use crate::tap::WriteTap;
 use crate::types::*;
 
 /// Credits of every ACK: "no end-to-end credits given", as Linux' software NIC says.
@@ -340,9 +341,7 @@ impl QueuePair {
         if let Some(region) = region
             && let Some(tap) = ctx.taps.find(rkey)
         {
-            // The lines that the next packet goes to come from memory meanwhile.
-            region.prefetch(va.wrapping_add(len.into()), len.min(remaining - len) as usize);
-            tap.saw(va.wrapping_sub(region.va()), data);
+            show(tap, region, va, data, (remaining - len) as usize);
             if ends {
                 tap.ended();
             }
@@ -450,14 +449,7 @@ impl QueuePair {
     }
 
     /// The region that the peer may use so through this queue pair, or the NAK that it gets.
-    fn remote_region(
-        &mut self,
-        ctx: &Ctx,
-        rkey: u32,
-        va: u64,
-        len: u64,
-        need: Access,
-    ) -> Result<&remora_memory::Region, Refusal> {
+    fn remote_region(&mut self, ctx: &Ctx, rkey: u32, va: u64, len: u64, need: Access) -> Result<&Region, Refusal> {
         if !self.attr.access.contains(need) {
             return Err(Nak(NakCode::RemoteAccess));
         }
@@ -637,6 +629,27 @@ pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 /// READs and atomics are answered by their responses, not by an ACK.
 fn is_answered(op: Opcode) -> bool {
     matches!(op, Opcode::RcReadRequest | Opcode::RcCompareSwap | Opcode::RcFetchAdd)
+}
+
+/// Bytes of a payload that a tap sees at a time.
+const SHOWN: u64 = 1024;
+
+/// Shows a tap what was written at `va`, in pieces. With each, the lines that as much of the next packet goes to are
+/// asked for, as far as the message goes, of which `to_come` bytes are left: they come from memory meanwhile. A
+/// packet's lines all at once would hold up the tap.
+fn show(tap: &mut dyn WriteTap, region: &Region, va: u64, mut data: &[u8], mut to_come: usize) {
+    let mut offset = va.wrapping_sub(region.va());
+    let mut next = va.wrapping_add(data.len() as u64);
+    while !data.is_empty() {
+        // So that no aligned word is in two pieces.
+        let (piece, rest) = data.split_at(data.len().min((SHOWN - offset % SHOWN) as usize));
+        let ahead = piece.len().min(to_come);
+        region.prefetch(next, ahead);
+        tap.saw(offset, piece);
+        (data, to_come) = (rest, to_come - ahead);
+        offset = offset.wrapping_add(piece.len() as u64);
+        next = next.wrapping_add(ahead as u64);
+    }
 }
 
 /// The extension headers next to the payload, and the payload.

@@ -5,8 +5,9 @@ use crate::types::NicError;
 
 /// Sees the payload of incoming WRITEs as it passes; the data is written as ever.
 pub trait WriteTap: Send {
-    /// `data` was written, `offset` bytes from the region's start on. Called for each packet once, in order within a
-    /// queue pair, also for packets of messages that never become whole. It must neither wait nor allocate.
+    /// `data` was written, `offset` bytes from the region's start on. Called with all of each packet once, in order
+    /// within a queue pair, also for packets of messages that never become whole. A packet may come in pieces, which
+    /// meet at multiples of 8 of `offset`. It must neither wait nor allocate.
     fn saw(&mut self, offset: u64, data: &[u8]);
 
     /// A message that it saw packets of has come to its end, and is acknowledged after this.

@@ -85,6 +85,23 @@ fn a_tap_sees_what_names_its_key_until_it_is_taken_away() {
 }
 
 #[test]
+fn packets_part_between_aligned_words() {
+    let clean = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
+    let mut p = Pair::new(3, clean, Setup { mtu: 4096, ..Setup::default() });
+    let (notes, key) = (Notes::default(), p.b.key());
+    p.b.nic.attach_tap(key, Box::new(notes.clone())).expect("room");
+    for start in [0, 3, 1000, 1023] {
+        let len = 3072;
+        write(&mut p, (0, start, len), key);
+        p.run(100_000);
+        let within = |at: &&(u64, Vec<u8>)| at.0 != start as u64;
+        let pieces = notes.0.lock().expect("one thread").clone();
+        assert!(pieces.iter().filter(within).all(|(at, _)| at.is_multiple_of(8)), "{start}");
+        assert_eq!(notes.run_from(start as u64).len(), len);
+    }
+}
+
+#[test]
 fn what_is_refused_is_not_seen() {
     let clean = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
     let mut p = Pair::new(2, clean, Setup::default());
