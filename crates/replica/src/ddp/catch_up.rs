@@ -98,14 +98,14 @@ impl Replica {
             glb_volatile_ts: record.meta.glb_volatile_ts,
             glb_durable_ts: record.meta.glb_durable_ts,
         };
-        let entries = self.records.range(range).map(|(&key, record)| entry(key, record)).collect();
+        let entries = self.records.range(range).map(|(key, record)| entry(key, record)).collect();
         self.send(NodeSet::one(node), Body::State(number, entries, until.is_none()));
     }
 
     /// The last key of a message that begins after `from`; `None` if all the rest fits.
     fn part_end(&self, from: Option<Key>) -> Option<Key> {
         let mut bytes = 0;
-        for (count, (&key, record)) in (1..).zip(self.records.range((after(from), Bound::Unbounded))) {
+        for (count, (key, record)) in (1..).zip(self.records.range((after(from), Bound::Unbounded))) {
             bytes += record.value.as_ref().map_or(0, |value| value.len());
             if count == RECORDS || bytes >= BYTES {
                 return Some(key);
@@ -174,7 +174,7 @@ impl Replica {
     /// Acknowledges the parts that are durable by now.
     pub(crate) fn look_durable(&mut self) {
         let records = &self.records;
-        let durable = |&(key, ts): &(Key, Timestamp)| records.get(&key).is_some_and(|r| r.meta.durable_ts >= ts);
+        let durable = |&(key, ts): &(Key, Timestamp)| records.get(key).is_some_and(|r| r.meta.durable_ts >= ts);
         let mut done = Vec::new();
         for (&from, part) in self.taking.parts.iter_mut().filter(|(_, part)| !part.acked) {
             part.missing.retain(|id| !durable(id));
@@ -224,7 +224,7 @@ impl Replica {
     pub(crate) fn end_merging(&mut self) {
         self.taking.merging = false;
         self.marks.full_recoveries += 1;
-        let keys: Vec<Key> = self.records.keys().copied().collect();
+        let keys: Vec<Key> = self.records.iter().map(|(key, _)| key).collect();
         for key in keys {
             let ts = self.meta(key).volatile_ts;
             self.raise(key, ts, AckKind::Both);

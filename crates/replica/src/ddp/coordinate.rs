@@ -28,8 +28,6 @@ pub(crate) struct Driven {
     pub validated: bool,
     /// INVs have been sent: it is known outside.
     pub sent: bool,
-    /// Somebody will never acknowledge this read-modify-write in this epoch.
-    pub refused: bool,
     /// What the INV carries.
     pub write: Write,
     pub since: Time,
@@ -114,7 +112,7 @@ impl Replica {
             Op::Get(key) | Op::Put(key, _) | Op::Delete(key) | Op::CompareSwap { key, .. } | Op::FetchAdd(key, _) => {
                 let waiting = Waiting { client, session, scope, op };
                 self.step(Where::Host, StepKind::ReadMeta, 0);
-                match self.records.get_mut(&key) {
+                match self.records.get_mut(key) {
                     Some(record) if record.meta.rd_lock.is_some() => record.waiting.push_back(waiting),
                     _ => self.start_unlocked(key, waiting),
                 }
@@ -127,7 +125,7 @@ impl Replica {
     /// write on top of it would carry its mark, or leave it out, without knowing whether it happens; so it waits, as
     /// reads do.
     fn undecided(&self, key: Key) -> bool {
-        let Some(record) = self.records.get(&key) else { return false };
+        let Some(record) = self.records.get(key) else { return false };
         let Some(owner) = record.meta.rd_lock else { return false };
         let coming = || self.locals.get(&(key, owner)).is_some_and(|local| local.write.rmw);
         record.rmw || owner > record.meta.volatile_ts && coming()
@@ -135,13 +133,13 @@ impl Replica {
 
     /// Does the record remember this request of the client, or a later one?
     fn knows(&self, key: Key, session: Option<Session>) -> bool {
-        session.is_some() && self.records.get(&key).is_some_and(|record| record.stamp(session).is_some())
+        session.is_some() && self.records.get(key).is_some_and(|record| record.stamp(session).is_some())
     }
 
     /// A read, or a read-modify-write's read, of a record that is not locked.
     fn start_unlocked(&mut self, key: Key, waiting: Waiting) {
         let client = waiting.client;
-        let record = self.records.get(&key);
+        let record = self.records.get(key);
         let value = record.and_then(|record| record.value.clone());
         if let Op::Get(_) = waiting.op {
             return self.reply(client, Outcome::Value(value));
@@ -232,7 +230,6 @@ impl Replica {
             acked_p: NodeSet::EMPTY,
             validated: false,
             sent: false,
-            refused: false,
             write: write.clone(),
             since: self.now,
         };
@@ -275,6 +272,7 @@ impl Replica {
     /// Lines 6 and 16: the client's write has become obsolete before anybody heard of it.
     pub(crate) fn drop_obsolete(&mut self, key: Key, ts: Timestamp) {
         let Some(driven) = self.driven.remove(&(key, ts)) else { return };
+        self.refused.remove(&(key, ts));
         let Some((client, outcome)) = driven.client else { return };
         if let Some(rmw) = driven.rmw {
             return self.again(key, *rmw);
@@ -291,14 +289,18 @@ impl Replica {
     }
 
     /// Has the record changed since this read-modify-write of a client read it? Between host and NIC it may.
-    pub(crate) fn read_something_else(&self, key: Key, ts: Timestamp) -> bool {
-        let driven = self.driven.get(&(key, ts)).filter(|_| !self.config.mutant(Mutation::StaleRead));
-        driven.is_some_and(|driven| driven.rmw.is_some() && driven.read != self.meta(key).volatile_ts)
+    pub(crate) fn read_something_else(&self, write: &Write) -> bool {
+        if !write.rmw || self.config.mutant(Mutation::StaleRead) {
+            return false;
+        }
+        let driven = self.driven.get(&(write.key, write.ts));
+        driven.is_some_and(|driven| driven.rmw.is_some() && driven.read != self.meta(write.key).volatile_ts)
     }
 
     /// Such a read-modify-write begins again, when what is there instead can be read. Nobody has heard of it.
     pub(crate) fn drop_outdated(&mut self, key: Key, ts: Timestamp) {
         let Some(driven) = self.driven.remove(&(key, ts)) else { return };
+        self.refused.remove(&(key, ts));
         let newest = self.meta(key).volatile_ts;
         let scope = driven.write.scope.and_then(|scope| self.scopes.get_mut(&scope));
         if let Some(written) = scope.and_then(|scope| scope.writes.get_mut(&key)).filter(|written| **written == ts) {
@@ -351,8 +353,10 @@ impl Replica {
 
     /// This read-modify-write will not be: somebody has seen a newer write, which is on its way here too.
     pub(crate) fn refused(&mut self, key: Key, ts: Timestamp) {
-        if let Some(driven) = self.driven.get_mut(&(key, ts)) {
-            driven.refused = driven.write.rmw;
+        if let Some(driven) = self.driven.get(&(key, ts)) {
+            if driven.write.rmw {
+                self.refused.insert((key, ts));
+            }
             self.settle(key);
         }
     }
@@ -361,12 +365,12 @@ impl Replica {
     /// since everyone has the newer write.
     /// `newest` is that write's timestamp. Whether any did.
     pub(crate) fn drop_refused(&mut self, key: Key, newest: Timestamp) -> bool {
-        let older = self.driven.range((key, Timestamp::ZERO)..(key, newest));
-        let dead: Vec<_> = older.filter(|(_, driven)| driven.refused).map(|(&id, _)| id).collect();
+        let dead: Vec<_> = self.refused.range((key, Timestamp::ZERO)..(key, newest)).copied().collect();
         if dead.is_empty() {
             return false;
         }
         for id in dead {
+            self.refused.remove(&id);
             if let Some(rmw) = self.driven.remove(&id).and_then(|driven| driven.rmw) {
                 self.marks.rmw_retries += 1;
                 self.record(key).waiting.push_back(*rmw);
@@ -395,7 +399,7 @@ impl Replica {
             // It has happened: from now on a newer write does not undo it.
             driven.rmw = None;
             driven.write.rmw = false;
-            driven.refused = false;
+            self.refused.remove(&(key, ts));
         }
         match self.config.model {
             Model::Synch if !durable => {
@@ -414,8 +418,9 @@ impl Replica {
             }
             Model::REnf => {
                 if first {
+                    let client = driven.client.take();
                     self.raise(key, ts, AckKind::Consistency);
-                    self.answer(key, ts);
+                    self.answer(client);
                 }
                 if durable {
                     self.finish(key, ts, AckKind::Both);
@@ -433,18 +438,19 @@ impl Replica {
     /// III-B), MINOS-O first (figure 7).
     fn finish(&mut self, key: Key, ts: Timestamp, kind: AckKind) {
         self.raise(key, ts, kind);
+        let (client, val) = (self.driven.remove(&(key, ts)).and_then(|driven| driven.client), Body::Val(key, ts, kind));
         if self.config.offload().is_some() {
-            self.answer(key, ts);
+            self.answer(client);
+            self.send(self.peers(), val);
+        } else {
+            self.send(self.peers(), val);
+            self.answer(client);
         }
-        self.send(self.peers(), Body::Val(key, ts, kind));
-        self.answer(key, ts);
-        self.driven.remove(&(key, ts));
     }
 
-    fn answer(&mut self, key: Key, ts: Timestamp) {
-        if let Some(driven) = self.driven.get_mut(&(key, ts))
-            && let Some((client, outcome)) = driven.client.take()
-        {
+    /// Tells the client, unless it has been told.
+    fn answer(&mut self, client: Option<(Client, Outcome)>) {
+        if let Some((client, outcome)) = client {
             if let Some(offload) = self.config.offload() {
                 self.step(Where::Nic, StepKind::Pcie(u8::from(offload.batching)), 0);
             }

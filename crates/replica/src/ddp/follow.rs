@@ -45,7 +45,8 @@ impl Replica {
         }
         self.step(self.engine(), StepKind::Dispatch, write.bytes());
         self.step(self.engine(), StepKind::ReadMeta, 0);
-        if self.driven.get(&(key, ts)).is_some_and(|driven| driven.write.rmw && driven.client.is_some()) {
+        let mine = ts.node == self.config.id;
+        if mine && self.driven.get(&(key, ts)).is_some_and(|driven| driven.write.rmw && driven.client.is_some()) {
             // Somebody replays a read-modify-write that lives here: only one of us may decide whether it happens.
             return;
         }
@@ -56,7 +57,8 @@ impl Replica {
             *peers = peers.with(from);
             return;
         }
-        let meta = self.meta(key);
+        // Most that comes now changes it.
+        let meta = self.records.get_mut(key).map(|record| record.meta).unwrap_or_default();
         let newest = meta.volatile_ts;
         let origin = Origin::Peers(NodeSet::one(from));
         if let Some(scope) = write.scope
@@ -162,7 +164,7 @@ impl Replica {
         if self.is_obsolete(key, ts) {
             return self.obsolete(&write, origin);
         }
-        if self.read_something_else(key, ts) {
+        if self.read_something_else(&write) {
             return self.drop_outdated(key, ts);
         }
         if origin == Origin::Client {
@@ -190,7 +192,7 @@ impl Replica {
         if self.is_obsolete(key, ts) {
             return self.obsolete(&write, origin);
         }
-        if self.read_something_else(key, ts) {
+        if self.read_something_else(&write) {
             return self.drop_outdated(key, ts);
         }
         self.record(key).meta.wr_lock = Some(ts);
@@ -277,6 +279,10 @@ impl Replica {
     /// Has the write made durable, or finds that it is; `peers` are told.
     pub(crate) fn persist(&mut self, write: &Write, peers: NodeSet) {
         let (key, ts) = (write.key, write.ts);
+        if self.config.writes_back() && self.records.get(key).is_some_and(|record| record.dirty) {
+            // Nobody waits for it, and its turn comes.
+            return;
+        }
         if let Some(owed) = self.persisting.get_mut(&(key, ts)) {
             *owed = owed.or(peers);
         } else if self.meta(key).durable_ts >= ts {
@@ -310,7 +316,7 @@ impl Replica {
     pub(crate) fn write_back(&mut self) {
         self.write_back_at = Time::MAX;
         for key in std::mem::take(&mut self.dirty) {
-            let Some(record) = self.records.get_mut(&key) else { continue };
+            let Some(record) = self.records.get_mut(key) else { continue };
             record.dirty = false;
             let ts = record.meta.volatile_ts;
             let under_way = self.persisting.range((key, Timestamp::ZERO)..).next().is_some_and(|(id, _)| id.0 == key);

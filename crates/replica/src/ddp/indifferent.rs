@@ -120,7 +120,7 @@ impl Replica {
     /// Nobody here waits for the record's RDLock, nor will: it matters to readers alone when it is released, and they
     /// see more the sooner it is.
     fn nobody_waits(&self, key: Key, ahead: &Ahead) -> bool {
-        let record = self.records.get(&key);
+        let record = self.records.get(key);
         let waited = record.is_some_and(|record| !record.waiting.is_empty());
         let may_wait = match ahead.asks {
             Asks::Nothing => false,

@@ -17,6 +17,7 @@ mod follow;
 mod indifferent;
 mod message;
 mod record;
+mod records;
 mod replica;
 mod request;
 mod scope;

@@ -8,6 +8,7 @@ use super::coordinate::{Batch, Driven};
 use super::follow::Local;
 use super::message::{Body, Message, Write};
 use super::record::{Client, Meta, Record, Spin, Then};
+use super::records::Records;
 use super::request::{Outcome, Refusal, Reply, Request};
 use super::scope::{Flush, FlushId, FlushStage, Scope};
 use crate::Time;
@@ -174,10 +175,11 @@ pub struct Replica {
     pub(crate) view: View,
     /// Reads are served before this.
     pub(crate) lease: Time,
-    /// Boxed, so that looking for one touches little memory.
-    pub(crate) records: BTreeMap<Key, Box<Record>>,
+    pub(crate) records: Records,
     /// Writes that this node coordinates or replays.
     pub(crate) driven: BTreeMap<(Key, Timestamp), Box<Driven>>,
+    /// Of those, read-modify-writes that somebody will never acknowledge in this epoch.
+    pub(crate) refused: BTreeSet<(Key, Timestamp)>,
     /// Writes on their way into local memory.
     pub(crate) locals: BTreeMap<(Key, Timestamp), Local>,
     /// Writes on their way to the log, and who is told when they are there.
@@ -216,8 +218,9 @@ impl Replica {
             now: 0,
             view: View::default(),
             lease: 0,
-            records: BTreeMap::new(),
+            records: Records::default(),
             driven: BTreeMap::new(),
+            refused: BTreeSet::new(),
             locals: BTreeMap::new(),
             persisting: BTreeMap::new(),
             dirty: Vec::new(),
@@ -273,23 +276,24 @@ impl Replica {
     /// What it knows and waits for, for people.
     pub fn describe(&self) -> String {
         let locked = self.records.iter().filter(|(_, record)| record.meta.rd_lock.is_some());
-        let locked: Vec<String> = locked.map(|(&key, record)| locked_text(key, record)).collect();
+        let locked: Vec<String> = locked.map(|(key, record)| locked_text(key, record)).collect();
         let driven: Vec<String> = self.driven.iter().map(|((key, ts), d)| driven_text(*key, *ts, d)).collect();
         let Taking { learning, caught_up, merging, whole, merged, .. } = &self.taking;
         format!(
             "replica in {}, learning {learning}, caught up {caught_up}, merging {merging} (whole {whole}, merged {merged}), \
-             streams to {:?}, locked [{}], drives [{}], persisting {}",
+             streams to {:?}, locked [{}], drives [{}], refused {:?}, persisting {}",
             self.view,
             self.streams.keys().collect::<Vec<_>>(),
             locked.join(", "),
             driven.join(", "),
+            self.refused,
             self.persisting.len()
         )
     }
 
     /// A record's metadata.
     pub fn meta(&self, key: Key) -> Meta {
-        self.records.get(&key).map(|record| record.meta).unwrap_or_default()
+        self.records.get(key).map(|record| record.meta).unwrap_or_default()
     }
 
     /// Does it await acknowledgements of this write?
@@ -299,7 +303,7 @@ impl Replica {
 
     /// A record's newest content here, whether it may be read or not.
     pub fn peek(&self, key: Key) -> Option<Value> {
-        self.records.get(&key).and_then(|record| record.value.clone())
+        self.records.get(key).and_then(|record| record.value.clone())
     }
 
     /// Whether a PERSIST waits for this node's log.
@@ -369,7 +373,7 @@ impl Replica {
     }
 
     pub(crate) fn record(&mut self, key: Key) -> &mut Record {
-        self.records.entry(key).or_default()
+        self.records.make(key)
     }
 
     /// Everyone else of the view.
@@ -418,7 +422,7 @@ impl Replica {
     /// After a change of `key`'s metadata: releases the RDLock if its owner is through, and wakes whoever waited.
     pub(crate) fn settle(&mut self, key: Key) {
         let enforced = self.config.model == super::Model::REnf;
-        let Some(record) = self.records.get_mut(&key) else { return };
+        let Some(record) = self.records.get_mut(key) else { return };
         let awaited = !record.spins.is_empty() || !record.waiting.is_empty();
         let meta = &mut record.meta;
         let newest = meta.glb_volatile_ts;
@@ -440,7 +444,7 @@ impl Replica {
 
     /// Ends the spins that are over, and starts what waited for the RDLock.
     pub(crate) fn wake(&mut self, key: Key) {
-        let Some(record) = self.records.get_mut(&key) else { return };
+        let Some(record) = self.records.get_mut(key) else { return };
         let (volatile, durable) = (record.meta.glb_volatile_ts, record.meta.glb_durable_ts);
         let over = |spin: &Spin| volatile > spin.ts && (!spin.durable || durable > spin.ts);
         let ended: Vec<Spin> = record.spins.extract_if(.., |spin| over(spin)).collect();
@@ -450,7 +454,7 @@ impl Replica {
                 Then::Reply(client, outcome) => self.reply(client, outcome),
             }
         }
-        while let Some(record) = self.records.get_mut(&key)
+        while let Some(record) = self.records.get_mut(key)
             && record.meta.rd_lock.is_none()
             && let Some(waiting) = record.waiting.pop_front()
         {
@@ -469,6 +473,6 @@ fn locked_text(key: Key, record: &Record) -> String {
 }
 
 fn driven_text(key: Key, ts: Timestamp, driven: &Driven) -> String {
-    let Driven { acked_c, acked_p, refused, sent, .. } = driven;
-    format!("k{key} {ts} sent {sent} acked {acked_c} durable {acked_p} refused {refused} rmw {}", driven.write.rmw)
+    let Driven { acked_c, acked_p, sent, .. } = driven;
+    format!("k{key} {ts} sent {sent} acked {acked_c} durable {acked_p} rmw {}", driven.write.rmw)
 }

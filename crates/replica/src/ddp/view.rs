@@ -86,7 +86,7 @@ impl Replica {
     /// What a log must have at least: the newest version of each record.
     pub fn snapshot(&self) -> impl Iterator<Item = Write> {
         let written = self.records.iter().filter(|(_, record)| record.meta.volatile_ts > Timestamp::ZERO);
-        written.map(|(&key, record)| record.as_write(key))
+        written.map(|(key, record)| record.as_write(key))
     }
 
     /// What it says of itself to others; `None` while it has no place in a view.
@@ -114,9 +114,9 @@ impl Replica {
         clients.extend(driven.into_values().filter_map(|driven| driven.client).map(|(client, _)| client));
         let flushes = std::mem::take(&mut self.flushes);
         clients.extend(flushes.into_values().filter_map(|flush| flush.client));
-        for (_, record) in std::mem::take(&mut self.records) {
-            clients.extend(record.waiting.into_iter().map(|waiting| waiting.client));
-            for spin in record.spins {
+        for (_, record) in std::mem::take(&mut self.records).iter() {
+            clients.extend(record.waiting.iter().map(|waiting| waiting.client));
+            for spin in &record.spins {
                 if let Then::Reply(client, _) = spin.then {
                     clients.push(client);
                 }
@@ -128,6 +128,7 @@ impl Replica {
         // What the log gets from here on is of the next life.
         self.out.retain(|output| !matches!(output, Output::Job(Job::Persist(_) | Job::PersistScope(_))));
         self.persisting.clear();
+        self.refused.clear();
         self.dirty.clear();
         self.write_back_at = Time::MAX;
         self.dfifo.clear();
@@ -154,12 +155,17 @@ impl Replica {
             let (meta, durable) = (self.meta(key), self.config.model.acks_persists());
             let Some(driven) = self.driven.get_mut(&(key, ts)) else { continue };
             // As any follower would: once a newer write is here, a read-modify-write is refused.
-            driven.refused = driven.write.rmw && meta.volatile_ts > ts;
+            let refused = driven.write.rmw && meta.volatile_ts > ts;
             driven.validated = false;
             let me = NodeSet::one(self.config.id);
-            driven.acked_c = if driven.refused { NodeSet::EMPTY } else { me };
+            driven.acked_c = if refused { NodeSet::EMPTY } else { me };
             driven.acked_p = if durable && meta.durable_ts >= ts { me } else { NodeSet::EMPTY };
             let write = driven.write.clone();
+            if refused {
+                self.refused.insert((key, ts));
+            } else {
+                self.refused.remove(&(key, ts));
+            }
             self.send_inv(&write);
             self.persist(&write, NodeSet::EMPTY);
             self.progress(key, ts);
@@ -178,7 +184,7 @@ impl Replica {
             .records
             .iter()
             .filter(|(_, record)| self.expects(&record.meta) && orphan(record.meta.volatile_ts))
-            .map(|(&key, _)| key)
+            .map(|(key, _)| key)
             .collect();
         for key in keys {
             self.replay(key);
@@ -191,7 +197,7 @@ impl Replica {
     }
 
     fn replay(&mut self, key: Key) {
-        let Some(record) = self.records.get(&key) else { return };
+        let Some(record) = self.records.get(key) else { return };
         let write = record.as_write(key);
         let (ts, me, durable) = (write.ts, NodeSet::one(self.config.id), self.config.model.acks_persists());
         if self.driven.contains_key(&(key, ts)) {
@@ -205,7 +211,6 @@ impl Replica {
             acked_p: if durable && record.meta.durable_ts >= ts { me } else { NodeSet::EMPTY },
             validated: false,
             sent: false,
-            refused: false,
             write: write.clone(),
             since: self.now,
         };
@@ -302,7 +307,7 @@ impl Replica {
 
     /// A VAL does not come: acknowledges again, and if that does not help replays the write.
     fn ask(&mut self, key: Key) {
-        let Some(record) = self.records.get(&key) else { return };
+        let Some(record) = self.records.get(key) else { return };
         let (meta, since) = (record.meta, record.since);
         let ts = meta.volatile_ts;
         if !self.expects(&meta) {
