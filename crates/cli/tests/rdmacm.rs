@@ -26,6 +26,20 @@ fn ready(program: &str) -> bool {
     installed && library
 }
 
+/// How a program ended.
+struct End {
+    /// `None` if it took too long.
+    status: Option<ExitStatus>,
+    said: String,
+    complaints: String,
+}
+
+impl End {
+    fn is_good(&self) -> bool {
+        self.status.is_some_and(|status| status.success())
+    }
+}
+
 /// A program on a device; killed when dropped.
 struct Program {
     child: Child,
@@ -44,8 +58,8 @@ impl Program {
         Self { child }
     }
 
-    /// Waits for the end: its status, unless it takes too long, and what it said and complained about.
-    fn end(&mut self, within: Duration) -> (Option<ExitStatus>, String, String) {
+    /// Waits for the end, for so long.
+    fn end(&mut self, within: Duration) -> End {
         let start = Instant::now();
         let status = loop {
             match self.child.try_wait().expect("a child can be waited for") {
@@ -59,7 +73,7 @@ impl Program {
         let _ = self.child.stdout.as_mut().expect("piped").read_to_string(&mut said);
         let _ = self.child.stderr.as_mut().expect("piped").read_to_string(&mut complaints);
         eprint!("{complaints}");
-        (status, said, complaints)
+        End { status, said, complaints }
     }
 }
 
@@ -86,9 +100,9 @@ const DONE: [&str; 2] = ["cq completion failed status 12", "rdma_get_cm_event: B
 /// Runs a server and a client, `SRV` standing for the server's address; again if all that failed was the end.
 fn meet(link: &str, server: &[&str], client: &[&str], server_ends: bool) {
     let good = (0..6).any(|_| {
-        let Some((status, said, complaints)) = run(link, server, client, server_ends) else { return true };
-        let done = status.is_some() && DONE.iter().any(|word| complaints.contains(word));
-        assert!(done, "{server:?} ended with {status:?}: {said}");
+        let Some(end) = run(link, server, client, server_ends) else { return true };
+        let done = end.status.is_some() && DONE.iter().any(|word| end.complaints.contains(word));
+        assert!(done, "{server:?} ended with {:?}: {}", end.status, end.said);
         false
     });
     assert!(good, "{server:?} ended badly six times");
@@ -96,27 +110,22 @@ fn meet(link: &str, server: &[&str], client: &[&str], server_ends: bool) {
 
 /// Runs them once. A client that came before its server listened is started again: servers do not say when they do.
 /// Returns how the server failed, if it did.
-fn run(
-    link: &str,
-    server: &[&str],
-    client: &[&str],
-    server_ends: bool,
-) -> Option<(Option<ExitStatus>, String, String)> {
+fn run(link: &str, server: &[&str], client: &[&str], server_ends: bool) -> Option<End> {
     let (here, there) = addresses();
     let mut first = Program::start(&here, link, server);
     let client: Vec<&str> = client.iter().map(|word| if *word == "SRV" { &here } else { *word }).collect();
     for attempt in 0.. {
         std::thread::sleep(Duration::from_millis(200 + 200 * attempt));
-        let (status, said, _) = Program::start(&there, link, &client).end(Duration::from_secs(60));
-        if status.is_some_and(|status| status.success()) {
+        let end = Program::start(&there, link, &client).end(Duration::from_secs(60));
+        if end.is_good() {
             break;
         }
+        let End { status, said, .. } = end;
         let early =
             attempt < 10 && status.is_some() && (said.is_empty() || EARLY.iter().any(|word| said.contains(word)));
         assert!(early, "{client:?} ended with {status:?}: {said}");
     }
-    let end = server_ends.then(|| first.end(Duration::from_secs(20)));
-    end.filter(|(status, ..)| !status.is_some_and(|status| status.success()))
+    server_ends.then(|| first.end(Duration::from_secs(20))).filter(|end| !end.is_good())
 }
 
 #[test]
@@ -173,6 +182,5 @@ fn the_peer_of_a_killed_process_hears_of_it() {
         }
     };
     drop(client);
-    let (status, ..) = server.end(Duration::from_secs(30));
-    assert!(status.is_some(), "the server still waits for a peer that is no more");
+    assert!(server.end(Duration::from_secs(30)).status.is_some(), "the server still waits for a peer that is no more");
 }
