@@ -245,6 +245,7 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
 
 /// Has this core store the values. Returns how many came. They need not be earned: no more is written than came.
 async fn spread(mut spreader: Spreader, call: &mut Call) -> Result<u64, Status> {
+    spreader.look_ahead(call.stream().lookahead());
     let mut values = 0;
     while let Some(chunk) = call.stream().next_whole(8).await? {
         values += chunk.len() as u64 / 8;

@@ -1,6 +1,7 @@
 //! The payload that follows a call: chunks go in as packets bring them, and the kernel awaits them.
 
 use crate::memory::Fault;
+use remora_memory::Lookahead;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
@@ -14,6 +15,8 @@ pub struct Stream {
     at: usize,
     /// Whether a feed was ever made.
     opened: bool,
+    /// What will be fed.
+    lookahead: Arc<Lookahead>,
 }
 
 /// Where a call's input stream is fed. Dropping it before the last chunk is fed breaks the stream
@@ -61,6 +64,17 @@ impl Stream {
     pub async fn next_up_to(&mut self, len: usize) -> Result<Option<&[u8]>, Fault> {
         let some = self.fill(1).await?.min(len);
         Ok(self.take(some))
+    }
+
+    /// Where the bytes may lie that will be fed after those that were: a kernel asks for as many as it works through.
+    /// Nothing is there unless the place knows.
+    pub fn lookahead(&self) -> Arc<Lookahead> {
+        self.lookahead.clone()
+    }
+
+    /// Says what [`lookahead`](Self::lookahead) gives.
+    pub fn look_ahead(&mut self, lookahead: Arc<Lookahead>) {
+        self.lookahead = lookahead;
     }
 
     /// Bytes on the kernel's side that were not read.

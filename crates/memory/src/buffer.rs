@@ -229,6 +229,16 @@ impl Buffer {
         Ok(unsafe { copy::word(ptr) }.fetch_add(n, Ordering::SeqCst))
     }
 
+    /// Copies bytes from `offset` on into `out`, where nobody is to write any more: unlike [`read`](Self::read) in
+    /// whatever order and pieces is quickest. If somebody writes all the same, any mix of old and new bytes comes out.
+    #[inline]
+    pub fn take(&self, offset: usize, out: &mut [u8]) -> Result<(), OutOfBounds> {
+        let ptr = self.at(offset, out.len())?;
+        // SAFETY: the bytes are in the buffer.
+        unsafe { copy::take(ptr, out) };
+        Ok(())
+    }
+
     /// Asks the cache for these bytes. A hint: a range outside the buffer is ignored.
     #[inline]
     pub fn prefetch(&self, offset: usize, len: usize) {

@@ -38,6 +38,22 @@ pub unsafe fn load(src: *mut u8, out: &mut [u8]) {
     unsafe { load_words(src, out) };
 }
 
+/// The same where nobody is to write any more: in whatever order and pieces is quickest. If somebody writes all the same,
+/// what comes out is any mix of old and new bytes.
+///
+/// # Safety
+/// As for [`load`].
+#[inline]
+pub unsafe fn take(src: *mut u8, out: &mut [u8]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if out.len() >= wide::LEAST && wide::has_lines() {
+        // SAFETY: as the caller promises.
+        return unsafe { wide::take(src, out) };
+    }
+    // SAFETY: as the caller promises.
+    unsafe { load(src, out) };
+}
+
 /// # Safety
 /// As for [`load`].
 #[inline(always)]
@@ -176,6 +192,45 @@ mod wide {
                 options(nostack),
             );
             load_words(src.wrapping_add(first + blocks), &mut out[first + blocks..]);
+        }
+    }
+
+    /// Whether this processor moves a line at a time.
+    #[inline(always)]
+    pub fn has_lines() -> bool {
+        std::is_x86_feature_detected!("avx512f")
+    }
+
+    /// # Safety
+    /// As for [`super::take`], of at least [`LEAST`] bytes; [`has_lines`] is true.
+    #[inline(never)]
+    pub unsafe fn take(src: *mut u8, out: &mut [u8]) {
+        // The last line may have bytes of the one before it once more.
+        let last = out.len() - BLOCK;
+        // SAFETY: the caller's promise; all lines begin at `last` at most.
+        unsafe {
+            asm!(
+                "2:",
+                "vmovdqu64 zmm0, [{src} + {at}]",
+                "vmovdqu64 zmm1, [{src} + {at} + 64]",
+                "vmovdqu64 [{out} + {at}], zmm0",
+                "vmovdqu64 [{out} + {at} + 64], zmm1",
+                "add {at}, 128",
+                "cmp {at}, {end}",
+                "jb 2b",
+                "vmovdqu64 zmm0, [{src} + {last} - 64]",
+                "vmovdqu64 zmm1, [{src} + {last}]",
+                "vmovdqu64 [{out} + {last} - 64], zmm0",
+                "vmovdqu64 [{out} + {last}], zmm1",
+                "vzeroupper",
+                src = in(reg) src,
+                out = in(reg) out.as_mut_ptr(),
+                at = inout(reg) 0usize => _,
+                end = in(reg) (out.len() - 1) / 128 * 128,
+                last = in(reg) last,
+                out("xmm0") _, out("xmm1") _,
+                options(nostack),
+            );
         }
     }
 
@@ -356,17 +411,18 @@ pub fn prefetch_lines(ptr: *const u8, count: usize) {
     let _ = (ptr, count);
 }
 
-/// Asks the cache for the lines of `len` bytes at `ptr`, to be read once. A hint: any address is harmless.
+/// Asks the second-level cache for `count` lines from the one at `ptr` on: what is to be read, but not yet. A hint: any
+/// address is harmless.
 #[inline(always)]
-pub fn prefetch_once(ptr: *const u8, len: usize) {
+pub fn prefetch_near(ptr: *const u8, count: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    for at in (0..len).step_by(BLOCK) {
-        use std::arch::x86_64::{_MM_HINT_NTA, _mm_prefetch};
+    for line in 0..count {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: a prefetch has no effect on memory and does not fault.
-        unsafe { _mm_prefetch::<_MM_HINT_NTA>(ptr.wrapping_add(at).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(ptr.wrapping_add(line * BLOCK).cast()) };
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = (ptr, len);
+    let _ = (ptr, count);
 }
 
 #[cfg(test)]
@@ -381,7 +437,7 @@ mod tests {
         let base = words.as_ptr().cast_mut().cast::<u8>();
         let data: Vec<u8> = (0..=255).cycle().skip(1).take(1120).collect();
         for offset in 0..17 {
-            for len in (0..30).chain([63, 64, 65, 127, 128, 200, 300, 511, 512, 520, 583, 700, 1000]) {
+            for len in (0..30).chain([63, 64, 65, 127, 128, 200, 300, 511, 512, 513, 520, 583, 640, 700, 1000]) {
                 let mut model = vec![0xAA; 1120];
                 let mut seen = vec![0; 1120];
                 // SAFETY: `offset + len` is within the 1120 bytes of `words`.
@@ -395,6 +451,11 @@ mod tests {
                 // SAFETY: as above.
                 unsafe { load(base.add(offset), &mut seen[..len]) };
                 assert_eq!(&seen[..len], &data[..len], "load {len} bytes at {offset}");
+                seen.fill(0x55);
+                // SAFETY: as above.
+                unsafe { take(base.add(offset), &mut seen[..len]) };
+                assert_eq!(&seen[..len], &data[..len], "take {len} bytes at {offset}");
+                assert!(seen[len..].iter().all(|byte| *byte == 0x55), "no more than {len} bytes");
             }
         }
     }

@@ -25,6 +25,7 @@
 
 mod buffer;
 mod copy;
+mod lookahead;
 mod region;
 mod registry;
 mod scatter;
@@ -32,6 +33,7 @@ mod window;
 
 pub use buffer::{Buffer, OutOfBounds, PageKind};
 pub use copy::stream_fence;
+pub use lookahead::Lookahead;
 pub use region::{Access, AccessError, PAGE_BYTES, Region};
 pub use registry::{DeregisterError, MAX_REGIONS, Pd, PdBusy, RegisterError, Registry, Translation};
 pub use scatter::Scatter;

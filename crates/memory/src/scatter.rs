@@ -9,6 +9,7 @@
 //! differs by the maker ([`copy::streams_well`]).
 
 use crate::copy;
+use crate::lookahead::Lookahead;
 use crate::region::{AccessError, Region};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,6 +25,10 @@ const BLOCK: usize = 8;
 const LINES_AHEAD: usize = 2;
 /// Bytes that input is asked for ahead.
 const INPUT_AHEAD: usize = 4096;
+/// So many values for each place are worth a look at all of them for the least room: fewer are checked one by one.
+const LOOK_PER_PLACE: usize = 2;
+/// And no fewer than these.
+const LEAST_LOOK: usize = 64;
 /// Places above which gathering pays: the lines of so few stay in the first-level cache whatever else happens.
 const FEW: usize = 32;
 /// Bytes from which on it pays: less stays in the caches anyway.
@@ -44,7 +49,10 @@ pub struct Scatter {
     bytes: u64,
     /// The place whose lines are asked for next.
     turn: usize,
+    /// Values for which every place has room.
+    sure: usize,
     gathered: Option<Gathered>,
+    lookahead: Arc<Lookahead>,
 }
 
 impl Scatter {
@@ -74,7 +82,23 @@ impl Scatter {
         let skew = (region.words(base, bytes).ok()??.addr() / WORD as usize % LINE) as u32;
         last.checked_add(skew)?;
         next.iter_mut().chain(&mut ends).for_each(|word| *word += skew);
-        Some(Scatter { region, base, skew, next, ends, bytes, turn: 0, gathered: None })
+        Some(Scatter {
+            region,
+            base,
+            skew,
+            next,
+            ends,
+            bytes,
+            turn: 0,
+            sure: 0,
+            gathered: None,
+            lookahead: Arc::default(),
+        })
+    }
+
+    /// Asks for what comes next while it stores: as many bytes as it is given.
+    pub fn look_ahead(&mut self, lookahead: Arc<Lookahead>) {
+        self.lookahead = lookahead;
     }
 
     /// Stores each value at the place that its low bits name. They are 8 bytes each, little-endian. Some may wait for more
@@ -119,18 +143,28 @@ impl Scatter {
             // SAFETY: as in `finish`.
             return Ok(unsafe { gathered.spread(values, name, base, &mut self.next, &self.ends) });
         }
-        // Values for which there is room wherever they go. Few are not worth the look.
-        let rooms = self.ends.iter().zip(&self.next).map(|(end, next)| end - next);
-        let sure = match values.len() >= 4 * self.next.len() {
-            true => rooms.min().map_or(0, |room| values.len().min(room as usize)) / BLOCK * BLOCK,
-            false => 0,
-        };
-        let (sure, rest) = values.split_at(sure);
-        let (names, names_of_rest) = names.split_at(if NAMED { sure.len() } else { 0 });
         let mut loops = AtOnce { base, next: &mut self.next, ends: &self.ends, turn: self.turn };
-        // SAFETY: as in `finish`. No place gets more than `sure` values, for which each has room.
-        let whole =
-            unsafe { loops.spread::<false, NAMED>(sure, names) && loops.spread::<true, NAMED>(rest, names_of_rest) };
+        let worth = (LOOK_PER_PLACE * loops.next.len()).max(LEAST_LOOK);
+        let (mut values, mut names, mut whole) = (values, names, true);
+        while whole && !values.is_empty() {
+            let some = values.len().min(worth);
+            if self.sure < some && some == worth {
+                self.sure = loops.least_room();
+            }
+            let sure = self.sure >= some;
+            let now = values.split_at(if sure { values.len().min(self.sure) } else { some });
+            let now_names = names.split_at(if NAMED { now.0.len() } else { 0 });
+            self.sure = self.sure.saturating_sub(now.0.len());
+            let input = self.lookahead.take_lines(now.0.len() / BLOCK);
+            // SAFETY: as in `finish`. Each place has room for as many values if that is sure.
+            whole = unsafe {
+                match sure {
+                    true => loops.spread::<false, NAMED>(now.0, now_names.0, input),
+                    false => loops.spread::<true, NAMED>(now.0, now_names.0, input),
+                }
+            };
+            (values, names) = (now.1, now_names.1);
+        }
         self.turn = loops.turn;
         Ok(whole)
     }
@@ -155,7 +189,22 @@ struct AtOnce<'a> {
 }
 
 impl AtOnce<'_> {
-    /// Stores values. False if a place has no room; those before are stored then.
+    /// Values for which there is room wherever they go.
+    fn least_room(&self) -> usize {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if std::is_x86_feature_detected!("avx2") {
+            #[target_feature(enable = "avx2")]
+            fn wide(ends: &[u32], next: &[u32]) -> u32 {
+                least_between(ends, next)
+            }
+            // SAFETY: the processor has the instructions.
+            return unsafe { wide(self.ends, self.next) } as usize;
+        }
+        least_between(self.ends, self.next) as usize
+    }
+
+    /// Stores values, and asks for as many lines of input: of its own, ahead, unless it is told of another. False if a
+    /// place has no room; those before are stored then.
     ///
     /// A function of its own: beside other code the compiler runs out of registers, and what it keeps on the stack costs
     /// a fifth of the time.
@@ -165,7 +214,12 @@ impl AtOnce<'_> {
     /// `next` and `ends`, a power of two. Unless `CHECKED`, each place has room for all values. If `NAMED`, there are as
     /// many names as values.
     #[inline(never)]
-    unsafe fn spread<const CHECKED: bool, const NAMED: bool>(&mut self, values: &[[u8; 8]], names: &[u64]) -> bool {
+    unsafe fn spread<const CHECKED: bool, const NAMED: bool>(
+        &mut self,
+        values: &[[u8; 8]],
+        names: &[u64],
+        input: Option<*const u8>,
+    ) -> bool {
         let AtOnce { base, next, ends, turn: first } = self;
         let (base, next, ends, mut turn) = (*base, &mut next[..], &ends[..], *first);
         let mask = next.len() - 1;
@@ -186,11 +240,12 @@ impl AtOnce<'_> {
             }
         };
         let (blocks, rest) = values.as_chunks::<BLOCK>();
+        let input = input.unwrap_or(values.as_ptr().cast::<u8>().wrapping_add(INPUT_AHEAD));
         for (block, values) in blocks.iter().enumerate() {
             let ahead = at_word(next[turn & mask]);
             turn += 1;
             copy::prefetch_lines(ahead.wrapping_add(64), LINES_AHEAD);
-            copy::prefetch_once(values.as_ptr().cast::<u8>().wrapping_add(INPUT_AHEAD), BLOCK * WORD as usize);
+            copy::prefetch_near(input.wrapping_add(block * LINE * WORD as usize), 1);
             for (i, value) in values.iter().enumerate() {
                 if !put(block * BLOCK + i, value, next) {
                     return false;
@@ -201,6 +256,12 @@ impl AtOnce<'_> {
         let done = values.len() - rest.len();
         rest.iter().enumerate().all(|(i, value)| put(done + i, value, next))
     }
+}
+
+/// The least distance from one of `next` to its end.
+#[inline(always)]
+fn least_between(ends: &[u32], next: &[u32]) -> u32 {
+    ends.iter().zip(next).fold(u32::MAX, |least, (end, next)| least.min(end - next))
 }
 
 /// Values that wait until they are a run of whole lines of their place.

@@ -171,7 +171,7 @@ impl Device {
     /// The same with an engine that exists already, and whose events `sink` sees first.
     pub fn with_events(
         local: IpAddr,
-        links: Vec<Box<dyn Link>>,
+        mut links: Vec<Box<dyn Link>>,
         mut nic: Nic,
         kernels: Option<Kernels>,
         sink: EventSink,
@@ -181,6 +181,7 @@ impl Device {
         }
         let wake =
             rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).map_err(Error::system("eventfd"))?;
+        links.iter_mut().for_each(|link| link.look_ahead(nic.lookahead()));
         let quiet = vec![0; links.len()];
         let core = Core {
             nic,

@@ -117,6 +117,7 @@ impl Kernels {
         std::mem::swap(&mut call.reply, &mut request.reply);
         if request.stream {
             let feed = Some(call.open_stream(STREAM_BUFFER));
+            call.stream().look_ahead(nic.lookahead().clone());
             self.feeds.insert(request.id, Input { qp: request.qp(), feed });
         }
         self.requests[index as usize] = Some(request);

@@ -4,7 +4,8 @@ use super::{HASHED, OVERFLOW, Partition, hash};
 use crate::call::Status;
 use crate::memory::{Fault, Memory};
 use crate::vectored::vectored;
-use remora_memory::Scatter;
+use remora_memory::{Lookahead, Scatter};
+use std::sync::Arc;
 
 /// Partitions values as they come, by stores of this core.
 pub struct Spreader {
@@ -23,6 +24,11 @@ impl Spreader {
     pub(super) fn over<M: Memory>(memory: &M, key: u32, hashed: bool, partitions: &[Partition]) -> Option<Spreader> {
         let places: Vec<(u64, u32)> = partitions.iter().map(|p| (p.va, p.values)).collect();
         Some(Spreader::new(hashed, memory.scatter(key, &places)?))
+    }
+
+    /// Asks for what comes next while it takes values: as many bytes as it takes.
+    pub fn look_ahead(&mut self, lookahead: Arc<Lookahead>) {
+        self.scatter.look_ahead(lookahead);
     }
 
     /// Takes values, 8 bytes each; a tail of less is left out.

@@ -3,6 +3,9 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use remora_memory::Lookahead;
 
 use super::{Link, LinkStats, MAX_PACKET};
 
@@ -158,6 +161,10 @@ impl<L: Link> Link for Lossy<L> {
             fate.release(u64::MAX, sink);
         }
         Ok(fate.delivered - before)
+    }
+
+    fn look_ahead(&mut self, lookahead: &Arc<Lookahead>) {
+        self.inner.look_ahead(lookahead);
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

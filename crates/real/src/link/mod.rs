@@ -15,7 +15,9 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Arc;
 
+use remora_memory::Lookahead;
 use rustix::net::sockopt;
 
 mod groups;
@@ -71,6 +73,9 @@ pub trait Link: Send {
     ///
     /// Only what makes the link useless for good. What a peer or the network does is counted, not returned.
     fn recv(&mut self, sink: &mut dyn FnMut(IpAddr, &[u8])) -> io::Result<usize>;
+
+    /// Has the link say there what it will hand over next, where it knows.
+    fn look_ahead(&mut self, _lookahead: &Arc<Lookahead>) {}
 
     /// Joins an IP multicast group: packets to it come by [`recv_groups`](Link::recv_groups). Any link that sends to an
     /// address can send to a group.

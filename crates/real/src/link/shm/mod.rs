@@ -16,9 +16,10 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use remora_memory::Buffer;
+use remora_memory::{Buffer, Lookahead};
 use rustix::io::Errno;
 use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -60,6 +61,7 @@ pub struct ShmLink {
     armed: bool,
     /// Where a packet is copied to, out of its sender's reach.
     packet: Box<[u8]>,
+    lookahead: Arc<Lookahead>,
     stats: LinkStats,
 }
 
@@ -99,6 +101,7 @@ impl ShmLink {
             work: 0,
             armed: false,
             packet: vec![0; MAX_PACKET].into(),
+            lookahead: Arc::default(),
             stats: LinkStats::default(),
         })
     }
@@ -240,7 +243,7 @@ impl Link for ShmLink {
         for step in 0..count {
             let peer = &mut self.peers[(self.turn + step) % count];
             for _ in 0..RX_BATCH {
-                match peer.rx.pop(&mut self.packet) {
+                match peer.rx.pop(&mut self.packet, &self.lookahead) {
                     Ok(Some(len)) => {
                         self.stats.received(peer.ip, len);
                         sink(peer.ip, &self.packet[..len]);
@@ -264,6 +267,10 @@ impl Link for ShmLink {
         let packets = (self.stats.rx_packets - before) as usize;
         self.work += packets;
         Ok(packets)
+    }
+
+    fn look_ahead(&mut self, lookahead: &Arc<Lookahead>) {
+        self.lookahead = lookahead.clone();
     }
 
     fn wait_fds(&self, out: &mut Vec<RawFd>) {

@@ -8,7 +8,7 @@
 //! Everything read from the ring may have been scribbled by the peer: it is checked, copied once, and then believed.
 //! [`Buffer`] checks every access against its bounds.
 
-use remora_memory::Buffer;
+use remora_memory::{Buffer, Lookahead};
 
 use crate::link::{MAX_PACKET, MIN_PACKET};
 
@@ -22,6 +22,9 @@ pub(super) const RING_BYTES: usize = DATA_OFFSET + DATA_BYTES;
 const HEAD_OFFSET: usize = 0;
 /// Where the consumer says 1 if it wants to be woken; on a cache line of its own.
 const SLEEPING_OFFSET: usize = 64;
+/// Where the producer says how far it has written, on a line of its own. A hint, to ask for lines early by: that a
+/// packet is there only its length says.
+const TAIL_OFFSET: usize = 128;
 const DATA_OFFSET: usize = 4096;
 
 const WORD: usize = 8;
@@ -30,6 +33,9 @@ const WRAP: u64 = u64::MAX;
 
 /// Bytes of packets from which on it pays to ask for the next one's lines early.
 const LONG: usize = 1024;
+
+/// The consumer looks again how far the producer is when less than this is left of what it knows of.
+const LOOK_AHEAD: i64 = 16 << 10;
 
 /// The end that writes.
 pub(super) struct Producer {
@@ -83,6 +89,7 @@ impl Producer {
         if let Some((at, word)) = self.unpublished.take() {
             store(&self.shared, self.base + DATA_OFFSET + offset(self.tail), 0);
             store(&self.shared, self.base + DATA_OFFSET + at, word);
+            store(&self.shared, self.base + TAIL_OFFSET, self.tail);
         }
     }
 
@@ -134,6 +141,8 @@ pub(super) struct Consumer {
     head: u64,
     /// What the producer was told of it.
     published: u64,
+    /// The producer's tail when last looked at.
+    tail: u64,
 }
 
 /// The producer wrote what no honest one writes; nothing after it can be found.
@@ -143,12 +152,13 @@ pub(super) struct Broken;
 impl Consumer {
     /// Over the ring at `base`, which must be zeroed.
     pub fn new(shared: Buffer, base: usize) -> Consumer {
-        Consumer { shared, base, head: 0, published: 0 }
+        Consumer { shared, base, head: 0, published: 0, tail: 0 }
     }
 
-    /// Copies the next packet into `out`, of [`MAX_PACKET`] bytes, and returns its length.
+    /// Copies the next packet into `out`, of [`MAX_PACKET`] bytes, and returns its length. Says in `lookahead` where those
+    /// after it lie.
     #[inline]
-    pub fn pop(&mut self, out: &mut [u8]) -> Result<Option<usize>, Broken> {
+    pub fn pop(&mut self, out: &mut [u8], lookahead: &Lookahead) -> Result<Option<usize>, Broken> {
         let mut at = offset(self.head);
         let mut word = self.data(at);
         if word == 0 {
@@ -166,10 +176,10 @@ impl Consumer {
         let data = self.base + DATA_OFFSET + at + WORD;
         // All lines are on their way from the other core before the copy waits for the first.
         self.shared.prefetch(data, len);
-        self.shared.read(data, &mut out[..len]).map_err(|_| Broken)?;
+        self.shared.take(data, &mut out[..len]).map_err(|_| Broken)?;
         self.head += (WORD + len.next_multiple_of(WORD)) as u64;
         if len >= LONG {
-            self.prefetch_next();
+            self.look_ahead(lookahead);
         }
         if self.head - self.published >= DATA_BYTES as u64 / 2 {
             self.release();
@@ -177,15 +187,24 @@ impl Consumer {
         Ok(Some(len))
     }
 
-    /// Has the lines of the next packet come while the caller is busy with this one. Only if it is there: lines that the
-    /// producer still writes are better left to it.
+    /// Has the lines of the next packet come while the caller is busy with this one, and says how many more could. Only
+    /// what is there: lines that the producer still writes are better left to it.
     #[inline]
-    fn prefetch_next(&self) {
+    fn look_ahead(&mut self, lookahead: &Lookahead) {
         let at = offset(self.head);
         let len = usize::try_from(self.data(at)).unwrap_or(usize::MAX);
-        if (LONG..=MAX_PACKET).contains(&len) {
-            self.shared.prefetch(self.base + DATA_OFFSET + at, len.min(DATA_BYTES - at));
+        if !(LONG..=MAX_PACKET).contains(&len) {
+            return;
         }
+        let known = |tail: u64| tail.wrapping_sub(self.head) as i64;
+        if known(self.tail) < LOOK_AHEAD {
+            self.tail = load(&self.shared, self.base + TAIL_OFFSET);
+        }
+        // Nobody need believe the peer's word: it only says what is asked for, within the ring.
+        let (next, most) = ((WORD + len).min(DATA_BYTES - at), DATA_BYTES - at);
+        let there = usize::try_from(known(self.tail)).unwrap_or(0).clamp(next, most);
+        let start = self.base + DATA_OFFSET + at;
+        lookahead.expect(&self.shared, start..start + there, next);
     }
 
     /// Tells the producer what has been read.
@@ -251,14 +270,14 @@ mod tests {
         let (mut producer, mut consumer, _) = ring();
         let mut out = [0; MAX_PACKET];
         assert!(producer.push(&[1; 20]) && producer.push(&[2; 33]));
-        assert_eq!(consumer.pop(&mut out), Ok(None));
+        assert_eq!(consumer.pop(&mut out, &Lookahead::default()), Ok(None));
         producer.publish();
         assert!(consumer.waiting());
-        assert_eq!(consumer.pop(&mut out), Ok(Some(20)));
+        assert_eq!(consumer.pop(&mut out, &Lookahead::default()), Ok(Some(20)));
         assert_eq!(out[..20], [1; 20]);
-        assert_eq!(consumer.pop(&mut out), Ok(Some(33)));
+        assert_eq!(consumer.pop(&mut out, &Lookahead::default()), Ok(Some(33)));
         assert_eq!(out[..33], [2; 33]);
-        assert_eq!(consumer.pop(&mut out), Ok(None));
+        assert_eq!(consumer.pop(&mut out, &Lookahead::default()), Ok(None));
     }
 
     #[test]
@@ -271,11 +290,11 @@ mod tests {
         }
         assert_eq!(pushed, DATA_BYTES / 4008);
         producer.publish();
-        assert_eq!(consumer.pop(&mut out), Ok(Some(4000)));
+        assert_eq!(consumer.pop(&mut out, &Lookahead::default()), Ok(Some(4000)));
         assert!(!producer.push(&[9; 4000]), "read but not released");
         consumer.release();
         assert!(!producer.push(&[9; 4000]), "the released record is at the start, and the end too short to skip");
-        assert_eq!(consumer.pop(&mut out), Ok(Some(4000)));
+        assert_eq!(consumer.pop(&mut out, &Lookahead::default()), Ok(Some(4000)));
         consumer.release();
         assert!(producer.push(&[9; 4000]));
     }
@@ -302,7 +321,7 @@ mod tests {
                     queue.append(&mut unpublished);
                 }
                 for _ in 0..pops {
-                    match consumer.pop(&mut out).unwrap() {
+                    match consumer.pop(&mut out, &Lookahead::default()).unwrap() {
                         Some(len) => prop_assert_eq!(Some(out[..len].to_vec()), queue.pop_front()),
                         None => prop_assert!(queue.is_empty()),
                     }
@@ -328,10 +347,11 @@ mod tests {
                 let near = offset(consumer.head);
                 shared.store_u64(DATA_OFFSET + near, value).unwrap();
                 shared.store_u64(HEAD_OFFSET, value).unwrap();
+                shared.store_u64(TAIL_OFFSET, value).unwrap();
                 producer.push(&[1; 100]);
                 producer.publish();
                 producer.take_wake();
-                if let Ok(Some(len)) = consumer.pop(&mut out) {
+                if let Ok(Some(len)) = consumer.pop(&mut out, &Lookahead::default()) {
                     prop_assert!((MIN_PACKET..=MAX_PACKET).contains(&len));
                 }
                 consumer.release();
