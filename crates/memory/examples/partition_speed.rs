@@ -1,92 +1,92 @@
-//! Prints what partitioning costs beside copies, and what bounds it: how long its parts take in the first-level cache.
+//! Prints what partitioning costs beside copies, and how much of that is not the memory: the same in the caches alone.
 //!
 //! `cargo run --release -p remora-memory --example partition_speed`
 
 #![allow(clippy::disallowed_methods, reason = "it measures time")]
 
-use remora_memory::{Access, Buffer, Registry, Scatter};
+use remora_memory::{Access, Buffer, Region, Registry, Scatter};
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Values of 8 bytes, 20 MB.
 const VALUES: usize = 20 << 17;
 const PLACES: usize = 256;
+const WORDS: usize = 8 * PLACES;
 /// Values at a time, 64 KB.
 const PIECE: usize = 8192;
 
 fn main() {
     let values: Vec<u64> = (0..VALUES as u64).map(mix).collect();
-    let piece: &[u64; PIECE] = values.first_chunk().unwrap();
-    let (mut lines, mut counters) = (Box::new([0u64; 8 * PLACES]), Box::new([0u32; PLACES]));
-    let often = VALUES / PIECE;
     let row = |what: &str, ns: f64| println!("{what:<58} {ns:>6.2} ns a value {:>6.1} GB/s", 8.0 / ns);
 
     println!("copies");
-    let copy = copied(40 << 20, 40);
-    row("memcpy over 40 MB, over and over", copy);
+    row("memcpy over 40 MB, over and over", copied(40 << 20, 40));
     row("memcpy over 512 MB: from memory to memory", copied(512 << 20, 1));
-    println!("in the first-level cache, {PLACES} places of a line each");
+
+    println!("in the first-level cache");
+    let (mut words, mut counters) = (Box::new([0u64; WORDS]), Box::new([0u32; PLACES]));
+    let piece: &[u64; PIECE] = values.first_chunk().unwrap();
     row(
-        "its value to a line of each place",
+        "a value to a word of 16 KB, a line for each place",
         best(|| {
-            for _ in 0..often {
-                for (i, value) in black_box(piece).iter().enumerate() {
-                    lines[*value as usize % PLACES * 8 + i % 8] = *value;
-                }
-                black_box(&mut lines);
-            }
+            black_box(piece).iter().for_each(|value| words[word(*value)] = *value);
+            black_box(&mut words);
         }),
     );
     row(
-        "its counter",
+        "its place's counter",
         best(|| {
-            for _ in 0..often {
-                for value in black_box(piece) {
-                    counters[*value as usize % PLACES] += 1;
-                }
-                black_box(&mut counters);
-            }
+            black_box(piece).iter().for_each(|value| counters[place(*value)] += 1);
+            black_box(&mut counters);
         }),
     );
     row(
         "both",
         best(|| {
-            for _ in 0..often {
-                for (i, value) in black_box(piece).iter().enumerate() {
-                    lines[*value as usize % PLACES * 8 + i % 8] = *value;
-                    counters[*value as usize % PLACES] += 1;
-                }
-                black_box((&mut lines, &mut counters));
+            for value in black_box(piece) {
+                words[word(*value)] = *value;
+                counters[place(*value)] += 1;
             }
+            black_box((&mut words, &mut counters));
         }),
     );
-    let bound = best(|| {
-        for _ in 0..often {
-            for value in black_box(piece) {
-                let counter = &mut counters[*value as usize % PLACES];
-                lines[*value as usize % PLACES * 8 + *counter as usize % 8] = *value;
-                *counter += 1;
-            }
-            black_box((&mut lines, &mut counters));
-        }
-    });
-    row("the value where its counter says, and the counter", bound);
-    println!("in memory");
-    row("partitioned by `Scatter`", partitioned(&values));
-    println!("In cache alone partitioning has {:.2} of that memcpy's speed.", copy / bound);
+
+    println!("partitioned, {PLACES} places");
+    let (region, places) = places_for(&values);
+    let values: Vec<[u8; 8]> = values.into_iter().map(u64::to_le_bytes).collect();
+    let some = &values[..4 * PIECE];
+    row("256 KB over and over: in the second-level cache", best(|| partition(&region, &places, some)) / 4.0);
+    row(
+        "20 MB: from memory to memory",
+        median(|| {
+            let start = Instant::now();
+            partition(&region, &places, &values);
+            start.elapsed().as_nanos() as f64 / VALUES as f64
+        }),
+    );
 }
 
-/// Nanoseconds a value of the best of many passes over all values.
+fn place(value: u64) -> usize {
+    value as usize % PLACES
+}
+
+fn word(value: u64) -> usize {
+    (value >> 32) as usize % WORDS
+}
+
+/// Nanoseconds a value of passes over a piece: the best of some rounds.
 fn best(mut pass: impl FnMut()) -> f64 {
-    let round = |pass: &mut dyn FnMut()| {
+    const PASSES: usize = 200;
+    let mut round = || {
         let start = Instant::now();
-        pass();
-        start.elapsed().as_nanos() as f64 / VALUES as f64
+        (0..PASSES).for_each(|_| pass());
+        start.elapsed().as_nanos() as f64 / (PASSES * PIECE) as f64
     };
-    (0..20).map(|_| round(&mut pass)).fold(f64::INFINITY, f64::min)
+    (0..20).map(|_| round()).fold(f64::INFINITY, f64::min)
 }
 
-/// Half of `bytes` to the other half so many times in a row: nanoseconds for 8 bytes, the median of some rounds.
+/// Half of `bytes` to the other half so many times in a row: nanoseconds for 8 bytes.
 fn copied(bytes: usize, times: usize) -> f64 {
     let (from, mut to) = (vec![1u8; bytes / 2], vec![2u8; bytes / 2]);
     median(|| {
@@ -100,11 +100,11 @@ fn copied(bytes: usize, times: usize) -> f64 {
     })
 }
 
-/// Nanoseconds a value, the median of some rounds.
-fn partitioned(values: &[u64]) -> f64 {
+/// Memory for as many values, and where those of each place go.
+fn places_for(values: &[u64]) -> (Arc<Region>, [(u64, u32); PLACES]) {
     let mut sizes = [0u32; PLACES];
-    values.iter().for_each(|value| sizes[*value as usize % PLACES] += 1);
-    let len = 8 * (VALUES + 8 * PLACES);
+    values.iter().for_each(|value| sizes[place(*value)] += 1);
+    let len = 8 * (values.len() + 8 * PLACES);
     let buffer = Buffer::anonymous(len).unwrap();
     let registry = Registry::new([0; 32]);
     let region = registry.register(registry.alloc_pd(), &buffer, 0, len, None, Access::all()).unwrap();
@@ -114,19 +114,16 @@ fn partitioned(values: &[u64]) -> f64 {
         va += (8 * u64::from(size)).next_multiple_of(64);
         (at, size)
     });
-    let bytes: Vec<[u8; 8]> = values.iter().map(|value| value.to_le_bytes()).collect();
-    median(|| {
-        let mut scatter = Scatter::new(region.clone(), &places).unwrap();
-        let start = Instant::now();
-        for piece in bytes.chunks(PIECE) {
-            assert!(scatter.put(piece).unwrap());
-        }
-        assert!(scatter.finish().unwrap());
-        start.elapsed().as_nanos() as f64 / VALUES as f64
-    })
+    (region, places)
 }
 
-/// After a round that pays for page faults.
+fn partition(region: &Arc<Region>, places: &[(u64, u32)], values: &[[u8; 8]]) {
+    let mut scatter = Scatter::new(region.clone(), places).unwrap();
+    assert!(values.chunks(PIECE).all(|piece| scatter.put(piece).unwrap()));
+    assert!(scatter.finish().unwrap());
+}
+
+/// The median of some rounds after one that pays for page faults.
 fn median(mut round: impl FnMut() -> f64) -> f64 {
     round();
     let mut rounds: Vec<f64> = (0..15).map(|_| round()).collect();
