@@ -20,14 +20,15 @@ const WORD: u64 = 8;
 const LINE: usize = 8;
 /// Words between two looks ahead, each at the next place in turn: a place gets about so many until its turn is back. A
 /// constant number, so that the compiler unrolls the loop over them.
-const BLOCK: usize = 8;
-/// Lines of a place that a look ahead asks for: one that it will need by then, and one as some get more than others.
-const LINES_AHEAD: usize = 2;
+const BLOCK: usize = 16;
+/// Lines of words in a block.
+const BLOCK_LINES: usize = BLOCK / LINE;
+/// Lines of a place that a look ahead asks for: those that it will need by then, and one as some get more than others.
+const LINES_AHEAD: usize = BLOCK_LINES + 1;
 /// Bytes that input is asked for ahead.
 const INPUT_AHEAD: usize = 4096;
-/// So many values for each place are worth a look at all of them for the least room: fewer are checked one by one.
-const LOOK_PER_PLACE: usize = 2;
-/// And no fewer than these.
+/// So many values, and one for each place, are worth a look at all places for the least room: fewer are checked one by
+/// one.
 const LEAST_LOOK: usize = 64;
 /// Places above which gathering pays: the lines of so few stay in the first-level cache whatever else happens.
 const FEW: usize = 32;
@@ -144,7 +145,7 @@ impl Scatter {
             return Ok(unsafe { gathered.spread(values, name, base, &mut self.next, &self.ends) });
         }
         let mut loops = AtOnce { base, next: &mut self.next, ends: &self.ends, turn: self.turn };
-        let worth = (LOOK_PER_PLACE * loops.next.len()).max(LEAST_LOOK);
+        let worth = loops.next.len().max(LEAST_LOOK);
         let (mut values, mut names, mut whole) = (values, names, true);
         while whole && !values.is_empty() {
             let some = values.len().min(worth);
@@ -155,7 +156,7 @@ impl Scatter {
             let now = values.split_at(if sure { values.len().min(self.sure) } else { some });
             let now_names = names.split_at(if NAMED { now.0.len() } else { 0 });
             self.sure = self.sure.saturating_sub(now.0.len());
-            let input = self.lookahead.take_lines(now.0.len() / BLOCK);
+            let input = self.lookahead.take_lines(now.0.len() / BLOCK * BLOCK_LINES);
             // SAFETY: as in `finish`. Each place has room for as many values if that is sure.
             whole = unsafe {
                 match sure {
@@ -245,7 +246,7 @@ impl AtOnce<'_> {
             let ahead = at_word(next[turn & mask]);
             turn += 1;
             copy::prefetch_lines(ahead.wrapping_add(64), LINES_AHEAD);
-            copy::prefetch_near(input.wrapping_add(block * LINE * WORD as usize), 1);
+            copy::prefetch_near(input.wrapping_add(block * BLOCK * WORD as usize), BLOCK_LINES);
             for (i, value) in values.iter().enumerate() {
                 if !put(block * BLOCK + i, value, next) {
                     return false;
@@ -326,11 +327,11 @@ impl Gathered {
                 fits
             }
         };
-        let (blocks, rest) = values.as_chunks::<BLOCK>();
+        let (blocks, rest) = values.as_chunks::<LINE>();
         for (block, values) in blocks.iter().enumerate() {
             copy::prefetch_lines(values.as_ptr().cast::<u8>().wrapping_add(INPUT_AHEAD), 1);
             for (i, value) in values.iter().enumerate() {
-                if !put(block * BLOCK + i, value) {
+                if !put(block * LINE + i, value) {
                     return false;
                 }
             }
