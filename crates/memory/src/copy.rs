@@ -201,6 +201,8 @@ mod wide {
         std::is_x86_feature_detected!("avx512f")
     }
 
+    /// Two lines at a time, aligned or not.
+    ///
     /// # Safety
     /// As for [`super::take`], of at least [`LEAST`] bytes; [`has_lines`] is true.
     #[inline(never)]

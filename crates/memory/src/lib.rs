@@ -20,6 +20,9 @@
 //! - A write that covers a word in part replaces just those bytes, atomically; bytes next to them are never disturbed,
 //!   nor are concurrent writes to them lost.
 //!
+//! [`Buffer::take`] alone promises less: it is for bytes that nobody is to write any more, and loads them in whatever
+//! pieces are quickest, in assembly. If somebody writes them all the same, any mix of old and new bytes comes out.
+//!
 //! The promise covers everyone who goes through this crate. Plain stores of other programs to the same memory keep it
 //! as far as their instructions do.
 
