@@ -348,7 +348,7 @@ unsafe fn stream_words(dst: *mut u8, data: &[u8]) {
     }
 }
 
-/// Later stores of this thread follow its [`stream`]ed ones.
+/// Later stores of this thread follow those that [`Region::write_streamed`](crate::Region::write_streamed) made.
 #[inline]
 pub fn stream_fence() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
