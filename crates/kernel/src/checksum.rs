@@ -2,22 +2,15 @@
 
 use crate::call::{Call, Status};
 
-/// Bytes between two looks ahead.
-const PIECE: usize = 1024;
-
 /// Replies with the number of bytes and their CRC-64/XZ.
 pub(crate) async fn run(call: &mut Call) -> Result<(), Status> {
     if !call.params.is_empty() {
         return Err(Status::BadParams);
     }
     let mut digest = crc64fast::Digest::new();
-    let lookahead = call.stream().lookahead();
     let mut len = 0;
     while let Some(chunk) = call.stream().next_chunk().await? {
-        for piece in chunk.chunks(PIECE) {
-            digest.write(piece);
-            lookahead.ask(piece.len());
-        }
+        digest.write(chunk);
         len += chunk.len() as u64;
     }
     let reply = call.grow_reply(16)?;

@@ -29,21 +29,21 @@ fn main() {
     let piece: &[u64; PIECE] = values.first_chunk().unwrap();
     row(
         "a value to a word of 16 KB, a line for each place",
-        best(|| {
+        best(PIECE, || {
             black_box(piece).iter().for_each(|value| words[word(*value)] = *value);
             black_box(&mut words);
         }),
     );
     row(
         "its place's counter",
-        best(|| {
+        best(PIECE, || {
             black_box(piece).iter().for_each(|value| counters[place(*value)] += 1);
             black_box(&mut counters);
         }),
     );
     row(
         "both",
-        best(|| {
+        best(PIECE, || {
             for value in black_box(piece) {
                 words[word(*value)] = *value;
                 counters[place(*value)] += 1;
@@ -56,7 +56,7 @@ fn main() {
     let (region, places) = places_for(&values);
     let values: Vec<[u8; 8]> = values.into_iter().map(u64::to_le_bytes).collect();
     let some = &values[..4 * PIECE];
-    row("256 KB over and over: in the second-level cache", best(|| partition(&region, &places, some)) / 4.0);
+    row("256 KB over and over: in the second-level cache", best(some.len(), || partition(&region, &places, some)));
     row(
         "20 MB: from memory to memory",
         median(|| {
@@ -75,13 +75,13 @@ fn word(value: u64) -> usize {
     (value >> 32) as usize % WORDS
 }
 
-/// Nanoseconds a value of passes over a piece: the best of some rounds.
-fn best(mut pass: impl FnMut()) -> f64 {
+/// Nanoseconds a value of passes over so many: the best of some rounds.
+fn best(values: usize, mut pass: impl FnMut()) -> f64 {
     const PASSES: usize = 200;
     let mut round = || {
         let start = Instant::now();
         (0..PASSES).for_each(|_| pass());
-        start.elapsed().as_nanos() as f64 / (PASSES * PIECE) as f64
+        start.elapsed().as_nanos() as f64 / (PASSES * values) as f64
     };
     (0..20).map(|_| round()).fold(f64::INFINITY, f64::min)
 }

@@ -403,25 +403,25 @@ pub fn prefetch(ptr: *const u8, len: usize) {
 /// Asks the cache for `count` lines from the one at `ptr` on. A hint: any address is harmless.
 #[inline(always)]
 pub fn prefetch_lines(ptr: *const u8, count: usize) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    for line in 0..count {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch has no effect on memory and does not fault.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(ptr.wrapping_add(line * BLOCK).cast()) };
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = (ptr, count);
+    prefetch_to::<FIRST_LEVEL>(ptr, count);
 }
 
-/// Asks the second-level cache for `count` lines from the one at `ptr` on: what is to be read, but not yet. A hint: any
-/// address is harmless.
+/// The same for the second-level cache: what is to be read, but not yet.
 #[inline(always)]
 pub fn prefetch_near(ptr: *const u8, count: usize) {
+    prefetch_to::<SECOND_LEVEL>(ptr, count);
+}
+
+/// The hints of x86-64 for a cache's levels.
+const FIRST_LEVEL: i32 = 3;
+const SECOND_LEVEL: i32 = 2;
+
+#[inline(always)]
+fn prefetch_to<const LEVEL: i32>(ptr: *const u8, count: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     for line in 0..count {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: a prefetch has no effect on memory and does not fault.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(ptr.wrapping_add(line * BLOCK).cast()) };
+        unsafe { std::arch::x86_64::_mm_prefetch::<LEVEL>(ptr.wrapping_add(line * BLOCK).cast()) };
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = (ptr, count);

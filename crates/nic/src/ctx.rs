@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use remora_memory::{Access, Binder, Lookahead, Pd, Region, Registry};
+use remora_memory::{Access, Binder, Pd, Region, Registry};
 
 use crate::queue::{CompletionQueue, RecvQueue};
 use crate::rpc::RpcTable;
@@ -38,8 +38,6 @@ pub(crate) struct Ctx {
     pub multicast: VecDeque<Multicast>,
     pub rpc: RpcTable,
     pub taps: Taps,
-    /// What will come next.
-    pub lookahead: Arc<Lookahead>,
     pub counters: Counters,
 }
 

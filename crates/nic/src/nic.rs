@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rand_chacha::ChaCha12Rng;
 use rand_core::{RngCore, SeedableRng};
-use remora_memory::{Lookahead, Registry};
+use remora_memory::Registry;
 use remora_wire::{Bth, ICRC_LEN, Psn, Service};
 
 use crate::cm::CmConfig;
@@ -112,7 +112,6 @@ impl Nic {
                 multicast: VecDeque::new(),
                 rpc: RpcTable::new(config.max_stream_chunks, config.stream_chunk_bytes),
                 taps: Taps::default(),
-                lookahead: Arc::default(),
                 counters: Counters::default(),
             },
             groups: Groups::default(),
@@ -125,11 +124,6 @@ impl Nic {
     }
 
     // Getters.
-
-    /// Where whoever brings packets says what it will bring next: what is worked on beside asks for it.
-    pub fn lookahead(&self) -> &Arc<Lookahead> {
-        &self.ctx.lookahead
-    }
 
     /// The regions that queue pairs of this engine reach.
     pub fn registry(&self) -> &Arc<Registry> {

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use remora_memory::{Access, Lookahead, Region};
+use remora_memory::{Access, Region};
 use remora_wire::rpc::RpcHeader;
 use remora_wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Ieth, ImmDt, NakCode, Opcode, Psn, Reth, Syndrome};
 
@@ -341,7 +341,7 @@ impl QueuePair {
         if let Some(region) = region
             && let Some(tap) = ctx.taps.find(rkey)
         {
-            show(tap, region, va, data, (remaining - len) as usize, &ctx.lookahead);
+            show(tap, region, va, data, (remaining - len) as usize);
             if ends {
                 tap.ended();
             }
@@ -636,8 +636,8 @@ const SHOWN: u64 = 1024;
 
 /// Shows a tap what was written at `va`, in pieces. With each, the lines that as much of the next packet goes to are
 /// asked for, as far as the message goes, of which `to_come` bytes are left: they come from memory meanwhile. A
-/// packet's lines all at once would hold up the tap. So are those of what comes next.
-fn show(tap: &mut dyn WriteTap, region: &Region, va: u64, mut data: &[u8], mut to_come: usize, lookahead: &Lookahead) {
+/// packet's lines all at once would hold up the tap.
+fn show(tap: &mut dyn WriteTap, region: &Region, va: u64, mut data: &[u8], mut to_come: usize) {
     let mut offset = va.wrapping_sub(region.va());
     let mut next = va.wrapping_add(data.len() as u64);
     while !data.is_empty() {
@@ -645,7 +645,6 @@ fn show(tap: &mut dyn WriteTap, region: &Region, va: u64, mut data: &[u8], mut t
         let (piece, rest) = data.split_at(data.len().min((SHOWN - offset % SHOWN) as usize));
         let ahead = piece.len().min(to_come);
         region.prefetch(next, ahead);
-        lookahead.ask(ahead);
         tap.saw(offset, piece);
         (data, to_come) = (rest, to_come - ahead);
         offset = offset.wrapping_add(piece.len() as u64);

@@ -181,7 +181,9 @@ impl Device {
         }
         let wake =
             rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).map_err(Error::system("eventfd"))?;
-        links.iter_mut().for_each(|link| link.look_ahead(nic.lookahead()));
+        if let Some(kernels) = &kernels {
+            links.iter_mut().for_each(|link| link.look_ahead(kernels.lookahead()));
+        }
         let quiet = vec![0; links.len()];
         let core = Core {
             nic,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use remora_kernel::{Call, Feed, Limits, Runner, op};
-use remora_memory::Registry;
+use remora_memory::{Lookahead, Registry};
 use remora_nic::{Nic, QpState, Qpn, RpcRequest, StreamChunk};
 use remora_wasm::KernelSet;
 
@@ -28,6 +28,7 @@ pub struct Kernels {
     /// A piece of a stream whose kernel has not caught up.
     chunk: Option<StreamChunk>,
     ended: Vec<(RpcRequest, u8)>,
+    lookahead: Arc<Lookahead>,
 }
 
 /// A payload stream on its way in.
@@ -62,7 +63,13 @@ impl Kernels {
             feeds: HashMap::new(),
             chunk: None,
             ended: Vec::with_capacity(capacity),
+            lookahead: Arc::default(),
         }
+    }
+
+    /// Where links say what they will bring next: kernels on streams may ask for it.
+    pub fn lookahead(&self) -> &Arc<Lookahead> {
+        &self.lookahead
     }
 
     /// Op-codes that the kernels answer to.
@@ -117,7 +124,7 @@ impl Kernels {
         std::mem::swap(&mut call.reply, &mut request.reply);
         if request.stream {
             let feed = Some(call.open_stream(STREAM_BUFFER));
-            call.stream().look_ahead(nic.lookahead().clone());
+            call.stream().look_ahead(self.lookahead.clone());
             self.feeds.insert(request.id, Input { qp: request.qp(), feed });
         }
         self.requests[index as usize] = Some(request);

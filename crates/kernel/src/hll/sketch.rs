@@ -12,9 +12,6 @@ pub const MIN_LG_K: u8 = 4;
 /// Largest precision: 2^18 registers.
 pub const MAX_LG_K: u8 = 18;
 
-/// Values between two calls of who works beside a run of them.
-const PIECE: usize = 512;
-
 /// Coupons that make a list; more make a hash set.
 pub(super) const LIST_LEN: usize = 8;
 const LG_FIRST_SET: u8 = 5;
@@ -89,12 +86,6 @@ impl Sketch {
 
     /// Adds a run of values, little-endian, back to back; a tail of less than 8 bytes is left out.
     pub fn insert_all(&mut self, bytes: &[u8]) {
-        self.insert_run(bytes, |_| ());
-    }
-
-    /// The same, and tells `beside` how many bytes it has been through, some at a time.
-    #[inline]
-    pub(super) fn insert_run(&mut self, bytes: &[u8], mut beside: impl FnMut(usize)) {
         let mut values = bytes.as_chunks::<8>().0.iter();
         self.make_room(values.len());
         while let Registers::Sparse { .. } = self.registers {
@@ -104,10 +95,7 @@ impl Sketch {
             }
         }
         if let Registers::Dense(registers) = &mut self.registers {
-            for values in values.as_slice().chunks(PIECE) {
-                registers.raise_all(values, |_, _| ());
-                beside(8 * values.len());
-            }
+            registers.raise_all(values.as_slice(), |_, _| ());
             registers.settle(|_, _| ());
         }
     }
