@@ -34,7 +34,7 @@ impl Lookahead {
 
     /// Asks for the next `bytes` of them, as far as they go.
     #[inline]
-    pub fn ask(&self, bytes: usize) {
+    fn ask(&self, bytes: usize) {
         let (at, lines) = self.take(bytes);
         copy::prefetch_near(at, lines);
     }
