@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use remora_real::bench::{BenchReport, BenchRow, Goal};
+use remora_lab::bench::{BenchReport, BenchRow, Goal};
 use remora_store::bench::{GetBench, Row};
 use remora_study::machine::Machine;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ const GETS: u64 = 400_000;
 /// The NIC beside raw probes.
 pub fn nic(args: &args::BenchNic) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
-    let report = remora_real::bench::run(&mut |what, part| display.part(what, part));
+    let report = remora_lab::bench::run(&mut |what, part| display.part(what, part));
     display.clear();
     let report = report?;
     let text = nic_table(&report);

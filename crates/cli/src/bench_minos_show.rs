@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use remora_real::bench::{BenchRow, Goal};
+use remora_lab::bench::{BenchRow, Goal};
 use remora_study::format::{digits, rate};
 use remora_study::machine::Machine;
 use remora_study::peers::cluster::SCOPE;

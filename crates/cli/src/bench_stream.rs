@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-use remora_real::bench::stream::StreamBench;
+use remora_lab::bench::stream::StreamBench;
 use remora_study::machine::Machine;
 use serde_json::json;
 

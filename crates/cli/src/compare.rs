@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use remora_lab::probe::Probe;
 use remora_model::platform::Platform;
-use remora_real::probe::Probe;
 use remora_real::{Client, ClientConfig, LinkChoice};
 use remora_study::compare::{Plan, compare, timed};
 use remora_study::machine::Machine;

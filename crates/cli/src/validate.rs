@@ -4,9 +4,9 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use remora_lab::probe::Probe;
 use remora_model::platform::Platform;
 use remora_real::Client;
-use remora_real::probe::Probe;
 use remora_study::compare::{Plan, WRITER_RATE, compare};
 use remora_study::format::{rate, time};
 use remora_study::machine::Machine;

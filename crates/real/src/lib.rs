@@ -3,7 +3,6 @@
 //! [`Node`] exposes memory and runs kernels next to it; [`Client`] reads, writes and calls. Both stand on a
 //! [`Device`]: a NIC engine ([`remora_nic::Nic`]) with its [`link`]s and the thread that drives it.
 
-pub mod bench;
 mod client;
 mod client_modules;
 pub mod cluster;
@@ -17,7 +16,6 @@ pub mod link;
 mod links;
 mod modules;
 mod node;
-pub mod probe;
 mod remote;
 mod sketching;
 mod sys;

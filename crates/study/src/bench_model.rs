@@ -5,9 +5,9 @@ use std::io::Read;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use remora_lab::bench::{BenchRow, Goal};
 use remora_model::bench::{Hold, PingPong};
 use remora_model::time::Ps;
-use remora_real::bench::{BenchRow, Goal};
 
 use crate::reproduce::{Options, ReproduceError};
 use crate::strom;

@@ -167,8 +167,13 @@ const SEND_BUFFER: usize = 4 << 20;
 /// another process may have the core. Unreliable transports slow down for nobody, and nobody sends again for them.
 const RECEIVE_BUFFER: usize = 32 << 20;
 
-/// Gives a socket the buffers that links want, or what the system's limit leaves of them.
-pub(crate) fn set_buffers(socket: impl AsFd) -> io::Result<()> {
+/// Gives a socket the buffers that links want, 32 MB to receive into and 4 MB to send from, or what the system's limit
+/// leaves of them.
+///
+/// # Errors
+///
+/// What setsockopt(2) says.
+pub fn set_buffers(socket: impl AsFd) -> io::Result<()> {
     // The forced sizes pass the limit, which only root may.
     if sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER).is_err() {
         sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER)?;
@@ -179,8 +184,12 @@ pub(crate) fn set_buffers(socket: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets a socket option whose value is an int.
-pub(crate) fn set_int_option(socket: impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
+/// Sets a socket option whose value is an int, such as `UDP_SEGMENT`.
+///
+/// # Errors
+///
+/// What setsockopt(2) says.
+pub fn set_int_option(socket: impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     let size = size_of::<i32>() as libc::socklen_t;
     // SAFETY: the option's value is the int pointed to; one that wants another size is refused.
     match unsafe { libc::setsockopt(socket.as_fd().as_raw_fd(), level, name, (&raw const value).cast(), size) } {

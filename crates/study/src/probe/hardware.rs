@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use remora_real::probe::memory::{self, Chase};
-use remora_real::probe::{Probe, system};
+use remora_lab::probe::memory::{self, Chase};
+use remora_lab::probe::{Probe, system};
 
 use super::{Figures, ROUNDS};
 use crate::Error;

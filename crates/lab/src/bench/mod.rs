@@ -8,9 +8,9 @@ mod ucx;
 use std::time::Duration;
 
 pub use pair::{Bench, BenchLink};
+use remora_real::Error;
 pub use ucx::{UcxRow, ucx};
 
-use crate::Error;
 use crate::probe::Probe;
 
 /// One figure beside its peer.

@@ -12,11 +12,11 @@ use remora_kernel::shuffle::{Partition, ShuffleParams, Spreader};
 use remora_kernel::{Status, op};
 use remora_memory::{Region, Scatter};
 use remora_nic::{Data, SendOp, SendWr, WcOpcode, WcStatus, WriteTap};
+use remora_real::Error;
 use remora_wire::rpc::{RpcHeader, parse_reply_imm};
 
 use super::pair::{Bench, BenchLink, REGION, serve};
 use super::{BenchRow, Figures, Goal};
-use crate::Error;
 use crate::probe::{Probe, on_core};
 
 /// Bytes of one message: three of them fit into a region, with room to spare.

@@ -3,9 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 
+use remora_real::{Client, ClientConfig, Error, LinkChoice, Node, NodeConfig};
+
 use super::BenchRow;
 use super::stream::figures;
-use crate::{Client, ClientConfig, Error, LinkChoice, Node, NodeConfig};
 
 /// Bytes of one message.
 const MESSAGE: usize = 16 << 20;

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use remora_kernel::Limits;
 use remora_memory::{Access, Buffer, Region, Registry};
 use remora_nic::{ALL_REMOTE, CqId, Data, QpInit, QpType, Qpn, Route, RtrAttr, RtsAttr, SendOp, SendWr, Sge, WcStatus};
+use remora_real::link::Link;
+use remora_real::link::shm::ShmLink;
+use remora_real::link::udp::UdpLink;
+use remora_real::{Device, Error, Kernels};
 
-use crate::kernels::Kernels;
-use crate::link::Link;
-use crate::link::shm::ShmLink;
-use crate::link::udp::UdpLink;
-use crate::{Device, Error, map_memory, probe};
+use crate::probe;
 
 /// The link under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,10 +44,10 @@ pub struct End {
 impl End {
     fn new(ip: IpAddr, link: Box<dyn Link>) -> Result<Self, Error> {
         let mtu = link.max_mtu() as u32;
-        let registry = Arc::new(Registry::new(crate::entropy()?));
+        let registry = Arc::new(Registry::new(remora_real::entropy()?));
         let kernels = Kernels::builtins(&registry, Limits::default());
         let device = Device::with_registry(ip, vec![link], registry, Some(kernels))?;
-        let buffer = map_memory(REGION)?;
+        let buffer = Buffer::anonymous(REGION).map_err(|source| Error::System { what: "mapping memory", source })?;
         let mut guard = device.lock();
         let nic = guard.nic();
         let pd = nic.registry().alloc_pd();

@@ -15,9 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use remora_real::link::{set_buffers, set_int_option};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-
-use crate::link::set_int_option;
 
 /// Round trips in a batch: few, yet more than a look at the clock costs.
 const ROUND_TRIPS: u32 = 16;
@@ -281,7 +280,7 @@ fn send_stream(
 fn socket() -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     socket.set_nonblocking(true)?;
-    crate::link::set_buffers(&socket)?;
+    set_buffers(&socket)?;
     Ok(socket)
 }
 
