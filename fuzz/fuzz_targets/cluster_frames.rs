@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| remora_real::cluster::fuzz(bytes));
+fuzz_target!(|bytes: &[u8]| remora_cluster::fuzz(bytes));

@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use remora_cluster::{Deployment, Model};
 use remora_real::LinkChoice;
-use remora_real::cluster::{Deployment, Model};
 use remora_study::compare::{Progress, Watch};
 use remora_study::peers::cluster::Cluster;
 use remora_study::peers::cores::Spread;

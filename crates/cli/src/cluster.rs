@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use remora_cluster::{Client, ClientConfig, ClusterNode, Deployment, LogKind, Model, Outcome, Status};
 use remora_real::LinkChoice;
-use remora_real::cluster::{Client, ClientConfig, ClusterNode, Deployment, LogKind, Model, Outcome, Status};
 use serde_json::{Value, json};
 
 use crate::cluster_children::{Children, READY, Settings, lock};

@@ -11,8 +11,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use remora_cluster::{Deployment, LogKind, Model, NodeConfig, Secret};
 use remora_real::LinkChoice;
-use remora_real::cluster::{Deployment, LogKind, Model, NodeConfig, Secret};
 use serde_json::{Value, json};
 
 use crate::Failure;

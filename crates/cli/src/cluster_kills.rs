@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use remora_real::cluster::{Client, ClientConfig, Model, Op, Outcome};
+use remora_cluster::{Client, ClientConfig, Model, Op, Outcome};
 use remora_storm::durability::{Finding, check_history};
 use remora_storm::engine::{Action, End};
 use remora_storm::history::{History, Record};
@@ -230,7 +230,7 @@ impl Load {
     }
 
     /// Submits a session's next request and notes the call.
-    fn ask(&self, client: &mut Client, session: &mut Session, random: &mut Random) -> remora_real::cluster::Ticket {
+    fn ask(&self, client: &mut Client, session: &mut Session, random: &mut Random) -> remora_cluster::Ticket {
         let scoped = self.settings.persistency == Model::Scope;
         let scope = scoped.then_some(session.scope);
         if scoped && session.scoped >= 5 {

@@ -319,7 +319,7 @@ impl Device {
 
     /// For a thread that drives the engine for as long as it lives, asleep and awake: the NIC thread stays away, however
     /// long that thread waits for a core, until it says that it ends.
-    pub(crate) fn keep(&self, kept: bool) {
+    pub fn keep(&self, kept: bool) {
         self.shared.kept.store(kept, Ordering::Relaxed);
         self.release();
     }

@@ -5,7 +5,6 @@
 
 mod client;
 mod client_modules;
-pub mod cluster;
 mod compressed;
 mod control;
 mod device;
@@ -28,10 +27,10 @@ pub use error::Error;
 pub use kernels::{Kernels, POOL};
 pub use links::LinkChoice;
 pub use node::{Node, NodeConfig};
-pub use sys::process_cpu_ns;
+pub use sys::{Sleeper, prepare_to_wait, process_cpu_ns};
 pub use writer::fill_object;
 
-/// Zeroed memory of this process.
-pub(crate) fn map_memory(len: usize) -> Result<remora_memory::Buffer, Error> {
+/// So many bytes of zeroed memory of this process, page by page.
+pub fn map_memory(len: usize) -> Result<remora_memory::Buffer, Error> {
     remora_memory::Buffer::anonymous(len).map_err(|source| Error::System { what: "mapping memory", source })
 }

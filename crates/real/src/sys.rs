@@ -10,14 +10,15 @@ const DESCRIPTORS: usize = 16;
 
 /// Sleeps on descriptors; keeps its lists between sleeps.
 #[derive(Default)]
-pub(crate) struct Sleeper {
+pub struct Sleeper {
     fds: Vec<RawFd>,
     /// Empty but for the time of a sleep.
     polls: Vec<PollFd<'static>>,
 }
 
 impl Sleeper {
-    pub(crate) fn new() -> Self {
+    /// With room for its lists.
+    pub fn new() -> Self {
         Self { fds: Vec::with_capacity(DESCRIPTORS), polls: Vec::with_capacity(DESCRIPTORS) }
     }
 
@@ -44,7 +45,7 @@ impl Sleeper {
 }
 
 /// Makes what this thread will wait for locks with. Otherwise its first wait would, in the middle of its work.
-pub(crate) fn prepare_to_wait() {
+pub fn prepare_to_wait() {
     let lock = parking_lot::Mutex::new(());
     // Nobody wakes it: it ends at once.
     let _ = parking_lot::Condvar::new().wait_for(&mut lock.lock(), Duration::ZERO);

@@ -17,12 +17,12 @@ const NAP: Duration = Duration::from_millis(1);
 impl Device {
     /// Sleeps in the NIC thread's place, for one who drives the device: until there may be something to drive or to take
     /// from `cq`, or `timeout` has passed. A packet wakes this thread and no other.
-    pub(crate) fn sleep(&self, cq: CqId, timeout: Duration, sleeper: &mut Sleeper) {
+    pub fn sleep(&self, cq: CqId, timeout: Duration, sleeper: &mut Sleeper) {
         Self::sleep_any(std::iter::once((self, cq)), timeout, sleeper);
     }
 
     /// The same for one who drives several.
-    pub(crate) fn sleep_any<'a>(
+    pub fn sleep_any<'a>(
         all: impl Iterator<Item = (&'a Self, CqId)> + Clone,
         timeout: Duration,
         sleeper: &mut Sleeper,

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use remora_cluster::{Client, ClientConfig, Model, Op, Outcome, Refusal, ScopeId, Status};
 use remora_real::LinkChoice;
-use remora_real::cluster::{Client, ClientConfig, Model, Op, Outcome, Refusal, ScopeId, Status};
 
 use super::{Answer, Ask, AtNode, Done, PeerError, Store};
 
@@ -137,7 +137,7 @@ impl Store for Cluster {
 
 #[cfg(test)]
 mod tests {
-    use remora_real::cluster::{ClusterNode, Deployment, NodeConfig};
+    use remora_cluster::{ClusterNode, Deployment, NodeConfig};
 
     use super::*;
 

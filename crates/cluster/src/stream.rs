@@ -13,7 +13,7 @@ use remora_nic::{
     CqId, Data, Nic, QpInit, QpType, Qpn, SendOp, SendWr, Sge, SrqId, WcOpcode, WcStatus, WorkCompletion,
 };
 
-use crate::{Error, map_memory};
+use remora_real::{Error, map_memory};
 
 /// Bytes of one SEND at most.
 const SLOT: usize = 16 << 10;

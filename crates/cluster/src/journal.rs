@@ -23,7 +23,7 @@ use parking_lot::{Condvar, Mutex};
 use remora_replica::node::{Change, Snapshot};
 
 use super::logfile::{Copying, Flight, LogFile, LogKind, STEP};
-use crate::Error;
+use remora_real::Error;
 
 /// How long nothing is written before the log is given room again.
 const QUIET: Duration = Duration::from_millis(100);

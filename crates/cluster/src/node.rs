@@ -21,9 +21,7 @@ use super::server::Server;
 use super::stream::{Sizes, Streams};
 use super::wire::{CLIENT_FRAME, MAX_VALUE, Secret};
 use super::{Deployment, link_at};
-use crate::device::{Device, Resident, entropy};
-use crate::sys::{Sleeper, prepare_to_wait};
-use crate::{Error, LinkChoice};
+use remora_real::{Device, Error, LinkChoice, Resident, Sleeper, entropy, prepare_to_wait};
 
 /// How long the protocol's thread polls without work before it sleeps, letting others have the core: about as long as a
 /// sync, so that a write, whose messages follow each other, wakes nobody on its way.

@@ -22,8 +22,7 @@ use super::node::NodeConfig;
 use super::status::Status;
 use super::stream::{Arrival, Streams};
 use super::wire::{Answered, Asked, CLIENT_FRAME, CLIENT_PORT, PEER_FRAME, PEER_PORT, decode_packet, encode_packet};
-use crate::Error;
-use crate::device::{Resident, Seat};
+use remora_real::{Error, Resident, Seat, process_cpu_ns};
 
 /// Bytes that may wait for another node. What is above that is dropped, and sent again by the protocol in time.
 const BACKLOG: usize = 64 << 20;
@@ -356,7 +355,7 @@ impl Server {
             learners: view.learners.0,
             serves: self.node.replica().serves().into(),
             uptime_ns: now.saturating_sub(self.started),
-            cpu_ns: crate::process_cpu_ns(),
+            cpu_ns: process_cpu_ns(),
             clients: self.clients as u64,
             under_way: (self.pending.len() - self.free.len()) as u64,
             log_bytes: log.length,

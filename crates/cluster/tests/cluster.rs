@@ -3,10 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use remora_cluster::{Client, ClientConfig, ClusterNode, Deployment, LogKind, Model, NodeConfig, Op, Outcome, Refusal};
 use remora_real::LinkChoice;
-use remora_real::cluster::{
-    Client, ClientConfig, ClusterNode, Deployment, LogKind, Model, NodeConfig, Op, Outcome, Refusal,
-};
 
 /// How a test's nodes differ from the usual ones.
 type Change = fn(&mut NodeConfig);
@@ -125,7 +123,7 @@ fn a_client_goes_on_at_another_node_and_a_request_sent_again_is_done_once() {
     for round in 0..3 {
         let tickets: Vec<_> = (0..50).map(|_| client.submit(Op::FetchAdd(1, 1))).collect();
         let mut answers = tickets.len();
-        let mut count = |done: remora_real::cluster::Done| {
+        let mut count = |done: remora_cluster::Done| {
             assert!(matches!(done.outcome, Outcome::Added(_)), "{done:?}");
             answers -= 1;
         };

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::direct::{Direct, Landed};
 use super::pmem::Mapped;
-use crate::Error;
+use remora_real::Error;
 
 /// How changes become durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

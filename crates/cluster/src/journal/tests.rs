@@ -1,5 +1,5 @@
 use super::*;
-use crate::cluster::logfile::ROOM;
+use crate::logfile::ROOM;
 use remora_replica::log::{End, Record, decode, encode};
 use std::fs::File;
 use std::io::{Read, Write};

@@ -12,9 +12,7 @@ use remora_replica::types::{Key, ScopeId, Value};
 use super::stream::{Arrival, Sizes, Streams};
 use super::wire::{Answered, Asked, CLIENT_FRAME, CLIENT_PORT, client_hello};
 use super::{Split, Status, link_at};
-use crate::device::{Device, Seat};
-use crate::sys::Sleeper;
-use crate::{Error, LinkChoice};
+use remora_real::{Device, Error, LinkChoice, Seat, Sleeper, entropy};
 
 /// How long a node may take to answer a call.
 const DIAL: u64 = 200_000_000;
@@ -130,7 +128,7 @@ impl Client {
         let sizes = Sizes { receives: 256, sends: 256, favoured: 0, frame: CLIENT_FRAME };
         let streams = Streams::new(device.lock().nic(), sizes)?;
         let mut name = [0; 8];
-        name.copy_from_slice(&crate::entropy()?[..8]);
+        name.copy_from_slice(&entropy()?[..8]);
         let mut client = Self {
             device,
             streams,
@@ -581,10 +579,10 @@ impl Open {
 }
 
 /// A link at an address of 127.0.0.0/8 that nobody has.
-fn free_link(choice: LinkChoice) -> Result<(IpAddr, Box<dyn crate::link::Link>), Error> {
+fn free_link(choice: LinkChoice) -> Result<(IpAddr, Box<dyn remora_real::link::Link>), Error> {
     let mut failure = None;
     for _ in 0..64 {
-        let random = crate::entropy()?;
+        let random = entropy()?;
         let local = Ipv4Addr::new(127, random[0].clamp(64, 250), random[1], random[2].clamp(1, 254)).into();
         match link_at(local, choice) {
             Ok(link) => return Ok((local, link)),

@@ -7,10 +7,10 @@ use remora_nic::{ConnectAttr, Event, Qpn, Route};
 use remora_replica::types::NodeId;
 
 use super::{Call, Role, Server};
-use crate::Error;
-use crate::cluster::hello::{self, End, Hello, PROOF};
-use crate::cluster::wire::{PEER_FRAME, PEER_PORT, check_client_hello};
-use crate::device::Seat;
+use crate::hello::{self, End, Hello, PROOF};
+use crate::wire::{PEER_FRAME, PEER_PORT, check_client_hello};
+use remora_real::Error;
+use remora_real::Seat;
 
 /// How often a node that is not connected is called, in nanoseconds.
 const REDIAL: u64 = 20_000_000;

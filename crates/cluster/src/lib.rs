@@ -31,10 +31,10 @@ pub use wire::{MAX_VALUE, Secret};
 
 use std::net::IpAddr;
 
-use crate::link::Link;
-use crate::link::shm::ShmLink;
-use crate::link::udp::UdpLink;
-use crate::{Error, LinkChoice};
+use remora_real::link::Link;
+use remora_real::link::shm::ShmLink;
+use remora_real::link::udp::UdpLink;
+use remora_real::{Error, LinkChoice};
 
 /// Where a node runs the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

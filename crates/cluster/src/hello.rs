@@ -13,7 +13,7 @@ use sha2::Sha256;
 
 use super::node::NodeConfig;
 use super::wire::Secret;
-use crate::Error;
+use remora_real::{Error, entropy};
 
 const MAGIC: [u8; 4] = *b"rmc\x03";
 /// Bytes of a [`Hello`].
@@ -46,7 +46,7 @@ impl Hello {
     /// With 16 bytes that nobody has seen.
     pub fn new(config: &NodeConfig) -> Result<Self, Error> {
         let mut nonce = [0; 16];
-        nonce.copy_from_slice(&crate::entropy()?[..16]);
+        nonce.copy_from_slice(&entropy()?[..16]);
         let suspect = config.suspect.as_nanos() as u64;
         Ok(Self { node: NodeId(config.id), model: number(config.model), suspect, nonce })
     }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use remora_real::cluster::{Client, ClientConfig, ClusterNode, Deployment, NodeConfig, Outcome};
+use remora_cluster::{Client, ClientConfig, ClusterNode, Deployment, NodeConfig, Outcome};
 use remora_real::process_cpu_ns;
 
 #[test]
