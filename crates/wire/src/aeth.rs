@@ -1,6 +1,6 @@
 //! ACK extended transport header.
 
-use crate::Error;
+use crate::ParseError;
 use crate::field::{be32, front, front_mut, put};
 
 /// ACK extended transport header (section 9.3.5): how far the responder came and what it says.
@@ -95,7 +95,7 @@ impl Aeth {
 
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer.
     #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let word = be32(front::<{ Self::LEN }>("AETH", bytes)?, 0);
         Ok(Self { syndrome: Syndrome::from_u8((word >> 24) as u8), msn: word & 0xff_ffff })
     }

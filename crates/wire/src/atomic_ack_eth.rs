@@ -1,6 +1,6 @@
 //! Atomic ACK extended transport header.
 
-use crate::Error;
+use crate::ParseError;
 use crate::field::{be64, front, front_mut, put};
 
 /// Atomic ACK extended transport header (section 9.3).
@@ -16,7 +16,7 @@ impl AtomicAckEth {
 
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer.
     #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         Ok(Self { original: be64(front::<{ Self::LEN }>("AtomicAckETH", bytes)?, 0) })
     }
 

@@ -1,6 +1,6 @@
 //! Atomic extended transport header.
 
-use crate::Error;
+use crate::ParseError;
 use crate::field::{be32, be64, front, front_mut, put};
 
 /// Atomic extended transport header (section 9.3.4).
@@ -22,7 +22,7 @@ impl AtomicEth {
 
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer.
     #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let b = front::<{ Self::LEN }>("AtomicETH", bytes)?;
         Ok(Self { va: be64(b, 0), rkey: be32(b, 8), swap_or_add: be64(b, 12), compare: be64(b, 20) })
     }

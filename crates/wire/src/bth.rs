@@ -1,7 +1,7 @@
 //! Base transport header.
 
 use crate::field::{be16, front, front_mut, low24, put};
-use crate::{Error, Opcode, Psn};
+use crate::{Opcode, ParseError, Psn};
 
 /// Base transport header (section 9.2): the front of every packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,10 +40,10 @@ impl Bth {
 
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer or if the op-code is unknown.
     #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let b = front::<{ Self::LEN }>("BTH", bytes)?;
         Ok(Self {
-            opcode: Opcode::from_u8(b[0]).ok_or(Error::UnknownOpcode(b[0]))?,
+            opcode: Opcode::from_u8(b[0]).ok_or(ParseError::UnknownOpcode(b[0]))?,
             solicited: b[1] & 0x80 != 0,
             mig_req: b[1] & 0x40 != 0,
             pad: b[1] >> 4 & 3,
@@ -115,7 +115,7 @@ mod tests {
     fn other_transports_are_refused() {
         let mut bytes = [0; Bth::LEN];
         bytes[0] = 0x44; // RD SEND only
-        assert_eq!(Bth::parse(&bytes), Err(Error::UnknownOpcode(0x44)));
+        assert_eq!(Bth::parse(&bytes), Err(ParseError::UnknownOpcode(0x44)));
         let error = Bth::parse(&bytes[..11]).unwrap_err();
         assert_eq!(error.to_string(), "BTH takes 12 bytes and only 11 are left: drop the packet, it was cut short");
     }

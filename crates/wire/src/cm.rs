@@ -25,7 +25,7 @@ pub use req::Req;
 pub use rtu::Rtu;
 pub use sidr::{SidrRep, SidrReq};
 
-use crate::Error;
+use crate::ParseError;
 use crate::field::{be16, be32, be64, front, put};
 
 /// Bytes of the body of a message.
@@ -78,10 +78,11 @@ impl Mad {
 
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer, if they are not a Send of communication
     /// management, or if the attribute is none of [`CmMessage`].
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let bytes = front::<{ Self::LEN }>("MAD", bytes)?;
-        let wrong =
-            |field, value: u32, expected| Err(Error::Field { header: "MAD", field, value: value.into(), expected });
+        let wrong = |field, value: u32, expected| {
+            Err(ParseError::Field { header: "MAD", field, value: value.into(), expected })
+        };
         if be32(bytes, 0) != SEND {
             let expected = "0x01070203 (a Send of communication management, version 2)";
             return wrong("version, class and method", be32(bytes, 0), expected);

@@ -1,6 +1,6 @@
 //! Datagram extended transport header.
 
-use crate::Error;
+use crate::ParseError;
 use crate::field::{be32, front, front_mut, low24, put};
 
 /// Datagram extended transport header (section 9.3.2).
@@ -20,7 +20,7 @@ impl Deth {
 
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer.
     #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let b = front::<{ Self::LEN }>("DETH", bytes)?;
         Ok(Self { qkey: be32(b, 0), reserved: b[4], src_qp: low24(b, 4) })
     }

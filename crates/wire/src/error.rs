@@ -2,7 +2,7 @@
 
 /// Why a parser refused its input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Error {
+pub enum ParseError {
     /// Fewer bytes than the header takes.
     #[error("{header} takes {need} bytes and only {got} are left: drop the packet, it was cut short")]
     Truncated {

@@ -1,6 +1,6 @@
 //! Flush extended transport header.
 
-use crate::Error;
+use crate::ParseError;
 use crate::field::{be32, front, front_mut, put};
 
 /// Flush extended transport header (annex A19); a [`Reth`](crate::Reth) follows.
@@ -28,7 +28,7 @@ impl Feth {
 
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer.
     #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let word = be32(front::<{ Self::LEN }>("FETH", bytes)?, 0);
         Ok(Self { placement: word as u8 & 0xf, selectivity: (word >> 4) as u8 & 3, reserved: word >> 6 })
     }

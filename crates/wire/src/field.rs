@@ -1,11 +1,11 @@
 //! Fixed-size views of slices; 24-bit fields.
 
-use crate::Error;
+use crate::ParseError;
 
 /// The first `N` bytes, or the error that `header` is cut short.
 #[inline(always)]
-pub(crate) fn front<'a, const N: usize>(header: &'static str, bytes: &'a [u8]) -> Result<&'a [u8; N], Error> {
-    bytes.first_chunk().ok_or(Error::Truncated { header, need: N, got: bytes.len() })
+pub(crate) fn front<'a, const N: usize>(header: &'static str, bytes: &'a [u8]) -> Result<&'a [u8; N], ParseError> {
+    bytes.first_chunk().ok_or(ParseError::Truncated { header, need: N, got: bytes.len() })
 }
 
 /// The first `N` bytes to write to. Panics as indexing does.

@@ -10,7 +10,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::crc::{field, rewind, update};
 use crate::ip::{Ipv4, Ipv6, PROTOCOL_UDP, Udp};
-use crate::{Bth, Error, ICRC_LEN, UDP_PORT};
+use crate::{Bth, ICRC_LEN, ParseError, UDP_PORT};
 
 /// Byte of the BTH that holds FECN, BECN and 6 reserved bits.
 const BTH_MASKED: usize = 4;
@@ -126,21 +126,21 @@ fn explain(hint: u16, difference: u32, body: usize) -> Verdict {
 ///
 /// Fails if it is not an intact UDP datagram to [`UDP_PORT`] over IPv4 or IPv6 (no extension headers) that has room for
 /// a BTH and an ICRC.
-pub fn compute_ip(packet: &[u8]) -> Result<u32, Error> {
+pub fn compute_ip(packet: &[u8]) -> Result<u32, ParseError> {
     Ok(split_ip(packet)?.0)
 }
 
 /// Whether the ICRC of a whole IP packet is right. Fails as [`compute_ip`] does.
-pub fn verify_ip(packet: &[u8]) -> Result<bool, Error> {
+pub fn verify_ip(packet: &[u8]) -> Result<bool, ParseError> {
     let (computed, icrc) = split_ip(packet)?;
     Ok(computed == icrc)
 }
 
 /// Computed and actual ICRC.
-fn split_ip(packet: &[u8]) -> Result<(u32, u32), Error> {
+fn split_ip(packet: &[u8]) -> Result<(u32, u32), ParseError> {
     let expect = |field, value: u16, expected, is: bool| match is {
         true => Ok(()),
-        false => Err(Error::Field { header: "RoCE v2", field, value: value.into(), expected }),
+        false => Err(ParseError::Field { header: "RoCE v2", field, value: value.into(), expected }),
     };
     let v4 = packet.first().is_none_or(|b| b >> 4 == 4);
     let (protocol, ip_len, end) = if v4 {
@@ -158,7 +158,7 @@ fn split_ip(packet: &[u8]) -> Result<(u32, u32), Error> {
     expect("UDP length", udp.len, "that of the IP packet", usize::from(udp.len) == datagram.len())?;
     let payload = &datagram[Udp::LEN..];
     let (need, got) = (Bth::LEN + ICRC_LEN, payload.len());
-    let short = Error::Truncated { header: "BTH and ICRC", need, got };
+    let short = ParseError::Truncated { header: "BTH and ICRC", need, got };
     let (body, icrc) = payload.split_last_chunk::<ICRC_LEN>().filter(|(b, _)| b.len() >= Bth::LEN).ok_or(short)?;
     let state =
         if v4 { masked_v4(packet.first_chunk().ok_or(short)?) } else { masked_v6(packet.first_chunk().ok_or(short)?) };

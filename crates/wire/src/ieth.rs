@@ -1,6 +1,6 @@
 //! Invalidate extended transport header.
 
-use crate::Error;
+use crate::ParseError;
 use crate::field::{be32, front, front_mut, put};
 
 /// Invalidate extended transport header (section 9.3).
@@ -16,7 +16,7 @@ impl Ieth {
 
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer.
     #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         Ok(Self { rkey: be32(front::<{ Self::LEN }>("IETH", bytes)?, 0) })
     }
 

@@ -1,6 +1,6 @@
 //! Immediate data.
 
-use crate::Error;
+use crate::ParseError;
 use crate::field::{be32, front, front_mut, put};
 
 /// Immediate data (section 9.3): four bytes for the receiver's completion.
@@ -13,7 +13,7 @@ impl ImmDt {
 
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer.
     #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         Ok(Self(be32(front::<{ Self::LEN }>("ImmDt", bytes)?, 0)))
     }
 

@@ -35,7 +35,7 @@ pub use atomic_ack_eth::AtomicAckEth;
 pub use atomic_eth::AtomicEth;
 pub use bth::Bth;
 pub use deth::Deth;
-pub use error::Error;
+pub use error::ParseError;
 pub use feth::Feth;
 pub use ieth::Ieth;
 pub use imm_dt::ImmDt;

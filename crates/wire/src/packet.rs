@@ -1,6 +1,6 @@
 //! A whole RoCE v2 packet: the UDP payload, from the base transport header to the ICRC.
 
-use crate::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Error, Feth, ICRC_LEN, Ieth, ImmDt, Reth};
+use crate::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, ICRC_LEN, Ieth, ImmDt, ParseError, Reth};
 
 /// Every header of a packet, with its payload.
 ///
@@ -56,13 +56,13 @@ impl<'a> Packet<'a> {
 
     /// Reads a UDP payload. Fails if the op-code is unknown, if headers or ICRC are cut short, or if the pad count is
     /// more than what follows the headers. Whether the ICRC is right is for [`crate::icrc`].
-    pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
         let bth = Bth::parse(bytes)?;
         let op = bth.opcode;
         let (body, icrc) = bytes
             .split_last_chunk::<ICRC_LEN>()
             .filter(|(body, _)| body.len() >= op.header_len())
-            .ok_or(Error::Truncated {
+            .ok_or(ParseError::Truncated {
                 header: "packet with this op-code",
                 need: op.header_len() + ICRC_LEN,
                 got: bytes.len(),
@@ -78,7 +78,7 @@ impl<'a> Packet<'a> {
         let imm = rest.header(op.has_imm(), ImmDt::LEN, ImmDt::parse)?;
         let ieth = rest.header(op.has_ieth(), Ieth::LEN, Ieth::parse)?;
         let got = rest.0.len();
-        let end = got.checked_sub(bth.pad.into()).ok_or(Error::Pad { pad: bth.pad, got })?;
+        let end = got.checked_sub(bth.pad.into()).ok_or(ParseError::Pad { pad: bth.pad, got })?;
         let (payload, padding) = rest.0.split_at(end);
         let icrc = u32::from_le_bytes(*icrc);
         Ok(Self { bth, deth, feth, reth, atomic_eth, aeth, atomic_ack_eth, imm, ieth, payload, padding, icrc })
@@ -135,8 +135,8 @@ impl<'a> Rest<'a> {
         &mut self,
         present: bool,
         len: usize,
-        parse: impl Fn(&'a [u8]) -> Result<T, Error>,
-    ) -> Result<Option<T>, Error> {
+        parse: impl Fn(&'a [u8]) -> Result<T, ParseError>,
+    ) -> Result<Option<T>, ParseError> {
         if !present {
             return Ok(None);
         }

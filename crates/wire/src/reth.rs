@@ -1,6 +1,6 @@
 //! RDMA extended transport header.
 
-use crate::Error;
+use crate::ParseError;
 use crate::field::{be32, be64, front, front_mut, put};
 
 /// RDMA extended transport header (section 9.3.3): what a READ or WRITE is about.
@@ -20,7 +20,7 @@ impl Reth {
 
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer.
     #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let b = front::<{ Self::LEN }>("RETH", bytes)?;
         Ok(Self { va: be64(b, 0), rkey: be32(b, 8), len: be32(b, 12) })
     }

@@ -5,7 +5,7 @@
 //! the kernel's op-code for its address, 0 for its key, and the bytes of the message, this header included, for its
 //! length.
 
-use crate::Error;
+use crate::ParseError;
 use crate::field::{be32, be64, front, front_mut, put};
 
 /// Flag: an RPC WRITE payload stream with the same op-code follows on this queue pair.
@@ -33,7 +33,7 @@ impl RpcHeader {
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer, if the tag has more than 24 bits, or if a
     /// flag is set that this version does not know: it may change what the rest means.
     #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let b = front::<{ Self::LEN }>("RPC header", bytes)?;
         let header = Self {
             reply_va: be64(b, 0),
@@ -43,7 +43,7 @@ impl RpcHeader {
             flags: be32(b, 20),
         };
         let wrong = |field, value: u32, expected| {
-            Err(Error::Field { header: "RPC header", field, value: value.into(), expected })
+            Err(ParseError::Field { header: "RPC header", field, value: value.into(), expected })
         };
         if header.tag > 0xff_ffff {
             return wrong("tag", header.tag, "a number of 24 bits");

@@ -10,7 +10,7 @@ use remora_wire::cm::{CmMessage, Mad, RdmaCmHeader, Req};
 use remora_wire::icrc::{self, IcrcFlow, Verdict};
 use remora_wire::ip::{ETHERTYPE_IPV4, Ethernet, Ipv4, Ipv6, PROTOCOL_UDP, PseudoHeader, Udp};
 use remora_wire::packet::Packet;
-use remora_wire::{Error, Psn, UDP_PORT};
+use remora_wire::{ParseError, Psn, UDP_PORT};
 
 /// Captures with the RoCE v2 packets in them, of which damaged, and with those that connect queue pairs.
 const CAPTURES: [(&str, Counts); 20] = [
@@ -60,7 +60,7 @@ fn every_captured_packet_parses_and_is_emitted_the_same() {
 }
 
 /// Takes one Ethernet frame apart and puts it together again.
-fn check_frame(frame: &[u8], seen: &mut Counts) -> Result<(), Error> {
+fn check_frame(frame: &[u8], seen: &mut Counts) -> Result<(), ParseError> {
     let ethernet = Ethernet::parse(frame)?;
     assert_eq!(ethernet.ethertype, ETHERTYPE_IPV4, "these captures are all IPv4");
     let ip_packet = &frame[Ethernet::LEN..];
@@ -109,7 +109,7 @@ fn check_frame(frame: &[u8], seen: &mut Counts) -> Result<(), Error> {
     Ok(())
 }
 
-fn check_mad(payload: &[u8]) -> Result<(), Error> {
+fn check_mad(payload: &[u8]) -> Result<(), ParseError> {
     let mad = Mad::parse(payload)?;
     let mut again = [0xee; Mad::LEN];
     mad.emit(&mut again);

@@ -18,7 +18,7 @@ macro_rules! survives {
         header.emit(&mut bytes);
         prop_assert_eq!($type::parse(&bytes), Ok(header));
         prop_assert_eq!(&bytes[$type::LEN..], [0xee; 3]);
-        let cut_short = matches!($type::parse(&bytes[..$type::LEN - 1]), Err(Error::Truncated { .. }));
+        let cut_short = matches!($type::parse(&bytes[..$type::LEN - 1]), Err(ParseError::Truncated { .. }));
         prop_assert!(cut_short);
     }};
 }

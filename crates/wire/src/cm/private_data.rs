@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::Error;
+use crate::ParseError;
 use crate::field::{array, be16, front, front_mut, put};
 
 /// IP addressing of a request for communication (annex A11): who calls whom.
@@ -22,11 +22,12 @@ impl RdmaCmHeader {
 
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer, or if the version is not 0.0 or the address
     /// family neither 4 nor 6.
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         const HEADER: &str = "RDMA CM header";
         let b = front::<{ Self::LEN }>(HEADER, bytes)?;
-        let wrong =
-            |field, value: u8, expected| Err(Error::Field { header: HEADER, field, value: value.into(), expected });
+        let wrong = |field, value: u8, expected| {
+            Err(ParseError::Field { header: HEADER, field, value: value.into(), expected })
+        };
         if b[0] != 0 {
             return wrong("version", b[0], "0");
         }

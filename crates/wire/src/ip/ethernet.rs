@@ -1,6 +1,6 @@
 //! Ethernet II.
 
-use crate::Error;
+use crate::ParseError;
 use crate::field::{array, be16, front, front_mut, put};
 
 /// EtherType of IPv4.
@@ -25,7 +25,7 @@ impl Ethernet {
 
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer.
     #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let b = front::<{ Self::LEN }>("Ethernet", bytes)?;
         Ok(Self { dst: array(b, 0), src: array(b, 6), ethertype: be16(b, 12) })
     }

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use super::{finish, sum};
-use crate::Error;
+use crate::ParseError;
 use crate::field::{array, be16, front, front_mut, put};
 
 /// IPv4 header (RFC 791) without options, which RoCE v2 does not use.
@@ -33,10 +33,11 @@ impl Ipv4 {
 
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer, on options, on a fragment, on a total length
     /// under the header's or over what is there, and if the checksum is wrong.
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let b = front::<{ Self::LEN }>("IPv4", bytes)?;
-        let wrong =
-            |field, value: u16, expected| Err(Error::Field { header: "IPv4", field, value: value.into(), expected });
+        let wrong = |field, value: u16, expected| {
+            Err(ParseError::Field { header: "IPv4", field, value: value.into(), expected })
+        };
         if b[0] != 0x45 {
             return wrong("version and header length", b[0].into(), "0x45 (version 4, no options)");
         }
@@ -45,7 +46,7 @@ impl Ipv4 {
             return wrong("total length", total_len, "at least 20");
         }
         if usize::from(total_len) > bytes.len() {
-            return Err(Error::Truncated { header: "IPv4 packet", need: total_len.into(), got: bytes.len() });
+            return Err(ParseError::Truncated { header: "IPv4 packet", need: total_len.into(), got: bytes.len() });
         }
         let flags = be16(b, 6);
         if flags & !0x4000 != 0 {
@@ -54,7 +55,7 @@ impl Ipv4 {
         let got = be16(b, 10);
         let computed = checksum(b);
         if got != computed {
-            return Err(Error::Checksum { header: "IPv4", got, computed });
+            return Err(ParseError::Checksum { header: "IPv4", got, computed });
         }
         Ok(Self {
             tos: b[1],

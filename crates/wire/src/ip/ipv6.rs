@@ -2,7 +2,7 @@
 
 use std::net::Ipv6Addr;
 
-use crate::Error;
+use crate::ParseError;
 use crate::field::{array, be16, be32, front, front_mut, put};
 
 /// IPv6 header (RFC 8200). Extension headers are payload to it.
@@ -30,16 +30,16 @@ impl Ipv6 {
 
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer, if the version is not 6, or if the payload
     /// length says more than is there.
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let b = front::<{ Self::LEN }>("IPv6", bytes)?;
         if b[0] >> 4 != 6 {
             let value = u64::from(b[0] >> 4);
-            return Err(Error::Field { header: "IPv6", field: "version", value, expected: "6" });
+            return Err(ParseError::Field { header: "IPv6", field: "version", value, expected: "6" });
         }
         let payload_len = be16(b, 4);
         let need = Self::LEN + usize::from(payload_len);
         if need > bytes.len() {
-            return Err(Error::Truncated { header: "IPv6 packet", need, got: bytes.len() });
+            return Err(ParseError::Truncated { header: "IPv6 packet", need, got: bytes.len() });
         }
         let word = be32(b, 0);
         Ok(Self {

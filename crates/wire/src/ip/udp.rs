@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::{PROTOCOL_UDP, finish, sum};
-use crate::Error;
+use crate::ParseError;
 use crate::field::{be16, front, front_mut, put};
 
 /// UDP header (RFC 768).
@@ -35,14 +35,19 @@ impl Udp {
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer, or if the length is under the header's or
     /// over what is there. The checksum is for [`PseudoHeader::checksum`]: with offload, captures hold part of it.
     #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let b = front::<{ Self::LEN }>("UDP", bytes)?;
         let len = be16(b, 4);
         if usize::from(len) < Self::LEN {
-            return Err(Error::Field { header: "UDP", field: "length", value: len.into(), expected: "at least 8" });
+            return Err(ParseError::Field {
+                header: "UDP",
+                field: "length",
+                value: len.into(),
+                expected: "at least 8",
+            });
         }
         if usize::from(len) > bytes.len() {
-            return Err(Error::Truncated { header: "UDP datagram", need: len.into(), got: bytes.len() });
+            return Err(ParseError::Truncated { header: "UDP datagram", need: len.into(), got: bytes.len() });
         }
         Ok(Self { src_port: be16(b, 0), dst_port: be16(b, 2), len, checksum: be16(b, 6) })
     }
