@@ -152,7 +152,8 @@ impl Gets {
     /// Builds a table and puts its two parts where `put` finds room for them.
     fn new(args: &BenchWasm, mut place: impl FnMut(usize) -> Result<Place, Failure>) -> Result<(Self, Image), Failure> {
         let records = (args.table / (VALUE + 64 * 2 / 3) as u64).max(1);
-        let failed = |e: hash::Error| Failure::Failed(format!("cannot build a table of {} MB: {e}", args.table >> 20));
+        let failed =
+            |e: hash::TableError| Failure::Failed(format!("cannot build a table of {} MB: {e}", args.table >> 20));
         let mut builder = hash::Builder::new(args.seed);
         for i in 0..records {
             let mut value = [0; VALUE];

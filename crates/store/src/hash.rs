@@ -12,7 +12,7 @@ const LINE: usize = 64;
 
 /// Why a table cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum TableError {
     /// The same key twice.
     #[error("key {key:#x} occurs twice, as records {first} and {second} (counted from 0)")]
     DuplicateKey {
@@ -45,8 +45,8 @@ impl Builder {
     }
 
     /// Adds a record.
-    pub fn insert(&mut self, key: u64, value: &[u8]) -> Result<(), Error> {
-        let len = value.len().try_into().map_err(|_| Error::ValueTooLong(value.len()))?;
+    pub fn insert(&mut self, key: u64, value: &[u8]) -> Result<(), TableError> {
+        let len = value.len().try_into().map_err(|_| TableError::ValueTooLong(value.len()))?;
         // A value that fits in a cache line lies in one.
         let align = value.len().next_power_of_two().clamp(8, LINE);
         let offset = self.values.len().next_multiple_of(align);
@@ -57,22 +57,22 @@ impl Builder {
     }
 
     /// Puts every record in its entry.
-    pub fn build(mut self) -> Result<Layout, Error> {
+    pub fn build(mut self) -> Result<Layout, TableError> {
         self.take_layout()
     }
 
     /// As [`Builder::build`], but leaves the records to ask about after an error.
-    pub(crate) fn take_layout(&mut self) -> Result<Layout, Error> {
+    pub(crate) fn take_layout(&mut self) -> Result<Layout, TableError> {
         let (heads, entries) = self.entries()?;
         Ok(Layout { seed: self.seed, heads, entries, values: std::mem::take(&mut self.values) })
     }
 
     /// The entries, and how many of them are not overflow entries.
-    fn entries(&self) -> Result<(u32, Vec<Entry>), Error> {
+    fn entries(&self) -> Result<(u32, Vec<Entry>), TableError> {
         let heads = (self.records.len() * 2).div_ceil(BUCKETS).max(1);
         // Overflow entries number less than a quarter of the records.
         let heads = u32::try_from(heads).ok().filter(|&n| n <= u32::MAX / 3 * 2);
-        let heads = heads.ok_or(Error::TooManyRecords(self.records.len()))?;
+        let heads = heads.ok_or(TableError::TooManyRecords(self.records.len()))?;
         let mut entries = vec![Entry::default(); heads as usize];
         for (i, &record) in self.records.iter().enumerate() {
             let mut at = index_of(record.key, self.seed, heads) as usize;
@@ -100,9 +100,9 @@ impl Builder {
         &self.values[value as usize..][..len as usize]
     }
 
-    fn duplicate(&self, key: u64, second: usize) -> Error {
+    fn duplicate(&self, key: u64, second: usize) -> TableError {
         let first = self.records.iter().position(|record| record.key == key).unwrap_or(second);
-        Error::DuplicateKey { key, first, second }
+        TableError::DuplicateKey { key, first, second }
     }
 }
 
@@ -231,7 +231,7 @@ mod tests {
             builder.insert(key, b"x").unwrap();
         }
         let error = builder.build().err().unwrap();
-        assert_eq!(error, Error::DuplicateKey { key: 9, first: 1, second: 3 });
+        assert_eq!(error, TableError::DuplicateKey { key: 9, first: 1, second: 3 });
     }
 
     #[test]

@@ -11,7 +11,7 @@ const LEN_BYTES: usize = 4;
 
 /// Why a table cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum RecordsError {
     /// The same key twice.
     #[error("key {:?} occurs twice", String::from_utf8_lossy(.0))]
     DuplicateKey(Vec<u8>),
@@ -23,7 +23,7 @@ pub enum Error {
     Collision(Vec<u8>, Vec<u8>),
     /// What the table underneath refuses.
     #[error(transparent)]
-    Table(#[from] hash::Error),
+    Table(#[from] hash::TableError),
 }
 
 /// Collects the records of a table to be.
@@ -40,8 +40,8 @@ impl Builder {
     }
 
     /// Adds a record.
-    pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<(), Error> {
-        let len = u32::try_from(key.len()).map_err(|_| hash::Error::ValueTooLong(key.len()))?;
+    pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<(), RecordsError> {
+        let len = u32::try_from(key.len()).map_err(|_| hash::TableError::ValueTooLong(key.len()))?;
         self.record.clear();
         self.record.extend_from_slice(&len.to_le_bytes());
         self.record.extend_from_slice(key);
@@ -50,17 +50,17 @@ impl Builder {
     }
 
     /// Puts every record in its entry.
-    pub fn build(mut self) -> Result<Layout, Error> {
+    pub fn build(mut self) -> Result<Layout, RecordsError> {
         self.table.take_layout().map_err(|error| match error {
-            hash::Error::DuplicateKey { first, second, .. } => self.same_hash(first, second),
+            hash::TableError::DuplicateKey { first, second, .. } => self.same_hash(first, second),
             error => error.into(),
         })
     }
 
-    fn same_hash(&self, first: usize, second: usize) -> Error {
+    fn same_hash(&self, first: usize, second: usize) -> RecordsError {
         let key = |i| split(self.table.value(i)).map_or(vec![], |(key, _)| key.to_vec());
         let (first, second) = (key(first), key(second));
-        if first == second { Error::DuplicateKey(first) } else { Error::Collision(first, second) }
+        if first == second { RecordsError::DuplicateKey(first) } else { RecordsError::Collision(first, second) }
     }
 }
 
@@ -98,7 +98,7 @@ mod tests {
         // A record under the hash of another key, as a collision would bring it about.
         builder.table.insert(hash_of(b"apple", 1), b"\x04\0\0\0pear2").unwrap();
         let error = builder.build().err().unwrap();
-        assert_eq!(error, Error::Collision(b"apple".to_vec(), b"pear".to_vec()));
+        assert_eq!(error, RecordsError::Collision(b"apple".to_vec(), b"pear".to_vec()));
         assert!(error.to_string().starts_with(r#"keys "apple" and "pear" have the same 64-bit hash"#));
     }
 

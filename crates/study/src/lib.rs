@@ -47,7 +47,7 @@ pub enum Error {
     Input(#[from] records::InputError),
     /// The records make no table.
     #[error("cannot build the hash table: {0}")]
-    Table(#[from] remora_store::text::Error),
+    Table(#[from] remora_store::text::RecordsError),
     /// A result was not what it had to be.
     #[error("wrong result over {link} at the {placement}: {what}")]
     Wrong {
