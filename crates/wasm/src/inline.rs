@@ -9,7 +9,7 @@ use wasmtime::Caller;
 
 use crate::abi::{self, IMPORT_MODULE};
 use crate::instance::{Running, State, enter};
-use crate::limits::{Error, Isolation, ModuleLimits};
+use crate::limits::{Isolation, ModuleError, ModuleLimits};
 use crate::module::Engine;
 use crate::pool::Pool;
 use crate::turns::Turns;
@@ -37,7 +37,7 @@ impl Inline {
         module: &wasmtime::Module,
         limits: ModuleLimits,
         isolation: Isolation,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, ModuleError> {
         let pool = Pool::new(engine, module, limits, isolation, None, |linker| {
             linker.func_wrap(IMPORT_MODULE, "read", read)?;
             linker.func_wrap(IMPORT_MODULE, "write", write)?;
@@ -49,7 +49,7 @@ impl Inline {
     }
 
     /// Makes an instance, to be used later.
-    pub fn try_out(&self) -> Result<(), Error> {
+    pub fn try_out(&self) -> Result<(), ModuleError> {
         self.0.put_back(self.make()?);
         Ok(())
     }
@@ -87,10 +87,10 @@ impl Inline {
         })
     }
 
-    fn make(&self) -> Result<Box<Running<Remote>>, Error> {
+    fn make(&self) -> Result<Box<Running<Remote>>, ModuleError> {
         match pin!(self.0.make()).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(instance) => instance,
-            Poll::Pending => Err(Error::Runtime("an instance that cannot wait did".into())),
+            Poll::Pending => Err(ModuleError::Runtime("an instance that cannot wait did".into())),
         }
     }
 }

@@ -7,7 +7,7 @@ use remora_kernel::{Call, Status};
 use wasmtime::{Caller, Instance, Memory, ResourceLimiter, Store, Trap, TypedFunc};
 
 use crate::abi::{PARAMS_LEN, REPLY_TOO_LONG};
-use crate::limits::{Error, ModuleLimits};
+use crate::limits::{ModuleError, ModuleLimits};
 use crate::module::Engine;
 
 /// What a module's imports work on. `P` is how its accesses reach the caller's memory.
@@ -75,8 +75,8 @@ impl<P: Default + Send> Running<P> {
         limits: ModuleLimits,
         slice: Option<u64>,
         make: impl AsyncFnOnce(&mut Store<State<P>>) -> wasmtime::Result<Instance>,
-    ) -> Result<Self, Error> {
-        let runtime = |error: wasmtime::Error| Error::Runtime(format!("{error:#}"));
+    ) -> Result<Self, ModuleError> {
+        let runtime = |error: wasmtime::Error| ModuleError::Runtime(format!("{error:#}"));
         let limit = MemoryLimit { limit: limits.memory, used: 0, left_of_all: engine.memory_left() };
         let state = State { limit, memory: None, reply: Vec::new(), reply_limit: 0, place: P::default() };
         let mut store = Store::new(engine.get(), state);
@@ -86,16 +86,16 @@ impl<P: Default + Send> Running<P> {
             store.fuel_async_yield_interval(slice).map_err(runtime)?;
         }
         let instance = make(&mut store).await.map_err(runtime)?;
-        let memory = instance.get_memory(&mut store, "memory").ok_or(Error::Export("memory"))?;
-        let params = instance.get_global(&mut store, "params").ok_or(Error::Export("params"))?;
+        let memory = instance.get_memory(&mut store, "memory").ok_or(ModuleError::Export("memory"))?;
+        let params = instance.get_global(&mut store, "params").ok_or(ModuleError::Export("params"))?;
         let params = params.get(&mut store).i32().unwrap_or_default() as u32 as usize;
         let room = memory.data_size(&store).saturating_sub(params);
         if room < PARAMS_LEN {
-            return Err(Error::Limit(format!(
+            return Err(ModuleError::Limit(format!(
                 "the module's params are at {params}, {room} bytes before its memory ends"
             )));
         }
-        let run = instance.get_typed_func(&mut store, "run").map_err(|_| Error::Export("run(i32) -> i32"))?;
+        let run = instance.get_typed_func(&mut store, "run").map_err(|_| ModuleError::Export("run(i32) -> i32"))?;
         store.data_mut().memory = Some(memory);
         Ok(Running { store, run, memory, params })
     }

@@ -33,6 +33,6 @@ mod suspended;
 #[cfg_attr(not(feature = "jit"), allow(dead_code, reason = "without modules nothing is spent"))]
 mod turns;
 
-pub use limits::{Error, Isolation, ModuleLimits, SLICE};
+pub use limits::{Isolation, ModuleError, ModuleLimits, SLICE};
 pub use module::{Engine, Module};
 pub use set::{Entry, FIRST_USER_OP, KernelSet, SetError, host_runner};

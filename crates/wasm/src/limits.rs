@@ -4,7 +4,7 @@ use remora_kernel::Limits;
 
 /// Why bytes are no kernel.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ModuleError {
     /// Not WebAssembly, or not valid, or of a feature that kernels do not have.
     #[error("not a WebAssembly module that kernels can be made of: {0}")]
     Invalid(String),
@@ -55,7 +55,7 @@ impl ModuleLimits {
         ModuleLimits { fuel: 1_000_000_000, memory: 64 << 20, access: Limits { steps: 1_000_000, bytes: 1 << 30 } };
 
     /// Refuses what is above a ceiling.
-    pub fn check(&self) -> Result<(), Error> {
+    pub fn check(&self) -> Result<(), ModuleError> {
         let max = Self::MAX;
         for (name, value, ceiling) in [
             ("fuel (--fuel)", self.fuel, max.fuel),
@@ -64,7 +64,7 @@ impl ModuleLimits {
             ("bytes of traffic (--traffic)", self.access.bytes, max.access.bytes),
         ] {
             if value > ceiling {
-                return Err(Error::Limit(format!("a kernel may have at most {ceiling} {name}, not {value}")));
+                return Err(ModuleError::Limit(format!("a kernel may have at most {ceiling} {name}, not {value}")));
             }
         }
         Ok(())

@@ -10,7 +10,7 @@ use wasmtime::{
 
 use crate::inline::Inline;
 pub(crate) use crate::inline::Spare;
-use crate::limits::{Error, Isolation, ModuleLimits};
+use crate::limits::{Isolation, ModuleError, ModuleLimits};
 use crate::pool::SPARES;
 use crate::suspended::Suspended;
 use crate::turns::Turns;
@@ -33,7 +33,7 @@ pub struct Engine {
 
 impl Engine {
     /// An engine with room for as many calls as a node runs at once, and 2 GB of memory for all their instances.
-    pub fn new() -> Result<Self, Error> {
+    pub fn new() -> Result<Self, ModuleError> {
         let mut pool = PoolingAllocationConfig::default();
         pool.total_core_instances(INSTANCES)
             .total_memories(INSTANCES)
@@ -64,12 +64,12 @@ impl Engine {
                     .memory_guard_size(0);
                 wasmtime::Engine::new(&config)
             })
-            .map_err(|error| Error::Runtime(format!("{error:#}")))?;
+            .map_err(|error| ModuleError::Runtime(format!("{error:#}")))?;
         Ok(Engine { engine, memory_left: Arc::new(AtomicUsize::new(MEMORY)) })
     }
 
     /// The engine of this process, made when it is first asked for.
-    pub fn shared() -> Result<Self, Error> {
+    pub fn shared() -> Result<Self, ModuleError> {
         static SHARED: OnceLock<Engine> = OnceLock::new();
         match SHARED.get() {
             Some(engine) => Ok(engine.clone()),
@@ -99,9 +99,9 @@ pub struct Module {
 
 impl Module {
     /// Compiles a binary module.
-    pub fn new(engine: &Engine, bytes: &[u8], limits: ModuleLimits, isolation: Isolation) -> Result<Self, Error> {
+    pub fn new(engine: &Engine, bytes: &[u8], limits: ModuleLimits, isolation: Isolation) -> Result<Self, ModuleError> {
         limits.check()?;
-        let invalid = |error: wasmtime::Error| Error::Invalid(format!("{error:#}"));
+        let invalid = |error: wasmtime::Error| ModuleError::Invalid(format!("{error:#}"));
         let module = wasmtime::Module::from_binary(engine.get(), bytes).map_err(invalid)?;
         let streams = check_imports(&module)?;
         check_exports(&module, limits)?;
@@ -166,12 +166,12 @@ impl Kind {
 }
 
 /// Returns whether the module reads a payload.
-fn check_imports(module: &wasmtime::Module) -> Result<bool, Error> {
+fn check_imports(module: &wasmtime::Module) -> Result<bool, ModuleError> {
     let mut streams = false;
     for import in module.imports() {
         let fail = |detail: &str| {
             let (module, name) = (import.module().into(), import.name().into());
-            Err(Error::Import { module, name, detail: detail.into() })
+            Err(ModuleError::Import { module, name, detail: detail.into() })
         };
         let known =
             IMPORTS.iter().find(|(name, _)| import.module() == crate::abi::IMPORT_MODULE && *name == import.name());
@@ -189,23 +189,25 @@ fn check_imports(module: &wasmtime::Module) -> Result<bool, Error> {
     Ok(streams)
 }
 
-fn check_exports(module: &wasmtime::Module, limits: ModuleLimits) -> Result<(), Error> {
+fn check_exports(module: &wasmtime::Module, limits: ModuleLimits) -> Result<(), ModuleError> {
     match module.get_export("memory") {
         Some(ExternType::Memory(memory)) if !memory.is_64() && !memory.is_shared() => {
             let needs = memory.minimum().saturating_mul(memory.page_size());
             if needs > limits.memory as u64 {
-                return Err(Error::Limit(format!(
+                return Err(ModuleError::Limit(format!(
                     "the module starts with {needs} bytes of memory and may have {}: raise its memory limit",
                     limits.memory
                 )));
             }
         }
-        _ => return Err(Error::Export("memory")),
+        _ => return Err(ModuleError::Export("memory")),
     }
     match module.get_export("params") {
         Some(ExternType::Global(global))
             if Kind::I32.is(global.content()) && global.mutability() == Mutability::Const => {}
-        _ => return Err(Error::Export("params, a constant global i32: the address of 4096 bytes for parameters")),
+        _ => {
+            return Err(ModuleError::Export("params, a constant global i32: the address of 4096 bytes for parameters"));
+        }
     }
     match module.get_export("run") {
         Some(ExternType::Func(run))
@@ -216,6 +218,6 @@ fn check_exports(module: &wasmtime::Module, limits: ModuleLimits) -> Result<(), 
         {
             Ok(())
         }
-        _ => Err(Error::Export("run(i32) -> i32")),
+        _ => Err(ModuleError::Export("run(i32) -> i32")),
     }
 }

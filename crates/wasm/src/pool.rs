@@ -6,7 +6,7 @@ use wasmtime::{InstancePre, Linker};
 
 use crate::abi;
 use crate::instance::{Running, State, reply};
-use crate::limits::{Error, Isolation, ModuleLimits};
+use crate::limits::{Isolation, ModuleError, ModuleLimits};
 use crate::module::Engine;
 
 /// Spare instances of a module: calls that run at once beyond these make and drop their own. With as many modules as
@@ -36,12 +36,12 @@ impl<P: Default + Send> Pool<P> {
         isolation: Isolation,
         slice: Option<u64>,
         define: impl FnOnce(&mut Linker<State<P>>) -> wasmtime::Result<()>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, ModuleError> {
         let mut linker = Linker::new(engine.get());
         let pre = define(&mut linker)
             .and_then(|()| linker.func_wrap(abi::IMPORT_MODULE, "reply", reply).map(drop))
             .and_then(|()| linker.instantiate_pre(module))
-            .map_err(|error| Error::Runtime(format!("{error:#}")))?;
+            .map_err(|error| ModuleError::Runtime(format!("{error:#}")))?;
         let keep = isolation == Isolation::Reused;
         Ok(Pool { engine: engine.clone(), pre, limits, keep, slice, spares: Mutex::default() })
     }
@@ -57,7 +57,7 @@ impl<P: Default + Send> Pool<P> {
     }
 
     /// A new instance. It waits only where there is a slice.
-    pub async fn make(&self) -> Result<Box<Running<P>>, Error> {
+    pub async fn make(&self) -> Result<Box<Running<P>>, ModuleError> {
         let instance = Running::new(&self.engine, self.limits, self.slice, async |store| match self.slice {
             Some(_) => self.pre.instantiate_async(store).await,
             None => self.pre.instantiate(store),

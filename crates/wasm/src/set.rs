@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use remora_kernel::{Builtins, Call, HostMemory, Kernel, Limits, Memory, Runner, Status};
 use remora_memory::Registry;
 
-use crate::limits::{Error, Isolation, ModuleLimits};
+use crate::limits::{Isolation, ModuleError, ModuleLimits};
 use crate::module::{Engine, Module, Spare};
 use crate::turns::Turns;
 
@@ -39,7 +39,7 @@ pub struct Entry {
 pub enum SetError {
     /// The bytes are no kernel.
     #[error(transparent)]
-    Module(#[from] Error),
+    Module(#[from] ModuleError),
     /// As many are deployed as there may be.
     #[error("{0} kernels are deployed, and there may be no more: remove one")]
     Full(usize),

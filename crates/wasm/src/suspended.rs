@@ -10,7 +10,7 @@ use wasmtime::Caller;
 
 use crate::abi::{self, IMPORT_MODULE};
 use crate::instance::{State, access_fuel, enter, slice};
-use crate::limits::{Error, Isolation, ModuleLimits, SLICE};
+use crate::limits::{Isolation, ModuleError, ModuleLimits, SLICE};
 use crate::module::Engine;
 use crate::pool::Pool;
 use crate::turns::Turns;
@@ -51,7 +51,7 @@ impl Suspended {
         module: &wasmtime::Module,
         limits: ModuleLimits,
         isolation: Isolation,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, ModuleError> {
         let pool = Pool::new(engine, module, limits, isolation, Some(SLICE), |linker| {
             linker.func_wrap_async(IMPORT_MODULE, "read", |caller, params| Box::new(read(caller, params)))?;
             linker.func_wrap_async(IMPORT_MODULE, "write", |caller, params| Box::new(write(caller, params)))?;
@@ -67,7 +67,7 @@ impl Suspended {
     }
 
     /// Makes an instance, to be used later. A start function that waits for memory is refused.
-    pub fn try_out(&self) -> Result<(), Error> {
+    pub fn try_out(&self) -> Result<(), ModuleError> {
         let mut make = pin!(self.0.make());
         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
         // As many turns as its fuel has slices.
@@ -77,7 +77,7 @@ impl Suspended {
                 return Ok(());
             }
         }
-        Err(Error::Runtime("the module's start function waits for memory".into()))
+        Err(ModuleError::Runtime("the module's start function waits for memory".into()))
     }
 
     /// Runs a call; whoever polls this does its accesses.

@@ -2,7 +2,7 @@
 
 use remora_kernel::{Call, Memory, Status};
 
-use crate::limits::{Error, Isolation, ModuleLimits};
+use crate::limits::{Isolation, ModuleError, ModuleLimits};
 use crate::turns::Turns;
 
 /// Compiles modules, or would.
@@ -11,8 +11,8 @@ pub struct Engine(());
 
 impl Engine {
     /// Always an error here.
-    pub fn shared() -> Result<Self, Error> {
-        Err(Error::Runtime("this program was built without it: see the feature \"jit\" of remora-wasm".into()))
+    pub fn shared() -> Result<Self, ModuleError> {
+        Err(ModuleError::Runtime("this program was built without it: see the feature \"jit\" of remora-wasm".into()))
     }
 }
 
@@ -25,7 +25,7 @@ pub struct Module(std::convert::Infallible);
 
 impl Module {
     /// Always an error here.
-    pub fn new(_: &Engine, _: &[u8], _: ModuleLimits, _: Isolation) -> Result<Self, Error> {
+    pub fn new(_: &Engine, _: &[u8], _: ModuleLimits, _: Isolation) -> Result<Self, ModuleError> {
         Engine::shared().map(|_| unreachable!("there is no engine"))
     }
 
