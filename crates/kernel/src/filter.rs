@@ -8,7 +8,7 @@ mod rows;
 
 use crate::call::{Call, Status};
 use crate::memory::Memory;
-pub use params::{Column, ColumnType, FilterParams, Group, Output, Predicate, Source};
+pub use params::{Column, ColumnType, FilterOutput, FilterParams, Group, Predicate, Source};
 use rows::{Aggregates, Gather};
 
 /// The matching rows need more room than the destination has. None is written behind it.
@@ -91,13 +91,13 @@ impl Filter {
             }
             self.matched += 1;
             match params.output {
-                Output::Reply => call.grow_reply(row.len())?.copy_from_slice(row),
-                Output::Memory { .. } => {
+                FilterOutput::Reply => call.grow_reply(row.len())?.copy_from_slice(row),
+                FilterOutput::Memory { .. } => {
                     if self.gather.push(row) {
                         self.write_out(memory).await?;
                     }
                 }
-                Output::Aggregate { column, group } => self.aggregates.add(row, column, group)?,
+                FilterOutput::Aggregate { column, group } => self.aggregates.add(row, column, group)?,
             }
         }
         self.seen += (rows.len() / usize::from(params.row_len)) as u64;
@@ -105,7 +105,7 @@ impl Filter {
     }
 
     async fn write_out<M: Memory>(&mut self, memory: &M) -> Result<(), Status> {
-        if let Output::Memory { key, va, len } = self.params.output {
+        if let FilterOutput::Memory { key, va, len } = self.params.output {
             let (at, bytes) = self.gather.take();
             if at + bytes.len() as u64 > len {
                 return Err(DESTINATION_FULL);
@@ -118,15 +118,15 @@ impl Filter {
 
     async fn finish<M: Memory>(&mut self, memory: &M, call: &mut Call) -> Result<(), Status> {
         match self.params.output {
-            Output::Reply => Ok(()),
-            Output::Memory { .. } => {
+            FilterOutput::Reply => Ok(()),
+            FilterOutput::Memory { .. } => {
                 self.write_out(memory).await?;
                 let reply = call.grow_reply(16)?;
                 reply[..8].copy_from_slice(&self.matched.to_le_bytes());
                 reply[8..].copy_from_slice(&self.seen.to_le_bytes());
                 Ok(())
             }
-            Output::Aggregate { column, group } => {
+            FilterOutput::Aggregate { column, group } => {
                 for result in self.aggregates.groups(column, group) {
                     call.grow_reply(Group::LEN)?.copy_from_slice(&result.encode());
                 }

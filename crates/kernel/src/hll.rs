@@ -16,7 +16,7 @@ pub use tap::Tap;
 
 /// Why bytes are no sketch.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-pub enum Error {
+pub enum SketchError {
     /// lg_k is not from 4 to 18.
     #[error("a sketch has 2^4 to 2^18 registers, not 2^{0}")]
     Precision(u8),

@@ -150,7 +150,7 @@ pub enum Source {
 
 /// What becomes of the rows that match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Output {
+pub enum FilterOutput {
     /// They are the reply.
     Reply,
     /// They are written to the node's memory; the reply is how many matched and how many there were, `u64` each.
@@ -184,7 +184,7 @@ pub struct FilterParams {
     /// Where rows come from.
     pub source: Source,
     /// What becomes of those that match.
-    pub output: Output,
+    pub output: FilterOutput,
 }
 
 /// No group column.
@@ -214,14 +214,14 @@ impl FilterParams {
             put(40, &rows.to_le_bytes());
         }
         match self.output {
-            Output::Reply => {}
-            Output::Memory { key, va, len } => {
+            FilterOutput::Reply => {}
+            FilterOutput::Memory { key, va, len } => {
                 put(7, &[1]);
                 put(48, &key.to_le_bytes());
                 put(56, &va.to_le_bytes());
                 put(64, &len.to_le_bytes());
             }
-            Output::Aggregate { column, group } => {
+            FilterOutput::Aggregate { column, group } => {
                 put(7, &[2]);
                 put(31, &[column.kind as u8]);
                 put(52, &column.offset.to_le_bytes());
@@ -252,12 +252,12 @@ impl FilterParams {
                     _ => return None,
                 },
                 output: match bytes[7] {
-                    0 => Output::Reply,
-                    1 => Output::Memory { key: word(48), va: long(56), len: long(64) },
+                    0 => FilterOutput::Reply,
+                    1 => FilterOutput::Memory { key: word(48), va: long(56), len: long(64) },
                     2 if bytes[30] == NO_GROUP => {
-                        Output::Aggregate { column: column(short(52), bytes[31])?, group: None }
+                        FilterOutput::Aggregate { column: column(short(52), bytes[31])?, group: None }
                     }
-                    2 => Output::Aggregate {
+                    2 => FilterOutput::Aggregate {
                         column: column(short(52), bytes[31])?,
                         group: Some(column(short(28), bytes[30])?),
                     },
@@ -270,7 +270,7 @@ impl FilterParams {
 
     fn is_sound(&self) -> bool {
         let columns = match self.output {
-            Output::Aggregate { column, group } => [Some(column), group],
+            FilterOutput::Aggregate { column, group } => [Some(column), group],
             _ => [None; 2],
         };
         self.row_len > 0 && self.column.fits(self.row_len) && columns.iter().flatten().all(|c| c.fits(self.row_len))

@@ -55,10 +55,10 @@ proptest! {
         let wanted = table(&wanted);
 
         let source = Source::Memory { key: 1, va: 24, rows: rows.len() as u64 };
-        let params = FilterParams { row_len: ROW, column: VALUE, predicate, source, output: Output::Reply };
+        let params = FilterParams { row_len: ROW, column: VALUE, predicate, source, output: FilterOutput::Reply };
         prop_assert_eq!(run(&memory, params, &[], 1), (Status::Ok, wanted.clone()));
 
-        let output = Output::Memory { key: 1, va: 20_000, len: wanted.len() as u64 };
+        let output = FilterOutput::Memory { key: 1, va: 20_000, len: wanted.len() as u64 };
         let params = FilterParams { source: Source::Payload, output, ..params };
         let counts = [wanted.len() as u64 / u64::from(ROW), rows.len() as u64].map(u64::to_le_bytes).concat();
         prop_assert_eq!(run(&memory, params, &bytes, piece), (Status::Ok, counts));
@@ -71,7 +71,7 @@ proptest! {
         rows in proptest::collection::vec((0u32..5, any::<i32>()), 0..300), predicate in predicates(), grouped: bool,
     ) {
         let group = grouped.then_some(KIND);
-        let output = Output::Aggregate { column: VALUE, group };
+        let output = FilterOutput::Aggregate { column: VALUE, group };
         let params = FilterParams { row_len: ROW, column: VALUE, predicate, source: Source::Payload, output };
         let (status, reply) = run(&Counted::new(0), params, &table(&rows), 777);
         prop_assert_eq!(status, Status::Ok);
@@ -111,7 +111,7 @@ proptest! {
 #[test]
 fn floats_are_summed_and_ordered() {
     let column = Column { offset: 0, kind: ColumnType::F64 };
-    let output = Output::Aggregate { column, group: None };
+    let output = FilterOutput::Aggregate { column, group: None };
     let predicate = Predicate::Less(2.0f64.to_bits());
     let params = FilterParams { row_len: 8, column, predicate, source: Source::Payload, output };
     let rows: Vec<u8> = [1.5, -3.0, 2.0, 0.25].into_iter().flat_map(f64::to_le_bytes).collect();
@@ -125,14 +125,14 @@ fn floats_are_summed_and_ordered() {
 #[test]
 fn what_does_not_fit_ends_in_a_status() {
     let memory = Counted::new(4096);
-    let output = Output::Memory { key: 1, va: 0, len: 23 };
+    let output = FilterOutput::Memory { key: 1, va: 0, len: 23 };
     let params =
         FilterParams { row_len: ROW, column: VALUE, predicate: Predicate::All, source: Source::Payload, output };
     assert_eq!(run(&memory, params, &table(&[(0, 0); 2]), 100).0, DESTINATION_FULL);
     assert_eq!(memory.get(0, 64), [0; 64]);
     assert_eq!(run(&memory, params, &[0; 13], 100).0, Status::BadParams, "half a row");
     let rows: Vec<(u32, i32)> = (0..1025).map(|kind| (kind, 0)).collect();
-    let output = Output::Aggregate { column: VALUE, group: Some(KIND) };
+    let output = FilterOutput::Aggregate { column: VALUE, group: Some(KIND) };
     let grouped = FilterParams { output, ..params };
     assert_eq!(run(&memory, grouped, &table(&rows[..1024]), 4096).0, Status::Ok);
     assert_eq!(run(&memory, grouped, &table(&rows), 4096).0, TOO_MANY_GROUPS);

@@ -13,7 +13,7 @@
 //! Facts from the preamble's description in that project's documentation; numbers are little-endian. The accumulator
 //! belongs to an estimator that needs the order in which values came: it is marked as out of use.
 
-use super::Error;
+use super::SketchError;
 use super::sketch::{LIST_LEN, MAX_LG_K, MIN_LG_K, Sketch};
 
 const VERSION: u8 = 1;
@@ -62,44 +62,44 @@ impl Sketch {
     }
 
     /// Reads a compact image with 8-bit registers, of this crate or of DataSketches.
-    pub fn from_image(image: &[u8]) -> Result<Sketch, Error> {
+    pub fn from_image(image: &[u8]) -> Result<Sketch, SketchError> {
         let &[words, version, family, lg_k, _, flags, len, mode] =
-            image.first_chunk().ok_or(Error::Image("too short"))?;
+            image.first_chunk().ok_or(SketchError::Image("too short"))?;
         if (version, family) != (VERSION, FAMILY) {
-            return Err(Error::Image("not an HLL sketch of DataSketches' version 1"));
+            return Err(SketchError::Image("not an HLL sketch of DataSketches' version 1"));
         }
         if !(MIN_LG_K..=MAX_LG_K).contains(&lg_k) {
-            return Err(Error::Precision(lg_k));
+            return Err(SketchError::Precision(lg_k));
         }
         if mode & !3 != EIGHT_BITS {
-            return Err(Error::Image("registers of other than 8 bits: convert it to HLL_8"));
+            return Err(SketchError::Image("registers of other than 8 bits: convert it to HLL_8"));
         }
         if flags & COMPACT == 0 && mode & 3 != REGISTERS {
-            return Err(Error::Image("not compact"));
+            return Err(SketchError::Image("not compact"));
         }
         match (mode & 3, words) {
             (LIST, 2) => with_coupons(lg_k, len.into(), &image[8..]),
             (SET, 3) => {
-                let (len, coupons) = image[8..].split_first_chunk().ok_or(Error::Image("too short"))?;
+                let (len, coupons) = image[8..].split_first_chunk().ok_or(SketchError::Image("too short"))?;
                 with_coupons(lg_k, u32::from_le_bytes(*len) as usize, coupons)
             }
             (REGISTERS, 10) => match image.get(DENSE_HEADER..) {
                 Some(registers) if registers.len() == 1 << lg_k => Sketch::from_registers(registers.to_vec()),
-                _ => Err(Error::Image("not as long as its registers")),
+                _ => Err(SketchError::Image("not as long as its registers")),
             },
-            _ => Err(Error::Image("unknown mode")),
+            _ => Err(SketchError::Image("unknown mode")),
         }
     }
 }
 
-fn with_coupons(lg_k: u8, len: usize, bytes: &[u8]) -> Result<Sketch, Error> {
+fn with_coupons(lg_k: u8, len: usize, bytes: &[u8]) -> Result<Sketch, SketchError> {
     if bytes.len() != len.saturating_mul(4) {
-        return Err(Error::Image("not as long as its coupons"));
+        return Err(SketchError::Image("not as long as its coupons"));
     }
     let mut sketch = Sketch::new(lg_k)?;
     for coupon in bytes.chunks_exact(4).map(|bytes| u32::from_le_bytes(bytes.try_into().unwrap_or_default())) {
         if coupon >> 26 == 0 {
-            return Err(Error::Value);
+            return Err(SketchError::Value);
         }
         sketch.insert_coupon(coupon);
     }

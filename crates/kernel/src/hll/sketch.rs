@@ -3,7 +3,7 @@
 //! Hash, coupons and registers are those of Apache DataSketches' HLL sketch, so that its libraries read what
 //! [`Sketch::to_image`](super::Sketch::to_image) writes. A small sketch is a set of coupons and is almost exact.
 
-use super::Error;
+use super::SketchError;
 use super::coupon::{ADDRESS_BITS, MAX_VALUE, coupon};
 use super::dense::Dense;
 
@@ -54,21 +54,21 @@ impl PartialEq for Sketch {
 
 impl Sketch {
     /// An empty sketch of 2^`lg_k` registers, from 4 to 18.
-    pub fn new(lg_k: u8) -> Result<Sketch, Error> {
+    pub fn new(lg_k: u8) -> Result<Sketch, SketchError> {
         if !(MIN_LG_K..=MAX_LG_K).contains(&lg_k) {
-            return Err(Error::Precision(lg_k));
+            return Err(SketchError::Precision(lg_k));
         }
         Ok(Sketch { lg_k, registers: Registers::Sparse { slots: Vec::new(), len: 0 } })
     }
 
     /// A sketch of these registers, one byte each; their number must be a power of two from 2^4 to 2^18.
-    pub fn from_registers(registers: Vec<u8>) -> Result<Sketch, Error> {
+    pub fn from_registers(registers: Vec<u8>) -> Result<Sketch, SketchError> {
         let lg_k = registers.len().checked_ilog2().unwrap_or(0) as u8;
         if registers.len() != 1 << lg_k || !(MIN_LG_K..=MAX_LG_K).contains(&lg_k) {
-            return Err(Error::Registers(registers.len()));
+            return Err(SketchError::Registers(registers.len()));
         }
         if registers.iter().any(|&value| value > MAX_VALUE) {
-            return Err(Error::Value);
+            return Err(SketchError::Value);
         }
         Ok(Sketch { lg_k, registers: Registers::Dense(Dense::new(registers)) })
     }

@@ -1,7 +1,7 @@
 //! A sketch of what passes by on its way into memory.
 
 use super::dense::Dense;
-use super::{Error, MAX_LG_K, MIN_LG_K};
+use super::{MAX_LG_K, MIN_LG_K, SketchError};
 use remora_memory::Region;
 use std::sync::Arc;
 
@@ -26,13 +26,13 @@ const ROSE: usize = 64;
 
 impl Tap {
     /// A tap with 2^`lg_k` registers at `va`, a multiple of 8, of `region`.
-    pub fn new(region: Arc<Region>, va: u64, lg_k: u8) -> Result<Tap, Error> {
+    pub fn new(region: Arc<Region>, va: u64, lg_k: u8) -> Result<Tap, SketchError> {
         if !(MIN_LG_K..=MAX_LG_K).contains(&lg_k) {
-            return Err(Error::Precision(lg_k));
+            return Err(SketchError::Precision(lg_k));
         }
         let mut known = vec![0; 1 << lg_k];
         if !va.is_multiple_of(8) || region.read(va, &mut known).is_err() {
-            return Err(Error::Place);
+            return Err(SketchError::Place);
         }
         Ok(Tap { region, va, known: Dense::new(known), rose: [0; ROSE], risen: 0 })
     }
