@@ -154,17 +154,17 @@ impl Cm {
     ) -> Result<ConnId, CmError> {
         // An ephemeral port, as a socket would have; it only tells the peer's user who calls.
         let source_port = 32_768 + (self.rng.next_u32() % 28_232) as u16;
-        let call = Call { local, remote, service_id, source_port, private_data };
+        let call = ConnectCall { local, remote, service_id, source_port, private_data };
         self.send_req(now, call, params, false)
     }
 
     /// The same for a user who brings its queue pair up by itself: [`CmEvent::Response`] comes first, and
     /// [`CmEvent::Established`] of [`Cm::ready`].
-    pub fn call(&mut self, now: u64, call: Call<'_>, params: QpParams) -> Result<ConnId, CmError> {
+    pub fn call(&mut self, now: u64, call: ConnectCall<'_>, params: QpParams) -> Result<ConnId, CmError> {
         self.send_req(now, call, params, true)
     }
 
-    fn send_req(&mut self, now: u64, call: Call<'_>, params: QpParams, hold: bool) -> Result<ConnId, CmError> {
+    fn send_req(&mut self, now: u64, call: ConnectCall<'_>, params: QpParams, hold: bool) -> Result<ConnId, CmError> {
         let call = check_call(call, REQ_PRIVATE_DATA)?;
         check_params(&params)?;
         if self.table.len() >= self.config.max_connections {
@@ -468,13 +468,13 @@ fn checked(mut config: CmConfig) -> CmConfig {
 }
 
 /// The call between addresses in their canonical form.
-fn check_call(call: Call<'_>, max_private_data: usize) -> Result<Call<'_>, CmError> {
+fn check_call(call: ConnectCall<'_>, max_private_data: usize) -> Result<ConnectCall<'_>, CmError> {
     let (local, remote) = (call.local.to_canonical(), call.remote.to_canonical());
     if local.is_ipv4() != remote.is_ipv4() {
         return Err(CmError::IpVersion(local, remote));
     }
     check_private_data(call.private_data, max_private_data)?;
-    Ok(Call { local, remote, ..call })
+    Ok(ConnectCall { local, remote, ..call })
 }
 
 fn check_params(params: &QpParams) -> Result<(), CmError> {

@@ -9,7 +9,7 @@ use remora_memory::Pd;
 
 use crate::abi::*;
 use crate::adapter::{self, Adapter};
-use crate::events::{Async, Queue, fail};
+use crate::events::{Async, EventQueue, fail};
 use crate::{cq, cq_ex, device, memory, port, post, qp, srq};
 
 /// What stands for a pointer where a context has the newer table in front.
@@ -23,9 +23,9 @@ pub struct Context {
     verbs: verbs_context,
     pub adapter: &'static Adapter,
     /// Events of `ibv_get_async_event`.
-    pub asynchronous: Queue<Async>,
+    pub asynchronous: EventQueue<Async>,
     /// What programs take for the descriptor of the kernel's device: it can be duplicated, and says nothing.
-    command: Queue<()>,
+    command: EventQueue<()>,
     handles: AtomicU32,
 }
 
@@ -53,7 +53,7 @@ pub unsafe fn adapter_of(context: *mut ibv_context) -> &'static Adapter {
 
 /// `ibv_open_device`.
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    let opened = adapter::open().and_then(|adapter| Ok((adapter, Queue::new()?, Queue::new()?)));
+    let opened = adapter::open().and_then(|adapter| Ok((adapter, EventQueue::new()?, EventQueue::new()?)));
     let (adapter, asynchronous, command) = match opened {
         Ok(opened) => opened,
         Err(code) => return fail(code),

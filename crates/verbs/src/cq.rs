@@ -10,7 +10,7 @@ use remora_real::DeviceGuard;
 use crate::abi::*;
 use crate::adapter::Adapter;
 use crate::context::{COMP_VECTORS, Context};
-use crate::events::{self, Channel, Object, Queue, fail};
+use crate::events::{self, CompletionChannel, EventQueue, Object, fail};
 use crate::post::errno_of;
 
 /// How long a poller finds nothing before it offers its core to others at each poll, in nanoseconds: with fewer cores
@@ -27,7 +27,7 @@ pub struct Cq {
     pub ex: ibv_cq_ex,
     pub adapter: &'static Adapter,
     pub id: CqId,
-    channel: Option<Arc<Queue<Object<Cq>>>>,
+    channel: Option<Arc<EventQueue<Object<Cq>>>>,
     /// An event was asked for: the NIC thread stays at its work.
     armed: AtomicBool,
     /// Events that the program has taken.
@@ -56,7 +56,7 @@ impl Cq {
     pub fn completed(&self) {
         self.armed.store(false, Ordering::Relaxed);
         if let Some(channel) = &self.channel {
-            Channel::push(channel, std::ptr::from_ref(self).cast_mut());
+            CompletionChannel::push(channel, std::ptr::from_ref(self).cast_mut());
         }
     }
 
@@ -110,7 +110,7 @@ pub unsafe fn create(context: *mut ibv_context, wish: &Wish, fill: impl FnOnce(&
         (base.context, base.channel, base.cq_context) = (context, wish.channel, wish.cq_context);
         (base.handle, base.cqe) = (id.0, wish.cqe as c_int);
         (base.mutex, base.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
-        let channel = wish.channel.cast::<Channel>().as_ref().map(|channel| channel.queue.clone());
+        let channel = wish.channel.cast::<CompletionChannel>().as_ref().map(|channel| channel.queue.clone());
         if !wish.channel.is_null() {
             (*wish.channel).refcnt += 1;
         }

@@ -22,12 +22,12 @@ use crate::qp::Qp;
 use crate::srq::Srq;
 
 /// A queue of events with a descriptor that is readable while there is one.
-pub struct Queue<T> {
+pub struct EventQueue<T> {
     fd: OwnedFd,
     waiting: Mutex<VecDeque<T>>,
 }
 
-impl<T> Queue<T> {
+impl<T> EventQueue<T> {
     pub fn new() -> Result<Self, c_int> {
         // SAFETY: makes a new descriptor, which is ours.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
@@ -284,10 +284,10 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
 
 /// `ibv_create_comp_channel`.
 pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    match Queue::new() {
+    match EventQueue::new() {
         Ok(queue) => {
             let base = ibv_comp_channel { context, fd: queue.fd(), refcnt: 0 };
-            Box::into_raw(Box::new(Channel { base, queue: Arc::new(queue) })).cast()
+            Box::into_raw(Box::new(CompletionChannel { base, queue: Arc::new(queue) })).cast()
         }
         Err(code) => fail(code),
     }
@@ -295,15 +295,15 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
 
 /// A completion channel.
 #[repr(C)]
-pub struct Channel {
+pub struct CompletionChannel {
     pub base: ibv_comp_channel,
     /// Completion queues with an event that nobody has taken.
-    pub queue: Arc<Queue<Object<Cq>>>,
+    pub queue: Arc<EventQueue<Object<Cq>>>,
 }
 
-impl Channel {
+impl CompletionChannel {
     /// Notes an event of a completion queue.
-    pub fn push(queue: &Queue<Object<Cq>>, cq: *mut Cq) {
+    pub fn push(queue: &EventQueue<Object<Cq>>, cq: *mut Cq) {
         queue.push(Object(cq));
     }
 }
@@ -315,7 +315,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
         if (*channel).refcnt > 0 {
             return libc::EBUSY;
         }
-        drop(Box::from_raw(channel.cast::<Channel>()));
+        drop(Box::from_raw(channel.cast::<CompletionChannel>()));
     }
     0
 }
@@ -332,7 +332,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         if let Some(adapter) = crate::adapter::current() {
             adapter.device.release();
         }
-        match (*channel.cast::<Channel>()).queue.pop() {
+        match (*channel.cast::<CompletionChannel>()).queue.pop() {
             Ok(found) => {
                 (*found.0).comp_reported.fetch_add(1, Ordering::Relaxed);
                 *cq = found.0.cast();

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use remora_wire::cm::{Apr, CmMessage, Drep, Dreq, Lap, Mad, Mra, RdmaCmHeader, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 
 use super::table::Conn;
-use super::{Call, CmConfig, ConnId, QpParams, REQ_PRIVATE_DATA, SIDR_REQ_PRIVATE_DATA, reason};
+use super::{CmConfig, ConnId, ConnectCall, QpParams, REQ_PRIVATE_DATA, SIDR_REQ_PRIVATE_DATA, reason};
 
 /// One MAD.
 pub(super) type Bytes = [u8; 256];
@@ -24,7 +24,7 @@ pub(super) enum Rejected {
 }
 
 /// The REQ of an active connection. The constants are those of `rdma_cm` over RoCE v2.
-pub(super) fn req(config: &CmConfig, id: ConnId, call: &Call<'_>, params: &QpParams) -> Bytes {
+pub(super) fn req(config: &CmConfig, id: ConnId, call: &ConnectCall<'_>, params: &QpParams) -> Bytes {
     let req = Req {
         local_comm_id: id.0,
         service_id: call.service_id,
@@ -129,7 +129,7 @@ pub(super) fn drep(transaction_id: u64, dreq: &Dreq) -> Bytes {
 }
 
 /// The SIDR REQ of a call.
-pub(super) fn sidr_req(id: ConnId, call: &Call<'_>) -> Bytes {
+pub(super) fn sidr_req(id: ConnId, call: &ConnectCall<'_>) -> Bytes {
     let (request_id, service_id) = (id.0, call.service_id);
     let req = SidrReq { request_id, pkey: 0xffff, service_id, private_data: addressed(call) };
     encode(u64::from(id.0), CmMessage::SidrReq(req))
@@ -196,7 +196,7 @@ pub(super) fn params_of_rep(rep: &Rep, ours: &QpParams) -> QpParams {
 }
 
 /// Private data: the RDMA CM header, then the user's, zero-padded.
-fn addressed<const N: usize>(call: &Call<'_>) -> [u8; N] {
+fn addressed<const N: usize>(call: &ConnectCall<'_>) -> [u8; N] {
     let mut private_data = [0; N];
     let header = RdmaCmHeader { src_port: call.source_port, src: call.local, dst: call.remote };
     header.emit(&mut private_data);

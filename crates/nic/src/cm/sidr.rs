@@ -87,7 +87,7 @@ impl Cm {
     /// Send a SIDR REQ: ask for the queue pair of a datagram service.
     ///
     /// Ends in [`CmEvent::ServiceResolved`] or [`CmEvent::Unreachable`].
-    pub fn resolve_service(&mut self, now: u64, call: Call<'_>) -> Result<ConnId, CmError> {
+    pub fn resolve_service(&mut self, now: u64, call: ConnectCall<'_>) -> Result<ConnId, CmError> {
         let call = check_call(call, SIDR_REQ_PRIVATE_DATA)?;
         if self.services.len() >= self.config.max_connections {
             return Err(CmError::TableFull(self.config.max_connections));

@@ -53,8 +53,8 @@ fn emit(message: CmMessage) -> Bytes {
     bytes
 }
 
-fn call_from(local: IpAddr, remote: IpAddr) -> Call<'static> {
-    Call { local, remote, service_id: service_id(PORT), source_port: 40_000, private_data: b"hi" }
+fn call_from(local: IpAddr, remote: IpAddr) -> ConnectCall<'static> {
+    ConnectCall { local, remote, service_id: service_id(PORT), source_port: 40_000, private_data: b"hi" }
 }
 
 /// The peer's REQ, changed by `edit`.

@@ -165,7 +165,7 @@ pub struct QpParams {
 
 /// Whom to call, see [`Cm::call`].
 #[derive(Debug, Clone, Copy)]
-pub struct Call<'a> {
+pub struct ConnectCall<'a> {
     /// The own address.
     pub local: IpAddr,
     /// The peer's address.

@@ -71,7 +71,7 @@ pub struct ConnParam {
 
 /// A command; `id` is the number that the answer to `CreateId` gave.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum UcmaCommand {
     CreateId {
         uid: u64,
         ps: u16,
@@ -157,8 +157,8 @@ pub enum Command {
 
 /// A command and where its answer goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    pub command: Command,
+pub struct UcmaRequest {
+    pub command: UcmaCommand,
     /// Address in the program's memory; 0 if there is no answer.
     pub response: u64,
     /// Bytes that may be written there.
@@ -166,7 +166,7 @@ pub struct Request {
 }
 
 /// Reads a command; `Err` is the errno that the kernel gives.
-pub fn parse(bytes: &[u8]) -> Result<Request, i32> {
+pub fn parse(bytes: &[u8]) -> Result<UcmaRequest, i32> {
     let header = Body(bytes.get(..HEADER).ok_or(libc::EINVAL)?);
     let (number, len, room) = (header.u32(0)?, header.u16(4)?, header.u16(6)?);
     if HEADER + usize::from(len) > bytes.len() {
@@ -175,58 +175,58 @@ pub fn parse(bytes: &[u8]) -> Result<Request, i32> {
     let body = Body(&bytes[HEADER..HEADER + usize::from(len)]);
     let at_front = |command| body.u64(0).map(|response| (command, response));
     let (command, response) = match number {
-        0 => (Command::CreateId { uid: body.u64(0)?, ps: body.u16(16)?, qp_type: body.u8(18)? }, body.u64(8)?),
-        1 => at_front(Command::DestroyId { id: body.u32(8)? })?,
-        2 => (Command::Bind { id: body.u32(36)?, address: body.address(8, IN6)? }, 0),
+        0 => (UcmaCommand::CreateId { uid: body.u64(0)?, ps: body.u16(16)?, qp_type: body.u8(18)? }, body.u64(8)?),
+        1 => at_front(UcmaCommand::DestroyId { id: body.u32(8)? })?,
+        2 => (UcmaCommand::Bind { id: body.u32(36)?, address: body.address(8, IN6)? }, 0),
         3 => {
             let source = if body.u16(0)? == 0 { None } else { Some(body.address(0, IN6)?) };
-            (Command::ResolveAddr { id: body.u32(56)?, source, destination: body.address(28, IN6)? }, 0)
+            (UcmaCommand::ResolveAddr { id: body.u32(56)?, source, destination: body.address(28, IN6)? }, 0)
         }
-        4 => (Command::ResolveRoute { id: body.u32(0)? }, 0),
-        5 => at_front(Command::QueryRoute { id: body.u32(8)? })?,
-        6 => (Command::Connect { id: body.u32(272)?, param: body.conn_param(0)? }, 0),
-        7 => (Command::Listen { id: body.u32(0)? }, 0),
-        8 => (Command::Accept { id: body.u32(280)?, uid: body.u64(0)?, param: body.conn_param(8)? }, 0),
+        4 => (UcmaCommand::ResolveRoute { id: body.u32(0)? }, 0),
+        5 => at_front(UcmaCommand::QueryRoute { id: body.u32(8)? })?,
+        6 => (UcmaCommand::Connect { id: body.u32(272)?, param: body.conn_param(0)? }, 0),
+        7 => (UcmaCommand::Listen { id: body.u32(0)? }, 0),
+        8 => (UcmaCommand::Accept { id: body.u32(280)?, uid: body.u64(0)?, param: body.conn_param(8)? }, 0),
         9 => {
             let len = usize::from(body.u8(4)?);
             let private_data = body.bytes(8, len)?.to_vec();
-            (Command::Reject { id: body.u32(0)?, reason: body.u8(5)?, private_data }, 0)
+            (UcmaCommand::Reject { id: body.u32(0)?, reason: body.u8(5)?, private_data }, 0)
         }
-        10 => (Command::Disconnect { id: body.u32(0)? }, 0),
-        11 => at_front(Command::InitQpAttr { id: body.u32(8)?, state: body.u32(12)? })?,
-        12 => at_front(Command::GetEvent)?,
+        10 => (UcmaCommand::Disconnect { id: body.u32(0)? }, 0),
+        11 => at_front(UcmaCommand::InitQpAttr { id: body.u32(8)?, state: body.u32(12)? })?,
+        12 => at_front(UcmaCommand::GetEvent)?,
         14 => {
             let value = (body.u64(0)?, body.u32(20)?);
-            (Command::SetOption { id: body.u32(8)?, level: body.u32(12)?, name: body.u32(16)?, value }, 0)
+            (UcmaCommand::SetOption { id: body.u32(8)?, level: body.u32(12)?, name: body.u32(16)?, value }, 0)
         }
-        15 => (Command::Notify { id: body.u32(0)?, event: body.u32(4)? }, 0),
+        15 => (UcmaCommand::Notify { id: body.u32(0)?, event: body.u32(4)? }, 0),
         16 => {
             let (id, uid, address) = (body.u32(44)?, body.u64(8)?, body.address(16, IN6)?);
-            at_front(Command::JoinMulticast { id, uid, address })?
+            at_front(UcmaCommand::JoinMulticast { id, uid, address })?
         }
-        17 => at_front(Command::LeaveMulticast { id: body.u32(8)? })?,
-        18 => at_front(Command::MigrateId { id: body.u32(8)?, from: body.u32(12)? as i32 })?,
+        17 => at_front(UcmaCommand::LeaveMulticast { id: body.u32(8)? })?,
+        18 => at_front(UcmaCommand::MigrateId { id: body.u32(8)?, from: body.u32(12)? as i32 })?,
         19 => at_front(match (body.u32(8)?, body.u32(12)?) {
-            (id, 0) => Command::QueryAddr { id },
-            (id, 1) => Command::QueryPath { id },
-            (id, 2) => Command::QueryGid { id },
+            (id, 0) => UcmaCommand::QueryAddr { id },
+            (id, 1) => UcmaCommand::QueryPath { id },
+            (id, 2) => UcmaCommand::QueryGid { id },
             _ => return Err(libc::ENOSYS),
         })?,
-        20 => (Command::Bind { id: body.u32(0)?, address: body.address(8, body.u16(4)?.into())? }, 0),
+        20 => (UcmaCommand::Bind { id: body.u32(0)?, address: body.address(8, body.u16(4)?.into())? }, 0),
         21 => {
             let (source, destination) = (usize::from(body.u16(8)?), usize::from(body.u16(10)?));
             let source = if source == 0 { None } else { Some(body.address(16, source)?) };
-            (Command::ResolveAddr { id: body.u32(0)?, source, destination: body.address(144, destination)? }, 0)
+            (UcmaCommand::ResolveAddr { id: body.u32(0)?, source, destination: body.address(144, destination)? }, 0)
         }
         22 => {
             let (id, uid, address) = (body.u32(16)?, body.u64(8)?, body.address(24, body.u16(20)?.into())?);
-            at_front(Command::JoinMulticast { id, uid, address })?
+            at_front(UcmaCommand::JoinMulticast { id, uid, address })?
         }
         // GET_OPTION never did anything.
         13 => return Err(libc::ENOSYS),
         _ => return Err(libc::EINVAL),
     };
-    Ok(Request { command, response, room: room.into() })
+    Ok(UcmaRequest { command, response, room: room.into() })
 }
 
 struct Body<'a>(&'a [u8]);
@@ -327,7 +327,7 @@ fn socket_address(address: SocketAddr) -> (Out<IN6>, u16) {
 
 /// The path between two ports, as far as RoCE has one.
 #[derive(Clone, Copy, Debug)]
-pub struct Path {
+pub struct UcmaPath {
     pub source: IpAddr,
     pub destination: IpAddr,
     /// Code of the MTU, 1 to 5.
@@ -347,7 +347,7 @@ const PORT: u8 = 1;
 /// "Exactly", for MTU, rate and life time.
 const EXACTLY: u8 = 2;
 
-impl Path {
+impl UcmaPath {
     /// `struct ib_user_path_rec`.
     fn record(&self) -> Out<64> {
         Out::new()
@@ -386,15 +386,15 @@ pub fn address_vector(gid: [u8; 16], traffic_class: u8) -> Out<32> {
 
 /// What the queries tell of an id.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Route {
+pub struct UcmaRoute {
     /// GUID of the device, if the id has one.
     pub guid: Option<[u8; 8]>,
     pub source: Option<SocketAddr>,
     pub destination: Option<SocketAddr>,
-    pub path: Option<Path>,
+    pub path: Option<UcmaPath>,
 }
 
-impl Route {
+impl UcmaRoute {
     /// The GIDs of source and destination, zero where there is none.
     fn gids(&self) -> [[u8; 16]; 2] {
         let gid = |address: Option<SocketAddr>| match (address, self.guid) {
@@ -454,14 +454,14 @@ impl Route {
 }
 
 /// An event without its id.
-pub struct Event {
+pub struct UcmaEvent {
     pub kind: u32,
     pub status: i32,
-    pub param: Param,
+    pub param: UcmaParam,
 }
 
 /// What an event carries.
-pub enum Param {
+pub enum UcmaParam {
     None,
     Conn(ConnParam),
     /// Queue pair, key and address vector of a peer that takes datagrams, and its private data.
@@ -473,21 +473,21 @@ pub enum Param {
     },
 }
 
-impl Event {
+impl UcmaEvent {
     /// `struct rdma_ucm_event_resp`. `uid` is the program's number of the id that the event is told to.
     pub fn encode(&self, uid: u64, id: u32) -> [u8; EVENT] {
         let out = Out::<EVENT>::new().put(0, &uid.to_ne_bytes()).u32(8, id).u32(12, self.kind);
         let out = out.put(16, &self.status.to_ne_bytes());
         match &self.param {
-            Param::None => out.0,
-            Param::Conn(conn) => {
+            UcmaParam::None => out.0,
+            UcmaParam::Conn(conn) => {
                 let len = conn.private_data.len().min(PRIVATE_DATA - 1);
                 let resources = [conn.responder_resources, conn.initiator_depth];
                 let counts = [conn.flow_control, conn.retry_count, conn.rnr_retry];
                 let out = out.u32(20, conn.qpn).u32(24, conn.qkey).put(28, &conn.private_data[..len]);
                 out.put(284, &[len as u8, conn.srq.into()]).put(286, &resources).put(288, &counts).0
             }
-            Param::Ud { qpn, qkey, address_vector, private_data } => {
+            UcmaParam::Ud { qpn, qkey, address_vector, private_data } => {
                 let len = private_data.len().min(PRIVATE_DATA - 1);
                 let out = out.u32(20, *qpn).u32(24, *qkey).put(28, address_vector);
                 out.put(60, &private_data[..len]).put(316, &[len as u8]).0
@@ -517,7 +517,7 @@ mod mask {
 }
 
 /// The next state of a queue pair, for `ibv_modify_qp`.
-pub enum QpAttr {
+pub enum UcmaQpAttr {
     /// INIT of a connected one: what peers may do.
     Init {
         reads: bool,
@@ -527,7 +527,7 @@ pub enum QpAttr {
         qkey: u32,
     },
     Rtr {
-        path: Path,
+        path: UcmaPath,
         dest_qpn: u32,
         rq_psn: u32,
         max_dest_rd_atomic: u8,
@@ -547,7 +547,7 @@ pub const QPS_INIT: u32 = 1;
 pub const QPS_RTR: u32 = 2;
 pub const QPS_RTS: u32 = 3;
 
-impl QpAttr {
+impl UcmaQpAttr {
     /// `struct ib_uverbs_qp_attr`.
     pub fn encode(&self) -> Vec<u8> {
         const REMOTE_WRITE: u32 = 2;

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use remora_nic::cm::{Cm, CmConfig};
 
-use super::abi::{self, Address, Command, Request};
+use super::abi::{self, Address, UcmaCommand, UcmaRequest};
 use super::state::{Host, State, Told};
 use crate::adapter::{self, Adapter};
 use crate::device;
-use crate::events::{Queue, errno, set_errno};
+use crate::events::{EventQueue, errno, set_errno};
 use crate::port::mtu_code;
 
 const DEVICE: &CStr = c"/dev/infiniband/rdma_cm";
@@ -32,7 +32,7 @@ const LAST_TIMEOUT: u64 = 30_000_000;
 struct Ucma {
     state: State,
     /// The channels' events, by descriptor.
-    channels: HashMap<RawFd, Arc<Queue<Told>>>,
+    channels: HashMap<RawFd, Arc<EventQueue<Told>>>,
 }
 
 /// Taken after the engine, never before.
@@ -67,7 +67,7 @@ impl Ucma {
                 self.channels.values().flat_map(|channel| channel.retract(|told| gone.contains(&told.id))).collect();
             // Requests that nobody will hear of.
             for new in back.iter().filter_map(|told| told.new) {
-                let _ = self.state.command(host, -1, Command::DestroyId { id: new });
+                let _ = self.state.command(host, -1, UcmaCommand::DestroyId { id: new });
             }
         }
     }
@@ -75,7 +75,7 @@ impl Ucma {
 
 /// Opens a channel.
 fn open_channel(flags: c_int) -> Result<RawFd, i32> {
-    let channel = Queue::new()?;
+    let channel = EventQueue::new()?;
     let fd = channel.fd();
     let (word, bit) = bit(fd).ok_or(libc::EMFILE)?;
     if flags & libc::O_NONBLOCK != 0 {
@@ -218,8 +218,8 @@ pub(super) fn end_connections(cm: &mut Cm, now: u64) {
 unsafe fn command(fd: RawFd, bytes: &[u8]) -> Result<(), i32> {
     let request = abi::parse(bytes)?;
     let answer = match request.command {
-        Command::GetEvent => take_event(fd)?,
-        Command::SetOption { id, level, name, value: (address, len) } => {
+        UcmaCommand::GetEvent => take_event(fd)?,
+        UcmaCommand::SetOption { id, level, name, value: (address, len) } => {
             if address == 0 || len > 64 {
                 return Err(libc::EINVAL);
             }
@@ -228,10 +228,10 @@ unsafe fn command(fd: RawFd, bytes: &[u8]) -> Result<(), i32> {
             UCMA.lock().state.set_option(id, level, name, value)?;
             Vec::new()
         }
-        Command::MigrateId { id, .. } => migrate(id, fd)?,
+        UcmaCommand::MigrateId { id, .. } => migrate(id, fd)?,
         ref command => {
             let peer = match command {
-                Command::ResolveAddr { destination: Address::Ip(address), .. } => Some(address.ip()),
+                UcmaCommand::ResolveAddr { destination: Address::Ip(address), .. } => Some(address.ip()),
                 _ => None,
             };
             with_host(peer, |ucma, host| ucma.state.command(host, fd, command.clone()))??
@@ -246,7 +246,7 @@ unsafe fn command(fd: RawFd, bytes: &[u8]) -> Result<(), i32> {
 /// # Safety
 ///
 /// The request's address is good for writing as many bytes as it has room for.
-unsafe fn respond(request: &Request, answer: &[u8]) -> Result<(), i32> {
+unsafe fn respond(request: &UcmaRequest, answer: &[u8]) -> Result<(), i32> {
     /// What was added at the end of answers since the first programs.
     const ADDED: usize = 12;
     if answer.is_empty() {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use remora_nic::cm::{CmEvent, ConnId, ListenerId, QpParams, sidr_status};
 
-use super::abi::{ConnParam, Event, Param, event};
+use super::abi::{ConnParam, UcmaEvent, UcmaParam, event};
 use super::state::{Id, Session, Stage, State, Told};
 
 /// Who called whom, of a request.
@@ -21,12 +21,12 @@ impl State {
         match event {
             CmEvent::ConnectRequest { conn, listener, remote, local_ip, remote_ip, source_port, private_data } => {
                 let caller = Caller { listener, conn, local: local_ip, remote: (remote_ip, source_port).into() };
-                let param = Param::Conn(conn_param(&remote, private_data));
+                let param = UcmaParam::Conn(conn_param(&remote, private_data));
                 self.request(&caller, Some(remote), psn, param);
             }
             CmEvent::ServiceRequest { conn, listener, local_ip, remote_ip, source_port, private_data } => {
                 let caller = Caller { listener, conn, local: local_ip, remote: (remote_ip, source_port).into() };
-                let param = Param::Ud { qpn: 0, qkey: 0, address_vector: [0; 32], private_data };
+                let param = UcmaParam::Ud { qpn: 0, qkey: 0, address_vector: [0; 32], private_data };
                 self.request(&caller, None, psn, param);
             }
             CmEvent::Response { conn, remote, private_data } => {
@@ -35,30 +35,30 @@ impl State {
                 // What the two ends agree on (12.7.29, 12.7.30).
                 session.initiator_depth = remote.responder_resources;
                 session.responder_resources = remote.initiator_depth;
-                self.tell(number, event::CONNECT_RESPONSE, 0, Param::Conn(conn_param(&remote, private_data)));
+                self.tell(number, event::CONNECT_RESPONSE, 0, UcmaParam::Conn(conn_param(&remote, private_data)));
             }
             CmEvent::Established { conn, .. } => {
                 // The active side knows since it said so itself.
                 if let Some((number, Session { active: false, .. })) = self.session(conn) {
-                    self.tell(number, event::ESTABLISHED, 0, Param::None);
+                    self.tell(number, event::ESTABLISHED, 0, UcmaParam::None);
                 }
             }
             CmEvent::Rejected { conn, reason, private_data } => {
-                let param = Param::Conn(ConnParam { private_data, ..ConnParam::default() });
+                let param = UcmaParam::Conn(ConnParam { private_data, ..ConnParam::default() });
                 self.tell_conn(conn, event::REJECTED, reason.into(), param);
             }
             CmEvent::Unreachable { conn } => {
-                self.tell_conn(conn, event::UNREACHABLE, -libc::ETIMEDOUT, Param::None);
+                self.tell_conn(conn, event::UNREACHABLE, -libc::ETIMEDOUT, UcmaParam::None);
             }
-            CmEvent::Disconnected { conn } => self.tell_conn(conn, event::DISCONNECTED, 0, Param::None),
-            CmEvent::TimewaitExit { conn } => self.tell_conn(conn, event::TIMEWAIT_EXIT, 0, Param::None),
+            CmEvent::Disconnected { conn } => self.tell_conn(conn, event::DISCONNECTED, 0, UcmaParam::None),
+            CmEvent::TimewaitExit { conn } => self.tell_conn(conn, event::TIMEWAIT_EXIT, 0, UcmaParam::None),
             CmEvent::ServiceResolved { conn, status, qpn, qkey, private_data } => {
                 let Some(&number) = self.by_conn.get(&conn) else { return };
                 let vector = self.ids.get(&number).and_then(Id::address_vector).unwrap_or([0; 32]);
-                let param = Param::Ud { qpn, qkey, address_vector: vector, private_data };
+                let param = UcmaParam::Ud { qpn, qkey, address_vector: vector, private_data };
                 match status {
                     sidr_status::VALID => self.tell(number, event::ESTABLISHED, 0, param),
-                    refused => self.tell(number, event::UNREACHABLE, refused.into(), Param::None),
+                    refused => self.tell(number, event::UNREACHABLE, refused.into(), UcmaParam::None),
                 }
             }
         }
@@ -70,14 +70,14 @@ impl State {
         Some((number, session))
     }
 
-    fn tell_conn(&mut self, conn: ConnId, kind: u32, status: i32, param: Param) {
+    fn tell_conn(&mut self, conn: ConnId, kind: u32, status: i32, param: UcmaParam) {
         if let Some(&number) = self.by_conn.get(&conn) {
             self.tell(number, kind, status, param);
         }
     }
 
     /// A new identifier for who calls, told to the listener.
-    fn request(&mut self, caller: &Caller, remote: Option<QpParams>, psn: u32, param: Param) {
+    fn request(&mut self, caller: &Caller, remote: Option<QpParams>, psn: u32, param: UcmaParam) {
         let Some(&listening) = self.by_listener.get(&caller.listener) else { return };
         // Nobody answers then, and the caller asks again.
         let Ok(number) = self.fresh() else { return };
@@ -99,7 +99,7 @@ impl State {
             initiator_depth: remote.responder_resources,
         });
         let (channel, uid) = (listener.channel, listener.uid);
-        let bytes = Event { kind: event::CONNECT_REQUEST, status: 0, param }.encode(uid, number);
+        let bytes = UcmaEvent { kind: event::CONNECT_REQUEST, status: 0, param }.encode(uid, number);
         self.ids.insert(number, id);
         self.by_conn.insert(caller.conn, number);
         self.told.push(Told { channel, id: listening, new: Some(number), bytes });

@@ -6,9 +6,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use remora_nic::cm::{Call, Cm, CmError, ConnId, ListenerId, QpParams, port_service_id, reason, sidr_status};
+use remora_nic::cm::{Cm, CmError, ConnId, ConnectCall, ListenerId, QpParams, port_service_id, reason, sidr_status};
 
-use super::abi::{self, Address, Command, ConnParam, Event, Param, Path, QpAttr, Route, event, ps};
+use super::abi::{
+    self, Address, ConnParam, UcmaCommand, UcmaEvent, UcmaParam, UcmaPath, UcmaQpAttr, UcmaRoute, event, ps,
+};
 
 /// Key of queue pairs for datagrams, where the program gives none (`RDMA_UDP_QKEY`).
 const UDP_QKEY: u32 = 0x0123_4567;
@@ -137,30 +139,30 @@ impl State {
     }
 
     /// Carries out a command that arrived on a channel; `Ok` is its answer.
-    pub fn command(&mut self, host: &mut Host<'_>, channel: ChannelId, command: Command) -> Result<Vec<u8>, i32> {
+    pub fn command(&mut self, host: &mut Host<'_>, channel: ChannelId, command: UcmaCommand) -> Result<Vec<u8>, i32> {
         match command {
-            Command::CreateId { uid, ps, qp_type } => self.create(channel, uid, ps, qp_type),
-            Command::DestroyId { id } => self.destroy(host, id),
-            Command::Bind { id, address } => self.bind(host, id, address).map(none),
-            Command::ResolveAddr { id, source, destination } => {
+            UcmaCommand::CreateId { uid, ps, qp_type } => self.create(channel, uid, ps, qp_type),
+            UcmaCommand::DestroyId { id } => self.destroy(host, id),
+            UcmaCommand::Bind { id, address } => self.bind(host, id, address).map(none),
+            UcmaCommand::ResolveAddr { id, source, destination } => {
                 self.resolve_addr(host, id, source, destination).map(none)
             }
-            Command::ResolveRoute { id } => self.resolve_route(id).map(none),
-            Command::QueryRoute { id } => Ok(self.route(host, id)?.route()),
-            Command::QueryAddr { id } => Ok(self.route(host, id)?.addresses()),
-            Command::QueryPath { id } => Ok(self.route(host, id)?.paths()),
-            Command::QueryGid { id } => Ok(self.route(host, id)?.gid_addresses()),
-            Command::Connect { id, param } => self.connect(host, id, &param).map(none),
-            Command::Listen { id } => self.listen(host, id).map(none),
-            Command::Accept { id, uid, param } => self.accept(host, id, uid, &param).map(none),
-            Command::Reject { id, reason, private_data } => self.reject(host, id, reason, &private_data).map(none),
-            Command::Disconnect { id } => self.disconnect(host, id).map(none),
-            Command::InitQpAttr { id, state } => self.init_qp_attr(host, id, state),
-            Command::Notify { id, event } => self.notify(host, id, event).map(none),
-            Command::JoinMulticast { id, uid, address } => self.join(id, uid, address),
-            Command::LeaveMulticast { id } => self.leave(id),
+            UcmaCommand::ResolveRoute { id } => self.resolve_route(id).map(none),
+            UcmaCommand::QueryRoute { id } => Ok(self.route(host, id)?.route()),
+            UcmaCommand::QueryAddr { id } => Ok(self.route(host, id)?.addresses()),
+            UcmaCommand::QueryPath { id } => Ok(self.route(host, id)?.paths()),
+            UcmaCommand::QueryGid { id } => Ok(self.route(host, id)?.gid_addresses()),
+            UcmaCommand::Connect { id, param } => self.connect(host, id, &param).map(none),
+            UcmaCommand::Listen { id } => self.listen(host, id).map(none),
+            UcmaCommand::Accept { id, uid, param } => self.accept(host, id, uid, &param).map(none),
+            UcmaCommand::Reject { id, reason, private_data } => self.reject(host, id, reason, &private_data).map(none),
+            UcmaCommand::Disconnect { id } => self.disconnect(host, id).map(none),
+            UcmaCommand::InitQpAttr { id, state } => self.init_qp_attr(host, id, state),
+            UcmaCommand::Notify { id, event } => self.notify(host, id, event).map(none),
+            UcmaCommand::JoinMulticast { id, uid, address } => self.join(id, uid, address),
+            UcmaCommand::LeaveMulticast { id } => self.leave(id),
             // Seen to by those who know channels, and the program's memory.
-            Command::GetEvent | Command::SetOption { .. } | Command::MigrateId { .. } => Err(libc::ENOSYS),
+            UcmaCommand::GetEvent | UcmaCommand::SetOption { .. } | UcmaCommand::MigrateId { .. } => Err(libc::ENOSYS),
         }
     }
 
@@ -305,9 +307,9 @@ impl State {
         id.on_device = true;
         if ip.is_multicast() || host.reachable {
             id.stage = Stage::AddressResolved;
-            self.tell(number, event::ADDR_RESOLVED, 0, Param::None);
+            self.tell(number, event::ADDR_RESOLVED, 0, UcmaParam::None);
         } else {
-            self.tell(number, event::ADDR_ERROR, -libc::EHOSTUNREACH, Param::None);
+            self.tell(number, event::ADDR_ERROR, -libc::EHOSTUNREACH, UcmaParam::None);
         }
         Ok(())
     }
@@ -318,15 +320,15 @@ impl State {
             return Err(libc::EINVAL);
         }
         id.stage = Stage::RouteResolved;
-        self.tell(number, event::ROUTE_RESOLVED, 0, Param::None);
+        self.tell(number, event::ROUTE_RESOLVED, 0, UcmaParam::None);
         Ok(())
     }
 
-    fn route(&mut self, host: &Host<'_>, number: u32) -> Result<Route, i32> {
+    fn route(&mut self, host: &Host<'_>, number: u32) -> Result<UcmaRoute, i32> {
         let id = self.get(number)?;
         let path = id.path(host).filter(|_| matches!(id.stage, Stage::RouteResolved | Stage::Connecting));
         let guid = id.on_device.then_some(host.guid);
-        Ok(Route { guid, source: id.source, destination: id.destination, path })
+        Ok(UcmaRoute { guid, source: id.source, destination: id.destination, path })
     }
 
     fn listen(&mut self, host: &mut Host<'_>, number: u32) -> Result<(), i32> {
@@ -349,7 +351,7 @@ impl State {
         else {
             return Err(libc::EINVAL);
         };
-        let call = Call {
+        let call = ConnectCall {
             local: source.ip(),
             remote: destination.ip(),
             service_id: port_service_id(id.ps, destination.port()),
@@ -428,19 +430,19 @@ impl State {
         let id = self.get(number)?;
         if id.datagrams {
             let ready = state == abi::QPS_INIT && id.on_device;
-            return if ready { Ok(QpAttr::InitUd { qkey: id.qkey }.encode()) } else { Err(libc::EINVAL) };
+            return if ready { Ok(UcmaQpAttr::InitUd { qkey: id.qkey }.encode()) } else { Err(libc::EINVAL) };
         }
         let attr = match (state, id.session) {
-            (abi::QPS_INIT, None) if id.on_device => QpAttr::Init { reads: false },
-            (abi::QPS_INIT, Some(session)) => QpAttr::Init { reads: session.responder_resources > 0 },
-            (abi::QPS_RTR, Some(session)) => QpAttr::Rtr {
+            (abi::QPS_INIT, None) if id.on_device => UcmaQpAttr::Init { reads: false },
+            (abi::QPS_INIT, Some(session)) => UcmaQpAttr::Init { reads: session.responder_resources > 0 },
+            (abi::QPS_RTR, Some(session)) => UcmaQpAttr::Rtr {
                 path: id.path(host).ok_or(libc::EINVAL)?,
                 dest_qpn: session.remote.qpn,
                 rq_psn: session.psn,
                 max_dest_rd_atomic: session.responder_resources,
                 min_rnr_timer: MIN_RNR_TIMER,
             },
-            (abi::QPS_RTS, Some(session)) => QpAttr::Rts {
+            (abi::QPS_RTS, Some(session)) => UcmaQpAttr::Rts {
                 sq_psn: session.remote.starting_psn.get(),
                 timeout: session.remote.ack_timeout,
                 retry_count: session.remote.retry_count,
@@ -500,8 +502,8 @@ impl State {
         let address_vector = abi::address_vector(crate::port::gid_of(address.ip()).raw, tos).0;
         let group = self.fresh()?;
         self.groups.insert(group, Group { id: number, taken: 0 });
-        let param = Param::Ud { qpn: MULTICAST_QPN, qkey, address_vector, private_data: Vec::new() };
-        let bytes = Event { kind: event::MULTICAST_JOIN, status: 0, param }.encode(uid, group);
+        let param = UcmaParam::Ud { qpn: MULTICAST_QPN, qkey, address_vector, private_data: Vec::new() };
+        let bytes = UcmaEvent { kind: event::MULTICAST_JOIN, status: 0, param }.encode(uid, group);
         self.told.push(Told { channel, id: group, new: None, bytes });
         Ok(abi::number(group))
     }
@@ -513,10 +515,10 @@ impl State {
     }
 
     /// Notes an event for an identifier's channel.
-    pub(super) fn tell(&mut self, number: u32, kind: u32, status: i32, param: Param) {
+    pub(super) fn tell(&mut self, number: u32, kind: u32, status: i32, param: UcmaParam) {
         // Before the program has accepted it, it does not know the identifier.
         if let Some(id) = self.ids.get(&number).filter(|id| id.uid != 0) {
-            let bytes = Event { kind, status, param }.encode(id.uid, number);
+            let bytes = UcmaEvent { kind, status, param }.encode(id.uid, number);
             self.told.push(Told { channel: id.channel, id: number, new: None, bytes });
         }
     }
@@ -547,12 +549,12 @@ impl Id {
         }
     }
 
-    fn path(&self, host: &Host<'_>) -> Option<Path> {
+    fn path(&self, host: &Host<'_>) -> Option<UcmaPath> {
         let mtu = match self.session {
             Some(session) if !self.datagrams => session.remote.path_mtu,
             _ => host.mtu,
         };
-        Some(Path {
+        Some(UcmaPath {
             source: self.source?.ip(),
             destination: self.destination?.ip(),
             mtu,

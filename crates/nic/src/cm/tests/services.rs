@@ -104,7 +104,7 @@ fn a_request_waits_for_a_listener_that_comes_back() {
         let mut cm = pair(&CmConfig { listen_grace: 50 * MS, ..config() });
         let listener = cm[1].listen(service_id(PORT + 1)).unwrap();
         cm[1].unlisten(listener).unwrap();
-        let call = Call { service_id: service_id(PORT + 1), ..call_from(HERE, PEER) };
+        let call = ConnectCall { service_id: service_id(PORT + 1), ..call_from(HERE, PEER) };
         cm[0].call(0, call, params(OUR_QPN)).unwrap();
         exchange(0, &mut cm);
         assert_eq!((cm[0].poll_event(), cm[1].poll_event(), cm[1].poll_timeout()), (None, None, Some(50 * MS)));
@@ -126,7 +126,7 @@ fn a_call_that_is_refused_goes_on_until_somebody_listens() {
         let service_id = service_id(PORT + 1);
         match datagrams {
             true => ask(&mut cm[0], 0, service_id),
-            false => cm[0].call(0, Call { service_id, ..call_from(HERE, PEER) }, params(OUR_QPN)).unwrap(),
+            false => cm[0].call(0, ConnectCall { service_id, ..call_from(HERE, PEER) }, params(OUR_QPN)).unwrap(),
         };
         exchange(0, &mut cm);
         assert_eq!((cm[0].poll_event(), cm[0].poll_timeout()), (None, Some(20 * MS)));
@@ -158,7 +158,7 @@ fn an_alternate_path_is_not_supported() {
 }
 
 fn ask(cm: &mut Cm, now: u64, service_id: u64) -> ConnId {
-    let call = Call { service_id, private_data: &[7; SIDR_REQ_PRIVATE_DATA], ..call_from(HERE, PEER) };
+    let call = ConnectCall { service_id, private_data: &[7; SIDR_REQ_PRIVATE_DATA], ..call_from(HERE, PEER) };
     cm.resolve_service(now, call).unwrap()
 }
 
@@ -220,7 +220,7 @@ fn a_flood_of_questions_is_bounded() {
     let mut cm = Cm::new(1, config());
     cm.listen(UDP).unwrap();
     for id in 1..1000 {
-        let call = Call { service_id: UDP, ..call_from(PEER, HERE) };
+        let call = ConnectCall { service_id: UDP, ..call_from(PEER, HERE) };
         cm.handle_mad(0, PEER, HERE, &message::sidr_req(ConnId(id), &call));
     }
     assert_eq!((cm.services.len(), cm.counters().refused), (4, 995));
