@@ -12,7 +12,7 @@ impl Nic {
     /// A completion queue for `capacity` completions.
     pub fn create_cq(&mut self, capacity: u32) -> Result<CqId, NicError> {
         check_capacity(capacity, 1)?;
-        if count(&self.ctx.cqs) >= Limits::default().cq {
+        if count(&self.ctx.cqs) >= NicLimits::default().cq {
             return Err(NicError::Exhausted("completion queue"));
         }
         Ok(CqId(place(&mut self.ctx.cqs, Some(CompletionQueue::new(capacity)))))
@@ -137,7 +137,7 @@ fn count<T>(table: &[Option<T>]) -> u32 {
 }
 
 fn check_capacity(capacity: u32, least: u32) -> Result<(), NicError> {
-    check_limit("completions", capacity.into(), Limits::default().cqe.into())?;
+    check_limit("completions", capacity.into(), NicLimits::default().cqe.into())?;
     if capacity < least.max(1) {
         let (what, value) = ("the completion queue's capacity", capacity.into());
         return Err(NicError::Attribute { what, value, allowed: "at least one, and as many as wait in it" });

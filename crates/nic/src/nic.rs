@@ -141,8 +141,8 @@ impl Nic {
     }
 
     /// How many of each there may be, and of what size.
-    pub fn limits(&self) -> Limits {
-        Limits { qp: self.max_qp, port_mtu: self.port_mtu, ..Limits::default() }
+    pub fn limits(&self) -> NicLimits {
+        NicLimits { qp: self.max_qp, port_mtu: self.port_mtu, ..NicLimits::default() }
     }
 
     /// The state of a queue pair.

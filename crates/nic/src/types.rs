@@ -15,7 +15,7 @@ pub(crate) const MAX_SGE: u32 = 32;
 
 /// How many of each an engine may have, and of what size ([`crate::Nic::limits`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct NicLimits {
     /// Queue pairs.
     pub qp: u32,
     /// Completion queues.
@@ -44,7 +44,7 @@ pub struct Limits {
     pub port_mtu: u32,
 }
 
-impl Default for Limits {
+impl Default for NicLimits {
     fn default() -> Self {
         Self {
             qp: 16_384,

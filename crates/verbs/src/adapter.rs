@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use parking_lot::lock_api::RawMutex as _;
 use remora_memory::Registry;
-use remora_nic::{Limits, Nic, NicConfig, Route};
+use remora_nic::{Nic, NicConfig, NicLimits, Route};
 use remora_real::link::Link;
 use remora_real::link::lossy::{Faults, Lossy};
 use remora_real::link::shm::ShmLink;
@@ -32,7 +32,7 @@ pub struct Adapter {
     pub device: Device,
     pub registry: Arc<Registry>,
     pub address: IpAddr,
-    pub limits: Limits,
+    pub limits: NicLimits,
     /// Whom events are for.
     pub targets: Arc<Targets>,
     /// The generation of processes that may drive it: a forked child may not.
