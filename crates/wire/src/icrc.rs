@@ -26,7 +26,7 @@ static UDP_LEN: [[u32; 256]; 2] = field(4);
 
 /// What [`IcrcFlow::verify`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Verdict {
+pub enum IcrcVerdict {
     /// Right, with the IP identification that was expected: a check of 32 bits.
     Good,
     /// Right if the packet had this IP identification: a check of 16 bits.
@@ -94,30 +94,30 @@ impl IcrcFlow {
     /// in the packet and the computed one is the difference of the identifications, moved on by the bytes between them
     /// and the end. Moving it back leaves 32 bits; if the high half is zero, the low half is the difference, and no
     /// other identification fits. A damaged packet passes by this way with a probability of 2^-16, not 2^-32. Who
-    /// cannot live with that refuses [`Verdict::GoodWithId`], or reads the IP header and uses [`verify_ip`].
+    /// cannot live with that refuses [`IcrcVerdict::GoodWithId`], or reads the IP header and uses [`verify_ip`].
     #[inline]
-    pub fn verify(&self, ip_id_hint: u16, packet: &[u8]) -> Verdict {
+    pub fn verify(&self, ip_id_hint: u16, packet: &[u8]) -> IcrcVerdict {
         let Some((body, icrc)) = packet.split_last_chunk::<ICRC_LEN>() else {
-            return Verdict::Bad;
+            return IcrcVerdict::Bad;
         };
         if body.len() < Bth::LEN {
-            return Verdict::Bad;
+            return IcrcVerdict::Bad;
         }
         match self.compute(ip_id_hint, body) ^ u32::from_le_bytes(*icrc) {
-            0 => Verdict::Good,
+            0 => IcrcVerdict::Good,
             difference if self.v4 => explain(ip_id_hint, difference, body.len()),
-            _ => Verdict::Bad,
+            _ => IcrcVerdict::Bad,
         }
     }
 }
 
 /// The IP identification with which `difference` to the ICRC for `hint` would be none.
 #[cold]
-fn explain(hint: u16, difference: u32, body: usize) -> Verdict {
+fn explain(hint: u16, difference: u32, body: usize) -> IcrcVerdict {
     // To the state in which the identification's bytes are the next two: they enter in the register's low half.
     match rewind(difference, V4 - 4 + body).map(u16::try_from) {
-        Some(Ok(bytes)) => Verdict::GoodWithId(hint ^ u16::from_be_bytes(bytes.to_le_bytes())),
-        _ => Verdict::Bad,
+        Some(Ok(bytes)) => IcrcVerdict::GoodWithId(hint ^ u16::from_be_bytes(bytes.to_le_bytes())),
+        _ => IcrcVerdict::Bad,
     }
 }
 

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use remora_wire::cm::{CmMessage, Mad, RdmaCmHeader, Req};
-use remora_wire::icrc::{self, IcrcFlow, Verdict};
+use remora_wire::icrc::{self, IcrcFlow, IcrcVerdict};
 use remora_wire::ip::{ETHERTYPE_IPV4, Ethernet, Ipv4, Ipv6, PROTOCOL_UDP, PseudoHeader, Udp};
 use remora_wire::packet::Packet;
 use remora_wire::{ParseError, Psn, UDP_PORT};
@@ -79,10 +79,10 @@ fn check_frame(frame: &[u8], seen: &mut Counts) -> Result<(), ParseError> {
     let good = icrc::verify_ip(ip_packet)?;
     let flow = IcrcFlow::v4(ip.src, ip.dst, udp.src_port, udp.dst_port);
     assert!(ip.dont_fragment);
-    assert_eq!(flow.verify(ip.id, payload) == Verdict::Good, good);
+    assert_eq!(flow.verify(ip.id, payload) == IcrcVerdict::Good, good);
     if !good {
         // Refused without a look at the IP header as well.
-        assert_eq!(flow.verify(ip.id, payload), Verdict::Bad);
+        assert_eq!(flow.verify(ip.id, payload), IcrcVerdict::Bad);
         seen.damaged += 1;
         return Ok(());
     }
@@ -90,7 +90,7 @@ fn check_frame(frame: &[u8], seen: &mut Counts) -> Result<(), ParseError> {
     assert_eq!(flow.compute(ip.id, &payload[..payload.len() - 4]), packet.icrc);
     assert_eq!(icrc::compute_ip(ip_packet)?, packet.icrc);
     for hint in [0, !ip.id] {
-        let expected = if hint == ip.id { Verdict::Good } else { Verdict::GoodWithId(ip.id) };
+        let expected = if hint == ip.id { IcrcVerdict::Good } else { IcrcVerdict::GoodWithId(ip.id) };
         assert_eq!(flow.verify(hint, payload), expected);
     }
 

@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use remora_wire::cm::{Mad, RdmaCmHeader};
-use remora_wire::icrc::{self, IcrcFlow, Verdict};
+use remora_wire::icrc::{self, IcrcFlow, IcrcVerdict};
 use remora_wire::ip::{Ethernet, Ipv4, Ipv6, PROTOCOL_UDP, PseudoHeader, Udp};
 use remora_wire::packet::Packet;
 use remora_wire::rpc::RpcHeader;
@@ -172,7 +172,7 @@ proptest! {
         let addresses = PseudoHeader { src: [10, 0, 0, 1].into(), dst: [10, 0, 0, 2].into() };
         prop_assert_ne!(addresses.checksum(&bytes), 0);
         let flow = IcrcFlow::v4([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 0xc000, UDP_PORT);
-        prop_assert_ne!(flow.verify(0, &bytes), Verdict::Good, "2^-32 by chance");
+        prop_assert_ne!(flow.verify(0, &bytes), IcrcVerdict::Good, "2^-32 by chance");
     }
 
     /// The flow's sums agree with the sum over a packet whose headers are really there.
@@ -200,7 +200,7 @@ proptest! {
         Udp { src_port, dst_port: UDP_PORT, len, checksum: 0xabcd }.emit(&mut whole[Ipv4::LEN..]);
         whole.extend_from_slice(&bytes);
         prop_assert_eq!(icrc::verify_ip(&whole), Ok(true));
-        prop_assert_eq!(flow.verify(id, &bytes), Verdict::Good);
+        prop_assert_eq!(flow.verify(id, &bytes), IcrcVerdict::Good);
     }
 
     #[test]
@@ -213,7 +213,7 @@ proptest! {
         let flow = IcrcFlow::v4([127, 0, 0, 1].into(), [127, 0, 0, 2].into(), 0xc123, UDP_PORT);
         let mut packet = vec![fill; len];
         flow.fill(id, &mut packet);
-        prop_assert_eq!(flow.verify(hint, &packet), Verdict::GoodWithId(id));
+        prop_assert_eq!(flow.verify(hint, &packet), IcrcVerdict::GoodWithId(id));
     }
 
     /// Damage is never taken for the expected packet, and what is said about another identification is true.
@@ -225,12 +225,12 @@ proptest! {
         prop_assume!(at != 4); // masked
         bytes[at] ^= flip;
         match flow.verify(id, &bytes) {
-            Verdict::Good => prop_assert!(false, "damage at {} not found", at),
-            Verdict::GoodWithId(other) => prop_assert_eq!(flow.verify(other, &bytes), Verdict::Good),
-            Verdict::Bad => {}
+            IcrcVerdict::Good => prop_assert!(false, "damage at {} not found", at),
+            IcrcVerdict::GoodWithId(other) => prop_assert_eq!(flow.verify(other, &bytes), IcrcVerdict::Good),
+            IcrcVerdict::Bad => {}
         }
         if let Some(last) = bytes.len().checked_sub(1) {
-            prop_assert_ne!(flow.verify(id, &bytes[..last]), Verdict::Good);
+            prop_assert_ne!(flow.verify(id, &bytes[..last]), IcrcVerdict::Good);
         }
     }
 }

@@ -13,7 +13,7 @@ use rand_core::{RngCore, SeedableRng};
 use remora_memory::{Access, Buffer, Pd, Region, Registry};
 use remora_nic::*;
 use remora_wire::Psn;
-use remora_wire::icrc::{IcrcFlow, Verdict};
+use remora_wire::icrc::{IcrcFlow, IcrcVerdict};
 
 pub const A: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 pub const B: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
@@ -288,7 +288,7 @@ impl Pair {
 
     fn deliver(&mut self, from: usize, packet: &[u8]) {
         // A link drops what the ICRC refutes.
-        if self.flow(from).verify(0, packet) != Verdict::Good {
+        if self.flow(from).verify(0, packet) != IcrcVerdict::Good {
             return;
         }
         let (src, dst) = self.ends(from);

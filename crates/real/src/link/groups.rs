@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 
 use remora_wire::UDP_PORT;
-use remora_wire::icrc::{IcrcFlow, Verdict};
+use remora_wire::icrc::{IcrcFlow, IcrcVerdict};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{LinkStats, MAX_PACKET, MIN_PACKET, is_passing, set_buffers, set_int_option};
@@ -115,7 +115,7 @@ fn is_good(from: SocketAddr, group: IpAddr, packet: &[u8]) -> bool {
         (IpAddr::V6(src), IpAddr::V6(dst)) => IcrcFlow::v6(src, dst, from.port(), UDP_PORT),
         _ => return false,
     };
-    flow.verify(0, packet) != Verdict::Bad
+    flow.verify(0, packet) != IcrcVerdict::Bad
 }
 
 /// Sends of this socket to groups leave by the interface that has the address.

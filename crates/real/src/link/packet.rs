@@ -17,7 +17,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use remora_wire::UDP_PORT;
-use remora_wire::icrc::{self, IcrcFlow, Verdict};
+use remora_wire::icrc::{self, IcrcFlow, IcrcVerdict};
 use remora_wire::ip::{ETHERTYPE_IPV4, Ethernet, Ipv4, PROTOCOL_UDP, Udp};
 use rustix::io::Errno;
 use rustix::net::{self, RecvFlags};
@@ -158,7 +158,7 @@ impl<'a> Frame<'a> {
         if packet.len() == self.payload.len() {
             icrc::verify_ip(self.ip_packet) == Ok(true)
         } else {
-            self.flow.verify(self.id.wrapping_add(n), packet) == Verdict::Good
+            self.flow.verify(self.id.wrapping_add(n), packet) == IcrcVerdict::Good
         }
     }
 }

@@ -3,7 +3,7 @@
 //! One unconnected socket on port 4791. The kernel builds the IP header, with these fields known because the ICRC
 //! covers them: DF is set, so an unconnected socket sends IP ID 0, and the segments of one GSO send are numbered
 //! 0, 1, 2, .... A receiver does not see the IP ID. It expects that same numbering and otherwise accepts the one ID
-//! with which the ICRC would be right (see [`Verdict`]), so the check is of 32 bits for our own packets and of 16 for
+//! with which the ICRC would be right (see [`IcrcVerdict`]), so the check is of 32 bits for our own packets and of 16 for
 //! those of peers that number otherwise. The [`packet`](super::packet) link sees the ID and always checks all 32.
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use remora_wire::UDP_PORT;
-use remora_wire::icrc::{IcrcFlow, Verdict};
+use remora_wire::icrc::{IcrcFlow, IcrcVerdict};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::groups::{self, Groups};
@@ -228,7 +228,7 @@ impl Link for UdpLink {
         for (id, packet) in run.chunks(meta.stride.max(1)).enumerate() {
             if !(MIN_PACKET..=MAX_PACKET).contains(&packet.len()) {
                 self.stats.malformed += 1;
-            } else if self.rx.flow.verify(id as u16, packet) == Verdict::Bad {
+            } else if self.rx.flow.verify(id as u16, packet) == IcrcVerdict::Bad {
                 self.stats.bad_icrc += 1;
             } else {
                 self.stats.received(from, packet.len());
