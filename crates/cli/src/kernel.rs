@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use remora_kernel::{Limits, Status};
 use remora_real::{self as real, Client, ClientConfig, LinkChoice, RemoteRegion};
-use remora_wasm::{Entry, Isolation, ModuleLimits};
+use remora_wasm::{DeployedModule, Isolation, ModuleLimits};
 
 use crate::args::{self, Placement};
 use crate::child::{local_towards, loopback};
@@ -210,7 +210,7 @@ fn list(args: &List) -> Result<(), Failure> {
     Ok(())
 }
 
-fn table(entries: &[Entry]) -> String {
+fn table(entries: &[DeployedModule]) -> String {
     if entries.is_empty() {
         return "no kernels are deployed\n".into();
     }
@@ -218,7 +218,7 @@ fn table(entries: &[Entry]) -> String {
         "{:<24} {:>7} {:>7} {:>9} {:>11} {:>9} {:>9} {:>10}  {}\n",
         "name", "op-code", "version", "bytes", "fuel", "memory", "accesses", "traffic", "memory is"
     );
-    for Entry { op, name, version, bytes, limits, isolation } in entries {
+    for DeployedModule { op, name, version, bytes, limits, isolation } in entries {
         let kept = if *isolation == Isolation::Fresh { "fresh" } else { "reused" };
         let ModuleLimits { fuel, memory, access } = limits;
         // Writing to a string does not fail.
@@ -231,7 +231,7 @@ fn table(entries: &[Entry]) -> String {
     text
 }
 
-fn json(entries: &[Entry]) -> String {
+fn json(entries: &[DeployedModule]) -> String {
     let entries: Vec<serde_json::Value> = entries
         .iter()
         .map(|entry| {

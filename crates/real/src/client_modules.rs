@@ -1,6 +1,6 @@
 //! A client's part of kernels that users bring: deploy them at the node, and run them here as well.
 
-use remora_wasm::{Entry, Isolation, KernelSet, ModuleLimits};
+use remora_wasm::{DeployedModule, Isolation, KernelSet, ModuleLimits};
 
 use crate::control::{self, Deploy, op};
 use crate::{Client, Error};
@@ -15,7 +15,7 @@ impl Client {
         limits: ModuleLimits,
         isolation: Isolation,
         keep: bool,
-    ) -> Result<Entry, Error> {
+    ) -> Result<DeployedModule, Error> {
         let len = u32::try_from(module.len()).ok().filter(|&len| len <= crate::modules::MAX_MODULE && len > 0);
         let len = len.ok_or_else(|| {
             Error::Argument(format!("a module of {} bytes: 1 to {}", module.len(), crate::modules::MAX_MODULE))
@@ -29,14 +29,14 @@ impl Client {
         let reply = outcome?;
         match (control::u64_at(&reply, 0), control::u32_at(&reply, 8)) {
             (Some(op), Some(version)) => {
-                Ok(Entry { op, name: name.into(), version, bytes: module.len(), limits, isolation })
+                Ok(DeployedModule { op, name: name.into(), version, bytes: module.len(), limits, isolation })
             }
             _ => Err(Error::Node { what: "deploy the kernel", why: "its answer is too short".into() }),
         }
     }
 
     /// The modules that are deployed at the node.
-    pub fn list_kernels(&mut self) -> Result<Vec<Entry>, Error> {
+    pub fn list_kernels(&mut self) -> Result<Vec<DeployedModule>, Error> {
         let reply = self.node_call("list its kernels", op::KERNEL_LIST, &[])?;
         control::decode_entries(&reply)
             .ok_or(Error::Node { what: "list its kernels", why: "its answer is cut short".into() })

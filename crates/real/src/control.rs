@@ -4,7 +4,7 @@
 //! a WRITE with immediate, as from a kernel on the NIC. Numbers in parameters and answers are little-endian.
 
 use remora_kernel::Limits;
-use remora_wasm::{Entry, Isolation, ModuleLimits};
+use remora_wasm::{DeployedModule, Isolation, ModuleLimits};
 use remora_wire::rpc::RpcHeader;
 
 /// The node's port in `rdma_cm`'s TCP port space.
@@ -157,7 +157,7 @@ fn decode_limits(bytes: &[u8]) -> Option<(ModuleLimits, Isolation)> {
 }
 
 /// One entry of the answer to [`op::KERNEL_LIST`].
-pub(crate) fn encode_entry(out: &mut Vec<u8>, entry: &Entry) {
+pub(crate) fn encode_entry(out: &mut Vec<u8>, entry: &DeployedModule) {
     out.extend(entry.op.to_le_bytes());
     out.extend(entry.version.to_le_bytes());
     out.extend((entry.bytes as u32).to_le_bytes());
@@ -167,13 +167,13 @@ pub(crate) fn encode_entry(out: &mut Vec<u8>, entry: &Entry) {
 }
 
 /// All entries; `None` if they are cut short.
-pub(crate) fn decode_entries(mut bytes: &[u8]) -> Option<Vec<Entry>> {
+pub(crate) fn decode_entries(mut bytes: &[u8]) -> Option<Vec<DeployedModule>> {
     let mut entries = Vec::new();
     while !bytes.is_empty() {
         let (limits, isolation) = decode_limits(bytes.get(16..)?)?;
         let name_at = 17 + LIMITS_LEN;
         let end = name_at + usize::from(*bytes.get(name_at - 1)?);
-        entries.push(Entry {
+        entries.push(DeployedModule {
             op: u64_at(bytes, 0)?,
             version: u32_at(bytes, 8)?,
             bytes: u32_at(bytes, 12)? as usize,
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(Deploy::decode(&bytes), Some(deploy));
         assert_eq!(Deploy::decode(&bytes[..40]), None);
 
-        let entry = |name: &str| Entry {
+        let entry = |name: &str| DeployedModule {
             op: 0x100,
             name: name.into(),
             version: 3,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use remora_memory::{Access, Pd, Registry};
-use remora_wasm::{Entry, Isolation, KernelSet, ModuleLimits};
+use remora_wasm::{DeployedModule, Isolation, KernelSet, ModuleLimits};
 
 use crate::Error;
 use crate::control::Deploy;
@@ -18,7 +18,7 @@ pub(crate) struct Modules<T> {
     /// Where modules are kept over a restart.
     dir: Option<PathBuf>,
     /// The module that is being compiled, and for whom.
-    compiling: Option<(T, Receiver<Result<Entry, String>>)>,
+    compiling: Option<(T, Receiver<Result<DeployedModule, String>>)>,
 }
 
 impl<T> Modules<T> {
@@ -70,7 +70,7 @@ impl<T> Modules<T> {
     }
 
     /// The outcome of the module that was being compiled, once it is there.
-    pub fn poll(&mut self) -> Option<(T, Result<Entry, String>)> {
+    pub fn poll(&mut self) -> Option<(T, Result<DeployedModule, String>)> {
         let outcome = match self.compiling.as_ref()?.1.try_recv() {
             Ok(outcome) => outcome,
             Err(TryRecvError::Empty) => return None,
@@ -124,7 +124,7 @@ fn limits_path(dir: &Path, name: &str) -> PathBuf {
 
 /// Writes the module and then, as a whole or not at all, what is known of it. A name has no character that means
 /// something in a path.
-fn keep(dir: &Path, entry: &Entry, bytes: &[u8]) -> std::io::Result<()> {
+fn keep(dir: &Path, entry: &DeployedModule, bytes: &[u8]) -> std::io::Result<()> {
     std::fs::create_dir_all(dir)?;
     for (path, contents) in
         [(module_path(dir, &entry.name), bytes), (limits_path(dir, &entry.name), limits_text(entry).as_bytes())]
@@ -137,7 +137,7 @@ fn keep(dir: &Path, entry: &Entry, bytes: &[u8]) -> std::io::Result<()> {
     std::fs::File::open(dir)?.sync_all()
 }
 
-fn limits_text(entry: &Entry) -> String {
+fn limits_text(entry: &DeployedModule) -> String {
     let ModuleLimits { fuel, memory, access } = entry.limits;
     let fresh = entry.isolation == Isolation::Fresh;
     format!(
@@ -150,7 +150,7 @@ fn limits_text(entry: &Entry) -> String {
 }
 
 /// Deploys what an earlier run of the node kept.
-pub(crate) fn restore(kernels: &KernelSet, dir: &Path) -> Result<Vec<Entry>, Error> {
+pub(crate) fn restore(kernels: &KernelSet, dir: &Path) -> Result<Vec<DeployedModule>, Error> {
     let fail = |path: &Path, why: String| Error::Argument(format!("{}: {why}", path.display()));
     let listing = match std::fs::read_dir(dir) {
         Ok(listing) => listing,
@@ -193,7 +193,7 @@ mod tests {
     fn what_is_kept_is_found_again() {
         let dir = tempfile::tempdir().unwrap();
         let wasm = b"\0asm\x01\0\0\0";
-        let entry = Entry {
+        let entry = DeployedModule {
             op: 0x105,
             name: "a.b".into(),
             version: 1,

@@ -19,7 +19,7 @@ const USER_OPS: std::ops::Range<u64> = FIRST_USER_OP..FIRST_USER_OP + MAX_MODULE
 
 /// One deployed module.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct DeployedModule {
     /// Its op-code.
     pub op: u64,
     /// Its name.
@@ -63,7 +63,7 @@ pub struct KernelSet(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     /// By op-code.
-    modules: RwLock<BTreeMap<u64, (Entry, Arc<Module>)>>,
+    modules: RwLock<BTreeMap<u64, (DeployedModule, Arc<Module>)>>,
     /// Counts the changes of `modules`.
     version: AtomicU64,
 }
@@ -76,7 +76,7 @@ impl KernelSet {
         bytes: &[u8],
         limits: ModuleLimits,
         isolation: Isolation,
-    ) -> Result<Entry, SetError> {
+    ) -> Result<DeployedModule, SetError> {
         self.deploy_at(None, name, bytes, limits, isolation)
     }
 
@@ -88,7 +88,7 @@ impl KernelSet {
         bytes: &[u8],
         limits: ModuleLimits,
         isolation: Isolation,
-    ) -> Result<Entry, SetError> {
+    ) -> Result<DeployedModule, SetError> {
         let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if name.is_empty() || name.len() > 63 || !name.bytes().all(good) {
             return Err(SetError::Name(name.chars().take(80).collect()));
@@ -106,7 +106,7 @@ impl KernelSet {
                 (free.unwrap_or(FIRST_USER_OP), 1)
             }
         };
-        let entry = Entry { op, name: name.into(), version, bytes: bytes.len(), limits, isolation };
+        let entry = DeployedModule { op, name: name.into(), version, bytes: bytes.len(), limits, isolation };
         modules.insert(op, (entry.clone(), module));
         self.0.version.fetch_add(1, Ordering::Release);
         Ok(entry)
@@ -123,7 +123,7 @@ impl KernelSet {
     }
 
     /// What is deployed, by op-code.
-    pub fn list(&self) -> Vec<Entry> {
+    pub fn list(&self) -> Vec<DeployedModule> {
         let modules = self.0.modules.read().unwrap_or_else(PoisonError::into_inner);
         modules.values().map(|(entry, _)| entry.clone()).collect()
     }
