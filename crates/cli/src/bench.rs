@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use remora_lab::bench::{BenchReport, BenchRow, Goal};
-use remora_store::bench::{GetBench, Row};
+use remora_store::bench::{GetBench, GetRow};
 use remora_study::machine::Machine;
 use serde_json::{Value, json};
 
@@ -105,7 +105,7 @@ pub fn kernel(args: &args::BenchKernel) -> Result<(), Failure> {
     let failed = |e| Failure::Failed(format!("cannot build a table of {} MB: {e}", args.table >> 20));
     let bench = GetBench::new(args.table, args.seed).map_err(failed)?;
     let start = Instant::now();
-    let mut best: Vec<Row> = Vec::new();
+    let mut best: Vec<GetRow> = Vec::new();
     for round in 0..args.rounds {
         display.part("GETs", f64::from(round + 1) / f64::from(args.rounds + 1));
         let rows = bench.run(GETS, || start.elapsed().as_nanos() as u64);
@@ -127,7 +127,7 @@ pub fn kernel(args: &args::BenchKernel) -> Result<(), Failure> {
     write_json(args.json.as_deref(), kernel_json(args, &bench, &best))
 }
 
-fn kernel_table(args: &args::BenchKernel, bench: &GetBench, rows: &[Row]) -> String {
+fn kernel_table(args: &args::BenchKernel, bench: &GetBench, rows: &[GetRow]) -> String {
     let plain = rows.iter().find(|row| row.in_flight.is_none()).map_or(f64::NAN, |row| row.ops_per_s);
     let (megabytes, pages, rounds) = (args.table >> 20, bench.page_kind(), args.rounds);
     let mut out =
@@ -141,8 +141,9 @@ fn kernel_table(args: &args::BenchKernel, bench: &GetBench, rows: &[Row]) -> Str
     out
 }
 
-fn kernel_json(args: &args::BenchKernel, bench: &GetBench, rows: &[Row]) -> Value {
-    let row = |row: &Row| json!({ "in_flight": row.in_flight, "ops_per_s": row.ops_per_s, "ns_per_op": row.ns_per_op });
+fn kernel_json(args: &args::BenchKernel, bench: &GetBench, rows: &[GetRow]) -> Value {
+    let row =
+        |row: &GetRow| json!({ "in_flight": row.in_flight, "ops_per_s": row.ops_per_s, "ns_per_op": row.ns_per_op });
     json!({
         "format": "remora-bench-kernel/1",
         "version": env!("CARGO_PKG_VERSION"),

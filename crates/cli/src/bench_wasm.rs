@@ -154,7 +154,7 @@ impl Gets {
         let records = (args.table / (VALUE + 64 * 2 / 3) as u64).max(1);
         let failed =
             |e: hash::TableError| Failure::Failed(format!("cannot build a table of {} MB: {e}", args.table >> 20));
-        let mut builder = hash::Builder::new(args.seed);
+        let mut builder = hash::TableBuilder::new(args.seed);
         for i in 0..records {
             let mut value = [0; VALUE];
             value[..8].copy_from_slice(&hash::mix(i).to_le_bytes());

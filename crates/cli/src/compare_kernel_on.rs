@@ -124,7 +124,7 @@ mod tests {
         let pair = model.pair();
         let mut params = n.to_le_bytes().to_vec();
         if get {
-            let mut builder = remora_store::hash::Builder::new(1);
+            let mut builder = remora_store::hash::TableBuilder::new(1);
             builder.insert(77, &[5; 100]).unwrap();
             let layout = builder.build().unwrap();
             let [entries, values] =

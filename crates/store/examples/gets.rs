@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p remora-store --example gets [MEGABYTES]`
 
-use remora_store::bench::{GetBench, Row};
+use remora_store::bench::{GetBench, GetRow};
 
 /// Rounds, of which the best counts: other work on the machine only ever slows one down.
 const ROUNDS: usize = 12;
@@ -13,7 +13,7 @@ fn main() {
     let bench = GetBench::new(megabytes << 20, 1).expect("a table");
     let start = std::time::Instant::now();
     let run = || bench.run(400_000, || start.elapsed().as_nanos() as u64);
-    let mut best: Vec<Row> = run();
+    let mut best: Vec<GetRow> = run();
     for rows in (1..ROUNDS).map(|_| run()) {
         for (best, row) in best.iter_mut().zip(rows) {
             *best = if row.ns_per_op < best.ns_per_op { row } else { *best };

@@ -14,7 +14,7 @@ pub const IN_FLIGHT: [usize; 5] = [1, 8, 16, 24, 32];
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Row {
+pub struct GetRow {
     /// Calls in flight; `None` is a plain loop of the same reads, one GET after the other.
     pub in_flight: Option<usize>,
     /// GETs a second.
@@ -39,7 +39,7 @@ impl GetBench {
     /// A table of about `bytes` bytes, entries and values together.
     pub fn new(bytes: u64, seed: u64) -> io::Result<GetBench> {
         let records = (bytes / (VALUE_BYTES + ENTRY_BYTES * 2 / 3) as u64).max(1);
-        let mut builder = hash::Builder::new(seed);
+        let mut builder = hash::TableBuilder::new(seed);
         let mut value = [0; VALUE_BYTES];
         for i in 0..records {
             value[..8].copy_from_slice(&mix(i).to_le_bytes());
@@ -73,7 +73,7 @@ impl GetBench {
     ///
     /// # Panics
     /// If a GET does not bring the right value.
-    pub fn run(&self, gets: u64, now: impl Fn() -> u64) -> Vec<Row> {
+    pub fn run(&self, gets: u64, now: impl Fn() -> u64) -> Vec<GetRow> {
         let measure = |in_flight: Option<usize>| {
             let start = now();
             match in_flight {
@@ -81,7 +81,7 @@ impl GetBench {
                 Some(in_flight) => self.pooled(gets, in_flight),
             }
             let ns_per_op = now().saturating_sub(start).max(1) as f64 / gets as f64;
-            Row { in_flight, ops_per_s: 1e9 / ns_per_op, ns_per_op }
+            GetRow { in_flight, ops_per_s: 1e9 / ns_per_op, ns_per_op }
         };
         std::iter::once(None).chain(IN_FLIGHT.map(Some)).map(measure).collect()
     }

@@ -32,16 +32,16 @@ pub enum TableError {
 }
 
 /// Collects the records of a table to be.
-pub struct Builder {
+pub struct TableBuilder {
     seed: u64,
     records: Vec<Bucket>,
     values: Vec<u8>,
 }
 
-impl Builder {
+impl TableBuilder {
     /// No records yet. Tables with different seeds put keys in different entries.
-    pub fn new(seed: u64) -> Builder {
-        Builder { seed, records: Vec::new(), values: vec![0; LINE] }
+    pub fn new(seed: u64) -> TableBuilder {
+        TableBuilder { seed, records: Vec::new(), values: vec![0; LINE] }
     }
 
     /// Adds a record.
@@ -61,7 +61,7 @@ impl Builder {
         self.take_layout()
     }
 
-    /// As [`Builder::build`], but leaves the records to ask about after an error.
+    /// As [`TableBuilder::build`], but leaves the records to ask about after an error.
     pub(crate) fn take_layout(&mut self) -> Result<Layout, TableError> {
         let (heads, entries) = self.entries()?;
         Ok(Layout { seed: self.seed, heads, entries, values: std::mem::take(&mut self.values) })
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn chains_stay_short() {
-        let mut builder = Builder::new(5);
+        let mut builder = TableBuilder::new(5);
         (0..100_000).for_each(|key| builder.insert(key, &[1; 64]).unwrap());
         let layout = builder.build().unwrap();
         let overflow = layout.entries.len() - layout.heads as usize;
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn values_straddle_no_cache_line_without_need() {
-        let mut builder = Builder::new(5);
+        let mut builder = TableBuilder::new(5);
         let lens = [1, 3, 64, 7, 33, 65, 20, 40, 0, 64, 9];
         for (key, &len) in lens.iter().enumerate() {
             builder.insert(key as u64, &vec![1; len]).unwrap();
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn duplicates_are_named() {
-        let mut builder = Builder::new(5);
+        let mut builder = TableBuilder::new(5);
         for key in [4, 9, 11, 9] {
             builder.insert(key, b"x").unwrap();
         }
@@ -237,13 +237,13 @@ mod tests {
     #[test]
     fn tables_are_deterministic_and_seeds_matter() {
         let image = |seed| {
-            let mut builder = Builder::new(seed);
+            let mut builder = TableBuilder::new(seed);
             (0..50).for_each(|key| builder.insert(key, &key.to_le_bytes()).unwrap());
             builder.build().unwrap().place(HERE, HERE).1
         };
         assert_eq!(image(1), image(1));
         assert_ne!(image(1).entries, image(2).entries);
-        let (table, image) = Builder::new(0).build().unwrap().place(HERE, HERE);
+        let (table, image) = TableBuilder::new(0).build().unwrap().place(HERE, HERE);
         assert_eq!((image.entries.len(), table.get_params(7).index), (ENTRY_BYTES, 0), "an empty table");
     }
 }

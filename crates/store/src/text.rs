@@ -27,16 +27,16 @@ pub enum RecordsError {
 }
 
 /// Collects the records of a table to be.
-pub struct Builder {
-    table: hash::Builder,
+pub struct RecordsBuilder {
+    table: hash::TableBuilder,
     seed: u64,
     record: Vec<u8>,
 }
 
-impl Builder {
+impl RecordsBuilder {
     /// No records yet. The seed goes into the hash of keys.
-    pub fn new(seed: u64) -> Builder {
-        Builder { table: hash::Builder::new(seed), seed, record: Vec::new() }
+    pub fn new(seed: u64) -> RecordsBuilder {
+        RecordsBuilder { table: hash::TableBuilder::new(seed), seed, record: Vec::new() }
     }
 
     /// Adds a record.
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn keys_with_one_hash_are_both_named() {
-        let mut builder = Builder::new(1);
+        let mut builder = RecordsBuilder::new(1);
         builder.insert(b"apple", b"1").unwrap();
         // A record under the hash of another key, as a collision would bring it about.
         builder.table.insert(hash_of(b"apple", 1), b"\x04\0\0\0pear2").unwrap();

@@ -106,7 +106,7 @@ proptest! {
         seed: u64,
     ) {
         let mut node = Node::new();
-        let mut builder = hash::Builder::new(seed);
+        let mut builder = hash::TableBuilder::new(seed);
         for (&key, value) in &records {
             builder.insert(key, value).unwrap();
         }
@@ -127,7 +127,7 @@ proptest! {
         seed: u64,
     ) {
         let mut node = Node::new();
-        let mut builder = text::Builder::new(seed);
+        let mut builder = text::RecordsBuilder::new(seed);
         for (key, value) in &records {
             builder.insert(key.as_bytes(), value.as_bytes()).unwrap();
         }
@@ -148,7 +148,7 @@ proptest! {
 
 #[test]
 fn text_keys_twice_are_named() {
-    let mut builder = text::Builder::new(1);
+    let mut builder = text::RecordsBuilder::new(1);
     for key in ["apple", "pear", "apple"] {
         builder.insert(key.as_bytes(), b"1").unwrap();
     }

@@ -147,7 +147,7 @@ struct Loader<'a> {
 
 impl Loader<'_> {
     fn table(&mut self, records: &Records) -> Result<Table, Error> {
-        let mut builder = text::Builder::new(self.seed);
+        let mut builder = text::RecordsBuilder::new(self.seed);
         for (key, value) in records.iter() {
             builder.insert(key, value)?;
         }

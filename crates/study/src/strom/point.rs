@@ -244,7 +244,7 @@ impl Calls for DirectGets {
 }
 
 fn get(model: &mut Modelled, bytes: u64, seed: u64) -> Result<Outcomes, ModelError> {
-    let mut builder = hash::Builder::new(seed);
+    let mut builder = hash::TableBuilder::new(seed);
     for key in 0..RECORDS {
         // Only the builder of a table of billions refuses.
         let _ = builder.insert(key, &DirectGets::value(key, bytes as usize));
