@@ -8,7 +8,7 @@ mod rows;
 
 use crate::call::{Call, Status};
 use crate::memory::Memory;
-pub use params::{Column, ColumnType, FilterOutput, FilterParams, Group, Predicate, Source};
+pub use params::{Column, ColumnType, FilterOutput, FilterParams, Group, RowPredicate, Source};
 use rows::{Aggregates, Gather};
 
 /// The matching rows need more room than the destination has. None is written behind it.

@@ -2,7 +2,7 @@
 //!
 //! A [`Kernel`] is an `async fn` over a [`Memory`]. What one access is depends on the place that
 //! polls it: a verb over the network at the client, a prefetched load at the host and its NIC
-//! ([`HostMemory`]). A [`Runner`] keeps a bounded number of calls in flight in a [`Pool`].
+//! ([`HostMemory`]). A [`Runner`] keeps a bounded number of calls in flight in a [`TaskPool`].
 //!
 //! | op-code             | kernel                   | parameters            | reply                   |
 //! |---------------------|--------------------------|-----------------------|-------------------------|
@@ -44,7 +44,7 @@ pub use consistency::{ConsistencyParams, TRIES_BYTES, crc64};
 pub use get::{BUCKETS, Bucket, ENTRY_BYTES, Entry, GetParams};
 pub use host::HostMemory;
 pub use memory::{Fault, Immediate, Limited, Limits, Memory};
-pub use pool::Pool;
+pub use pool::TaskPool;
 pub use runner::{Runner, host_runner, host_runner_of, runner};
 pub use stream::{Feed, Stream};
 pub use traversal::{ELEMENT_BYTES, Predicate, TraversalParams};

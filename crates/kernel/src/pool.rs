@@ -7,20 +7,20 @@ use std::task::{Context, Poll, Waker};
 ///
 /// Every poll visits every task: its tasks wait for memory or for a network that the same thread
 /// drives, so there is nobody to wake them.
-pub struct Pool<F> {
+pub struct TaskPool<F> {
     slots: Vec<Pin<Box<Option<F>>>>,
     /// Slots in use, densely, and how many of them there are.
     live: Vec<u32>,
     free: Vec<u32>,
 }
 
-impl<F: Future> Pool<F> {
+impl<F: Future> TaskPool<F> {
     /// Default number of tasks in flight.
     pub const DEFAULT_CAPACITY: usize = 256;
 
     /// A pool of `capacity` slots.
     pub fn new(capacity: usize) -> Self {
-        Pool {
+        TaskPool {
             slots: (0..capacity).map(|_| Box::pin(None)).collect(),
             live: Vec::with_capacity(capacity),
             free: (0..capacity as u32).rev().collect(),
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn every_task_gets_one_turn_a_poll() {
         let seen = RefCell::new(Vec::new());
-        let mut pool = Pool::new(3);
+        let mut pool = TaskPool::new(3);
         for (id, n) in [(0, 1), (1, 0), (2, 1)] {
             assert!(pool.try_spawn(task(id, n, &seen)).is_ok());
         }
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn dropping_the_pool_drops_its_tasks() {
         let token = std::sync::Arc::new(());
-        let mut pool = Pool::new(2);
+        let mut pool = TaskPool::new(2);
         let held = token.clone();
         let spawned = pool.try_spawn(async move {
             std::future::pending::<()>().await;

@@ -4,7 +4,7 @@ use crate::builtins::{Builtins, Kernel};
 use crate::call::{Call, Status};
 use crate::host::HostMemory;
 use crate::memory::{Limited, Limits, Memory};
-use crate::pool::Pool;
+use crate::pool::TaskPool;
 use remora_memory::{Pd, Registry};
 use std::sync::Arc;
 
@@ -49,12 +49,12 @@ where
             (call, status)
         }
     };
-    Box::new(PoolRunner { pool: Pool::new(capacity), task })
+    Box::new(PoolRunner { pool: TaskPool::new(capacity), task })
 }
 
 /// A task per call.
 struct PoolRunner<F, T> {
-    pool: Pool<F>,
+    pool: TaskPool<F>,
     task: T,
 }
 
@@ -119,12 +119,12 @@ where
 {
     let domains = Vec::with_capacity(DOMAINS);
     let memories = Memories { registry, prefetching, limits, domains, turn: 0 };
-    Box::new(HostRunner { pool: Pool::new(capacity), task, memories })
+    Box::new(HostRunner { pool: TaskPool::new(capacity), task, memories })
 }
 
 /// A task per call, with a memory from a store of them.
 struct HostRunner<F, T> {
-    pool: Pool<F>,
+    pool: TaskPool<F>,
     task: T,
     memories: Memories,
 }

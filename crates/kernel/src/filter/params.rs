@@ -96,7 +96,7 @@ impl Column {
 
 /// Which rows match. Operands are a value's 64 bits: integers extended with their sign, floats as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Predicate {
+pub enum RowPredicate {
     /// Every row.
     All,
     /// Equal to the operand.
@@ -109,7 +109,7 @@ pub enum Predicate {
     Between(u64, u64),
 }
 
-impl Predicate {
+impl RowPredicate {
     fn code(self) -> (u8, u64, u64) {
         match self {
             Self::All => (0, 0, 0),
@@ -180,7 +180,7 @@ pub struct FilterParams {
     /// What the predicate looks at.
     pub column: Column,
     /// Which rows match.
-    pub predicate: Predicate,
+    pub predicate: RowPredicate,
     /// Where rows come from.
     pub source: Source,
     /// What becomes of those that match.
@@ -245,7 +245,7 @@ impl FilterParams {
             Some(FilterParams {
                 row_len: short(0),
                 column: column(short(2), bytes[4])?,
-                predicate: Predicate::from_code(bytes[5], long(8), long(16))?,
+                predicate: RowPredicate::from_code(bytes[5], long(8), long(16))?,
                 source: match bytes[6] {
                     0 => Source::Payload,
                     1 => Source::Memory { key: word(24), va: long(32), rows: long(40) },
@@ -282,11 +282,11 @@ impl FilterParams {
         #[allow(clippy::reversed_empty_ranges, reason = "nothing matches")]
         let none = 1..=0;
         match self.predicate {
-            Predicate::All => 0..=u64::MAX,
-            Predicate::Equal(a) => ordered(a)..=ordered(a),
-            Predicate::Less(a) => ordered(a).checked_sub(1).map_or(none, |last| 0..=last),
-            Predicate::Greater(a) => ordered(a).checked_add(1).map_or(none, |first| first..=u64::MAX),
-            Predicate::Between(a, b) => ordered(a)..=ordered(b),
+            RowPredicate::All => 0..=u64::MAX,
+            RowPredicate::Equal(a) => ordered(a)..=ordered(a),
+            RowPredicate::Less(a) => ordered(a).checked_sub(1).map_or(none, |last| 0..=last),
+            RowPredicate::Greater(a) => ordered(a).checked_add(1).map_or(none, |first| first..=u64::MAX),
+            RowPredicate::Between(a, b) => ordered(a)..=ordered(b),
         }
     }
 }

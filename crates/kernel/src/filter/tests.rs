@@ -17,25 +17,25 @@ fn bits(value: i32) -> u64 {
     i64::from(value) as u64
 }
 
-fn matches(predicate: Predicate, value: i32) -> bool {
+fn matches(predicate: RowPredicate, value: i32) -> bool {
     let value = i64::from(value);
     match predicate {
-        Predicate::All => true,
-        Predicate::Equal(a) => value == a as i64,
-        Predicate::Less(a) => value < a as i64,
-        Predicate::Greater(a) => value > a as i64,
-        Predicate::Between(a, b) => (a as i64..=b as i64).contains(&value),
+        RowPredicate::All => true,
+        RowPredicate::Equal(a) => value == a as i64,
+        RowPredicate::Less(a) => value < a as i64,
+        RowPredicate::Greater(a) => value > a as i64,
+        RowPredicate::Between(a, b) => (a as i64..=b as i64).contains(&value),
     }
 }
 
-fn predicates() -> impl Strategy<Value = Predicate> {
+fn predicates() -> impl Strategy<Value = RowPredicate> {
     let operand = || prop_oneof![Just(i32::MIN), Just(i32::MAX), -5..5i32].prop_map(bits);
     prop_oneof![
-        Just(Predicate::All),
-        operand().prop_map(Predicate::Equal),
-        operand().prop_map(Predicate::Less),
-        operand().prop_map(Predicate::Greater),
-        (operand(), operand()).prop_map(|(a, b)| Predicate::Between(a, b)),
+        Just(RowPredicate::All),
+        operand().prop_map(RowPredicate::Equal),
+        operand().prop_map(RowPredicate::Less),
+        operand().prop_map(RowPredicate::Greater),
+        (operand(), operand()).prop_map(|(a, b)| RowPredicate::Between(a, b)),
     ]
 }
 
@@ -112,7 +112,7 @@ proptest! {
 fn floats_are_summed_and_ordered() {
     let column = Column { offset: 0, kind: ColumnType::F64 };
     let output = FilterOutput::Aggregate { column, group: None };
-    let predicate = Predicate::Less(2.0f64.to_bits());
+    let predicate = RowPredicate::Less(2.0f64.to_bits());
     let params = FilterParams { row_len: 8, column, predicate, source: Source::Payload, output };
     let rows: Vec<u8> = [1.5, -3.0, 2.0, 0.25].into_iter().flat_map(f64::to_le_bytes).collect();
     let (status, reply) = run(&Counted::new(0), params, &rows, 5);
@@ -127,7 +127,7 @@ fn what_does_not_fit_ends_in_a_status() {
     let memory = Counted::new(4096);
     let output = FilterOutput::Memory { key: 1, va: 0, len: 23 };
     let params =
-        FilterParams { row_len: ROW, column: VALUE, predicate: Predicate::All, source: Source::Payload, output };
+        FilterParams { row_len: ROW, column: VALUE, predicate: RowPredicate::All, source: Source::Payload, output };
     assert_eq!(run(&memory, params, &table(&[(0, 0); 2]), 100).0, DESTINATION_FULL);
     assert_eq!(memory.get(0, 64), [0; 64]);
     assert_eq!(run(&memory, params, &[0; 13], 100).0, Status::BadParams, "half a row");
