@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use remora_cluster::{Deployment, Model};
+use remora_lab::stats::median;
 use remora_real::LinkChoice;
 use remora_study::compare::{Progress, Watch};
 use remora_study::peers::cluster::Cluster;
@@ -376,7 +377,7 @@ fn measure(args: &BenchMinos, display: &Display, stop: &Arc<AtomicBool>) -> Resu
             continue;
         }
         step(&format!("{name}: starting and loading"));
-        report.appends_ns.push((name.clone(), median(&append()?)));
+        report.appends_ns.push((name.clone(), median_of(append()?)));
         let room = temporary(directory.path())?;
         let mut store = subject.start(args, room.path())?;
         let (records, bytes) = (u64::from(args.records), args.value_bytes as usize);
@@ -389,15 +390,15 @@ fn measure(args: &BenchMinos, display: &Display, stop: &Arc<AtomicBool>) -> Resu
             report.rows.push(Row { store: name.clone(), workload, skew, clients, outcome });
         }
     }
-    report.appends_ns.push(("end".into(), median(&append()?)));
+    report.appends_ns.push(("end".into(), median_of(append()?)));
     Ok(report)
+}
+
+fn median_of(times: Vec<u64>) -> u64 {
+    median(times.into_iter().map(|ns| ns as f64)).round() as u64
 }
 
 fn temporary(parent: &Path) -> Result<TempDir, Failure> {
     let made = tempfile::Builder::new().prefix("remora-bench-").tempdir_in(parent);
     made.map_err(|e| Failure::Failed(format!("cannot make a directory in {}: {e}", parent.display())))
-}
-
-fn median(sorted: &[u64]) -> u64 {
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0)
 }

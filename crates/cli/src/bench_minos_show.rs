@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use remora_lab::bench::{BenchRow, Goal};
+use remora_lab::stats::{median, range};
 use remora_study::format::{digits, rate};
 use remora_study::machine::Machine;
 use remora_study::peers::cluster::SCOPE;
@@ -14,9 +15,8 @@ use crate::bench_minos::{BenchMinos, Report, Row, Workload};
 
 /// All of it.
 pub fn table(args: &BenchMinos, report: &Report) -> String {
-    let mut appends: Vec<u64> = report.appends_ns.iter().map(|(_, ns)| *ns).collect();
-    appends.sort_unstable();
-    let at = |place: usize| appends.get(place).map_or_else(String::new, |&ns| micros(ns));
+    let appends = || report.appends_ns.iter().map(|(_, ns)| *ns as f64 / 1e3);
+    let (least, most) = range(appends());
     let mut out = format!(
         "Three nodes of each on this machine, {} records of {} B, {} s a row, seed {}\n\
          One append of {} B, room made ahead, and its fdatasync: {} us, {} to {} in this run\n\
@@ -26,9 +26,9 @@ pub fn table(args: &BenchMinos, report: &Report) -> String {
         args.seconds.as_secs_f64(),
         args.seed,
         args.value_bytes,
-        at(appends.len() / 2),
-        at(0),
-        at(appends.len().saturating_sub(1)),
+        digits(median(appends())),
+        digits(least),
+        digits(most),
     );
     // Writing to a string does not fail.
     for (workload, skew, clients) in args.loads() {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use remora_kernel::{Call, HostMemory, Limits, Runner, Status, op};
+use remora_lab::stats::{Latencies, median};
 use remora_memory::{Access, Buffer, Pd, Registry};
 use remora_real::{Client, ClientConfig, LinkChoice, Placement};
 use remora_store::Place;
@@ -274,8 +275,10 @@ fn over_shm(args: &BenchWasm, client: &mut Client, gets: &Gets, display: &Displa
     let get = client.deploy_kernel("bench-get", &module(GET)?, short(), Isolation::Reused, false)?.op;
     let (mut alone, mut many) = (Vec::new(), Vec::new());
     for _ in 0..args.rounds {
-        let mut one =
-            |op| one_at_a_time(client, None, Placement::Nic, op, gets, args.seconds).map(|(times, _)| at(&times, 0.5));
+        let mut one = |op| {
+            one_at_a_time(client, None, Placement::Nic, op, gets, args.seconds)
+                .map(|(times, _)| times.quantile(0.5) as f64)
+        };
         alone.push((one(op::GET)?, one(get)?));
         many.push((at_once(client, op::GET, gets, args.seconds)?, at_once(client, get, gets, args.seconds)?));
         if display.stopped() {
@@ -316,7 +319,7 @@ impl Other<'_> {
     }
 }
 
-/// Latencies of GETs one after the other, in nanoseconds and in order, and the calls a second of the other client.
+/// Latencies of GETs one after the other, and the calls a second of the other client.
 fn one_at_a_time(
     client: &mut Client,
     mut other: Option<&mut Other>,
@@ -324,10 +327,10 @@ fn one_at_a_time(
     op: u64,
     gets: &Gets,
     time: Duration,
-) -> Result<(Vec<u64>, f64), Failure> {
-    let (mut times, begin) = (Vec::new(), Instant::now());
-    while begin.elapsed() < time || times.len() < 16 {
-        let (key, params) = gets.params(times.len() as u64);
+) -> Result<(Latencies, f64), Failure> {
+    let (mut times, begin) = (Latencies::new(), Instant::now());
+    while begin.elapsed() < time || times.count() < 16 {
+        let (key, params) = gets.params(times.count());
         let (start, mut right) = (Instant::now(), None);
         client.submit(place, op, &params, 0).map_err(|_| Failure::Failed("no room for a call".into()))?;
         while right.is_none() {
@@ -338,14 +341,13 @@ fn one_at_a_time(
                 other.turn()?;
             }
         }
-        times.push(start.elapsed().as_nanos() as u64);
+        times.record(start.elapsed());
         if right != Some(true) {
             return Err(Failure::Failed(format!("a GET of op-code {op:#x} brought a wrong value")));
         }
     }
     let seconds = begin.elapsed().as_secs_f64();
     let others = other.map_or(0.0, |other| std::mem::take(&mut other.ended) as f64 / seconds);
-    times.sort_unstable();
     Ok((times, others))
 }
 
@@ -394,7 +396,7 @@ fn neighbours(
             while other.under_way > 0 {
                 other.turn()?;
             }
-            let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|part| at(&times, part));
+            let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|part| times.quantile(part) as f64);
             rows.push(Neighbour { place, beside, p50, p99, p999, others: rate, status });
             display.part("a neighbour's GETs", 0.5 + rows.len() as f64 / (4 * others.len()) as f64);
             if display.stopped() {
@@ -405,18 +407,9 @@ fn neighbours(
     Ok(rows)
 }
 
-/// The value at this part of sorted ones.
-fn at(sorted: &[u64], part: f64) -> f64 {
-    sorted[((sorted.len() - 1) as f64 * part) as usize] as f64
-}
-
 /// The medians of both.
 fn pair(what: &'static str, rounds: Vec<(f64, f64)>, goal: Option<Goal>) -> Pair {
-    let median = |mut values: Vec<f64>| {
-        values.sort_unstable_by(f64::total_cmp);
-        values[values.len() / 2]
-    };
-    let (native, wasm) = rounds.into_iter().unzip();
+    let (native, wasm): (Vec<f64>, Vec<f64>) = rounds.into_iter().unzip();
     Pair { what, native: median(native), wasm: median(wasm), goal }
 }
 

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use remora_cluster::{Client, ClientConfig, Model, Op, Outcome};
+use remora_lab::stats::{median, range};
 use remora_storm::durability::{Finding, check_history};
 use remora_storm::engine::{Action, End};
 use remora_storm::history::{History, Record};
@@ -391,12 +392,12 @@ fn resumed(history: &History, at: u64) -> Option<Duration> {
 }
 
 fn spread(what: &str, times: &[Duration]) -> String {
-    let mut times = times.to_vec();
-    times.sort_unstable();
-    let Some((&least, &most)) = times.first().zip(times.last()) else { return String::new() };
-    let ms = |t: Duration| t.as_secs_f64() * 1e3;
-    let median = times[times.len() / 2];
-    format!("  {what}: median {:.0} ms, {:.0} to {:.0} ms\n", ms(median), ms(least), ms(most))
+    if times.is_empty() {
+        return String::new();
+    }
+    let ms = || times.iter().map(|time| time.as_secs_f64() * 1e3);
+    let (least, most) = range(ms());
+    format!("  {what}: median {:.0} ms, {least:.0} to {most:.0} ms\n", median(ms()))
 }
 
 /// A number as a record's content: of many lengths, and such that no other content has it. Counters are plain numbers.

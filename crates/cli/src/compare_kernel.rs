@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use remora_kernel::Status;
+use remora_lab::stats::{Latencies, is_level};
 use remora_real::{Client, ClientConfig, LinkChoice, Placement};
 use remora_study::format::{rate, time};
 
@@ -20,8 +21,6 @@ use crate::{Failure, print};
 
 /// Calls under way at once when the rate is measured.
 const IN_FLIGHT: u32 = 64;
-/// Two figures this close are level.
-const LEVEL: f64 = 0.05;
 
 /// The kernel at one place over one link.
 struct Row {
@@ -131,31 +130,29 @@ fn measure(
     }
     let time = args.seconds;
     let before = client.counters();
-    let mut latencies = Vec::new();
+    let mut latencies = Latencies::new();
     let begin = Instant::now();
     let mut call = 0;
-    while begin.elapsed() < time || latencies.len() < 32 {
+    while begin.elapsed() < time || latencies.count() < 32 {
         params.clear();
         encode(&args.args, place, call, &mut params);
         let start = Instant::now();
         client.call(placement, op, &params)?;
-        latencies.push(start.elapsed().as_nanos() as u64);
+        latencies.record(start.elapsed());
         call += 1;
         if display.stopped() {
             return Err(Failure::Interrupted);
         }
     }
     let after = client.counters();
-    let trips = (after.round_trips - before.round_trips) as f64 / latencies.len() as f64;
+    let trips = (after.round_trips - before.round_trips) as f64 / latencies.count() as f64;
     let (calls, per_s) = rate_of(client, args, op, place, placement, time, &mut params)?;
-    latencies.sort_unstable();
-    let at = |part: f64| latencies[((latencies.len() - 1) as f64 * part) as usize];
     Ok(Row {
         link: client.link(),
         place: placement,
-        calls: calls + latencies.len() as u64,
-        p50_ns: at(0.5),
-        p99_ns: at(0.99),
+        calls: calls + latencies.count(),
+        p50_ns: latencies.quantile(0.5),
+        p99_ns: latencies.quantile(0.99),
         per_s,
         trips,
         digest,
@@ -238,10 +235,9 @@ fn table(file: &Path, rows: &[Row], left_out: &[String]) -> String {
         let of = || rows.iter().filter(|row| row.link == link);
         let best = of().map(|row| row.p50_ns as f64).fold(f64::INFINITY, f64::min);
         let fast: Vec<&str> =
-            of().filter(|row| row.p50_ns as f64 <= best * (1.0 + LEVEL)).map(|row| place_name(row.place)).collect();
+            of().filter(|row| is_level(best, row.p50_ns as f64)).map(|row| place_name(row.place)).collect();
         let most = of().map(|row| row.per_s).fold(0.0, f64::max);
-        let many: Vec<&str> =
-            of().filter(|row| row.per_s >= most * (1.0 - LEVEL)).map(|row| place_name(row.place)).collect();
+        let many: Vec<&str> = of().filter(|row| is_level(row.per_s, most)).map(|row| place_name(row.place)).collect();
         let _ = writeln!(
             text,
             "over {link}: quickest at the {}; most calls a second at the {}",

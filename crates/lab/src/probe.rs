@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 use remora_real::link::{set_buffers, set_int_option};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::stats::median;
+
 /// Round trips in a batch: few, yet more than a look at the clock costs.
 const ROUND_TRIPS: u32 = 16;
 
@@ -221,7 +223,7 @@ impl Probe {
                 }
             });
             stop.store(true, Ordering::Relaxed);
-            median(&mut times)
+            median(times)
         })
     }
 
@@ -328,11 +330,6 @@ impl Spin {
     fn is_hopeless(&self) -> bool {
         self.0 > 1_000_000
     }
-}
-
-fn median(times: &mut [f64]) -> f64 {
-    times.sort_unstable_by(f64::total_cmp);
-    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Pins the calling thread to the `n`th core that it may use, if there are two.

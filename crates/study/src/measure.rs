@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
+use remora_lab::stats::Latencies;
 use serde::{Deserialize, Serialize};
 
 /// Operations under way at once: one after the other for latency, many for throughput.
@@ -253,39 +253,6 @@ impl Tally {
             repeated_calls: self.repeated,
             retransmits: counts.retransmits,
         }
-    }
-}
-
-/// Latencies to three digits, up to a minute.
-pub struct Latencies(Histogram<u64>);
-
-impl Latencies {
-    /// None yet.
-    pub fn new() -> Self {
-        const MINUTE_NS: u64 = 60_000_000_000;
-        // Constant bounds, within those that the histogram allows.
-        Self(Histogram::new_with_bounds(1, MINUTE_NS, 3).expect("valid bounds"))
-    }
-
-    /// Adds one. Longer than a minute counts as a minute.
-    pub fn record(&mut self, latency: Duration) {
-        self.0.saturating_record(latency.as_nanos().min(u128::from(u64::MAX)) as u64);
-    }
-
-    /// How many there are.
-    pub fn count(&self) -> u64 {
-        self.0.len()
-    }
-
-    /// The latency in nanoseconds that the part `q` of operations does not exceed; 0 if there are none.
-    pub fn quantile(&self, q: f64) -> u64 {
-        self.0.value_at_quantile(q)
-    }
-}
-
-impl Default for Latencies {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use remora_kernel::{Kernel, Status};
+use remora_lab::stats::Latencies;
 use remora_memory::Region;
 use remora_model::resource::Usage;
 use remora_model::time::Ps;
@@ -12,7 +13,7 @@ use remora_model::world::{self, Energy, Pair, PairSpec, WorldError, Writer};
 use remora_real::{Full, RemoteRegion, WriterConfig, fill_object};
 use serde::{Deserialize, Serialize};
 
-use crate::measure::{Counts, Latencies, Link, Placement};
+use crate::measure::{Counts, Link, Placement};
 use crate::run::{Calls, Outcome};
 use crate::target::Target;
 

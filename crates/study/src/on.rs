@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use remora_lab::stats::is_level;
 use remora_model::platform::Platform;
 use remora_model::world::{PairSpec, Placement};
 use serde::{Deserialize, Serialize};
@@ -21,8 +22,6 @@ const CALLS: [u64; 2] = [300, 4_000];
 const USUAL_TIME: f64 = 0.12;
 /// Calls at least.
 const LEAST_CALLS: [u64; 2] = [20, 128];
-/// Medians closer than this are level.
-const LEVEL: f64 = 1.05;
 
 /// What a platform makes of the operations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -181,7 +180,7 @@ fn verdict(rows: &[ModelRow]) -> Option<ModelVerdict> {
     ranked.sort_by_key(|row| row.in_flight_1.p50_ns);
     let best = *ranked.first()?;
     let ns = |row: &ModelRow| row.in_flight_1.p50_ns as f64;
-    let level = ranked.get(1).is_some_and(|second| ns(second) < ns(best) * LEVEL);
+    let level = ranked.get(1).is_some_and(|second| is_level(ns(best), ns(second)));
     let most = rows.iter().max_by(|a, b| a.in_flight_64.ops_per_s.total_cmp(&b.in_flight_64.ops_per_s))?;
     let others: Vec<String> = ranked[1..].iter().map(|row| format!("{} {}", row.placement, time(ns(row)))).collect();
     let outcome = match ranked.get(1) {

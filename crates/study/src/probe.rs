@@ -13,6 +13,8 @@ pub use software::Software;
 
 use std::collections::BTreeMap;
 
+use remora_lab::stats::{median, range};
+
 /// Rounds in which everything is measured.
 pub const ROUNDS: usize = 3;
 
@@ -60,10 +62,8 @@ impl Figures {
     /// All figures, in the order in which their first value came.
     pub fn finish(mut self) -> Vec<Figure> {
         let figure = |path: String| {
-            let (values, unit, how) = self.rounds.get_mut(&path)?;
-            values.sort_unstable_by(f64::total_cmp);
-            let (low, high) = (*values.first()?, *values.last()?);
-            Some(Figure { path, unit, how, value: values[values.len() / 2], range: (low, high) })
+            let (values, unit, how) = self.rounds.remove(&path)?;
+            Some(Figure { path, unit, how, value: median(values.clone()), range: range(values) })
         };
         self.order.into_iter().filter_map(figure).collect()
     }

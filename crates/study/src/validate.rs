@@ -6,7 +6,6 @@
 
 mod judge;
 mod page;
-mod paired;
 mod predict;
 
 pub use judge::{Cell, RULE, Validation, Winner, judge};

@@ -2,13 +2,11 @@
 
 use std::ops::RangeInclusive;
 
+use remora_lab::stats::is_level;
 use serde::{Deserialize, Serialize};
 
 use crate::format::{per_op, plural, rate, time};
 use crate::measure::{Link, Load, Operation, Placement, Row};
-
-/// Medians closer than this are level.
-const LEVEL: f64 = 1.05;
 
 /// The outcome for one operation over one link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,8 +37,8 @@ pub fn judge(rows: &[&Row]) -> Option<Verdict> {
     ranked.sort_by_key(|row| row.in_flight_1.p50_ns);
     let best = *ranked.first()?;
     let most = rows.iter().max_by(|a, b| a.in_flight_64.ops_per_s.total_cmp(&b.in_flight_64.ops_per_s))?;
-    let level =
-        ranked.get(1).is_some_and(|second| (second.in_flight_1.p50_ns as f64) < best.in_flight_1.p50_ns as f64 * LEVEL);
+    let ns = |row: &Row| row.in_flight_1.p50_ns as f64;
+    let level = ranked.get(1).is_some_and(|second| is_level(ns(best), ns(second)));
     let reason = figures(&ranked, level, most);
     let outcome = match ranked.get(1) {
         None => "is the only place measured".to_string(),

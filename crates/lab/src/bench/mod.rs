@@ -12,6 +12,7 @@ use remora_real::Error;
 pub use ucx::{UcxRow, ucx};
 
 use crate::probe::Probe;
+use crate::stats::median;
 
 /// One figure beside its peer.
 #[derive(Clone, Debug)]
@@ -103,11 +104,7 @@ fn beside(
         values[turn] = value()?;
         ratios[turn] = values[turn] / peers[turn];
     }
-    let median = |figures: &mut [f64; TURNS]| {
-        figures.sort_unstable_by(f64::total_cmp);
-        figures[TURNS / 2]
-    };
-    Ok(Figures { value: median(&mut values), peer_value: median(&mut peers), ratio: median(&mut ratios) })
+    Ok(Figures { value: median(values), peer_value: median(peers), ratio: median(ratios) })
 }
 
 /// Measures everything. `progress` is told what is being measured, and how far along it is from 0 to 1.

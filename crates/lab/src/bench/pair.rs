@@ -16,6 +16,7 @@ use remora_real::link::udp::UdpLink;
 use remora_real::{Device, Error, Kernels};
 
 use crate::probe;
+use crate::stats::median;
 
 /// The link under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,10 +132,10 @@ impl Bench {
                     self.bump(&self.a, &self.b.target(), len, round + 1)?;
                     wait_for(&self.a, len, round + 1);
                     if round >= 100 {
-                        times.push(start.elapsed().as_nanos() as u64);
+                        times.push(start.elapsed().as_nanos() as f64);
                     }
                 }
-                Ok(median(&mut times))
+                Ok(median(times))
             },
         )?;
         self.reset()?;
@@ -155,10 +156,10 @@ impl Bench {
                     self.a.device.lock().nic().post_send(self.a.qp, &wr)?;
                     self.await_completions(&self.a, 1)?;
                     if round >= 100 {
-                        times.push(start.elapsed().as_nanos() as u64);
+                        times.push(start.elapsed().as_nanos() as f64);
                     }
                 }
-                Ok(median(&mut times))
+                Ok(median(times))
             },
         )
     }
@@ -293,9 +294,4 @@ pub(super) fn serve(end: &End, stop: &AtomicBool) {
             guard.progress();
         }
     }
-}
-
-fn median(times: &mut [u64]) -> f64 {
-    times.sort_unstable();
-    times.get(times.len() / 2).map_or(0.0, |&t| t as f64)
 }

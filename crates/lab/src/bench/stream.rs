@@ -18,6 +18,7 @@ use remora_wire::rpc::{RpcHeader, parse_reply_imm};
 use super::pair::{Bench, BenchLink, REGION, serve};
 use super::{BenchRow, Figures, Goal};
 use crate::probe::{Probe, on_core};
+use crate::stats;
 
 /// Bytes of one message: three of them fit into a region, with room to spare.
 const MESSAGE: usize = 20 << 20;
@@ -483,12 +484,8 @@ fn crc_by_table(table: &[u64; 256], bytes: &[u8]) -> u64 {
 
 /// Medians of the figures and of their ratios.
 pub(super) fn figures(pairs: &[(f64, f64)]) -> Figures {
-    let median = |of: &dyn Fn(&(f64, f64)) -> f64| {
-        let mut figures: Vec<f64> = pairs.iter().map(of).collect();
-        figures.sort_unstable_by(f64::total_cmp);
-        figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
-    };
-    Figures { value: median(&|p| p.0), peer_value: median(&|p| p.1), ratio: median(&|p| p.0 / p.1) }
+    let median = |of: fn(&(f64, f64)) -> f64| stats::median(pairs.iter().map(of));
+    Figures { value: median(|p| p.0), peer_value: median(|p| p.1), ratio: median(|p| p.0 / p.1) }
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use remora_memory::Buffer;
 use remora_wire::icrc::IcrcFlow;
 
-use super::{Spin, median, on_core, pin};
+use super::{Spin, on_core, pin};
+use crate::stats::median;
 
 /// Bytes between two words of a chase.
 const LINE: usize = 64;
@@ -63,7 +64,7 @@ impl Chase {
                 let loads = walk(buffer, at, LOADS.div_ceil(chains));
                 times.push(before.elapsed().as_nanos() as f64 / loads as f64);
             }
-            median(&mut times)
+            median(times)
         })
     }
 }
@@ -137,7 +138,7 @@ pub fn shared_bytes_per_s(len: usize, time: Duration) -> io::Result<(f64, f64)> 
         copy();
         times.push(before.elapsed().as_secs_f64());
     };
-    let (mut writes, mut reads) = thread::scope(|scope| {
+    let (writes, reads) = thread::scope(|scope| {
         let reading = scope.spawn(|| {
             pin(1);
             let (mut bytes, mut times, mut turns) = (vec![0; len], Vec::new(), 1);
@@ -166,7 +167,7 @@ pub fn shared_bytes_per_s(len: usize, time: Duration) -> io::Result<(f64, f64)> 
         // A reader that panicked leaves no figure.
         (writes, reading.join().unwrap_or_default())
     });
-    Ok((len as f64 / median(&mut writes), len as f64 / median(&mut reads)))
+    Ok((len as f64 / median(writes), len as f64 / median(reads)))
 }
 
 /// Bytes a second of the ICRC over packets of `len` bytes in cache.
@@ -189,7 +190,7 @@ fn rate(bytes: usize, time: Duration, mut work: impl FnMut()) -> f64 {
             (0..runs).for_each(|_| work());
             times.push(before.elapsed().as_secs_f64());
         }
-        (runs * bytes) as f64 / median(&mut times)
+        (runs * bytes) as f64 / median(times)
     })
 }
 

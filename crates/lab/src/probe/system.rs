@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::pipe::pipe;
 
-use super::{median, on_core, pin};
+use super::{on_core, pin};
+use crate::stats::median;
 
 /// Time of the cheapest system call, in nanoseconds.
 pub fn syscall_ns(time: Duration) -> f64 {
@@ -23,7 +24,7 @@ pub fn syscall_ns(time: Duration) -> f64 {
             }
             times.push(before.elapsed().as_nanos() as f64 / f64::from(CALLS));
         }
-        median(&mut times)
+        median(times)
     })
 }
 
@@ -61,7 +62,7 @@ pub fn wake_ns(core: usize, time: Duration) -> io::Result<f64> {
             Ok::<_, io::Error>(())
         });
         drop(there_in);
-        result.map(|()| median(&mut times))
+        result.map(|()| median(times))
     })
 }
 
@@ -83,7 +84,7 @@ pub fn sync_ns(directory: &Path, time: Duration) -> io::Result<f64> {
             file.sync_data()?;
             times.push(before.elapsed().as_nanos() as f64);
         }
-        Ok(median(&mut times))
+        Ok(median(times))
     })();
     // What could not be removed is a file of 4 KB with a name that says what it is.
     let _ = std::fs::remove_file(&path);

@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use remora_lab::stats::Latencies;
+
 use super::value::{Read, Values, Write};
 use super::{Answer, Ask, AtNode, PeerError, Store};
-use crate::measure::Latencies;
 use crate::ycsb::{Generator, Mix, Operation, Popularity};
 
 /// After how long without any answer a store counts as stuck.

@@ -1,6 +1,7 @@
 //! One point of a figure: builds what it needs in a modelled pair, runs it, and says what came.
 
 use remora_kernel::{GetParams, Status, op};
+use remora_lab::stats::Latencies;
 use remora_memory::Region;
 use remora_model::platform::{Platform, Stream, Tcp};
 use remora_model::time::Ps;
@@ -14,7 +15,6 @@ use std::time::Duration;
 use super::streams;
 use super::study::{Place, Run, Series, Study};
 use crate::calls::{Lists, Objects};
-use crate::measure::Latencies;
 use crate::modelled::{ModelError, Modelled, usage};
 use crate::run::{Calls, Outcome};
 

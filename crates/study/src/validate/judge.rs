@@ -1,15 +1,10 @@
 //! Prediction beside measurement.
 
+use remora_lab::stats::{is_level, is_slower, median, range};
 use serde::Serialize;
 
-use super::paired::{chance, median};
 use crate::measure::{Link, Operation, Placement, Row};
 use crate::verdict::groups;
-
-/// Placements whose medians lie within this factor are level, as in the comparison's own report.
-const LEVEL: f64 = 1.05;
-/// The largest chance that a placement which is no slower is taken to be.
-const SIGNIFICANT: f64 = 0.05;
 
 /// How a winner is named, and when a prediction is right.
 pub const RULE: &str = "The placements of a round are measured by turns, so ratios within rounds are compared. A \
@@ -137,14 +132,13 @@ fn cell(rounds: &[Pair<'_>]) -> Option<Cell> {
     let both = |figure: fn(&Row) -> f64| {
         (median(rounds.iter().map(|pair| figure(pair.0))), median(rounds.iter().map(|pair| figure(pair.1))))
     };
-    let measured = || rounds.iter().map(|pair| latency(pair.1));
     Some(Cell {
         operation: like.operation,
         parameter: like.parameter,
         link: like.link,
         placement: like.placement,
         p50_ns: both(latency),
-        p50_range_ns: (measured().fold(f64::INFINITY, f64::min), measured().fold(0.0, f64::max)),
+        p50_range_ns: range(rounds.iter().map(|pair| latency(pair.1))),
         ops_per_s: both(|row| row.in_flight_64.ops_per_s),
         rereads: both(|row| row.in_flight_1.rereads_per_op),
     })
@@ -172,14 +166,8 @@ fn winner(rows: &[Vec<Pair<'_>>]) -> Option<Winner> {
         link: like.link,
         predicted: rows[foreseen[0]][0].0.placement,
         measured: names(&|times| !is_slower(&best, times)),
-        by_medians: names(&|times| median(times.iter().copied()) <= lowest * LEVEL),
+        by_medians: names(&|times| is_level(lowest, median(times.iter().copied()))),
     })
-}
-
-/// Whether the second was slower, by more than what counts as level, in rounds that tell.
-fn is_slower(first: &[f64], second: &[f64]) -> bool {
-    let ratios: Vec<f64> = first.iter().zip(second).map(|(first, second)| second / first).collect();
-    median(ratios.iter().copied()) > LEVEL && chance(&ratios) <= SIGNIFICANT
 }
 
 #[cfg(test)]
