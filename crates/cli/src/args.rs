@@ -2,9 +2,13 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
+use remora_kernel::Placement;
+use remora_real::LinkKind;
 
 /// Smart remote memory: a software RoCE v2 NIC, and kernels that run at the client, on the NIC or on the host.
 ///
@@ -112,10 +116,10 @@ pub struct Compare {
     #[arg(long, value_name = "ADDR", value_parser = address)]
     pub local: Option<IpAddr>,
     /// Links to use, of udp, shm and packet [default: udp and, if it reaches the node, shm]
-    #[arg(long, value_name = "LINKS", value_delimiter = ',')]
-    pub links: Vec<Link>,
+    #[arg(long, value_name = "LINKS", value_delimiter = ',', value_parser = link())]
+    pub links: Vec<LinkKind>,
     /// Places to run kernels at
-    #[arg(long, value_name = "PLACES", value_delimiter = ',', default_value = "client,nic,host")]
+    #[arg(long, value_name = "PLACES", value_delimiter = ',', default_value = "client,nic,host", value_parser = placement())]
     pub placements: Vec<Placement>,
     /// Records from a file of key<TAB>value lines
     #[arg(long, value_name = "FILE", conflicts_with_all = ["records", "value_bytes"])]
@@ -232,36 +236,31 @@ pub struct BenchKernel {
     pub json: Option<PathBuf>,
 }
 
-/// A link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Link {
-    /// RoCE v2 over a UDP socket.
-    Udp,
-    /// Shared memory between two processes of one host.
-    Shm,
-    /// Whole IPv4 packets through packet and raw sockets.
-    Packet,
+/// A link by which a node is reached, by its name.
+pub(crate) fn link() -> impl TypedValueParser<Value = LinkKind> {
+    one_of([
+        (LinkKind::Udp.name(), "RoCE v2 over a UDP socket"),
+        (LinkKind::Shm.name(), "Shared memory between two processes of one host"),
+        (LinkKind::Packet.name(), "Whole IPv4 packets through packet and raw sockets"),
+    ])
 }
 
-/// Where a kernel runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Placement {
-    /// Here, with one-sided verbs.
-    Client,
-    /// On the node's NIC.
-    Nic,
-    /// On the node's host cores.
-    Host,
+/// A placement that the real world has, by its name.
+pub(crate) fn placement() -> impl TypedValueParser<Value = Placement> {
+    one_of([
+        (Placement::Client.name(), "Here, with one-sided verbs"),
+        (Placement::Nic.name(), "On the node's NIC"),
+        (Placement::Host.name(), "On the node's host cores"),
+    ])
 }
 
-impl From<Placement> for remora_real::Placement {
-    fn from(place: Placement) -> Self {
-        match place {
-            Placement::Client => Self::Client,
-            Placement::Nic => Self::Nic,
-            Placement::Host => Self::Host,
-        }
-    }
+/// One of some things by its name, each with a line of help.
+pub(crate) fn one_of<T, const N: usize>(names: [(&'static str, &'static str); N]) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err: std::error::Error + Send + Sync + 'static> + Clone + Send + Sync + 'static,
+{
+    let values = names.map(|(name, about)| PossibleValue::new(name).help(about));
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<T>())
 }
 
 /// How keys are drawn.

@@ -6,9 +6,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use clap::builder::TypedValueParser;
 use remora_cluster::{Deployment, Model};
 use remora_lab::stats::median;
-use remora_real::LinkChoice;
+use remora_real::LinkKind;
 use remora_study::compare::{Progress, Watch};
 use remora_study::peers::cluster::Cluster;
 use remora_study::peers::cores::Spread;
@@ -19,10 +20,11 @@ use remora_study::peers::{Ask, Done, PeerError, Store, disk};
 use remora_study::ycsb::{self, Mix, Popularity};
 use tempfile::TempDir;
 
+use crate::args::{self, one_of};
 use crate::cluster::Shape;
 use crate::cluster_children::{Children, Settings};
 use crate::progress::{Display, stop_flag};
-use crate::{Failure, args, bench_minos_show as show, print};
+use crate::{Failure, bench_minos_show as show, print};
 
 /// How long a cluster may take until it serves.
 const START: Duration = Duration::from_secs(20);
@@ -56,8 +58,8 @@ pub struct BenchMinos {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["models", "deployments", "link"])]
     pub at: Option<PathBuf>,
     /// How nodes and clients reach each other
-    #[arg(long, value_name = "LINK", default_value = "shm")]
-    pub link: ClusterLink,
+    #[arg(long, value_name = "LINK", default_value = "shm", value_parser = link())]
+    pub link: LinkKind,
     /// What is done: only updates, only reads, or core workloads of YCSB
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "writes,reads,a")]
     pub workloads: Vec<Workload>,
@@ -96,22 +98,9 @@ pub struct BenchMinos {
     pub csv: Option<PathBuf>,
 }
 
-/// A link between nodes of a cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ClusterLink {
-    /// Shared memory.
-    Shm,
-    /// RoCE v2 over UDP.
-    Udp,
-}
-
-impl From<ClusterLink> for LinkChoice {
-    fn from(link: ClusterLink) -> Self {
-        match link {
-            ClusterLink::Shm => Self::Shm,
-            ClusterLink::Udp => Self::Udp,
-        }
-    }
+/// A link between nodes of a cluster, by its name.
+fn link() -> impl TypedValueParser<Value = LinkKind> {
+    one_of([(LinkKind::Shm.name(), "Shared memory"), (LinkKind::Udp.name(), "RoCE v2 over UDP")])
 }
 
 /// What is done.
@@ -219,7 +208,7 @@ impl Started {
     fn start(
         model: Model,
         deployment: Deployment,
-        link: LinkChoice,
+        link: LinkKind,
         clients: usize,
         directory: &Path,
     ) -> Result<Self, Failure> {
@@ -289,9 +278,7 @@ impl Subject {
     fn start(&self, args: &BenchMinos, directory: &Path) -> Result<Box<dyn Store>, Failure> {
         let clients = args.most_clients();
         Ok(match self {
-            Self::Started(model, place) => {
-                Box::new(Started::start(*model, *place, args.link.into(), clients, directory)?)
-            }
+            Self::Started(model, place) => Box::new(Started::start(*model, *place, args.link, clients, directory)?),
             Self::Running(settings) => {
                 let Settings { addresses, link, persistency, .. } = settings.as_ref();
                 Box::new(Cluster::connect(addresses, *link, *persistency, clients)?)

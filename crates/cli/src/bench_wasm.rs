@@ -4,10 +4,10 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use remora_kernel::{Call, HostMemory, Limits, Runner, Status, op};
+use remora_kernel::{Call, HostMemory, Limits, Placement, Runner, Status, op};
 use remora_lab::stats::{Latencies, median};
 use remora_memory::{Access, Buffer, Pd, Registry};
-use remora_real::{Client, ClientConfig, LinkChoice, Placement};
+use remora_real::{Client, ClientConfig, LinkKind};
 use remora_store::Place;
 use remora_store::hash::{self, Image, Table};
 use remora_study::format::{rate, time};
@@ -16,7 +16,6 @@ use remora_wasm::{Isolation, KernelSet, ModuleLimits};
 use serde_json::{Value, json};
 
 use crate::child::{ChildNode, loopback};
-use crate::kernel::place_name;
 use crate::progress::{Display, stop_flag};
 use crate::{Failure, args, print};
 
@@ -97,7 +96,7 @@ pub fn run(args: &BenchWasm) -> Result<(), Failure> {
     let mut pairs = in_process(args, &display)?;
     let [node, one, two] = loopback(None)?;
     let child = ChildNode::start(node)?;
-    let connect = |local| Client::connect(ClientConfig { node, local, link: LinkChoice::Shm });
+    let connect = |local| Client::connect(ClientConfig { node, local, link: Some(LinkKind::Shm) });
     let (mut good, mut other) = (connect(one)?, connect(two)?);
     let gets = Gets::load(&mut good, args)?;
     display.part("GETs over shared memory", 0.3);
@@ -451,7 +450,7 @@ fn table(args: &BenchWasm, pairs: &[Pair], neighbours: &[Neighbour]) -> String {
         let status = row.status.map_or(String::new(), |status| format!("{status:?}"));
         let line = format!(
             "{:<6} {:<26} {p50:>9} {p99:>9} {p999:>9} {:>12}  {status}",
-            place_name(row.place),
+            row.place.name(),
             row.beside,
             rate(row.others)
         );
@@ -465,7 +464,7 @@ fn to_json(args: &BenchWasm, pairs: &[Pair], neighbours: &[Neighbour]) -> Value 
         |pair: &Pair| json!({ "what": pair.what, "native_ns": pair.native, "wasm_ns": pair.wasm, "met": pair.met() });
     let neighbour = |row: &Neighbour| {
         json!({
-            "place": place_name(row.place), "beside": row.beside, "p50_ns": row.p50, "p99_ns": row.p99, "p999_ns": row.p999,
+            "place": row.place.name(), "beside": row.beside, "p50_ns": row.p50, "p99_ns": row.p99, "p999_ns": row.p999,
             "other_calls_per_s": row.others, "other_status": row.status.map(|status| format!("{status:?}")),
         })
     };

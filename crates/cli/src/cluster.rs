@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use remora_cluster::{Client, ClientConfig, ClusterNode, Deployment, LogKind, Model, Outcome, Status};
-use remora_real::LinkChoice;
+use remora_real::LinkKind;
 use serde_json::{Value, json};
 
 use crate::cluster_children::{Children, READY, Settings, lock};
@@ -74,7 +74,7 @@ pub struct Shape {
     pub deployment: Option<Deployment>,
     /// How nodes and clients reach each other: shm or udp [default: shm]
     #[arg(long, value_name = "LINK")]
-    pub link: Option<LinkChoice>,
+    pub link: Option<LinkKind>,
     /// How logs become durable: fdatasync, or pmem (write-back of a mapped file; only a DAX file system keeps that
     /// through a power failure) [default: fdatasync]
     #[arg(long, value_name = "KIND")]
@@ -201,7 +201,7 @@ fn greet(args: &Start, children: &Children) {
             settings.persistency,
             settings.deployment,
             settings.log,
-            settings.link_name(),
+            settings.link,
             children.dir().display()
         );
         for (node, address) in settings.addresses.iter().enumerate() {

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use remora_cluster::{Deployment, LogKind, Model, NodeConfig, Secret};
-use remora_real::LinkChoice;
+use remora_real::LinkKind;
 use serde_json::{Value, json};
 
 use crate::Failure;
@@ -37,7 +37,7 @@ pub struct Settings {
     /// Where the protocol runs.
     pub deployment: Deployment,
     /// How nodes and clients reach each other.
-    pub link: LinkChoice,
+    pub link: LinkKind,
     /// How logs become durable.
     pub log: LogKind,
     /// After so much silence a node is taken to have failed.
@@ -99,16 +99,11 @@ impl Settings {
             addresses: free_addresses(shape.nodes.unwrap_or(3))?,
             persistency: shape.persistency.unwrap_or(Model::Synch),
             deployment: shape.deployment.unwrap_or_default(),
-            link: shape.link.unwrap_or(LinkChoice::Shm),
+            link: shape.link.unwrap_or(LinkKind::Shm),
             log: shape.log.unwrap_or_default(),
             suspect: Duration::from_millis(shape.suspect.unwrap_or(200)),
             secret: remora_real::entropy()?,
         })
-    }
-
-    /// The link's name.
-    pub fn link_name(&self) -> &'static str {
-        if self.link == LinkChoice::Udp { "udp" } else { "shm" }
     }
 
     fn write(&self, dir: &Path) -> Result<(), Failure> {
@@ -124,7 +119,7 @@ impl Settings {
             "addresses": addresses,
             "persistency": self.persistency.to_string(),
             "deployment": self.deployment.to_string(),
-            "link": self.link_name(),
+            "link": self.link,
             "log": self.log.to_string(),
             "suspect_ms": self.suspect.as_millis() as u64,
             "secret": secret,

@@ -6,12 +6,13 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use remora_kernel::Placement;
 use remora_lab::probe::Probe;
 use remora_model::platform::Platform;
-use remora_real::{Client, ClientConfig, LinkChoice};
+use remora_real::{Client, ClientConfig, LinkKind};
 use remora_study::compare::{Plan, compare, timed};
 use remora_study::machine::Machine;
-use remora_study::measure::{self, Row};
+use remora_study::measure::Row;
 use remora_study::on::{OnError, OnPlatform, compare_on};
 use remora_study::records::{InputError, Records};
 use remora_study::report::{Report, Setup, html, table};
@@ -20,7 +21,7 @@ use remora_study::target::Target;
 use remora_study::trace::Trace;
 use remora_study::workload;
 
-use crate::args::{self, Link};
+use crate::args;
 use crate::child::{ChildNode, local_towards, loopback};
 use crate::progress::{Display, stop_flag};
 use crate::{Failure, print};
@@ -130,10 +131,10 @@ struct Connected {
 }
 
 fn connect(args: &args::Compare, display: &Display) -> Result<Connected, Failure> {
-    let wanted = if args.links.is_empty() { vec![Link::Udp, Link::Shm] } else { args.links.clone() };
+    let wanted = if args.links.is_empty() { vec![LinkKind::Udp, LinkKind::Shm] } else { args.links.clone() };
     let (node, child) = match args.node {
         Some(node) => (node, None),
-        None if args.links.contains(&Link::Packet) => {
+        None if args.links.contains(&LinkKind::Packet) => {
             return Err(Failure::Usage("the packet link is for two machines: give --node".into()));
         }
         None => {
@@ -151,14 +152,11 @@ fn connect(args: &args::Compare, display: &Display) -> Result<Connected, Failure
             None if node.is_loopback() && node.is_ipv4() => loopback::<1>(Some(node))?[0],
             None => local_towards(node)?,
         };
-        let choice = match link {
-            Link::Udp => LinkChoice::Udp,
-            Link::Shm => LinkChoice::Shm,
-            Link::Packet => LinkChoice::Packet,
-        };
-        match Client::connect(ClientConfig { node, local, link: choice }) {
+        match Client::connect(ClientConfig { node, local, link: Some(link) }) {
             Ok(client) => clients.push(client),
-            Err(e) if args.links.is_empty() && link == Link::Shm => display.say(&format!("without shared memory: {e}")),
+            Err(e) if args.links.is_empty() && link == LinkKind::Shm => {
+                display.say(&format!("without shared memory: {e}"))
+            }
             Err(e) => return Err(e.into()),
         }
     }
@@ -203,12 +201,6 @@ fn setup(args: &args::Compare, records: &Records, trace: Option<&Trace>) -> Setu
 }
 
 fn plan(args: &args::Compare) -> Plan {
-    let placement = |placement: &args::Placement| match placement {
-        args::Placement::Client => measure::Placement::Client,
-        args::Placement::Nic => measure::Placement::Nic,
-        args::Placement::Host => measure::Placement::Host,
-    };
-    let all: Vec<_> = args.placements.iter().map(placement).collect();
     Plan {
         seed: args.seed,
         distribution: match args.distribution {
@@ -217,7 +209,7 @@ fn plan(args: &args::Compare) -> Plan {
         },
         time: args.seconds,
         // In the order of reports, each once.
-        placements: measure::Placement::ALL.into_iter().filter(|p| all.contains(p)).collect(),
+        placements: Placement::REAL.into_iter().filter(|p| args.placements.contains(p)).collect(),
         writer_updates_per_s: args.writer_rate,
     }
 }

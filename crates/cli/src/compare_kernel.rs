@@ -5,15 +5,14 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
-use remora_kernel::Status;
+use remora_kernel::{Placement, Status};
 use remora_lab::stats::{Latencies, is_level};
-use remora_real::{Client, ClientConfig, LinkChoice, Placement};
+use remora_real::{Client, ClientConfig, LinkKind};
 use remora_study::format::{rate, time};
 
-use crate::args::{self, Link};
+use crate::args;
 use crate::child::{ChildNode, local_towards, loopback};
-use crate::kernel::{explain, name_of, place_name, put};
+use crate::kernel::{explain, name_of, put};
 use crate::kernel_build;
 use crate::kernel_params::{Place, encode};
 use crate::progress::{Display, stop_flag};
@@ -24,7 +23,7 @@ const IN_FLIGHT: u32 = 64;
 
 /// The kernel at one place over one link.
 struct Row {
-    link: &'static str,
+    link: LinkKind,
     place: Placement,
     calls: u64,
     p50_ns: u64,
@@ -50,7 +49,7 @@ pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
     let module = kernel_build::load(file)?;
     let data = data(args)?;
     let display = Display::new(stop_flag());
-    let links = if args.links.is_empty() { vec![Link::Udp, Link::Shm] } else { args.links.clone() };
+    let links = if args.links.is_empty() { vec![LinkKind::Udp, LinkKind::Shm] } else { args.links.clone() };
     let (node, child) = match args.node {
         Some(node) => (node, None),
         None => {
@@ -66,15 +65,10 @@ pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
         } else {
             args.local.map_or_else(|| local_towards(node), Ok)?
         };
-        let choice = match link {
-            Link::Udp => LinkChoice::Udp,
-            Link::Shm => LinkChoice::Shm,
-            Link::Packet => LinkChoice::Packet,
-        };
-        let mut client = match Client::connect(ClientConfig { node, local, link: choice }) {
+        let mut client = match Client::connect(ClientConfig { node, local, link: Some(*link) }) {
             Ok(client) => client,
             Err(error) if args.links.is_empty() => {
-                left_out.push(format!("{}: {error}", word(link)));
+                left_out.push(format!("{}: {error}", link));
                 continue;
             }
             Err(error) => return Err(error.into()),
@@ -86,12 +80,8 @@ pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
         local.map_err(|e| Failure::Failed(format!("{}: {e}", file.display())))?;
         let place = put(&mut client, data.as_deref())?;
         for placement in &args.placements {
-            display.advance(
-                rows.len() as u64,
-                total,
-                &format!("{} at the {} over {}", name_of(file), word(placement), word(link)),
-            );
-            rows.push(measure(&mut client, args, entry.op, place, (*placement).into(), &display)?);
+            display.advance(rows.len() as u64, total, &format!("{} at the {} over {}", name_of(file), placement, link));
+            rows.push(measure(&mut client, args, entry.op, place, *placement, &display)?);
         }
         client.remove_kernel(&name)?;
     }
@@ -195,17 +185,12 @@ fn check(rows: &[Row]) -> Result<(), Failure> {
         Some(row) => Err(Failure::Failed(format!(
             "the kernel answers differently at the {} over {} and at the {} over {}: does it change what it reads, or keep \
              something between calls (--fresh)?",
-            place_name(rows[0].place),
+            rows[0].place.name(),
             rows[0].link,
-            place_name(row.place),
+            row.place.name(),
             row.link
         ))),
     }
-}
-
-/// As the command line spells it.
-fn word(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
 }
 
 fn table(file: &Path, rows: &[Row], left_out: &[String]) -> String {
@@ -218,8 +203,8 @@ fn table(file: &Path, rows: &[Row], left_out: &[String]) -> String {
     line(["link", "place", "p50", "p99", "calls/s", "trips/call", "calls"]);
     for row in rows {
         let cells = [
-            row.link.into(),
-            place_name(row.place).into(),
+            row.link.to_string(),
+            row.place.name().into(),
             time(row.p50_ns as f64),
             time(row.p99_ns as f64),
             rate(row.per_s),
@@ -229,15 +214,15 @@ fn table(file: &Path, rows: &[Row], left_out: &[String]) -> String {
         line(cells.each_ref().map(|cell: &String| cell.as_str()));
     }
     text.push('\n');
-    let mut links: Vec<&str> = rows.iter().map(|row| row.link).collect();
+    let mut links: Vec<LinkKind> = rows.iter().map(|row| row.link).collect();
     links.dedup();
     for link in links {
         let of = || rows.iter().filter(|row| row.link == link);
         let best = of().map(|row| row.p50_ns as f64).fold(f64::INFINITY, f64::min);
         let fast: Vec<&str> =
-            of().filter(|row| is_level(best, row.p50_ns as f64)).map(|row| place_name(row.place)).collect();
+            of().filter(|row| is_level(best, row.p50_ns as f64)).map(|row| row.place.name()).collect();
         let most = of().map(|row| row.per_s).fold(0.0, f64::max);
-        let many: Vec<&str> = of().filter(|row| is_level(row.per_s, most)).map(|row| place_name(row.place)).collect();
+        let many: Vec<&str> = of().filter(|row| is_level(row.per_s, most)).map(|row| row.place.name()).collect();
         let _ = writeln!(
             text,
             "over {link}: quickest at the {}; most calls a second at the {}",
@@ -259,7 +244,7 @@ fn json(file: &Path, rows: &[Row]) -> String {
         .iter()
         .map(|row| {
             serde_json::json!({
-                "kernel": file.display().to_string(), "link": row.link, "place": place_name(row.place), "calls": row.calls,
+                "kernel": file.display().to_string(), "link": row.link, "place": row.place.name(), "calls": row.calls,
                 "p50_ns": row.p50_ns, "p99_ns": row.p99_ns, "calls_per_s": row.per_s, "round_trips_per_call": row.trips,
                 "status": row.status.code(),
             })

@@ -68,8 +68,9 @@ fn rows(
 mod tests {
     use super::*;
     use clap::Parser;
+    use remora_kernel::Placement;
     use remora_kernel::{Builtins, Kernel, Status, op};
-    use remora_model::world::{Hardware, PairSpec, Placement};
+    use remora_model::world::{Hardware, PairSpec};
     use remora_study::modelled::Modelled;
     use remora_wasm::{Isolation, ModuleLimits};
 
@@ -158,7 +159,7 @@ mod tests {
         ("strom-10g", Placement::Client, "module.core.instruction", "client.core.clock"),
         ("strom-10g", Placement::Nic, "module.logic.instruction", "nic.pipeline.clock"),
         ("strom-10g", Placement::Host, "module.core.instruction", "host.core.clock"),
-        ("rambda", Placement::Accel, "module.logic.instruction", "accel.clock"),
+        ("rambda", Placement::Accelerator, "module.logic.instruction", "accel.clock"),
         ("bluefield2", Placement::Nic, "module.core.instruction", "host.core.clock"),
     ];
 

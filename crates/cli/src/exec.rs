@@ -8,6 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use remora_real::LinkKind;
+
 use crate::{Failure, args};
 
 /// Options of `remora exec`.
@@ -21,7 +23,7 @@ pub struct Exec {
     #[arg(long, value_name = "BYTES", value_parser = mtu)]
     pub mtu: Option<u32>,
     /// How packets travel: auto is shared memory between processes of this user here, and UDP to all others
-    #[arg(long, value_name = "LINK", default_value = "auto", value_parser = ["auto", "udp", "shm"])]
+    #[arg(long, value_name = "LINK", default_value = "auto", value_parser = ["auto", LinkKind::Udp.name(), LinkKind::Shm.name()])]
     pub link: String,
     /// Lose some of the packets that arrive, to try what a program makes of it: percent, or percent:seed
     #[arg(long, value_name = "LOSS", value_parser = loss)]

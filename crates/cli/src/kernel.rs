@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use remora_kernel::{Limits, Status};
-use remora_real::{self as real, Client, ClientConfig, LinkChoice, RemoteRegion};
+use remora_kernel::{Limits, Placement, Status};
+use remora_real::{Client, ClientConfig, RemoteRegion};
 use remora_wasm::{DeployedModule, Isolation, ModuleLimits};
 
-use crate::args::{self, Placement};
+use crate::args;
 use crate::child::{local_towards, loopback};
 use crate::kernel_build::{self, Build};
 use crate::kernel_params::{self, HELP, Piece, Place};
@@ -144,7 +144,7 @@ pub struct Call {
     #[arg(long, value_name = "FILE")]
     pub payload: Option<PathBuf>,
     /// Where it runs on the node
-    #[arg(long, value_enum, value_name = "PLACE", default_value = "nic")]
+    #[arg(long, value_name = "PLACE", default_value = "nic", value_parser = args::placement())]
     pub place: Placement,
     /// Print the reply as it is, and not as hexadecimal words
     #[arg(long)]
@@ -185,7 +185,7 @@ pub fn connect(node: IpAddr) -> Result<Client, Failure> {
     } else {
         local_towards(node)?
     };
-    Ok(Client::connect(ClientConfig { node, local, link: LinkChoice::Auto })?)
+    Ok(Client::connect(ClientConfig { node, local, link: None })?)
 }
 
 /// The name that a file's kernel has if none is given.
@@ -258,8 +258,8 @@ fn call(args: &Call) -> Result<(), Failure> {
     let place = put(&mut client, data.as_deref())?;
     let mut params = Vec::new();
     kernel_params::encode(&args.args, place, 0, &mut params);
-    let (status, reply) = match (&payload, args.place.into()) {
-        (_, real::Placement::Client) => {
+    let (status, reply) = match (&payload, args.place) {
+        (_, Placement::Client) => {
             return Err(Failure::Usage(
                 "a call by name runs on the node: --place nic or host; see `remora compare --kernel` for the client"
                     .into(),
@@ -287,15 +287,6 @@ pub fn put(client: &mut Client, data: Option<&[u8]>) -> Result<Place, Failure> {
     let region: RemoteRegion = client.alloc((data.len() as u64).max(8))?;
     client.write(&region, 0, data)?;
     Ok(Place { key: region.key, va: region.va, len: data.len() as u64 })
-}
-
-/// As options and reports spell it.
-pub fn place_name(place: real::Placement) -> &'static str {
-    match place {
-        real::Placement::Client => "client",
-        real::Placement::Nic => "nic",
-        real::Placement::Host => "host",
-    }
 }
 
 /// A status as users read it.

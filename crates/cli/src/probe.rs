@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use remora_model::platform::Platform;
-use remora_real::{Client, ClientConfig, LinkChoice};
+use remora_real::{Client, ClientConfig, LinkKind};
 use remora_study::compare::Watch;
 use remora_study::machine::Machine;
 use remora_study::probe::{Figure, Figures, Hardware, ROUNDS, Software, platform_file};
@@ -72,9 +72,9 @@ pub fn local_node() -> Result<(ChildNode, Vec<Client>), Failure> {
     let [node] = loopback(None)?;
     let child = ChildNode::start(node)?;
     let mut clients = Vec::new();
-    for link in [LinkChoice::Udp, LinkChoice::Shm] {
+    for link in [LinkKind::Udp, LinkKind::Shm] {
         let [local] = loopback(Some(node))?;
-        clients.push(Client::connect(ClientConfig { node, local, link })?);
+        clients.push(Client::connect(ClientConfig { node, local, link: Some(link) })?);
     }
     Ok((child, clients))
 }

@@ -4,13 +4,14 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use remora_kernel::Placement;
 use remora_lab::probe::Probe;
 use remora_model::platform::Platform;
 use remora_real::Client;
 use remora_study::compare::{Plan, WRITER_RATE, compare};
 use remora_study::format::{rate, time};
 use remora_study::machine::Machine;
-use remora_study::measure::{Operation, Placement, Row};
+use remora_study::measure::{Operation, Row};
 use remora_study::probe::{Figure, platform_file};
 use remora_study::records::Records;
 use remora_study::store::Store;
@@ -68,7 +69,7 @@ pub fn run(args: &Validate) -> Result<(), Failure> {
         seed: args.seed,
         distribution: Distribution::Zipfian,
         time: args.seconds,
-        placements: Placement::ALL.to_vec(),
+        placements: Placement::REAL.to_vec(),
         writer_updates_per_s: WRITER_RATE,
     };
     let machine = Machine::describe();

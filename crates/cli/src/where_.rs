@@ -5,11 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::ValueEnum;
+use clap::builder::TypedValueParser;
 use remora_model::platform::{NicDevice, Platform};
+use remora_real::LinkKind;
 use remora_study::format::{rate, time};
-use remora_study::measure::Link;
+
 use remora_study::where_::{Answer, Candidate, Goal, Operation, OperationError, Options, decide};
 
+use crate::args::one_of;
 use crate::progress::{Display, stop_flag};
 use crate::{Failure, print};
 
@@ -33,8 +36,8 @@ pub struct Where {
     #[arg(long, value_enum, default_value = "latency")]
     pub by: By,
     /// The link, on a platform that `remora probe` wrote
-    #[arg(long, value_enum, default_value = "udp")]
-    pub link: LinkName,
+    #[arg(long, default_value = "udp", value_parser = link())]
+    pub link: LinkKind,
     /// Points at which the open values are tried together
     #[arg(long, value_name = "N", default_value = "256", value_parser = crate::args::up_to(0..=100_000))]
     pub points: u32,
@@ -66,13 +69,9 @@ pub enum By {
     Energy,
 }
 
-/// A link of the software NIC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LinkName {
-    /// RoCE v2 over UDP.
-    Udp,
-    /// Shared memory.
-    Shm,
+/// A link of the software NIC, by its name.
+fn link() -> impl TypedValueParser<Value = LinkKind> {
+    one_of([(LinkKind::Udp.name(), "RoCE v2 over UDP"), (LinkKind::Shm.name(), "Shared memory")])
 }
 
 impl From<OperationError> for Failure {
@@ -94,7 +93,7 @@ pub fn run(args: &Where) -> Result<(), Failure> {
             By::Rate => Goal::Rate,
             By::Energy => Goal::Energy,
         },
-        link: if args.link == LinkName::Shm { Link::Shm } else { Link::Udp },
+        link: args.link,
         points: args.points as usize,
         simulated: args.simulate,
         seed: args.seed,

@@ -12,7 +12,7 @@ use remora_replica::types::{Key, ScopeId, Value};
 use super::stream::{Arrival, Sizes, Streams};
 use super::wire::{Answered, Asked, CLIENT_FRAME, CLIENT_PORT, client_hello};
 use super::{Split, Status, link_at};
-use remora_real::{Device, Error, LinkChoice, Seat, Sleeper, entropy};
+use remora_real::{Device, Error, LinkKind, Seat, Sleeper, entropy};
 
 /// How long a node may take to answer a call.
 const DIAL: u64 = 200_000_000;
@@ -31,7 +31,7 @@ pub struct ClientConfig {
     /// The client's own address; by default a free one of 127.0.0.0/8.
     pub local: Option<IpAddr>,
     /// Shared memory or UDP, as the nodes have it.
-    pub link: LinkChoice,
+    pub link: LinkKind,
     /// After so long without an answer a request's outcome is unknown, and without a node there is no connection.
     pub timeout: Duration,
     /// Whether a request whose outcome is unknown is sent again until `timeout`, to another node. It is done once, as
@@ -43,7 +43,7 @@ pub struct ClientConfig {
 impl ClientConfig {
     /// Shared memory, five seconds, no retries.
     pub fn new(nodes: Vec<IpAddr>) -> Self {
-        Self { nodes, node: 0, local: None, link: LinkChoice::Auto, timeout: Duration::from_secs(5), retry: false }
+        Self { nodes, node: 0, local: None, link: LinkKind::Shm, timeout: Duration::from_secs(5), retry: false }
     }
 }
 
@@ -579,12 +579,12 @@ impl Open {
 }
 
 /// A link at an address of 127.0.0.0/8 that nobody has.
-fn free_link(choice: LinkChoice) -> Result<(IpAddr, Box<dyn remora_real::link::Link>), Error> {
+fn free_link(kind: LinkKind) -> Result<(IpAddr, Box<dyn remora_real::link::Link>), Error> {
     let mut failure = None;
     for _ in 0..64 {
         let random = entropy()?;
         let local = Ipv4Addr::new(127, random[0].clamp(64, 250), random[1], random[2].clamp(1, 254)).into();
-        match link_at(local, choice) {
+        match link_at(local, kind) {
             Ok(link) => return Ok((local, link)),
             Err(e) => failure = Some(e),
         }

@@ -34,7 +34,7 @@ use std::net::IpAddr;
 use remora_real::link::Link;
 use remora_real::link::shm::ShmLink;
 use remora_real::link::udp::UdpLink;
-use remora_real::{Error, LinkChoice};
+use remora_real::{Error, LinkKind};
 
 /// Where a node runs the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,11 +78,13 @@ pub struct Split {
 }
 
 /// A device's only link.
-fn link_at(local: IpAddr, choice: LinkChoice) -> Result<Box<dyn Link>, Error> {
-    let at = |link: &'static str| move |source| Error::Link { link, address: local, source };
-    Ok(match choice {
-        LinkChoice::Auto | LinkChoice::Shm => Box::new(ShmLink::bind(local).map_err(at("shared-memory"))?),
-        LinkChoice::Udp => Box::new(UdpLink::bind(local).map_err(at("udp"))?),
-        LinkChoice::Packet => return Err(Error::Argument("a cluster's nodes use the shm or the udp link".into())),
+fn link_at(local: IpAddr, kind: LinkKind) -> Result<Box<dyn Link>, Error> {
+    let at = |link: LinkKind| move |source| Error::Link { link, address: local, source };
+    Ok(match kind {
+        LinkKind::Shm => Box::new(ShmLink::bind(local).map_err(at(LinkKind::Shm))?),
+        LinkKind::Udp => Box::new(UdpLink::bind(local).map_err(at(LinkKind::Udp))?),
+        LinkKind::Packet | LinkKind::Loopback => {
+            return Err(Error::Argument("a cluster's nodes use the shm or the udp link".into()));
+        }
     })
 }

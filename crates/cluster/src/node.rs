@@ -21,7 +21,7 @@ use super::server::Server;
 use super::stream::{Sizes, Streams};
 use super::wire::{CLIENT_FRAME, MAX_VALUE, Secret};
 use super::{Deployment, link_at};
-use remora_real::{Device, Error, LinkChoice, Resident, Sleeper, entropy, prepare_to_wait};
+use remora_real::{Device, Error, LinkKind, Resident, Sleeper, entropy, prepare_to_wait};
 
 /// How long the protocol's thread polls without work before it sleeps, letting others have the core: about as long as a
 /// sync, so that a write, whose messages follow each other, wakes nobody on its way.
@@ -47,7 +47,7 @@ pub struct NodeConfig {
     /// Where the protocol runs.
     pub deployment: Deployment,
     /// How nodes and clients reach each other. All need the same.
-    pub link: LinkChoice,
+    pub link: LinkKind,
     /// How the log becomes durable.
     pub log: LogKind,
     /// Where the log is.
@@ -66,7 +66,7 @@ impl NodeConfig {
             addresses,
             model: Model::Synch,
             deployment: Deployment::default(),
-            link: LinkChoice::Shm,
+            link: LinkKind::Shm,
             log: LogKind::default(),
             dir,
             secret,

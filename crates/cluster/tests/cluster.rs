@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use remora_cluster::{Client, ClientConfig, ClusterNode, Deployment, LogKind, Model, NodeConfig, Op, Outcome, Refusal};
-use remora_real::LinkChoice;
+use remora_real::LinkKind;
 
 /// How a test's nodes differ from the usual ones.
 type Change = fn(&mut NodeConfig);
@@ -13,13 +13,13 @@ type Change = fn(&mut NodeConfig);
 struct Cluster {
     dir: tempfile::TempDir,
     addresses: Vec<IpAddr>,
-    link: LinkChoice,
+    link: LinkKind,
     nodes: Vec<Option<ClusterNode>>,
     change: Change,
 }
 
 impl Cluster {
-    fn start(net: u8, count: u8, link: LinkChoice, change: Change) -> Self {
+    fn start(net: u8, count: u8, link: LinkKind, change: Change) -> Self {
         let addresses = (0..count).map(|n| Ipv4Addr::new(127, 13, net, 1 + n).into()).collect();
         let nodes = (0..count).map(|_| None).collect();
         let mut cluster = Self { dir: tempfile::tempdir().expect("directory"), addresses, link, nodes, change };
@@ -50,11 +50,11 @@ fn value(bytes: &[u8]) -> Outcome {
 
 #[test]
 fn a_cluster_serves_at_any_node_in_every_deployment() {
-    let cases: [(u8, LinkChoice, Change); 4] = [
-        (1, LinkChoice::Shm, |config| config.deployment = Deployment::Nic),
-        (2, LinkChoice::Shm, |config| config.deployment = Deployment::Host),
-        (3, LinkChoice::Udp, |config| config.log = LogKind::Pmem),
-        (4, LinkChoice::Shm, |config| config.model = Model::Event),
+    let cases: [(u8, LinkKind, Change); 4] = [
+        (1, LinkKind::Shm, |config| config.deployment = Deployment::Nic),
+        (2, LinkKind::Shm, |config| config.deployment = Deployment::Host),
+        (3, LinkKind::Udp, |config| config.log = LogKind::Pmem),
+        (4, LinkKind::Shm, |config| config.model = Model::Event),
     ];
     for (net, link, change) in cases {
         let cluster = Cluster::start(net, 3, link, change);
@@ -116,7 +116,7 @@ fn until(client: &mut Client, op: &Op, wanted: &Outcome) {
 
 #[test]
 fn a_client_goes_on_at_another_node_and_a_request_sent_again_is_done_once() {
-    let mut cluster = Cluster::start(5, 3, LinkChoice::Shm, |_| {});
+    let mut cluster = Cluster::start(5, 3, LinkKind::Shm, |_| {});
     let mut config = ClientConfig::new(cluster.addresses.clone());
     (config.retry, config.timeout) = (true, Duration::from_secs(30));
     let mut client = Client::connect(config).expect("connection");
@@ -145,7 +145,7 @@ fn a_client_goes_on_at_another_node_and_a_request_sent_again_is_done_once() {
 
 #[test]
 fn all_nodes_end_and_a_log_is_damaged_and_nothing_is_lost() {
-    let mut cluster = Cluster::start(6, 3, LinkChoice::Shm, |_| {});
+    let mut cluster = Cluster::start(6, 3, LinkKind::Shm, |_| {});
     let mut client = cluster.client(0);
     for key in 0..50u64 {
         assert_eq!(client.put(key, &key.to_le_bytes()), Outcome::Written);
@@ -168,7 +168,7 @@ fn all_nodes_end_and_a_log_is_damaged_and_nothing_is_lost() {
 
 #[test]
 fn who_does_not_know_the_secret_is_no_node() {
-    let cluster = Cluster::start(7, 3, LinkChoice::Shm, |config| {
+    let cluster = Cluster::start(7, 3, LinkKind::Shm, |config| {
         if config.id == 2 {
             config.secret = [1; 32];
         }
@@ -182,7 +182,7 @@ fn who_does_not_know_the_secret_is_no_node() {
 
 #[test]
 fn clients_that_take_no_answers_do_not_keep_nodes_from_talking() {
-    let cluster = Cluster::start(21, 3, LinkChoice::Shm, |config| config.suspect = Duration::from_secs(5));
+    let cluster = Cluster::start(21, 3, LinkKind::Shm, |config| config.suspect = Duration::from_secs(5));
     let mut config = ClientConfig::new(cluster.addresses.clone());
     // So many threads may hold each other up for long enough to break a connection.
     (config.node, config.link, config.retry, config.timeout) = (1, cluster.link, true, Duration::from_secs(30));
@@ -211,7 +211,7 @@ fn nodes_that_differ_refuse_each_other_and_say_how() {
         (23, |config| config.suspect = Duration::from_millis(300 + u64::from(config.id)), "suspects after"),
     ];
     for (net, change, word) in different {
-        let cluster = Cluster::start(net, 2, LinkChoice::Shm, change);
+        let cluster = Cluster::start(net, 2, LinkKind::Shm, change);
         let end = std::time::Instant::now() + Duration::from_secs(30);
         let said = loop {
             let mut said = cluster.nodes.iter().flatten().filter_map(ClusterNode::differs);
@@ -227,7 +227,7 @@ fn nodes_that_differ_refuse_each_other_and_say_how() {
 
 #[test]
 fn a_batch_whose_answer_is_too_long_says_which_contents_are_missing() {
-    let cluster = Cluster::start(24, 2, LinkChoice::Shm, |_| {});
+    let cluster = Cluster::start(24, 2, LinkKind::Shm, |_| {});
     let mut client = cluster.client(0);
     let long = vec![7; 900_000];
     (0..3).for_each(|key| assert_eq!(client.put(key, &long), Outcome::Written));

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use remora_kernel::hll::{HllParams, Sketch};
 use remora_kernel::shuffle::{Partition, ShuffleParams};
-use remora_kernel::{Call, Kernel, Memory, Status, op};
+use remora_kernel::{Call, Kernel, Memory, Placement, Status, op};
 use remora_memory::Region;
 use remora_model::platform::Platform;
-use remora_model::world::{Pair, PairSpec, Placement, RawVerb};
+use remora_model::world::{self, Pair, PairSpec, RawVerb};
 use remora_store::{Place, list};
 
 /// FNV-1a: a digest that every run and machine agrees on.
@@ -98,7 +98,7 @@ fn name(placement: Placement) -> &'static str {
         Placement::Client => "client",
         Placement::Nic => "nic",
         Placement::Host => "host",
-        Placement::Accel => "accel",
+        Placement::Accelerator => "accel",
     }
 }
 
@@ -151,7 +151,7 @@ fn values(count: u64) -> Vec<u8> {
 
 /// Calls in every placement, one at a time and 16 at once.
 fn calls(platform: &Platform, out: &mut String) {
-    for placement in Placement::of(platform) {
+    for placement in world::placements(platform) {
         let place = name(placement);
         // A state that does not fit in the cache is the host's concern alone.
         let states: &[u64] = if placement == Placement::Host { &[0, 1 << 30] } else { &[0] };
@@ -180,7 +180,7 @@ fn calls(platform: &Platform, out: &mut String) {
 
 /// Kernels that read payload streams, wherever the NIC lets them run, with and without a sketch in the way of WRITEs.
 fn streams(platform: &Platform, out: &mut String) {
-    let mut places = Placement::of(platform);
+    let mut places = world::placements(platform);
     places.retain(|place| *place != Placement::Client);
     for placement in places {
         let place = name(placement);

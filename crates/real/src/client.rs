@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use remora_kernel::{Call, Limits, Runner, Status};
+use remora_kernel::{Call, Limits, Placement, Runner, Status};
 use remora_memory::{Access, Buffer, Pd, Region, Registry};
 use remora_nic::cm::{CmEvent, ConnId};
 use remora_nic::{
@@ -17,21 +17,11 @@ use crate::compressed::{Compressor, client_kernels};
 use crate::control::{self, WriterConfig, op};
 use crate::device::Device;
 use crate::dial::dial;
-use crate::links::{LinkChoice, client_links};
+use crate::link::LinkKind;
+use crate::links::client_link;
 use crate::remote::{RemoteMemory, SLOT, SLOT_ID, SLOTS, Verbs};
 use crate::sys::prepare_to_wait;
 use crate::{Error, map_memory};
-
-/// Where a kernel runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Placement {
-    /// Here: each access of the kernel is a one-sided verb.
-    Client,
-    /// On the node's NIC: one RPC verb.
-    Nic,
-    /// On the node's host cores: one SEND, answered by one WRITE.
-    Host,
-}
 
 /// Whom to talk to, and how.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +30,8 @@ pub struct ClientConfig {
     pub node: IpAddr,
     /// Our address. On one machine, another of 127.0.0.0/8 than the node's.
     pub local: IpAddr,
-    /// Which link.
-    pub link: LinkChoice,
+    /// Which link; without a choice shared memory if the node is on this host and lets us, else UDP.
+    pub link: Option<LinkKind>,
 }
 
 /// Memory on the node that belongs to this client until it disconnects.
@@ -91,7 +81,7 @@ const WINDOW: usize = 16;
 /// A connection to a node. Not for sharing between threads: each takes its own.
 pub struct Client {
     device: Device,
-    link: &'static str,
+    link: LinkKind,
     node: IpAddr,
     cq: CqId,
     qp: Qpn,
@@ -125,11 +115,11 @@ impl Client {
     /// Connects to a node.
     pub fn connect(config: ClientConfig) -> Result<Self, Error> {
         prepare_to_wait();
-        let (links, link) = client_links(config.local, config.node, config.link)?;
-        let mtu = links.first().map_or(1024, |l| l.max_mtu());
+        let link = client_link(config.local, config.node, config.link)?;
+        let (kind, mtu) = (link.kind(), link.max_mtu());
         let registry = Arc::new(Registry::new(crate::entropy()?));
         let kernels = client_kernels(&registry);
-        let device = Device::with_registry(config.local, links, registry.clone(), Some(kernels))?;
+        let device = Device::with_registry(config.local, vec![link], registry.clone(), Some(kernels))?;
         let (cq, qp, pd);
         {
             let mut guard = device.lock();
@@ -159,7 +149,7 @@ impl Client {
         let conn = dial(&device, qp, config.node, mtu as u32)?;
         let mut client = Self {
             device,
-            link,
+            link: kind,
             node: config.node,
             cq,
             qp,
@@ -186,8 +176,8 @@ impl Client {
         Ok(client)
     }
 
-    /// The link in use: "udp", "shm" or "packet".
-    pub fn link(&self) -> &'static str {
+    /// The link in use.
+    pub fn link(&self) -> LinkKind {
         self.link
     }
 
@@ -234,7 +224,11 @@ impl Client {
         let mut guard = self.device.lock();
         let posted = match placement {
             Placement::Nic => guard.nic().post_rpc(self.qp, u64::from(slot), op, &header, params),
-            _ => {
+            // No node of the real world has an accelerator: a call there is refused.
+            Placement::Client | Placement::Accelerator => {
+                Err(NicError::TooLarge { what: "accelerators", given: 1, limit: 0 })
+            }
+            Placement::Host => {
                 host_request(&mut self.scratch, &header, op, params);
                 let wr = SendWr::new(u64::from(slot), SendOp::Send, Data::Inline(&self.scratch)).solicited();
                 guard.nic().post_send(self.qp, &wr)

@@ -47,7 +47,7 @@ impl Client {
         self.node_call("remove the kernel", op::KERNEL_REMOVE, name.as_bytes()).map(drop)
     }
 
-    /// The kernels that run at this client: deploy here what is called with [`Placement::Client`](crate::Placement).
+    /// The kernels that run at this client: deploy here what is called with [`Placement::Client`](remora_kernel::Placement).
     pub fn local_kernels(&self) -> &KernelSet {
         &self.modules
     }

@@ -20,7 +20,7 @@ use remora_nic::{CqId, Event, Nic, NicConfig, NicError, Qpn, Route, Time, TxBatc
 
 use crate::Error;
 use crate::kernels::Kernels;
-use crate::link::{Link, LinkStats};
+use crate::link::{Link, LinkKind, LinkStats};
 
 /// How long the NIC thread spins without work before it sleeps, if nobody has said otherwise.
 const SPIN: u64 = 200_000;
@@ -513,8 +513,8 @@ impl DeviceGuard<'_> {
     }
 
     /// Each link's name and counts.
-    pub fn link_stats(&self) -> Vec<(&'static str, LinkStats)> {
-        self.core.links.iter().map(|l| (l.name(), l.stats())).collect()
+    pub fn link_stats(&self) -> Vec<(LinkKind, LinkStats)> {
+        self.core.links.iter().map(|l| (l.kind(), l.stats())).collect()
     }
 
     /// Whether the link with this number has, or makes, a way to `peer`.

@@ -6,6 +6,8 @@ use std::net::IpAddr;
 use remora_memory::RegisterError;
 use remora_nic::{ConnectError, NicError, WcStatus, cm::CmError};
 
+use crate::link::LinkKind;
+
 /// An error of a node or a client.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -21,7 +23,7 @@ pub enum Error {
     #[error("the {link} link at {address}: {source}")]
     Link {
         /// Which link.
-        link: &'static str,
+        link: LinkKind,
         /// Where.
         address: IpAddr,
         /// Why.

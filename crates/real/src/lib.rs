@@ -20,12 +20,12 @@ mod sketching;
 mod sys;
 mod writer;
 
-pub use client::{Client, ClientConfig, ClientCounters, Full, MAX_CALLS, MAX_REPLY, Placement, RemoteRegion};
+pub use client::{Client, ClientConfig, ClientCounters, Full, MAX_CALLS, MAX_REPLY, RemoteRegion};
 pub use control::WriterConfig;
 pub use device::{Device, DeviceGuard, EventSink, Resident, Seat, entropy};
 pub use error::Error;
 pub use kernels::{Kernels, POOL};
-pub use links::LinkChoice;
+pub use link::{LinkKind, UnknownLink};
 pub use node::{Node, NodeConfig};
 pub use sys::{Sleeper, prepare_to_wait, process_cpu_ns};
 pub use writer::fill_object;

@@ -1,11 +1,11 @@
 //! Sketches of what is written into a node's regions, taken as it passes the NIC: StRoM's bump in the wire (section 7.2).
 
 use remora_kernel::hll::{HllParams, Tap};
-use remora_kernel::{Status, op as kernels};
+use remora_kernel::{Placement, Status, op as kernels};
 use remora_memory::{Pd, Registry};
 use remora_nic::{ALL_REMOTE, MAX_TAPS, Nic, Qpn, WriteTap};
 
-use crate::client::{Client, Placement, RemoteRegion};
+use crate::client::{Client, RemoteRegion};
 use crate::control::{Sketching, op};
 use crate::error::Error;
 

@@ -5,8 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use remora_kernel::{ConsistencyParams, Status, op};
-use remora_real::{Client, ClientConfig, LinkChoice, Node, NodeConfig, Placement, fill_object};
+use remora_kernel::{ConsistencyParams, Placement, Status, op};
+use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, fill_object};
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
@@ -56,8 +56,9 @@ fn of_calls(client: &mut Client, placement: Placement, params: &[u8], expected: 
 fn calls_and_reads_allocate_nothing_once_warm() {
     let ip = |last| IpAddr::V4(Ipv4Addr::new(127, 12, 0, last));
     let node = Node::start(NodeConfig::new(ip(1))).expect("node");
-    for (last, link) in [(2, LinkChoice::Shm), (3, LinkChoice::Udp)] {
-        let mut client = Client::connect(ClientConfig { node: ip(1), local: ip(last), link }).expect("connection");
+    for (last, link) in [(2, LinkKind::Shm), (3, LinkKind::Udp)] {
+        let mut client =
+            Client::connect(ClientConfig { node: ip(1), local: ip(last), link: Some(link) }).expect("connection");
         let region = client.alloc(1 << 20).expect("memory");
         let mut object = vec![0; 256];
         fill_object(1, 1, &mut object);

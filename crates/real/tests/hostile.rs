@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use remora_kernel::{ConsistencyParams, Status, op};
+use remora_kernel::{ConsistencyParams, Placement, Status, op};
 use remora_memory::{Access, Buffer, Region};
 use remora_nic::cm::{CmEvent, ConnId, service_id};
 use remora_nic::{
@@ -13,7 +13,7 @@ use remora_nic::{
 use remora_real::link::Link;
 use remora_real::link::shm::ShmLink;
 use remora_real::link::udp::UdpLink;
-use remora_real::{Client, ClientConfig, Device, Error, LinkChoice, Node, NodeConfig, Placement, WriterConfig};
+use remora_real::{Client, ClientConfig, Device, Error, LinkKind, Node, NodeConfig, WriterConfig};
 use remora_wire::rpc::RpcHeader;
 
 /// The node's port, and two of its calls.
@@ -29,8 +29,8 @@ fn node(host: u8, memory_limit: u64) -> Node {
     Node::start(NodeConfig { memory_limit, ..NodeConfig::new(ip(host, 1)) }).expect("node")
 }
 
-fn client(host: u8, last: u8, link: LinkChoice) -> Client {
-    Client::connect(ClientConfig { node: ip(host, 1), local: ip(host, last), link }).expect("connection")
+fn client(host: u8, last: u8, link: impl Into<Option<LinkKind>>) -> Client {
+    Client::connect(ClientConfig { node: ip(host, 1), local: ip(host, last), link: link.into() }).expect("connection")
 }
 
 /// A client that does what it wants.
@@ -155,7 +155,7 @@ fn messages_that_are_no_calls_are_dropped_and_calls_behind_them_answered() {
     let wr = SendWr::new(9, SendOp::Send, Data::List(&sge));
     raw.device.lock().nic().post_send(qp, &wr).expect("send");
     assert_eq!(raw.completion().status, WcStatus::RemoteInvalidRequest);
-    assert!(client(1, 3, LinkChoice::Udp).alloc(4096).is_ok(), "others notice nothing");
+    assert!(client(1, 3, LinkKind::Udp).alloc(4096).is_ok(), "others notice nothing");
     node.shutdown();
 }
 
@@ -167,7 +167,7 @@ fn a_reply_to_a_bad_address_costs_only_the_liar() {
     let lie = RpcHeader { reply_va: u64::MAX - 3, ..raw.header() };
     raw.post(qp, &host_call(&lie, CPU, &[])).expect("send");
     assert_eq!(raw.completion().status, WcStatus::Flushed, "the connection ends");
-    assert!(client(2, 3, LinkChoice::Udp).alloc(4096).is_ok(), "others notice nothing");
+    assert!(client(2, 3, LinkKind::Udp).alloc(4096).is_ok(), "others notice nothing");
     node.shutdown();
 }
 
@@ -183,7 +183,7 @@ fn a_flood_of_calls_whose_replies_are_never_taken_ends_with_the_flooder() {
         raw.device.lock().progress();
     }
     raw.device.release();
-    let mut other = client(3, 3, LinkChoice::Udp);
+    let mut other = client(3, 3, LinkKind::Udp);
     for _ in 0..100 {
         other.alloc(4096).expect("others are served");
     }
@@ -193,7 +193,7 @@ fn a_flood_of_calls_whose_replies_are_never_taken_ends_with_the_flooder() {
 #[test]
 fn a_client_that_stops_taking_packets_does_not_hold_up_others() {
     let node = node(13, 64 << 20);
-    let mut other = client(13, 2, LinkChoice::Shm);
+    let mut other = client(13, 2, LinkKind::Shm);
     let region = other.alloc(32 << 20).expect("memory");
     let mut link = ShmLink::bind(ip(13, 3)).expect("link");
     assert!(link.connect(ip(13, 1)).expect("connection"));
@@ -216,7 +216,7 @@ fn a_client_that_stops_taking_packets_does_not_hold_up_others() {
 #[test]
 fn the_memory_of_a_client_that_vanishes_comes_back() {
     let node = node(4, 64 << 20);
-    for (last, link) in [(2, LinkChoice::Udp), (3, LinkChoice::Shm)] {
+    for (last, link) in [(2, LinkKind::Udp), (3, LinkKind::Shm)] {
         let mut dead = client(4, last, link);
         dead.alloc(48 << 20).expect("memory");
         // Nothing of it moves any more, and it takes no leave: so a killed process looks from outside.
@@ -236,7 +236,7 @@ fn the_memory_of_a_client_that_vanishes_comes_back() {
 #[test]
 fn small_allocations_count_as_the_pages_they_take() {
     let node = node(5, 1 << 20);
-    let mut client = client(5, 2, LinkChoice::Udp);
+    let mut client = client(5, 2, LinkKind::Udp);
     let regions: Vec<_> = (0..256).map(|_| client.alloc(1).expect("a page")).collect();
     assert!(client.alloc(1).is_err(), "1 MB is 256 pages");
     assert!(client.alloc(u64::MAX).is_err());
@@ -249,7 +249,7 @@ fn small_allocations_count_as_the_pages_they_take() {
 #[test]
 fn a_writer_stays_in_the_memory_of_whoever_started_it() {
     let node = node(6, 1 << 20);
-    let (mut one, mut two) = (client(6, 2, LinkChoice::Udp), client(6, 3, LinkChoice::Udp));
+    let (mut one, mut two) = (client(6, 2, LinkKind::Udp), client(6, 3, LinkKind::Udp));
     let region = one.alloc(4096).expect("memory");
     let config = WriterConfig { object_size: 64, objects: 64, updates_per_s: 1 };
     assert!(two.start_writer(&region, &config).is_err(), "another's memory");
@@ -297,7 +297,7 @@ fn streams_that_break_off_leave_no_kernel_behind() {
         guard.nic().disconnect(now, conn).expect("established");
         guard.progress();
     }
-    let mut other = client(7, 3, LinkChoice::Udp);
+    let mut other = client(7, 3, LinkKind::Udp);
     let (status, reply) = other.call_stream(op::CHECKSUM, &[], &[1; 10_000]).expect("call");
     assert_eq!((status, &reply[..8]), (Status::Ok, &10_000u64.to_le_bytes()[..]));
     node.shutdown();
@@ -306,7 +306,7 @@ fn streams_that_break_off_leave_no_kernel_behind() {
 #[test]
 fn an_answer_before_the_end_of_the_stream_does_not_break_the_connection() {
     let node = node(8, 1 << 20);
-    let mut client = client(8, 2, LinkChoice::Udp);
+    let mut client = client(8, 2, LinkKind::Udp);
     let payload = vec![1; 4 << 20];
     for _ in 0..3 {
         assert_eq!(client.call_stream(999, &[], &payload).expect("call").0, Status::UnknownOp);
@@ -320,7 +320,7 @@ fn an_answer_before_the_end_of_the_stream_does_not_break_the_connection() {
 
 #[test]
 fn calls_end_when_the_node_goes_away() {
-    for (host, link) in [(9, LinkChoice::Udp), (10, LinkChoice::Shm)] {
+    for (host, link) in [(9, LinkKind::Udp), (10, LinkKind::Shm)] {
         let node = node(host, 1 << 20);
         let mut client = client(host, 2, link);
         let region = client.alloc(4096).expect("memory");
@@ -352,7 +352,7 @@ fn calls_end_when_the_node_goes_away() {
 #[test]
 fn parameters_that_do_not_fit_are_refused_like_any_bad_ones() {
     let node = node(11, 1 << 20);
-    let mut client = client(11, 2, LinkChoice::Udp);
+    let mut client = client(11, 2, LinkKind::Udp);
     for placement in [Placement::Nic, Placement::Host] {
         assert_eq!(client.call(placement, op::GET, &[0; 4097]).expect("call").0, Status::BadParams, "{placement:?}");
     }
@@ -362,7 +362,7 @@ fn parameters_that_do_not_fit_are_refused_like_any_bad_ones() {
 
 #[test]
 fn a_failed_connection_leaves_nothing_open() {
-    let config = ClientConfig { node: ip(12, 1), local: ip(12, 2), link: LinkChoice::Udp };
+    let config = ClientConfig { node: ip(12, 1), local: ip(12, 2), link: Some(LinkKind::Udp) };
     let error = Client::connect(config).err().expect("nobody is there");
     assert!(matches!(error, Error::Unreachable(_)), "{error}");
     assert!(UdpLink::bind(ip(12, 2)).is_ok(), "the address is free again");

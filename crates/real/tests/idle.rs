@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use remora_kernel::{ConsistencyParams, Status, op};
-use remora_real::{Client, ClientConfig, LinkChoice, Node, NodeConfig, Placement, fill_object, process_cpu_ns};
+use remora_kernel::{ConsistencyParams, Placement, Status, op};
+use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, fill_object, process_cpu_ns};
 
 /// CPU time of this process over `wall`, as a share of one core.
 fn load(wall: Duration) -> f64 {
@@ -21,8 +21,9 @@ fn an_idle_node_uses_under_one_percent_of_a_core_and_still_answers() {
     let alone = load(Duration::from_secs(1));
     assert!(alone < 0.01, "idle without clients: {:.2} % of a core", alone * 100.0);
 
-    for (last, link) in [(2, LinkChoice::Udp), (3, LinkChoice::Shm)] {
-        let mut client = Client::connect(ClientConfig { node: ip(1), local: ip(last), link }).expect("connection");
+    for (last, link) in [(2, LinkKind::Udp), (3, LinkKind::Shm)] {
+        let mut client =
+            Client::connect(ClientConfig { node: ip(1), local: ip(last), link: Some(link) }).expect("connection");
         let region = client.alloc(4096).expect("memory");
         let mut object = vec![0; 256];
         fill_object(1, 1, &mut object);

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use remora_kernel::{ConsistencyParams, Status, crc64, op};
-use remora_real::{Client, ClientConfig, Error, LinkChoice, Node, NodeConfig, Placement, fill_object};
+use remora_kernel::{ConsistencyParams, Placement, Status, crc64, op};
+use remora_real::{Client, ClientConfig, Error, LinkKind, Node, NodeConfig, fill_object};
 
 /// Each test has a node address of its own, so that they can run at once.
 fn node(host: u8) -> (Node, IpAddr) {
@@ -11,11 +11,11 @@ fn node(host: u8) -> (Node, IpAddr) {
     (Node::start(NodeConfig { memory_limit: 64 << 20, ..NodeConfig::new(ip) }).expect("node"), ip)
 }
 
-fn client(node: IpAddr, last: u8, link: LinkChoice) -> Client {
+fn client(node: IpAddr, last: u8, link: impl Into<Option<LinkKind>>) -> Client {
     let IpAddr::V4(v4) = node else { unreachable!("nodes here are IPv4") };
     let [a, b, c, _] = v4.octets();
     let local = IpAddr::V4(Ipv4Addr::new(a, b, c, last));
-    Client::connect(ClientConfig { node, local, link }).expect("connection")
+    Client::connect(ClientConfig { node, local, link: link.into() }).expect("connection")
 }
 
 const PLACEMENTS: [Placement; 3] = [Placement::Client, Placement::Nic, Placement::Host];
@@ -23,15 +23,15 @@ const PLACEMENTS: [Placement; 3] = [Placement::Client, Placement::Nic, Placement
 #[test]
 fn bulk_copies_come_back_exactly_over_both_links() {
     let (node, ip) = node(1);
-    for (last, link, name) in [(2, LinkChoice::Udp, "udp"), (3, LinkChoice::Auto, "shm")] {
+    for (last, link, kind) in [(2, Some(LinkKind::Udp), LinkKind::Udp), (3, None, LinkKind::Shm)] {
         let mut client = client(ip, last, link);
-        assert_eq!(client.link(), name, "both ends are local and of one user");
+        assert_eq!(client.link(), kind, "both ends are local and of one user");
         let region = client.alloc(3 << 20).expect("memory");
         let data: Vec<u8> = (0..(3 << 20) - 5u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         client.write(&region, 5, &data).expect("write");
         let mut back = vec![0; data.len()];
         client.read(&region, 5, &mut back).expect("read");
-        assert!(back == data, "over {name}");
+        assert!(back == data, "over {kind}");
         assert!(client.write(&region, (3 << 20) - 1, &[0; 2]).is_err(), "past the region's end");
     }
     node.shutdown();
@@ -40,7 +40,7 @@ fn bulk_copies_come_back_exactly_over_both_links() {
 #[test]
 fn the_same_kernel_gives_the_same_answer_in_each_placement() {
     let (node, ip) = node(2);
-    for (last, link) in [(2, LinkChoice::Udp), (3, LinkChoice::Shm)] {
+    for (last, link) in [(2, LinkKind::Udp), (3, LinkKind::Shm)] {
         let mut client = client(ip, last, link);
         let region = client.alloc(1 << 20).expect("memory");
         let mut object = vec![0; 1000];
@@ -75,12 +75,12 @@ fn the_same_kernel_gives_the_same_answer_in_each_placement() {
 #[test]
 fn a_bad_key_at_the_client_ends_the_connection_and_says_so() {
     let (node, ip) = node(3);
-    let mut client = client(ip, 2, LinkChoice::Udp);
+    let mut client = client(ip, 2, LinkKind::Udp);
     let region = client.alloc(4096).expect("memory");
     let params = ConsistencyParams { address: region.va, key: region.key ^ 1, len: 64, max_tries: 1 };
     let error = client.call(Placement::Client, op::CONSISTENCY, &params.encode()).map(|r| r.0);
     assert!(matches!(error, Err(Error::Lost { .. }) | Ok(Status::AccessDenied)), "{error:?}");
-    let mut second = self::client(ip, 3, LinkChoice::Udp);
+    let mut second = self::client(ip, 3, LinkKind::Udp);
     assert!(second.alloc(4096).is_ok(), "others notice nothing");
     node.shutdown();
 }
@@ -88,7 +88,7 @@ fn a_bad_key_at_the_client_ends_the_connection_and_says_so() {
 #[test]
 fn many_calls_at_once_are_all_answered() {
     let (node, ip) = node(4);
-    for (last, link) in [(2, LinkChoice::Udp), (3, LinkChoice::Shm)] {
+    for (last, link) in [(2, LinkKind::Udp), (3, LinkKind::Shm)] {
         let mut client = client(ip, last, link);
         let region = client.alloc(1 << 20).expect("memory");
         let mut object = vec![0; 256];
@@ -124,7 +124,7 @@ fn many_calls_at_once_are_all_answered() {
 #[test]
 fn memory_is_limited_freed_and_private_to_its_key() {
     let (node, ip) = node(5);
-    let mut first = client(ip, 2, LinkChoice::Udp);
+    let mut first = client(ip, 2, LinkKind::Udp);
     let region = first.alloc(48 << 20).expect("memory");
     let refused = first.alloc(32 << 20).expect_err("over the node's limit").to_string();
     assert!(refused.contains("--memory"), "says what to do: {refused}");
@@ -132,7 +132,7 @@ fn memory_is_limited_freed_and_private_to_its_key() {
     first.free(&region).expect("free");
     let region = first.alloc(48 << 20).expect("memory again");
     drop(first);
-    let mut second = client(ip, 3, LinkChoice::Udp);
+    let mut second = client(ip, 3, LinkKind::Udp);
     let mut attempts = 0;
     // The node hears of the first client's end by a message of its own.
     while let Err(e) = second.alloc(48 << 20) {
@@ -150,8 +150,9 @@ fn memory_is_limited_freed_and_private_to_its_key() {
 fn nobody_there_is_said_plainly() {
     let ip = IpAddr::V4(Ipv4Addr::new(127, 10, 6, 1));
     let local = IpAddr::V4(Ipv4Addr::new(127, 10, 6, 2));
-    for link in [LinkChoice::Udp, LinkChoice::Shm] {
-        let error = Client::connect(ClientConfig { node: ip, local, link }).err().expect("no node").to_string();
+    for link in [LinkKind::Udp, LinkKind::Shm] {
+        let error =
+            Client::connect(ClientConfig { node: ip, local, link: Some(link) }).err().expect("no node").to_string();
         assert!(error.contains("remora node"), "{error}");
     }
 }
@@ -159,7 +160,7 @@ fn nobody_there_is_said_plainly() {
 #[test]
 fn a_payload_stream_reaches_its_kernel() {
     let (node, ip) = node(7);
-    let mut client = client(ip, 2, LinkChoice::Udp);
+    let mut client = client(ip, 2, LinkKind::Udp);
     let data: Vec<u8> = (0..100_000u32).map(|n| (n * 31) as u8).collect();
     let (status, reply) = client.call_stream(op::CHECKSUM, &[], &data).expect("call");
     assert_eq!(status, Status::Ok);

@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use remora_kernel::hll::{HllParams, Sketch};
 use remora_kernel::shuffle::{OVERFLOW, Partition, ShuffleParams, hash};
 use remora_kernel::{Status, op};
-use remora_real::{Client, ClientConfig, LinkChoice, Node, NodeConfig, RemoteRegion};
+use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, RemoteRegion};
 
-const LINKS: [LinkChoice; 2] = [LinkChoice::Shm, LinkChoice::Udp];
+const LINKS: [LinkKind; 2] = [LinkKind::Shm, LinkKind::Udp];
 
 fn address(host: u8, last: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(127, 15, host, last))
@@ -17,8 +17,9 @@ fn node(host: u8) -> Node {
     Node::start(NodeConfig { memory_limit: 64 << 20, ..NodeConfig::new(address(host, 1)) }).expect("node")
 }
 
-fn client(host: u8, last: u8, link: LinkChoice) -> Client {
-    Client::connect(ClientConfig { node: address(host, 1), local: address(host, last), link }).expect("connection")
+fn client(host: u8, last: u8, link: impl Into<Option<LinkKind>>) -> Client {
+    Client::connect(ClientConfig { node: address(host, 1), local: address(host, last), link: link.into() })
+        .expect("connection")
 }
 
 fn bytes(values: impl Iterator<Item = u64>) -> Vec<u8> {
@@ -132,7 +133,7 @@ fn writes_past_a_sketch_are_written_and_counted() {
 #[test]
 fn a_sketch_needs_keys_and_ends_with_its_regions() {
     let node = node(4);
-    let mut client = client(4, 2, LinkChoice::Shm);
+    let mut client = client(4, 2, LinkKind::Shm);
     let data = client.alloc(4096).expect("memory");
     let registers = client.alloc(4096).expect("memory");
     let foreign = RemoteRegion { key: data.key ^ 0x100, ..data };
@@ -143,7 +144,7 @@ fn a_sketch_needs_keys_and_ends_with_its_regions() {
     client.attach_sketch(&data, &registers, 10).expect("attached");
     client.attach_sketch(&data, &registers, 12).expect("in place of the first");
 
-    let mut other = self::client(4, 3, LinkChoice::Shm);
+    let mut other = self::client(4, 3, LinkKind::Shm);
     assert!(other.attach_sketch(&data, &registers, 12).is_err(), "somebody else's");
     client.free(&registers).expect("freed");
     assert!(client.detach_sketch(&data).is_err(), "the sketch went with its registers");

@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 use remora_real::WriterConfig;
 
 use crate::Error;
-use crate::measure::{IN_FLIGHT, Link, Operation, Placement, Row, Tally};
+use crate::measure::{IN_FLIGHT, Operation, Row, Tally};
 use crate::run::{Calls, Slice, run};
 use crate::store::Store;
 use crate::target::Target;
 use crate::workload::Distribution;
+use remora_kernel::Placement;
+use remora_real::LinkKind;
 
 /// Parts that the time for each figure is cut into.
 const SLICES: u32 = 4;
@@ -129,14 +131,14 @@ fn start_writer(
 struct Figure<'a> {
     operation: Operation,
     parameter: Option<u64>,
-    link: Link,
+    link: LinkKind,
     placement: Placement,
     calls: Box<dyn Calls + 'a>,
     tallies: [Tally; 2],
 }
 
 /// The figures of an operation: by parameter, then by link, then by placement.
-fn figures<'a>(store: &'a Store<'_>, operation: Operation, links: &[Link], plan: &Plan) -> Vec<Figure<'a>> {
+fn figures<'a>(store: &'a Store<'_>, operation: Operation, links: &[LinkKind], plan: &Plan) -> Vec<Figure<'a>> {
     let mut figures = Vec::new();
     for (_, parameter) in store.cells().into_iter().filter(|&(o, _)| o == operation) {
         for &link in links {
@@ -250,7 +252,7 @@ mod tests {
             seed: 1,
             distribution: Distribution::Zipfian,
             time: Duration::from_micros(400),
-            placements: Placement::ALL.to_vec(),
+            placements: Placement::REAL.to_vec(),
             writer_updates_per_s: 1000,
         }
     }
@@ -304,7 +306,7 @@ mod tests {
             (Operation::ConsistentGet, Some(64), Fault::Status(Status::Trapped), "ended with Trapped"),
         ] {
             target.fault = fault;
-            let mut figures = figures(&store, operation, &[Link::Shm], &plan());
+            let mut figures = figures(&store, operation, &[LinkKind::Shm], &plan());
             let figure = figures.iter_mut().find(|figure| figure.parameter == parameter).unwrap();
             let result = figure.measure(&mut target, plan().time, &Heard::default());
             let message = result.unwrap_err().to_string();
@@ -322,7 +324,7 @@ mod tests {
         let store = Store::load(&mut target, &plan(), &records, None, &Heard::default()).unwrap();
         for status in [Status::Inconsistent, Status::StepLimit, Status::ByteLimit] {
             target.fault = Fault::Sometimes(status);
-            let mut figures = figures(&store, Operation::ConsistentGet, &[Link::Shm], &plan());
+            let mut figures = figures(&store, Operation::ConsistentGet, &[LinkKind::Shm], &plan());
             figures[0].measure(&mut target, plan().time, &Heard::default()).unwrap();
             let row = figures[0].row();
             for load in [row.in_flight_1, row.in_flight_64] {

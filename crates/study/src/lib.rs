@@ -34,7 +34,8 @@ pub mod ycsb;
 
 use std::time::Duration;
 
-use measure::{Link, Placement};
+use remora_kernel::Placement;
+use remora_real::LinkKind;
 
 /// Why a study ended early.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +55,7 @@ pub enum Error {
         /// Where the kernel ran.
         placement: Placement,
         /// The way that packets took.
-        link: Link,
+        link: LinkKind,
         /// What came, and what should have.
         what: String,
     },
@@ -64,7 +65,7 @@ pub enum Error {
         /// Where the kernel should have run.
         placement: Placement,
         /// The way that packets take.
-        link: Link,
+        link: LinkKind,
     },
     /// No call brings a result.
     #[error(
@@ -76,7 +77,7 @@ pub enum Error {
         /// Where the kernel ran.
         placement: Placement,
         /// The way that packets take.
-        link: Link,
+        link: LinkKind,
         /// How long was waited.
         after: Duration,
     },

@@ -7,8 +7,10 @@ use remora_kernel::{Call, Limits, Runner, Status, host_runner};
 use remora_memory::{Access, Buffer, Pd, Region, Registry};
 use remora_real::{Error, Full, RemoteRegion, WriterConfig, fill_object};
 
-use crate::measure::{Counts, Link, Placement};
+use crate::measure::Counts;
 use crate::target::Target;
+use remora_kernel::Placement;
+use remora_real::LinkKind;
 
 const MAX_REPLY: u32 = 64 << 10;
 
@@ -52,8 +54,8 @@ impl Local {
 }
 
 impl Target for Local {
-    fn link(&self) -> Link {
-        Link::Shm
+    fn link(&self) -> LinkKind {
+        LinkKind::Shm
     }
 
     fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use remora_kernel::Placement;
 use remora_lab::stats::Latencies;
+use remora_real::LinkKind;
 use serde::{Deserialize, Serialize};
 
 /// Operations under way at once: one after the other for latency, many for throughput.
@@ -11,55 +13,6 @@ pub const IN_FLIGHT: [u32; 2] = [1, 64];
 
 /// Samples below which a 99.9th percentile would be a guess.
 const ENOUGH_FOR_P999: u64 = 1000;
-
-/// Where the kernel runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Placement {
-    /// At the client: each memory access is a one-sided verb.
-    Client,
-    /// On the node's NIC.
-    Nic,
-    /// On the node's host cores.
-    Host,
-}
-
-impl Placement {
-    /// All, in the order of reports.
-    pub const ALL: [Self; 3] = [Self::Client, Self::Nic, Self::Host];
-
-    /// As reports and options spell it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Client => "client",
-            Self::Nic => "nic",
-            Self::Host => "host",
-        }
-    }
-}
-
-/// The way that packets take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Link {
-    /// RoCE v2 over a UDP socket.
-    Udp,
-    /// RoCE v2 packets in memory that two processes share.
-    Shm,
-    /// RoCE v2 in whole Ethernet frames.
-    Packet,
-}
-
-impl Link {
-    /// As reports and options spell it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Udp => "udp",
-            Self::Shm => "shm",
-            Self::Packet => "packet",
-        }
-    }
-}
 
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -114,18 +67,6 @@ impl Operation {
     }
 }
 
-impl fmt::Display for Placement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl fmt::Display for Link {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
@@ -140,7 +81,7 @@ pub struct Row {
     /// List elements, or bytes of the value.
     pub parameter: Option<u64>,
     /// The way that packets took.
-    pub link: Link,
+    pub link: LinkKind,
     /// Where the kernel ran.
     pub placement: Placement,
     /// One operation after the other.
@@ -292,12 +233,12 @@ mod tests {
     #[test]
     fn names_are_those_of_the_json() {
         let json = |value: &dyn Fn() -> serde_json::Value| value().as_str().unwrap_or_default().to_string();
-        for placement in Placement::ALL {
+        for placement in Placement::REAL {
             assert_eq!(json(&|| serde_json::to_value(placement).unwrap()), placement.name());
         }
         for operation in [Operation::List, Operation::GetHit, Operation::GetSize, Operation::ConsistentGet] {
             assert_eq!(json(&|| serde_json::to_value(operation).unwrap()), operation.name());
         }
-        assert_eq!(json(&|| serde_json::to_value(Link::Shm).unwrap()), Link::Shm.name());
+        assert_eq!(json(&|| serde_json::to_value(LinkKind::Shm).unwrap()), LinkKind::Shm.name());
     }
 }

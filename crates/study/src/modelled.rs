@@ -9,13 +9,15 @@ use remora_lab::stats::Latencies;
 use remora_memory::Region;
 use remora_model::resource::Usage;
 use remora_model::time::Ps;
-use remora_model::world::{self, Energy, Pair, PairSpec, WorldError, Writer};
+use remora_model::world::{Energy, Pair, PairSpec, WorldError, Writer};
 use remora_real::{Full, RemoteRegion, WriterConfig, fill_object};
 use serde::{Deserialize, Serialize};
 
-use crate::measure::{Counts, Link, Placement};
+use crate::measure::Counts;
 use crate::run::{Calls, Outcome};
 use crate::target::Target;
+use remora_kernel::Placement;
+use remora_real::LinkKind;
 
 /// Part of the calls of a measurement that come before it, unmeasured.
 const WARM_UP: u64 = 6;
@@ -30,7 +32,7 @@ pub enum ModelError {
     #[error("wrong result in the model at the {placement:?}: {what}")]
     Wrong {
         /// Where the kernel ran.
-        placement: world::Placement,
+        placement: Placement,
         /// What came, and what should have.
         what: String,
     },
@@ -87,13 +89,13 @@ pub struct Busy {
 /// A pair of modelled machines that a store can be loaded into.
 pub struct Modelled {
     pair: Pair,
-    placement: world::Placement,
+    placement: Placement,
     regions: HashMap<u32, Arc<Region>>,
 }
 
 impl Modelled {
     /// A pair that serves calls in one placement.
-    pub fn new(spec: &PairSpec, placement: world::Placement) -> Result<Self, ModelError> {
+    pub fn new(spec: &PairSpec, placement: Placement) -> Result<Self, ModelError> {
         let pair = Pair::new(&spec.clone().serving(placement))?;
         Ok(Self { pair, placement, regions: HashMap::new() })
     }
@@ -101,7 +103,7 @@ impl Modelled {
     /// The same with one kernel of the user's, by its op-code.
     pub fn with_kernel<K: Kernel + Clone + 'static>(
         spec: &PairSpec,
-        placement: world::Placement,
+        placement: Placement,
         (kernel, op): (K, u64),
     ) -> Result<Self, ModelError> {
         let pair = Pair::with_kernels(&spec.clone().serving(placement), kernel, &[op])?;
@@ -109,7 +111,7 @@ impl Modelled {
     }
 
     /// Serves calls in another placement from now on; none may be under way.
-    pub fn place(&mut self, placement: world::Placement) {
+    pub fn place(&mut self, placement: Placement) {
         self.placement = placement;
         self.pair.serve(placement);
     }
@@ -253,8 +255,8 @@ pub fn usage(pair: &Pair) -> Vec<Busy> {
 
 /// Loading only: what a store needs of a target.
 impl Target for Modelled {
-    fn link(&self) -> Link {
-        Link::Udp
+    fn link(&self) -> LinkKind {
+        LinkKind::Udp
     }
 
     fn submit(&mut self, _: Placement, _: u64, _: &[u8], _: u32) -> Result<(), Full> {

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
+use remora_kernel::Placement;
 use remora_lab::stats::is_level;
 use remora_model::platform::Platform;
-use remora_model::world::{PairSpec, Placement};
+use remora_model::world::{self, PairSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::compare::{Plan, Progress, Watch};
@@ -50,7 +51,7 @@ pub struct ModelRow {
     /// List elements, or bytes of the value.
     pub parameter: Option<u64>,
     /// Where the kernel ran: `client`, `nic`, `host` or `accel`.
-    pub placement: String,
+    pub placement: Placement,
     /// One operation after the other.
     pub in_flight_1: Measured,
     /// Sixty-four at once.
@@ -65,7 +66,7 @@ pub struct ModelVerdict {
     /// List elements, or bytes of the value.
     pub parameter: Option<u64>,
     /// The placement with the lowest median latency.
-    pub winner: String,
+    pub winner: Placement,
     /// Whether the second is within 5 %.
     pub level: bool,
     /// The outcome as a sentence.
@@ -83,16 +84,6 @@ pub enum OnError {
     Study(#[from] crate::Error),
 }
 
-/// The placements' names, as options and reports spell them.
-pub fn placement_name(placement: Placement) -> &'static str {
-    match placement {
-        Placement::Client => "client",
-        Placement::Nic => "nic",
-        Placement::Host => "host",
-        Placement::Accel => "accel",
-    }
-}
-
 /// Runs every operation of the plan in every placement that the platform has.
 pub fn compare_on(
     platform: &Platform,
@@ -104,7 +95,7 @@ pub fn compare_on(
     let spec = PairSpec::new(platform, 0, plan.seed).map_err(ModelError::from)?;
     let mut model = Modelled::new(&spec, Placement::Nic)?;
     let store = Store::load(&mut model, plan, records, trace, watch)?;
-    let (cells, placements) = (store.cells(), Placement::of(platform));
+    let (cells, placements) = (store.cells(), world::placements(platform));
     let start = std::time::Instant::now();
     let (mut rows, mut events) = (Vec::new(), 0);
     for (number, &(operation, parameter)) in cells.iter().enumerate() {
@@ -157,7 +148,7 @@ fn measure(
     }
     model.stop_writing();
     let [in_flight_1, in_flight_64] = figures;
-    Ok(ModelRow { operation, parameter, placement: placement_name(placement).into(), in_flight_1, in_flight_64 })
+    Ok(ModelRow { operation, parameter, placement, in_flight_1, in_flight_64 })
 }
 
 /// Calls of a figure, in proportion to the time that a real comparison would measure it.
@@ -199,7 +190,7 @@ fn verdict(rows: &[ModelRow]) -> Option<ModelVerdict> {
         most.in_flight_64.binding_busy * 100.0,
     );
     let (operation, parameter) = (best.operation, best.parameter);
-    Some(ModelVerdict { operation, parameter, winner: best.placement.clone(), level, line })
+    Some(ModelVerdict { operation, parameter, winner: best.placement, level, line })
 }
 
 fn title(operation: Operation, parameter: Option<u64>) -> String {
@@ -332,12 +323,12 @@ mod tests {
             assert!(one.p1_ns <= one.p50_ns && one.p50_ns <= one.p99_ns && one.p50_ns > 1000, "{row:?}");
             assert!(many.ops_per_s > one.ops_per_s && many.binding_busy > 0.2, "{row:?}");
             assert!(one.joules_per_op.is_some_and(|joules| joules > 0.0));
-            let calls = if row.placement == "client" { 1.0..40.0 } else { 1.0..1.01 };
+            let calls = if row.placement == Placement::Client { 1.0..40.0 } else { 1.0..1.01 };
             assert!(calls.contains(&one.round_trips_per_op), "{row:?}");
         }
         // A list of 32 elements: the client makes 33 round trips, the accelerator next to the memory one.
         let list = on.verdicts.iter().find(|v| (v.operation, v.parameter) == (Operation::List, Some(32))).unwrap();
-        assert!(list.winner != "client" && list.line.contains("1 round trip"), "{}", list.line);
+        assert!(list.winner != Placement::Client && list.line.contains("1 round trip"), "{}", list.line);
         assert!(table(&on).contains("accel") && section(&on).contains("accel"));
         let json = serde_json::to_string(&on).unwrap();
         assert!(serde_json::from_str::<OnPlatform>(&json).is_ok());

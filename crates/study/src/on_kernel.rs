@@ -3,15 +3,15 @@
 use std::cell::Cell;
 use std::fmt::Write;
 
+use remora_kernel::Placement;
 use remora_kernel::{Kernel, Status};
 use remora_model::platform::Platform;
-use remora_model::world::{PairSpec, Placement};
+use remora_model::world::{self, PairSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::format::{plural, rate, time};
 use crate::measure::IN_FLIGHT;
 use crate::modelled::{Measured, ModelError, Modelled};
-use crate::on::placement_name;
 use crate::run::{Calls, Outcome};
 
 /// Calls whose answers must be alike in all placements.
@@ -48,7 +48,7 @@ pub struct KernelRow {
     /// The platform.
     pub platform: String,
     /// Where the kernel ran: `client`, `nic`, `host` or `accel`.
-    pub placement: String,
+    pub placement: Placement,
     /// The first call's status, as on the wire.
     pub status: u8,
     /// Of the statuses and replies of the first calls.
@@ -77,7 +77,7 @@ pub enum KernelError {
     #[error(
         "the kernel answers differently at the {0} and at the {1}: does it keep something between calls, or wait for others?"
     )]
-    Differs(String, String),
+    Differs(Placement, Placement),
 }
 
 /// Runs the kernel in every placement of the platform. `progress` hears what comes next, and says whether to stop.
@@ -90,19 +90,18 @@ pub fn kernel_on<K: Kernel + Clone + 'static>(
     let spec = PairSpec::new(platform, 0, seed).map_err(ModelError::from)?;
     let lacks = |section| KernelError::Instruction { platform: platform.name.clone(), section };
     let mut rows: Vec<KernelRow> = Vec::new();
-    for placement in Placement::of(platform) {
-        let logic = placement == Placement::Accel || placement == Placement::Nic && spec.node.card.is_none();
+    for placement in world::placements(platform) {
+        let logic = placement == Placement::Accelerator || placement == Placement::Nic && spec.node.card.is_none();
         match logic {
             true => spec.node.work.logic_instruction.ok_or_else(|| lacks("module.logic"))?,
             false => spec.node.work.core_instruction.ok_or_else(|| lacks("module.core"))?,
         };
-        let name = placement_name(placement);
-        if progress(&format!("at the {name} of {}", platform.name)) {
+        if progress(&format!("at the {placement} of {}", platform.name)) {
             return Err(ModelError::Interrupted.into());
         }
         let row = measure(&spec, user, placement, platform)?;
         if let Some(other) = rows.first().filter(|other| other.digest != row.digest) {
-            return Err(KernelError::Differs(other.placement.clone(), row.placement));
+            return Err(KernelError::Differs(other.placement, row.placement));
         }
         rows.push(row);
     }
@@ -133,7 +132,7 @@ fn measure<K: Kernel + Clone + 'static>(
     let [in_flight_1, in_flight_64] = figures;
     Ok(KernelRow {
         platform: platform.name.clone(),
-        placement: placement_name(placement).into(),
+        placement,
         status: status.unwrap_or(Status::Ok).code(),
         digest,
         in_flight_1: in_flight_1?,

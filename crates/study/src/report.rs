@@ -14,9 +14,11 @@ pub use table::table;
 
 use crate::format::count;
 use crate::machine::Machine;
-use crate::measure::{Link, Operation, Placement, Row};
+use crate::measure::{Operation, Row};
 use crate::on::OnPlatform;
 use crate::verdict::{Verdict, judge_all};
+use remora_kernel::Placement;
+use remora_real::LinkKind;
 
 /// Names the shape of the JSON. A change that a reader could trip over gets a new number.
 pub const FORMAT: &str = "remora-compare/1";
@@ -98,13 +100,13 @@ impl Report {
     }
 
     /// The links measured, in order.
-    fn links(&self) -> Vec<Link> {
+    fn links(&self) -> Vec<LinkKind> {
         unique(self.rows.iter().map(|row| row.link))
     }
 
     /// The placements measured, in order.
     fn placements(&self) -> Vec<Placement> {
-        Placement::ALL.into_iter().filter(|&p| self.rows.iter().any(|row| row.placement == p)).collect()
+        Placement::REAL.into_iter().filter(|&p| self.rows.iter().any(|row| row.placement == p)).collect()
     }
 
     /// What became of consistent reads that found no quiet moment.
@@ -185,12 +187,12 @@ pub(crate) mod testing {
         let consistent = sizes.map(|n| (Operation::ConsistentGet, Some(n), 1.02, n as f64 + 12.0));
         let cells = lists.into_iter().chain(gets).chain(by_size).chain(consistent);
         for (operation, parameter, trips, bytes) in cells {
-            for (link, trip_ns) in [(Link::Udp, 5_200.0), (Link::Shm, 560.0)] {
-                for placement in Placement::ALL {
+            for (link, trip_ns) in [(LinkKind::Udp, 5_200.0), (LinkKind::Shm, 560.0)] {
+                for placement in Placement::REAL {
                     let (trips, call) = match placement {
                         Placement::Client => (trips, 0.0),
                         Placement::Nic => (1.0, 350.0 + 60.0 * trips),
-                        Placement::Host => (1.0, 1_150.0 + 60.0 * trips),
+                        Placement::Host | Placement::Accelerator => (1.0, 1_150.0 + 60.0 * trips),
                     };
                     rows.push(row(operation, parameter, link, placement, trips, trips * trip_ns + call + bytes * 0.4));
                 }
@@ -223,7 +225,14 @@ pub(crate) mod testing {
         Report::new("remora compare --seed 42".into(), 1_795_262_400, setup, machine, rows)
     }
 
-    fn row(operation: Operation, parameter: Option<u64>, link: Link, placement: Placement, trips: f64, ns: f64) -> Row {
+    fn row(
+        operation: Operation,
+        parameter: Option<u64>,
+        link: LinkKind,
+        placement: Placement,
+        trips: f64,
+        ns: f64,
+    ) -> Row {
         let load = Load {
             verified: 21_000,
             ops_per_s: 1e9 / ns,

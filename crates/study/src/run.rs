@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use remora_kernel::Status;
 
 use crate::Error;
-use crate::measure::{Placement, Tally};
+use crate::measure::Tally;
 use crate::target::Target;
+use remora_kernel::Placement;
 
 /// A stream of calls and what their replies must be.
 pub trait Calls {

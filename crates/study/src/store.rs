@@ -7,11 +7,12 @@ use remora_store::{Place, text};
 use crate::Error;
 use crate::calls::{Gets, Lists, Objects};
 use crate::compare::{Plan, Progress, Watch};
-use crate::measure::{Link, Operation};
+use crate::measure::Operation;
 use crate::records::Records;
 use crate::run::Calls;
 use crate::target::Target;
 use crate::trace::Trace;
+use remora_real::LinkKind;
 
 /// Elements that a traversal visits, for a plot as in StRoM's figure 7.
 pub const LIST_LENGTHS: [u64; 6] = [1, 2, 4, 8, 16, 32];
@@ -33,7 +34,7 @@ const PIECE: usize = 4 << 20;
 /// A store on the node: everything that the operations need.
 pub struct Store<'a> {
     /// The link of the target whose memory it is.
-    pub(crate) link: Link,
+    pub(crate) link: LinkKind,
     records: &'a Records,
     hits: Trace,
     misses: Trace,

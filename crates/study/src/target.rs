@@ -3,12 +3,14 @@
 use remora_kernel::Status;
 use remora_real::{Client, Error, Full, RemoteRegion, WriterConfig};
 
-use crate::measure::{Counts, Link, Placement};
+use crate::measure::Counts;
+use remora_kernel::Placement;
+use remora_real::LinkKind;
 
 /// A connection to a node. [`Client`] is one; tests bring their own.
 pub trait Target {
     /// The way that packets take.
-    fn link(&self) -> Link;
+    fn link(&self) -> LinkKind;
 
     /// Starts the kernel `op` in a placement. `tag` comes back with the result.
     fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full>;
@@ -36,20 +38,11 @@ pub trait Target {
 }
 
 impl Target for Client {
-    fn link(&self) -> Link {
-        match Client::link(self) {
-            "shm" => Link::Shm,
-            "packet" => Link::Packet,
-            _ => Link::Udp,
-        }
+    fn link(&self) -> LinkKind {
+        Client::link(self)
     }
 
     fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
-        let placement = match placement {
-            Placement::Client => remora_real::Placement::Client,
-            Placement::Nic => remora_real::Placement::Nic,
-            Placement::Host => remora_real::Placement::Host,
-        };
         Client::submit(self, placement, op, params, tag)
     }
 

@@ -6,7 +6,9 @@ use remora_lab::stats::is_level;
 use serde::{Deserialize, Serialize};
 
 use crate::format::{per_op, plural, rate, time};
-use crate::measure::{Link, Load, Operation, Placement, Row};
+use crate::measure::{Load, Operation, Row};
+use remora_kernel::Placement;
+use remora_real::LinkKind;
 
 /// The outcome for one operation over one link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,7 +18,7 @@ pub struct Verdict {
     /// List elements, or bytes of the value.
     pub parameter: Option<u64>,
     /// The way that packets took.
-    pub link: Link,
+    pub link: LinkKind,
     /// The placement with the lowest median latency with 1 in flight.
     pub winner: Placement,
     /// Whether the second is within 5 %.
@@ -125,7 +127,7 @@ pub struct Summary {
     /// What was done.
     pub operation: Operation,
     /// The way that packets took.
-    pub link: Link,
+    pub link: LinkKind,
     /// Who wins where, and the reason at the largest parameter.
     pub line: String,
 }
@@ -181,7 +183,7 @@ mod tests {
         Row {
             operation: Operation::List,
             parameter: Some(8),
-            link: Link::Udp,
+            link: LinkKind::Udp,
             placement,
             in_flight_64: Load { ops_per_s: ops_64, ..load.clone() },
             in_flight_1: load,

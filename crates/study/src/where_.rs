@@ -20,47 +20,10 @@ pub use software::{SoftwareTimes, costs, times};
 pub use uncertain::{Contribution, Interval, Open};
 pub use world::WorldRun;
 
-use std::fmt;
-
+use remora_kernel::Placement;
 use remora_model::platform::{NicDevice, Platform, Status};
+use remora_real::LinkKind;
 use serde::Serialize;
-
-use crate::measure::Link;
-
-/// Where a kernel runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Place {
-    /// At the client: each access is a one-sided verb.
-    Client,
-    /// On the node's NIC.
-    Nic,
-    /// On the node's cores.
-    Host,
-    /// On the node's accelerator.
-    Accel,
-}
-
-impl Place {
-    /// All, in the order of reports.
-    pub const ALL: [Self; 4] = [Self::Client, Self::Nic, Self::Host, Self::Accel];
-
-    /// As reports spell it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Client => "client",
-            Self::Nic => "nic",
-            Self::Host => "host",
-            Self::Accel => "accel",
-        }
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
 
 /// What decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -95,7 +58,7 @@ pub struct Options {
     /// What decides.
     pub goal: Goal,
     /// The link, on a platform whose NIC is software.
-    pub link: Link,
+    pub link: LinkKind,
     /// Points of the Latin hypercube over the open values.
     pub points: usize,
     /// Operations that each simulation runs; 0 for none.
@@ -106,7 +69,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { goal: Goal::Latency, link: Link::Udp, points: 256, simulated: 20_000, seed: 42 }
+        Self { goal: Goal::Latency, link: LinkKind::Udp, points: 256, simulated: 20_000, seed: 42 }
     }
 }
 
@@ -146,7 +109,7 @@ pub fn decide(platform: &Platform, operation: &Operation, options: &Options) -> 
     let open = uncertain::sample(platform, operation, &ranking, options);
     let flips = flips::find(platform, operation, &ranking, options);
     let close = |candidate: &&Candidate| options.simulated > 0 && goal.cost(candidate) <= CLOSE * goal.cost(best);
-    let close: Vec<Place> = ranking.iter().filter(close).map(|candidate| candidate.place).collect();
+    let close: Vec<Placement> = ranking.iter().filter(close).map(|candidate| candidate.place).collect();
     let simulated = close.iter().filter_map(|&place| {
         let path = path_of(platform, operation, place, options.link)?;
         Some(simulate::run(place, &path, operation.load, options.simulated, options.seed))
@@ -154,7 +117,7 @@ pub fn decide(platform: &Platform, operation: &Operation, options: &Options) -> 
     let simulated = simulated.collect();
     // A placement that the world cannot run is one that it says nothing of.
     let count = u64::from(options.simulated / 10).max(1);
-    let run = |&place: &Place| world::run(platform, operation, place, (count, options.seed))?.ok();
+    let run = |&place: &Placement| world::run(platform, operation, place, (count, options.seed))?.ok();
     let world = close.iter().filter_map(run).collect();
     let Open { intervals, certainty, contributions } = open;
     let mut answer = Answer {
@@ -174,7 +137,7 @@ pub fn decide(platform: &Platform, operation: &Operation, options: &Options) -> 
 
 /// The screen of all placements, the best first.
 pub fn rank(platform: &Platform, operation: &Operation, options: &Options) -> Vec<Candidate> {
-    let mut ranking: Vec<_> = Place::ALL
+    let mut ranking: Vec<_> = Placement::ALL
         .into_iter()
         .filter_map(|place| {
             let path = path_of(platform, operation, place, options.link)?;
@@ -186,7 +149,7 @@ pub fn rank(platform: &Platform, operation: &Operation, options: &Options) -> Ve
 }
 
 /// The way of an operation in a placement; `None` if the platform has no such place.
-pub fn path_of(platform: &Platform, operation: &Operation, place: Place, link: Link) -> Option<Path> {
+pub fn path_of(platform: &Platform, operation: &Operation, place: Placement, link: LinkKind) -> Option<Path> {
     match platform.placements.nic {
         Some(NicDevice::Software) => software::path(platform, operation, place, link),
         _ => hardware::path(platform, operation, place),

@@ -20,7 +20,7 @@ use remora_real::link::Link;
 use remora_real::link::lossy::{Faults, Lossy};
 use remora_real::link::shm::ShmLink;
 use remora_real::link::udp::UdpLink;
-use remora_real::{Device, DeviceGuard};
+use remora_real::{Device, DeviceGuard, LinkKind};
 
 use crate::events::Targets;
 
@@ -87,12 +87,14 @@ type Failure = (i32, String);
 
 impl Adapter {
     fn new() -> Result<Self, Failure> {
-        let link = setting("REMORA_LINK").unwrap_or_else(|| "auto".into());
-        let (udp, shm) = match link.as_str() {
-            "auto" => (true, true),
-            "udp" => (true, false),
-            "shm" => (false, true),
-            other => return Err(wrong("REMORA_LINK", other, "auto, udp or shm")),
+        let (udp, shm) = match setting("REMORA_LINK") {
+            None => (true, true),
+            Some(text) if text == "auto" => (true, true),
+            Some(text) => match text.parse() {
+                Ok(LinkKind::Udp) => (true, false),
+                Ok(LinkKind::Shm) => (false, true),
+                _ => return Err(wrong("REMORA_LINK", &text, "auto, udp or shm")),
+            },
         };
         let faults = loss()?;
         let (address, links, carried) = match setting("REMORA_DEVICE_ADDRESS") {

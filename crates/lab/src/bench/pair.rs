@@ -13,7 +13,7 @@ use remora_nic::{ALL_REMOTE, CqId, Data, QpInit, QpType, Qpn, Route, RtrAttr, Rt
 use remora_real::link::Link;
 use remora_real::link::shm::ShmLink;
 use remora_real::link::udp::UdpLink;
-use remora_real::{Device, Error, Kernels};
+use remora_real::{Device, Error, Kernels, LinkKind};
 
 use crate::probe;
 use crate::stats::median;
@@ -105,7 +105,8 @@ impl Bench {
     /// Makes the two ends.
     pub fn new(link: BenchLink) -> Result<Self, Error> {
         let (a, b) = (IpAddr::V4(Ipv4Addr::new(127, 0, 1, 1)), IpAddr::V4(Ipv4Addr::new(127, 0, 1, 2)));
-        let at = |address| move |source| Error::Link { link: "benchmark", address, source };
+        let kind = if link == BenchLink::Udp { LinkKind::Udp } else { LinkKind::Shm };
+        let at = |address| move |source| Error::Link { link: kind, address, source };
         let (la, lb): (Box<dyn Link>, Box<dyn Link>) = match link {
             BenchLink::Udp => (Box::new(UdpLink::bind(a).map_err(at(a))?), Box::new(UdpLink::bind(b).map_err(at(b))?)),
             BenchLink::Shm => {

@@ -32,23 +32,10 @@ pub use site::{Processor, Reach, Site, SiteMemory};
 pub use tasks::{Tasks, Turn, tasks};
 pub use writer::{Fill, Writer};
 
-use remora_kernel::op;
+use remora_kernel::{Placement, op};
 use remora_nic::{NicError, WcStatus};
 
-use crate::platform::{Accel, Cache, Core, Dram, Nic, NicCores, NicDevice, Platform, Power, Switch};
-
-/// Where a kernel runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Placement {
-    /// At the client: each access is a one-sided verb.
-    Client,
-    /// On the node's NIC.
-    Nic,
-    /// On the node's cores.
-    Host,
-    /// On the node's accelerator.
-    Accel,
-}
+use crate::platform::{Accel, Cache, Core, Dram, Nic, NicCores, NicDevice, Placements, Platform, Power, Switch};
 
 /// Why a world cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -188,23 +175,21 @@ impl PairSpec {
 
     /// The same for calls in this placement.
     pub fn serving(mut self, placement: Placement) -> Self {
-        self.rpc_place = if placement == Placement::Accel { Placement::Accel } else { Placement::Nic };
+        self.rpc_place = if placement == Placement::Accelerator { Placement::Accelerator } else { Placement::Nic };
         self
     }
 }
 
-impl Placement {
-    /// Those that a platform has.
-    pub fn of(platform: &Platform) -> Vec<Self> {
-        let placements = &platform.placements;
-        let all = [
-            (Self::Client, placements.client),
-            (Self::Nic, placements.nic.is_some()),
-            (Self::Host, placements.host),
-            (Self::Accel, placements.accel.is_some()),
-        ];
-        all.into_iter().filter(|(_, there)| *there).map(|(placement, _)| placement).collect()
-    }
+/// The placements that a platform has, in the order of reports.
+pub fn placements(platform: &Platform) -> Vec<Placement> {
+    let Placements { client, nic, host, accel } = platform.placements;
+    let there = |placement: &Placement| match placement {
+        Placement::Client => client,
+        Placement::Nic => nic.is_some(),
+        Placement::Host => host,
+        Placement::Accelerator => accel.is_some(),
+    };
+    Placement::ALL.into_iter().filter(there).collect()
 }
 
 #[cfg(test)]

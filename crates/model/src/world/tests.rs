@@ -78,7 +78,7 @@ fn every_place_of_every_platform_answers_rightly() {
         [("strom-10g", 3), ("strom-100g", 3), ("rambda", 4), ("bluefield1", 3), ("bluefield2", 3), ("dfabric", 3)]
     {
         let platform = platform(name, &[]);
-        let all = Placement::of(&platform);
+        let all = super::placements(&platform);
         assert_eq!(all.len(), placements, "{name}");
         for placement in all {
             let times = [1, 4, 16].map(|len| walk(&platform, placement, len));
@@ -165,7 +165,7 @@ fn an_element_costs_its_place_an_access() {
     assert!((each - (1500.0 + 11.0 * 6.4)).abs() < 0.1, "{each} ns");
     // Over UPI twice: a read of 350 ns and 3 cycles of 2.5 ns for the step, one for the data.
     let rambda = platform("rambda", &[]);
-    let each = (walk(&rambda, Placement::Accel, 17) - walk(&rambda, Placement::Accel, 1)).as_ns() / 16.0;
+    let each = (walk(&rambda, Placement::Accelerator, 17) - walk(&rambda, Placement::Accelerator, 1)).as_ns() / 16.0;
     assert!((each - (350.0 + 4.0 * 2.5)).abs() < 0.1, "{each} ns");
 }
 
@@ -207,7 +207,7 @@ fn the_same_seed_gives_the_same_bits() {
         ("strom-10g", Placement::Client),
         ("strom-10g", Placement::Nic),
         ("strom-10g", Placement::Host),
-        ("rambda", Placement::Accel),
+        ("rambda", Placement::Accelerator),
         ("bluefield2", Placement::Nic),
     ] {
         let (first, second) = (traced(name, placement, 3), traced(name, placement, 3));
@@ -220,7 +220,7 @@ fn the_same_seed_gives_the_same_bits() {
 #[test]
 fn a_lookup_that_fails_says_so_in_every_place() {
     let platform = platform("rambda", &[]);
-    for placement in Placement::of(&platform) {
+    for placement in super::placements(&platform) {
         let mut pair = pair(&platform, placement);
         let (mut params, _) = load_list(&mut pair, 3);
         params[8..16].copy_from_slice(&9999u64.to_le_bytes());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{Link, LinkStats, MAX_PACKET, check_lens};
+use super::{Link, LinkKind, LinkStats, MAX_PACKET, check_lens};
 
 /// Packets that wait for one link at most; its senders find it full then.
 const CAPACITY: usize = 256;
@@ -98,8 +98,8 @@ impl LoopbackLink {
 }
 
 impl Link for LoopbackLink {
-    fn name(&self) -> &'static str {
-        "loopback"
+    fn kind(&self) -> LinkKind {
+        LinkKind::Loopback
     }
 
     fn max_mtu(&self) -> usize {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use remora_memory::Lookahead;
 
-use super::{Link, LinkStats, MAX_PACKET};
+use super::{Link, LinkKind, LinkStats, MAX_PACKET};
 
 /// How often packets suffer, as probabilities from 0 to 1 a packet received. The first that applies, in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -137,8 +137,8 @@ impl Fate {
 }
 
 impl<L: Link> Link for Lossy<L> {
-    fn name(&self) -> &'static str {
-        self.inner.name()
+    fn kind(&self) -> LinkKind {
+        self.inner.kind()
     }
 
     fn max_mtu(&self) -> usize {

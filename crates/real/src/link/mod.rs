@@ -20,8 +20,11 @@ use std::sync::Arc;
 use remora_memory::Lookahead;
 use rustix::net::sockopt;
 
+pub use kind::{LinkKind, UnknownLink};
+
 mod groups;
 mod interface;
+mod kind;
 pub mod loopback;
 pub mod lossy;
 pub mod packet;
@@ -38,8 +41,8 @@ pub const MIN_PACKET: usize = 16;
 
 /// A non-blocking carrier of RoCE v2 packets. Nothing allocates per call once traffic flows.
 pub trait Link: Send {
-    /// What kind of link: `"loopback"`, `"shm"`, `"udp"` or `"packet"`.
-    fn name(&self) -> &'static str;
+    /// What kind of link.
+    fn kind(&self) -> LinkKind;
 
     /// Largest path MTU that the link carries, in bytes of payload: 256, 512, 1024, 2048 or 4096.
     fn max_mtu(&self) -> usize;
@@ -84,7 +87,7 @@ pub trait Link: Send {
     ///
     /// `Unsupported` if the link carries no multicast, or what the system says.
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
-        let message = format!("the {} link carries no multicast: {group} cannot be joined", self.name());
+        let message = format!("the {} link carries no multicast: {group} cannot be joined", self.kind());
         Err(io::Error::new(io::ErrorKind::Unsupported, message))
     }
 

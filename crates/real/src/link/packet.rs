@@ -23,7 +23,9 @@ use rustix::io::Errno;
 use rustix::net::{self, RecvFlags};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{Link, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing, overhead};
+use super::{
+    Link, LinkKind, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing, overhead,
+};
 use super::{set_buffers, set_int_option};
 
 /// The source port of packets to a queue pair: one of the 16,384 that RoCE v2 uses for entropy (annex A17.9.2).
@@ -164,8 +166,8 @@ impl<'a> Frame<'a> {
 }
 
 impl Link for PacketLink {
-    fn name(&self) -> &'static str {
-        "packet"
+    fn kind(&self) -> LinkKind {
+        LinkKind::Packet
     }
 
     fn max_mtu(&self) -> usize {

@@ -18,8 +18,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::groups::{self, Groups};
 use super::{
-    Link, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing, overhead, set_buffers,
-    set_int_option,
+    Link, LinkKind, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing, overhead,
+    set_buffers, set_int_option,
 };
 
 /// Longest run of packets that the kernel coalesces.
@@ -154,8 +154,8 @@ impl UdpLink {
 }
 
 impl Link for UdpLink {
-    fn name(&self) -> &'static str {
-        "udp"
+    fn kind(&self) -> LinkKind {
+        LinkKind::Udp
     }
 
     fn max_mtu(&self) -> usize {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use remora_cluster::{Client, ClientConfig, Model, Op, Outcome, Refusal, ScopeId, Status};
-use remora_real::LinkChoice;
+use remora_real::LinkKind;
 
 use super::{Answer, Ask, AtNode, Done, PeerError, Store};
 
@@ -42,7 +42,7 @@ struct Slot {
 
 impl Cluster {
     /// Connects for so many clients, which are spread over the nodes.
-    pub fn connect(nodes: &[IpAddr], link: LinkChoice, model: Model, clients: usize) -> Result<Self, PeerError> {
+    pub fn connect(nodes: &[IpAddr], link: LinkKind, model: Model, clients: usize) -> Result<Self, PeerError> {
         let connect = |node| Client::connect(ClientConfig { node, link, ..ClientConfig::new(nodes.to_vec()) });
         let connected = (0..nodes.len().min(clients)).map(connect).collect::<Result<Vec<_>, _>>();
         let failed = |error: remora_real::Error| PeerError::Answer { what: WHAT, why: error.to_string() };
@@ -160,7 +160,7 @@ mod tests {
                 };
                 running.push(ClusterNode::start(config).unwrap());
             }
-            let mut cluster = Cluster::connect(&nodes, LinkChoice::Shm, model, 4).unwrap();
+            let mut cluster = Cluster::connect(&nodes, LinkKind::Shm, model, 4).unwrap();
             let mut ended = 0;
             for round in 0..2 * u64::from(SCOPE) {
                 for slot in 0..4 {

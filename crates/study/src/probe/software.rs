@@ -12,9 +12,11 @@ use remora_real::{RemoteRegion, WriterConfig};
 use super::Figures;
 use crate::Error;
 use crate::compare::WRITER_RATE;
-use crate::measure::{IN_FLIGHT, Link, Placement, Tally};
+use crate::measure::{IN_FLIGHT, Tally};
 use crate::run::{Calls, Outcome, Slice, run};
 use crate::target::Target;
+use remora_kernel::Placement;
+use remora_real::LinkKind;
 
 /// Bytes of an element.
 const LINE: u64 = 64;
@@ -69,7 +71,7 @@ impl Software {
     ) -> Result<(), Error> {
         let mut probe = Running { target, time, figures, stop };
         // In the comparison's order: places take turns, so that a disturbance hits all alike.
-        let turns = || Placement::ALL.into_iter().flat_map(|place| IN_FLIGHT.map(|in_flight| (place, in_flight)));
+        let turns = || Placement::REAL.into_iter().flat_map(|place| IN_FLIGHT.map(|in_flight| (place, in_flight)));
         for at in turns() {
             let [few, many] = if at.0 == Placement::Client { ELEMENTS_AT_CLIENT } else { ELEMENTS_WALKED };
             let call = probe.add(at, "call", "", "a call that touches no memory", self.walk(0))?;
@@ -108,7 +110,7 @@ impl Software {
         stop: &dyn Fn() -> bool,
     ) -> Result<(), Error> {
         let links = targets.len();
-        let places = Placement::ALL.into_iter().flat_map(|place| IN_FLIGHT.map(|in_flight| (place, in_flight)));
+        let places = Placement::REAL.into_iter().flat_map(|place| IN_FLIGHT.map(|in_flight| (place, in_flight)));
         let at: Vec<_> = (0..links).flat_map(|link| places.clone().map(move |at| (link, at))).collect();
         let mut tallies: Vec<[Tally; 2]> = at.iter().map(|_| Default::default()).collect();
         for turn in 0..TURNS {
@@ -211,7 +213,7 @@ fn time(in_flight: u32, tally: &Tally) -> f64 {
 }
 
 /// Where a figure stands in the platform file: `size` is its key in a curve over sizes, or empty.
-fn path(link: Link, (placement, in_flight): (Placement, u32), key: &str, size: &str) -> String {
+fn path(link: LinkKind, (placement, in_flight): (Placement, u32), key: &str, size: &str) -> String {
     let (each, dot) = (if in_flight == 1 { "" } else { "_each" }, if size.is_empty() { "" } else { "." });
     format!("software.{link}.{placement}.{key}{each}{dot}{size}")
 }

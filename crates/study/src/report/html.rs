@@ -4,8 +4,10 @@ use std::fmt::Write;
 
 use super::{Report, date, plot};
 use crate::format::{count, micros, per_op, rate, time};
-use crate::measure::{Link, Load, Operation, Placement, Row};
+use crate::measure::{Load, Operation, Row};
 use crate::verdict::{groups, summarise};
+use remora_kernel::Placement;
+use remora_real::LinkKind;
 
 /// How pages look.
 pub const STYLE: &str = include_str!("style.css");
@@ -84,6 +86,7 @@ fn tiles(page: &mut String, report: &Report) {
             Placement::Client => "Runs here: each memory access is a one-sided READ, a round trip over the network.",
             Placement::Nic => "One RPC verb: the kernel runs on the node's NIC, next to the data.",
             Placement::Host => "One SEND: the node's host cores run the kernel and WRITE the answer back.",
+            Placement::Accelerator => "The kernel runs on an accelerator that reaches the node's memory coherently.",
         };
         let mark = plot::marker(placement, 9.0, 9.0);
         let _ = writeln!(
@@ -138,7 +141,7 @@ fn section(page: &mut String, report: &Report, operation: Operation) {
 
 /// A panel for each link, on one scale.
 fn latency_panels(report: &Report, operation: Operation, rows: &[Row]) -> String {
-    let lines = |link: Link| -> Vec<plot::Series> {
+    let lines = |link: LinkKind| -> Vec<plot::Series> {
         let of = |placement| rows.iter().filter(move |r| r.link == link && r.placement == placement);
         let point = |row: &Row| {
             let Load { p1_ns, p50_ns, p99_ns, .. } = row.in_flight_1;
@@ -148,7 +151,8 @@ fn latency_panels(report: &Report, operation: Operation, rows: &[Row]) -> String
         let series = |placement| plot::Series { placement, points: of(placement).map(point).collect() };
         report.placements().into_iter().map(series).collect()
     };
-    let panels: Vec<(Link, Vec<plot::Series>)> = report.links().into_iter().map(|link| (link, lines(link))).collect();
+    let panels: Vec<(LinkKind, Vec<plot::Series>)> =
+        report.links().into_iter().map(|link| (link, lines(link))).collect();
     let range = plot::range(panels.iter().flat_map(|(_, series)| series));
     let x_label = match operation {
         Operation::List => "list elements visited",
@@ -305,11 +309,12 @@ fn conditions(page: &mut String, report: &Report) {
 }
 
 /// As headings spell it.
-pub fn link_name(link: Link) -> &'static str {
+pub fn link_name(link: LinkKind) -> &'static str {
     match link {
-        Link::Udp => "UDP",
-        Link::Shm => "shared memory",
-        Link::Packet => "Ethernet frames",
+        LinkKind::Udp => "UDP",
+        LinkKind::Shm => "shared memory",
+        LinkKind::Packet => "Ethernet frames",
+        LinkKind::Loopback => "loopback",
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::format::{power_of_two, rate, time};
-use crate::measure::Placement;
+use remora_kernel::Placement;
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 340.0;
@@ -127,6 +127,7 @@ pub fn marker(placement: Placement, x: f64, y: f64) -> String {
             format!(r#"<rect class="mark" x="{:.1}" y="{:.1}" width="8" height="8"/>"#, x - 4.0, y - 4.0)
         }
         Placement::Host => format!(r#"<path class="mark" d="M{x:.1} {:.1}l5 8.6h-10z"/>"#, y - 5.4),
+        Placement::Accelerator => format!(r#"<path class="mark" d="M{x:.1} {:.1}l5 5l-5 5l-5 -5z"/>"#, y - 5.0),
     }
 }
 
@@ -190,7 +191,7 @@ pub fn agreement(pairs: &[Pair], within: f64, about: &str) -> String {
     }
     text(&mut svg, LEFT + side / 2.0, HEIGHT - 10.0, "middle", "label", "measured");
     text(&mut svg, LEFT + 8.0, TOP + 14.0, "start", "label", "predicted");
-    for (n, placement) in Placement::ALL.into_iter().enumerate() {
+    for (n, placement) in Placement::REAL.into_iter().enumerate() {
         let (x, y) = (LEFT + side + 26.0, TOP + 12.0 + n as f64 * LABEL_STEP * 1.4);
         let _ = write!(svg, r#"<g class="{placement}">{}</g>"#, marker(placement, x, y - 4.0));
         text(&mut svg, x + 12.0, y, "start", &format!("name {placement}"), placement.name());

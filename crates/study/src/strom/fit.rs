@@ -3,7 +3,9 @@
 use remora_model::platform::Platform;
 
 use super::point::{self, Ground, Outcomes};
-use super::study::{Place, Run, Series};
+use remora_kernel::Placement;
+
+use super::study::{Run, Series};
 use crate::reproduce::{Fitted, ReproduceError, fit};
 
 /// Bytes of the largest object of figure 9: the one that its text speaks of.
@@ -17,8 +19,8 @@ pub fn strom(seed: u64) -> Result<(Vec<Platform>, Vec<Fitted>), ReproduceError> 
     let depth = ["nic.pipeline.tx_depth", "nic.pipeline.rx_depth"];
     // Section 6.2: a GET by the kernel saves around 5 us: one network round trip (ST-053).
     let saved = |platform: &Platform| -> Result<f64, ReproduceError> {
-        let two_reads = median(platform, Run::Get, Place::Client, 64, seed)?;
-        Ok((two_reads - median(platform, Run::Get, Place::Nic, 64, seed)?) / 1e3)
+        let two_reads = median(platform, Run::Get, Placement::Client, 64, seed)?;
+        Ok((two_reads - median(platform, Run::Get, Placement::Nic, 64, seed)?) / 1e3)
     };
     let (cycles, depth_fit) = fit(&slow, &depth, 5.0, |x| x, &saved, "5 us saved by a hash GET (6.2, ST-053)")?;
     let values = depth.map(|path| (path, cycles));
@@ -26,8 +28,8 @@ pub fn strom(seed: u64) -> Result<(Vec<Platform>, Vec<Fitted>), ReproduceError> 
     // Section 6.3: CRC64 by software costs up to 40 % (ST-055). The time goes with the inverse of the rate.
     let crc = ["checksum.crc64"];
     let overhead = |platform: &Platform| -> Result<f64, ReproduceError> {
-        let read = median(platform, Run::ReadObject, Place::Client, LARGEST, seed)?;
-        Ok((median(platform, Run::Object, Place::Client, LARGEST, seed)? / read - 1.0) * 100.0)
+        let read = median(platform, Run::ReadObject, Placement::Client, LARGEST, seed)?;
+        Ok((median(platform, Run::Object, Placement::Client, LARGEST, seed)? / read - 1.0) * 100.0)
     };
     let to = "40 % overhead of a checked READ of 4 KB (6.3, ST-055)";
     let (rate, crc_fit) = fit(&slow, &crc, 40.0, |x| 1.0 / x, &overhead, to)?;
@@ -35,7 +37,7 @@ pub fn strom(seed: u64) -> Result<(Vec<Platform>, Vec<Fitted>), ReproduceError> 
     let (slow, fast) = (slow.with(&values)?, fast.with(&values)?);
     // Section 7.2: eight threads sketch about 25 Gbit/s (ST-085).
     let sketched = |platform: &Platform| -> Result<f64, ReproduceError> {
-        let Outcomes { ops_per_s, bytes, .. } = once(platform, Run::CountStreams, Place::Host, THREADS, seed)?;
+        let Outcomes { ops_per_s, bytes, .. } = once(platform, Run::CountStreams, Placement::Host, THREADS, seed)?;
         Ok(ops_per_s * bytes as f64 * 8.0 / 1e9)
     };
     let hll = ["stream.hyperloglog"];
@@ -45,11 +47,11 @@ pub fn strom(seed: u64) -> Result<(Vec<Platform>, Vec<Fitted>), ReproduceError> 
     Ok((vec![slow.with(&values)?, fast.with(&values)?], vec![depth_fit, crc_fit, hll_fit]))
 }
 
-fn median(platform: &Platform, run: Run, place: Place, x: u64, seed: u64) -> Result<f64, ReproduceError> {
+fn median(platform: &Platform, run: Run, place: Placement, x: u64, seed: u64) -> Result<f64, ReproduceError> {
     Ok(once(platform, run, place, x, seed)?.median_ns)
 }
 
-fn once(platform: &Platform, run: Run, place: Place, x: u64, seed: u64) -> Result<Outcomes, ReproduceError> {
+fn once(platform: &Platform, run: Run, place: Placement, x: u64, seed: u64) -> Result<Outcomes, ReproduceError> {
     let (name, platform_name) = (String::new(), platform.name.clone());
     let series = Series { name, platform: platform_name, run, placement: Some(place), bytes: None, torn: None };
     Ok(point::run(&Ground::new(platform, seed)?, &series, x)?)

@@ -1,11 +1,12 @@
 //! One point of a figure: builds what it needs in a modelled pair, runs it, and says what came.
 
+use remora_kernel::Placement;
 use remora_kernel::{GetParams, Status, op};
 use remora_lab::stats::Latencies;
 use remora_memory::Region;
 use remora_model::platform::{Platform, Stream, Tcp};
 use remora_model::time::Ps;
-use remora_model::world::{self, PairSpec, RawVerb, Writer};
+use remora_model::world::{PairSpec, RawVerb, Writer};
 use remora_real::fill_object;
 use remora_store::{Place as At, checked, hash};
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::streams;
-use super::study::{Place, Run, Series, Study};
+use super::study::{Run, Series, Study};
 use crate::calls::{Lists, Objects};
 use crate::modelled::{ModelError, Modelled, usage};
 use crate::run::{Calls, Outcome};
@@ -77,11 +78,7 @@ impl Ground {
 /// Runs the point of `series` at `x`.
 pub fn run(ground: &Ground, series: &Series, x: u64) -> Result<Outcomes, ModelError> {
     let seed = ground.seed;
-    let placement = match series.placement {
-        Some(Place::Client) => world::Placement::Client,
-        Some(Place::Host) => world::Placement::Host,
-        _ => world::Placement::Nic,
-    };
+    let placement = series.placement.unwrap_or(Placement::Nic);
     let new = || Modelled::new(&ground.spec, placement);
     match series.run {
         Run::PingPong => raw(&mut new()?, RawVerb::PingPong, x, 1, LATENCY_OPS, 0.5),

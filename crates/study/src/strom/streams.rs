@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use remora_kernel::Placement;
 use remora_kernel::hll::{HllParams, Sketch};
 use remora_kernel::shuffle::{Partition, Partitioner, ShuffleParams};
 use remora_kernel::{Status, op};
 use remora_memory::Region;
 use remora_model::time::Ps;
-use remora_model::world::{self, Full, MAX_CALLS, Pair, Placement};
+use remora_model::world::{Full, MAX_CALLS, Pair};
 use remora_store::hash;
 
 use super::point::{Ground, Outcomes, window};
@@ -283,7 +284,7 @@ pub(super) fn count_writes(ground: &Ground, bytes: u64) -> Result<Outcomes, Mode
     let (sent, estimate) = ((begun * bytes / 8).min(VALUES), pair.tap().map_or(0.0, Sketch::estimate));
     match is_near(estimate, sent) {
         true => Ok(many(&pair, bytes, ended - warm_up, since)),
-        false => Err(wrong(world::Placement::Nic, format!("{estimate} distinct values, and there were {sent}"))),
+        false => Err(wrong(Placement::Nic, format!("{estimate} distinct values, and there were {sent}"))),
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a figure is made of: a file of `studies/`.
 
+use remora_kernel::Placement;
 use serde::{Deserialize, Serialize};
 
 use crate::reproduce::{self, StudyError};
@@ -53,7 +54,7 @@ pub struct Series {
     pub run: Run,
     /// Where kernels run.
     #[serde(default)]
-    pub placement: Option<Place>,
+    pub placement: Option<Placement>,
     /// Bytes of the object, where x is something else.
     #[serde(default)]
     pub bytes: Option<u64>,
@@ -98,18 +99,6 @@ pub enum Run {
     TcpList,
     /// A call over TCP that answers with a value; x is bytes.
     TcpGet,
-}
-
-/// Where kernels run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Place {
-    /// At the client.
-    Client,
-    /// On the NIC.
-    Nic,
-    /// On the host.
-    Host,
 }
 
 /// The studies of StRoM's figures, or one.

@@ -3,8 +3,10 @@
 use remora_lab::stats::{is_level, is_slower, median, range};
 use serde::Serialize;
 
-use crate::measure::{Link, Operation, Placement, Row};
+use crate::measure::{Operation, Row};
 use crate::verdict::groups;
+use remora_kernel::Placement;
+use remora_real::LinkKind;
 
 /// How a winner is named, and when a prediction is right.
 pub const RULE: &str = "The placements of a round are measured by turns, so ratios within rounds are compared. A \
@@ -21,7 +23,7 @@ pub struct Cell {
     /// List elements, or bytes of the value.
     pub parameter: Option<u64>,
     /// The way that packets took.
-    pub link: Link,
+    pub link: LinkKind,
     /// Where the kernel ran.
     pub placement: Placement,
     /// Median latency with 1 in flight in nanoseconds: predicted, measured.
@@ -54,7 +56,7 @@ pub struct Winner {
     /// List elements, or bytes of the value.
     pub parameter: Option<u64>,
     /// The way that packets took.
-    pub link: Link,
+    pub link: LinkKind,
     /// The placement that the prediction has first.
     pub predicted: Placement,
     /// The placement that the measurement has first, and behind it those that are level with it.
@@ -77,7 +79,7 @@ impl Winner {
 
     /// Whether the measurement tells some placement to be slower than the best: else there is no wrong prediction.
     pub fn rules_out(&self) -> bool {
-        self.measured.len() < Placement::ALL.len()
+        self.measured.len() < Placement::REAL.len()
     }
 
     /// Whether the prediction names the lowest median, or one within 5 % of it.
@@ -184,7 +186,7 @@ mod tests {
             let mut row = Row {
                 operation: Operation::List,
                 parameter: Some(8),
-                link: Link::Udp,
+                link: LinkKind::Udp,
                 placement,
                 in_flight_1: Default::default(),
                 in_flight_64: Default::default(),
@@ -193,7 +195,7 @@ mod tests {
             row.in_flight_64.ops_per_s = 1e9 / p50_ns as f64;
             row
         };
-        Placement::ALL.into_iter().zip(p50).map(row).collect()
+        Placement::REAL.into_iter().zip(p50).map(row).collect()
     }
 
     /// The winner of rounds of predicted and measured medians.

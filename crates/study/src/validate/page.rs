@@ -5,9 +5,11 @@ use std::fmt::Write;
 use super::judge::{Cell, RULE, Validation, Winner};
 use super::{GOAL, LEFT_OUT};
 use crate::machine::Machine;
-use crate::measure::{Link, Operation, Placement};
+use crate::measure::Operation;
 use crate::report::plot::{self, Pair};
 use crate::report::{STYLE, escape, link_name};
+use remora_kernel::Placement;
+use remora_real::LinkKind;
 
 /// The page, of so many rounds.
 pub fn page(validation: &Validation, machine: &Machine, rounds: usize) -> String {
@@ -41,7 +43,7 @@ pub fn page(validation: &Validation, machine: &Machine, rounds: usize) -> String
 
 fn agreement(out: &mut String, validation: &Validation) {
     out.push_str("<h2>Median latency with one operation in flight</h2>\n<figure><div class=\"panels\">\n");
-    let mut links: Vec<Link> = validation.cells.iter().map(|cell| cell.link).collect();
+    let mut links: Vec<LinkKind> = validation.cells.iter().map(|cell| cell.link).collect();
     links.sort_unstable();
     links.dedup();
     for link in links {
@@ -126,9 +128,9 @@ mod tests {
         };
         let rows = |ns: u64| {
             let of = |link| {
-                Placement::ALL.map(move |place| row(link, place, ns * if place == Placement::Nic { 1 } else { 3 }))
+                Placement::REAL.map(move |place| row(link, place, ns * if place == Placement::Nic { 1 } else { 3 }))
             };
-            [Link::Udp, Link::Shm].into_iter().flat_map(of).collect::<Vec<_>>()
+            [LinkKind::Udp, LinkKind::Shm].into_iter().flat_map(of).collect::<Vec<_>>()
         };
         let validation = super::super::judge(&vec![(rows(1000), rows(1100)); 5]);
         let page = page(&validation, &Machine::describe(), 5);

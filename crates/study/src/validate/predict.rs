@@ -3,11 +3,13 @@
 use remora_model::platform::{Platform, on_curve};
 
 use crate::compare::Plan;
-use crate::measure::{Link, Load, Operation, Placement, Row};
+use crate::measure::{Load, Operation, Row};
 use crate::records::Records;
 use crate::store::{LIST_LENGTHS, OBJECTS, VALUE_SIZES};
-use crate::where_::{self, Access, Kind, Memory, Place, SoftwareTimes};
+use crate::where_::{self, Access, Kind, Memory, SoftwareTimes};
 use crate::workload::{Distribution, THETA};
+use remora_kernel::Placement;
+use remora_real::LinkKind;
 
 /// The data that the comparison runs on.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,7 +54,7 @@ const SPREAD_DRAWS: f64 = 0.42;
 /// Predicts the rows of a comparison: of each only the median latency with 1 in flight, the rate with 64 and the
 /// re-reads are filled.
 /// `None` if the platform's NIC is not software.
-pub fn predict(platform: &Platform, data: &Data, links: &[Link], placements: &[Placement]) -> Option<Vec<Row>> {
+pub fn predict(platform: &Platform, data: &Data, links: &[LinkKind], placements: &[Placement]) -> Option<Vec<Row>> {
     let mut rows = Vec::new();
     let lists = LIST_LENGTHS.map(|length| (Operation::List, Some(length)));
     let gets = [(Operation::GetHit, None), (Operation::GetMiss, None)];
@@ -80,14 +82,9 @@ fn times(
     platform: &Platform,
     data: &Data,
     (operation, parameter): (Operation, u64),
-    (placement, link): (Placement, Link),
+    (placement, link): (Placement, LinkKind),
 ) -> Option<SoftwareTimes> {
-    let place = match placement {
-        Placement::Client => Place::Client,
-        Placement::Nic => Place::Nic,
-        Placement::Host => Place::Host,
-    };
-    let of = |operation: &where_::Operation| where_::times(platform, operation, place, link);
+    let of = |operation: &where_::Operation| where_::times(platform, operation, placement, link);
     let size = parameter as f64;
     match operation {
         Operation::List => of(&described((size + 1.0, 64.0), 64.0, LIST_STATE)),
@@ -96,15 +93,20 @@ fn times(
         }
         Operation::GetSize => get(platform, data.distribution, data.records.min(SIZED_RECORDS), KEY + size, of),
         Operation::GetMiss => of(&described((1.0 + OVERFLOW, 64.0), 0.0, data.records * 43.0)),
-        Operation::ConsistentGet => consistent(platform, data, size, (place, link)),
+        Operation::ConsistentGet => consistent(platform, data, size, (placement, link)),
     }
 }
 
 /// A consistent GET beside the writer: a call that reads a value, without the element that leads the probe there; what
 /// the writer costs calls that have nothing to do with what it writes; and what the kernel does more: lines that the
 /// writer has rewritten come from its core, a checksum, and reads made again.
-fn consistent(platform: &Platform, data: &Data, size: f64, (place, link): (Place, Link)) -> Option<SoftwareTimes> {
-    let (software, costs) = (platform.software.as_ref()?, where_::costs(platform, place, link)?);
+fn consistent(
+    platform: &Platform,
+    data: &Data,
+    size: f64,
+    (placement, link): (Placement, LinkKind),
+) -> Option<SoftwareTimes> {
+    let (software, costs) = (platform.software.as_ref()?, where_::costs(platform, placement, link)?);
     let (system, bytes, ns) = (&software.system, size + CHECKSUM, |ps: u64| ps as f64 / 1000.0);
     let call = |reply: &[(u64, u64)], step: u64, beside: u64| {
         (on_curve(reply, bytes, false) / 1000.0 - ns(step)).max(0.0) + ns(beside)
@@ -114,7 +116,7 @@ fn consistent(platform: &Platform, data: &Data, size: f64, (place, link): (Place
     let (checksum, moving) = (bytes / system.crc64 * 1e9, bytes / system.shared_read * 1e9);
     // The chance that an object was rewritten since it was read last, so many of them by turns.
     let moved = |call: f64| moving * (1.0 - (-data.updates_per_s * call * 1e-9).exp());
-    let again = |call: f64| checksum + if place == Place::Client { call } else { moving };
+    let again = |call: f64| checksum + if placement == Placement::Client { call } else { moving };
     // With many under way the client makes the object that it expects while others wait.
     let expected = checksum + bytes / system.write * 1e9;
     let (mean, median) = rereads(platform, data, size)?;
@@ -241,7 +243,7 @@ mod tests {
         let data =
             Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Zipfian, updates_per_s: 50_000.0 };
         let machine = machine();
-        let rows = predict(&machine, &data, &[Link::Udp], &Placement::ALL).unwrap();
+        let rows = predict(&machine, &data, &[LinkKind::Udp], &Placement::REAL).unwrap();
         assert_eq!(rows.len(), (6 + 2 + 7 + 7) * 3);
         let row = |operation, parameter, placement| {
             let of = |row: &&Row| (row.operation, row.parameter, row.placement) == (operation, parameter, placement);
@@ -298,6 +300,6 @@ mod tests {
     fn hardware_has_no_such_prediction() {
         let data =
             Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Uniform, updates_per_s: 50_000.0 };
-        assert!(predict(&Platform::load("strom-10g").unwrap(), &data, &[Link::Udp], &Placement::ALL).is_none());
+        assert!(predict(&Platform::load("strom-10g").unwrap(), &data, &[LinkKind::Udp], &Placement::REAL).is_none());
     }
 }

@@ -5,7 +5,9 @@ use serde::Serialize;
 
 use super::operation::{Load, Operation};
 use super::screen::Candidate;
-use super::{Options, Place, rank};
+use remora_kernel::Placement;
+
+use super::{Options, rank};
 
 /// A value at which the best place changes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -17,7 +19,7 @@ pub struct Flip {
     /// Where the best place changes.
     pub at: String,
     /// The best place beyond that.
-    pub then: Place,
+    pub then: Placement,
     /// Whether the best place of now stays the best while the value is under `at`, or while it is over.
     pub while_under: bool,
     /// Whether the value can be so: it lies in the range that the platform gives.
@@ -28,7 +30,7 @@ pub struct Flip {
 
 impl Flip {
     /// `nic wins while host.pcie.read_latency is under 1.1 us (now 1.5 us); then client`.
-    pub fn line(&self, best: Place) -> String {
+    pub fn line(&self, best: Placement) -> String {
         let side = if self.while_under { "under" } else { "over" };
         let reach = if self.in_range { ", which its range allows" } else { "" };
         format!("{best} wins while {} is {side} {} (now {}{reach}); else {}", self.what, self.at, self.now, self.then)
@@ -45,7 +47,7 @@ struct Knob<'a> {
     now: f64,
     range: Option<(f64, f64)>,
     text: Box<dyn Fn(f64) -> String + 'a>,
-    best: Box<dyn Fn(f64) -> Option<Place> + 'a>,
+    best: Box<dyn Fn(f64) -> Option<Placement> + 'a>,
 }
 
 /// Finds them, the nearest first.
@@ -60,7 +62,7 @@ pub fn find(platform: &Platform, operation: &Operation, ranking: &[Candidate], o
     flips
 }
 
-fn flip(knob: &Knob<'_>, best: Place, direction: i32) -> Option<Flip> {
+fn flip(knob: &Knob<'_>, best: Placement, direction: i32) -> Option<Flip> {
     let stays = |value: f64| (knob.best)(value).map(|place| place == best);
     let mut near = knob.now;
     for step in 1..=DOUBLINGS {

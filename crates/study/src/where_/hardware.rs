@@ -5,24 +5,24 @@
 
 use remora_model::platform::{AccelDevice, Command, Nic, NicDevice, Platform};
 
-use super::Place;
 use super::operation::{Access, Kind, Memory, Operation};
 use super::path::{Path, Station};
+use remora_kernel::Placement;
 
 /// Bytes of the RETH that requests and of the AETH that replies have.
 const RETH: f64 = 16.0;
 
 /// The way of an operation in a placement; `None` if the platform has no such place.
-pub fn path(platform: &Platform, operation: &Operation, place: Place) -> Option<Path> {
+pub fn path(platform: &Platform, operation: &Operation, place: Placement) -> Option<Path> {
     let nic = platform.nic.as_ref()?;
     let mut way = Way { platform, nic, operation, path: Path::default() };
     way.servers();
     match (place, platform.placements.nic, platform.placements.accel) {
-        (Place::Client, ..) => way.client(),
-        (Place::Host, ..) => way.host(),
-        (Place::Nic, Some(NicDevice::Pipeline), _) => way.pipeline(),
-        (Place::Nic, Some(NicDevice::Cores), _) => way.nic_cores()?,
-        (Place::Accel, _, Some(device)) => way.accel(device)?,
+        (Placement::Client, ..) => way.client(),
+        (Placement::Host, ..) => way.host(),
+        (Placement::Nic, Some(NicDevice::Pipeline), _) => way.pipeline(),
+        (Placement::Nic, Some(NicDevice::Cores), _) => way.nic_cores()?,
+        (Placement::Accelerator, _, Some(device)) => way.accel(device)?,
         _ => return None,
     }
     Some(way.path)

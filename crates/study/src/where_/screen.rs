@@ -7,15 +7,15 @@
 use remora_model::platform::{Platform, Power};
 use serde::Serialize;
 
-use super::Place;
 use super::operation::Load;
 use super::path::{Path, Station};
+use remora_kernel::Placement;
 
 /// What a placement gives.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Candidate {
     /// The placement.
-    pub place: Place,
+    pub place: Placement,
     /// Latency of an operation that has everything for itself, in nanoseconds.
     pub alone_ns: f64,
     /// Median latency under the load, in nanoseconds; infinite if the load is more than can be served.
@@ -40,7 +40,7 @@ pub struct Candidate {
 const ITERATIONS: usize = 200;
 
 /// Evaluates a way under a load.
-pub fn evaluate(platform: &Platform, place: Place, path: &Path, load: Load) -> Candidate {
+pub fn evaluate(platform: &Platform, place: Placement, path: &Path, load: Load) -> Candidate {
     let (demands, alone) = (path.demands(), path.alone());
     let busy = |station: usize| demands[station] / path.servers[station];
     let binding = (0..Station::COUNT).max_by(|&a, &b| busy(a).total_cmp(&busy(b))).unwrap_or(0);
@@ -113,12 +113,12 @@ fn open(path: &Path, demands: &[f64; Station::COUNT], rate: f64) -> f64 {
 
 /// What all the machines take: a client, a node and their NICs, and the accelerator where the kernel runs on it. Who
 /// polls keeps a core busy.
-fn watts(platform: &Platform, power: &Power, place: Place, used: impl Fn(Station) -> f64) -> f64 {
+fn watts(platform: &Platform, power: &Power, place: Placement, used: impl Fn(Station) -> f64) -> f64 {
     let mix = |idle: f64, active: f64, part: f64| idle + (active - idle) * part;
     let polling = |core_part: f64, cores: u64| core_part.max(1.0 / cores.max(1) as f64);
     let client = mix(power.host_idle, power.host_active, polling(used(Station::ClientCores), platform.client.cores));
     let host = match place {
-        Place::Host => polling(used(Station::HostCores), platform.host.cores),
+        Placement::Host => polling(used(Station::HostCores), platform.host.cores),
         _ => used(Station::HostCores),
     };
     let host = mix(power.host_idle, power.host_active, host);
@@ -128,7 +128,7 @@ fn watts(platform: &Platform, power: &Power, place: Place, used: impl Fn(Station
             .map(|(out, back)| used(out).max(used(back)));
     let nics = nic(client_nic) + nic(node_nic.max(used(Station::NicCores)));
     let accel = match place {
-        Place::Accel => {
+        Placement::Accelerator => {
             mix(power.accel_idle, power.accel_active, used(Station::AccelIssue).max(used(Station::AccelLink)))
         }
         _ => 0.0,

@@ -7,15 +7,15 @@ use remora_model::resource::Server;
 use remora_model::time::Ps;
 use serde::Serialize;
 
-use super::Place;
 use super::operation::Load;
 use super::path::{Path, Visit};
+use remora_kernel::Placement;
 
 /// What the simulation of a placement gave.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Simulated {
     /// The placement.
-    pub place: Place,
+    pub place: Placement,
     /// Median latency in nanoseconds.
     pub p50_ns: f64,
     /// The 99th percentile in nanoseconds.
@@ -37,7 +37,7 @@ struct Turn {
 }
 
 /// Runs `operations` operations, a sixth of them as a warm-up. The same seed gives the same result.
-pub fn run(place: Place, path: &Path, load: Load, operations: u32, seed: u64) -> Simulated {
+pub fn run(place: Placement, path: &Path, load: Load, operations: u32, seed: u64) -> Simulated {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut servers: Vec<Server> = path.servers.iter().map(|&servers| Server::new(servers.max(1.0) as usize)).collect();
     let most = MOST_EVENTS / path.visits.len().max(1) as u64;

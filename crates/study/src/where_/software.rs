@@ -9,10 +9,10 @@
 
 use remora_model::platform::{Platform, Software, SoftwarePlace, on_curve};
 
-use super::Place;
 use super::operation::Operation;
 use super::path::{Path, Station};
-use crate::measure::Link;
+use remora_kernel::Placement;
+use remora_real::LinkKind;
 
 /// What an operation takes, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,10 +30,10 @@ const CACHED: f64 = 16384.0;
 const ROUNDS: f64 = 4.0;
 
 /// What an operation takes over a link in a placement; `None` if the platform's NIC is not software.
-pub fn times(platform: &Platform, operation: &Operation, place: Place, link: Link) -> Option<SoftwareTimes> {
+pub fn times(platform: &Platform, operation: &Operation, place: Placement, link: LinkKind) -> Option<SoftwareTimes> {
     let (software, costs) = (platform.software.as_ref()?, costs(platform, place, link)?);
     let (load, stream) = memory(software, operation);
-    let clock = if place == Place::Client { platform.client.clock } else { platform.host.clock };
+    let clock = if place == Placement::Client { platform.client.clock } else { platform.host.clock };
     let compute = operation.cycles / clock * 1e9;
     Some(SoftwareTimes {
         alone: alone(costs, operation, place, load) + stream + compute,
@@ -42,40 +42,40 @@ pub fn times(platform: &Platform, operation: &Operation, place: Place, link: Lin
 }
 
 /// What the probe measured of a placement over a link.
-pub fn costs(platform: &Platform, place: Place, link: Link) -> Option<&SoftwarePlace> {
+pub fn costs(platform: &Platform, place: Placement, link: LinkKind) -> Option<&SoftwarePlace> {
     let software = platform.software.as_ref()?;
-    let links = if link == Link::Shm { &software.shm } else { &software.udp };
+    let links = if link == LinkKind::Shm { &software.shm } else { &software.udp };
     match place {
-        Place::Client => Some(&links.client),
-        Place::Nic => Some(&links.nic),
-        Place::Host => Some(&links.host),
-        Place::Accel => None,
+        Placement::Client => Some(&links.client),
+        Placement::Nic => Some(&links.nic),
+        Placement::Host => Some(&links.host),
+        Placement::Accelerator => None,
     }
 }
 
-fn alone(costs: &SoftwarePlace, operation: &Operation, place: Place, load: f64) -> f64 {
+fn alone(costs: &SoftwarePlace, operation: &Operation, place: Placement, load: f64) -> f64 {
     let step = costs.step as f64 / 1000.0;
     let exposed = match place {
         // The node's engine waits for memory when it answers a read.
-        Place::Client => load,
+        Placement::Client => load,
         _ => ((ROUNDS - 1.0) * load + (load - ROUNDS * step).max(0.0)) / ROUNDS,
     };
     let long = if lasts(operation, place) { costs.long as f64 / 1000.0 } else { 0.0 };
     body(&costs.reply, (costs.call, step), operation) + operation.count() * exposed + long
 }
 
-fn each(costs: &SoftwarePlace, operation: &Operation, place: Place, overlapped: f64) -> f64 {
+fn each(costs: &SoftwarePlace, operation: &Operation, place: Placement, overlapped: f64) -> f64 {
     let step = costs.step_each as f64 / 1000.0;
     // Other calls' steps pass while a load is under way, unless the core can have no more misses.
-    let missing = if place == Place::Client { 0.0 } else { (overlapped - step).max(0.0) };
+    let missing = if place == Placement::Client { 0.0 } else { (overlapped - step).max(0.0) };
     let value = if operation.uneven { &costs.uneven_each } else { &costs.reply_each };
     let long = if lasts(operation, place) { costs.long_each as f64 / 1000.0 } else { 0.0 };
     body(value, (costs.call_each, step), operation) + operation.count() * missing + long
 }
 
 /// Whether a call is not over before the node looks at its links again.
-fn lasts(operation: &Operation, place: Place) -> bool {
-    place != Place::Client && operation.count() > ROUNDS
+fn lasts(operation: &Operation, place: Placement) -> bool {
+    place != Placement::Client && operation.count() > ROUNDS
 }
 
 /// Call, accesses and reply, with everything in cache.
@@ -120,7 +120,7 @@ fn latency(curve: &[(u64, u64)], operation: &Operation) -> f64 {
 }
 
 /// The way of an operation: the software is held for `each`, the rest of `alone` passes behind it.
-pub fn path(platform: &Platform, operation: &Operation, place: Place, link: Link) -> Option<Path> {
+pub fn path(platform: &Platform, operation: &Operation, place: Placement, link: LinkKind) -> Option<Path> {
     let SoftwareTimes { alone, each } = times(platform, operation, place, link)?;
     let mut path = Path::default();
     path.hold("software NIC", Station::Software, each.min(alone), (alone - each).max(0.0));

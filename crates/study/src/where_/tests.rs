@@ -20,8 +20,8 @@ fn operation(accesses: f64, reply: f64) -> Operation {
     }
 }
 
-fn alone(platform: &Platform, operation: &Operation, place: Place) -> f64 {
-    path_of(platform, operation, place, Link::Udp).expect("the platform has the place").alone()
+fn alone(platform: &Platform, operation: &Operation, place: Placement) -> f64 {
+    path_of(platform, operation, place, LinkKind::Udp).expect("the platform has the place").alone()
 }
 
 fn strom() -> Platform {
@@ -34,7 +34,7 @@ const READ: &str = "host.pcie.read_latency";
 fn a_read_takes_what_the_paper_says() {
     // StRoM 6.2: a network round trip of about 5 us, and 1.5 us of PCIe. Nothing is fitted: the depth of the data path,
     // an estimate, stands in the middle of its range.
-    let read = alone(&strom(), &operation(1.0, 64.0), Place::Client);
+    let read = alone(&strom(), &operation(1.0, 64.0), Placement::Client);
     assert!((read / 6_500.0 - 1.0).abs() < 0.15, "{read} ns");
 }
 
@@ -42,15 +42,15 @@ fn a_read_takes_what_the_paper_says() {
 fn doubling_the_pcie_latency_adds_one_for_each_access() {
     let (strom, accesses) = (strom(), 8.0);
     let slow = strom.with(&[(READ, 3e6)]).unwrap();
-    for place in [Place::Client, Place::Nic] {
+    for place in [Placement::Client, Placement::Nic] {
         let operation = operation(accesses, 64.0);
         let added = alone(&slow, &operation, place) - alone(&strom, &operation, place);
         // Parameters of a call are fetched over PCIe at the client, which a one-sided verb has none of.
-        let reads = accesses + if place == Place::Nic { 1.0 } else { 0.0 };
+        let reads = accesses + if place == Placement::Nic { 1.0 } else { 0.0 };
         assert!((added - reads * 1500.0).abs() < 1e-6, "{place}: {added} ns for {reads} reads of 1500 ns");
     }
     let operation = operation(accesses, 64.0);
-    let added = alone(&slow, &operation, Place::Host) - alone(&strom, &operation, Place::Host);
+    let added = alone(&slow, &operation, Placement::Host) - alone(&strom, &operation, Placement::Host);
     // The host's cores read their own memory; only parameters and reply are fetched over PCIe.
     assert!((added - 2.0 * 1500.0).abs() < 1e-6, "host: {added} ns");
 }
@@ -60,7 +60,7 @@ fn more_dependent_accesses_favour_the_node() {
     let strom = strom();
     let gain = |accesses| {
         let operation = operation(accesses, 64.0);
-        alone(&strom, &operation, Place::Client) / alone(&strom, &operation, Place::Nic)
+        alone(&strom, &operation, Placement::Client) / alone(&strom, &operation, Placement::Nic)
     };
     let gains: Vec<f64> = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0].map(gain).to_vec();
     assert!(gains.is_sorted_by(|a, b| a < b), "{gains:?}");
@@ -70,7 +70,7 @@ fn more_dependent_accesses_favour_the_node() {
 #[test]
 fn each_client_access_is_a_round_trip() {
     let strom = strom();
-    let times: Vec<f64> = (1..=4).map(|n| alone(&strom, &operation(f64::from(n), 64.0), Place::Client)).collect();
+    let times: Vec<f64> = (1..=4).map(|n| alone(&strom, &operation(f64::from(n), 64.0), Placement::Client)).collect();
     for pair in times.windows(2) {
         assert!((pair[1] - pair[0] - times[0]).abs() < 1e-6, "{times:?}");
     }
@@ -81,7 +81,7 @@ fn halving_the_wire_doubles_the_time_on_it() {
     let strom = strom();
     let slow = strom.with(&[("ethernet.rate", 0.625e9)]).unwrap();
     let operation = operation(1.0, 1024.0);
-    let added = alone(&slow, &operation, Place::Nic) - alone(&strom, &operation, Place::Nic);
+    let added = alone(&slow, &operation, Placement::Nic) - alone(&strom, &operation, Placement::Nic);
     // 28 + 82 + 16 bytes out and 1024 + 82 + 16 back, at 0.8 ns a byte.
     assert!((added - (126.0 + 1122.0) * 0.8).abs() < 1e-6, "{added} ns");
 }
@@ -91,7 +91,7 @@ fn halving_the_clock_doubles_the_pipeline() {
     let strom = strom();
     let slow = strom.with(&[("nic.pipeline.clock", 78.125e6)]).unwrap();
     let operation = operation(1.0, 64.0);
-    let added = alone(&slow, &operation, Place::Nic) - alone(&strom, &operation, Place::Nic);
+    let added = alone(&slow, &operation, Placement::Nic) - alone(&strom, &operation, Placement::Nic);
     // Two messages pass two data paths each, 125 cycles deep, and hold frames of 28 + 82 and 64 + 82 bytes until they
     // are whole, in words of 8 bytes, at both ends; the kernel takes 10 cycles.
     let cycles = 4.0 * 125.0 + 2.0 * (14.0 + 19.0) + 10.0;
@@ -105,9 +105,9 @@ fn a_bigger_reply_costs_all_places_alike_on_the_wire() {
     // The nic's reply is 960 bytes longer: 0.8 ns a byte on the wire, 120 words twice in the data path's memory, and
     // the store into the client's memory.
     let expected = 960.0 * 0.8 + 2.0 * 120.0 * 6.4 + 960.0 / 7.87;
-    assert!((added(Place::Nic) - expected).abs() < 1.0, "{} against {expected}", added(Place::Nic));
-    assert!(added(Place::Host) > added(Place::Nic), "the host's NIC also fetches the reply over PCIe");
-    assert_eq!(added(Place::Client), 0.0, "what the client reads is what its accesses say");
+    assert!((added(Placement::Nic) - expected).abs() < 1.0, "{} against {expected}", added(Placement::Nic));
+    assert!(added(Placement::Host) > added(Placement::Nic), "the host's NIC also fetches the reply over PCIe");
+    assert_eq!(added(Placement::Client), 0.0, "what the client reads is what its accesses say");
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn the_simulation_agrees_with_the_screen_where_both_are_exact() {
         let platform = Platform::load(name).unwrap();
         let one = operation(4.0, 64.0);
         for candidate in rank(&platform, &one, &Options::default()) {
-            let path = path_of(&platform, &one, candidate.place, Link::Udp).unwrap();
+            let path = path_of(&platform, &one, candidate.place, LinkKind::Udp).unwrap();
             let alone = simulate::run(candidate.place, &path, Load::Closed(1), 2000, 1);
             let mean = 1e9 / alone.ops_per_s;
             assert!((mean / candidate.alone_ns - 1.0).abs() < 0.02, "{name}: {alone:?} against {candidate:?}");
@@ -191,7 +191,7 @@ fn skew_and_writers_serialise_on_the_popular_item() {
     let strom = strom();
     let rate = |writes, skew| {
         let operation = Operation { writes, skew, load: Load::Closed(256), ..operation(2.0, 64.0) };
-        rank(&strom, &operation, &Options::default()).into_iter().find(|c| c.place == Place::Client).unwrap()
+        rank(&strom, &operation, &Options::default()).into_iter().find(|c| c.place == Placement::Client).unwrap()
     };
     assert!(rate(0.5, 1.2).saturation_per_s < rate(0.0, 1.2).saturation_per_s);
     assert_eq!(rate(1.0, 2.0).binding, "most popular item");

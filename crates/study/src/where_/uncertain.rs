@@ -7,14 +7,16 @@ use serde::Serialize;
 
 use super::operation::Operation;
 use super::screen::Candidate;
-use super::{LEVEL, Options, Place, rank};
+use remora_kernel::Placement;
+
+use super::{LEVEL, Options, rank};
 use crate::workload::below;
 
 /// How far a placement's figures move over the open values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Interval {
     /// The placement.
-    pub place: Place,
+    pub place: Placement,
     /// The least and the largest median latency, in nanoseconds.
     pub p50_ns: (f64, f64),
     /// The least and the largest rate at saturation.

@@ -4,12 +4,11 @@
 //! A dependent chain of reads is a list: its elements are the accesses but the last, which is the value. That stands
 //! for operations that read lines one after the other and then a record; others are simulated by their way only.
 
-use remora_kernel::{Status, TraversalParams, op};
+use remora_kernel::{Placement, Status, TraversalParams, op};
 use remora_model::platform::Platform;
 use remora_model::world::{self, PairSpec};
 use serde::Serialize;
 
-use super::Place;
 use super::operation::{Kind, Load, Operation};
 use crate::calls::Lists;
 use crate::modelled::{ModelError, Modelled};
@@ -22,7 +21,7 @@ use remora_store::Place as Stored;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorldRun {
     /// The placement.
-    pub place: Place,
+    pub place: Placement,
     /// Median latency in nanoseconds.
     pub p50_ns: u64,
     /// The 99th percentile in nanoseconds.
@@ -70,7 +69,7 @@ fn chain(operation: &Operation) -> Option<(u64, u32)> {
 pub fn run(
     platform: &Platform,
     operation: &Operation,
-    place: Place,
+    place: Placement,
     (count, seed): (u64, u64),
 ) -> Option<Result<WorldRun, ModelError>> {
     let (elements, value) = chain(operation)?;
@@ -83,19 +82,13 @@ pub fn run(
 fn measure(
     platform: &Platform,
     operation: &Operation,
-    place: Place,
+    place: Placement,
     ((elements, value), under_way, count, seed): ((u64, u32), u32, u64, u64),
 ) -> Result<WorldRun, ModelError> {
-    let placement = match place {
-        Place::Client => world::Placement::Client,
-        Place::Nic => world::Placement::Nic,
-        Place::Host => world::Placement::Host,
-        Place::Accel => world::Placement::Accel,
-    };
     let mut spec = PairSpec::new(platform, operation.state as u64, seed)?;
     // As many threads of the client as the screen takes: all its cores, not the one of a comparison.
     spec.client.core = platform.client.clone();
-    let mut modelled = Modelled::new(&spec, placement)?;
+    let mut modelled = Modelled::new(&spec, place)?;
     let wanted = (operation.state / LINE / elements as f64) as u64;
     let lists = wanted.clamp(64, (MOST_ELEMENTS / elements).max(64));
     let failed = |_| ModelError::World(world::WorldError::Missing { platform: platform.name.clone(), what: "memory" });

@@ -338,7 +338,7 @@ mod tests {
             ("strom-10g", Placement::Client, ("module.core.instruction", "client.core.clock")),
             ("strom-10g", Placement::Nic, ("module.logic.instruction", "nic.pipeline.clock")),
             ("strom-10g", Placement::Host, ("module.core.instruction", "host.core.clock")),
-            ("rambda", Placement::Accel, ("module.logic.instruction", "accel.clock")),
+            ("rambda", Placement::Accelerator, ("module.logic.instruction", "accel.clock")),
         ] {
             let time = |platform: &Platform, count: u64, gives_way: bool| {
                 let spec = PairSpec::new(platform, 0, 7).unwrap().serving(placement);

@@ -27,7 +27,7 @@ use rustix::net::{
 };
 use rustix::process::Uid;
 
-use super::{Link, LinkStats, MAX_PACKET, check_lens};
+use super::{Link, LinkKind, LinkStats, MAX_PACKET, check_lens};
 use ring::{Broken, Consumer, Producer, RING_BYTES};
 
 /// Polls and packets between looks at the sockets. An empty poll takes ten nanoseconds or, beside a UDP socket, some
@@ -193,8 +193,8 @@ impl Peer {
 }
 
 impl Link for ShmLink {
-    fn name(&self) -> &'static str {
-        "shm"
+    fn kind(&self) -> LinkKind {
+        LinkKind::Shm
     }
 
     fn max_mtu(&self) -> usize {

@@ -1,0 +1,68 @@
+//! The names of links: one word each, in every option, report and error.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// What kind of link carries the packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkKind {
+    /// RoCE v2 over a UDP socket.
+    Udp,
+    /// Shared memory between two processes of one user on one host.
+    Shm,
+    /// RoCE v2 in whole IPv4 packets through raw and packet sockets: needs `CAP_NET_RAW`.
+    Packet,
+    /// Within one process, for tests.
+    Loopback,
+}
+
+/// No link has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no link {0:?}: use udp, shm or packet")]
+pub struct UnknownLink(pub String);
+
+impl LinkKind {
+    /// Those by which a node is reached, in the order of reports.
+    pub const ALL: [Self; 3] = [Self::Udp, Self::Shm, Self::Packet];
+
+    /// As options and reports spell it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "udp",
+            Self::Shm => "shm",
+            Self::Packet => "packet",
+            Self::Loopback => "loopback",
+        }
+    }
+}
+
+impl fmt::Display for LinkKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for LinkKind {
+    type Err = UnknownLink;
+
+    /// One of [`ALL`](Self::ALL), by its name.
+    fn from_str(text: &str) -> Result<Self, UnknownLink> {
+        Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| UnknownLink(text.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_read_as_written() {
+        for kind in LinkKind::ALL {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
+        assert!("ib".parse::<LinkKind>().unwrap_err().to_string().contains("udp, shm or packet"));
+    }
+}
