@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use remora_wire::rpc::{RpcHeader, RpcStatus, reply_imm};
+use remora_wire::rpc::{RpcHeader, reply_imm, status};
 
 use crate::ctx::Ctx;
 use crate::nic::Nic;
@@ -297,8 +297,8 @@ impl QueuePair {
         ctx.rpc.begin(self.qpn.0);
         let reply = ctx.rpc.buffer();
         match local {
-            None => self.push_reply(ctx, header, RpcStatus::UnknownOp.into(), reply),
-            Some(wr_id) => self.finish_local(ctx, wr_id, header, RpcStatus::UnknownOp.into(), reply),
+            None => self.push_reply(ctx, header, status::UNKNOWN_OP, reply),
+            Some(wr_id) => self.finish_local(ctx, wr_id, header, status::UNKNOWN_OP, reply),
         }
         REFUSED
     }
@@ -451,7 +451,7 @@ impl Nic {
         self.ctx.rpc.recycle(buffer);
     }
 
-    /// Ends a call: its `reply` goes to the caller with the status (see [`remora_wire::rpc::RpcStatus`]).
+    /// Ends a call: its `reply` goes to the caller with the status byte.
     pub fn rpc_reply(&mut self, request: RpcRequest, status: u8) {
         let RpcRequest { qpn, id, local, wr_id, params, reply, header, .. } = request;
         self.ctx.rpc.recycle(params);
@@ -467,9 +467,9 @@ impl Nic {
 }
 
 /// A reply that the caller has no room for is replaced by its refusal.
-fn limit_reply(header: &RpcHeader, status: &mut u8, reply: &mut Vec<u8>) {
+fn limit_reply(header: &RpcHeader, code: &mut u8, reply: &mut Vec<u8>) {
     if reply.len() > header.reply_capacity as usize {
         reply.clear();
-        *status = RpcStatus::ReplyTooLong.into();
+        *code = status::REPLY_TOO_LONG;
     }
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use common::bare::{Bare, bytes_of};
 use common::{A, B, Faults, Pair, Setup, Side};
 use remora_nic::*;
-use remora_wire::rpc::{FLAG_STREAM, RpcHeader, RpcStatus, parse_reply_imm};
+use remora_wire::rpc::{FLAG_STREAM, RpcHeader, parse_reply_imm, status as code};
 use remora_wire::{Opcode, Syndrome};
 
 const CLEAN: Faults = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
@@ -73,10 +73,10 @@ fn run(p: &mut Pair, kernels: &mut Kernels) {
 }
 
 /// Replies at A: tag, status, bytes.
-fn replies(p: &Pair) -> Vec<(u32, RpcStatus, u32)> {
+fn replies(p: &Pair) -> Vec<(u32, u8, u32)> {
     let replies = p.a.done.iter().filter(|wc| wc.opcode == WcOpcode::RecvWriteImm && wc.status == WcStatus::Success);
     let imm = |wc: &WorkCompletion| parse_reply_imm(wc.imm.expect("replies have immediate data"));
-    replies.map(|wc| (imm(wc).0, imm(wc).1.into(), wc.byte_len)).collect()
+    replies.map(|wc| (imm(wc).0, imm(wc).1, wc.byte_len)).collect()
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn a_call_is_answered_into_the_callers_memory() {
             let header = header(&p.a, 0xab_cdef, LAND, 4096);
             p.a.nic.post_rpc(p.a.qp, 1, REVERSE, &header, &params).expect("posted");
             run(&mut p, &mut Kernels::default());
-            assert_eq!(replies(&p), [(0xab_cdef, RpcStatus::Ok, len as u32)], "mtu {mtu}, {len} B");
+            assert_eq!(replies(&p), [(0xab_cdef, code::OK, len as u32)], "mtu {mtu}, {len} B");
             assert!(
                 p.a.done.iter().any(|wc| (wc.wr_id, wc.opcode, wc.status) == (1, WcOpcode::Rpc, WcStatus::Success))
             );
@@ -128,7 +128,7 @@ fn streams_of_any_length_arrive_whole_and_in_order_whatever_the_network_does() {
         let mut got = replies(&p);
         got.sort_by_key(|r| r.0);
         for (tag, len) in lens.into_iter().enumerate() {
-            assert_eq!(got[tag], (tag as u32, RpcStatus::Ok, len as u32), "seed {seed}");
+            assert_eq!(got[tag], (tag as u32, code::OK, len as u32), "seed {seed}");
             assert_eq!(p.a.bytes(LAND + tag * 32_768, len), data[..len], "seed {seed}");
         }
         assert_eq!(got.len(), lens.len());
@@ -194,10 +194,10 @@ fn unknown_op_codes_are_refused_or_go_to_the_host() {
             assert_eq!(streamed, if fallback && stream { 1000 } else { 0 }, "nobody waits for a refused call's stream");
             if let Some(mut request) = request {
                 request.reply.extend_from_slice(b"host");
-                p.b.nic.rpc_reply(request, RpcStatus::Ok.into());
+                p.b.nic.rpc_reply(request, code::OK);
             }
             p.run(1000);
-            let expected = if fallback { (7, RpcStatus::Ok, 4) } else { (7, RpcStatus::UnknownOp, 0) };
+            let expected = if fallback { (7, code::OK, 4) } else { (7, code::UNKNOWN_OP, 0) };
             assert_eq!(replies(&p), [expected], "stream {stream}, fallback {fallback}");
         }
     }
@@ -208,7 +208,7 @@ fn unknown_op_codes_are_refused_or_go_to_the_host() {
     let head = header(&p.a, 7, LAND, 64);
     p.a.nic.post_rpc(p.a.qp, 1, REVERSE, &head, b"").expect("posted");
     p.run(1000);
-    assert_eq!(replies(&p), [(7, RpcStatus::UnknownOp, 0)]);
+    assert_eq!(replies(&p), [(7, code::UNKNOWN_OP, 0)]);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn a_reply_longer_than_the_room_for_it_is_refused_whole() {
         let mut p = pair(1, CLEAN, Setup::default());
         p.a.nic.deploy(REVERSE);
         p.a.recv(9, 0, 0);
-        for (tag, capacity, status) in [(1, 10, RpcStatus::Ok), (2, 9, RpcStatus::ReplyTooLong)] {
+        for (tag, capacity, status) in [(1, 10, code::OK), (2, 9, code::REPLY_TOO_LONG)] {
             p.a.buffer.fill(LAND, 64, 0xee).expect("in bounds");
             let head = header(&p.a, tag, LAND, capacity);
             let params = b"0123456789";
@@ -226,14 +226,14 @@ fn a_reply_longer_than_the_room_for_it_is_refused_whole() {
                 Kernels::default().run(&mut p.a.nic);
                 let done = p.a.take_done()[0];
                 assert_eq!((done.wr_id, done.status, done.opcode), (5, WcStatus::Success, WcOpcode::LocalRpc));
-                assert_eq!(parse_reply_imm(done.imm.expect("imm")), (tag, status.into()));
+                assert_eq!(parse_reply_imm(done.imm.expect("imm")), (tag, status));
             } else {
                 p.a.recv(9, 0, 0);
                 p.a.nic.post_rpc(p.a.qp, 5, REVERSE, &head, params).expect("posted");
                 run(&mut p, &mut Kernels::default());
                 assert_eq!(replies(&p).last().map(|r| (r.0, r.1)), Some((tag, status)));
             }
-            let expected = if status == RpcStatus::Ok { *b"9876543210" } else { [0xee; 10] };
+            let expected = if status == code::OK { *b"9876543210" } else { [0xee; 10] };
             assert_eq!((p.a.bytes(LAND, 10), p.a.bytes(LAND + 10, 8)), (expected.to_vec(), vec![0xee; 8]));
         }
     }
@@ -293,7 +293,7 @@ fn a_full_table_holds_callers_off_and_loses_nothing() {
     }
     run(&mut p, &mut Kernels::default());
     let tags: Vec<_> = replies(&p).iter().map(|r| (r.0, r.1)).collect();
-    assert_eq!(tags, (0..100).map(|tag| (tag, RpcStatus::Ok)).collect::<Vec<_>>());
+    assert_eq!(tags, (0..100).map(|tag| (tag, code::OK)).collect::<Vec<_>>());
     for tag in 0..100 {
         assert_eq!(p.a.bytes(LAND + 8 * tag, 8), (tag as u64).to_le_bytes());
     }

@@ -5,16 +5,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use remora_kernel::{Call, Limits, Placement, Runner, Status};
-use remora_memory::{Access, Buffer, Pd, Region, Registry};
+use remora_memory::{Access, Buffer, Pd, Registry};
 use remora_nic::cm::{CmEvent, ConnId};
 use remora_nic::{
     CqId, Data, Event, NicError, QpInit, QpType, Qpn, SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
+use remora_service::control::{op, u32_at, u64_at};
+use remora_service::{Calls, Full, HostCall, MAX_CALLS, MAX_REPLY, MAX_REQUEST, RECVS};
 use remora_wasm::KernelSet;
-use remora_wire::rpc::{RpcHeader, parse_reply_imm};
 
 use crate::compressed::{Compressor, client_kernels};
-use crate::control::{self, WriterConfig, op};
+use crate::control::{self, WriterConfig};
 use crate::device::Device;
 use crate::dial::dial;
 use crate::link::LinkKind;
@@ -45,11 +46,6 @@ pub struct RemoteRegion {
     pub len: u64,
 }
 
-/// As many calls as may be under way are: poll, then try again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{MAX_CALLS} calls are under way already: poll, then try again")]
-pub struct Full;
-
 /// What the client's NIC has done.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ClientCounters {
@@ -65,14 +61,8 @@ pub struct ClientCounters {
     pub retransmits: u64,
 }
 
-/// Calls that may be under way at once.
-pub const MAX_CALLS: usize = 256;
-/// Longest reply, in bytes.
-pub const MAX_REPLY: usize = 64 << 10;
 /// How long to wait for a node to hear that a client leaves, in nanoseconds.
 const GOODBYE: u64 = 20_000_000;
-/// Receives kept posted for replies: as many as calls, and some to spare.
-const RECVS: usize = MAX_CALLS * 2;
 /// The work request id of a payload stream has this bit.
 const STREAM_ID: u64 = 1 << 33;
 /// Verbs of a bulk READ in flight.
@@ -86,11 +76,8 @@ pub struct Client {
     cq: CqId,
     qp: Qpn,
     conn: ConnId,
-    replies: Buffer,
-    reply_region: Arc<Region>,
-    /// The caller's tag of each call under way.
-    calls: Vec<Option<u32>>,
-    free: Vec<u32>,
+    /// The caller's tag of each call under way to the node.
+    calls: Calls<u32>,
     /// Calls whose parameters are too long for their placement.
     refused: Vec<u32>,
     /// Payload streams that are being sent.
@@ -131,7 +118,7 @@ impl Client {
                 max_recv_wr: RECVS as u32,
                 max_send_sge: 1,
                 max_recv_sge: 1,
-                max_inline: control::MAX_REQUEST as u32,
+                max_inline: MAX_REQUEST as u32,
                 max_rpc: 0,
                 ..QpInit::new(QpType::Rc, pd, cq, cq)
             };
@@ -139,9 +126,9 @@ impl Client {
             // The node may write replies, and nothing else.
             nic.to_init(qp, Access::REMOTE_WRITE, 0)?;
         }
-        let replies = map_memory(MAX_CALLS * MAX_REPLY)?;
+        let replies = map_memory(Calls::<u32>::REPLY_BYTES)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let reply_region = registry.register(pd, &replies, 0, MAX_CALLS * MAX_REPLY, None, access)?;
+        let reply_region = registry.register(pd, &replies, 0, replies.len(), None, access)?;
         let verbs = Rc::new(Verbs::new(&device, pd, qp)?);
         let memory = RemoteMemory(verbs.clone());
         let modules = KernelSet::default();
@@ -154,10 +141,7 @@ impl Client {
             cq,
             qp,
             conn,
-            replies,
-            reply_region,
-            calls: vec![None; MAX_CALLS],
-            free: (0..MAX_CALLS as u32).rev().collect(),
+            calls: Calls::new(replies, reply_region),
             refused: Vec::with_capacity(MAX_CALLS),
             streaming: 0,
             compressor: None,
@@ -202,11 +186,11 @@ impl Client {
 
     /// Calls under way.
     pub fn in_flight(&self) -> usize {
-        MAX_CALLS - self.free.len() + self.kernels.in_flight()
+        self.calls.len() + self.kernels.in_flight()
     }
 
     /// Starts the kernel `op` in a placement. `tag` comes back with the result. Parameters that are too long for the
-    /// placement (one MTU to the NIC, 4096 bytes to the host, headers included) end in
+    /// placement (one MTU to the NIC, [`MAX_REQUEST`] bytes to the host, headers included) end in
     /// [`Status::BadParams`].
     pub fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
         if placement == Placement::Client {
@@ -219,42 +203,31 @@ impl Client {
                 Full
             });
         }
-        let slot = self.free.pop().ok_or(Full)?;
-        let header = self.header(slot);
-        let mut guard = self.device.lock();
+        let (slot, header) = self.calls.open(tag)?;
         let posted = match placement {
-            Placement::Nic => guard.nic().post_rpc(self.qp, u64::from(slot), op, &header, params),
+            Placement::Nic => self.device.lock().nic().post_rpc(self.qp, u64::from(slot), op, &header, params),
             // No node of the real world has an accelerator: a call there is refused.
             Placement::Client | Placement::Accelerator => {
                 Err(NicError::TooLarge { what: "accelerators", given: 1, limit: 0 })
             }
             Placement::Host => {
-                host_request(&mut self.scratch, &header, op, params);
+                if (HostCall { header, op, params }).encode(&mut self.scratch).is_err() {
+                    self.refused.push(slot);
+                    return Ok(());
+                }
                 let wr = SendWr::new(u64::from(slot), SendOp::Send, Data::Inline(&self.scratch)).solicited();
-                guard.nic().post_send(self.qp, &wr)
+                self.device.lock().nic().post_send(self.qp, &wr)
             }
         };
-        drop(guard);
         match posted {
             Ok(()) => self.remote_calls += 1,
             Err(NicError::TooLarge { .. }) => self.refused.push(slot),
             Err(_) => {
-                self.free.push(slot);
+                self.calls.end(slot);
                 return Err(Full);
             }
         }
-        self.calls[slot as usize] = Some(tag);
         Ok(())
-    }
-
-    fn header(&self, slot: u32) -> RpcHeader {
-        RpcHeader {
-            reply_va: self.reply_region.va() + u64::from(slot) * MAX_REPLY as u64,
-            reply_rkey: self.reply_region.key(),
-            reply_capacity: MAX_REPLY as u32,
-            tag: slot,
-            flags: 0,
-        }
     }
 
     /// Drives the NIC and the kernels here; `done` gets each finished call's tag, status and reply.
@@ -263,19 +236,25 @@ impl Client {
     pub fn poll(&mut self, done: &mut dyn FnMut(u32, Status, &[u8])) -> Result<usize, Error> {
         let driven = self.drive();
         let mut finished = 0;
-        for index in 0..self.wcs.len() {
-            let wc = self.wcs[index];
+        for wc in self.wcs.drain(..) {
             if wc.opcode == WcOpcode::RecvWriteImm && wc.status == WcStatus::Success {
-                finished += usize::from(self.finish_remote(&wc, done));
+                self.spent_recvs += 1;
+                if let Some(reply) = self.calls.take_reply(wc.imm, wc.byte_len) {
+                    done(reply.mark, reply.status, reply.bytes);
+                    finished += 1;
+                }
             }
         }
-        self.wcs.clear();
         while let Some(slot) = self.refused.pop() {
-            finished += usize::from(self.end(slot, Status::BadParams, 0, done));
+            if let Some(tag) = self.calls.end(slot) {
+                done(tag, Status::BadParams, &[]);
+                finished += 1;
+            }
         }
         if driven.is_err() {
-            for slot in 0..MAX_CALLS as u32 {
-                finished += usize::from(self.end(slot, Status::LOST, 0, done));
+            for tag in self.calls.lose_all() {
+                done(tag, Status::LOST, &[]);
+                finished += 1;
             }
         }
         let spare = &mut self.spare_calls;
@@ -327,23 +306,6 @@ impl Client {
         }
     }
 
-    fn finish_remote(&mut self, wc: &WorkCompletion, done: &mut dyn FnMut(u32, Status, &[u8])) -> bool {
-        self.spent_recvs += 1;
-        let (slot, status) = parse_reply_imm(wc.imm.unwrap_or(0));
-        self.end(slot, Status::from_code(status), wc.byte_len as usize, done)
-    }
-
-    /// Ends the call in a slot. A node that answers what was never asked is ignored.
-    fn end(&mut self, slot: u32, status: Status, len: usize, done: &mut dyn FnMut(u32, Status, &[u8])) -> bool {
-        let Some(tag) = self.calls.get_mut(slot as usize).and_then(Option::take) else { return false };
-        self.scratch.resize(len.min(MAX_REPLY), 0);
-        // In bounds: a slot is MAX_REPLY long.
-        let _ = self.replies.read(slot as usize * MAX_REPLY, &mut self.scratch);
-        self.free.push(slot);
-        done(tag, status, &self.scratch);
-        true
-    }
-
     /// Runs one call from start to end. Nothing else may be under way.
     pub fn call(&mut self, placement: Placement, op: u64, params: &[u8]) -> Result<(Status, Vec<u8>), Error> {
         self.idle()?;
@@ -358,7 +320,7 @@ impl Client {
             .map_err(|_| Error::Argument(format!("a payload stream of {} bytes: at most 2 GB", payload.len())))?;
         let buffer = Buffer::from_boxed(payload.into());
         let registry = self.device.lock().nic().registry().clone();
-        let region = registry.register(self.reply_region.pd(), &buffer, 0, payload.len(), None, Access::empty())?;
+        let region = registry.register(self.calls.region().pd(), &buffer, 0, payload.len(), None, Access::empty())?;
         let outcome = self.run_stream(op, params, Sge { va: region.va(), len, lkey: region.key() });
         // The key must not outlive the buffer's use, whatever happened.
         let _ = registry.deregister(region.key());
@@ -374,14 +336,13 @@ impl Client {
 
     /// Calls a kernel on the node's NIC with a payload stream that lies in memory of the queue pair's protection domain.
     pub(crate) fn post_stream(&mut self, op: u64, params: &[u8], payload: Sge, tag: u32) -> Result<(), Error> {
-        let slot = self.free.pop().ok_or_else(|| Error::Argument(Full.to_string()))?;
-        let (id, header) = (STREAM_ID | u64::from(slot), self.header(slot));
+        let (slot, header) = self.calls.open(tag).map_err(|full| Error::Argument(full.to_string()))?;
+        let id = STREAM_ID | u64::from(slot);
         let posted = self.device.lock().nic().post_rpc_write(self.qp, id, op, &header, params, &[payload]);
         if let Err(e) = posted {
-            self.free.push(slot);
+            self.calls.end(slot);
             return Err(e.into());
         }
-        self.calls[slot as usize] = Some(tag);
         self.remote_calls += 1;
         self.streaming += 1;
         Ok(())
@@ -397,7 +358,7 @@ impl Client {
 
     /// The protection domain of its queue pair.
     pub(crate) fn pd(&self) -> Pd {
-        self.reply_region.pd()
+        self.calls.region().pd()
     }
 
     pub(crate) fn idle(&self) -> Result<(), Error> {
@@ -433,7 +394,7 @@ impl Client {
     /// key. It is given back when this client disconnects.
     pub fn alloc(&mut self, len: u64) -> Result<RemoteRegion, Error> {
         let reply = self.node_call("allocate memory", op::ALLOC, &len.to_le_bytes())?;
-        match (control::u64_at(&reply, 0), control::u32_at(&reply, 8)) {
+        match (u64_at(&reply, 0), u32_at(&reply, 8)) {
             (Some(va), Some(key)) => Ok(RemoteRegion { va, key, len }),
             _ => Err(Error::Node { what: "allocate memory", why: "its answer is too short".into() }),
         }
@@ -447,8 +408,7 @@ impl Client {
     /// CPU time that the node process has used, in nanoseconds.
     pub fn node_cpu_ns(&mut self) -> Result<u64, Error> {
         let reply = self.node_call("tell its CPU time", op::CPU, &[])?;
-        control::u64_at(&reply, 0)
-            .ok_or(Error::Node { what: "tell its CPU time", why: "its answer is too short".into() })
+        u64_at(&reply, 0).ok_or(Error::Node { what: "tell its CPU time", why: "its answer is too short".into() })
     }
 
     /// Starts the node's writer thread on a region: see [`WriterConfig`].
@@ -460,7 +420,7 @@ impl Client {
     /// Stops the node's writer thread. Returns how many updates it made.
     pub fn stop_writer(&mut self) -> Result<u64, Error> {
         let reply = self.node_call("stop its writer", op::WRITER_STOP, &[])?;
-        Ok(control::u64_at(&reply, 0).unwrap_or(0))
+        Ok(u64_at(&reply, 0).unwrap_or(0))
     }
 
     /// Copies `data` into a region, with many WRITEs in flight.
@@ -562,13 +522,4 @@ impl Drop for Client {
         }
         self.device.stop();
     }
-}
-
-/// Header, op-code, parameters, one after the other.
-fn host_request(out: &mut Vec<u8>, header: &RpcHeader, op: u64, params: &[u8]) {
-    out.clear();
-    out.resize(RpcHeader::LEN, 0);
-    header.emit(out);
-    out.extend_from_slice(&op.to_le_bytes());
-    out.extend_from_slice(params);
 }

@@ -2,7 +2,9 @@
 
 use remora_wasm::{DeployedModule, Isolation, KernelSet, ModuleLimits};
 
-use crate::control::{self, Deploy, op};
+use remora_service::control::{op, u32_at, u64_at};
+
+use crate::control::{self, Deploy};
 use crate::{Client, Error};
 
 impl Client {
@@ -27,7 +29,7 @@ impl Client {
         });
         self.free(&region)?;
         let reply = outcome?;
-        match (control::u64_at(&reply, 0), control::u32_at(&reply, 8)) {
+        match (u64_at(&reply, 0), u32_at(&reply, 8)) {
             (Some(op), Some(version)) => {
                 Ok(DeployedModule { op, name: name.into(), version, bytes: module.len(), limits, isolation })
             }

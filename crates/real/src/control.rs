@@ -1,44 +1,8 @@
-//! What clients and nodes say to each other beside the verbs: how a call to the host looks, and the node's own calls.
-//!
-//! A call to the host is a SEND: an [`RpcHeader`], the op-code (8 bytes, little-endian), the parameters. The answer is
-//! a WRITE with immediate, as from a kernel on the NIC. Numbers in parameters and answers are little-endian.
+//! What the node's own calls about modules and the writer look like.
 
 use remora_kernel::Limits;
+use remora_service::control::{u32_at, u64_at};
 use remora_wasm::{DeployedModule, Isolation, ModuleLimits};
-use remora_wire::rpc::RpcHeader;
-
-/// The node's port in `rdma_cm`'s TCP port space.
-pub const PORT: u16 = 7411;
-
-/// Longest call to the host, and longest parameters, in bytes.
-pub const MAX_REQUEST: usize = 4096;
-
-/// Bytes in front of the parameters of a call to the host.
-pub const HOST_HEADER: usize = RpcHeader::LEN + 8;
-
-/// The node's own calls. Kernels' op-codes are below all of these.
-pub mod op {
-    /// Registers memory: length u64 -> address u64, key u32.
-    pub const ALLOC: u64 = 0x1001;
-    /// Gives it back: key u32.
-    pub const FREE: u64 = 0x1002;
-    /// CPU time that the node process has used: -> nanoseconds u64.
-    pub const CPU: u64 = 0x1003;
-    /// Starts a thread that rewrites checked objects: see [`super::WriterConfig`].
-    pub const WRITER_START: u64 = 0x1004;
-    /// Stops it: -> updates made u64.
-    pub const WRITER_STOP: u64 = 0x1005;
-    /// Deploys a module that lies in a region: see [`super::Deploy`] -> op-code u64, version u32.
-    pub const KERNEL_DEPLOY: u64 = 0x1006;
-    /// Lists the modules: -> [`super::encode_entry`] of each.
-    pub const KERNEL_LIST: u64 = 0x1007;
-    /// Removes a module: its name.
-    pub const KERNEL_REMOVE: u64 = 0x1008;
-    /// Sketches what is written into a region from now on: see [`super::Sketching`].
-    pub const SKETCH_START: u64 = 0x1009;
-    /// Does so no more: key u32.
-    pub const SKETCH_STOP: u64 = 0x100A;
-}
 
 /// A thread on the node that keeps rewriting checked objects (payload, then its CRC64) in place, in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +15,7 @@ pub struct WriterConfig {
     pub updates_per_s: u32,
 }
 
-/// Parameters of [`op::WRITER_START`].
+/// Parameters of [`remora_service::control::op::WRITER_START`].
 pub(crate) fn encode_writer(key: u32, va: u64, config: &WriterConfig) -> [u8; 24] {
     let mut out = [0; 24];
     out[..4].copy_from_slice(&key.to_le_bytes());
@@ -62,7 +26,7 @@ pub(crate) fn encode_writer(key: u32, va: u64, config: &WriterConfig) -> [u8; 24
     out
 }
 
-/// Key, address and settings of [`op::WRITER_START`]; `None` if they are cut short.
+/// Key, address and settings of [`remora_service::control::op::WRITER_START`]; `None` if they are cut short.
 pub(crate) fn decode_writer(params: &[u8]) -> Option<(u32, u64, WriterConfig)> {
     let config = WriterConfig {
         object_size: u32_at(params, 12)?,
@@ -72,34 +36,7 @@ pub(crate) fn decode_writer(params: &[u8]) -> Option<(u32, u64, WriterConfig)> {
     Some((u32_at(params, 0)?, u64_at(params, 4)?, config))
 }
 
-/// Parameters of [`op::SKETCH_START`]: a sketch of the WRITEs that name a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sketching {
-    /// The key.
-    pub key: u32,
-    /// Log2 of the number of registers.
-    pub lg_k: u8,
-    /// Where these lie.
-    pub registers: (u32, u64),
-}
-
-impl Sketching {
-    pub fn encode(&self) -> [u8; 17] {
-        let mut out = [0; 17];
-        out[..4].copy_from_slice(&self.key.to_le_bytes());
-        out[4..8].copy_from_slice(&self.registers.0.to_le_bytes());
-        out[8..16].copy_from_slice(&self.registers.1.to_le_bytes());
-        out[16] = self.lg_k;
-        out
-    }
-
-    pub fn decode(params: &[u8]) -> Option<Self> {
-        let registers = (u32_at(params, 4)?, u64_at(params, 8)?);
-        Some(Sketching { key: u32_at(params, 0)?, lg_k: *params.get(16)?, registers })
-    }
-}
-
-/// Parameters of [`op::KERNEL_DEPLOY`].
+/// Parameters of [`remora_service::control::op::KERNEL_DEPLOY`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Deploy {
     /// Where the binary module lies.
@@ -156,7 +93,7 @@ fn decode_limits(bytes: &[u8]) -> Option<(ModuleLimits, Isolation)> {
     Some((limits, isolation))
 }
 
-/// One entry of the answer to [`op::KERNEL_LIST`].
+/// One entry of the answer to [`remora_service::control::op::KERNEL_LIST`].
 pub(crate) fn encode_entry(out: &mut Vec<u8>, entry: &DeployedModule) {
     out.extend(entry.op.to_le_bytes());
     out.extend(entry.version.to_le_bytes());
@@ -184,16 +121,6 @@ pub(crate) fn decode_entries(mut bytes: &[u8]) -> Option<Vec<DeployedModule>> {
         bytes = &bytes[end..];
     }
     Some(entries)
-}
-
-/// The little-endian number at `at`.
-pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-/// The little-endian number at `at`.
-pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
 #[cfg(test)]

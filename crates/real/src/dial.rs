@@ -6,8 +6,8 @@ use std::time::Duration;
 use remora_memory::Access;
 use remora_nic::cm::{CmEvent, ConnId, reason, service_id};
 use remora_nic::{ConnectAttr, Event, Qpn};
+use remora_service::control;
 
-use crate::control;
 use crate::device::Device;
 use crate::error::Error;
 

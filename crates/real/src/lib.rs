@@ -20,7 +20,7 @@ mod sketching;
 mod sys;
 mod writer;
 
-pub use client::{Client, ClientConfig, ClientCounters, Full, MAX_CALLS, MAX_REPLY, RemoteRegion};
+pub use client::{Client, ClientConfig, ClientCounters, RemoteRegion};
 pub use control::WriterConfig;
 pub use device::{Device, DeviceGuard, EventSink, Resident, Seat, entropy};
 pub use error::Error;

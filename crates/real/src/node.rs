@@ -19,11 +19,12 @@ use remora_nic::{
     ALL_REMOTE, ConnectAttr, CqId, Data, Event, QpInit, QpType, Qpn, SendOp, SendWr, Sge, SrqId, WcOpcode, WcStatus,
     WorkCompletion,
 };
+use remora_service::control::{PORT, op, u32_at, u64_at};
+use remora_service::{HostCall, MAX_REPLY, MAX_REQUEST};
 use remora_wasm::KernelSet;
 use remora_wire::rpc::{RpcHeader, reply_imm};
 
-use crate::client::MAX_REPLY;
-use crate::control::{self, MAX_REQUEST, op};
+use crate::control;
 use crate::device::{Device, DeviceGuard};
 use crate::kernels::{Kernels, POOL, ROUNDS};
 use crate::modules::{self, Modules};
@@ -148,7 +149,7 @@ struct Peer {
 }
 
 /// A call that the host has taken and not answered.
-struct HostCall {
+struct Asker {
     qpn: Qpn,
     header: RpcHeader,
 }
@@ -168,7 +169,7 @@ struct Host {
     peers: HashMap<Qpn, Peer>,
     kernels: Box<dyn Runner + Send>,
     /// The call with tag `n`.
-    calls: Vec<Option<HostCall>>,
+    calls: Vec<Option<Asker>>,
     free_calls: Vec<u32>,
     spare: Vec<Call>,
     /// Receives taken whose calls wait for room.
@@ -214,7 +215,7 @@ impl Host {
             for slot in 0..CALLS as u64 {
                 nic.post_srq_recv(srq, slot, &[request_sge(&request_region, slot)])?;
             }
-            nic.listen(service_id(control::PORT))?;
+            nic.listen(service_id(PORT))?;
         }
         Ok(Self {
             device,
@@ -437,21 +438,21 @@ impl Host {
             && self.kernels.in_flight() < self.kernels.capacity()
             && let Some(wc) = self.waiting.pop_front()
         {
-            if let Some((host_call, call)) = self.parse(&wc) {
-                self.start(host_call, call);
+            if let Some((asker, call)) = self.parse(&wc) {
+                self.start(asker, call);
             }
             self.spent.push(wc.wr_id);
         }
     }
 
-    fn start(&mut self, host_call: HostCall, mut call: Call) {
+    fn start(&mut self, asker: Asker, mut call: Call) {
         let Some(index) = self.free_calls.pop() else { return };
-        let qpn = host_call.qpn;
-        self.calls[index as usize] = Some(host_call);
+        let qpn = asker.qpn;
+        self.calls[index as usize] = Some(asker);
         call.tag = index.into();
         if call.op == op::KERNEL_DEPLOY {
             self.deploy(call);
-        } else if call.op >= op::ALLOC {
+        } else if call.op >= op::FIRST {
             let status = self.control(qpn, &mut call);
             self.finished.push_back((status, call));
         } else if let Err(call) = self.kernels.start(call) {
@@ -460,20 +461,19 @@ impl Host {
     }
 
     /// Reads a request out of its receive buffer. `None` if it is no call: such a message cannot be answered.
-    fn parse(&mut self, wc: &WorkCompletion) -> Option<(HostCall, Call)> {
-        let mut front = [0; control::HOST_HEADER];
+    fn parse(&mut self, wc: &WorkCompletion) -> Option<(Asker, Call)> {
+        let mut front = [0; HostCall::FRONT];
         let at = wc.wr_id as usize * MAX_REQUEST;
-        let len = (wc.byte_len as usize).checked_sub(control::HOST_HEADER)?;
+        let len = (wc.byte_len as usize).checked_sub(HostCall::FRONT)?;
         self.requests.read(at, &mut front).ok()?;
-        let header = RpcHeader::parse(&front).ok()?;
-        let op = control::u64_at(&front, RpcHeader::LEN)?;
+        let (header, op) = HostCall::parse_front(&front).ok()?;
         let mut call = self.spare.pop().unwrap_or_default();
         call.recycle(op, header.reply_capacity.min(MAX_REPLY as u32));
         call.qpn = wc.qpn.0;
         call.pd = Some(self.pd);
         call.params.resize(len, 0);
-        self.requests.read(at + control::HOST_HEADER, &mut call.params).ok()?;
-        Some((HostCall { qpn: wc.qpn, header }, call))
+        self.requests.read(at + HostCall::FRONT, &mut call.params).ok()?;
+        Some((Asker { qpn: wc.qpn, header }, call))
     }
 
     fn run_kernels(&mut self) {
@@ -501,8 +501,8 @@ impl Host {
             && let Some((status, call)) = self.finished.pop_front()
         {
             let index = call.tag as usize;
-            if let Some(host_call) = self.calls[index].take() {
-                self.send_reply(guard, &host_call, status, &call.reply);
+            if let Some(asker) = self.calls[index].take() {
+                self.send_reply(guard, &asker, status, &call.reply);
             }
             self.free_calls.push(index as u32);
             self.spare.push(call);
@@ -511,9 +511,9 @@ impl Host {
         sent
     }
 
-    fn send_reply(&mut self, guard: &mut DeviceGuard<'_>, host_call: &HostCall, status: Status, reply: &[u8]) {
+    fn send_reply(&mut self, guard: &mut DeviceGuard<'_>, asker: &Asker, status: Status, reply: &[u8]) {
         let Some(slot) = self.free_replies.pop() else { return };
-        let header = &host_call.header;
+        let header = &asker.header;
         let (status, reply) = match reply.len() <= header.reply_capacity as usize {
             true => (status, reply),
             false => (Status::ReplyTooLong, &[][..]),
@@ -526,7 +526,7 @@ impl Host {
         let imm = reply_imm(header.tag, status.code());
         let op = SendOp::WriteImm { va: header.reply_va, rkey: header.reply_rkey, imm };
         let wr = SendWr::new(slot.into(), op, Data::List(&sge)).solicited();
-        if guard.nic().post_send(host_call.qpn, &wr).is_err() {
+        if guard.nic().post_send(asker.qpn, &wr).is_err() {
             // The client is gone.
             self.free_replies.push(slot);
         }
@@ -609,7 +609,7 @@ impl Host {
     }
 
     fn alloc(&mut self, qpn: Qpn, call: &mut Call) -> Result<(), String> {
-        let len = control::u64_at(&call.params, 0).ok_or("the length is missing")?;
+        let len = u64_at(&call.params, 0).ok_or("the length is missing")?;
         // Before anything is made for a client that has gone since it called.
         let peer = self.peers.get_mut(&qpn).ok_or(CLOSING)?;
         let left = self.memory_left;
@@ -629,7 +629,7 @@ impl Host {
     }
 
     fn free(&mut self, qpn: Qpn, call: &Call) -> Result<(), String> {
-        let key = control::u32_at(&call.params, 0).ok_or("the key is missing")?;
+        let key = u32_at(&call.params, 0).ok_or("the key is missing")?;
         let peer = self.peers.get_mut(&qpn).ok_or(CLOSING)?;
         let at = peer.keys.iter().position(|(k, _)| *k == key).ok_or(FOREIGN)?;
         let (_, charge) = peer.keys.swap_remove(at);

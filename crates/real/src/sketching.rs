@@ -4,9 +4,9 @@ use remora_kernel::hll::{HllParams, Tap};
 use remora_kernel::{Placement, Status, op as kernels};
 use remora_memory::{Pd, Registry};
 use remora_nic::{ALL_REMOTE, MAX_TAPS, Nic, Qpn, WriteTap};
+use remora_service::control::{self, Sketching, op};
 
 use crate::client::{Client, RemoteRegion};
-use crate::control::{Sketching, op};
 use crate::error::Error;
 
 /// A tap that sketches.
@@ -59,7 +59,7 @@ impl Sketches {
 
     /// Detaches a client's sketch.
     pub fn stop(&mut self, nic: &mut Nic, owner: Qpn, params: &[u8]) -> Result<(), String> {
-        let key = crate::control::u32_at(params, 0).ok_or("the key is missing")?;
+        let key = control::u32_at(params, 0).ok_or("the key is missing")?;
         let before = self.0.len();
         self.end(nic, |(who, there)| *who == owner && there.key == key);
         if self.0.len() < before { Ok(()) } else { Err("this client sketches no region with that key".into()) }

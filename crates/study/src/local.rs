@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use remora_kernel::{Call, Limits, Runner, Status, host_runner};
 use remora_memory::{Access, Buffer, Pd, Region, Registry};
-use remora_real::{Error, Full, RemoteRegion, WriterConfig, fill_object};
+use remora_real::{Error, RemoteRegion, WriterConfig, fill_object};
+use remora_service::Full;
 
 use crate::measure::Counts;
 use crate::target::Target;

@@ -10,7 +10,8 @@ use remora_memory::Region;
 use remora_model::resource::Usage;
 use remora_model::time::Ps;
 use remora_model::world::{Energy, Pair, PairSpec, WorldError, Writer};
-use remora_real::{Full, RemoteRegion, WriterConfig, fill_object};
+use remora_real::{RemoteRegion, WriterConfig, fill_object};
+use remora_service::Full;
 use serde::{Deserialize, Serialize};
 
 use crate::measure::Counts;

@@ -1,7 +1,8 @@
 //! What a study runs against: a node, reached over one link.
 
 use remora_kernel::Status;
-use remora_real::{Client, Error, Full, RemoteRegion, WriterConfig};
+use remora_real::{Client, Error, RemoteRegion, WriterConfig};
+use remora_service::Full;
 
 use crate::measure::Counts;
 use remora_kernel::Placement;

@@ -1,4 +1,4 @@
-//! Remora's RPC header, its reply's status, and the immediate data that ends a call.
+//! Remora's RPC header, its reply's status byte, and the immediate data that ends a call.
 //!
 //! StRoM (section 5.1) leaves the parameters of an RPC to the kernel. Remora puts this header in front of them, so that
 //! the responder knows where the reply goes before the kernel runs, and the kernel need not. The RETH of the packet has
@@ -66,73 +66,14 @@ impl RpcHeader {
     }
 }
 
-/// How a call ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RpcStatus {
+/// Statuses that an engine gives by itself; all others are a kernel's, and named by `remora_kernel::Status`.
+pub mod status {
     /// The reply is whole.
-    Ok,
-    /// What was asked for is not there.
-    NotFound,
+    pub const OK: u8 = 0;
     /// No kernel has the op-code, and the host has no fallback.
-    UnknownOp,
-    /// The kernel cannot read its parameters.
-    BadParams,
-    /// The kernel touched memory that the queue pair may not.
-    AccessDenied,
-    /// More steps than allowed.
-    StepLimit,
-    /// More bytes than allowed.
-    ByteLimit,
+    pub const UNKNOWN_OP: u8 = 2;
     /// The reply is longer than the requester's room for it.
-    ReplyTooLong,
-    /// The data kept changing under the kernel.
-    Inconsistent,
-    /// The kernel failed.
-    Trapped,
-    /// No room for the call now.
-    Busy,
-    /// A kernel's own, 11 to 255.
-    Other(u8),
-}
-
-impl From<u8> for RpcStatus {
-    #[inline]
-    fn from(byte: u8) -> Self {
-        match byte {
-            0 => Self::Ok,
-            1 => Self::NotFound,
-            2 => Self::UnknownOp,
-            3 => Self::BadParams,
-            4 => Self::AccessDenied,
-            5 => Self::StepLimit,
-            6 => Self::ByteLimit,
-            7 => Self::ReplyTooLong,
-            8 => Self::Inconsistent,
-            9 => Self::Trapped,
-            10 => Self::Busy,
-            other => Self::Other(other),
-        }
-    }
-}
-
-impl From<RpcStatus> for u8 {
-    #[inline]
-    fn from(status: RpcStatus) -> u8 {
-        match status {
-            RpcStatus::Ok => 0,
-            RpcStatus::NotFound => 1,
-            RpcStatus::UnknownOp => 2,
-            RpcStatus::BadParams => 3,
-            RpcStatus::AccessDenied => 4,
-            RpcStatus::StepLimit => 5,
-            RpcStatus::ByteLimit => 6,
-            RpcStatus::ReplyTooLong => 7,
-            RpcStatus::Inconsistent => 8,
-            RpcStatus::Trapped => 9,
-            RpcStatus::Busy => 10,
-            RpcStatus::Other(other) => other,
-        }
-    }
+    pub const REPLY_TOO_LONG: u8 = 7;
 }
 
 /// Immediate data of the WRITE that ends a call: the low 24 bits of the tag, then the status.
@@ -152,9 +93,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statuses_and_immediates_survive() {
+    fn immediates_survive() {
         for byte in 0..=255 {
-            assert_eq!(u8::from(RpcStatus::from(byte)), byte);
             assert_eq!(parse_reply_imm(reply_imm(0xab_cdef, byte)), (0xab_cdef, byte));
         }
     }
