@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use remora_cluster::{Client, ClientConfig, ClusterNode, Deployment, LogKind, Model, Outcome, Status};
+use remora_cluster::{
+    ClusterClient, ClusterClientConfig, ClusterNode, Deployment, LogKind, Model, NodeStatus, Outcome,
+};
 use remora_real::LinkKind;
 use serde_json::{Value, json};
 
@@ -247,11 +249,11 @@ fn node(args: &NodeArgs) -> Result<(), Failure> {
     }
 }
 
-fn client_of(dir: &std::path::Path, node: usize) -> Result<Client, Failure> {
+fn client_of(dir: &std::path::Path, node: usize) -> Result<ClusterClient, Failure> {
     let settings = Settings::read(dir)?;
-    let mut config = ClientConfig::new(settings.addresses.clone());
+    let mut config = ClusterClientConfig::new(settings.addresses.clone());
     (config.link, config.node, config.retry) = (settings.link, node, true);
-    Client::connect(config).map_err(|e| match e {
+    ClusterClient::connect(config).map_err(|e| match e {
         remora_real::Error::Unreachable(_) => {
             let dir = dir.display();
             Failure::Failed(format!(
@@ -289,15 +291,15 @@ fn put(args: &Put) -> Result<(), Failure> {
 }
 
 /// What one node says of itself; `None` if it cannot be reached.
-pub fn ask(settings: &Settings, node: usize, patience: Duration) -> Option<Status> {
-    let mut config = ClientConfig::new(vec![settings.addresses[node]]);
+pub fn ask(settings: &Settings, node: usize, patience: Duration) -> Option<NodeStatus> {
+    let mut config = ClusterClientConfig::new(vec![settings.addresses[node]]);
     (config.link, config.timeout) = (settings.link, patience);
-    Client::connect(config).and_then(|mut client| client.status()).ok()
+    ClusterClient::connect(config).and_then(|mut client| client.status()).ok()
 }
 
 fn status(args: &AtDir) -> Result<(), Failure> {
     let settings = Settings::read(&args.dir)?;
-    let all: Vec<Option<Status>> =
+    let all: Vec<Option<NodeStatus>> =
         (0..settings.addresses.len()).map(|node| ask(&settings, node, Duration::from_millis(500))).collect();
     if args.json {
         let nodes: Vec<Value> = all.iter().map(|status| status.map_or(Value::Null, figures)).collect();
@@ -313,11 +315,11 @@ fn status(args: &AtDir) -> Result<(), Failure> {
     Ok(())
 }
 
-fn figures(status: Status) -> Value {
+fn figures(status: NodeStatus) -> Value {
     Value::Object(status.iter().map(|(name, figure)| (name.to_string(), json!(figure))).collect())
 }
 
-fn table(settings: &Settings, all: &[Option<Status>]) -> String {
+fn table(settings: &Settings, all: &[Option<NodeStatus>]) -> String {
     let set = |bits: u64| (0..64).filter(|n| bits >> n & 1 == 1).map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
     let mut text = format!("persistency {}, deployment {}\n\n", settings.persistency, settings.deployment);
     text += "node  address          serves  epoch  members     learns    reads     writes    log MB  syncs     inline  CPU s\n";

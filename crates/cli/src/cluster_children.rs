@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use remora_cluster::{Deployment, LogKind, Model, NodeConfig, Secret};
+use remora_cluster::{ClusterNodeConfig, Deployment, LogKind, Model, Secret};
 use remora_real::LinkKind;
 use serde_json::{Value, json};
 
@@ -177,12 +177,13 @@ impl Settings {
     }
 
     /// One node's configuration.
-    pub fn node(&self, dir: &Path, id: u8) -> Result<NodeConfig, Failure> {
+    pub fn node(&self, dir: &Path, id: u8) -> Result<ClusterNodeConfig, Failure> {
         if usize::from(id) >= self.addresses.len() {
             let last = self.addresses.len() - 1;
             return Err(Failure::Usage(format!("there is no node {id}: the cluster has nodes 0 to {last}")));
         }
-        let mut config = NodeConfig::new(id, self.addresses.clone(), dir.join(format!("node-{id}")), self.secret);
+        let mut config =
+            ClusterNodeConfig::new(id, self.addresses.clone(), dir.join(format!("node-{id}")), self.secret);
         (config.model, config.deployment, config.link) = (self.persistency, self.deployment, self.link);
         (config.log, config.suspect) = (self.log, self.suspect);
         Ok(config)

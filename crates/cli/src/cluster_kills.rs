@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use remora_cluster::{Client, ClientConfig, Model, Op, Outcome};
+use remora_cluster::{ClusterClient, ClusterClientConfig, Model, Op, Outcome};
 use remora_lab::stats::{median, range};
 use remora_storm::durability::{Finding, check_history};
 use remora_storm::engine::{Action, End};
@@ -189,10 +189,10 @@ impl Load {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn client(&self, nodes: &[usize], retry: bool) -> Result<Client, Failure> {
-        let mut config = ClientConfig::new(nodes.iter().map(|&node| self.settings.addresses[node]).collect());
+    fn client(&self, nodes: &[usize], retry: bool) -> Result<ClusterClient, Failure> {
+        let mut config = ClusterClientConfig::new(nodes.iter().map(|&node| self.settings.addresses[node]).collect());
         (config.link, config.retry, config.timeout) = (self.settings.link, retry, Duration::from_secs(10));
-        Ok(Client::connect(config)?)
+        Ok(ClusterClient::connect(config)?)
     }
 
     /// One client thread.
@@ -231,7 +231,7 @@ impl Load {
     }
 
     /// Submits a session's next request and notes the call.
-    fn ask(&self, client: &mut Client, session: &mut Session, random: &mut Random) -> remora_cluster::Ticket {
+    fn ask(&self, client: &mut ClusterClient, session: &mut Session, random: &mut Random) -> remora_cluster::Ticket {
         let scoped = self.settings.persistency == Model::Scope;
         let scope = scoped.then_some(session.scope);
         if scoped && session.scoped >= 5 {

@@ -11,7 +11,7 @@ use remora_replica::types::{Key, ScopeId, Value};
 
 use super::stream::{Arrival, Sizes, Streams};
 use super::wire::{Answered, Asked, CLIENT_FRAME, CLIENT_PORT, client_hello};
-use super::{Split, Status, link_at};
+use super::{NodeStatus, Split, link_at};
 use remora_real::{Device, Error, LinkKind, Seat, Sleeper, entropy};
 
 /// How long a node may take to answer a call.
@@ -23,7 +23,7 @@ const SILENCE: u64 = 1_000_000_000;
 
 /// Whom a client talks to, and how.
 #[derive(Clone, Debug)]
-pub struct ClientConfig {
+pub struct ClusterClientConfig {
     /// The nodes' addresses, in the order of their numbers.
     pub nodes: Vec<IpAddr>,
     /// The number of the node to begin with.
@@ -40,7 +40,7 @@ pub struct ClientConfig {
     pub retry: bool,
 }
 
-impl ClientConfig {
+impl ClusterClientConfig {
     /// Shared memory, five seconds, no retries.
     pub fn new(nodes: Vec<IpAddr>) -> Self {
         Self { nodes, node: 0, local: None, link: LinkKind::Shm, timeout: Duration::from_secs(5), retry: false }
@@ -59,17 +59,17 @@ pub struct Done {
     /// How. [`Outcome::Unknown`]: no answer came in time, or the connection broke before one did; it may have been done
     /// or not, or may still be. [`Outcome::Refused`]: it was not done and will not be.
     pub outcome: Outcome,
-    /// From [`Client::submit`] to the answer, in nanoseconds.
+    /// From [`ClusterClient::submit`] to the answer, in nanoseconds.
     pub latency_ns: u64,
     /// Where a write's time went at the node.
     pub split: Split,
 }
 
 /// A connection to a cluster. Not for sharing between threads: each takes its own.
-pub struct Client {
+pub struct ClusterClient {
     device: Device,
     streams: Streams,
-    config: ClientConfig,
+    config: ClusterClientConfig,
     state: State,
     node: usize,
     /// Nodes called in vain since the last connection.
@@ -90,7 +90,7 @@ pub struct Client {
     /// When the node was heard last, or given something to do.
     heard: u64,
     looked: u64,
-    status: Option<Status>,
+    status: Option<NodeStatus>,
     sleeper: Sleeper,
 }
 
@@ -114,9 +114,9 @@ struct Open {
     sent: bool,
 }
 
-impl Client {
+impl ClusterClient {
     /// Connects to a node of the cluster.
-    pub fn connect(config: ClientConfig) -> Result<Self, Error> {
+    pub fn connect(config: ClusterClientConfig) -> Result<Self, Error> {
         if config.nodes.is_empty() {
             return Err(Error::Argument("a cluster has at least one node".into()));
         }
@@ -165,7 +165,7 @@ impl Client {
         self.node
     }
 
-    /// Whether a connection stands. [`Client::poll`] makes one.
+    /// Whether a connection stands. [`ClusterClient::poll`] makes one.
     pub fn is_connected(&self) -> bool {
         matches!(self.state, State::Connected { .. })
     }
@@ -175,7 +175,7 @@ impl Client {
         self.open.len()
     }
 
-    /// Starts a request. The next [`Client::poll`] sends it, together with others.
+    /// Starts a request. The next [`ClusterClient::poll`] sends it, together with others.
     pub fn submit(&mut self, op: Op) -> Ticket {
         self.submit_in(None, op)
     }
@@ -317,7 +317,7 @@ impl Client {
     }
 
     /// How the node is that it talks to.
-    pub fn status(&mut self) -> Result<Status, Error> {
+    pub fn status(&mut self) -> Result<NodeStatus, Error> {
         self.status = None;
         let end = Instant::now() + self.config.timeout;
         let mut asked = None;
@@ -548,7 +548,7 @@ impl Client {
     }
 }
 
-impl Drop for Client {
+impl Drop for ClusterClient {
     fn drop(&mut self) {
         if let State::Connected { conn, .. } = self.state {
             let mut guard = self.device.lock();

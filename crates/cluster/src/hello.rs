@@ -11,7 +11,7 @@ use remora_replica::ddp::Model;
 use remora_replica::types::NodeId;
 use sha2::Sha256;
 
-use super::node::NodeConfig;
+use super::node::ClusterNodeConfig;
 use super::wire::Secret;
 use remora_real::{Error, entropy};
 
@@ -44,7 +44,7 @@ pub(super) enum End {
 
 impl Hello {
     /// With 16 bytes that nobody has seen.
-    pub fn new(config: &NodeConfig) -> Result<Self, Error> {
+    pub fn new(config: &ClusterNodeConfig) -> Result<Self, Error> {
         let mut nonce = [0; 16];
         nonce.copy_from_slice(&entropy()?[..16]);
         let suspect = config.suspect.as_nanos() as u64;
@@ -73,7 +73,7 @@ impl Hello {
     }
 
     /// What the two nodes need the same and do not have, in words.
-    pub fn differs(&self, config: &NodeConfig) -> Option<String> {
+    pub fn differs(&self, config: &ClusterNodeConfig) -> Option<String> {
         let node = self.node.0;
         if self.model != number(config.model) {
             let theirs = Model::ALL.get(usize::from(self.model)).map_or("another".into(), Model::to_string);
@@ -111,8 +111,8 @@ fn mac(secret: &Secret, end: End, caller: &Hello, answerer: &Hello) -> Hmac<Sha2
 mod tests {
     use super::*;
 
-    fn config(id: u8) -> NodeConfig {
-        NodeConfig::new(id, Vec::new(), "".into(), [7; 32])
+    fn config(id: u8) -> ClusterNodeConfig {
+        ClusterNodeConfig::new(id, Vec::new(), "".into(), [7; 32])
     }
 
     #[test]
@@ -135,9 +135,9 @@ mod tests {
         assert_eq!(Hello::decode(&[hello.encode().as_slice(), &[0; 9]].concat()), Some(hello));
         assert_eq!(Hello::decode(&hello.encode()[..29]), None);
         assert_eq!(hello.differs(&config(1)), None);
-        let event = NodeConfig { model: Model::Event, ..config(1) };
+        let event = ClusterNodeConfig { model: Model::Event, ..config(1) };
         assert_eq!(hello.differs(&event).unwrap(), "node 3 keeps model synch, node 1 event");
-        let slow = NodeConfig { suspect: Duration::from_secs(2), ..config(1) };
+        let slow = ClusterNodeConfig { suspect: Duration::from_secs(2), ..config(1) };
         assert_eq!(hello.differs(&slow).unwrap(), "node 3 suspects after 200ms, node 1 after 2s");
     }
 }

@@ -1,7 +1,7 @@
 //! A cluster of processes that keeps replicated records: [`remora_replica`]'s engine over the software NIC.
 //!
 //! A [`ClusterNode`] is one process' part: a device, reliable connections to the other nodes, one log. The protocol
-//! runs on the NIC thread, or on a host thread that takes messages from the NIC ([`Deployment`]). A [`Client`] talks to
+//! runs on the NIC thread, or on a host thread that takes messages from the NIC ([`Deployment`]). A [`ClusterClient`] talks to
 //! one node at a time, with any number of requests under way, and goes to another when that node fails.
 //!
 //! Only one who has the cluster's secret is let in as a node. Clients reach the service and nothing else: no memory of
@@ -19,12 +19,12 @@ mod status;
 mod stream;
 mod wire;
 
-pub use client::{Client, ClientConfig, Done, Ticket};
+pub use client::{ClusterClient, ClusterClientConfig, Done, Ticket};
 pub use logfile::LogKind;
-pub use node::{ClusterNode, NodeConfig};
+pub use node::{ClusterNode, ClusterNodeConfig};
 pub use remora_replica::ddp::{Model, Op, Outcome, Refusal};
 pub use remora_replica::types::{Key, ScopeId, Value};
-pub use status::Status;
+pub use status::NodeStatus;
 #[doc(hidden)]
 pub use wire::fuzz;
 pub use wire::{MAX_VALUE, Secret};

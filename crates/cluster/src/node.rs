@@ -37,7 +37,7 @@ const SLACK: usize = 64 << 20;
 
 /// What a node is like.
 #[derive(Clone, Debug)]
-pub struct NodeConfig {
+pub struct ClusterNodeConfig {
     /// Its number: the place of its address.
     pub id: u8,
     /// All nodes' addresses.
@@ -58,7 +58,7 @@ pub struct NodeConfig {
     pub suspect: Duration,
 }
 
-impl NodeConfig {
+impl ClusterNodeConfig {
     /// Synch on the NIC, over shared memory, with fdatasync.
     pub fn new(id: u8, addresses: Vec<IpAddr>, dir: PathBuf, secret: Secret) -> Self {
         Self {
@@ -107,7 +107,7 @@ pub struct ClusterNode {
 
 impl ClusterNode {
     /// Starts a node, with its log as it finds it.
-    pub fn start(config: NodeConfig) -> Result<Self, Error> {
+    pub fn start(config: ClusterNodeConfig) -> Result<Self, Error> {
         let count = config.addresses.len();
         let local = *config.addresses.get(usize::from(config.id)).filter(|_| count <= 64).ok_or_else(|| {
             Error::Argument(format!("node {} of {count}: numbers begin at 0, and there are at most 64", config.id))

@@ -18,8 +18,8 @@ use remora_replica::types::{Key, NodeId, NodeSet, Timestamp};
 use super::Split;
 use super::hello::Hello;
 use super::journal::Journal;
-use super::node::NodeConfig;
-use super::status::Status;
+use super::node::ClusterNodeConfig;
+use super::status::NodeStatus;
 use super::stream::{Arrival, Streams};
 use super::wire::{Answered, Asked, CLIENT_FRAME, CLIENT_PORT, PEER_FRAME, PEER_PORT, decode_packet, encode_packet};
 use remora_real::{Error, Resident, Seat, process_cpu_ns};
@@ -37,7 +37,7 @@ const HELD: usize = 1 << 16;
 
 /// See the module.
 pub(super) struct Server {
-    config: NodeConfig,
+    config: ClusterNodeConfig,
     node: Node,
     journal: Journal,
     streams: Streams,
@@ -60,7 +60,7 @@ pub(super) struct Server {
     started: Time,
     /// When the seat's time was taken.
     turn: Instant,
-    status: Status,
+    status: NodeStatus,
     failed: Arc<OnceLock<String>>,
     differs: Arc<OnceLock<String>>,
 }
@@ -113,7 +113,7 @@ impl Server {
     /// Listens for clients and nodes.
     pub fn new(
         seat: &mut Seat<'_>,
-        config: NodeConfig,
+        config: ClusterNodeConfig,
         node: Node,
         journal: Journal,
         streams: Streams,
@@ -140,7 +140,7 @@ impl Server {
             redial_at: 0,
             started: seat.now,
             turn: Instant::now(),
-            status: Status::default(),
+            status: NodeStatus::default(),
             failed,
             differs,
         })
@@ -345,9 +345,9 @@ impl Server {
         lazy.into_iter().for_each(|qpn| self.cut_off(seat, qpn));
     }
 
-    fn tell(&self, now: Time) -> Status {
+    fn tell(&self, now: Time) -> NodeStatus {
         let (view, log, marks) = (self.node.view(), self.journal.stats(), self.node.marks());
-        Status {
+        NodeStatus {
             node: self.config.id.into(),
             process: std::process::id().into(),
             epoch: view.epoch,

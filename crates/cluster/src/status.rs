@@ -4,9 +4,9 @@ macro_rules! status {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// How a node is. Counts are since its start.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct Status { $($(#[$doc])* pub $name: u64),* }
+        pub struct NodeStatus { $($(#[$doc])* pub $name: u64),* }
 
-        impl Status {
+        impl NodeStatus {
             /// Each figure with its name.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),*].into_iter()

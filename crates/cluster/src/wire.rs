@@ -5,7 +5,7 @@ use remora_replica::node::Packet;
 
 use super::Split;
 use super::hello::Hello;
-use super::status::Status;
+use super::status::NodeStatus;
 use super::stream::Inbound;
 
 /// Ports in `rdma_cm`'s TCP port space: clients call one, the other nodes the other.
@@ -47,7 +47,7 @@ pub(super) enum Asked {
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Answered {
     Reply(Reply, Split),
-    Status(Box<Status>),
+    Status(Box<NodeStatus>),
 }
 
 impl Asked {
@@ -94,7 +94,7 @@ impl Answered {
                 let reply = Reply::decode(rest.get(16..)?).ok()?;
                 Some(Self::Reply(reply, Split { total_ns, communication_ns }))
             }
-            (2, rest) => Status::decode(rest).map(|status| Self::Status(Box::new(status))),
+            (2, rest) => NodeStatus::decode(rest).map(|status| Self::Status(Box::new(status))),
             _ => None,
         }
     }

@@ -3,11 +3,14 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use remora_cluster::{Client, ClientConfig, ClusterNode, Deployment, LogKind, Model, NodeConfig, Op, Outcome, Refusal};
+use remora_cluster::{
+    ClusterClient, ClusterClientConfig, ClusterNode, ClusterNodeConfig, Deployment, LogKind, Model, Op, Outcome,
+    Refusal,
+};
 use remora_real::LinkKind;
 
 /// How a test's nodes differ from the usual ones.
-type Change = fn(&mut NodeConfig);
+type Change = fn(&mut ClusterNodeConfig);
 
 /// A cluster, and the directory that it lives in.
 struct Cluster {
@@ -30,17 +33,17 @@ impl Cluster {
     fn start_node(&mut self, id: u8) {
         let dir = self.dir.path().join(id.to_string());
         std::fs::create_dir_all(&dir).expect("directory");
-        let mut config = NodeConfig::new(id, self.addresses.clone(), dir, [9; 32]);
+        let mut config = ClusterNodeConfig::new(id, self.addresses.clone(), dir, [9; 32]);
         config.link = self.link;
         (self.change)(&mut config);
         self.nodes[usize::from(id)] = Some(ClusterNode::start(config).expect("node"));
     }
 
-    fn client(&self, node: usize) -> Client {
-        let mut config = ClientConfig::new(self.addresses.clone());
+    fn client(&self, node: usize) -> ClusterClient {
+        let mut config = ClusterClientConfig::new(self.addresses.clone());
         config.node = node;
         config.link = self.link;
-        Client::connect(config).expect("connection")
+        ClusterClient::connect(config).expect("connection")
     }
 }
 
@@ -103,7 +106,7 @@ fn a_cluster_serves_at_any_node_in_every_deployment() {
 }
 
 /// Asks until it is answered: the cluster may be between two views.
-fn until(client: &mut Client, op: &Op, wanted: &Outcome) {
+fn until(client: &mut ClusterClient, op: &Op, wanted: &Outcome) {
     let end = std::time::Instant::now() + Duration::from_secs(30);
     loop {
         let outcome = client.call(op.clone());
@@ -117,9 +120,9 @@ fn until(client: &mut Client, op: &Op, wanted: &Outcome) {
 #[test]
 fn a_client_goes_on_at_another_node_and_a_request_sent_again_is_done_once() {
     let mut cluster = Cluster::start(5, 3, LinkKind::Shm, |_| {});
-    let mut config = ClientConfig::new(cluster.addresses.clone());
+    let mut config = ClusterClientConfig::new(cluster.addresses.clone());
     (config.retry, config.timeout) = (true, Duration::from_secs(30));
-    let mut client = Client::connect(config).expect("connection");
+    let mut client = ClusterClient::connect(config).expect("connection");
     for round in 0..3 {
         let tickets: Vec<_> = (0..50).map(|_| client.submit(Op::FetchAdd(1, 1))).collect();
         let mut answers = tickets.len();
@@ -183,14 +186,14 @@ fn who_does_not_know_the_secret_is_no_node() {
 #[test]
 fn clients_that_take_no_answers_do_not_keep_nodes_from_talking() {
     let cluster = Cluster::start(21, 3, LinkKind::Shm, |config| config.suspect = Duration::from_secs(5));
-    let mut config = ClientConfig::new(cluster.addresses.clone());
+    let mut config = ClusterClientConfig::new(cluster.addresses.clone());
     // So many threads may hold each other up for long enough to break a connection.
     (config.node, config.link, config.retry, config.timeout) = (1, cluster.link, true, Duration::from_secs(30));
-    let mut other = Client::connect(config).expect("connection");
+    let mut other = ClusterClient::connect(config).expect("connection");
     assert_eq!(other.put(1, &vec![7; 300_000]), Outcome::Written);
     let before = other.status().expect("status");
     // Each has what its receive queue holds and then as much under way as one connection may have.
-    let mut lazy: Vec<Client> = (0..36).map(|_| cluster.client(0)).collect();
+    let mut lazy: Vec<ClusterClient> = (0..36).map(|_| cluster.client(0)).collect();
     for client in &mut lazy {
         for _ in 0..40 {
             client.submit(Op::Get(1));

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use remora_cluster::{Client, ClientConfig, ClusterNode, Deployment, NodeConfig, Outcome};
+use remora_cluster::{ClusterClient, ClusterClientConfig, ClusterNode, ClusterNodeConfig, Deployment, Outcome};
 use remora_real::process_cpu_ns;
 
 #[test]
@@ -14,11 +14,12 @@ fn idle_nodes_sleep_between_beats_and_still_answer() {
         let start = |id: u8| {
             let home = dir.path().join(id.to_string());
             std::fs::create_dir(&home).expect("directory");
-            let config = NodeConfig { deployment, ..NodeConfig::new(id, addresses.clone(), home, [3; 32]) };
+            let config =
+                ClusterNodeConfig { deployment, ..ClusterNodeConfig::new(id, addresses.clone(), home, [3; 32]) };
             ClusterNode::start(config).expect("node")
         };
         let _nodes: Vec<ClusterNode> = (0..3).map(start).collect();
-        let mut client = Client::connect(ClientConfig::new(addresses.clone())).expect("connection");
+        let mut client = ClusterClient::connect(ClusterClientConfig::new(addresses.clone())).expect("connection");
         assert_eq!(client.put(1, b"one"), Outcome::Written);
         std::thread::sleep(Duration::from_millis(500));
         let before = process_cpu_ns();

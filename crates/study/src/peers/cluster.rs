@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use remora_cluster::{Client, ClientConfig, Model, Op, Outcome, Refusal, ScopeId, Status};
+use remora_cluster::{ClusterClient, ClusterClientConfig, Model, NodeStatus, Op, Outcome, Refusal, ScopeId};
 use remora_real::LinkKind;
 
 use super::{Answer, Ask, AtNode, Done, PeerError, Store};
@@ -20,7 +20,7 @@ pub const SCOPE: u32 = 10;
 /// Clients of a cluster.
 pub struct Cluster {
     /// One at each node.
-    clients: Vec<Client>,
+    clients: Vec<ClusterClient>,
     slots: Vec<Slot>,
     /// Whose a request is, by node and ticket.
     whose: HashMap<(usize, u64), usize>,
@@ -43,7 +43,9 @@ struct Slot {
 impl Cluster {
     /// Connects for so many clients, which are spread over the nodes.
     pub fn connect(nodes: &[IpAddr], link: LinkKind, model: Model, clients: usize) -> Result<Self, PeerError> {
-        let connect = |node| Client::connect(ClientConfig { node, link, ..ClientConfig::new(nodes.to_vec()) });
+        let connect = |node| {
+            ClusterClient::connect(ClusterClientConfig { node, link, ..ClusterClientConfig::new(nodes.to_vec()) })
+        };
         let connected = (0..nodes.len().min(clients)).map(connect).collect::<Result<Vec<_>, _>>();
         let failed = |error: remora_real::Error| PeerError::Answer { what: WHAT, why: error.to_string() };
         let name = remora_real::entropy().map_err(failed)?;
@@ -54,8 +56,8 @@ impl Cluster {
     }
 
     /// How the nodes are.
-    pub fn status(&mut self) -> Result<Vec<Status>, PeerError> {
-        let status = self.clients.iter_mut().map(Client::status).collect::<Result<Vec<_>, _>>();
+    pub fn status(&mut self) -> Result<Vec<NodeStatus>, PeerError> {
+        let status = self.clients.iter_mut().map(ClusterClient::status).collect::<Result<Vec<_>, _>>();
         status.map_err(|error| PeerError::Answer { what: WHAT, why: error.to_string() })
     }
 
@@ -94,9 +96,9 @@ impl Store for Cluster {
         let mut ended = Vec::new();
         let begin = Instant::now();
         while ended.is_empty() && begin.elapsed() < SHORT {
-            Client::poll_any(&mut self.clients, &mut |node, done| ended.push((node, done)));
+            ClusterClient::poll_any(&mut self.clients, &mut |node, done| ended.push((node, done)));
             if ended.is_empty() && begin.elapsed() > POLLED {
-                Client::wait_any(&mut self.clients, SHORT);
+                ClusterClient::wait_any(&mut self.clients, SHORT);
             }
         }
         for slot in std::mem::take(&mut self.again) {
@@ -137,7 +139,7 @@ impl Store for Cluster {
 
 #[cfg(test)]
 mod tests {
-    use remora_cluster::{ClusterNode, Deployment, NodeConfig};
+    use remora_cluster::{ClusterNode, ClusterNodeConfig, Deployment};
 
     use super::*;
 
@@ -151,12 +153,12 @@ mod tests {
             for id in 0..3 {
                 let place = directory.path().join(format!("{model:?}-{id}"));
                 std::fs::create_dir(&place).unwrap();
-                let config = NodeConfig {
+                let config = ClusterNodeConfig {
                     model,
                     deployment: if number % 2 == 0 { Deployment::Host } else { Deployment::Nic },
                     // Other tests may hold up a node for long.
                     suspect: Duration::from_secs(10),
-                    ..NodeConfig::new(id, nodes.clone(), place, [7; 32])
+                    ..ClusterNodeConfig::new(id, nodes.clone(), place, [7; 32])
                 };
                 running.push(ClusterNode::start(config).unwrap());
             }
