@@ -5,16 +5,16 @@
 use libfuzzer_sys::fuzz_target;
 use remora_replica::ddp::{Config, Model, Op, Request};
 use remora_replica::log;
-use remora_replica::node::{Node, Output, Packet};
+use remora_replica::node::{ReplicaNode, NodeOutput, Packet};
 use remora_replica::types::{NodeId, NodeSet};
 
 fuzz_target!(|bytes: &[u8]| {
     let decoded = log::decode(bytes);
     assert!(decoded.length <= bytes.len());
     let config = |model| Config::new(NodeId(0), NodeSet::first(3), model);
-    drain(&mut Node::new(config(Model::Strict), 0, bytes), 0);
+    drain(&mut ReplicaNode::new(config(Model::Strict), 0, bytes), 0);
     let Some((&first, mut rest)) = bytes.split_first() else { return };
-    let mut node = Node::new(config(Model::ALL[usize::from(first) % 5]), 0, &[]);
+    let mut node = ReplicaNode::new(config(Model::ALL[usize::from(first) % 5]), 0, &[]);
     node.submit(0, Request::new(1, Op::FetchAdd(0, 1)));
     // Packets one after the other, each behind a byte with its length and one with its sender and the time.
     while let Some((&[length, from], after)) = rest.split_first_chunk() {
@@ -33,9 +33,9 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 /// Does what the node asks for: what it logs is durable at once.
-fn drain(node: &mut Node, now: u64) {
+fn drain(node: &mut ReplicaNode, now: u64) {
     while let Some(output) = node.poll() {
-        if let Output::Log(token, _) = output {
+        if let NodeOutput::Log(token, _) = output {
             node.persisted(now, token);
         }
     }

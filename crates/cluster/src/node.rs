@@ -12,7 +12,7 @@ use remora_nic::cm::CmConfig;
 use remora_nic::{Nic, NicConfig};
 use remora_replica::ddp::{self, Model, Offload};
 use remora_replica::log::End;
-use remora_replica::node::Node;
+use remora_replica::node::ReplicaNode;
 use remora_replica::types::{NodeId, NodeSet};
 
 use super::journal::Journal;
@@ -139,7 +139,7 @@ impl ClusterNode {
             let mut seat = guard.seat();
             let sizes = Sizes { receives: 1024, sends: 1024, favoured: count as u32 - 1, frame: CLIENT_FRAME };
             let streams = Streams::new(seat.nic, sizes)?;
-            let node = Node::with_slack(config.engine(), seat.now, &bytes, SLACK);
+            let node = ReplicaNode::with_slack(config.engine(), seat.now, &bytes, SLACK);
             found = node.found();
             Server::new(&mut seat, config.clone(), node, journal, streams, [failed.clone(), differs.clone()])?
         };

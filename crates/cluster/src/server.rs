@@ -12,7 +12,7 @@ use std::time::Instant;
 use remora_nic::cm::{ConnId, ListenerId, service_id};
 use remora_nic::{Qpn, Time};
 use remora_replica::ddp::{AckKind, Body, Message, Model, Op, Outcome, Refusal, Reply, Request, Write};
-use remora_replica::node::{Node, Output, Packet};
+use remora_replica::node::{NodeOutput, Packet, ReplicaNode};
 use remora_replica::types::{Key, NodeId, NodeSet, Timestamp};
 
 use super::Split;
@@ -38,7 +38,7 @@ const HELD: usize = 1 << 16;
 /// See the module.
 pub(super) struct Server {
     config: ClusterNodeConfig,
-    node: Node,
+    node: ReplicaNode,
     journal: Journal,
     streams: Streams,
     listeners: [ListenerId; 2],
@@ -114,7 +114,7 @@ impl Server {
     pub fn new(
         seat: &mut Seat<'_>,
         config: ClusterNodeConfig,
-        node: Node,
+        node: ReplicaNode,
         journal: Journal,
         streams: Streams,
         [failed, differs]: [Arc<OnceLock<String>>; 2],
@@ -256,13 +256,13 @@ impl Server {
     fn outputs(&mut self, now: Time, asked: Option<u64>) {
         while let Some(output) = self.node.poll() {
             match output {
-                Output::Send(to, packet) => {
+                NodeOutput::Send(to, packet) => {
                     split(packet, PEER_FRAME / 2, |packet| self.send(now, to, &packet, asked));
                 }
-                Output::Log(token, change) => self.journal.submit(token, change),
-                Output::Reply(reply) => self.reply(now, reply),
-                Output::Job(job) => self.node.done(now, job.id()),
-                Output::Step(_) => {}
+                NodeOutput::Log(token, change) => self.journal.submit(token, change),
+                NodeOutput::Reply(reply) => self.reply(now, reply),
+                NodeOutput::Job(job) => self.node.done(now, job.id()),
+                NodeOutput::Step(_) => {}
             }
         }
     }

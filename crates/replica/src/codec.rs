@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::ddp::{AckKind, Body, Entry, Message, Op, Outcome, Refusal, Reply, Request, Session, Stamp, View, Write};
 use crate::log::Record;
-use crate::member::{Ballot, Durable, Notice, Status};
+use crate::member::{Ballot, Durable, Notice, Standing};
 use crate::node::{BadPacket, Packet};
 use crate::types::{NodeId, NodeSet, Timestamp};
 
@@ -194,7 +194,7 @@ macro_rules! enums {
 
 enums! {
     AckKind { 0 => Both, 1 => Consistency, 2 => Persistency }
-    Status { 0 => Joining, 1 => Damaged, 2 => Learning, 3 => Ready, 4 => Merging, 5 => Serving }
+    Standing { 0 => Joining, 1 => Damaged, 2 => Learning, 3 => Ready, 4 => Merging, 5 => Serving }
     Record { 1 => Write(write), 2 => Scope(scope), 3 => Member(durable), 4 => Reset, 5 => Damaged }
     Packet { 1 => Replica(message), 2 => Member(notice) }
     Refusal {
@@ -343,7 +343,7 @@ mod tests {
             Body::Merged(true),
         ];
         let notices = [
-            Notice::Beat(1, 2, Status::Ready),
+            Notice::Beat(1, 2, Standing::Ready),
             Notice::Grant(1),
             Notice::Prepare(view, ballot, NodeSet::first(2)),
             Notice::Promise(2, ballot, Some((ballot, view))),

@@ -27,7 +27,7 @@ pub struct Ballot {
 
 /// What a node says of itself.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Status {
+pub enum Standing {
     /// It comes from a crash with its log whole.
     Joining,
     /// It comes from a crash, and its log is damaged.
@@ -46,7 +46,7 @@ pub enum Status {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Notice {
     /// I live; I ask for a lease from the time of sending, by my clock.
-    Beat(Time, u64, Status),
+    Beat(Time, u64, Standing),
     /// The answer to the beat of that time.
     Grant(Time),
     /// Phase 1 for the epoch after that of the decided view, by someone who wants to leave these out.
@@ -78,7 +78,7 @@ pub struct Durable {
 
 /// What membership asks for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Output {
+pub enum MemberOutput {
     /// Send this.
     Send(NodeId, Notice),
     /// Make this durable, then say [`Membership::persisted`] with the number.
@@ -122,7 +122,7 @@ struct Peer {
     /// When it was last heard.
     heard: Time,
     /// What it said of itself, and in which epoch.
-    said: Status,
+    said: Standing,
     epoch: u64,
     /// Until when this node has promised not to leave it out.
     granted: Time,
@@ -139,7 +139,7 @@ pub struct Membership {
     now: Time,
     booted: Time,
     durable: Durable,
-    status: Status,
+    status: Standing,
     /// The view that `status` speaks of; the newest one may not be durable here yet.
     installed: u64,
     /// By number, those too that are no nodes of the cluster.
@@ -155,13 +155,13 @@ pub struct Membership {
     round: u64,
     next_persist: u64,
     /// What is sent, or done, when the number is durable.
-    after: VecDeque<(u64, Output)>,
-    out: VecDeque<Output>,
+    after: VecDeque<(u64, MemberOutput)>,
+    out: VecDeque<MemberOutput>,
 }
 
 impl Membership {
     /// A node as its log has it; `status` says whether it comes from a crash.
-    pub fn new(now: Time, me: NodeId, nodes: NodeSet, timing: Timing, durable: Durable, status: Status) -> Self {
+    pub fn new(now: Time, me: NodeId, nodes: NodeSet, timing: Timing, durable: Durable, status: Standing) -> Self {
         let numbers = nodes.with(me).iter().last().map_or(0, |last| usize::from(last.0) + 1);
         Self {
             me,
@@ -172,7 +172,7 @@ impl Membership {
             durable,
             status,
             installed: durable.view.epoch,
-            peers: vec![Peer { heard: now, said: Status::Serving, epoch: 0, granted: 0, answered: None }; numbers],
+            peers: vec![Peer { heard: now, said: Standing::Serving, epoch: 0, granted: 0, answered: None }; numbers],
             damaged_at: now,
             newest: BTreeMap::new(),
             barred: (NodeSet::EMPTY, 0),
@@ -189,7 +189,7 @@ impl Membership {
     /// Takes part for the first time: enters the first view once the log says so. Before that a crash would have it take
     /// part for the first time again, without what it has acknowledged.
     pub fn begin(&mut self) {
-        self.persist_then(Output::Install(self.durable.view));
+        self.persist_then(MemberOutput::Install(self.durable.view));
     }
 
     /// The newest view that is known.
@@ -226,11 +226,11 @@ impl Membership {
     pub fn astray(&self) -> bool {
         self.installed == self.durable.view.epoch
             && self.durable.view.members.has(self.me)
-            && matches!(self.status, Status::Learning | Status::Ready)
+            && matches!(self.status, Standing::Learning | Standing::Ready)
     }
 
     /// What this node says of itself from now on.
-    pub fn set_status(&mut self, status: Status) {
+    pub fn set_status(&mut self, status: Standing) {
         if status != self.status {
             self.status = status;
             self.beat_at = self.now;
@@ -240,7 +240,7 @@ impl Membership {
     }
 
     /// The next output.
-    pub fn poll(&mut self) -> Option<Output> {
+    pub fn poll(&mut self) -> Option<MemberOutput> {
         self.out.pop_front()
     }
 
@@ -257,7 +257,7 @@ impl Membership {
         }
         self.beat_at = now + self.timing.beat;
         // With a damaged log it has no place in any epoch before it knows where it may have one.
-        let lost = self.status == Status::Damaged && self.newest.len() < self.majority();
+        let lost = self.status == Standing::Damaged && self.newest.len() < self.majority();
         let epoch = if lost { 0 } else { self.installed };
         for node in self.nodes.without(self.me).iter() {
             self.send(node, Notice::Beat(now, epoch, self.status));
@@ -275,8 +275,8 @@ impl Membership {
         {
             self.after.pop_front();
             match output {
-                Output::Send(to, notice) => self.send(to, notice),
-                Output::Install(view) => {
+                MemberOutput::Send(to, notice) => self.send(to, notice),
+                MemberOutput::Install(view) => {
                     self.installed = view.epoch;
                     if self.may_enter(view) {
                         self.out.push_back(output);
@@ -342,14 +342,14 @@ impl Membership {
         }
     }
 
-    fn beat(&mut self, from: NodeId, sent: Time, theirs: u64, status: Status) {
+    fn beat(&mut self, from: NodeId, sent: Time, theirs: u64, status: Standing) {
         let view = self.durable.view;
         // What it said before it knew the view says nothing about its place in it.
-        if theirs >= view.epoch || status == Status::Damaged {
+        if theirs >= view.epoch || status == Standing::Damaged {
             let peer = self.peer(from);
             (peer.said, peer.epoch) = (status, theirs);
         }
-        if status == Status::Damaged && self.status != Status::Damaged {
+        if status == Standing::Damaged && self.status != Standing::Damaged {
             self.send(from, Notice::Newest(sent, view.epoch));
         }
         if theirs < view.epoch {
@@ -358,8 +358,8 @@ impl Membership {
         let left_out = self.durable.accepted.is_some_and(|(_, next)| !next.members.has(from));
         let barred = self.barred.0.has(from) && self.now < self.barred.1;
         // Whoever may have forgotten a view must not let those serve whom it leaves out.
-        let unsure = self.status == Status::Damaged;
-        let serving = theirs == view.epoch && view.members.has(from) && status == Status::Serving;
+        let unsure = self.status == Standing::Damaged;
+        let serving = theirs == view.epoch && view.members.has(from) && status == Standing::Serving;
         if serving && !left_out && !barred && !unsure {
             self.peer(from).granted = self.now + self.timing.term;
             self.send(from, Notice::Grant(sent));
@@ -368,7 +368,7 @@ impl Membership {
 
     /// The lease lasts from the beat that the slowest of the fastest majority has answered.
     fn renew(&mut self) {
-        if self.status != Status::Serving {
+        if self.status != Standing::Serving {
             return;
         }
         let mut answered = [None; 64];
@@ -376,7 +376,7 @@ impl Membership {
         answered.iter_mut().zip(&self.peers).for_each(|(slot, peer)| *slot = peer.answered);
         let (_, sent, _) = answered[..numbers].select_nth_unstable(numbers - self.majority());
         if let Some(sent) = *sent {
-            self.out.push_back(Output::Lease(sent + self.timing.lease));
+            self.out.push_back(MemberOutput::Lease(sent + self.timing.lease));
         }
     }
 
@@ -397,7 +397,7 @@ impl Membership {
         if to == self.me {
             self.handle(self.now, to, notice);
         } else {
-            self.out.push_back(Output::Send(to, notice));
+            self.out.push_back(MemberOutput::Send(to, notice));
         }
     }
 
@@ -408,11 +408,11 @@ impl Membership {
     }
 
     /// Has the state made durable, and `output` done after that.
-    fn persist_then(&mut self, output: Output) {
+    fn persist_then(&mut self, output: MemberOutput) {
         let number = self.next_persist;
         self.next_persist += 1;
         self.after.push_back((number, output));
-        self.out.push_back(Output::Persist(number, self.durable));
+        self.out.push_back(MemberOutput::Persist(number, self.durable));
     }
 
     fn learn(&mut self, view: View) {
@@ -424,10 +424,10 @@ impl Membership {
         self.wanted_since = None;
         self.barred.0 = NodeSet::EMPTY;
         for node in view.members.iter().filter(|_| view.recovery) {
-            self.peer(node).said = Status::Merging;
+            self.peer(node).said = Standing::Merging;
         }
         self.round = 0;
-        self.persist_then(Output::Install(view));
+        self.persist_then(MemberOutput::Install(view));
     }
 
     /// A node with a damaged log may have forgotten its place in a view, and what it promised and accepted for the next
@@ -435,11 +435,11 @@ impl Membership {
     /// before the second after the newest that a majority of others knows.
     fn may_enter(&self, view: View) -> bool {
         let known = self.newest.values().max().filter(|_| self.newest.len() >= self.majority());
-        self.status != Status::Damaged || known.is_some_and(|&known| view.epoch >= known + 2)
+        self.status != Standing::Damaged || known.is_some_and(|&known| view.epoch >= known + 2)
     }
 
     fn prepare(&mut self, from: NodeId, ballot: Ballot, out: NodeSet) {
-        if self.status == Status::Damaged {
+        if self.status == Standing::Damaged {
             // It may have forgotten what it promised.
             return;
         }
@@ -450,11 +450,11 @@ impl Membership {
         // Leases of those that are to be left out are not renewed for a while, so that they run out.
         self.barred = (out.without(self.me), self.now + 2 * self.timing.suspect);
         self.durable.promised = ballot;
-        self.persist_then(Output::Send(from, Notice::Promise(next, ballot, self.durable.accepted)));
+        self.persist_then(MemberOutput::Send(from, Notice::Promise(next, ballot, self.durable.accepted)));
     }
 
     fn accept(&mut self, from: NodeId, ballot: Ballot, view: View) {
-        if self.status == Status::Damaged {
+        if self.status == Standing::Damaged {
             return;
         }
         if ballot < self.durable.promised {
@@ -472,7 +472,7 @@ impl Membership {
         }
         self.durable.promised = ballot;
         self.durable.accepted = Some((ballot, view));
-        self.persist_then(Output::Send(from, Notice::Accepted(view.epoch, ballot)));
+        self.persist_then(MemberOutput::Send(from, Notice::Accepted(view.epoch, ballot)));
     }
 
     fn promise(&mut self, from: NodeId, ballot: Ballot, accepted: Option<(Ballot, View)>) {
@@ -550,14 +550,14 @@ impl Membership {
         self.nodes.iter().filter(|&node| fresh(node)).fold(NodeSet::one(self.me), NodeSet::with)
     }
 
-    fn are(&self, nodes: NodeSet, wanted: impl Fn(Status) -> bool) -> NodeSet {
+    fn are(&self, nodes: NodeSet, wanted: impl Fn(Standing) -> bool) -> NodeSet {
         let status =
             |node: NodeId| if node == self.me { Some(self.status) } else { self.known(node).map(|peer| peer.said) };
         nodes.iter().filter(|&node| status(node).is_some_and(&wanted)).fold(NodeSet::EMPTY, NodeSet::with)
     }
 
     /// Those of `nodes` that have said so in this epoch.
-    fn are_now(&self, nodes: NodeSet, wanted: impl Fn(Status) -> bool) -> NodeSet {
+    fn are_now(&self, nodes: NodeSet, wanted: impl Fn(Standing) -> bool) -> NodeSet {
         let epoch = self.durable.view.epoch;
         let current = |node: NodeId| node == self.me || self.known(node).is_some_and(|peer| peer.epoch == epoch);
         self.are(nodes, wanted).iter().filter(|&node| current(node)).fold(NodeSet::EMPTY, NodeSet::with)
@@ -570,16 +570,16 @@ impl Membership {
         if (alive.len() as usize) < self.majority() {
             return None;
         }
-        let crashed = |status| matches!(status, Status::Joining | Status::Damaged);
+        let crashed = |status| matches!(status, Standing::Joining | Standing::Damaged);
         let stay = self.are(base.members.and(alive), |status| !crashed(status));
         let (members, learners, recovery) = if stay.is_empty() {
             (self.recoverable(alive)?, NodeSet::EMPTY, true)
-        } else if self.status == Status::Merging {
+        } else if self.status == Standing::Merging {
             // As long as nobody serves, what a member has may be in its log alone: it is waited for as at first.
-            let served = !self.are(stay, |status| status == Status::Serving).is_empty();
+            let served = !self.are(stay, |status| status == Standing::Serving).is_empty();
             (if served { stay } else { self.recoverable(alive)? }, NodeSet::EMPTY, true)
         } else {
-            let ready = self.are_now(base.learners.and(alive), |status| status == Status::Ready);
+            let ready = self.are_now(base.learners.and(alive), |status| status == Standing::Ready);
             let members = stay.or(ready);
             (members, alive.minus(members), false)
         };
@@ -595,7 +595,7 @@ impl Membership {
     /// to those whom it leaves out.
     fn begun(&self) -> Option<(View, u32)> {
         let (_, view) = self.durable.accepted?;
-        let able = self.status != Status::Damaged && self.alive().len() as usize >= self.majority();
+        let able = self.status != Standing::Damaged && self.alive().len() as usize >= self.majority();
         able.then(|| (view, self.rank(self.nodes)))
     }
 
@@ -607,7 +607,7 @@ impl Membership {
     /// After the crash of all members: whose logs together are enough.
     fn recoverable(&self, alive: NodeSet) -> Option<NodeSet> {
         let members = self.durable.view.members;
-        let whole = |status| matches!(status, Status::Joining | Status::Merging);
+        let whole = |status| matches!(status, Standing::Joining | Standing::Merging);
         let intact = self.are(members.and(alive), whole);
         let waited = self.now.saturating_sub(self.booted);
         let enough = alive.covers(members) || self.timing.recover.is_some_and(|wait| waited >= wait);

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use crate::Time;
-use crate::ddp::{Config, Job, JobId, Marks, Message, Model, Output as Asked, Replica, Reply, Request, Step, View};
+use crate::ddp::{Config, Job, JobId, Marks, Message, Model, Replica, ReplicaOutput, Reply, Request, Step, View};
 use crate::log::{self, Decoded, End, Record};
-use crate::member::{self, Durable, Membership, Notice, Status, Timing};
+use crate::member::{Durable, MemberOutput, Membership, Notice, Standing, Timing};
 use crate::types::{NodeId, NodeSet};
 
 /// What nodes send each other.
@@ -24,15 +24,15 @@ pub struct BadPacket;
 
 /// What a node asks its world for, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Output {
+pub enum NodeOutput {
     /// Send this to each of them.
     Send(NodeSet, Packet),
-    /// Change the log and make the change durable, then say [`Node::persisted`] with the token. Changes become durable
+    /// Change the log and make the change durable, then say [`ReplicaNode::persisted`] with the token. Changes become durable
     /// in the order of their tokens; many may be made durable at once.
     Log(u64, Change),
     /// Tell the client.
     Reply(Reply),
-    /// Do this, then say [`Node::done`]. Only with `stepped` in the configuration.
+    /// Do this, then say [`ReplicaNode::done`]. Only with `stepped` in the configuration.
     Job(Job),
     /// This was done here. Only with `steps` in the configuration.
     Step(Step),
@@ -82,7 +82,7 @@ enum Token {
 
 /// One node of a cluster.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct ReplicaNode {
     replica: Replica,
     member: Membership,
     next_token: u64,
@@ -93,14 +93,14 @@ pub struct Node {
     durable: usize,
     compact_at: usize,
     slack: usize,
-    out: VecDeque<Output>,
+    out: VecDeque<NodeOutput>,
     found: End,
 }
 
 /// A log is compacted when it is this much longer (bytes) than what it holds.
 const SLACK: usize = 1 << 20;
 
-impl Node {
+impl ReplicaNode {
     /// Starts a node with its log as it was found; an empty one means that it takes part for the first time. A node
     /// whose log was lost must be given [`log::Record::Damaged`] as its log.
     pub fn new(config: Config, now: Time, bytes: &[u8]) -> Self {
@@ -129,9 +129,9 @@ impl Node {
         damaged |= matches!(end, End::Damaged(_)) || durable.is_none() && !first;
         let view = View::first(config.nodes);
         let status = match (first, damaged) {
-            (true, _) => Status::Serving,
-            (_, true) => Status::Damaged,
-            _ => Status::Joining,
+            (true, _) => Standing::Serving,
+            (_, true) => Standing::Damaged,
+            _ => Standing::Joining,
         };
         let durable = durable.unwrap_or(Durable { view, ..Durable::default() });
         let member = Membership::new(now, config.id, config.nodes, timing(&config), durable, status);
@@ -224,13 +224,13 @@ impl Node {
         self.pump(now);
     }
 
-    /// A [`Output::Job`] has been done.
+    /// A [`NodeOutput::Job`] has been done.
     pub fn done(&mut self, now: Time, job: JobId) {
         self.replica.done(now, job);
         self.pump(now);
     }
 
-    /// When [`Node::timeout`] is due.
+    /// When [`ReplicaNode::timeout`] is due.
     pub fn next_timeout(&self) -> Time {
         self.replica.next_timeout().unwrap_or(Time::MAX).min(self.member.next_timeout())
     }
@@ -243,7 +243,7 @@ impl Node {
     }
 
     /// The next output.
-    pub fn poll(&mut self) -> Option<Output> {
+    pub fn poll(&mut self) -> Option<NodeOutput> {
         self.out.pop_front()
     }
 
@@ -263,14 +263,14 @@ impl Node {
         }
     }
 
-    fn member_asks(&mut self, now: Time, asked: member::Output) {
+    fn member_asks(&mut self, now: Time, asked: MemberOutput) {
         match asked {
-            member::Output::Send(to, notice) => {
-                self.out.push_back(Output::Send(NodeSet::one(to), Packet::Member(notice)));
+            MemberOutput::Send(to, notice) => {
+                self.out.push_back(NodeOutput::Send(NodeSet::one(to), Packet::Member(notice)));
             }
-            member::Output::Persist(number, durable) => self.append(&Record::Member(durable), Token::Member(number)),
-            member::Output::Lease(until) => self.replica.set_lease(now, until),
-            member::Output::Install(view) => {
+            MemberOutput::Persist(number, durable) => self.append(&Record::Member(durable), Token::Member(number)),
+            MemberOutput::Lease(until) => self.replica.set_lease(now, until),
+            MemberOutput::Install(view) => {
                 let joined = self.replica.joined();
                 self.replica.install(now, view);
                 if self.replica.joined() != joined {
@@ -282,7 +282,7 @@ impl Node {
                 if self.replica.status().is_none() && self.member.astray() {
                     // It has forgotten that it had caught up: damage that looked like a torn tail.
                     self.append(&Record::Damaged, Token::Nothing);
-                    self.member.set_status(Status::Damaged);
+                    self.member.set_status(Standing::Damaged);
                 }
             }
         }
@@ -291,21 +291,21 @@ impl Node {
         }
     }
 
-    fn replica_asks(&mut self, now: Time, asked: Asked) {
+    fn replica_asks(&mut self, now: Time, asked: ReplicaOutput) {
         match asked {
-            Asked::Send { to, message } => self.out.push_back(Output::Send(to, Packet::Replica(message))),
-            Asked::Reply(reply) => self.out.push_back(Output::Reply(reply)),
-            Asked::Step(step) => self.out.push_back(Output::Step(step)),
-            Asked::Job(Job::Persist(write)) => {
+            ReplicaOutput::Send { to, message } => self.out.push_back(NodeOutput::Send(to, Packet::Replica(message))),
+            ReplicaOutput::Reply(reply) => self.out.push_back(NodeOutput::Reply(reply)),
+            ReplicaOutput::Step(step) => self.out.push_back(NodeOutput::Step(step)),
+            ReplicaOutput::Job(Job::Persist(write)) => {
                 let id = JobId::Persist(write.key, write.ts);
                 self.append(&Record::Write(write), Token::Job(id));
             }
-            Asked::Job(Job::PersistScope(scope)) => {
+            ReplicaOutput::Job(Job::PersistScope(scope)) => {
                 self.append(&Record::Scope(scope), Token::Job(JobId::PersistScope(scope)));
             }
             // The log is what the dFIFO drains to, and here it is both.
-            Asked::Job(Job::Drain(key, ts)) => self.replica.done(now, JobId::Drain(key, ts)),
-            Asked::Job(job) => self.out.push_back(Output::Job(job)),
+            ReplicaOutput::Job(Job::Drain(key, ts)) => self.replica.done(now, JobId::Drain(key, ts)),
+            ReplicaOutput::Job(job) => self.out.push_back(NodeOutput::Job(job)),
         }
         if let Some(status) = self.replica.status() {
             self.member.set_status(status);
@@ -323,7 +323,7 @@ impl Node {
         let number = self.next_token;
         self.next_token += 1;
         self.tokens.push_back((number, token, self.length));
-        self.out.push_back(Output::Log(number, change));
+        self.out.push_back(NodeOutput::Log(number, change));
     }
 
     /// A log with just what counts: the newest version of each record, tombstones too, and membership.

@@ -1,7 +1,7 @@
 //! A request that is sent again is done once, whichever attempt at it comes through first.
 
 use remora_replica::ddp::{
-    Config, Deployment, Job, Model, Offload, Op, Outcome, Output, Replica, Reply, Request, Session, View,
+    Config, Deployment, Job, Model, Offload, Op, Outcome, Replica, ReplicaOutput, Reply, Request, Session, View,
 };
 use remora_replica::types::{NodeId, NodeSet, Value};
 
@@ -14,7 +14,7 @@ struct Cluster {
     nodes: Vec<Replica>,
     cut: Option<NodeId>,
     slow: Option<NodeId>,
-    held: Vec<(NodeId, Output)>,
+    held: Vec<(NodeId, ReplicaOutput)>,
     replies: Vec<Reply>,
     tag: u64,
 }
@@ -62,22 +62,22 @@ impl Cluster {
         }
     }
 
-    fn take(&mut self, id: NodeId, output: Output) {
+    fn take(&mut self, id: NodeId, output: ReplicaOutput) {
         match output {
-            Output::Send { to, .. } if self.cut.is_some_and(|cut| cut == id || to.has(cut)) => {
+            ReplicaOutput::Send { to, .. } if self.cut.is_some_and(|cut| cut == id || to.has(cut)) => {
                 self.held.push((id, output));
             }
-            Output::Send { to, message } => {
+            ReplicaOutput::Send { to, message } => {
                 to.iter().for_each(|to| self.nodes[usize::from(to.0)].handle(0, id, message.clone()));
             }
-            Output::Job(Job::Cross(_)) if self.slow == Some(id) => self.held.push((id, output)),
-            Output::Job(job) => {
+            ReplicaOutput::Job(Job::Cross(_)) if self.slow == Some(id) => self.held.push((id, output)),
+            ReplicaOutput::Job(job) => {
                 let offload = self.nodes[0].config().stepped;
                 assert!(offload || matches!(job, Job::Persist(_)), "{job:?}");
                 self.nodes[usize::from(id.0)].done(0, job.id());
             }
-            Output::Reply(reply) => self.replies.push(reply),
-            Output::Step(_) => {}
+            ReplicaOutput::Reply(reply) => self.replies.push(reply),
+            ReplicaOutput::Step(_) => {}
         }
     }
 

@@ -1,7 +1,7 @@
 //! Rules of membership that take rare moments to matter, at one node.
 
 use remora_replica::ddp::View;
-use remora_replica::member::{Ballot, Durable, Membership, Notice, Output, Status, Timing};
+use remora_replica::member::{Ballot, Durable, MemberOutput, Membership, Notice, Standing, Timing};
 use remora_replica::types::{NodeId, NodeSet};
 
 const MS: u64 = 1_000_000;
@@ -9,15 +9,15 @@ const ME: NodeId = NodeId(1);
 const TIMING: Timing =
     Timing { beat: 20 * MS, lease: 100 * MS, term: 101 * MS, suspect: 200 * MS, recover: Some(4000 * MS) };
 
-fn member(now: u64, durable: Durable, status: Status) -> Membership {
+fn member(now: u64, durable: Durable, status: Standing) -> Membership {
     Membership::new(now, ME, NodeSet::first(5), TIMING, durable, status)
 }
 
 /// What it asks for, everything durable at once.
-fn drain(member: &mut Membership, now: u64) -> Vec<Output> {
+fn drain(member: &mut Membership, now: u64) -> Vec<MemberOutput> {
     let mut all = Vec::new();
     while let Some(output) = member.poll() {
-        if let Output::Persist(number, _) = output {
+        if let MemberOutput::Persist(number, _) = output {
             member.persisted(now, number);
         }
         all.push(output);
@@ -32,34 +32,34 @@ fn others() -> impl Iterator<Item = NodeId> {
 #[test]
 fn a_view_that_was_accepted_is_proposed_even_if_nobody_wants_it_any_more() {
     let view = View::first(NodeSet::first(5));
-    let mut member = member(0, Durable { view, ..Durable::default() }, Status::Serving);
+    let mut member = member(0, Durable { view, ..Durable::default() }, Standing::Serving);
     let (ballot, proposer) = (Ballot { round: 1, node: NodeId(2) }, NodeId(2));
     let next = View { epoch: 2, members: NodeSet(0b01110), learners: NodeSet::EMPTY, recovery: false };
     // After a restart, leases from before it must have run out.
     let begin = 2 * TIMING.term;
     member.handle(begin, proposer, Notice::Prepare(view, ballot, NodeSet(0b10001)));
     member.handle(begin, proposer, Notice::Accept(ballot, next));
-    assert!(drain(&mut member, begin).contains(&Output::Send(proposer, Notice::Accepted(2, ballot))));
+    assert!(drain(&mut member, begin).contains(&MemberOutput::Send(proposer, Notice::Accepted(2, ballot))));
     // Then all are back, and the proposer has dropped it.
     let mut asked = Vec::new();
     for now in (begin..begin + 1000 * MS).step_by(20 * MS as usize) {
-        others().for_each(|node| member.handle(now, node, Notice::Beat(now, 1, Status::Serving)));
+        others().for_each(|node| member.handle(now, node, Notice::Beat(now, 1, Standing::Serving)));
         member.timeout(now);
         asked.extend(drain(&mut member, now));
     }
-    let grants = |output: &Output| matches!(output, Output::Send(NodeId(0), Notice::Grant(_)));
+    let grants = |output: &MemberOutput| matches!(output, MemberOutput::Send(NodeId(0), Notice::Grant(_)));
     assert!(!asked.iter().any(grants), "whom it leaves out gets no lease");
-    let proposes = |output: &Output| matches!(output, Output::Send(_, Notice::Prepare(..)));
+    let proposes = |output: &MemberOutput| matches!(output, MemberOutput::Send(_, Notice::Prepare(..)));
     assert!(asked.iter().any(proposes), "so it must be decided");
 }
 
 #[test]
 fn a_node_with_a_damaged_log_enters_no_view_that_it_may_have_known() {
     let view = |epoch| View { epoch, members: NodeSet(0b01), learners: NodeSet(0b10), recovery: false };
-    let mut member = member(7, Durable { view: view(3), ..Durable::default() }, Status::Damaged);
+    let mut member = member(7, Durable { view: view(3), ..Durable::default() }, Standing::Damaged);
     let enters = |member: &mut Membership, epoch| {
         member.handle(7, NodeId(0), Notice::Decided(view(epoch)));
-        drain(member, 7).contains(&Output::Install(view(epoch)))
+        drain(member, 7).contains(&MemberOutput::Install(view(epoch)))
     };
     assert!(!enters(&mut member, 4), "nobody has said what is known");
     member.handle(7, NodeId(4), Notice::Newest(6, 9));
@@ -69,12 +69,12 @@ fn a_node_with_a_damaged_log_enters_no_view_that_it_may_have_known() {
     // Of a majority, whose answers are to questions of this life, the newest is 5: that of 6 it may have known too.
     assert!(!enters(&mut member, 5) && !enters(&mut member, 6) && enters(&mut member, 7));
     // It has no vote before it has a place, and lets nobody serve.
-    member.handle(7, NodeId(0), Notice::Beat(7, 7, Status::Serving));
+    member.handle(7, NodeId(0), Notice::Beat(7, 7, Standing::Serving));
     assert!(drain(&mut member, 7).is_empty());
     let ballot = Ballot { round: 9, node: NodeId(0) };
     member.handle(7, NodeId(0), Notice::Prepare(view(7), ballot, NodeSet::EMPTY));
     assert!(drain(&mut member, 7).is_empty());
-    member.set_status(Status::Learning);
+    member.set_status(Standing::Learning);
     member.handle(7, NodeId(0), Notice::Prepare(view(7), ballot, NodeSet::EMPTY));
-    assert!(drain(&mut member, 7).contains(&Output::Send(NodeId(0), Notice::Promise(8, ballot, None))));
+    assert!(drain(&mut member, 7).contains(&MemberOutput::Send(NodeId(0), Notice::Promise(8, ballot, None))));
 }

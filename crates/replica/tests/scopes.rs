@@ -1,7 +1,7 @@
 //! A PERSIST waits for all that a node knows of its scope, and a node forgets only what is durable there.
 
 use remora_replica::ddp::{
-    AckKind, Body, Config, Job, Message, Model, Op, Outcome, Output, Refusal, Replica, Request, View, Write,
+    AckKind, Body, Config, Job, Message, Model, Op, Outcome, Refusal, Replica, ReplicaOutput, Request, View, Write,
 };
 use remora_replica::types::{NodeId, NodeSet, ScopeId, Timestamp, Value};
 
@@ -18,8 +18,8 @@ fn put_out(replica: &mut Replica) -> (Vec<Job>, Vec<Outcome>) {
     let (mut jobs, mut answers) = (Vec::new(), Vec::new());
     for output in std::iter::from_fn(|| replica.poll()) {
         match output {
-            Output::Job(job) => jobs.push(job),
-            Output::Reply(reply) => answers.push(reply.outcome),
+            ReplicaOutput::Job(job) => jobs.push(job),
+            ReplicaOutput::Reply(reply) => answers.push(reply.outcome),
             _ => {}
         }
     }
@@ -73,7 +73,7 @@ fn a_follower_forgets_no_scope_that_is_not_durable_however_many_there_are() {
 fn acks(replica: &mut Replica) -> Vec<(NodeSet, Body)> {
     let outputs: Vec<_> = std::iter::from_fn(|| replica.poll()).collect();
     let ack = |output| match output {
-        Output::Send { to, message: Message { body: body @ Body::PersistAck(..), .. } } => Some((to, body)),
+        ReplicaOutput::Send { to, message: Message { body: body @ Body::PersistAck(..), .. } } => Some((to, body)),
         _ => None,
     };
     outputs.into_iter().filter_map(ack).collect()
@@ -146,7 +146,7 @@ fn a_persist_does_not_wait_for_writes_that_begin_after_it() {
         replica.handle(0, from, ack);
     }
     let asks = |output| match output {
-        Output::Send { message: Message { body: Body::Persist(_, 1, writes), .. }, .. } => {
+        ReplicaOutput::Send { message: Message { body: Body::Persist(_, 1, writes), .. }, .. } => {
             Some(writes.contains(&(1, ts)))
         }
         _ => None,

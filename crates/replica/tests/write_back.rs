@@ -1,6 +1,6 @@
 //! In event the log may get just the newest version of what was written for a while.
 
-use remora_replica::ddp::{Config, Job, JobId, Model, Op, Output, Replica, Request, View};
+use remora_replica::ddp::{Config, Job, JobId, Model, Op, Replica, ReplicaOutput, Request, View};
 use remora_replica::types::{Key, NodeId, NodeSet, Value};
 
 const GATHER: u64 = 5_000;
@@ -23,8 +23,8 @@ fn take(replica: &mut Replica) -> (usize, Vec<(JobId, String)>) {
     let (mut replies, mut jobs) = (0, Vec::new());
     while let Some(output) = replica.poll() {
         match output {
-            Output::Reply(_) => replies += 1,
-            Output::Job(job) => {
+            ReplicaOutput::Reply(_) => replies += 1,
+            ReplicaOutput::Job(job) => {
                 let Job::Persist(write) = &job else { panic!("{job:?}") };
                 let text = String::from_utf8(write.value.as_ref().unwrap().to_vec()).unwrap();
                 jobs.push((job.id(), text));

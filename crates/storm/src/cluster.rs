@@ -10,7 +10,7 @@ use remora_replica::ddp::Model;
 use crate::clock::Clock;
 use crate::disk::{Disk, DiskCounts};
 use crate::durability::{Finding, check_history};
-use crate::engine::{Body, Boot, Engine, Outcome, Output, Request, View};
+use crate::engine::{Body, Boot, Engine, EngineOutput, Outcome, Request, View};
 use crate::events::{MS, Queue, SECOND, Time, US};
 use crate::history::History;
 use crate::nemesis::{self, KINDS};
@@ -429,7 +429,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
         let local = self.nodes[node].clock.local(self.now);
         while let Some(output) = engine.poll(local) {
             match output {
-                Output::Send { to, message } => {
+                EngineOutput::Send { to, message } => {
                     let mut arrivals = self.net.send(self.now, node, to);
                     let Some(first) = arrivals.next() else { continue };
                     if let Some(second) = arrivals.next() {
@@ -437,8 +437,8 @@ impl<'a, E: Engine> Cluster<'a, E> {
                     }
                     self.queue.push(first, Event::Message { from: node, to, message });
                 }
-                Output::Write { token, write } => self.nodes[node].disk.write(token, write),
-                Output::Reply { client, number, attempt, outcome } => {
+                EngineOutput::Write { token, write } => self.nodes[node].disk.write(token, write),
+                EngineOutput::Reply { client, number, attempt, outcome } => {
                     if let Some(delay) = self.net.client_delay() {
                         self.queue.push(self.now + delay, Event::Reply { client, number, attempt, outcome });
                     }

@@ -90,7 +90,7 @@ pub enum Outcome {
 
 /// What an engine wants done.
 #[derive(Debug)]
-pub enum Output<M> {
+pub enum EngineOutput<M> {
     /// A message for another node.
     Send {
         /// Receiver.
@@ -172,7 +172,7 @@ pub trait Engine: Sized {
     /// When to call [`Engine::timeout`], by the node's own clock.
     fn next_timeout(&self) -> Option<Time>;
     /// What the engine wants done next.
-    fn poll(&mut self, now: Time) -> Option<Output<Self::Message>>;
+    fn poll(&mut self, now: Time) -> Option<EngineOutput<Self::Message>>;
     /// How often each of [`Engine::MARKS`] was reached since the start.
     fn marks(&self, counts: &mut [u64]);
     /// The latest view that the node knows. All of its members failing at once is what a persistency model makes

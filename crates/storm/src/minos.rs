@@ -7,13 +7,13 @@ use std::str::FromStr;
 pub use remora_replica::ddp::Model;
 use remora_replica::ddp::{self, JobId, Offload, Op as DdpOp, Outcome as DdpOutcome, Refusal, Session};
 use remora_replica::member::Notice::{Beat, Grant};
-use remora_replica::member::Status;
-use remora_replica::node::{self, Change, Node, Packet};
+use remora_replica::member::Standing;
+use remora_replica::node::{Change, NodeOutput, Packet, ReplicaNode};
 use remora_replica::types::{NodeId, NodeSet, Value as Bytes};
 
 use crate::cluster::{Failure, Plan, Report, run, run_with};
 use crate::disk::Write;
-use crate::engine::{Action, Body, Boot, End, Engine, Op, Outcome, Output, Request, View, is_counter};
+use crate::engine::{Action, Body, Boot, End, Engine, EngineOutput, Op, Outcome, Request, View, is_counter};
 use crate::events::Time;
 use crate::rng::mix;
 use crate::shrink::shrink;
@@ -226,7 +226,7 @@ pub struct Config {
 
 /// A node.
 struct Minos {
-    node: Node,
+    node: ReplicaNode,
     /// Requests in progress by their tags.
     requests: BTreeMap<u64, Request>,
     next_tag: u64,
@@ -284,7 +284,7 @@ impl Engine for Minos {
         }
         // Every other storm clients take a scope's number again after PERSIST, and at another node.
         let scopes_a_number = if drawn >> 15 & 1 == 0 { 1 } else { 4 };
-        let node = Node::new(engine, boot.now, &boot.log);
+        let node = ReplicaNode::new(engine, boot.now, &boot.log);
         let (jobs, seed) = (BTreeMap::new(), mix(boot.seed ^ mix(boot.starts)));
         Self { node, requests: BTreeMap::new(), next_tag: 0, rest: None, jobs, next_job: 0, seed, scopes_a_number }
     }
@@ -324,36 +324,38 @@ impl Engine for Minos {
         Some(self.node.next_timeout().min(job)).filter(|&due| due < Time::MAX)
     }
 
-    fn poll(&mut self, now: Time) -> Option<Output<Packet>> {
+    fn poll(&mut self, now: Time) -> Option<EngineOutput<Packet>> {
         loop {
             if let Some((nodes, message)) = self.rest.take()
                 && let Some(to) = nodes.iter().next()
             {
                 let left = nodes.without(to);
                 self.rest = (!left.is_empty()).then(|| (left, message.clone()));
-                return Some(Output::Send { to: to.0.into(), message });
+                return Some(EngineOutput::Send { to: to.0.into(), message });
             }
             return Some(match self.node.poll()? {
-                node::Output::Send(to, message) => {
+                NodeOutput::Send(to, message) => {
                     self.rest = Some((to, message));
                     continue;
                 }
-                node::Output::Log(token, Change::Append(bytes)) => Output::Write { token, write: Write::Append(bytes) },
-                node::Output::Log(token, Change::Replace(bytes)) => {
-                    Output::Write { token, write: Write::Replace(bytes) }
+                NodeOutput::Log(token, Change::Append(bytes)) => {
+                    EngineOutput::Write { token, write: Write::Append(bytes) }
                 }
-                node::Output::Log(token, Change::Compact(snapshot)) => {
-                    Output::Write { token, write: Write::Replace(snapshot.encode()) }
+                NodeOutput::Log(token, Change::Replace(bytes)) => {
+                    EngineOutput::Write { token, write: Write::Replace(bytes) }
                 }
-                node::Output::Reply(reply) => self.reply(&reply),
-                node::Output::Job(job) => {
+                NodeOutput::Log(token, Change::Compact(snapshot)) => {
+                    EngineOutput::Write { token, write: Write::Replace(snapshot.encode()) }
+                }
+                NodeOutput::Reply(reply) => self.reply(&reply),
+                NodeOutput::Job(job) => {
                     self.next_job += 1;
                     let drawn = mix(self.seed ^ self.next_job);
                     let time = if drawn.is_multiple_of(32) { LONG_JOB } else { JOB };
                     self.jobs.insert((now + mix(drawn) % time, self.next_job), job.id());
                     continue;
                 }
-                node::Output::Step(_) => continue,
+                NodeOutput::Step(_) => continue,
             });
         }
     }
@@ -368,7 +370,7 @@ impl Engine for Minos {
 
     fn view(&self) -> View {
         let (view, replica) = (self.node.view(), self.node.replica());
-        let serves = replica.status() == Some(Status::Serving) && replica.view().epoch == view.epoch;
+        let serves = replica.status() == Some(Standing::Serving) && replica.view().epoch == view.epoch;
         let alone = self.node.pending().filter(|next| next.members.len() == 1);
         let alone = alone.fold(NodeSet::EMPTY, |set, next| set.or(next.members)).0;
         View { epoch: view.epoch, members: view.members.0, serves, alone }
@@ -419,10 +421,10 @@ impl Engine for Minos {
 }
 
 impl Minos {
-    fn reply(&mut self, reply: &ddp::Reply) -> Output<Packet> {
+    fn reply(&mut self, reply: &ddp::Reply) -> EngineOutput<Packet> {
         let Some(request) = self.requests.remove(&reply.tag) else { panic!("{reply:?} to nobody") };
         let outcome = outcome(&request.body, &reply.outcome);
-        Output::Reply { client: request.client, number: request.number, attempt: request.attempt, outcome }
+        EngineOutput::Reply { client: request.client, number: request.number, attempt: request.attempt, outcome }
     }
 }
 

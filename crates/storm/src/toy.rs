@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::disk::Write;
-use crate::engine::{Action, Body, Boot, End, Engine, Outcome, Output, Request, Value, View};
+use crate::engine::{Action, Body, Boot, End, Engine, EngineOutput, Outcome, Request, Value, View};
 use crate::events::Time;
 use crate::rng::mix;
 
@@ -43,7 +43,7 @@ pub struct Toy {
     waiting: VecDeque<(u64, usize, Request, Outcome)>,
     written: u64,
     durable: u64,
-    out: VecDeque<Output<Message>>,
+    out: VecDeque<EngineOutput<Message>>,
     marks: [u64; 2],
 }
 
@@ -103,14 +103,14 @@ impl Toy {
 
     fn write(&mut self, write: Write) {
         self.written += 1;
-        self.out.push_back(Output::Write { token: self.written, write });
+        self.out.push_back(EngineOutput::Write { token: self.written, write });
     }
 
     fn answer(&mut self, to: usize, request: Request, outcome: Outcome) {
         let (client, number, attempt) = (request.client, request.number, request.attempt);
         self.out.push_back(match to == self.node {
-            true => Output::Reply { client, number, attempt, outcome },
-            false => Output::Send { to, message: Message::Answer(request, outcome) },
+            true => EngineOutput::Reply { client, number, attempt, outcome },
+            false => EngineOutput::Send { to, message: Message::Answer(request, outcome) },
         });
     }
 
@@ -195,7 +195,7 @@ impl Engine for Toy {
                 return self.answer(self.node, request.clone(), outcome);
             }
         }
-        self.out.push_back(Output::Send { to: 0, message: Message::Ask(request.clone()) });
+        self.out.push_back(EngineOutput::Send { to: 0, message: Message::Ask(request.clone()) });
     }
 
     fn persisted(&mut self, _: Time, token: u64) {
@@ -212,7 +212,7 @@ impl Engine for Toy {
         None
     }
 
-    fn poll(&mut self, _: Time) -> Option<Output<Message>> {
+    fn poll(&mut self, _: Time) -> Option<EngineOutput<Message>> {
         self.out.pop_front()
     }
 

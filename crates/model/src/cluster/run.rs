@@ -1,6 +1,6 @@
 //! A core takes a task: the engine is called, and what it tells of is given its time.
 
-use remora_replica::ddp::{AckKind, Body, Job, Message, Outcome, Output, Step, StepKind, Where};
+use remora_replica::ddp::{AckKind, Body, Job, Message, Outcome, ReplicaOutput, Step, StepKind, Where};
 use remora_replica::types::{Key, NodeId, NodeSet, Timestamp};
 
 use super::links::{Pcie, Span};
@@ -67,8 +67,8 @@ impl Cluster {
         self.begin(&mut run, task);
         while let Some(output) = self.nodes[usize::from(node)].replica.poll() {
             match output {
-                Output::Step(step) => self.step(&mut run, step),
-                Output::Send { to, message } => match run.enqueued {
+                ReplicaOutput::Step(step) => self.step(&mut run, step),
+                ReplicaOutput::Send { to, message } => match run.enqueued {
                     // What is said of a record that goes into the vFIFO is said when it is there.
                     Some(begun) => {
                         let say = Task::Say { to, message, communication: run.communication };
@@ -76,8 +76,8 @@ impl Cluster {
                     }
                     None => self.send(&mut run, to, &message),
                 },
-                Output::Job(job) => self.job(&mut run, job),
-                Output::Reply(reply) => self.reply(&mut run, reply.tag as u16, &reply.outcome),
+                ReplicaOutput::Job(job) => self.job(&mut run, job),
+                ReplicaOutput::Reply(reply) => self.reply(&mut run, reply.tag as u16, &reply.outcome),
             }
         }
         if let (Where::Nic, Some(at)) = (on, run.crossed) {

@@ -27,5 +27,5 @@ pub use config::{Config, Deployment, Model, Mutation, Offload, View};
 pub use indifferent::{Ahead, Asks};
 pub use message::{AckKind, Body, Entry, Message, Write};
 pub use record::Meta;
-pub use replica::{Job, JobId, Marks, Output, Replica, Step, StepKind, Where};
+pub use replica::{Job, JobId, Marks, Replica, ReplicaOutput, Step, StepKind, Where};
 pub use request::{Op, Outcome, Refusal, Reply, Request, Session, Stamp};

@@ -16,7 +16,7 @@ use crate::types::{Key, NodeId, NodeSet, ScopeId, Timestamp, Value};
 
 /// What a replica asks its world for, in order.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Output {
+pub enum ReplicaOutput {
     /// Send this to each of `to`. More than one only where the NIC broadcasts.
     Send {
         /// The receivers.
@@ -206,7 +206,7 @@ pub struct Replica {
     pub(crate) joined: u64,
     /// What it has comes from its log, and it has taken part in no view since.
     pub(crate) loaded: bool,
-    pub(crate) out: VecDeque<Output>,
+    pub(crate) out: VecDeque<ReplicaOutput>,
     pub(crate) marks: Marks,
 }
 
@@ -368,7 +368,7 @@ impl Replica {
     }
 
     /// The next output; `None` when nothing is to be done before the next input.
-    pub fn poll(&mut self) -> Option<Output> {
+    pub fn poll(&mut self) -> Option<ReplicaOutput> {
         self.out.pop_front()
     }
 
@@ -385,21 +385,21 @@ impl Replica {
         let message = Message { epoch: self.view.epoch, body };
         if to.is_empty() {
         } else if self.config.offload().is_some_and(|offload| offload.broadcast) {
-            self.out.push_back(Output::Send { to, message });
+            self.out.push_back(ReplicaOutput::Send { to, message });
         } else {
             for node in to.iter() {
-                self.out.push_back(Output::Send { to: NodeSet::one(node), message: message.clone() });
+                self.out.push_back(ReplicaOutput::Send { to: NodeSet::one(node), message: message.clone() });
             }
         }
     }
 
     pub(crate) fn job(&mut self, job: Job) {
-        self.out.push_back(Output::Job(job));
+        self.out.push_back(ReplicaOutput::Job(job));
     }
 
     pub(crate) fn step(&mut self, on: Where, kind: StepKind, bytes: usize) {
         if self.config.steps {
-            self.out.push_back(Output::Step(Step { on, kind, bytes }));
+            self.out.push_back(ReplicaOutput::Step(Step { on, kind, bytes }));
         }
     }
 
@@ -410,7 +410,7 @@ impl Replica {
 
     pub(crate) fn reply(&mut self, client: Client, outcome: Outcome) {
         match client {
-            Client::Tag(tag) => self.out.push_back(Output::Reply(Reply { tag, outcome })),
+            Client::Tag(tag) => self.out.push_back(ReplicaOutput::Reply(Reply { tag, outcome })),
             Client::Part(batch, index) => self.part_done(batch, index, outcome),
         }
     }

@@ -6,11 +6,11 @@ use super::coordinate::Driven;
 use super::follow::Stage;
 use super::message::{AckKind, Body, Write};
 use super::record::{Client, Then};
-use super::replica::{Job, Output, Replica};
+use super::replica::{Job, Replica, ReplicaOutput};
 use super::request::Outcome;
 use super::scope::FlushStage;
 use crate::Time;
-use crate::member::Status;
+use crate::member::Standing;
 use crate::types::{Key, NodeSet, Timestamp};
 
 /// After this many retry times without news of a write its follower replays it.
@@ -90,12 +90,12 @@ impl Replica {
     }
 
     /// What it says of itself to others; `None` while it has no place in a view.
-    pub fn status(&self) -> Option<Status> {
+    pub fn status(&self) -> Option<Standing> {
         let me = self.config.id;
         if self.view.members.has(me) {
-            Some(if self.taking.merging { Status::Merging } else { Status::Serving })
+            Some(if self.taking.merging { Standing::Merging } else { Standing::Serving })
         } else if self.view.learners.has(me) {
-            Some(if self.taking.caught_up { Status::Ready } else { Status::Learning })
+            Some(if self.taking.caught_up { Standing::Ready } else { Standing::Learning })
         } else {
             None
         }
@@ -126,7 +126,7 @@ impl Replica {
             self.reply(client, Outcome::Unknown);
         }
         // What the log gets from here on is of the next life.
-        self.out.retain(|output| !matches!(output, Output::Job(Job::Persist(_) | Job::PersistScope(_))));
+        self.out.retain(|output| !matches!(output, ReplicaOutput::Job(Job::Persist(_) | Job::PersistScope(_))));
         self.persisting.clear();
         self.refused.clear();
         self.dirty.clear();

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hash};
 use std::sync::Arc;
 
-use remora_replica::ddp::{Body, Job, JobId, Marks, Message, Meta, Op, Output, Replica, Reply, View, Write};
+use remora_replica::ddp::{Body, Job, JobId, Marks, Message, Meta, Op, Replica, ReplicaOutput, Reply, View, Write};
 use remora_replica::types::{Key, NodeId, Timestamp};
 
 use super::system::{KEY, Options};
@@ -182,18 +182,18 @@ impl Locals {
         let (mut sends, mut seen, mut replies) = (Vec::new(), Vec::new(), Vec::new());
         for output in outputs {
             match output {
-                Output::Send { to, message } => {
+                ReplicaOutput::Send { to, message } => {
                     if let Body::Inv(writes) = &message.body {
                         writes.iter().for_each(|write| see(options, write, &mut seen));
                     }
                     let envelope = |to| Envelope { to, from: id, message: message.clone() };
                     sends.extend(to.iter().map(|to| self.envelopes.id(envelope(to))));
                 }
-                Output::Job(job) => {
+                ReplicaOutput::Job(job) => {
                     local.jobs.insert(job.id(), job);
                 }
-                Output::Reply(reply) => replies.push(reply),
-                Output::Step(_) => {}
+                ReplicaOutput::Reply(reply) => replies.push(reply),
+                ReplicaOutput::Step(_) => {}
             }
         }
         let effect = Effect { next: self.number(local), sends, seen, replies };
