@@ -238,11 +238,7 @@ pub struct BenchKernel {
 
 /// A link by which a node is reached, by its name.
 pub(crate) fn link() -> impl TypedValueParser<Value = LinkKind> {
-    one_of([
-        (LinkKind::Udp.name(), "RoCE v2 over a UDP socket"),
-        (LinkKind::Shm.name(), "Shared memory between two processes of one host"),
-        (LinkKind::Packet.name(), "Whole IPv4 packets through packet and raw sockets"),
-    ])
+    one_of(LinkKind::ALL.map(|kind| (kind.name(), kind.about())))
 }
 
 /// A placement that the real world has, by its name.

@@ -96,7 +96,7 @@ pub fn run(args: &BenchWasm) -> Result<(), Failure> {
     let mut pairs = in_process(args, &display)?;
     let [node, one, two] = loopback(None)?;
     let child = ChildNode::start(node)?;
-    let connect = |local| Client::connect(ClientConfig { node, local, link: Some(LinkKind::Shm) });
+    let connect = |local| Client::connect(ClientConfig { link: Some(LinkKind::Shm), ..ClientConfig::new(node, local) });
     let (mut good, mut other) = (connect(one)?, connect(two)?);
     let gets = Gets::load(&mut good, args)?;
     display.part("GETs over shared memory", 0.3);

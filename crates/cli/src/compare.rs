@@ -152,7 +152,7 @@ fn connect(args: &args::Compare, display: &Display) -> Result<Connected, Failure
             None if node.is_loopback() && node.is_ipv4() => loopback::<1>(Some(node))?[0],
             None => local_towards(node)?,
         };
-        match Client::connect(ClientConfig { node, local, link: Some(link) }) {
+        match Client::connect(ClientConfig { link: Some(link), ..ClientConfig::new(node, local) }) {
             Ok(client) => clients.push(client),
             Err(e) if args.links.is_empty() && link == LinkKind::Shm => {
                 display.say(&format!("without shared memory: {e}"))

@@ -65,7 +65,7 @@ pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
         } else {
             args.local.map_or_else(|| local_towards(node), Ok)?
         };
-        let mut client = match Client::connect(ClientConfig { node, local, link: Some(*link) }) {
+        let mut client = match Client::connect(ClientConfig { link: Some(*link), ..ClientConfig::new(node, local) }) {
             Ok(client) => client,
             Err(error) if args.links.is_empty() => {
                 left_out.push(format!("{}: {error}", link));

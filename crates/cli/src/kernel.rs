@@ -185,7 +185,7 @@ pub fn connect(node: IpAddr) -> Result<Client, Failure> {
     } else {
         local_towards(node)?
     };
-    Ok(Client::connect(ClientConfig { node, local, link: None })?)
+    Ok(Client::connect(ClientConfig::new(node, local))?)
 }
 
 /// The name that a file's kernel has if none is given.

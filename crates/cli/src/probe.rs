@@ -74,7 +74,7 @@ pub fn local_node() -> Result<(ChildNode, Vec<Client>), Failure> {
     let mut clients = Vec::new();
     for link in [LinkKind::Udp, LinkKind::Shm] {
         let [local] = loopback(Some(node))?;
-        clients.push(Client::connect(ClientConfig { node, local, link: Some(link) })?);
+        clients.push(Client::connect(ClientConfig { link: Some(link), ..ClientConfig::new(node, local) })?);
     }
     Ok((child, clients))
 }

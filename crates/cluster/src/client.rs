@@ -12,6 +12,7 @@ use remora_replica::types::{Key, ScopeId, Value};
 use super::stream::{Arrival, Sizes, Streams};
 use super::wire::{Answered, Asked, CLIENT_FRAME, CLIENT_PORT, client_hello};
 use super::{NodeStatus, Split, link_at};
+use remora_real::link::Layers;
 use remora_real::{Device, Error, LinkKind, Seat, Sleeper, entropy};
 
 /// How long a node may take to answer a call.
@@ -121,7 +122,7 @@ impl ClusterClient {
             return Err(Error::Argument("a cluster has at least one node".into()));
         }
         let (local, link) = match config.local {
-            Some(local) => (local, link_at(local, config.link)?),
+            Some(local) => (local, link_at(local, config.link, &Layers::default())?),
             None => free_link(config.link)?,
         };
         let device = Device::new(local, vec![link], None)?;
@@ -584,7 +585,7 @@ fn free_link(kind: LinkKind) -> Result<(IpAddr, Box<dyn remora_real::link::Link>
     for _ in 0..64 {
         let random = entropy()?;
         let local = Ipv4Addr::new(127, random[0].clamp(64, 250), random[1], random[2].clamp(1, 254)).into();
-        match link_at(local, kind) {
+        match link_at(local, kind, &Layers::default()) {
             Ok(link) => return Ok((local, link)),
             Err(e) => failure = Some(e),
         }

@@ -31,9 +31,7 @@ pub use wire::{MAX_VALUE, Secret};
 
 use std::net::IpAddr;
 
-use remora_real::link::Link;
-use remora_real::link::shm::ShmLink;
-use remora_real::link::udp::UdpLink;
+use remora_real::link::{Layers, Link};
 use remora_real::{Error, LinkKind};
 
 /// Where a node runs the protocol.
@@ -78,13 +76,13 @@ pub struct Split {
 }
 
 /// A device's only link.
-fn link_at(local: IpAddr, kind: LinkKind) -> Result<Box<dyn Link>, Error> {
-    let at = |link: LinkKind| move |source| Error::Link { link, address: local, source };
-    Ok(match kind {
-        LinkKind::Shm => Box::new(ShmLink::bind(local).map_err(at(LinkKind::Shm))?),
-        LinkKind::Udp => Box::new(UdpLink::bind(local).map_err(at(LinkKind::Udp))?),
-        LinkKind::Packet | LinkKind::Loopback => {
-            return Err(Error::Argument("a cluster's nodes use the shm or the udp link".into()));
+fn link_at(local: IpAddr, kind: LinkKind, layers: &Layers) -> Result<Box<dyn Link>, Error> {
+    match kind {
+        LinkKind::Shm | LinkKind::Udp => {
+            layers.bind(kind, local).map_err(|source| Error::Link { link: kind, address: local, source })
         }
-    })
+        LinkKind::Packet | LinkKind::Loopback => {
+            Err(Error::Argument("a cluster's nodes use the shm or the udp link".into()))
+        }
+    }
 }

@@ -21,6 +21,7 @@ use super::server::Server;
 use super::stream::{Sizes, Streams};
 use super::wire::{CLIENT_FRAME, MAX_VALUE, Secret};
 use super::{Deployment, link_at};
+use remora_real::link::Layers;
 use remora_real::{Device, Error, LinkKind, Resident, Sleeper, entropy, prepare_to_wait};
 
 /// How long the protocol's thread polls without work before it sleeps, letting others have the core: about as long as a
@@ -48,6 +49,8 @@ pub struct ClusterNodeConfig {
     pub deployment: Deployment,
     /// How nodes and clients reach each other. All need the same.
     pub link: LinkKind,
+    /// What lies between the node's device and its link.
+    pub layers: Layers,
     /// How the log becomes durable.
     pub log: LogKind,
     /// Where the log is.
@@ -67,6 +70,7 @@ impl ClusterNodeConfig {
             model: Model::Synch,
             deployment: Deployment::default(),
             link: LinkKind::Shm,
+            layers: Layers::default(),
             log: LogKind::default(),
             dir,
             secret,
@@ -120,7 +124,7 @@ impl ClusterNode {
                 device.nudge();
             }
         })?;
-        let link = link_at(local, config.link)?;
+        let link = link_at(local, config.link, &config.layers)?;
         let cm = CmConfig {
             response_timeout: 50_000_000,
             max_retries: 3,

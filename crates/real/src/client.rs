@@ -18,14 +18,14 @@ use crate::compressed::{Compressor, client_kernels};
 use crate::control::{self, WriterConfig};
 use crate::device::Device;
 use crate::dial::dial;
-use crate::link::LinkKind;
+use crate::link::{Layers, LinkKind};
 use crate::links::client_link;
 use crate::remote::{RemoteMemory, SLOT, SLOT_ID, SLOTS, Verbs};
 use crate::sys::prepare_to_wait;
 use crate::{Error, map_memory};
 
 /// Whom to talk to, and how.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ClientConfig {
     /// The node's address.
     pub node: IpAddr,
@@ -33,6 +33,15 @@ pub struct ClientConfig {
     pub local: IpAddr,
     /// Which link; without a choice shared memory if the node is on this host and lets us, else UDP.
     pub link: Option<LinkKind>,
+    /// What lies between the client's device and its link.
+    pub layers: Layers,
+}
+
+impl ClientConfig {
+    /// By shared memory where that is possible, else by UDP.
+    pub fn new(node: IpAddr, local: IpAddr) -> Self {
+        Self { node, local, link: None, layers: Layers::default() }
+    }
 }
 
 /// Memory on the node that belongs to this client until it disconnects.
@@ -102,7 +111,7 @@ impl Client {
     /// Connects to a node.
     pub fn connect(config: ClientConfig) -> Result<Self, Error> {
         prepare_to_wait();
-        let link = client_link(config.local, config.node, config.link)?;
+        let link = client_link(config.local, config.node, config.link, &config.layers)?;
         let (kind, mtu) = (link.kind(), link.max_mtu());
         let registry = Arc::new(Registry::new(crate::entropy()?));
         let kernels = client_kernels(&registry);

@@ -1,58 +1,52 @@
 //! Which links a device has, and which of them reaches a peer.
 
+use std::io;
 use std::net::IpAddr;
 
 use crate::Error;
-use crate::link::packet::PacketLink;
-use crate::link::shm::ShmLink;
-use crate::link::udp::UdpLink;
-use crate::link::{Link, LinkKind};
+use crate::link::{Layers, Link, LinkKind};
 
 /// The links of one device; routes name them by their places.
 pub(crate) type Links = Vec<Box<dyn Link>>;
 
-fn at(link: LinkKind, address: IpAddr) -> impl Fn(std::io::Error) -> Error {
+/// A link of this kind, with its layers.
+pub(crate) fn bind(kind: LinkKind, local: IpAddr, layers: &Layers) -> Result<Box<dyn Link>, Error> {
+    layers.bind(kind, local).map_err(at(kind, local))
+}
+
+fn at(link: LinkKind, address: IpAddr) -> impl Fn(io::Error) -> Error {
     move |source| Error::Link { link, address, source }
 }
 
 /// The links of a node, which serves peers on any of them.
-pub(crate) fn node_links(local: IpAddr, packet: bool) -> Result<Links, Error> {
-    let mut links: Vec<Box<dyn Link>> = Vec::new();
-    if packet {
-        links.push(Box::new(PacketLink::bind(local).map_err(at(LinkKind::Packet, local))?));
-    } else {
-        links.push(Box::new(UdpLink::bind(local).map_err(at(LinkKind::Udp, local))?));
-    }
+pub(crate) fn node_links(local: IpAddr, packet: bool, layers: &Layers) -> Result<Links, Error> {
+    let network = if packet { LinkKind::Packet } else { LinkKind::Udp };
+    let mut links = vec![bind(network, local, layers)?];
     // Shared memory is found by the address that the peer calls; the wildcard is nobody's.
     if !local.is_unspecified() {
-        links.push(Box::new(ShmLink::bind(local).map_err(at(LinkKind::Shm, local))?));
+        links.push(bind(LinkKind::Shm, local, layers)?);
     }
     Ok(links)
 }
 
 /// The link of a client at `local` that talks to `node`: of the kind `choice`, or else shared memory if the node is on
 /// this host and lets us, and UDP if not.
-pub(crate) fn client_link(local: IpAddr, node: IpAddr, choice: Option<LinkKind>) -> Result<Box<dyn Link>, Error> {
-    if matches!(choice, None | Some(LinkKind::Shm)) {
-        let mut link = ShmLink::bind(local).map_err(at(LinkKind::Shm, local))?;
-        match link.connect(node) {
-            Ok(true) => return Ok(Box::new(link)),
-            Ok(false) | Err(_) if choice.is_none() => {}
-            Ok(false) => {
-                let why = std::io::Error::other(
-                    "no node of this user listens there in this network namespace: \
-                     start `remora node` on this host, or use the udp link",
-                );
-                return Err(at(LinkKind::Shm, node)(why));
-            }
-            Err(e) => return Err(at(LinkKind::Shm, node)(e)),
+pub(crate) fn client_link(
+    local: IpAddr,
+    node: IpAddr,
+    choice: Option<LinkKind>,
+    layers: &Layers,
+) -> Result<Box<dyn Link>, Error> {
+    let kind = choice.unwrap_or(LinkKind::Shm);
+    let mut link = bind(kind, local, layers)?;
+    match link.reach(node) {
+        Ok(true) => Ok(link),
+        _ if choice.is_none() => bind(LinkKind::Udp, local, layers),
+        Ok(false) => {
+            let why = "no node of this user listens there in this network namespace: start `remora node` on this host, \
+                       or use the udp link";
+            Err(at(kind, node)(io::Error::other(why)))
         }
-    }
-    match choice {
-        Some(LinkKind::Packet) => Ok(Box::new(PacketLink::bind(local).map_err(at(LinkKind::Packet, local))?)),
-        Some(LinkKind::Loopback) => Err(Error::Argument("the loopback link reaches no other process".into())),
-        None | Some(LinkKind::Udp | LinkKind::Shm) => {
-            Ok(Box::new(UdpLink::bind(local).map_err(at(LinkKind::Udp, local))?))
-        }
+        Err(e) => Err(at(kind, node)(e)),
     }
 }

@@ -27,6 +27,7 @@ use remora_wire::rpc::{RpcHeader, reply_imm};
 use crate::control;
 use crate::device::{Device, DeviceGuard};
 use crate::kernels::{Kernels, POOL, ROUNDS};
+use crate::link::Layers;
 use crate::modules::{self, Modules};
 use crate::sketching::Sketches;
 use crate::sys::prepare_to_wait;
@@ -60,6 +61,8 @@ pub struct NodeConfig {
     pub memory_limit: u64,
     /// Use a packet socket instead of a UDP socket: needs `CAP_NET_RAW`.
     pub packet: bool,
+    /// What lies between the node's device and its links.
+    pub layers: Layers,
     /// What one kernel call may do.
     pub limits: Limits,
     /// Where modules that clients want kept are kept, and found again at the next start.
@@ -69,7 +72,14 @@ pub struct NodeConfig {
 impl NodeConfig {
     /// At `listen`, up to 16 GB.
     pub fn new(listen: IpAddr) -> Self {
-        Self { listen, memory_limit: 16 << 30, packet: false, limits: Limits::default(), kernels: None }
+        Self {
+            listen,
+            memory_limit: 16 << 30,
+            packet: false,
+            layers: Layers::default(),
+            limits: Limits::default(),
+            kernels: None,
+        }
     }
 }
 
@@ -84,7 +94,7 @@ pub struct Node {
 impl Node {
     /// Starts serving.
     pub fn start(config: NodeConfig) -> Result<Self, Error> {
-        let links = links::node_links(config.listen, config.packet)?;
+        let links = links::node_links(config.listen, config.packet, &config.layers)?;
         let registry = Arc::new(Registry::new(crate::device::entropy()?));
         let pd = registry.alloc_pd();
         let set = KernelSet::default();

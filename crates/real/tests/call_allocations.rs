@@ -57,8 +57,8 @@ fn calls_and_reads_allocate_nothing_once_warm() {
     let ip = |last| IpAddr::V4(Ipv4Addr::new(127, 12, 0, last));
     let node = Node::start(NodeConfig::new(ip(1))).expect("node");
     for (last, link) in [(2, LinkKind::Shm), (3, LinkKind::Udp)] {
-        let mut client =
-            Client::connect(ClientConfig { node: ip(1), local: ip(last), link: Some(link) }).expect("connection");
+        let mut client = Client::connect(ClientConfig { link: Some(link), ..ClientConfig::new(ip(1), ip(last)) })
+            .expect("connection");
         let region = client.alloc(1 << 20).expect("memory");
         let mut object = vec![0; 256];
         fill_object(1, 1, &mut object);

@@ -30,7 +30,8 @@ fn node(host: u8, memory_limit: u64) -> Node {
 }
 
 fn client(host: u8, last: u8, link: impl Into<Option<LinkKind>>) -> Client {
-    Client::connect(ClientConfig { node: ip(host, 1), local: ip(host, last), link: link.into() }).expect("connection")
+    Client::connect(ClientConfig { link: link.into(), ..ClientConfig::new(ip(host, 1), ip(host, last)) })
+        .expect("connection")
 }
 
 /// A client that does what it wants.
@@ -362,7 +363,7 @@ fn parameters_that_do_not_fit_are_refused_like_any_bad_ones() {
 
 #[test]
 fn a_failed_connection_leaves_nothing_open() {
-    let config = ClientConfig { node: ip(12, 1), local: ip(12, 2), link: Some(LinkKind::Udp) };
+    let config = ClientConfig { link: Some(LinkKind::Udp), ..ClientConfig::new(ip(12, 1), ip(12, 2)) };
     let error = Client::connect(config).err().expect("nobody is there");
     assert!(matches!(error, Error::Unreachable(_)), "{error}");
     assert!(UdpLink::bind(ip(12, 2)).is_ok(), "the address is free again");

@@ -22,8 +22,8 @@ fn an_idle_node_uses_under_one_percent_of_a_core_and_still_answers() {
     assert!(alone < 0.01, "idle without clients: {:.2} % of a core", alone * 100.0);
 
     for (last, link) in [(2, LinkKind::Udp), (3, LinkKind::Shm)] {
-        let mut client =
-            Client::connect(ClientConfig { node: ip(1), local: ip(last), link: Some(link) }).expect("connection");
+        let mut client = Client::connect(ClientConfig { link: Some(link), ..ClientConfig::new(ip(1), ip(last)) })
+            .expect("connection");
         let region = client.alloc(4096).expect("memory");
         let mut object = vec![0; 256];
         fill_object(1, 1, &mut object);

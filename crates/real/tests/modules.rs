@@ -16,7 +16,7 @@ fn client(node: &Node, last: u8) -> Client {
     let IpAddr::V4(v4) = node.address() else { unreachable!("nodes here are IPv4") };
     let [a, b, c, _] = v4.octets();
     let local = IpAddr::V4(Ipv4Addr::new(a, b, c, last));
-    Client::connect(ClientConfig { node: node.address(), local, link: None }).expect("connection")
+    Client::connect(ClientConfig::new(node.address(), local)).expect("connection")
 }
 
 /// Parameters: key u32, 4 zeros, address u64; replies with the word there plus a constant.

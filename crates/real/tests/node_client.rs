@@ -15,7 +15,7 @@ fn client(node: IpAddr, last: u8, link: impl Into<Option<LinkKind>>) -> Client {
     let IpAddr::V4(v4) = node else { unreachable!("nodes here are IPv4") };
     let [a, b, c, _] = v4.octets();
     let local = IpAddr::V4(Ipv4Addr::new(a, b, c, last));
-    Client::connect(ClientConfig { node, local, link: link.into() }).expect("connection")
+    Client::connect(ClientConfig { link: link.into(), ..ClientConfig::new(node, local) }).expect("connection")
 }
 
 const PLACEMENTS: [Placement; 3] = [Placement::Client, Placement::Nic, Placement::Host];
@@ -151,8 +151,10 @@ fn nobody_there_is_said_plainly() {
     let ip = IpAddr::V4(Ipv4Addr::new(127, 10, 6, 1));
     let local = IpAddr::V4(Ipv4Addr::new(127, 10, 6, 2));
     for link in [LinkKind::Udp, LinkKind::Shm] {
-        let error =
-            Client::connect(ClientConfig { node: ip, local, link: Some(link) }).err().expect("no node").to_string();
+        let error = Client::connect(ClientConfig { link: Some(link), ..ClientConfig::new(ip, local) })
+            .err()
+            .expect("no node")
+            .to_string();
         assert!(error.contains("remora node"), "{error}");
     }
 }

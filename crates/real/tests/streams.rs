@@ -18,7 +18,7 @@ fn node(host: u8) -> Node {
 }
 
 fn client(host: u8, last: u8, link: impl Into<Option<LinkKind>>) -> Client {
-    Client::connect(ClientConfig { node: address(host, 1), local: address(host, last), link: link.into() })
+    Client::connect(ClientConfig { link: link.into(), ..ClientConfig::new(address(host, 1), address(host, last)) })
         .expect("connection")
 }
 

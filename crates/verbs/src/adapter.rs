@@ -1,13 +1,6 @@
 //! The process's device: one software NIC, opened when a program first needs it and kept until the process ends.
 //!
-//! The environment says what it is like; `remora exec` sets it.
-//!
-//! | variable                | meaning                                    | default                                 |
-//! |-------------------------|--------------------------------------------|-----------------------------------------|
-//! | `REMORA_DEVICE_ADDRESS` | IP address of the device                   | the first of 127.0.0.2, .3, … to be had |
-//! | `REMORA_MTU`            | active MTU of the port                     | what the links carry                    |
-//! | `REMORA_LINK`           | `auto`, `udp` or `shm`                     | `auto`: shared memory where possible    |
-//! | `REMORA_LOSS`           | `percent:seed` of received packets to lose | none                                    |
+//! [`Settings`] says what it is like.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -17,12 +10,11 @@ use parking_lot::lock_api::RawMutex as _;
 use remora_memory::Registry;
 use remora_nic::{Nic, NicConfig, NicLimits, Route};
 use remora_real::link::Link;
-use remora_real::link::lossy::{Faults, Lossy};
-use remora_real::link::shm::ShmLink;
-use remora_real::link::udp::UdpLink;
+use remora_real::link::pcap::PcapFile;
 use remora_real::{Device, DeviceGuard, LinkKind};
 
 use crate::events::Targets;
+use crate::settings::{Failure, Settings, wrong};
 
 /// Last byte of the addresses tried by default.
 const ADDRESSES: std::ops::RangeInclusive<u8> = 2..=254;
@@ -38,6 +30,8 @@ pub struct Adapter {
     /// The generation of processes that may drive it: a forked child may not.
     generation: u32,
     links: Links,
+    /// Where all that the links carry goes, if it is kept.
+    pcap: Option<PcapFile>,
 }
 
 /// Numbers of the links.
@@ -83,35 +77,17 @@ pub fn current() -> Option<&'static Adapter> {
     unsafe { ADAPTER.load(Ordering::Acquire).as_ref() }
 }
 
-type Failure = (i32, String);
-
 impl Adapter {
     fn new() -> Result<Self, Failure> {
-        let (udp, shm) = match setting("REMORA_LINK") {
-            None => (true, true),
-            Some(text) if text == "auto" => (true, true),
-            Some(text) => match text.parse() {
-                Ok(LinkKind::Udp) => (true, false),
-                Ok(LinkKind::Shm) => (false, true),
-                _ => return Err(wrong("REMORA_LINK", &text, "auto, udp or shm")),
-            },
+        let settings = Settings::read()?;
+        let (address, links, carried) = match settings.address {
+            Some(address) => bind(address, &settings)?,
+            None => first_free(&settings)?,
         };
-        let faults = loss()?;
-        let (address, links, carried) = match setting("REMORA_DEVICE_ADDRESS") {
-            Some(text) => {
-                let address = text
-                    .parse()
-                    .map_err(|_| wrong("REMORA_DEVICE_ADDRESS", &text, "an IP address, such as 127.0.0.2"))?;
-                bind(address, udp, shm, faults)?
-            }
-            None => first_free(udp, shm, faults)?,
-        };
-        let port_mtu = match setting("REMORA_MTU") {
+        let port_mtu = match settings.mtu {
             None => carried,
-            Some(text) => match text.parse() {
-                Ok(mtu @ (256 | 512 | 1024 | 2048 | 4096)) if mtu <= carried => mtu,
-                _ => return Err(wrong("REMORA_MTU", &text, &format!("256, 512, 1024, 2048 or 4096, up to {carried}"))),
-            },
+            Some(mtu) if mtu <= carried => mtu,
+            Some(mtu) => return Err(wrong("REMORA_MTU", &mtu.to_string(), &format!("up to {carried} here"))),
         };
         let system = |e: remora_real::Error| (libc::EIO, e.to_string());
         let registry = Arc::new(Registry::new(remora_real::entropy().map_err(system)?));
@@ -122,9 +98,11 @@ impl Adapter {
         let sink = targets.clone();
         let device = Device::with_events(address, links, nic, None, Box::new(move |event| sink.deliver(event)))
             .map_err(system)?;
-        let links = Links { shm: shm.then_some(0), udp: udp.then_some(u8::from(shm)) };
+        let number = |kind| settings.links.iter().position(|&link| link == kind).map(|n| n as u8);
+        let links = Links { shm: number(LinkKind::Shm), udp: number(LinkKind::Udp) };
+        let pcap = settings.layers.pcap;
         let generation = GENERATION.load(Ordering::Relaxed);
-        Ok(Self { device, registry, address, limits, targets, generation, links })
+        Ok(Self { device, registry, address, limits, targets, generation, links, pcap })
     }
 
     /// Takes the engine; `None` in a child of the process that opened the device, where nobody may touch it.
@@ -150,7 +128,7 @@ impl Adapter {
 }
 
 /// Links at an address, and the MTU that they carry.
-fn bind(address: IpAddr, udp: bool, shm: bool, faults: Option<(Faults, u64)>) -> Result<Bound, Failure> {
+fn bind(address: IpAddr, settings: &Settings) -> Result<Bound, Failure> {
     let failed = |e: std::io::Error| {
         let why = match e.kind() {
             std::io::ErrorKind::AddrInUse => "another device has it: give each process its own address",
@@ -159,55 +137,23 @@ fn bind(address: IpAddr, udp: bool, shm: bool, faults: Option<(Faults, u64)>) ->
         };
         (e.raw_os_error().unwrap_or(libc::EADDRINUSE), format!("device address {address}: {why} ({e})"))
     };
-    let mut links: Vec<Box<dyn Link>> = Vec::new();
-    if shm {
-        links.push(lossy(ShmLink::bind(address).map_err(failed)?, faults));
-    }
-    if udp {
-        links.push(lossy(UdpLink::bind(address).map_err(failed)?, faults));
-    }
+    let links = settings.links.iter().map(|&kind| settings.layers.bind(kind, address).map_err(failed));
+    let links: Vec<Box<dyn Link>> = links.collect::<Result<_, _>>()?;
     let mtu = links.iter().map(|link| link.max_mtu()).min().unwrap_or(1024) as u32;
     Ok((address, links, mtu))
 }
 
 type Bound = (IpAddr, Vec<Box<dyn Link>>, u32);
 
-fn lossy(link: impl Link + 'static, faults: Option<(Faults, u64)>) -> Box<dyn Link> {
-    match faults {
-        Some((faults, seed)) => Box::new(Lossy::new(link, faults, seed)),
-        None => Box::new(link),
-    }
-}
-
-fn first_free(udp: bool, shm: bool, faults: Option<(Faults, u64)>) -> Result<Bound, Failure> {
+fn first_free(settings: &Settings) -> Result<Bound, Failure> {
     let mut last = (libc::EADDRINUSE, "no device address".to_string());
     for byte in ADDRESSES {
-        match bind(Ipv4Addr::new(127, 0, 0, byte).into(), udp, shm, faults) {
+        match bind(Ipv4Addr::new(127, 0, 0, byte).into(), settings) {
             Ok(bound) => return Ok(bound),
             Err(failure) => last = failure,
         }
     }
     Err((last.0, format!("none of 127.0.0.2 to .254 can be had for a device; {}", last.1)))
-}
-
-/// `REMORA_LOSS=percent:seed`.
-fn loss() -> Result<Option<(Faults, u64)>, Failure> {
-    let Some(text) = setting("REMORA_LOSS") else { return Ok(None) };
-    let (percent, seed) = text.split_once(':').unwrap_or((&text, "1"));
-    match (percent.parse::<f64>(), seed.parse()) {
-        (Ok(percent), Ok(seed)) if (0.0..=100.0).contains(&percent) => {
-            Ok((percent > 0.0).then_some((Faults { drop: percent / 100.0, ..Faults::default() }, seed)))
-        }
-        _ => Err(wrong("REMORA_LOSS", &text, "percent:seed, such as 5:42")),
-    }
-}
-
-fn setting(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
-}
-
-fn wrong(name: &str, value: &str, allowed: &str) -> Failure {
-    (libc::EINVAL, format!("{name} is {value:?}: use {allowed}"))
 }
 
 fn register_handlers() {
@@ -230,6 +176,13 @@ fn register_handlers() {
             && let Some(mut guard) = adapter.device.try_lock_for(std::time::Duration::from_millis(100))
         {
             guard.transmit();
+            drop(guard);
+            // A capture that is whole needs no words: they would stand in the middle of the program's.
+            if let Some(captured) = adapter.pcap.as_ref().map(PcapFile::finish)
+                && captured.lost > 0
+            {
+                eprintln!("remora: {captured}");
+            }
         }
     }
     ONCE.call_once(|| {

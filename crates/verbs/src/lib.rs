@@ -40,6 +40,7 @@ mod post;
 mod qp;
 mod qp_ex;
 mod refused;
+mod settings;
 mod srq;
 mod strings;
 #[cfg(not(test))]

@@ -30,7 +30,7 @@ pub(super) fn rows(
     }
     let at = |last| IpAddr::V4(Ipv4Addr::new(127, 0, 2, last));
     let node = Node::start(NodeConfig::new(at(1)))?;
-    let mut client = Client::connect(ClientConfig { node: at(1), local: at(2), link: Some(LinkKind::Udp) })?;
+    let mut client = Client::connect(ClientConfig { link: Some(LinkKind::Udp), ..ClientConfig::new(at(1), at(2)) })?;
     let region = client.alloc(MESSAGE as u64)?;
     let data = log_lines();
     let mut seen = vec![0; MESSAGE];

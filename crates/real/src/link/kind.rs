@@ -1,9 +1,16 @@
-//! The names of links: one word each, in every option, report and error.
+//! The kinds of links: one word each in every option, report and error, and how each is made.
 
 use std::fmt;
+use std::io;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+use super::Link;
+use super::packet::PacketLink;
+use super::shm::ShmLink;
+use super::udp::UdpLink;
 
 /// What kind of link carries the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -35,6 +42,43 @@ impl LinkKind {
             Self::Shm => "shm",
             Self::Packet => "packet",
             Self::Loopback => "loopback",
+        }
+    }
+
+    /// What it is, in a few words.
+    pub const fn about(self) -> &'static str {
+        match self {
+            Self::Udp => "RoCE v2 over a UDP socket",
+            Self::Shm => "Shared memory between two processes of one host",
+            Self::Packet => "Whole IPv4 packets through packet and raw sockets",
+            Self::Loopback => "Within one process, for tests",
+        }
+    }
+
+    /// A link of this kind at `local`.
+    ///
+    /// # Errors
+    ///
+    /// What the link's own `bind` says; `Unsupported` for [`Loopback`](Self::Loopback), whose links
+    /// [join a hub](super::loopback::Hub::join).
+    pub fn bind(self, local: IpAddr) -> io::Result<Box<dyn Link>> {
+        Ok(match self {
+            Self::Udp => Box::new(UdpLink::bind(local)?),
+            Self::Shm => Box::new(ShmLink::bind(local)?),
+            Self::Packet => Box::new(PacketLink::bind(local)?),
+            Self::Loopback => {
+                let why = "the loopback link reaches no other process";
+                return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+            }
+        })
+    }
+
+    /// Whether packets travel with an ICRC, which the link fills in and checks. Where they do not, the bytes for it say
+    /// nothing.
+    pub const fn carries_icrc(self) -> bool {
+        match self {
+            Self::Udp | Self::Packet => true,
+            Self::Shm | Self::Loopback => false,
         }
     }
 }

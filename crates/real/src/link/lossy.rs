@@ -2,12 +2,8 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::RawFd;
-use std::sync::Arc;
 
-use remora_memory::Lookahead;
-
-use super::{Link, LinkKind, LinkStats, MAX_PACKET};
+use super::{Link, LinkStats, MAX_PACKET, forward};
 
 /// How often packets suffer, as probabilities from 0 to 1 a packet received. The first that applies, in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -137,21 +133,7 @@ impl Fate {
 }
 
 impl<L: Link> Link for Lossy<L> {
-    fn kind(&self) -> LinkKind {
-        self.inner.kind()
-    }
-
-    fn max_mtu(&self) -> usize {
-        self.inner.max_mtu()
-    }
-
-    fn reach(&mut self, peer: IpAddr) -> io::Result<bool> {
-        self.inner.reach(peer)
-    }
-
-    fn send(&mut self, to: IpAddr, bytes: &mut [u8], lens: &[u16]) -> io::Result<usize> {
-        self.inner.send(to, bytes, lens)
-    }
+    forward!(self => self.inner; kind max_mtu reach send look_ahead join leave recv_groups wait_fds disarm);
 
     /// When nothing comes, nothing can overtake any more: what was held back is delivered.
     fn recv(&mut self, sink: &mut dyn FnMut(IpAddr, &[u8])) -> io::Result<usize> {
@@ -163,32 +145,8 @@ impl<L: Link> Link for Lossy<L> {
         Ok(fate.delivered - before)
     }
 
-    fn look_ahead(&mut self, lookahead: &Arc<Lookahead>) {
-        self.inner.look_ahead(lookahead);
-    }
-
-    fn join(&mut self, group: IpAddr) -> io::Result<()> {
-        self.inner.join(group)
-    }
-
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
-    }
-
-    fn recv_groups(&mut self, sink: &mut dyn FnMut(IpAddr, IpAddr, &[u8])) -> io::Result<usize> {
-        self.inner.recv_groups(sink)
-    }
-
-    fn wait_fds(&self, out: &mut Vec<RawFd>) {
-        self.inner.wait_fds(out);
-    }
-
     fn arm(&mut self) -> bool {
         self.fate.held.is_empty() && self.inner.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
     }
 
     /// The inner link's, with the faults among the packets dropped and the ICRC errors.

@@ -10,7 +10,7 @@
 //! | [`udp`]       | any RoCE v2 peer                 | filled in and checked, the IP ID excepted     |
 //! | [`packet`]    | any RoCE v2 peer over IPv4       | filled in and checked whole; `CAP_NET_RAW`    |
 //!
-//! [`lossy`] wraps any of them in seeded faults.
+//! Links stack: [`lossy`], [`traced`] and [`pcap`] wrap any of them, and each other: see [`Layers`].
 
 use std::io;
 use std::net::IpAddr;
@@ -21,17 +21,23 @@ use remora_memory::Lookahead;
 use rustix::net::sockopt;
 
 pub use kind::{LinkKind, UnknownLink};
+pub use layers::Layers;
 
 mod groups;
 mod interface;
 mod kind;
+mod layers;
 pub mod loopback;
 pub mod lossy;
 pub mod packet;
+pub mod pcap;
 pub mod shm;
 #[cfg(test)]
 mod testing;
+pub mod traced;
 pub mod udp;
+
+use layers::forward;
 
 /// Longest packet that a link carries, in bytes: 4096 of payload, the longest headers, the ICRC, and room to spare.
 pub const MAX_PACKET: usize = 4096 + 128;
