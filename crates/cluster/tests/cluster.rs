@@ -8,6 +8,7 @@ use remora_cluster::{
     Refusal,
 };
 use remora_real::LinkKind;
+use remora_testing::eventually;
 
 /// How a test's nodes differ from the usual ones.
 type Change = fn(&mut ClusterNodeConfig);
@@ -215,15 +216,8 @@ fn nodes_that_differ_refuse_each_other_and_say_how() {
     ];
     for (net, change, word) in different {
         let cluster = Cluster::start(net, 2, LinkKind::Shm, change);
-        let end = std::time::Instant::now() + Duration::from_secs(30);
-        let said = loop {
-            let mut said = cluster.nodes.iter().flatten().filter_map(ClusterNode::differs);
-            if let Some(said) = said.next() {
-                break said.to_string();
-            }
-            assert!(std::time::Instant::now() < end);
-            std::thread::sleep(Duration::from_millis(5));
-        };
+        let differs = || cluster.nodes.iter().flatten().find_map(|node| Some(node.differs()?.to_string()));
+        let said = eventually(format!("that {word} differs"), differs);
         assert!(said.contains(word) && said.contains("node 0") && said.contains("node 1"), "{said}");
     }
 }

@@ -439,7 +439,7 @@ mod tests {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a fresh mapping disturbs no other memory.
         let Ok(start) = (unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }) else {
-            return println!("skipped: no such room for addresses here");
+            return remora_testing::skip("no room for a terabyte of addresses", "Lift the limit: ulimit -v unlimited");
         };
         let start = std::ptr::NonNull::new(start.cast()).unwrap();
         // SAFETY: the mapping is never taken back, and only this buffer knows it.

@@ -101,6 +101,10 @@ impl Responder {
         *self = Self { expected, ..Self::default() };
     }
 
+    fn count_message(&mut self) {
+        self.msn = (self.msn + 1) & 0xff_ffff;
+    }
+
     /// READs and atomics that the peer may have outstanding.
     pub fn set_resources(&mut self, max: u8) {
         self.max_resources = max.into();
@@ -296,7 +300,7 @@ impl QueuePair {
             self.complete_recv(ctx, wc, true);
             return Err(Local(WcStatus::RemoteAccess));
         }
-        self.count_message();
+        self.resp.count_message();
         let wc = WorkCompletion {
             imm,
             invalidated: invalidate,
@@ -353,7 +357,7 @@ impl QueuePair {
             return Ok(1);
         }
         self.resp.message = Message::None;
-        self.count_message();
+        self.resp.count_message();
         ctx.counters.writes += 1;
         if imm.is_some() {
             let wc =
@@ -411,7 +415,7 @@ impl QueuePair {
         if header.flags & remora_wire::rpc::FLAG_STREAM != 0 {
             self.resp.stream = Some((reth.va, id));
         }
-        self.count_message();
+        self.resp.count_message();
         Ok(1)
     }
 
@@ -441,7 +445,7 @@ impl QueuePair {
         if ends {
             self.resp.message = Message::None;
             self.resp.stream = None;
-            self.count_message();
+            self.resp.count_message();
         } else {
             self.resp.message = Message::RpcWrite { id, remaining: remaining - len };
         }
@@ -455,10 +459,6 @@ impl QueuePair {
         }
         let by = self.binder();
         ctx.remote(&mut self.remote_region, (by, rkey), (va, len), need).ok_or(Nak(NakCode::RemoteAccess))
-    }
-
-    fn count_message(&mut self) {
-        self.resp.msn = (self.resp.msn + 1) & 0xff_ffff;
     }
 
     fn resource_room(&self) -> bool {
@@ -479,7 +479,7 @@ impl QueuePair {
         }
         self.resp.resources.push_back(resource);
         self.resp.pending += 1;
-        self.count_message();
+        self.resp.count_message();
         // Its response acknowledges everything before it.
         self.resp.ack = None;
         Ok(())
@@ -668,5 +668,20 @@ fn split_trailers(op: Opcode, rest: &[u8]) -> Result<Trailers<'_>, Refusal> {
         Ok(Trailers { imm: None, invalidate: Some(ieth.rkey), data: &rest[Ieth::LEN..] })
     } else {
         Ok(Trailers { imm: None, invalidate: None, data: rest })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn msns_have_24_bits() {
+        let mut responder = Responder { msn: 0xff_fffe, ..Responder::default() };
+        let next = [(); 3].map(|()| {
+            responder.count_message();
+            responder.msn
+        });
+        assert_eq!(next, [0xff_ffff, 0, 1]);
     }
 }

@@ -14,6 +14,7 @@ use remora_real::link::Link;
 use remora_real::link::shm::ShmLink;
 use remora_real::link::udp::UdpLink;
 use remora_real::{Client, ClientConfig, Device, Error, LinkKind, Node, NodeConfig, WriterConfig};
+use remora_testing::eventually;
 use remora_wire::rpc::RpcHeader;
 
 /// The node's port, and two of its calls.
@@ -224,12 +225,7 @@ fn the_memory_of_a_client_that_vanishes_comes_back() {
         dead.device().stop();
         std::mem::forget(dead);
         let mut other = client(4, last + 2, link);
-        let mut attempts = 0;
-        while let Err(e) = other.alloc(48 << 20) {
-            attempts += 1;
-            assert!(attempts < 600, "over {link:?}: {e}");
-            std::thread::sleep(std::time::Duration::from_millis(50));
-        }
+        eventually(format!("the memory of the dead, over {link:?}"), || other.alloc(48 << 20).ok());
     }
     node.shutdown();
 }

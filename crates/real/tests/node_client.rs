@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use remora_kernel::{ConsistencyParams, Placement, Status, crc64, op};
 use remora_real::{Client, ClientConfig, Error, LinkKind, Node, NodeConfig, fill_object};
+use remora_testing::eventually;
 
 /// Each test has a node address of its own, so that they can run at once.
 fn node(host: u8) -> (Node, IpAddr) {
@@ -133,13 +134,8 @@ fn memory_is_limited_freed_and_private_to_its_key() {
     let region = first.alloc(48 << 20).expect("memory again");
     drop(first);
     let mut second = client(ip, 3, LinkKind::Udp);
-    let mut attempts = 0;
     // The node hears of the first client's end by a message of its own.
-    while let Err(e) = second.alloc(48 << 20) {
-        attempts += 1;
-        assert!(attempts < 200, "a client's memory goes with it: {e}");
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    eventually("the memory of a client that ended", || second.alloc(48 << 20).ok());
     let params = ConsistencyParams { address: region.va, key: region.key, len: 64, max_tries: 1 };
     let (status, _) = second.call(Placement::Nic, op::CONSISTENCY, &params.encode()).expect("call");
     assert_eq!(status, Status::AccessDenied, "the old key is dead");

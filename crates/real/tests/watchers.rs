@@ -2,12 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use remora_memory::{Access, Buffer, Region};
 use remora_nic::*;
 use remora_real::Device;
 use remora_real::link::udp::UdpLink;
+use remora_testing::eventually;
 use remora_wire::Psn;
 
 /// A device with one queue pair and a page of memory.
@@ -57,28 +57,23 @@ impl End {
 
     /// Reads memory until `word` stands there.
     fn watch(&self, at: u64, word: u64) {
-        let end = Instant::now() + Duration::from_secs(10);
         let mut bytes = [0; 8];
-        while bytes != word.to_le_bytes() {
-            assert!(Instant::now() < end, "word {word} did not come");
+        eventually(format!("word {word}"), || {
             self.buffer.read(at as usize, &mut bytes).expect("in bounds");
-            std::thread::yield_now();
-        }
+            (bytes == word.to_le_bytes()).then_some(())
+        });
     }
 
     /// Polls until the next completion, as `ibv_poll_cq` does.
     fn complete(&self) -> u64 {
-        loop {
+        eventually("a completion", || {
             let mut guard = self.device.lock();
             guard.progress();
-            if let Some(wc) = guard.nic().poll_cq(self.cq) {
-                assert_eq!(wc.status, WcStatus::Success);
-                self.device.linger(guard);
-                return wc.wr_id;
-            }
-            drop(guard);
-            std::thread::yield_now();
-        }
+            let wc = guard.nic().poll_cq(self.cq)?;
+            assert_eq!(wc.status, WcStatus::Success);
+            self.device.linger(guard);
+            Some(wc.wr_id)
+        })
     }
 }
 

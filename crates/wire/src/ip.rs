@@ -18,15 +18,17 @@ use crate::field::be16;
 pub const PROTOCOL_UDP: u8 = 17;
 
 /// Ones' complement sum of 16-bit words (RFC 1071), an odd byte padded with zero, not yet complemented.
-pub(crate) fn sum(bytes: &[u8]) -> u32 {
+pub(crate) fn sum(bytes: &[u8]) -> u64 {
     let (words, odd) = bytes.as_chunks::<2>();
-    let odd = odd.first().map_or(0, |b| u32::from(*b) << 8);
-    // 65535 bytes of 0xffff words stay under 2^31: no carry is lost.
-    words.iter().map(|w| u32::from(be16(w, 0))).sum::<u32>() + odd
+    let odd = odd.first().map_or(0, |b| u64::from(*b) << 8);
+    // However long the slice, no carry is lost: 2^48 words fit.
+    words.iter().map(|w| u64::from(be16(w, 0))).sum::<u64>() + odd
 }
 
 /// Folds the carries of [`sum`]s in and complements.
-pub(crate) fn finish(sum: u32) -> u16 {
-    let folded = (sum & 0xffff) + (sum >> 16);
-    !((folded & 0xffff) + (folded >> 16)) as u16
+pub(crate) fn finish(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !sum as u16
 }

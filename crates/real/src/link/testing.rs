@@ -48,12 +48,11 @@ pub fn readable(link: &dyn Link) -> bool {
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
 }
 
-/// Runs `test` on a thread in a network namespace of its own, with `lo` up. Says so and skips it without the right to.
+/// Runs `test` on a thread in a network namespace of its own, with `lo` up. Without the right to one it is skipped.
 pub fn in_namespace(test: impl FnOnce() + Send + 'static) {
     std::thread::spawn(|| {
         if let Err(e) = enter_namespace() {
-            println!("skipped: no new network namespace ({e}); root may make one");
-            return;
+            return remora_testing::skip(format!("no new network namespace ({e})"), "Run it as root, with iproute2");
         }
         test();
     })

@@ -350,7 +350,7 @@ mod tests {
     fn ipv6_carries_them_too() {
         match UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)) {
             Ok(_) => exchange_with_itself(Ipv6Addr::LOCALHOST.into()),
-            Err(e) => println!("skipped: no IPv6 here ({e})"),
+            Err(e) => remora_testing::skip(format!("no IPv6 here ({e})"), "sysctl net.ipv6.conf.lo.disable_ipv6=0"),
         }
     }
 
@@ -424,7 +424,8 @@ mod tests {
     fn a_message_of_eight_megabytes_waits_for_a_receiver_without_a_core() {
         let (mut a, mut b) = (UdpLink::bind(v4(6, 1)).unwrap(), UdpLink::bind(v4(6, 2)).unwrap());
         if sockopt::socket_recv_buffer_size(&b.socket).unwrap() < RECEIVE_BUFFER {
-            return println!("skipped: net.core.rmem_max is under {RECEIVE_BUFFER}");
+            let remedy = format!("Run it as root, or: sysctl net.core.rmem_max={RECEIVE_BUFFER}");
+            return remora_testing::skip("sockets may not have 32 MB of buffer", &remedy);
         }
         let (bytes, lens) = packets(&[4116; 15]);
         let sends = (8 << 20) / bytes.len() + 1;

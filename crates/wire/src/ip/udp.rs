@@ -73,13 +73,27 @@ impl PseudoHeader {
         let (head, tail) = datagram.split_at(datagram.len().min(6));
         let total = address(self.src)
             + address(self.dst)
-            + u32::from(PROTOCOL_UDP)
-            + datagram.len() as u32
+            + u64::from(PROTOCOL_UDP)
+            + datagram.len() as u64
             + sum(head)
             + sum(tail.get(2..).unwrap_or_default());
         match finish(total) {
             0 => 0xffff,
             checksum => checksum,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    /// All ones add nothing, so that length and protocol are left: 3412 modulo 65535. A sum of 32 bits would overflow.
+    #[test]
+    fn no_carry_is_lost_however_long_the_bytes() {
+        let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let header = PseudoHeader { src: nowhere, dst: nowhere };
+        assert_eq!(header.checksum(&[0xff; 200_000]), !3412);
     }
 }
