@@ -1,26 +1,25 @@
 //! A client of a cluster: any number of requests under way, at one node at a time.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use remora_nic::cm::{CmEvent, ConnId, service_id};
-use remora_nic::{ConnectAttr, Event, Qpn};
-use remora_replica::ddp::{Op, Outcome, Refusal, Request, Session};
-use remora_replica::types::{Key, ScopeId, Value};
-
-use super::stream::{Arrival, Sizes, Streams};
-use super::wire::{Answered, Asked, CLIENT_FRAME, CLIENT_PORT, client_hello};
-use super::{NodeStatus, Split, link_at};
+use remora_nic::{ConnectAttr, Event, Qpn, Time};
 use remora_real::link::Layers;
 use remora_real::{Device, Error, LinkKind, Seat, Sleeper, entropy};
+use remora_replica::bounds::Bounds;
+use remora_replica::client::{ClientConfig, Ended, Order, ReplicaClient, Ticket};
+use remora_replica::ddp::{Op, Outcome};
+use remora_replica::frames::{Answered, Asked, encode_request};
+use remora_replica::status::NodeStatus;
+use remora_replica::stream::{Arrival, Sizes, Streams};
+use remora_replica::types::{Key, ScopeId, Value};
 
-/// How long a node may take to answer a call.
-const DIAL: u64 = 200_000_000;
-/// How long to wait before the next node is called, when all have been tried.
-const PAUSE: u64 = 5_000_000;
-/// How long a node may leave all requests unanswered before the client asks another one.
-const SILENCE: u64 = 1_000_000_000;
+use super::wire::{CLIENT_PORT, client_hello};
+use super::{link_at, streams};
+
+/// How often (ns) it is looked whether the node's process is there.
+const LOOK: Time = 1_000_000;
 
 /// Whom a client talks to, and how.
 #[derive(Clone, Debug)]
@@ -48,71 +47,25 @@ impl ClusterClientConfig {
     }
 }
 
-/// Names a request that is under way.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Ticket(pub u64);
-
-/// How a request ended.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Done {
-    /// Which request.
-    pub ticket: Ticket,
-    /// How. [`Outcome::Unknown`]: no answer came in time, or the connection broke before one did; it may have been done
-    /// or not, or may still be. [`Outcome::Refused`]: it was not done and will not be.
-    pub outcome: Outcome,
-    /// From [`ClusterClient::submit`] to the answer, in nanoseconds.
-    pub latency_ns: u64,
-    /// Where a write's time went at the node.
-    pub split: Split,
-}
-
 /// A connection to a cluster. Not for sharing between threads: each takes its own.
+///
+/// Requests, attempts and the choice of the node are [`ReplicaClient`]'s; here are its connection, clock and sleep.
 pub struct ClusterClient {
     device: Device,
     streams: Streams,
     config: ClusterClientConfig,
-    state: State,
-    node: usize,
-    /// Nodes called in vain since the last connection.
-    failures: usize,
-    /// The node has said that it does not serve.
-    refused: bool,
-    /// Unique in the cluster, with any number below 2^20 added: requests under way at the same time are sent under
-    /// different names, as a record remembers one request of each client.
-    name: u64,
-    free_names: Vec<u64>,
-    names: u64,
-    next: u64,
-    /// Requests without an answer, by ticket.
-    open: BTreeMap<u64, Open>,
-    /// Of those, which are still to be sent, in order.
-    unsent: VecDeque<u64>,
-    ended: Vec<Done>,
-    /// When the node was heard last, or given something to do.
-    heard: u64,
-    looked: u64,
+    requests: ReplicaClient,
+    connection: Option<Connection>,
+    looked: Time,
     status: Option<NodeStatus>,
     sleeper: Sleeper,
 }
 
-enum State {
-    /// Nobody is called before this time.
-    Apart(u64),
-    Calling {
-        qpn: Qpn,
-        conn: ConnId,
-        until: u64,
-    },
-    Connected {
-        qpn: Qpn,
-        conn: ConnId,
-    },
-}
-
-struct Open {
-    request: Request,
-    since: u64,
-    sent: bool,
+/// A connection, or a call for one.
+#[derive(Clone, Copy)]
+struct Connection {
+    qpn: Qpn,
+    conn: ConnId,
 }
 
 impl ClusterClient {
@@ -126,34 +79,22 @@ impl ClusterClient {
             None => free_link(config.link)?,
         };
         let device = Device::new(local, vec![link], None)?;
-        let sizes = Sizes { receives: 256, sends: 256, favoured: 0, frame: CLIENT_FRAME };
-        let streams = Streams::new(device.lock().nic(), sizes)?;
+        let sizes = Sizes { receives: 256, sends: 256, favoured: 0, frame: Bounds::SHIPPED.client_frame };
+        let streams = streams(device.lock().nic(), sizes)?;
         let mut name = [0; 8];
         name.copy_from_slice(&entropy()?[..8]);
-        let mut client = Self {
-            device,
-            streams,
-            node: config.node % config.nodes.len(),
-            config,
-            state: State::Apart(0),
-            failures: 0,
-            refused: false,
-            name: u64::from_le_bytes(name) << 20,
-            free_names: Vec::new(),
-            names: 0,
-            next: 0,
-            open: BTreeMap::new(),
-            unsent: VecDeque::new(),
-            ended: Vec::new(),
-            heard: 0,
-            looked: 0,
-            status: None,
-            sleeper: Sleeper::new(),
-        };
+        let requests = ReplicaClient::new(ClientConfig {
+            node: config.node,
+            timeout: config.timeout.as_nanos() as Time,
+            retry: config.retry,
+            ..ClientConfig::new(config.nodes.len(), u64::from_le_bytes(name) << 20)
+        });
+        let (connection, status, sleeper) = (None, None, Sleeper::new());
+        let mut client = Self { device, streams, config, requests, connection, looked: 0, status, sleeper };
         let end = Instant::now() + client.config.timeout;
         while !client.is_connected() {
             if Instant::now() > end {
-                return Err(Error::Unreachable(client.config.nodes[client.node]));
+                return Err(Error::Unreachable(client.config.nodes[client.node()]));
             }
             client.poll(&mut |_| {});
             client.wait(Duration::from_millis(1));
@@ -163,17 +104,17 @@ impl ClusterClient {
 
     /// The number of the node that it talks to, or calls.
     pub fn node(&self) -> usize {
-        self.node
+        self.requests.node()
     }
 
     /// Whether a connection stands. [`ClusterClient::poll`] makes one.
     pub fn is_connected(&self) -> bool {
-        matches!(self.state, State::Connected { .. })
+        self.requests.is_connected()
     }
 
     /// Requests under way.
     pub fn under_way(&self) -> usize {
-        self.open.len()
+        self.requests.under_way()
     }
 
     /// Starts a request. The next [`ClusterClient::poll`] sends it, together with others.
@@ -181,48 +122,36 @@ impl ClusterClient {
         self.submit_in(None, op)
     }
 
-    /// The same within a scope, of the Scope model. [`Op::Persist`] ends it.
+    /// Starts a request within a scope, of the Scope model. [`Op::Persist`] ends it.
     pub fn submit_in(&mut self, scope: Option<ScopeId>, op: Op) -> Ticket {
-        let tag = self.next;
-        self.next += 1;
-        let stamped = self.config.retry && !matches!(op, Op::Get(_) | Op::Persist);
-        let session = stamped.then(|| Session { client: self.take_name(), sequence: tag + 1, attempt: 0 });
-        let now = self.device.now();
-        if self.open.is_empty() {
-            self.heard = now;
-        }
-        let request = Request { tag, session, scope, op };
-        self.open.insert(tag, Open { request, since: now, sent: false });
-        self.unsent.push_back(tag);
-        Ticket(tag)
-    }
-
-    fn take_name(&mut self) -> u64 {
-        self.free_names.pop().unwrap_or_else(|| {
-            self.names += 1;
-            self.name + self.names
-        })
+        self.requests.submit(self.device.now(), scope, op)
     }
 
     /// Sends, takes answers, keeps the connection. `done` gets each request that has ended. Returns how many have.
-    pub fn poll(&mut self, done: &mut dyn FnMut(Done)) -> usize {
+    pub fn poll(&mut self, done: &mut dyn FnMut(Ended)) -> usize {
         if self.drive() == 0 {
             // There may be fewer cores than pollers: a node that shares this one has what is waited for.
             std::thread::yield_now();
         }
-        let ended = self.ended.len();
-        self.ended.drain(..).for_each(done);
-        ended
+        self.take_ended(done)
     }
 
-    /// The same for several clients of one thread: `done` gets the client's place too. If none has anything to do, other
+    fn take_ended(&mut self, mut done: impl FnMut(Ended)) -> usize {
+        let mut count = 0;
+        while let Some(ended) = self.requests.poll_ended() {
+            count += 1;
+            done(ended);
+        }
+        count
+    }
+
+    /// Polls several clients of one thread: `done` gets the client's place too. If none has anything to do, other
     /// threads may have the core once, not once for each.
-    pub fn poll_any(clients: &mut [Self], done: &mut dyn FnMut(usize, Done)) -> usize {
+    pub fn poll_any(clients: &mut [Self], done: &mut dyn FnMut(usize, Ended)) -> usize {
         let (mut work, mut ended) = (0, 0);
         for (index, client) in clients.iter_mut().enumerate() {
             work += client.drive();
-            ended += client.ended.len();
-            client.ended.drain(..).for_each(|it| done(index, it));
+            ended += client.take_ended(|it| done(index, it));
         }
         if work == 0 {
             std::thread::yield_now();
@@ -249,14 +178,14 @@ impl ClusterClient {
 
     /// How long it may sleep: no completion tells that a node has ended, or that it is time to call one.
     fn patience(&self) -> Duration {
-        match self.state {
-            State::Connected { .. } if self.open.is_empty() => Duration::MAX,
-            State::Connected { .. } => Duration::from_millis(5),
-            _ => Duration::from_millis(1),
+        match self.is_connected() {
+            true if self.under_way() == 0 => Duration::MAX,
+            true => Duration::from_millis(5),
+            false => Duration::from_millis(1),
         }
     }
 
-    /// The same for several clients of one thread.
+    /// Sleeps in the same way for several clients of one thread.
     pub fn wait_any(clients: &mut [Self], timeout: Duration) {
         let Some(first) = clients.first_mut() else { return };
         let mut sleeper = std::mem::take(&mut first.sleeper);
@@ -270,7 +199,7 @@ impl ClusterClient {
         self.call_in(None, op)
     }
 
-    /// The same within a scope.
+    /// One request within a scope from start to end. Nothing else may be under way.
     pub fn call_in(&mut self, scope: Option<ScopeId>, op: Op) -> Outcome {
         let ticket = self.submit_in(scope, op);
         let mut outcome = None;
@@ -323,21 +252,19 @@ impl ClusterClient {
         let end = Instant::now() + self.config.timeout;
         let mut asked = None;
         while Instant::now() < end {
-            if let State::Connected { qpn, .. } = self.state
+            if let Some(Connection { qpn, .. }) = self.connection.filter(|_| self.is_connected())
                 && asked != Some(qpn)
             {
                 self.streams.frame(qpn, |out| Asked::Status.encode(out));
                 asked = Some(qpn);
             }
-            let mut ended = Vec::new();
-            self.poll(&mut |done| ended.push(done));
-            self.ended.append(&mut ended);
+            self.drive();
             if let Some(status) = self.status.take() {
                 return Ok(status);
             }
             self.wait(Duration::from_millis(1));
         }
-        Err(Error::Unreachable(self.config.nodes[self.node]))
+        Err(Error::Unreachable(self.config.nodes[self.node()]))
     }
 
     fn turn(&mut self, seat: &mut Seat<'_>) -> usize {
@@ -353,38 +280,34 @@ impl ClusterClient {
                 Arrival::Broken(qpn) => self.lost(seat, qpn),
             }
         }
-        self.keep(seat);
-        self.send();
-        if seat.now.saturating_sub(self.looked) > 1_000_000 {
+        if seat.now.saturating_sub(self.looked) > LOOK {
             self.looked = seat.now;
-            self.give_up(seat);
             self.look(seat);
+        }
+        self.requests.handle_timeout(seat.now);
+        while let Some(order) = self.requests.poll_order(seat.now) {
+            match order {
+                Order::HangUp => self.hang_up(seat),
+                Order::Call(node) => self.call_node(seat, node),
+            }
+        }
+        if let Some(Connection { qpn, .. }) = self.connection {
+            while let Some(request) = self.requests.poll_transmit() {
+                self.streams.frame(qpn, |out| encode_request(request, out));
+            }
         }
         work + self.streams.flush(seat.nic)
     }
 
     fn event(&mut self, seat: &mut Seat<'_>, event: Event) {
+        let Some(Connection { qpn, conn }) = self.connection else { return };
         match event {
-            Event::Cm(CmEvent::Established { conn: c, .. }) => {
-                if let State::Calling { qpn, conn, .. } = self.state
-                    && c == conn
-                {
-                    self.state = State::Connected { qpn, conn };
-                    self.heard = seat.now;
-                    self.failures = 0;
-                }
-            }
+            Event::Cm(CmEvent::Established { conn: c, .. }) if c == conn => self.requests.connected(seat.now),
             Event::Cm(
                 CmEvent::Rejected { conn: c, .. }
                 | CmEvent::Unreachable { conn: c }
                 | CmEvent::Disconnected { conn: c },
-            ) => {
-                if let State::Calling { qpn, conn, .. } | State::Connected { qpn, conn } = self.state
-                    && c == conn
-                {
-                    self.lost(seat, qpn);
-                }
-            }
+            ) if c == conn => self.lost(seat, qpn),
             Event::QpFatal(qpn, _) => self.lost(seat, qpn),
             _ => {}
         }
@@ -402,98 +325,43 @@ impl ClusterClient {
                     break;
                 }
             };
-            match Answered::decode(frame) {
-                Some(Answered::Reply(reply, split)) => self.answered(seat.now, reply.tag, reply.outcome, split),
+            match Answered::decode(frame, Bounds::SHIPPED.batch) {
+                Some(Answered::Reply(reply, split)) => self.requests.handle_reply(seat.now, reply, split),
                 Some(Answered::Status(status)) => self.status = Some(*status),
                 None => broken = true,
             }
         }
         self.streams.give_back(qpn, inbound);
-        self.heard = seat.now;
+        self.requests.heard(seat.now);
         if broken {
             self.lost(seat, qpn);
         }
     }
 
-    fn answered(&mut self, now: u64, tag: u64, outcome: Outcome, split: Split) {
-        let Some(open) = self.open.get_mut(&tag) else { return };
-        let again = match outcome {
-            // Not done: another node may serve, or this one soon.
-            Outcome::Refused(Refusal::NotServing) => true,
-            // An earlier attempt may have been done, so that this is not the last word.
-            Outcome::Refused(Refusal::Busy) if open.attempt() > 0 => open.again(),
-            Outcome::Unknown => open.again(),
-            _ => false,
-        };
-        if again {
-            open.sent = false;
-            self.unsent.push_back(tag);
-            self.refused = true;
-            return;
-        }
-        self.end(now, tag, outcome, split);
-    }
-
-    fn end(&mut self, now: u64, tag: u64, outcome: Outcome, split: Split) {
-        if let Some(open) = self.open.remove(&tag) {
-            self.free_names.extend(open.request.session.map(|session| session.client));
-            self.ended.push(Done { ticket: Ticket(tag), outcome, latency_ns: now.saturating_sub(open.since), split });
-        }
-    }
-
-    /// The connection is gone: the next node, please.
+    /// The connection is gone, or is good for nothing.
     fn lost(&mut self, seat: &mut Seat<'_>, qpn: Qpn) {
-        let (State::Calling { qpn: current, conn, .. } | State::Connected { qpn: current, conn }) = self.state else {
-            return;
-        };
-        if current != qpn {
-            return;
-        }
-        let _ = seat.nic.disconnect(seat.now, conn);
-        self.streams.close(seat.nic, qpn);
-        self.go_on(seat.now);
-        let sent: Vec<u64> = self.open.iter().filter(|(_, open)| open.sent).map(|(&tag, _)| tag).collect();
-        for tag in sent {
-            match self.open.get_mut(&tag).is_some_and(Open::again) {
-                true => self.unsent.push_back(tag),
-                false => self.end(seat.now, tag, Outcome::Unknown, Split::default()),
-            }
+        if self.connection.is_some_and(|current| current.qpn == qpn) {
+            self.hang_up(seat);
+            self.requests.lost(seat.now);
         }
     }
 
-    /// Sees to it that there is a connection.
-    fn keep(&mut self, seat: &mut Seat<'_>) {
-        match self.state {
-            State::Apart(until) if seat.now >= until => self.call_next(seat),
-            State::Calling { qpn, until, .. } if seat.now >= until => self.lost(seat, qpn),
-            State::Connected { qpn, .. } => {
-                let silent = !self.open.is_empty() && seat.now.saturating_sub(self.heard) > SILENCE;
-                if silent || self.refused {
-                    self.lost(seat, qpn);
-                }
-            }
-            _ => {}
+    fn hang_up(&mut self, seat: &mut Seat<'_>) {
+        if let Some(Connection { qpn, conn }) = self.connection.take() {
+            let _ = seat.nic.disconnect(seat.now, conn);
+            self.streams.close(seat.nic, qpn);
         }
     }
 
-    /// To the next node; after a pause if all have been tried, or if this one does not serve: others may not know yet.
-    fn go_on(&mut self, now: u64) {
-        self.node = (self.node + 1) % self.config.nodes.len();
-        self.failures += 1;
-        let pause = std::mem::take(&mut self.refused) || self.failures.is_multiple_of(self.config.nodes.len());
-        self.state = State::Apart(now + if pause { PAUSE } else { 0 });
-    }
-
-    fn call_next(&mut self, seat: &mut Seat<'_>) {
-        match self.call_node(seat) {
-            Some(calling) => self.state = calling,
-            None => self.go_on(seat.now),
+    fn call_node(&mut self, seat: &mut Seat<'_>, node: usize) {
+        self.connection = self.dial(seat, self.config.nodes[node]);
+        if self.connection.is_none() {
+            self.requests.lost(seat.now);
         }
     }
 
-    /// Calls this node, if it can be called.
-    fn call_node(&mut self, seat: &mut Seat<'_>) -> Option<State> {
-        let node = self.config.nodes[self.node];
+    /// Calls a node, if it can be called.
+    fn dial(&mut self, seat: &mut Seat<'_>, node: IpAddr) -> Option<Connection> {
         let link = seat.links.first_mut()?;
         if !link.reach(node).unwrap_or(false) {
             return None;
@@ -505,7 +373,7 @@ impl ClusterClient {
         let route = remora_nic::Route { local: seat.local, remote: node, link: 0 };
         let qpn = self.streams.open(seat.nic).ok()?;
         match seat.nic.connect(seat.now, qpn, route, service_id(CLIENT_PORT), attr, &client_hello()) {
-            Ok(conn) => Some(State::Calling { qpn, conn, until: seat.now + DIAL }),
+            Ok(conn) => Some(Connection { qpn, conn }),
             Err(_) => {
                 self.streams.close(seat.nic, qpn);
                 None
@@ -513,69 +381,25 @@ impl ClusterClient {
         }
     }
 
-    fn send(&mut self) {
-        let State::Connected { qpn, .. } = self.state else { return };
-        while let Some(tag) = self.unsent.pop_front() {
-            // Whoever is gone has run out of time.
-            let Some(open) = self.open.get_mut(&tag) else { continue };
-            open.sent = true;
-            self.streams.frame(qpn, |out| {
-                out.push(1);
-                open.request.encode(out);
-            });
-        }
-    }
-
     /// Over shared memory it shows at once that a process has ended.
     fn look(&mut self, seat: &mut Seat<'_>) {
-        let (State::Calling { qpn, .. } | State::Connected { qpn, .. }) = self.state else { return };
-        let node = self.config.nodes[self.node];
+        let Some(Connection { qpn, .. }) = self.connection else { return };
+        let node = self.config.nodes[self.requests.node()];
         if seat.links.first_mut().is_some_and(|link| matches!(link.reach(node), Ok(false))) {
             self.lost(seat, qpn);
-        }
-    }
-
-    /// Ends what has run out of time.
-    fn give_up(&mut self, seat: &mut Seat<'_>) {
-        let timeout = self.config.timeout.as_nanos() as u64;
-        let late = |open: &&Open| seat.now.saturating_sub(open.since) >= timeout;
-        // They are in order of their beginning.
-        let late: Vec<u64> = self.open.values().take_while(late).map(|open| open.request.tag).collect();
-        for tag in late {
-            let never = self.open.get(&tag).is_some_and(|open| !open.sent && open.attempt() == 0);
-            let outcome = if never { Outcome::Refused(Refusal::NotServing) } else { Outcome::Unknown };
-            self.end(seat.now, tag, outcome, Split::default());
         }
     }
 }
 
 impl Drop for ClusterClient {
     fn drop(&mut self) {
-        if let State::Connected { conn, .. } = self.state {
+        if let Some(Connection { conn, .. }) = self.connection.filter(|_| self.is_connected()) {
             let mut guard = self.device.lock();
             let now = guard.now();
             if guard.nic().disconnect(now, conn).is_ok() {
                 guard.progress();
             }
         }
-    }
-}
-
-impl Open {
-    /// May it be sent again though it may have been done?
-    fn again(&mut self) -> bool {
-        self.sent = false;
-        match (&mut self.request.session, &self.request.op) {
-            (Some(session), _) => session.attempt += 1,
-            // It changes nothing.
-            (None, Op::Get(_)) => {}
-            _ => return false,
-        }
-        true
-    }
-
-    fn attempt(&self) -> u32 {
-        self.request.session.map_or(0, |session| session.attempt)
     }
 }
 

@@ -15,24 +15,26 @@ mod logfile;
 mod node;
 mod pmem;
 mod server;
-mod status;
-mod stream;
 mod wire;
 
-pub use client::{ClusterClient, ClusterClientConfig, Done, Ticket};
+pub use client::{ClusterClient, ClusterClientConfig};
 pub use logfile::LogKind;
 pub use node::{ClusterNode, ClusterNodeConfig};
+pub use remora_replica::bounds::MAX_VALUE;
+pub use remora_replica::client::{Ended, Split, Ticket};
 pub use remora_replica::ddp::{Model, Op, Outcome, Refusal};
+pub use remora_replica::status::NodeStatus;
 pub use remora_replica::types::{Key, ScopeId, Value};
-pub use status::NodeStatus;
+pub use wire::Secret;
 #[doc(hidden)]
 pub use wire::fuzz;
-pub use wire::{MAX_VALUE, Secret};
 
 use std::net::IpAddr;
 
+use remora_nic::Nic;
 use remora_real::link::{Layers, Link};
-use remora_real::{Error, LinkKind};
+use remora_real::{Error, LinkKind, map_memory};
+use remora_replica::stream::{Sizes, StreamError, Streams};
 
 /// Where a node runs the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,14 +67,17 @@ impl std::fmt::Display for Deployment {
     }
 }
 
-/// Where a request's time went, seen from the node that answered it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Split {
-    /// From the request's arrival to its answer, in nanoseconds. 0 if there was none.
-    pub total_ns: u64,
-    /// Of that, communication: from sending the write to the others until the last acknowledgement that the answer
-    /// waited for, without the time for which its sender worked on it. The rest is computation: protocol, memory, log.
-    pub communication_ns: u64,
+/// Connections that carry frames, with their buffers.
+fn streams(nic: &mut Nic, sizes: Sizes) -> Result<Streams, Error> {
+    let (receives, sends) = (map_memory(sizes.receive_bytes())?, map_memory(sizes.send_bytes())?);
+    Streams::new(nic, sizes, receives, sends).map_err(no_room)
+}
+
+fn no_room(error: StreamError) -> Error {
+    match error {
+        StreamError::Nic(error) => error.into(),
+        StreamError::Register(error) => error.into(),
+    }
 }
 
 /// A device's only link.

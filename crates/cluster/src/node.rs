@@ -10,29 +10,24 @@ use std::time::Duration;
 use remora_memory::Registry;
 use remora_nic::cm::CmConfig;
 use remora_nic::{Nic, NicConfig};
+use remora_replica::bounds::Bounds;
 use remora_replica::ddp::{self, Model, Offload};
 use remora_replica::log::End;
 use remora_replica::node::ReplicaNode;
+use remora_replica::stream::Sizes;
 use remora_replica::types::{NodeId, NodeSet};
 
 use super::journal::Journal;
 use super::logfile::LogKind;
 use super::server::Server;
-use super::stream::{Sizes, Streams};
-use super::wire::{CLIENT_FRAME, MAX_VALUE, Secret};
-use super::{Deployment, link_at};
+use super::wire::Secret;
+use super::{Deployment, link_at, streams};
 use remora_real::link::Layers;
 use remora_real::{Device, Error, LinkKind, Resident, Sleeper, entropy, prepare_to_wait};
 
 /// How long the protocol's thread polls without work before it sleeps, letting others have the core: about as long as a
 /// sync, so that a write, whose messages follow each other, wakes nobody on its way.
 const SPIN: u64 = 100_000;
-/// Entries of the two FIFOs in the NIC deployment: what may be on its way to memory and log at once.
-const FIFO: u16 = 16_384;
-
-/// How long (ns) writes gather before the log gets them, in a model that does not wait for that.
-const WRITE_BACK: u64 = 5_000_000;
-
 /// A log is compacted when it is so many bytes longer than twice what it holds.
 const SLACK: usize = 64 << 20;
 
@@ -79,11 +74,12 @@ impl ClusterNodeConfig {
     }
 
     fn engine(&self) -> ddp::Config {
+        let Bounds { max_value, stamps, max_scopes, write_back, .. } = Bounds::SHIPPED;
         let suspect = self.suspect.as_nanos() as u64;
         let nodes = NodeSet::first(self.addresses.len() as u8);
         let deployment = match self.deployment {
             Deployment::Host => ddp::Deployment::Baseline,
-            Deployment::Nic => ddp::Deployment::Offload(Offload { fifos: Some(FIFO), ..Offload::FULL }),
+            Deployment::Nic => ddp::Deployment::Offload(Offload { fifos: Some(Bounds::SHIPPED.fifo), ..Offload::FULL }),
         };
         ddp::Config {
             deployment,
@@ -91,9 +87,10 @@ impl ClusterNodeConfig {
             lease: suspect / 2,
             // Connections are reliable: only what a broken one lost is sent again.
             retry: suspect / 2,
-            max_value: MAX_VALUE,
-            stamps: 32,
-            write_back: WRITE_BACK,
+            max_value,
+            stamps,
+            max_scopes,
+            write_back,
             ..ddp::Config::new(NodeId(self.id), nodes, self.model)
         }
     }
@@ -141,8 +138,9 @@ impl ClusterNode {
         let server = {
             let mut guard = device.lock();
             let mut seat = guard.seat();
-            let sizes = Sizes { receives: 1024, sends: 1024, favoured: count as u32 - 1, frame: CLIENT_FRAME };
-            let streams = Streams::new(seat.nic, sizes)?;
+            let sizes =
+                Sizes { receives: 1024, sends: 1024, favoured: count as u32 - 1, frame: Bounds::SHIPPED.client_frame };
+            let streams = streams(seat.nic, sizes)?;
             let node = ReplicaNode::with_slack(config.engine(), seat.now, &bytes, SLACK);
             found = node.found();
             Server::new(&mut seat, config.clone(), node, journal, streams, [failed.clone(), differs.clone()])?

@@ -11,17 +11,19 @@ use std::time::Instant;
 
 use remora_nic::cm::{ConnId, ListenerId, service_id};
 use remora_nic::{Qpn, Time};
-use remora_replica::ddp::{AckKind, Body, Message, Model, Op, Outcome, Refusal, Reply, Request, Write};
+use remora_replica::bounds::Bounds;
+use remora_replica::client::Split;
+use remora_replica::ddp::{AckKind, Body, Model, Op, Outcome, Refusal, Reply, Request};
+use remora_replica::frames::{Answered, Asked, decode_packet, encode_packet, split, within};
 use remora_replica::node::{NodeOutput, Packet, ReplicaNode};
+use remora_replica::status::NodeStatus;
+use remora_replica::stream::{Arrival, Streams};
 use remora_replica::types::{Key, NodeId, NodeSet, Timestamp};
 
-use super::Split;
 use super::hello::Hello;
 use super::journal::Journal;
 use super::node::ClusterNodeConfig;
-use super::status::NodeStatus;
-use super::stream::{Arrival, Streams};
-use super::wire::{Answered, Asked, CLIENT_FRAME, CLIENT_PORT, PEER_FRAME, PEER_PORT, decode_packet, encode_packet};
+use super::wire::{CLIENT_PORT, PEER_PORT};
 use remora_real::{Error, Resident, Seat, process_cpu_ns};
 
 /// Bytes that may wait for another node. What is above that is dropped, and sent again by the protocol in time.
@@ -30,8 +32,6 @@ const BACKLOG: usize = 64 << 20;
 const CLIENT_BACKLOG: usize = 16 << 20;
 /// Requests of all clients at one time.
 const REQUESTS: usize = 1 << 16;
-/// Operations of one batch.
-const BATCH: usize = 1024;
 /// Writes of others whose arrival is remembered, to tell how long they were worked on.
 const HELD: usize = 1 << 16;
 
@@ -187,8 +187,9 @@ impl Server {
     }
 
     fn client_says(&mut self, now: Time, client: u64, qpn: Qpn, frame: &[u8]) -> bool {
-        match Asked::decode(frame) {
+        match Asked::decode(frame, Bounds::SHIPPED.batch) {
             Some(Asked::Request(request)) => self.submit(now, client, qpn, request),
+            Some(Asked::TooMany(tag)) => self.refuse(qpn, tag, Refusal::TooLong),
             Some(Asked::Status) => {
                 let status = Box::new(self.tell(now));
                 self.streams.frame(qpn, |out| Answered::Status(status).encode(out));
@@ -199,17 +200,10 @@ impl Server {
     }
 
     fn submit(&mut self, now: Time, client: u64, qpn: Qpn, request: Request) {
-        let refusal = match &request.op {
-            Op::Batch(ops) if ops.len() > BATCH => Some(Refusal::TooLong),
-            _ if self.pending.len() - self.free.len() >= REQUESTS => Some(Refusal::Busy),
-            // Reads are answered at once, and their answers wait here.
-            _ if self.streams.backlog(qpn) >= CLIENT_BACKLOG / 2 => Some(Refusal::Busy),
-            _ => None,
-        };
-        if let Some(refusal) = refusal {
-            self.status.refused += 1;
-            let reply = Reply { tag: request.tag, outcome: Outcome::Refused(refusal) };
-            return self.streams.frame(qpn, |out| Answered::Reply(reply, Split::default()).encode(out));
+        let full = self.pending.len() - self.free.len() >= REQUESTS;
+        // Reads are answered at once, and their answers wait here.
+        if full || self.streams.backlog(qpn) >= CLIENT_BACKLOG / 2 {
+            return self.refuse(qpn, request.tag, Refusal::Busy);
         }
         let index = self.free.pop().unwrap_or(self.pending.len() as u32);
         self.tags += 1;
@@ -222,6 +216,13 @@ impl Server {
         }
         self.node.submit(now, Request { tag, ..request });
         self.outputs(now, Some(tag));
+    }
+
+    /// Not even the engine hears of it.
+    fn refuse(&mut self, qpn: Qpn, tag: u64, refusal: Refusal) {
+        self.status.refused += 1;
+        let reply = Reply { tag, outcome: Outcome::Refused(refusal) };
+        self.streams.frame(qpn, |out| Answered::Reply(reply, Split::default()).encode(out));
     }
 
     fn peer_says(&mut self, now: Time, from: NodeId, frame: &[u8]) -> bool {
@@ -257,7 +258,7 @@ impl Server {
         while let Some(output) = self.node.poll() {
             match output {
                 NodeOutput::Send(to, packet) => {
-                    split(packet, PEER_FRAME / 2, |packet| self.send(now, to, &packet, asked));
+                    split(packet, Bounds::SHIPPED.peer_frame / 2, |packet| self.send(now, to, &packet, asked));
                 }
                 NodeOutput::Log(token, change) => self.journal.submit(token, change),
                 NodeOutput::Reply(reply) => self.reply(now, reply),
@@ -326,7 +327,8 @@ impl Server {
         let current =
             matches!(self.roles.get(&pending.qpn), Some(Role::Client(client, _)) if *client == pending.client);
         if current {
-            let reply = Reply { tag: pending.theirs, outcome: within(outcome, &mut (CLIENT_FRAME / 2)) };
+            let reply =
+                Reply { tag: pending.theirs, outcome: within(outcome, &mut (Bounds::SHIPPED.client_frame / 2)) };
             self.streams.frame(pending.qpn, |out| Answered::Reply(reply, split).encode(out));
         }
     }
@@ -367,42 +369,6 @@ impl Server {
             rejoins: marks.rejoins,
             full_recoveries: marks.full_recoveries,
             ..self.status
-        }
-    }
-}
-
-/// A batch's INVs in packets of at most `most` bytes, or with one write each.
-fn split(packet: Packet, most: usize, mut send: impl FnMut(Packet)) {
-    let length = |write: &Write| 96 + 32 * write.stamps.len() + write.bytes();
-    let Packet::Replica(Message { epoch, body: Body::Inv(mut writes) }) = packet else { return send(packet) };
-    while !writes.is_empty() {
-        let mut room = most;
-        let fits = |write: &&Write| {
-            let fits = length(write) <= room;
-            room = room.saturating_sub(length(write));
-            fits
-        };
-        let count = writes.iter().take_while(fits).count().max(1);
-        let rest = writes.split_off(count);
-        let body = Body::Inv(std::mem::replace(&mut writes, rest));
-        send(Packet::Replica(Message { epoch, body }));
-    }
-}
-
-/// An answer without the contents for which there is no room; a client that wants them asks for them one by one.
-fn within(outcome: Outcome, room: &mut usize) -> Outcome {
-    let bytes = match &outcome {
-        Outcome::Value(Some(value)) | Outcome::NotSwapped(Some(value)) => 16 + value.len(),
-        Outcome::Batch(_) => 0,
-        _ => 16,
-    };
-    match outcome {
-        Outcome::Batch(outcomes) => Outcome::Batch(outcomes.into_iter().map(|outcome| within(outcome, room)).collect()),
-        // Neither has changed anything.
-        Outcome::Value(_) | Outcome::NotSwapped(_) if bytes > *room => Outcome::Refused(Refusal::TooLong),
-        other => {
-            *room = room.saturating_sub(bytes);
-            other
         }
     }
 }
@@ -453,43 +419,5 @@ impl Resident for Server {
 
     fn next_timeout(&self) -> Time {
         self.node.next_timeout().min(self.redial_at)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_an_answer_has_no_room_for_is_refused_and_the_rest_is_answered() {
-        let value = || Outcome::Value(Some(vec![7; 100].into()));
-        let batch = Outcome::Batch(vec![value(), Outcome::Written, value(), Outcome::Value(None)]);
-        let refused = Outcome::Refused(Refusal::TooLong);
-        let expected = vec![value(), Outcome::Written, refused, Outcome::Value(None)];
-        assert_eq!(within(batch.clone(), &mut 240), Outcome::Batch(expected));
-        assert_eq!(within(batch.clone(), &mut 1000), batch);
-    }
-
-    #[test]
-    fn long_batches_leave_in_several_packets() {
-        let ts = Timestamp { version: 2, node: NodeId(0) };
-        let write = |key: Key, bytes: usize| Write {
-            key,
-            ts,
-            value: Some(vec![0; bytes].into()),
-            rmw: false,
-            scope: None,
-            stamps: Vec::new(),
-        };
-        let sizes = [10, 900, 2000, 10, 10, 10];
-        let writes: Vec<Write> = (0..).zip(sizes).map(|(key, bytes)| write(key, bytes)).collect();
-        let mut parts = Vec::new();
-        let packet = Packet::Replica(Message { epoch: 3, body: Body::Inv(writes.clone()) });
-        split(packet, 1000, |packet| match packet {
-            Packet::Replica(Message { epoch: 3, body: Body::Inv(part) }) => parts.push(part),
-            other => panic!("{other:?}"),
-        });
-        assert_eq!(parts.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, 1, 3]);
-        assert_eq!(parts.concat(), writes);
     }
 }

@@ -127,7 +127,7 @@ fn a_client_goes_on_at_another_node_and_a_request_sent_again_is_done_once() {
     for round in 0..3 {
         let tickets: Vec<_> = (0..50).map(|_| client.submit(Op::FetchAdd(1, 1))).collect();
         let mut answers = tickets.len();
-        let mut count = |done: remora_cluster::Done| {
+        let mut count = |done: remora_cluster::Ended| {
             assert!(matches!(done.outcome, Outcome::Added(_)), "{done:?}");
             answers -= 1;
         };

@@ -3,37 +3,60 @@
 use std::sync::Arc;
 
 use crate::ddp::{AckKind, Body, Entry, Message, Op, Outcome, Refusal, Reply, Request, Session, Stamp, View, Write};
+use crate::frames::BadRequest;
 use crate::log::Record;
 use crate::member::{Ballot, Durable, Notice, Standing};
 use crate::node::{BadPacket, Packet};
 use crate::types::{NodeId, NodeSet, Timestamp};
 
 /// Bytes still to be read. Nothing read from it panics.
-pub(crate) struct Reader<'a>(&'a [u8], usize);
+pub(crate) struct Reader<'a> {
+    bytes: &'a [u8],
+    depth: usize,
+    /// Items of lists of operations and outcomes that may still be read.
+    items: usize,
+    too_many: bool,
+}
 
 impl<'a> Reader<'a> {
     pub fn new(bytes: &'a [u8]) -> Self {
-        Self(bytes, 0)
+        Self::bounded(bytes, usize::MAX)
+    }
+
+    /// All lists of operations, and of outcomes, have so many items together at most.
+    fn bounded(bytes: &'a [u8], items: usize) -> Self {
+        Self { bytes, depth: 0, items, too_many: false }
+    }
+
+    /// Reads a list that counts, to a bounded depth. One that is too long is not looked at further.
+    fn batch<T: Wire>(&mut self) -> Option<Vec<T>> {
+        let length = u32::from_le_bytes(*self.bytes.first_chunk()?) as usize;
+        let Some(left) = self.items.checked_sub(length) else {
+            self.too_many = true;
+            return None;
+        };
+        self.items = left;
+        self.nested(Wire::get)
     }
 
     /// Reads what may hold more of its kind, to a bounded depth.
     fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
-        if self.1 == MAX_NESTING {
+        if self.depth == MAX_NESTING {
             return None;
         }
-        self.1 += 1;
+        self.depth += 1;
         let read = read(self);
-        self.1 -= 1;
+        self.depth -= 1;
         read
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.bytes.is_empty()
     }
 
     fn take(&mut self, length: usize) -> Option<&'a [u8]> {
-        let (head, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
+        let (head, rest) = self.bytes.split_at_checked(length)?;
+        self.bytes = rest;
         Some(head)
     }
 }
@@ -107,7 +130,7 @@ impl<T: Wire> Wire for Vec<T> {
     fn get(reader: &mut Reader<'_>) -> Option<Self> {
         let length = u32::get(reader)? as usize;
         // Every item takes at least a byte: a length that promises more than there is reserves nothing.
-        let mut items = Self::with_capacity(length.min(reader.0.len() / size_of::<T>().max(1)));
+        let mut items = Self::with_capacity(length.min(reader.bytes.len() / size_of::<T>().max(1)));
         for _ in 0..length {
             items.push(T::get(reader)?);
         }
@@ -234,17 +257,45 @@ macro_rules! in_bytes {
                 self.put(out);
             }
 
-            /// Reads one; all of `bytes` must be it.
-            pub fn decode(bytes: &[u8]) -> Result<Self, BadPacket> {
-                let mut reader = Reader::new(bytes);
-                let read = Self::get(&mut reader).ok_or(BadPacket)?;
-                if reader.is_empty() { Ok(read) } else { Err(BadPacket) }
-            }
         }
     )*};
 }
 
 in_bytes!(Packet, Request, Reply);
+
+/// Reads one; all of the reader's bytes must be it.
+fn whole<T: Wire>(reader: &mut Reader<'_>) -> Option<T> {
+    T::get(reader).filter(|_| reader.is_empty())
+}
+
+impl Packet {
+    /// Reads one; all of `bytes` must be it.
+    pub fn decode(bytes: &[u8]) -> Result<Self, BadPacket> {
+        whole(&mut Reader::new(bytes)).ok_or(BadPacket)
+    }
+}
+
+impl Reply {
+    /// Reads one with at most `batch` outcomes in a batch; all of `bytes` must be it.
+    pub fn decode(bytes: &[u8], batch: usize) -> Result<Self, BadPacket> {
+        whole(&mut Reader::bounded(bytes, batch)).ok_or(BadPacket)
+    }
+}
+
+impl Request {
+    /// Reads one with at most `batch` operations in a batch, those of batches in it counted; all of `bytes` must be it.
+    pub fn decode(bytes: &[u8], batch: usize) -> Result<Self, BadRequest> {
+        let mut reader = Reader::bounded(bytes, batch);
+        match whole(&mut reader) {
+            Some(request) => Ok(request),
+            // The tag stands first.
+            None => Err(match u64::get(&mut Reader::new(bytes)) {
+                Some(tag) if reader.too_many => BadRequest::TooMany(tag),
+                _ => BadRequest::Malformed,
+            }),
+        }
+    }
+}
 
 /// How deep batches may lie in each other: a batch in a batch is refused by the engine, not by the codec.
 const MAX_NESTING: usize = 4;
@@ -272,7 +323,7 @@ impl Wire for Op {
             2 => Self::Delete(Wire::get(reader)?),
             3 => Self::CompareSwap { key: Wire::get(reader)?, expected: Wire::get(reader)?, new: Wire::get(reader)? },
             4 => Self::FetchAdd(Wire::get(reader)?, Wire::get(reader)?),
-            5 => Self::Batch(reader.nested(Wire::get)?),
+            5 => Self::Batch(reader.batch()?),
             6 => Self::Persist,
             _ => return None,
         })
@@ -308,7 +359,7 @@ impl Wire for Outcome {
             3 => Self::NotSwapped(Wire::get(reader)?),
             4 => Self::Added(Wire::get(reader)?),
             5 => Self::Persisted,
-            6 => Self::Batch(reader.nested(Wire::get)?),
+            6 => Self::Batch(reader.batch()?),
             7 => Self::Refused(Wire::get(reader)?),
             8 => Self::Unknown,
             _ => return None,
@@ -370,7 +421,7 @@ mod tests {
         let session = Some(Session { client: 7, sequence: 8, attempt: 9 });
         for op in all.clone().into_iter().chain([Op::Batch(all.to_vec()), Op::Persist]) {
             let request = Request { tag: 1, session, scope: Some(2), op };
-            check(&request, Request::decode);
+            check(&request, |bytes| Request::decode(bytes, usize::MAX));
         }
         let all = [
             Outcome::Value(value()),
@@ -383,13 +434,16 @@ mod tests {
             Outcome::Unknown,
         ];
         for outcome in all.clone().into_iter().chain([Outcome::Batch(all.to_vec())]) {
-            check(&Reply { tag: 3, outcome }, Reply::decode);
+            check(&Reply { tag: 3, outcome }, |bytes| Reply::decode(bytes, usize::MAX));
         }
         // As deep as there are bytes: no stack is used up.
-        assert!(Request::decode(&[[0; 10].as_slice(), &[5, 1, 0, 0, 0].repeat(100_000)].concat()).is_err());
+        assert!(Request::decode(&[[0; 10].as_slice(), &[5, 1, 0, 0, 0].repeat(100_000)].concat(), usize::MAX).is_err());
     }
 
-    fn check<T: Wire + PartialEq + std::fmt::Debug>(it: &T, decode: impl Fn(&[u8]) -> Result<T, BadPacket>) {
+    fn check<T: Wire + PartialEq + std::fmt::Debug, E: PartialEq + std::fmt::Debug>(
+        it: &T,
+        decode: impl Fn(&[u8]) -> Result<T, E>,
+    ) {
         let mut bytes = Vec::new();
         it.put(&mut bytes);
         assert_eq!(decode(&bytes).as_ref(), Ok(it));

@@ -4,11 +4,13 @@ use std::net::IpAddr;
 
 use remora_nic::cm::{CmEvent, ConnId, reason, service_id};
 use remora_nic::{ConnectAttr, Event, Qpn, Route};
+use remora_replica::bounds::Bounds;
 use remora_replica::types::NodeId;
 
 use super::{Call, Role, Server};
 use crate::hello::{self, End, Hello, PROOF};
-use crate::wire::{PEER_FRAME, PEER_PORT, check_client_hello};
+use crate::no_room;
+use crate::wire::{PEER_PORT, check_client_hello};
 use remora_real::Error;
 use remora_real::Seat;
 
@@ -103,7 +105,7 @@ impl Server {
     }
 
     fn accept(&mut self, seat: &mut Seat<'_>, conn: ConnId, say: &[u8]) -> Result<Qpn, Error> {
-        let qpn = self.streams.open(seat.nic)?;
+        let qpn = self.streams.open(seat.nic).map_err(no_room)?;
         let attr = ConnectAttr { min_rnr_timer: 1, ..ConnectAttr::default() };
         if let Err(e) = seat.nic.accept(seat.now, conn, qpn, attr, say) {
             self.streams.close(seat.nic, qpn);
@@ -117,7 +119,7 @@ impl Server {
         let peer = &mut self.peers[usize::from(node.0)];
         let calling = peer.calling.take().filter(|call| call.qpn != qpn);
         let former = peer.connected.replace(qpn);
-        self.streams.favour(qpn, PEER_FRAME);
+        self.streams.favour(qpn, Bounds::SHIPPED.peer_frame);
         self.roles.insert(qpn, Role::Peer(node, conn));
         if let Some(call) = calling {
             let _ = seat.nic.disconnect(seat.now, call.conn);

@@ -3,17 +3,20 @@
 //! A connection carries a stream of bytes in SENDs; a frame is its length (4 bytes, little-endian) and so many bytes.
 //! Whatever is queued between two flushes shares SENDs, and a long frame takes several. Receives come from one shared
 //! queue, send buffers from one pool. A peer has no right to any memory: all it can do is send.
+//!
+//! [`Streams`] is an engine beside a [`Nic`] and has no time of its own: whoever drives the NIC calls
+//! [`Streams::poll`] after it has moved, and [`Streams::flush`] when it has queued its frames.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+use remora_memory::RegisterError;
 use remora_memory::{Access, Buffer, Pd, Region};
+use remora_nic::NicError;
 use remora_nic::{
     CqId, Data, Nic, QpInit, QpType, Qpn, SendOp, SendWr, Sge, SrqId, WcOpcode, WcStatus, WorkCompletion,
 };
-
-use remora_real::{Error, map_memory};
 
 /// Bytes of one SEND at most.
 const SLOT: usize = 16 << 10;
@@ -24,7 +27,7 @@ const SEND: u64 = 1 << 32;
 
 /// How many connections there may be, and buffers for them.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
+pub struct Sizes {
     /// Receives for all connections.
     pub receives: u32,
     /// Send buffers for all connections.
@@ -35,8 +38,25 @@ pub(super) struct Sizes {
     pub frame: usize,
 }
 
+impl Sizes {
+    /// Send buffers, those of favoured connections with them.
+    const fn slots(&self) -> u32 {
+        self.sends + self.favoured * WINDOW
+    }
+
+    /// How much memory (bytes) receives take.
+    pub const fn receive_bytes(&self) -> usize {
+        self.receives as usize * SLOT
+    }
+
+    /// How much memory (bytes) send buffers take.
+    pub const fn send_bytes(&self) -> usize {
+        self.slots() as usize * SLOT
+    }
+}
+
 /// All connections of a device that carry frames.
-pub(super) struct Streams {
+pub struct Streams {
     sizes: Sizes,
     pd: Pd,
     cq: CqId,
@@ -69,15 +89,26 @@ struct Stream {
 
 /// Something happened to a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arrival {
+pub enum Arrival {
     /// Bytes came: see [`Streams::take`].
     Bytes(Qpn),
     /// It carries nothing any more.
     Broken(Qpn),
 }
 
+/// What a NIC has no room for, or refuses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum StreamError {
+    /// Of queue pairs and queues.
+    #[error(transparent)]
+    Nic(#[from] NicError),
+    /// Of memory.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+}
+
 /// Bytes that came, and how far they have been read.
-pub(super) struct Inbound {
+pub struct Inbound {
     bytes: Vec<u8>,
     at: usize,
     limit: usize,
@@ -85,9 +116,10 @@ pub(super) struct Inbound {
 
 /// A frame is longer than may be.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct TooLong;
+pub struct TooLong;
 
 impl Inbound {
+    /// Bytes of frames of at most `limit` bytes.
     pub fn new(bytes: Vec<u8>, limit: usize) -> Self {
         Self { bytes, at: 0, limit }
     }
@@ -114,17 +146,17 @@ impl Inbound {
 }
 
 impl Streams {
-    pub fn new(nic: &mut Nic, sizes: Sizes) -> Result<Self, Error> {
+    /// Without connections; with memory of [`Sizes::receive_bytes`] and [`Sizes::send_bytes`].
+    pub fn new(nic: &mut Nic, sizes: Sizes, receives: Buffer, sends: Buffer) -> Result<Self, StreamError> {
         let registry = nic.registry().clone();
         let pd = registry.alloc_pd();
-        let map = |count: u32| -> Result<(Buffer, Arc<Region>), Error> {
-            let bytes = count as usize * SLOT;
-            let buffer = map_memory(bytes)?;
+        let register = |buffer: Buffer, bytes: usize| -> Result<(Buffer, Arc<Region>), StreamError> {
             let region = registry.register(pd, &buffer, 0, bytes, None, Access::LOCAL_WRITE)?;
             Ok((buffer, region))
         };
-        let count = sizes.sends + sizes.favoured * WINDOW;
-        let (receives, sends) = (map(sizes.receives)?, map(count)?);
+        let count = sizes.slots();
+        let receives = register(receives, sizes.receive_bytes())?;
+        let sends = register(sends, sizes.send_bytes())?;
         let cq = nic.create_cq(sizes.receives + count)?;
         let srq = nic.create_srq(pd, sizes.receives, 1)?;
         let free = (0..count).rev().collect();
@@ -138,7 +170,7 @@ impl Streams {
     }
 
     /// A queue pair in INIT, to be connected.
-    pub fn open(&mut self, nic: &mut Nic) -> Result<Qpn, Error> {
+    pub fn open(&mut self, nic: &mut Nic) -> Result<Qpn, StreamError> {
         let init = QpInit {
             srq: Some(self.srq),
             max_send_wr: WINDOW,
@@ -166,7 +198,7 @@ impl Streams {
         }
     }
 
-    /// The same, and there are always buffers for it, however many others use.
+    /// Frames of this connection may be so long, in bytes, and there are always buffers for it, however many others use.
     pub fn favour(&mut self, qpn: Qpn, bytes: usize) {
         self.set_frame(qpn, bytes);
         if let Some(stream) = self.streams.get_mut(&qpn) {

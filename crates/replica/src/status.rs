@@ -12,11 +12,13 @@ macro_rules! status {
                 [$((stringify!($name), self.$name)),*].into_iter()
             }
 
-            pub(super) fn encode(&self, out: &mut Vec<u8>) {
+            /// Appends its bytes.
+            pub fn encode(&self, out: &mut Vec<u8>) {
                 $(out.extend_from_slice(&self.$name.to_le_bytes());)*
             }
 
-            pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+            /// Reads what [`NodeStatus::encode`] writes.
+            pub fn decode(bytes: &[u8]) -> Option<Self> {
                 let mut numbers = bytes.chunks_exact(8).map(|chunk| chunk.try_into().map_or(0, u64::from_le_bytes));
                 let this = Self { $($name: numbers.next()?),* };
                 numbers.next().is_none().then_some(this)

@@ -1,0 +1,430 @@
+//! The client half of the replicated store: requests under way, attempts at them, and the node that is asked.
+//!
+//! A [`ReplicaClient`] has any number of requests under way at one node, and turns to the next node when that one fails,
+//! is silent or does not serve. It dials nothing and sends nothing itself. How to drive it:
+//!
+//! 1. Say what happens: [`ReplicaClient::submit`] a request; the connection that was ordered stands
+//!    ([`ReplicaClient::connected`]) or is gone ([`ReplicaClient::lost`]); a node's answer has come
+//!    ([`ReplicaClient::handle_reply`]); at [`ReplicaClient::next_timeout`], time has passed
+//!    ([`ReplicaClient::handle_timeout`]).
+//! 2. After each, do what it asks for until it asks for nothing: [`ReplicaClient::poll_order`] for the connection,
+//!    [`ReplicaClient::poll_transmit`] for requests to be sent on it, [`ReplicaClient::poll_ended`] for what has ended.
+//!
+//! There is one connection at a time. What comes on one that was given up is not to be handed in: a request is sent
+//! once on each, so that its answer is that to its last attempt.
+//!
+//! **Attempts.** With [`ClientConfig::retry`] a request that writes has a name and counts how often it was sent with an
+//! unknown outcome ([`Session`]); the record's mark tells a later attempt that an earlier one was done. Requests under way
+//! at the same time have different names, as a record remembers one request of each. A name goes on to the next request
+//! with a higher number, which overtakes whatever is left of the one before.
+//!
+//! **Refusals.** A node that does not serve has not taken the request: another one is asked, and it is the same attempt.
+//! Once an attempt may have been taken, no later refusal for want of room or service is the last word, not even of a
+//! part of a batch: the earlier attempt may still do what this one refused. Other refusals are: they are the same at
+//! every node, and the attempt that meets one leaves its mark, so that earlier ones come to nothing. A PERSIST that a node
+//! refuses since it does not know the scope is tried nowhere else: no node knows more, and its writes would have to be
+//! made again.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::Time;
+use crate::bounds::Bounds;
+use crate::ddp::{Op, Outcome, Refusal, Reply, Request, Session};
+use crate::types::ScopeId;
+
+/// How a client is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientConfig {
+    /// How many nodes there are.
+    pub nodes: usize,
+    /// The number of the node to begin with.
+    pub node: usize,
+    /// Its requests get the names above this one: unique in the cluster with any number below 2^20 added.
+    pub name: u64,
+    /// After so long (ns) without an answer a request's outcome is unknown.
+    pub timeout: Time,
+    /// Whether a write whose outcome is unknown is sent again until `timeout`, to another node. It is done once, unless
+    /// more clients than a record remembers have written it in between ([`crate::ddp::Config::stamps`]).
+    pub retry: bool,
+    /// How long (ns) a node may take to answer a call.
+    pub dial: Time,
+    /// How long (ns) a node may leave all requests unanswered before the next one is asked.
+    pub silence: Time,
+    /// How long (ns) to wait before the next call when all nodes have been called in vain, or one does not serve.
+    pub pause: Time,
+}
+
+impl ClientConfig {
+    /// Five seconds, no retries, beginning with node 0, and times as products ship with.
+    pub const fn new(nodes: usize, name: u64) -> Self {
+        let Bounds { dial, silence, pause, .. } = Bounds::SHIPPED;
+        Self { nodes, node: 0, name, timeout: 5_000_000_000, retry: false, dial, silence, pause }
+    }
+}
+
+/// Names a request that is under way.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Ticket(pub u64);
+
+/// Where a request's time went, seen from the node that answered it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Split {
+    /// From the request's arrival to its answer, in nanoseconds. 0 if there was none.
+    pub total_ns: u64,
+    /// Of that, communication: from sending the write to the others until the last acknowledgement that the answer
+    /// waited for, without the time for which its sender worked on it. The rest is computation: protocol, memory, log.
+    pub communication_ns: u64,
+}
+
+/// How a request ended.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Ended {
+    /// Which request.
+    pub ticket: Ticket,
+    /// How. [`Outcome::Unknown`]: no answer came in time, or the connection broke before one did; it may have been done
+    /// or not, or may still be. [`Outcome::Refused`]: it was not done and will not be.
+    pub outcome: Outcome,
+    /// From [`ReplicaClient::submit`] to the answer, in nanoseconds.
+    pub latency_ns: u64,
+    /// Where a write's time went at the node.
+    pub split: Split,
+}
+
+/// What is to become of the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// Connect to the node with this number, then say [`ReplicaClient::connected`]; if that fails,
+    /// [`ReplicaClient::lost`].
+    Call(usize),
+    /// End the connection, or the call, that there is. Nothing that comes of it counts any more.
+    HangUp,
+}
+
+/// A client of a cluster.
+#[derive(Clone, Debug)]
+pub struct ReplicaClient {
+    config: ClientConfig,
+    line: Line,
+    /// The one that it talks to, or calls next.
+    node: usize,
+    /// Nodes called in vain since the last connection.
+    failures: usize,
+    /// The node has said that it does not serve, or not all.
+    refused: bool,
+    hang_up: bool,
+    names: Names,
+    next: u64,
+    /// Requests without an answer, by ticket.
+    open: BTreeMap<u64, Open>,
+    /// Of those, which are still to be sent, in order.
+    unsent: VecDeque<u64>,
+    ended: VecDeque<Ended>,
+    /// When the node was heard last, or given something to do.
+    heard: Time,
+    /// Nothing is to be done by the clock before this.
+    due: Time,
+}
+
+/// The connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Line {
+    /// Nobody is called before this time.
+    Apart(Time),
+    /// A call is under way, which has until then.
+    Calling(Time),
+    Connected,
+}
+
+/// Names that no other request under way has.
+#[derive(Clone, Debug)]
+struct Names {
+    base: u64,
+    made: u64,
+    free: Vec<u64>,
+}
+
+impl Names {
+    fn take(&mut self) -> u64 {
+        self.free.pop().unwrap_or_else(|| {
+            self.made += 1;
+            self.base + self.made
+        })
+    }
+}
+
+/// A request without an answer.
+#[derive(Clone, Debug)]
+struct Open {
+    request: Request,
+    since: Time,
+    /// On the connection that stands.
+    sent: bool,
+}
+
+impl Open {
+    /// May it be sent again though it may have been taken?
+    fn again(&mut self) -> bool {
+        self.sent = false;
+        match (&mut self.request.session, &self.request.op) {
+            (Some(session), _) => session.attempt += 1,
+            // It changes nothing.
+            (None, Op::Get(_)) => {}
+            _ => return false,
+        }
+        true
+    }
+
+    /// An earlier attempt may have been taken.
+    fn maybe_taken(&self) -> bool {
+        self.request.session.is_some_and(|session| session.attempt > 0)
+    }
+}
+
+/// What an answer means for its request.
+enum Verdict {
+    /// It is the last word.
+    Final,
+    /// The node has not taken it: the same attempt may be made elsewhere.
+    NotTaken,
+    /// It may have been taken: the next attempt.
+    MaybeTaken,
+}
+
+impl Verdict {
+    fn of(outcome: &Outcome, open: &Open) -> Self {
+        match outcome {
+            Outcome::Refused(Refusal::NotServing) => Self::NotTaken,
+            Outcome::Unknown => Self::MaybeTaken,
+            _ if open.maybe_taken() && refuses_for_now(outcome) => Self::MaybeTaken,
+            _ => Self::Final,
+        }
+    }
+}
+
+/// Whether an outcome, or one of a batch's, is a refusal that says nothing of earlier attempts.
+fn refuses_for_now(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Refused(refusal) => matches!(refusal, Refusal::NotServing | Refusal::Busy),
+        Outcome::Batch(outcomes) => outcomes.iter().any(refuses_for_now),
+        _ => false,
+    }
+}
+
+impl ReplicaClient {
+    /// A client that knows of no node yet whether it is there.
+    pub fn new(config: ClientConfig) -> Self {
+        Self {
+            line: Line::Apart(0),
+            node: config.node % config.nodes.max(1),
+            failures: 0,
+            refused: false,
+            hang_up: false,
+            names: Names { base: config.name, made: 0, free: Vec::new() },
+            next: 0,
+            open: BTreeMap::new(),
+            unsent: VecDeque::new(),
+            ended: VecDeque::new(),
+            heard: 0,
+            due: 0,
+            config,
+        }
+    }
+
+    /// The number of the node that it talks to, or calls.
+    pub fn node(&self) -> usize {
+        self.node
+    }
+
+    /// Whether a connection stands.
+    pub fn is_connected(&self) -> bool {
+        self.line == Line::Connected
+    }
+
+    /// Requests under way.
+    pub fn under_way(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Requests under way, in the order of their beginning.
+    pub fn requests(&self) -> impl Iterator<Item = &Request> {
+        self.open.values().map(|open| &open.request)
+    }
+
+    /// From now on a request's outcome is unknown after so long (ns).
+    pub fn set_timeout(&mut self, timeout: Time) {
+        self.config.timeout = timeout;
+        self.due = 0;
+    }
+
+    /// Starts a request; within a scope in the Scope model, where [`Op::Persist`] ends it.
+    pub fn submit(&mut self, now: Time, scope: Option<ScopeId>, op: Op) -> Ticket {
+        let tag = self.next;
+        self.next += 1;
+        let stamped = self.config.retry && !matches!(op, Op::Get(_) | Op::Persist);
+        let session = stamped.then(|| Session { client: self.names.take(), sequence: tag + 1, attempt: 0 });
+        if self.open.is_empty() {
+            self.heard = now;
+            self.due = self.due.min(now.saturating_add(self.config.silence.min(self.config.timeout)));
+        }
+        let request = Request { tag, session, scope, op };
+        self.open.insert(tag, Open { request, since: now, sent: false });
+        self.unsent.push_back(tag);
+        Ticket(tag)
+    }
+
+    /// The connection that was ordered stands.
+    pub fn connected(&mut self, now: Time) {
+        if let Line::Calling(_) = self.line {
+            self.line = Line::Connected;
+            self.heard = now;
+            self.failures = 0;
+            self.due = 0;
+        }
+    }
+
+    /// The connection, or the call that was ordered, has failed.
+    pub fn lost(&mut self, now: Time) {
+        if !matches!(self.line, Line::Apart(_)) {
+            self.leave(now);
+        }
+    }
+
+    /// The node has said something on the connection, an answer or not.
+    #[inline]
+    pub fn heard(&mut self, now: Time) {
+        self.heard = now;
+    }
+
+    /// An answer has come on the connection.
+    pub fn handle_reply(&mut self, now: Time, Reply { tag, outcome }: Reply, split: Split) {
+        self.heard = now;
+        let Some(open) = self.open.get_mut(&tag).filter(|open| open.sent) else { return };
+        let again = match Verdict::of(&outcome, open) {
+            Verdict::Final => false,
+            Verdict::NotTaken => true,
+            Verdict::MaybeTaken => open.again(),
+        };
+        if again {
+            open.sent = false;
+            self.unsent.push_back(tag);
+            self.refused = true;
+        } else {
+            self.end(now, tag, outcome, split);
+        }
+    }
+
+    /// When [`ReplicaClient::handle_timeout`] is due, or [`ReplicaClient::poll_order`] has something to say.
+    pub fn next_timeout(&self) -> Time {
+        match self.line {
+            Line::Apart(until) => until.min(self.due),
+            _ => self.due,
+        }
+    }
+
+    /// Time has passed.
+    #[inline]
+    pub fn handle_timeout(&mut self, now: Time) {
+        if now >= self.due {
+            self.look(now);
+        }
+    }
+
+    fn look(&mut self, now: Time) {
+        self.give_up(now);
+        let fails = match self.line {
+            Line::Apart(_) => false,
+            Line::Calling(until) => now >= until,
+            Line::Connected => !self.open.is_empty() && now.saturating_sub(self.heard) > self.config.silence,
+        };
+        if fails {
+            self.hang_up = true;
+            self.leave(now);
+        }
+        let oldest = self.open.first_key_value().map(|(_, open)| open.since.saturating_add(self.config.timeout));
+        let line = match self.line {
+            Line::Calling(until) => until,
+            Line::Connected if !self.open.is_empty() => self.heard.saturating_add(self.config.silence + 1),
+            _ => Time::MAX,
+        };
+        self.due = oldest.unwrap_or(Time::MAX).min(line);
+    }
+
+    /// What is to become of the connection; `None` if it may stay as it is.
+    pub fn poll_order(&mut self, now: Time) -> Option<Order> {
+        if self.refused && self.line == Line::Connected {
+            self.hang_up = true;
+            self.leave(now);
+        }
+        if std::mem::take(&mut self.hang_up) {
+            return Some(Order::HangUp);
+        }
+        match self.line {
+            Line::Apart(until) if now >= until => {
+                let until = now.saturating_add(self.config.dial);
+                self.line = Line::Calling(until);
+                self.due = self.due.min(until);
+                Some(Order::Call(self.node))
+            }
+            _ => None,
+        }
+    }
+
+    /// The next request to be sent on the connection.
+    pub fn poll_transmit(&mut self) -> Option<&Request> {
+        if self.line != Line::Connected {
+            return None;
+        }
+        // Whoever is gone has run out of time.
+        while let Some(tag) = self.unsent.pop_front() {
+            if self.open.contains_key(&tag) {
+                let open = self.open.get_mut(&tag)?;
+                open.sent = true;
+                return Some(&open.request);
+            }
+        }
+        None
+    }
+
+    /// The next request that has ended.
+    pub fn poll_ended(&mut self) -> Option<Ended> {
+        self.ended.pop_front()
+    }
+
+    /// To the next node; after a pause if all have been tried, or if this one does not serve: others may not know yet.
+    /// What was sent is sent again there, or its outcome is unknown.
+    fn leave(&mut self, now: Time) {
+        self.node = (self.node + 1) % self.config.nodes.max(1);
+        self.failures += 1;
+        let pause = std::mem::take(&mut self.refused) || self.failures.is_multiple_of(self.config.nodes.max(1));
+        self.line = Line::Apart(now + if pause { self.config.pause } else { 0 });
+        let sent: Vec<u64> = self.open.iter().filter(|(_, open)| open.sent).map(|(&tag, _)| tag).collect();
+        for tag in sent {
+            match self.open.get_mut(&tag).is_some_and(Open::again) {
+                true => self.unsent.push_back(tag),
+                false => self.end(now, tag, Outcome::Unknown, Split::default()),
+            }
+        }
+    }
+
+    /// Ends what has run out of time. Nobody has taken what only nodes that do not serve were asked for.
+    fn give_up(&mut self, now: Time) {
+        // They are in the order of their beginning.
+        while let Some((&tag, open)) = self.open.first_key_value()
+            && now.saturating_sub(open.since) >= self.config.timeout
+        {
+            let never = !open.sent && !open.maybe_taken();
+            let outcome = if never { Outcome::Refused(Refusal::NotServing) } else { Outcome::Unknown };
+            self.end(now, tag, outcome, Split::default());
+        }
+    }
+
+    fn end(&mut self, now: Time, tag: u64, outcome: Outcome, split: Split) {
+        let Some(open) = self.open.remove(&tag) else { return };
+        self.names.free.extend(open.request.session.map(|session| session.client));
+        let latency_ns = now.saturating_sub(open.since);
+        self.ended.push_back(Ended { ticket: Ticket(tag), outcome, latency_ns, split });
+    }
+}
+
+#[cfg(test)]
+mod tests;
