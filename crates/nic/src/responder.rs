@@ -283,14 +283,18 @@ impl QueuePair {
         }
         self.resp.message = Message::None;
         let pd = self.recv_pd(ctx);
-        if let Err(status) = ctx.scatter(&mut self.local_region, pd, &self.recv.sges, offset as usize, data) {
+        let end = offset.saturating_add(data.len() as u32);
+        let landed = match end <= MAX_MESSAGE {
+            true => ctx.scatter(&mut self.local_region, pd, &self.recv.sges, offset as usize, data),
+            false => Err(WcStatus::LocalLength),
+        };
+        if let Err(status) = landed {
             let wc = self.wc(self.recv.wr_id, status, WcOpcode::Recv, 0);
             self.complete_recv(ctx, wc, true);
             return Err(Local(status));
         }
-        let offset = offset + data.len() as u32;
         if !(op.is_last() || op.is_only()) {
-            self.resp.message = Message::Send { offset };
+            self.resp.message = Message::Send { offset: end };
             return Ok(1);
         }
         if let Some(rkey) = invalidate
@@ -304,7 +308,7 @@ impl QueuePair {
         let wc = WorkCompletion {
             imm,
             invalidated: invalidate,
-            ..self.wc(self.recv.wr_id, WcStatus::Success, WcOpcode::Recv, offset)
+            ..self.wc(self.recv.wr_id, WcStatus::Success, WcOpcode::Recv, end)
         };
         self.complete_recv(ctx, wc, bth.solicited);
         Ok(1)

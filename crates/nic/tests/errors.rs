@@ -446,3 +446,33 @@ fn naks_become_completion_statuses() {
         assert_eq!(done, [(0, WcStatus::Success), (1, status), (2, WcStatus::Flushed)], "{code:?}");
     }
 }
+
+/// A receive may have room for more than 4 GB, in elements that overlap. What comes ends at 2 GB all the same, before its
+/// length would wrap.
+#[test]
+fn a_message_over_two_gigabytes_is_refused() {
+    const PIECE: usize = 72 << 20;
+    let setup = Setup { mtu: 4096, psn_a: 0, psn_b: 5000, ..Setup::default() };
+    let mut bare = Bare::sized(setup, PIECE);
+    let init = bare.side.nic.qp_init(bare.side.qp).expect("live");
+    bare.side.renew(QpInit { max_recv_sge: 32, ..init });
+    bare.side.bring_up(A, Qpn(PEER_QP), (5000, 0), setup);
+    let sges = [bare.side.sge(0, PIECE); 32];
+    bare.side.nic.post_recv(bare.side.qp, 1, &sges).expect("room");
+    let data = [7; 4096];
+    let mut packet = common::bare::bytes_of(&bare.packet(Opcode::RcSendMiddle, 0, &data));
+    let mut say = |bare: &mut Bare, opcode: Opcode, psn: u32| {
+        packet[0] = opcode.as_u8();
+        // The PSN, without asking for an ACK.
+        packet[8..12].copy_from_slice(&psn.to_be_bytes());
+        bare.give_bytes(&packet);
+    };
+    let packets = (1 << 31) / 4096;
+    say(&mut bare, Opcode::RcSendFirst, 0);
+    (1..packets).for_each(|psn| say(&mut bare, Opcode::RcSendMiddle, psn));
+    assert_eq!(bare.side.take_done().len(), 0, "2 GB have come");
+    say(&mut bare, Opcode::RcSendMiddle, packets);
+    let done = bare.side.take_done();
+    assert_eq!((done[0].wr_id, done[0].status), (1, WcStatus::LocalLength));
+    assert_eq!(bare.brief(), [nak(packets, NakCode::InvalidRequest)]);
+}
