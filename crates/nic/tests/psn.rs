@@ -77,7 +77,7 @@ fn msn_counts_messages() {
     }
 }
 
-/// 2^24 messages and a few: the MSN comes back to where it was. For a build that is optimised, such as
+/// 2^24 messages and a few: the MSN comes back to where it was. Too slow with overflow checks, so run by
 /// `cargo test --profile wrapping`.
 #[test]
 #[cfg(not(debug_assertions))]

@@ -126,10 +126,10 @@ fn numbers_of_destroyed_queue_pairs_are_not_used_again_soon() {
     }
 }
 
-/// Each slot is used over 200 times, in an optimised build 4,000 times.
+/// Each slot is used over 200 times, and then all are free.
 #[test]
 fn no_queue_slot_leaks() {
-    let operations: u64 = if cfg!(debug_assertions) { 60_000 } else { 1_000_000 };
+    let operations = 60_000;
     let mut p = Pair::new(1, Faults { latency: 1000, loss: 1, ..Faults::default() }, Setup::default());
     let (list, rkey) = ([p.a.sge(0, 8)], p.b.key());
     let (mut done, mut received, mut posted, mut state) = (0, 0, 0, 1u64);
