@@ -51,7 +51,7 @@ impl HostMemory {
         self.0.domain.pd
     }
 
-    /// The same memory and cache for a call beside this one.
+    /// For a call beside this one: it shares the memory and the cache, and has limits of its own.
     pub(crate) fn another(&self, limits: Limits) -> Self {
         HostMemory(Box::new(Inner {
             domain: self.0.domain.clone(),
@@ -60,7 +60,7 @@ impl HostMemory {
         }))
     }
 
-    /// The same memory with nothing in the cache.
+    /// For a call elsewhere: it shares the memory, and its cache is empty.
     pub(crate) fn fresh(&self, limits: Limits) -> Self {
         let Domain { registry, pd, prefetching, .. } = &*self.0.domain;
         HostMemory::new(registry.clone(), *pd, *prefetching, limits)

@@ -55,7 +55,7 @@ pub trait Memory {
         _ = instructions;
     }
 
-    /// The same memory with accesses that never wait, if the place has such; for code that cannot be suspended.
+    /// A view of this memory whose accesses never wait, if the place has one: for code that cannot be suspended.
     fn immediate(&self) -> Option<&dyn Immediate> {
         None
     }

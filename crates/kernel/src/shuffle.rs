@@ -125,7 +125,7 @@ impl Partitioner {
         Self::with_runs(hashed, &partitions, GATHER)
     }
 
-    /// The same with runs of `gather` values: a power of two, made at least 8 and at most 64.
+    /// As [`new`](Self::new), with runs of `gather` values: a power of two, made at least 8 and at most 64.
     pub fn with_runs(hashed: bool, partitions: &[Partition], gather: usize) -> Result<Self, Status> {
         let count = partitions.len();
         let fits = |p: &Partition| {
@@ -365,7 +365,7 @@ mod tests {
         }
     }
 
-    /// The same values into memory that a core can store to, and by runs.
+    /// Stored to memory that a core can reach, or written by runs, the values lie alike.
     #[test]
     fn values_stored_at_once_lie_as_those_of_runs() {
         let registry = std::sync::Arc::new(Registry::new([8; 32]));

@@ -38,8 +38,8 @@ pub unsafe fn load(src: *mut u8, out: &mut [u8]) {
     unsafe { load_words(src, out) };
 }
 
-/// The same where nobody is to write any more: in whatever order and pieces is quickest. If somebody writes all the same,
-/// what comes out is any mix of old and new bytes.
+/// Copies memory that nobody is to write any more out, in whatever order and pieces is quickest. If somebody writes it
+/// nevertheless, what comes out is any mix of old and new bytes.
 ///
 /// # Safety
 /// As for [`load`].
@@ -406,7 +406,8 @@ pub fn prefetch_lines(ptr: *const u8, count: usize) {
     prefetch_to::<FIRST_LEVEL>(ptr, count);
 }
 
-/// The same for the second-level cache: what is to be read, but not yet.
+/// Asks the second-level cache for `count` lines from the one at `ptr` on, which are to be read, but not yet. A hint: any
+/// address is harmless.
 #[inline(always)]
 pub fn prefetch_near(ptr: *const u8, count: usize) {
     prefetch_to::<SECOND_LEVEL>(ptr, count);

@@ -251,7 +251,7 @@ impl Registry {
         self.find(key, None)
     }
 
-    /// The same for one queue pair, to which a window of type 2 may be bound.
+    /// What this key opens for one queue pair: a region, a window of type 1, or one of type 2 that is bound to it.
     pub fn lookup_for(&self, key: u32, qp: u32) -> Option<Arc<Region>> {
         self.find(key, Some(qp))
     }

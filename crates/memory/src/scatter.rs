@@ -110,7 +110,7 @@ impl Scatter {
         self.spread::<false>(values, &[])
     }
 
-    /// The same with places that the low bits of `names` give, one for each value.
+    /// Stores each value at the place that the low bits of its name in `names` give; otherwise as [`put`](Self::put).
     pub fn put_named(&mut self, values: &[[u8; 8]], names: &[u64]) -> Result<bool, AccessError> {
         let count = values.len().min(names.len());
         self.spread::<true>(&values[..count], &names[..count])

@@ -158,8 +158,8 @@ impl Cm {
         self.send_req(now, call, params, false)
     }
 
-    /// The same for a user who brings its queue pair up by itself: [`CmEvent::Response`] comes first, and
-    /// [`CmEvent::Established`] of [`Cm::ready`].
+    /// Calls a peer, for a user who brings its queue pair up by itself: [`CmEvent::Response`] comes first, and
+    /// [`CmEvent::Established`] after [`Cm::ready`]. Otherwise as [`Cm::connect`].
     pub fn call(&mut self, now: u64, call: ConnectCall<'_>, params: QpParams) -> Result<ConnId, CmError> {
         self.send_req(now, call, params, true)
     }
@@ -264,7 +264,8 @@ impl Cm {
         }
     }
 
-    /// The same by connection, from a user who was told by other ways. Does nothing if it is established already.
+    /// The user has learnt by other ways that the peer had the REP. Gives [`CmEvent::Established`], or does nothing if the
+    /// connection is established already.
     pub fn establish(&mut self, now: u64, id: ConnId) -> Result<(), CmError> {
         match self.table.get(id).ok_or(CmError::UnknownConn(id))?.state {
             State::RepSent => self.set_established(now, id, Vec::new()),

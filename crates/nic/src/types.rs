@@ -257,25 +257,25 @@ impl<'a> SendWr<'a> {
         Self { wr_id, op, data, signaled: true, fence: false, solicited: false, dest: None }
     }
 
-    /// The same without a completion on success.
+    /// Has no completion if it succeeds.
     pub fn unsignaled(mut self) -> Self {
         self.signaled = false;
         self
     }
 
-    /// The same, held back until earlier READs and atomics are complete.
+    /// Waits until earlier READs and atomics are complete.
     pub fn fenced(mut self) -> Self {
         self.fence = true;
         self
     }
 
-    /// The same, raising a solicited event at the receiver.
+    /// Raises a solicited event at the receiver.
     pub fn solicited(mut self) -> Self {
         self.solicited = true;
         self
     }
 
-    /// The same as a datagram to `dest`.
+    /// Goes to `dest`, as a datagram.
     pub fn to(mut self, dest: UdDest) -> Self {
         self.dest = Some(dest);
         self

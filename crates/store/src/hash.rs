@@ -13,7 +13,7 @@ const LINE: usize = 64;
 /// Why a table cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
-    /// The same key twice.
+    /// A key that occurs twice.
     #[error("key {key:#x} occurs twice, as records {first} and {second} (counted from 0)")]
     DuplicateKey {
         /// The key.

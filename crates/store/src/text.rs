@@ -12,7 +12,7 @@ const LEN_BYTES: usize = 4;
 /// Why a table cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordsError {
-    /// The same key twice.
+    /// A key that occurs twice.
     #[error("key {:?} occurs twice", String::from_utf8_lossy(.0))]
     DuplicateKey(Vec<u8>),
     /// Two keys with one hash, of which a look-up would find only the first.

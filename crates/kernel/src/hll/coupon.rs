@@ -158,8 +158,8 @@ fn hash_wide(least: u8, values: &[[u8; 8]], room: &mut Room) -> (usize, usize) {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const SIFTED_FROM: u8 = 2;
 
-/// The same arithmetic with AVX-512, which has 64-bit products and leading zeros of eight values at a time, for which
-/// older instruction sets have nothing.
+/// Hashing with AVX-512, which has 64-bit products and leading zeros of eight values at a time. Older instruction sets
+/// have nothing like it.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod wide {
     use super::{ADDRESS_BITS, ADDRESS_MASK, BLOCK, FINAL, INPUT, LANES, MAX_VALUE, START};

@@ -129,7 +129,7 @@ impl Bare {
         said
     }
 
-    /// The same, in brief.
+    /// What the engine has to say, in brief.
     pub fn brief(&mut self) -> Vec<(Opcode, u32, Option<u8>)> {
         self.said().iter().map(Said::brief).collect()
     }

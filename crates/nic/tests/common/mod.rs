@@ -18,7 +18,7 @@ use remora_wire::icrc::{IcrcFlow, IcrcVerdict};
 pub const A: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 pub const B: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 
-/// The same two in the other address family.
+/// A and B over IPv6.
 pub const V6: [IpAddr; 2] =
     [IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1)), IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2))];
 

@@ -557,7 +557,7 @@ impl World {
         nic.resize_cq(*cq, 256).expect("room for all there can be");
     }
 
-    /// The same key, and now and then other rights.
+    /// Registers memory again under the key that it has, now and then with other rights.
     fn reregister(&mut self, side: usize, input: &mut Input<'_>) {
         let End { nic, buffer, region, .. } = &mut self.ends[side];
         let memory = Translation { buffer, offset: AT, len: LEN, va: None };

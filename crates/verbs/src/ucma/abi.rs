@@ -296,7 +296,7 @@ impl<const N: usize> Out<N> {
         Self([0; N])
     }
 
-    /// The same with a field's bytes at an offset.
+    /// Puts a field's bytes at an offset.
     pub fn put(mut self, at: usize, bytes: &[u8]) -> Self {
         self.0[at..at + bytes.len()].copy_from_slice(bytes);
         self

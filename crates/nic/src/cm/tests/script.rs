@@ -9,7 +9,7 @@ enum On {
     Time,
     /// The peer's message of that name, see [`peer_says`].
     Hear(&'static str),
-    /// The same from another address.
+    /// The peer's message of that name from an address that is not the peer's.
     Forged(&'static str),
     Connect,
     Accept,
