@@ -8,6 +8,7 @@ pub mod bench_model;
 mod calls;
 pub mod compare;
 pub mod format;
+pub mod load;
 #[cfg(test)]
 mod local;
 pub mod machine;
