@@ -217,6 +217,11 @@ pub fn system_time() -> Ps {
     ps(START.elapsed())
 }
 
+/// A latency, to the nearest nanosecond.
+pub fn duration(span: Ps) -> Duration {
+    Duration::from_nanos((span.0 + 500) / 1000)
+}
+
 /// A span of the system's clock.
 pub fn ps(time: Duration) -> Ps {
     Ps::from_ns(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))

@@ -14,6 +14,7 @@ use remora_real::{RemoteRegion, WriterConfig, fill_object};
 use remora_service::Full;
 use serde::{Deserialize, Serialize};
 
+use crate::load::Trouble;
 use crate::measure::Counts;
 use crate::run::{Calls, Outcome};
 use crate::target::Target;
@@ -43,6 +44,19 @@ pub enum ModelError {
     /// The user wants no more.
     #[error("interrupted")]
     Interrupted,
+}
+
+impl ModelError {
+    /// What ended a loop of calls in a placement.
+    pub(crate) fn of(placement: Placement, trouble: Trouble) -> Self {
+        match trouble {
+            Trouble::Wrong(what) => Self::Wrong { placement, what },
+            Trouble::Still(under_way) => Self::Still(under_way),
+            // Modelled time goes on only with events; calls that are made again for ever are no progress either.
+            Trouble::Stuck(_) => Self::Still(0),
+            Trouble::Interrupted => Self::Interrupted,
+        }
+    }
 }
 
 /// What came of a modelled measurement.

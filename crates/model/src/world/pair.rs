@@ -56,6 +56,8 @@ pub struct Done<'a> {
     pub reply: &'a [u8],
     /// From the start of its submission to the end.
     pub latency: Ps,
+    /// When it ended.
+    pub at: Ps,
 }
 
 /// What the client's side has done.
@@ -343,7 +345,7 @@ impl Pair {
             slot.live = false;
             self.free_calls.push(call);
             let (tag, status, latency) = (slot.tag, slot.status.unwrap_or(Status::LOST), self.now - slot.since);
-            done(Done { tag, status, reply: &slot.reply, latency });
+            done(Done { tag, status, reply: &slot.reply, latency, at: self.now });
         }
         Ok(true)
     }

@@ -5,6 +5,7 @@ mod fit;
 mod point;
 mod streams;
 mod study;
+mod transfers;
 
 use std::sync::Arc;
 

@@ -6,16 +6,17 @@ use remora_lab::stats::Latencies;
 use remora_memory::Region;
 use remora_model::platform::{Platform, Stream, Tcp};
 use remora_model::time::Ps;
-use remora_model::world::{PairSpec, RawVerb, Writer};
+use remora_model::world::{Pair, PairSpec, RawVerb, Writer};
 use remora_real::fill_object;
 use remora_store::{Place as At, checked, hash};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::streams;
 use super::study::{Run, Series, Study};
+use super::transfers::{Transferred, Transfers};
 use crate::calls::{Lists, Objects};
+use crate::load::{self, Until};
 use crate::modelled::{ModelError, Modelled, usage};
 use crate::run::{Calls, Outcome};
 
@@ -113,34 +114,17 @@ fn raw(
 ) -> Result<Outcomes, ModelError> {
     let region = model.pair().alloc(bytes)?;
     let pair = model.pair();
-    let mut latencies = Latencies::new();
-    let (mut sum, mut begun, mut ended) = (Ps::ZERO, 0, 0);
+    let (mut latencies, mut sum) = (Latencies::new(), Ps::ZERO);
+    let mut submit = |pair: &mut Pair, _, tag| pair.submit_raw(verb, &region, bytes as u32, tag);
     // A quarter as many again come before, unmeasured.
     let warm_up = (count / 4).max(in_flight);
-    let mut start = (Ps::ZERO, 0);
-    while ended < warm_up + count {
-        while begun < warm_up + count && begun - ended < in_flight {
-            let _ = pair.submit_raw(verb, &region, bytes as u32, 0);
-            begun += 1;
-        }
-        let mut done = 0;
-        let went_on = pair.poll(&mut |end| {
-            done += 1;
-            if ended + done > warm_up {
-                latencies.record(Duration::from_nanos((end.latency.0 + 500) / 1000));
-                sum += end.latency;
-            }
+    let transfers = Transfers::new(pair, Placement::Nic, &mut submit).after(warm_up);
+    let Transferred { since, events, .. } =
+        transfers.run(in_flight, Until::Begun(warm_up + count), &mut |latency| {
+            latencies.record(load::duration(latency));
+            sum += latency;
         })?;
-        if !went_on {
-            return Err(ModelError::Still((begun - ended) as u32));
-        }
-        if ended < warm_up && ended + done >= warm_up {
-            pair.reset_usage();
-            start = (pair.now(), pair.events());
-        }
-        ended += done;
-    }
-    let span = (pair.now() - start.0).as_secs();
+    let span = (pair.now() - since).as_secs();
     let busiest = usage(pair).into_iter().max_by(|a, b| a.busy.total_cmp(&b.busy));
     Ok(Outcomes {
         median_ns: latencies.quantile(0.5) as f64 * scale,
@@ -152,7 +136,7 @@ fn raw(
         binding: busiest.as_ref().map(|b| b.name.clone()).unwrap_or_default(),
         binding_busy: busiest.map_or(0.0, |b| b.busy),
         joules_per_op: pair.energy().map(|e| (e.client + e.node) / count as f64),
-        events: pair.events() - start.1,
+        events: pair.events() - events,
     })
 }
 

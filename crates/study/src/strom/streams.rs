@@ -12,6 +12,8 @@ use remora_model::world::{Full, MAX_CALLS, Pair};
 use remora_store::hash;
 
 use super::point::{Ground, Outcomes, window};
+use super::transfers::{Transferred, Transfers};
+use crate::load::Until;
 use crate::modelled::{ModelError, usage};
 
 /// Log2 of the partitions: as many as StRoM's kernel has at most.
@@ -43,10 +45,6 @@ fn wrong(placement: Placement, what: String) -> ModelError {
     ModelError::Wrong { placement, what }
 }
 
-fn full(_: Full) -> ModelError {
-    ModelError::Still(MAX_CALLS as u32)
-}
-
 /// What one long operation came to.
 fn whole(pair: &Pair, bytes: u64, span: Ps) -> Outcomes {
     let busiest = usage(pair).into_iter().max_by(|a, b| a.busy.total_cmp(&b.busy));
@@ -65,22 +63,15 @@ fn whole(pair: &Pair, bytes: u64, span: Ps) -> Outcomes {
     }
 }
 
-/// Polls until so many calls have ended, all well.
-fn finish(pair: &mut Pair, calls: u32) -> Result<(), ModelError> {
-    let (mut left, mut failed) = (calls, None);
-    while left > 0 {
-        let went_on = pair.poll(&mut |done| {
-            left -= 1;
-            failed = failed.or((done.status != Status::Ok).then_some(done.status));
-        })?;
-        if let Some(status) = failed {
-            return Err(wrong(Placement::Nic, format!("a transfer ended with {status:?}")));
-        }
-        if !went_on {
-            return Err(ModelError::Still(left));
-        }
-    }
-    Ok(())
+/// One transfer after another, `count` of them, as many under way as a pair takes.
+fn transfer(
+    pair: &mut Pair,
+    placement: Placement,
+    count: u64,
+    submit: &mut dyn FnMut(&mut Pair, u64, u32) -> Result<(), Full>,
+) -> Result<(), ModelError> {
+    let transfers = Transfers::new(pair, placement, submit);
+    transfers.run(MAX_CALLS as u64, Until::Begun(count), &mut |_| {}).map(drop)
 }
 
 /// One WRITE of `mib` MiB.
@@ -88,8 +79,9 @@ pub(super) fn write_values(ground: &Ground, mib: u64) -> Result<Outcomes, ModelE
     let (mut pair, bytes) = (Pair::new(&ground.spec)?, mib << 20);
     let (from, to) = (pair.client_memory(bytes)?, pair.alloc(bytes)?);
     let start = pair.now();
-    pair.submit_write((&from, from.va(), bytes as u32), (&to, to.va()), 0).map_err(full)?;
-    finish(&mut pair, 1)?;
+    transfer(&mut pair, Placement::Nic, 1, &mut |pair, _, tag| {
+        pair.submit_write((&from, from.va(), bytes as u32), (&to, to.va()), tag)
+    })?;
     Ok(whole(&pair, bytes, pair.now() - start))
 }
 
@@ -161,17 +153,12 @@ pub(super) fn partition_and_write(ground: &Ground, mib: u64) -> Result<Outcomes,
     let from = source(&mut pair, &image)?;
     let start = pair.now();
     pair.client_work(op::SHUFFLE, data.values.len());
-    let mut under_way = 0;
-    for partition in data.partitions.iter().filter(|partition| partition.values > 0) {
-        if under_way == MAX_CALLS as u32 {
-            finish(&mut pair, 1)?;
-            under_way -= 1;
-        }
+    let partitions: Vec<&Partition> = data.partitions.iter().filter(|partition| partition.values > 0).collect();
+    transfer(&mut pair, Placement::Nic, partitions.len() as u64, &mut |pair, number, tag| {
+        let partition = partitions[number as usize];
         let va = from.va() + (partition.va - data.to.va());
-        pair.submit_write((&from, va, 8 * partition.values), (&data.to, partition.va), 0).map_err(full)?;
-        under_way += 1;
-    }
-    finish(&mut pair, under_way)?;
+        pair.submit_write((&from, va, 8 * partition.values), (&data.to, partition.va), tag)
+    })?;
     data.check(&image, Placement::Client)?;
     Ok(whole(&pair, data.values.len() as u64, pair.now() - start))
 }
@@ -185,15 +172,16 @@ pub(super) fn shuffle(ground: &Ground, mib: u64) -> Result<Outcomes, ModelError>
     let payload = [histogram, &data.values].concat();
     let from = source(&mut pair, &payload)?;
     let start = pair.now();
-    pair.submit_stream(op::SHUFFLE, params, (&from, from.va(), payload.len() as u32), 0).map_err(full)?;
-    finish(&mut pair, 1)?;
+    transfer(&mut pair, Placement::Nic, 1, &mut |pair, _, tag| {
+        pair.submit_stream(op::SHUFFLE, params, (&from, from.va(), payload.len() as u32), tag)
+    })?;
     data.check(&data.partitioned()?, Placement::Nic)?;
     Ok(whole(&pair, data.values.len() as u64, pair.now() - start))
 }
 
 /// What came of `count` operations of `bytes` each.
-fn many(pair: &Pair, bytes: u64, count: u64, (start, events): (Ps, u64)) -> Outcomes {
-    let span = pair.now() - start;
+fn many(pair: &Pair, bytes: u64, Transferred { measured: count, since, events, .. }: Transferred) -> Outcomes {
+    let span = pair.now() - since;
     let all = whole(pair, bytes, span);
     let per_op = |value: f64| value / count as f64;
     let ns = per_op(all.mean_ns);
@@ -220,29 +208,11 @@ pub(super) fn count_streams(ground: &Ground, placement: Placement, threads: u64)
     let params = HllParams { lg_k: LG_K, want_image: false, payload_is_image: false, registers: None }.encode();
     let in_flight = AHEAD * threads.max(4);
     let (warm_up, count) = (in_flight, ROUNDS * in_flight / AHEAD);
-    let (mut begun, mut ended, mut since, mut failed) = (0, 0, (Ps::ZERO, 0), None);
-    while ended < warm_up + count {
-        while begun - ended < in_flight {
-            pair.submit_stream(op::HYPERLOGLOG, &params, (&from, from.va(), COUNTED as u32), 0).map_err(full)?;
-            begun += 1;
-        }
-        let before = ended;
-        let went_on = pair.poll(&mut |done| {
-            ended += 1;
-            failed = failed.take().or_else(|| miscounted(done.status, done.reply));
-        })?;
-        if let Some(what) = failed {
-            return Err(wrong(placement, what));
-        }
-        if !went_on {
-            return Err(ModelError::Still((begun - ended) as u32));
-        }
-        if before < warm_up && ended >= warm_up {
-            pair.reset_usage();
-            since = (pair.now(), pair.events());
-        }
-    }
-    Ok(many(&pair, COUNTED, ended - warm_up, since))
+    let mut submit =
+        |pair: &mut Pair, _, tag| pair.submit_stream(op::HYPERLOGLOG, &params, (&from, from.va(), COUNTED as u32), tag);
+    let transfers = Transfers::new(&mut pair, placement, &mut submit).checked(&miscounted).after(warm_up);
+    let done = transfers.run(in_flight, Until::Ended(warm_up + count), &mut |_| {})?;
+    Ok(many(&pair, COUNTED, done))
 }
 
 /// What is wrong with the answer to a stream of distinct values.
@@ -264,26 +234,16 @@ pub(super) fn count_writes(ground: &Ground, bytes: u64) -> Result<Outcomes, Mode
     pair.set_tap(Sketch::new(LG_K).ok());
     let (in_flight, count) = window(bytes);
     let warm_up = (count / 4).max(in_flight);
-    let (mut begun, mut ended, mut since) = (0, 0, (Ps::ZERO, 0));
-    while ended < warm_up + count {
-        while begun < warm_up + count && begun - ended < in_flight {
-            // One piece of the values after the other.
-            let at = begun * bytes % (8 * VALUES);
-            pair.submit_write((&from, from.va() + at, bytes as u32), (&to, to.va()), 0).map_err(full)?;
-            begun += 1;
-        }
-        let before = ended;
-        if !pair.poll(&mut |_| ended += 1)? {
-            return Err(ModelError::Still((begun - ended) as u32));
-        }
-        if before < warm_up && ended >= warm_up {
-            pair.reset_usage();
-            since = (pair.now(), pair.events());
-        }
-    }
-    let (sent, estimate) = ((begun * bytes / 8).min(VALUES), pair.tap().map_or(0.0, Sketch::estimate));
+    let mut submit = |pair: &mut Pair, number, tag| {
+        // One piece of the values after the other.
+        let at = number * bytes % (8 * VALUES);
+        pair.submit_write((&from, from.va() + at, bytes as u32), (&to, to.va()), tag)
+    };
+    let transfers = Transfers::new(&mut pair, Placement::Nic, &mut submit).after(warm_up);
+    let done = transfers.run(in_flight, Until::Begun(warm_up + count), &mut |_| {})?;
+    let (sent, estimate) = ((done.begun * bytes / 8).min(VALUES), pair.tap().map_or(0.0, Sketch::estimate));
     match is_near(estimate, sent) {
-        true => Ok(many(&pair, bytes, ended - warm_up, since)),
+        true => Ok(many(&pair, bytes, done)),
         false => Err(wrong(Placement::Nic, format!("{estimate} distinct values, and there were {sent}"))),
     }
 }
