@@ -11,13 +11,13 @@ use remora_lab::probe::Probe;
 use remora_model::platform::Platform;
 use remora_real::{Client, ClientConfig, LinkKind};
 use remora_study::compare::{Plan, compare, timed};
+use remora_study::connection::Connection;
 use remora_study::machine::Machine;
 use remora_study::measure::Row;
 use remora_study::on::{OnError, OnPlatform, compare_on};
 use remora_study::records::{InputError, Records};
 use remora_study::report::{Report, Setup, html, table};
 use remora_study::store::Store;
-use remora_study::target::Target;
 use remora_study::trace::Trace;
 use remora_study::workload;
 
@@ -172,7 +172,8 @@ fn measure(
     display: &Display,
 ) -> Result<(Setup, Vec<Row>), Failure> {
     let (plan, set_up) = (plan(args), setup(args, records, trace.as_ref()));
-    let mut targets: Vec<&mut dyn Target> = clients.iter_mut().map(|client| client as &mut dyn Target).collect();
+    let mut targets: Vec<&mut dyn Connection> =
+        clients.iter_mut().map(|client| client as &mut dyn Connection).collect();
     // The last one is shared memory if there is any: the fastest way in.
     let Some(last) = targets.last_mut() else { return Err(Failure::Usage("give at least one link".into())) };
     let (store, load_s) = timed(|| Store::load(*last, &plan, records, trace, display));

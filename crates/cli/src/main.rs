@@ -50,10 +50,10 @@ enum Failure {
     Interrupted,
 }
 
-impl From<remora_study::Error> for Failure {
-    fn from(error: remora_study::Error) -> Self {
+impl From<remora_study::StudyError> for Failure {
+    fn from(error: remora_study::StudyError) -> Self {
         match error {
-            remora_study::Error::Interrupted => Self::Interrupted,
+            remora_study::StudyError::Interrupted => Self::Interrupted,
             other => Self::Failed(other.to_string()),
         }
     }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use remora_model::platform::Platform;
 use remora_real::{Client, ClientConfig, LinkKind};
 use remora_study::compare::Watch;
+use remora_study::connection::Connection;
 use remora_study::machine::Machine;
 use remora_study::probe::{Figure, Figures, Hardware, ROUNDS, Software, platform_file};
-use remora_study::target::Target;
 
 use crate::child::{ChildNode, loopback};
 use crate::progress::{Display, stop_flag};
@@ -92,7 +92,8 @@ pub fn measure(
     let probes: Result<Vec<_>, _> = clients.iter_mut().map(|client| Software::new(client)).collect();
     let probes = probes?;
     software(clients, &probes, &mut figures, display)?;
-    let mut targets: Vec<&mut dyn Target> = clients.iter_mut().map(|client| client as &mut dyn Target).collect();
+    let mut targets: Vec<&mut dyn Connection> =
+        clients.iter_mut().map(|client| client as &mut dyn Connection).collect();
     if let Some(probe) = probes.last() {
         let progress = |part| display.part("the software NIC beside a writer", 0.8 + part * 0.2);
         probe.measure_beside(&mut targets, slice, &mut figures, &progress, &|| display.stop())?;

@@ -9,13 +9,13 @@ use remora_lab::probe::Probe;
 use remora_model::platform::Platform;
 use remora_real::Client;
 use remora_study::compare::{Plan, WRITER_RATE, compare};
+use remora_study::connection::Connection;
 use remora_study::format::{rate, time};
 use remora_study::machine::Machine;
 use remora_study::measure::{Operation, Row};
 use remora_study::probe::{Figure, platform_file};
 use remora_study::records::Records;
 use remora_study::store::Store;
-use remora_study::target::Target;
 use remora_study::validate::{Cell, Data, GOAL, LEFT_OUT, RULE, Validation, Winner, judge, page, predict};
 use remora_study::workload::Distribution;
 
@@ -173,7 +173,8 @@ fn round(
     let text = platform_file("probed", "this machine", &figures);
     let platform = Platform::parse("the probe's platform file", &text)?;
     let before = core_to_core();
-    let mut targets: Vec<&mut dyn Target> = clients.iter_mut().map(|client| client as &mut dyn Target).collect();
+    let mut targets: Vec<&mut dyn Connection> =
+        clients.iter_mut().map(|client| client as &mut dyn Connection).collect();
     let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
     // The prediction is made before there is anything to predict.
     let predicted = predict(&platform, &Data::new(records, plan), &links, &plan.placements);

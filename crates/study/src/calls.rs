@@ -8,8 +8,8 @@ use remora_store::{Place, checked, text};
 use rand_chacha::ChaCha8Rng;
 use rand_core::SeedableRng;
 
+use crate::calling::{Calls, Checked};
 use crate::records::{Records, quote};
-use crate::run::{Calls, Outcome};
 use crate::trace::{Pick, Trace};
 use crate::workload::below;
 
@@ -52,7 +52,7 @@ impl Calls for Gets<'_> {
         params.extend_from_slice(&text::get_params(&self.table, self.key(id).0).encode());
     }
 
-    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<Outcome, String> {
+    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<Checked, String> {
         let (key, expected) = self.key(id);
         let found = match status {
             Status::Ok => text::value(reply, key),
@@ -60,7 +60,7 @@ impl Calls for Gets<'_> {
             _ => return Err(format!("GET of key {} ended with {status:?}", quote(key))),
         };
         if found == expected {
-            return Ok(Outcome::RIGHT);
+            return Ok(Checked::RIGHT);
         }
         Err(match (found, expected) {
             (None, Some(_)) => format!("GET of key {} found nothing, though it was loaded", quote(key)),
@@ -178,14 +178,14 @@ impl Calls for Walks<'_> {
         params.extend_from_slice(&TraversalParams::list(head, key, LINE as u32, elements.key, values.key).encode());
     }
 
-    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<Outcome, String> {
+    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<Checked, String> {
         let length = self.length;
         if status != Status::Ok {
             return Err(format!("walking {length} elements of list {id} ended with {status:?}"));
         }
         let expected = self.lists.value(id, length - 1);
         if reply == expected {
-            return Ok(Outcome::RIGHT);
+            return Ok(Checked::RIGHT);
         }
         Err(format!("walking {length} elements of list {id}: {}", difference(reply, &expected)))
     }
@@ -246,10 +246,10 @@ impl Calls for Reads<'_> {
     }
 
     /// The payload must be one that the writer stores: the version is in it, and decides every byte.
-    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<Outcome, String> {
+    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<Checked, String> {
         // The kernel's own limit, or those of the place that it ran in.
         if matches!(status, Status::Inconsistent | Status::StepLimit | Status::ByteLimit) {
-            return Ok(Outcome::GaveUp);
+            return Ok(Checked::GaveUp);
         }
         let Some((payload, tries)) = (status == Status::Ok).then(|| checked::split_reply(reply)).flatten() else {
             return Err(format!("reading object {id} ended with {status:?}"));
@@ -261,7 +261,7 @@ impl Calls for Reads<'_> {
         };
         fill_object(id, word.into(), expected);
         if payload == &expected[..self.objects.payload as usize] {
-            return Ok(Outcome::Verified { rereads: u64::from(tries.saturating_sub(1)) });
+            return Ok(Checked::Verified { rereads: u64::from(tries.saturating_sub(1)) });
         }
         Err(format!("object {id}: {}", difference(payload, expected)))
     }

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use remora_real::WriterConfig;
 
-use crate::Error;
+use crate::StudyError;
+use crate::calling::{Calls, Slice, run};
+use crate::connection::Connection;
 use crate::measure::{IN_FLIGHT, Operation, Row, Tally};
-use crate::run::{Calls, Slice, run};
 use crate::store::Store;
-use crate::target::Target;
 use crate::workload::Distribution;
 use remora_kernel::Placement;
 use remora_real::LinkKind;
@@ -76,11 +76,11 @@ pub trait Watch {
 /// Each figure is measured in a few slices. Those of an operation take turns, so that a disturbance of the machine hits
 /// all places and parameters alike.
 pub fn compare(
-    targets: &mut [&mut dyn Target],
+    targets: &mut [&mut dyn Connection],
     plan: &Plan,
     store: &Store<'_>,
     watch: &dyn Watch,
-) -> Result<Vec<Row>, Error> {
+) -> Result<Vec<Row>, StudyError> {
     let mut schedule = Schedule::new(plan, store.cells().len() * targets.len());
     let mut rows = Vec::new();
     for operation in store.operations() {
@@ -108,17 +108,17 @@ pub fn compare(
 }
 
 /// The target whose memory the store is: the node lets nobody else start a writer on it.
-fn owner<'a>(targets: &'a mut [&mut dyn Target], store: &Store<'_>) -> Option<&'a mut dyn Target> {
-    targets.iter_mut().find(|target| target.link() == store.link).map(|target| &mut **target as &mut dyn Target)
+fn owner<'a>(targets: &'a mut [&mut dyn Connection], store: &Store<'_>) -> Option<&'a mut dyn Connection> {
+    targets.iter_mut().find(|target| target.link() == store.link).map(|target| &mut **target as &mut dyn Connection)
 }
 
 /// Starts the writer if the figure is one of changing objects. Returns whether it is.
 fn start_writer(
-    targets: &mut [&mut dyn Target],
+    targets: &mut [&mut dyn Connection],
     store: &Store<'_>,
     plan: &Plan,
     figure: &Figure<'_>,
-) -> Result<bool, Error> {
+) -> Result<bool, StudyError> {
     let changing = (figure.operation == Operation::ConsistentGet).then(|| store.changing(figure.parameter?)).flatten();
     let Some(((objects, region), owner)) = changing.zip(owner(targets, store)) else { return Ok(false) };
     let (object_size, count) = (objects.object_size(), objects.count);
@@ -153,7 +153,7 @@ fn figures<'a>(store: &'a Store<'_>, operation: Operation, links: &[LinkKind], p
 
 impl Figure<'_> {
     /// One slice with each number in flight.
-    fn measure(&mut self, target: &mut dyn Target, time: Duration, watch: &dyn Watch) -> Result<(), Error> {
+    fn measure(&mut self, target: &mut dyn Connection, time: Duration, watch: &dyn Watch) -> Result<(), StudyError> {
         for (tally, in_flight) in self.tallies.iter_mut().zip(IN_FLIGHT) {
             let slice = Slice { placement: self.placement, in_flight, time };
             run(target, &mut *self.calls, slice, tally, &|| watch.stop())?;
@@ -257,7 +257,7 @@ mod tests {
         }
     }
 
-    fn measure(trace: Option<Trace>, heard: &Heard) -> Result<Vec<Row>, Error> {
+    fn measure(trace: Option<Trace>, heard: &Heard) -> Result<Vec<Row>, StudyError> {
         let records = Records::generate(500, 64, 1);
         let (mut target, plan) = (Local::new(), plan());
         let store = Store::load(&mut target, &plan, &records, trace, heard)?;
@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn it_stops_when_told_to() {
         let heard = Heard { stop_at: Some(3), ..Heard::default() };
-        assert!(matches!(measure(None, &heard), Err(Error::Interrupted)));
+        assert!(matches!(measure(None, &heard), Err(StudyError::Interrupted)));
         assert_eq!(heard.measured.borrow().len(), 3);
     }
 

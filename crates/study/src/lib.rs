@@ -1,12 +1,14 @@
 //! Workloads, measurement and reports: which placement of a kernel wins, by how much, and why.
 //!
-//! A [`target::Target`] is a node reached over one link. [`store::Store`] loads records, lists and checked objects
+//! A [`connection::Connection`] is a node reached over one link. [`store::Store`] loads records, lists and checked objects
 //! into it; [`compare::compare`] runs every operation in every placement over every link and checks every result;
 //! [`report::Report`] shows what came out as a table, as JSON and as an HTML page.
 
 pub mod bench_model;
+pub mod calling;
 mod calls;
 pub mod compare;
+pub mod connection;
 pub mod format;
 pub mod load;
 #[cfg(test)]
@@ -22,10 +24,8 @@ pub mod probe;
 pub mod records;
 pub mod report;
 pub mod reproduce;
-pub mod run;
 pub mod store;
 pub mod strom;
-pub mod target;
 pub mod trace;
 pub mod validate;
 pub mod verdict;
@@ -40,10 +40,13 @@ use remora_real::LinkKind;
 
 /// Why a study ended early.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum StudyError {
     /// The node or the way to it failed.
     #[error(transparent)]
     Target(#[from] remora_real::Error),
+    /// The modelled world cannot go on.
+    #[error(transparent)]
+    World(#[from] remora_model::world::WorldError),
     /// A file of the user is bad.
     #[error(transparent)]
     Input(#[from] records::InputError),
@@ -85,4 +88,17 @@ pub enum Error {
     /// The user wants no more.
     #[error("interrupted")]
     Interrupted,
+}
+
+impl StudyError {
+    /// What ended a loop of calls in a placement over a link.
+    pub(crate) fn of(placement: Placement, link: LinkKind, trouble: load::Trouble) -> Self {
+        match trouble {
+            load::Trouble::Wrong(what) => Self::Wrong { placement, link, what },
+            load::Trouble::Stuck(after) => Self::Stuck { placement, link, after },
+            // A node's clock goes on by itself.
+            load::Trouble::Still(_) => Self::Stuck { placement, link, after: Duration::ZERO },
+            load::Trouble::Interrupted => Self::Interrupted,
+        }
+    }
 }

@@ -4,22 +4,20 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use remora_kernel::{Kernel, Status};
+use remora_kernel::{Kernel, Placement};
 use remora_lab::stats::Latencies;
 use remora_memory::Region;
 use remora_model::resource::Usage;
 use remora_model::time::Ps;
-use remora_model::world::{Energy, Pair, PairSpec, WorldError, Writer};
-use remora_real::{RemoteRegion, WriterConfig, fill_object};
+use remora_model::world::{Done, Energy, MAX_CALLS, Pair, PairSpec, WorldError, Writer};
+use remora_real::{LinkKind, RemoteRegion, WriterConfig, fill_object};
 use remora_service::Full;
 use serde::{Deserialize, Serialize};
 
-use crate::load::Trouble;
-use crate::measure::Counts;
-use crate::run::{Calls, Outcome};
-use crate::target::Target;
-use remora_kernel::Placement;
-use remora_real::LinkKind;
+use crate::StudyError;
+use crate::calling::{Calling, Calls};
+use crate::connection::{Answer, Caller, Storage};
+use crate::load::{self, Trouble, Until};
 
 /// Part of the calls of a measurement that come before it, unmeasured.
 const WARM_UP: u64 = 6;
@@ -131,11 +129,6 @@ impl Modelled {
         self.pair.serve(placement);
     }
 
-    /// Nobody changes the node's memory any more.
-    pub fn stop_writing(&mut self) {
-        self.pair.set_writer(None);
-    }
-
     /// The pair.
     pub fn pair(&mut self) -> &mut Pair {
         &mut self.pair
@@ -146,24 +139,10 @@ impl Modelled {
         self.regions.get(&key).cloned()
     }
 
-    /// Lets a writer rewrite `objects` objects of a region in turn, `updates_per_s` a second in all (0: as fast as a
-    /// core can). A core writes a line in the time of a cache hit.
-    pub fn start_writer(&mut self, key: u32, (object, objects): (u32, u32), updates_per_s: u32) {
-        let Some(region) = self.region(key) else { return };
-        let line = self.pair.spec().node.cache.latency;
-        let spread = Ps(u64::from(object).div_ceil(64) * line);
-        let every = match updates_per_s {
-            0 => spread,
-            rate => Ps(1_000_000_000_000 / u64::from(rate)),
-        };
-        let size = (object as usize, u64::from(objects));
-        let writer = Writer::steady(region, size, fill_object, (every, spread), self.pair.now());
-        self.pair.set_writer(Some(writer));
-    }
-
     /// Runs `count` calls, one after the other.
     pub fn run_in_order(&mut self, calls: &mut dyn Calls, count: u64) -> Result<(), ModelError> {
-        self.run(calls, 1, count, &|| false).map(|_| ())
+        let placement = self.placement;
+        Calling::new(self, calls, placement).run(1, Until::Begun(count), &mut |_, _, _| {}, &|| false).map(drop)
     }
 
     /// Runs `count` calls with `in_flight` of them under way at once, after some that are not measured.
@@ -174,10 +153,17 @@ impl Modelled {
         count: u64,
         stop: &dyn Fn() -> bool,
     ) -> Result<Measured, ModelError> {
-        self.run(calls, in_flight, (count / WARM_UP).max(u64::from(in_flight)), stop)?;
+        let (placement, warm_up) = (self.placement, (count / WARM_UP).max(u64::from(in_flight)));
+        Calling::new(self, calls, placement).run(in_flight, Until::Begun(warm_up), &mut |_, _, _| {}, stop)?;
         self.pair.reset_usage();
         let (start, events, before) = (self.pair.now(), self.pair.events(), self.pair.counts());
-        let (latencies, rereads, sum) = self.run(calls, in_flight, count, stop)?;
+        let (mut latencies, mut rereads, mut sum) = (Latencies::new(), 0, Ps::ZERO);
+        let mut tally = |more, since: Ps, at: Ps| {
+            latencies.record(load::duration(at - since));
+            rereads += more;
+            sum += at - since;
+        };
+        Calling::new(self, calls, placement).run(in_flight, Until::Begun(count), &mut tally, stop)?;
         let span = self.pair.now() - start;
         let counts = self.pair.counts();
         let per_op = |total: f64| total / latencies.count().max(1) as f64;
@@ -200,60 +186,6 @@ impl Modelled {
             events: self.pair.events() - events,
         })
     }
-
-    /// A closed loop: as soon as a call ends, the next one begins.
-    fn run(
-        &mut self,
-        calls: &mut dyn Calls,
-        in_flight: u32,
-        count: u64,
-        stop: &dyn Fn() -> bool,
-    ) -> Result<(Latencies, u64, Ps), ModelError> {
-        let (mut latencies, mut rereads, mut sum) = (Latencies::new(), 0, Ps::ZERO);
-        let mut ids = vec![(0u64, Ps::ZERO); in_flight as usize];
-        let mut ready: Vec<(u32, bool)> = (0..in_flight).rev().map(|tag| (tag, true)).collect();
-        let (mut begun, mut params, mut under_way, mut turns) = (0, Vec::new(), 0u32, 0u32);
-        while begun < count || under_way > 0 {
-            while let Some((tag, fresh)) = ready.pop_if(|(_, fresh)| !*fresh || begun < count) {
-                if fresh {
-                    ids[tag as usize] = (calls.next(), Ps::ZERO);
-                    begun += 1;
-                }
-                params.clear();
-                calls.params(ids[tag as usize].0, &mut params);
-                // No more are under way than a pair takes.
-                let _ = self.pair.submit(self.placement, calls.op(), &params, tag);
-                under_way += 1;
-            }
-            let mut wrong = None;
-            let went_on = self.pair.poll(&mut |done| {
-                under_way -= 1;
-                let (id, spent) = &mut ids[done.tag as usize];
-                *spent += done.latency;
-                match calls.check(*id, done.status, done.reply) {
-                    Ok(Outcome::Verified { rereads: more }) => {
-                        latencies.record(Duration::from_nanos((spent.0 + 500) / 1000));
-                        sum += *spent;
-                        rereads += more;
-                        ready.push((done.tag, true));
-                    }
-                    Ok(Outcome::GaveUp) => ready.push((done.tag, false)),
-                    Err(what) => wrong = Some(what),
-                }
-            })?;
-            if let Some(what) = wrong {
-                return Err(ModelError::Wrong { placement: self.placement, what });
-            }
-            if !went_on {
-                return Err(ModelError::Still(under_way));
-            }
-            turns += 1;
-            if turns.is_multiple_of(1024) && stop() {
-                return Err(ModelError::Interrupted);
-            }
-        }
-        Ok((latencies, rereads, sum))
-    }
 }
 
 /// How busy everything of client and node was.
@@ -268,47 +200,74 @@ pub fn usage(pair: &Pair) -> Vec<Busy> {
     all
 }
 
-/// Loading only: what a store needs of a target.
-impl Target for Modelled {
+impl Caller for Modelled {
+    type Error = ModelError;
+
+    fn now(&self) -> Ps {
+        self.pair.now()
+    }
+
+    /// Modelled time goes on only when something happens.
+    fn patience(&self) -> Duration {
+        Duration::MAX
+    }
+
+    fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
+        self.pair.submit(placement, op, params, tag).map_err(|_| Full)
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(Answer<'_>)) -> Result<bool, ModelError> {
+        let mut answer =
+            |Done { tag, status, reply, at, .. }: Done<'_>| done(Answer { tag, status, reply, at: Some(at) });
+        Ok(self.pair.poll(&mut answer)?)
+    }
+
+    fn refused(&self, _: Placement) -> ModelError {
+        ModelError::Still(MAX_CALLS as u32)
+    }
+
+    fn trouble(&self, placement: Placement, trouble: Trouble) -> ModelError {
+        ModelError::of(placement, trouble)
+    }
+}
+
+impl Storage for Modelled {
     fn link(&self) -> LinkKind {
         LinkKind::Udp
     }
 
-    fn submit(&mut self, _: Placement, _: u64, _: &[u8], _: u32) -> Result<(), Full> {
-        Err(Full)
-    }
-
-    fn poll(&mut self, _: &mut dyn FnMut(u32, Status, &[u8])) -> Result<usize, remora_real::Error> {
-        Ok(0)
-    }
-
-    fn counts(&self) -> Counts {
-        Counts::default()
-    }
-
-    fn node_cpu_ns(&mut self) -> Result<u64, remora_real::Error> {
-        Ok(0)
-    }
-
-    fn alloc(&mut self, len: u64) -> Result<RemoteRegion, remora_real::Error> {
-        let failed = |e: WorldError| remora_real::Error::Argument(e.to_string());
-        let region = self.pair.alloc(len.max(8)).map_err(failed)?;
+    fn alloc(&mut self, len: u64) -> Result<RemoteRegion, StudyError> {
+        let region = self.pair.alloc(len.max(8))?;
         let remote = RemoteRegion { va: region.va(), key: region.key(), len };
         self.regions.insert(remote.key, region);
         Ok(remote)
     }
 
-    fn write(&mut self, region: &RemoteRegion, offset: u64, data: &[u8]) -> Result<(), remora_real::Error> {
-        let failed = |what: String| remora_real::Error::Argument(what);
+    fn write(&mut self, region: &RemoteRegion, offset: u64, data: &[u8]) -> Result<(), StudyError> {
+        let failed = |what: String| StudyError::Target(remora_real::Error::Argument(what));
         let known = self.region(region.key).ok_or_else(|| failed("no such region in the model".into()))?;
         known.write(region.va + offset, data).map_err(|e| failed(e.to_string()))
     }
 
-    fn start_writer(&mut self, _: &RemoteRegion, _: &WriterConfig) -> Result<(), remora_real::Error> {
+    /// Lets a writer rewrite the objects of a region in turn. A core writes a line in the time of a cache hit.
+    fn start_writer(&mut self, region: &RemoteRegion, config: &WriterConfig) -> Result<(), StudyError> {
+        let Some(region) = self.region(region.key) else { return Ok(()) };
+        let WriterConfig { object_size, objects, updates_per_s } = *config;
+        let line = self.pair.spec().node.cache.latency;
+        let spread = Ps(u64::from(object_size).div_ceil(64) * line);
+        let every = match updates_per_s {
+            0 => spread,
+            rate => Ps(1_000_000_000_000 / u64::from(rate)),
+        };
+        let size = (object_size as usize, u64::from(objects));
+        let writer = Writer::steady(region, size, fill_object, (every, spread), self.pair.now());
+        self.pair.set_writer(Some(writer));
         Ok(())
     }
 
-    fn stop_writer(&mut self) -> Result<u64, remora_real::Error> {
+    /// What it has written is not counted.
+    fn stop_writer(&mut self) -> Result<u64, StudyError> {
+        self.pair.set_writer(None);
         Ok(0)
     }
 }

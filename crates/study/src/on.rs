@@ -6,9 +6,11 @@ use remora_kernel::Placement;
 use remora_lab::stats::is_level;
 use remora_model::platform::Platform;
 use remora_model::world::{self, PairSpec};
+use remora_real::WriterConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::compare::{Plan, Progress, Watch};
+use crate::connection::Storage;
 use crate::format::{plural, rate, time};
 use crate::measure::{IN_FLIGHT, Operation};
 use crate::modelled::{Measured, ModelError, Modelled};
@@ -81,7 +83,7 @@ pub enum OnError {
     Model(#[from] ModelError),
     /// The store, or the user wants no more.
     #[error(transparent)]
-    Study(#[from] crate::Error),
+    Study(#[from] crate::StudyError),
 }
 
 /// Runs every operation of the plan in every placement that the platform has.
@@ -106,7 +108,7 @@ pub fn compare_on(
         watch.progress(Progress::Measuring { done: number, total: cells.len(), next: &next });
         for &placement in &placements {
             if watch.stop() {
-                return Err(crate::Error::Interrupted.into());
+                return Err(crate::StudyError::Interrupted.into());
             }
             let row = measure(&mut model, &store, (operation, parameter), placement, plan, watch)?;
             events += row.in_flight_1.events + row.in_flight_64.events;
@@ -135,18 +137,20 @@ fn measure(
 ) -> Result<ModelRow, OnError> {
     let changing = (operation == Operation::ConsistentGet).then(|| store.changing(parameter?)).flatten();
     if let Some((objects, region)) = changing {
-        model.start_writer(region.key, (objects.object_size(), objects.count), plan.writer_updates_per_s);
+        let (object_size, objects) = (objects.object_size(), objects.count);
+        let config = WriterConfig { object_size, objects, updates_per_s: plan.writer_updates_per_s };
+        model.start_writer(region, &config)?;
     }
     model.place(placement);
     let mut figures = [Measured::default(), Measured::default()];
     for ((figure, in_flight), count) in figures.iter_mut().zip(IN_FLIGHT).zip(call_counts(plan)) {
         let Some(mut calls) = store.calls(operation, parameter, plan.seed) else { continue };
         *figure = match model.measure(&mut *calls, in_flight, count, &|| watch.stop()) {
-            Err(ModelError::Interrupted) => return Err(crate::Error::Interrupted.into()),
+            Err(ModelError::Interrupted) => return Err(crate::StudyError::Interrupted.into()),
             other => other?,
         };
     }
-    model.stop_writing();
+    model.stop_writer()?;
     let [in_flight_1, in_flight_64] = figures;
     Ok(ModelRow { operation, parameter, placement, in_flight_1, in_flight_64 })
 }
@@ -339,6 +343,6 @@ mod tests {
         let (platform, records) = (Platform::load("strom-10g").unwrap(), Records::generate(300, 64, 1));
         // Loading reports some times as well.
         let result = compare_on(&platform, &plan(), &records, None, &Quiet(Cell::new(0), 30));
-        assert!(matches!(result, Err(OnError::Study(crate::Error::Interrupted))));
+        assert!(matches!(result, Err(OnError::Study(crate::StudyError::Interrupted))));
     }
 }

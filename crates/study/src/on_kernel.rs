@@ -9,10 +9,10 @@ use remora_model::platform::Platform;
 use remora_model::world::{self, PairSpec};
 use serde::{Deserialize, Serialize};
 
+use crate::calling::{Calls, Checked};
 use crate::format::{plural, rate, time};
 use crate::measure::IN_FLIGHT;
 use crate::modelled::{Measured, ModelError, Modelled};
-use crate::run::{Calls, Outcome};
 
 /// Calls whose answers must be alike in all placements.
 const COMPARED: u64 = 32;
@@ -176,14 +176,14 @@ impl<K> Calls for Numbered<'_, K> {
     }
 
     /// Any answer is right; what they are is remembered.
-    fn check(&self, _: u64, status: Status, reply: &[u8]) -> Result<Outcome, String> {
+    fn check(&self, _: u64, status: Status, reply: &[u8]) -> Result<Checked, String> {
         let mut seen = self.seen.get();
         seen.status = seen.status.or(Some(status));
         for byte in std::iter::once(&status.code()).chain(reply) {
             seen.digest = (seen.digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
         self.seen.set(seen);
-        Ok(Outcome::RIGHT)
+        Ok(Checked::RIGHT)
     }
 }
 

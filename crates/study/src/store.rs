@@ -4,13 +4,13 @@ use remora_real::RemoteRegion;
 use remora_store::hash::Table;
 use remora_store::{Place, text};
 
-use crate::Error;
+use crate::StudyError;
+use crate::calling::Calls;
 use crate::calls::{Gets, Lists, Objects};
 use crate::compare::{Plan, Progress, Watch};
+use crate::connection::Storage;
 use crate::measure::Operation;
 use crate::records::Records;
-use crate::run::Calls;
-use crate::target::Target;
 use crate::trace::Trace;
 use remora_real::LinkKind;
 
@@ -56,12 +56,12 @@ struct SizedTable {
 impl<'a> Store<'a> {
     /// Builds everything and writes it to the node through `target`, whose memory it stays.
     pub fn load(
-        target: &mut dyn Target,
+        target: &mut dyn Storage,
         plan: &Plan,
         records: &'a Records,
         user_trace: Option<Trace>,
         watch: &dyn Watch,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, StudyError> {
         let link = target.link();
         let mut loader = Loader { target, watch, seed: plan.seed, done: 0, total: 0 };
         loader.total = expected_bytes(records);
@@ -82,7 +82,7 @@ impl<'a> Store<'a> {
             sized.push(SizedTable { bytes, records, trace, table });
         }
         let objects = VALUE_SIZES.map(|bytes| loader.objects(bytes as u32));
-        let objects = objects.into_iter().collect::<Result<_, Error>>()?;
+        let objects = objects.into_iter().collect::<Result<_, StudyError>>()?;
         Ok(Self { link, records, hits, misses, user_trace, table, lists, sized, objects })
     }
 
@@ -139,7 +139,7 @@ fn expected_bytes(records: &Records) -> u64 {
 
 /// Writes images to the node.
 struct Loader<'a> {
-    target: &'a mut dyn Target,
+    target: &'a mut dyn Storage,
     watch: &'a dyn Watch,
     seed: u64,
     done: u64,
@@ -147,7 +147,7 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    fn table(&mut self, records: &Records) -> Result<Table, Error> {
+    fn table(&mut self, records: &Records) -> Result<Table, StudyError> {
         let mut builder = text::RecordsBuilder::new(self.seed);
         for (key, value) in records.iter() {
             builder.insert(key, value)?;
@@ -160,7 +160,7 @@ impl Loader<'_> {
         Ok(table)
     }
 
-    fn lists(&mut self) -> Result<Lists, Error> {
+    fn lists(&mut self) -> Result<Lists, StudyError> {
         let longest = LIST_LENGTHS.into_iter().max().unwrap_or(1);
         let bytes = Lists::bytes(LISTS, longest) as usize;
         let (elements, values) = (self.alloc(bytes)?, self.alloc(bytes)?);
@@ -171,7 +171,7 @@ impl Loader<'_> {
         Ok(lists)
     }
 
-    fn objects(&mut self, payload: u32) -> Result<(Objects, RemoteRegion), Error> {
+    fn objects(&mut self, payload: u32) -> Result<(Objects, RemoteRegion), StudyError> {
         let mut objects = Objects { place: Place { va: 0, key: 0 }, count: OBJECTS, payload };
         let region = self.alloc((objects.object_size() * OBJECTS) as usize)?;
         objects.place = place(&region);
@@ -179,18 +179,18 @@ impl Loader<'_> {
         Ok((objects, region))
     }
 
-    fn alloc(&mut self, len: usize) -> Result<RemoteRegion, Error> {
-        Ok(self.target.alloc(len as u64)?)
+    fn alloc(&mut self, len: usize) -> Result<RemoteRegion, StudyError> {
+        self.target.alloc(len as u64)
     }
 
-    fn write(&mut self, region: &RemoteRegion, data: &[u8]) -> Result<(), Error> {
+    fn write(&mut self, region: &RemoteRegion, data: &[u8]) -> Result<(), StudyError> {
         for (n, piece) in data.chunks(PIECE).enumerate() {
             self.target.write(region, (n * PIECE) as u64, piece)?;
             self.done += piece.len() as u64;
             self.total = self.total.max(self.done);
             self.watch.progress(Progress::Loading { done: self.done, total: self.total });
             if self.watch.stop() {
-                return Err(Error::Interrupted);
+                return Err(StudyError::Interrupted);
             }
         }
         Ok(())

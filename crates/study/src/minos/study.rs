@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::point::{Outcome, Setup, Step};
-use crate::reproduce::{self, StudyError};
+use crate::reproduce::{self, FigureError};
 
 /// The figures in the paper's order.
 const MINOS: [&str; 12] = [
@@ -88,13 +88,13 @@ impl Metric {
 }
 
 /// The studies of MINOS's figures, or one.
-pub fn studies(number: Option<&str>) -> Result<Vec<Study>, StudyError> {
+pub fn studies(number: Option<&str>) -> Result<Vec<Study>, FigureError> {
     Study::choose(&MINOS, number)
 }
 
 impl Series {
     /// What is run for a point of its line.
-    pub fn setup(&self, sets: Sets, x: u64) -> Result<Setup, StudyError> {
+    pub fn setup(&self, sets: Sets, x: u64) -> Result<Setup, FigureError> {
         let mut setup = self.setup.clone();
         match sets {
             Sets::Writes => setup.writes = x,
@@ -105,7 +105,7 @@ impl Series {
             Sets::Hit => setup.hit = x,
             Sets::Step => {
                 let step = (x as usize).checked_sub(1).and_then(|x| Step::ALL.get(x));
-                setup.deployment = *step.ok_or_else(|| StudyError(format!("the ablation has no step {x}")))?;
+                setup.deployment = *step.ok_or_else(|| FigureError(format!("the ablation has no step {x}")))?;
             }
         }
         Ok(setup)

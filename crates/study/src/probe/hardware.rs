@@ -7,7 +7,7 @@ use remora_lab::probe::memory::{self, Chase};
 use remora_lab::probe::{Probe, system};
 
 use super::{Figures, ROUNDS};
-use crate::Error;
+use crate::StudyError;
 
 /// Working sets of the latency curve: powers of 4 of a kilobyte, from the first-level cache to memory.
 const CURVE: [(usize, &str); 8] = [
@@ -40,20 +40,20 @@ impl Hardware {
     ///
     /// # Errors
     ///
-    /// What the system says; [`Error::Interrupted`] if `stop` says so.
+    /// What the system says; [`StudyError::Interrupted`] if `stop` says so.
     pub fn measure(
         &self,
         figures: &mut Figures,
         progress: &dyn Fn(&str, f64),
         stop: &dyn Fn() -> bool,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StudyError> {
         let chases: Result<Vec<_>, _> =
             CURVE.iter().map(|&(size, name)| Chase::new(size).map(|chase| (name, chase))).collect();
         let mut chases = chases.map_err(system_error("mapping memory"))?;
         for round in 0..ROUNDS {
             let part = |n: usize| (round as f64 + n as f64 / 3.0) / ROUNDS as f64;
             if stop() {
-                return Err(Error::Interrupted);
+                return Err(StudyError::Interrupted);
             }
             progress("memory latency", part(0));
             self.latencies(figures, &mut chases);
@@ -99,14 +99,14 @@ impl Hardware {
         figures.add("system.icrc", "GB/s", "packets of 4 KB in cache", giga(memory::icrc_bytes_per_s(4112, time)));
     }
 
-    fn shared(&self, figures: &mut Figures) -> Result<(), Error> {
+    fn shared(&self, figures: &mut Figures) -> Result<(), StudyError> {
         let (write, read) = memory::shared_bytes_per_s(4096, self.time).map_err(system_error("mapping memory"))?;
         figures.add("system.shared_write", "GB/s", "a core rewrites 4 KB that another has read", write / 1e9);
         figures.add("system.shared_read", "GB/s", "a core reads 4 KB that another has written", read / 1e9);
         Ok(())
     }
 
-    fn system(&self, figures: &mut Figures) -> Result<(), Error> {
+    fn system(&self, figures: &mut Figures) -> Result<(), StudyError> {
         let (time, probe) = (self.time, Probe { time: self.time });
         figures.add("system.syscall", "ns", "getppid, back to back", system::syscall_ns(time));
         let wake = |core| system::wake_ns(core, time).map_err(system_error("a pipe"));
@@ -144,6 +144,6 @@ fn described(figures: &mut Figures) {
     figures.add("host.cache.ddio_ways", "ways", "the NIC is software: its writes fill any way", 0.0);
 }
 
-fn system_error(what: &'static str) -> impl Fn(std::io::Error) -> Error {
-    move |source| Error::Target(remora_real::Error::System { what, source })
+fn system_error(what: &'static str) -> impl Fn(std::io::Error) -> StudyError {
+    move |source| StudyError::Target(remora_real::Error::System { what, source })
 }

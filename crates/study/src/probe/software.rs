@@ -10,11 +10,11 @@ use remora_kernel::{Status, TraversalParams, op};
 use remora_real::{RemoteRegion, WriterConfig};
 
 use super::Figures;
-use crate::Error;
+use crate::StudyError;
+use crate::calling::{Calls, Checked, Slice, run};
 use crate::compare::WRITER_RATE;
+use crate::connection::Connection;
 use crate::measure::{IN_FLIGHT, Tally};
-use crate::run::{Calls, Outcome, Slice, run};
-use crate::target::Target;
 use remora_kernel::Placement;
 use remora_real::LinkKind;
 
@@ -47,7 +47,7 @@ pub struct Software {
 
 impl Software {
     /// Puts the list and the values on the node.
-    pub fn new(target: &mut dyn Target) -> Result<Self, Error> {
+    pub fn new(target: &mut dyn Connection) -> Result<Self, StudyError> {
         let (region, changing) = (target.alloc(VALUE_AT + ROOM)?, target.alloc(u64::from(OBJECTS) * ROOM)?);
         let mut image = vec![0; VALUE_AT as usize];
         for n in 0..ELEMENTS {
@@ -64,11 +64,11 @@ impl Software {
     /// One round of all figures of all places.
     pub fn measure(
         &self,
-        target: &mut dyn Target,
+        target: &mut dyn Connection,
         time: Duration,
         figures: &mut Figures,
         stop: &dyn Fn() -> bool,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StudyError> {
         let mut probe = Running { target, time, figures, stop };
         // In the comparison's order: places take turns, so that a disturbance hits all alike.
         let turns = || Placement::REAL.into_iter().flat_map(|place| IN_FLIGHT.map(|in_flight| (place, in_flight)));
@@ -103,12 +103,12 @@ impl Software {
     /// turns make one distribution; its median is compared with that of the same slices without the writer.
     pub fn measure_beside(
         &self,
-        targets: &mut [&mut dyn Target],
+        targets: &mut [&mut dyn Connection],
         slice: Duration,
         figures: &mut Figures,
         progress: &dyn Fn(f64),
         stop: &dyn Fn() -> bool,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StudyError> {
         let links = targets.len();
         let places = Placement::REAL.into_iter().flat_map(|place| IN_FLIGHT.map(|in_flight| (place, in_flight)));
         let at: Vec<_> = (0..links).flat_map(|link| places.clone().map(move |at| (link, at))).collect();
@@ -167,7 +167,7 @@ impl Software {
 
 /// A round of one link.
 struct Running<'a> {
-    target: &'a mut dyn Target,
+    target: &'a mut dyn Connection,
     time: Duration,
     figures: &'a mut Figures,
     stop: &'a dyn Fn() -> bool,
@@ -175,7 +175,7 @@ struct Running<'a> {
 
 impl Running<'_> {
     /// What [`time`] says of such calls.
-    fn ns(&mut self, (placement, in_flight): (Placement, u32), mut calls: Walk) -> Result<f64, Error> {
+    fn ns(&mut self, (placement, in_flight): (Placement, u32), mut calls: Walk) -> Result<f64, StudyError> {
         let mut tally = Tally::default();
         run(self.target, &mut calls, Slice { placement, in_flight, time: self.time }, &mut tally, self.stop)?;
         Ok(time(in_flight, &tally))
@@ -199,7 +199,7 @@ impl Running<'_> {
         size: &str,
         how: &'static str,
         calls: Walk,
-    ) -> Result<f64, Error> {
+    ) -> Result<f64, StudyError> {
         let value = self.ns(at, calls)?;
         self.figure(at, key, size, how, value);
         Ok(value)
@@ -250,9 +250,9 @@ impl Calls for Walk {
         params.extend_from_slice(&walk.encode());
     }
 
-    fn check(&self, _: u64, status: Status, _: &[u8]) -> Result<Outcome, String> {
+    fn check(&self, _: u64, status: Status, _: &[u8]) -> Result<Checked, String> {
         if status == self.expected {
-            return Ok(Outcome::RIGHT);
+            return Ok(Checked::RIGHT);
         }
         Err(format!("a probe's walk ended with {status:?} instead of {:?}", self.expected))
     }

@@ -26,7 +26,7 @@ pub(crate) use run::{Point, run_all};
 pub use run::{Progress, Sums};
 pub(crate) use show::number;
 pub use show::{csv, table};
-pub use study::{Study, StudyError, XAxis, YAxis};
+pub use study::{FigureError, Study, XAxis, YAxis};
 
 use crate::minos::PointError;
 use crate::modelled::ModelError;
@@ -49,7 +49,7 @@ pub struct Options {
 pub enum ReproduceError {
     /// A study is not what it should be.
     #[error(transparent)]
-    Study(#[from] StudyError),
+    Study(#[from] FigureError),
     /// A platform is not what it should be.
     #[error(transparent)]
     Platform(#[from] PlatformError),

@@ -61,20 +61,20 @@ pub struct YAxis<M> {
 /// Why a study cannot be run.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct StudyError(pub String);
+pub struct FigureError(pub String);
 
 impl<S: DeserializeOwned, M: DeserializeOwned, X: DeserializeOwned + Default> Study<S, M, X> {
     /// The studies of `texts`; `number` chooses those that begin with it: `5` has 5a, 5b and 5c.
-    pub fn choose(texts: &[&str], number: Option<&str>) -> Result<Vec<Self>, StudyError> {
+    pub fn choose(texts: &[&str], number: Option<&str>) -> Result<Vec<Self>, FigureError> {
         let parse = |text: &&str| {
-            toml::from_str::<Self>(text).map_err(|e| StudyError(format!("a study is no TOML as it should be: {e}")))
+            toml::from_str::<Self>(text).map_err(|e| FigureError(format!("a study is no TOML as it should be: {e}")))
         };
         let all: Vec<Self> = texts.iter().map(parse).collect::<Result<_, _>>()?;
         let Some(number) = number else { return Ok(all) };
         let known = all.iter().map(|study| study.figure.clone()).collect::<Vec<_>>().join(", ");
         let chosen: Vec<Self> = all.into_iter().filter(|study| study.is(number)).collect();
         match chosen.is_empty() {
-            true => Err(StudyError(format!("there is no figure {number}: choose one of {known}"))),
+            true => Err(FigureError(format!("there is no figure {number}: choose one of {known}"))),
             false => Ok(chosen),
         }
     }

@@ -17,7 +17,7 @@ use point::Ground;
 use study::{Series, Study};
 
 use crate::reproduce::{
-    self, Dot, Figure, Line, Options, Point, Progress, ReproduceError, Reproduction, StudyError, number, run_all,
+    self, Dot, Figure, FigureError, Line, Options, Point, Progress, ReproduceError, Reproduction, number, run_all,
 };
 
 /// Reproduces StRoM's figures. `progress` hears of every point; when it returns false the run ends.
@@ -63,7 +63,7 @@ impl<'a> Work<'a> {
     fn add(study: &'a Study, platforms: &[Platform], seed: u64, to: &mut Vec<Self>) -> Result<(), ReproduceError> {
         for series in &study.series {
             let platform = platforms.iter().find(|platform| platform.name == series.platform);
-            let unknown = || StudyError(format!("figure {} names no platform of the paper's", study.figure));
+            let unknown = || FigureError(format!("figure {} names no platform of the paper's", study.figure));
             let platform = platform.ok_or_else(unknown)?;
             let (values, ground) = (Arc::from(reproduce::values(platform)), Arc::new(Ground::new(platform, seed)?));
             let work = |&x| Work { series, values: Arc::clone(&values), ground: Arc::clone(&ground), x, seed };

@@ -15,10 +15,10 @@ use std::sync::Arc;
 use super::streams;
 use super::study::{Run, Series, Study};
 use super::transfers::{Transferred, Transfers};
+use crate::calling::{Calls, Checked};
 use crate::calls::{Lists, Objects};
 use crate::load::{self, Until};
 use crate::modelled::{ModelError, Modelled, usage};
-use crate::run::{Calls, Outcome};
 
 /// Operations of a latency point.
 const LATENCY_OPS: u64 = 200;
@@ -216,9 +216,9 @@ impl Calls for DirectGets {
         params.extend_from_slice(&GetParams::encode(&self.table.get_params(key)));
     }
 
-    fn check(&self, key: u64, status: Status, reply: &[u8]) -> Result<Outcome, String> {
+    fn check(&self, key: u64, status: Status, reply: &[u8]) -> Result<Checked, String> {
         match status == Status::Ok && reply == Self::value(key, self.bytes) {
-            true => Ok(Outcome::RIGHT),
+            true => Ok(Checked::RIGHT),
             false => Err(format!("GET of key {key} ended with {status:?} and {} bytes", reply.len())),
         }
     }

@@ -3,7 +3,7 @@
 use remora_kernel::Placement;
 use serde::{Deserialize, Serialize};
 
-use crate::reproduce::{self, StudyError};
+use crate::reproduce::{self, FigureError};
 
 /// The figures of StRoM, in the paper's order.
 const STROM: [&str; 14] = [
@@ -102,7 +102,7 @@ pub enum Run {
 }
 
 /// The studies of StRoM's figures, or one.
-pub fn studies(number: Option<&str>) -> Result<Vec<Study>, StudyError> {
+pub fn studies(number: Option<&str>) -> Result<Vec<Study>, FigureError> {
     Study::choose(&STROM, number)
 }
 

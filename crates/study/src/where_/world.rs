@@ -10,11 +10,11 @@ use remora_model::world::{self, PairSpec};
 use serde::Serialize;
 
 use super::operation::{Kind, Load, Operation};
+use crate::calling::Calls;
+use crate::calling::Checked;
 use crate::calls::Lists;
+use crate::connection::Storage;
 use crate::modelled::{ModelError, Modelled};
-use crate::run::Calls;
-use crate::run::Outcome;
-use crate::target::Target;
 use remora_store::Place as Stored;
 
 /// What the world gave.
@@ -138,14 +138,14 @@ impl Calls for Chain<'_> {
     }
 
     /// The value's first line is what the list's image holds; what is longer runs on into the next one.
-    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<Outcome, String> {
+    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<Checked, String> {
         let line = LINE as usize;
         if reply.len() != self.value as usize {
             return Err(format!("{} bytes came instead of {} ({status:?})", reply.len(), self.value));
         }
         match reply.get(..line) {
             Some(first) => self.walks.check(id, status, first),
-            None if status == Status::Ok => Ok(Outcome::RIGHT),
+            None if status == Status::Ok => Ok(Checked::RIGHT),
             None => Err(format!("the walk ended with {status:?}")),
         }
     }

@@ -1,0 +1,176 @@
+//! Calls of kernels in the closed loop, every reply checked.
+
+use std::time::Duration;
+
+use remora_kernel::{Placement, Status};
+use remora_model::time::Ps;
+
+use crate::StudyError;
+use crate::connection::{Caller, Connection};
+use crate::load::{self, Begun, End, Trouble, Until};
+use crate::measure::Tally;
+
+/// A stream of calls and what their replies must be.
+pub trait Calls {
+    /// The kernel's op-code.
+    fn op(&self) -> u64;
+
+    /// Chooses the next call: a number by which the other methods know it.
+    fn next(&mut self) -> u64;
+
+    /// Puts the parameters of call `id` into `params`.
+    fn params(&self, id: u64, params: &mut Vec<u8>);
+
+    /// Whether the reply to call `id` is what it must be; if not, what is wrong.
+    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<Checked, String>;
+}
+
+/// How a call ended that did nothing wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checked {
+    /// With the right result.
+    Verified {
+        /// Reads of an object beyond the first.
+        rereads: u64,
+    },
+    /// Without one, because the object changed during every try. The call is made again; its latency goes on.
+    GaveUp,
+}
+
+impl Checked {
+    /// The right result at the first try.
+    pub const RIGHT: Self = Self::Verified { rereads: 0 };
+}
+
+/// How long to measure what.
+#[derive(Clone, Copy, Debug)]
+pub struct Slice {
+    /// Where the kernel runs.
+    pub placement: Placement,
+    /// Calls under way at once.
+    pub in_flight: u32,
+    /// How long to keep starting calls.
+    pub time: Duration,
+}
+
+/// Before the time given, this part of it goes by without being measured.
+const WARM_UP: u32 = 6;
+
+/// Runs calls for the time given, after a warm-up, and adds what they took to `tally`. `stop` is asked now and then;
+/// when it says so the run ends with [`StudyError::Interrupted`].
+pub fn run(
+    connection: &mut dyn Connection,
+    calls: &mut dyn Calls,
+    slice: Slice,
+    tally: &mut Tally,
+    stop: &dyn Fn() -> bool,
+) -> Result<(), StudyError> {
+    let Slice { placement, in_flight, time } = slice;
+    Calling::new(&mut *connection, calls, placement).run(
+        in_flight,
+        Until::time(time / WARM_UP),
+        &mut |_, _, _| {},
+        stop,
+    )?;
+
+    // What asking the node costs lies outside what is counted.
+    let node_before = connection.node_cpu_ns()?;
+    let (counts_before, cpu_before) = (connection.counts(), remora_real::process_cpu_ns());
+    let mut add = |rereads, since: Ps, at: Ps| {
+        tally.latencies.record(load::duration(at - since));
+        tally.rereads += rereads;
+    };
+    let ran = Calling::new(&mut *connection, calls, placement).run(in_flight, Until::time(time), &mut add, stop)?;
+    let (cpu, counts) = (remora_real::process_cpu_ns() - cpu_before, connection.counts());
+    let node = connection.node_cpu_ns()?.saturating_sub(node_before);
+    tally.repeated += ran.repeated;
+    tally.add(load::duration(ran.elapsed), counts.since(counts_before), cpu, node);
+    Ok(())
+}
+
+/// Calls of one kernel in one placement, as a loop drives them.
+pub struct Calling<'a, C: Caller + ?Sized> {
+    caller: &'a mut C,
+    calls: &'a mut dyn Calls,
+    placement: Placement,
+    /// The present, if the clock is read once a turn.
+    turn: Option<Ps>,
+    /// The call of each tag.
+    ids: Vec<u64>,
+    params: Vec<u8>,
+}
+
+impl<'a, C: Caller + ?Sized> Calling<'a, C> {
+    /// Calls that are timed one by one.
+    pub fn new(caller: &'a mut C, calls: &'a mut dyn Calls, placement: Placement) -> Self {
+        Self { caller, calls, placement, turn: None, ids: Vec::new(), params: Vec::with_capacity(256) }
+    }
+
+    /// With one look at the clock each turn, for rates alone: it takes a part of a short call.
+    pub fn untimed(mut self) -> Self {
+        self.turn = Some(self.caller.now());
+        self
+    }
+
+    /// Keeps `in_flight` calls under way; see [`load::closed`]. What is told of each is how often its object was read again.
+    pub fn run(
+        mut self,
+        in_flight: u32,
+        until: Until,
+        tally: &mut impl FnMut(u64, Ps, Ps),
+        stop: &dyn Fn() -> bool,
+    ) -> Result<load::Ran, C::Error> {
+        self.ids.resize(in_flight as usize, 0);
+        load::closed(&mut self, in_flight, until, tally, stop)
+    }
+
+    fn submit(&mut self, tag: u32) -> Result<Begun, C::Error> {
+        let Self { caller, calls, placement, ids, params, .. } = self;
+        params.clear();
+        calls.params(ids[tag as usize], params);
+        let submitted = caller.submit(*placement, calls.op(), params, tag);
+        submitted.map_err(|_| caller.refused(*placement)).map(|()| Begun::Yes)
+    }
+}
+
+impl<C: Caller + ?Sized> load::Target for Calling<'_, C> {
+    type Told = u64;
+    type Error = C::Error;
+
+    fn patience(&self) -> Duration {
+        self.caller.patience()
+    }
+
+    fn now(&self) -> Ps {
+        self.turn.unwrap_or_else(|| self.caller.now())
+    }
+
+    fn begin(&mut self, slot: u32, _: Ps) -> Result<Begun, C::Error> {
+        self.ids[slot as usize] = self.calls.next();
+        self.submit(slot)
+    }
+
+    fn again(&mut self, slot: u32) -> Result<(), C::Error> {
+        self.submit(slot).map(drop)
+    }
+
+    fn poll(&mut self, _: Ps, ended: &mut impl FnMut(u32, Ps, End<u64>)) -> Result<bool, C::Error> {
+        let Self { caller, calls, turn, ids, .. } = self;
+        let went_on = caller.poll(&mut |answer| {
+            let at = turn.unwrap_or_else(|| answer.ended());
+            let Some(&id) = ids.get(answer.tag as usize) else { return };
+            let end = match calls.check(id, answer.status, answer.reply) {
+                Ok(Checked::Verified { rereads }) => End::Right(rereads),
+                Ok(Checked::GaveUp) => End::Again,
+                Err(what) => End::Wrong(what),
+            };
+            ended(answer.tag, at, end);
+        })?;
+        *turn = turn.map(|_| caller.now());
+        Ok(went_on)
+    }
+
+    fn trouble(&self, trouble: Trouble) -> C::Error {
+        self.caller.trouble(self.placement, trouble)
+    }
+}
