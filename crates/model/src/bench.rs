@@ -39,7 +39,7 @@ impl Hold {
         self.time(&times, clock, &mut step)
     }
 
-    /// The same of the standard library's binary heap, ordered by time and sequence.
+    /// Steps a second of the standard library's binary heap, ordered by time and sequence.
     pub fn heap(&self, clock: &mut dyn FnMut() -> u64) -> f64 {
         let (times, mut heap) = (self.times(), BinaryHeap::with_capacity(self.pending + 1));
         for (number, ahead) in (0..self.pending as u64).zip(times.iter().cycle()) {

@@ -190,7 +190,7 @@ impl Platform {
         })
     }
 
-    /// The same with other values, given by path in base units. They may lie outside their ranges: that is how one asks
+    /// This platform with other values, given by path in base units. They may lie outside their ranges: that is how one asks
     /// what would be beyond. Fails if they make no platform.
     pub fn with(&self, values: &[(&str, f64)]) -> Result<Self, PlatformError> {
         let mut params = self.params.clone();

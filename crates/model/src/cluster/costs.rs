@@ -17,27 +17,27 @@ pub struct Costs {
     pub nic_cores: u64,
     /// One message taken, on a core of the host.
     pub host_dispatch: u64,
-    /// The same on one of the NIC.
+    /// One message taken, on a core of the NIC.
     pub nic_dispatch: u64,
     /// A record found, on the host.
     pub host_lookup: u64,
-    /// The same on the NIC.
+    /// A record found, on the NIC.
     pub nic_lookup: u64,
     /// A compare-and-swap on the host.
     pub host_cas: u64,
-    /// The same on the NIC.
+    /// A compare-and-swap on the NIC.
     pub nic_cas: u64,
     /// A record's metadata read or written in the host's cache.
     pub host_meta: u64,
-    /// The same on the NIC.
+    /// A record's metadata read or written in the NIC's cache.
     pub nic_meta: u64,
-    /// The same when the other side had it last.
+    /// A record's metadata read or written when the other side had it last.
     pub coherence: u64,
     /// Handing over an INV to be sent.
     pub send_inv: u64,
-    /// The same of any message without a record.
+    /// Handing over a message without a record to be sent.
     pub send_ack: u64,
-    /// The same message handed over for another receiver.
+    /// Handing a message over for one more receiver.
     pub send_gap: u64,
     /// A broadcast engine's time for another receiver.
     pub broadcast_gap: u64,

@@ -44,7 +44,7 @@ impl Cores {
         self.run.serve(at, work)
     }
 
-    /// The same for a count of cycles.
+    /// Runs a task that is ready at `at` for so many cycles: when it starts and ends.
     pub fn run_cycles(&mut self, at: Ps, cycles: f64) -> (Ps, Ps) {
         self.run.serve(at, Ps::cycles(cycles, self.params.clock_hz))
     }

@@ -25,7 +25,7 @@ pub struct NicParams {
     pub packet_cycles: f64,
     /// Cycles from a packet's first word in to its first word out when sending.
     pub tx_cycles: f64,
-    /// The same when receiving.
+    /// Cycles from a packet's first word in to its first word out when receiving.
     pub rx_cycles: f64,
     /// How often on each side a packet is held until it is whole, as for a checksum in front of it.
     pub store_and_forward: u64,

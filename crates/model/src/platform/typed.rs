@@ -257,7 +257,7 @@ section! {
         dram_bandwidth: f64 = bandwidth(),
         /// One access to host memory, 64 B, alone.
         host_read: u64 = time(),
-        /// The same with many under way: time of the core for each.
+        /// One of many accesses to host memory under way: time of the core.
         host_pipelined: u64 = time(),
     }
 }
@@ -319,7 +319,7 @@ section! {
     Power {
         /// The host's or client's processor when all cores are busy.
         host_active: f64 = watts(),
-        /// The same when idle.
+        /// The host's or client's processor when idle.
         host_idle: f64 = watts(),
         /// The NIC when busy.
         nic_active: f64 = watts(),
@@ -341,7 +341,7 @@ section! {
         workers: u64 = count(1),
         /// A compare-and-swap that a host's cores contend for.
         host_cas: u64 = time(),
-        /// The same on the NIC.
+        /// A compare-and-swap on the NIC.
         nic_cas: u64 = time(),
         /// Sending one INV.
         send_inv: u64 = time(),
@@ -461,27 +461,27 @@ section! {
     SoftwarePlace {
         /// A call that touches no memory.
         call: u64 = time(),
-        /// The same.
+        /// One of 64 calls that touch no memory.
         call_each: u64 = time(),
         /// An access of 64 B that is in the node's cache: at the client a one-sided read.
         step: u64 = time(),
-        /// The same.
+        /// An access of 64 B in the node's cache, one of 64.
         step_each: u64 = time(),
         /// What a call takes more that is not over before the node looks at its links again: the acknowledgement of its
         /// request then leaves before the reply.
         long: u64 = time(),
-        /// The same.
+        /// What a call takes more that is not over by then, one of 64.
         long_each: u64 = time(),
         /// A call that reads an element of 64 B and a value of so many bytes, which is the reply: sizes in a section.
         reply: Vec<(u64, u64)> = subcurve(),
-        /// The same.
+        /// A call with such a reply, one of 64.
         reply_each: Vec<(u64, u64)> = subcurve(),
-        /// The same when one value in ten is a byte shorter, and one call in thirty has an access more, so that packets
-        /// form shorter runs of equal length.
+        /// A call with such a reply, one of 64, when one value in ten is a byte shorter and one call in thirty has an access
+        /// more, so that packets form shorter runs of equal length.
         uneven_each: Vec<(u64, u64)> = subcurve(),
         /// What a call of one access takes more while a thread of the node writes elsewhere now and then.
         beside: u64 = time(),
-        /// The same.
+        /// What a call takes more beside such a thread, one of 64.
         beside_each: u64 = time(),
     }
 }

@@ -173,7 +173,7 @@ impl PairSpec {
         Ok(Self { client, node, mtu, seed, rpc_place: Placement::Nic })
     }
 
-    /// The same for calls in this placement.
+    /// For calls in `placement`: the RPC verb leads to the accelerator if that is the place, to the NIC otherwise.
     pub fn serving(mut self, placement: Placement) -> Self {
         self.rpc_place = if placement == Placement::Accelerator { Placement::Accelerator } else { Placement::Nic };
         self

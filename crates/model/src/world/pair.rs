@@ -138,7 +138,7 @@ impl Pair {
         Self::with_kernels(spec, Builtins, &OPS)
     }
 
-    /// The same with other kernels; the NIC answers to `ops`.
+    /// A connected pair of this hardware with kernels of the caller's; the NIC answers to `ops`.
     pub fn with_kernels<K>(spec: &PairSpec, kernels: K, ops: &[u64]) -> Result<Self, WorldError>
     where
         K: Kernel + Clone + 'static,

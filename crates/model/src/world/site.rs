@@ -155,7 +155,7 @@ pub enum Reach {
     Read,
     /// Sends bytes there; done when they are on their way.
     Write,
-    /// The same of whole lines that nobody reads soon.
+    /// Sends whole lines there that nobody reads soon; done when they are on their way.
     Stream,
     /// Brings a word here and sends it back changed.
     Atomic,
