@@ -14,7 +14,7 @@ use crate::status::NodeStatus;
 pub enum Asked {
     /// To do something.
     Request(Request),
-    /// The same, with more operations than are taken at once. It is known by its tag and not looked at further.
+    /// To do something, with more operations than are taken at once. It is known by its tag and not looked at further.
     TooMany(u64),
     /// How the node is.
     Status,

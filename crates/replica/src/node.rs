@@ -45,8 +45,9 @@ pub enum Change {
     Append(Vec<u8>),
     /// These bytes instead of all that was before; either all of it happens or nothing.
     Replace(Vec<u8>),
-    /// The same, but what was before counts as much: until the replacement has happened, however long that takes, what
-    /// comes behind it may be appended to the old log and be durable there. In the end it must stand behind this.
+    /// This snapshot instead of all that was before, which counts as much: until the replacement has happened, however long
+    /// that takes, what comes behind it may be appended to the old log and be durable there. In the end it must stand
+    /// behind the snapshot.
     Compact(Snapshot),
 }
 
@@ -107,7 +108,8 @@ impl ReplicaNode {
         Self::with_slack(config, now, bytes, SLACK)
     }
 
-    /// The same with a log that is compacted when it is so many bytes longer than twice what it holds.
+    /// Starts a node, as [`new`](Self::new) does, whose log is compacted when it is `slack` bytes longer than twice what it
+    /// holds.
     pub fn with_slack(config: Config, now: Time, bytes: &[u8], slack: usize) -> Self {
         let Decoded { records, length, end } = log::decode(bytes);
         let first = records.is_empty() && end != log::End::Damaged(0) && bytes.is_empty();

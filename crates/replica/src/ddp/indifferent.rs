@@ -55,7 +55,7 @@ impl Replica {
         }
     }
 
-    /// The same for the end of a job.
+    /// Does it make no difference when this job ends, among all else that comes here until it does?
     pub fn is_indifferent_job(&self, job: JobId, ahead: &Ahead) -> bool {
         let room = self.config.fifo().is_some_and(|entries| entries >= ahead.versions);
         match job {

@@ -35,7 +35,7 @@ impl Records {
         self.place(key).map(|place| &*self.all[place])
     }
 
-    /// The same, to be changed.
+    /// The record, to be changed, if there is one.
     pub fn get_mut(&mut self, key: Key) -> Option<&mut Record> {
         let place = self.place(key)?;
         self.last = Some((key, place));
