@@ -143,7 +143,7 @@ impl Locals {
         id
     }
 
-    /// The same node without its log, if it is down, has no place in its view, or has done nothing since it was up again.
+    /// This node without its log, if it is down, has no place in its view, or has done nothing since it was up again.
     pub fn without_log(&mut self, options: &Options, id: LocalId) -> LocalId {
         let local = self.local(id);
         let loaded = |log: &BTreeMap<Key, Write>| {
