@@ -23,7 +23,7 @@ pub struct Machine {
     /// Round trip of a cache line between two cores in nanoseconds, measured just before the run. On shared machines
     /// it varies tenfold, and everything else with it.
     pub core_to_core_before_ns: f64,
-    /// The same just after the run.
+    /// That round trip just after the run.
     pub core_to_core_after_ns: f64,
     /// Round trip of a raw 64-byte datagram over loopback between two polling sockets in nanoseconds, measured just
     /// before the run; `None` if it could not be.

@@ -113,7 +113,7 @@ impl Modelled {
         Ok(Self { pair, placement, regions: HashMap::new() })
     }
 
-    /// The same with one kernel of the user's, by its op-code.
+    /// A pair that serves one kernel of the user's, by its op-code, in one placement.
     pub fn with_kernel<K: Kernel + Clone + 'static>(
         spec: &PairSpec,
         placement: Placement,

@@ -42,7 +42,7 @@ pub struct Report {
     pub rows: Vec<Row>,
     /// Who wins, and why.
     pub verdicts: Vec<Verdict>,
-    /// The same operations on modelled hardware, if that was asked for.
+    /// These operations on modelled hardware, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modelled: Option<OnPlatform>,
 }

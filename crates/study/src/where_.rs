@@ -90,7 +90,7 @@ pub struct Answer {
     pub flips: Vec<Flip>,
     /// Simulations of the placements that lie close, in the ranking's order.
     pub simulated: Vec<Simulated>,
-    /// The same in the modelled world, if the operation is a chain of reads: the real engine and the real kernel.
+    /// Runs in the modelled world, with the real engine and the real kernel, if the operation is a chain of reads.
     pub world: Vec<WorldRun>,
     /// The answer in a sentence.
     pub line: String,

@@ -47,7 +47,7 @@ where
     Ok((value, described(param, paths, value, to, part <= 0.0 || part >= 1.0)))
 }
 
-/// The same of a count: `off` says how far the platform is from the target, for each value of the range.
+/// Fits a count: of all values in its range, the one for which `off` says that the platform is nearest to the target.
 pub(crate) fn fit_count<E>(
     platform: &Platform,
     path: &str,

@@ -42,7 +42,7 @@ impl Cell {
         self.p50_ns.0 / self.p50_ns.1 - 1.0
     }
 
-    /// The same of the rate: positive if it is too high.
+    /// How far the predicted rate lies from the measured one, as a part of it: positive if it is too high.
     pub fn rate_error(&self) -> f64 {
         self.ops_per_s.0 / self.ops_per_s.1 - 1.0
     }

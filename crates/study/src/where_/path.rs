@@ -187,7 +187,7 @@ impl Path {
         self.visits.iter().map(Visit::mean).sum()
     }
 
-    /// The same when no cache hits.
+    /// Mean time of an operation that has everything for itself when no cache hits.
     pub fn alone_missing(&self) -> f64 {
         self.visits.iter().map(|visit| visit.chance * visit.missing()).sum()
     }
