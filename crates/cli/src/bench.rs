@@ -69,7 +69,7 @@ fn goal_text(goal: Goal, unit: &str) -> String {
     }
 }
 
-/// The same for programs.
+/// Measured rows for programs.
 pub fn rows_json(rows: &[BenchRow]) -> Value {
     let row = |row: &BenchRow| {
         json!({
