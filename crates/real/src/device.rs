@@ -156,7 +156,7 @@ impl Device {
         Self::with_registry(local, links, registry, kernels)
     }
 
-    /// The same over regions that exist already.
+    /// A device over regions that exist already; otherwise as [`new`](Self::new).
     pub fn with_registry(
         local: IpAddr,
         links: Vec<Box<dyn Link>>,
@@ -168,7 +168,7 @@ impl Device {
         Self::with_events(local, links, nic, kernels, Box::new(Some))
     }
 
-    /// The same with an engine that exists already, and whose events `sink` sees first.
+    /// A device with an engine that exists already, and whose events `sink` sees first.
     pub fn with_events(
         local: IpAddr,
         mut links: Vec<Box<dyn Link>>,
@@ -244,7 +244,7 @@ impl Device {
         DeviceGuard { core: self.shared.core.lock(), shared: &self.shared }
     }
 
-    /// The same, if that takes no longer than `patience`.
+    /// Takes the engine, as [`lock`](Self::lock) does, if that takes no longer than `patience`.
     pub fn try_lock_for(&self, patience: Duration) -> Option<DeviceGuard<'_>> {
         let core = self.shared.core.try_lock_for(patience)?;
         Some(DeviceGuard { core, shared: &self.shared })
@@ -403,7 +403,7 @@ impl DeviceGuard<'_> {
         self.drive(true)
     }
 
-    /// The same without keeping the NIC thread away: for a user who is about to sleep.
+    /// As [`progress`](Self::progress), without keeping the NIC thread away: for a user who is about to sleep.
     pub fn progress_once(&mut self) -> usize {
         self.drive(false)
     }
@@ -468,7 +468,7 @@ impl DeviceGuard<'_> {
         clock.now
     }
 
-    /// The same clock that `progress` uses.
+    /// The time by the clock that [`progress`](Self::progress) uses.
     pub fn now(&self) -> Time {
         self.shared.now()
     }

@@ -21,7 +21,7 @@ impl Device {
         Self::sleep_any(std::iter::once((self, cq)), timeout, sleeper);
     }
 
-    /// The same for one who drives several.
+    /// Sleeps as [`sleep`](Self::sleep) does, for one who drives several devices.
     pub fn sleep_any<'a>(
         all: impl Iterator<Item = (&'a Self, CqId)> + Clone,
         timeout: Duration,
