@@ -341,7 +341,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The same for what is short, if possible without waiting for the disk.
+    /// Begins to make changes durable that are short, if possible without waiting for the disk.
     fn begin(self: &Arc<Self>, file: &mut LogFile, changes: &mut Vec<(u64, Change)>) -> io::Result<()> {
         let Some(&(last, Change::Append(_))) = changes.last().filter(|_| file.flies()) else {
             return self.make(file, changes);
