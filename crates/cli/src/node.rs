@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::sync::mpsc;
 use std::thread;
 
+use remora_lab::writer::Writers;
 use remora_real::{Node, NodeConfig};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -23,7 +24,8 @@ pub fn run(args: &args::Node) -> Result<(), Failure> {
         kernels: args.kernels.clone(),
         ..NodeConfig::new(args.listen)
     };
-    let node = Node::start(config)?;
+    // So that studies can have memory changed while it is read.
+    let node = Node::start_with(config, vec![Box::new(Writers::default())])?;
     greet(args, &node);
 
     let (end, ended) = mpsc::channel();

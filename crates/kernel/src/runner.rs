@@ -1,9 +1,9 @@
 //! A place's pool of running kernels, with the types of kernel and memory erased.
 
-use crate::builtins::{Builtins, Kernel};
+use crate::builtins::{Builtins, Kernel as _};
 use crate::call::{Call, Status};
 use crate::host::HostMemory;
-use crate::memory::{Limited, Limits, Memory};
+use crate::memory::Limits;
 use crate::pool::TaskPool;
 use remora_memory::{Pd, Registry};
 use std::sync::Arc;
@@ -30,25 +30,14 @@ pub trait Runner {
     fn capacity(&self) -> usize;
 }
 
-/// A runner of `kernel` over the memory that `memory_for` finds for each call.
-pub fn runner<K, M>(
-    kernel: K,
-    mut memory_for: impl FnMut(&Call) -> M + 'static,
-    capacity: usize,
-    limits: Limits,
-) -> Box<dyn Runner>
+/// A runner of calls as `task` makes futures of them; each gives its call back, and how it ended.
+///
+/// A closure and not a [`Kernel`](crate::Kernel): whether a kernel's future may move between threads shows only where its type is known.
+pub fn runner<F, T>(task: T, capacity: usize) -> Box<dyn Runner + Send>
 where
-    K: Kernel + Clone + 'static,
-    M: Memory + 'static,
+    F: Future<Output = (Call, Status)> + Send + 'static,
+    T: FnMut(Call) -> F + Send + 'static,
 {
-    let task = move |mut call: Call| {
-        let (kernel, memory) = (kernel.clone(), memory_for(&call));
-        async move {
-            let limited = Limited::new(&memory, limits);
-            let status = kernel.run(&limited, &mut call).await;
-            (call, status)
-        }
-    };
     Box::new(PoolRunner { pool: TaskPool::new(capacity), task })
 }
 
@@ -103,9 +92,7 @@ pub fn host_runner(
 }
 
 /// Like [`host_runner`], of other kernels: `task` runs a call with the memory of its protection domain, none if it has
-/// no domain, and gives back both.
-///
-/// A closure and not a [`Kernel`]: whether a kernel's future may move between threads shows only where its type is known.
+/// no domain, and gives back both. A closure for the reason that [`runner`] gives.
 pub fn host_runner_of<F, T>(
     task: T,
     registry: Arc<Registry>,

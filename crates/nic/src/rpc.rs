@@ -181,9 +181,14 @@ impl RpcTable {
         id
     }
 
-    /// The next waiting call, one queue pair after the other.
-    pub fn poll(&mut self) -> Option<RpcRequest> {
-        while let Some(qpn) = self.ready.pop_front() {
+    /// The next waiting call, one queue pair after the other of those that `may`.
+    pub fn poll(&mut self, may: impl Fn(Qpn) -> bool) -> Option<RpcRequest> {
+        for _ in 0..self.ready.len() {
+            let qpn = self.ready.pop_front()?;
+            if !may(Qpn(qpn)) {
+                self.ready.push_back(qpn);
+                continue;
+            }
             let Some(entry) = self.entry(qpn) else { continue };
             entry.listed = false;
             let request = entry.waiting.pop_front();
@@ -432,7 +437,13 @@ impl Nic {
     /// The next call to run, one queue pair after the other. Leave calls here while there is no room to run them:
     /// when a queue pair's share is used up, its peer gets RNR NAKs.
     pub fn poll_rpc(&mut self) -> Option<RpcRequest> {
-        self.ctx.rpc.poll()
+        self.ctx.rpc.poll(|_| true)
+    }
+
+    /// Like [`poll_rpc`](Self::poll_rpc), but calls of queue pairs that may not start one now are left here.
+    #[inline]
+    pub fn poll_rpc_of(&mut self, may: impl Fn(Qpn) -> bool) -> Option<RpcRequest> {
+        self.ctx.rpc.poll(may)
     }
 
     /// The next piece of a payload stream. Give its bytes back with [`Nic::recycle`].

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
+use remora_kernel::Placement;
 use remora_memory::RegisterError;
 use remora_nic::{ConnectError, NicError, WcStatus, cm::CmError};
 
@@ -70,6 +71,9 @@ pub enum Error {
         /// What it answered.
         why: String,
     },
+    /// A placement that there is not.
+    #[error("the real world has no {0}: run the kernel at the client, NIC or host, or in the modelled world")]
+    Placement(Placement),
     /// An argument is out of range.
     #[error("{0}")]
     Argument(String),

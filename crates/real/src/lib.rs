@@ -4,31 +4,22 @@
 //! [`Device`]: a NIC engine ([`remora_nic::Nic`]) with its [`link`]s and the thread that drives it.
 
 mod client;
-mod client_modules;
-mod compressed;
-mod control;
 mod device;
-mod dial;
 mod error;
 mod kernels;
 pub mod link;
 mod links;
-mod modules;
+mod module_calls;
 mod node;
-mod remote;
-mod sketching;
 mod sys;
-mod writer;
 
 pub use client::{Client, ClientConfig, ClientCounters, RemoteRegion};
-pub use control::WriterConfig;
 pub use device::{Device, DeviceGuard, EventSink, Resident, Seat, entropy};
 pub use error::Error;
 pub use kernels::{Kernels, POOL};
 pub use link::{LinkKind, UnknownLink};
 pub use node::{Node, NodeConfig};
 pub use sys::{Sleeper, prepare_to_wait, process_cpu_ns};
-pub use writer::fill_object;
 
 /// So many bytes of zeroed memory of this process, page by page.
 pub fn map_memory(len: usize) -> Result<remora_memory::Buffer, Error> {

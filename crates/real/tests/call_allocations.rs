@@ -1,12 +1,15 @@
 //! Once warm, calls and verbs allocate nothing, neither at the client nor at the node. Alone in its process: it counts
 //! what all of the process's threads allocate.
 
+mod common;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use common::fill_object;
 use remora_kernel::{ConsistencyParams, Placement, Status, op};
-use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, fill_object};
+use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig};
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 

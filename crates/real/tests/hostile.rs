@@ -13,14 +13,12 @@ use remora_nic::{
 use remora_real::link::Link;
 use remora_real::link::shm::ShmLink;
 use remora_real::link::udp::UdpLink;
-use remora_real::{Client, ClientConfig, Device, Error, LinkKind, Node, NodeConfig, WriterConfig};
+use remora_real::{Client, ClientConfig, Device, Error, LinkKind, Node, NodeConfig};
+use remora_service::HostCall;
+use remora_service::control::PORT;
+use remora_service::control::op::{ALLOC, CPU};
 use remora_testing::eventually;
 use remora_wire::rpc::RpcHeader;
-
-/// The node's port, and two of its calls.
-const PORT: u16 = 7411;
-const ALLOC: u64 = 0x1001;
-const CPU: u64 = 0x1003;
 
 fn ip(host: u8, last: u8) -> IpAddr {
     Ipv4Addr::new(127, 13, host, last).into()
@@ -121,10 +119,8 @@ impl Raw {
 
 /// A call to the host as it goes into a SEND.
 fn host_call(header: &RpcHeader, op: u64, params: &[u8]) -> Vec<u8> {
-    let mut out = vec![0; RpcHeader::LEN];
-    header.emit(&mut out);
-    out.extend_from_slice(&op.to_le_bytes());
-    out.extend_from_slice(params);
+    let mut out = Vec::new();
+    HostCall { header: *header, op, params }.encode(&mut out).expect("not too long");
     out
 }
 
@@ -241,39 +237,6 @@ fn small_allocations_count_as_the_pages_they_take() {
     assert!(client.free(&regions[0]).is_err(), "only once");
     assert!(client.alloc(1 << 20).is_ok());
     node.shutdown();
-}
-
-#[test]
-fn a_writer_stays_in_the_memory_of_whoever_started_it() {
-    let node = node(6, 1 << 20);
-    let (mut one, mut two) = (client(6, 2, LinkKind::Udp), client(6, 3, LinkKind::Udp));
-    let region = one.alloc(4096).expect("memory");
-    let config = WriterConfig { object_size: 64, objects: 64, updates_per_s: 1 };
-    assert!(two.start_writer(&region, &config).is_err(), "another's memory");
-    let too_many = [(64, 65), (u32::MAX - 7, u32::MAX), (8, 1), (65, 1), (64, 0)];
-    for (object_size, objects) in too_many {
-        assert!(one.start_writer(&region, &WriterConfig { object_size, objects, ..config }).is_err());
-    }
-    one.start_writer(&region, &config).expect("writer");
-    let own = two.alloc(4096).expect("memory");
-    assert!(two.start_writer(&own, &config).is_err(), "one runs already");
-    assert_eq!(two.stop_writer().expect("call"), 0, "not its own");
-    while one.read_u64(&region) == 0 {}
-    assert!(one.stop_writer().expect("call") > 0);
-    two.start_writer(&own, &config).expect("writer");
-    node.shutdown();
-}
-
-trait ReadWord {
-    fn read_u64(&mut self, region: &remora_real::RemoteRegion) -> u64;
-}
-
-impl ReadWord for Client {
-    fn read_u64(&mut self, region: &remora_real::RemoteRegion) -> u64 {
-        let mut word = [0; 8];
-        self.read(region, 0, &mut word).expect("read");
-        u64::from_le_bytes(word)
-    }
 }
 
 #[test]

@@ -1,10 +1,13 @@
 //! An idle node sleeps, and wakes for whoever calls. Alone in its process: it measures the process's CPU time.
 
+mod common;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use common::fill_object;
 use remora_kernel::{ConsistencyParams, Placement, Status, op};
-use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, fill_object, process_cpu_ns};
+use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, process_cpu_ns};
 use remora_testing::until_asleep;
 
 #[test]

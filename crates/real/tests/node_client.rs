@@ -1,9 +1,12 @@
 //! A node and its clients in one process, over real links.
 
+mod common;
+
 use std::net::{IpAddr, Ipv4Addr};
 
+use common::fill_object;
 use remora_kernel::{ConsistencyParams, Placement, Status, crc64, op};
-use remora_real::{Client, ClientConfig, Error, LinkKind, Node, NodeConfig, fill_object};
+use remora_real::{Client, ClientConfig, Error, LinkKind, Node, NodeConfig};
 use remora_testing::eventually;
 
 /// Each test has a node address of its own, so that they can run at once.

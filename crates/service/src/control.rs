@@ -3,6 +3,31 @@
 //! Numbers in parameters and answers are little-endian. A call that is refused ends with
 //! [`Status::BadParams`](remora_kernel::Status) and the reason as text.
 
+use remora_kernel::Call;
+use remora_nic::Qpn;
+
+use crate::ledger::Ledger;
+
+/// Calls to a node that are not its own: a benchmark's, a probe's. They have op-codes in the range of the node's, and
+/// run on its host thread, so that none may take long.
+pub trait Extension: Send {
+    /// The op-codes that it answers to. The node's own go first.
+    fn ops(&self) -> &[u64];
+
+    /// Answers a call: fills the reply in, or says why not.
+    fn call(&mut self, caller: Qpn, memory: &Ledger, call: &mut Call) -> Result<(), String>;
+
+    /// A region is gone.
+    fn region_released(&mut self, key: u32) {
+        let _ = key;
+    }
+
+    /// A client is gone; of each of its regions it is said before.
+    fn client_gone(&mut self, client: Qpn) {
+        let _ = client;
+    }
+}
+
 /// The node's port in `rdma_cm`'s TCP port space.
 pub const PORT: u16 = 7411;
 
@@ -16,17 +41,15 @@ pub mod op {
     pub const FREE: u64 = 0x1002;
     /// CPU time that the node process has used: -> nanoseconds u64.
     pub const CPU: u64 = 0x1003;
-    /// Starts a thread that rewrites checked objects.
-    pub const WRITER_START: u64 = 0x1004;
-    /// Stops it: -> updates made u64.
-    pub const WRITER_STOP: u64 = 0x1005;
+    // 0x1004 and 0x1005 are those of an extension.
+
     /// Deploys a module that lies in a region: -> op-code u64, version u32.
     pub const KERNEL_DEPLOY: u64 = 0x1006;
     /// Lists the modules.
     pub const KERNEL_LIST: u64 = 0x1007;
     /// Removes a module: its name.
     pub const KERNEL_REMOVE: u64 = 0x1008;
-    /// Sketches what is written into a region from now on: see [`super::Sketching`].
+    /// Sketches what is written into a region from now on: see [`super::SketchParams`].
     pub const SKETCH_START: u64 = 0x1009;
     /// Does so no more: key u32.
     pub const SKETCH_STOP: u64 = 0x100A;
@@ -34,7 +57,7 @@ pub mod op {
 
 /// Parameters of [`op::SKETCH_START`]: a sketch of the WRITEs that name a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sketching {
+pub struct SketchParams {
     /// The key.
     pub key: u32,
     /// Log2 of the number of registers.
@@ -43,7 +66,7 @@ pub struct Sketching {
     pub registers: (u32, u64),
 }
 
-impl Sketching {
+impl SketchParams {
     /// The parameters.
     pub fn encode(&self) -> [u8; 17] {
         let mut out = [0; 17];
@@ -57,7 +80,7 @@ impl Sketching {
     /// What parameters say; `None` if they are cut short.
     pub fn decode(params: &[u8]) -> Option<Self> {
         let registers = (u32_at(params, 4)?, u64_at(params, 8)?);
-        Some(Sketching { key: u32_at(params, 0)?, lg_k: *params.get(16)?, registers })
+        Some(SketchParams { key: u32_at(params, 0)?, lg_k: *params.get(16)?, registers })
     }
 }
 
@@ -79,10 +102,10 @@ mod tests {
 
     #[test]
     fn parameters_are_read_as_written_and_not_when_cut() {
-        let sketching = Sketching { key: 7, lg_k: 12, registers: (8, 1 << 40) };
+        let sketching = SketchParams { key: 7, lg_k: 12, registers: (8, 1 << 40) };
         let bytes = sketching.encode();
-        assert_eq!(Sketching::decode(&bytes), Some(sketching));
-        assert!((0..bytes.len()).all(|len| Sketching::decode(&bytes[..len]).is_none()));
+        assert_eq!(SketchParams::decode(&bytes), Some(sketching));
+        assert!((0..bytes.len()).all(|len| SketchParams::decode(&bytes[..len]).is_none()));
         assert_eq!((u32_at(&bytes, usize::MAX), u64_at(&bytes, 10)), (None, None));
     }
 

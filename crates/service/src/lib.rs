@@ -4,18 +4,61 @@
 //! alone. A call to the NIC travels as an RPC verb, one to the host as a SEND ([`HostCall`]); either is answered by a
 //! WRITE with immediate into a slot of the caller's memory.
 //!
+//! ```text
+//!  client                                                  node
+//!  Calls::open --- RPC verb, SEND, ... ---> Ingress::poll --> Server::take --> a kernel, or the node itself
+//!  Calls::take_reply <--- WRITE_IMM ------- Ingress::reply <- Server::finish <-'
+//!  RemoteMemory <--> Staging --- one-sided verbs
+//! ```
+//!
 //! The client's side, in the order of a call:
 //!
 //! 1. [`Calls::open`] gives a slot and the header that says where the reply goes; the world posts the verb.
 //! 2. When a receive completes, [`Calls::take_reply`] says whose call has ended, how, and with what bytes.
 //! 3. When the connection is lost, [`Calls::lose_all`] ends what is under way.
+//!
+//! A kernel that runs at the client reaches the node through [`RemoteMemory`]: its accesses are verbs over slots of
+//! [`Staging`] memory, which the world's [`Carriage`] posts, and whose ends it tells [`Staging::complete`].
+//! [`WorkId`] says which completion is which.
+//!
+//! The node's side has a [`Server`] for each place that runs kernels, and an [`Ingress`] in front of it:
+//!
+//! 1. [`Server::take`] takes calls while there are some and there is room, each client within its share ([`Shares`]).
+//!    The world runs them, on a `Runner` that polls all or on tasks that it wakes one by one.
+//! 2. What arrives for the payload streams of calls goes to [`Streams::offer`].
+//! 3. [`Server::finish`] answers a call that has ended; where the way to the ingress takes time, [`Server::end`] and
+//!    later [`Server::answer`].
+//! 4. An ingress that still uses a call's number after the answer (the host's reply buffers) has it given back by
+//!    [`Server::release`].
+//!
+//! Calls with op-codes from [`control::op::FIRST`] on are the node's own: memory, of which a [`Ledger`] keeps account, and
+//! what an [`Extension`](control::Extension) adds.
+//!
+//! [`RpcVerbs`] and [`Sends`] are ingresses; a new one is a type that takes calls from its carriage and puts answers
+//! there, and nothing here changes.
 
 mod caller;
 pub mod control;
 mod host_call;
+mod ledger;
+mod rpc_verbs;
+mod sends;
+mod server;
+mod share;
+mod staging;
+mod streams;
+mod work_id;
 
 pub use caller::{Calls, Full, Reply};
 pub use host_call::{HostCall, HostCallError};
+pub use ledger::{Ledger, LedgerError};
+pub use rpc_verbs::RpcVerbs;
+pub use sends::{Flood, ReplyWrite, Sender, Sends};
+pub use server::{Answer, Ingress, Number, Server, Taken};
+pub use share::Shares;
+pub use staging::{Carriage, RemoteMemory, SLOT, StagedVerb, Staging};
+pub use streams::{Offered, STREAM_BUFFER, Streams};
+pub use work_id::WorkId;
 
 /// Calls that a client may have under way at once.
 pub const MAX_CALLS: usize = 256;

@@ -1,7 +1,7 @@
 //! The operations' calls: what each asks for, and what must come back.
 
 use remora_kernel::{Status, TraversalParams, op};
-use remora_real::fill_object;
+use remora_lab::writer::fill_object;
 use remora_store::hash::Table;
 use remora_store::{Place, checked, text};
 

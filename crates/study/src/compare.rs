@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use remora_real::WriterConfig;
+use remora_lab::writer::WriterConfig;
 
 use crate::StudyError;
 use crate::calling::{Calls, Slice, run};

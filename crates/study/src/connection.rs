@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use remora_kernel::{Placement, Status};
+use remora_lab::writer::{self, WriterConfig};
 use remora_model::time::Ps;
-use remora_real::{Client, LinkKind, RemoteRegion, WriterConfig};
+use remora_real::{Client, LinkKind, RemoteRegion};
 use remora_service::Full;
 
 use crate::StudyError;
@@ -125,11 +126,11 @@ impl Storage for Client {
     }
 
     fn start_writer(&mut self, region: &RemoteRegion, config: &WriterConfig) -> Result<(), StudyError> {
-        Ok(Client::start_writer(self, region, config)?)
+        Ok(writer::start_writer(self, region, config)?)
     }
 
     fn stop_writer(&mut self) -> Result<u64, StudyError> {
-        Ok(Client::stop_writer(self)?)
+        Ok(writer::stop_writer(self)?)
     }
 }
 

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use remora_kernel::{Call, Limits, Placement, Runner, Status, host_runner};
+use remora_lab::writer::{WriterConfig, fill_object};
 use remora_memory::{Access, Buffer, Pd, Region, Registry};
 use remora_model::time::Ps;
-use remora_real::{LinkKind, RemoteRegion, WriterConfig, fill_object};
+use remora_real::{LinkKind, RemoteRegion};
 use remora_service::Full;
 
 use crate::StudyError;

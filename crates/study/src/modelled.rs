@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use remora_kernel::{Kernel, Placement};
 use remora_lab::stats::Latencies;
+use remora_lab::writer::{WriterConfig, fill_object};
 use remora_memory::Region;
 use remora_model::resource::Usage;
 use remora_model::time::Ps;
 use remora_model::world::{Done, Energy, MAX_CALLS, Pair, PairSpec, WorldError, Writer};
-use remora_real::{LinkKind, RemoteRegion, WriterConfig, fill_object};
+use remora_real::{LinkKind, RemoteRegion};
 use remora_service::Full;
 use serde::{Deserialize, Serialize};
 

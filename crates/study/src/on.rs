@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use remora_kernel::Placement;
 use remora_lab::stats::is_level;
+use remora_lab::writer::WriterConfig;
 use remora_model::platform::Platform;
 use remora_model::world::{self, PairSpec};
-use remora_real::WriterConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::compare::{Plan, Progress, Watch};

@@ -7,7 +7,8 @@
 use std::time::Duration;
 
 use remora_kernel::{Status, TraversalParams, op};
-use remora_real::{RemoteRegion, WriterConfig};
+use remora_lab::writer::WriterConfig;
+use remora_real::RemoteRegion;
 
 use super::Figures;
 use crate::StudyError;

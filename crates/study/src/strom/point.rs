@@ -3,11 +3,11 @@
 use remora_kernel::Placement;
 use remora_kernel::{GetParams, Status, op};
 use remora_lab::stats::Latencies;
+use remora_lab::writer::fill_object;
 use remora_memory::Region;
 use remora_model::platform::{Platform, Stream, Tcp};
 use remora_model::time::Ps;
 use remora_model::world::{Pair, PairSpec, RawVerb, Writer};
-use remora_real::fill_object;
 use remora_store::{Place as At, checked, hash};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;

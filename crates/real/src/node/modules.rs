@@ -7,7 +7,7 @@ use remora_memory::{Access, Pd, Registry};
 use remora_wasm::{DeployedModule, Isolation, KernelSet, ModuleLimits};
 
 use crate::Error;
-use crate::control::Deploy;
+use crate::module_calls::DeployParams;
 
 /// Largest binary module, in bytes.
 pub const MAX_MODULE: u32 = 4 << 20;
@@ -33,7 +33,7 @@ impl<T> Modules<T> {
 
     /// Starts to compile a module that lies in a client's region. Its outcome comes from [`poll`](Self::poll) with
     /// `client`; an error, and with it `client`, comes at once.
-    pub fn deploy(&mut self, registry: &Registry, pd: Pd, deploy: Deploy, client: T) -> Result<(), (T, String)> {
+    pub fn deploy(&mut self, registry: &Registry, pd: Pd, deploy: DeployParams, client: T) -> Result<(), (T, String)> {
         if self.compiling.is_some() {
             return Err((client, "another module is being compiled: try again".into()));
         }
@@ -101,7 +101,7 @@ impl<T> Modules<T> {
     }
 }
 
-fn fetch(registry: &Registry, pd: Pd, deploy: &Deploy) -> Result<Vec<u8>, String> {
+fn fetch(registry: &Registry, pd: Pd, deploy: &DeployParams) -> Result<Vec<u8>, String> {
     if deploy.len > MAX_MODULE {
         return Err(format!("a module of {} bytes: at most {MAX_MODULE}", deploy.len));
     }

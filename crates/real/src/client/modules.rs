@@ -4,7 +4,7 @@ use remora_wasm::{DeployedModule, Isolation, KernelSet, ModuleLimits};
 
 use remora_service::control::{op, u32_at, u64_at};
 
-use crate::control::{self, Deploy};
+use crate::module_calls::{self, DeployParams};
 use crate::{Client, Error};
 
 impl Client {
@@ -18,13 +18,14 @@ impl Client {
         isolation: Isolation,
         keep: bool,
     ) -> Result<DeployedModule, Error> {
-        let len = u32::try_from(module.len()).ok().filter(|&len| len <= crate::modules::MAX_MODULE && len > 0);
+        let len = u32::try_from(module.len()).ok().filter(|&len| len <= crate::node::MAX_MODULE && len > 0);
         let len = len.ok_or_else(|| {
-            Error::Argument(format!("a module of {} bytes: 1 to {}", module.len(), crate::modules::MAX_MODULE))
+            Error::Argument(format!("a module of {} bytes: 1 to {}", module.len(), crate::node::MAX_MODULE))
         })?;
         let region = self.alloc(len.into())?;
         let outcome = self.write(&region, 0, module).and_then(|()| {
-            let deploy = Deploy { key: region.key, va: region.va, len, limits, isolation, keep, name: name.into() };
+            let deploy =
+                DeployParams { key: region.key, va: region.va, len, limits, isolation, keep, name: name.into() };
             self.node_call("deploy the kernel", op::KERNEL_DEPLOY, &deploy.encode())
         });
         self.free(&region)?;
@@ -40,7 +41,7 @@ impl Client {
     /// The modules that are deployed at the node.
     pub fn list_kernels(&mut self) -> Result<Vec<DeployedModule>, Error> {
         let reply = self.node_call("list its kernels", op::KERNEL_LIST, &[])?;
-        control::decode_entries(&reply)
+        module_calls::decode_entries(&reply)
             .ok_or(Error::Node { what: "list its kernels", why: "its answer is cut short".into() })
     }
 
@@ -51,6 +52,6 @@ impl Client {
 
     /// The kernels that run at this client: deploy here what is called with [`Placement::Client`](remora_kernel::Placement).
     pub fn local_kernels(&self) -> &KernelSet {
-        &self.modules
+        &self.kernels.set
     }
 }

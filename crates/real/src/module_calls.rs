@@ -1,44 +1,12 @@
-//! What the node's own calls about modules and the writer look like.
+//! What the node's own calls about modules look like.
 
 use remora_kernel::Limits;
 use remora_service::control::{u32_at, u64_at};
 use remora_wasm::{DeployedModule, Isolation, ModuleLimits};
 
-/// A thread on the node that keeps rewriting checked objects (payload, then its CRC64) in place, in turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WriterConfig {
-    /// Bytes of one object with its checksum.
-    pub object_size: u32,
-    /// Objects, one after the other from the region's start.
-    pub objects: u32,
-    /// Updates a second, over all objects; 0 is as fast as it can.
-    pub updates_per_s: u32,
-}
-
-/// Parameters of [`remora_service::control::op::WRITER_START`].
-pub(crate) fn encode_writer(key: u32, va: u64, config: &WriterConfig) -> [u8; 24] {
-    let mut out = [0; 24];
-    out[..4].copy_from_slice(&key.to_le_bytes());
-    out[4..12].copy_from_slice(&va.to_le_bytes());
-    out[12..16].copy_from_slice(&config.object_size.to_le_bytes());
-    out[16..20].copy_from_slice(&config.objects.to_le_bytes());
-    out[20..24].copy_from_slice(&config.updates_per_s.to_le_bytes());
-    out
-}
-
-/// Key, address and settings of [`remora_service::control::op::WRITER_START`]; `None` if they are cut short.
-pub(crate) fn decode_writer(params: &[u8]) -> Option<(u32, u64, WriterConfig)> {
-    let config = WriterConfig {
-        object_size: u32_at(params, 12)?,
-        objects: u32_at(params, 16)?,
-        updates_per_s: u32_at(params, 20)?,
-    };
-    Some((u32_at(params, 0)?, u64_at(params, 4)?, config))
-}
-
 /// Parameters of [`remora_service::control::op::KERNEL_DEPLOY`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Deploy {
+pub(crate) struct DeployParams {
     /// Where the binary module lies.
     pub key: u32,
     pub va: u64,
@@ -50,7 +18,7 @@ pub(crate) struct Deploy {
     pub name: String,
 }
 
-impl Deploy {
+impl DeployParams {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64 + self.name.len());
         out.extend(self.key.to_le_bytes());
@@ -64,7 +32,7 @@ impl Deploy {
 
     pub fn decode(params: &[u8]) -> Option<Self> {
         let (limits, isolation) = decode_limits(params.get(16..)?)?;
-        Some(Deploy {
+        Some(DeployParams {
             key: u32_at(params, 0)?,
             va: u64_at(params, 4)?,
             len: u32_at(params, 12)?,
@@ -130,7 +98,7 @@ mod tests {
     #[test]
     fn deployments_and_lists_are_read_as_written() {
         let limits = ModuleLimits { fuel: 5, memory: 1 << 20, access: Limits { steps: 7, bytes: 1 << 40 } };
-        let deploy = Deploy {
+        let deploy = DeployParams {
             key: 9,
             va: 1 << 50,
             len: 77,
@@ -140,8 +108,8 @@ mod tests {
             name: "top-k".into(),
         };
         let bytes = deploy.encode();
-        assert_eq!(Deploy::decode(&bytes), Some(deploy));
-        assert_eq!(Deploy::decode(&bytes[..40]), None);
+        assert_eq!(DeployParams::decode(&bytes), Some(deploy));
+        assert_eq!(DeployParams::decode(&bytes[..40]), None);
 
         let entry = |name: &str| DeployedModule {
             op: 0x100,

@@ -1,13 +1,9 @@
 //! Sketches of what is written into a node's regions, taken as it passes the NIC: StRoM's bump in the wire (section 7.2).
 
-use remora_kernel::hll::{HllParams, Tap};
-use remora_kernel::{Placement, Status, op as kernels};
+use remora_kernel::hll::Tap;
 use remora_memory::{Pd, Registry};
 use remora_nic::{ALL_REMOTE, MAX_TAPS, Nic, Qpn, WriteTap};
-use remora_service::control::{self, Sketching, op};
-
-use crate::client::{Client, RemoteRegion};
-use crate::error::Error;
+use remora_service::control::{self, SketchParams};
 
 /// A tap that sketches.
 struct SketchTap(Tap);
@@ -24,7 +20,7 @@ impl WriteTap for SketchTap {
 
 /// The sketches that a node's clients asked for.
 #[derive(Default)]
-pub(crate) struct Sketches(Vec<(Qpn, Sketching)>);
+pub(crate) struct Sketches(Vec<(Qpn, SketchParams)>);
 
 impl Sketches {
     /// Attaches a sketch for a client, who knows the keys of both regions. It ends with either region and the client.
@@ -35,7 +31,7 @@ impl Sketches {
         owner: Qpn,
         params: &[u8],
     ) -> Result<(), String> {
-        let wanted = Sketching::decode(params).ok_or("the parameters are cut short")?;
+        let wanted = SketchParams::decode(params).ok_or("the parameters are cut short")?;
         let (key, va) = wanted.registers;
         let find = |key| registry.lookup(key).filter(|region| region.pd() == pd).ok_or("no region has that key");
         find(wanted.key)?;
@@ -75,7 +71,7 @@ impl Sketches {
         self.end(nic, |(_, there)| there.key == key || there.registers.0 == key);
     }
 
-    fn end(&mut self, nic: &mut Nic, ends: impl Fn(&(Qpn, Sketching)) -> bool) {
+    fn end(&mut self, nic: &mut Nic, ends: impl Fn(&(Qpn, SketchParams)) -> bool) {
         self.0.retain(|entry| {
             let ends = ends(entry);
             if ends {
@@ -83,36 +79,5 @@ impl Sketches {
             }
             !ends
         });
-    }
-}
-
-impl Client {
-    /// Sketches from now on what anyone WRITEs into `region`: its aligned 8-byte words, into 2^`lg_k` registers of a byte
-    /// each that lie at the start of `registers`. Zeros there are an empty sketch; what they hold already counts. Ends
-    /// with this client and with either region. A word that several packets bring in parts is not seen; there are none
-    /// if writes begin at multiples of 8 and have whole words, as every path MTU has. The registers rise as each WRITE
-    /// ends, before it is acknowledged.
-    pub fn attach_sketch(&mut self, region: &RemoteRegion, registers: &RemoteRegion, lg_k: u8) -> Result<(), Error> {
-        let params = Sketching { key: region.key, lg_k, registers: (registers.key, registers.va) };
-        self.node_call("sketch a region", op::SKETCH_START, &params.encode()).map(drop)
-    }
-
-    /// Sketches `region` no more. The registers stay as they are.
-    pub fn detach_sketch(&mut self, region: &RemoteRegion) -> Result<(), Error> {
-        self.node_call("stop sketching a region", op::SKETCH_STOP, &region.key.to_le_bytes()).map(drop)
-    }
-
-    /// About how many distinct values went into the registers at the start of a region. The registers themselves may be
-    /// read as any memory, and another sketch's image merged into them by the HyperLogLog kernel.
-    pub fn estimate(&mut self, registers: &RemoteRegion, lg_k: u8) -> Result<f64, Error> {
-        let kept = Some((registers.key, registers.va));
-        let params = HllParams { lg_k, want_image: false, payload_is_image: false, registers: kept };
-        match self.call(Placement::Nic, kernels::HYPERLOGLOG, &params.encode())? {
-            (Status::Ok, reply) => {
-                let bytes = reply.first_chunk().copied().unwrap_or_default();
-                Ok(f64::from_le_bytes(bytes))
-            }
-            (status, _) => Err(Error::Node { what: "estimate a sketch", why: format!("{status:?}") }),
-        }
     }
 }

@@ -24,7 +24,8 @@ const PIECES: usize = 4;
 
 /// The kernels that a client's own NIC runs.
 pub(crate) fn client_kernels(registry: &Arc<Registry>) -> Kernels {
-    Kernels::new(host_runner(registry.clone(), false, PIECES, Limits::default()), vec![op::COMPRESS])
+    // One client, the queue pair of its own, has half of the pool.
+    Kernels::new(host_runner(registry.clone(), false, 2 * PIECES, Limits::default()), vec![op::COMPRESS])
 }
 
 /// What a client's NIC compresses with: memory that only its own kernels reach, and a queue pair without a peer, which
