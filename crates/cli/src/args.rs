@@ -166,6 +166,10 @@ pub struct Compare {
     /// Also write all figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Write all packets of the client into this file, for Wireshark or tshark, and those of a node that is started
+    /// into another: all.pcap and all-node.pcap
+    #[arg(long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
     /// Where to write the HTML report
     #[arg(long, value_name = "FILE", default_value = "remora-report.html")]
     pub html: PathBuf,
@@ -189,6 +193,9 @@ pub struct Node {
     /// Use packet and raw sockets, which see and check whole IPv4 packets, and need CAP_NET_RAW
     #[arg(long)]
     pub packet: bool,
+    /// Write all packets into this file, for Wireshark or tshark
+    #[arg(long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
     /// End when standard input ends: for a node that is a child process
     #[arg(long, hide = true)]
     pub stop_with_stdin: bool,

@@ -3,12 +3,14 @@
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::Failure;
+use crate::capture::beside;
 use crate::node::READY;
 
 /// The port of RoCE v2.
@@ -26,11 +28,20 @@ pub struct ChildNode {
 impl ChildNode {
     /// Starts a node at `address` and waits until it can be reached.
     pub fn start(address: IpAddr) -> Result<Self, Failure> {
+        Self::start_captured(address, None)
+    }
+
+    /// Starts one that writes its packets into a file beside `pcap`, if there is that.
+    pub fn start_captured(address: IpAddr, pcap: Option<&Path>) -> Result<Self, Failure> {
         let failed = |e| Failure::Failed(format!("cannot start a node as a child process: {e}"));
         let program = std::env::current_exe().map_err(failed)?;
-        let mut child = Command::new(program)
-            // It serves this user's own data: only the machine limits it.
-            .args(["node", "--listen", &address.to_string(), "--memory", "64T", "--stop-with-stdin"])
+        let mut command = Command::new(program);
+        // It serves this user's own data: only the machine limits it.
+        command.args(["node", "--listen", &address.to_string(), "--memory", "64T", "--stop-with-stdin"]);
+        if let Some(pcap) = pcap {
+            command.arg("--pcap").arg(beside(pcap, "node"));
+        }
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // Ctrl-C is for the parent, which ends the node in order.

@@ -12,6 +12,7 @@ use remora_cluster::{
 use remora_real::LinkKind;
 use serde_json::{Value, json};
 
+use crate::capture::Capture;
 use crate::cluster_children::{Children, READY, Settings, lock};
 use crate::progress::stop_flag;
 use crate::{Failure, cluster_kills, print};
@@ -96,6 +97,10 @@ struct Start {
     /// In a temporary directory that is removed at the end
     #[arg(long, conflicts_with = "dir")]
     scratch: bool,
+    /// Write all packets of each node into a file for Wireshark or tshark: all.pcap becomes all-0.pcap, all-1.pcap and so
+    /// on, and all-1-2.pcap when node 1 is started a second time
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
     /// Say in one line of JSON when it serves, instead of in a table
     #[arg(long)]
     json: bool,
@@ -139,6 +144,9 @@ struct NodeArgs {
     /// The node's number
     #[arg(long, value_name = "N")]
     id: u8,
+    /// Where its packets go
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -160,7 +168,7 @@ fn start(args: &Start) -> Result<(), Failure> {
     let dir = scratch.as_ref().map_or(args.dir.as_path(), |dir| dir.path());
     let _lock = lock(dir)?;
     let settings = Settings::open(dir, &args.shape)?;
-    let mut children = Children::start(dir, settings)?;
+    let mut children = Children::start_captured(dir, settings, args.pcap.as_deref())?;
     children.await_service(START)?;
     greet(args, &children);
     let mut down: Vec<Option<Instant>> = vec![None; children.len()];
@@ -217,7 +225,9 @@ fn greet(args: &Start, children: &Children) {
 
 /// One node, until its input ends.
 fn node(args: &NodeArgs) -> Result<(), Failure> {
-    let config = Settings::read(&args.dir)?.node(&args.dir, args.id)?;
+    let mut config = Settings::read(&args.dir)?.node(&args.dir, args.id)?;
+    let capture = Capture::open(args.pcap.as_deref())?;
+    config.layers = capture.layers();
     let node = ClusterNode::start(config)?;
     if let Some(at) = node.damage() {
         let id = args.id;

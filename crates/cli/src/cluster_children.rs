@@ -16,6 +16,7 @@ use remora_real::LinkKind;
 use serde_json::{Value, json};
 
 use crate::Failure;
+use crate::capture::beside;
 use crate::cluster::{Shape, ask};
 
 /// What a node's first line says when it can be reached; its address follows.
@@ -208,13 +209,23 @@ pub struct Children {
     dir: PathBuf,
     settings: Settings,
     nodes: Vec<Option<Child>>,
+    /// Files beside this one get the nodes' packets.
+    pcap: Option<PathBuf>,
+    /// How often each node was started.
+    runs: Vec<u32>,
 }
 
 impl Children {
     /// Starts all nodes and waits until each can be reached.
     pub fn start(dir: &Path, settings: Settings) -> Result<Self, Failure> {
-        let nodes = settings.addresses.iter().map(|_| None).collect();
-        let mut this = Self { dir: dir.to_path_buf(), settings, nodes };
+        Self::start_captured(dir, settings, None)
+    }
+
+    /// Starts nodes that write their packets into files beside `pcap`, if there is that: with the node's number in their
+    /// names, and from its second start on the start's.
+    pub fn start_captured(dir: &Path, settings: Settings, pcap: Option<&Path>) -> Result<Self, Failure> {
+        let (nodes, runs) = (settings.addresses.iter().map(|_| None).collect(), vec![0; settings.addresses.len()]);
+        let mut this = Self { dir: dir.to_path_buf(), settings, nodes, pcap: pcap.map(Path::to_path_buf), runs };
         let mut up = Vec::new();
         for node in 0..this.len() {
             up.push(this.spawn(node)?);
@@ -253,9 +264,17 @@ impl Children {
     fn spawn(&mut self, node: usize) -> Result<mpsc::Receiver<()>, Failure> {
         let failed = |e| Failure::Failed(format!("cannot start node {node} as a child process: {e}"));
         let program = std::env::current_exe().map_err(failed)?;
-        let mut child = Command::new(program)
-            .args(["cluster", "node", "--id", &node.to_string(), "--dir"])
-            .arg(&self.dir)
+        let mut command = Command::new(program);
+        command.args(["cluster", "node", "--id", &node.to_string(), "--dir"]).arg(&self.dir);
+        self.runs[node] += 1;
+        if let Some(pcap) = &self.pcap {
+            let what = match self.runs[node] {
+                1 => node.to_string(),
+                run => format!("{node}-{run}"),
+            };
+            command.arg("--pcap").arg(beside(pcap, &what));
+        }
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // Ctrl-C is for the parent, which ends the nodes in order.
@@ -364,7 +383,8 @@ mod tests {
     fn patience_grows_with_the_nodes() {
         let children = |nodes| {
             let settings = Settings::new(&shape(Some(nodes), None)).expect("settings");
-            Children { dir: PathBuf::new(), settings, nodes: (0..nodes).map(|_| None).collect() }
+            let runs = vec![0; nodes.into()];
+            Children { dir: PathBuf::new(), settings, nodes: (0..nodes).map(|_| None).collect(), pcap: None, runs }
         };
         let [few, many] = [3, 16].map(|nodes| children(nodes).patience(START));
         assert!(few > START && many >= few + 13 * EACH);

@@ -22,6 +22,7 @@ use remora_study::trace::Trace;
 use remora_study::workload;
 
 use crate::args;
+use crate::capture::Capture;
 use crate::child::{ChildNode, local_towards, loopback};
 use crate::progress::{Display, stop_flag};
 use crate::{Failure, print};
@@ -31,6 +32,11 @@ const PROBE: Duration = Duration::from_millis(120);
 
 /// Compares, prints the table, writes the reports.
 pub fn run(args: &args::Compare) -> Result<(), Failure> {
+    if args.pcap.is_some() && args.on.is_some() && !args.both {
+        return Err(Failure::Usage(
+            "modelled packets are not captured: add --both, or leave out --on or --pcap".into(),
+        ));
+    }
     if let Some(file) = &args.kernel {
         if let Some(name) = &args.on {
             let json = args.json.as_deref().filter(|_| !args.both);
@@ -65,12 +71,14 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
 
     display.say("probing the machine");
     let mut machine = probe();
-    let Connected { node, mut clients, child } = connect(args, &display)?;
+    let capture = Capture::open(args.pcap.as_deref())?;
+    let Connected { node, mut clients, child } = connect(args, &capture, &display)?;
     let report = measure(args, &records, trace, (node, child.is_some()), &mut clients, &display);
     display.clear();
     // Clients take leave before the node goes.
     drop(clients);
     drop(child);
+    drop(capture);
     let (setup, rows) = report?;
     machine.core_to_core_after_ns = Probe { time: PROBE }.cache_line_ns();
     let report = Report::new(command(), now(), setup, machine, rows);
@@ -130,7 +138,7 @@ struct Connected {
     child: Option<ChildNode>,
 }
 
-fn connect(args: &args::Compare, display: &Display) -> Result<Connected, Failure> {
+fn connect(args: &args::Compare, capture: &Capture, display: &Display) -> Result<Connected, Failure> {
     let wanted = if args.links.is_empty() { vec![LinkKind::Udp, LinkKind::Shm] } else { args.links.clone() };
     let (node, child) = match args.node {
         Some(node) => (node, None),
@@ -139,7 +147,7 @@ fn connect(args: &args::Compare, display: &Display) -> Result<Connected, Failure
         }
         None => {
             let [node] = loopback(args.local)?;
-            (node, Some(ChildNode::start(node)?))
+            (node, Some(ChildNode::start_captured(node, args.pcap.as_deref())?))
         }
     };
     let mut clients = Vec::new();
@@ -152,7 +160,8 @@ fn connect(args: &args::Compare, display: &Display) -> Result<Connected, Failure
             None if node.is_loopback() && node.is_ipv4() => loopback::<1>(Some(node))?[0],
             None => local_towards(node)?,
         };
-        match Client::connect(ClientConfig { link: Some(link), ..ClientConfig::new(node, local) }) {
+        let config = ClientConfig { link: Some(link), layers: capture.layers(), ..ClientConfig::new(node, local) };
+        match Client::connect(config) {
             Ok(client) => clients.push(client),
             Err(e) if args.links.is_empty() && link == LinkKind::Shm => {
                 display.say(&format!("without shared memory: {e}"))

@@ -11,6 +11,7 @@ use remora_real::{Client, ClientConfig, LinkKind};
 use remora_study::format::{rate, time};
 
 use crate::args;
+use crate::capture::Capture;
 use crate::child::{ChildNode, local_towards, loopback};
 use crate::kernel::{explain, name_of, put};
 use crate::kernel_build;
@@ -50,11 +51,12 @@ pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
     let data = data(args)?;
     let display = Display::new(stop_flag());
     let links = if args.links.is_empty() { vec![LinkKind::Udp, LinkKind::Shm] } else { args.links.clone() };
+    let capture = Capture::open(args.pcap.as_deref())?;
     let (node, child) = match args.node {
         Some(node) => (node, None),
         None => {
             let [node] = loopback(None)?;
-            (node, Some(ChildNode::start(node)?))
+            (node, Some(ChildNode::start_captured(node, args.pcap.as_deref())?))
         }
     };
     let total = (links.len() * args.placements.len()) as u64;
@@ -65,7 +67,8 @@ pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
         } else {
             args.local.map_or_else(|| local_towards(node), Ok)?
         };
-        let mut client = match Client::connect(ClientConfig { link: Some(*link), ..ClientConfig::new(node, local) }) {
+        let config = ClientConfig { link: Some(*link), layers: capture.layers(), ..ClientConfig::new(node, local) };
+        let mut client = match Client::connect(config) {
             Ok(client) => client,
             Err(error) if args.links.is_empty() => {
                 left_out.push(format!("{}: {error}", link));

@@ -28,6 +28,12 @@ pub struct Exec {
     /// Lose some of the packets that arrive, to try what a program makes of it: percent, or percent:seed
     #[arg(long, value_name = "LOSS", value_parser = loss)]
     pub loss: Option<String>,
+    /// Write all packets into this file, for Wireshark or tshark; %p in its name becomes the process's ID
+    #[arg(long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
+    /// Say each packet in a line on standard error
+    #[arg(long)]
+    pub trace: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -39,6 +45,7 @@ Examples:
   remora exec -- ib_write_lat                    in one terminal, and in another
   remora exec -- ib_write_lat localhost          a latency test over shared memory
   remora exec --link udp -- ib_write_bw localhost
+  remora exec --pcap /tmp/client.pcap -- ib_write_bw localhost    then: tshark -r /tmp/client.pcap
   remora exec --device-address 10.0.0.1 -- ib_send_bw    reached from other machines, also from RDMA hardware";
 
 /// Name of the library as it is built, and as programs ask for it.
@@ -66,6 +73,12 @@ pub fn run(exec: &Exec) -> Result<(), Failure> {
     }
     if let Some(loss) = &exec.loss {
         command.env("REMORA_LOSS", loss);
+    }
+    if let Some(pcap) = &exec.pcap {
+        command.env("REMORA_PCAP", pcap);
+    }
+    if exec.trace {
+        command.env("REMORA_TRACE", "1");
     }
     let error = command.exec();
     Err(Failure::Failed(format!("cannot run {}: {error}", name.to_string_lossy())))

@@ -7,6 +7,7 @@ mod bench_minos_show;
 mod bench_model;
 mod bench_stream;
 mod bench_wasm;
+mod capture;
 mod check;
 mod child;
 mod cluster;

@@ -9,6 +9,7 @@ use remora_real::{Node, NodeConfig};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::capture::Capture;
 use crate::{Failure, args};
 
 /// What the first line says when the node can be reached; the address follows.
@@ -18,7 +19,9 @@ pub const READY: &str = "remora node ready at ";
 pub fn run(args: &args::Node) -> Result<(), Failure> {
     // Signals from here on wait for the node to be up, and then end it in order.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(|e| Failure::Failed(format!("handling signals: {e}")))?;
+    let capture = Capture::open(args.pcap.as_deref())?;
     let config = NodeConfig {
+        layers: capture.layers(),
         memory_limit: args.memory,
         packet: args.packet,
         kernels: args.kernels.clone(),
