@@ -4,11 +4,11 @@
 //! behind the others. Two thirds as many entries as records keep chains short: about one record in
 //! thirty lies in an overflow entry.
 
-use crate::Place;
+use crate::{CACHE_LINE, Place};
 use remora_kernel::{BUCKETS, Bucket, ENTRY_BYTES, Entry, GetParams};
 
-/// Bytes of a cache line, in front of which no value begins: so no value pointer is ever 0.
-const LINE: usize = 64;
+/// Bytes in front of which no value begins: so no value pointer is ever 0.
+const LINE: usize = CACHE_LINE;
 
 /// Why a table cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -3,11 +3,17 @@
 //! A client builds them as images, bytes for regions whose addresses and keys it knows, and writes
 //! those with one-sided verbs; the node stays passive. The kernels of `remora-kernel` read them.
 
+mod arena;
 pub mod bench;
 pub mod checked;
 pub mod hash;
 pub mod list;
 pub mod text;
+
+pub use arena::Arena;
+
+/// Bytes of a cache line, which a list's element takes.
+const CACHE_LINE: usize = 64;
 
 /// Where a structure, or a part of one, is to lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,8 @@
 use crate::hash::{self, Layout, Table};
 use remora_kernel::GetParams;
 
-const LEN_BYTES: usize = 4;
+/// Bytes of the length in front of a record's key.
+pub const LEN_BYTES: usize = 4;
 
 /// Why a table cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

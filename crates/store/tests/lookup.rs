@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use remora_kernel::{Call, Limits, Runner, Status, host_runner, op};
 use remora_memory::{Access, Buffer, Pd, Registry};
-use remora_store::{Place, checked, hash, list, text};
+use remora_store::{Arena, Place, checked, hash, list, text};
+use std::convert::Infallible;
 use std::sync::Arc;
 
 /// A node with a runner, and the regions that a client allocates on it.
@@ -32,12 +33,8 @@ impl Node {
         self.registry.lookup(place.key).unwrap().write(place.va, data).unwrap();
     }
 
-    fn table(&self, layout: hash::Layout) -> hash::Table {
-        let (entries, values) = (self.alloc(layout.entries_bytes()), self.alloc(layout.values_bytes()));
-        let (table, image) = layout.place(entries, values);
-        self.write(entries, &image.entries);
-        self.write(values, &image.values);
-        table
+    fn table(&mut self, layout: hash::Layout) -> hash::Table {
+        layout.load(self).unwrap()
     }
 
     fn call(&mut self, op: u64, params: &[u8]) -> (Status, Vec<u8>) {
@@ -52,16 +49,26 @@ impl Node {
     }
 }
 
+impl Arena for Node {
+    type Error = Infallible;
+
+    fn alloc(&mut self, len: u64) -> Result<Place, Infallible> {
+        Ok(Node::alloc(self, len as usize))
+    }
+
+    fn write(&mut self, at: Place, bytes: &[u8]) -> Result<(), Infallible> {
+        Node::write(self, at, bytes);
+        Ok(())
+    }
+}
+
 #[test]
 fn lists_of_every_length() {
     let mut node = Node::new();
     for len in [1, 2, 4, 8, 16, 32] {
         let values: Vec<[u8; 64]> = (0..len).map(|i| [i as u8; 64]).collect();
-        let (elements, at) = (node.alloc(64 * len as usize), node.alloc(64 * len as usize));
-        let records = (0..len).map(|i| (1000 + i, &values[i as usize][..]));
-        let (list, image) = list::build(records, 64, elements, at);
-        node.write(elements, &image.elements);
-        node.write(at, &image.values);
+        let records: Vec<_> = (0..len).map(|i| (1000 + i, &values[i as usize][..])).collect();
+        let list = list::List::load(&records, 64, &mut node).unwrap();
         for i in 0..len {
             let (status, reply) = node.call(op::TRAVERSAL, &list.traversal_params(1000 + i).encode());
             assert_eq!((status, &reply[..]), (Status::Ok, &values[i as usize][..]), "{i} of {len}");

@@ -2,7 +2,7 @@
 
 use remora_real::RemoteRegion;
 use remora_store::hash::Table;
-use remora_store::{Place, text};
+use remora_store::{Arena, Place, text};
 
 use crate::StudyError;
 use crate::calling::Calls;
@@ -152,12 +152,7 @@ impl Loader<'_> {
         for (key, value) in records.iter() {
             builder.insert(key, value)?;
         }
-        let layout = builder.build()?;
-        let (entries, values) = (self.alloc(layout.entries_bytes())?, self.alloc(layout.values_bytes())?);
-        let (table, image) = layout.place(place(&entries), place(&values));
-        self.write(&entries, &image.entries)?;
-        self.write(&values, &image.values)?;
-        Ok(table)
+        builder.build()?.load(self)
     }
 
     fn lists(&mut self) -> Result<Lists, StudyError> {
@@ -194,6 +189,18 @@ impl Loader<'_> {
             }
         }
         Ok(())
+    }
+}
+
+impl Arena for Loader<'_> {
+    type Error = StudyError;
+
+    fn alloc(&mut self, len: u64) -> Result<Place, StudyError> {
+        Ok(place(&self.target.alloc(len)?))
+    }
+
+    fn write(&mut self, at: Place, bytes: &[u8]) -> Result<(), StudyError> {
+        Loader::write(self, &RemoteRegion { va: at.va, key: at.key, len: bytes.len() as u64 }, bytes)
     }
 }
 
