@@ -1,5 +1,6 @@
 //! A client of a memory node: memory on the node, and kernels run against it in any placement.
 
+mod atomics;
 mod bulk;
 mod compressed;
 mod connection;

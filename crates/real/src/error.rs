@@ -2,15 +2,17 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::time::Duration;
 
-use remora_kernel::Placement;
+use remora_kernel::{Placement, Status};
 use remora_memory::RegisterError;
 use remora_nic::{ConnectError, NicError, WcStatus, cm::CmError};
 
 use crate::link::LinkKind;
 
-/// An error of a node or a client.
+/// An error of a node or a client. Its message says what was wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// A system call failed.
     #[error("{what}: {source}")]
@@ -74,9 +76,66 @@ pub enum Error {
     /// A placement that there is not.
     #[error("the real world has no {0}: run the kernel at the client, NIC or host, or in the modelled world")]
     Placement(Placement),
+    /// A kernel ended otherwise than its caller takes for an answer.
+    #[error("kernel {op:#x} at the {placement} ended with {status:?}: {}", advice(*.status))]
+    Kernel {
+        /// Its op-code.
+        op: u64,
+        /// Where it ran.
+        placement: Placement,
+        /// How it ended.
+        status: Status,
+    },
+    /// A kernel's reply is not what its caller reads it as.
+    #[error("kernel {op:#x} replied {len} bytes that are no reply of the type that its call was given: check the type")]
+    Reply {
+        /// Its op-code.
+        op: u64,
+        /// Bytes of the reply.
+        len: usize,
+    },
+    /// A call took longer than its caller waits.
+    #[error(
+        "no reply within {after:?}: the node is busy, or the kernel waits for something; wait longer, or ask again"
+    )]
+    TimedOut {
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// The client ended before the call did.
+    #[error("the client was closed while the call was under way: connect again")]
+    Closed,
     /// An argument is out of range.
     #[error("{0}")]
     Argument(String),
+}
+
+/// What to do about a kernel's end.
+fn advice(status: Status) -> &'static str {
+    match status {
+        Status::Ok => "all is well",
+        Status::NotFound => "what was asked for is not there",
+        Status::UnknownOp => "there is no such kernel in that place: deploy it, or look at its op-code",
+        Status::BadParams => {
+            "the kernel does not understand its parameters, or they are longer than one packet (NIC) or 4096 bytes (host)"
+        }
+        Status::AccessDenied => {
+            "it touched memory that its caller may not: is the region still allocated, and do address and key belong to it?"
+        }
+        Status::StepLimit => {
+            "it made as many accesses or instructions as it may: look for a cycle in the data, or raise the limits of the \
+             node or of the deployed kernel"
+        }
+        Status::ByteLimit => {
+            "it moved as many bytes as it may: ask for less, or raise the limits of the node or of the deployed kernel"
+        }
+        Status::ReplyTooLong => "its reply is longer than 64 KB: ask for less in one call",
+        Status::Inconsistent => "the object changed during every try to read it: allow more tries, or ask again",
+        Status::Trapped => "it failed: look for a trap, such as an index out of bounds, in its code",
+        Status::Busy => "the place is full: ask again",
+        Status::LOST => "the connection went away: connect again",
+        Status::Other(_) => "that is a status of the kernel's own: see its documentation",
+    }
 }
 
 impl Error {

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use remora_memory::{Access, Buffer, Pd, Region, Registry};
 use remora_nic::cm::{CmEvent, ConnId};
@@ -137,6 +138,11 @@ impl Connection {
             _ => self.busy_at = self.device.now(),
         }
         self.alive().inspect_err(|_| self.staging.set_lost())
+    }
+
+    /// Sleeps until there is something to drive for, or `timeout` has passed.
+    pub fn wait(&self, timeout: Duration) {
+        self.device.wait(self.cq, timeout);
     }
 
     /// An error once the connection is lost.
