@@ -1,0 +1,284 @@
+//! A client of a memory node.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use remora_kernel::{Placement, Status};
+use remora_real::link::Layers;
+use remora_real::{ClientConfig, Error, LinkKind, RemoteRegion};
+
+use crate::address::with_local;
+use crate::oneshot::oneshot;
+use crate::pending::{Answer, Asker, Pending};
+use crate::{At, Result, ToAddress, TypedCall};
+
+/// A connection to a memory node.
+///
+/// ```
+/// use remora::{Client, Node, Placement};
+///
+/// # fn main() -> remora::Result<()> {
+/// let node = Node::local()?;
+/// let mut client = Client::connect(node.address())?;
+/// let table = client.load_table([("apple", "red"), ("pear", "green")])?;
+/// for place in Placement::REAL {
+///     assert_eq!(client.at(place).get(&table, "pear")?.as_deref(), Some(&b"green"[..]));
+///     assert_eq!(client.at(place).get(&table, "plum")?, None);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Memory on the node belongs to the client that allocated it, until it disconnects. Whoever is told a region's address
+/// and key can use it too.
+pub struct Client {
+    inner: remora_real::Client,
+    timeout: Option<Duration>,
+    /// Who waits for the call with this tag.
+    askers: Vec<Option<Asker>>,
+    free: Vec<u32>,
+    params: Vec<u8>,
+}
+
+/// How to connect: see [`Client::builder`].
+///
+/// ```
+/// use std::time::Duration;
+/// use remora::{Client, LinkKind, Node};
+///
+/// # fn main() -> remora::Result<()> {
+/// let node = Node::local()?;
+/// let client = Client::builder().link(LinkKind::Udp).timeout(Duration::from_secs(1)).connect(node.address())?;
+/// assert_eq!(client.link(), LinkKind::Udp);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a builder does nothing until it connects"]
+#[derive(Clone, Debug, Default)]
+pub struct ClientBuilder {
+    link: Option<LinkKind>,
+    layers: Layers,
+    local: Option<IpAddr>,
+    timeout: Option<Duration>,
+}
+
+impl ClientBuilder {
+    /// How packets travel. By default over shared memory if the node is on this host and of this user, else over UDP.
+    pub fn link(mut self, link: LinkKind) -> Self {
+        self.link = Some(link);
+        self
+    }
+
+    /// What lies between the client and its link: a trace, a packet capture, faults. By default nothing.
+    pub fn layers(mut self, layers: Layers) -> Self {
+        self.layers = layers;
+        self
+    }
+
+    /// The client's own address. By default what routing chooses; for a node on loopback, a free one of 127.0.0.0/8.
+    pub fn local(mut self, address: IpAddr) -> Self {
+        self.local = Some(address);
+        self
+    }
+
+    /// How long a call may take before it ends with [`Error::TimedOut`]. By default as long as the connection stands:
+    /// nodes end kernels by steps, not by time.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Connects to a node.
+    pub fn connect(self, node: impl ToAddress) -> Result<Client> {
+        let node = node.to_address()?;
+        let connect = |local| {
+            let config =
+                ClientConfig { link: self.link, layers: self.layers.clone(), ..ClientConfig::new(node, local) };
+            remora_real::Client::connect(config)
+        };
+        let inner = match self.local {
+            Some(local) => connect(local)?,
+            None => with_local(node, connect)?,
+        };
+        Ok(Client { inner, timeout: self.timeout, askers: Vec::new(), free: Vec::new(), params: Vec::new() })
+    }
+}
+
+impl Client {
+    /// Connects to the node at an address, as [`ClientBuilder`] does by default.
+    pub fn connect(node: impl ToAddress) -> Result<Self> {
+        Self::builder().connect(node)
+    }
+
+    /// To choose the link, the client's own address or a timeout.
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::default()
+    }
+
+    /// Kernels at one place: the choice is made for each call.
+    pub fn at(&mut self, placement: Placement) -> At<&mut Self> {
+        At::new(self, placement)
+    }
+
+    /// The link in use.
+    pub fn link(&self) -> LinkKind {
+        self.inner.link()
+    }
+
+    /// Calls under way.
+    pub fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+
+    /// Moves what there is to move, and returns how many calls have ended by that. Calls go on while somebody polls;
+    /// [`wait`](Self::wait) does.
+    pub fn poll(&mut self) -> Result<usize> {
+        let (askers, free) = (&mut self.askers, &mut self.free);
+        let mut lost: Vec<Asker> = Vec::new();
+        let polled = self.inner.poll(&mut |tag, status, reply| {
+            let Some(asker) = askers.get_mut(tag as usize).and_then(Option::take) else { return };
+            free.push(tag);
+            match status {
+                Status::LOST => lost.push(asker),
+                _ => asker.send(Ok((status, reply.to_vec()))),
+            }
+        });
+        for asker in lost {
+            asker.send(self.lost(&polled));
+        }
+        polled
+    }
+
+    /// What a call is told that a lost connection has ended.
+    fn lost(&self, polled: &Result<usize>) -> Answer {
+        match polled {
+            Err(Error::Lost { address, status }) => Err(Error::Lost { address: *address, status: *status }),
+            _ => Ok((Status::LOST, Vec::new())),
+        }
+    }
+
+    /// Ends a call.
+    pub fn wait<C: TypedCall>(&mut self, mut pending: Pending<C>) -> Result<C::Reply> {
+        let start = Instant::now();
+        loop {
+            if let Some(reply) = pending.try_finish() {
+                return reply;
+            }
+            let polled = self.poll();
+            // A lost connection has ended the call, which says so itself.
+            if !pending.is_done() {
+                polled?;
+            }
+            if let Some(after) = self.timeout.filter(|timeout| start.elapsed() > *timeout)
+                && !pending.is_done()
+            {
+                return Err(Error::TimedOut { after });
+            }
+        }
+    }
+
+    /// Starts a call.
+    pub(crate) fn start<C: TypedCall>(&mut self, placement: Placement, call: C) -> Pending<C> {
+        let mut params = std::mem::take(&mut self.params);
+        params.clear();
+        call.encode(&mut params);
+        let (asker, answer) = oneshot();
+        self.start_raw(placement, call.op(), &params, call.payload().as_deref(), asker);
+        self.params = params;
+        Pending::new(call, placement, answer)
+    }
+
+    /// Starts a call whose answer goes to `asker`, be it that it cannot be started.
+    pub(crate) fn start_raw(
+        &mut self,
+        placement: Placement,
+        op: u64,
+        params: &[u8],
+        payload: Option<&[u8]>,
+        asker: Asker,
+    ) {
+        match (placement, payload) {
+            (Placement::Accelerator, _) => asker.send(Err(Error::Placement(placement))),
+            (_, None) => self.start_call(placement, op, params, asker),
+            (Placement::Nic, Some(payload)) => {
+                asker.send(self.idle().and_then(|client| client.call_stream(op, params, payload)));
+            }
+            (_, Some(_)) => asker.send(Err(Error::Argument(format!(
+                "kernel {op:#x} works on a payload stream, which goes to the node's NIC: call it at Placement::Nic"
+            )))),
+        }
+    }
+
+    fn start_call(&mut self, placement: Placement, op: u64, params: &[u8], asker: Asker) {
+        let tag = self.free.pop().unwrap_or_else(|| {
+            self.askers.push(None);
+            self.askers.len() as u32 - 1
+        });
+        while self.inner.submit(placement, op, params, tag).is_err() {
+            if let Err(e) = self.poll() {
+                self.free.push(tag);
+                return asker.send(Err(e));
+            }
+        }
+        self.askers[tag as usize] = Some(asker);
+    }
+
+    /// The client when nothing is under way: what it does from start to end needs that.
+    pub(crate) fn idle(&mut self) -> Result<&mut remora_real::Client> {
+        while self.inner.in_flight() > 0 {
+            self.poll()?;
+        }
+        Ok(&mut self.inner)
+    }
+
+    /// Sleeps until a call may have ended, somebody unparks this thread, or `timeout` has passed.
+    pub(crate) fn doze(&mut self, timeout: Duration) {
+        self.inner.wait(timeout);
+    }
+
+    /// Zeroed memory on the node.
+    ///
+    /// ```
+    /// # use remora::{Client, Node};
+    /// # fn main() -> remora::Result<()> {
+    /// # let node = Node::local()?;
+    /// # let mut client = Client::connect(node.address())?;
+    /// let region = client.alloc(1 << 20)?;
+    /// client.write(&region, 64, b"one-sided")?;
+    /// let mut bytes = [0; 9];
+    /// client.read(&region, 64, &mut bytes)?;
+    /// assert_eq!(&bytes, b"one-sided");
+    /// assert_eq!(client.fetch_add(&region, 0, 5)?, 0);
+    /// assert_eq!(client.compare_swap(&region, 0, 5, 7)?, 5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn alloc(&mut self, len: u64) -> Result<RemoteRegion> {
+        self.idle()?.alloc(len)
+    }
+
+    /// Gives memory back before the client disconnects.
+    pub fn free(&mut self, region: RemoteRegion) -> Result<()> {
+        self.idle()?.free(&region)
+    }
+
+    /// Copies bytes into a region, by WRITEs.
+    pub fn write(&mut self, region: &RemoteRegion, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.idle()?.write(region, offset, bytes)
+    }
+
+    /// Copies a part of a region, by READs.
+    pub fn read(&mut self, region: &RemoteRegion, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.idle()?.read(region, offset, bytes)
+    }
+
+    /// Sets the word of 8 bytes at `offset`, a multiple of 8, to `new` if it is `expected`. Returns what it was.
+    pub fn compare_swap(&mut self, region: &RemoteRegion, offset: u64, expected: u64, new: u64) -> Result<u64> {
+        self.idle()?.compare_swap(region, offset, expected, new)
+    }
+
+    /// Adds to the word of 8 bytes at `offset`, a multiple of 8. Returns what it was.
+    pub fn fetch_add(&mut self, region: &RemoteRegion, offset: u64, add: u64) -> Result<u64> {
+        self.idle()?.fetch_add(region, offset, add)
+    }
+}

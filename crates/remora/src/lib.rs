@@ -1,0 +1,37 @@
+#![doc = include_str!("../README.md")]
+
+mod address;
+mod asynchronous;
+mod at;
+mod builtin;
+mod client;
+mod codec;
+mod data;
+mod deployed;
+pub mod model;
+mod node;
+mod oneshot;
+mod pending;
+pub mod store;
+
+pub use address::ToAddress;
+pub use asynchronous::{AsyncClient, InFlight};
+pub use at::{At, Carrier, TypedCall};
+pub use builtin::{
+    Checked, Checksum, Distinct, Estimate, Filter, Filtered, Get, ReadConsistent, Shuffle, Summed, Traverse,
+};
+pub use client::{Client, ClientBuilder};
+pub use codec::{FromReply, ToParams};
+pub use data::Object;
+pub use deployed::{Deployed, DeployedCall, ModuleOptions};
+pub use node::{Node, NodeBuilder};
+pub use pending::Pending;
+pub use remora_kernel::{Placement, Status};
+pub use remora_real::{Error, LinkKind, RemoteRegion};
+pub use remora_service::{MAX_CALLS, MAX_REPLY};
+pub use remora_store::hash::Table;
+pub use remora_store::list::List;
+pub use remora_wasm::{DeployedModule, ModuleLimits};
+
+/// `Ok`, or an [`Error`] that says what was wrong, where, and what to do.
+pub type Result<T> = std::result::Result<T, Error>;

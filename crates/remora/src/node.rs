@@ -1,0 +1,119 @@
+//! A memory node in this process.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use remora_kernel::Limits;
+use remora_real::NodeConfig;
+use remora_real::link::Layers;
+
+use crate::address::with_loopback;
+use crate::{Result, ToAddress};
+
+/// A memory node: it serves clients from threads of its own until it is dropped.
+///
+/// ```
+/// # fn main() -> remora::Result<()> {
+/// let node = remora::Node::local()?;
+/// println!("remora compare --node {}", node.address());
+/// node.shutdown();
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a node serves for as long as it is kept"]
+pub struct Node(remora_real::Node);
+
+impl Node {
+    /// A node that listens at `address`, as [`NodeBuilder`] describes it.
+    pub fn bind(address: impl ToAddress) -> Result<Self> {
+        Self::builder().bind(address)
+    }
+
+    /// A node at an address of 127.0.0.0/8 that nobody uses: for programs that have node and clients on one machine.
+    pub fn local() -> Result<Self> {
+        Self::builder().bind_local()
+    }
+
+    /// To choose what a node is like.
+    pub fn builder() -> NodeBuilder {
+        NodeBuilder::default()
+    }
+
+    /// The address that clients connect to.
+    pub fn address(&self) -> IpAddr {
+        self.0.address()
+    }
+
+    /// Whether its threads run. False only if one of them panicked: then end the process.
+    pub fn is_serving(&self) -> bool {
+        self.0.is_serving()
+    }
+
+    /// Takes no more calls, finishes those under way, takes leave of clients, stops: within about two seconds.
+    pub fn shutdown(self) {
+        self.0.shutdown();
+    }
+}
+
+/// What a [`Node`] is like: 16 GB for clients, [`Limits::default`] for a kernel's call, UDP and shared memory.
+///
+/// ```
+/// # fn main() -> remora::Result<()> {
+/// let node = remora::Node::builder().memory_limit(1 << 30).bind_local()?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a builder does nothing until it binds"]
+#[derive(Clone, Debug)]
+pub struct NodeBuilder {
+    config: NodeConfig,
+}
+
+impl Default for NodeBuilder {
+    fn default() -> Self {
+        Self { config: NodeConfig::new(std::net::Ipv4Addr::LOCALHOST.into()) }
+    }
+}
+
+impl NodeBuilder {
+    /// Bytes that clients may allocate, all together.
+    pub fn memory_limit(mut self, bytes: u64) -> Self {
+        self.config.memory_limit = bytes;
+        self
+    }
+
+    /// What one call of a built-in kernel may do.
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.config.limits = limits;
+        self
+    }
+
+    /// A directory where modules that clients want kept are kept, and found again at the next start.
+    pub fn kernels(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.config.kernels = Some(dir.into());
+        self
+    }
+
+    /// Packet and raw sockets instead of a UDP socket: needs `CAP_NET_RAW`.
+    pub fn packet(mut self, packet: bool) -> Self {
+        self.config.packet = packet;
+        self
+    }
+
+    /// What lies between the node and its links: a trace, a packet capture, faults. By default nothing.
+    pub fn layers(mut self, layers: Layers) -> Self {
+        self.config.layers = layers;
+        self
+    }
+
+    /// Starts the node at an address of this machine.
+    pub fn bind(self, address: impl ToAddress) -> Result<Node> {
+        let config = NodeConfig { listen: address.to_address()?, ..self.config };
+        remora_real::Node::start(config).map(Node)
+    }
+
+    /// Starts the node at an address of 127.0.0.0/8 that nobody uses.
+    pub fn bind_local(self) -> Result<Node> {
+        with_loopback(|address| self.clone().bind(address))
+    }
+}

@@ -1,0 +1,59 @@
+//! Calls under way.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use remora_kernel::{Placement, Status};
+use remora_real::Error;
+
+use crate::oneshot::{Receiver, Sender};
+use crate::{Result, TypedCall};
+
+/// What a place has answered, before it has a type.
+pub(crate) type Answer = Result<(Status, Vec<u8>)>;
+/// Where the answer goes.
+pub(crate) type Asker = Sender<Answer>;
+
+/// A call that was submitted. Give it to [`Client::wait`](crate::Client::wait); dropped, the call goes on and its reply
+/// is thrown away.
+#[must_use = "the reply is had by `Client::wait`"]
+pub struct Pending<C> {
+    call: C,
+    placement: Placement,
+    answer: Receiver<Answer>,
+}
+
+impl<C: TypedCall> Pending<C> {
+    pub(crate) fn new(call: C, placement: Placement, answer: Receiver<Answer>) -> Self {
+        Self { call, placement, answer }
+    }
+
+    /// Whether it has ended, so that waiting for it takes no time. Calls end while the client polls.
+    pub fn is_done(&self) -> bool {
+        self.answer.is_ready()
+    }
+
+    /// The reply, if it is there.
+    pub(crate) fn try_finish(&mut self) -> Option<Result<C::Reply>> {
+        let answer = self.answer.try_take()?.unwrap_or(Err(Error::Closed));
+        Some(finish(&self.call, self.placement, answer))
+    }
+
+    /// The same for one who has an executor.
+    pub(crate) fn poll_finish(&mut self, context: &mut Context<'_>) -> Poll<Result<C::Reply>> {
+        let answer = Pin::new(&mut self.answer).poll(context);
+        answer.map(|answer| finish(&self.call, self.placement, answer.unwrap_or(Err(Error::Closed))))
+    }
+}
+
+/// Gives an answer its type.
+pub(crate) fn finish<C: TypedCall>(call: &C, placement: Placement, answer: Answer) -> Result<C::Reply> {
+    let (status, reply) = answer?;
+    let op = call.op();
+    match (call.decode(status, &reply), status) {
+        (Some(reply), _) => Ok(reply),
+        (None, Status::Ok) => Err(Error::Reply { op, len: reply.len() }),
+        (None, status) => Err(Error::Kernel { op, placement, status }),
+    }
+}
