@@ -15,7 +15,7 @@ use remora_kernel::{Placement, Status};
 use remora_memory::{Access, Buffer, Pd};
 use remora_nic::{Data, NicError, SendOp, SendWr, Sge, WorkCompletion};
 use remora_service::control::{op, u32_at, u64_at};
-use remora_service::{Calls, Full, HostCall, MAX_CALLS, MAX_REQUEST, WorkId};
+use remora_service::{CallSlots, Full, HostCall, MAX_CALLS, MAX_REQUEST, WorkId};
 
 use crate::Error;
 use crate::device::Device;
@@ -75,7 +75,7 @@ pub struct ClientCounters {
 pub struct Client {
     connection: Connection,
     /// The caller's tag of each call under way to the node.
-    calls: Calls<u32>,
+    calls: CallSlots<u32>,
     /// Calls that are refused here: they end with the next poll.
     refused: Vec<(u32, Status)>,
     /// Calls that went to the node.
@@ -93,11 +93,11 @@ impl Client {
     /// Connects to a node.
     pub fn connect(config: ClientConfig) -> Result<Self, Error> {
         prepare_to_wait();
-        let (connection, (buffer, region)) = Connection::open(&config, Calls::<u32>::REPLY_BYTES)?;
+        let (connection, (buffer, region)) = Connection::open(&config, CallSlots::<u32>::REPLY_BYTES)?;
         let kernels = LocalKernels::new(&connection.staging);
         let mut client = Self {
             connection,
-            calls: Calls::new(buffer, region),
+            calls: CallSlots::new(buffer, region),
             refused: Vec::with_capacity(MAX_CALLS),
             remote_calls: 0,
             kernels,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use remora_kernel::{Limits, Runner, Status, op};
 use remora_memory::{Lookahead, Registry};
 use remora_nic::{Nic, QpState, RpcRequest, StreamChunk};
-use remora_service::{Ingress, Offered, RpcVerbs, Server};
+use remora_service::{CallTable, Ingress, Offered, RpcVerbs};
 use remora_wasm::KernelSet;
 
 /// Kernel calls that run at once on a NIC: RAMBDA's table of outstanding requests has half as many, and here one client
@@ -18,7 +18,7 @@ pub(crate) const ROUNDS: usize = 4;
 pub struct Kernels {
     runner: Box<dyn Runner + Send>,
     ops: Vec<u64>,
-    server: Server<RpcRequest>,
+    calls: CallTable<RpcRequest>,
     /// A piece of a stream whose kernel has not caught up.
     chunk: Option<StreamChunk>,
 }
@@ -38,13 +38,13 @@ impl Kernels {
 
     /// Any kernels: a runner, and the op-codes it knows. One client has half of what the runner takes.
     pub fn new(runner: Box<dyn Runner + Send>, ops: Vec<u64>) -> Self {
-        let server = Server::new(runner.capacity());
-        Self { runner, ops, server, chunk: None }
+        let calls = CallTable::new(runner.capacity());
+        Self { runner, ops, calls, chunk: None }
     }
 
     /// Where links say what they will bring next: kernels on streams may ask for it.
     pub fn lookahead(&self) -> &Arc<Lookahead> {
-        self.server.streams().lookahead()
+        self.calls.streams().lookahead()
     }
 
     /// Op-codes that the kernels answer to.
@@ -57,7 +57,7 @@ impl Kernels {
         let mut work = 0;
         self.start_waiting(nic);
         let alive = |qp| nic.qp_state(qp).is_ok_and(|state| !matches!(state, QpState::Err | QpState::Reset));
-        self.server.streams_mut().break_off(alive);
+        self.calls.streams_mut().break_off(alive);
         for _ in 0..ROUNDS {
             self.feed(nic);
             if self.runner.in_flight() == 0 {
@@ -74,17 +74,17 @@ impl Kernels {
     #[inline]
     pub(crate) fn stream(&mut self, nic: &mut Nic) {
         self.start_waiting(nic);
-        if self.runner.in_flight() <= self.server.streams().len() && self.feed(nic) {
+        if self.runner.in_flight() <= self.calls.streams().len() && self.feed(nic) {
             self.run(nic);
         }
     }
 
     fn start_waiting(&mut self, nic: &mut Nic) {
         let mut ingress = RpcVerbs::new(nic);
-        while let Some(call) = self.server.take(&mut ingress) {
-            // There is room: the server has as many calls under way as the runner takes.
+        while let Some(call) = self.calls.take(&mut ingress) {
+            // There is room: the calls has as many calls under way as the runner takes.
             if let Err(call) = self.runner.start(call) {
-                self.server.finish(&mut ingress, call, Status::Busy);
+                self.calls.finish(&mut ingress, call, Status::Busy);
             }
         }
     }
@@ -94,7 +94,7 @@ impl Kernels {
     fn feed(&mut self, nic: &mut Nic) -> bool {
         let mut fed = false;
         while let Some(mut chunk) = self.chunk.take().or_else(|| nic.poll_stream()) {
-            let later = match self.server.streams_mut().offer(chunk.id, &mut chunk.data, chunk.last, fed) {
+            let later = match self.calls.streams_mut().offer(chunk.id, &mut chunk.data, chunk.last, fed) {
                 Offered::Taken => false,
                 Offered::Later => true,
                 // Its call may wait for room in the pool. If none does, it is gone.
@@ -116,8 +116,8 @@ impl Kernels {
     }
 
     fn run(&mut self, nic: &mut Nic) {
-        let Self { runner, server, .. } = self;
+        let Self { runner, calls, .. } = self;
         let mut ingress = RpcVerbs::new(nic);
-        runner.poll(&mut |call, status| server.finish(&mut ingress, call, status));
+        runner.poll(&mut |call, status| calls.finish(&mut ingress, call, status));
     }
 }

@@ -159,6 +159,19 @@ fn nobody_there_is_said_plainly() {
 }
 
 #[test]
+fn the_real_world_has_no_accelerator_and_says_so() {
+    let (node, ip) = node(9);
+    let mut client = client(ip, 2, LinkKind::Udp);
+    let error = client.call(Placement::Accelerator, op::GET, &[]).expect_err("no such place");
+    assert!(matches!(error, Error::Placement(Placement::Accelerator)), "{error}");
+    client.submit(Placement::Accelerator, op::GET, &[], 7).expect("room");
+    let mut ended = None;
+    client.poll(&mut |tag, status, _| ended = Some((tag, status))).expect("connection");
+    assert_eq!((ended, client.in_flight()), (Some((7, Status::UnknownOp)), 0));
+    node.shutdown();
+}
+
+#[test]
 fn a_payload_stream_reaches_its_kernel() {
     let (node, ip) = node(7);
     let mut client = client(ip, 2, LinkKind::Udp);

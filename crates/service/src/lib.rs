@@ -6,30 +6,30 @@
 //!
 //! ```text
 //!  client                                                  node
-//!  Calls::open --- RPC verb, SEND, ... ---> Ingress::poll --> Server::take --> a kernel, or the node itself
-//!  Calls::take_reply <--- WRITE_IMM ------- Ingress::reply <- Server::finish <-'
+//!  CallSlots::open --- RPC verb, SEND, ... ---> Ingress::poll --> CallTable::take --> a kernel, or the node itself
+//!  CallSlots::take_reply <---- WRITE_IMM ------ Ingress::reply <- CallTable::finish <-'
 //!  RemoteMemory <--> Staging --- one-sided verbs
 //! ```
 //!
 //! The client's side, in the order of a call:
 //!
-//! 1. [`Calls::open`] gives a slot and the header that says where the reply goes; the world posts the verb.
-//! 2. When a receive completes, [`Calls::take_reply`] says whose call has ended, how, and with what bytes.
-//! 3. When the connection is lost, [`Calls::lose_all`] ends what is under way.
+//! 1. [`CallSlots::open`] gives a slot and the header that says where the reply goes; the world posts the verb.
+//! 2. When a receive completes, [`CallSlots::take_reply`] says whose call has ended, how, and with what bytes.
+//! 3. When the connection is lost, [`CallSlots::lose_all`] ends what is under way.
 //!
 //! A kernel that runs at the client reaches the node through [`RemoteMemory`]: its accesses are verbs over slots of
 //! [`Staging`] memory, which the world's [`Carriage`] posts, and whose ends it tells [`Staging::complete`].
 //! [`WorkId`] says which completion is which.
 //!
-//! The node's side has a [`Server`] for each place that runs kernels, and an [`Ingress`] in front of it:
+//! The node's side has a [`CallTable`] for each place that runs kernels, and an [`Ingress`] in front of it:
 //!
-//! 1. [`Server::take`] takes calls while there are some and there is room, each client within its share ([`Shares`]).
+//! 1. [`CallTable::take`] takes calls while there are some and there is room, each client within its share ([`Shares`]).
 //!    The world runs them, on a `Runner` that polls all or on tasks that it wakes one by one.
-//! 2. What arrives for the payload streams of calls goes to [`Streams::offer`].
-//! 3. [`Server::finish`] answers a call that has ended; where the way to the ingress takes time, [`Server::end`] and
-//!    later [`Server::answer`].
+//! 2. What arrives for the payload streams of calls goes to [`PayloadStreams::offer`].
+//! 3. [`CallTable::finish`] answers a call that has ended; where the way to the ingress takes time, [`CallTable::end`] and
+//!    later [`CallTable::answer`].
 //! 4. An ingress that still uses a call's number after the answer (the host's reply buffers) has it given back by
-//!    [`Server::release`].
+//!    [`CallTable::release`].
 //!
 //! Calls with op-codes from [`control::op::FIRST`] on are the node's own: memory, of which a [`Ledger`] keeps account, and
 //! what an [`Extension`](control::Extension) adds.
@@ -37,27 +37,29 @@
 //! [`RpcVerbs`] and [`Sends`] are ingresses; a new one is a type that takes calls from its carriage and puts answers
 //! there, and nothing here changes.
 
-mod caller;
+mod call_slots;
+mod call_table;
 pub mod control;
 mod host_call;
+mod ingress;
 mod ledger;
+mod payload_streams;
 mod rpc_verbs;
 mod sends;
-mod server;
 mod share;
 mod staging;
-mod streams;
 mod work_id;
 
-pub use caller::{Calls, Full, Reply};
+pub use call_slots::{CallReply, CallSlots, Full};
+pub use call_table::{CallAnswer, CallTable};
 pub use host_call::{HostCall, HostCallError};
+pub use ingress::{Ingress, Release, TakenCall};
 pub use ledger::{Ledger, LedgerError};
+pub use payload_streams::{Offered, PayloadStreams, STREAM_BUFFER};
 pub use rpc_verbs::RpcVerbs;
-pub use sends::{Flood, ReplyWrite, Sender, Sends};
-pub use server::{Answer, Ingress, Number, Server, Taken};
+pub use sends::{Flood, HostAsker, ReplyWrite, Sends};
 pub use share::Shares;
 pub use staging::{Carriage, RemoteMemory, SLOT, StagedVerb, Staging};
-pub use streams::{Offered, STREAM_BUFFER, Streams};
 pub use work_id::WorkId;
 
 /// Calls that a client may have under way at once.

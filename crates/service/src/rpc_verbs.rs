@@ -3,7 +3,7 @@
 use remora_kernel::{Call, Status};
 use remora_nic::{Nic, RpcRequest};
 
-use crate::server::{Ingress, Number, Taken};
+use crate::ingress::{Ingress, Release, TakenCall};
 use crate::share::{Shares, client_of};
 
 /// The RPC verbs that a NIC has received.
@@ -28,21 +28,21 @@ impl Ingress for RpcVerbs<'_> {
     }
 
     #[inline]
-    fn poll(&mut self, shares: &Shares, call: &mut Call) -> Option<Taken<RpcRequest>> {
+    fn poll(&mut self, shares: &Shares, call: &mut Call) -> Option<TakenCall<RpcRequest>> {
         let mut request = self.nic.poll_rpc_of(|qpn| shares.may_start(client_of(qpn.0)))?;
         call.recycle(request.op, request.reply_capacity());
         call.qpn = request.qpn;
         call.pd = self.nic.qp_init(request.qp()).ok().map(|init| init.pd);
         std::mem::swap(&mut call.params, &mut request.params);
         std::mem::swap(&mut call.reply, &mut request.reply);
-        Some(Taken { client: client_of(request.qpn), stream: request.stream.then_some(request.id), asker: request })
+        Some(TakenCall { client: client_of(request.qpn), stream: request.stream.then_some(request.id), asker: request })
     }
 
     #[inline]
-    fn reply(&mut self, _: u32, mut request: RpcRequest, status: Status, call: &mut Call) -> Number {
+    fn reply(&mut self, _: u32, mut request: RpcRequest, status: Status, call: &mut Call) -> Release {
         std::mem::swap(&mut call.params, &mut request.params);
         std::mem::swap(&mut call.reply, &mut request.reply);
         self.nic.rpc_reply(request, status.code());
-        Number::Free
+        Release::Now
     }
 }

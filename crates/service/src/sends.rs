@@ -13,7 +13,7 @@ use remora_nic::{Qpn, SendOp, Sge};
 use remora_wire::rpc::{RpcHeader, reply_imm};
 
 use crate::host_call::HostCall;
-use crate::server::{Ingress, Number, Taken};
+use crate::ingress::{Ingress, Release, TakenCall};
 use crate::share::{Shares, client_of};
 use crate::{MAX_REPLY, MAX_REQUEST};
 
@@ -40,7 +40,7 @@ struct Message {
 
 /// Whom a call to the host answers.
 #[derive(Clone, Copy, Debug)]
-pub struct Sender {
+pub struct HostAsker {
     qpn: Qpn,
     header: RpcHeader,
 }
@@ -69,7 +69,7 @@ pub struct Flood {
 
 impl Sends {
     /// Over receive buffers of [`MAX_REQUEST`] bytes each and reply buffers of [`MAX_REPLY`], of which there are as many
-    /// as the server has room for calls. Regions are all of their buffers.
+    /// as the call table has room for calls. Regions are all of their buffers.
     pub fn new(requests: (Buffer, Arc<Region>), replies: (Buffer, Arc<Region>)) -> Self {
         let recvs = requests.0.len() / MAX_REQUEST;
         Self {
@@ -131,26 +131,26 @@ impl Sends {
 }
 
 impl Ingress for Sends {
-    type Asker = Sender;
+    type Asker = HostAsker;
 
     #[inline]
     fn is_waiting(&self) -> bool {
         !self.waiting.ready.is_empty()
     }
 
-    fn poll(&mut self, shares: &Shares, call: &mut Call) -> Option<Taken<Sender>> {
+    fn poll(&mut self, shares: &Shares, call: &mut Call) -> Option<TakenCall<HostAsker>> {
         loop {
             let (client, message) = self.waiting.pop(|client| shares.may_start(client))?;
             let header = self.parse(message, call);
             self.spent.push(message.slot);
             if let Some(header) = header {
-                let asker = Sender { qpn: Qpn(message.qpn), header };
-                return Some(Taken { client, stream: None, asker });
+                let asker = HostAsker { qpn: Qpn(message.qpn), header };
+                return Some(TakenCall { client, stream: None, asker });
             }
         }
     }
 
-    fn reply(&mut self, number: u32, Sender { qpn, header }: Sender, status: Status, call: &mut Call) -> Number {
+    fn reply(&mut self, number: u32, HostAsker { qpn, header }: HostAsker, status: Status, call: &mut Call) -> Release {
         let (buffer, region) = &self.replies;
         let room = header.reply_capacity.min(MAX_REPLY as u32) as usize;
         let (status, reply) = match call.reply.len() <= room {
@@ -164,7 +164,7 @@ impl Ingress for Sends {
         let imm = reply_imm(header.tag, status.code());
         let op = SendOp::WriteImm { va: header.reply_va, rkey: header.reply_rkey, imm };
         self.outgoing.push_back(ReplyWrite { qpn, number, op, sge });
-        Number::InUse
+        Release::Later
     }
 }
 
@@ -223,7 +223,7 @@ impl<T> Turns<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::Server;
+    use crate::call_table::CallTable;
     use proptest::prelude::*;
     use remora_memory::{Access, Registry};
 
@@ -257,40 +257,40 @@ mod tests {
 
     #[test]
     fn calls_are_read_answered_and_their_buffers_given_back() {
-        let (mut sends, mut server) = (sends(), Server::new(CALLS));
+        let (mut sends, mut table) = (sends(), CallTable::new(CALLS));
         arrive(&mut sends, 5, &message(77, 3, 4)).unwrap();
-        let mut call = server.take(&mut sends).unwrap();
+        let mut call = table.take(&mut sends).unwrap();
         assert_eq!((call.op, call.qpn, &call.params[..], call.reply_limit), (3, 5, &[1, 2][..], 4));
         assert_eq!(call.pd, Some(sends.requests.1.pd()));
         call.reply.extend_from_slice(b"abcd");
-        server.finish(&mut sends, call, Status::Ok);
+        table.finish(&mut sends, call, Status::Ok);
         let write = sends.next_send().unwrap();
         assert_eq!((write.qpn, write.sge.len), (Qpn(5), 4));
         let imm = reply_imm(77, 0);
         assert_eq!(write.op, SendOp::WriteImm { va: 1 << 40, rkey: 9, imm });
         let mut reply = [0; 4];
         sends.replies.1.read(write.sge.va, &mut reply).unwrap();
-        assert_eq!((&reply, server.under_way()), (b"abcd", 1));
-        server.release(write.number);
-        assert_eq!(server.under_way(), 0);
+        assert_eq!((&reply, table.under_way()), (b"abcd", 1));
+        table.release(write.number);
+        assert_eq!(table.under_way(), 0);
         assert_eq!(std::iter::from_fn(|| sends.next_recv()).count(), RECVS);
     }
 
     #[test]
     fn an_answer_that_its_caller_has_no_room_for_is_refused() {
-        let (mut sends, mut server) = (sends(), Server::new(CALLS));
+        let (mut sends, mut table) = (sends(), CallTable::new(CALLS));
         arrive(&mut sends, 5, &message(1, 3, 4)).unwrap();
-        let mut call = server.take(&mut sends).unwrap();
+        let mut call = table.take(&mut sends).unwrap();
         call.reply.extend_from_slice(b"abcde");
-        server.finish(&mut sends, call, Status::Ok);
+        table.finish(&mut sends, call, Status::Ok);
         let write = sends.next_send().unwrap();
         let imm = reply_imm(1, Status::ReplyTooLong.code());
         assert_eq!((write.sge.len, write.op), (0, SendOp::WriteImm { va: 1 << 40, rkey: 9, imm }));
-        server.release(write.number);
+        table.release(write.number);
         // A reason is cut to fit instead.
         arrive(&mut sends, 5, &message(2, 3, 4)).unwrap();
-        let call = server.take(&mut sends).unwrap();
-        server.refuse(&mut sends, call, "no such thing");
+        let call = table.take(&mut sends).unwrap();
+        table.refuse(&mut sends, call, "no such thing");
         let write = sends.next_send().unwrap();
         let imm = reply_imm(2, Status::BadParams.code());
         assert_eq!((write.sge.len, write.op), (4, SendOp::WriteImm { va: 1 << 40, rkey: 9, imm }));
@@ -298,12 +298,12 @@ mod tests {
 
     #[test]
     fn clients_take_turns_and_one_that_floods_is_told_of() {
-        let (mut sends, mut server) = (sends(), Server::new(CALLS));
+        let (mut sends, mut table) = (sends(), CallTable::new(CALLS));
         for n in 0..4 {
             assert_eq!(arrive(&mut sends, 1, &message(n, 10, 0)), Ok(()));
         }
         assert_eq!(arrive(&mut sends, 2, &message(0, 20, 0)), Ok(()));
-        let ops: Vec<_> = std::iter::from_fn(|| server.take(&mut sends)).map(|call| call.op).collect();
+        let ops: Vec<_> = std::iter::from_fn(|| table.take(&mut sends)).map(|call| call.op).collect();
         // Of room for four the first may have two; the other's one is not behind all of its.
         assert_eq!(ops, [10, 20, 10]);
         for n in 0..2 {
@@ -320,7 +320,7 @@ mod tests {
         fn any_message_is_a_call_or_dropped_and_no_receive_is_lost(
             messages in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..80), any::<u32>(), any::<bool>()), 0..40),
         ) {
-            let (mut sends, mut server) = (sends(), Server::new(CALLS));
+            let (mut sends, mut table) = (sends(), CallTable::new(CALLS));
             for (bytes, claimed, known) in messages {
                 let mut bytes = bytes;
                 if known && bytes.len() >= RpcHeader::LEN {
@@ -331,13 +331,13 @@ mod tests {
                 sends.requests.1.write(sge.va, &bytes).unwrap();
                 // A length that is not the message's must not lead out of its buffer either.
                 let _ = sends.received(id, Qpn(claimed % 5), if known { bytes.len() as u32 } else { claimed });
-                if let Some(call) = server.take(&mut sends) {
+                if let Some(call) = table.take(&mut sends) {
                     prop_assert!(call.params.len() + HostCall::FRONT <= MAX_REQUEST);
-                    server.finish(&mut sends, call, Status::UnknownOp);
+                    table.finish(&mut sends, call, Status::UnknownOp);
                     let write = sends.next_send().expect("an answer");
-                    server.release(write.number);
+                    table.release(write.number);
                 }
-                prop_assert_eq!(server.under_way(), 0);
+                prop_assert_eq!(table.under_way(), 0);
             }
             prop_assert_eq!(std::iter::from_fn(|| sends.next_recv()).count(), RECVS);
         }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use remora_kernel::{Call, Status};
-use remora_service::{Ingress, Number, Server, Shares, Taken};
+use remora_service::{CallTable, Ingress, Release, Shares, TakenCall};
 
 /// One client's rings.
 #[derive(Default)]
@@ -40,7 +40,7 @@ impl Ingress for Rings {
         self.rings.iter().any(|ring| !ring.requests.is_empty())
     }
 
-    fn poll(&mut self, shares: &Shares, call: &mut Call) -> Option<Taken<Self::Asker>> {
+    fn poll(&mut self, shares: &Shares, call: &mut Call) -> Option<TakenCall<Self::Asker>> {
         for _ in 0..self.rings.len() {
             let client = self.turn;
             self.turn = (self.turn + 1) % self.rings.len();
@@ -51,19 +51,19 @@ impl Ingress for Rings {
                 call.recycle(op, 64);
                 call.params.extend_from_slice(&params);
                 ring.taken += 1;
-                return Some(Taken { client: client as u32, stream: None, asker: (client, ring.taken - 1) });
+                return Some(TakenCall { client: client as u32, stream: None, asker: (client, ring.taken - 1) });
             }
         }
         None
     }
 
-    fn reply(&mut self, number: u32, (client, place): Self::Asker, status: Status, call: &mut Call) -> Number {
+    fn reply(&mut self, number: u32, (client, place): Self::Asker, status: Status, call: &mut Call) -> Release {
         self.rings[client].responses.push((place, status, call.reply.clone()));
         if !self.keeps {
-            return Number::Free;
+            return Release::Now;
         }
         self.kept.push(number);
-        Number::InUse
+        Release::Later
     }
 }
 
@@ -81,37 +81,37 @@ fn run(call: &mut Call) -> Status {
 
 #[test]
 fn a_ring_is_an_ingress_like_any_other() {
-    let (mut rings, mut server) = (Rings::new(2, false), Server::new(8));
+    let (mut rings, mut table) = (Rings::new(2, false), CallTable::new(8));
     rings.rings[0].requests.extend([(1, b"ab".to_vec()), (2, b"too long for the room that there is".to_vec())]);
     rings.rings[1].requests.push_back((3, b"c".to_vec()));
     let mut ops = Vec::new();
-    while let Some(mut call) = server.take(&mut rings) {
+    while let Some(mut call) = table.take(&mut rings) {
         ops.push(call.op);
         let status = run(&mut call);
-        server.finish(&mut rings, call, status);
+        table.finish(&mut rings, call, status);
     }
     assert_eq!(ops, [1, 3, 2], "clients take turns");
     let expected = [(0, Status::Ok, b"abab".to_vec()), (1, Status::ReplyTooLong, Vec::new())];
     assert_eq!(rings.rings[0].responses, expected, "of a call that failed, no half reply");
     assert_eq!(rings.rings[1].responses, [(0, Status::Ok, b"cc".to_vec())]);
-    assert_eq!(server.under_way(), 0);
+    assert_eq!(table.under_way(), 0);
 }
 
 #[test]
 fn a_greedy_client_leaves_room_for_an_honest_one() {
-    let (mut rings, mut server) = (Rings::new(2, false), Server::new(512));
+    let (mut rings, mut table) = (Rings::new(2, false), CallTable::new(512));
     rings.rings[0].requests.extend((0..1000).map(|_| (7, Vec::new())));
-    let held: Vec<Call> = std::iter::from_fn(|| server.take(&mut rings)).collect();
+    let held: Vec<Call> = std::iter::from_fn(|| table.take(&mut rings)).collect();
     assert_eq!(held.len(), 256, "half of the room, whatever is asked for");
     // None of those ever ends. The other has one call after the other answered, and many at once.
     for round in 1..100 {
         rings.rings[1].requests.extend((0..round).map(|_| (8, vec![round])));
-        let calls: Vec<Call> = std::iter::from_fn(|| server.take(&mut rings)).collect();
+        let calls: Vec<Call> = std::iter::from_fn(|| table.take(&mut rings)).collect();
         assert_eq!(calls.len(), usize::from(round));
         for mut call in calls {
             assert_eq!(call.op, 8);
             let status = run(&mut call);
-            server.finish(&mut rings, call, status);
+            table.finish(&mut rings, call, status);
         }
     }
     assert_eq!(rings.rings[1].responses.len(), (1..100).sum::<usize>());
@@ -151,7 +151,7 @@ proptest! {
         keeps in any::<bool>(),
         capacity in 1..12usize,
     ) {
-        let (mut rings, mut server) = (Rings::new(3, keeps), Server::new(capacity));
+        let (mut rings, mut table) = (Rings::new(3, keeps), CallTable::new(capacity));
         let (mut running, mut answers) = (VecDeque::<Call>::new(), VecDeque::new());
         let mut asked = [0u64; 3];
         for step in steps {
@@ -162,7 +162,7 @@ proptest! {
                     asked[client] += 1;
                 }
                 Step::Take => {
-                    if let Some(call) = server.take(&mut rings) {
+                    if let Some(call) = table.take(&mut rings) {
                         prop_assert!(running.iter().all(|other| other.tag != call.tag), "a number is one call's");
                         running.push_back(call);
                     }
@@ -171,28 +171,28 @@ proptest! {
                     if let Some(mut call) = if newest { running.pop_back() } else { running.pop_front() } {
                         let half = call.params.clone();
                         call.reply.extend_from_slice(&half);
-                        answers.extend(server.end(call, Status::from_code(status)));
+                        answers.extend(table.end(call, Status::from_code(status)));
                     }
                 }
                 Step::Arrive => {
                     if let Some(answer) = answers.pop_front() {
-                        server.answer(&mut rings, answer);
+                        table.answer(&mut rings, answer);
                     }
                 }
                 Step::Release => {
                     if let Some(number) = rings.kept.pop() {
-                        server.release(number);
+                        table.release(number);
                     }
                 }
             }
-            prop_assert_eq!(server.under_way(), running.len() + answers.len() + rings.kept.len());
-            prop_assert!(server.under_way() <= capacity);
+            prop_assert_eq!(table.under_way(), running.len() + answers.len() + rings.kept.len());
+            prop_assert!(table.under_way() <= capacity);
         }
         for call in running {
-            server.finish(&mut rings, call, Status::Trapped);
+            table.finish(&mut rings, call, Status::Trapped);
         }
         for answer in answers {
-            server.answer(&mut rings, answer);
+            table.answer(&mut rings, answer);
         }
         for (client, ring) in rings.rings.iter_mut().enumerate() {
             ring.responses.sort_by_key(|(place, ..)| *place);

@@ -9,7 +9,7 @@ use remora_memory::{Access, Buffer, Region};
 use remora_nic::cm::{CmEvent, ConnId, reason, service_id};
 use remora_nic::{CqId, Data, Event, Qpn, SendWr, SrqId, WcOpcode, WcStatus, WorkCompletion};
 use remora_service::control::{Extension, PORT, op};
-use remora_service::{Ledger, MAX_REPLY, MAX_REQUEST, Sender, Sends, Server, WorkId};
+use remora_service::{CallTable, HostAsker, Ledger, MAX_REPLY, MAX_REQUEST, Sends, WorkId};
 use remora_wasm::KernelSet;
 
 use super::NodeConfig;
@@ -42,7 +42,7 @@ pub(super) struct Host {
     srq: SrqId,
     peers: Peers,
     ingress: Sends,
-    server: Server<Sender>,
+    calls: CallTable<HostAsker>,
     kernels: Box<dyn Runner + Send>,
     control: Control,
     probe_at: u64,
@@ -80,7 +80,7 @@ impl Host {
             cq,
             srq,
             ingress,
-            server: Server::new(CALLS),
+            calls: CallTable::new(CALLS),
             kernels,
             control: Control::new(ledger, Modules::new(set, config.kernels.clone()), extensions),
             probe_at: 0,
@@ -109,7 +109,7 @@ impl Host {
             }
             if self.stop.load(Ordering::Relaxed) {
                 let since = *self.stopping_since.get_or_insert(now);
-                if self.server.under_way() == 0 || now - since > DRAIN {
+                if self.calls.under_way() == 0 || now - since > DRAIN {
                     return self.take_leave();
                 }
             } else if now - busy_at > SPIN {
@@ -155,7 +155,7 @@ impl Host {
             let wr = SendWr::new(reply.number.into(), reply.op, Data::List(&sge)).solicited();
             if guard.nic().post_send(reply.qpn, &wr).is_err() {
                 // The client is gone.
-                self.server.release(reply.number);
+                self.calls.release(reply.number);
             }
             sent += 1;
         }
@@ -175,7 +175,7 @@ impl Host {
             }
             (WcOpcode::Recv | WcOpcode::RecvWriteImm, _) => self.ingress.give_back(wc.wr_id),
             _ => match WorkId::decode(wc.wr_id) {
-                WorkId::Call(number) => self.server.release(number),
+                WorkId::Call(number) => self.calls.release(number),
                 _ => self.peers.answered(wc.qpn),
             },
         }
@@ -250,32 +250,32 @@ impl Host {
 
     /// Starts waiting calls as long as there is room.
     fn start_calls(&mut self) {
-        while let Some(call) = self.server.take(&mut self.ingress) {
+        while let Some(call) = self.calls.take(&mut self.ingress) {
             if call.op >= op::FIRST {
                 if let Some(answered) = self.control.call(&self.device, call) {
                     self.answer(answered);
                 }
             } else if let Err(call) = self.kernels.start(call) {
-                self.server.finish(&mut self.ingress, call, Status::Busy);
+                self.calls.finish(&mut self.ingress, call, Status::Busy);
             }
         }
     }
 
     fn answer(&mut self, Answered { call, outcome }: Answered) {
         match outcome {
-            Ok(status) => self.server.finish(&mut self.ingress, call, status),
-            Err(why) => self.server.refuse(&mut self.ingress, call, &why),
+            Ok(status) => self.calls.finish(&mut self.ingress, call, status),
+            Err(why) => self.calls.refuse(&mut self.ingress, call, &why),
         }
     }
 
     fn run_kernels(&mut self) {
-        let Self { kernels, server, ingress, .. } = self;
+        let Self { kernels, calls, ingress, .. } = self;
         // A look-up ends within one turn, so that its reply leaves with the acknowledgement of its request.
         for _ in 0..ROUNDS {
             if kernels.in_flight() == 0 {
                 break;
             }
-            kernels.poll(&mut |call: Call, status| server.finish(ingress, call, status));
+            kernels.poll(&mut |call: Call, status| calls.finish(ingress, call, status));
         }
     }
 

@@ -11,7 +11,7 @@ pub const STREAM_BUFFER: usize = 256 << 10;
 
 /// The streams of a place that have not come to their end, by what the ingress calls them.
 #[derive(Debug)]
-pub struct Streams {
+pub struct PayloadStreams {
     /// In the order of their ids.
     inputs: Vec<(u64, Input)>,
     capacity: usize,
@@ -36,7 +36,7 @@ pub enum Offered {
     Unknown,
 }
 
-impl Streams {
+impl PayloadStreams {
     /// Each may have so many bytes waiting.
     pub(crate) fn new(capacity: usize) -> Self {
         Self { inputs: Vec::new(), capacity, lookahead: Arc::default() }
@@ -94,7 +94,7 @@ impl Streams {
         }
     }
 
-    /// Streams that have not come to their end.
+    /// PayloadStreams that have not come to their end.
     #[inline]
     pub fn len(&self) -> usize {
         self.inputs.len()
@@ -124,12 +124,13 @@ mod tests {
 
     #[test]
     fn pieces_go_to_their_calls_and_ended_ones_take_no_more() {
-        let mut streams = Streams::new(4);
+        let mut streams = PayloadStreams::new(4);
         let mut calls = [call(1), call(1), call(2)];
         for (id, call) in [7, 3, 5].into_iter().zip(&mut calls) {
             streams.open(id, call);
         }
-        let offer = |streams: &mut Streams, id, data: &[u8], last| streams.offer(id, &mut data.to_vec(), last, false);
+        let offer =
+            |streams: &mut PayloadStreams, id, data: &[u8], last| streams.offer(id, &mut data.to_vec(), last, false);
         assert_eq!(offer(&mut streams, 7, b"abc", false), Taken);
         assert_eq!(offer(&mut streams, 7, b"de", false), Later, "four bytes may wait");
         assert_eq!(streams.offer(7, &mut b"d".to_vec(), false, true), Later, "the kernel has not caught up");

@@ -2,50 +2,13 @@
 
 use remora_kernel::{Call, Status};
 
+use crate::ingress::{Ingress, Release, TakenCall};
+use crate::payload_streams::{PayloadStreams, STREAM_BUFFER};
 use crate::share::Shares;
-use crate::streams::{STREAM_BUFFER, Streams};
-
-/// Where calls come from, and where their answers go: RPC verbs, SENDs, or a ring in memory that both sides share.
-pub trait Ingress {
-    /// What has to be kept of a call until it is answered.
-    type Asker;
-
-    /// Whether calls wait.
-    fn is_waiting(&self) -> bool;
-
-    /// Takes the next call of a client that may start one, one client after the other. Writes op-code, parameters,
-    /// reply limit, queue pair and protection domain to `call`, after [recycling](Call::recycle) it.
-    fn poll(&mut self, shares: &Shares, call: &mut Call) -> Option<Taken<Self::Asker>>;
-
-    /// Gives call `number` its answer, which is in `call`. Says whether the ingress is done with the number: if not, it
-    /// names something of its own that is in use, and the driver [releases](Server::release) it later.
-    fn reply(&mut self, number: u32, asker: Self::Asker, status: Status, call: &mut Call) -> Number;
-}
-
-/// A call that an ingress has taken.
-#[derive(Debug)]
-pub struct Taken<A> {
-    /// The client's number among those of the ingress: a small one.
-    pub client: u32,
-    /// What the ingress calls the call's payload stream, if it has one.
-    pub stream: Option<u64>,
-    /// Whom to answer.
-    pub asker: A,
-}
-
-/// What becomes of the number of a call that was answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Number {
-    /// The next call may have it.
-    Free,
-    /// Not before it is released.
-    InUse,
-}
 
 /// A call that has ended and is not answered: on its way from the kernel to the ingress.
 #[derive(Debug)]
-pub struct Answer<A> {
+pub struct CallAnswer<A> {
     number: u32,
     asker: A,
     /// How the call ended.
@@ -56,18 +19,18 @@ pub struct Answer<A> {
 
 /// Calls under way at one place, each with a number, which is the [`tag`](remora_kernel::CallFields::tag) of its
 /// [`Call`]. Allocates when made, and while the calls in flight are more and longer than ever before.
-pub struct Server<A> {
+pub struct CallTable<A> {
     shares: Shares,
     /// By number: whom to answer, and the id of the stream.
     askers: Vec<Option<(A, Option<u64>)>>,
-    /// By number: whose share the call counts against.
-    clients: Vec<u32>,
+    /// By number: whose share the call counts against; none of a number that is free.
+    clients: Vec<Option<u32>>,
     free: Vec<u32>,
     spare: Vec<Call>,
-    streams: Streams,
+    streams: PayloadStreams,
 }
 
-impl<A> Server<A> {
+impl<A> CallTable<A> {
     /// Room for `capacity` calls, of which one client has [half](Shares::most) at most.
     pub fn new(capacity: usize) -> Self {
         Self::with_stream_buffer(capacity, STREAM_BUFFER)
@@ -78,27 +41,27 @@ impl<A> Server<A> {
         Self {
             shares: Shares::new(capacity),
             askers: (0..capacity).map(|_| None).collect(),
-            clients: vec![0; capacity],
+            clients: vec![None; capacity],
             free: (0..capacity as u32).rev().collect(),
             spare: Vec::with_capacity(capacity),
-            streams: Streams::new(stream_buffer),
+            streams: PayloadStreams::new(stream_buffer),
         }
     }
 
-    /// Calls taken and not [done with](Number::Free).
+    /// Calls taken and not [done with](Release::Now).
     pub fn under_way(&self) -> usize {
         self.clients.len() - self.free.len()
     }
 
     /// The payload streams of its calls.
     #[inline]
-    pub fn streams(&self) -> &Streams {
+    pub fn streams(&self) -> &PayloadStreams {
         &self.streams
     }
 
     /// The payload streams of its calls, to feed.
     #[inline]
-    pub fn streams_mut(&mut self) -> &mut Streams {
+    pub fn streams_mut(&mut self) -> &mut PayloadStreams {
         &mut self.streams
     }
 
@@ -109,13 +72,13 @@ impl<A> Server<A> {
             return None;
         }
         let mut call = self.spare.pop().unwrap_or_default();
-        let Some(Taken { client, stream, asker }) = ingress.poll(&self.shares, &mut call) else {
+        let Some(TakenCall { client, stream, asker }) = ingress.poll(&self.shares, &mut call) else {
             self.spare.push(call);
             return None;
         };
         let number = self.free.pop()?;
         self.shares.begin(client);
-        self.clients[number as usize] = client;
+        self.clients[number as usize] = Some(client);
         call.tag = number.into();
         if let Some(id) = stream {
             self.streams.open(id, &mut call);
@@ -142,9 +105,9 @@ impl<A> Server<A> {
     }
 
     /// A call has ended. Where it takes time to get the answer to the ingress, [`answer`](Self::answer) is for when it is
-    /// there. `None` if the call is none of this server's.
+    /// there. `None` if the call is none of this table's.
     #[inline]
-    pub fn end(&mut self, mut call: Call, status: Status) -> Option<Answer<A>> {
+    pub fn end(&mut self, mut call: Call, status: Status) -> Option<CallAnswer<A>> {
         let number = call.tag as u32;
         let (asker, stream) = self.askers.get_mut(number as usize)?.take()?;
         if let Some(id) = stream {
@@ -154,23 +117,23 @@ impl<A> Server<A> {
         if status != Status::Ok {
             call.reply.clear();
         }
-        Some(Answer { number, asker, status, call })
+        Some(CallAnswer { number, asker, status, call })
     }
 
     /// Hands an answer to the ingress.
     #[inline]
-    pub fn answer<I: Ingress<Asker = A>>(&mut self, ingress: &mut I, answer: Answer<A>) {
-        let Answer { number, asker, status, mut call } = answer;
-        if ingress.reply(number, asker, status, &mut call) == Number::Free {
+    pub fn answer<I: Ingress<Asker = A>>(&mut self, ingress: &mut I, answer: CallAnswer<A>) {
+        let CallAnswer { number, asker, status, mut call } = answer;
+        if ingress.reply(number, asker, status, &mut call) == Release::Now {
             self.release(number);
         }
         self.spare.push(call);
     }
 
-    /// The ingress is done with an answered call.
+    /// The ingress is done with an answered call. Nothing happens if it was before.
     #[inline]
     pub fn release(&mut self, number: u32) {
-        if let Some(&client) = self.clients.get(number as usize) {
+        if let Some(client) = self.clients.get_mut(number as usize).and_then(Option::take) {
             self.shares.end(client);
             self.free.push(number);
         }

@@ -14,7 +14,7 @@ use crate::{MAX_CALLS, MAX_REPLY};
 pub struct Full;
 
 /// Calls under way to a node, with a mark of the world's for each.
-pub struct Calls<T> {
+pub struct CallSlots<T> {
     replies: Buffer,
     region: Arc<Region>,
     /// The mark of each slot's call.
@@ -26,7 +26,7 @@ pub struct Calls<T> {
 
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reply<'a, T> {
+pub struct CallReply<'a, T> {
     /// The call's mark.
     pub mark: T,
     /// Its outcome, as the node says.
@@ -35,7 +35,7 @@ pub struct Reply<'a, T> {
     pub bytes: &'a [u8],
 }
 
-impl<T> Calls<T> {
+impl<T> CallSlots<T> {
     /// Bytes of memory for replies.
     pub const REPLY_BYTES: usize = MAX_CALLS * MAX_REPLY;
 
@@ -81,13 +81,13 @@ impl<T> Calls<T> {
 
     /// A reply of `len` bytes has landed: the call that it ends. `None` for a node that answers what was never asked.
     #[inline]
-    pub fn take_reply(&mut self, imm: Option<u32>, len: u32) -> Option<Reply<'_, T>> {
+    pub fn take_reply(&mut self, imm: Option<u32>, len: u32) -> Option<CallReply<'_, T>> {
         let (slot, code) = parse_reply_imm(imm?);
         let mark = self.end(slot)?;
         self.reply.resize((len as usize).min(MAX_REPLY), 0);
         // In bounds: a slot is MAX_REPLY long.
         let _ = self.replies.read(slot as usize * MAX_REPLY, &mut self.reply);
-        Some(Reply { mark, status: Status::from_code(code), bytes: &self.reply })
+        Some(CallReply { mark, status: Status::from_code(code), bytes: &self.reply })
     }
 
     /// Ends all calls: no reply will come any more.
@@ -114,19 +114,19 @@ mod tests {
     use remora_memory::{Access, Registry};
     use remora_wire::rpc::reply_imm;
 
-    fn calls() -> Calls<u64> {
+    fn calls() -> CallSlots<u64> {
         let registry = Registry::new([1; 32]);
-        let replies = Buffer::anonymous(Calls::<u64>::REPLY_BYTES).unwrap();
+        let replies = Buffer::anonymous(CallSlots::<u64>::REPLY_BYTES).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let region = registry.register(registry.alloc_pd(), &replies, 0, replies.len(), None, access).unwrap();
-        Calls::new(replies, region)
+        CallSlots::new(replies, region)
     }
 
     /// What may happen to a client's calls. Numbers are any: a node may lie.
     #[derive(Clone, Debug)]
     enum Step {
         Open,
-        Reply { imm: Option<u32>, len: u32 },
+        CallReply { imm: Option<u32>, len: u32 },
         End(u32),
         Lose,
     }
@@ -137,7 +137,7 @@ mod tests {
         let len = prop_oneof![0..100u32, Just(u32::MAX)];
         prop_oneof![
             8 => Just(Step::Open),
-            6 => (prop::option::weighted(0.9, imm), len).prop_map(|(imm, len)| Step::Reply { imm, len }),
+            6 => (prop::option::weighted(0.9, imm), len).prop_map(|(imm, len)| Step::CallReply { imm, len }),
             2 => slot.prop_map(Step::End),
             1 => Just(Step::Lose),
         ]
@@ -158,7 +158,7 @@ mod tests {
                         }
                         Err(Full) => prop_assert_eq!(open.len(), MAX_CALLS),
                     },
-                    Step::Reply { imm, len } => {
+                    Step::CallReply { imm, len } => {
                         let asked = imm.and_then(|imm| open.remove(&(imm >> 8)));
                         match calls.take_reply(imm, len) {
                             Some(reply) => {
@@ -190,7 +190,7 @@ mod tests {
         for ((slot, _), mark) in slots.into_iter().zip([7, 8]) {
             let reply = calls.take_reply(Some(reply_imm(slot, Status::NotFound.code())), 3);
             let bytes = &[slot as u8 + 1; 3][..];
-            assert_eq!(reply, Some(Reply { mark, status: Status::NotFound, bytes }));
+            assert_eq!(reply, Some(CallReply { mark, status: Status::NotFound, bytes }));
         }
     }
 }
