@@ -26,14 +26,14 @@ pub struct Bucket {
 /// lengths (12), `next` (4). So [`crate::TraversalParams`] can describe it too: keys at 4-byte
 /// positions 0, 4 and 8, each value pointer 2 positions after its key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Entry {
+pub struct TableEntry {
     /// The buckets.
     pub buckets: [Bucket; BUCKETS],
     /// Index of the entry where the look-up goes on, or 0: the first entry never continues another.
     pub next: u32,
 }
 
-impl Entry {
+impl TableEntry {
     /// To bytes in memory.
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
         let mut bytes = [0; ENTRY_BYTES];
@@ -48,13 +48,13 @@ impl Entry {
 
     /// From bytes in memory: any are an entry.
     #[inline]
-    pub fn decode(bytes: &[u8; ENTRY_BYTES]) -> Entry {
+    pub fn decode(bytes: &[u8; ENTRY_BYTES]) -> TableEntry {
         let bucket = |i: usize| Bucket {
             key: u64_at(bytes, 16 * i),
             value: u64_at(bytes, 16 * i + 8),
             len: u32_at(bytes, 48 + 4 * i),
         };
-        Entry { buckets: [bucket(0), bucket(1), bucket(2)], next: u32_at(bytes, 60) }
+        TableEntry { buckets: [bucket(0), bucket(1), bucket(2)], next: u32_at(bytes, 60) }
     }
 }
 
@@ -126,7 +126,7 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
 /// kept in the task while it waits.
 #[inline]
 fn find(bytes: &[u8; ENTRY_BYTES], key: u64) -> Result<Bucket, u32> {
-    let entry = Entry::decode(bytes);
+    let entry = TableEntry::decode(bytes);
     entry.buckets.into_iter().find(|b| b.key == key && b.value != 0).ok_or(entry.next)
 }
 
@@ -166,11 +166,11 @@ mod tests {
     fn hits_misses_and_overflow() {
         let memory = Counted::new(8192);
         let entries = [
-            Entry { buckets: [bucket(1, 4096, 3), bucket(0, 4100, 0), bucket(u64::MAX, 4104, 9)], next: 1 },
-            Entry { buckets: [bucket(5, 4200, 64), Bucket::default(), Bucket::default()], next: 0 },
+            TableEntry { buckets: [bucket(1, 4096, 3), bucket(0, 4100, 0), bucket(u64::MAX, 4104, 9)], next: 1 },
+            TableEntry { buckets: [bucket(5, 4200, 64), Bucket::default(), Bucket::default()], next: 0 },
         ];
         for (i, entry) in entries.iter().enumerate() {
-            assert_eq!(Entry::decode(&entry.encode()), *entry);
+            assert_eq!(TableEntry::decode(&entry.encode()), *entry);
             memory.put(TABLE + 64 * i as u64, &entry.encode());
         }
         memory.put(4096, b"one");
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn bad_tables_and_parameters_end_in_an_error() {
         let memory = Counted::new(8192);
-        let circle = Entry { next: 1, ..Entry::default() };
+        let circle = TableEntry { next: 1, ..TableEntry::default() };
         memory.put(TABLE + 64, &circle.encode());
         let limits = Limits { steps: 50, bytes: 1 << 20 };
         assert_eq!(run_limited(&memory, op::GET, &params(1, 9), limits).0, Status::StepLimit);
@@ -200,8 +200,10 @@ mod tests {
         assert_eq!(run_limited(&memory, op::GET, &params(1, 9), limits).0, Status::ByteLimit);
         assert_eq!(memory.reads.get(), 60);
 
-        let wild =
-            Entry { buckets: [bucket(1, 8190, 3), bucket(2, 0, 1 << 30), bucket(3, 4096, 1 << 30)], next: u32::MAX };
+        let wild = TableEntry {
+            buckets: [bucket(1, 8190, 3), bucket(2, 0, 1 << 30), bucket(3, 4096, 1 << 30)],
+            next: u32::MAX,
+        };
         memory.put(TABLE, &wild.encode());
         assert_eq!(run_on(&memory, op::GET, &params(0, 1)).0, Status::AccessDenied);
         assert_eq!(run_on(&memory, op::GET, &params(0, 2)).0, Status::AccessDenied, "free bucket, wild next");
@@ -220,7 +222,7 @@ mod tests {
             chains in 1u32..5,
         ) {
             let memory = Counted::new(1 << 16);
-            let mut table = vec![Entry::default(); chains as usize];
+            let mut table = vec![TableEntry::default(); chains as usize];
             let mut model = HashMap::new();
             for (i, &key) in keys.iter().enumerate() {
                 let (value, len) = (8192 + 100 * i as u64, (key % 7) as u32);
@@ -234,7 +236,7 @@ mod tests {
                     }
                     if table[at].next == 0 {
                         table[at].next = table.len() as u32;
-                        table.push(Entry::default());
+                        table.push(TableEntry::default());
                     }
                     at = table[at].next as usize;
                 }

@@ -42,7 +42,7 @@ mod vectored;
 pub use builtins::{Builtins, Kernel, op};
 pub use call::{Call, CallFields, Status};
 pub use consistency::{ConsistencyParams, TRIES_BYTES, crc64};
-pub use get::{BUCKETS, Bucket, ENTRY_BYTES, Entry, GetParams};
+pub use get::{BUCKETS, Bucket, ENTRY_BYTES, GetParams, TableEntry};
 pub use host::HostMemory;
 pub use memory::{Fault, Immediate, Limited, Limits, Memory};
 pub use placement::{Placement, UnknownPlacement};

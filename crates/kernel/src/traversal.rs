@@ -218,7 +218,7 @@ fn field(element: &[u8], position: usize) -> u64 {
 mod tests {
     use super::*;
     use crate::testing::{Counted, run_limited, run_on};
-    use crate::{Bucket, Entry, Limits, op};
+    use crate::{Bucket, Limits, TableEntry, op};
     use proptest::prelude::*;
 
     const VALUES: u64 = 1 << 15;
@@ -275,7 +275,7 @@ mod tests {
     fn hash_table_and_hash_chain() {
         let memory = Counted::new(1 << 16);
         let bucket = |key| Bucket { key, value: value_of(&memory, key), len: 8 };
-        let entry = Entry { buckets: [bucket(3), bucket(5), bucket(8)], next: 0 };
+        let entry = TableEntry { buckets: [bucket(3), bucket(5), bucket(8)], next: 0 };
         memory.put(64, &entry.encode());
         let table = |key| three_keys(64, key);
         for key in [3, 5, 8] {

@@ -1,7 +1,7 @@
 //! Serving calls allocates nothing once the buffers have been used.
 
 use remora_kernel::hll::Tap;
-use remora_kernel::{Bucket, Call, ENTRY_BYTES, Entry, GetParams, Limits, Runner, Status, host_runner, op};
+use remora_kernel::{Bucket, Call, ENTRY_BYTES, GetParams, Limits, Runner, Status, TableEntry, host_runner, op};
 use remora_memory::{Access, Buffer, Registry};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -56,7 +56,7 @@ fn get_and_checksum_allocate_nothing_after_set_up() {
     let buffer = Buffer::from_boxed(vec![0; 4096].into());
     let region = registry.register(pd, &buffer, 0, 4096, Some(4096), Access::REMOTE_READ).unwrap();
     let bucket = |key| Bucket { key, value: 4096 + 1024 + 64 * key, len: 64 };
-    let entry = Entry { buckets: [bucket(0), bucket(1), bucket(2)], next: 0 };
+    let entry = TableEntry { buckets: [bucket(0), bucket(1), bucket(2)], next: 0 };
     assert_eq!(entry.encode().len(), ENTRY_BYTES);
     region.write(4096, &entry.encode()).unwrap();
 

@@ -2,7 +2,7 @@
 
 use crate::hash::{self, Table, mix};
 use crate::{Place, hash::Image};
-use remora_kernel::{Call, ENTRY_BYTES, Entry, GetParams, Limits, Status, host_runner, op};
+use remora_kernel::{Call, ENTRY_BYTES, GetParams, Limits, Status, TableEntry, host_runner, op};
 use remora_memory::{Access, Buffer, PageKind, Pd, Region, Registry};
 use std::io;
 use std::sync::Arc;
@@ -112,7 +112,7 @@ impl GetBench {
             if self.entries.read(at, &mut bytes).is_err() {
                 return false;
             }
-            let entry = Entry::decode(&bytes);
+            let entry = TableEntry::decode(&bytes);
             let found = entry.buckets.iter().find(|b| b.key == params.key && b.value != 0);
             if let Some(bucket) = found {
                 return self.values.read(bucket.value, reply).is_ok();

@@ -5,7 +5,7 @@
 //! thirty lies in an overflow entry.
 
 use crate::{CACHE_LINE, Place};
-use remora_kernel::{BUCKETS, Bucket, ENTRY_BYTES, Entry, GetParams};
+use remora_kernel::{BUCKETS, Bucket, ENTRY_BYTES, GetParams, TableEntry};
 
 /// Bytes in front of which no value begins: so no value pointer is ever 0.
 const LINE: usize = CACHE_LINE;
@@ -68,12 +68,12 @@ impl TableBuilder {
     }
 
     /// The entries, and how many of them are not overflow entries.
-    fn entries(&self) -> Result<(u32, Vec<Entry>), TableError> {
+    fn entries(&self) -> Result<(u32, Vec<TableEntry>), TableError> {
         let heads = (self.records.len() * 2).div_ceil(BUCKETS).max(1);
         // Overflow entries number less than a quarter of the records.
         let heads = u32::try_from(heads).ok().filter(|&n| n <= u32::MAX / 3 * 2);
         let heads = heads.ok_or(TableError::TooManyRecords(self.records.len()))?;
-        let mut entries = vec![Entry::default(); heads as usize];
+        let mut entries = vec![TableEntry::default(); heads as usize];
         for (i, &record) in self.records.iter().enumerate() {
             let mut at = index_of(record.key, self.seed, heads) as usize;
             loop {
@@ -86,7 +86,7 @@ impl TableBuilder {
                 }
                 if entries[at].next == 0 {
                     entries[at].next = entries.len() as u32;
-                    entries.push(Entry::default());
+                    entries.push(TableEntry::default());
                 }
                 at = entries[at].next as usize;
             }
@@ -110,7 +110,7 @@ impl TableBuilder {
 pub struct Layout {
     seed: u64,
     heads: u32,
-    entries: Vec<Entry>,
+    entries: Vec<TableEntry>,
     values: Vec<u8>,
 }
 
