@@ -1,7 +1,7 @@
 //! The k rows with the greatest scores of a table: only they leave the node.
 //!
-//! Rows are 16 bytes: id u64, score u64. Parameters: key u32, k u32 (1 to 256), address u64, rows u64. Reply: the rows with
-//! the greatest scores, greatest first; of equal scores the one that stands first in the table.
+//! Rows are 16 bytes: id u64, score u64. Parameters: key u32, k u32 (1 to 256), address u64, rows u64. Reply: the rows
+//! with the greatest scores, greatest first; of equal scores the one that stands first in the table.
 //!
 //! Build: remora kernel build kernels/topk.rs
 

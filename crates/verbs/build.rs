@@ -1,7 +1,7 @@
 //! Links the library as `libibverbs.so.1`, with its symbol versions.
 //!
-//! rustc gives the linker a version script of its own, which has no versions. LLVM's linker, which rustc brings and uses
-//! on x86-64, takes a second one beside it; GNU's does not.
+//! rustc gives the linker a version script of its own, which has no versions. LLVM's linker, which rustc brings and
+//! uses on x86-64, takes a second one beside it; GNU's does not.
 
 fn main() {
     let dir = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");

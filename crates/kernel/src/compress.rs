@@ -1,7 +1,7 @@
 //! A pair of kernels: one compresses on the sender's NIC, the other restores on the receiver's (StRoM, section 3.5).
 //!
-//! Between them travels a sequence of blocks: raw length u32 and coded length u32, little-endian, then an LZ4 block. Equal
-//! lengths mean that the bytes did not shrink and stand as they are.
+//! Between them travels a sequence of blocks: raw length u32 and coded length u32, little-endian, then an LZ4 block.
+//! Equal lengths mean that the bytes did not shrink and stand as they are.
 
 use crate::call::{Call, Status};
 use crate::memory::Memory;

@@ -1,7 +1,7 @@
 //! The filter kernel: a predicate on fixed-width rows, and what to make of those that it lets through.
 //!
-//! Rows come from memory, so that only what matters leaves the node (a *send kernel* of StRoM's section 3.5), or from the
-//! payload, so that only what matters reaches memory (a *receive kernel*).
+//! Rows come from memory, so that only what matters leaves the node (a *send kernel* of StRoM's section 3.5), or from
+//! the payload, so that only what matters reaches memory (a *receive kernel*).
 
 mod params;
 mod rows;

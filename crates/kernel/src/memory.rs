@@ -24,8 +24,8 @@ pub trait Memory {
         128
     }
 
-    /// A way to store words at these places of a region, given by address and room in words, if the place is a core that
-    /// has one and the caller may write to all of them. What goes that way counts against no limit.
+    /// A way to store words at these places of a region, given by address and room in words, if the place is a core
+    /// that has one and the caller may write to all of them. What goes that way counts against no limit.
     fn scatter(&self, key: u32, places: &[(u64, u32)]) -> Option<Scatter> {
         _ = (key, places);
         None

@@ -32,7 +32,8 @@ pub trait Runner {
 
 /// A runner of calls as `task` makes futures of them; each gives its call back, and how it ended.
 ///
-/// A closure and not a [`Kernel`](crate::Kernel): whether a kernel's future may move between threads shows only where its type is known.
+/// A closure and not a [`Kernel`](crate::Kernel): whether a kernel's future may move between threads shows only where
+/// its type is known.
 pub fn runner<F, T>(task: T, capacity: usize) -> Box<dyn Runner + Send>
 where
     F: Future<Output = (Call, Status)> + Send + 'static,

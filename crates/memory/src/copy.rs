@@ -320,8 +320,8 @@ pub unsafe fn stream(dst: *mut u8, data: &[u8]) {
     };
 }
 
-/// Whether [`stream`] is quick for single lines all over the place. On Intel's (Ice Lake) words that gather in buffers and
-/// are streamed take 0.6 of the time of words that are stored one by one; on AMD's (Zen 5) twice as long, as a core
+/// Whether [`stream`] is quick for single lines all over the place. On Intel's (Ice Lake) words that gather in buffers
+/// and are streamed take 0.6 of the time of words that are stored one by one; on AMD's (Zen 5) twice as long, as a core
 /// commits its stores in order and those of whole lines hold up all that follow.
 pub fn streams_well() -> bool {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -343,7 +343,8 @@ pub fn streams_well() -> bool {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn stream_words(dst: *mut u8, data: &[u8]) {
     for (at, bytes) in data.chunks_exact(WORD).enumerate() {
-        // SAFETY: the word lies within the range. The instruction stores an aligned word as a whole, like an atomic one.
+        // SAFETY: the word lies within the range. The instruction stores an aligned word as a whole, like an atomic
+        // one.
         unsafe { std::arch::x86_64::_mm_stream_si64(dst.wrapping_add(at * WORD).cast(), value(bytes) as i64) };
     }
 }
@@ -406,8 +407,8 @@ pub fn prefetch_lines(ptr: *const u8, count: usize) {
     prefetch_to::<FIRST_LEVEL>(ptr, count);
 }
 
-/// Asks the second-level cache for `count` lines from the one at `ptr` on, which are to be read, but not yet. A hint: any
-/// address is harmless.
+/// Asks the second-level cache for `count` lines from the one at `ptr` on, which are to be read, but not yet. A hint:
+/// any address is harmless.
 #[inline(always)]
 pub fn prefetch_near(ptr: *const u8, count: usize) {
     prefetch_to::<SECOND_LEVEL>(ptr, count);

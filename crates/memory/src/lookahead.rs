@@ -19,8 +19,8 @@ pub struct Lookahead {
 }
 
 impl Lookahead {
-    /// These bytes of a buffer come next, the first `soon` of them so early that they are asked for now. Those that were
-    /// asked for already are not asked for again. A range outside the buffer is ignored.
+    /// These bytes of a buffer come next, the first `soon` of them so early that they are asked for now. Those that
+    /// were asked for already are not asked for again. A range outside the buffer is ignored.
     #[inline]
     pub fn expect(&self, buffer: &Buffer, range: Range<usize>, soon: usize) {
         let Ok(start) = buffer.at(range.start, range.end.saturating_sub(range.start)) else { return };

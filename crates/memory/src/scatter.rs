@@ -1,12 +1,12 @@
 //! Spreading words over many places of a region, each filled from its front: radix partitioning.
 //!
-//! By default each word is stored where it belongs at once, and the first-level cache combines what is written to a line:
-//! 256 places have 16 KB of lines under way. What that would cost, a line read from memory before its first word is
-//! stored, is hidden by asking for the lines that come next, one place after the other.
+//! By default each word is stored where it belongs at once, and the first-level cache combines what is written to a
+//! line: 256 places have 16 KB of lines under way. What that would cost, a line read from memory before its first word
+//! is stored, is hidden by asking for the lines that come next, one place after the other.
 //!
-//! Where the processor writes whole lines past its caches without holding up the stores that follow, many places of much
-//! memory gather runs of words in a buffer first ([`Gathered`]): a line that is written so is not read. Which way is quicker
-//! differs by the maker ([`copy::streams_well`]).
+//! Where the processor writes whole lines past its caches without holding up the stores that follow, many places of
+//! much memory gather runs of words in a buffer first ([`Gathered`]): a line that is written so is not read. Which way
+//! is quicker differs by the maker ([`copy::streams_well`]).
 
 use crate::copy;
 use crate::lookahead::Lookahead;
@@ -57,8 +57,8 @@ pub struct Scatter {
 }
 
 impl Scatter {
-    /// Over a power of two of places: address and room in words of each. `None` unless they are aligned words, all in the
-    /// region, no further apart than 32 GB and in a single run of memory: for others there is [`Region::write`].
+    /// Over a power of two of places: address and room in words of each. `None` unless they are aligned words, all in
+    /// the region, no further apart than 32 GB and in a single run of memory: for others there is [`Region::write`].
     /// Rights are the caller's to check.
     pub fn new(region: Arc<Region>, places: &[(u64, u32)]) -> Option<Scatter> {
         let mut scatter = Scatter::at_once(region, places)?;
@@ -102,10 +102,11 @@ impl Scatter {
         self.lookahead = lookahead;
     }
 
-    /// Stores each value at the place that its low bits name. They are 8 bytes each, little-endian. Some may wait for more
-    /// of their place until [`finish`](Self::finish).
+    /// Stores each value at the place that its low bits name. They are 8 bytes each, little-endian. Some may wait for
+    /// more of their place until [`finish`](Self::finish).
     ///
-    /// False if a place has no room for its values: which ones were stored is not said then, but none outside the places.
+    /// False if a place has no room for its values: which ones were stored is not said then, but none outside the
+    /// places.
     pub fn put(&mut self, values: &[[u8; 8]]) -> Result<bool, AccessError> {
         self.spread::<false>(values, &[])
     }
@@ -207,13 +208,13 @@ impl AtOnce<'_> {
     /// Stores values, and asks for as many lines of input: of its own, ahead, unless it is told of another. False if a
     /// place has no room; those before are stored then.
     ///
-    /// A function of its own: beside other code the compiler runs out of registers, and what it keeps on the stack costs
-    /// a fifth of the time.
+    /// A function of its own: beside other code the compiler runs out of registers, and what it keeps on the stack
+    /// costs a fifth of the time.
     ///
     /// # Safety
     /// `base` and words below `ends` lead to words that meet the contract of [`copy::word`], and there are as many of
-    /// `next` and `ends`, a power of two. Unless `CHECKED`, each place has room for all values. If `NAMED`, there are as
-    /// many names as values.
+    /// `next` and `ends`, a power of two. Unless `CHECKED`, each place has room for all values. If `NAMED`, there are
+    /// as many names as values.
     #[inline(never)]
     unsafe fn spread<const CHECKED: bool, const NAMED: bool>(
         &mut self,
@@ -227,8 +228,8 @@ impl AtOnce<'_> {
         let at_word = |word: u32| base.wrapping_add(WORD as usize * word as usize);
         // Nothing is stored but below one of the ends.
         let put = |index: usize, value: &[u8; 8], next: &mut [u32]| {
-            // SAFETY: `index` counts the values. `mask` is the last index of both. A word below its place's end is there,
-            // as the caller promises.
+            // SAFETY: `index` counts the values. `mask` is the last index of both. A word below its place's end is
+            // there, as the caller promises.
             unsafe {
                 let at = name_of::<NAMED>(index, value, names) as usize & mask;
                 let next = next.get_unchecked_mut(at);
@@ -310,7 +311,8 @@ impl Gathered {
         let (mask, last) = (fill.len() - 1, *run - 1);
         let mut put = |index: usize, value: &[u8; 8]| {
             let at = name(index, value) as usize & mask;
-            // SAFETY: `mask` is the last index of all three. `fill` stays within its place's run, and `slots` has all runs.
+            // SAFETY: `mask` is the last index of all three. `fill` stays within its place's run, and `slots` has all
+            // runs.
             unsafe {
                 let fill = fill.get_unchecked_mut(at);
                 let slot = *fill as usize;
@@ -352,7 +354,8 @@ impl Gathered {
     }
 }
 
-/// Writes values to the words from `next` on, and moves that on. False, and nothing is written, if they go beyond `end`.
+/// Writes values to the words from `next` on, and moves that on. False, and nothing is written, if they go beyond
+/// `end`.
 ///
 /// # Safety
 /// `base` and words below `end` lead to words that meet the contract of [`copy::store`]. `base` is a line's start.
@@ -430,14 +433,15 @@ mod tests {
     }
 
     proptest! {
-        /// Values that are stored at once lie in their places in order, those before the first without room, and nothing
-        /// else is touched, also where many come to few places and to full ones.
+        /// Values that are stored at once lie in their places in order, those before the first without room, and
+        /// nothing else is touched, also where many come to few places and to full ones.
         #[test]
         fn values_stored_at_once_lie_in_order(
             seed: u64, count in 0usize..1500, bits in 0u32..5, room in 0u32..400, pieces in 1usize..1000, named: bool,
         ) {
             let (_registry, region) = region(0, 8 << 13);
-            let places: Vec<(u64, u32)> = (0..1 << bits).map(|i| (0x1008 + i * (8 * u64::from(room) + 8), room)).collect();
+            let place = |i| (0x1008 + i * (8 * u64::from(room) + 8), room);
+            let places: Vec<(u64, u32)> = (0..1 << bits).map(place).collect();
             let mut scatter = Scatter::at_once(region.clone(), &places).unwrap();
             let value = |i: u64| (i ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) | 1 << 63;
             let values: Vec<u64> = (0..count as u64).map(value).collect();
@@ -463,15 +467,18 @@ mod tests {
         /// Values that gather lie where those lie that are stored at once, and nothing else is touched.
         #[test]
         fn gathered_values_lie_as_those_stored_at_once(
-            seed: u64, count in 0usize..1500, bits in 0u32..7, room in 0u32..200, offset in 0usize..8, pieces in 1usize..300,
+            seed: u64, count in 0usize..1500, bits in 0u32..7, room in 0u32..200, offset in 0usize..8,
+            pieces in 1usize..300,
         ) {
             let (_registry, one) = region(8 * offset, 8 << 14);
             let (_other, two) = region(8 * offset, 8 << 14);
-            let places: Vec<(u64, u32)> = (0..1 << bits).map(|i| (0x1008 + i * (8 * u64::from(room) + 16), room)).collect();
+            let place = |i| (0x1008 + i * (8 * u64::from(room) + 16), room);
+            let places: Vec<(u64, u32)> = (0..1 << bits).map(place).collect();
             let mut at_once = Scatter::at_once(one.clone(), &places).unwrap();
             let mut gathers = Scatter::at_once(two.clone(), &places).unwrap();
             gathers.gathered = Some(Gathered::new(&gathers.next));
-            let values = bytes((0..count as u64).map(|i| (i ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)));
+            let mixed = |i: u64| (i ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+            let values = bytes((0..count as u64).map(mixed));
             let all = at_once.put(&values).unwrap();
             let mut gathered = values.chunks(pieces).all(|values| gathers.put(values).unwrap());
             gathered &= gathers.finish().unwrap();

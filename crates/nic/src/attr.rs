@@ -217,7 +217,8 @@ impl Nic {
         self.change(qpn, attr, mask)
     }
 
-    /// As [`modify_qp`](Self::modify_qp), but allows as many READs and atomics as a connection manager's message can name.
+    /// As [`modify_qp`](Self::modify_qp), but allows as many READs and atomics as a connection manager's message can
+    /// name.
     fn change(&mut self, qpn: Qpn, attr: &QpAttr, mask: QpMask) -> Result<(), NicError> {
         let qp = self.qp(qpn)?;
         let (kind, from) = (qp.init.kind, qp.state);

@@ -264,8 +264,8 @@ impl Cm {
         }
     }
 
-    /// The user has learnt by other ways that the peer had the REP. Gives [`CmEvent::Established`], or does nothing if the
-    /// connection is established already.
+    /// The user has learnt by other ways that the peer had the REP. Gives [`CmEvent::Established`], or does nothing if
+    /// the connection is established already.
     pub fn establish(&mut self, now: u64, id: ConnId) -> Result<(), CmError> {
         match self.table.get(id).ok_or(CmError::UnknownConn(id))?.state {
             State::RepSent => self.set_established(now, id, Vec::new()),
@@ -297,8 +297,8 @@ impl Cm {
         Ok(())
     }
 
-    /// End every connection, as [`Cm::disconnect`] does, and send each DREQ again that is still unanswered: for a user who
-    /// is about to go. The response timeout counts anew from now.
+    /// End every connection, as [`Cm::disconnect`] does, and send each DREQ again that is still unanswered: for a user
+    /// who is about to go. The response timeout counts anew from now.
     pub fn disconnect_all(&mut self, now: u64) {
         for id in self.table.ids() {
             match self.table.get(id).map(|conn| conn.state) {

@@ -82,7 +82,8 @@ impl Ctx {
         Some(region)
     }
 
-    /// Copies scattered local bytes, from `offset` of the list on, into `out`. `None` if a key, range or right is wrong.
+    /// Copies scattered local bytes, from `offset` of the list on, into `out`. `None` if a key, range or right is
+    /// wrong.
     pub fn gather(
         &self,
         cache: &mut Option<Arc<Region>>,

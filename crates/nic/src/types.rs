@@ -545,7 +545,8 @@ pub enum Event {
     /// A completion queue overflowed; a queue pair goes to the error state when it has a completion for it.
     CqOverrun(CqId),
     /// A queue pair went to the error state by itself, and why. To the verbs specification this is an asynchronous
-    /// error only if the reason is [`WcStatus::LocalQpOperation`]: others show in a completion or as the next two events.
+    /// error only if the reason is [`WcStatus::LocalQpOperation`]: others show in a completion or as the next two
+    /// events.
     QpFatal(Qpn, WcStatus),
     /// The peer asked for an access that it does not have; [`Event::QpFatal`] follows.
     QpAccessError(Qpn),

@@ -1,5 +1,5 @@
-//! Bad requests, bad answers and bad peers: each ends in the NAK and the completion status that the specification names,
-//! and no byte outside the exposed region changes.
+//! Bad requests, bad answers and bad peers: each ends in the NAK and the completion status that the specification
+//! names, and no byte outside the exposed region changes.
 
 mod common;
 
@@ -447,8 +447,8 @@ fn naks_become_completion_statuses() {
     }
 }
 
-/// A receive may have room for more than 4 GB, in elements that overlap. What comes ends at 2 GB all the same, before its
-/// length would wrap.
+/// A receive may have room for more than 4 GB, in elements that overlap. What comes ends at 2 GB all the same, before
+/// its length would wrap.
 #[test]
 fn a_message_over_two_gigabytes_is_refused() {
     const PIECE: usize = 72 << 20;

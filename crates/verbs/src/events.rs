@@ -45,8 +45,8 @@ impl<T> EventQueue<T> {
 
     pub fn push(&self, event: T) {
         self.waiting.lock().push_back(event);
-        // Not `write`, which is a way to the connection manager here (`ucma::file`). The counter does not overflow in the
-        // life of a process.
+        // Not `write`, which is a way to the connection manager here (`ucma::file`). The counter does not overflow in
+        // the life of a process.
         // SAFETY: a descriptor of our own.
         unsafe { libc::eventfd_write(self.fd(), 1) };
     }
@@ -74,8 +74,9 @@ impl<T> EventQueue<T> {
         for _ in &taken {
             let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
             let mut count = 0u64;
-            // SAFETY: one pollfd and eight bytes, both our own. Nothing is read that would have to be waited for, unless
-            // another thread reads just now: then that one finds the queue empty and goes on waiting in our stead.
+            // SAFETY: one pollfd and eight bytes, both our own. Nothing is read that would have to be waited for,
+            // unless another thread reads just now: then that one finds the queue empty and goes on waiting in our
+            // stead.
             unsafe {
                 if libc::poll(&raw mut poll, 1, 0) == 1 {
                     libc::read(self.fd(), (&raw mut count).cast(), 8);

@@ -102,7 +102,8 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, ops: Option<u64>)
         let cap = &mut init.cap;
         // A queue without elements would take no work request at all, also none without data.
         (cap.max_send_sge, cap.max_recv_sge) = (cap.max_send_sge.max(1), cap.max_recv_sge.max(1));
-        // As in rdma_rxe and others: where the elements of a send stand there is room for as much data. Programs rely on it.
+        // As in rdma_rxe and others: where the elements of a send stand there is room for as much data. Programs rely
+        // on it.
         cap.max_inline_data = cap.max_inline_data.max(16 * cap.max_send_sge);
         if srq.is_some() {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);

@@ -1,5 +1,5 @@
-//! Functions that other drivers of rdma-core, which programs may be linked with, expect of the library; and those of its
-//! first version, which no program of the last fifteen years calls. All of them refuse.
+//! Functions that other drivers of rdma-core, which programs may be linked with, expect of the library; and those of
+//! its first version, which no program of the last fifteen years calls. All of them refuse.
 
 use std::ffi::{c_int, c_uint, c_void};
 

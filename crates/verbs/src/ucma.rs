@@ -1,8 +1,8 @@
 //! What librdmacm asks of the kernel: the character device `/dev/infiniband/rdma_cm`, answered in the process.
 //!
 //! rdma-core's own `librdmacm.so.1` runs unchanged on top. It opens the device once for each event channel, writes
-//! commands to the descriptor (`rdma/rdma_user_cm.h`), and polls it for events. Here the descriptor is an eventfd, and the
-//! C library's functions that librdmacm uses on it are interposed.
+//! commands to the descriptor (`rdma/rdma_user_cm.h`), and polls it for events. Here the descriptor is an eventfd, and
+//! the C library's functions that librdmacm uses on it are interposed.
 //!
 //! | file     | what                                                              |
 //! |----------|-------------------------------------------------------------------|

@@ -255,7 +255,8 @@ impl World {
         }
     }
 
-    /// A module with parameters at 1024, whose entry makes a few accesses that make sense, mostly, and goes on at random.
+    /// A module with parameters at 1024, whose entry makes a few accesses that make sense, mostly, and goes on at
+    /// random.
     fn generate(&self, random: &mut Random) -> Option<Vec<u8>> {
         let config = wasm_smith::Config {
             module_shape: Some(wat::parse_str(SHAPE).expect("the shape is a module")),

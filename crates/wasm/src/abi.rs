@@ -1,7 +1,7 @@
 //! What a kernel's module imports and exports.
 //!
-//! Imports, all from module `remora`; each is optional. `ptr` is an address in the module's own memory, and one outside of
-//! it ends the call with `Trapped`. What can fail returns 0 or a negative [`code`].
+//! Imports, all from module `remora`; each is optional. `ptr` is an address in the module's own memory, and one outside
+//! of it ends the call with `Trapped`. What can fail returns 0 or a negative [`code`].
 //!
 //! ```text
 //!  read(key: i32, va: i64, ptr: i32, len: i32) -> i32             copies remote memory to ptr
@@ -17,7 +17,7 @@
 //! ```text
 //!  memory                      the module's memory
 //!  params: global i32          where the parameters go: room for 4096 bytes
-//!  run(len: i32) -> i32        the entry; returns 0, 1 (not found), 3 (bad parameters) or a status of its own, 16 to 254
+//!  run(len: i32) -> i32        the entry; returns 0, 1 (not found), 3 (bad parameters) or its own status, 16 to 254
 //! ```
 
 use remora_kernel::Fault;

@@ -172,12 +172,13 @@ struct Here {
     spare: Spare,
 }
 
-/// A handle to a place's module, counted without atomics: a call takes one, and those take longer than much of the rest.
+/// A handle to a place's module, counted without atomics: a call takes one, and those take longer than much of the
+/// rest.
 #[derive(Clone)]
 struct Local(Rc<Here>);
 
-// SAFETY: all handles to one module are in the runner whose `View` made the first, which moves between threads as a whole
-// and which one thread uses at a time.
+// SAFETY: all handles to one module are in the runner whose `View` made the first, which moves between threads as a
+// whole and which one thread uses at a time.
 unsafe impl Send for Local {}
 
 impl View {

@@ -46,7 +46,8 @@ fn run(memory: &Counted, params: FilterParams, payload: &[u8], piece: usize) -> 
 proptest! {
     #[test]
     fn rows_are_filtered_alike_from_memory_and_payload(
-        rows in proptest::collection::vec((0u32..3, -6..6i32), 0..900), predicate in predicates(), piece in 1usize..5000,
+        rows in proptest::collection::vec((0u32..3, -6..6i32), 0..900),
+        predicate in predicates(), piece in 1usize..5000,
     ) {
         let bytes = table(&rows);
         let memory = Counted::new(64 << 10);

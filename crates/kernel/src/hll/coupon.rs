@@ -45,8 +45,8 @@ impl Room {
         self.kept == 0
     }
 
-    /// Keeps those of up to [`BLOCK`] values that may raise a register which is at `least` or above. False, and nothing is
-    /// kept, where [`coupons_above`] is quicker.
+    /// Keeps those of up to [`BLOCK`] values that may raise a register which is at `least` or above. False, and nothing
+    /// is kept, where [`coupons_above`] is quicker.
     ///
     /// To find their coupons at once would be slow: a core that reads what it has just stored, not as it has stored it,
     /// waits until that is in its cache.
@@ -137,8 +137,8 @@ pub(super) fn mix(mut h: u64) -> u64 {
     h ^ (h >> 33)
 }
 
-/// Finds the coupons of the first values, if the processor has vectors of eight. Returns how many values those were, and
-/// how many coupons it has stored.
+/// Finds the coupons of the first values, if the processor has vectors of eight. Returns how many values those were,
+/// and how many coupons it has stored.
 #[inline]
 fn hash_wide(least: u8, values: &[[u8; 8]], room: &mut Room) -> (usize, usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -174,8 +174,8 @@ mod wide {
     pub type Sifted = [Values; 2 * BLOCK / (LANES * SIDE) + 1];
     pub const NOTHING: Sifted = [[[0; 8]; LANES * SIDE]; 2 * BLOCK / (LANES * SIDE) + 1];
 
-    /// Stores the coupons of hashes up to `limit` among those of the first `count` values. Returns how many. What stands
-    /// behind them does not count.
+    /// Stores the coupons of hashes up to `limit` among those of the first `count` values. Returns how many. What
+    /// stands behind them does not count.
     #[target_feature(enable = "avx512f,avx512dq,avx512cd,avx512bw,avx512vl,popcnt")]
     pub fn coupons_above(limit: u64, values: &[Values], count: usize, out: &mut [u32; 2 * BLOCK + LANES]) -> usize {
         let limit = _mm512_set1_epi64(limit as i64);
@@ -195,11 +195,11 @@ mod wide {
         len
     }
 
-    /// Stores the values whose hash may be up to `limit`, a quarter of all hashes at most, among them all whose hash is,
-    /// behind the `len` that are there. Returns how many there are then. What stands behind them does not count.
+    /// Stores the values whose hash may be up to `limit`, a quarter of all hashes at most, among them all whose hash
+    /// is, behind the `len` that are there. Returns how many there are then. What stands behind them does not count.
     ///
-    /// The hash ends with m1 + 2 m2, where m = p ^ p >> 33 differs from p by less than 2^31 and each p is a product with
-    /// the same factor. So one product tells it up to 3 * 2^31.
+    /// The hash ends with m1 + 2 m2, where m = p ^ p >> 33 differs from p by less than 2^31 and each p is a product
+    /// with the same factor. So one product tells it up to 3 * 2^31.
     #[target_feature(enable = "avx512f,avx512dq,avx512cd,avx512bw,avx512vl,popcnt")]
     pub fn sift(limit: u64, values: &[Values], out: &mut Sifted, mut len: usize) -> usize {
         const SLACK: u64 = 3 << 31;
@@ -332,7 +332,8 @@ mod tests {
         }
     }
 
-    /// The values of the smallest of many hashes, which lie on both sides of the limits: none that counts is sifted out.
+    /// The values of the smallest of many hashes, which lie on both sides of the limits: none that counts is sifted
+    /// out.
     #[test]
     fn the_smallest_hashes_are_found() {
         let mut values: Vec<u64> = (0..1u64 << 18).map(mix).collect();

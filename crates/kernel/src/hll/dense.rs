@@ -49,8 +49,8 @@ impl Dense {
         self.raise(coupon as usize, (coupon >> ADDRESS_BITS) as u8);
     }
 
-    /// Adds little-endian values, and tells for some registers, among them all that rise, whether one rose. Registers may
-    /// wait for [`settle`](Self::settle) to rise.
+    /// Adds little-endian values, and tells for some registers, among them all that rise, whether one rose. Registers
+    /// may wait for [`settle`](Self::settle) to rise.
     #[inline]
     pub fn raise_all(&mut self, values: &[[u8; 8]], mut saw: impl FnMut(usize, bool)) {
         for values in values.chunks(BLOCK) {

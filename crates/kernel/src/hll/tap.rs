@@ -8,9 +8,9 @@ use std::sync::Arc;
 /// Sketches the aligned 8-byte words of payloads into registers that lie in memory, one byte each, as the kernel keeps
 /// them: it reads their estimate and merges others into them.
 ///
-/// Registers in memory rise when a message has ended ([`settle`](Self::settle)), which costs an access for each that rose
-/// meanwhile, and with the tap's end. Bytes that are no whole word within one packet are left out: writes to multiples of
-/// 8, of multiples of 8 bytes, and path MTUs, which all are such, leave none.
+/// Registers in memory rise when a message has ended ([`settle`](Self::settle)), which costs an access for each that
+/// rose meanwhile, and with the tap's end. Bytes that are no whole word within one packet are left out: writes to
+/// multiples of 8, of multiples of 8 bytes, and path MTUs, which all are such, leave none.
 pub struct Tap {
     region: Arc<Region>,
     va: u64,

@@ -40,8 +40,8 @@ impl Gathered {
         let (partitions, places) = (next.len() - 1, self.run - 1);
         while let Some((name, value)) = named.next() {
             let at = name as usize & partitions;
-            // SAFETY: `partitions` is the last index of `next`. What is there lies within partition `at`'s run: it began
-            // there, and goes back to the run's start after it has reached the run's last place.
+            // SAFETY: `partitions` is the last index of `next`. What is there lies within partition `at`'s run: it
+            // began there, and goes back to the run's start after it has reached the run's last place.
             let index = unsafe {
                 let next = next.get_unchecked_mut(at);
                 let index = *next as usize;

@@ -1,5 +1,6 @@
-//! Two engines driven by bytes: operations, packets that are lost, doubled, swapped, bent or made up, and time. Whatever
-//! the bytes say, the engines do not panic, bytes outside regions stay as they are, and work completes once, in order.
+//! Two engines driven by bytes: operations, packets that are lost, doubled, swapped, bent or made up, and time.
+//! Whatever the bytes say, the engines do not panic, bytes outside regions stay as they are, and work completes once,
+//! in order.
 //!
 //! The property test and the fuzz target share this file.
 

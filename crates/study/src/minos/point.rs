@@ -173,7 +173,7 @@ impl Setup {
         self.run_on(&self.spec(platform)?, requests, seed)
     }
 
-    /// Runs it on a cluster of `spec` instead of its own platform's.
+    /// Runs it, as [`run`](Self::run) does, on a cluster of `spec`.
     pub(super) fn run_on(&self, spec: &Spec, requests: u64, seed: u64) -> Result<Outcome, PointError> {
         let mut cluster = Cluster::new(spec);
         let mut sums = match self.login {
