@@ -196,6 +196,9 @@ impl Verdict {
             Outcome::Refused(Refusal::NotServing) => Self::NotTaken,
             Outcome::Unknown => Self::MaybeTaken,
             _ if open.maybe_taken() && refuses_for_now(outcome) => Self::MaybeTaken,
+            Outcome::Batch(parts) if open.request.session.is_some() && parts.contains(&Outcome::Unknown) => {
+                Self::MaybeTaken
+            }
             _ => Self::Final,
         }
     }

@@ -1,162 +1,186 @@
-//! What clients do in a running cluster.
+//! What clients do in a running cluster: the carriage of [`remora_replica::client`], and the history of what it tells.
+//!
+//! A connection is a number on both sides. A node that ends forgets its connections, and says so when something comes on
+//! one; what is lost on the way is silence.
 
-use crate::cluster::{Cluster, Event, Failure};
-use crate::engine::{Action, Body, End, Engine, Op, Outcome, Request, Value};
+use remora_replica::client::{Ended, Order, Split};
+use remora_replica::ddp::{Outcome, Reply, Request};
+
+use crate::cluster::{Cluster, Event};
+use crate::engine::{Body, End, Engine};
 use crate::events::{MS, Time};
 use crate::history::Record;
-use crate::workload::{Client, Flight};
+use crate::values::{after, ends, request};
+use crate::workload::{Actor, Flight};
 
 impl<E: Engine> Cluster<'_, E> {
-    /// A client's pause ends: the next request.
-    pub(crate) fn wake(&mut self, index: usize, turn: u64) {
+    /// A pause ends: the next request.
+    pub(crate) fn wake(&mut self, index: usize) {
         let client = &mut self.clients[index];
-        if client.turn != turn {
-            return;
-        }
-        if client.flight.is_some() {
-            return self.send(index);
-        }
         // In the calm each client makes one more request, and then they share the last reads.
-        let request = if !self.calm || !std::mem::replace(&mut client.made_last, true) {
-            client.next(&self.plan.workload)
-        } else {
-            let Some((node, key)) = self.last_reads.pop() else { return };
-            client.last_read(node, key)
-        };
-        let records = match &request.body {
-            Body::PersistScope => Vec::new(),
-            Body::Ops(ops) => ops.iter().map(|op| self.history.call(record(&request, op, self.now))).collect(),
-        };
-        self.story.call(self.now, index, self.clients[index].node, &request);
-        self.clients[index].flight = Some(Flight { request, records, tries: 0, maybe_taken: false });
-        self.send(index);
+        if self.calm && client.made_last {
+            return self.read_last();
+        }
+        let Some((body, scope)) = client.next(&self.plan.workload) else { return self.wake_after(index, 20 * MS) };
+        client.made_last |= self.calm;
+        self.ask(index, body, scope);
     }
 
-    /// Sends the request in flight to the client's node.
-    fn send(&mut self, index: usize) {
+    /// The next of the last reads, by a client that knows of one node alone.
+    fn read_last(&mut self) {
+        let Some((node, key)) = self.last_reads.pop() else { return };
+        let index = self.clients.len();
+        let reader = Actor::reader(self.plan.seed, index as u32, node, &self.plan.workload);
+        let scope = reader.scope();
+        self.clients.push(reader);
+        self.ask(index, Body::get(key), scope);
+    }
+
+    fn ask(&mut self, index: usize, body: Body, scope: u64) {
+        let scoped = self.plan.workload.scopes.then(|| scope / self.plan.workload.scopes_a_number);
         let client = &mut self.clients[index];
-        let Some(flight) = &mut client.flight else { return };
-        flight.tries += 1;
-        let (session, number, tries) = (flight.request.client, flight.request.number, flight.tries);
-        if let Some(delay) = self.net.client_delay() {
-            let request = Request { attempt: tries - 1, ..flight.request.clone() };
-            self.queue.push(self.now + delay, Event::Request { node: client.node, request });
-        }
-        let patience = self.now + self.plan.workload.patience;
-        self.queue.push(patience, Event::Impatient { client: index, session, number, tries });
-    }
-
-    pub(crate) fn impatient(&mut self, index: usize, session: u64, number: u64, tries: u32) {
-        let Some(flight) = &self.clients[index].flight else { return };
-        if (flight.request.client, flight.request.number, flight.tries) != (session, number, tries) {
-            return;
-        }
-        self.maybe_taken(index);
-    }
-
-    /// A try may have been taken, or may yet be.
-    fn maybe_taken(&mut self, index: usize) {
-        if let Some(flight) = &mut self.clients[index].flight {
-            flight.maybe_taken = true;
-        }
-        self.try_again(index);
-    }
-
-    pub(crate) fn reply(&mut self, session: u64, number: u64, attempt: u32, outcome: Outcome) {
-        let index = Client::of_session(session);
-        let waits = |flight: &Flight| {
-            (flight.request.client, flight.request.number, flight.tries) == (session, number, attempt + 1)
+        let ticket = client.requests.submit(self.now, scoped, request(&body));
+        let record = |op: &crate::engine::Op| Record {
+            client: index as u64,
+            number: ticket.0,
+            key: op.key,
+            action: op.action,
+            scope,
+            called: self.now,
+            returned: 0,
+            end: End::Unknown,
         };
-        let Some(flight) = self.clients[index].flight.as_ref().filter(|flight| waits(flight)) else { return };
-        match outcome {
-            // Of a scope that the node does not know, no other knows more: its writes would have to be made again.
-            Outcome::Refused if flight.request.body == Body::PersistScope => self.give_up(index),
-            Outcome::Refused => self.try_again(index),
-            Outcome::Unknown => self.maybe_taken(index),
-            Outcome::Done(ends) if ends.len() == flight.records.len() => self.done(index, &ends),
-            Outcome::Done(ends) => {
-                let text = format!("{} results for {:?}", ends.len(), flight.request.body);
-                self.failure = Some(Failure::Broken(text));
+        let records: Vec<Record> = match &body {
+            Body::PersistScope => Vec::new(),
+            Body::Ops(ops) => ops.iter().map(record).collect(),
+        };
+        let records = records.into_iter().map(|record| self.history.call(record)).collect();
+        let flight = Flight { body, scope, records };
+        self.story.call(self.now, index, ticket, &flight);
+        client.flights.insert(ticket, flight);
+        self.drive(index);
+    }
+
+    /// Does what the client's engine asks for, and takes note of when it wants to be looked after.
+    pub(crate) fn drive(&mut self, index: usize) {
+        let now = self.now;
+        self.clients[index].requests.handle_timeout(now);
+        while let Some(order) = self.clients[index].requests.poll_order(now) {
+            let client = &mut self.clients[index];
+            client.line += 1;
+            client.peer = None;
+            if let Order::Call(number) = order {
+                client.moves_on();
+                let (node, line) = (client.node(number), client.line);
+                self.story.calls(now, index, node);
+                if let Some(delay) = self.net.client_delay() {
+                    self.queue.push(now + delay, Event::Call { node, client: index, line });
+                }
             }
         }
+        while let Some(request) = self.clients[index].requests.poll_transmit() {
+            let request = request.clone();
+            let Some((node, life)) = self.clients[index].peer else { continue };
+            let line = self.clients[index].line;
+            if let Some(delay) = self.net.client_delay() {
+                self.queue.push(now + delay, Event::Request { node, life, client: index, line, request });
+            }
+        }
+        while let Some(ended) = self.clients[index].requests.poll_ended() {
+            self.ended(index, &ended);
+        }
+        let client = &mut self.clients[index];
+        let due = client.requests.next_timeout();
+        if due < Time::MAX && client.armed.is_none_or(|armed| due < armed) {
+            client.armed = Some(due.max(now + 1));
+            self.queue.push(due.max(now + 1), Event::ClientTimer { client: index });
+        }
     }
 
-    fn done(&mut self, index: usize, ends: &[End]) {
+    pub(crate) fn client_timer(&mut self, index: usize) {
         let client = &mut self.clients[index];
-        let Some(flight) = client.flight.take() else { return };
-        self.story.reply(self.now, index, &flight.request, ends);
-        if flight.request.body == Body::PersistScope {
-            self.history.persisted.insert(flight.request.scope);
+        if client.armed == Some(self.now) {
+            client.armed = None;
+            self.drive(index);
         }
-        for (&record, &end) in flight.records.iter().zip(ends) {
-            // An earlier try may still do what this one refused.
-            let end = if end == End::Refused && flight.maybe_taken { End::Unknown } else { end };
+    }
+
+    /// A call reaches a node. One that is down does not answer; its machine says that nobody is there.
+    pub(crate) fn called(&mut self, node: usize, client: usize, line: u64) {
+        let Some(delay) = self.net.client_delay() else { return };
+        let place = &self.nodes[node];
+        let peer = place.engine.is_some().then_some((node, place.life));
+        self.queue.push(self.now + delay, Event::Line { client, line, peer });
+    }
+
+    /// What has become of a call or a connection reaches its client.
+    pub(crate) fn line(&mut self, index: usize, line: u64, peer: Option<(usize, u64)>) {
+        let client = &mut self.clients[index];
+        if client.line != line {
+            return;
+        }
+        client.peer = peer;
+        match peer {
+            Some(_) => client.requests.connected(self.now),
+            None => client.requests.lost(self.now),
+        }
+        self.drive(index);
+    }
+
+    /// A request reaches a node, in the life that it was meant for or in another.
+    pub(crate) fn asked(&mut self, node: usize, life: u64, client: usize, line: u64, request: Request) {
+        let local = self.nodes[node].clock.local(self.now);
+        let place = &mut self.nodes[node];
+        let Some(engine) = place.engine.as_mut().filter(|_| place.life == life) else {
+            if let Some(delay) = self.net.client_delay() {
+                self.queue.push(self.now + delay, Event::Line { client, line, peer: None });
+            }
+            return;
+        };
+        place.last_tag += 1;
+        place.asked.insert(place.last_tag, (client, line, request.tag));
+        engine.submit(local, Request { tag: place.last_tag, ..request });
+        self.pump(node);
+    }
+
+    /// A node answers. What it was asked in an earlier life nobody waits for.
+    pub(crate) fn answers(&mut self, node: usize, reply: Reply) {
+        let Some((client, line, tag)) = self.nodes[node].asked.remove(&reply.tag) else { return };
+        if let Some(delay) = self.net.client_delay() {
+            let reply = Reply { tag, ..reply };
+            self.queue.push(self.now + delay, Event::Reply { client, line, reply });
+        }
+    }
+
+    pub(crate) fn reply(&mut self, index: usize, line: u64, reply: Reply) {
+        let client = &mut self.clients[index];
+        if client.line == line && client.peer.is_some() {
+            client.requests.handle_reply(self.now, reply, Split::default());
+            self.drive(index);
+        }
+    }
+
+    fn ended(&mut self, index: usize, ended: &Ended) {
+        let client = &mut self.clients[index];
+        let Some(flight) = client.flights.remove(&ended.ticket) else { return };
+        let ends = ends(&flight.body, &ended.outcome);
+        self.story.ended(self.now, index, ended.ticket, &flight, &ended.outcome, &ends);
+        if ended.outcome == Outcome::Persisted {
+            self.history.persisted.insert(flight.scope);
+        }
+        for (&record, &end) in flight.records.iter().zip(&ends) {
             self.history.end(record, self.now, end);
             let Record { key, action, .. } = self.history.records[record];
             if let End::Done(found) = end {
                 client.saw(key, after(action, found));
             }
         }
-        self.pause(index);
-    }
-
-    /// A try came to nothing: the next node, or the end of this session. In the calm clients never give up.
-    fn try_again(&mut self, index: usize) {
-        let nodes = self.plan.nodes;
-        let client = &mut self.clients[index];
-        let Some(flight) = &client.flight else { return };
-        if flight.tries < self.plan.workload.tries || self.calm {
-            client.move_on(nodes);
-            return self.wake_after(index, 20 * MS);
-        }
-        self.give_up(index);
-    }
-
-    /// The request ends without an answer, and the session with it.
-    fn give_up(&mut self, index: usize) {
-        let client = &mut self.clients[index];
-        let Some(flight) = client.flight.take() else { return };
-        let end = if flight.maybe_taken { End::Unknown } else { End::Refused };
-        self.story.gave_up(self.now, index, &flight.request, end);
-        for &record in &flight.records {
-            self.history.end(record, self.now, end);
-        }
-        client.renew(self.plan.nodes);
-        self.pause(index);
-    }
-
-    fn pause(&mut self, index: usize) {
-        let pause = if self.calm { 0 } else { self.clients[index].pause(&self.plan.workload) };
+        let pause = if self.calm { 0 } else { client.pause(&self.plan.workload) };
         self.wake_after(index, pause);
     }
 
-    /// Begins a pause, in place of an earlier one.
+    /// One of a client's places makes a request after a pause.
     pub(crate) fn wake_after(&mut self, client: usize, pause: Time) {
-        self.clients[client].turn += 1;
-        let turn = self.clients[client].turn;
-        self.queue.push(self.now + pause, Event::Wake { client, turn });
-    }
-}
-
-fn record(request: &Request, op: &Op, now: u64) -> Record {
-    let Request { client, number, scope, .. } = *request;
-    let Op { key, action } = *op;
-    Record { client, number, key, action, scope, called: now, returned: 0, end: End::Unknown }
-}
-
-/// The value that an operation leaves behind, as its client knows it.
-fn after(action: Action, found: Value) -> Value {
-    match action {
-        Action::Get => found,
-        Action::Put(value) => Some(value),
-        Action::Delete => None,
-        Action::CompareSwap { expected, new } => {
-            if found == expected {
-                Some(new)
-            } else {
-                found
-            }
-        }
-        Action::FetchAdd(delta) => Some(found.unwrap_or(0).wrapping_add(delta)),
+        self.queue.push(self.now + pause, Event::Wake { client });
     }
 }

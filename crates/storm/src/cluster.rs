@@ -3,21 +3,23 @@
 //! A storm has two phases. Until [`Plan::calm_at`] faults happen, and whatever is answered must be right. Then all heals,
 //! and every request must finish; at last every key is read at every node.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use remora_replica::ddp::Model;
+use remora_replica::bounds::Bounds;
+use remora_replica::ddp::{Model, Reply, Request};
 
 use crate::clock::Clock;
 use crate::disk::{Disk, DiskCounts};
 use crate::durability::{Finding, check_history};
-use crate::engine::{Body, Boot, Engine, EngineOutput, Outcome, Request, View};
+use crate::engine::{Body, Boot, Engine, EngineOutput, View};
 use crate::events::{MS, Queue, SECOND, Time, US};
 use crate::history::History;
 use crate::nemesis::{self, KINDS};
 use crate::net::{NetCounts, Network};
 use crate::rng::{Purpose, Rng};
 use crate::story::Story;
-use crate::workload::{Client, Workload};
+use crate::workload::{Actor, Workload};
 
 /// All that makes up a storm. Equal plans give equal storms.
 #[derive(Clone, Debug)]
@@ -47,6 +49,9 @@ pub const PATIENCE: Time = 60 * SECOND;
 const MAX_EVENTS: u64 = 6_000_000;
 const MAX_QUEUED: usize = 200_000;
 
+/// Requests that a client has under way at most: eight clients then have as many names as a record remembers.
+const MAX_WINDOW: u64 = 4;
+
 /// Timeouts that an engine may have due at one moment.
 const MAX_TIMEOUTS: usize = 1000;
 
@@ -55,7 +60,7 @@ impl<C> Plan<C> {
     pub fn new(seed: u64, nodes: usize, model: Model, config: C) -> Self {
         let mut rng = Rng::new(seed, Purpose::Shape);
         let calm_at = rng.between(15, 60) * SECOND;
-        let workload = Workload {
+        let mut workload = Workload {
             clients: rng.between(2, 8) as u32,
             keys: rng.between(1, 4) as u32,
             pause: rng.between(20, 300) * MS,
@@ -68,6 +73,12 @@ impl<C> Plan<C> {
             (0..nodes.saturating_sub(1) / 2).for_each(|_| absent |= 1 << rng.below(nodes as u64));
         }
         let schedule = nemesis::schedule(seed, nodes, calm_at);
+        // What products ship with, and less.
+        let shipped = Bounds::SHIPPED;
+        workload.window = if rng.chance(700_000) { 1 } else { rng.between(2, MAX_WINDOW) as u32 };
+        workload.silence = *rng.pick(&[workload.silence, shipped.silence]);
+        workload.timeout = *rng.pick(&[workload.timeout / 2, workload.timeout]);
+        workload.retry = rng.chance(900_000);
         Self { seed, nodes, config, model, workload, schedule, calm_at, absent }
     }
 }
@@ -168,14 +179,18 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 pub(crate) enum Event<M> {
     /// A message reaches a node.
     Message { from: usize, to: usize, message: M },
+    /// A client's call reaches a node.
+    Call { node: usize, client: usize, line: u64 },
+    /// A client hears that its connection stands, with which life of a node, or that there is none any more.
+    Line { client: usize, line: u64, peer: Option<(usize, u64)> },
     /// A request reaches a node.
-    Request { node: usize, request: Request },
+    Request { node: usize, life: u64, client: usize, line: u64, request: Request },
     /// A reply reaches a client.
-    Reply { client: u64, number: u64, attempt: u32, outcome: Outcome },
-    /// A client's pause ends, if it has not begun another one since.
-    Wake { client: usize, turn: u64 },
-    /// A client loses patience with its `tries`-th try.
-    Impatient { client: usize, session: u64, number: u64, tries: u32 },
+    Reply { client: usize, line: u64, reply: Reply },
+    /// A pause of a client ends.
+    Wake { client: usize },
+    /// A client may be due to lose patience.
+    ClientTimer { client: usize },
     /// A sync has ended.
     Synced { node: usize, start: u64 },
     /// A node's timer may be due.
@@ -209,6 +224,9 @@ pub(crate) struct Node<E: Engine> {
     pub alone: u64,
     /// The next sync fails and the node stays down this long.
     pub fail_sync: Option<Time>,
+    /// Requests under way by the tags that the node gave them: client, connection, and the client's tag.
+    pub asked: BTreeMap<u64, (usize, u64, u64)>,
+    pub last_tag: u64,
     /// When the earliest timer event in the queue comes.
     armed: Option<Time>,
     disk_rng: Rng,
@@ -221,7 +239,7 @@ pub(crate) struct Cluster<'a, E: Engine> {
     pub queue: Queue<Event<E::Message>>,
     pub nodes: Vec<Node<E>>,
     pub net: Network,
-    pub clients: Vec<Client>,
+    pub clients: Vec<Actor>,
     pub history: History,
     pub story: Story,
     pub faults: [u64; KINDS.len()],
@@ -260,11 +278,12 @@ impl<'a, E: Engine> Cluster<'a, E> {
             slow_disk: 0,
             alone: 0,
             fail_sync: None,
+            asked: BTreeMap::new(),
+            last_tag: 0,
             armed: None,
             disk_rng: Rng::new(seed, Purpose::Disk(index as u32)),
         };
-        let keys = plan.workload.keys;
-        let client = |index| Client::new(seed, index, plan.nodes, keys);
+        let client = |index| Actor::new(seed, index, plan.nodes, &plan.workload);
         Self {
             plan,
             now: 0,
@@ -294,8 +313,10 @@ impl<'a, E: Engine> Cluster<'a, E> {
             self.start(node);
         }
         for client in 0..self.clients.len() {
-            let pause = self.clients[client].pause(&self.plan.workload);
-            self.wake_after(client, pause);
+            for _ in 0..self.plan.workload.window {
+                let pause = self.clients[client].pause(&self.plan.workload);
+                self.wake_after(client, pause);
+            }
         }
         for (index, event) in self.plan.schedule.iter().enumerate() {
             self.queue.push(event.at, Event::Fault { index });
@@ -321,13 +342,14 @@ impl<'a, E: Engine> Cluster<'a, E> {
     }
 
     fn finished(&self) -> bool {
-        self.calm && self.last_reads.is_empty() && self.clients.iter().all(|client| client.flight.is_none())
+        self.calm && self.last_reads.is_empty() && self.clients.iter().all(|client| client.flights.is_empty())
     }
 
     /// The requests that have not finished.
     fn waiting(&self) -> Vec<(usize, Body)> {
-        let flights = self.clients.iter().filter_map(|client| Some((client.node, client.flight.as_ref()?)));
-        flights.map(|(node, flight)| (node, flight.request.body.clone())).collect()
+        let node = |client: &Actor| client.node(client.requests.node());
+        let flights = self.clients.iter().flat_map(|client| client.flights.values().map(move |it| (node(client), it)));
+        flights.map(|(node, flight)| (node, flight.body.clone())).collect()
     }
 
     /// What each node has come to.
@@ -340,7 +362,10 @@ impl<'a, E: Engine> Cluster<'a, E> {
 
     fn step(&mut self, event: Event<E::Message>) {
         match event {
-            Event::Message { to: node, .. } | Event::Request { node, .. } | Event::Synced { node, .. }
+            Event::Message { to: node, .. }
+            | Event::Call { node, .. }
+            | Event::Request { node, .. }
+            | Event::Synced { node, .. }
                 if self.nodes[node].paused_until > self.now =>
             {
                 self.nodes[node].held.push(event);
@@ -352,19 +377,16 @@ impl<'a, E: Engine> Cluster<'a, E> {
                 engine.handle(local, from, message);
                 self.pump(to);
             }
-            Event::Request { node, request } => {
-                let local = self.nodes[node].clock.local(self.now);
-                let Some(engine) = &mut self.nodes[node].engine else { return };
-                engine.submit(local, &request);
-                self.pump(node);
-            }
+            Event::Call { node, client, line } => self.called(node, client, line),
+            Event::Line { client, line, peer } => self.line(client, line, peer),
+            Event::Request { node, life, client, line, request } => self.asked(node, life, client, line, request),
             Event::Synced { node, start } if self.nodes[node].life == start => self.synced(node),
             Event::Timer { node, start } if self.nodes[node].life == start => self.timer(node),
             Event::Start { node, start } if self.nodes[node].life == start => self.start(node),
             Event::Synced { .. } | Event::Timer { .. } | Event::Start { .. } => {}
-            Event::Reply { client, number, attempt, outcome } => self.reply(client, number, attempt, outcome),
-            Event::Wake { client, turn } => self.wake(client, turn),
-            Event::Impatient { client, session, number, tries } => self.impatient(client, session, number, tries),
+            Event::Reply { client, line, reply } => self.reply(client, line, reply),
+            Event::Wake { client } => self.wake(client),
+            Event::ClientTimer { client } => self.client_timer(client),
             Event::Fault { index } => self.fault(index),
             Event::FaultEnds { index } => self.fault_ends(index),
             Event::Calm => self.calm_down(),
@@ -438,11 +460,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
                     self.queue.push(first, Event::Message { from: node, to, message });
                 }
                 EngineOutput::Write { token, write } => self.nodes[node].disk.write(token, write),
-                EngineOutput::Reply { client, number, attempt, outcome } => {
-                    if let Some(delay) = self.net.client_delay() {
-                        self.queue.push(self.now + delay, Event::Reply { client, number, attempt, outcome });
-                    }
-                }
+                EngineOutput::Reply(reply) => self.answers(node, reply),
             }
         }
         self.watch(node, &*engine);
@@ -492,6 +510,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
         place.paused_until = 0;
         place.armed = None;
         place.fail_sync = None;
+        place.asked.clear();
         let start = place.life;
         if let Some(down) = down {
             self.queue.push(self.now + down, Event::Start { node, start });

@@ -1,6 +1,11 @@
-//! What a storm asks of an engine, and the requests that clients make.
+//! What a storm asks of an engine, and what its clients do.
+//!
+//! Engines take requests as [`remora_replica`]'s clients make them, and answer as its nodes do: the client half of every
+//! storm is [`remora_replica::client`], which products ship with.
 
 use std::fmt;
+
+use remora_replica::ddp::{Reply, Request};
 
 use crate::disk::Write;
 use crate::events::Time;
@@ -51,19 +56,11 @@ pub enum Body {
     PersistScope,
 }
 
-/// A request as a node gets it. Sent again, it is the same request: same client, same number.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// The client's session.
-    pub client: u64,
-    /// Number within the session, from 1.
-    pub number: u64,
-    /// How often it was sent before. Only the answer to the last attempt counts.
-    pub attempt: u32,
-    /// The scope that the operations belong to, unique in the storm.
-    pub scope: u64,
-    /// What to do.
-    pub body: Body,
+impl Body {
+    /// One read.
+    pub fn get(key: u32) -> Self {
+        Self::Ops(vec![Op { key, action: Action::Get }])
+    }
 }
 
 /// How an operation ended.
@@ -75,17 +72,6 @@ pub enum End {
     Refused,
     /// Done, with the value found by operations that read.
     Done(Value),
-}
-
-/// How a node answers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Done. One result for each operation; none for a scope.
-    Done(Vec<End>),
-    /// Not done and never will be by this submission; the client may try elsewhere.
-    Refused,
-    /// Done or not, now or later; the client may ask again elsewhere.
-    Unknown,
 }
 
 /// What an engine wants done.
@@ -106,16 +92,7 @@ pub enum EngineOutput<M> {
         write: Write,
     },
     /// The answer to a request.
-    Reply {
-        /// The client's session.
-        client: u64,
-        /// The request's number.
-        number: u64,
-        /// Which attempt at it this answers.
-        attempt: u32,
-        /// The answer.
-        outcome: Outcome,
-    },
+    Reply(Reply),
 }
 
 /// What a node starts with.
@@ -164,7 +141,7 @@ pub trait Engine: Sized {
     /// A message has arrived.
     fn handle(&mut self, now: Time, from: usize, message: Self::Message);
     /// A client asks for something.
-    fn submit(&mut self, now: Time, request: &Request);
+    fn submit(&mut self, now: Time, request: Request);
     /// A write is durable, and so are all before it.
     fn persisted(&mut self, now: Time, token: u64);
     /// The time that [`Engine::next_timeout`] named has come.

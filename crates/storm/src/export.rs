@@ -16,8 +16,8 @@
 //!   and `{ "unknown": true }` for an operation of unknown outcome, whose `Return` is the greatest 64-bit integer: a
 //!   model's `Step` must accept it whatever the state is. It may also never have happened; a model sees that as an
 //!   operation at the end of time.
-//! - Times are simulated nanoseconds. Numbers of clients are given anew after an unknown outcome. Numbers above 2^53
-//!   do not occur.
+//! - Times are simulated nanoseconds. A client may have several operations under way, and goes on after an unknown
+//!   outcome. Numbers above 2^53 do not occur.
 //! - A `blackout` is a time at which all memory was lost. For synch it means nothing to a checker: its histories are
 //!   linearizable as they are. Under other models a key may go back there.
 

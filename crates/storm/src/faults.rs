@@ -64,6 +64,8 @@ impl<E: Engine> Cluster<'_, E> {
         self.calm = true;
         self.story.say(self.now, || "CALM: all faults end".into());
         self.net.heal();
+        // From now on clients do not give up.
+        self.clients.iter_mut().for_each(|client| client.requests.set_timeout(Time::MAX));
         let before = self.holders();
         // A majority that holds the state stays: without anyone, most models wait for all of the last members to come
         // back, and a node with a damaged log has no vote until it has caught up.

@@ -8,9 +8,9 @@ use crate::events::Time;
 /// One operation as its client saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The client's session; its requests follow one another.
+    /// The client. It may have several requests under way.
     pub client: u64,
-    /// The request's number within the session.
+    /// The number of its request.
     pub number: u64,
     /// Index of the record.
     pub key: u32,

@@ -22,4 +22,5 @@ pub mod story;
 pub mod totals;
 #[cfg(test)]
 mod toy;
+mod values;
 pub mod workload;

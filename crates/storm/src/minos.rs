@@ -1,23 +1,25 @@
 //! MINOS in a storm: the adapter of its engine, and the cases that storms run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
+use remora_replica::bounds::Bounds;
 pub use remora_replica::ddp::Model;
-use remora_replica::ddp::{self, JobId, Offload, Op as DdpOp, Outcome as DdpOutcome, Refusal, Session};
+use remora_replica::ddp::{self, JobId, Offload, Request};
 use remora_replica::member::Notice::{Beat, Grant};
 use remora_replica::member::Standing;
 use remora_replica::node::{Change, NodeOutput, Packet, ReplicaNode};
-use remora_replica::types::{NodeId, NodeSet, Value as Bytes};
+use remora_replica::types::{NodeId, NodeSet};
 
 use crate::cluster::{Failure, Plan, Report, run, run_with};
 use crate::disk::Write;
-use crate::engine::{Action, Body, Boot, End, Engine, EngineOutput, Op, Outcome, Request, View, is_counter};
+use crate::engine::{Boot, Engine, EngineOutput, View};
 use crate::events::Time;
 use crate::rng::mix;
 use crate::shrink::shrink;
 use crate::story::Story;
+use crate::values::decode;
 
 /// Where the engine runs, and whether its work in local memory takes time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,90 +131,28 @@ impl Case {
         (story.tell(&report, lines), plan.schedule.len())
     }
 
+    /// The bounds are those that products ship with, and smaller ones.
     fn plan(&self) -> Plan<Config> {
-        let config = Config { nodes: self.nodes, model: self.model, deployment: self.deployment, seed: self.seed };
-        Plan::new(self.seed, self.nodes, self.model, config)
+        let (drawn, shipped) = (mix(self.seed), Bounds::SHIPPED);
+        let config = Config {
+            nodes: self.nodes,
+            model: self.model,
+            deployment: self.deployment,
+            seed: self.seed,
+            stamps: shipped.stamps,
+            // Now and then fewer than clients leave behind, so that nodes forget some.
+            max_scopes: if drawn >> 13 & 3 == 0 { 3 } else { shipped.max_scopes },
+            fifo: if drawn >> 18 & 1 == 0 { 5 } else { shipped.fifo },
+        };
+        let mut plan = Plan::new(self.seed, self.nodes, self.model, config);
+        // Every other storm clients take a scope's number again after PERSIST, and at another node.
+        plan.workload.scopes_a_number = if drawn >> 15 & 1 == 0 { 1 } else { 4 };
+        // As many as there are names: with fewer a request that is sent again may be done again.
+        let names = plan.workload.names();
+        assert!(names <= shipped.stamps, "{names} names, and a record remembers {}", shipped.stamps);
+        plan.config.stamps = if drawn >> 16 & 1 == 0 { names } else { shipped.stamps };
+        plan
     }
-}
-
-/// Room for the longest value, in whole words.
-const MAX_VALUE: usize = 8 + 704;
-
-/// A number as a value: eight bytes for counters; for others more, whose length and content follow from the number.
-fn encode(key: u32, number: u64) -> Bytes {
-    let mut bytes = [0; MAX_VALUE];
-    let length = fill(&mut bytes, key, number);
-    bytes[..length].into()
-}
-
-/// Writes a number's value to `bytes` and says how long it is.
-fn fill(bytes: &mut [u8; MAX_VALUE], key: u32, number: u64) -> usize {
-    let padding = if is_counter(key) { 0 } else { (mix(number) % 700) as usize };
-    bytes[..8].copy_from_slice(&number.to_le_bytes());
-    for (at, word) in (0..).zip(bytes[8..].chunks_exact_mut(8).take(padding.div_ceil(8))) {
-        word.copy_from_slice(&mix(number ^ at).to_le_bytes());
-    }
-    8 + padding
-}
-
-/// The number of a value. One that was never written is the engine's fault: the storm stops at the panic.
-fn decode(key: u32, bytes: &Bytes) -> u64 {
-    let Some(number) = bytes.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)) else {
-        panic!("a value of {} bytes that nobody wrote", bytes.len())
-    };
-    let mut expected = [0; MAX_VALUE];
-    let length = fill(&mut expected, key, number);
-    assert!(**bytes == expected[..length], "a value that nobody wrote: {bytes:?}");
-    number
-}
-
-fn op(op: &Op) -> DdpOp {
-    let key = u64::from(op.key);
-    let value = |number| encode(op.key, number);
-    match op.action {
-        Action::Get => DdpOp::Get(key),
-        Action::Put(number) => DdpOp::Put(key, value(number)),
-        Action::Delete => DdpOp::Delete(key),
-        Action::CompareSwap { expected, new } => {
-            DdpOp::CompareSwap { key, expected: expected.map(value), new: Some(value(new)) }
-        }
-        Action::FetchAdd(delta) => DdpOp::FetchAdd(key, delta),
-    }
-}
-
-/// How one operation ended. An outcome of another kind than the operation's is the engine's fault.
-fn end(op: &Op, outcome: &DdpOutcome) -> End {
-    let value = |bytes: &Option<Bytes>| bytes.as_ref().map(|bytes| decode(op.key, bytes));
-    match (op.action, outcome) {
-        (_, DdpOutcome::Unknown) => End::Unknown,
-        (_, DdpOutcome::Refused(Refusal::Busy | Refusal::NotServing)) => End::Refused,
-        (Action::Get, DdpOutcome::Value(found)) => End::Done(value(found)),
-        (Action::Put(_) | Action::Delete, DdpOutcome::Written) => End::Done(None),
-        (Action::CompareSwap { expected, .. }, DdpOutcome::Swapped) => End::Done(expected),
-        (Action::CompareSwap { .. }, DdpOutcome::NotSwapped(found)) => End::Done(value(found)),
-        // No counter is ever 0 but by absence: numbers written are not, and additions are of at least 1.
-        (Action::FetchAdd(_), DdpOutcome::Added(found)) => End::Done((*found != 0).then_some(*found)),
-        _ => panic!("{outcome:?} for {op:?}"),
-    }
-}
-
-fn outcome(body: &Body, outcome: &DdpOutcome) -> Outcome {
-    let ops = match (body, outcome) {
-        (_, DdpOutcome::Unknown) => return Outcome::Unknown,
-        (_, DdpOutcome::Refused(Refusal::Busy | Refusal::NotServing | Refusal::UnknownScope)) => {
-            return Outcome::Refused;
-        }
-        (Body::PersistScope, DdpOutcome::Persisted) => return Outcome::Done(Vec::new()),
-        (Body::Ops(ops), _) => ops,
-        (Body::PersistScope, _) => panic!("{outcome:?} for a scope"),
-    };
-    let ends: Vec<End> = match outcome {
-        DdpOutcome::Batch(outcomes) if outcomes.len() == ops.len() => {
-            ops.iter().zip(outcomes).map(|(op, outcome)| end(op, outcome)).collect()
-        }
-        _ => vec![end(&ops[0], outcome)],
-    };
-    if ends.contains(&End::Unknown) { Outcome::Unknown } else { Outcome::Done(ends) }
 }
 
 /// What all nodes of a cluster share.
@@ -222,22 +162,22 @@ pub struct Config {
     model: Model,
     deployment: Deployment,
     seed: u64,
+    stamps: usize,
+    max_scopes: usize,
+    fifo: u16,
 }
 
 /// A node.
 struct Minos {
     node: ReplicaNode,
-    /// Requests in progress by their tags.
-    requests: BTreeMap<u64, Request>,
-    next_tag: u64,
+    /// Requests in progress, by their tags.
+    requests: BTreeSet<u64>,
     /// What a message to many is still to be sent to.
     rest: Option<(NodeSet, Packet)>,
     /// What is being done in local memory, by the time when it is done and a number.
     jobs: BTreeMap<(Time, u64), JobId>,
     next_job: u64,
     seed: u64,
-    /// So many of a client's scopes in turn have the same number here.
-    scopes_a_number: u64,
 }
 
 /// Work in local memory takes up to about as long as a message, and now and then much longer (ns).
@@ -268,44 +208,29 @@ impl Engine for Minos {
     fn start(config: &Config, boot: Boot) -> Self {
         let mut engine = ddp::Config::new(NodeId(boot.node as u8), NodeSet::first(config.nodes as u8), config.model);
         engine.drift_ppm = DRIFT_PPM;
-        // Clients that gave up come back under new names, and few keys get all the writes.
-        engine.stamps = 256;
+        (engine.stamps, engine.max_scopes) = (config.stamps, config.max_scopes);
         let drawn = mix(config.seed);
         // In event the log gets each version, or the newest of some milliseconds.
-        engine.write_back = if drawn >> 12 & 1 == 0 { 0 } else { 5_000_000 };
-        // Now and then fewer than clients leave behind, so that nodes forget some.
-        engine.max_scopes = if drawn >> 13 & 3 == 0 { 3 } else { engine.max_scopes };
+        engine.write_back = if drawn >> 12 & 1 == 0 { 0 } else { Bounds::SHIPPED.write_back };
         engine.stepped = config.deployment.takes_time();
         if matches!(config.deployment, Deployment::O | Deployment::P) {
             // Each optimisation by itself now and then.
             let on = |bit: u32| drawn >> bit & 7 != 0;
-            let fifos = on(0).then_some(if on(3) { 5 } else { 1 });
+            let fifos = on(0).then_some(if on(3) { config.fifo } else { 1 });
             engine.deployment = ddp::Deployment::Offload(Offload { fifos, batching: on(6), broadcast: on(9) });
         }
-        // Every other storm clients take a scope's number again after PERSIST, and at another node.
-        let scopes_a_number = if drawn >> 15 & 1 == 0 { 1 } else { 4 };
         let node = ReplicaNode::new(engine, boot.now, &boot.log);
         let (jobs, seed) = (BTreeMap::new(), mix(boot.seed ^ mix(boot.starts)));
-        Self { node, requests: BTreeMap::new(), next_tag: 0, rest: None, jobs, next_job: 0, seed, scopes_a_number }
+        Self { node, requests: BTreeSet::new(), rest: None, jobs, next_job: 0, seed }
     }
 
     fn handle(&mut self, now: Time, from: usize, message: Packet) {
         self.node.handle(now, NodeId(from as u8), message);
     }
 
-    fn submit(&mut self, now: Time, request: &Request) {
-        self.next_tag += 1;
-        let tag = self.next_tag;
-        let op = match &request.body {
-            Body::PersistScope => DdpOp::Persist,
-            Body::Ops(ops) if ops.len() == 1 => op(&ops[0]),
-            Body::Ops(ops) => DdpOp::Batch(ops.iter().map(op).collect()),
-        };
-        let session = Session { client: request.client, sequence: request.number, attempt: request.attempt };
-        let scope =
-            (self.node.replica().config().model == Model::Scope).then_some(request.scope / self.scopes_a_number);
-        self.requests.insert(tag, request.clone());
-        self.node.submit(now, ddp::Request { tag, session: Some(session), scope, op });
+    fn submit(&mut self, now: Time, request: Request) {
+        self.requests.insert(request.tag);
+        self.node.submit(now, request);
     }
 
     fn persisted(&mut self, now: Time, token: u64) {
@@ -347,7 +272,10 @@ impl Engine for Minos {
                 NodeOutput::Log(token, Change::Compact(snapshot)) => {
                     EngineOutput::Write { token, write: Write::Replace(snapshot.encode()) }
                 }
-                NodeOutput::Reply(reply) => self.reply(&reply),
+                NodeOutput::Reply(reply) => {
+                    assert!(self.requests.remove(&reply.tag), "{reply:?} to nobody");
+                    EngineOutput::Reply(reply)
+                }
                 NodeOutput::Job(job) => {
                     self.next_job += 1;
                     let drawn = mix(self.seed ^ self.next_job);
@@ -420,14 +348,6 @@ impl Engine for Minos {
     }
 }
 
-impl Minos {
-    fn reply(&mut self, reply: &ddp::Reply) -> EngineOutput<Packet> {
-        let Some(request) = self.requests.remove(&reply.tag) else { panic!("{reply:?} to nobody") };
-        let outcome = outcome(&request.body, &reply.outcome);
-        EngineOutput::Reply { client: request.client, number: request.number, attempt: request.attempt, outcome }
-    }
-}
-
 fn describe_write(write: &ddp::Write) -> String {
     let value = write.value.as_ref().map(|value| decode(write.key as u32, value));
     let kind = if write.rmw { " rmw" } else { "" };
@@ -448,15 +368,6 @@ mod tests {
         assert_eq!(Case::parse("7 5 nothing b"), None);
         let lines = KNOWN.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()).count();
         assert_eq!(known_cases().len(), lines, "every line of seeds/minos.txt is a case");
-    }
-
-    #[test]
-    fn values_say_which_number_they_hold() {
-        for (key, number) in [(0, 1), (1, 1), (1, 77 << 20), (3, u64::MAX)] {
-            assert_eq!(decode(key, &encode(key, number)), number);
-        }
-        assert_eq!(encode(0, 9).len(), 8);
-        assert!(encode(1, 9) != encode(1, 10) && (0..50).any(|number| encode(1, number).len() > 500));
     }
 
     /// A few storms of every model; the long ones are `remora storm minos`.

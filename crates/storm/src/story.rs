@@ -1,9 +1,13 @@
 //! The story of a storm: what happened and when, in lines for a reader.
 
 use crate::cluster::{Failure, PATIENCE, Report};
-use crate::engine::{Action, Body, End, Engine, Request, Value};
+use remora_replica::client::Ticket;
+use remora_replica::ddp::Outcome;
+
+use crate::engine::{Action, Body, End, Engine, Value};
 use crate::events::{MS, SECOND, Time};
 use crate::history::Record;
+use crate::workload::Flight;
 
 /// Lines of a story, or none if nobody listens.
 #[derive(Debug, Default)]
@@ -37,22 +41,31 @@ impl Story {
         }
     }
 
-    pub(crate) fn call(&mut self, now: Time, client: usize, node: usize, request: &Request) {
-        if self.wants(&request.body) {
-            self.say(now, || format!("client {client} asks node {node}: {}", describe(request)));
+    pub(crate) fn call(&mut self, now: Time, client: usize, ticket: Ticket, flight: &Flight) {
+        if self.wants(&flight.body) {
+            self.say(now, || format!("client {client} asks: {}", describe(client, ticket, flight)));
         }
     }
 
-    pub(crate) fn reply(&mut self, now: Time, client: usize, request: &Request, ends: &[End]) {
-        if self.wants(&request.body) {
-            let ends: Vec<String> = ends.iter().map(|&end| outcome(end)).collect();
-            self.say(now, || format!("client {client} gets [{}] for {}", ends.join(", "), describe(request)));
-        }
+    pub(crate) fn calls(&mut self, now: Time, client: usize, node: usize) {
+        self.say(now, || format!("client {client} calls node {node}"));
     }
 
-    pub(crate) fn gave_up(&mut self, now: Time, client: usize, request: &Request, end: End) {
-        if self.wants(&request.body) {
-            self.say(now, || format!("client {client} gives up ({end:?}): {}", describe(request)));
+    pub(crate) fn ended(
+        &mut self,
+        now: Time,
+        client: usize,
+        ticket: Ticket,
+        flight: &Flight,
+        outcome: &Outcome,
+        ends: &[End],
+    ) {
+        if self.wants(&flight.body) {
+            let what = match ends {
+                [] => format!("{outcome:?}"),
+                _ => ends.iter().map(|&end| describe_end(end)).collect::<Vec<_>>().join(", "),
+            };
+            self.say(now, || format!("client {client} gets [{what}] for {}", describe(client, ticket, flight)));
         }
     }
 
@@ -126,7 +139,7 @@ fn touches(record: &Record, value: u64) -> bool {
 fn describe_record(record: &Record) -> String {
     let Record { client, number, key, action, called, returned, end, .. } = *record;
     let (from, to) = (called as f64 / MS as f64, returned as f64 / MS as f64);
-    format!("#{client:x}.{number} {} = {} ({from:.3} to {to:.3} ms)", describe_action(key, action), outcome(end))
+    format!("#{client:x}.{number} {} = {} ({from:.3} to {to:.3} ms)", describe_action(key, action), describe_end(end))
 }
 
 /// A value, or a dash.
@@ -134,7 +147,7 @@ pub fn show(value: Value) -> String {
     value.map_or("-".into(), |number| format!("{number:#x}"))
 }
 
-fn outcome(end: End) -> String {
+fn describe_end(end: End) -> String {
     match end {
         End::Done(value) => show(value),
         other => format!("{other:?}"),
@@ -152,9 +165,8 @@ pub fn describe_action(key: u32, action: Action) -> String {
     }
 }
 
-fn describe(request: &Request) -> String {
-    let what = describe_body(&request.body);
-    format!("#{:x}.{} [scope {:x}] {what}", request.client, request.number, request.scope)
+fn describe(client: usize, ticket: Ticket, flight: &Flight) -> String {
+    format!("#{client:x}.{} [scope {:x}] {}", ticket.0, flight.scope, describe_body(&flight.body))
 }
 
 fn describe_body(body: &Body) -> String {

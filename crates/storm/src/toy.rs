@@ -3,10 +3,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use remora_replica::ddp::{Outcome, Reply, Request};
+
 use crate::disk::Write;
-use crate::engine::{Action, Body, Boot, End, Engine, EngineOutput, Outcome, Request, Value, View};
+use crate::engine::{Action, Boot, Engine, EngineOutput, Op, Value, View};
 use crate::events::Time;
 use crate::rng::mix;
+use crate::values::{after, answer, operations};
 
 /// What is wrong with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,9 +52,11 @@ pub struct Toy {
 
 impl Toy {
     fn serve(&mut self, from: usize, request: Request) {
-        let known = self.sessions.get(&request.client).filter(|(number, _)| *number >= request.number).cloned();
+        let session = request.session;
+        let known = session.and_then(|session| self.sessions.get(&session.client)).cloned();
+        let known = known.filter(|(number, _)| session.is_some_and(|session| *number >= session.sequence));
         let results = match known {
-            Some((number, _)) if number > request.number => return,
+            Some((number, _)) if session.is_some_and(|session| number > session.sequence) => return,
             Some(_) if self.bug == Bug::Silence => return,
             Some((_, results)) if self.bug != Bug::Amnesia => {
                 self.marks[0] += 1;
@@ -59,7 +64,7 @@ impl Toy {
             }
             _ => self.perform(&request),
         };
-        let outcome = Outcome::Done(results.into_iter().map(End::Done).collect());
+        let outcome = answer(&operations(&request.op), &results);
         if self.written == self.durable || self.bug == Bug::EarlyReply {
             return self.answer(from, request, outcome);
         }
@@ -67,27 +72,18 @@ impl Toy {
     }
 
     fn perform(&mut self, request: &Request) -> Vec<Value> {
-        let Body::Ops(ops) = &request.body else { return Vec::new() };
+        let ops = operations(&request.op);
         let found: Vec<Value> = ops.iter().map(|op| self.values.get(&op.key).copied()).collect();
-        self.sessions.insert(request.client, (request.number, found.clone()));
+        let (client, number) = request.session.map_or((0, 0), |session| (session.client, session.sequence));
+        if client != 0 {
+            self.sessions.insert(client, (number, found.clone()));
+        }
         let mut bytes = Vec::new();
         for (op, &found) in ops.iter().zip(&found) {
-            let new = match op.action {
-                Action::Get => found,
-                Action::Put(value) => Some(value),
-                Action::Delete => None,
-                Action::CompareSwap { expected, new } => {
-                    if found == expected {
-                        Some(new)
-                    } else {
-                        found
-                    }
-                }
-                Action::FetchAdd(delta) => Some(found.unwrap_or(0).wrapping_add(delta)),
-            };
+            let new = after(op.action, found);
             self.set(op.key, new);
             let words = [u64::from(op.key), ops.len() as u64, u64::from(new.is_some()), new.unwrap_or(0)];
-            let more = [request.client, request.number, u64::from(found.is_some()), found.unwrap_or(0)];
+            let more = [client, number, u64::from(found.is_some()), found.unwrap_or(0)];
             bytes.extend(encode(&[words, more].concat()));
         }
         self.write(Write::Append(bytes));
@@ -107,9 +103,8 @@ impl Toy {
     }
 
     fn answer(&mut self, to: usize, request: Request, outcome: Outcome) {
-        let (client, number, attempt) = (request.client, request.number, request.attempt);
         self.out.push_back(match to == self.node {
-            true => EngineOutput::Reply { client, number, attempt, outcome },
+            true => EngineOutput::Reply(Reply { tag: request.tag, outcome }),
             false => EngineOutput::Send { to, message: Message::Answer(request, outcome) },
         });
     }
@@ -173,9 +168,8 @@ impl Engine for Toy {
         match message {
             Message::Ask(request) => self.serve(from, request),
             Message::Answer(request, outcome) => {
-                if let (Body::Ops(ops), Outcome::Done(found)) = (&request.body, &outcome) {
-                    for (op, end) in ops.iter().zip(found).filter(|(op, _)| op.action == Action::Get) {
-                        let End::Done(found) = *end else { continue };
+                for (op, found) in crate::values::found(&operations(&request.op), &outcome) {
+                    if op.action == Action::Get {
                         self.set(op.key, found);
                     }
                 }
@@ -184,18 +178,17 @@ impl Engine for Toy {
         }
     }
 
-    fn submit(&mut self, _: Time, request: &Request) {
+    fn submit(&mut self, _: Time, request: Request) {
         if self.node == 0 {
-            return self.serve(0, request.clone());
+            return self.serve(0, request);
         }
-        if let (Bug::StaleCache, Body::Ops(ops)) = (self.bug, &request.body) {
-            let cached = |key| self.values.get(key).copied();
-            if ops.iter().all(|op| op.action == Action::Get && cached(&op.key).is_some()) {
-                let outcome = Outcome::Done(ops.iter().map(|op| End::Done(cached(&op.key))).collect());
-                return self.answer(self.node, request.clone(), outcome);
-            }
+        let ops = operations(&request.op);
+        let cached = |op: &Op| self.values.get(&op.key).copied();
+        if self.bug == Bug::StaleCache && ops.iter().all(|op| op.action == Action::Get && cached(op).is_some()) {
+            let found: Vec<Value> = ops.iter().map(cached).collect();
+            return self.answer(self.node, request, answer(&ops, &found));
         }
-        self.out.push_back(EngineOutput::Send { to: 0, message: Message::Ask(request.clone()) });
+        self.out.push_back(EngineOutput::Send { to: 0, message: Message::Ask(request) });
     }
 
     fn persisted(&mut self, _: Time, token: u64) {
@@ -226,7 +219,7 @@ impl Engine for Toy {
 
     fn concerns(message: &Message, key: u32) -> bool {
         let (Message::Ask(request) | Message::Answer(request, _)) = message;
-        matches!(&request.body, Body::Ops(ops) if ops.iter().any(|op| op.key == key))
+        operations(&request.op).iter().any(|op| op.key == key)
     }
 }
 
@@ -293,6 +286,6 @@ mod tests {
         let (again, story) = run_with::<Toy>(&small, Story::about(Some(finding.key)));
         assert_eq!(again.failure, Some(Failure::Wrong(finding)), "told as it happened");
         let text = story.tell(&again, 1000);
-        assert!(text.contains("FAULT: ") && text.contains("asks node"), "{text}");
+        assert!(text.contains("FAULT: ") && text.contains(" asks: "), "{text}");
     }
 }

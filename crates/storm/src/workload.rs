@@ -1,8 +1,12 @@
-//! Clients: each has one request in flight, asks a node again or another one when it gets no answer, and gives up in the
-//! end. Few keys, so that operations collide; every value written is unique, so that a read tells whom it saw.
+//! Clients: each has a few requests under way, which [`remora_replica::client`] asks for at one node and then at another.
+//! Few keys, so that operations collide; every value written is unique, so that a read tells whom it saw.
 
-use crate::engine::{Action, Body, Op, Request, Value, is_counter};
-use crate::events::{MS, Time};
+use std::collections::BTreeMap;
+
+use remora_replica::client::{ClientConfig, ReplicaClient, Ticket};
+
+use crate::engine::{Action, Body, Op, Value, is_counter};
+use crate::events::{MS, SECOND, Time};
 use crate::rng::{Purpose, Rng};
 
 /// How many keys and clients there are, and how patient clients are.
@@ -10,23 +14,47 @@ use crate::rng::{Purpose, Rng};
 pub struct Workload {
     /// Clients.
     pub clients: u32,
+    /// Requests that a client has under way at most.
+    pub window: u32,
     /// Keys.
     pub keys: u32,
-    /// Mean pause between a client's requests, ns.
+    /// Mean pause between two requests, ns.
     pub pause: Time,
-    /// How long a client waits before it asks another node, ns.
-    pub patience: Time,
-    /// How often it asks before it gives up.
-    pub tries: u32,
+    /// How long a node may be silent before a client asks another one, ns.
+    pub silence: Time,
+    /// After how long a client gives a request up, ns.
+    pub timeout: Time,
+    /// Whether writes are sent again when nobody knows whether they were done.
+    pub retry: bool,
     /// Writes among requests, in a million.
     pub writes: u32,
-    /// Whether to end scopes with [PERSIST].
+    /// Whether operations belong to scopes, and scopes end with [PERSIST].
     pub scopes: bool,
+    /// So many of a client's scopes in turn have the same number at the nodes.
+    pub scopes_a_number: u64,
 }
 
 impl Default for Workload {
     fn default() -> Self {
-        Self { clients: 6, keys: 3, pause: 60 * MS, patience: 400 * MS, tries: 6, writes: 500_000, scopes: false }
+        Self {
+            clients: 6,
+            window: 1,
+            keys: 3,
+            pause: 60 * MS,
+            silence: 400 * MS,
+            timeout: 5 * SECOND,
+            retry: true,
+            writes: 500_000,
+            scopes: false,
+            scopes_a_number: 1,
+        }
+    }
+}
+
+impl Workload {
+    /// Names under which clients make requests.
+    pub fn names(&self) -> usize {
+        (self.clients * self.window) as usize
     }
 }
 
@@ -35,77 +63,85 @@ const SPACING: u64 = 1 << 20;
 
 /// One client.
 #[derive(Debug)]
-pub struct Client {
+pub struct Actor {
     rng: Rng,
     index: u32,
-    /// Sessions so far: a client that gave up comes back as a new one.
-    sessions: u64,
-    requests: u64,
     writes: u64,
     scope_number: u64,
     /// Requests in the current scope.
     in_scope: u32,
     /// The value it saw last of each key: what compare-and-swap expects.
     seen: Vec<Value>,
-    /// The node it talks to.
-    pub node: usize,
-    /// Whether it may talk to no other: it reads a key at every node.
-    stays: bool,
-    /// Whether it has made its last request of the ordinary kind.
+    /// Its half of the protocol.
+    pub requests: ReplicaClient,
+    /// The only node that it knows of: it reads a key there and nowhere else.
+    only: Option<usize>,
+    /// Counts its connections, so that what was meant for an earlier one is told apart.
+    pub line: u64,
+    /// The node that it is connected with, and which of its lives that is.
+    pub peer: Option<(usize, u64)>,
+    /// When it is looked after next.
+    pub armed: Option<Time>,
+    /// Whether it has made its last requests of the ordinary kind.
     pub made_last: bool,
-    /// Counts its pauses.
-    pub turn: u64,
-    /// What is in flight.
-    pub flight: Option<Flight>,
+    /// What is under way.
+    pub flights: BTreeMap<Ticket, Flight>,
 }
 
-/// A request in flight.
+/// A request under way.
 #[derive(Debug)]
 pub struct Flight {
-    /// The request.
-    pub request: Request,
+    /// What was asked for.
+    pub body: Body,
+    /// The scope it belongs to, unique in the storm.
+    pub scope: u64,
     /// Its operations in the history.
     pub records: Vec<usize>,
-    /// How often it was sent.
-    pub tries: u32,
-    /// Whether any node may have taken it: then it cannot count as refused.
-    pub maybe_taken: bool,
 }
 
-impl Client {
+impl Actor {
     /// A client that has done nothing.
-    pub fn new(seed: u64, index: u32, nodes: usize, keys: u32) -> Self {
+    pub fn new(seed: u64, index: u32, nodes: usize, workload: &Workload) -> Self {
         let mut rng = Rng::new(seed, Purpose::Client(index));
         let node = rng.below(nodes as u64) as usize;
-        let seen = vec![None; keys as usize];
+        let seen = vec![None; workload.keys as usize];
+        let config = ClientConfig {
+            node,
+            timeout: workload.timeout,
+            retry: workload.retry,
+            silence: workload.silence,
+            ..ClientConfig::new(nodes, (u64::from(index) + 1) << 20)
+        };
         Self {
             rng,
             index,
-            sessions: 1,
-            requests: 0,
             writes: 0,
             scope_number: 1,
             in_scope: 0,
             seen,
-            node,
-            stays: false,
+            requests: ReplicaClient::new(config),
+            only: None,
+            line: 0,
+            peer: None,
+            armed: None,
             made_last: false,
-            turn: 0,
-            flight: None,
+            flights: BTreeMap::new(),
         }
     }
 
-    /// The session's number, unique among all clients.
-    pub fn session(&self) -> u64 {
-        u64::from(self.index) << 32 | self.sessions
+    /// One that reads at `node` and nowhere else, and does not give up.
+    pub fn reader(seed: u64, index: u32, node: usize, workload: &Workload) -> Self {
+        let workload = Workload { timeout: Time::MAX, ..*workload };
+        Self { only: Some(node), made_last: true, ..Self::new(seed, index, 1, &workload) }
     }
 
-    /// The client that a session belongs to.
-    pub fn of_session(session: u64) -> usize {
-        (session >> 32) as usize
+    /// The node that it means by a number.
+    pub fn node(&self, number: usize) -> usize {
+        self.only.unwrap_or(number)
     }
 
-    fn scope(&self) -> u64 {
+    /// The scope that its next request belongs to.
+    pub fn scope(&self) -> u64 {
         u64::from(self.index) << 32 | self.scope_number
     }
 
@@ -115,41 +151,28 @@ impl Client {
         if self.rng.chance(300_000) { 0 } else { self.rng.between(0, workload.pause * 2) }
     }
 
-    /// The next request, which is then in flight.
-    pub fn next(&mut self, workload: &Workload) -> Request {
-        self.requests += 1;
-        self.in_scope += 1;
+    /// What to ask for next, and in which scope; nothing while a PERSIST is under way, or one is due that waits for
+    /// the scope's other requests.
+    pub fn next(&mut self, workload: &Workload) -> Option<(Body, u64)> {
+        if self.flights.values().any(|flight| flight.body == Body::PersistScope) {
+            return None;
+        }
         let scope = self.scope();
         let body = if workload.scopes && self.in_scope > 5 {
+            if !self.flights.is_empty() {
+                return None;
+            }
             self.new_scope();
             Body::PersistScope
         } else {
+            self.in_scope += 1;
             Body::Ops(self.operations(workload))
         };
-        Request { client: self.session(), number: self.requests, attempt: 0, scope, body }
+        Some((body, scope))
     }
 
-    /// The client gives up and comes back as a new one, at another node.
-    pub fn renew(&mut self, nodes: usize) {
-        self.sessions += 1;
-        self.requests = 0;
-        self.move_on(nodes);
-    }
-
-    /// A read of `key` at `node` and nowhere else.
-    pub fn last_read(&mut self, node: usize, key: u32) -> Request {
-        (self.node, self.stays) = (node, true);
-        self.requests += 1;
-        let body = Body::Ops(vec![Op { key, action: Action::Get }]);
-        Request { client: self.session(), number: self.requests, attempt: 0, scope: self.scope(), body }
-    }
-
-    /// Turns to another node. A scope lives at one coordinator, so it ends here, without [PERSIST].
-    pub fn move_on(&mut self, nodes: usize) {
-        if self.stays {
-            return;
-        }
-        self.node = (self.node + self.rng.between(1, (nodes as u64 - 1).max(1)) as usize) % nodes;
+    /// It turns to another node. A scope lives at one coordinator, so it ends here, without [PERSIST].
+    pub fn moves_on(&mut self) {
         self.new_scope();
     }
 
@@ -200,13 +223,12 @@ mod tests {
     #[test]
     fn requests_are_unique_and_cover_all_actions() {
         let workload = Workload { scopes: true, ..Workload::default() };
-        let mut clients = [Client::new(1, 0, 5, 3), Client::new(1, 1, 5, 3)];
+        let mut clients = [0, 1].map(|index| Actor::new(1, index, 5, &workload));
         let (mut values, mut kinds, mut batches, mut persists) = (HashSet::new(), HashSet::new(), 0, 0);
         for round in 0..2000 {
-            let client = &mut clients[round % 2];
-            let request = client.next(&workload);
-            assert_eq!(Client::of_session(request.client), round % 2);
-            let Body::Ops(ops) = request.body else {
+            let (body, scope) = clients[round % 2].next(&workload).unwrap();
+            assert_eq!((scope >> 32) as usize, round % 2);
+            let Body::Ops(ops) = body else {
                 persists += 1;
                 continue;
             };

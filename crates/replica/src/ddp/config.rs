@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::Time;
+use crate::bounds::Bounds;
 use crate::types::{NodeId, NodeSet};
 
 /// When a write is durable, beside linearizable consistency (section II-A).
@@ -163,8 +164,8 @@ impl Config {
             stepped: false,
             steps: false,
             max_value: 64 << 20,
-            stamps: 8,
-            max_scopes: 1024,
+            stamps: Bounds::SHIPPED.stamps,
+            max_scopes: Bounds::SHIPPED.max_scopes,
             write_back: 0,
             mutation: None,
         }

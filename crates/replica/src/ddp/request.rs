@@ -27,8 +27,9 @@ impl Request {
 pub struct Session {
     /// The client; unique in the cluster.
     pub client: u64,
-    /// Counts up with each new request of the client, stays with one sent again. A record remembers its last eight
-    /// clients: a request sent again when eight others have written the record since is done again.
+    /// Counts up with each new request of the client, stays with one sent again. A record remembers as many of
+    /// its last clients as [`super::Config::stamps`] says: a request sent again when so many others have written the record
+    /// since is done again.
     pub sequence: u64,
     /// How often the request was sent before, to any node, with an unknown outcome. Only the answer to the last attempt
     /// counts: a client that has asked elsewhere no longer listens to whom it asked first.
