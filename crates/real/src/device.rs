@@ -4,32 +4,36 @@
 //! with no hand-over between threads. When nobody has done so for a moment, the NIC thread takes over; when nothing
 //! happens either, it sleeps in the kernel until a packet, a timer or a caller wakes it.
 
+mod alarm;
+mod events;
+mod inbox;
+mod outbox;
 mod sleep;
 mod turn;
+mod watch;
 
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::thread::{JoinHandle, Thread};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use remora_memory::Registry;
-use remora_nic::{CqId, Event, Nic, NicConfig, NicError, Qpn, Route, Time, TxBatch};
+use remora_nic::{Event, Nic, NicConfig, NicError, Qpn, Route, Time};
 
 use crate::Error;
 use crate::kernels::Kernels;
 use crate::link::{Link, LinkKind, LinkStats};
 
+use alarm::Alarm;
+use events::Events;
+use inbox::Inbox;
+use outbox::Outbox;
+use watch::Watch;
+
 /// How long the NIC thread spins without work before it sleeps, if nobody has said otherwise.
 const SPIN: u64 = 200_000;
-/// How long a poll that has found completions goes on for a program that then watches its memory.
-const LINGER: u64 = 50_000;
-/// What a WRITE that came to the NIC thread counts, and the most that is remembered: so many polls that went on in vain
-/// make up for it.
-const WATCHED: u32 = 8;
-const WATCHED_MOST: u32 = 64;
 /// Sends outstanding on a queue pair from which on further ones wait for the next poll, to share system calls.
 const DEEP: u64 = 16;
 /// How long a poller without work keeps its core to itself. Then it offers the core at each poll: with fewer cores than
@@ -56,24 +60,23 @@ struct Shared {
     core: Mutex<Core>,
     epoch: Instant,
     local: IpAddr,
+    turns: Turns,
+    alarm: Alarm,
+    watch: Watch,
+}
+
+/// Whose turn it is to drive.
+struct Turns {
     /// When a user last drove the engine, in nanoseconds since the epoch.
     user_at: AtomicU64,
-    /// Whoever drives sleeps until this time or until something wakes it; 0 while it is awake.
-    asleep_until: AtomicU64,
-    stop: AtomicBool,
-    wake: OwnedFd,
-    /// Above 0 while users seem to watch their memory instead of polling: after a poll, WRITEs came to the NIC thread.
-    watched: AtomicU32,
-    /// A user has found completions since a WRITE came to the NIC thread.
-    polled: AtomicBool,
-    /// How long the NIC thread spins without work before it sleeps.
-    spin: AtomicU64,
-    /// There is something to do since whoever drives last meant to sleep.
-    nudged: AtomicBool,
-    /// The NIC thread waits for a user to end his sleep.
-    parked: AtomicBool,
     /// A user drives for good: see [`Device::keep`].
     kept: AtomicBool,
+    /// The NIC thread waits for a user to end his sleep.
+    parked: AtomicBool,
+    /// The NIC thread is to end.
+    stop: AtomicBool,
+    /// How long the NIC thread spins without work before it sleeps.
+    spin: AtomicU64,
 }
 
 /// A program that lives on the NIC: whoever drives the engine runs it too, after kernels.
@@ -115,28 +118,12 @@ struct Core {
     links: Vec<Box<dyn Link>>,
     kernels: Option<Kernels>,
     resident: Option<Box<dyn Resident>>,
-    batch: TxBatch,
-    /// Packets of `batch` that the link has taken.
-    sent: usize,
-    /// The peer whose packets a link did not take, and since when.
-    stuck: Option<(Route, Time)>,
-    /// Peers that stand still: what their links do not take at once is lost.
-    still: Vec<Route>,
+    outbox: Outbox,
+    inbox: Inbox,
+    events: Events,
+    clock: Clock,
     /// A user sleeps in the NIC thread's place.
     held: bool,
-    /// Threads parked until a completion queue has something.
-    waiters: Vec<(CqId, Thread)>,
-    /// Events that belong to the user.
-    events: Vec<Event>,
-    sink: EventSink,
-    failed_sends: u64,
-    clock: Clock,
-    /// When a user's poll last found something to do.
-    busy_at: Time,
-    /// Polls of each link since it had something.
-    quiet: Vec<u32>,
-    /// Some link has joined a multicast group.
-    joined: bool,
     /// WRITEs that had come when a user last posted.
     writes_at_post: u64,
 }
@@ -147,6 +134,8 @@ struct Clock {
     polls: u32,
     /// The NIC thread drove since: the last reading may be old.
     stale: bool,
+    /// When a user's poll last found something to do.
+    busy_at: Time,
 }
 
 impl Device {
@@ -179,46 +168,35 @@ impl Device {
         for op in kernels.iter().flat_map(|k| k.ops()) {
             nic.deploy(*op);
         }
-        let wake =
-            rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).map_err(Error::system("eventfd"))?;
         if let Some(kernels) = &kernels {
             links.iter_mut().for_each(|link| link.look_ahead(kernels.lookahead()));
         }
-        let quiet = vec![0; links.len()];
         let core = Core {
+            inbox: Inbox::new(links.len()),
             nic,
             links,
             kernels,
             resident: None,
-            batch: TxBatch::new(),
-            sent: 0,
-            stuck: None,
-            still: Vec::new(),
+            outbox: Outbox::new(),
+            events: Events::new(sink),
+            clock: Clock { now: 0, polls: 0, stale: true, busy_at: 0 },
             held: false,
-            waiters: Vec::new(),
-            events: Vec::with_capacity(64),
-            sink,
-            failed_sends: 0,
-            clock: Clock { now: 0, polls: 0, stale: true },
-            busy_at: 0,
-            quiet,
-            joined: false,
             writes_at_post: 0,
+        };
+        let turns = Turns {
+            user_at: AtomicU64::new(0),
+            kept: AtomicBool::new(false),
+            parked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            spin: AtomicU64::new(SPIN),
         };
         let shared = Arc::new(Shared {
             core: Mutex::new(core),
             epoch: Instant::now(),
             local,
-            user_at: AtomicU64::new(0),
-            asleep_until: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
-            wake,
-            watched: AtomicU32::new(0),
-            polled: AtomicBool::new(false),
-            spin: AtomicU64::new(SPIN),
-            nudged: AtomicBool::new(false),
-            parked: AtomicBool::new(false),
-            kept: AtomicBool::new(false),
+            turns,
+            alarm: Alarm::new()?,
+            watch: Watch::default(),
         });
         let runner = shared.clone();
         let thread = std::thread::Builder::new()
@@ -250,33 +228,6 @@ impl Device {
         Some(DeviceGuard { core, shared: &self.shared })
     }
 
-    /// Sleeps until `cq` has a completion, there is an event, or `timeout` has passed; the NIC thread drives meanwhile.
-    pub fn wait(&self, cq: CqId, timeout: Duration) {
-        if self.arm(cq) {
-            std::thread::park_timeout(timeout);
-            self.disarm();
-        }
-    }
-
-    /// Has this thread woken when there is something; false if there is already.
-    fn arm(&self, cq: CqId) -> bool {
-        {
-            let mut guard = self.lock();
-            let nothing = guard.nic().cq_len(cq) == 0 && guard.core.events.is_empty();
-            if !nothing || guard.nic().arm_cq(cq, false).is_err() {
-                return false;
-            }
-            guard.core.waiters.push((cq, std::thread::current()));
-        }
-        self.release();
-        true
-    }
-
-    fn disarm(&self) {
-        let me = std::thread::current().id();
-        self.shared.core.lock().waiters.retain(|(_, t)| t.id() != me);
-    }
-
     /// For loops that poll: call it with the time since there was work last. After a few microseconds it lets another
     /// thread have the core.
     pub fn relax(&self, idle_since: Time) {
@@ -285,42 +236,15 @@ impl Device {
         }
     }
 
-    /// Goes on driving for a moment, after a poll that found completions, if the program seems to watch its memory: such
-    /// a one polls no more until a peer has written there, and the NIC thread would have to step in. It ends when a
-    /// WRITE has come since the last post.
-    #[inline]
-    pub fn linger<'a>(&'a self, guard: DeviceGuard<'a>) {
-        self.shared.polled.store(true, Ordering::Relaxed);
-        if self.shared.watched.load(Ordering::Relaxed) > 0 {
-            self.await_write(guard);
-        }
-    }
-
-    fn await_write<'a>(&'a self, mut guard: DeviceGuard<'a>) {
-        let start = self.now();
-        while self.now().saturating_sub(start) < LINGER {
-            for _ in 0..16 {
-                if guard.core.nic.counters().writes != guard.core.writes_at_post {
-                    return;
-                }
-                guard.progress();
-            }
-            drop(guard);
-            self.relax(start);
-            guard = self.lock();
-        }
-        self.shared.learn(|n| n.saturating_sub(1));
-    }
-
     /// How long (ns) the NIC thread spins without work before it sleeps.
     pub fn set_spin(&self, spin: Time) {
-        self.shared.spin.store(spin, Ordering::Relaxed);
+        self.shared.turns.spin.store(spin, Ordering::Relaxed);
     }
 
     /// For a thread that drives the engine for as long as it lives, asleep and awake: the NIC thread stays away, however
     /// long that thread waits for a core, until it says that it ends.
     pub fn keep(&self, kept: bool) {
-        self.shared.kept.store(kept, Ordering::Relaxed);
+        self.shared.turns.kept.store(kept, Ordering::Relaxed);
         self.release();
     }
 
@@ -334,10 +258,7 @@ impl Device {
 
     /// Wakes whoever sleeps as the driver of this device: there is something to do that no packet tells of.
     pub fn nudge(&self) {
-        self.shared.nudged.store(true, Ordering::SeqCst);
-        if self.shared.asleep_until.swap(0, Ordering::SeqCst) != 0 {
-            self.shared.wake();
-        }
+        self.shared.alarm.nudge();
     }
 
     /// Hands the engine to the NIC thread at once, instead of after a moment without polls.
@@ -358,8 +279,8 @@ impl Device {
 
 impl Driver {
     fn release(&self) {
-        self.shared.user_at.store(0, Ordering::Relaxed);
-        self.shared.wake();
+        self.shared.turns.user_at.store(0, Ordering::Relaxed);
+        self.shared.alarm.ring();
         self.unpark();
     }
 
@@ -370,7 +291,7 @@ impl Driver {
     }
 
     fn stop(&self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.turns.stop.store(true, Ordering::Relaxed);
         self.release();
         let thread = self.thread.lock().take();
         if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
@@ -412,11 +333,11 @@ impl DeviceGuard<'_> {
     fn drive(&mut self, stay: bool) -> usize {
         let now = self.tick();
         if stay {
-            self.shared.user_at.store(now, Ordering::Relaxed);
+            self.shared.turns.user_at.store(now, Ordering::Relaxed);
         }
         let work = self.core.progress(now, self.shared.local);
         if work > 0 {
-            self.core.busy_at = now;
+            self.core.clock.busy_at = now;
         }
         work
     }
@@ -438,7 +359,7 @@ impl DeviceGuard<'_> {
         let outstanding = core.nic.sends_outstanding(qpn).unwrap_or(0);
         if outstanding > DEEP {
             // A user in the midst of many posts is not about to fall asleep.
-            self.shared.user_at.store(now, Ordering::Relaxed);
+            self.shared.turns.user_at.store(now, Ordering::Relaxed);
         }
         if outstanding <= DEEP || outstanding.is_multiple_of(2 * DEEP) {
             core.transmit(now);
@@ -453,7 +374,7 @@ impl DeviceGuard<'_> {
 
     /// How long users' polls have found nothing to do.
     pub fn idle(&self) -> Time {
-        self.core.clock.now.saturating_sub(self.core.busy_at)
+        self.core.clock.now.saturating_sub(self.core.clock.busy_at)
     }
 
     /// The time, read anew where that is due.
@@ -475,7 +396,7 @@ impl DeviceGuard<'_> {
 
     /// Takes the events that are not about armed completion queues.
     pub fn take_events(&mut self) -> Vec<Event> {
-        std::mem::take(&mut self.core.events)
+        std::mem::take(&mut self.core.events.taken)
     }
 
     /// Lets kernels forget memory that is no longer registered, which they would otherwise keep mapped.
@@ -488,11 +409,13 @@ impl DeviceGuard<'_> {
 
     /// Attaches a datagram queue pair to a multicast group, and has every link that can bring in what others send to it.
     pub fn attach(&mut self, qpn: Qpn, group: IpAddr) -> Result<(), NicError> {
-        let Core { nic, links, joined, .. } = &mut *self.core;
+        let Core { nic, links, inbox, .. } = &mut *self.core;
         nic.attach(qpn, group)?;
         for link in links {
             // Without a link for it, the group is one of this device alone.
-            *joined |= link.join(group).is_ok();
+            if link.join(group).is_ok() {
+                inbox.listen_to_groups();
+            }
         }
         Ok(())
     }
@@ -521,8 +444,7 @@ impl DeviceGuard<'_> {
     pub fn reach(&mut self, index: u8, peer: IpAddr) -> bool {
         let reached = self.link(index).is_some_and(|link| link.reach(peer).unwrap_or(false));
         // A sleeping NIC thread knows nothing of a new peer's descriptor.
-        self.shared.asleep_until.store(0, Ordering::Relaxed);
-        self.shared.wake();
+        self.shared.alarm.rouse();
         reached
     }
 
@@ -537,12 +459,11 @@ impl Drop for DeviceGuard<'_> {
         // Whoever waits for what the caller brought about need not wait for the next poll.
         self.core.dispatch_events();
         // Work was left behind, or a timer started, that a sleeping NIC thread knows nothing about.
-        let unsent = self.core.nic.wants_transmit() || self.core.has_unsent();
-        let until = self.shared.asleep_until.load(Ordering::Relaxed);
-        if until != 0 && (unsent || self.core.nic.poll_timeout().is_some_and(|t| t < until)) {
-            // Once is enough, however long it takes to get a core.
-            self.shared.asleep_until.store(0, Ordering::Relaxed);
-            self.shared.wake();
+        if let Some(until) = self.shared.alarm.sleeper_until() {
+            let unsent = self.core.nic.wants_transmit() || self.core.outbox.has_unsent();
+            if unsent || self.core.nic.poll_timeout().is_some_and(|t| t < until) {
+                self.shared.alarm.rouse();
+            }
         }
     }
 }
@@ -550,15 +471,6 @@ impl Drop for DeviceGuard<'_> {
 impl Shared {
     fn now(&self) -> Time {
         self.epoch.elapsed().as_nanos() as Time
-    }
-
-    fn learn(&self, watched: impl Fn(u32) -> u32) {
-        let _ = self.watched.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| Some(watched(n)));
-    }
-
-    fn wake(&self) {
-        // A full counter means that it is being woken already.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 

@@ -1,6 +1,5 @@
 //! How a device sleeps: its NIC thread when nobody drives it, or a user's thread in the NIC thread's place.
 
-use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -33,7 +32,7 @@ impl Device {
             let now = device.now();
             let mut core = device.shared.core.lock();
             core.held = true;
-            let nothing = core.nic.cq_len(cq) == 0 && core.events.is_empty() && !core.has_unsent();
+            let nothing = core.nic.cq_len(cq) == 0 && core.events.taken.is_empty() && !core.outbox.has_unsent();
             match nothing.then(|| device.shared.lie_down(&mut core, now, sleeper)).flatten() {
                 Some(until) => timeout = timeout.min(until.unwrap_or(Duration::MAX)),
                 None => {
@@ -53,10 +52,10 @@ impl Device {
     fn rise(&self) {
         let mut core = self.shared.core.lock();
         core.held = false;
-        self.shared.user_at.store(self.now(), Ordering::Relaxed);
+        self.shared.turns.user_at.store(self.now(), Ordering::Relaxed);
         self.shared.get_up(&mut core);
         drop(core);
-        if self.shared.parked.swap(false, Ordering::SeqCst) {
+        if self.shared.turns.parked.swap(false, Ordering::SeqCst) {
             self.driver.unpark();
         }
     }
@@ -68,14 +67,14 @@ impl Shared {
         prepare_to_wait();
         let mut busy_at = self.now();
         let mut sleeper = Sleeper::new();
-        while !self.stop.load(Ordering::Relaxed) {
-            if self.kept.load(Ordering::Relaxed) {
+        while !self.turns.stop.load(Ordering::Relaxed) {
+            if self.turns.kept.load(Ordering::Relaxed) {
                 std::thread::park();
                 busy_at = self.now();
                 continue;
             }
             let now = self.now();
-            let user_at = self.user_at.load(Ordering::Relaxed);
+            let user_at = self.turns.user_at.load(Ordering::Relaxed);
             if user_at != 0 && now.saturating_sub(user_at) < USER_QUIET {
                 std::thread::park_timeout(NAP);
                 busy_at = self.now();
@@ -87,25 +86,25 @@ impl Shared {
                 continue;
             };
             if core.held {
-                self.parked.store(true, Ordering::SeqCst);
+                self.turns.parked.store(true, Ordering::SeqCst);
                 drop(core);
                 std::thread::park();
                 busy_at = self.now();
                 continue;
             }
-            core.clock = Clock { now, polls: core.clock.polls.wrapping_add(1), stale: true };
+            core.clock = Clock { now, polls: core.clock.polls.wrapping_add(1), stale: true, ..core.clock };
             let writes = core.nic.counters().writes;
             let work = core.progress(now, self.local);
-            if core.nic.counters().writes > writes && self.polled.swap(false, Ordering::Relaxed) {
-                self.learn(|n| (n + super::WATCHED).min(super::WATCHED_MOST));
+            if core.nic.counters().writes > writes {
+                self.watch.missed();
             }
-            let busy = work > 0 || core.has_unsent();
+            let busy = work > 0 || core.outbox.has_unsent();
             let stays = core.resident.as_mut().is_some_and(|resident| resident.idle(busy) > 0);
             if busy {
                 busy_at = now;
             } else if stays {
                 busy_at = self.now();
-            } else if now.saturating_sub(busy_at) > self.spin.load(Ordering::Relaxed)
+            } else if now.saturating_sub(busy_at) > self.turns.spin.load(Ordering::Relaxed)
                 && let Some(until) = self.lie_down(&mut core, now, &mut sleeper)
             {
                 drop(core);
@@ -133,24 +132,20 @@ impl Shared {
         }
         let resident = core.resident.as_ref().map(|resident| resident.next_timeout());
         let deadline = core.nic.poll_timeout().into_iter().chain(resident).min();
-        self.asleep_until.store(deadline.unwrap_or(u64::MAX).max(1), Ordering::SeqCst);
-        if self.nudged.swap(false, Ordering::SeqCst) {
+        if !self.alarm.set(deadline) {
             self.get_up(core);
             return None;
         }
         sleeper.add(|fds| {
-            fds.push(self.wake.as_raw_fd());
+            fds.push(self.alarm.fd());
             core.links.iter().for_each(|link| link.wait_fds(fds));
         });
         Some(deadline.map(|deadline| Duration::from_nanos(deadline.saturating_sub(now))))
     }
 
     fn get_up(&self, core: &mut Core) {
-        self.asleep_until.store(0, Ordering::SeqCst);
-        let mut counter = [0; 8];
-        // Nothing to read when something else woke us.
-        let _ = rustix::io::read(&self.wake, &mut counter);
+        self.alarm.clear();
         core.links.iter_mut().for_each(|link| link.disarm());
-        core.quiet.fill(0);
+        core.inbox.ask_all();
     }
 }

@@ -1,0 +1,69 @@
+//! What wakes whoever sleeps as the driver of a device.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use remora_nic::Time;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::Error;
+
+/// A time to wake at, and a bell for what comes before.
+pub(super) struct Alarm {
+    /// Whoever drives sleeps until this time or until something wakes it; 0 while it is awake.
+    until: AtomicU64,
+    /// There is something to do since whoever drives last meant to sleep.
+    nudged: AtomicBool,
+    bell: OwnedFd,
+}
+
+impl Alarm {
+    pub fn new() -> Result<Self, Error> {
+        let bell = eventfd(0, EventfdFlags::NONBLOCK).map_err(Error::system("eventfd"))?;
+        Ok(Self { until: AtomicU64::new(0), nudged: AtomicBool::new(false), bell })
+    }
+
+    /// For one about to sleep, until `deadline` if there is one. False if there is something to do.
+    pub fn set(&self, deadline: Option<Time>) -> bool {
+        self.until.store(deadline.unwrap_or(u64::MAX).max(1), Ordering::SeqCst);
+        !self.nudged.swap(false, Ordering::SeqCst)
+    }
+
+    /// For one who is awake again.
+    pub fn clear(&self) {
+        self.until.store(0, Ordering::SeqCst);
+        let mut counter = [0; 8];
+        // Nothing to read when something else woke us.
+        let _ = rustix::io::read(&self.bell, &mut counter);
+    }
+
+    /// Until when somebody sleeps, if so.
+    pub fn sleeper_until(&self) -> Option<Time> {
+        Some(self.until.load(Ordering::Relaxed)).filter(|&until| until != 0)
+    }
+
+    /// Wakes who sleeps, and keeps awake who is about to.
+    pub fn nudge(&self) {
+        self.nudged.store(true, Ordering::SeqCst);
+        if self.until.swap(0, Ordering::SeqCst) != 0 {
+            self.ring();
+        }
+    }
+
+    /// Wakes who sleeps; once is enough, however long it takes to get a core.
+    pub fn rouse(&self) {
+        self.until.store(0, Ordering::Relaxed);
+        self.ring();
+    }
+
+    /// Makes the descriptor readable.
+    pub fn ring(&self) {
+        // A full counter means that it is being woken already.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// What to wait for while it is set.
+    pub fn fd(&self) -> RawFd {
+        self.bell.as_raw_fd()
+    }
+}
