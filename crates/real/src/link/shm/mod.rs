@@ -11,24 +11,22 @@
 //! before it is believed.
 
 mod ring;
+mod socket;
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use remora_memory::{Buffer, Lookahead};
 use rustix::io::Errno;
-use rustix::net::{
-    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
-};
+use rustix::net::{self, SendFlags, SocketFlags, sockopt};
 use rustix::process::Uid;
 
 use super::{Link, LinkKind, LinkStats, MAX_PACKET, check_lens};
 use ring::{Broken, Consumer, Producer, RING_BYTES};
+use socket::{Heard, hear_hello, hear_rings, name_of, say_hello, unix_socket};
 
 /// Polls and packets between looks at the sockets. An empty poll takes ten nanoseconds or, beside a UDP socket, some
 /// hundreds, and so does a packet: a new peer waits a millisecond at most, and the looks cost next to nothing.
@@ -39,13 +37,6 @@ const RX_BATCH: usize = 64;
 
 /// Connections accepted that have not said hello yet; the oldest go when there are more.
 const MAX_STRANGERS: usize = 16;
-
-/// Doorbell bytes read from one peer at a look; a peer that rings more is heard at the next.
-const MAX_RINGS: usize = 16;
-
-/// What the connecting end sends with the memory file: the protocol's name and version, and its IP address.
-const HELLO: [u8; 8] = *b"remora\0\x01";
-const HELLO_BYTES: usize = HELLO.len() + 16;
 
 /// One end for all the peers on this host.
 pub struct ShmLink {
@@ -305,75 +296,6 @@ impl Link for ShmLink {
     fn stats(&self) -> LinkStats {
         self.stats
     }
-}
-
-fn unix_socket() -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
-}
-
-fn name_of(ip: IpAddr) -> io::Result<SocketAddrUnix> {
-    Ok(SocketAddrUnix::new_abstract_name(format!("remora/{ip}").as_bytes())?)
-}
-
-fn say_hello(socket: &OwnedFd, file: &OwnedFd, ip: IpAddr) -> Result<(), Errno> {
-    let address = match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
-    };
-    let parts = [IoSlice::new(&HELLO), IoSlice::new(&address)];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let files = [file.as_fd()];
-    control.push(SendAncillaryMessage::ScmRights(&files));
-    net::sendmsg(socket, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(|_| ())
-}
-
-/// The address and rings of a peer that has connected, once it has said so.
-fn hear_hello(socket: &OwnedFd, user: Uid) -> io::Result<Option<(IpAddr, Buffer)>> {
-    let mut hello = [0; HELLO_BYTES + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = match net::recvmsg(socket, &mut [IoSliceMut::new(&mut hello)], &mut control, flags) {
-        Ok(received) => received,
-        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-        Err(e) => return Err(e.into()),
-    };
-    let mut files = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-        _ => None,
-    });
-    let (Some(file), true) = (files.next(), received.bytes == HELLO_BYTES && hello.starts_with(&HELLO)) else {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "no hello, or of another version"));
-    };
-    if sockopt::socket_peercred(socket)?.uid != user {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    let mut address = [0; 16];
-    address.copy_from_slice(&hello[HELLO.len()..HELLO_BYTES]);
-    let shared = Buffer::map_fd(file, 2 * RING_BYTES)?;
-    Ok(Some((Ipv6Addr::from(address).to_canonical(), shared)))
-}
-
-/// What a doorbell said.
-struct Heard {
-    rung: bool,
-    gone: bool,
-}
-
-/// Takes the doorbell's bytes.
-fn hear_rings(socket: &OwnedFd) -> Heard {
-    let mut rung = false;
-    for _ in 0..MAX_RINGS {
-        match net::recv(socket, &mut [0u8; 1], RecvFlags::DONTWAIT) {
-            Ok((_, 1..)) => rung = true,
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Heard { rung, gone: false },
-            Ok(_) | Err(_) => return Heard { rung, gone: true },
-        }
-    }
-    Heard { rung, gone: false }
 }
 
 #[cfg(test)]
