@@ -53,6 +53,7 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
     for path in args.json.iter().chain((!args.no_html).then_some(&args.html)) {
         writable(path)?;
     }
+    let capture = Capture::open(args.pcap.as_deref())?;
     let records = match &args.load {
         Some(path) => Records::load(path).map_err(bad_file)?,
         None => Records::generate(args.records.into(), args.value_bytes as usize, args.seed),
@@ -71,7 +72,6 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
 
     display.say("probing the machine");
     let mut machine = probe();
-    let capture = Capture::open(args.pcap.as_deref())?;
     let Connected { node, mut clients, child } = connect(args, &capture, &display)?;
     let report = measure(args, &records, trace, (node, child.is_some()), &mut clients, &display);
     display.clear();

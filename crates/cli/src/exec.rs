@@ -45,7 +45,7 @@ Examples:
   remora exec -- ib_write_lat                    in one terminal, and in another
   remora exec -- ib_write_lat localhost          a latency test over shared memory
   remora exec --link udp -- ib_write_bw localhost
-  remora exec --pcap /tmp/client.pcap -- ib_write_bw localhost    then: tshark -r /tmp/client.pcap
+  remora exec --pcap /tmp/client.pcap -- ib_write_bw localhost    for tshark
   remora exec --device-address 10.0.0.1 -- ib_send_bw    reached from other machines, also from RDMA hardware";
 
 /// Name of the library as it is built, and as programs ask for it.

@@ -5,6 +5,9 @@
 //! above the link; over IPv4 there is no UDP checksum, as RoCE v2 has it. Where the link carries an ICRC, the file has
 //! that one, with the IP identification that it tells of. Where it carries none, and where a peer's source port was
 //! another, the file has the ICRC that belongs to the headers made up: every packet of a capture is valid.
+//!
+//! tshark takes payload that begins with the number of an Ethernet protocol for such a packet, which is then malformed as
+//! a rule; `--disable-heuristic eth_over_ib` keeps it from guessing.
 
 mod file;
 
