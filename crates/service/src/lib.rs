@@ -21,7 +21,8 @@
 //! [`Staging`] memory, which the world's [`Carriage`] posts, and whose ends it tells [`Staging::complete`].
 //! [`WorkId`] says which completion is which.
 //!
-//! The node's side has a [`CallTable`] for each place that runs kernels, and an [`Ingress`] in front of it:
+//! The node's side has an [`Ingress`] for each way that calls come by, and behind it a [`CallTable`] of those under way.
+//! Several of these may feed the kernels of one place:
 //!
 //! 1. [`CallTable::take`] takes calls while there are some and there is room, each client within its share ([`Shares`]).
 //!    The world runs them, on a `Runner` that polls all or on tasks that it wakes one by one.
