@@ -70,7 +70,7 @@ mod tests {
     use clap::Parser;
     use remora_kernel::Placement;
     use remora_kernel::{Builtins, Kernel, Status, op};
-    use remora_model::world::{Hardware, PairSpec};
+    use remora_model::world::PairSpec;
     use remora_study::modelled::Modelled;
     use remora_wasm::{Isolation, ModuleLimits};
 
@@ -147,11 +147,8 @@ mod tests {
             .unwrap()
         );
         let (reply, time) = came.unwrap();
-        let now = pair.now();
-        let served = |hardware: &Hardware| -> Vec<String> {
-            hardware.usage(now).iter().map(|usage| format!("{} {}", usage.name, usage.served)).collect()
-        };
-        let served = pair.hardware().iter().flat_map(|hardware| served(hardware)).collect();
+        let usage = pair.usage();
+        let served = usage.iter().flatten().map(|usage| format!("{} {}", usage.name, usage.served)).collect();
         (reply, time, served)
     }
 

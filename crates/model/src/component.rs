@@ -12,6 +12,7 @@ pub mod core;
 pub mod disk;
 pub mod ethernet;
 pub mod memory;
+pub mod memory_device;
 pub mod nic;
 pub mod nic_cores;
 pub mod pcie;

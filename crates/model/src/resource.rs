@@ -261,6 +261,13 @@ impl Channel {
         self.server.serve(at, self.time(bytes))
     }
 
+    /// Moves bytes whose first and last are there at these times, cut through: when the first starts and the last has
+    /// passed, which is not before it was there.
+    pub fn pass(&mut self, (first, last): (Ps, Ps), bytes: u64) -> (Ps, Ps) {
+        let (start, end) = self.serve(first, bytes);
+        (start, end.max(last))
+    }
+
     /// When bytes that are there at `at` would start.
     pub fn start(&self, at: Ps, bytes: u64) -> Ps {
         self.server.start(at, self.time(bytes))

@@ -54,12 +54,10 @@ fn figures(pair: &mut Pair, (in_flight, count): (u32, u32), submit: &mut dyn FnM
         digest.add(&entry.time.0.to_le_bytes());
         digest.add(&entry.bytes);
     }
-    for hardware in pair.hardware() {
-        for usage in hardware.usage(pair.now()) {
-            digest.add(usage.name.as_bytes());
-            digest.add(&usage.busy.to_bits().to_le_bytes());
-            digest.add(&[usage.waited.0, usage.longest.0, usage.served].map(u64::to_le_bytes).concat());
-        }
+    for usage in pair.usage().iter().flatten() {
+        digest.add(usage.name.as_bytes());
+        digest.add(&usage.busy.to_bits().to_le_bytes());
+        digest.add(&[usage.waited.0, usage.longest.0, usage.served].map(u64::to_le_bytes).concat());
     }
     let joules = pair.energy().map_or(0.0, |energy| energy.client + energy.node);
     digest.add(&joules.to_bits().to_le_bytes());

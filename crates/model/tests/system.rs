@@ -4,11 +4,11 @@
 //! it adds, and throughput only if it is what binds.
 
 use remora_model::component::ethernet::{Ethernet, EthernetParams};
-use remora_model::component::nic::{Nic, NicParams};
+use remora_model::component::nic::{DataPath, DataPathParams};
 use remora_model::component::pcie::{Pcie, PcieParams};
 use remora_model::component::switch::{Forward, Port, SwitchParams, WhenFull};
 use remora_model::event::{Queue, Trace};
-use remora_model::platform::Command;
+use remora_model::platform::CommandPath;
 use remora_model::resource::{Usage, binding};
 use remora_model::time::Ps;
 
@@ -22,7 +22,7 @@ const HEADERS: u64 = 16;
 struct Params {
     link: EthernetParams,
     switch_ps: u64,
-    nic: NicParams,
+    nic: DataPathParams,
     pcie: PcieParams,
 }
 
@@ -31,8 +31,8 @@ fn strom() -> Params {
     Params {
         link: EthernetParams { rate_bytes_per_s: 1.25e9, latency_ps: 100_000, overhead_bytes: 82 },
         switch_ps: 300_000,
-        nic: NicParams {
-            command: Command::Store,
+        nic: DataPathParams {
+            command: CommandPath::Store,
             wqe_bytes: 32,
             inline_bytes: 0,
             message_rate_hz: 31.25e6,
@@ -73,7 +73,7 @@ struct System {
     queue: Queue<Event>,
     uplinks: Vec<Ethernet>,
     port: Port,
-    nic: Nic,
+    nic: DataPath,
     pcie: Pcie,
     downlink: Ethernet,
     issued: Vec<Ps>,
@@ -96,7 +96,7 @@ impl System {
                 buffer_bytes: 256 << 10,
                 when_full: WhenFull::Pause,
             }),
-            nic: Nic::new(&params.nic),
+            nic: DataPath::new(&params.nic),
             pcie: Pcie::new(&params.pcie),
             downlink: Ethernet::new(&params.link),
             issued: vec![Ps::ZERO; clients.into()],
@@ -132,7 +132,7 @@ impl System {
 
     /// A request's whole way from the switch: when its response has arrived.
     fn serve(&mut self, at: Ps) -> Ps {
-        let Forward::Sent(arrived) = self.port.forward(at, REQUEST + 82) else { return Ps::MAX };
+        let Forward::Sent(_, arrived) = self.port.forward((at, at), REQUEST + 82) else { return Ps::MAX };
         let (parsed, _) = self.nic.receive(arrived, REQUEST + HEADERS);
         let (_, data) = self.pcie.read(parsed, 64);
         let (out, _) = self.nic.send(data, RESPONSE + HEADERS);

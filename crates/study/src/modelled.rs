@@ -125,9 +125,9 @@ impl Modelled {
     }
 
     /// Serves calls in another placement from now on; none may be under way.
-    pub fn place(&mut self, placement: Placement) {
+    pub fn place(&mut self, placement: Placement) -> Result<(), ModelError> {
         self.placement = placement;
-        self.pair.serve(placement);
+        Ok(self.pair.serve(placement)?)
     }
 
     /// The pair.
@@ -191,13 +191,13 @@ impl Modelled {
 
 /// How busy everything of client and node was.
 pub fn usage(pair: &Pair) -> Vec<Busy> {
-    let [client, node] = pair.hardware();
+    let [client, node] = pair.usage();
     let of = |machine: &str, usage: Vec<Usage>| {
         let used = usage.into_iter().filter(|usage| usage.served > 0);
         used.map(|usage| Busy { name: format!("{machine} {}", usage.name), busy: usage.busy }).collect::<Vec<_>>()
     };
-    let mut all = of("client", client.usage(pair.now()));
-    all.extend(of("node", node.usage(pair.now())));
+    let mut all = of("client", client);
+    all.extend(of("node", node));
     all
 }
 

@@ -141,7 +141,7 @@ fn measure(
         let config = WriterConfig { object_size, objects, updates_per_s: plan.writer_updates_per_s };
         model.start_writer(region, &config)?;
     }
-    model.place(placement);
+    model.place(placement)?;
     let mut figures = [Measured::default(), Measured::default()];
     for ((figure, in_flight), count) in figures.iter_mut().zip(IN_FLIGHT).zip(call_counts(plan)) {
         let Some(mut calls) = store.calls(operation, parameter, plan.seed) else { continue };

@@ -2,15 +2,15 @@
 
 use super::cache::{Cache, CacheAccess, CacheParams};
 use super::pcie::{DOORBELL, Pcie};
-use crate::platform::{self, Command};
+use crate::platform::{self, CommandPath};
 use crate::resource::{Server, Usage};
 use crate::time::Ps;
 
 /// What a data path is like.
 #[derive(Clone, Debug, PartialEq)]
-pub struct NicParams {
+pub struct DataPathParams {
     /// Whether a core's store brings the command itself; if not, it is a doorbell, and the NIC fetches the command.
-    pub command: Command,
+    pub command: CommandPath,
     /// Bytes of a command, what it holds inline apart.
     pub wqe_bytes: u64,
     /// Payload that a command may hold at most.
@@ -37,7 +37,7 @@ pub struct NicParams {
     pub tlb_miss_ps: u64,
 }
 
-impl From<&platform::Pipeline> for NicParams {
+impl From<&platform::Pipeline> for DataPathParams {
     fn from(pipeline: &platform::Pipeline) -> Self {
         Self {
             command: pipeline.command,
@@ -59,8 +59,8 @@ impl From<&platform::Pipeline> for NicParams {
 
 /// A data path.
 #[derive(Clone, Debug)]
-pub struct Nic {
-    params: NicParams,
+pub struct DataPath {
+    params: DataPathParams,
     commands: Server,
     tx: Server,
     rx: Server,
@@ -70,9 +70,9 @@ pub struct Nic {
 /// Ways of the address translation.
 const TLB_WAYS: u64 = 8;
 
-impl Nic {
+impl DataPath {
     /// An idle data path that knows no translation.
-    pub fn new(params: &NicParams) -> Self {
+    pub fn new(params: &DataPathParams) -> Self {
         let page = params.page_bytes.max(1);
         let tlb = Cache::new(&CacheParams {
             size_bytes: params.tlb_entries.saturating_mul(page),
@@ -90,8 +90,8 @@ impl Nic {
     /// (Kalia et al., ATC 2016).
     pub fn ring(&self, at: Ps, count: u64, inline: u64, pcie: &mut Pcie) -> Ps {
         match self.params.command {
-            Command::Fetch => pcie.mmio_write(at, DOORBELL),
-            Command::Store => (0..count.max(1)).fold(at, |_, _| pcie.mmio_write(at, self.command_bytes(inline))),
+            CommandPath::Fetch => pcie.mmio_write(at, DOORBELL),
+            CommandPath::Store => (0..count.max(1)).fold(at, |_, _| pcie.mmio_write(at, self.command_bytes(inline))),
         }
     }
 
@@ -99,8 +99,8 @@ impl Nic {
     pub fn take(&mut self, at: Ps, count: u64, inline: u64, pcie: &mut Pcie) -> (Ps, Ps) {
         let count = count.max(1);
         let here = match self.params.command {
-            Command::Store => at,
-            Command::Fetch => {
+            CommandPath::Store => at,
+            CommandPath::Fetch => {
                 let (first, last) = pcie.read(at, count * self.command_bytes(inline));
                 // Of one command alone all must be there.
                 if count == 1 { last } else { first }
@@ -178,9 +178,9 @@ mod tests {
     use super::*;
 
     /// StRoM at 10 Gb/s: 8 B at 156.25 MHz (6.4 ns), a packet each 5 cycles, held whole once for the ICRC.
-    fn strom() -> NicParams {
-        NicParams {
-            command: Command::Store,
+    fn strom() -> DataPathParams {
+        DataPathParams {
+            command: CommandPath::Store,
             wqe_bytes: 32,
             inline_bytes: 0,
             message_rate_hz: 31.25e6,
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_packet_takes_the_depth_its_words_and_is_held_once() {
         // 1408 B are 176 words: 1126.4 ns held, 125 cycles or 800 ns of depth, and 1126.4 ns until the last word.
-        let mut nic = Nic::new(&strom());
+        let mut nic = DataPath::new(&strom());
         assert_eq!(nic.send(Ps::ZERO, 1408), (Ps(1_926_400), Ps(3_052_800)));
         // The next begins when all words of the first are in.
         assert_eq!(nic.send(Ps::ZERO, 1408).0, Ps(1_126_400 + 1_926_400));
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn halving_the_clock_doubles_all_of_it() {
-        let mut slow = Nic::new(&NicParams { clock_hz: 78.125e6, ..strom() });
+        let mut slow = DataPath::new(&DataPathParams { clock_hz: 78.125e6, ..strom() });
         assert_eq!(slow.send(Ps::ZERO, 1408), (Ps(2 * 1_926_400), Ps(2 * 3_052_800)));
     }
 
@@ -231,7 +231,7 @@ mod tests {
     fn small_packets_pass_at_the_packet_rate_and_large_ones_at_the_width() {
         // 5 cycles of 6.4 ns are 32 ns a packet: 31.25 M a second. 8 B x 156.25 MHz are 10 Gb/s.
         let rate = |bytes: u64| {
-            let mut nic = Nic::new(&strom());
+            let mut nic = DataPath::new(&strom());
             let first = nic.receive(Ps::ZERO, bytes).0;
             ((1..=100).map(|_| nic.receive(Ps::ZERO, bytes).0).max().unwrap_or_default() - first).0 / 100
         };
@@ -239,8 +239,8 @@ mod tests {
     }
 
     /// Commands from the core's store to the NIC's begin with the first and the last.
-    fn command(params: &NicParams, count: u64, inline: u64, pcie: &mut Pcie) -> (Ps, Ps) {
-        let mut nic = Nic::new(params);
+    fn command(params: &DataPathParams, count: u64, inline: u64, pcie: &mut Pcie) -> (Ps, Ps) {
+        let mut nic = DataPath::new(params);
         let seen = nic.ring(Ps::ZERO, count, inline, pcie);
         nic.take(seen, count, inline, pcie)
     }
@@ -249,17 +249,17 @@ mod tests {
     fn a_stored_command_saves_the_fetch() {
         // The store of 32 B is 24 B or 3 ns longer than a doorbell: 253 ns. The doorbell, then a read of 64 B: 1100 ns.
         assert_eq!(command(&strom(), 1, 0, &mut pcie()), (Ps(253_000), Ps(253_000)));
-        let fetch = NicParams { command: Command::Fetch, wqe_bytes: 64, inline_bytes: 236, ..strom() };
+        let fetch = DataPathParams { command: CommandPath::Fetch, wqe_bytes: 64, inline_bytes: 236, ..strom() };
         assert_eq!(command(&fetch, 1, 0, &mut pcie()).0, Ps(1_100_000));
         // 64 B of payload inline come with it: 8 ns more instead of a round trip more.
         assert_eq!(command(&fetch, 1, 64, &mut pcie()).0, Ps(1_108_000));
-        assert!(Nic::new(&fetch).inlines(236) && !Nic::new(&fetch).inlines(237));
+        assert!(DataPath::new(&fetch).inlines(236) && !DataPath::new(&fetch).inlines(237));
     }
 
     #[test]
     fn one_doorbell_fetches_many_commands() {
         // 32 commands are 2 KB in 4 reads; alone they would be 32 doorbells and 32 reads. They start 1/150 M/s apart.
-        let params = NicParams { command: Command::Fetch, wqe_bytes: 64, message_rate_hz: 150e6, ..strom() };
+        let params = DataPathParams { command: CommandPath::Fetch, wqe_bytes: 64, message_rate_hz: 150e6, ..strom() };
         let mut link = pcie();
         let (first, last) = command(&params, 32, 0, &mut link);
         assert_eq!((first, last - first), (Ps(1_100_000), Ps(31 * 6_667)));
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn pages_beyond_the_translation_miss() {
-        let mut nic = Nic::new(&strom());
+        let mut nic = DataPath::new(&strom());
         assert_eq!(nic.translate(Ps::ZERO, 0, 8), Ps(1_500_000));
         assert_eq!(nic.translate(Ps::ZERO, 64, 8), Ps::ZERO);
         // Across the end of the page only the second is missing.

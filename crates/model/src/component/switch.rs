@@ -36,8 +36,8 @@ impl SwitchParams {
 /// What became of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forward {
-    /// Its last bit leaves the port at this time.
-    Sent(Ps),
+    /// Its first and its last bit leave the port at these times.
+    Sent(Ps, Ps),
     /// There was no room.
     Dropped,
 }
@@ -68,11 +68,11 @@ impl Port {
         }
     }
 
-    /// Forwards a packet of so many bytes on the wire whose first bit comes in at `at`. A packet is cut through: its last
-    /// bit leaves the latency after it came in, if the port is idle and its link no faster than the one before it.
-    pub fn forward(&mut self, at: Ps, bytes: u64) -> Forward {
+    /// Forwards a packet of so many bytes on the wire whose first and last bit come in at these times. A packet is cut
+    /// through: its last bit leaves the latency after it came in, if the port is idle.
+    pub fn forward(&mut self, (first, last): (Ps, Ps), bytes: u64) -> Forward {
         // The link is never idle while anything waits: what waits is what it still has to send.
-        let arrived = at + self.latency;
+        let arrived = first + self.latency;
         let over = (self.link.end() - arrived + self.link.time(bytes)) - self.room;
         if over > Ps::ZERO {
             match self.when_full {
@@ -83,7 +83,8 @@ impl Port {
                 WhenFull::Pause => self.paused += over,
             }
         }
-        Forward::Sent(self.link.serve(arrived, bytes).1)
+        let (first, last) = self.link.pass((arrived, last + self.latency), bytes);
+        Forward::Sent(first, last)
     }
 
     /// Bytes' worth of time that waits at `at`.
@@ -124,27 +125,30 @@ mod tests {
 
     #[test]
     fn a_packet_takes_the_latency_and_its_bytes() {
-        assert_eq!(port(WhenFull::Drop).forward(Ps::ZERO, 1000), Forward::Sent(Ps(1_200_000)));
+        let sent = |first, last| Forward::Sent(Ps(first), Ps(last));
+        assert_eq!(port(WhenFull::Drop).forward((Ps::ZERO, Ps::ZERO), 1000), sent(400_000, 1_200_000));
+        // What comes in more slowly leaves no sooner than it has come.
+        assert_eq!(port(WhenFull::Drop).forward((Ps::ZERO, Ps(2_000_000)), 1000), sent(400_000, 2_400_000));
     }
 
     #[test]
     fn incast_beyond_the_buffer_is_dropped() {
         // Ten packets at once: four fit, one after the other by 800 ns. 800 ns later there is room for one.
         let mut port = port(WhenFull::Drop);
-        let out: Vec<_> = (0..10).map(|_| port.forward(Ps::ZERO, 1000)).collect();
-        let sent = |n: u64| Forward::Sent(Ps(400_000 + n * 800_000));
+        let out: Vec<_> = (0..10).map(|_| port.forward((Ps::ZERO, Ps::ZERO), 1000)).collect();
+        let sent = |n: u64| Forward::Sent(Ps(400_000 + (n - 1) * 800_000), Ps(400_000 + n * 800_000));
         assert_eq!(out[..4], [sent(1), sent(2), sent(3), sent(4)]);
         assert!(out[4..].iter().all(|out| *out == Forward::Dropped));
-        assert_eq!(port.forward(Ps(800_000), 1000), sent(5));
-        assert_eq!((port.dropped(), port.forward(Ps(800_000), 1000)), (6, Forward::Dropped));
+        assert_eq!(port.forward((Ps(800_000), Ps(800_000)), 1000), sent(5));
+        assert_eq!((port.dropped(), port.forward((Ps(800_000), Ps(800_000)), 1000)), (6, Forward::Dropped));
     }
 
     #[test]
     fn flow_control_loses_nothing_and_says_how_long_senders_waited() {
         // The fifth to tenth of ten wait 800, 1600 .. 4800 ns for room: 16.8 us together.
         let mut port = port(WhenFull::Pause);
-        let last = (0..10).map(|_| port.forward(Ps::ZERO, 1000)).last();
-        assert_eq!(last, Some(Forward::Sent(Ps(400_000 + 10 * 800_000))));
+        let last = (0..10).map(|_| port.forward((Ps::ZERO, Ps::ZERO), 1000)).last();
+        assert_eq!(last, Some(Forward::Sent(Ps(400_000 + 9 * 800_000), Ps(400_000 + 10 * 800_000))));
         assert_eq!((port.dropped(), port.paused()), (0, Ps(16_800_000)));
     }
 }

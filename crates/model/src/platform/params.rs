@@ -13,7 +13,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{PlatformError, Problem};
-use super::typed::Command;
+use super::typed::CommandPath;
 use super::unit::{self, Dimension};
 
 /// Where a value comes from.
@@ -272,10 +272,10 @@ impl<'a> Section<'a> {
     }
 
     /// How commands reach the NIC.
-    pub fn command(&self, key: &str) -> Result<Command, PlatformError> {
+    pub fn command(&self, key: &str) -> Result<CommandPath, PlatformError> {
         match self.word(key, &["store", "fetch"])? {
-            Some("store") => Ok(Command::Store),
-            Some(_) => Ok(Command::Fetch),
+            Some("store") => Ok(CommandPath::Store),
+            Some(_) => Ok(CommandPath::Fetch),
             None => Err(self.missing(key, Problem::MissingText)),
         }
     }

@@ -36,7 +36,7 @@ fn values_are_converted() {
     assert_eq!(nic.pcie.read_latency, 1_500_000, "1.5 us in picoseconds");
     assert_eq!(nic.ethernet.rate, 1.25e9, "10 Gb/s in bytes a second");
     assert_eq!((nic.pipeline.width, nic.pipeline.clock), (8, 156.25e6));
-    assert_eq!(nic.pipeline.command, Command::Store);
+    assert_eq!(nic.pipeline.command, CommandPath::Store);
     assert_eq!(strom.placements.nic, Some(NicDevice::Pipeline));
     assert_eq!((strom.placements.accel, strom.accel), (None, None));
     let param = strom.params.get("host.pcie.read_latency").unwrap();

@@ -64,7 +64,7 @@ pub struct Placements {
 
 /// How a command reaches the NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum CommandPath {
     /// In the core's own store.
     Store,
     /// The NIC fetches it over PCIe after a doorbell.
@@ -200,7 +200,7 @@ section! {
     /// The NIC's data path: `nic.pipeline`.
     Pipeline {
         /// Whether the command itself comes with the core's store; if not, the NIC fetches it over PCIe.
-        command: Command = command(),
+        command: CommandPath = command(),
         /// Bytes a cycle.
         width: u64 = size(1),
         /// Clock.

@@ -1,31 +1,37 @@
-//! What all machines of a world share: the event queue, packets under way, the cables and switch between them.
+//! What all machines of a fabric share: the event queue, packets under way, the network between them.
 
 use std::net::IpAddr;
 
+use super::network::{Network, Step};
 use crate::event::Queue;
 use crate::time::Ps;
 
-/// What happens at a time.
+/// What happens at a time. NICs are counted over the whole fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A NIC sees a command of the host, or its doorbell.
     Command {
-        /// Whose NIC.
-        machine: u16,
+        /// The NIC.
+        nic: u16,
         /// Number of the command.
         post: u32,
     },
     /// A NIC has the whole command.
     Take {
-        /// Whose NIC.
-        machine: u16,
+        /// The NIC.
+        nic: u16,
         /// Number of the command.
         post: u32,
     },
     /// A NIC may build more packets.
     Transmit {
-        /// Whose NIC.
-        machine: u16,
+        /// The NIC.
+        nic: u16,
+    },
+    /// The first bit of a packet is at a port that others share.
+    Hop {
+        /// Number of the packet.
+        packet: u32,
     },
     /// The last bit of a packet has arrived.
     Arrive {
@@ -39,25 +45,27 @@ pub enum Event {
     },
     /// A protocol timer runs out.
     Timer {
-        /// Whose NIC.
-        machine: u16,
+        /// The NIC.
+        nic: u16,
     },
     /// Software sees that something has completed.
     Notice {
-        /// Whose software.
-        machine: u16,
+        /// The NIC whose software it is.
+        nic: u16,
         /// Number of the notice.
         notice: u32,
     },
     /// A kernel has what it waited for.
     Wake {
-        /// Where it runs.
-        place: u8,
+        /// Number of the place where it runs.
+        place: u16,
         /// Number of the kernel at that place.
         task: u32,
     },
     /// A place has worked through a chunk of a payload stream.
     Chunk {
+        /// The NIC that received it.
+        nic: u16,
         /// The call's id in the NIC's engine, its low half.
         call: u32,
     },
@@ -68,7 +76,9 @@ pub enum Event {
     },
     /// A call ends.
     Finish {
-        /// Number of the call.
+        /// Number of the connection.
+        connection: u16,
+        /// Number of the call on it.
         call: u32,
     },
 }
@@ -78,8 +88,10 @@ pub enum Event {
 pub struct Packet {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// The machine that it goes to.
+    /// The NIC that it goes to.
     pub to: u16,
+    /// The NIC that sent it, bytes that it takes on the wire, ports behind it, and when its first and last bit are there.
+    way: (u16, u32, u16, (Ps, Ps)),
     /// Its sender's address.
     pub from: Option<IpAddr>,
     /// Its receiver's address.
@@ -97,10 +109,12 @@ pub struct TraceEntry {
     pub bytes: Vec<u8>,
 }
 
-/// The part of a world that its machines share.
+/// The part of a fabric that its machines share.
 pub struct Bus {
     /// What will happen.
     pub queue: Queue<Event>,
+    /// Switches, and the ways through them.
+    pub network: Network,
     packets: Vec<Packet>,
     free: Vec<u32>,
     /// Everything that happened, if somebody wants to know.
@@ -109,16 +123,10 @@ pub struct Bus {
     pub events: u64,
 }
 
-impl Default for Bus {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Bus {
     /// Nothing under way.
-    pub fn new() -> Self {
-        Self { queue: Queue::new(), packets: Vec::new(), free: Vec::new(), trace: None, events: 0 }
+    pub fn new(network: Network) -> Self {
+        Self { queue: Queue::new(), network, packets: Vec::new(), free: Vec::new(), trace: None, events: 0 }
     }
 
     /// The next event and its time.
@@ -135,8 +143,9 @@ impl Bus {
         Some((time, event))
     }
 
-    /// Puts a packet under way: a number by which events know it.
-    pub fn launch(&mut self, bytes: &[u8], to: u16, from: IpAddr, dst: IpAddr) -> u32 {
+    /// A NIC has sent a packet, of so many bytes on the wire, whose first and last bit are at the other end of its cable at
+    /// these times.
+    pub fn launch(&mut self, bytes: &[u8], (from, to): (u16, u16), ips: (IpAddr, IpAddr), (wire, at): (u64, (Ps, Ps))) {
         let number = self.free.pop().unwrap_or_else(|| {
             self.packets.push(Packet::default());
             self.packets.len() as u32 - 1
@@ -144,8 +153,27 @@ impl Bus {
         let packet = &mut self.packets[number as usize];
         packet.bytes.clear();
         packet.bytes.extend_from_slice(bytes);
-        (packet.to, packet.from, packet.dst) = (to, Some(from), Some(dst));
-        number
+        (packet.to, packet.from, packet.dst) = (to, Some(ips.0), Some(ips.1));
+        packet.way = (from, wire as u32, 0, at);
+        self.go_on(number, false);
+    }
+
+    /// The first bit of a packet is at a port that others share.
+    pub fn hop(&mut self, number: u32) {
+        self.go_on(number, true);
+    }
+
+    fn go_on(&mut self, number: u32, asks: bool) {
+        let packet = &mut self.packets[number as usize];
+        let (from, wire, hop, at) = packet.way;
+        match self.network.forward((from, packet.to), wire.into(), hop, at, asks) {
+            Step::Arrives(last) => self.queue.push(last, Event::Arrive { packet: number }),
+            Step::Asks { hop, at } => {
+                packet.way = (from, wire, hop, at);
+                self.queue.push(at.0, Event::Hop { packet: number });
+            }
+            Step::Dropped => self.free.push(number),
+        }
     }
 
     /// A packet under way.

@@ -13,26 +13,13 @@ use std::task::Poll;
 use remora_kernel::{Fault, Memory};
 use remora_memory::{Access, AccessError, Pd, Region, Registry};
 
-use super::hardware::Hardware;
+use super::hardware::{Hardware, ProcessorId};
 use super::writer::Writer;
 use crate::time::Ps;
 
-/// Who runs kernels on a machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Processor {
-    /// A core of the host.
-    Core,
-    /// The pipeline of the NIC.
-    Pipeline,
-    /// A core on the card of the NIC.
-    Card,
-    /// The accelerator.
-    Accel,
-}
-
 /// A place and its time.
 pub struct Site {
-    processor: Processor,
+    processor: ProcessorId,
     hardware: Rc<RefCell<Hardware>>,
     /// Where the kernel being polled is in time: never before the event that woke it.
     at: Cell<Ps>,
@@ -48,7 +35,11 @@ pub struct Site {
 
 impl Site {
     /// A place of a machine.
-    pub fn new(processor: Processor, hardware: Rc<RefCell<Hardware>>, writer: Rc<RefCell<Option<Writer>>>) -> Rc<Self> {
+    pub fn new(
+        processor: ProcessorId,
+        hardware: Rc<RefCell<Hardware>>,
+        writer: Rc<RefCell<Option<Writer>>>,
+    ) -> Rc<Self> {
         let (at, task, wakes) = (Cell::new(Ps::ZERO), Cell::new(0), RefCell::default());
         Rc::new(Self { processor, hardware, at, task, wakes, sent: Cell::new(Ps::ZERO), writer })
     }
@@ -56,7 +47,14 @@ impl Site {
     /// Kernel `task` goes on at `now`: its processor takes one step.
     pub fn enter(&self, now: Ps, task: u32) {
         self.task.set(task);
-        self.at.set(self.hardware.borrow_mut().step(self.processor, now));
+        let hardware = &mut *self.hardware.borrow_mut();
+        let (processor, board) = hardware.processor(self.processor);
+        self.at.set(processor.step(board, now));
+    }
+
+    /// The machine's hardware.
+    pub fn hardware(&self) -> &RefCell<Hardware> {
+        &self.hardware
     }
 
     /// Where the kernel being polled, or polled last, is in time.
@@ -71,12 +69,16 @@ impl Site {
 
     /// The kernel works on `bytes` of data: what `op` does with them takes its time.
     pub fn compute(&self, op: u64, bytes: usize) {
-        self.at.set(self.hardware.borrow_mut().compute(self.processor, self.at.get(), op, bytes));
+        let hardware = &mut *self.hardware.borrow_mut();
+        let (processor, board) = hardware.processor(self.processor);
+        self.at.set(processor.compute(board, self.at.get(), op, bytes));
     }
 
     /// The kernel computes so many counted instructions.
     pub fn instructions(&self, count: u64) {
-        self.at.set(self.hardware.borrow_mut().instructions(self.processor, self.at.get(), count));
+        let hardware = &mut *self.hardware.borrow_mut();
+        let (processor, board) = hardware.processor(self.processor);
+        self.at.set(processor.instructions(board, self.at.get(), count));
     }
 
     /// When the last bytes that a kernel sent without waiting for them were on their way.
@@ -136,8 +138,9 @@ impl SiteMemory {
 
     /// When the first and the last byte of an access are here.
     fn reach(&self, va: u64, len: usize, kind: Reach) -> (Ps, Ps) {
-        let Site { processor, hardware, at, .. } = &*self.site;
-        hardware.borrow_mut().reach(*processor, at.get(), va, len, kind)
+        let hardware = &mut *self.site.hardware.borrow_mut();
+        let (processor, board) = hardware.processor(self.site.processor);
+        processor.reach(board, self.site.at.get(), va, len as u64, kind)
     }
 
     async fn atomic(&self, key: u32, va: u64, f: impl Fn(&Region) -> Result<u64, AccessError>) -> Result<u64, Fault> {

@@ -67,7 +67,7 @@ fn stream(platform: &Platform) -> (f64, String) {
         }
         assert!(pair.poll(&mut |_| ended += 1).unwrap());
     }
-    let usage = pair.hardware()[0].usage(pair.now());
+    let usage = pair.usage()[0].clone();
     let binding = crate::resource::binding(&usage).unwrap();
     (60.0 * f64::from(1 << 16) / pair.now().as_secs(), format!("{} {:.1}", binding.name, binding.busy))
 }
@@ -220,7 +220,7 @@ fn the_same_seed_gives_the_same_bits() {
 #[test]
 fn a_lookup_that_fails_says_so_in_every_place() {
     let platform = platform("rambda", &[]);
-    for placement in super::placements(&platform) {
+    for placement in placements(&platform) {
         let mut pair = pair(&platform, placement);
         let (mut params, _) = load_list(&mut pair, 3);
         params[8..16].copy_from_slice(&9999u64.to_le_bytes());

@@ -3,7 +3,7 @@
 //! A message takes the same way in all placements: the core's command, the NIC's data path, the wire, the other NIC's
 //! data path. What differs is who reads memory, and over what.
 
-use remora_model::platform::{AccelDevice, Command, Nic, NicDevice, Platform};
+use remora_model::platform::{AccelDevice, CommandPath, Nic, NicDevice, Platform};
 
 use super::operation::{Access, Kind, Memory, Operation};
 use super::path::{Path, Station};
@@ -307,7 +307,7 @@ impl Way<'_> {
     /// command does not hold.
     fn fetch(&mut self, client: bool, bytes: f64) {
         let pipeline = &self.nic.pipeline;
-        if pipeline.command == Command::Fetch {
+        if pipeline.command == CommandPath::Fetch {
             self.host_read(client, "command fetch", pipeline.wqe as f64);
         }
         if bytes > pipeline.inline as f64 {

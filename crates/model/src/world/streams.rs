@@ -1,21 +1,14 @@
-//! Bulk data of a pair: payload streams that kernels work on as they come, WRITEs from the client's memory, and a sketch
-//! in the way of incoming WRITEs.
+//! Bulk data: payload streams that kernels work on as they come, and a sketch in the way of incoming WRITEs.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use remora_kernel::hll::Sketch;
-use remora_kernel::{Feed, op};
-use remora_memory::Region;
-use remora_nic::{SendOp, Sge};
+use remora_kernel::{Feed, Placement, op};
 use remora_wire::Opcode;
 
-use super::{CLIENT, Full, NODE, Pair, RAW_ID};
+use super::bus::Event;
+use super::fabric::Fabric;
+use super::node::Place;
 use crate::time::Ps;
-use crate::world::WorldError;
-use crate::world::bus::Event;
-use crate::world::machine::Command;
-use crate::world::site::Processor;
 
 /// Bytes of payload streams that a NIC or an accelerator holds for its kernels; more wait in the NIC's engine, which
 /// sends its peer RNR NAKs in the end. A host has all its memory for them.
@@ -25,7 +18,8 @@ pub(super) const FEED_ROOM: usize = 8 << 10;
 
 /// The payload stream of a call.
 pub(super) struct Stream {
-    /// The call's id in the NIC's engine.
+    /// The NIC that receives it, and the call's id in its engine.
+    nic: u16,
     id: u64,
     place: usize,
     task: u32,
@@ -43,72 +37,18 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new((id, op): (u64, u64), (place, task): (usize, u32), feed: Feed, ready: Ps) -> Self {
-        Self { id, place, task, op, feed: Some(feed), waiting: VecDeque::new(), busy: false, ready, sent: ready }
+    pub(super) fn new((nic, id, op): (u16, u64, u64), (place, task): (usize, u32), feed: Feed, ready: Ps) -> Self {
+        Self { nic, id, place, task, op, feed: Some(feed), waiting: VecDeque::new(), busy: false, ready, sent: ready }
     }
 }
 
-impl Pair {
-    /// Gives the client `len` bytes of memory, which [`submit_stream`](Self::submit_stream) and
-    /// [`submit_write`](Self::submit_write) send from.
-    pub fn client_memory(&mut self, len: u64) -> Result<Arc<Region>, WorldError> {
-        Ok(self.machines[CLIENT].alloc(len as usize)?.1)
-    }
-
-    /// Calls a kernel with a payload stream: `len` bytes from `va` on of the client's memory.
-    pub fn submit_stream(
-        &mut self,
-        op: u64,
-        params: &[u8],
-        (from, va, len): (&Arc<Region>, u64, u32),
-        tag: u32,
-    ) -> Result<(), Full> {
-        let call = self.open(tag)?;
-        self.remote_calls += 1;
-        let header = self.header(call);
-        let command = Command::Rpc { op, header, payload: Some(Sge { va, len, lkey: from.key() }) };
-        let (machine, qp) = (&mut self.machines[CLIENT], self.qps[CLIENT]);
-        machine.issue(self.now, qp, command, params, &mut self.bus);
-        Ok(())
-    }
-
-    /// WRITEs `len` bytes from `va` on of the client's memory to `to.1` in a region of the node; done when acknowledged.
-    pub fn submit_write(
-        &mut self,
-        (from, va, len): (&Arc<Region>, u64, u32),
-        to: (&Arc<Region>, u64),
-        tag: u32,
-    ) -> Result<(), Full> {
-        let call = self.open(tag)?;
-        self.remote_calls += 1;
-        let op = SendOp::Write { va: to.1, rkey: to.0.key() };
-        let sge = Some(Sge { va, len, lkey: from.key() });
-        let command = Command::Verb { wr_id: RAW_ID | u64::from(call), op, sge, signaled: true };
-        let (machine, qp) = (&mut self.machines[CLIENT], self.qps[CLIENT]);
-        machine.issue(self.now, qp, command, &[], &mut self.bus);
-        Ok(())
-    }
-
-    /// The client's core does what kernel `op` does with `bytes` of data. What is submitted next waits for the core.
-    pub fn client_work(&mut self, op: u64, bytes: usize) {
-        self.machines[CLIENT].hardware.borrow_mut().compute(Processor::Core, self.now, op, bytes);
-    }
-
-    /// From now on the values of all incoming WRITEs go through a sketch on the node's NIC, or no more.
-    pub fn set_tap(&mut self, sketch: Option<Sketch>) {
-        self.tap = sketch;
-    }
-
-    /// The sketch.
-    pub fn tap(&self) -> Option<&Sketch> {
-        self.tap.as_ref()
-    }
-
+impl Fabric {
     /// A packet's payload goes through the sketch: when it has. A WRITE's packets hold whole values.
-    pub(super) fn tap_packet(&mut self, number: u32) -> Ps {
+    pub(super) fn tap_packet(&mut self, nic: u16, number: u32) -> Ps {
+        let machine = usize::from(self.adapters[usize::from(nic)].machine);
         let bytes = &self.bus.packet(number).bytes;
         let opcode = bytes.first().and_then(|&code| Opcode::from_u8(code));
-        let Some((sketch, opcode)) = self.tap.as_mut().zip(opcode) else { return self.now };
+        let Some((sketch, opcode)) = self.software[machine].tap.as_mut().zip(opcode) else { return self.now };
         use Opcode::{RcWriteFirst, RcWriteLast, RcWriteMiddle, RcWriteOnly};
         if !matches!(opcode, RcWriteFirst | RcWriteMiddle | RcWriteLast | RcWriteOnly) {
             return self.now;
@@ -116,28 +56,43 @@ impl Pair {
         let end = bytes.len().saturating_sub(remora_wire::ICRC_LEN);
         let payload = bytes.get(opcode.header_len()..end).unwrap_or_default();
         sketch.insert_all(&payload[..payload.len() / 8 * 8]);
-        let processor = self.spec.node.nic_processor();
-        self.machines[NODE].hardware.borrow_mut().compute(processor, self.now, op::HYPERLOGLOG, payload.len())
+        let kind = self.spec.machines[machine].processor(Placement::Nic);
+        let adapter = &self.adapters[usize::from(nic)];
+        let mut hardware = adapter.hardware.borrow_mut();
+        let Some(processor) = hardware.find(kind, adapter.slot) else { return self.now };
+        let (processor, board) = hardware.processor(processor);
+        processor.compute(board, self.now, op::HYPERLOGLOG, payload.len())
     }
 
     /// Takes payload that has arrived to the places of its kernels, as far as there is room.
-    pub(super) fn feed_streams(&mut self) {
+    pub(super) fn feed_streams(&mut self, nic: u16) {
+        let Some(place) = self.rpc_place(nic) else { return };
+        let adapter = usize::from(nic);
         loop {
-            let held: usize = self.streams.iter().flat_map(|s| &s.waiting).map(|(_, data, _)| data.len()).sum();
-            let unbounded = self.places[self.spec.rpc_place as usize].processor == Processor::Core;
-            if held > STREAM_BUFFER && !unbounded {
+            let waiting = self.streams.iter().filter(|stream| stream.nic == nic).flat_map(|stream| &stream.waiting);
+            let held: usize = waiting.map(|(_, data, _)| data.len()).sum();
+            if held > STREAM_BUFFER && !self.has_host_memory(place) {
                 return;
             }
-            let Some(chunk) = self.machines[NODE].nic.poll_stream() else { return };
-            let Some(at) = self.streams.iter().position(|stream| stream.id == chunk.id) else {
-                self.machines[NODE].nic.recycle(chunk.data);
+            let Some(chunk) = self.adapters[adapter].nic.poll_stream() else { return };
+            let is_it = |stream: &Stream| (stream.nic, stream.id) == (nic, chunk.id);
+            let Some(at) = self.streams.iter().position(is_it) else {
+                self.adapters[adapter].nic.recycle(chunk.data);
                 continue;
             };
-            let processor = self.places[self.streams[at].place].processor;
-            let seen = self.machines[NODE].hardware.borrow_mut().deliver(processor, self.now, chunk.data.len());
+            let seen = {
+                let mut hardware = self.adapters[adapter].hardware.borrow_mut();
+                let (processor, board) = hardware.processor(self.places[self.streams[at].place].processor);
+                processor.deliver(board, self.adapters[adapter].slot, self.now, chunk.data.len())
+            };
             self.streams[at].waiting.push_back((seen, chunk.data, chunk.last));
             self.begin_chunk(at);
         }
+    }
+
+    fn has_host_memory(&self, place: usize) -> bool {
+        let Place { site, processor, .. } = &self.places[place];
+        site.hardware().borrow_mut().processor(*processor).0.has_host_memory()
     }
 
     /// A place begins with a stream's next chunk, if there is one and nothing is in hand.
@@ -145,18 +100,23 @@ impl Pair {
         let stream = &mut self.streams[at];
         let Some((seen, data, _)) = stream.waiting.front().filter(|_| !stream.busy) else { return };
         let start = (*seen).max(stream.ready).max(self.now);
-        let processor = self.places[stream.place].processor;
         let done = match stream.feed {
-            Some(_) => self.machines[NODE].hardware.borrow_mut().compute(processor, start, stream.op, data.len()),
+            Some(_) => {
+                let Place { site, processor, .. } = &self.places[stream.place];
+                let mut hardware = site.hardware().borrow_mut();
+                let (processor, board) = hardware.processor(*processor);
+                processor.compute(board, start, stream.op, data.len())
+            }
             None => start,
         };
         stream.busy = true;
-        self.bus.queue.push(done, Event::Chunk { call: stream.id as u32 });
+        self.bus.queue.push(done, Event::Chunk { nic: stream.nic, call: stream.id as u32 });
     }
 
     /// A place is done with a chunk: its kernel may have it.
-    pub(super) fn chunk_done(&mut self, call: u32) {
-        let Some(at) = self.streams.iter().position(|stream| stream.id as u32 == call) else { return };
+    pub(super) fn chunk_done(&mut self, nic: u16, call: u32) {
+        let is_it = |stream: &Stream| (stream.nic, stream.id as u32) == (nic, call);
+        let Some(at) = self.streams.iter().position(is_it) else { return };
         let stream = &mut self.streams[at];
         stream.busy = false;
         let Some((_, data, last)) = stream.waiting.pop_front() else { return };
@@ -169,16 +129,16 @@ impl Pair {
             }
             self.run(place, task);
         }
-        self.machines[NODE].nic.recycle(data);
+        self.adapters[usize::from(nic)].nic.recycle(data);
         if last {
-            self.streams.retain(|stream| stream.id as u32 != call);
-        } else if let Some(at) = self.streams.iter().position(|stream| stream.id as u32 == call) {
+            self.streams.retain(|stream| !is_it(stream));
+        } else if let Some(at) = self.streams.iter().position(is_it) {
             let stream = &mut self.streams[at];
             stream.ready = stream.sent;
             stream.sent = self.places[place].site.sent();
             self.begin_chunk(at);
         }
-        self.feed_streams();
+        self.feed_streams(nic);
     }
 
     /// Whether a kernel still has payload to come.
@@ -198,7 +158,8 @@ impl Pair {
 mod tests {
     use super::*;
     use crate::platform::Platform;
-    use crate::world::{PairSpec, Placement};
+    use crate::world::{Pair, PairSpec};
+    use remora_kernel::hll::Sketch;
     use remora_kernel::shuffle::{OVERFLOW, Partition, ShuffleParams};
     use remora_kernel::{Call, Kernel, Memory, Status, crc64};
 

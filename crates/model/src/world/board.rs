@@ -1,0 +1,295 @@
+//! What all software and all processors of a machine share: cores, caches, memory, PCIe, the NICs' data paths; and what
+//! each thing that software and a NIC do costs there.
+//!
+//! Everything shared is reserved: a request finds its own completion time at once (see [`crate::resource`]).
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::MachineSpec;
+use super::site::Reach;
+use crate::component::cache::{Cache, CacheAccess, CacheParams, Lookup};
+use crate::component::core::{CoreParams, Cores};
+use crate::component::ethernet::{Ethernet, EthernetParams};
+use crate::component::memory::{Memory, MemoryParams};
+use crate::component::memory_device::{MemoryDevice, device_of};
+use crate::component::nic::{DataPath, DataPathParams};
+use crate::component::pcie::{Pcie, PcieParams};
+use crate::platform::CommandPath;
+use crate::resource::Usage;
+use crate::time::Ps;
+
+/// Bytes of a cache line.
+pub(super) const LINE: u64 = 64;
+/// A completion that the NIC writes, where its host polls for one.
+const COMPLETION: u64 = 64;
+/// Bytes of BTH and ICRC.
+const BTH_ICRC: u64 = 16;
+/// The golden ratio, as a part of 2^64.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// What a machine's software and processors share.
+pub struct Board {
+    pub(super) spec: MachineSpec,
+    pub(super) cores: Cores,
+    cache: Cache,
+    memory: Memory,
+    /// PCIe slots that NICs are in.
+    slots: Vec<Pcie>,
+    nics: Vec<NicPath>,
+    /// Memory devices, and the number of the machine's link at each, if it has one.
+    devices: Vec<Option<Reached>>,
+    /// Phase of the polling loop, as a part of 2^64.
+    looks: u64,
+}
+
+/// A NIC's hardware.
+struct NicPath {
+    slot: usize,
+    path: DataPath,
+    wire: Ethernet,
+    /// When the packet sent last was there to be sent: packets keep their order.
+    sent: Ps,
+}
+
+impl Board {
+    /// All of it idle.
+    pub fn new(spec: &MachineSpec) -> Self {
+        // The BTH and the ICRC count in what the wire is told.
+        let mut ethernet = EthernetParams::from(&spec.nic.ethernet);
+        ethernet.overhead_bytes = ethernet.overhead_bytes.saturating_sub(BTH_ICRC);
+        let nic = |number| NicPath {
+            slot: if spec.one_slot { 0 } else { number },
+            path: DataPath::new(&DataPathParams::from(&spec.nic.pipeline)),
+            wire: Ethernet::new(&ethernet),
+            sent: Ps::ZERO,
+        };
+        let slots = if spec.one_slot { 1 } else { spec.nics() };
+        Self {
+            cores: Cores::new(&CoreParams::from(&spec.core)),
+            cache: Cache::new(&CacheParams::from(&spec.cache)),
+            memory: Memory::new(&MemoryParams::from(&spec.dram)),
+            slots: vec![Pcie::new(&PcieParams::from(&spec.nic.pcie)); slots],
+            nics: (0..spec.nics()).map(nic).collect(),
+            devices: Vec::new(),
+            looks: 0,
+            spec: spec.clone(),
+        }
+    }
+
+    /// The machine reaches the next memory device by this link of it, or does not reach it.
+    pub fn attach(&mut self, device: Option<Reached>) {
+        self.devices.push(device);
+    }
+
+    /// Memory is registered: the NICs get its translations (StRoM section 4.3), as many as they have room for.
+    pub fn register(&mut self, va: u64, len: u64) {
+        for nic in &mut self.nics {
+            nic.path.translate(Ps::ZERO, va, len);
+        }
+    }
+
+    // Software.
+
+    /// A core hands a NIC a command with `inline` bytes of payload in it: when the core is free again, and when the NIC
+    /// sees the command or its doorbell.
+    pub fn issue(&mut self, nic: usize, at: Ps, inline: usize) -> (Ps, Ps) {
+        let (start, free) = self.cores.run(at, Ps(self.spec.core.issue));
+        let nic = &self.nics[nic];
+        (free, nic.path.ring(start, 1, inline as u64, &mut self.slots[nic.slot]))
+    }
+
+    /// A NIC sees a command or its doorbell: when it begins with the command.
+    pub fn take(&mut self, nic: usize, now: Ps, inline: usize) -> Ps {
+        let nic = &mut self.nics[nic];
+        nic.path.take(now, 1, inline as u64, &mut self.slots[nic.slot]).0
+    }
+
+    /// What software polls for is in memory at `landed`: when software has seen it. The completion of a NIC that fetches
+    /// commands is an entry of a queue, which it writes behind the data.
+    pub fn notice(&mut self, nic: usize, now: Ps, landed: Ps, completion: bool) -> Ps {
+        let queued = completion && self.spec.nic.pipeline.command == CommandPath::Fetch;
+        let there = if queued { landed.max(self.pcie(nic).write(now, COMPLETION).1) } else { landed };
+        // The look that sees it ends up to one interval later: a low-discrepancy sequence, the same in every run.
+        self.looks = self.looks.wrapping_add(GOLDEN);
+        let phase = ((u128::from(self.looks) * u128::from(self.spec.core.poll)) >> 64) as u64;
+        self.cores.start(there) + Ps(phase)
+    }
+
+    /// What a core takes for what the kernel `op` does with bytes of data.
+    pub fn work(&self, op: u64, bytes: usize) -> Ps {
+        self.spec.work.rate(op).map_or(Ps::ZERO, |rate| Ps::transfer(bytes as u64, rate))
+    }
+
+    /// What a core takes for counted instructions.
+    pub fn core_instructions(&self, count: u64) -> Ps {
+        Ps::cycles(self.spec.work.core_instruction.unwrap_or(0.0) * count as f64, self.spec.core.clock)
+    }
+
+    /// What logic of this clock takes for counted instructions.
+    pub fn logic_instructions(&self, count: u64, clock: f64) -> Ps {
+        Ps::cycles(self.spec.work.logic_instruction.unwrap_or(0.0) * count as f64, clock)
+    }
+
+    // Memory.
+
+    fn pcie(&mut self, nic: usize) -> &mut Pcie {
+        &mut self.slots[self.nics[nic].slot]
+    }
+
+    /// By a core: as many lines at once as it has misses for.
+    pub fn load(&mut self, at: Ps, va: u64, bytes: u64, kind: Reach) -> (Ps, Ps) {
+        let access = if kind == Reach::Read { CacheAccess::Load } else { CacheAccess::Store };
+        let (mut first, mut last) = (None, at);
+        for line in self.cache.lines(va, bytes) {
+            let found = match self.spec.state {
+                0 => self.cache.access(line, access),
+                state => Lookup { hit: self.is_resident(line, state), written_back: None },
+            };
+            let here = match found.hit {
+                true => at + self.cache.hit_time(),
+                false => {
+                    let Self { cores, memory, devices, .. } = self;
+                    cores.miss(at, |start| match reached(devices, line * LINE) {
+                        Some((device, link)) => device.borrow_mut().read(*link, start, line * LINE, LINE).1,
+                        None => memory.read(start, line * LINE, LINE).1,
+                    })
+                }
+            };
+            if let Some(old) = found.written_back {
+                self.write_memory(here, old * LINE, LINE);
+            }
+            first = first.or(Some(here));
+            last = last.max(here);
+        }
+        (first.unwrap_or(last), last)
+    }
+
+    /// Memory takes bytes that nobody waits for.
+    pub fn write_memory(&mut self, at: Ps, va: u64, bytes: u64) {
+        match reached(&self.devices, va) {
+            Some((device, link)) => _ = device.borrow_mut().write(*link, at, va, bytes),
+            None => _ = self.memory.write(at, va, bytes),
+        }
+    }
+
+    /// Whether a line is in the part of the state that fits in the cache: lines are spread over it evenly.
+    fn is_resident(&self, line: u64, state: u64) -> bool {
+        let place = (line.wrapping_mul(GOLDEN) >> 11) as f64 / (1u64 << 53) as f64;
+        place * (state as f64) < self.spec.cache.size as f64
+    }
+
+    /// What a device that accesses memory waits for before its own way to the host: nothing, if the memory is the host's;
+    /// the way from there to the memory device and back, if it is one's.
+    pub fn beyond(&mut self, at: Ps, va: u64, bytes: u64) -> Ps {
+        match reached(&self.devices, va) {
+            Some((device, link)) => device.borrow_mut().read(*link, at, va, bytes).1,
+            None => at,
+        }
+    }
+
+    /// A NIC's own access over PCIe, with its own translation of addresses.
+    pub fn dma(&mut self, nic: usize, at: Ps, va: u64, bytes: u64, kind: Reach) -> (Ps, Ps) {
+        let at = self.nics[nic].path.translate(at, va, bytes);
+        match kind {
+            Reach::Read => {
+                let at = self.beyond(at, va, bytes);
+                self.pcie(nic).read(at, bytes)
+            }
+            Reach::Write | Reach::Stream => {
+                let (taken, there) = self.pcie(nic).write(at, bytes);
+                if reached(&self.devices, va).is_some() {
+                    self.write_memory(there, va, bytes);
+                }
+                (taken, taken)
+            }
+            Reach::Atomic => {
+                let at = self.beyond(at, va, bytes);
+                let (_, here) = self.pcie(nic).read(at, bytes);
+                (here, self.pcie(nic).write(here, bytes).1)
+            }
+        }
+    }
+
+    /// A DMA write of a packet's payload: when a core can see all of it.
+    pub fn store(&mut self, nic: usize, at: Ps, bytes: usize) -> Ps {
+        self.pcie(nic).write(at, bytes as u64).1
+    }
+
+    /// A DMA read of so many bytes of commands and payload: when all are there.
+    pub fn fetch(&mut self, nic: usize, at: Ps, bytes: u64) -> Ps {
+        self.pcie(nic).read(at, bytes).1
+    }
+
+    // The data path.
+
+    /// When a NIC should next build packets, if it has enough on its way already.
+    pub fn transmit_later(&self, nic: usize, now: Ps) -> Option<Ps> {
+        // Twice what a DMA read takes, and more, keeps the wire busy.
+        let ahead = Ps(2 * self.spec.nic.pcie.read_latency) + Ps::from_us(2);
+        let end = self.nics[nic].wire.free();
+        (end > now + ahead).then(|| end - ahead)
+    }
+
+    /// A NIC sends a packet of `len` bytes, of which it must fetch some first: when its first and its last bit are at the
+    /// other end of the cable.
+    pub fn send(&mut self, nic: usize, now: Ps, len: usize, fetched: usize) -> (Ps, Ps) {
+        let here = if fetched > 0 { self.fetch(nic, now, fetched as u64) } else { now };
+        let nic = &mut self.nics[nic];
+        nic.sent = nic.sent.max(here);
+        let (out, _) = nic.path.send(nic.sent, len as u64);
+        nic.wire.send(out, len as u64)
+    }
+
+    /// Bytes that a packet of `len` bytes takes on a cable.
+    pub fn on_wire(&self, nic: usize, len: usize) -> u64 {
+        self.nics[nic].wire.on_wire(len as u64)
+    }
+
+    /// The last bit of a packet is here: when the engine has it. The pipeline works on words as they come, so what is
+    /// left then is its depth and, where it holds packets until they are whole, another passage of all words.
+    pub fn receive(&mut self, nic: usize, now: Ps, len: usize) -> Ps {
+        self.nics[nic].path.receive(now, len as u64).0
+    }
+
+    // What it came to.
+
+    /// Bytes sent on the wires since usage was last forgotten.
+    pub fn wire_bytes(&self) -> u64 {
+        self.nics.iter().map(|nic| nic.wire.bytes()).sum()
+    }
+
+    /// How busy each shared thing was over `span`.
+    pub fn usage(&self, span: Ps, all: &mut Vec<Usage>) {
+        all.extend(self.cores.usage(span));
+        all.push(self.memory.usage("memory", span));
+        for slot in &self.slots {
+            all.extend(slot.usage(span));
+        }
+        for nic in &self.nics {
+            all.extend(nic.path.usage(span));
+            all.push(nic.wire.usage(span));
+        }
+    }
+
+    /// Forgets how busy everything was.
+    pub fn reset(&mut self) {
+        self.cores.reset();
+        self.cache.reset();
+        self.memory.reset();
+        self.slots.iter_mut().for_each(Pcie::reset);
+        for nic in &mut self.nics {
+            nic.path.reset();
+            nic.wire.reset();
+        }
+    }
+}
+
+/// A memory device, and a machine's link to it.
+type Reached = (Rc<RefCell<MemoryDevice>>, usize);
+
+/// The memory device that has an address, if the machine reaches it.
+#[inline]
+fn reached(devices: &[Option<Reached>], va: u64) -> Option<&Reached> {
+    devices.get(device_of(va)?)?.as_ref()
+}

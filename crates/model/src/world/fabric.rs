@@ -1,0 +1,409 @@
+//! Machines and what joins them, and the loop that lets things happen there.
+
+use std::cell::{Ref, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use remora_kernel::hll::Sketch;
+use remora_kernel::{Builtins, Kernel, Placement, Status, op};
+use remora_memory::{Buffer, Region};
+use remora_nic::{RpcRequest, WcStatus};
+use remora_wire::Opcode;
+
+use super::adapter::Adapter;
+use super::bus::{Bus, Event, TraceEntry};
+use super::client::{Connection, ConnectionId, Done, Notice};
+use super::hardware::Hardware;
+use super::machine::Machine;
+use super::network::{Network, NetworkSpec};
+use super::node::{AnyKernels, Kernels, Node, Place};
+use super::spec::path_mtu;
+use super::streams::Stream;
+use super::verbs::Ask;
+use super::writer::Writer;
+use super::{MachineSpec, WorldError};
+use crate::component::ethernet::EthernetParams;
+use crate::component::memory_device::{MemoryDevice, MemoryDeviceParams, device_base};
+use crate::platform::Platform;
+use crate::resource::Usage;
+use crate::time::Ps;
+
+/// Machines, memory devices, and what joins them.
+#[derive(Clone, Debug)]
+pub struct FabricSpec {
+    /// Machines. Their NICs are counted through, those of the first machine first.
+    pub machines: Vec<MachineSpec>,
+    /// Cables and switches.
+    pub network: NetworkSpec,
+    /// Memory devices.
+    pub devices: Vec<DeviceSpec>,
+    /// Bytes of payload in a packet.
+    pub mtu: u32,
+    /// Seeds keys and numbers.
+    pub seed: u64,
+    /// Who serves RPC verbs on nodes at first.
+    pub rpc_place: Placement,
+}
+
+/// Memory without a machine.
+#[derive(Clone, Debug)]
+pub struct DeviceSpec {
+    /// Its links and its memory; of links it has one for each machine.
+    pub params: MemoryDeviceParams,
+    /// The machines that reach it, link by link.
+    pub machines: Vec<u16>,
+}
+
+impl FabricSpec {
+    /// Machines of a platform's hardware at one network: so many clients, then nodes with data of `state` bytes.
+    pub fn new(
+        platform: &Platform,
+        (clients, nodes): (u16, u16),
+        network: NetworkSpec,
+        (state, seed): (u64, u64),
+    ) -> Result<Self, WorldError> {
+        let (client, node) = (MachineSpec::client(platform, state)?, MachineSpec::node(platform, state)?);
+        let mtu = path_mtu(platform, &node)?;
+        let nodes = std::iter::repeat_n(node, nodes.into());
+        let machines = std::iter::repeat_n(client, clients.into()).chain(nodes).collect();
+        Ok(Self { machines, network, devices: Vec::new(), mtu, seed, rpc_place: Placement::Nic })
+    }
+}
+
+/// A NIC of a machine, both counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NicAt {
+    /// The machine.
+    pub machine: u16,
+    /// Which of its NICs.
+    pub nic: u16,
+}
+
+impl From<u16> for NicAt {
+    /// A machine's first NIC.
+    fn from(machine: u16) -> Self {
+        Self { machine, nic: 0 }
+    }
+}
+
+/// What has been done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests that waited for the network.
+    pub round_trips: u64,
+    /// Bytes of Ethernet frames with their gaps, all ways.
+    pub wire_bytes: u64,
+    /// Request packets sent again.
+    pub retransmits: u64,
+    /// Packets that ports without room dropped since usage was last forgotten.
+    pub dropped: u64,
+}
+
+/// What a machine has for what runs on it.
+#[derive(Default)]
+pub(super) struct Software {
+    /// Its kernels, once somebody is connected to it.
+    pub node: Option<Node>,
+    /// What all incoming WRITEs go through.
+    pub tap: Option<Sketch>,
+    /// Who changes its memory.
+    pub writer: Rc<RefCell<Option<Writer>>>,
+}
+
+/// A modelled fabric.
+pub struct Fabric {
+    pub(super) bus: Bus,
+    pub(super) now: Ps,
+    pub(super) spec: FabricSpec,
+    pub(super) machines: Vec<Machine>,
+    pub(super) software: Vec<Software>,
+    pub(super) adapters: Vec<Adapter>,
+    devices: Vec<Rc<RefCell<MemoryDevice>>>,
+    /// Addresses of devices that are still free.
+    device_vas: Vec<u64>,
+    pub(super) kernels: Box<dyn Kernels>,
+    /// Op-codes that NICs answer to.
+    pub(super) ops: Vec<u64>,
+    pub(super) connections: Vec<Connection>,
+    pub(super) places: Vec<Place>,
+    /// Calls that have ended, with their connections.
+    pub(super) finished: Vec<(u16, u32)>,
+    notices: Vec<Notice>,
+    free_notices: Vec<u32>,
+    /// Replies on their way from a kernel to a NIC's engine.
+    pub(super) answers: Vec<Option<(u16, RpcRequest, Status)>>,
+    pub(super) free_answers: Vec<u32>,
+    pub(super) streams: Vec<Stream>,
+    failed: Option<WcStatus>,
+    pub(super) scratch: (Vec<(Ps, u32)>, Vec<Ask>, Vec<u8>),
+}
+
+impl Fabric {
+    /// A fabric whose nodes have the built-in kernels.
+    pub fn new(spec: &FabricSpec) -> Result<Self, WorldError> {
+        Self::with_kernels(spec, Builtins, &op::BUILTINS)
+    }
+
+    /// A fabric whose nodes have these kernels; NICs answer to `ops`.
+    pub fn with_kernels<K>(spec: &FabricSpec, kernels: K, ops: &[u64]) -> Result<Self, WorldError>
+    where
+        K: Kernel + Clone + 'static,
+    {
+        let (mut machines, mut adapters, mut links) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, machine_spec) in (0..).zip(&spec.machines) {
+            let first = adapters.len() as u16;
+            let machine = Machine::new(index, first, machine_spec, spec.seed);
+            for (slot, nic) in machine.nics.clone().enumerate() {
+                adapters.push(Adapter::new(nic, &machine, slot, spec.seed)?);
+                links.push(EthernetParams::from(&machine_spec.nic.ethernet));
+            }
+            machines.push(machine);
+        }
+        let mut devices = Vec::new();
+        for device in &spec.devices {
+            let links = device.machines.len();
+            let made = MemoryDevice::new(&MemoryDeviceParams { links, ..device.params.clone() });
+            let made = Rc::new(RefCell::new(made));
+            for machine in &mut machines {
+                let link = device.machines.iter().position(|at| *at == machine.index);
+                machine.hardware.borrow_mut().board.attach(link.map(|link| (made.clone(), link)));
+            }
+            devices.push(made);
+        }
+        Ok(Self {
+            bus: Bus::new(Network::new(&spec.network, &links)),
+            now: Ps::ZERO,
+            software: machines.iter().map(|_| Software::default()).collect(),
+            machines,
+            adapters,
+            device_vas: (0..devices.len()).map(device_base).collect(),
+            devices,
+            kernels: Box::new(AnyKernels(kernels)),
+            ops: ops.to_vec(),
+            connections: Vec::new(),
+            places: Vec::new(),
+            finished: Vec::new(),
+            notices: Vec::new(),
+            free_notices: Vec::new(),
+            answers: Vec::new(),
+            free_answers: Vec::new(),
+            streams: Vec::new(),
+            failed: None,
+            scratch: Default::default(),
+            spec: spec.clone(),
+        })
+    }
+
+    /// The present.
+    pub fn now(&self) -> Ps {
+        self.now
+    }
+
+    /// Events so far.
+    pub fn events(&self) -> u64 {
+        self.bus.events
+    }
+
+    /// Keeps a trace from now on, or hands over the one kept so far.
+    pub fn trace(&mut self) -> Vec<TraceEntry> {
+        self.bus.trace.replace(Vec::new()).unwrap_or_default()
+    }
+
+    /// What the fabric was made of.
+    pub fn spec(&self) -> &FabricSpec {
+        &self.spec
+    }
+
+    /// The hardware of a machine.
+    pub fn hardware(&self, machine: u16) -> Option<Ref<'_, Hardware>> {
+        Some(self.machines.get(usize::from(machine))?.hardware.borrow())
+    }
+
+    /// How busy everything of a machine was since usage was last forgotten, with the switch ports that it has for itself.
+    pub fn usage(&self, machine: u16) -> Vec<Usage> {
+        let Some(machine) = self.machines.get(usize::from(machine)) else { return Vec::new() };
+        let hardware = machine.hardware.borrow();
+        let (network, span) = (&self.bus.network, self.now - hardware.since());
+        hardware.usage(self.now, machine.nics.clone().flat_map(|nic| network.usage_of(nic, span)))
+    }
+
+    /// How busy all ports of switches were since usage was last forgotten, in the order of the cables, a trunk's two
+    /// one after the other.
+    pub fn ports(&self) -> Vec<Usage> {
+        let since = self.machines.first().map_or(Ps::ZERO, |machine| machine.hardware.borrow().since());
+        self.bus.network.usage(self.now - since)
+    }
+
+    /// How busy a memory device was since usage was last forgotten.
+    pub fn device_usage(&self, device: u16) -> Vec<Usage> {
+        let since = self.machines.first().map_or(Ps::ZERO, |machine| machine.hardware.borrow().since());
+        let device = self.devices.get(usize::from(device));
+        device.map_or_else(Vec::new, |device| device.borrow().usage(self.now - since))
+    }
+
+    /// Counts since the fabric was made.
+    pub fn counts(&self) -> Counts {
+        let bytes = |machine: &Machine| machine.hardware.borrow().board.wire_bytes();
+        Counts {
+            round_trips: self.connections.iter().map(Connection::round_trips).sum(),
+            wire_bytes: self.machines.iter().map(bytes).sum(),
+            retransmits: self.adapters.iter().map(|adapter| adapter.nic.counters().retransmits).sum(),
+            dropped: self.bus.network.dropped(),
+        }
+    }
+
+    /// Forgets how busy everything was.
+    pub fn reset_usage(&mut self) {
+        self.machines.iter().for_each(|machine| machine.hardware.borrow_mut().reset(self.now));
+        self.devices.iter().for_each(|device| device.borrow_mut().reset());
+        self.bus.network.reset();
+    }
+
+    fn machine(&mut self, number: u16) -> Result<&mut Machine, WorldError> {
+        self.machines.get_mut(usize::from(number)).ok_or(WorldError::Unknown { what: "machine", number })
+    }
+
+    /// Zeroed memory of a machine.
+    pub fn alloc(&mut self, machine: u16, len: u64) -> Result<Arc<Region>, WorldError> {
+        Ok(self.machine(machine)?.alloc(len as usize)?.1)
+    }
+
+    /// Zeroed memory of a memory device, as each of its machines has it registered: at one address, under a key of its
+    /// own.
+    pub fn alloc_on_device(&mut self, device: u16, len: u64) -> Result<Vec<Arc<Region>>, WorldError> {
+        let unknown = WorldError::Unknown { what: "memory device", number: device };
+        let Some(spec) = self.spec.devices.get(usize::from(device)) else { return Err(unknown) };
+        let buffer = Buffer::anonymous(len.max(8) as usize)?;
+        let next = &mut self.device_vas[usize::from(device)];
+        let va = *next;
+        *next += len.max(8).next_multiple_of(remora_memory::PAGE_BYTES as u64);
+        let machines = spec.machines.clone();
+        machines.into_iter().map(|machine| self.machine(machine)?.register(&buffer, va, len.max(8) as usize)).collect()
+    }
+
+    /// Lets somebody change a machine's memory, or nobody.
+    pub fn set_writer(&mut self, machine: u16, writer: Option<Writer>) {
+        if let Some(software) = self.software.get(usize::from(machine)) {
+            *software.writer.borrow_mut() = writer;
+        }
+    }
+
+    /// From now on the values of all WRITEs to a machine go through a sketch on its NIC, or no more.
+    pub fn set_tap(&mut self, machine: u16, sketch: Option<Sketch>) {
+        if let Some(software) = self.software.get_mut(usize::from(machine)) {
+            software.tap = sketch;
+        }
+    }
+
+    /// A machine's sketch.
+    pub fn tap(&self, machine: u16) -> Option<&Sketch> {
+        self.software.get(usize::from(machine))?.tap.as_ref()
+    }
+
+    /// Goes on until calls have finished, and hands them over. False if nothing is left to happen.
+    pub fn poll(&mut self, done: &mut dyn FnMut(Done<'_>)) -> Result<bool, WorldError> {
+        while self.finished.is_empty() {
+            if let Some(status) = self.failed {
+                return Err(WorldError::Verb(status));
+            }
+            let Some((time, event)) = self.bus.take_next() else { return Ok(false) };
+            self.now = self.now.max(time);
+            self.handle(event)?;
+        }
+        while let Some((connection, call)) = self.finished.pop() {
+            done(self.connections[usize::from(connection)].close(ConnectionId(connection), call, self.now));
+        }
+        Ok(true)
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), WorldError> {
+        let now = self.now;
+        match event {
+            Event::Command { nic, post } => self.adapters[usize::from(nic)].see_command(now, post, &mut self.bus)?,
+            Event::Take { nic, post } => self.adapters[usize::from(nic)].take_command(now, post, &mut self.bus)?,
+            Event::Transmit { nic } => {
+                self.look(nic, false);
+                self.adapters[usize::from(nic)].transmit(now, &mut self.bus);
+            }
+            Event::Hop { packet } => self.bus.hop(packet),
+            Event::Arrive { packet } => {
+                let nic = self.bus.packet(packet).to;
+                self.adapters[usize::from(nic)].arrive(now, packet, &mut self.bus);
+            }
+            Event::Receive { packet } => self.receive(packet)?,
+            Event::Timer { nic } => self.adapters[usize::from(nic)].run_timers(now, &mut self.bus),
+            Event::Notice { nic, notice } => {
+                self.free_notices.push(notice);
+                let notice = self.notices[notice as usize];
+                self.see(nic, notice)?;
+            }
+            Event::Wake { place, task } => self.run(place.into(), task),
+            Event::Chunk { nic, call } => self.chunk_done(nic, call),
+            Event::Answer { answer } => {
+                self.free_answers.push(answer);
+                if let Some((nic, request, status)) = self.answers[answer as usize].take() {
+                    let adapter = &mut self.adapters[usize::from(nic)];
+                    adapter.nic.rpc_reply(request, status.code());
+                    adapter.pump(now, &mut self.bus);
+                    self.start_rpcs(nic);
+                }
+            }
+            Event::Finish { connection, call } => self.finished.push((connection, call)),
+        }
+        Ok(())
+    }
+
+    /// Brings a machine's memory up to date with its writer.
+    fn look(&mut self, nic: u16, reading: bool) {
+        let machine = self.adapters[usize::from(nic)].machine;
+        if let Some(writer) = self.software[usize::from(machine)].writer.borrow_mut().as_mut() {
+            writer.catch_up(self.now, reading);
+        }
+    }
+
+    /// A NIC takes a packet; software will see what it completed.
+    fn receive(&mut self, packet: u32) -> Result<(), WorldError> {
+        let (now, nic) = (self.now, self.bus.packet(packet).to);
+        let machine = usize::from(self.adapters[usize::from(nic)].machine);
+        let passed = if self.software[machine].tap.is_some() { self.tap_packet(nic, packet) } else { now };
+        let (what, landed) = self.adapters[usize::from(nic)].receive(passed, packet, &mut self.bus);
+        if let Some((Opcode::RcReadRequest, _)) = what {
+            self.look(nic, true);
+        }
+        while let Some(wc) = self.adapters[usize::from(nic)].poll_cq() {
+            if wc.status != WcStatus::Success {
+                self.failed = Some(wc.status);
+            }
+            if wc.wr_id == u64::MAX {
+                continue;
+            }
+            self.notify(nic, landed, Notice::Completion(wc));
+        }
+        if let Some((Opcode::RcWriteOnly | Opcode::RcWriteLast, qp)) = what
+            && self.is_polled(nic, qp)
+        {
+            self.notify(nic, landed, Notice::Landed(qp));
+        }
+        if self.software[machine].node.is_some() {
+            self.start_rpcs(nic);
+            self.feed_streams(nic);
+        }
+        self.adapters[usize::from(nic)].pump(now, &mut self.bus);
+        Ok(())
+    }
+
+    fn notify(&mut self, nic: u16, landed: Ps, notice: Notice) {
+        let number = self.free_notices.pop().unwrap_or_else(|| {
+            self.notices.push(notice);
+            self.notices.len() as u32 - 1
+        });
+        self.notices[number as usize] = notice;
+        let completion = matches!(notice, Notice::Completion(_));
+        let adapter = &self.adapters[usize::from(nic)];
+        let seen = adapter.hardware.borrow_mut().board.notice(adapter.slot, self.now, landed, completion);
+        self.bus.queue.push(seen, Event::Notice { nic, notice: number });
+    }
+}
+
+#[cfg(test)]
+mod tests;

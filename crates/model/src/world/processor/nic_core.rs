@@ -1,0 +1,80 @@
+//! Kernels on cores of the NIC's card, as on BlueField.
+
+use super::{Arrival, Processor, ProcessorKind};
+use crate::component::nic_cores::{NicCoreParams, NicCores};
+use crate::platform;
+use crate::resource::Usage;
+use crate::time::Ps;
+use crate::world::board::{Board, LINE};
+use crate::world::site::Reach;
+
+/// The cores of one NIC's card.
+pub struct NicCore {
+    cores: NicCores,
+    /// Turning from one kernel to another, as a host core does.
+    switch: Ps,
+    dispatch: Ps,
+    issue: Ps,
+}
+
+impl NicCore {
+    /// Idle cores.
+    pub fn new(card: &platform::NicCores, host: &platform::Core) -> Self {
+        Self {
+            cores: NicCores::new(&NicCoreParams::new(card, host)),
+            switch: Ps(host.switch),
+            dispatch: Ps(card.dispatch),
+            issue: Ps(card.issue),
+        }
+    }
+}
+
+impl Processor for NicCore {
+    fn kind(&self) -> ProcessorKind {
+        ProcessorKind::NicCore
+    }
+
+    fn step(&mut self, _: &mut Board, now: Ps) -> Ps {
+        self.cores.run(now, self.switch).1
+    }
+
+    fn compute(&mut self, board: &mut Board, at: Ps, op: u64, bytes: usize) -> Ps {
+        match board.work(op, bytes) {
+            Ps::ZERO => at,
+            work => self.cores.run(at, work).1,
+        }
+    }
+
+    fn instructions(&mut self, board: &mut Board, at: Ps, count: u64) -> Ps {
+        self.cores.run(at, board.core_instructions(count)).1
+    }
+
+    /// The chunk is on the card already.
+    fn deliver(&mut self, _: &mut Board, _: usize, now: Ps, _: usize) -> Ps {
+        now
+    }
+
+    fn dispatch(&mut self, _: &mut Board, _: Arrival, now: Ps, _: usize) -> Ps {
+        self.cores.cores.run(now, self.dispatch).1
+    }
+
+    fn answer(&mut self, _: &mut Board, _: usize, at: Ps, _: usize) -> Ps {
+        self.cores.cores.run(at, self.issue).1
+    }
+
+    /// A read of host memory, whatever it does there, with the rest of its bytes behind the first line.
+    fn reach(&mut self, board: &mut Board, at: Ps, va: u64, bytes: u64, _: Reach) -> (Ps, Ps) {
+        let at = board.beyond(at, va, bytes);
+        let (_, first) = self.cores.host_read(at);
+        let rest = Ps::transfer(bytes.saturating_sub(LINE), board.spec.nic.pcie.bandwidth);
+        (first, first + rest)
+    }
+
+    fn usage(&self, span: Ps, all: &mut Vec<Usage>) {
+        all.extend(self.cores.usage(span));
+    }
+
+    fn reset(&mut self) {
+        self.cores.reset();
+    }
+}

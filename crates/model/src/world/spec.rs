@@ -1,0 +1,153 @@
+//! What a machine is made of, and a pair of them.
+
+use remora_kernel::{Placement, op};
+
+use super::{ProcessorKind, WorldError};
+use crate::platform::{Accel, Cache, Core, Dram, Nic, NicCores, NicDevice, Platform, Power, Switch};
+
+/// The hardware of one machine.
+#[derive(Clone, Debug)]
+pub struct MachineSpec {
+    /// Its cores.
+    pub core: Core,
+    /// Its last-level cache.
+    pub cache: Cache,
+    /// Its memory.
+    pub dram: Dram,
+    /// Its NIC.
+    pub nic: Nic,
+    /// How many of these it has, alike; at least one.
+    pub nics: u16,
+    /// Whether they share one PCIe slot, as the ports of one card.
+    pub one_slot: bool,
+    /// Cores on its NIC.
+    pub card: Option<NicCores>,
+    /// Its accelerator.
+    pub accel: Option<Accel>,
+    /// What one of its cores does with bytes, and what an instruction of a user's kernel takes.
+    pub work: Work,
+    /// Bytes that its kernels' data are spread over, evenly: the part that fits is in the last-level cache. 0: what is
+    /// there follows from the accesses themselves.
+    pub state: u64,
+    /// Its power.
+    pub power: Option<Power>,
+}
+
+impl MachineSpec {
+    /// A platform's node, for data of `state` bytes.
+    pub fn node(platform: &Platform, state: u64) -> Result<Self, WorldError> {
+        let missing = |what| WorldError::Missing { platform: platform.name.clone(), what };
+        let cards = platform.placements.nic == Some(NicDevice::Cores);
+        Ok(Self {
+            core: platform.host.clone(),
+            cache: platform.cache.clone(),
+            dram: platform.dram.clone(),
+            nic: platform.nic.clone().ok_or_else(|| missing("hardware NIC"))?,
+            nics: 1,
+            one_slot: false,
+            card: platform.nic_cores.clone().filter(|_| cards),
+            accel: platform.accel.clone(),
+            work: Work::of(platform),
+            state,
+            power: platform.power.clone(),
+        })
+    }
+
+    /// A platform's client: the node's machine without what runs kernels beside its cores. One thread is the client, as in
+    /// the real world.
+    pub fn client(platform: &Platform, state: u64) -> Result<Self, WorldError> {
+        let core = Core { cores: 1, ..platform.client.clone() };
+        Ok(Self { core, card: None, accel: None, ..Self::node(platform, state)? })
+    }
+
+    /// Which processor runs the kernels of a placement here.
+    pub fn processor(&self, placement: Placement) -> ProcessorKind {
+        match placement {
+            Placement::Client | Placement::Host => ProcessorKind::HostCore,
+            Placement::Nic if self.card.is_some() => ProcessorKind::NicCore,
+            Placement::Nic => ProcessorKind::Pipeline,
+            Placement::Accelerator => ProcessorKind::Accelerator,
+        }
+    }
+
+    /// How many NICs it has.
+    pub(super) fn nics(&self) -> usize {
+        usize::from(self.nics.max(1))
+    }
+}
+
+/// Bytes a second of one core with the data of some kernels, and cycles of an instruction. What is not known takes no time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Work {
+    /// CRC-64.
+    pub crc64: Option<f64>,
+    /// Partitioning values of 8 bytes.
+    pub partition: Option<f64>,
+    /// Sketching values of 8 bytes.
+    pub hyperloglog: Option<f64>,
+    /// Cycles of a core for a counted instruction.
+    pub core_instruction: Option<f64>,
+    /// Cycles of logic, in a NIC's data path or on an accelerator, for a counted instruction.
+    pub logic_instruction: Option<f64>,
+}
+
+impl Work {
+    fn of(platform: &Platform) -> Self {
+        Self {
+            crc64: platform.checksum.as_ref().map(|checksum| checksum.crc64),
+            partition: platform.stream.as_ref().map(|stream| stream.partition),
+            hyperloglog: platform.stream.as_ref().map(|stream| stream.hyperloglog),
+            core_instruction: platform.module_core.as_ref().map(|module| module.instruction),
+            logic_instruction: platform.module_logic.as_ref().map(|module| module.instruction),
+        }
+    }
+
+    /// Bytes a second of a core with the data of kernel `op`.
+    pub(super) fn rate(&self, op: u64) -> Option<f64> {
+        match op {
+            op::CONSISTENCY | op::CHECKSUM => self.crc64,
+            op::SHUFFLE => self.partition,
+            op::HYPERLOGLOG => self.hyperloglog,
+            _ => None,
+        }
+    }
+}
+
+/// A client, a node and how they are used.
+#[derive(Clone, Debug)]
+pub struct PairSpec {
+    /// The client's machine.
+    pub client: MachineSpec,
+    /// The node.
+    pub node: MachineSpec,
+    /// The switch between them, if there is one.
+    pub switch: Option<Switch>,
+    /// Bytes of payload in a packet.
+    pub mtu: u32,
+    /// Seeds keys and numbers.
+    pub seed: u64,
+    /// Who serves RPC verbs: the NIC, the accelerator, or the host for which the NIC does not (StRoM section 5.1).
+    pub rpc_place: Placement,
+}
+
+impl PairSpec {
+    /// A pair of a platform's hardware, for data of `state` bytes ([`MachineSpec::state`]).
+    pub fn new(platform: &Platform, state: u64, seed: u64) -> Result<Self, WorldError> {
+        let (client, node) = (MachineSpec::client(platform, state)?, MachineSpec::node(platform, state)?);
+        let mtu = path_mtu(platform, &node)?;
+        Ok(Self { client, node, switch: platform.switch.clone(), mtu, seed, rpc_place: Placement::Nic })
+    }
+
+    /// For calls in `placement`: the RPC verb leads to the accelerator if that is the place, to the NIC otherwise.
+    pub fn serving(mut self, placement: Placement) -> Self {
+        self.rpc_place = if placement == Placement::Accelerator { Placement::Accelerator } else { Placement::Nic };
+        self
+    }
+}
+
+/// Bytes of payload in a packet between machines of a platform.
+pub(super) fn path_mtu(platform: &Platform, machine: &MachineSpec) -> Result<u32, WorldError> {
+    let mtu = [4096, 2048, 1408, 1024, 512, 256].into_iter().find(|&mtu| mtu <= machine.nic.ethernet.mtu);
+    let what = "Ethernet MTU of at least 256 B";
+    Ok(mtu.ok_or_else(|| WorldError::Missing { platform: platform.name.clone(), what })? as u32)
+}
