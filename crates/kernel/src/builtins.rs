@@ -11,50 +11,95 @@ pub trait Kernel {
     async fn run<M: Memory>(&self, memory: &M, call: &mut Call) -> Status;
 }
 
-/// Op-codes of the built-in kernels.
-pub mod op {
-    /// Follows a linked structure to a value.
-    pub const TRAVERSAL: u64 = 1;
-    /// Looks a key up in a hash table.
-    pub const GET: u64 = 2;
-    /// Reads an object until its checksum holds.
-    pub const CONSISTENCY: u64 = 3;
-    /// Computes the checksum of a payload stream.
-    pub const CHECKSUM: u64 = 4;
-    /// Filters and aggregates rows.
-    pub const FILTER: u64 = 7;
-    /// Compresses what memory holds.
-    pub const COMPRESS: u64 = 8;
-    /// Restores compressed blocks into memory.
-    pub const DECOMPRESS: u64 = 9;
-    /// Partitions a payload stream.
-    pub const SHUFFLE: u64 = 6;
-    /// Counts the distinct values of a payload stream.
-    pub const HYPERLOGLOG: u64 = 5;
-    /// All of them.
-    pub const BUILTINS: [u64; 9] =
-        [TRAVERSAL, GET, CONSISTENCY, CHECKSUM, HYPERLOGLOG, SHUFFLE, FILTER, COMPRESS, DECOMPRESS];
-}
-
 /// The built-in kernels.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Builtins;
 
-impl Kernel for Builtins {
-    #[inline]
-    async fn run<M: Memory>(&self, memory: &M, call: &mut Call) -> Status {
-        let result = match call.op {
-            op::TRAVERSAL => traversal::run(memory, call).await,
-            op::GET => get::run(memory, call).await,
-            op::CONSISTENCY => consistency::run(memory, call).await,
-            op::CHECKSUM => checksum::run(call).await,
-            op::FILTER => filter::run(memory, call).await,
-            op::COMPRESS => compress::compress(memory, call).await,
-            op::DECOMPRESS => compress::decompress(memory, call).await,
-            op::SHUFFLE => shuffle::run(memory, call).await,
-            op::HYPERLOGLOG => hll::run(memory, call).await,
-            _ => Err(Status::UnknownOp),
-        };
-        result.err().unwrap_or(Status::Ok)
+/// What a built-in kernel works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// The node's memory.
+    Memory,
+    /// A payload stream.
+    Stream,
+    /// Either, as the parameters say.
+    Either,
+}
+
+/// A built-in kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Builtin {
+    /// Its op-code.
+    pub op: u64,
+    /// As reports spell it.
+    pub name: &'static str,
+    /// What it works on.
+    pub input: Input,
+}
+
+/// The one table of built-in kernels: constant, op-code, name, input, and the function that runs it.
+macro_rules! builtins {
+    ($(
+        $(#[$doc:meta])*
+        $constant:ident = $op:literal, $name:literal, $input:ident: |$memory:ident, $call:ident| $run:expr;
+    )*) => {
+        /// Op-codes of the built-in kernels.
+        pub mod op {
+            use super::{BUILTINS as TABLE};
+
+            $($(#[$doc])* pub const $constant: u64 = $op;)*
+
+            /// All of them.
+            pub const BUILTINS: [u64; TABLE.len()] = [$($op),*];
+        }
+
+        /// All built-in kernels, in the order of their op-codes.
+        pub const BUILTINS: &[Builtin] = &[$(Builtin { op: $op, name: $name, input: Input::$input }),*];
+
+        impl Kernel for Builtins {
+            #[inline]
+            async fn run<M: Memory>(&self, memory: &M, call: &mut Call) -> Status {
+                let result = match call.op {
+                    $(op::$constant => { let ($memory, $call) = (memory, call); $run.await })*
+                    _ => Err(Status::UnknownOp),
+                };
+                result.err().unwrap_or(Status::Ok)
+            }
+        }
+    };
+}
+
+builtins! {
+    /// Follows a linked structure to a value.
+    TRAVERSAL = 1, "traversal", Memory: |memory, call| traversal::run(memory, call);
+    /// Looks a key up in a hash table.
+    GET = 2, "get", Memory: |memory, call| get::run(memory, call);
+    /// Reads an object until its checksum holds.
+    CONSISTENCY = 3, "consistency", Memory: |memory, call| consistency::run(memory, call);
+    /// Computes the checksum of a payload stream.
+    CHECKSUM = 4, "checksum", Stream: |_memory, call| checksum::run(call);
+    /// Counts the distinct values of a payload stream.
+    HYPERLOGLOG = 5, "hyperloglog", Stream: |memory, call| hll::run(memory, call);
+    /// Partitions a payload stream.
+    SHUFFLE = 6, "shuffle", Stream: |memory, call| shuffle::run(memory, call);
+    /// Filters and aggregates rows.
+    FILTER = 7, "filter", Either: |memory, call| filter::run(memory, call);
+    /// Compresses what memory holds.
+    COMPRESS = 8, "compress", Memory: |memory, call| compress::compress(memory, call);
+    /// Restores compressed blocks into memory.
+    DECOMPRESS = 9, "decompress", Stream: |memory, call| compress::decompress(memory, call);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn op_codes_and_names_are_each_one_kernels() {
+        for (at, kernel) in BUILTINS.iter().enumerate() {
+            assert_eq!(kernel.op, op::BUILTINS[at]);
+            let others = &BUILTINS[at + 1..];
+            assert!(others.iter().all(|other| other.op > kernel.op && other.name != kernel.name), "{kernel:?}");
+        }
     }
 }

@@ -39,7 +39,7 @@ mod testing;
 mod traversal;
 mod vectored;
 
-pub use builtins::{Builtins, Kernel, op};
+pub use builtins::{BUILTINS, Builtin, Builtins, Input, Kernel, op};
 pub use call::{Call, CallFields, Status};
 pub use consistency::{ConsistencyParams, TRIES_BYTES, crc64};
 pub use get::{BUCKETS, Bucket, ENTRY_BYTES, GetParams, TableEntry};

@@ -1,0 +1,108 @@
+//! A call of each built-in kernel whose answer is known, for the tests of every world. A kernel without one fails them.
+
+use remora_kernel::compress::CompressParams;
+use remora_kernel::filter::{Column, ColumnType, FilterOutput, FilterParams, RowPredicate, Source};
+use remora_kernel::hll::HllParams;
+use remora_kernel::shuffle::{Partition, ShuffleParams};
+use remora_kernel::{Bucket, ConsistencyParams, Entry, GetParams, TraversalParams, crc64, op};
+
+/// Bytes of memory that an example needs.
+pub const ROOM: usize = 8192;
+
+/// A call.
+pub struct Example {
+    /// What memory holds at first.
+    pub memory: Vec<u8>,
+    /// Parameters.
+    pub params: Vec<u8>,
+    /// The payload stream, if the kernel reads one.
+    pub payload: Option<Vec<u8>>,
+    /// The reply.
+    pub reply: Vec<u8>,
+    /// What memory holds afterwards, and from where on.
+    pub written: (usize, Vec<u8>),
+}
+
+/// A value of an object, and of what a look-up finds.
+const VALUE: [u8; 64] = *b"sixty-four bytes that are the value of whatever is looked for...";
+
+/// The example of a kernel, for [`ROOM`] bytes of memory at this address of the region with this key.
+pub fn example(kernel: u64, key: u32, va: u64) -> Example {
+    let mut memory = vec![0; ROOM];
+    memory[4096..4160].copy_from_slice(&VALUE);
+    let mut example =
+        Example { memory, params: Vec::new(), payload: None, reply: VALUE.to_vec(), written: (0, Vec::new()) };
+    let values: Vec<u8> = (0..64u64).flat_map(u64::to_le_bytes).collect();
+    match kernel {
+        op::TRAVERSAL => {
+            // An element that is not it, and the one that is.
+            for (at, word) in [(0, 6), (8, va + 64), (64, 7), (64 + 16, va + 4096)] {
+                example.memory[at..at + 8].copy_from_slice(&u64::to_le_bytes(word));
+            }
+            example.params = TraversalParams::list(va, 7, 64, key, key).encode().to_vec();
+        }
+        op::GET => {
+            let bucket = Bucket { key: 77, value: va + 4096, len: 64 };
+            let entry = Entry { buckets: [Bucket::default(), bucket, Bucket::default()], next: 0 };
+            example.memory[64..128].copy_from_slice(&entry.encode());
+            let params = GetParams { entries: va, key: 77, index: 1, entries_key: key, values_key: key };
+            example.params = params.encode().to_vec();
+        }
+        op::CONSISTENCY => {
+            example.memory[4160..4168].copy_from_slice(&crc64(&VALUE).to_le_bytes());
+            example.params = ConsistencyParams { address: va + 4096, key, len: 72, max_tries: 2 }.encode().to_vec();
+            example.reply.extend_from_slice(&1u32.to_le_bytes());
+        }
+        op::CHECKSUM => {
+            example.reply = [512u64.to_le_bytes(), crc64(&values).to_le_bytes()].concat();
+            example.payload = Some(values);
+        }
+        op::HYPERLOGLOG => {
+            // The registers in memory: 64 values leave more than none of 16.
+            let params = HllParams { lg_k: 4, want_image: false, payload_is_image: false, registers: None };
+            example.params = params.encode().to_vec();
+            // The estimate is not checked here.
+            example.reply = [[0; 8], 64u64.to_le_bytes()].concat();
+            example.payload = Some(values);
+        }
+        op::SHUFFLE => {
+            let to = [0, 1].map(|n| Partition { va: va + 512 * n, values: 32 });
+            let params = ShuffleParams { bits: 1, hashed: false, key }.encode(&to);
+            let (params, histogram) = params.split_at(ShuffleParams::LEN);
+            example.params = params.to_vec();
+            example.reply = 64u64.to_le_bytes().to_vec();
+            example.payload = Some([histogram, &values].concat());
+            let even = (0..32).flat_map(|n| u64::to_le_bytes(2 * n));
+            example.written = (0, even.collect());
+        }
+        op::FILTER => {
+            example.memory[..512].copy_from_slice(&values);
+            let column = Column { offset: 0, kind: ColumnType::U64 };
+            let source = Source::Memory { key, va, rows: 64 };
+            let (predicate, output) = (RowPredicate::Greater(61), FilterOutput::Reply);
+            example.params = FilterParams { row_len: 8, column, predicate, source, output }.encode().to_vec();
+            example.reply = [62u64.to_le_bytes(), 63u64.to_le_bytes()].concat();
+        }
+        op::COMPRESS => {
+            // Bytes that do not shrink: a block of them as they are.
+            example.params = CompressParams { key, va: va + 4096, len: 64 }.encode().to_vec();
+            example.reply = [&[64, 0, 0, 0, 64, 0, 0, 0], &VALUE[..]].concat();
+        }
+        op::DECOMPRESS => {
+            example.params = CompressParams { key, va: va + 1024, len: 64 }.encode().to_vec();
+            example.payload = Some([&[64, 0, 0, 0, 64, 0, 0, 0], &VALUE[..]].concat());
+            example.reply = 64u64.to_le_bytes().to_vec();
+            example.written = (1024, VALUE.to_vec());
+        }
+        unknown => panic!("built-in kernel {unknown} has no example: add one here"),
+    }
+    example
+}
+
+/// Whether a reply is the example's. Of a sketch only the count is compared: the estimate is another test's.
+pub fn is_right(kernel: u64, reply: &[u8], example: &Example) -> bool {
+    match kernel {
+        op::HYPERLOGLOG => reply.get(8..16) == Some(&example.reply[8..]),
+        _ => reply == example.reply,
+    }
+}
