@@ -1,25 +1,18 @@
-//! PCIe and network ports. Messages are cut through: the next link begins when the first byte is there.
+//! What joins the nodes: PCIe between host and NIC, and a network of one switch, made of the components that all machines
+//! are made of. Messages are cut through: the next link begins when the first byte is there.
 
 use super::costs::Costs;
-use crate::resource::Channel;
+use crate::component::ethernet::{Ethernet, EthernetParams};
+use crate::component::pcie::{Pcie, PcieParams, Way};
+use crate::component::switch::{Forward, Port, SwitchParams, WhenFull};
 use crate::time::Ps;
 
-/// Which way over PCIe.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Pcie {
-    /// From the host to the NIC.
-    Down,
-    /// From the NIC to the host.
-    Up,
-}
-
-/// A node's links, each way.
+/// A node's PCIe, its cable to the switch, and the switch's port to it.
 #[derive(Clone, Debug)]
 struct Ports {
-    down: Channel,
-    up: Channel,
-    out: Channel,
-    inn: Channel,
+    pcie: Pcie,
+    wire: Ethernet,
+    port: Port,
 }
 
 /// When a message's first and last byte are there.
@@ -29,42 +22,57 @@ pub(super) type Span = (Ps, Ps);
 #[derive(Clone, Debug)]
 pub(super) struct Links {
     ports: Vec<Ports>,
-    pcie_latency: Ps,
-    wire_latency: Ps,
-    overhead: u64,
 }
 
 impl Links {
     pub(super) fn new(costs: &Costs, nodes: usize) -> Self {
-        let (pcie, wire) = (Channel::new(costs.pcie_bandwidth), Channel::new(costs.wire_bandwidth));
-        let ports = Ports { down: pcie.clone(), up: pcie, out: wire.clone(), inn: wire };
-        Self {
-            ports: vec![ports; nodes],
-            pcie_latency: Ps(costs.pcie_latency),
-            wire_latency: Ps(costs.wire_latency),
-            overhead: costs.wire_overhead,
-        }
+        let Costs { wire_latency, wire_bandwidth, wire_overhead, .. } = *costs;
+        let wire = EthernetParams {
+            rate_bytes_per_s: wire_bandwidth,
+            latency_ps: wire_latency,
+            overhead_bytes: wire_overhead,
+        };
+        // The latency between two NICs has the switch in it, and nothing is lost for want of room.
+        let port = SwitchParams {
+            latency_ps: 0,
+            rate_bytes_per_s: wire_bandwidth,
+            buffer_bytes: u64::MAX,
+            when_full: WhenFull::Pause,
+        };
+        let ports = Ports { pcie: Pcie::new(&pcie(costs)), wire: Ethernet::new(&wire), port: Port::new(&port) };
+        Self { ports: vec![ports; nodes] }
     }
 
     /// Over a node's PCIe.
-    pub(super) fn pcie(&mut self, node: u8, way: Pcie, at: Span, bytes: u64) -> Span {
-        let ports = &mut self.ports[usize::from(node)];
-        let channel = match way {
-            Pcie::Down => &mut ports.down,
-            Pcie::Up => &mut ports.up,
-        };
-        through(channel, at, bytes, self.pcie_latency)
+    pub(super) fn pcie(&mut self, node: u8, way: Way, at: Span, bytes: u64) -> Span {
+        self.ports[usize::from(node)].pcie.pass(way, at, bytes)
     }
 
     /// From one NIC to another.
     pub(super) fn wire(&mut self, from: u8, to: u8, at: Span, bytes: u64) -> Span {
-        let bytes = bytes + self.overhead;
-        let arrives = through(&mut self.ports[usize::from(from)].out, at, bytes, self.wire_latency);
-        through(&mut self.ports[usize::from(to)].inn, arrives, bytes, Ps::ZERO)
+        let wire = &mut self.ports[usize::from(from)].wire;
+        let (bytes, at) = (wire.on_wire(bytes), wire.pass(at, bytes));
+        match self.ports[usize::from(to)].port.forward(at, bytes) {
+            Forward::Sent(first, last) => (first, last),
+            // A port that holds senders back drops nothing.
+            Forward::Dropped => at,
+        }
     }
 }
 
-fn through(channel: &mut Channel, (first, last): Span, bytes: u64, latency: Ps) -> Span {
-    let (start, end) = channel.serve(first, bytes);
-    (start + latency, end.max(last) + latency)
+/// MINOS gives the latency of a traversal without the bytes (Table III), and a bandwidth that messages have to themselves:
+/// the component's latency has the transfer of a line in it, and no TLP has a header here.
+fn pcie(costs: &Costs) -> PcieParams {
+    let mut params = PcieParams {
+        read_ps: 0,
+        write_ps: 0,
+        mmio_ps: 0,
+        bandwidth_bytes_per_s: costs.pcie_bandwidth,
+        tlp_overhead_bytes: 0,
+        max_payload_bytes: u64::MAX,
+        max_request_bytes: u64::MAX,
+        tags: 1,
+    };
+    params.write_ps = costs.pcie_latency + params.line().0;
+    params
 }

@@ -3,8 +3,9 @@
 use remora_replica::ddp::{AckKind, Body, Job, Message, Outcome, ReplicaOutput, Step, StepKind, Where};
 use remora_replica::types::{Key, NodeId, NodeSet, Timestamp};
 
-use super::links::{Pcie, Span};
+use super::links::Span;
 use super::{Ask, Cluster, Event, JobId, Place, Task};
+use crate::component::pcie::Way;
 use crate::time::Ps;
 
 /// What a message says, so that the same one to another receiver is known.
@@ -200,8 +201,8 @@ impl Cluster {
     fn cross(&mut self, run: &mut Run, messages: u8, bytes: usize) {
         let costs = self.spec.costs;
         let (send, way) = match run.on {
-            Where::Host => (costs.send_inv, Pcie::Down),
-            Where::Nic => (costs.send_ack, Pcie::Up),
+            Where::Host => (costs.send_inv, Way::Down),
+            Where::Nic => (costs.send_ack, Way::Up),
         };
         let (begun, bytes, gap) = (run.at, costs.header + bytes as u64, costs.send_gap);
         for message in 0..messages {
@@ -271,7 +272,7 @@ impl Cluster {
     /// From the core that sends to the NIC's port.
     fn leave(&mut self, run: &Run, bytes: u64) -> Span {
         match run.on {
-            Where::Host => self.links.pcie(run.node, Pcie::Down, (run.at, run.at), bytes),
+            Where::Host => self.links.pcie(run.node, Way::Down, (run.at, run.at), bytes),
             Where::Nic => (run.at, run.at),
         }
     }
@@ -280,7 +281,7 @@ impl Cluster {
     fn travel(&mut self, from: u8, to: u8, at: Span, bytes: u64) -> Span {
         let there = self.links.wire(from, to, at, bytes);
         match self.engine() {
-            Where::Host => self.links.pcie(to, Pcie::Up, there, bytes),
+            Where::Host => self.links.pcie(to, Way::Up, there, bytes),
             Where::Nic => there,
         }
     }
@@ -303,7 +304,7 @@ impl Cluster {
                 let there = run.enqueued.unwrap_or(at) + costs.share(costs.vfifo, content.bytes());
                 return self.queue.push(there, Event::Leaves(place, id));
             }
-            Job::Apply(_) => self.links.pcie(node, Pcie::Up, (at, at), record).1 + write,
+            Job::Apply(_) => self.links.pcie(node, Way::Up, (at, at), record).1 + write,
             Job::Cross(content) => {
                 let node = &mut self.nodes[usize::from(node)];
                 node.communication.insert((content.key, content.ts), run.communication);
@@ -316,7 +317,7 @@ impl Cluster {
                     (run.enqueued.unwrap_or(at) + costs.share(dfifo, bytes)).max(at)
                 } else if on == Where::Nic {
                     let time = costs.share(persist, bytes);
-                    self.links.pcie(node, Pcie::Up, (at, at), record).1 + time
+                    self.links.pcie(node, Way::Up, (at, at), record).1 + time
                 } else if run.goes_on.is_none() {
                     run.goes_on = Some((id, costs.share(persist, bytes)));
                     return;
@@ -325,7 +326,7 @@ impl Cluster {
                 }
             }
             Job::Drain(..) => {
-                let there = self.links.pcie(node, Pcie::Up, (at, at), record).1;
+                let there = self.links.pcie(node, Way::Up, (at, at), record).1;
                 self.queue.push(there - Ps(costs.pcie_latency), Event::LeftDurable { node });
                 let logged = there + costs.share(persist, costs.record as usize);
                 return self.queue.push(logged, Event::Drained { node, job: id });
@@ -338,7 +339,7 @@ impl Cluster {
     /// A record begins to leave the vFIFO for the host's cache.
     pub(super) fn leaves(&mut self, now: Ps, place: Place, job: JobId) {
         let costs = self.spec.costs;
-        let there = self.links.pcie(place.node, Pcie::Up, (now, now), costs.header + costs.record).1;
+        let there = self.links.pcie(place.node, Way::Up, (now, now), costs.header + costs.record).1;
         self.queue.push(there - Ps(costs.pcie_latency), Event::LeftVolatile { node: place.node });
         self.ready(there + Ps(costs.cache_write), place, Task::Done { job, unpack: Ps::ZERO });
     }
@@ -371,7 +372,7 @@ impl Cluster {
         let (begun, header, send) = (run.at, costs.header, Ps(costs.send_ack));
         let arrives = run.crossed.take().unwrap_or_else(|| {
             run.at += send;
-            self.links.pcie(node, Pcie::Up, (run.at, run.at), header).1
+            self.links.pcie(node, Way::Up, (run.at, run.at), header).1
         });
         let communication = before + (arrives - begun);
         let host = Place { node, on: Where::Host, thread: self.thread(node, worker) };

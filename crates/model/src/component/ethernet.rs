@@ -44,8 +44,13 @@ impl Ethernet {
 
     /// Sends a packet that is ready at `at`: when its first and its last bit arrive.
     pub fn send(&mut self, at: Ps, bytes: u64) -> (Ps, Ps) {
-        let (start, end) = self.wire.serve(at, self.on_wire(bytes));
-        (start + self.latency, end + self.latency)
+        self.pass((at, at), bytes)
+    }
+
+    /// The same of a packet whose first and last bit are ready at these times, cut through.
+    pub fn pass(&mut self, at: (Ps, Ps), bytes: u64) -> (Ps, Ps) {
+        let (first, last) = self.wire.pass(at, self.on_wire(bytes));
+        (first + self.latency, last + self.latency)
     }
 
     /// Bytes that a packet takes on the wire.

@@ -44,6 +44,13 @@ impl From<&platform::Pcie> for PcieParams {
     }
 }
 
+impl PcieParams {
+    /// What the link takes for the line that latencies are given for, header included.
+    pub fn line(&self) -> Ps {
+        Channel::new(self.bandwidth_bytes_per_s).time(LINE + self.tlp_overhead_bytes)
+    }
+}
+
 /// Bytes a second that `lanes` of a generation, 1 to 5, carry each way, encoding taken off (PCI Express Base
 /// Specification: 8b/10b up to 5 GT/s, 128b/130b from 8 GT/s on). `None` for other generations.
 pub fn raw_bandwidth(generation: u32, lanes: u32) -> Option<f64> {
@@ -62,6 +69,15 @@ pub fn raw_bandwidth(generation: u32, lanes: u32) -> Option<f64> {
 const LINE: u64 = 64;
 /// Bytes of a doorbell.
 pub const DOORBELL: u64 = 8;
+
+/// Which way a message goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the host to the device.
+    Down,
+    /// From the device to the host.
+    Up,
+}
 
 /// A device's connection to its host.
 #[derive(Clone, Debug)]
@@ -116,6 +132,18 @@ impl Pcie {
     pub fn write(&mut self, at: Ps, bytes: u64) -> (Ps, Ps) {
         let taken = self.up.serve(at, self.on_bus(bytes)).1;
         (taken, taken + self.write_rest)
+    }
+
+    /// A message whose first and last byte are there at these times is handed to the other side, cut through: when its
+    /// first and last byte are there.
+    pub fn pass(&mut self, way: Way, at: (Ps, Ps), bytes: u64) -> (Ps, Ps) {
+        let bytes = self.on_bus(bytes);
+        let channel = match way {
+            Way::Down => &mut self.down,
+            Way::Up => &mut self.up,
+        };
+        let (first, last) = channel.pass(at, bytes);
+        (first + self.write_rest, last + self.write_rest)
     }
 
     /// A core writes to the device: when the device sees the last byte. A doorbell is [`DOORBELL`] bytes; a core that

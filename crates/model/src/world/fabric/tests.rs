@@ -109,7 +109,7 @@ fn what_a_full_port_drops_comes_again_and_every_byte_is_right() {
         for client in 0..2 {
             let connection = fabric.connect(client, 2).unwrap();
             let (from, to) = (fabric.alloc(client, LEN as u64).unwrap(), fabric.alloc(2, LEN as u64).unwrap());
-            let bytes: Vec<u8> = (0..LEN).map(|n| (n * (3 + usize::from(client)) >> 5) as u8).collect();
+            let bytes: Vec<u8> = (0..LEN).map(|n| ((n * (3 + usize::from(client))) >> 5) as u8).collect();
             from.write(from.va(), &bytes).unwrap();
             for piece in 0..8 {
                 let (at, len) = (piece * 25_000, 25_000);
