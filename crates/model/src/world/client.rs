@@ -49,6 +49,8 @@ pub struct Done<'a> {
     pub reply: &'a [u8],
     /// From the start of its submission to the end.
     pub latency: Ps,
+    /// When that was.
+    pub at: Ps,
 }
 
 /// A verb as perftest sends them, without a kernel.
@@ -131,7 +133,7 @@ impl Connection {
         slot.live = false;
         self.free_calls.push(call);
         let (tag, status, latency) = (slot.tag, slot.status.unwrap_or(Status::LOST), now - slot.since);
-        Done { connection, tag, status, reply: &slot.reply, latency }
+        Done { connection, tag, status, reply: &slot.reply, latency, at: now }
     }
 
     /// Requests that waited for the network.
