@@ -127,7 +127,7 @@ impl ModelledClient {
         calls: impl IntoIterator<Item = C>,
         in_flight: usize,
     ) -> Result<Vec<Timed<C::Reply>>> {
-        self.pair.serve(placement);
+        self.pair.serve(placement)?;
         let in_flight = in_flight.clamp(1, MAX_CALLS);
         let (mut calls, mut under_way) = (calls.into_iter(), HashMap::new());
         let (mut free, mut params, mut replies) = ((0..in_flight as u32).collect::<Vec<_>>(), Vec::new(), Vec::new());
