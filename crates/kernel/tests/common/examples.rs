@@ -4,7 +4,7 @@ use remora_kernel::compress::CompressParams;
 use remora_kernel::filter::{Column, ColumnType, FilterOutput, FilterParams, RowPredicate, Source};
 use remora_kernel::hll::HllParams;
 use remora_kernel::shuffle::{Partition, ShuffleParams};
-use remora_kernel::{Bucket, ConsistencyParams, Entry, GetParams, TraversalParams, crc64, op};
+use remora_kernel::{Bucket, ConsistencyParams, GetParams, TableEntry, TraversalParams, crc64, op};
 
 /// Bytes of memory that an example needs.
 pub const ROOM: usize = 8192;
@@ -43,7 +43,7 @@ pub fn example(kernel: u64, key: u32, va: u64) -> Example {
         }
         op::GET => {
             let bucket = Bucket { key: 77, value: va + 4096, len: 64 };
-            let entry = Entry { buckets: [Bucket::default(), bucket, Bucket::default()], next: 0 };
+            let entry = TableEntry { buckets: [Bucket::default(), bucket, Bucket::default()], next: 0 };
             example.memory[64..128].copy_from_slice(&entry.encode());
             let params = GetParams { entries: va, key: 77, index: 1, entries_key: key, values_key: key };
             example.params = params.encode().to_vec();
