@@ -152,8 +152,8 @@ where
     }
 }
 
-/// The memory of each protection domain, the one used last in front. What tasks are done with is
-/// kept for the next ones, which so do not fight over a reference count.
+/// The memory of each protection domain, the one used last in front. A memory that a task is done with is kept for
+/// another task, so that tasks do not contend for a reference count.
 struct Memories {
     registry: Arc<Registry>,
     prefetching: bool,

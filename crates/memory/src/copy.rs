@@ -38,7 +38,7 @@ pub unsafe fn load(src: *mut u8, out: &mut [u8]) {
     unsafe { load_words(src, out) };
 }
 
-/// Copies memory that nobody is to write any more out, in whatever order and pieces is quickest. If somebody writes it
+/// Copies out memory that nobody is to write any more, in whatever order and pieces is quickest. If somebody writes it
 /// nevertheless, what comes out is any mix of old and new bytes.
 ///
 /// # Safety

@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes that a core will read soon, such as packets in a ring: whoever works on earlier ones asks for their lines
-/// meanwhile, as many bytes as it has worked through. All at once they would hold up the work, and only when they are
-/// read they hold up the reader.
+/// meanwhile, as many bytes as it has worked through. Asked for all at once, they would hold up that work; asked for only
+/// when they are read, they would hold up the reader.
 ///
 /// Hints only: nothing that anyone puts here has an effect on what is read. One thread uses it at a time; the values
 /// are atomic so that it may go to another.

@@ -205,8 +205,8 @@ impl QueuePair {
         true
     }
 
-    /// A faulty element at the cursor keeps whatever follows from asking for the acknowledgement of what came before:
-    /// sends the last packet before it again, asking. False if there is nothing to ask.
+    /// Sends the last packet before the cursor again, now asking for an acknowledgement: the work request at the cursor is
+    /// faulty, so that nothing behind that packet will ask. False if all before it is acknowledged or asked for.
     fn ask_for_ack(&mut self) -> bool {
         if self.state == QpState::Err || self.req.since_ack_request == 0 {
             return false;

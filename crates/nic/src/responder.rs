@@ -126,8 +126,8 @@ impl Responder {
     }
 
     /// The PSN of an ACK: the last one taken, but never that of a READ or atomic, which its response alone acknowledges
-    /// (section 9.7.5.1). Told by an ACK that its READ was carried out, a peer may take it for complete, and Linux'
-    /// software NIC does so. Only the answer to a duplicate gets there: the responses of before may be lost.
+    /// (section 9.7.5.1). A peer may take a READ that an ACK names for complete, as Linux' software NIC does, though the
+    /// response was lost. Only the ACK of a duplicate could name one.
     fn to_acknowledge(&self) -> Psn {
         let mut next = self.expected;
         for r in self.resources.iter().rev() {
@@ -638,9 +638,9 @@ fn is_answered(op: Opcode) -> bool {
 /// Bytes of a payload that a tap sees at a time.
 const SHOWN: u64 = 1024;
 
-/// Shows a tap what was written at `va`, in pieces. With each, the lines that as much of the next packet goes to are
-/// asked for, as far as the message goes, of which `to_come` bytes are left: they come from memory meanwhile. A
-/// packet's lines all at once would hold up the tap.
+/// Shows a tap what was written at `va`, in pieces. With each piece the cache is asked for as many bytes of where the next
+/// packet goes, so that they come from memory meanwhile; all at once they would hold up the tap. `to_come` bytes of the
+/// message are left.
 fn show(tap: &mut dyn WriteTap, region: &Region, va: u64, mut data: &[u8], mut to_come: usize) {
     let mut offset = va.wrapping_sub(region.va());
     let mut next = va.wrapping_add(data.len() as u64);

@@ -31,8 +31,8 @@ impl Taps {
 }
 
 impl Nic {
-    /// From now on `tap` sees the payload of WRITEs that name `key`: of a region, or of a window, whose WRITEs a tap on
-    /// its region does not see. It takes the place of the key's former tap. There may be [`MAX_TAPS`].
+    /// From now on `tap` sees the payload of WRITEs that name `key`, of a region or of a window. A tap on a region does
+    /// not see WRITEs that name its windows. It takes the place of the key's former tap. There may be [`MAX_TAPS`].
     pub fn attach_tap(&mut self, key: u32, tap: Box<dyn WriteTap>) -> Result<(), NicError> {
         let taps = &mut self.ctx.taps.0;
         match taps.iter().position(|(tapped, _)| *tapped == key) {

@@ -40,7 +40,7 @@ impl<C: TypedCall> Pending<C> {
         Some(finish(&self.call, self.placement, answer))
     }
 
-    /// The same for one who has an executor.
+    /// The reply, if it is there; otherwise whoever polls is woken when it comes.
     pub(crate) fn poll_finish(&mut self, context: &mut Context<'_>) -> Poll<Result<C::Reply>> {
         let answer = Pin::new(&mut self.answer).poll(context);
         answer.map(|answer| finish(&self.call, self.placement, answer.unwrap_or(Err(Error::Closed))))

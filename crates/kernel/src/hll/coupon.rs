@@ -48,8 +48,8 @@ impl Room {
     /// Keeps those of up to [`BLOCK`] values that may raise a register which is at `least` or above. False, and nothing
     /// is kept, where [`coupons_above`] is quicker.
     ///
-    /// To find their coupons at once would be slow: a core that reads what it has just stored, not as it has stored it,
-    /// waits until that is in its cache.
+    /// Their coupons are found later: a core that reads what it has just stored, in other pieces than it stored it, waits
+    /// until that is in its cache.
     #[inline]
     pub fn keep(&mut self, least: u8, values: &[[u8; 8]]) -> bool {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -174,8 +174,8 @@ mod wide {
     pub type Sifted = [Values; 2 * BLOCK / (LANES * SIDE) + 1];
     pub const NOTHING: Sifted = [[[0; 8]; LANES * SIDE]; 2 * BLOCK / (LANES * SIDE) + 1];
 
-    /// Stores the coupons of hashes up to `limit` among those of the first `count` values. Returns how many. What
-    /// stands behind them does not count.
+    /// Of the first `count` values, stores the coupons of those whose hash is up to `limit`. Returns how many coupons that
+    /// are; what stands behind them means nothing.
     #[target_feature(enable = "avx512f,avx512dq,avx512cd,avx512bw,avx512vl,popcnt")]
     pub fn coupons_above(limit: u64, values: &[Values], count: usize, out: &mut [u32; 2 * BLOCK + LANES]) -> usize {
         let limit = _mm512_set1_epi64(limit as i64);
@@ -195,8 +195,8 @@ mod wide {
         len
     }
 
-    /// Stores the values whose hash may be up to `limit`, a quarter of all hashes at most, among them all whose hash
-    /// is, behind the `len` that are there. Returns how many there are then. What stands behind them does not count.
+    /// Stores values behind the `len` that are there: all whose hash is up to `limit`, and a few others. The limit is at
+    /// most a quarter of all hashes. Returns how many values are there then; what stands behind them means nothing.
     ///
     /// The hash ends with m1 + 2 m2, where m = p ^ p >> 33 differs from p by less than 2^31 and each p is a product
     /// with the same factor. So one product tells it up to 3 * 2^31.

@@ -49,8 +49,8 @@ impl Dense {
         self.raise(coupon as usize, (coupon >> ADDRESS_BITS) as u8);
     }
 
-    /// Adds little-endian values, and tells for some registers, among them all that rise, whether one rose. Registers
-    /// may wait for [`settle`](Self::settle) to rise.
+    /// Adds little-endian values. `saw` gets registers that were looked at, and whether each rose: all that rise are among
+    /// them. Some rise only with [`settle`](Self::settle).
     #[inline]
     pub fn raise_all(&mut self, values: &[[u8; 8]], mut saw: impl FnMut(usize, bool)) {
         for values in values.chunks(BLOCK) {
@@ -69,8 +69,9 @@ impl Dense {
         raise(&mut self.bytes, self.room.take_kept(self.least), &mut saw);
     }
 
-    /// What no register is below, before so many values. It looks once in as many values as there are registers, which
-    /// costs little: the least rises by one with about twice the values.
+    /// A value that no register is below, before so many values are added. It is looked for once in as many values as
+    /// there are registers. That costs little, and is often enough: the least register rises by one while the values
+    /// double.
     #[inline]
     fn least_before(&mut self, values: usize) -> u8 {
         match self.until_look.checked_sub(values) {

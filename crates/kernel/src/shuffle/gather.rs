@@ -26,8 +26,8 @@ impl Gathered {
         Gathered { next, values, aligned, run, full: None }
     }
 
-    /// Takes values with the names of their partitions until a run is full. Returns the partition whose it is, and how
-    /// many values are left: all while there is a full run.
+    /// Takes values with the names of their partitions until a run is full. Returns the partition that the run belongs to,
+    /// and how many values are left. Nothing is taken while there is a full run.
     #[inline(always)]
     pub fn spread<'a>(
         &mut self,

@@ -92,12 +92,12 @@ pub struct CmConfig {
     /// Answer every REQ with an MRA of this many nanoseconds, as Linux does for its users' programs: they may take
     /// their time. Zero sends none.
     pub request_delay: u64,
-    /// How long a peer with established connections may be silent when it is asked for a sign of life each second; it
-    /// is taken for gone then and its connections end. Zero asks nobody.
+    /// A peer with established connections is asked for a sign of life each second. If it is silent for this long, it is
+    /// taken for gone and its connections end. Zero asks nobody.
     pub peer_timeout: u64,
-    /// How long a REQ waits for a service whose listener has gone in as short a time before. A program that closes one
-    /// and opens the next is slower than a near peer, which would take a refusal for the last word. Zero refuses at
-    /// once.
+    /// How long a REQ waits for a service whose listener has gone no longer ago than this. A program that closes one
+    /// listener and opens the next is slower than a near peer, which would take a refusal for the last word. Zero refuses
+    /// at once.
     pub listen_grace: u64,
     /// How long a call that is refused because nobody listens is repeated: the other side of `listen_grace`, for peers
     /// that know no such thing. Zero takes the first refusal.
