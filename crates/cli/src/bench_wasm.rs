@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use remora_kernel::{Call, HostMemory, Limits, Placement, Runner, Status, op};
 use remora_lab::stats::{Latencies, median};
 use remora_memory::{Access, Buffer, Pd, Registry};
-use remora_real::{Client, ClientConfig, LinkKind};
+use remora_real::{Client, ClientConfig, LinkKind, at_free_loopback, at_local};
 use remora_store::Place;
 use remora_store::hash::{self, Image, Table};
 use remora_study::format::{rate, time};
@@ -15,7 +15,7 @@ use remora_study::machine::Machine;
 use remora_wasm::{Isolation, KernelSet, ModuleLimits};
 use serde_json::{Value, json};
 
-use crate::child::{ChildNode, loopback};
+use crate::child::ChildNode;
 use crate::progress::{Display, stop_flag};
 use crate::{Failure, args, print};
 
@@ -94,10 +94,10 @@ pub fn run(args: &BenchWasm) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
     display.part("calls in this process", 0.0);
     let mut pairs = in_process(args, &display)?;
-    let [node, one, two] = loopback(None)?;
+    let node = at_free_loopback(Ok)?;
     let child = ChildNode::start(node)?;
     let connect = |local| Client::connect(ClientConfig { link: Some(LinkKind::Shm), ..ClientConfig::new(node, local) });
-    let (mut good, mut other) = (connect(one)?, connect(two)?);
+    let (mut good, mut other) = (at_local(node, connect)?, at_local(node, connect)?);
     let gets = Gets::load(&mut good, args)?;
     display.part("GETs over shared memory", 0.3);
     pairs.extend(over_shm(args, &mut good, &gets, &display)?);

@@ -1,7 +1,7 @@
-//! A node as a child process, and addresses on this machine.
+//! A node as a child process.
 
 use std::io::{BufRead, BufReader};
-use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::net::IpAddr;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -13,8 +13,6 @@ use crate::Failure;
 use crate::capture::beside;
 use crate::node::READY;
 
-/// The port of RoCE v2.
-const PORT: u16 = 4791;
 /// How long a node may take to be up.
 const START: Duration = Duration::from_secs(20);
 /// How long a node may take to end.
@@ -85,26 +83,4 @@ impl Drop for ChildNode {
             thread::sleep(Duration::from_millis(5));
         }
     }
-}
-
-/// `N` addresses of 127.0.0.0/8 that nobody uses for RoCE v2, other than `not`.
-pub fn loopback<const N: usize>(not: Option<IpAddr>) -> Result<[IpAddr; N], Failure> {
-    let start = std::process::id();
-    for attempt in 0..256u32 {
-        let [_, _, b, c] = (start.wrapping_mul(0x9e37).wrapping_add(attempt) & 0xffff).to_be_bytes();
-        let addresses: [IpAddr; N] = std::array::from_fn(|n| Ipv4Addr::new(127, b, c, 10 + n as u8).into());
-        if addresses.iter().all(|&address| Some(address) != not && UdpSocket::bind((address, PORT)).is_ok()) {
-            return Ok(addresses);
-        }
-    }
-    Err(Failure::Failed(format!("no address of 127.0.0.0/8 has UDP port {PORT} free")))
-}
-
-/// The address by which this machine reaches `node`.
-pub fn local_towards(node: IpAddr) -> Result<IpAddr, Failure> {
-    let any: IpAddr =
-        if node.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind((any, 0)).and_then(|socket| socket.connect((node, PORT)).map(|()| socket));
-    let local = socket.and_then(|socket| socket.local_addr());
-    local.map(|address| address.ip()).map_err(|e| Failure::Failed(format!("there is no way to {node}: {e}")))
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
-use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -97,7 +97,7 @@ impl Settings {
 
     fn new(shape: &Shape) -> Result<Self, Failure> {
         Ok(Self {
-            addresses: free_addresses(shape.nodes.unwrap_or(3))?,
+            addresses: remora_real::free_loopbacks(shape.nodes.unwrap_or(3).into())?,
             persistency: shape.persistency.unwrap_or(Model::Synch),
             deployment: shape.deployment.unwrap_or_default(),
             link: shape.link.unwrap_or(LinkKind::Shm),
@@ -189,19 +189,6 @@ impl Settings {
         (config.log, config.suspect) = (self.log, self.suspect);
         Ok(config)
     }
-}
-
-/// Addresses of 127.0.0.0/8 that hopefully nobody else takes.
-fn free_addresses(count: u8) -> Result<Vec<IpAddr>, Failure> {
-    for _ in 0..64 {
-        let random = remora_real::entropy()?;
-        let addresses: Vec<IpAddr> =
-            (0..count).map(|n| Ipv4Addr::new(127, random[0].max(1), random[1], 10 + n).into()).collect();
-        if addresses.iter().all(|&address| UdpSocket::bind((address, 4791)).is_ok()) {
-            return Ok(addresses);
-        }
-    }
-    Err(Failure::Failed("no addresses of 127.0.0.0/8 have UDP port 4791 free".into()))
 }
 
 /// The nodes of a cluster as child processes. They end with this value.

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use remora_kernel::Placement;
 use remora_lab::probe::Probe;
 use remora_model::platform::Platform;
-use remora_real::{Client, ClientConfig, LinkKind};
+use remora_real::{Client, ClientConfig, LinkKind, at_free_loopback, at_local};
 use remora_study::compare::{Plan, compare, timed};
 use remora_study::connection::Connection;
 use remora_study::machine::Machine;
@@ -23,7 +23,7 @@ use remora_study::workload;
 
 use crate::args;
 use crate::capture::Capture;
-use crate::child::{ChildNode, local_towards, loopback};
+use crate::child::ChildNode;
 use crate::progress::{Display, stop_flag};
 use crate::{Failure, print};
 
@@ -146,7 +146,7 @@ fn connect(args: &args::Compare, capture: &Capture, display: &Display) -> Result
             return Err(Failure::Usage("the packet link is for two machines: give --node".into()));
         }
         None => {
-            let [node] = loopback(args.local)?;
+            let node = at_free_loopback(Ok)?;
             (node, Some(ChildNode::start_captured(node, args.pcap.as_deref())?))
         }
     };
@@ -157,8 +157,7 @@ fn connect(args: &args::Compare, capture: &Capture, display: &Display) -> Result
         }
         let local = match args.local {
             Some(local) => local,
-            None if node.is_loopback() && node.is_ipv4() => loopback::<1>(Some(node))?[0],
-            None => local_towards(node)?,
+            None => at_local(node, Ok)?,
         };
         let config = ClientConfig { link: Some(link), layers: capture.layers(), ..ClientConfig::new(node, local) };
         match Client::connect(config) {

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use remora_kernel::{Placement, Status};
 use remora_lab::stats::{Latencies, is_level};
-use remora_real::{Client, ClientConfig, LinkKind};
+use remora_real::{Client, ClientConfig, LinkKind, at_free_loopback, at_local};
 use remora_study::format::{rate, time};
 
 use crate::args;
 use crate::capture::Capture;
-use crate::child::{ChildNode, local_towards, loopback};
+use crate::child::ChildNode;
 use crate::kernel::{explain, name_of, put};
 use crate::kernel_build;
 use crate::kernel_params::{Place, encode};
@@ -55,17 +55,16 @@ pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
     let (node, child) = match args.node {
         Some(node) => (node, None),
         None => {
-            let [node] = loopback(None)?;
+            let node = at_free_loopback(Ok)?;
             (node, Some(ChildNode::start_captured(node, args.pcap.as_deref())?))
         }
     };
     let total = (links.len() * args.placements.len()) as u64;
     let (mut rows, mut left_out) = (Vec::new(), Vec::new());
     for link in &links {
-        let local = if node.is_loopback() {
-            loopback::<1>(Some(node))?[0]
-        } else {
-            args.local.map_or_else(|| local_towards(node), Ok)?
+        let local = match args.local.filter(|_| !node.is_loopback()) {
+            Some(local) => local,
+            None => at_local(node, Ok)?,
         };
         let config = ClientConfig { link: Some(*link), layers: capture.layers(), ..ClientConfig::new(node, local) };
         let mut client = match Client::connect(config) {

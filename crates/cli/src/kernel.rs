@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use remora_kernel::{Limits, Placement, Status};
-use remora_real::{Client, ClientConfig, RemoteRegion};
+use remora_real::{Client, ClientConfig, RemoteRegion, at_local};
 use remora_wasm::{DeployedModule, Isolation, ModuleLimits};
 
 use crate::args;
-use crate::child::{local_towards, loopback};
 use crate::kernel_build::{self, Build};
 use crate::kernel_params::{self, HELP, Piece, Place};
 use crate::{Failure, print};
@@ -179,13 +178,7 @@ pub fn run(what: &Kernel) -> Result<(), Failure> {
 
 /// A connection over the best link.
 pub fn connect(node: IpAddr) -> Result<Client, Failure> {
-    let local = if node.is_loopback() && node.is_ipv4() {
-        let [local] = loopback(Some(node))?;
-        local
-    } else {
-        local_towards(node)?
-    };
-    Ok(Client::connect(ClientConfig::new(node, local))?)
+    Ok(at_local(node, |local| Client::connect(ClientConfig::new(node, local)))?)
 }
 
 /// The name that a file's kernel has if none is given.

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use remora_model::platform::Platform;
-use remora_real::{Client, ClientConfig, LinkKind};
+use remora_real::{Client, ClientConfig, LinkKind, at_free_loopback, at_local};
 use remora_study::compare::Watch;
 use remora_study::connection::Connection;
 use remora_study::machine::Machine;
 use remora_study::probe::{Figure, Figures, Hardware, ROUNDS, Software, platform_file};
 
-use crate::child::{ChildNode, loopback};
+use crate::child::ChildNode;
 use crate::progress::{Display, stop_flag};
 use crate::{Failure, print};
 
@@ -69,12 +69,12 @@ pub fn run(args: &Probe) -> Result<(), Failure> {
 
 /// A node as a child process, and clients of it over UDP and shared memory.
 pub fn local_node() -> Result<(ChildNode, Vec<Client>), Failure> {
-    let [node] = loopback(None)?;
+    let node = at_free_loopback(Ok)?;
     let child = ChildNode::start(node)?;
     let mut clients = Vec::new();
     for link in [LinkKind::Udp, LinkKind::Shm] {
-        let [local] = loopback(Some(node))?;
-        clients.push(Client::connect(ClientConfig { link: Some(link), ..ClientConfig::new(node, local) })?);
+        let connect = |local| Client::connect(ClientConfig { link: Some(link), ..ClientConfig::new(node, local) });
+        clients.push(at_local(node, connect)?);
     }
     Ok((child, clients))
 }

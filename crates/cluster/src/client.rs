@@ -1,12 +1,12 @@
 //! A client of a cluster: any number of requests under way, at one node at a time.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use remora_nic::cm::{CmEvent, ConnId, service_id};
 use remora_nic::{ConnectAttr, Event, Qpn, Time};
 use remora_real::link::Layers;
-use remora_real::{Device, Error, LinkKind, Seat, Sleeper, entropy};
+use remora_real::{Device, Error, LinkKind, Seat, Sleeper, at_free_loopback, entropy};
 use remora_replica::bounds::Bounds;
 use remora_replica::client::{ClientConfig, Ended, Order, ReplicaClient, Ticket};
 use remora_replica::ddp::{Op, Outcome};
@@ -76,7 +76,7 @@ impl ClusterClient {
         }
         let (local, link) = match config.local {
             Some(local) => (local, link_at(local, config.link, &Layers::default())?),
-            None => free_link(config.link)?,
+            None => at_free_loopback(|local| Ok((local, link_at(local, config.link, &Layers::default())?)))?,
         };
         let device = Device::new(local, vec![link], None)?;
         let sizes = Sizes { receives: 256, sends: 256, favoured: 0, frame: Bounds::SHIPPED.client_frame };
@@ -401,18 +401,4 @@ impl Drop for ClusterClient {
             }
         }
     }
-}
-
-/// A link at an address of 127.0.0.0/8 that nobody has.
-fn free_link(kind: LinkKind) -> Result<(IpAddr, Box<dyn remora_real::link::Link>), Error> {
-    let mut failure = None;
-    for _ in 0..64 {
-        let random = entropy()?;
-        let local = Ipv4Addr::new(127, random[0].clamp(64, 250), random[1], random[2].clamp(1, 254)).into();
-        match link_at(local, kind, &Layers::default()) {
-            Ok(link) => return Ok((local, link)),
-            Err(e) => failure = Some(e),
-        }
-    }
-    Err(failure.unwrap_or_else(|| Error::Argument("no address of 127.0.0.0/8 is free".into())))
 }

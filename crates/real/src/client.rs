@@ -10,6 +10,7 @@ mod modules;
 mod sketching;
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use remora_kernel::{Placement, Status};
 use remora_memory::{Access, Buffer, Pd};
@@ -36,12 +37,14 @@ pub struct ClientConfig {
     pub link: Option<LinkKind>,
     /// What lies between the client's device and its link.
     pub layers: Layers,
+    /// How long the node may take to take the connection.
+    pub timeout: Duration,
 }
 
 impl ClientConfig {
-    /// By shared memory where that is possible, else by UDP.
+    /// By shared memory where that is possible, else by UDP; five seconds.
     pub fn new(node: IpAddr, local: IpAddr) -> Self {
-        Self { node, local, link: None, layers: Layers::default() }
+        Self { node, local, link: None, layers: Layers::default(), timeout: Duration::from_secs(5) }
     }
 }
 

@@ -3,6 +3,7 @@
 //! [`Node`] exposes memory and runs kernels next to it; [`Client`] reads, writes and calls. Both stand on a
 //! [`Device`]: a NIC engine ([`remora_nic::Nic`]) with its [`link`]s and the thread that drives it.
 
+mod address;
 mod client;
 mod device;
 mod error;
@@ -13,6 +14,7 @@ mod module_calls;
 mod node;
 mod sys;
 
+pub use address::{at_free_loopback, at_local, free_loopbacks, local_towards};
 pub use client::{Client, ClientConfig, ClientCounters, RemoteRegion};
 pub use device::{Device, DeviceGuard, EventSink, Resident, Seat, entropy};
 pub use error::Error;

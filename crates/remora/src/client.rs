@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 
 use remora_kernel::{Placement, Status};
 use remora_real::link::Layers;
-use remora_real::{ClientConfig, Error, LinkKind, RemoteRegion};
+use remora_real::{ClientConfig, Error, LinkKind, RemoteRegion, at_local};
 
-use crate::address::with_local;
 use crate::oneshot::oneshot;
 use crate::pending::{Answer, Asker, Pending};
 use crate::{At, Result, ToAddress, TypedCall};
@@ -59,6 +58,7 @@ pub struct ClientBuilder {
     link: Option<LinkKind>,
     layers: Layers,
     local: Option<IpAddr>,
+    connect_timeout: Option<Duration>,
     timeout: Option<Duration>,
 }
 
@@ -81,8 +81,14 @@ impl ClientBuilder {
         self
     }
 
+    /// How long the node may take to take the connection; by default five seconds.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = Some(timeout);
+        self
+    }
+
     /// How long a call may take before it ends with [`Error::TimedOut`]. By default as long as the connection stands:
-    /// nodes end kernels by steps, not by time.
+    /// nodes end kernels by steps, not by time. Futures are for the runtime to give up.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -92,13 +98,18 @@ impl ClientBuilder {
     pub fn connect(self, node: impl ToAddress) -> Result<Client> {
         let node = node.to_address()?;
         let connect = |local| {
-            let config =
-                ClientConfig { link: self.link, layers: self.layers.clone(), ..ClientConfig::new(node, local) };
-            remora_real::Client::connect(config)
+            let config = ClientConfig::new(node, local);
+            let timeout = self.connect_timeout.unwrap_or(config.timeout);
+            remora_real::Client::connect(ClientConfig {
+                link: self.link,
+                layers: self.layers.clone(),
+                timeout,
+                ..config
+            })
         };
         let inner = match self.local {
             Some(local) => connect(local)?,
-            None => with_local(node, connect)?,
+            None => at_local(node, connect)?,
         };
         Ok(Client { inner, timeout: self.timeout, askers: Vec::new(), free: Vec::new(), params: Vec::new() })
     }
@@ -123,6 +134,17 @@ impl Client {
     /// The link in use.
     pub fn link(&self) -> LinkKind {
         self.inner.link()
+    }
+
+    /// The client underneath, when nothing is under way: for sketches, compressed WRITEs, counters, and the device with
+    /// the verbs themselves.
+    pub fn real(&mut self) -> Result<&mut remora_real::Client> {
+        self.idle()
+    }
+
+    /// CPU time that the node's process has used.
+    pub fn node_cpu_time(&mut self) -> Result<Duration> {
+        Ok(Duration::from_nanos(self.idle()?.node_cpu_ns()?))
     }
 
     /// Calls under way.

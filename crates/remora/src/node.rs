@@ -4,10 +4,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use remora_kernel::Limits;
-use remora_real::NodeConfig;
 use remora_real::link::Layers;
+use remora_real::{NodeConfig, at_free_loopback};
 
-use crate::address::with_loopback;
 use crate::{Result, ToAddress};
 
 /// A memory node: it serves clients from threads of its own until it is dropped.
@@ -114,6 +113,6 @@ impl NodeBuilder {
 
     /// Starts the node at an address of 127.0.0.0/8 that nobody uses.
     pub fn bind_local(self) -> Result<Node> {
-        with_loopback(|address| self.clone().bind(address))
+        at_free_loopback(|address| self.clone().bind(address))
     }
 }

@@ -20,9 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use remora_cluster::{ClusterClientConfig, Op, Outcome};
-use remora_real::{Error, LinkKind};
-
-use crate::address::with_loopback;
+use remora_real::{Error, LinkKind, free_loopbacks};
 
 pub use remora_cluster::{ClusterNode, ClusterNodeConfig, Deployment, Key, MAX_VALUE, Model, Refusal, ScopeId, Value};
 
@@ -209,13 +207,7 @@ pub struct LocalCluster {
 impl LocalCluster {
     /// Starts `count` nodes, 1 to 64, that keep their logs below `dir`.
     pub fn start(count: u8, model: Model, dir: impl Into<PathBuf>) -> Result<Self> {
-        let mut addresses = Vec::new();
-        while addresses.len() < usize::from(count) {
-            let address = with_loopback(Ok)?;
-            if !addresses.contains(&address) {
-                addresses.push(address);
-            }
-        }
+        let addresses = free_loopbacks(count.into())?;
         let config =
             ClusterNodeConfig { model, ..ClusterNodeConfig::new(0, addresses, dir.into(), remora_real::entropy()?) };
         let nodes = (0..count).map(|_| None).collect();

@@ -187,7 +187,10 @@ fn errors_say_what_to_do() {
 
 #[test]
 fn nobody_at_an_address_is_told_within_seconds() {
-    let error = failure(Client::connect("127.0.0.250")).to_string();
+    let start = std::time::Instant::now();
+    let timeout = std::time::Duration::from_millis(100);
+    let error = failure(Client::builder().connect_timeout(timeout).connect("127.0.0.250")).to_string();
+    assert!(start.elapsed() >= timeout);
     assert!(error.contains("remora node --listen 127.0.0.250"), "{error}");
 }
 

@@ -91,7 +91,7 @@ impl Connection {
         let replies = memory(reply_bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let (buffer, region) = memory(SLOTS * SLOT, Access::LOCAL_WRITE)?;
         let staging = Staging::new(Posting { device: device.clone(), qp }, buffer, region);
-        let conn = dial(&device, qp, config.node, mtu as u32)?;
+        let conn = dial(&device, qp, config.node, mtu as u32, config.timeout)?;
         let connection = Self {
             device,
             link: kind,

@@ -11,13 +11,10 @@ use remora_service::control;
 use crate::device::Device;
 use crate::error::Error;
 
-/// How long to wait for a node to take the connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Calls the node and waits for the connection to stand. A node that remembers an earlier connection of this queue
+/// Calls the node and waits for the connection to stand, up to `timeout`. A node that remembers an earlier connection of this queue
 /// pair number calls the new one stale for a while (IBTA volume 1, 12.9.8.3.1): then it is called again.
-pub(crate) fn dial(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32) -> Result<ConnId, Error> {
-    let end = device.now() + CONNECT_TIMEOUT.as_nanos() as u64;
+pub(crate) fn dial(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32, timeout: Duration) -> Result<ConnId, Error> {
+    let end = device.now().saturating_add(timeout.as_nanos() as u64);
     loop {
         match call_once(device, qp, node, path_mtu, end) {
             Err(Error::Refused { reason: reason::STALE_CONNECTION, .. }) if device.now() < end => {
