@@ -2,7 +2,6 @@
 
 use remora_replica::ddp::{AckKind, Body, JobId, Message};
 use remora_replica::types::{NodeId, Timestamp};
-use stateright::Path;
 
 use super::invariants::describe;
 use super::local::{Envelope, EnvelopeId, Locals};
@@ -13,16 +12,15 @@ use super::{proof, reduce};
 /// Characters of a node's column.
 const COLUMN: usize = 26;
 
-/// Draws the way to a state.
-pub(crate) fn chart(system: &System, path: Path<State, Action>) -> String {
+/// Draws the states along a way, each with what led to it.
+pub(crate) fn chart(system: &System, path: &[(Option<Action>, State)]) -> String {
     let nodes = usize::from(system.options.nodes);
-    let steps: Vec<(State, Option<Action>)> = path.into_vec();
-    let reason = steps.last().map(|(last, _)| reason(system, last));
+    let reason = path.last().map(|(_, last)| reason(system, last));
     let locals = &*system.locals();
     let head: String = (0..nodes).map(|id| format!("{:^COLUMN$}", format!("n{id}"))).collect();
     let mut lines = vec![head.trim_end().to_string()];
-    for pair in steps.windows(2) {
-        let ((before, Some(action)), (after, _)) = (&pair[0], &pair[1]) else { continue };
+    for pair in path.windows(2) {
+        let [(_, before), (Some(action), after)] = pair else { continue };
         lines.push(line(system, locals, after, action, nodes));
         if let Some(ack) = reduce::carries(system, locals, before, *action) {
             let Envelope { to, from, message } = locals.envelope(ack);

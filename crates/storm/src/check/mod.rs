@@ -4,6 +4,7 @@
 //! later time; crashes, restarts and view changes at any moment. The invariants are those of table I of the MINOS paper
 //! as corrected (see [`invariants`]), read safety, durability as the model promises it, and that nothing is stuck.
 
+mod breadth;
 mod chart;
 mod invariants;
 mod local;
@@ -22,7 +23,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use remora_replica::ddp::{Marks, Model, Mutation};
-use stateright::{Checker, HasDiscoveries, Model as _, Path};
 
 use chart::chart;
 pub use mutants::{MUTANTS, Mutant};
@@ -93,28 +93,28 @@ impl Default for Search {
 pub fn check(options: &Options, search: Search, progress: impl FnMut(u64)) -> Report {
     let system = system::System::new(options.clone());
     let reached = system.reached();
-    let report = if search.shortest { breadth(system, search, progress) } else { depth(&system, search, progress) };
+    let report = if search.shortest { breadth(&system, search, progress) } else { depth(&system, search, progress) };
     let marks = *reached.lock().unwrap_or_else(PoisonError::into_inner);
     Report { marks, ..report }
 }
 
-/// Breadth first, by stateright's own checker.
-fn breadth(system: system::System, search: Search, progress: impl FnMut(u64)) -> Report {
-    let stop = system.stop();
-    let checker = system.checker().threads(search.threads).finish_when(HasDiscoveries::AnyFailures).spawn_bfs();
-    let states = || checker.unique_state_count() as u64;
-    let (stopped, seconds, memory) =
-        watch(search, || checker.is_done(), states, || stop.store(true, Ordering::Relaxed), progress);
-    let checker = checker.join();
-    let path = checker.discoveries().into_values().next();
+/// Breadth first, by one thread.
+fn breadth(system: &system::System, search: Search, progress: impl FnMut(u64)) -> Report {
+    let visit = breadth::Breadth::new(system);
+    let (stopped, seconds, memory) = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| visit.work());
+        let states = || visit.states.load(Ordering::Relaxed);
+        watch(search, || thread.is_finished(), states, || visit.stop(), progress)
+    });
+    let way = visit.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
     Report {
-        states: checker.unique_state_count() as u64,
-        generated: checker.state_count() as u64,
-        depth: checker.max_depth(),
+        states: visit.states.load(Ordering::Relaxed),
+        generated: visit.generated.load(Ordering::Relaxed),
+        depth: visit.depth.load(Ordering::Relaxed),
         seconds,
         stopped,
         memory,
-        failure: path.map(|path| (chart::reason(checker.model(), path.last_state()), chart(checker.model(), path))),
+        failure: way.map(|way| told(system, &way)),
         marks: Marks::default(),
     }
 }
@@ -135,10 +135,6 @@ fn depth(system: &system::System, search: Search, progress: impl FnMut(u64)) -> 
         watch(search, done, states, || visit.stop(), progress)
     });
     let way = visit.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let path = way.and_then(|way| {
-        let first = system.init_states().into_iter().next()?;
-        Path::from_actions(system, first, &way)
-    });
     Report {
         states: states(),
         generated: visit.generated.load(Ordering::Relaxed),
@@ -146,9 +142,15 @@ fn depth(system: &system::System, search: Search, progress: impl FnMut(u64)) -> 
         seconds,
         stopped,
         memory,
-        failure: path.map(|path| (chart::reason(system, path.last_state()), chart(system, path))),
+        failure: way.map(|way| told(system, &way)),
         marks: Marks::default(),
     }
+}
+
+/// What is wrong at the end of a way, and the way as a message chart.
+fn told(system: &system::System, way: &[system::Action]) -> (String, String) {
+    let path = system.path(way);
+    (chart::reason(system, path.last().map_or(&system.first(), |(_, state)| state)), chart(system, &path))
 }
 
 /// Waits for a search, and stops it where it is bounded. Returns the bound, how long it took, and bytes of memory.

@@ -3,8 +3,6 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use stateright::Model as _;
-
 use super::system::{Action, System};
 use super::visited::{Print, Visited};
 use super::world::State;
@@ -53,12 +51,12 @@ impl<'a> Visit<'a> {
         let visited = Visited::new();
         let part = |state: State| {
             let mut actions = Vec::new();
-            system.actions(&state, &mut actions);
+            system.worthwhile(&system.locals(), &state, &mut actions);
             visited.insert(Print::of(&state));
             Part { way: Vec::new(), open: Open { by: None, state, actions } }
         };
-        let left: Vec<Part> = system.init_states().into_iter().map(part).collect();
-        let first = left.len() as u64;
+        let left = vec![part(system.first())];
+        let first = 1;
         Self {
             system,
             threads,

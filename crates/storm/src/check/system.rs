@@ -1,12 +1,10 @@
 //! What is checked: the clients' requests, the faults, and how one state leads to the next.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use remora_replica::ddp::{Config, Deployment, JobId, Marks, Model, Mutation, Offload, Op, Replica, Request, View};
 use remora_replica::types::{Key, NodeId, NodeSet, Value};
-use stateright::Property;
 
 use super::local::{EnvelopeId, Event, Facts, Local, Locals, Unknown};
 use super::world::State;
@@ -178,22 +176,16 @@ pub(crate) struct System {
     pub options: Options,
     locals: RwLock<Locals>,
     reached: Arc<Mutex<Marks>>,
-    stop: Arc<AtomicBool>,
 }
 
 impl System {
     pub fn new(options: Options) -> Self {
-        Self { options, locals: RwLock::default(), reached: Arc::default(), stop: Arc::default() }
+        Self { options, locals: RwLock::default(), reached: Arc::default() }
     }
 
     /// What was reached, over all states.
     pub fn reached(&self) -> Arc<Mutex<Marks>> {
         self.reached.clone()
-    }
-
-    /// Raised when no further state shall be visited.
-    pub fn stop(&self) -> Arc<AtomicBool> {
-        self.stop.clone()
     }
 
     /// Nodes and messages by number.
@@ -463,11 +455,9 @@ fn deliverable(locals: &Locals, state: &State, envelope: EnvelopeId) -> bool {
     facts.up && facts.view.epoch >= envelope.message.epoch
 }
 
-impl stateright::Model for System {
-    type State = State;
-    type Action = Action;
-
-    fn init_states(&self) -> Vec<State> {
+impl System {
+    /// The state in which nothing has happened.
+    pub fn first(&self) -> State {
         let view = View::first(NodeSet::first(self.options.nodes));
         let mut locals = self.locals.write().unwrap_or_else(PoisonError::into_inner);
         let local = |id| {
@@ -476,7 +466,7 @@ impl stateright::Model for System {
             replica.set_lease(0, u64::MAX);
             locals.number(Local { id, replica: Some(replica), jobs: BTreeMap::new(), log: BTreeMap::new(), epoch: 1 })
         };
-        vec![State {
+        State {
             nodes: self.nodes().map(local).collect(),
             net: Vec::new(),
             view,
@@ -486,35 +476,30 @@ impl stateright::Model for System {
             left: self.options.failures,
             left_timeouts: TIMEOUTS,
             fault: None,
-        }]
+        }
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        self.worthwhile(&self.locals(), state, actions);
-    }
-
-    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+    /// What is after `action`.
+    pub fn next_state(&self, last: &State, action: Action) -> State {
         let mut state = last.clone();
         loop {
             let locals = self.locals();
             let Err(unknown) = self.advance(&locals, last, &mut state, action) else {
                 self.look(&locals, &mut state);
-                return Some(state);
+                return state;
             };
             drop(locals);
             self.learn(unknown);
         }
     }
 
-    fn within_boundary(&self, _: &State) -> bool {
-        !self.stop.load(Ordering::Relaxed)
-    }
-
-    fn properties(&self) -> Vec<Property<Self>> {
-        vec![Property::always("nothing is wrong", |system: &Self, state: &State| {
-            let mut actions = Vec::new();
-            system.actions(state, &mut actions);
-            system.holds(&system.locals(), state, &actions) && (!system.proves() || system.proven(state))
-        })]
+    /// The states along a way from the first on, each with what led to it.
+    pub fn path(&self, way: &[Action]) -> Vec<(Option<Action>, State)> {
+        let mut path = vec![(None, self.first())];
+        for &action in way {
+            let next = path.last().map(|(_, last)| self.next_state(last, action));
+            path.extend(next.map(|next| (Some(action), next)));
+        }
+        path
     }
 }
