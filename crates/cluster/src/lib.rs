@@ -82,12 +82,8 @@ fn no_room(error: StreamError) -> Error {
 
 /// A device's only link.
 fn link_at(local: IpAddr, kind: LinkKind, layers: &Layers) -> Result<Box<dyn Link>, Error> {
-    match kind {
-        LinkKind::Shm | LinkKind::Udp => {
-            layers.bind(kind, local).map_err(|source| Error::Link { link: kind, address: local, source })
-        }
-        LinkKind::Packet | LinkKind::Loopback => {
-            Err(Error::Argument("a cluster's nodes use the shm or the udp link".into()))
-        }
+    if !matches!(kind, LinkKind::Shm | LinkKind::Udp) {
+        return Err(Error::Argument("a cluster's nodes use the shm or the udp link".into()));
     }
+    layers.bind(kind, local).map_err(|source| Error::Link { link: kind, address: local, source })
 }

@@ -3,11 +3,16 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
-use remora_real::link::Link;
+use remora_real::LinkKind;
 use remora_real::link::loopback::Hub;
+use remora_real::link::lossy::Faults;
+use remora_real::link::pcap::PcapFile;
 use remora_real::link::shm::ShmLink;
+use remora_real::link::traced::Tracer;
 use remora_real::link::udp::UdpLink;
+use remora_real::link::{Layers, Link};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -70,6 +75,18 @@ fn shared_memory_allocates_nothing() {
     let (mut a, mut b) = (ShmLink::bind(ip(1, 1)).unwrap(), ShmLink::bind(ip(1, 2)).unwrap());
     assert!(a.connect(ip(1, 2)).unwrap());
     assert_eq!(allocations(&mut a, &mut b, ip(1, 2)), 0);
+}
+
+#[test]
+fn layers_allocate_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let pcap = PcapFile::create(&dir.path().join("link.pcap")).unwrap();
+    let tracer: Tracer = Arc::new(|passed| assert!(passed.packet.len() >= 40));
+    let faults = Faults::default();
+    let layers = Layers { pcap: Some(pcap.clone()), tracer: Some(tracer), faults: Some((faults, 1)) };
+    let (mut a, mut b) = (layers.bind(LinkKind::Udp, ip(3, 1)).unwrap(), layers.bind(LinkKind::Udp, ip(3, 2)).unwrap());
+    assert_eq!(allocations(&mut a, &mut b, ip(3, 2)), 0);
+    assert_eq!(pcap.finish().packets, 2 * 5 * 1010);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 pub use html::html;
-pub(crate) use html::{STYLE, escape, link_name};
+pub(crate) use html::{STYLE, escape};
 pub use table::table;
 
 use crate::format::count;

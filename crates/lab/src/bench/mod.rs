@@ -7,8 +7,8 @@ mod ucx;
 
 use std::time::Duration;
 
-pub use pair::{Bench, BenchLink};
-use remora_real::Error;
+pub use pair::Bench;
+use remora_real::{Error, LinkKind};
 pub use ucx::{UcxRow, ucx};
 
 use crate::probe::Probe;
@@ -130,7 +130,7 @@ fn giga(rate: f64, bytes: usize) -> f64 {
 }
 
 fn udp(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut dyn FnMut(&str, f64)) -> Result<(), Error> {
-    let bench = Bench::new(BenchLink::Udp)?;
+    let bench = Bench::new(LinkKind::Udp)?;
     let raw = || probe.udp_ns(SMALL).map_err(|source| Error::System { what: "the raw UDP ping-pong", source });
     let stream = |datagram| {
         probe.udp_stream(datagram, LARGE).map_err(|source| Error::System { what: "the raw UDP stream", source })
@@ -156,7 +156,7 @@ fn udp(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut dyn FnMut(&str, f
 }
 
 fn shm(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut dyn FnMut(&str, f64)) -> Result<(), Error> {
-    let bench = Bench::new(BenchLink::Shm)?;
+    let bench = Bench::new(LinkKind::Shm)?;
     progress("WRITE and READ over shared memory", 0.45);
     let peer = "raw ring ping-pong of a 64 B line";
     let raw = || Ok(probe.ring_ns());

@@ -11,21 +11,10 @@ use remora_kernel::Limits;
 use remora_memory::{Access, Buffer, Region, Registry};
 use remora_nic::{ALL_REMOTE, CqId, Data, QpInit, QpType, Qpn, Route, RtrAttr, RtsAttr, SendOp, SendWr, Sge, WcStatus};
 use remora_real::link::Link;
-use remora_real::link::shm::ShmLink;
-use remora_real::link::udp::UdpLink;
 use remora_real::{Device, Error, Kernels, LinkKind};
 
 use crate::probe;
 use crate::stats::median;
-
-/// The link under test.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BenchLink {
-    /// UDP sockets on loopback addresses.
-    Udp,
-    /// Rings in shared memory.
-    Shm,
-}
 
 /// Bytes registered on each end.
 pub(super) const REGION: usize = 64 << 20;
@@ -103,19 +92,11 @@ pub struct Bench {
 
 impl Bench {
     /// Makes the two ends.
-    pub fn new(link: BenchLink) -> Result<Self, Error> {
+    pub fn new(link: LinkKind) -> Result<Self, Error> {
         let (a, b) = (IpAddr::V4(Ipv4Addr::new(127, 0, 1, 1)), IpAddr::V4(Ipv4Addr::new(127, 0, 1, 2)));
-        let kind = if link == BenchLink::Udp { LinkKind::Udp } else { LinkKind::Shm };
-        let at = |address| move |source| Error::Link { link: kind, address, source };
-        let (la, lb): (Box<dyn Link>, Box<dyn Link>) = match link {
-            BenchLink::Udp => (Box::new(UdpLink::bind(a).map_err(at(a))?), Box::new(UdpLink::bind(b).map_err(at(b))?)),
-            BenchLink::Shm => {
-                let mut la = ShmLink::bind(a).map_err(at(a))?;
-                let lb = ShmLink::bind(b).map_err(at(b))?;
-                la.connect(b).map_err(at(b))?;
-                (Box::new(la), Box::new(lb))
-            }
-        };
+        let at = |address| move |source| Error::Link { link, address, source };
+        let (mut la, lb) = (link.bind(a).map_err(at(a))?, link.bind(b).map_err(at(b))?);
+        la.reach(b).map_err(at(b))?;
         let (a, b) = (End::new(a, la)?, End::new(b, lb)?);
         a.join(&b)?;
         b.join(&a)?;

@@ -12,10 +12,10 @@ use remora_kernel::shuffle::{Partition, ShuffleParams, Spreader};
 use remora_kernel::{Status, op};
 use remora_memory::{Region, Scatter};
 use remora_nic::{Data, SendOp, SendWr, WcOpcode, WcStatus, WriteTap};
-use remora_real::Error;
+use remora_real::{Error, LinkKind};
 use remora_wire::rpc::{RpcHeader, parse_reply_imm};
 
-use super::pair::{Bench, BenchLink, REGION, serve};
+use super::pair::{Bench, REGION, serve};
 use super::{BenchRow, Figures, Goal};
 use crate::probe::{Probe, on_core};
 use crate::stats;
@@ -69,11 +69,11 @@ impl StreamBench {
         if progress("one core", 0.0) {
             self.one_core(&data, &mut rows)?;
         }
-        for (link, name, part) in [(BenchLink::Shm, "shm", 0.3), (BenchLink::Udp, "udp", 0.65)] {
-            if !progress(&format!("streams over {name}"), part) {
+        for (link, part) in [(LinkKind::Shm, 0.3), (LinkKind::Udp, 0.65)] {
+            if !progress(&format!("streams over {link}"), part) {
                 break;
             }
-            self.over(link, name, &data, &mut rows)?;
+            self.over(link, &data, &mut rows)?;
         }
         super::compress::rows(self.rounds, &mut rows, &mut |what, part| progress(what, 0.9 + part / 10.0))?;
         Ok(rows)
@@ -81,7 +81,7 @@ impl StreamBench {
 
     /// Loops of one core over values in memory, beside a copy and what the paper says.
     fn one_core(&self, data: &Values, rows: &mut Vec<BenchRow>) -> Result<(), Error> {
-        let bench = Bench::new(BenchLink::Shm)?;
+        let bench = Bench::new(LinkKind::Shm)?;
         let region = &bench.b.region;
         let probe = Probe::default();
         let gb_per_s = |seconds: f64| MESSAGE as f64 / seconds / 1e9;
@@ -127,7 +127,7 @@ impl StreamBench {
         Ok(figures(&pairs?))
     }
 
-    fn over(&self, link: BenchLink, name: &str, data: &Values, rows: &mut Vec<BenchRow>) -> Result<(), Error> {
+    fn over(&self, link: LinkKind, data: &Values, rows: &mut Vec<BenchRow>) -> Result<(), Error> {
         let bench = Bench::new(link)?;
         let streams = Streams { bench: &bench, data, bits: self.bits };
         // The first round pays for page faults.
@@ -138,9 +138,9 @@ impl StreamBench {
         let rounds = &rounds[1..];
         let mut row = |what: &str, value: fn(&Round) -> f64, peer: &str, of: fn(&Round) -> f64, goal| {
             let pairs: Vec<_> = rounds.iter().map(|r| (value(r) * 1e3, of(r) * 1e3)).collect();
-            rows.push(BenchRow::new(format!("{name}: {what}"), "ms", peer, figures(&pairs), goal));
+            rows.push(BenchRow::new(format!("{link}: {what}"), "ms", peer, figures(&pairs), goal));
         };
-        let (plain, only_shm) = ("plain WRITE of 20 MB", link == BenchLink::Shm);
+        let (plain, only_shm) = ("plain WRITE of 20 MB", link == LinkKind::Shm);
         let at_most = |limit| only_shm.then_some(Goal::RatioAtMost(limit));
         row("shuffle", |r| r.shuffle, plain, |r| r.write, at_most(1.25));
         row("shuffle by hash", |r| r.shuffle_hashed, plain, |r| r.write, None);
@@ -149,7 +149,7 @@ impl StreamBench {
         row("WRITE past a sketch", |r| r.tap, plain, |r| r.write, at_most(1.15));
         row("checksum of a stream", |r| r.checksum, plain, |r| r.write, None);
         let reads: Vec<_> = rounds.iter().map(|r| (r.checked_read * 1e6, r.read * 1e6)).collect();
-        let what = format!("{name}: READ of 4 KB, CRC-64 checked");
+        let what = format!("{link}: READ of 4 KB, CRC-64 checked");
         rows.push(BenchRow::new(what, "us", "plain READ (StRoM: up to 1.4 x)", figures(&reads), None));
         Ok(())
     }

@@ -28,7 +28,7 @@ pub enum LinkKind {
 
 /// No link has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no link {0:?}: use udp, shm or packet")]
+#[error("there is no link {0:?}: use {known}", known = known())]
 pub struct UnknownLink(pub String);
 
 impl LinkKind {
@@ -41,6 +41,16 @@ impl LinkKind {
             Self::Udp => "udp",
             Self::Shm => "shm",
             Self::Packet => "packet",
+            Self::Loopback => "loopback",
+        }
+    }
+
+    /// As headings spell it.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Udp => "UDP",
+            Self::Shm => "shared memory",
+            Self::Packet => "Ethernet frames",
             Self::Loopback => "loopback",
         }
     }
@@ -81,6 +91,12 @@ impl LinkKind {
             Self::Shm | Self::Loopback => false,
         }
     }
+}
+
+/// The names of [`LinkKind::ALL`], as in "udp, shm or packet".
+fn known() -> String {
+    let [rest @ .., last] = LinkKind::ALL.map(LinkKind::name);
+    format!("{} or {last}", rest.join(", "))
 }
 
 impl fmt::Display for LinkKind {

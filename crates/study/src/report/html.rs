@@ -61,7 +61,7 @@ fn with_names(text: &str) -> String {
 }
 
 fn head(page: &mut String, report: &Report) {
-    let links: Vec<String> = report.links().into_iter().map(|link| link_name(link).to_string()).collect();
+    let links: Vec<String> = report.links().into_iter().map(|link| link.title().to_string()).collect();
     let _ = writeln!(
         page,
         "<h1>Where should it run?</h1>\n<p class=\"soft\">The same look-ups in each place, over {}. {}, {}; {} UTC. \
@@ -107,7 +107,7 @@ fn in_short(page: &mut String, report: &Report) {
     let (links, summaries) = (report.links(), summarise(&report.verdicts));
     page.push_str("<h2>In short</h2>\n<div class=\"card scroll\"><table class=\"short\"><thead><tr><th></th>");
     for &link in &links {
-        let _ = write!(page, "<th>over {}</th>", link_name(link));
+        let _ = write!(page, "<th>over {}</th>", link.title());
     }
     page.push_str("</tr></thead><tbody>\n");
     for operation in report.operations() {
@@ -160,9 +160,9 @@ fn latency_panels(report: &Report, operation: Operation, rows: &[Row]) -> String
     };
     let mut out = String::new();
     for (link, series) in &panels {
-        let about = format!("{}: median latency over {}, by {x_label}", operation.title(), link_name(*link));
+        let about = format!("{}: median latency over {}, by {x_label}", operation.title(), link.title());
         let svg = plot::latency(series, range, x_label, &about);
-        let _ = writeln!(out, "<div class=\"card\"><h3>Latency over {}</h3>{svg}</div>", link_name(*link));
+        let _ = writeln!(out, "<div class=\"card\"><h3>Latency over {}</h3>{svg}</div>", link.title());
     }
     out
 }
@@ -172,9 +172,9 @@ fn rate_panels(report: &Report, rows: &[Row]) -> String {
     for link in report.links() {
         let of_link = rows.iter().filter(|row| row.link == link);
         let bars: Vec<_> = of_link.map(|row| (row.placement, row.in_flight_64.ops_per_s)).collect();
-        let about = format!("operations a second with 64 in flight over {}", link_name(link));
+        let about = format!("operations a second with 64 in flight over {}", link.title());
         let svg = plot::rates(&bars, &about);
-        let _ = writeln!(out, "<div class=\"card\"><h3>Throughput over {}</h3>{svg}</div>", link_name(link));
+        let _ = writeln!(out, "<div class=\"card\"><h3>Throughput over {}</h3>{svg}</div>", link.title());
     }
     out
 }
@@ -306,16 +306,6 @@ fn conditions(page: &mut String, report: &Report) {
          percentile is given from a thousand operations on. On a shared machine the neighbours change the figures from \
          run to run: compare within one report.</p>\n",
     );
-}
-
-/// As headings spell it.
-pub fn link_name(link: LinkKind) -> &'static str {
-    match link {
-        LinkKind::Udp => "UDP",
-        LinkKind::Shm => "shared memory",
-        LinkKind::Packet => "Ethernet frames",
-        LinkKind::Loopback => "loopback",
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::{GOAL, LEFT_OUT};
 use crate::machine::Machine;
 use crate::measure::Operation;
 use crate::report::plot::{self, Pair};
-use crate::report::{STYLE, escape, link_name};
+use crate::report::{STYLE, escape};
 use remora_kernel::Placement;
 use remora_real::LinkKind;
 
@@ -54,9 +54,9 @@ fn agreement(out: &mut String, validation: &Validation) {
             what: format!("{} at the {}", title(cell.operation, cell.parameter), cell.placement),
         };
         let pairs: Vec<Pair> = validation.cells.iter().filter(|cell| cell.link == link).map(pair).collect();
-        let about = format!("predicted over measured median latency over {}", link_name(link));
+        let about = format!("predicted over measured median latency over {}", link.title());
         let svg = plot::agreement(&pairs, GOAL, &about);
-        let _ = writeln!(out, "<div class=\"card\"><h3>Over {}</h3>{svg}</div>", link_name(link));
+        let _ = writeln!(out, "<div class=\"card\"><h3>Over {}</h3>{svg}</div>", link.title());
     }
     let _ = writeln!(
         out,
