@@ -8,14 +8,12 @@ use remora_lab::writer::{WriterConfig, fill_object};
 use remora_memory::{Access, Buffer, Pd, Region, Registry};
 use remora_model::time::Ps;
 use remora_real::{LinkKind, RemoteRegion};
-use remora_service::Full;
+use remora_service::{Full, MAX_REPLY};
 
 use crate::StudyError;
 use crate::connection::{Answer, Caller, Connection, Storage};
 use crate::load::Trouble;
 use crate::measure::Counts;
-
-const MAX_REPLY: u32 = 64 << 10;
 
 /// A node and its client in one.
 pub struct Local {
@@ -81,7 +79,7 @@ impl Caller for Local {
 
     fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
         let mut call = Call::default();
-        call.recycle(op, MAX_REPLY);
+        call.recycle(op, MAX_REPLY as u32);
         (call.pd, call.tag) = (Some(self.pd), tag.into());
         call.params.extend_from_slice(params);
         self.round_trips += if placement == Placement::Client { 2 } else { 1 };
