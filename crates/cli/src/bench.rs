@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use remora_lab::bench::{BenchReport, BenchRow, Goal};
+use remora_lab::bench::{BenchGoal, BenchReport, BenchRow};
 use remora_store::bench::{GetBench, GetRow};
 use remora_study::machine::Machine;
 use serde_json::{Value, json};
@@ -61,11 +61,11 @@ pub fn rows_table(rows: &[BenchRow]) -> String {
     out
 }
 
-fn goal_text(goal: Goal, unit: &str) -> String {
+fn goal_text(goal: BenchGoal, unit: &str) -> String {
     match goal {
-        Goal::RatioAtMost(limit) => format!("<= {limit} x:"),
-        Goal::RatioAtLeast(limit) => format!(">= {limit} x:"),
-        Goal::ValueAtLeast(limit) => format!(">= {limit} {unit}:"),
+        BenchGoal::RatioAtMost(limit) => format!("<= {limit} x:"),
+        BenchGoal::RatioAtLeast(limit) => format!(">= {limit} x:"),
+        BenchGoal::ValueAtLeast(limit) => format!(">= {limit} {unit}:"),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use remora_lab::bench::{BenchRow, Goal};
+use remora_lab::bench::{BenchGoal, BenchRow};
 use remora_lab::stats::{median, range};
 use remora_study::format::{digits, rate};
 use remora_study::machine::Machine;
@@ -121,7 +121,7 @@ fn goals(args: &BenchMinos, report: &Report) -> Vec<BenchRow> {
                     let (ours, theirs) = (find(&format!("{model} {deployment}"), workload)?, find(peer, workload)?);
                     let rate = |row: &Row| (row.outcome.writes.rate + row.outcome.reads.rate) / 1e3;
                     let what = format!("{} {}, {clients} at once", ours.store, workload.name());
-                    let goal = Some(Goal::RatioAtLeast(times));
+                    let goal = Some(BenchGoal::RatioAtLeast(times));
                     goals.push(row(what, "k/s", format!("{peer}, the same"), (rate(ours), rate(theirs)), goal));
                     Some(())
                 };
@@ -131,7 +131,7 @@ fn goals(args: &BenchMinos, report: &Report) -> Vec<BenchRow> {
                 if let (1, Some(ours)) = (clients, find(&format!("synch {deployment}"), Workload::Writes)) {
                     let one = append(&ours.store).unwrap_or(0) as f64 / 1e3;
                     let figures = (ours.outcome.writes.p50_ns as f64 / 1e3, one);
-                    let goal = Some(Goal::RatioAtMost(2.0));
+                    let goal = Some(BenchGoal::RatioAtMost(2.0));
                     goals.push(row(
                         format!("{} write, p50", ours.store),
                         "us",
@@ -146,7 +146,7 @@ fn goals(args: &BenchMinos, report: &Report) -> Vec<BenchRow> {
     goals
 }
 
-fn row(what: String, unit: &'static str, peer: String, figures: (f64, f64), goal: Option<Goal>) -> BenchRow {
+fn row(what: String, unit: &'static str, peer: String, figures: (f64, f64), goal: Option<BenchGoal>) -> BenchRow {
     let (value, peer_value) = figures;
     BenchRow { what, value, unit, peer, peer_value, ratio: value / peer_value, goal }
 }

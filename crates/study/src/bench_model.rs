@@ -5,7 +5,7 @@ use std::io::Read;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use remora_lab::bench::{BenchRow, Goal};
+use remora_lab::bench::{BenchGoal, BenchRow};
 use remora_model::bench::{Hold, PingPong};
 use remora_model::time::Ps;
 
@@ -60,7 +60,7 @@ impl ModelBench {
                 heap = heap.max(hold.heap(&mut clock));
                 done += 1.0;
             }
-            let goal = goal.map(Goal::ValueAtLeast);
+            let goal = goal.map(BenchGoal::ValueAtLeast);
             rows.push(row(format!("holds, {pending} pending"), "M/s", "binary heap", (wheel / 1e6, heap / 1e6), goal));
         }
         let (bare, mut best) = (rows.first().map_or(f64::NAN, |row| row.value), 0f64);
@@ -73,7 +73,7 @@ impl ModelBench {
             best = best.max(run.sums.events as f64 / run.sums.thread_seconds / 1e6);
             done += 1.0;
         }
-        let goal = Some(Goal::ValueAtLeast(3.0));
+        let goal = Some(BenchGoal::ValueAtLeast(3.0));
         rows.push(row("events of StRoM's figures".into(), "M/s", "holds, 100 pending", (best, bare), goal));
         let no_simgrid = self.messages(&mut |part| progress("messages", (done + part) / parts), &mut rows).err();
         Ok(ModelReport { rows, no_simgrid })
@@ -108,12 +108,18 @@ impl ModelBench {
             }
             theirs = theirs.max(rate);
         }
-        rows.push(row("SimGrid actors", theirs, Some(Goal::RatioAtLeast(10.0))));
+        rows.push(row("SimGrid actors", theirs, Some(BenchGoal::RatioAtLeast(10.0))));
         Ok(())
     }
 }
 
-fn row(what: String, unit: &'static str, peer: &str, (value, peer_value): (f64, f64), goal: Option<Goal>) -> BenchRow {
+fn row(
+    what: String,
+    unit: &'static str,
+    peer: &str,
+    (value, peer_value): (f64, f64),
+    goal: Option<BenchGoal>,
+) -> BenchRow {
     BenchRow { what, value, unit, peer: peer.into(), peer_value, ratio: value / peer_value, goal }
 }
 

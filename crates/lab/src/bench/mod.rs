@@ -7,12 +7,12 @@ mod ucx;
 
 use std::time::Duration;
 
-pub use pair::Bench;
 use remora_real::{Error, LinkKind};
 pub use ucx::{UcxRow, ucx};
 
 use crate::probe::Probe;
 use crate::stats::median;
+use pair::BenchPair;
 
 /// One figure beside its peer.
 #[derive(Clone, Debug)]
@@ -30,12 +30,12 @@ pub struct BenchRow {
     /// `value / peer_value`.
     pub ratio: f64,
     /// What the figure or the ratio should be, if there is a goal.
-    pub goal: Option<Goal>,
+    pub goal: Option<BenchGoal>,
 }
 
 /// What a row aims at.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Goal {
+pub enum BenchGoal {
     /// The ratio at most.
     RatioAtMost(f64),
     /// The ratio at least.
@@ -45,7 +45,7 @@ pub enum Goal {
 }
 
 impl BenchRow {
-    fn new(what: impl Into<String>, unit: &'static str, peer: &str, figures: Figures, goal: Option<Goal>) -> Self {
+    fn new(what: impl Into<String>, unit: &'static str, peer: &str, figures: Figures, goal: Option<BenchGoal>) -> Self {
         let Figures { value, peer_value, ratio } = figures;
         Self { what: what.into(), value, unit, peer: peer.to_string(), peer_value, ratio, goal }
     }
@@ -53,9 +53,9 @@ impl BenchRow {
     /// Whether the goal is met; `None` without a goal.
     pub fn met(&self) -> Option<bool> {
         Some(match self.goal? {
-            Goal::RatioAtMost(limit) => self.ratio <= limit,
-            Goal::RatioAtLeast(limit) => self.ratio >= limit,
-            Goal::ValueAtLeast(limit) => self.value >= limit,
+            BenchGoal::RatioAtMost(limit) => self.ratio <= limit,
+            BenchGoal::RatioAtLeast(limit) => self.ratio >= limit,
+            BenchGoal::ValueAtLeast(limit) => self.value >= limit,
         })
     }
 }
@@ -130,14 +130,14 @@ fn giga(rate: f64, bytes: usize) -> f64 {
 }
 
 fn udp(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut dyn FnMut(&str, f64)) -> Result<(), Error> {
-    let bench = Bench::new(LinkKind::Udp)?;
+    let bench = BenchPair::new(LinkKind::Udp)?;
     let raw = || probe.udp_ns(SMALL).map_err(|source| Error::System { what: "the raw UDP ping-pong", source });
     let stream = |datagram| {
         probe.udp_stream(datagram, LARGE).map_err(|source| Error::System { what: "the raw UDP stream", source })
     };
     progress("WRITE and READ over UDP", 0.05);
     let peer = "raw UDP ping-pong, busy polling";
-    let goal = Some(Goal::RatioAtMost(1.3));
+    let goal = Some(BenchGoal::RatioAtMost(1.3));
     let figures = beside(|| bench.write_ping_pong(SMALL, ROUNDS), raw)?;
     rows.push(BenchRow::new("udp: 64 B WRITE ping-pong", "ns", peer, figures, goal));
     let figures = beside(|| bench.read_latency(SMALL, ROUNDS), raw)?;
@@ -147,21 +147,27 @@ fn udp(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut dyn FnMut(&str, f
     // A packet of the largest MTU: BTH, 4096 bytes of payload, ICRC.
     let figures = beside(large, || Ok(stream(4096 + 16)?.bytes_per_s / 1e9))?;
     let peer = "raw GSO/GRO sender and receiver";
-    rows.push(BenchRow::new("udp: 64 KB WRITEs", "GB/s", peer, figures, Some(Goal::RatioAtLeast(0.6))));
+    rows.push(BenchRow::new("udp: 64 KB WRITEs", "GB/s", peer, figures, Some(BenchGoal::RatioAtLeast(0.6))));
     let small = || Ok(bench.write_rate(SMALL, 1 << 20, TIME)? / 1e6);
     let figures = beside(small, || Ok(stream(96)?.packets_per_s / 1e6))?;
     let peer = "raw GSO/GRO, 96 B datagrams";
-    rows.push(BenchRow::new("udp: 64 B WRITEs, 64 in flight", "M/s", peer, figures, Some(Goal::ValueAtLeast(2.5))));
+    rows.push(BenchRow::new(
+        "udp: 64 B WRITEs, 64 in flight",
+        "M/s",
+        peer,
+        figures,
+        Some(BenchGoal::ValueAtLeast(2.5)),
+    ));
     Ok(())
 }
 
 fn shm(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut dyn FnMut(&str, f64)) -> Result<(), Error> {
-    let bench = Bench::new(LinkKind::Shm)?;
+    let bench = BenchPair::new(LinkKind::Shm)?;
     progress("WRITE and READ over shared memory", 0.45);
     let peer = "raw ring ping-pong of a 64 B line";
     let raw = || Ok(probe.ring_ns());
     let figures = beside(|| bench.write_ping_pong(SMALL, ROUNDS), raw)?;
-    rows.push(BenchRow::new("shm: 64 B WRITE ping-pong", "ns", peer, figures, Some(Goal::RatioAtMost(2.5))));
+    rows.push(BenchRow::new("shm: 64 B WRITE ping-pong", "ns", peer, figures, Some(BenchGoal::RatioAtMost(2.5))));
     let figures = beside(|| bench.read_latency(SMALL, ROUNDS), raw)?;
     rows.push(BenchRow::new("shm: 64 B READ", "ns", peer, figures, None));
     progress("throughput over shared memory", 0.6);
@@ -171,12 +177,18 @@ fn shm(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut dyn FnMut(&str, f
     ] {
         let large = || Ok(giga(bench.write_rate(LARGE, span, TIME)?, LARGE));
         let figures = beside(large, || Ok(probe.memcpy_bytes_per_s(span) / 1e9))?;
-        rows.push(BenchRow::new(what, "GB/s", peer, figures, Some(Goal::RatioAtLeast(0.5))));
+        rows.push(BenchRow::new(what, "GB/s", peer, figures, Some(BenchGoal::RatioAtLeast(0.5))));
     }
     let small = || Ok(bench.write_rate(SMALL, 1 << 20, TIME)? / 1e6);
     let figures = beside(small, || Ok(1e3 / probe.ring_ns()))?;
     let peer = "one line a raw ring round trip";
-    rows.push(BenchRow::new("shm: 64 B WRITEs, 64 in flight", "M/s", peer, figures, Some(Goal::ValueAtLeast(12.0))));
+    rows.push(BenchRow::new(
+        "shm: 64 B WRITEs, 64 in flight",
+        "M/s",
+        peer,
+        figures,
+        Some(BenchGoal::ValueAtLeast(12.0)),
+    ));
     Ok(())
 }
 
@@ -193,11 +205,11 @@ fn compare_with_ucx(rows: &mut Vec<BenchRow>, ucx: &[UcxRow]) {
             if row.transport == "tcp" { ("udp", "ucx put over tcp") } else { ("shm", "ucx put over shm") };
         if let Some(ns) = find(rows, &format!("{link}: 64 B WRITE ping-pong")) {
             let what = format!("{link}: 64 B WRITE, one way");
-            push(&what, "ns", peer, ns / 2.0, row.latency_ns, Goal::RatioAtMost(1.0));
+            push(&what, "ns", peer, ns / 2.0, row.latency_ns, BenchGoal::RatioAtMost(1.0));
         }
         let what = if link == "udp" { "udp: 64 KB WRITEs" } else { "shm: 64 KB WRITEs, one buffer" };
         if let Some(rate) = find(rows, what) {
-            push(what, "GB/s", peer, rate, row.gb_per_s, Goal::RatioAtLeast(1.0));
+            push(what, "GB/s", peer, rate, row.gb_per_s, BenchGoal::RatioAtLeast(1.0));
         }
     }
     rows.append(&mut beside);

@@ -22,7 +22,7 @@ pub(super) const REGION: usize = 64 << 20;
 const DEPTH: usize = 64;
 
 /// One end: a device with the built-in kernels, one queue pair and one region.
-pub struct End {
+pub(super) struct End {
     pub(super) device: Device,
     pub(super) cq: CqId,
     pub(super) qp: Qpn,
@@ -85,12 +85,12 @@ pub(super) struct Target {
 }
 
 /// Two ends joined by a link on loopback addresses 127.0.1.1 and 127.0.1.2.
-pub struct Bench {
+pub(super) struct BenchPair {
     pub(super) a: End,
     pub(super) b: End,
 }
 
-impl Bench {
+impl BenchPair {
     /// Makes the two ends.
     pub fn new(link: LinkKind) -> Result<Self, Error> {
         let (a, b) = (IpAddr::V4(Ipv4Addr::new(127, 0, 1, 1)), IpAddr::V4(Ipv4Addr::new(127, 0, 1, 2)));
@@ -233,7 +233,7 @@ impl Bench {
     }
 }
 
-impl Drop for Bench {
+impl Drop for BenchPair {
     fn drop(&mut self) {
         self.a.device.stop();
         self.b.device.stop();

@@ -15,8 +15,8 @@ use remora_nic::{Data, SendOp, SendWr, WcOpcode, WcStatus, WriteTap};
 use remora_real::{Error, LinkKind};
 use remora_wire::rpc::{RpcHeader, parse_reply_imm};
 
-use super::pair::{Bench, REGION, serve};
-use super::{BenchRow, Figures, Goal};
+use super::pair::{BenchPair, REGION, serve};
+use super::{BenchGoal, BenchRow, Figures};
 use crate::probe::{Probe, on_core};
 use crate::stats;
 
@@ -81,7 +81,7 @@ impl StreamBench {
 
     /// Loops of one core over values in memory, beside a copy and what the paper says.
     fn one_core(&self, data: &Values, rows: &mut Vec<BenchRow>) -> Result<(), Error> {
-        let bench = Bench::new(LinkKind::Shm)?;
+        let bench = BenchPair::new(LinkKind::Shm)?;
         let region = &bench.b.region;
         let probe = Probe::default();
         let gb_per_s = |seconds: f64| MESSAGE as f64 / seconds / 1e9;
@@ -90,7 +90,7 @@ impl StreamBench {
         let hashed = data.partitions(region.va(), true);
         let count = 1 << self.bits;
         for (name, partitions, is_hashed, goal) in
-            [("low bits", &partitions, false, Some(Goal::RatioAtLeast(0.7))), ("hash", &hashed, true, None)]
+            [("low bits", &partitions, false, Some(BenchGoal::RatioAtLeast(0.7))), ("hash", &hashed, true, None)]
         {
             let rate = || partition(data, partitions, is_hashed, region).map(gb_per_s);
             let figures = self.beside(rate, || Ok(gb_per_s(copies.one())))?;
@@ -128,7 +128,7 @@ impl StreamBench {
     }
 
     fn over(&self, link: LinkKind, data: &Values, rows: &mut Vec<BenchRow>) -> Result<(), Error> {
-        let bench = Bench::new(link)?;
+        let bench = BenchPair::new(link)?;
         let streams = Streams { bench: &bench, data, bits: self.bits };
         // The first round pays for page faults.
         let rounds = bench.with_peer(
@@ -141,7 +141,7 @@ impl StreamBench {
             rows.push(BenchRow::new(format!("{link}: {what}"), "ms", peer, figures(&pairs), goal));
         };
         let (plain, only_shm) = ("plain WRITE of 20 MB", link == LinkKind::Shm);
-        let at_most = |limit| only_shm.then_some(Goal::RatioAtMost(limit));
+        let at_most = |limit| only_shm.then_some(BenchGoal::RatioAtMost(limit));
         row("shuffle", |r| r.shuffle, plain, |r| r.write, at_most(1.25));
         row("shuffle by hash", |r| r.shuffle_hashed, plain, |r| r.write, None);
         row("shuffle", |r| r.shuffle, "partitioned by the sender", |r| r.partition_then_write, None);
@@ -232,7 +232,7 @@ impl Copies {
 
 /// One end sends, the other takes.
 struct Streams<'a> {
-    bench: &'a Bench,
+    bench: &'a BenchPair,
     data: &'a Values,
     bits: u8,
 }
