@@ -13,7 +13,7 @@ use remora_kernel::Placement;
 use remora_real::{Error, RemoteRegion};
 use remora_store::hash::Table;
 
-use crate::at::{Carrier, sealed};
+use crate::at::{Caller, sealed};
 use crate::oneshot::oneshot;
 use crate::pending::{Asker, Pending};
 use crate::{At, Client, ClientBuilder, Result, ToAddress, TypedCall};
@@ -186,10 +186,10 @@ impl AsyncClient {
 
 impl sealed::Sealed for &AsyncClient {}
 
-impl Carrier for &AsyncClient {
+impl Caller for &AsyncClient {
     type Outcome<C: TypedCall> = InFlight<C>;
 
-    fn carry<C: TypedCall>(self, placement: Placement, call: C) -> InFlight<C> {
+    fn call_at<C: TypedCall>(self, placement: Placement, call: C) -> InFlight<C> {
         let (asker, answer) = oneshot();
         let mut params = Vec::new();
         call.encode(&mut params);

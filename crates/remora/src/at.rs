@@ -7,7 +7,7 @@ use remora_kernel::{Placement, Status};
 
 use crate::builtin::{Checksum, Distinct, Filter, Get, ReadConsistent, Shuffle, Traverse};
 use crate::pending::Pending;
-use crate::{Client, List, Object, Result, Table};
+use crate::{CheckedObject, Client, List, Result, Table};
 
 /// A call of a kernel whose reply has a type: what [`At::call`] takes, in every world.
 ///
@@ -55,14 +55,14 @@ pub trait TypedCall {
     fn decode(&self, status: Status, reply: &[u8]) -> Option<Self::Reply>;
 }
 
-/// Who carries calls to a place and replies back: a [`Client`], an [`AsyncClient`](crate::AsyncClient) or a
+/// Who calls kernels: a [`Client`], an [`AsyncClient`](crate::AsyncClient) or a
 /// [`ModelledClient`](crate::model::ModelledClient).
-pub trait Carrier: sealed::Sealed + Sized {
+pub trait Caller: sealed::Sealed + Sized {
     /// What becomes of a call.
     type Outcome<C: TypedCall>;
 
     /// Runs a call at a place.
-    fn carry<C: TypedCall>(self, placement: Placement, call: C) -> Self::Outcome<C>;
+    fn call_at<C: TypedCall>(self, placement: Placement, call: C) -> Self::Outcome<C>;
 }
 
 pub(crate) mod sealed {
@@ -77,18 +77,18 @@ pub(crate) mod sealed {
 /// [`ModelledClient`](crate::model::ModelledClient).
 #[must_use = "it runs nothing until a kernel is called"]
 pub struct At<K> {
-    carrier: K,
+    caller: K,
     placement: Placement,
 }
 
-impl<K: Carrier> At<K> {
-    pub(crate) fn new(carrier: K, placement: Placement) -> Self {
-        Self { carrier, placement }
+impl<K: Caller> At<K> {
+    pub(crate) fn new(caller: K, placement: Placement) -> Self {
+        Self { caller, placement }
     }
 
     /// Runs a call of any kernel.
     pub fn call<C: TypedCall>(self, call: C) -> K::Outcome<C> {
-        self.carrier.carry(self.placement, call)
+        self.caller.call_at(self.placement, call)
     }
 
     /// The value of a key in a hash table; `None` if the table has no such key.
@@ -102,7 +102,7 @@ impl<K: Carrier> At<K> {
     }
 
     /// The payload of an object that others may be rewriting: as one of them wrote it, never a part of two.
-    pub fn read_consistent(self, object: &Object) -> K::Outcome<ReadConsistent> {
+    pub fn read_consistent(self, object: &CheckedObject) -> K::Outcome<ReadConsistent> {
         self.call(ReadConsistent::new(object))
     }
 
@@ -129,10 +129,10 @@ impl<K: Carrier> At<K> {
 
 impl sealed::Sealed for &mut Client {}
 
-impl Carrier for &mut Client {
+impl Caller for &mut Client {
     type Outcome<C: TypedCall> = Result<C::Reply>;
 
-    fn carry<C: TypedCall>(self, placement: Placement, call: C) -> Result<C::Reply> {
+    fn call_at<C: TypedCall>(self, placement: Placement, call: C) -> Result<C::Reply> {
         let pending = self.start(placement, call);
         self.wait(pending)
     }
@@ -158,6 +158,6 @@ impl At<&mut Client> {
     /// # }
     /// ```
     pub fn submit<C: TypedCall>(self, call: C) -> Pending<C> {
-        self.carrier.start(self.placement, call)
+        self.caller.start(self.placement, call)
     }
 }

@@ -10,7 +10,7 @@ use remora_store::hash::Table;
 use remora_store::list::List;
 use remora_store::{checked, text};
 
-use crate::{FromReply, Object, RemoteRegion, TypedCall};
+use crate::{CheckedObject, FromReply, RemoteRegion, TypedCall};
 
 /// Reads of a changing object before the kernel gives up: a writer that was interrupted half-way needs a core to go on.
 const MAX_TRIES: u32 = 256;
@@ -91,7 +91,7 @@ pub struct ReadConsistent(pub ConsistencyParams);
 
 impl ReadConsistent {
     /// Of an object that [`Client::load_object`](crate::Client::load_object) has loaded, with up to 256 tries.
-    pub fn new(object: &Object) -> Self {
+    pub fn new(object: &CheckedObject) -> Self {
         Self(object.params(MAX_TRIES))
     }
 }
@@ -99,7 +99,7 @@ impl ReadConsistent {
 /// The reply to [`ReadConsistent`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Checked {
+pub struct Consistent {
     /// What the object holds.
     pub payload: Vec<u8>,
     /// Reads that it took.
@@ -107,7 +107,7 @@ pub struct Checked {
 }
 
 impl TypedCall for ReadConsistent {
-    type Reply = Checked;
+    type Reply = Consistent;
 
     fn op(&self) -> u64 {
         op::CONSISTENCY
@@ -117,9 +117,9 @@ impl TypedCall for ReadConsistent {
         params.extend(self.0.encode());
     }
 
-    fn decode(&self, status: Status, reply: &[u8]) -> Option<Checked> {
+    fn decode(&self, status: Status, reply: &[u8]) -> Option<Consistent> {
         let (payload, tries) = checked::split_reply(reply).filter(|_| status == Status::Ok)?;
-        Some(Checked { payload: payload.to_vec(), tries })
+        Some(Consistent { payload: payload.to_vec(), tries })
     }
 }
 

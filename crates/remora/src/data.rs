@@ -10,11 +10,11 @@ use crate::{Client, Result};
 /// An object that carries the checksum of its payload, so that [`At::read_consistent`](crate::At::read_consistent)
 /// notices when it reads one that is being rewritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Object {
+pub struct CheckedObject {
     region: RemoteRegion,
 }
 
-impl Object {
+impl CheckedObject {
     /// Bytes of the payload.
     pub fn len(&self) -> u64 {
         self.region.len - checked::CRC_BYTES as u64
@@ -86,15 +86,15 @@ impl Client {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn load_object(&mut self, payload: &[u8]) -> Result<Object> {
+    pub fn load_object(&mut self, payload: &[u8]) -> Result<CheckedObject> {
         let region = self.alloc((payload.len() + checked::CRC_BYTES) as u64)?;
-        let object = Object { region };
+        let object = CheckedObject { region };
         self.rewrite(&object, payload)?;
         Ok(object)
     }
 
     /// Rewrites an object in place, with a payload of the same length. Readers need no lock.
-    pub fn rewrite(&mut self, object: &Object, payload: &[u8]) -> Result<()> {
+    pub fn rewrite(&mut self, object: &CheckedObject, payload: &[u8]) -> Result<()> {
         if payload.len() as u64 != object.len() {
             let (new, old) = (payload.len(), object.len());
             return Err(Error::Argument(format!("{new} bytes for an object of {old}: load another object")));

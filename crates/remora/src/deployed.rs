@@ -57,7 +57,7 @@ pub struct Deployed<P: ?Sized, R> {
 }
 
 impl<P: ToParams + ?Sized, R: FromReply> Deployed<P, R> {
-    fn new(module: DeployedModule) -> Self {
+    pub(crate) fn new(module: DeployedModule) -> Self {
         Self { module, types: PhantomData }
     }
 
@@ -113,6 +113,11 @@ impl<P: ToParams + ?Sized, R: FromReply> TypedCall for DeployedCall<'_, P, R> {
     }
 }
 
+/// The binary form of a module.
+pub(crate) fn binary<'m>(name: &str, module: &'m [u8]) -> Result<Cow<'m, [u8]>> {
+    wat::parse_bytes(module).map_err(|e| Error::Argument(format!("kernel {name}: {e}")))
+}
+
 impl Client {
     /// Deploys a WebAssembly module, binary or text, at the node and at this client: from then on it runs in every
     /// place. A module of the same name is replaced between two calls. Its parameters are a `P` and its reply an `R`.
@@ -143,7 +148,7 @@ impl Client {
         options: impl Into<ModuleOptions>,
     ) -> Result<Deployed<P, R>> {
         let ModuleOptions { limits, isolation, keep } = options.into();
-        let bytes = wat::parse_bytes(module.as_ref()).map_err(|e| Error::Argument(format!("kernel {name}: {e}")))?;
+        let bytes = binary(name, module.as_ref())?;
         let client = self.idle()?;
         let deployed = client.deploy_kernel(name, &bytes, limits, isolation, keep)?;
         // Here it has the op-code that it has there; whoever had that one before is there no more.

@@ -16,13 +16,13 @@ pub mod store;
 
 pub use address::ToAddress;
 pub use asynchronous::{AsyncClient, InFlight};
-pub use at::{At, Carrier, TypedCall};
+pub use at::{At, Caller, TypedCall};
 pub use builtin::{
-    Checked, Checksum, Distinct, Estimate, Filter, Filtered, Get, ReadConsistent, Shuffle, Summed, Traverse,
+    Checksum, Consistent, Distinct, Estimate, Filter, Filtered, Get, ReadConsistent, Shuffle, Summed, Traverse,
 };
 pub use client::{Client, ClientBuilder};
 pub use codec::{FromReply, ToParams};
-pub use data::Object;
+pub use data::CheckedObject;
 pub use deployed::{Deployed, DeployedCall, ModuleOptions};
 pub use node::{Node, NodeBuilder};
 pub use pending::Pending;

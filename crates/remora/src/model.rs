@@ -21,7 +21,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use remora_kernel::{Placement, Status};
+use remora_kernel::{Placement, Status, op};
 use remora_memory::Region;
 use remora_model::platform::PlatformError;
 use remora_model::world::{Pair, PairSpec, WorldError};
@@ -30,10 +30,12 @@ use remora_service::MAX_CALLS;
 use remora_store::hash::Table;
 use remora_store::list::List;
 use remora_store::{Arena, Place};
+use remora_wasm::{KernelSet, USER_OPS};
 
-use crate::at::{Carrier, sealed};
+use crate::at::{Caller, sealed};
+use crate::deployed::binary;
 use crate::pending::finish;
-use crate::{At, TypedCall, data};
+use crate::{At, Deployed, FromReply, ModuleOptions, ToParams, TypedCall, data};
 
 pub use remora_model::platform::Platform;
 pub use remora_model::world::placements;
@@ -54,6 +56,14 @@ pub enum ModelledError {
     /// The call itself failed, as it would in the real world.
     #[error(transparent)]
     Call(#[from] Error),
+    /// The platform does not say what computing takes.
+    #[error("platform {platform} does not say what an instruction takes: add [{section}] with `instruction` in cycles")]
+    Instruction {
+        /// Its name.
+        platform: String,
+        /// The section that it lacks.
+        section: &'static str,
+    },
     /// Nothing is left to happen, though calls are under way.
     #[error("the model stands still with {0} calls under way: a packet was lost, or a kernel waits for nothing")]
     Still(usize),
@@ -71,14 +81,19 @@ pub struct Timed<R> {
 
 /// A client and a node of modelled hardware.
 pub struct ModelledClient {
+    platform: String,
     pair: Pair,
+    kernels: KernelSet,
     regions: HashMap<u32, Arc<Region>>,
 }
 
 impl ModelledClient {
     /// A client and a node of a platform. The same calls take the same time each time.
     pub fn new(platform: &Platform) -> Result<Self> {
-        Ok(Self { pair: Pair::new(&PairSpec::new(platform, 0, SEED)?)?, regions: HashMap::new() })
+        let (kernels, spec) = (KernelSet::default(), PairSpec::new(platform, 0, SEED)?);
+        let ops: Vec<u64> = op::BUILTINS.into_iter().chain(USER_OPS).collect();
+        let pair = Pair::with_kernels(&spec, kernels.clone(), &ops)?;
+        Ok(Self { platform: platform.name.clone(), pair, kernels, regions: HashMap::new() })
     }
 
     /// Kernels at one place, the accelerator included if the platform has one.
@@ -103,6 +118,42 @@ impl ModelledClient {
     /// Loads a linked list into the node's memory, in no time: see [`Client::load_list`](crate::Client::load_list).
     pub fn load_list<V: AsRef<[u8]>>(&mut self, records: impl IntoIterator<Item = (u64, V)>) -> Result<List> {
         data::load_list(self, records)
+    }
+
+    /// Deploys a WebAssembly module, binary or text, in every place, in no time: see
+    /// [`Client::deploy`](crate::Client::deploy). Its accesses and its instructions take their time.
+    ///
+    /// ```
+    /// # use remora::{ModuleLimits, Placement, model::{ModelledClient, Platform}};
+    /// # const SUM: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/template.wat"));
+    /// # fn main() -> remora::model::Result<()> {
+    /// let mut client = ModelledClient::new(&Platform::load("rambda")?)?;
+    /// let sum = client.deploy::<(u32, u32, u64), u64>("sum", SUM, ModuleLimits::default())?;
+    /// let words = client.load(&[1u64, 2, 39].map(u64::to_le_bytes).concat())?;
+    /// for place in Placement::ALL {
+    ///     let total = client.at(place).call(sum.with(&(words.key, 3, words.va)))?;
+    ///     assert_eq!(total.reply, 42);
+    ///     println!("at the {place}: {:?}", total.latency);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn deploy<P: ToParams + ?Sized, R: FromReply>(
+        &mut self,
+        name: &str,
+        module: impl AsRef<[u8]>,
+        options: impl Into<ModuleOptions>,
+    ) -> Result<Deployed<P, R>> {
+        let ModuleOptions { limits, isolation, .. } = options.into();
+        let module = self.kernels.deploy(name, &binary(name, module.as_ref())?, limits, isolation);
+        Ok(Deployed::new(module.map_err(|e| Error::Argument(format!("kernel {name}: {e}")))?))
+    }
+
+    /// Zeroed memory of the node, which holds these bytes; its place.
+    pub fn load(&mut self, bytes: &[u8]) -> Result<Place> {
+        let place = self.alloc(bytes.len() as u64)?;
+        self.write(place, bytes)?;
+        Ok(place)
     }
 
     /// Runs calls with up to `in_flight` of them under way: as soon as one ends, the next one begins. Their replies come
@@ -161,6 +212,10 @@ impl ModelledClient {
     }
 
     fn submit<C: TypedCall>(&mut self, placement: Placement, call: &C, params: &[u8], tag: u32) -> Result<()> {
+        if USER_OPS.contains(&call.op()) {
+            let lacks = |section| ModelledError::Instruction { platform: self.platform.clone(), section };
+            self.pair.spec().node.instruction(placement).map_err(lacks)?;
+        }
         let full = match call.payload() {
             None => self.pair.submit(placement, call.op(), params, tag),
             Some(payload) => {
@@ -192,10 +247,10 @@ impl Arena for ModelledClient {
 
 impl sealed::Sealed for &mut ModelledClient {}
 
-impl Carrier for &mut ModelledClient {
+impl Caller for &mut ModelledClient {
     type Outcome<C: TypedCall> = Result<Timed<C::Reply>>;
 
-    fn carry<C: TypedCall>(self, placement: Placement, call: C) -> Self::Outcome<C> {
+    fn call_at<C: TypedCall>(self, placement: Placement, call: C) -> Self::Outcome<C> {
         let reply = self.run(placement, [call], 1)?.pop();
         reply.ok_or(ModelledError::Still(1))
     }

@@ -1,7 +1,7 @@
 //! Typed calls of every built-in kernel, alone and many at once, and what failures say.
 
 use remora::{
-    Carrier, Client, Error, Filter, Filtered, Get, LinkKind, ModuleLimits, Node, Placement, Shuffle, Status, Traverse,
+    Caller, Client, Error, Filter, Filtered, Get, LinkKind, ModuleLimits, Node, Placement, Shuffle, Status, Traverse,
 };
 use remora_kernel::filter::{Column, ColumnType, FilterOutput, FilterParams, RowPredicate, Source};
 use remora_kernel::shuffle::Partition;
@@ -195,8 +195,8 @@ fn nobody_at_an_address_is_told_within_seconds() {
 }
 
 /// One program for a client of any world.
-fn any_world<K: Carrier>(carrier: K, place: Placement, call: Traverse) -> K::Outcome<Traverse> {
-    carrier.carry(place, call)
+fn any_world<K: Caller>(caller: K, place: Placement, call: Traverse) -> K::Outcome<Traverse> {
+    caller.call_at(place, call)
 }
 
 #[test]

@@ -91,11 +91,7 @@ pub fn kernel_on<K: Kernel + Clone + 'static>(
     let lacks = |section| KernelError::Instruction { platform: platform.name.clone(), section };
     let mut rows: Vec<KernelRow> = Vec::new();
     for placement in world::placements(platform) {
-        let logic = placement == Placement::Accelerator || placement == Placement::Nic && spec.node.card.is_none();
-        match logic {
-            true => spec.node.work.logic_instruction.ok_or_else(|| lacks("module.logic"))?,
-            false => spec.node.work.core_instruction.ok_or_else(|| lacks("module.core"))?,
-        };
+        spec.node.instruction(placement).map_err(lacks)?;
         if progress(&format!("at the {placement} of {}", platform.name)) {
             return Err(ModelError::Interrupted.into());
         }

@@ -35,4 +35,4 @@ mod turns;
 
 pub use limits::{Isolation, ModuleError, ModuleLimits, SLICE};
 pub use module::{Engine, Module};
-pub use set::{DeployedModule, FIRST_USER_OP, KernelSet, SetError, host_runner};
+pub use set::{DeployedModule, FIRST_USER_OP, KernelSet, SetError, USER_OPS, host_runner};

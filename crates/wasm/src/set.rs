@@ -15,7 +15,7 @@ use crate::turns::Turns;
 /// Op-codes from here on are for modules; lower ones are the built-in kernels'.
 pub const FIRST_USER_OP: u64 = 0x100;
 /// Op-codes that modules can have.
-const USER_OPS: std::ops::Range<u64> = FIRST_USER_OP..FIRST_USER_OP + MAX_MODULES as u64;
+pub const USER_OPS: std::ops::Range<u64> = FIRST_USER_OP..FIRST_USER_OP + MAX_MODULES as u64;
 
 /// One deployed module.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -70,6 +70,15 @@ impl MachineSpec {
         }
     }
 
+    /// Cycles that a counted instruction of a user's kernel takes in a placement; as an error, the section of the platform
+    /// file that does not say so.
+    pub fn instruction(&self, placement: Placement) -> Result<f64, &'static str> {
+        match self.processor(placement) {
+            ProcessorKind::HostCore | ProcessorKind::NicCore => self.work.core_instruction.ok_or("module.core"),
+            ProcessorKind::Pipeline | ProcessorKind::Accelerator => self.work.logic_instruction.ok_or("module.logic"),
+        }
+    }
+
     /// How many NICs it has.
     pub(super) fn nics(&self) -> usize {
         usize::from(self.nics.max(1))
