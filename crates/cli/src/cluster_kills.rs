@@ -232,7 +232,7 @@ impl Load {
 
     /// Submits a session's next request and notes the call.
     fn ask(&self, client: &mut ClusterClient, session: &mut Session, random: &mut Random) -> remora_cluster::Ticket {
-        let scoped = self.settings.persistency == Model::Scope;
+        let scoped = self.settings.persistency.facts().scopes;
         let scope = scoped.then_some(session.scope);
         if scoped && session.scoped >= 5 {
             session.open = Some((None, Action::Get, 0));

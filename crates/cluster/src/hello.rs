@@ -48,7 +48,7 @@ impl Hello {
         let mut nonce = [0; 16];
         nonce.copy_from_slice(&entropy()?[..16]);
         let suspect = config.suspect.as_nanos() as u64;
-        Ok(Self { node: NodeId(config.id), model: number(config.model), suspect, nonce })
+        Ok(Self { node: NodeId(config.id), model: config.model.facts().byte, suspect, nonce })
     }
 
     pub fn encode(&self) -> [u8; BYTES] {
@@ -75,17 +75,13 @@ impl Hello {
     /// What the two nodes need the same and do not have, in words.
     pub fn differs(&self, config: &ClusterNodeConfig) -> Option<String> {
         let node = self.node.0;
-        if self.model != number(config.model) {
-            let theirs = Model::ALL.get(usize::from(self.model)).map_or("another".into(), Model::to_string);
+        if self.model != config.model.facts().byte {
+            let theirs = Model::from_byte(self.model).map_or("another", |model| model.facts().name);
             return Some(format!("node {node} keeps model {theirs}, node {} {}", config.id, config.model));
         }
         let (theirs, ours) = (Duration::from_nanos(self.suspect), config.suspect);
         (theirs != ours).then(|| format!("node {node} suspects after {theirs:?}, node {} after {ours:?}", config.id))
     }
-}
-
-fn number(model: Model) -> u8 {
-    Model::ALL.iter().position(|other| *other == model).unwrap_or(usize::MAX) as u8
 }
 
 /// What shows that this end of the connection between these two knows the secret.

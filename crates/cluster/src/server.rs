@@ -13,7 +13,7 @@ use remora_nic::cm::{ConnId, ListenerId, service_id};
 use remora_nic::{Qpn, Time};
 use remora_replica::bounds::Bounds;
 use remora_replica::client::Split;
-use remora_replica::ddp::{AckKind, Body, Model, Op, Outcome, Refusal, Reply, Request};
+use remora_replica::ddp::{AckKind, Body, Op, Outcome, Refusal, Reply, Request};
 use remora_replica::frames::{Answered, Asked, decode_packet, encode_packet, split, within};
 use remora_replica::node::{NodeOutput, Packet, ReplicaNode};
 use remora_replica::status::NodeStatus;
@@ -276,8 +276,7 @@ impl Server {
                 Body::Ack(key, ts, kind) => {
                     let write = (*key, *ts);
                     held = self.held.get(&write).map_or(0, |since| now.saturating_sub(*since));
-                    let twice = matches!(self.config.model, Model::Strict | Model::REnf);
-                    if !twice || *kind != AckKind::Consistency {
+                    if !self.config.model.facts().acks_twice() || *kind != AckKind::Consistency {
                         self.held.remove(&write);
                     }
                 }
@@ -336,7 +335,7 @@ impl Server {
     /// Whether somebody waits for the log.
     fn log_is_awaited(&self) -> bool {
         // In event nobody does, but the engine has had writes gather.
-        self.config.model != Model::Scope || self.node.replica().persists_scope()
+        !self.config.model.facts().scopes || self.node.replica().persists_scope()
     }
 
     /// Clients that take no answers do not keep their memory here for ever.

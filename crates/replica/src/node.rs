@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::Time;
-use crate::ddp::{Config, Job, JobId, Marks, Message, Model, Replica, ReplicaOutput, Reply, Request, Step, View};
+use crate::ddp::{Config, Job, JobId, Marks, Message, Reached, Replica, ReplicaOutput, Reply, Request, Step, View};
 use crate::log::{self, Decoded, End, Record};
 use crate::member::{Durable, MemberOutput, Membership, Notice, Standing, Timing};
 use crate::types::{NodeId, NodeSet};
@@ -346,7 +346,7 @@ impl ReplicaNode {
 
 fn timing(config: &Config) -> Timing {
     let drift = config.lease / 1_000_000 * u64::from(config.drift_ppm) * 3;
-    let strong = matches!(config.model, Model::Synch | Model::Strict);
+    let strong = config.model.facts().answer == Reached::Durable;
     Timing {
         beat: config.lease / 5,
         lease: config.lease,

@@ -65,7 +65,7 @@ impl<C> Plan<C> {
             keys: rng.between(1, 4) as u32,
             pause: rng.between(20, 300) * MS,
             writes: *rng.pick(&[200_000, 500_000, 800_000]),
-            scopes: model == Model::Scope,
+            scopes: model.facts().scopes,
             ..Workload::default()
         };
         let mut absent = 0;

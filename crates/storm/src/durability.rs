@@ -22,6 +22,9 @@ use crate::engine::{Action, End, Value};
 use crate::history::{History, Record};
 use crate::linear::{Attempt, Call, Effect, Verdict, check};
 
+// These two state the promises for themselves, and do not ask `Model::facts`, on purpose: the engine runs by that table,
+// and a mistake there must show here.
+
 /// Whether a blackout cannot undo a write that was answered.
 fn keeps_acknowledged(model: Model, persisted_scope: bool) -> bool {
     matches!(model, Model::Synch | Model::Strict) || model == Model::Scope && persisted_scope

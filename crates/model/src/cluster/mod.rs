@@ -271,7 +271,7 @@ impl Cluster {
 
     /// What the engine hears of a worker's request.
     fn request(&mut self, node: u8, worker: u16) -> Option<Request> {
-        let scoped = self.spec.model == Model::Scope;
+        let scoped = self.spec.model.facts().scopes;
         let (value, nodes) = (self.value.clone(), u64::from(self.spec.nodes));
         let state = &mut self.nodes[usize::from(node)];
         let scopes = &mut state.scopes[usize::from(worker)];

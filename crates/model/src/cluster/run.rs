@@ -138,7 +138,7 @@ impl Cluster {
 
     /// A peer's message.
     fn hear(&mut self, run: &mut Run, from: NodeId, message: Message) {
-        let tracked = self.spec.model.acks_persists();
+        let tracked = self.spec.model.facts().acks_persists();
         let last = |kind: AckKind| kind != AckKind::Consistency || !tracked;
         let node = &mut self.nodes[usize::from(run.node)];
         match &message.body {
@@ -258,7 +258,7 @@ impl Cluster {
             self.ready(arrives, Place { node: peer.0, on: self.engine(), thread: run.thread }, task);
         }
         if let Body::Val(_, _, kind) = message.body
-            && (kind != AckKind::Consistency || !self.spec.model.acks_persists())
+            && (kind != AckKind::Consistency || !self.spec.model.facts().acks_persists())
         {
             self.nodes[usize::from(run.node)].communication.remove(&(key, ts));
         }

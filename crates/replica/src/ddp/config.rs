@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::message::AckKind;
 use crate::Time;
 use crate::bounds::Bounds;
 use crate::types::{NodeId, NodeSet};
@@ -22,25 +23,114 @@ pub enum Model {
     Scope,
 }
 
+/// How far a version must be at every replica.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Reached {
+    /// In volatile memory.
+    Updated,
+    /// In volatile memory, and durable.
+    Durable,
+}
+
+/// What makes a persistency model: all that the protocol, its drivers and its studies ask about one (figures 2 and 3).
+///
+/// The oracles of storms and of exhaustive checking do not ask here. They state for themselves what each model promises,
+/// so that a mistake in this table shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ModelFacts {
+    /// As options, reports and files spell it.
+    pub name: &'static str,
+    /// Its byte where nodes say which model they keep.
+    pub byte: u8,
+    /// What the answer to a write waits for.
+    pub answer: Reached,
+    /// What a read of a write waits for.
+    pub read: Reached,
+    /// A follower's acknowledgements, in their order.
+    pub acks: &'static [AckKind],
+    /// The coordinator's VALs, in their order.
+    pub vals: &'static [AckKind],
+    /// Writes belong to scopes, and PERSIST makes a scope's durable.
+    pub scopes: bool,
+}
+
+impl ModelFacts {
+    /// Is durability acknowledged of each write?
+    pub const fn acks_persists(&self) -> bool {
+        self.acks[self.acks.len() - 1].p()
+    }
+
+    /// Is it acknowledged by itself, after ACK_C?
+    pub const fn acks_twice(&self) -> bool {
+        self.acks.len() > 1
+    }
+
+    /// Does VAL_P follow VAL_C?
+    pub const fn validates_twice(&self) -> bool {
+        self.vals.len() > 1
+    }
+
+    /// Is a version complete, and its writer answered, before it may be read?
+    pub const fn holds_reads(&self) -> bool {
+        matches!((self.answer, self.read), (Reached::Updated, Reached::Durable))
+    }
+
+    /// The VAL that ends a write.
+    pub(crate) const fn last_val(&self) -> AckKind {
+        self.vals[self.vals.len() - 1]
+    }
+}
+
+/// By [`Model`], in its order.
+const FACTS: [ModelFacts; 5] = {
+    use AckKind::{Both, Consistency, Persistency};
+    use Reached::{Durable, Updated};
+    let twice: &[AckKind] = &[Consistency, Persistency];
+    let scopes = false;
+    [
+        ModelFacts { name: "synch", byte: 0, answer: Durable, read: Durable, acks: &[Both], vals: &[Both], scopes },
+        ModelFacts { name: "strict", byte: 1, answer: Durable, read: Updated, acks: twice, vals: twice, scopes },
+        ModelFacts { name: "renf", byte: 2, answer: Updated, read: Durable, acks: twice, vals: &[Both], scopes },
+        ModelFacts {
+            name: "event",
+            byte: 3,
+            answer: Updated,
+            read: Updated,
+            acks: &[Consistency],
+            vals: &[Consistency],
+            scopes,
+        },
+        ModelFacts {
+            name: "scope",
+            byte: 4,
+            answer: Updated,
+            read: Updated,
+            acks: &[Consistency],
+            vals: &[Consistency],
+            scopes: true,
+        },
+    ]
+};
+
 impl Model {
     /// All five.
     pub const ALL: [Self; 5] = [Self::Synch, Self::Strict, Self::REnf, Self::Event, Self::Scope];
 
-    /// Does it track durability by acknowledgement of each write?
-    pub const fn acks_persists(self) -> bool {
-        matches!(self, Self::Synch | Self::Strict | Self::REnf)
+    /// Its line of the table.
+    #[inline]
+    pub const fn facts(self) -> &'static ModelFacts {
+        &FACTS[self as usize]
+    }
+
+    /// The model with this byte.
+    pub fn from_byte(byte: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|model| model.facts().byte == byte)
     }
 }
 
 impl fmt::Display for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Synch => "synch",
-            Self::Strict => "strict",
-            Self::REnf => "renf",
-            Self::Event => "event",
-            Self::Scope => "scope",
-        })
+        f.write_str(self.facts().name)
     }
 }
 
@@ -50,7 +140,7 @@ impl FromStr for Model {
     fn from_str(text: &str) -> Result<Self, String> {
         Self::ALL
             .into_iter()
-            .find(|model| model.to_string() == text)
+            .find(|model| model.facts().name == text)
             .ok_or_else(|| format!("no persistency model {text:?}: synch, strict, renf, event or scope"))
     }
 }
@@ -173,7 +263,9 @@ impl Config {
 
     /// Do versions of records that are written again soon spare the log?
     pub(crate) fn writes_back(&self) -> bool {
-        self.write_back > 0 && self.model == Model::Event
+        let facts = self.model.facts();
+        // Where nobody waits for the log, not even PERSIST.
+        self.write_back > 0 && !facts.acks_persists() && !facts.scopes
     }
 
     /// Has it this seeded fault?

@@ -1,6 +1,6 @@
 //! The coordinator (figures 2 and 3, left; figure 8): client requests, and the acknowledgements of their writes.
 
-use super::config::{Model, Mutation};
+use super::config::{Mutation, Reached};
 use super::follow::Origin;
 use super::message::{AckKind, Body, Write};
 use super::record::{Client, Spin, Then, Waiting, stamped};
@@ -49,7 +49,7 @@ impl Replica {
         if !self.serves() {
             return self.refuse(client, Refusal::NotServing);
         }
-        let scoped = self.config.model == Model::Scope;
+        let scoped = self.config.model.facts().scopes;
         if request.scope.is_some() != scoped && (request.scope.is_some() || matches!(request.op, Op::Persist)) {
             return self.refuse(client, Refusal::NoScope);
         }
@@ -257,15 +257,7 @@ impl Replica {
             None => self.send(self.peers(), Body::Inv(vec![write.clone()])),
         }
         if self.config.mutant(Mutation::EarlyVal) {
-            self.send(self.peers(), Body::Val(key, ts, self.val_kind()));
-        }
-    }
-
-    /// The VAL of models that have one.
-    fn val_kind(&self) -> AckKind {
-        match self.config.model {
-            Model::Synch | Model::REnf => AckKind::Both,
-            _ => AckKind::Consistency,
+            self.send(self.peers(), Body::Val(key, ts, self.config.model.facts().vals[0]));
         }
     }
 
@@ -282,7 +274,7 @@ impl Replica {
             let newer = self.meta(key).volatile_ts;
             self.scope_write(scope, key, newer);
         }
-        let durable = self.config.model.acks_persists();
+        let durable = self.config.model.facts().acks_persists();
         self.record(key).spins.push(Spin { ts, durable, then: Then::Reply(client, outcome) });
         self.settle(key);
         self.flushes_go_on();
@@ -343,10 +335,10 @@ impl Replica {
         }
         // Its VAL was lost: the follower asks by acknowledging again.
         let meta = self.meta(key);
-        let durable = self.config.model.acks_persists();
+        let durable = self.config.model.facts().acks_persists();
         if ts <= meta.glb_durable_ts && durable && ts <= meta.glb_volatile_ts {
             self.send(NodeSet::one(from), Body::Val(key, ts, AckKind::Both));
-        } else if ts <= meta.glb_volatile_ts && self.config.model != Model::REnf {
+        } else if ts <= meta.glb_volatile_ts && !self.config.model.facts().holds_reads() {
             self.send(NodeSet::one(from), Body::Val(key, ts, AckKind::Consistency));
         }
     }
@@ -393,43 +385,29 @@ impl Replica {
         if !driven.sent || !driven.acked_c.covers(all) {
             return;
         }
-        let durable = driven.acked_p.covers(all);
-        let first = !std::mem::replace(&mut driven.validated, true);
-        if driven.acked_c.covers(all) {
-            // It has happened: from now on a newer write does not undo it.
-            driven.rmw = None;
-            driven.write.rmw = false;
-            self.refused.remove(&(key, ts));
+        // It has happened: from now on a newer write does not undo it.
+        driven.rmw = None;
+        driven.write.rmw = false;
+        let facts = self.config.model.facts();
+        let durable = !facts.acks_persists() || driven.acked_p.covers(all);
+        let first = facts.acks_twice() && !std::mem::replace(&mut driven.validated, true);
+        let client = (first && facts.answer == Reached::Updated).then(|| driven.client.take()).flatten();
+        self.refused.remove(&(key, ts));
+        if !durable && !facts.acks_twice() {
+            return;
         }
-        match self.config.model {
-            Model::Synch if !durable => {
-                driven.validated = false;
-                return;
+        if first {
+            self.raise(key, ts, AckKind::Consistency);
+            if facts.validates_twice() {
+                self.send(self.peers(), Body::Val(key, ts, AckKind::Consistency));
             }
-            Model::Synch => self.finish(key, ts, AckKind::Both),
-            Model::Strict => {
-                if first {
-                    self.raise(key, ts, AckKind::Consistency);
-                    self.send(self.peers(), Body::Val(key, ts, AckKind::Consistency));
-                }
-                if durable {
-                    self.finish(key, ts, AckKind::Persistency);
-                }
-            }
-            Model::REnf => {
-                if first {
-                    let client = driven.client.take();
-                    self.raise(key, ts, AckKind::Consistency);
-                    self.answer(client);
-                }
-                if durable {
-                    self.finish(key, ts, AckKind::Both);
-                }
-            }
-            Model::Event | Model::Scope => {
-                self.finish(key, ts, AckKind::Consistency);
-                self.flushes_go_on();
-            }
+            self.answer(client);
+        }
+        if durable {
+            self.finish(key, ts, facts.last_val());
+        }
+        if !facts.acks_persists() {
+            self.flushes_go_on();
         }
         self.settle(key);
     }

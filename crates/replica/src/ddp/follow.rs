@@ -1,6 +1,6 @@
 //! The follower (figures 2 and 3, right; figure 8), and what it shares with the coordinator: the local write.
 
-use super::config::{Model, Mutation};
+use super::config::Mutation;
 use super::message::{AckKind, Body, Write};
 use super::record::{Spin, Then};
 use super::replica::{Job, Replica, StepKind, Where};
@@ -265,8 +265,8 @@ impl Replica {
                 self.progress(key, ts);
             }
             Origin::Peers(peers) => {
-                if self.config.model != Model::Synch {
-                    self.send(peers, Body::Ack(key, ts, AckKind::Consistency));
+                if let Some(&kind) = self.config.model.facts().acks.iter().find(|kind| !kind.p()) {
+                    self.send(peers, Body::Ack(key, ts, kind));
                 }
                 if self.config.mutant(Mutation::AckBeforePersist) {
                     self.ack_persist(peers, key, ts);
@@ -347,7 +347,7 @@ impl Replica {
     }
 
     fn own_persist(&mut self, key: Key, ts: Timestamp) {
-        if self.config.model.acks_persists()
+        if self.config.model.facts().acks_persists()
             && let Some(driven) = self.driven.get_mut(&(key, ts))
         {
             driven.acked_p = driven.acked_p.with(self.config.id);
@@ -356,10 +356,8 @@ impl Replica {
     }
 
     fn ack_persist(&mut self, peers: NodeSet, key: Key, ts: Timestamp) {
-        match self.config.model {
-            Model::Synch => self.send(peers, Body::Ack(key, ts, AckKind::Both)),
-            Model::Strict | Model::REnf => self.send(peers, Body::Ack(key, ts, AckKind::Persistency)),
-            Model::Event | Model::Scope => {}
+        if let Some(&kind) = self.config.model.facts().acks.iter().find(|kind| kind.p()) {
+            self.send(peers, Body::Ack(key, ts, kind));
         }
     }
 
@@ -373,14 +371,9 @@ impl Replica {
         if write.rmw && !self.config.mutant(Mutation::AcceptStaleRmw) {
             return self.send(peers, Body::Refuse(key, ts));
         }
-        let spins: &[(bool, AckKind)] = match self.config.model {
-            Model::Synch => &[(true, AckKind::Both)],
-            Model::Strict | Model::REnf => &[(false, AckKind::Consistency), (true, AckKind::Persistency)],
-            Model::Event | Model::Scope => &[(false, AckKind::Consistency)],
-        };
-        for &(durable, kind) in spins {
+        for &kind in self.config.model.facts().acks {
             for peer in peers.iter() {
-                let spin = Spin { ts, durable, then: Then::Ack(peer, kind) };
+                let spin = Spin { ts, durable: kind.p(), then: Then::Ack(peer, kind) };
                 if self.config.mutant(Mutation::NoConsistencySpin) {
                     self.send(NodeSet::one(peer), Body::Ack(key, ts, kind));
                 } else if !self.record(key).spins.contains(&spin) {

@@ -6,7 +6,6 @@
 //! client may rely on.
 
 use super::catch_up::Stream;
-use super::config::Model;
 use super::coordinate::Driven;
 use super::message::{AckKind, Body, Message};
 use super::replica::{JobId, Replica};
@@ -64,7 +63,7 @@ impl Replica {
             JobId::Apply(key, ts) => room && self.may_raise(key, ts, AckKind::Both, ahead),
             // Something newer is durable already: all that comes of it is an acknowledgement.
             JobId::Persist(key, ts) => {
-                let acks_own = self.config.model.acks_persists() && self.driven.contains_key(&(key, ts));
+                let acks_own = self.config.model.facts().acks_persists() && self.driven.contains_key(&(key, ts));
                 ahead.calm && ts < self.meta(key).durable_ts && !acks_own
             }
             JobId::PersistScope(_) => ahead.calm,
@@ -109,8 +108,8 @@ impl Replica {
 
     /// Do global timestamps do nothing but grow by this, or by the local write of this version?
     fn may_raise(&self, key: Key, ts: Timestamp, kind: AckKind, ahead: &Ahead) -> bool {
-        // In Strict durability releases nothing.
-        let releases = kind != AckKind::Persistency || self.config.model != Model::Strict;
+        // VAL_P by itself releases nothing.
+        let releases = kind != AckKind::Persistency || !self.config.model.facts().validates_twice();
         // A newer write holds the RDLock: this one releases nothing now, nor later.
         let outrun = self.meta(key).rd_lock.is_some_and(|owner| owner > ts);
         let quiet = ahead.calm && !ahead.late_acks && !self.drives_rmw(key, ts);

@@ -63,12 +63,12 @@ pub enum AckKind {
 
 impl AckKind {
     /// Does it speak of consistency?
-    pub(crate) const fn c(self) -> bool {
+    pub const fn c(self) -> bool {
         !matches!(self, Self::Persistency)
     }
 
     /// Does it speak of persistency?
-    pub(crate) const fn p(self) -> bool {
+    pub const fn p(self) -> bool {
         !matches!(self, Self::Consistency)
     }
 }

@@ -23,7 +23,7 @@ mod request;
 mod scope;
 mod view;
 
-pub use config::{Config, Deployment, Model, Mutation, Offload, View};
+pub use config::{Config, Deployment, Model, ModelFacts, Mutation, Offload, Reached, View};
 pub use indifferent::{Ahead, Asks};
 pub use message::{AckKind, Body, Entry, Message, Write};
 pub use record::Meta;

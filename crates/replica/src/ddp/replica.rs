@@ -421,7 +421,7 @@ impl Replica {
 
     /// After a change of `key`'s metadata: releases the RDLock if its owner is through, and wakes whoever waited.
     pub(crate) fn settle(&mut self, key: Key) {
-        let enforced = self.config.model == super::Model::REnf;
+        let enforced = self.config.model.facts().holds_reads();
         let Some(record) = self.records.get_mut(key) else { return };
         let awaited = !record.spins.is_empty() || !record.waiting.is_empty();
         let meta = &mut record.meta;

@@ -1,10 +1,10 @@
 //! A new view: who is gone, whose writes are replayed, and what is sent again. Timers are here too.
 
 use super::catch_up::Taking;
-use super::config::{Model, Mutation, View};
+use super::config::{Mutation, View};
 use super::coordinate::Driven;
 use super::follow::Stage;
-use super::message::{AckKind, Body, Write};
+use super::message::{Body, Write};
 use super::record::{Client, Then};
 use super::replica::{Job, Replica, ReplicaOutput};
 use super::request::Outcome;
@@ -152,7 +152,7 @@ impl Replica {
     fn drive_again(&mut self) {
         let ids: Vec<(Key, Timestamp)> = self.driven.keys().copied().collect();
         for (key, ts) in ids {
-            let (meta, durable) = (self.meta(key), self.config.model.acks_persists());
+            let (meta, durable) = (self.meta(key), self.config.model.facts().acks_persists());
             let Some(driven) = self.driven.get_mut(&(key, ts)) else { continue };
             // As any follower would: once a newer write is here, a read-modify-write is refused.
             let refused = driven.write.rmw && meta.volatile_ts > ts;
@@ -193,13 +193,14 @@ impl Replica {
 
     /// Is a VAL missing?
     fn expects(&self, meta: &super::Meta) -> bool {
-        meta.rd_lock.is_some() || self.config.model == Model::Strict && meta.glb_durable_ts < meta.volatile_ts
+        let val_p = self.config.model.facts().validates_twice() && meta.glb_durable_ts < meta.volatile_ts;
+        meta.rd_lock.is_some() || val_p
     }
 
     fn replay(&mut self, key: Key) {
         let Some(record) = self.records.get(key) else { return };
         let write = record.as_write(key);
-        let (ts, me, durable) = (write.ts, NodeSet::one(self.config.id), self.config.model.acks_persists());
+        let (ts, me, durable) = (write.ts, NodeSet::one(self.config.id), self.config.model.facts().acks_persists());
         if self.driven.contains_key(&(key, ts)) {
             return;
         }
@@ -296,7 +297,7 @@ impl Replica {
 
     fn resend(&mut self, id: (Key, Timestamp)) {
         let all = self.view.all();
-        let durable = self.config.model.acks_persists();
+        let durable = self.config.model.facts().acks_persists();
         let Some(driven) = self.driven.get_mut(&id) else { return };
         driven.since = self.now;
         let acked = if durable { driven.acked_c.and(driven.acked_p) } else { driven.acked_c };
@@ -324,12 +325,8 @@ impl Replica {
         }
         let to = NodeSet::one(ts.node).and(self.peers());
         self.marks.resends += 1;
-        let durable = meta.durable_ts >= ts && self.config.model.acks_persists();
-        if self.config.model != Model::Synch {
-            self.send(to, Body::Ack(key, ts, AckKind::Consistency));
-        }
-        if durable {
-            let kind = if self.config.model == Model::Synch { AckKind::Both } else { AckKind::Persistency };
+        let durable = meta.durable_ts >= ts;
+        for &kind in self.config.model.facts().acks.iter().filter(|kind| durable || !kind.p()) {
             self.send(to, Body::Ack(key, ts, kind));
         }
     }

@@ -102,7 +102,8 @@ fn counter(locals: &Locals, options: &Options, state: &State) -> Option<String> 
     None
 }
 
-/// When a request is answered: is it as durable as the model promises?
+/// When a request is answered: is it as durable as the model promises? That is stated here again, and not asked of
+/// `Model::facts`, on purpose: the engine runs by that table.
 pub(crate) fn look_answer(locals: &Locals, options: &Options, state: &mut State, number: usize, id: NodeId) {
     let op = &state.ops[number];
     let (Some(outcome), model) = (&op.outcome, options.model) else { return };

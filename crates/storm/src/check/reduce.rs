@@ -160,7 +160,8 @@ fn late_acks(system: &System, locals: &Locals, state: &State, id: NodeId) -> boo
     });
     let others = state.nodes.iter().enumerate().filter(|(other, _)| *other != usize::from(id.0));
     // Where a job's end is acknowledged.
-    let (persists, applies) = (system.options.model.acks_persists(), system.options.deployment == Where::Stepped);
+    let (persists, applies) =
+        (system.options.model.facts().acks_persists(), system.options.deployment == Where::Stepped);
     acks || others.flat_map(|(_, &node)| &locals.facts(node).jobs).any(|job| match *job {
         JobId::Persist(_, ts) => persists && late(ts),
         JobId::Apply(_, ts) => applies && late(ts),

@@ -113,7 +113,8 @@ impl State {
         }
     }
 
-    /// All volatile memory is gone: what the model does not promise to keep need not be there any more.
+    /// All volatile memory is gone: what the model does not promise to keep need not be there any more. What it promises is
+    /// stated here again, and not asked of `Model::facts`, on purpose: the engine runs by that table.
     pub fn all_lost(&mut self, model: Model) {
         let floor = self.floor;
         for op in &mut self.ops {

@@ -230,7 +230,7 @@ impl Ycsb {
             generators: (0..spec.nodes).map(generator).collect(),
             left: vec![requests + requests / 4; usize::from(spec.nodes)],
             measured: requests,
-            scoped: spec.model == Model::Scope,
+            scoped: spec.model.facts().scopes,
             workers: usize::from(spec.workers),
             unpersisted: vec![0; usize::from(spec.nodes) * usize::from(spec.workers)],
             sums: Sums::default(),

@@ -51,7 +51,7 @@ impl Cluster {
         let name = remora_real::entropy().map_err(failed)?;
         let first = u64::from_le_bytes(name.first_chunk().copied().unwrap_or_default()) << 32;
         let slots = (0..clients as u64).map(|slot| Slot { scope: first + (slot << 20), ..Slot::default() }).collect();
-        let (clients, scoped) = (connected.map_err(failed)?, model == Model::Scope);
+        let (clients, scoped) = (connected.map_err(failed)?, model.facts().scopes);
         Ok(Self { clients, slots, whose: HashMap::new(), scoped, again: Vec::new() })
     }
 
