@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use remora_storm::carriage::Carriage;
 use remora_storm::cluster::{Failure as Found, Report};
 use remora_storm::events::SECOND;
 use remora_storm::export;
@@ -62,6 +63,10 @@ pub struct Minos {
     /// over PCIe, that take time [default: each in turn]
     #[arg(long, value_name = "PLACE", value_parser = clap::value_parser!(Deployment))]
     deployment: Option<Deployment>,
+    /// How messages travel: plain is each by itself, nic is as frames over the software NIC's connections [default: plain,
+    /// and nic in one storm of eight]
+    #[arg(long, value_name = "HOW", value_parser = clap::value_parser!(Carriage))]
+    carriage: Option<Carriage>,
     /// Write the history of the last storm as JSON
     #[arg(long, value_name = "FILE")]
     export: Option<PathBuf>,
@@ -122,8 +127,10 @@ impl<'a> Run<'a> {
     fn storms(&mut self) -> Result<(), Failure> {
         let known = if self.args.ci { minos::known_cases() } else { Vec::new() };
         let (known, seed, args) = (known.into_iter(), self.seed, self.args);
-        let fresh =
-            (0..).map(|index| Case::new(seed.wrapping_add(index), args.nodes.into(), args.model, args.deployment));
+        let fresh = (0..).map(|index| {
+            let seed = seed.wrapping_add(index);
+            Case::new(seed, args.nodes.into(), args.model, args.deployment, args.carriage)
+        });
         for case in known.chain(fresh) {
             self.storm(&case)?;
             let part = self.part();

@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use remora_replica::bounds::Bounds;
 use remora_replica::ddp::{Model, Reply, Request};
 
+use crate::carriage::{Carriage, Station};
 use crate::clock::Clock;
 use crate::disk::{Disk, DiskCounts};
 use crate::durability::{Finding, check_history};
@@ -32,6 +33,8 @@ pub struct Plan<C> {
     pub config: C,
     /// What must not be lost.
     pub model: Model,
+    /// How messages travel.
+    pub carriage: Carriage,
     /// What clients do.
     pub workload: Workload,
     /// Faults.
@@ -79,7 +82,8 @@ impl<C> Plan<C> {
         workload.silence = *rng.pick(&[workload.silence, shipped.silence]);
         workload.timeout = *rng.pick(&[workload.timeout / 2, workload.timeout]);
         workload.retry = rng.chance(900_000);
-        Self { seed, nodes, config, model, workload, schedule, calm_at, absent }
+        let carriage = Carriage::default();
+        Self { seed, nodes, config, model, carriage, workload, schedule, calm_at, absent }
     }
 }
 
@@ -179,6 +183,10 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 pub(crate) enum Event<M> {
     /// A message reaches a node.
     Message { from: usize, to: usize, message: M },
+    /// A packet reaches a node's NIC.
+    Packet { from: usize, to: usize, packet: Vec<u8> },
+    /// A timer of a node's NIC may be due.
+    NicTimer { node: usize, start: u64 },
     /// A client's call reaches a node.
     Call { node: usize, client: usize, line: u64 },
     /// A client hears that its connection stands, with which life of a node, or that there is none any more.
@@ -209,6 +217,8 @@ pub(crate) enum Event<M> {
 pub(crate) struct Node<E: Engine> {
     /// `None` while it is down. In a box, since it is taken out while the world does what it asks.
     pub engine: Option<Box<E>>,
+    /// Its NIC, where messages travel as frames.
+    pub station: Option<Box<Station>>,
     pub disk: Disk,
     pub clock: Clock,
     /// Counts starts and ends, so that what was meant for an earlier life is told apart.
@@ -269,6 +279,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
         let sync_latency = *rng.pick(&[20 * US, 500 * US, 5 * MS]);
         let node = |index: usize| Node {
             engine: None,
+            station: None,
             disk: Disk::default(),
             clock: Clock::new(rng.below(1000 * SECOND)),
             life: 0,
@@ -363,6 +374,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
     fn step(&mut self, event: Event<E::Message>) {
         match event {
             Event::Message { to: node, .. }
+            | Event::Packet { to: node, .. }
             | Event::Call { node, .. }
             | Event::Request { node, .. }
             | Event::Synced { node, .. }
@@ -377,13 +389,15 @@ impl<'a, E: Engine> Cluster<'a, E> {
                 engine.handle(local, from, message);
                 self.pump(to);
             }
+            Event::Packet { from, to, packet } => self.packet(from, to, &packet),
+            Event::NicTimer { node, start } if self.nodes[node].life == start => self.nic_timer(node),
             Event::Call { node, client, line } => self.called(node, client, line),
             Event::Line { client, line, peer } => self.line(client, line, peer),
             Event::Request { node, life, client, line, request } => self.asked(node, life, client, line, request),
             Event::Synced { node, start } if self.nodes[node].life == start => self.synced(node),
             Event::Timer { node, start } if self.nodes[node].life == start => self.timer(node),
             Event::Start { node, start } if self.nodes[node].life == start => self.start(node),
-            Event::Synced { .. } | Event::Timer { .. } | Event::Start { .. } => {}
+            Event::Synced { .. } | Event::Timer { .. } | Event::Start { .. } | Event::NicTimer { .. } => {}
             Event::Reply { client, line, reply } => self.reply(client, line, reply),
             Event::Wake { client } => self.wake(client),
             Event::ClientTimer { client } => self.client_timer(client),
@@ -408,6 +422,10 @@ impl<'a, E: Engine> Cluster<'a, E> {
         place.life += 1;
         place.starts += 1;
         place.armed = None;
+        if self.plan.carriage == Carriage::Nic {
+            place.station = Some(Box::new(Station::new(node, nodes, seed)));
+            return self.station_turn(node);
+        }
         self.pump(node);
     }
 
@@ -451,6 +469,11 @@ impl<'a, E: Engine> Cluster<'a, E> {
         let local = self.nodes[node].clock.local(self.now);
         while let Some(output) = engine.poll(local) {
             match output {
+                EngineOutput::Send { to, message } if self.nodes[node].station.is_some() => {
+                    if let Some(station) = &mut self.nodes[node].station {
+                        station.send(to, |out| E::encode(&message, out));
+                    }
+                }
                 EngineOutput::Send { to, message } => {
                     let mut arrivals = self.net.send(self.now, node, to);
                     let Some(first) = arrivals.next() else { continue };
@@ -463,6 +486,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
                 EngineOutput::Reply(reply) => self.answers(node, reply),
             }
         }
+        self.transmit(node);
         self.watch(node, &*engine);
         let place = &mut self.nodes[node];
         place.engine = Some(engine);
@@ -504,7 +528,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
     pub fn stop(&mut self, node: usize, down: Option<Time>) {
         self.count_marks_of(node);
         let place = &mut self.nodes[node];
-        place.engine = None;
+        (place.engine, place.station) = (None, None);
         place.life += 1;
         place.held.clear();
         place.paused_until = 0;

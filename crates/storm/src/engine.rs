@@ -161,6 +161,12 @@ pub trait Engine: Sized {
     }
     /// Whether the story of a failure on `key` should tell of `message`.
     fn concerns(message: &Self::Message, key: u32) -> bool;
+    /// Appends the message's bytes, for [`crate::carriage::Carriage::Nic`]. Engines that never travel so have none.
+    fn encode(_message: &Self::Message, _out: &mut Vec<u8>) {}
+    /// Reads what [`Engine::encode`] writes.
+    fn decode(_bytes: &[u8]) -> Option<Self::Message> {
+        None
+    }
     /// The message in a few words.
     fn describe(message: &Self::Message) -> String {
         format!("{message:?}")

@@ -152,5 +152,6 @@ impl<E: Engine> Cluster<'_, E> {
             self.queue.push(self.now, event);
         }
         self.arm(node);
+        self.station_turn(node);
     }
 }

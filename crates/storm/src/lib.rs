@@ -1,6 +1,7 @@
 //! The storm world: whole clusters of engines under seeded faults, the checks of their histories, and exhaustive
 //! checking of small cases.
 
+pub mod carriage;
 pub mod check;
 mod clients;
 mod clock;

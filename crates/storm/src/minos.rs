@@ -1,17 +1,19 @@
 //! MINOS in a storm: the adapter of its engine, and the cases that storms run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::str::FromStr;
 
 use remora_replica::bounds::Bounds;
 pub use remora_replica::ddp::Model;
 use remora_replica::ddp::{self, JobId, Offload, Request};
+use remora_replica::frames::{decode_packet, encode_packet, split};
 use remora_replica::member::Notice::{Beat, Grant};
 use remora_replica::member::Standing;
 use remora_replica::node::{Change, NodeOutput, Packet, ReplicaNode};
 use remora_replica::types::{NodeId, NodeSet};
 
+use crate::carriage::Carriage;
 use crate::cluster::{Failure, Plan, Report, run, run_with};
 use crate::disk::Write;
 use crate::engine::{Boot, Engine, EngineOutput, View};
@@ -77,6 +79,8 @@ pub struct Case {
     pub model: Model,
     /// Where the engine runs.
     pub deployment: Deployment,
+    /// How messages travel.
+    pub carriage: Carriage,
 }
 
 /// How far two clocks drift apart at most: twice what the nemesis does to one.
@@ -91,12 +95,19 @@ pub fn known_cases() -> Vec<Case> {
 }
 
 impl Case {
-    /// The storm of a seed; what is not given follows from the seed.
-    pub fn new(seed: u64, nodes: usize, model: Option<Model>, deployment: Option<Deployment>) -> Self {
+    /// The storm of a seed; what is not given follows from the seed. One in eight travels over NICs.
+    pub fn new(
+        seed: u64,
+        nodes: usize,
+        model: Option<Model>,
+        deployment: Option<Deployment>,
+        carriage: Option<Carriage>,
+    ) -> Self {
         let drawn = mix(seed);
         let model = model.unwrap_or(Model::ALL[(drawn % 5) as usize]);
         let deployment = deployment.unwrap_or(Deployment::ALL[(drawn / 5 % 4) as usize]);
-        Self { seed, nodes, model, deployment }
+        let carriage = carriage.unwrap_or(if drawn >> 20 & 7 == 0 { Carriage::Nic } else { Carriage::Plain });
+        Self { seed, nodes, model, deployment, carriage }
     }
 
     /// Reads what [`Case::line`] writes.
@@ -104,18 +115,26 @@ impl Case {
         let mut words = line.split_whitespace();
         let (seed, nodes) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
         let (model, deployment) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        Some(Self { seed, nodes, model, deployment })
+        let carriage = words.next().map_or(Some(Carriage::Plain), |word| word.parse().ok())?;
+        Some(Self { seed, nodes, model, deployment, carriage })
     }
 
     /// A line of `seeds/minos.txt`.
     pub fn line(&self) -> String {
-        format!("{} {} {} {}", self.seed, self.nodes, self.model, self.deployment)
+        let Self { seed, nodes, model, deployment, carriage } = self;
+        match carriage {
+            Carriage::Plain => format!("{seed} {nodes} {model} {deployment}"),
+            Carriage::Nic => format!("{seed} {nodes} {model} {deployment} {carriage}"),
+        }
     }
 
     /// The command that runs it again.
     pub fn command(&self) -> String {
-        let Self { seed, nodes, model, deployment } = self;
-        format!("remora storm minos --storms 1 --seed {seed} --nodes {nodes} --model {model} --deployment {deployment}")
+        let Self { seed, nodes, model, deployment, carriage } = self;
+        format!(
+            "remora storm minos --storms 1 --seed {seed} --nodes {nodes} --model {model} --deployment {deployment} \
+             --carriage {carriage}"
+        )
     }
 
     /// Runs the storm and checks it.
@@ -143,9 +162,12 @@ impl Case {
             // Now and then fewer than clients leave behind, so that nodes forget some.
             max_scopes: if drawn >> 13 & 3 == 0 { 3 } else { shipped.max_scopes },
             fifo: if drawn >> 18 & 1 == 0 { 5 } else { shipped.fifo },
+            // About as long as one value.
+            packet: if drawn >> 19 & 1 == 0 { 500 } else { shipped.peer_frame / 2 },
         };
         let mut plan = Plan::new(self.seed, self.nodes, self.model, config);
         // Every other storm clients take a scope's number again after PERSIST, and at another node.
+        plan.carriage = self.carriage;
         plan.workload.scopes_a_number = if drawn >> 15 & 1 == 0 { 1 } else { 4 };
         // As many as there are names: with fewer a request that is sent again may be done again.
         let names = plan.workload.names();
@@ -165,6 +187,7 @@ pub struct Config {
     stamps: usize,
     max_scopes: usize,
     fifo: u16,
+    packet: usize,
 }
 
 /// A node.
@@ -172,8 +195,10 @@ struct Minos {
     node: ReplicaNode,
     /// Requests in progress, by their tags.
     requests: BTreeSet<u64>,
-    /// What a message to many is still to be sent to.
-    rest: Option<(NodeSet, Packet)>,
+    /// What is still to be sent, and to whom.
+    rest: VecDeque<(NodeSet, Packet)>,
+    /// Bytes up to which INVs of a batch share a message.
+    packet: usize,
     /// What is being done in local memory, by the time when it is done and a number.
     jobs: BTreeMap<(Time, u64), JobId>,
     next_job: u64,
@@ -221,7 +246,7 @@ impl Engine for Minos {
         }
         let node = ReplicaNode::new(engine, boot.now, &boot.log);
         let (jobs, seed) = (BTreeMap::new(), mix(boot.seed ^ mix(boot.starts)));
-        Self { node, requests: BTreeSet::new(), rest: None, jobs, next_job: 0, seed }
+        Self { node, requests: BTreeSet::new(), rest: VecDeque::new(), packet: config.packet, jobs, next_job: 0, seed }
     }
 
     fn handle(&mut self, now: Time, from: usize, message: Packet) {
@@ -251,16 +276,18 @@ impl Engine for Minos {
 
     fn poll(&mut self, now: Time) -> Option<EngineOutput<Packet>> {
         loop {
-            if let Some((nodes, message)) = self.rest.take()
+            if let Some((nodes, message)) = self.rest.pop_front()
                 && let Some(to) = nodes.iter().next()
             {
                 let left = nodes.without(to);
-                self.rest = (!left.is_empty()).then(|| (left, message.clone()));
+                if !left.is_empty() {
+                    self.rest.push_front((left, message.clone()));
+                }
                 return Some(EngineOutput::Send { to: to.0.into(), message });
             }
             return Some(match self.node.poll()? {
                 NodeOutput::Send(to, message) => {
-                    self.rest = Some((to, message));
+                    split(message, self.packet, |part| self.rest.push_back((to, part)));
                     continue;
                 }
                 NodeOutput::Log(token, Change::Append(bytes)) => {
@@ -306,6 +333,14 @@ impl Engine for Minos {
 
     fn state(&self) -> String {
         self.node.describe()
+    }
+
+    fn encode(message: &Packet, out: &mut Vec<u8>) {
+        encode_packet(message, 0, out);
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Packet> {
+        decode_packet(bytes).map(|(packet, _)| packet)
     }
 
     fn concerns(message: &Packet, key: u32) -> bool {
@@ -361,7 +396,7 @@ mod tests {
     #[test]
     fn cases_are_read_as_they_are_written() {
         for seed in 0..20 {
-            let case = Case::new(seed, 5, None, None);
+            let case = Case::new(seed, 5, None, None, None);
             assert_eq!(Case::parse(&case.line()), Some(case));
         }
         assert_eq!(Case::parse("7 5 synch"), None);
@@ -374,10 +409,26 @@ mod tests {
     #[test]
     fn storms_pass_and_repeat() {
         for (seed, model) in (1..).zip(Model::ALL) {
-            let case = Case::new(seed, 3, Some(model), None);
+            let case = Case::new(seed, 3, Some(model), None, Some(Carriage::Plain));
             let report = case.run();
             assert_eq!(report.failure, None, "{}", case.command());
             assert_eq!(report.unchecked, 0);
+            if seed == 1 {
+                assert_eq!(case.run().history.records, report.history.records, "storms repeat");
+            }
+        }
+    }
+
+    /// The same over NICs: packets are lost, doubled and overtaken, connections break and are made anew.
+    #[test]
+    fn storms_over_nics_pass_and_repeat() {
+        for (seed, model) in [(1, Model::Synch), (2, Model::Scope)] {
+            let case = Case::new(seed, 3, Some(model), None, Some(Carriage::Nic));
+            let report = case.run();
+            assert_eq!((&report.failure, report.unchecked), (&None, 0), "{}", case.command());
+            let answered =
+                report.history.records.iter().filter(|record| matches!(record.end, crate::engine::End::Done(_)));
+            assert!(answered.count() * 10 > report.history.records.len() * 9, "most are answered");
             if seed == 1 {
                 assert_eq!(case.run().history.records, report.history.records, "storms repeat");
             }
