@@ -64,7 +64,7 @@ pub struct Minos {
     #[arg(long, value_name = "PLACE", value_parser = clap::value_parser!(Deployment))]
     deployment: Option<Deployment>,
     /// How messages travel: plain is each by itself, nic is as frames over the software NIC's connections [default: plain,
-    /// and nic in one storm of eight]
+    /// and nic in one storm of four]
     #[arg(long, value_name = "HOW", value_parser = clap::value_parser!(Carriage))]
     carriage: Option<Carriage>,
     /// Write the history of the last storm as JSON
@@ -219,6 +219,7 @@ impl<'a> Run<'a> {
             ("messages dropped", net.dropped),
             ("messages duplicated", net.duplicated),
             ("messages lost in partitions", net.cut),
+            ("connections of nodes broken", net.broken),
             ("unsynced writes lost", disk.lost_writes),
             ("unsynced writes torn", disk.torn_writes),
             ("bad sectors read", disk.sector_errors),

@@ -64,6 +64,8 @@ pub(crate) struct Station {
     peers: Vec<Peer>,
     batch: TxBatch,
     redial_at: Time,
+    /// Connections that broke since this was last taken.
+    broken: u64,
     /// When the earliest of its timer events comes.
     pub armed: Option<Time>,
 }
@@ -99,7 +101,7 @@ impl Station {
         let listener =
             nic.listen(service_id(PORT)).unwrap_or_else(|error| panic!("a new NIC does not listen: {error}"));
         let peers = vec![Peer::default(); nodes];
-        Self { me, nic, streams, listener, peers, batch: TxBatch::new(), redial_at: 0, armed: None }
+        Self { me, nic, streams, listener, peers, batch: TxBatch::new(), redial_at: 0, broken: 0, armed: None }
     }
 
     /// Queues a message for another node, if there is a connection and room.
@@ -214,6 +216,7 @@ impl Station {
     fn cut_off(&mut self, now: Time, qpn: Qpn) {
         for peer in &mut self.peers {
             let connected = peer.connected.take_if(|(its, _)| *its == qpn);
+            self.broken += u64::from(connected.is_some());
             let calling = peer.calling.take_if(|(its, ..)| *its == qpn).map(|(qpn, conn, _)| (qpn, conn));
             for (qpn, conn) in connected.into_iter().chain(calling) {
                 // It may be closing already.
@@ -299,6 +302,7 @@ impl<E: Engine> Cluster<'_, E> {
                 queue.push(arrival, StormEvent::Packet { from: node, to, packet: packet.to_vec() });
             }
         });
+        net.counts.broken += std::mem::take(&mut station.broken);
         let due = station.next_timeout().max(*now + 1);
         if due < Time::MAX && station.armed.is_none_or(|armed| due < armed) {
             station.armed = Some(due);

@@ -28,6 +28,8 @@ pub struct NetCounts {
     pub duplicated: u64,
     /// Lost in a partition.
     pub cut: u64,
+    /// Connections between nodes that broke, where messages travel over some.
+    pub broken: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -49,6 +49,7 @@ impl Totals {
         self.net.dropped += report.net.dropped;
         self.net.duplicated += report.net.duplicated;
         self.net.cut += report.net.cut;
+        self.net.broken += report.net.broken;
         self.disk.add(report.disk);
     }
 }
