@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::TypedValueParser;
-use remora_cluster::{Deployment, Model};
+use remora_cluster::Model;
+use remora_kernel::Placement;
 use remora_lab::stats::median;
 use remora_real::LinkKind;
 use remora_study::compare::{Progress, Watch};
@@ -52,8 +53,9 @@ pub struct BenchMinos {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "synch,strict,renf,event,scope")]
     pub models: Vec<Model>,
     /// Where the protocol runs: on a host thread, on the NIC thread
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "host,nic")]
-    pub deployments: Vec<Deployment>,
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "host,nic",
+        value_parser = remora_cluster::placement)]
+    pub deployments: Vec<Placement>,
     /// Measure the cluster that runs in this directory, instead of starting some
     #[arg(long, value_name = "DIR", conflicts_with_all = ["models", "deployments", "link"])]
     pub at: Option<PathBuf>,
@@ -207,7 +209,7 @@ struct Started {
 impl Started {
     fn start(
         model: Model,
-        deployment: Deployment,
+        deployment: Placement,
         link: LinkKind,
         clients: usize,
         directory: &Path,
@@ -248,7 +250,7 @@ pub struct Report {
 /// A store to be measured.
 enum Subject {
     /// A cluster that is started.
-    Started(Model, Deployment),
+    Started(Model, Placement),
     /// One that runs.
     Running(Box<Settings>),
     Etcd,

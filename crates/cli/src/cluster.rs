@@ -6,9 +6,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use remora_cluster::{
-    ClusterClient, ClusterClientConfig, ClusterNode, Deployment, LogKind, Model, NodeStatus, Outcome,
-};
+use remora_cluster::{ClusterClient, ClusterClientConfig, ClusterNode, LogKind, Model, NodeStatus, Outcome};
+use remora_kernel::Placement;
 use remora_real::LinkKind;
 use serde_json::{Value, json};
 
@@ -73,8 +72,8 @@ pub struct Shape {
     #[arg(long, value_name = "MODEL")]
     pub persistency: Option<Model>,
     /// Where the protocol runs: host (a thread that takes messages from the NIC) or nic (its own thread) [default: nic]
-    #[arg(long, value_name = "PLACE")]
-    pub deployment: Option<Deployment>,
+    #[arg(long, value_name = "PLACE", value_parser = remora_cluster::placement)]
+    pub deployment: Option<Placement>,
     /// How nodes and clients reach each other: shm or udp [default: shm]
     #[arg(long, value_name = "LINK")]
     pub link: Option<LinkKind>,

@@ -11,7 +11,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use remora_cluster::{ClusterNodeConfig, Deployment, LogKind, Model, Secret};
+use remora_cluster::{ClusterNodeConfig, LogKind, Model, Secret, placement};
+use remora_kernel::Placement;
 use remora_real::LinkKind;
 use serde_json::{Value, json};
 
@@ -36,7 +37,7 @@ pub struct Settings {
     /// When writes are durable.
     pub persistency: Model,
     /// Where the protocol runs.
-    pub deployment: Deployment,
+    pub deployment: Placement,
     /// How nodes and clients reach each other.
     pub link: LinkKind,
     /// How logs become durable.
@@ -99,7 +100,7 @@ impl Settings {
         Ok(Self {
             addresses: remora_real::free_loopbacks(shape.nodes.unwrap_or(3).into())?,
             persistency: shape.persistency.unwrap_or(Model::Synch),
-            deployment: shape.deployment.unwrap_or_default(),
+            deployment: shape.deployment.unwrap_or(Placement::Nic),
             link: shape.link.unwrap_or(LinkKind::Shm),
             log: shape.log.unwrap_or_default(),
             suspect: Duration::from_millis(shape.suspect.unwrap_or(200)),
@@ -169,7 +170,7 @@ impl Settings {
         Some(Self {
             addresses: addresses.iter().map(|address| address.as_str()?.parse().ok()).collect::<Option<Vec<_>>>()?,
             persistency: text("persistency")?.parse().ok()?,
-            deployment: text("deployment")?.parse().ok()?,
+            deployment: placement(text("deployment")?).ok()?,
             link: text("link")?.parse().ok()?,
             log: text("log")?.parse().ok()?,
             suspect: Duration::from_millis(suspect),
@@ -185,7 +186,7 @@ impl Settings {
         }
         let mut config =
             ClusterNodeConfig::new(id, self.addresses.clone(), dir.join(format!("node-{id}")), self.secret);
-        (config.model, config.deployment, config.link) = (self.persistency, self.deployment, self.link);
+        (config.model, config.placement, config.link) = (self.persistency, self.deployment, self.link);
         (config.log, config.suspect) = (self.log, self.suspect);
         Ok(config)
     }

@@ -1,7 +1,7 @@
 //! A cluster of processes that keeps replicated records: [`remora_replica`]'s engine over the software NIC.
 //!
 //! A [`ClusterNode`] is one process' part: a device, reliable connections to the other nodes, one log. The protocol
-//! runs on the NIC thread, or on a host thread that takes messages from the NIC ([`Deployment`]). A [`ClusterClient`] talks to
+//! runs on the NIC thread, or on a host thread that takes messages from the NIC ([`PLACEMENTS`]). A [`ClusterClient`] talks to
 //! one node at a time, with any number of requests under way, and goes to another when that node fails.
 //!
 //! Only one who has the cluster's secret is let in as a node. Clients reach the service and nothing else: no memory of
@@ -31,40 +31,33 @@ pub use wire::fuzz;
 
 use std::net::IpAddr;
 
+use remora_kernel::{Placement, UnknownPlacement};
 use remora_nic::Nic;
 use remora_real::link::{Layers, Link};
 use remora_real::{Error, LinkKind, map_memory};
 use remora_replica::stream::{Sizes, StreamError, Streams};
 
-/// Where a node runs the protocol.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Deployment {
-    /// On a host thread (MINOS-B).
-    Host,
-    /// On the NIC thread (MINOS-O).
-    #[default]
-    Nic,
+/// Where a node can run the protocol: on a host thread (MINOS-B), or on the NIC thread (MINOS-O).
+pub const PLACEMENTS: [Placement; 2] = [Placement::Host, Placement::Nic];
+
+/// The protocol cannot run there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlacementError {
+    /// There is no such place.
+    #[error("there is no placement {0:?}: use host or nic")]
+    Unknown(String),
+    /// Kernels run there, nodes of a cluster do not.
+    #[error("a cluster's nodes do not run on {0}: use host or nic")]
+    NotHere(Placement),
 }
 
-impl std::str::FromStr for Deployment {
-    type Err = Error;
-
-    fn from_str(s: &str) -> Result<Self, Error> {
-        match s {
-            "host" => Ok(Self::Host),
-            "nic" => Ok(Self::Nic),
-            other => Err(Error::Argument(format!("there is no deployment {other:?}: use host or nic"))),
-        }
-    }
+/// Reads where a node is to run the protocol, as options spell it.
+pub fn placement(text: &str) -> Result<Placement, PlacementError> {
+    check_placement(text.parse().map_err(|UnknownPlacement(text)| PlacementError::Unknown(text))?)
 }
 
-impl std::fmt::Display for Deployment {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Host => "host",
-            Self::Nic => "nic",
-        })
-    }
+fn check_placement(placement: Placement) -> Result<Placement, PlacementError> {
+    if PLACEMENTS.contains(&placement) { Ok(placement) } else { Err(PlacementError::NotHere(placement)) }
 }
 
 /// Connections that carry frames, with their buffers.

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use remora_kernel::Placement;
 use remora_memory::Registry;
 use remora_nic::cm::CmConfig;
 use remora_nic::{Nic, NicConfig};
@@ -21,7 +22,7 @@ use super::journal::Journal;
 use super::logfile::LogKind;
 use super::server::Server;
 use super::wire::Secret;
-use super::{Deployment, link_at, streams};
+use super::{check_placement, link_at, streams};
 use remora_real::link::Layers;
 use remora_real::{Device, Error, LinkKind, Resident, Sleeper, entropy, prepare_to_wait};
 
@@ -41,7 +42,7 @@ pub struct ClusterNodeConfig {
     /// When writes are durable. All nodes need the same.
     pub model: Model,
     /// Where the protocol runs.
-    pub deployment: Deployment,
+    pub placement: Placement,
     /// How nodes and clients reach each other. All need the same.
     pub link: LinkKind,
     /// What lies between the node's device and its link.
@@ -63,7 +64,7 @@ impl ClusterNodeConfig {
             id,
             addresses,
             model: Model::Synch,
-            deployment: Deployment::default(),
+            placement: Placement::Nic,
             link: LinkKind::Shm,
             layers: Layers::default(),
             log: LogKind::default(),
@@ -77,9 +78,10 @@ impl ClusterNodeConfig {
         let Bounds { max_value, stamps, max_scopes, write_back, .. } = Bounds::SHIPPED;
         let suspect = self.suspect.as_nanos() as u64;
         let nodes = NodeSet::first(self.addresses.len() as u8);
-        let deployment = match self.deployment {
-            Deployment::Host => ddp::Deployment::Baseline,
-            Deployment::Nic => ddp::Deployment::Offload(Offload { fifos: Some(Bounds::SHIPPED.fifo), ..Offload::FULL }),
+        let fifos = Some(Bounds::SHIPPED.fifo);
+        let deployment = match self.placement == Placement::Host {
+            true => ddp::Deployment::Baseline,
+            false => ddp::Deployment::Offload(Offload { fifos, ..Offload::FULL }),
         };
         ddp::Config {
             deployment,
@@ -109,6 +111,7 @@ pub struct ClusterNode {
 impl ClusterNode {
     /// Starts a node, with its log as it finds it.
     pub fn start(config: ClusterNodeConfig) -> Result<Self, Error> {
+        check_placement(config.placement).map_err(|error| Error::Argument(error.to_string()))?;
         let count = config.addresses.len();
         let local = *config.addresses.get(usize::from(config.id)).filter(|_| count <= 64).ok_or_else(|| {
             Error::Argument(format!("node {} of {count}: numbers begin at 0, and there are at most 64", config.id))
@@ -149,16 +152,15 @@ impl ClusterNode {
         let _ = woken.set(device.clone());
         let stop = Arc::new(AtomicBool::new(false));
         let mut host = None;
-        match config.deployment {
-            Deployment::Nic => device.settle(Some(Box::new(server))),
-            Deployment::Host => {
-                let worker = Worker { device: device.clone(), server, stop: stop.clone() };
-                let handle = std::thread::Builder::new()
-                    .name("remora-host".into())
-                    .spawn(move || worker.run())
-                    .map_err(|source| Error::System { what: "starting the host thread", source })?;
-                host = Some(handle);
-            }
+        if config.placement == Placement::Host {
+            let worker = Worker { device: device.clone(), server, stop: stop.clone() };
+            let handle = std::thread::Builder::new()
+                .name("remora-host".into())
+                .spawn(move || worker.run())
+                .map_err(|source| Error::System { what: "starting the host thread", source })?;
+            host = Some(handle);
+        } else {
+            device.settle(Some(Box::new(server)));
         }
         Ok(Self { device, host, stop, failed, differs, found })
     }

@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use remora_cluster::{
-    ClusterClient, ClusterClientConfig, ClusterNode, ClusterNodeConfig, Deployment, LogKind, Model, Op, Outcome,
-    Refusal,
+    ClusterClient, ClusterClientConfig, ClusterNode, ClusterNodeConfig, LogKind, Model, Op, Outcome, Refusal,
 };
+use remora_kernel::Placement;
 use remora_real::LinkKind;
 use remora_testing::eventually;
 
@@ -55,8 +55,8 @@ fn value(bytes: &[u8]) -> Outcome {
 #[test]
 fn a_cluster_serves_at_any_node_in_every_deployment() {
     let cases: [(u8, LinkKind, Change); 4] = [
-        (1, LinkKind::Shm, |config| config.deployment = Deployment::Nic),
-        (2, LinkKind::Shm, |config| config.deployment = Deployment::Host),
+        (1, LinkKind::Shm, |config| config.placement = Placement::Nic),
+        (2, LinkKind::Shm, |config| config.placement = Placement::Host),
         (3, LinkKind::Udp, |config| config.log = LogKind::Pmem),
         (4, LinkKind::Shm, |config| config.model = Model::Event),
     ];

@@ -3,20 +3,21 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use remora_cluster::{ClusterClient, ClusterClientConfig, ClusterNode, ClusterNodeConfig, Deployment, Outcome};
+use remora_cluster::{ClusterClient, ClusterClientConfig, ClusterNode, ClusterNodeConfig, Outcome};
+use remora_kernel::Placement;
 use remora_real::process_cpu_ns;
 use remora_testing::until_asleep;
 
 #[test]
 fn idle_nodes_sleep_between_beats_and_still_answer() {
-    for (net, deployment) in [(1, Deployment::Nic), (2, Deployment::Host)] {
+    for (net, placement) in [(1, Placement::Nic), (2, Placement::Host)] {
         let dir = tempfile::tempdir().expect("directory");
         let addresses: Vec<IpAddr> = (1..=3).map(|n| Ipv4Addr::new(127, 14, net, n).into()).collect();
         let start = |id: u8| {
             let home = dir.path().join(id.to_string());
             std::fs::create_dir(&home).expect("directory");
             let config =
-                ClusterNodeConfig { deployment, ..ClusterNodeConfig::new(id, addresses.clone(), home, [3; 32]) };
+                ClusterNodeConfig { placement, ..ClusterNodeConfig::new(id, addresses.clone(), home, [3; 32]) };
             ClusterNode::start(config).expect("node")
         };
         let _nodes: Vec<ClusterNode> = (0..3).map(start).collect();
@@ -24,7 +25,7 @@ fn idle_nodes_sleep_between_beats_and_still_answer() {
         assert_eq!(client.put(1, b"one"), Outcome::Written);
         // Three nodes and a client, built without optimisation, take some 15 %; with it a node takes 2.3 %. One thread that
         // does not sleep takes 100.
-        until_asleep(format!("{deployment} deployment"), Duration::from_secs(1), 0.4, process_cpu_ns);
+        until_asleep(format!("{placement} deployment"), Duration::from_secs(1), 0.4, process_cpu_ns);
         assert_eq!(client.get(1), Outcome::Value(Some(b"one".as_slice().into())));
     }
 }

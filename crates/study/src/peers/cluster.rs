@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use remora_cluster::{ClusterClient, ClusterClientConfig, Model, NodeStatus, Op, Outcome, Refusal, ScopeId};
+use remora_kernel::Placement;
 use remora_real::LinkKind;
 
 use super::{Answer, Ask, AtNode, Done, PeerError, Store};
@@ -139,7 +140,7 @@ impl Store for Cluster {
 
 #[cfg(test)]
 mod tests {
-    use remora_cluster::{ClusterNode, ClusterNodeConfig, Deployment};
+    use remora_cluster::{ClusterNode, ClusterNodeConfig};
 
     use super::*;
 
@@ -155,7 +156,7 @@ mod tests {
                 std::fs::create_dir(&place).unwrap();
                 let config = ClusterNodeConfig {
                     model,
-                    deployment: if number % 2 == 0 { Deployment::Host } else { Deployment::Nic },
+                    placement: if number % 2 == 0 { Placement::Host } else { Placement::Nic },
                     // Other tests may hold up a node for long.
                     suspect: Duration::from_secs(10),
                     ..ClusterNodeConfig::new(id, nodes.clone(), place, [7; 32])
