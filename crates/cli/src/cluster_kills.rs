@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use remora_cluster::{ClusterClient, ClusterClientConfig, Model, Op, Outcome};
+use remora_cluster::{ClusterClient, ClusterClientConfig, Op, Outcome};
 use remora_lab::stats::{median, range};
 use remora_storm::durability::{Finding, check_history};
 use remora_storm::engine::{Action, End};

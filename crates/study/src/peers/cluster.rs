@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use remora_cluster::{ClusterClient, ClusterClientConfig, Model, NodeStatus, Op, Outcome, Refusal, ScopeId};
-use remora_kernel::Placement;
 use remora_real::LinkKind;
 
 use super::{Answer, Ask, AtNode, Done, PeerError, Store};
@@ -141,6 +140,7 @@ impl Store for Cluster {
 #[cfg(test)]
 mod tests {
     use remora_cluster::{ClusterNode, ClusterNodeConfig};
+    use remora_kernel::Placement;
 
     use super::*;
 
