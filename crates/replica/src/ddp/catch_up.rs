@@ -61,19 +61,19 @@ pub(crate) struct Taking {
 impl Replica {
     /// As a learner: is everything here? Then the next view may have it as a member.
     pub fn caught_up(&self) -> bool {
-        self.taking.caught_up
+        self.catch_up.taking.caught_up
     }
 
     /// Is it in the middle of a recovery?
     pub fn merging(&self) -> bool {
-        self.taking.merging
+        self.catch_up.taking.merging
     }
 
     /// The learners' donor is the first member that can be; in recovery everyone gives to everyone.
     pub(crate) fn start_streams(&mut self) {
-        self.streams.clear();
+        self.catch_up.streams.clear();
         let me = self.config.id;
-        let to = if self.taking.merging {
+        let to = if self.catch_up.taking.merging {
             self.peers()
         } else if self.view.members.iter().next() == Some(me) {
             self.view.learners
@@ -82,14 +82,14 @@ impl Replica {
         };
         for node in to.iter() {
             let until = self.part_end(None);
-            self.streams.insert(node, Stream { number: 0, from: None, until, since: self.now });
+            self.catch_up.streams.insert(node, Stream { number: 0, from: None, until, since: self.now });
             self.send_state(node);
         }
         self.look_whole();
     }
 
     fn send_state(&mut self, node: NodeId) {
-        let Some(stream) = self.streams.get_mut(&node) else { return };
+        let Some(stream) = self.catch_up.streams.get_mut(&node) else { return };
         stream.since = self.now;
         let (number, until) = (stream.number, stream.until);
         let range = (after(stream.from), until.map_or(Bound::Unbounded, Bound::Included));
@@ -116,26 +116,26 @@ impl Replica {
 
     /// The receiver has the message that is under way: the next one, if there is one.
     pub(crate) fn state_ack(&mut self, from: NodeId, number: u64) {
-        let Some(stream) = self.streams.get(&from) else { return };
+        let Some(stream) = self.catch_up.streams.get(&from) else { return };
         if stream.number != number {
             return;
         }
         let Some(until) = stream.until else {
-            self.streams.remove(&from);
+            self.catch_up.streams.remove(&from);
             return;
         };
         let next = Stream { number: number + 1, from: Some(until), until: self.part_end(Some(until)), since: self.now };
-        self.streams.insert(from, next);
+        self.catch_up.streams.insert(from, next);
         self.send_state(from);
     }
 
     /// A part of another's state: what is newer is taken, locked unless it is known to be complete.
     pub(crate) fn state(&mut self, from: NodeId, number: u64, entries: Vec<Entry>, last: bool) {
-        let wanted = self.taking.learning || self.taking.merging || self.taking.caught_up;
+        let wanted = self.catch_up.taking.learning || self.catch_up.taking.merging || self.catch_up.taking.caught_up;
         if !wanted {
             return;
         }
-        if let Some(part) = self.taking.parts.get(&from)
+        if let Some(part) = self.catch_up.taking.parts.get(&from)
             && part.number >= number
         {
             if part.number > number || part.acked {
@@ -161,13 +161,13 @@ impl Replica {
                 self.persist(&entry.write, NodeSet::EMPTY);
             }
             self.unsettled.insert(key);
-            if !self.taking.merging {
+            if !self.catch_up.taking.merging {
                 self.raise(key, entry.glb_volatile_ts, AckKind::Consistency);
                 self.raise(key, entry.glb_durable_ts, AckKind::Persistency);
                 self.settle(key);
             }
         }
-        self.taking.parts.insert(from, Part { number, last, missing, acked: false });
+        self.catch_up.taking.parts.insert(from, Part { number, last, missing, acked: false });
         self.look_durable();
     }
 
@@ -176,13 +176,13 @@ impl Replica {
         let records = &self.records;
         let durable = |&(key, ts): &(Key, Timestamp)| records.get(key).is_some_and(|r| r.meta.durable_ts >= ts);
         let mut done = Vec::new();
-        for (&from, part) in self.taking.parts.iter_mut().filter(|(_, part)| !part.acked) {
+        for (&from, part) in self.catch_up.taking.parts.iter_mut().filter(|(_, part)| !part.acked) {
             part.missing.retain(|id| !durable(id));
             part.acked = part.missing.is_empty();
             if part.acked {
                 done.push((from, part.number));
                 if part.last {
-                    self.taking.whole = self.taking.whole.with(from);
+                    self.catch_up.taking.whole = self.catch_up.taking.whole.with(from);
                 }
             }
         }
@@ -194,35 +194,38 @@ impl Replica {
 
     /// Is everything here?
     fn look_whole(&mut self) {
-        if self.taking.learning && !self.taking.whole.is_empty() {
-            self.taking.learning = false;
-            self.taking.caught_up = true;
+        if self.catch_up.taking.learning && !self.catch_up.taking.whole.is_empty() {
+            self.catch_up.taking.learning = false;
+            self.catch_up.taking.caught_up = true;
             self.marks.rejoins += 1;
         }
         let me = self.config.id;
-        if self.taking.merging && self.taking.whole.covers(self.peers()) && !self.taking.merged.has(me) {
-            self.taking.merged = self.taking.merged.with(me);
+        if self.catch_up.taking.merging
+            && self.catch_up.taking.whole.covers(self.peers())
+            && !self.catch_up.taking.merged.has(me)
+        {
+            self.catch_up.taking.merged = self.catch_up.taking.merged.with(me);
             self.send(self.peers(), Body::Merged(false));
         }
-        if self.taking.merging && self.taking.merged.covers(self.view.all()) {
+        if self.catch_up.taking.merging && self.catch_up.taking.merged.covers(self.view.all()) {
             self.end_merging();
         }
     }
 
     pub(crate) fn peer_merged(&mut self, from: NodeId, asks: bool) {
-        if self.taking.merging {
-            self.taking.merged = self.taking.merged.with(from);
+        if self.catch_up.taking.merging {
+            self.catch_up.taking.merged = self.catch_up.taking.merged.with(from);
             self.look_whole();
         }
         // Also in the middle of it: each may have heard all but one, and ask another that has not heard all either.
-        if asks && (!self.taking.merging || self.taking.merged.has(self.config.id)) {
+        if asks && (!self.catch_up.taking.merging || self.catch_up.taking.merged.has(self.config.id)) {
             self.send(NodeSet::one(from), Body::Merged(false));
         }
     }
 
     /// Everyone has the newest of all logs: every record is complete.
     pub(crate) fn end_merging(&mut self) {
-        self.taking.merging = false;
+        self.catch_up.taking.merging = false;
         self.marks.full_recoveries += 1;
         let keys: Vec<Key> = self.records.iter().map(|(key, _)| key).collect();
         for key in keys {
@@ -235,13 +238,13 @@ impl Replica {
     /// Sends again what was not acknowledged.
     pub(crate) fn stream_timeout(&mut self) {
         let late = |stream: &Stream| self.now >= stream.since.saturating_add(self.config.retry);
-        let nodes: Vec<NodeId> = self.streams.iter().filter(|(_, s)| late(s)).map(|(&node, _)| node).collect();
+        let nodes: Vec<NodeId> = self.catch_up.streams.iter().filter(|(_, s)| late(s)).map(|(&node, _)| node).collect();
         for node in nodes {
             self.marks.resends += 1;
             self.send_state(node);
         }
-        if self.taking.merging && self.taking.merged.has(self.config.id) {
-            self.send(self.peers().minus(self.taking.merged), Body::Merged(true));
+        if self.catch_up.taking.merging && self.catch_up.taking.merged.has(self.config.id) {
+            self.send(self.peers().minus(self.catch_up.taking.merged), Body::Merged(true));
         }
     }
 }

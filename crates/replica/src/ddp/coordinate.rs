@@ -70,26 +70,26 @@ impl Replica {
         if ops.is_empty() {
             return self.reply(client, Outcome::Batch(Vec::new()));
         }
-        let number = self.next_batch;
-        self.next_batch += 1;
+        let number = self.batches.next;
+        self.batches.next += 1;
         let outcomes = vec![Outcome::Unknown; ops.len()];
-        self.batches.insert(number, Batch { client, left: ops.len(), outcomes });
-        self.gathering = Some(Vec::new());
+        self.batches.open.insert(number, Batch { client, left: ops.len(), outcomes });
+        self.batches.gathering = Some(Vec::new());
         for (index, op) in (0..).zip(ops) {
             self.start(Waiting { client: Client::Part(number, index), session, scope, op });
         }
-        let writes = self.gathering.take().unwrap_or_default();
+        let writes = self.batches.gathering.take().unwrap_or_default();
         if !writes.is_empty() {
             self.send(self.peers(), Body::Inv(writes));
         }
     }
 
     pub(crate) fn part_done(&mut self, number: u64, index: u32, outcome: Outcome) {
-        let Some(batch) = self.batches.get_mut(&number) else { return };
+        let Some(batch) = self.batches.open.get_mut(&number) else { return };
         batch.outcomes[index as usize] = outcome;
         batch.left -= 1;
         if batch.left == 0
-            && let Some(batch) = self.batches.remove(&number)
+            && let Some(batch) = self.batches.open.remove(&number)
         {
             self.reply(batch.client, Outcome::Batch(batch.outcomes));
         }
@@ -252,7 +252,7 @@ impl Replica {
             driven.sent = true;
             driven.since = self.now;
         }
-        match &mut self.gathering {
+        match &mut self.batches.gathering {
             Some(writes) => writes.push(write.clone()),
             None => self.send(self.peers(), Body::Inv(vec![write.clone()])),
         }
@@ -294,7 +294,7 @@ impl Replica {
         let Some(driven) = self.driven.remove(&(key, ts)) else { return };
         self.refused.remove(&(key, ts));
         let newest = self.meta(key).volatile_ts;
-        let scope = driven.write.scope.and_then(|scope| self.scopes.get_mut(&scope));
+        let scope = driven.write.scope.and_then(|scope| self.scopes.open.get_mut(&scope));
         if let Some(written) = scope.and_then(|scope| scope.writes.get_mut(&key)).filter(|written| **written == ts) {
             *written = newest;
         }

@@ -39,7 +39,7 @@ impl Replica {
     /// INV (lines 26 to 40).
     pub(crate) fn inv(&mut self, from: NodeId, write: Write) {
         let (key, ts) = (write.key, write.ts);
-        if self.taking.merging {
+        if self.catch_up.taking.merging {
             // Whoever coordinates again knows that everyone, this node too, has everyone's log.
             self.end_merging();
         }
@@ -120,7 +120,7 @@ impl Replica {
     pub(crate) fn fifo_room(&self) -> bool {
         let Some(entries) = self.config.fifo() else { return true };
         let crossing = self.locals.values().filter(|local| local.stage == Stage::Crossing).count();
-        self.locals.len() < entries && self.dfifo.len() + crossing < entries
+        self.locals.len() < entries && self.to_log.dfifo.len() + crossing < entries
     }
 
     /// Is a newer write of a client, that does not depend on what is here, on its way from host to NIC? It knows nothing
@@ -283,7 +283,7 @@ impl Replica {
             // Nobody waits for it, and its turn comes.
             return;
         }
-        if let Some(owed) = self.persisting.get_mut(&(key, ts)) {
+        if let Some(owed) = self.to_log.persisting.get_mut(&(key, ts)) {
             *owed = owed.or(peers);
         } else if self.meta(key).durable_ts >= ts {
             self.ack_persist(peers, key, ts);
@@ -291,10 +291,10 @@ impl Replica {
         } else if self.config.writes_back() {
             self.mark_dirty(key);
         } else {
-            self.persisting.insert((key, ts), peers);
+            self.to_log.persisting.insert((key, ts), peers);
             if self.config.fifo().is_some() {
                 self.step(Where::Nic, StepKind::EnqueueDurable, write.bytes());
-                self.dfifo.insert((key, ts));
+                self.to_log.dfifo.insert((key, ts));
             }
             self.job(Job::Persist(write.clone()));
         }
@@ -305,24 +305,25 @@ impl Replica {
         if std::mem::replace(&mut self.record(key).dirty, true) {
             return;
         }
-        if self.dirty.is_empty() {
-            self.write_back_at = self.now.saturating_add(self.config.write_back);
+        if self.to_log.dirty.is_empty() {
+            self.to_log.write_back_at = self.now.saturating_add(self.config.write_back);
         }
-        self.dirty.push(key);
+        self.to_log.dirty.push(key);
     }
 
     /// Has the newest versions of records made durable. They need no room in the dFIFO: all are in memory. Of each record
     /// one version at a time: however long the log takes, no more than the records themselves waits for it.
     pub(crate) fn write_back(&mut self) {
-        self.write_back_at = Time::MAX;
-        for key in std::mem::take(&mut self.dirty) {
+        self.to_log.write_back_at = Time::MAX;
+        for key in std::mem::take(&mut self.to_log.dirty) {
             let Some(record) = self.records.get_mut(key) else { continue };
             record.dirty = false;
             let ts = record.meta.volatile_ts;
-            let under_way = self.persisting.range((key, Timestamp::ZERO)..).next().is_some_and(|(id, _)| id.0 == key);
+            let under_way =
+                self.to_log.persisting.range((key, Timestamp::ZERO)..).next().is_some_and(|(id, _)| id.0 == key);
             if record.meta.durable_ts < ts && !under_way {
                 let write = record.as_write(key);
-                self.persisting.insert((key, ts), NodeSet::EMPTY);
+                self.to_log.persisting.insert((key, ts), NodeSet::EMPTY);
                 self.job(Job::Persist(write));
             }
         }
@@ -330,14 +331,14 @@ impl Replica {
 
     /// The log (or the dFIFO) has the write.
     pub(crate) fn persisted(&mut self, key: Key, ts: Timestamp) {
-        let Some(peers) = self.persisting.remove(&(key, ts)) else { return };
+        let Some(peers) = self.to_log.persisting.remove(&(key, ts)) else { return };
         let meta = &mut self.record(key).meta;
         meta.durable_ts = meta.durable_ts.max(ts);
         let newer = meta.durable_ts < meta.volatile_ts;
         if newer && self.config.writes_back() {
             self.mark_dirty(key);
         }
-        if self.dfifo.contains(&(key, ts)) {
+        if self.to_log.dfifo.contains(&(key, ts)) {
             self.job(Job::Drain(key, ts));
         }
         self.ack_persist(peers, key, ts);

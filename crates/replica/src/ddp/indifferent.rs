@@ -44,10 +44,10 @@ impl Replica {
             Body::Val(key, ts, kind) => self.may_raise(key, ts, kind, ahead),
             Body::PersistAck(scope, number) => {
                 let missing = |acked: NodeSet| !acked.with(from).covers(self.peers());
-                let flush = self.flushes.get(&(scope, self.config.id)).filter(|flush| flush.number == number);
+                let flush = self.scopes.flushes.get(&(scope, self.config.id)).filter(|flush| flush.number == number);
                 ahead.calm || flush.is_some_and(|flush| missing(flush.acked))
             }
-            Body::StateAck(_) => self.streams.get(&from).is_none_or(Stream::is_last),
+            Body::StateAck(_) => self.catch_up.streams.get(&from).is_none_or(Stream::is_last),
             // What follows waits for persists alone.
             Body::Persist(..) | Body::PersistVal(..) => ahead.calm,
             _ => false,

@@ -167,6 +167,54 @@ marks! {
     overtaken,
 }
 
+/// What is on its way to the log.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct ToLog {
+    /// Writes, and who is told when they are there.
+    pub persisting: BTreeMap<(Key, Timestamp), NodeSet>,
+    /// Records whose newest version is to go to the log, and when. Each stands here once: [`Record::dirty`] says so.
+    pub dirty: Vec<Key>,
+    pub write_back_at: Time,
+    /// What is in the dFIFO, or on its way there.
+    pub dfifo: BTreeSet<(Key, Timestamp)>,
+}
+
+impl Default for ToLog {
+    fn default() -> Self {
+        let (persisting, dfifo) = (BTreeMap::new(), BTreeSet::new());
+        Self { persisting, dirty: Vec::new(), write_back_at: Time::MAX, dfifo }
+    }
+}
+
+/// Batches under way.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) struct Batches {
+    pub open: BTreeMap<u64, Batch>,
+    pub next: u64,
+    /// Writes that wait to leave as one INV, while a batch is taken apart.
+    pub gathering: Option<Vec<Write>>,
+}
+
+/// Open scopes, and what is under way to end some.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) struct Scopes {
+    pub open: BTreeMap<ScopeId, Scope>,
+    pub flushes: BTreeMap<FlushId, Flush>,
+    /// The number of the last PERSIST that this node coordinated.
+    pub last_flush: u64,
+}
+
+/// How this node, and those whom it helps, come to have the state.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) struct CatchUp {
+    /// States on their way to learners, or in recovery to everyone.
+    pub streams: BTreeMap<NodeId, Stream>,
+    pub taking: Taking,
+    pub joined: u64,
+    /// What it has comes from its log, and it has taken part in no view since.
+    pub loaded: bool,
+}
+
 /// One node's share of the protocol.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Replica {
@@ -182,30 +230,13 @@ pub struct Replica {
     pub(crate) refused: BTreeSet<(Key, Timestamp)>,
     /// Writes on their way into local memory.
     pub(crate) locals: BTreeMap<(Key, Timestamp), Local>,
-    /// Writes on their way to the log, and who is told when they are there.
-    pub(crate) persisting: BTreeMap<(Key, Timestamp), NodeSet>,
-    /// Records whose newest version is to go to the log, and when. Each stands here once: [`Record::dirty`] says so.
-    pub(crate) dirty: Vec<Key>,
-    pub(crate) write_back_at: Time,
+    pub(crate) to_log: ToLog,
     /// Records that may expect something of another node.
     pub(crate) unsettled: BTreeSet<Key>,
-    /// What is in the dFIFO, or on its way there.
-    pub(crate) dfifo: BTreeSet<(Key, Timestamp)>,
-    pub(crate) batches: BTreeMap<u64, Batch>,
-    pub(crate) next_batch: u64,
-    /// Writes that wait to leave as one INV, while a batch is taken apart.
-    pub(crate) gathering: Option<Vec<Write>>,
-    pub(crate) scopes: BTreeMap<ScopeId, Scope>,
-    pub(crate) flushes: BTreeMap<FlushId, Flush>,
-    /// The number of the last PERSIST that this node coordinated.
-    pub(crate) last_flush: u64,
-    /// States on their way to learners, or in recovery to everyone.
-    pub(crate) streams: BTreeMap<NodeId, Stream>,
-    pub(crate) taking: Taking,
+    pub(crate) batches: Batches,
+    pub(crate) scopes: Scopes,
+    pub(crate) catch_up: CatchUp,
     pub(crate) tick: Time,
-    pub(crate) joined: u64,
-    /// What it has comes from its log, and it has taken part in no view since.
-    pub(crate) loaded: bool,
     pub(crate) out: VecDeque<ReplicaOutput>,
     pub(crate) marks: Marks,
 }
@@ -222,22 +253,12 @@ impl Replica {
             driven: BTreeMap::new(),
             refused: BTreeSet::new(),
             locals: BTreeMap::new(),
-            persisting: BTreeMap::new(),
-            dirty: Vec::new(),
-            write_back_at: Time::MAX,
+            to_log: ToLog::default(),
             unsettled: BTreeSet::new(),
-            dfifo: BTreeSet::new(),
-            batches: BTreeMap::new(),
-            next_batch: 0,
-            gathering: None,
-            scopes: BTreeMap::new(),
-            flushes: BTreeMap::new(),
-            last_flush: 0,
-            streams: BTreeMap::new(),
-            taking: Taking::default(),
+            batches: Batches::default(),
+            scopes: Scopes::default(),
+            catch_up: CatchUp::default(),
             tick: 0,
-            joined: 0,
-            loaded: false,
             out: VecDeque::new(),
             marks: Marks::default(),
         }
@@ -278,16 +299,16 @@ impl Replica {
         let locked = self.records.iter().filter(|(_, record)| record.meta.rd_lock.is_some());
         let locked: Vec<String> = locked.map(|(key, record)| locked_text(key, record)).collect();
         let driven: Vec<String> = self.driven.iter().map(|((key, ts), d)| driven_text(*key, *ts, d)).collect();
-        let Taking { learning, caught_up, merging, whole, merged, .. } = &self.taking;
+        let Taking { learning, caught_up, merging, whole, merged, .. } = &self.catch_up.taking;
         format!(
             "replica in {}, learning {learning}, caught up {caught_up}, merging {merging} (whole {whole}, merged {merged}), \
              streams to {:?}, locked [{}], drives [{}], refused {:?}, persisting {}",
             self.view,
-            self.streams.keys().collect::<Vec<_>>(),
+            self.catch_up.streams.keys().collect::<Vec<_>>(),
             locked.join(", "),
             driven.join(", "),
             self.refused,
-            self.persisting.len()
+            self.to_log.persisting.len()
         )
     }
 
@@ -308,13 +329,13 @@ impl Replica {
 
     /// Whether a PERSIST waits for this node's log.
     pub fn persists_scope(&self) -> bool {
-        self.flushes.values().any(|flush| matches!(flush.stage, FlushStage::Durable | FlushStage::Noting))
+        self.scopes.flushes.values().any(|flush| matches!(flush.stage, FlushStage::Durable | FlushStage::Noting))
     }
 
     /// Does it take requests?
     pub fn serves(&self) -> bool {
         self.view.members.has(self.config.id)
-            && !self.taking.merging
+            && !self.catch_up.taking.merging
             && (self.now < self.lease || self.config.mutant(super::Mutation::NoLease))
     }
 
@@ -361,7 +382,7 @@ impl Replica {
             JobId::PersistScope(scope) => self.scope_persisted(scope),
             JobId::Apply(key, ts) => self.applied(key, ts),
             JobId::Drain(key, ts) => {
-                self.dfifo.remove(&(key, ts));
+                self.to_log.dfifo.remove(&(key, ts));
             }
             JobId::Cross(key, ts) => self.crossed(key, ts),
         }

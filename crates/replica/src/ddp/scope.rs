@@ -61,24 +61,24 @@ pub(crate) enum FlushStage {
 impl Replica {
     /// Is the scope known, or is there room for one more?
     pub(crate) fn scope_room(&mut self, scope: ScopeId) -> bool {
-        if self.scopes.contains_key(&scope) {
+        if self.scopes.open.contains_key(&scope) {
             return true;
         }
-        if self.scopes.len() >= self.config.max_scopes {
+        if self.scopes.open.len() >= self.config.max_scopes {
             self.forget_scopes();
         }
-        self.scopes.len() < self.config.max_scopes
+        self.scopes.open.len() < self.config.max_scopes
     }
 
     /// Forgets scopes that are durable here and wrote longest ago: clients may have left without PERSIST. Each node waits
     /// at a PERSIST for what it knows itself, and of these nothing is left to wait for.
     fn forget_scopes(&mut self) {
         let durable = |(&key, &ts): (&Key, &Timestamp)| self.meta(key).durable_ts >= ts;
-        let forgettable = self.scopes.iter().filter(|(_, scope)| scope.writes.iter().all(durable));
+        let forgettable = self.scopes.open.iter().filter(|(_, scope)| scope.writes.iter().all(durable));
         let mut oldest: Vec<(Time, ScopeId)> = forgettable.map(|(&id, scope)| (scope.since, id)).collect();
         oldest.sort_unstable();
         for (_, scope) in oldest.into_iter().take(self.config.max_scopes.div_ceil(FORGET)) {
-            self.scopes.remove(&scope);
+            self.scopes.open.remove(&scope);
         }
     }
 
@@ -87,7 +87,7 @@ impl Replica {
         // A coordinator has made sure of room. What others let in is remembered in any case, and they bound it.
         self.scope_room(scope);
         let now = self.now;
-        let scope = self.scopes.entry(scope).or_default();
+        let scope = self.scopes.open.entry(scope).or_default();
         scope.since = now;
         let newest = scope.writes.entry(key).or_default();
         *newest = ts.max(*newest);
@@ -96,17 +96,17 @@ impl Replica {
     /// A client asks for PERSIST.
     pub(crate) fn flush(&mut self, client: Client, scope: ScopeId) {
         let id = (scope, self.config.id);
-        if self.flushes.contains_key(&id) {
+        if self.scopes.flushes.contains_key(&id) {
             return self.refuse(client, Refusal::Busy);
         }
-        if !self.scopes.contains_key(&scope) {
+        if !self.scopes.open.contains_key(&scope) {
             return self.refuse(client, Refusal::UnknownScope);
         }
-        self.last_flush += 1;
+        self.scopes.last_flush += 1;
         // Not those that begin meanwhile: clients that keep writing would keep it from ending.
         let under_way = self.driven.iter().filter(|(_, driven)| driven.write.scope == Some(scope));
         let flush = Flush {
-            number: self.last_flush,
+            number: self.scopes.last_flush,
             client: Some(client),
             writes: Vec::new(),
             more: under_way.map(|(&write, _)| write).collect(),
@@ -114,14 +114,14 @@ impl Replica {
             acked: NodeSet::EMPTY,
             since: self.now,
         };
-        self.flushes.insert(id, flush);
+        self.scopes.flushes.insert(id, flush);
         self.flush_goes_on(id);
     }
 
     /// [PERSIST]sc at a follower. A coordinator has one of a scope at a time, so a newer one says that the last is over.
     pub(crate) fn persist_scope(&mut self, from: NodeId, scope: ScopeId, number: u64, writes: Vec<(Key, Timestamp)>) {
         let id = (scope, from);
-        match self.flushes.get(&id) {
+        match self.scopes.flushes.get(&id) {
             Some(flush) if flush.number > number => return,
             Some(flush) if flush.number == number => {
                 if flush.stage == FlushStage::Noted {
@@ -135,14 +135,14 @@ impl Replica {
         let more = self.scope_writes(scope);
         let (stage, since) = (FlushStage::Durable, self.now);
         let flush = Flush { number, client: None, writes, more, stage, acked: NodeSet::EMPTY, since };
-        self.flushes.insert(id, flush);
+        self.scopes.flushes.insert(id, flush);
         self.flush_goes_on(id);
     }
 
     /// [ACK_P]sc.
     pub(crate) fn scope_ack(&mut self, from: NodeId, scope: ScopeId, number: u64) {
         let id = (scope, self.config.id);
-        match self.flushes.get_mut(&id).filter(|flush| flush.number == number) {
+        match self.scopes.flushes.get_mut(&id).filter(|flush| flush.number == number) {
             Some(flush) => {
                 flush.acked = flush.acked.with(from);
                 self.flush_goes_on(id);
@@ -154,7 +154,7 @@ impl Replica {
     /// [VAL_P]sc.
     pub(crate) fn scope_val(&mut self, from: NodeId, scope: ScopeId, number: u64) {
         let id = (scope, from);
-        if self.flushes.get(&id).is_some_and(|flush| flush.number == number) {
+        if self.scopes.flushes.get(&id).is_some_and(|flush| flush.number == number) {
             self.end_flush(id);
         }
     }
@@ -162,7 +162,7 @@ impl Replica {
     /// The log has the scope's end.
     pub(crate) fn scope_persisted(&mut self, scope: ScopeId) {
         let me = self.config.id;
-        let of_scope = self.flushes.range_mut((scope, NodeId(0))..=(scope, NodeId(u8::MAX)));
+        let of_scope = self.scopes.flushes.range_mut((scope, NodeId(0))..=(scope, NodeId(u8::MAX)));
         let noted: Vec<(NodeId, u64)> = of_scope
             .filter(|(_, flush)| flush.stage == FlushStage::Noting)
             .map(|(&(_, coordinator), flush)| {
@@ -183,7 +183,8 @@ impl Replica {
     /// Something that flushes wait for has happened.
     pub(crate) fn flushes_go_on(&mut self) {
         let waiting = |flush: &Flush| matches!(flush.stage, FlushStage::Writes | FlushStage::Durable);
-        let ids: Vec<FlushId> = self.flushes.iter().filter(|(_, flush)| waiting(flush)).map(|(&id, _)| id).collect();
+        let ids: Vec<FlushId> =
+            self.scopes.flushes.iter().filter(|(_, flush)| waiting(flush)).map(|(&id, _)| id).collect();
         for id in ids {
             self.flush_goes_on(id);
         }
@@ -196,32 +197,32 @@ impl Replica {
             Some(driven) if driven.rmw.is_some() => (key, driven.read),
             _ => (key, ts),
         };
-        self.scopes.get(&scope).into_iter().flat_map(|scope| &scope.writes).map(certain).collect()
+        self.scopes.open.get(&scope).into_iter().flat_map(|scope| &scope.writes).map(certain).collect()
     }
 
     fn flush_goes_on(&mut self, id: FlushId) {
         let scope = id.0;
-        let Some(flush) = self.flushes.get(&id) else { return };
+        let Some(flush) = self.scopes.flushes.get(&id) else { return };
         if flush.stage == FlushStage::Writes {
             if flush.more.iter().any(|write| self.driven.contains_key(write)) {
                 return;
             }
             let (number, writes) = (flush.number, self.scope_writes(scope));
-            if let Some(flush) = self.flushes.get_mut(&id) {
+            if let Some(flush) = self.scopes.flushes.get_mut(&id) {
                 flush.writes.clone_from(&writes);
                 flush.more.clear();
                 flush.stage = FlushStage::Durable;
             }
             self.send(self.peers(), Body::Persist(scope, number, writes));
         }
-        let Some(flush) = self.flushes.get(&id) else { return };
+        let Some(flush) = self.scopes.flushes.get(&id) else { return };
         if flush.stage == FlushStage::Durable {
             let durable = |&(key, ts): &(Key, Timestamp)| self.meta(key).durable_ts >= ts;
             let all = flush.writes.iter().chain(&flush.more).all(durable);
             if !all && !self.config.mutant(Mutation::EmptyScope) {
                 return;
             }
-            if let Some(flush) = self.flushes.get_mut(&id) {
+            if let Some(flush) = self.scopes.flushes.get_mut(&id) {
                 flush.stage = FlushStage::Noting;
             }
             return self.job(Job::PersistScope(scope));
@@ -237,18 +238,18 @@ impl Replica {
 
     /// What it is about is durable everywhere, and leaves the scope. What was written since stays.
     fn end_flush(&mut self, id: FlushId) -> Option<Flush> {
-        let flush = self.flushes.remove(&id)?;
+        let flush = self.scopes.flushes.remove(&id)?;
         for &(key, ts) in &flush.writes {
             self.raise(key, ts, super::AckKind::Persistency);
         }
-        if let Some(scope) = self.scopes.get_mut(&id.0) {
+        if let Some(scope) = self.scopes.open.get_mut(&id.0) {
             for (key, ts) in &flush.writes {
                 if scope.writes.get(key).is_some_and(|newest| newest <= ts) {
                     scope.writes.remove(key);
                 }
             }
             if scope.writes.is_empty() {
-                self.scopes.remove(&id.0);
+                self.scopes.open.remove(&id.0);
             }
         }
         Some(flush)

@@ -27,31 +27,31 @@ impl Replica {
         let me = self.config.id;
         let before = std::mem::replace(&mut self.view, view);
         let learns = view.learners.has(me);
-        let fit = before.members.has(me) || before.learners.has(me) && self.taking.caught_up;
+        let fit = before.members.has(me) || before.learners.has(me) && self.catch_up.taking.caught_up;
         let stays = fit && view.members.has(me) || before.learners.has(me) && learns;
         // Only at the start, or when everyone comes from a crash, is a log of its own what a member has.
-        let from_log = self.loaded && view.recovery || before.all().is_empty() && view.epoch == 1;
+        let from_log = self.catch_up.loaded && view.recovery || before.all().is_empty() && view.epoch == 1;
         self.finish_locals();
-        self.marks.view_change_in_persist += u64::from(!self.flushes.is_empty());
+        self.marks.view_change_in_persist += u64::from(!self.scopes.flushes.is_empty());
         if !stays && !from_log && view.members.has(me) {
             // They took it for its former life. It keeps its log, and silent until a view has it as a learner.
             self.view.members = view.members.without(me);
         } else if !stays && !from_log {
             self.forget();
-            self.joined += u64::from(learns);
+            self.catch_up.joined += u64::from(learns);
         } else {
-            self.loaded = false;
+            self.catch_up.loaded = false;
         }
-        self.taking = Taking {
-            learning: learns && !(stays && self.taking.caught_up),
-            caught_up: learns && stays && self.taking.caught_up,
+        self.catch_up.taking = Taking {
+            learning: learns && !(stays && self.catch_up.taking.caught_up),
+            caught_up: learns && stays && self.catch_up.taking.caught_up,
             merging: view.recovery,
             ..Taking::default()
         };
         if !self.view.all().has(me) {
             return;
         }
-        for owed in self.persisting.values_mut() {
+        for owed in self.to_log.persisting.values_mut() {
             *owed = NodeSet::EMPTY;
         }
         for record in self.records.values_mut() {
@@ -66,7 +66,7 @@ impl Replica {
     /// Loads what a log has, before anything else. The view that the log knows is over for this node.
     pub fn load(&mut self, epoch: u64, writes: Vec<Write>) {
         self.view = View { epoch, ..View::default() };
-        self.loaded = true;
+        self.catch_up.loaded = true;
         for write in writes {
             let room = self.config.stamps;
             let record = self.record(write.key);
@@ -93,9 +93,9 @@ impl Replica {
     pub fn status(&self) -> Option<Standing> {
         let me = self.config.id;
         if self.view.members.has(me) {
-            Some(if self.taking.merging { Standing::Merging } else { Standing::Serving })
+            Some(if self.catch_up.taking.merging { Standing::Merging } else { Standing::Serving })
         } else if self.view.learners.has(me) {
-            Some(if self.taking.caught_up { Standing::Ready } else { Standing::Learning })
+            Some(if self.catch_up.taking.caught_up { Standing::Ready } else { Standing::Learning })
         } else {
             None
         }
@@ -103,16 +103,16 @@ impl Replica {
 
     /// How often it began anew.
     pub fn joined(&self) -> u64 {
-        self.joined
+        self.catch_up.joined
     }
 
     /// All that depends on membership is lost: clients do not learn what became of their requests.
     fn forget(&mut self) {
-        self.loaded = false;
+        self.catch_up.loaded = false;
         let mut clients: Vec<Client> = Vec::new();
         let driven = std::mem::take(&mut self.driven);
         clients.extend(driven.into_values().filter_map(|driven| driven.client).map(|(client, _)| client));
-        let flushes = std::mem::take(&mut self.flushes);
+        let flushes = std::mem::take(&mut self.scopes.flushes);
         clients.extend(flushes.into_values().filter_map(|flush| flush.client));
         for (_, record) in std::mem::take(&mut self.records).iter() {
             clients.extend(record.waiting.iter().map(|waiting| waiting.client));
@@ -127,14 +127,14 @@ impl Replica {
         }
         // What the log gets from here on is of the next life.
         self.out.retain(|output| !matches!(output, ReplicaOutput::Job(Job::Persist(_) | Job::PersistScope(_))));
-        self.persisting.clear();
+        self.to_log.persisting.clear();
         self.refused.clear();
-        self.dirty.clear();
-        self.write_back_at = Time::MAX;
-        self.dfifo.clear();
-        self.scopes.clear();
+        self.to_log.dirty.clear();
+        self.to_log.write_back_at = Time::MAX;
+        self.to_log.dfifo.clear();
+        self.scopes.open.clear();
         self.unsettled.clear();
-        self.batches.clear();
+        self.batches.open.clear();
         self.lease = 0;
     }
 
@@ -175,7 +175,7 @@ impl Replica {
 
     /// Followers replay, with unchanged timestamps, the writes whose coordinator is gone and whose VAL never came.
     fn replay_orphans(&mut self) {
-        if self.config.mutant(Mutation::NoReplay) || self.taking.merging {
+        if self.config.mutant(Mutation::NoReplay) || self.catch_up.taking.merging {
             return;
         }
         let members = self.view.members;
@@ -224,10 +224,10 @@ impl Replica {
 
     /// Coordinators ask again; what a follower was asked, it will be asked again.
     fn flush_again(&mut self) {
-        self.flushes.retain(|_, flush| flush.client.is_some());
+        self.scopes.flushes.retain(|_, flush| flush.client.is_some());
         let me = self.config.id;
         let mut again = Vec::new();
-        for (&(scope, _), flush) in &mut self.flushes {
+        for (&(scope, _), flush) in &mut self.scopes.flushes {
             flush.acked = if flush.acked.has(me) { NodeSet::one(me) } else { NodeSet::EMPTY };
             flush.since = self.now;
             if flush.stage != FlushStage::Writes {
@@ -243,17 +243,17 @@ impl Replica {
     pub fn next_timeout(&self) -> Option<Time> {
         let idle = self.driven.is_empty()
             && self.unsettled.is_empty()
-            && self.flushes.is_empty()
-            && self.streams.is_empty()
-            && !self.taking.merging;
+            && self.scopes.flushes.is_empty()
+            && self.catch_up.streams.is_empty()
+            && !self.catch_up.taking.merging;
         let tick = if idle || !self.view.all().has(self.config.id) { Time::MAX } else { self.tick };
-        Some(tick.min(self.write_back_at)).filter(|&at| at < Time::MAX)
+        Some(tick.min(self.to_log.write_back_at)).filter(|&at| at < Time::MAX)
     }
 
     /// Time has passed: sends again what was not answered.
     pub fn timeout(&mut self, now: Time) {
         self.now = now;
-        if now >= self.write_back_at {
+        if now >= self.to_log.write_back_at {
             self.write_back();
         }
         if now < self.tick {
@@ -269,7 +269,7 @@ impl Replica {
         }
         let all = self.view.all();
         let mut asked = Vec::new();
-        for (&(scope, coordinator), flush) in &mut self.flushes {
+        for (&(scope, coordinator), flush) in &mut self.scopes.flushes {
             if !late(flush.since) {
                 continue;
             }
@@ -316,7 +316,7 @@ impl Replica {
             return;
         }
         let age = self.now.saturating_sub(since);
-        if age < self.config.retry || self.driven.contains_key(&(key, ts)) || self.taking.merging {
+        if age < self.config.retry || self.driven.contains_key(&(key, ts)) || self.catch_up.taking.merging {
             return;
         }
         if age >= PATIENCE * self.config.retry && !self.config.mutant(Mutation::NoReplay) {
