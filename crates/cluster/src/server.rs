@@ -4,6 +4,7 @@
 //! has come, lets the engine work on all of it, and sends what the engine asks for with as few SENDs as possible.
 
 mod connections;
+mod under_way;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -13,13 +14,14 @@ use remora_nic::cm::{ConnId, ListenerId, service_id};
 use remora_nic::{Qpn, Time};
 use remora_replica::bounds::Bounds;
 use remora_replica::client::Split;
-use remora_replica::ddp::{AckKind, Body, Op, Outcome, Refusal, Reply, Request};
+use remora_replica::ddp::{Op, Outcome, Refusal, Reply, Request};
 use remora_replica::frames::{Answered, Asked, decode_packet, encode_packet, split, within};
 use remora_replica::node::{NodeOutput, Packet, ReplicaNode};
 use remora_replica::status::NodeStatus;
 use remora_replica::stream::{Arrival, Streams};
-use remora_replica::types::{Key, NodeId, NodeSet, Timestamp};
+use remora_replica::types::{NodeId, NodeSet};
 
+use self::under_way::UnderWay;
 use super::hello::Hello;
 use super::journal::Journal;
 use super::node::ClusterNodeConfig;
@@ -32,9 +34,6 @@ const BACKLOG: usize = 64 << 20;
 const CLIENT_BACKLOG: usize = 16 << 20;
 /// Requests of all clients at one time.
 const REQUESTS: usize = 1 << 16;
-/// Writes of others whose arrival is remembered, to tell how long they were worked on.
-const HELD: usize = 1 << 16;
-
 /// See the module.
 pub(super) struct Server {
     config: ClusterNodeConfig,
@@ -46,14 +45,7 @@ pub(super) struct Server {
     roles: BTreeMap<Qpn, Role>,
     clients: usize,
     next_client: u64,
-    /// Requests under way; a tag is an index, and above it a count that makes it unique.
-    pending: Vec<Option<Pending>>,
-    free: Vec<u32>,
-    tags: u64,
-    /// Which request a write of this node answers.
-    rounds: BTreeMap<(Key, Timestamp), u64>,
-    /// When writes of others came that are not acknowledged yet.
-    held: BTreeMap<(Key, Timestamp), Time>,
+    under_way: UnderWay,
     /// Tokens below this have been told to the engine.
     durable: u64,
     redial_at: Time,
@@ -97,18 +89,6 @@ impl Role {
     }
 }
 
-/// A client's request.
-struct Pending {
-    tag: u64,
-    client: u64,
-    qpn: Qpn,
-    theirs: u64,
-    writes: bool,
-    since: Time,
-    /// The write, when the INVs left, and communication so far.
-    round: Option<((Key, Timestamp), Time, u64)>,
-}
-
 impl Server {
     /// Listens for clients and nodes.
     pub fn new(
@@ -131,11 +111,7 @@ impl Server {
             roles: BTreeMap::new(),
             clients: 0,
             next_client: 0,
-            pending: Vec::new(),
-            free: Vec::new(),
-            tags: 0,
-            rounds: BTreeMap::new(),
-            held: BTreeMap::new(),
+            under_way: UnderWay::default(),
             durable: 0,
             redial_at: 0,
             started: seat.now,
@@ -200,20 +176,13 @@ impl Server {
     }
 
     fn submit(&mut self, now: Time, client: u64, qpn: Qpn, request: Request) {
-        let full = self.pending.len() - self.free.len() >= REQUESTS;
+        let full = self.under_way.len() >= REQUESTS;
         // Reads are answered at once, and their answers wait here.
         if full || self.streams.backlog(qpn) >= CLIENT_BACKLOG / 2 {
             return self.refuse(qpn, request.tag, Refusal::Busy);
         }
-        let index = self.free.pop().unwrap_or(self.pending.len() as u32);
-        self.tags += 1;
-        let tag = self.tags << 32 | u64::from(index);
         let writes = !matches!(request.op, Op::Get(_));
-        let pending = Pending { tag, client, qpn, theirs: request.tag, writes, since: now, round: None };
-        match self.pending.get_mut(index as usize) {
-            Some(place) => *place = Some(pending),
-            None => self.pending.push(Some(pending)),
-        }
+        let tag = self.under_way.begin((client, qpn, request.tag), writes, now);
         self.node.submit(now, Request { tag, ..request });
         self.outputs(now, Some(tag));
     }
@@ -228,29 +197,11 @@ impl Server {
     fn peer_says(&mut self, now: Time, from: NodeId, frame: &[u8]) -> bool {
         let Some((packet, held)) = decode_packet(frame) else { return false };
         if let Packet::Replica(message) = &packet {
-            match &message.body {
-                Body::Inv(writes) if self.held.len() < HELD => {
-                    self.held.extend(writes.iter().map(|write| ((write.key, write.ts), now)));
-                }
-                Body::Inv(_) => self.held.clear(),
-                Body::Ack(key, ts, _) => self.acknowledged(now, (*key, *ts), held),
-                _ => {}
-            }
+            self.under_way.hears(now, &message.body, held);
         }
         self.node.handle(now, from, packet);
         self.outputs(now, None);
         true
-    }
-
-    /// The last acknowledgement is the one that the answer waits for.
-    fn acknowledged(&mut self, now: Time, write: (Key, Timestamp), held: u64) {
-        let Some(&tag) = self.rounds.get(&write) else { return };
-        if let Some(Some(pending)) = self.pending.get_mut(tag as u32 as usize)
-            && pending.tag == tag
-            && let Some((_, sent, communication)) = &mut pending.round
-        {
-            *communication = now.saturating_sub(*sent).saturating_sub(held);
-        }
     }
 
     /// Does what the engine asks for; `asked` is the request that it is working on.
@@ -269,22 +220,12 @@ impl Server {
     }
 
     fn send(&mut self, now: Time, to: NodeSet, packet: &Packet, asked: Option<u64>) {
-        let mut held = 0;
-        if let Packet::Replica(message) = packet {
-            match &message.body {
-                Body::Inv(writes) => self.begin_round(now, asked, writes.first().map(|write| (write.key, write.ts))),
-                Body::Ack(key, ts, kind) => {
-                    let write = (*key, *ts);
-                    held = self.held.get(&write).map_or(0, |since| now.saturating_sub(*since));
-                    if !self.config.model.facts().acks_twice() || *kind != AckKind::Consistency {
-                        self.held.remove(&write);
-                    }
-                }
-                Body::Refuse(key, ts) => drop(self.held.remove(&(*key, *ts))),
-                Body::Val(key, ts, _) => drop(self.rounds.remove(&(*key, *ts))),
-                _ => {}
+        let held = match packet {
+            Packet::Replica(message) => {
+                self.under_way.says(now, &message.body, asked, self.config.model.facts().acks_twice())
             }
-        }
+            Packet::Member(_) => 0,
+        };
         for node in to.iter() {
             let connected = self.peers.get(usize::from(node.0)).and_then(|peer| peer.connected);
             if let Some(qpn) = connected.filter(|&qpn| self.streams.backlog(qpn) < BACKLOG) {
@@ -293,26 +234,12 @@ impl Server {
         }
     }
 
-    fn begin_round(&mut self, now: Time, asked: Option<u64>, write: Option<(Key, Timestamp)>) {
-        let (Some(tag), Some(write)) = (asked, write) else { return };
-        if let Some(Some(pending)) = self.pending.get_mut(tag as u32 as usize)
-            && pending.tag == tag
-            && pending.round.is_none()
-        {
-            pending.round = Some((write, now, 0));
-            self.rounds.insert(write, tag);
-        }
-    }
-
     fn reply(&mut self, now: Time, Reply { tag, outcome }: Reply) {
-        let Some(place) = self.pending.get_mut(tag as u32 as usize) else { return };
-        let Some(pending) = place.take_if(|pending| pending.tag == tag) else { return };
-        self.free.push(tag as u32);
+        let Some((pending, communication)) = self.under_way.end(tag) else { return };
         // To the moment: most requests are answered in the turn in which they came.
         let now = now + self.turn.elapsed().as_nanos() as Time;
         let mut split = Split { total_ns: now.saturating_sub(pending.since), communication_ns: 0 };
-        if let Some((write, _, communication)) = pending.round {
-            self.rounds.remove(&write);
+        if let Some(communication) = communication {
             split.communication_ns = communication.min(split.total_ns);
             self.status.measured_writes += 1;
             self.status.write_ns += split.total_ns;
@@ -358,7 +285,7 @@ impl Server {
             uptime_ns: now.saturating_sub(self.started),
             cpu_ns: process_cpu_ns(),
             clients: self.clients as u64,
-            under_way: (self.pending.len() - self.free.len()) as u64,
+            under_way: self.under_way.len() as u64,
             log_bytes: log.length,
             log_syncs: log.syncs,
             log_syncs_inline: log.inline,
