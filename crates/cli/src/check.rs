@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use remora_replica::ddp::Model;
-use remora_storm::check::{Bound, Failures, MUTANTS, Ops, Options, Orders, Report, Search, Where, check, check_mutant};
+use remora_storm::check::{
+    Bound, CheckReport, Failures, MUTANTS, Ops, Options, Orders, Search, Where, check, check_mutant,
+};
 use serde_json::json;
 
 use crate::progress::{Display, stop_flag};
@@ -171,7 +173,7 @@ fn options(args: &Minos, model: Model) -> Options {
     }
 }
 
-fn table(args: &Minos, rows: &[(Model, Report)]) -> String {
+fn table(args: &Minos, rows: &[(Model, CheckReport)]) -> String {
     let Minos { nodes, writes, ops, deployment, orders, duplicates, crashes, restarts, .. } = args;
     let Minos { suspicions, blackouts, fifo, .. } = args;
     let fifo = if deployment == "o" { format!(", FIFOs of {fifo}") } else { String::new() };
@@ -181,7 +183,7 @@ fn table(args: &Minos, rows: &[(Model, Report)]) -> String {
          model   distinct states   generated  depth  states/s  seconds  result\n"
     );
     for (model, report) in rows {
-        let Report { states, generated, depth, seconds, .. } = report;
+        let CheckReport { states, generated, depth, seconds, .. } = report;
         let rate = *states as f64 / seconds.max(1e-9);
         let bound = |bound| match bound {
             Bound::States => "states",
@@ -198,8 +200,8 @@ fn table(args: &Minos, rows: &[(Model, Report)]) -> String {
     text
 }
 
-fn json_rows(args: &Minos, rows: &[(Model, Report)]) -> String {
-    let row = |(model, report): &(Model, Report)| {
+fn json_rows(args: &Minos, rows: &[(Model, CheckReport)]) -> String {
+    let row = |(model, report): &(Model, CheckReport)| {
         let marks: serde_json::Map<_, _> = report.marks.iter().map(|(name, n)| (name.to_string(), json!(n))).collect();
         json!({
             "model": model.to_string(), "deployment": args.deployment, "fifo": args.fifo, "nodes": args.nodes,

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use remora_storm::carriage::Carriage;
-use remora_storm::cluster::{Failure as Found, Report};
+use remora_storm::cluster::{Failure as Found, StormReport};
 use remora_storm::events::SECOND;
 use remora_storm::export;
-use remora_storm::minos::{self, Case, Deployment, MARKS, Model};
+use remora_storm::minos::{self, Case, MARKS, Model, StormDeployment};
 use remora_storm::nemesis::KINDS;
 use remora_storm::totals::Totals;
 use serde_json::{Value, json};
@@ -61,8 +61,8 @@ pub struct Minos {
     model: Option<Model>,
     /// Where the engine runs: b is the host, o is host and NIC; w and p are the same with local writes, and the way
     /// over PCIe, that take time [default: each in turn]
-    #[arg(long, value_name = "PLACE", value_parser = clap::value_parser!(Deployment))]
-    deployment: Option<Deployment>,
+    #[arg(long, value_name = "PLACE", value_parser = clap::value_parser!(StormDeployment))]
+    deployment: Option<StormDeployment>,
     /// How messages travel: plain is each by itself, nic is as frames over the software NIC's connections [default: plain,
     /// and nic in one storm of four]
     #[arg(long, value_name = "HOW", value_parser = clap::value_parser!(Carriage))]
@@ -168,7 +168,7 @@ impl<'a> Run<'a> {
     }
 
     /// Shrinks a failing storm and tells its story.
-    fn tell(&self, case: &Case, report: Report) -> Failure {
+    fn tell(&self, case: &Case, report: StormReport) -> Failure {
         let what = report.failure.as_ref().map(describe).unwrap_or_default();
         self.display.say(&format!("seed {} fails; shrinking", case.seed));
         // An engine that panics has said where by now.

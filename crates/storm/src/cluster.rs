@@ -119,7 +119,7 @@ impl Failure {
 
 /// What happened in a storm.
 #[derive(Debug)]
-pub struct Report {
+pub struct StormReport {
     /// What clients saw.
     pub history: History,
     /// Simulated time, ns.
@@ -139,12 +139,12 @@ pub struct Report {
 }
 
 /// Runs a storm and checks it.
-pub fn run<E: Engine>(plan: &Plan<E::Config>) -> Report {
+pub fn run<E: Engine>(plan: &Plan<E::Config>) -> StormReport {
     run_with::<E>(plan, Story::silent()).0
 }
 
 /// Runs a storm and checks it, and tells its story.
-pub fn run_with<E: Engine>(plan: &Plan<E::Config>, story: Story) -> (Report, Story) {
+pub fn run_with<E: Engine>(plan: &Plan<E::Config>, story: Story) -> (StormReport, Story) {
     let mut cluster = Cluster::<E>::new(plan, story);
     let ended = catch_unwind(AssertUnwindSafe(|| cluster.run()));
     let mut failure = match ended {
@@ -160,7 +160,7 @@ pub fn run_with<E: Engine>(plan: &Plan<E::Config>, story: Story) -> (Report, Sto
         Err(finding) if !matches!(failure, Some(Failure::Broken(_))) => failure = Some(Failure::Wrong(finding)),
         Err(_) => {}
     }
-    let report = Report {
+    let report = StormReport {
         history,
         simulated: cluster.now,
         faults: cluster.faults,

@@ -20,7 +20,7 @@ use remora_replica::ddp::Model;
 
 use crate::engine::{Action, End, Value};
 use crate::history::{History, Record};
-use crate::linear::{Attempt, Call, Effect, Verdict, check};
+use crate::linear::{Attempt, Effect, Invocation, Verdict, check};
 
 // These two state the promises for themselves, and do not ask `Model::facts`, on purpose: the engine runs by that table,
 // and a mistake there must show here.
@@ -79,7 +79,7 @@ pub fn check_history(history: &History, model: Model) -> Result<Vec<u32>, Findin
 }
 
 /// The calls of one key and, for each, which record it is.
-fn calls_of(history: &History, indices: &[usize], model: Model) -> (Vec<Call>, Vec<Option<usize>>) {
+fn calls_of(history: &History, indices: &[usize], model: Model) -> (Vec<Invocation>, Vec<Option<usize>>) {
     let mut calls = Vec::with_capacity(indices.len() + history.blackouts.len());
     let mut names = Vec::with_capacity(calls.capacity());
     for &index in indices {
@@ -91,7 +91,7 @@ fn calls_of(history: &History, indices: &[usize], model: Model) -> (Vec<Call>, V
     }
     for &at in &history.blackouts {
         let effect = Effect::Blackout;
-        calls.push(Call {
+        calls.push(Invocation {
             invoked: at,
             returned: Some(at),
             effect,
@@ -106,7 +106,7 @@ fn calls_of(history: &History, indices: &[usize], model: Model) -> (Vec<Call>, V
 
 /// Attempts at `calls` that a blackout may have undone before they were answered. Only such as somebody may have seen:
 /// the others are as if they had not been.
-fn attempts_at(calls: &[Call]) -> Vec<Call> {
+fn attempts_at(calls: &[Invocation]) -> Vec<Invocation> {
     let added: u128 =
         calls.iter().map(|call| if let Effect::FetchAdd { delta, .. } = call.effect { delta.into() } else { 0 }).sum();
     let from = |new: u64, value: u64| (u128::from(new)..=u128::from(new) + added).contains(&value.into());
@@ -118,10 +118,10 @@ fn attempts_at(calls: &[Call]) -> Vec<Call> {
     };
     let mut attempts = Vec::new();
     for (undone_by, blackout) in calls.iter().enumerate().filter(|(_, call)| call.effect == Effect::Blackout) {
-        let before = |call: &Call| call.invoked < blackout.invoked;
-        let pending = |call: &Call| before(call) && call.returned.is_none_or(|at| at > blackout.invoked);
+        let before = |call: &Invocation| call.invoked < blackout.invoked;
+        let pending = |call: &Invocation| before(call) && call.returned.is_none_or(|at| at > blackout.invoked);
         for (of, call) in calls.iter().enumerate().filter(|(_, call)| pending(call)) {
-            let sees = |other: &Call| {
+            let sees = |other: &Invocation| {
                 let later = before(other) && other.returned.is_none_or(|at| at > call.invoked);
                 later && seen_by(other.effect).is_some_and(|seen| may_see(call.effect, seen))
             };
@@ -134,7 +134,7 @@ fn attempts_at(calls: &[Call]) -> Vec<Call> {
                 other => other,
             };
             let attempt = Some(Attempt { of, undone_by });
-            attempts.push(Call { returned: None, effect, firm_write: false, firm_read: false, attempt, ..*call });
+            attempts.push(Invocation { returned: None, effect, firm_write: false, firm_read: false, attempt, ..*call });
         }
     }
     attempts
@@ -150,7 +150,7 @@ fn seen_by(effect: Effect) -> Option<Value> {
     }
 }
 
-fn call_of(record: &Record, model: Model, persisted_scope: bool) -> Option<Call> {
+fn call_of(record: &Record, model: Model, persisted_scope: bool) -> Option<Invocation> {
     let found: Option<Value> = match record.end {
         End::Refused => return None,
         End::Unknown => None,
@@ -163,7 +163,7 @@ fn call_of(record: &Record, model: Model, persisted_scope: bool) -> Option<Call>
         Action::CompareSwap { expected, new } => Effect::CompareSwap { expected, new, found },
         Action::FetchAdd(delta) => Effect::FetchAdd { delta, found },
     };
-    Some(Call {
+    Some(Invocation {
         invoked: record.called,
         returned: found.map(|_| record.returned),
         effect,

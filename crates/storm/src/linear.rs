@@ -49,7 +49,7 @@ pub enum Effect {
 
 /// An operation on the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct Invocation {
     /// When it began. Any clock will do; equal times count as overlapping.
     pub invoked: u64,
     /// When it ended, if its outcome is known.
@@ -91,13 +91,13 @@ pub enum Verdict {
 const MAX_STEPS: u64 = 5_000_000;
 
 /// Checks the history of one key, which holds nothing at first.
-pub fn check(calls: &[Call]) -> Verdict {
+pub fn check(calls: &[Invocation]) -> Verdict {
     let kept = told_of(calls);
     // Calls with attempts are kept if these are.
     let place = |index: usize| kept.partition_point(|&other| other < index);
     let attempt = |Attempt { of, undone_by }| Attempt { of: place(of), undone_by: place(undone_by) };
-    let moved = |&index: &usize| Call { attempt: calls[index].attempt.map(attempt), ..calls[index] };
-    let few: Vec<Call> = kept.iter().map(moved).collect();
+    let moved = |&index: &usize| Invocation { attempt: calls[index].attempt.map(attempt), ..calls[index] };
+    let few: Vec<Invocation> = kept.iter().map(moved).collect();
     match Search::new(&few).run() {
         Verdict::Violation(rest) => Verdict::Violation(rest.into_iter().map(|index| kept[index]).collect()),
         other => other,
@@ -106,7 +106,7 @@ pub fn check(calls: &[Call]) -> Verdict {
 
 /// All calls but the writes of unknown outcome that nobody can have seen. If there is an order with such a write then a
 /// write follows it before any read, and there is an order without it; each one left out halves the search.
-fn told_of(calls: &[Call]) -> Vec<usize> {
+fn told_of(calls: &[Invocation]) -> Vec<usize> {
     let mut seen: Vec<u64> = Vec::new();
     let mut added = 0;
     for call in calls {
@@ -126,7 +126,7 @@ fn told_of(calls: &[Call]) -> Vec<usize> {
         let from = seen.partition_point(|&value| value < new);
         seen.get(from).is_some_and(|&value| u128::from(value) <= u128::from(new) + added)
     };
-    let keep = |call: &Call| match call.effect {
+    let keep = |call: &Invocation| match call.effect {
         Effect::Put(new) | Effect::CompareSwap { new, .. } if call.returned.is_none() => was_seen(new),
         _ => true,
     };
@@ -180,7 +180,7 @@ struct Link {
 }
 
 struct Search<'a> {
-    calls: &'a [Call],
+    calls: &'a [Invocation],
     /// A doubly linked list; entry 0 is its head.
     entries: Vec<Entry>,
     /// The return entry of each call.
@@ -204,7 +204,7 @@ struct Step {
 }
 
 impl<'a> Search<'a> {
-    fn new(calls: &'a [Call]) -> Self {
+    fn new(calls: &'a [Invocation]) -> Self {
         let mut order: Vec<(u64, bool, u32)> = Vec::with_capacity(calls.len() * 2);
         for (index, call) in calls.iter().enumerate() {
             order.push((call.invoked, false, index as u32));
@@ -290,7 +290,7 @@ impl<'a> Search<'a> {
 
     /// How many ways a call may go in a state: one, but for a read-modify-write of unknown outcome upon a record of
     /// unknown value, which may find each of the values.
-    fn choices(&self, call: &Call, state: State) -> usize {
+    fn choices(&self, call: &Invocation, state: State) -> usize {
         match call.effect {
             Effect::CompareSwap { found: None, .. } | Effect::FetchAdd { found: None, .. } if state.value.is_none() => {
                 self.chain(state.back).count()

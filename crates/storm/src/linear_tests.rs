@@ -5,17 +5,17 @@ use Effect::{Blackout, Delete, Get, Put};
 use proptest::prelude::*;
 
 /// A call with a known outcome, firm in both ways.
-fn call(invoked: u64, returned: u64, effect: Effect) -> Call {
-    Call { invoked, returned: Some(returned), effect, firm_write: true, firm_read: true, attempt: None }
+fn call(invoked: u64, returned: u64, effect: Effect) -> Invocation {
+    Invocation { invoked, returned: Some(returned), effect, firm_write: true, firm_read: true, attempt: None }
 }
 
-fn unknown(invoked: u64, effect: Effect) -> Call {
-    Call { invoked, returned: None, effect, firm_write: false, firm_read: false, attempt: None }
+fn unknown(invoked: u64, effect: Effect) -> Invocation {
+    Invocation { invoked, returned: None, effect, firm_write: false, firm_read: false, attempt: None }
 }
 
 /// As in a model where nothing is firm.
-fn soft(call: Call) -> Call {
-    Call { firm_write: false, firm_read: false, ..call }
+fn soft(call: Invocation) -> Invocation {
+    Invocation { firm_write: false, firm_read: false, ..call }
 }
 
 fn swap(expected: Value, new: u64, found: Option<Value>) -> Effect {
@@ -26,11 +26,11 @@ fn add(delta: u64, found: Option<Value>) -> Effect {
     Effect::FetchAdd { delta, found }
 }
 
-fn good(calls: &[Call]) {
+fn good(calls: &[Invocation]) {
     assert_eq!(check(calls), Verdict::Linearizable, "{calls:?}");
 }
 
-fn bad(calls: &[Call]) {
+fn bad(calls: &[Invocation]) {
     assert!(matches!(check(calls), Verdict::Violation(_)), "{calls:?}");
 }
 
@@ -86,7 +86,7 @@ fn unknown_outcomes_may_happen_late_or_never() {
 
 #[test]
 fn a_blackout_may_undo_what_is_not_firm() {
-    let history = |first: fn(Call) -> Call, seen| {
+    let history = |first: fn(Invocation) -> Invocation, seen| {
         [call(0, 1, Put(1)), first(call(2, 3, Put(2))), call(4, 4, Blackout), call(5, 6, Get(seen))]
     };
     good(&history(|firm| firm, Some(2)));
@@ -102,7 +102,7 @@ fn a_blackout_may_undo_what_is_not_firm() {
     bad(&reads(Some(1), Some(2)));
     // A firm read pins what it saw, although the write itself was not firm.
     let pinned = |seen| {
-        let read = Call { firm_read: true, ..soft(call(4, 5, Get(Some(2)))) };
+        let read = Invocation { firm_read: true, ..soft(call(4, 5, Get(Some(2)))) };
         [both[0], both[1], read, call(6, 6, Blackout), soft(call(7, 8, Get(seen)))]
     };
     good(&pinned(Some(2)));
@@ -111,7 +111,7 @@ fn a_blackout_may_undo_what_is_not_firm() {
 
 #[test]
 fn what_an_unknown_outcome_made_firm_stays() {
-    let add = Call { firm_write: true, ..unknown(0, add(2, None)) };
+    let add = Invocation { firm_write: true, ..unknown(0, add(2, None)) };
     let after = |seen| {
         [soft(call(0, 0, Blackout)), add, call(0, 0, Get(Some(2))), call(8, 8, Blackout), soft(call(9, 9, Get(seen)))]
     };
@@ -124,7 +124,7 @@ fn what_a_blackout_undid_may_be_done_again() {
     let seen = |at, value| soft(call(at, at + 1, Get(value)));
     let attempt = |invoked, effect, of, undone_by| {
         let attempt = Some(Attempt { of, undone_by });
-        Call { attempt, ..unknown(invoked, effect) }
+        Invocation { attempt, ..unknown(invoked, effect) }
     };
     // Read, lost, done again and answered.
     let put = call(2, 20, Put(2));
@@ -153,7 +153,7 @@ fn what_a_blackout_undid_may_be_done_again() {
     good(&sums(1));
     bad(&sums(2));
     // What came on top of it is undone with it, and cannot be firm.
-    let above = |three: Call, left| {
+    let above = |three: Invocation, left| {
         let blackout = call(6, 6, Blackout);
         [
             call(0, 1, Put(1)),
@@ -203,7 +203,7 @@ fn thousands_of_operations_are_quick() {
 type Naive = (Value, Vec<(Value, Option<usize>)>);
 
 /// All states after `calls[index]` in `state`: the definition, without any cleverness.
-fn naive_apply(calls: &[Call], index: usize, (value, back): &Naive) -> Vec<Naive> {
+fn naive_apply(calls: &[Invocation], index: usize, (value, back): &Naive) -> Vec<Naive> {
     let call = &calls[index];
     let undone_by = call.attempt.map(|attempt| attempt.undone_by);
     let held = back.iter().any(|(_, undone_by)| undone_by.is_some());
@@ -243,7 +243,7 @@ fn naive_apply(calls: &[Call], index: usize, (value, back): &Naive) -> Vec<Naive
     }
 }
 
-fn naive(calls: &[Call], placed: u32, state: &Naive) -> bool {
+fn naive(calls: &[Invocation], placed: u32, state: &Naive) -> bool {
     let is_placed = |index: usize| placed >> index & 1 == 1;
     let left = || (0..calls.len()).filter(|&index| !is_placed(index));
     if left().all(|index| calls[index].returned.is_none()) {
@@ -261,7 +261,7 @@ fn naive(calls: &[Call], placed: u32, state: &Naive) -> bool {
     })
 }
 
-fn any_call() -> impl Strategy<Value = Call> {
+fn any_call() -> impl Strategy<Value = Invocation> {
     let value = || prop::option::of(0..3u64);
     let found = || prop::option::of(value());
     let effect = prop_oneof![
@@ -281,13 +281,13 @@ fn any_call() -> impl Strategy<Value = Call> {
                 *found = if known { found.or(Some(None)) } else { None };
             }
             let returned = known.then_some(at + long);
-            Call { invoked: at, returned, effect, firm_write, firm_read: firm_read && known, attempt: None }
+            Invocation { invoked: at, returned, effect, firm_write, firm_read: firm_read && known, attempt: None }
         },
     )
 }
 
 /// Former attempts at some of the writes, each undone by one of the blackouts.
-fn with_attempts(mut calls: Vec<Call>, picks: &[(usize, usize)]) -> Vec<Call> {
+fn with_attempts(mut calls: Vec<Invocation>, picks: &[(usize, usize)]) -> Vec<Invocation> {
     let those = |wanted: fn(&Effect) -> bool| -> Vec<usize> {
         (0..calls.len()).filter(|&index| wanted(&calls[index].effect)).collect()
     };
@@ -302,7 +302,7 @@ fn with_attempts(mut calls: Vec<Call>, picks: &[(usize, usize)]) -> Vec<Call> {
                 other => other,
             };
             let attempt = Some(Attempt { of, undone_by });
-            calls.push(Call { attempt, ..unknown(calls[of].invoked, effect) });
+            calls.push(Invocation { attempt, ..unknown(calls[of].invoked, effect) });
         }
     }
     calls

@@ -14,7 +14,7 @@ use remora_replica::node::{Change, NodeOutput, Packet, ReplicaNode};
 use remora_replica::types::{NodeId, NodeSet};
 
 use crate::carriage::Carriage;
-use crate::cluster::{Failure, Plan, Report, run, run_with};
+use crate::cluster::{Failure, Plan, StormReport, run, run_with};
 use crate::disk::Write;
 use crate::engine::{Boot, Engine, EngineOutput, View};
 use crate::events::Time;
@@ -25,7 +25,7 @@ use crate::values::decode;
 
 /// Where the engine runs, and whether its work in local memory takes time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deployment {
+pub enum StormDeployment {
     /// MINOS-B: on the host.
     B,
     /// MINOS-O: on host and NIC.
@@ -36,7 +36,7 @@ pub enum Deployment {
     P,
 }
 
-impl Deployment {
+impl StormDeployment {
     const ALL: [Self; 4] = [Self::B, Self::O, Self::W, Self::P];
 
     fn name(self) -> &'static str {
@@ -53,13 +53,13 @@ impl Deployment {
     }
 }
 
-impl fmt::Display for Deployment {
+impl fmt::Display for StormDeployment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Deployment {
+impl FromStr for StormDeployment {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -78,7 +78,7 @@ pub struct Case {
     /// The persistency model.
     pub model: Model,
     /// Where the engine runs.
-    pub deployment: Deployment,
+    pub deployment: StormDeployment,
     /// How messages travel.
     pub carriage: Carriage,
 }
@@ -100,12 +100,12 @@ impl Case {
         seed: u64,
         nodes: usize,
         model: Option<Model>,
-        deployment: Option<Deployment>,
+        deployment: Option<StormDeployment>,
         carriage: Option<Carriage>,
     ) -> Self {
         let drawn = mix(seed);
         let model = model.unwrap_or(Model::ALL[(drawn % 5) as usize]);
-        let deployment = deployment.unwrap_or(Deployment::ALL[(drawn / 5 % 4) as usize]);
+        let deployment = deployment.unwrap_or(StormDeployment::ALL[(drawn / 5 % 4) as usize]);
         let carriage = carriage.unwrap_or(if drawn >> 20 & 3 == 0 { Carriage::Nic } else { Carriage::Plain });
         Self { seed, nodes, model, deployment, carriage }
     }
@@ -138,12 +138,12 @@ impl Case {
     }
 
     /// Runs the storm and checks it.
-    pub fn run(&self) -> Report {
+    pub fn run(&self) -> StormReport {
         run::<Minos>(&self.plan())
     }
 
     /// Shrinks a failing storm. Gives its story, of at most `lines` lines, and how many faults are left.
-    pub fn story(&self, report: Report, lines: usize, progress: impl FnMut(usize)) -> (String, usize) {
+    pub fn story(&self, report: StormReport, lines: usize, progress: impl FnMut(usize)) -> (String, usize) {
         let (plan, report) = shrink::<Minos>(&self.plan(), report, progress);
         let key = report.failure.as_ref().and_then(Failure::key);
         let (report, story) = run_with::<Minos>(&plan, Story::about(key));
@@ -182,7 +182,7 @@ impl Case {
 pub struct Config {
     nodes: usize,
     model: Model,
-    deployment: Deployment,
+    deployment: StormDeployment,
     seed: u64,
     stamps: usize,
     max_scopes: usize,
@@ -238,7 +238,7 @@ impl Engine for Minos {
         // In event the log gets each version, or the newest of some milliseconds.
         engine.write_back = if drawn >> 12 & 1 == 0 { 0 } else { Bounds::SHIPPED.write_back };
         engine.stepped = config.deployment.takes_time();
-        if matches!(config.deployment, Deployment::O | Deployment::P) {
+        if matches!(config.deployment, StormDeployment::O | StormDeployment::P) {
             // Each optimisation by itself now and then.
             let on = |bit: u32| drawn >> bit & 7 != 0;
             let fifos = on(0).then_some(if on(3) { config.fifo } else { 1 });

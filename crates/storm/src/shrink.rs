@@ -1,6 +1,6 @@
 //! A failing storm made small: fewer faults, fewer clients, a shorter time, as long as it still fails alike.
 
-use crate::cluster::{Failure, Plan, Report, run};
+use crate::cluster::{Failure, Plan, StormReport, run};
 use crate::engine::Engine;
 use crate::events::SECOND;
 use crate::nemesis::Event;
@@ -11,7 +11,7 @@ const MAX_MESSAGES: u64 = 20_000_000;
 
 struct Shrinker<E: Engine> {
     plan: Plan<E::Config>,
-    report: Report,
+    report: StormReport,
     runs: usize,
     messages: u64,
 }
@@ -19,9 +19,9 @@ struct Shrinker<E: Engine> {
 /// Makes a failing storm small. `progress` is told the runs made so far. Gives the plan, and what it leads to.
 pub fn shrink<E: Engine>(
     plan: &Plan<E::Config>,
-    report: Report,
+    report: StormReport,
     mut progress: impl FnMut(usize),
-) -> (Plan<E::Config>, Report) {
+) -> (Plan<E::Config>, StormReport) {
     let mut shrinker = Shrinker::<E> { plan: plan.clone(), report, runs: 0, messages: 0 };
     loop {
         let before = (shrinker.plan.schedule.len(), shrinker.plan.calm_at, shrinker.plan.workload.clients);

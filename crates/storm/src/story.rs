@@ -1,6 +1,6 @@
 //! The story of a storm: what happened and when, in lines for a reader.
 
-use crate::cluster::{Failure, PATIENCE, Report};
+use crate::cluster::{Failure, PATIENCE, StormReport};
 use remora_replica::client::Ticket;
 use remora_replica::ddp::Outcome;
 
@@ -78,7 +78,7 @@ impl Story {
     }
 
     /// The last `most` lines before the failure, and what failed.
-    pub fn tell(&self, report: &Report, most: usize) -> String {
+    pub fn tell(&self, report: &StormReport, most: usize) -> String {
         let records = &report.history.records;
         let (until, end) = match &report.failure {
             Some(Failure::Wrong(finding)) => {

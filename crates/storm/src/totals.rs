@@ -1,6 +1,6 @@
 //! What many storms did together.
 
-use crate::cluster::Report;
+use crate::cluster::StormReport;
 use crate::disk::DiskCounts;
 use crate::engine::End;
 use crate::events::Time;
@@ -34,7 +34,7 @@ pub struct Totals {
 
 impl Totals {
     /// Adds a storm.
-    pub fn add(&mut self, report: &Report) {
+    pub fn add(&mut self, report: &StormReport) {
         self.storms += 1;
         self.simulated += report.simulated;
         let records = &report.history.records;

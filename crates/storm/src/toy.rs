@@ -225,14 +225,14 @@ impl Engine for Toy {
 
 mod tests {
     use super::*;
-    use crate::cluster::{Failure, Plan, Report, run, run_with};
+    use crate::cluster::{Failure, Plan, StormReport, run, run_with};
     use crate::nemesis::{Fault, KINDS};
     use crate::shrink::shrink;
     use crate::story::Story;
     use crate::totals::Totals;
     use remora_replica::ddp::Model;
 
-    fn storm(seed: u64, bug: Bug) -> Report {
+    fn storm(seed: u64, bug: Bug) -> StormReport {
         let mut plan = Plan::new(seed, 3, Model::Synch, bug);
         // One copy cannot survive the loss of its disk, nor serve while its node is away.
         plan.schedule.retain(|event| !matches!(event.fault, Fault::BadSectors { .. }));

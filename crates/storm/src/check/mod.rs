@@ -30,7 +30,7 @@ pub use system::{Failures, Ops, Options, Orders, Where};
 
 /// What a check found.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct CheckReport {
     /// Distinct states.
     pub states: u64,
     /// States generated, the same ones again included.
@@ -49,7 +49,7 @@ pub struct Report {
     pub marks: Marks,
 }
 
-impl Report {
+impl CheckReport {
     /// Were all states visited, and nothing wrong with any?
     pub fn complete(&self) -> bool {
         self.failure.is_none() && self.stopped.is_none()
@@ -90,16 +90,16 @@ impl Default for Search {
 }
 
 /// Checks all states within the options. `progress` is called about once a second with the distinct states so far.
-pub fn check(options: &Options, search: Search, progress: impl FnMut(u64)) -> Report {
+pub fn check(options: &Options, search: Search, progress: impl FnMut(u64)) -> CheckReport {
     let system = system::System::new(options.clone());
     let reached = system.reached();
     let report = if search.shortest { breadth(&system, search, progress) } else { depth(&system, search, progress) };
     let marks = *reached.lock().unwrap_or_else(PoisonError::into_inner);
-    Report { marks, ..report }
+    CheckReport { marks, ..report }
 }
 
 /// Breadth first, by one thread.
-fn breadth(system: &system::System, search: Search, progress: impl FnMut(u64)) -> Report {
+fn breadth(system: &system::System, search: Search, progress: impl FnMut(u64)) -> CheckReport {
     let visit = breadth::Breadth::new(system);
     let (stopped, seconds, memory) = std::thread::scope(|scope| {
         let thread = scope.spawn(|| visit.work());
@@ -107,7 +107,7 @@ fn breadth(system: &system::System, search: Search, progress: impl FnMut(u64)) -
         watch(search, || thread.is_finished(), states, || visit.stop(), progress)
     });
     let way = visit.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-    Report {
+    CheckReport {
         states: visit.states.load(Ordering::Relaxed),
         generated: visit.generated.load(Ordering::Relaxed),
         depth: visit.depth.load(Ordering::Relaxed),
@@ -120,7 +120,7 @@ fn breadth(system: &system::System, search: Search, progress: impl FnMut(u64)) -
 }
 
 /// Depth first.
-fn depth(system: &system::System, search: Search, progress: impl FnMut(u64)) -> Report {
+fn depth(system: &system::System, search: Search, progress: impl FnMut(u64)) -> CheckReport {
     let visit = search::Visit::new(system, search.threads);
     let states = || visit.states.load(Ordering::Relaxed);
     let (stopped, seconds, memory) = std::thread::scope(|scope| {
@@ -135,7 +135,7 @@ fn depth(system: &system::System, search: Search, progress: impl FnMut(u64)) -> 
         watch(search, done, states, || visit.stop(), progress)
     });
     let way = visit.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-    Report {
+    CheckReport {
         states: states(),
         generated: visit.generated.load(Ordering::Relaxed),
         depth: visit.depth.load(Ordering::Relaxed),
@@ -191,7 +191,7 @@ fn resident() -> u64 {
 }
 
 /// Runs one seeded fault and expects that it is found.
-pub fn check_mutant(mutation: Mutation, model: Option<Model>, threads: usize) -> Report {
+pub fn check_mutant(mutation: Mutation, model: Option<Model>, threads: usize) -> CheckReport {
     let mutant = MUTANTS.iter().find(|mutant| mutant.mutation == mutation);
     let options = mutant.map_or_else(Options::default, |mutant| mutant.options(model));
     let search = Search { limit: 1_000_000, memory: 3 << 30, threads, shortest: true, ..Search::default() };

@@ -76,7 +76,7 @@ fn unwatched(system: &System, locals: &Locals, state: &State, action: Action) ->
 /// Persists that may wait until PERSIST is asked for, if something else is certain to happen.
 pub(crate) fn waiting(system: &System, locals: &Locals, state: &State, actions: &[Action]) -> Option<Vec<Action>> {
     let asked = state.ops.last().is_some_and(|persist| persist.issued);
-    if system.options.model != Model::Scope || asked {
+    if !system.options.model.facts().scopes || asked {
         return None;
     }
     let (waiting, others): (Vec<_>, Vec<_>) =

@@ -118,7 +118,7 @@ impl Options {
     pub(crate) fn request(&self, number: u8) -> (NodeId, Request) {
         let at = if self.ops == Ops::OneNode { 0 } else { number % self.nodes };
         let value = Value::from((1000 * (u64::from(number) + 1)).to_le_bytes().as_slice());
-        let scoped = self.model == Model::Scope;
+        let scoped = self.model.facts().scopes;
         let op = match self.ops {
             _ if number == self.writes => Op::Persist,
             Ops::Adds => Op::FetchAdd(KEY, 1),
@@ -137,7 +137,7 @@ impl Options {
 
     /// How many requests there are.
     pub(crate) fn requests(&self) -> u8 {
-        self.writes + u8::from(self.model == Model::Scope)
+        self.writes + u8::from(self.model.facts().scopes)
     }
 }
 

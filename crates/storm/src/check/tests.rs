@@ -3,7 +3,7 @@
 use super::*;
 
 /// All states, or the first so many.
-fn passes(options: Options, limit: u64) -> Report {
+fn passes(options: Options, limit: u64) -> CheckReport {
     let search = Search { limit, ..Search::default() };
     let report = check(&options, search, |_| {});
     if let Some((reason, chart)) = &report.failure {
