@@ -36,10 +36,10 @@ pub enum Command {
     #[command(after_help = COMPARE_EXAMPLES)]
     Compare(Box<Compare>),
     /// Expose memory of this machine over RoCE v2 until SIGINT or SIGTERM
-    Node(Node),
+    Node(NodeArgs),
     /// Replicated records on several processes of this machine, with a choice of how durable writes are
     #[command(after_help = crate::cluster::EXAMPLES)]
-    Cluster(Box<crate::cluster::Cluster>),
+    Cluster(Box<crate::cluster::ClusterArgs>),
     /// Kernels of your own: build, deploy, list, call and remove WebAssembly modules
     Kernel {
         /// What to do.
@@ -49,7 +49,7 @@ pub enum Command {
     /// Run an RDMA program of the system, such as ib_write_lat, on Remora's verbs library
     Exec(crate::exec::Exec),
     /// Measure this machine and write its platform file
-    Probe(crate::probe::Probe),
+    Probe(crate::probe::ProbeArgs),
     /// Probe this machine, predict its comparison, run it, and print prediction, measurement and error
     Validate(crate::validate::Validate),
     /// Tell where an operation should run on a platform, and what would have to change for another place to win
@@ -180,7 +180,7 @@ pub struct Compare {
 
 /// Options of `remora node`.
 #[derive(Debug, clap::Args)]
-pub struct Node {
+pub struct NodeArgs {
     /// The address to listen at, as clients reach it; on one machine each node takes its own of 127.0.0.0/8
     #[arg(long, value_name = "ADDR", value_parser = address)]
     pub listen: IpAddr,

@@ -2,37 +2,38 @@
 
 use std::fmt::Write;
 
-use remora_lab::bench::{BenchGoal, BenchRow};
 use remora_lab::stats::{median, range};
 use remora_study::format::{digits, rate};
 use remora_study::machine::Machine;
+use remora_study::peers::bench::{StoreBench, StoreReport, StoreRow};
 use remora_study::peers::cluster::SCOPE;
 use remora_study::peers::drive::Side;
 use serde_json::{Value, json};
 
 use crate::bench::{rows_json, rows_table};
-use crate::bench_minos::{BenchMinos, Report, Row, Workload};
 
 /// All of it.
-pub fn table(args: &BenchMinos, report: &Report) -> String {
+pub fn table(bench: &StoreBench, report: &StoreReport) -> String {
     let appends = || report.appends_ns.iter().map(|(_, ns)| *ns as f64 / 1e3);
     let (least, most) = range(appends());
     let mut out = format!(
         "Three nodes of each on this machine, {} records of {} B, {} s a row, seed {}\n\
          One append of {} B, room made ahead, and its fdatasync: {} us, {} to {} in this run\n\
          Latencies in us; comm and comp are the parts of the mean while messages were under way, and all else\n",
-        args.records,
-        args.value_bytes,
-        args.seconds.as_secs_f64(),
-        args.seed,
-        args.value_bytes,
+        bench.records,
+        bench.value_bytes,
+        bench.time.as_secs_f64(),
+        bench.seed,
+        bench.value_bytes,
         digits(median(appends())),
         digits(least),
         digits(most),
     );
+    let arriving =
+        bench.arrivals_per_s.map_or(String::new(), |per_s| format!(" at most, {} arriving a second", rate(per_s)));
     // Writing to a string does not fail.
-    for (workload, skew, clients) in args.loads() {
-        let _ = writeln!(out, "\n{}, zipfian {skew}, {clients} at once", title(workload));
+    for (workload, skew, clients) in bench.loads() {
+        let _ = writeln!(out, "\n{}, zipfian {skew}, {clients} at once{arriving}", workload.title);
         let _ = writeln!(out, "{:<14} {} {}", "", head("writes/s"), head("reads/s"));
         let rows = report.rows.iter().filter(|row| (row.workload, row.skew, row.clients) == (workload, skew, clients));
         for row in rows {
@@ -44,10 +45,10 @@ pub fn table(args: &BenchMinos, report: &Report) -> String {
         }
     }
     let _ = writeln!(out);
-    for line in notes(args, report) {
+    for line in notes(bench, report) {
         let _ = writeln!(out, "{line}");
     }
-    let goals = goals(args, report);
+    let goals = bench.goals(report);
     if !goals.is_empty() {
         let _ = write!(out, "\n{}", rows_table(&goals));
     }
@@ -55,31 +56,20 @@ pub fn table(args: &BenchMinos, report: &Report) -> String {
 }
 
 /// What a reader must know of those that were measured.
-fn notes(args: &BenchMinos, report: &Report) -> Vec<String> {
+fn notes(bench: &StoreBench, report: &StoreReport) -> Vec<String> {
     let notes = [
         ("scope", format!("scope: every {SCOPE}th write of a client ends a scope and waits for its PERSIST")),
         ("etcd", "etcd: put and linearizable get at the leader; durable at two of three before it answers".into()),
-        (
-            "redis",
-            format!("redis: SET, WAIT 2; GET at the primary; appendonly {}", args.redis_log.append_only().name()),
-        ),
+        ("redis", format!("redis: SET, WAIT 2; GET at the primary; appendonly {}", bench.append_only.name())),
     ];
     let unknown = report.rows.iter().filter(|row| row.outcome.unknown > 0).map(|row| {
-        let Row { store, workload, clients, outcome, .. } = row;
+        let StoreRow { store, workload, clients, outcome, .. } = row;
         let requests = format!("{} requests of unknown outcome", outcome.unknown);
-        format!("{store}, {}, {clients} at once: {requests}, as a node was taken to have failed", workload.name())
+        format!("{store}, {}, {clients} at once: {requests}, as a node was taken to have failed", workload.name)
     });
     let measured = |store: &str| report.rows.iter().any(|row| row.store.starts_with(store));
     let notes = notes.into_iter().filter(|(store, _)| measured(store)).map(|(_, note)| note);
     notes.chain(unknown).collect()
-}
-
-fn title(workload: Workload) -> String {
-    match workload {
-        Workload::Writes => "Updates only".into(),
-        Workload::Reads => "Reads only".into(),
-        core => format!("YCSB {}", core.name().to_uppercase()),
-    }
 }
 
 fn head(rate: &str) -> String {
@@ -105,54 +95,8 @@ fn micros(ns: u64) -> String {
     digits(ns as f64 / 1e3)
 }
 
-/// What Remora aims at, where both sides of it were measured.
-fn goals(args: &BenchMinos, report: &Report) -> Vec<BenchRow> {
-    let mut goals = Vec::new();
-    let append = |store: &str| report.appends_ns.iter().find(|append| append.0 == store).map(|append| append.1);
-    for &skew in &args.skew {
-        for deployment in ["host", "nic"] {
-            for &clients in &args.clients {
-                let find = |store: &str, workload| {
-                    report.rows.iter().find(|row| {
-                        (row.store.as_str(), row.workload, row.skew, row.clients) == (store, workload, skew, clients)
-                    })
-                };
-                let mut compare = |model: &str, peer: &str, workload, times| {
-                    let (ours, theirs) = (find(&format!("{model} {deployment}"), workload)?, find(peer, workload)?);
-                    let rate = |row: &Row| (row.outcome.writes.rate + row.outcome.reads.rate) / 1e3;
-                    let what = format!("{} {}, {clients} at once", ours.store, workload.name());
-                    let goal = Some(BenchGoal::RatioAtLeast(times));
-                    goals.push(row(what, "k/s", format!("{peer}, the same"), (rate(ours), rate(theirs)), goal));
-                    Some(())
-                };
-                compare("synch", "etcd", Workload::Writes, 3.0);
-                compare("event", "redis WAIT 2", Workload::Writes, 3.0);
-                compare("synch", "etcd", Workload::Reads, 20.0);
-                if let (1, Some(ours)) = (clients, find(&format!("synch {deployment}"), Workload::Writes)) {
-                    let one = append(&ours.store).unwrap_or(0) as f64 / 1e3;
-                    let figures = (ours.outcome.writes.p50_ns as f64 / 1e3, one);
-                    let goal = Some(BenchGoal::RatioAtMost(2.0));
-                    goals.push(row(
-                        format!("{} write, p50", ours.store),
-                        "us",
-                        "one fdatasync, just before".into(),
-                        figures,
-                        goal,
-                    ));
-                }
-            }
-        }
-    }
-    goals
-}
-
-fn row(what: String, unit: &'static str, peer: String, figures: (f64, f64), goal: Option<BenchGoal>) -> BenchRow {
-    let (value, peer_value) = figures;
-    BenchRow { what, value, unit, peer, peer_value, ratio: value / peer_value, goal }
-}
-
 /// A line for each store and load.
-pub fn csv(report: &Report) -> String {
+pub fn csv(report: &StoreReport) -> String {
     let columns = |side: &str| {
         ["count", "per_s", "p50_ns", "p99_ns", "communication_ns", "computation_ns"]
             .map(|column| format!("{side}_{column}"))
@@ -167,15 +111,15 @@ pub fn csv(report: &Report) -> String {
             let Side { count, rate, p50_ns, p99_ns, .. } = side;
             format!("{count},{rate:.1},{p50_ns},{p99_ns},{communication},{computation}")
         };
-        let Row { store, workload, skew, clients, outcome } = row;
+        let StoreRow { store, workload, skew, clients, outcome } = row;
         let (writes, reads) = (cells(&outcome.writes), cells(&outcome.reads));
-        let _ = writeln!(out, "{store},{},{skew},{clients},{writes},{reads}", workload.name());
+        let _ = writeln!(out, "{store},{},{skew},{clients},{writes},{reads}", workload.name);
     }
     out
 }
 
 /// All of it, for programs.
-pub fn json(args: &BenchMinos, report: &Report) -> Value {
+pub fn json(bench: &StoreBench, report: &StoreReport) -> Value {
     let side = |side: &Side| {
         json!({
             "count": side.count, "per_s": side.rate, "p50_ns": side.p50_ns, "p99_ns": side.p99_ns,
@@ -183,9 +127,9 @@ pub fn json(args: &BenchMinos, report: &Report) -> Value {
             "computation_ns": side.split.map(|split| split.computation_ns),
         })
     };
-    let row = |row: &Row| {
+    let row = |row: &StoreRow| {
         json!({
-            "store": row.store, "workload": row.workload.name(), "skew": row.skew, "clients": row.clients,
+            "store": row.store, "workload": row.workload.name, "skew": row.skew, "clients": row.clients,
             "writes": side(&row.outcome.writes), "reads": side(&row.outcome.reads), "unknown": row.outcome.unknown,
         })
     };
@@ -194,14 +138,15 @@ pub fn json(args: &BenchMinos, report: &Report) -> Value {
         "format": "remora-bench-minos/1",
         "version": env!("CARGO_PKG_VERSION"),
         "machine": Machine::describe(),
-        "records": args.records,
-        "value_bytes": args.value_bytes,
-        "seconds": args.seconds.as_secs_f64(),
-        "seed": args.seed,
-        "redis_appendonly": args.redis_log.append_only().name(),
+        "records": bench.records,
+        "value_bytes": bench.value_bytes,
+        "seconds": bench.time.as_secs_f64(),
+        "seed": bench.seed,
+        "arrivals_per_s": bench.arrivals_per_s,
+        "redis_appendonly": bench.append_only.name(),
         "appends_ns": report.appends_ns.iter().map(append).collect::<Vec<_>>(),
         "rows": report.rows.iter().map(row).collect::<Vec<_>>(),
         "absent": report.absent.iter().map(|(store, why)| json!({ "store": store, "why": why })).collect::<Vec<_>>(),
-        "goals": rows_json(&goals(args, report)),
+        "goals": rows_json(&bench.goals(report)),
     })
 }

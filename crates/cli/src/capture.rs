@@ -1,7 +1,7 @@
 //! `--pcap FILE`: what links carry goes into a file too.
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use remora_real::link::Layers;
 use remora_real::link::pcap::PcapFile;
@@ -35,27 +35,9 @@ impl Drop for Capture {
     }
 }
 
-/// The file of another process of the same command: `what` stands before the extension.
-pub fn beside(path: &Path, what: &str) -> PathBuf {
-    let mut name = path.file_stem().unwrap_or_default().to_os_string();
-    name.push("-");
-    name.push(what);
-    if let Some(extension) = path.extension() {
-        name.push(".");
-        name.push(extension);
-    }
-    path.with_file_name(name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn each_process_has_a_file_of_its_own() {
-        assert_eq!(beside("/tmp/a.b.pcap".as_ref(), "node"), Path::new("/tmp/a.b-node.pcap"));
-        assert_eq!(beside("a".as_ref(), "0-2"), Path::new("a-0-2"));
-    }
 
     #[test]
     fn a_file_that_cannot_be_made_is_one_line() {

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use remora_cluster::{ClusterClient, ClusterClientConfig, ClusterNode, LogKind, Model, NodeStatus, Outcome};
 use remora_kernel::Placement;
 use remora_real::LinkKind;
+use remora_study::nodes::{CLUSTER_READY, ClusterProcesses, ClusterSettings, ClusterShape, ask, lock};
 use serde_json::{Value, json};
 
 use crate::capture::Capture;
-use crate::cluster_children::{Children, READY, Settings, lock};
 use crate::progress::stop_flag;
 use crate::{Failure, cluster_kills, print};
 
@@ -39,7 +39,7 @@ Examples:
 /// Options of `remora cluster`.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct Cluster {
+pub struct ClusterArgs {
     #[command(subcommand)]
     what: Option<What>,
     #[command(flatten)]
@@ -56,7 +56,7 @@ enum What {
     Put(Put),
     /// Kill nodes with SIGKILL under load, start them again, and check everything that clients saw
     #[command(after_help = cluster_kills::EXAMPLES)]
-    Kills(cluster_kills::Kills),
+    Kills(cluster_kills::KillArgs),
     /// One node of a cluster, as `remora cluster` starts it
     #[command(hide = true)]
     Node(NodeArgs),
@@ -84,6 +84,13 @@ pub struct Shape {
     /// A node that is silent for so many milliseconds is taken to have failed [default: 200]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(20..=60_000))]
     pub suspect: Option<u64>,
+}
+
+impl From<Shape> for ClusterShape {
+    fn from(shape: Shape) -> Self {
+        let Shape { nodes, persistency, deployment, link, log, suspect } = shape;
+        Self { nodes, persistency, deployment, link, log, suspect: suspect.map(Duration::from_millis) }
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -149,7 +156,7 @@ struct NodeArgs {
 }
 
 /// Runs the command.
-pub fn run(args: &Cluster) -> Result<(), Failure> {
+pub fn run(args: &ClusterArgs) -> Result<(), Failure> {
     match &args.what {
         None => start(&args.start),
         Some(What::Status(args)) => status(args),
@@ -166,8 +173,8 @@ fn start(args: &Start) -> Result<(), Failure> {
     let scratch = if args.scratch { Some(scratch()?) } else { None };
     let dir = scratch.as_ref().map_or(args.dir.as_path(), |dir| dir.path());
     let _lock = lock(dir)?;
-    let settings = Settings::open(dir, &args.shape)?;
-    let mut children = Children::start_captured(dir, settings, args.pcap.as_deref())?;
+    let settings = ClusterSettings::open(dir, &args.shape.clone().into())?;
+    let mut children = ClusterProcesses::start_captured(dir, settings, args.pcap.as_deref())?;
     children.await_service(START)?;
     greet(args, &children);
     let mut down: Vec<Option<Instant>> = vec![None; children.len()];
@@ -193,7 +200,7 @@ pub fn scratch() -> Result<tempfile::TempDir, Failure> {
 }
 
 /// Where the cluster is. Whoever reads may have gone away.
-fn greet(args: &Start, children: &Children) {
+fn greet(args: &Start, children: &ClusterProcesses) {
     let settings = children.settings();
     let text = if args.json {
         let nodes: Vec<Value> = (0..children.len())
@@ -224,7 +231,7 @@ fn greet(args: &Start, children: &Children) {
 
 /// One node, until its input ends.
 fn node(args: &NodeArgs) -> Result<(), Failure> {
-    let mut config = Settings::read(&args.dir)?.node(&args.dir, args.id)?;
+    let mut config = ClusterSettings::read(&args.dir)?.node(&args.dir, args.id)?;
     let capture = Capture::open(args.pcap.as_deref())?;
     config.layers = capture.layers();
     let node = ClusterNode::start(config)?;
@@ -233,7 +240,7 @@ fn node(args: &NodeArgs) -> Result<(), Failure> {
         let _ =
             writeln!(io::stderr(), "remora: the log of node {id} is damaged at byte {at}; others replace what is lost");
     }
-    let _ = writeln!(io::stdout(), "{READY}{}", node.address());
+    let _ = writeln!(io::stdout(), "{CLUSTER_READY}{}", node.address());
     let _ = io::stdout().flush();
     let (end, ended) = std::sync::mpsc::channel();
     thread::spawn(move || {
@@ -259,7 +266,7 @@ fn node(args: &NodeArgs) -> Result<(), Failure> {
 }
 
 fn client_of(dir: &std::path::Path, node: usize) -> Result<ClusterClient, Failure> {
-    let settings = Settings::read(dir)?;
+    let settings = ClusterSettings::read(dir)?;
     let mut config = ClusterClientConfig::new(settings.addresses.clone());
     (config.link, config.node, config.retry) = (settings.link, node, true);
     ClusterClient::connect(config).map_err(|e| match e {
@@ -299,15 +306,8 @@ fn put(args: &Put) -> Result<(), Failure> {
     }
 }
 
-/// What one node says of itself; `None` if it cannot be reached.
-pub fn ask(settings: &Settings, node: usize, patience: Duration) -> Option<NodeStatus> {
-    let mut config = ClusterClientConfig::new(vec![settings.addresses[node]]);
-    (config.link, config.timeout) = (settings.link, patience);
-    ClusterClient::connect(config).and_then(|mut client| client.status()).ok()
-}
-
 fn status(args: &AtDir) -> Result<(), Failure> {
-    let settings = Settings::read(&args.dir)?;
+    let settings = ClusterSettings::read(&args.dir)?;
     let all: Vec<Option<NodeStatus>> =
         (0..settings.addresses.len()).map(|node| ask(&settings, node, Duration::from_millis(500))).collect();
     if args.json {
@@ -328,7 +328,7 @@ fn figures(status: NodeStatus) -> Value {
     Value::Object(status.iter().map(|(name, figure)| (name.to_string(), json!(figure))).collect())
 }
 
-fn table(settings: &Settings, all: &[Option<NodeStatus>]) -> String {
+fn table(settings: &ClusterSettings, all: &[Option<NodeStatus>]) -> String {
     let set = |bits: u64| (0..64).filter(|n| bits >> n & 1 == 1).map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
     let mut text = format!("persistency {}, deployment {}\n\n", settings.persistency, settings.deployment);
     text += "node  address          serves  epoch  members     learns    reads     writes    log MB  syncs     inline  CPU s\n";

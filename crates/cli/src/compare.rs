@@ -14,6 +14,7 @@ use remora_study::compare::{Plan, compare, timed};
 use remora_study::connection::Connection;
 use remora_study::machine::Machine;
 use remora_study::measure::Row;
+use remora_study::nodes::NodeProcess;
 use remora_study::on::{OnError, OnPlatform, compare_on};
 use remora_study::records::{InputError, Records};
 use remora_study::report::{Report, Setup, html, table};
@@ -23,7 +24,6 @@ use remora_study::workload;
 
 use crate::args;
 use crate::capture::Capture;
-use crate::child::ChildNode;
 use crate::progress::{Display, stop_flag};
 use crate::{Failure, print};
 
@@ -135,7 +135,7 @@ fn probe() -> Machine {
 struct Connected {
     clients: Vec<Client>,
     node: IpAddr,
-    child: Option<ChildNode>,
+    child: Option<NodeProcess>,
 }
 
 fn connect(args: &args::Compare, capture: &Capture, display: &Display) -> Result<Connected, Failure> {
@@ -147,7 +147,7 @@ fn connect(args: &args::Compare, capture: &Capture, display: &Display) -> Result
         }
         None => {
             let node = at_free_loopback(Ok)?;
-            (node, Some(ChildNode::start_captured(node, args.pcap.as_deref())?))
+            (node, Some(NodeProcess::start_captured(node, args.pcap.as_deref())?))
         }
     };
     let mut clients = Vec::new();
@@ -155,10 +155,7 @@ fn connect(args: &args::Compare, capture: &Capture, display: &Display) -> Result
         if wanted[..n].contains(&link) {
             return Err(Failure::Usage("name each link once in --links".into()));
         }
-        let local = match args.local {
-            Some(local) => local,
-            None => at_local(node, Ok)?,
-        };
+        let local = args.local.map_or_else(|| at_local(node, Ok), Ok)?;
         let config = ClientConfig { link: Some(link), layers: capture.layers(), ..ClientConfig::new(node, local) };
         match Client::connect(config) {
             Ok(client) => clients.push(client),

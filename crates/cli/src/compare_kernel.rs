@@ -3,39 +3,22 @@
 use std::fmt::Write;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use remora_kernel::{Placement, Status};
-use remora_lab::stats::{Latencies, is_level};
+use remora_kernel::Status;
+use remora_lab::stats::is_level;
 use remora_real::{Client, ClientConfig, LinkKind, at_free_loopback, at_local};
 use remora_study::format::{rate, time};
+use remora_study::kernel_calls::{KernelFigures, Params};
+use remora_study::measure::IN_FLIGHT;
+use remora_study::nodes::NodeProcess;
 
 use crate::args;
 use crate::capture::Capture;
-use crate::child::ChildNode;
 use crate::kernel::{explain, name_of, put};
 use crate::kernel_build;
-use crate::kernel_params::{Place, encode};
+use crate::kernel_params::encode;
 use crate::progress::{Display, stop_flag};
 use crate::{Failure, print};
-
-/// Calls under way at once when the rate is measured.
-const IN_FLIGHT: u32 = 64;
-
-/// The kernel at one place over one link.
-struct Row {
-    link: LinkKind,
-    place: Placement,
-    calls: u64,
-    p50_ns: u64,
-    p99_ns: u64,
-    per_s: f64,
-    /// Round trips that a call took.
-    trips: f64,
-    /// Of statuses and replies of the same calls in each place: replies must be alike.
-    digest: u64,
-    status: Status,
-}
 
 /// What `--data` names.
 pub fn data(args: &args::Compare) -> Result<Option<Vec<u8>>, Failure> {
@@ -48,7 +31,8 @@ pub fn data(args: &args::Compare) -> Result<Option<Vec<u8>>, Failure> {
 /// Measures and prints.
 pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
     let module = kernel_build::load(file)?;
-    let data = data(args)?;
+    let bytes = data(args)?;
+    let params = |data, call, out: &mut Vec<u8>| encode(&args.args, data, call, out);
     let display = Display::new(stop_flag());
     let links = if args.links.is_empty() { vec![LinkKind::Udp, LinkKind::Shm] } else { args.links.clone() };
     let capture = Capture::open(args.pcap.as_deref())?;
@@ -56,16 +40,13 @@ pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
         Some(node) => (node, None),
         None => {
             let node = at_free_loopback(Ok)?;
-            (node, Some(ChildNode::start_captured(node, args.pcap.as_deref())?))
+            (node, Some(NodeProcess::start_captured(node, args.pcap.as_deref())?))
         }
     };
     let total = (links.len() * args.placements.len()) as u64;
     let (mut rows, mut left_out) = (Vec::new(), Vec::new());
     for link in &links {
-        let local = match args.local.filter(|_| !node.is_loopback()) {
-            Some(local) => local,
-            None => at_local(node, Ok)?,
-        };
+        let local = args.local.filter(|_| !node.is_loopback()).map_or_else(|| at_local(node, Ok), Ok)?;
         let config = ClientConfig { link: Some(*link), layers: capture.layers(), ..ClientConfig::new(node, local) };
         let mut client = match Client::connect(config) {
             Ok(client) => client,
@@ -80,10 +61,11 @@ pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
         let entry = client.deploy_kernel(&name, &module, limits, isolation, false)?;
         let local = client.local_kernels().deploy_at(Some(entry.op), &name, &module, limits, isolation);
         local.map_err(|e| Failure::Failed(format!("{}: {e}", file.display())))?;
-        let place = put(&mut client, data.as_deref())?;
+        let data = put(&mut client, bytes.as_deref())?;
         for placement in &args.placements {
             display.advance(rows.len() as u64, total, &format!("{} at the {} over {}", name_of(file), placement, link));
-            rows.push(measure(&mut client, args, entry.op, place, *placement, &display)?);
+            let user = (entry.op, data, &params as Params<'_>);
+            rows.push(KernelFigures::measure(&mut client, user, *placement, args.seconds, &|| display.stopped())?);
         }
         client.remove_kernel(&name)?;
     }
@@ -97,91 +79,8 @@ pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
     check(&rows)
 }
 
-fn measure(
-    client: &mut Client,
-    args: &args::Compare,
-    op: u64,
-    place: Place,
-    placement: Placement,
-    display: &Display,
-) -> Result<Row, Failure> {
-    let mut params = Vec::new();
-    let mut digest = 0xcbf2_9ce4_8422_2325u64;
-    let mut first = Status::Ok;
-    // The same calls in each place, and what they answered.
-    for call in 0..32 {
-        params.clear();
-        encode(&args.args, place, call, &mut params);
-        let (status, reply) = client.call(placement, op, &params)?;
-        if call == 0 {
-            first = status;
-        }
-        for byte in std::iter::once(&status.code()).chain(&reply) {
-            digest = (digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    }
-    let time = args.seconds;
-    let before = client.counters();
-    let mut latencies = Latencies::new();
-    let begin = Instant::now();
-    let mut call = 0;
-    while begin.elapsed() < time || latencies.count() < 32 {
-        params.clear();
-        encode(&args.args, place, call, &mut params);
-        let start = Instant::now();
-        client.call(placement, op, &params)?;
-        latencies.record(start.elapsed());
-        call += 1;
-        if display.stopped() {
-            return Err(Failure::Interrupted);
-        }
-    }
-    let after = client.counters();
-    let trips = (after.round_trips - before.round_trips) as f64 / latencies.count() as f64;
-    let (calls, per_s) = rate_of(client, args, op, place, placement, time, &mut params)?;
-    Ok(Row {
-        link: client.link(),
-        place: placement,
-        calls: calls + latencies.count(),
-        p50_ns: latencies.quantile(0.5),
-        p99_ns: latencies.quantile(0.99),
-        per_s,
-        trips,
-        digest,
-        status: first,
-    })
-}
-
-/// Calls a second with many under way, and how many there were.
-fn rate_of(
-    client: &mut Client,
-    args: &args::Compare,
-    op: u64,
-    place: Place,
-    placement: Placement,
-    time: Duration,
-    params: &mut Vec<u8>,
-) -> Result<(u64, f64), Failure> {
-    let (mut sent, mut done, begin) = (0u64, 0u64, Instant::now());
-    loop {
-        let running = begin.elapsed() < time;
-        while running && sent - done < IN_FLIGHT.into() {
-            params.clear();
-            encode(&args.args, place, sent, params);
-            if client.submit(placement, op, params, 0).is_err() {
-                break;
-            }
-            sent += 1;
-        }
-        client.poll(&mut |_, _, _| done += 1)?;
-        if !running && done == sent {
-            return Ok((done, done as f64 / begin.elapsed().as_secs_f64()));
-        }
-    }
-}
-
 /// A kernel that answers differently in two places is wrong, or its data changed.
-fn check(rows: &[Row]) -> Result<(), Failure> {
+fn check(rows: &[KernelFigures]) -> Result<(), Failure> {
     match rows.iter().find(|row| row.digest != rows[0].digest) {
         None => Ok(()),
         Some(row) => Err(Failure::Failed(format!(
@@ -195,8 +94,8 @@ fn check(rows: &[Row]) -> Result<(), Failure> {
     }
 }
 
-fn table(file: &Path, rows: &[Row], left_out: &[String]) -> String {
-    let mut text = format!("{}, one call at a time and {IN_FLIGHT} at once\n\n", file.display());
+fn table(file: &Path, rows: &[KernelFigures], left_out: &[String]) -> String {
+    let mut text = format!("{}, one call at a time and {} at once\n\n", file.display(), IN_FLIGHT[1]);
     let mut line = |cells: [&str; 7]| {
         let [link, place, p50, p99, per_s, trips, calls] = cells;
         // Writing to a string does not fail.
@@ -241,7 +140,7 @@ fn table(file: &Path, rows: &[Row], left_out: &[String]) -> String {
     text
 }
 
-fn json(file: &Path, rows: &[Row]) -> String {
+fn json(file: &Path, rows: &[KernelFigures]) -> String {
     let rows: Vec<serde_json::Value> = rows
         .iter()
         .map(|row| {

@@ -4,14 +4,14 @@ use std::path::Path;
 
 use remora_model::platform::Platform;
 use remora_study::modelled::ModelError;
-use remora_study::on_kernel::{Data, KernelError, KernelRow, UserKernel, kernel_on, table};
+use remora_study::on_kernel::{KernelError, KernelRow, UserKernel, kernel_on, table};
 use remora_wasm::KernelSet;
 
 use crate::args;
 use crate::compare_kernel;
 use crate::kernel::{explain, name_of};
 use crate::kernel_build;
-use crate::kernel_params::{Place, encode};
+use crate::kernel_params::encode;
 use crate::progress::{Display, stop_flag};
 use crate::{Failure, print};
 
@@ -54,9 +54,7 @@ fn rows(
     let kernel = KernelSet::default();
     let entry = kernel.deploy(name, module, args.bounds.limits(), args.bounds.isolation());
     let op = entry.map_err(|e| Failure::Failed(e.to_string()))?.op;
-    let params = |Data { key, va, len }: Data, call: u64, out: &mut Vec<u8>| {
-        encode(&args.args, Place { key, va, len }, call, out);
-    };
+    let params = |data, call, out: &mut Vec<u8>| encode(&args.args, data, call, out);
     let user = UserKernel { kernel, op, data, params: &params };
     kernel_on(platform, &user, args.seed, progress).map_err(|error| match error {
         KernelError::Model(ModelError::Interrupted) => Failure::Interrupted,

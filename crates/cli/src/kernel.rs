@@ -7,11 +7,13 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use remora_kernel::{Limits, Placement, Status};
 use remora_real::{Client, ClientConfig, RemoteRegion, at_local};
+use remora_study::kernel_calls::KernelData;
 use remora_wasm::{DeployedModule, Isolation, ModuleLimits};
 
 use crate::args;
+
 use crate::kernel_build::{self, Build};
-use crate::kernel_params::{self, HELP, Piece, Place};
+use crate::kernel_params::{self, HELP, Piece};
 use crate::{Failure, print};
 
 const BUILD_EXAMPLES: &str = "\
@@ -52,7 +54,7 @@ pub enum Kernel {
     List(List),
     /// Call a module and print its reply
     #[command(after_help = format!("{HELP}\n\n{CALL_EXAMPLES}"))]
-    Call(Call),
+    Call(CallArgs),
     /// Remove a module from a node
     #[command(after_help = REMOVE_EXAMPLES)]
     Remove(Remove),
@@ -129,7 +131,7 @@ pub struct List {
 
 /// Options of `remora kernel call`.
 #[derive(Debug, clap::Args)]
-pub struct Call {
+pub struct CallArgs {
     /// The kernel's name
     #[arg(value_name = "NAME")]
     pub name: String,
@@ -238,7 +240,7 @@ fn json(entries: &[DeployedModule]) -> String {
     format!("{:#}\n", serde_json::Value::from(entries))
 }
 
-fn call(args: &Call) -> Result<(), Failure> {
+fn call(args: &CallArgs) -> Result<(), Failure> {
     let read = |path: &PathBuf| {
         std::fs::read(path).map_err(|e| Failure::Failed(format!("cannot read {}: {e}", path.display())))
     };
@@ -275,11 +277,11 @@ fn call(args: &Call) -> Result<(), Failure> {
 }
 
 /// Puts the data into memory of the node, which has it until the client leaves.
-pub fn put(client: &mut Client, data: Option<&[u8]>) -> Result<Place, Failure> {
-    let Some(data) = data else { return Ok(Place::default()) };
+pub fn put(client: &mut Client, data: Option<&[u8]>) -> Result<KernelData, Failure> {
+    let Some(data) = data else { return Ok(KernelData::default()) };
     let region: RemoteRegion = client.alloc((data.len() as u64).max(8))?;
     client.write(&region, 0, data)?;
-    Ok(Place { key: region.key, va: region.va, len: data.len() as u64 })
+    Ok(KernelData { key: region.key, va: region.va, len: data.len() as u64 })
 }
 
 /// A status as users read it.

@@ -1,5 +1,7 @@
 //! Parameters of a user's kernel as the command line writes them.
 
+use remora_study::kernel_calls::KernelData;
+
 use std::str::FromStr;
 
 /// One piece of the parameters; numbers are little-endian.
@@ -23,17 +25,6 @@ Parameters are a list such as key,u32:10,va,u64:1000; numbers are little-endian:
   u8:N u16:N u32:N u64:N i64:N f64:X   a number        hex:00ff   bytes        text:abc   bytes of a text
   key        the data's key, u32       va or va+N      the data's address plus N, u64
   len        the data's length, u64    random:N        a number below N, u64, another one for each call";
-
-/// What is in the node's memory.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Place {
-    /// Key of the region.
-    pub key: u32,
-    /// Its address.
-    pub va: u64,
-    /// Its length.
-    pub len: u64,
-}
 
 impl FromStr for Piece {
     type Err = String;
@@ -89,7 +80,7 @@ fn hex(text: &str) -> Option<Vec<u8>> {
 }
 
 /// The parameters of call number `call`: the same ones for the same number.
-pub fn encode(pieces: &[Piece], place: Place, call: u64, out: &mut Vec<u8>) {
+pub fn encode(pieces: &[Piece], place: KernelData, call: u64, out: &mut Vec<u8>) {
     for (at, piece) in pieces.iter().enumerate() {
         match piece {
             Piece::Bytes(bytes) => out.extend_from_slice(bytes),
@@ -112,7 +103,7 @@ mod tests {
     fn bytes(text: &str, call: u64) -> Result<Vec<u8>, String> {
         let pieces = text.split(',').map(str::parse).collect::<Result<Vec<Piece>, _>>()?;
         let mut out = Vec::new();
-        encode(&pieces, Place { key: 7, va: 0x1000, len: 64 }, call, &mut out);
+        encode(&pieces, KernelData { key: 7, va: 0x1000, len: 64 }, call, &mut out);
         Ok(out)
     }
 

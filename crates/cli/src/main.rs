@@ -9,9 +9,7 @@ mod bench_stream;
 mod bench_wasm;
 mod capture;
 mod check;
-mod child;
 mod cluster;
-mod cluster_children;
 mod cluster_kills;
 mod compare;
 mod compare_kernel;
@@ -55,6 +53,7 @@ impl From<remora_study::StudyError> for Failure {
     fn from(error: remora_study::StudyError) -> Self {
         match error {
             remora_study::StudyError::Interrupted => Self::Interrupted,
+            remora_study::StudyError::Usage(what) => Self::Usage(what),
             other => Self::Failed(other.to_string()),
         }
     }

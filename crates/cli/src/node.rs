@@ -6,17 +6,15 @@ use std::thread;
 
 use remora_lab::writer::Writers;
 use remora_real::{Node, NodeConfig};
+use remora_study::nodes::NODE_READY;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::capture::Capture;
 use crate::{Failure, args};
 
-/// What the first line says when the node can be reached; the address follows.
-pub const READY: &str = "remora node ready at ";
-
 /// Serves until a signal, or until standard input ends if asked to.
-pub fn run(args: &args::Node) -> Result<(), Failure> {
+pub fn run(args: &args::NodeArgs) -> Result<(), Failure> {
     // Signals from here on wait for the node to be up, and then end it in order.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(|e| Failure::Failed(format!("handling signals: {e}")))?;
     let capture = Capture::open(args.pcap.as_deref())?;
@@ -54,13 +52,13 @@ pub fn run(args: &args::Node) -> Result<(), Failure> {
 }
 
 /// How to reach the node. Whoever reads may have gone away.
-fn greet(args: &args::Node, node: &Node) {
+fn greet(args: &args::NodeArgs, node: &Node) {
     let address = node.address();
     let way = if args.packet { "packet and raw sockets" } else { "UDP port 4791" };
     let megabytes = args.memory >> 20;
     let _ = write!(
         io::stdout(),
-        "{READY}{address}\n\
+        "{NODE_READY}{address}\n\
          RoCE v2 over {way}; shared memory for processes of this user on this host; {megabytes} MB for clients.\n\
          Compare placements against it:  remora compare --node {address}\n\
          SIGINT (Ctrl-C) or SIGTERM ends it.\n"

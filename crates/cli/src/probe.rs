@@ -5,13 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use remora_model::platform::Platform;
-use remora_real::{Client, ClientConfig, LinkKind, at_free_loopback, at_local};
-use remora_study::compare::Watch;
-use remora_study::connection::Connection;
+use remora_real::LinkKind;
 use remora_study::machine::Machine;
-use remora_study::probe::{Figure, Figures, Hardware, ROUNDS, Software, platform_file};
+use remora_study::nodes::NodeProcess;
+use remora_study::probe::{self, Figure, platform_file};
 
-use crate::child::ChildNode;
 use crate::progress::{Display, stop_flag};
 use crate::{Failure, print};
 
@@ -24,7 +22,7 @@ Examples:
 /// Options of `remora probe`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Probe {
+pub struct ProbeArgs {
     /// Write the platform file of this machine
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
@@ -36,18 +34,15 @@ pub struct Probe {
     pub json: Option<PathBuf>,
 }
 
-/// How long one measurement of memory and system runs, and how long one of the software NIC.
-const HARDWARE: Duration = Duration::from_millis(20);
-const SOFTWARE: Duration = Duration::from_millis(25);
 /// How long a slice of calls beside a writer is, unless a comparison says otherwise.
 const SLICE: Duration = Duration::from_millis(10);
 
 /// Measures, prints the table, writes the files.
-pub fn run(args: &Probe) -> Result<(), Failure> {
+pub fn run(args: &ProbeArgs) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
     let directory = args.directory.clone().unwrap_or_else(std::env::temp_dir);
-    let (_child, mut clients) = local_node()?;
-    let figures = measure(&directory, &mut clients, SLICE, &display);
+    let (_node, mut clients) = NodeProcess::with_clients(&[LinkKind::Udp, LinkKind::Shm])?;
+    let figures = probe::measure(&directory, &mut clients, SLICE, &display);
     display.clear();
     let figures = figures?;
     let machine = Machine::describe();
@@ -64,58 +59,6 @@ pub fn run(args: &Probe) -> Result<(), Failure> {
         write(path, &format!("{:#}\n", json(&machine, &figures)))?;
     }
     print(&shown, &shown);
-    Ok(())
-}
-
-/// A node as a child process, and clients of it over UDP and shared memory.
-pub fn local_node() -> Result<(ChildNode, Vec<Client>), Failure> {
-    let node = at_free_loopback(Ok)?;
-    let child = ChildNode::start(node)?;
-    let mut clients = Vec::new();
-    for link in [LinkKind::Udp, LinkKind::Shm] {
-        let connect = |local| Client::connect(ClientConfig { link: Some(link), ..ClientConfig::new(node, local) });
-        clients.push(at_local(node, connect)?);
-    }
-    Ok((child, clients))
-}
-
-/// Everything, in rounds. Calls beside a writer come in slices of the length given.
-pub fn measure(
-    directory: &Path,
-    clients: &mut [Client],
-    slice: Duration,
-    display: &Display,
-) -> Result<Vec<Figure>, Failure> {
-    let mut figures = Figures::default();
-    let hardware = Hardware { time: HARDWARE, directory: directory.into() };
-    hardware.measure(&mut figures, &|what, part| display.part(what, part * 0.4), &|| display.stop())?;
-    let probes: Result<Vec<_>, _> = clients.iter_mut().map(|client| Software::new(client)).collect();
-    let probes = probes?;
-    software(clients, &probes, &mut figures, display)?;
-    let mut targets: Vec<&mut dyn Connection> =
-        clients.iter_mut().map(|client| client as &mut dyn Connection).collect();
-    if let Some(probe) = probes.last() {
-        let progress = |part| display.part("the software NIC beside a writer", 0.8 + part * 0.2);
-        probe.measure_beside(&mut targets, slice, &mut figures, &progress, &|| display.stop())?;
-    }
-    Ok(figures.finish())
-}
-
-fn software(
-    clients: &mut [Client],
-    probes: &[Software],
-    figures: &mut Figures,
-    display: &Display,
-) -> Result<(), Failure> {
-    let steps = (ROUNDS * clients.len()) as f64;
-    for round in 0..ROUNDS {
-        for (n, (client, probe)) in clients.iter_mut().zip(probes).enumerate() {
-            let done = (round * probes.len() + n) as f64 / steps;
-            display.part(&format!("the software NIC over {}", client.link()), 0.4 + done * 0.4);
-            probe.measure(client, SOFTWARE, figures, &|| display.stop())?;
-        }
-        Software::name_cores(figures);
-    }
     Ok(())
 }
 

@@ -127,6 +127,8 @@ impl Watch for Display {
                 self.enter(Phase::Measuring, total, next, "{bar:30} {pos}/{len}, {eta} left  {msg}");
                 self.advance(done, total, next);
             }
+            Progress::Part { what, part } => self.part(what, part),
+            Progress::Said(what) => self.say(what),
         }
     }
 

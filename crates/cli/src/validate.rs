@@ -2,24 +2,22 @@
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use remora_kernel::Placement;
-use remora_lab::probe::Probe;
-use remora_model::platform::Platform;
-use remora_real::Client;
-use remora_study::compare::{Plan, WRITER_RATE, compare};
-use remora_study::connection::Connection;
+use remora_real::LinkKind;
+use remora_study::compare::{Plan, WRITER_RATE};
 use remora_study::format::{rate, time};
 use remora_study::machine::Machine;
-use remora_study::measure::{Operation, Row};
-use remora_study::probe::{Figure, platform_file};
+use remora_study::measure::Operation;
+use remora_study::nodes::NodeProcess;
 use remora_study::records::Records;
-use remora_study::store::Store;
-use remora_study::validate::{Cell, Data, GOAL, LEFT_OUT, RULE, Validation, Winner, judge, page, predict};
+use remora_study::validate::{
+    Cell, GOAL, LEFT_OUT, MOVED, RULE, Round, Validation, Winner, is_steady, judge, page, rounds,
+};
+
 use remora_study::workload::Distribution;
 
-use crate::probe::{local_node, measure};
 use crate::progress::{Display, stop_flag};
 use crate::{Failure, print};
 
@@ -57,10 +55,6 @@ pub struct Validate {
 /// Bytes of each generated value.
 const VALUE: usize = 64;
 
-/// A round counts if a cache line went from core to core within this factor of the same time in the probe, before and
-/// after the comparison: a virtual machine's cores are sometimes moved to where they are further apart.
-const MOVED: f64 = 1.5;
-
 /// Probes, predicts, measures, prints both.
 pub fn run(args: &Validate) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
@@ -73,8 +67,8 @@ pub fn run(args: &Validate) -> Result<(), Failure> {
         writer_updates_per_s: WRITER_RATE,
     };
     let machine = Machine::describe();
-    let (_child, mut clients) = local_node()?;
-    let rounds = rounds(args, &plan, &records, &mut clients, &display);
+    let (_node, mut clients) = NodeProcess::with_clients(&[LinkKind::Udp, LinkKind::Shm])?;
+    let rounds = rounds(args.rounds as usize, &plan, &records, &mut clients, &display);
     display.clear();
     drop(clients);
     let rounds = rounds?;
@@ -89,7 +83,7 @@ pub fn run(args: &Validate) -> Result<(), Failure> {
             "version": env!("CARGO_PKG_VERSION"),
             "machine": machine,
             "counted": pairs.len(),
-            "rounds": rounds.iter().map(Round::json).collect::<Vec<_>>(),
+            "rounds": rounds.iter().map(round_json).collect::<Vec<_>>(),
             "rule": RULE,
             "validation": validation,
             "left_out": LEFT_OUT,
@@ -107,94 +101,13 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
     std::fs::write(path, text).map_err(|e| Failure::Failed(format!("cannot write {}: {e}", path.display())))
 }
 
-struct Round {
-    /// What the probe wrote.
-    platform: String,
-    predicted: Vec<Row>,
-    measured: Vec<Row>,
-    /// Round trip of a cache line in the probe, before and after the comparison.
-    core_to_core: [f64; 3],
-    /// Whether those were the same.
-    counts: bool,
-}
-
-impl Round {
-    fn json(&self) -> serde_json::Value {
-        let Self { platform, predicted, measured, core_to_core, counts } = self;
-        serde_json::json!({
-            "counts": counts, "core_to_core_ns": core_to_core, "platform": platform, "predicted": predicted,
-            "measured": measured,
-        })
-    }
-}
-
-/// As many rounds as are asked for, or until the user wants no more.
-fn rounds(
-    args: &Validate,
-    plan: &Plan,
-    records: &Records,
-    clients: &mut [Client],
-    display: &Display,
-) -> Result<Vec<Round>, Failure> {
-    let last = clients.len() - 1;
-    let store = Store::load(&mut clients[last], plan, records, None, display)?;
-    let (wanted, start) = (args.rounds as usize, Instant::now());
-    let mut rounds: Vec<Round> = Vec::new();
-    let counted = |rounds: &[Round]| rounds.iter().filter(|round| round.counts).count();
-    // Those that do not count are run again, but not for ever.
-    while counted(&rounds) < wanted && rounds.len() < 2 * wanted {
-        let left = wanted - counted(&rounds);
-        let each = start.elapsed().as_secs_f64() / rounds.len().max(1) as f64;
-        let when = if rounds.is_empty() { String::new() } else { format!(", {:.0} s left", each * left as f64) };
-        display.say(&format!("round {} of {wanted}{when}", wanted - left + 1));
-        match round(plan, records, &store, clients, display) {
-            Ok(round) => rounds.push(round),
-            // What is done tells something.
-            Err(Failure::Interrupted) if !rounds.is_empty() => break,
-            Err(failure) => return Err(failure),
-        }
-    }
-    // A machine that never stands still is measured as it is: without enough rounds nothing can be told apart.
-    if counted(&rounds) < wanted {
-        rounds.iter_mut().for_each(|round| round.counts = true);
-    }
-    Ok(rounds)
-}
-
-/// Probes, predicts, measures.
-fn round(
-    plan: &Plan,
-    records: &Records,
-    store: &Store<'_>,
-    clients: &mut [Client],
-    display: &Display,
-) -> Result<Round, Failure> {
-    let figures = measure(&std::env::temp_dir(), clients, plan.slice(), display)?;
-    let text = platform_file("probed", "this machine", &figures);
-    let platform = Platform::parse("the probe's platform file", &text)?;
-    let before = core_to_core();
-    let mut targets: Vec<&mut dyn Connection> =
-        clients.iter_mut().map(|client| client as &mut dyn Connection).collect();
-    let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
-    // The prediction is made before there is anything to predict.
-    let predicted = predict(&platform, &Data::new(records, plan), &links, &plan.placements);
-    let predicted = predicted.ok_or_else(|| Failure::Failed("the probe gave no software NIC".into()))?;
-    let measured = compare(&mut targets, plan, store, display)?;
-    let core_to_core = [probed(&figures, "system.core_to_core"), before, core_to_core()];
-    Ok(Round { platform: text, predicted, measured, core_to_core, counts: is_steady(&core_to_core) })
-}
-
-fn is_steady(core_to_core: &[f64; 3]) -> bool {
-    let [low, high] = [f64::min, f64::max].map(|pick| core_to_core.iter().copied().reduce(pick).unwrap_or(0.0));
-    high <= MOVED * low
-}
-
-fn probed(figures: &[Figure], path: &str) -> f64 {
-    figures.iter().find(|figure| figure.path == path).map_or(f64::NAN, |figure| figure.value)
-}
-
-fn core_to_core() -> f64 {
-    Probe { time: Duration::from_millis(60) }.cache_line_ns()
+/// A round, for programs.
+fn round_json(round: &Round) -> serde_json::Value {
+    let Round { platform, predicted, measured, core_to_core, counts } = round;
+    serde_json::json!({
+        "counts": counts, "core_to_core_ns": core_to_core, "platform": platform, "predicted": predicted,
+        "measured": measured,
+    })
 }
 
 fn table(validation: &Validation, machine: &Machine, rounds: usize, states: &[[f64; 3]]) -> String {

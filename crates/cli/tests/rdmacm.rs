@@ -1,13 +1,15 @@
 //! rdma-core's own librdmacm and its programs through `remora exec`, on two devices of this machine.
 //!
 //! Skipped, with the reason printed, where Debian's rdmacm-utils or the verbs library (`cargo build -p remora-verbs`) is
-//! missing.
+//! missing; a failure there where `CI=true`.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+use remora_testing::{eventually, skip};
 
 const REMORA: &str = env!("CARGO_BIN_EXE_remora");
 
@@ -19,9 +21,9 @@ fn ready(program: &str) -> bool {
     let installed = Path::new("/usr/bin").join(program).exists();
     let library = Path::new(REMORA).with_file_name("libibverbs.so").exists();
     if !installed {
-        eprintln!("skipped: {program} is not installed (package rdmacm-utils)");
+        skip(format!("{program} is not installed"), "Install the package rdmacm-utils");
     } else if !library {
-        eprintln!("skipped: libibverbs.so is not beside remora (cargo build -p remora-verbs)");
+        skip("libibverbs.so is not beside remora", "Run cargo build -p remora-verbs");
     }
     installed && library
 }
@@ -97,34 +99,42 @@ fn addresses() -> (String, String) {
 /// has closed.
 const DONE: [&str; 2] = ["cq completion failed status 12", "rdma_get_cm_event: Bad file descriptor"];
 
-/// Runs a server and a client, `SRV` standing for the server's address; again if all that failed was the end.
+/// So many runs of at most so many end well at both sides. Of a pair whose end fails in one of ten runs, three of five
+/// fail in one of a hundred tests; such ends are far rarer than that.
+const GOOD: u32 = 3;
+const RUNS: u32 = 5;
+
+/// Runs a server and a client, `SRV` standing for the server's address, until it is decided that enough runs end well. All
+/// that may fail in the others is the end.
 fn meet(link: &str, server: &[&str], client: &[&str], server_ends: bool) {
-    let good = (0..6).any(|_| {
-        let Some(end) = run(link, server, client, server_ends) else { return true };
-        let done = end.status.is_some() && DONE.iter().any(|word| end.complaints.contains(word));
-        assert!(done, "{server:?} ended with {:?}: {}", end.status, end.said);
-        false
-    });
-    assert!(good, "{server:?} ended badly six times");
+    let (mut runs, mut good) = (0, 0);
+    while good < GOOD && runs < RUNS {
+        runs += 1;
+        match run(link, server, client, server_ends) {
+            None => good += 1,
+            Some(end) => {
+                let done = end.status.is_some() && DONE.iter().any(|word| end.complaints.contains(word));
+                assert!(done, "{server:?} ended with {:?}: {}", end.status, end.said);
+            }
+        }
+    }
+    println!("{server:?} over {link}: {good} of {runs} runs ended well");
+    assert!(good >= GOOD, "{server:?} ended well in only {good} of {runs} runs");
 }
 
-/// Runs them once. A client that came before its server listened is started again: servers do not say when they do.
-/// Returns how the server failed, if it did.
+/// Runs them once. A client that came before its server listened is started again: servers do not say when they do, and
+/// only a client can ask. Returns how the server failed, if it did.
 fn run(link: &str, server: &[&str], client: &[&str], server_ends: bool) -> Option<End> {
     let (here, there) = addresses();
     let mut first = Program::start(&here, link, server);
     let client: Vec<&str> = client.iter().map(|word| if *word == "SRV" { &here } else { *word }).collect();
-    for attempt in 0.. {
-        std::thread::sleep(Duration::from_millis(200 + 200 * attempt));
-        let end = Program::start(&there, link, &client).end(Duration::from_secs(60));
-        if end.is_good() {
-            break;
-        }
-        let End { status, said, .. } = end;
-        let early =
-            attempt < 10 && status.is_some() && (said.is_empty() || EARLY.iter().any(|word| said.contains(word)));
-        assert!(early, "{client:?} ended with {status:?}: {said}");
-    }
+    eventually(format!("{client:?} meets its server"), || {
+        let End { status, said, .. } = Program::start(&there, link, &client).end(Duration::from_secs(60));
+        let good = status.is_some_and(|status| status.success());
+        let early = status.is_some() && (said.is_empty() || EARLY.iter().any(|word| said.contains(word)));
+        assert!(good || early, "{client:?} ended with {status:?}: {said}");
+        good.then_some(())
+    });
     server_ends.then(|| first.end(Duration::from_secs(20))).filter(|end| !end.is_good())
 }
 
@@ -172,15 +182,12 @@ fn the_peer_of_a_killed_process_hears_of_it() {
     }
     let (here, there) = addresses();
     let mut server = Program::start(&here, "udp", &["rping", "-s"]);
-    // Endless, until it meets its server.
-    let client = loop {
-        std::thread::sleep(Duration::from_millis(500));
-        let mut client = Program::start(&there, "udp", &["rping", "-c", "-a", &here]);
-        std::thread::sleep(Duration::from_secs(1));
-        if client.child.try_wait().expect("a child can be waited for").is_none() {
-            break client;
-        }
-    };
+    // It goes on without end, and says what it has heard, once it has met its server.
+    let client = eventually("a client meets its server", || {
+        let mut client = Program::start(&there, "udp", &["rping", "-c", "-v", "-a", &here]);
+        let mut said = BufReader::new(client.child.stdout.take().expect("piped")).lines().map_while(Result::ok);
+        said.any(|line| line.contains("ping data")).then_some(client)
+    });
     drop(client);
     assert!(server.end(Duration::from_secs(30)).status.is_some(), "the server still waits for a peer that is no more");
 }

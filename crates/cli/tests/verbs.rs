@@ -1,12 +1,14 @@
 //! Stock verbs programs through `remora exec`, on two devices of this machine, and what each call refuses.
 //!
 //! Skipped, with the reason printed, where a program, the C compiler or the verbs library (`cargo build -p
-//! remora-verbs`) is missing.
+//! remora-verbs`) is missing; a failure there where `CI=true`.
 
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use remora_testing::{eventually, skip};
 
 const REMORA: &str = env!("CARGO_BIN_EXE_remora");
 
@@ -15,9 +17,9 @@ fn ready(program: &str, package: &str) -> bool {
     let installed = Path::new("/usr/bin").join(program).exists();
     let library = Path::new(REMORA).with_file_name("libibverbs.so").exists();
     if !installed {
-        eprintln!("skipped: {program} is not installed (package {package})");
+        skip(format!("{program} is not installed"), &format!("Install the package {package}"));
     } else if !library {
-        eprintln!("skipped: libibverbs.so is not beside remora (cargo build -p remora-verbs)");
+        skip("libibverbs.so is not beside remora", "Run cargo build -p remora-verbs");
     }
     installed && library
 }
@@ -73,11 +75,8 @@ fn ends_of(options: &[&str], words: &[&str]) -> [Output; 2] {
     let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr()).expect("a port").port().to_string();
     let words = [words, &["-p", &port]].concat();
     let server = start(options, &words);
-    let begin = Instant::now();
-    while !listens(port.parse().expect("a number")) {
-        assert!(begin.elapsed() < Duration::from_secs(20), "{words:?} does not listen");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let number = port.parse().expect("a number");
+    eventually(format!("{words:?} listens"), || listens(number).then_some(()));
     let words = [&words[..], &["127.0.0.1"]].concat();
     [any_end(start(options, &words), &words), any_end(server, &words)]
 }
@@ -105,19 +104,26 @@ fn pingpong_programs_verify_their_data() {
     }
 }
 
+/// Runs with loss, and how many of them end well at both sides at least. With 5 % loss 15 to 30 % lose their last
+/// acknowledgement on any stack (docs/interop.md); at 30 % fewer than three of ten end well in one of 600 such tests.
+const LOSSY_RUNS: u32 = 10;
+const LOSSY_GOOD: u32 = 3;
+
 #[test]
 fn data_survive_loss() {
     if ready("ibv_rc_pingpong", "ibverbs-utils") {
         let words = ["ibv_rc_pingpong", "-g", "1", "-n", "10", "-s", "20000", "-c"];
         // Who is done ends; if its last acknowledgement is lost, nobody is left to repeat it (docs/interop.md).
         let alone = |end: &Output| String::from_utf8_lossy(&end.stderr).contains("transport retry counter exceeded");
-        let good = (42..48).any(|seed| {
+        let good = (42..42 + LOSSY_RUNS).filter(|seed| {
             let ends = ends_of(&["--link", "udp", "--loss", &format!("5:{seed}")], &words);
             let failed: Vec<&Output> = ends.iter().filter(|end| !end.status.success()).collect();
             assert!(failed.is_empty() || failed.len() == 1 && alone(failed[0]), "seed {seed}: {failed:?}");
             failed.is_empty()
         });
-        assert!(good, "of six runs each has lost its last acknowledgement");
+        let good = good.count() as u32;
+        println!("{good} of {LOSSY_RUNS} runs with 5 % loss ended well at both sides");
+        assert!(good >= LOSSY_GOOD, "only {good} of {LOSSY_RUNS} runs ended well at both sides");
     }
 }
 
@@ -145,8 +151,7 @@ fn calls_refuse_what_a_driver_refuses() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/errnos.c");
     let built = Command::new("cc").arg(source).arg("-o").arg(&program).arg("-libverbs").output().expect("cc runs");
     if !built.status.success() {
-        eprintln!("skipped: it cannot be compiled (package libibverbs-dev)");
-        return;
+        return skip("a program cannot be compiled against libibverbs", "Install the package libibverbs-dev");
     }
     let words = [program.to_str().expect("a path")];
     end(start(&[], &words), &words);

@@ -112,6 +112,13 @@ impl<'a, C: Caller + ?Sized> Calling<'a, C> {
         self
     }
 
+    /// The same calls turn by turn, with so many of them under way.
+    pub fn turns(mut self, in_flight: u32, until: Until) -> (Self, load::Closed) {
+        self.ids.resize(in_flight as usize, 0);
+        let turns = load::Closed::new(&self, in_flight, until);
+        (self, turns)
+    }
+
     /// Keeps `in_flight` calls under way; see [`load::closed`]. What is told of each is how often its object was read again.
     pub fn run(
         mut self,

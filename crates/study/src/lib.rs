@@ -5,11 +5,14 @@
 //! [`report::Report`] shows what came out as a table, as JSON and as an HTML page.
 
 pub mod bench_model;
+pub mod bench_wasm;
 pub mod calling;
 mod calls;
 pub mod compare;
 pub mod connection;
 pub mod format;
+pub mod kernel_calls;
+pub mod kills;
 pub mod load;
 #[cfg(test)]
 mod local;
@@ -17,6 +20,7 @@ pub mod machine;
 pub mod measure;
 pub mod minos;
 pub mod modelled;
+pub mod nodes;
 pub mod on;
 pub mod on_kernel;
 pub mod peers;
@@ -85,9 +89,27 @@ pub enum StudyError {
         /// How long was waited.
         after: Duration,
     },
+    /// Another store could not be measured.
+    #[error(transparent)]
+    Peer(peers::PeerError),
+    /// What was asked for makes no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// It could not be done.
+    #[error("{0}")]
+    Failed(String),
     /// The user wants no more.
     #[error("interrupted")]
     Interrupted,
+}
+
+impl From<peers::PeerError> for StudyError {
+    fn from(error: peers::PeerError) -> Self {
+        match error {
+            peers::PeerError::Interrupted => Self::Interrupted,
+            other => Self::Peer(other),
+        }
+    }
 }
 
 impl StudyError {

@@ -59,6 +59,8 @@ pub enum Begun {
 pub enum End<T> {
     /// With the right answer.
     Right(T),
+    /// With the right answer, and its client asks for more at once, in the same slot, whatever the loop.
+    More(T),
     /// Without one, and nobody is to blame. It is made again; its latency goes on.
     Again,
     /// With a wrong one: what is wrong.
@@ -118,25 +120,52 @@ pub fn closed<T: Target>(
     tally: &mut impl FnMut(T::Told, Ps, Ps),
     stop: &dyn Fn() -> bool,
 ) -> Result<Ran, T::Error> {
-    let mut run = Loop::new(target, in_flight);
-    while !run.has_enough(until) {
+    let mut run = Closed::new(target, in_flight, until);
+    while run.turn(target, tally, stop)? {}
+    Ok(run.0.ran())
+}
+
+/// A closed loop turn by turn, for who drives other things in between.
+pub struct Closed(Loop, Until);
+
+impl Closed {
+    /// With `in_flight` requests under way, from the first turn on.
+    pub fn new<T: Target>(target: &T, in_flight: u32, until: Until) -> Self {
+        Self(Loop::new(target, in_flight), until)
+    }
+
+    /// Begins what can begin, and drives the target for a turn. False when all is done.
+    pub fn turn<T: Target>(
+        &mut self,
+        target: &mut T,
+        tally: &mut impl FnMut(T::Told, Ps, Ps),
+        stop: &dyn Fn() -> bool,
+    ) -> Result<bool, T::Error> {
+        let Self(run, until) = self;
+        if matches!(until, Until::Ended(count) if run.ended >= *count) {
+            return Ok(false);
+        }
         run.repeat(target)?;
-        run.over |= matches!(until, Until::Time(time) if run.ended > 0 && run.now - run.start >= time);
+        run.over |= matches!(until, Until::Time(time) if run.ended > 0 && run.now - run.start >= *time);
         while !run.over
             && let Some(slot) = run.free.pop()
         {
             let now = target.now();
-            if !run.begin(target, slot, now)? {
-                break;
-            }
-            run.over |= matches!(until, Until::Begun(count) if run.begun >= count);
+            run.begin(target, slot, now)?;
+            run.over |= matches!(until, Until::Begun(count) if run.begun >= *count);
         }
+        run.free.append(&mut run.paused);
         if run.is_done() {
-            break;
+            return Ok(false);
         }
         run.poll(target, Ps::MAX, tally, stop)?;
+        Ok(true)
     }
-    Ok(run.ran())
+
+    /// Lets what is under way end, and nothing begin any more.
+    pub fn finish(&mut self) {
+        self.0.over = true;
+    }
 }
 
 /// Begins requests as they arrive, with at most `slots` of them under way; latencies count from the arrivals. Times are
@@ -157,7 +186,7 @@ pub fn open<T: Target>(
         Until::Begun(count) => arrived < count,
         Until::Ended(_) | Until::Over => true,
     };
-    while !run.has_enough(until) {
+    while !matches!(until, Until::Ended(count) if run.ended >= count) {
         let now = target.now();
         while more(next, arrived) && next <= now {
             waiting.push_back(next);
@@ -173,6 +202,7 @@ pub fn open<T: Target>(
             }
             waiting.pop_front();
         }
+        run.free.append(&mut run.paused);
         let last = !more(next, arrived);
         run.over |= last && waiting.is_empty();
         if run.is_done() {
@@ -235,7 +265,10 @@ struct Loop {
     /// Since when the request of each slot counts.
     since: Vec<Ps>,
     free: Vec<u32>,
+    /// Slots that did not begin in this turn.
+    paused: Vec<u32>,
     again: Vec<u32>,
+    more: Vec<u32>,
     begun: u64,
     under_way: u32,
     /// Nothing begins any more.
@@ -254,7 +287,9 @@ impl Loop {
             now: start,
             since: vec![start; slots as usize],
             free: (0..slots).rev().collect(),
+            paused: Vec::with_capacity(slots as usize),
             again: Vec::with_capacity(slots as usize),
+            more: Vec::with_capacity(slots as usize),
             begun: 0,
             under_way: 0,
             over: false,
@@ -264,7 +299,7 @@ impl Loop {
         }
     }
 
-    /// Begins a request. False if none can begin now.
+    /// Begins a request. False if it does not begin now.
     fn begin<T: Target>(&mut self, target: &mut T, slot: u32, since: Ps) -> Result<bool, T::Error> {
         self.since[slot as usize] = since;
         let begun = target.begin(slot, since)?;
@@ -276,22 +311,21 @@ impl Loop {
             return Ok(true);
         }
         self.over |= begun == Begun::Over;
-        self.free.push(slot);
+        self.paused.push(slot);
         Ok(false)
     }
 
-    /// Makes requests again that brought nothing.
+    /// Makes requests again that brought nothing, and those that follow from others.
     fn repeat<T: Target>(&mut self, target: &mut T) -> Result<(), T::Error> {
+        while let Some(slot) = self.more.pop() {
+            let now = target.now();
+            self.begin(target, slot, now)?;
+        }
         while let Some(slot) = self.again.pop() {
             target.again(slot)?;
             self.under_way += 1;
         }
         Ok(())
-    }
-
-    /// Whether enough have ended, whatever is still under way.
-    fn has_enough(&self, until: Until) -> bool {
-        matches!(until, Until::Ended(count) if self.ended >= count)
     }
 
     /// Whether all have ended.
@@ -306,15 +340,16 @@ impl Loop {
         tally: &mut impl FnMut(T::Told, Ps, Ps),
         stop: &dyn Fn() -> bool,
     ) -> Result<(), T::Error> {
-        let Self { since, free, again, under_way, heard, ended, repeated, .. } = self;
+        let Self { since, free, again, more, under_way, heard, ended, repeated, .. } = self;
         let mut wrong = None;
         let went_on = target.poll(until, &mut |slot, at, end| {
             *under_way = under_way.saturating_sub(1);
+            let next = if matches!(end, End::More(_)) { &mut *more } else { &mut *free };
             match end {
-                End::Right(told) => {
+                End::Right(told) | End::More(told) => {
                     tally(told, since[slot as usize], at);
                     (*ended, *heard) = (*ended + 1, at);
-                    free.push(slot);
+                    next.push(slot);
                 }
                 End::Again => {
                     *repeated += 1;
@@ -361,6 +396,8 @@ mod tests {
         /// The number of the request that ends wrongly, and of those that are made again.
         wrong: Option<u64>,
         again: Vec<u64>,
+        /// Numbers of requests that others follow.
+        more: Vec<u64>,
         /// Nothing is served from here on.
         stands_at: Option<Ps>,
         left: u64,
@@ -369,7 +406,7 @@ mod tests {
     impl Station {
         fn new(servers: usize, service: Ps) -> Self {
             let (free, now) = (vec![Ps::ZERO; servers], Ps::ZERO);
-            let (under_way, again) = (VecDeque::new(), Vec::new());
+            let (under_way, again, more) = (VecDeque::new(), Vec::new(), Vec::new());
             Self {
                 now,
                 service,
@@ -379,6 +416,7 @@ mod tests {
                 begun: 0,
                 wrong: None,
                 again,
+                more,
                 stands_at: None,
                 left: u64::MAX,
             }
@@ -433,6 +471,7 @@ mod tests {
                             self.again.retain(|other| *other != n);
                             End::Again
                         }
+                        n if self.more.contains(&n) => End::More(n),
                         n => End::Right(n),
                     };
                     ended(slot, at, end);
@@ -490,6 +529,17 @@ mod tests {
         let ran = closed(&mut station, 1, Until::Begun(5), &mut tally, &never).unwrap();
         assert_eq!((ran.ended, ran.repeated), (5, 1));
         assert_eq!(latencies, [1e3, 1e3, 2e3, 1e3, 1e3]);
+    }
+
+    #[test]
+    fn what_follows_begins_at_once_even_when_nothing_arrives() {
+        let mut station = Station { more: vec![1, 2], ..Station::new(1, US) };
+        let mut times = Vec::new();
+        let mut tally = |number, since: Ps, at: Ps| times.push((number, since, at));
+        let until = Until::Begun(2);
+        open(&mut station, &mut Arrivals::even(1e4), 2, until, &mut tally, &never).unwrap();
+        let at = |us| US * us;
+        assert_eq!(times, [(1, at(100), at(101)), (2, at(101), at(102)), (3, at(102), at(103)), (4, at(200), at(201))]);
     }
 
     #[test]

@@ -1,34 +1,19 @@
 //! A user's kernel on modelled hardware: the same calls in every placement of a platform.
 
-use std::cell::Cell;
 use std::fmt::Write;
 
-use remora_kernel::Placement;
-use remora_kernel::{Kernel, Status};
+use remora_kernel::{Kernel, Placement};
 use remora_model::platform::Platform;
 use remora_model::world::{self, PairSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::calling::{Calls, Checked};
 use crate::format::{plural, rate, time};
+use crate::kernel_calls::{COMPARED, KernelCalls, KernelData, Params};
 use crate::measure::IN_FLIGHT;
 use crate::modelled::{Measured, ModelError, Modelled};
 
-/// Calls whose answers must be alike in all placements.
-const COMPARED: u64 = 32;
 /// Calls of a figure with one in flight and with many.
 const CALLS: [u64; 2] = [200, 2_000];
-
-/// Where the kernel's data lie on the node.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Data {
-    /// Key of their region.
-    pub key: u32,
-    /// Their address.
-    pub va: u64,
-    /// Their length.
-    pub len: u64,
-}
 
 /// A kernel and what it is called with.
 pub struct UserKernel<'a, K> {
@@ -39,7 +24,7 @@ pub struct UserKernel<'a, K> {
     /// What is put into the node's memory.
     pub data: Option<&'a [u8]>,
     /// Appends the parameters of the call of this number.
-    pub params: &'a dyn Fn(Data, u64, &mut Vec<u8>),
+    pub params: Params<'a>,
 }
 
 /// What came of one placement.
@@ -112,75 +97,28 @@ fn measure<K: Kernel + Clone + 'static>(
 ) -> Result<KernelRow, KernelError> {
     // Memory of its own for each: a kernel may change it.
     let mut model = Modelled::with_kernel(spec, placement, (user.kernel.clone(), user.op))?;
-    let mut data = Data::default();
+    let mut data = KernelData::default();
     if let Some(bytes) = user.data {
         let region = model.pair().alloc((bytes.len() as u64).max(8)).map_err(ModelError::from)?;
         // In bounds: the region was made for them.
         let _ = region.write(region.va(), bytes);
-        data = Data { key: region.key(), va: region.va(), len: bytes.len() as u64 };
+        data = KernelData { key: region.key(), va: region.va(), len: bytes.len() as u64 };
     }
-    let begin = || Numbered { user, data, next: 0, seen: Cell::new(Seen::default()) };
+    let begin = || KernelCalls::new(user.op, data, user.params);
     let mut compared = begin();
     // The same calls in each place, from the first on.
     model.run_in_order(&mut compared, COMPARED)?;
-    let Seen { digest, status } = compared.seen.get();
+    let (digest, status) = compared.seen();
     let figures = [0, 1].map(|n| model.measure(&mut begin(), IN_FLIGHT[n], CALLS[n], &|| false));
     let [in_flight_1, in_flight_64] = figures;
     Ok(KernelRow {
         platform: platform.name.clone(),
         placement,
-        status: status.unwrap_or(Status::Ok).code(),
+        status: status.code(),
         digest,
         in_flight_1: in_flight_1?,
         in_flight_64: in_flight_64?,
     })
-}
-
-/// Calls by number.
-struct Numbered<'a, K> {
-    user: &'a UserKernel<'a, K>,
-    data: Data,
-    next: u64,
-    seen: Cell<Seen>,
-}
-
-/// What calls answered.
-#[derive(Clone, Copy)]
-struct Seen {
-    digest: u64,
-    status: Option<Status>,
-}
-
-impl Default for Seen {
-    fn default() -> Self {
-        Self { digest: 0xcbf2_9ce4_8422_2325, status: None }
-    }
-}
-
-impl<K> Calls for Numbered<'_, K> {
-    fn op(&self) -> u64 {
-        self.user.op
-    }
-
-    fn next(&mut self) -> u64 {
-        self.next += 1;
-        self.next - 1
-    }
-
-    fn params(&self, id: u64, params: &mut Vec<u8>) {
-        (self.user.params)(self.data, id, params);
-    }
-
-    /// Any answer is right; what they are is remembered.
-    fn check(&self, _: u64, status: Status, reply: &[u8]) -> Result<Checked, String> {
-        let mut seen = self.seen.get();
-        seen.status = seen.status.or(Some(status));
-        for byte in std::iter::once(&status.code()).chain(reply) {
-            seen.digest = (seen.digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-        self.seen.set(seen);
-        Ok(Checked::RIGHT)
-    }
 }
 
 /// What came, in columns.

@@ -12,8 +12,15 @@ pub use hardware::Hardware;
 pub use software::Software;
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
 
 use remora_lab::stats::{median, range};
+use remora_real::Client;
+
+use crate::StudyError;
+use crate::compare::{Progress, Watch};
+use crate::connection::Connection;
 
 /// Rounds in which everything is measured.
 pub const ROUNDS: usize = 3;
@@ -67,6 +74,51 @@ impl Figures {
         };
         self.order.into_iter().filter_map(figure).collect()
     }
+}
+
+/// How long one measurement of memory and system runs, and how long one of the software NIC.
+const HARDWARE: Duration = Duration::from_millis(20);
+const SOFTWARE: Duration = Duration::from_millis(25);
+/// Everything, in rounds. Calls beside a writer come in slices of the length given.
+pub fn measure(
+    directory: &Path,
+    clients: &mut [Client],
+    slice: Duration,
+    watch: &dyn Watch,
+) -> Result<Vec<Figure>, StudyError> {
+    let mut figures = Figures::default();
+    let tell = |what: &str, part| watch.progress(Progress::Part { what, part });
+    let hardware = Hardware { time: HARDWARE, directory: directory.into() };
+    hardware.measure(&mut figures, &|what, part| tell(what, part * 0.4), &|| watch.stop())?;
+    let probes: Result<Vec<_>, _> = clients.iter_mut().map(|client| Software::new(client)).collect();
+    let probes = probes?;
+    software(clients, &probes, &mut figures, watch)?;
+    let mut targets: Vec<&mut dyn Connection> =
+        clients.iter_mut().map(|client| client as &mut dyn Connection).collect();
+    if let Some(probe) = probes.last() {
+        let progress = |part| tell("the software NIC beside a writer", 0.8 + part * 0.2);
+        probe.measure_beside(&mut targets, slice, &mut figures, &progress, &|| watch.stop())?;
+    }
+    Ok(figures.finish())
+}
+
+fn software(
+    clients: &mut [Client],
+    probes: &[Software],
+    figures: &mut Figures,
+    watch: &dyn Watch,
+) -> Result<(), StudyError> {
+    let tell = |what: &str, part| watch.progress(Progress::Part { what, part });
+    let steps = (ROUNDS * clients.len()) as f64;
+    for round in 0..ROUNDS {
+        for (n, (client, probe)) in clients.iter_mut().zip(probes).enumerate() {
+            let done = (round * probes.len() + n) as f64 / steps;
+            tell(&format!("the software NIC over {}", client.link()), 0.4 + done * 0.4);
+            probe.measure(client, SOFTWARE, figures, &|| watch.stop())?;
+        }
+        Software::name_cores(figures);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -7,10 +7,12 @@
 mod judge;
 mod page;
 mod predict;
+mod rounds;
 
 pub use judge::{Cell, RULE, Validation, Winner, judge};
 pub use page::page;
 pub use predict::{Data, predict};
+pub use rounds::{MOVED, Round, is_steady, rounds};
 
 /// The goal for the median error of latency.
 pub const GOAL: f64 = 0.15;

@@ -24,43 +24,52 @@ pub const MAX_SCAN: u64 = 100;
 /// Below this many terms a harmonic number is summed up, beyond it is an integral.
 const SUMMED: u64 = 10_000;
 
-/// A core workload.
+/// A workload: a name, operations, and how records are chosen. A new one is a line of [`WORKLOADS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Workload {
-    /// Update heavy: half reads, half updates; zipfian.
-    A,
-    /// Read mostly: 95 % reads, 5 % updates; zipfian.
-    B,
-    /// Read only; zipfian.
-    C,
-    /// Read latest: 95 % reads, 5 % inserts.
-    D,
-    /// Short ranges: 95 % scans, 5 % inserts; zipfian.
-    E,
-    /// Half reads, half read-modify-writes; zipfian.
-    F,
+pub struct Workload {
+    /// As options and files spell it.
+    pub name: &'static str,
+    /// A heading.
+    pub title: &'static str,
+    /// What is done.
+    pub about: &'static str,
+    /// Its operations.
+    pub mix: Mix,
+    /// Whether the newest records are the most popular; else a scrambled zipfian says which are.
+    pub latest: bool,
+}
+
+/// No operations.
+const NONE: Mix = Mix { read: 0, update: 0, insert: 0, scan: 0, modify: 0 };
+
+/// All workloads: updates or reads alone, and the core workloads A to F.
+pub const WORKLOADS: [Workload; 8] = [
+    workload("writes", "Updates only", "Updates only", Mix::writes(100)),
+    workload("reads", "Reads only", "Reads only, as in C", Mix::writes(0)),
+    workload("a", "YCSB A", "Half reads, half updates", Mix { read: 50, update: 50, ..NONE }),
+    workload("b", "YCSB B", "95 % reads, 5 % updates", Mix { read: 95, update: 5, ..NONE }),
+    workload("c", "YCSB C", "Reads only", Mix { read: 100, ..NONE }),
+    Workload {
+        latest: true,
+        ..workload("d", "YCSB D", "95 % reads of the latest, 5 % inserts", Mix { read: 95, insert: 5, ..NONE })
+    },
+    workload("e", "YCSB E", "95 % scans, 5 % inserts", Mix { scan: 95, insert: 5, ..NONE }),
+    workload("f", "YCSB F", "Half reads, half read-modify-writes", Mix { read: 50, modify: 50, ..NONE }),
+];
+
+const fn workload(name: &'static str, title: &'static str, about: &'static str, mix: Mix) -> Workload {
+    Workload { name, title, about, mix, latest: false }
 }
 
 impl Workload {
-    /// All six.
-    pub const ALL: [Self; 6] = [Self::A, Self::B, Self::C, Self::D, Self::E, Self::F];
-
-    /// Its operations.
-    pub const fn mix(self) -> Mix {
-        let none = Mix { read: 0, update: 0, insert: 0, scan: 0, modify: 0 };
-        match self {
-            Self::A => Mix { read: 50, update: 50, ..none },
-            Self::B => Mix { read: 95, update: 5, ..none },
-            Self::C => Mix { read: 100, ..none },
-            Self::D => Mix { read: 95, insert: 5, ..none },
-            Self::E => Mix { scan: 95, insert: 5, ..none },
-            Self::F => Mix { read: 50, modify: 50, ..none },
-        }
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        WORKLOADS.into_iter().find(|workload| workload.name == name)
     }
 
-    /// How its records are chosen.
-    pub const fn popularity(self) -> Popularity {
-        if matches!(self, Self::D) { Popularity::Latest(THETA) } else { Popularity::Zipfian(THETA) }
+    /// How its records are chosen, with this skew.
+    pub const fn popularity(&self, skew: f64) -> Popularity {
+        if self.latest { Popularity::Latest(skew) } else { Popularity::Zipfian(skew) }
     }
 }
 
@@ -142,12 +151,7 @@ enum Chooser {
 }
 
 impl Generator {
-    /// A core workload over `records` records (0 counts as 1), of which about `operations` operations will be drawn.
-    pub fn new(workload: Workload, records: u64, operations: u64, seed: u64) -> Self {
-        Self::with(workload.mix(), workload.popularity(), records, operations, seed)
-    }
-
-    /// Any mix.
+    /// A mix of operations over `records` records (0 counts as 1), of which about `operations` will be drawn.
     pub fn with(mix: Mix, popularity: Popularity, records: u64, operations: u64, seed: u64) -> Self {
         let records = records.max(1);
         // Popular records must stay so while others are added: the numbers scattered over include twice as many new
@@ -299,6 +303,11 @@ fn unit(rng: &mut ChaCha8Rng) -> f64 {
 mod tests {
     use super::*;
 
+    fn core(name: &str, records: u64, operations: u64, seed: u64) -> Generator {
+        let workload = Workload::named(name).unwrap();
+        Generator::with(workload.mix, workload.popularity(THETA), records, operations, seed)
+    }
+
     const DRAWS: u64 = 200_000;
     /// Standard deviations that a count may be off: one of a million right runs fails. The seeds are fixed.
     const SIGMAS: f64 = 5.0;
@@ -333,8 +342,8 @@ mod tests {
             [0, 0, 5, 95, 0],
             [50, 0, 0, 0, 50],
         ];
-        for (seed, (workload, shares)) in (11..).zip(Workload::ALL.into_iter().zip(published)) {
-            let mut generator = Generator::new(workload, 1000, DRAWS, seed);
+        for (seed, (workload, shares)) in (11..).zip(WORKLOADS[2..].iter().zip(published)) {
+            let mut generator = core(workload.name, 1000, DRAWS, seed);
             let mut counts = [0; 5];
             (0..DRAWS).for_each(|_| counts[kind(generator.draw())] += 1);
             for (count, share) in counts.into_iter().zip(shares) {
@@ -402,7 +411,7 @@ mod tests {
     #[test]
     fn the_latest_are_the_most_popular_while_records_are_added() {
         let (records, seed) = (500, 41);
-        let mut generator = Generator::new(Workload::D, records, DRAWS, seed);
+        let mut generator = core("d", records, DRAWS, seed);
         let (mut newest, mut second, mut reads, mut shares) = (0, 0, 0, (0.0, 0.0));
         let mut zeta = harmonic(records, THETA);
         for _ in 0..DRAWS {
@@ -431,7 +440,7 @@ mod tests {
     #[test]
     fn scans_have_every_length_from_1_to_100_alike() {
         let seed = 51;
-        let mut generator = Generator::new(Workload::E, 1000, DRAWS, seed);
+        let mut generator = core("e", 1000, DRAWS, seed);
         let (mut lengths, mut scans) = ([0u64; MAX_SCAN as usize + 1], 0);
         for _ in 0..DRAWS {
             let there = generator.records();
@@ -456,13 +465,13 @@ mod tests {
         (0..DRAWS).for_each(|_| counts[generator.record() as usize] += 1);
         counts.iter().for_each(|&count| likely(count, DRAWS, 0.02, 0.0, "uniform, seed 61"));
         let draw = |seed| {
-            let mut generator = Generator::new(Workload::E, 100_000, 100, seed);
+            let mut generator = core("e", 100_000, 100, seed);
             (0..100).map(|_| generator.draw()).collect::<Vec<_>>()
         };
         assert_eq!(draw(1), draw(1));
         assert_ne!(draw(1), draw(2));
         for records in [0, 1] {
-            let mut one = Generator::new(Workload::D, records, 0, 3);
+            let mut one = core("d", records, 0, 3);
             assert!((0..100).all(|_| one.record() == 0));
         }
     }

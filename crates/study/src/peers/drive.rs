@@ -1,28 +1,32 @@
-//! One thread that keeps a number of requests under way at a store, and checks every answer.
+//! Requests kept under way at a store by one thread, and every answer checked.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use remora_lab::stats::Latencies;
+use remora_model::time::Ps;
 
 use super::value::{Read, Values, Write};
 use super::{Answer, Ask, AtNode, PeerError, Store};
+use crate::load::{self, Arrivals, Begun, End, Trouble, Until, system_time};
 use crate::ycsb::{Generator, Mix, Operation, Popularity};
 
 /// After how long without any answer a store counts as stuck.
 const STUCK: Duration = Duration::from_secs(20);
 /// The part of a run before its latencies and rates count: 1 / this.
-const WARM_UP: u32 = 10;
+const WARM_UP: u64 = 10;
 
 /// What to do to a store.
 #[derive(Clone, Copy, Debug)]
-pub struct Load {
+pub struct StoreLoad {
     /// The operations. A scan is its reads one after another, a read-modify-write a read and then a write.
     pub mix: Mix,
     /// How records are chosen.
     pub popularity: Popularity,
     /// Clients, each with one request under way.
     pub clients: usize,
+    /// Operations a second that arrive whatever the store answers, and wait for a client that is free; `None`: each client
+    /// asks as soon as it has its answer.
+    pub arrivals_per_s: Option<f64>,
     /// How long it runs.
     pub time: Duration,
     /// Seeds the operations.
@@ -31,7 +35,7 @@ pub struct Load {
 
 /// What came of a load.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Outcome {
+pub struct Driven {
     /// Writes.
     pub writes: Side,
     /// Reads.
@@ -69,7 +73,7 @@ pub struct Loaded<'a> {
     store: &'a mut dyn Store,
     values: Values,
     records: u64,
-    stop: &'a AtomicBool,
+    stop: &'a dyn Fn() -> bool,
 }
 
 impl<'a> Loaded<'a> {
@@ -79,32 +83,49 @@ impl<'a> Loaded<'a> {
         records: u64,
         bytes: usize,
         clients: usize,
-        stop: &'a AtomicBool,
+        stop: &'a dyn Fn() -> bool,
     ) -> Result<Self, PeerError> {
         let mut loaded = Self { store, values: Values::new(bytes), records, stop };
-        let mut run = Run::new(clients, Source::Records(0..records));
-        run.run(&mut loaded, None)?;
+        let mut driving = Driving::new(&mut loaded, clients, Source::Records(0..records));
+        load::closed(&mut driving, clients as u32, Until::Over, &mut |_, _, _| {}, stop)?;
         Ok(loaded)
     }
 
     /// Runs a load.
-    pub fn drive(&mut self, load: &Load) -> Result<Outcome, PeerError> {
+    pub fn drive(&mut self, load: &StoreLoad) -> Result<Driven, PeerError> {
         // Room in the key space for what is inserted; how much makes no difference to the records that are chosen.
         let expected = 1_000_000;
         let generator = Generator::with(load.mix, load.popularity, self.records, expected, load.seed);
-        let mut run = Run::new(load.clients, Source::Operations(Box::new(generator)));
-        let elapsed = run.run(self, Some(load.time))?;
-        if let Source::Operations(generator) = &run.source {
+        let (stop, time, start) = (self.stop, load::ps(load.time), system_time());
+        let mut driving = Driving::new(self, load.clients, Source::Operations(Box::new(generator)));
+        let (from, end) = (start + Ps(time.0 / WARM_UP), start + time);
+        let mut sides = [SideTally::default(), SideTally::default()];
+        let mut tally = |told: Option<(usize, Option<AtNode>)>, since, at| {
+            // What ends before and after is checked, and does not count.
+            if let Some((side, at_node)) = told.filter(|_| (from..end).contains(&at)) {
+                sides[side].add(load::duration(at - since), at_node);
+            }
+        };
+        let (clients, until) = (load.clients as u32, Until::Time(time));
+        match load.arrivals_per_s {
+            None => load::closed(&mut driving, clients, until, &mut tally, stop)?,
+            Some(per_s) => {
+                let mut arrivals = Arrivals::poisson(per_s, load.seed);
+                load::open(&mut driving, &mut arrivals, clients, until, &mut tally, stop)?
+            }
+        };
+        let Driving { source, unknown, .. } = driving;
+        if let Source::Operations(generator) = source {
             self.records = generator.records();
         }
-        let [writes, reads] = run.tallies.each_ref().map(|tally| tally.side(elapsed));
-        Ok(Outcome { writes, reads, unknown: run.unknown })
+        let [writes, reads] = sides.each_ref().map(|side| side.sum(load::duration(end - from)));
+        Ok(Driven { writes, reads, unknown })
     }
 }
 
 /// Of writes (0) or reads (1).
 #[derive(Default)]
-struct Tally {
+struct SideTally {
     latencies: Latencies,
     /// Sums over those whose node tells.
     told: u64,
@@ -112,7 +133,7 @@ struct Tally {
     communication_ns: u64,
 }
 
-impl Tally {
+impl SideTally {
     fn add(&mut self, latency: Duration, at_node: Option<AtNode>) {
         self.latencies.record(latency);
         if let Some(AtNode { total_ns, communication_ns }) = at_node {
@@ -124,7 +145,7 @@ impl Tally {
         }
     }
 
-    fn side(&self, elapsed: Duration) -> Side {
+    fn sum(&self, elapsed: Duration) -> Side {
         let count = self.latencies.count();
         let part = |ns: u64| ns as f64 / self.told.max(1) as f64;
         let (communication_ns, all_ns) = (part(self.communication_ns), part(self.told_ns));
@@ -155,10 +176,10 @@ impl Source {
     }
 }
 
-/// A client: what it does, and what it does after that.
+/// A client: what it has under way, and what it does after that.
 #[derive(Default)]
 struct Client {
-    pending: Option<(Pending, Instant)>,
+    pending: Option<Pending>,
     then: Then,
 }
 
@@ -167,7 +188,7 @@ enum Pending {
     Write(Write),
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 enum Then {
     #[default]
     Draw,
@@ -176,79 +197,43 @@ enum Then {
     Read(u64, u64),
 }
 
-struct Run {
+/// The clients of a store, as a loop drives them.
+struct Driving<'a, 'b> {
+    on: &'a mut Loaded<'b>,
     source: Source,
     clients: Vec<Client>,
-    /// Clients whose request has ended.
-    free: Vec<usize>,
-    tallies: [Tally; 2],
     value: Vec<u8>,
-    measuring: bool,
-    under_way: usize,
     unknown: u64,
 }
 
-impl Run {
-    fn new(clients: usize, source: Source) -> Self {
-        let clients: Vec<Client> = (0..clients).map(|_| Client::default()).collect();
-        let free = (0..clients.len()).rev().collect();
-        Self {
-            source,
-            clients,
-            free,
-            tallies: Default::default(),
-            value: Vec::new(),
-            measuring: false,
-            under_way: 0,
-            unknown: 0,
-        }
+impl<'a, 'b> Driving<'a, 'b> {
+    fn new(on: &'a mut Loaded<'b>, clients: usize, source: Source) -> Self {
+        let clients = (0..clients).map(|_| Client::default()).collect();
+        Self { on, source, clients, value: Vec::new(), unknown: 0 }
+    }
+}
+
+impl load::Target for Driving<'_, '_> {
+    /// Of a write (0) or a read (1), with what its node tells; `None` if the outcome is not known.
+    type Told = Option<(usize, Option<AtNode>)>;
+    type Error = PeerError;
+
+    fn patience(&self) -> Duration {
+        STUCK
     }
 
-    /// Keeps all clients busy for this time, or until the source ends, and then waits for what is under way. The time
-    /// that was measured.
-    fn run(&mut self, on: &mut Loaded<'_>, time: Option<Duration>) -> Result<Duration, PeerError> {
-        let begin = Instant::now();
-        let (mut measured_from, mut elapsed, mut heard) = (begin, Duration::ZERO, begin);
-        loop {
-            let now = Instant::now();
-            let running = time.is_none_or(|time| now - begin < time);
-            if !self.measuring && time.is_some_and(|time| now - begin >= time / WARM_UP) {
-                (self.measuring, measured_from) = (true, now);
-            }
-            if self.measuring && !running && elapsed.is_zero() {
-                elapsed = now - measured_from;
-                // What ends later is checked, and no longer counts.
-                self.measuring = false;
-            }
-            while running && let Some(slot) = self.free.pop() {
-                if !self.submit(on, slot)? {
-                    break;
-                }
-            }
-            if self.under_way == 0 {
-                return Ok(elapsed);
-            }
-            let before = self.free.len();
-            self.wait(on)?;
-            if self.free.len() > before {
-                heard = now;
-            } else if now - heard > STUCK {
-                return Err(PeerError::Stuck { after: STUCK });
-            }
-            if on.stop.load(Ordering::Relaxed) {
-                return Err(PeerError::Interrupted);
-            }
-        }
+    fn now(&self) -> Ps {
+        system_time()
     }
 
-    /// The next request of a client; false if there are no more.
-    fn submit(&mut self, on: &mut Loaded<'_>, slot: usize) -> Result<bool, PeerError> {
-        let client = &mut self.clients[slot];
+    fn begin(&mut self, slot: u32, _: Ps) -> Result<Begun, PeerError> {
+        let Self { on, source, clients, value, .. } = self;
+        let client = &mut clients[slot as usize];
         let (record, writes, then) = match std::mem::take(&mut client.then) {
             Then::Write(record) => (record, true, Then::Draw),
             Then::Read(record, more) => (record, false, reads_on(record + 1, more - 1)),
-            Then::Draw => match self.source.next() {
-                None => return Ok(false),
+            Then::Draw => match source.next() {
+                None => return Ok(Begun::Over),
                 Some(Operation::Read(record)) => (record, false, Then::Draw),
                 Some(Operation::Update(record) | Operation::Insert(record)) => (record, true, Then::Draw),
                 Some(Operation::ReadModifyWrite(record)) => (record, false, Then::Write(record)),
@@ -258,30 +243,35 @@ impl Run {
             },
         };
         client.then = then;
-        let pending = if writes {
-            Pending::Write(on.values.write(record, &mut self.value))
+        let (pending, ask) = if writes {
+            (Pending::Write(on.values.write(record, value)), Ask::Put(record, value))
         } else {
-            Pending::Read(on.values.read(record))
+            (Pending::Read(on.values.read(record)), Ask::Get(record))
         };
-        let ask = if writes { Ask::Put(record, &self.value) } else { Ask::Get(record) };
-        client.pending = Some((pending, Instant::now()));
-        self.under_way += 1;
-        on.store.submit(slot, ask)?;
-        Ok(true)
+        client.pending = Some(pending);
+        on.store.submit(slot as usize, ask)?;
+        Ok(Begun::Yes)
     }
 
-    fn wait(&mut self, on: &mut Loaded<'_>) -> Result<(), PeerError> {
-        let Self { clients, free, tallies, measuring, under_way, unknown, .. } = self;
+    fn again(&mut self, _: u32) -> Result<(), PeerError> {
+        // None ends so: stores make requests again by themselves.
+        Ok(())
+    }
+
+    fn poll(&mut self, _: Ps, ended: &mut impl FnMut(u32, Ps, End<Self::Told>)) -> Result<bool, PeerError> {
+        let Self { on, clients, unknown, .. } = self;
         let (values, mut wrong) = (&mut on.values, None);
         on.store.wait(&mut |slot, answer, at_node| {
-            let now = Instant::now();
-            let checked = match (clients.get_mut(slot).and_then(|client| client.pending.take()), answer) {
-                (Some((Pending::Read(read), since)), Answer::Value(value)) => {
-                    values.check(read, value).map(|()| Some((1, since)))
+            let at = system_time();
+            let client = clients.get_mut(slot);
+            let more = client.as_ref().is_some_and(|client| client.then != Then::Draw);
+            let checked = match (client.and_then(|client| client.pending.take()), answer) {
+                (Some(Pending::Read(read)), Answer::Value(value)) => {
+                    values.check(read, value).map(|()| Some((1, at_node)))
                 }
-                (Some((Pending::Write(write), since)), Answer::Written) => {
+                (Some(Pending::Write(write)), Answer::Written) => {
                     values.written(write);
-                    Ok(Some((0, since)))
+                    Ok(Some((0, at_node)))
                 }
                 (Some(_), Answer::Unknown) => {
                     *unknown += 1;
@@ -290,14 +280,20 @@ impl Run {
                 _ => Err(PeerError::Answer { what: "the store", why: "an answer that nobody waits for".into() }),
             };
             match checked {
-                Ok(Some((side, since))) if *measuring => tallies[side].add(now - since, at_node),
-                Ok(_) => {}
+                Ok(told) => ended(slot as u32, at, if more { End::More(told) } else { End::Right(told) }),
                 Err(error) => wrong = Some(error),
             }
-            free.push(slot);
-            *under_way = under_way.saturating_sub(1);
         })?;
-        wrong.map_or(Ok(()), Err)
+        wrong.map_or(Ok(true), Err)
+    }
+
+    fn trouble(&self, trouble: Trouble) -> PeerError {
+        match trouble {
+            Trouble::Interrupted => PeerError::Interrupted,
+            Trouble::Stuck(after) => PeerError::Stuck { after },
+            Trouble::Wrong(why) => PeerError::Answer { what: "the store", why },
+            Trouble::Still(_) => PeerError::Stuck { after: Duration::ZERO },
+        }
     }
 }
 
@@ -309,7 +305,8 @@ fn reads_on(record: u64, count: u64) -> Then {
 mod tests {
     use super::*;
     use crate::peers::Done;
-    use crate::ycsb::Workload;
+    use crate::workload::THETA;
+    use crate::ycsb::WORKLOADS;
 
     /// Records in this process; answers come in the order of the requests, a few at a time.
     #[derive(Default)]
@@ -350,23 +347,23 @@ mod tests {
         }
     }
 
-    fn load(mix: Mix, popularity: Popularity, clients: usize) -> Load {
-        Load { mix, popularity, clients, time: Duration::from_millis(20), seed: 5 }
+    fn load(mix: Mix, popularity: Popularity, clients: usize) -> StoreLoad {
+        StoreLoad { mix, popularity, clients, arrivals_per_s: None, time: Duration::from_millis(20), seed: 5 }
     }
 
     #[test]
     fn every_workload_runs_with_as_many_clients_as_asked_for() {
-        for workload in Workload::ALL {
-            let (mut map, stop) = (Map::default(), AtomicBool::new(false));
+        for workload in &WORKLOADS[2..] {
+            let (mut map, stop) = (Map::default(), || false);
             let mut loaded = Loaded::new(&mut map, 50, 100, 4, &stop).unwrap();
-            let mut load = load(workload.mix(), workload.popularity(), 4);
+            let mut load = load(workload.mix, workload.popularity(THETA), 4);
             let mut outcome = loaded.drive(&load).unwrap();
             // A busy machine does little in a time; too little may happen to be without the few writes of a mix.
             while outcome.reads.count + outcome.writes.count < 2000 {
                 load.time *= 2;
                 outcome = loaded.drive(&load).unwrap();
             }
-            let Mix { update, insert, modify, .. } = workload.mix();
+            let Mix { update, insert, modify, .. } = workload.mix;
             assert!(outcome.reads.count > 0 && outcome.reads.rate > 0.0, "{workload:?}");
             assert_eq!(outcome.writes.count > 0, update + insert + modify > 0, "{workload:?}");
             assert!(outcome.reads.p50_ns <= outcome.reads.p99_ns);
@@ -377,7 +374,7 @@ mod tests {
 
     #[test]
     fn a_store_that_forgets_or_changes_is_found_out() {
-        let stop = AtomicBool::new(false);
+        let stop = || false;
         let drive = |spoil: fn(&mut Map)| {
             let mut map = Map::default();
             let values = Loaded::new(&mut map, 1, 100, 1, &stop).unwrap().values;
@@ -394,7 +391,7 @@ mod tests {
 
     #[test]
     fn writes_of_unknown_outcome_may_be_read_and_are_counted() {
-        let (mut map, stop) = (Map { unsure: Some(3), ..Map::default() }, AtomicBool::new(false));
+        let (mut map, stop) = (Map { unsure: Some(3), ..Map::default() }, || false);
         let mut loaded = Loaded::new(&mut map, 2, 100, 4, &stop).unwrap();
         let outcome = loaded.drive(&load(Mix::writes(50), Popularity::Uniform, 4)).unwrap();
         assert!(outcome.unknown > 0 && outcome.writes.count > 0 && outcome.reads.count > 0);
@@ -402,19 +399,19 @@ mod tests {
 
     #[test]
     fn who_wants_no_more_is_heard() {
-        let (mut map, stop) = (Map::default(), AtomicBool::new(true));
+        let (mut map, stop) = (Map::default(), || true);
         assert!(matches!(Loaded::new(&mut map, 100, 100, 1, &stop), Err(PeerError::Interrupted)));
     }
 
     #[test]
     fn latency_falls_into_two_parts() {
-        let (mut tally, at_node) = (Tally::default(), AtNode { total_ns: 6_000, communication_ns: 2_000 });
+        let (mut tally, at_node) = (SideTally::default(), AtNode { total_ns: 6_000, communication_ns: 2_000 });
         (0..10).for_each(|_| tally.add(Duration::from_micros(10), Some(at_node)));
-        let side = tally.side(Duration::from_secs(1));
+        let side = tally.sum(Duration::from_secs(1));
         assert_eq!(side.split, Some(Split { communication_ns: 6_000.0, computation_ns: 4_000.0 }));
         assert_eq!((side.count, side.rate), (10, 10.0));
-        let mut silent = Tally::default();
+        let mut silent = SideTally::default();
         silent.add(Duration::from_micros(10), None);
-        assert_eq!(silent.side(Duration::from_secs(1)).split, None);
+        assert_eq!(silent.sum(Duration::from_secs(1)).split, None);
     }
 }

@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn three_members_take_writes_and_give_them_back() {
         if !Etcd::installed() {
-            return;
+            return remora_testing::skip("etcd is not installed", &format!("Install the package {PACKAGE}"));
         }
         let directory = tempfile::tempdir().unwrap();
         let mut etcd = Etcd::start(directory.path(), 9).unwrap();

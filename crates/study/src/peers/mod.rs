@@ -4,6 +4,7 @@
 //! checks every answer, and tells what came out. [`etcd`] and [`redis`] start stores of three nodes on this machine and
 //! end them; [`disk`] tells what one durable append takes without any store.
 
+pub mod bench;
 pub mod cluster;
 pub mod cores;
 pub mod disk;

@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn writes_wait_for_both_replicas_and_reads_find_them() {
         if !Redis::installed() {
-            return;
+            return remora_testing::skip("Redis is not installed", &format!("Install the package {PACKAGE}"));
         }
         let directory = tempfile::tempdir().unwrap();
         let mut redis = Redis::start(directory.path(), 2, AppendOnly::EverySecond).unwrap();

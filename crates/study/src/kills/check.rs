@@ -1,0 +1,87 @@
+//! Whether what clients saw can be explained, and how long they waited.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use remora_cluster::Outcome;
+use remora_storm::durability::{Finding, check_history};
+use remora_storm::engine::{Action, End};
+use remora_storm::history::{History, Record};
+
+use super::clients::Shared;
+use super::{Kill, KillReport};
+
+impl Shared {
+    /// Checks the history; nobody adds to it any more.
+    pub(super) fn report(&self, kills: &[Kill]) -> KillReport {
+        let history = std::mem::take(&mut *self.history());
+        let writes = |record: &&Record| record.action != Action::Get;
+        let acknowledged = |record: &&Record| matches!(record.end, End::Done(_));
+        let of = |one: bool| kills.iter().filter(move |kill| kill.node.is_some() == one);
+        let resumed = |one| of(one).filter_map(|kill| resumed(&history, kill.at)).collect();
+        KillReport {
+            resumed: resumed(true),
+            whole: of(true).map(|kill| kill.whole).collect(),
+            resumed_after_all: resumed(false),
+            answered: history.records.iter().filter(acknowledged).filter(writes).count(),
+            unknown: history.records.iter().filter(|record| record.end == End::Unknown).count(),
+            checked: check_history(&history, self.settings.persistency),
+            history,
+        }
+    }
+}
+
+/// What came of the check, in words; an error unless every record was found linearizable.
+pub fn verdict(checked: &Result<Vec<u32>, Finding>) -> Result<String, String> {
+    match checked {
+        Ok(hard) if hard.is_empty() => Ok("every record is linearizable, and nothing is lost".into()),
+        Ok(hard) => Err(format!("{} records are too hard to check; the others are linearizable", hard.len())),
+        Err(finding) => Err(format!("record {} cannot be explained", finding.key)),
+    }
+}
+
+/// How long after a kill the first write was answered that was asked for after it.
+fn resumed(history: &History, at: u64) -> Option<Duration> {
+    let done = |record: &&Record| matches!(record.end, End::Done(_)) && record.action != Action::Get;
+    let after = history.records.iter().filter(|record| record.called >= at).filter(done);
+    after.map(|record| Duration::from_nanos(record.returned - at)).min()
+}
+
+/// A number as a record's content: of many lengths, and such that no other content has it. Counters are plain numbers.
+pub(super) fn content(key: u64, number: u64) -> Arc<[u8]> {
+    let padding = if key.is_multiple_of(4) { 0 } else { number.wrapping_mul(0x9e37_79b9) % 1000 };
+    let rest = (0..padding).map(|at| (number ^ at) as u8);
+    number.to_le_bytes().into_iter().chain(rest).collect()
+}
+
+/// The operation's end for the checker; an answer that no node may give is an error.
+pub(super) fn end_of(key: u64, action: Action, outcome: &Outcome) -> Result<End, String> {
+    let number = |value: &Option<Arc<[u8]>>| -> Result<Option<u64>, String> {
+        let Some(bytes) = value else { return Ok(None) };
+        let number = bytes.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+        let sound = number.filter(|&number| *content(key, number) == **bytes);
+        sound.map(Some).ok_or_else(|| format!("record {key} holds {} bytes that nobody wrote", bytes.len()))
+    };
+    Ok(match (action, outcome) {
+        (_, Outcome::Unknown) => End::Unknown,
+        (_, Outcome::Refused(_)) => End::Refused,
+        (Action::Get, Outcome::Value(value)) => End::Done(number(value)?),
+        (Action::Put(_) | Action::Delete, Outcome::Written) => End::Done(None),
+        (Action::CompareSwap { expected, .. }, Outcome::Swapped) => End::Done(expected),
+        (Action::CompareSwap { .. }, Outcome::NotSwapped(value)) => End::Done(number(value)?),
+        (Action::FetchAdd(_), Outcome::Added(found)) => End::Done((*found != 0).then_some(*found)),
+        _ => return Err(format!("{outcome:?} answers {action:?} of record {key}")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_history_that_was_checked_whole_is_good() {
+        assert!(verdict(&Ok(Vec::new())).is_ok());
+        assert!(verdict(&Ok(vec![3])).is_err_and(|why| why.starts_with("1 records are too hard")));
+        assert!(verdict(&Err(Finding { key: 5, records: Vec::new() })).is_err());
+    }
+}

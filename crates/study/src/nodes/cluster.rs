@@ -1,0 +1,173 @@
+//! The nodes of a cluster as child processes.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use remora_cluster::{ClusterClient, ClusterClientConfig, NodeStatus};
+
+use super::process::{Process, beside};
+use super::settings::ClusterSettings;
+use crate::StudyError;
+
+/// What a cluster's node's first line says when it can be reached; its address follows.
+pub const CLUSTER_READY: &str = "remora cluster node ready at ";
+/// How long a node may take to be up: it reads its log first.
+const START: Duration = Duration::from_secs(60);
+/// How much longer everything may take for each node of the cluster: they share cores and a disk.
+const EACH: Duration = Duration::from_secs(5);
+
+/// The nodes of a cluster as child processes. They end with this value.
+pub struct ClusterProcesses {
+    dir: PathBuf,
+    settings: ClusterSettings,
+    nodes: Vec<Option<Process>>,
+    /// Files beside this one get the nodes' packets.
+    pcap: Option<PathBuf>,
+    /// How often each node was started.
+    runs: Vec<u32>,
+}
+
+impl ClusterProcesses {
+    /// Starts all nodes and waits until each can be reached.
+    pub fn start(dir: &Path, settings: ClusterSettings) -> Result<Self, StudyError> {
+        Self::start_captured(dir, settings, None)
+    }
+
+    /// Starts nodes that write their packets into files beside `pcap`, if there is that: with the node's number in their
+    /// names, and from its second start on the start's.
+    pub fn start_captured(dir: &Path, settings: ClusterSettings, pcap: Option<&Path>) -> Result<Self, StudyError> {
+        let (nodes, runs) = (settings.addresses.iter().map(|_| None).collect(), vec![0; settings.addresses.len()]);
+        let mut this = Self { dir: dir.to_path_buf(), settings, nodes, pcap: pcap.map(Path::to_path_buf), runs };
+        for node in 0..this.len() {
+            this.spawn_node(node)?;
+        }
+        for node in this.nodes.iter().flatten() {
+            node.await_up(this.patience(START))?;
+        }
+        Ok(this)
+    }
+
+    /// How many nodes.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// What the nodes share.
+    pub fn settings(&self) -> &ClusterSettings {
+        &self.settings
+    }
+
+    /// Where the cluster is.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A node's process, if it runs.
+    pub fn process(&self, node: usize) -> Option<u32> {
+        self.nodes[node].as_ref().map(Process::id)
+    }
+
+    /// Starts a node that does not run, without waiting for it.
+    pub fn spawn_node(&mut self, node: usize) -> Result<(), StudyError> {
+        let id = node.to_string();
+        let mut args = ["cluster", "node", "--id", &id, "--dir"].map(OsStr::new).to_vec();
+        args.push(self.dir.as_os_str());
+        self.runs[node] += 1;
+        let name = match self.runs[node] {
+            1 => id.clone(),
+            run => format!("{node}-{run}"),
+        };
+        let pcap = self.pcap.as_ref().map(|pcap| beside(pcap, &name));
+        if let Some(pcap) = &pcap {
+            args.extend([OsStr::new("--pcap"), pcap.as_os_str()]);
+        }
+        self.nodes[node] = Some(Process::start(format!("node {node}"), &args, CLUSTER_READY)?);
+        Ok(())
+    }
+
+    /// Ends a node as a power failure of its machine would, but for the disk.
+    pub fn kill(&mut self, node: usize) {
+        if let Some(mut process) = self.nodes[node].take() {
+            process.kill();
+        }
+    }
+
+    /// Whether a node was killed since this was last asked, and how. One that ended by itself is an error: it has said
+    /// why.
+    pub fn ended(&mut self, node: usize) -> Result<Option<String>, StudyError> {
+        let Some(process) = self.nodes[node].as_mut() else { return Ok(None) };
+        let ended = process.ended()?;
+        if ended.is_some() {
+            self.nodes[node] = None;
+        }
+        Ok(ended)
+    }
+
+    /// How long to wait for all, if one node alone may take so long.
+    fn patience(&self, one: Duration) -> Duration {
+        one + EACH * self.len() as u32
+    }
+
+    /// Waits until every node that runs serves as a member of a view of all of them: `patience`, and more with many.
+    pub fn await_service(&self, patience: Duration) -> Result<(), StudyError> {
+        let patience = self.patience(patience);
+        let end = Instant::now() + patience;
+        let wanted = (0..self.len()).filter(|&node| self.nodes[node].is_some()).fold(0, |set, node| set | 1u64 << node);
+        for node in (0..self.len()).filter(|&node| self.nodes[node].is_some()) {
+            loop {
+                let status = ask(&self.settings, node, Duration::from_millis(500));
+                if status.is_some_and(|status| status.serves == 1 && status.members & wanted == wanted) {
+                    break;
+                }
+                if Instant::now() > end {
+                    let said = status.map_or("it does not answer".into(), |status| format!("{status:?}"));
+                    let after = patience.as_secs();
+                    return Err(StudyError::Failed(format!("node {node} does not serve after {after} s: {said}")));
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ClusterProcesses {
+    fn drop(&mut self) {
+        // All at once; then each is waited for.
+        self.nodes.iter_mut().flatten().for_each(Process::hang_up);
+    }
+}
+
+/// What one node says of itself; `None` if it cannot be reached.
+pub fn ask(settings: &ClusterSettings, node: usize, patience: Duration) -> Option<NodeStatus> {
+    let mut config = ClusterClientConfig::new(vec![settings.addresses[node]]);
+    (config.link, config.timeout) = (settings.link, patience);
+    ClusterClient::connect(config).and_then(|mut client| client.status()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nodes::ClusterShape;
+
+    #[test]
+    fn patience_grows_with_the_nodes() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let patience = |nodes: u8| {
+            let shape = ClusterShape { nodes: Some(nodes), ..ClusterShape::default() };
+            let settings = ClusterSettings::open(&dir.path().join(nodes.to_string()), &shape).expect("settings");
+            let (dir, runs) = (PathBuf::new(), Vec::new());
+            let nodes = (0..nodes).map(|_| None).collect();
+            ClusterProcesses { dir, settings, nodes, pcap: None, runs }.patience(START)
+        };
+        let [few, many] = [3, 16].map(patience);
+        assert!(few > START && many >= few + 13 * EACH);
+    }
+}

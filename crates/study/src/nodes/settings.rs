@@ -1,0 +1,217 @@
+//! A cluster's directory: what its nodes share.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use remora_cluster::{ClusterNodeConfig, Deployment, LogKind, Model, Secret};
+use remora_real::LinkKind;
+use serde_json::{Value, json};
+
+use crate::StudyError;
+
+/// What a cluster is to be like. What is not said is as it was, or for a new cluster the default.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterShape {
+    /// Nodes; 3 by default.
+    pub nodes: Option<u8>,
+    /// When writes are durable; synch by default.
+    pub persistency: Option<Model>,
+    /// Where the protocol runs.
+    pub deployment: Option<Deployment>,
+    /// How nodes and clients reach each other; shared memory by default.
+    pub link: Option<LinkKind>,
+    /// How logs become durable.
+    pub log: Option<LogKind>,
+    /// After so much silence a node is taken to have failed; 200 ms by default.
+    pub suspect: Option<Duration>,
+}
+
+/// What all nodes of a cluster share, as its directory has it.
+#[derive(Clone, Debug)]
+pub struct ClusterSettings {
+    /// The nodes' addresses, in the order of their numbers.
+    pub addresses: Vec<IpAddr>,
+    /// When writes are durable.
+    pub persistency: Model,
+    /// Where the protocol runs.
+    pub deployment: Deployment,
+    /// How nodes and clients reach each other.
+    pub link: LinkKind,
+    /// How logs become durable.
+    pub log: LogKind,
+    /// After so much silence a node is taken to have failed.
+    pub suspect: Duration,
+    secret: Secret,
+}
+
+/// Makes the directory this process's, for as long as the file is open: two that start its nodes would change each
+/// other's settings.
+pub fn lock(dir: &Path) -> Result<fs::File, StudyError> {
+    let failed = |e: std::io::Error| StudyError::Failed(format!("locking the cluster in {}: {e}", dir.display()));
+    fs::create_dir_all(dir).map_err(failed)?;
+    let path = dir.join("lock");
+    let file =
+        fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::Error(e)) => Err(failed(e)),
+        Err(fs::TryLockError::WouldBlock) => Err(StudyError::Failed(format!(
+            "the cluster in {} runs already: name another --dir, or ask it with `remora cluster status`",
+            dir.display()
+        ))),
+    }
+}
+
+impl ClusterSettings {
+    /// What the directory has; a new cluster's are made as `shape` says. What `shape` says of an old one must agree.
+    pub fn open(dir: &Path, shape: &ClusterShape) -> Result<Self, StudyError> {
+        if !dir.join("cluster.json").exists() {
+            let settings = Self::new(shape)?;
+            settings.write(dir)?;
+            return Ok(settings);
+        }
+        let mut settings = Self::read(dir)?;
+        let (nodes, model) = (settings.addresses.len(), settings.persistency);
+        let other = |what: &str, has: String| {
+            Err(StudyError::Usage(format!(
+                "the cluster in {} has {what} {has}: leave the option out, or name another --dir",
+                dir.display()
+            )))
+        };
+        if shape.nodes.is_some_and(|wanted| usize::from(wanted) != nodes) {
+            return other("--nodes", nodes.to_string());
+        }
+        if shape.persistency.is_some_and(|wanted| wanted != model) {
+            return other("--persistency", model.to_string());
+        }
+        // The rest may change from start to start.
+        settings.deployment = shape.deployment.unwrap_or(settings.deployment);
+        settings.link = shape.link.unwrap_or(settings.link);
+        settings.log = shape.log.unwrap_or(settings.log);
+        settings.suspect = shape.suspect.unwrap_or(settings.suspect);
+        settings.write(dir)?;
+        Ok(settings)
+    }
+
+    fn new(shape: &ClusterShape) -> Result<Self, StudyError> {
+        Ok(Self {
+            addresses: remora_real::free_loopbacks(shape.nodes.unwrap_or(3).into())?,
+            persistency: shape.persistency.unwrap_or(Model::Synch),
+            deployment: shape.deployment.unwrap_or_default(),
+            link: shape.link.unwrap_or(LinkKind::Shm),
+            log: shape.log.unwrap_or_default(),
+            suspect: shape.suspect.unwrap_or(Duration::from_millis(200)),
+            secret: remora_real::entropy()?,
+        })
+    }
+
+    fn write(&self, dir: &Path) -> Result<(), StudyError> {
+        let failed = |e: std::io::Error| StudyError::Failed(format!("making the cluster in {}: {e}", dir.display()));
+        fs::create_dir_all(dir).map_err(failed)?;
+        for node in 0..self.addresses.len() {
+            fs::create_dir_all(dir.join(format!("node-{node}"))).map_err(failed)?;
+        }
+        let addresses: Vec<String> = self.addresses.iter().map(IpAddr::to_string).collect();
+        let secret: String = self.secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        let text = json!({
+            "version": 1,
+            "addresses": addresses,
+            "persistency": self.persistency.to_string(),
+            "deployment": self.deployment.to_string(),
+            "link": self.link,
+            "log": self.log.to_string(),
+            "suspect_ms": self.suspect.as_millis() as u64,
+            "secret": secret,
+        });
+        let new = dir.join("cluster.json.new");
+        let mut options = fs::OpenOptions::new();
+        let file = options.write(true).create(true).truncate(true).mode(0o600).open(&new);
+        let written = file.and_then(|mut file| {
+            file.write_all(format!("{text:#}\n").as_bytes())?;
+            file.sync_all()
+        });
+        written.and_then(|()| fs::rename(&new, dir.join("cluster.json"))).map_err(failed)
+    }
+
+    /// What the directory has.
+    pub fn read(dir: &Path) -> Result<Self, StudyError> {
+        let path = dir.join("cluster.json");
+        let text = fs::read_to_string(&path).map_err(|e| match e.kind() {
+            ErrorKind::NotFound => StudyError::Usage(format!("there is no cluster in {}", dir.display())),
+            _ => StudyError::Failed(format!("reading {}: {e}", path.display())),
+        })?;
+        let value: Value = serde_json::from_str(&text)
+            .map_err(|e| StudyError::Failed(format!("{} is no cluster's: {e}", path.display())))?;
+        Self::parse(&value)
+            .ok_or_else(|| StudyError::Failed(format!("{} is no cluster's of this version", path.display())))
+    }
+
+    fn parse(value: &Value) -> Option<Self> {
+        let text = |name: &str| value.get(name)?.as_str();
+        if value.get("version")?.as_u64()? != 1 {
+            return None;
+        }
+        let mut secret = Secret::default();
+        let digits = text("secret")?;
+        if digits.len() != 64 || !digits.is_ascii() {
+            return None;
+        }
+        for (index, byte) in secret.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&digits[2 * index..2 * index + 2], 16).ok()?;
+        }
+        let addresses = value.get("addresses")?.as_array()?;
+        let suspect = value.get("suspect_ms")?.as_u64()?;
+        if !(1..=64).contains(&addresses.len()) || !(1..=600_000).contains(&suspect) {
+            return None;
+        }
+        Some(Self {
+            addresses: addresses.iter().map(|address| address.as_str()?.parse().ok()).collect::<Option<Vec<_>>>()?,
+            persistency: text("persistency")?.parse().ok()?,
+            deployment: text("deployment")?.parse().ok()?,
+            link: text("link")?.parse().ok()?,
+            log: text("log")?.parse().ok()?,
+            suspect: Duration::from_millis(suspect),
+            secret,
+        })
+    }
+
+    /// One node's configuration.
+    pub fn node(&self, dir: &Path, id: u8) -> Result<ClusterNodeConfig, StudyError> {
+        if usize::from(id) >= self.addresses.len() {
+            let last = self.addresses.len() - 1;
+            return Err(StudyError::Usage(format!("there is no node {id}: the cluster has nodes 0 to {last}")));
+        }
+        let mut config =
+            ClusterNodeConfig::new(id, self.addresses.clone(), dir.join(format!("node-{id}")), self.secret);
+        (config.model, config.deployment, config.link) = (self.persistency, self.deployment, self.link);
+        (config.log, config.suspect) = (self.log, self.suspect);
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(nodes: Option<u8>, persistency: Option<Model>) -> ClusterShape {
+        ClusterShape { nodes, persistency, ..ClusterShape::default() }
+    }
+
+    #[test]
+    fn a_directory_keeps_what_its_cluster_is() {
+        let dir = tempfile::tempdir().expect("directory");
+        assert!(matches!(ClusterSettings::read(dir.path()), Err(StudyError::Usage(_))));
+        let made = ClusterSettings::open(dir.path(), &shape(Some(5), Some(Model::Scope))).expect("settings");
+        let found = ClusterSettings::open(dir.path(), &shape(None, None)).expect("settings");
+        assert_eq!((made.addresses, made.secret, made.persistency), (found.addresses, found.secret, Model::Scope));
+        assert!(ClusterSettings::open(dir.path(), &shape(Some(3), None)).is_err());
+        assert!(ClusterSettings::open(dir.path(), &shape(None, Some(Model::Event))).is_err());
+        assert!(found.secret != [0; 32]);
+        fs::write(dir.path().join("cluster.json"), "{\"version\": 2}").expect("written");
+        assert!(matches!(ClusterSettings::read(dir.path()), Err(StudyError::Failed(_))));
+    }
+}

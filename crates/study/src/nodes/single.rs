@@ -1,0 +1,53 @@
+//! A node as a child process.
+
+use std::ffi::OsStr;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use remora_real::{Client, ClientConfig, LinkKind, at_free_loopback, at_local};
+
+use super::process::{Process, beside};
+use crate::StudyError;
+
+/// What a node's first line says when it can be reached; its address follows.
+pub const NODE_READY: &str = "remora node ready at ";
+/// How long a node may take to be up.
+const START: Duration = Duration::from_secs(20);
+
+/// A node that ends with this value.
+pub struct NodeProcess {
+    _process: Process,
+}
+
+impl NodeProcess {
+    /// Starts a node at `address` and waits until it can be reached.
+    pub fn start(address: IpAddr) -> Result<Self, StudyError> {
+        Self::start_captured(address, None)
+    }
+
+    /// Starts one that writes its packets into a file beside `pcap`, if there is that.
+    pub fn start_captured(address: IpAddr, pcap: Option<&Path>) -> Result<Self, StudyError> {
+        let (listen, pcap) = (address.to_string(), pcap.map(|pcap| beside(pcap, "node")));
+        // It serves this user's own data: only the machine limits it.
+        let mut args = ["node", "--listen", &listen, "--memory", "64T", "--stop-with-stdin"].map(OsStr::new).to_vec();
+        if let Some(pcap) = &pcap {
+            args.extend([OsStr::new("--pcap"), pcap.as_os_str()]);
+        }
+        let process = Process::start(format!("the node at {address}"), &args, NODE_READY)?;
+        process.await_up(START)?;
+        Ok(Self { _process: process })
+    }
+
+    /// Starts a node, and connects a client over each of the links.
+    pub fn with_clients(links: &[LinkKind]) -> Result<(Self, Vec<Client>), StudyError> {
+        let node = at_free_loopback(Ok)?;
+        let process = Self::start(node)?;
+        let connect = |&link: &LinkKind| {
+            let config = |local| ClientConfig { link: Some(link), ..ClientConfig::new(node, local) };
+            Ok(at_local(node, |local| Client::connect(config(local)))?)
+        };
+        let clients = links.iter().map(connect).collect::<Result<_, StudyError>>()?;
+        Ok((process, clients))
+    }
+}
