@@ -9,7 +9,6 @@ use remora_real::LinkKind;
 use remora_study::compare::{Plan, WRITER_RATE};
 use remora_study::format::{rate, time};
 use remora_study::machine::Machine;
-use remora_study::measure::Operation;
 use remora_study::nodes::NodeProcess;
 use remora_study::records::Records;
 use remora_study::validate::{
@@ -168,8 +167,7 @@ fn table(validation: &Validation, machine: &Machine, rounds: usize, states: &[[f
 
 /// How often objects that change were read again: a line for each link.
 fn rereads(out: &mut String, validation: &Validation) {
-    let changing: Vec<&Cell> =
-        validation.cells.iter().filter(|cell| cell.operation == Operation::ConsistentGet).collect();
+    let changing: Vec<&Cell> = validation.cells.iter().filter(|cell| cell.operation.changes()).collect();
     for cells in changing.chunk_by(|a, b| (a.link, a.parameter) == (b.link, b.parameter)) {
         let measured: Vec<_> =
             cells.iter().map(|cell| format!("{:.2} at the {}", cell.rereads.1, cell.placement)).collect();

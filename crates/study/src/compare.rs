@@ -2,12 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use remora_lab::writer::WriterConfig;
-
 use crate::StudyError;
 use crate::calling::{Calls, Slice, run};
 use crate::connection::Connection;
-use crate::measure::{IN_FLIGHT, Operation, Row, Tally};
+use crate::measure::{IN_FLIGHT, Row, Tally};
+use crate::operations::Operation;
 use crate::store::Store;
 use crate::workload::Distribution;
 use remora_kernel::Placement;
@@ -128,10 +127,8 @@ fn start_writer(
     plan: &Plan,
     figure: &Figure<'_>,
 ) -> Result<bool, StudyError> {
-    let changing = (figure.operation == Operation::ConsistentGet).then(|| store.changing(figure.parameter?)).flatten();
-    let Some(((objects, region), owner)) = changing.zip(owner(targets, store)) else { return Ok(false) };
-    let (object_size, count) = (objects.object_size(), objects.count);
-    let config = WriterConfig { object_size, objects: count, updates_per_s: plan.writer_updates_per_s };
+    let writer = store.writer(figure.operation, figure.parameter, plan.writer_updates_per_s);
+    let Some(((region, config), owner)) = writer.zip(owner(targets, store)) else { return Ok(false) };
     owner.start_writer(region, &config)?;
     Ok(true)
 }
@@ -231,6 +228,7 @@ pub fn timed<T>(what: impl FnOnce() -> T) -> (T, f64) {
 mod tests {
     use super::*;
     use crate::local::{Fault, Local};
+    use crate::operations::{CONSISTENT_GET, GET_HIT, GET_MISS, GET_TRACE, LIST};
     use crate::records::Records;
     use crate::trace::Trace;
     use remora_kernel::Status;
@@ -298,7 +296,7 @@ mod tests {
         let trace = Trace::misses(&records.index(), 10, 9);
         let rows = measure(Some(trace), &Heard::default()).unwrap();
         let of = |operation| rows.iter().filter(|row| row.operation == operation).count();
-        assert_eq!((of(Operation::GetTrace), of(Operation::GetHit), of(Operation::GetMiss)), (3, 0, 3));
+        assert_eq!((of(GET_TRACE), of(GET_HIT), of(GET_MISS)), (3, 0, 3));
     }
 
     #[test]
@@ -307,13 +305,13 @@ mod tests {
         let mut target = Local::new();
         let store = Store::load(&mut target, &plan(), &records, None, &Heard::default()).unwrap();
         for (operation, parameter, fault, expected) in [
-            (Operation::List, Some(8), Fault::Byte(3), "walking 8 elements of list"),
-            (Operation::GetHit, None, Fault::Status(Status::NotFound), "found nothing, though it was loaded"),
-            (Operation::GetHit, None, Fault::Byte(60), "of the value is 0x"),
-            (Operation::GetHit, None, Fault::Byte(5), "found nothing"),
-            (Operation::GetMiss, None, Fault::Status(Status::Inconsistent), "ended with Inconsistent"),
-            (Operation::ConsistentGet, Some(256), Fault::Byte(100), "byte 100 of the value"),
-            (Operation::ConsistentGet, Some(64), Fault::Status(Status::Trapped), "ended with Trapped"),
+            (LIST, Some(8), Fault::Byte(3), "walking 8 elements of list"),
+            (GET_HIT, None, Fault::Status(Status::NotFound), "found nothing, though it was loaded"),
+            (GET_HIT, None, Fault::Byte(60), "of the value is 0x"),
+            (GET_HIT, None, Fault::Byte(5), "found nothing"),
+            (GET_MISS, None, Fault::Status(Status::Inconsistent), "ended with Inconsistent"),
+            (CONSISTENT_GET, Some(256), Fault::Byte(100), "byte 100 of the value"),
+            (CONSISTENT_GET, Some(64), Fault::Status(Status::Trapped), "ended with Trapped"),
         ] {
             target.fault = fault;
             let mut figures = figures(&store, operation, &[LinkKind::Shm], &plan());
@@ -334,7 +332,7 @@ mod tests {
         let store = Store::load(&mut target, &plan(), &records, None, &Heard::default()).unwrap();
         for status in [Status::Inconsistent, Status::StepLimit, Status::ByteLimit] {
             target.fault = Fault::Sometimes(status);
-            let mut figures = figures(&store, Operation::ConsistentGet, &[LinkKind::Shm], &plan());
+            let mut figures = figures(&store, CONSISTENT_GET, &[LinkKind::Shm], &plan());
             figures[0].measure(&mut target, plan().time, &Heard::default()).unwrap();
             let row = figures[0].row();
             for load in [row.in_flight_1, row.in_flight_64] {

@@ -7,7 +7,6 @@
 pub mod bench_model;
 pub mod bench_wasm;
 pub mod calling;
-mod calls;
 pub mod compare;
 pub mod connection;
 pub mod format;
@@ -23,6 +22,7 @@ pub mod modelled;
 pub mod nodes;
 pub mod on;
 pub mod on_kernel;
+pub mod operations;
 pub mod peers;
 pub mod probe;
 pub mod records;

@@ -1,6 +1,5 @@
 //! What is measured: latencies, rates and costs of one operation in one placement over one link.
 
-use std::fmt;
 use std::time::Duration;
 
 use remora_kernel::Placement;
@@ -8,70 +7,13 @@ use remora_lab::stats::Latencies;
 use remora_real::LinkKind;
 use serde::{Deserialize, Serialize};
 
+use crate::operations::Operation;
+
 /// Operations under way at once: one after the other for latency, many for throughput.
 pub const IN_FLIGHT: [u32; 2] = [1, 64];
 
 /// Samples below which a 99.9th percentile would be a guess.
 const ENOUGH_FOR_P999: u64 = 1000;
-
-/// What is done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Operation {
-    /// Walk a linked list to its end and read the value there. Parameter: elements.
-    List,
-    /// Look up keys that exist.
-    GetHit,
-    /// Look up keys that do not exist.
-    GetMiss,
-    /// Look up the keys of the user's trace.
-    GetTrace,
-    /// Look up keys that exist. Parameter: bytes of the value.
-    GetSize,
-    /// Read an object that a writer keeps changing until its checksum holds. Parameter: bytes of the payload.
-    ConsistentGet,
-}
-
-impl Operation {
-    /// As reports spell it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::List => "list",
-            Self::GetHit => "get-hit",
-            Self::GetMiss => "get-miss",
-            Self::GetTrace => "get-trace",
-            Self::GetSize => "get-size",
-            Self::ConsistentGet => "consistent-get",
-        }
-    }
-
-    /// A heading.
-    pub fn title(self) -> &'static str {
-        match self {
-            Self::List => "Linked-list traversal",
-            Self::GetHit => "Hash-table GET, key present",
-            Self::GetMiss => "Hash-table GET, key absent",
-            Self::GetTrace => "Hash-table GET, keys of the trace",
-            Self::GetSize => "Hash-table GET by value size",
-            Self::ConsistentGet => "Consistent GET by value size, while a writer changes the values",
-        }
-    }
-
-    /// What the parameter counts; `None` for operations without one.
-    pub fn unit(self) -> Option<&'static str> {
-        match self {
-            Self::List => Some("elements"),
-            Self::GetSize | Self::ConsistentGet => Some("bytes"),
-            Self::GetHit | Self::GetMiss | Self::GetTrace => None,
-        }
-    }
-}
-
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
 
 /// One operation in one placement over one link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -228,17 +170,5 @@ mod tests {
         let load = tally.load();
         assert_eq!(load.p999_ns, None);
         assert!((load.p50_ns as f64 / 60e9 - 1.0).abs() < 0.01, "longer than a minute counts as a minute");
-    }
-
-    #[test]
-    fn names_are_those_of_the_json() {
-        let json = |value: &dyn Fn() -> serde_json::Value| value().as_str().unwrap_or_default().to_string();
-        for placement in Placement::REAL {
-            assert_eq!(json(&|| serde_json::to_value(placement).unwrap()), placement.name());
-        }
-        for operation in [Operation::List, Operation::GetHit, Operation::GetSize, Operation::ConsistentGet] {
-            assert_eq!(json(&|| serde_json::to_value(operation).unwrap()), operation.name());
-        }
-        assert_eq!(json(&|| serde_json::to_value(LinkKind::Shm).unwrap()), LinkKind::Shm.name());
     }
 }

@@ -4,7 +4,6 @@ use std::fmt::Write;
 
 use remora_kernel::Placement;
 use remora_lab::stats::is_level;
-use remora_lab::writer::WriterConfig;
 use remora_model::platform::Platform;
 use remora_model::world::{self, PairSpec};
 use serde::{Deserialize, Serialize};
@@ -12,8 +11,9 @@ use serde::{Deserialize, Serialize};
 use crate::compare::{Plan, Progress, Watch};
 use crate::connection::Storage;
 use crate::format::{plural, rate, time};
-use crate::measure::{IN_FLIGHT, Operation};
+use crate::measure::IN_FLIGHT;
 use crate::modelled::{Measured, ModelError, Modelled};
+use crate::operations::Operation;
 use crate::records::Records;
 use crate::report::escape;
 use crate::store::Store;
@@ -135,10 +135,7 @@ fn measure(
     plan: &Plan,
     watch: &dyn Watch,
 ) -> Result<ModelRow, OnError> {
-    let changing = (operation == Operation::ConsistentGet).then(|| store.changing(parameter?)).flatten();
-    if let Some((objects, region)) = changing {
-        let (object_size, objects) = (objects.object_size(), objects.count);
-        let config = WriterConfig { object_size, objects, updates_per_s: plan.writer_updates_per_s };
+    if let Some((region, config)) = store.writer(operation, parameter, plan.writer_updates_per_s) {
         model.start_writer(region, &config)?;
     }
     model.place(placement)?;
@@ -290,6 +287,7 @@ pub(crate) fn section(on: &OnPlatform) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operations::LIST;
     use crate::workload::Distribution;
     use std::cell::Cell;
     use std::time::Duration;
@@ -331,7 +329,7 @@ mod tests {
             assert!(calls.contains(&one.round_trips_per_op), "{row:?}");
         }
         // A list of 32 elements: the client makes 33 round trips, the accelerator next to the memory one.
-        let list = on.verdicts.iter().find(|v| (v.operation, v.parameter) == (Operation::List, Some(32))).unwrap();
+        let list = on.verdicts.iter().find(|v| (v.operation, v.parameter) == (LIST, Some(32))).unwrap();
         assert!(list.winner != Placement::Client && list.line.contains("1 round trip"), "{}", list.line);
         assert!(table(&on).contains("accel") && section(&on).contains("accel"));
         let json = serde_json::to_string(&on).unwrap();

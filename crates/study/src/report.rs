@@ -14,8 +14,9 @@ pub use table::table;
 
 use crate::format::count;
 use crate::machine::Machine;
-use crate::measure::{Operation, Row};
+use crate::measure::Row;
 use crate::on::OnPlatform;
+use crate::operations::{GET_TRACE, Operation};
 use crate::verdict::{Verdict, judge_all};
 use remora_kernel::Placement;
 use remora_real::LinkKind;
@@ -110,7 +111,7 @@ impl Report {
     }
 
     /// What became of consistent reads that found no quiet moment.
-    fn repeated_note(&self) -> Option<String> {
+    pub(crate) fn repeated_note(&self) -> Option<String> {
         let repeated: u64 =
             self.rows.iter().map(|r| r.in_flight_1.repeated_calls + r.in_flight_64.repeated_calls).sum();
         (repeated > 0).then(|| {
@@ -127,7 +128,7 @@ impl Report {
     fn trace_note(&self) -> Option<String> {
         let Setup { trace, trace_gets, trace_expected_misses, .. } = &self.setup;
         let file = trace.as_ref()?;
-        let rows = self.rows.iter().filter(|row| row.operation == Operation::GetTrace);
+        let rows = self.rows.iter().filter(|row| row.operation == GET_TRACE);
         let least = rows.map(|row| row.in_flight_1.verified + row.in_flight_64.verified).min().unwrap_or(0);
         let (gets, misses) = (count(*trace_gets), count(*trace_expected_misses));
         let part = match least {
@@ -176,15 +177,16 @@ fn date(unix_s: u64) -> String {
 pub(crate) mod testing {
     use super::*;
     use crate::measure::Load;
+    use crate::operations::{CONSISTENT_GET, GET_HIT, GET_MISS, GET_SIZE, LIST};
 
     /// A report with figures that could be real ones.
     pub fn sample() -> Report {
         let mut rows = Vec::new();
-        let lists = [1, 2, 4, 8, 16, 32].map(|n| (Operation::List, Some(n), n as f64 + 1.0, 64.0));
-        let gets = [(Operation::GetHit, None, 2.06, 84.0), (Operation::GetMiss, None, 1.1, 0.0)];
+        let lists = [1, 2, 4, 8, 16, 32].map(|n| (LIST, Some(n), n as f64 + 1.0, 64.0));
+        let gets = [(GET_HIT, None, 2.06, 84.0), (GET_MISS, None, 1.1, 0.0)];
         let sizes = [64, 128, 256, 512, 1024, 2048, 4096];
-        let by_size = sizes.map(|n| (Operation::GetSize, Some(n), 2.0, n as f64));
-        let consistent = sizes.map(|n| (Operation::ConsistentGet, Some(n), 1.02, n as f64 + 12.0));
+        let by_size = sizes.map(|n| (GET_SIZE, Some(n), 2.0, n as f64));
+        let consistent = sizes.map(|n| (CONSISTENT_GET, Some(n), 1.02, n as f64 + 12.0));
         let cells = lists.into_iter().chain(gets).chain(by_size).chain(consistent);
         for (operation, parameter, trips, bytes) in cells {
             for (link, trip_ns) in [(LinkKind::Udp, 5_200.0), (LinkKind::Shm, 560.0)] {
@@ -244,7 +246,7 @@ pub(crate) mod testing {
             wire_bytes_per_op: trips * 212.0,
             client_cpu_ns_per_op: ns,
             node_cpu_ns_per_op: ns * 0.8,
-            rereads_per_op: if operation == Operation::ConsistentGet { 0.02 } else { 0.0 },
+            rereads_per_op: if operation == CONSISTENT_GET { 0.02 } else { 0.0 },
             repeated_calls: 0,
             retransmits: 0,
         };

@@ -6,7 +6,8 @@ use remora_lab::stats::is_level;
 use serde::{Deserialize, Serialize};
 
 use crate::format::{per_op, plural, rate, time};
-use crate::measure::{Load, Operation, Row};
+use crate::measure::{Load, Row};
+use crate::operations::Operation;
 use remora_kernel::Placement;
 use remora_real::LinkKind;
 
@@ -177,11 +178,12 @@ fn summary_line(verdicts: &[&Verdict]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operations::LIST;
 
     fn row(placement: Placement, trips: f64, p50_ns: u64, ops_64: f64) -> Row {
         let load = Load { p50_ns, round_trips_per_op: trips, node_cpu_ns_per_op: 1000.0, ..Load::default() };
         Row {
-            operation: Operation::List,
+            operation: LIST,
             parameter: Some(8),
             link: LinkKind::Udp,
             placement,

@@ -49,8 +49,7 @@ fn the_comparison_on_platforms_is_what_it_was() {
             let digest = digest(&serde_json::to_string(&(one, many)).unwrap());
             let parameter = row.parameter.unwrap_or_default();
             let (p50, rate) = (one.p50_ns, many.ops_per_s as u64);
-            let _ =
-                writeln!(out, "{name} {:?} {parameter} {} {p50} {rate} {digest:016x}", row.operation, row.placement);
+            let _ = writeln!(out, "{name} {} {parameter} {} {p50} {rate} {digest:016x}", row.operation, row.placement);
         }
     }
     compare("figures-on.txt", &out);

@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use super::{Report, date, plot};
 use crate::format::{count, micros, per_op, rate, time};
-use crate::measure::{Load, Operation, Row};
+use crate::measure::{Load, Row};
+use crate::operations::Operation;
 use crate::verdict::{groups, summarise};
 use remora_kernel::Placement;
 use remora_real::LinkKind;
@@ -154,10 +155,7 @@ fn latency_panels(report: &Report, operation: Operation, rows: &[Row]) -> String
     let panels: Vec<(LinkKind, Vec<plot::Series>)> =
         report.links().into_iter().map(|link| (link, lines(link))).collect();
     let range = plot::range(panels.iter().flat_map(|(_, series)| series));
-    let x_label = match operation {
-        Operation::List => "list elements visited",
-        _ => "value size in bytes",
-    };
+    let x_label = operation.parameters().map_or("", |parameters| parameters.axis);
     let mut out = String::new();
     for (link, series) in &panels {
         let about = format!("{}: median latency over {}, by {x_label}", operation.title(), link.title());
@@ -180,26 +178,7 @@ fn rate_panels(report: &Report, rows: &[Row]) -> String {
 }
 
 fn caption(report: &Report, operation: Operation) -> String {
-    let what = match operation {
-        Operation::List => {
-            "Median latency of finding the last element of a list and reading its value of 64 bytes, by the list's \
-             length, as in figure 7 of StRoM (EuroSys 2020)."
-                .into()
-        }
-        Operation::ConsistentGet => format!(
-            "Median latency of reading a value whole, by its size, as in figure 9 of StRoM (EuroSys 2020). A writer \
-             on the node keeps rewriting the values ({}); a read that catches one half-written is repeated until the CRC64 \
-             holds. {}",
-            match report.setup.writer_updates_per_s {
-                0 => "as fast as it can".into(),
-                n => format!("{} updates a second", count(n.into())),
-            },
-            report.repeated_note().unwrap_or_default()
-        ),
-        _ => "Median latency of a GET of generated records, by the size of the value, as in figure 8 of StRoM \
-              (EuroSys 2020)."
-            .into(),
-    };
+    let what = operation.caption(report);
     format!(
         "{what} Bars run from the 1st to the 99th percentile, some out of the plot; one operation in flight; both axes \
          are logarithmic."
@@ -207,7 +186,7 @@ fn caption(report: &Report, operation: Operation) -> String {
 }
 
 fn table(page: &mut String, report: &Report, operation: Operation, rows: &[Row]) {
-    let rereads = operation == Operation::ConsistentGet;
+    let rereads = operation.changes();
     let unit = operation.unit().unwrap_or("");
     let _ = writeln!(
         page,

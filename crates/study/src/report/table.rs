@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use super::Report;
 use crate::format::{count, micros, per_op, rate, time};
-use crate::measure::{Operation, Row};
+use crate::measure::Row;
+use crate::operations::Operation;
 use crate::verdict::{groups, summarise};
 
 /// Columns that every line fits in.

@@ -16,9 +16,9 @@ use super::streams;
 use super::study::{Run, Series, Study};
 use super::transfers::{Transferred, Transfers};
 use crate::calling::{Calls, Checked};
-use crate::calls::{Lists, Objects};
 use crate::load::{self, Until};
 use crate::modelled::{ModelError, Modelled, usage};
+use crate::operations::{Lists, Objects};
 
 /// Operations of a latency point.
 const LATENCY_OPS: u64 = 200;

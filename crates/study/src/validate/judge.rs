@@ -3,7 +3,8 @@
 use remora_lab::stats::{is_level, is_slower, median, range};
 use serde::Serialize;
 
-use crate::measure::{Operation, Row};
+use crate::measure::Row;
+use crate::operations::Operation;
 use crate::verdict::groups;
 use remora_kernel::Placement;
 use remora_real::LinkKind;
@@ -175,6 +176,7 @@ fn winner(rows: &[Vec<Pair<'_>>]) -> Option<Winner> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operations::LIST;
     use Placement::{Client, Host, Nic};
     use rand_chacha::ChaCha8Rng;
     use rand_core::SeedableRng;
@@ -184,7 +186,7 @@ mod tests {
     fn rows(p50: [u64; 3]) -> Vec<Row> {
         let row = |(placement, p50_ns): (Placement, u64)| {
             let mut row = Row {
-                operation: Operation::List,
+                operation: LIST,
                 parameter: Some(8),
                 link: LinkKind::Udp,
                 placement,

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::judge::{Cell, RULE, Validation, Winner};
 use super::{GOAL, LEFT_OUT};
 use crate::machine::Machine;
-use crate::measure::Operation;
+use crate::operations::Operation;
 use crate::report::plot::{self, Pair};
 use crate::report::{STYLE, escape};
 use remora_kernel::Placement;
@@ -110,11 +110,12 @@ fn names(places: &[Placement]) -> String {
 mod tests {
     use super::*;
     use crate::measure::Row;
+    use crate::operations::LIST;
 
     #[test]
     fn the_page_stands_alone_and_shows_every_cell_and_winner() {
         let row = |link, placement, p50_ns| {
-            let (operation, parameter) = (Operation::List, Some(8));
+            let (operation, parameter) = (LIST, Some(8));
             let mut row = Row {
                 operation,
                 parameter,

@@ -3,9 +3,9 @@
 use remora_model::platform::{Platform, on_curve};
 
 use crate::compare::Plan;
-use crate::measure::{Load, Operation, Row};
+use crate::measure::{Load, Row};
+use crate::operations::{OBJECTS, OPERATIONS, Operation};
 use crate::records::Records;
-use crate::store::{LIST_LENGTHS, OBJECTS, VALUE_SIZES};
 use crate::where_::{self, Access, Kind, Memory, SoftwareTimes};
 use crate::workload::{Distribution, THETA};
 use remora_kernel::Placement;
@@ -33,12 +33,6 @@ impl Data {
     }
 }
 
-/// Bytes of list elements and values, of the store's 2048 lists of 32.
-const LIST_STATE: f64 = 2.0 * 2048.0 * 32.0 * 64.0;
-/// Records of the tables with values of one size, at most.
-const SIZED_RECORDS: f64 = 4096.0;
-/// Length field and mean key of a record.
-const KEY: f64 = 4.0 + 23.0;
 /// Part of the keys that lie in an overflow entry.
 const OVERFLOW: f64 = 1.0 / 30.0;
 /// Bytes that the checksum adds to an object.
@@ -56,18 +50,12 @@ const SPREAD_DRAWS: f64 = 0.42;
 /// `None` if the platform's NIC is not software.
 pub fn predict(platform: &Platform, data: &Data, links: &[LinkKind], placements: &[Placement]) -> Option<Vec<Row>> {
     let mut rows = Vec::new();
-    let lists = LIST_LENGTHS.map(|length| (Operation::List, Some(length)));
-    let gets = [(Operation::GetHit, None), (Operation::GetMiss, None)];
-    let sized = VALUE_SIZES.map(|bytes| (Operation::GetSize, Some(bytes)));
-    let consistent = VALUE_SIZES.map(|bytes| (Operation::ConsistentGet, Some(bytes)));
-    for (operation, parameter) in lists.into_iter().chain(gets).chain(sized).chain(consistent) {
+    let measured = OPERATIONS.into_iter().filter(|operation| operation.is_measured(false));
+    for (operation, parameter) in measured.flat_map(Operation::cells) {
         for &link in links {
             for &placement in placements {
-                let times = times(platform, data, (operation, parameter.unwrap_or(0)), (placement, link))?;
-                let rereads_per_op = match operation {
-                    Operation::ConsistentGet => rereads(platform, data, parameter.unwrap_or(0) as f64)?.0,
-                    _ => 0.0,
-                };
+                let prediction = Prediction { platform, data, placement, link };
+                let (times, rereads_per_op) = operation.predict(&prediction, parameter.unwrap_or(0) as f64)?;
                 let (p50_ns, ops_per_s) = (times.alone as u64, 1e9 / times.alone);
                 let in_flight_1 = Load { p50_ns, ops_per_s, rereads_per_op, ..Load::default() };
                 let in_flight_64 = Load { ops_per_s: 1e9 / times.each, rereads_per_op, ..Load::default() };
@@ -78,89 +66,86 @@ pub fn predict(platform: &Platform, data: &Data, links: &[LinkKind], placements:
     Some(rows)
 }
 
-fn times(
-    platform: &Platform,
-    data: &Data,
-    (operation, parameter): (Operation, u64),
-    (placement, link): (Placement, LinkKind),
-) -> Option<SoftwareTimes> {
-    let of = |operation: &where_::Operation| where_::times(platform, operation, placement, link);
-    let size = parameter as f64;
-    match operation {
-        Operation::List => of(&described((size + 1.0, 64.0), 64.0, LIST_STATE)),
-        Operation::GetHit | Operation::GetTrace => {
-            get(platform, data.distribution, data.records, data.record_bytes + 4.0, of)
-        }
-        Operation::GetSize => get(platform, data.distribution, data.records.min(SIZED_RECORDS), KEY + size, of),
-        Operation::GetMiss => of(&described((1.0 + OVERFLOW, 64.0), 0.0, data.records * 43.0)),
-        Operation::ConsistentGet => consistent(platform, data, size, (placement, link)),
+/// What the probe's figures say of calls in one placement over one link.
+pub struct Prediction<'a> {
+    platform: &'a Platform,
+    /// What is asked.
+    pub data: &'a Data,
+    placement: Placement,
+    link: LinkKind,
+}
+
+impl Prediction<'_> {
+    fn of(&self, operation: &where_::Operation) -> Option<SoftwareTimes> {
+        where_::times(self.platform, operation, self.placement, self.link)
     }
-}
 
-/// A consistent GET beside the writer: a call that reads a value, without the element that leads the probe there; what
-/// the writer costs calls that have nothing to do with what it writes; and what the kernel does more: lines that the
-/// writer has rewritten come from its core, a checksum, and reads made again.
-fn consistent(
-    platform: &Platform,
-    data: &Data,
-    size: f64,
-    (placement, link): (Placement, LinkKind),
-) -> Option<SoftwareTimes> {
-    let (software, costs) = (platform.software.as_ref()?, where_::costs(platform, placement, link)?);
-    let (system, bytes, ns) = (&software.system, size + CHECKSUM, |ps: u64| ps as f64 / 1000.0);
-    let call = |reply: &[(u64, u64)], step: u64, beside: u64| {
-        (on_curve(reply, bytes, false) / 1000.0 - ns(step)).max(0.0) + ns(beside)
-    };
-    let alone = call(&costs.reply, costs.step, costs.beside);
-    let each = call(&costs.reply_each, costs.step_each, costs.beside_each);
-    let (checksum, moving) = (bytes / system.crc64 * 1e9, bytes / system.shared_read * 1e9);
-    // The chance that an object was rewritten since it was read last, so many of them by turns.
-    let moved = |call: f64| moving * (1.0 - (-data.updates_per_s * call * 1e-9).exp());
-    let again = |call: f64| checksum + if placement == Placement::Client { call } else { moving };
-    // With many under way the client makes the object that it expects while others wait.
-    let expected = checksum + bytes / system.write * 1e9;
-    let (mean, median) = rereads(platform, data, size)?;
-    Some(SoftwareTimes {
-        alone: alone + checksum + moved(alone) + median * again(alone),
-        each: each + checksum + moved(each) + mean * again(each) + expected,
-    })
-}
+    /// A chain of so many dependent accesses of so many bytes, whose reply has so many, over so many bytes of data.
+    pub fn chain(&self, accesses: (f64, f64), reply: f64, state: f64) -> Option<SoftwareTimes> {
+        self.of(&described(accesses, reply, state))
+    }
 
-/// How often a reader reads again: on average, and in the median. A read is in vain if its own copying overlaps the
-/// writer's of the same object, at a rate and for times that do not depend on each other.
-fn rereads(platform: &Platform, data: &Data, size: f64) -> Option<(f64, f64)> {
-    let system = &platform.software.as_ref()?.system;
-    let copying = (size + CHECKSUM) / system.shared_write + (size + CHECKSUM) / system.shared_read;
-    let torn = 1.0 - (-data.updates_per_s / f64::from(OBJECTS) * copying).exp();
-    let median = (0.5f64.ln() / torn.max(f64::MIN_POSITIVE).ln()).ceil() - 1.0;
-    Some((torn / (1.0 - torn), median.max(0.0)))
-}
+    /// A GET of a key that so many records do not have.
+    pub fn miss(&self, records: f64) -> Option<SoftwareTimes> {
+        self.chain((1.0 + OVERFLOW, 64.0), 0.0, records * 43.0)
+    }
 
-/// A GET of records of so many bytes with their keys: the mixture of a zipfian over them and of draws that fall on all
-/// alike, and the loads that the workload makes in its own copy of them.
-fn get(
-    platform: &Platform,
-    distribution: Distribution,
-    records: f64,
-    bytes: f64,
-    of: impl Fn(&where_::Operation) -> Option<SoftwareTimes>,
-) -> Option<SoftwareTimes> {
-    let rounded = (bytes / 64.0).ceil() * 64.0;
-    let item = 43.0 + rounded;
-    let described = described((2.0 + OVERFLOW, 64.0), bytes, records * item);
-    let uniform = where_::Operation { uneven: true, ..described };
-    let zipfian = where_::Operation { skew: THETA, item, ..uniform.clone() };
-    let spread = if distribution == Distribution::Uniform { 1.0 } else { SPREAD_DRAWS };
-    let (zipfian, uniform) = (of(&zipfian)?, of(&uniform)?);
-    let own = {
-        let curve = &platform.software.as_ref()?.curve;
-        let load = |bytes: f64| (on_curve(curve, bytes, true) - on_curve(curve, 16384.0, true)).max(0.0) / 1000.0;
-        // Popular records lie in the caches: half of the way, by the logarithm, to all of them.
-        let all = records * (SPAN + bytes);
-        WORKLOAD_LOADS * (spread * load(all) + (1.0 - spread) * load((all * 16384.0).sqrt()))
-    };
-    let mix = |zipfian: f64, uniform: f64| (1.0 - spread) * zipfian + spread * uniform + own;
-    Some(SoftwareTimes { alone: mix(zipfian.alone, uniform.alone), each: mix(zipfian.each, uniform.each) })
+    /// A consistent GET beside the writer: a call that reads a value, without the element that leads the probe there; what
+    /// the writer costs calls that have nothing to do with what it writes; and what the kernel does more: lines that the
+    /// writer has rewritten come from its core, a checksum, and reads made again.
+    pub fn consistent(&self, size: f64) -> Option<SoftwareTimes> {
+        let Self { platform, data, placement, link } = *self;
+        let (software, costs) = (platform.software.as_ref()?, where_::costs(platform, placement, link)?);
+        let (system, bytes, ns) = (&software.system, size + CHECKSUM, |ps: u64| ps as f64 / 1000.0);
+        let call = |reply: &[(u64, u64)], step: u64, beside: u64| {
+            (on_curve(reply, bytes, false) / 1000.0 - ns(step)).max(0.0) + ns(beside)
+        };
+        let alone = call(&costs.reply, costs.step, costs.beside);
+        let each = call(&costs.reply_each, costs.step_each, costs.beside_each);
+        let (checksum, moving) = (bytes / system.crc64 * 1e9, bytes / system.shared_read * 1e9);
+        // The chance that an object was rewritten since it was read last, so many of them by turns.
+        let moved = |call: f64| moving * (1.0 - (-data.updates_per_s * call * 1e-9).exp());
+        let again = |call: f64| checksum + if placement == Placement::Client { call } else { moving };
+        // With many under way the client makes the object that it expects while others wait.
+        let expected = checksum + bytes / system.write * 1e9;
+        let (mean, median) = self.rereads(size)?;
+        Some(SoftwareTimes {
+            alone: alone + checksum + moved(alone) + median * again(alone),
+            each: each + checksum + moved(each) + mean * again(each) + expected,
+        })
+    }
+
+    /// How often a reader reads again: on average, and in the median. A read is in vain if its own copying overlaps the
+    /// writer's of the same object, at a rate and for times that do not depend on each other.
+    pub fn rereads(&self, size: f64) -> Option<(f64, f64)> {
+        let system = &self.platform.software.as_ref()?.system;
+        let copying = (size + CHECKSUM) / system.shared_write + (size + CHECKSUM) / system.shared_read;
+        let torn = 1.0 - (-self.data.updates_per_s / f64::from(OBJECTS) * copying).exp();
+        let median = (0.5f64.ln() / torn.max(f64::MIN_POSITIVE).ln()).ceil() - 1.0;
+        Some((torn / (1.0 - torn), median.max(0.0)))
+    }
+
+    /// A GET of records of so many bytes with their keys: the mixture of a zipfian over them and of draws that fall on all
+    /// alike, and the loads that the workload makes in its own copy of them.
+    pub fn get(&self, records: f64, bytes: f64) -> Option<SoftwareTimes> {
+        let Self { platform, data: Data { distribution, .. }, .. } = *self;
+        let rounded = (bytes / 64.0).ceil() * 64.0;
+        let item = 43.0 + rounded;
+        let described = described((2.0 + OVERFLOW, 64.0), bytes, records * item);
+        let uniform = where_::Operation { uneven: true, ..described };
+        let zipfian = where_::Operation { skew: THETA, item, ..uniform.clone() };
+        let spread = if *distribution == Distribution::Uniform { 1.0 } else { SPREAD_DRAWS };
+        let (zipfian, uniform) = (self.of(&zipfian)?, self.of(&uniform)?);
+        let own = {
+            let curve = &platform.software.as_ref()?.curve;
+            let load = |bytes: f64| (on_curve(curve, bytes, true) - on_curve(curve, 16384.0, true)).max(0.0) / 1000.0;
+            // Popular records lie in the caches: half of the way, by the logarithm, to all of them.
+            let all = records * (SPAN + bytes);
+            WORKLOAD_LOADS * (spread * load(all) + (1.0 - spread) * load((all * 16384.0).sqrt()))
+        };
+        let mix = |zipfian: f64, uniform: f64| (1.0 - spread) * zipfian + spread * uniform + own;
+        Some(SoftwareTimes { alone: mix(zipfian.alone, uniform.alone), each: mix(zipfian.each, uniform.each) })
+    }
 }
 
 fn described((count, bytes): (f64, f64), reply: f64, state: f64) -> where_::Operation {
@@ -184,6 +169,7 @@ fn described((count, bytes): (f64, f64), reply: f64, state: f64) -> where_::Oper
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operations::{CONSISTENT_GET, GET_MISS, LIST};
     use crate::probe::{Figure, platform_file};
 
     /// A machine with round figures: loads of 1 ns up to 16 KiB and of 101 ns from 256 MiB on.
@@ -251,12 +237,12 @@ mod tests {
         };
         // Lists lie in 8 MiB: 2^9 of 2^14 from 16 KiB to 256 MiB, so a load takes 100 ns x 9 / 14 more than in cache.
         let load = 100.0 * 9.0 / 14.0;
-        let (client, _) = row(Operation::List, Some(4), Placement::Client);
+        let (client, _) = row(LIST, Some(4), Placement::Client);
         assert!(
             (client - (5200.0 + 3.0 * 50.0 + 5.0 * load)).abs() < 2.0,
             "{client}: reply, three more reads, five loads"
         );
-        let (nic, each) = row(Operation::List, Some(4), Placement::Nic);
+        let (nic, each) = row(LIST, Some(4), Placement::Nic);
         let expected = 5350.0 + 5.0 * 0.75 * load + 700.0;
         assert!(
             (nic - expected).abs() < 2.0,
@@ -266,16 +252,16 @@ mod tests {
             (each - (560.0 + 3.0 * 20.0 + 70.0)).abs() < 1.0,
             "{each}: ten misses at once keep up with 20 ns a step"
         );
-        let (miss, _) = row(Operation::GetMiss, None, Placement::Client);
+        let (miss, _) = row(GET_MISS, None, Placement::Client);
         assert!((5050.0..5200.0).contains(&miss), "{miss}: a call, an access, its load");
         // A value of 72 bytes, less the element before it, and 400 ns more beside a writer. A checksum over 72 bytes at
         // 10 GB/s, and as long for the lines to come from the writer's core, if it wrote since: 50,000 times a second.
         let more = |bytes: f64| (bytes - 64.0) / 4136.0 * 1000.0;
         let expected = |call: f64| call + 7.2 + 7.2 * (1.0 - (-50e-6 * call).exp());
-        let (client, _) = row(Operation::ConsistentGet, Some(64), Placement::Client);
+        let (client, _) = row(CONSISTENT_GET, Some(64), Placement::Client);
         assert!((client - expected(5200.0 + more(72.0) - 50.0 + 400.0)).abs() < 1.0, "{client}");
         // 4104 bytes are copied twice in 410 ns each: of 25,000 updates a second one in fifty falls into that.
-        let (_, each) = row(Operation::ConsistentGet, Some(4096), Placement::Host);
+        let (_, each) = row(CONSISTENT_GET, Some(4096), Placement::Host);
         let (torn, copy) = (1.0 - (-25_000.0 * 820.8e-9f64).exp(), 410.4);
         let call = 560.0 + more(4104.0) - 20.0 + 30.0;
         let moved = copy * (1.0 - (-50e-6 * call).exp());
@@ -287,7 +273,8 @@ mod tests {
     fn readers_read_again_when_the_writer_is_always_there() {
         let of = |updates_per_s| {
             let data = Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Zipfian, updates_per_s };
-            rereads(&machine(), &data, 4096.0).unwrap()
+            let (placement, link) = (Placement::Nic, LinkKind::Udp);
+            Prediction { platform: &machine(), data: &data, placement, link }.rereads(4096.0).unwrap()
         };
         assert_eq!(of(0.0), (0.0, 0.0));
         // Twice 820.8 ns in each period of an object: a chance of 1 - 1 / e^2, so that the median is at the fifth read.

@@ -12,9 +12,9 @@ use serde::Serialize;
 use super::operation::{Kind, Load, Operation};
 use crate::calling::Calls;
 use crate::calling::Checked;
-use crate::calls::Lists;
 use crate::connection::Storage;
 use crate::modelled::{ModelError, Modelled};
+use crate::operations::Lists;
 use remora_store::Place as Stored;
 
 /// What the world gave.
