@@ -58,7 +58,7 @@ pub enum Command {
     Platform {
         /// What to show.
         #[command(subcommand)]
-        what: crate::platform::What,
+        what: crate::platform::PlatformCommand,
     },
     /// Run a paper's experiments on the hardware that it describes, and compare with what it says
     Reproduce {
@@ -70,13 +70,13 @@ pub enum Command {
     Storm {
         /// What to storm.
         #[command(subcommand)]
-        what: crate::storm::What,
+        what: crate::storm::StormCommand,
     },
     /// Check an engine in every interleaving of a small case
     Check {
         /// What to check.
         #[command(subcommand)]
-        what: crate::check::What,
+        what: crate::check::CheckCommand,
     },
     /// Measure Remora's parts beside what the machine gives without it
     Bench {

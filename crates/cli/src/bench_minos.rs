@@ -9,7 +9,7 @@ use remora_cluster::{Deployment, Model};
 use remora_real::LinkKind;
 use remora_study::peers::bench::StoreBench;
 use remora_study::peers::redis::AppendOnly;
-use remora_study::ycsb::{WORKLOADS, Workload};
+use remora_study::ycsb::{WORKLOADS, YcsbWorkload};
 
 use crate::args::{self, one_of};
 use crate::progress::{Display, stop_flag};
@@ -46,7 +46,7 @@ pub struct BenchMinos {
     pub link: LinkKind,
     /// What is done: only updates, only reads, or core workloads of YCSB
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "writes,reads,a", value_parser = workload())]
-    pub workloads: Vec<Workload>,
+    pub workloads: Vec<YcsbWorkload>,
     /// Skews of the zipfian by which records are chosen
     #[arg(long, value_name = "S", value_delimiter = ',', default_value = "0.99", value_parser = skew)]
     pub skew: Vec<f64>,
@@ -92,9 +92,9 @@ fn link() -> impl TypedValueParser<Value = LinkKind> {
 }
 
 /// What is done, by its name.
-fn workload() -> impl TypedValueParser<Value = Workload> {
+fn workload() -> impl TypedValueParser<Value = YcsbWorkload> {
     let values = WORKLOADS.map(|workload| PossibleValue::new(workload.name).help(workload.about));
-    PossibleValuesParser::new(values).try_map(|name| Workload::named(&name).ok_or("there is no such workload"))
+    PossibleValuesParser::new(values).try_map(|name| YcsbWorkload::named(&name).ok_or("there is no such workload"))
 }
 
 /// Other stores.

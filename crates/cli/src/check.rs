@@ -15,10 +15,10 @@ use crate::{Failure, print};
 
 /// What to check.
 #[derive(Debug, clap::Subcommand)]
-pub enum What {
+pub enum CheckCommand {
     /// The replication engine, under each of its persistency models
     #[command(after_help = EXAMPLES)]
-    Minos(Minos),
+    Minos(CheckMinos),
 }
 
 const EXAMPLES: &str = "\
@@ -37,7 +37,7 @@ Examples:
 
 /// Options of `remora check minos`.
 #[derive(Debug, clap::Args)]
-pub struct Minos {
+pub struct CheckMinos {
     /// When writes are durable: synch, strict, renf, event or scope [default: each in turn]
     #[arg(long, value_name = "MODEL")]
     model: Option<Model>,
@@ -99,8 +99,8 @@ pub struct Minos {
 }
 
 /// Checks, and prints a row for each model.
-pub fn run(what: &What) -> Result<(), Failure> {
-    let What::Minos(args) = what;
+pub fn run(what: &CheckCommand) -> Result<(), Failure> {
+    let CheckCommand::Minos(args) = what;
     if let Some(name) = &args.mutant {
         return mutants(args, name);
     }
@@ -141,7 +141,7 @@ pub fn run(what: &What) -> Result<(), Failure> {
     Err(Failure::Failed(format!("not all states of {models} were visited: raise the bound, or ask for less")))
 }
 
-fn options(args: &Minos, model: Model) -> Options {
+fn options(args: &CheckMinos, model: Model) -> Options {
     Options {
         model,
         deployment: match args.deployment.as_str() {
@@ -173,9 +173,9 @@ fn options(args: &Minos, model: Model) -> Options {
     }
 }
 
-fn table(args: &Minos, rows: &[(Model, CheckReport)]) -> String {
-    let Minos { nodes, writes, ops, deployment, orders, duplicates, crashes, restarts, .. } = args;
-    let Minos { suspicions, blackouts, fifo, .. } = args;
+fn table(args: &CheckMinos, rows: &[(Model, CheckReport)]) -> String {
+    let CheckMinos { nodes, writes, ops, deployment, orders, duplicates, crashes, restarts, .. } = args;
+    let CheckMinos { suspicions, blackouts, fifo, .. } = args;
     let fifo = if deployment == "o" { format!(", FIFOs of {fifo}") } else { String::new() };
     let mut text = format!(
         "{nodes} nodes, {writes} writes ({ops}), deployment {deployment}{fifo}, {orders} orders; duplicates {duplicates}, \
@@ -200,7 +200,7 @@ fn table(args: &Minos, rows: &[(Model, CheckReport)]) -> String {
     text
 }
 
-fn json_rows(args: &Minos, rows: &[(Model, CheckReport)]) -> String {
+fn json_rows(args: &CheckMinos, rows: &[(Model, CheckReport)]) -> String {
     let row = |(model, report): &(Model, CheckReport)| {
         let marks: serde_json::Map<_, _> = report.marks.iter().map(|(name, n)| (name.to_string(), json!(n))).collect();
         json!({
@@ -217,7 +217,7 @@ fn json_rows(args: &Minos, rows: &[(Model, CheckReport)]) -> String {
 }
 
 /// Shows that seeded faults are found.
-fn mutants(args: &Minos, name: &str) -> Result<(), Failure> {
+fn mutants(args: &CheckMinos, name: &str) -> Result<(), Failure> {
     let names = || MUTANTS.iter().map(|mutant| mutant.name).collect::<Vec<_>>();
     if name == "list" {
         let text = names().join("\n") + "\n";

@@ -41,13 +41,13 @@ Examples:
 #[command(args_conflicts_with_subcommands = true)]
 pub struct ClusterArgs {
     #[command(subcommand)]
-    what: Option<What>,
+    what: Option<ClusterCommand>,
     #[command(flatten)]
     start: Start,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum What {
+enum ClusterCommand {
     /// What the nodes of a running cluster say of themselves
     Status(AtDir),
     /// Read a record of a running cluster
@@ -59,7 +59,7 @@ enum What {
     Kills(cluster_kills::KillArgs),
     /// One node of a cluster, as `remora cluster` starts it
     #[command(hide = true)]
-    Node(NodeArgs),
+    Node(ClusterNodeArgs),
 }
 
 /// What a new cluster is like.
@@ -143,7 +143,7 @@ struct Put {
 }
 
 #[derive(Debug, clap::Args)]
-struct NodeArgs {
+struct ClusterNodeArgs {
     /// The cluster's directory
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
@@ -159,11 +159,11 @@ struct NodeArgs {
 pub fn run(args: &ClusterArgs) -> Result<(), Failure> {
     match &args.what {
         None => start(&args.start),
-        Some(What::Status(args)) => status(args),
-        Some(What::Get(args)) => get(args),
-        Some(What::Put(args)) => put(args),
-        Some(What::Kills(args)) => cluster_kills::run(args),
-        Some(What::Node(args)) => node(args),
+        Some(ClusterCommand::Status(args)) => status(args),
+        Some(ClusterCommand::Get(args)) => get(args),
+        Some(ClusterCommand::Put(args)) => put(args),
+        Some(ClusterCommand::Kills(args)) => cluster_kills::run(args),
+        Some(ClusterCommand::Node(args)) => node(args),
     }
 }
 
@@ -230,7 +230,7 @@ fn greet(args: &Start, children: &ClusterProcesses) {
 }
 
 /// One node, until its input ends.
-fn node(args: &NodeArgs) -> Result<(), Failure> {
+fn node(args: &ClusterNodeArgs) -> Result<(), Failure> {
     let mut config = ClusterSettings::read(&args.dir)?.node(&args.dir, args.id)?;
     let capture = Capture::open(args.pcap.as_deref())?;
     config.layers = capture.layers();

@@ -15,7 +15,7 @@ Examples:
 /// What to show.
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = EXAMPLES)]
-pub enum What {
+pub enum PlatformCommand {
     /// The platforms that come with the program, and the placements that each has
     List,
     /// The values of a platform: value, range, status and source
@@ -36,10 +36,10 @@ impl From<PlatformError> for Failure {
 }
 
 /// Shows platforms.
-pub fn run(what: &What) -> Result<(), Failure> {
+pub fn run(what: &PlatformCommand) -> Result<(), Failure> {
     let text = match what {
-        What::List => list()?,
-        What::Show { platform } => show(&Platform::load(platform)?),
+        PlatformCommand::List => list()?,
+        PlatformCommand::Show { platform } => show(&Platform::load(platform)?),
     };
     print(&text, &text);
     Ok(())

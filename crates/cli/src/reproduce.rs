@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use clap::Subcommand;
 use remora_study::modelled::ModelError;
-use remora_study::reproduce::{self, Cache, Options, Progress, ReproduceError, Reproduction};
+use remora_study::reproduce::{self, Cache, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction};
 use remora_study::{minos, strom};
 
 use crate::progress::{Display, stop_flag};
@@ -81,20 +81,21 @@ pub fn run(what: &Reproduce) -> Result<(), Failure> {
     match what {
         Reproduce::Strom(common) => figures(common, &mut |common, progress| strom::reproduce(&common, progress)),
         Reproduce::Minos(Minos { common, requests, workers }) => figures(common, &mut |common, progress| {
-            minos::reproduce(&minos::Options { common, requests: *requests, workers: *workers }, progress)
+            minos::reproduce(&minos::MinosOptions { common, requests: *requests, workers: *workers }, progress)
         }),
     }
 }
 
 /// What reproduces a paper.
-type Run<'a> = dyn FnMut(Options, &mut dyn FnMut(Progress) -> bool) -> Result<Reproduction, ReproduceError> + 'a;
+type Run<'a> =
+    dyn FnMut(ReproduceOptions, &mut dyn FnMut(ReproduceProgress) -> bool) -> Result<Reproduction, ReproduceError> + 'a;
 
 fn figures(args: &Common, reproduce: &mut Run<'_>) -> Result<(), Failure> {
     let (stop, cores) = (stop_flag(), std::thread::available_parallelism().map_or(1, usize::from));
     let display = Display::new(stop.clone());
     let cache = args.cache.clone().or_else(Cache::default_directory).filter(|_| !args.no_cache);
     let jobs = args.jobs.map_or(cores, usize::from);
-    let options = Options { figure: args.figure.clone(), jobs, cache, seed: args.seed };
+    let options = ReproduceOptions { figure: args.figure.clone(), jobs, cache, seed: args.seed };
     let result = reproduce(options, &mut |progress| {
         display.part(&line(&progress), progress.done as f64 / progress.total.max(1) as f64);
         !stop.load(Ordering::Relaxed)
@@ -104,8 +105,8 @@ fn figures(args: &Common, reproduce: &mut Run<'_>) -> Result<(), Failure> {
 }
 
 /// `31 of 96 points, 4.1 M events/s`.
-fn line(progress: &Progress) -> String {
-    let Progress { done, total, events, seconds } = *progress;
+fn line(progress: &ReproduceProgress) -> String {
+    let ReproduceProgress { done, total, events, seconds } = *progress;
     let rate = events as f64 / seconds.max(1e-9) / 1e6;
     format!("{done} of {total} points, {rate:.1} M events/s")
 }

@@ -22,10 +22,10 @@ use crate::{Failure, print};
 
 /// What to storm.
 #[derive(Debug, clap::Subcommand)]
-pub enum What {
+pub enum StormCommand {
     /// The replicated store, under any of its persistency models
     #[command(after_help = EXAMPLES)]
-    Minos(Minos),
+    Minos(StormMinos),
 }
 
 const EXAMPLES: &str = "\
@@ -40,7 +40,7 @@ Examples:
 
 /// Options of `remora storm minos`.
 #[derive(Debug, clap::Args)]
-pub struct Minos {
+pub struct StormMinos {
     /// The first storm's seed [default: a fresh one]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -91,8 +91,8 @@ fn positive(text: &str) -> Result<f64, String> {
 const CI_SECONDS: f64 = 120.0;
 
 /// Storms over the replicated store.
-pub fn run(what: &What) -> Result<(), Failure> {
-    let What::Minos(args) = what;
+pub fn run(what: &StormCommand) -> Result<(), Failure> {
+    let StormCommand::Minos(args) = what;
     let mut run = Run::new(args);
     let outcome = run.storms();
     run.display.clear();
@@ -107,7 +107,7 @@ pub fn run(what: &What) -> Result<(), Failure> {
 
 /// Storms one after another.
 struct Run<'a> {
-    args: &'a Minos,
+    args: &'a StormMinos,
     display: Display,
     stop: Arc<AtomicBool>,
     start: Instant,
@@ -116,7 +116,7 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(args: &'a Minos) -> Self {
+    fn new(args: &'a StormMinos) -> Self {
         let stop = stop_flag();
         // A fresh seed, short enough to be typed.
         let seed = args.seed.unwrap_or_else(|| RandomState::new().hash_one(0) >> 24);

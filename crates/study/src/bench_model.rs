@@ -9,7 +9,7 @@ use remora_lab::bench::{BenchGoal, BenchRow};
 use remora_model::bench::{Hold, PingPong};
 use remora_model::time::Ps;
 
-use crate::reproduce::{Options, ReproduceError};
+use crate::reproduce::{ReproduceError, ReproduceOptions};
 use crate::strom;
 
 /// What is measured.
@@ -68,7 +68,7 @@ impl ModelBench {
             if !progress("StRoM's figures", done / parts) {
                 return Ok(ModelReport { rows, no_simgrid: None });
             }
-            let options = Options { figure: None, jobs: 1, cache: None, seed: self.seed };
+            let options = ReproduceOptions { figure: None, jobs: 1, cache: None, seed: self.seed };
             let run = strom::reproduce(&options, &mut |_| progress("StRoM's figures", done / parts))?;
             best = best.max(run.sums.events as f64 / run.sums.thread_seconds / 1e6);
             done += 1.0;

@@ -27,7 +27,7 @@ pub trait Caller {
     fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full>;
 
     /// Drives everything for a turn; `done` gets each answer. False if nothing is left to happen.
-    fn poll(&mut self, done: &mut dyn FnMut(Answer<'_>)) -> Result<bool, Self::Error>;
+    fn poll(&mut self, done: &mut dyn FnMut(CallAnswer<'_>)) -> Result<bool, Self::Error>;
 
     /// The error that no call is taken, though few are under way.
     fn refused(&self, placement: Placement) -> Self::Error;
@@ -38,7 +38,7 @@ pub trait Caller {
 
 /// How a call ended.
 #[derive(Clone, Copy, Debug)]
-pub struct Answer<'a> {
+pub struct CallAnswer<'a> {
     /// The caller's mark.
     pub tag: u32,
     /// Its outcome.
@@ -49,7 +49,7 @@ pub struct Answer<'a> {
     pub at: Option<Ps>,
 }
 
-impl Answer<'_> {
+impl CallAnswer<'_> {
     /// When it ended.
     pub fn ended(&self) -> Ps {
         self.at.unwrap_or_else(system_time)
@@ -98,8 +98,8 @@ impl Caller for Client {
         Client::submit(self, placement, op, params, tag)
     }
 
-    fn poll(&mut self, done: &mut dyn FnMut(Answer<'_>)) -> Result<bool, StudyError> {
-        Client::poll(self, &mut |tag, status, reply| done(Answer { tag, status, reply, at: None }))?;
+    fn poll(&mut self, done: &mut dyn FnMut(CallAnswer<'_>)) -> Result<bool, StudyError> {
+        Client::poll(self, &mut |tag, status, reply| done(CallAnswer { tag, status, reply, at: None }))?;
         Ok(true)
     }
 

@@ -11,7 +11,7 @@ use remora_real::{LinkKind, RemoteRegion};
 use remora_service::{Full, MAX_REPLY};
 
 use crate::StudyError;
-use crate::connection::{Answer, Caller, Connection, Storage};
+use crate::connection::{CallAnswer, Caller, Connection, Storage};
 use crate::load::Trouble;
 use crate::measure::Counts;
 
@@ -86,7 +86,7 @@ impl Caller for Local {
         self.runner.start(call).map_err(|_| Full)
     }
 
-    fn poll(&mut self, done: &mut dyn FnMut(Answer<'_>)) -> Result<bool, StudyError> {
+    fn poll(&mut self, done: &mut dyn FnMut(CallAnswer<'_>)) -> Result<bool, StudyError> {
         self.turns += 1;
         if let Some((region, config, version)) = &mut self.writer {
             *version += 1;
@@ -104,7 +104,7 @@ impl Caller for Local {
                 Fault::Byte(at) => call.reply.get_mut(at).into_iter().for_each(|byte| *byte ^= 1),
                 _ => {}
             }
-            done(Answer { tag: call.tag as u32, status, reply: &call.reply, at });
+            done(CallAnswer { tag: call.tag as u32, status, reply: &call.reply, at });
         });
         Ok(true)
     }

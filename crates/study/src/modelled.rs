@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::StudyError;
 use crate::calling::{Calling, Calls};
-use crate::connection::{Answer, Caller, Storage};
+use crate::connection::{CallAnswer, Caller, Storage};
 use crate::load::{self, Trouble, Until};
 
 /// Part of the calls of a measurement that come before it, unmeasured.
@@ -217,9 +217,9 @@ impl Caller for Modelled {
         self.pair.submit(placement, op, params, tag).map_err(|_| Full)
     }
 
-    fn poll(&mut self, done: &mut dyn FnMut(Answer<'_>)) -> Result<bool, ModelError> {
+    fn poll(&mut self, done: &mut dyn FnMut(CallAnswer<'_>)) -> Result<bool, ModelError> {
         let mut answer =
-            |Done { tag, status, reply, at, .. }: Done<'_>| done(Answer { tag, status, reply, at: Some(at) });
+            |Done { tag, status, reply, at, .. }: Done<'_>| done(CallAnswer { tag, status, reply, at: Some(at) });
         Ok(self.pair.poll(&mut answer)?)
     }
 

@@ -26,7 +26,7 @@ const SUMMED: u64 = 10_000;
 
 /// A workload: a name, operations, and how records are chosen. A new one is a line of [`WORKLOADS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Workload {
+pub struct YcsbWorkload {
     /// As options and files spell it.
     pub name: &'static str,
     /// A heading.
@@ -43,13 +43,13 @@ pub struct Workload {
 const NONE: Mix = Mix { read: 0, update: 0, insert: 0, scan: 0, modify: 0 };
 
 /// All workloads: updates or reads alone, and the core workloads A to F.
-pub const WORKLOADS: [Workload; 8] = [
+pub const WORKLOADS: [YcsbWorkload; 8] = [
     workload("writes", "Updates only", "Updates only", Mix::writes(100)),
     workload("reads", "Reads only", "Reads only, as in C", Mix::writes(0)),
     workload("a", "YCSB A", "Half reads, half updates", Mix { read: 50, update: 50, ..NONE }),
     workload("b", "YCSB B", "95 % reads, 5 % updates", Mix { read: 95, update: 5, ..NONE }),
     workload("c", "YCSB C", "Reads only", Mix { read: 100, ..NONE }),
-    Workload {
+    YcsbWorkload {
         latest: true,
         ..workload("d", "YCSB D", "95 % reads of the latest, 5 % inserts", Mix { read: 95, insert: 5, ..NONE })
     },
@@ -57,11 +57,11 @@ pub const WORKLOADS: [Workload; 8] = [
     workload("f", "YCSB F", "Half reads, half read-modify-writes", Mix { read: 50, modify: 50, ..NONE }),
 ];
 
-const fn workload(name: &'static str, title: &'static str, about: &'static str, mix: Mix) -> Workload {
-    Workload { name, title, about, mix, latest: false }
+const fn workload(name: &'static str, title: &'static str, about: &'static str, mix: Mix) -> YcsbWorkload {
+    YcsbWorkload { name, title, about, mix, latest: false }
 }
 
-impl Workload {
+impl YcsbWorkload {
     /// The one of this name.
     pub fn named(name: &str) -> Option<Self> {
         WORKLOADS.into_iter().find(|workload| workload.name == name)
@@ -109,7 +109,7 @@ pub enum Popularity {
 
 /// One operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum YcsbOperation {
     /// Read this record.
     Read(u64),
     /// Write this record.
@@ -174,7 +174,7 @@ impl Generator {
     }
 
     /// The next operation.
-    pub fn draw(&mut self) -> Operation {
+    pub fn draw(&mut self) -> YcsbOperation {
         let Mix { read, update, insert, scan, .. } = self.mix;
         let mut share = below(&mut self.rng, 100) as u8;
         let mut falls = |part: u8| {
@@ -183,16 +183,16 @@ impl Generator {
             in_it
         };
         if falls(read) {
-            Operation::Read(self.record())
+            YcsbOperation::Read(self.record())
         } else if falls(update) {
-            Operation::Update(self.record())
+            YcsbOperation::Update(self.record())
         } else if falls(insert) {
-            Operation::Insert(self.insert())
+            YcsbOperation::Insert(self.insert())
         } else if falls(scan) {
             let start = self.record();
-            Operation::Scan { start, count: 1 + below(&mut self.rng, MAX_SCAN) }
+            YcsbOperation::Scan { start, count: 1 + below(&mut self.rng, MAX_SCAN) }
         } else {
-            Operation::ReadModifyWrite(self.record())
+            YcsbOperation::ReadModifyWrite(self.record())
         }
     }
 
@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     fn core(name: &str, records: u64, operations: u64, seed: u64) -> Generator {
-        let workload = Workload::named(name).unwrap();
+        let workload = YcsbWorkload::named(name).unwrap();
         Generator::with(workload.mix, workload.popularity(THETA), records, operations, seed)
     }
 
@@ -321,13 +321,13 @@ mod tests {
         assert!(off <= bound, "{what}: {count} of {draws}, expected {expected:.1} within {bound:.1}");
     }
 
-    fn kind(operation: Operation) -> usize {
+    fn kind(operation: YcsbOperation) -> usize {
         match operation {
-            Operation::Read(_) => 0,
-            Operation::Update(_) => 1,
-            Operation::Insert(_) => 2,
-            Operation::Scan { .. } => 3,
-            Operation::ReadModifyWrite(_) => 4,
+            YcsbOperation::Read(_) => 0,
+            YcsbOperation::Update(_) => 1,
+            YcsbOperation::Insert(_) => 2,
+            YcsbOperation::Scan { .. } => 3,
+            YcsbOperation::ReadModifyWrite(_) => 4,
         }
     }
 
@@ -417,7 +417,7 @@ mod tests {
         for _ in 0..DRAWS {
             let there = generator.records();
             match generator.draw() {
-                Operation::Read(record) => {
+                YcsbOperation::Read(record) => {
                     assert!(record < there);
                     reads += 1;
                     newest += u64::from(record == there - 1);
@@ -425,7 +425,7 @@ mod tests {
                     shares = (shares.0 + 1.0 / zeta, shares.1 + 0.5f64.powf(THETA) / zeta);
                 }
                 other => {
-                    assert_eq!(other, Operation::Insert(there));
+                    assert_eq!(other, YcsbOperation::Insert(there));
                     zeta += ((there + 1) as f64).powf(-THETA);
                 }
             }
@@ -445,12 +445,12 @@ mod tests {
         for _ in 0..DRAWS {
             let there = generator.records();
             match generator.draw() {
-                Operation::Scan { start, count } => {
+                YcsbOperation::Scan { start, count } => {
                     assert!(start < there, "scans begin at records that are there");
                     lengths[count as usize] += 1;
                     scans += 1;
                 }
-                Operation::Insert(record) => assert_eq!(record, there, "new records follow the last"),
+                YcsbOperation::Insert(record) => assert_eq!(record, there, "new records follow the last"),
                 other => panic!("{other:?} is none of E's"),
             }
         }

@@ -12,7 +12,7 @@ use remora_service::Full;
 use super::{Gets, HOSTILE, IN_FLIGHT, VALUE};
 use crate::StudyError;
 use crate::calling::{Calling, Calls, Checked};
-use crate::connection::{Answer, Caller};
+use crate::connection::{CallAnswer, Caller};
 use crate::load::{self, Begun, Closed, End, Trouble, Until, system_time};
 
 /// GETs of the table, of one kernel.
@@ -124,7 +124,7 @@ impl Caller for Beside<'_, '_> {
         Caller::submit(self.client, placement, op, params, tag)
     }
 
-    fn poll(&mut self, done: &mut dyn FnMut(Answer<'_>)) -> Result<bool, StudyError> {
+    fn poll(&mut self, done: &mut dyn FnMut(CallAnswer<'_>)) -> Result<bool, StudyError> {
         Caller::poll(self.client, done)?;
         match &mut self.other {
             Some(other) => other.turn(),

@@ -6,7 +6,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::SeedableRng;
 use remora_model::cluster::{Ask, Done, Load, Spec};
 
-use super::point::{Login, Outcome, node_seed};
+use super::point::{Login, PointFigures, node_seed};
 use crate::workload::below;
 
 /// Users that log in.
@@ -41,8 +41,8 @@ impl Logins {
         }
     }
 
-    pub(super) fn outcome(&self) -> Outcome {
-        Outcome { login_ns: self.sum as f64 / self.count.max(1) as f64 / 1e3, ..Outcome::default() }
+    pub(super) fn outcome(&self) -> PointFigures {
+        PointFigures { login_ns: self.sum as f64 / self.count.max(1) as f64 / 1e3, ..PointFigures::default() }
     }
 
     /// A user's Login, last request first.

@@ -9,17 +9,17 @@ mod study;
 use remora_model::cluster::Spec;
 use remora_model::platform::Platform;
 
-pub use point::{Login, Outcome, PointError, Setup, Step};
+pub use point::{Login, PointError, PointFigures, Setup, Step};
 
-use study::{Series, Study};
+use study::{MinosSeries, Study};
 
-use crate::reproduce::{self, Dot, Figure, Line, Point, Progress, ReproduceError, Reproduction, run_all};
+use crate::reproduce::{self, Dot, Figure, Line, Point, ReproduceError, ReproduceProgress, Reproduction, run_all};
 
 /// What to reproduce, and how.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct MinosOptions {
     /// As for every paper.
-    pub common: reproduce::Options,
+    pub common: reproduce::ReproduceOptions,
     /// Requests of each node that are measured; the paper has 100,000.
     pub requests: u64,
     /// Clients of each node, instead of as many as fit the text best.
@@ -28,8 +28,8 @@ pub struct Options {
 
 /// Reproduces the figures. `progress` hears of every point; when it returns false the run ends.
 pub fn reproduce(
-    options: &Options,
-    progress: &mut dyn FnMut(Progress) -> bool,
+    options: &MinosOptions,
+    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
 ) -> Result<Reproduction, ReproduceError> {
     let seed = options.common.seed;
     let studies = study::studies(options.common.figure.as_deref())?;
@@ -78,7 +78,7 @@ struct Work<'a> {
 }
 
 impl Point for Work<'_> {
-    type Outcome = Outcome;
+    type Outcome = PointFigures;
 
     fn key(&self) -> String {
         let Self { values, requests, seed, .. } = self;
@@ -86,16 +86,16 @@ impl Point for Work<'_> {
         format!("minos {setup} requests={requests} seed={seed} {values}")
     }
 
-    fn run(&self) -> Result<Outcome, ReproduceError> {
+    fn run(&self) -> Result<PointFigures, ReproduceError> {
         Ok(self.setup.run_on(&self.spec, self.requests, self.seed)?)
     }
 
-    fn events(outcome: &Outcome) -> u64 {
+    fn events(outcome: &PointFigures) -> u64 {
         outcome.events
     }
 }
 
-fn figure(study: &Study, outcomes: &mut impl Iterator<Item = Outcome>) -> Figure {
+fn figure(study: &Study, outcomes: &mut impl Iterator<Item = PointFigures>) -> Figure {
     let mut figure = Figure::new(study, &["host and NIC cores busy"]);
     for (number, series) in study.series.iter().enumerate() {
         let metric = series.metric.unwrap_or(study.y.metric);
@@ -124,7 +124,7 @@ fn figure(study: &Study, outcomes: &mut impl Iterator<Item = Outcome>) -> Figure
 }
 
 /// MINOS-B runs on the host, MINOS-O on the NIC; other lines take turns.
-fn class(series: &Series, number: usize) -> &'static str {
+fn class(series: &MinosSeries, number: usize) -> &'static str {
     match series.name.as_bytes().first() {
         Some(b'B') => "host",
         Some(b'O') => "nic",
@@ -137,9 +137,9 @@ mod tests {
     use super::*;
     use crate::reproduce::{csv, page, table};
 
-    fn options(figure: &str, jobs: usize) -> Options {
-        let common = reproduce::Options { figure: Some(figure.into()), jobs, cache: None, seed: 42 };
-        Options { common, requests: 60, workers: Some(2) }
+    fn options(figure: &str, jobs: usize) -> MinosOptions {
+        let common = reproduce::ReproduceOptions { figure: Some(figure.into()), jobs, cache: None, seed: 42 };
+        MinosOptions { common, requests: 60, workers: Some(2) }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use remora_replica::ddp::{Deployment, Model, Offload};
 use serde::{Deserialize, Serialize};
 
 use super::login::Logins;
-use crate::ycsb::{Generator, Mix, Operation, Popularity};
+use crate::ycsb::{Generator, Mix, Popularity, YcsbOperation};
 
 /// Writes of a scope. Neither the paper nor its sources give one; PERSIST is not part of a write's latency.
 const SCOPE: u64 = 10;
@@ -95,7 +95,7 @@ impl Default for Setup {
 
 /// What a point came to.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct PointFigures {
     /// Mean latency of a write in nanoseconds.
     pub write_ns: f64,
     /// Its part of communication.
@@ -169,12 +169,12 @@ impl Setup {
     }
 
     /// Runs it: `requests` of each node are measured, after a quarter as many that are not.
-    pub fn run(&self, platform: &Platform, requests: u64, seed: u64) -> Result<Outcome, PointError> {
+    pub fn run(&self, platform: &Platform, requests: u64, seed: u64) -> Result<PointFigures, PointError> {
         self.run_on(&self.spec(platform)?, requests, seed)
     }
 
     /// Runs it, as [`run`](Self::run) does, on a cluster of `spec`.
-    pub(super) fn run_on(&self, spec: &Spec, requests: u64, seed: u64) -> Result<Outcome, PointError> {
+    pub(super) fn run_on(&self, spec: &Spec, requests: u64, seed: u64) -> Result<PointFigures, PointError> {
         let mut cluster = Cluster::new(spec);
         let mut sums = match self.login {
             Some(login) => {
@@ -248,14 +248,14 @@ impl Load for Ycsb {
         let left = &mut self.left[usize::from(node)];
         *left = left.checked_sub(1)?;
         Some(match self.generators[usize::from(node)].draw() {
-            Operation::Update(record) => {
+            YcsbOperation::Update(record) => {
                 self.unpersisted[number] += 1;
                 Ask::Write(record)
             }
-            Operation::Read(record) => Ask::Read(record),
+            YcsbOperation::Read(record) => Ask::Read(record),
             // The mix has no others.
-            Operation::Insert(record) | Operation::ReadModifyWrite(record) => Ask::Read(record),
-            Operation::Scan { start, .. } => Ask::Read(start),
+            YcsbOperation::Insert(record) | YcsbOperation::ReadModifyWrite(record) => Ask::Read(record),
+            YcsbOperation::Scan { start, .. } => Ask::Read(start),
         })
     }
 
@@ -278,16 +278,16 @@ impl Load for Ycsb {
 }
 
 impl Sums {
-    fn outcome(&self) -> Outcome {
+    fn outcome(&self) -> PointFigures {
         let mean = |sum: u64, count: u64| if count == 0 { 0.0 } else { sum as f64 / count as f64 / 1e3 };
         let span = (self.last - self.first.unwrap_or_default()).as_secs().max(1e-12);
-        Outcome {
+        PointFigures {
             write_ns: mean(self.writes.1, self.writes.0),
             communication_ns: mean(self.communication, self.writes.0),
             read_ns: mean(self.reads.1, self.reads.0),
             writes_per_s: self.writes.0 as f64 / span,
             reads_per_s: self.reads.0 as f64 / span,
-            ..Outcome::default()
+            ..PointFigures::default()
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::point::{Outcome, Setup, Step};
+use super::point::{PointFigures, Setup, Step};
 use crate::reproduce::{self, FigureError};
 
 /// The figures in the paper's order.
@@ -22,7 +22,7 @@ const MINOS: [&str; 12] = [
 ];
 
 /// A figure of MINOS.
-pub type Study = reproduce::Study<Series, Metric, Sets>;
+pub type Study = reproduce::Study<MinosSeries, Metric, Sets>;
 
 /// Which part of a setup varies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,7 +64,7 @@ pub enum Metric {
 /// A line of a figure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Series {
+pub struct MinosSeries {
     /// Its name.
     pub name: String,
     /// What it shows, where that is not what the figure says.
@@ -76,7 +76,7 @@ pub struct Series {
 
 impl Metric {
     /// Of an outcome.
-    pub fn of(self, outcome: &Outcome) -> f64 {
+    pub fn of(self, outcome: &PointFigures) -> f64 {
         match self {
             Self::Write => outcome.write_ns / 1e3,
             Self::Communication => outcome.communication_ns / 1e3,
@@ -92,7 +92,7 @@ pub fn studies(number: Option<&str>) -> Result<Vec<Study>, FigureError> {
     Study::choose(&MINOS, number)
 }
 
-impl Series {
+impl MinosSeries {
     /// What is run for a point of its line.
     pub fn setup(&self, sets: Sets, x: u64) -> Result<Setup, FigureError> {
         let mut setup = self.setup.clone();

@@ -9,16 +9,16 @@ use remora_lab::stats::median;
 use remora_real::LinkKind;
 use tempfile::TempDir;
 
-use super::cluster::Cluster;
+use super::cluster::ClusterPeer;
 use super::cores::Spread;
 use super::drive::{Driven, Loaded, StoreLoad};
 use super::etcd::{self, Etcd};
 use super::redis::{self, AppendOnly, Redis};
-use super::{Ask, Done, PeerError, Store, disk};
+use super::{Ask, Done, PeerError, PeerStore, disk};
 use crate::StudyError;
 use crate::compare::{Progress, Watch};
 use crate::nodes::{ClusterProcesses, ClusterSettings, ClusterShape};
-use crate::ycsb::Workload;
+use crate::ycsb::YcsbWorkload;
 
 /// How long a cluster may take until it serves.
 const START: Duration = Duration::from_secs(20);
@@ -37,7 +37,7 @@ pub struct StoreBench {
     /// How nodes and clients of clusters that are started reach each other.
     pub link: LinkKind,
     /// What is done.
-    pub workloads: Vec<Workload>,
+    pub workloads: Vec<YcsbWorkload>,
     /// Skews of the zipfian by which records are chosen.
     pub skews: Vec<f64>,
     /// Numbers of clients, each with one request under way.
@@ -67,7 +67,7 @@ pub struct StoreRow {
     /// The store.
     pub store: String,
     /// What was done.
-    pub workload: Workload,
+    pub workload: YcsbWorkload,
     /// The skew.
     pub skew: f64,
     /// Requests under way.
@@ -148,7 +148,7 @@ impl StoreBench {
     }
 
     /// Workload, skew and clients of each load of a store.
-    pub fn loads(&self) -> Vec<(Workload, f64, u32)> {
+    pub fn loads(&self) -> Vec<(YcsbWorkload, f64, u32)> {
         let clients = |w, s| self.clients.iter().map(move |&c| (w, s, c));
         let skews = |w| self.skews.iter().flat_map(move |&s| clients(w, s));
         self.workloads.iter().flat_map(|&w| skews(w)).collect()
@@ -213,7 +213,7 @@ fn temporary(parent: &Path) -> Result<TempDir, StudyError> {
 
 /// A cluster whose nodes end with this value.
 struct Started {
-    cluster: Cluster,
+    cluster: ClusterPeer,
     _nodes: ClusterProcesses,
     _spread: Spread,
 }
@@ -233,13 +233,13 @@ impl Started {
         let nodes = ClusterProcesses::start(directory, ClusterSettings::open(directory, &shape)?)?;
         nodes.await_service(START)?;
         let ClusterSettings { addresses, link, .. } = nodes.settings();
-        let cluster = Cluster::connect(addresses, *link, model, clients)?;
+        let cluster = ClusterPeer::connect(addresses, *link, model, clients)?;
         let spread = Spread::over((0..nodes.len()).filter_map(|node| nodes.process(node)));
         Ok(Self { cluster, _nodes: nodes, _spread: spread })
     }
 }
 
-impl Store for Started {
+impl PeerStore for Started {
     fn submit(&mut self, slot: usize, ask: Ask<'_>) -> Result<(), PeerError> {
         self.cluster.submit(slot, ask)
     }
@@ -279,13 +279,13 @@ impl Subject {
         }
     }
 
-    fn start(&self, bench: &StoreBench, directory: &Path) -> Result<Box<dyn Store>, StudyError> {
+    fn start(&self, bench: &StoreBench, directory: &Path) -> Result<Box<dyn PeerStore>, StudyError> {
         let clients = bench.most_clients();
         Ok(match self {
             Self::Started(model, place) => Box::new(Started::start(*model, *place, bench.link, clients, directory)?),
             Self::Running(settings) => {
                 let ClusterSettings { addresses, link, persistency, .. } = settings.as_ref();
-                Box::new(Cluster::connect(addresses, *link, *persistency, clients)?)
+                Box::new(ClusterPeer::connect(addresses, *link, *persistency, clients)?)
             }
             Self::Etcd => Box::new(Etcd::start(directory, clients)?),
             Self::Redis => Box::new(Redis::start(directory, clients, bench.append_only)?),

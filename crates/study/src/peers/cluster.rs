@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use remora_cluster::{ClusterClient, ClusterClientConfig, Model, NodeStatus, Op, Outcome, Refusal, ScopeId};
 use remora_real::LinkKind;
 
-use super::{Answer, Ask, AtNode, Done, PeerError, Store};
+use super::{Answer, Ask, AtNode, Done, PeerError, PeerStore};
 
 const WHAT: &str = "cluster";
-/// How long one [`Store::wait`] sleeps at most.
+/// How long one [`PeerStore::wait`] sleeps at most.
 const SHORT: Duration = Duration::from_millis(100);
 /// How long it polls, letting others have the core, before it sleeps: longer than a durable write takes.
 const POLLED: Duration = Duration::from_micros(400);
@@ -18,7 +18,7 @@ const POLLED: Duration = Duration::from_micros(400);
 pub const SCOPE: u32 = 10;
 
 /// Clients of a cluster.
-pub struct Cluster {
+pub struct ClusterPeer {
     /// One at each node.
     clients: Vec<ClusterClient>,
     slots: Vec<Slot>,
@@ -40,7 +40,7 @@ struct Slot {
     before: AtNode,
 }
 
-impl Cluster {
+impl ClusterPeer {
     /// Connects for so many clients, which are spread over the nodes.
     pub fn connect(nodes: &[IpAddr], link: LinkKind, model: Model, clients: usize) -> Result<Self, PeerError> {
         let connect = |node| {
@@ -82,7 +82,7 @@ impl Cluster {
     }
 }
 
-impl Store for Cluster {
+impl PeerStore for ClusterPeer {
     fn submit(&mut self, slot: usize, ask: Ask<'_>) -> Result<(), PeerError> {
         self.slots[slot].op = Some(match ask {
             Ask::Get(record) => Op::Get(record),
@@ -163,7 +163,7 @@ mod tests {
                 };
                 running.push(ClusterNode::start(config).unwrap());
             }
-            let mut cluster = Cluster::connect(&nodes, LinkKind::Shm, model, 4).unwrap();
+            let mut cluster = ClusterPeer::connect(&nodes, LinkKind::Shm, model, 4).unwrap();
             let mut ended = 0;
             for round in 0..2 * u64::from(SCOPE) {
                 for slot in 0..4 {

@@ -6,9 +6,9 @@ use remora_lab::stats::Latencies;
 use remora_model::time::Ps;
 
 use super::value::{Read, Values, Write};
-use super::{Answer, Ask, AtNode, PeerError, Store};
+use super::{Answer, Ask, AtNode, PeerError, PeerStore};
 use crate::load::{self, Arrivals, Begun, End, Trouble, Until, system_time};
-use crate::ycsb::{Generator, Mix, Operation, Popularity};
+use crate::ycsb::{Generator, Mix, Popularity, YcsbOperation};
 
 /// After how long without any answer a store counts as stuck.
 const STUCK: Duration = Duration::from_secs(20);
@@ -70,7 +70,7 @@ pub struct Split {
 
 /// A store with records, and all that is known of them.
 pub struct Loaded<'a> {
-    store: &'a mut dyn Store,
+    store: &'a mut dyn PeerStore,
     values: Values,
     records: u64,
     stop: &'a dyn Fn() -> bool,
@@ -79,7 +79,7 @@ pub struct Loaded<'a> {
 impl<'a> Loaded<'a> {
     /// Writes `records` records of `bytes` each.
     pub fn new(
-        store: &'a mut dyn Store,
+        store: &'a mut dyn PeerStore,
         records: u64,
         bytes: usize,
         clients: usize,
@@ -168,9 +168,9 @@ enum Source {
 }
 
 impl Source {
-    fn next(&mut self) -> Option<Operation> {
+    fn next(&mut self) -> Option<YcsbOperation> {
         match self {
-            Self::Records(records) => records.next().map(Operation::Insert),
+            Self::Records(records) => records.next().map(YcsbOperation::Insert),
             Self::Operations(generator) => Some(generator.draw()),
         }
     }
@@ -234,10 +234,10 @@ impl load::Target for Driving<'_, '_> {
             Then::Read(record, more) => (record, false, reads_on(record + 1, more - 1)),
             Then::Draw => match source.next() {
                 None => return Ok(Begun::Over),
-                Some(Operation::Read(record)) => (record, false, Then::Draw),
-                Some(Operation::Update(record) | Operation::Insert(record)) => (record, true, Then::Draw),
-                Some(Operation::ReadModifyWrite(record)) => (record, false, Then::Write(record)),
-                Some(Operation::Scan { start, count }) => {
+                Some(YcsbOperation::Read(record)) => (record, false, Then::Draw),
+                Some(YcsbOperation::Update(record) | YcsbOperation::Insert(record)) => (record, true, Then::Draw),
+                Some(YcsbOperation::ReadModifyWrite(record)) => (record, false, Then::Write(record)),
+                Some(YcsbOperation::Scan { start, count }) => {
                     (start, false, reads_on(start + 1, (count - 1).min(on.records.saturating_sub(start + 1))))
                 }
             },
@@ -319,7 +319,7 @@ mod tests {
         answered: usize,
     }
 
-    impl Store for Map {
+    impl PeerStore for Map {
         fn submit(&mut self, slot: usize, ask: Ask<'_>) -> Result<(), PeerError> {
             let read = match ask {
                 Ask::Get(record) => Some(record),

@@ -13,14 +13,14 @@ use tokio::task::LocalSet;
 
 use super::grpc::Channel;
 use super::process::{Process, free_ports, installed, until_up};
-use super::{Answer, Ask, Done, PeerError, Store, key, proto};
+use super::{Answer, Ask, Done, PeerError, PeerStore, key, proto};
 
 /// Debian's package.
 pub const PACKAGE: &str = "etcd-server";
 const WHAT: &str = "etcd";
 /// How long it may take to serve.
 const START: Duration = Duration::from_secs(30);
-/// How long one [`Store::wait`] waits.
+/// How long one [`PeerStore::wait`] waits.
 const SHORT: Duration = Duration::from_millis(100);
 /// Clients that share a connection.
 const SHARED: usize = 8;
@@ -135,7 +135,7 @@ fn options(number: usize, members: &[(u16, u16)]) -> Vec<String> {
     options.into_iter().flat_map(|(name, value)| [name.to_string(), value]).collect()
 }
 
-impl Store for Etcd {
+impl PeerStore for Etcd {
     fn submit(&mut self, slot: usize, ask: Ask<'_>) -> Result<(), PeerError> {
         let (write, method, message) = match ask {
             Ask::Get(record) => (false, &self.methods.range, proto::range_request(&key(record))),

@@ -1,6 +1,6 @@
 //! Replicated stores beside each other: Remora's cluster, etcd and Redis under one load.
 //!
-//! A [`Store`] takes requests of which many can be under way. [`drive::drive`] keeps a fixed number of them under way,
+//! A [`PeerStore`] takes requests of which many can be under way. [`drive::drive`] keeps a fixed number of them under way,
 //! checks every answer, and tells what came out. [`etcd`] and [`redis`] start stores of three nodes on this machine and
 //! end them; [`disk`] tells what one durable append takes without any store.
 
@@ -55,7 +55,7 @@ pub struct AtNode {
 pub type Done<'a> = &'a mut dyn FnMut(usize, Answer<'_>, Option<AtNode>);
 
 /// A store, reached over as many connections as it does best with.
-pub trait Store {
+pub trait PeerStore {
     /// Sends a request for the client `slot`, which has none under way.
     fn submit(&mut self, slot: usize, ask: Ask<'_>) -> Result<(), PeerError>;
 

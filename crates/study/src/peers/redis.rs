@@ -9,14 +9,14 @@ use rustix::event::{Timespec, epoll};
 
 use super::process::{Process, free_ports, installed, until_up};
 use super::resp::{self, Reply};
-use super::{Answer, Ask, Done, PeerError, Store, key};
+use super::{Answer, Ask, Done, PeerError, PeerStore, key};
 
 /// Debian's package.
 pub const PACKAGE: &str = "redis-server";
 const WHAT: &str = "redis";
 /// How long it may take to serve.
 const START: Duration = Duration::from_secs(20);
-/// How long one [`Store::wait`] waits.
+/// How long one [`PeerStore::wait`] waits.
 const SHORT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// Replicas that a write waits for, and for how long (milliseconds) at most.
 const WAIT: [&[u8]; 3] = [b"WAIT", b"2", b"5000"];
@@ -183,7 +183,7 @@ impl Connection {
     }
 }
 
-impl Store for Redis {
+impl PeerStore for Redis {
     fn submit(&mut self, slot: usize, ask: Ask<'_>) -> Result<(), PeerError> {
         let connection = &mut self.connections[slot];
         connection.out.clear();

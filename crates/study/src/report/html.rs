@@ -142,17 +142,17 @@ fn section(page: &mut String, report: &Report, operation: Operation) {
 
 /// A panel for each link, on one scale.
 fn latency_panels(report: &Report, operation: Operation, rows: &[Row]) -> String {
-    let lines = |link: LinkKind| -> Vec<plot::Series> {
+    let lines = |link: LinkKind| -> Vec<plot::PlotSeries> {
         let of = |placement| rows.iter().filter(move |r| r.link == link && r.placement == placement);
         let point = |row: &Row| {
             let Load { p1_ns, p50_ns, p99_ns, .. } = row.in_flight_1;
             let [low, median, high] = [p1_ns, p50_ns, p99_ns].map(|ns| ns as f64);
             plot::Point { x: row.parameter.unwrap_or(1), median, low, high }
         };
-        let series = |placement| plot::Series { placement, points: of(placement).map(point).collect() };
+        let series = |placement| plot::PlotSeries { placement, points: of(placement).map(point).collect() };
         report.placements().into_iter().map(series).collect()
     };
-    let panels: Vec<(LinkKind, Vec<plot::Series>)> =
+    let panels: Vec<(LinkKind, Vec<plot::PlotSeries>)> =
         report.links().into_iter().map(|link| (link, lines(link))).collect();
     let range = plot::range(panels.iter().flat_map(|(_, series)| series));
     let x_label = operation.parameters().map_or("", |parameters| parameters.axis);

@@ -21,7 +21,7 @@ const BAR_STEP: f64 = 23.0;
 const FAR: f64 = 4.0;
 
 /// One line of a line plot.
-pub struct Series {
+pub struct PlotSeries {
     /// Whose it is: gives colour, marker and label.
     pub placement: Placement,
     /// From left to right.
@@ -43,7 +43,7 @@ pub struct Point {
 
 /// The lowest and the highest value of lines, with room around: plots side by side share it. Error bars that reach far
 /// beyond all medians do not count: they leave the plot, so that the medians keep their room.
-pub fn range<'a>(series: impl Iterator<Item = &'a Series>) -> (f64, f64) {
+pub fn range<'a>(series: impl Iterator<Item = &'a PlotSeries>) -> (f64, f64) {
     let points: Vec<&Point> = series.flat_map(|s| &s.points).collect();
     let [low, median, high] = [|p: &Point| p.low, |p: &Point| p.median, |p: &Point| p.high]
         .map(|of| points.iter().map(|p| of(p)).fold((f64::MAX, 1.0f64), |(l, h), v| (v.min(l), v.max(h))));
@@ -54,7 +54,7 @@ pub fn range<'a>(series: impl Iterator<Item = &'a Series>) -> (f64, f64) {
 
 /// Latency against list length or value size, logarithmic both ways, with error bars from the 1st to the 99th
 /// percentile.
-pub fn latency(series: &[Series], (low, high): (f64, f64), x_label: &str, about: &str) -> String {
+pub fn latency(series: &[PlotSeries], (low, high): (f64, f64), x_label: &str, about: &str) -> String {
     let mut xs: Vec<u64> = series.iter().flat_map(|s| s.points.iter().map(|p| p.x)).collect();
     xs.sort_unstable();
     xs.dedup();
@@ -94,7 +94,7 @@ pub fn latency(series: &[Series], (low, high): (f64, f64), x_label: &str, about:
     svg + "</svg>"
 }
 
-fn draw_line(svg: &mut String, line: &Series, x_at: &dyn Fn(u64) -> f64, y_at: &dyn Fn(f64) -> f64) {
+fn draw_line(svg: &mut String, line: &PlotSeries, x_at: &dyn Fn(u64) -> f64, y_at: &dyn Fn(f64) -> f64) {
     let class = line.placement.name();
     let path: Vec<String> = line.points.iter().map(|p| format!("{:.1},{:.1}", x_at(p.x), y_at(p.median))).collect();
     let _ = write!(svg, r#"<g class="{class}"><polyline points="{}"/>"#, path.join(" "));
@@ -243,9 +243,9 @@ fn spread(labels: &mut [(Placement, f64)]) {
 mod tests {
     use super::*;
 
-    fn series(placement: Placement, medians: &[f64]) -> Series {
+    fn series(placement: Placement, medians: &[f64]) -> PlotSeries {
         let point = |(n, &median): (usize, &f64)| Point { x: 1 << n, median, low: median * 0.9, high: median * 2.0 };
-        Series { placement, points: medians.iter().enumerate().map(point).collect() }
+        PlotSeries { placement, points: medians.iter().enumerate().map(point).collect() }
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub use fit::Fitted;
 pub(crate) use fit::{fit, fit_count};
 pub use page::page;
 pub(crate) use run::{Point, run_all};
-pub use run::{Progress, Sums};
+pub use run::{ReproduceProgress, Sums};
 pub(crate) use show::number;
 pub use show::{csv, table};
 pub use study::{FigureError, Study, XAxis, YAxis};
@@ -33,7 +33,7 @@ use crate::modelled::ModelError;
 
 /// What to reproduce, and how.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ReproduceOptions {
     /// One figure, or all.
     pub figure: Option<String>,
     /// Threads.

@@ -7,11 +7,11 @@ use std::time::Instant;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{Cache, Options, ReproduceError};
+use super::{Cache, ReproduceError, ReproduceOptions};
 
 /// How far a run is.
 #[derive(Clone, Copy, Debug)]
-pub struct Progress {
+pub struct ReproduceProgress {
     /// Points done.
     pub done: usize,
     /// Points to do.
@@ -50,8 +50,8 @@ pub(crate) trait Point: Sync {
 /// Runs all points on some threads; their results in order. `progress` hears of each; when it says no, the run ends.
 pub(crate) fn run_all<P: Point>(
     work: &[P],
-    options: &Options,
-    progress: &mut dyn FnMut(Progress) -> bool,
+    options: &ReproduceOptions,
+    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
 ) -> Result<(Vec<P::Outcome>, Sums), ReproduceError> {
     let (start, cpu) = (Instant::now(), remora_real::process_cpu_ns());
     let cache = options.cache.clone().map(Cache::new);
@@ -90,7 +90,7 @@ pub(crate) fn run_all<P: Point>(
                 Err(_) => break,
             }
             let seconds = start.elapsed().as_secs_f64();
-            let go_on = progress(Progress { done, total: work.len(), events: sums.events, seconds });
+            let go_on = progress(ReproduceProgress { done, total: work.len(), events: sums.events, seconds });
             if !go_on || failed.is_some() {
                 next.store(work.len(), Ordering::Relaxed);
                 failed = failed.take().or(Some(ReproduceError::Interrupted));

@@ -5,7 +5,7 @@ use remora_model::platform::Platform;
 use super::point::{self, Ground, Outcomes};
 use remora_kernel::Placement;
 
-use super::study::{Run, Series};
+use super::study::{Run, StromSeries};
 use crate::reproduce::{Fitted, ReproduceError, fit};
 
 /// Bytes of the largest object of figure 9: the one that its text speaks of.
@@ -53,6 +53,6 @@ fn median(platform: &Platform, run: Run, place: Placement, x: u64, seed: u64) ->
 
 fn once(platform: &Platform, run: Run, place: Placement, x: u64, seed: u64) -> Result<Outcomes, ReproduceError> {
     let (name, platform_name) = (String::new(), platform.name.clone());
-    let series = Series { name, platform: platform_name, run, placement: Some(place), bytes: None, torn: None };
+    let series = StromSeries { name, platform: platform_name, run, placement: Some(place), bytes: None, torn: None };
     Ok(point::run(&Ground::new(platform, seed)?, &series, x)?)
 }

@@ -14,16 +14,17 @@ use remora_model::platform::Platform;
 pub use point::Outcomes;
 
 use point::Ground;
-use study::{Series, Study};
+use study::{StromSeries, Study};
 
 use crate::reproduce::{
-    self, Dot, Figure, FigureError, Line, Options, Point, Progress, ReproduceError, Reproduction, number, run_all,
+    self, Dot, Figure, FigureError, Line, Point, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction,
+    number, run_all,
 };
 
 /// Reproduces StRoM's figures. `progress` hears of every point; when it returns false the run ends.
 pub fn reproduce(
-    options: &Options,
-    progress: &mut dyn FnMut(Progress) -> bool,
+    options: &ReproduceOptions,
+    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
 ) -> Result<Reproduction, ReproduceError> {
     let studies = study::studies(options.figure.as_deref())?;
     let (platforms, fitted) = fit::strom(options.seed)?;
@@ -50,7 +51,7 @@ pub fn reproduce(
 
 /// One point to run.
 struct Work<'a> {
-    series: &'a Series,
+    series: &'a StromSeries,
     /// The platform's values.
     values: Arc<str>,
     ground: Arc<Ground>,
@@ -142,7 +143,7 @@ mod tests {
     use crate::reproduce::{csv, page, table};
 
     fn run(jobs: usize, cache: Option<PathBuf>) -> Reproduction {
-        let options = Options { figure: Some("7".into()), jobs, cache, seed: 42 };
+        let options = ReproduceOptions { figure: Some("7".into()), jobs, cache, seed: 42 };
         reproduce(&options, &mut |_| true).unwrap()
     }
 
@@ -171,10 +172,10 @@ mod tests {
 
     #[test]
     fn it_stops_when_told_to() {
-        let options = Options { figure: Some("5a".into()), jobs: 2, cache: None, seed: 1 };
+        let options = ReproduceOptions { figure: Some("5a".into()), jobs: 2, cache: None, seed: 1 };
         let result = reproduce(&options, &mut |progress| progress.done < 3);
         assert!(matches!(result, Err(ReproduceError::Interrupted)));
-        let options = Options { figure: Some("6".into()), ..options };
+        let options = ReproduceOptions { figure: Some("6".into()), ..options };
         let error = reproduce(&options, &mut |_| true).unwrap_err().to_string();
         assert!(error.starts_with("there is no figure 6: choose one of 5a, 5b"), "{error}");
     }

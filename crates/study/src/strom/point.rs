@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 use super::streams;
-use super::study::{Run, Series, Study};
+use super::study::{Run, StromSeries, Study};
 use super::transfers::{Transferred, Transfers};
 use crate::calling::{Calls, Checked};
 use crate::load::{self, Until};
@@ -77,7 +77,7 @@ impl Ground {
 }
 
 /// Runs the point of `series` at `x`.
-pub fn run(ground: &Ground, series: &Series, x: u64) -> Result<Outcomes, ModelError> {
+pub fn run(ground: &Ground, series: &StromSeries, x: u64) -> Result<Outcomes, ModelError> {
     let seed = ground.seed;
     let placement = series.placement.unwrap_or(Placement::Nic);
     let new = || Modelled::new(&ground.spec, placement);

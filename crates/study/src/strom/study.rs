@@ -24,7 +24,7 @@ const STROM: [&str; 14] = [
 ];
 
 /// A figure of StRoM.
-pub type Study = reproduce::Study<Series, Metric>;
+pub type Study = reproduce::Study<StromSeries, Metric>;
 
 /// A figure of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ pub enum Metric {
 /// A line of a figure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Series {
+pub struct StromSeries {
     /// As the paper calls it.
     pub name: String,
     /// On which platform.
