@@ -53,6 +53,12 @@ impl<A> CallTable<A> {
         self.clients.len() - self.free.len()
     }
 
+    /// What the ingress calls the payload stream of a call under way, if it has one.
+    #[inline]
+    pub fn stream(&self, number: u32) -> Option<u64> {
+        self.askers.get(number as usize)?.as_ref()?.1
+    }
+
     /// The payload streams of its calls.
     #[inline]
     pub fn streams(&self) -> &PayloadStreams {

@@ -10,9 +10,9 @@ use remora_lab::writer::{WriterConfig, fill_object};
 use remora_memory::Region;
 use remora_model::resource::Usage;
 use remora_model::time::Ps;
-use remora_model::world::{Done, Energy, MAX_CALLS, Pair, PairSpec, WorldError, Writer};
+use remora_model::world::{Done, Energy, Pair, PairSpec, WorldError, Writer};
 use remora_real::{LinkKind, RemoteRegion};
-use remora_service::Full;
+use remora_service::{Full, MAX_CALLS};
 use serde::{Deserialize, Serialize};
 
 use crate::StudyError;

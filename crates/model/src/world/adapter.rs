@@ -6,7 +6,8 @@ use std::rc::Rc;
 
 use remora_memory::Pd;
 use remora_nic::{
-    CqId, Data, Nic, NicConfig, QpInit, QpType, Qpn, RtrAttr, RtsAttr, SendOp, SendWr, Sge, TxBatch, WorkCompletion,
+    CqId, Data, Nic, NicConfig, QpInit, QpType, Qpn, RtrAttr, RtsAttr, SendOp, SendWr, Sge, SrqId, TxBatch,
+    WorkCompletion,
 };
 use remora_wire::rpc::RpcHeader;
 use remora_wire::{Bth, Opcode, Psn};
@@ -100,7 +101,7 @@ impl Adapter {
     }
 
     /// A queue pair in RESET.
-    pub fn create_qp(&mut self, inline: u32, max_rpc: u32) -> Result<Qpn, WorldError> {
+    pub fn create_qp(&mut self, inline: u32, max_rpc: u32, srq: Option<SrqId>) -> Result<Qpn, WorldError> {
         let init = QpInit {
             max_send_wr: MAX_WR,
             max_recv_wr: MAX_WR,
@@ -108,6 +109,7 @@ impl Adapter {
             max_recv_sge: 1,
             max_inline: inline.max(256),
             max_rpc,
+            srq,
             ..QpInit::new(QpType::Rc, self.pd, self.cq, self.cq)
         };
         Ok(self.nic.create_qp(init)?)

@@ -1,36 +1,20 @@
-//! Connections: the calls and verbs that a client makes over a queue pair.
+//! Connections: the calls and verbs that a client makes over a queue pair, driven in modelled time.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
 use std::sync::Arc;
 
-use remora_kernel::{Placement, Status};
-use remora_memory::{Buffer, Region};
+use remora_kernel::{Call, Placement, Status};
+use remora_memory::Region;
 use remora_nic::{Qpn, SendOp, Sge, WcOpcode, WorkCompletion};
-use remora_wire::rpc::{RpcHeader, parse_reply_imm};
+use remora_service::{CallSlots, Full, HostCall, MAX_CALLS, MAX_REPLY, MAX_REQUEST, RECVS, SLOT, Staging, WorkId};
 
 use super::WorldError;
 use super::adapter::Posted;
+use super::bus::Event;
+use super::carriage::{ModelCarriage, ModelStaging, SLOTS};
 use super::fabric::{Fabric, NicAt};
-use super::node::Asker;
-use super::verbs::{SLOT, SLOT_ID, SLOTS, Verbs};
+use super::node::Front;
 use crate::time::Ps;
-
-/// Calls that may be under way at once on a connection.
-pub const MAX_CALLS: usize = 256;
-/// Bytes of a reply, and of a raw verb, at most.
-pub const MAX_REPLY: usize = 64 << 10;
-/// Bytes of a call to the host.
-pub(super) const MAX_REQUEST: usize = 4096;
-/// Receives kept posted.
-const RECVS: u64 = 2 * MAX_CALLS as u64;
-/// Work request ids of raw verbs have this bit.
-const RAW_ID: u64 = 1 << 33;
-
-/// As many calls as may be under way are: poll, then try again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{MAX_CALLS} calls are under way already: poll, then try again")]
-pub struct Full;
 
 /// A client's connection to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,14 +56,19 @@ pub(super) enum Notice {
     Landed(Qpn),
 }
 
-/// A call under way.
-#[derive(Default)]
-pub(super) struct CallSlot {
+/// What the caller of a call gets back with its end, and when it began.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark {
     tag: u32,
     since: Ps,
-    pub status: Option<Status>,
-    pub reply: Vec<u8>,
-    live: bool,
+}
+
+/// A call that has ended, whose reply is the fabric's.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ended {
+    connection: u16,
+    mark: Mark,
+    status: Status,
 }
 
 /// A queue pair between a client and a node, and what each has for it.
@@ -87,14 +76,13 @@ pub(super) struct Connection {
     /// The NICs of client and node, and their queue pairs.
     pub nics: [u16; 2],
     pub qps: [Qpn; 2],
-    pub calls: Vec<CallSlot>,
-    free_calls: Vec<u32>,
-    replies: (Buffer, Arc<Region>),
-    requests: (Buffer, Arc<Region>),
-    pub inbox: (Buffer, Arc<Region>),
-    pub outbox: (Buffer, Arc<Region>),
+    calls: CallSlots<Mark>,
+    /// Calls that end here without a message: how, and with what reply.
+    pub local: Vec<Option<(Status, Call)>>,
+    /// Calls to the host that no command holds.
+    requests: Arc<Region>,
     /// The verbs of kernels that run at the client, and where they run.
-    pub verbs: Rc<Verbs>,
+    pub staging: ModelStaging,
     place: usize,
     /// The ping-pong under way.
     echo: Option<(u32, u32, Arc<Region>)>,
@@ -109,36 +97,9 @@ pub(super) const NODE: usize = 1;
 pub(super) type Ends = BTreeMap<Qpn, (u16, usize)>;
 
 impl Connection {
-    fn open(&mut self, tag: u32, now: Ps) -> Result<u32, Full> {
-        let call = self.free_calls.pop().ok_or(Full)?;
-        let slot = &mut self.calls[call as usize];
-        (slot.tag, slot.since, slot.status, slot.live) = (tag, now, None, true);
-        slot.reply.clear();
-        Ok(call)
-    }
-
-    fn header(&self, call: u32) -> RpcHeader {
-        RpcHeader {
-            reply_va: self.replies.1.va() + u64::from(call) * MAX_REPLY as u64,
-            reply_rkey: self.replies.1.key(),
-            reply_capacity: MAX_REPLY as u32,
-            tag: call,
-            flags: 0,
-        }
-    }
-
-    /// A call that has finished: its slot is free, and its reply stands there until the next call.
-    pub(super) fn close(&mut self, connection: ConnectionId, call: u32, now: Ps) -> Done<'_> {
-        let slot = &mut self.calls[call as usize];
-        slot.live = false;
-        self.free_calls.push(call);
-        let (tag, status, latency) = (slot.tag, slot.status.unwrap_or(Status::LOST), now - slot.since);
-        Done { connection, tag, status, reply: &slot.reply, latency, at: now }
-    }
-
     /// Requests that waited for the network.
     pub(super) fn round_trips(&self) -> u64 {
-        self.verbs.posted() + self.remote_calls
+        self.staging.posted() + self.remote_calls
     }
 }
 
@@ -159,37 +120,34 @@ impl Fabric {
         let machines = nics.map(|nic| usize::from(self.adapters[usize::from(nic)].machine));
         let (inline, mtu) = (self.spec.machines[machines[CLIENT]].nic.pipeline.inline as u32, self.spec.mtu);
         let [a, b] = nics.map(usize::from);
-        let qps = [self.adapters[a].create_qp(inline, 0)?, self.adapters[b].create_qp(inline, MAX_CALLS as u32)?];
+        self.serve_at(machines[NODE])?;
+        let srq = self.fronts[b].as_ref().map(Front::srq);
+        let client = self.adapters[a].create_qp(inline, 0, None)?;
+        let qps = [client, self.adapters[b].create_qp(inline, MAX_CALLS as u32, srq)?];
         let ips = [self.adapters[a].ip, self.adapters[b].ip];
         self.adapters[a].connect(qps[CLIENT], ips[NODE], qps[NODE], mtu)?;
         self.adapters[b].connect(qps[NODE], ips[CLIENT], qps[CLIENT], mtu)?;
         self.adapters[a].ends.insert(qps[CLIENT], (number, CLIENT));
         self.adapters[b].ends.insert(qps[NODE], (number, NODE));
-        let replies = self.machines[machines[CLIENT]].alloc(MAX_CALLS * MAX_REPLY)?;
+        let replies = self.machines[machines[CLIENT]].alloc(CallSlots::<Mark>::REPLY_BYTES)?;
         let requests = self.machines[machines[CLIENT]].alloc(MAX_CALLS * MAX_REQUEST)?;
         let staging = self.machines[machines[CLIENT]].alloc(SLOTS * SLOT)?;
-        let inbox = self.machines[machines[NODE]].alloc(RECVS as usize * MAX_REQUEST)?;
-        let outbox = self.machines[machines[NODE]].alloc(MAX_CALLS * MAX_REPLY)?;
-        self.serve_at(machines[NODE])?;
-        let verbs = Verbs::new(staging.0, staging.1);
-        let place = self.client_place(nics[CLIENT], number, &verbs)?;
+        let (place, site) = self.client_place(nics[CLIENT], number)?;
+        let staging = Staging::new(ModelCarriage::new(site), staging.0, staging.1);
+        self.open_place(place, &staging);
         self.connections.push(Connection {
             nics,
             qps,
-            calls: (0..MAX_CALLS).map(|_| CallSlot::default()).collect(),
-            free_calls: (0..MAX_CALLS as u32).rev().collect(),
-            replies,
-            requests,
-            inbox,
-            outbox,
-            verbs,
+            calls: CallSlots::new(replies.0, replies.1),
+            local: (0..MAX_CALLS).map(|_| None).collect(),
+            requests: requests.1,
+            staging,
             place,
             echo: None,
             remote_calls: 0,
         });
-        for recv in 0..RECVS {
+        for _ in 0..RECVS {
             self.adapters[a].nic.post_recv(qps[CLIENT], 0, &[])?;
-            self.post_inbox(number, recv)?;
         }
         Ok(ConnectionId(number))
     }
@@ -205,27 +163,31 @@ impl Fabric {
     ) -> Result<(), Full> {
         let now = self.now;
         let connection = &mut self.connections[usize::from(number)];
-        let call = connection.open(tag, now)?;
+        let (call, header) = connection.calls.open(Mark { tag, since: now })?;
         if placement == Placement::Client {
             let place = connection.place;
             let mut kernel = self.places[place].spare.pop().unwrap_or_default();
             kernel.recycle(op, MAX_REPLY as u32);
             kernel.params.extend_from_slice(params);
-            return match self.start(place, kernel, Asker::Here(number, call)) {
-                Some(task) => {
-                    self.run(place, task);
-                    Ok(())
-                }
-                None => Err(Full),
-            };
+            return self.start_here(place, kernel, (number, call)).map_err(|kernel| {
+                self.places[place].spare.push(kernel);
+                self.connections[usize::from(number)].calls.end(call);
+                Full
+            });
         }
         connection.remote_calls += 1;
-        let header = connection.header(call);
         if placement == Placement::Host {
-            let mut bytes = [0; RpcHeader::LEN];
-            header.emit(&mut bytes);
-            let message = [&bytes[..], &op.to_le_bytes(), params].concat();
-            self.post(number, CLIENT, now, SendOp::Send, &message, call);
+            let mut message = std::mem::take(&mut self.scratch.2);
+            match (HostCall { header, op, params }).encode(&mut message) {
+                Ok(()) => self.send(number, now, &message, call),
+                // As in the real world: it never leaves.
+                Err(_) => {
+                    self.connections[usize::from(number)].local[call as usize] =
+                        Some((Status::BadParams, Call::default()));
+                    self.bus.queue.push(now, Event::Finish { connection: number, call });
+                }
+            }
+            self.scratch.2 = message;
         } else {
             self.issue(number, CLIENT, now, Posted::Rpc { op, header, payload: None }, params);
         }
@@ -242,7 +204,7 @@ impl Fabric {
         tag: u32,
     ) -> Result<(), Full> {
         let connection = &mut self.connections[usize::from(number)];
-        let call = connection.open(tag, self.now)?;
+        let (call, _) = connection.calls.open(Mark { tag, since: self.now })?;
         connection.remote_calls += 1;
         let (va, rkey) = (region.va(), region.key());
         let op = match verb {
@@ -253,8 +215,8 @@ impl Fabric {
             connection.echo = Some((call, len, region.clone()));
         }
         // Any bytes of the client will do; the longest verb covers all reply slots.
-        let sge = Some(Sge { va: connection.replies.1.va(), len, lkey: connection.replies.1.key() });
-        let wr_id = RAW_ID | u64::from(call);
+        let sge = Some(Sge { va: connection.calls.region().va(), len, lkey: connection.calls.region().key() });
+        let wr_id = WorkId::Verb(call).encode();
         self.issue(number, CLIENT, self.now, Posted::Verb { wr_id, op, sge, signaled: verb != RawVerb::PingPong }, &[]);
         Ok(())
     }
@@ -269,9 +231,9 @@ impl Fabric {
         tag: u32,
     ) -> Result<(), Full> {
         let connection = &mut self.connections[usize::from(number)];
-        let call = connection.open(tag, self.now)?;
+        let (_, header) = connection.calls.open(Mark { tag, since: self.now })?;
         connection.remote_calls += 1;
-        let (header, payload) = (connection.header(call), Some(Sge { va, len, lkey: from.key() }));
+        let payload = Some(Sge { va, len, lkey: from.key() });
         self.issue(number, CLIENT, self.now, Posted::Rpc { op, header, payload }, params);
         Ok(())
     }
@@ -285,11 +247,11 @@ impl Fabric {
         tag: u32,
     ) -> Result<(), Full> {
         let connection = &mut self.connections[usize::from(number)];
-        let call = connection.open(tag, self.now)?;
+        let (call, _) = connection.calls.open(Mark { tag, since: self.now })?;
         connection.remote_calls += 1;
         let op = SendOp::Write { va: to.1, rkey: to.0.key() };
         let sge = Some(Sge { va, len, lkey: from.key() });
-        let wr_id = RAW_ID | u64::from(call);
+        let wr_id = WorkId::Verb(call).encode();
         self.issue(number, CLIENT, self.now, Posted::Verb { wr_id, op, sge, signaled: true }, &[]);
         Ok(())
     }
@@ -300,20 +262,25 @@ impl Fabric {
         self.adapters[usize::from(nics[end])].issue(at, qps[end], command, bytes, &mut self.bus);
     }
 
-    /// Software posts bytes: in the command if they fit, else from the memory that it has for this call.
-    pub(super) fn post(&mut self, number: u16, end: usize, at: Ps, op: SendOp, bytes: &[u8], call: u32) {
+    /// The client sends a call to the host: in the command if it fits, else from the memory that it has for this call.
+    fn send(&mut self, number: u16, at: Ps, message: &[u8], call: u32) {
         let connection = &self.connections[usize::from(number)];
-        let machine = self.adapters[usize::from(connection.nics[end])].machine;
-        let inline = bytes.len() <= self.spec.machines[usize::from(machine)].nic.pipeline.inline as usize;
-        let (region, room) =
-            if end == CLIENT { (&connection.requests.1, MAX_REQUEST) } else { (&connection.outbox.1, MAX_REPLY) };
-        let sge = (!inline && !bytes.is_empty()).then(|| {
-            let va = region.va() + u64::from(call) * room as u64;
-            let _ = region.write(va, bytes);
-            Sge { va, len: bytes.len() as u32, lkey: region.key() }
+        let inline = message.len() <= self.inline(connection.nics[CLIENT]);
+        let sge = (!inline).then(|| {
+            let va = connection.requests.va() + u64::from(call) * MAX_REQUEST as u64;
+            // In bounds: no call is longer.
+            let _ = connection.requests.write(va, message);
+            Sge { va, len: message.len() as u32, lkey: connection.requests.key() }
         });
-        let bytes = if inline { bytes } else { &[] };
-        self.issue(number, end, at, Posted::Verb { wr_id: u64::MAX, op, sge, signaled: false }, bytes);
+        let bytes = if inline { message } else { &[] };
+        let wr_id = WorkId::Unnamed.encode();
+        self.issue(number, CLIENT, at, Posted::Verb { wr_id, op: SendOp::Send, sge, signaled: false }, bytes);
+    }
+
+    /// Bytes that a command may hold.
+    pub(super) fn inline(&self, nic: u16) -> usize {
+        let machine = self.adapters[usize::from(nic)].machine;
+        self.spec.machines[usize::from(machine)].nic.pipeline.inline as usize
     }
 
     /// Whether somebody polls the memory that WRITEs to a queue pair land in.
@@ -331,7 +298,7 @@ impl Fabric {
         let Some(&(number, end)) = self.adapters[usize::from(nic)].ends.get(&qp) else { return Ok(()) };
         match notice {
             Notice::Completion(wc) if end == CLIENT => self.completed(number, &wc),
-            Notice::Completion(wc) if wc.opcode == WcOpcode::Recv => self.take_request(number, &wc),
+            Notice::Completion(wc) if wc.opcode == WcOpcode::Recv => self.take_request(nic, &wc),
             Notice::Completion(_) => Ok(()),
             Notice::Landed(_) => {
                 let connection = &mut self.connections[usize::from(number)];
@@ -341,9 +308,15 @@ impl Fabric {
                     self.end(number, call, Status::Ok);
                     return Ok(());
                 }
-                let op = SendOp::Write { va: connection.replies.1.va(), rkey: connection.replies.1.key() };
+                let op = SendOp::Write { va: connection.calls.region().va(), rkey: connection.calls.region().key() };
                 let sge = Some(Sge { va: region.va(), len, lkey: region.key() });
-                self.issue(number, NODE, self.now, Posted::Verb { wr_id: u64::MAX, op, sge, signaled: false }, &[]);
+                self.issue(
+                    number,
+                    NODE,
+                    self.now,
+                    Posted::Verb { wr_id: WorkId::Unnamed.encode(), op, sge, signaled: false },
+                    &[],
+                );
                 Ok(())
             }
         }
@@ -354,24 +327,37 @@ impl Fabric {
         if wc.opcode == WcOpcode::RecvWriteImm {
             return self.take_reply(number, wc);
         }
-        if wc.wr_id & RAW_ID != 0 {
-            self.end(number, (wc.wr_id & (RAW_ID - 1)) as u32, Status::Ok);
-        } else if wc.wr_id & SLOT_ID != 0 {
-            let connection = &self.connections[usize::from(number)];
-            if let Some(task) = connection.verbs.complete(wc.wr_id, wc.status) {
-                self.run(connection.place, task);
+        match WorkId::decode(wc.wr_id) {
+            WorkId::Verb(call) => self.end(number, call, Status::Ok),
+            WorkId::Staging(slot) => {
+                let Connection { staging, place, .. } = &self.connections[usize::from(number)];
+                staging.complete(slot, wc.status);
+                if let Some(task) = staging.carriage().task(slot) {
+                    self.run(*place, task);
+                }
             }
+            WorkId::Call(_) | WorkId::Stream(_) | WorkId::Unnamed => {}
         }
         Ok(())
     }
 
+    /// A call has ended by other means than a reply.
     fn end(&mut self, number: u16, call: u32, status: Status) {
-        let slots = &mut self.connections[usize::from(number)].calls;
-        let Some(slot) = slots.get_mut(call as usize).filter(|slot| slot.live && slot.status.is_none()) else {
+        if let Some(mark) = self.connections[usize::from(number)].calls.end(call) {
+            self.reply.clear();
+            self.ended = Some(Ended { connection: number, mark, status });
+        }
+    }
+
+    /// A call has ended at the client itself.
+    pub(super) fn end_here(&mut self, number: u16, call: u32) {
+        let Some((status, mut kernel)) = self.connections[usize::from(number)].local[call as usize].take() else {
             return;
         };
-        slot.status = Some(status);
-        self.finished.push((number, call));
+        self.end(number, call, status);
+        std::mem::swap(&mut self.reply, &mut kernel.reply);
+        let place = self.connections[usize::from(number)].place;
+        self.places[place].spare.push(kernel);
     }
 
     /// The reply to a call has landed in the client's memory.
@@ -379,13 +365,18 @@ impl Fabric {
         let connection = &mut self.connections[usize::from(number)];
         let adapter = &mut self.adapters[usize::from(connection.nics[CLIENT])];
         adapter.nic.post_recv(connection.qps[CLIENT], 0, &[])?;
-        let (call, status) = parse_reply_imm(wc.imm.unwrap_or(0));
-        if let Some(slot) = connection.calls.get_mut(call as usize) {
-            slot.reply.resize((wc.byte_len as usize).min(MAX_REPLY), 0);
-            // In bounds: a slot is MAX_REPLY long.
-            let _ = connection.replies.0.read(call as usize * MAX_REPLY, &mut slot.reply);
+        if let Some(reply) = connection.calls.take_reply(wc.imm, wc.byte_len) {
+            self.reply.clear();
+            self.reply.extend_from_slice(reply.bytes);
+            self.ended = Some(Ended { connection: number, mark: reply.mark, status: reply.status });
         }
-        self.end(number, call, Status::from_code(status));
         Ok(())
+    }
+
+    /// Hands over a call that has ended.
+    pub(super) fn hand_over(&mut self, ended: Ended, done: &mut dyn FnMut(Done<'_>)) {
+        let Ended { connection, mark: Mark { tag, since }, status } = ended;
+        let latency = self.now - since;
+        done(Done { connection: ConnectionId(connection), tag, status, reply: &self.reply, latency, at: self.now });
     }
 }

@@ -5,21 +5,21 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use remora_kernel::hll::Sketch;
-use remora_kernel::{Builtins, Kernel, Placement, Status, op};
+use remora_kernel::{Builtins, Kernel, Placement, op};
 use remora_memory::{Buffer, Region};
-use remora_nic::{RpcRequest, WcStatus};
+use remora_nic::{RpcRequest, WcOpcode, WcStatus};
+use remora_service::{CallAnswer, RpcVerbs, StagedVerb, WorkId};
 use remora_wire::Opcode;
 
 use super::adapter::Adapter;
 use super::bus::{Bus, Event, TraceEntry};
-use super::client::{Connection, ConnectionId, Done, Notice};
+use super::client::{Connection, Done, Ended, Notice};
 use super::hardware::Hardware;
 use super::machine::Machine;
 use super::network::{Network, NetworkSpec};
-use super::node::{AnyKernels, Kernels, Node, Place};
+use super::node::{AnyKernels, Front, Kernels, Node, Place};
 use super::spec::path_mtu;
 use super::streams::Stream;
-use super::verbs::Ask;
 use super::writer::Writer;
 use super::{MachineSpec, WorldError};
 use crate::component::ethernet::EthernetParams;
@@ -118,6 +118,8 @@ pub struct Fabric {
     pub(super) machines: Vec<Machine>,
     pub(super) software: Vec<Software>,
     pub(super) adapters: Vec<Adapter>,
+    /// What a NIC of a node has for calls.
+    pub(super) fronts: Vec<Option<Front>>,
     devices: Vec<Rc<RefCell<MemoryDevice>>>,
     /// Addresses of devices that are still free.
     device_vas: Vec<u64>,
@@ -126,16 +128,17 @@ pub struct Fabric {
     pub(super) ops: Vec<u64>,
     pub(super) connections: Vec<Connection>,
     pub(super) places: Vec<Place>,
-    /// Calls that have ended, with their connections.
-    pub(super) finished: Vec<(u16, u32)>,
+    /// The call that has just ended, and its reply.
+    pub(super) ended: Option<Ended>,
+    pub(super) reply: Vec<u8>,
     notices: Vec<Notice>,
     free_notices: Vec<u32>,
     /// Replies on their way from a kernel to a NIC's engine.
-    pub(super) answers: Vec<Option<(u16, RpcRequest, Status)>>,
+    pub(super) answers: Vec<Option<(u16, CallAnswer<RpcRequest>)>>,
     pub(super) free_answers: Vec<u32>,
     pub(super) streams: Vec<Stream>,
     failed: Option<WcStatus>,
-    pub(super) scratch: (Vec<(Ps, u32)>, Vec<Ask>, Vec<u8>),
+    pub(super) scratch: (Vec<(Ps, u32)>, Vec<(Ps, StagedVerb)>, Vec<u8>),
 }
 
 impl Fabric {
@@ -175,6 +178,7 @@ impl Fabric {
             now: Ps::ZERO,
             software: machines.iter().map(|_| Software::default()).collect(),
             machines,
+            fronts: adapters.iter().map(|_| None).collect(),
             adapters,
             device_vas: (0..devices.len()).map(device_base).collect(),
             devices,
@@ -182,7 +186,8 @@ impl Fabric {
             ops: ops.to_vec(),
             connections: Vec::new(),
             places: Vec::new(),
-            finished: Vec::new(),
+            ended: None,
+            reply: Vec::new(),
             notices: Vec::new(),
             free_notices: Vec::new(),
             answers: Vec::new(),
@@ -300,20 +305,21 @@ impl Fabric {
         self.software.get(usize::from(machine))?.tap.as_ref()
     }
 
-    /// Goes on until calls have finished, and hands them over. False if nothing is left to happen.
+    /// Goes on until a call has ended, and hands it over. False if nothing is left to happen.
     pub fn poll(&mut self, done: &mut dyn FnMut(Done<'_>)) -> Result<bool, WorldError> {
-        while self.finished.is_empty() {
+        loop {
             if let Some(status) = self.failed {
                 return Err(WorldError::Verb(status));
             }
             let Some((time, event)) = self.bus.take_next() else { return Ok(false) };
             self.now = self.now.max(time);
             self.handle(event)?;
+            // An event ends one call at most.
+            if let Some(ended) = self.ended.take() {
+                self.hand_over(ended, done);
+                return Ok(true);
+            }
         }
-        while let Some((connection, call)) = self.finished.pop() {
-            done(self.connections[usize::from(connection)].close(ConnectionId(connection), call, self.now));
-        }
-        Ok(true)
     }
 
     fn handle(&mut self, event: Event) -> Result<(), WorldError> {
@@ -341,14 +347,16 @@ impl Fabric {
             Event::Chunk { nic, call } => self.chunk_done(nic, call),
             Event::Answer { answer } => {
                 self.free_answers.push(answer);
-                if let Some((nic, request, status)) = self.answers[answer as usize].take() {
+                if let Some((nic, answer)) = self.answers[answer as usize].take() {
                     let adapter = &mut self.adapters[usize::from(nic)];
-                    adapter.nic.rpc_reply(request, status.code());
+                    if let Some(front) = &mut self.fronts[usize::from(nic)] {
+                        front.rpcs.answer(&mut RpcVerbs::new(&mut adapter.nic), answer);
+                    }
                     adapter.pump(now, &mut self.bus);
                     self.start_rpcs(nic);
                 }
             }
-            Event::Finish { connection, call } => self.finished.push((connection, call)),
+            Event::Finish { connection, call } => self.end_here(connection, call),
         }
         Ok(())
     }
@@ -374,8 +382,14 @@ impl Fabric {
             if wc.status != WcStatus::Success {
                 self.failed = Some(wc.status);
             }
-            if wc.wr_id == u64::MAX {
-                continue;
+            match (wc.opcode, WorkId::decode(wc.wr_id)) {
+                (_, WorkId::Unnamed) => continue,
+                // Nobody looks for what says that an answer has arrived: its buffer is free.
+                (WcOpcode::Write, WorkId::Call(number)) => {
+                    self.release(nic, number);
+                    continue;
+                }
+                _ => {}
             }
             self.notify(nic, landed, Notice::Completion(wc));
         }

@@ -19,6 +19,7 @@
 mod adapter;
 mod board;
 mod bus;
+mod carriage;
 mod client;
 mod energy;
 mod fabric;
@@ -32,11 +33,10 @@ mod site;
 mod spec;
 mod streams;
 mod tasks;
-mod verbs;
 mod writer;
 
 pub use bus::{Event, TraceEntry};
-pub use client::{ConnectionId, Done, Full, MAX_CALLS, MAX_REPLY, RawVerb};
+pub use client::{ConnectionId, Done, RawVerb};
 pub use energy::Energy;
 pub use fabric::{Counts, DeviceSpec, Fabric, FabricSpec, NicAt};
 pub use hardware::Hardware;
@@ -98,6 +98,9 @@ pub enum WorldError {
     /// The engine's registry refused a region.
     #[error("the modelled NIC refuses a region: {0}")]
     Region(#[from] remora_memory::RegisterError),
+    /// A client has more calls to a host waiting than it may have under way.
+    #[error("a modelled client floods its node with calls to the host")]
+    Flood,
     /// A verb failed.
     #[error("a modelled verb ended with {0:?}")]
     Verb(WcStatus),

@@ -4,31 +4,57 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use remora_kernel::{Call, Kernel, Limits, Placement, Status};
-use remora_memory::{Pd, Registry};
-use remora_nic::{RpcRequest, SendOp, Sge, WorkCompletion};
-use remora_wire::rpc::RpcHeader;
+use remora_memory::{Pd, Region, Registry};
+use remora_nic::{RpcRequest, SrqId, WorkCompletion};
+use remora_service::{
+    CallTable, HostAsker, MAX_CALLS, MAX_REPLY, MAX_REQUEST, RECVS, RemoteMemory, RpcVerbs, Sends, WorkId,
+};
 
 use super::WorldError;
 use super::adapter::Posted;
 use super::bus::Event;
-use super::client::{CLIENT, MAX_CALLS, MAX_REQUEST, NODE};
+use super::carriage::ModelStaging;
+use super::client::CLIENT;
 use super::fabric::Fabric;
 use super::hardware::ProcessorId;
 use super::processor::Arrival;
 use super::site::{Site, SiteMemory};
 use super::streams::{FEED_ROOM, Stream};
 use super::tasks::{Tasks, Turn, tasks};
-use super::verbs::{SLOT_ID, VerbMemory, Verbs};
 use crate::time::Ps;
 
+/// RPC verbs that run at once of what one NIC received; one client has half.
+const RPCS: usize = 2 * MAX_CALLS;
+/// Calls to the host that a NIC brought and whose answers have not all arrived; one client has half.
+const SENDS: usize = MAX_CALLS;
+
 /// Whom a running kernel answers.
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Asker {
     /// The call of this connection and number, at the client itself.
     Here(u16, u32),
     /// A kernel call that this NIC received.
-    Rpc(RpcRequest, u16),
-    /// A call to the host over this connection.
-    Host(u16, RpcHeader),
+    Rpc(u16),
+    /// A call to the host by a SEND that this NIC received.
+    Send(u16),
+}
+
+/// What a NIC of a node has for calls.
+pub(super) struct Front {
+    /// Calls by RPC verbs.
+    pub rpcs: CallTable<RpcRequest>,
+    /// Calls to the host, where they come in, and their answers' bytes.
+    sends: CallTable<HostAsker>,
+    ingress: Sends,
+    replies: Arc<Region>,
+    srq: SrqId,
+}
+
+impl Front {
+    /// Where calls to the host are received.
+    pub(super) fn srq(&self) -> SrqId {
+        self.srq
+    }
 }
 
 /// A place that runs kernels.
@@ -39,6 +65,7 @@ pub(super) struct Place {
     pub site: Rc<Site>,
     pub tasks: Box<dyn Tasks>,
     askers: Vec<Option<Asker>>,
+    /// Calls to use again, at a client.
     pub spare: Vec<Call>,
     /// The connection whose verbs are its memory, at a client.
     connection: Option<u16>,
@@ -57,22 +84,22 @@ pub(super) struct Node {
 /// Kernels of any type.
 pub(super) trait Kernels {
     /// Runs them over a machine's own memory.
-    fn here(&self, site: Rc<Site>, registry: Arc<Registry>, pd: Pd) -> Box<dyn Tasks>;
+    fn here(&self, site: Rc<Site>, registry: Arc<Registry>, pd: Pd, capacity: usize) -> Box<dyn Tasks>;
     /// Runs them over verbs.
-    fn remote(&self, site: Rc<Site>, verbs: Rc<Verbs>) -> Box<dyn Tasks>;
+    fn remote(&self, staging: ModelStaging) -> Box<dyn Tasks>;
 }
 
 /// Kernels of one type.
 pub(super) struct AnyKernels<K>(pub K);
 
 impl<K: Kernel + Clone + 'static> Kernels for AnyKernels<K> {
-    fn here(&self, site: Rc<Site>, registry: Arc<Registry>, pd: Pd) -> Box<dyn Tasks> {
+    fn here(&self, site: Rc<Site>, registry: Arc<Registry>, pd: Pd, capacity: usize) -> Box<dyn Tasks> {
         let memory = move |call: &Call| SiteMemory::new(site.clone(), registry.clone(), pd, call.op);
-        tasks(self.0.clone(), memory, MAX_CALLS, Limits::default())
+        tasks(self.0.clone(), memory, capacity, Limits::default())
     }
 
-    fn remote(&self, site: Rc<Site>, verbs: Rc<Verbs>) -> Box<dyn Tasks> {
-        let memory = move |call: &Call| VerbMemory::new(verbs.clone(), site.clone(), call.op);
+    fn remote(&self, staging: ModelStaging) -> Box<dyn Tasks> {
+        let memory = move |call: &Call| RemoteMemory::new(staging.clone(), call.op);
         tasks(self.0.clone(), memory, MAX_CALLS, Limits::default())
     }
 }
@@ -86,6 +113,7 @@ impl Fabric {
         let nics = self.machines[machine].nics.clone();
         for nic in nics.clone() {
             self.ops.iter().for_each(|&op| self.adapters[usize::from(nic)].nic.deploy(op));
+            self.open_front(nic)?;
         }
         let places = nics.clone().map(|nic| self.place(nic, Placement::Nic)).collect::<Result<Vec<_>, _>>()?;
         let host = self.place(nics.start, Placement::Host)?;
@@ -115,27 +143,56 @@ impl Fabric {
         Ok(())
     }
 
+    /// A NIC of a node gets what it needs for calls.
+    fn open_front(&mut self, nic: u16) -> Result<(), WorldError> {
+        let adapter = &mut self.adapters[usize::from(nic)];
+        let machine = &mut self.machines[usize::from(adapter.machine)];
+        let (requests, replies) = (machine.alloc(RECVS * MAX_REQUEST)?, machine.alloc(SENDS * MAX_REPLY)?);
+        let front = Front {
+            rpcs: CallTable::with_stream_buffer(RPCS, FEED_ROOM),
+            sends: CallTable::new(SENDS),
+            replies: replies.1.clone(),
+            ingress: Sends::new(requests, replies),
+            srq: adapter.nic.create_srq(machine.pd, RECVS as u32, 1)?,
+        };
+        self.fronts[usize::from(nic)] = Some(front);
+        self.post_recvs(nic)
+    }
+
+    /// Posts receive buffers for calls to the host.
+    fn post_recvs(&mut self, nic: u16) -> Result<(), WorldError> {
+        let Some(front) = &mut self.fronts[usize::from(nic)] else { return Ok(()) };
+        while let Some((wr_id, sge)) = front.ingress.next_recv() {
+            self.adapters[usize::from(nic)].nic.post_srq_recv(front.srq, wr_id, &[sge])?;
+        }
+        Ok(())
+    }
+
     /// A new place for kernels of a node; its processor is beside this NIC if each NIC has one.
     fn place(&mut self, nic: u16, placement: Placement) -> Result<usize, WorldError> {
         let adapter = &self.adapters[usize::from(nic)];
-        let (registry, pd) = {
-            let machine = &self.machines[usize::from(adapter.machine)];
-            (machine.registry.clone(), machine.pd)
-        };
+        let machine = &self.machines[usize::from(adapter.machine)];
         let writer = self.software[usize::from(adapter.machine)].writer.clone();
         let processor = self.processor(nic, placement)?;
         let site = Site::new(processor, adapter.hardware.clone(), writer);
-        let tasks = self.kernels.here(site.clone(), registry, pd);
-        Ok(self.add_place(Place::new(nic, processor, site, tasks, None)))
+        // As many as all NICs may bring to it.
+        let capacity = machine.nics.len() * (RPCS + if placement == Placement::Host { SENDS } else { 0 });
+        let tasks = self.kernels.here(site.clone(), machine.registry.clone(), machine.pd, capacity);
+        Ok(self.add_place(Place::new(nic, processor, site, (tasks, capacity))))
     }
 
-    /// A new place for kernels at a client, whose memory is what a connection's verbs reach.
-    pub(super) fn client_place(&mut self, nic: u16, connection: u16, verbs: &Rc<Verbs>) -> Result<usize, WorldError> {
+    /// A new place for kernels at a client, which is open when their memory is there.
+    pub(super) fn client_place(&mut self, nic: u16, connection: u16) -> Result<(usize, Rc<Site>), WorldError> {
         let processor = self.processor(nic, Placement::Client)?;
-        let nobody = Default::default();
-        let site = Site::new(processor, self.adapters[usize::from(nic)].hardware.clone(), nobody);
-        let tasks = self.kernels.remote(site.clone(), verbs.clone());
-        Ok(self.add_place(Place::new(nic, processor, site, tasks, Some(connection))))
+        let site = Site::new(processor, self.adapters[usize::from(nic)].hardware.clone(), Default::default());
+        let mut place = Place::new(nic, processor, site.clone(), (Box::new(Closed), MAX_CALLS));
+        place.connection = Some(connection);
+        Ok((self.add_place(place), site))
+    }
+
+    /// Kernels at a client have the memory that a connection's verbs reach.
+    pub(super) fn open_place(&mut self, place: usize, staging: &ModelStaging) {
+        self.places[place].tasks = self.kernels.remote(staging.clone());
     }
 
     fn processor(&self, nic: u16, placement: Placement) -> Result<ProcessorId, WorldError> {
@@ -168,73 +225,80 @@ impl Fabric {
         node.rpc.get(adapter.slot).copied()
     }
 
-    pub(super) fn post_inbox(&mut self, number: u16, recv: u64) -> Result<(), WorldError> {
-        let connection = &self.connections[usize::from(number)];
-        let va = connection.inbox.1.va() + recv * MAX_REQUEST as u64;
-        let sge = Sge { va, len: MAX_REQUEST as u32, lkey: connection.inbox.1.key() };
-        let adapter = &mut self.adapters[usize::from(connection.nics[NODE])];
-        Ok(adapter.nic.post_recv(connection.qps[NODE], recv, &[sge])?)
+    /// A node's host sees a call.
+    pub(super) fn take_request(&mut self, nic: u16, wc: &WorkCompletion) -> Result<(), WorldError> {
+        if let Some(front) = &mut self.fronts[usize::from(nic)]
+            && front.ingress.received(wc.wr_id, wc.qpn, wc.byte_len).is_err()
+        {
+            return Err(WorldError::Flood);
+        }
+        self.start_sends(nic);
+        self.post_recvs(nic)
     }
 
-    /// A node's host sees a call.
-    pub(super) fn take_request(&mut self, number: u16, wc: &WorkCompletion) -> Result<(), WorldError> {
-        let mut bytes = std::mem::take(&mut self.scratch.2);
-        bytes.resize((wc.byte_len as usize).min(MAX_REQUEST), 0);
-        let connection = &self.connections[usize::from(number)];
-        let nic = connection.nics[NODE];
-        let _ = connection.inbox.0.read(wc.wr_id as usize * MAX_REQUEST, &mut bytes);
-        self.post_inbox(number, wc.wr_id)?;
-        let node = self.software[usize::from(self.adapters[usize::from(nic)].machine)].node.as_ref();
-        if let (Ok(header), Some((op, params)), Some(place)) = (
-            RpcHeader::parse(&bytes),
-            bytes.get(RpcHeader::LEN..).and_then(<[u8]>::split_first_chunk::<8>),
-            node.map(|node| node.host),
-        ) {
-            let mut call = self.places[place].spare.pop().unwrap_or_default();
-            call.recycle(u64::from_le_bytes(*op), header.reply_capacity);
-            call.params.extend_from_slice(params);
-            let len = call.params.len();
-            if let Some(task) = self.start(place, call, Asker::Host(number, header)) {
-                self.dispatch(place, task, nic, (len, true));
-            }
+    /// Starts calls to the host that wait, as far as there is room.
+    fn start_sends(&mut self, nic: u16) {
+        let machine = usize::from(self.adapters[usize::from(nic)].machine);
+        let Some(place) = self.software[machine].node.as_ref().map(|node| node.host) else { return };
+        while let Some(front) = &mut self.fronts[usize::from(nic)] {
+            let Some(call) = front.sends.take(&mut front.ingress) else { return };
+            self.start(place, call, Asker::Send(nic));
         }
-        self.scratch.2 = bytes;
-        Ok(())
+    }
+
+    /// An answer of the host has arrived: its buffer is free.
+    pub(super) fn release(&mut self, nic: u16, number: u32) {
+        if let Some(front) = &mut self.fronts[usize::from(nic)] {
+            front.sends.release(number);
+            self.start_sends(nic);
+        }
     }
 
     /// Starts kernels that a NIC of a node has calls for.
     pub(super) fn start_rpcs(&mut self, nic: u16) {
         let Some(place) = self.rpc_place(nic) else { return };
-        while self.adapters[usize::from(nic)].nic.wants_rpc() && self.places[place].tasks.in_flight() < MAX_CALLS {
-            let Some(mut request) = self.adapters[usize::from(nic)].nic.poll_rpc() else { return };
-            let mut call = self.places[place].spare.pop().unwrap_or_default();
-            call.recycle(request.op, request.reply_capacity());
-            std::mem::swap(&mut call.params, &mut request.params);
-            std::mem::swap(&mut call.reply, &mut request.reply);
-            let (names, len) = ((nic, request.id, request.op), call.params.len());
-            let feed = request.stream.then(|| call.open_stream(FEED_ROOM));
-            if let Some(task) = self.start(place, call, Asker::Rpc(request, nic)) {
-                let begun = self.dispatch(place, task, nic, (len, false));
-                self.streams.extend(feed.map(|feed| Stream::new(names, (place, task), feed, begun)));
+        while let Some(front) = &mut self.fronts[usize::from(nic)] {
+            let mut ingress = RpcVerbs::new(&mut self.adapters[usize::from(nic)].nic);
+            let Some(call) = front.rpcs.take(&mut ingress) else { return };
+            let stream = front.rpcs.stream(call.tag as u32).map(|id| (nic, id, call.op));
+            if let Some((task, begun)) = self.start(place, call, Asker::Rpc(nic)) {
+                self.streams.extend(stream.map(|names| Stream::new(names, (place, task), begun)));
             }
         }
     }
 
-    /// Puts a call among the kernels of a place. `None` if there is no room.
-    pub(super) fn start(&mut self, place: usize, mut call: Call, asker: Asker) -> Option<u32> {
-        let place = &mut self.places[place];
-        let machine = self.adapters[usize::from(place.nic)].machine;
-        call.pd = Some(self.machines[usize::from(machine)].pd);
-        match place.tasks.start(call) {
-            Ok(task) => {
-                place.askers[task as usize] = Some(asker);
-                Some(task)
-            }
+    /// Starts a call that came from elsewhere: its number at the place, and when its first step begins.
+    fn start(&mut self, place: usize, call: Call, asker: Asker) -> Option<(u32, Ps)> {
+        let (nic, seen) = match asker {
+            Asker::Rpc(nic) => (nic, false),
+            Asker::Send(nic) => (nic, true),
+            Asker::Here(..) => return None,
+        };
+        let len = call.params.len();
+        match self.add(place, call, asker) {
+            Ok(task) => Some((task, self.dispatch(place, task, nic, (len, seen)))),
             Err(call) => {
-                place.spare.push(call);
+                self.answer(asker, self.places[place].processor, call, (Status::Busy, self.now));
                 None
             }
         }
+    }
+
+    /// Starts a call at the client itself, now. It is given back if there is no room.
+    pub(super) fn start_here(&mut self, place: usize, call: Call, (connection, slot): (u16, u32)) -> Result<(), Call> {
+        let task = self.add(place, call, Asker::Here(connection, slot))?;
+        self.run(place, task);
+        Ok(())
+    }
+
+    /// Puts a call among the kernels of a place.
+    fn add(&mut self, place: usize, mut call: Call, asker: Asker) -> Result<u32, Call> {
+        let place = &mut self.places[place];
+        let machine = self.adapters[usize::from(place.nic)].machine;
+        call.pd = Some(self.machines[usize::from(machine)].pd);
+        let task = place.tasks.start(call)?;
+        place.askers[task as usize] = Some(asker);
+        Ok(task)
     }
 
     /// The way of a request of `len` bytes, from a NIC or from what software saw, to its kernel's first step.
@@ -257,7 +321,7 @@ impl Fabric {
             self.bus.queue.push(time, Event::Wake { place: number as u16, task });
         }
         if let Some(connection) = place.connection {
-            self.post_asks(connection);
+            self.post_asked(connection);
         }
         match turn {
             Turn::Done(call, status) => self.finish(number, task, call, status),
@@ -271,63 +335,97 @@ impl Fabric {
     }
 
     /// Posts the verbs that kernels at a client ask for.
-    fn post_asks(&mut self, connection: u16) {
-        let mut asks = std::mem::take(&mut self.scratch.1);
-        self.connections[usize::from(connection)].verbs.take_asks(&mut asks);
-        for ask in asks.drain(..) {
-            let sge = Some(self.connections[usize::from(connection)].verbs.sge(&ask));
-            let wr_id = SLOT_ID | u64::from(ask.slot);
-            self.issue(connection, CLIENT, ask.at, Posted::Verb { wr_id, op: ask.op, sge, signaled: true }, &[]);
+    fn post_asked(&mut self, connection: u16) {
+        let mut asked = std::mem::take(&mut self.scratch.1);
+        self.connections[usize::from(connection)].staging.carriage().take_asked(&mut asked);
+        for (at, verb) in asked.drain(..) {
+            let wr_id = WorkId::Staging(verb.slot).encode();
+            let command = Posted::Verb { wr_id, op: verb.op, sge: Some(verb.sge), signaled: true };
+            self.issue(connection, CLIENT, at, command, &[]);
         }
-        self.scratch.1 = asks;
+        self.scratch.1 = asked;
     }
 
     /// A kernel has ended: its answer goes on its way.
-    fn finish(&mut self, number: usize, task: u32, mut call: Call, status: Status) {
-        self.close_stream(number, task);
+    fn finish(&mut self, number: usize, task: u32, call: Call, status: Status) {
         let place = &mut self.places[number];
-        let at = place.site.at();
-        if status != Status::Ok {
-            call.reply.clear();
+        let (at, processor) = (place.site.at(), place.processor);
+        if let Some(asker) = place.askers[task as usize].take() {
+            self.answer(asker, processor, call, (status, at));
         }
-        match place.askers[task as usize].take() {
-            Some(Asker::Here(connection, id)) => {
-                let slot = &mut self.connections[usize::from(connection)].calls[id as usize];
-                slot.status = Some(status);
-                std::mem::swap(&mut slot.reply, &mut call.reply);
-                self.bus.queue.push(at, Event::Finish { connection, call: id });
+    }
+
+    fn answer(&mut self, asker: Asker, processor: ProcessorId, mut call: Call, (status, at): (Status, Ps)) {
+        match asker {
+            Asker::Here(connection, slot) => {
+                if status != Status::Ok {
+                    call.reply.clear();
+                }
+                self.connections[usize::from(connection)].local[slot as usize] = Some((status, call));
+                self.bus.queue.push(at, Event::Finish { connection, call: slot });
             }
-            Some(Asker::Rpc(mut request, nic)) => {
-                std::mem::swap(&mut call.params, &mut request.params);
-                std::mem::swap(&mut call.reply, &mut request.reply);
+            Asker::Rpc(nic) => {
+                let front = self.fronts[usize::from(nic)].as_mut();
+                let Some(answer) = front.and_then(|front| front.rpcs.end(call, status)) else { return };
                 let adapter = &self.adapters[usize::from(nic)];
-                let mut hardware = adapter.hardware.borrow_mut();
-                let (processor, board) = hardware.processor(place.processor);
-                let reaches = processor.answer(board, adapter.slot, at, request.reply.len());
+                let reaches = {
+                    let mut hardware = adapter.hardware.borrow_mut();
+                    let (processor, board) = hardware.processor(processor);
+                    processor.answer(board, adapter.slot, at, answer.call.reply.len())
+                };
                 // Not by the task's number: the next call may have it before the answer arrives.
-                let answer = self.free_answers.pop().unwrap_or_else(|| {
+                let number = self.free_answers.pop().unwrap_or_else(|| {
                     self.answers.push(None);
                     self.answers.len() as u32 - 1
                 });
-                self.answers[answer as usize] = Some((nic, request, status));
-                self.bus.queue.push(reaches, Event::Answer { answer });
+                self.answers[number as usize] = Some((nic, answer));
+                self.bus.queue.push(reaches, Event::Answer { answer: number });
             }
-            Some(Asker::Host(connection, header)) => {
-                let imm = remora_wire::rpc::reply_imm(header.tag, status.code());
-                let op = SendOp::WriteImm { va: header.reply_va, rkey: header.reply_rkey, imm };
-                let reply = std::mem::take(&mut call.reply);
-                self.post(connection, NODE, at, op, &reply, header.tag);
-                call.reply = reply;
+            Asker::Send(nic) => {
+                if let Some(front) = &mut self.fronts[usize::from(nic)] {
+                    front.sends.finish(&mut front.ingress, call, status);
+                }
+                self.send_answers(nic, at);
             }
-            None => {}
         }
-        self.places[number].spare.push(call);
+    }
+
+    /// The host sends what it has answered: in the command if it fits, else from its buffer.
+    fn send_answers(&mut self, nic: u16, at: Ps) {
+        let mut bytes = std::mem::take(&mut self.scratch.2);
+        let inline = self.inline(nic);
+        while let Some(reply) = self.fronts[usize::from(nic)].as_mut().and_then(|front| front.ingress.next_send()) {
+            let fits = reply.sge.len as usize <= inline;
+            bytes.clear();
+            if let (true, Some(front)) = (fits, &self.fronts[usize::from(nic)]) {
+                bytes.resize(reply.sge.len as usize, 0);
+                // In bounds: it is a buffer of this region.
+                let _ = front.replies.read(reply.sge.va, &mut bytes);
+            }
+            let (wr_id, sge) = (WorkId::Call(reply.number).encode(), (!fits).then_some(reply.sge));
+            let command = Posted::Verb { wr_id, op: reply.op, sge, signaled: true };
+            self.adapters[usize::from(nic)].issue(at, reply.qpn, command, &bytes, &mut self.bus);
+        }
+        self.scratch.2 = bytes;
     }
 }
 
 impl Place {
-    fn new(nic: u16, processor: ProcessorId, site: Rc<Site>, tasks: Box<dyn Tasks>, connection: Option<u16>) -> Self {
-        let askers = (0..MAX_CALLS).map(|_| None).collect();
-        Self { nic, processor, site, tasks, askers, spare: Vec::new(), connection }
+    fn new(nic: u16, processor: ProcessorId, site: Rc<Site>, (tasks, capacity): (Box<dyn Tasks>, usize)) -> Self {
+        let askers = vec![None; capacity];
+        Self { nic, processor, site, tasks, askers, spare: Vec::new(), connection: None }
+    }
+}
+
+/// A place that is not open yet.
+struct Closed;
+
+impl Tasks for Closed {
+    fn start(&mut self, call: Call) -> Result<u32, Call> {
+        Err(call)
+    }
+
+    fn poll(&mut self, _: u32) -> Turn {
+        Turn::Waits
     }
 }

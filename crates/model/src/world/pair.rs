@@ -5,8 +5,9 @@ use std::sync::Arc;
 use remora_kernel::hll::Sketch;
 use remora_kernel::{Builtins, Kernel, Placement, op};
 use remora_memory::Region;
+use remora_service::Full;
 
-use super::client::{ConnectionId, Done, Full, RawVerb};
+use super::client::{ConnectionId, Done, RawVerb};
 use super::fabric::{Counts, Fabric, FabricSpec};
 use super::network::{Cable, NetworkSpec, SwitchSpec};
 use super::writer::Writer;
@@ -159,7 +160,7 @@ impl Pair {
         self.fabric.submit_write(self.connection, from, to, tag)
     }
 
-    /// Goes on until calls have finished, and hands them over. False if nothing is left to happen.
+    /// Goes on until a call has ended, and hands it over. False if nothing is left to happen.
     pub fn poll(&mut self, done: &mut dyn FnMut(Done<'_>)) -> Result<bool, WorldError> {
         self.fabric.poll(done)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use remora_kernel::{Feed, Placement, op};
+use remora_kernel::{Placement, op};
 use remora_wire::Opcode;
 
 use super::bus::Event;
@@ -24,8 +24,6 @@ pub(super) struct Stream {
     place: usize,
     task: u32,
     op: u64,
-    /// Where the kernel reads it; none once the kernel has ended, and what still comes is thrown away.
-    feed: Option<Feed>,
     /// Chunks that its place sees from the given times on, and whether they are the last.
     waiting: VecDeque<(Ps, Vec<u8>, bool)>,
     /// Whether the place works on the first of them.
@@ -37,8 +35,8 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new((nic, id, op): (u16, u64, u64), (place, task): (usize, u32), feed: Feed, ready: Ps) -> Self {
-        Self { nic, id, place, task, op, feed: Some(feed), waiting: VecDeque::new(), busy: false, ready, sent: ready }
+    pub(super) fn new((nic, id, op): (u16, u64, u64), (place, task): (usize, u32), ready: Ps) -> Self {
+        Self { nic, id, place, task, op, waiting: VecDeque::new(), busy: false, ready, sent: ready }
     }
 }
 
@@ -97,17 +95,19 @@ impl Fabric {
 
     /// A place begins with a stream's next chunk, if there is one and nothing is in hand.
     fn begin_chunk(&mut self, at: usize) {
+        let (nic, id) = (self.streams[at].nic, self.streams[at].id);
+        let is_read = self.is_read(nic, id);
         let stream = &mut self.streams[at];
         let Some((seen, data, _)) = stream.waiting.front().filter(|_| !stream.busy) else { return };
         let start = (*seen).max(stream.ready).max(self.now);
-        let done = match stream.feed {
-            Some(_) => {
+        let done = match is_read {
+            true => {
                 let Place { site, processor, .. } = &self.places[stream.place];
                 let mut hardware = site.hardware().borrow_mut();
                 let (processor, board) = hardware.processor(*processor);
                 processor.compute(board, start, stream.op, data.len())
             }
-            None => start,
+            false => start,
         };
         stream.busy = true;
         self.bus.queue.push(done, Event::Chunk { nic: stream.nic, call: stream.id as u32 });
@@ -119,14 +119,14 @@ impl Fabric {
         let Some(at) = self.streams.iter().position(is_it) else { return };
         let stream = &mut self.streams[at];
         stream.busy = false;
-        let Some((_, data, last)) = stream.waiting.pop_front() else { return };
-        let (place, task) = (stream.place, stream.task);
-        if let Some(feed) = &mut stream.feed {
+        let Some((_, mut data, last)) = stream.waiting.pop_front() else { return };
+        let (place, task, id) = (stream.place, stream.task, stream.id);
+        let is_read = self.is_read(nic, id);
+        if let Some(front) = &mut self.fronts[usize::from(nic)] {
             // A kernel takes all there is whenever it runs; one that waits for something else has the room.
-            let _ = feed.push(&data, last);
-            if last {
-                stream.feed = None;
-            }
+            let _ = front.rpcs.streams_mut().offer(id, &mut data, last, false);
+        }
+        if is_read {
             self.run(place, task);
         }
         self.adapters[usize::from(nic)].nic.recycle(data);
@@ -141,16 +141,14 @@ impl Fabric {
         self.feed_streams(nic);
     }
 
-    /// Whether a kernel still has payload to come.
-    pub(super) fn has_stream(&self, place: usize, task: u32) -> bool {
-        self.streams.iter().any(|s| s.place == place && s.task == task && s.feed.is_some())
+    /// Whether somebody reads a stream that has not come to its end.
+    fn is_read(&self, nic: u16, id: u64) -> bool {
+        self.fronts[usize::from(nic)].as_ref().is_some_and(|front| front.rpcs.streams().is_open(id))
     }
 
-    /// A kernel has ended: nobody reads its stream any more.
-    pub(super) fn close_stream(&mut self, place: usize, task: u32) {
-        for stream in self.streams.iter_mut().filter(|s| s.place == place && s.task == task) {
-            stream.feed = None;
-        }
+    /// Whether a kernel still has payload to come.
+    pub(super) fn has_stream(&self, place: usize, task: u32) -> bool {
+        self.streams.iter().any(|s| s.place == place && s.task == task && self.is_read(s.nic, s.id))
     }
 }
 

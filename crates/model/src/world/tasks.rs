@@ -14,9 +14,6 @@ pub trait Tasks {
 
     /// Lets one call run on.
     fn poll(&mut self, task: u32) -> Turn;
-
-    /// Calls in flight.
-    fn in_flight(&self) -> usize;
 }
 
 /// How far a call got.
@@ -98,9 +95,5 @@ where
                 Turn::Done(call, status)
             }
         }
-    }
-
-    fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
     }
 }

@@ -8,7 +8,8 @@ use remora_kernel::shuffle::{Partition, Partitioner, ShuffleParams};
 use remora_kernel::{Status, op};
 use remora_memory::Region;
 use remora_model::time::Ps;
-use remora_model::world::{Full, MAX_CALLS, Pair};
+use remora_model::world::Pair;
+use remora_service::{Full, MAX_CALLS};
 use remora_store::hash;
 
 use super::point::{Ground, Outcomes, window};

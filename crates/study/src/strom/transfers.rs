@@ -5,7 +5,8 @@ use std::time::Duration;
 use remora_kernel::Placement;
 use remora_kernel::Status;
 use remora_model::time::Ps;
-use remora_model::world::{Full, MAX_CALLS, Pair};
+use remora_model::world::Pair;
+use remora_service::{Full, MAX_CALLS};
 
 use crate::load::{self, Begun, End, Trouble, Until};
 use crate::modelled::ModelError;

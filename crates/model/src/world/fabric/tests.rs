@@ -1,11 +1,12 @@
 //! Fabrics of several machines against sums by hand.
 
-use remora_kernel::{Call, Memory};
+use remora_kernel::{Call, Memory, Status};
 use remora_store::{Place as Stored, list};
 
 use super::*;
 use crate::component::memory::MemoryParams;
 use crate::component::switch::WhenFull;
+use crate::world::ConnectionId;
 use crate::world::RawVerb;
 use crate::world::network::{Cable, SwitchSpec};
 
