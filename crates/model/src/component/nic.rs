@@ -57,6 +57,23 @@ impl From<&platform::Pipeline> for DataPathParams {
     }
 }
 
+impl DataPathParams {
+    /// Words of so many bytes.
+    pub fn words(&self, bytes: f64) -> f64 {
+        (bytes / self.width_bytes as f64).ceil()
+    }
+
+    /// Cycles for which packets of so many bytes in all hold a data path that is held for `packets` at least.
+    pub fn occupied(&self, bytes: f64) -> f64 {
+        self.words(bytes).max(self.packet_cycles)
+    }
+
+    /// Cycles for which a packet of so many bytes is held on each side until it is whole.
+    pub fn held(&self, bytes: f64) -> f64 {
+        self.store_and_forward as f64 * self.words(bytes)
+    }
+}
+
 /// A data path.
 #[derive(Clone, Debug)]
 pub struct DataPath {
@@ -142,16 +159,11 @@ impl DataPath {
 
     /// What a packet keeps the pipeline busy for.
     fn occupied(&self, bytes: u64) -> Ps {
-        Ps::cycles((self.words(bytes) as f64).max(self.params.packet_cycles), self.params.clock_hz)
+        Ps::cycles(self.params.occupied(bytes as f64), self.params.clock_hz)
     }
 
     fn latency(&self, depth: f64, bytes: u64) -> Ps {
-        let held = self.words(bytes) * self.params.store_and_forward;
-        Ps::cycles(depth + held as f64, self.params.clock_hz)
-    }
-
-    fn words(&self, bytes: u64) -> u64 {
-        bytes.div_ceil(self.params.width_bytes.max(1))
+        Ps::cycles(depth + self.params.held(bytes as f64), self.params.clock_hz)
     }
 
     /// How busy all parts were over `span`.

@@ -45,6 +45,17 @@ impl From<&platform::Pcie> for PcieParams {
 }
 
 impl PcieParams {
+    /// Bytes that a transfer takes on the link: each packet of it has a header. Of sizes that are means, too.
+    pub fn on_bus(&self, bytes: f64) -> f64 {
+        let packets = (bytes / self.max_payload_bytes as f64).ceil().max(1.0);
+        bytes + packets * self.tlp_overhead_bytes as f64
+    }
+
+    /// Requests that a read is cut into.
+    pub fn requests(&self, bytes: f64) -> f64 {
+        (bytes / self.max_request_bytes as f64).ceil().max(1.0)
+    }
+
     /// What the link takes for the line that latencies are given for, header included.
     pub fn line(&self) -> Ps {
         Channel::new(self.bandwidth_bytes_per_s).time(LINE + self.tlp_overhead_bytes)
@@ -152,10 +163,9 @@ impl Pcie {
         self.down.serve(at, self.on_bus(bytes)).1 + self.mmio_rest
     }
 
-    /// Bytes that a transfer takes on the link: each packet of it has a header.
+    /// Bytes that a transfer takes on the link.
     pub fn on_bus(&self, bytes: u64) -> u64 {
-        let packets = bytes.div_ceil(self.params.max_payload_bytes.max(1)).max(1);
-        bytes + packets * self.params.tlp_overhead_bytes
+        self.params.on_bus(bytes as f64) as u64
     }
 
     /// How busy both directions and the tags were over `span`.
