@@ -10,7 +10,7 @@ use remora_model::platform::{NicDevice, Platform};
 use remora_real::LinkKind;
 use remora_study::format::{rate, time};
 
-use remora_study::where_::{Answer, Candidate, Goal, Operation, OperationError, Options, decide};
+use remora_study::where_::{Answer, Candidate, Goal, Operation, OperationError, WhereOptions, decide};
 
 use crate::args::one_of;
 use crate::progress::{Display, stop_flag};
@@ -22,7 +22,7 @@ Examples:
   remora where studies/where/get.toml --on rambda --on bluefield2 --by rate --csv get.csv
   remora probe --out here.toml && remora where my.toml --on here.toml --link shm";
 
-/// Options of `remora where`.
+/// WhereOptions of `remora where`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Where {
@@ -87,7 +87,7 @@ impl From<OperationError> for Failure {
 pub fn run(args: &Where) -> Result<(), Failure> {
     let operation = Operation::load(&args.operation)?;
     let platforms: Result<Vec<_>, _> = args.on.iter().map(|name| Platform::load(name)).collect();
-    let options = Options {
+    let options = WhereOptions {
         goal: match args.by {
             By::Latency => Goal::Latency,
             By::Rate => Goal::Rate,

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::component::ethernet::{Ethernet, EthernetParams};
-use crate::event::Queue;
+use crate::event::WheelQueue;
 use crate::time::Ps;
 
 /// The hold model of event queues: a number of events wait; each step takes the next and adds one that lies an
@@ -27,7 +27,7 @@ const TIMES: usize = 1 << 16;
 impl Hold {
     /// Steps a second of the event queue, by a clock in nanoseconds.
     pub fn wheel(&self, clock: &mut dyn FnMut() -> u64) -> f64 {
-        let (times, mut queue) = (self.times(), Queue::with_capacity(self.pending + 1));
+        let (times, mut queue) = (self.times(), WheelQueue::with_capacity(self.pending + 1));
         for (number, ahead) in (0..self.pending as u64).zip(times.iter().cycle()) {
             queue.push(Ps(*ahead), [number; 2]);
         }
@@ -112,9 +112,9 @@ impl PingPong {
         let params =
             EthernetParams { rate_bytes_per_s: self.bytes_per_s, latency_ps: self.latency.0, overhead_bytes: 0 };
         let mut links = vec![[Ethernet::new(&params), Ethernet::new(&params)]; self.pairs as usize];
-        let mut queue = Queue::with_capacity(links.len());
+        let mut queue = WheelQueue::with_capacity(links.len());
         let start = clock();
-        let mut send = |queue: &mut Queue<Arrival>, pair: u32, number: u32| {
+        let mut send = |queue: &mut WheelQueue<Arrival>, pair: u32, number: u32| {
             let way = &mut links[pair as usize][number as usize % 2];
             queue.push(way.send(queue.now(), self.bytes).1, Arrival { pair, number });
         };

@@ -2,16 +2,16 @@
 
 use crate::time::Ps;
 
-/// Power of one part, in watts.
+/// PartPower of one part, in watts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Power {
+pub struct PartPower {
     /// While nothing happens.
     pub idle_w: f64,
     /// While all of it works.
     pub active_w: f64,
 }
 
-impl Power {
+impl PartPower {
     /// Joules over `span`, of which the part was busy the share `busy`, 0 to 1: power rises in proportion from idle to
     /// active.
     pub fn joules(&self, span: Ps, busy: f64) -> f64 {
@@ -31,7 +31,7 @@ mod tests {
     #[test]
     fn joules_of_an_operation() {
         // RAMBDA's processor, 36 W idle and 90 W active, half busy for 2 ms: 63 W x 2 ms = 126 mJ, 63 uJ for each of 2000.
-        let power = Power { idle_w: 36.0, active_w: 90.0 };
+        let power = PartPower { idle_w: 36.0, active_w: 90.0 };
         let joules = power.joules(Ps::from_us(2000), 0.5);
         assert!((joules - 0.126).abs() < 1e-12);
         assert!(per_operation(joules, 2000).is_some_and(|each| (each - 63e-6).abs() < 1e-15));

@@ -24,7 +24,7 @@ const NIL: u32 = u32::MAX;
 ///
 /// Allocates only while more events wait than ever before.
 #[derive(Clone, Debug)]
-pub struct Queue<E> {
+pub struct WheelQueue<E> {
     /// The time of the event popped last.
     now: u64,
     len: usize,
@@ -43,20 +43,20 @@ pub struct Queue<E> {
 }
 
 /// Hears of everything that happens, in the order in which it does.
-pub trait Trace<E> {
+pub trait EventTrace<E> {
     /// An event happens.
     fn event(&mut self, time: Ps, event: &E);
 }
 
 /// Keeps a whole trace: two runs of the same seed are equal in it.
-impl<E: Clone> Trace<E> for Vec<(Ps, E)> {
+impl<E: Clone> EventTrace<E> for Vec<(Ps, E)> {
     fn event(&mut self, time: Ps, event: &E) {
         self.push((time, event.clone()));
     }
 }
 
 /// Nobody listens.
-impl<E> Trace<E> for () {
+impl<E> EventTrace<E> for () {
     fn event(&mut self, _: Ps, _: &E) {}
 }
 
@@ -74,13 +74,13 @@ struct Node<E> {
     event: E,
 }
 
-impl<E: Copy> Default for Queue<E> {
+impl<E: Copy> Default for WheelQueue<E> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<E: Copy> Queue<E> {
+impl<E: Copy> WheelQueue<E> {
     /// An empty queue at time zero.
     pub fn new() -> Self {
         Self::with_capacity(0)
@@ -175,7 +175,7 @@ impl<E: Copy> Queue<E> {
     }
 
     /// Takes the next event and tells a trace of it.
-    pub fn pop_traced(&mut self, trace: &mut impl Trace<E>) -> Option<(Ps, E)> {
+    pub fn pop_traced(&mut self, trace: &mut impl EventTrace<E>) -> Option<(Ps, E)> {
         let (time, event) = self.pop()?;
         trace.event(time, &event);
         Some((time, event))
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn order_is_by_time_then_sequence_over_all_levels_and_the_overflow() {
-        let mut queue = Queue::new();
+        let mut queue = WheelQueue::new();
         let times =
             [0, 1, 63, 64, 64, 4095, 4096, 1 << 41, 1 << 42, 1 << 42, (1 << 42) + 1, 1 << 63, u64::MAX, u64::MAX];
         for (n, time) in times.into_iter().enumerate().rev() {
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn an_event_for_the_present_comes_after_those_already_there() {
-        let mut queue = Queue::new();
+        let mut queue = WheelQueue::new();
         queue.push(Ps(7), 'a');
         queue.push(Ps(7), 'b');
         assert_eq!(queue.pop(), Some((Ps(7), 'a')));
@@ -301,7 +301,7 @@ mod tests {
         fn the_wheel_pops_what_a_heap_of_time_and_sequence_pops(
             steps in prop::collection::vec((0u32..48, any::<u64>(), 0u8..3), 1..600),
         ) {
-            let (mut queue, mut reference) = (Queue::new(), Reference::default());
+            let (mut queue, mut reference) = (WheelQueue::new(), Reference::default());
             for (number, (bits, random, pops)) in (0u32..).zip(steps) {
                 // Any distance, all magnitudes alike; equal times are frequent.
                 let time = reference.now + (random & ((1 << bits) - 1));

@@ -13,7 +13,7 @@ mod unit;
 use std::path::Path;
 
 pub use error::{PlatformError, Problem};
-pub use params::{Param, Params, Section, Status};
+pub use params::{Param, Params, Section, SourceStatus};
 pub use provenance::Share;
 pub use typed::*;
 pub use unit::{Dimension, quantity};
@@ -64,7 +64,7 @@ pub struct Platform {
     /// The node's persistent memory, if it has any.
     pub pmem: Option<Pmem>,
     /// What joins NICs and hosts, if they are hardware.
-    pub nic: Option<Nic>,
+    pub nic: Option<HardwareNic>,
     /// Cores on the node's NIC, if it has any.
     pub nic_cores: Option<NicCores>,
     /// The node's accelerator, if it has one.
@@ -85,7 +85,7 @@ pub struct Platform {
 
 /// A hardware NIC: the client's and the node's are alike.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Nic {
+pub struct HardwareNic {
     /// Between it and the host.
     pub pcie: Pcie,
     /// Its data path.
@@ -175,7 +175,7 @@ impl Platform {
             module_logic: optional(&params, "module.logic", Module::read)?,
             tcp: optional(&params, "tcp", Tcp::read)?,
             pmem: optional(&params, "host.pmem", Pmem::read)?,
-            nic: (!software).then(|| Nic::read(&params)).transpose()?,
+            nic: (!software).then(|| HardwareNic::read(&params)).transpose()?,
             nic_cores,
             accel,
             switch: optional(&params, "switch", Switch::read)?,
@@ -201,7 +201,7 @@ impl Platform {
     }
 }
 
-impl Nic {
+impl HardwareNic {
     fn read(params: &Params) -> Result<Self, PlatformError> {
         Ok(Self {
             pcie: needed(params, ("placements", "host.pcie"), Pcie::read)?,

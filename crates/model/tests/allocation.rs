@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use remora_model::event::Queue;
+use remora_model::event::WheelQueue;
 use remora_model::time::Ps;
 
 struct Counting;
@@ -37,7 +37,7 @@ fn allocations(run: impl FnOnce()) -> u64 {
 
 #[test]
 fn a_warm_queue_does_not_allocate() {
-    let mut queue = Queue::with_capacity(1000);
+    let mut queue = WheelQueue::with_capacity(1000);
     let mut random = 1u64;
     let made = allocations(|| {
         for number in 0..200_000u64 {

@@ -7,7 +7,7 @@ use remora_model::component::ethernet::{Ethernet, EthernetParams};
 use remora_model::component::nic::{DataPath, DataPathParams};
 use remora_model::component::pcie::{Pcie, PcieParams};
 use remora_model::component::switch::{Forward, Port, SwitchParams, WhenFull};
-use remora_model::event::{Queue, Trace};
+use remora_model::event::{EventTrace, WheelQueue};
 use remora_model::platform::CommandPath;
 use remora_model::resource::{Usage, binding};
 use remora_model::time::Ps;
@@ -70,7 +70,7 @@ enum Event {
 }
 
 struct System {
-    queue: Queue<Event>,
+    queue: WheelQueue<Event>,
     uplinks: Vec<Ethernet>,
     port: Port,
     nic: DataPath,
@@ -85,7 +85,7 @@ struct System {
 
 impl System {
     fn new(params: &Params, clients: u16, think: u64, seed: u64) -> Self {
-        let mut queue = Queue::new();
+        let mut queue = WheelQueue::new();
         (0..clients).for_each(|client| queue.push(Ps::ZERO, Event::Issue(client)));
         Self {
             queue,
@@ -107,7 +107,7 @@ impl System {
     }
 
     /// Runs until so many reads are done.
-    fn run(&mut self, reads: usize, trace: &mut impl Trace<Event>) {
+    fn run(&mut self, reads: usize, trace: &mut impl EventTrace<Event>) {
         while self.latencies.len() < reads {
             let Some((now, event)) = self.queue.pop_traced(trace) else { return };
             match event {

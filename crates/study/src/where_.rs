@@ -21,7 +21,7 @@ pub use uncertain::{Contribution, Interval, Open};
 pub use world::WorldRun;
 
 use remora_kernel::Placement;
-use remora_model::platform::{NicDevice, Platform, Status};
+use remora_model::platform::{NicDevice, Platform, SourceStatus};
 use remora_real::LinkKind;
 use serde::Serialize;
 
@@ -54,7 +54,7 @@ pub const LEVEL: f64 = 1.05;
 
 /// How to decide.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct WhereOptions {
     /// What decides.
     pub goal: Goal,
     /// The link, on a platform whose NIC is software.
@@ -67,7 +67,7 @@ pub struct Options {
     pub seed: u64,
 }
 
-impl Default for Options {
+impl Default for WhereOptions {
     fn default() -> Self {
         Self { goal: Goal::Latency, link: LinkKind::Udp, points: 256, simulated: 20_000, seed: 42 }
     }
@@ -102,7 +102,7 @@ const CERTAIN: f64 = 0.95;
 const CLOSE: f64 = 1.5;
 
 /// Decides; `None` if the platform has no placement.
-pub fn decide(platform: &Platform, operation: &Operation, options: &Options) -> Option<Answer> {
+pub fn decide(platform: &Platform, operation: &Operation, options: &WhereOptions) -> Option<Answer> {
     let goal = options.goal;
     let ranking = rank(platform, operation, options);
     let best = ranking.first()?;
@@ -136,7 +136,7 @@ pub fn decide(platform: &Platform, operation: &Operation, options: &Options) -> 
 }
 
 /// The screen of all placements, the best first.
-pub fn rank(platform: &Platform, operation: &Operation, options: &Options) -> Vec<Candidate> {
+pub fn rank(platform: &Platform, operation: &Operation, options: &WhereOptions) -> Vec<Candidate> {
     let mut ranking: Vec<_> = Placement::ALL
         .into_iter()
         .filter_map(|place| {
@@ -165,7 +165,7 @@ fn line(platform: &Platform, answer: &Answer, goal: Goal) -> String {
     let ratio = goal.cost(second) / goal.cost(best);
     if !answer.decided {
         // What somebody printed or measured is not worth measuring again before what nobody did.
-        let weak = |value: &&Contribution| matches!(value.status, Status::Estimate | Status::Literature);
+        let weak = |value: &&Contribution| matches!(value.status, SourceStatus::Estimate | SourceStatus::Literature);
         let measure = contributions.iter().find(weak).or(contributions.first());
         let measure = measure.map_or("an open value", |value| &value.path);
         return format!(

@@ -12,7 +12,7 @@ use remora_study::compare::{Plan, Progress, Watch};
 use remora_study::minos::{Setup, Step};
 use remora_study::on::compare_on;
 use remora_study::records::Records;
-use remora_study::where_::{self, Operation, Options};
+use remora_study::where_::{self, Operation, WhereOptions};
 use remora_study::workload::Distribution;
 
 /// FNV-1a: a digest that every run and machine agrees on.
@@ -80,7 +80,7 @@ fn where_operations_run_is_what_it_was() {
     for study in ["btree", "counter", "embedding", "get", "list", "scan"] {
         let operation = Operation::load(&studies.join(study).with_extension("toml")).unwrap();
         for name in Platform::built_in() {
-            let options = Options { points: 16, simulated: 200, ..Options::default() };
+            let options = WhereOptions { points: 16, simulated: 200, ..WhereOptions::default() };
             let answer = where_::decide(&Platform::load(name).unwrap(), &operation, &options).unwrap();
             let digest = digest(&serde_json::to_string(&answer).unwrap());
             let _ = writeln!(out, "{study} {name}: {digest:016x}");

@@ -26,14 +26,14 @@ use remora_replica::types::{Key, NodeId, NodeSet, Value};
 
 pub use costs::Costs;
 
-use crate::event::Queue;
+use crate::event::WheelQueue;
 use crate::time::Ps;
 use links::Links;
 use node::{Node, Processor};
 
 /// What a cluster is like.
 #[derive(Clone, Debug)]
-pub struct Spec {
+pub struct ClusterSpec {
     /// What everything takes.
     pub costs: Costs,
     /// Nodes, 2 to 64.
@@ -50,7 +50,7 @@ pub struct Spec {
 
 /// What a worker asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum WorkerAsk {
     /// Read a record.
     Read(Key),
     /// Write a record.
@@ -61,9 +61,9 @@ pub enum Ask {
 
 /// How a worker's request went.
 #[derive(Clone, Copy, Debug)]
-pub struct Done {
+pub struct WorkerDone {
     /// What it was.
-    pub ask: Ask,
+    pub ask: WorkerAsk,
     /// When it ended.
     pub at: Ps,
     /// From asking to the answer.
@@ -74,11 +74,11 @@ pub struct Done {
 }
 
 /// Workers: what they ask for.
-pub trait Load {
+pub trait WorkerLoad {
     /// The next request of a worker; `None` ends it.
-    fn next(&mut self, node: u8, worker: u16) -> Option<Ask>;
+    fn next(&mut self, node: u8, worker: u16) -> Option<WorkerAsk>;
     /// A request has ended.
-    fn done(&mut self, node: u8, worker: u16, done: &Done);
+    fn done(&mut self, node: u8, worker: u16, done: &WorkerDone);
 }
 
 /// Why a run ended early.
@@ -141,15 +141,15 @@ enum Event {
 /// A worker's request.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    ask: Ask,
+    ask: WorkerAsk,
     since: Ps,
     communication: Ps,
 }
 
 /// A cluster.
-pub struct Cluster {
-    spec: Spec,
-    queue: Queue<Event>,
+pub struct ModelCluster {
+    spec: ClusterSpec,
+    queue: WheelQueue<Event>,
     nodes: Vec<Node>,
     links: Links,
     tasks: Vec<Option<Task>>,
@@ -160,9 +160,9 @@ pub struct Cluster {
     failure: Option<Refusal>,
 }
 
-impl Cluster {
+impl ModelCluster {
     /// All nodes are up and members; no record has been written.
-    pub fn new(spec: &Spec) -> Self {
+    pub fn new(spec: &ClusterSpec) -> Self {
         let members = NodeSet::first(spec.nodes);
         // Entries are counted here, from when they are taken; the engine would have to refuse.
         let deployment = match spec.deployment {
@@ -182,7 +182,7 @@ impl Cluster {
             node.replica.set_lease(0, u64::MAX);
         }
         Self {
-            queue: Queue::new(),
+            queue: WheelQueue::new(),
             nodes,
             links: Links::new(&spec.costs, usize::from(spec.nodes)),
             tasks: Vec::new(),
@@ -195,7 +195,7 @@ impl Cluster {
     }
 
     /// Runs until all workers have ended.
-    pub fn run(&mut self, load: &mut dyn Load) -> Result<(), ClusterError> {
+    pub fn run(&mut self, load: &mut dyn WorkerLoad) -> Result<(), ClusterError> {
         for node in 0..self.spec.nodes {
             (0..self.spec.workers).for_each(|worker| self.ask(node, worker, load));
         }
@@ -226,7 +226,7 @@ impl Cluster {
                     if let Some(Pending { ask, since, communication }) = pending {
                         let latency = now - since;
                         let communication = communication.min(latency);
-                        load.done(node, worker, &Done { ask, at: now, latency, communication });
+                        load.done(node, worker, &WorkerDone { ask, at: now, latency, communication });
                         self.ask(node, worker, load);
                     }
                 }
@@ -260,7 +260,7 @@ impl Cluster {
     }
 
     /// A worker's next request.
-    fn ask(&mut self, node: u8, worker: u16, load: &mut dyn Load) {
+    fn ask(&mut self, node: u8, worker: u16, load: &mut dyn WorkerLoad) {
         let Some(ask) = load.next(node, worker) else { return };
         let now = self.queue.now();
         let pending = Pending { ask, since: now, communication: Ps::ZERO };
@@ -279,9 +279,9 @@ impl Cluster {
         let workers = u64::from(self.spec.workers);
         let scope = (*scopes * nodes + u64::from(node)) * workers + u64::from(worker);
         let op = match state.workers[usize::from(worker)]?.ask {
-            Ask::Read(key) => Op::Get(key),
-            Ask::Write(key) => Op::Put(key, value),
-            Ask::Persist => {
+            WorkerAsk::Read(key) => Op::Get(key),
+            WorkerAsk::Write(key) => Op::Put(key, value),
+            WorkerAsk::Persist => {
                 *scopes += 1;
                 Op::Persist
             }

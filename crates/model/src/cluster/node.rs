@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use remora_replica::ddp::{Config, Deployment, Replica, Where};
 use remora_replica::types::{Key, Timestamp};
 
-use super::{Pending, Spec};
+use super::{ClusterSpec, Pending};
 use crate::time::Ps;
 
 /// Cores behind one queue.
@@ -40,7 +40,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub(super) fn new(config: Config, spec: &Spec) -> Self {
+    pub(super) fn new(config: Config, spec: &ClusterSpec) -> Self {
         let processor = |idle| Processor { idle, queue: VecDeque::new(), busy: Ps::ZERO };
         let workers = usize::from(spec.workers);
         let entries = match spec.deployment {

@@ -4,7 +4,7 @@ use remora_replica::ddp::{AckKind, Body, Job, Message, Outcome, ReplicaOutput, S
 use remora_replica::types::{Key, NodeId, NodeSet, Timestamp};
 
 use super::links::Span;
-use super::{Ask, Cluster, Event, JobId, Place, Task};
+use super::{Event, JobId, ModelCluster, Place, Task, WorkerAsk};
 use crate::component::pcie::Way;
 use crate::time::Ps;
 
@@ -43,7 +43,7 @@ struct Run {
     goes_on: Option<(JobId, Ps)>,
 }
 
-impl Cluster {
+impl ModelCluster {
     /// A core takes a task.
     pub(super) fn execute(&mut self, now: Ps, place: Place, task: u32) {
         let Some(task) = self.take(task) else { return };
@@ -104,7 +104,7 @@ impl Cluster {
             Task::Request(worker) => {
                 let Some(request) = self.request(run.node, worker) else { return };
                 let Some(pending) = &self.nodes[number].workers[usize::from(worker)] else { return };
-                if let Ask::Read(key) | Ask::Write(key) = pending.ask {
+                if let WorkerAsk::Read(key) | WorkerAsk::Write(key) = pending.ask {
                     (run.key, run.finds) = (key, true);
                 }
                 run.worker = Some(worker);
@@ -354,7 +354,7 @@ impl Cluster {
         let Some(pending) = self.nodes[usize::from(node)].workers[usize::from(worker)] else { return };
         let costs = self.spec.costs;
         let (read, dispatch, coherence) = (Ps(costs.record_read), Ps(costs.host_dispatch), Ps(costs.coherence));
-        if let Ask::Read(_) = pending.ask {
+        if let WorkerAsk::Read(_) = pending.ask {
             if run.worker == Some(worker) {
                 run.at += read;
                 return self.answer(node, worker, run.at, Ps::ZERO);

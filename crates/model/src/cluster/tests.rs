@@ -5,9 +5,9 @@ use crate::platform::Platform;
 
 const NODES: u8 = 3;
 
-fn spec(model: Model, deployment: Deployment, workers: u16) -> Spec {
+fn spec(model: Model, deployment: Deployment, workers: u16) -> ClusterSpec {
     let costs = Costs::new(&Platform::load("minos").unwrap()).unwrap();
-    Spec { costs, nodes: NODES, workers, model, deployment, host_broadcast: false }
+    ClusterSpec { costs, nodes: NODES, workers, model, deployment, host_broadcast: false }
 }
 
 fn offload(fifos: u16) -> Deployment {
@@ -17,39 +17,39 @@ fn offload(fifos: u16) -> Deployment {
 /// Requests of all workers of some nodes, each the same, and how they went.
 struct Script {
     nodes: std::ops::Range<u8>,
-    asks: Vec<Ask>,
+    asks: Vec<WorkerAsk>,
     begun: std::collections::BTreeMap<(u8, u16), usize>,
-    done: Vec<Done>,
+    done: Vec<WorkerDone>,
 }
 
 impl Script {
-    fn new(nodes: std::ops::Range<u8>, asks: &[Ask]) -> Self {
+    fn new(nodes: std::ops::Range<u8>, asks: &[WorkerAsk]) -> Self {
         Self { nodes, asks: asks.to_vec(), begun: Default::default(), done: Vec::new() }
     }
 }
 
-impl Load for Script {
-    fn next(&mut self, node: u8, worker: u16) -> Option<Ask> {
+impl WorkerLoad for Script {
+    fn next(&mut self, node: u8, worker: u16) -> Option<WorkerAsk> {
         let begun = self.begun.entry((node, worker)).or_default();
         let ask = self.asks.get(*begun).filter(|_| self.nodes.contains(&node));
         *begun += 1;
         ask.copied()
     }
 
-    fn done(&mut self, _: u8, _: u16, done: &Done) {
+    fn done(&mut self, _: u8, _: u16, done: &WorkerDone) {
         self.done.push(*done);
     }
 }
 
-fn run(spec: &Spec, script: &mut Script) -> Cluster {
-    let mut cluster = Cluster::new(spec);
+fn run(spec: &ClusterSpec, script: &mut Script) -> ModelCluster {
+    let mut cluster = ModelCluster::new(spec);
     cluster.run(script).unwrap();
     cluster
 }
 
 /// One write of an idle cluster, and its part of communication, in nanoseconds.
-fn one_write(spec: &Spec) -> (f64, f64) {
-    let mut script = Script::new(0..1, &[Ask::Write(7)]);
+fn one_write(spec: &ClusterSpec) -> (f64, f64) {
+    let mut script = Script::new(0..1, &[WorkerAsk::Write(7)]);
     run(spec, &mut script);
     (script.done[0].latency.as_ns(), script.done[0].communication.as_ns())
 }
@@ -84,7 +84,7 @@ fn a_persist_that_is_waited_for_takes_its_time() {
 
 #[test]
 fn a_read_waits_for_the_lock_and_else_for_nobody() {
-    let mut script = Script::new(0..1, &[Ask::Read(1), Ask::Write(1), Ask::Read(1)]);
+    let mut script = Script::new(0..1, &[WorkerAsk::Read(1), WorkerAsk::Write(1), WorkerAsk::Read(1)]);
     run(&spec(Model::REnf, Deployment::Baseline, 1), &mut script);
     let latency = |n: usize| script.done[n].latency.as_ns();
     // Dispatch, lookup, metadata; 90 ns of DRAM and 1 KB at 28 GB/s.
@@ -94,11 +94,12 @@ fn a_read_waits_for_the_lock_and_else_for_nobody() {
 
 #[test]
 fn everything_ends_under_load_in_every_model_and_deployment_and_twice_alike() {
-    let asks: Vec<Ask> = (0..40).map(|n| if n % 2 == 0 { Ask::Write(n % 3) } else { Ask::Read(n % 3) }).collect();
+    let asks: Vec<WorkerAsk> =
+        (0..40).map(|n| if n % 2 == 0 { WorkerAsk::Write(n % 3) } else { WorkerAsk::Read(n % 3) }).collect();
     for model in Model::ALL {
         for deployment in [Deployment::Baseline, offload(1), offload(5)] {
             let asks = match model {
-                Model::Scope => asks.iter().copied().chain([Ask::Persist]).collect(),
+                Model::Scope => asks.iter().copied().chain([WorkerAsk::Persist]).collect(),
                 _ => asks.clone(),
             };
             let once = || {
@@ -121,7 +122,7 @@ fn everything_ends_under_load_in_every_model_and_deployment_and_twice_alike() {
 
 #[test]
 fn short_fifos_make_writes_wait() {
-    let asks: Vec<Ask> = (0..50).map(Ask::Write).collect();
+    let asks: Vec<WorkerAsk> = (0..50).map(WorkerAsk::Write).collect();
     let mean = |entries| {
         let mut script = Script::new(0..NODES, &asks);
         run(&spec(Model::Synch, offload(entries), 3), &mut script);

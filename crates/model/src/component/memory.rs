@@ -35,7 +35,7 @@ impl From<&platform::Dram> for MemoryParams {
 
 /// A memory.
 #[derive(Clone, Debug)]
-pub struct Memory {
+pub struct MemoryChannels {
     channels: Vec<Channel>,
     /// The latency without the transfer of a line.
     rest: Ps,
@@ -43,7 +43,7 @@ pub struct Memory {
     line: u64,
 }
 
-impl Memory {
+impl MemoryChannels {
     /// An idle memory.
     pub fn new(params: &MemoryParams) -> Self {
         let count = params.channels.max(1);
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_line_takes_the_latency_and_a_run_the_bandwidth() {
         // 20 GB/s: a line takes 3.2 ns of the channel; 4 KB take 204.8 ns, 80 - 3.2 ns after which the last is here.
-        let mut dram = Memory::new(&MemoryParams::dram(80_000, 20e9, 1));
+        let mut dram = MemoryChannels::new(&MemoryParams::dram(80_000, 20e9, 1));
         assert_eq!(dram.read(Ps::ZERO, 0, 64), (Ps(80_000), Ps(80_000)));
         let at = Ps(1_000_000);
         assert_eq!(dram.read(at, 4096, 4096), (at + Ps(80_000), at + Ps(204_800 + 76_800)));
@@ -126,10 +126,10 @@ mod tests {
     fn lines_spread_over_channels_that_queue_each_for_itself() {
         // Two channels of 10 GB/s: a line takes 6.4 ns; four lines take two turns of each.
         let params = MemoryParams::dram(80_000, 20e9, 2);
-        let mut dram = Memory::new(&params);
+        let mut dram = MemoryChannels::new(&params);
         assert_eq!(dram.read(Ps::ZERO, 0, 256), (Ps(80_000), Ps(86_400)));
         // Strides of two lines all hit one channel: eight take 8 x 6.4 ns of it, and the other is idle.
-        let mut dram = Memory::new(&params);
+        let mut dram = MemoryChannels::new(&params);
         let last = (0..8).map(|n| dram.read(Ps::ZERO, n * 128, 64).1).max();
         assert_eq!(last, Some(Ps(7 * 6_400 + 80_000)));
         assert_eq!(dram.usage("DRAM", Ps(51_200)).busy, 1.0);
@@ -147,7 +147,7 @@ mod tests {
             line_bytes: 64,
         };
         let spread = |stride: u64| {
-            let mut hbm = Memory::new(&params);
+            let mut hbm = MemoryChannels::new(&params);
             (0..32).map(|n| hbm.read(Ps::ZERO, n * stride, 64).1).max().unwrap_or_default() - Ps(106_700)
         };
         assert_eq!(spread(256), Ps::ZERO);

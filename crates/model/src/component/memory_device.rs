@@ -1,9 +1,9 @@
-//! Memory without a machine, which several machines reach over a coherent link each, as a CXL memory pool.
+//! MemoryChannels without a machine, which several machines reach over a coherent link each, as a CXL memory pool.
 //!
 //! Addresses say which device memory belongs to: the devices of a world share a part of the address space in which no
 //! machine has memory of its own.
 
-use super::memory::{Memory, MemoryParams};
+use super::memory::{MemoryChannels, MemoryParams};
 use crate::resource::{Channel, Usage};
 use crate::time::Ps;
 
@@ -26,7 +26,7 @@ pub struct MemoryDevice {
     /// Data towards a machine, and away from it.
     links: Vec<(Channel, Channel)>,
     latency: Ps,
-    memory: Memory,
+    memory: MemoryChannels,
 }
 
 /// Where the devices' memory begins, and the bytes that each has room for.
@@ -51,7 +51,7 @@ impl MemoryDevice {
         Self {
             links: vec![(link.clone(), link); params.links],
             latency: Ps(params.link_ps),
-            memory: Memory::new(&params.memory),
+            memory: MemoryChannels::new(&params.memory),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::cache::{Cache, CacheAccess, CacheParams};
 use super::core::{CoreParams, Cores};
-use super::memory::{Memory, MemoryParams};
+use super::memory::{MemoryChannels, MemoryParams};
 use crate::platform;
 use crate::resource::Usage;
 use crate::time::Ps;
@@ -16,7 +16,7 @@ pub struct NicCoreParams {
     pub speed: f64,
     /// Their last-level cache.
     pub cache: CacheParams,
-    /// Memory on the card.
+    /// MemoryChannels on the card.
     pub memory: MemoryParams,
     /// One access of 64 B to host memory, alone.
     pub host_read_ps: u64,
@@ -57,7 +57,7 @@ pub struct NicCores {
     /// The cores.
     pub cores: Cores,
     cache: Cache,
-    memory: Memory,
+    memory: MemoryChannels,
 }
 
 impl NicCores {
@@ -66,7 +66,7 @@ impl NicCores {
         Self {
             cores: Cores::new(&params.cores),
             cache: Cache::new(&params.cache),
-            memory: Memory::new(&params.memory),
+            memory: MemoryChannels::new(&params.memory),
             params: params.clone(),
         }
     }

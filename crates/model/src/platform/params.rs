@@ -19,7 +19,7 @@ use super::unit::{self, Dimension};
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Status {
+pub enum SourceStatus {
     /// Printed in the paper or data sheet that the source names.
     Printed,
     /// Arithmetic on printed values, shown in the source.
@@ -32,7 +32,7 @@ pub enum Status {
     Measured,
 }
 
-impl Status {
+impl SourceStatus {
     /// All, from the firmest to the weakest, as files spell them.
     pub const ALL: [(Self, &'static str); 5] = [
         (Self::Measured, "measured"),
@@ -48,7 +48,7 @@ impl Status {
     }
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for SourceStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -70,7 +70,7 @@ pub struct Param {
     /// Who says so.
     pub source: String,
     /// How firm it is.
-    pub status: Status,
+    pub status: SourceStatus,
     /// The line of the file.
     pub line: usize,
     used: Cell<bool>,
@@ -409,7 +409,7 @@ impl Parser<'_> {
         let (dimension, factor) =
             unit::lookup(&unit).ok_or_else(|| self.error(line, &path, Problem::UnknownUnit(unit.clone())))?;
         let status = text("status")?;
-        let status = Status::ALL.iter().find(|(_, name)| *name == status).map(|(status, _)| *status);
+        let status = SourceStatus::ALL.iter().find(|(_, name)| *name == status).map(|(status, _)| *status);
         let status = status.ok_or_else(|| self.error(line, &path, Problem::UnknownStatus))?;
         let range = match field("range")?.get_ref() {
             DeValue::Array(ends) if ends.len() == 2 => (number("range", &ends[0])?, number("range", &ends[1])?),

@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use super::params::{Param, Params, Status};
+use super::params::{Param, Params, SourceStatus};
 
 /// How many values have one status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Share {
     /// The status.
-    pub status: Status,
+    pub status: SourceStatus,
     /// Values that have it.
     pub values: usize,
 }
@@ -17,7 +17,7 @@ impl Params {
     /// How many values there are of each status, from the firmest to the weakest; none with no values.
     pub fn shares(&self) -> Vec<Share> {
         let count = |status| self.iter().filter(|param| param.status == status).count();
-        let all = Status::ALL.iter().map(|&(status, _)| Share { status, values: count(status) });
+        let all = SourceStatus::ALL.iter().map(|&(status, _)| Share { status, values: count(status) });
         all.filter(|share| share.values > 0).collect()
     }
 

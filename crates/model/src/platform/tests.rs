@@ -25,7 +25,7 @@ fn built_in_platforms_load() {
         assert_eq!(platform.name, name);
         assert!(platform.placements.client && platform.placements.host, "{name}");
         assert!(platform.params.iter().count() > 40, "{name}: {}", platform.params.shares_text());
-        assert!(platform.params.iter().all(|param| param.status != Status::Measured), "{name}");
+        assert!(platform.params.iter().all(|param| param.status != SourceStatus::Measured), "{name}");
     }
 }
 
@@ -40,7 +40,7 @@ fn values_are_converted() {
     assert_eq!(strom.placements.nic, Some(NicDevice::Pipeline));
     assert_eq!((strom.placements.accel, strom.accel), (None, None));
     let param = strom.params.get("host.pcie.read_latency").unwrap();
-    assert_eq!((param.text(param.value), param.status), ("1500 ns".into(), Status::Printed));
+    assert_eq!((param.text(param.value), param.status), ("1500 ns".into(), SourceStatus::Printed));
     let rambda = Platform::load("rambda").unwrap();
     assert_eq!(rambda.accel.unwrap().in_flight, 256);
     assert_eq!(Platform::load("minos").unwrap().replication.unwrap().vfifo_entries, 5);

@@ -11,7 +11,7 @@ use super::site::Reach;
 use crate::component::cache::{Cache, CacheAccess, CacheParams, Lookup};
 use crate::component::core::{CoreParams, Cores};
 use crate::component::ethernet::{Ethernet, EthernetParams};
-use crate::component::memory::{Memory, MemoryParams};
+use crate::component::memory::{MemoryChannels, MemoryParams};
 use crate::component::memory_device::{MemoryDevice, device_of};
 use crate::component::nic::{DataPath, DataPathParams};
 use crate::component::pcie::{Pcie, PcieParams};
@@ -33,11 +33,11 @@ pub struct Board {
     pub(super) spec: MachineSpec,
     pub(super) cores: Cores,
     cache: Cache,
-    memory: Memory,
+    memory: MemoryChannels,
     /// PCIe slots that NICs are in.
     slots: Vec<Pcie>,
     nics: Vec<NicPath>,
-    /// Memory devices, and the number of the machine's link at each, if it has one.
+    /// MemoryChannels devices, and the number of the machine's link at each, if it has one.
     devices: Vec<Option<Reached>>,
     /// Phase of the polling loop, as a part of 2^64.
     looks: u64,
@@ -68,7 +68,7 @@ impl Board {
         Self {
             cores: Cores::new(&CoreParams::from(&spec.core)),
             cache: Cache::new(&CacheParams::from(&spec.cache)),
-            memory: Memory::new(&MemoryParams::from(&spec.dram)),
+            memory: MemoryChannels::new(&MemoryParams::from(&spec.dram)),
             slots: vec![Pcie::new(&PcieParams::from(&spec.nic.pcie)); slots],
             nics: (0..spec.nics()).map(nic).collect(),
             devices: Vec::new(),
@@ -82,7 +82,7 @@ impl Board {
         self.devices.push(device);
     }
 
-    /// Memory is registered: the NICs get its translations (StRoM section 4.3), as many as they have room for.
+    /// MemoryChannels is registered: the NICs get its translations (StRoM section 4.3), as many as they have room for.
     pub fn register(&mut self, va: u64, len: u64) {
         for nic in &mut self.nics {
             nic.path.translate(Ps::ZERO, va, len);
@@ -131,7 +131,7 @@ impl Board {
         Ps::cycles(self.spec.work.logic_instruction.unwrap_or(0.0) * count as f64, clock)
     }
 
-    // Memory.
+    // MemoryChannels.
 
     fn pcie(&mut self, nic: usize) -> &mut Pcie {
         &mut self.slots[self.nics[nic].slot]
@@ -165,7 +165,7 @@ impl Board {
         (first.unwrap_or(last), last)
     }
 
-    /// Memory takes bytes that nobody waits for.
+    /// MemoryChannels takes bytes that nobody waits for.
     pub fn write_memory(&mut self, at: Ps, va: u64, bytes: u64) {
         match reached(&self.devices, va) {
             Some((device, link)) => _ = device.borrow_mut().write(*link, at, va, bytes),

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::network::{Network, Step};
-use crate::event::Queue;
+use crate::event::WheelQueue;
 use crate::time::Ps;
 
 /// What happens at a time. NICs are counted over the whole fabric.
@@ -112,7 +112,7 @@ pub struct TraceEntry {
 /// The part of a fabric that its machines share.
 pub struct Bus {
     /// What will happen.
-    pub queue: Queue<Event>,
+    pub queue: WheelQueue<Event>,
     /// Switches, and the ways through them.
     pub network: Network,
     packets: Vec<Packet>,
@@ -126,7 +126,7 @@ pub struct Bus {
 impl Bus {
     /// Nothing under way.
     pub fn new(network: Network) -> Self {
-        Self { queue: Queue::new(), network, packets: Vec::new(), free: Vec::new(), trace: None, events: 0 }
+        Self { queue: WheelQueue::new(), network, packets: Vec::new(), free: Vec::new(), trace: None, events: 0 }
     }
 
     /// The next event and its time.

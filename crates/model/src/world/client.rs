@@ -161,37 +161,42 @@ impl Fabric {
         params: &[u8],
         tag: u32,
     ) -> Result<(), Full> {
-        let now = self.now;
         let connection = &mut self.connections[usize::from(number)];
-        let (call, header) = connection.calls.open(Mark { tag, since: now })?;
-        if placement == Placement::Client {
-            let place = connection.place;
-            let mut kernel = self.places[place].spare.pop().unwrap_or_default();
-            kernel.recycle(op, MAX_REPLY as u32);
-            kernel.params.extend_from_slice(params);
-            return self.start_here(place, kernel, (number, call)).map_err(|kernel| {
-                self.places[place].spare.push(kernel);
-                self.connections[usize::from(number)].calls.end(call);
-                Full
-            });
-        }
-        connection.remote_calls += 1;
-        if placement == Placement::Host {
-            let mut message = std::mem::take(&mut self.scratch.2);
-            match (HostCall { header, op, params }).encode(&mut message) {
-                Ok(()) => self.send(number, now, &message, call),
-                // As in the real world: it never leaves.
-                Err(_) => {
-                    self.connections[usize::from(number)].local[call as usize] =
-                        Some((Status::BadParams, Call::default()));
-                    self.bus.queue.push(now, Event::Finish { connection: number, call });
-                }
+        let (call, header) = connection.calls.open(Mark { tag, since: self.now })?;
+        match placement {
+            Placement::Client => return self.submit_here(number, call, op, params),
+            Placement::Nic | Placement::Accelerator => {
+                self.issue(number, CLIENT, self.now, Posted::Rpc { op, header, payload: None }, params);
             }
-            self.scratch.2 = message;
-        } else {
-            self.issue(number, CLIENT, now, Posted::Rpc { op, header, payload: None }, params);
+            Placement::Host => {
+                let mut message = std::mem::take(&mut self.scratch.bytes);
+                match (HostCall { header, op, params }).encode(&mut message) {
+                    Ok(()) => self.send(number, self.now, &message, call),
+                    // As in the real world: it never leaves.
+                    Err(_) => {
+                        let refused = Some((Status::BadParams, Call::default()));
+                        self.connections[usize::from(number)].local[call as usize] = refused;
+                        self.bus.queue.push(self.now, Event::Finish { connection: number, call });
+                    }
+                }
+                self.scratch.bytes = message;
+            }
         }
+        self.connections[usize::from(number)].remote_calls += 1;
         Ok(())
+    }
+
+    /// Starts a kernel at the client itself.
+    fn submit_here(&mut self, number: u16, call: u32, op: u64, params: &[u8]) -> Result<(), Full> {
+        let place = self.connections[usize::from(number)].place;
+        let mut kernel = self.places[place].spare.pop().unwrap_or_default();
+        kernel.recycle(op, MAX_REPLY as u32);
+        kernel.params.extend_from_slice(params);
+        self.start_here(place, kernel, (number, call)).map_err(|kernel| {
+            self.places[place].spare.push(kernel);
+            self.connections[usize::from(number)].calls.end(call);
+            Full
+        })
     }
 
     /// A verb on `len` bytes at the start of a region of the node.

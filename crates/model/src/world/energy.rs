@@ -2,7 +2,7 @@
 
 use super::fabric::Fabric;
 use super::pair::{CLIENT, NODE, Pair};
-use crate::energy::Power;
+use crate::energy::PartPower;
 
 /// Joules of one measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -24,7 +24,7 @@ impl Fabric {
             usage.iter().filter(|part| names.contains(&part.name)).map(|part| part.busy).fold(0.0, f64::max)
         };
         let joules =
-            |idle_w: f64, active_w: f64, names: &[&str]| Power { idle_w, active_w }.joules(span, busiest(names));
+            |idle_w: f64, active_w: f64, names: &[&str]| PartPower { idle_w, active_w }.joules(span, busiest(names));
         let host = joules(power.host_idle, power.host_active, &["cores"]);
         let parts = ["NIC transmit", "NIC receive", "NIC kernels", "NIC cores"];
         let nic = joules(power.nic_idle, power.nic_active, &parts);

@@ -110,6 +110,17 @@ pub(super) struct Software {
     pub writer: Rc<RefCell<Option<Writer>>>,
 }
 
+/// Memory that is used again and again.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Kernels to wake, and when.
+    pub wakes: Vec<(Ps, u32)>,
+    /// Verbs to post, and when.
+    pub verbs: Vec<(Ps, StagedVerb)>,
+    /// A message.
+    pub bytes: Vec<u8>,
+}
+
 /// A modelled fabric.
 pub struct Fabric {
     pub(super) bus: Bus,
@@ -138,7 +149,7 @@ pub struct Fabric {
     pub(super) free_answers: Vec<u32>,
     pub(super) streams: Vec<Stream>,
     failed: Option<WcStatus>,
-    pub(super) scratch: (Vec<(Ps, u32)>, Vec<(Ps, StagedVerb)>, Vec<u8>),
+    pub(super) scratch: Scratch,
 }
 
 impl Fabric {
@@ -194,7 +205,7 @@ impl Fabric {
             free_answers: Vec::new(),
             streams: Vec::new(),
             failed: None,
-            scratch: Default::default(),
+            scratch: Scratch::default(),
             spec: spec.clone(),
         })
     }

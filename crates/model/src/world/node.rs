@@ -316,8 +316,8 @@ impl Fabric {
         let place = &mut self.places[number];
         place.site.enter(self.now, task);
         let turn = place.tasks.poll(task);
-        place.site.take_wakes(&mut self.scratch.0);
-        for (time, task) in self.scratch.0.drain(..) {
+        place.site.take_wakes(&mut self.scratch.wakes);
+        for (time, task) in self.scratch.wakes.drain(..) {
             self.bus.queue.push(time, Event::Wake { place: number as u16, task });
         }
         if let Some(connection) = place.connection {
@@ -336,14 +336,14 @@ impl Fabric {
 
     /// Posts the verbs that kernels at a client ask for.
     fn post_asked(&mut self, connection: u16) {
-        let mut asked = std::mem::take(&mut self.scratch.1);
+        let mut asked = std::mem::take(&mut self.scratch.verbs);
         self.connections[usize::from(connection)].staging.carriage().take_asked(&mut asked);
         for (at, verb) in asked.drain(..) {
             let wr_id = WorkId::Staging(verb.slot).encode();
             let command = Posted::Verb { wr_id, op: verb.op, sge: Some(verb.sge), signaled: true };
             self.issue(connection, CLIENT, at, command, &[]);
         }
-        self.scratch.1 = asked;
+        self.scratch.verbs = asked;
     }
 
     /// A kernel has ended: its answer goes on its way.
@@ -392,7 +392,7 @@ impl Fabric {
 
     /// The host sends what it has answered: in the command if it fits, else from its buffer.
     fn send_answers(&mut self, nic: u16, at: Ps) {
-        let mut bytes = std::mem::take(&mut self.scratch.2);
+        let mut bytes = std::mem::take(&mut self.scratch.bytes);
         let inline = self.inline(nic);
         while let Some(reply) = self.fronts[usize::from(nic)].as_mut().and_then(|front| front.ingress.next_send()) {
             let fits = reply.sge.len as usize <= inline;
@@ -406,7 +406,7 @@ impl Fabric {
             let command = Posted::Verb { wr_id, op: reply.op, sge, signaled: true };
             self.adapters[usize::from(nic)].issue(at, reply.qpn, command, &bytes, &mut self.bus);
         }
-        self.scratch.2 = bytes;
+        self.scratch.bytes = bytes;
     }
 }
 

@@ -3,7 +3,7 @@
 use remora_kernel::{Placement, op};
 
 use super::{ProcessorKind, WorldError};
-use crate::platform::{Accel, Cache, Core, Dram, Nic, NicCores, NicDevice, Platform, Power, Switch};
+use crate::platform::{Accel, Cache, Core, Dram, HardwareNic, NicCores, NicDevice, Platform, Power, Switch};
 
 /// The hardware of one machine.
 #[derive(Clone, Debug)]
@@ -15,7 +15,7 @@ pub struct MachineSpec {
     /// Its memory.
     pub dram: Dram,
     /// Its NIC.
-    pub nic: Nic,
+    pub nic: HardwareNic,
     /// How many of these it has, alike; at least one.
     pub nics: u16,
     /// Whether they share one PCIe slot, as the ports of one card.

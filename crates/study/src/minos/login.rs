@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::SeedableRng;
-use remora_model::cluster::{Ask, Done, Load, Spec};
+use remora_model::cluster::{ClusterSpec, WorkerAsk, WorkerDone, WorkerLoad};
 
 use super::point::{Login, PointFigures, node_seed};
 use crate::workload::below;
@@ -21,13 +21,13 @@ pub(super) struct Logins {
     left: Vec<u64>,
     measured: u64,
     /// What each worker does yet, last first, and how long it has taken.
-    under_way: BTreeMap<(u8, u16), (Vec<Ask>, u64, bool)>,
+    under_way: BTreeMap<(u8, u16), (Vec<WorkerAsk>, u64, bool)>,
     count: u64,
     sum: u64,
 }
 
 impl Logins {
-    pub(super) fn new(login: Login, hit: u64, spec: &Spec, requests: u64, seed: u64) -> Self {
+    pub(super) fn new(login: Login, hit: u64, spec: &ClusterSpec, requests: u64, seed: u64) -> Self {
         let rng = |node| ChaCha8Rng::seed_from_u64(node_seed(seed, node));
         Self {
             login,
@@ -46,20 +46,22 @@ impl Logins {
     }
 
     /// A user's Login, last request first.
-    fn function(&mut self, node: u8) -> Vec<Ask> {
+    fn function(&mut self, node: u8) -> Vec<WorkerAsk> {
         let rng = &mut self.rngs[usize::from(node)];
         let user = below(rng, USERS);
         let found = below(rng, 100) < self.hit;
         match self.login {
-            Login::Social if found => vec![Ask::Read(user)],
-            Login::Social => vec![Ask::Write(user), Ask::Read(USERS + user), Ask::Read(user)],
-            Login::Media => vec![Ask::Read(2 * USERS + user), Ask::Read(USERS + user), Ask::Read(user)],
+            Login::Social if found => vec![WorkerAsk::Read(user)],
+            Login::Social => vec![WorkerAsk::Write(user), WorkerAsk::Read(USERS + user), WorkerAsk::Read(user)],
+            Login::Media => {
+                vec![WorkerAsk::Read(2 * USERS + user), WorkerAsk::Read(USERS + user), WorkerAsk::Read(user)]
+            }
         }
     }
 }
 
-impl Load for Logins {
-    fn next(&mut self, node: u8, worker: u16) -> Option<Ask> {
+impl WorkerLoad for Logins {
+    fn next(&mut self, node: u8, worker: u16) -> Option<WorkerAsk> {
         if self.under_way.get(&(node, worker)).is_none_or(|(asks, ..)| asks.is_empty()) {
             let left = &mut self.left[usize::from(node)];
             *left = left.checked_sub(1)?;
@@ -70,7 +72,7 @@ impl Load for Logins {
         self.under_way.get_mut(&(node, worker)).and_then(|(asks, ..)| asks.pop())
     }
 
-    fn done(&mut self, node: u8, worker: u16, done: &Done) {
+    fn done(&mut self, node: u8, worker: u16, done: &WorkerDone) {
         let Some((asks, so_far, counts)) = self.under_way.get_mut(&(node, worker)) else { return };
         *so_far += done.latency.0;
         if asks.is_empty() && *counts {

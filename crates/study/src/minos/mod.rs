@@ -6,7 +6,7 @@ mod login;
 mod point;
 mod study;
 
-use remora_model::cluster::Spec;
+use remora_model::cluster::ClusterSpec;
 use remora_model::platform::Platform;
 
 pub use point::{Login, PointError, PointFigures, Setup, Step};
@@ -70,7 +70,7 @@ const MODELS: usize = 5;
 /// One point to run.
 struct Work<'a> {
     setup: Setup,
-    spec: Spec,
+    spec: ClusterSpec,
     /// The platform's values.
     values: &'a str,
     requests: u64,

@@ -1,6 +1,6 @@
 //! One point of a figure: a modelled cluster of the engine, and YCSB's operations on it.
 
-use remora_model::cluster::{Ask, Cluster, ClusterError, Costs, Done, Load, Spec};
+use remora_model::cluster::{ClusterError, ClusterSpec, Costs, ModelCluster, WorkerAsk, WorkerDone, WorkerLoad};
 use remora_model::platform::{Platform, PlatformError};
 use remora_model::time::Ps;
 use remora_replica::ddp::{Deployment, Model, Offload};
@@ -133,7 +133,7 @@ pub enum PointError {
 
 impl Setup {
     /// The modelled cluster.
-    pub(super) fn spec(&self, platform: &Platform) -> Result<Spec, PointError> {
+    pub(super) fn spec(&self, platform: &Platform) -> Result<ClusterSpec, PointError> {
         let none = || PointError::NoReplication(platform.name.clone());
         let mut changes = Vec::new();
         if self.persist_ns > 0 {
@@ -158,7 +158,7 @@ impl Setup {
         if !(2..=64).contains(&self.nodes) || self.records == 0 || !(0.0..1.0).contains(&self.theta) {
             return Err(PointError::Setup(format!("no cluster: {self:?}")));
         }
-        Ok(Spec {
+        Ok(ClusterSpec {
             costs: Costs::new(&platform).ok_or_else(none)?,
             nodes: self.nodes as u8,
             workers: replication.workers as u16,
@@ -174,8 +174,8 @@ impl Setup {
     }
 
     /// Runs it, as [`run`](Self::run) does, on a cluster of `spec`.
-    pub(super) fn run_on(&self, spec: &Spec, requests: u64, seed: u64) -> Result<PointFigures, PointError> {
-        let mut cluster = Cluster::new(spec);
+    pub(super) fn run_on(&self, spec: &ClusterSpec, requests: u64, seed: u64) -> Result<PointFigures, PointError> {
+        let mut cluster = ModelCluster::new(spec);
         let mut sums = match self.login {
             Some(login) => {
                 let mut logins = Logins::new(login, self.hit, spec, requests, seed);
@@ -222,7 +222,7 @@ struct Sums {
 }
 
 impl Ycsb {
-    fn new(setup: &Setup, spec: &Spec, requests: u64, seed: u64) -> Self {
+    fn new(setup: &Setup, spec: &ClusterSpec, requests: u64, seed: u64) -> Self {
         let popularity = if setup.theta == 0.0 { Popularity::Uniform } else { Popularity::Zipfian(setup.theta) };
         let mix = Mix::writes(setup.writes.min(100) as u8);
         let generator = |node| Generator::with(mix, popularity, setup.records, requests, node_seed(seed, node));
@@ -238,28 +238,28 @@ impl Ycsb {
     }
 }
 
-impl Load for Ycsb {
-    fn next(&mut self, node: u8, worker: u16) -> Option<Ask> {
+impl WorkerLoad for Ycsb {
+    fn next(&mut self, node: u8, worker: u16) -> Option<WorkerAsk> {
         let number = usize::from(node) * self.workers + usize::from(worker);
         if self.scoped && self.unpersisted[number] == SCOPE {
             self.unpersisted[number] = 0;
-            return Some(Ask::Persist);
+            return Some(WorkerAsk::Persist);
         }
         let left = &mut self.left[usize::from(node)];
         *left = left.checked_sub(1)?;
         Some(match self.generators[usize::from(node)].draw() {
             YcsbOperation::Update(record) => {
                 self.unpersisted[number] += 1;
-                Ask::Write(record)
+                WorkerAsk::Write(record)
             }
-            YcsbOperation::Read(record) => Ask::Read(record),
+            YcsbOperation::Read(record) => WorkerAsk::Read(record),
             // The mix has no others.
-            YcsbOperation::Insert(record) | YcsbOperation::ReadModifyWrite(record) => Ask::Read(record),
-            YcsbOperation::Scan { start, .. } => Ask::Read(start),
+            YcsbOperation::Insert(record) | YcsbOperation::ReadModifyWrite(record) => WorkerAsk::Read(record),
+            YcsbOperation::Scan { start, .. } => WorkerAsk::Read(start),
         })
     }
 
-    fn done(&mut self, node: u8, _: u16, done: &Done) {
+    fn done(&mut self, node: u8, _: u16, done: &WorkerDone) {
         if self.left[usize::from(node)] >= self.measured {
             return;
         }
@@ -267,12 +267,12 @@ impl Load for Ycsb {
         let begun = *sums.first.get_or_insert(done.at);
         sums.last = sums.last.max(done.at).max(begun);
         match done.ask {
-            Ask::Write(_) => {
+            WorkerAsk::Write(_) => {
                 sums.writes = (sums.writes.0 + 1, sums.writes.1 + done.latency.0);
                 sums.communication += done.communication.0;
             }
-            Ask::Read(_) => sums.reads = (sums.reads.0 + 1, sums.reads.1 + done.latency.0),
-            Ask::Persist => {}
+            WorkerAsk::Read(_) => sums.reads = (sums.reads.0 + 1, sums.reads.1 + done.latency.0),
+            WorkerAsk::Persist => {}
         }
     }
 }

@@ -7,7 +7,7 @@ use super::operation::{Load, Operation};
 use super::screen::Candidate;
 use remora_kernel::Placement;
 
-use super::{Options, rank};
+use super::{WhereOptions, rank};
 
 /// A value at which the best place changes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -51,7 +51,7 @@ struct Knob<'a> {
 }
 
 /// Finds them, the nearest first.
-pub fn find(platform: &Platform, operation: &Operation, ranking: &[Candidate], options: &Options) -> Vec<Flip> {
+pub fn find(platform: &Platform, operation: &Operation, ranking: &[Candidate], options: &WhereOptions) -> Vec<Flip> {
     let [best, _, ..] = ranking else { return Vec::new() };
     let mut flips: Vec<Flip> = knobs(platform, operation, options)
         .iter()
@@ -89,7 +89,7 @@ fn flip(knob: &Knob<'_>, best: Placement, direction: i32) -> Option<Flip> {
     None
 }
 
-fn knobs<'a>(platform: &'a Platform, operation: &'a Operation, options: &'a Options) -> Vec<Knob<'a>> {
+fn knobs<'a>(platform: &'a Platform, operation: &'a Operation, options: &'a WhereOptions) -> Vec<Knob<'a>> {
     let first = |ranking: Vec<Candidate>| ranking.first().map(|candidate| candidate.place);
     let of_platform = platform.params.iter().filter(|param| param.value > 0.0).map(move |param| Knob {
         what: param.path.clone(),

@@ -2,7 +2,7 @@
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
-use remora_model::event::Queue;
+use remora_model::event::WheelQueue;
 use remora_model::resource::Server;
 use remora_model::time::Ps;
 use serde::Serialize;
@@ -42,7 +42,7 @@ pub fn run(place: Placement, path: &Path, load: Load, operations: u32, seed: u64
     let mut servers: Vec<Server> = path.servers.iter().map(|&servers| Server::new(servers.max(1.0) as usize)).collect();
     let most = MOST_EVENTS / path.visits.len().max(1) as u64;
     let operations = u64::from(operations).min(most.max(200));
-    let mut queue: Queue<Turn> = Queue::new();
+    let mut queue: WheelQueue<Turn> = WheelQueue::new();
     let mut arrivals = 0;
     let begin = |at: Ps| Turn { since: at, visit: 0 };
     match load {

@@ -116,7 +116,7 @@ fn the_closed_loop_keeps_its_bounds() {
         let platform = Platform::load(name).unwrap();
         for under_way in [1, 4, 64, 1024] {
             let operation = Operation { load: Load::Closed(under_way), ..operation(3.0, 256.0) };
-            for candidate in rank(&platform, &operation, &Options::default()) {
+            for candidate in rank(&platform, &operation, &WhereOptions::default()) {
                 let n = f64::from(under_way);
                 let most = candidate.saturation_per_s.min(n * 1e9 / candidate.alone_ns) * 1.0001;
                 assert!(candidate.ops_per_s <= most, "{name}, {under_way} under way: {candidate:?}");
@@ -134,7 +134,7 @@ fn the_simulation_agrees_with_the_screen_where_both_are_exact() {
     for name in ["strom-10g", "rambda", "bluefield2"] {
         let platform = Platform::load(name).unwrap();
         let one = operation(4.0, 64.0);
-        for candidate in rank(&platform, &one, &Options::default()) {
+        for candidate in rank(&platform, &one, &WhereOptions::default()) {
             let path = path_of(&platform, &one, candidate.place, LinkKind::Udp).unwrap();
             let alone = simulate::run(candidate.place, &path, Load::Closed(1), 2000, 1);
             let mean = 1e9 / alone.ops_per_s;
@@ -148,7 +148,7 @@ fn the_simulation_agrees_with_the_screen_where_both_are_exact() {
 
 #[test]
 fn the_same_seed_gives_the_same_answer() {
-    let options = Options { simulated: 500, points: 16, ..Options::default() };
+    let options = WhereOptions { simulated: 500, points: 16, ..WhereOptions::default() };
     let answer = || serde_json::to_string(&decide(&strom(), &operation(4.0, 64.0), &options).unwrap()).unwrap();
     assert_eq!(answer(), answer());
 }
@@ -156,7 +156,7 @@ fn the_same_seed_gives_the_same_answer() {
 #[test]
 fn flips_are_where_the_best_changes() {
     let (strom, operation) = (strom(), operation(4.0, 64.0));
-    let options = Options { simulated: 0, points: 16, ..Options::default() };
+    let options = WhereOptions { simulated: 0, points: 16, ..WhereOptions::default() };
     let answer = decide(&strom, &operation, &options).unwrap();
     let best = answer.ranking[0].place;
     let flip = answer.flips.iter().find(|flip| flip.what == READ).expect("PCIe decides between nic and host");
@@ -172,7 +172,7 @@ fn flips_are_where_the_best_changes() {
 #[test]
 fn what_open_values_leave_undecided_is_named() {
     let (strom, operation) = (strom(), operation(4.0, 64.0));
-    let options = Options { simulated: 0, points: 64, ..Options::default() };
+    let options = WhereOptions { simulated: 0, points: 64, ..WhereOptions::default() };
     let answer = decide(&strom, &operation, &options).unwrap();
     for (candidate, interval) in answer.ranking.iter().zip(&answer.intervals) {
         let (low, high) = interval.p50_ns;
@@ -191,7 +191,7 @@ fn skew_and_writers_serialise_on_the_popular_item() {
     let strom = strom();
     let rate = |writes, skew| {
         let operation = Operation { writes, skew, load: Load::Closed(256), ..operation(2.0, 64.0) };
-        rank(&strom, &operation, &Options::default()).into_iter().find(|c| c.place == Placement::Client).unwrap()
+        rank(&strom, &operation, &WhereOptions::default()).into_iter().find(|c| c.place == Placement::Client).unwrap()
     };
     assert!(rate(0.5, 1.2).saturation_per_s < rate(0.0, 1.2).saturation_per_s);
     assert_eq!(rate(1.0, 2.0).binding, "most popular item");
@@ -201,7 +201,7 @@ fn skew_and_writers_serialise_on_the_popular_item() {
 fn the_modelled_world_agrees_with_the_screen() {
     // Two models that share nothing but the platform's values.
     let (strom, operation) = (strom(), operation(5.0, 64.0));
-    for candidate in rank(&strom, &operation, &Options::default()) {
+    for candidate in rank(&strom, &operation, &WhereOptions::default()) {
         let run = world::run(&strom, &operation, candidate.place, (50, 1)).expect("a chain of reads").unwrap();
         let ratio = run.p50_ns as f64 / candidate.p50_ns;
         assert!((0.75..1.3).contains(&ratio), "{run:?} against {candidate:?}");
@@ -210,7 +210,7 @@ fn the_modelled_world_agrees_with_the_screen() {
     for name in ["bluefield2", "dfabric"] {
         let platform = Platform::load(name).unwrap();
         let operation = Operation { load: Load::Closed(64), ..operation.clone() };
-        let ranking = rank(&platform, &operation, &Options::default());
+        let ranking = rank(&platform, &operation, &WhereOptions::default());
         let best = &ranking[0];
         let run = world::run(&platform, &operation, best.place, (500, 1)).expect("a chain of reads").unwrap();
         let ratio = run.p50_ns as f64 / best.p50_ns;

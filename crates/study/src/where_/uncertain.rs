@@ -2,14 +2,14 @@
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
-use remora_model::platform::{Params, Platform, Status};
+use remora_model::platform::{Params, Platform, SourceStatus};
 use serde::Serialize;
 
 use super::operation::Operation;
 use super::screen::Candidate;
 use remora_kernel::Placement;
 
-use super::{LEVEL, Options, rank};
+use super::{LEVEL, WhereOptions, rank};
 use crate::workload::below;
 
 /// How far a placement's figures move over the open values.
@@ -29,7 +29,7 @@ pub struct Contribution {
     /// The value's path.
     pub path: String,
     /// Its status.
-    pub status: Status,
+    pub status: SourceStatus,
     /// Its range, as written.
     pub range: (String, String),
     /// The difference of the two costs over the range of the value, as a part of the better cost.
@@ -48,7 +48,7 @@ pub struct Open {
 }
 
 /// Tries the open values: all at once at the points of a Latin hypercube, and each alone at the ends of its range.
-pub fn sample(platform: &Platform, operation: &Operation, ranking: &[Candidate], options: &Options) -> Open {
+pub fn sample(platform: &Platform, operation: &Operation, ranking: &[Candidate], options: &WhereOptions) -> Open {
     let mut open = Open { certainty: 1.0, ..Open::default() };
     open.intervals = ranking
         .iter()
@@ -117,7 +117,7 @@ fn contributions(
     platform: &Platform,
     operation: &Operation,
     ranking: &[Candidate],
-    options: &Options,
+    options: &WhereOptions,
 ) -> Vec<Contribution> {
     let [first, second, ..] = ranking else { return Vec::new() };
     let difference = |path: &str, value: f64| {
