@@ -35,3 +35,8 @@ pub use remora_wasm::{DeployedModule, ModuleLimits};
 
 /// `Ok`, or an [`Error`] that says what was wrong, where, and what to do.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// The project's README, whose example is compiled and run as this crate's own are.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct ProjectReadme;
