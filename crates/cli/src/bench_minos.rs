@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use remora_cluster::{Deployment, Model};
+use remora_cluster::Model;
+use remora_kernel::Placement;
 use remora_real::LinkKind;
 use remora_study::peers::bench::StoreBench;
 use remora_study::peers::redis::AppendOnly;
@@ -36,8 +37,9 @@ pub struct BenchMinos {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "synch,strict,renf,event,scope")]
     pub models: Vec<Model>,
     /// Where the protocol runs: on a host thread, on the NIC thread
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "host,nic")]
-    pub deployments: Vec<Deployment>,
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "host,nic",
+        value_parser = remora_cluster::placement)]
+    pub deployments: Vec<Placement>,
     /// Measure the cluster that runs in this directory, instead of starting some
     #[arg(long, value_name = "DIR", conflicts_with_all = ["models", "deployments", "link"])]
     pub at: Option<PathBuf>,

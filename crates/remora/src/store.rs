@@ -22,7 +22,7 @@ use std::time::Duration;
 use remora_cluster::{ClusterClientConfig, Op, Outcome};
 use remora_real::{Error, LinkKind, free_loopbacks};
 
-pub use remora_cluster::{ClusterNode, ClusterNodeConfig, Deployment, Key, MAX_VALUE, Model, Refusal, ScopeId, Value};
+pub use remora_cluster::{ClusterNode, ClusterNodeConfig, Key, MAX_VALUE, Model, Refusal, ScopeId, Value};
 
 /// `Ok`, or a [`StoreError`].
 pub type Result<T> = std::result::Result<T, StoreError>;

@@ -7,7 +7,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use remora_cluster::{ClusterNodeConfig, Deployment, LogKind, Model, Secret};
+use remora_cluster::{ClusterNodeConfig, LogKind, Model, Secret, placement};
+use remora_kernel::Placement;
 use remora_real::LinkKind;
 use serde_json::{Value, json};
 
@@ -21,7 +22,7 @@ pub struct ClusterShape {
     /// When writes are durable; synch by default.
     pub persistency: Option<Model>,
     /// Where the protocol runs.
-    pub deployment: Option<Deployment>,
+    pub deployment: Option<Placement>,
     /// How nodes and clients reach each other; shared memory by default.
     pub link: Option<LinkKind>,
     /// How logs become durable.
@@ -38,7 +39,7 @@ pub struct ClusterSettings {
     /// When writes are durable.
     pub persistency: Model,
     /// Where the protocol runs.
-    pub deployment: Deployment,
+    pub deployment: Placement,
     /// How nodes and clients reach each other.
     pub link: LinkKind,
     /// How logs become durable.
@@ -101,7 +102,7 @@ impl ClusterSettings {
         Ok(Self {
             addresses: remora_real::free_loopbacks(shape.nodes.unwrap_or(3).into())?,
             persistency: shape.persistency.unwrap_or(Model::Synch),
-            deployment: shape.deployment.unwrap_or_default(),
+            deployment: shape.deployment.unwrap_or(Placement::Nic),
             link: shape.link.unwrap_or(LinkKind::Shm),
             log: shape.log.unwrap_or_default(),
             suspect: shape.suspect.unwrap_or(Duration::from_millis(200)),
@@ -171,7 +172,7 @@ impl ClusterSettings {
         Some(Self {
             addresses: addresses.iter().map(|address| address.as_str()?.parse().ok()).collect::<Option<Vec<_>>>()?,
             persistency: text("persistency")?.parse().ok()?,
-            deployment: text("deployment")?.parse().ok()?,
+            deployment: placement(text("deployment")?).ok()?,
             link: text("link")?.parse().ok()?,
             log: text("log")?.parse().ok()?,
             suspect: Duration::from_millis(suspect),
@@ -187,7 +188,7 @@ impl ClusterSettings {
         }
         let mut config =
             ClusterNodeConfig::new(id, self.addresses.clone(), dir.join(format!("node-{id}")), self.secret);
-        (config.model, config.deployment, config.link) = (self.persistency, self.deployment, self.link);
+        (config.model, config.placement, config.link) = (self.persistency, self.deployment, self.link);
         (config.log, config.suspect) = (self.log, self.suspect);
         Ok(config)
     }

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use remora_cluster::{Deployment, Model};
-use remora_lab::bench::{BenchRow, Goal};
+use remora_cluster::Model;
+use remora_kernel::Placement;
+use remora_lab::bench::{BenchGoal, BenchRow};
 use remora_lab::stats::median;
 use remora_real::LinkKind;
 use tempfile::TempDir;
@@ -31,7 +32,7 @@ pub struct StoreBench {
     /// When writes of Remora's clusters are durable.
     pub models: Vec<Model>,
     /// Where the protocol runs.
-    pub deployments: Vec<Deployment>,
+    pub deployments: Vec<Placement>,
     /// Measure the cluster that runs in this directory, instead of starting some.
     pub at: Option<PathBuf>,
     /// How nodes and clients of clusters that are started reach each other.
@@ -171,7 +172,7 @@ impl StoreBench {
                         let (ours, theirs) = (find(&format!("{model} {deployment}"), workload)?, find(peer, workload)?);
                         let rate = |row: &StoreRow| (row.outcome.writes.rate + row.outcome.reads.rate) / 1e3;
                         let what = format!("{} {}, {clients} at once", ours.store, workload);
-                        let goal = Some(Goal::RatioAtLeast(times));
+                        let goal = Some(BenchGoal::RatioAtLeast(times));
                         goals.push(row(what, "k/s", format!("{peer}, the same"), (rate(ours), rate(theirs)), goal));
                         Some(())
                     };
@@ -181,7 +182,7 @@ impl StoreBench {
                     if let (1, Some(ours)) = (clients, find(&format!("synch {deployment}"), "writes")) {
                         let one = append(&ours.store).unwrap_or(0) as f64 / 1e3;
                         let figures = (ours.outcome.writes.p50_ns as f64 / 1e3, one);
-                        let goal = Some(Goal::RatioAtMost(2.0));
+                        let goal = Some(BenchGoal::RatioAtMost(2.0));
                         goals.push(row(
                             format!("{} write, p50", ours.store),
                             "us",
@@ -197,7 +198,7 @@ impl StoreBench {
     }
 }
 
-fn row(what: String, unit: &'static str, peer: String, figures: (f64, f64), goal: Option<Goal>) -> BenchRow {
+fn row(what: String, unit: &'static str, peer: String, figures: (f64, f64), goal: Option<BenchGoal>) -> BenchRow {
     let (value, peer_value) = figures;
     BenchRow { what, value, unit, peer, peer_value, ratio: value / peer_value, goal }
 }
@@ -221,7 +222,7 @@ struct Started {
 impl Started {
     fn start(
         model: Model,
-        deployment: Deployment,
+        deployment: Placement,
         link: LinkKind,
         clients: usize,
         directory: &Path,
@@ -252,7 +253,7 @@ impl PeerStore for Started {
 /// A store to be measured.
 enum Subject {
     /// A cluster that is started.
-    Started(Model, Deployment),
+    Started(Model, Placement),
     /// One that runs.
     Running(Box<ClusterSettings>),
     Etcd,
