@@ -195,7 +195,7 @@ impl Caller for &AsyncClient {
         call.encode(&mut params);
         let payload = call.payload().map(Into::into);
         self.send(Command::Call { placement, op: call.op(), params, payload, asker });
-        InFlight(Pending::new(call, placement, answer))
+        InFlight(Pending::new(call, placement, answer, None))
     }
 }
 

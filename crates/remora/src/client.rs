@@ -1,6 +1,7 @@
 //! A client of a memory node.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use remora_kernel::{Placement, Status};
@@ -31,6 +32,8 @@ use crate::{At, Result, ToAddress, TypedCall};
 /// Memory on the node belongs to the client that allocated it, until it disconnects. Whoever is told a region's address
 /// and key can use it too.
 pub struct Client {
+    /// Unlike any other's in this process.
+    id: u64,
     inner: remora_real::Client,
     timeout: Option<Duration>,
     /// Who waits for the call with this tag.
@@ -38,6 +41,9 @@ pub struct Client {
     free: Vec<u32>,
     params: Vec<u8>,
 }
+
+/// Clients so far.
+static CLIENTS: AtomicU64 = AtomicU64::new(0);
 
 /// How to connect: see [`Client::builder`].
 ///
@@ -111,7 +117,8 @@ impl ClientBuilder {
             Some(local) => connect(local)?,
             None => at_local(node, connect)?,
         };
-        Ok(Client { inner, timeout: self.timeout, askers: Vec::new(), free: Vec::new(), params: Vec::new() })
+        let id = CLIENTS.fetch_add(1, Ordering::Relaxed);
+        Ok(Client { id, inner, timeout: self.timeout, askers: Vec::new(), free: Vec::new(), params: Vec::new() })
     }
 }
 
@@ -179,8 +186,11 @@ impl Client {
         }
     }
 
-    /// Ends a call.
+    /// Ends a call that was submitted to this client.
     pub fn wait<C: TypedCall>(&mut self, mut pending: Pending<C>) -> Result<C::Reply> {
+        if !pending.is_of(self.id) {
+            return Err(Error::Argument("a call that was submitted to another client: wait with that one".into()));
+        }
         let start = Instant::now();
         loop {
             if let Some(reply) = pending.try_finish() {
@@ -207,7 +217,7 @@ impl Client {
         let (asker, answer) = oneshot();
         self.start_raw(placement, call.op(), &params, call.payload().as_deref(), asker);
         self.params = params;
-        Pending::new(call, placement, answer)
+        Pending::new(call, placement, answer, Some(self.id))
     }
 
     /// Starts a call whose answer goes to `asker`, be it that it cannot be started.

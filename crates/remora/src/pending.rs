@@ -22,11 +22,18 @@ pub struct Pending<C> {
     call: C,
     placement: Placement,
     answer: Receiver<Answer>,
+    /// The client whose polls end it, if that is one to be polled.
+    client: Option<u64>,
 }
 
 impl<C: TypedCall> Pending<C> {
-    pub(crate) fn new(call: C, placement: Placement, answer: Receiver<Answer>) -> Self {
-        Self { call, placement, answer }
+    pub(crate) fn new(call: C, placement: Placement, answer: Receiver<Answer>, client: Option<u64>) -> Self {
+        Self { call, placement, answer, client }
+    }
+
+    /// Whether polls of this client end it.
+    pub(crate) fn is_of(&self, client: u64) -> bool {
+        self.client == Some(client)
     }
 
     /// Whether it has ended, so that waiting for it takes no time. Calls end while the client polls.

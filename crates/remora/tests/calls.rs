@@ -97,7 +97,7 @@ fn rows_are_filtered_and_summed() {
 
 #[test]
 fn many_calls_are_under_way_and_some_are_given_up() {
-    let (_node, mut client) = pair();
+    let (node, mut client) = pair();
     let table = client.load_table((0..2000u32).map(|n| (n.to_le_bytes(), n.to_le_bytes()))).expect("a table");
     let keys: Vec<[u8; 4]> = (0..2000u32).map(u32::to_le_bytes).collect();
     for place in Placement::REAL {
@@ -108,6 +108,9 @@ fn many_calls_are_under_way_and_some_are_given_up() {
                 assert_eq!(client.wait(call).expect("a value").as_deref(), Some(&key[..]));
             }
         }
+        let mut other = Client::connect(node.address()).expect("a connection");
+        let call = client.at(place).submit(Get::new(&table, &keys[0]));
+        assert!(failure(other.wait(call)).to_string().contains("another client"));
         // What needs the client alone waits until the others have ended.
         client.alloc(8).expect("memory");
         assert_eq!(client.in_flight(), 0);
