@@ -13,7 +13,7 @@ use remora_nic::cm::CmConfig;
 use remora_nic::{Nic, NicConfig};
 use remora_replica::bounds::Bounds;
 use remora_replica::ddp::{self, Model, Offload};
-use remora_replica::log::End;
+use remora_replica::log::LogEnd;
 use remora_replica::node::ReplicaNode;
 use remora_replica::stream::Sizes;
 use remora_replica::types::{NodeId, NodeSet};
@@ -105,7 +105,7 @@ pub struct ClusterNode {
     stop: Arc<AtomicBool>,
     failed: Arc<OnceLock<String>>,
     differs: Arc<OnceLock<String>>,
-    found: End,
+    found: LogEnd,
 }
 
 impl ClusterNode {
@@ -173,8 +173,8 @@ impl ClusterNode {
     /// Where its log was damaged, if it was. What was lost comes from the other nodes.
     pub fn damage(&self) -> Option<usize> {
         match self.found {
-            End::Damaged(at) => Some(at),
-            End::Whole | End::Torn => None,
+            LogEnd::Damaged(at) => Some(at),
+            LogEnd::Whole | LogEnd::Torn => None,
         }
     }
 

@@ -65,7 +65,7 @@ fn checksum(length: &[u8], rest: &[u8]) -> u32 {
 
 /// How a log ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum End {
+pub enum LogEnd {
     /// With a whole record.
     Whole,
     /// With a record that was not written whole; nothing after it counts.
@@ -82,7 +82,7 @@ pub struct Decoded {
     /// Bytes that they take; the log is to be cut there.
     pub length: usize,
     /// How it ended.
-    pub end: End,
+    pub end: LogEnd,
 }
 
 /// Reads a log.
@@ -95,11 +95,11 @@ pub fn decode(bytes: &[u8]) -> Decoded {
         durable = durable.max(known);
     }
     let end = if at == bytes.len() {
-        End::Whole
+        LogEnd::Whole
     } else if durable > at as u64 || was_durable(bytes, at) {
-        End::Damaged(at)
+        LogEnd::Damaged(at)
     } else {
-        End::Torn
+        LogEnd::Torn
     };
     Decoded { records, length: at, end }
 }
@@ -231,27 +231,27 @@ mod tests {
         let durable = bytes.len();
         (2..5).for_each(|key| encode(&write(key, 10), durable, &mut bytes));
         bytes[durable + 20] ^= 1;
-        assert_eq!((decode(&bytes).end, decode(&bytes).length), (End::Torn, durable));
+        assert_eq!((decode(&bytes).end, decode(&bytes).length), (LogEnd::Torn, durable));
         bytes[durable - 1] ^= 1;
-        assert_eq!(decode(&bytes).end, End::Damaged(0));
+        assert_eq!(decode(&bytes).end, LogEnd::Damaged(0));
     }
 
     #[test]
     fn a_torn_tail_is_no_damage_and_damage_no_torn_tail() {
         let records = [write(1, 10), Record::Scope(3), write(2, 700), Record::Reset, write(3, 0)];
         let bytes = log(&records);
-        assert_eq!(decode(&bytes), Decoded { records: records.to_vec(), length: bytes.len(), end: End::Whole });
+        assert_eq!(decode(&bytes), Decoded { records: records.to_vec(), length: bytes.len(), end: LogEnd::Whole });
         let last = log(&records[..4]).len();
         for cut in last + 1..bytes.len() {
             let decoded = decode(&bytes[..cut]);
-            assert_eq!((decoded.end, decoded.length, decoded.records.len()), (End::Torn, last, 4), "cut at {cut}");
+            assert_eq!((decoded.end, decoded.length, decoded.records.len()), (LogEnd::Torn, last, 4), "cut at {cut}");
         }
         let first = log(&records[..1]).len();
         for at in first..log(&records[..2]).len() {
             let mut bad = bytes.clone();
             bad[at] ^= 0x40;
             let decoded = decode(&bad);
-            assert_eq!((decoded.end, decoded.records.len()), (End::Damaged(first), 1), "damage at {at}");
+            assert_eq!((decoded.end, decoded.records.len()), (LogEnd::Damaged(first), 1), "damage at {at}");
         }
     }
 
@@ -266,7 +266,7 @@ mod tests {
         (1..3).for_each(|key| encode(&write(key, 10), 2 * log(&[write(1, 10)]).len(), &mut snapshot));
         let half = snapshot.len() / 2;
         snapshot[half..].fill(0);
-        assert_eq!(decode(&without_room(snapshot)).end, End::Damaged(half));
+        assert_eq!(decode(&without_room(snapshot)).end, LogEnd::Damaged(half));
         filled[bytes.len()] = 1;
         assert_eq!(without_room(filled.clone()), filled);
     }
@@ -280,13 +280,13 @@ mod tests {
             bytes.extend_from_slice(&[7, 7, 7, 7]);
             bytes.extend_from_slice(&u64::from(number + 1).to_le_bytes());
         }
-        assert_eq!(decode(&bytes).end, End::Torn);
+        assert_eq!(decode(&bytes).end, LogEnd::Torn);
         // One of them is right.
         let at = 9 * HEAD;
         let length = u32::from_le_bytes(*bytes[at..].first_chunk().expect("a head")) as usize;
         let crc = checksum(&bytes[at..at + 4], &bytes[at + 8..at + HEAD + length]);
         bytes[at + 4..at + 8].copy_from_slice(&crc.to_le_bytes());
-        assert_eq!(decode(&bytes).end, End::Damaged(0));
+        assert_eq!(decode(&bytes).end, LogEnd::Damaged(0));
     }
 
     proptest! {

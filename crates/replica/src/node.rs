@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::Time;
 use crate::ddp::{Config, Job, JobId, Marks, Message, Reached, Replica, ReplicaOutput, Reply, Request, Step, View};
-use crate::log::{self, Decoded, End, Record};
+use crate::log::{self, Decoded, LogEnd, Record};
 use crate::member::{Durable, MemberOutput, Membership, Notice, Standing, Timing};
 use crate::types::{NodeId, NodeSet};
 
@@ -95,7 +95,7 @@ pub struct ReplicaNode {
     compact_at: usize,
     slack: usize,
     out: VecDeque<NodeOutput>,
-    found: End,
+    found: LogEnd,
 }
 
 /// A log is compacted when it is this much longer (bytes) than what it holds.
@@ -112,8 +112,8 @@ impl ReplicaNode {
     /// holds.
     pub fn with_slack(config: Config, now: Time, bytes: &[u8], slack: usize) -> Self {
         let Decoded { records, length, end } = log::decode(bytes);
-        let first = records.is_empty() && end != log::End::Damaged(0) && bytes.is_empty();
-        let mut damaged = matches!(end, End::Damaged(_));
+        let first = records.is_empty() && end != log::LogEnd::Damaged(0) && bytes.is_empty();
+        let mut damaged = matches!(end, LogEnd::Damaged(_));
         let (mut durable, mut writes) = (None, Vec::new());
         for record in records {
             match record {
@@ -128,7 +128,7 @@ impl ReplicaNode {
             }
         }
         // A log that has begun, and does not say which view it is of, has lost its first record.
-        damaged |= matches!(end, End::Damaged(_)) || durable.is_none() && !first;
+        damaged |= matches!(end, LogEnd::Damaged(_)) || durable.is_none() && !first;
         let view = View::first(config.nodes);
         let status = match (first, damaged) {
             (true, _) => Standing::Serving,
@@ -144,7 +144,7 @@ impl ReplicaNode {
         } else {
             node.replica.load(durable.view.epoch, writes);
         }
-        if damaged || end != End::Whole {
+        if damaged || end != LogEnd::Whole {
             // The tail is cut; damage is remembered, since without the bad record nobody could see it.
             node.replace(damaged, |snapshot| Change::Replace(snapshot.encode()));
         }
@@ -163,12 +163,12 @@ impl ReplicaNode {
             compact_at: slack,
             slack,
             out: VecDeque::new(),
-            found: End::Whole,
+            found: LogEnd::Whole,
         }
     }
 
     /// How the log ended with which it was started.
-    pub fn found(&self) -> End {
+    pub fn found(&self) -> LogEnd {
         self.found
     }
 

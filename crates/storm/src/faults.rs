@@ -3,7 +3,7 @@
 use crate::cluster::{Cluster, Event};
 use crate::engine::Engine;
 use crate::events::{SECOND, Time};
-use crate::nemesis::Fault;
+use crate::nemesis::StormFault;
 use crate::rng::{Purpose, Rng};
 
 impl<E: Engine> Cluster<'_, E> {
@@ -23,21 +23,21 @@ impl<E: Engine> Cluster<'_, E> {
     }
 
     /// Says whether it could happen.
-    fn begin(&mut self, fault: Fault, rng: &mut Rng) -> bool {
+    fn begin(&mut self, fault: StormFault, rng: &mut Rng) -> bool {
         match fault {
-            Fault::Crash { nodes, down, keep } => return self.end_nodes(nodes, down, Some((rng, keep))),
-            Fault::Kill { nodes, down } => return self.end_nodes(nodes, down, None),
-            Fault::Pause { node, lasts } => {
+            StormFault::Crash { nodes, down, keep } => return self.end_nodes(nodes, down, Some((rng, keep))),
+            StormFault::Kill { nodes, down } => return self.end_nodes(nodes, down, None),
+            StormFault::Pause { node, lasts } => {
                 let until = self.now + lasts;
                 self.nodes[node].paused_until = until.max(self.nodes[node].paused_until);
             }
-            Fault::Partition { from, to, both, .. } => self.cut(from, to, both, true),
-            Fault::Weather { weather, .. } => self.net.set_weather(weather),
-            Fault::SlowLink { from, to, extra, .. } => self.net.slow(1 << from, to, extra),
-            Fault::SlowDisk { node, extra, .. } => self.nodes[node].slow_disk = extra,
-            Fault::FailSync { node, down } => self.nodes[node].fail_sync = Some(down),
-            Fault::BadSectors { node, count, down } => return self.spoil(node, count, down, rng),
-            Fault::Skew { node, ppm, .. } => self.skew(node, ppm),
+            StormFault::Partition { from, to, both, .. } => self.cut(from, to, both, true),
+            StormFault::Weather { weather, .. } => self.net.set_weather(weather),
+            StormFault::SlowLink { from, to, extra, .. } => self.net.slow(1 << from, to, extra),
+            StormFault::SlowDisk { node, extra, .. } => self.nodes[node].slow_disk = extra,
+            StormFault::FailSync { node, down } => self.nodes[node].fail_sync = Some(down),
+            StormFault::BadSectors { node, count, down } => return self.spoil(node, count, down, rng),
+            StormFault::Skew { node, ppm, .. } => self.skew(node, ppm),
         }
         true
     }
@@ -48,13 +48,16 @@ impl<E: Engine> Cluster<'_, E> {
             return;
         }
         match self.plan.schedule[index].fault {
-            Fault::Pause { node, .. } => self.resume(node),
-            Fault::Partition { from, to, both, .. } => self.cut(from, to, both, false),
-            Fault::Weather { .. } => self.net.calm(),
-            Fault::SlowLink { from, to, .. } => self.net.slow(1 << from, to, 0),
-            Fault::SlowDisk { node, .. } => self.nodes[node].slow_disk = 0,
-            Fault::Skew { node, .. } => self.skew(node, 0),
-            Fault::Crash { .. } | Fault::Kill { .. } | Fault::FailSync { .. } | Fault::BadSectors { .. } => return,
+            StormFault::Pause { node, .. } => self.resume(node),
+            StormFault::Partition { from, to, both, .. } => self.cut(from, to, both, false),
+            StormFault::Weather { .. } => self.net.calm(),
+            StormFault::SlowLink { from, to, .. } => self.net.slow(1 << from, to, 0),
+            StormFault::SlowDisk { node, .. } => self.nodes[node].slow_disk = 0,
+            StormFault::Skew { node, .. } => self.skew(node, 0),
+            StormFault::Crash { .. }
+            | StormFault::Kill { .. }
+            | StormFault::FailSync { .. }
+            | StormFault::BadSectors { .. } => return,
         }
         self.story.say(self.now, || format!("over: {}", self.plan.schedule[index].fault));
     }

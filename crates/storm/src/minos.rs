@@ -419,7 +419,7 @@ mod tests {
         }
     }
 
-    /// The same over NICs: packets are lost, doubled and overtaken, connections break and are made anew.
+    /// Storms over NICs: packets are lost, doubled and overtaken, connections break and are made anew.
     #[test]
     fn storms_over_nics_pass_and_repeat() {
         for (seed, model) in [(1, Model::Synch), (2, Model::Scope)] {

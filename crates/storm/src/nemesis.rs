@@ -9,7 +9,7 @@ use crate::rng::{Purpose, Rng};
 
 /// What goes wrong. Nodes in sets are bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum StormFault {
     /// Machines fail at once. Of what their disks had not synced, each sector is kept with a chance of `keep` ppm.
     Crash {
         /// Which.
@@ -98,7 +98,7 @@ pub enum Fault {
     },
 }
 
-/// Names of the kinds of faults, in the order of [`Fault::kind`].
+/// Names of the kinds of faults, in the order of [`StormFault::kind`].
 pub const KINDS: [&str; 13] = [
     "crash of one",
     "crash of some",
@@ -115,7 +115,7 @@ pub const KINDS: [&str; 13] = [
     "clock skew",
 ];
 
-impl Fault {
+impl StormFault {
     /// Index of its kind in [`KINDS`], for a cluster of `nodes`.
     pub fn kind(&self, nodes: usize) -> usize {
         match *self {
@@ -156,7 +156,7 @@ pub struct Event {
     /// When.
     pub at: Time,
     /// What.
-    pub fault: Fault,
+    pub fault: StormFault,
     /// The seed of its details.
     pub seed: u64,
 }
@@ -186,7 +186,7 @@ pub fn schedule(seed: u64, nodes: usize, until: Time) -> Vec<Event> {
     events
 }
 
-fn draw(rng: &mut Rng, nodes: usize, weights: &[u32; DRAWN]) -> Fault {
+fn draw(rng: &mut Rng, nodes: usize, weights: &[u32; DRAWN]) -> StormFault {
     let node = rng.below(nodes as u64) as usize;
     let all = (1 << nodes) - 1;
     let down = rng.between(20 * MS, 3 * SECOND);
@@ -196,28 +196,28 @@ fn draw(rng: &mut Rng, nodes: usize, weights: &[u32; DRAWN]) -> Fault {
             let keep = *rng.pick(&[0, 300_000, 900_000, 1_000_000]);
             let some = 1 << node | rng.below(1 << nodes);
             let nodes = *rng.pick(&[1 << node, 1 << node, some, all]);
-            Fault::Crash { nodes, down, keep }
+            StormFault::Crash { nodes, down, keep }
         }
-        1 => Fault::Kill { nodes: 1 << node, down },
-        2 => Fault::Pause { node, lasts },
+        1 => StormFault::Kill { nodes: 1 << node, down },
+        2 => StormFault::Pause { node, lasts },
         3 => {
             let side = rng.between(1, (all - 1).max(1));
             let both = rng.chance(500_000);
-            Fault::Partition { from: side, to: all & !side, both, lasts }
+            StormFault::Partition { from: side, to: all & !side, both, lasts }
         }
         4 => {
             let drop = *rng.pick(&[0, 20_000, 200_000]);
             let duplicate = *rng.pick(&[0, 50_000, 300_000]);
             let jitter = *rng.pick(&[500 * US, 5 * MS, 50 * MS]);
-            Fault::Weather { weather: Weather { drop, duplicate, jitter }, lasts }
+            StormFault::Weather { weather: Weather { drop, duplicate, jitter }, lasts }
         }
-        5 => Fault::SlowLink { from: node, to: rng.between(1, all), extra: rng.between(MS, 300 * MS), lasts },
-        6 => Fault::SlowDisk { node, extra: rng.between(MS, 500 * MS), lasts },
-        7 => Fault::FailSync { node, down },
-        8 => Fault::BadSectors { node, count: rng.between(1, 4), down },
+        5 => StormFault::SlowLink { from: node, to: rng.between(1, all), extra: rng.between(MS, 300 * MS), lasts },
+        6 => StormFault::SlowDisk { node, extra: rng.between(MS, 500 * MS), lasts },
+        7 => StormFault::FailSync { node, down },
+        8 => StormFault::BadSectors { node, count: rng.between(1, 4), down },
         _ => {
             let ppm = rng.between(100, 5_000) as i32;
-            Fault::Skew { node, ppm: if rng.chance(500_000) { ppm } else { -ppm }, lasts: 4 * lasts }
+            StormFault::Skew { node, ppm: if rng.chance(500_000) { ppm } else { -ppm }, lasts: 4 * lasts }
         }
     }
 }
@@ -241,7 +241,7 @@ impl fmt::Display for Ms {
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for StormFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Crash { nodes, down, keep } => {
@@ -296,7 +296,7 @@ mod tests {
     fn small_clusters_have_schedules_too() {
         for nodes in 1..=3 {
             for event in (0..50).flat_map(|seed| schedule(seed, nodes, 20 * SECOND)) {
-                if let Fault::Crash { nodes: down, .. } | Fault::Kill { nodes: down, .. } = event.fault {
+                if let StormFault::Crash { nodes: down, .. } | StormFault::Kill { nodes: down, .. } = event.fault {
                     assert!(down != 0 && down < 1 << nodes, "{event:?}");
                 }
             }

@@ -226,7 +226,7 @@ impl Engine for Toy {
 mod tests {
     use super::*;
     use crate::cluster::{Failure, Plan, StormReport, run, run_with};
-    use crate::nemesis::{Fault, KINDS};
+    use crate::nemesis::{KINDS, StormFault};
     use crate::shrink::shrink;
     use crate::story::Story;
     use crate::totals::Totals;
@@ -235,7 +235,7 @@ mod tests {
     fn storm(seed: u64, bug: Bug) -> StormReport {
         let mut plan = Plan::new(seed, 3, Model::Synch, bug);
         // One copy cannot survive the loss of its disk, nor serve while its node is away.
-        plan.schedule.retain(|event| !matches!(event.fault, Fault::BadSectors { .. }));
+        plan.schedule.retain(|event| !matches!(event.fault, StormFault::BadSectors { .. }));
         plan.absent = 0;
         run::<Toy>(&plan)
     }

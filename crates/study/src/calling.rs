@@ -7,7 +7,7 @@ use remora_model::time::Ps;
 
 use crate::StudyError;
 use crate::connection::{Caller, Connection};
-use crate::load::{self, Begun, End, Trouble, Until};
+use crate::load::{self, Begun, CallEnd, Trouble, Until};
 use crate::measure::Tally;
 
 /// A stream of calls and what their replies must be.
@@ -112,7 +112,7 @@ impl<'a, C: Caller + ?Sized> Calling<'a, C> {
         self
     }
 
-    /// The same calls turn by turn, with so many of them under way.
+    /// Makes the calls turn by turn, with so many of them under way.
     pub fn turns(mut self, in_flight: u32, until: Until) -> (Self, load::Closed) {
         self.ids.resize(in_flight as usize, 0);
         let turns = load::Closed::new(&self, in_flight, until);
@@ -161,15 +161,15 @@ impl<C: Caller + ?Sized> load::Target for Calling<'_, C> {
         self.submit(slot).map(drop)
     }
 
-    fn poll(&mut self, _: Ps, ended: &mut impl FnMut(u32, Ps, End<u64>)) -> Result<bool, C::Error> {
+    fn poll(&mut self, _: Ps, ended: &mut impl FnMut(u32, Ps, CallEnd<u64>)) -> Result<bool, C::Error> {
         let Self { caller, calls, turn, ids, .. } = self;
         let went_on = caller.poll(&mut |answer| {
             let at = turn.unwrap_or_else(|| answer.ended());
             let Some(&id) = ids.get(answer.tag as usize) else { return };
             let end = match calls.check(id, answer.status, answer.reply) {
-                Ok(Checked::Verified { rereads }) => End::Right(rereads),
-                Ok(Checked::GaveUp) => End::Again,
-                Err(what) => End::Wrong(what),
+                Ok(Checked::Verified { rereads }) => CallEnd::Right(rereads),
+                Ok(Checked::GaveUp) => CallEnd::Again,
+                Err(what) => CallEnd::Wrong(what),
             };
             ended(answer.tag, at, end);
         })?;

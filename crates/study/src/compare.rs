@@ -227,7 +227,7 @@ pub fn timed<T>(what: impl FnOnce() -> T) -> (T, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::{Fault, Local};
+    use crate::local::{Local, LocalFault};
     use crate::operations::{CONSISTENT_GET, GET_HIT, GET_MISS, GET_TRACE, LIST};
     use crate::records::Records;
     use crate::trace::Trace;
@@ -305,13 +305,13 @@ mod tests {
         let mut target = Local::new();
         let store = Store::load(&mut target, &plan(), &records, None, &Heard::default()).unwrap();
         for (operation, parameter, fault, expected) in [
-            (LIST, Some(8), Fault::Byte(3), "walking 8 elements of list"),
-            (GET_HIT, None, Fault::Status(Status::NotFound), "found nothing, though it was loaded"),
-            (GET_HIT, None, Fault::Byte(60), "of the value is 0x"),
-            (GET_HIT, None, Fault::Byte(5), "found nothing"),
-            (GET_MISS, None, Fault::Status(Status::Inconsistent), "ended with Inconsistent"),
-            (CONSISTENT_GET, Some(256), Fault::Byte(100), "byte 100 of the value"),
-            (CONSISTENT_GET, Some(64), Fault::Status(Status::Trapped), "ended with Trapped"),
+            (LIST, Some(8), LocalFault::Byte(3), "walking 8 elements of list"),
+            (GET_HIT, None, LocalFault::Status(Status::NotFound), "found nothing, though it was loaded"),
+            (GET_HIT, None, LocalFault::Byte(60), "of the value is 0x"),
+            (GET_HIT, None, LocalFault::Byte(5), "found nothing"),
+            (GET_MISS, None, LocalFault::Status(Status::Inconsistent), "ended with Inconsistent"),
+            (CONSISTENT_GET, Some(256), LocalFault::Byte(100), "byte 100 of the value"),
+            (CONSISTENT_GET, Some(64), LocalFault::Status(Status::Trapped), "ended with Trapped"),
         ] {
             target.fault = fault;
             let mut figures = figures(&store, operation, &[LinkKind::Shm], &plan());
@@ -331,7 +331,7 @@ mod tests {
         let mut target = Local::new();
         let store = Store::load(&mut target, &plan(), &records, None, &Heard::default()).unwrap();
         for status in [Status::Inconsistent, Status::StepLimit, Status::ByteLimit] {
-            target.fault = Fault::Sometimes(status);
+            target.fault = LocalFault::Sometimes(status);
             let mut figures = figures(&store, CONSISTENT_GET, &[LinkKind::Shm], &plan());
             figures[0].measure(&mut target, plan().time, &Heard::default()).unwrap();
             let row = figures[0].row();

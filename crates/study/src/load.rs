@@ -32,12 +32,12 @@ pub trait Target {
     /// Begins the next request, in a free slot. `since` is when its latency begins to count.
     fn begin(&mut self, slot: u32, since: Ps) -> Result<Begun, Self::Error>;
 
-    /// Makes the request of a slot once more, because it ended with [`End::Again`].
+    /// Makes the request of a slot once more, because it ended with [`CallEnd::Again`].
     fn again(&mut self, slot: u32) -> Result<(), Self::Error>;
 
     /// Drives everything for a turn; in modelled time until something has ended, or until `until`. `ended` hears of each
     /// request that has ended: its slot, when, and how. False if nothing is left to happen.
-    fn poll(&mut self, until: Ps, ended: &mut impl FnMut(u32, Ps, End<Self::Told>)) -> Result<bool, Self::Error>;
+    fn poll(&mut self, until: Ps, ended: &mut impl FnMut(u32, Ps, CallEnd<Self::Told>)) -> Result<bool, Self::Error>;
 
     /// The error that this trouble is.
     fn trouble(&self, trouble: Trouble) -> Self::Error;
@@ -56,7 +56,7 @@ pub enum Begun {
 
 /// How a request ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End<T> {
+pub enum CallEnd<T> {
     /// With the right answer.
     Right(T),
     /// With the right answer, and its client asks for more at once, in the same slot, whatever the loop.
@@ -344,18 +344,18 @@ impl Loop {
         let mut wrong = None;
         let went_on = target.poll(until, &mut |slot, at, end| {
             *under_way = under_way.saturating_sub(1);
-            let next = if matches!(end, End::More(_)) { &mut *more } else { &mut *free };
+            let next = if matches!(end, CallEnd::More(_)) { &mut *more } else { &mut *free };
             match end {
-                End::Right(told) | End::More(told) => {
+                CallEnd::Right(told) | CallEnd::More(told) => {
                     tally(told, since[slot as usize], at);
                     (*ended, *heard) = (*ended + 1, at);
                     next.push(slot);
                 }
-                End::Again => {
+                CallEnd::Again => {
                     *repeated += 1;
                     again.push(slot);
                 }
-                End::Wrong(what) => wrong = Some(what),
+                CallEnd::Wrong(what) => wrong = Some(what),
             }
         })?;
         if let Some(what) = wrong {
@@ -452,7 +452,7 @@ mod tests {
             Ok(())
         }
 
-        fn poll(&mut self, until: Ps, ended: &mut impl FnMut(u32, Ps, End<u64>)) -> Result<bool, Trouble> {
+        fn poll(&mut self, until: Ps, ended: &mut impl FnMut(u32, Ps, CallEnd<u64>)) -> Result<bool, Trouble> {
             let next = self.under_way.front().map(|&(_, at)| at);
             if let (Some(at), Some(stands)) = (next, self.stands_at)
                 && at > stands
@@ -466,13 +466,13 @@ mod tests {
                     self.now = at;
                     let number = self.begun - self.under_way.len() as u64;
                     let end = match number {
-                        n if self.wrong == Some(n) => End::Wrong("wrong".into()),
+                        n if self.wrong == Some(n) => CallEnd::Wrong("wrong".into()),
                         n if self.again.contains(&n) => {
                             self.again.retain(|other| *other != n);
-                            End::Again
+                            CallEnd::Again
                         }
-                        n if self.more.contains(&n) => End::More(n),
-                        n => End::Right(n),
+                        n if self.more.contains(&n) => CallEnd::More(n),
+                        n => CallEnd::Right(n),
                     };
                     ended(slot, at, end);
                     Ok(true)

@@ -27,12 +27,12 @@ pub struct Local {
     /// The writer's region and settings, and the version it is at: it moves on whenever the target is polled.
     writer: Option<(Arc<Region>, WriterConfig, u64)>,
     /// What it does wrong.
-    pub fault: Fault,
+    pub fault: LocalFault,
 }
 
 /// What a target does wrong.
 #[derive(Clone, Copy)]
-pub enum Fault {
+pub enum LocalFault {
     None,
     /// Damages the byte with this number of every reply.
     Byte(usize),
@@ -56,7 +56,7 @@ impl Local {
             calls: 0,
             turns: 0,
             writer: None,
-            fault: Fault::None,
+            fault: LocalFault::None,
         }
     }
 
@@ -99,9 +99,9 @@ impl Caller for Local {
         self.runner.poll(&mut |mut call, mut status| {
             *calls += 1;
             match fault {
-                Fault::Status(other) => status = other,
-                Fault::Sometimes(other) if *calls % 2 == 1 => status = other,
-                Fault::Byte(at) => call.reply.get_mut(at).into_iter().for_each(|byte| *byte ^= 1),
+                LocalFault::Status(other) => status = other,
+                LocalFault::Sometimes(other) if *calls % 2 == 1 => status = other,
+                LocalFault::Byte(at) => call.reply.get_mut(at).into_iter().for_each(|byte| *byte ^= 1),
                 _ => {}
             }
             done(CallAnswer { tag: call.tag as u32, status, reply: &call.reply, at });

@@ -1,6 +1,6 @@
 use super::*;
 use crate::logfile::ROOM;
-use remora_replica::log::{End, Record, decode, encode};
+use remora_replica::log::{LogEnd, Record, decode, encode};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -51,7 +51,7 @@ fn what_is_durable_is_there_after_opening_again() {
         drop(journal);
         let (_, content) = Journal::open(dir.path(), kind, || {}).unwrap();
         assert_eq!(decode(&content).records, [Record::Scope(100), Record::Scope(101)]);
-        assert_eq!(decode(&content).end, End::Whole);
+        assert_eq!(decode(&content).end, LogEnd::Whole);
     }
 }
 
@@ -157,7 +157,7 @@ fn appends_go_on_while_the_log_is_compacted() {
     drop(journal);
     let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
     let expected: Vec<Record> = (20..2020).map(Record::Scope).chain(appended).collect();
-    assert!(decode(&content).records == expected && decode(&content).end == End::Whole);
+    assert!(decode(&content).records == expected && decode(&content).end == LogEnd::Whole);
 }
 
 #[test]
@@ -168,12 +168,12 @@ fn a_torn_tail_and_damage_are_left_to_the_engine() {
     let mut torn = [first.as_slice(), &second[..second.len() - 3], &[0; 5000]].concat();
     std::fs::write(&path, &torn).unwrap();
     let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
-    assert_eq!((decode(&content).end, decode(&content).length), (End::Torn, first.len()));
+    assert_eq!((decode(&content).end, decode(&content).length), (LogEnd::Torn, first.len()));
     torn[2] ^= 1;
     torn[first.len()..first.len() + second.len()].copy_from_slice(&second);
     std::fs::write(&path, &torn).unwrap();
     let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
-    assert_eq!(decode(&content).end, End::Damaged(0));
+    assert_eq!(decode(&content).end, LogEnd::Damaged(0));
 }
 
 #[test]

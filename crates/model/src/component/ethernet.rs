@@ -47,7 +47,7 @@ impl Ethernet {
         self.pass((at, at), bytes)
     }
 
-    /// The same of a packet whose first and last bit are ready at these times, cut through.
+    /// Sends a packet whose first and last bit are ready at these times, cut through.
     pub fn pass(&mut self, at: (Ps, Ps), bytes: u64) -> (Ps, Ps) {
         let (first, last) = self.wire.pass(at, self.on_wire(bytes));
         (first + self.latency, last + self.latency)

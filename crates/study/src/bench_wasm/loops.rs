@@ -13,7 +13,7 @@ use super::{Gets, HOSTILE, IN_FLIGHT, VALUE};
 use crate::StudyError;
 use crate::calling::{Calling, Calls, Checked};
 use crate::connection::{CallAnswer, Caller};
-use crate::load::{self, Begun, Closed, End, Trouble, Until, system_time};
+use crate::load::{self, Begun, CallEnd, Closed, Trouble, Until, system_time};
 
 /// GETs of the table, of one kernel.
 pub struct GetCalls<'a> {
@@ -197,15 +197,15 @@ impl load::Target for Runs<'_> {
         Ok(())
     }
 
-    fn poll(&mut self, _: Ps, ended: &mut impl FnMut(u32, Ps, End<()>)) -> Result<bool, StudyError> {
+    fn poll(&mut self, _: Ps, ended: &mut impl FnMut(u32, Ps, CallEnd<()>)) -> Result<bool, StudyError> {
         let Self { runner, op, gets, calls, keys, now, .. } = self;
         runner.poll(&mut |call, status| {
             let slot = call.tag as usize;
             let found = || call.reply.get(..8) == Some(&keys[slot].to_le_bytes()[..]);
             let right = status == Status::Ok && (gets.is_none() || found());
             let end = match right {
-                true => End::Right(()),
-                false => End::Wrong(format!("a call of op-code {op:#x} went wrong: {status:?}")),
+                true => CallEnd::Right(()),
+                false => CallEnd::Wrong(format!("a call of op-code {op:#x} went wrong: {status:?}")),
             };
             calls[slot] = call;
             ended(slot as u32, *now, end);

@@ -222,7 +222,7 @@ impl load::Target for Sessions<'_> {
         Ok(())
     }
 
-    fn poll(&mut self, _: Ps, ended: &mut impl FnMut(u32, Ps, load::End<()>)) -> Result<bool, StudyError> {
+    fn poll(&mut self, _: Ps, ended: &mut impl FnMut(u32, Ps, load::CallEnd<()>)) -> Result<bool, StudyError> {
         let Self { shared, client, sessions, tickets, random } = self;
         let mut any = false;
         client.poll(&mut |done| {
@@ -230,7 +230,7 @@ impl load::Target for Sessions<'_> {
             let (session, now) = (&mut sessions[slot as usize], system_time());
             shared.end(session, &done.outcome);
             session.pause_until = now + Ps(PAUSE.0 * random.below(100) / 100);
-            ended(slot, now, load::End::Right(()));
+            ended(slot, now, load::CallEnd::Right(()));
             any = true;
         });
         if !any {

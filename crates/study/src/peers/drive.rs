@@ -7,7 +7,7 @@ use remora_model::time::Ps;
 
 use super::value::{Read, Values, Write};
 use super::{Answer, Ask, AtNode, PeerError, PeerStore};
-use crate::load::{self, Arrivals, Begun, End, Trouble, Until, system_time};
+use crate::load::{self, Arrivals, Begun, CallEnd, Trouble, Until, system_time};
 use crate::ycsb::{Generator, Mix, Popularity, YcsbOperation};
 
 /// After how long without any answer a store counts as stuck.
@@ -258,7 +258,7 @@ impl load::Target for Driving<'_, '_> {
         Ok(())
     }
 
-    fn poll(&mut self, _: Ps, ended: &mut impl FnMut(u32, Ps, End<Self::Told>)) -> Result<bool, PeerError> {
+    fn poll(&mut self, _: Ps, ended: &mut impl FnMut(u32, Ps, CallEnd<Self::Told>)) -> Result<bool, PeerError> {
         let Self { on, clients, unknown, .. } = self;
         let (values, mut wrong) = (&mut on.values, None);
         on.store.wait(&mut |slot, answer, at_node| {
@@ -280,7 +280,7 @@ impl load::Target for Driving<'_, '_> {
                 _ => Err(PeerError::Answer { what: "the store", why: "an answer that nobody waits for".into() }),
             };
             match checked {
-                Ok(told) => ended(slot as u32, at, if more { End::More(told) } else { End::Right(told) }),
+                Ok(told) => ended(slot as u32, at, if more { CallEnd::More(told) } else { CallEnd::Right(told) }),
                 Err(error) => wrong = Some(error),
             }
         })?;

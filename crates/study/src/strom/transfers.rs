@@ -8,7 +8,7 @@ use remora_model::time::Ps;
 use remora_model::world::Pair;
 use remora_service::{Full, MAX_CALLS};
 
-use crate::load::{self, Begun, End, Trouble, Until};
+use crate::load::{self, Begun, CallEnd, Trouble, Until};
 use crate::modelled::ModelError;
 
 /// Transfers between the two machines of a pair, some of which come before the measurement.
@@ -102,12 +102,12 @@ impl load::Target for Transfers<'_> {
         Ok(())
     }
 
-    fn poll(&mut self, _: Ps, ended: &mut impl FnMut(u32, Ps, End<()>)) -> Result<bool, ModelError> {
+    fn poll(&mut self, _: Ps, ended: &mut impl FnMut(u32, Ps, CallEnd<()>)) -> Result<bool, ModelError> {
         let (before, wrong) = (self.ended, self.wrong);
         let count = &mut self.ended;
         let went_on = self.pair.poll(&mut |done| {
             *count += 1;
-            ended(done.tag, done.at, wrong(done.status, done.reply).map_or(End::Right(()), End::Wrong));
+            ended(done.tag, done.at, wrong(done.status, done.reply).map_or(CallEnd::Right(()), CallEnd::Wrong));
         })?;
         if before < self.warm_up && self.ended >= self.warm_up {
             self.pair.reset_usage();
