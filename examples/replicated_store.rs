@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = tempfile::tempdir()?;
     // A write returns when it is durable on all nodes.
     let mut cluster = LocalCluster::start(3, Model::Synch, dir.path())?;
-    let mut store = Store::builder(cluster.addresses()).retry(true).timeout(Duration::from_secs(20)).connect()?;
+    let mut store = cluster.client().retry(true).timeout(Duration::from_secs(20)).connect()?;
 
     store.put(1, b"draft")?;
     let swapped = store.compare_swap(1, Some(b"draft"), Some(b"final"))?;
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     count(&mut store, "node 0 is back   ")?;
 
     // Another client, at the node that was away: everything is there, and was done once.
-    let mut other = Store::builder(cluster.addresses()).node(0).timeout(Duration::from_secs(20)).connect()?;
+    let mut other = cluster.client().node(0).timeout(Duration::from_secs(20)).connect()?;
     let total = loop {
         match other.get(2) {
             Ok(total) => break total.unwrap_or_default(),

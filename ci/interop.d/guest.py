@@ -54,9 +54,10 @@ class Hung(Exception):
 
 
 class Guest:
-    """One running guest; `mtu` is the Ethernet's, `console` a file for what its kernel says."""
+    """One running guest; `mtu` is the Ethernet's, `console` a file for what its kernel says. With `files` this machine's
+    files are in its /host, to be read."""
 
-    def __init__(self, mtu, console):
+    def __init__(self, mtu, console, files=False):
         run = lambda *words: subprocess.run(words, check=True)
         run("ip", "link", "set", "lo", "up")
         run("ip", "tuntap", "add", "dev", TAP, "mode", "tap")
@@ -72,12 +73,13 @@ class Guest:
                   f"clocksource=tsc rxe.ip={GUEST} rxe.mtu={mtu}")
         self.qemu = subprocess.Popen(
             ["qemu-system-x86_64", "-M", "q35", "-accel", "tcg,thread=multi,tb-size=128", "-cpu", "max,la57=off",
-             "-m", "384", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+             "-m", "1024" if files else "384", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
              "-serial", f"file:{self.log}", "-kernel", str(kernel / "vmlinux"),
              "-initrd", str(kernel / "initramfs.gz"), "-append", append,
              "-netdev", f"tap,id=n0,ifname={TAP},script=no,downscript=no",
              "-device", f"virtio-net-pci,netdev=n0,mac=52:54:00:77:00:11,romfile={offer}",
-             "-device", "virtio-rng-pci"],
+             "-device", "virtio-rng-pci",
+             *(["-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"] if files else [])],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         deadline = time.monotonic() + 120
         while "RXE-READY" not in self.log.read_text(errors="replace"):

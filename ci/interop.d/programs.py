@@ -2,6 +2,8 @@
 
 import atexit
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -123,6 +125,71 @@ def pair(server, client, port, seconds, listens=True):
     what = [f"{name} {'hung' if code is None else f'ended with {code}'}: {process.last_lines()}"
             for name, code, process in (("client", ended, second), ("server", also, first)) if code != 0]
     return False, "; ".join(what)
+
+
+def carried(*texts):
+    """What `remora exec` said at the end of programs: each link that carried something, and the bytes sent, in words."""
+    said = re.findall(r"(?:: |; )(\w+) sent \d+ messages \(([^)]*)\)", "\n".join(texts))
+    return ", ".join(sorted({f"{link} {bytes_sent}" for link, bytes_sent in said})) or "no link"
+
+
+def row(table, name, commands, environment=None, seconds=120, ready=None, says="", alone=False):
+    """Runs programs at once, or each when `ready(the one before)` says so, to their end, and adds a row: how long that took,
+    which links carried it, what each sent. It passes if all end well, one says `says`, and
+    something was carried unless the program is `alone` on its device."""
+    start, ends = time.monotonic(), []
+    for command in commands:
+        if ends and ready:
+            ready(ends[-1])
+        ends.append(Process(command, environment))
+    # The last to start is the first to end.
+    codes = [end.wait(seconds) for end in reversed(ends)][::-1]
+    links = carried(*(end.text() for end in ends))
+    wrong = [f"; {Path(str(end.command[-1])).name} {'hung' if code is None else f'ended with {code}'}: {end.last_lines()}"
+             for end, code in zip(ends, codes) if code != 0]
+    if not any(says in end.text() for end in ends):
+        wrong.append(f"; nobody said {says!r}")
+    table.add(name, not wrong and (alone or links != "no link"), f"{time.monotonic() - start:5.1f} s  {links}{''.join(wrong)}")
+
+
+def place(name):
+    """Where what belongs to this name is kept between runs."""
+    return Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / "interop" / "packages" / name
+
+
+def once(name, wanted, make):
+    """The place of this name, made by `make(place)` unless it is there as `wanted` has it: None and the reason if that fails."""
+    directory = place(name)
+    stamp = directory / "installed"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        try:
+            make(directory)
+        except FileNotFoundError as error:
+            return None, f"{error.filename} is not installed"
+        except subprocess.CalledProcessError as error:
+            said = (error.stderr.strip() or error.stdout.strip()).splitlines()
+            return None, next((line.strip() for line in said if "error" in line), said[-1] if said else str(error))
+        stamp.write_text(wanted)
+    return directory, ""
+
+
+def quietly(*command, **options):
+    """Runs a command that makes something; what it says is in the exception if it fails."""
+    subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True, **options)
+
+
+def packages(name, wanted):
+    """A Python with these packages of its registry, made on first use: "name==version", each with its version. `None`
+    and the reason if it cannot be had."""
+    def make(directory):
+        quietly(sys.executable, "-m", "venv", directory)
+        # Without what they depend on: they carry their libraries, and the programs here need no more.
+        quietly(directory / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", *wanted)
+
+    made, why = once(name, " ".join(wanted), make)
+    return (made / "bin" / "python", "") if made else (None, why)
 
 
 # What a case comes to when one program left before the other had all that it waits for, as it may on any stack.

@@ -3,6 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use remora_nic::Now;
 use remora_replica::ddp::{Config, Model, Op, Request};
 use remora_replica::log;
 use remora_replica::node::{ReplicaNode, NodeOutput, Packet};
@@ -15,7 +16,7 @@ fuzz_target!(|bytes: &[u8]| {
     drain(&mut ReplicaNode::new(config(Model::Strict), 0, bytes), 0);
     let Some((&first, mut rest)) = bytes.split_first() else { return };
     let mut node = ReplicaNode::new(config(Model::ALL[usize::from(first) % 5]), 0, &[]);
-    node.submit(0, Request::new(1, Op::FetchAdd(0, 1)));
+    node.submit(&Now::simulated(0), Request::new(1, Op::FetchAdd(0, 1)));
     // Packets one after the other, each behind a byte with its length and one with its sender and the time.
     while let Some((&[length, from], after)) = rest.split_first_chunk() {
         let Some((packet, after)) = after.split_at_checked(length.into()) else { break };
@@ -25,8 +26,8 @@ fuzz_target!(|bytes: &[u8]| {
             let mut again = Vec::new();
             packet.encode(&mut again);
             assert_eq!(Packet::decode(&again).as_ref(), Ok(&packet));
-            node.handle(now, NodeId(from & 3), packet);
-            node.timeout(now);
+            node.handle(&Now::simulated(now), NodeId(from & 3), packet);
+            node.timeout(&Now::simulated(now));
             drain(&mut node, now);
         }
     }
@@ -36,7 +37,7 @@ fuzz_target!(|bytes: &[u8]| {
 fn drain(node: &mut ReplicaNode, now: u64) {
     while let Some(output) = node.poll() {
         if let NodeOutput::Log(token, _) = output {
-            node.persisted(now, token);
+            node.persisted(&Now::simulated(now), token);
         }
     }
 }

@@ -1,7 +1,6 @@
 //! `remora bench`.
 
 use std::fmt::Write;
-use std::path::Path;
 use std::time::Instant;
 
 use remora_lab::bench::{BenchGoal, BenchReport, BenchRow};
@@ -9,9 +8,9 @@ use remora_store::bench::{GetBench, GetRow};
 use remora_study::machine::Machine;
 use serde_json::{Value, json};
 
+use crate::Failure;
 use crate::args;
 use crate::progress::{Display, stop_flag};
-use crate::{Failure, print};
 
 /// GETs of one measurement.
 const GETS: u64 = 400_000;
@@ -23,8 +22,7 @@ pub fn nic(args: &args::BenchNic) -> Result<(), Failure> {
     display.clear();
     let report = report?;
     let text = nic_table(&report);
-    print(&text, &text);
-    write_json(args.json.as_deref(), nic_json(&report))
+    args.json.show(&text, || nic_json(&report))
 }
 
 fn nic_table(report: &BenchReport) -> String {
@@ -91,7 +89,7 @@ fn nic_json(report: &BenchReport) -> Value {
     let machine = Machine { core_to_core_before_ns, core_to_core_after_ns, ..Machine::describe() };
     json!({
         "format": "remora-bench-nic/1",
-        "version": env!("CARGO_PKG_VERSION"),
+        "version": env!("REMORA_VERSION"),
         "machine": machine,
         "rows": rows_json(&report.rows),
     })
@@ -123,8 +121,7 @@ pub fn kernel(args: &args::BenchKernel) -> Result<(), Failure> {
     }
     display.clear();
     let text = kernel_table(args, &bench, &best);
-    print(&text, &text);
-    write_json(args.json.as_deref(), kernel_json(args, &bench, &best))
+    args.json.show(&text, || kernel_json(args, &bench, &best))
 }
 
 fn kernel_table(args: &args::BenchKernel, bench: &GetBench, rows: &[GetRow]) -> String {
@@ -146,7 +143,7 @@ fn kernel_json(args: &args::BenchKernel, bench: &GetBench, rows: &[GetRow]) -> V
         |row: &GetRow| json!({ "in_flight": row.in_flight, "ops_per_s": row.ops_per_s, "ns_per_op": row.ns_per_op });
     json!({
         "format": "remora-bench-kernel/1",
-        "version": env!("CARGO_PKG_VERSION"),
+        "version": env!("REMORA_VERSION"),
         "machine": Machine::describe(),
         "table_bytes": args.table,
         "pages": format!("{:?}", bench.page_kind()),
@@ -162,11 +159,4 @@ fn three_digits(value: f64) -> String {
         v if v >= 10.0 => format!("{v:.1}"),
         v => format!("{v:.2}"),
     }
-}
-
-/// Writes figures to a file, if one is named.
-pub fn write_json(path: Option<&Path>, value: Value) -> Result<(), Failure> {
-    let Some(path) = path else { return Ok(()) };
-    let failed = |e| Failure::Failed(format!("cannot write {}: {e}", path.display()));
-    std::fs::write(path, format!("{value:#}\n")).map_err(failed)
 }

@@ -12,9 +12,11 @@ use remora_study::peers::bench::StoreBench;
 use remora_study::peers::redis::AppendOnly;
 use remora_study::ycsb::{WORKLOADS, YcsbWorkload};
 
-use crate::args::{self, one_of};
+use crate::args::one_of;
+use crate::output::{self, Json};
 use crate::progress::{Display, stop_flag};
-use crate::{Failure, bench_minos_show as show, print};
+use crate::quantity;
+use crate::{Failure, bench_minos_show as show};
 
 const EXAMPLES: &str = "\
 Three nodes of each store, on this machine, with their data on one disk. One thread drives them, with as many \
@@ -27,6 +29,7 @@ Examples:
   remora bench minos --models synch --workloads a,b,c    three of YCSB's workloads, one model
   remora bench minos --skew 0.9 --clients 16 --csv o.csv another skew, another number of clients
   remora bench minos --peers none --seconds 2            only Remora, longer
+  remora bench minos --peers none --unsealed             in the clear: sealing costs the difference
   remora bench minos --at remora-cluster                 a cluster that `remora cluster` has started";
 
 /// Options of `remora bench minos`.
@@ -46,6 +49,9 @@ pub struct BenchMinos {
     /// How nodes and clients reach each other
     #[arg(long, value_name = "LINK", default_value = "shm", value_parser = link())]
     pub link: LinkKind,
+    /// Nodes and clients send in the clear: what sealing costs is the difference
+    #[arg(long, conflicts_with = "at")]
+    pub unsealed: bool,
     /// What is done: only updates, only reads, or core workloads of YCSB
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "writes,reads,a", value_parser = workload())]
     pub workloads: Vec<YcsbWorkload>,
@@ -53,7 +59,7 @@ pub struct BenchMinos {
     #[arg(long, value_name = "S", value_delimiter = ',', default_value = "0.99", value_parser = skew)]
     pub skew: Vec<f64>,
     /// Numbers of clients, each with one request under way
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,64", value_parser = args::up_to(1..=1024))]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,64", value_parser = quantity::up_to(1..=1024))]
     pub clients: Vec<u32>,
     /// Operations a second that arrive whatever the stores answer, and wait for a client that is free; latencies count
     /// from their arrival [default: clients ask as soon as they have their answer]
@@ -66,23 +72,23 @@ pub struct BenchMinos {
     #[arg(long, value_name = "WHEN", default_value = "everysec")]
     pub redis_log: RedisLog,
     /// Records, loaded before
-    #[arg(long, value_name = "N", default_value = "1000", value_parser = args::up_to(1..=10_000_000))]
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = quantity::up_to(1..=10_000_000))]
     pub records: u32,
     /// Bytes of a value
-    #[arg(long, value_name = "N", default_value = "1000", value_parser = args::up_to(16..=1 << 20))]
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = quantity::up_to(16..=1 << 20))]
     pub value_bytes: u32,
     /// How long each workload runs
-    #[arg(long, value_name = "TIME", default_value = "0.4", value_parser = args::seconds)]
+    #[arg(long, value_name = "TIME", default_value = "0.4", value_parser = quantity::seconds)]
     pub seconds: Duration,
     /// Seed of the operations
-    #[arg(long, value_name = "N", default_value = "42")]
+    #[arg(long, value_name = "N", default_value = "42", value_parser = quantity::count)]
     pub seed: u64,
     /// Where the stores keep their data, in a directory of its own; best on a disk
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub directory: PathBuf,
-    /// Also write the figures as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    /// Figures for programs.
+    #[command(flatten)]
+    pub json: Json,
     /// Also write the figures as CSV
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
@@ -149,6 +155,7 @@ impl BenchMinos {
             deployments: self.deployments.clone(),
             at: self.at.clone(),
             link: self.link,
+            sealed: !self.unsealed,
             workloads: self.workloads.clone(),
             skews: self.skew.clone(),
             clients: self.clients.clone(),
@@ -173,10 +180,10 @@ pub fn run(args: &BenchMinos) -> Result<(), Failure> {
     display.clear();
     let report = report?;
     let text = show::table(&bench, &report);
-    print(&text, &text);
+    args.json.print(&text)?;
     if let Some(path) = &args.csv {
-        let failed = |e| Failure::Failed(format!("cannot write {}: {e}", path.display()));
-        std::fs::write(path, show::csv(&report)).map_err(failed)?;
+        output::write(path, show::csv(&report).as_bytes())?;
     }
-    crate::bench::write_json(args.json.as_deref(), show::json(&bench, &report))
+    args.json.write(|| show::json(&bench, &report))?;
+    report.cut.map_or(Ok(()), |(error, _)| Err(error.into()))
 }

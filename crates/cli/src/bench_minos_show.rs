@@ -45,6 +45,9 @@ pub fn table(bench: &StoreBench, report: &StoreReport) -> String {
         }
     }
     let _ = writeln!(out);
+    if let Some((_, missing)) = &report.cut {
+        let _ = writeln!(out, "Not complete: {missing}");
+    }
     for line in notes(bench, report) {
         let _ = writeln!(out, "{line}");
     }
@@ -136,7 +139,7 @@ pub fn json(bench: &StoreBench, report: &StoreReport) -> Value {
     let append = |(store, ns): &(String, u64)| json!({ "before": store, "ns": ns });
     json!({
         "format": "remora-bench-minos/1",
-        "version": env!("CARGO_PKG_VERSION"),
+        "version": env!("REMORA_VERSION"),
         "machine": Machine::describe(),
         "records": bench.records,
         "value_bytes": bench.value_bytes,
@@ -147,6 +150,7 @@ pub fn json(bench: &StoreBench, report: &StoreReport) -> Value {
         "appends_ns": report.appends_ns.iter().map(append).collect::<Vec<_>>(),
         "rows": report.rows.iter().map(row).collect::<Vec<_>>(),
         "absent": report.absent.iter().map(|(store, why)| json!({ "store": store, "why": why })).collect::<Vec<_>>(),
+        "incomplete": report.cut.as_ref().map(|(_, missing)| missing),
         "goals": rows_json(&bench.goals(report)),
     })
 }

@@ -1,16 +1,17 @@
 //! `remora bench model`.
 
 use std::fmt::Write;
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use remora_study::bench_model::ModelBench;
 use remora_study::machine::Machine;
 use serde_json::json;
 
-use crate::bench::{rows_json, rows_table, write_json};
+use crate::Failure;
+use crate::bench::{rows_json, rows_table};
+use crate::output::Json;
 use crate::progress::{Display, stop_flag};
-use crate::{Failure, print};
+use crate::quantity;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,11 +26,11 @@ pub struct BenchModel {
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
     /// Seed of all random choices
-    #[arg(long, value_name = "N", default_value = "42")]
+    #[arg(long, value_name = "N", default_value = "42", value_parser = quantity::count)]
     pub seed: u64,
-    /// Also write the figures as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    /// Figures for programs.
+    #[command(flatten)]
+    pub json: Json,
 }
 
 /// The event core beside its peers.
@@ -51,15 +52,15 @@ pub fn run(args: &BenchModel) -> Result<(), Failure> {
     if let Some(why) = &report.no_simgrid {
         let _ = writeln!(text, "\nNo figures of SimGrid: {why}.");
     }
-    print(&text, &text);
-    let value = json!({
-        "format": "remora-bench-model/1",
-        "version": env!("CARGO_PKG_VERSION"),
-        "machine": Machine::describe(),
-        "rounds": args.rounds,
-        "seed": args.seed,
-        "rows": rows_json(&report.rows),
-        "no_simgrid": report.no_simgrid,
-    });
-    write_json(args.json.as_deref(), value)
+    args.json.show(&text, || {
+        json!({
+            "format": "remora-bench-model/1",
+            "version": env!("REMORA_VERSION"),
+            "machine": Machine::describe(),
+            "rounds": args.rounds,
+            "seed": args.seed,
+            "rows": rows_json(&report.rows),
+            "no_simgrid": report.no_simgrid,
+        })
+    })
 }

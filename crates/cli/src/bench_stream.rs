@@ -1,15 +1,16 @@
 //! `remora bench stream`.
 
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use remora_lab::bench::stream::StreamBench;
 use remora_study::machine::Machine;
 use serde_json::json;
 
-use crate::bench::{rows_json, rows_table, write_json};
+use crate::Failure;
+use crate::bench::{rows_json, rows_table};
+use crate::output::Json;
 use crate::progress::{Display, stop_flag};
-use crate::{Failure, print};
+use crate::quantity;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,11 +29,11 @@ pub struct BenchStream {
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u8).range(0..=10))]
     pub bits: u8,
     /// Seed of the values
-    #[arg(long, value_name = "N", default_value = "42")]
+    #[arg(long, value_name = "N", default_value = "42", value_parser = quantity::count)]
     pub seed: u64,
-    /// Also write the figures as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    /// Figures for programs.
+    #[command(flatten)]
+    pub json: Json,
 }
 
 /// Stream kernels beside their peers.
@@ -50,15 +51,15 @@ pub fn run(args: &BenchStream) -> Result<(), Failure> {
     }
     let rows = rows?;
     let text = rows_table(&rows);
-    print(&text, &text);
-    let value = json!({
-        "format": "remora-bench-stream/1",
-        "version": env!("CARGO_PKG_VERSION"),
-        "machine": Machine::describe(),
-        "rounds": args.rounds,
-        "partitions": 1 << args.bits,
-        "seed": args.seed,
-        "rows": rows_json(&rows),
-    });
-    write_json(args.json.as_deref(), value)
+    args.json.show(&text, || {
+        json!({
+            "format": "remora-bench-stream/1",
+            "version": env!("REMORA_VERSION"),
+            "machine": Machine::describe(),
+            "rounds": args.rounds,
+            "partitions": 1 << args.bits,
+            "seed": args.seed,
+            "rows": rows_json(&rows),
+        })
+    })
 }

@@ -1,7 +1,6 @@
 //! `remora bench wasm`: kernels as WebAssembly beside native ones, and what a hostile one costs its neighbours.
 
 use std::fmt::Write;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use remora_study::bench_wasm::{HOSTILE, IN_FLIGHT, Neighbour, WasmBench, WasmGoal, WasmPair, WasmReport};
@@ -9,8 +8,10 @@ use remora_study::format::{rate, time};
 use remora_study::machine::Machine;
 use serde_json::{Value, json};
 
+use crate::Failure;
+use crate::output::Json;
 use crate::progress::{Display, stop_flag};
-use crate::{Failure, args, print};
+use crate::quantity;
 
 /// Options of `remora bench wasm`.
 #[derive(Debug, clap::Args)]
@@ -20,20 +21,20 @@ Examples:
   remora bench wasm --table 256M --rounds 5 --json wasm.json")]
 pub struct BenchWasm {
     /// Size of the hash table
-    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = args::size)]
+    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = quantity::megabytes)]
     pub table: u64,
     /// Rounds, of which the median counts
-    #[arg(long, value_name = "N", default_value = "7", value_parser = args::up_to(1..=1000))]
+    #[arg(long, value_name = "N", default_value = "7", value_parser = quantity::up_to(1..=1000))]
     pub rounds: u32,
     /// How long each measurement of a round runs
-    #[arg(long, value_name = "TIME", default_value = "0.1", value_parser = args::seconds)]
+    #[arg(long, value_name = "TIME", default_value = "0.1", value_parser = quantity::seconds)]
     pub seconds: Duration,
     /// Seed of the table
-    #[arg(long, value_name = "N", default_value = "42")]
+    #[arg(long, value_name = "N", default_value = "42", value_parser = quantity::count)]
     pub seed: u64,
-    /// Also write the figures as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    /// Figures for programs.
+    #[command(flatten)]
+    pub json: Json,
 }
 
 /// Measures and prints.
@@ -44,8 +45,7 @@ pub fn run(args: &BenchWasm) -> Result<(), Failure> {
     display.clear();
     let WasmReport { pairs, neighbours } = report?;
     let text = table(args, &pairs, &neighbours);
-    print(&text, &text);
-    crate::bench::write_json(args.json.as_deref(), to_json(args, &pairs, &neighbours))
+    args.json.show(&text, || to_json(args, &pairs, &neighbours))
 }
 
 fn table(args: &BenchWasm, pairs: &[WasmPair], neighbours: &[Neighbour]) -> String {
@@ -105,7 +105,7 @@ fn to_json(args: &BenchWasm, pairs: &[WasmPair], neighbours: &[Neighbour]) -> Va
     };
     json!({
         "format": "remora-bench-wasm/1",
-        "version": env!("CARGO_PKG_VERSION"),
+        "version": env!("REMORA_VERSION"),
         "machine": Machine::describe(),
         "table_bytes": args.table,
         "rounds": args.rounds,

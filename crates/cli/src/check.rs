@@ -1,17 +1,19 @@
 //! `remora check`.
 
 use std::fmt::Write as _;
-use std::sync::atomic::Ordering;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use remora_replica::ddp::Model;
-use remora_storm::check::{
-    Bound, CheckReport, Failures, MUTANTS, Ops, Options, Orders, Search, Where, check, check_mutant,
-};
-use serde_json::json;
+use remora_storm::check::{CheckReport, Failures, MUTANTS, Ops, Options, Orders, Search, Where, check, check_mutant};
+use remora_storm::shard::Shard;
+use serde_json::{Value, json};
 
+use crate::check_search::{going, mutants, result, stopped, whole};
+use crate::output::{Json, print};
 use crate::progress::{Display, stop_flag};
-use crate::{Failure, print};
+use crate::shards::{self, Gathered, add, write_file};
+use crate::{Failure, check_membership, check_tree};
 
 /// What to check.
 #[derive(Debug, clap::Subcommand)]
@@ -19,11 +21,25 @@ pub enum CheckCommand {
     /// The replication engine, under each of its persistency models
     #[command(after_help = EXAMPLES)]
     Minos(CheckMinos),
+    /// How nodes agree on who takes part: views, ballots, first starts and lost disks
+    #[command(after_help = check_membership::EXAMPLES)]
+    Membership(check_membership::CheckMembership),
+    /// The B-tree: every order of the accesses of a few operations, and clients that go away
+    #[command(after_help = check_tree::EXAMPLES)]
+    Tree(check_tree::CheckTree),
+    /// Put the results of shards together, and say which are missing, failed or there twice
+    #[command(after_help = "Example: remora check merge results/check-*.json")]
+    Merge {
+        /// The shards' files, as `--shard I/N --save FILE` wrote them
+        #[arg(value_name = "FILE", required = true)]
+        files: Vec<PathBuf>,
+    },
 }
 
 const EXAMPLES: &str = "\
 Every interleaving of the engine's messages, local writes, persists, faults and view changes for a few writes to one \
-record. Memory bounds the search, at about 12 bytes for a distinct state. A search that a bound ends says so, and the \
+record. Memory bounds the search, at 6 to 9 bytes for a distinct state: of each a print of 68 bits is kept. How likely it is \
+that any state was omitted, as another has its print, stands in the result. A search that a bound ends says so, and the \
 command fails.
 
 Examples:
@@ -33,6 +49,7 @@ Examples:
   remora check minos --writes 3 --crashes 1 --memory 9000     three writes and a crash: long
   remora check minos --deployment o --fifo 1              the split between host and NIC, with FIFOs that fill up
   remora check minos --orders proof                       two writes in all orders: is the reduction sound? minutes
+  remora check minos --crashes 1 --restarts 1 --shard 0/4 --save 0.json   the first of four processes' part; see deploy/
   remora check minos --mutant skip-ack                    a seeded fault, and the shortest way to see it";
 
 /// Options of `remora check minos`.
@@ -78,6 +95,9 @@ pub struct CheckMinos {
     /// looks in each state whether what the reduction leaves out makes no difference
     #[arg(long, value_name = "WHICH", default_value = "reduced", value_parser = ["reduced", "all", "proof"])]
     orders: String,
+    /// Count states that differ only in the names of nodes at which nobody asks each by itself
+    #[arg(long)]
+    all_names: bool,
     /// Stop after this many distinct states
     #[arg(long, value_name = "N", default_value = "100000000")]
     max_states: u64,
@@ -93,20 +113,51 @@ pub struct CheckMinos {
     /// Threads
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=64))]
     threads: u8,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    json: bool,
+    /// Figures for programs.
+    #[command(flatten)]
+    json: Json,
+    /// Do one part of a run that is split among N processes, from 0/N to N-1/N: what the first fault is, and when, decides
+    /// whose it is
+    #[arg(long, value_name = "I/N", value_parser = clap::value_parser!(Shard))]
+    shard: Option<Shard>,
+    /// Also write the result as JSON, for `remora check merge`
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
 }
 
 /// Checks, and prints a row for each model.
 pub fn run(what: &CheckCommand) -> Result<(), Failure> {
-    let CheckCommand::Minos(args) = what;
+    let args = match what {
+        CheckCommand::Minos(args) => args,
+        CheckCommand::Membership(args) => return check_membership::run(args),
+        CheckCommand::Tree(args) => return check_tree::run(args),
+        CheckCommand::Merge { files } => return merge(files),
+    };
     if let Some(name) = &args.mutant {
-        return mutants(args, name);
+        let check = |mutation| check_mutant(mutation, args.model, usize::from(args.threads));
+        return mutants(name, &MUTANTS, |mutant| mutant.name, |mutant| check(mutant.mutation));
     }
-    let models = args.model.map_or(Model::ALL.to_vec(), |model| vec![model]);
-    let stop = stop_flag();
-    let display = Display::new(stop.clone());
+    let display = Display::new(stop_flag());
+    let (rows, failure) = models(args, &display);
+    if let Some(path) = &args.save {
+        let complete = rows.iter().all(|row| row["complete"] == true) && !display.stopped();
+        let failure = failure.as_ref().map(|(_, reason)| reason.as_str());
+        let shard = args.shard.unwrap_or(Shard::WHOLE);
+        write_file(
+            path,
+            &shards::result("check", shard, parameters(args), failure, complete, json!({ "rows": rows })),
+        )?;
+    }
+    if let Some((chart, reason)) = failure {
+        print(&format!("{chart}\n"))?;
+        return Err(Failure::Failed(reason));
+    }
+    args.json.show(&table(&parameters(args), &rows), || json!({ "format": "remora-check/1", "rows": rows }))?;
+    whole(display.stopped(), &unfinished(&rows))
+}
+
+/// A row for each model, until one fails: then its message chart, and why.
+fn models(args: &CheckMinos, display: &Display) -> (Vec<Value>, Option<(String, String)>) {
     let search = Search {
         limit: args.max_states,
         memory: args.memory << 20,
@@ -115,30 +166,62 @@ pub fn run(what: &CheckCommand) -> Result<(), Failure> {
         shortest: args.shortest,
     };
     let mut rows = Vec::new();
-    for model in models {
-        display.say(&format!("{model}: checking, at most {} distinct states", args.max_states));
-        let report = check(&options(args, model), search, |states| {
-            display.say(&format!("{model}: {states} distinct states"));
-            if stop.load(Ordering::Relaxed) {
-                // The search has no end of its own for this; what it found so far is of no use.
-                std::process::exit(130);
-            }
-        });
-        display.clear();
-        if let Some((reason, chart)) = &report.failure {
-            print(&format!("{chart}\n"), &format!("{chart}\n"));
-            return Err(Failure::Failed(format!("{model}: {reason}")));
+    for model in args.model.map_or(Model::ALL.to_vec(), |model| vec![model]) {
+        let options = options(args, model);
+        if !options.is_shards() || display.stopped() {
+            continue;
         }
-        rows.push((model, report));
+        display.say(&format!("{model}: checking, at most {} distinct states", args.max_states));
+        let report = check(&options, search, going(display, &format!("{model}: ")));
+        display.clear();
+        rows.push(row(model, &report));
+        if let Some((reason, chart)) = report.failure {
+            return (rows, Some((chart, format!("{model}: {reason}"))));
+        }
     }
-    let text = if args.json { json_rows(args, &rows) } else { table(args, &rows) };
-    print(&text, &text);
-    let stopped: Vec<String> = rows.iter().filter(|(_, r)| !r.complete()).map(|(model, _)| model.to_string()).collect();
-    if stopped.is_empty() {
-        return Ok(());
+    (rows, None)
+}
+
+/// Models of which not all was visited.
+fn unfinished(rows: &[Value]) -> Vec<&str> {
+    rows.iter().filter(|row| row["complete"] != true).filter_map(|row| row["model"].as_str()).collect()
+}
+
+/// Puts the results of shards together: a row for each model.
+fn merge(files: &[PathBuf]) -> Result<(), Failure> {
+    let gathered = Gathered::read("check", files);
+    let mut rows: Vec<Value> = Vec::new();
+    for row in gathered.figures.iter().filter_map(|figures| figures["rows"].as_array()).flatten() {
+        match rows.iter_mut().find(|sum| sum["model"] == row["model"]) {
+            Some(sum) => add_row(sum, row),
+            None => rows.push(row.clone()),
+        }
     }
-    let models = stopped.join(", ");
-    Err(Failure::Failed(format!("not all states of {models} were visited: raise the bound, or ask for less")))
+    if !rows.is_empty() {
+        let text = table(&gathered.parameters, &rows);
+        print(&text)?;
+    }
+    gathered.verdict()?;
+    whole(false, &unfinished(&rows))
+}
+
+/// Adds what another shard found. States that both visited count twice.
+fn add_row(sum: &mut Value, row: &Value) {
+    let number = |row: &Value, name: &str| row[name].as_u64().unwrap_or(0);
+    let part = |row: &Value, name: &str| row[name].as_f64().unwrap_or(0.0);
+    for name in ["distinct_states", "generated"] {
+        sum[name] = json!(number(sum, name) + number(row, name));
+    }
+    for name in ["depth", "memory_bytes"] {
+        sum[name] = json!(number(sum, name).max(number(row, name)));
+    }
+    sum["seconds"] = json!(part(sum, "seconds") + part(row, "seconds"));
+    sum["omission"] = json!(1.0 - (1.0 - part(sum, "omission")) * (1.0 - part(row, "omission")));
+    sum["complete"] = json!(sum["complete"] == true && row["complete"] == true);
+    if let Some(bound) = row["stopped"].as_str() {
+        sum["stopped"] = json!(bound);
+    }
+    add(&mut sum["marks"], &row["marks"]);
 }
 
 fn options(args: &CheckMinos, model: Model) -> Options {
@@ -170,71 +253,64 @@ fn options(args: &CheckMinos, model: Model) -> Options {
             "proof" => Orders::Proof,
             _ => Orders::Reduced,
         },
+        shard: args.shard.unwrap_or(Shard::WHOLE),
+        alike: !args.all_names,
     }
 }
 
-fn table(args: &CheckMinos, rows: &[(Model, CheckReport)]) -> String {
-    let CheckMinos { nodes, writes, ops, deployment, orders, duplicates, crashes, restarts, .. } = args;
-    let CheckMinos { suspicions, blackouts, fifo, .. } = args;
-    let fifo = if deployment == "o" { format!(", FIFOs of {fifo}") } else { String::new() };
-    let mut text = format!(
-        "{nodes} nodes, {writes} writes ({ops}), deployment {deployment}{fifo}, {orders} orders; duplicates {duplicates}, \
-         crashes {crashes}, restarts {restarts}, suspicions {suspicions}, blackouts {blackouts}\n\
-         model   distinct states   generated  depth  states/s  seconds  result\n"
+/// What all shards of a run have in common.
+fn parameters(args: &CheckMinos) -> Value {
+    json!({
+        "model": args.model.map(|model| model.to_string()), "deployment": args.deployment, "fifo": args.fifo,
+        "nodes": args.nodes, "writes": args.writes, "ops": args.ops, "orders": args.orders, "duplicates": args.duplicates,
+        "crashes": args.crashes, "restarts": args.restarts, "suspicions": args.suspicions, "blackouts": args.blackouts,
+    })
+}
+
+fn table(parameters: &Value, rows: &[Value]) -> String {
+    let text = |name: &str| parameters[name].as_str().unwrap_or_default();
+    let of = |name: &str| &parameters[name];
+    let fifo = if text("deployment") == "o" { format!(", FIFOs of {}", of("fifo")) } else { String::new() };
+    let mut out = format!(
+        "{} nodes, {} writes ({}), deployment {}{fifo}, {} orders; duplicates {}, crashes {}, restarts {}, suspicions {}, \
+         blackouts {}\n\
+         model   distinct states   generated  depth  states/s  seconds  omission  result\n",
+        of("nodes"),
+        of("writes"),
+        text("ops"),
+        text("deployment"),
+        text("orders"),
+        of("duplicates"),
+        of("crashes"),
+        of("restarts"),
+        of("suspicions"),
+        of("blackouts"),
     );
-    for (model, report) in rows {
-        let CheckReport { states, generated, depth, seconds, .. } = report;
-        let rate = *states as f64 / seconds.max(1e-9);
-        let bound = |bound| match bound {
-            Bound::States => "states",
-            Bound::Memory => "memory",
-            Bound::Time => "time",
-        };
-        let result = report.stopped.map_or("holds in all states".to_string(), |stopped| {
-            format!("NOT COMPLETE: holds so far, stopped by the bound on {}", bound(stopped))
-        });
-        let model = model.to_string();
-        let _ =
-            writeln!(text, "{model:<7} {states:>15} {generated:>11} {depth:>6} {rate:>9.0} {seconds:>8.1}  {result}");
+    for row in rows {
+        let number = |name: &str| row[name].as_u64().unwrap_or(0);
+        let part = |name: &str| row[name].as_f64().unwrap_or(0.0);
+        let _ = writeln!(
+            out,
+            "{:<7} {:>15} {:>11} {:>6} {:>9.0} {:>8.1} {:>9.1e}  {}",
+            row["model"].as_str().unwrap_or_default(),
+            number("distinct_states"),
+            number("generated"),
+            number("depth"),
+            number("distinct_states") as f64 / part("seconds").max(1e-9),
+            part("seconds"),
+            part("omission"),
+            result(row["stopped"].as_str()),
+        );
     }
-    text
+    out
 }
 
-fn json_rows(args: &CheckMinos, rows: &[(Model, CheckReport)]) -> String {
-    let row = |(model, report): &(Model, CheckReport)| {
-        let marks: serde_json::Map<_, _> = report.marks.iter().map(|(name, n)| (name.to_string(), json!(n))).collect();
-        json!({
-            "model": model.to_string(), "deployment": args.deployment, "fifo": args.fifo, "nodes": args.nodes,
-            "writes": args.writes, "ops": args.ops, "orders": args.orders, "duplicates": args.duplicates,
-            "crashes": args.crashes, "restarts": args.restarts, "suspicions": args.suspicions,
-            "blackouts": args.blackouts, "distinct_states": report.states, "generated": report.generated,
-            "depth": report.depth, "seconds": report.seconds, "memory_bytes": report.memory,
-            "complete": report.complete(), "marks": marks,
-        })
-    };
-    let rows: Vec<_> = rows.iter().map(row).collect();
-    format!("{:#}\n", json!(rows))
-}
-
-/// Shows that seeded faults are found.
-fn mutants(args: &CheckMinos, name: &str) -> Result<(), Failure> {
-    let names = || MUTANTS.iter().map(|mutant| mutant.name).collect::<Vec<_>>();
-    if name == "list" {
-        let text = names().join("\n") + "\n";
-        print(&text, &text);
-        return Ok(());
-    }
-    let chosen: Vec<_> = MUTANTS.iter().filter(|mutant| name == "all" || name == mutant.name).collect();
-    if chosen.is_empty() {
-        return Err(Failure::Usage(format!("no seeded fault {name:?}: {}, or all", names().join(", "))));
-    }
-    for mutant in chosen {
-        let report = check_mutant(mutant.mutation, args.model, usize::from(args.threads));
-        let Some((reason, chart)) = report.failure else {
-            return Err(Failure::Failed(format!("{} was not found in {} states", mutant.name, report.states)));
-        };
-        let text = format!("{}: found after {} distinct states: {reason}\n{chart}\n\n", mutant.name, report.states);
-        print(&text, &text);
-    }
-    Ok(())
+/// What was found of a model.
+fn row(model: Model, report: &CheckReport) -> Value {
+    let marks: serde_json::Map<_, _> = report.marks.iter().map(|(name, n)| (name.to_string(), json!(n))).collect();
+    json!({
+        "model": model.to_string(), "distinct_states": report.states, "generated": report.generated, "depth": report.depth,
+        "seconds": report.seconds, "memory_bytes": report.memory, "omission": report.omission,
+        "complete": report.complete(), "stopped": stopped(report), "marks": marks,
+    })
 }

@@ -13,8 +13,9 @@ use remora_study::nodes::{CLUSTER_READY, ClusterProcesses, ClusterSettings, Clus
 use serde_json::{Value, json};
 
 use crate::capture::Capture;
+use crate::output::{Json, print};
 use crate::progress::stop_flag;
-use crate::{Failure, cluster_kills, print};
+use crate::{Failure, cluster_kills, cluster_pauses};
 
 /// A directory for a cluster that nobody has named.
 const DIR: &str = "remora-cluster";
@@ -34,6 +35,7 @@ Examples:
   remora cluster status                              what its nodes say of themselves
   remora cluster get 7 ; remora cluster put 7 hello  one request from the command line
   remora cluster kills --kills 50                    kill -9 under load, again and again, and check every answer
+  remora cluster pauses --pauses 100                 nodes that stand still and go on, and check every answer
   remora bench minos                                 measure it";
 
 /// Options of `remora cluster`.
@@ -57,6 +59,9 @@ enum ClusterCommand {
     /// Kill nodes with SIGKILL under load, start them again, and check everything that clients saw
     #[command(after_help = cluster_kills::EXAMPLES)]
     Kills(cluster_kills::KillArgs),
+    /// Stop nodes with SIGSTOP under load, have them go on, and check everything that clients saw
+    #[command(after_help = cluster_pauses::EXAMPLES)]
+    Pauses(cluster_pauses::PauseArgs),
     /// One node of a cluster, as `remora cluster` starts it
     #[command(hide = true)]
     Node(ClusterNodeArgs),
@@ -84,12 +89,16 @@ pub struct Shape {
     /// A node that is silent for so many milliseconds is taken to have failed [default: 200]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(20..=60_000))]
     pub suspect: Option<u64>,
+    /// Whether what nodes and clients send is sealed, so that who listens on the network learns and changes nothing
+    /// [default: true]
+    #[arg(long, value_name = "BOOL")]
+    pub sealed: Option<bool>,
 }
 
 impl From<Shape> for ClusterShape {
     fn from(shape: Shape) -> Self {
-        let Shape { nodes, persistency, deployment, link, log, suspect } = shape;
-        Self { nodes, persistency, deployment, link, log, suspect: suspect.map(Duration::from_millis) }
+        let Shape { nodes, persistency, deployment, link, log, suspect, sealed } = shape;
+        Self { nodes, persistency, deployment, link, log, suspect: suspect.map(Duration::from_millis), sealed }
     }
 }
 
@@ -107,9 +116,9 @@ struct Start {
     /// on, and all-1-2.pcap when node 1 is started a second time
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Say in one line of JSON when it serves, instead of in a table
-    #[arg(long)]
-    json: bool,
+    /// Figures for programs.
+    #[command(flatten)]
+    json: Json,
 }
 
 #[derive(Debug, clap::Args)]
@@ -117,9 +126,9 @@ struct AtDir {
     /// The cluster's directory
     #[arg(long, value_name = "DIR", default_value = DIR)]
     dir: PathBuf,
-    /// As JSON
-    #[arg(long)]
-    json: bool,
+    /// Figures for programs.
+    #[command(flatten)]
+    json: Json,
 }
 
 #[derive(Debug, clap::Args)]
@@ -163,6 +172,7 @@ pub fn run(args: &ClusterArgs) -> Result<(), Failure> {
         Some(ClusterCommand::Get(args)) => get(args),
         Some(ClusterCommand::Put(args)) => put(args),
         Some(ClusterCommand::Kills(args)) => cluster_kills::run(args),
+        Some(ClusterCommand::Pauses(args)) => cluster_pauses::run(args),
         Some(ClusterCommand::Node(args)) => node(args),
     }
 }
@@ -176,7 +186,7 @@ fn start(args: &Start) -> Result<(), Failure> {
     let settings = ClusterSettings::open(dir, &args.shape.clone().into())?;
     let mut children = ClusterProcesses::start_captured(dir, settings, args.pcap.as_deref())?;
     children.await_service(START)?;
-    greet(args, &children);
+    greet(args, &children)?;
     let mut down: Vec<Option<Instant>> = vec![None; children.len()];
     while !stop.load(Ordering::Relaxed) {
         for (node, since) in down.iter_mut().enumerate() {
@@ -200,33 +210,34 @@ pub fn scratch() -> Result<tempfile::TempDir, Failure> {
 }
 
 /// Where the cluster is. Whoever reads may have gone away.
-fn greet(args: &Start, children: &ClusterProcesses) {
+fn greet(args: &Start, children: &ClusterProcesses) -> Result<(), Failure> {
     let settings = children.settings();
-    let text = if args.json {
+    // In one line: a program that waits for it reads no further.
+    if args.json.on_stdout() {
         let nodes: Vec<Value> = (0..children.len())
             .map(|node| {
                 let address = settings.addresses[node].to_string();
                 json!({"node": node, "address": address, "process": children.process(node)})
             })
             .collect();
-        format!("{}\n", json!({"serves": true, "dir": children.dir(), "nodes": nodes}))
+        let started = json!({"format": "remora-cluster/1", "serves": true, "dir": children.dir(), "nodes": nodes});
+        print(&format!("{started}\n"))
     } else {
         let mut text = format!(
-            "{} nodes, {}, {} deployment, {} log, over {}, in {}\n\nnode  address          process\n",
+            "{} nodes, {}, {} deployment, {} log, over {}, {}, in {}\n\nnode  address          process\n",
             children.len(),
             settings.persistency,
             settings.deployment,
             settings.log,
             settings.link,
+            if settings.sealed { "sealed" } else { "in the clear" },
             children.dir().display()
         );
         for (node, address) in settings.addresses.iter().enumerate() {
             text += &format!("{node:<4}  {:<15}  {}\n", address.to_string(), children.process(node).unwrap_or(0));
         }
-        text + "\nIt serves. SIGINT (Ctrl-C) or SIGTERM ends it.\n"
-    };
-    let _ = io::stdout().write_all(text.as_bytes());
-    let _ = io::stdout().flush();
+        print(&(text + "\nIt serves. SIGINT (Ctrl-C) or SIGTERM ends it.\n"))
+    }
 }
 
 /// One node, until its input ends.
@@ -247,7 +258,7 @@ fn node(args: &ClusterNodeArgs) -> Result<(), Failure> {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         let _ = end.send(());
     });
-    let mut differs = false;
+    let (mut differs, mut lost) = (false, false);
     loop {
         match ended.recv_timeout(Duration::from_millis(200)) {
             Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
@@ -256,6 +267,11 @@ fn node(args: &ClusterNodeArgs) -> Result<(), Failure> {
         if !differs && let Some(how) = node.differs() {
             differs = true;
             let _ = writeln!(io::stderr(), "remora: {how}: all nodes of a cluster need the same; it is refused");
+        }
+        if !lost && node.has_lost_its_log() {
+            lost = true;
+            let id = args.id;
+            let _ = writeln!(io::stderr(), "remora: the log of node {id} is lost, as on a new disk; others replace it");
         }
         if let Some(why) = node.failure() {
             // At once: with a log that failed nothing may be done any more.
@@ -267,9 +283,7 @@ fn node(args: &ClusterNodeArgs) -> Result<(), Failure> {
 
 fn client_of(dir: &std::path::Path, node: usize) -> Result<ClusterClient, Failure> {
     let settings = ClusterSettings::read(dir)?;
-    let mut config = ClusterClientConfig::new(settings.addresses.clone());
-    (config.link, config.node, config.retry) = (settings.link, node, true);
-    ClusterClient::connect(config).map_err(|e| match e {
+    ClusterClient::connect(ClusterClientConfig { node, retry: true, ..settings.client() }).map_err(|e| match e {
         remora_real::Error::Unreachable(_) => {
             let dir = dir.display();
             Failure::Failed(format!(
@@ -310,14 +324,11 @@ fn status(args: &AtDir) -> Result<(), Failure> {
     let settings = ClusterSettings::read(&args.dir)?;
     let all: Vec<Option<NodeStatus>> =
         (0..settings.addresses.len()).map(|node| ask(&settings, node, Duration::from_millis(500))).collect();
-    if args.json {
+    args.json.show(&table(&settings, &all), || {
         let nodes: Vec<Value> = all.iter().map(|status| status.map_or(Value::Null, figures)).collect();
-        let text = format!("{}\n", json!({"persistency": settings.persistency.to_string(), "nodes": nodes}));
-        print(&text, &text);
-    } else {
-        let text = table(&settings, &all);
-        print(&text, &text);
-    }
+        let persistency = settings.persistency.to_string();
+        json!({ "format": "remora-cluster-status/1", "persistency": persistency, "nodes": nodes })
+    })?;
     if all.iter().all(Option::is_none) {
         return Err(Failure::Failed(format!("no node of the cluster in {} runs", args.dir.display())));
     }
@@ -325,32 +336,51 @@ fn status(args: &AtDir) -> Result<(), Failure> {
 }
 
 fn figures(status: NodeStatus) -> Value {
-    Value::Object(status.iter().map(|(name, figure)| (name.to_string(), json!(figure))).collect())
+    let figure = |(name, figure): (&str, u64)| {
+        let value = match name {
+            "members" | "learners" => json!((0..64).filter(|n| figure >> n & 1 == 1).collect::<Vec<u64>>()),
+            _ => json!(figure),
+        };
+        (name.to_string(), value)
+    };
+    Value::Object(status.iter().map(figure).collect())
 }
 
 fn table(settings: &ClusterSettings, all: &[Option<NodeStatus>]) -> String {
     let set = |bits: u64| (0..64).filter(|n| bits >> n & 1 == 1).map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
     let mut text = format!("persistency {}, deployment {}\n\n", settings.persistency, settings.deployment);
-    text += "node  address          serves  epoch  members     learns    reads     writes    log MB  syncs     inline  CPU s\n";
+    text += "node  address          serves  epoch  members         learns\n";
     for (node, (status, address)) in all.iter().zip(&settings.addresses).enumerate() {
         let Some(status) = status else {
             text += &format!("{node:<4}  {:<15}  down\n", address.to_string());
             continue;
         };
-        text += &format!(
-            "{node:<4}  {:<15}  {:<6}  {:<5}  {:<10}  {:<8}  {:<8}  {:<8}  {:<6.1}  {:<8}  {:<6}  {:.1}\n",
+        let line = format!(
+            "{node:<4}  {:<15}  {:<6}  {:<5}  {:<14}  {}",
             address.to_string(),
             if status.serves == 1 { "yes" } else { "no" },
             status.epoch,
             set(status.members),
             set(status.learners),
+        );
+        text += &format!("{}\n", line.trim_end());
+    }
+    text += "\nnode       reads      writes      log MB       syncs  inline     CPU s\n";
+    for (node, status) in all.iter().enumerate().filter_map(|(node, status)| Some((node, status.as_ref()?))) {
+        text += &format!(
+            "{node:<4} {:>11} {:>11} {:>11.1} {:>11} {:>6.0}% {:>9.1}\n",
             status.reads,
             status.writes,
             status.log_bytes as f64 / 1e6,
             status.log_syncs,
-            format!("{:.0} %", status.log_syncs_inline as f64 * 100.0 / status.log_syncs.max(1) as f64),
+            status.log_syncs_inline as f64 * 100.0 / status.log_syncs.max(1) as f64,
             status.cpu_ns as f64 / 1e9,
         );
+    }
+    let full = all.iter().flatten().fold(0, |full, status| full | status.full);
+    if full != 0 {
+        let nodes = set(full);
+        text += &format!("\nThe disk is full at node {nodes}: reads go on, and writes again when there is room.\n");
     }
     text
 }

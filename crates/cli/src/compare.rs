@@ -1,7 +1,7 @@
 //! `remora compare`.
 
-use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, ErrorKind, Write};
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -9,11 +9,12 @@ use std::time::{Duration, SystemTime};
 use remora_kernel::Placement;
 use remora_lab::probe::Probe;
 use remora_model::platform::Platform;
-use remora_real::{Client, ClientConfig, LinkKind, at_free_loopback, at_local};
-use remora_study::compare::{Plan, compare, timed};
+use remora_real::{Client, ClientConfig, LinkKind, RingConfig, at_free_loopback, at_local};
+use remora_study::baseline::{Baseline, Since};
+use remora_study::compare::{Compared, Plan, compare, timed};
 use remora_study::connection::Connection;
 use remora_study::machine::Machine;
-use remora_study::measure::Row;
+use remora_study::measure::Keep;
 use remora_study::nodes::NodeProcess;
 use remora_study::on::{OnError, OnPlatform, compare_on};
 use remora_study::records::{InputError, Records};
@@ -22,10 +23,11 @@ use remora_study::store::Store;
 use remora_study::trace::Trace;
 use remora_study::workload;
 
+use crate::Failure;
 use crate::args;
 use crate::capture::Capture;
-use crate::progress::{Display, stop_flag};
-use crate::{Failure, print};
+use crate::output::{cannot_write, write};
+use crate::progress::{Display, detail, stop_flag};
 
 /// How long each probe of the machine runs.
 const PROBE: Duration = Duration::from_millis(120);
@@ -38,9 +40,9 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
         ));
     }
     if let Some(file) = &args.kernel {
+        page_can_be_written(args)?;
         if let Some(name) = &args.on {
-            let json = args.json.as_deref().filter(|_| !args.both);
-            crate::compare_kernel_on::run(args, file, name, json)?;
+            crate::compare_kernel_on::run(args, file, name)?;
             if !args.both {
                 return Ok(());
             }
@@ -50,9 +52,12 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
     let stop = stop_flag();
     let display = Display::new(stop);
     // What can be wrong with files shows before anything is started.
-    for path in args.json.iter().chain((!args.no_html).then_some(&args.html)) {
-        writable(path)?;
-    }
+    args.json.file().map_or(Ok(()), writable)?;
+    page_can_be_written(args)?;
+    let baseline = match &args.baseline[..] {
+        [] => None,
+        files => Some(Baseline::load(files, args.tolerance / 100.0).map_err(bad_file)?),
+    };
     let capture = Capture::open(args.pcap.as_deref())?;
     let records = match &args.load {
         Some(path) => Records::load(path).map_err(bad_file)?,
@@ -79,10 +84,24 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
     drop(clients);
     drop(child);
     drop(capture);
-    let (setup, rows) = report?;
+    let (setup, Compared { rows, wanted, cut }) = report?;
     machine.core_to_core_after_ns = Probe { time: PROBE }.cache_line_ns();
-    let report = Report::new(command(), now(), setup, machine, rows);
-    publish(args, &Report { modelled, ..report })
+    let incomplete = cut.as_ref().map(|error| {
+        let rest = "those that are there may be of less time than was asked for";
+        format!("{error}; {} of {wanted} figures were measured, and {rest}", rows.len())
+    });
+    let report = Report { incomplete, modelled, ..Report::new(command(), now(), setup, machine, rows) };
+    let since = baseline.map(|baseline| baseline.compare(&report)).transpose().map_err(bad_file)?;
+    let report = Report { since, ..report };
+    match cut {
+        None => publish(args, &report).and_then(|()| match report.since.as_ref().and_then(Since::worse) {
+            Some(worse) => Err(Failure::Failed(worse)),
+            None => Ok(()),
+        }),
+        // Without any there is nothing to show.
+        Some(error) if report.rows.is_empty() => Err(error.into()),
+        Some(error) => publish(args, &report).and(Err(error.into())),
+    }
 }
 
 /// Seconds since 1970.
@@ -113,6 +132,17 @@ fn bad_file(error: InputError) -> Failure {
     }
 }
 
+/// Whether the page can be written, if one is wanted.
+fn page_can_be_written(args: &args::Compare) -> Result<(), Failure> {
+    if args.no_html {
+        return Ok(());
+    }
+    writable(&args.html).map_err(|failure| match failure {
+        Failure::Failed(why) => Failure::Failed(format!("{why}; --html FILE names another place, --no-html none")),
+        other => other,
+    })
+}
+
 /// Whether a file can be written. Leaves everything as it is.
 fn writable(path: &Path) -> Result<(), Failure> {
     let result = match OpenOptions::new().write(true).create_new(true).open(path) {
@@ -120,7 +150,7 @@ fn writable(path: &Path) -> Result<(), Failure> {
         Err(e) if e.kind() == ErrorKind::AlreadyExists => OpenOptions::new().append(true).open(path).map(drop),
         Err(e) => Err(e),
     };
-    result.map_err(|e| Failure::Failed(format!("cannot write {}: {e}", path.display())))
+    result.map_err(|e| cannot_write(path, &e))
 }
 
 fn probe() -> Machine {
@@ -156,9 +186,14 @@ fn connect(args: &args::Compare, capture: &Capture, display: &Display) -> Result
             return Err(Failure::Usage("name each link once in --links".into()));
         }
         let local = args.local.map_or_else(|| at_local(node, Ok), Ok)?;
-        let config = ClientConfig { link: Some(link), layers: capture.layers(), ..ClientConfig::new(node, local) };
+        let layers = capture.layers();
+        let config = ClientConfig { link: Some(link), layers, mtu: args.mtu, ..ClientConfig::new(node, local) };
         match Client::connect(config) {
-            Ok(client) => clients.push(client),
+            Ok(client) => {
+                let mtu = client.path_mtu();
+                detail(|| format!("{local} to {node} over {link}, path MTU {mtu}"));
+                clients.push(client);
+            }
             Err(e) if args.links.is_empty() && link == LinkKind::Shm => {
                 display.say(&format!("without shared memory: {e}"))
             }
@@ -175,16 +210,22 @@ fn measure(
     (node, node_is_child): (IpAddr, bool),
     clients: &mut [Client],
     display: &Display,
-) -> Result<(Setup, Vec<Row>), Failure> {
+) -> Result<(Setup, Compared), Failure> {
     let (plan, set_up) = (plan(args), setup(args, records, trace.as_ref()));
+    for client in clients.iter_mut().filter(|_| plan.rings) {
+        for placement in [Placement::Nic, Placement::Host] {
+            client.open_rings(placement, RingConfig::default())?;
+        }
+    }
+    let path_mtu = clients.iter().map(|client| (client.link().to_string(), client.path_mtu())).collect();
     let mut targets: Vec<&mut dyn Connection> =
         clients.iter_mut().map(|client| client as &mut dyn Connection).collect();
     // The last one is shared memory if there is any: the fastest way in.
     let Some(last) = targets.last_mut() else { return Err(Failure::Usage("give at least one link".into())) };
     let (store, load_s) = timed(|| Store::load(*last, &plan, records, trace, display));
     let store = store?;
-    let (rows, measure_s) = timed(|| compare(&mut targets, &plan, &store, display));
-    Ok((Setup { node: node.to_string(), node_is_child, load_s, measure_s, ..set_up }, rows?))
+    let (compared, measure_s) = timed(|| compare(&mut targets, &plan, &store, display));
+    Ok((Setup { node: node.to_string(), node_is_child, path_mtu, load_s, measure_s, ..set_up }, compared))
 }
 
 /// What was asked for.
@@ -214,37 +255,30 @@ fn plan(args: &args::Compare) -> Plan {
             args::Distribution::Uniform => workload::Distribution::Uniform,
         },
         time: args.seconds,
+        operations: args.operations.iter().flatten().copied().collect(),
         // In the order of reports, each once.
         placements: Placement::REAL.into_iter().filter(|p| args.placements.contains(p)).collect(),
         writer_updates_per_s: args.writer_rate,
+        rings: args.rings,
+        keep: Keep { histogram: args.histograms, samples: args.samples },
     }
 }
 
 /// The command line, to run it again.
-fn command() -> String {
+pub fn command() -> String {
     let quote = |arg: String| if arg.contains([' ', '\t', '\'', '"', '$']) { format!("{arg:?}") } else { arg };
     std::iter::once("remora".into()).chain(std::env::args().skip(1).map(quote)).collect::<Vec<_>>().join(" ")
 }
 
 fn publish(args: &args::Compare, report: &Report) -> Result<(), Failure> {
-    let mut text = table(report);
-    if let Some(path) = &args.json {
-        write(path, |to| report.write_json(to))?;
-        text += &format!("All figures: {}\n", path.display());
+    // What was measured is on the screen before anything can go wrong with a file.
+    args.json.show(&table(report), || report.to_json())?;
+    if let Some(path) = args.json.file() {
+        args.json.print(&format!("All figures: {}\n", path.display()))?;
     }
     if !args.no_html {
-        write(&args.html, |to| to.write_all(html(report).as_bytes()))?;
-        text += &format!("Report with plots: {}\n", args.html.display());
+        write(&args.html, html(report).as_bytes())?;
+        args.json.print(&format!("Report with plots: {}\n", args.html.display()))?;
     }
-    print(&text, &text);
     Ok(())
-}
-
-fn write(path: &Path, what: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>) -> Result<(), Failure> {
-    let written = File::create(path).and_then(|file| {
-        let mut to = BufWriter::new(file);
-        what(&mut to)?;
-        to.flush()
-    });
-    written.map_err(|e| Failure::Failed(format!("cannot write {}: {e}", path.display())))
 }

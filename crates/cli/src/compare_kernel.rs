@@ -1,24 +1,27 @@
 //! `remora compare --kernel`: a user's kernel at the client, on the node's NIC and on its host cores.
 
 use std::fmt::Write;
-use std::io::ErrorKind;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use remora_kernel::Status;
 use remora_lab::stats::is_level;
 use remora_real::{Client, ClientConfig, LinkKind, at_free_loopback, at_local};
-use remora_study::format::{rate, time};
+use remora_study::format::{count, rate, time};
 use remora_study::kernel_calls::{KernelFigures, Params};
 use remora_study::measure::IN_FLIGHT;
 use remora_study::nodes::NodeProcess;
+use remora_study::report::{KernelBar, KernelPage};
+use remora_wasm::INLINE_FUEL;
 
+use crate::Failure;
 use crate::args;
 use crate::capture::Capture;
 use crate::kernel::{explain, name_of, put};
 use crate::kernel_build;
 use crate::kernel_params::encode;
+use crate::kernel_run::{self, Profile};
 use crate::progress::{Display, stop_flag};
-use crate::{Failure, print};
 
 /// What `--data` names.
 pub fn data(args: &args::Compare) -> Result<Option<Vec<u8>>, Failure> {
@@ -32,7 +35,6 @@ pub fn data(args: &args::Compare) -> Result<Option<Vec<u8>>, Failure> {
 pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
     let module = kernel_build::load(file)?;
     let bytes = data(args)?;
-    let params = |data, call, out: &mut Vec<u8>| encode(&args.args, data, call, out);
     let display = Display::new(stop_flag());
     let links = if args.links.is_empty() { vec![LinkKind::Udp, LinkKind::Shm] } else { args.links.clone() };
     let capture = Capture::open(args.pcap.as_deref())?;
@@ -43,44 +45,125 @@ pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
             (node, Some(NodeProcess::start_captured(node, args.pcap.as_deref())?))
         }
     };
-    let total = (links.len() * args.placements.len()) as u64;
+    let profile = kernel_run::profile(&module, args.bounds.limits(), &args.args, bytes.as_deref());
     let (mut rows, mut left_out) = (Vec::new(), Vec::new());
-    for link in &links {
-        let local = args.local.filter(|_| !node.is_loopback()).map_or_else(|| at_local(node, Ok), Ok)?;
-        let config = ClientConfig { link: Some(*link), layers: capture.layers(), ..ClientConfig::new(node, local) };
-        let mut client = match Client::connect(config) {
-            Ok(client) => client,
-            Err(error) if args.links.is_empty() => {
-                left_out.push(format!("{}: {error}", link));
-                continue;
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let name = format!("compare-{}", std::process::id());
-        let (limits, isolation) = (args.bounds.limits(), args.bounds.isolation());
-        let entry = client.deploy_kernel(&name, &module, limits, isolation, false)?;
-        let local = client.local_kernels().deploy_at(Some(entry.op), &name, &module, limits, isolation);
-        local.map_err(|e| Failure::Failed(format!("{}: {e}", file.display())))?;
-        let data = put(&mut client, bytes.as_deref())?;
-        for placement in &args.placements {
-            display.advance(rows.len() as u64, total, &format!("{} at the {} over {}", name_of(file), placement, link));
-            let user = (entry.op, data, &params as Params<'_>);
-            rows.push(KernelFigures::measure(&mut client, user, *placement, args.seconds, &|| display.stopped())?);
-        }
-        client.remove_kernel(&name)?;
-    }
+    let measure =
+        Measure { args, file, module: &module, bytes: bytes.as_deref(), capture: &capture, display: &display };
+    let measured = measure.all(&links, node, &mut rows, &mut left_out);
     display.clear();
     drop(child);
-    if let Some(path) = &args.json {
-        write(path, &json(file, &rows))?;
+    // What was measured is shown, whatever came then.
+    if let (Err(failure), true) = (&measured, rows.is_empty()) {
+        return Err(failure.clone());
     }
-    let text = table(file, &rows, &left_out);
-    print(&text, &text);
-    check(&rows)
+    let mut text = table(file, &rows, &left_out, &Depends { profile: profile.as_ref(), fuel: args.bounds.fuel });
+    if let Err(failure) = &measured {
+        let _ = writeln!(
+            text,
+            "NOT COMPLETE: {failure}; {} of {} figures were measured",
+            rows.len(),
+            links.len() * args.placements.len()
+        );
+    }
+    let figures = json(file, &rows, profile.as_ref());
+    args.json.show(&text, || figures.clone())?;
+    let bar = |row: &KernelFigures| KernelBar { place: row.place, p50_ns: row.p50_ns as f64, per_s: row.per_s };
+    let groups = rows.chunk_by(|a, b| a.link == b.link).map(|rows| {
+        let bars = rows.iter().filter(|row| row.failed.is_none()).map(bar).collect();
+        (format!("Over {}", rows[0].link.title()), bars)
+    });
+    write_page(args, file, groups.collect(), &text, &figures)?;
+    measured.and_then(|()| check(&rows))
 }
 
-/// A kernel that answers differently in two places is wrong, or its data changed.
+/// Writes the page, unless none is wanted.
+pub fn write_page(
+    args: &args::Compare,
+    file: &Path,
+    groups: Vec<(String, Vec<KernelBar>)>,
+    text: &str,
+    json: &serde_json::Value,
+) -> Result<(), Failure> {
+    if args.no_html {
+        return Ok(());
+    }
+    let (kernel, command) = (file.display().to_string(), crate::compare::command());
+    let page = KernelPage { kernel: &kernel, command: &command, groups, text, json }.html();
+    crate::output::write(&args.html, page.as_bytes())?;
+    args.json.print(&format!("Report with plots: {}\n", args.html.display()))
+}
+
+/// What is measured.
+struct Measure<'a> {
+    args: &'a args::Compare,
+    file: &'a Path,
+    module: &'a [u8],
+    bytes: Option<&'a [u8]>,
+    capture: &'a Capture,
+    display: &'a Display,
+}
+
+impl Measure<'_> {
+    fn all(
+        &self,
+        links: &[LinkKind],
+        node: IpAddr,
+        rows: &mut Vec<KernelFigures>,
+        left_out: &mut Vec<String>,
+    ) -> Result<(), Failure> {
+        let Self { args, file, module, bytes, capture, display } = *self;
+        let params = |data, call, out: &mut Vec<u8>| encode(&args.args, data, call, out);
+        let total = (links.len() * args.placements.len()) as u64;
+        for link in links {
+            let local = args.local.filter(|_| !node.is_loopback()).map_or_else(|| at_local(node, Ok), Ok)?;
+            let layers = capture.layers();
+            let config = ClientConfig { link: Some(*link), layers, mtu: args.mtu, ..ClientConfig::new(node, local) };
+            let mut client = match Client::connect(config) {
+                Ok(client) => client,
+                Err(error) if args.links.is_empty() => {
+                    left_out.push(format!("{link}: {error}"));
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let name = format!("compare-{}", std::process::id());
+            let (limits, isolation) = (args.bounds.limits(), args.bounds.isolation());
+            let entry = client.deploy_kernel(&name, module, limits, isolation, false)?;
+            let local = client.local_kernels().deploy_at(Some(entry.op), &name, module, limits, isolation);
+            local.map_err(|e| Failure::Failed(format!("{}: {e}", file.display())))?;
+            let data = put(&mut client, bytes)?;
+            let mut measured = Ok(());
+            for placement in &args.placements {
+                display.advance(rows.len() as u64, total, &format!("{} at the {placement} over {link}", name_of(file)));
+                let user = (entry.op, data, &params as Params<'_>);
+                match KernelFigures::measure(&mut client, user, *placement, args.seconds, &|| display.stopped()) {
+                    Ok(row) => rows.push(row),
+                    Err(error) => {
+                        measured = Err(Failure::from(error));
+                        break;
+                    }
+                }
+            }
+            // A node that is gone has nothing to remove.
+            let removed = client.remove_kernel(&name);
+            measured?;
+            removed?;
+        }
+        Ok(())
+    }
+}
+
+/// A kernel that fails has no figures that mean anything. One that answers differently in two places is wrong, or its data
+/// changed.
 fn check(rows: &[KernelFigures]) -> Result<(), Failure> {
+    if let Some((row, status)) = rows.iter().find_map(|row| row.failed.map(|status| (row, status))) {
+        let KernelFigures { place, link, .. } = row;
+        let hint = "see it with `remora kernel run FILE --data ... --args ... --trace`";
+        return Err(Failure::Failed(format!(
+            "the kernel fails at the {place} over {link}, with {}: {hint}",
+            explain(status)
+        )));
+    }
     match rows.iter().find(|row| row.digest != rows[0].digest) {
         None => Ok(()),
         Some(row) => Err(Failure::Failed(format!(
@@ -94,7 +177,42 @@ fn check(rows: &[KernelFigures]) -> Result<(), Failure> {
     }
 }
 
-fn table(file: &Path, rows: &[KernelFigures], left_out: &[String]) -> String {
+/// What the figures depend on beside place and link.
+struct Depends<'a> {
+    profile: Option<&'a Profile>,
+    /// Fuel that a call may use.
+    fuel: u64,
+}
+
+impl Depends<'_> {
+    /// What a call uses up, and the flag that would make it quicker.
+    fn text(&self) -> String {
+        let Some(Profile { calls, fuel, accesses, bytes }) = self.profile else { return String::new() };
+        let mut text = format!(
+            "a call uses up to {} fuel, {} accesses and {} bytes (the first {calls}, run here)\n",
+            count(*fuel),
+            count(*accesses),
+            count(*bytes)
+        );
+        // Half as much again, for calls that were not among the first.
+        let enough = fuel + fuel / 2;
+        if self.fuel > INLINE_FUEL && enough <= INLINE_FUEL {
+            text += &format!(
+                "--fuel {INLINE_FUEL} would do, and make calls at nic and host quicker: with more (here {}) a call can be \
+                 suspended, which costs time\n",
+                count(self.fuel)
+            );
+        } else if self.fuel > INLINE_FUEL {
+            text += &format!(
+                "with more than {INLINE_FUEL} fuel a call can be suspended, which costs time at nic and host: fewer \
+                 instructions may turn the verdict round\n"
+            );
+        }
+        text
+    }
+}
+
+fn table(file: &Path, rows: &[KernelFigures], left_out: &[String], depends: &Depends<'_>) -> String {
     let mut text = format!("{}, one call at a time and {} at once\n\n", file.display(), IN_FLIGHT[1]);
     let mut line = |cells: [&str; 7]| {
         let [link, place, p50, p99, per_s, trips, calls] = cells;
@@ -118,7 +236,12 @@ fn table(file: &Path, rows: &[KernelFigures], left_out: &[String]) -> String {
     let mut links: Vec<LinkKind> = rows.iter().map(|row| row.link).collect();
     links.dedup();
     for link in links {
-        let of = || rows.iter().filter(|row| row.link == link);
+        // Who fails wins nothing, however quickly.
+        let of = || rows.iter().filter(|row| row.link == link && row.failed.is_none());
+        if of().next().is_none() {
+            let _ = writeln!(text, "over {link}: no place, as the kernel fails");
+            continue;
+        }
         let best = of().map(|row| row.p50_ns as f64).fold(f64::INFINITY, f64::min);
         let fast: Vec<&str> =
             of().filter(|row| is_level(best, row.p50_ns as f64)).map(|row| row.place.name()).collect();
@@ -131,7 +254,8 @@ fn table(file: &Path, rows: &[KernelFigures], left_out: &[String]) -> String {
             many.join(" and ")
         );
     }
-    if let Some(row) = rows.iter().find(|row| row.status != Status::Ok) {
+    text += &depends.text();
+    if let Some(row) = rows.iter().find(|row| row.status != Status::Ok && row.failed.is_none()) {
         let _ = writeln!(text, "the first call ended with {}", explain(row.status));
     }
     for reason in left_out {
@@ -140,23 +264,25 @@ fn table(file: &Path, rows: &[KernelFigures], left_out: &[String]) -> String {
     text
 }
 
-fn json(file: &Path, rows: &[KernelFigures]) -> String {
+fn json(file: &Path, rows: &[KernelFigures], profile: Option<&Profile>) -> serde_json::Value {
     let rows: Vec<serde_json::Value> = rows
         .iter()
         .map(|row| {
             serde_json::json!({
-                "kernel": file.display().to_string(), "link": row.link, "place": row.place.name(), "calls": row.calls,
+                "link": row.link, "place": row.place.name(), "calls": row.calls,
                 "p50_ns": row.p50_ns, "p99_ns": row.p99_ns, "calls_per_s": row.per_s, "round_trips_per_call": row.trips,
-                "status": row.status.code(),
+                "status": row.status.code(), "failed": row.failed.map(Status::code),
             })
         })
         .collect();
-    format!("{:#}\n", serde_json::Value::from(rows))
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|e| {
-        let hint = if e.kind() == ErrorKind::NotFound { ": its directory does not exist" } else { "" };
-        Failure::Failed(format!("cannot write {}: {e}{hint}", path.display()))
+    let profile = profile.map(|profile| {
+        serde_json::json!({ "calls": profile.calls, "fuel": profile.fuel, "accesses": profile.accesses, "bytes": profile.bytes })
+    });
+    serde_json::json!({
+        "format": "remora-compare-kernel/1",
+        "version": env!("REMORA_VERSION"),
+        "kernel": file.display().to_string(),
+        "per_call_at_most": profile,
+        "rows": rows,
     })
 }

@@ -5,18 +5,19 @@ use std::path::Path;
 use remora_model::platform::Platform;
 use remora_study::modelled::ModelError;
 use remora_study::on_kernel::{KernelError, KernelRow, UserKernel, kernel_on, table};
+use remora_study::report::KernelBar;
 use remora_wasm::KernelSet;
 
+use crate::Failure;
 use crate::args;
 use crate::compare_kernel;
 use crate::kernel::{explain, name_of};
 use crate::kernel_build;
 use crate::kernel_params::encode;
 use crate::progress::{Display, stop_flag};
-use crate::{Failure, print};
 
-/// Models and prints. With `json` the rows go there as well.
-pub fn run(args: &args::Compare, file: &Path, name: &str, json: Option<&Path>) -> Result<(), Failure> {
+/// Models and prints. With `--both` the figures for programs are those of the run on this machine.
+pub fn run(args: &args::Compare, file: &Path, name: &str) -> Result<(), Failure> {
     let platform = Platform::load(name).map_err(|e| Failure::Usage(e.to_string()))?;
     let module = kernel_build::load(file)?;
     let data = compare_kernel::data(args)?;
@@ -30,17 +31,30 @@ pub fn run(args: &args::Compare, file: &Path, name: &str, json: Option<&Path>) -
         Failure::Failed(why) => Failure::Failed(format!("{}: {why}", file.display())),
         other => other,
     })?;
-    if let Some(path) = json {
-        let text = serde_json::to_string_pretty(&rows).map_err(|e| Failure::Failed(e.to_string()))?;
-        let failed = |e| Failure::Failed(format!("cannot write {}: {e}", path.display()));
-        std::fs::write(path, text + "\n").map_err(failed)?;
-    }
     let mut text = format!("{}, one call at a time and 64 at once\n\n{}", file.display(), table(&platform, &rows));
     if let Some(row) = rows.first().filter(|row| row.status != 0) {
         text += &format!("the first call ended with {}\n", explain(remora_kernel::Status::from_code(row.status)));
     }
-    print(&text, &text);
-    Ok(())
+    args.json.print(&text)?;
+    if !args.both {
+        let (format, version) = ("remora-compare-kernel-on/1", env!("REMORA_VERSION"));
+        let json = serde_json::json!({ "format": format, "version": version, "kernel": file.display().to_string(), "rows": rows });
+        args.json.write(|| json.clone())?;
+        let bar = |row: &KernelRow| KernelBar {
+            place: row.placement,
+            p50_ns: row.in_flight_1.p50_ns as f64,
+            per_s: row.in_flight_64.ops_per_s,
+        };
+        let bars = rows.iter().filter(|row| !row.failed).map(bar).collect();
+        let heading = format!("On {}, modelled", platform.name);
+        compare_kernel::write_page(args, file, vec![(heading, bars)], &text, &json)?;
+    }
+    match rows.iter().find(|row| row.failed) {
+        None => Ok(()),
+        Some(row) => {
+            Err(Failure::Failed(format!("the kernel fails at the {}: see it with `remora kernel run`", row.placement)))
+        }
+    }
 }
 
 fn rows(
@@ -62,7 +76,7 @@ fn rows(
     })
 }
 
-#[cfg(all(test, feature = "jit"))]
+#[cfg(all(test, feature = "modules"))]
 mod tests {
     use super::*;
     use clap::Parser;

@@ -1,16 +1,18 @@
 //! `remora exec`: an RDMA program of the system on Remora's verbs library.
 
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::net::IpAddr;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
-use remora_real::LinkKind;
+use remora_real::{LinkKind, presence};
 
-use crate::{Failure, args};
+use crate::progress::is_quiet;
+use crate::{Failure, args, preload};
+
+pub mod program;
 
 /// Options of `remora exec`.
 #[derive(Debug, clap::Args)]
@@ -20,7 +22,7 @@ pub struct Exec {
     #[arg(long, value_name = "ADDR", value_parser = args::address)]
     pub device_address: Option<IpAddr>,
     /// Active MTU of the port: 256, 512, 1024, 2048 or 4096 [default: what the links carry, on loopback 4096]
-    #[arg(long, value_name = "BYTES", value_parser = mtu)]
+    #[arg(long, value_name = "BYTES", value_parser = args::mtu)]
     pub mtu: Option<u32>,
     /// How packets travel: auto is shared memory between processes of this user here, and UDP to all others
     #[arg(long, value_name = "LINK", default_value = "auto", value_parser = ["auto", LinkKind::Udp.name(), LinkKind::Shm.name()])]
@@ -48,21 +50,22 @@ Examples:
   remora exec --pcap /tmp/client.pcap -- ib_write_bw localhost    for tshark
   remora exec --device-address 10.0.0.1 -- ib_send_bw    reached from other machines, also from RDMA hardware";
 
-/// Name of the library as it is built, and as programs ask for it.
-const NAMES: [&str; 2] = ["libibverbs.so.1", "libibverbs.so"];
-
 /// Becomes the program.
 pub fn run(exec: &Exec) -> Result<(), Failure> {
-    let library = library()?;
+    let library = preload::VERBS.find()?;
     let (name, rest) = exec.command.split_first().ok_or_else(|| Failure::Usage("no command is given".into()))?;
+    program::check(name).map_err(Failure::Failed)?;
+    if let Some(address) = exec.device_address {
+        is_free(address, &exec.link)?;
+    }
     let mut command = Command::new(name);
     command.args(rest);
     // Loaded first under the name in its header, it is what every later wish for `libibverbs.so.1` finds, and its
     // functions stand before those of the C library.
-    command.env("LD_PRELOAD", list(library.as_os_str(), env::var_os("LD_PRELOAD")));
+    command.env("LD_PRELOAD", preload::list(library.as_os_str(), env::var_os("LD_PRELOAD")));
     // For programs that ask for `libibverbs.so` while they run.
     if let Some(dir) = library.parent() {
-        command.env("LD_LIBRARY_PATH", list(dir.as_os_str(), env::var_os("LD_LIBRARY_PATH")));
+        command.env("LD_LIBRARY_PATH", preload::list(dir.as_os_str(), env::var_os("LD_LIBRARY_PATH")));
     }
     command.env("REMORA_LINK", &exec.link);
     if let Some(address) = exec.device_address {
@@ -80,47 +83,20 @@ pub fn run(exec: &Exec) -> Result<(), Failure> {
     if exec.trace {
         command.env("REMORA_TRACE", "1");
     }
+    if !is_quiet() {
+        // The program has this process's ID.
+        command.env("REMORA_SUMMARY", std::process::id().to_string());
+    }
     let error = command.exec();
     Err(Failure::Failed(format!("cannot run {}: {error}", name.to_string_lossy())))
 }
 
-/// The verbs library that belongs to this executable: beside it as cargo builds it, or installed in `../lib/remora`.
-fn library() -> Result<PathBuf, Failure> {
-    let exe = env::current_exe().map_err(|e| Failure::Failed(format!("where this command lies is unknown: {e}")))?;
-    let dir = exe.parent().unwrap_or(Path::new("/"));
-    let places = [dir.join("../lib/remora"), dir.into(), dir.join("deps")];
-    let found = places.iter().flat_map(|place| NAMES.map(|name| place.join(name))).find(|path| path.is_file());
-    let Some(path) = found.and_then(|path| path.canonicalize().ok()) else {
-        let why = format!(
-            "the verbs library is neither beside {} nor in ../lib/remora: build it with \
-             `cargo build -p remora-verbs`, with --release if this command was built so",
-            exe.display()
-        );
-        return Err(Failure::Failed(why));
-    };
-    if path.as_os_str().as_bytes().iter().any(|byte| b" :;".contains(byte)) {
-        let why =
-            format!("the dynamic linker cannot load {}: its path has a blank, colon or semicolon", path.display());
-        return Err(Failure::Failed(why));
+/// Whether a device can have this address: links are bound there, and closed again.
+fn is_free(address: IpAddr, link: &str) -> Result<(), Failure> {
+    for kind in [LinkKind::Shm, LinkKind::Udp].into_iter().filter(|kind| link == "auto" || link == kind.name()) {
+        kind.bind(address).map_err(|e| Failure::Failed(presence::refusal(address, &e)))?;
     }
-    Ok(path)
-}
-
-/// `first`, and behind it what was there before.
-fn list(first: &OsStr, rest: Option<OsString>) -> OsString {
-    let mut list = first.to_owned();
-    if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
-        list.push(":");
-        list.push(rest);
-    }
-    list
-}
-
-fn mtu(text: &str) -> Result<u32, String> {
-    match text.parse() {
-        Ok(mtu @ (256 | 512 | 1024 | 2048 | 4096)) => Ok(mtu),
-        _ => Err("use 256, 512, 1024, 2048 or 4096".into()),
-    }
+    Ok(())
 }
 
 fn loss(text: &str) -> Result<String, String> {
@@ -137,16 +113,8 @@ mod tests {
 
     #[test]
     fn values_are_checked() {
-        assert_eq!(mtu("1024"), Ok(1024));
         assert_eq!(loss("5"), Ok("5:1".into()));
         assert_eq!(loss("0.5:42"), Ok("0.5:42".into()));
-        assert!(["", "1500", "x"].iter().all(|bad| mtu(bad).is_err()));
         assert!(["", "101", "-1", "5:x", "nan"].iter().all(|bad| loss(bad).is_err()));
-    }
-
-    #[test]
-    fn lists_keep_what_was_there() {
-        assert_eq!(list(OsStr::new("a"), None), "a");
-        assert_eq!(list(OsStr::new("a"), Some("b:c".into())), "a:b:c");
     }
 }

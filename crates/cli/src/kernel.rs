@@ -6,15 +6,17 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use remora_kernel::{Limits, Placement, Status};
-use remora_real::{Client, ClientConfig, RemoteRegion, at_local};
+use remora_real::{Client, ClientConfig, DeployToken, RemoteRegion, at_local};
+use remora_study::format::{bytes as size, count};
 use remora_study::kernel_calls::KernelData;
 use remora_wasm::{DeployedModule, Isolation, ModuleLimits};
 
+use crate::Failure;
 use crate::args;
-
 use crate::kernel_build::{self, Build};
 use crate::kernel_params::{self, HELP, Piece};
-use crate::{Failure, print};
+use crate::output::{Json, print, to_stdout};
+use crate::quantity;
 
 const BUILD_EXAMPLES: &str = "\
 Examples:
@@ -34,6 +36,7 @@ Examples:
 const CALL_EXAMPLES: &str = "\
 Examples:
   remora kernel call sum --node 127.0.0.9 --data words.bin --args key,u32:512,va
+  remora kernel call sum --place client --file sum.c --node 127.0.0.9 --data words.bin --args key,u32:512,va
   remora kernel call topk --node 10.0.0.1 --place host --args hex:00ff,u64:7 --raw > reply.bin";
 
 const REMOVE_EXAMPLES: &str = "\
@@ -52,6 +55,9 @@ pub enum Kernel {
     /// List the modules that are deployed at a node
     #[command(after_help = LIST_EXAMPLES)]
     List(List),
+    /// Run a module here, once, and tell what it does: every access, what it logs, the fuel used, and where it failed
+    #[command(after_help = format!("{HELP}\n\n{}", crate::kernel_run::EXAMPLES))]
+    Run(crate::kernel_run::KernelRun),
     /// Call a module and print its reply
     #[command(after_help = format!("{HELP}\n\n{CALL_EXAMPLES}"))]
     Call(CallArgs),
@@ -66,22 +72,25 @@ pub struct At {
     /// The node, started with `remora node`
     #[arg(long, value_name = "ADDR", value_parser = args::address)]
     pub node: IpAddr,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: what both links and the way between them carry]
+    #[arg(long, value_name = "BYTES", value_parser = args::mtu)]
+    pub mtu: Option<u32>,
 }
 
 /// What a call may use up.
 #[derive(Debug, clap::Args)]
 pub struct Bounds {
     /// WebAssembly instructions of one call, about
-    #[arg(long, value_name = "N", default_value = "1000000")]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = quantity::count)]
     pub fuel: u64,
     /// The module's own memory, such as 256K or 4M
-    #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = args::size)]
+    #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = quantity::size)]
     pub module_memory: u64,
     /// Accesses of the node's memory by one call
-    #[arg(long, value_name = "N", default_value = "4096")]
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = quantity::up_to(0..=1_000_000))]
     pub accesses: u32,
     /// Bytes that one call may move
-    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = args::size)]
+    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = quantity::size)]
     pub traffic: u64,
     /// Start each call with fresh memory, so that no call sees anything of another
     #[arg(long)]
@@ -114,6 +123,8 @@ pub struct Deploy {
     #[arg(long)]
     pub keep: bool,
     #[command(flatten)]
+    pub deployer: Deployer,
+    #[command(flatten)]
     pub bounds: Bounds,
     #[command(flatten)]
     pub at: At,
@@ -124,9 +135,9 @@ pub struct Deploy {
 pub struct List {
     #[command(flatten)]
     pub at: At,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// Figures for programs.
+    #[command(flatten)]
+    pub json: Json,
 }
 
 /// Options of `remora kernel call`.
@@ -138,13 +149,16 @@ pub struct CallArgs {
     /// Its parameters: see below
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub args: Vec<Piece>,
+    /// The kernel's module or source, for --place client: a node does not give it out
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
     /// A file that is put into the node's memory for the call
     #[arg(long, value_name = "FILE")]
     pub data: Option<PathBuf>,
     /// A file that is sent behind the parameters as the call's payload; then the kernel runs on the NIC
     #[arg(long, value_name = "FILE")]
     pub payload: Option<PathBuf>,
-    /// Where it runs on the node
+    /// Where it runs: on the node, or here with one-sided verbs, within the limits that it was deployed with
     #[arg(long, value_name = "PLACE", default_value = "nic", value_parser = args::placement())]
     pub place: Placement,
     /// Print the reply as it is, and not as hexadecimal words
@@ -161,7 +175,17 @@ pub struct Remove {
     #[arg(value_name = "NAME")]
     pub name: String,
     #[command(flatten)]
+    pub deployer: Deployer,
+    #[command(flatten)]
     pub at: At,
+}
+
+/// Who deploys or removes a kernel.
+#[derive(Debug, clap::Args)]
+pub struct Deployer {
+    /// The token of a node that was started with --deployers token:FILE
+    #[arg(long, value_name = "FILE", value_parser = args::token)]
+    pub token: Option<DeployToken>,
 }
 
 /// Does it.
@@ -170,17 +194,24 @@ pub fn run(what: &Kernel) -> Result<(), Failure> {
         Kernel::Build(args) => kernel_build::run(args),
         Kernel::Deploy(args) => deploy(args),
         Kernel::List(args) => list(args),
+        Kernel::Run(args) => crate::kernel_run::run(args),
         Kernel::Call(args) => call(args),
         Kernel::Remove(args) => {
-            connect(args.at.node)?.remove_kernel(&args.name)?;
+            connect_with(&args.at, &args.deployer)?.remove_kernel(&args.name)?;
             Ok(())
         }
     }
 }
 
 /// A connection over the best link.
-pub fn connect(node: IpAddr) -> Result<Client, Failure> {
-    Ok(at_local(node, |local| Client::connect(ClientConfig::new(node, local)))?)
+fn connect(at: &At) -> Result<Client, Failure> {
+    connect_with(at, &Deployer { token: None })
+}
+
+fn connect_with(&At { node, mtu }: &At, deployer: &Deployer) -> Result<Client, Failure> {
+    let deploy_token = deployer.token.clone();
+    let config = |local| ClientConfig { deploy_token: deploy_token.clone(), mtu, ..ClientConfig::new(node, local) };
+    Ok(at_local(node, |local| Client::connect(config(local)))?)
 }
 
 /// The name that a file's kernel has if none is given.
@@ -191,18 +222,16 @@ pub fn name_of(file: &Path) -> String {
 fn deploy(args: &Deploy) -> Result<(), Failure> {
     let module = kernel_build::load(&args.file)?;
     let name = args.name.clone().unwrap_or_else(|| name_of(&args.file));
-    let mut client = connect(args.at.node)?;
+    let mut client = connect_with(&args.at, &args.deployer)?;
     let entry = client.deploy_kernel(&name, &module, args.bounds.limits(), args.bounds.isolation(), args.keep)?;
     let line = format!("{name}: op-code {:#x}, version {}, {} bytes\n", entry.op, entry.version, entry.bytes);
-    print(&line, &line);
+    print(&line)?;
     Ok(())
 }
 
 fn list(args: &List) -> Result<(), Failure> {
-    let entries = connect(args.at.node)?.list_kernels()?;
-    let text = if args.json { json(&entries) } else { table(&entries) };
-    print(&text, &text);
-    Ok(())
+    let entries = connect(&args.at)?.list_kernels()?;
+    args.json.show(&table(&entries), || json(&entries))
 }
 
 fn table(entries: &[DeployedModule]) -> String {
@@ -210,23 +239,29 @@ fn table(entries: &[DeployedModule]) -> String {
         return "no kernels are deployed\n".into();
     }
     let mut text = format!(
-        "{:<24} {:>7} {:>7} {:>9} {:>11} {:>9} {:>9} {:>10}  {}\n",
-        "name", "op-code", "version", "bytes", "fuel", "memory", "accesses", "traffic", "memory is"
+        "{:<18} {:>6} {:>4} {:>7} {:>10} {:>7} {:>8} {:>7} {}\n",
+        "name", "op", "no.", "size", "fuel", "memory", "accesses", "traffic", "is"
     );
     for DeployedModule { op, name, version, bytes, limits, isolation } in entries {
-        let kept = if *isolation == Isolation::Fresh { "fresh" } else { "reused" };
+        let kept = if *isolation == Isolation::Fresh { "fresh" } else { "kept" };
+        // A long name has a line of its own.
+        let name = if name.chars().count() > 18 { format!("{name}\n{:<18}", "") } else { name.clone() };
         let ModuleLimits { fuel, memory, access } = limits;
         // Writing to a string does not fail.
         let _ = writeln!(
             text,
-            "{name:<24} {op:>#7x} {version:>7} {bytes:>9} {fuel:>11} {memory:>9} {:>9} {:>10}  {kept}",
-            access.steps, access.bytes
+            "{name:<18} {op:>#6x} {version:>4} {:>7} {:>10} {:>7} {:>8} {:>7} {kept}",
+            size(*bytes as u64),
+            count(*fuel),
+            size(*memory as u64),
+            count(access.steps.into()),
+            size(access.bytes)
         );
     }
     text
 }
 
-fn json(entries: &[DeployedModule]) -> String {
+fn json(entries: &[DeployedModule]) -> serde_json::Value {
     let entries: Vec<serde_json::Value> = entries
         .iter()
         .map(|entry| {
@@ -237,7 +272,7 @@ fn json(entries: &[DeployedModule]) -> String {
             })
         })
         .collect();
-    format!("{:#}\n", serde_json::Value::from(entries))
+    serde_json::json!({ "format": "remora-kernel-list/1", "kernels": entries })
 }
 
 fn call(args: &CallArgs) -> Result<(), Failure> {
@@ -246,19 +281,24 @@ fn call(args: &CallArgs) -> Result<(), Failure> {
     };
     let data = args.data.as_ref().map(read).transpose()?;
     let payload = args.payload.as_ref().map(read).transpose()?;
-    let mut client = connect(args.at.node)?;
+    let mut client = connect(&args.at)?;
     let entry = client.list_kernels()?.into_iter().find(|entry| entry.name == args.name);
     let entry = entry
         .ok_or_else(|| Failure::Failed(format!("the node has no kernel {:?}: see `remora kernel list`", args.name)))?;
+    if args.place == Placement::Client {
+        let file = args.file.as_deref().ok_or_else(|| {
+            Failure::Usage("a kernel that runs at the client must be there: name its module or source by --file".into())
+        })?;
+        let (module, limits, isolation) = (kernel_build::load(file)?, entry.limits, entry.isolation);
+        let local = client.local_kernels().deploy_at(Some(entry.op), &entry.name, &module, limits, isolation);
+        local.map_err(|e| Failure::Failed(format!("{}: {e}", file.display())))?;
+    }
     let place = put(&mut client, data.as_deref())?;
     let mut params = Vec::new();
     kernel_params::encode(&args.args, place, 0, &mut params);
     let (status, reply) = match (&payload, args.place) {
-        (_, Placement::Client) => {
-            return Err(Failure::Usage(
-                "a call by name runs on the node: --place nic or host; see `remora compare --kernel` for the client"
-                    .into(),
-            ));
+        (Some(_), Placement::Client) => {
+            return Err(Failure::Usage("a payload goes to the node: leave out --place client, or --payload".into()));
         }
         (Some(payload), _) => client.call_stream(entry.op, &params, payload)?,
         (None, place) => client.call(place, entry.op, &params)?,
@@ -267,12 +307,10 @@ fn call(args: &CallArgs) -> Result<(), Failure> {
         return Err(Failure::Failed(format!("the kernel ended with {}", explain(status))));
     }
     if args.raw {
-        use std::io::Write;
-        let _ = std::io::stdout().write_all(&reply);
-        return Ok(());
+        return to_stdout(&reply);
     }
     let text = words(&reply);
-    print(&text, &text);
+    print(&text)?;
     Ok(())
 }
 
@@ -290,13 +328,14 @@ pub fn explain(status: Status) -> String {
         Status::Other(code) => format!("its own status {code}"),
         Status::StepLimit => "StepLimit: it ran out of fuel or accesses (--fuel, --accesses)".into(),
         Status::ByteLimit => "ByteLimit: it moved as many bytes as it may (--traffic)".into(),
-        Status::Trapped => "Trapped: it failed".into(),
+        Status::Trapped => "Trapped: it failed; `remora kernel run FILE --trace` says where".into(),
+        Status::Overdue => "Overdue: it took longer than the node lets a call take (remora node --deadline)".into(),
         other => format!("{other:?}"),
     }
 }
 
 /// Words of 8 bytes, little-endian, in hexadecimal and decimal; the rest as bytes.
-fn words(reply: &[u8]) -> String {
+pub fn words(reply: &[u8]) -> String {
     let (words, rest) = reply.as_chunks::<8>();
     let mut text = String::new();
     for word in words {

@@ -1,5 +1,6 @@
 //! `remora kernel build`: sources in C, Rust and WebAssembly text become modules.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +8,8 @@ use std::process::Command;
 use clap::ValueEnum;
 use remora_wasm::{Engine, Isolation, Module, ModuleLimits};
 
-use crate::{Failure, print};
+use crate::Failure;
+use crate::output::print;
 
 /// A language with a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -43,23 +45,32 @@ pub fn run(args: &Build) -> Result<(), Failure> {
         None => "",
     };
     if args.template.is_some() {
-        print(template, template);
+        print(template)?;
     }
     let Some(source) = &args.source else { return Ok(()) };
     let out = args.out.clone().unwrap_or_else(|| source.with_extension("wasm"));
-    let module = build(source)?;
+    let module = build(source, false)?;
     check(source, &module)?;
     std::fs::write(&out, &module).map_err(|e| Failure::Failed(format!("cannot write {}: {e}", out.display())))?;
     let line = format!("{}: {} bytes\n", out.display(), module.len());
-    print(&line, &line);
+    print(&line)?;
     Ok(())
 }
 
 /// The binary module of a file: a module already, or a source to be built.
 pub fn load(path: &Path) -> Result<Vec<u8>, Failure> {
+    load_as(path, false)
+}
+
+/// The same; what is built has names and lines.
+pub fn load_for_debugging(path: &Path) -> Result<Vec<u8>, Failure> {
+    load_as(path, true)
+}
+
+fn load_as(path: &Path, debugging: bool) -> Result<Vec<u8>, Failure> {
     match path.extension().and_then(OsStr::to_str) {
         Some("wasm") => read(path),
-        _ => build(path),
+        _ => build(path, debugging),
     }
 }
 
@@ -74,18 +85,26 @@ fn check(path: &Path, module: &[u8]) -> Result<(), Failure> {
     checked.map(drop).map_err(|e| Failure::Failed(format!("{}: {e}", path.display())))
 }
 
-fn build(source: &Path) -> Result<Vec<u8>, Failure> {
+fn build(source: &Path, debugging: bool) -> Result<Vec<u8>, Failure> {
     match source.extension().and_then(OsStr::to_str) {
         Some("wat") => {
             let text = read(source)?;
-            let module = wat::parse_bytes(&text).map_err(|e| Failure::Failed(format!("{}: {e}", source.display())))?;
-            Ok(module.into_owned())
+            let module = remora_wasm::compiler::module_of_text(&text).map(Cow::into_owned);
+            module.map_err(|e| Failure::Failed(format!("{}: {e}", source.display())))
         }
         Some("c") => compile(
             source,
             "clang",
             "install clang and lld, for example apt-get install clang lld",
-            &["--target=wasm32", "-O2", "-nostdlib", "-Wall", "-Wl,--no-entry,--export=run,--export=params", "-o"],
+            &[
+                "--target=wasm32",
+                "-O2",
+                if debugging { "-g" } else { "-g0" },
+                "-nostdlib",
+                "-Wall",
+                "-Wl,--no-entry,--export=run,--export=params",
+                "-o",
+            ],
         ),
         Some("rs") => compile(
             source,
@@ -97,7 +116,7 @@ fn build(source: &Path) -> Result<Vec<u8>, Failure> {
                 "--edition=2024",
                 "-Copt-level=3",
                 "-Cpanic=abort",
-                "-Cstrip=symbols",
+                if debugging { "-Cdebuginfo=1" } else { "-Cstrip=symbols" },
                 "-o",
             ],
         ),

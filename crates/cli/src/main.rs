@@ -2,15 +2,25 @@
 
 mod args;
 mod bench;
+mod bench_btree;
+mod bench_forge;
+mod bench_kv;
 mod bench_minos;
 mod bench_minos_show;
 mod bench_model;
+mod bench_neighbours;
+mod bench_ring;
 mod bench_stream;
 mod bench_wasm;
 mod capture;
 mod check;
+mod check_membership;
+mod check_search;
+mod check_tree;
 mod cluster;
 mod cluster_kills;
+mod cluster_pauses;
+mod cluster_trouble;
 mod compare;
 mod compare_kernel;
 mod compare_kernel_on;
@@ -18,25 +28,36 @@ mod exec;
 mod kernel;
 mod kernel_build;
 mod kernel_params;
+mod kernel_run;
+mod metrics;
 mod node;
+mod output;
+#[cfg(feature = "pages")]
+mod pages;
 mod platform;
+mod preload;
 mod probe;
 mod progress;
+mod ps;
+mod quantity;
+mod rack;
 mod reproduce;
+mod shards;
 mod storm;
+mod top;
 mod validate;
 mod where_;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 
 use args::{Args, Bench, Command};
 
 /// Why the command fails.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 enum Failure {
     /// Options that make no sense together, or files that are not what they should be.
     #[error("{0}")]
@@ -69,17 +90,26 @@ fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
-            print(&error.render().ansi().to_string(), &error.render().to_string());
-            return ExitCode::SUCCESS;
+            let text = error.render();
+            return end(output::print_help(&text.ansi().to_string(), &text.to_string()));
         }
-        Err(error) => return end(Err(Failure::Usage(usage_line(&error.render().to_string())))),
+        Err(error) => {
+            let words: Vec<String> = std::env::args().skip(1).collect();
+            return end(Err(Failure::Usage(usage_line(&error.render().to_string(), &help_for(&words)))));
+        }
     };
+    progress::set_loudness(args.quiet, args.verbose);
     end(match args.command.unwrap_or_default() {
+        #[cfg(feature = "pages")]
+        Command::Pages { directory } => pages::run(&directory),
         Command::Compare(args) => compare::run(&args),
         Command::Node(args) => node::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Cluster(args) => cluster::run(&args),
         Command::Kernel { what } => kernel::run(&what),
         Command::Exec(args) => exec::run(&args),
+        Command::Rack(args) => rack::run(&args),
+        Command::Ps(args) => ps::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Where(args) => where_::run(&args),
@@ -88,10 +118,15 @@ fn main() -> ExitCode {
         Command::Storm { what } => storm::run(&what),
         Command::Check { what } => check::run(&what),
         Command::Bench { what: Bench::Nic(args) } => bench::nic(&args),
+        Command::Bench { what: Bench::Btree(args) } => bench_btree::run(&args),
         Command::Bench { what: Bench::Kernel(args) } => bench::kernel(&args),
         Command::Bench { what: Bench::Wasm(args) } => bench_wasm::run(&args),
         Command::Bench { what: Bench::Model(args) } => bench_model::run(&args),
+        Command::Bench { what: Bench::Neighbours(args) } => bench_neighbours::run(&args),
+        Command::Bench { what: Bench::Kv(args) } => bench_kv::run(&args),
+        Command::Bench { what: Bench::Ring(args) } => bench_ring::run(&args),
         Command::Bench { what: Bench::Stream(args) } => bench_stream::run(&args),
+        Command::Bench { what: Bench::Forge(args) } => bench_forge::run(&args),
         Command::Bench { what: Bench::Minos(args) } => bench_minos::run(&args),
     })
 }
@@ -107,20 +142,25 @@ fn end(result: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// What clap says, in one line.
-fn usage_line(message: &str) -> String {
+/// The command that explains what these words of a command line are about.
+fn help_for(words: &[String]) -> String {
+    let (mut command, mut line) = (Args::command(), String::from("remora"));
+    for word in words.iter().filter(|word| !word.starts_with('-')) {
+        let Some(next) = command.find_subcommand(word) else { break };
+        line += &format!(" {}", next.get_name());
+        command = next.clone();
+    }
+    line + " --help"
+}
+
+/// What clap says, in one line; `help` is where there is more.
+fn usage_line(message: &str, help: &str) -> String {
     let message = message.strip_prefix("error: ").unwrap_or(message);
     let wanted = message.split("\n\nUsage:").next().unwrap_or(message);
     let wanted = wanted.split("\n\nFor more information").next().unwrap_or(wanted);
-    let words: Vec<&str> = wanted.split_whitespace().collect();
-    format!("{} (see `remora --help`)", words.join(" "))
-}
-
-/// To a terminal with colours, to anything else plain. A reader that has gone away is no failure.
-fn print(coloured: &str, plain: &str) {
-    let mut out = io::stdout().lock();
-    let text = if io::IsTerminal::is_terminal(&out) { coloured } else { plain };
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let one_line = |part: &str| part.split_whitespace().collect::<Vec<_>>().join(" ");
+    let parts: Vec<String> = wanted.split("\n\n").map(one_line).filter(|part| !part.is_empty()).collect();
+    format!("{} (see `{help}`)", parts.join("; "))
 }
 
 #[cfg(test)]
@@ -129,11 +169,21 @@ mod tests {
 
     #[test]
     fn usage_errors_are_one_line() {
-        for line in [&["remora", "node"][..], &["remora", "--nonsense"], &["remora", "compare", "--seed", "x"]] {
-            let message = usage_line(&Args::try_parse_from(line).unwrap_err().render().to_string());
-            assert!(!message.contains('\n') && message.ends_with("(see `remora --help`)"), "{message}");
+        let said = |words: &[&str]| {
+            let error = Args::try_parse_from([&["remora"], words].concat()).unwrap_err();
+            let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+            usage_line(&error.render().to_string(), &help_for(&words))
+        };
+        for (line, help, part) in [
+            (&["node"][..], "remora node --help", "--listen <ADDR>"),
+            (&["--nonsense"], "remora --help", "'--nonsense' found"),
+            (&["compare", "--seed", "x"], "remora compare --help", "20000, 2e4 or 20k"),
+            (&["kernel", "call"], "remora kernel call --help", "<NAME>"),
+            (&["compare", "--recods", "5"], "remora compare --help", "found; tip: a similar argument"),
+        ] {
+            let message = said(line);
+            assert!(!message.contains('\n') && message.ends_with(&format!("(see `{help}`)")), "{message}");
+            assert!(message.contains(part), "{message}");
         }
-        let message = usage_line(&Args::try_parse_from(["remora", "node"]).unwrap_err().render().to_string());
-        assert!(message.contains("--listen <ADDR>"), "{message}");
     }
 }

@@ -1,17 +1,19 @@
 //! `remora probe`.
 
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use remora_model::platform::Platform;
 use remora_real::LinkKind;
+use remora_study::format::wrap;
 use remora_study::machine::Machine;
 use remora_study::nodes::NodeProcess;
 use remora_study::probe::{self, Figure, platform_file};
 
+use crate::Failure;
+use crate::output::{self, Json};
 use crate::progress::{Display, stop_flag};
-use crate::{Failure, print};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -29,9 +31,9 @@ pub struct ProbeArgs {
     /// Where the file lies whose sync is measured [default: the directory for temporary files]
     #[arg(long, value_name = "DIR")]
     pub directory: Option<PathBuf>,
-    /// Also write the figures as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    /// Figures for programs.
+    #[command(flatten)]
+    pub json: Json,
 }
 
 /// How long a slice of calls beside a writer is, unless a comparison says otherwise.
@@ -50,23 +52,20 @@ pub fn run(args: &ProbeArgs) -> Result<(), Failure> {
     let text = platform_file("probed", &title, &figures);
     // What is written can be read.
     Platform::parse("the probe's platform file", &text).map_err(|e| Failure::Failed(e.to_string()))?;
-    let mut shown = table(&title, &machine, &figures);
+    args.json.print(&table(&title, &machine, &figures))?;
     if let Some(path) = &args.out {
-        write(path, &text)?;
-        let _ = writeln!(shown, "Platform file: {}", path.display());
+        output::write(path, text.as_bytes())?;
+        args.json.print(&format!("Platform file: {}\n", path.display()))?;
     }
-    if let Some(path) = &args.json {
-        write(path, &format!("{:#}\n", json(&machine, &figures)))?;
-    }
-    print(&shown, &shown);
-    Ok(())
+    args.json.write(|| json(&machine, &figures))
 }
 
 fn table(title: &str, machine: &Machine, figures: &[Figure]) -> String {
-    let mut out = format!("{title}\n\n{:<34} {:>12} {:>25}  how\n", "", "median", "rounds");
+    let mut out = format!("{title}\n\n{:<40} {:>12} {:>26}\n", "", "median", "rounds");
     for Figure { path, unit, how, value, range: (low, high) } in figures {
         let spread = format!("{} to {}", digits(*low), digits(*high));
-        let _ = writeln!(out, "{path:<34} {:>7} {unit:<4} {spread:>25}  {how}", digits(*value));
+        let _ = writeln!(out, "{path:<40} {:>7} {unit:<4} {spread:>26}", digits(*value));
+        wrap(&mut out, 4, "", how);
     }
     if let Some(remark) = machine.remark() {
         let _ = writeln!(out, "\n{remark}");
@@ -81,7 +80,7 @@ fn json(machine: &Machine, figures: &[Figure]) -> serde_json::Value {
     };
     serde_json::json!({
         "format": "remora-probe/1",
-        "version": env!("CARGO_PKG_VERSION"),
+        "version": env!("REMORA_VERSION"),
         "machine": machine,
         "figures": figures.iter().map(figure).collect::<Vec<_>>(),
     })
@@ -95,8 +94,4 @@ pub fn digits(value: f64) -> String {
         v if v >= 10.0 => format!("{value:.1}"),
         _ => format!("{value:.2}"),
     }
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|e| Failure::Failed(format!("cannot write {}: {e}", path.display())))
 }

@@ -3,12 +3,42 @@
 use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use remora_study::compare::{Progress, Watch};
 use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// How much is said on standard error.
+static LOUDNESS: AtomicU8 = AtomicU8::new(NORMAL);
+const QUIET: u8 = 0;
+const NORMAL: u8 = 1;
+const VERBOSE: u8 = 2;
+
+/// Says how much is said.
+pub fn set_loudness(quiet: bool, verbose: bool) {
+    let loudness = if quiet {
+        QUIET
+    } else if verbose {
+        VERBOSE
+    } else {
+        NORMAL
+    };
+    LOUDNESS.store(loudness, Ordering::Relaxed);
+}
+
+/// Whether nothing is said that is no failure.
+pub fn is_quiet() -> bool {
+    LOUDNESS.load(Ordering::Relaxed) == QUIET
+}
+
+/// A line for those who want to know more.
+pub fn detail(what: impl FnOnce() -> String) {
+    if LOUDNESS.load(Ordering::Relaxed) >= VERBOSE {
+        line(&what());
+    }
+}
 
 /// A flag that SIGINT and SIGTERM raise. A second signal ends the process at once.
 pub fn stop_flag() -> Arc<AtomicBool> {
@@ -43,7 +73,8 @@ enum Phase {
 impl Display {
     /// Nothing shown yet. `stop` is what [`Watch::stop`] says.
     pub fn new(stop: Arc<AtomicBool>) -> Self {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
+        let target = if is_quiet() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(8) };
+        let bar = ProgressBar::with_draw_target(None, target);
         let terminal = io::stderr().is_terminal();
         bar.set_style(style("{spinner} {msg}"));
         let (told, began) = (Cell::new(0), Cell::new(Instant::now()));
@@ -145,5 +176,8 @@ fn style(template: &str) -> ProgressStyle {
 
 /// A line on stderr; nobody need read it.
 fn line(text: &str) {
+    if is_quiet() {
+        return;
+    }
     let _ = writeln!(io::stderr(), "{text}");
 }

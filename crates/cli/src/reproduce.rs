@@ -1,6 +1,6 @@
 //! `remora reproduce`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use clap::Subcommand;
@@ -8,8 +8,10 @@ use remora_study::modelled::ModelError;
 use remora_study::reproduce::{self, Cache, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction};
 use remora_study::{minos, strom};
 
+use crate::Failure;
+use crate::output::{self, Json};
 use crate::progress::{Display, stop_flag};
-use crate::{Failure, print};
+use crate::quantity;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,6 +47,9 @@ pub struct Common {
     /// Write a CSV file for each figure into this directory
     #[arg(long, value_name = "DIR")]
     pub csv: Option<PathBuf>,
+    /// Figures for programs.
+    #[command(flatten)]
+    pub json: Json,
     /// Write an HTML page with plots
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
@@ -58,7 +63,7 @@ pub struct Common {
     #[arg(long)]
     pub no_cache: bool,
     /// Seed of every random choice
-    #[arg(long, value_name = "N", default_value = "42")]
+    #[arg(long, value_name = "N", default_value = "42", value_parser = quantity::count)]
     pub seed: u64,
 }
 
@@ -101,7 +106,12 @@ fn figures(args: &Common, reproduce: &mut Run<'_>) -> Result<(), Failure> {
         !stop.load(Ordering::Relaxed)
     });
     display.clear();
-    publish(&result.map_err(failure)?, args)
+    let all = result.map_err(failure)?;
+    publish(&all, args)?;
+    match all.incomplete {
+        Some(_) => Err(Failure::Interrupted),
+        None => Ok(()),
+    }
 }
 
 /// `31 of 96 points, 4.1 M events/s`.
@@ -119,25 +129,20 @@ fn failure(error: ReproduceError) -> Failure {
     }
 }
 
-/// Prints the table, after the files that are asked for: figures with their CSV, and a page.
+/// Prints the table, then writes the files that are asked for: figures with their CSV, and a page.
 fn publish(all: &Reproduction, args: &Common) -> Result<(), Failure> {
-    let mut text = reproduce::table(all);
+    args.json.show(&reproduce::table(all), || all.to_json(env!("REMORA_VERSION")))?;
     if let Some(directory) = &args.csv {
         let failed = |e| Failure::Failed(format!("cannot write to {}: {e}", directory.display()));
         std::fs::create_dir_all(directory).map_err(failed)?;
         for figure in &all.figures {
-            write(&directory.join(format!("fig{}.csv", figure.number)), &reproduce::csv(figure))?;
+            output::write(&directory.join(format!("fig{}.csv", figure.number)), reproduce::csv(figure).as_bytes())?;
         }
-        text += &format!("CSV: {} files in {}\n", all.figures.len(), directory.display());
+        args.json.print(&format!("CSV: {} files in {}\n", all.figures.len(), directory.display()))?;
     }
     if let Some(path) = &args.report {
-        write(path, &reproduce::page(all))?;
-        text += &format!("Page with plots: {}\n", path.display());
+        output::write(path, reproduce::page(all).as_bytes())?;
+        args.json.print(&format!("Page with plots: {}\n", path.display()))?;
     }
-    print(&text, &text);
     Ok(())
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|e| Failure::Failed(format!("cannot write {}: {e}", path.display())))
 }

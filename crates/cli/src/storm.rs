@@ -1,9 +1,8 @@
 //! `remora storm`.
 
 use std::fmt::Write;
-use std::fs;
 use std::hash::{BuildHasher, RandomState};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -12,13 +11,16 @@ use remora_storm::carriage::Carriage;
 use remora_storm::cluster::{Failure as Found, StormReport};
 use remora_storm::events::SECOND;
 use remora_storm::export;
-use remora_storm::minos::{self, Case, MARKS, Model, StormDeployment};
+use remora_storm::minos::{self, Case, MARKS, Model, STORM_MUTANTS, StormDeployment};
 use remora_storm::nemesis::KINDS;
+use remora_storm::shard::Shard;
 use remora_storm::totals::Totals;
 use serde_json::{Value, json};
 
+use crate::Failure;
+use crate::output::{Json, print};
 use crate::progress::{Display, stop_flag};
-use crate::{Failure, print};
+use crate::shards::{Gathered, add, result, write_file};
 
 /// What to storm.
 #[derive(Debug, clap::Subcommand)]
@@ -26,6 +28,13 @@ pub enum StormCommand {
     /// The replicated store, under any of its persistency models
     #[command(after_help = EXAMPLES)]
     Minos(StormMinos),
+    /// Put the results of shards together, and say which are missing, failed or there twice
+    #[command(after_help = "Example: remora storm merge results/storm-*.json")]
+    Merge {
+        /// The shards' files, as `--shard I/N --json FILE` wrote them
+        #[arg(value_name = "FILE", required = true)]
+        files: Vec<PathBuf>,
+    },
 }
 
 const EXAMPLES: &str = "\
@@ -36,7 +45,9 @@ Examples:
   remora storm minos                                   an hour of simulated time from a fresh seed
   remora storm minos --hours 10000 --model synch       through the night
   remora storm minos --seed 7 --storms 1 --export h.json   one storm, and its history for other checkers
-  remora storm minos --ci                              two minutes of fresh seeds, and all that ever failed";
+  remora storm minos --mutant all                      seeded faults: an old clock, one that sleeps, a lost disk
+  remora storm minos --ci                              two minutes of fresh seeds, and all that ever failed
+  remora storm minos --seed 1 --hours 100 --shard 0/4 --json 0.json   the first of four processes' part; see deploy/";
 
 /// Options of `remora storm minos`.
 #[derive(Debug, clap::Args)]
@@ -67,12 +78,20 @@ pub struct StormMinos {
     /// and nic in one storm of four]
     #[arg(long, value_name = "HOW", value_parser = clap::value_parser!(Carriage))]
     carriage: Option<Carriage>,
+    /// Seed this fault into the engine, or into the world around it, and show in which storm it is found; `all` for each in
+    /// turn, `list` for their names
+    #[arg(long, value_name = "NAME")]
+    mutant: Option<String>,
     /// Write the history of the last storm as JSON
     #[arg(long, value_name = "FILE")]
     export: Option<PathBuf>,
-    /// Also write the sums as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    /// The sums for programs.
+    #[command(flatten)]
+    json: Json,
+    /// Do one part of a run that is split among N processes, from 0/N to N-1/N: of the seeds every Nth, of --storms and
+    /// --hours as much as falls to it
+    #[arg(long, value_name = "I/N", requires = "seed", conflicts_with = "ci", value_parser = clap::value_parser!(Shard))]
+    shard: Option<Shard>,
     /// How many lines of a failing storm's story are told, the last ones before the failure
     #[arg(long, value_name = "N", default_value = "200")]
     lines: usize,
@@ -92,17 +111,72 @@ const CI_SECONDS: f64 = 120.0;
 
 /// Storms over the replicated store.
 pub fn run(what: &StormCommand) -> Result<(), Failure> {
-    let StormCommand::Minos(args) = what;
+    let args = match what {
+        StormCommand::Minos(args) => args,
+        StormCommand::Merge { files } => return merge(files),
+    };
+    if let Some(name) = &args.mutant {
+        return mutants(args, name);
+    }
     let mut run = Run::new(args);
     let outcome = run.storms();
     run.display.clear();
-    let text = run.table();
-    print(&text, &text);
-    if let Some(path) = &args.json {
-        write_file(path, &run.json())?;
+    let figures = run.figures();
+    let text = table(&format!("from seed {}", run.seed), &figures);
+    args.json.print(&text)?;
+    let failure = outcome.as_ref().err().filter(|e| !matches!(e, Failure::Interrupted)).map(|e| e.to_string());
+    let result = result("storm", run.shard(), run.parameters(), failure.as_deref(), outcome.is_ok(), figures);
+    match args.json.file() {
+        // Whole or not at all: a shard that is ended meanwhile leaves no half of one.
+        Some(path) => write_file(path, &result)?,
+        None => args.json.write(|| result)?,
     }
     outcome?;
     run.all_marks_reached()
+}
+
+/// Storms that a seeded fault may take until it is found.
+const MUTANT_STORMS: u64 = 1000;
+
+/// Shows that seeded faults are found.
+fn mutants(args: &StormMinos, name: &str) -> Result<(), Failure> {
+    let names = || STORM_MUTANTS.iter().map(|mutant| mutant.name).collect::<Vec<_>>();
+    if name == "list" {
+        let text = names().join("\n") + "\n";
+        print(&text)?;
+        return Ok(());
+    }
+    let chosen: Vec<_> = STORM_MUTANTS.iter().filter(|mutant| name == "all" || name == mutant.name).collect();
+    if chosen.is_empty() {
+        return Err(Failure::Usage(format!("no seeded fault {name:?}: {}, or all", names().join(", "))));
+    }
+    let first = args.seed.unwrap_or(1);
+    for mutant in chosen {
+        let case = |seed| Case::new(seed, args.nodes.into(), args.model, args.deployment, args.carriage);
+        let found = (first..first + args.storms.unwrap_or(MUTANT_STORMS)).find_map(|seed| {
+            let failure = case(seed).run_mutant(*mutant).failure?;
+            matches!(failure, Found::Wrong(_)).then(|| (seed, describe(&failure)))
+        });
+        let Some((seed, what)) = found else {
+            return Err(Failure::Failed(format!("{} was not found from seed {first} on", mutant.name)));
+        };
+        let text = format!("{}: found in the storm of seed {seed}: {what}\n", mutant.name);
+        print(&text)?;
+    }
+    Ok(())
+}
+
+/// Puts the results of shards together.
+fn merge(files: &[PathBuf]) -> Result<(), Failure> {
+    let gathered = Gathered::read("storm", files);
+    let mut figures = json!({});
+    gathered.figures.iter().for_each(|shard| add(&mut figures, shard));
+    if !gathered.figures.is_empty() {
+        let seed = &gathered.parameters["seed"];
+        let text = table(&format!("of {} shards from seed {seed}", gathered.figures.len()), &figures);
+        print(&text)?;
+    }
+    gathered.verdict()
 }
 
 /// Storms one after another.
@@ -126,15 +200,22 @@ impl<'a> Run<'a> {
 
     fn storms(&mut self) -> Result<(), Failure> {
         let known = if self.args.ci { minos::known_cases() } else { Vec::new() };
-        let (known, seed, args) = (known.into_iter(), self.seed, self.args);
-        let fresh = (0..).map(|index| {
+        let (known, seed, args, shard) = (known.into_iter(), self.seed, self.args, self.shard());
+        if args.storms.is_some_and(|storms| shard.share(storms) == 0) {
+            return Ok(());
+        }
+        let fresh = (0..).filter(move |&index| shard.has(index)).map(|index| {
             let seed = seed.wrapping_add(index);
             Case::new(seed, args.nodes.into(), args.model, args.deployment, args.carriage)
         });
         for case in known.chain(fresh) {
             self.storm(&case)?;
             let part = self.part();
-            let what = format!("{} storms, {} simulated", self.totals.storms, time(self.totals.simulated));
+            let what = format!(
+                "{} storms, {} simulated",
+                self.totals.storms,
+                time(self.totals.simulated as f64 / SECOND as f64)
+            );
             self.display.part(&what, part.min(1.0));
             if self.stop.load(Ordering::Relaxed) {
                 return Err(Failure::Interrupted);
@@ -150,9 +231,11 @@ impl<'a> Run<'a> {
     fn part(&self) -> f64 {
         let wall = self.args.seconds.or(self.args.ci.then_some(CI_SECONDS));
         let by_wall = wall.map(|wall| self.start.elapsed().as_secs_f64() / wall);
-        let by_count = self.args.storms.map(|storms| self.totals.storms as f64 / storms as f64);
+        let shard = self.shard();
+        let by_count = self.args.storms.map(|storms| self.totals.storms as f64 / shard.share(storms) as f64);
         let hours = self.args.hours.or((by_wall.is_none() && by_count.is_none()).then_some(1.0));
-        let by_hours = hours.map(|hours| self.totals.simulated as f64 / (hours * 3600.0 * SECOND as f64));
+        let by_hours =
+            hours.map(|hours| self.totals.simulated as f64 * shard.of as f64 / (hours * 3600.0 * SECOND as f64));
         [by_wall, by_count, by_hours].into_iter().flatten().fold(0.0, f64::max)
     }
 
@@ -178,38 +261,25 @@ impl<'a> Run<'a> {
         });
         self.display.clear();
         let text = format!("{story}\nFaults left: {faults}. Replay: {}\n", case.command());
-        print(&text, &text);
+        // The failure itself is told in any case.
+        let _ = print(&text);
         let keep = format!("add `{}` to crates/storm/seeds/minos.txt once it is fixed", case.line());
         Failure::Failed(format!("{what}; {keep}"))
     }
 
-    fn table(&self) -> String {
-        let (totals, wall) = (&self.totals, self.start.elapsed().as_secs_f64());
-        let simulated = totals.simulated as f64 / SECOND as f64;
-        let mut out = format!(
-            "{} storms from seed {}: {} simulated in {wall:.1} s, {:.0} x real time\n",
-            totals.storms,
-            self.seed,
-            time(totals.simulated),
-            simulated / wall
-        );
-        let _ = writeln!(
-            out,
-            "{} operations ({} of unknown outcome), {} messages, {} syncs",
-            totals.operations, totals.unknown, totals.net.sent, totals.disk.syncs
-        );
-        if totals.unchecked > 0 {
-            let _ = writeln!(out, "{} histories of a key were too hard to check", totals.unchecked);
-        }
-        let rows = |out: &mut String, title: &str, rows: &[(&str, u64)]| {
-            let _ = writeln!(out, "\n{title}");
-            for (name, count) in rows {
-                let _ = writeln!(out, "  {name:<34} {count:>10}");
-            }
-        };
-        rows(&mut out, "Faults injected", &self.fault_rows());
-        rows(&mut out, "Rare branches reached", &self.mark_rows());
-        out
+    fn shard(&self) -> Shard {
+        self.args.shard.unwrap_or(Shard::WHOLE)
+    }
+
+    /// What all shards of a run have in common.
+    fn parameters(&self) -> Value {
+        let StormMinos { nodes, hours, seconds, storms, model, deployment, carriage, .. } = self.args;
+        json!({
+            "seed": self.seed, "nodes": nodes, "hours": hours, "seconds": seconds, "storms": storms,
+            "model": model.map(|model| model.to_string()),
+            "deployment": deployment.map(|deployment| deployment.to_string()),
+            "carriage": carriage.map(|carriage| carriage.to_string()),
+        })
     }
 
     fn fault_rows(&self) -> Vec<(&'static str, u64)> {
@@ -232,9 +302,8 @@ impl<'a> Run<'a> {
         MARKS.iter().copied().zip(self.totals.marks.iter().copied()).collect()
     }
 
-    fn json(&self) -> Value {
+    fn figures(&self) -> Value {
         json!({
-            "seed": self.seed,
             "storms": self.totals.storms,
             "simulated_seconds": self.totals.simulated as f64 / SECOND as f64,
             "wall_seconds": self.start.elapsed().as_secs_f64(),
@@ -258,6 +327,37 @@ impl<'a> Run<'a> {
     }
 }
 
+/// Sums of storms, `of` which.
+fn table(of: &str, figures: &Value) -> String {
+    let count = |name: &str| figures[name].as_u64().unwrap_or(0);
+    let seconds = |name: &str| figures[name].as_f64().unwrap_or(0.0);
+    let (simulated, wall) = (seconds("simulated_seconds"), seconds("wall_seconds"));
+    let mut out = format!(
+        "{} storms {of}: {} simulated in {wall:.1} s, {:.0} x real time\n",
+        count("storms"),
+        time(simulated),
+        simulated / wall.max(1e-9)
+    );
+    let _ = writeln!(
+        out,
+        "{} operations ({} of unknown outcome), {} messages, {} syncs",
+        count("operations"),
+        count("unknown_outcomes"),
+        count("messages"),
+        count("syncs")
+    );
+    if count("unchecked_keys") > 0 {
+        let _ = writeln!(out, "{} histories of a key were too hard to check", count("unchecked_keys"));
+    }
+    for (title, name) in [("Faults injected", "faults"), ("Rare branches reached", "marks")] {
+        let _ = writeln!(out, "\n{title}");
+        for (name, count) in figures[name].as_object().into_iter().flatten() {
+            let _ = writeln!(out, "  {name:<34} {:>10}", count.as_u64().unwrap_or(0));
+        }
+    }
+    out
+}
+
 fn describe(found: &Found) -> String {
     match found {
         Found::Wrong(finding) => format!("no order explains what clients saw of key {}", finding.key),
@@ -271,11 +371,6 @@ fn object(rows: Vec<(&str, u64)>) -> Value {
 }
 
 /// Simulated time for people.
-fn time(ns: u64) -> String {
-    let seconds = ns as f64 / SECOND as f64;
+fn time(seconds: f64) -> String {
     if seconds < 3600.0 { format!("{seconds:.0} s") } else { format!("{:.2} h", seconds / 3600.0) }
-}
-
-fn write_file(path: &Path, json: &Value) -> Result<(), Failure> {
-    fs::write(path, format!("{json}\n")).map_err(|e| Failure::Failed(format!("writing {}: {e}", path.display())))
 }

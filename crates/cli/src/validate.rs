@@ -1,7 +1,7 @@
 //! `remora validate`.
 
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use remora_kernel::Placement;
@@ -12,13 +12,15 @@ use remora_study::machine::Machine;
 use remora_study::nodes::NodeProcess;
 use remora_study::records::Records;
 use remora_study::validate::{
-    Cell, GOAL, LEFT_OUT, MOVED, RULE, Round, Validation, Winner, is_steady, judge, page, rounds,
+    Cell, GOAL, LEFT_OUT, MOVED, RULE, Round, Rounds, Validation, Winner, is_steady, judge, page, rounds,
 };
 
 use remora_study::workload::Distribution;
 
+use crate::Failure;
+use crate::output::{self, Json};
 use crate::progress::{Display, stop_flag};
-use crate::{Failure, print};
+use crate::quantity;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -32,20 +34,20 @@ Examples:
 #[command(after_help = EXAMPLES, after_long_help = format!("{RULE}\n\n{EXAMPLES}"))]
 pub struct Validate {
     /// Rounds, each a probe, a prediction from it and a comparison. Fewer than 5 tell no placements apart
-    #[arg(long, value_name = "N", default_value = "5", value_parser = crate::args::up_to(1..=100))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = quantity::up_to(1..=100))]
     pub rounds: u32,
     /// Seconds for each figure of a comparison
-    #[arg(long, value_name = "S", default_value = "0.04", value_parser = crate::args::seconds)]
+    #[arg(long, value_name = "S", default_value = "0.04", value_parser = quantity::seconds)]
     pub seconds: Duration,
     /// Records of the comparison
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = crate::args::up_to(1..=100_000_000))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = quantity::up_to(1..=100_000_000))]
     pub records: u32,
     /// Seed of every random choice
-    #[arg(long, value_name = "N", default_value = "42")]
+    #[arg(long, value_name = "N", default_value = "42", value_parser = quantity::count)]
     pub seed: u64,
-    /// Also write all figures as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    /// Figures for programs.
+    #[command(flatten)]
+    pub json: Json,
     /// Write an HTML page with plots of predicted over measured latency
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
@@ -62,42 +64,48 @@ pub fn run(args: &Validate) -> Result<(), Failure> {
         seed: args.seed,
         distribution: Distribution::Zipfian,
         time: args.seconds,
+        operations: Vec::new(),
         placements: Placement::REAL.to_vec(),
         writer_updates_per_s: WRITER_RATE,
+        rings: false,
+        keep: Default::default(),
     };
     let machine = Machine::describe();
     let (_node, mut clients) = NodeProcess::with_clients(&[LinkKind::Udp, LinkKind::Shm])?;
     let rounds = rounds(args.rounds as usize, &plan, &records, &mut clients, &display);
     display.clear();
     drop(clients);
-    let rounds = rounds?;
+    let Rounds { rounds, cut } = rounds?;
+    let incomplete = cut.as_ref().map(|error| {
+        format!(
+            "{error}; {} of {} rounds were run, and fewer than 5 tell no placements apart",
+            rounds.len(),
+            args.rounds
+        )
+    });
     let states: Vec<[f64; 3]> = rounds.iter().map(|round| round.core_to_core).collect();
     let counted = rounds.iter().filter(|round| round.counts);
     let pairs: Vec<_> = counted.map(|round| (round.predicted.clone(), round.measured.clone())).collect();
     let validation = judge(&pairs);
-    let text = table(&validation, &machine, pairs.len(), &states);
-    if let Some(path) = &args.json {
-        let all = serde_json::json!({
+    let head = incomplete.as_ref().map_or_else(String::new, |why| format!("Not complete: {why}\n\n"));
+    let text = head + &table(&validation, &machine, pairs.len(), &states);
+    args.json.show(&text, || {
+        serde_json::json!({
             "format": "remora-validate/2",
-            "version": env!("CARGO_PKG_VERSION"),
+            "version": env!("REMORA_VERSION"),
             "machine": machine,
             "counted": pairs.len(),
             "rounds": rounds.iter().map(round_json).collect::<Vec<_>>(),
             "rule": RULE,
             "validation": validation,
             "left_out": LEFT_OUT,
-        });
-        write(path, &format!("{all:#}\n"))?;
-    }
+            "incomplete": incomplete,
+        })
+    })?;
     if let Some(path) = &args.report {
-        write(path, &page(&validation, &machine, pairs.len()))?;
+        output::write(path, page(&validation, &machine, pairs.len()).as_bytes())?;
     }
-    print(&text, &text);
-    Ok(())
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|e| Failure::Failed(format!("cannot write {}: {e}", path.display())))
+    cut.map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// A round, for programs.

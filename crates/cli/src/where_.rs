@@ -1,32 +1,36 @@
 //! `remora where`.
 
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::ValueEnum;
 use clap::builder::TypedValueParser;
+use remora_kernel::Placement;
 use remora_model::platform::{NicDevice, Platform};
 use remora_real::LinkKind;
-use remora_study::format::{rate, time};
+use remora_study::format::{rate, time, wrap};
 
-use remora_study::where_::{Answer, Candidate, Goal, Operation, OperationError, WhereOptions, decide};
+use remora_study::where_::{Answer, Candidate, Goal, Operation, OperationError, WhereOptions, decide_until, rank};
 
+use crate::Failure;
 use crate::args::one_of;
+use crate::output::{self, Json};
 use crate::progress::{Display, stop_flag};
-use crate::{Failure, print};
+use crate::quantity;
 
 const EXAMPLES: &str = "\
 Examples:
-  remora where studies/where/list.toml --on strom-10g
-  remora where studies/where/get.toml --on rambda --on bluefield2 --by rate --csv get.csv
+  remora where list --on strom-10g
+  remora where btree --on bluefield2 --explain
+  remora where get --on rambda --on bluefield2 --by rate --csv get.csv
   remora probe --out here.toml && remora where my.toml --on here.toml --link shm";
 
 /// WhereOptions of `remora where`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Where {
-    /// The operation: a TOML file; studies/where has templates
+    /// The operation: btree, counter, embedding, get, list, scan, or a TOML file (docs/formats.md)
     #[arg(value_name = "OP")]
     pub operation: PathBuf,
     /// A built-in platform (see `remora platform list`) or a platform file; may be given more than once
@@ -39,20 +43,23 @@ pub struct Where {
     #[arg(long, default_value = "udp", value_parser = link())]
     pub link: LinkKind,
     /// Points at which the open values are tried together
-    #[arg(long, value_name = "N", default_value = "256", value_parser = crate::args::up_to(0..=100_000))]
+    #[arg(long, value_name = "N", default_value = "256", value_parser = quantity::up_to(0..=100_000))]
     pub points: u32,
     /// Operations to simulate for each placement that lies close; 0 is the screen alone
-    #[arg(long, value_name = "N", default_value = "20000", value_parser = crate::args::up_to(0..=10_000_000))]
+    #[arg(long, value_name = "N", default_value = "20000", value_parser = quantity::up_to(0..=10_000_000))]
     pub simulate: u32,
     /// Flip points to print
     #[arg(long, value_name = "N", default_value = "6")]
     pub flips: usize,
+    /// Tell what each place's latency is made of, and which values it follows from
+    #[arg(long)]
+    pub explain: bool,
     /// Seed of every random choice
-    #[arg(long, value_name = "N", default_value = "42")]
+    #[arg(long, value_name = "N", default_value = "42", value_parser = quantity::count)]
     pub seed: u64,
-    /// Also write everything as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    /// Figures for programs.
+    #[command(flatten)]
+    pub json: Json,
     /// Also write a line for each platform and placement as CSV
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
@@ -102,7 +109,11 @@ pub fn run(args: &Where) -> Result<(), Failure> {
     // Less is over before a bar could be read.
     let slow = args.points > 2_000 || args.simulate > 200_000;
     let (mut text, mut answers, mut csv) = (String::new(), Vec::new(), CSV_HEAD.to_string());
-    for (n, platform) in platforms?.iter().enumerate() {
+    let platforms = platforms?;
+    for (n, platform) in platforms.iter().enumerate() {
+        if display.stopped() {
+            break;
+        }
         if slow {
             display.part(&platform.name, n as f64 / args.on.len() as f64);
         }
@@ -110,10 +121,13 @@ pub fn run(args: &Where) -> Result<(), Failure> {
             return Err(Failure::Usage(format!("{} has no section [power]: energy is not known", platform.name)));
         }
         let start = Instant::now();
-        let Some(answer) = decide(platform, &operation, &options) else {
+        let Some(answer) = decide_until(platform, &operation, &options, &|| display.stopped()) else {
             return Err(Failure::Usage(format!("{} has no placement", platform.name)));
         };
         let _ = writeln!(text, "{}", show(args, platform, &operation, &answer, start.elapsed().as_secs_f64()));
+        if args.explain {
+            text += &explain(platform, &operation, &answer, &options);
+        }
         csv += &csv_lines(&operation.title, &platform.name, &answer);
         answers.push(serde_json::json!({
             "platform": platform.name,
@@ -122,25 +136,33 @@ pub fn run(args: &Where) -> Result<(), Failure> {
         }));
     }
     display.clear();
-    let write = |path: &Path, content: &str| {
-        let failed = |e| Failure::Failed(format!("cannot write {}: {e}", path.display()));
-        std::fs::write(path, content).map_err(failed)
-    };
-    if let Some(path) = &args.csv {
-        write(path, &csv)?;
+    let incomplete = display.stopped().then(|| {
+        let (told, all) = (answers.len(), platforms.len());
+        format!("interrupted; {told} of {all} platforms are here, and the last one may lack simulations")
+    });
+    if answers.is_empty() {
+        return Err(Failure::Interrupted);
     }
-    if let Some(path) = &args.json {
-        let all = serde_json::json!({
+    if let Some(why) = &incomplete {
+        text.insert_str(0, &format!("Not complete: {why}\n\n"));
+    }
+    args.json.show(&text, || {
+        serde_json::json!({
             "format": "remora-where/1",
-            "version": env!("CARGO_PKG_VERSION"),
+            "version": env!("REMORA_VERSION"),
             "operation": operation.title,
             "seed": args.seed,
             "answers": answers,
-        });
-        write(path, &format!("{all:#}\n"))?;
+            "incomplete": incomplete,
+        })
+    })?;
+    if let Some(path) = &args.csv {
+        output::write(path, csv.as_bytes())?;
     }
-    print(&text, &text);
-    Ok(())
+    match incomplete {
+        Some(_) => Err(Failure::Interrupted),
+        None => Ok(()),
+    }
 }
 
 const CSV_HEAD: &str = "operation,platform,place,alone_ns,p50_ns,p99_ns,p50_low_ns,p50_high_ns,ops_per_s,\
@@ -169,39 +191,83 @@ fn csv_lines(operation: &str, platform: &str, answer: &Answer) -> String {
 }
 
 fn show(args: &Where, platform: &Platform, operation: &Operation, answer: &Answer, seconds: f64) -> String {
-    let mut out = format!("{} on {} ({})\n", operation.title, platform.name, platform.title);
-    let _ = writeln!(out, "{}\n", answer.line);
+    let mut out = String::new();
+    wrap(&mut out, 0, "", &format!("{} on {} ({})", operation.title, platform.name, platform.title));
+    wrap(&mut out, 0, "", &answer.line);
+    out.push('\n');
     candidates(&mut out, answer);
     simulations(&mut out, answer);
     if let [best, ..] = &answer.ranking[..] {
         let parts: Vec<_> = best.parts.iter().map(|(what, ns)| format!("{what} {}", time(*ns))).collect();
-        let _ = writeln!(out, "\n{} alone: {}", best.place, parts.join(", "));
+        out.push('\n');
+        wrap(&mut out, 0, "", &format!("{} alone: {}", best.place, parts.join(", ")));
         if !answer.flips.is_empty() && args.flips > 0 {
             out += "\nWhat would have to change:\n";
         }
         for flip in answer.flips.iter().take(args.flips) {
-            let _ = writeln!(out, "  {}", flip.line(best.place));
+            wrap(&mut out, 2, "", &flip.line(best.place));
         }
     }
     if !answer.contributions.is_empty() {
-        let _ = writeln!(
-            out,
-            "\nOpen values that matter (best at {:.0} % of {} points of a Latin hypercube, seed {}):",
-            answer.certainty * 100.0,
-            args.points,
-            args.seed
-        );
+        let certainty = answer.certainty * 100.0;
+        out.push_str("\nOpen values that matter:\n");
+        let points =
+            format!("(best at {certainty:.0} % of {} points of a Latin hypercube, seed {})", args.points, args.seed);
+        wrap(&mut out, 2, "", &points);
         for value in answer.contributions.iter().take(4) {
             let ((low, high), swing) = (&value.range, value.swing * 100.0);
-            let _ = writeln!(
-                out,
-                "  {} from {low} to {high} ({}) moves the first two by {swing:.0} %",
-                value.path, value.status
-            );
+            let (path, status) = (&value.path, value.status);
+            let text = format!("{path} from {low} to {high} ({status}) moves the first two by {swing:.0} %");
+            wrap(&mut out, 2, "", &text);
         }
     }
-    let _ = writeln!(out, "\n{}; {seconds:.2} s. {}", platform.params.shares_text(), left_out(platform));
+    out.push('\n');
+    wrap(&mut out, 0, "", &format!("{}; {seconds:.2} s. {}", platform.params.shares_text(), left_out(platform)));
     out
+}
+
+/// How many values a place's explanation names.
+const EXPLAINED: usize = 8;
+
+/// Place by place: the parts of the latency alone, and the values that it follows, by how much a tenth more of each moves
+/// it.
+fn explain(platform: &Platform, operation: &Operation, answer: &Answer, options: &WhereOptions) -> String {
+    let mut out = String::from("Explained, place by place, for an operation that has everything for itself\n");
+    let moved = moves(platform, operation, options);
+    for candidate in &answer.ranking {
+        let _ = writeln!(out, "\n{}: {}", candidate.place, time(candidate.alone_ns));
+        for (what, ns) in &candidate.parts {
+            let share = 100.0 * ns / candidate.alone_ns;
+            let _ = writeln!(out, "  {:>9} {share:>4.0} %  {what}", time(*ns));
+        }
+        let _ = writeln!(out, "  A tenth more of these values moves it most:");
+        let mut values: Vec<_> = moved
+            .iter()
+            .filter_map(|(path, places)| Some((path, *places.iter().find(|(place, _)| *place == candidate.place)?)))
+            .filter(|(_, (_, ns))| (ns / candidate.alone_ns - 1.0).abs() > 5e-4)
+            .collect();
+        values.sort_by(|(_, (_, a)), (_, (_, b))| {
+            (b - candidate.alone_ns).abs().total_cmp(&(a - candidate.alone_ns).abs())
+        });
+        for (path, (_, ns)) in values.into_iter().take(EXPLAINED) {
+            let Some(param) = platform.params.get(path) else { continue };
+            let change = 100.0 * (ns / candidate.alone_ns - 1.0);
+            let now = param.text(param.value);
+            let _ = writeln!(out, "  {change:>+6.1} %  {path:<34} {now:>12}  {}", param.status);
+        }
+    }
+    out.push('\n');
+    out
+}
+
+/// For each value of the platform the latency alone of each place if there were a tenth more of it.
+fn moves(platform: &Platform, operation: &Operation, options: &WhereOptions) -> Vec<(String, Vec<(Placement, f64)>)> {
+    let with_more = |path: &str, value: f64| {
+        let other = platform.with(&[(path, value * 1.1)]).ok()?;
+        let places = rank(&other, operation, options);
+        Some((path.to_string(), places.iter().map(|candidate| (candidate.place, candidate.alone_ns)).collect()))
+    };
+    platform.params.iter().filter_map(|param| with_more(&param.path, param.value)).collect()
 }
 
 /// What the screen leaves out.
@@ -215,32 +281,33 @@ fn left_out(platform: &Platform) -> &'static str {
 fn candidates(out: &mut String, answer: &Answer) {
     let _ = writeln!(
         out,
-        "{:<8}{:>10}{:>10}{:>10}{:>12}{:>12}{:>10}  {:<32}p50 over open values",
-        "place", "alone", "p50", "p99", "ops/s", "at most", "ops/J", "limited by"
+        "{:<8}{:>9}{:>10}{:>10}  {:<22}{:>9}{:>10}",
+        "place", "alone", "p50", "p99", "p50 over open values", "ops/s", "at most"
     );
     for (candidate, interval) in answer.ranking.iter().zip(&answer.intervals) {
         let Candidate { place, alone_ns, p50_ns, p99_ns, ops_per_s, saturation_per_s, .. } = candidate;
-        let joule = candidate.ops_per_joule.map_or("-".into(), rate);
-        let limit = format!("{} ({:.0} % used)", candidate.binding, candidate.utilisation * 100.0);
         let (low, high) = interval.p50_ns;
         let _ = writeln!(
             out,
-            "{place:<8}{:>10}{:>10}{:>10}{:>12}{:>12}{joule:>10}  {limit:<32}{} to {}",
+            "{place:<8}{:>9}{:>10}{:>10}  {:<22}{:>9}{:>10}",
             time(*alone_ns),
             time(*p50_ns),
             time(*p99_ns),
+            format!("{} to {}", time(low), time(high)),
             rate(*ops_per_s),
             rate(*saturation_per_s),
-            time(low),
-            time(high)
         );
+    }
+    for candidate in &answer.ranking {
+        let joule = candidate.ops_per_joule.map_or(String::new(), |ops| format!(", {} ops/J", rate(ops)));
+        let Candidate { place, binding, utilisation, .. } = candidate;
+        let _ = writeln!(out, "{place:<8}limited by {binding} ({:.0} % used){joule}", utilisation * 100.0);
     }
 }
 
 fn simulations(out: &mut String, answer: &Answer) {
     for run in &answer.simulated {
-        let _ = writeln!(
-            out,
+        let text = format!(
             "simulated way: {} p50 {}, p99 {}, {} ops/s ({} events)",
             run.place,
             time(run.p50_ns),
@@ -248,11 +315,11 @@ fn simulations(out: &mut String, answer: &Answer) {
             rate(run.ops_per_s),
             run.events
         );
+        wrap(out, 0, "", &text);
     }
     for run in &answer.world {
         let joule = run.joules_per_op.map_or(String::new(), |joules| format!(", {} ops/J", rate(1.0 / joules)));
-        let _ = writeln!(
-            out,
+        let text = format!(
             "engine and kernel in modelled time: {} p50 {}, p99 {}, {} ops/s{joule}, busiest {}",
             run.place,
             time(run.p50_ns as f64),
@@ -260,5 +327,6 @@ fn simulations(out: &mut String, answer: &Answer) {
             rate(run.ops_per_s),
             run.binding
         );
+        wrap(out, 0, "", &text);
     }
 }

@@ -1,13 +1,11 @@
 //! The real command, as a user runs it.
 
 use std::io::{BufRead, BufReader};
-use std::net::UdpSocket;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
+use remora_testing::{eventually, own_address};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn remora(directory: &Path, args: &[&str]) -> Output {
@@ -18,18 +16,6 @@ fn command(directory: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_remora"));
     command.args(args).current_dir(directory).stdin(Stdio::null());
     command
-}
-
-/// An address that no other test, and hopefully nobody else, uses.
-fn address() -> String {
-    static NEXT: AtomicU8 = AtomicU8::new(1);
-    let [.., a, b] = std::process::id().to_be_bytes();
-    loop {
-        let address = format!("127.{a}.{b}.{}", 100 + NEXT.fetch_add(1, Ordering::Relaxed));
-        if UdpSocket::bind((address.as_str(), 4791)).is_ok() {
-            return address;
-        }
-    }
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -72,14 +58,7 @@ impl Node {
 
     fn end(mut self, signal: Signal) -> Option<i32> {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(10) {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        panic!("the node goes on after {signal:?}");
+        eventually(format!("the node's end after {signal:?}"), || self.child.try_wait().unwrap()).code()
     }
 }
 
@@ -102,14 +81,14 @@ const QUICK: [&str; 4] = ["--records", "2000", "--seconds", "0.002"];
 fn compare_starts_a_node_measures_and_reports() {
     let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
-    let args = [&["compare", "--json", "r.json", "--html", "r.html", "--seed", "7"], &QUICK[..]].concat();
+    let args = [&["compare", "--rings", "--json", "r.json", "--html", "r.html", "--seed", "7"], &QUICK[..]].concat();
     let table = succeeds(directory.path(), &args);
     for part in
         ["Linked-list traversal", "key absent", "every result verified", "In short", "list over udp: ", "r.html"]
     {
         assert!(table.contains(part), "{part} is missing:\n{table}");
     }
-    assert!(table.lines().all(|line| line.chars().count() <= 120), "{table}");
+    assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
 
     let json: serde_json::Value =
         serde_json::from_slice(&std::fs::read(directory.path().join("r.json")).unwrap()).unwrap();
@@ -119,6 +98,13 @@ fn compare_starts_a_node_measures_and_reports() {
     for row in rows {
         for load in [&row["in_flight_1"], &row["in_flight_64"]] {
             assert!(load["verified"].as_u64().unwrap() > 0 && load["p50_ns"].as_u64().unwrap() > 0, "{row}");
+        }
+        let rings = &row["by_ring"];
+        assert_eq!(rings.is_object(), row["placement"] != "client", "{row}");
+        if rings.is_object() {
+            // Objects that changed meanwhile are asked for again.
+            assert!(rings["in_flight_1"]["round_trips_per_op"].as_f64().unwrap() >= 1.0, "{row}");
+            assert!(rings["in_flight_64"]["verified"].as_u64().unwrap() > 0);
         }
     }
     let trips = |operation: &str, parameter: u64, placement: &str, link: &str| {
@@ -139,6 +125,33 @@ fn compare_starts_a_node_measures_and_reports() {
     let page = std::fs::read_to_string(directory.path().join("r.html")).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n") && page.contains("--seed 7"));
     assert!(!page.contains("://"), "the page needs nothing from elsewhere");
+}
+
+#[test]
+fn what_was_measured_is_shown_though_a_file_cannot_be_written() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let args = [&["compare", "--html", "/dev/full", "--records", "2e3", "--seconds", "2ms"], &["--json"][..]].concat();
+    let output = remora(directory.path(), &args);
+    let (json, said) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("In short") && said.lines().last().unwrap().contains("cannot write /dev/full"), "{said}");
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON and nothing else");
+    assert_eq!((&json["format"], &json["setup"]["path_mtu"]["udp"]), (&"remora-compare/1".into(), &4096.into()));
+}
+
+#[test]
+fn a_full_standard_output_is_a_failure_and_one_that_nobody_reads_is_none() {
+    let run = |out: Stdio| {
+        let list = command(Path::new("."), &["platform", "list"]).stdout(out).stderr(Stdio::piped()).output().unwrap();
+        (list.status.code(), text(&list.stderr))
+    };
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let (code, said) = run(full.into());
+    assert!(code == Some(1) && said.contains("cannot write to standard output"), "{said}");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(run(writer.into()), (Some(0), String::new()));
 }
 
 #[test]
@@ -167,7 +180,7 @@ fn a_node_serves_others_until_told_to_end() {
     let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     for signal in [Signal::INT, Signal::TERM] {
-        let address = address();
+        let address = own_address();
         let node = Node::start(&address);
         assert_eq!(node.lines[0], format!("remora node ready at {address}"));
         assert!(node.lines[2].contains(&format!("remora compare --node {address}")), "{:?}", node.lines);
@@ -206,10 +219,36 @@ fn an_interrupted_compare_ends_its_node() {
 }
 
 #[test]
+fn an_interrupted_check_shows_what_it_has_and_says_that_it_is_not_whole() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for check in [
+        &["minos", "--model", "strict", "--crashes", "1", "--restarts", "1", "--save", "part.json"][..],
+        &["membership", "--first-start", "--proposals", "3", "--wipes", "1"],
+        &["tree", "--case", "split-leaf", "--crash", "--fine"],
+    ] {
+        let args = [&["check"], check].concat();
+        let child = command(directory.path(), &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.expect("starts");
+        let mut said = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
+        assert!(
+            said.any(|line| line.ends_with(" distinct states") && !line.contains("at most")),
+            "{check:?}: it searches"
+        );
+        kill_process(Pid::from_child(&child), Signal::INT).expect("running");
+        let output = child.wait_with_output().expect("ends");
+        let told = text(&output.stdout);
+        assert!(told.contains("NOT COMPLETE: holds so far, interrupted"), "{check:?}: {told}");
+        assert_eq!(output.status.code(), Some(130), "{check:?}: {told}");
+    }
+    let saved = std::fs::read_to_string(directory.path().join("part.json")).expect("a shard's result");
+    assert!(saved.contains(r#""complete":false"#) && saved.contains(r#""stopped":"interrupted""#), "{saved}");
+}
+
+#[test]
 fn a_node_that_dies_is_an_error_in_one_line() {
     let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
-    let address = address();
+    let address = own_address();
     let mut node = Node::start(&address);
     let args = ["compare", "--node", &address, "--records", "1000", "--seconds", "10", "--no-html"];
     let mut child = command(directory.path(), &args).stderr(Stdio::piped()).spawn().unwrap();
@@ -240,10 +279,13 @@ fn mistakes_are_told_in_one_line() {
     fails(path, &["compare", "--load", "dup.tsv"], 2, &["dup.tsv, line 3", "line 1"]);
     fails(path, &["compare", "--load", "empty"], 2, &["empty holds nothing"]);
     fails(path, &["compare", "--load", "missing.tsv"], 1, &["cannot read missing.tsv"]);
+    fails(path, &["compare", "--html", "no/such/dir.html"], 1, &["cannot write no/such/dir.html", "--no-html"]);
+    fails(path, &["kernel", "list", "--node", "::1"], 1, &["both at ::1", "127.0.0.2"]);
+    fails(path, &["node", "--listen", "127.0.0.1", "--memory", "100T"], 2, &["--memory", "this machine has"]);
     fails(path, &["compare", "--json", "no/such/dir.json"], 1, &["cannot write no/such/dir.json"]);
     fails(path, &["bench", "kernel", "--table", "12Q"], 2, &["--table", "512M"]);
     assert!(!path.join("remora-report.html").exists(), "nothing is left behind");
-    let nobody = address();
+    let nobody = own_address();
     let args = ["compare", "--node", &nobody, "--records", "10", "--links", "udp", "--no-html"];
     let output = remora(path, &args);
     let last = text(&output.stderr).lines().last().unwrap_or_default().to_string();

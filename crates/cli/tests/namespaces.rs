@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use remora_testing::skip;
 
@@ -17,7 +18,9 @@ struct Namespaces {
 impl Namespaces {
     /// `None`, with the reason printed, where the system does not allow it; a failure where `CI=true`.
     fn new() -> Option<Self> {
-        let id = std::process::id();
+        // Tests of one process run beside each other.
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let id = format!("{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let (node, client) = (format!("remora-node-{id}"), format!("remora-client-{id}"));
         let this = Self { node, client };
         let (node, client) = (&this.node, &this.client);
@@ -64,6 +67,32 @@ impl Drop for Ended {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+/// A node whose link carries less than the client's, and one whose link comes to carry less than it says.
+#[test]
+fn a_path_mtu_is_agreed_on_and_found_out() {
+    let Some(namespaces) = Namespaces::new() else { return };
+    let mtu = |namespace: &str, mtu: &str| {
+        let args = ["-n", namespace, "link", "set", "veth0", "mtu", mtu];
+        assert!(Command::new("ip").args(args).status().is_ok_and(|status| status.success()));
+    };
+    for (at_start, later) in [("1500", "1500"), ("9000", "1500")] {
+        mtu(&namespaces.client, "9000");
+        mtu(&namespaces.node, at_start);
+        let mut node = Namespaces::remora(&namespaces.node, &["node", "--listen", NODE]);
+        let mut node = node.stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(node.stdout.take().unwrap());
+        let _ended = Ended(node);
+        assert_eq!(output.lines().map_while(Result::ok).next(), Some(format!("remora node ready at {NODE}")));
+        mtu(&namespaces.node, later);
+        let args =
+            ["compare", "--node", NODE, "--no-html", "--links", "udp", "--records", "2000", "--seconds", "0.002"];
+        let output = Namespaces::remora(&namespaces.client, &args).output().unwrap();
+        let (table, message) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{at_start}, then {later}: {message}");
+        assert!(table.contains("path MTU 1024 over udp"), "{table}");
     }
 }
 

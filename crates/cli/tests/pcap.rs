@@ -5,12 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::net::{TcpListener, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU8, Ordering};
 
-use remora_testing::{eventually, skip};
+use remora_testing::{eventually, own_address, skip};
 use remora_wire::icrc::verify_ip;
 use remora_wire::ip::Ipv4;
 use rustix::process::{Pid, Signal, kill_process};
@@ -27,18 +25,6 @@ fn succeeds(directory: &Path, words: &[&str]) -> String {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{words:?}: {said}");
     said
-}
-
-/// An address that nobody uses.
-fn address() -> String {
-    static NEXT: AtomicU8 = AtomicU8::new(1);
-    let [.., a, b] = std::process::id().to_be_bytes();
-    loop {
-        let address = format!("127.{a}.{b}.{}", 10 + NEXT.fetch_add(1, Ordering::Relaxed));
-        if UdpSocket::bind((address.as_str(), 4791)).is_ok() {
-            return address;
-        }
-    }
 }
 
 /// Ends a process in order.
@@ -117,7 +103,7 @@ fn node_and_client_write_what_each_link_carried() {
     }
     for link in ["udp", "shm"] {
         let directory = tempfile::tempdir().expect("directory");
-        let address = address();
+        let address = own_address();
         let words = ["node", "--listen", &address, "--pcap", "node.pcap"];
         let mut node = command(directory.path(), &words).spawn().expect("the command runs");
         let mut lines = BufReader::new(node.stdout.take().expect("piped")).lines();
@@ -140,7 +126,9 @@ fn compare_writes_its_childs_packets_too() {
     let directory = tempfile::tempdir().expect("directory");
     compares(directory.path(), &["--links", "shm", "--pcap", "all.pcap"]);
     let [client, node] = ["all.pcap", "all-node.pcap"].map(|name| packets(&directory.path().join(name)));
-    assert_eq!(client, node, "nothing is lost in shared memory");
+    // How it ends, and probes of a connection that was still for long, may be in one capture alone: a process ends first.
+    let carried = |packets: BTreeMap<u8, usize>| packets.into_iter().filter(|(op, _)| ![0x0a, 0x11, 0x64].contains(op));
+    assert!(carried(client).eq(carried(node)), "nothing is lost in shared memory");
 }
 
 #[test]
@@ -172,7 +160,7 @@ fn verbs_programs_write_theirs() {
     }
     for link in ["udp", "shm"] {
         let directory = tempfile::tempdir().expect("directory");
-        let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr()).expect("a port").port().to_string();
+        let port = remora_testing::free_port().to_string();
         let program = ["ibv_rc_pingpong", "-g", "0", "-n", "50", "-s", "10000", "-p", &port];
         let options = ["exec", "--link", link, "--trace", "--pcap"];
         let server = [&options[..], &["%p.pcap", "--"], &program].concat();
@@ -197,7 +185,7 @@ fn verbs_programs_write_theirs() {
 #[test]
 fn a_file_that_cannot_be_written_is_one_line() {
     let directory = tempfile::tempdir().expect("directory");
-    let address = address();
+    let address = own_address();
     for words in [
         &["node", "--listen", &address, "--pcap", "/nowhere/a.pcap"][..],
         &["compare", "--node", &address, "--pcap", "/nowhere/a.pcap"],

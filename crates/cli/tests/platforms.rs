@@ -77,3 +77,19 @@ fn templates_are_operations() {
     }
     assert!(count >= 6);
 }
+
+#[test]
+fn a_platform_is_exported_changed_and_told_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = succeeds(directory.path(), &["platform", "export", "strom-10g", "--name", "mine"]);
+    assert!(text.contains("name = \"mine\""), "{text}");
+    std::fs::write(directory.path().join("mine.toml"), &text).unwrap();
+    let same = succeeds(directory.path(), &["platform", "diff", "strom-10g", "mine.toml"]);
+    assert_eq!(same.lines().count(), 1, "{same}");
+    let other = succeeds(directory.path(), &["platform", "diff", "strom-10g", "strom-100g"]);
+    assert!(other.lines().count() > 1 && other.contains("nic."), "{other}");
+    // An operation that comes with the program, by its name.
+    let quick = ["where", "btree", "--on", "mine.toml", "--points", "2", "--simulate", "0"];
+    assert!(succeeds(directory.path(), &quick).contains("on mine"));
+    assert!(fails(directory.path(), &["platform", "export", "nothing"]).contains("strom-10g"));
+}

@@ -11,11 +11,13 @@ use remora_replica::bounds::Bounds;
 use remora_replica::client::{ClientConfig, Ended, Order, ReplicaClient, Ticket};
 use remora_replica::ddp::{Op, Outcome};
 use remora_replica::frames::{Answered, Asked, encode_request};
+use remora_replica::seal::End;
 use remora_replica::status::NodeStatus;
 use remora_replica::stream::{Arrival, Sizes, Streams};
 use remora_replica::types::{Key, ScopeId, Value};
 
-use super::wire::{CLIENT_PORT, client_hello};
+use super::hello::{self, ClientHello, Words};
+use super::wire::{CLIENT_PORT, Secret};
 use super::{link_at, streams};
 
 /// How often (ns) it is looked whether the node's process is there.
@@ -38,12 +40,16 @@ pub struct ClusterClientConfig {
     /// records remember their last 32 such requests, unless more have changed the same record in between; that makes
     /// writes longer by some 30 bytes for each.
     pub retry: bool,
+    /// The clients' secret, which follows from the cluster's ([`crate::client_secret`]): both ends prove that they know it,
+    /// and what they say is sealed. `None` for clusters that do not seal.
+    pub secret: Option<Secret>,
 }
 
 impl ClusterClientConfig {
-    /// Shared memory, five seconds, no retries.
+    /// Shared memory, five seconds, no retries, no secret.
     pub fn new(nodes: Vec<IpAddr>) -> Self {
-        Self { nodes, node: 0, local: None, link: LinkKind::Shm, timeout: Duration::from_secs(5), retry: false }
+        let (link, timeout) = (LinkKind::Shm, Duration::from_secs(5));
+        Self { nodes, node: 0, local: None, link, timeout, retry: false, secret: None }
     }
 }
 
@@ -58,6 +64,8 @@ pub struct ClusterClient {
     connection: Option<Connection>,
     looked: Time,
     status: Option<NodeStatus>,
+    /// What the last node said that refused a call, and its reason's number.
+    refused: Option<(String, u16)>,
     sleeper: Sleeper,
 }
 
@@ -66,6 +74,7 @@ pub struct ClusterClient {
 struct Connection {
     qpn: Qpn,
     conn: ConnId,
+    said: ClientHello,
 }
 
 impl ClusterClient {
@@ -90,11 +99,16 @@ impl ClusterClient {
             ..ClientConfig::new(config.nodes.len(), u64::from_le_bytes(name) << 20)
         });
         let (connection, status, sleeper) = (None, None, Sleeper::new());
-        let mut client = Self { device, streams, config, requests, connection, looked: 0, status, sleeper };
+        let mut client =
+            Self { device, streams, config, requests, connection, looked: 0, status, refused: None, sleeper };
         let end = Instant::now() + client.config.timeout;
         while !client.is_connected() {
             if Instant::now() > end {
-                return Err(Error::Unreachable(client.config.nodes[client.node()]));
+                let address = client.config.nodes[client.node()];
+                return Err(match client.refused.take() {
+                    Some((why, reason)) => Error::Refused { address, why, reason },
+                    None => Error::Unreachable(address),
+                });
             }
             client.poll(&mut |_| {});
             client.wait(Duration::from_millis(1));
@@ -273,19 +287,19 @@ impl ClusterClient {
             work += 1;
             self.event(seat, event);
         }
-        while let Some(arrival) = self.streams.poll(seat.nic) {
+        while let Some(arrival) = self.streams.poll(seat.nic, seat.now.time()) {
             work += 1;
             match arrival {
                 Arrival::Bytes(qpn) => self.bytes(seat, qpn),
                 Arrival::Broken(qpn) => self.lost(seat, qpn),
             }
         }
-        if seat.now.saturating_sub(self.looked) > LOOK {
-            self.looked = seat.now;
+        if seat.now.time().saturating_sub(self.looked) > LOOK {
+            self.looked = seat.now.time();
             self.look(seat);
         }
-        self.requests.handle_timeout(seat.now);
-        while let Some(order) = self.requests.poll_order(seat.now) {
+        self.requests.handle_timeout(seat.now.time());
+        while let Some(order) = self.requests.poll_order(seat.now.time()) {
             match order {
                 Order::HangUp => self.hang_up(seat),
                 Order::Call(node) => self.call_node(seat, node),
@@ -296,21 +310,43 @@ impl ClusterClient {
                 self.streams.frame(qpn, |out| encode_request(request, out));
             }
         }
-        work + self.streams.flush(seat.nic)
+        work + self.streams.flush(seat.nic, seat.now.time())
     }
 
     fn event(&mut self, seat: &mut Seat<'_>, event: Event) {
-        let Some(Connection { qpn, conn }) = self.connection else { return };
+        let Some(Connection { qpn, conn, .. }) = self.connection else { return };
         match event {
-            Event::Cm(CmEvent::Established { conn: c, .. }) if c == conn => self.requests.connected(seat.now),
-            Event::Cm(
-                CmEvent::Rejected { conn: c, .. }
-                | CmEvent::Unreachable { conn: c }
-                | CmEvent::Disconnected { conn: c },
-            ) if c == conn => self.lost(seat, qpn),
+            Event::Cm(CmEvent::Established { conn: c, private_data, .. }) if c == conn => {
+                self.established(seat, &private_data);
+            }
+            Event::Cm(CmEvent::Rejected { conn: c, reason, private_data }) if c == conn => {
+                let why = String::from_utf8_lossy(&private_data);
+                self.refused = Some((why.trim_end_matches('\0').to_string(), reason));
+                self.lost(seat, qpn);
+            }
+            Event::Cm(CmEvent::Unreachable { conn: c } | CmEvent::Disconnected { conn: c }) if c == conn => {
+                self.lost(seat, qpn);
+            }
             Event::QpFatal(qpn, _) => self.lost(seat, qpn),
             _ => {}
         }
+    }
+
+    /// The node has answered. If the connection is to be sealed, it has proved that it knows the secret, and gets the same
+    /// proof.
+    fn established(&mut self, seat: &mut Seat<'_>, said: &[u8]) {
+        let Some(Connection { qpn, said: caller, .. }) = self.connection else { return };
+        if let Some(secret) = self.config.secret {
+            let Some((words, _)) = Words::answered(&secret, caller.encode(), said) else {
+                self.refused = Some(("it does not know the clients' secret".into(), 0));
+                return self.lost(seat, qpn);
+            };
+            self.streams.seal(qpn, words.seal(&secret, End::Caller));
+            let proof = words.prove(&secret, End::Caller);
+            self.streams.frame(qpn, |out| out.extend_from_slice(&proof));
+        }
+        self.refused = None;
+        self.requests.connected(seat.now.time());
     }
 
     fn bytes(&mut self, seat: &mut Seat<'_>, qpn: Qpn) {
@@ -326,13 +362,13 @@ impl ClusterClient {
                 }
             };
             match Answered::decode(frame, Bounds::SHIPPED.batch) {
-                Some(Answered::Reply(reply, split)) => self.requests.handle_reply(seat.now, reply, split),
+                Some(Answered::Reply(reply, split)) => self.requests.handle_reply(seat.now.time(), reply, split),
                 Some(Answered::Status(status)) => self.status = Some(*status),
                 None => broken = true,
             }
         }
         self.streams.give_back(qpn, inbound);
-        self.requests.heard(seat.now);
+        self.requests.heard(seat.now.time());
         if broken {
             self.lost(seat, qpn);
         }
@@ -342,13 +378,13 @@ impl ClusterClient {
     fn lost(&mut self, seat: &mut Seat<'_>, qpn: Qpn) {
         if self.connection.is_some_and(|current| current.qpn == qpn) {
             self.hang_up(seat);
-            self.requests.lost(seat.now);
+            self.requests.lost(seat.now.time());
         }
     }
 
     fn hang_up(&mut self, seat: &mut Seat<'_>) {
-        if let Some(Connection { qpn, conn }) = self.connection.take() {
-            let _ = seat.nic.disconnect(seat.now, conn);
+        if let Some(Connection { qpn, conn, .. }) = self.connection.take() {
+            let _ = seat.nic.disconnect(seat.now.time(), conn);
             self.streams.close(seat.nic, qpn);
         }
     }
@@ -356,7 +392,7 @@ impl ClusterClient {
     fn call_node(&mut self, seat: &mut Seat<'_>, node: usize) {
         self.connection = self.dial(seat, self.config.nodes[node]);
         if self.connection.is_none() {
-            self.requests.lost(seat.now);
+            self.requests.lost(seat.now.time());
         }
     }
 
@@ -371,9 +407,14 @@ impl ClusterClient {
         // Answers for which this client has no room are not to keep the node busy: it tries again after 0.64 ms.
         let attr = ConnectAttr { path_mtu, min_rnr_timer: 12, ack_timeout: 12, ..ConnectAttr::default() };
         let route = remora_nic::Route { local: seat.local, remote: node, link: 0 };
+        let said = ClientHello::new(self.config.secret.is_some()).ok()?;
+        let call = match &self.config.secret {
+            Some(secret) => hello::mark(secret, &said.encode(), node),
+            None => said.encode().to_vec(),
+        };
         let qpn = self.streams.open(seat.nic).ok()?;
-        match seat.nic.connect(seat.now, qpn, route, service_id(CLIENT_PORT), attr, &client_hello()) {
-            Ok(conn) => Some(Connection { qpn, conn }),
+        match seat.nic.connect(seat.now.time(), qpn, route, service_id(CLIENT_PORT), attr, &call) {
+            Ok(conn) => Some(Connection { qpn, conn, said }),
             Err(_) => {
                 self.streams.close(seat.nic, qpn);
                 None

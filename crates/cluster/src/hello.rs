@@ -1,25 +1,67 @@
-//! How nodes know each other from strangers, and that they agree.
+//! How nodes know each other from strangers, that they agree, and how a client and a node know each other.
 //!
-//! Both ends of a connection show that they know the cluster's secret without showing it: each proves it by a keyed hash
+//! Both ends of a connection show that they know a secret without showing it: each proves it by a keyed hash
 //! (HMAC-SHA256, RFC 2104) of what both have said of themselves, which ends with 16 random bytes. So a proof is good for
-//! one connection and one end of it.
+//! one connection and one end of it. From the same words and the secret come the keys by which the connection is sealed
+//! ([`remora_replica::seal`]), the caller's proof first.
+//!
+//! Nodes have the cluster's secret. Clients have one that follows from it, and from which it does not follow: who has that is
+//! no node.
 
+use std::net::IpAddr;
+use std::ops::Deref;
 use std::time::Duration;
 
-use hmac::{Hmac, Mac};
 use remora_replica::ddp::Model;
+use remora_replica::seal::{self, End, Seal};
 use remora_replica::types::NodeId;
-use sha2::Sha256;
+use ring::hmac;
 
 use super::node::ClusterNodeConfig;
 use super::wire::Secret;
 use remora_real::{Error, entropy};
 
-const MAGIC: [u8; 4] = *b"rmc\x03";
+const MAGIC: [u8; 4] = *b"rmc\x05";
+const CLIENT_MAGIC: [u8; 4] = *b"rmk\x04";
 /// Bytes of a [`Hello`].
-const BYTES: usize = 30;
+const BYTES: usize = 31;
+/// Bytes of a [`ClientHello`].
+const CLIENT_BYTES: usize = 21;
 /// Bytes of a proof.
 pub(super) const PROOF: usize = 32;
+/// Bytes of the mark of a call.
+const MARK: usize = 16;
+
+/// The secret of a cluster's clients, which follows from the cluster's own.
+pub fn client_secret(secret: &Secret) -> Secret {
+    seal::derive(secret, "clients")
+}
+
+/// What one end says of itself, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Said {
+    bytes: [u8; BYTES],
+    length: u8,
+}
+
+impl Said {
+    fn of(parts: &[&[u8]]) -> Self {
+        let (mut bytes, mut length) = ([0; BYTES], 0);
+        for part in parts {
+            bytes[length..length + part.len()].copy_from_slice(part);
+            length += part.len();
+        }
+        Self { bytes, length: length as u8 }
+    }
+}
+
+impl Deref for Said {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.length)]
+    }
+}
 
 /// What a node says of itself when it calls another, and when it answers: the protocol's version, and this.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,48 +70,32 @@ pub(super) struct Hello {
     pub node: NodeId,
     /// Its persistency model.
     model: u8,
+    /// Whether it seals what it sends.
+    sealed: bool,
     /// After how many nanoseconds of silence it suspects another.
     suspect: u64,
     nonce: [u8; 16],
 }
 
-/// The end of a connection that proves something.
-#[derive(Clone, Copy)]
-pub(super) enum End {
-    /// Who called.
-    Caller = 1,
-    /// Who answered.
-    Answerer = 2,
-}
-
 impl Hello {
     /// With 16 bytes that nobody has seen.
     pub fn new(config: &ClusterNodeConfig) -> Result<Self, Error> {
-        let mut nonce = [0; 16];
-        nonce.copy_from_slice(&entropy()?[..16]);
         let suspect = config.suspect.as_nanos() as u64;
-        Ok(Self { node: NodeId(config.id), model: config.model.facts().byte, suspect, nonce })
+        let (node, model, sealed) = (NodeId(config.id), config.model.facts().byte, config.sealed);
+        Ok(Self { node, model, sealed, suspect, nonce: nonce()? })
     }
 
-    pub fn encode(&self) -> [u8; BYTES] {
-        let mut out = [0; BYTES];
-        out[..4].copy_from_slice(&MAGIC);
-        (out[4], out[5]) = (self.node.0, self.model);
-        out[6..14].copy_from_slice(&self.suspect.to_le_bytes());
-        out[14..].copy_from_slice(&self.nonce);
-        out
+    pub fn encode(&self) -> Said {
+        let suspect = self.suspect.to_le_bytes();
+        Said::of(&[&MAGIC, &[self.node.0, self.model, self.sealed.into()], &suspect, &self.nonce])
     }
 
     /// Reads what a node says; padding may follow.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..BYTES)?.strip_prefix(&MAGIC)?;
-        let (node, model) = (NodeId(bytes[0]), bytes[1]);
-        Some(Self {
-            node,
-            model,
-            suspect: u64::from_le_bytes(*bytes[2..].first_chunk()?),
-            nonce: *bytes[10..].first_chunk()?,
-        })
+        let (node, model, sealed) = (NodeId(bytes[0]), bytes[1], flag(bytes[2])?);
+        let (suspect, nonce) = (u64::from_le_bytes(*bytes[3..].first_chunk()?), *bytes[11..].first_chunk()?);
+        Some(Self { node, model, sealed, suspect, nonce })
     }
 
     /// What the two nodes need the same and do not have, in words.
@@ -79,28 +105,123 @@ impl Hello {
             let theirs = Model::from_byte(self.model).map_or("another", |model| model.facts().name);
             return Some(format!("node {node} keeps model {theirs}, node {} {}", config.id, config.model));
         }
+        if self.sealed != config.sealed {
+            let say = |sealed| if sealed { "seals what it sends" } else { "sends in the clear" };
+            return Some(format!("node {node} {}, node {} {}", say(self.sealed), config.id, say(config.sealed)));
+        }
         let (theirs, ours) = (Duration::from_nanos(self.suspect), config.suspect);
         (theirs != ours).then(|| format!("node {node} suspects after {theirs:?}, node {} after {ours:?}", config.id))
     }
 }
 
-/// What shows that this end of the connection between these two knows the secret.
-pub(super) fn prove(secret: &Secret, end: End, caller: &Hello, answerer: &Hello) -> [u8; PROOF] {
-    mac(secret, end, caller, answerer).finalize().into_bytes().into()
+/// What a client says of itself when it calls: the protocol's version, and this.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ClientHello {
+    /// Whether it seals what it sends.
+    pub sealed: bool,
+    nonce: [u8; 16],
 }
 
-/// Whether `bytes`, but for padding, shows it. How long that takes tells nothing.
-pub(super) fn check(secret: &Secret, end: End, caller: &Hello, answerer: &Hello, bytes: &[u8]) -> bool {
-    bytes.get(..PROOF).is_some_and(|proof| mac(secret, end, caller, answerer).verify_slice(proof).is_ok())
+impl ClientHello {
+    /// With 16 bytes that nobody has seen.
+    pub fn new(sealed: bool) -> Result<Self, Error> {
+        Ok(Self { sealed, nonce: nonce()? })
+    }
+
+    pub fn encode(&self) -> Said {
+        Said::of(&[&CLIENT_MAGIC, &[self.sealed.into()], &self.nonce])
+    }
+
+    /// Reads what a client says; padding may follow.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes = bytes.get(..CLIENT_BYTES)?.strip_prefix(&CLIENT_MAGIC)?;
+        Some(Self { sealed: flag(bytes[0])?, nonce: *bytes[1..].first_chunk()? })
+    }
 }
 
-fn mac(secret: &Secret, end: End, caller: &Hello, answerer: &Hello) -> Hmac<Sha256> {
-    // A key may have any length.
-    let mut mac = Hmac::new_from_slice(secret).unwrap_or_else(|_| unreachable!("a key of {} bytes", secret.len()));
-    mac.update(&[end as u8]);
-    mac.update(&caller.encode());
-    mac.update(&answerer.encode());
-    mac
+/// A call of the node at the address `to`, with a mark that nobody makes without the secret: one that was forged is refused before
+/// anything is held for it, so that it takes nobody's place. Whoever has seen a call can repeat it, which the proofs that
+/// follow find out.
+pub(super) fn mark(secret: &Secret, said: &Said, to: IpAddr) -> Vec<u8> {
+    let mark = hmac::sign(&key(secret), &marked_text(said, to));
+    [&**said, &mark.as_ref()[..MARK]].concat()
+}
+
+/// Whether a call of the node at the address `to` is marked; padding may follow.
+pub(super) fn is_marked(secret: &Secret, said: &Said, to: IpAddr, call: &[u8]) -> bool {
+    let right = mark(secret, said, to);
+    // All of it, so that the time tells nothing.
+    let wrong = right.iter().zip(call).fold(0, |wrong, (right, said)| wrong | right ^ said);
+    call.len() >= right.len() && wrong == 0
+}
+
+/// A caller need not know which number the node has that it calls.
+fn marked_text(said: &Said, to: IpAddr) -> Vec<u8> {
+    let to = match to {
+        IpAddr::V4(to) => to.to_ipv6_mapped(),
+        IpAddr::V6(to) => to,
+    };
+    [&[3], &to.octets()[..], said].concat()
+}
+
+/// What both ends of a connection have said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Words {
+    pub caller: Said,
+    pub answerer: Said,
+}
+
+impl Words {
+    /// What was said, if the answer to a call, but for padding, ends with the answerer's proof. And who answered.
+    pub fn answered(secret: &Secret, caller: Said, said: &[u8]) -> Option<(Self, NodeId)> {
+        let answerer = Hello::decode(said)?;
+        let words = Self { caller, answerer: answerer.encode() };
+        words.check(secret, End::Answerer, &said[words.answerer.len()..]).then_some((words, answerer.node))
+    }
+
+    /// What shows that this end of their connection knows the secret.
+    pub fn prove(&self, secret: &Secret, end: End) -> [u8; PROOF] {
+        let mut proof = [0; PROOF];
+        proof.copy_from_slice(hmac::sign(&key(secret), &self.signed_text(end)).as_ref());
+        proof
+    }
+
+    /// Whether `bytes`, but for padding, shows it. How long that takes tells nothing.
+    pub fn check(&self, secret: &Secret, end: End, bytes: &[u8]) -> bool {
+        let said = self.signed_text(end);
+        bytes.get(..PROOF).is_some_and(|proof| hmac::verify(&key(secret), &said, proof).is_ok())
+    }
+
+    /// What seals the connection at this end.
+    pub fn seal(&self, secret: &Secret, end: End) -> Seal {
+        Seal::new(secret, end, &self.caller, &self.answerer)
+    }
+
+    fn signed_text(&self, end: End) -> Vec<u8> {
+        let end = match end {
+            End::Caller => 1,
+            End::Answerer => 2,
+        };
+        [&[end, self.caller.length], &*self.caller, &*self.answerer].concat()
+    }
+}
+
+fn key(secret: &Secret) -> hmac::Key {
+    hmac::Key::new(hmac::HMAC_SHA256, secret)
+}
+
+fn nonce() -> Result<[u8; 16], Error> {
+    let mut nonce = [0; 16];
+    nonce.copy_from_slice(&entropy()?[..16]);
+    Ok(nonce)
+}
+
+fn flag(byte: u8) -> Option<bool> {
+    match byte {
+        0 => Some(false),
+        1 => Some(true),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -113,26 +234,46 @@ mod tests {
 
     #[test]
     fn only_who_has_the_secret_proves_it_and_only_for_this_connection_and_end() {
-        let [caller, answerer, again] = [3, 0, 3].map(|id| Hello::new(&config(id)).unwrap());
-        let proof = prove(&[7; 32], End::Caller, &caller, &answerer);
+        let [caller, answerer, again] = [3, 0, 3].map(|id| Hello::new(&config(id)).unwrap().encode());
+        let words = Words { caller, answerer };
+        let proof = words.prove(&[7; 32], End::Caller);
         let padded = [proof.as_slice(), &[0; 19]].concat();
-        let check = |secret, end, caller, bytes: &[u8]| check(secret, end, caller, &answerer, bytes);
-        assert!(check(&[7; 32], End::Caller, &caller, &padded));
-        assert!(!check(&[8; 32], End::Caller, &caller, &padded));
-        assert!(!check(&[7; 32], End::Answerer, &caller, &padded));
-        assert!(!check(&[7; 32], End::Caller, &again, &padded));
-        assert!(!check(&[7; 32], End::Caller, &caller, &padded[..31]));
-        assert!(!caller.encode().windows(8).any(|part| part == [7; 8]), "the secret is not said");
+        assert!(words.check(&[7; 32], End::Caller, &padded));
+        assert!(!words.check(&[8; 32], End::Caller, &padded));
+        assert!(!words.check(&client_secret(&[7; 32]), End::Caller, &padded));
+        assert!(!words.check(&[7; 32], End::Answerer, &padded));
+        assert!(!Words { caller: again, ..words }.check(&[7; 32], End::Caller, &padded));
+        assert!(!words.check(&[7; 32], End::Caller, &padded[..31]));
+        assert!(!caller.windows(8).any(|part| part == [7; 8]), "the secret is not said");
+    }
+
+    #[test]
+    fn a_call_is_marked_for_one_node_by_who_has_the_secret() {
+        let to = |last: u8| IpAddr::from([127, 0, 0, last]);
+        let said = Hello::new(&config(3)).unwrap().encode();
+        let call = mark(&[7; 32], &said, to(1));
+        assert!(call.len() <= remora_nic::cm::REQ_PRIVATE_DATA);
+        assert!(is_marked(&[7; 32], &said, to(1), &[&call[..], &[0; 9]].concat()));
+        assert!(!is_marked(&[8; 32], &said, to(1), &call));
+        assert!(!is_marked(&[7; 32], &said, to(2), &call));
+        assert!(!is_marked(&[7; 32], &Hello::new(&config(3)).unwrap().encode(), to(1), &call));
+        assert!(!is_marked(&[7; 32], &said, to(1), &call[..call.len() - 1]));
+        assert!(!is_marked(&[7; 32], &said, to(1), &[&*said, &[0; 25]].concat()));
     }
 
     #[test]
     fn a_hello_comes_back_and_tells_how_nodes_differ() {
         let hello = Hello::new(&config(3)).unwrap();
-        assert_eq!(Hello::decode(&[hello.encode().as_slice(), &[0; 9]].concat()), Some(hello));
-        assert_eq!(Hello::decode(&hello.encode()[..29]), None);
+        assert_eq!(Hello::decode(&[&*hello.encode(), &[0; 9]].concat()), Some(hello));
+        assert_eq!(Hello::decode(&hello.encode()[..30]), None);
         assert_eq!(hello.differs(&config(1)), None);
         let event = ClusterNodeConfig { model: Model::Event, ..config(1) };
         assert_eq!(hello.differs(&event).unwrap(), "node 3 keeps model synch, node 1 event");
+        let open = ClusterNodeConfig { sealed: false, ..config(1) };
+        assert_eq!(hello.differs(&open).unwrap(), "node 3 seals what it sends, node 1 sends in the clear");
+        let client = ClientHello::new(true).unwrap();
+        assert_eq!(ClientHello::decode(&[&*client.encode(), &[0; 9]].concat()), Some(client));
+        assert_eq!((ClientHello::decode(&hello.encode()), Hello::decode(&client.encode())), (None, None));
         let slow = ClusterNodeConfig { suspect: Duration::from_secs(2), ..config(1) };
         assert_eq!(hello.differs(&slow).unwrap(), "node 3 suspects after 200ms, node 1 after 2s");
     }

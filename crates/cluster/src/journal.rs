@@ -9,6 +9,9 @@
 //! When the engine has the log compacted, a second thread writes the new file. Until it is durable the old one counts,
 //! and goes on: what is appended meanwhile goes to both.
 //!
+//! A disk that is full is no failure: what there is no room for waits, and is tried again until there is
+//! ([`Journal::left`] says how much there is before that).
+//!
 //! A sync that failed may have lost what was written before it, and the next one would not say so (Rebello et al., "Can
 //! Applications Recover from fsync Failures?", ATC 2020). So nothing is written after a failure, and the node ends.
 
@@ -22,7 +25,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use remora_replica::node::{Change, Snapshot};
 
-use super::logfile::{Copying, Flight, LogFile, LogKind, STEP};
+use super::logfile::{Copying, Flight, LogFile, LogKind, STEP, is_full};
 use remora_real::Error;
 
 /// How long nothing is written before the log is given room again.
@@ -33,6 +36,8 @@ const LINGER: Duration = Duration::from_millis(5);
 const SMALL: usize = 256 << 10;
 /// What a sync may take, in nanoseconds, if the engine's thread is to wait for it.
 const SHORT: u64 = 1_000_000;
+/// How long until a new file is tried again for which there was no room.
+const AGAIN: Duration = Duration::from_secs(5);
 /// Turns in which the engine's thread had other work, after which the log's thread takes over.
 const BUSY: u32 = 8;
 
@@ -46,6 +51,8 @@ pub(super) struct Journal {
     turns: u32,
     /// An append was begun, and not seen to end.
     flying: bool,
+    /// Bytes to be appended, since the start.
+    submitted: u64,
 }
 
 struct Shared {
@@ -58,6 +65,12 @@ struct Shared {
     /// What the longest sync took lately, in nanoseconds.
     sync_ns: AtomicU64,
     wants_room: AtomicBool,
+    /// The disk is full; bytes that have their place, of those bytes appended since the start.
+    full: AtomicBool,
+    left: AtomicU64,
+    appended: AtomicU64,
+    /// Since when a new file is still to be written, for which there was no room.
+    uncompacted: Mutex<Option<Instant>>,
     failed: AtomicBool,
     why: Mutex<Option<String>>,
     counts: Counts,
@@ -68,7 +81,6 @@ struct Counts {
     length: AtomicU64,
     syncs: AtomicU64,
     inline: AtomicU64,
-    written: AtomicU64,
 }
 
 /// What is left to the log's thread.
@@ -115,6 +127,10 @@ impl Journal {
             durable: AtomicU64::new(0),
             sync_ns: AtomicU64::new(0),
             wants_room: AtomicBool::new(false),
+            full: AtomicBool::new(file.full),
+            left: AtomicU64::new(file.left()),
+            appended: AtomicU64::new(0),
+            uncompacted: Mutex::new(None),
             failed: AtomicBool::new(false),
             why: Mutex::new(None),
             counts: Counts { length: AtomicU64::new(file.end), ..Counts::default() },
@@ -125,13 +141,16 @@ impl Journal {
             .name("remora-log".into())
             .spawn(move || worker.run(&wake))
             .map_err(|source| Error::System { what: "starting the log's thread", source })?;
-        Ok(Self { shared, thread: Some(thread), changes: Vec::new(), bytes: 0, turns: 0, flying: false })
+        Ok(Self { shared, thread: Some(thread), changes: Vec::new(), bytes: 0, turns: 0, flying: false, submitted: 0 })
     }
 
     /// Has a change made. Tokens ascend. See [`Journal::turn`] and [`Journal::idle`] for when.
     pub fn submit(&mut self, token: u64, change: Change) {
         self.bytes += match &change {
-            Change::Append(bytes) => bytes.len(),
+            Change::Append(bytes) => {
+                self.submitted += bytes.len() as u64;
+                bytes.len()
+            }
             // Not for the engine's thread.
             Change::Replace(_) | Change::Compact(_) => SMALL,
         };
@@ -186,6 +205,21 @@ impl Journal {
         ended || self.shared.failed.load(Ordering::Acquire)
     }
 
+    /// If the disk is full: for how many bytes more there is room all the same, with all that was submitted.
+    pub fn left(&self) -> Option<usize> {
+        let shared = &self.shared;
+        shared.full.load(Ordering::Acquire).then(|| {
+            let under_way = self.submitted.saturating_sub(shared.appended.load(Ordering::Acquire));
+            shared.left.load(Ordering::Acquire).saturating_sub(under_way) as usize
+        })
+    }
+
+    /// Whether there was no room for a new file, and may be now: it is to be asked for again. Said once.
+    pub fn is_uncompacted(&self) -> bool {
+        let full = self.shared.full.load(Ordering::Acquire);
+        !full && self.shared.uncompacted.lock().take_if(|since| since.elapsed() > AGAIN).is_some()
+    }
+
     /// Why the log can be written no more.
     pub fn failure(&self) -> Option<String> {
         self.shared.why.lock().clone()
@@ -194,7 +228,7 @@ impl Journal {
     /// What it has done.
     pub fn stats(&self) -> JournalStats {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let Counts { length, syncs, inline, written } = &self.shared.counts;
+        let (Counts { length, syncs, inline }, written) = (&self.shared.counts, &self.shared.appended);
         JournalStats { length: get(length), syncs: get(syncs), inline: get(inline), written: get(written) }
     }
 
@@ -228,6 +262,10 @@ impl Journal {
                 self.shared.wake.notify_one();
             }
             return !long;
+        }
+        if file.pending.is_some() {
+            // There was no room for it. The log's thread tries again.
+            return false;
         }
         let flies = file.flies();
         if !flies && (busy || self.shared.sync_ns.load(Ordering::Relaxed) >= SHORT) {
@@ -283,6 +321,7 @@ impl Shared {
             let only_landing = landing && changes.is_empty();
             let made = made.and_then(|()| if only_landing { Ok(()) } else { self.make(&mut file, &mut changes) });
             let made = self.or_fail(&file, made);
+            self.publish(&mut file);
             drop(file);
             wake();
             if !made {
@@ -299,7 +338,11 @@ impl Shared {
                 return false;
             }
             let syncs = self.counts.syncs.load(Ordering::Relaxed);
-            if !self.wants_room.load(Ordering::Relaxed) {
+            if self.full.load(Ordering::Relaxed) {
+                if self.wake.wait_for(&mut queue, QUIET).timed_out() {
+                    break;
+                }
+            } else if !self.wants_room.load(Ordering::Relaxed) {
                 self.wake.wait(&mut queue);
             } else if self.wake.wait_for(&mut queue, QUIET).timed_out()
                 && self.counts.syncs.load(Ordering::Relaxed) == syncs
@@ -326,19 +369,64 @@ impl Shared {
 
     /// Makes all changes durable; without any, makes room.
     fn make(self: &Arc<Self>, file: &mut LogFile, changes: &mut Vec<(u64, Change)>) -> io::Result<()> {
-        let Some(&(last, _)) = changes.last() else {
-            let made = if file.wants_room() { file.make_room(STEP) } else { Ok(()) };
-            self.wants_room.store(file.wants_room(), Ordering::Relaxed);
-            return made;
-        };
+        if changes.is_empty() && file.pending.is_none() {
+            return self.make_room(file);
+        }
         let begin = Instant::now();
         self.gather(file, changes)?;
-        file.append()?;
+        if !self.settle(file)? {
+            return Ok(());
+        }
         let (took, lately) = (begin.elapsed().as_nanos() as u64, self.sync_ns.load(Ordering::Relaxed));
         // One that took long is remembered for some time: a disk that others keep busy is not to be waited for.
         self.sync_ns.store(took.max(lately - lately / 8), Ordering::Relaxed);
-        self.made(file, last);
         Ok(())
+    }
+
+    /// Nothing is to be written: room is made, or looked for.
+    fn make_room(&self, file: &mut LogFile) -> io::Result<()> {
+        if file.full {
+            file.reserve();
+        }
+        let made = if file.wants_room() && !file.full { file.make_room(STEP) } else { Ok(()) };
+        self.wants_room.store(file.wants_room() && !file.full, Ordering::Relaxed);
+        file.full |= made.as_ref().is_err_and(is_full);
+        made.or_else(|error| if is_full(&error) { Ok(()) } else { Err(error) })
+    }
+
+    /// Makes durable what was gathered. False if there is no room for it: then it waits.
+    fn settle(&self, file: &mut LogFile) -> io::Result<bool> {
+        match file.settle() {
+            Ok(()) => {
+                if file.full {
+                    file.reserve();
+                }
+                if let Some(last) = file.pending.take() {
+                    self.made(file, last);
+                }
+                Ok(true)
+            }
+            Err(error) if is_full(&error) => {
+                file.full = true;
+                self.publish(file);
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Tells the engine's thread what room there is.
+    fn publish(&self, file: &mut LogFile) {
+        self.appended.store(file.total, Ordering::Release);
+        self.left.store(file.left(), Ordering::Release);
+        if std::mem::take(&mut file.uncompacted) {
+            *self.uncompacted.lock() = Some(Instant::now());
+        }
+        if file.full != self.full.swap(file.full, Ordering::AcqRel) {
+            // The log's thread may sleep, and not know that it is to look again.
+            drop(self.queue.lock());
+            self.wake.notify_one();
+        }
     }
 
     /// Begins to make changes durable that are short, if possible without waiting for the disk.
@@ -347,24 +435,34 @@ impl Shared {
             return self.make(file, changes);
         };
         self.gather(file, changes)?;
-        if !file.begin(Flight { since: Instant::now(), last }) {
-            file.append()?;
-            self.made(file, last);
+        if file.replacing.is_some() || !file.begin(Flight { since: Instant::now(), last }) {
+            self.settle(file)?;
         }
         Ok(())
     }
 
     /// Ends an append that was begun, if it is over.
     fn land(&self, file: &mut LogFile, wait: bool) -> io::Result<()> {
-        if let Some(flight) = file.land(wait)? {
-            self.made(file, flight.last);
+        match file.land(wait) {
+            Ok(Some(flight)) => {
+                file.pending = None;
+                self.made(file, flight.last);
+                Ok(())
+            }
+            // It is still gathered, and is made again.
+            Err(error) if is_full(&error) => {
+                file.full = true;
+                self.publish(file);
+                Ok(())
+            }
+            landed => landed.map(drop),
         }
-        Ok(())
     }
 
     /// Brings changes to the file, up to what is to be appended now.
     fn gather(self: &Arc<Self>, file: &mut LogFile, changes: &mut Vec<(u64, Change)>) -> io::Result<()> {
-        for (_, change) in changes.drain(..) {
+        for (token, change) in changes.drain(..) {
+            file.pending = Some(token);
             match change {
                 Change::Append(mut bytes) => {
                     if file.gather.is_empty() {
@@ -379,22 +477,26 @@ impl Shared {
                     // Nobody needs what the old log would get.
                     file.gather.clear();
                     self.stop_copying(file);
-                    file.replace(&bytes)?;
+                    file.replacing = Some(bytes);
                 }
                 Change::Compact(snapshot) => {
-                    file.append()?;
-                    self.copy(file, snapshot)?;
+                    // What came before belongs to the old file alone.
+                    match self.settle(file)? {
+                        true => self.copy(file, snapshot)?,
+                        false => file.uncompacted = true,
+                    }
+                    file.pending = Some(token);
                 }
             }
         }
-        self.counts.written.fetch_add(file.gather.len() as u64, Ordering::Relaxed);
         Ok(())
     }
 
     /// All up to this token is durable.
-    fn made(&self, file: &LogFile, last: u64) {
+    fn made(&self, file: &mut LogFile, last: u64) {
         self.counts.syncs.fetch_add(1, Ordering::Relaxed);
         self.counts.length.store(file.end, Ordering::Relaxed);
+        self.publish(file);
         self.durable.store(last + 1, Ordering::Release);
         if file.wants_room() && !self.wants_room.swap(true, Ordering::Relaxed) {
             // The log's thread may sleep, and not know.

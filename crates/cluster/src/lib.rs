@@ -4,8 +4,9 @@
 //! runs on the NIC thread, or on a host thread that takes messages from the NIC ([`PLACEMENTS`]). A [`ClusterClient`] talks to
 //! one node at a time, with any number of requests under way, and goes to another when that node fails.
 //!
-//! Only one who has the cluster's secret is let in as a node. Clients reach the service and nothing else: no memory of
-//! a node is open to them, and all they send is checked before it is believed.
+//! Only one who has the cluster's secret is let in as a node, and only one who has the clients' secret, which follows from
+//! it, as a client. What they say to each other is sealed, unless a configuration says otherwise. Clients reach the service and
+//! nothing else: no memory of a node is open to them, and all they send is checked before it is believed.
 
 mod client;
 mod direct;
@@ -18,6 +19,7 @@ mod server;
 mod wire;
 
 pub use client::{ClusterClient, ClusterClientConfig};
+pub use hello::client_secret;
 pub use logfile::LogKind;
 pub use node::{ClusterNode, ClusterNodeConfig};
 pub use remora_replica::bounds::MAX_VALUE;
@@ -25,9 +27,9 @@ pub use remora_replica::client::{Ended, Split, Ticket};
 pub use remora_replica::ddp::{Model, Op, Outcome, Refusal};
 pub use remora_replica::status::NodeStatus;
 pub use remora_replica::types::{Key, ScopeId, Value};
-pub use wire::Secret;
+pub use wire::{Secret, parse_secret};
 #[doc(hidden)]
-pub use wire::fuzz;
+pub use wire::{fuzz, public_hello};
 
 use std::net::IpAddr;
 

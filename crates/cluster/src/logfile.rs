@@ -2,15 +2,20 @@
 //!
 //! The file is filled with zeros ahead of its end: a sync then changes no metadata, which would have to go through the
 //! file system's journal. Zeros after the last whole record are room, not damage.
+//!
+//! Blocks are reserved further ahead than that, which is cheap and says early that the disk is full ([`LogFile::full`]): what
+//! is under way then still has its place, and so have the records of membership after that. An append for which there is none
+//! all the same waits and is made again; nothing of what was durable before is touched by it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use remora_replica::log;
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::direct::{Direct, Landed};
@@ -55,6 +60,12 @@ pub(super) const ROOM: u64 = 32 << 20;
 /// Zeros (bytes) that are written at once: a few milliseconds.
 pub(super) const STEP: u64 = 4 << 20;
 
+/// Bytes beyond the end that are reserved, and what is reserved at once. The disk is full when there are fewer than [`LOW`]:
+/// enough for what is under way, and for membership afterwards.
+const AHEAD: u64 = 16 << 20;
+const LOW: u64 = 8 << 20;
+const PIECE: u64 = 1 << 20;
+
 /// Bytes from which on an append is long.
 const LONG: usize = 64 << 10;
 
@@ -82,8 +93,20 @@ pub(super) struct LogFile {
     /// Where the next record goes, and how long the file is; between them are zeros.
     pub end: u64,
     pub room: u64,
+    /// How far blocks are reserved.
+    reserved: u64,
+    /// No more blocks could be reserved, or written.
+    pub full: bool,
+    /// Bytes appended since the start, to files before this one too.
+    pub total: u64,
+    /// What is to take the place of all that there is, before anything is appended.
+    pub replacing: Option<Vec<u8>>,
     /// What is to be appended.
     pub gather: Vec<u8>,
+    /// The newest token of what is gathered or to take its place.
+    pub pending: Option<u64>,
+    /// A new file could not be written, for want of room.
+    pub uncompacted: bool,
     /// The append of `gather` that is under way.
     pub flight: Option<Flight>,
     pub copying: Option<Copying>,
@@ -91,6 +114,9 @@ pub(super) struct LogFile {
 
 /// For how long a lock may stay with a process that is about to end, or to become another program.
 const ENDING: Duration = Duration::from_secs(1);
+
+/// How often a log may be replaced while it is opened: its owner does so now and then, and is about to end.
+const REPLACED: u32 = 10;
 
 /// Has the file for this process alone.
 fn lock(file: &File) -> io::Result<()> {
@@ -104,13 +130,26 @@ fn lock(file: &File) -> io::Result<()> {
     }
 }
 
+/// Opens the file at `path` and has it for this process alone. Who had it before may have put another one in its place while
+/// this one waited for the lock: then that is the log, and not the file that is locked by now.
+fn locked(path: &Path) -> io::Result<File> {
+    for _ in 0..REPLACED {
+        let file = options().open(path)?;
+        lock(&file)?;
+        let (ours, named) = (file.metadata()?, std::fs::metadata(path)?);
+        if (ours.dev(), ours.ino()) == (named.dev(), named.ino()) {
+            return Ok(file);
+        }
+    }
+    Err(io::Error::other("it is replaced again and again"))
+}
+
 impl LogFile {
     pub fn open(dir: &Path, kind: LogKind) -> Result<(Self, Vec<u8>), Error> {
         let path = dir.join("log");
         let failed =
             |what: &str, source: io::Error| Error::Argument(format!("{what} the log {}: {source}", path.display()));
-        let file = options().open(&path).map_err(|e| failed("opening", e))?;
-        lock(&file).map_err(|e| failed("locking", e))?;
+        let file = locked(&path).map_err(|e| failed("locking", e))?;
         // What a crash left of a replacement that never happened.
         let _ = std::fs::remove_file(dir.join("log.new"));
         let content = std::fs::read(&path).map_err(|e| failed("reading", e))?;
@@ -121,7 +160,11 @@ impl LogFile {
         // What a failed sync has left in memory alone reads like any other, and no further sync would write it: it is
         // written again before anybody relies on it.
         this.file.write_all_at(&content, 0).map_err(|e| failed("writing again", e))?;
-        this.fill(end + ROOM).map_err(|e| failed("making room in", e))?;
+        match this.fill(end + ROOM) {
+            Err(e) if !is_full(&e) => return Err(failed("making room in", e)),
+            // It goes on with the room that it has.
+            _ => this.reserve(),
+        }
         this.file.sync_all().map_err(|e| failed("making room in", e))?;
         this.prepare(&path).map_err(|e| failed("mapping", e))?;
         sync_directory(dir).map_err(|e| failed("creating", e))?;
@@ -137,7 +180,13 @@ impl LogFile {
             direct: None,
             end,
             room,
+            reserved: room,
+            full: false,
+            total: 0,
+            replacing: None,
             gather: Vec::new(),
+            pending: None,
+            uncompacted: false,
             flight: None,
             copying: None,
         }
@@ -154,6 +203,28 @@ impl LogFile {
 
     pub fn wants_room(&self) -> bool {
         self.mapped.is_none() && self.room - self.end < ROOM
+    }
+
+    /// Bytes that certainly have their place.
+    pub fn left(&self) -> u64 {
+        self.room.max(self.reserved).saturating_sub(self.end)
+    }
+
+    /// Has blocks reserved ahead of the end; says in [`LogFile::full`] whether there are.
+    pub fn reserve(&mut self) {
+        self.full = false;
+        while self.reserved.max(self.room) < self.end + AHEAD {
+            let from = self.reserved.max(self.room);
+            match rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, from, PIECE) {
+                Ok(()) => self.reserved = from + PIECE,
+                Err(Errno::NOSPC | Errno::DQUOT) => {
+                    self.full = self.left() < LOW;
+                    return;
+                }
+                // This file system cannot; it shows when something is written.
+                Err(_) => return,
+            }
+        }
     }
 
     /// Fills the file with zeros up to so many bytes more.
@@ -218,7 +289,10 @@ impl LogFile {
         if let Some(mapped) = &mut self.mapped {
             if end > self.room {
                 let length = self.room + ROOM.max(self.gather.len() as u64);
-                self.fill(length)?;
+                match self.fill(length) {
+                    Err(e) if is_full(&e) => self.fill(end)?,
+                    filled => filled?,
+                }
                 self.file.sync_all()?;
                 self.mapped = Some(Mapped::new(&self.file, self.room as usize)?);
                 return self.append();
@@ -228,10 +302,12 @@ impl LogFile {
             let reach = self.direct.as_ref().map_or(self.gather.len(), |direct| direct.reach(self.gather.len()));
             let reached = self.end + reach as u64;
             if reached > self.room && self.gather.len() < LONG {
-                self.fill(end + STEP)?;
+                match self.fill(end + STEP) {
+                    Err(e) if is_full(&e) => self.fill(reached)?,
+                    filled => filled?,
+                }
             }
             // What is long takes its room as it is written: zeros would be as much to write again.
-            self.room = self.room.max(reached);
             let done = match &mut self.direct {
                 Some(direct) => direct.append(self.end, &self.gather)?,
                 None => false,
@@ -241,6 +317,7 @@ impl LogFile {
                 self.file.write_all_at(&self.gather, self.end)?;
                 self.file.sync_data()?;
             }
+            self.room = self.room.max(reached);
         }
         self.appended();
         Ok(())
@@ -249,6 +326,10 @@ impl LogFile {
     /// What was gathered is durable.
     fn appended(&mut self) {
         self.end += self.gather.len() as u64;
+        self.total += self.gather.len() as u64;
+        if !self.full && self.left() < AHEAD - 4 * PIECE {
+            self.reserve();
+        }
         if let Some(copying) = &mut self.copying {
             copying.since.extend_from_slice(&self.gather);
         }
@@ -257,17 +338,44 @@ impl LogFile {
 
     /// Puts a new file in the log's place: after a crash there is one or the other.
     pub fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let new = Self::written(&self.path, self.kind, bytes)?;
+        let new = Self::written(&self.path, self.kind, bytes).inspect_err(|_| {
+            let _ = std::fs::remove_file(self.path.with_extension("new"));
+        })?;
         self.take_over(new)
     }
 
-    /// The new file is ready: it gets what the old one got meanwhile, and its place.
+    /// Makes all that is pending durable.
+    pub fn settle(&mut self) -> io::Result<()> {
+        if let Some(bytes) = self.replacing.take() {
+            let replaced = self.replace(&bytes);
+            if let Err(error) = replaced {
+                self.replacing = Some(bytes);
+                return Err(error);
+            }
+        }
+        self.append()
+    }
+
+    /// The new file is ready: it gets what the old one got meanwhile, and its place. If there is no room for it the old one
+    /// goes on.
     pub fn change_over(&mut self) -> io::Result<()> {
         let Some(Copying { thread, since }) = self.copying.take() else { return Ok(()) };
-        let mut new = thread.join().map_err(|_| io::Error::other("the thread that compacts it panicked"))??;
-        new.gather = since;
-        new.append()?;
-        self.take_over(new)
+        let new = thread.join().map_err(|_| io::Error::other("the thread that compacts it panicked"))?;
+        let made = new.and_then(|mut new| {
+            new.gather = since;
+            new.append()?;
+            Ok(new)
+        });
+        match made {
+            Ok(new) => self.take_over(new),
+            Err(error) if is_full(&error) => {
+                // Its blocks may be what others need.
+                let _ = std::fs::remove_file(self.path.with_extension("new"));
+                self.uncompacted = true;
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// A file beside the log with this content, durable, and with some room: what is appended soon need not change
@@ -287,10 +395,17 @@ impl LogFile {
     fn take_over(&mut self, mut new: Self) -> io::Result<()> {
         std::fs::rename(self.path.with_extension("new"), &self.path)?;
         sync_directory(self.path.parent().unwrap_or(Path::new(".")))?;
-        new.gather = std::mem::take(&mut self.gather);
+        (new.gather, new.pending) = (std::mem::take(&mut self.gather), self.pending);
+        new.total = self.total;
         *self = new;
+        self.reserve();
         Ok(())
     }
+}
+
+/// Whether an error says that there is no room on the disk, or not for this user.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 fn options() -> OpenOptions {
@@ -301,4 +416,26 @@ fn options() -> OpenOptions {
 
 fn sync_directory(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever waits for the lock while the log is compacted would have a file that nobody else sees.
+    #[test]
+    fn a_lock_on_a_file_that_was_replaced_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let held = locked(&path).unwrap();
+        let waiting = std::thread::spawn({
+            let path = path.clone();
+            move || locked(&path).map(|file| file.metadata().unwrap().ino())
+        });
+        // As `take_over` does it; the lock goes with the old file.
+        let new = options().open(path.with_extension("new")).unwrap();
+        std::fs::rename(path.with_extension("new"), &path).unwrap();
+        drop(held);
+        assert_eq!(waiting.join().unwrap().unwrap(), new.metadata().unwrap().ino());
+    }
 }

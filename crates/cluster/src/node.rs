@@ -20,7 +20,7 @@ use remora_replica::types::{NodeId, NodeSet};
 
 use super::journal::Journal;
 use super::logfile::LogKind;
-use super::server::Server;
+use super::server::{Server, Told};
 use super::wire::Secret;
 use super::{check_placement, link_at, streams};
 use remora_real::link::Layers;
@@ -53,12 +53,14 @@ pub struct ClusterNodeConfig {
     pub dir: PathBuf,
     /// Who has it belongs to the cluster.
     pub secret: Secret,
+    /// Whether what nodes and clients send is sealed by keys that follow from the secret. All need the same.
+    pub sealed: bool,
     /// A node that was silent for so long is suspected to have failed. All nodes need the same.
     pub suspect: Duration,
 }
 
 impl ClusterNodeConfig {
-    /// Synch on the NIC, over shared memory, with fdatasync.
+    /// Synch on the NIC, over shared memory, sealed, with fdatasync.
     pub fn new(id: u8, addresses: Vec<IpAddr>, dir: PathBuf, secret: Secret) -> Self {
         Self {
             id,
@@ -70,6 +72,7 @@ impl ClusterNodeConfig {
             log: LogKind::default(),
             dir,
             secret,
+            sealed: true,
             suspect: Duration::from_millis(200),
         }
     }
@@ -103,8 +106,7 @@ pub struct ClusterNode {
     device: Device,
     host: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
-    failed: Arc<OnceLock<String>>,
-    differs: Arc<OnceLock<String>>,
+    told: Told,
     found: LogEnd,
 }
 
@@ -136,17 +138,17 @@ impl ClusterNode {
         let nic = Nic::new(&NicConfig { cm, ..NicConfig::new(entropy()?) }, registry);
         let device = Device::with_events(local, vec![link], nic, None, Box::new(Some))?;
         device.set_spin(SPIN);
-        let (failed, differs): (Arc<OnceLock<String>>, Arc<OnceLock<String>>) = Default::default();
+        let told = Told::default();
         let found;
         let server = {
             let mut guard = device.lock();
             let mut seat = guard.seat();
             let sizes =
-                Sizes { receives: 1024, sends: 1024, favoured: count as u32 - 1, frame: Bounds::SHIPPED.client_frame };
+                Sizes { receives: 1024, sends: 2048, favoured: count as u32 - 1, frame: Bounds::SHIPPED.client_frame };
             let streams = streams(seat.nic, sizes)?;
-            let node = ReplicaNode::with_slack(config.engine(), seat.now, &bytes, SLACK);
+            let node = ReplicaNode::with_slack(config.engine(), seat.now.time(), &bytes, SLACK);
             found = node.found();
-            Server::new(&mut seat, config.clone(), node, journal, streams, [failed.clone(), differs.clone()])?
+            Server::new(&mut seat, config.clone(), node, journal, streams, told.clone())?
         };
         // Set once: nobody else has it.
         let _ = woken.set(device.clone());
@@ -162,7 +164,7 @@ impl ClusterNode {
         } else {
             device.settle(Some(Box::new(server)));
         }
-        Ok(Self { device, host, stop, failed, differs, found })
+        Ok(Self { device, host, stop, told, found })
     }
 
     /// The address that clients connect to.
@@ -178,16 +180,22 @@ impl ClusterNode {
         }
     }
 
+    /// Whether the other nodes know of things that its log must have held, and does not, though it looks whole: the disk came
+    /// back empty, or without the log's end. What was lost comes from them.
+    pub fn has_lost_its_log(&self) -> bool {
+        self.told.lost.load(Ordering::Relaxed)
+    }
+
     /// How the first node that was refused for this is configured differently, if one was.
     pub fn differs(&self) -> Option<&str> {
-        self.differs.get().map(String::as_str)
+        self.told.differs.get().map(String::as_str)
     }
 
     /// Why it does not run any more, if so: its log failed, or a thread panicked. Then end the process.
     pub fn failure(&self) -> Option<String> {
         let host = self.host.as_ref().is_none_or(|host| !host.is_finished());
         let panicked = || (!host || !self.device.is_running()).then(|| "a thread panicked".into());
-        self.failed.get().cloned().or_else(panicked)
+        self.told.failed.get().cloned().or_else(panicked)
     }
 }
 

@@ -7,11 +7,12 @@ mod connections;
 mod under_way;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use remora_nic::cm::{ConnId, ListenerId, service_id};
-use remora_nic::{Qpn, Time};
+use remora_nic::{Now, Qpn, Time};
 use remora_replica::bounds::Bounds;
 use remora_replica::client::Split;
 use remora_replica::ddp::{Op, Outcome, Refusal, Reply, Request};
@@ -22,16 +23,20 @@ use remora_replica::stream::{Arrival, Streams};
 use remora_replica::types::{NodeId, NodeSet};
 
 use self::under_way::UnderWay;
-use super::hello::Hello;
+use super::hello::{Hello, Words};
 use super::journal::Journal;
 use super::node::ClusterNodeConfig;
 use super::wire::{CLIENT_PORT, PEER_PORT};
-use remora_real::{Error, Resident, Seat, process_cpu_ns};
+use remora_real::{Clock, Error, Resident, Seat, process_cpu_ns};
 
 /// Bytes that may wait for another node. What is above that is dropped, and sent again by the protocol in time.
 const BACKLOG: usize = 64 << 20;
 /// Bytes of answers that may wait for a client. One that takes none is cut off.
 const CLIENT_BACKLOG: usize = 16 << 20;
+/// Bytes that may wait for all clients, or have come from them in part. If there are more, whoever holds most is cut off.
+const CLIENTS_HOLD: usize = 256 << 20;
+/// How long a client may take nothing of what is sent to it, in nanoseconds.
+const TAKES: Time = 2_000_000_000;
 /// Requests of all clients at one time.
 const REQUESTS: usize = 1 << 16;
 /// See the module.
@@ -48,13 +53,24 @@ pub(super) struct Server {
     under_way: UnderWay,
     /// Tokens below this have been told to the engine.
     durable: u64,
+    /// The engine has been told that the disk is full.
+    full: bool,
     redial_at: Time,
     started: Time,
-    /// When the seat's time was taken.
-    turn: Instant,
+    clock: Clock,
     status: NodeStatus,
-    failed: Arc<OnceLock<String>>,
-    differs: Arc<OnceLock<String>>,
+    told: Told,
+}
+
+/// What it tells whoever runs it.
+#[derive(Clone, Default)]
+pub struct Told {
+    /// Why it does nothing any more.
+    pub failed: Arc<OnceLock<String>>,
+    /// How the first node that was refused for this is configured differently.
+    pub differs: Arc<OnceLock<String>>,
+    /// Its log was lost, and did not say so.
+    pub lost: Arc<AtomicBool>,
 }
 
 /// Another node.
@@ -77,9 +93,16 @@ struct Call {
 #[derive(Clone, Copy)]
 enum Role {
     Peer(NodeId, ConnId),
-    /// Who says to be a node, what it was answered, and until when it has time to prove it.
-    Caller(Hello, Hello, ConnId, Time),
+    /// Who says to be somebody, what was said, and until when it has time to prove it.
+    Caller(Whom, Words, ConnId, Time),
     Client(u64, ConnId),
+}
+
+/// Whom a caller says to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whom {
+    Node(NodeId),
+    Client,
 }
 
 impl Role {
@@ -97,7 +120,7 @@ impl Server {
         node: ReplicaNode,
         journal: Journal,
         streams: Streams,
-        [failed, differs]: [Arc<OnceLock<String>>; 2],
+        told: Told,
     ) -> Result<Self, Error> {
         let listeners = [seat.nic.listen(service_id(CLIENT_PORT))?, seat.nic.listen(service_id(PEER_PORT))?];
         let peers = config.addresses.iter().map(|_| Peer::default()).collect();
@@ -113,12 +136,12 @@ impl Server {
             next_client: 0,
             under_way: UnderWay::default(),
             durable: 0,
+            full: false,
             redial_at: 0,
-            started: seat.now,
-            turn: Instant::now(),
+            started: seat.now.time(),
+            clock: seat.clock,
             status: NodeStatus::default(),
-            failed,
-            differs,
+            told,
         })
     }
 
@@ -129,6 +152,10 @@ impl Server {
 
     fn id(&self) -> NodeId {
         NodeId(self.config.id)
+    }
+
+    fn address(&self) -> IpAddr {
+        self.config.addresses[usize::from(self.config.id)]
     }
 
     /// Bytes on a connection.
@@ -142,8 +169,8 @@ impl Server {
                 Err(_) => break false,
             };
             let understood = match role {
-                Role::Peer(node, _) => self.peer_says(seat.now, node, frame),
-                Role::Client(client, _) => self.client_says(seat.now, client, qpn, frame),
+                Role::Peer(node, _) => self.peer_says(&seat.now, node, frame),
+                Role::Client(client, _) => self.client_says(&seat.now, client, qpn, frame),
                 Role::Caller(..) if self.proves(seat, qpn, frame) => {
                     // What follows is a node's.
                     self.streams.give_back(qpn, inbound);
@@ -162,12 +189,12 @@ impl Server {
         }
     }
 
-    fn client_says(&mut self, now: Time, client: u64, qpn: Qpn, frame: &[u8]) -> bool {
+    fn client_says(&mut self, now: &Now, client: u64, qpn: Qpn, frame: &[u8]) -> bool {
         match Asked::decode(frame, Bounds::SHIPPED.batch) {
             Some(Asked::Request(request)) => self.submit(now, client, qpn, request),
             Some(Asked::TooMany(tag)) => self.refuse(qpn, tag, Refusal::TooLong),
             Some(Asked::Status) => {
-                let status = Box::new(self.tell(now));
+                let status = Box::new(self.tell(now.time()));
                 self.streams.frame(qpn, |out| Answered::Status(status).encode(out));
             }
             None => return false,
@@ -175,14 +202,14 @@ impl Server {
         true
     }
 
-    fn submit(&mut self, now: Time, client: u64, qpn: Qpn, request: Request) {
+    fn submit(&mut self, now: &Now, client: u64, qpn: Qpn, request: Request) {
         let full = self.under_way.len() >= REQUESTS;
         // Reads are answered at once, and their answers wait here.
         if full || self.streams.backlog(qpn) >= CLIENT_BACKLOG / 2 {
             return self.refuse(qpn, request.tag, Refusal::Busy);
         }
         let writes = !matches!(request.op, Op::Get(_));
-        let tag = self.under_way.begin((client, qpn, request.tag), writes, now);
+        let tag = self.under_way.begin((client, qpn, request.tag), writes, now.time());
         self.node.submit(now, Request { tag, ..request });
         self.outputs(now, Some(tag));
     }
@@ -194,10 +221,10 @@ impl Server {
         self.streams.frame(qpn, |out| Answered::Reply(reply, Split::default()).encode(out));
     }
 
-    fn peer_says(&mut self, now: Time, from: NodeId, frame: &[u8]) -> bool {
+    fn peer_says(&mut self, now: &Now, from: NodeId, frame: &[u8]) -> bool {
         let Some((packet, held)) = decode_packet(frame) else { return false };
         if let Packet::Replica(message) = &packet {
-            self.under_way.hears(now, &message.body, held);
+            self.under_way.hears(now.time(), &message.body, held);
         }
         self.node.handle(now, from, packet);
         self.outputs(now, None);
@@ -205,17 +232,20 @@ impl Server {
     }
 
     /// Does what the engine asks for; `asked` is the request that it is working on.
-    fn outputs(&mut self, now: Time, asked: Option<u64>) {
+    fn outputs(&mut self, now: &Now, asked: Option<u64>) {
         while let Some(output) = self.node.poll() {
             match output {
                 NodeOutput::Send(to, packet) => {
-                    split(packet, Bounds::SHIPPED.peer_frame / 2, |packet| self.send(now, to, &packet, asked));
+                    split(packet, Bounds::SHIPPED.peer_frame / 2, |packet| self.send(now.time(), to, &packet, asked));
                 }
                 NodeOutput::Log(token, change) => self.journal.submit(token, change),
-                NodeOutput::Reply(reply) => self.reply(now, reply),
+                NodeOutput::Reply(reply) => self.reply(reply),
                 NodeOutput::Job(job) => self.node.done(now, job.id()),
                 NodeOutput::Step(_) => {}
             }
+        }
+        if self.node.has_lost_its_log() {
+            self.told.lost.store(true, Ordering::Relaxed);
         }
     }
 
@@ -234,10 +264,10 @@ impl Server {
         }
     }
 
-    fn reply(&mut self, now: Time, Reply { tag, outcome }: Reply) {
+    fn reply(&mut self, Reply { tag, outcome }: Reply) {
         let Some((pending, communication)) = self.under_way.end(tag) else { return };
         // To the moment: most requests are answered in the turn in which they came.
-        let now = now + self.turn.elapsed().as_nanos() as Time;
+        let now = self.clock.now();
         let mut split = Split { total_ns: now.saturating_sub(pending.since), communication_ns: 0 };
         if let Some(communication) = communication {
             split.communication_ns = communication.min(split.total_ns);
@@ -265,12 +295,24 @@ impl Server {
         !self.config.model.facts().scopes || self.node.replica().persists_scope()
     }
 
-    /// Clients that take no answers do not keep their memory here for ever.
+    /// Clients that take no answers do not keep memory and buffers here for ever.
     fn look_after_clients(&mut self, seat: &mut Seat<'_>) {
-        let lazy = |qpn: &Qpn| self.streams.backlog(*qpn) > CLIENT_BACKLOG;
+        let full = |qpn: &Qpn| self.streams.backlog(*qpn) > CLIENT_BACKLOG;
         let clients = self.roles.iter().filter(|(_, role)| matches!(role, Role::Client(..)));
-        let lazy: Vec<Qpn> = clients.map(|(&qpn, _)| qpn).filter(lazy).collect();
-        lazy.into_iter().for_each(|qpn| self.cut_off(seat, qpn));
+        let full = clients.map(|(&qpn, _)| qpn).filter(full);
+        let lazy: Vec<Qpn> = full.chain(self.streams.lazy(seat.now.time(), TAKES)).collect();
+        lazy.into_iter().for_each(|qpn| self.lose(seat, qpn));
+        while let Some(heaviest) = self.streams.heaviest(CLIENTS_HOLD) {
+            self.lose(seat, heaviest);
+        }
+    }
+
+    /// Cuts off who takes too little, or holds too much.
+    fn lose(&mut self, seat: &mut Seat<'_>, qpn: Qpn) {
+        self.status.cut_off += u64::from(self.roles.contains_key(&qpn));
+        self.cut_off(seat, qpn);
+        // Whatever it was: it is not to be found again.
+        self.streams.close(seat.nic, qpn);
     }
 
     fn tell(&self, now: Time) -> NodeStatus {
@@ -282,6 +324,7 @@ impl Server {
             members: view.members.0,
             learners: view.learners.0,
             serves: self.node.replica().serves().into(),
+            full: self.node.full().0,
             uptime_ns: now.saturating_sub(self.started),
             cpu_ns: process_cpu_ns(),
             clients: self.clients as u64,
@@ -301,10 +344,10 @@ impl Server {
 
 impl Resident for Server {
     fn progress(&mut self, seat: &mut Seat<'_>) -> usize {
-        self.turn = Instant::now();
         if self.journal.has_failed() {
             // Nothing that it says from now on could be relied upon.
-            let _ = self.failed.set(self.journal.failure().unwrap_or_else(|| "the log's thread has panicked".into()));
+            let _ =
+                self.told.failed.set(self.journal.failure().unwrap_or_else(|| "the log's thread has panicked".into()));
             return 0;
         }
         let mut work = 0;
@@ -312,31 +355,38 @@ impl Resident for Server {
             work += 1;
             self.event(seat, event);
         }
-        while let Some(arrival) = self.streams.poll(seat.nic) {
+        while let Some(arrival) = self.streams.poll(seat.nic, seat.now.time()) {
             work += 1;
             match arrival {
                 Arrival::Bytes(qpn) => self.bytes(seat, qpn),
                 Arrival::Broken(qpn) => self.cut_off(seat, qpn),
             }
         }
-        let durable = self.journal.durable();
-        if durable > self.durable {
+        if self.journal.durable() > self.durable {
             work += 1;
-            self.durable = durable;
-            self.node.persisted(seat.now, durable - 1);
+            (self.durable, seat.now) = Now::after(|| self.journal.durable(), || seat.clock.now());
+            self.node.persisted(&seat.now, self.durable - 1);
         }
-        if seat.now >= self.node.next_timeout() {
+        let left = self.journal.left();
+        if left.is_some() || self.full {
+            self.full = left.is_some();
+            self.node.set_room(&seat.now, left);
+        }
+        if seat.now.time() >= self.node.next_timeout() {
             work += 1;
-            self.node.timeout(seat.now);
+            self.node.timeout(&seat.now);
         }
-        if seat.now >= self.redial_at {
+        if seat.now.time() >= self.redial_at {
             self.redial(seat);
             self.look_after_clients(seat);
+            if self.journal.is_uncompacted() {
+                self.node.compact();
+            }
             self.status.retransmits = seat.nic.counters().retransmits;
         }
-        self.outputs(seat.now, None);
+        self.outputs(&seat.now, None);
         self.journal.turn(self.log_is_awaited());
-        work + self.streams.flush(seat.nic)
+        work + self.streams.flush(seat.nic, seat.now.time())
     }
 
     fn idle(&mut self, busy: bool) -> usize {

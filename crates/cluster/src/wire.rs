@@ -5,7 +5,7 @@ use remora_replica::bounds::Bounds;
 use remora_replica::frames::{Answered, Asked, decode_packet, encode_packet};
 use remora_replica::stream::Inbound;
 
-use super::hello::Hello;
+use super::hello::{ClientHello, Hello};
 
 /// Ports in `rdma_cm`'s TCP port space: clients call one, the other nodes the other.
 pub(super) const CLIENT_PORT: u16 = 7421;
@@ -15,16 +15,25 @@ pub(super) const PEER_PORT: u16 = 7422;
 /// The cluster's secret: who has it belongs to it.
 pub type Secret = [u8; 32];
 
-const MAGIC: [u8; 4] = *b"rmc\x02";
-
-/// What a client says when it calls.
-pub(super) fn client_hello() -> [u8; 4] {
-    MAGIC
+/// Reads a secret as files have it: 64 hexadecimal digits.
+pub fn parse_secret(digits: &str) -> Option<Secret> {
+    let mut secret = Secret::default();
+    if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (index, byte) in secret.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&digits[2 * index..2 * index + 2], 16).ok()?;
+    }
+    Some(secret)
 }
 
-/// Whether a client says it.
-pub(super) fn check_client_hello(bytes: &[u8]) -> bool {
-    bytes.starts_with(&MAGIC)
+/// The service that a node calls another by, and what it says then as far as everybody may know: for experiments with
+/// those that have no secret.
+#[doc(hidden)]
+pub fn public_hello(node: u8) -> (u64, Vec<u8>) {
+    let config = super::ClusterNodeConfig::new(node, Vec::new(), std::path::PathBuf::new(), [0; 32]);
+    let hello = Hello::new(&config).map(|hello| hello.encode().to_vec()).unwrap_or_default();
+    (remora_nic::cm::service_id(PEER_PORT), hello)
 }
 
 /// Reads bytes as nodes and clients read what they are sent, frame by frame; for fuzzing.
@@ -42,6 +51,8 @@ pub fn fuzz(bytes: &[u8]) {
     }
     let hello = Hello::decode(bytes);
     again(hello.as_ref(), |hello, out| out.extend_from_slice(&hello.encode()), Hello::decode);
+    let client = ClientHello::decode(bytes);
+    again(client.as_ref(), |client, out| out.extend_from_slice(&client.encode()), ClientHello::decode);
     let mut inbound = Inbound::new(bytes.to_vec(), Bounds::SHIPPED.client_frame);
     while let Ok(Some(frame)) = inbound.next_frame() {
         let frame = inbound.bytes(frame);

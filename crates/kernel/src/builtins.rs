@@ -2,7 +2,10 @@
 
 use crate::call::{Call, Status};
 use crate::memory::Memory;
-use crate::{checksum, compress, consistency, filter, get, hll, shuffle, traversal};
+use crate::{btree, checksum, compress, consistency, filter, get, hll, kv, sequencer, shuffle, traversal};
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
 
 /// A small program over memory.
 #[allow(async_fn_in_trait, reason = "whether a future is Send follows from the memory")]
@@ -14,6 +17,17 @@ pub trait Kernel {
 /// The built-in kernels.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Builtins;
+
+/// A future whose code stays out of the code that awaits it: kernels of a few accesses would pay for large ones beside
+/// them.
+async fn apart<F: Future>(future: F) -> F::Output {
+    #[inline(never)]
+    fn poll<F: Future>(future: Pin<&mut F>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        future.poll(cx)
+    }
+    let mut future = pin!(future);
+    poll_fn(|cx| poll(future.as_mut(), cx)).await
+}
 
 /// What a built-in kernel works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,17 +91,39 @@ builtins! {
     /// Reads an object until its checksum holds.
     CONSISTENCY = 3, "consistency", Memory: |memory, call| consistency::run(memory, call);
     /// Computes the checksum of a payload stream.
-    CHECKSUM = 4, "checksum", Stream: |_memory, call| checksum::run(call);
+    CHECKSUM = 4, "checksum", Stream: |memory, call| apart(checksum::run(memory, call));
     /// Counts the distinct values of a payload stream.
-    HYPERLOGLOG = 5, "hyperloglog", Stream: |memory, call| hll::run(memory, call);
+    HYPERLOGLOG = 5, "hyperloglog", Stream: |memory, call| apart(hll::run(memory, call));
     /// Partitions a payload stream.
-    SHUFFLE = 6, "shuffle", Stream: |memory, call| shuffle::run(memory, call);
+    SHUFFLE = 6, "shuffle", Stream: |memory, call| apart(shuffle::run(memory, call));
     /// Filters and aggregates rows.
-    FILTER = 7, "filter", Either: |memory, call| filter::run(memory, call);
+    FILTER = 7, "filter", Either: |memory, call| apart(filter::run(memory, call));
     /// Compresses what memory holds.
-    COMPRESS = 8, "compress", Memory: |memory, call| compress::compress(memory, call);
+    COMPRESS = 8, "compress", Memory: |memory, call| apart(compress::compress(memory, call));
     /// Restores compressed blocks into memory.
-    DECOMPRESS = 9, "decompress", Stream: |memory, call| compress::decompress(memory, call);
+    DECOMPRESS = 9, "decompress", Stream: |memory, call| apart(compress::decompress(memory, call));
+    /// Looks a key up in a B-tree.
+    TREE_GET = 16, "tree-get", Memory: |memory, call| apart(btree::get(memory, call));
+    /// Writes a key of a B-tree.
+    TREE_PUT = 17, "tree-put", Memory: |memory, call| apart(btree::put(memory, call));
+    /// Takes a key out of a B-tree.
+    TREE_DELETE = 18, "tree-delete", Memory: |memory, call| apart(btree::delete(memory, call));
+    /// Reads keys of a B-tree in order.
+    TREE_SCAN = 19, "tree-scan", Memory: |memory, call| apart(btree::scan(memory, call));
+    /// Ends what a client left half done in a B-tree that is gone.
+    TREE_RECOVER = 20, "tree-recover", Memory: |memory, call| apart(btree::recover(memory, call));
+    /// Gives numbers out that nobody else gets.
+    SEQUENCER = 21, "sequencer", Memory: |memory, call| sequencer::run(memory, call);
+    /// Looks a key of bytes up in a key-value store.
+    KV_GET = 24, "kv-get", Memory: |memory, call| kv::get(memory, call);
+    /// Writes a pair of a key-value store.
+    KV_PUT = 25, "kv-put", Memory: |memory, call| apart(kv::put(memory, call));
+    /// Writes the value of a key that a key-value store has.
+    KV_UPDATE = 26, "kv-update", Memory: |memory, call| apart(kv::update(memory, call));
+    /// Takes a pair out of a key-value store.
+    KV_DELETE = 27, "kv-delete", Memory: |memory, call| apart(kv::delete(memory, call));
+    /// Takes a block of a key-value store for a long pair.
+    KV_RESERVE = 28, "kv-reserve", Memory: |memory, call| apart(kv::reserve(memory, call));
 }
 
 #[cfg(test)]

@@ -30,6 +30,8 @@ pub enum Status {
     Trapped,
     /// The place is full; try again.
     Busy,
+    /// The call took longer than the place lets one take: it computed for too long, or its payload did not come.
+    Overdue,
     /// A status of the kernel's own, from 11 on.
     Other(u8),
 }
@@ -52,6 +54,7 @@ impl Status {
             Status::Inconsistent => 8,
             Status::Trapped => 9,
             Status::Busy => 10,
+            Status::Overdue => 15,
             Status::Other(code) => code,
         }
     }
@@ -70,6 +73,7 @@ impl Status {
             8 => Status::Inconsistent,
             9 => Status::Trapped,
             10 => Status::Busy,
+            15 => Status::Overdue,
             _ => Status::Other(code),
         }
     }
@@ -101,6 +105,8 @@ pub struct CallFields {
     pub tag: u64,
     /// The queue pair it came by.
     pub qpn: u32,
+    /// Whose share of the place's turns it takes: a small number.
+    pub client: u32,
     /// Bytes that the caller has room for.
     pub reply_limit: u32,
     /// The caller's protection domain: at the host, a kernel reaches nothing outside of it.
@@ -124,7 +130,7 @@ impl Call {
     /// Makes this a call of kernel `op` with no parameters, no reply and no stream, as if new.
     pub fn recycle(&mut self, op: u64, reply_limit: u32) {
         (self.op, self.reply_limit) = (op, reply_limit);
-        (self.tag, self.qpn, self.pd) = (0, 0, None);
+        (self.tag, self.qpn, self.client, self.pd) = (0, 0, 0, None);
         self.params.clear();
         self.reply.clear();
         self.stream.close();

@@ -1,9 +1,10 @@
 //! The checksum kernel: CRC-64 of a payload stream, without storing it.
 
 use crate::call::{Call, Status};
+use crate::memory::Memory;
 
 /// Replies with the number of bytes and their CRC-64/XZ.
-pub(crate) async fn run(call: &mut Call) -> Result<(), Status> {
+pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
     if !call.params.is_empty() {
         return Err(Status::BadParams);
     }
@@ -11,6 +12,7 @@ pub(crate) async fn run(call: &mut Call) -> Result<(), Status> {
     let mut len = 0;
     while let Some(chunk) = call.stream().next_chunk().await? {
         digest.write(chunk);
+        memory.spend(chunk.len() as u64 / 4);
         len += chunk.len() as u64;
     }
     let reply = call.grow_reply(16)?;
@@ -22,12 +24,17 @@ pub(crate) async fn run(call: &mut Call) -> Result<(), Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Fault, Runner, op, runner};
+    use crate::{Fault, HostMemory, Limits, Runner, op, runner};
+    use std::sync::Arc;
 
     fn checksums() -> Box<dyn Runner> {
-        let task = |mut call: Call| async {
-            let status = run(&mut call).await.err().unwrap_or(Status::Ok);
-            (call, status)
+        let registry = Arc::new(remora_memory::Registry::new([1; 32]));
+        let task = move |mut call: Call| {
+            let memory = HostMemory::new(registry.clone(), registry.alloc_pd(), false, Limits::default());
+            async move {
+                let status = run(&memory, &mut call).await.err().unwrap_or(Status::Ok);
+                (call, status)
+            }
         };
         runner(task, 4)
     }

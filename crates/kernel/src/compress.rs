@@ -52,6 +52,8 @@ pub(crate) async fn compress<M: Memory>(memory: &M, call: &mut Call) -> Result<(
     while len > 0 {
         let raw = &mut raw[..len.min(BLOCK as u64) as usize];
         memory.read(key, va, raw).await?;
+        // Two nanoseconds a byte.
+        memory.spend(4 * raw.len() as u64);
         let size = lz4_flex::block::compress_into(raw, &mut coded).map_err(|_| Status::Trapped)?;
         let coded = if size < raw.len() { &coded[..size] } else { &*raw };
         let reply = call.grow_reply(HEADER + coded.len())?;
@@ -80,6 +82,7 @@ pub(crate) async fn decompress<M: Memory>(memory: &M, call: &mut Call) -> Result
         }
         let coded = call.stream().next_exact(coded_len).await?.ok_or(Status::BadParams)?;
         memory.earn(HEADER + coded_len);
+        memory.spend(raw_len as u64);
         let raw = &mut raw[..raw_len];
         let bytes = if coded_len == raw_len {
             coded

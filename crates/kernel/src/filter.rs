@@ -85,6 +85,7 @@ impl Filter {
     /// Whole rows.
     async fn take<M: Memory>(&mut self, memory: &M, call: &mut Call, rows: &[u8]) -> Result<(), Status> {
         let params = self.params;
+        memory.spend(rows.len() as u64);
         for row in rows.chunks_exact(params.row_len.into()) {
             if !self.range.contains(&params.column.ordered(row)) {
                 continue;

@@ -92,7 +92,7 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
         sketch.merge(&read_image(call).await?);
         0
     } else {
-        count(&mut sketch, call).await?
+        count(memory, &mut sketch, call).await?
     };
     if let Some((key, va)) = params.registers {
         sketch = keep(memory, sketch, key, va).await?;
@@ -108,10 +108,11 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
 }
 
 /// Sketches the stream. Returns how many values there were.
-async fn count(sketch: &mut Sketch, call: &mut Call) -> Result<u64, Status> {
+async fn count<M: Memory>(memory: &M, sketch: &mut Sketch, call: &mut Call) -> Result<u64, Status> {
     let mut values = 0;
     while let Some(chunk) = call.stream().next_whole(8).await? {
         sketch.insert_all(chunk);
+        memory.spend(chunk.len() as u64);
         values += chunk.len() as u64 / 8;
     }
     if call.stream().unread() == 0 { Ok(values) } else { Err(Status::BadParams) }

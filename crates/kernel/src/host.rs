@@ -1,7 +1,12 @@
 //! Memory as a host core or the NIC beside it reaches it: registered regions, touched directly.
+//!
+//! A call has one try at keys and addresses: after an access that is denied all others fail unseen, and the call ends as
+//! denied whatever its kernel makes of it. An access of no bytes names no memory, so that its key is not looked at.
 
+use crate::call::Status;
 use crate::memory::{Budget, Fault, Immediate, Limits, Memory};
-use remora_memory::{Access, AccessError, Pd, Region, Registry, Scatter};
+use crate::pool::Meter;
+use remora_memory::{Access, AccessError, Pd, Region, Registry, Scatter, Words};
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,6 +16,8 @@ use std::task::Poll;
 const CACHED: usize = 32;
 /// Bytes of an access that are prefetched; what follows is left to the hardware.
 const PREFETCH_BYTES: usize = 1024;
+/// Accesses of fewer bytes cost no more than the poll that makes them.
+const METERED_BYTES: usize = 256;
 
 /// The regions of one protection domain, with a peer's rights and the limits of one call.
 ///
@@ -24,25 +31,58 @@ struct Inner {
     budget: Budget,
     /// Whether there were streamed writes, which may still be on their way. Atomic only so that a task may move.
     streamed: AtomicBool,
+    /// Whether an access was denied.
+    denied: AtomicBool,
 }
 
 struct Domain {
     registry: Arc<Registry>,
     pd: Pd,
     prefetching: bool,
+    /// Where calls note what they cost.
+    meter: Arc<Meter>,
+    /// What accesses of no bytes go to.
+    nothing: Region,
     /// By key, filled from the front.
     regions: [OnceLock<(u32, Arc<Region>)>; CACHED],
+}
+
+impl Inner {
+    fn new(domain: Arc<Domain>, limits: Limits) -> Self {
+        let (streamed, denied) = (AtomicBool::new(false), AtomicBool::new(false));
+        Inner { domain, budget: Budget::new(limits), streamed, denied }
+    }
+
+    /// What the kernel is told of an error. One that may tell of a key ends the call's accesses.
+    #[cold]
+    fn fault(&self, error: AccessError) -> Fault {
+        if error == AccessError::Misaligned {
+            // Only who has key, address and rights is told so.
+            return Fault::Misaligned;
+        }
+        self.denied.store(true, Ordering::Relaxed);
+        self.budget.set(Limits { steps: 0, bytes: 0 });
+        Fault::Access
+    }
 }
 
 impl HostMemory {
     /// The regions of `pd`. Without `prefetching` an access copies at once.
     pub fn new(registry: Arc<Registry>, pd: Pd, prefetching: bool, limits: Limits) -> Self {
-        let domain = Domain { registry, pd, prefetching, regions: Default::default() };
-        HostMemory(Box::new(Inner {
-            domain: Arc::new(domain),
-            budget: Budget::new(limits),
-            streamed: AtomicBool::new(false),
-        }))
+        Self::metered(registry, pd, prefetching, limits, Arc::default())
+    }
+
+    /// Like [`new`](Self::new); what its calls cost is noted at `meter`.
+    pub(crate) fn metered(
+        registry: Arc<Registry>,
+        pd: Pd,
+        prefetching: bool,
+        limits: Limits,
+        meter: Arc<Meter>,
+    ) -> Self {
+        let nothing = Region::nothing(pd);
+        let domain = Domain { registry, pd, prefetching, meter, nothing, regions: Default::default() };
+        HostMemory(Box::new(Inner::new(Arc::new(domain), limits)))
     }
 
     /// The protection domain.
@@ -53,31 +93,30 @@ impl HostMemory {
 
     /// For a call beside this one: it shares the memory and the cache, and has limits of its own.
     pub(crate) fn another(&self, limits: Limits) -> Self {
-        HostMemory(Box::new(Inner {
-            domain: self.0.domain.clone(),
-            budget: Budget::new(limits),
-            streamed: AtomicBool::new(false),
-        }))
+        HostMemory(Box::new(Inner::new(self.0.domain.clone(), limits)))
     }
 
     /// For a call elsewhere: it shares the memory, and its cache is empty.
     pub(crate) fn fresh(&self, limits: Limits) -> Self {
-        let Domain { registry, pd, prefetching, .. } = &*self.0.domain;
-        HostMemory::new(registry.clone(), *pd, *prefetching, limits)
+        let Domain { registry, pd, prefetching, meter, .. } = &*self.0.domain;
+        HostMemory::metered(registry.clone(), *pd, *prefetching, limits, meter.clone())
     }
 
     /// Makes this the memory of the next call.
     #[inline]
     pub(crate) fn renew(&mut self, limits: Limits) {
         self.0.budget = Budget::new(limits);
+        *self.0.denied.get_mut() = false;
     }
 
-    /// Ends a call: what it streamed is seen by others before anything that this thread does next.
+    /// Ends a call: what it streamed is seen by others before anything that this thread does next. Returns how it ended,
+    /// which its kernel says was by `status`.
     #[inline]
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn settle(&mut self, status: Status) -> Status {
         if std::mem::take(self.0.streamed.get_mut()) {
             remora_memory::stream_fence();
         }
+        if *self.0.denied.get_mut() { Status::AccessDenied } else { status }
     }
 
     /// Whether it shares its cache with `other`.
@@ -109,14 +148,14 @@ impl HostMemory {
                 region.prefetch(va, len.min(PREFETCH_BYTES));
                 Begun::Prefetched(region)
             }
-            Ok(Some(region)) => Begun::Done(access(region).map_err(fault)),
+            Ok(Some(region)) => Begun::Done(access(region).map_err(|error| self.0.fault(error))),
             Ok(None) => Begun::Done(self.access_uncached(key, (va, len), need, &mut access)),
             Err(fault) => Begun::Done(Err(fault)),
         };
         let mut gave_way = false;
         poll_fn(move |cx| match begun {
             Begun::Done(result) => Poll::Ready(result),
-            Begun::Prefetched(region) if gave_way => Poll::Ready(access(region).map_err(fault)),
+            Begun::Prefetched(region) if gave_way => Poll::Ready(access(region).map_err(|error| self.0.fault(error))),
             Begun::Prefetched(_) => {
                 gave_way = true;
                 cx.waker().wake_by_ref();
@@ -130,10 +169,15 @@ impl HostMemory {
     fn find(&self, key: u32, (va, len): (u64, usize), need: Access) -> Result<Option<&Region>, Fault> {
         let Inner { domain, budget, .. } = &*self.0;
         budget.spend(len)?;
+        if len >= METERED_BYTES {
+            domain.meter.add(len as u64 / 8);
+        } else if len == 0 {
+            return Ok(Some(&domain.nothing));
+        }
         let Some(region) = domain.find(key).or_else(|| domain.look_up(key)) else {
             return Ok(None);
         };
-        region.check(domain.pd, va, len as u64, need).map_err(fault)?;
+        region.check(domain.pd, va, len as u64, need).map_err(|error| self.0.fault(error))?;
         Ok(Some(region))
     }
 
@@ -146,8 +190,10 @@ impl HostMemory {
         access: &mut dyn FnMut(&Region) -> Result<T, AccessError>,
     ) -> Result<T, Fault> {
         let Domain { registry, pd, .. } = &*self.0.domain;
-        let region = registry.lookup(key).ok_or(Fault::Access)?;
-        region.check(*pd, va, len as u64, need).and_then(|()| access(&region)).map_err(fault)
+        let region = registry.lookup(key).ok_or(AccessError::WrongPd);
+        region
+            .and_then(|region| region.check(*pd, va, len as u64, need).and_then(|()| access(&region)))
+            .map_err(|error| self.0.fault(error))
     }
 }
 
@@ -201,7 +247,7 @@ impl Memory for HostMemory {
         let (len, need) = (data.len(), Access::REMOTE_WRITE);
         self.0.streamed.store(true, Ordering::Relaxed);
         match self.find(key, (va, len), need)? {
-            Some(region) => region.write_streamed(va, data).map_err(fault),
+            Some(region) => region.write_streamed(va, data).map_err(|error| self.0.fault(error)),
             None => self.access_uncached(key, (va, len), need, &mut |region| region.write_streamed(va, data)),
         }
     }
@@ -222,6 +268,25 @@ impl Memory for HostMemory {
         Scatter::new(region, places)
     }
 
+    #[inline(always)]
+    fn touch(&self, key: u32, va: u64, len: usize) -> impl Future<Output = ()> {
+        let domain = &*self.0.domain;
+        let mut gave_way = true;
+        if domain.prefetching
+            && let Some(region) = domain.find(key).or_else(|| domain.look_up(key))
+        {
+            region.prefetch(va, len.min(PREFETCH_BYTES));
+            gave_way = false;
+        }
+        poll_fn(move |cx| match std::mem::replace(&mut gave_way, true) {
+            true => Poll::Ready(()),
+            false => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        })
+    }
+
     fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> impl Future<Output = Result<u64, Fault>> {
         let swap = move |region: &Region| region.compare_swap(va, expect, new);
         self.access(key, (va, 8), Access::REMOTE_ATOMIC, swap)
@@ -233,12 +298,21 @@ impl Memory for HostMemory {
 
     #[inline]
     fn earn(&self, bytes: usize) {
-        self.0.budget.earn(bytes);
+        if !self.0.denied.load(Ordering::Relaxed) {
+            self.0.budget.earn(bytes);
+        }
     }
 
     #[inline]
     fn set_limits(&self, limits: Limits) {
-        self.0.budget.set(limits);
+        if !self.0.denied.load(Ordering::Relaxed) {
+            self.0.budget.set(limits);
+        }
+    }
+
+    #[inline]
+    fn spend(&self, cost: u64) {
+        self.0.domain.meter.add(cost);
     }
 
     #[inline]
@@ -258,7 +332,7 @@ impl HostMemory {
         mut access: impl FnMut(&Region) -> Result<T, AccessError>,
     ) -> Result<T, Fault> {
         match self.find(key, (va, len), need)? {
-            Some(region) => access(region).map_err(fault),
+            Some(region) => access(region).map_err(|error| self.0.fault(error)),
             None => self.access_uncached(key, (va, len), need, &mut access),
         }
     }
@@ -277,15 +351,16 @@ impl Immediate for HostMemory {
         self.access_now(key, (va, 8), Access::REMOTE_ATOMIC, |region| region.compare_swap(va, expect, new))
     }
 
+    /// Counts as an access of a word: few of the others are looked at.
+    #[inline(always)]
+    fn words_now(&self, key: u32, va: u64, len: usize) -> Result<Option<Words<'_>>, Fault> {
+        let Some(region) = self.find(key, (va, 8), Access::REMOTE_READ)? else { return Ok(None) };
+        region.check(self.0.domain.pd, va, len as u64, Access::REMOTE_READ).map_err(|error| self.0.fault(error))?;
+        Ok(region.view(va, len))
+    }
+
     fn fetch_add_now(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault> {
         self.access_now(key, (va, 8), Access::REMOTE_ATOMIC, |region| region.fetch_add(va, n))
-    }
-}
-
-fn fault(error: AccessError) -> Fault {
-    match error {
-        AccessError::Misaligned => Fault::Misaligned,
-        _ => Fault::Access,
     }
 }
 
@@ -327,11 +402,12 @@ mod tests {
         let (registry, pd) = registry();
         let other = registry.alloc_pd();
         for prefetching in [false, true] {
-            let memory = HostMemory::new(registry.clone(), pd, prefetching, Limits::default());
-            let read = |key| drive(memory.read(key, 8, &mut [0; 8])).0;
-            let write = |key| drive(memory.write(key, 8, &[0; 8])).0;
-            let swap = |key| drive(memory.compare_swap(key, 8, 0, 0)).0;
-            let add = |key| drive(memory.fetch_add(key, 8, 0)).0;
+            // A call each, as one that is denied has had its try.
+            let memory = || HostMemory::new(registry.clone(), pd, prefetching, Limits::default());
+            let read = |key| drive(memory().read(key, 8, &mut [0; 8])).0;
+            let write = |key| drive(memory().write(key, 8, &[0; 8])).0;
+            let swap = |key| drive(memory().compare_swap(key, 8, 0, 0)).0;
+            let add = |key| drive(memory().fetch_add(key, 8, 0)).0;
             for access in [
                 ALL,
                 Access::empty(),
@@ -366,8 +442,43 @@ mod tests {
             assert_eq!(drive(memory.read(key, 64, &mut word)), (Ok(()), pending));
             assert_eq!(u64::from_ne_bytes(word), 1);
             assert_eq!(drive(memory.fetch_add(key, 68, 1)).0, Err(Fault::Misaligned));
-            assert_eq!(drive(memory.read(key, 250, &mut word)), (Err(Fault::Access), 0));
-            assert_eq!(drive(memory.read(key, u64::MAX, &mut word)), (Err(Fault::Access), 0));
+            for va in [250, u64::MAX] {
+                let memory = memory.another(Limits::default());
+                assert_eq!(drive(memory.read(key, va, &mut word)), (Err(Fault::Access), 0));
+            }
+        }
+    }
+
+    /// Nothing that a kernel does after a wrong key, or without naming a byte, tells it of any key.
+    #[test]
+    fn a_call_has_one_try_and_no_bytes_tell_nothing() {
+        let (registry, pd) = registry();
+        let right = region(&registry, pd, ALL).key();
+        let elsewhere = region(&registry, registry.alloc_pd(), ALL).key();
+        for prefetching in [false, true] {
+            let mut memory = HostMemory::new(registry.clone(), pd, prefetching, Limits::default());
+            for key in [right, elsewhere, right ^ 1, 0] {
+                for va in [0, 8, u64::MAX] {
+                    assert_eq!(memory.read_now(key, va, &mut []), Ok(()));
+                    let pending = u32::from(prefetching);
+                    assert_eq!(drive(memory.read(key, va, &mut [])), (Ok(()), pending));
+                    assert_eq!(drive(memory.write(key, va, &[])), (Ok(()), pending));
+                    assert_eq!(drive(memory.write_streamed(key, va, &[])), (Ok(()), 0));
+                }
+            }
+            assert_eq!(memory.settle(Status::Ok), Status::Ok);
+            // Wrong in the key, the address, the domain: all alike.
+            for (key, va) in [(right ^ 1, 0), (right ^ 0x100, 0), (right, 249), (right, 1 << 40), (elsewhere, 0)] {
+                memory.renew(Limits::default());
+                assert_eq!(memory.read_now(right, 0, &mut [0; 8]), Ok(()));
+                assert_eq!(memory.read_now(key, va, &mut [0; 8]), Err(Fault::Access));
+                memory.earn(1 << 20);
+                memory.set_limits(Limits::default());
+                assert_eq!(memory.read_now(right, 0, &mut [0; 8]), Err(Fault::StepLimit), "no second try");
+                assert_eq!(memory.settle(Status::Ok), Status::AccessDenied, "whatever the kernel says");
+            }
+            memory.renew(Limits::default());
+            assert_eq!(memory.read_now(right, 0, &mut [0; 8]), Ok(()), "the next call has its own");
         }
     }
 
@@ -384,6 +495,7 @@ mod tests {
         }
         for region in &regions {
             registry.deregister(region.key()).unwrap();
+            memory.renew(Limits::default());
             assert_eq!(read(&memory, region.key()), Err(Fault::Access));
         }
         assert!(regions.iter().any(|region| Arc::strong_count(region) > 1));

@@ -15,10 +15,20 @@
 //! | [`op::DECOMPRESS`] | restore blocks into memory | [`compress::CompressParams`] | length `u64` |
 //! | [`op::SHUFFLE`] | partition a payload stream | [`shuffle::ShuffleParams`] | values `u64` |
 //! | [`op::HYPERLOGLOG`] | distinct values of a stream | [`hll::HllParams`] | estimate `f64`, values `u64`, image |
+//! | [`op::TREE_GET`] | look a key up in a B-tree | [`btree::TreeParams`] | the value |
+//! | [`op::TREE_PUT`] | write a key of a B-tree | [`btree::TreeParams`] | the value before |
+//! | [`op::TREE_DELETE`] | take a key out of a B-tree | [`btree::TreeParams`] | the value before |
+//! | [`op::TREE_SCAN`] | keys of a B-tree in order | [`btree::TreeParams`] | pairs of key and value |
+//! | [`op::TREE_RECOVER`] | end what a client left half done | [`btree::TreeParams`] | locks `u64` |
+//! | [`op::KV_GET`] | look a key of bytes up | [`kv::KvParams`] | the value |
+//! | [`op::KV_PUT`], [`op::KV_UPDATE`], [`op::KV_DELETE`] | write a pair, or take it away | [`kv::KvParams`] | none |
+//! | [`op::KV_RESERVE`] | a block for a long pair | [`kv::KvParams`] | its offset `u64` |
+//! | [`op::SEQUENCER`] | numbers that nobody else gets | [`SequencerParams`] | the first of them |
 //!
 //! All numbers are little-endian. The first three kernels are those of StRoM (EuroSys 2020,
 //! sections 5.2, 6.2 and 6.3).
 
+pub mod btree;
 mod builtins;
 mod call;
 mod checksum;
@@ -28,10 +38,12 @@ pub mod filter;
 mod get;
 pub mod hll;
 mod host;
+pub mod kv;
 mod memory;
 mod placement;
 mod pool;
 mod runner;
+mod sequencer;
 pub mod shuffle;
 mod stream;
 #[cfg(test)]
@@ -46,7 +58,8 @@ pub use get::{BUCKETS, Bucket, ENTRY_BYTES, GetParams, TableEntry};
 pub use host::HostMemory;
 pub use memory::{Fault, Immediate, Limited, Limits, Memory};
 pub use placement::{Placement, UnknownPlacement};
-pub use pool::TaskPool;
+pub use pool::{Meter, TURN, TaskPool};
 pub use runner::{Runner, host_runner, host_runner_of, runner};
+pub use sequencer::SequencerParams;
 pub use stream::{Feed, Stream};
 pub use traversal::{ELEMENT_BYTES, Predicate, TraversalParams};

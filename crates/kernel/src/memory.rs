@@ -1,6 +1,6 @@
 //! What a kernel sees of memory, and how much of it one call may touch.
 
-use remora_memory::Scatter;
+use remora_memory::{Scatter, Words};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Memory as one place reaches it. A key names a memory region, an address lies within it.
@@ -31,6 +31,38 @@ pub trait Memory {
         None
     }
 
+    /// Copies pieces to their addresses, one after the other: who sees one sees those before it. One round trip where the
+    /// place is far.
+    async fn write_in_order(&self, key: u32, pieces: &[(u64, &[u8])]) -> Result<(), Fault> {
+        for &(va, data) in pieces {
+            self.write(key, va, data).await?;
+        }
+        Ok(())
+    }
+
+    /// Asks for bytes that an [`Immediate`] access is about to touch, and lets other calls run while they come. Nothing
+    /// where accesses wait by themselves.
+    async fn touch(&self, key: u32, va: u64, len: usize) {
+        _ = (key, va, len);
+    }
+
+    /// Brings a copy that [`keep`](Self::keep) kept of these bytes, if there is one. It may be old: for data that show by
+    /// themselves whether they still hold.
+    fn recall(&self, key: u32, va: u64, out: &mut [u8]) -> bool {
+        _ = (key, va, out);
+        false
+    }
+
+    /// Keeps a copy of bytes for later calls of the same caller, where the memory is far and there is room.
+    fn keep(&self, key: u32, va: u64, bytes: &[u8]) {
+        _ = (key, va, bytes);
+    }
+
+    /// Drops the copy of the bytes at `va`.
+    fn forget(&self, key: u32, va: u64) {
+        _ = (key, va);
+    }
+
     /// Stores `new` if the word at `va`, a multiple of 8, is `expect`; returns what it was.
     async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault>;
 
@@ -55,6 +87,17 @@ pub trait Memory {
         _ = instructions;
     }
 
+    /// Notes work beside the accesses, in half nanoseconds of a core or so, for a place whose clients share its turns: a
+    /// poll that took long is paid for by its client. Nothing elsewhere.
+    fn spend(&self, cost: u64) {
+        _ = cost;
+    }
+
+    /// Whether a call goes on though its caller has gone away. It does not where the caller's own process runs it.
+    fn outlives_caller(&self) -> bool {
+        true
+    }
+
     /// A view of this memory whose accesses never wait, if the place has one: for code that cannot be suspended.
     fn immediate(&self) -> Option<&dyn Immediate> {
         None
@@ -71,6 +114,12 @@ pub trait Immediate {
 
     /// See [`Memory::compare_swap`].
     fn compare_swap_now(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault>;
+
+    /// Words to look at where they are, if they are aligned and the place has them so.
+    fn words_now(&self, key: u32, va: u64, len: usize) -> Result<Option<Words<'_>>, Fault> {
+        _ = (key, va, len);
+        Ok(None)
+    }
 
     /// See [`Memory::fetch_add`].
     fn fetch_add_now(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault>;
@@ -190,6 +239,27 @@ impl<M: Memory> Memory for Limited<'_, M> {
         self.memory.scatter(key, places)
     }
 
+    async fn write_in_order(&self, key: u32, pieces: &[(u64, &[u8])]) -> Result<(), Fault> {
+        pieces.iter().try_for_each(|(_, data)| self.budget.spend(data.len()))?;
+        self.memory.write_in_order(key, pieces).await
+    }
+
+    async fn touch(&self, key: u32, va: u64, len: usize) {
+        self.memory.touch(key, va, len).await;
+    }
+
+    fn recall(&self, key: u32, va: u64, out: &mut [u8]) -> bool {
+        self.memory.recall(key, va, out)
+    }
+
+    fn keep(&self, key: u32, va: u64, bytes: &[u8]) {
+        self.memory.keep(key, va, bytes);
+    }
+
+    fn forget(&self, key: u32, va: u64) {
+        self.memory.forget(key, va);
+    }
+
     async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {
         self.budget.spend(8)?;
         self.memory.compare_swap(key, va, expect, new).await
@@ -208,7 +278,15 @@ impl<M: Memory> Memory for Limited<'_, M> {
         self.budget.set(limits);
     }
 
+    fn outlives_caller(&self) -> bool {
+        self.memory.outlives_caller()
+    }
+
     async fn compute(&self, instructions: u64) {
         self.memory.compute(instructions).await;
+    }
+
+    fn spend(&self, cost: u64) {
+        self.memory.spend(cost);
     }
 }

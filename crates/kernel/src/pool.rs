@@ -1,17 +1,92 @@
-//! A bounded pool of tasks, after RAMBDA's table of outstanding requests (HPCA 2023).
+//! A bounded pool of tasks, after RAMBDA's table of outstanding requests (HPCA 2023), whose turns clients share.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
-/// Up to a fixed number of futures of one type, polled in turn. Allocates when made and never again.
+/// What a turn of a pool may cost, in half nanoseconds of a core or so: about 1 us.
+pub const TURN: u64 = 2_000;
+/// What a poll costs, beside what its task says that it did.
+const POLL: i64 = 8;
+
+/// Up to a fixed number of futures of one type, polled in turn. Allocates when made, and for the first task of a client.
 ///
-/// Every poll visits every task: its tasks wait for memory or for a network that the same thread
-/// drives, so there is nobody to wake them.
-pub struct TaskPool<F> {
+/// Its tasks wait for memory or for a network that the same thread drives, so there is nobody to wake them: polls go
+/// round. Clients share them by deficit round robin (Shreedhar and Varghese, IEEE/ACM Transactions on Networking 4(3),
+/// 1996): each gets [`TURN`] once a round and pays for what its tasks do, so that many tasks, or long ones, take
+/// time from their own client alone. Who has taken more sits out until it is paid back, or nobody else wants the time.
+pub struct TaskPool<F: Future> {
     slots: Vec<Pin<Box<Option<F>>>>,
-    /// Slots in use, densely, and how many of them there are.
-    live: Vec<u32>,
+    /// What is known of each slot.
+    links: Vec<Link>,
     free: Vec<u32>,
+    /// What ended when it began, and the slots that it still has.
+    early: Vec<(u32, F::Output)>,
+    /// By client.
+    lines: Vec<Line>,
+    /// Clients with tasks, each once, in the order of their turns.
+    ready: VecDeque<u32>,
+    /// Rounds so far, in each of which all clients with tasks have their turn, and turns left in this one.
+    round: u64,
+    left_in_round: usize,
+    /// What tasks did in the last turn, and what those that began since did, beside being polled.
+    worked: i64,
+    begun: i64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Link {
+    client: u32,
+    tag: u64,
+}
+
+/// The tasks of one client.
+#[derive(Debug)]
+struct Line {
+    /// Their slots, the one polled longest ago in front: what it waits for has had the most time to come, and tasks that
+    /// began together stay together, so that a core guesses right what each does next.
+    slots: VecDeque<u32>,
+    /// What may be spent, as of `round`. Below zero it is a debt.
+    balance: i64,
+    round: u64,
+}
+
+/// What tasks have done beside being polled. Atomic only so that a pool may move between threads: one thread uses it.
+#[derive(Debug, Default)]
+pub struct Meter(AtomicU64);
+
+impl Meter {
+    /// Notes work of so many half nanoseconds.
+    #[inline]
+    pub fn add(&self, cost: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).saturating_add(cost), Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn take(&self) -> i64 {
+        let cost = self.0.load(Ordering::Relaxed);
+        if cost > 0 {
+            self.0.store(0, Ordering::Relaxed);
+        }
+        // A debt that is paid back in a day is long enough.
+        cost.min(1 << 40) as i64
+    }
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self { slots: VecDeque::new(), balance: TURN as i64, round: 0 }
+    }
+}
+
+impl Line {
+    /// What may be spent in this round.
+    #[inline]
+    fn balance_at(&self, round: u64) -> i64 {
+        let earned = (round - self.round).saturating_mul(TURN).min(1 << 41) as i64;
+        (self.balance + earned).min(TURN as i64)
+    }
 }
 
 impl<F: Future> TaskPool<F> {
@@ -22,64 +97,190 @@ impl<F: Future> TaskPool<F> {
     pub fn new(capacity: usize) -> Self {
         TaskPool {
             slots: (0..capacity).map(|_| Box::pin(None)).collect(),
-            live: Vec::with_capacity(capacity),
+            links: vec![Link::default(); capacity],
             free: (0..capacity as u32).rev().collect(),
+            early: Vec::with_capacity(capacity),
+            lines: vec![Line::default()],
+            ready: VecDeque::with_capacity(capacity),
+            round: 0,
+            left_in_round: 0,
+            worked: 0,
+            begun: 0,
         }
     }
 
-    /// Takes `task` in, or gives it back if the pool is full.
+    /// Takes a client's `task` in, or gives it back if the pool is full.
     #[inline]
-    pub fn try_spawn(&mut self, task: F) -> Result<(), F> {
+    pub fn try_spawn(&mut self, client: u32, meter: &Meter, task: F) -> Result<(), F> {
         if self.is_full() {
             return Err(task);
         }
-        self.spawn_with(|| task);
+        self.spawn_with(client, 0, meter, || task);
         Ok(())
     }
 
-    /// Takes in what `task` makes, without moving it once more; does nothing if the pool is full.
+    /// Takes in what `task` makes, without moving it once more; does nothing if the pool is full. Whose client is not in
+    /// debt is polled at once, so that what it waits for is under way.
     #[inline]
-    pub(crate) fn spawn_with(&mut self, task: impl FnOnce() -> F) {
-        if let Some(slot) = self.free.pop() {
-            self.live.push(slot);
-            self.slots[slot as usize].set(Some(task()));
+    pub(crate) fn spawn_with(&mut self, client: u32, tag: u64, meter: &Meter, task: impl FnOnce() -> F) {
+        let Some(slot) = self.free.pop() else { return };
+        self.links[slot as usize] = Link { client, tag };
+        let mut place = self.slots[slot as usize].as_mut();
+        place.set(Some(task()));
+        if client as usize >= self.lines.len() {
+            self.lines.resize_with(client as usize + 1, Line::default);
+        }
+        let line = &mut self.lines[client as usize];
+        let balance = line.balance_at(self.round);
+        if balance > 0 {
+            let poll = place.as_mut().as_pin_mut().map(|task| task.poll(&mut Context::from_waker(Waker::noop())));
+            let work = meter.take();
+            (line.balance, line.round) = (balance - POLL - work, self.round);
+            self.begun += work;
+            if let Some(Poll::Ready(output)) = poll {
+                place.set(None);
+                self.early.push((slot, output));
+                return;
+            }
+        }
+        if line.slots.is_empty() {
+            self.ready.push_back(client);
+            line.slots.reserve_exact(self.links.len());
+        }
+        line.slots.push_back(slot);
+    }
+
+    /// One turn: polls tasks, each about once, for as long as [`TURN`] lasts, and hands the results of those that are
+    /// done to `done`. `meter` is where tasks note what they do. Returns how many were done.
+    #[inline]
+    pub fn poll(&mut self, meter: &Meter, mut done: impl FnMut(F::Output)) -> usize {
+        let before = self.free.len();
+        self.worked = std::mem::take(&mut self.begun);
+        if !self.early.is_empty() {
+            for (slot, output) in self.early.drain(..) {
+                self.free.push(slot);
+                done(output);
+            }
+        }
+        if self.ready.len() > 1 {
+            self.poll_clients(meter, &mut done);
+        } else if let Some(&client) = self.ready.front() {
+            // Alone it is owed nothing and owes nobody.
+            let balance = self.poll_client(client, TURN as i64 - self.worked, meter, &mut done);
+            self.settle(client, balance);
+        }
+        self.free.len() - before
+    }
+
+    /// A turn that clients share.
+    #[inline(never)]
+    fn poll_clients(&mut self, meter: &Meter, done: &mut impl FnMut(F::Output)) {
+        let (mut left, mut least_debt, mut in_credit) = (TURN as i64 - self.worked, i64::MIN, false);
+        for _ in 0..self.ready.len() {
+            if self.left_in_round == 0 {
+                self.round += 1;
+                self.left_in_round = self.ready.len();
+            }
+            self.left_in_round -= 1;
+            let Some(&client) = self.ready.front() else { break };
+            let before = self.lines[client as usize].balance_at(self.round);
+            let balance = self.poll_client(client, before, meter, done);
+            left -= before - balance;
+            if self.settle(client, balance) {
+                match balance {
+                    ..=0 => least_debt = least_debt.max(balance),
+                    _ => in_credit = true,
+                }
+            }
+            if left <= 0 {
+                return;
+            }
+        }
+        if !in_credit && least_debt > i64::MIN {
+            // Nobody else wants the time: the rounds until the first has paid are skipped. What is done leaves before a
+            // debtor's next poll, which may be long, and who asks anew meanwhile goes before it.
+            self.round += least_debt.unsigned_abs() / TURN;
+            self.worked = self.worked.max(TURN as i64);
         }
     }
 
-    /// Polls every task once, in turn, and hands the results of those that are done to `done`.
-    /// Returns how many were.
-    #[inline]
-    pub fn poll(&mut self, mut done: impl FnMut(F::Output)) -> usize {
+    /// Polls the client's tasks, each about once, until its balance is spent. Returns what is left of it.
+    #[inline(always)]
+    fn poll_client(&mut self, client: u32, mut balance: i64, meter: &Meter, done: &mut impl FnMut(F::Output)) -> i64 {
         let mut cx = Context::from_waker(Waker::noop());
-        let before = self.live.len();
-        let mut i = 0;
-        while let Some(&slot) = self.live.get(i) {
-            let mut task = self.slots[slot as usize].as_mut();
-            let poll = task.as_mut().as_pin_mut().map(|task| task.poll(&mut cx));
-            match poll {
-                Some(Poll::Pending) => i += 1,
-                // The last task takes the place of this one, and so its turn.
+        let TaskPool { slots, free, lines, worked, .. } = self;
+        let live = &mut lines[client as usize].slots;
+        for _ in 0..live.len() {
+            if balance <= 0 {
+                break;
+            }
+            let Some(slot) = live.pop_front() else { break };
+            let mut task = slots[slot as usize].as_mut();
+            match task.as_mut().as_pin_mut().map(|task| task.poll(&mut cx)) {
+                Some(Poll::Pending) => live.push_back(slot),
                 poll => {
                     task.set(None);
-                    self.live.swap_remove(i);
-                    self.free.push(slot);
+                    free.push(slot);
                     if let Some(Poll::Ready(output)) = poll {
                         done(output);
                     }
                 }
             }
+            let work = meter.take();
+            *worked += work;
+            balance -= POLL + work;
         }
-        before - self.live.len()
+        balance
+    }
+
+    /// Ends the turn of the client that is first. Returns whether it has tasks left.
+    #[inline]
+    fn settle(&mut self, client: u32, balance: i64) -> bool {
+        let line = &mut self.lines[client as usize];
+        (line.balance, line.round) = (balance, self.round);
+        if line.slots.is_empty() {
+            self.ready.pop_front();
+            return false;
+        }
+        if self.ready.len() > 1 {
+            self.ready.rotate_left(1);
+        }
+        true
+    }
+
+    /// Whether the last turn's tasks did as much, beside being polled, as a turn is for: look at the network before the
+    /// next.
+    pub fn is_spent(&self) -> bool {
+        self.worked >= TURN as i64
+    }
+
+    /// Drops the task with this tag. False if there is none.
+    pub(crate) fn cancel(&mut self, tag: u64) -> bool {
+        if let Some(at) = self.early.iter().position(|&(slot, _)| self.links[slot as usize].tag == tag) {
+            self.free.push(self.early.remove(at).0);
+            return true;
+        }
+        let mut used = self.ready.iter().flat_map(|&client| self.lines[client as usize].slots.iter().copied());
+        let Some(found) = used.find(|&slot| self.links[slot as usize].tag == tag) else { return false };
+        let client = self.links[found as usize].client;
+        let line = &mut self.lines[client as usize];
+        line.slots.retain(|&slot| slot != found);
+        if line.slots.is_empty() {
+            self.ready.retain(|&other| other != client);
+        }
+        self.slots[found as usize].set(None);
+        self.free.push(found);
+        true
     }
 
     /// Tasks in flight.
     pub fn len(&self) -> usize {
-        self.live.len()
+        self.slots.len() - self.free.len()
     }
 
     /// Whether no task is in flight.
     pub fn is_empty(&self) -> bool {
-        self.live.is_empty()
+        self.len() == 0
     }
 
     /// Whether no slot is free.
@@ -96,8 +297,11 @@ impl<F: Future> TaskPool<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::RefCell;
+    use proptest::prelude::*;
+    use std::cell::{Cell, RefCell};
     use std::future::poll_fn;
+    use std::rc::Rc;
+    use std::sync::Arc;
 
     /// Is pending `n` times, noting `id` at each poll.
     fn task(id: u32, mut n: u32, seen: &RefCell<Vec<u32>>) -> impl Future<Output = u32> {
@@ -112,38 +316,132 @@ mod tests {
     }
 
     #[test]
-    fn every_task_gets_one_turn_a_poll() {
-        let seen = RefCell::new(Vec::new());
+    fn every_task_begins_at_once_and_gets_one_turn_a_poll() {
+        let (seen, meter) = (RefCell::new(Vec::new()), Meter::default());
         let mut pool = TaskPool::new(3);
-        for (id, n) in [(0, 1), (1, 0), (2, 1)] {
-            assert!(pool.try_spawn(task(id, n, &seen)).is_ok());
+        for (id, n) in [(0, 2), (1, 1), (2, 2)] {
+            assert!(pool.try_spawn(0, &meter, task(id, n, &seen)).is_ok());
         }
         assert!(pool.is_full());
-        let refused = pool.try_spawn(task(3, 0, &seen));
+        let refused = pool.try_spawn(0, &meter, task(3, 0, &seen));
         assert!(refused.is_err(), "full: given back");
+        assert_eq!(seen.take(), vec![0, 1, 2]);
 
         let mut done = Vec::new();
-        assert_eq!(pool.poll(|id| done.push(id)), 1);
+        assert_eq!(pool.poll(&meter, |id| done.push(id)), 1);
         assert_eq!((seen.take(), std::mem::take(&mut done)), (vec![0, 1, 2], vec![1]));
-        assert!(pool.try_spawn(refused.unwrap_err()).is_ok());
-        assert_eq!(pool.poll(|id| done.push(id)), 3);
+        assert!(pool.try_spawn(0, &meter, refused.unwrap_err()).is_ok());
+        assert_eq!(pool.poll(&meter, |id| done.push(id)), 3);
         done.sort_unstable();
         assert_eq!((done, pool.len(), pool.is_empty()), (vec![0, 2, 3], 0, true));
         assert_eq!(seen.take().len(), 3);
     }
 
     #[test]
-    fn dropping_the_pool_drops_its_tasks() {
-        let token = std::sync::Arc::new(());
-        let mut pool = TaskPool::new(2);
-        let held = token.clone();
-        let spawned = pool.try_spawn(async move {
-            std::future::pending::<()>().await;
-            drop(held);
-        });
-        assert!(spawned.is_ok());
-        assert_eq!(pool.poll(|()| ()), 0);
+    fn dropping_the_pool_drops_its_tasks_and_so_does_cancelling() {
+        let token = Arc::new(());
+        let mut pool = TaskPool::new(4);
+        let task = |ends: bool| {
+            let held = token.clone();
+            poll_fn(move |_| if ends && Arc::strong_count(&held) > 0 { Poll::Ready(()) } else { Poll::Pending })
+        };
+        let meter = Meter::default();
+        for (client, tag) in [(1, 7), (1, 8), (0, 9), (1, 10)] {
+            pool.spawn_with(client, tag, &meter, || task(false));
+        }
+        assert_eq!(pool.poll(&meter, |()| ()), 0);
+        assert!(pool.cancel(8) && !pool.cancel(8) && pool.cancel(9));
+        assert_eq!((pool.len(), Arc::strong_count(&token)), (2, 3));
+        assert_eq!(pool.poll(&meter, |()| ()), 0);
+        assert!(pool.cancel(7) && pool.cancel(10) && pool.is_empty());
+        pool.spawn_with(1, 7, &meter, || task(true));
+        assert_eq!((pool.len(), pool.poll(&meter, |()| ())), (1, 1));
+        pool.spawn_with(1, 7, &meter, || task(true));
+        assert!(pool.cancel(7) && !pool.cancel(7) && pool.poll(&meter, |()| ()) == 0, "done, but not handed over");
         drop(pool);
-        assert_eq!(std::sync::Arc::strong_count(&token), 1);
+        assert_eq!(Arc::strong_count(&token), 1);
+    }
+
+    /// A task that never ends, whose polls cost so much; counts them.
+    fn spin(meter: Rc<Meter>, cost: u64, polls: Rc<Cell<u64>>) -> Pin<Box<dyn Future<Output = ()>>> {
+        Box::pin(poll_fn(move |_| {
+            meter.add(cost);
+            polls.set(polls.get() + 1);
+            Poll::Pending
+        }))
+    }
+
+    #[test]
+    fn a_short_task_is_done_within_two_turns_a_poll_however_many_others_spin() {
+        for cost in [0, TURN / 3, TURN, 100 * TURN] {
+            let (meter, polls) = (Rc::new(Meter::default()), Rc::new(Cell::new(0)));
+            let mut pool = TaskPool::new(512);
+            for _ in 0..500 {
+                assert!(pool.try_spawn(1, &meter, spin(meter.clone(), cost, polls.clone())).is_ok());
+            }
+            for needs in [1, 3, 10] {
+                let done = Rc::new(Cell::new(false));
+                let (ended, mut polled) = (done.clone(), 0);
+                let short = poll_fn(move |_| {
+                    polled += 1;
+                    ended.set(polled == needs);
+                    if polled < needs { Poll::Pending } else { Poll::Ready(()) }
+                });
+                assert!(pool.try_spawn(2, &meter, Box::pin(short)).is_ok());
+                let mut turns = 0;
+                while !done.get() {
+                    pool.poll(&meter, |()| ());
+                    turns += 1;
+                }
+                assert!(turns <= 2 * needs, "{turns} turns for {needs} polls, beside polls of {cost}");
+            }
+        }
+    }
+
+    #[test]
+    fn who_waits_for_memory_is_not_overtaken_by_a_debtor() {
+        for cost in [2 * TURN, 50 * TURN] {
+            let (meter, polls) = (Rc::new(Meter::default()), Rc::new(Cell::new(0)));
+            let mut pool = TaskPool::new(8);
+            assert!(pool.try_spawn(1, &meter, spin(meter.clone(), cost, polls.clone())).is_ok());
+            pool.poll(&meter, |()| ());
+            let (before, mut polled) = (polls.get(), 0);
+            let waits = poll_fn(move |_| {
+                polled += 1;
+                if polled < 4 { Poll::Pending } else { Poll::Ready(()) }
+            });
+            assert!(pool.try_spawn(2, &meter, Box::pin(waits)).is_ok());
+            while pool.poll(&meter, |()| ()) == 0 {}
+            assert!(polls.get() <= before + 4 * TURN / cost + 1, "{} polls of {cost}", polls.get() - before);
+            assert!(pool.is_spent(), "what is done leaves before the next long poll");
+        }
+    }
+
+    proptest! {
+        /// Whatever tasks cost, and however many a client has: clients that always have work get the same, but for what
+        /// one task takes at a time.
+        #[test]
+        fn clients_get_equal_shares(clients in prop::collection::vec((1..60usize, 0..5 * TURN), 2..6)) {
+            let meter = Rc::new(Meter::default());
+            let mut pool = TaskPool::new(512);
+            let polls: Vec<_> = clients.iter().map(|_| Rc::new(Cell::new(0))).collect();
+            for ((client, &(tasks, cost)), polls) in (0..).zip(&clients).zip(&polls) {
+                for _ in 0..tasks {
+                    prop_assert!(pool.try_spawn(client, &meter, spin(meter.clone(), cost, polls.clone())).is_ok());
+                }
+            }
+            let turns = 3000;
+            for _ in 0..turns {
+                pool.poll(&meter, |()| ());
+            }
+            let spent = |at: usize| polls[at].get() * (clients[at].1 + POLL as u64);
+            // A client that has too little to do for its share takes all that it can.
+            let wants = |at: usize| turns * clients[at].0 as u64 * (clients[at].1 + POLL as u64);
+            let most = (0..clients.len()).map(spent).max().unwrap_or(0);
+            for (at, &(_, cost)) in clients.iter().enumerate() {
+                let fair = most.min(wants(at) / clients.len() as u64);
+                prop_assert!(spent(at) + cost + 2 * TURN >= fair * 9 / 10, "{}: {} of {fair}", at, spent(at));
+            }
+        }
     }
 }

@@ -4,24 +4,31 @@ use crate::builtins::{Builtins, Kernel as _};
 use crate::call::{Call, Status};
 use crate::host::HostMemory;
 use crate::memory::Limits;
-use crate::pool::TaskPool;
+use crate::pool::{Meter, TaskPool};
 use remora_memory::{Pd, Registry};
 use std::sync::Arc;
 
 /// Protection domains whose memory a host's runner remembers.
 const DOMAINS: usize = 64;
+/// Turns after which the next domain is looked at for regions that are gone, and are kept mapped by being remembered.
+const REFRESH: usize = 16;
 
 /// Runs calls of kernels, many at once.
 ///
-/// Which call is started next, and so fairness between connections, is up to the caller; of those
-/// in flight every one gets a turn at every poll.
+/// Which call is started next is up to the caller; those in flight share polls client by client, as [`TaskPool`] says.
 pub trait Runner {
     /// Takes a call in, or gives it back if as many are in flight as there may be.
     fn start(&mut self, call: Call) -> Result<(), Call>;
 
-    /// Lets every call run on to its next memory access, and hands over those that are done.
-    /// Returns how many were.
+    /// One turn: lets calls run on, each to its next memory access, and hands over those that are done. Returns how many
+    /// were.
     fn poll(&mut self, done: &mut dyn FnMut(Call, Status)) -> usize;
+
+    /// Whether the last turn took all of its time: look at the network before the next.
+    fn is_spent(&self) -> bool;
+
+    /// Drops the call with this [`tag`](crate::CallFields::tag), with all it holds. False if there is none.
+    fn cancel(&mut self, tag: u64) -> bool;
 
     /// Calls in flight.
     fn in_flight(&self) -> usize;
@@ -39,13 +46,14 @@ where
     F: Future<Output = (Call, Status)> + Send + 'static,
     T: FnMut(Call) -> F + Send + 'static,
 {
-    Box::new(PoolRunner { pool: TaskPool::new(capacity), task })
+    Box::new(PoolRunner { pool: TaskPool::new(capacity), task, meter: Meter::default() })
 }
 
 /// A task per call.
-struct PoolRunner<F, T> {
+struct PoolRunner<F: Future, T> {
     pool: TaskPool<F>,
     task: T,
+    meter: Meter,
 }
 
 impl<F, T> Runner for PoolRunner<F, T>
@@ -57,12 +65,20 @@ where
         if self.pool.is_full() {
             return Err(call);
         }
-        self.pool.spawn_with(|| (self.task)(call));
+        self.pool.spawn_with(call.client, call.tag, &self.meter, || (self.task)(call));
         Ok(())
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(Call, Status)) -> usize {
-        self.pool.poll(|(call, status)| done(call, status))
+        self.pool.poll(&self.meter, |(call, status)| done(call, status))
+    }
+
+    fn is_spent(&self) -> bool {
+        self.pool.is_spent()
+    }
+
+    fn cancel(&mut self, tag: u64) -> bool {
+        self.pool.cancel(tag)
     }
 
     fn in_flight(&self) -> usize {
@@ -106,15 +122,17 @@ where
     T: FnMut(Call, Option<HostMemory>) -> F + Send + 'static,
 {
     let domains = Vec::with_capacity(DOMAINS);
-    let memories = Memories { registry, prefetching, limits, domains, turn: 0 };
-    Box::new(HostRunner { pool: TaskPool::new(capacity), task, memories })
+    let meter = Arc::<Meter>::default();
+    let memories = Memories { registry, prefetching, limits, meter: meter.clone(), domains, turn: 0, next: 0 };
+    Box::new(HostRunner { pool: TaskPool::new(capacity), task, memories, meter })
 }
 
 /// A task per call, with a memory from a store of them.
-struct HostRunner<F, T> {
+struct HostRunner<F: Future, T> {
     pool: TaskPool<F>,
     task: T,
     memories: Memories,
+    meter: Arc<Meter>,
 }
 
 impl<F, T> Runner for HostRunner<F, T>
@@ -127,20 +145,29 @@ where
             return Err(call);
         }
         let memory = call.pd.map(|pd| self.memories.take(pd));
-        self.pool.spawn_with(|| (self.task)(call, memory));
+        self.pool.spawn_with(call.client, call.tag, &self.meter, || (self.task)(call, memory));
         Ok(())
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(Call, Status)) -> usize {
         let memories = &mut self.memories;
-        memories.refresh();
-        self.pool.poll(|(call, status, memory)| {
+        memories.refresh(!self.pool.is_empty());
+        self.pool.poll(&self.meter, |(call, status, memory)| {
+            let mut status = status;
             if let Some(mut memory) = memory {
-                memory.settle();
+                status = memory.settle(status);
                 memories.put_back(memory);
             }
             done(call, status);
         })
+    }
+
+    fn is_spent(&self) -> bool {
+        self.pool.is_spent()
+    }
+
+    fn cancel(&mut self, tag: u64) -> bool {
+        self.pool.cancel(tag)
     }
 
     fn in_flight(&self) -> usize {
@@ -158,9 +185,12 @@ struct Memories {
     registry: Arc<Registry>,
     prefetching: bool,
     limits: Limits,
+    /// What their accesses cost.
+    meter: Arc<Meter>,
     domains: Vec<Domain>,
-    /// The domain whose cache was looked at last.
+    /// Turns so far, and the domain whose cache was looked at last.
     turn: usize,
+    next: usize,
 }
 
 struct Domain {
@@ -177,7 +207,7 @@ impl Memories {
             None => {
                 self.domains.truncate(DOMAINS - 1);
                 let registry = self.registry.clone();
-                let memory = HostMemory::new(registry, pd, self.prefetching, self.limits);
+                let memory = HostMemory::metered(registry, pd, self.prefetching, self.limits, self.meter.clone());
                 self.domains.insert(0, Domain { memory, spare: Vec::new() });
             }
         }
@@ -191,11 +221,19 @@ impl Memories {
         }
     }
 
-    /// Renews the next domain's cache in turn, if it is stale.
+    /// Renews the next domain's cache in turn, if it is stale: now and then, where the place is `busy`.
     #[inline]
-    fn refresh(&mut self) {
-        self.turn = if self.turn + 1 < self.domains.len() { self.turn + 1 } else { 0 };
-        if let Some(Domain { memory, spare }) = self.domains.get_mut(self.turn)
+    fn refresh(&mut self, busy: bool) {
+        self.turn = self.turn.wrapping_add(1);
+        if !busy || self.turn.is_multiple_of(REFRESH) {
+            self.refresh_next();
+        }
+    }
+
+    #[cold]
+    fn refresh_next(&mut self) {
+        self.next = if self.next + 1 < self.domains.len() { self.next + 1 } else { 0 };
+        if let Some(Domain { memory, spare }) = self.domains.get_mut(self.next)
             && memory.is_stale()
         {
             *memory = memory.fresh(self.limits);

@@ -233,7 +233,7 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
     histogram.extend_from_slice(call.stream().next_exact(missing).await?.ok_or(Status::BadParams)?);
     let partitions = partitions(&histogram);
     let values = match Spreader::over(memory, params.key, params.hashed, &partitions) {
-        Some(spreader) => spread(spreader, call).await?,
+        Some(spreader) => spread(memory, spreader, call).await?,
         None => gather(memory, params, &partitions, call).await?,
     };
     if call.stream().unread() > 0 {
@@ -244,11 +244,12 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
 }
 
 /// Has this core store the values. Returns how many came. They need not be earned: no more is written than came.
-async fn spread(mut spreader: Spreader, call: &mut Call) -> Result<u64, Status> {
+async fn spread<M: Memory>(memory: &M, mut spreader: Spreader, call: &mut Call) -> Result<u64, Status> {
     spreader.look_ahead(call.stream().lookahead());
     let mut values = 0;
     while let Some(chunk) = call.stream().next_whole(8).await? {
         values += chunk.len() as u64 / 8;
+        memory.spend(chunk.len() as u64 / 2);
         spreader.push(chunk)?;
     }
     spreader.finish()?;
@@ -266,6 +267,7 @@ async fn gather<M: Memory>(
     let mut values = 0;
     while let Some(mut chunk) = call.stream().next_whole(8).await? {
         memory.earn(chunk.len());
+        memory.spend(chunk.len() as u64 / 2);
         values += chunk.len() as u64 / 8;
         while let Some(at) = partitioner.push(&mut chunk) {
             write(memory, params.key, &partitioner, at).await?;

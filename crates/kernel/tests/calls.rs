@@ -9,7 +9,7 @@ use proptest::sample::select;
 use remora_kernel::op;
 
 /// The fields of an op-code's parameters: a an address, k a region's key, n w h b numbers of 8, 4, 2 and 1 bytes, 0 a
-/// zero byte.
+/// zero byte, s the bytes of a tree's node.
 fn fields(op: u64) -> &'static str {
     match op {
         op::TRAVERSAL => "ankkwhbbbbbb",
@@ -19,6 +19,9 @@ fn fields(op: u64) -> &'static str {
         op::FILTER => "hhbbbbnnkhbbankh00an",
         op::COMPRESS | op::DECOMPRESS => "kan",
         op::SHUFFLE => "bb00kawaw",
+        op::TREE_GET | op::TREE_PUT | op::TREE_DELETE | op::TREE_SCAN | op::TREE_RECOVER => "akwshb0hnn",
+        op::SEQUENCER => "akw",
+        op::KV_GET | op::KV_PUT | op::KV_UPDATE | op::KV_DELETE | op::KV_RESERVE => "awkbb00w0000nn",
         _ => "",
     }
 }
@@ -43,6 +46,7 @@ fn field(kind: char) -> BoxedStrategy<Vec<u8>> {
     match kind {
         'a' => address().prop_map(|va| va.to_le_bytes().to_vec()).boxed(),
         'k' => name().prop_map(|name| name.to_vec()).boxed(),
+        's' => select(vec![256u16, 256, 512, 4096, 300]).prop_map(|bytes| bytes.to_le_bytes().to_vec()).boxed(),
         'n' => number(8),
         'w' => number(4),
         'h' => number(2),

@@ -9,7 +9,10 @@
 
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use hdrhistogram::Histogram;
+use hdrhistogram::serialization::{Serializer, V2DeflateSerializer};
 
 /// Times within this factor of each other are level.
 pub const LEVEL: f64 = 1.05;
@@ -76,6 +79,56 @@ fn doubled_ranks(sorted: &[f64]) -> Vec<usize> {
     ranks
 }
 
+/// How much more the second of two is than the first, and how sure that is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Change {
+    /// The second over the first: the median of the ratios of each round of one to each of the other.
+    pub ratio: f64,
+    /// Where the ratio lies with 95 % probability.
+    pub interval: (f64, f64),
+}
+
+/// The change from `before` to `after`, each measured in some rounds that have nothing to do with each other. The
+/// interval is that of Hodges and Lehmann: between two of the sorted ratios of all pairs, which ones Mann and Whitney's test
+/// says. It assumes no more than that both spread alike. `None` if there are too few rounds to be that sure: four of
+/// each will do.
+pub fn change(before: &[f64], after: &[f64]) -> Option<Change> {
+    let mut ratios: Vec<f64> = before.iter().flat_map(|before| after.iter().map(move |after| after / before)).collect();
+    if ratios.iter().any(|ratio| !ratio.is_finite()) {
+        return None;
+    }
+    ratios.sort_unstable_by(f64::total_cmp);
+    let outside = pairs_outside(before.len(), after.len())?;
+    Some(Change {
+        ratio: median(ratios.iter().copied()),
+        interval: (ratios[outside], ratios[ratios.len() - 1 - outside]),
+    })
+}
+
+/// How many of the pairs' sorted ratios lie outside of the interval at either end; `None` if even all of them are no
+/// interval.
+fn pairs_outside(before: usize, after: usize) -> Option<usize> {
+    // ways[u]: the ways in which u of all pairs have the first one larger. It is a Gaussian binomial coefficient: the product
+    // of (1 - q^(after + i)) / (1 - q^i) for each i up to `before`.
+    let mut ways = vec![0.0; before * after + 1];
+    ways[0] = 1.0;
+    for i in 1..=before {
+        for u in (after + i..ways.len()).rev() {
+            ways[u] -= ways[u - after - i];
+        }
+        for u in i..ways.len() {
+            ways[u] += ways[u - i];
+        }
+    }
+    let bound = ways.iter().sum::<f64>() * SIGNIFICANT / 2.0;
+    let mut sum = 0.0;
+    let within = ways.iter().take_while(|&&ways| {
+        sum += ways;
+        sum <= bound
+    });
+    within.count().checked_sub(1)
+}
+
 /// Latencies to three digits, up to a minute.
 pub struct Latencies(Histogram<u64>);
 
@@ -90,6 +143,21 @@ impl Latencies {
     /// Adds one. Longer than a minute counts as a minute.
     pub fn record(&mut self, latency: Duration) {
         self.0.saturating_record(latency.as_nanos().min(u128::from(u64::MAX)) as u64);
+    }
+
+    /// Adds those of another.
+    pub fn add(&mut self, other: &Self) {
+        // Both have the same bounds, outside of which nothing is.
+        self.0.add(&other.0).expect("histograms of the same bounds");
+    }
+
+    /// All of it, as HdrHistogram's own tools read it: V2, compressed, in Base64. Empty if there is not the memory.
+    pub fn encoded(&self) -> String {
+        let mut bytes = Vec::new();
+        match V2DeflateSerializer::new().serialize(&self.0, &mut bytes) {
+            Ok(_) => STANDARD.encode(bytes),
+            Err(_) => String::new(),
+        }
     }
 
     /// How many there are.
@@ -113,6 +181,36 @@ impl Default for Latencies {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_change_is_known_once_there_are_rounds_enough() {
+        let rounds = [100.0, 101.0, 102.0, 103.0];
+        let twice = change(&rounds, &rounds.map(|ns| 2.0 * ns)).unwrap();
+        assert!((twice.ratio - 2.0).abs() < 0.01 && twice.interval.0 > 1.9 && twice.interval.1 < 2.1, "{twice:?}");
+        let same = change(&rounds, &rounds).unwrap();
+        assert!(same.interval.0 < 1.0 && same.interval.1 > 1.0 && same.ratio == 1.0, "{same:?}");
+        assert_eq!((change(&rounds[..3], &rounds[..3]), change(&[], &rounds)), (None, None));
+        assert_eq!(change(&[0.0, 1.0, 1.0, 1.0], &rounds), None);
+        // Mann and Whitney's table of critical values, two-sided, 0.05.
+        let critical = [(4, 4, 0), (5, 5, 2), (8, 8, 13), (10, 10, 23), (4, 10, 5), (20, 20, 127)];
+        for (before, after, least) in critical {
+            assert_eq!(pairs_outside(before, after), Some(least), "{before} and {after} rounds");
+        }
+    }
+
+    #[test]
+    fn a_histogram_is_read_by_others() {
+        let mut some = Latencies::new();
+        (1..=1000).for_each(|us| some.record(Duration::from_micros(us)));
+        let mut all = Latencies::new();
+        all.add(&some);
+        all.add(&some);
+        let bytes = STANDARD.decode(all.encoded()).unwrap();
+        let read: Histogram<u64> =
+            hdrhistogram::serialization::Deserializer::new().deserialize(&mut bytes.as_slice()).unwrap();
+        assert_eq!((read.len(), read.value_at_quantile(0.5)), (2000, all.quantile(0.5)));
+        assert!(all.encoded().starts_with("HISTF"));
+    }
 
     #[test]
     fn medians_and_ranges() {

@@ -152,10 +152,14 @@ impl Drop for Writer {
 /// holds the version in its low half and a mix of the object's and the word's number in its high half.
 pub fn fill_object(index: u64, version: u64, out: &mut [u8]) {
     let Some(payload) = out.len().checked_sub(8) else { return };
-    for (n, word) in out[..payload].chunks_mut(8).enumerate() {
+    let word = |n: usize| {
         let mix = (index << 16 ^ n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) & !0xffff_ffff;
-        let bytes = (mix | version & 0xffff_ffff).to_le_bytes();
-        word.copy_from_slice(&bytes[..word.len()]);
+        (mix | version & 0xffff_ffff).to_le_bytes()
+    };
+    let (words, rest) = out[..payload].as_chunks_mut();
+    rest.copy_from_slice(&word(words.len())[..rest.len()]);
+    for (n, bytes) in words.iter_mut().enumerate() {
+        *bytes = word(n);
     }
     remora_store::checked::seal(out);
 }

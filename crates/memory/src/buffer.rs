@@ -14,6 +14,8 @@ use std::sync::atomic::Ordering;
 
 /// Bytes of a small page, to which mappings are rounded up.
 const SMALL_PAGE: usize = 4096;
+/// The file system of memory files with ordinary pages (`TMPFS_MAGIC`).
+const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 /// Bytes of a huge page.
 const HUGE_PAGE: usize = crate::PAGE_BYTES;
 
@@ -32,6 +34,8 @@ struct Inner {
 }
 
 enum Owner {
+    /// A mapping of this many bytes from `ptr` on, of memory that nobody else maps.
+    Anonymous(usize),
     /// A mapping of this many bytes from `ptr` on.
     Mapping(usize),
     /// Whatever keeps the memory alive.
@@ -77,7 +81,7 @@ impl Buffer {
             // SAFETY: a fresh mapping at an address of the kernel's choice disturbs no other memory.
             let mapped = unsafe { rustix::mm::mmap_anonymous(nowhere, size, prot, flags) };
             if let Ok(ptr) = mapped {
-                return Ok(Buffer::mapping(ptr.cast(), len, size, PageKind::Huge));
+                return Ok(Buffer::mapping(ptr.cast(), len, Owner::Anonymous(size), PageKind::Huge));
             }
         }
         // Room to begin on a 2 MB border, without which the kernel has no place for huge pages.
@@ -94,7 +98,7 @@ impl Buffer {
                 unsafe { rustix::mm::munmap(ptr, len)? };
             }
         }
-        Ok(Buffer::mapping(ptr.cast(), len, size, advise_huge(ptr, size)))
+        Ok(Buffer::mapping(ptr.cast(), len, Owner::Anonymous(size), advise_huge(ptr, size)))
     }
 
     /// Maps `len` zeroed bytes that another process can map too, given the descriptor (see [`Buffer::map_fd`]).
@@ -108,12 +112,16 @@ impl Buffer {
     /// Maps the first `len` bytes of a memory file, as [`Buffer::shared`] makes one.
     ///
     /// A file that is not sealed against shrinking is refused: its owner could cut it short and so kill every process
-    /// that touches the mapping afterwards.
+    /// that touches the mapping afterwards. A hole that is punched into it does not: the next access finds a new page. So a
+    /// file of huge pages is refused too, of which there may be no new one.
     pub fn map_fd(fd: impl AsFd, len: usize) -> io::Result<Buffer> {
         let size = round_up(len, SMALL_PAGE)?;
         let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         if !rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {
             return refuse("memory file is not sealed against shrinking; add F_SEAL_SHRINK before sharing it".into());
+        }
+        if rustix::fs::fstatfs(&fd)?.f_type != TMPFS {
+            return refuse("memory file is not of ordinary pages, so that it may run out of them".into());
         }
         let has = rustix::fs::fstat(&fd)?.st_size;
         if u64::try_from(has).unwrap_or(0) < size as u64 {
@@ -122,7 +130,7 @@ impl Buffer {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice; the seal keeps its pages from going away.
         let ptr = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, fd, 0)? };
-        Ok(Buffer::mapping(ptr.cast(), len, size, advise_huge(ptr, size)))
+        Ok(Buffer::mapping(ptr.cast(), len, Owner::Mapping(size), advise_huge(ptr, size)))
     }
 
     /// A buffer with the contents of `bytes`, moved to memory that is aligned to words.
@@ -150,9 +158,22 @@ impl Buffer {
         Buffer(Arc::new(Inner { ptr, len, page_kind: PageKind::Small, owner: Owner::Other(owner) }))
     }
 
-    fn mapping(ptr: *mut u8, len: usize, size: usize, page_kind: PageKind) -> Buffer {
+    fn mapping(ptr: *mut u8, len: usize, owner: Owner, page_kind: PageKind) -> Buffer {
         let ptr = NonNull::new(ptr).expect("the kernel never maps address 0 unless asked to");
-        Buffer(Arc::new(Inner { ptr, len, page_kind, owner: Owner::Mapping(size) }))
+        Buffer(Arc::new(Inner { ptr, len, page_kind, owner }))
+    }
+
+    /// Gives the system back what is under some bytes, from a multiple of 2 MB on: they are zero when they are next
+    /// touched. So large memory can be given up step by step. Nothing for memory that [`Buffer::anonymous`] did not map.
+    pub fn discard(&self, offset: usize, len: usize) {
+        let Owner::Anonymous(size) = self.0.owner else { return };
+        let end = offset.saturating_add(len).next_multiple_of(SMALL_PAGE).min(size);
+        if !offset.is_multiple_of(HUGE_PAGE) || offset >= end {
+            return;
+        }
+        let start = self.0.ptr.as_ptr().wrapping_add(offset).cast();
+        // SAFETY: pages of a mapping of our own, whose bytes may change at any time. What fails is only not given back.
+        let _ = unsafe { rustix::mm::madvise(start, end - offset, Advice::LinuxDontNeed) };
     }
 
     /// Number of bytes.
@@ -270,7 +291,7 @@ impl fmt::Debug for Buffer {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Owner::Mapping(size) = self.owner {
+        if let Owner::Anonymous(size) | Owner::Mapping(size) = self.owner {
             // SAFETY: the mapping is this buffer's own and, with the last clone, unused. Failing would only leak it.
             let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), size) };
         }
@@ -342,6 +363,33 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "maps memory")]
+    fn memory_is_given_up_piece_by_piece() {
+        let buffer = Buffer::anonymous(3 * HUGE_PAGE + 5).unwrap();
+        let ends = [0, HUGE_PAGE - 1, HUGE_PAGE, 2 * HUGE_PAGE - 1, 2 * HUGE_PAGE, 3 * HUGE_PAGE + 4];
+        let bytes = || {
+            ends.map(|at| {
+                let mut byte = [0];
+                buffer.read(at, &mut byte).map(|()| byte[0])
+            })
+        };
+        ends.iter().for_each(|&at| buffer.write(at, &[7]).unwrap());
+        buffer.discard(HUGE_PAGE, HUGE_PAGE);
+        assert_eq!(bytes(), [7, 7, 0, 0, 7, 7].map(Ok));
+        buffer.discard(4096, HUGE_PAGE);
+        buffer.discard(4 * HUGE_PAGE, HUGE_PAGE);
+        assert_eq!(bytes(), [7, 7, 0, 0, 7, 7].map(Ok), "no border, no memory");
+        buffer.discard(2 * HUGE_PAGE, 2 * HUGE_PAGE);
+        assert_eq!(bytes(), [7, 7, 0, 0, 0, 0].map(Ok));
+        let (shared, _fd) = Buffer::shared(HUGE_PAGE).unwrap();
+        shared.write(0, &[7]).unwrap();
+        shared.discard(0, HUGE_PAGE);
+        let mut byte = [0];
+        shared.read(0, &mut byte).unwrap();
+        assert_eq!(byte, [7], "another process may have it");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps memory")]
     fn shared_memory_has_two_views() {
         let (ours, fd) = Buffer::shared(10_000).unwrap();
         let theirs = Buffer::map_fd(&fd, 10_000).unwrap();
@@ -364,6 +412,33 @@ mod tests {
         assert!(Buffer::map_fd(&fd, 4096).unwrap_err().to_string().contains("F_SEAL_SHRINK"));
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
         Buffer::map_fd(&fd, 4096).unwrap();
+    }
+
+    /// Nobody who shares it can take a page away: a hole reads as zeros and can be written.
+    #[test]
+    #[cfg_attr(miri, ignore = "maps memory")]
+    fn a_hole_that_a_peer_punches_is_zeros() {
+        let (buffer, fd) = Buffer::shared(4 * SMALL_PAGE).unwrap();
+        buffer.fill(0, 4 * SMALL_PAGE, 7).unwrap();
+        let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&fd, hole, 0, 3 * SMALL_PAGE as u64).unwrap();
+        let mut bytes = vec![1; 4 * SMALL_PAGE];
+        buffer.read(0, &mut bytes).unwrap();
+        assert!(bytes[..3 * SMALL_PAGE].iter().all(|&byte| byte == 0) && bytes[3 * SMALL_PAGE..] == [7; SMALL_PAGE]);
+        rustix::fs::fallocate(&fd, hole, 0, 3 * SMALL_PAGE as u64).unwrap();
+        buffer.fill(0, 4 * SMALL_PAGE, 9).unwrap();
+        assert!(rustix::fs::ftruncate(&fd, 0).is_err(), "it cannot shrink");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps memory")]
+    fn files_of_huge_pages_are_refused() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        // Not every kernel has them, and none need be free.
+        let Ok(fd) = rustix::fs::memfd_create("test", flags) else { return };
+        rustix::fs::ftruncate(&fd, 2 << 20).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        assert!(Buffer::map_fd(&fd, 4096).unwrap_err().to_string().contains("ordinary pages"));
     }
 
     #[test]

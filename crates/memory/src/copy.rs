@@ -401,6 +401,63 @@ pub fn prefetch(ptr: *const u8, len: usize) {
     let _ = (ptr, len);
 }
 
+/// Whether this processor compares eight words at a time.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline(always)]
+pub fn has_masks() -> bool {
+    std::is_x86_feature_detected!("avx512f")
+        && std::is_x86_feature_detected!("bmi2")
+        && std::is_x86_feature_detected!("popcnt")
+}
+
+/// How many of `count` words from `src` on are at most `most`, in whatever pieces is quickest: if somebody writes them
+/// meanwhile, any number up to `count`.
+///
+/// # Safety
+/// As for [`load`], of `count` aligned words; [`has_masks`] is true.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline(always)]
+pub unsafe fn count_at_most(src: *mut u8, count: usize, most: u64) -> usize {
+    let found: usize;
+    // SAFETY: the caller's promise; of the last, masked comparison only the words that are left are loaded.
+    unsafe {
+        std::arch::asm!(
+            "vpbroadcastq zmm0, {most}",
+            "xor {found:e}, {found:e}",
+            "sub {left}, 8",
+            "jb 3f",
+            "2:",
+            "vpcmpuq k1, zmm0, [{src}], 5",
+            "kmovw {bits:e}, k1",
+            "popcnt {bits:e}, {bits:e}",
+            "add {found}, {bits}",
+            "add {src}, 64",
+            "sub {left}, 8",
+            "jae 2b",
+            "3:",
+            "add {left}, 8",
+            "jz 4f",
+            "mov {bits:e}, -1",
+            "bzhi {bits:e}, {bits:e}, {left:e}",
+            "kmovw k2, {bits:e}",
+            "vpcmpuq k1 {{k2}}, zmm0, [{src}], 5",
+            "kmovw {bits:e}, k1",
+            "popcnt {bits:e}, {bits:e}",
+            "add {found}, {bits}",
+            "4:",
+            "vzeroupper",
+            src = inout(reg) src => _,
+            left = inout(reg) count => _,
+            most = in(reg) most,
+            found = out(reg) found,
+            bits = out(reg) _,
+            out("xmm0") _, out("k1") _, out("k2") _,
+            options(nostack, readonly),
+        );
+    }
+    found
+}
+
 /// Asks the cache for `count` lines from the one at `ptr` on. A hint: any address is harmless.
 #[inline(always)]
 pub fn prefetch_lines(ptr: *const u8, count: usize) {

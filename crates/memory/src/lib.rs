@@ -23,6 +23,9 @@
 //! [`Buffer::take`] alone promises less: it is for bytes that nobody is to write any more, and loads them in whatever
 //! pieces are quickest, in assembly. If somebody writes them all the same, any mix of old and new bytes comes out.
 //!
+//! [`Words::rank`] too looks at words in pieces as are quickest: who calls it finds out afterwards whether they were
+//! written.
+//!
 //! The promise covers everyone who goes through this crate. Plain stores of other programs to the same memory keep it
 //! as far as their instructions do.
 
@@ -33,6 +36,7 @@ mod region;
 mod registry;
 mod scatter;
 mod window;
+mod words;
 
 pub use buffer::{Buffer, OutOfBounds, PageKind};
 pub use copy::stream_fence;
@@ -41,3 +45,4 @@ pub use region::{Access, AccessError, PAGE_BYTES, Region};
 pub use registry::{DeregisterError, MAX_REGIONS, Pd, PdBusy, RegisterError, Registry, Translation};
 pub use scatter::Scatter;
 pub use window::{Binder, Binding, WindowError, WindowType};
+pub use words::Words;

@@ -3,6 +3,7 @@
 use crate::buffer::{self, Buffer};
 use crate::copy;
 use crate::registry::Pd;
+use crate::words::Words;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -101,6 +102,11 @@ impl Region {
         Region { va, len, map, valid: AtomicBool::new(true), access, pd, key }
     }
 
+    /// A region of no bytes, with all rights, in `pd`: for accesses that move none, whatever key they name.
+    pub fn nothing(pd: Pd) -> Region {
+        Region::new(0, pd, (0, 0), Access::all(), Memory::Pages(Box::default(), Box::default()))
+    }
+
     /// Whether this is what a memory window is bound to. A window is for peers alone: its key is no lkey.
     pub fn is_window(&self) -> bool {
         matches!(self.map, Map::Window(..))
@@ -166,8 +172,20 @@ impl Region {
 
     /// Copies bytes from `va` on into `out`. Checks bounds and validity, not rights.
     #[inline]
-    pub fn read(&self, mut va: u64, mut out: &mut [u8]) -> Result<(), AccessError> {
+    pub fn read(&self, va: u64, out: &mut [u8]) -> Result<(), AccessError> {
         self.bounds(va, out.len() as u64)?;
+        if let Map::Linear(start, _) = &self.map
+            && !out.is_empty()
+        {
+            let ptr = start.wrapping_add(va.wrapping_sub(self.va) as usize);
+            // SAFETY: `bounds` checked the range, which lies in one run.
+            unsafe { copy::load(ptr, out) };
+            return Ok(());
+        }
+        self.read_runs(va, out)
+    }
+
+    fn read_runs(&self, mut va: u64, mut out: &mut [u8]) -> Result<(), AccessError> {
         while !out.is_empty() {
             let (ptr, room) = self.run(va);
             let (part, rest) = out.split_at_mut(room.min(out.len()));
@@ -177,6 +195,15 @@ impl Region {
             out = rest;
         }
         Ok(())
+    }
+
+    /// The words of a range that is aligned and lies in one run of memory, to look at where they are. Checks bounds and
+    /// validity, not rights.
+    #[inline]
+    pub fn view(&self, va: u64, len: usize) -> Option<Words<'_>> {
+        let start = self.words(va, len as u64).ok()??;
+        // SAFETY: the words lie within the region's memory, which it holds as long as it is borrowed.
+        Some(unsafe { Words::new(start, len / 8) })
     }
 
     /// Copies `data` to `va`. Checks bounds and validity, not rights.
@@ -247,6 +274,7 @@ impl Region {
     }
 
     /// Where the aligned words of this range are; `None` if they are not aligned there, or in several runs of memory.
+    #[inline]
     pub(crate) fn words(&self, va: u64, len: u64) -> Result<Option<*mut u8>, AccessError> {
         self.bounds(va, len)?;
         if len == 0 {

@@ -170,6 +170,24 @@ impl Registry {
         self.insert(pd, range, access, memory)
     }
 
+    /// Registers `len` bytes from the start of `buffer` on under addresses that are drawn at random from all below 2^63.
+    /// So whoever has not been told key and address guesses both: `len` of 2^95 pairs are right. The addresses are
+    /// congruent to those in this process modulo 4096.
+    pub fn register_hidden(
+        &self,
+        pd: Pd,
+        buffer: &Buffer,
+        len: usize,
+        access: Access,
+    ) -> Result<Arc<Region>, RegisterError> {
+        const PAGE: u64 = 4096;
+        let start = buffer.at(0, len)?.addr() as u64;
+        let drawn = self.0.write().keys.next_u64() >> 1;
+        // At least a page, so that no region of these is zero-based.
+        let va = (drawn & !(PAGE - 1)).max(PAGE) | start & (PAGE - 1);
+        self.register(pd, buffer, 0, len, Some(va), access)
+    }
+
     /// Registers `len` bytes under the addresses from `va` on, which lie scattered: each `(buffer, offset)` holds the
     /// bytes of one 2 MB page of addresses. `va` need not begin a page; `offset` then belongs to the page's first byte
     /// within the region.
@@ -370,6 +388,23 @@ mod tests {
         for (va, len) in [(960, 128), (1024, 64), (u64::MAX - 63, 64)] {
             assert_eq!(region.write_streamed(va, &vec![1; len]), Err(AccessError::OutOfBounds), "{len} bytes at {va}");
         }
+    }
+
+    #[test]
+    fn hidden_addresses_are_anywhere_and_whole() {
+        let (registry, pd) = registry();
+        let buffer = Buffer::anonymous(3 * 4096).unwrap();
+        let (mut ones, mut zeros) = (0, 0);
+        for _ in 0..64 {
+            let region = registry.register_hidden(pd, &buffer, 8200, ALL).unwrap();
+            assert_eq!(region.va() % 4096, 0);
+            assert!(region.va() >> 63 == 0 && region.va() >= 4096);
+            region.write(region.va() + 8192, &[7; 8]).unwrap();
+            assert_eq!(region.write(region.va() + 8193, &[7; 8]), Err(AccessError::OutOfBounds));
+            (ones, zeros) = (ones | region.va(), zeros | !region.va());
+        }
+        // 51 bits, each of which is the same 64 times once in 2^63.
+        assert_eq!((ones, zeros & ((1 << 63) - 1)), ((1 << 63) - 4096, (1 << 63) - 1));
     }
 
     #[test]

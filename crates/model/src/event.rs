@@ -122,6 +122,7 @@ impl<E: Copy> WheelQueue<E> {
     /// # Panics
     ///
     /// When more than 2^32 - 1 events wait.
+    #[inline]
     pub fn push(&mut self, at: Ps, event: E) {
         debug_assert!(at.0 >= self.now, "an event at {at} when it is {} already", Ps(self.now));
         let node = Node { time: at.0.max(self.now), next: NIL, event };
@@ -147,6 +148,7 @@ impl<E: Copy> WheelQueue<E> {
     }
 
     /// Takes the next event.
+    #[inline]
     pub fn pop(&mut self) -> Option<(Ps, E)> {
         loop {
             if self.levels == 0 && !self.refill() {

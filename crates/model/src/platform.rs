@@ -124,6 +124,11 @@ impl Platform {
         BUILT_IN.iter().map(|(name, _)| *name)
     }
 
+    /// The file of a built-in platform.
+    pub fn built_in_text(name: &str) -> Option<&'static str> {
+        BUILT_IN.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+    }
+
     /// A built-in platform by its name, or any other by the path of its file.
     pub fn load(name_or_path: &str) -> Result<Self, PlatformError> {
         if let Some((name, text)) = BUILT_IN.iter().find(|(name, _)| *name == name_or_path) {

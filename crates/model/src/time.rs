@@ -28,7 +28,7 @@ impl Ps {
 
     /// Seconds, to the nearest picosecond. What is negative or no number becomes zero.
     pub fn from_secs(seconds: f64) -> Self {
-        Self((seconds * 1e12).round() as u64)
+        Self(nearest(seconds * 1e12) as u64)
     }
 
     /// `cycles` periods of a clock, to the nearest picosecond.
@@ -38,7 +38,7 @@ impl Ps {
 
     /// What `bytes` take at a bandwidth, rounded up: a server never beats its bandwidth.
     pub fn transfer(bytes: u64, bytes_per_s: f64) -> Self {
-        Self((bytes as f64 * 1e12 / bytes_per_s).ceil() as u64)
+        Self(up(bytes as f64 * 1e12 / bytes_per_s) as u64)
     }
 
     /// In nanoseconds.
@@ -51,6 +51,30 @@ impl Ps {
         self.0 as f64 / 1e12
     }
 }
+
+/// The whole number at or above one that is not negative: [`f64::ceil`] without a call, which it is on processors without
+/// an instruction for it. What has no fraction, being too large for one, is itself.
+#[inline]
+pub(crate) fn up(x: f64) -> f64 {
+    let whole = x as i64 as f64;
+    if whole < x && x < WHOLE { whole + 1.0 } else { x.max(whole) }
+}
+
+/// The whole number nearest to one that is not negative, half-way the one above: [`f64::round`] without a call.
+#[inline]
+pub(crate) fn nearest(x: f64) -> f64 {
+    let whole = x as i64 as f64;
+    if x >= WHOLE {
+        x
+    } else if x - whole >= 0.5 {
+        whole + 1.0
+    } else {
+        whole
+    }
+}
+
+/// From here on all numbers are whole.
+const WHOLE: f64 = (1u64 << 53) as f64;
 
 impl Add for Ps {
     type Output = Self;
@@ -110,6 +134,16 @@ mod tests {
         assert_eq!(Ps::transfer(64, 1.25e9), Ps(51_200));
         assert_eq!(Ps::transfer(1, 3.0), Ps(333_333_333_334));
         assert_eq!(Ps(2_500_000).to_string(), "2.500 us");
+    }
+
+    #[test]
+    fn whole_numbers_are_those_of_floating_point() {
+        let edges =
+            [0.0, 0.25, 0.5, 0.499_999_999_999_999_94, 1.5, 2.5, 1e9 + 0.5, 4.5e15, 9.1e15, 1e300, f64::INFINITY];
+        let more = (0..10_000).map(|n| f64::from(n) * 0.1237);
+        for x in edges.into_iter().chain(more) {
+            assert_eq!((up(x), nearest(x)), (x.ceil(), x.round()), "{x}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 #[path = "../../kernel/tests/common/examples.rs"]
 mod examples;
 
-use examples::{ROOM, example, is_right};
+use examples::{ROOM, example, is_right, status_at};
 use remora_kernel::{BUILTINS, Input, Placement, Status};
 use remora_model::platform::Platform;
 use remora_model::world::{Pair, PairSpec};
@@ -33,7 +33,10 @@ fn every_built_in_kernel_answers_in_every_place() {
             let mut came = None;
             assert!(pair.poll(&mut |done| came = Some((done.status, done.reply.to_vec()))).unwrap());
             let (status, reply) = came.unwrap();
-            assert_eq!(status, Status::Ok, "{} at the {placement}", kernel.name);
+            assert_eq!(status, status_at(kernel.op, placement), "{} at the {placement}", kernel.name);
+            if status != Status::Ok {
+                continue;
+            }
             assert!(is_right(kernel.op, &reply, &call), "{} at the {placement}: {reply:?}", kernel.name);
             let (at, written) = &call.written;
             let mut there = vec![0; written.len()];

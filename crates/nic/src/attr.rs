@@ -9,7 +9,6 @@ use remora_wire::Psn;
 use crate::nic::Nic;
 use crate::post::check_limit;
 use crate::qp::QueuePair;
-use crate::rpc::index_of;
 use crate::types::*;
 
 bitflags::bitflags! {
@@ -358,9 +357,9 @@ impl Nic {
         if has_windows {
             self.ctx.registry.unbind_windows(qpn.0);
         }
-        if let Some(qp) = self.qps[index_of(qpn.0)].qp.as_deref_mut() {
+        if let Some(qp) = self.qps.get_mut(qpn.0) {
             let (active, entry) = (qp.active, qp.timer_entry);
-            *qp = QueuePair::new(qpn, qp.init, self.port_mtu);
+            **qp = QueuePair::new(qpn, qp.init, self.port_mtu);
             (qp.active, qp.timer_entry) = (active, entry);
         }
         while self.ctx.rpc.drop_waiting(qpn.0).is_some() {}

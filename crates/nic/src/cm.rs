@@ -23,6 +23,11 @@
 //!              +-----------> Timewait --> gone
 //! ```
 //!
+//! Whoever can send to this side can forge where a message comes from, but sees nothing that is sent to the one whose
+//! address he takes. So no message is believed that does not say what only the two ends know: random communication ids,
+//! and the transaction id of the exchange that it belongs to. A connection that somebody else seems to call for ends when
+//! its peer, asked, does not know it, and never because somebody said so.
+//!
 //! Every connection ends with one of [`CmEvent::Rejected`], [`CmEvent::Unreachable`] and
 //! [`CmEvent::Disconnected`], unless the user ended it with [`Cm::reject`]. Nobody can know that
 //! the last message arrived: if each REJ and each RTU is lost, the active side stays established
@@ -35,6 +40,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 use remora_wire::cm::{CmMessage, Mad, Req};
 
+use door::Door;
 use grace::Grace;
 use message::{Bytes, Rejected};
 use peers::Peers;
@@ -42,6 +48,7 @@ use sidr::Services;
 use table::{Conn, State, Table};
 pub use types::*;
 
+mod door;
 mod grace;
 mod handle;
 mod message;
@@ -70,7 +77,10 @@ pub struct Cm {
     replies: VecDeque<Reply>,
     services: Services,
     peers: Peers,
+    door: Door,
     grace: Grace,
+    /// The links that calls to peers go by; others go by link 0.
+    links: BTreeMap<IpAddr, u8>,
     events: VecDeque<CmEvent>,
     counters: CmCounters,
 }
@@ -82,7 +92,7 @@ impl Cm {
     /// A connection manager; `seed` makes its communication ids, which should be hard to guess.
     pub fn new(seed: u64, config: CmConfig) -> Cm {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let peers = Peers::new(rng.next_u64());
+        let (peers, door) = (Peers::new(rng.next_u64()), Door::new(&mut rng));
         Cm {
             config: checked(config),
             rng,
@@ -93,7 +103,9 @@ impl Cm {
             replies: VecDeque::new(),
             services: Services::default(),
             peers,
+            door,
             grace: Grace::default(),
+            links: BTreeMap::new(),
             events: VecDeque::new(),
             counters: CmCounters::default(),
         }
@@ -129,6 +141,19 @@ impl Cm {
         self.listeners.insert(service_id, id);
         self.release(service_id);
         Ok(id)
+    }
+
+    /// Calls to a peer go by this link from now on. What a peer begins is answered where it came from.
+    pub fn set_link(&mut self, peer: IpAddr, link: u8) {
+        let peer = peer.to_canonical();
+        match link {
+            0 => drop(self.links.remove(&peer)),
+            _ => drop(self.links.insert(peer, link)),
+        }
+    }
+
+    fn route(&self, call: &ConnectCall<'_>) -> CmTransmit {
+        CmTransmit { to: call.remote, from: call.local, link: self.links.get(&call.remote).copied().unwrap_or(0) }
     }
 
     /// Take no more REQs; those already reported can still be accepted.
@@ -173,9 +198,9 @@ impl Cm {
         if self.table.by_local_qpn(params.qpn).is_some() {
             return Err(CmError::QpInUse(params.qpn));
         }
-        let id = self.fresh_id();
-        let bytes = message::req(&self.config, id, &call, &params);
-        let mut conn = Conn::active((call.local, call.remote), params, id.0.into(), self.config.max_retries);
+        let (id, tid) = (self.fresh_id(), self.rng.next_u64());
+        let bytes = message::req(&self.config, (id, tid), &call, &params);
+        let mut conn = Conn::active(self.route(&call), params, tid, self.config.max_retries);
         conn.hold = hold;
         conn.call_until = now.saturating_add(self.config.call_grace);
         self.table.insert(id, conn);
@@ -324,20 +349,23 @@ impl Cm {
         let conn = self.table.get_mut(id).expect("a connection leaves the queue when it leaves the table");
         conn.queued = false;
         *out = *conn.bytes;
-        Some(CmTransmit { to: conn.remote_ip, from: conn.local_ip })
+        Some(conn.route)
     }
 
     /// Whether [`Cm::poll_transmit`] has something to send.
+    #[inline]
     pub fn wants_transmit(&self) -> bool {
         !self.replies.is_empty() || !self.ready.is_empty()
     }
 
     /// The next event, if any.
+    #[inline]
     pub fn poll_event(&mut self) -> Option<CmEvent> {
         self.events.pop_front()
     }
 
     /// When to call [`Cm::handle_timeout`] next.
+    #[inline]
     pub fn poll_timeout(&self) -> Option<u64> {
         let connections = [self.table.next_deadline(), self.grace_deadline()];
         let others = [self.services.next_deadline(), self.peers.next_deadline()];
@@ -350,6 +378,7 @@ impl Cm {
         while let Some(id) = self.table.pop_due(now) {
             self.expire(now, id);
         }
+        self.table.thaw(now);
         self.grace.now = self.grace.now.max(now);
         self.expire_grace(now);
         self.expire_services(now);
@@ -361,7 +390,10 @@ impl Cm {
         let bytes = match conn.state {
             State::ReqSent | State::RepSent | State::DreqSent if conn.retries > 0 => {
                 conn.retries -= 1;
-                self.resend(id);
+                // A stranger's address may be forged. In a flood it gets its answer again if it calls again.
+                if !conn.stranger || self.table.half_open() <= self.config.max_half_open / 4 {
+                    self.resend(id);
+                }
                 self.table.arm(id, Some(now.saturating_add(self.config.response_timeout)));
                 return;
             }
@@ -400,12 +432,12 @@ impl Cm {
     }
 
     fn send_dreq(&mut self, now: u64, id: ConnId) {
-        let retries = self.config.max_retries;
+        let (retries, closing_id) = (self.config.max_retries, self.rng.next_u64());
         let Some(conn) = self.table.get_mut(id) else {
             return;
         };
         conn.state = State::DreqSent;
-        conn.retries = retries;
+        (conn.retries, conn.closing_id) = (retries, closing_id);
         let bytes = message::dreq(id, conn);
         self.send(id, bytes);
         self.table.arm(id, Some(now.saturating_add(self.config.response_timeout)));

@@ -7,15 +7,13 @@ use remora_wire::{Bth, Deth, Opcode, Psn};
 
 use crate::cm::{Cm, CmConfig, CmError, CmEvent, ConnId, ListenerId, QpParams};
 use crate::nic::Nic;
-use crate::packet::{Writer, request_bth};
+use crate::packet::Writer;
 use crate::queue::TxBatch;
 use crate::types::*;
 
 /// The management queue pair, and its well-known queue key.
 pub(crate) const QP1: u32 = 1;
 const QP1_QKEY: u32 = 0x8001_0000;
-/// Peers whose link is remembered. More than this many at once talk by link 0 until they are heard again.
-const MAX_PEERS: usize = 32_768;
 
 /// The connection manager with what it needs to know of the engine.
 pub(crate) struct Management {
@@ -23,15 +21,44 @@ pub(crate) struct Management {
     conns: HashMap<ConnId, Conn>,
     /// Calls of peers that nobody has answered.
     calls: HashMap<ConnId, Caller>,
-    /// The link that each peer was last heard on, or called by.
-    links: HashMap<IpAddr, u8>,
     psn: Psn,
+    intake: Intake,
+    /// The last packet that left was its own.
+    pub spoke: bool,
+}
+
+/// Messages of connection management that may come at once. Of more callers some call again.
+const MESSAGES: u64 = 1024;
+/// And for as long as one likes: one in so many nanoseconds, 2,000 a second. Nothing that connections do otherwise
+/// comes near that, and it leaves a core to those that stand when a stranger sends as fast as he can.
+const MESSAGE_EVERY: Time = 500_000;
+
+/// Which messages are looked at (a leaky bucket as a virtual schedule, ITU-T I.371).
+#[derive(Default)]
+struct Intake {
+    /// When the next one is due if they came evenly.
+    due: Time,
+    taken: u64,
+    shed: u64,
+}
+
+impl Intake {
+    /// Whether one more is looked at.
+    fn admits(&mut self, now: Time) -> bool {
+        let due = self.due.max(now);
+        let admits = due - now < MESSAGES * MESSAGE_EVERY;
+        if admits {
+            (self.due, self.taken) = (due + MESSAGE_EVERY, self.taken + 1);
+        } else {
+            self.shed += 1;
+        }
+        admits
+    }
 }
 
 /// Who calls.
 struct Caller {
-    local: IpAddr,
-    remote: IpAddr,
+    route: Route,
     params: QpParams,
 }
 
@@ -88,14 +115,14 @@ pub enum ConnectError {
 
 impl Management {
     pub fn new(seed: u64, psn: Psn, config: CmConfig) -> Self {
-        Self { cm: Cm::new(seed, config), conns: HashMap::new(), calls: HashMap::new(), links: HashMap::new(), psn }
-    }
-
-    fn remember(&mut self, peer: IpAddr, link: u8) {
-        if self.links.len() >= MAX_PEERS && !self.links.contains_key(&peer) {
-            self.links.clear();
+        Self {
+            cm: Cm::new(seed, config),
+            conns: HashMap::new(),
+            calls: HashMap::new(),
+            psn,
+            intake: Intake::default(),
+            spoke: false,
         }
-        self.links.insert(peer, link);
     }
 
     /// A datagram for QP1; `rest` follows its BTH. False if it is none.
@@ -104,26 +131,34 @@ impl Management {
         if bth.opcode != Opcode::UdSendOnly || deth.qkey != QP1_QKEY {
             return false;
         }
-        self.remember(src, link);
-        self.cm.handle_mad(now, src, dst, &rest[Deth::LEN..]);
-        true
+        let admitted = self.intake.admits(now);
+        if admitted {
+            self.cm.handle_mad(now, link, src, dst, &rest[Deth::LEN..]);
+        }
+        admitted
     }
 
-    /// Puts messages for one peer into an empty batch.
-    pub fn emit(&mut self, batch: &mut TxBatch) {
+    /// Messages that were looked at, and those that were not because too many came.
+    pub fn intake(&self) -> (u64, u64) {
+        (self.intake.taken, self.intake.shed)
+    }
+
+    /// Puts a message into an empty batch. False if there is none.
+    pub fn emit(&mut self, batch: &mut TxBatch) -> bool {
         if !self.cm.wants_transmit() {
-            return;
+            return false;
         }
         let mut mad = [0; 256];
-        let Some(to) = self.cm.poll_transmit(&mut mad) else { return };
-        let link = self.links.get(&to.to).copied().unwrap_or(0);
-        let bth = request_bth(Opcode::UdSendOnly, QP1, self.psn);
+        let Some(to) = self.cm.poll_transmit(&mut mad) else { return false };
+        let bth = Bth::new(Opcode::UdSendOnly, QP1, self.psn);
         self.psn = self.psn + 1;
         let mut writer = Writer::new(batch.space(), &bth);
         writer.deth(Deth { qkey: QP1_QKEY, reserved: 0, src_qp: QP1 });
         writer.payload(mad.len()).copy_from_slice(&mad);
         let total = writer.finish(mad.len());
-        batch.commit(Route { local: to.from, remote: to.to, link }, total);
+        batch.commit(Route { local: to.from, remote: to.to, link: to.link }, total);
+        self.spoke = true;
+        true
     }
 }
 
@@ -154,8 +189,8 @@ impl Nic {
             return Err(NicError::State(state).into());
         }
         let (params, rq_psn) = self.params(qpn, attr)?;
+        self.management.cm.set_link(route.remote, route.link);
         let conn = self.management.cm.connect(now, route.local, route.remote, service, params, private)?;
-        self.management.remember(route.remote, route.link);
         self.management.conns.insert(conn, Conn { qpn, route, attr, rq_psn });
         Ok(conn)
     }
@@ -171,9 +206,7 @@ impl Nic {
         private: &[u8],
     ) -> Result<(), ConnectError> {
         let caller = self.management.calls.get(&conn).ok_or(CmError::UnknownConn(conn))?;
-        let (remote, params) = (caller.remote, caller.params);
-        let link = self.peer_link(remote).unwrap_or(0);
-        let route = Route { local: caller.local, remote, link };
+        let (route, params) = (caller.route, caller.params);
         let attr = ConnectAttr {
             path_mtu: mtu_bytes(params.path_mtu),
             retry_count: params.retry_count,
@@ -204,16 +237,6 @@ impl Nic {
     /// not touch queue pairs.
     pub fn cm(&mut self) -> &mut Cm {
         &mut self.management.cm
-    }
-
-    /// Messages of the connection manager to a peer take this link, until the peer is heard on another.
-    pub fn set_peer_link(&mut self, peer: IpAddr, link: u8) {
-        self.management.remember(peer, link);
-    }
-
-    /// The link on which a peer was last heard.
-    pub fn peer_link(&self, peer: IpAddr) -> Option<u8> {
-        self.management.links.get(&peer).copied()
     }
 
     /// The queue pair of a connection.
@@ -264,35 +287,42 @@ impl Nic {
     }
 
     /// Follows up on what the connection manager says, and passes it on.
+    #[inline]
     pub(crate) fn pump_cm(&mut self) {
         while let Some(event) = self.management.cm.poll_event() {
-            match &event {
-                CmEvent::Established { conn, remote, .. } => {
-                    // Without an entry the user connects with [`Nic::cm`] and sees to the queue pair.
-                    if let Some(entry) = self.management.conns.remove(conn) {
-                        // The passive side is in RTS already; a queue pair that its owner moved stays where it is.
-                        if self.qp_state(entry.qpn) == Ok(QpState::Init) {
-                            let _ = self.raise(&entry, remote);
-                        }
-                        self.management.conns.insert(*conn, entry);
-                    }
-                }
-                CmEvent::Rejected { conn, .. } | CmEvent::Unreachable { conn } | CmEvent::Disconnected { conn } => {
-                    self.management.calls.remove(conn);
-                    if let Some(entry) = self.management.conns.remove(conn) {
-                        // It may be destroyed by now.
-                        let _ = self.to_error(entry.qpn);
-                    }
-                }
-                CmEvent::ConnectRequest { conn, remote, local_ip, remote_ip, .. } => {
-                    let caller = Caller { local: *local_ip, remote: *remote_ip, params: *remote };
-                    self.management.calls.insert(*conn, caller);
-                }
-                CmEvent::TimewaitExit { conn } => drop(self.management.calls.remove(conn)),
-                CmEvent::Response { .. } | CmEvent::ServiceRequest { .. } | CmEvent::ServiceResolved { .. } => {}
-            }
-            self.ctx.events.push_back(Event::Cm(event));
+            self.follow(event);
         }
+    }
+
+    #[cold]
+    fn follow(&mut self, event: CmEvent) {
+        match &event {
+            CmEvent::Established { conn, remote, .. } => {
+                // Without an entry the user connects with [`Nic::cm`] and sees to the queue pair.
+                if let Some(entry) = self.management.conns.remove(conn) {
+                    // The passive side is in RTS already; a queue pair that its owner moved stays where it is.
+                    if self.qp_state(entry.qpn) == Ok(QpState::Init) {
+                        let _ = self.raise(&entry, remote);
+                    }
+                    self.management.conns.insert(*conn, entry);
+                }
+            }
+            CmEvent::Rejected { conn, .. } | CmEvent::Unreachable { conn } | CmEvent::Disconnected { conn } => {
+                self.management.calls.remove(conn);
+                if let Some(entry) = self.management.conns.remove(conn) {
+                    // It may be destroyed by now.
+                    let _ = self.to_error(entry.qpn);
+                }
+            }
+            CmEvent::ConnectRequest { conn, remote, local_ip, remote_ip, link, .. } => {
+                let route = Route { local: *local_ip, remote: *remote_ip, link: *link };
+                let caller = Caller { route, params: *remote };
+                self.management.calls.insert(*conn, caller);
+            }
+            CmEvent::TimewaitExit { conn } => drop(self.management.calls.remove(conn)),
+            CmEvent::Response { .. } | CmEvent::ServiceRequest { .. } | CmEvent::ServiceResolved { .. } => {}
+        }
+        self.ctx.events.push_back(Event::Cm(event));
     }
 }
 
@@ -304,4 +334,21 @@ fn mtu_bytes(code: u8) -> u32 {
 /// Path MTU in bytes to its code.
 fn mtu_code(bytes: u32) -> u8 {
     (bytes.max(256) / 128).ilog2().min(5) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_may_call_at_once_and_in_a_flood_a_few() {
+        let (mut intake, start) = (Intake::default(), 7);
+        let come = |intake: &mut Intake, now, count: u64| (0..count).filter(|_| intake.admits(now)).count() as u64;
+        assert_eq!(come(&mut intake, start, 10 * MESSAGES), MESSAGES);
+        assert_eq!((intake.taken, intake.shed), (MESSAGES, 9 * MESSAGES));
+        let second = (1..=1000).map(|ms| come(&mut intake, start + ms * 1_000_000, 100)).sum::<u64>();
+        assert_eq!(second, 2000);
+        let quiet = start + 3_000_000_000;
+        assert_eq!(come(&mut intake, quiet, 2 * MESSAGES), MESSAGES, "and at once again when it is over");
+    }
 }

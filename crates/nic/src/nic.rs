@@ -13,10 +13,11 @@ use crate::cm::CmConfig;
 use crate::connect::{Management, QP1};
 use crate::ctx::Ctx;
 use crate::multicast::{Groups, MULTICAST_QP};
+use crate::numbers::{MAX_QPS, QpTable};
 use crate::post::{check_limit, push_recv};
 use crate::qp::QueuePair;
 use crate::queue::TxBatch;
-use crate::rpc::{RpcTable, index_of};
+use crate::rpc::RpcTable;
 use crate::tap::Taps;
 use crate::timer::Timers;
 use crate::types::*;
@@ -26,11 +27,11 @@ use crate::types::*;
 pub struct NicConfig {
     /// Seeds packet and queue pair numbers. Take it from the system's entropy; a fixed one makes runs repeatable.
     pub seed: [u8; 32],
-    /// Queue pairs that may live at once, at most 65,533.
+    /// Queue pairs that may live at once, at most 32,768.
     pub max_qp: u32,
     /// The largest path MTU, and that of datagrams, in bytes: what the links carry.
     pub port_mtu: u32,
-    /// Pieces of payload streams that may wait for their kernels, over all queue pairs.
+    /// Packets of payload streams that may wait for their kernels, over all queue pairs; one alone has half.
     pub max_stream_chunks: usize,
     /// Bytes up to which packets of one stream that nobody has taken make a single piece; 0 leaves each on its own.
     pub stream_chunk_bytes: usize,
@@ -39,13 +40,13 @@ pub struct NicConfig {
 }
 
 impl NicConfig {
-    /// 16,384 queue pairs, an MTU of 4096 B and 1,024 stream chunks.
+    /// 16,384 queue pairs, an MTU of 4096 B and 2,048 packets of payload streams.
     pub fn new(seed: [u8; 32]) -> Self {
         Self {
             seed,
             max_qp: 16_384,
             port_mtu: 4096,
-            max_stream_chunks: 1024,
+            max_stream_chunks: 2048,
             stream_chunk_bytes: 0,
             cm: CmConfig::default(),
         }
@@ -58,10 +59,11 @@ impl NicConfig {
 /// events out. After any call that may have caused work, call [`Nic::poll_transmit`] until it returns false, arm a
 /// timer for [`Nic::poll_timeout`], and take [`Nic::poll_event`], [`Nic::poll_rpc`] and [`Nic::poll_stream`].
 pub struct Nic {
-    pub(crate) qps: Vec<Slot>,
-    free: VecDeque<u32>,
-    live: u32,
+    pub(crate) qps: QpTable<Box<QueuePair>>,
     max_qp: u32,
+    /// How often one was made or destroyed, and the last to be destroyed.
+    changes: u64,
+    late: VecDeque<u32>,
     pub(crate) port_mtu: u32,
     pub(crate) ctx: Ctx,
     /// The members of multicast groups.
@@ -71,38 +73,28 @@ pub struct Nic {
     rng: ChaCha12Rng,
     pub(crate) management: Management,
     /// The last time that the world told.
-    now: Time,
+    pub(crate) now: Time,
 }
 
 impl std::fmt::Debug for Nic {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Nic").field("queue_pairs", &self.live).finish_non_exhaustive()
+        f.debug_struct("Nic").field("queue_pairs", &self.qps.len()).finish_non_exhaustive()
     }
 }
 
-/// A place in the queue pair table. The generation makes numbers of destroyed queue pairs stay unknown for long.
-#[derive(Debug, Default)]
-pub(crate) struct Slot {
-    generation: u8,
-    used: bool,
-    pub qp: Option<Box<QueuePair>>,
-}
-
-/// Table indices 0 and 1 are the management queue pairs' numbers.
-const RESERVED_SLOTS: u32 = 2;
+/// Destroyed queue pairs whose numbers are remembered.
+const LATE: usize = 32;
 
 impl Nic {
     /// An engine over the regions of `registry`.
     pub fn new(config: &NicConfig, registry: Arc<Registry>) -> Self {
-        let mut qps = Vec::new();
-        qps.resize_with(RESERVED_SLOTS as usize, Slot::default);
         let mut rng = ChaCha12Rng::from_seed(config.seed);
         let management = Management::new(rng.next_u64(), Psn::new(rng.next_u32()), config.cm.clone());
         Self {
-            qps,
-            free: VecDeque::new(),
-            live: 0,
-            max_qp: config.max_qp.min(0x1_0000 - RESERVED_SLOTS),
+            qps: QpTable::default(),
+            max_qp: config.max_qp.min(MAX_QPS),
+            changes: 0,
+            late: VecDeque::with_capacity(LATE),
             port_mtu: config.port_mtu,
             ctx: Ctx {
                 registry,
@@ -137,7 +129,7 @@ impl Nic {
 
     /// Live queue pairs.
     pub fn qp_count(&self) -> u32 {
-        self.live
+        self.qps.len() as u32
     }
 
     /// How many of each there may be, and of what size.
@@ -173,11 +165,7 @@ impl Nic {
     }
 
     pub(crate) fn qp(&self, qpn: Qpn) -> Result<&QueuePair, NicError> {
-        self.qps
-            .get(index_of(qpn.0))
-            .and_then(|slot| slot.qp.as_deref())
-            .filter(|qp| qp.qpn == qpn)
-            .ok_or(NicError::NoSuch("queue pair"))
+        self.qps.get(qpn.0).map(|qp| &**qp).ok_or(NicError::NoSuch("queue pair"))
     }
 
     /// Runs `f` on a queue pair; whatever it made ready to send or set as a deadline is noted.
@@ -186,12 +174,7 @@ impl Nic {
         qpn: Qpn,
         f: impl FnOnce(&mut QueuePair, &mut Ctx) -> R,
     ) -> Result<R, NicError> {
-        let qp = self
-            .qps
-            .get_mut(index_of(qpn.0))
-            .and_then(|slot| slot.qp.as_deref_mut())
-            .filter(|qp| qp.qpn == qpn)
-            .ok_or(NicError::NoSuch("queue pair"))?;
+        let qp = self.qps.get_mut(qpn.0).ok_or(NicError::NoSuch("queue pair"))?;
         let result = f(qp, &mut self.ctx);
         if !qp.active && qp.has_work() {
             qp.active = true;
@@ -199,6 +182,22 @@ impl Nic {
         }
         self.timers.update(qp);
         Ok(result)
+    }
+
+    /// How often queue pairs were made and destroyed.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// How many messages of connection management were looked at, and how many were not because too many came.
+    pub fn messages(&self) -> (u64, u64) {
+        self.management.intake()
+    }
+
+    /// The numbers of the queue pairs that live, and of those that were destroyed last: a peer that has not heard of it
+    /// may send to several at once.
+    pub fn numbers(&self) -> impl Iterator<Item = u32> {
+        self.qps.numbers().chain(self.late.iter().copied())
     }
 
     // Queue pairs.
@@ -212,7 +211,7 @@ impl Nic {
         check_limit("receive work requests", init.max_recv_wr.into(), limits.qp_wr.into())?;
         check_limit("kernel calls", init.max_rpc.into(), limits.qp_wr.into())?;
         check_limit("inline bytes", init.max_inline.into(), limits.inline.into())?;
-        if self.live >= self.max_qp {
+        if self.qp_count() >= self.max_qp {
             return Err(NicError::Exhausted("queue pair"));
         }
         self.cq(init.send_cq)?;
@@ -222,24 +221,9 @@ impl Nic {
         }
         self.cq(init.send_cq)?.users += 1;
         self.cq(init.recv_cq)?.users += 1;
-        // The oldest free slot, so that a number comes back as late as possible.
-        let index = match self.free.len() as u32 + self.live < self.max_qp {
-            true => {
-                self.qps.push(Slot::default());
-                self.qps.len() as u32 - 1
-            }
-            false => self.free.pop_front().ok_or(NicError::Exhausted("queue pair"))?,
-        };
-        let slot = &mut self.qps[index as usize];
-        // Starts anywhere, so that a program that starts again does not come with the numbers it had before.
-        slot.generation = match slot.used {
-            true => slot.generation.wrapping_add(1),
-            false => self.rng.next_u32() as u8,
-        };
-        slot.used = true;
-        let qpn = Qpn(u32::from(slot.generation) << 16 | index);
-        slot.qp = Some(Box::new(QueuePair::new(qpn, init, self.port_mtu)));
-        self.live += 1;
+        let qpn = Qpn(self.qps.draw(&mut self.rng));
+        self.qps.insert(qpn.0, Box::new(QueuePair::new(qpn, init, self.port_mtu)));
+        self.changes += 1;
         self.ctx.rpc.open(qpn.0, init.max_rpc);
         Ok(qpn)
     }
@@ -254,9 +238,13 @@ impl Nic {
             self.ctx.registry.unbind_windows(qpn.0);
         }
         while self.ctx.rpc.drop_waiting(qpn.0).is_some() {}
-        self.qps[index_of(qpn.0)].qp = None;
-        self.free.push_back(index_of(qpn.0) as u32);
-        self.live -= 1;
+        self.ctx.rpc.close(qpn.0);
+        self.qps.remove(qpn.0);
+        self.changes += 1;
+        if self.late.len() == LATE {
+            self.late.pop_front();
+        }
+        self.late.push_back(qpn.0);
         self.cq(init.send_cq)?.users -= 1;
         self.cq(init.recv_cq)?.users -= 1;
         if let Some(srq) = init.srq {
@@ -331,9 +319,20 @@ impl Nic {
             }
             let from_peer = qp.route == Some(Route { local: dst, remote: src, link });
             match (qp.init.kind, op.service()) {
-                (QpType::Ud, Service::Ud) => return qp.handle_datagram(ctx, &bth, rest, src, dst),
+                (QpType::Ud, Service::Ud) => {
+                    let taken = qp.handle_datagram(ctx, &bth, rest, src, dst);
+                    if taken {
+                        ctx.counters.received(link);
+                    }
+                    return taken;
+                }
                 (QpType::Rc, Service::Rc | Service::Rpc) if from_peer => qp.handle_reliable(ctx, now, &bth, rest),
-                (QpType::Uc, Service::Uc) if from_peer => qp.handle_unreliable(ctx, &bth, rest),
+                (QpType::Uc, Service::Uc) if from_peer => {
+                    if op.is_last() || op.is_only() {
+                        ctx.counters.received(link);
+                    }
+                    qp.handle_unreliable(ctx, &bth, rest);
+                }
                 _ => return false,
             }
             true
@@ -345,8 +344,9 @@ impl Nic {
     /// The last four bytes of each are zero, for the link to put the ICRC in.
     pub fn poll_transmit(&mut self, now: Time, batch: &mut TxBatch) -> bool {
         batch.clear();
-        self.management.emit(batch);
-        if !batch.is_empty() {
+        // The connection manager and queue pairs take turns: answers to a flood of calls hold up nobody's packets.
+        let queue_pairs_first = std::mem::take(&mut self.management.spoke) && !self.active.is_empty();
+        if !queue_pairs_first && self.management.emit(batch) {
             return true;
         }
         for _ in 0..self.active.len() {
@@ -354,10 +354,7 @@ impl Nic {
                 break;
             }
             let Some(qpn) = self.active.pop_front() else { break };
-            let Some(qp) = self.qps.get_mut(index_of(qpn)).and_then(|slot| slot.qp.as_deref_mut()) else { continue };
-            if qp.qpn.0 != qpn {
-                continue;
-            }
+            let Some(qp) = self.qps.get_mut(qpn) else { continue };
             qp.emit(&mut self.ctx, now, batch);
             qp.active = qp.has_work();
             if qp.active {
@@ -366,10 +363,11 @@ impl Nic {
             self.timers.update(qp);
         }
         self.loop_multicast();
-        !batch.is_empty()
+        !batch.is_empty() || queue_pairs_first && self.management.emit(batch)
     }
 
     /// When [`Nic::handle_timeout`] has something to do.
+    #[inline]
     pub fn poll_timeout(&self) -> Option<Time> {
         match (self.timers.next(), self.management.cm.poll_timeout()) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -389,16 +387,15 @@ impl Nic {
                 }
             });
         }
-        let Self { timers, qps, live, .. } = self;
-        timers.prune(2 * *live as usize + 64, |time, qpn| {
-            let qp = qps.get(index_of(qpn)).and_then(|slot| slot.qp.as_deref());
-            qp.is_some_and(|qp| qp.qpn.0 == qpn && qp.timer_entry == Some(time))
-        });
+        let Self { timers, qps, .. } = self;
+        timers.prune(2 * qps.len() + 64, |time, qpn| qps.get(qpn).is_some_and(|qp| qp.timer_entry == Some(time)));
+        self.management.cm.hear(now, |qpn| self.qps.get(qpn).map_or(0, |qp| qp.reached()));
         self.management.cm.handle_timeout(now);
         self.pump_cm();
     }
 
     /// The next event.
+    #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.pump_cm();
         let event = self.ctx.events.pop_front()?;
@@ -409,11 +406,13 @@ impl Nic {
     }
 
     /// Whether a packet waits to be sent.
+    #[inline]
     pub fn wants_transmit(&self) -> bool {
         !self.active.is_empty() || self.management.cm.wants_transmit()
     }
 
     /// Whether a kernel call waits.
+    #[inline]
     pub fn wants_rpc(&self) -> bool {
         self.ctx.rpc.waiting()
     }

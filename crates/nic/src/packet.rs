@@ -1,29 +1,10 @@
 //! Building a packet in place: headers one after the other, payload, pad, room for the ICRC.
 
-use remora_wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ICRC_LEN, Ieth, ImmDt, Opcode, Psn, Reth};
+use remora_wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ICRC_LEN, Ieth, ImmDt, Reth};
 
 /// Bytes that fill a payload up to a multiple of four.
 pub(crate) fn pad_of(len: usize) -> u8 {
     (len.wrapping_neg() & 3) as u8
-}
-
-/// A base transport header with the default partition key and no flags.
-pub(crate) fn request_bth(opcode: Opcode, dest_qp: u32, psn: Psn) -> Bth {
-    Bth {
-        opcode,
-        solicited: false,
-        mig_req: true,
-        pad: 0,
-        version: 0,
-        pkey: 0xffff,
-        fecn: false,
-        becn: false,
-        reserved6: 0,
-        dest_qp,
-        ack_req: false,
-        reserved7: 0,
-        psn,
-    }
 }
 
 /// Writes one packet. `out` has room for the largest: the caller checks that once, for a whole batch.

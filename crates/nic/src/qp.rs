@@ -15,6 +15,12 @@ use crate::types::*;
 /// Packets that one queue pair may send before the next one's turn.
 const BURST: usize = 32;
 
+/// Wrong keys of a peer's kernels that end its connection, as one does on the wire; a kernel may follow a pointer into
+/// memory that has just been given back.
+const WRONG_KEYS: u64 = 16;
+/// How long it takes until one is forgiven, nanoseconds.
+const FORGIVEN: Time = 60_000_000_000;
+
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
@@ -46,9 +52,16 @@ pub(crate) struct QueuePair {
     pub local_region: Option<Arc<Region>>,
     /// The region that the peer last named.
     pub remote_region: Option<Arc<Region>>,
+    /// By when all wrong keys of the peer's kernels are forgiven.
+    wrong_until: Time,
 }
 
 impl QueuePair {
+    /// A number that changes with each packet that only the peer can have sent.
+    pub fn reached(&self) -> u64 {
+        u64::from(self.resp.expected.get()) << 24 | u64::from(self.req.unacked.get())
+    }
+
     pub fn new(qpn: Qpn, init: QpInit, port_mtu: u32) -> Self {
         let capacity = if init.srq.is_some() { 0 } else { init.max_recv_wr };
         Self {
@@ -70,6 +83,7 @@ impl QueuePair {
             timer_entry: None,
             local_region: None,
             remote_region: None,
+            wrong_until: 0,
         }
     }
 
@@ -116,6 +130,16 @@ impl QueuePair {
         if self.state != QpState::Err {
             ctx.events.push_back(Event::QpFatal(self.qpn, why));
             self.enter_error(ctx);
+        }
+    }
+
+    /// A kernel of the peer named memory that the peer may not reach.
+    pub fn wrong_key(&mut self, ctx: &mut Ctx, now: Time) {
+        self.wrong_until = self.wrong_until.max(now) + FORGIVEN;
+        if self.wrong_until - now > WRONG_KEYS * FORGIVEN && self.receives() {
+            ctx.events.push_back(Event::QpAccessError(self.qpn));
+            self.resp.refuse_access();
+            self.fail(ctx, WcStatus::RemoteAccess);
         }
     }
 
@@ -194,6 +218,7 @@ impl QueuePair {
             ctx.rpc.recycle(std::mem::take(&mut wqe.buffer));
         }
         if wqe.source == Source::Reply {
+            ctx.rpc.release_reply(self.qpn.0, wqe.len as usize);
             ctx.rpc.recycle(std::mem::take(&mut wqe.buffer));
             ctx.rpc.replied(self.qpn.0);
             return;

@@ -8,7 +8,7 @@ use remora_wire::{
 
 use crate::attr::QpAttr;
 use crate::ctx::Ctx;
-use crate::packet::{Writer, pad_of, request_bth};
+use crate::packet::{Writer, pad_of};
 use crate::qp::QueuePair;
 use crate::queue::{SendWqe, Source, TxBatch};
 use crate::types::*;
@@ -33,8 +33,8 @@ pub(crate) struct Requester {
     /// The first PSN never used.
     next_psn: Psn,
     /// The oldest PSN not acknowledged.
-    unacked: Psn,
-    /// Transmission has got this far since the last time it went back.
+    pub(crate) unacked: Psn,
+    /// The first PSN never sent.
     sent_psn: Psn,
     /// READs and atomics started and not complete.
     rd_atomics: u8,
@@ -272,7 +272,7 @@ impl QueuePair {
             solicited: last && wqe.solicited,
             pad: pad_of(len),
             ack_req,
-            ..request_bth(opcode, self.attr.dest_qp, psn)
+            ..Bth::new(opcode, self.attr.dest_qp, psn)
         };
         let mut writer = Writer::new(batch.space(), &bth);
         match wqe.op {
@@ -321,6 +321,8 @@ impl QueuePair {
         ctx.counters.tx_bytes += total as u64;
         if psn.distance(self.req.sent_psn) < 0 {
             ctx.counters.retransmits += 1;
+        } else if last {
+            ctx.counters.sent(route.link);
         }
         self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request + 1 };
         self.req.packet = if response { psns } else { index + 1 };
@@ -376,9 +378,10 @@ impl QueuePair {
         }
     }
 
-    /// Whether `psn` was sent and is not acknowledged.
+    /// Whether `psn` was sent and is not acknowledged. What a long message has yet to send is not: of all PSNs as few as
+    /// may be are worth guessing.
     fn is_outstanding(&self, psn: Psn) -> bool {
-        psn.distance(self.req.unacked) >= 0 && psn.distance(self.req.next_psn) < 0
+        psn.distance(self.req.unacked) >= 0 && psn.distance(self.req.sent_psn) < 0
     }
 
     /// Everything before `psn` is acknowledged. True if a READ or atomic among it still lacks its response.

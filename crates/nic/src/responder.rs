@@ -9,7 +9,7 @@ use remora_wire::rpc::RpcHeader;
 use remora_wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Ieth, ImmDt, NakCode, Opcode, Psn, Reth, Syndrome};
 
 use crate::ctx::Ctx;
-use crate::packet::{Writer, pad_of, request_bth};
+use crate::packet::{Writer, pad_of};
 use crate::qp::QueuePair;
 use crate::queue::TxBatch;
 use crate::tap::WriteTap;
@@ -22,11 +22,13 @@ const CREDITS: u8 = 0x1f;
 #[derive(Debug)]
 pub(crate) struct Responder {
     /// The PSN expected next.
-    expected: Psn,
+    pub(crate) expected: Psn,
     /// Messages completed, 24 bits.
     msn: u32,
     /// A NAK for `expected` is out: packets ahead of it are dropped in silence until it comes.
     waiting: bool,
+    /// RNR NAKs for `expected`.
+    refusals: u8,
     ack: Option<Syndrome>,
     message: Message,
     /// READs and atomics, the last ones, for answering and for duplicates.
@@ -79,12 +81,21 @@ enum Kind {
     Atomic { original: u64 },
 }
 
+/// The code of 0.96 ms, up to which a peer that is refused again and again is to wait longer and longer.
+const PATIENT: u8 = 13;
+
+/// The timer code of an RNR NAK: at first `min`, and then the next one each time. (0 is the longest.)
+fn rnr_timer(min: u8, refusals: u8) -> u8 {
+    if min == 0 || min >= PATIENT { min } else { min.saturating_add(refusals).min(PATIENT) }
+}
+
 impl Default for Responder {
     fn default() -> Self {
         Self {
             expected: Psn::new(0),
             msn: 0,
             waiting: false,
+            refusals: 0,
             ack: None,
             message: Message::None,
             resources: VecDeque::new(),
@@ -118,6 +129,11 @@ impl Responder {
             self.pending = 0;
             self.resources.clear();
         }
+    }
+
+    /// The next request is refused, as one with a wrong key.
+    pub fn refuse_access(&mut self) {
+        self.ack = Some(Syndrome::Nak(NakCode::RemoteAccess));
     }
 
     /// Whether a message has begun and not ended.
@@ -198,14 +214,20 @@ impl QueuePair {
             // Its completion queue overran: the message is not delivered as far as anyone can tell.
             Ok(_) if self.state == QpState::Err => self.resp.ack = Some(Syndrome::Nak(NakCode::RemoteOperational)),
             Ok(psns) => {
+                self.resp.refusals = 0;
                 self.resp.expected = self.resp.expected + psns;
+                if bth.opcode.is_last() || bth.opcode.is_only() {
+                    ctx.counters.received(self.route.map_or(0, |route| route.link));
+                }
                 if bth.ack_req && psns > 0 && !is_answered(bth.opcode) {
                     self.resp.ack = Some(Syndrome::Ack { credits: CREDITS });
                 }
             }
             Err(NotReady) => {
                 self.resp.waiting = true;
-                self.resp.ack = Some(Syndrome::RnrNak { timer: self.attr.min_rnr_timer });
+                self.resp.ack =
+                    Some(Syndrome::RnrNak { timer: rnr_timer(self.attr.min_rnr_timer, self.resp.refusals) });
+                self.resp.refusals = self.resp.refusals.saturating_add(1);
                 ctx.counters.rnr_naks += 1;
             }
             Err(Local(status)) => self.fail(ctx, status),
@@ -442,10 +464,10 @@ impl QueuePair {
         if len > remaining || ends != (len == remaining) {
             return Err(Nak(NakCode::InvalidRequest));
         }
-        if !ctx.rpc.chunk_room() {
+        if !ctx.rpc.chunk_room(self.qpn.0) {
             return Err(NotReady);
         }
-        ctx.rpc.push_chunk(id, data, ends);
+        ctx.rpc.push_chunk(self.qpn.0, id, data, ends);
         if ends {
             self.resp.message = Message::None;
             self.resp.stream = None;
@@ -557,7 +579,7 @@ impl QueuePair {
             Syndrome::Ack { .. } => self.resp.to_acknowledge(),
             _ => self.resp.expected,
         };
-        let bth = request_bth(Opcode::RcAck, self.attr.dest_qp, psn);
+        let bth = Bth::new(Opcode::RcAck, self.attr.dest_qp, psn);
         let mut writer = Writer::new(batch.space(), &bth);
         writer.aeth(Aeth { syndrome, msn: self.resp.msn });
         writer.finish(0)
@@ -571,7 +593,7 @@ impl QueuePair {
         let aeth = Aeth { syndrome: Syndrome::Ack { credits: CREDITS }, msn: self.resp.msn };
         let total = match r.kind {
             Kind::Atomic { original } => {
-                let bth = request_bth(Opcode::RcAtomicAck, self.attr.dest_qp, psn);
+                let bth = Bth::new(Opcode::RcAtomicAck, self.attr.dest_qp, psn);
                 let mut writer = Writer::new(batch.space(), &bth);
                 writer.aeth(aeth);
                 writer.atomic_ack(AtomicAckEth { original });
@@ -586,7 +608,7 @@ impl QueuePair {
                     (false, false) => Opcode::RcReadResponseMiddle,
                     (false, true) => Opcode::RcReadResponseLast,
                 };
-                let bth = Bth { pad: pad_of(n), ..request_bth(opcode, self.attr.dest_qp, psn) };
+                let bth = Bth { pad: pad_of(n), ..Bth::new(opcode, self.attr.dest_qp, psn) };
                 let mut writer = Writer::new(batch.space(), &bth);
                 if opcode.has_aeth() {
                     writer.aeth(aeth);
@@ -678,6 +700,13 @@ fn split_trailers(op: Opcode, rest: &[u8]) -> Result<Trailers<'_>, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_refused_again_is_to_wait_longer() {
+        let codes = |min: u8| [0, 1, 5, 255].map(|refusals| rnr_timer(min, refusals));
+        assert_eq!([codes(1), codes(12)], [[1, 2, 6, 13], [12, 13, 13, 13]]);
+        assert_eq!([codes(0), codes(20)], [[0; 4], [20; 4]]);
+    }
 
     #[test]
     fn msns_have_24_bits() {

@@ -7,6 +7,7 @@ use remora_wire::rpc::{RpcHeader, reply_imm, status};
 
 use crate::ctx::Ctx;
 use crate::nic::Nic;
+use crate::numbers::QpTable;
 use crate::qp::QueuePair;
 use crate::queue::Source;
 use crate::types::*;
@@ -62,26 +63,44 @@ pub struct StreamChunk {
 /// What one queue pair has in the table.
 #[derive(Debug, Default)]
 struct PerQp {
-    qpn: u32,
     waiting: VecDeque<RpcRequest>,
     /// Calls accepted whose replies are not complete.
     outstanding: u32,
     /// In the round-robin list.
     listed: bool,
+    /// Pieces of payload streams, and whether it is in the list of those that have some.
+    chunks: VecDeque<StreamChunk>,
+    streaming: bool,
+    held: Held,
+    /// Whose share it counts against, if not its own.
+    client: Option<u32>,
     /// Calls with lower ids came before the queue pair was last created or reset.
     first_id: u64,
+}
+
+/// What is held for a queue pair, or for all of a client.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    /// The packets that pieces of payload streams came in.
+    packets: usize,
+    /// Bytes of replies that the peer has not acknowledged.
+    reply_bytes: usize,
 }
 
 /// Calls of all queue pairs of one engine.
 #[derive(Debug)]
 pub(crate) struct RpcTable {
-    per_qp: Vec<PerQp>,
+    per_qp: QpTable<PerQp>,
     ready: VecDeque<u32>,
-    chunks: VecDeque<StreamChunk>,
-    /// Packets that may wait in `chunks`, those that do, and bytes up to which several make one chunk.
-    max_chunks: usize,
-    waiting_packets: usize,
+    /// Queue pairs with chunks.
+    streaming: VecDeque<u32>,
+    /// Packets that may wait in chunks and no more do, and bytes up to which several make one chunk.
+    packets_left: usize,
     chunk_bytes: usize,
+    /// Bytes that replies not yet acknowledged may still have.
+    reply_bytes_left: usize,
+    /// By client.
+    clients: Vec<Held>,
     buffers: Vec<Vec<u8>>,
     next_id: u64,
     kernels: Vec<u64>,
@@ -90,6 +109,8 @@ pub(crate) struct RpcTable {
 
 /// The id of calls that were refused at once: their payload streams are dropped.
 const REFUSED: u64 = 0;
+/// Bytes of replies that are not yet acknowledged: a call whose client has more of them than are left to all waits.
+const REPLY_BYTES: usize = 64 << 20;
 /// Spare buffers kept for the next calls.
 const SPARE_BUFFERS: usize = 4096;
 /// A spare buffer above this size is given back to the system instead.
@@ -98,12 +119,13 @@ const SPARE_BYTES: usize = 1 << 20;
 impl RpcTable {
     pub fn new(max_chunks: usize, chunk_bytes: usize) -> Self {
         Self {
-            per_qp: Vec::new(),
+            per_qp: QpTable::default(),
             ready: VecDeque::new(),
-            chunks: VecDeque::with_capacity(max_chunks),
-            max_chunks,
-            waiting_packets: 0,
+            streaming: VecDeque::new(),
+            packets_left: max_chunks,
             chunk_bytes,
+            reply_bytes_left: REPLY_BYTES,
+            clients: Vec::new(),
             buffers: Vec::new(),
             next_id: 1,
             kernels: Vec::new(),
@@ -127,20 +149,72 @@ impl RpcTable {
 
     /// Makes room for a queue pair. `capacity` calls of it may be outstanding.
     pub fn open(&mut self, qpn: u32, capacity: u32) {
-        let index = index_of(qpn);
-        if self.per_qp.len() <= index {
-            self.per_qp.resize_with(index + 1, PerQp::default);
-        }
+        self.clear(qpn);
         let first_id = self.next_id;
-        let entry = &mut self.per_qp[index];
-        entry.qpn = qpn;
+        if self.per_qp.get(qpn).is_none() {
+            self.per_qp.insert(qpn, PerQp::default());
+        }
+        let Some(entry) = self.per_qp.get_mut(qpn) else { return };
         (entry.outstanding, entry.listed, entry.first_id) = (0, false, first_id);
         let missing = (capacity as usize).saturating_sub(entry.waiting.capacity());
         entry.waiting.reserve(missing);
     }
 
+    /// Forgets what a queue pair has here beside calls that [wait](Self::drop_waiting).
+    fn clear(&mut self, qpn: u32) {
+        let Some(entry) = self.per_qp.get_mut(qpn) else { return };
+        let Held { packets, reply_bytes } = std::mem::take(&mut entry.held);
+        // It leaves the list when it is next looked at.
+        entry.chunks.clear();
+        self.reply_bytes_left += reply_bytes;
+        self.packets_left += packets;
+        if let Some(client) = entry.client.take().and_then(|client| self.clients.get_mut(client as usize)) {
+            client.reply_bytes -= reply_bytes;
+            client.packets -= packets;
+        }
+    }
+
+    /// What this queue pair holds counts as `client`'s from now on, with what that client's others hold.
+    fn assign(&mut self, qpn: u32, client: u32) {
+        let Some(entry) = self.per_qp.get_mut(qpn) else { return };
+        let (held, former) = (entry.held, entry.client.replace(client));
+        let at = client as usize;
+        self.clients.resize(self.clients.len().max(at + 1), Held::default());
+        if let Some(former) = former {
+            let former = &mut self.clients[former as usize];
+            (former.packets, former.reply_bytes) =
+                (former.packets - held.packets, former.reply_bytes - held.reply_bytes);
+        }
+        let client = &mut self.clients[at];
+        (client.packets, client.reply_bytes) = (client.packets + held.packets, client.reply_bytes + held.reply_bytes);
+    }
+
+    /// What a queue pair's client holds. `None` if there is no such queue pair.
+    #[inline]
+    fn held(&self, qpn: u32) -> Option<Held> {
+        let entry = self.per_qp.get(qpn)?;
+        Some(entry.client.map_or(entry.held, |client| self.clients[client as usize]))
+    }
+
+    /// Changes what is held for a queue pair, and so for its client.
+    #[inline]
+    fn hold(&mut self, qpn: u32, change: impl Fn(&mut Held)) {
+        let Some(entry) = self.per_qp.get_mut(qpn) else { return };
+        change(&mut entry.held);
+        if let Some(client) = entry.client {
+            change(&mut self.clients[client as usize]);
+        }
+    }
+
+    /// The queue pair is gone; no call of it waits.
+    pub fn close(&mut self, qpn: u32) {
+        self.clear(qpn);
+        self.per_qp.remove(qpn);
+    }
+
+    #[inline]
     fn entry(&mut self, qpn: u32) -> Option<&mut PerQp> {
-        self.per_qp.get_mut(index_of(qpn)).filter(|e| e.qpn == qpn)
+        self.per_qp.get_mut(qpn)
     }
 
     /// Whether the call came by the present life of its queue pair.
@@ -186,6 +260,10 @@ impl RpcTable {
         for _ in 0..self.ready.len() {
             let qpn = self.ready.pop_front()?;
             if !may(Qpn(qpn)) {
+                self.ready.push_back(qpn);
+                continue;
+            }
+            if self.held(qpn).is_some_and(|held| held.reply_bytes >= self.reply_bytes_left) {
                 self.ready.push_back(qpn);
                 continue;
             }
@@ -239,50 +317,102 @@ impl RpcTable {
     pub fn recycle(&mut self, mut buffer: Vec<u8>) {
         if buffer.capacity() > 0 && buffer.capacity() <= SPARE_BYTES && self.buffers.len() < SPARE_BUFFERS {
             buffer.clear();
+            if self.buffers.is_empty() {
+                self.buffers.reserve_exact(SPARE_BUFFERS);
+            }
             self.buffers.push(buffer);
         }
     }
 
-    pub fn chunk_room(&self) -> bool {
-        self.waiting_packets < self.max_chunks
+    /// A reply of so many bytes is on its way.
+    #[inline]
+    pub fn hold_reply(&mut self, qpn: u32, bytes: usize) {
+        if self.per_qp.get(qpn).is_some() {
+            self.hold(qpn, |held| held.reply_bytes += bytes);
+            self.reply_bytes_left = self.reply_bytes_left.saturating_sub(bytes);
+        }
     }
 
-    pub fn push_chunk(&mut self, id: u64, data: &[u8], last: bool) {
+    /// A reply of so many bytes has arrived, or never will.
+    #[inline]
+    pub fn release_reply(&mut self, qpn: u32, bytes: usize) {
+        if let Some(entry) = self.per_qp.get(qpn) {
+            let bytes = bytes.min(entry.held.reply_bytes);
+            self.hold(qpn, |held| held.reply_bytes -= bytes);
+            self.reply_bytes_left += bytes;
+        }
+    }
+
+    /// Whether one more packet of this queue pair's payload streams may wait: while its client has fewer of them than are
+    /// left to all, so that one whose kernels do not read fills half of the room at most.
+    pub fn chunk_room(&self, qpn: u32) -> bool {
+        self.held(qpn).is_some_and(|held| held.packets < self.packets_left)
+    }
+
+    pub fn push_chunk(&mut self, qpn: u32, id: u64, data: &[u8], last: bool) {
         if id == REFUSED {
             return;
         }
-        self.waiting_packets += 1;
+        let chunk_bytes = self.chunk_bytes;
+        self.hold(qpn, |held| held.packets += 1);
+        let Some(entry) = self.entry(qpn) else { return };
         // What nobody has taken yet grows, so that a reader who is behind has fewer and longer pieces to take.
-        if let Some(chunk) = self.chunks.back_mut().filter(|chunk| chunk.id == id && !chunk.last)
-            && chunk.data.len() + data.len() <= self.chunk_bytes
+        if let Some(chunk) = entry.chunks.back_mut().filter(|chunk| chunk.id == id && !chunk.last)
+            && chunk.data.len() + data.len() <= chunk_bytes
         {
             chunk.data.extend_from_slice(data);
             chunk.last = last;
             chunk.packets += 1;
+            self.packets_left -= 1;
             return;
         }
+        let listed = std::mem::replace(&mut entry.streaming, true);
+        if !listed {
+            self.streaming.push_back(qpn);
+        }
+        self.packets_left -= 1;
         let mut buffer = self.buffer();
         buffer.extend_from_slice(data);
-        self.chunks.push_back(StreamChunk { id, data: buffer, last, packets: 1 });
+        if let Some(entry) = self.entry(qpn) {
+            entry.chunks.push_back(StreamChunk { id, data: buffer, last, packets: 1 });
+        }
     }
 
     /// Whether there is a chunk that grows no more.
     #[inline]
     pub fn has_whole_chunk(&self) -> bool {
-        self.chunks.front().is_some_and(|first| first.last || first.data.len() >= self.chunk_bytes)
-            || self.chunks.len() > 1
+        let first = self.streaming.front().and_then(|&qpn| self.per_qp.get(qpn));
+        first.is_some_and(|first| {
+            let whole = |chunk: &StreamChunk| chunk.last || chunk.data.len() >= self.chunk_bytes;
+            first.chunks.front().is_some_and(whole) || first.chunks.len() > 1
+        }) || self.streaming.len() > 1
     }
 
-    pub fn poll_chunk(&mut self) -> Option<StreamChunk> {
-        let chunk = self.chunks.pop_front()?;
-        self.waiting_packets -= chunk.packets;
-        Some(chunk)
+    /// Takes the oldest chunk of a queue pair, if `take` takes it: one queue pair after the other is asked for. A chunk
+    /// whose call waits stays.
+    pub fn poll_chunk(&mut self, mut take: impl FnMut(&mut StreamChunk) -> bool) -> Option<StreamChunk> {
+        for _ in 0..self.streaming.len() {
+            let qpn = self.streaming.pop_front()?;
+            let Some(entry) = self.per_qp.get_mut(qpn) else { continue };
+            let Some(first) = entry.chunks.front_mut() else {
+                entry.streaming = false;
+                continue;
+            };
+            // A queue pair's calls have ascending ids.
+            let waits = entry.waiting.front().is_some_and(|call| call.id <= first.id);
+            let chunk = if !waits && take(first) { entry.chunks.pop_front() } else { None };
+            entry.streaming = !entry.chunks.is_empty();
+            if entry.streaming {
+                self.streaming.push_back(qpn);
+            }
+            if let Some(chunk) = chunk {
+                self.hold(qpn, |held| held.packets = held.packets.saturating_sub(chunk.packets));
+                self.packets_left += chunk.packets;
+                return Some(chunk);
+            }
+        }
+        None
     }
-}
-
-/// Queue pair numbers carry the table index in their low 16 bits.
-pub(crate) fn index_of(qpn: u32) -> usize {
-    (qpn & 0xffff) as usize
 }
 
 impl QueuePair {
@@ -328,6 +458,7 @@ impl QueuePair {
         wqe.len = reply.len() as u32;
         wqe.source = Source::Reply;
         wqe.answered = 0;
+        ctx.rpc.hold_reply(self.qpn.0, reply.len());
         wqe.buffer = reply;
         self.sq.tail += 1;
     }
@@ -446,9 +577,17 @@ impl Nic {
         self.ctx.rpc.poll(may)
     }
 
-    /// The next piece of a payload stream. Give its bytes back with [`Nic::recycle`].
+    /// The next piece of a payload stream whose call was [taken](Self::poll_rpc). Give its bytes back with
+    /// [`Nic::recycle`].
     pub fn poll_stream(&mut self) -> Option<StreamChunk> {
-        self.ctx.rpc.poll_chunk()
+        self.ctx.rpc.poll_chunk(|_| true)
+    }
+
+    /// The next piece of a payload stream that `take` takes: it is shown the oldest piece of each queue pair, one after
+    /// the other. What it does not take stays, and what comes behind it on the same queue pair, and holds up no other.
+    #[inline]
+    pub fn poll_stream_of(&mut self, take: impl FnMut(&mut StreamChunk) -> bool) -> Option<StreamChunk> {
+        self.ctx.rpc.poll_chunk(take)
     }
 
     /// Whether a piece of a payload stream waits that further packets do not make longer.
@@ -457,13 +596,20 @@ impl Nic {
         self.ctx.rpc.has_whole_chunk()
     }
 
+    /// What is held for the calls of this queue pair counts as `client`'s, a small number, together with what is held for
+    /// that client's others: replies that are not acknowledged, and payload that no kernel has read. Until the queue pair is
+    /// reset; one that is nobody's has a share of its own.
+    pub fn assign_client(&mut self, qpn: Qpn, client: u32) {
+        self.ctx.rpc.assign(qpn.0, client);
+    }
+
     /// Takes back a buffer that the engine handed out.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
         self.ctx.rpc.recycle(buffer);
     }
 
-    /// Ends a call: its `reply` goes to the caller with the status byte.
-    pub fn rpc_reply(&mut self, request: RpcRequest, status: u8) {
+    /// Ends a call: its `reply` goes to the caller with the status byte `code`.
+    pub fn rpc_reply(&mut self, request: RpcRequest, code: u8) {
         let RpcRequest { qpn, id, local, wr_id, params, reply, header, .. } = request;
         self.ctx.rpc.recycle(params);
         if !self.ctx.rpc.is_current(qpn, id) {
@@ -471,9 +617,20 @@ impl Nic {
         }
         // A queue pair that is gone wants no reply.
         let _ = self.with_qp(Qpn(qpn), |qp, ctx| match local {
-            true => qp.finish_local(ctx, wr_id, header, status, reply),
-            false => qp.push_reply(ctx, header, status, reply),
+            true => qp.finish_local(ctx, wr_id, header, code, reply),
+            false => qp.push_reply(ctx, header, code, reply),
         });
+        if code == status::ACCESS_DENIED && !local {
+            self.wrong_key(Qpn(qpn));
+        }
+    }
+
+    /// A kernel that this queue pair's peer called named memory that the peer may not reach. After 16 within minutes the
+    /// queue pair fails, so that keys cannot be tried faster than connections are made. [`rpc_reply`](Self::rpc_reply)
+    /// counts by itself.
+    pub fn wrong_key(&mut self, qpn: Qpn) {
+        let now = self.now;
+        let _ = self.with_qp(qpn, |qp, ctx| qp.wrong_key(ctx, now));
     }
 }
 
@@ -482,5 +639,52 @@ fn limit_reply(header: &RpcHeader, code: &mut u8, reply: &mut Vec<u8>) {
     if reply.len() > header.reply_capacity as usize {
         reply.clear();
         *code = status::REPLY_TOO_LONG;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pushes packets of `qpns` in turn for as long as there is room; how many of each.
+    fn fill(table: &mut RpcTable, qpns: &[u32]) -> Vec<usize> {
+        let mut pushed = vec![0; qpns.len()];
+        loop {
+            let before: usize = pushed.iter().sum();
+            for (count, &qpn) in pushed.iter_mut().zip(qpns) {
+                if table.chunk_room(qpn) {
+                    table.push_chunk(qpn, 1, b"x", false);
+                    *count += 1;
+                }
+            }
+            if pushed.iter().sum::<usize>() == before {
+                return pushed;
+            }
+        }
+    }
+
+    #[test]
+    fn a_client_has_one_share_however_many_queue_pairs_it_has() {
+        let mut table = RpcTable::new(100, 1);
+        (1..=4).for_each(|qpn| table.open(qpn, 1));
+        [(1, 0), (2, 0), (3, 1)].into_iter().for_each(|(qpn, client)| table.assign(qpn, client));
+        assert_eq!(fill(&mut table, &[1, 2]), [25, 25], "half together");
+        assert_eq!(fill(&mut table, &[3]), [25], "half of what is left");
+        assert_eq!(fill(&mut table, &[4]), [13], "one that is nobody's has a share of its own");
+        table.hold_reply(1, 40 << 20);
+        assert_eq!(table.held(2).map(|held| held.reply_bytes), Some(40 << 20));
+        // What is read, and what a queue pair that goes had, is free again; the client's other keeps its own.
+        while let Some(chunk) = table.poll_chunk(|chunk| chunk.id == 1) {
+            table.recycle(chunk.data);
+        }
+        assert_eq!((table.packets_left, table.held(2).map(|held| held.packets)), (100, Some(0)));
+        fill(&mut table, &[1, 2]);
+        table.close(1);
+        let Held { packets, reply_bytes } = table.held(2).expect("it is there");
+        assert_eq!((packets, reply_bytes, table.reply_bytes_left), (25, 0, REPLY_BYTES));
+        table.assign(2, 1);
+        assert_eq!((table.held(3).map(|held| held.packets), table.clients[0].packets), (Some(25), 0));
+        table.close(2);
+        assert_eq!((table.packets_left, table.clients[1].packets), (100, 0));
     }
 }

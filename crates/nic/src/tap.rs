@@ -1,5 +1,8 @@
 //! Taps: what sees the payload of WRITEs on its way into memory (StRoM's bump in the wire, sections 3.4 and 7.2).
 
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
 use crate::nic::Nic;
 use crate::types::NicError;
 
@@ -15,18 +18,40 @@ pub trait WriteTap: Send {
 }
 
 /// Keys that may have a tap at once.
-pub const MAX_TAPS: usize = 64;
+pub const MAX_TAPS: usize = 1 << 16;
 
-/// The taps of one engine.
+/// The taps of one engine, by key.
 #[derive(Default)]
-pub(crate) struct Taps(Vec<(u32, Box<dyn WriteTap>)>);
+pub(crate) struct Taps(HashMap<u32, Box<dyn WriteTap>, BuildHasherDefault<KeyHasher>>);
+
+/// Keys are random already, and peers choose none: a multiplication spreads their bits.
+#[derive(Default)]
+pub(crate) struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u32(self.0 as u32 ^ u32::from(byte)));
+    }
+
+    #[inline]
+    fn write_u32(&mut self, key: u32) {
+        self.0 = u64::from(key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
 
 impl Taps {
     /// The key's tap, if it has one.
     #[inline]
     pub fn find(&mut self, key: u32) -> Option<&mut dyn WriteTap> {
-        let (_, tap) = self.0.iter_mut().find(|(tapped, _)| *tapped == key)?;
-        Some(&mut **tap)
+        // One branch where there are none.
+        if self.0.is_empty() {
+            return None;
+        }
+        self.0.get_mut(&key).map(|tap| &mut **tap as &mut dyn WriteTap)
     }
 }
 
@@ -35,18 +60,20 @@ impl Nic {
     /// not see WRITEs that name its windows. It takes the place of the key's former tap. There may be [`MAX_TAPS`].
     pub fn attach_tap(&mut self, key: u32, tap: Box<dyn WriteTap>) -> Result<(), NicError> {
         let taps = &mut self.ctx.taps.0;
-        match taps.iter().position(|(tapped, _)| *tapped == key) {
-            Some(at) => taps[at].1 = tap,
-            None if taps.len() == MAX_TAPS => return Err(NicError::Full),
-            None => taps.push((key, tap)),
+        if taps.len() >= MAX_TAPS && !taps.contains_key(&key) {
+            return Err(NicError::Full);
         }
+        taps.insert(key, tap);
         Ok(())
+    }
+
+    /// Keys that have a tap.
+    pub fn tap_count(&self) -> usize {
+        self.ctx.taps.0.len()
     }
 
     /// Takes the tap of this key away; `None` if it has none.
     pub fn detach_tap(&mut self, key: u32) -> Option<Box<dyn WriteTap>> {
-        let taps = &mut self.ctx.taps.0;
-        let at = taps.iter().position(|(tapped, _)| *tapped == key)?;
-        Some(taps.swap_remove(at).1)
+        self.ctx.taps.0.remove(&key)
     }
 }

@@ -591,4 +591,21 @@ pub struct Counters {
     pub cnps: u64,
     /// WRITEs of peers that came to their ends here.
     pub writes: u64,
+    /// Messages whose last packet left for the first time, by the number of their link; READs and atomics are one each.
+    pub tx_messages: [u64; LINKS],
+    /// Messages of peers that came to their ends here, by the number of their link.
+    pub rx_messages: [u64; LINKS],
+}
+
+/// Links that messages are counted for; those with higher numbers count as the last.
+pub const LINKS: usize = 4;
+
+impl Counters {
+    pub(crate) fn sent(&mut self, link: u8) {
+        self.tx_messages[usize::from(link).min(LINKS - 1)] += 1;
+    }
+
+    pub(crate) fn received(&mut self, link: u8) {
+        self.rx_messages[usize::from(link).min(LINKS - 1)] += 1;
+    }
 }

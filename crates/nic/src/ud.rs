@@ -8,7 +8,7 @@ use remora_wire::ip::{Ipv4, Ipv6, PROTOCOL_UDP, Udp};
 use remora_wire::{Bth, Deth, ICRC_LEN, ImmDt, Opcode};
 
 use crate::ctx::{Ctx, Multicast};
-use crate::packet::{Writer, pad_of, request_bth};
+use crate::packet::{Writer, pad_of};
 use crate::qp::QueuePair;
 use crate::queue::{Source, TxBatch};
 use crate::types::*;
@@ -36,7 +36,7 @@ impl QueuePair {
             _ => (Opcode::UdSendOnly, None),
         };
         let len = wqe.len as usize;
-        let bth = Bth { solicited: wqe.solicited, pad: pad_of(len), ..request_bth(opcode, dest.qpn, psn) };
+        let bth = Bth { solicited: wqe.solicited, pad: pad_of(len), ..Bth::new(opcode, dest.qpn, psn) };
         let mut writer = Writer::new(batch.space(), &bth);
         // A queue key with the highest bit set stands for the queue pair's own.
         let qkey = if dest.qkey >> 31 == 1 { self.attr.qkey } else { dest.qkey };
@@ -66,6 +66,7 @@ impl QueuePair {
         batch.commit(route, total);
         ctx.counters.tx_packets += 1;
         ctx.counters.tx_bytes += total as u64;
+        ctx.counters.sent(route.link);
         self.complete_send(ctx, WcStatus::Success, 0);
         true
     }

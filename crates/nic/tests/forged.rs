@@ -222,3 +222,114 @@ fn a_peer_that_floods_receives_is_held_off() {
     assert_eq!((naks, bare.side.take_done().len()), (1, 1), "told once, until it tries again");
     assert_eq!(bare.side.state(), QpState::Rts);
 }
+
+#[test]
+fn an_ack_of_what_was_never_sent_is_none() {
+    const PACKETS: u32 = 1000;
+    let setup = Setup { mtu: 256, psn_a: PSN, psn_b: 5000, ..Setup::default() };
+    let mut bare = Bare::sized(setup, 256 * PACKETS as usize);
+    let list = [bare.side.sge(0, 256 * PACKETS as usize)];
+    bare.side.send(&SendWr::new(1, SendOp::Write { va: 0, rkey: 0 }, Data::List(&list)));
+    let sent = bare.said().len() as u32;
+    assert!(sent < PACKETS, "as many as the window holds");
+    for psn in [4999, 5000 + sent, 5000 + PACKETS - 1, 5000 + PACKETS] {
+        for syndrome in [Syndrome::Ack { credits: 31 }, Syndrome::Nak(remora_wire::NakCode::RemoteAccess)] {
+            let forged = bare.aeth(psn, syndrome);
+            bare.give(&forged);
+            assert_eq!((bare.said().len(), bare.side.take_done().len()), (0, 0), "{psn}");
+        }
+    }
+    let last = bare.aeth(5000 + sent - 1, Syndrome::Ack { credits: 31 });
+    bare.give(&last);
+    assert!(!bare.said().is_empty(), "what was sent can be acknowledged");
+}
+
+/// Whether a key is right shows in nothing as long as no byte is named.
+#[test]
+fn no_bytes_tell_nothing_of_a_key() {
+    let answers = |key: &dyn Fn(&Bare) -> u32| {
+        let mut bare = bare();
+        let (va, key) = (bare.side.va(0), key(&bare));
+        let mut said = Vec::new();
+        for (n, opcode) in [Opcode::RcReadRequest, Opcode::RcWriteOnly, Opcode::RcWriteOnly].into_iter().enumerate() {
+            for va in [va, 0, u64::MAX] {
+                let psn = PSN + said.len() as u32;
+                let packet = bytes_of(&bare.with_reth(opcode, psn, (va, key, 0), &[]));
+                bare.give_bytes(&packet);
+                said.push((n, bare.said()));
+            }
+        }
+        assert_eq!(bare.side.state(), QpState::Rts);
+        said
+    };
+    let right = answers(&|bare| bare.side.key());
+    assert_eq!(right, answers(&|bare| bare.side.key() ^ 0x100));
+    assert_eq!(right, answers(&|bare| bare.side.key() ^ 1));
+    assert!(right.iter().all(|(_, said)| said.len() == 1));
+}
+
+#[test]
+fn wrong_keys_of_kernels_end_the_connection_unless_they_are_rare() {
+    const DENIED: u8 = remora_wire::rpc::status::ACCESS_DENIED;
+    let denied = |bare: &mut Bare, psn: u32| {
+        let mut params = vec![0; 24];
+        remora_wire::rpc::RpcHeader { reply_capacity: 64, ..Default::default() }.emit(&mut params);
+        let call = bytes_of(&bare.with_reth(Opcode::RpcParams, psn, (42, 0, 24), &params));
+        bare.give_bytes(&call);
+        let request = bare.side.nic.poll_rpc().expect("a call");
+        bare.side.nic.rpc_reply(request, DENIED);
+        let reply = bare.said().iter().map(|said| said.psn).max();
+        if let Some(psn) = reply {
+            let ack = bare.aeth(psn, Syndrome::Ack { credits: 31 });
+            bare.give(&ack);
+        }
+    };
+    // One a minute goes on for ever.
+    let mut bare = bare();
+    bare.side.nic.deploy(42);
+    for n in 0..100 {
+        bare.now += 60_000_000_000;
+        denied(&mut bare, PSN + n);
+        assert_eq!(bare.side.state(), QpState::Rts, "{n}");
+    }
+    // At once there are 16, of which one has been used up.
+    for n in 100..115 {
+        denied(&mut bare, PSN + n);
+        assert_eq!(bare.side.state(), QpState::Rts, "{n}");
+    }
+    denied(&mut bare, PSN + 115);
+    assert_eq!(bare.side.state(), QpState::Err);
+    let fatal = Event::QpFatal(bare.side.qp, WcStatus::RemoteAccess);
+    assert!(std::iter::from_fn(|| bare.side.nic.poll_event()).any(|event| event == fatal));
+}
+
+/// Every forged call is answered, and an honest request among them leaves with the second packet at the latest.
+#[test]
+fn answers_to_forged_calls_do_not_hold_up_others_packets() {
+    let mut bare = bare();
+    let (va, key) = (bare.side.va(0), bare.side.key());
+    let call = {
+        let mut mad = [0; 256];
+        let message = remora_wire::cm::CmMessage::Req(remora_wire::cm::Req { service_id: 1, ..Default::default() });
+        remora_wire::cm::Mad { status: 0, transaction_id: 1, message }.emit(&mut mad);
+        mad
+    };
+    let deth = remora_wire::Deth { qkey: 0x8001_0000, reserved: 0, src_qp: 1 };
+    let plain = bare.packet(Opcode::UdSendOnly, 0, &call);
+    let forged = Packet { bth: remora_wire::Bth { dest_qp: 1, ..plain.bth }, deth: Some(deth), ..plain };
+    let forged = bytes_of(&forged);
+    for _ in 0..100 {
+        bare.give_bytes(&forged);
+    }
+    for n in 0..20 {
+        let write = bytes_of(&bare.with_reth(Opcode::RcWriteOnly, PSN + n, (va, key, 4), b"true"));
+        bare.give_bytes(&write);
+        let mut batch = TxBatch::new();
+        let acknowledged = (0..2).any(|_| {
+            bare.side.nic.poll_transmit(0, &mut batch);
+            let opcode = |packet: &[u8]| remora_wire::Bth::parse(packet).expect("a packet").opcode;
+            batch.packets().any(|packet| opcode(packet) == Opcode::RcAck)
+        });
+        assert!(acknowledged, "request {n}");
+    }
+}

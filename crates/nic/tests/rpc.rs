@@ -309,7 +309,8 @@ fn streams_wait_while_nobody_takes_their_chunks() {
     let data = [5; 256];
     bare.give(&bare.with_reth(Opcode::RpcWriteFirst, 101, (ECHO, 0, 256 * 2000), &data));
     bare.said();
-    // The default is 1,024 chunks.
+    let call = bare.side.nic.poll_rpc().expect("the parameters came");
+    // One queue pair has half of 2,048 chunks.
     for n in 1..1024 {
         bare.give(&bare.packet(Opcode::RpcWriteMiddle, 101 + n, &data));
         assert_eq!(bare.said()[0].aeth.map(|a| a.syndrome), Some(Syndrome::Ack { credits: 31 }));
@@ -321,6 +322,48 @@ fn streams_wait_while_nobody_takes_their_chunks() {
     assert_eq!((chunk.data.len(), chunk.last), (256, false));
     bare.give_bytes(&next);
     assert_eq!(bare.said()[0].aeth.map(|a| a.syndrome), Some(Syndrome::Ack { credits: 31 }));
+    bare.side.nic.rpc_reply(call, code::OK);
+}
+
+#[test]
+fn a_stream_that_nobody_reads_holds_up_no_other_queue_pairs() {
+    let mut p = pair(5, CLEAN, Setup::default());
+    let [first, second] = [(p.a.qp, p.b.qp), more(&mut p)];
+    let payload = [p.a.sge(0, 1 << 20)];
+    let head = header(&p.a, 0, LAND, 16);
+    for (qp, _) in [first, second] {
+        p.a.nic.post_rpc_write(qp, 1, ECHO, &head, b"", &payload).expect("posted");
+    }
+    let (mut unread, mut bytes) = (None, 0);
+    for _ in 0..100_000 {
+        while let Some(request) = p.b.nic.poll_rpc() {
+            if request.qp() == first.1 {
+                unread = Some(request.id);
+            }
+        }
+        while let Some(chunk) = p.b.nic.poll_stream_of(|chunk| Some(chunk.id) != unread) {
+            bytes += chunk.data.len();
+            if chunk.last {
+                return assert_eq!(bytes, 1 << 20);
+            }
+            p.b.nic.recycle(chunk.data);
+        }
+        p.step();
+    }
+    panic!("{bytes} bytes came of the stream that is read");
+}
+
+/// A second connection: its queue pairs at A and B.
+fn more(p: &mut Pair) -> (Qpn, Qpn) {
+    let (a, b) = (p.a.qp, p.b.qp);
+    for side in [&mut p.a, &mut p.b] {
+        side.qp = side.nic.create_qp(QpInit::new(QpType::Rc, side.pd, side.cq, side.cq)).expect("queue pair");
+    }
+    let second = (p.a.qp, p.b.qp);
+    p.a.bring_up(B, second.1, (0, 0), Setup::default());
+    p.b.bring_up(A, second.0, (0, 0), Setup::default());
+    (p.a.qp, p.b.qp) = (a, b);
+    second
 }
 
 #[test]

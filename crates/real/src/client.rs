@@ -7,7 +7,9 @@ mod connection;
 mod dial;
 mod kernels;
 mod modules;
+mod rings;
 mod sketching;
+mod trees;
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -18,13 +20,15 @@ use remora_nic::{Data, NicError, SendOp, SendWr, Sge, WorkCompletion};
 use remora_service::control::{op, u32_at, u64_at};
 use remora_service::{CallSlots, Full, HostCall, MAX_CALLS, MAX_REQUEST, WorkId};
 
-use crate::Error;
 use crate::device::Device;
 use crate::link::{Layers, LinkKind};
 use crate::sys::prepare_to_wait;
+use crate::{DeployToken, Error};
 use compressed::Compressor;
 use connection::Connection;
+use dial::MIN_MTU;
 use kernels::LocalKernels;
+use rings::ClientRings;
 
 /// Whom to talk to, and how.
 #[derive(Clone, Debug)]
@@ -37,14 +41,20 @@ pub struct ClientConfig {
     pub link: Option<LinkKind>,
     /// What lies between the client's device and its link.
     pub layers: Layers,
+    /// The path MTU in bytes: 256, 512, 1024, 2048 or 4096. Without one it is as much as both links and the way between
+    /// them carry.
+    pub mtu: Option<u32>,
     /// How long the node may take to take the connection.
     pub timeout: Duration,
+    /// What the node asks of who deploys modules there.
+    pub deploy_token: Option<DeployToken>,
 }
 
 impl ClientConfig {
     /// By shared memory where that is possible, else by UDP; five seconds.
     pub fn new(node: IpAddr, local: IpAddr) -> Self {
-        Self { node, local, link: None, layers: Layers::default(), timeout: Duration::from_secs(5) }
+        let timeout = Duration::from_secs(5);
+        Self { node, local, link: None, layers: Layers::default(), mtu: None, timeout, deploy_token: None }
     }
 }
 
@@ -84,8 +94,11 @@ pub struct Client {
     /// Calls that went to the node.
     remote_calls: u64,
     kernels: LocalKernels,
+    /// Pairs of rings, to the NIC and the host.
+    rings: Vec<ClientRings>,
     /// Made when first used.
     compressor: Option<Compressor>,
+    deploy_token: Option<DeployToken>,
     /// Receives that brought replies.
     replies: Vec<WorkCompletion>,
     /// The message being built.
@@ -93,10 +106,28 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to a node.
+    /// Connects to a node, and makes sure that packets of the path MTU get through. Where they vanish without a word,
+    /// and no MTU is asked for, smaller ones are tried.
     pub fn connect(config: ClientConfig) -> Result<Self, Error> {
         prepare_to_wait();
-        let (connection, (buffer, region)) = Connection::open(&config, CallSlots::<u32>::REPLY_BYTES)?;
+        let mut most = config.mtu.unwrap_or(u32::MAX);
+        loop {
+            let mut client = Self::connect_once(&config, most)?;
+            match client.try_path(config.timeout) {
+                Err(Error::Lost { address, .. }) => {
+                    let mtu = client.path_mtu();
+                    if config.mtu.is_some() || mtu <= MIN_MTU {
+                        return Err(Error::Path { address, mtu });
+                    }
+                    most = mtu / 2;
+                }
+                tried => return tried.map(|()| client),
+            }
+        }
+    }
+
+    fn connect_once(config: &ClientConfig, most: u32) -> Result<Self, Error> {
+        let (connection, (buffer, region)) = Connection::open(config, most, CallSlots::<u32>::REPLY_BYTES)?;
         let kernels = LocalKernels::new(&connection.staging);
         let mut client = Self {
             connection,
@@ -104,7 +135,9 @@ impl Client {
             refused: Vec::with_capacity(MAX_CALLS),
             remote_calls: 0,
             kernels,
+            rings: Vec::new(),
             compressor: None,
+            deploy_token: config.deploy_token.clone(),
             replies: Vec::with_capacity(1024),
             message: Vec::with_capacity(MAX_REQUEST),
         };
@@ -115,6 +148,32 @@ impl Client {
     /// The link in use.
     pub fn link(&self) -> LinkKind {
         self.connection.link
+    }
+
+    /// The path MTU in bytes.
+    pub fn path_mtu(&self) -> u32 {
+        self.connection.mtu
+    }
+
+    /// Sends a packet of the path MTU and has one sent back. Shared memory has no way on which they could vanish.
+    fn try_path(&mut self, timeout: Duration) -> Result<(), Error> {
+        if self.link() == LinkKind::Shm {
+            return Ok(());
+        }
+        let mtu = self.path_mtu();
+        let mut params = vec![0; (mtu as usize).min(MAX_REQUEST) - HostCall::FRONT];
+        params[..4].copy_from_slice(&mtu.to_le_bytes());
+        self.submit(Placement::Host, op::PATH, &params, 0).map_err(|full| Error::Argument(full.to_string()))?;
+        let end = self.connection.device.now().saturating_add(timeout.as_nanos() as u64);
+        let mut came = false;
+        while !came {
+            self.poll(&mut |_, _, _| came = true)?;
+            if !came && self.connection.device.now() > end {
+                return Err(Error::TimedOut { after: timeout });
+            }
+        }
+        self.remote_calls = 0;
+        Ok(())
     }
 
     /// The device, for verbs of one's own.
@@ -181,6 +240,13 @@ impl Client {
                 finished += 1;
             }
         }
+        let mut driven = driven;
+        for rings in &mut self.rings {
+            match rings.poll(&mut self.calls, done) {
+                Ok(replies) => finished += replies,
+                Err(e) => driven = driven.and(Err(e)),
+            }
+        }
         while let Some((slot, status)) = self.refused.pop() {
             if let Some(tag) = self.calls.end(slot) {
                 done(tag, status, &[]);
@@ -203,7 +269,7 @@ impl Client {
     }
 
     fn drive(&mut self) -> Result<(), Error> {
-        self.connection.drive(&mut self.replies)
+        self.connection.drive(&mut self.replies, &mut self.rings)
     }
 
     /// Runs one call from start to end. Nothing else may be under way.

@@ -5,6 +5,8 @@
 //! happens either, it sleeps in the kernel until a packet, a timer or a caller wakes it.
 
 mod alarm;
+mod bell;
+mod clock;
 mod events;
 mod inbox;
 mod outbox;
@@ -16,17 +18,23 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use remora_memory::Registry;
-use remora_nic::{Event, Nic, NicConfig, NicError, Qpn, Route, Time};
+use remora_nic::{Event, Nic, NicConfig, NicError, Now, Qpn, Route, Time};
+
+use remora_service::{CallStats, RingFault};
 
 use crate::Error;
 use crate::kernels::Kernels;
+use crate::link::admission::Gate;
 use crate::link::{Link, LinkKind, LinkStats};
+use crate::rings::{RingConfig, RingMemory};
 
 use alarm::Alarm;
+pub(crate) use bell::Bell;
+pub use clock::Clock;
 use events::Events;
 use inbox::Inbox;
 use outbox::Outbox;
@@ -58,7 +66,7 @@ struct Driver {
 
 struct Shared {
     core: Mutex<Core>,
-    epoch: Instant,
+    clock: Clock,
     local: IpAddr,
     turns: Turns,
     alarm: Alarm,
@@ -96,8 +104,10 @@ pub trait Resident: Send {
 
 /// What a program has of the device that it runs on.
 pub struct Seat<'a> {
-    /// The engine's clock.
-    pub now: Time,
+    /// The time, read when all that the engine has of others had been taken.
+    pub now: Now,
+    /// The clock, for what is taken later.
+    pub clock: Clock,
     /// The device's address.
     pub local: IpAddr,
     /// The engine.
@@ -120,16 +130,19 @@ struct Core {
     resident: Option<Box<dyn Resident>>,
     outbox: Outbox,
     inbox: Inbox,
+    gate: Gate,
     events: Events,
-    clock: Clock,
+    reading: Reading,
+    /// When timers were looked at.
+    timers_at: Time,
     /// A user sleeps in the NIC thread's place.
     held: bool,
     /// WRITEs that had come when a user last posted.
     writes_at_post: u64,
 }
 
-/// The last reading of the clock. One poll in sixteen reads it: timers are far coarser than that.
-struct Clock {
+/// The last reading of the clock. One poll in sixteen reads it: timers are far coarser than that. No resident goes by it.
+struct Reading {
     now: Time,
     polls: u32,
     /// The NIC thread drove since: the last reading may be old.
@@ -173,13 +186,15 @@ impl Device {
         }
         let core = Core {
             inbox: Inbox::new(links.len()),
+            gate: Gate::default(),
             nic,
             links,
             kernels,
             resident: None,
             outbox: Outbox::new(),
             events: Events::new(sink),
-            clock: Clock { now: 0, polls: 0, stale: true, busy_at: 0 },
+            reading: Reading { now: 0, polls: 0, stale: true, busy_at: 0 },
+            timers_at: 0,
             held: false,
             writes_at_post: 0,
         };
@@ -192,7 +207,7 @@ impl Device {
         };
         let shared = Arc::new(Shared {
             core: Mutex::new(core),
-            epoch: Instant::now(),
+            clock: Clock::start(),
             local,
             turns,
             alarm: Alarm::new()?,
@@ -335,9 +350,9 @@ impl DeviceGuard<'_> {
         if stay {
             self.shared.turns.user_at.store(now, Ordering::Relaxed);
         }
-        let work = self.core.progress(now, self.shared.local);
+        let work = self.core.progress(now, self.shared.clock, self.shared.local);
         if work > 0 {
-            self.core.clock.busy_at = now;
+            self.core.reading.busy_at = now;
         }
         work
     }
@@ -368,25 +383,27 @@ impl DeviceGuard<'_> {
 
     /// What a program needs that this thread runs.
     pub fn seat(&mut self) -> Seat<'_> {
-        let now = self.shared.now();
-        self.core.seat(now, self.shared.local)
+        let Shared { clock, local, .. } = *self.shared;
+        // What the engine has was taken before.
+        let ((), now) = Now::after(|| (), || clock.now());
+        self.core.seat(now, clock, local)
     }
 
     /// How long users' polls have found nothing to do.
     pub fn idle(&self) -> Time {
-        self.core.clock.now.saturating_sub(self.core.clock.busy_at)
+        self.core.reading.now.saturating_sub(self.core.reading.busy_at)
     }
 
     /// The time, read anew where that is due.
     #[inline]
     fn tick(&mut self) -> Time {
-        let clock = &mut self.core.clock;
-        if clock.polls.is_multiple_of(16) || clock.stale {
-            clock.stale = false;
-            clock.now = self.shared.now();
+        let reading = &mut self.core.reading;
+        if reading.polls.is_multiple_of(16) || reading.stale {
+            reading.stale = false;
+            reading.now = self.shared.now();
         }
-        clock.polls = clock.polls.wrapping_add(1);
-        clock.now
+        reading.polls = reading.polls.wrapping_add(1);
+        reading.now
     }
 
     /// The time by the clock that [`progress`](Self::progress) uses.
@@ -397,6 +414,47 @@ impl DeviceGuard<'_> {
     /// Takes the events that are not about armed completion queues.
     pub fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.core.events.taken)
+    }
+
+    /// Calls to the kernels here that have ended, by op-code, if they are counted.
+    pub(crate) fn call_stats(&self) -> CallStats {
+        self.core.kernels.as_ref().and_then(Kernels::stats).cloned().unwrap_or_default()
+    }
+
+    /// Calls to the kernels here by this queue pair count as `client`'s.
+    pub(crate) fn assign(&mut self, qpn: Qpn, client: u32) {
+        self.core.nic.assign_client(qpn, client);
+        if let Some(kernels) = &mut self.core.kernels {
+            kernels.assign(qpn, client);
+        }
+    }
+
+    /// Opens a pair of rings to the kernels here for the client behind a queue pair, whose response ring is at `responses`
+    /// (address and key). Returns its number.
+    pub fn open_rings(
+        &mut self,
+        qpn: Qpn,
+        memory: &RingMemory,
+        config: RingConfig,
+        responses: (u64, u32),
+    ) -> Result<u32, Error> {
+        let Core { nic, kernels, .. } = &mut *self.core;
+        let kernels = kernels.as_mut().ok_or_else(|| Error::Argument("the device has no kernels".into()))?;
+        kernels.open_rings(nic, qpn, memory, (config, responses))
+    }
+
+    /// Closes a pair of rings, whose requests lie in the region with this key.
+    pub fn close_rings(&mut self, ring: u32, key: u32) {
+        let Core { nic, kernels, .. } = &mut *self.core;
+        nic.detach_tap(key);
+        if let Some(kernels) = kernels {
+            kernels.close_rings(ring);
+        }
+    }
+
+    /// Queue pairs whose clients wrote to rings what none writes that keeps to the rules.
+    pub(crate) fn ring_fault(&mut self) -> Option<RingFault> {
+        self.core.kernels.as_mut().and_then(Kernels::ring_fault)
     }
 
     /// Lets kernels forget memory that is no longer registered, which they would otherwise keep mapped.
@@ -435,6 +493,11 @@ impl DeviceGuard<'_> {
         self.core.links.get_mut(usize::from(index)).map(|l| &mut **l)
     }
 
+    /// What kind the link with this number is; there is one with number 0.
+    pub(crate) fn link_kind(&self, index: u8) -> LinkKind {
+        self.core.links.get(usize::from(index)).or(self.core.links.first()).map_or(LinkKind::Udp, |link| link.kind())
+    }
+
     /// Each link's name and counts.
     pub fn link_stats(&self) -> Vec<(LinkKind, LinkStats)> {
         self.core.links.iter().map(|l| (l.kind(), l.stats())).collect()
@@ -470,7 +533,7 @@ impl Drop for DeviceGuard<'_> {
 
 impl Shared {
     fn now(&self) -> Time {
-        self.epoch.elapsed().as_nanos() as Time
+        self.clock.now()
     }
 }
 

@@ -58,13 +58,32 @@ pub enum Error {
         reason: u16,
     },
     /// The connection broke.
-    #[error("the connection to {address} broke ({status:?}): the node stopped or the network between failed")]
+    #[error(
+        "the connection to {address} broke ({status:?}): the node stopped, or the network between failed or carries only smaller packets (--mtu)"
+    )]
     Lost {
         /// The node.
         address: IpAddr,
         /// The completion that said so.
         status: WcStatus,
     },
+    /// Small packets come through, and ones of the path MTU do not.
+    #[error(
+        "packets of {mtu} bytes get no answer from {address}, though small ones do: give a smaller MTU (--mtu), or look at \
+         what lies between"
+    )]
+    Path {
+        /// The node.
+        address: IpAddr,
+        /// The path MTU.
+        mtu: u32,
+    },
+    /// A client at its node's own address.
+    #[error(
+        "node and client are both at {0}: on one machine each needs an address of its own, such as 127.0.0.2 and 127.0.0.3; \
+         IPv6 has only one for loopback"
+    )]
+    SameAddress(IpAddr),
     /// The node could not do what was asked.
     #[error("the node could not {what}: {why}")]
     Node {
@@ -133,6 +152,10 @@ fn advice(status: Status) -> &'static str {
         Status::Inconsistent => "the object changed during every try to read it: allow more tries, or ask again",
         Status::Trapped => "it failed: look for a trap, such as an index out of bounds, in its code",
         Status::Busy => "the place is full: ask again",
+        Status::Overdue => {
+            "it took longer than the node lets a call take (--deadline), or its payload did not come: ask for less, have \
+             fewer calls under way, or raise the limit"
+        }
         Status::LOST => "the connection went away: connect again",
         Status::Other(_) => "that is a status of the kernel's own: see its documentation",
     }

@@ -1,12 +1,15 @@
-//! Kernels on the NIC: calls from the engine into the task pool, replies back.
+//! Kernels on the NIC: calls by RPC verbs and by rings into the task pool, replies back.
 
 use std::sync::Arc;
 
 use remora_kernel::{Limits, Runner, Status, op};
 use remora_memory::{Lookahead, Registry};
-use remora_nic::{Nic, QpState, RpcRequest, StreamChunk};
-use remora_service::{CallTable, Ingress, Offered, RpcVerbs};
+use remora_nic::{Nic, QpState, Qpn, RpcRequest, StreamChunk, Time};
+use remora_service::{Asker, CallStats, CallTable, Offered, RingAsker, RingFault, Rings, RpcVerbs, Two};
 use remora_wasm::KernelSet;
+
+use crate::Error;
+use crate::rings::{self, RingConfig, RingMemory};
 
 /// Kernel calls that run at once on a NIC: RAMBDA's table of outstanding requests has half as many, and here one client
 /// alone has half.
@@ -18,9 +21,10 @@ pub(crate) const ROUNDS: usize = 4;
 pub struct Kernels {
     runner: Box<dyn Runner + Send>,
     ops: Vec<u64>,
-    calls: CallTable<RpcRequest>,
-    /// A piece of a stream whose kernel has not caught up.
-    chunk: Option<StreamChunk>,
+    calls: CallTable<Asker<RpcRequest, RingAsker>>,
+    rings: Rings,
+    /// Whether RPC verbs or rings are asked first.
+    turn: bool,
 }
 
 impl Kernels {
@@ -39,7 +43,31 @@ impl Kernels {
     /// Any kernels: a runner, and the op-codes it knows. One client has half of what the runner takes.
     pub fn new(runner: Box<dyn Runner + Send>, ops: Vec<u64>) -> Self {
         let calls = CallTable::new(runner.capacity());
-        Self { runner, ops, calls, chunk: None }
+        Self { runner, ops, calls, rings: Rings::default(), turn: false }
+    }
+
+    /// The same, where a call may take so long (ns).
+    pub fn with_deadline(mut self, deadline: Time) -> Self {
+        self.calls.set_deadline(deadline);
+        self
+    }
+
+    /// Counts calls from now on, if `wanted`.
+    pub(crate) fn counting(mut self, wanted: bool) -> Self {
+        if wanted {
+            self.calls.count_calls();
+        }
+        self
+    }
+
+    /// Calls that have ended, by op-code, if they are counted.
+    pub(crate) fn stats(&self) -> Option<&CallStats> {
+        self.calls.stats()
+    }
+
+    /// Calls by this queue pair count as `client`'s: see [`remora_service::Clients`].
+    pub fn assign(&mut self, qpn: Qpn, client: u32) {
+        self.calls.assign(qpn, client);
     }
 
     /// Where links say what they will bring next: kernels on streams may ask for it.
@@ -53,9 +81,9 @@ impl Kernels {
     }
 
     /// Starts waiting calls, feeds streams, runs all calls some steps, sends replies. Returns how much there was to do.
-    pub(crate) fn progress(&mut self, nic: &mut Nic) -> usize {
+    pub(crate) fn progress(&mut self, now: Time, nic: &mut Nic) -> usize {
         let mut work = 0;
-        self.start_waiting(nic);
+        self.start_waiting(now, nic);
         let alive = |qp| nic.qp_state(qp).is_ok_and(|state| !matches!(state, QpState::Err | QpState::Reset));
         self.calls.streams_mut().break_off(alive);
         for _ in 0..ROUNDS {
@@ -65,6 +93,20 @@ impl Kernels {
             }
             work += 1;
             self.run(nic);
+            if self.runner.is_spent() {
+                break;
+            }
+        }
+        if work > 0 {
+            let Self { runner, calls, rings, turn, .. } = self;
+            calls.end_overdue(now, &mut Two { first: RpcVerbs::new(nic), second: rings, turn }, &mut **runner);
+        }
+        if self.rings.wants_write() {
+            work += rings::post(&mut self.rings, nic);
+        }
+        self.rings.end_unread(now);
+        while let Some(number) = self.rings.poll_released() {
+            self.calls.release(number);
         }
         work
     }
@@ -72,42 +114,61 @@ impl Kernels {
     /// Has kernels take what their streams brought, while it is in the cache and more packets are on their way. Only
     /// where no other calls run: those have their steps when all packets are in.
     #[inline]
-    pub(crate) fn stream(&mut self, nic: &mut Nic) {
-        self.start_waiting(nic);
+    pub(crate) fn stream(&mut self, now: Time, nic: &mut Nic) {
+        self.start_waiting(now, nic);
         if self.runner.in_flight() <= self.calls.streams().len() && self.feed(nic) {
             self.run(nic);
         }
     }
 
-    fn start_waiting(&mut self, nic: &mut Nic) {
-        let mut ingress = RpcVerbs::new(nic);
-        while let Some(call) = self.calls.take(&mut ingress) {
-            // There is room: the calls has as many calls under way as the runner takes.
-            if let Err(call) = self.runner.start(call) {
-                self.calls.finish(&mut ingress, call, Status::Busy);
+    fn start_waiting(&mut self, now: Time, nic: &mut Nic) {
+        let Self { runner, calls, rings, turn, .. } = self;
+        let mut ingress = Two { first: RpcVerbs::new(nic), second: rings, turn };
+        while let Some(call) = calls.take(now, &mut ingress) {
+            // There is room: the table has as many calls under way as the runner takes.
+            if let Err(call) = runner.start(call) {
+                calls.finish(&mut ingress, call, Status::Busy);
             }
         }
     }
 
+    /// Opens a pair of rings: see [`rings::open`].
+    pub(crate) fn open_rings(
+        &mut self,
+        nic: &mut Nic,
+        qpn: Qpn,
+        memory: &RingMemory,
+        terms: (RingConfig, (u64, u32)),
+    ) -> Result<u32, Error> {
+        let client = self.calls.shares().client_of(qpn);
+        rings::open(&mut self.rings, nic, (qpn, client), memory, terms, None)
+    }
+
+    /// Closes a pair of rings.
+    pub(crate) fn close_rings(&mut self, ring: u32) {
+        self.rings.close(ring);
+        while let Some(number) = self.rings.poll_released() {
+            self.calls.release(number);
+        }
+    }
+
+    /// A client that wrote to its ring what none writes that keeps to the rules.
+    pub(crate) fn ring_fault(&mut self) -> Option<RingFault> {
+        self.rings.poll_fault()
+    }
+
     /// Gives streams what came for them: the first whose kernel has not read all yet gets a copy, further such ones wait
-    /// until it has run. Returns whether one got something.
+    /// until it has run, and hold up no others. Returns whether one got something.
     fn feed(&mut self, nic: &mut Nic) -> bool {
-        let mut fed = false;
-        while let Some(mut chunk) = self.chunk.take().or_else(|| nic.poll_stream()) {
-            let later = match self.calls.streams_mut().offer(chunk.id, &mut chunk.data, chunk.last, fed) {
-                Offered::Taken => false,
-                Offered::Later => true,
-                // Its call may wait for room in the pool. If none does, it is gone.
-                Offered::Unknown => RpcVerbs::new(nic).is_waiting(),
-            };
-            if later {
-                self.chunk = Some(chunk);
-                return fed;
-            }
+        let (mut fed, streams) = (false, self.calls.streams_mut());
+        loop {
+            // A piece whose call is gone is dropped.
+            let take =
+                |chunk: &mut StreamChunk| streams.offer(chunk.id, &mut chunk.data, chunk.last, fed) != Offered::Later;
+            let Some(chunk) = nic.poll_stream_of(take) else { return fed };
             fed = true;
             nic.recycle(chunk.data);
         }
-        fed
     }
 
     /// Gives running kernels one more turn, whether there are any or not: the runner then forgets stale regions.
@@ -116,8 +177,8 @@ impl Kernels {
     }
 
     fn run(&mut self, nic: &mut Nic) {
-        let Self { runner, calls, .. } = self;
-        let mut ingress = RpcVerbs::new(nic);
+        let Self { runner, calls, rings, turn, .. } = self;
+        let mut ingress = Two { first: RpcVerbs::new(nic), second: rings, turn };
         runner.poll(&mut |call, status| calls.finish(&mut ingress, call, status));
     }
 }

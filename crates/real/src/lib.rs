@@ -5,6 +5,7 @@
 
 mod address;
 mod client;
+mod deployers;
 mod device;
 mod error;
 mod kernels;
@@ -12,15 +13,23 @@ pub mod link;
 mod links;
 mod module_calls;
 mod node;
+pub mod presence;
+mod rack;
+mod rings;
 mod sys;
 
 pub use address::{at_free_loopback, at_local, free_loopbacks, local_towards};
 pub use client::{Client, ClientConfig, ClientCounters, RemoteRegion};
-pub use device::{Device, DeviceGuard, EventSink, Resident, Seat, entropy};
+pub use deployers::{DeployToken, Deployers};
+pub use device::{Clock, Device, DeviceGuard, EventSink, Resident, Seat, entropy};
 pub use error::Error;
 pub use kernels::{Kernels, POOL};
 pub use link::{LinkKind, UnknownLink};
-pub use node::{Node, NodeConfig};
+#[doc(hidden)]
+pub use node::sequences;
+pub use node::{Node, NodeConfig, NodeEvent, NodeFigures};
+pub use rack::{RackConfig, RackDaemon, RackFigures};
+pub use rings::{RingConfig, RingMemory, RingPort};
 pub use sys::{Sleeper, prepare_to_wait, process_cpu_ns};
 
 /// So many bytes of zeroed memory of this process, page by page.

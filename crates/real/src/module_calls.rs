@@ -1,8 +1,11 @@
 //! What the node's own calls about modules look like.
 
 use remora_kernel::Limits;
+use remora_service::MAX_REPLY;
 use remora_service::control::{u32_at, u64_at};
-use remora_wasm::{DeployedModule, Isolation, ModuleLimits};
+use remora_wasm::{DeployedModule, Isolation, MAX_NAME, ModuleLimits, USER_OPS};
+
+use crate::deployers::PROOF_LEN;
 
 /// Parameters of [`remora_service::control::op::KERNEL_DEPLOY`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +18,8 @@ pub(crate) struct DeployParams {
     pub isolation: Isolation,
     /// Deploy it again when the node starts again.
     pub keep: bool,
+    /// Of the node's token.
+    pub proof: Option<[u8; PROOF_LEN]>,
     pub name: String,
 }
 
@@ -26,12 +31,27 @@ impl DeployParams {
         out.extend(self.len.to_le_bytes());
         encode_limits(&mut out, &self.limits, self.isolation);
         out.push(self.keep.into());
+        encode_proof(&mut out, self.proof);
         out.extend(self.name.as_bytes());
+        out
+    }
+
+    /// What a proof is a proof for: the module and all that is said of it.
+    pub fn proven<'a>(&'a self, limits: &'a [u8], module: &'a [u8]) -> [&'a [u8]; 4] {
+        [b"deploy", self.name.as_bytes(), limits, module]
+    }
+
+    /// The limits and whether to keep it, as bytes.
+    pub fn limits(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(LIMITS_LEN + 1);
+        encode_limits(&mut out, &self.limits, self.isolation);
+        out.push(self.keep.into());
         out
     }
 
     pub fn decode(params: &[u8]) -> Option<Self> {
         let (limits, isolation) = decode_limits(params.get(16..)?)?;
+        let (proof, name) = decode_proof(params.get(17 + LIMITS_LEN..)?)?;
         Some(DeployParams {
             key: u32_at(params, 0)?,
             va: u64_at(params, 4)?,
@@ -39,14 +59,56 @@ impl DeployParams {
             limits,
             isolation,
             keep: *params.get(16 + LIMITS_LEN)? != 0,
-            name: std::str::from_utf8(params.get(17 + LIMITS_LEN..)?).ok()?.into(),
+            proof,
+            name: std::str::from_utf8(name).ok()?.into(),
         })
     }
 }
 
-const LIMITS_LEN: usize = 29;
+/// Parameters of [`remora_service::control::op::KERNEL_REMOVE`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RemoveParams {
+    /// Of the node's token.
+    pub proof: Option<[u8; PROOF_LEN]>,
+    pub name: String,
+}
 
-fn encode_limits(out: &mut Vec<u8>, limits: &ModuleLimits, isolation: Isolation) {
+impl RemoveParams {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        encode_proof(&mut out, self.proof);
+        out.extend(self.name.as_bytes());
+        out
+    }
+
+    pub fn decode(params: &[u8]) -> Option<Self> {
+        let (proof, name) = decode_proof(params)?;
+        Some(RemoveParams { proof, name: std::str::from_utf8(name).ok()?.into() })
+    }
+
+    /// What a proof is a proof for.
+    pub fn proven(&self) -> [&[u8]; 2] {
+        [b"remove", self.name.as_bytes()]
+    }
+}
+
+fn encode_proof(out: &mut Vec<u8>, proof: Option<[u8; PROOF_LEN]>) {
+    out.push(proof.is_some().into());
+    out.extend(proof.into_iter().flatten());
+}
+
+/// A proof, and what comes after it.
+fn decode_proof(bytes: &[u8]) -> Option<(Option<[u8; PROOF_LEN]>, &[u8])> {
+    match bytes.split_first()? {
+        (0, rest) => Some((None, rest)),
+        (_, rest) => rest.split_first_chunk().map(|(proof, rest)| (Some(*proof), rest)),
+    }
+}
+
+/// Bytes of encoded limits.
+pub(crate) const LIMITS_LEN: usize = 29;
+
+pub(crate) fn encode_limits(out: &mut Vec<u8>, limits: &ModuleLimits, isolation: Isolation) {
     out.extend(limits.fuel.to_le_bytes());
     out.extend((limits.memory as u64).to_le_bytes());
     out.extend(limits.access.steps.to_le_bytes());
@@ -54,12 +116,15 @@ fn encode_limits(out: &mut Vec<u8>, limits: &ModuleLimits, isolation: Isolation)
     out.push((isolation == Isolation::Fresh).into());
 }
 
-fn decode_limits(bytes: &[u8]) -> Option<(ModuleLimits, Isolation)> {
+pub(crate) fn decode_limits(bytes: &[u8]) -> Option<(ModuleLimits, Isolation)> {
     let access = Limits { steps: u32_at(bytes, 16)?, bytes: u64_at(bytes, 20)? };
     let limits = ModuleLimits { fuel: u64_at(bytes, 0)?, memory: usize::try_from(u64_at(bytes, 8)?).ok()?, access };
     let isolation = if *bytes.get(28)? == 0 { Isolation::Reused } else { Isolation::Fresh };
     Some((limits, isolation))
 }
+
+// All modules that there may be fit into one answer.
+const _: () = assert!((USER_OPS.end - USER_OPS.start) as usize * (17 + LIMITS_LEN + MAX_NAME) <= MAX_REPLY);
 
 /// One entry of the answer to [`remora_service::control::op::KERNEL_LIST`].
 pub(crate) fn encode_entry(out: &mut Vec<u8>, entry: &DeployedModule) {
@@ -105,11 +170,18 @@ mod tests {
             limits,
             isolation: Isolation::Fresh,
             keep: true,
+            proof: None,
             name: "top-k".into(),
         };
-        let bytes = deploy.encode();
-        assert_eq!(DeployParams::decode(&bytes), Some(deploy));
-        assert_eq!(DeployParams::decode(&bytes[..40]), None);
+        for proof in [None, Some([7; PROOF_LEN])] {
+            let deploy = DeployParams { proof, ..deploy.clone() };
+            let bytes = deploy.encode();
+            assert_eq!(DeployParams::decode(&bytes), Some(deploy));
+            assert_eq!(DeployParams::decode(&bytes[..40]), None);
+            let remove = RemoveParams { proof, name: "top-k".into() };
+            assert_eq!(RemoveParams::decode(&remove.encode()), Some(remove));
+        }
+        assert_eq!(RemoveParams::decode(&[1; 9]), None);
 
         let entry = |name: &str| DeployedModule {
             op: 0x100,

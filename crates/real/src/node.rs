@@ -6,56 +6,86 @@
 
 mod control;
 mod host;
+mod kept;
 mod modules;
+mod owners;
 mod peers;
+mod rings;
+#[doc(hidden)]
+pub mod sequences;
 mod sketches;
+mod watch;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use remora_kernel::Limits;
 use remora_memory::Registry;
-use remora_service::Ledger;
 use remora_service::control::Extension;
+use remora_service::{CONNECTIONS, DEADLINE, Ledger};
 use remora_wasm::KernelSet;
 
 use crate::device::Device;
 use crate::kernels::Kernels;
 use crate::link::Layers;
-use crate::{Error, links};
+use crate::{Deployers, Error, links};
 use host::Host;
 pub(crate) use modules::MAX_MODULE;
+use watch::HostFigures;
+pub use watch::{NodeEvent, NodeFigures};
 
 /// What a node is like.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
     /// The address to listen at.
     pub listen: IpAddr,
-    /// Memory that clients may allocate, in bytes, all together.
+    /// Memory that clients may allocate, in bytes, all together; one alone gets half.
     pub memory_limit: u64,
     /// Use a packet socket instead of a UDP socket: needs `CAP_NET_RAW`.
     pub packet: bool,
     /// What lies between the node's device and its links.
     pub layers: Layers,
+    /// The largest path MTU of a client, in bytes, if it is to be less than the client's link and the node's carry.
+    pub mtu: Option<u32>,
     /// What one kernel call may do.
     pub limits: Limits,
+    /// How long a call may take, beside a microsecond for each byte of payload that has come: one that takes longer ends
+    /// with [`Status::Overdue`](remora_kernel::Status::Overdue).
+    pub deadline: Duration,
+    /// Connections that one address may have.
+    pub connections: u32,
     /// Where modules that clients want kept are kept, and found again at the next start.
     pub kernels: Option<PathBuf>,
+    /// Who may deploy modules.
+    pub deployers: Deployers,
+    /// Who is told of connections, deployments and refusals. Nobody is waited for: what does not fit is left out.
+    pub events: Option<SyncSender<NodeEvent>>,
+    /// Count calls by op-code and time, for [`Node::figures`].
+    pub count_calls: bool,
 }
 
 impl NodeConfig {
-    /// At `listen`, up to 16 GB.
+    /// At `listen`, up to 16 GB, 10 s for a call, 64 connections for an address.
     pub fn new(listen: IpAddr) -> Self {
         Self {
             listen,
             memory_limit: 16 << 30,
             packet: false,
             layers: Layers::default(),
+            mtu: None,
             limits: Limits::default(),
+            deadline: Duration::from_nanos(DEADLINE),
+            connections: CONNECTIONS,
             kernels: None,
+            deployers: Deployers::default(),
+            events: None,
+            count_calls: false,
         }
     }
 }
@@ -66,6 +96,9 @@ pub struct Node {
     device: Device,
     stop: Arc<AtomicBool>,
     host: Option<JoinHandle<()>>,
+    left_out: Vec<String>,
+    figures: Arc<Mutex<HostFigures>>,
+    memory_limit: u64,
 }
 
 impl Node {
@@ -80,23 +113,47 @@ impl Node {
         let registry = Arc::new(Registry::new(crate::device::entropy()?));
         let ledger = Ledger::new(registry.clone(), registry.alloc_pd(), config.memory_limit);
         let set = KernelSet::default();
-        if let Some(dir) = &config.kernels {
-            modules::restore(&set, dir)?;
-        }
-        let kernels = Kernels::of(&set, &registry, config.limits);
+        let left_out = config.kernels.as_ref().map(|dir| kept::restore(&set, dir)).unwrap_or_default();
+        let kernels = Kernels::of(&set, &registry, config.limits).with_deadline(config.deadline.as_nanos() as u64);
+        let kernels = kernels.counting(config.count_calls);
         let device = Device::with_registry(config.listen, links, registry.clone(), Some(kernels))?;
         let stop = Arc::new(AtomicBool::new(false));
         let host = Host::new(device.clone(), ledger, set, &config, extensions, stop.clone())?;
+        let (figures, memory_limit) = (host.figures(), config.memory_limit);
         let host = std::thread::Builder::new()
             .name("remora-host".into())
             .spawn(move || host.run())
             .map_err(|e| Error::System { what: "starting the host thread", source: e })?;
-        Ok(Self { device, stop, host: Some(host) })
+        Ok(Self { device, stop, host: Some(host), left_out, figures, memory_limit })
     }
 
     /// The address that clients connect to.
     pub fn address(&self) -> IpAddr {
         self.device.local()
+    }
+
+    /// Kept modules that were not deployed: a line for each, with its file and the reason.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
+    }
+
+    /// Its figures. What the host thread knows of clients and its calls is of the last second or so.
+    pub fn figures(&self) -> NodeFigures {
+        let HostFigures { calls, clients, lent } = self.figures.lock().clone();
+        let mut guard = self.device.lock();
+        let (links, nic_calls, nic) = (guard.link_stats(), guard.call_stats(), guard.nic());
+        NodeFigures {
+            address: self.address(),
+            queue_pairs: nic.qp_count(),
+            nic: nic.counters(),
+            links,
+            nic_calls,
+            host_calls: calls,
+            clients,
+            memory_limit: self.memory_limit,
+            memory_lent: lent,
+            cpu_ns: crate::sys::process_cpu_ns(),
+        }
     }
 
     /// The node's device.

@@ -5,7 +5,7 @@ mod examples;
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use examples::{ROOM, example, is_right};
+use examples::{ROOM, example, is_right, status_at};
 use remora_kernel::{BUILTINS, Placement, Status};
 use remora_real::{Client, ClientConfig, Node, NodeConfig};
 
@@ -32,7 +32,10 @@ fn every_built_in_kernel_answers_in_every_place() {
                 Some(payload) => client.call_stream(kernel.op, &call.params, payload).expect("call"),
                 None => client.call(placement, kernel.op, &call.params).expect("call"),
             };
-            assert_eq!(status, Status::Ok, "{} at the {placement}", kernel.name);
+            assert_eq!(status, status_at(kernel.op, placement), "{} at the {placement}", kernel.name);
+            if status != Status::Ok {
+                continue;
+            }
             assert!(is_right(kernel.op, &reply, &call), "{} at the {placement}: {reply:?}", kernel.name);
             let (at, written) = &call.written;
             let mut there = vec![0; written.len()];

@@ -12,7 +12,7 @@ use remora_testing::eventually;
 /// Each test has a node address of its own, so that they can run at once.
 fn node(host: u8) -> (Node, IpAddr) {
     let ip = IpAddr::V4(Ipv4Addr::new(127, 10, host, 1));
-    (Node::start(NodeConfig { memory_limit: 64 << 20, ..NodeConfig::new(ip) }).expect("node"), ip)
+    (Node::start(NodeConfig { memory_limit: 128 << 20, ..NodeConfig::new(ip) }).expect("node"), ip)
 }
 
 fn client(node: IpAddr, last: u8, link: impl Into<Option<LinkKind>>) -> Client {

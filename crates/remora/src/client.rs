@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use remora_kernel::{Placement, Status};
 use remora_real::link::Layers;
-use remora_real::{ClientConfig, Error, LinkKind, RemoteRegion, at_local};
+use remora_real::{ClientConfig, DeployToken, Error, LinkKind, RemoteRegion, RingConfig, at_local};
 
 use crate::oneshot::oneshot;
 use crate::pending::{Answer, Asker, Pending};
@@ -66,6 +66,7 @@ pub struct ClientBuilder {
     local: Option<IpAddr>,
     connect_timeout: Option<Duration>,
     timeout: Option<Duration>,
+    deploy_token: Option<DeployToken>,
 }
 
 impl ClientBuilder {
@@ -100,6 +101,12 @@ impl ClientBuilder {
         self
     }
 
+    /// What the node asks of who deploys kernels there, if it asks for a token.
+    pub fn deploy_token(mut self, token: DeployToken) -> Self {
+        self.deploy_token = Some(token);
+        self
+    }
+
     /// Connects to a node.
     pub fn connect(self, node: impl ToAddress) -> Result<Client> {
         let node = node.to_address()?;
@@ -110,6 +117,7 @@ impl ClientBuilder {
                 link: self.link,
                 layers: self.layers.clone(),
                 timeout,
+                deploy_token: self.deploy_token.clone(),
                 ..config
             })
         };
@@ -246,7 +254,11 @@ impl Client {
             self.askers.push(None);
             self.askers.len() as u32 - 1
         });
-        while self.inner.submit(placement, op, params, tag).is_err() {
+        let submit = match self.inner.has_rings(placement) {
+            true => remora_real::Client::submit_by_ring,
+            false => remora_real::Client::submit,
+        };
+        while submit(&mut self.inner, placement, op, params, tag).is_err() {
             if let Err(e) = self.poll() {
                 self.free.push(tag);
                 return asker.send(Err(e));
@@ -266,6 +278,31 @@ impl Client {
     /// Sleeps until a call may have ended, somebody unparks this thread, or `timeout` has passed.
     pub(crate) fn doze(&mut self, timeout: Duration) {
         self.inner.wait(timeout);
+    }
+
+    /// Has calls to the node's NIC or host go by rings in memory from now on (RAMBDA, HPCA 2023): a call and its reply are
+    /// a WRITE each, and calls that are started together share one. Parameters may then be longer than a message, up to
+    /// 128 KB.
+    ///
+    /// ```
+    /// # use remora::{Client, Get, Node, Placement};
+    /// # fn main() -> remora::Result<()> {
+    /// # let node = Node::local()?;
+    /// let mut client = Client::connect(node.address())?;
+    /// let table = client.load_table([("apple", "red"), ("pear", "green")])?;
+    /// client.open_rings(Placement::Nic)?;
+    /// assert_eq!(client.at(Placement::Nic).get(&table, "pear")?.as_deref(), Some(&b"green"[..]));
+    /// client.close_rings(Placement::Nic)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn open_rings(&mut self, placement: Placement) -> Result<()> {
+        self.idle()?.open_rings(placement, RingConfig::default())
+    }
+
+    /// Has calls to the place go as they did before [`open_rings`](Self::open_rings), and gives the rings' memory back.
+    pub fn close_rings(&mut self, placement: Placement) -> Result<()> {
+        self.idle()?.close_rings(placement)
     }
 
     /// Zeroed memory on the node.

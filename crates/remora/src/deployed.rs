@@ -115,7 +115,7 @@ impl<P: ToParams + ?Sized, R: FromReply> TypedCall for DeployedCall<'_, P, R> {
 
 /// The binary form of a module.
 pub(crate) fn binary<'m>(name: &str, module: &'m [u8]) -> Result<Cow<'m, [u8]>> {
-    wat::parse_bytes(module).map_err(|e| Error::Argument(format!("kernel {name}: {e}")))
+    remora_wasm::compiler::module_of_text(module).map_err(|e| Error::Argument(format!("kernel {name}: {e}")))
 }
 
 impl Client {

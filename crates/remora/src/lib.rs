@@ -27,7 +27,7 @@ pub use deployed::{Deployed, DeployedCall, ModuleOptions};
 pub use node::{Node, NodeBuilder};
 pub use pending::Pending;
 pub use remora_kernel::{Placement, Status};
-pub use remora_real::{Error, LinkKind, RemoteRegion};
+pub use remora_real::{DeployToken, Deployers, Error, LinkKind, RemoteRegion};
 pub use remora_service::{MAX_CALLS, MAX_REPLY};
 pub use remora_store::hash::Table;
 pub use remora_store::list::List;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use remora_kernel::Limits;
 use remora_real::link::Layers;
-use remora_real::{NodeConfig, at_free_loopback};
+use remora_real::{Deployers, NodeConfig, at_free_loopback};
 
 use crate::{Result, ToAddress};
 
@@ -90,6 +90,12 @@ impl NodeBuilder {
     /// A directory where modules that clients want kept are kept, and found again at the next start.
     pub fn kernels(mut self, dir: impl Into<PathBuf>) -> Self {
         self.config.kernels = Some(dir.into());
+        self
+    }
+
+    /// Who may deploy kernels. By default clients on the node's own host.
+    pub fn deployers(mut self, deployers: Deployers) -> Self {
+        self.config.deployers = deployers;
         self
     }
 

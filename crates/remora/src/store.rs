@@ -1,13 +1,13 @@
 //! The replicated store: records on several nodes, linearizable, with a choice of how durable writes are.
 //!
 //! ```
-//! use remora::store::{LocalCluster, Model, Store};
+//! use remora::store::{LocalCluster, Model};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let dir = tempfile::tempdir()?;
 //! # let dir = dir.path();
 //! let cluster = LocalCluster::start(3, Model::Synch, dir)?; // or, for programs of their own: remora cluster
-//! let mut store = Store::connect(cluster.addresses())?;
+//! let mut store = cluster.client().connect()?;
 //! store.put(7, b"hello")?;
 //! assert_eq!(store.get(7)?.as_deref(), Some(&b"hello"[..]));
 //! assert_eq!(store.fetch_add(1, 5)?, 0);
@@ -19,10 +19,10 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use remora_cluster::{ClusterClientConfig, Op, Outcome};
+use remora_cluster::{ClusterClientConfig, Op, Outcome, client_secret, parse_secret};
 use remora_real::{Error, LinkKind, free_loopbacks};
 
-pub use remora_cluster::{ClusterNode, ClusterNodeConfig, Key, MAX_VALUE, Model, Refusal, ScopeId, Value};
+pub use remora_cluster::{ClusterNode, ClusterNodeConfig, Key, MAX_VALUE, Model, Refusal, ScopeId, Secret, Value};
 
 /// `Ok`, or a [`StoreError`].
 pub type Result<T> = std::result::Result<T, StoreError>;
@@ -91,6 +91,23 @@ impl StoreBuilder {
         self
     }
 
+    /// The clients' secret, as the file `clients.secret` in a cluster's directory has it in hexadecimal digits: what is said
+    /// is sealed. Without it only clusters that do not seal can be reached.
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.0.secret = Some(secret);
+        self
+    }
+
+    /// The clients' secret from a file: see [`StoreBuilder::secret`].
+    pub fn secret_file(self, path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let read = std::fs::read_to_string(path);
+        let text = read.map_err(|source| Error::System { what: "reading the clients' secret", source })?;
+        let secret = parse_secret(text.trim());
+        let secret = secret.ok_or_else(|| Error::Argument(format!("{} has no secret of 64 digits", path.display())))?;
+        Ok(self.secret(secret))
+    }
+
     /// Connects.
     pub fn connect(self) -> Result<Store> {
         Ok(Store(remora_cluster::ClusterClient::connect(self.0)?))
@@ -98,12 +115,7 @@ impl StoreBuilder {
 }
 
 impl Store {
-    /// Connects to one of these nodes, which are all nodes of a store in the order of their numbers.
-    pub fn connect(nodes: &[IpAddr]) -> Result<Self> {
-        Self::builder(nodes).connect()
-    }
-
-    /// To choose the link, a timeout, or that requests are sent again.
+    /// To connect to one of these nodes, which are all nodes of a store in the order of their numbers.
     pub fn builder(nodes: &[IpAddr]) -> StoreBuilder {
         StoreBuilder(ClusterClientConfig::new(nodes.to_vec()))
     }
@@ -219,6 +231,11 @@ impl LocalCluster {
     /// Its nodes' addresses, in the order of their numbers.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.config.addresses
+    }
+
+    /// To connect to it.
+    pub fn client(&self) -> StoreBuilder {
+        Store::builder(self.addresses()).secret(client_secret(&self.config.secret))
     }
 
     /// Stops a node, as if its process had ended.

@@ -1,8 +1,9 @@
 //! The asynchronous client under tokio: no call is lost, none waits for another, and its thread ends with it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use remora::{AsyncClient, Client, Error, Get, Node, Pending, Placement, Table};
+use remora_testing::eventually;
 use tokio::runtime::{Builder, Runtime};
 
 fn runtimes() -> [Runtime; 2] {
@@ -94,11 +95,10 @@ fn calls_begin_at_once_and_may_be_dropped() {
             }
         }
         assert_eq!(client.with(|client| Ok(client.in_flight())).await.expect("a number").min(256), 0);
-        let slow = client.with(|_| {
-            std::thread::sleep(Duration::from_millis(50));
-            Ok(())
-        });
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let slow = client.with(move |_| Ok(released.recv().is_ok()));
         assert!(tokio::time::timeout(Duration::from_millis(1), slow).await.is_err(), "given up");
+        release.send(()).expect("it waits, though nobody waits for it");
         assert!(client.at(Placement::Host).get(&table, &[1, 0, 0, 0]).await.expect("an answer").is_some());
     });
 }
@@ -120,12 +120,8 @@ fn the_thread_ends_with_the_last_handle() {
         orphan.await
     });
     assert!(matches!(ended, Ok(None) | Err(Error::Closed)), "{ended:?}");
-    let start = Instant::now();
     // Other tests of this process come and go meanwhile.
-    while drivers() > before && start.elapsed() < Duration::from_secs(20) {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    assert!(drivers() <= before);
+    eventually("the end of the thread", || (drivers() <= before).then_some(()));
 }
 
 #[test]

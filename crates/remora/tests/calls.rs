@@ -27,7 +27,15 @@ fn look_ups_find_what_is_there_and_nothing_else() {
         let table = client.load_table([("a", &b"1"[..]), ("b", b""), ("", b"empty")]).expect("a table");
         let list = client.load_list([(7, "seven"), (8, "8")]).expect("a list");
         let object = client.load_object(b"payload").expect("an object");
-        for place in Placement::REAL {
+        // By RPC verbs and SENDs, then by rings, then as before.
+        for (n, place) in (0..).zip([Placement::REAL; 3].concat()) {
+            for place in [Placement::Nic, Placement::Host] {
+                match n {
+                    3 => client.open_rings(place).expect("rings"),
+                    6 => client.close_rings(place).expect("closed"),
+                    _ => {}
+                }
+            }
             let mut get = |key: &str| client.at(place).get(&table, key).expect("an answer");
             assert_eq!(get("a"), Some(b"1".to_vec()));
             assert_eq!(get("b"), Some(vec![]));

@@ -20,7 +20,8 @@ fn one_sided() {
 
 #[test]
 fn own_kernel() {
-    assert_eq!(run("own_kernel").matches("µs").count().min(1), 1, "times are shown");
+    // How long they take is the machine's affair.
+    assert!(run("own_kernel").contains("on the node the whole search costs one"));
 }
 
 #[test]

@@ -207,7 +207,7 @@ impl Verdict {
 /// Whether an outcome, or one of a batch's, is a refusal that says nothing of earlier attempts.
 fn refuses_for_now(outcome: &Outcome) -> bool {
     match outcome {
-        Outcome::Refused(refusal) => matches!(refusal, Refusal::NotServing | Refusal::Busy),
+        Outcome::Refused(refusal) => matches!(refusal, Refusal::NotServing | Refusal::Busy | Refusal::Full),
         Outcome::Batch(outcomes) => outcomes.iter().any(refuses_for_now),
         _ => false,
     }

@@ -217,11 +217,14 @@ macro_rules! enums {
 
 enums! {
     AckKind { 0 => Both, 1 => Consistency, 2 => Persistency }
-    Standing { 0 => Joining, 1 => Damaged, 2 => Learning, 3 => Ready, 4 => Merging, 5 => Serving }
+    Standing {
+        0 => Joining, 1 => Damaged, 2 => Learning, 3 => Ready, 4 => Merging, 5 => Serving, 6 => New, 7 => Starting,
+    }
     Record { 1 => Write(write), 2 => Scope(scope), 3 => Member(durable), 4 => Reset, 5 => Damaged }
     Packet { 1 => Replica(message), 2 => Member(notice) }
     Refusal {
         0 => NotServing, 1 => Busy, 2 => NotANumber, 3 => NoScope, 4 => UnknownScope, 5 => TooLong, 6 => Nested,
+        7 => Full,
     }
     Body {
         1 => Inv(writes),
@@ -237,15 +240,15 @@ enums! {
         11 => Merged(asks),
     }
     Notice {
-        1 => Beat(sent, epoch, status),
+        1 => Beat(sent, epoch, status, full),
         2 => Grant(sent),
         3 => Prepare(base, ballot, out_of_it),
         4 => Promise(epoch, ballot, accepted),
         5 => Reject(epoch, ballot),
         6 => Accept(ballot, view),
-        7 => Accepted(epoch, ballot),
+        7 => Accepted(ballot, view),
         8 => Decided(view),
-        9 => Newest(sent, epoch),
+        9 => Newest(sent, epoch, status),
     }
 }
 
@@ -394,15 +397,15 @@ mod tests {
             Body::Merged(true),
         ];
         let notices = [
-            Notice::Beat(1, 2, Standing::Ready),
+            Notice::Beat(1, 2, Standing::Ready, true),
             Notice::Grant(1),
             Notice::Prepare(view, ballot, NodeSet::first(2)),
             Notice::Promise(2, ballot, Some((ballot, view))),
             Notice::Reject(2, ballot),
             Notice::Accept(ballot, view),
-            Notice::Accepted(2, ballot),
+            Notice::Accepted(ballot, view),
             Notice::Decided(view),
-            Notice::Newest(1, 2),
+            Notice::Newest(1, 2, Standing::New),
         ];
         let replica = bodies.map(|body| Packet::Replica(Message { epoch: 6, body }));
         replica.into_iter().chain(notices.map(Packet::Member)).collect()

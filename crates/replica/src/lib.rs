@@ -13,6 +13,9 @@ pub mod frames;
 pub mod log;
 pub mod member;
 pub mod node;
+pub mod seal;
+#[doc(hidden)]
+pub mod sequences;
 pub mod status;
 pub mod stream;
 pub mod types;

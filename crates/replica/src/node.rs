@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 
+use remora_nic::Now;
+
 use crate::Time;
 use crate::ddp::{Config, Job, JobId, Marks, Message, Reached, Replica, ReplicaOutput, Reply, Request, Step, View};
 use crate::log::{self, Decoded, LogEnd, Record};
-use crate::member::{Durable, MemberOutput, Membership, Notice, Standing, Timing};
+use crate::member::{MemberOutput, Membership, Mutation, Notice, Standing, Timing};
 use crate::types::{NodeId, NodeSet};
 
 /// What nodes send each other.
@@ -96,14 +98,21 @@ pub struct ReplicaNode {
     slack: usize,
     out: VecDeque<NodeOutput>,
     found: LogEnd,
+    lost: bool,
+    /// If the disk is full: for how many bytes there is room all the same.
+    room: Option<usize>,
+    /// Records for which there is none.
+    waiting: VecDeque<(Record, JobId)>,
 }
 
+/// Bytes of a full disk's room that are kept for membership: a node that could not change views would be of no use.
+const RESERVE: usize = 256 << 10;
 /// A log is compacted when it is this much longer (bytes) than what it holds.
 const SLACK: usize = 1 << 20;
 
 impl ReplicaNode {
-    /// Starts a node with its log as it was found; an empty one means that it takes part for the first time. A node
-    /// whose log was lost must be given [`log::Record::Damaged`] as its log.
+    /// Starts a node with its log as it was found. An empty one is that of a node that takes part for the first time, if
+    /// the others say so too; otherwise it has been lost, as one that holds [`log::Record::Damaged`] says of itself.
     pub fn new(config: Config, now: Time, bytes: &[u8]) -> Self {
         Self::with_slack(config, now, bytes, SLACK)
     }
@@ -112,9 +121,10 @@ impl ReplicaNode {
     /// holds.
     pub fn with_slack(config: Config, now: Time, bytes: &[u8], slack: usize) -> Self {
         let Decoded { records, length, end } = log::decode(bytes);
-        let first = records.is_empty() && end != log::LogEnd::Damaged(0) && bytes.is_empty();
-        let mut damaged = matches!(end, LogEnd::Damaged(_));
         let (mut durable, mut writes) = (None, Vec::new());
+        let mut damaged = matches!(end, LogEnd::Damaged(_));
+        // Of a first record that was not written whole nobody has heard.
+        let new = records.is_empty() && !damaged;
         for record in records {
             match record {
                 Record::Write(write) => writes.push(write),
@@ -128,28 +138,34 @@ impl ReplicaNode {
             }
         }
         // A log that has begun, and does not say which view it is of, has lost its first record.
-        damaged |= matches!(end, LogEnd::Damaged(_)) || durable.is_none() && !first;
-        let view = View::first(config.nodes);
-        let status = match (first, damaged) {
-            (true, _) => Standing::Serving,
-            (_, true) => Standing::Damaged,
+        damaged |= matches!(end, LogEnd::Damaged(_)) || durable.is_none() && !new;
+        let durable = durable.unwrap_or_default();
+        let status = match durable.view.epoch {
+            _ if damaged => Standing::Damaged,
+            _ if new => Standing::New,
+            0 => Standing::Starting,
             _ => Standing::Joining,
         };
-        let durable = durable.unwrap_or(Durable { view, ..Durable::default() });
         let member = Membership::new(now, config.id, config.nodes, timing(&config), durable, status);
         let mut node = Self::with(Replica::new(config), member, slack);
         (node.length, node.durable, node.found) = (length, length, end);
-        if first {
-            node.member.begin();
-        } else {
+        if matches!(status, Standing::Joining | Standing::Damaged) {
             node.replica.load(durable.view.epoch, writes);
         }
-        if damaged || end != LogEnd::Whole {
-            // The tail is cut; damage is remembered, since without the bad record nobody could see it.
+        // The tail is cut; damage is remembered, since without the bad record nobody could see it.
+        if new && end != LogEnd::Whole {
+            node.log(Change::Replace(Vec::new()), Token::Nothing);
+        } else if damaged || end != LogEnd::Whole {
             node.replace(damaged, |snapshot| Change::Replace(snapshot.encode()));
         }
         node.pump(now);
         node
+    }
+
+    /// With a seeded fault of membership; for checks only.
+    pub fn mutated(mut self, mutation: Option<Mutation>) -> Self {
+        self.member = self.member.mutated(mutation);
+        self
     }
 
     fn with(replica: Replica, member: Membership, slack: usize) -> Self {
@@ -164,12 +180,21 @@ impl ReplicaNode {
             slack,
             out: VecDeque::new(),
             found: LogEnd::Whole,
+            lost: false,
+            room: None,
+            waiting: VecDeque::new(),
         }
     }
 
     /// How the log ended with which it was started.
     pub fn found(&self) -> LogEnd {
         self.found
+    }
+
+    /// Whether the other nodes know of things that its log must have held, and does not, though it looks whole: the disk came
+    /// back empty, or without the log's end.
+    pub fn has_lost_its_log(&self) -> bool {
+        self.lost
     }
 
     /// The protocol's state, to look at.
@@ -192,6 +217,11 @@ impl ReplicaNode {
         self.member.pending()
     }
 
+    /// What it says of itself to others.
+    pub fn standing(&self) -> Standing {
+        self.member.status()
+    }
+
     /// Its state in a few words, for people.
     pub fn describe(&self) -> String {
         let (replica, member) = (self.replica.describe(), self.member.describe());
@@ -199,22 +229,23 @@ impl ReplicaNode {
     }
 
     /// Takes a client's request.
-    pub fn submit(&mut self, now: Time, request: Request) {
-        self.replica.submit(now, request);
-        self.pump(now);
+    pub fn submit(&mut self, now: &Now, request: Request) {
+        self.replica.submit(now.time(), request);
+        self.pump(now.time());
     }
 
     /// Takes a packet.
-    pub fn handle(&mut self, now: Time, from: NodeId, packet: Packet) {
+    pub fn handle(&mut self, now: &Now, from: NodeId, packet: Packet) {
         match packet {
-            Packet::Replica(message) => self.replica.handle(now, from, message),
-            Packet::Member(notice) => self.member.handle(now, from, notice),
+            Packet::Replica(message) => self.replica.handle(now.time(), from, message),
+            Packet::Member(notice) => self.member.handle(now.time(), from, notice),
         }
-        self.pump(now);
+        self.pump(now.time());
     }
 
     /// All changes of the log up to this token are durable.
-    pub fn persisted(&mut self, now: Time, token: u64) {
+    pub fn persisted(&mut self, now: &Now, token: u64) {
+        let now = now.time();
         while let Some((_, token, length)) = self.tokens.pop_front_if(|(number, ..)| *number <= token) {
             self.durable = self.durable.max(length);
             match token {
@@ -226,10 +257,36 @@ impl ReplicaNode {
         self.pump(now);
     }
 
+    /// The disk is full, and the log has room for so many bytes more, those counted that it was given and that are not durable
+    /// yet; `None`: it is not full (any more). While any member's disk is, no node takes writes of clients; what is under
+    /// way is made durable as far as there is room, and else when there is.
+    pub fn set_room(&mut self, now: &Now, room: Option<usize>) {
+        self.room = room;
+        self.member.set_full(room.is_some());
+        while let Some((record, job)) = self.waiting.pop_front() {
+            if !self.fits(&record) {
+                self.waiting.push_front((record, job));
+                break;
+            }
+            self.append(&record, Token::Job(job));
+        }
+        self.pump(now.time());
+    }
+
+    /// Members and learners whose disks are full, as far as is known.
+    pub fn full(&self) -> NodeSet {
+        self.member.full()
+    }
+
+    /// The last [`Change::Compact`] has come to nothing, for want of room: once more.
+    pub fn compact(&mut self) {
+        self.replace(false, Change::Compact);
+    }
+
     /// A [`NodeOutput::Job`] has been done.
-    pub fn done(&mut self, now: Time, job: JobId) {
-        self.replica.done(now, job);
-        self.pump(now);
+    pub fn done(&mut self, now: &Now, job: JobId) {
+        self.replica.done(now.time(), job);
+        self.pump(now.time());
     }
 
     /// When [`ReplicaNode::timeout`] is due.
@@ -238,7 +295,8 @@ impl ReplicaNode {
     }
 
     /// Time has passed.
-    pub fn timeout(&mut self, now: Time) {
+    pub fn timeout(&mut self, now: &Now) {
+        let now = now.time();
         self.replica.timeout(now);
         self.member.timeout(now);
         self.pump(now);
@@ -260,7 +318,8 @@ impl ReplicaNode {
                 break;
             }
         }
-        if self.length > self.compact_at {
+        self.replica.set_closed(!self.member.full().is_empty());
+        if self.length > self.compact_at && self.room.is_none() {
             self.replace(false, Change::Compact);
         }
     }
@@ -272,6 +331,10 @@ impl ReplicaNode {
             }
             MemberOutput::Persist(number, durable) => self.append(&Record::Member(durable), Token::Member(number)),
             MemberOutput::Lease(until) => self.replica.set_lease(now, until),
+            MemberOutput::Forgot => {
+                self.lost = true;
+                self.append(&Record::Damaged, Token::Nothing);
+            }
             MemberOutput::Install(view) => {
                 let joined = self.replica.joined();
                 self.replica.install(now, view);
@@ -279,10 +342,12 @@ impl ReplicaNode {
                     // Jobs from before would speak of records that are gone.
                     let jobs = self.tokens.iter_mut().filter(|(_, token, _)| matches!(token, Token::Job(_)));
                     jobs.for_each(|(_, token, _)| *token = Token::Nothing);
+                    self.waiting.clear();
                     self.append(&Record::Reset, Token::Nothing);
                 }
                 if self.replica.status().is_none() && self.member.astray() {
                     // It has forgotten that it had caught up: damage that looked like a torn tail.
+                    self.lost = true;
                     self.append(&Record::Damaged, Token::Nothing);
                     self.member.set_status(Standing::Damaged);
                 }
@@ -300,10 +365,10 @@ impl ReplicaNode {
             ReplicaOutput::Step(step) => self.out.push_back(NodeOutput::Step(step)),
             ReplicaOutput::Job(Job::Persist(write)) => {
                 let id = JobId::Persist(write.key, write.ts);
-                self.append(&Record::Write(write), Token::Job(id));
+                self.persist(Record::Write(write), id);
             }
             ReplicaOutput::Job(Job::PersistScope(scope)) => {
-                self.append(&Record::Scope(scope), Token::Job(JobId::PersistScope(scope)));
+                self.persist(Record::Scope(scope), JobId::PersistScope(scope));
             }
             // The log is what the dFIFO drains to, and here it is both.
             ReplicaOutput::Job(Job::Drain(key, ts)) => self.replica.done(now, JobId::Drain(key, ts)),
@@ -314,9 +379,23 @@ impl ReplicaNode {
         }
     }
 
+    /// Appends a record of the replica's, now or when there is room.
+    fn persist(&mut self, record: Record, job: JobId) {
+        if self.waiting.is_empty() && self.fits(&record) {
+            self.append(&record, Token::Job(job));
+        } else {
+            self.waiting.push_back((record, job));
+        }
+    }
+
+    fn fits(&self, record: &Record) -> bool {
+        self.room.is_none_or(|room| log::length(record) + RESERVE <= room)
+    }
+
     fn append(&mut self, record: &Record, token: Token) {
         let mut bytes = Vec::new();
         log::encode(record, self.durable, &mut bytes);
+        self.room = self.room.map(|room| room.saturating_sub(bytes.len()));
         self.length += bytes.len();
         self.log(Change::Append(bytes), token);
     }

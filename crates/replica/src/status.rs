@@ -40,12 +40,16 @@ status! {
     learners,
     /// 1 if it serves requests now.
     serves,
+    /// Nodes, as bits, whose disks are full: as long as there are any among members and learners, no writes are taken.
+    full,
     /// Nanoseconds since it started.
     uptime_ns,
     /// CPU time of its process, in nanoseconds.
     cpu_ns,
     /// Clients connected.
     clients,
+    /// Clients cut off since they took no answers, or held too much memory.
+    cut_off,
     /// Requests that only read, answered with a value.
     reads,
     /// Requests that wrote, answered.

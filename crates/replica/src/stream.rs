@@ -4,7 +4,14 @@
 //! Whatever is queued between two flushes shares SENDs, and a long frame takes several. Receives come from one shared
 //! queue, send buffers from one pool. A peer has no right to any memory: all it can do is send.
 //!
-//! [`Streams`] is an engine beside a [`Nic`] and has no time of its own: whoever drives the NIC calls
+//! Of the pool every connection has one buffer for itself, and of the rest half of what is left to all (a dynamic
+//! threshold: Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998). So peers that
+//! take nothing hold their own connections up and nobody else's; [`Streams::lazy`] says who they are. What is queued and
+//! what has come in part is memory too: [`Streams::held`] says how much.
+//!
+//! A connection may be sealed ([`Streams::seal`]): then each SEND carries one sealed record.
+//!
+//! [`Streams`] is an engine beside a [`Nic`] and has no clock: whoever drives the NIC calls
 //! [`Streams::poll`] after it has moved, and [`Streams::flush`] when it has queued its frames.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -18,10 +25,15 @@ use remora_nic::{
     CqId, Data, Nic, QpInit, QpType, Qpn, SendOp, SendWr, Sge, SrqId, WcOpcode, WcStatus, WorkCompletion,
 };
 
+use crate::Time;
+use crate::seal::{Seal, TAG};
+
 /// Bytes of one SEND at most.
 const SLOT: usize = 16 << 10;
 /// SENDs under way on one connection at most; what more there is waits for their acknowledgement.
 const WINDOW: u32 = 32;
+/// Bytes of memory that a connection keeps when it has nothing in it; favoured ones keep what they had.
+const KEPT: usize = 1 << 20;
 /// Marks the work requests of SENDs.
 const SEND: u64 = 1 << 32;
 
@@ -30,7 +42,7 @@ const SEND: u64 = 1 << 32;
 pub struct Sizes {
     /// Receives for all connections.
     pub receives: u32,
-    /// Send buffers for all connections.
+    /// Send buffers for all connections that have none of their own; at least as many as there may be of these.
     pub sends: u32,
     /// Connections that have buffers of their own beside these: see [`Streams::favour`].
     pub favoured: u32,
@@ -65,8 +77,7 @@ pub struct Streams {
     /// How many of them are in use: as many as may come at once. They are filled in turn, and more would only take the
     /// place of other things in the caches.
     posted: u32,
-    sends: (Buffer, Arc<Region>),
-    free: Vec<u32>,
+    pool: Pool,
     streams: BTreeMap<Qpn, Stream>,
     /// Streams that have something to send, or had.
     dirty: Vec<Qpn>,
@@ -79,12 +90,24 @@ struct Stream {
     /// What is to be sent, from `sent` on.
     out: Vec<u8>,
     sent: usize,
+    /// Taken from `out`, and not posted yet.
+    filled: Option<Filled>,
     dirty: bool,
     in_flight: u32,
+    /// When the peer last took something, or was first given something to take.
+    moved: Time,
+    seal: Option<Box<Seal>>,
     /// What has arrived and is not a whole frame yet.
     inbound: Vec<u8>,
     frame: usize,
     favoured: bool,
+}
+
+/// A send buffer with what is to be sent.
+#[derive(Clone, Copy)]
+struct Filled {
+    slot: u32,
+    bytes: u32,
 }
 
 /// Something happened to a connection.
@@ -159,9 +182,18 @@ impl Streams {
         let sends = register(sends, sizes.send_bytes())?;
         let cq = nic.create_cq(sizes.receives + count)?;
         let srq = nic.create_srq(pd, sizes.receives, 1)?;
-        let free = (0..count).rev().collect();
-        let (streams, dirty, later) = (BTreeMap::new(), Vec::new(), VecDeque::new());
-        Ok(Self { sizes, pd, cq, srq, receives, posted: 0, sends, free, streams, dirty, later })
+        Ok(Self {
+            sizes,
+            pd,
+            cq,
+            srq,
+            receives,
+            posted: 0,
+            pool: Pool::new(sends, sizes.sends, count),
+            streams: BTreeMap::new(),
+            dirty: Vec::new(),
+            later: VecDeque::new(),
+        })
     }
 
     /// Where completions go.
@@ -183,6 +215,7 @@ impl Streams {
         let qpn = nic.create_qp(init)?;
         nic.to_init(qpn, Access::empty(), 0)?;
         self.streams.insert(qpn, Stream { frame: self.sizes.frame, ..Stream::default() });
+        self.pool.common += 1;
         let wanted = (self.streams.len() as u32).saturating_mul(WINDOW).min(self.sizes.receives);
         while self.posted < wanted {
             self.post_receive(nic, self.posted);
@@ -201,15 +234,26 @@ impl Streams {
     /// Frames of this connection may be so long, in bytes, and there are always buffers for it, however many others use.
     pub fn favour(&mut self, qpn: Qpn, bytes: usize) {
         self.set_frame(qpn, bytes);
+        if let Some(stream) = self.streams.get_mut(&qpn)
+            && !std::mem::replace(&mut stream.favoured, true)
+        {
+            self.pool.common -= 1;
+        }
+    }
+
+    /// From now on what leaves on this connection is sealed, and what comes must be.
+    pub fn seal(&mut self, qpn: Qpn, seal: Seal) {
         if let Some(stream) = self.streams.get_mut(&qpn) {
-            stream.favoured = true;
+            stream.seal = Some(Box::new(seal));
         }
     }
 
     /// Ends a connection, whatever state it is in.
     pub fn close(&mut self, nic: &mut Nic, qpn: Qpn) {
-        if self.streams.remove(&qpn).is_none() {
-            return;
+        let Some(stream) = self.streams.remove(&qpn) else { return };
+        self.pool.common -= u32::from(!stream.favoured);
+        if let Some(Filled { slot, .. }) = stream.filled {
+            self.pool.release(slot);
         }
         // What is under way completes as flushed and gives its buffer back by its number.
         let _ = nic.to_error(qpn);
@@ -222,6 +266,24 @@ impl Streams {
     /// Bytes that wait to be sent.
     pub fn backlog(&self, qpn: Qpn) -> usize {
         self.streams.get(&qpn).map_or(0, |stream| stream.out.len() - stream.sent)
+    }
+
+    /// Peers that are not favoured and have taken nothing of what was sent to them for longer than `patience` (ns).
+    pub fn lazy(&self, now: Time, patience: Time) -> impl Iterator<Item = Qpn> {
+        let lazy = move |stream: &Stream| {
+            !stream.favoured && stream.in_flight > 0 && now.saturating_sub(stream.moved) > patience
+        };
+        self.streams.iter().filter(move |(_, stream)| lazy(stream)).map(|(&qpn, _)| qpn)
+    }
+
+    /// Which of those that are not favoured holds the most memory, if together they hold more than `most` bytes: queued for
+    /// them, or come from them in part.
+    pub fn heaviest(&self, most: usize) -> Option<Qpn> {
+        let common = || self.streams.iter().filter(|(_, stream)| !stream.favoured);
+        let held = |stream: &Stream| stream.out.len() + stream.inbound.len();
+        let all: usize = common().map(|(_, stream)| held(stream)).sum();
+        let heaviest = common().max_by_key(|(_, stream)| held(stream));
+        heaviest.filter(|_| all > most).map(|(&qpn, _)| qpn)
     }
 
     /// Queues a frame that `write` appends.
@@ -238,78 +300,42 @@ impl Streams {
     }
 
     /// Posts what is queued, as far as there is room. Returns how many SENDs.
-    pub fn flush(&mut self, nic: &mut Nic) -> usize {
+    pub fn flush(&mut self, nic: &mut Nic, now: Time) -> usize {
         let mut posted = 0;
-        let mut dirty = std::mem::take(&mut self.dirty);
-        dirty.retain(|&qpn| {
-            let Some(stream) = self.streams.get_mut(&qpn) else { return false };
-            let kept = if stream.favoured { 0 } else { self.sizes.favoured * WINDOW };
-            while stream.sent < stream.out.len()
-                && stream.in_flight < WINDOW
-                && self.free.len() > kept as usize
-                && let Some(slot) = self.free.pop()
-            {
-                let end = stream.out.len().min(stream.sent + SLOT);
-                let bytes = &stream.out[stream.sent..end];
-                let offset = slot as usize * SLOT;
-                // In bounds: a slot is as long.
-                let _ = self.sends.0.write(offset, bytes);
-                let (va, lkey) = (self.sends.1.va() + offset as u64, self.sends.1.key());
-                let sges = [Sge { va, len: bytes.len() as u32, lkey }];
-                let wr = SendWr::new(SEND | u64::from(slot), SendOp::Send, Data::List(&sges));
-                if nic.post_send(qpn, &wr).is_err() {
-                    // Not connected yet, or not any more: a completion or an event says which.
-                    self.free.push(slot);
-                    break;
-                }
-                posted += 1;
-                stream.sent = end;
-                stream.in_flight += 1;
-            }
-            if stream.sent == stream.out.len() {
-                stream.out.clear();
-                stream.sent = 0;
-                stream.dirty = false;
-            } else if stream.sent > 1 << 20 {
-                stream.out.drain(..stream.sent);
-                stream.sent = 0;
-            }
+        let (streams, pool) = (&mut self.streams, &mut self.pool);
+        self.dirty.retain(|&qpn| {
+            let Some(stream) = streams.get_mut(&qpn) else { return false };
+            posted += stream.flush(nic, qpn, pool, now);
             stream.dirty
         });
-        self.dirty = dirty;
         posted
     }
 
     /// The next thing that happened.
-    pub fn poll(&mut self, nic: &mut Nic) -> Option<Arrival> {
+    pub fn poll(&mut self, nic: &mut Nic, now: Time) -> Option<Arrival> {
         while let Some(wc) = self.later.pop_front().or_else(|| nic.poll_cq(self.cq)) {
-            if let Some(arrival) = self.complete(nic, wc) {
+            if let Some(arrival) = self.complete(nic, now, wc) {
                 return Some(arrival);
             }
         }
         None
     }
 
-    fn complete(&mut self, nic: &mut Nic, wc: WorkCompletion) -> Option<Arrival> {
+    fn complete(&mut self, nic: &mut Nic, now: Time, wc: WorkCompletion) -> Option<Arrival> {
         let stream = self.streams.get_mut(&wc.qpn);
         if wc.wr_id & SEND != 0 {
-            self.free.push(wc.wr_id as u32);
+            self.pool.release(wc.wr_id as u32);
             let stream = stream?;
             stream.in_flight = stream.in_flight.saturating_sub(1);
+            stream.moved = now;
             return (wc.status != WcStatus::Success).then_some(Arrival::Broken(wc.qpn));
         }
         let slot = wc.wr_id as u32;
         let mut arrival = None;
         if let Some(stream) = stream {
-            if wc.status == WcStatus::Success && wc.opcode == WcOpcode::Recv {
-                let start = stream.inbound.len();
-                stream.inbound.resize(start + wc.byte_len as usize, 0);
-                // In bounds: the NIC put no more there.
-                let _ = self.receives.0.read(slot as usize * SLOT, &mut stream.inbound[start..]);
-                arrival = Some(Arrival::Bytes(wc.qpn));
-            } else {
-                arrival = Some(Arrival::Broken(wc.qpn));
-            }
+            let good = wc.status == WcStatus::Success && wc.opcode == WcOpcode::Recv;
+            let took = good && stream.receive(&self.receives.0, slot, wc.byte_len as usize);
+            arrival = Some(if took { Arrival::Bytes(wc.qpn) } else { Arrival::Broken(wc.qpn) });
         }
         self.post_receive(nic, slot);
         arrival
@@ -326,6 +352,10 @@ impl Streams {
         if let Some(stream) = self.streams.get_mut(&qpn) {
             inbound.bytes.drain(..inbound.at);
             stream.inbound = inbound.bytes;
+            let peak = stream.inbound.is_empty() && !stream.favoured && stream.inbound.capacity() > KEPT;
+            if peak {
+                stream.inbound = Vec::new();
+            }
         }
     }
 
@@ -336,3 +366,117 @@ impl Streams {
         let _ = nic.post_srq_recv(self.srq, u64::from(slot), &[sge]);
     }
 }
+
+impl Stream {
+    /// Posts what is queued, as far as there is room.
+    fn flush(&mut self, nic: &mut Nic, qpn: Qpn, pool: &mut Pool, now: Time) -> usize {
+        let mut posted = 0;
+        while self.in_flight < WINDOW {
+            let Some(filled) = self.filled.take().or_else(|| self.fill(pool)) else { break };
+            let sges = [pool.sge(filled)];
+            let wr = SendWr::new(SEND | u64::from(filled.slot), SendOp::Send, Data::List(&sges));
+            if nic.post_send(qpn, &wr).is_err() {
+                // Not connected yet, or not any more: a completion or an event says which.
+                self.filled = Some(filled);
+                break;
+            }
+            if self.in_flight == 0 {
+                self.moved = now;
+            }
+            posted += 1;
+            self.in_flight += 1;
+        }
+        if self.sent == self.out.len() {
+            self.out.clear();
+            self.sent = 0;
+            self.dirty = self.filled.is_some();
+            if !self.favoured && self.out.capacity() > KEPT {
+                self.out = Vec::new();
+            }
+        } else if self.sent > 1 << 20 {
+            self.out.drain(..self.sent);
+            self.sent = 0;
+        }
+        posted
+    }
+
+    /// Fills a send buffer, if there is something to send and a buffer for it.
+    fn fill(&mut self, pool: &mut Pool) -> Option<Filled> {
+        let tag = if self.seal.is_some() { TAG } else { 0 };
+        let end = self.out.len().min(self.sent + SLOT - tag);
+        if self.sent == end {
+            return None;
+        }
+        let slot = pool.take(self)?;
+        let offset = slot as usize * SLOT;
+        let bytes = &mut self.out[self.sent..end];
+        let length = bytes.len() + tag;
+        // In bounds, both: a slot is as long.
+        if let Some(seal) = &mut self.seal {
+            let tag = seal.seal(bytes);
+            let _ = pool.memory.0.write(offset + bytes.len(), &tag);
+        }
+        let _ = pool.memory.0.write(offset, bytes);
+        self.sent = end;
+        Some(Filled { slot, bytes: length as u32 })
+    }
+
+    /// Takes what came into a receive. Not if it is not sealed as it must be.
+    fn receive(&mut self, receives: &Buffer, slot: u32, bytes: usize) -> bool {
+        let start = self.inbound.len();
+        self.inbound.resize(start + bytes, 0);
+        // In bounds: the NIC put no more there.
+        let _ = receives.read(slot as usize * SLOT, &mut self.inbound[start..]);
+        let Some(seal) = &mut self.seal else { return true };
+        let opens = seal.open(&mut self.inbound[start..]).is_ok();
+        // What does not open is nobody's.
+        self.inbound.truncate(if opens { start + bytes - TAG } else { start });
+        opens
+    }
+}
+
+/// Send buffers.
+struct Pool {
+    memory: (Buffer, Arc<Region>),
+    free: Vec<u32>,
+    /// For those who have none of their own.
+    sends: u32,
+    /// Connections that have none of their own.
+    common: u32,
+    /// Which buffers in use are not the first of such a connection, and how many these are.
+    extra: Vec<bool>,
+    extras: u32,
+}
+
+impl Pool {
+    fn new(memory: (Buffer, Arc<Region>), sends: u32, count: u32) -> Self {
+        let (free, extra) = ((0..count).rev().collect(), vec![false; count as usize]);
+        Self { memory, free, sends, common: 0, extra, extras: 0 }
+    }
+
+    /// A buffer for a connection, if it may have one more.
+    fn take(&mut self, stream: &Stream) -> Option<u32> {
+        let extra = !stream.favoured && stream.in_flight > 0;
+        let left = self.sends.saturating_sub(self.common).saturating_sub(self.extras);
+        // It has as many as are in flight, of which all but the first count.
+        if extra && stream.in_flight > left / 2 {
+            return None;
+        }
+        let slot = self.free.pop()?;
+        self.extra[slot as usize] = extra;
+        self.extras += u32::from(extra);
+        Some(slot)
+    }
+
+    fn release(&mut self, slot: u32) {
+        self.extras -= u32::from(std::mem::take(&mut self.extra[slot as usize]));
+        self.free.push(slot);
+    }
+
+    fn sge(&self, Filled { slot, bytes }: Filled) -> Sge {
+        Sge { va: self.memory.1.va() + u64::from(slot) * SLOT as u64, len: bytes, lkey: self.memory.1.key() }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -92,7 +92,12 @@ impl NodeSet {
 
     /// In order.
     pub fn iter(self) -> impl Iterator<Item = NodeId> {
-        (0..64).map(NodeId).filter(move |&node| self.has(node))
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let first = left.trailing_zeros() as u8;
+            left &= left.checked_sub(1)?;
+            Some(NodeId(first))
+        })
     }
 }
 
@@ -120,5 +125,19 @@ impl Timestamp {
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.version, self.node)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_set_names_its_nodes_in_order(bits: u64) {
+            let has: Vec<NodeId> = (0..64).map(NodeId).filter(|&node| NodeSet(bits).has(node)).collect();
+            prop_assert_eq!(NodeSet(bits).iter().collect::<Vec<_>>(), has);
+        }
     }
 }

@@ -1,7 +1,9 @@
 //! A node's side of calls at one place: which are taken in, who has asked, and what becomes of their answers.
 
-use remora_kernel::{Call, Status};
+use remora_kernel::{Call, Runner, Status};
+use remora_nic::{Qpn, Time};
 
+use crate::call_stats::{CallStats, Counting};
 use crate::ingress::{Ingress, Release, TakenCall};
 use crate::payload_streams::{PayloadStreams, STREAM_BUFFER};
 use crate::share::Shares;
@@ -17,6 +19,13 @@ pub struct CallAnswer<A> {
     pub call: Call,
 }
 
+/// How long (ns) a call may take, if nobody says otherwise: far longer than any that ends by itself and is not beside
+/// hundreds of its own client's.
+pub const DEADLINE: Time = 10_000_000_000;
+/// How much longer (ns) it may take for each byte of its payload that has come: a stream of less than 1 MB/s holds a
+/// place that others want.
+const DEADLINE_PER_BYTE: Time = 1_000;
+
 /// Calls under way at one place, each with a number, which is the [`tag`](remora_kernel::CallFields::tag) of its
 /// [`Call`]. Allocates when made, and while the calls in flight are more and longer than ever before.
 pub struct CallTable<A> {
@@ -28,6 +37,14 @@ pub struct CallTable<A> {
     free: Vec<u32>,
     spare: Vec<Call>,
     streams: PayloadStreams,
+    /// By number: when the call was taken.
+    taken_at: Vec<Time>,
+    /// How long it may take.
+    deadline: Time,
+    /// The number whose deadline is looked at next.
+    looked_at: u32,
+    /// Only where somebody wants to know.
+    counting: Option<Box<Counting>>,
 }
 
 impl<A> CallTable<A> {
@@ -45,7 +62,38 @@ impl<A> CallTable<A> {
             free: (0..capacity as u32).rev().collect(),
             spare: Vec::with_capacity(capacity),
             streams: PayloadStreams::new(stream_buffer),
+            taken_at: vec![0; capacity],
+            deadline: DEADLINE,
+            looked_at: 0,
+            counting: None,
         }
+    }
+
+    /// Says how long (ns) a call may take, beside a microsecond for each byte of payload: see
+    /// [`end_overdue`](Self::end_overdue).
+    pub fn set_deadline(&mut self, deadline: Time) {
+        self.deadline = deadline;
+    }
+
+    /// Counts calls from now on: see [`stats`](Self::stats).
+    pub fn count_calls(&mut self) {
+        self.counting = Some(Box::default());
+    }
+
+    /// Calls that have ended, by op-code, if they are [counted](Self::count_calls). How long one took is known to a turn:
+    /// from when it was taken to the last turn's begin before its end.
+    pub fn stats(&self) -> Option<&CallStats> {
+        self.counting.as_ref().map(|counting| &counting.stats)
+    }
+
+    /// Calls by this queue pair count as `client`'s, whatever other queue pairs do: numbers of clients are small.
+    pub fn assign(&mut self, qpn: Qpn, client: u32) {
+        self.shares.assign(qpn, client);
+    }
+
+    /// Who has how many calls under way.
+    pub fn shares(&self) -> &Shares {
+        &self.shares
     }
 
     /// Calls taken and not [done with](Release::Now).
@@ -73,7 +121,10 @@ impl<A> CallTable<A> {
 
     /// Takes the next call: run it, then [`finish`](Self::finish) it. `None` if there is none, or no room for it.
     #[inline]
-    pub fn take<I: Ingress<Asker = A>>(&mut self, ingress: &mut I) -> Option<Call> {
+    pub fn take<I: Ingress<Asker = A>>(&mut self, now: Time, ingress: &mut I) -> Option<Call> {
+        if let Some(counting) = &mut self.counting {
+            counting.now = now;
+        }
         if !ingress.is_waiting() || self.free.is_empty() {
             return None;
         }
@@ -85,7 +136,11 @@ impl<A> CallTable<A> {
         let number = self.free.pop()?;
         self.shares.begin(client);
         self.clients[number as usize] = Some(client);
-        call.tag = number.into();
+        self.taken_at[number as usize] = now;
+        (call.tag, call.client) = (number.into(), client);
+        if let Some(counting) = &mut self.counting {
+            counting.began(number, call.op);
+        }
         if let Some(id) = stream {
             self.streams.open(id, &mut call);
         }
@@ -110,6 +165,27 @@ impl<A> CallTable<A> {
         }
     }
 
+    /// Looks at one call, another each time: if it takes longer than it may, `runner` drops it, and it ends with
+    /// [`Status::Overdue`]. One at a time, so that ending many takes many turns.
+    #[inline]
+    pub fn end_overdue<I: Ingress<Asker = A>>(&mut self, now: Time, ingress: &mut I, runner: &mut dyn Runner) {
+        let number = self.looked_at;
+        self.looked_at = if number as usize + 1 < self.askers.len() { number + 1 } else { 0 };
+        let Some(Some((_, stream))) = self.askers.get(number as usize) else { return };
+        let spent = now.saturating_sub(self.taken_at[number as usize]);
+        if spent <= self.deadline {
+            return;
+        }
+        let fed = stream.map_or(0, |id| self.streams.fed(id));
+        if spent <= self.deadline.saturating_add(fed.saturating_mul(DEADLINE_PER_BYTE)) || !runner.cancel(number.into())
+        {
+            return;
+        }
+        let mut call = Call::default();
+        call.tag = number.into();
+        self.finish(ingress, call, Status::Overdue);
+    }
+
     /// A call has ended. Where it takes time to get the answer to the ingress, [`answer`](Self::answer) is for when it is
     /// there. `None` if the call is none of this table's.
     #[inline]
@@ -118,6 +194,9 @@ impl<A> CallTable<A> {
         let (asker, stream) = self.askers.get_mut(number as usize)?.take()?;
         if let Some(id) = stream {
             self.streams.close(id);
+        }
+        if let Some(counting) = &mut self.counting {
+            counting.ended(number, self.taken_at[number as usize], status);
         }
         // Only a whole reply is worth sending.
         if status != Status::Ok {

@@ -3,8 +3,9 @@
 //! Numbers in parameters and answers are little-endian. A call that is refused ends with
 //! [`Status::BadParams`](remora_kernel::Status) and the reason as text.
 
-use remora_kernel::Call;
+use remora_kernel::{Call, Placement};
 use remora_nic::Qpn;
+use remora_ring::{Notify, RingShape, ShapeError};
 
 use crate::ledger::Ledger;
 
@@ -22,7 +23,7 @@ pub trait Extension: Send {
         let _ = key;
     }
 
-    /// A client is gone; of each of its regions it is said before.
+    /// A client is gone; of each of its regions it is said later.
     fn client_gone(&mut self, client: Qpn) {
         let _ = client;
     }
@@ -53,13 +54,22 @@ pub mod op {
     pub const SKETCH_START: u64 = 0x1009;
     /// Does so no more: key u32.
     pub const SKETCH_STOP: u64 = 0x100A;
+    /// Answers with as many zero bytes as it is told, up to a reply's length: length u32, any bytes. Whether packets of a
+    /// size get through, there and back.
+    pub const PATH: u64 = 0x100B;
+    /// Opens a pair of rings: [`super::RingParams`] -> [`super::RingPlace`]. It ends with the client, and when the region
+    /// that it lies in is given back.
+    pub const RING_OPEN: u64 = 0x100C;
+    /// Makes the caller an owner of a B-tree, until its connection ends: the tree as in parameters of its kernels -> owner
+    /// u16.
+    pub const TREE_OWN: u64 = 0x100D;
 }
 
 /// Parameters of [`op::SKETCH_START`]: a sketch of the WRITEs that name a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SketchParams {
-    /// The key.
-    pub key: u32,
+    /// The region: key, address. The key alone could be guessed.
+    pub region: (u32, u64),
     /// Log2 of the number of registers.
     pub lg_k: u8,
     /// Where these lie: key, address.
@@ -68,19 +78,85 @@ pub struct SketchParams {
 
 impl SketchParams {
     /// The parameters.
-    pub fn encode(&self) -> [u8; 17] {
-        let mut out = [0; 17];
-        out[..4].copy_from_slice(&self.key.to_le_bytes());
-        out[4..8].copy_from_slice(&self.registers.0.to_le_bytes());
-        out[8..16].copy_from_slice(&self.registers.1.to_le_bytes());
-        out[16] = self.lg_k;
+    pub fn encode(&self) -> [u8; 25] {
+        let mut out = [0; 25];
+        for (at, (key, va)) in [(0, self.region), (12, self.registers)] {
+            out[at..at + 4].copy_from_slice(&key.to_le_bytes());
+            out[at + 4..at + 12].copy_from_slice(&va.to_le_bytes());
+        }
+        out[24] = self.lg_k;
         out
     }
 
     /// What parameters say; `None` if they are cut short.
     pub fn decode(params: &[u8]) -> Option<Self> {
-        let registers = (u32_at(params, 4)?, u64_at(params, 8)?);
-        Some(SketchParams { key: u32_at(params, 0)?, lg_k: *params.get(16)?, registers })
+        let place = |at| Some((u32_at(params, at)?, u64_at(params, at + 4)?));
+        Some(SketchParams { region: place(0)?, lg_k: *params.get(24)?, registers: place(12)? })
+    }
+}
+
+/// Parameters of [`op::RING_OPEN`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingParams {
+    /// Where the requests' kernels run: at the NIC or the host.
+    pub placement: Placement,
+    /// Of both rings.
+    pub shape: Result<RingShape, ShapeError>,
+    /// How the node is told of requests.
+    pub notify: Notify,
+    /// The response ring, in the client's memory: address, key.
+    pub responses: (u64, u32),
+}
+
+impl RingParams {
+    /// The parameters; those of no shape are of none.
+    pub fn encode(&self) -> [u8; 22] {
+        let mut out = [0; 22];
+        out[0] = Placement::ALL.iter().position(|&placement| placement == self.placement).unwrap_or(0) as u8;
+        out[1] = u8::from(self.notify == Notify::Pointer);
+        let (entries, entry) = match self.shape {
+            Ok(shape) => (shape.entries(), shape.entry()),
+            Err(ShapeError { entries, entry }) => (entries, entry),
+        };
+        out[2..6].copy_from_slice(&entries.to_le_bytes());
+        out[6..10].copy_from_slice(&entry.to_le_bytes());
+        out[10..18].copy_from_slice(&self.responses.0.to_le_bytes());
+        out[18..].copy_from_slice(&self.responses.1.to_le_bytes());
+        out
+    }
+
+    /// What parameters say; `None` if they are cut short or name no place.
+    pub fn decode(params: &[u8]) -> Option<Self> {
+        Some(Self {
+            placement: *Placement::ALL.get(usize::from(*params.first()?))?,
+            shape: RingShape::new(u32_at(params, 2)?, u32_at(params, 6)?),
+            notify: if *params.get(1)? == 0 { Notify::Ring } else { Notify::Pointer },
+            responses: (u64_at(params, 10)?, u32_at(params, 18)?),
+        })
+    }
+}
+
+/// Where the request ring is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingPlace {
+    /// Its address.
+    pub va: u64,
+    /// Its key.
+    pub key: u32,
+}
+
+impl RingPlace {
+    /// The answer.
+    pub fn encode(&self) -> [u8; 12] {
+        let mut out = [0; 12];
+        out[..8].copy_from_slice(&self.va.to_le_bytes());
+        out[8..].copy_from_slice(&self.key.to_le_bytes());
+        out
+    }
+
+    /// What an answer says; `None` if it is cut short.
+    pub fn decode(reply: &[u8]) -> Option<Self> {
+        Some(Self { va: u64_at(reply, 0)?, key: u32_at(reply, 8)? })
     }
 }
 
@@ -102,11 +178,22 @@ mod tests {
 
     #[test]
     fn parameters_are_read_as_written_and_not_when_cut() {
-        let sketching = SketchParams { key: 7, lg_k: 12, registers: (8, 1 << 40) };
+        let sketching = SketchParams { region: (7, 1 << 50), lg_k: 12, registers: (8, 1 << 40) };
         let bytes = sketching.encode();
         assert_eq!(SketchParams::decode(&bytes), Some(sketching));
         assert!((0..bytes.len()).all(|len| SketchParams::decode(&bytes[..len]).is_none()));
-        assert_eq!((u32_at(&bytes, usize::MAX), u64_at(&bytes, 10)), (None, None));
+        let pair = RingParams {
+            placement: Placement::Host,
+            shape: RingShape::new(64, 256),
+            notify: Notify::Pointer,
+            responses: (1 << 50, 7),
+        };
+        let params = pair.encode();
+        assert_eq!(RingParams::decode(&params), Some(pair));
+        assert!((0..params.len()).all(|len| RingParams::decode(&params[..len]).is_none()));
+        let place = RingPlace { va: 1 << 60, key: 9 };
+        assert_eq!((RingPlace::decode(&place.encode()), RingPlace::decode(&[0; 11])), (Some(place), None));
+        assert_eq!((u32_at(&bytes, usize::MAX), u64_at(&bytes, 18)), (None, None));
     }
 
     #[test]
@@ -114,6 +201,7 @@ mod tests {
         for (code, name) in [
             (status::OK, Status::Ok),
             (status::UNKNOWN_OP, Status::UnknownOp),
+            (status::ACCESS_DENIED, Status::AccessDenied),
             (status::REPLY_TOO_LONG, Status::ReplyTooLong),
         ] {
             assert_eq!(Status::from_code(code), name);

@@ -21,6 +21,25 @@ pub trait Ingress {
     fn reply(&mut self, number: u32, asker: Self::Asker, status: Status, call: &mut Call) -> Release;
 }
 
+impl<I: Ingress> Ingress for &mut I {
+    type Asker = I::Asker;
+
+    #[inline]
+    fn is_waiting(&self) -> bool {
+        (**self).is_waiting()
+    }
+
+    #[inline]
+    fn poll(&mut self, shares: &Shares, call: &mut Call) -> Option<TakenCall<Self::Asker>> {
+        (**self).poll(shares, call)
+    }
+
+    #[inline]
+    fn reply(&mut self, number: u32, asker: Self::Asker, status: Status, call: &mut Call) -> Release {
+        (**self).reply(number, asker, status, call)
+    }
+}
+
 /// A call that an ingress has taken.
 #[derive(Debug)]
 pub struct TakenCall<A> {

@@ -2,7 +2,7 @@
 //!
 //! Everything here is an engine: it has no clock, socket or thread. Worlds drive it, and differ in time and carriage
 //! alone. A call to the NIC travels as an RPC verb, one to the host as a SEND ([`HostCall`]); either is answered by a
-//! WRITE with immediate into a slot of the caller's memory.
+//! WRITE with immediate into a slot of the caller's memory. A call by a ring ([`RingCall`]) is a WRITE, and so is its answer.
 //!
 //! ```text
 //!  client                                                  node
@@ -29,38 +29,58 @@
 //! 2. What arrives for the payload streams of calls goes to [`PayloadStreams::offer`].
 //! 3. [`CallTable::finish`] answers a call that has ended; where the way to the ingress takes time, [`CallTable::end`] and
 //!    later [`CallTable::answer`].
-//! 4. An ingress that still uses a call's number after the answer (the host's reply buffers) has it given back by
+//! 4. [`CallTable::end_overdue`] ends calls that take longer than they may: that compute for too long, or whose payload
+//!    does not come.
+//! 5. An ingress that still uses a call's number after the answer (the host's reply buffers) has it given back by
 //!    [`CallTable::release`].
+//!
+//! [`Clients`] says whose a connection is; [`Shares`], the turns of a pool of kernels and the [`Ledger`] share by client.
 //!
 //! Calls with op-codes from [`control::op::FIRST`] on are the node's own: memory, of which a [`Ledger`] keeps account, and
 //! what an [`Extension`](control::Extension) adds.
 //!
-//! [`RpcVerbs`] and [`Sends`] are ingresses; a new one is a type that takes calls from its carriage and puts answers
+//! [`RpcVerbs`], [`Sends`] and [`Rings`] are ingresses, and [`Two`] makes one of two; a new one is a type that takes calls from its carriage and puts answers
 //! there, and nothing here changes.
 
 mod call_slots;
+mod call_stats;
 mod call_table;
+mod clients;
 pub mod control;
+mod copies;
 mod host_call;
 mod ingress;
 mod ledger;
 mod payload_streams;
+mod ring_call;
+mod rings;
 mod rpc_verbs;
 mod sends;
 mod share;
 mod staging;
+mod tree_owners;
+mod turns;
+mod two;
 mod work_id;
 
 pub use call_slots::{CallReply, CallSlots, Full};
-pub use call_table::{CallAnswer, CallTable};
+pub use call_stats::{CLASSES, CallStats, OpStats};
+pub use call_table::{CallAnswer, CallTable, DEADLINE};
+pub use clients::{CONNECTIONS, Clients, TooManyConnections};
 pub use host_call::{HostCall, HostCallError};
 pub use ingress::{Ingress, Release, TakenCall};
-pub use ledger::{Ledger, LedgerError};
+pub use ledger::{Ledger, LedgerError, Reclaimed};
 pub use payload_streams::{Offered, PayloadStreams, STREAM_BUFFER};
+pub use ring_call::{RingCall, RingReply};
+pub use rings::{
+    MAX_RING_PARAMS, RING_CALLS, RINGS, RingAsker, RingData, RingFault, RingPair, RingPost, Rings, TooManyRings,
+};
 pub use rpc_verbs::RpcVerbs;
 pub use sends::{Flood, HostAsker, ReplyWrite, Sends};
 pub use share::Shares;
 pub use staging::{Carriage, RemoteMemory, SLOT, StagedVerb, Staging};
+pub use tree_owners::{OWNED_TREES, TreeOwners};
+pub use two::{Asker, Two};
 pub use work_id::WorkId;
 
 /// Calls that a client may have under way at once.

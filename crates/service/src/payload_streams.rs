@@ -23,6 +23,8 @@ struct Input {
     qpn: u32,
     /// `None` once the kernel has ended: what still comes is dropped.
     feed: Option<Feed>,
+    /// Bytes that it was given.
+    fed: u64,
 }
 
 /// What became of a piece of a stream.
@@ -32,7 +34,7 @@ pub enum Offered {
     Taken,
     /// There is no room: offer it again after the kernel has run.
     Later,
-    /// No call with this stream is under way: it has yet to start, or is gone.
+    /// No call with this stream is under way: it has yet to start, or is gone, and nobody wants the piece.
     Unknown,
 }
 
@@ -52,7 +54,7 @@ impl PayloadStreams {
         let feed = Some(call.open_stream(self.capacity));
         call.stream().look_ahead(self.lookahead.clone());
         let at = self.inputs.partition_point(|(other, _)| *other < id);
-        self.inputs.insert(at, (id, Input { qpn: call.qpn, feed }));
+        self.inputs.insert(at, (id, Input { qpn: call.qpn, feed, fed: 0 }));
     }
 
     /// A call has ended: nobody reads its stream any more.
@@ -67,6 +69,7 @@ impl PayloadStreams {
     #[inline]
     pub fn offer(&mut self, id: u64, data: &mut Vec<u8>, last: bool, only_if_caught_up: bool) -> Offered {
         let Ok(at) = self.find(id) else { return Offered::Unknown };
+        let len = data.len() as u64;
         let taken = match &mut self.inputs[at].1.feed {
             Some(feed) if only_if_caught_up && !feed.is_empty() => false,
             Some(feed) => feed.give(data, last),
@@ -75,10 +78,16 @@ impl PayloadStreams {
         if !taken {
             return Offered::Later;
         }
+        self.inputs[at].1.fed += len;
         if last {
             self.inputs.remove(at);
         }
         Offered::Taken
+    }
+
+    /// Bytes that have come of a stream and found their kernel.
+    pub(crate) fn fed(&self, id: u64) -> u64 {
+        self.find(id).map_or(0, |at| self.inputs[at].1.fed)
     }
 
     /// Whether a call still has payload to come.

@@ -4,7 +4,7 @@ use remora_kernel::{Call, Status};
 use remora_nic::{Nic, RpcRequest};
 
 use crate::ingress::{Ingress, Release, TakenCall};
-use crate::share::{Shares, client_of};
+use crate::share::Shares;
 
 /// The RPC verbs that a NIC has received.
 pub struct RpcVerbs<'a> {
@@ -29,13 +29,14 @@ impl Ingress for RpcVerbs<'_> {
 
     #[inline]
     fn poll(&mut self, shares: &Shares, call: &mut Call) -> Option<TakenCall<RpcRequest>> {
-        let mut request = self.nic.poll_rpc_of(|qpn| shares.may_start(client_of(qpn.0)))?;
+        let mut request = self.nic.poll_rpc_of(|qpn| shares.may_start(shares.client_of(qpn)))?;
         call.recycle(request.op, request.reply_capacity());
         call.qpn = request.qpn;
         call.pd = self.nic.qp_init(request.qp()).ok().map(|init| init.pd);
         std::mem::swap(&mut call.params, &mut request.params);
         std::mem::swap(&mut call.reply, &mut request.reply);
-        Some(TakenCall { client: client_of(request.qpn), stream: request.stream.then_some(request.id), asker: request })
+        let client = shares.client_of(request.qp());
+        Some(TakenCall { client, stream: request.stream.then_some(request.id), asker: request })
     }
 
     #[inline]

@@ -14,7 +14,8 @@ use remora_wire::rpc::{RpcHeader, reply_imm};
 
 use crate::host_call::HostCall;
 use crate::ingress::{Ingress, Release, TakenCall};
-use crate::share::{Shares, client_of};
+use crate::share::Shares;
+use crate::turns::Turns;
 use crate::{MAX_REPLY, MAX_REQUEST};
 
 /// The host's ingress.
@@ -52,6 +53,8 @@ pub struct ReplyWrite {
     pub qpn: Qpn,
     /// The call's number.
     pub number: u32,
+    /// How it ended.
+    pub status: Status,
     /// The WRITE with immediate.
     pub op: SendOp,
     /// Its bytes.
@@ -91,9 +94,9 @@ impl Sends {
         Some((slot.into(), Sge { va, len: MAX_REQUEST as u32, lkey: region.key() }))
     }
 
-    /// A receive has brought a message of `len` bytes.
-    pub fn received(&mut self, wr_id: u64, qpn: Qpn, len: u32) -> Result<(), Flood> {
-        let (slot, client) = (wr_id as u32, client_of(qpn.0));
+    /// A receive has brought a message of `len` bytes, of the client with this [number](Shares::client_of).
+    pub fn received(&mut self, wr_id: u64, qpn: Qpn, client: u32, len: u32) -> Result<(), Flood> {
+        let slot = wr_id as u32;
         self.waiting.push(client, Message { slot, qpn: qpn.0, len });
         if self.waiting.of(client) > self.most { Err(Flood { most: self.most }) } else { Ok(()) }
     }
@@ -103,9 +106,15 @@ impl Sends {
         self.spent.push(wr_id as u32);
     }
 
-    /// A client is gone, and the calls of it that wait go too.
-    pub fn forget(&mut self, qpn: Qpn) {
-        self.spent.extend(self.waiting.clear(client_of(qpn.0)).map(|message| message.slot));
+    /// A queue pair of a client is gone, and the calls by it that wait go too.
+    pub fn forget(&mut self, qpn: Qpn, client: u32) {
+        let spent = &mut self.spent;
+        self.waiting.retain(client, |message| {
+            if message.qpn == qpn.0 {
+                spent.push(message.slot);
+            }
+            message.qpn != qpn.0
+        });
     }
 
     /// An answer to send.
@@ -135,7 +144,7 @@ impl Ingress for Sends {
 
     #[inline]
     fn is_waiting(&self) -> bool {
-        !self.waiting.ready.is_empty()
+        !self.waiting.is_empty()
     }
 
     fn poll(&mut self, shares: &Shares, call: &mut Call) -> Option<TakenCall<HostAsker>> {
@@ -163,60 +172,8 @@ impl Ingress for Sends {
         let sge = Sge { va: region.va() + at as u64, len: reply.len() as u32, lkey: region.key() };
         let imm = reply_imm(header.tag, status.code());
         let op = SendOp::WriteImm { va: header.reply_va, rkey: header.reply_rkey, imm };
-        self.outgoing.push_back(ReplyWrite { qpn, number, op, sge });
+        self.outgoing.push_back(ReplyWrite { qpn, number, status, op, sge });
         Release::Later
-    }
-}
-
-/// What waits, one client after the other.
-struct Turns<T> {
-    /// By client.
-    queues: Vec<VecDeque<T>>,
-    /// Clients with something in their queues, each once.
-    ready: VecDeque<u32>,
-}
-
-impl<T> Default for Turns<T> {
-    fn default() -> Self {
-        Self { queues: Vec::new(), ready: VecDeque::new() }
-    }
-}
-
-impl<T> Turns<T> {
-    fn push(&mut self, client: u32, item: T) {
-        let index = client as usize;
-        if index >= self.queues.len() {
-            self.queues.resize_with(index + 1, VecDeque::new);
-        }
-        if self.queues[index].is_empty() {
-            self.ready.push_back(client);
-        }
-        self.queues[index].push_back(item);
-    }
-
-    fn of(&self, client: u32) -> usize {
-        self.queues.get(client as usize).map_or(0, VecDeque::len)
-    }
-
-    /// The next of a client that may.
-    fn pop(&mut self, may: impl Fn(u32) -> bool) -> Option<(u32, T)> {
-        for _ in 0..self.ready.len() {
-            let client = self.ready.pop_front()?;
-            let queue = &mut self.queues[client as usize];
-            let item = if may(client) { queue.pop_front() } else { None };
-            if !queue.is_empty() {
-                self.ready.push_back(client);
-            }
-            if let Some(item) = item {
-                return Some((client, item));
-            }
-        }
-        None
-    }
-
-    fn clear(&mut self, client: u32) -> impl Iterator<Item = T> {
-        self.ready.retain(|&other| other != client);
-        self.queues.get_mut(client as usize).into_iter().flat_map(|queue| queue.drain(..))
     }
 }
 
@@ -245,7 +202,7 @@ mod tests {
     fn arrive(sends: &mut Sends, client: u32, message: &[u8]) -> Result<(), Flood> {
         let (id, sge) = sends.next_recv().expect("a receive");
         sends.requests.1.write(sge.va, message).unwrap();
-        sends.received(id, Qpn(client), message.len() as u32)
+        sends.received(id, Qpn(client), client, message.len() as u32)
     }
 
     fn message(tag: u32, op: u64, capacity: u32) -> Vec<u8> {
@@ -259,7 +216,7 @@ mod tests {
     fn calls_are_read_answered_and_their_buffers_given_back() {
         let (mut sends, mut table) = (sends(), CallTable::new(CALLS));
         arrive(&mut sends, 5, &message(77, 3, 4)).unwrap();
-        let mut call = table.take(&mut sends).unwrap();
+        let mut call = table.take(0, &mut sends).unwrap();
         assert_eq!((call.op, call.qpn, &call.params[..], call.reply_limit), (3, 5, &[1, 2][..], 4));
         assert_eq!(call.pd, Some(sends.requests.1.pd()));
         call.reply.extend_from_slice(b"abcd");
@@ -280,7 +237,7 @@ mod tests {
     fn an_answer_that_its_caller_has_no_room_for_is_refused() {
         let (mut sends, mut table) = (sends(), CallTable::new(CALLS));
         arrive(&mut sends, 5, &message(1, 3, 4)).unwrap();
-        let mut call = table.take(&mut sends).unwrap();
+        let mut call = table.take(0, &mut sends).unwrap();
         call.reply.extend_from_slice(b"abcde");
         table.finish(&mut sends, call, Status::Ok);
         let write = sends.next_send().unwrap();
@@ -289,7 +246,7 @@ mod tests {
         table.release(write.number);
         // A reason is cut to fit instead.
         arrive(&mut sends, 5, &message(2, 3, 4)).unwrap();
-        let call = table.take(&mut sends).unwrap();
+        let call = table.take(0, &mut sends).unwrap();
         table.refuse(&mut sends, call, "no such thing");
         let write = sends.next_send().unwrap();
         let imm = reply_imm(2, Status::BadParams.code());
@@ -303,14 +260,16 @@ mod tests {
             assert_eq!(arrive(&mut sends, 1, &message(n, 10, 0)), Ok(()));
         }
         assert_eq!(arrive(&mut sends, 2, &message(0, 20, 0)), Ok(()));
-        let ops: Vec<_> = std::iter::from_fn(|| table.take(&mut sends)).map(|call| call.op).collect();
+        let ops: Vec<_> = std::iter::from_fn(|| table.take(0, &mut sends)).map(|call| call.op).collect();
         // Of room for four the first may have two; the other's one is not behind all of its.
         assert_eq!(ops, [10, 20, 10]);
         for n in 0..2 {
             assert_eq!(arrive(&mut sends, 1, &message(n, 10, 0)), Ok(()));
         }
         assert_eq!(arrive(&mut sends, 1, &message(0, 10, 0)), Err(Flood { most: 4 }));
-        sends.forget(Qpn(1));
+        sends.forget(Qpn(2), 1);
+        assert!(sends.is_waiting(), "another queue pair of the same client");
+        sends.forget(Qpn(1), 1);
         assert!(!sends.is_waiting());
         assert_eq!(std::iter::from_fn(|| sends.next_recv()).count(), RECVS);
     }
@@ -330,8 +289,8 @@ mod tests {
                 let (id, sge) = sends.next_recv().expect("all came back");
                 sends.requests.1.write(sge.va, &bytes).unwrap();
                 // A length that is not the message's must not lead out of its buffer either.
-                let _ = sends.received(id, Qpn(claimed % 5), if known { bytes.len() as u32 } else { claimed });
-                if let Some(call) = table.take(&mut sends) {
+                let _ = sends.received(id, Qpn(claimed % 5), claimed % 3, if known { bytes.len() as u32 } else { claimed });
+                if let Some(call) = table.take(0, &mut sends) {
                     prop_assert!(call.params.len() + HostCall::FRONT <= MAX_REQUEST);
                     table.finish(&mut sends, call, Status::UnknownOp);
                     let write = sends.next_send().expect("an answer");

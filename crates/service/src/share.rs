@@ -1,4 +1,6 @@
-//! Each client's share of a place that has room for so many calls.
+//! Each client's share of a place that has room for so much.
+
+use remora_nic::Qpn;
 
 /// Who has how many calls under way.
 ///
@@ -6,17 +8,20 @@
 /// that switches share buffers by (Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998). So one client
 /// alone has half of the room at most, two a third each, and whoever comes next finds some, however long the calls of
 /// the others take. Room is to be made for twice what one client may have.
+///
+/// A client is a queue pair, unless the world says that several are one: a node does so for those of one address.
 #[derive(Clone, Debug)]
 pub struct Shares {
     left: u32,
     /// By client: calls under way.
     under_way: Vec<u32>,
+    clients: ClientNumbers,
 }
 
 impl Shares {
     /// Room for `capacity` calls.
     pub fn new(capacity: usize) -> Self {
-        Self { left: capacity as u32, under_way: Vec::new() }
+        Self { left: capacity as u32, under_way: Vec::new(), clients: ClientNumbers::default() }
     }
 
     /// What one client may have at most, of room for `capacity` calls.
@@ -34,6 +39,17 @@ impl Shares {
     #[inline]
     pub fn under_way(&self, client: u32) -> u32 {
         self.under_way.get(client as usize).copied().unwrap_or(0)
+    }
+
+    /// The number of the client behind a queue pair: a small one.
+    #[inline]
+    pub fn client_of(&self, qpn: Qpn) -> u32 {
+        self.clients.of(qpn)
+    }
+
+    /// Calls by this queue pair are `client`'s from now on.
+    pub(crate) fn assign(&mut self, qpn: Qpn, client: u32) {
+        self.clients.assign(qpn, client);
     }
 
     /// A call starts that [may](Self::may_start).
@@ -55,10 +71,25 @@ impl Shares {
     }
 }
 
-/// The number of the client behind a queue pair: a small one, the queue pair's place in the NIC's table.
-#[inline]
-pub(crate) fn client_of(qpn: u32) -> u32 {
-    qpn & 0xffff
+/// Numbers of clients by the low 16 bits of their queue pairs' numbers, of which the NIC gives no two that live the same;
+/// these bits themselves if none was assigned.
+#[derive(Clone, Debug, Default)]
+struct ClientNumbers(Vec<Option<u32>>);
+
+impl ClientNumbers {
+    #[inline]
+    fn of(&self, qpn: Qpn) -> u32 {
+        let place = qpn.0 & 0xffff;
+        self.0.get(place as usize).copied().flatten().unwrap_or(place)
+    }
+
+    fn assign(&mut self, qpn: Qpn, client: u32) {
+        let place = (qpn.0 & 0xffff) as usize;
+        if place >= self.0.len() {
+            self.0.resize(place + 1, None);
+        }
+        self.0[place] = Some(client);
+    }
 }
 
 #[cfg(test)]

@@ -2,13 +2,15 @@
 //! network round trip.
 
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use remora_kernel::{Fault, Memory};
 use remora_memory::{Buffer, Region};
 use remora_nic::{NicError, SendOp, Sge, WcStatus};
+
+use crate::copies::Copies;
 
 /// Bytes of one staging slot: the longest single verb.
 pub const SLOT: usize = 64 << 10;
@@ -51,8 +53,14 @@ pub struct Staging<C> {
     slots: usize,
     /// A bit for each free slot.
     free: Vec<AtomicU64>,
-    /// Of each slot: how its verb ended, or [`UNDER_WAY`].
+    /// Of each slot: how its verbs ended, or [`UNDER_WAY`].
     ended: Vec<AtomicU8>,
+    /// Of each slot: verbs that have not ended.
+    pending: Vec<AtomicU8>,
+    /// Somebody posts writes that keep together.
+    posting: AtomicBool,
+    /// What kernels keep from call to call.
+    copies: Mutex<Copies>,
     posted: AtomicU64,
     /// The connection is gone: nothing posted now will ever complete.
     lost: AtomicBool,
@@ -72,8 +80,10 @@ impl<C> Staging<C> {
         let bits = |word: usize| u64::MAX.checked_shr(64 - (slots - word * 64).min(64) as u32).unwrap_or(0);
         let free = (0..slots.div_ceil(64)).map(|word| AtomicU64::new(bits(word))).collect();
         let ended = (0..slots).map(|_| AtomicU8::new(UNDER_WAY)).collect();
-        let (posted, lost) = (AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new(Self { carriage, buffer, region, slots, free, ended, posted, lost })
+        let pending = (0..slots).map(|_| AtomicU8::new(0)).collect();
+        let (posted, copies) = (AtomicU64::new(0), Mutex::default());
+        let [posting, lost] = [false; 2].map(AtomicBool::new);
+        Arc::new(Self { carriage, buffer, region, slots, free, ended, pending, posting, copies, posted, lost })
     }
 
     /// How its verbs are carried.
@@ -111,21 +121,25 @@ impl<C> Staging<C> {
     pub fn free_slot(&self, slot: u32) {
         if let (Some(ended), Some(word)) = (self.ended.get(slot as usize), self.free.get(slot as usize / 64)) {
             ended.store(UNDER_WAY, Ordering::Relaxed);
+            self.pending[slot as usize].store(0, Ordering::Relaxed);
             word.fetch_or(1 << (slot % 64), Ordering::Release);
         }
     }
 
-    /// A slot's verb has completed.
+    /// A slot's verb has completed. Of several the first that failed counts.
     #[inline]
     pub fn complete(&self, slot: u32, status: WcStatus) {
-        if let Some(ended) = self.ended.get(slot as usize) {
+        if let (Some(ended), Some(pending)) = (self.ended.get(slot as usize), self.pending.get(slot as usize)) {
             let how = match status {
                 WcStatus::Success => DONE,
                 WcStatus::RemoteAccess => ACCESS,
                 WcStatus::RemoteInvalidRequest => MISALIGNED,
                 _ => LOST,
             };
-            ended.store(how, Ordering::Release);
+            pending.store(pending.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+            if matches!(ended.load(Ordering::Relaxed), UNDER_WAY | DONE) {
+                ended.store(how, Ordering::Release);
+            }
         }
     }
 
@@ -134,10 +148,12 @@ impl<C> Staging<C> {
         self.lost.store(true, Ordering::Relaxed);
     }
 
-    /// How a slot's verb ended, if it has.
+    /// How a slot's verbs ended, if all have.
     #[inline]
     pub fn outcome(&self, slot: u32) -> Option<Result<(), Fault>> {
-        match self.ended.get(slot as usize)?.load(Ordering::Acquire) {
+        let ended = self.ended.get(slot as usize)?.load(Ordering::Acquire);
+        let more = self.pending[slot as usize].load(Ordering::Relaxed) > 0;
+        match if more { UNDER_WAY } else { ended } {
             UNDER_WAY if self.lost.load(Ordering::Relaxed) => Some(Err(Fault::Lost)),
             UNDER_WAY => None,
             DONE => Some(Ok(())),
@@ -165,11 +181,52 @@ impl<C: Carriage> Staging<C> {
     /// Posts a verb over the first `len` bytes of a slot.
     #[inline]
     pub fn post(&self, slot: u32, op: SendOp, len: usize) -> Result<(), NicError> {
-        let va = self.region.va() + u64::from(slot) * SLOT as u64;
-        let sge = Sge { va, len: len as u32, lkey: self.region.key() };
-        self.carriage.post(&StagedVerb { slot, op, sge })?;
+        self.post_at(slot, 0, op, len)?;
         self.posted.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Posts a verb over bytes of a slot; its round trip is not counted.
+    #[inline]
+    fn post_at(&self, slot: u32, at: usize, op: SendOp, len: usize) -> Result<(), NicError> {
+        let va = self.region.va() + u64::from(slot) * SLOT as u64 + at as u64;
+        let sge = Sge { va, len: len as u32, lkey: self.region.key() };
+        self.carriage.post(&StagedVerb { slot, op, sge })?;
+        self.pending[slot as usize].fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// WRITEs from one slot, which all fit in, behind each other: a reliable connection keeps their order, so that none
+    /// waits for the one before. No others like these come between.
+    async fn run_writes(&self, key: u32, pieces: &[(u64, &[u8])]) -> Result<(), Fault> {
+        let slot = poll_fn(|cx| self.take_slot().map_or_else(|| give_way(cx), Poll::Ready)).await;
+        poll_fn(|cx| match self.posting.swap(true, Ordering::Acquire) {
+            true => give_way(cx),
+            false => Poll::Ready(()),
+        })
+        .await;
+        let (mut at, mut result) = (0, Ok(()));
+        for &(va, data) in pieces {
+            let _ = self.buffer.write(slot as usize * SLOT + at, data);
+            let op = SendOp::Write { va, rkey: key };
+            let posted = poll_fn(|cx| match self.post_at(slot, at, op, data.len()) {
+                Err(NicError::Full) => give_way(cx),
+                other => Poll::Ready(other),
+            });
+            result = result.and(posted.await.map_err(|_| Fault::Lost));
+            at += data.len();
+        }
+        self.posting.store(false, Ordering::Release);
+        if result.is_ok() {
+            self.posted.fetch_add(1, Ordering::Relaxed);
+            result = poll_fn(|_| self.outcome(slot).map_or(Poll::Pending, Poll::Ready)).await;
+        }
+        self.free_slot(slot);
+        result
+    }
+
+    fn copies(&self) -> std::sync::MutexGuard<'_, Copies> {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One verb from start to end.
@@ -216,6 +273,11 @@ impl<C> RemoteMemory<C> {
 }
 
 impl<C: Carriage> Memory for RemoteMemory<C> {
+    /// It ends with the process.
+    fn outlives_caller(&self) -> bool {
+        false
+    }
+
     async fn read(&self, key: u32, va: u64, out: &mut [u8]) -> Result<(), Fault> {
         let len = out.len();
         for (n, piece) in out.chunks_mut(SLOT).enumerate() {
@@ -232,6 +294,31 @@ impl<C: Carriage> Memory for RemoteMemory<C> {
             self.staging.run(SendOp::Write { va, rkey: key }, Some(piece), &mut []).await?;
         }
         Ok(())
+    }
+
+    async fn write_in_order(&self, key: u32, pieces: &[(u64, &[u8])]) -> Result<(), Fault> {
+        if pieces.iter().map(|(_, data)| data.len()).sum::<usize>() <= SLOT && pieces.len() < usize::from(u8::MAX) {
+            return match pieces {
+                [] => Ok(()),
+                _ => self.staging.run_writes(key, pieces).await,
+            };
+        }
+        for &(va, data) in pieces {
+            self.write(key, va, data).await?;
+        }
+        Ok(())
+    }
+
+    fn recall(&self, key: u32, va: u64, out: &mut [u8]) -> bool {
+        self.staging.copies().recall(key, va, out)
+    }
+
+    fn keep(&self, key: u32, va: u64, bytes: &[u8]) {
+        self.staging.copies().keep(key, va, bytes);
+    }
+
+    fn forget(&self, key: u32, va: u64) {
+        self.staging.copies().forget(key, va);
     }
 
     async fn compute(&self, instructions: u64) {
@@ -343,6 +430,35 @@ mod tests {
         assert_eq!(write.as_mut().poll(&mut cx), Poll::Ready(Err(Fault::Lost)));
         assert!(staging.is_idle());
         assert_eq!(staging.posted(), 6);
+    }
+
+    #[test]
+    fn writes_in_order_leave_together_and_end_together() {
+        let staging = staging(1, 2);
+        let memory = RemoteMemory::new(staging.clone(), 1);
+        let mut cx = Context::from_waker(Waker::noop());
+        let pieces: [(u64, &[u8]); 3] = [(72, &[1; 8]), (16, &[2; 40]), (64, &[3; 8])];
+        for failed in [None, Some(1)] {
+            let before = staging.posted();
+            let mut write = pin!(send(memory.write_in_order(9, &pieces)));
+            assert!(write.as_mut().poll(&mut cx).is_pending(), "no room for the third");
+            staging.complete(0, WcStatus::Success);
+            let first = std::mem::take(&mut *staging.carriage().verbs.lock().unwrap());
+            assert!(write.as_mut().poll(&mut cx).is_pending());
+            let last = std::mem::take(&mut *staging.carriage().verbs.lock().unwrap());
+            let seen: Vec<_> = first.iter().chain(&last).map(|verb| (verb.op, verb.sge.va, verb.sge.len)).collect();
+            let front = seen[0].1;
+            let write_to = |va| SendOp::Write { va, rkey: 9 };
+            let expected = [(write_to(72), front, 8), (write_to(16), front + 8, 40), (write_to(64), front + 48, 8)];
+            assert_eq!(seen, expected);
+            let ends = [1, 2].map(|n| if failed == Some(n) { WcStatus::RemoteAccess } else { WcStatus::Success });
+            staging.complete(0, ends[0]);
+            assert!(write.as_mut().poll(&mut cx).is_pending(), "one is under way");
+            staging.complete(0, ends[1]);
+            let expected = if failed.is_some() { Err(Fault::Access) } else { Ok(()) };
+            assert_eq!(write.as_mut().poll(&mut cx), Poll::Ready(expected));
+            assert_eq!(staging.posted() - before, 1, "one round trip");
+        }
     }
 
     #[test]

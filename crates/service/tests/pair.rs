@@ -46,7 +46,6 @@ struct NodeEnd {
     srq: SrqId,
     nic_calls: CallTable<RpcRequest>,
     nic_kernels: Box<dyn Runner + Send>,
-    chunk: Option<StreamChunk>,
     sends: Sends,
     host_calls: CallTable<HostAsker>,
     host_kernels: Box<dyn Runner + Send>,
@@ -97,7 +96,6 @@ fn world(seed: u64, faults: Faults) -> (Pair, ClientEnd, NodeEnd) {
         srq,
         nic_calls: CallTable::new(32),
         nic_kernels: kernels(),
-        chunk: None,
         sends: Sends::new(buffers(64 * MAX_REQUEST), buffers(32 * MAX_REPLY)),
         host_calls: CallTable::new(32),
         host_kernels: kernels(),
@@ -165,12 +163,12 @@ impl NodeEnd {
     fn drive(&mut self, pair: &mut Pair) {
         for wc in pair.b.take_done() {
             match (wc.opcode, wc.status) {
-                (WcOpcode::Recv, WcStatus::Success) => self.sends.received(wc.wr_id, wc.qpn, wc.byte_len).unwrap(),
+                (WcOpcode::Recv, WcStatus::Success) => self.sends.received(wc.wr_id, wc.qpn, 0, wc.byte_len).unwrap(),
                 (WcOpcode::Recv, _) => self.sends.give_back(wc.wr_id),
                 _ => self.host_calls.release(wc.wr_id as u32),
             }
         }
-        while let Some(call) = self.host_calls.take(&mut self.sends) {
+        while let Some(call) = self.host_calls.take(pair.now, &mut self.sends) {
             assert!(self.host_kernels.start(call).is_ok());
         }
         let Self { host_kernels, host_calls, sends, .. } = self;
@@ -187,17 +185,15 @@ impl NodeEnd {
             nic.post_srq_recv(self.srq, id, &[sge]).unwrap();
         }
 
-        while let Some(call) = self.nic_calls.take(&mut RpcVerbs::new(nic)) {
+        while let Some(call) = self.nic_calls.take(pair.now, &mut RpcVerbs::new(nic)) {
             assert!(self.nic_kernels.start(call).is_ok());
         }
         let alive = |qp| nic.qp_state(qp).is_ok_and(|state| state != QpState::Err);
         self.nic_calls.streams_mut().break_off(alive);
-        while let Some(mut chunk) = self.chunk.take().or_else(|| nic.poll_stream()) {
-            let offered = self.nic_calls.streams_mut().offer(chunk.id, &mut chunk.data, chunk.last, false);
-            if offered == Offered::Later || offered == Offered::Unknown && RpcVerbs::new(nic).is_waiting() {
-                self.chunk = Some(chunk);
-                break;
-            }
+        let streams = self.nic_calls.streams_mut();
+        let mut take =
+            |chunk: &mut StreamChunk| streams.offer(chunk.id, &mut chunk.data, chunk.last, false) != Offered::Later;
+        while let Some(chunk) = nic.poll_stream_of(&mut take) {
             nic.recycle(chunk.data);
         }
         let Self { nic_kernels, nic_calls, .. } = self;
@@ -297,7 +293,7 @@ fn every_call_ends_when_the_connection_does_and_nothing_is_left_behind() {
             pair.step();
             node.drive(&mut pair);
         }
-        node.sends.forget(pair.b.qp);
+        node.sends.forget(pair.b.qp, 0);
         assert!(node.is_idle(), "seed {seed}");
     }
 }

@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
-use remora_kernel::{Call, Status};
-use remora_service::{CallTable, Ingress, Release, Shares, TakenCall};
+use remora_kernel::{Call, Runner, Status, runner};
+use remora_service::{CallTable, DEADLINE, Ingress, Release, Shares, TakenCall};
 
 /// One client's rings.
 #[derive(Default)]
@@ -85,7 +85,7 @@ fn a_ring_is_an_ingress_like_any_other() {
     rings.rings[0].requests.extend([(1, b"ab".to_vec()), (2, b"too long for the room that there is".to_vec())]);
     rings.rings[1].requests.push_back((3, b"c".to_vec()));
     let mut ops = Vec::new();
-    while let Some(mut call) = table.take(&mut rings) {
+    while let Some(mut call) = table.take(0, &mut rings) {
         ops.push(call.op);
         let status = run(&mut call);
         table.finish(&mut rings, call, status);
@@ -101,12 +101,12 @@ fn a_ring_is_an_ingress_like_any_other() {
 fn a_greedy_client_leaves_room_for_an_honest_one() {
     let (mut rings, mut table) = (Rings::new(2, false), CallTable::new(512));
     rings.rings[0].requests.extend((0..1000).map(|_| (7, Vec::new())));
-    let held: Vec<Call> = std::iter::from_fn(|| table.take(&mut rings)).collect();
+    let held: Vec<Call> = std::iter::from_fn(|| table.take(0, &mut rings)).collect();
     assert_eq!(held.len(), 256, "half of the room, whatever is asked for");
     // None of those ever ends. The other has one call after the other answered, and many at once.
     for round in 1..100 {
         rings.rings[1].requests.extend((0..round).map(|_| (8, vec![round])));
-        let calls: Vec<Call> = std::iter::from_fn(|| table.take(&mut rings)).collect();
+        let calls: Vec<Call> = std::iter::from_fn(|| table.take(0, &mut rings)).collect();
         assert_eq!(calls.len(), usize::from(round));
         for mut call in calls {
             assert_eq!(call.op, 8);
@@ -144,6 +144,49 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Kernels of which one, 7, never ends.
+fn kernels(capacity: usize) -> Box<dyn Runner + Send> {
+    let task = |mut call: Call| async move {
+        if call.op == 7 {
+            std::future::pending::<()>().await;
+        }
+        let status = run(&mut call);
+        (call, status)
+    };
+    runner(task, capacity)
+}
+
+#[test]
+fn calls_that_take_for_ever_hold_up_nobody_and_end() {
+    let (mut rings, mut table, mut kernels) = (Rings::new(2, false), CallTable::new(512), kernels(512));
+    rings.rings[0].requests.extend((0..1000).map(|_| (7, Vec::new())));
+    // A turn of the place, as a world drives it.
+    let turn = |now: u64, rings: &mut Rings, table: &mut CallTable<(usize, u64)>, kernels: &mut dyn Runner| {
+        while let Some(call) = table.take(now, rings) {
+            assert!(kernels.start(call).is_ok());
+        }
+        kernels.poll(&mut |call, status| table.finish(rings, call, status));
+        table.end_overdue(now, rings, kernels);
+    };
+    turn(0, &mut rings, &mut table, &mut *kernels);
+    assert_eq!(table.under_way(), 256, "its share");
+    for n in 0..100 {
+        rings.rings[1].requests.push_back((8, vec![n]));
+        (0..2).for_each(|now| turn(now, &mut rings, &mut table, &mut *kernels));
+        assert_eq!(rings.rings[1].responses.len(), usize::from(n) + 1, "within two turns");
+    }
+    assert!(rings.rings[0].responses.is_empty());
+    // Each of the others ends once its time is over, one a turn, and others of its client take its place.
+    for _ in 0..512 {
+        turn(DEADLINE + 2, &mut rings, &mut table, &mut *kernels);
+    }
+    let ended = &rings.rings[0].responses;
+    assert_eq!(ended.len(), 256);
+    assert!(ended.iter().all(|(_, status, reply)| (*status, reply.len()) == (Status::Overdue, 0)));
+    turn(DEADLINE + 2, &mut rings, &mut table, &mut *kernels);
+    assert_eq!((table.under_way(), kernels.in_flight()), (256, 256));
+}
+
 proptest! {
     #[test]
     fn every_call_is_answered_once_and_to_whoever_asked(
@@ -162,7 +205,7 @@ proptest! {
                     asked[client] += 1;
                 }
                 Step::Take => {
-                    if let Some(call) = table.take(&mut rings) {
+                    if let Some(call) = table.take(0, &mut rings) {
                         prop_assert!(running.iter().all(|other| other.tag != call.tag), "a number is one call's");
                         running.push_back(call);
                     }

@@ -1,12 +1,15 @@
-//! Data structures laid out in remote memory: linked list, hash table, checked objects.
+//! Data structures laid out in remote memory: linked list, hash table, key-value store, checked objects.
 //!
 //! A client builds them as images, bytes for regions whose addresses and keys it knows, and writes
 //! those with one-sided verbs; the node stays passive. The kernels of `remora-kernel` read them.
 
 mod arena;
 pub mod bench;
+pub mod bench_tree;
+pub mod btree;
 pub mod checked;
 pub mod hash;
+pub mod kv;
 pub mod list;
 pub mod text;
 

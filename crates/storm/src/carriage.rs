@@ -1,7 +1,8 @@
 //! Messages between nodes as products carry them: frames over [`Streams`] over the queue pairs of a [`Nic`], whose packets
 //! the storm's network loses, doubles, delays and cuts off.
 //!
-//! The node with the higher number calls. A connection that breaks is made anew; what it lost the protocol sends again.
+//! The node with the higher number calls. Connections are sealed. One that breaks is made anew; what it lost the protocol
+//! sends again.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,6 +13,7 @@ use remora_memory::{Buffer, Registry};
 use remora_nic::cm::{CmConfig, CmEvent, ConnId, ListenerId, service_id};
 use remora_nic::{ConnectAttr, Event, Nic, NicConfig, Qpn, Route, TxBatch};
 use remora_replica::bounds::Bounds;
+use remora_replica::seal::{End, Seal};
 use remora_replica::stream::{Arrival, Sizes, Streams};
 
 use crate::cluster::{Cluster, Event as StormEvent};
@@ -52,6 +54,8 @@ const PORT: u16 = 1;
 /// How long a call may take, and how often nodes that are not connected are called, ns.
 const DIAL: Time = 200 * MS;
 const REDIAL: Time = 20 * MS;
+/// What all nodes know.
+const SECRET: [u8; 32] = [7; 32];
 /// Bytes that may wait for a peer. What is above that is lost.
 const BACKLOG: usize = 1 << 20;
 
@@ -64,6 +68,8 @@ pub(crate) struct Station {
     peers: Vec<Peer>,
     batch: TxBatch,
     redial_at: Time,
+    /// Calls made and taken: no two connections begin with the same words.
+    calls: u64,
     /// Connections that broke since this was last taken.
     broken: u64,
     /// When the earliest of its timer events comes.
@@ -75,6 +81,8 @@ pub(crate) struct Station {
 struct Peer {
     connected: Option<(Qpn, ConnId)>,
     calling: Option<(Qpn, ConnId, Time)>,
+    /// What this node said when it called.
+    said: [u8; 8],
 }
 
 fn address(node: usize) -> IpAddr {
@@ -101,7 +109,18 @@ impl Station {
         let listener =
             nic.listen(service_id(PORT)).unwrap_or_else(|error| panic!("a new NIC does not listen: {error}"));
         let peers = vec![Peer::default(); nodes];
-        Self { me, nic, streams, listener, peers, batch: TxBatch::new(), redial_at: 0, broken: 0, armed: None }
+        Self {
+            me,
+            nic,
+            streams,
+            listener,
+            peers,
+            batch: TxBatch::new(),
+            redial_at: 0,
+            calls: seed,
+            broken: 0,
+            armed: None,
+        }
     }
 
     /// Queues a message for another node, if there is a connection and room.
@@ -124,7 +143,7 @@ impl Station {
         while let Some(event) = self.nic.poll_event() {
             self.event(now, event);
         }
-        while let Some(arrival) = self.streams.poll(&mut self.nic) {
+        while let Some(arrival) = self.streams.poll(&mut self.nic, now) {
             match arrival {
                 Arrival::Bytes(qpn) => self.bytes(now, qpn, &mut take),
                 Arrival::Broken(qpn) => self.cut_off(now, qpn),
@@ -137,7 +156,7 @@ impl Station {
 
     /// Hands over the packets that leave, with their receivers.
     pub fn transmit(&mut self, now: Time, mut send: impl FnMut(usize, &[u8])) {
-        self.streams.flush(&mut self.nic);
+        self.streams.flush(&mut self.nic, now);
         while self.nic.poll_transmit(now, &mut self.batch) {
             let Some(Route { remote: IpAddr::V4(remote), .. }) = self.batch.route() else { continue };
             let to = usize::from(remote.octets()[3]) - 1;
@@ -169,14 +188,18 @@ impl Station {
 
     fn event(&mut self, now: Time, event: Event) {
         match event {
-            Event::Cm(CmEvent::ConnectRequest { conn, listener, remote_ip, .. }) if listener == self.listener => {
-                self.accept(now, conn, remote_ip);
+            Event::Cm(CmEvent::ConnectRequest { conn, listener, remote_ip, private_data, .. })
+                if listener == self.listener =>
+            {
+                self.accept(now, conn, remote_ip, &private_data);
             }
-            Event::Cm(CmEvent::Established { conn, .. }) => {
+            Event::Cm(CmEvent::Established { conn, private_data, .. }) => {
                 let called = self.peers.iter().position(|peer| peer.calling.is_some_and(|call| call.1 == conn));
                 if let Some((qpn, conn, _)) = called.and_then(|index| self.peers[index].calling.take())
                     && let Some(index) = called
                 {
+                    let (said, answer) = (self.peers[index].said, private_data.get(..8).unwrap_or(&[]));
+                    self.streams.seal(qpn, Seal::new(&SECRET, End::Caller, &said, answer));
                     self.connect(now, index, qpn, conn);
                 }
             }
@@ -194,14 +217,25 @@ impl Station {
         }
     }
 
-    fn accept(&mut self, now: Time, conn: ConnId, from: IpAddr) {
+    fn accept(&mut self, now: Time, conn: ConnId, from: IpAddr, said: &[u8]) {
         let Some(peer) = (0..self.peers.len()).find(|&node| address(node) == from) else { return };
         let Ok(qpn) = self.streams.open(&mut self.nic) else { return };
         let attr = ConnectAttr { min_rnr_timer: 1, ..ConnectAttr::default() };
-        match self.nic.accept(now, conn, qpn, attr, &[]) {
-            Ok(()) => self.connect(now, peer, qpn, conn),
+        let answer = self.words();
+        match self.nic.accept(now, conn, qpn, attr, &answer) {
+            Ok(()) => {
+                let said = said.get(..8).unwrap_or(&[]);
+                self.streams.seal(qpn, Seal::new(&SECRET, End::Answerer, said, &answer));
+                self.connect(now, peer, qpn, conn);
+            }
             Err(_) => self.streams.close(&mut self.nic, qpn),
         }
+    }
+
+    /// Words that this node has not said before in this life.
+    fn words(&mut self) -> [u8; 8] {
+        self.calls += 1;
+        self.calls.to_le_bytes()
     }
 
     /// In place of the connection before, if there was one: the peer may have begun anew.
@@ -231,7 +265,7 @@ impl Station {
         for index in 0..self.me {
             match self.peers[index] {
                 Peer { calling: Some((qpn, _, until)), .. } if now >= until => self.cut_off(now, qpn),
-                Peer { calling: None, connected: None } => self.peers[index].calling = self.dial(now, index),
+                Peer { calling: None, connected: None, .. } => self.peers[index].calling = self.dial(now, index),
                 _ => {}
             }
         }
@@ -241,7 +275,9 @@ impl Station {
         let attr = ConnectAttr { path_mtu: 4096, min_rnr_timer: 1, ack_timeout: 12, ..ConnectAttr::default() };
         let route = Route { local: address(self.me), remote: address(node), link: 0 };
         let qpn = self.streams.open(&mut self.nic).ok()?;
-        match self.nic.connect(now, qpn, route, service_id(PORT), attr, &[]) {
+        let said = self.words();
+        self.peers[node].said = said;
+        match self.nic.connect(now, qpn, route, service_id(PORT), attr, &said) {
             Ok(conn) => Some((qpn, conn, now + DIAL)),
             Err(_) => {
                 self.streams.close(&mut self.nic, qpn);
@@ -261,7 +297,7 @@ impl<E: Engine> Cluster<'_, E> {
     }
 
     pub(crate) fn nic_timer(&mut self, node: usize) {
-        let paused = self.nodes[node].paused_until > self.now;
+        let paused = self.nodes[node].pauses.until > self.now;
         let Some(station) = &mut self.nodes[node].station else { return };
         if station.armed == Some(self.now) {
             station.armed = None;
@@ -273,8 +309,8 @@ impl<E: Engine> Cluster<'_, E> {
 
     /// A node's NIC does what is to be done, and its engine takes the messages that have come.
     pub(crate) fn station_turn(&mut self, node: usize) {
+        let local = self.local(node);
         let Some(mut station) = self.nodes[node].station.take() else { return };
-        let local = self.nodes[node].clock.local(self.now);
         let Self { nodes, story, now, failure, .. } = self;
         let engine = nodes[node].engine.as_deref_mut();
         if let Some(engine) = engine {

@@ -13,9 +13,15 @@ use crate::history::Record;
 use crate::values::{after, ends, request};
 use crate::workload::{Actor, Flight};
 
+/// Reads that a watcher has under way at most.
+const WATCHED: usize = 20;
+
 impl<E: Engine> Cluster<'_, E> {
     /// A pause ends: the next request.
     pub(crate) fn wake(&mut self, index: usize) {
+        if let Some(every) = self.clients[index].watches {
+            return self.look(index, every);
+        }
         let client = &mut self.clients[index];
         // In the calm each client makes one more request, and then they share the last reads.
         if self.calm && client.made_last {
@@ -24,6 +30,19 @@ impl<E: Engine> Cluster<'_, E> {
         let Some((body, scope)) = client.next(&self.plan.workload) else { return self.wake_after(index, 20 * MS) };
         client.made_last |= self.calm;
         self.ask(index, body, scope);
+    }
+
+    /// A watcher reads.
+    fn look(&mut self, index: usize, every: Time) {
+        if self.calm {
+            return;
+        }
+        self.wake_after(index, every);
+        let client = &mut self.clients[index];
+        if client.flights.len() < WATCHED {
+            let (body, scope) = (client.look(&self.plan.workload), client.scope());
+            self.ask(index, body, scope);
+        }
     }
 
     /// The next of the last reads, by a client that knows of one node alone.
@@ -129,7 +148,7 @@ impl<E: Engine> Cluster<'_, E> {
 
     /// A request reaches a node, in the life that it was meant for or in another.
     pub(crate) fn asked(&mut self, node: usize, life: u64, client: usize, line: u64, request: Request) {
-        let local = self.nodes[node].clock.local(self.now);
+        let local = self.local(node);
         let place = &mut self.nodes[node];
         let Some(engine) = place.engine.as_mut().filter(|_| place.life == life) else {
             if let Some(delay) = self.net.client_delay() {
@@ -174,6 +193,9 @@ impl<E: Engine> Cluster<'_, E> {
             if let End::Done(found) = end {
                 client.saw(key, after(action, found));
             }
+        }
+        if client.watches.is_some() {
+            return;
         }
         let pause = if self.calm { 0 } else { client.pause(&self.plan.workload) };
         self.wake_after(index, pause);

@@ -23,6 +23,11 @@ impl Clock {
         *self = Self { since: now, local: self.local(now), ppm };
     }
 
+    /// The clock has stood still since it read `local`, and goes on.
+    pub fn go_on(&mut self, now: Time, local: Time) {
+        (self.since, self.local) = (now, local);
+    }
+
     /// What the node reads at `now`.
     pub fn local(&self, now: Time) -> Time {
         self.local + scaled(now.saturating_sub(self.since), self.rate(), MILLION, false)

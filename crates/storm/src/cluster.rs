@@ -11,7 +11,7 @@ use remora_replica::ddp::{Model, Reply, Request};
 
 use crate::carriage::{Carriage, Station};
 use crate::clock::Clock;
-use crate::disk::{Disk, DiskCounts};
+use crate::disk::{Disk, DiskCounts, DiskWrite};
 use crate::durability::{Finding, check_history};
 use crate::engine::{Body, Boot, Engine, EngineOutput, View};
 use crate::events::{MS, Queue, SECOND, Time, US};
@@ -20,6 +20,7 @@ use crate::nemesis::{self, KINDS};
 use crate::net::{NetCounts, Network};
 use crate::rng::{Purpose, Rng};
 use crate::story::Story;
+use crate::turns::{Held, Pauses};
 use crate::workload::{Actor, Workload};
 
 /// All that makes up a storm. Equal plans give equal storms.
@@ -38,11 +39,22 @@ pub struct Plan<C> {
     /// What clients do.
     pub workload: Workload,
     /// Faults.
-    pub schedule: Vec<nemesis::Event>,
+    pub schedule: Vec<nemesis::ScheduledFault>,
     /// When faults end.
     pub calm_at: Time,
     /// Nodes (bits) that stay down after that; a minority.
     pub absent: u64,
+    /// A seeded fault of the world; for checks only.
+    pub mutant: Option<Mutant>,
+}
+
+/// Seeded faults of worlds, by which storms show that they can fail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutant {
+    /// A node reads its clock before it takes input.
+    ClockFirst,
+    /// A node's clock stands still while the node does, as some do while a machine sleeps.
+    ClockSleeps,
 }
 
 /// How long after the faults everything may take. Far more than any timeout, so that only hanging counts as hanging.
@@ -82,8 +94,10 @@ impl<C> Plan<C> {
         workload.silence = *rng.pick(&[workload.silence, shipped.silence]);
         workload.timeout = *rng.pick(&[workload.timeout / 2, workload.timeout]);
         workload.retry = rng.chance(900_000);
+        let mut later = Rng::new(seed, Purpose::LaterShape);
+        workload.watch = later.chance(500_000).then(|| later.between(30, 200) * MS);
         let carriage = Carriage::default();
-        Self { seed, nodes, config, model, carriage, workload, schedule, calm_at, absent }
+        Self { seed, nodes, config, model, carriage, workload, schedule, calm_at, absent, mutant: None }
     }
 }
 
@@ -224,14 +238,16 @@ pub(crate) struct Node<E: Engine> {
     /// Counts starts and ends, so that what was meant for an earlier life is told apart.
     pub life: u64,
     pub starts: u64,
-    /// It stands still until then.
-    pub paused_until: Time,
+    /// When it stands still.
+    pub pauses: Pauses,
     /// What waits for it to move again.
-    pub held: Vec<Event<E::Message>>,
+    pub held: Held<E::Message>,
     /// Extra latency of syncs, ns.
     pub slow_disk: Time,
     /// Nodes that, as it knew last, may become the only member of a view.
     pub alone: u64,
+    /// Bytes for which there is room on its disk, if it is full.
+    pub room: Option<usize>,
     /// The next sync fails and the node stays down this long.
     pub fail_sync: Option<Time>,
     /// Requests under way by the tags that the node gave them: client, connection, and the client's tag.
@@ -284,11 +300,12 @@ impl<'a, E: Engine> Cluster<'a, E> {
             clock: Clock::new(rng.below(1000 * SECOND)),
             life: 0,
             starts: 0,
-            paused_until: 0,
+            pauses: Pauses::default(),
             held: Vec::new(),
             slow_disk: 0,
             alone: 0,
             fail_sync: None,
+            room: None,
             asked: BTreeMap::new(),
             last_tag: 0,
             armed: None,
@@ -328,6 +345,11 @@ impl<'a, E: Engine> Cluster<'a, E> {
                 let pause = self.clients[client].pause(&self.plan.workload);
                 self.wake_after(client, pause);
             }
+        }
+        for node in (0..self.nodes.len()).filter(|_| self.plan.workload.watch.is_some()) {
+            let index = self.clients.len();
+            self.clients.push(Actor::watcher(self.plan.seed, index as u32, node, &self.plan.workload));
+            self.wake(index);
         }
         for (index, event) in self.plan.schedule.iter().enumerate() {
             self.queue.push(event.at, Event::Fault { index });
@@ -371,19 +393,19 @@ impl<'a, E: Engine> Cluster<'a, E> {
         }
     }
 
-    fn step(&mut self, event: Event<E::Message>) {
+    pub(crate) fn step(&mut self, event: Event<E::Message>) {
         match event {
             Event::Message { to: node, .. }
             | Event::Packet { to: node, .. }
             | Event::Call { node, .. }
             | Event::Request { node, .. }
             | Event::Synced { node, .. }
-                if self.nodes[node].paused_until > self.now =>
+                if self.waits(node) =>
             {
                 self.nodes[node].held.push(event);
             }
             Event::Message { from, to, message } => {
-                let local = self.nodes[to].clock.local(self.now);
+                let local = self.local(to);
                 let Some(engine) = &mut self.nodes[to].engine else { return };
                 self.story.message::<E>(self.now, from, to, &message);
                 engine.handle(local, from, message);
@@ -418,7 +440,11 @@ impl<'a, E: Engine> Cluster<'a, E> {
         let seed = crate::rng::mix(self.plan.seed ^ crate::rng::mix((node as u64) << 32 | place.starts));
         let boot = Boot { node, nodes, now, log: place.disk.read(), seed, starts: place.starts };
         self.story.say(self.now, || format!("node {node} starts with a log of {} bytes", boot.log.len()));
-        place.engine = Some(Box::new(E::start(&self.plan.config, boot)));
+        let mut engine = Box::new(E::start(&self.plan.config, boot));
+        if place.room.is_some() {
+            engine.set_room(now, place.room);
+        }
+        place.engine = Some(engine);
         place.life += 1;
         place.starts += 1;
         place.armed = None;
@@ -433,7 +459,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
         if let Some(down) = self.nodes[node].fail_sync.take() {
             return self.sync_failed(node, down);
         }
-        let now = self.nodes[node].clock.local(self.now);
+        let now = self.local(node);
         for token in self.nodes[node].disk.end_sync() {
             if let Some(engine) = &mut self.nodes[node].engine {
                 engine.persisted(now, token);
@@ -447,7 +473,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
         if place.armed != Some(self.now) {
             return;
         }
-        if place.paused_until > self.now {
+        if place.pauses.until > self.now {
             place.armed = None;
             return;
         }
@@ -465,8 +491,8 @@ impl<'a, E: Engine> Cluster<'a, E> {
 
     /// Does what the engine wants done.
     pub fn pump(&mut self, node: usize) {
+        let local = self.local(node);
         let Some(mut engine) = self.nodes[node].engine.take() else { return };
-        let local = self.nodes[node].clock.local(self.now);
         while let Some(output) = engine.poll(local) {
             match output {
                 EngineOutput::Send { to, message } if self.nodes[node].station.is_some() => {
@@ -482,7 +508,10 @@ impl<'a, E: Engine> Cluster<'a, E> {
                     }
                     self.queue.push(first, Event::Message { from: node, to, message });
                 }
-                EngineOutput::Write { token, write } => self.nodes[node].disk.write(token, write),
+                EngineOutput::Write { token, write } => {
+                    self.takes_room(node, &write);
+                    self.nodes[node].disk.write(token, write);
+                }
                 EngineOutput::Reply(reply) => self.answers(node, reply),
             }
         }
@@ -495,6 +524,19 @@ impl<'a, E: Engine> Cluster<'a, E> {
             self.queue.push(self.now + latency, Event::Synced { node, start: place.life });
         }
         self.arm(node);
+    }
+
+    /// On a full disk no engine may append more than it was told that there is room for.
+    fn takes_room(&mut self, node: usize, write: &DiskWrite) {
+        if let (Some(room), DiskWrite::Append(bytes)) = (&mut self.nodes[node].room, write) {
+            match room.checked_sub(bytes.len()) {
+                Some(rest) => *room = rest,
+                None => {
+                    let text = format!("node {node} appends {} bytes where there is room for {room}", bytes.len());
+                    self.failure = Some(Failure::Broken(text));
+                }
+            }
+        }
     }
 
     /// Puts the engine's next timeout into the queue, unless an earlier event is there already.
@@ -531,7 +573,7 @@ impl<'a, E: Engine> Cluster<'a, E> {
         (place.engine, place.station) = (None, None);
         place.life += 1;
         place.held.clear();
-        place.paused_until = 0;
+        place.pauses = Pauses::default();
         place.armed = None;
         place.fail_sync = None;
         place.asked.clear();

@@ -14,7 +14,7 @@ pub const SECTOR: usize = 512;
 
 /// A change of the log file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Write {
+pub enum DiskWrite {
     /// Bytes at the end of the file.
     Append(Vec<u8>),
     /// A new file in place of the old one, atomically.
@@ -48,7 +48,7 @@ impl DiskCounts {
 #[derive(Debug, Default)]
 pub struct Disk {
     durable: Vec<u8>,
-    cached: VecDeque<(u64, Write)>,
+    cached: VecDeque<(u64, DiskWrite)>,
     /// How many of `cached` the running sync covers.
     syncing: usize,
     bad: BTreeSet<usize>,
@@ -60,7 +60,7 @@ pub struct Disk {
 
 impl Disk {
     /// Writes to the page cache. The token comes back from [`Disk::end_sync`].
-    pub fn write(&mut self, token: u64, write: Write) {
+    pub fn write(&mut self, token: u64, write: DiskWrite) {
         self.cached.push_back((token, write));
     }
 
@@ -81,12 +81,12 @@ impl Disk {
         for (token, write) in synced {
             tokens.push(token);
             match write {
-                Write::Append(bytes) => {
+                DiskWrite::Append(bytes) => {
                     let start = self.durable.len();
                     self.durable.extend_from_slice(&bytes);
                     self.rewritten(start);
                 }
-                Write::Replace(bytes) => self.replace(bytes),
+                DiskWrite::Replace(bytes) => self.replace(bytes),
             }
         }
         self.settled = [self.settled[1], self.settled[2], self.durable.len()];
@@ -97,17 +97,27 @@ impl Disk {
     pub fn crash(&mut self, rng: &mut Rng, keep: u32) {
         self.syncing = 0;
         let mut lost_file = false;
+        // The file as the page cache has it.
+        let mut file = self.durable.clone();
         for (_, write) in std::mem::take(&mut self.cached) {
             // What was written to a new file that did not get its name is gone with it.
             match write {
-                Write::Append(bytes) if !lost_file => self.tear(&bytes, rng, keep),
-                Write::Replace(bytes) if !lost_file && rng.chance(keep) => self.replace(bytes),
+                DiskWrite::Append(bytes) if !lost_file => self.tear(&mut file, &bytes, rng, keep),
+                DiskWrite::Replace(bytes) if !lost_file && rng.chance(keep) => {
+                    file.clone_from(&bytes);
+                    self.replace(bytes);
+                }
                 _ => {
                     lost_file = true;
                     self.counts.lost_writes += 1;
                 }
             }
         }
+    }
+
+    /// The machine comes back with another disk.
+    pub fn wipe(&mut self) {
+        *self = Self { counts: self.counts, ..Self::default() };
     }
 
     /// The process fails but not the machine: the page cache reaches the disk.
@@ -157,18 +167,18 @@ impl Disk {
         let _ = self.bad.split_off(&start.div_ceil(SECTOR));
     }
 
-    /// Writes some sectors of an append; the others keep what was there, or zeros behind the old end.
-    fn tear(&mut self, bytes: &[u8], rng: &mut Rng, keep: u32) {
-        let start = self.durable.len();
-        let (mut at, mut kept, mut lost) = (0, 0, 0);
-        let mut end = start;
-        let mut file = vec![0; bytes.len()];
-        while at < bytes.len() {
-            let next = ((start + at) / SECTOR + 1) * SECTOR - start;
-            let next = next.min(bytes.len());
+    /// Appends to `file`, and writes some of its sectors, where they belong, as they are by then; the others keep what was
+    /// there, or zeros behind the old end.
+    fn tear(&mut self, file: &mut Vec<u8>, bytes: &[u8], rng: &mut Rng, keep: u32) {
+        let mut at = file.len();
+        file.extend_from_slice(bytes);
+        let (mut kept, mut lost) = (0, 0);
+        while at < file.len() {
+            let sector = at / SECTOR * SECTOR;
+            let next = (sector + SECTOR).min(file.len());
             if rng.chance(keep) {
-                file[at..next].copy_from_slice(&bytes[at..next]);
-                end = start + next;
+                self.durable.resize(self.durable.len().max(next), 0);
+                self.durable[sector..next].copy_from_slice(&file[sector..next]);
                 kept += 1;
             } else {
                 lost += 1;
@@ -177,9 +187,8 @@ impl Disk {
         }
         // The length is metadata of its own: it may have grown although the sectors were lost.
         if lost > 0 && rng.chance(keep / 2) {
-            end = start + bytes.len();
+            self.durable.resize(file.len(), 0);
         }
-        self.durable.extend_from_slice(&file[..end - start]);
         self.counts.torn_writes += u64::from(kept > 0 && lost > 0);
         self.counts.lost_writes += u64::from(kept == 0 && lost > 0);
     }
@@ -190,8 +199,8 @@ mod tests {
     use super::*;
     use crate::rng::Purpose;
 
-    fn append(byte: u8, len: usize) -> Write {
-        Write::Append(vec![byte; len])
+    fn append(byte: u8, len: usize) -> DiskWrite {
+        DiskWrite::Append(vec![byte; len])
     }
 
     #[test]
@@ -228,12 +237,38 @@ mod tests {
     }
 
     #[test]
+    fn what_a_crash_keeps_stays_where_it_was_written() {
+        let (mut holes, mut both) = (0, 0);
+        for seed in 0..100 {
+            let mut disk = Disk::default();
+            // The third ends in the sector in which the fourth begins.
+            let lengths = [SECTOR, 2 * SECTOR, SECTOR / 2, SECTOR];
+            let bytes = |number: u8, length: usize| vec![number; length];
+            (1..)
+                .zip(lengths)
+                .for_each(|(number, length)| disk.write(number.into(), DiskWrite::Append(bytes(number, length))));
+            let written: Vec<u8> = (1..).zip(lengths).flat_map(|(number, length)| bytes(number, length)).collect();
+            disk.crash(&mut Rng::new(seed, Purpose::Fault), 500_000);
+            let file = disk.read();
+            for (at, &byte) in file.iter().enumerate() {
+                assert!(byte == 0 || byte == written[at], "seed {seed}: {byte} at {at}");
+            }
+            holes += u64::from(file.starts_with(&[0]) && file.iter().any(|&byte| byte != 0));
+            // A sector that was kept for the fourth write has what the third put there.
+            let shared = file.get(3 * SECTOR..4 * SECTOR).filter(|sector| sector.ends_with(&[4]));
+            assert!(shared.is_none_or(|sector| sector[0] == 3), "seed {seed}");
+            both += u64::from(shared.is_some());
+        }
+        assert!(holes > 20 && both > 20, "{holes} {both}");
+    }
+
+    #[test]
     fn replacing_is_atomic() {
         for seed in 0..50 {
             let mut disk = Disk::default();
             disk.write(1, append(1, 2000));
             disk.kill();
-            disk.write(2, Write::Replace(vec![2; 1500]));
+            disk.write(2, DiskWrite::Replace(vec![2; 1500]));
             disk.write(3, append(3, 10));
             disk.crash(&mut Rng::new(seed, Purpose::Fault), 500_000);
             let file = disk.read();
@@ -250,7 +285,7 @@ mod tests {
         (0..2).for_each(|_| disk.kill());
         assert_eq!(disk.spoil(&mut Rng::new(1, Purpose::Fault), 1), 1);
         assert_ne!(disk.read(), [7; 3 * SECTOR]);
-        disk.write(2, Write::Replace(vec![7; 3 * SECTOR]));
+        disk.write(2, DiskWrite::Replace(vec![7; 3 * SECTOR]));
         disk.kill();
         assert_eq!(disk.read(), [7; 3 * SECTOR]);
     }

@@ -7,7 +7,7 @@ use std::fmt;
 
 use remora_replica::ddp::{Reply, Request};
 
-use crate::disk::Write;
+use crate::disk::DiskWrite;
 use crate::events::Time;
 
 /// What a record holds: a number, or nothing. Adapters turn numbers into values of many lengths and back.
@@ -89,7 +89,7 @@ pub enum EngineOutput<M> {
         /// Comes back when it is durable. Tokens are the engine's own.
         token: u64,
         /// The change.
-        write: Write,
+        write: DiskWrite,
     },
     /// The answer to a request.
     Reply(Reply),
@@ -144,6 +144,8 @@ pub trait Engine: Sized {
     fn submit(&mut self, now: Time, request: Request);
     /// A write is durable, and so are all before it.
     fn persisted(&mut self, now: Time, token: u64);
+    /// The disk has room for so many bytes of log more; `None`: for any.
+    fn set_room(&mut self, _now: Time, _room: Option<usize>) {}
     /// The time that [`Engine::next_timeout`] named has come.
     fn timeout(&mut self, now: Time);
     /// When to call [`Engine::timeout`], by the node's own clock.

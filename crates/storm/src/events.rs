@@ -3,8 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Simulated time in nanoseconds.
-pub type Time = u64;
+pub use remora_replica::Time;
 
 /// A microsecond.
 pub const US: Time = 1_000;

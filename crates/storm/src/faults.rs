@@ -1,6 +1,7 @@
 //! What each fault does to a running cluster.
 
 use crate::cluster::{Cluster, Event};
+use crate::disk::Disk;
 use crate::engine::Engine;
 use crate::events::{SECOND, Time};
 use crate::nemesis::StormFault;
@@ -28,15 +29,25 @@ impl<E: Engine> Cluster<'_, E> {
             StormFault::Crash { nodes, down, keep } => return self.end_nodes(nodes, down, Some((rng, keep))),
             StormFault::Kill { nodes, down } => return self.end_nodes(nodes, down, None),
             StormFault::Pause { node, lasts } => {
-                let until = self.now + lasts;
-                self.nodes[node].paused_until = until.max(self.nodes[node].paused_until);
+                self.pause(node, self.now + lasts);
             }
+            StormFault::PauseInTurn { node, lasts } => self.pause_in_turn(node, self.now + lasts),
             StormFault::Partition { from, to, both, .. } => self.cut(from, to, both, true),
             StormFault::Weather { weather, .. } => self.net.set_weather(weather),
             StormFault::SlowLink { from, to, extra, .. } => self.net.slow(1 << from, to, extra),
             StormFault::SlowDisk { node, extra, .. } => self.nodes[node].slow_disk = extra,
             StormFault::FailSync { node, down } => self.nodes[node].fail_sync = Some(down),
-            StormFault::BadSectors { node, count, down } => return self.spoil(node, count, down, rng),
+            StormFault::BadSectors { node, count, down } => {
+                return self.spoil(node, down, rng, |disk, rng| disk.spoil(rng, count) > 0);
+            }
+            StormFault::Wipe { node, down } => {
+                return self.spoil(node, down, rng, |disk, _| {
+                    disk.wipe();
+                    true
+                });
+            }
+            StormFault::FullDisk { node, .. } if self.stands_still(node) => return false,
+            StormFault::FullDisk { node, left, .. } => self.set_room(node, Some(left)),
             StormFault::Skew { node, ppm, .. } => self.skew(node, ppm),
         }
         true
@@ -48,16 +59,18 @@ impl<E: Engine> Cluster<'_, E> {
             return;
         }
         match self.plan.schedule[index].fault {
-            StormFault::Pause { node, .. } => self.resume(node),
+            StormFault::Pause { node, .. } | StormFault::PauseInTurn { node, .. } => self.resume(node),
             StormFault::Partition { from, to, both, .. } => self.cut(from, to, both, false),
             StormFault::Weather { .. } => self.net.calm(),
             StormFault::SlowLink { from, to, .. } => self.net.slow(1 << from, to, 0),
             StormFault::SlowDisk { node, .. } => self.nodes[node].slow_disk = 0,
+            StormFault::FullDisk { node, .. } => self.set_room(node, None),
             StormFault::Skew { node, .. } => self.skew(node, 0),
             StormFault::Crash { .. }
             | StormFault::Kill { .. }
             | StormFault::FailSync { .. }
-            | StormFault::BadSectors { .. } => return,
+            | StormFault::BadSectors { .. }
+            | StormFault::Wipe { .. } => return,
         }
         self.story.say(self.now, || format!("over: {}", self.plan.schedule[index].fault));
     }
@@ -68,7 +81,8 @@ impl<E: Engine> Cluster<'_, E> {
         self.story.say(self.now, || "CALM: all faults end".into());
         self.net.heal();
         // From now on clients do not give up.
-        self.clients.iter_mut().for_each(|client| client.requests.set_timeout(Time::MAX));
+        let patient = self.clients.iter_mut().filter(|client| client.watches.is_none());
+        patient.for_each(|client| client.requests.set_timeout(Time::MAX));
         let before = self.holders();
         // A majority that holds the state stays: without anyone, most models wait for all of the last members to come
         // back, and a node with a damaged log has no vote until it has caught up.
@@ -77,13 +91,14 @@ impl<E: Engine> Cluster<'_, E> {
         for node in 0..self.nodes.len() {
             self.nodes[node].slow_disk = 0;
             self.nodes[node].fail_sync = None;
+            self.set_room(node, None);
             self.skew(node, 0);
             if absent >> node & 1 == 1 {
                 self.nodes[node].disk.kill();
                 self.stop(node, None);
                 continue;
             }
-            self.nodes[node].paused_until = 0;
+            self.nodes[node].pauses.until = 0;
             self.resume(node);
             self.start(node);
         }
@@ -123,11 +138,17 @@ impl<E: Engine> Cluster<'_, E> {
 
     /// One copy is damaged at a time, until its node is a member again, and never the only one that a view has, or may
     /// have: what the protocol survives.
-    fn spoil(&mut self, node: usize, count: u64, down: Time, rng: &mut Rng) -> bool {
+    fn spoil(
+        &mut self,
+        node: usize,
+        down: Time,
+        rng: &mut Rng,
+        damage: impl FnOnce(&mut Disk, &mut Rng) -> bool,
+    ) -> bool {
         let alone = self.nodes.iter().fold(0, |set, node| set | node.alone);
         let only_copy = self.members & !(1 << node) == 0 || alone >> node & 1 == 1;
         let place = &mut self.nodes[node];
-        if self.damaged != 0 || only_copy || place.engine.is_none() || place.disk.spoil(rng, count) == 0 {
+        if self.damaged != 0 || only_copy || place.engine.is_none() || !damage(&mut place.disk, rng) {
             return false;
         }
         self.damaged = 1 << node;
@@ -141,20 +162,24 @@ impl<E: Engine> Cluster<'_, E> {
         }
     }
 
+    fn stands_still(&self, node: usize) -> bool {
+        self.nodes[node].pauses.until > self.now
+    }
+
+    /// A node's disk has room for so many bytes more, or for all there may be.
+    fn set_room(&mut self, node: usize, room: Option<usize>) {
+        self.nodes[node].room = room;
+        let local = self.local(node);
+        if let Some(engine) = &mut self.nodes[node].engine {
+            engine.set_room(local, room);
+        }
+        if !self.stands_still(node) {
+            self.pump(node);
+        }
+    }
+
     fn skew(&mut self, node: usize, ppm: i32) {
         self.nodes[node].clock.set_rate(self.now, ppm);
         self.arm(node);
-    }
-
-    /// A node moves again, if no other pause holds it.
-    fn resume(&mut self, node: usize) {
-        if self.nodes[node].paused_until > self.now {
-            return;
-        }
-        for event in std::mem::take(&mut self.nodes[node].held) {
-            self.queue.push(self.now, event);
-        }
-        self.arm(node);
-        self.station_turn(node);
     }
 }

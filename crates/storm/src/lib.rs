@@ -18,10 +18,13 @@ pub mod minos;
 pub mod nemesis;
 pub mod net;
 pub mod rng;
+mod search;
+pub mod shard;
 pub mod shrink;
 pub mod story;
 pub mod totals;
 #[cfg(test)]
 mod toy;
+mod turns;
 mod values;
 pub mod workload;

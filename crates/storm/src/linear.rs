@@ -201,6 +201,8 @@ struct Step {
     choice: usize,
     state: State,
     values: usize,
+    /// It was a read that changed nothing: nothing else need be tried in its stead.
+    idle: bool,
 }
 
 impl<'a> Search<'a> {
@@ -251,13 +253,17 @@ impl<'a> Search<'a> {
                 let index = entry.call as usize;
                 let values = self.values.len();
                 let with = set ^ member(index);
-                match self.apply(index, state, choice) {
+                let next = self.apply(index, state, choice);
+                let idle = next.is_some_and(|next| self.is_idle(index, state, next));
+                match next {
                     Some(next) if self.seen.insert(with ^ self.state_hash(next)) => {
-                        taken.push(Step { entry: at, choice, state, values });
+                        taken.push(Step { entry: at, choice, state, values, idle });
                         (state, set) = (next, with);
                         due -= usize::from(self.lift(at));
-                        (at, choice) = (self.entries[0].next, 0);
+                        (at, choice) = (self.idle_read(state).unwrap_or(self.entries[0].next), 0);
                     }
+                    // What follows has been tried in vain.
+                    _ if idle => at = NONE,
                     _ => {
                         self.values.truncate(values);
                         choice += 1;
@@ -274,11 +280,16 @@ impl<'a> Search<'a> {
                 best = due;
                 rest = self.unplaced(at);
             }
-            let Some(step) = taken.pop() else { return Verdict::Violation(rest) };
-            due += usize::from(self.unlift(step.entry));
-            set ^= member(self.entries[step.entry as usize].call as usize);
+            let step = loop {
+                let Some(step) = taken.pop() else { return Verdict::Violation(rest) };
+                due += usize::from(self.unlift(step.entry));
+                set ^= member(self.entries[step.entry as usize].call as usize);
+                self.values.truncate(step.values);
+                if !step.idle {
+                    break step;
+                }
+            };
             state = step.state;
-            self.values.truncate(step.values);
             (at, choice) = (step.entry, step.choice + 1);
             let call = &self.calls[self.entries[at as usize].call as usize];
             if choice >= self.choices(call, state) {
@@ -286,6 +297,32 @@ impl<'a> Search<'a> {
             }
         }
         Verdict::Linearizable
+    }
+
+    /// Whether a call is a read that changes nothing. If there is an order that has it later then there is one that has it
+    /// now, as what lies between does not notice.
+    fn is_idle(&self, index: usize, before: State, after: State) -> bool {
+        let call = &self.calls[index];
+        let alone = call.attempt.is_none() && self.attempts.get(index).is_none_or(Vec::is_empty);
+        matches!(call.effect, Effect::Get(_)) && alone && self.state_hash(before) == self.state_hash(after)
+    }
+
+    /// The first read that may come now and changes nothing.
+    fn idle_read(&mut self, state: State) -> Option<u32> {
+        let mut at = self.entries[0].next;
+        while at != NONE && !self.entries[at as usize].is_return {
+            let Entry { call, next, .. } = self.entries[at as usize];
+            if matches!(self.calls[call as usize].effect, Effect::Get(_)) {
+                let values = self.values.len();
+                let after = self.apply(call as usize, state, 0);
+                self.values.truncate(values);
+                if after.is_some_and(|after| self.is_idle(call as usize, state, after)) {
+                    return Some(at);
+                }
+            }
+            at = next;
+        }
+        None
     }
 
     /// How many ways a call may go in a state: one, but for a read-modify-write of unknown outcome upon a record of

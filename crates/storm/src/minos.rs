@@ -4,18 +4,19 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::str::FromStr;
 
+use remora_nic::Now;
 use remora_replica::bounds::Bounds;
 pub use remora_replica::ddp::Model;
 use remora_replica::ddp::{self, JobId, Offload, Request};
 use remora_replica::frames::{decode_packet, encode_packet, split};
 use remora_replica::member::Notice::{Beat, Grant};
-use remora_replica::member::Standing;
+use remora_replica::member::{self, Standing};
 use remora_replica::node::{Change, NodeOutput, Packet, ReplicaNode};
 use remora_replica::types::{NodeId, NodeSet};
 
 use crate::carriage::Carriage;
-use crate::cluster::{Failure, Plan, StormReport, run, run_with};
-use crate::disk::Write;
+use crate::cluster::{Failure, Mutant, Plan, StormReport, run, run_with};
+use crate::disk::DiskWrite;
 use crate::engine::{Boot, Engine, EngineOutput, View};
 use crate::events::Time;
 use crate::rng::mix;
@@ -83,6 +84,32 @@ pub struct Case {
     pub carriage: Carriage,
 }
 
+/// A seeded fault of membership, or of the world around the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StormMutant {
+    /// Its name on the command line.
+    pub name: &'static str,
+    engine: Option<member::Mutation>,
+    world: Option<Mutant>,
+}
+
+impl StormMutant {
+    const fn world(name: &'static str, world: Mutant) -> Self {
+        Self { name, engine: None, world: Some(world) }
+    }
+
+    const fn engine(name: &'static str, engine: member::Mutation) -> Self {
+        Self { name, engine: Some(engine), world: None }
+    }
+}
+
+/// Seeded faults that storms find.
+pub const STORM_MUTANTS: [StormMutant; 3] = [
+    StormMutant::world("clock-first", Mutant::ClockFirst),
+    StormMutant::world("clock-sleeps", Mutant::ClockSleeps),
+    StormMutant::engine("empty-is-new", member::Mutation::EmptyIsNew),
+];
+
 /// How far two clocks drift apart at most: twice what the nemesis does to one.
 const DRIFT_PPM: u32 = 10_000;
 
@@ -139,19 +166,24 @@ impl Case {
 
     /// Runs the storm and checks it.
     pub fn run(&self) -> StormReport {
-        run::<Minos>(&self.plan())
+        run::<Minos>(&self.plan(None))
+    }
+
+    /// Runs the storm with a seeded fault.
+    pub fn run_mutant(&self, mutant: StormMutant) -> StormReport {
+        run::<Minos>(&self.plan(Some(mutant)))
     }
 
     /// Shrinks a failing storm. Gives its story, of at most `lines` lines, and how many faults are left.
     pub fn story(&self, report: StormReport, lines: usize, progress: impl FnMut(usize)) -> (String, usize) {
-        let (plan, report) = shrink::<Minos>(&self.plan(), report, progress);
+        let (plan, report) = shrink::<Minos>(&self.plan(None), report, progress);
         let key = report.failure.as_ref().and_then(Failure::key);
         let (report, story) = run_with::<Minos>(&plan, Story::about(key));
         (story.tell(&report, lines), plan.schedule.len())
     }
 
     /// The bounds are those that products ship with, and smaller ones.
-    fn plan(&self) -> Plan<Config> {
+    fn plan(&self, mutant: Option<StormMutant>) -> Plan<Config> {
         let (drawn, shipped) = (mix(self.seed), Bounds::SHIPPED);
         let config = Config {
             nodes: self.nodes,
@@ -164,8 +196,10 @@ impl Case {
             fifo: if drawn >> 18 & 1 == 0 { 5 } else { shipped.fifo },
             // About as long as one value.
             packet: if drawn >> 19 & 1 == 0 { 500 } else { shipped.peer_frame / 2 },
+            mutation: mutant.and_then(|mutant| mutant.engine),
         };
         let mut plan = Plan::new(self.seed, self.nodes, self.model, config);
+        plan.mutant = mutant.and_then(|mutant| mutant.world);
         // Every other storm clients take a scope's number again after PERSIST, and at another node.
         plan.carriage = self.carriage;
         plan.workload.scopes_a_number = if drawn >> 15 & 1 == 0 { 1 } else { 4 };
@@ -188,6 +222,7 @@ pub struct Config {
     max_scopes: usize,
     fifo: u16,
     packet: usize,
+    mutation: Option<member::Mutation>,
 }
 
 /// A node.
@@ -223,6 +258,7 @@ pub const MARKS: &[&str] = &[
     "full_recoveries",
     "duplicates",
     "overtaken",
+    "disk_full",
 ];
 
 impl Engine for Minos {
@@ -244,29 +280,34 @@ impl Engine for Minos {
             let fifos = on(0).then_some(if on(3) { config.fifo } else { 1 });
             engine.deployment = ddp::Deployment::Offload(Offload { fifos, batching: on(6), broadcast: on(9) });
         }
-        let node = ReplicaNode::new(engine, boot.now, &boot.log);
+        let node = ReplicaNode::new(engine, boot.now, &boot.log).mutated(config.mutation);
         let (jobs, seed) = (BTreeMap::new(), mix(boot.seed ^ mix(boot.starts)));
         Self { node, requests: BTreeSet::new(), rest: VecDeque::new(), packet: config.packet, jobs, next_job: 0, seed }
     }
 
     fn handle(&mut self, now: Time, from: usize, message: Packet) {
-        self.node.handle(now, NodeId(from as u8), message);
+        self.node.handle(&Now::simulated(now), NodeId(from as u8), message);
     }
 
     fn submit(&mut self, now: Time, request: Request) {
         self.requests.insert(request.tag);
-        self.node.submit(now, request);
+        self.node.submit(&Now::simulated(now), request);
     }
 
     fn persisted(&mut self, now: Time, token: u64) {
-        self.node.persisted(now, token);
+        self.node.persisted(&Now::simulated(now), token);
+    }
+
+    fn set_room(&mut self, now: Time, room: Option<usize>) {
+        self.node.set_room(&Now::simulated(now), room);
     }
 
     fn timeout(&mut self, now: Time) {
-        while let Some(job) = self.jobs.first_entry().filter(|job| job.key().0 <= now) {
-            self.node.done(now, job.remove());
+        let now = Now::simulated(now);
+        while let Some(job) = self.jobs.first_entry().filter(|job| job.key().0 <= now.time()) {
+            self.node.done(&now, job.remove());
         }
-        self.node.timeout(now);
+        self.node.timeout(&now);
     }
 
     fn next_timeout(&self) -> Option<Time> {
@@ -291,13 +332,13 @@ impl Engine for Minos {
                     continue;
                 }
                 NodeOutput::Log(token, Change::Append(bytes)) => {
-                    EngineOutput::Write { token, write: Write::Append(bytes) }
+                    EngineOutput::Write { token, write: DiskWrite::Append(bytes) }
                 }
                 NodeOutput::Log(token, Change::Replace(bytes)) => {
-                    EngineOutput::Write { token, write: Write::Replace(bytes) }
+                    EngineOutput::Write { token, write: DiskWrite::Replace(bytes) }
                 }
                 NodeOutput::Log(token, Change::Compact(snapshot)) => {
-                    EngineOutput::Write { token, write: Write::Replace(snapshot.encode()) }
+                    EngineOutput::Write { token, write: DiskWrite::Replace(snapshot.encode()) }
                 }
                 NodeOutput::Reply(reply) => {
                     assert!(self.requests.remove(&reply.tag), "{reply:?} to nobody");
@@ -416,6 +457,18 @@ mod tests {
             if seed == 1 {
                 assert_eq!(case.run().history.records, report.history.records, "storms repeat");
             }
+        }
+    }
+
+    /// Each is found among the first storms; `remora storm minos --mutant all` shows how.
+    #[test]
+    fn each_seeded_fault_is_found() {
+        for mutant in STORM_MUTANTS {
+            let wrong = |seed: &u64| {
+                let report = Case::new(*seed, 3, None, None, None).run_mutant(mutant);
+                matches!(report.failure, Some(Failure::Wrong(_)))
+            };
+            assert!((1..300).any(|seed| wrong(&seed)), "{}", mutant.name);
         }
     }
 

@@ -33,6 +33,14 @@ pub enum StormFault {
         /// For how long.
         lasts: Time,
     },
+    /// A node stands still in the midst of its next turn: behind its first half, which takes input and reads the clock,
+    /// and before the second, which answers.
+    PauseInTurn {
+        /// Which.
+        node: usize,
+        /// Until so long after now.
+        lasts: Time,
+    },
     /// Messages from some nodes to others are lost.
     Partition {
         /// Senders.
@@ -87,6 +95,22 @@ pub enum StormFault {
         /// For how long the node stays down.
         down: Time,
     },
+    /// A machine fails, and comes back with an empty disk.
+    Wipe {
+        /// Which.
+        node: usize,
+        /// For how long it stays down.
+        down: Time,
+    },
+    /// There is no more room on a disk but for a little.
+    FullDisk {
+        /// Whose.
+        node: usize,
+        /// For so many bytes of log there is room all the same.
+        left: usize,
+        /// For how long.
+        lasts: Time,
+    },
     /// A clock runs fast or slow.
     Skew {
         /// Whose.
@@ -99,7 +123,7 @@ pub enum StormFault {
 }
 
 /// Names of the kinds of faults, in the order of [`StormFault::kind`].
-pub const KINDS: [&str; 13] = [
+pub const KINDS: [&str; 16] = [
     "crash of one",
     "crash of some",
     "crash of all",
@@ -113,6 +137,9 @@ pub const KINDS: [&str; 13] = [
     "failed sync",
     "bad sectors",
     "clock skew",
+    "pause within a turn",
+    "disk wiped",
+    "full disk",
 ];
 
 impl StormFault {
@@ -133,6 +160,9 @@ impl StormFault {
             Self::FailSync { .. } => 10,
             Self::BadSectors { .. } => 11,
             Self::Skew { .. } => 12,
+            Self::PauseInTurn { .. } => 13,
+            Self::Wipe { .. } => 14,
+            Self::FullDisk { .. } => 15,
         }
     }
 
@@ -140,19 +170,25 @@ impl StormFault {
     pub fn lasts(&self) -> Option<Time> {
         match *self {
             Self::Pause { lasts, .. }
+            | Self::PauseInTurn { lasts, .. }
             | Self::Partition { lasts, .. }
             | Self::Weather { lasts, .. }
             | Self::SlowLink { lasts, .. }
             | Self::SlowDisk { lasts, .. }
+            | Self::FullDisk { lasts, .. }
             | Self::Skew { lasts, .. } => Some(lasts),
-            Self::Crash { .. } | Self::Kill { .. } | Self::FailSync { .. } | Self::BadSectors { .. } => None,
+            Self::Crash { .. }
+            | Self::Kill { .. }
+            | Self::FailSync { .. }
+            | Self::BadSectors { .. }
+            | Self::Wipe { .. } => None,
         }
     }
 }
 
 /// A fault and when it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct ScheduledFault {
     /// When.
     pub at: Time,
     /// What.
@@ -161,6 +197,8 @@ pub struct Event {
     pub seed: u64,
 }
 
+/// What a full disk has left for membership, in bytes, if nothing else.
+const LEFT: usize = 256 << 10;
 /// How many different kinds [`schedule`] draws from.
 const DRAWN: usize = 10;
 
@@ -168,20 +206,59 @@ const DRAWN: usize = 10;
 ///
 /// Each storm leaves out some kinds and favours others (swarm testing: Groce et al., ISSTA 2012), since one kind may
 /// hide what another would find: a cluster that is always partitioned never gets to a view change.
-pub fn schedule(seed: u64, nodes: usize, until: Time) -> Vec<Event> {
+pub fn schedule(seed: u64, nodes: usize, until: Time) -> Vec<ScheduledFault> {
     let mut rng = Rng::new(seed, Purpose::Nemesis);
     let weights: [u32; DRAWN] = std::array::from_fn(|_| *rng.pick(&[0, 1, 1, 2, 4]));
+    let mut events = later(seed, nodes, until);
+    events.extend(full_disks(seed, nodes, until));
     if weights.iter().all(|&weight| weight == 0) {
-        return Vec::new();
+        return events;
     }
     let mean = rng.between(300 * MS, 4 * SECOND);
-    let mut events = Vec::new();
     let mut at = SECOND + rng.below(mean);
     while at < until {
         let fault = draw(&mut rng, nodes, &weights);
-        events.push(Event { at, fault, seed: rng.draw() });
+        events.push(ScheduledFault { at, fault, seed: rng.draw() });
         // Now and then two at once.
         at += if rng.chance(150_000) { rng.below(5 * MS) } else { rng.below(2 * mean) };
+    }
+    events.sort_by_key(|event| event.at);
+    events
+}
+
+/// Faults of kinds that came later, of a stream of their own.
+fn later(seed: u64, nodes: usize, until: Time) -> Vec<ScheduledFault> {
+    let mut rng = Rng::new(seed, Purpose::LaterNemesis);
+    let weights: [u32; 2] = std::array::from_fn(|_| *rng.pick(&[0, 1, 1, 2, 4]));
+    let mean = rng.between(SECOND, 6 * SECOND);
+    let (mut events, mut at) = (Vec::new(), SECOND + rng.below(mean));
+    while at < until && weights != [0; 2] {
+        let node = rng.below(nodes as u64) as usize;
+        let fault = match rng.weighted(&weights) {
+            0 => StormFault::PauseInTurn { node, lasts: rng.between(20 * MS, 3 * SECOND) },
+            _ => StormFault::Wipe { node, down: rng.between(20 * MS, 3 * SECOND) },
+        };
+        events.push(ScheduledFault { at, fault, seed: rng.draw() });
+        at += rng.below(2 * mean);
+    }
+    events
+}
+
+/// In every third storm disks are full now and then: of a stream of their own, as these came later, and what a seed had before
+/// stays as it was.
+fn full_disks(seed: u64, nodes: usize, until: Time) -> Vec<ScheduledFault> {
+    let mut rng = Rng::new(seed, Purpose::FullDisks);
+    let mut events = Vec::new();
+    if !rng.chance(333_333) {
+        return events;
+    }
+    let mean = rng.between(SECOND, 6 * SECOND);
+    let mut at = SECOND + rng.below(mean);
+    while at < until {
+        let (node, left) = (rng.below(nodes as u64) as usize, LEFT + *rng.pick(&[0, 500, 20_000]));
+        let fault = StormFault::FullDisk { node, left, lasts: rng.between(20 * MS, 3 * SECOND) };
+        events.push(ScheduledFault { at, fault, seed: rng.draw() });
+        at += rng.below(2 * mean);
     }
     events
 }
@@ -249,6 +326,10 @@ impl fmt::Display for StormFault {
             }
             Self::Kill { nodes, down } => write!(f, "process of {} killed, down for {}", Set(nodes), Ms(down)),
             Self::Pause { node, lasts } => write!(f, "{node} stands still for {}", Ms(lasts)),
+            Self::PauseInTurn { node, lasts } => {
+                write!(f, "{node} stands still in the midst of its next turn, until {} from now", Ms(lasts))
+            }
+            Self::Wipe { node, down } => write!(f, "crash of {node} for {}, its disk is empty then", Ms(down)),
             Self::Partition { from, to, both, lasts } => {
                 let arrow = if both { "<->" } else { "->" };
                 write!(f, "messages {} {arrow} {} are lost for {}", Set(from), Set(to), Ms(lasts))
@@ -270,6 +351,9 @@ impl fmt::Display for StormFault {
             Self::FailSync { node, down } => write!(f, "the next sync of {node} fails, down for {}", Ms(down)),
             Self::BadSectors { node, count, down } => {
                 write!(f, "{count} sectors of {node} go bad, crash for {}", Ms(down))
+            }
+            Self::FullDisk { node, left, lasts } => {
+                write!(f, "the disk of {node} is full but for {left} bytes, for {}", Ms(lasts))
             }
             Self::Skew { node, ppm, lasts } => write!(f, "the clock of {node} is off by {ppm} ppm for {}", Ms(lasts)),
         }

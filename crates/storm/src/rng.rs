@@ -11,10 +11,16 @@ use rand_core::{RngCore, SeedableRng};
 pub enum Purpose {
     /// Sizes and rates of the whole storm.
     Shape,
+    /// Of what came later: what a seed had before stays as it was.
+    LaterShape,
     /// Latencies of the world, and where its clocks start.
     World,
     /// The schedule of faults.
     Nemesis,
+    /// Faults of kinds that came later: those of a seed before stay as they were.
+    LaterNemesis,
+    /// When disks are full.
+    FullDisks,
     /// Delays, drops and duplicates.
     Network,
     /// Disk latencies of one node.
@@ -32,7 +38,10 @@ impl Purpose {
         let (kind, index) = match self {
             Self::Shape => (0, 0),
             Self::Nemesis => (1, 0),
+            Self::LaterNemesis => (8, 0),
+            Self::LaterShape => (9, 0),
             Self::World => (7, 0),
+            Self::FullDisks => (10, 0),
             Self::Network => (2, 0),
             Self::Disk(node) => (3, node),
             Self::Client(client) => (4, client),

@@ -3,7 +3,7 @@
 use crate::cluster::{Failure, Plan, StormReport, run};
 use crate::engine::Engine;
 use crate::events::SECOND;
-use crate::nemesis::Event;
+use crate::nemesis::ScheduledFault;
 
 /// Runs that shrinking may take, and messages in all of them.
 const MAX_RUNS: usize = 400;
@@ -86,7 +86,7 @@ impl<E: Engine> Shrinker<E> {
         while !self.plan.schedule.is_empty() && !self.spent() {
             let len = self.plan.schedule.len();
             let size = len.div_ceil(parts);
-            let without = |from: usize, schedule: &[Event]| {
+            let without = |from: usize, schedule: &[ScheduledFault]| {
                 let rest = schedule.iter().enumerate().filter(|(index, _)| !(from..from + size).contains(index));
                 rest.map(|(_, event)| *event).collect()
             };

@@ -1,11 +1,11 @@
 //! A tiny store to test storms with: node 0 holds the only copy, the others pass requests on. It is right, unless it is
 //! told to have a bug; and a storm must tell which.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use remora_replica::ddp::{Outcome, Reply, Request};
 
-use crate::disk::Write;
+use crate::disk::DiskWrite;
 use crate::engine::{Action, Boot, Engine, EngineOutput, Op, Value, View};
 use crate::events::Time;
 use crate::rng::mix;
@@ -33,8 +33,10 @@ pub enum Message {
     Answer(Request, Outcome),
 }
 
-/// Bytes of a log record: checksum, key, whether there is a value, value, client, number, result, and padding.
+/// Bytes of a log record: checksum, key, size of the batch, whether there is a value, value, client, number, whether there
+/// was a value, that one, which node was asked, and its tag; and padding.
 const RECORD: usize = 96;
+const WORDS: usize = 10;
 
 pub struct Toy {
     bug: Bug,
@@ -42,6 +44,11 @@ pub struct Toy {
     values: BTreeMap<u32, u64>,
     /// The last request of each client and its results.
     sessions: BTreeMap<u64, (u64, Vec<Value>)>,
+    /// Requests that were done: which node was asked, and its tag.
+    asked: BTreeSet<(u64, u64)>,
+    /// Bytes for which there is room, if the disk is full; and the requests that wait for more.
+    room: Option<usize>,
+    crowd: Vec<(usize, Request)>,
     /// Answers that wait for a token to be durable: token, node to answer, request.
     waiting: VecDeque<(u64, usize, Request, Outcome)>,
     written: u64,
@@ -52,6 +59,10 @@ pub struct Toy {
 
 impl Toy {
     fn serve(&mut self, from: usize, request: Request) {
+        let ops = operations(&request.op);
+        if self.room.is_some_and(|room| room < ops.len() * RECORD) {
+            return self.crowd.push((from, request));
+        }
         let session = request.session;
         let known = session.and_then(|session| self.sessions.get(&session.client)).cloned();
         let known = known.filter(|(number, _)| session.is_some_and(|session| *number >= session.sequence));
@@ -62,17 +73,18 @@ impl Toy {
                 self.marks[0] += 1;
                 results
             }
-            _ => self.perform(&request),
+            // The network repeats messages, and a request without a session has nothing else to be known by.
+            _ if session.is_none() && self.asked.contains(&(from as u64, request.tag)) => return,
+            _ => self.perform(from as u64, &request, &ops),
         };
-        let outcome = answer(&operations(&request.op), &results);
+        let outcome = answer(&ops, &results);
         if self.written == self.durable || self.bug == Bug::EarlyReply {
             return self.answer(from, request, outcome);
         }
         self.waiting.push_back((self.written, from, request, outcome));
     }
 
-    fn perform(&mut self, request: &Request) -> Vec<Value> {
-        let ops = operations(&request.op);
+    fn perform(&mut self, from: u64, request: &Request, ops: &[Op]) -> Vec<Value> {
         let found: Vec<Value> = ops.iter().map(|op| self.values.get(&op.key).copied()).collect();
         let (client, number) = request.session.map_or((0, 0), |session| (session.client, session.sequence));
         if client != 0 {
@@ -84,9 +96,11 @@ impl Toy {
             self.set(op.key, new);
             let words = [u64::from(op.key), ops.len() as u64, u64::from(new.is_some()), new.unwrap_or(0)];
             let more = [client, number, u64::from(found.is_some()), found.unwrap_or(0)];
-            bytes.extend(encode(&[words, more].concat()));
+            bytes.extend(encode(&[&words[..], &more, &[from, request.tag]].concat()));
         }
-        self.write(Write::Append(bytes));
+        self.asked.insert((from, request.tag));
+        self.room = self.room.map(|room| room - bytes.len());
+        self.write(DiskWrite::Append(bytes));
         found
     }
 
@@ -97,7 +111,7 @@ impl Toy {
         };
     }
 
-    fn write(&mut self, write: Write) {
+    fn write(&mut self, write: DiskWrite) {
         self.written += 1;
         self.out.push_back(EngineOutput::Write { token: self.written, write });
     }
@@ -119,6 +133,7 @@ impl Toy {
                 good = (index + 1) * RECORD;
                 let found = batch.iter().map(|words| (words[6] == 1).then_some(words[7])).collect();
                 self.sessions.insert(words[4], (words[5], found));
+                self.asked.insert((words[8], words[9]));
                 for words in batch.drain(..) {
                     self.set(words[0] as u32, (words[2] == 1).then_some(words[3]));
                 }
@@ -142,7 +157,7 @@ fn encode(words: &[u64]) -> [u8; RECORD] {
     record
 }
 
-fn decode(record: &[u8], trust: bool) -> Option<[u64; 8]> {
+fn decode(record: &[u8], trust: bool) -> Option<[u64; WORDS]> {
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| record[at * 8 + byte]));
     (trust || word(0) == checksum(&record[8..])).then(|| std::array::from_fn(|index| word(index + 1)))
 }
@@ -153,13 +168,14 @@ impl Engine for Toy {
     const MARKS: &'static [&'static str] = &["asked again", "recovered"];
 
     fn start(&bug: &Bug, boot: Boot) -> Self {
-        let (values, sessions) = (BTreeMap::new(), BTreeMap::new());
+        let (values, sessions, asked) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
         let (waiting, out) = (VecDeque::new(), VecDeque::new());
+        let (room, crowd, node) = (None, Vec::new(), boot.node);
         let (written, durable, marks) = (0, 0, [0, u64::from(!boot.log.is_empty())]);
-        let mut toy = Self { bug, node: boot.node, values, sessions, waiting, written, durable, out, marks };
+        let mut toy = Self { bug, node, values, sessions, asked, room, crowd, waiting, written, durable, out, marks };
         let good = toy.recover(&boot.log);
         if good < boot.log.len() {
-            toy.write(Write::Replace(boot.log[..good].to_vec()));
+            toy.write(DiskWrite::Replace(boot.log[..good].to_vec()));
         }
         toy
     }
@@ -199,6 +215,13 @@ impl Engine for Toy {
         }
     }
 
+    fn set_room(&mut self, _: Time, room: Option<usize>) {
+        self.room = room;
+        for (from, request) in std::mem::take(&mut self.crowd) {
+            self.serve(from, request);
+        }
+    }
+
     fn timeout(&mut self, _: Time) {}
 
     fn next_timeout(&self) -> Option<Time> {
@@ -214,7 +237,8 @@ impl Engine for Toy {
     }
 
     fn view(&self) -> View {
-        View { epoch: 1, members: 1, serves: self.node == 0, alone: 0 }
+        // One copy cannot survive the loss of its disk: the storm leaves the only member's alone.
+        View { epoch: 1, members: 1, serves: self.node == 0, alone: 1 }
     }
 
     fn concerns(message: &Message, key: u32) -> bool {
@@ -226,24 +250,21 @@ impl Engine for Toy {
 mod tests {
     use super::*;
     use crate::cluster::{Failure, Plan, StormReport, run, run_with};
-    use crate::nemesis::{KINDS, StormFault};
+    use crate::nemesis::KINDS;
     use crate::shrink::shrink;
     use crate::story::Story;
     use crate::totals::Totals;
     use remora_replica::ddp::Model;
 
     fn storm(seed: u64, bug: Bug) -> StormReport {
-        let mut plan = Plan::new(seed, 3, Model::Synch, bug);
-        // One copy cannot survive the loss of its disk, nor serve while its node is away.
-        plan.schedule.retain(|event| !matches!(event.fault, StormFault::BadSectors { .. }));
-        plan.absent = 0;
-        run::<Toy>(&plan)
+        run::<Toy>(&Plan::new(seed, 3, Model::Synch, bug))
     }
 
     #[test]
     fn a_correct_store_survives() {
         let mut totals = Totals::default();
-        for seed in 0..40 {
+        // 193 has a crash that loses a write and keeps a later one: behind a hole, and not in its place.
+        for seed in (0..40).chain([193]) {
             let report = storm(seed, Bug::None);
             assert_eq!((&report.failure, report.unchecked), (&None, 0), "seed {seed}");
             totals.add(&report);
@@ -251,6 +272,7 @@ mod tests {
         assert!(totals.operations > 10_000 && totals.unknown > 100, "{totals:?}");
         assert!(totals.marks.iter().all(|&count| count > 20), "{totals:?}");
         assert!(totals.blackouts > 20 && totals.disk.torn_writes > 0, "{totals:?}");
+        // The other nodes have nothing on their disks that could go bad.
         let bad_sectors = |kind| KINDS[kind] == "bad sectors";
         assert!((0..KINDS.len()).all(|kind| totals.faults[kind] > 0 || bad_sectors(kind)), "{totals:?}");
     }

@@ -85,14 +85,14 @@ pub fn ends(body: &Body, outcome: &Outcome) -> Vec<End> {
 }
 
 fn refused(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Refused(Refusal::Busy | Refusal::NotServing | Refusal::UnknownScope))
+    matches!(outcome, Outcome::Refused(Refusal::Busy | Refusal::NotServing | Refusal::UnknownScope | Refusal::Full))
 }
 
 fn end(op: &Op, outcome: &Outcome) -> End {
     let value = |bytes: &Option<Bytes>| bytes.as_ref().map(|bytes| decode(op.key, bytes));
     match (op.action, outcome) {
         (_, Outcome::Unknown) => End::Unknown,
-        (_, Outcome::Refused(Refusal::Busy | Refusal::NotServing)) => End::Refused,
+        (_, Outcome::Refused(Refusal::Busy | Refusal::NotServing | Refusal::Full)) => End::Refused,
         (Action::Get, Outcome::Value(found)) => End::Done(value(found)),
         (Action::Put(_) | Action::Delete, Outcome::Written) => End::Done(None),
         (Action::CompareSwap { expected, .. }, Outcome::Swapped) => End::Done(expected),

@@ -32,6 +32,9 @@ pub struct Workload {
     pub scopes: bool,
     /// So many of a client's scopes in turn have the same number at the nodes.
     pub scopes_a_number: u64,
+    /// At each node somebody reads at these intervals (ns), whether it answers or not: so there is always a request that
+    /// was made while it stood still.
+    pub watch: Option<Time>,
 }
 
 impl Default for Workload {
@@ -47,6 +50,7 @@ impl Default for Workload {
             writes: 500_000,
             scopes: false,
             scopes_a_number: 1,
+            watch: None,
         }
     }
 }
@@ -86,6 +90,8 @@ pub struct Actor {
     pub made_last: bool,
     /// What is under way.
     pub flights: BTreeMap<Ticket, Flight>,
+    /// It reads at these intervals, whatever is under way.
+    pub watches: Option<Time>,
 }
 
 /// A request under way.
@@ -126,6 +132,7 @@ impl Actor {
             armed: None,
             made_last: false,
             flights: BTreeMap::new(),
+            watches: None,
         }
     }
 
@@ -133,6 +140,16 @@ impl Actor {
     pub fn reader(seed: u64, index: u32, node: usize, workload: &Workload) -> Self {
         let workload = Workload { timeout: Time::MAX, ..*workload };
         Self { only: Some(node), made_last: true, ..Self::new(seed, index, 1, &workload) }
+    }
+
+    /// One that reads at `node` and nowhere else, again and again, whether it is answered or not.
+    pub fn watcher(seed: u64, index: u32, node: usize, workload: &Workload) -> Self {
+        Self { only: Some(node), made_last: true, watches: workload.watch, ..Self::new(seed, index, 1, workload) }
+    }
+
+    /// What a watcher reads next.
+    pub fn look(&mut self, workload: &Workload) -> Body {
+        Body::get(self.rng.below(u64::from(workload.keys)) as u32)
     }
 
     /// The node that it means by a number.

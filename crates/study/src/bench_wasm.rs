@@ -2,6 +2,7 @@
 
 mod loops;
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -130,19 +131,16 @@ impl WasmBench {
 const GET: &str = include_str!("../../../kernels/get.wat");
 const EMPTY: &str = r#"(module (memory (export "memory") 1) (global (export "params") i32 (i32.const 1024))
   (func (export "run") (param i32) (result i32) (i32.const 0)))"#;
-const HOSTILE_MODULES: [(&str, &str); 4] = [
+const HOSTILE_MODULES: [(&str, &str); 3] = [
     ("spins to its fuel's end", "(loop $l (br $l)) (i32.const 0)"),
     ("recurses", "(call $run (local.get 0))"),
     ("traps", "(unreachable)"),
-    (
-        "asks for foreign keys",
-        "(loop $l (br_if $l (i32.ne (call $read (local.tee 0 (i32.add (local.get 0) (i32.const 1))) (i64.const 4096)
-           (i32.const 0) (i32.const 64)) (i32.const -3)))) (i32.const 20)",
-    ),
 ];
 
-fn module(text: &str) -> Result<Vec<u8>, StudyError> {
-    wat::parse_str(text).map_err(|e| StudyError::Failed(format!("a module of this benchmark: {e}")))
+/// The module of a text of this crate's.
+pub(crate) fn module(text: &str) -> Result<Vec<u8>, StudyError> {
+    let module = remora_wasm::compiler::module_of_text(text.as_bytes()).map(Cow::into_owned);
+    module.map_err(|e| StudyError::Failed(format!("a module of this benchmark: {e}")))
 }
 
 fn hostile(body: &str) -> Result<Vec<u8>, StudyError> {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use remora_kernel::{Placement, Status};
+use remora_lab::stats::Latencies;
 use remora_model::time::Ps;
 
 use crate::StudyError;
@@ -14,6 +15,14 @@ use crate::measure::Tally;
 pub trait Calls {
     /// The kernel's op-code.
     fn op(&self) -> u64;
+
+    /// The op-code of call `id`, where they differ.
+    fn op_of(&self, _id: u64) -> u64 {
+        self.op()
+    }
+
+    /// The calls to come run there.
+    fn place(&mut self, _placement: Placement) {}
 
     /// Chooses the next call: a number by which the other methods know it.
     fn next(&mut self) -> u64;
@@ -47,6 +56,8 @@ impl Checked {
 pub struct Slice {
     /// Where the kernel runs.
     pub placement: Placement,
+    /// Whether calls go by rings in memory.
+    pub by_ring: bool,
     /// Calls under way at once.
     pub in_flight: u32,
     /// How long to keep starting calls.
@@ -65,8 +76,8 @@ pub fn run(
     tally: &mut Tally,
     stop: &dyn Fn() -> bool,
 ) -> Result<(), StudyError> {
-    let Slice { placement, in_flight, time } = slice;
-    Calling::new(&mut *connection, calls, placement).run(
+    let Slice { placement, by_ring, in_flight, time } = slice;
+    Calling::new(&mut *connection, calls, placement).by_ring(by_ring).run(
         in_flight,
         Until::time(time / WARM_UP),
         &mut |_, _, _| {},
@@ -76,15 +87,21 @@ pub fn run(
     // What asking the node costs lies outside what is counted.
     let node_before = connection.node_cpu_ns()?;
     let (counts_before, cpu_before) = (connection.counts(), remora_real::process_cpu_ns());
+    let mut latencies = Latencies::new();
     let mut add = |rereads, since: Ps, at: Ps| {
-        tally.latencies.record(load::duration(at - since));
+        let latency = load::duration(at - since);
+        latencies.record(latency);
+        if let Some(samples) = &mut tally.samples_ns {
+            samples.push(latency.as_nanos() as u64);
+        }
         tally.rereads += rereads;
     };
-    let ran = Calling::new(&mut *connection, calls, placement).run(in_flight, Until::time(time), &mut add, stop)?;
+    let calling = Calling::new(&mut *connection, calls, placement).by_ring(by_ring);
+    let ran = calling.run(in_flight, Until::time(time), &mut add, stop)?;
     let (cpu, counts) = (remora_real::process_cpu_ns() - cpu_before, connection.counts());
     let node = connection.node_cpu_ns()?.saturating_sub(node_before);
     tally.repeated += ran.repeated;
-    tally.add(load::duration(ran.elapsed), counts.since(counts_before), cpu, node);
+    tally.add(&latencies, load::duration(ran.elapsed), counts.since(counts_before), cpu, node);
     Ok(())
 }
 
@@ -93,6 +110,8 @@ pub struct Calling<'a, C: Caller + ?Sized> {
     caller: &'a mut C,
     calls: &'a mut dyn Calls,
     placement: Placement,
+    /// Whether calls go by rings in memory.
+    by_ring: bool,
     /// The present, if the clock is read once a turn.
     turn: Option<Ps>,
     /// The call of each tag.
@@ -103,7 +122,14 @@ pub struct Calling<'a, C: Caller + ?Sized> {
 impl<'a, C: Caller + ?Sized> Calling<'a, C> {
     /// Calls that are timed one by one.
     pub fn new(caller: &'a mut C, calls: &'a mut dyn Calls, placement: Placement) -> Self {
-        Self { caller, calls, placement, turn: None, ids: Vec::new(), params: Vec::with_capacity(256) }
+        calls.place(placement);
+        Self { caller, calls, placement, by_ring: false, turn: None, ids: Vec::new(), params: Vec::with_capacity(256) }
+    }
+
+    /// Calls go by rings in memory, if so.
+    pub fn by_ring(mut self, by_ring: bool) -> Self {
+        self.by_ring = by_ring;
+        self
     }
 
     /// With one look at the clock each turn, for rates alone: it takes a part of a short call.
@@ -132,10 +158,14 @@ impl<'a, C: Caller + ?Sized> Calling<'a, C> {
     }
 
     fn submit(&mut self, tag: u32) -> Result<Begun, C::Error> {
-        let Self { caller, calls, placement, ids, params, .. } = self;
+        let Self { caller, calls, placement, by_ring, ids, params, .. } = self;
         params.clear();
         calls.params(ids[tag as usize], params);
-        let submitted = caller.submit(*placement, calls.op(), params, tag);
+        let op = calls.op_of(ids[tag as usize]);
+        let submitted = match by_ring {
+            true => caller.submit_by_ring(*placement, op, params, tag),
+            false => caller.submit(*placement, op, params, tag),
+        };
         submitted.map_err(|_| caller.refused(*placement)).map(|()| Begun::Yes)
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::StudyError;
 use crate::calling::{Calls, Slice, run};
 use crate::connection::Connection;
-use crate::measure::{IN_FLIGHT, Row, Tally};
+use crate::measure::{IN_FLIGHT, Keep, RingLoads, Row, Tally};
 use crate::operations::Operation;
 use crate::store::Store;
 use crate::workload::Distribution;
@@ -29,13 +29,24 @@ pub struct Plan {
     /// How long to measure each operation, parameter, placement, link and number in flight. On a machine that is too
     /// busy to keep to it, figures measured later get less, down to a quarter.
     pub time: Duration,
+    /// What to measure; all that is measured by itself if there is none.
+    pub operations: Vec<Operation>,
     /// Where kernels run.
     pub placements: Vec<Placement>,
     /// Updates a second of the writer, over all objects; 0 is as fast as it can.
     pub writer_updates_per_s: u32,
+    /// Whether calls to the NIC and the host are measured by rings in memory too, which targets have opened.
+    pub rings: bool,
+    /// What is kept of each figure beyond it.
+    pub keep: Keep,
 }
 
 impl Plan {
+    /// Whether this place is measured by rings too.
+    fn has_rings(&self, placement: Placement) -> bool {
+        self.rings && matches!(placement, Placement::Nic | Placement::Host)
+    }
+
     /// How long each slice of a figure is measured, if there is time.
     pub fn slice(&self) -> Duration {
         self.time / SLICES
@@ -79,40 +90,75 @@ pub trait Watch {
     fn stop(&self) -> bool;
 }
 
-/// Measures everything against a store that one of the targets loaded.
+/// What a comparison measured.
+#[derive(Debug)]
+pub struct Compared {
+    /// The figures: of one operation, parameter and link those of all placements, or none.
+    pub rows: Vec<Row>,
+    /// How many there are if nothing ends it early.
+    pub wanted: usize,
+    /// What ended it early.
+    pub cut: Option<StudyError>,
+}
+
+impl Compared {
+    /// All figures, or what ended it early.
+    pub fn whole(self) -> Result<Vec<Row>, StudyError> {
+        match self.cut {
+            None => Ok(self.rows),
+            Some(error) => Err(error),
+        }
+    }
+}
+
+/// Measures everything against a store that one of the targets loaded. What ends it early leaves what was measured until
+/// then.
 ///
 /// Each figure is measured in a few slices. Those of an operation take turns, so that a disturbance of the machine hits
 /// all places and parameters alike.
-pub fn compare(
-    targets: &mut [&mut dyn Connection],
-    plan: &Plan,
-    store: &Store<'_>,
-    watch: &dyn Watch,
-) -> Result<Vec<Row>, StudyError> {
+pub fn compare(targets: &mut [&mut dyn Connection], plan: &Plan, store: &Store<'_>, watch: &dyn Watch) -> Compared {
     let mut schedule = Schedule::new(plan, store.cells().len() * targets.len());
-    let mut rows = Vec::new();
+    let mut compared =
+        Compared { rows: Vec::new(), wanted: store.cells().len() * targets.len() * plan.placements.len(), cut: None };
     for operation in store.operations() {
         let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
         let mut figures = figures(store, operation, &links, plan);
-        for _ in 0..SLICES {
-            // Figures of one parameter follow each other; over consistent reads of its size the writer runs.
-            for figures in figures.chunk_by_mut(|a, b| a.parameter == b.parameter) {
-                let writes = start_writer(targets, store, plan, &figures[0])?;
-                for (target, figures) in targets.iter_mut().zip(figures.chunk_by_mut(|a, b| a.link == b.link)) {
-                    let time = schedule.next(&figures[0], watch);
-                    for figure in figures {
-                        figure.measure(*target, time, watch)?;
-                    }
-                }
-                if let (true, Some(owner)) = (writes, owner(targets, store)) {
-                    owner.stop_writer()?;
-                }
-            }
+        let measured = measure(&mut figures, targets, plan, store, (&mut schedule, watch));
+        // Of places that were measured next to each other and of no others can one say which is quicker.
+        let groups = figures.chunk_by(|a, b| (a.parameter, a.link) == (b.parameter, b.link));
+        compared.rows.extend(groups.filter(|group| group.iter().all(Figure::is_measured)).flatten().map(Figure::row));
+        if let Err(error) = measured {
+            return Compared { cut: Some(error), ..compared };
         }
-        rows.extend(figures.iter().map(Figure::row));
     }
     watch.progress(Progress::Measuring { done: schedule.steps, total: schedule.steps, next: "done" });
-    Ok(rows)
+    compared
+}
+
+/// Measures the figures of one operation.
+fn measure(
+    figures: &mut [Figure<'_>],
+    targets: &mut [&mut dyn Connection],
+    plan: &Plan,
+    store: &Store<'_>,
+    (schedule, watch): (&mut Schedule, &dyn Watch),
+) -> Result<(), StudyError> {
+    for _ in 0..SLICES {
+        // Figures of one parameter follow each other; over consistent reads of its size the writer runs.
+        for figures in figures.chunk_by_mut(|a, b| a.parameter == b.parameter) {
+            let writes = start_writer(targets, store, plan, &figures[0])?;
+            for (target, figures) in targets.iter_mut().zip(figures.chunk_by_mut(|a, b| a.link == b.link)) {
+                let time = schedule.next(&figures[0], watch);
+                for figure in figures {
+                    figure.measure(*target, time, watch)?;
+                }
+            }
+            if let (true, Some(owner)) = (writes, owner(targets, store)) {
+                owner.stop_writer()?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The target whose memory the store is: the node lets nobody else start a writer on it.
@@ -141,6 +187,8 @@ struct Figure<'a> {
     placement: Placement,
     calls: Box<dyn Calls + 'a>,
     tallies: [Tally; 2],
+    /// By rings in memory.
+    by_ring: Option<[Tally; 2]>,
 }
 
 /// The figures of an operation: by parameter, then by link, then by placement.
@@ -150,7 +198,10 @@ fn figures<'a>(store: &'a Store<'_>, operation: Operation, links: &[LinkKind], p
         for &link in links {
             for &placement in &plan.placements {
                 let Some(calls) = store.calls(operation, parameter, plan.seed) else { continue };
-                figures.push(Figure { operation, parameter, link, placement, calls, tallies: Default::default() });
+                let new = || IN_FLIGHT.map(|_| Tally::keeping(plan.keep));
+                let by_ring = plan.has_rings(placement).then(new);
+                let tallies = new();
+                figures.push(Figure { operation, parameter, link, placement, calls, tallies, by_ring });
             }
         }
     }
@@ -160,16 +211,26 @@ fn figures<'a>(store: &'a Store<'_>, operation: Operation, links: &[LinkKind], p
 impl Figure<'_> {
     /// One slice with each number in flight.
     fn measure(&mut self, target: &mut dyn Connection, time: Duration, watch: &dyn Watch) -> Result<(), StudyError> {
-        for (tally, in_flight) in self.tallies.iter_mut().zip(IN_FLIGHT) {
-            let slice = Slice { placement: self.placement, in_flight, time };
-            run(target, &mut *self.calls, slice, tally, &|| watch.stop())?;
+        let ways = [(false, Some(&mut self.tallies)), (true, self.by_ring.as_mut())];
+        for (by_ring, tallies) in ways {
+            for (tally, in_flight) in tallies.into_iter().flatten().zip(IN_FLIGHT) {
+                let slice = Slice { placement: self.placement, by_ring, in_flight, time };
+                run(target, &mut *self.calls, slice, tally, &|| watch.stop())?;
+            }
         }
         Ok(())
     }
 
+    /// Whether there are figures of it.
+    fn is_measured(&self) -> bool {
+        self.tallies.iter().chain(self.by_ring.iter().flatten()).all(|tally| tally.latencies.count() > 0)
+    }
+
     fn row(&self) -> Row {
-        let &Self { operation, parameter, link, placement, tallies: [ref one, ref many], .. } = self;
-        Row { operation, parameter, link, placement, in_flight_1: one.load(), in_flight_64: many.load() }
+        let &Self { operation, parameter, link, placement, tallies: [ref one, ref many], ref by_ring, .. } = self;
+        let by_ring =
+            by_ring.as_ref().map(|[one, many]| RingLoads { in_flight_1: one.load(), in_flight_64: many.load() });
+        Row { operation, parameter, link, placement, in_flight_1: one.load(), in_flight_64: many.load(), by_ring }
     }
 
     /// What is measured, in words.
@@ -197,7 +258,8 @@ struct Schedule {
 impl Schedule {
     fn new(plan: &Plan, groups: usize) -> Self {
         let (steps, slice) = (groups * SLICES as usize, plan.slice());
-        let runs = (plan.placements.len() * IN_FLIGHT.len()) as u32;
+        let rings = plan.placements.iter().filter(|&&placement| plan.has_rings(placement)).count();
+        let runs = ((plan.placements.len() + rings) * IN_FLIGHT.len()) as u32;
         let total = (slice * runs * steps as u32).mul_f64(OVERHEAD);
         Self { start: Instant::now(), total, slice, steps, done: 0, runs }
     }
@@ -260,26 +322,33 @@ mod tests {
             seed: 1,
             distribution: Distribution::Zipfian,
             time: Duration::from_micros(400),
+            operations: Vec::new(),
             placements: Placement::REAL.to_vec(),
             writer_updates_per_s: 1000,
+            rings: true,
+            keep: Keep::default(),
         }
     }
 
-    fn measure(trace: Option<Trace>, heard: &Heard) -> Result<Vec<Row>, StudyError> {
+    fn compared(trace: Option<Trace>, heard: &Heard) -> Compared {
         let records = Records::generate(500, 64, 1);
         let (mut target, plan) = (Local::new(), plan());
-        let store = Store::load(&mut target, &plan, &records, trace, heard)?;
+        let store = Store::load(&mut target, &plan, &records, trace, heard).unwrap();
         compare(&mut [&mut target], &plan, &store, heard)
     }
 
     #[test]
     fn every_operation_is_measured_in_every_place_and_verified() {
         let heard = Heard::default();
-        let rows = measure(None, &heard).unwrap();
+        let rows = compared(None, &heard).whole().unwrap();
         assert_eq!(rows.len(), (6 + 2 + 7 + 7) * 3);
         for row in &rows {
             let (one, many) = (&row.in_flight_1, &row.in_flight_64);
             assert!(one.verified >= 4 && many.verified >= 4 * 64, "{row:?}");
+            assert_eq!(row.by_ring.is_some(), row.placement != Placement::Client, "{row:?}");
+            if let Some(ring) = &row.by_ring {
+                assert!(ring.in_flight_1.verified >= 4 && ring.in_flight_64.verified >= 4 * 64, "{row:?}");
+            }
             assert!(one.p1_ns <= one.p50_ns && one.p50_ns <= one.p99_ns, "{row:?}");
             let trips = if row.placement == Placement::Client { 2.0 } else { 1.0 };
             assert_eq!((one.round_trips_per_op, one.wire_bytes_per_op), (trips, trips * 100.0));
@@ -291,10 +360,38 @@ mod tests {
     }
 
     #[test]
+    fn a_tree_and_a_sequencer_are_measured_if_they_are_named() {
+        let records = Records::generate(3000, 64, 1);
+        let operations = ["btree", "sequencer"].into_iter().filter_map(Operation::all_named).flatten().collect();
+        let plan = Plan { operations, ..plan() };
+        let mut target = Local::new();
+        let store = Store::load(&mut target, &plan, &records, None, &Heard::default()).unwrap();
+        let rows = compare(&mut [&mut target], &plan, &store, &Heard::default()).whole().unwrap();
+        assert_eq!(rows.len(), (1 + 2 + 3 + 3) * 3);
+        assert!(rows.iter().all(|row| row.in_flight_64.verified >= 4 * 64), "{rows:?}");
+        for (name, parameter, fault, expected) in [
+            ("tree-get", None, LocalFault::Byte(3), "look-up of key"),
+            ("tree-get", None, LocalFault::Status(Status::NotFound), "ended with NotFound"),
+            ("tree-scan", Some(10), LocalFault::Byte(80), "scan from"),
+            ("tree-scan", Some(10), LocalFault::Byte(9), "has the value"),
+            ("tree-write", Some(100), LocalFault::Status(Status::Trapped), "insert of key"),
+            ("sequencer", Some(1), LocalFault::Status(Status::Busy), "ended with Busy"),
+        ] {
+            target.fault = fault;
+            let operation = Operation::named(name).unwrap();
+            let mut figures = figures(&store, operation, &[LinkKind::Shm], &plan);
+            let figure = figures.iter_mut().find(|figure| figure.parameter == parameter).unwrap();
+            let result = figure.measure(&mut target, plan.time, &Heard::default());
+            let message = result.unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+
+    #[test]
     fn a_trace_replaces_the_generated_hits() {
         let records = Records::generate(500, 64, 1);
         let trace = Trace::misses(&records.index(), 10, 9);
-        let rows = measure(Some(trace), &Heard::default()).unwrap();
+        let rows = compared(Some(trace), &Heard::default()).whole().unwrap();
         let of = |operation| rows.iter().filter(|row| row.operation == operation).count();
         assert_eq!((of(GET_TRACE), of(GET_HIT), of(GET_MISS)), (3, 0, 3));
     }
@@ -342,10 +439,14 @@ mod tests {
     }
 
     #[test]
-    fn it_stops_when_told_to() {
+    fn it_stops_when_told_to_and_has_what_it_measured() {
         let heard = Heard { stop_at: Some(3), ..Heard::default() };
-        assert!(matches!(measure(None, &heard), Err(StudyError::Interrupted)));
+        let compared = compared(None, &heard);
+        assert!(matches!(compared.cut, Some(StudyError::Interrupted)));
         assert_eq!(heard.measured.borrow().len(), 3);
+        // Lists of one element and of two, in three places; of those of four not all were measured.
+        assert_eq!((compared.rows.len(), compared.wanted), (2 * 3, 22 * 3));
+        assert!(compared.whole().is_err());
     }
 
     #[test]

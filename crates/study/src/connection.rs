@@ -26,6 +26,11 @@ pub trait Caller {
     /// Starts the kernel `op` in a placement. `tag` comes back with the answer.
     fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full>;
 
+    /// As [`submit`](Self::submit), by rings in memory; in the same way where there are none.
+    fn submit_by_ring(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
+        self.submit(placement, op, params, tag)
+    }
+
     /// Drives everything for a turn; `done` gets each answer. False if nothing is left to happen.
     fn poll(&mut self, done: &mut dyn FnMut(CallAnswer<'_>)) -> Result<bool, Self::Error>;
 
@@ -96,6 +101,10 @@ impl Caller for Client {
 
     fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
         Client::submit(self, placement, op, params, tag)
+    }
+
+    fn submit_by_ring(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
+        Client::submit_by_ring(self, placement, op, params, tag)
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(CallAnswer<'_>)) -> Result<bool, StudyError> {

@@ -1,4 +1,9 @@
-//! Numbers as people read them.
+//! Numbers and text as people read them.
+
+use std::fmt::Write;
+
+/// Columns that every line of a table fits in.
+pub const WIDTH: usize = 80;
 
 /// Three digits and a unit of time.
 pub fn time(ns: f64) -> String {
@@ -66,6 +71,35 @@ pub fn digits(x: f64) -> String {
     }
 }
 
+/// Bytes: `64 B`, `4 KiB`, `1.5 GiB`.
+pub fn bytes(n: u64) -> String {
+    let units = [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.into_iter().find(|(size, _)| n >= *size) {
+        None => format!("{n} B"),
+        Some((size, unit)) if n.is_multiple_of(size) => format!("{} {unit}", n / size),
+        Some((size, unit)) => format!("{:.1} {unit}", n as f64 / size as f64),
+    }
+}
+
+/// A name and text after it, indented, in lines of at most [`WIDTH`]; those after the first two columns further in.
+pub fn wrap(out: &mut String, indent: usize, name: &str, text: &str) {
+    let mut column = indent + name.chars().count();
+    let _ = write!(out, "{:indent$}{name}", "");
+    for (n, word) in text.split_whitespace().enumerate() {
+        let len = word.chars().count();
+        if n > 0 && column + 1 + len > WIDTH {
+            column = indent + 2;
+            let _ = write!(out, "\n{:column$}", "");
+        } else if n > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += len;
+    }
+    out.push('\n');
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +116,7 @@ mod tests {
         assert_eq!([0, 999, 1000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
         assert_eq!([1.0, 9.0, 1.04, 2.999].map(per_op), ["1", "9", "1.04", "3"]);
         assert_eq!(plural(1.0, "round trip") + ", " + &plural(1.5, "round trip"), "1 round trip, 1.50 round trips");
+        assert_eq!([64, 4096, 3 << 29, 16 << 20].map(bytes), ["64 B", "4 KiB", "1.5 GiB", "16 MiB"]);
         assert_eq!([1, 512, 1024, 4096, 1500].map(power_of_two), ["1", "512", "1 Ki", "4 Ki", "1500"]);
     }
 }

@@ -51,6 +51,13 @@ pub struct KernelFigures {
     pub digest: u64,
     /// The first call's status.
     pub status: Status,
+    /// How the first call that failed ended, if one did.
+    pub failed: Option<Status>,
+}
+
+/// Whether a kernel failed: it did not end of itself, with an answer or a status of its own.
+fn is_failure(status: Status) -> bool {
+    !matches!(status, Status::Ok | Status::NotFound | Status::Other(_))
 }
 
 impl KernelFigures {
@@ -68,7 +75,7 @@ impl KernelFigures {
         let mut compared = begin();
         let calling = Calling::new(&mut *connection, &mut compared, placement);
         calling.run(1, Until::Begun(COMPARED), &mut { nothing }, stop)?;
-        let (digest, status) = compared.seen();
+        let (digest, status, mut failed) = compared.seen();
         let (before, mut latencies, mut one) = (connection.counts(), Latencies::new(), begin());
         // As many as compare at least, however long they take.
         for until in [Until::Begun(COMPARED), Until::time(time)] {
@@ -79,6 +86,7 @@ impl KernelFigures {
         let mut many = begin();
         let calling = Calling::new(&mut *connection, &mut many, placement).untimed();
         let ran = calling.run(IN_FLIGHT[1], Until::time(time), &mut { nothing }, stop)?;
+        failed = failed.or(one.seen().2).or(many.seen().2);
         Ok(Self {
             link: connection.link(),
             place: placement,
@@ -89,6 +97,7 @@ impl KernelFigures {
             trips,
             digest,
             status,
+            failed,
         })
     }
 }
@@ -101,18 +110,27 @@ pub(crate) struct KernelCalls<'a> {
     next: u64,
     digest: Cell<u64>,
     first: Cell<Option<Status>>,
+    failed: Cell<Option<Status>>,
 }
 
 impl<'a> KernelCalls<'a> {
     /// From the first on.
     pub(crate) fn new(op: u64, data: KernelData, params: Params<'a>) -> Self {
         // FNV-1a's basis.
-        Self { op, data, params, next: 0, digest: Cell::new(0xcbf2_9ce4_8422_2325), first: Cell::new(None) }
+        Self {
+            op,
+            data,
+            params,
+            next: 0,
+            digest: Cell::new(0xcbf2_9ce4_8422_2325),
+            first: Cell::new(None),
+            failed: Cell::new(None),
+        }
     }
 
-    /// A digest of statuses and replies so far, and the first status.
-    pub(crate) fn seen(&self) -> (u64, Status) {
-        (self.digest.get(), self.first.get().unwrap_or(Status::Ok))
+    /// A digest of statuses and replies so far, the first status, and the first that is a failure.
+    pub(crate) fn seen(&self) -> (u64, Status, Option<Status>) {
+        (self.digest.get(), self.first.get().unwrap_or(Status::Ok), self.failed.get())
     }
 }
 
@@ -132,6 +150,7 @@ impl Calls for KernelCalls<'_> {
 
     fn check(&self, _: u64, status: Status, reply: &[u8]) -> Result<Checked, String> {
         self.first.set(self.first.get().or(Some(status)));
+        self.failed.set(self.failed.get().or(Some(status).filter(|&status| is_failure(status))));
         let step = |digest: u64, byte: &u8| (digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         self.digest.set(std::iter::once(&status.code()).chain(reply).fold(self.digest.get(), step));
         Ok(Checked::RIGHT)

@@ -4,14 +4,19 @@
 //! into it; [`compare::compare`] runs every operation in every placement over every link and checks every result;
 //! [`report::Report`] shows what came out as a table, as JSON and as an HTML page.
 
+pub mod baseline;
+pub mod bench_btree;
 pub mod bench_model;
+pub mod bench_neighbours;
 pub mod bench_wasm;
 pub mod calling;
 pub mod compare;
 pub mod connection;
+pub mod forge;
 pub mod format;
 pub mod kernel_calls;
 pub mod kills;
+pub mod kv;
 pub mod load;
 #[cfg(test)]
 mod local;
@@ -48,6 +53,9 @@ pub enum StudyError {
     /// The node or the way to it failed.
     #[error(transparent)]
     Target(#[from] remora_real::Error),
+    /// A tree cannot be built.
+    #[error(transparent)]
+    Tree(#[from] remora_kernel::btree::BuildError),
     /// The modelled world cannot go on.
     #[error(transparent)]
     World(#[from] remora_model::world::WorldError),

@@ -14,6 +14,9 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 use remora_model::time::Ps;
 
+/// The clock is read, and the user's wish to stop asked for, after so many turns that brought nothing.
+const QUIET_TURNS: u32 = 16;
+
 /// What a loop keeps busy.
 pub trait Target {
     /// What is told of a request that ended rightly, beside its time.
@@ -112,7 +115,7 @@ pub struct Ran {
 }
 
 /// Keeps `in_flight` requests under way. `tally` hears of each that ended rightly: what is told, since when it counts, and
-/// when it ended. `stop` is asked at every turn, and ends the loop with [`Trouble::Interrupted`].
+/// when it ended. `stop` is asked at every turn that brings something, and at many others; it ends the loop with [`Trouble::Interrupted`].
 pub fn closed<T: Target>(
     target: &mut T,
     in_flight: u32,
@@ -273,6 +276,8 @@ struct Loop {
     under_way: u32,
     /// Nothing begins any more.
     over: bool,
+    /// Turns that brought nothing since the clock was read.
+    stale: u32,
     /// When the last answer came.
     heard: Ps,
     ended: u64,
@@ -293,6 +298,7 @@ impl Loop {
             begun: 0,
             under_way: 0,
             over: false,
+            stale: 0,
             heard: start,
             ended: 0,
             repeated: 0,
@@ -340,6 +346,7 @@ impl Loop {
         tally: &mut impl FnMut(T::Told, Ps, Ps),
         stop: &dyn Fn() -> bool,
     ) -> Result<(), T::Error> {
+        let before = self.under_way;
         let Self { since, free, again, more, under_way, heard, ended, repeated, .. } = self;
         let mut wrong = None;
         let went_on = target.poll(until, &mut |slot, at, end| {
@@ -364,7 +371,12 @@ impl Loop {
         if !went_on && *under_way > 0 {
             return Err(target.trouble(Trouble::Still(*under_way)));
         }
-        self.now = target.now();
+        // A turn that brings nothing may take less time than the clock.
+        if self.under_way == before && self.stale < QUIET_TURNS {
+            self.stale += 1;
+            return Ok(());
+        }
+        (self.now, self.stale) = (target.now(), 0);
         if self.under_way > 0 && self.now - self.heard > ps(target.patience()) {
             return Err(target.trouble(Trouble::Stuck(target.patience())));
         }

@@ -125,7 +125,7 @@ impl Storage for Local {
 
     fn alloc(&mut self, len: u64) -> Result<RemoteRegion, StudyError> {
         let buffer = Buffer::anonymous(len as usize).expect("memory");
-        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let region = self.registry.register(self.pd, &buffer, 0, len as usize, None, access).expect("room");
         self.regions.push(region.clone());
         Ok(RemoteRegion { va: region.va(), key: region.key(), len })

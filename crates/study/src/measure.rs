@@ -30,6 +30,26 @@ pub struct Row {
     pub in_flight_1: Load,
     /// Sixty-four operations at once.
     pub in_flight_64: Load,
+    /// The same by rings in memory instead of RPC verbs or SENDs, where that was measured too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by_ring: Option<RingLoads>,
+}
+
+impl Row {
+    /// What was measured by rings, as a row of its own, and what it is called: the place and the way.
+    pub fn of_rings(&self) -> Option<(String, Row)> {
+        let RingLoads { in_flight_1, in_flight_64 } = self.by_ring.clone()?;
+        Some((format!("{} ring", self.placement), Row { in_flight_1, in_flight_64, by_ring: None, ..self.clone() }))
+    }
+}
+
+/// An operation whose calls went by rings in memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RingLoads {
+    /// One operation after the other.
+    pub in_flight_1: Load,
+    /// Sixty-four operations at once.
+    pub in_flight_64: Load,
 }
 
 /// An operation repeated with a number of them in flight.
@@ -62,6 +82,33 @@ pub struct Load {
     pub repeated_calls: u64,
     /// Request packets sent again because they or their answers were lost.
     pub retransmits: u64,
+    /// The rounds that it was measured in, apart: what tells how far the figures vary.
+    #[serde(default)]
+    pub rounds: Vec<Round>,
+    /// All latencies as HdrHistogram writes them (V2, compressed, in Base64), if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub histogram: Option<String>,
+    /// The latency of each operation in nanoseconds, as they ended, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples_ns: Option<Vec<u64>>,
+}
+
+/// One of the rounds that a load was measured in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Round {
+    /// Operations a second.
+    pub ops_per_s: f64,
+    /// The median latency.
+    pub p50_ns: u64,
+}
+
+/// What is kept of a load beyond its figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keep {
+    /// The histogram of latencies.
+    pub histogram: bool,
+    /// The latency of each operation.
+    pub samples: bool,
 }
 
 /// What a link has carried.
@@ -103,11 +150,32 @@ pub struct Tally {
     pub rereads: u64,
     /// Calls made again.
     pub repeated: u64,
+    /// The latency of each operation, if they are kept.
+    pub samples_ns: Option<Vec<u64>>,
+    /// Whether the histogram is kept.
+    pub keeps_histogram: bool,
+    /// The slices apart.
+    rounds: Vec<Round>,
 }
 
 impl Tally {
-    /// Adds what one slice cost; its latencies are in already.
-    pub fn add(&mut self, elapsed: Duration, counts: Counts, client_cpu_ns: u64, node_cpu_ns: u64) {
+    /// Nothing yet; what is kept in the end.
+    pub fn keeping(keep: Keep) -> Self {
+        Self { samples_ns: keep.samples.then(Vec::new), keeps_histogram: keep.histogram, ..Self::default() }
+    }
+
+    /// Adds a slice: how long its operations took, and what it cost.
+    pub fn add(
+        &mut self,
+        latencies: &Latencies,
+        elapsed: Duration,
+        counts: Counts,
+        client_cpu_ns: u64,
+        node_cpu_ns: u64,
+    ) {
+        let ops_per_s = latencies.count() as f64 / elapsed.as_secs_f64().max(1e-9);
+        self.rounds.push(Round { ops_per_s, p50_ns: latencies.quantile(0.5) });
+        self.latencies.add(latencies);
         self.elapsed += elapsed;
         self.counts.round_trips += counts.round_trips;
         self.counts.wire_bytes += counts.wire_bytes;
@@ -135,6 +203,9 @@ impl Tally {
             rereads_per_op: per_op(self.rereads),
             repeated_calls: self.repeated,
             retransmits: counts.retransmits,
+            rounds: self.rounds.clone(),
+            histogram: self.keeps_histogram.then(|| latencies.encoded()),
+            samples_ns: self.samples_ns.clone(),
         }
     }
 }
@@ -145,12 +216,30 @@ mod tests {
 
     #[test]
     fn a_load_sums_up_what_was_measured() {
-        let mut tally = Tally { rereads: 100, ..Tally::default() };
-        (1..=2000).for_each(|us| tally.latencies.record(Duration::from_micros(us)));
+        let mut tally = Tally { rereads: 100, ..Tally::keeping(Keep { histogram: true, samples: false }) };
+        let latencies = |us: std::ops::RangeInclusive<u64>| {
+            let mut latencies = Latencies::new();
+            us.for_each(|us| latencies.record(Duration::from_micros(us)));
+            latencies
+        };
         let at = |round_trips, wire_bytes, retransmits| Counts { round_trips, wire_bytes, retransmits };
-        tally.add(Duration::from_secs(1), at(8_010, 100_100, 2).since(at(10, 100, 1)), 1_000_000, 4_000_000);
-        tally.add(Duration::from_secs(3), at(10_000, 300_000, 2).since(Counts::default()), 1_000_000, 2_000_000);
+        tally.add(
+            &latencies(1..=500),
+            Duration::from_secs(1),
+            at(8_010, 100_100, 2).since(at(10, 100, 1)),
+            1_000_000,
+            4_000_000,
+        );
+        tally.add(
+            &latencies(501..=2000),
+            Duration::from_secs(3),
+            at(10_000, 300_000, 2).since(Counts::default()),
+            1_000_000,
+            2_000_000,
+        );
         let load = tally.load();
+        assert_eq!(load.rounds.iter().map(|round| round.ops_per_s).collect::<Vec<_>>(), [500.0, 500.0]);
+        assert!(load.rounds[0].p50_ns < load.rounds[1].p50_ns && load.histogram.is_some() && load.samples_ns.is_none());
         assert_eq!((load.verified, load.ops_per_s, load.retransmits), (2000, 500.0, 3));
         assert_eq!((load.round_trips_per_op, load.wire_bytes_per_op), (9.0, 200.0));
         assert_eq!((load.client_cpu_ns_per_op, load.node_cpu_ns_per_op), (1000.0, 3000.0));

@@ -16,6 +16,7 @@ use crate::modelled::{Measured, ModelError, Modelled};
 use crate::operations::Operation;
 use crate::records::Records;
 use crate::report::escape;
+use crate::report::plot::{self, PlotSeries, Point};
 use crate::store::Store;
 use crate::trace::Trace;
 
@@ -244,27 +245,73 @@ pub fn table(on: &OnPlatform) -> String {
 }
 
 /// The section of the HTML report.
+/// As the real comparison draws them: latency by what varies, and else latency and rate as bars.
+fn plots(on: &OnPlatform) -> String {
+    let mut out = String::new();
+    for rows in on.rows.chunk_by(|a, b| a.operation == b.operation) {
+        let operation = rows[0].operation;
+        let mut places: Vec<Placement> = rows.iter().map(|row| row.placement).collect();
+        places.sort_unstable();
+        places.dedup();
+        let _ = write!(out, "<h3>{}</h3>\n<figure><div class=\"panels\">\n", escape(operation.title()));
+        let mut card = |heading: &str, svg: String| {
+            let _ = writeln!(out, "<div class=\"card\"><h3>{heading}</h3>{svg}</div>");
+        };
+        match operation.parameters() {
+            Some(parameters) => {
+                let point = |row: &ModelRow| Point {
+                    x: row.parameter.unwrap_or(1),
+                    median: row.in_flight_1.p50_ns as f64,
+                    low: row.in_flight_1.p1_ns as f64,
+                    high: row.in_flight_1.p99_ns as f64,
+                };
+                let line = |&placement: &Placement| PlotSeries {
+                    placement,
+                    points: rows.iter().filter(|row| row.placement == placement).map(point).collect(),
+                };
+                let lines: Vec<PlotSeries> = places.iter().map(line).collect();
+                let about = format!("{}: modelled median latency by {}", operation.title(), parameters.axis);
+                card("Latency", plot::latency(&lines, plot::range(lines.iter()), parameters.axis, &about));
+            }
+            None => {
+                let bars = |figure: fn(&ModelRow) -> f64| -> Vec<_> {
+                    rows.iter().map(|row| (row.placement, figure(row))).collect()
+                };
+                let about = format!("{}: modelled median latency", operation.title());
+                card("Latency", plot::times(&bars(|row| row.in_flight_1.p50_ns as f64), &about));
+                let about = format!("{}: modelled operations a second with 64 in flight", operation.title());
+                card("Throughput", plot::rates(&bars(|row| row.in_flight_64.ops_per_s), &about));
+            }
+        }
+        out.push_str("</div></figure>\n");
+    }
+    out
+}
+
 pub(crate) fn section(on: &OnPlatform) -> String {
     let mut out = format!(
         "<h2>On {}, modelled</h2>\n<p class=\"soft\">{}. The same engine, kernels and checks in modelled time. {}.</p>\n\
-         <div class=\"card scroll\"><table><thead><tr><th class=\"t\">operation</th><th class=\"t\">place</th>\
+         {}<div class=\"card scroll\" tabindex=\"0\"><table><thead><tr><th class=\"t\">operation</th><th class=\"t\">place</th>\
          <th>median</th><th>99 %</th><th>round trips</th><th>64 in flight, ops/s</th><th class=\"t\">limited by</th>\
          <th>µJ each</th></tr></thead><tbody>\n",
         escape(&on.platform),
         escape(&on.title),
-        escape(&on.provenance)
+        escape(&on.provenance),
+        plots(on)
     );
     for group in groups(&on.rows) {
         let best = group.iter().map(|row| row.in_flight_1.p50_ns).min().unwrap_or(0);
+        let most = group.iter().map(|row| row.in_flight_64.ops_per_s).fold(0.0, f64::max);
         for (number, row) in group.iter().enumerate() {
             let (one, many) = (&row.in_flight_1, &row.in_flight_64);
             let name = if number == 0 { escape(&title(row.operation, row.parameter)) } else { String::new() };
             let class = [if one.p50_ns == best { "best" } else { "" }, if number == 0 { " new" } else { "" }].concat();
             let joules = many.joules_per_op.map_or("-".into(), |joules| format!("{:.1}", joules * 1e6));
+            let rates = if many.ops_per_s >= most { " class=\"most\"" } else { "" };
             let _ = writeln!(
                 out,
                 "<tr class=\"{class}\"><td class=\"t\">{name}</td><td class=\"t place {place}\">{place}</td>\
-                 <td class=\"p50\">{}</td><td>{}</td><td>{:.2}</td><td>{}</td><td class=\"t\">{}, {:.0} %</td>\
+                 <td class=\"p50\">{}</td><td>{}</td><td>{:.2}</td><td{rates}>{}</td><td class=\"t\">{}, {:.0} %</td>\
                  <td>{joules}</td></tr>",
                 time(one.p50_ns as f64),
                 time(one.p99_ns as f64),
@@ -276,7 +323,10 @@ pub(crate) fn section(on: &OnPlatform) -> String {
             );
         }
     }
-    out.push_str("</tbody></table></div>\n<ul>\n");
+    out.push_str(
+        "</tbody></table><p class=\"soft\">★ lowest median latency with 1 in flight; ▲ most operations a second with \
+         64.</p></div>\n<ul>\n",
+    );
     for verdict in &on.verdicts {
         let what = escape(&title(verdict.operation, verdict.parameter));
         let _ = writeln!(out, "<li>{what}: {}</li>", escape(&verdict.line));
@@ -309,7 +359,10 @@ mod tests {
             seed: 1,
             distribution: Distribution::Zipfian,
             time: Duration::from_millis(1),
+            operations: Vec::new(),
             placements: Vec::new(),
+            rings: false,
+            keep: Default::default(),
             writer_updates_per_s: 50_000,
         }
     }

@@ -142,6 +142,14 @@ pub enum InputError {
         /// Why.
         source: std::io::Error,
     },
+    /// It is not what is wanted.
+    #[error("{}: {why}", path.display())]
+    Unfit {
+        /// The file.
+        path: PathBuf,
+        /// Why not, and what to do.
+        why: String,
+    },
     /// It holds no line.
     #[error("{} holds nothing: put one {what} on each line", path.display())]
     Empty {

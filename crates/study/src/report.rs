@@ -1,17 +1,20 @@
 //! What a comparison found: as JSON, as a table for the terminal and as an HTML page.
 
 mod html;
+mod kernel;
 pub(crate) mod plot;
 mod table;
 
-use std::io;
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 pub use html::html;
-pub(crate) use html::{STYLE, escape};
+pub(crate) use html::{STYLE, download, escape};
+pub use kernel::{KernelBar, KernelPage};
 pub use table::table;
 
+use crate::baseline::Since;
 use crate::format::count;
 use crate::machine::Machine;
 use crate::measure::Row;
@@ -43,6 +46,12 @@ pub struct Report {
     pub rows: Vec<Row>,
     /// Who wins, and why.
     pub verdicts: Vec<Verdict>,
+    /// What ended it early, and what is missing; `None` if nothing did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incomplete: Option<String>,
+    /// What has changed since earlier runs, if there were any to compare with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Since>,
     /// These operations on modelled hardware, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modelled: Option<OnPlatform>,
@@ -55,6 +64,9 @@ pub struct Setup {
     pub node: String,
     /// Whether the node is a child process on the same machine.
     pub node_is_child: bool,
+    /// Path MTU in bytes, by the link's name.
+    #[serde(default)]
+    pub path_mtu: BTreeMap<String, u32>,
     /// Seed of every random choice.
     pub seed: u64,
     /// Records in the hash table.
@@ -86,13 +98,25 @@ impl Report {
     pub fn new(command: String, ended_unix_s: u64, setup: Setup, machine: Machine, rows: Vec<Row>) -> Self {
         let verdicts = judge_all(&rows);
         let version = env!("CARGO_PKG_VERSION").into();
-        Self { format: FORMAT.into(), version, command, ended_unix_s, setup, machine, rows, verdicts, modelled: None }
+        Self {
+            format: FORMAT.into(),
+            version,
+            command,
+            ended_unix_s,
+            setup,
+            machine,
+            rows,
+            verdicts,
+            incomplete: None,
+            since: None,
+            modelled: None,
+        }
     }
 
-    /// As JSON, in lines.
-    pub fn write_json(&self, mut to: impl io::Write) -> io::Result<()> {
-        serde_json::to_writer_pretty(&mut to, self)?;
-        to.write_all(b"\n")
+    /// As JSON.
+    pub fn to_json(&self) -> serde_json::Value {
+        // What a report is made of has names for all fields, and so does not fail; a NaN becomes null.
+        serde_json::to_value(self).unwrap_or_default()
     }
 
     /// The operations measured, in order.
@@ -121,7 +145,8 @@ impl Report {
 
     /// Operations done in all.
     fn verified(&self) -> u64 {
-        self.rows.iter().map(|row| row.in_flight_1.verified + row.in_flight_64.verified).sum()
+        let rings = self.rows.iter().filter_map(Row::of_rings).map(|(_, row)| row);
+        self.rows.iter().cloned().chain(rings).map(|row| row.in_flight_1.verified + row.in_flight_64.verified).sum()
     }
 
     /// What became of the user's trace.
@@ -138,8 +163,15 @@ impl Report {
         Some(format!("{file}: {gets} GETs, {misses} of keys that are not in the store and were not found; {part}"))
     }
 
+    /// What the verdicts depend on beside the operation, as a sentence.
+    fn depends(&self) -> String {
+        let mtu: Vec<String> = self.setup.path_mtu.iter().map(|(link, mtu)| format!("{mtu} over {link}")).collect();
+        let mtu = if mtu.is_empty() { String::new() } else { format!(", packets (path MTU {})", mtu.join(", ")) };
+        format!("Who wins depends on the link{mtu}, the machine and what else runs on it: compare within one report.")
+    }
+
     /// Where the records came from, as a sentence part.
-    fn source(&self) -> String {
+    pub(crate) fn source(&self) -> String {
         let Setup { records, load, longest_value_bytes, .. } = &self.setup;
         let count = count(*records);
         match load {
@@ -249,10 +281,11 @@ pub(crate) mod testing {
             rereads_per_op: if operation == CONSISTENT_GET { 0.02 } else { 0.0 },
             repeated_calls: 0,
             retransmits: 0,
+            ..Load::default()
         };
         let many = Load { ops_per_s: 11.0 * load.ops_per_s, p50_ns: (ns * 5.8) as u64, ..load.clone() };
         let many = Load { client_cpu_ns_per_op: ns / 11.0, node_cpu_ns_per_op: ns / 12.0, ..many };
-        Row { operation, parameter, link, placement, in_flight_1: load, in_flight_64: many }
+        Row { operation, parameter, link, placement, in_flight_1: load, in_flight_64: many, by_ring: None }
     }
 }
 
@@ -263,13 +296,11 @@ mod tests {
     #[test]
     fn json_keeps_everything_and_its_names() {
         let report = testing::sample();
-        let mut text = Vec::new();
-        report.write_json(&mut text).unwrap();
-        let back: Report = serde_json::from_slice(&text).unwrap();
+        let json = report.to_json();
+        let back: Report = serde_json::from_value(json.clone()).unwrap();
         assert!(back.setup == report.setup && back.machine == report.machine && back.verdicts == report.verdicts);
         let key = |row: &Row| (row.operation, row.parameter, row.link, row.placement, row.in_flight_64.p50_ns);
         assert!(back.rows.iter().map(key).eq(report.rows.iter().map(key)));
-        let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
         assert_eq!(json["format"], "remora-compare/1");
         assert_eq!(json["setup"]["seed"], 42);
         let row = &json["rows"][0];

@@ -12,6 +12,7 @@ use crate::connection::Storage;
 use crate::operations::{Common, Loaded, OPERATIONS, Operation};
 use crate::records::Records;
 use crate::trace::Trace;
+use crate::workload::Distribution;
 
 /// Most GETs in a generated trace, which starts again at its end.
 const TRACE: usize = 1 << 20;
@@ -38,7 +39,12 @@ impl<'a> Store<'a> {
         watch: &dyn Watch,
     ) -> Result<Self, StudyError> {
         let link = target.link();
-        let measured = || OPERATIONS.into_iter().filter(|operation| operation.is_measured(trace.is_some()));
+        let measured = || {
+            OPERATIONS.into_iter().filter(|operation| match plan.operations.is_empty() {
+                true => operation.is_measured(trace.is_some()),
+                false => plan.operations.contains(operation),
+            })
+        };
         let own: u64 = measured().map(|operation| operation.bytes(records)).sum();
         let total = table_bytes(records.len() as u64, records.mean_record() as u64) + own;
         let mut loader = Loader { target, watch, plan, done: 0, total };
@@ -100,6 +106,11 @@ impl Loader<'_> {
     /// The seed of every random choice.
     pub fn seed(&self) -> u64 {
         self.plan.seed
+    }
+
+    /// How keys are drawn.
+    pub fn distribution(&self) -> Distribution {
+        self.plan.distribution
     }
 
     /// A trace of keys that records have, long enough to touch what the plan's distribution makes likely.

@@ -188,6 +188,7 @@ mod tests {
             link: LinkKind::Udp,
             placement,
             in_flight_64: Load { ops_per_s: ops_64, ..load.clone() },
+            by_ring: None,
             in_flight_1: load,
         }
     }

@@ -12,7 +12,7 @@ mod uncertain;
 mod world;
 
 pub use flips::Flip;
-pub use operation::{Access, Kind, Load, Memory, Operation, OperationError};
+pub use operation::{Access, Kind, Load, Memory, Operation, OperationError, TEMPLATES};
 pub use path::{Path, Station, Visit};
 pub use screen::{Candidate, evaluate};
 pub use simulate::Simulated;
@@ -103,6 +103,16 @@ const CLOSE: f64 = 1.5;
 
 /// Decides; `None` if the platform has no placement.
 pub fn decide(platform: &Platform, operation: &Operation, options: &WhereOptions) -> Option<Answer> {
+    decide_until(platform, operation, options, &|| false)
+}
+
+/// The same, unless `stop` says so meanwhile: then what is left of the simulations is left out.
+pub fn decide_until(
+    platform: &Platform,
+    operation: &Operation,
+    options: &WhereOptions,
+    stop: &dyn Fn() -> bool,
+) -> Option<Answer> {
     let goal = options.goal;
     let ranking = rank(platform, operation, options);
     let best = ranking.first()?;
@@ -110,7 +120,7 @@ pub fn decide(platform: &Platform, operation: &Operation, options: &WhereOptions
     let flips = flips::find(platform, operation, &ranking, options);
     let close = |candidate: &&Candidate| options.simulated > 0 && goal.cost(candidate) <= CLOSE * goal.cost(best);
     let close: Vec<Placement> = ranking.iter().filter(close).map(|candidate| candidate.place).collect();
-    let simulated = close.iter().filter_map(|&place| {
+    let simulated = close.iter().take_while(|_| !stop()).filter_map(|&place| {
         let path = path_of(platform, operation, place, options.link)?;
         Some(simulate::run(place, &path, operation.load, options.simulated, options.seed))
     });
@@ -118,7 +128,7 @@ pub fn decide(platform: &Platform, operation: &Operation, options: &WhereOptions
     // A placement that the world cannot run is one that it says nothing of.
     let count = u64::from(options.simulated / 10).max(1);
     let run = |&place: &Placement| world::run(platform, operation, place, (count, options.seed))?.ok();
-    let world = close.iter().filter_map(run).collect();
+    let world = close.iter().take_while(|_| !stop()).filter_map(run).collect();
     let Open { intervals, certainty, contributions } = open;
     let mut answer = Answer {
         decided: certainty >= CERTAIN,

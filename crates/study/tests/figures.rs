@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use remora_model::platform::Platform;
 use remora_study::compare::{Plan, Progress, Watch};
-use remora_study::minos::{Setup, Step};
+use remora_study::minos::{AblationStep, Setup};
 use remora_study::on::compare_on;
 use remora_study::records::Records;
 use remora_study::where_::{self, Operation, WhereOptions};
@@ -35,11 +35,14 @@ impl Watch for Quiet {
 #[test]
 fn the_comparison_on_platforms_is_what_it_was() {
     let plan = Plan {
+        operations: Vec::new(),
         seed: 1,
         distribution: Distribution::Zipfian,
         time: Duration::from_millis(1),
         placements: Vec::new(),
         writer_updates_per_s: 50_000,
+        rings: false,
+        keep: Default::default(),
     };
     let (mut out, records) = (String::new(), Records::generate(300, 64, 1));
     for name in Platform::built_in() {
@@ -60,7 +63,7 @@ fn the_comparison_on_platforms_is_what_it_was() {
 fn modelled_clusters_are_what_they_were() {
     let (mut out, platform) = (String::new(), Platform::load("minos").unwrap());
     for model in ["synch", "strict", "renf", "event", "scope"] {
-        for deployment in Step::ALL {
+        for deployment in AblationStep::ALL {
             for (nodes, writes) in [(2, 100), (5, 50), (9, 80)] {
                 let setup = Setup { model: model.into(), deployment, nodes, writes, records: 200, ..Setup::default() };
                 let came = setup.run(&platform, 30, 1).unwrap();

@@ -3,11 +3,37 @@
 //! No test asserts how long anything took: a machine that others use takes as long as it likes. What happens by itself
 //! is waited for with [`eventually`], whose deadline only ends a test that would hang.
 
+pub mod schema;
+
 use std::fmt::Display;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long [`eventually`] waits: far longer than anything takes on a machine that is merely busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An address of this host that no other test has. It follows from the process's number, and is not tried by binding there for
+/// the reason that [`free_port`] gives.
+pub fn own_address() -> String {
+    static NEXT: AtomicU8 = AtomicU8::new(10);
+    let [.., a, b] = std::process::id().to_be_bytes();
+    format!("127.{a}.{b}.{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A TCP port of 127.0.0.1 at which nobody listens: another one each time, and below those that the kernel gives out by itself,
+/// so that nobody gets it before it is used. It is not tried by listening there: another test may just start a child
+/// process, which would go on listening until it has become another program.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let number = std::process::id().wrapping_mul(61) + u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = 10_000 + (number % 20_000) as u16;
+        if TcpStream::connect(("127.0.0.1", port)).is_err() {
+            return port;
+        }
+    }
+}
 
 /// Asks until there is an answer, and gives it. Panics with `what` if none comes within [`PATIENCE`].
 #[track_caller]

@@ -7,14 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use parking_lot::lock_api::RawMutex as _;
-use remora_memory::Registry;
+use remora_memory::{Access, DeregisterError, Pd, Region, RegisterError, Registry, Translation};
 use remora_nic::{Nic, NicConfig, NicLimits, Route};
 use remora_real::link::Link;
 use remora_real::link::pcap::PcapFile;
+use remora_real::presence::{self, DeviceState};
 use remora_real::{Device, DeviceGuard, LinkKind};
 
 use crate::events::Targets;
+use crate::manners::Manners;
 use crate::settings::{Failure, Settings, wrong};
+use crate::tree;
 
 /// Last byte of the addresses tried by default.
 const ADDRESSES: std::ops::RangeInclusive<u8> = 2..=254;
@@ -27,11 +30,15 @@ pub struct Adapter {
     pub limits: NicLimits,
     /// Whom events are for.
     pub targets: Arc<Targets>,
+    /// Of all that poll.
+    pub manners: Manners,
     /// The generation of processes that may drive it: a forked child may not.
     generation: u32,
     links: Links,
     /// Where all that the links carry goes, if it is kept.
     pcap: Option<PcapFile>,
+    /// Whether to say at the end what it did, and the process that says so even if that is nothing.
+    summary: Option<u32>,
 }
 
 /// Numbers of the links.
@@ -60,6 +67,7 @@ pub fn open() -> Result<&'static Adapter, i32> {
         None => Adapter::new().map(|adapter| {
             let adapter: &'static Adapter = Box::leak(Box::new(adapter));
             ADAPTER.store(std::ptr::from_ref(adapter).cast_mut(), Ordering::Release);
+            announce(adapter);
             adapter
         }),
     };
@@ -69,6 +77,14 @@ pub fn open() -> Result<&'static Adapter, i32> {
         eprintln!("remora: {why}");
         errno
     })
+}
+
+/// Lets others of this user see the device. It works without that.
+fn announce(adapter: &'static Adapter) {
+    if let Some(tree) = tree::get() {
+        tree::fill(adapter);
+        let _ = tree.presence().announce(adapter.address, || adapter.state());
+    }
 }
 
 /// The device, if it is open.
@@ -102,13 +118,59 @@ impl Adapter {
         let links = Links { shm: number(LinkKind::Shm), udp: number(LinkKind::Udp) };
         let pcap = settings.layers.pcap;
         let generation = GENERATION.load(Ordering::Relaxed);
-        Ok(Self { device, registry, address, limits, targets, generation, links, pcap })
+        let manners = Manners::default();
+        Ok(Self {
+            device,
+            registry,
+            address,
+            limits,
+            targets,
+            manners,
+            generation,
+            links,
+            pcap,
+            summary: settings.summary,
+        })
     }
 
     /// Takes the engine; `None` in a child of the process that opened the device, where nobody may touch it.
     #[inline]
     pub fn lock(&self) -> Option<DeviceGuard<'_>> {
         (self.generation == GENERATION.load(Ordering::Relaxed)).then(|| self.device.lock())
+    }
+
+    /// How it is doing; `None` in a child of the process that opened it.
+    pub fn state(&self) -> Option<DeviceState> {
+        Some(DeviceState::of(&mut self.lock()?))
+    }
+
+    /// Takes a region away from its users, and returns when none of them is at it: from then on the program may free the
+    /// memory.
+    #[expect(clippy::disallowed_methods, reason = "the wait follows")]
+    pub fn deregister(&self, key: u32) -> Result<(), DeregisterError> {
+        let done = self.registry.deregister(key);
+        self.wait_for_engine();
+        done
+    }
+
+    /// Registers a region anew under its key, and returns when nobody is at the memory that it had before.
+    #[expect(clippy::disallowed_methods, reason = "the wait follows")]
+    pub fn reregister(
+        &self,
+        key: u32,
+        pd: Option<Pd>,
+        memory: Option<Translation<'_>>,
+        access: Option<Access>,
+    ) -> Result<Arc<Region>, RegisterError> {
+        let region = self.registry.reregister(key, pd, memory, access)?;
+        self.wait_for_engine();
+        Ok(region)
+    }
+
+    /// Until all accesses to memory are over that are under way now: the engine looks regions up and copies with its lock
+    /// held, and after the next look-up meets what is registered then. (In a forked child nobody copies.)
+    fn wait_for_engine(&self) {
+        drop(self.lock());
     }
 
     /// How to reach `remote`: another process here over shared memory, or anybody by UDP. The device itself finds its
@@ -129,14 +191,7 @@ impl Adapter {
 
 /// Links at an address, and the MTU that they carry.
 fn bind(address: IpAddr, settings: &Settings) -> Result<Bound, Failure> {
-    let failed = |e: std::io::Error| {
-        let why = match e.kind() {
-            std::io::ErrorKind::AddrInUse => "another device has it: give each process its own address",
-            std::io::ErrorKind::AddrNotAvailable => "no interface of this machine has it",
-            _ => "it cannot be bound",
-        };
-        (e.raw_os_error().unwrap_or(libc::EADDRINUSE), format!("device address {address}: {why} ({e})"))
-    };
+    let failed = |e: std::io::Error| (e.raw_os_error().unwrap_or(libc::EADDRINUSE), presence::refusal(address, &e));
     let links = settings.links.iter().map(|&kind| settings.layers.bind(kind, address).map_err(failed));
     let links: Vec<Box<dyn Link>> = links.collect::<Result<_, _>>()?;
     let mtu = links.iter().map(|link| link.max_mtu()).min().unwrap_or(1024) as u32;
@@ -182,6 +237,12 @@ fn register_handlers() {
                 && captured.lost > 0
             {
                 eprintln!("remora: {captured}");
+            }
+            let process = std::process::id();
+            if let (Some(first), Some(state)) = (adapter.summary, adapter.state())
+                && (first == process || state.is_used())
+            {
+                eprintln!("remora: device {} of process {process}: {state}", adapter.address);
             }
         }
     }

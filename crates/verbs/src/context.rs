@@ -9,7 +9,7 @@ use remora_memory::Pd;
 
 use crate::abi::*;
 use crate::adapter::{self, Adapter};
-use crate::events::{Async, EventQueue, fail};
+use crate::events::{Async, EventQueue, fail, refuse};
 use crate::{cq, cq_ex, device, memory, port, post, qp, srq};
 
 /// What stands for a pointer where a context has the newer table in front.
@@ -157,12 +157,12 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     unsafe {
         let domain = Domain::of(pd);
         if domain.users.load(Ordering::Relaxed) > 0 {
-            return libc::EBUSY;
+            return refuse(libc::EBUSY);
         }
         if domain.parent_of.is_null() {
             // Regions and windows are counted there.
             if domain.adapter.registry.dealloc_pd(domain.pd).is_err() {
-                return libc::EBUSY;
+                return refuse(libc::EBUSY);
             }
         } else {
             (*domain.parent_of).remove_user();

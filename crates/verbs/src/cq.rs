@@ -10,12 +10,8 @@ use remora_real::DeviceGuard;
 use crate::abi::*;
 use crate::adapter::Adapter;
 use crate::context::{COMP_VECTORS, Context};
-use crate::events::{self, CompletionChannel, EventQueue, Object, fail};
+use crate::events::{self, CompletionChannel, EventQueue, Object, fail, refuse};
 use crate::post::errno_of;
-
-/// How long a poller finds nothing before it offers its core to others at each poll, in nanoseconds: with fewer cores
-/// than pollers, the one with the work may be waiting for it.
-const POLITE: u64 = 5_000;
 
 /// Service levels of datagrams: RoCE v2 behind an IPv4 or an IPv6 header.
 const UDP_OVER_IPV4: u8 = 8 | 2;
@@ -72,10 +68,8 @@ impl Cq {
 
     /// Lets others have the core if nothing has happened for a while. Call it without the engine.
     #[inline]
-    pub fn relax(idle: u64) {
-        if idle > POLITE {
-            std::thread::yield_now();
-        }
+    pub fn relax(&self, idle: u64) {
+        self.adapter.manners.relax(idle, || self.adapter.device.now(), std::thread::yield_now);
     }
 }
 
@@ -152,10 +146,10 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: the caller passes a completion queue of ours.
     unsafe {
         let queue = Cq::of(cq);
-        let Some(mut guard) = queue.adapter.lock() else { return libc::ENODEV };
+        let Some(mut guard) = queue.adapter.lock() else { return refuse(libc::ENODEV) };
         match guard.nic().resize_cq(queue.id, u32::try_from(cqe).unwrap_or(0)) {
             Ok(()) => (*cq).cqe = cqe,
-            Err(error) => return errno_of(error),
+            Err(error) => return refuse(errno_of(error)),
         }
     }
     0
@@ -164,7 +158,7 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 /// `ibv_modify_cq`: moderation is taken and has no effect, as events cost little here.
 pub unsafe extern "C" fn modify_cq(_cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
     // SAFETY: the caller passes filled attributes.
-    if unsafe { (*attr).attr_mask } & !IBV_CQ_ATTR_MODERATE != 0 { libc::EINVAL } else { 0 }
+    if unsafe { (*attr).attr_mask } & !IBV_CQ_ATTR_MODERATE != 0 { refuse(libc::EINVAL) } else { 0 }
 }
 
 /// `ibv_destroy_cq`. It waits until every event that was taken is acknowledged.
@@ -174,7 +168,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         let queue = Cq::of(cq);
         if let Some(mut guard) = queue.adapter.lock() {
             if let Err(error) = guard.nic().destroy_cq(queue.id) {
-                return errno_of(error);
+                return refuse(errno_of(error));
             }
             queue.adapter.targets.remove_cq(queue.id);
         }
@@ -222,7 +216,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
         if got == 0 {
             let idle = guard.idle();
             drop(guard);
-            Cq::relax(idle);
+            queue.relax(idle);
         } else if !queue.armed.load(Ordering::Relaxed) {
             queue.adapter.device.linger(guard);
         }

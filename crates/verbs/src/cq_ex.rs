@@ -68,9 +68,12 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         if !(*queue).single_threaded {
             (*queue).polling.lock();
         }
-        let found = advance(queue, true);
+        let (found, idle) = advance(queue, true);
         if found != 0 && !(*queue).single_threaded {
             (*queue).polling.unlock();
+        }
+        if found == libc::ENOENT {
+            (*queue).relax(idle);
         }
         found
     }
@@ -78,7 +81,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the caller is between a start and an end of a poll of a queue of ours.
-    unsafe { advance(cq.cast(), false) }
+    unsafe { advance(cq.cast(), false).0 }
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
@@ -91,16 +94,17 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     }
 }
 
-/// Takes the next completion; with `drive` the engine is driven if there is none.
+/// Takes the next completion; with `drive` the engine is driven if there is none. Returns 0 or an errno, and how long polls
+/// have found nothing to do.
 ///
 /// # Safety
 ///
 /// The queue is one of ours, and this thread's to poll.
-unsafe fn advance(queue: *mut Cq, drive: bool) -> c_int {
+unsafe fn advance(queue: *mut Cq, drive: bool) -> (c_int, u64) {
     // SAFETY: as the caller promises.
     unsafe {
         let queue = &mut *queue;
-        let Some(mut guard) = queue.adapter.lock() else { return libc::EIO };
+        let Some(mut guard) = queue.adapter.lock() else { return (libc::EIO, 0) };
         let mut found = guard.nic().poll_cq(queue.id);
         if found.is_none() && drive {
             queue.progress(&mut guard);
@@ -108,17 +112,12 @@ unsafe fn advance(queue: *mut Cq, drive: bool) -> c_int {
         }
         let (now, idle) = (guard.now(), guard.idle());
         drop(guard);
-        let Some(completion) = found else {
-            if drive {
-                Cq::relax(idle);
-            }
-            return libc::ENOENT;
-        };
+        let Some(completion) = found else { return (libc::ENOENT, idle) };
         queue.current = convert(&completion);
         queue.polled_at = now;
         queue.ex.wr_id = queue.current.wr_id;
         queue.ex.status = queue.current.status;
-        0
+        (0, idle)
     }
 }
 

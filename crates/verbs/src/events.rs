@@ -14,6 +14,7 @@ use libc::{pthread_cond_t, pthread_mutex_t};
 use parking_lot::Mutex;
 use remora_nic::cm::CmEvent;
 use remora_nic::{CqId, Event, Qpn, SrqId, WcStatus};
+pub use remora_preload::{errno, set_errno};
 
 use crate::abi::*;
 use crate::context::Context;
@@ -314,7 +315,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     // SAFETY: the caller passes a channel of ours and never uses it again if this succeeds.
     unsafe {
         if (*channel).refcnt > 0 {
-            return libc::EBUSY;
+            return refuse(libc::EBUSY);
         }
         drop(Box::from_raw(channel.cast::<CompletionChannel>()));
     }
@@ -389,15 +390,10 @@ pub unsafe fn wait_acknowledged(
     }
 }
 
-/// The calling thread's errno.
-pub fn errno() -> c_int {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
-}
-
-/// Sets the calling thread's errno.
-pub fn set_errno(code: c_int) {
-    // SAFETY: the C library's own place for this thread.
-    unsafe { *libc::__errno_location() = code };
+/// What a function that returns an errno returns on failure: a driver's calls leave it in errno too, where programs look.
+pub fn refuse(code: c_int) -> c_int {
+    set_errno(code);
+    code
 }
 
 /// What a function that returns an object returns on failure.

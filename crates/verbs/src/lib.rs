@@ -10,11 +10,12 @@
 //! | `adapter`  | the process's device: address, links, forks                        |
 //! | `context`  | open devices, protection domains                                   |
 //! | `device`, `port`, `strings` | queries                                           |
-//! | `memory`, `maps` | memory regions and windows                                   |
-//! | `cq`, `cq_ex`, `events`     | completion queues, channels, asynchronous events  |
+//! | `memory`, `maps`, `buffers` | memory regions and windows                        |
+//! | `cq`, `cq_ex`, `events`, `manners` | completion queues, channels, asynchronous events  |
 //! | `qp`, `srq`, `ah`           | queue pairs, shared receive queues, addresses     |
 //! | `post`, `qp_ex`  | work requests                                                |
-//! | `kern`, `refused`, `files`  | what librdmacm, other drivers and programs expect  |
+//! | `kern`, `refused`  | what librdmacm and other drivers expect                    |
+//! | `files`, `tree`, `ucma`     | what programs expect of the kernel                |
 //!
 //! Functions are called with pointers that the program got from here: what it may pass is said in the header's manual
 //! pages. Errors are those of a driver: an errno returned, or null with errno set. Nothing panics; if something did
@@ -26,6 +27,7 @@
 mod abi;
 mod adapter;
 mod ah;
+mod buffers;
 mod context;
 mod cq;
 mod cq_ex;
@@ -33,6 +35,7 @@ mod device;
 mod events;
 mod files;
 mod kern;
+mod manners;
 mod maps;
 mod memory;
 mod port;
@@ -45,4 +48,5 @@ mod srq;
 mod strings;
 #[cfg(not(test))]
 mod symbols;
+mod tree;
 mod ucma;

@@ -8,7 +8,7 @@ use remora_nic::{Data, SendOp, SendWr};
 
 use crate::abi::*;
 use crate::context::{Context, Domain};
-use crate::events::{fail, set_errno};
+use crate::events::{fail, refuse, set_errno};
 use crate::maps;
 use crate::post::{errno_of, flags_of};
 use crate::qp::Qp;
@@ -67,7 +67,12 @@ fn buffer_at(addr: *mut c_void, length: usize, access: Access) -> Result<Buffer,
     Ok(unsafe { Buffer::from_raw(start, length, Box::new(())) })
 }
 
-unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, flags: c_uint) -> *mut ibv_mr {
+/// Registers memory of the program.
+///
+/// # Safety
+///
+/// A domain of ours.
+pub unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, flags: c_uint) -> *mut ibv_mr {
     // SAFETY: the caller passes a domain of ours.
     let domain = unsafe { Domain::of(pd) };
     let registered = access_of(flags).and_then(|access| {
@@ -167,7 +172,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         };
         let memory = buffer.as_ref().map(|buffer| Translation { buffer, offset: 0, len: length, va: None });
         let new_pd = has(IBV_REREG_MR_CHANGE_PD).then_some(domain.pd);
-        if let Err(error) = registry.reregister(region.lkey, new_pd, memory, new_access) {
+        if let Err(error) = domain.adapter.reregister(region.lkey, new_pd, memory, new_access) {
             return wrong(errno_of_registration(error));
         }
         if has(IBV_REREG_MR_CHANGE_PD) {
@@ -185,10 +190,9 @@ pub unsafe extern "C" fn ibv_rereg_mr(
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: the caller passes a region of ours and never uses it again if this succeeds.
     unsafe {
-        let registry = &Domain::of((*mr).pd).adapter.registry;
         // A key that is unknown was invalidated by a work request.
-        if let Err(remora_memory::DeregisterError::Bound(_)) = registry.deregister((*mr).lkey) {
-            return libc::EBUSY;
+        if let Err(remora_memory::DeregisterError::Bound(_)) = Domain::of((*mr).pd).adapter.deregister((*mr).lkey) {
+            return refuse(libc::EBUSY);
         }
         drop(Box::from_raw(mr));
     }
@@ -221,7 +225,7 @@ pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     // SAFETY: the caller passes a window of ours and never uses it again if this succeeds.
     unsafe {
         if Domain::of((*mw).pd).adapter.registry.dealloc_window((*mw).rkey).is_err() {
-            return libc::EINVAL;
+            return refuse(libc::EINVAL);
         }
         drop(Box::from_raw(mw));
     }

@@ -1,14 +1,15 @@
-//! The port: its attributes, its GIDs and partition key, and the files in sysfs that libraries read about them.
+//! The port: its attributes, its GIDs and partition key.
 
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 use std::mem::size_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::abi::*;
-use crate::adapter::{self, Adapter};
+use crate::adapter::Adapter;
 use crate::context::adapter_of;
-use crate::device::{self, FIRMWARE, GUID_MARK};
+use crate::device::{self, GUID_MARK};
 use crate::events::set_errno;
+use crate::{files, tree};
 
 /// Entries of the GID table: the link-local address, and the device's own.
 pub const GIDS: usize = 2;
@@ -129,17 +130,24 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
         return libc::EINVAL;
     }
     // SAFETY: the caller passes an open context.
-    let table = unsafe { gids(adapter_of(context).address) };
-    match table.get(index as usize) {
+    let address = unsafe { adapter_of(context).address };
+    match gids(address).get(index as usize) {
         // SAFETY: the caller passes an entry to fill in.
-        Some(found) => unsafe { *entry = self::entry(index, *found) },
+        Some(found) => unsafe { *entry = self::entry(index, *found, interface_index(address)) },
         None => return libc::EINVAL,
     }
     0
 }
 
-fn entry(gid_index: u32, gid: ibv_gid) -> ibv_gid_entry {
-    ibv_gid_entry { gid, gid_index, port_num: 1, gid_type: IBV_GID_TYPE_ROCE_V2, ndev_ifindex: 0 }
+/// `ndev_ifindex` is the number of the network interface below the device.
+fn entry(gid_index: u32, gid: ibv_gid, ndev_ifindex: u32) -> ibv_gid_entry {
+    ibv_gid_entry { gid, gid_index, port_num: 1, gid_type: IBV_GID_TYPE_ROCE_V2, ndev_ifindex }
+}
+
+fn interface_index(address: IpAddr) -> u32 {
+    let name = CString::new(tree::interface(address)).unwrap_or_default();
+    // SAFETY: a string.
+    unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
 
 /// `ibv_query_gid_table`; returns how many, or a negative errno.
@@ -155,8 +163,10 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     }
     // SAFETY: the caller passes an open context and that many entries, `size` apart.
     unsafe {
-        for (index, gid) in gids(adapter_of(context).address).into_iter().enumerate() {
-            *entries.byte_add(index * size) = entry(index as u32, gid);
+        let address = adapter_of(context).address;
+        let interface = interface_index(address);
+        for (index, gid) in gids(address).into_iter().enumerate() {
+            *entries.byte_add(index * size) = entry(index as u32, gid, interface);
         }
     }
     GIDS as isize
@@ -216,9 +226,8 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
 ) -> c_int {
     // SAFETY: the caller passes two strings.
     let (dir, file) = unsafe { (CStr::from_ptr(dir).to_string_lossy(), CStr::from_ptr(file).to_string_lossy()) };
-    let path = format!("{dir}/{file}");
-    let content = sysfs(&path).or_else(|| std::fs::read_to_string(&path).ok());
-    let Some(content) = content else {
+    let path = CString::new(format!("{dir}/{file}")).unwrap_or_default();
+    let Some(content) = files::read(&path) else {
         set_errno(libc::ENOENT);
         return -1;
     };
@@ -243,46 +252,9 @@ pub unsafe extern "C" fn ibv_read_ibdev_sysfs_file(
     _device: *mut ibv_device,
     format: *const c_char,
 ) -> c_int {
-    let dir = std::ffi::CString::new(device::SYSFS).unwrap_or_default();
+    let dir = CString::new(device::SYSFS).unwrap_or_default();
     // SAFETY: as above.
     unsafe { ibv_read_sysfs_file(dir.as_ptr(), format, out, size) }
-}
-
-/// The files of the device and of the verbs interface.
-pub fn sysfs(path: &str) -> Option<String> {
-    let path = path.strip_prefix("/sys/class/")?;
-    let text = match path {
-        "infiniband_verbs/abi_version" => "6".into(),
-        "infiniband_verbs/uverbs0/abi_version" => "1".into(),
-        "infiniband_verbs/uverbs0/ibdev" => device::NAME.into(),
-        // The version of the interface that librdmacm talks (`rdma_user_cm.h`).
-        "misc/rdma_cm/abi_version" | "infiniband_cm/abi_version" => "4".into(),
-        _ => {
-            // Before the device is opened, which reads files of its own.
-            let file = path.strip_prefix("infiniband/remora0/")?;
-            let address = adapter::open().ok()?.address;
-            let groups = |bytes: &[u8]| {
-                let words: Vec<String> = bytes.chunks(2).map(|b| format!("{:02x}{:02x}", b[0], b[1])).collect();
-                words.join(":")
-            };
-            match file {
-                "node_guid" | "sys_image_guid" => groups(&device::guid(address)),
-                "node_type" => "1: CA".into(),
-                "node_desc" => "Remora".into(),
-                "fw_ver" => FIRMWARE.into(),
-                "ports/1/state" => "4: ACTIVE".into(),
-                "ports/1/phys_state" => "5: LinkUp".into(),
-                "ports/1/link_layer" => "Ethernet".into(),
-                "ports/1/rate" => "25 Gb/sec (1X EDR)".into(),
-                "ports/1/pkeys/0" => "0xffff".into(),
-                "ports/1/gids/0" => groups(&gids(address)[0].raw),
-                "ports/1/gids/1" => groups(&gids(address)[1].raw),
-                "ports/1/gid_attrs/types/0" | "ports/1/gid_attrs/types/1" => "RoCE v2".into(),
-                _ => return None,
-            }
-        }
-    };
-    Some(text)
 }
 
 #[cfg(test)]

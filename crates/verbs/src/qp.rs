@@ -14,7 +14,7 @@ use crate::adapter::Adapter;
 use crate::ah::{attr_of, vector_of};
 use crate::context::{Context, Domain};
 use crate::cq::Cq;
-use crate::events::{self, fail};
+use crate::events::{self, fail, refuse};
 use crate::memory::{access_of, flags_of_access};
 use crate::port::{address_of, mtu_code};
 use crate::post::errno_of;
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
             // What was received is acknowledged, as by a NIC that does so at once.
             guard.transmit();
             if let Err(error) = guard.nic().destroy_qp(pair.qpn) {
-                return errno_of(error);
+                return refuse(errno_of(error));
             }
             pair.adapter.targets.remove_qp(pair.qpn);
         }
@@ -185,7 +185,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
     unsafe {
         let (pair, attr) = (Qp::of(qp), &*attr);
         if let Err(code) = modify(pair, attr, mask) {
-            return code;
+            return refuse(code);
         }
         if mask & IBV_QP_STATE != 0 {
             (*qp).state = attr.qp_state;
@@ -271,10 +271,10 @@ pub unsafe extern "C" fn ibv_query_qp(
     // SAFETY: the caller passes a queue pair of ours, and attributes of both kinds to fill in.
     unsafe {
         let pair = Qp::of(qp);
-        let Some(mut guard) = pair.adapter.lock() else { return libc::ENODEV };
+        let Some(mut guard) = pair.adapter.lock() else { return refuse(libc::ENODEV) };
         let found = match guard.nic().qp_attr(pair.qpn) {
             Ok(found) => found,
-            Err(error) => return errno_of(error),
+            Err(error) => return refuse(errno_of(error)),
         };
         drop(guard);
         *attr = ibv_qp_attr {
@@ -356,6 +356,6 @@ fn member(
     gid: &ibv_gid,
     change: impl FnOnce(&mut DeviceGuard<'_>, Qpn, IpAddr) -> Result<(), NicError>,
 ) -> c_int {
-    let Some(mut guard) = pair.adapter.lock() else { return libc::ENODEV };
-    change(&mut guard, pair.qpn, address_of(gid)).map_or_else(errno_of, |()| 0)
+    let Some(mut guard) = pair.adapter.lock() else { return refuse(libc::ENODEV) };
+    change(&mut guard, pair.qpn, address_of(gid)).map_or_else(|error| refuse(errno_of(error)), |()| 0)
 }

@@ -3,11 +3,17 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::events::fail;
+use crate::events::{fail, refuse};
 
 /// An `ibv_cmd_*` function: there is no kernel to pass a command to. What it takes does not matter.
 pub extern "C" fn command() -> c_int {
     libc::EOPNOTSUPP
+}
+
+/// A function that returns a descriptor, or -1.
+pub extern "C" fn descriptor() -> c_int {
+    refuse(libc::EOPNOTSUPP);
+    -1
 }
 
 /// A function that returns an object.

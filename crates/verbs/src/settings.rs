@@ -8,6 +8,7 @@
 //! | `REMORA_LOSS`           | `percent:seed` of received packets to lose           | none                                    |
 //! | `REMORA_PCAP`           | file for all packets; `%p` in it is the process's ID | none                                    |
 //! | `REMORA_TRACE`          | `1`: a line on standard error for each packet        | none                                    |
+//! | `REMORA_SUMMARY`        | a process's ID: a line there at the end, what the links carried, if anything or in that process | none |
 
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
@@ -19,7 +20,7 @@ use remora_real::LinkKind;
 use remora_real::link::Layers;
 use remora_real::link::lossy::Faults;
 use remora_real::link::pcap::PcapFile;
-use remora_real::link::traced::Tracer;
+use remora_real::link::traced::{Passed, Tracer};
 
 /// An errno, and the reason in words.
 pub type Failure = (i32, String);
@@ -34,6 +35,8 @@ pub struct Settings {
     pub links: Vec<LinkKind>,
     /// What lies between these and the device.
     pub layers: Layers,
+    /// Whether to say at the end what the links carried: a process that says so even if they carried nothing.
+    pub summary: Option<u32>,
 }
 
 impl Settings {
@@ -54,7 +57,9 @@ impl Settings {
             _ => Err(wrong("REMORA_MTU", &text, "256, 512, 1024, 2048 or 4096")),
         });
         let (address, mtu, faults, tracer) = (address.transpose()?, mtu.transpose()?, loss()?, trace()?);
-        Ok(Self { address, mtu, links, layers: Layers { pcap: pcap()?, tracer, faults } })
+        let summary = setting("REMORA_SUMMARY").map(|text| text.parse());
+        let summary = summary.transpose().map_err(|_| wrong("REMORA_SUMMARY", "no number", "a process ID"))?;
+        Ok(Self { address, mtu, links, layers: Layers { pcap: pcap()?, tracer, faults }, summary })
     }
 }
 
@@ -72,10 +77,15 @@ fn loss() -> Result<Option<(Faults, u64)>, Failure> {
 
 /// `REMORA_TRACE=1`.
 fn trace() -> Result<Option<Tracer>, Failure> {
-    match setting("REMORA_TRACE").as_deref() {
-        None | Some("0") => Ok(None),
-        Some("1") => Ok(Some(Arc::new(|passed| eprintln!("remora: {passed}")))),
-        Some(text) => Err(wrong("REMORA_TRACE", text, "1")),
+    Ok(flag("REMORA_TRACE")?.then(|| Arc::new(|passed: &Passed<'_>| eprintln!("remora: {passed}")) as Tracer))
+}
+
+/// A variable that is 1, or 0 or not there.
+fn flag(name: &str) -> Result<bool, Failure> {
+    match setting(name).as_deref() {
+        None | Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(text) => Err(wrong(name, text, "1")),
     }
 }
 

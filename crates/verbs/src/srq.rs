@@ -8,7 +8,7 @@ use remora_nic::SrqId;
 use crate::abi::*;
 use crate::adapter::Adapter;
 use crate::context::{Context, Domain};
-use crate::events::{self, fail};
+use crate::events::{self, fail, refuse};
 use crate::post::{errno_of, recv_list};
 
 /// A shared receive queue.
@@ -93,9 +93,9 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
     unsafe {
         let (queue, attr) = (Srq::of(srq), &*attr);
         if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
-            return libc::EINVAL;
+            return refuse(libc::EINVAL);
         }
-        let Some(mut guard) = queue.adapter.lock() else { return libc::ENODEV };
+        let Some(mut guard) = queue.adapter.lock() else { return refuse(libc::ENODEV) };
         let nic = guard.nic();
         let mut result = Ok(());
         if mask & IBV_SRQ_MAX_WR != 0 {
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
         }
         match result {
             Ok(()) => 0,
-            Err(_) => libc::EINVAL,
+            Err(_) => refuse(libc::EINVAL),
         }
     }
 }
@@ -116,13 +116,13 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
     // SAFETY: the caller passes a queue of ours and attributes to fill in.
     unsafe {
         let queue = Srq::of(srq);
-        let Some(mut guard) = queue.adapter.lock() else { return libc::ENODEV };
+        let Some(mut guard) = queue.adapter.lock() else { return refuse(libc::ENODEV) };
         match guard.nic().srq_attr(queue.id) {
             Ok(found) => {
                 *attr = ibv_srq_attr { max_wr: found.capacity, max_sge: found.max_sge, srq_limit: found.limit };
                 0
             }
-            Err(error) => errno_of(error),
+            Err(error) => refuse(errno_of(error)),
         }
     }
 }
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
         let queue = Srq::of(srq);
         if let Some(mut guard) = queue.adapter.lock() {
             if let Err(error) = guard.nic().destroy_srq(queue.id) {
-                return errno_of(error);
+                return refuse(errno_of(error));
             }
             queue.adapter.targets.remove_srq(queue.id);
         }

@@ -37,6 +37,29 @@ pub extern "C" fn ibv_wc_status_str(status: c_int) -> *const c_char {
     pick(&NAMES, status, c"unknown")
 }
 
+/// `ibv_wr_opcode_str`.
+pub extern "C" fn ibv_wr_opcode_str(opcode: c_int) -> *const c_char {
+    const NAMES: [&CStr; 16] = [
+        c"write",
+        c"write with immediate data",
+        c"send",
+        c"send with immediate data",
+        c"read",
+        c"compare and swap",
+        c"fetch and add",
+        c"local invalidation",
+        c"memory window binding",
+        c"send with invalidation",
+        c"segmented send",
+        c"driver's own",
+        c"unknown",
+        c"unknown",
+        c"flush",
+        c"atomic write",
+    ];
+    pick(&NAMES, opcode, c"unknown")
+}
+
 /// `ibv_node_type_str`.
 pub extern "C" fn ibv_node_type_str(kind: c_int) -> *const c_char {
     const NAMES: [&CStr; 8] = [

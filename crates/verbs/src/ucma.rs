@@ -6,7 +6,7 @@
 //!
 //! | file     | what                                                              |
 //! |----------|-------------------------------------------------------------------|
-//! | `file`   | the device as a file: `open`, `fstat`, `write`, `close`           |
+//! | `file`   | the device as a file: its channels, `write`, `close`              |
 //! | `abi`    | commands, answers and events as bytes                             |
 //! | `state`  | identifiers, and what commands do to them                         |
 //! | `follow` | what the connection manager's events mean to programs             |
@@ -19,3 +19,5 @@ mod follow;
 mod state;
 #[cfg(test)]
 mod tests;
+
+pub use file::{DEVICE, is_channel, open};

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use arbitrary::Unstructured;
 use remora_kernel::{Call, Fault, HostMemory, Immediate, Kernel, Limits, Memory};
-use remora_memory::{Access, Buffer, Region, Registry};
+use remora_memory::{Access, Buffer, Pd, Region, Registry};
 use remora_wasm::{Isolation, KernelSet, ModuleLimits};
 use wasm_smith::Module;
 
@@ -150,7 +150,8 @@ impl Immediate for Watched<'_> {
 
 /// A caller's memory, and memory that is none of its.
 struct World {
-    memory: HostMemory,
+    registry: Arc<Registry>,
+    pd: Pd,
     held: Vec<(u32, Access)>,
     /// Regions that no call may change, and a key that leads nowhere.
     others: Vec<Arc<Region>>,
@@ -178,7 +179,8 @@ impl World {
             held: own.iter().map(|region| (region.key(), region.access())).collect(),
             others: vec![own[1].clone(), local, other],
             wrong: own.iter().fold(1, |key, region| key ^ region.key()),
-            memory: HostMemory::new(registry, pd, true, Limits::default()),
+            registry,
+            pd,
             kernels: KernelSet::default(),
             granted: Cell::new(0),
             denied: Cell::new(0),
@@ -228,8 +230,9 @@ impl World {
     }
 
     fn call(&self, op: u64, params: &[u8], payload: &[u8], near: bool) -> String {
-        let watched =
-            Watched { memory: &self.memory, held: &self.held, near, granted: &self.granted, denied: &self.denied };
+        // Of its own: after an access that is denied a call gets nothing any more.
+        let memory = HostMemory::new(self.registry.clone(), self.pd, true, Limits::default());
+        let watched = Watched { memory: &memory, held: &self.held, near, granted: &self.granted, denied: &self.denied };
         let mut call = Call::new(op, params, REPLY);
         let mut feed = call.open_stream(64);
         let mut pieces = payload.chunks(50).peekable();

@@ -10,6 +10,7 @@
 //!  fetch_add(key: i32, va: i64, n: i64, ptr: i32) -> i32          what was there goes to ptr, 8 bytes
 //!  next_chunk(ptr: i32, len: i32) -> i32                          bytes of the payload, at most len; 0 at its end
 //!  reply(ptr: i32, len: i32) -> i32                               appends to the reply
+//!  log(ptr: i32, len: i32) -> i32                                 a text for `remora kernel run`; elsewhere nothing
 //! ```
 //!
 //! Exports:

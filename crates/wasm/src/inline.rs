@@ -4,15 +4,14 @@ use std::cell::Cell;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use remora_kernel::{Call, Fault, Immediate, Status};
+use remora_kernel::{Call, Fault, Immediate, Memory, Status};
 use wasmtime::Caller;
 
 use crate::abi::{self, IMPORT_MODULE};
-use crate::instance::{Running, State, enter};
-use crate::limits::{Isolation, ModuleError, ModuleLimits};
+use crate::instance::{Place, Running, State, enter};
+use crate::limits::{Isolation, MAKE_FUEL, ModuleError, ModuleLimits};
 use crate::module::Engine;
 use crate::pool::Pool;
-use crate::turns::Turns;
 
 /// A module whose calls do not wait.
 pub(crate) struct Inline(Pool<Remote>);
@@ -30,6 +29,8 @@ struct Remote(Option<*const (dyn Immediate + 'static)>);
 
 // SAFETY: the pointer is only there during a call, and a call stays on its thread.
 unsafe impl Send for Remote {}
+
+impl Place for Remote {}
 
 impl Inline {
     pub fn new(
@@ -56,9 +57,9 @@ impl Inline {
 
     /// Runs a call to its end, by the place's own instance if the caller is a place that has one.
     #[inline]
-    pub fn run(&self, place: Option<&Spare>, turns: &Turns, remote: &dyn Immediate, call: &mut Call) -> Status {
+    pub fn run<M: Memory>(&self, place: Option<&Spare>, memory: &M, remote: &dyn Immediate, call: &mut Call) -> Status {
         let spare = place.and_then(|place| place.0.take());
-        let Some(mut instance) = spare.or_else(|| self.another(turns)) else { return Status::Busy };
+        let Some(mut instance) = spare.or_else(|| self.another(memory)) else { return Status::Busy };
         let fuel = self.0.limits().fuel;
         if !instance.begin(call, fuel) {
             return Status::Trapped;
@@ -69,7 +70,7 @@ impl Inline {
         let lent = Lent(&mut instance);
         let result = lent.0.run.call(&mut lent.0.store, call.params.len() as i32);
         drop(lent);
-        turns.spend(fuel.saturating_sub(instance.store.get_fuel().unwrap_or(0)));
+        memory.spend(fuel.saturating_sub(instance.store.get_fuel().unwrap_or(0)));
         let (status, again) = instance.end(call, result);
         match place {
             Some(place) if again && self.0.keeps(&instance) => place.0.set(Some(instance)),
@@ -80,9 +81,9 @@ impl Inline {
     }
 
     #[cold]
-    fn another(&self, turns: &Turns) -> Option<Box<Running<Remote>>> {
+    fn another<M: Memory>(&self, memory: &M) -> Option<Box<Running<Remote>>> {
         self.0.spare().or_else(|| {
-            turns.spend_instance();
+            memory.spend(MAKE_FUEL);
             self.make().ok()
         })
     }

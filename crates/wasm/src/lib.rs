@@ -11,28 +11,29 @@
 //!              +--> built-in kernels
 //! ```
 //!
-//! The feature `jit` (on by default) brings the compiler. Without it modules cannot be deployed, and say so: for
-//! programs that never run one, and should not carry a compiler.
+//! Modules are compiled by a process of their own: see [`compiler`]. The feature `modules` (on by default) brings what
+//! runs them. Without it they cannot be deployed, and say so: for programs that never run one.
 
 pub mod abi;
-#[cfg(feature = "jit")]
+pub mod compiler;
+#[cfg(feature = "modules")]
 mod inline;
-#[cfg(feature = "jit")]
+#[cfg(feature = "modules")]
 mod instance;
 mod limits;
-#[cfg(feature = "jit")]
+#[cfg(feature = "modules")]
 mod module;
-#[cfg(not(feature = "jit"))]
+#[cfg(not(feature = "modules"))]
 #[path = "without.rs"]
 mod module;
-#[cfg(feature = "jit")]
+#[cfg(feature = "modules")]
 mod pool;
 mod set;
-#[cfg(feature = "jit")]
+#[cfg(feature = "modules")]
 mod suspended;
-#[cfg_attr(not(feature = "jit"), allow(dead_code, reason = "without modules nothing is spent"))]
-mod turns;
+#[cfg(feature = "modules")]
+pub mod trace;
 
 pub use limits::{Isolation, ModuleError, ModuleLimits, SLICE};
-pub use module::{Engine, Module};
-pub use set::{DeployedModule, FIRST_USER_OP, KernelSet, SetError, USER_OPS, host_runner};
+pub use module::{Engine, INLINE_FUEL, Module};
+pub use set::{DeployedModule, FIRST_USER_OP, KernelSet, MAX_NAME, SetError, USER_OPS, host_runner};

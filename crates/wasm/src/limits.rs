@@ -10,7 +10,7 @@ pub enum ModuleError {
     Invalid(String),
     /// An import that there is not.
     #[error(
-        "imports {module}.{name}{detail}: kernels import read, write, compare_swap, fetch_add, next_chunk and reply from \"remora\""
+        "imports {module}.{name}{detail}: kernels import read, write, compare_swap, fetch_add, next_chunk, reply and log from \"remora\""
     )]
     Import {
         /// Module name.
@@ -26,6 +26,15 @@ pub enum ModuleError {
     /// A limit that makes no sense.
     #[error("{0}")]
     Limit(String),
+    /// Not WebAssembly text.
+    #[error("{0}")]
+    Text(String),
+    /// Compiling it takes more than there is for one module.
+    #[error("compiling it takes more than {0}: make it smaller, or its functions")]
+    Costly(String),
+    /// The compiler did not run.
+    #[error("the compiler of kernels: {0}")]
+    Compiler(String),
     /// The runtime could not be set up.
     #[error("the WebAssembly runtime: {0}")]
     Runtime(String),
@@ -81,5 +90,8 @@ pub enum Isolation {
     Fresh,
 }
 
-/// Instructions after which a call gives way to others, and that all of them have in a turn of their place: about 1 us.
-pub const SLICE: u64 = 2_000;
+/// Instructions after which a call gives way to others: as many as a turn of its place is for.
+pub const SLICE: u64 = remora_kernel::TURN;
+/// Fuel that making an instance is worth, and dropping the one before, which mostly trapped: about 20 us.
+#[cfg_attr(not(feature = "modules"), allow(dead_code, reason = "without modules none is made"))]
+pub(crate) const MAKE_FUEL: u64 = 50_000;

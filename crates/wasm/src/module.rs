@@ -4,16 +4,14 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 
 use remora_kernel::{Call, Memory, Status};
-use wasmtime::{
-    Config, ExternType, InstanceAllocationStrategy, Mutability, OptLevel, PoolingAllocationConfig, ValType,
-};
+use wasmtime::{Config, ExternType, InstanceAllocationStrategy, Mutability, PoolingAllocationConfig, ValType};
 
+use crate::compiler::{self, Job, configure};
 use crate::inline::Inline;
 pub(crate) use crate::inline::Spare;
 use crate::limits::{Isolation, ModuleError, ModuleLimits};
 use crate::pool::SPARES;
 use crate::suspended::Suspended;
-use crate::turns::Turns;
 
 /// Instances that there may be at once, of all modules. A node runs 512 calls at once, on its NIC and its host; 64
 /// modules keep `SPARES` each and another one at either place; some are being deployed. A call that gets none ends with
@@ -21,13 +19,19 @@ use crate::turns::Turns;
 pub(crate) const INSTANCES: u32 = 512 + 64 * (SPARES as u32 + 2) + 64;
 /// Bytes of memory of all instances: 512 calls with the default limit.
 const MEMORY: usize = 2 << 30;
-/// A module with more fuel than this is suspended now and then, so that it does not hold up others: about 5 us.
-pub(crate) const INLINE_FUEL: u64 = 10_000;
+/// Bytes of an instance's memory that are cleared for the next one, and not given back to the system: quicker, as the next one
+/// need not ask for them again.
+const RESIDENT: usize = 64 << 10;
+/// A module with more fuel than this is suspended now and then, so that it does not hold up others: about 5 us. One that
+/// may have no more runs as a plain call where accesses never wait, which is much quicker.
+pub const INLINE_FUEL: u64 = 10_000;
 
-/// Compiles modules; one for a process is enough.
+/// Runs modules; one for a process is enough.
 #[derive(Clone)]
 pub struct Engine {
     engine: wasmtime::Engine,
+    /// What its modules are compiled for.
+    job: Job,
     memory_left: Arc<AtomicUsize>,
 }
 
@@ -41,31 +45,46 @@ impl Engine {
             .total_stacks(INSTANCES)
             .max_memories_per_module(1)
             .max_tables_per_module(4)
-            .max_memory_size(ModuleLimits::MAX.memory);
+            .max_memory_size(ModuleLimits::MAX.memory)
+            .linear_memory_keep_resident(RESIDENT);
         let mut config = Config::new();
+        configure(&mut config, Job::Module);
         config
             .allocation_strategy(InstanceAllocationStrategy::Pooling(pool))
-            .consume_fuel(true)
-            .cranelift_opt_level(OptLevel::Speed)
             // A trap is a status: nobody reads the backtrace.
             .wasm_backtrace_max_frames(None)
             .max_wasm_stack(256 << 10)
-            .async_stack_size(512 << 10)
-            .memory_reservation(ModuleLimits::MAX.memory as u64)
-            .wasm_relaxed_simd(false)
-            .wasm_multi_memory(false);
+            .async_stack_size(512 << 10);
         // The pool reserves addresses, not memory. Where those are rationed, each instance takes what it needs.
-        let engine = wasmtime::Engine::new(&config)
-            .or_else(|_| {
-                config
-                    .allocation_strategy(InstanceAllocationStrategy::OnDemand)
-                    .memory_reservation(0)
-                    .memory_reservation_for_growth(1 << 20)
-                    .memory_guard_size(0);
-                wasmtime::Engine::new(&config)
-            })
-            .map_err(|error| ModuleError::Runtime(format!("{error:#}")))?;
-        Ok(Engine { engine, memory_left: Arc::new(AtomicUsize::new(MEMORY)) })
+        let (engine, job) = match wasmtime::Engine::new(&config) {
+            Ok(engine) => (Ok(engine), Job::Module),
+            Err(_) => {
+                configure(&mut config, Job::PlainModule);
+                config.allocation_strategy(InstanceAllocationStrategy::OnDemand);
+                (wasmtime::Engine::new(&config), Job::PlainModule)
+            }
+        };
+        let engine = engine.map_err(|error| ModuleError::Runtime(format!("{error:#}")))?;
+        Ok(Engine { engine, job, memory_left: Arc::new(AtomicUsize::new(MEMORY)) })
+    }
+
+    /// An engine for calls that are traced: it knows where in a module a trap happened.
+    pub(crate) fn tracing() -> Result<Self, ModuleError> {
+        let mut config = Config::new();
+        configure(&mut config, Job::PlainModule);
+        config.allocation_strategy(InstanceAllocationStrategy::OnDemand).max_wasm_stack(256 << 10);
+        let engine = wasmtime::Engine::new(&config);
+        let engine = engine.map_err(|error| ModuleError::Runtime(format!("{error:#}")))?;
+        Ok(Engine { engine, job: Job::PlainModule, memory_left: Arc::new(AtomicUsize::new(MEMORY)) })
+    }
+
+    /// Has a binary module compiled.
+    pub(crate) fn compile(&self, bytes: &[u8]) -> Result<wasmtime::Module, ModuleError> {
+        let code = compiler::make(self.job, bytes)?;
+        // SAFETY: the code comes from the compiler, which is as trusted as this program is, and not from who wrote the
+        // module. Code for another version or other settings is refused.
+        let module = unsafe { wasmtime::Module::deserialize(self.get(), &code) };
+        module.map_err(|error| ModuleError::Compiler(format!("{error:#}")))
     }
 
     /// The engine of this process, made when it is first asked for.
@@ -98,11 +117,10 @@ pub struct Module {
 }
 
 impl Module {
-    /// Compiles a binary module.
+    /// Has a binary module compiled, and makes its first instance.
     pub fn new(engine: &Engine, bytes: &[u8], limits: ModuleLimits, isolation: Isolation) -> Result<Self, ModuleError> {
         limits.check()?;
-        let invalid = |error: wasmtime::Error| ModuleError::Invalid(format!("{error:#}"));
-        let module = wasmtime::Module::from_binary(engine.get(), bytes).map_err(invalid)?;
+        let module = engine.compile(bytes)?;
         let streams = check_imports(&module)?;
         check_exports(&module, limits)?;
         let suspended = Suspended::new(engine, &module, limits, isolation)?;
@@ -120,28 +138,22 @@ impl Module {
 
     /// Runs one call to its end, if module and memory are such that it need not wait.
     #[inline]
-    pub(crate) fn run_now<M: Memory>(
-        &self,
-        place: Option<&Spare>,
-        turns: &Turns,
-        memory: &M,
-        call: &mut Call,
-    ) -> Option<Status> {
+    pub(crate) fn run_now<M: Memory>(&self, place: Option<&Spare>, memory: &M, call: &mut Call) -> Option<Status> {
         if call.params.len() > crate::abi::PARAMS_LEN {
             return Some(Status::BadParams);
         }
         memory.set_limits(self.limits.access);
-        Some(self.inline.as_ref()?.run(place, turns, memory.immediate()?, call))
+        Some(self.inline.as_ref()?.run(place, memory, memory.immediate()?, call))
     }
 
     /// Runs one call that may wait, after [`run_now`](Self::run_now) did not.
-    pub(crate) async fn run_waiting<M: Memory>(&self, turns: &Turns, memory: &M, call: &mut Call) -> Status {
-        self.suspended.run(turns, memory, call).await
+    pub(crate) async fn run_waiting<M: Memory>(&self, memory: &M, call: &mut Call) -> Status {
+        self.suspended.run(memory, call).await
     }
 }
 
 /// The imports that there are: name, parameters, all with one result.
-const IMPORTS: [(&str, &[Kind]); 6] = {
+const IMPORTS: [(&str, &[Kind]); 7] = {
     use Kind::{I32, I64};
     [
         ("read", &[I32, I64, I32, I32]),
@@ -150,6 +162,7 @@ const IMPORTS: [(&str, &[Kind]); 6] = {
         ("fetch_add", &[I32, I64, I64, I32]),
         ("next_chunk", &[I32, I32]),
         ("reply", &[I32, I32]),
+        ("log", &[I32, I32]),
     ]
 };
 
@@ -166,7 +179,7 @@ impl Kind {
 }
 
 /// Returns whether the module reads a payload.
-fn check_imports(module: &wasmtime::Module) -> Result<bool, ModuleError> {
+pub(crate) fn check_imports(module: &wasmtime::Module) -> Result<bool, ModuleError> {
     let mut streams = false;
     for import in module.imports() {
         let fail = |detail: &str| {
@@ -189,7 +202,7 @@ fn check_imports(module: &wasmtime::Module) -> Result<bool, ModuleError> {
     Ok(streams)
 }
 
-fn check_exports(module: &wasmtime::Module, limits: ModuleLimits) -> Result<(), ModuleError> {
+pub(crate) fn check_exports(module: &wasmtime::Module, limits: ModuleLimits) -> Result<(), ModuleError> {
     match module.get_export("memory") {
         Some(ExternType::Memory(memory)) if !memory.is_64() && !memory.is_shared() => {
             let needs = memory.minimum().saturating_mul(memory.page_size());

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use wasmtime::{InstancePre, Linker};
 
 use crate::abi;
-use crate::instance::{Running, State, reply};
+use crate::instance::{Place, Running, State, log, reply};
 use crate::limits::{Isolation, ModuleError, ModuleLimits};
 use crate::module::Engine;
 
@@ -27,7 +27,7 @@ pub(crate) struct Pool<P: 'static> {
     spares: Mutex<Vec<Box<Running<P>>>>,
 }
 
-impl<P: Default + Send> Pool<P> {
+impl<P: Default + Send + Place> Pool<P> {
     /// `define` defines the imports that depend on the place.
     pub fn new(
         engine: &Engine,
@@ -40,6 +40,7 @@ impl<P: Default + Send> Pool<P> {
         let mut linker = Linker::new(engine.get());
         let pre = define(&mut linker)
             .and_then(|()| linker.func_wrap(abi::IMPORT_MODULE, "reply", reply).map(drop))
+            .and_then(|()| linker.func_wrap(abi::IMPORT_MODULE, "log", log).map(drop))
             .and_then(|()| linker.instantiate_pre(module))
             .map_err(|error| ModuleError::Runtime(format!("{error:#}")))?;
         let keep = isolation == Isolation::Reused;

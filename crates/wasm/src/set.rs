@@ -10,7 +10,6 @@ use remora_memory::Registry;
 
 use crate::limits::{Isolation, ModuleError, ModuleLimits};
 use crate::module::{Engine, Module, Spare};
-use crate::turns::Turns;
 
 /// Op-codes from here on are for modules; lower ones are the built-in kernels'.
 pub const FIRST_USER_OP: u64 = 0x100;
@@ -53,6 +52,8 @@ pub enum SetError {
 
 /// Modules that may be deployed at once.
 const MAX_MODULES: usize = 64;
+/// Bytes of a module's name, at most.
+pub const MAX_NAME: usize = 63;
 
 /// The kernels of a place; at first the built-in ones alone. Clones are the same set.
 ///
@@ -90,7 +91,7 @@ impl KernelSet {
         isolation: Isolation,
     ) -> Result<DeployedModule, SetError> {
         let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        if name.is_empty() || name.len() > 63 || !name.bytes().all(good) {
+        if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(good) {
             return Err(SetError::Name(name.chars().take(80).collect()));
         }
         // Compiled before the lock is taken: calls go on meanwhile.
@@ -140,19 +141,18 @@ impl Kernel for KernelSet {
             return Builtins.run(memory, call).await;
         }
         match self.find(call.op) {
-            Some(module) => run(&module, None, &Turns::endless(), memory, call).await,
+            Some(module) => run(&module, None, memory, call).await,
             None => Status::UnknownOp,
         }
     }
 }
 
 #[inline]
-async fn run<M: Memory>(module: &Module, place: Option<&Spare>, turns: &Turns, memory: &M, call: &mut Call) -> Status {
-    turns.share().await;
-    match module.run_now(place, turns, memory, call) {
+async fn run<M: Memory>(module: &Module, place: Option<&Spare>, memory: &M, call: &mut Call) -> Status {
+    match module.run_now(place, memory, call) {
         Some(status) => status,
         // On the heap: calls that wait are few, and their futures would make those of all others large.
-        None => Box::pin(module.run_waiting(turns, memory, call)).await,
+        None => Box::pin(module.run_waiting(memory, call)).await,
     }
 }
 
@@ -162,13 +162,11 @@ struct View {
     version: u64,
     /// By op-code, from the first.
     modules: Vec<Option<Local>>,
-    turns: Arc<Turns>,
 }
 
 /// A module at a place.
 struct Here {
     module: Arc<Module>,
-    turns: Arc<Turns>,
     spare: Spare,
 }
 
@@ -182,8 +180,8 @@ struct Local(Rc<Here>);
 unsafe impl Send for Local {}
 
 impl View {
-    fn new(set: KernelSet, turns: Arc<Turns>) -> Self {
-        let mut view = View { set, version: 0, modules: Vec::new(), turns };
+    fn new(set: KernelSet) -> Self {
+        let mut view = View { set, version: 0, modules: Vec::new() };
         view.refresh();
         view
     }
@@ -200,9 +198,7 @@ impl View {
     fn refresh(&mut self) {
         let modules = self.set.0.modules.read().unwrap_or_else(PoisonError::into_inner);
         self.version = self.set.0.version.load(Ordering::Acquire);
-        let here = |module: &Arc<Module>| {
-            Local(Rc::new(Here { module: module.clone(), turns: self.turns.clone(), spare: Spare::default() }))
-        };
+        let here = |module: &Arc<Module>| Local(Rc::new(Here { module: module.clone(), spare: Spare::default() }));
         self.modules = USER_OPS.map(|op| modules.get(&op).map(|(_, module)| here(module))).collect();
     }
 }
@@ -216,8 +212,7 @@ pub fn host_runner(
     capacity: usize,
     limits: Limits,
 ) -> Box<dyn Runner + Send> {
-    let turns = Arc::new(Turns::default());
-    let mut view = View::new(kernels, turns.clone());
+    let mut view = View::new(kernels);
     let task = move |mut call: Call, memory: Option<HostMemory>| {
         let module = (call.op >= FIRST_USER_OP).then(|| view.find(call.op));
         async move {
@@ -225,40 +220,12 @@ pub fn host_runner(
                 (None, _) => Status::AccessDenied,
                 (Some(memory), None) => Builtins.run(memory, &mut call).await,
                 (Some(memory), Some(Some(Local(here)))) => {
-                    run(&here.module, Some(&here.spare), &here.turns, memory, &mut call).await
+                    run(&here.module, Some(&here.spare), memory, &mut call).await
                 }
                 (Some(_), Some(None)) => Status::UnknownOp,
             };
             (call, status, memory)
         }
     };
-    let runner = remora_kernel::host_runner_of(task, registry, prefetching, capacity, limits);
-    Box::new(InTurns { runner, turns })
-}
-
-/// A runner whose polls are turns.
-struct InTurns {
-    runner: Box<dyn Runner + Send>,
-    turns: Arc<Turns>,
-}
-
-impl Runner for InTurns {
-    #[inline]
-    fn start(&mut self, call: Call) -> Result<(), Call> {
-        self.runner.start(call)
-    }
-
-    #[inline]
-    fn poll(&mut self, done: &mut dyn FnMut(Call, Status)) -> usize {
-        self.turns.renew();
-        self.runner.poll(done)
-    }
-
-    fn in_flight(&self) -> usize {
-        self.runner.in_flight()
-    }
-
-    fn capacity(&self) -> usize {
-        self.runner.capacity()
-    }
+    remora_kernel::host_runner_of(task, registry, prefetching, capacity, limits)
 }

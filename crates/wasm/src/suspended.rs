@@ -9,11 +9,10 @@ use remora_kernel::{Call, Fault, Memory, Status};
 use wasmtime::Caller;
 
 use crate::abi::{self, IMPORT_MODULE};
-use crate::instance::{State, access_fuel, enter, slice};
-use crate::limits::{Isolation, ModuleError, ModuleLimits, SLICE};
+use crate::instance::{Place, State, access_fuel, enter, slice};
+use crate::limits::{Isolation, MAKE_FUEL, ModuleError, ModuleLimits, SLICE};
 use crate::module::Engine;
 use crate::pool::Pool;
-use crate::turns::Turns;
 
 /// A module whose calls wait.
 pub(crate) struct Suspended(Pool<SharedSlot>);
@@ -44,6 +43,8 @@ enum Request {
 fn lock(slot: &Mutex<Slot>) -> MutexGuard<'_, Slot> {
     slot.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+impl Place for SharedSlot {}
 
 impl Suspended {
     pub fn new(
@@ -81,11 +82,11 @@ impl Suspended {
     }
 
     /// Runs a call; whoever polls this does its accesses.
-    pub async fn run<M: Memory>(&self, turns: &Turns, memory: &M, call: &mut Call) -> Status {
+    pub async fn run<M: Memory>(&self, memory: &M, call: &mut Call) -> Status {
         let mut instance = match self.0.spare() {
             Some(instance) => instance,
             None => {
-                turns.spend_instance();
+                memory.spend(MAKE_FUEL);
                 match self.0.make().await {
                     Ok(instance) => instance,
                     Err(_) => return Status::Busy,
@@ -113,17 +114,16 @@ impl Suspended {
                 };
                 match request {
                     Some(request) => {
-                        turns.spend(fuel.saturating_sub(after));
+                        memory.spend(fuel.saturating_sub(after));
                         memory.compute(fuel.saturating_sub(left)).await;
                         fuel = after;
                         serve(memory, call, &slot, request).await;
                     }
                     None => {
-                        turns.spend(SLICE);
+                        memory.spend(SLICE);
                         give_way().await;
                     }
                 }
-                turns.share().await;
             }
         };
         memory.compute(fuel.saturating_sub(instance.store.get_fuel().unwrap_or(0))).await;
@@ -143,8 +143,8 @@ async fn serve<M: Memory>(memory: &M, call: &mut Call, slot: &Mutex<Slot>, reque
     // Out of the lock: an access may take its time.
     let mut buffer = std::mem::take(&mut lock(slot).buffer);
     let answer = match request {
-        Request::Read { key, va } => memory.read(key, va, &mut buffer).await.map(|()| 0),
-        Request::Write { key, va } => memory.write(key, va, &buffer).await.map(|()| 0),
+        Request::Read { key, va } => read_in_pieces(memory, key, va, &mut buffer).await.map(|()| 0),
+        Request::Write { key, va } => write_in_pieces(memory, key, va, &buffer).await.map(|()| 0),
         Request::CompareSwap { key, va, expect, new } => memory.compare_swap(key, va, expect, new).await,
         Request::FetchAdd { key, va, n } => memory.fetch_add(key, va, n).await,
         Request::NextChunk => call.stream().next_up_to(buffer.len()).await.map(|chunk| {
@@ -156,6 +156,26 @@ async fn serve<M: Memory>(memory: &M, call: &mut Call, slot: &Mutex<Slot>, reque
     };
     let mut slot = lock(slot);
     (slot.buffer, slot.answer) = (buffer, Some(answer));
+}
+
+/// Others run between two pieces: each is an access of its own. An empty access is one, too.
+async fn read_in_pieces<M: Memory>(memory: &M, key: u32, mut va: u64, mut out: &mut [u8]) -> Result<(), Fault> {
+    while out.len() > CHUNK as usize {
+        let (piece, rest) = out.split_at_mut(CHUNK as usize);
+        memory.read(key, va, piece).await?;
+        give_way().await;
+        (va, out) = (va.wrapping_add(CHUNK.into()), rest);
+    }
+    memory.read(key, va, out).await
+}
+
+async fn write_in_pieces<M: Memory>(memory: &M, key: u32, mut va: u64, mut data: &[u8]) -> Result<(), Fault> {
+    while let Some((piece, rest)) = data.split_at_checked(CHUNK as usize).filter(|(_, rest)| !rest.is_empty()) {
+        memory.write(key, va, piece).await?;
+        give_way().await;
+        (va, data) = (va.wrapping_add(CHUNK.into()), rest);
+    }
+    memory.write(key, va, data).await
 }
 
 async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Poll<F::Output> {
@@ -240,7 +260,7 @@ async fn atomic(mut caller: AsyncCaller<'_>, request: Request, ptr: i32) -> wasm
     }
 }
 
-/// At most this much of a payload goes into a module at a time.
+/// At most this much of a payload, or of the node's memory, goes into a module at a time.
 const CHUNK: u32 = 64 << 10;
 
 async fn next_chunk(mut caller: AsyncCaller<'_>, (ptr, len): (i32, i32)) -> wasmtime::Result<i32> {

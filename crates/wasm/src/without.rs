@@ -1,18 +1,22 @@
-//! Modules without a compiler: there are none.
+//! Modules without what runs them: there are none.
 
 use remora_kernel::{Call, Memory, Status};
 
 use crate::limits::{Isolation, ModuleError, ModuleLimits};
-use crate::turns::Turns;
 
-/// Compiles modules, or would.
+/// See the module with it.
+pub const INLINE_FUEL: u64 = 10_000;
+
+/// Runs modules, or would.
 #[derive(Clone)]
 pub struct Engine(());
 
 impl Engine {
     /// Always an error here.
     pub fn shared() -> Result<Self, ModuleError> {
-        Err(ModuleError::Runtime("this program was built without it: see the feature \"jit\" of remora-wasm".into()))
+        Err(ModuleError::Runtime(
+            "this program was built without it: see the feature \"modules\" of remora-wasm".into(),
+        ))
     }
 }
 
@@ -30,12 +34,12 @@ impl Module {
     }
 
     /// Never called.
-    pub(crate) async fn run_waiting<M: Memory>(&self, _: &Turns, _: &M, _: &mut Call) -> Status {
+    pub(crate) async fn run_waiting<M: Memory>(&self, _: &M, _: &mut Call) -> Status {
         match self.0 {}
     }
 
     /// Never called.
-    pub(crate) fn run_now<M: Memory>(&self, _: Option<&Spare>, _: &Turns, _: &M, _: &mut Call) -> Option<Status> {
+    pub(crate) fn run_now<M: Memory>(&self, _: Option<&Spare>, _: &M, _: &mut Call) -> Option<Status> {
         match self.0 {}
     }
 }

@@ -51,15 +51,22 @@ struct Place {
 const SHORT: ModuleLimits =
     ModuleLimits { fuel: 10_000, memory: 1 << 20, access: Limits { steps: 100, bytes: 10_000 } };
 
+/// A module's own limits replace these, be they higher or lower.
+const LIMITS: Limits = Limits { steps: 10, bytes: 1 << 30 };
+
 impl Place {
     fn new() -> Self {
         let registry = Arc::new(Registry::new([9; 32]));
         let pd = registry.alloc_pd();
         let buffer = Buffer::from_boxed(vec![0; 4096].into());
         let region = registry.register(pd, &buffer, 0, 4096, Some(0), Access::all()).unwrap();
-        // A module's own limits replace these, be they higher or lower.
-        let memory = HostMemory::new(registry.clone(), pd, true, Limits { steps: 10, bytes: 1 << 30 });
+        let memory = HostMemory::new(registry.clone(), pd, true, LIMITS);
         Place { kernels: KernelSet::default(), memory, region, registry, pd }
+    }
+
+    /// The memory of another call.
+    fn fresh(&self) -> HostMemory {
+        HostMemory::new(self.registry.clone(), self.pd, true, LIMITS)
     }
 
     fn deploy(&self, name: &str, body: &str, limits: ModuleLimits) -> u64 {
@@ -69,8 +76,9 @@ impl Place {
 
     /// Runs a call with 64 bytes of room for the reply, near and far; both must end alike.
     fn call(&self, op: u64, params: &[u8]) -> (Status, Vec<u8>) {
-        let near = self.run(&self.memory, op, params, &[]);
-        assert_eq!(self.run(&Far(&self.memory), op, params, &[]), near, "near and far");
+        // Each has a memory of its own: after an access that is denied a call gets nothing any more.
+        let near = self.run(&self.fresh(), op, params, &[]);
+        assert_eq!(self.run(&Far(&self.fresh()), op, params, &[]), near, "near and far");
         near
     }
 

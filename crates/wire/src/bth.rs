@@ -38,6 +38,25 @@ impl Bth {
     /// Bytes on the wire.
     pub const LEN: usize = 12;
 
+    /// The header of a packet that asks for nothing special: default partition, no flags but MigReq.
+    pub const fn new(opcode: Opcode, dest_qp: u32, psn: Psn) -> Self {
+        Self {
+            opcode,
+            solicited: false,
+            mig_req: true,
+            pad: 0,
+            version: 0,
+            pkey: 0xffff,
+            fecn: false,
+            becn: false,
+            reserved6: 0,
+            dest_qp,
+            ack_req: false,
+            reserved7: 0,
+            psn,
+        }
+    }
+
     /// Reads the first [`LEN`](Self::LEN) bytes. Fails if there are fewer or if the op-code is unknown.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
@@ -80,21 +99,7 @@ mod tests {
     /// A congestion notification as a hardware NIC sends it, and a packet with every flag of a request.
     #[test]
     fn known_packets() {
-        let cnp = Bth {
-            opcode: Opcode::Cnp,
-            solicited: false,
-            mig_req: false,
-            pad: 0,
-            version: 0,
-            pkey: 0xffff,
-            fecn: false,
-            becn: true,
-            reserved6: 0,
-            dest_qp: 0xd2,
-            ack_req: false,
-            reserved7: 0,
-            psn: Psn::new(0),
-        };
+        let cnp = Bth { mig_req: false, becn: true, ..Bth::new(Opcode::Cnp, 0xd2, Psn::new(0)) };
         assert_eq!(Bth::parse(&[0x81, 0, 0xff, 0xff, 0x40, 0, 0, 0xd2, 0, 0, 0, 0]), Ok(cnp));
 
         let write = Bth {

@@ -66,12 +66,14 @@ impl RpcHeader {
     }
 }
 
-/// Statuses that an engine gives by itself; all others are a kernel's, and named by `remora_kernel::Status`.
+/// Statuses that an engine gives by itself or acts on; all others are a kernel's, and named by `remora_kernel::Status`.
 pub mod status {
     /// The reply is whole.
     pub const OK: u8 = 0;
     /// No kernel has the op-code, and the host has no fallback.
     pub const UNKNOWN_OP: u8 = 2;
+    /// The kernel named memory that its caller may not reach.
+    pub const ACCESS_DENIED: u8 = 4;
     /// The reply is longer than the requester's room for it.
     pub const REPLY_TOO_LONG: u8 = 7;
 }

@@ -1,9 +1,13 @@
 /* What each call of the verbs interface says to arguments that a driver refuses. Prints what differs; exits with 1 then. */
 
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <net/if.h>
 #include <poll.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -53,6 +57,7 @@ static void memory(void)
     mr = ibv_reg_mr(pd, constant, 4096, IBV_ACCESS_REMOTE_READ);
     expect("a region over constant memory", !mr, 0);
     CHECK(ibv_dealloc_pd(pd), EBUSY);
+    expect("errno of a domain in use", errno, EBUSY);
     CHECK(ibv_rereg_mr(mr, 0, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
     CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
     CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, buffer, 4096, 0), 0);
@@ -128,6 +133,7 @@ static void addresses(struct ibv_cq *cq)
     struct ibv_ah_attr attr = { .port_num = 1 };
     struct ibv_qp *ud = make_qp(cq, IBV_QPT_UD, 8), *rc = make_qp(cq, IBV_QPT_RC, 8);
     union ibv_gid group = { { 0 } };
+    struct ibv_gid_entry entry;
     uint16_t pkey;
 
     CHECK(OBJECT(ibv_create_ah(pd, &attr)), EINVAL);
@@ -135,6 +141,9 @@ static void addresses(struct ibv_cq *cq)
     CHECK(OBJECT(ibv_create_ah(pd, &attr)), EINVAL);
     CHECK(ibv_query_gid(context, 1, 99, &group), -1);
     CHECK(ibv_query_gid(context, 2, 0, &group), -1);
+    CHECK(ibv_query_gid_ex(context, 1, 1, &entry, 0), 0);
+    expect("the interface of a GID", entry.ndev_ifindex, if_nametoindex("lo"));
+    CHECK(ibv_query_gid_ex(context, 1, 99, &entry, 0), EINVAL);
     CHECK(ibv_query_pkey(context, 1, 5, &pkey), -1);
     ibv_query_gid(context, 1, 1, &group);
     CHECK(ibv_attach_mcast(ud, &group, 0), EINVAL);
@@ -164,6 +173,33 @@ static void channels(void)
     CHECK(ibv_destroy_comp_channel(channel), 0);
     fcntl(context->async_fd, F_SETFL, O_NONBLOCK);
     expect("an asynchronous event where there is none", ibv_get_async_event(context, &event), -1);
+}
+
+/* What libibverbs has had since rdma-core 56, which this header may not know. */
+static void newer(void)
+{
+    void *(*alloc)(struct ibv_pd *, size_t, void **) = dlsym(RTLD_DEFAULT, "ibv_alloc_buf");
+    struct ibv_mr *(*reg)(struct ibv_pd *, void *, void *, size_t, int) = dlsym(RTLD_DEFAULT, "ibv_reg_buf_mr");
+    void (*free_buf)(void *) = dlsym(RTLD_DEFAULT, "ibv_free_buf");
+    struct ibv_mr *(*reg_ex)(struct ibv_pd *, void *) = dlsym(RTLD_DEFAULT, "ibv_reg_mr_ex");
+    struct ibv_pd *other = ibv_alloc_pd(context);
+    void *buf = NULL;
+    char *bytes = alloc(pd, 8192, &buf);
+    struct { size_t length; int access; uint64_t mask, iova; void *addr; int fd; uint64_t offset; void *dmah, *buf; } attr = {
+        .length = 8192, .mask = 2, .addr = bytes };
+    struct ibv_mr *mr = reg(pd, buf, bytes + 4096, 4096, IBV_ACCESS_LOCAL_WRITE);
+
+    expect("a region in a buffer", !mr, 0);
+    bytes[8191] = 1;
+    CHECK(OBJECT(reg(pd, buf, bytes + 4096, 4097, 0)), EINVAL);
+    CHECK(OBJECT(reg(other, buf, bytes, 8192, 0)), EINVAL);
+    CHECK(ibv_dereg_mr(mr), 0);
+    expect("a region from attributes", !(mr = reg_ex(pd, &attr)), 0);
+    CHECK(ibv_dereg_mr(mr), 0);
+    attr.mask = 4;
+    CHECK(OBJECT(reg_ex(pd, &attr)), EOPNOTSUPP);
+    free_buf(buf);
+    CHECK(ibv_dealloc_pd(other), 0);
 }
 
 /* A child neither drives its parent's device nor hangs on it, and may open one of its own. */
@@ -205,6 +241,7 @@ int main(void)
     transitions(cq);
     addresses(cq);
     channels();
+    newer();
     forked(cq);
     CHECK(ibv_destroy_cq(cq), 0);
     CHECK(ibv_dealloc_pd(pd), 0);

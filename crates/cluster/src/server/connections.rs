@@ -5,12 +5,13 @@ use std::net::IpAddr;
 use remora_nic::cm::{CmEvent, ConnId, reason, service_id};
 use remora_nic::{ConnectAttr, Event, Qpn, Route};
 use remora_replica::bounds::Bounds;
+use remora_replica::seal::End;
 use remora_replica::types::NodeId;
 
-use super::{Call, Role, Server};
-use crate::hello::{self, End, Hello, PROOF};
+use super::{Call, Role, Server, Whom};
+use crate::hello::{self, ClientHello, Hello, PROOF, Words, client_secret};
 use crate::no_room;
-use crate::wire::{PEER_PORT, check_client_hello};
+use crate::wire::{PEER_PORT, Secret};
 use remora_real::Error;
 use remora_real::Seat;
 
@@ -35,7 +36,7 @@ impl Server {
                 if let Err(e) = taken {
                     let text = e.to_string();
                     let text = &text.as_bytes()[..text.len().min(100)];
-                    let _ = seat.nic.reject(seat.now, conn, reason::CONSUMER, text);
+                    let _ = seat.nic.reject(seat.now.time(), conn, reason::CONSUMER, text);
                 }
             }
             Event::Cm(CmEvent::Established { conn, private_data, .. }) => self.established(seat, conn, &private_data),
@@ -51,18 +52,38 @@ impl Server {
         }
     }
 
+    /// A client that seals what it sends proves that it knows the clients' secret: see [`Self::proves`].
     fn take_client(&mut self, seat: &mut Seat<'_>, conn: ConnId, said: &[u8]) -> Result<(), Error> {
-        if !check_client_hello(said) {
-            return Err(Error::Argument("not a client of this version".into()));
+        let refused = |why: &str| Err(Error::Argument(why.into()));
+        let Some(caller) = ClientHello::decode(said) else { return refused("not a client of this version") };
+        if caller.sealed != self.config.sealed {
+            return refused(match self.config.sealed {
+                true => "this cluster seals connections: the client needs the clients' secret",
+                false => "this cluster does not seal connections: connect without a secret",
+            });
         }
-        if self.clients >= CLIENTS {
+        if caller.sealed && !hello::is_marked(&self.secret_of(Whom::Client), &caller.encode(), self.address(), said) {
+            return refused("the client does not know the clients' secret");
+        }
+        let unproven = self.roles.values().filter(|role| matches!(role, Role::Caller(Whom::Client, ..))).count();
+        if self.clients + unproven >= CLIENTS {
             return Err(Error::Argument(format!("the node has {CLIENTS} clients already")));
         }
-        let qpn = self.accept(seat, conn, &[])?;
+        if !caller.sealed {
+            let qpn = self.accept(seat, conn, &[])?;
+            self.client(qpn, conn);
+            return Ok(());
+        }
+        let words = Words { caller: caller.encode(), answerer: Hello::new(&self.config)?.encode() };
+        self.answer(seat, conn, Whom::Client, words)
+    }
+
+    /// From now on it is a client.
+    fn client(&mut self, qpn: Qpn, conn: ConnId) {
         self.next_client += 1;
         self.clients += 1;
+        self.streams.set_frame(qpn, Bounds::SHIPPED.client_frame);
         self.roles.insert(qpn, Role::Client(self.next_client, conn));
-        Ok(())
     }
 
     /// Whoever calls as a node says who it is, and then proves it: see [`Self::proves`].
@@ -73,33 +94,64 @@ impl Server {
         if node == self.id() || self.config.addresses.get(usize::from(node.0)) != Some(&from) {
             return Err(stranger());
         }
+        if !hello::is_marked(&self.config.secret, &caller.encode(), self.address(), said) {
+            return Err(stranger());
+        }
         if let Some(differs) = caller.differs(&self.config) {
             // Once is enough: it calls again and again.
-            let _ = self.differs.set(differs.clone());
+            let _ = self.told.differs.set(differs.clone());
             return Err(Error::Argument(differs));
         }
         if self.peers[usize::from(node.0)].calling.is_some() && self.id() > node {
             // Both call at once: the call of the node with the higher number counts.
             return Err(Error::Argument("a call to you is under way".into()));
         }
-        let unproven = |role: &&Role| matches!(role, Role::Caller(caller, ..) if caller.node == node);
-        if self.roles.values().filter(unproven).count() >= UNPROVEN {
-            return Err(Error::Argument("too many calls of that node".into()));
-        }
-        let answerer = Hello::new(&self.config)?;
-        let proof = hello::prove(&self.config.secret, End::Answerer, &caller, &answerer);
-        let qpn = self.accept(seat, conn, &[answerer.encode().as_slice(), &proof].concat())?;
+        self.forget_unproven(seat, node);
+        let words = Words { caller: caller.encode(), answerer: Hello::new(&self.config)?.encode() };
+        self.answer(seat, conn, Whom::Node(node), words)
+    }
+
+    /// Makes room for another call under a node's name: the oldest that has proved nothing goes. It knew the secret, or
+    /// somebody repeats what it said; so the latest is the likeliest to be the node.
+    fn forget_unproven(&mut self, seat: &mut Seat<'_>, node: NodeId) {
+        let unproven = |(&qpn, role): (&Qpn, &Role)| match role {
+            Role::Caller(whom, _, _, until) if *whom == Whom::Node(node) => Some((*until, qpn)),
+            _ => None,
+        };
+        let mut all: Vec<(u64, Qpn)> = self.roles.iter().filter_map(unproven).collect();
+        all.sort_unstable();
+        let too_many = (all.len() + 1).saturating_sub(UNPROVEN);
+        all.into_iter().take(too_many).for_each(|(_, qpn)| self.cut_off(seat, qpn));
+    }
+
+    /// Takes a call, proves that it has come to a node of this cluster, and waits for the caller's proof.
+    fn answer(&mut self, seat: &mut Seat<'_>, conn: ConnId, whom: Whom, words: Words) -> Result<(), Error> {
+        let secret = self.secret_of(whom);
+        let proof = words.prove(&secret, End::Answerer);
+        let qpn = self.accept(seat, conn, &[&*words.answerer, &proof].concat())?;
         self.streams.set_frame(qpn, PROOF);
-        self.roles.insert(qpn, Role::Caller(caller, answerer, conn, seat.now + DIAL));
+        if self.config.sealed {
+            self.streams.seal(qpn, words.seal(&secret, End::Answerer));
+        }
+        self.roles.insert(qpn, Role::Caller(whom, words, conn, seat.now.time() + DIAL));
         Ok(())
     }
 
-    /// The first frame of a caller. From then on it is a node.
+    fn secret_of(&self, whom: Whom) -> Secret {
+        match whom {
+            Whom::Node(_) => self.config.secret,
+            Whom::Client => client_secret(&self.config.secret),
+        }
+    }
+
+    /// The first frame of a caller. From then on it is a node, or a client.
     pub(super) fn proves(&mut self, seat: &mut Seat<'_>, qpn: Qpn, frame: &[u8]) -> bool {
-        let Some(&Role::Caller(caller, answerer, conn, _)) = self.roles.get(&qpn) else { return false };
-        let proven = hello::check(&self.config.secret, End::Caller, &caller, &answerer, frame);
-        if proven {
-            self.connected(seat, caller.node, qpn, conn);
+        let Some(&Role::Caller(whom, words, conn, _)) = self.roles.get(&qpn) else { return false };
+        let proven = words.check(&self.secret_of(whom), End::Caller, frame);
+        match whom {
+            _ if !proven => {}
+            Whom::Node(node) => self.connected(seat, node, qpn, conn),
+            Whom::Client => self.client(qpn, conn),
         }
         proven
     }
@@ -107,7 +159,7 @@ impl Server {
     fn accept(&mut self, seat: &mut Seat<'_>, conn: ConnId, say: &[u8]) -> Result<Qpn, Error> {
         let qpn = self.streams.open(seat.nic).map_err(no_room)?;
         let attr = ConnectAttr { min_rnr_timer: 1, ..ConnectAttr::default() };
-        if let Err(e) = seat.nic.accept(seat.now, conn, qpn, attr, say) {
+        if let Err(e) = seat.nic.accept(seat.now.time(), conn, qpn, attr, say) {
             self.streams.close(seat.nic, qpn);
             return Err(e.into());
         }
@@ -122,7 +174,7 @@ impl Server {
         self.streams.favour(qpn, Bounds::SHIPPED.peer_frame);
         self.roles.insert(qpn, Role::Peer(node, conn));
         if let Some(call) = calling {
-            let _ = seat.nic.disconnect(seat.now, call.conn);
+            let _ = seat.nic.disconnect(seat.now.time(), call.conn);
             self.streams.close(seat.nic, call.qpn);
             self.roles.remove(&call.qpn);
         }
@@ -138,21 +190,21 @@ impl Server {
         let Some(index) = called else { return };
         let Some(Call { qpn, said: caller, .. }) = self.peers[index].calling else { return };
         let secret = &self.config.secret;
-        let node = Hello::decode(said).filter(|answerer| {
-            let proof = said.get(answerer.encode().len()..).unwrap_or(&[]);
-            usize::from(answerer.node.0) == index && hello::check(secret, End::Answerer, &caller, answerer, proof)
-        });
-        let Some(answerer) = node else { return self.cut_off(seat, qpn) };
-        let proof = hello::prove(secret, End::Caller, &caller, &answerer);
+        let answered = Words::answered(secret, caller.encode(), said).filter(|(_, node)| usize::from(node.0) == index);
+        let Some((words, node)) = answered else { return self.cut_off(seat, qpn) };
+        let proof = words.prove(secret, End::Caller);
+        if self.config.sealed {
+            self.streams.seal(qpn, words.seal(secret, End::Caller));
+        }
         self.streams.frame(qpn, |out| out.extend_from_slice(&proof));
-        self.connected(seat, answerer.node, qpn, conn);
+        self.connected(seat, node, qpn, conn);
     }
 
     /// Ends a connection.
     pub(super) fn cut_off(&mut self, seat: &mut Seat<'_>, qpn: Qpn) {
         let Some(role) = self.roles.remove(&qpn) else { return };
         // It may be closing already.
-        let _ = seat.nic.disconnect(seat.now, role.conn());
+        let _ = seat.nic.disconnect(seat.now.time(), role.conn());
         self.streams.close(seat.nic, qpn);
         match role {
             Role::Client(..) => self.clients -= 1,
@@ -164,7 +216,7 @@ impl Server {
                 if peer.connected == Some(qpn) {
                     peer.connected = None;
                     self.status.reconnects += 1;
-                    self.redial_at = seat.now;
+                    self.redial_at = seat.now.time();
                 }
             }
         }
@@ -172,14 +224,14 @@ impl Server {
 
     /// Calls the nodes that are not connected.
     pub(super) fn redial(&mut self, seat: &mut Seat<'_>) {
-        self.redial_at = seat.now + REDIAL;
-        let late = |role: &Role| matches!(role, Role::Caller(.., until) if seat.now >= *until);
+        self.redial_at = seat.now.time() + REDIAL;
+        let late = |role: &Role| matches!(role, Role::Caller(.., until) if seat.now.time() >= *until);
         let late: Vec<Qpn> = self.roles.iter().filter(|(_, role)| late(role)).map(|(&qpn, _)| qpn).collect();
         late.into_iter().for_each(|qpn| self.cut_off(seat, qpn));
         for index in 0..self.peers.len() {
             let node = NodeId(index as u8);
             if let Some(Call { qpn, until, .. }) = self.peers[index].calling
-                && seat.now >= until
+                && seat.now.time() >= until
             {
                 self.cut_off(seat, qpn);
             }
@@ -201,17 +253,24 @@ impl Server {
         let attr = ConnectAttr { path_mtu, min_rnr_timer: 1, ack_timeout: 12, ..ConnectAttr::default() };
         let route = Route { local: seat.local, remote, link: 0 };
         let qpn = self.streams.open(seat.nic).ok()?;
-        let said = Hello::new(&self.config).ok();
+        let (said, secret) = (Hello::new(&self.config).ok(), &self.config.secret);
         let call = |said: Hello| {
             seat.nic
-                .connect(seat.now, qpn, route, service_id(PEER_PORT), attr, &said.encode())
+                .connect(
+                    seat.now.time(),
+                    qpn,
+                    route,
+                    service_id(PEER_PORT),
+                    attr,
+                    &hello::mark(secret, &said.encode(), remote),
+                )
                 .ok()
                 .map(|conn| (said, conn))
         };
         match said.and_then(call) {
             Some((said, conn)) => {
                 self.roles.insert(qpn, Role::Peer(node, conn));
-                Some(Call { qpn, conn, until: seat.now + DIAL, said })
+                Some(Call { qpn, conn, until: seat.now.time() + DIAL, said })
             }
             None => {
                 self.streams.close(seat.nic, qpn);

@@ -1,10 +1,13 @@
 //! A call of each built-in kernel whose answer is known, for the tests of every world. A kernel without one fails them.
 
+use remora_kernel::btree::{BuildError, Shape, TreeParams, TreeRef};
 use remora_kernel::compress::CompressParams;
 use remora_kernel::filter::{Column, ColumnType, FilterOutput, FilterParams, RowPredicate, Source};
 use remora_kernel::hll::HllParams;
+use remora_kernel::kv;
 use remora_kernel::shuffle::{Partition, ShuffleParams};
-use remora_kernel::{Bucket, ConsistencyParams, GetParams, TableEntry, TraversalParams, crc64, op};
+use remora_kernel::{Bucket, ConsistencyParams, GetParams, Placement, SequencerParams, Status, TableEntry};
+use remora_kernel::{TraversalParams, crc64, op};
 
 /// Bytes of memory that an example needs.
 pub const ROOM: usize = 8192;
@@ -94,9 +97,73 @@ pub fn example(kernel: u64, key: u32, va: u64) -> Example {
             example.reply = 64u64.to_le_bytes().to_vec();
             example.written = (1024, VALUE.to_vec());
         }
+        op::TREE_GET | op::TREE_PUT | op::TREE_DELETE | op::TREE_SCAN | op::TREE_RECOVER => {
+            // One leaf, with one key: 32 bytes of header, room for 13 keys, and the values.
+            let shape = Shape { node_bytes: 256, fill: 100 };
+            let write = |at: u64, node: &[u8]| {
+                example.memory[at as usize..][..node.len()].copy_from_slice(node);
+                Ok::<_, BuildError>(())
+            };
+            shape.build([(7, 99)], 1, 8, write).expect("a tree");
+            let tree = TreeRef { base: va, key, slots: 12, node_bytes: 256, owners: 1, owner: 1 };
+            let value = if kernel == op::TREE_PUT { 100 } else { 1 };
+            example.params = TreeParams::new(tree, 7, value).encode().to_vec();
+            example.reply = 99u64.to_le_bytes().to_vec();
+            match kernel {
+                op::TREE_PUT => example.written = (256 + 32 + 13 * 8, 100u64.to_le_bytes().to_vec()),
+                op::TREE_DELETE => example.written = (256 + 24, vec![0, 0, 0, 0, 0, 0, 1, 0]),
+                op::TREE_RECOVER => {
+                    // The leaf is locked by an owner that has written nothing.
+                    example.memory[256..264].copy_from_slice(&(1u64 << 16 | 1).to_le_bytes());
+                    example.params = TreeParams::new(tree, 1, 0).encode().to_vec();
+                    example.reply = 1u64.to_le_bytes().to_vec();
+                    example.written = (256, vec![0; 8]);
+                }
+                op::TREE_SCAN => example.reply = [7u64.to_le_bytes(), 99u64.to_le_bytes()].concat(),
+                _ => {}
+            }
+        }
+        op::SEQUENCER => {
+            example.memory[64] = 41;
+            example.params = SequencerParams { address: va + 64, key, count: 2 }.encode().to_vec();
+            example.reply = 41u64.to_le_bytes().to_vec();
+            example.written = (64, 43u64.to_le_bytes().to_vec());
+        }
+        op::KV_GET | op::KV_PUT | op::KV_UPDATE | op::KV_DELETE | op::KV_RESERVE => {
+            // One bucket, with the entry of one pair, which lies at 6144; the next block of its class is at 7168.
+            let (name, short) = (b"name".as_slice(), &VALUE[..16]);
+            let (hash, class) = (kv::hash(name, 1), kv::class_of(kv::item_len(4, 16)).expect("a class"));
+            let header = kv::header(0, ROOM as u64).expect("room");
+            example.memory[..header.len()].copy_from_slice(&header);
+            example.memory[4096..4160].fill(0);
+            let entry = (hash >> 48 << 48) | (u64::from(class) << 42) | (6144 / 32);
+            example.memory[4096..4104].copy_from_slice(&entry.to_le_bytes());
+            let pair = kv::pair(name, short);
+            example.memory[6144..6144 + pair.len()].copy_from_slice(&pair);
+            let slab = (7168u64 / 64) << 24 | 1;
+            example.memory[128..136].copy_from_slice(&slab.to_le_bytes());
+            let store = kv::KvRef { base: va, key, lg_buckets: 0 };
+            let value: &[u8] = if matches!(kernel, op::KV_PUT | op::KV_UPDATE) { b"other" } else { b"" };
+            kv::KvParams::new(store, hash, name, value).encode(&mut example.params);
+            example.reply.clear();
+            match kernel {
+                op::KV_GET => example.reply = short.to_vec(),
+                op::KV_DELETE => example.written = (4096, 1u64.to_le_bytes().to_vec()),
+                op::KV_RESERVE => example.reply = (7168u64 + 64).to_le_bytes().to_vec(),
+                _ => example.written = (6144, kv::pair(name, b"other")),
+            }
+        }
         unknown => panic!("built-in kernel {unknown} has no example: add one here"),
     }
     example
+}
+
+/// How the example ends in a place.
+pub fn status_at(kernel: u64, placement: Placement) -> Status {
+    match (kernel, placement) {
+        (op::KV_PUT | op::KV_UPDATE | op::KV_DELETE | op::KV_RESERVE, Placement::Client) => kv::NOT_HERE,
+        _ => Status::Ok,
+    }
 }
 
 /// Whether a reply is the example's. Of a sketch only the count is compared: the estimate is another test's.

@@ -2,12 +2,14 @@
 
 mod compress;
 mod pair;
+mod ring;
 pub mod stream;
 mod ucx;
 
 use std::time::Duration;
 
 use remora_real::{Error, LinkKind};
+pub use ring::{RingPlan, ring};
 pub use ucx::{UcxRow, ucx};
 
 use crate::probe::Probe;

@@ -21,7 +21,7 @@ pub(super) const REGION: usize = 64 << 20;
 /// READs and WRITEs kept under way by the throughput measurements.
 const DEPTH: usize = 64;
 
-/// One end: a device with the built-in kernels, one queue pair and one region.
+/// One end: a device with kernels, one queue pair and one region.
 pub(super) struct End {
     pub(super) device: Device,
     pub(super) cq: CqId,
@@ -32,10 +32,10 @@ pub(super) struct End {
 }
 
 impl End {
-    fn new(ip: IpAddr, link: Box<dyn Link>) -> Result<Self, Error> {
+    fn new(ip: IpAddr, link: Box<dyn Link>, kernels: fn(&Arc<Registry>) -> Kernels) -> Result<Self, Error> {
         let mtu = link.max_mtu() as u32;
         let registry = Arc::new(Registry::new(remora_real::entropy()?));
-        let kernels = Kernels::builtins(&registry, Limits::default());
+        let kernels = kernels(&registry);
         let device = Device::with_registry(ip, vec![link], registry, Some(kernels))?;
         let buffer = Buffer::anonymous(REGION).map_err(|source| Error::System { what: "mapping memory", source })?;
         let mut guard = device.lock();
@@ -52,19 +52,24 @@ impl End {
     }
 
     fn join(&self, peer: &End) -> Result<(), Error> {
+        self.join_as(self.qp, peer, peer.qp)
+    }
+
+    /// Joins a queue pair to one of the other end.
+    pub(super) fn join_as(&self, qp: Qpn, peer: &End, peer_qp: Qpn) -> Result<(), Error> {
         let mut guard = self.device.lock();
         let route = Route { local: self.device.local(), remote: peer.device.local(), link: 0 };
         let psn = remora_wire::Psn::new(1);
         let rtr = RtrAttr {
             route,
-            dest_qp: peer.qp.0,
+            dest_qp: peer_qp.0,
             rq_psn: psn,
             path_mtu: self.mtu.min(peer.mtu),
             max_dest_rd_atomic: 64,
             min_rnr_timer: 1,
         };
-        guard.nic().to_rtr(self.qp, rtr)?;
-        guard.nic().to_rts(self.qp, RtsAttr { sq_psn: psn, max_rd_atomic: 64, ..RtsAttr::default() })?;
+        guard.nic().to_rtr(qp, rtr)?;
+        guard.nic().to_rts(qp, RtsAttr { sq_psn: psn, max_rd_atomic: 64, ..RtsAttr::default() })?;
         Ok(())
     }
 
@@ -84,20 +89,25 @@ pub(super) struct Target {
     pub(super) key: u32,
 }
 
-/// Two ends joined by a link on loopback addresses 127.0.1.1 and 127.0.1.2.
+/// Two ends joined by a link on loopback addresses.
 pub(super) struct BenchPair {
     pub(super) a: End,
     pub(super) b: End,
 }
 
 impl BenchPair {
-    /// Makes the two ends.
+    /// Makes the two ends, with the built-in kernels.
     pub fn new(link: LinkKind) -> Result<Self, Error> {
-        let (a, b) = (IpAddr::V4(Ipv4Addr::new(127, 0, 1, 1)), IpAddr::V4(Ipv4Addr::new(127, 0, 1, 2)));
+        Self::with_kernels(link, 1, |registry| Kernels::builtins(registry, Limits::default()))
+    }
+
+    /// Makes the two ends, at 127.0.1.`first` and the next address.
+    pub fn with_kernels(link: LinkKind, first: u8, kernels: fn(&Arc<Registry>) -> Kernels) -> Result<Self, Error> {
+        let [a, b] = [first, first + 1].map(|last| IpAddr::V4(Ipv4Addr::new(127, 0, 1, last)));
         let at = |address| move |source| Error::Link { link, address, source };
         let (mut la, lb) = (link.bind(a).map_err(at(a))?, link.bind(b).map_err(at(b))?);
         la.reach(b).map_err(at(b))?;
-        let (a, b) = (End::new(a, la)?, End::new(b, lb)?);
+        let (a, b) = (End::new(a, la, kernels)?, End::new(b, lb, kernels)?);
         a.join(&b)?;
         b.join(&a)?;
         Ok(Self { a, b })

@@ -4,7 +4,7 @@ use super::cache::{Cache, CacheAccess, CacheParams};
 use super::pcie::{DOORBELL, Pcie};
 use crate::platform::{self, CommandPath};
 use crate::resource::{Server, Usage};
-use crate::time::Ps;
+use crate::time::{Ps, up};
 
 /// What a data path is like.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +60,7 @@ impl From<&platform::Pipeline> for DataPathParams {
 impl DataPathParams {
     /// Words of so many bytes.
     pub fn words(&self, bytes: f64) -> f64 {
-        (bytes / self.width_bytes as f64).ceil()
+        up(bytes / self.width_bytes as f64)
     }
 
     /// Cycles for which packets of so many bytes in all hold a data path that is held for `packets` at least.

@@ -5,7 +5,7 @@ use super::core::{CoreParams, Cores};
 use super::memory::{MemoryChannels, MemoryParams};
 use crate::platform;
 use crate::resource::Usage;
-use crate::time::Ps;
+use crate::time::{Ps, nearest};
 
 /// What such a card is like.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +73,7 @@ impl NicCores {
 
     /// Runs work that would take a host core so long: when it starts and ends.
     pub fn run(&mut self, at: Ps, host_work: Ps) -> (Ps, Ps) {
-        self.cores.run(at, Ps((host_work.0 as f64 / self.params.speed).round() as u64))
+        self.cores.run(at, Ps(nearest(host_work.0 as f64 / self.params.speed) as u64))
     }
 
     /// Loads from memory on the card: when all bytes are here.

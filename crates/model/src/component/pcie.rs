@@ -6,7 +6,7 @@
 
 use crate::platform;
 use crate::resource::{Channel, Pool, Usage};
-use crate::time::Ps;
+use crate::time::{Ps, up};
 
 /// What a PCIe connection is like.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,13 +47,13 @@ impl From<&platform::Pcie> for PcieParams {
 impl PcieParams {
     /// Bytes that a transfer takes on the link: each packet of it has a header. Of sizes that are means, too.
     pub fn on_bus(&self, bytes: f64) -> f64 {
-        let packets = (bytes / self.max_payload_bytes as f64).ceil().max(1.0);
+        let packets = up(bytes / self.max_payload_bytes as f64).max(1.0);
         bytes + packets * self.tlp_overhead_bytes as f64
     }
 
     /// Requests that a read is cut into.
     pub fn requests(&self, bytes: f64) -> f64 {
-        (bytes / self.max_request_bytes as f64).ceil().max(1.0)
+        up(bytes / self.max_request_bytes as f64).max(1.0)
     }
 
     /// What the link takes for the line that latencies are given for, header included.

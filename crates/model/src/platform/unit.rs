@@ -63,7 +63,7 @@ impl fmt::Display for Dimension {
 }
 
 /// Decimal prefixes are powers of 1000, those with an i powers of 1024, as IEC 80000-13 has them. `b` is a bit.
-const UNITS: [(&str, Dimension, f64); 32] = [
+const UNITS: [(&str, Dimension, f64); 34] = [
     ("ps", Dimension::Time, 1.0),
     ("ns", Dimension::Time, 1e3),
     ("us", Dimension::Time, 1e6),
@@ -74,8 +74,10 @@ const UNITS: [(&str, Dimension, f64); 32] = [
     ("MiB", Dimension::Size, 1048576.0),
     ("GiB", Dimension::Size, 1073741824.0),
     ("kB", Dimension::Size, 1e3),
+    ("KB", Dimension::Size, 1e3),
     ("MB", Dimension::Size, 1e6),
     ("GB", Dimension::Size, 1e9),
+    ("TB", Dimension::Size, 1e12),
     ("B/s", Dimension::Bandwidth, 1.0),
     ("kB/s", Dimension::Bandwidth, 1e3),
     ("MB/s", Dimension::Bandwidth, 1e6),
@@ -103,11 +105,14 @@ pub fn lookup(unit: &str) -> Option<(Dimension, f64)> {
     UNITS.iter().find(|known| known.0 == unit).map(|&(_, dimension, factor)| (dimension, factor))
 }
 
-/// Reads a number with its unit, such as `1.5 us`: what it measures and how many base units it is.
+/// Reads a number with its unit, such as `1.5 us` or `800KB`: what it measures and how many base units it is.
 pub fn quantity(text: &str) -> Option<(Dimension, f64)> {
-    let (number, unit) = text.trim().split_once(' ')?;
+    let text = text.trim();
+    // A blank parts them, or else the unit begins where the number can go on no more.
+    let number = |c: char| c.is_ascii_digit() || "+-.eE".contains(c);
+    let (number, unit) = text.split_once(' ').or_else(|| text.split_at_checked(text.find(|c| !number(c))?))?;
     let (dimension, factor) = lookup(unit.trim())?;
-    let value = number.parse::<f64>().ok()? * factor;
+    let value = number.trim().parse::<f64>().ok()? * factor;
     let (least, most) = dimension.bounds();
     (least..=most).contains(&value).then_some((dimension, value))
 }
@@ -123,6 +128,8 @@ mod tests {
         assert_eq!(lookup("MiB"), Some((Dimension::Size, f64::from(1 << 20))));
         assert_eq!(lookup("parsec"), None);
         assert_eq!(quantity("1.5 us"), Some((Dimension::Time, 1.5e6)));
+        assert_eq!(quantity("800KB"), Some((Dimension::Size, 8e5)));
+        assert_eq!(quantity("1e3 1/s"), Some((Dimension::Rate, 1e3)));
         assert!(["1.5", "us", "-1 us", "1e99 B", "x us", "nan us"].iter().all(|bad| quantity(bad).is_none()));
         for (unit, dimension, factor) in UNITS {
             assert_eq!(lookup(unit), Some((dimension, factor)), "{unit} stands there once");

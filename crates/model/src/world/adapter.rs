@@ -256,7 +256,7 @@ impl Adapter {
 }
 
 /// The engine counts nanoseconds.
-fn engine_time(now: Ps) -> u64 {
+pub(super) fn engine_time(now: Ps) -> u64 {
     now.0 / 1000
 }
 

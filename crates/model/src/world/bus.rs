@@ -85,7 +85,7 @@ pub enum Event {
 
 /// A packet between two NICs: BTH to ICRC.
 #[derive(Debug, Default)]
-pub struct Packet {
+pub struct NicPacket {
     /// Its bytes.
     pub bytes: Vec<u8>,
     /// The NIC that it goes to.
@@ -115,7 +115,7 @@ pub struct Bus {
     pub queue: WheelQueue<Event>,
     /// Switches, and the ways through them.
     pub network: Network,
-    packets: Vec<Packet>,
+    packets: Vec<NicPacket>,
     free: Vec<u32>,
     /// Everything that happened, if somebody wants to know.
     pub trace: Option<Vec<TraceEntry>>,
@@ -147,7 +147,7 @@ impl Bus {
     /// these times.
     pub fn launch(&mut self, bytes: &[u8], (from, to): (u16, u16), ips: (IpAddr, IpAddr), (wire, at): (u64, (Ps, Ps))) {
         let number = self.free.pop().unwrap_or_else(|| {
-            self.packets.push(Packet::default());
+            self.packets.push(NicPacket::default());
             self.packets.len() as u32 - 1
         });
         let packet = &mut self.packets[number as usize];
@@ -177,17 +177,17 @@ impl Bus {
     }
 
     /// A packet under way.
-    pub fn packet(&self, number: u32) -> &Packet {
+    pub fn packet(&self, number: u32) -> &NicPacket {
         &self.packets[number as usize]
     }
 
     /// Takes a packet off its way; give it back with [`Bus::land`].
-    pub fn take(&mut self, number: u32) -> Packet {
+    pub fn take(&mut self, number: u32) -> NicPacket {
         std::mem::take(&mut self.packets[number as usize])
     }
 
     /// The packet has arrived.
-    pub fn land(&mut self, number: u32, packet: Packet) {
+    pub fn land(&mut self, number: u32, packet: NicPacket) {
         self.packets[number as usize] = packet;
         self.free.push(number);
     }

@@ -11,7 +11,7 @@ use remora_service::{
 };
 
 use super::WorldError;
-use super::adapter::Posted;
+use super::adapter::{Posted, engine_time};
 use super::bus::Event;
 use super::carriage::ModelStaging;
 use super::client::CLIENT;
@@ -228,7 +228,7 @@ impl Fabric {
     /// A node's host sees a call.
     pub(super) fn take_request(&mut self, nic: u16, wc: &WorkCompletion) -> Result<(), WorldError> {
         if let Some(front) = &mut self.fronts[usize::from(nic)]
-            && front.ingress.received(wc.wr_id, wc.qpn, wc.byte_len).is_err()
+            && front.ingress.received(wc.wr_id, wc.qpn, front.sends.shares().client_of(wc.qpn), wc.byte_len).is_err()
         {
             return Err(WorldError::Flood);
         }
@@ -240,8 +240,9 @@ impl Fabric {
     fn start_sends(&mut self, nic: u16) {
         let machine = usize::from(self.adapters[usize::from(nic)].machine);
         let Some(place) = self.software[machine].node.as_ref().map(|node| node.host) else { return };
+        let now = engine_time(self.now);
         while let Some(front) = &mut self.fronts[usize::from(nic)] {
-            let Some(call) = front.sends.take(&mut front.ingress) else { return };
+            let Some(call) = front.sends.take(now, &mut front.ingress) else { return };
             self.start(place, call, Asker::Send(nic));
         }
     }
@@ -257,9 +258,10 @@ impl Fabric {
     /// Starts kernels that a NIC of a node has calls for.
     pub(super) fn start_rpcs(&mut self, nic: u16) {
         let Some(place) = self.rpc_place(nic) else { return };
+        let now = engine_time(self.now);
         while let Some(front) = &mut self.fronts[usize::from(nic)] {
             let mut ingress = RpcVerbs::new(&mut self.adapters[usize::from(nic)].nic);
-            let Some(call) = front.rpcs.take(&mut ingress) else { return };
+            let Some(call) = front.rpcs.take(now, &mut ingress) else { return };
             let stream = front.rpcs.stream(call.tag as u32).map(|id| (nic, id, call.op));
             if let Some((task, begun)) = self.start(place, call, Asker::Rpc(nic)) {
                 self.streams.extend(stream.map(|names| Stream::new(names, (place, task), begun)));

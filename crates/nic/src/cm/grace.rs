@@ -75,6 +75,7 @@ impl Cm {
     }
 
     /// When the next REQ has waited long enough.
+    #[inline]
     pub(super) fn grace_deadline(&self) -> Option<u64> {
         let (origin, _) = self.grace.waiting.front()?;
         Some(origin.now.saturating_add(self.config.listen_grace))

@@ -1,5 +1,6 @@
 //! What each MAD from a peer does.
 
+use super::door::Entry;
 use super::message::{self, Rejected};
 use super::*;
 
@@ -24,18 +25,25 @@ pub(super) struct Origin {
     pub now: u64,
     pub from: IpAddr,
     pub to: IpAddr,
+    pub link: u8,
     pub tid: u64,
 }
 
+impl Origin {
+    /// Where an answer goes.
+    pub fn back(&self) -> CmTransmit {
+        CmTransmit { to: self.from, from: self.to, link: self.link }
+    }
+}
+
 impl Cm {
-    /// Take a MAD that arrived on QP1, whatever its bytes; `from` and `to` are those of its IP header.
-    pub fn handle_mad(&mut self, now: u64, from: IpAddr, to: IpAddr, mad: &[u8]) {
+    /// Take a MAD that arrived on QP1 by `link`, whatever its bytes; `from` and `to` are those of its IP header.
+    pub fn handle_mad(&mut self, now: u64, link: u8, from: IpAddr, to: IpAddr, mad: &[u8]) {
         let Ok(mad) = Mad::parse(mad) else {
             self.counters.malformed += 1;
             return;
         };
-        let origin = Origin { now, from: from.to_canonical(), to: to.to_canonical(), tid: mad.transaction_id };
-        self.peers.heard(origin.now, origin.from);
+        let origin = Origin { now, from: from.to_canonical(), to: to.to_canonical(), link, tid: mad.transaction_id };
         self.grace.now = self.grace.now.max(now);
         match &mad.message {
             CmMessage::Req(req) => self.on_req(origin, req),
@@ -61,17 +69,42 @@ impl Cm {
             return self.on_duplicate_req(id);
         }
         if let Some(id) = known.or(self.table.by_remote_qpn(origin.from, theirs.qpn)) {
-            // The peer restarted: it cannot still be in the old connection. It may try again when that has gone.
-            if self.table.get(id).is_some_and(|conn| conn.state == State::Established) {
-                self.send_dreq(origin.now, id);
-            }
+            // The peer restarted, or somebody says so. It may try again when the old connection has gone.
+            self.challenge(origin.now, id);
             return self.refuse(origin, req, reason::STALE_CONNECTION);
         }
         match self.screen(origin, req, &theirs) {
-            Ok((listener, called)) => self.admit(origin, req, theirs, listener, called),
+            Ok((listener, called)) => match self.entry(origin, req) {
+                Entry::Open { stranger } => {
+                    let retries = self.config.max_retries.min(req.max_cm_retries);
+                    let mut conn = Conn::passive(origin.back(), theirs, origin.tid, retries);
+                    conn.stranger = stranger;
+                    self.admit(origin, req, conn, listener, called);
+                }
+                Entry::Knock(cookie) => {
+                    self.counters.refused += 1;
+                    self.reply(origin, message::rej_with_cookie(origin.tid, req.local_comm_id, cookie));
+                }
+                Entry::Wait => self.counters.refused += 1,
+            },
             Err(reason::INVALID_SERVICE_ID) if self.hold(origin, req) => {}
             Err(reason) => self.refuse(origin, req, reason),
         }
+    }
+
+    /// Asks a peer whether it knows an established connection, which ends if the peer says that it does not: see
+    /// [`Self::on_drep`]. Not more often than a message is repeated.
+    pub(super) fn challenge(&mut self, now: u64, id: ConnId) {
+        let tid = self.rng.next_u64();
+        let Some(conn) = self.table.get_mut(id).filter(|conn| conn.state == State::Established) else { return };
+        let lately = |(_, at): (u64, u64)| now.saturating_sub(at) < self.config.response_timeout;
+        if conn.challenge.is_some_and(lately) {
+            return;
+        }
+        conn.challenge = Some((tid, now));
+        let (route, bytes) = (conn.route, message::challenge(tid, id, conn));
+        self.counters.challenges += 1;
+        self.push_reply(route, bytes);
     }
 
     /// Whether a REQ with a known communication id is the one that made the connection, sent or delivered again.
@@ -113,7 +146,6 @@ impl Cm {
             return Err(reason::UNSUPPORTED);
         }
         let full = self.table.len() >= self.config.max_connections
-            || self.table.half_open() >= self.config.max_half_open
             // Each connection gives three events at most; more wait only if nobody polls.
             || self.events.len() >= 3 * self.config.max_connections;
         if full { Err(reason::NO_RESOURCES) } else { Ok((listener, called)) }
@@ -123,13 +155,12 @@ impl Cm {
         &mut self,
         origin: Origin,
         req: &Req,
-        theirs: QpParams,
+        conn: Conn,
         listener: ListenerId,
         (source_port, private_data): Called,
     ) {
-        let id = self.fresh_id();
-        let retries = self.config.max_retries.min(req.max_cm_retries);
-        self.table.insert(id, Conn::passive((origin.to, origin.from), theirs, origin.tid, retries));
+        let (id, theirs) = (self.fresh_id(), conn.theirs);
+        self.table.insert(id, conn);
         self.table.set_remote(id, req.local_comm_id, theirs.qpn);
         self.table.arm(id, Some(origin.now.saturating_add(self.patience())));
         self.events.push_back(CmEvent::ConnectRequest {
@@ -138,6 +169,7 @@ impl Cm {
             remote: theirs,
             local_ip: origin.to,
             remote_ip: origin.from,
+            link: origin.link,
             source_port,
             private_data,
         });
@@ -152,7 +184,7 @@ impl Cm {
     }
 
     fn on_rep(&mut self, origin: Origin, rep: &Rep) {
-        let id = match self.named(origin, rep.remote_comm_id, rep.local_comm_id) {
+        let id = match self.setting_up(origin, rep.remote_comm_id, rep.local_comm_id) {
             Named::Known(id) => id,
             Named::Unknown => {
                 // Without this the peer would repeat its REP until it gives up.
@@ -185,9 +217,7 @@ impl Cm {
             .by_remote_id(origin.from, rep.local_comm_id)
             .or(self.table.by_remote_qpn(origin.from, theirs.qpn));
         let refusal = if let Some(old) = stale {
-            if self.table.get(old).is_some_and(|old| old.state == State::Established) {
-                self.send_dreq(origin.now, old);
-            }
+            self.challenge(origin.now, old);
             Some(reason::STALE_CONNECTION)
         } else if check_params(&theirs).is_err() || rep.local_comm_id == 0 {
             Some(reason::UNSUPPORTED)
@@ -220,7 +250,7 @@ impl Cm {
     }
 
     fn on_rtu(&mut self, origin: Origin, rtu: &Rtu) {
-        let Named::Known(id) = self.named(origin, rtu.remote_comm_id, rtu.local_comm_id) else {
+        let Named::Known(id) = self.setting_up(origin, rtu.remote_comm_id, rtu.local_comm_id) else {
             return self.counters.unexpected += 1;
         };
         let Some(conn) = self.table.get(id) else {
@@ -236,7 +266,7 @@ impl Cm {
     }
 
     fn on_mra(&mut self, origin: Origin, mra: &Mra) {
-        let Named::Known(id) = self.named(origin, mra.remote_comm_id, mra.local_comm_id) else {
+        let Named::Known(id) = self.setting_up(origin, mra.remote_comm_id, mra.local_comm_id) else {
             return self.counters.unexpected += 1;
         };
         let Some(conn) = self.table.get_mut(id) else {
@@ -256,22 +286,29 @@ impl Cm {
 
     fn on_rej(&mut self, origin: Origin, rej: &Rej) {
         // A requester that gave up may not know this side's id; its own is enough (12.6.7).
-        let id = match self.named(origin, rej.remote_comm_id, rej.local_comm_id) {
+        let id = match self.setting_up(origin, rej.remote_comm_id, rej.local_comm_id) {
             Named::Known(id) => Some(id),
             _ if rej.reason == reason::TIMEOUT => self.table.by_remote_id(origin.from, rej.local_comm_id),
             _ => None,
         };
-        let Some((id, conn)) = id.and_then(|id| Some((id, self.table.get(id)?))) else {
+        let id = id.filter(|id| self.table.get(*id).is_some_and(|conn| is_of(conn, origin)));
+        let found = id.and_then(|id| self.table.get(id).map(|conn| (id, conn.state, conn.call_until)));
+        let Some((id, state, call_until)) = found else {
             return self.counters.unexpected += 1;
         };
-        match conn.state {
-            State::ReqSent if rej.reason == reason::INVALID_SERVICE_ID && origin.now < conn.call_until => {
+        match state {
+            State::ReqSent if self.knock(origin, id, rej) => {}
+            State::ReqSent if rej.reason == reason::INVALID_SERVICE_ID && origin.now < call_until => {
                 self.call_again(origin.now, id);
             }
             State::ReqSent | State::ReqReceived | State::RepReceived | State::RepSent => {
                 let private_data = rej.private_data.to_vec();
                 self.events.push_back(CmEvent::Rejected { conn: id, reason: rej.reason, private_data });
+                let stranger = self.table.get(id).is_some_and(|conn| conn.stranger);
                 self.remove(id);
+                if stranger {
+                    self.table.cool(origin.now.saturating_add(self.config.timewait), origin.from);
+                }
             }
             // A late answer to a repeated REQ is no news here.
             State::Established if rej.message_rejected == Rejected::Req as u8 => self.counters.unexpected += 1,
@@ -311,14 +348,20 @@ impl Cm {
         let Named::Known(id) = self.named(origin, drep.remote_comm_id, drep.local_comm_id) else {
             return self.counters.unexpected += 1;
         };
-        match self.table.get(id).map(|conn| conn.state) {
-            Some(State::DreqSent) => {
-                self.enter_timewait(origin.now, id, false);
-                self.events.push_back(CmEvent::Disconnected { conn: id });
-            }
-            Some(State::Timewait) => {}
-            _ => self.counters.unexpected += 1,
+        let Some(conn) = self.table.get(id) else { return };
+        let over = match conn.state {
+            State::DreqSent => conn.closing_id == origin.tid,
+            // The peer, asked, does not know the connection.
+            State::Established => conn.challenge.is_some_and(|(tid, _)| tid == origin.tid),
+            State::Timewait => return,
+            _ => false,
+        };
+        if !over {
+            self.counters.unexpected += 1;
+            return;
         }
+        self.enter_timewait(origin.now, id, false);
+        self.events.push_back(CmEvent::Disconnected { conn: id });
     }
 
     /// Which connection a message is about; `ours` and `theirs` are its two communication ids.
@@ -328,16 +371,23 @@ impl Cm {
         let Some(conn) = self.table.get(ConnId(ours)) else {
             return Named::Unknown;
         };
-        let same_peer = conn.remote_ip == origin.from && conn.local_ip == origin.to;
         match conn.remote_id {
             Some(id) if id != theirs => Named::Forged,
-            _ if same_peer => Named::Known(ConnId(ours)),
+            _ if conn.route == origin.back() => Named::Known(ConnId(ours)),
             _ => Named::Forged,
         }
     }
 
+    /// The same of a message that belongs to the exchange that the REQ began.
+    fn setting_up(&self, origin: Origin, ours: u32, theirs: u32) -> Named {
+        match self.named(origin, ours, theirs) {
+            Named::Known(id) if !self.table.get(id).is_some_and(|conn| is_of(conn, origin)) => Named::Forged,
+            named => named,
+        }
+    }
+
     pub(super) fn reply(&mut self, origin: Origin, bytes: Bytes) {
-        self.push_reply(CmTransmit { to: origin.from, from: origin.to }, bytes);
+        self.push_reply(origin.back(), bytes);
     }
 
     /// A message that is not kept to be said again.
@@ -348,4 +398,9 @@ impl Cm {
         }
         self.replies.push_back(Reply { route, bytes });
     }
+}
+
+/// Whether a message came from the connection's peer by its link, with the transaction id of the REQ.
+fn is_of(conn: &Conn, origin: Origin) -> bool {
+    conn.route == origin.back() && conn.is_setting_up(origin.tid)
 }

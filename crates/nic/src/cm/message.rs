@@ -24,7 +24,7 @@ pub(super) enum Rejected {
 }
 
 /// The REQ of an active connection. The constants are those of `rdma_cm` over RoCE v2.
-pub(super) fn req(config: &CmConfig, id: ConnId, call: &ConnectCall<'_>, params: &QpParams) -> Bytes {
+pub(super) fn req(config: &CmConfig, (id, tid): (ConnId, u64), call: &ConnectCall<'_>, params: &QpParams) -> Bytes {
     let req = Req {
         local_comm_id: id.0,
         service_id: call.service_id,
@@ -50,7 +50,7 @@ pub(super) fn req(config: &CmConfig, id: ConnId, call: &ConnectCall<'_>, params:
         private_data: addressed(call),
         ..Req::default()
     };
-    encode(u64::from(id.0), CmMessage::Req(req))
+    encode(tid, CmMessage::Req(req))
 }
 
 /// The REP of a passive connection; its acknowledgement delay of n = 15 is `rdma_cm`'s.
@@ -103,6 +103,25 @@ pub(super) fn rej_timeout(config: &CmConfig, id: ConnId, conn: &Conn, rejected: 
     encode(conn.transaction_id, CmMessage::Rej(rej))
 }
 
+/// The REJ of a caller who has to show that he hears it: what he is to call again with.
+pub(super) fn rej_with_cookie(transaction_id: u64, theirs: u32, cookie: u64) -> Bytes {
+    let mut rej = plain_rej(0, theirs, Rejected::Req, reason::NO_RESOURCES);
+    rej.info_len = 8;
+    rej.ari[..8].copy_from_slice(&cookie.to_be_bytes());
+    encode(transaction_id, CmMessage::Rej(rej))
+}
+
+/// The cookie in a REJ, if there is one.
+pub(super) fn cookie_of(rej: &Rej) -> Option<u64> {
+    let asks = rej.reason == reason::NO_RESOURCES && rej.message_rejected == Rejected::Req as u8 && rej.info_len == 8;
+    rej.ari.first_chunk().filter(|_| asks).map(|bytes| u64::from_be_bytes(*bytes))
+}
+
+/// A message with another transaction id.
+pub(super) fn set_transaction(bytes: &mut Bytes, transaction_id: u64) {
+    bytes[8..16].copy_from_slice(&transaction_id.to_be_bytes());
+}
+
 /// The REJ that answers a message by its own communication ids, whether or not there is a connection.
 pub(super) fn answer_rej(transaction_id: u64, ours: u32, theirs: u32, rejected: Rejected, reason: u16) -> Bytes {
     encode(transaction_id, CmMessage::Rej(plain_rej(ours, theirs, rejected, reason)))
@@ -113,13 +132,19 @@ fn plain_rej(ours: u32, theirs: u32, rejected: Rejected, reason: u16) -> Rej {
 }
 
 pub(super) fn dreq(id: ConnId, conn: &Conn) -> Bytes {
-    let dreq = Dreq {
-        local_comm_id: id.0,
-        remote_comm_id: conn.remote_id.unwrap_or(0),
-        remote_qpn: conn.theirs.qpn,
-        ..Dreq::default()
-    };
-    encode(u64::from(id.0), CmMessage::Dreq(dreq))
+    dreq_of(conn.closing_id, id, conn, conn.theirs.qpn)
+}
+
+/// The question whether the peer knows a connection: a DREQ for a queue pair that no connection has. A peer that knows
+/// the two communication ids drops it, as it names another queue pair (12.10.4); one that does not answers with a DREP.
+pub(super) fn challenge(transaction_id: u64, id: ConnId, conn: &Conn) -> Bytes {
+    dreq_of(transaction_id, id, conn, 0)
+}
+
+fn dreq_of(transaction_id: u64, id: ConnId, conn: &Conn, remote_qpn: u32) -> Bytes {
+    let remote_comm_id = conn.remote_id.unwrap_or(0);
+    let dreq = Dreq { local_comm_id: id.0, remote_comm_id, remote_qpn, ..Dreq::default() };
+    encode(transaction_id, CmMessage::Dreq(dreq))
 }
 
 /// The DREP to any DREQ.
@@ -129,15 +154,15 @@ pub(super) fn drep(transaction_id: u64, dreq: &Dreq) -> Bytes {
 }
 
 /// The SIDR REQ of a call.
-pub(super) fn sidr_req(id: ConnId, call: &ConnectCall<'_>) -> Bytes {
+pub(super) fn sidr_req((id, tid): (ConnId, u64), call: &ConnectCall<'_>) -> Bytes {
     let (request_id, service_id) = (id.0, call.service_id);
     let req = SidrReq { request_id, pkey: 0xffff, service_id, private_data: addressed(call) };
-    encode(u64::from(id.0), CmMessage::SidrReq(req))
+    encode(tid, CmMessage::SidrReq(req))
 }
 
-/// A SIDR REQ for a service that nobody has: any connection manager answers it.
-pub(super) fn ping() -> Bytes {
-    encode(0, CmMessage::SidrReq(SidrReq { pkey: 0xffff, ..SidrReq::default() }))
+/// A SIDR REQ for a service that nobody has: any connection manager answers it, with the same two numbers.
+pub(super) fn ping((request_id, transaction_id): (u32, u64)) -> Bytes {
+    encode(transaction_id, CmMessage::SidrReq(SidrReq { request_id, pkey: 0xffff, ..SidrReq::default() }))
 }
 
 /// The answer to a SIDR REQ of this id and service.

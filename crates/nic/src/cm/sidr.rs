@@ -24,8 +24,7 @@ enum Stage {
 
 struct Request {
     stage: Stage,
-    local: IpAddr,
-    remote: IpAddr,
+    route: CmTransmit,
     /// The peer's name for the request.
     remote_id: u32,
     transaction_id: u64,
@@ -53,13 +52,14 @@ impl Services {
         self.requests.len()
     }
 
+    #[inline]
     pub fn next_deadline(&self) -> Option<u64> {
         self.timers.first().map(|(deadline, _)| *deadline)
     }
 
     fn insert(&mut self, id: ConnId, request: Request) {
         if !matches!(request.stage, Stage::Asked(_)) {
-            self.by_remote.insert((request.remote, request.remote_id), id);
+            self.by_remote.insert((request.route.to, request.remote_id), id);
         }
         self.timers.insert((request.deadline, id));
         self.requests.insert(id, request);
@@ -77,7 +77,7 @@ impl Services {
         let request = self.requests.remove(&id)?;
         self.timers.remove(&(request.deadline, id));
         if !matches!(request.stage, Stage::Asked(_)) {
-            self.by_remote.remove(&(request.remote, request.remote_id));
+            self.by_remote.remove(&(request.route.to, request.remote_id));
         }
         Some(request)
     }
@@ -92,21 +92,20 @@ impl Cm {
         if self.services.len() >= self.config.max_connections {
             return Err(CmError::TableFull(self.config.max_connections));
         }
-        let id = self.fresh_id();
-        let bytes = message::sidr_req(id, &call);
+        let (id, tid, route) = (self.fresh_id(), self.rng.next_u64(), self.route(&call));
+        let bytes = message::sidr_req((id, tid), &call);
         let request = Request {
             stage: Stage::Asked(self.config.max_retries),
-            local: call.local,
-            remote: call.remote,
+            route,
             remote_id: 0,
-            transaction_id: id.0.into(),
+            transaction_id: tid,
             service_id: call.service_id,
             bytes: Box::new(bytes),
             deadline: now.saturating_add(self.config.response_timeout),
             call_until: now.saturating_add(self.config.call_grace),
         };
         self.services.insert(id, request);
-        self.push_reply(CmTransmit { to: call.remote, from: call.local }, bytes);
+        self.push_reply(route, bytes);
         Ok(id)
     }
 
@@ -129,7 +128,7 @@ impl Cm {
         let bytes = message::sidr_rep(request.transaction_id, asked, (status, qpn, qkey), private_data);
         request.stage = Stage::Answered;
         *request.bytes = bytes;
-        let route = CmTransmit { to: request.remote, from: request.local };
+        let route = request.route;
         self.services.arm(id, now.saturating_add(self.config.timewait));
         self.push_reply(route, bytes);
         Ok(())
@@ -161,18 +160,16 @@ impl Cm {
             let data: &[u8] = if req.service_id == NO_SERVICE { &instance } else { &[] };
             return self.reply(origin, message::sidr_rep(origin.tid, asked, (sidr_status::UNSUPPORTED, 0, 0), data));
         };
-        let full =
-            self.services.len() >= self.config.max_half_open || self.events.len() >= 3 * self.config.max_connections;
-        if full {
+        if self.events.len() >= 3 * self.config.max_connections {
             // The peer asks again.
             self.counters.refused += 1;
             return;
         }
+        self.make_room_for_question(origin.from);
         let id = self.fresh_id();
         let request = Request {
             stage: Stage::Waiting,
-            local: origin.to,
-            remote: origin.from,
+            route: origin.back(),
             remote_id: req.request_id,
             transaction_id: origin.tid,
             service_id: req.service_id,
@@ -191,6 +188,28 @@ impl Cm {
         });
     }
 
+    /// Whoever asks gets a place. If all are taken, or one address has half of them, one of those is forgotten, whichever
+    /// chance has it: its peer asks again. So questions from forged addresses keep nobody out.
+    fn make_room_for_question(&mut self, from: IpAddr) {
+        let (places, lot) = (self.config.max_half_open, self.rng.next_u32());
+        let questions = &self.services.by_remote;
+        let of_it = || questions.range((from, 0)..=(from, u32::MAX));
+        let forgotten = if of_it().count() >= places.div_ceil(2) {
+            questions.range((from, lot)..=(from, u32::MAX)).chain(of_it()).next().map(|(_, id)| *id)
+        } else if questions.len() >= places {
+            let others =
+                |(id, request): (&ConnId, &Request)| (!matches!(request.stage, Stage::Asked(_))).then_some(*id);
+            let requests = &self.services.requests;
+            requests.range(ConnId(lot)..).chain(requests).find_map(others)
+        } else {
+            None
+        };
+        if let Some(id) = forgotten {
+            self.counters.refused += 1;
+            self.services.remove(id);
+        }
+    }
+
     fn on_duplicate_sidr_req(&mut self, origin: Origin, id: ConnId, req: &SidrReq) {
         let Some(request) = self.services.requests.get(&id) else { return };
         if request.stage == Stage::Answered && request.service_id == req.service_id {
@@ -202,17 +221,16 @@ impl Cm {
     pub(super) fn on_sidr_rep(&mut self, origin: Origin, rep: &SidrRep) {
         if rep.service_id == NO_SERVICE {
             let instance = rep.private_data.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
-            if self.peers.is_another(origin.from, instance) {
-                self.lose_peer(origin.now, origin.from);
-            }
-            return;
+            return self.on_sign_of_life(origin, rep.request_id, instance);
         }
         let id = ConnId(rep.request_id);
-        let asked = self.services.requests.get_mut(&id).and_then(|request| match &mut request.stage {
-            Stage::Asked(retries) if (request.remote, request.service_id) == (origin.from, rep.service_id) => {
-                Some((retries, request.call_until))
+        let asked = self.services.requests.get_mut(&id).and_then(|request| {
+            let answers = (request.route, request.service_id) == (origin.back(), rep.service_id)
+                && request.transaction_id == origin.tid;
+            match &mut request.stage {
+                Stage::Asked(retries) if answers => Some((retries, request.call_until)),
+                _ => None,
             }
-            _ => None,
         });
         let Some((retries, call_until)) = asked else {
             self.counters.unexpected += 1;
@@ -234,7 +252,7 @@ impl Cm {
             match &mut request.stage {
                 Stage::Asked(retries @ 1..) => {
                     *retries -= 1;
-                    let (route, bytes) = (CmTransmit { to: request.remote, from: request.local }, *request.bytes);
+                    let (route, bytes) = (request.route, *request.bytes);
                     self.services.arm(id, now.saturating_add(self.config.response_timeout.max(1)));
                     self.push_reply(route, bytes);
                 }

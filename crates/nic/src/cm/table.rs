@@ -1,10 +1,10 @@
 //! The table of connections, its indices and its timers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
 use super::message::Bytes;
-use super::{ConnId, QpParams};
+use super::{CmTransmit, ConnId, QpParams};
 
 /// Where a connection stands; the picture is at the top of the parent module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,11 +22,24 @@ pub(super) enum State {
 /// One connection.
 pub(super) struct Conn {
     pub state: State,
-    pub local_ip: IpAddr,
-    pub remote_ip: IpAddr,
+    /// The two ends, and the link that all of its messages come and go by.
+    pub route: CmTransmit,
     /// The peer's communication id, once known. Set by [`Table::set_remote`].
     pub remote_id: Option<u32>,
+    /// A peer who has not shown that he hears what is sent to his address.
+    pub stranger: bool,
+    /// That of the REQ, and so of all that follows until it stands.
     pub transaction_id: u64,
+    /// What the REQ was said again with, because the peer asked for that.
+    pub cookie: Option<u64>,
+    /// The transaction id of the DREQ.
+    pub closing_id: u64,
+    /// That of the question whether the peer knows the connection, and when it was asked.
+    pub challenge: Option<(u64, u64)>,
+    /// The process at the other end, by its own account.
+    pub instance: Option<u64>,
+    /// How far its queue pair had come when it was last looked at.
+    pub progress: Option<u64>,
     /// On the passive side, those of the requester until `accept`.
     pub ours: QpParams,
     /// On the active side, the own ones until the REP.
@@ -54,13 +67,18 @@ pub(super) struct Conn {
 
 impl Conn {
     /// A connection that sends a REQ.
-    pub fn active((local_ip, remote_ip): (IpAddr, IpAddr), params: QpParams, tid: u64, retries: u8) -> Conn {
+    pub fn active(route: CmTransmit, params: QpParams, tid: u64, retries: u8) -> Conn {
         Conn {
             state: State::ReqSent,
-            local_ip,
-            remote_ip,
+            route,
             remote_id: None,
+            stranger: false,
             transaction_id: tid,
+            cookie: None,
+            closing_id: 0,
+            challenge: None,
+            instance: None,
+            progress: None,
             ours: params,
             theirs: params,
             retries,
@@ -79,8 +97,13 @@ impl Conn {
     }
 
     /// A connection that received a REQ.
-    pub fn passive(ips: (IpAddr, IpAddr), theirs: QpParams, tid: u64, retries: u8) -> Conn {
-        Conn { state: State::ReqReceived, half_open: true, ..Conn::active(ips, theirs, tid, retries) }
+    pub fn passive(route: CmTransmit, theirs: QpParams, tid: u64, retries: u8) -> Conn {
+        Conn { state: State::ReqReceived, half_open: true, ..Conn::active(route, theirs, tid, retries) }
+    }
+
+    /// Whether an answer to the REQ, or what follows it, has the transaction id that only the two ends know.
+    pub fn is_setting_up(&self, tid: u64) -> bool {
+        tid == self.transaction_id || self.cookie == Some(tid)
     }
 }
 
@@ -95,6 +118,9 @@ pub(super) struct Table {
     by_local_qpn: BTreeMap<u32, ConnId>,
     timers: BTreeSet<(u64, ConnId)>,
     half_open: usize,
+    half_open_of: BTreeMap<IpAddr, usize>,
+    /// Places of connections that are gone and count for a while yet: until when, and whose.
+    cooling: VecDeque<(u64, IpAddr)>,
 }
 
 impl Table {
@@ -107,11 +133,17 @@ impl Table {
         self.half_open
     }
 
+    /// Of these, the ones with this peer.
+    pub fn half_open_of(&self, remote: IpAddr) -> usize {
+        self.half_open_of.get(&remote).copied().unwrap_or(0)
+    }
+
     /// Nothing is left, in any index.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         let names = self.by_remote_id.len() + self.by_remote_qpn.len() + self.by_local_qpn.len();
-        self.conns.is_empty() && names == 0 && self.timers.is_empty() && self.half_open == 0
+        let half_open = self.half_open + self.half_open_of.len();
+        self.conns.is_empty() && names == 0 && self.timers.is_empty() && half_open == 0
     }
 
     pub fn get(&self, id: ConnId) -> Option<&Conn> {
@@ -132,11 +164,16 @@ impl Table {
         self.conns.values().map(|conn| conn.state)
     }
 
-    /// The connections that stand or are being closed, with the own address and the peer's.
-    pub fn standing(&self) -> impl Iterator<Item = (ConnId, (IpAddr, IpAddr))> {
+    /// The connections that stand or are being closed, and their ends.
+    pub fn standing(&self) -> impl Iterator<Item = (ConnId, CmTransmit)> {
         let stands = |conn: &Conn| matches!(conn.state, State::Established | State::DreqSent);
-        let standing = self.conns.iter().filter(move |(_, conn)| stands(conn));
-        standing.map(|(id, conn)| (*id, (conn.local_ip, conn.remote_ip)))
+        self.conns.iter().filter(move |(_, conn)| stands(conn)).map(|(id, conn)| (*id, conn.route))
+    }
+
+    /// Those that can be used, with their queue pairs.
+    pub fn standing_mut(&mut self) -> impl Iterator<Item = (u32, &mut Conn)> {
+        let stands = |conn: &Conn| matches!(conn.state, State::Established | State::DreqSent);
+        self.conns.values_mut().filter(move |conn| stands(conn)).filter_map(|conn| Some((conn.local_qpn?, conn)))
     }
 
     pub fn by_remote_id(&self, remote: IpAddr, comm_id: u32) -> Option<ConnId> {
@@ -153,7 +190,9 @@ impl Table {
     }
 
     pub fn insert(&mut self, id: ConnId, conn: Conn) {
-        self.half_open += usize::from(conn.half_open);
+        if conn.half_open {
+            self.take_place(conn.route.to);
+        }
         let old = self.conns.insert(id, conn);
         debug_assert!(old.is_none(), "communication ids are unused when drawn");
     }
@@ -164,10 +203,10 @@ impl Table {
         self.clear_half_open(id);
         let conn = self.conns.remove(&id)?;
         if let Some(comm_id) = conn.remote_id {
-            self.by_remote_id.remove(&(conn.remote_ip, comm_id));
+            self.by_remote_id.remove(&(conn.route.to, comm_id));
         }
         if let Some(qpn) = conn.remote_qpn {
-            self.by_remote_qpn.remove(&(conn.remote_ip, qpn));
+            self.by_remote_qpn.remove(&(conn.route.to, qpn));
         }
         Some(conn)
     }
@@ -179,8 +218,8 @@ impl Table {
         };
         conn.remote_id = Some(comm_id);
         conn.remote_qpn = Some(qpn);
-        let by_id = self.by_remote_id.insert((conn.remote_ip, comm_id), id);
-        let by_qpn = self.by_remote_qpn.insert((conn.remote_ip, qpn), id);
+        let by_id = self.by_remote_id.insert((conn.route.to, comm_id), id);
+        let by_qpn = self.by_remote_qpn.insert((conn.route.to, qpn), id);
         debug_assert!(by_id.is_none() && by_qpn.is_none(), "one connection for each name");
     }
 
@@ -200,8 +239,38 @@ impl Table {
     }
 
     pub fn clear_half_open(&mut self, id: ConnId) {
-        if let Some(conn) = self.conns.get_mut(&id) {
-            self.half_open -= usize::from(std::mem::take(&mut conn.half_open));
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        if std::mem::take(&mut conn.half_open) {
+            let remote = conn.route.to;
+            self.free_place(remote);
+        }
+    }
+
+    fn take_place(&mut self, remote: IpAddr) {
+        self.half_open += 1;
+        *self.half_open_of.entry(remote).or_default() += 1;
+    }
+
+    fn free_place(&mut self, remote: IpAddr) {
+        self.half_open -= 1;
+        let of = self.half_open_of.entry(remote).or_default();
+        *of = of.saturating_sub(1);
+        if *of == 0 {
+            self.half_open_of.remove(&remote);
+        }
+    }
+
+    /// A stranger's half-open connection is gone, and its place is not free before `until`: how fast a peer refuses what
+    /// others forge in its name does not say how many of their calls are taken.
+    pub fn cool(&mut self, until: u64, remote: IpAddr) {
+        self.take_place(remote);
+        self.cooling.push_back((until, remote));
+    }
+
+    /// Frees the places whose time is up.
+    pub fn thaw(&mut self, now: u64) {
+        while let Some((_, remote)) = self.cooling.pop_front_if(|(until, _)| *until <= now) {
+            self.free_place(remote);
         }
     }
 
@@ -218,8 +287,10 @@ impl Table {
         }
     }
 
+    #[inline]
     pub fn next_deadline(&self) -> Option<u64> {
-        self.timers.first().map(|(deadline, _)| *deadline)
+        let timer = self.timers.first().map(|(deadline, _)| *deadline);
+        timer.into_iter().chain(self.cooling.front().map(|(until, _)| *until)).min()
     }
 
     /// Take the earliest timer if it is due.

@@ -53,13 +53,49 @@ fn emit(message: CmMessage) -> Bytes {
     bytes
 }
 
+/// What a peer hears of the transaction ids of this side, and answers with. Its own is 9.
+#[derive(Default)]
+struct Ear {
+    /// By what this side calls the connection or request.
+    asked: BTreeMap<u32, u64>,
+    closing: BTreeMap<u32, u64>,
+}
+
+impl Ear {
+    fn hear(&mut self, sent: &Bytes) {
+        let Ok(Mad { transaction_id, message, .. }) = Mad::parse(sent) else { panic!("what is sent parses") };
+        match message {
+            CmMessage::Req(req) => drop(self.asked.insert(req.local_comm_id, transaction_id)),
+            CmMessage::SidrReq(req) => drop(self.asked.insert(req.request_id, transaction_id)),
+            CmMessage::Dreq(dreq) => drop(self.closing.insert(dreq.local_comm_id, transaction_id)),
+            _ => {}
+        }
+    }
+
+    /// The message as the peer says it, with the transaction id of what it answers.
+    fn answer(&self, mut bytes: Bytes) -> Bytes {
+        let Ok(Mad { message, .. }) = Mad::parse(&bytes) else { panic!("what the peer says parses") };
+        let answered = match message {
+            CmMessage::Rep(rep) => self.asked.get(&rep.remote_comm_id),
+            CmMessage::Rej(rej) => self.asked.get(&rej.remote_comm_id),
+            CmMessage::Rtu(rtu) => self.asked.get(&rtu.remote_comm_id),
+            CmMessage::Mra(mra) => self.asked.get(&mra.remote_comm_id),
+            CmMessage::SidrRep(rep) => self.asked.get(&rep.request_id),
+            CmMessage::Drep(drep) => self.closing.get(&drep.remote_comm_id),
+            _ => None,
+        };
+        message::set_transaction(&mut bytes, answered.copied().unwrap_or(9));
+        bytes
+    }
+}
+
 fn call_from(local: IpAddr, remote: IpAddr) -> ConnectCall<'static> {
     ConnectCall { local, remote, service_id: service_id(PORT), source_port: 40_000, private_data: b"hi" }
 }
 
 /// The peer's REQ, changed by `edit`.
 fn req_with(edit: impl Fn(&mut Req)) -> Bytes {
-    let bytes = message::req(&config(), ConnId(THEIRS), &call_from(PEER, HERE), &params(THEIR_QPN));
+    let bytes = message::req(&config(), (ConnId(THEIRS), 9), &call_from(PEER, HERE), &params(THEIR_QPN));
     let Ok(Mad { message: CmMessage::Req(mut req), .. }) = Mad::parse(&bytes) else { panic!("a REQ parses as a REQ") };
     edit(&mut req);
     emit(CmMessage::Req(req))
@@ -117,7 +153,7 @@ fn peer_says(name: &str, ours: u32) -> Bytes {
         "REJ 8, no id" => rej(0, ours, 0, reason::INVALID_SERVICE_ID),
         "REJ 4 of REQ, no id" => rej(THEIRS, 0, 0, reason::TIMEOUT),
         "REJ 4" => rej(THEIRS, ours, 2, reason::TIMEOUT),
-        "SIDR REQ" => message::sidr_req(ConnId(ours ^ 5), &call_from(PEER, HERE)),
+        "SIDR REQ" => message::sidr_req((ConnId(ours ^ 5), 9), &call_from(PEER, HERE)),
         "SIDR REP" => message::sidr_rep(9, (ours, service_id(PORT)), (0, 0x22, 0x33), b""),
         "SIDR REP, no service" => message::sidr_rep(9, (0, 0), (1, 0, 0), &ours.to_be_bytes()),
         "REJ 6 of REP" => rej(THEIRS, ours, 1, reason::INVALID_COMM_ID),

@@ -33,7 +33,8 @@ pub const fn port_service_id(space: u16, port: u16) -> u64 {
 
 /// Reasons of a REJ (IBTA volume 1, 12.6.7.2), as far as this connection manager sends them.
 pub mod reason {
-    /// The table of connections, or of half-open ones, is full.
+    /// The table of connections, or of half-open ones, is full. With a cookie in the additional information: call again
+    /// with it as transaction id, to show that this was heard.
     pub const NO_RESOURCES: u16 = 3;
     /// The sender gave up waiting for an answer.
     pub const TIMEOUT: u16 = 4;
@@ -85,15 +86,16 @@ pub struct CmConfig {
     pub max_path_mtu: u8,
     /// Connections at one time, those in time wait included.
     pub max_connections: usize,
-    /// Of these, the passive ones that were never established: what a flood of REQs can occupy.
+    /// Of these, the passive ones that were never established. A caller who has not shown that he hears what is sent to
+    /// his address may have half of them, and one address half of that: what forged REQs can occupy.
     pub max_half_open: usize,
     /// This channel adapter's GUID, told to peers.
     pub ca_guid: u64,
     /// Answer every REQ with an MRA of this many nanoseconds, as Linux does for its users' programs: they may take
     /// their time. Zero sends none.
     pub request_delay: u64,
-    /// A peer with established connections is asked for a sign of life each second. If it is silent for this long, it is
-    /// taken for gone and its connections end. Zero asks nobody.
+    /// A peer with established connections is asked for a sign of life each second, and more often while it owes one. If
+    /// it is silent for this long, it is taken for gone and its connections end. Zero asks nobody.
     pub peer_timeout: u64,
     /// How long a REQ waits for a service whose listener has gone no longer ago than this. A program that closes one
     /// listener and opens the next is slower than a near peer, which would take a refusal for the last word. Zero refuses
@@ -194,6 +196,8 @@ pub enum CmEvent {
         local_ip: IpAddr,
         /// The peer's address.
         remote_ip: IpAddr,
+        /// The link that the call came by.
+        link: u8,
         /// The peer's port, by its own account.
         source_port: u16,
         /// 56 bytes, zero-padded.
@@ -276,12 +280,14 @@ pub enum CmEvent {
 }
 
 /// Where to send the MAD of [`Cm::poll_transmit`]: from and to QP1, as one UD SEND ONLY.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CmTransmit {
     /// The peer.
     pub to: IpAddr,
     /// The own address.
     pub from: IpAddr,
+    /// The link: for an answer that of the question.
+    pub link: u8,
 }
 
 /// What was not acted on.
@@ -289,8 +295,10 @@ pub struct CmTransmit {
 pub struct CmCounters {
     /// MADs that did not parse.
     pub malformed: u64,
-    /// MADs that name a connection with another peer, or make no sense in its state.
+    /// MADs that answer nothing that was asked, name a connection with another peer, or make no sense in its state.
     pub unexpected: u64,
+    /// Peers asked whether they still know a connection, as somebody called from their end of it.
+    pub challenges: u64,
     /// REQs refused without asking the user.
     pub refused: u64,
     /// Answers to unknown connections, dropped because too many waited to be sent.

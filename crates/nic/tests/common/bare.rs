@@ -59,21 +59,7 @@ impl Bare {
 
     /// A packet of the peer's without extension headers, that asks for an ACK.
     pub fn packet<'a>(&self, opcode: Opcode, psn: u32, payload: &'a [u8]) -> Packet<'a> {
-        let bth = Bth {
-            opcode,
-            solicited: false,
-            mig_req: true,
-            pad: 0,
-            version: 0,
-            pkey: 0xffff,
-            fecn: false,
-            becn: false,
-            reserved6: 0,
-            dest_qp: self.side.qp.0,
-            ack_req: true,
-            reserved7: 0,
-            psn: Psn::new(psn),
-        };
+        let bth = Bth { ack_req: true, ..Bth::new(opcode, self.side.qp.0, Psn::new(psn)) };
         Packet::new(bth, payload)
     }
 

@@ -11,6 +11,7 @@ use remora_service::{Carriage, MAX_REQUEST, RECVS, SLOT, StagedVerb, Staging, Wo
 
 use super::compressed::client_kernels;
 use super::dial::dial;
+use super::rings::ClientRings;
 use super::{ClientConfig, ClientCounters};
 use crate::device::Device;
 use crate::link::LinkKind;
@@ -26,6 +27,8 @@ pub(super) const SLOTS: usize = 256;
 pub(super) struct Connection {
     pub device: Device,
     pub link: LinkKind,
+    /// The path MTU.
+    pub mtu: u32,
     pub qp: Qpn,
     /// Verbs of kernels that run here, and of bulk copies.
     pub staging: Arc<Staging<Posting>>,
@@ -57,10 +60,14 @@ impl Carriage for Posting {
 }
 
 impl Connection {
-    /// Connects to a node. Returns also memory of `reply_bytes` that the node may write to.
-    pub fn open(config: &ClientConfig, reply_bytes: usize) -> Result<(Self, (Buffer, Arc<Region>)), Error> {
+    /// Connects to a node with a path MTU of `most` at most. Returns also memory of `reply_bytes` that the node may write
+    /// to.
+    pub fn open(config: &ClientConfig, most: u32, reply_bytes: usize) -> Result<(Self, (Buffer, Arc<Region>)), Error> {
+        if config.local == config.node {
+            return Err(Error::SameAddress(config.node));
+        }
         let link = client_link(config.local, config.node, config.link, &config.layers)?;
-        let (kind, mtu) = (link.kind(), link.max_mtu());
+        let (kind, mtu) = (link.kind(), most.min(link.max_mtu() as u32));
         let registry = Arc::new(Registry::new(crate::entropy()?));
         let kernels = client_kernels(&registry);
         let device = Device::with_registry(config.local, vec![link], registry.clone(), Some(kernels))?;
@@ -91,10 +98,11 @@ impl Connection {
         let replies = memory(reply_bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let (buffer, region) = memory(SLOTS * SLOT, Access::LOCAL_WRITE)?;
         let staging = Staging::new(Posting { device: device.clone(), qp }, buffer, region);
-        let conn = dial(&device, qp, config.node, mtu as u32, config.timeout)?;
+        let (conn, mtu) = dial(&device, qp, config.node, mtu, config.timeout)?;
         let connection = Self {
             device,
             link: kind,
+            mtu,
             qp,
             staging,
             node: config.node,
@@ -109,9 +117,11 @@ impl Connection {
         Ok((connection, replies))
     }
 
-    /// Moves packets, posts receives again, notes verbs that completed. Replies that have landed go to `replies`.
-    pub fn drive(&mut self, replies: &mut Vec<WorkCompletion>) -> Result<(), Error> {
+    /// Posts what rings have to write, moves packets, posts receives again, notes verbs that completed. Replies that have
+    /// landed go to `replies`; those in rings are there.
+    pub fn drive(&mut self, replies: &mut Vec<WorkCompletion>, rings: &mut [ClientRings]) -> Result<(), Error> {
         let mut guard = self.device.lock();
+        rings.iter_mut().for_each(|rings| rings.post(guard.nic(), self.qp));
         for _ in 0..self.spent_recvs {
             // There is room; a queue pair in the error state completes it at once.
             let _ = guard.nic().post_recv(self.qp, 0, &[]);

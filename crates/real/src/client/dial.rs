@@ -11,20 +11,31 @@ use remora_service::control;
 use crate::device::Device;
 use crate::error::Error;
 
-/// Calls the node and waits for the connection to stand, up to `timeout`. A node that remembers an earlier connection of this queue
-/// pair number calls the new one stale for a while (IBTA volume 1, 12.9.8.3.1): then it is called again.
-pub(crate) fn dial(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32, timeout: Duration) -> Result<ConnId, Error> {
+/// The smallest path MTU that there is.
+pub(crate) const MIN_MTU: u32 = 256;
+
+/// Calls the node and waits for the connection to stand, up to `timeout`. Returns it, and the path MTU that it has: at
+/// most `path_mtu`, and what the node's own link carries. A node that remembers an earlier connection of this queue pair
+/// number calls the new one stale for a while (IBTA volume 1, 12.9.8.3.1): then it is called again.
+pub(crate) fn dial(
+    device: &Device,
+    qp: Qpn,
+    node: IpAddr,
+    mut path_mtu: u32,
+    timeout: Duration,
+) -> Result<(ConnId, u32), Error> {
     let end = device.now().saturating_add(timeout.as_nanos() as u64);
     loop {
         match call_once(device, qp, node, path_mtu, end) {
             Err(Error::Refused { reason: reason::STALE_CONNECTION, .. }) if device.now() < end => {
                 std::thread::sleep(Duration::from_millis(100));
-                let mut guard = device.lock();
-                guard.nic().to_reset(qp)?;
-                guard.nic().to_init(qp, Access::REMOTE_WRITE, 0)?;
             }
-            other => return other,
+            Err(Error::Refused { reason: reason::INVALID_PATH_MTU, .. }) if path_mtu > MIN_MTU => path_mtu /= 2,
+            other => return other.map(|conn| (conn, path_mtu)),
         }
+        let mut guard = device.lock();
+        guard.nic().to_reset(qp)?;
+        guard.nic().to_init(qp, Access::REMOTE_WRITE, 0)?;
     }
 }
 

@@ -4,12 +4,13 @@ use remora_wasm::{DeployedModule, Isolation, KernelSet, ModuleLimits};
 
 use remora_service::control::{op, u32_at, u64_at};
 
-use crate::module_calls::{self, DeployParams};
+use crate::module_calls::{self, DeployParams, RemoveParams};
 use crate::{Client, Error};
 
 impl Client {
     /// Deploys a module at the node under a name; an older one of that name is replaced. With `keep` it is there again
-    /// after a restart of the node. Every client of the node may call it.
+    /// after a restart of the node. Every client of the node may call it; who may deploy is the node's to say
+    /// ([`Deployers`](crate::Deployers)).
     pub fn deploy_kernel(
         &mut self,
         name: &str,
@@ -24,8 +25,10 @@ impl Client {
         })?;
         let region = self.alloc(len.into())?;
         let outcome = self.write(&region, 0, module).and_then(|()| {
-            let deploy =
-                DeployParams { key: region.key, va: region.va, len, limits, isolation, keep, name: name.into() };
+            let (key, va, name) = (region.key, region.va, name.into());
+            let mut deploy = DeployParams { key, va, len, limits, isolation, keep, proof: None, name };
+            deploy.proof =
+                self.deploy_token.as_ref().map(|token| token.prove(&deploy.proven(&deploy.limits(), module)));
             self.node_call("deploy the kernel", op::KERNEL_DEPLOY, &deploy.encode())
         });
         self.free(&region)?;
@@ -47,7 +50,9 @@ impl Client {
 
     /// Removes a module from the node.
     pub fn remove_kernel(&mut self, name: &str) -> Result<(), Error> {
-        self.node_call("remove the kernel", op::KERNEL_REMOVE, name.as_bytes()).map(drop)
+        let mut remove = RemoveParams { proof: None, name: name.into() };
+        remove.proof = self.deploy_token.as_ref().map(|token| token.prove(&remove.proven()));
+        self.node_call("remove the kernel", op::KERNEL_REMOVE, &remove.encode()).map(drop)
     }
 
     /// The kernels that run at this client: deploy here what is called with [`Placement::Client`](remora_kernel::Placement).

@@ -14,7 +14,7 @@ impl Client {
     /// if writes begin at multiples of 8 and have whole words, as every path MTU has. The registers rise as each WRITE
     /// ends, before it is acknowledged.
     pub fn attach_sketch(&mut self, region: &RemoteRegion, registers: &RemoteRegion, lg_k: u8) -> Result<(), Error> {
-        let params = SketchParams { key: region.key, lg_k, registers: (registers.key, registers.va) };
+        let params = SketchParams { region: (region.key, region.va), lg_k, registers: (registers.key, registers.va) };
         self.node_call("sketch a region", op::SKETCH_START, &params.encode()).map(drop)
     }
 

@@ -34,6 +34,7 @@ impl Inbox {
     }
 
     /// Takes what came, at the device's `poll`th poll. Returns how many packets that were.
+    #[inline]
     pub fn receive(
         &mut self,
         (now, poll): (Time, u32),
@@ -56,7 +57,7 @@ impl Inbox {
                 if nic.has_stream()
                     && let Some(kernels) = kernels
                 {
-                    kernels.stream(nic);
+                    kernels.stream(now, nic);
                 }
             };
             let count = link.recv(sink).unwrap_or(0);

@@ -33,6 +33,7 @@ impl Outbox {
     }
 
     /// Hands packets to the links. Returns how many they took.
+    #[inline]
     pub fn transmit(&mut self, now: Time, nic: &mut Nic, links: &mut [Box<dyn Link>]) -> usize {
         let mut packets = 0;
         for _ in 0..BATCHES {

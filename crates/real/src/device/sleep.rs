@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use remora_nic::{CqId, Time};
 
-use super::{Clock, Core, Device, Shared};
+use super::{Core, Device, Reading, Shared};
 use crate::sys::{Sleeper, prepare_to_wait};
 
 /// How long after the last poll of a user the NIC thread stays away.
@@ -92,9 +92,9 @@ impl Shared {
                 busy_at = self.now();
                 continue;
             }
-            core.clock = Clock { now, polls: core.clock.polls.wrapping_add(1), stale: true, ..core.clock };
+            core.reading = Reading { now, polls: core.reading.polls.wrapping_add(1), stale: true, ..core.reading };
             let writes = core.nic.counters().writes;
-            let work = core.progress(now, self.local);
+            let work = core.progress(now, self.clock, self.local);
             if core.nic.counters().writes > writes {
                 self.watch.missed();
             }

@@ -19,13 +19,25 @@ pub(super) struct Interface {
 ///
 /// `AddrNotAvailable` if no interface that is up has the address.
 pub(super) fn owning(ip: IpAddr) -> io::Result<Interface> {
+    match interface_of(ip)? {
+        Some(name) => describe(&name),
+        None => {
+            let message = format!("{ip} is no address of an interface that is up; `ip address` lists them");
+            Err(io::Error::new(io::ErrorKind::AddrNotAvailable, message))
+        }
+    }
+}
+
+/// The name of the interface that `ip` stands on, or belongs to as 127.0.0.2 does to `lo`; `None` if no interface that is
+/// up has it.
+///
+/// # Errors
+///
+/// What getifaddrs(3) says.
+pub fn interface_of(ip: IpAddr) -> io::Result<Option<String>> {
     let addresses = addresses()?;
     let owner = addresses.iter().find(|a| a.ip == ip).or_else(|| addresses.iter().find(|a| a.loopback && a.covers(ip)));
-    let Some(owner) = owner else {
-        let message = format!("{ip} is no address of an interface that is up; `ip address` lists them");
-        return Err(io::Error::new(io::ErrorKind::AddrNotAvailable, message));
-    };
-    describe(&owner.name)
+    Ok(owner.map(|owner| owner.name.clone()))
 }
 
 /// The smallest MTU of the interfaces that are up, loopback left out unless it is alone.

@@ -58,7 +58,7 @@ impl fmt::Debug for Layers {
 }
 
 impl<L: Link + ?Sized> Link for Box<L> {
-    forward!(self => (**self); kind max_mtu reach send recv look_ahead join leave recv_groups wait_fds arm
+    forward!(self => (**self); kind max_mtu reach send recv look_ahead admit join leave recv_groups wait_fds arm
         disarm stats);
 }
 
@@ -95,6 +95,11 @@ macro_rules! forward {
     (@ $this:ident, $inner:expr, look_ahead) => {
         fn look_ahead(&mut $this, lookahead: &std::sync::Arc<remora_memory::Lookahead>) {
             $inner.look_ahead(lookahead);
+        }
+    };
+    (@ $this:ident, $inner:expr, admit) => {
+        fn admit(&mut $this, admission: &$crate::link::admission::Admission<'_>) {
+            $inner.admit(admission);
         }
     };
     (@ $this:ident, $inner:expr, join) => {

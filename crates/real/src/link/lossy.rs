@@ -133,7 +133,7 @@ impl Fate {
 }
 
 impl<L: Link> Link for Lossy<L> {
-    forward!(self => self.inner; kind max_mtu reach send look_ahead join leave recv_groups wait_fds disarm);
+    forward!(self => self.inner; kind max_mtu reach send look_ahead admit join leave recv_groups wait_fds disarm);
 
     /// When nothing comes, nothing can overtake any more: what was held back is delivered.
     fn recv(&mut self, sink: &mut dyn FnMut(IpAddr, &[u8])) -> io::Result<usize> {

@@ -20,9 +20,11 @@ use std::sync::Arc;
 use remora_memory::Lookahead;
 use rustix::net::sockopt;
 
+pub use interface::interface_of;
 pub use kind::{LinkKind, UnknownLink};
 pub use layers::Layers;
 
+pub mod admission;
 mod groups;
 mod interface;
 mod kind;
@@ -32,6 +34,7 @@ pub mod lossy;
 pub mod packet;
 pub mod pcap;
 pub mod shm;
+pub(crate) use shm::unix_socket;
 #[cfg(test)]
 mod testing;
 pub mod traced;
@@ -85,6 +88,9 @@ pub trait Link: Send {
 
     /// Has the link say there what it will hand over next, where it knows.
     fn look_ahead(&mut self, _lookahead: &Arc<Lookahead>) {}
+
+    /// Whom packets may be for from now on: others need not be handed over.
+    fn admit(&mut self, _admission: &admission::Admission<'_>) {}
 
     /// Joins an IP multicast group: packets to it come by [`recv_groups`](Link::recv_groups). Any link that sends to an
     /// address can send to a group.

@@ -246,7 +246,7 @@ impl Link for PacketLink {
 }
 
 /// The system calls that neither the standard library nor rustix wraps.
-mod socket {
+pub(super) mod socket {
     use super::*;
     use std::os::fd::FromRawFd;
 
@@ -287,6 +287,11 @@ mod socket {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    /// Takes a socket's filter away, if it has one.
+    pub fn detach_filter(socket: impl AsFd) -> io::Result<()> {
+        super::super::set_int_option(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0)
     }
 
     /// A packet socket that receives nothing until it is bound.
@@ -401,7 +406,9 @@ mod tests {
             exchange(&mut a, a_ip.into(), &mut b, b_ip.into());
             exchange(&mut b, b_ip.into(), &mut a, a_ip.into());
             drop(b);
-            let mut b = other.run(|| PacketLink::bind(b_ip.into()).unwrap());
+            // Another test may just start a child process, which holds the port until it has become another program.
+            let bind = || remora_testing::eventually("the port", || PacketLink::bind(b_ip.into()).ok());
+            let mut b = other.run(bind);
             exchange(&mut a, a_ip.into(), &mut b, b_ip.into());
             exchange(&mut b, b_ip.into(), &mut a, a_ip.into());
             let snmp = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();

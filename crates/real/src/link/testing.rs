@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -27,10 +27,10 @@ pub fn packets(lens: &[u16]) -> (Vec<u8>, Vec<u16>) {
     (bytes, lens.to_vec())
 }
 
-/// Polls until `count` packets have come; panics after five seconds without them.
+/// Polls until `count` packets have come; panics where they do not come within [`remora_testing::PATIENCE`].
 pub fn collect(link: &mut dyn Link, count: usize) -> Vec<(IpAddr, Vec<u8>)> {
     let mut got = Vec::new();
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + remora_testing::PATIENCE;
     while got.len() < count {
         link.recv(&mut |from, packet| got.push((from, packet.to_vec()))).unwrap();
         assert!(Instant::now() < deadline, "{} of {count} packets came", got.len());

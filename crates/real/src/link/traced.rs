@@ -67,7 +67,7 @@ impl<L: Link> Traced<L> {
 }
 
 impl<L: Link> Link for Traced<L> {
-    forward!(self => self.inner; kind max_mtu reach look_ahead join leave wait_fds arm disarm stats);
+    forward!(self => self.inner; kind max_mtu reach look_ahead admit join leave wait_fds arm disarm stats);
 
     fn send(&mut self, to: IpAddr, bytes: &mut [u8], lens: &[u16]) -> io::Result<usize> {
         let taken = self.inner.send(to, bytes, lens)?;
@@ -112,21 +112,7 @@ mod tests {
         let hub = Hub::new();
         let tracer: Tracer = Arc::new(move |passed| said.lock().push(passed.to_string()));
         let mut link = Traced::new(hub.join(ip(1)).unwrap(), tracer);
-        let bth = Bth {
-            opcode: Opcode::RcAck,
-            solicited: false,
-            mig_req: true,
-            pad: 0,
-            version: 0,
-            pkey: 0xffff,
-            fecn: false,
-            becn: false,
-            reserved6: 0,
-            dest_qp: 0x12,
-            ack_req: true,
-            reserved7: 0,
-            psn: Psn::new(7),
-        };
+        let bth = Bth { ack_req: true, ..Bth::new(Opcode::RcAck, 0x12, Psn::new(7)) };
         let mut bytes = [0; 84 + 16];
         bth.emit(&mut bytes);
         link.send(ip(1), &mut bytes, &[84, 16]).unwrap();

@@ -16,7 +16,9 @@ use remora_wire::UDP_PORT;
 use remora_wire::icrc::{IcrcFlow, IcrcVerdict};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::admission::Admission;
 use super::groups::{self, Groups};
+use super::packet::socket::{attach_filter, detach_filter};
 use super::{
     Link, LinkKind, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing, overhead,
     set_buffers, set_int_option,
@@ -24,6 +26,8 @@ use super::{
 
 /// Longest run of packets that the kernel coalesces.
 const RX_BYTES: usize = 1 << 16;
+/// Datagrams taken in one call when they come faster than one at a time.
+const RX_BATCH: usize = 8;
 
 /// Longest run of packets in one send: the largest UDP payload over IPv6 (and under that over IPv4).
 const TX_BYTES: usize = 65535 - 40 - 8;
@@ -42,7 +46,10 @@ pub struct UdpLink {
     interface_mtu: usize,
     tx: Path,
     rx: Path,
+    /// Room for `RX_BATCH` datagrams.
     rx_buffer: Box<[u8]>,
+    /// Calls in a row that brought most of what they asked for: from the fifth on several datagrams are asked for.
+    busy: u32,
     /// Bound to the wildcard address: which of our addresses each peer talks to.
     sources: HashMap<IpAddr, IpAddr>,
     /// The index of the interface that has the bound address; 0 for the wildcard.
@@ -106,12 +113,58 @@ impl UdpLink {
             interface_mtu,
             tx: unused(),
             rx: unused(),
-            rx_buffer: vec![0; RX_BYTES].into(),
+            rx_buffer: vec![0; RX_BATCH * RX_BYTES].into(),
+            busy: 0,
             sources: HashMap::new(),
             interface,
             groups: Groups::new(),
             stats: LinkStats::default(),
         })
+    }
+
+    /// Takes `N` datagrams at most.
+    #[inline]
+    fn take<const N: usize>(&mut self, sink: &mut dyn FnMut(IpAddr, &[u8])) -> io::Result<usize> {
+        let mut metas = [RecvMeta::default(); N];
+        let mut room = self.rx_buffer.chunks_exact_mut(RX_BYTES);
+        let mut buffers: [_; N] = std::array::from_fn(|_| IoSliceMut::new(room.next().unwrap_or_default()));
+        self.stats.syscalls += 1;
+        let came = match self.state.recv((&self.socket).into(), &mut buffers, &mut metas) {
+            Ok(came) => came,
+            Err(e) if is_passing(&e) => 0,
+            Err(e) => return Err(e),
+        };
+        self.busy = if 2 * came > N { self.busy.saturating_add(1) } else { 0 };
+        let before = self.stats.rx_packets;
+        for (at, meta) in metas[..came].iter().enumerate() {
+            self.deliver(at * RX_BYTES, meta, sink);
+        }
+        Ok((self.stats.rx_packets - before) as usize)
+    }
+
+    /// Hands over the packets of a datagram that lies at `start` of the buffer.
+    #[inline]
+    fn deliver(&mut self, start: usize, meta: &RecvMeta, sink: &mut dyn FnMut(IpAddr, &[u8])) {
+        let (from, to) = (meta.addr.ip(), meta.dst_ip.unwrap_or(self.local));
+        if self.rx.from != meta.addr || self.rx.to != to {
+            let Some(path) = Path::new(meta.addr, to) else { return };
+            self.rx = path;
+            if self.local.is_unspecified() {
+                self.learn(from, to);
+            }
+        }
+        let run = &self.rx_buffer[start..start + meta.len];
+        self.stats.malformed += u64::from(run.is_empty());
+        for (id, packet) in run.chunks(meta.stride.max(1)).enumerate() {
+            if !(MIN_PACKET..=MAX_PACKET).contains(&packet.len()) {
+                self.stats.malformed += 1;
+            } else if self.rx.flow.verify(id as u16, packet) == IcrcVerdict::Bad {
+                self.stats.bad_icrc += 1;
+            } else {
+                self.stats.received(from, packet.len());
+                sink(from, packet);
+            }
+        }
     }
 
     /// The address that packets to `to` leave from.
@@ -203,39 +256,21 @@ impl Link for UdpLink {
     }
 
     /// One datagram a call, maybe of many packets: asking for more costs a busy poller 5 % of its round trip, and gains
-    /// nothing when packets come in runs.
+    /// nothing when packets come in runs. In a flood of single ones the system call is most of what each costs: then more
+    /// are asked for.
     fn recv(&mut self, sink: &mut dyn FnMut(IpAddr, &[u8])) -> io::Result<usize> {
-        let mut metas = [RecvMeta::default()];
-        self.stats.syscalls += 1;
-        let mut buffers = [IoSliceMut::new(&mut self.rx_buffer)];
-        match self.state.recv((&self.socket).into(), &mut buffers, &mut metas) {
-            Ok(_) => {}
-            Err(e) if is_passing(&e) => return Ok(0),
-            Err(e) => return Err(e),
+        match self.busy {
+            0..4 => self.take::<1>(sink),
+            _ => self.take::<RX_BATCH>(sink),
         }
-        let [meta] = metas;
-        let (from, to) = (meta.addr.ip(), meta.dst_ip.unwrap_or(self.local));
-        if self.rx.from != meta.addr || self.rx.to != to {
-            let Some(path) = Path::new(meta.addr, to) else { return Ok(0) };
-            self.rx = path;
-            if self.local.is_unspecified() {
-                self.learn(from, to);
-            }
-        }
-        let before = self.stats.rx_packets;
-        let run = &self.rx_buffer[..meta.len];
-        self.stats.malformed += u64::from(run.is_empty());
-        for (id, packet) in run.chunks(meta.stride.max(1)).enumerate() {
-            if !(MIN_PACKET..=MAX_PACKET).contains(&packet.len()) {
-                self.stats.malformed += 1;
-            } else if self.rx.flow.verify(id as u16, packet) == IcrcVerdict::Bad {
-                self.stats.bad_icrc += 1;
-            } else {
-                self.stats.received(from, packet.len());
-                sink(from, packet);
-            }
-        }
-        Ok((self.stats.rx_packets - before) as usize)
+    }
+
+    fn admit(&mut self, admission: &Admission<'_>) {
+        // Where it cannot be, all come in, as to any socket.
+        let _ = match admission.is_all() {
+            true => detach_filter(&self.socket),
+            false => attach_filter(&self.socket, &admission.program()),
+        };
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

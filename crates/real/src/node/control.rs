@@ -1,26 +1,68 @@
 //! The node's own calls: memory, modules, sketches, and what extensions add.
 
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
 use remora_kernel::{Call, Status};
-use remora_nic::{Nic, Qpn};
-use remora_service::Ledger;
+use remora_memory::{Pd, Region, Registry};
+use remora_nic::{ALL_REMOTE, Nic, Qpn};
 use remora_service::control::{Extension, op, u32_at, u64_at};
+use remora_service::{Ledger, Reclaimed};
 use remora_wasm::DeployedModule;
 
-use super::modules::Modules;
+use super::modules::{self, Modules};
+use super::owners::Owners;
 use super::sketches::Sketches;
+use super::watch::{NodeEvent, Told};
+use crate::Deployers;
 use crate::device::Device;
-use crate::module_calls::{self, DeployParams};
+use crate::module_calls::{self, DeployParams, RemoveParams};
 
 /// Answers the node's own calls.
 pub(super) struct Control {
     ledger: Ledger,
+    /// Calls that are answered when the region with their key is gone.
+    frees: HashMap<u32, Call>,
     /// What clients brought; a call waits while its module is compiled.
     modules: Modules<Call>,
+    deployers: Deployers,
     /// Sketches that clients attached to regions.
     sketches: Sketches,
+    owners: Owners,
     extensions: Vec<Box<dyn Extension>>,
+    told: Told,
     /// Memory was given back since this was last asked.
     released: bool,
+    /// The keys of regions that are gone, for who has something in them.
+    released_keys: Vec<u32>,
+}
+
+/// Why a call is refused.
+pub(super) enum Denial {
+    /// It names memory that its caller may not reach: all that is wrong with a key or an address is this, and it counts
+    /// against the caller's connection.
+    Access,
+    /// The reason as text.
+    Why(String),
+}
+
+impl From<String> for Denial {
+    fn from(why: String) -> Self {
+        Denial::Why(why)
+    }
+}
+
+impl From<&str> for Denial {
+    fn from(why: &str) -> Self {
+        Denial::Why(why.into())
+    }
+}
+
+/// The region in which a call names `len` bytes, at least one, by key and address.
+pub(super) fn reach(registry: &Registry, pd: Pd, (key, va): (u32, u64), len: u64) -> Result<Arc<Region>, Denial> {
+    let region = registry.lookup(key).filter(|region| len > 0 && region.check(pd, va, len, ALL_REMOTE).is_ok());
+    region.ok_or(Denial::Access)
 }
 
 /// A call that is answered.
@@ -31,33 +73,95 @@ pub(super) struct Answered {
 }
 
 impl Control {
-    pub fn new(ledger: Ledger, modules: Modules<Call>, extensions: Vec<Box<dyn Extension>>) -> Self {
-        Self { ledger, modules, sketches: Sketches::default(), extensions, released: false }
+    pub fn new(
+        ledger: Ledger,
+        modules: Modules<Call>,
+        deployers: Deployers,
+        extensions: Vec<Box<dyn Extension>>,
+        told: Told,
+    ) -> Self {
+        let (frees, sketches) = (HashMap::new(), Sketches::default());
+        let owners = Owners::new(ledger.registry().clone(), ledger.pd());
+        Self {
+            ledger,
+            frees,
+            modules,
+            deployers,
+            sketches,
+            owners,
+            extensions,
+            told,
+            released: false,
+            released_keys: Vec::new(),
+        }
     }
 
-    /// A client has connected.
-    pub fn client_came(&mut self, client: Qpn) {
-        self.ledger.open(client);
+    /// The client with this number has connected.
+    pub fn client_came(&mut self, connection: Qpn, client: u32) {
+        self.ledger.open(connection, client);
     }
 
-    /// A client is gone: its memory goes too.
+    /// A client is gone: its memory goes too, by and by.
     pub fn client_gone(&mut self, nic: &mut Nic, client: Qpn) {
         self.sketches.forget(nic, client);
-        for key in self.ledger.close(client) {
-            self.region_released(nic, key);
-        }
+        self.ledger.close(client);
         self.extensions.iter_mut().for_each(|extension| extension.client_gone(client));
     }
 
+    /// The queue pair of a client that is gone is no more: nothing of it arrives.
+    pub fn is_silent(&mut self, client: Qpn) {
+        self.owners.gone(client);
+    }
+
+    /// Ends what clients that are gone left half done, a step at a time. Returns whether there is more.
+    pub fn recover(&mut self) -> bool {
+        self.owners.poll()
+    }
+
     fn region_released(&mut self, nic: &mut Nic, key: u32) {
+        self.owners.released(key);
         self.sketches.released(nic, key);
         self.extensions.iter_mut().for_each(|extension| extension.region_released(key));
         self.released = true;
+        self.released_keys.push(key);
+    }
+
+    /// Takes memory back of which a client needs none without what it gave back already.
+    pub fn give_back(&mut self, nic: &mut Nic, client: Qpn, key: u32) {
+        if self.ledger.free(client, key).is_ok() {
+            self.region_released(nic, key);
+        }
+    }
+
+    /// The key of a region that is gone.
+    pub fn poll_released_key(&mut self) -> Option<u32> {
+        self.released_keys.pop()
+    }
+
+    /// Gives a piece of memory back to the system. `None` if there is none; else the call that waited for it, if one did
+    /// and this was the last piece.
+    pub fn reclaim(&mut self, device: &Device) -> Option<Option<Answered>> {
+        let Reclaimed { key, revoked, gone } = self.ledger.reclaim()?;
+        if revoked {
+            self.region_released(device.lock().nic(), key);
+        }
+        let call = if gone { self.frees.remove(&key) } else { None };
+        Some(call.map(|call| Answered { call, outcome: Ok(Status::Ok) }))
     }
 
     /// Whether memory was given back since the last time: kernels are to forget it.
     pub fn take_released(&mut self) -> bool {
         std::mem::take(&mut self.released)
+    }
+
+    /// The account of what clients have.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The account, to lend from.
+    pub fn ledger_mut(&mut self) -> &mut Ledger {
+        &mut self.ledger
     }
 
     /// Whether a module is being compiled.
@@ -70,39 +174,69 @@ impl Control {
         self.extensions.clear();
     }
 
-    /// Answers a call. `None` for one that is answered later, by [`poll`](Self::poll).
-    pub fn call(&mut self, device: &Device, mut call: Call) -> Option<Answered> {
+    /// Answers a call of the client at `address`. `None` for one that is answered later, by [`poll`](Self::poll).
+    pub fn call(&mut self, device: &Device, address: IpAddr, mut call: Call) -> Option<Answered> {
         let client = Qpn(call.qpn);
+        let op = call.op;
         let result = match call.op {
-            op::ALLOC => self.alloc(client, &mut call),
-            op::FREE => self.free(device, client, &call),
+            op::ALLOC => self.alloc(client, &mut call).map_err(Denial::Why),
+            op::FREE => return self.free(device, client, call),
             op::CPU => {
                 call.reply.extend_from_slice(&crate::sys::process_cpu_ns().to_le_bytes());
                 Ok(())
             }
-            op::KERNEL_DEPLOY => return self.deploy(call),
+            op::PATH => {
+                let len = u32_at(&call.params, 0).unwrap_or(0).min(call.reply_limit);
+                call.reply.resize(len as usize, 0);
+                Ok(())
+            }
+            op::KERNEL_DEPLOY => return self.deploy(address, call),
             op::KERNEL_LIST => {
                 let list = self.modules.kernels().list();
                 list.iter().for_each(|entry| module_calls::encode_entry(&mut call.reply, entry));
                 Ok(())
             }
-            op::KERNEL_REMOVE => self.remove(device, &call),
+            op::KERNEL_REMOVE => self.remove(device, address, &call).map_err(Denial::Why),
             op::SKETCH_START if self.ledger.is_open(client) => {
                 let memory = (&**self.ledger.registry(), self.ledger.pd());
                 self.sketches.start(device.lock().nic(), memory, client, &call.params)
             }
-            op::SKETCH_STOP => self.sketches.stop(device.lock().nic(), client, &call.params),
+            op::TREE_OWN if self.ledger.is_open(client) => self.owners.take(&mut call),
+            op::SKETCH_STOP => self.sketches.stop(device.lock().nic(), client, &call.params).map_err(Denial::Why),
             other => match self.extensions.iter_mut().find(|extension| extension.ops().contains(&other)) {
-                Some(extension) => extension.call(client, &self.ledger, &mut call),
+                Some(extension) => extension.call(client, &self.ledger, &mut call).map_err(Denial::Why),
                 None => return Some(Answered { call, outcome: Ok(Status::UnknownOp) }),
             },
         };
-        Some(Answered { call, outcome: result.map(|()| Status::Ok) })
+        let outcome = match result {
+            Ok(()) => Ok(Status::Ok),
+            Err(Denial::Access) => Ok(Status::AccessDenied),
+            Err(Denial::Why(why)) => Err(why),
+        };
+        match (op, &outcome) {
+            (op::ALLOC, Err(why)) => self.refused(address, "have the memory", why),
+            (op::KERNEL_REMOVE, Err(why)) => self.refused(address, "remove the kernel", why),
+            _ => {}
+        }
+        Some(Answered { call, outcome })
+    }
+
+    fn refused(&self, client: IpAddr, what: &'static str, why: &str) {
+        self.told.tell(|| NodeEvent::Refused { client, what, why: why.into() });
     }
 
     /// The call that waited for its module, once that is compiled.
-    pub fn poll(&mut self, nic: &mut Nic) -> Option<Answered> {
+    pub fn poll(&mut self, nic: &mut Nic, address: impl Fn(Qpn) -> Option<IpAddr>) -> Option<Answered> {
         let (mut call, outcome) = self.modules.poll()?;
+        if let Some(client) = address(Qpn(call.qpn)) {
+            match &outcome {
+                Ok(DeployedModule { name, op, version, .. }) => {
+                    let (name, op, version) = (name.clone(), *op, *version);
+                    self.told.tell(|| NodeEvent::Deployed { client, name, op, version });
+                }
+                Err(why) => self.refused(client, "deploy the kernel", why),
+            }
+        }
         let outcome = outcome.map(|DeployedModule { op, version, .. }| {
             nic.deploy(op);
             call.reply.extend_from_slice(&op.to_le_bytes());
@@ -113,20 +247,34 @@ impl Control {
     }
 
     /// Starts to compile a module.
-    fn deploy(&mut self, call: Call) -> Option<Answered> {
-        let refused = match DeployParams::decode(&call.params) {
-            Some(params) => {
-                let (registry, pd) = (self.ledger.registry(), self.ledger.pd());
-                self.modules.deploy(registry, pd, params, call).err()
-            }
-            None => Some((call, "the parameters are cut short".into())),
+    fn deploy(&mut self, address: IpAddr, call: Call) -> Option<Answered> {
+        let refused = match self.fetch(address, &call) {
+            Ok((params, bytes)) => self.modules.deploy(params, bytes, call, |a, b| a.client == b.client).err(),
+            Err(Denial::Access) => return Some(Answered { call, outcome: Ok(Status::AccessDenied) }),
+            Err(Denial::Why(why)) => Some((call, why)),
         };
-        refused.map(|(call, why)| Answered { call, outcome: Err(why) })
+        refused.map(|(call, why)| {
+            self.refused(address, "deploy a kernel", &why);
+            Answered { call, outcome: Err(why) }
+        })
     }
 
-    fn remove(&mut self, device: &Device, call: &Call) -> Result<(), String> {
-        let op = self.modules.remove(&String::from_utf8_lossy(&call.params))?;
+    /// The module that a call is to deploy, if its client may.
+    fn fetch(&self, address: IpAddr, call: &Call) -> Result<(DeployParams, Vec<u8>), Denial> {
+        let params = DeployParams::decode(&call.params).ok_or("the parameters are cut short")?;
+        reach(self.ledger.registry(), self.ledger.pd(), (params.key, params.va), params.len.into())?;
+        let bytes = modules::fetch(self.ledger.registry(), self.ledger.pd(), &params)?;
+        let proof = params.proof.as_ref().map(|proof| &proof[..]);
+        self.deployers.check(address, &params.proven(&params.limits(), &bytes), proof)?;
+        Ok((params, bytes))
+    }
+
+    fn remove(&mut self, device: &Device, address: IpAddr, call: &Call) -> Result<(), String> {
+        let params = RemoveParams::decode(&call.params).ok_or("the parameters are cut short")?;
+        self.deployers.check(address, &params.proven(), params.proof.as_ref().map(|proof| &proof[..]))?;
+        let op = self.modules.remove(&params.name)?;
         device.lock().nic().undeploy(op);
+        self.told.tell(|| NodeEvent::Removed { client: address, name: params.name });
         Ok(())
     }
 
@@ -138,10 +286,17 @@ impl Control {
         Ok(())
     }
 
-    fn free(&mut self, device: &Device, client: Qpn, call: &Call) -> Result<(), String> {
-        let key = u32_at(&call.params, 0).ok_or("the key is missing")?;
-        self.ledger.free(client, key).map_err(|e| e.to_string())?;
-        self.region_released(device.lock().nic(), key);
-        Ok(())
+    /// Takes memory back; the answer waits until the system has it.
+    fn free(&mut self, device: &Device, client: Qpn, call: Call) -> Option<Answered> {
+        let key = u32_at(&call.params, 0).ok_or_else(|| "the key is missing".to_string());
+        let freed = key.and_then(|key| self.ledger.free(client, key).map(|()| key).map_err(|e| e.to_string()));
+        match freed {
+            Ok(key) => {
+                self.region_released(device.lock().nic(), key);
+                self.frees.insert(key, call);
+                None
+            }
+            Err(why) => Some(Answered { call, outcome: Err(why) }),
+        }
     }
 }

@@ -1,23 +1,30 @@
 //! The host thread of a node: it takes connections, runs calls to the host, and looks after clients.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use remora_kernel::{Call, Runner, Status};
 use remora_memory::{Access, Buffer, Region};
-use remora_nic::cm::{CmEvent, ConnId, reason, service_id};
-use remora_nic::{CqId, Data, Event, Qpn, SendWr, SrqId, WcOpcode, WcStatus, WorkCompletion};
+use remora_nic::cm::{CmEvent, ConnId, QpParams, reason, service_id};
+use remora_nic::{CqId, Data, Event, Qpn, SendWr, SrqId, Time, WcOpcode, WcStatus, WorkCompletion};
 use remora_service::control::{Extension, PORT, op};
-use remora_service::{CallTable, HostAsker, Ledger, MAX_REPLY, MAX_REQUEST, Sends, WorkId};
+use remora_service::{
+    Asker, CallTable, HostAsker, Ledger, MAX_REPLY, MAX_REQUEST, RingAsker, Rings, Sends, Two, WorkId,
+};
 use remora_wasm::KernelSet;
 
 use super::NodeConfig;
 use super::control::{Answered, Control};
 use super::modules::Modules;
-use super::peers::Peers;
+use super::peers::{Peers, Way};
+use super::rings::{self, NodeRings};
+use super::watch::{HostFigures, NodeEvent, Told};
 use crate::device::{Device, DeviceGuard};
 use crate::kernels::ROUNDS;
+use crate::rings::RING_SENDS;
 use crate::sys::prepare_to_wait;
 use crate::{Error, map_memory};
 
@@ -25,13 +32,24 @@ use crate::{Error, map_memory};
 const RECVS: usize = 1024;
 /// Calls to the host that are taken in and whose answers the clients have not all of; one client has half at most.
 pub(super) const CALLS: usize = 512;
+/// Calls to the node itself that it answers in one turn: clients take turns, and so does the network.
+const CONTROL: usize = 4;
+/// Steps in which memory goes back to the system in one turn, each of up to 0.1 ms.
+const RECLAIM: usize = 2;
 /// How long the host thread polls without work before it leaves the engine to the NIC thread.
 const SPIN: u64 = 500_000;
 /// How often a sleeping host thread looks up.
 const LOOK_UP: Duration = Duration::from_millis(100);
+/// As long, where something waits to be posted.
+const DUE: Duration = Duration::from_millis(1);
 /// How often each client is probed. One that has not answered by the next time is disconnected: it is gone, or it
 /// takes no replies and so holds buffers that others wait for.
 const PROBE: u64 = 2_000_000_000;
+/// How often figures are left for those who ask.
+const FIGURES: u64 = 500_000_000;
+/// Completions that there may be while up to [`RECVS`] clients are connected: of each receive and reply, and of a probe
+/// for each client.
+const CQ_ROOM: usize = 2 * RECVS + CALLS;
 /// How long a stopping node waits for calls under way.
 const DRAIN: u64 = 2_000_000_000;
 
@@ -39,15 +57,36 @@ const DRAIN: u64 = 2_000_000_000;
 pub(super) struct Host {
     device: Device,
     cq: CqId,
+    /// Completions that fit into it.
+    cq_room: usize,
     srq: SrqId,
     peers: Peers,
-    ingress: Sends,
-    calls: CallTable<HostAsker>,
+    ingress: HostIngress,
+    calls: CallTable<Asker<HostAsker, RingAsker>>,
     kernels: Box<dyn Runner + Send>,
     control: Control,
+    told: Told,
+    figures: Arc<Mutex<HostFigures>>,
+    figures_at: u64,
+    /// The largest path MTU that it takes, whatever its links carry.
+    mtu: Option<u32>,
     probe_at: u64,
     stop: Arc<AtomicBool>,
     stopping_since: Option<u64>,
+}
+
+/// Where calls to the host come from.
+struct HostIngress {
+    sends: Sends,
+    rings: NodeRings,
+    /// Whether SENDs or rings are asked first.
+    turn: bool,
+}
+
+impl HostIngress {
+    fn both(&mut self) -> Two<'_, &mut Sends, Rings> {
+        Two { first: &mut self.sends, second: &mut self.rings.host, turn: &mut self.turn }
+    }
 }
 
 impl Host {
@@ -65,24 +104,41 @@ impl Host {
             let region = registry.register(pd, &buffer, 0, len, None, Access::LOCAL_WRITE)?;
             Ok((buffer, region))
         };
-        let ingress = Sends::new(memory(RECVS * MAX_REQUEST)?, memory(CALLS * MAX_REPLY)?);
+        let sends = Sends::new(memory(RECVS * MAX_REQUEST)?, memory(CALLS * MAX_REPLY)?);
+        let ingress = HostIngress { sends, rings: NodeRings::new(), turn: false };
         let kernels = remora_wasm::host_runner(set.clone(), registry.clone(), true, CALLS, config.limits);
         let (cq, srq);
         {
             let mut guard = device.lock();
             let nic = guard.nic();
-            cq = nic.create_cq((2 * RECVS + CALLS) as u32)?;
+            cq = nic.create_cq(CQ_ROOM as u32)?;
             srq = nic.create_srq(pd, RECVS as u32, 1)?;
             nic.listen(service_id(PORT))?;
         }
+        let mut calls = CallTable::new(CALLS);
+        calls.set_deadline(config.deadline.as_nanos() as u64);
+        if config.count_calls {
+            calls.count_calls();
+        }
         let mut host = Self {
-            peers: Peers::new(pd, cq, srq),
+            peers: Peers::new(config.connections, pd, cq, srq),
             cq,
+            cq_room: CQ_ROOM,
             srq,
             ingress,
-            calls: CallTable::new(CALLS),
+            calls,
             kernels,
-            control: Control::new(ledger, Modules::new(set, config.kernels.clone()), extensions),
+            control: Control::new(
+                ledger,
+                Modules::new(set, config.kernels.clone()),
+                config.deployers.clone(),
+                extensions,
+                Told(config.events.clone()),
+            ),
+            told: Told(config.events.clone()),
+            figures: Arc::default(),
+            figures_at: 0,
+            mtu: config.mtu,
             probe_at: 0,
             stop,
             stopping_since: None,
@@ -90,6 +146,20 @@ impl Host {
         };
         host.post(&mut host.device.clone().lock());
         Ok(host)
+    }
+
+    /// Where its figures are.
+    pub fn figures(&self) -> Arc<Mutex<HostFigures>> {
+        self.figures.clone()
+    }
+
+    /// Leaves its figures for those who ask, if anybody does.
+    fn publish(&self) {
+        let Some(calls) = self.calls.stats().cloned() else { return };
+        let ledger = self.control.ledger();
+        let clients = self.peers.clients().into_iter();
+        let clients = clients.map(|(address, client, connections)| (address, connections, ledger.lent_to(client)));
+        *self.figures.lock() = HostFigures { calls, clients: clients.collect(), lent: ledger.lent() };
     }
 
     pub fn run(mut self) {
@@ -102,6 +172,10 @@ impl Host {
                 self.probe_at = now + PROBE;
                 self.probe();
             }
+            if now >= self.figures_at {
+                self.figures_at = now + FIGURES;
+                self.publish();
+            }
             if work > 0 {
                 busy_at = now;
             } else {
@@ -113,7 +187,14 @@ impl Host {
                     return self.take_leave();
                 }
             } else if now - busy_at > SPIN {
-                self.device.wait(self.cq, LOOK_UP);
+                let bell = self.ingress.rings.bell.clone();
+                bell.listen();
+                if !self.ingress.rings.host.signals().any() {
+                    // What waits for room in a queue pair goes when the peer's acknowledgements come, which wake nobody.
+                    let due = self.ingress.rings.host.wants_write();
+                    self.device.wait(self.cq, if due { DUE } else { LOOK_UP });
+                }
+                bell.ignore();
                 busy_at = self.device.now();
             }
         }
@@ -123,13 +204,16 @@ impl Host {
     fn turn(&mut self) -> usize {
         let device = self.device.clone();
         let mut guard = device.lock();
-        if let Some(answered) = self.control.poll(guard.nic()) {
+        if let Some(answered) = self.control.poll(guard.nic(), |qpn| self.peers.address(qpn)) {
             self.answer(answered);
         }
+        let now = guard.now();
         let mut work = self.post(&mut guard);
         if self.control.take_released() {
             guard.refresh_kernels();
         }
+        self.ingress.rings.host.end_unread(now);
+        self.end_rings(&mut guard);
         guard.progress();
         while let Some(wc) = guard.nic().poll_cq(self.cq) {
             work += 1;
@@ -141,25 +225,59 @@ impl Host {
         }
         drop(guard);
         if self.stopping_since.is_none() {
-            self.start_calls();
+            self.start_calls(now);
         }
-        self.run_kernels();
-        work + self.kernels.in_flight() + usize::from(self.control.is_busy())
+        self.run_kernels(now);
+        let recovers = self.control.recover();
+        work + self.reclaim() + self.kernels.in_flight() + usize::from(self.control.is_busy() || recovers)
+    }
+
+    /// Ends rings whose memory was given back, and connections of clients that lie in theirs.
+    fn end_rings(&mut self, guard: &mut DeviceGuard<'_>) {
+        while let Some(key) = self.control.poll_released_key() {
+            if let Some((owner, other)) = self.ingress.rings.released(guard, key) {
+                self.control.give_back(guard.nic(), owner, other);
+            }
+        }
+        while let Some(fault) = self.ingress.rings.host.poll_fault().or_else(|| guard.ring_fault()) {
+            self.cut_off(guard, fault.qpn);
+        }
+    }
+
+    /// Gives some memory back to the system that clients gave back or left. Returns in how many steps.
+    fn reclaim(&mut self) -> usize {
+        let mut steps = 0;
+        while steps < RECLAIM
+            && let Some(answered) = self.control.reclaim(&self.device)
+        {
+            steps += 1;
+            if let Some(answered) = answered {
+                self.answer(answered);
+            }
+        }
+        steps
     }
 
     /// Posts replies and receives. Returns how many replies.
     fn post(&mut self, guard: &mut DeviceGuard<'_>) -> usize {
         let mut sent = 0;
-        while let Some(reply) = self.ingress.next_send() {
+        while let Some(reply) = self.ingress.sends.next_send() {
             let sge = [reply.sge];
             let wr = SendWr::new(reply.number.into(), reply.op, Data::List(&sge)).solicited();
             if guard.nic().post_send(reply.qpn, &wr).is_err() {
                 // The client is gone.
                 self.calls.release(reply.number);
             }
+            if reply.status == Status::AccessDenied {
+                guard.nic().wrong_key(reply.qpn);
+            }
             sent += 1;
         }
-        while let Some((id, sge)) = self.ingress.next_recv() {
+        sent += rings::post(&mut self.ingress.rings, guard.nic());
+        while let Some(number) = self.ingress.rings.host.poll_released() {
+            self.calls.release(number);
+        }
+        while let Some((id, sge)) = self.ingress.sends.next_recv() {
             // There is room: as many receives exist as the queue holds.
             let _ = guard.nic().post_srq_recv(self.srq, id, &[sge]);
         }
@@ -169,11 +287,12 @@ impl Host {
     fn complete(&mut self, guard: &mut DeviceGuard<'_>, wc: WorkCompletion) {
         match (wc.opcode, wc.status) {
             (WcOpcode::Recv, WcStatus::Success) => {
-                if self.ingress.received(wc.wr_id, wc.qpn, wc.byte_len).is_err() {
+                let client = self.calls.shares().client_of(wc.qpn);
+                if self.ingress.sends.received(wc.wr_id, wc.qpn, client, wc.byte_len).is_err() {
                     self.cut_off(guard, wc.qpn);
                 }
             }
-            (WcOpcode::Recv | WcOpcode::RecvWriteImm, _) => self.ingress.give_back(wc.wr_id),
+            (WcOpcode::Recv | WcOpcode::RecvWriteImm, _) => self.ingress.sends.give_back(wc.wr_id),
             _ => match WorkId::decode(wc.wr_id) {
                 WorkId::Call(number) => self.calls.release(number),
                 _ => self.peers.answered(wc.qpn),
@@ -183,11 +302,25 @@ impl Host {
 
     fn handle_event(&mut self, guard: &mut DeviceGuard<'_>, event: Event) {
         match event {
-            Event::Cm(CmEvent::ConnectRequest { conn, .. }) => {
-                if let Err(e) = self.accept(guard, conn) {
+            Event::Cm(CmEvent::ConnectRequest { conn, link, remote, .. }) if !self.carries(guard, link, remote) => {
+                // The caller tries a smaller one: nobody need hear of it.
+                let now = guard.now();
+                let _ = guard.nic().reject(now, conn, reason::INVALID_PATH_MTU, b"its link carries smaller packets");
+            }
+            Event::Cm(CmEvent::ConnectRequest { conn, remote_ip, link, remote, .. }) => {
+                let way = Way { link: guard.link_kind(link), mtu: 128 << remote.path_mtu };
+                if let Err(e) = self.accept(guard, conn, remote_ip, way) {
+                    self.told.tell(|| NodeEvent::Turned { client: remote_ip, why: e.to_string() });
                     // The reason goes to the peer as text, which its tools can show.
                     let now = guard.now();
                     let _ = guard.nic().reject(now, conn, reason::CONSUMER, clip(&e.to_string()));
+                }
+            }
+            Event::Cm(CmEvent::Established { conn, .. }) => {
+                if let Some(qpn) = self.peers.established(conn) {
+                    self.cut_off(guard, qpn);
+                } else if let Some((qpn, client, Way { link, mtu })) = self.peers.way(conn) {
+                    self.told.tell(|| NodeEvent::Connected { client, qpn: qpn.0, link, mtu });
                 }
             }
             Event::Cm(
@@ -206,13 +339,27 @@ impl Host {
         }
     }
 
-    fn accept(&mut self, guard: &mut DeviceGuard<'_>, conn: ConnId) -> Result<(), Error> {
+    /// Whether a caller's path MTU is one that the link it called by carries.
+    fn carries(&self, guard: &mut DeviceGuard<'_>, link: u8, caller: QpParams) -> bool {
+        let ours = guard.link(link).map_or(0, |link| link.max_mtu() as u32).min(self.mtu.unwrap_or(u32::MAX));
+        128 << caller.path_mtu <= ours
+    }
+
+    fn accept(&mut self, guard: &mut DeviceGuard<'_>, conn: ConnId, address: IpAddr, way: Way) -> Result<(), Error> {
         if self.stopping_since.is_some() {
             return Err(Error::Argument("the node is stopping".into()));
         }
+        // A queue that is full loses completions, and with them the receives and replies that they are of.
+        // A probe each, and WRITEs of rings, which complete if they fail.
+        while CQ_ROOM - RECVS + self.peers.len() * (1 + RING_SENDS as usize) >= self.cq_room {
+            self.cq_room *= 2;
+            guard.nic().resize_cq(self.cq, self.cq_room as u32)?;
+        }
         let now = guard.now();
-        let qpn = self.peers.accept(guard.nic(), now, conn)?;
-        self.control.client_came(qpn);
+        let (qpn, client) = self.peers.accept(guard.nic(), now, (conn, address, way))?;
+        guard.assign(qpn, client);
+        self.calls.assign(qpn, client);
+        self.control.client_came(qpn, client);
         Ok(())
     }
 
@@ -226,17 +373,22 @@ impl Host {
 
     /// A client is gone: its memory goes too.
     fn forget(&mut self, guard: &mut DeviceGuard<'_>, qpn: Qpn) {
-        if !self.peers.remove(qpn) {
-            return;
+        let address = self.peers.address(qpn);
+        let stood = self.peers.stands(qpn);
+        let Some(client) = self.peers.remove(qpn) else { return };
+        if let Some(client) = address.filter(|_| stood) {
+            self.told.tell(|| NodeEvent::Gone { client, qpn: qpn.0 });
         }
+        self.ingress.rings.forget(guard, qpn);
         self.control.client_gone(guard.nic(), qpn);
         // Its completions in the queue only give slots and numbers back.
         let _ = guard.nic().to_error(qpn);
         while let Some(wc) = guard.nic().poll_cq(self.cq) {
             self.complete(guard, wc);
         }
-        self.ingress.forget(qpn);
+        self.ingress.sends.forget(qpn, client);
         let _ = guard.nic().destroy_qp(qpn);
+        self.control.is_silent(qpn);
     }
 
     fn probe(&mut self) {
@@ -248,35 +400,55 @@ impl Host {
         self.peers.probe(guard.nic());
     }
 
-    /// Starts waiting calls as long as there is room.
-    fn start_calls(&mut self) {
-        while let Some(call) = self.calls.take(&mut self.ingress) {
+    /// Starts waiting calls as long as there is room, and not too many to the node itself.
+    fn start_calls(&mut self, now: Time) {
+        let mut control = 0;
+        while control < CONTROL
+            && let Some(call) = self.calls.take(now, &mut self.ingress.both())
+        {
             if call.op >= op::FIRST {
-                if let Some(answered) = self.control.call(&self.device, call) {
+                control += 1;
+                // A client that is gone hears no answer.
+                let address = self.peers.address(Qpn(call.qpn)).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+                let answered = match call.op {
+                    op::RING_OPEN => Some(self.open_rings(call)),
+                    _ => self.control.call(&self.device, address, call),
+                };
+                if let Some(answered) = answered {
                     self.answer(answered);
                 }
             } else if let Err(call) = self.kernels.start(call) {
-                self.calls.finish(&mut self.ingress, call, Status::Busy);
+                self.calls.finish(&mut self.ingress.both(), call, Status::Busy);
             }
         }
+    }
+
+    fn open_rings(&mut self, mut call: Call) -> Answered {
+        let client = self.calls.shares().client_of(Qpn(call.qpn));
+        let opened = self.ingress.rings.open(&self.device, self.control.ledger_mut(), client, &mut call);
+        Answered { call, outcome: opened.map(|()| Status::Ok) }
     }
 
     fn answer(&mut self, Answered { call, outcome }: Answered) {
         match outcome {
-            Ok(status) => self.calls.finish(&mut self.ingress, call, status),
-            Err(why) => self.calls.refuse(&mut self.ingress, call, &why),
+            Ok(status) => self.calls.finish(&mut self.ingress.both(), call, status),
+            Err(why) => self.calls.refuse(&mut self.ingress.both(), call, &why),
         }
     }
 
-    fn run_kernels(&mut self) {
+    fn run_kernels(&mut self, now: Time) {
         let Self { kernels, calls, ingress, .. } = self;
+        if kernels.in_flight() == 0 {
+            return;
+        }
         // A look-up ends within one turn, so that its reply leaves with the acknowledgement of its request.
         for _ in 0..ROUNDS {
-            if kernels.in_flight() == 0 {
+            kernels.poll(&mut |call: Call, status| calls.finish(&mut ingress.both(), call, status));
+            if kernels.in_flight() == 0 || kernels.is_spent() {
                 break;
             }
-            kernels.poll(&mut |call: Call, status| calls.finish(ingress, call, status));
         }
+        calls.end_overdue(now, &mut ingress.both(), &mut **kernels);
     }
 
     /// The node ends: clients are told.

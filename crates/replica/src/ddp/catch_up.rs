@@ -34,11 +34,11 @@ impl Stream {
 /// A part of another's state.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Part {
-    number: u64,
-    last: bool,
+    pub(super) number: u64,
+    pub(super) last: bool,
     /// What of it is not durable here yet.
-    missing: BTreeSet<(Key, Timestamp)>,
-    acked: bool,
+    pub(super) missing: BTreeSet<(Key, Timestamp)>,
+    pub(super) acked: bool,
 }
 
 /// What this node takes from others.

@@ -54,6 +54,7 @@ impl Replica {
             return self.refuse(client, Refusal::NoScope);
         }
         match (request.op, request.scope) {
+            (Op::Persist, Some(_)) if self.closed => self.refuse(client, Refusal::Full),
             (Op::Persist, Some(scope)) => self.flush(client, scope),
             (Op::Persist, None) => self.refuse(client, Refusal::NoScope),
             (Op::Batch(ops), scope) => self.batch(client, request.session, scope, ops),
@@ -208,6 +209,11 @@ impl Replica {
     fn admit(&mut self, client: Client, scope: Option<ScopeId>, value: Option<&Value>) -> bool {
         if value.is_some_and(|value| value.len() > self.config.max_value) {
             self.refuse(client, Refusal::TooLong);
+            return false;
+        }
+        if self.closed {
+            self.marks.disk_full += 1;
+            self.refuse(client, Refusal::Full);
             return false;
         }
         let fifo_room = self.fifo_room();

@@ -24,6 +24,13 @@ pub(crate) enum Origin {
     Peers(NodeSet),
 }
 
+impl Origin {
+    /// Does this node get an ACK?
+    pub(crate) fn is_owed(self, node: NodeId) -> bool {
+        matches!(self, Self::Peers(peers) if peers.has(node))
+    }
+}
+
 /// How far a local write is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) enum Stage {

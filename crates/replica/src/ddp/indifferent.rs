@@ -106,6 +106,19 @@ impl Replica {
         }
     }
 
+    /// Versions that this replica is yet to acknowledge to a node, when a job is done or a spin is over.
+    pub fn owes(&self, to: NodeId) -> impl Iterator<Item = (Key, Timestamp)> {
+        let persists = self.to_log.persisting.iter().filter(move |(_, owed)| owed.has(to)).map(|(&id, _)| id);
+        let acks_persists = self.config.model.facts().acks_persists();
+        // Behind a vFIFO they were acknowledged when they went in.
+        let under_lock = self.config.fifo().is_none();
+        let made = self.locals.iter().filter(move |(_, local)| local.origin.is_owed(to)).map(|(&id, _)| id);
+        let spins = self.records.iter().flat_map(move |(key, record)| {
+            record.spins.iter().filter(move |spin| spin.then.acks(to)).map(move |spin| (key, spin.ts))
+        });
+        persists.filter(move |_| acks_persists).chain(made.filter(move |_| under_lock)).chain(spins)
+    }
+
     /// Do global timestamps do nothing but grow by this, or by the local write of this version?
     fn may_raise(&self, key: Key, ts: Timestamp, kind: AckKind, ahead: &Ahead) -> bool {
         // VAL_P by itself releases nothing.

@@ -18,6 +18,7 @@ mod indifferent;
 mod message;
 mod record;
 mod records;
+mod rename;
 mod replica;
 mod request;
 mod scope;
@@ -27,5 +28,6 @@ pub use config::{Config, Deployment, Model, ModelFacts, Mutation, Offload, Reach
 pub use indifferent::{Ahead, Asks};
 pub use message::{AckKind, Body, Entry, Message, Write};
 pub use record::Meta;
+pub use rename::Names;
 pub use replica::{Job, JobId, Marks, Replica, ReplicaOutput, Step, StepKind, Where};
 pub use request::{Op, Outcome, Refusal, Reply, Request, Session, Stamp};

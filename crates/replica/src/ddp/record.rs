@@ -53,6 +53,13 @@ pub(crate) enum Then {
     Reply(Client, Outcome),
 }
 
+impl Then {
+    /// Does it acknowledge to this node?
+    pub(crate) fn acks(&self, node: NodeId) -> bool {
+        matches!(self, Self::Ack(to, _) if *to == node)
+    }
+}
+
 /// A request that waits until the record can be read.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Waiting {

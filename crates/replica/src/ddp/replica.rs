@@ -165,6 +165,8 @@ marks! {
     duplicates,
     /// Attempts at requests that came after a later attempt.
     overtaken,
+    /// Requests refused because a disk was full.
+    disk_full,
 }
 
 /// What is on its way to the log.
@@ -237,6 +239,8 @@ pub struct Replica {
     pub(crate) scopes: Scopes,
     pub(crate) catch_up: CatchUp,
     pub(crate) tick: Time,
+    /// No writes of clients are taken.
+    pub(crate) closed: bool,
     pub(crate) out: VecDeque<ReplicaOutput>,
     pub(crate) marks: Marks,
 }
@@ -259,6 +263,7 @@ impl Replica {
             scopes: Scopes::default(),
             catch_up: CatchUp::default(),
             tick: 0,
+            closed: false,
             out: VecDeque::new(),
             marks: Marks::default(),
         }
@@ -277,6 +282,11 @@ impl Replica {
     /// The view that it is in; epoch 0 before the first.
     pub fn view(&self) -> View {
         self.view
+    }
+
+    /// Whether writes of clients are refused, as there is no room for them.
+    pub fn set_closed(&mut self, closed: bool) {
+        self.closed = closed;
     }
 
     /// What happened so far.

@@ -128,6 +128,9 @@ pub enum Refusal {
     /// A bounded resource (vFIFO, dFIFO, scopes) is used up; ask again later.
     #[error("the node has no room for the request: ask again later")]
     Busy,
+    /// The disk of a node is full. Reads go on; ask again when there is room.
+    #[error("the disk of a node is full: reads go on, and writes again when there is room on it")]
+    Full,
     /// Fetch-and-add needs a record of eight bytes.
     #[error("the record is not a number of eight bytes")]
     NotANumber,

@@ -22,6 +22,12 @@ pub(crate) fn chart(system: &System, path: &[(Option<Action>, State)]) -> String
     for pair in path.windows(2) {
         let [(_, before), (Some(action), after)] = pair else { continue };
         lines.push(line(system, locals, after, action, nodes));
+        if let Action::Enter(view) = action {
+            let entered =
+                |id: &NodeId| after.facts(locals, *id).up && after.facts(locals, *id).view.epoch == view.epoch;
+            let ids = (0..nodes as u8).map(NodeId).filter(entered);
+            lines.extend(ids.map(|id| line(system, locals, after, &Action::Install(id), nodes)));
+        }
         if let Some(ack) = reduce::carries(system, locals, before, *action) {
             let Envelope { to, from, message } = locals.envelope(ack);
             lines.push(arrow(*from, *to, &text(message), nodes));
@@ -86,7 +92,7 @@ fn line(system: &System, locals: &Locals, after: &State, action: &Action, nodes:
         Action::Blackout => "-- all crash --".to_string(),
         Action::Restart(id) => at_node(*id, "starts again", nodes),
         Action::Suspect(id) => at_node(*id, "suspected, lease over", nodes),
-        Action::Decide(view) => format!("-- decided: {view} --"),
+        Action::Decide(view) | Action::Enter(view) => format!("-- decided: {view} --"),
         Action::Install(id) => {
             let epoch = after.replica(locals, *id).map_or(0, |replica| replica.view().epoch);
             at_node(*id, &format!("enters epoch {epoch}"), nodes)

@@ -8,11 +8,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hash};
 use std::sync::Arc;
 
-use remora_replica::ddp::{Body, Job, JobId, Marks, Message, Meta, Op, Replica, ReplicaOutput, Reply, View, Write};
+use remora_replica::ddp::{
+    Body, Job, JobId, Marks, Message, Meta, Names, Op, Replica, ReplicaOutput, Reply, View, Write,
+};
 use remora_replica::types::{Key, NodeId, Timestamp};
 
 use super::system::{KEY, Options};
-use super::visited::Print;
+use crate::search::Print;
 
 /// A node: its replica while it is up, its jobs under way, and its log.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -52,9 +54,16 @@ pub(crate) enum Event {
     Timeout,
 }
 
-/// An event of a node of which nobody knows yet what comes of it.
+/// What nobody knows yet.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Unknown(pub LocalId, pub Event);
+pub(crate) enum Unknown {
+    /// What comes of an event of a node.
+    Effect(LocalId, Event),
+    /// What a node is under other names, by their number.
+    Local(usize, LocalId),
+    /// What a message is.
+    Envelope(usize, EnvelopeId),
+}
 
 /// What comes of it.
 #[derive(Debug)]
@@ -83,6 +92,8 @@ pub(crate) struct Facts {
     pub durable: Timestamp,
     /// Jobs under way.
     pub jobs: Vec<JobId>,
+    /// The node without what nobody will ask as long as not all crash; often itself.
+    pub plain: LocalId,
 }
 
 /// Quick, and the same in each run.
@@ -120,6 +131,8 @@ pub(crate) struct Locals {
     facts: Vec<Facts>,
     envelopes: Numbers<Envelope>,
     effects: HashMap<(LocalId, Event), Effect, Quick>,
+    renamed_locals: HashMap<(usize, LocalId), LocalId, Quick>,
+    renamed_envelopes: HashMap<(usize, EnvelopeId), EnvelopeId, Quick>,
 }
 
 impl Locals {
@@ -135,38 +148,55 @@ impl Locals {
         &self.facts[id as usize]
     }
 
-    pub fn number(&mut self, local: Local) -> LocalId {
+    pub fn number(&mut self, options: &Options, local: Local) -> LocalId {
         let id = self.locals.id(local);
-        if let Some(local) = self.locals.things.get(self.facts.len()) {
-            self.facts.push(local.facts());
+        if self.facts.len() <= id as usize {
+            let facts = self.local(id).facts();
+            self.facts.push(facts);
+            let plain = self.local(id).without_log(options);
+            self.facts[id as usize].plain = plain.map_or(id, |plain| self.number(options, plain));
         }
         id
     }
 
-    /// This node without its log, if it is down, has no place in its view, or has done nothing since it was up again.
-    pub fn without_log(&mut self, options: &Options, id: LocalId) -> LocalId {
-        let local = self.local(id);
-        let loaded = |log: &BTreeMap<Key, Write>| {
-            let mut replica = Replica::new(options.config(local.id));
-            replica.load(local.epoch, log.values().cloned().collect());
-            replica
-        };
-        let replica = match &local.replica {
-            _ if local.log.is_empty() => return id,
-            Some(replica) if *replica == loaded(&local.log) => Some(loaded(&BTreeMap::new())),
-            Some(replica) if replica.view().all().has(local.id) => return id,
-            replica => replica.clone(),
-        };
-        self.number(Local { replica, log: BTreeMap::new(), ..local.clone() })
-    }
-
     /// What comes of this event.
     pub fn effect(&self, node: LocalId, event: Event) -> Result<&Effect, Unknown> {
-        self.effects.get(&(node, event)).ok_or(Unknown(node, event))
+        self.effects.get(&(node, event)).ok_or(Unknown::Effect(node, event))
+    }
+
+    /// The node under other names.
+    pub fn renamed_local(&self, names: usize, local: LocalId) -> Result<LocalId, Unknown> {
+        self.renamed_locals.get(&(names, local)).copied().ok_or(Unknown::Local(names, local))
+    }
+
+    /// The message under other names.
+    pub fn renamed_envelope(&self, names: usize, envelope: EnvelopeId) -> Result<EnvelopeId, Unknown> {
+        self.renamed_envelopes.get(&(names, envelope)).copied().ok_or(Unknown::Envelope(names, envelope))
+    }
+
+    /// Finds out, by asking the engine or by exchanging names.
+    pub fn learn(&mut self, options: &Options, names: &[Names], unknown: Unknown) -> Marks {
+        match unknown {
+            Unknown::Effect(node, event) if self.effect(node, event).is_err() => return self.ask(options, node, event),
+            Unknown::Effect(..) => {}
+            Unknown::Local(which, id) => {
+                let renamed = self.local(id).renamed(&names[which]);
+                let renamed = self.number(options, renamed);
+                self.renamed_locals.insert((which, id), renamed);
+            }
+            Unknown::Envelope(which, id) => {
+                let Envelope { to, from, message } = self.envelope(id);
+                let names = &names[which];
+                let (to, from, message) = (names.node(*to), names.node(*from), names.message(message));
+                let renamed = self.envelopes.id(Envelope { to, from, message });
+                self.renamed_envelopes.insert((which, id), renamed);
+            }
+        }
+        Marks::default()
     }
 
     /// Asks the engine.
-    pub fn learn(&mut self, options: &Options, Unknown(node, event): Unknown) -> Marks {
+    fn ask(&mut self, options: &Options, node: LocalId, event: Event) -> Marks {
         let mut local = self.local(node).clone();
         let message = match event {
             Event::Deliver(envelope) => Some(self.envelope(envelope).clone()),
@@ -196,13 +226,41 @@ impl Locals {
                 ReplicaOutput::Step(_) => {}
             }
         }
-        let effect = Effect { next: self.number(local), sends, seen, replies };
+        let effect = Effect { next: self.number(options, local), sends, seen, replies };
         self.effects.insert((node, event), effect);
         marks
     }
 }
 
 impl Local {
+    /// This node without its log, if it has one, and is down, has no place in its view, or has done nothing since it was
+    /// up again.
+    fn without_log(&self, options: &Options) -> Option<Self> {
+        let loaded = |log: &BTreeMap<Key, Write>| {
+            let mut replica = Replica::new(options.config(self.id));
+            replica.load(self.epoch, log.values().cloned().collect());
+            replica
+        };
+        let replica = match &self.replica {
+            _ if self.log.is_empty() => return None,
+            Some(replica) if *replica == loaded(&self.log) => Some(loaded(&BTreeMap::new())),
+            Some(replica) if replica.view().all().has(self.id) => return None,
+            replica => replica.clone(),
+        };
+        Some(Self { replica, log: BTreeMap::new(), ..self.clone() })
+    }
+
+    fn renamed(&self, names: &Names) -> Self {
+        let Self { id, replica, jobs, log, epoch } = self;
+        Self {
+            id: names.node(*id),
+            replica: replica.as_ref().map(|replica| names.replica(replica)),
+            jobs: jobs.iter().map(|(&id, job)| (names.job_id(id), names.job(job))).collect(),
+            log: log.iter().map(|(&key, write)| (key, names.write(write))).collect(),
+            epoch: *epoch,
+        }
+    }
+
     fn facts(&self) -> Facts {
         let durable = self.log.get(&KEY).map_or(Timestamp::ZERO, |write| write.ts);
         let jobs = self.jobs.keys().copied().collect();
@@ -219,6 +277,7 @@ impl Local {
             readable: (serves && meta.rd_lock.is_none()).then_some(meta.volatile_ts),
             durable,
             jobs,
+            plain: 0,
         }
     }
 

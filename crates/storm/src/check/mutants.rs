@@ -2,6 +2,8 @@
 
 use remora_replica::ddp::{Model, Mutation};
 
+use crate::shard::Shard;
+
 use super::system::{Failures, Ops, Options, Orders, Where};
 
 /// A seeded fault.
@@ -57,6 +59,8 @@ impl Mutant {
             mutation: Some(self.mutation),
             // What makes no difference to the engine may make one to a faulty one.
             orders: Orders::All,
+            shard: Shard::WHOLE,
+            alike: true,
         }
     }
 }

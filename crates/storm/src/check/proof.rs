@@ -1,7 +1,7 @@
 //! Is what [`super::reduce`] leaves out really without a difference? Looked at state by state, in a search of all orders.
 
 use remora_replica::ddp::Body;
-use remora_replica::types::NodeId;
+use remora_replica::types::{NodeId, NodeSet};
 
 use super::local::{Envelope, Locals};
 use super::reduce::{self, bury, carries, happens_at, indifferent, waiting};
@@ -18,10 +18,10 @@ pub(crate) fn flaw(system: &System, state: &State) -> Option<String> {
     }
     let state = &buried;
     let actions = all(system, state);
+    let late = late(system, state).unwrap_or_default();
     let (first, waiting, late) = {
         let locals = system.locals();
-        let calm = system.calm(state);
-        let late = reduce::late(system, &locals, state).unwrap_or_default();
+        let calm = system.calm(&locals, state);
         let of_late = |action: &&Action| happens_at(system, &locals, **action).is_some_and(|id| late.has(id));
         let first = |action: &&Action| indifferent(system, &locals, state, calm, **action);
         let first: Vec<Action> = actions.iter().filter(first).copied().collect();
@@ -30,7 +30,8 @@ pub(crate) fn flaw(system: &System, state: &State) -> Option<String> {
     };
     let acked = actions.iter().find_map(|&persist| acks(system, state, persist));
     let opens = || waiting.iter().find_map(|&persist| opens(system, state, &actions, persist));
-    acked.or_else(|| forgets(system, state, &actions)).or_else(opens).or_else(|| {
+    let views = || decides(system, state, &actions).or_else(|| enters(system, state, &actions));
+    acked.or_else(|| forgets(system, state, &actions)).or_else(views).or_else(opens).or_else(|| {
         let looked_at = |_: &&Action| !first.is_empty() || !waiting.is_empty() || !late.is_empty();
         actions.iter().filter(looked_at).find_map(|&other| {
             let then = after(system, state, other);
@@ -127,7 +128,7 @@ fn reaches(system: &System, state: &State, other: &State) -> bool {
 fn settles(system: &System, state: &State, other: &State) -> bool {
     let first = |action: &Action| {
         let locals = system.locals();
-        indifferent(system, &locals, state, system.calm(state), *action)
+        indifferent(system, &locals, state, system.calm(&locals, state), *action)
     };
     all(system, state).into_iter().filter(first).any(|first| covers(system, other, &after(system, state, first)))
 }
@@ -142,7 +143,7 @@ fn goes_first(system: &System, state: &State, first: Action, other: Action, then
     exchange(system, state, first, other, then).or_else(|| {
         let gone = then.fault.is_some() || !all(system, then).contains(&first);
         let locals = system.locals();
-        let still = indifferent(system, &locals, then, system.calm(then), first);
+        let still = indifferent(system, &locals, then, system.calm(&locals, then), first);
         let counted = counted(&locals, first).is_some_and(|what| counted(&locals, other) == Some(what));
         (!gone && !still && !counted).then(|| format!("{first:?} before {other:?} would no longer be first after it"))
     })
@@ -152,9 +153,11 @@ fn goes_first(system: &System, state: &State, first: Action, other: Action, then
 fn comes_later(system: &System, state: &State, late: &[Action], other: Action, then: &State) -> Option<String> {
     let exchange = late.iter().find_map(|&first| exchange(system, state, first, other, then));
     exchange.or_else(|| {
-        let possible = all(system, then);
+        if late.is_empty() || then.fault.is_some() {
+            return None;
+        }
+        let (possible, nodes) = (all(system, then), self::late(system, then)?);
         let locals = system.locals();
-        let nodes = reduce::late(system, &locals, then).filter(|_| !late.is_empty() && then.fault.is_none())?;
         let of_late = |action: &&Action| happens_at(system, &locals, **action).is_some_and(|id| nodes.has(id));
         let more = possible.iter().filter(of_late).find(|action| !late.contains(action));
         more.map(|more| format!("{other:?} would have to come before {more:?}"))
@@ -199,10 +202,79 @@ fn opens(system: &System, state: &State, actions: &[Action], persist: Action) ->
     let after = after(system, state, persist);
     let new = all(system, &after).into_iter().find(|&action| {
         let locals = system.locals();
-        !actions.contains(&action) && !indifferent(system, &locals, &after, system.calm(&after), action)
+        !actions.contains(&action) && !indifferent(system, &locals, &after, system.calm(&locals, &after), action)
     });
     let broken = after.fault.is_some();
     (broken || new.is_some()).then(|| format!("{persist:?} was to wait, and leads to {new:?} {:?}", after.fault))
+}
+
+/// Nodes that may go before all others.
+fn late(system: &System, state: &State) -> Option<NodeSet> {
+    loop {
+        let found = reduce::late(system, &system.locals(), state);
+        match found {
+            Ok(late) => return late,
+            Err(unknown) => system.learn(unknown),
+        }
+    }
+}
+
+/// May a view as well be decided when the first node enters it?
+fn decides(system: &System, state: &State, actions: &[Action]) -> Option<String> {
+    let view = reduce::led(&system.locals(), state, actions)?;
+    let decide = Action::Decide(view);
+    let decided = after(system, state, decide);
+    let possible = all(system, &decided);
+    let enters = |action: &&Action| matches!(action, Action::Install(_));
+    possible.iter().filter(|action| !enters(action)).find_map(|&other| {
+        let flaw = |what: &str| Some(format!("{other:?} between {decide:?} and the first who enters {what}"));
+        let then = after(system, &decided, other);
+        if !actions.contains(&other) {
+            return flaw("is possible only there");
+        }
+        if let Action::Restart(_) = other {
+            // It may come after the first who enters.
+            let differs = possible
+                .iter()
+                .filter(enters)
+                .find(|&&enter| after(system, &then, enter) != after(system, &after(system, &decided, enter), other));
+            return differs.and_then(|_| flaw("cannot come later"));
+        }
+        let first = after(system, state, other);
+        if first.fault.is_some() || then.fault.is_some() {
+            return if first.fault == then.fault { None } else { flaw("hides a fault") };
+        }
+        let same = all(system, &first).contains(&decide) && after(system, &first, decide) == then;
+        if same { None } else { flaw("cannot come earlier") }
+    })
+}
+
+/// May all that happens at nodes which are to enter a view come before any does?
+fn enters(system: &System, state: &State, actions: &[Action]) -> Option<String> {
+    // Whoever enters at once: what happens elsewhere is not to depend on it.
+    let behind = late(system, state)?;
+    let enter = |action: &Action| matches!(action, Action::Install(_));
+    let pairs = actions.iter().filter(|action| enter(action)).flat_map(|&first| {
+        let others = actions.iter().filter(|action| !enter(action)).map(move |&other| (first, other));
+        others.filter(move |(first, other)| {
+            let at = |action: Action| happens_at(system, &system.locals(), action);
+            at(*first) != at(*other) && at(*other).is_some_and(|id| behind.has(id))
+        })
+    });
+    pairs.into_iter().find_map(|(first, other)| {
+        let flaw = |what: &str| Some(format!("{other:?} after {first:?} {what}"));
+        let (entered, before) = (after(system, state, first), after(system, state, other));
+        if before.fault.is_some() {
+            return None;
+        }
+        let early = after(system, &before, first);
+        let gone = matches!(other, Action::Deliver(envelope) if !entered.net.contains(&envelope));
+        let late = if gone { entered } else { after(system, &entered, other) };
+        if late.fault.is_some() {
+            return flaw("shows a fault");
+        }
+        if covers(system, &early, &late) { None } else { flaw("leads elsewhere") }
+    })
 }
 
 fn all(system: &System, state: &State) -> Vec<Action> {

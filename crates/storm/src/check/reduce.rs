@@ -30,33 +30,57 @@
 //! are one step ([`carries`]). If the acknowledgement is lost, the persist may as well have come after. All this does not
 //! hold where durability is told otherwise: of learners, in recovery, and after a crash of all.
 //!
-//! **Views.** Who is not in the newest view yet hears nothing from those who are, and is not heard by them. So those who
-//! are wait until all have entered it ([`late`]); but not where a client could see that: where a late node can be read
-//! or may yet be asked.
+//! Once all faults are over, and all nodes that are up are members of the newest view, it is as calm as without faults.
 //!
-//! **Dead messages**, which will never do anything, are taken away ([`bury`]), and states are compared without them.
+//! **Views.** Who is not in the newest view yet hears nothing from those who are, and is not heard by them. So what happens
+//! at nodes that are to enter a view may as well come before anybody does, and what happens at those that have, after all
+//! have: a view is decided when it is entered, and by all at once ([`Action::Enter`]). But not where a client could tell: at
+//! a node that can be read or may be asked now and not once it has entered ([`hides`]), as one that the view leaves out. It
+//! enters later, by itself, and all orders are tried until then. The rest of a view's nodes wait for those that are late for
+//! other reasons ([`late`]), such as one that was down. A view is still decided by itself where it may be another one by the
+//! time that somebody enters it ([`led`]).
+//!
+//! **Dead messages**, which will never do anything, are taken away ([`bury`]), and so is what nobody will ask of a node that
+//! is in no view ([`System::forget`]).
 
-use remora_replica::ddp::{Ahead, Asks, Body, JobId, Model, Op};
+use remora_replica::ddp::{Ahead, Asks, Body, JobId, Model, Op, View};
 use remora_replica::types::{NodeId, NodeSet, Timestamp};
 
-use super::local::{Envelope, EnvelopeId, Event, Locals};
+use super::local::{Envelope, EnvelopeId, Event, Locals, Unknown};
 use super::system::{Action, KEY, System, Where};
 use super::world::State;
 
 /// Leaves of all actions those that have to be tried.
-pub(crate) fn reduce(system: &System, locals: &Locals, state: &State, actions: &mut Vec<Action>) {
-    let calm = system.calm(state);
+pub(crate) fn reduce(
+    system: &System,
+    locals: &Locals,
+    state: &State,
+    actions: &mut Vec<Action>,
+) -> Result<(), Unknown> {
+    let calm = system.calm(locals, state);
     if let Some(&first) = actions.iter().find(|&&action| indifferent(system, locals, state, calm, action)) {
         actions.clear();
         actions.push(first);
-        return;
+        return Ok(());
     }
-    if let Some(late) = late(system, locals, state) {
+    if let Some(view) = led(locals, state, actions) {
+        actions.retain(|action| !matches!(action, Action::Decide(_)));
+        actions.push(Action::Enter(view));
+    }
+    if let Some(late) = late(system, locals, state)? {
         actions.retain(|&action| happens_at(system, locals, action).is_some_and(|id| late.has(id)));
     }
     if let Some(waiting) = waiting(system, locals, state, actions) {
         actions.retain(|action| !waiting.contains(action));
     }
+    Ok(())
+}
+
+/// The view that may be decided, if that may as well happen when the first node enters it.
+pub(crate) fn led(locals: &Locals, state: &State, actions: &[Action]) -> Option<View> {
+    let decided = |action: &Action| if let Action::Decide(view) = action { Some(*view) } else { None };
+    let ready = |id: NodeId| state.facts(locals, id).caught_up;
+    actions.iter().find_map(decided).filter(|view| !view.recovery && state.view.learners.iter().all(ready))
 }
 
 /// Is this a persist that nobody looks at, and that makes no room in a FIFO?
@@ -91,20 +115,34 @@ pub(crate) fn waiting(system: &System, locals: &Locals, state: &State, actions: 
 }
 
 /// Nodes that are not in the newest view yet, if they may go before all others; also those that may start again.
-pub(crate) fn late(system: &System, locals: &Locals, state: &State) -> Option<NodeSet> {
-    let late = |id: &NodeId| {
-        let facts = state.facts(locals, *id);
-        if facts.up { facts.view.epoch < state.view.epoch } else { state.left.restarts > 0 }
-    };
-    let late = NodeSet::first(system.options.nodes).iter().filter(late).fold(NodeSet::EMPTY, NodeSet::with);
-    let asks = |number: u8| !state.ops[usize::from(number)].issued && late.has(system.options.request(number).0);
+pub(crate) fn late(system: &System, locals: &Locals, state: &State) -> Result<Option<NodeSet>, Unknown> {
     // Until then there are no other views and no faults.
-    let alone = !state.installed_everywhere(locals)
-        && state.left.duplicates == 0
-        && state.left.blackouts == 0
-        && late.iter().all(|id| state.facts(locals, id).readable.is_none())
-        && !(0..system.options.requests()).any(asks);
-    (alone && !late.is_empty()).then_some(late)
+    let alone = !state.installed_everywhere(locals) && state.left.duplicates == 0 && state.left.blackouts == 0;
+    if !alone {
+        return Ok(None);
+    }
+    let mut late = NodeSet::EMPTY;
+    for id in NodeSet::first(system.options.nodes).iter() {
+        let facts = state.facts(locals, id);
+        let behind = if facts.up { facts.view.epoch < state.view.epoch } else { state.left.restarts > 0 };
+        if !behind {
+            continue;
+        }
+        if facts.up && hides(system, locals, state, id)? {
+            return Ok(None);
+        }
+        late = late.with(id);
+    }
+    Ok(Some(late).filter(|late| !late.is_empty()))
+}
+
+/// Can something be seen or asked at a node before it enters the newest view that cannot be once it has?
+pub(crate) fn hides(system: &System, locals: &Locals, state: &State, id: NodeId) -> Result<bool, Unknown> {
+    let facts = state.facts(locals, id);
+    let then = locals.facts(locals.effect(state.node(id), Event::Install(state.view))?.next);
+    let asked = |number| !state.ops[usize::from(number)].issued && system.options.request(number).0 == id;
+    Ok(facts.readable.is_some() && then.readable != facts.readable
+        || facts.serves && !then.serves && (0..system.options.requests()).any(asked))
 }
 
 /// The node that an action is a step of.
@@ -146,27 +184,23 @@ fn ahead(system: &System, locals: &Locals, state: &State, calm: bool, id: NodeId
             _ => Asks::Anything,
         },
     );
-    let late_acks = calm && late_acks(system, locals, state, id);
+    let late_acks = calm && late_acks(locals, state, id);
     Ahead { calm, asks, late_acks, versions: options.versions() }
 }
 
 /// May acknowledgements come to a node of what it no longer drives?
-fn late_acks(system: &System, locals: &Locals, state: &State, id: NodeId) -> bool {
+fn late_acks(locals: &Locals, state: &State, id: NodeId) -> bool {
     let Some(replica) = state.replica(locals, id) else { return false };
-    let late = |ts: Timestamp| ts.node == id && !replica.drives(KEY, ts);
+    let late = |ts: Timestamp| !replica.drives(KEY, ts);
     let acks = state.net.iter().any(|&envelope| {
         let Envelope { to, message, .. } = locals.envelope(envelope);
         *to == id && matches!(message.body, Body::Ack(_, ts, _) if late(ts))
     });
-    let others = state.nodes.iter().enumerate().filter(|(other, _)| *other != usize::from(id.0));
-    // Where a job's end is acknowledged.
-    let (persists, applies) =
-        (system.options.model.facts().acks_persists(), system.options.deployment == Where::Stepped);
-    acks || others.flat_map(|(_, &node)| &locals.facts(node).jobs).any(|job| match *job {
-        JobId::Persist(_, ts) => persists && late(ts),
-        JobId::Apply(_, ts) => applies && late(ts),
-        _ => false,
-    })
+    let others = (0..).map(NodeId).zip(&state.nodes).filter(|(other, _)| *other != id);
+    acks || others
+        .filter_map(|(_, &node)| locals.local(node).replica.as_ref())
+        .flat_map(|other| other.owes(id))
+        .any(|(_, ts)| late(ts))
 }
 
 /// Takes messages away that will never do anything.

@@ -6,9 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use remora_replica::ddp::{Config, Deployment, JobId, Marks, Model, Mutation, Offload, Op, Replica, Request, View};
 use remora_replica::types::{Key, NodeId, NodeSet, Value};
 
+use super::alike::Alike;
 use super::local::{EnvelopeId, Event, Facts, Local, Locals, Unknown};
-use super::world::State;
+use super::world::{OpState, State};
 use super::{invariants, proof, reduce};
+use crate::search::{Space, Steps};
+use crate::shard::Shard;
 
 /// The one record.
 pub(crate) const KEY: Key = 7;
@@ -84,6 +87,11 @@ pub struct Options {
     pub mutation: Option<Mutation>,
     /// Which orders are visited.
     pub orders: Orders,
+    /// Which part of all: what the first fault is, and when, decides about what follows it. Each part has what comes before
+    /// any fault, and parts meet again in states in which it no longer shows.
+    pub shard: Shard,
+    /// Do nodes that are alike count once?
+    pub alike: bool,
 }
 
 impl Default for Options {
@@ -97,6 +105,8 @@ impl Default for Options {
             failures: Failures::default(),
             mutation: None,
             orders: Orders::Reduced,
+            shard: Shard::WHOLE,
+            alike: true,
         }
     }
 }
@@ -135,6 +145,11 @@ impl Options {
         usize::from(self.writes) - adds + adds * usize::from(self.writes)
     }
 
+    /// Has this shard a part of it? Without faults there is nothing to split: each model is one shard's.
+    pub fn is_shards(&self) -> bool {
+        self.failures != Failures::default() || self.shard.has(self.model as u64)
+    }
+
     /// How many requests there are.
     pub(crate) fn requests(&self) -> u8 {
         self.writes + u8::from(self.model.facts().scopes)
@@ -162,6 +177,8 @@ pub(crate) enum Action {
     Suspect(NodeId),
     /// The next view is decided: who is gone is left out, who is back learns, who has caught up is a member.
     Decide(View),
+    /// It is, and all nodes that are up enter it at once, but those where a client could tell.
+    Enter(View),
     /// A node enters the newest view.
     Install(NodeId),
     /// Nothing else can happen: everyone sends again what was not answered.
@@ -174,13 +191,14 @@ const TIMEOUTS: u8 = 6;
 /// The system under check.
 pub(crate) struct System {
     pub options: Options,
+    pub alike: Alike,
     locals: RwLock<Locals>,
     reached: Arc<Mutex<Marks>>,
 }
 
 impl System {
     pub fn new(options: Options) -> Self {
-        Self { options, locals: RwLock::default(), reached: Arc::default() }
+        Self { alike: Alike::new(&options), options, locals: RwLock::default(), reached: Arc::default() }
     }
 
     /// What was reached, over all states.
@@ -205,11 +223,10 @@ impl System {
             return None;
         }
         let up = self.nodes().filter(|&id| facts(id).up).fold(NodeSet::EMPTY, NodeSet::with);
-        let epoch = newest.epoch + 1;
         let amnesiac = |id: NodeId| facts(id).up && facts(id).view.members.is_empty();
         if newest.members.iter().all(|id| !facts(id).up || amnesiac(id)) {
             // All members crashed: they recover when all are back.
-            let whole = up.covers(newest.members);
+            let (whole, epoch) = (up.covers(newest.members), newest.epoch + 1);
             return whole.then_some(View { epoch, members: newest.members, learners: NodeSet::EMPTY, recovery: true });
         }
         let merging = newest.members.iter().any(|id| facts(id).merging);
@@ -220,13 +237,32 @@ impl System {
         let learners = up.minus(members).minus(state.suspected);
         let learners = if merging { NodeSet::EMPTY } else { learners };
         let changes = (members, learners) != (newest.members, newest.learners);
+        // Epochs only have to grow, and who missed a view goes on with the next: after the same number of views more or
+        // less all is the same. So what kind of view it is chooses among the next three numbers.
+        let kind = match (learners.is_empty(), members.minus(newest.members).is_empty()) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => 2,
+        };
+        let epoch = (newest.epoch + 1..newest.epoch + 4).find(|epoch| epoch % 3 == kind).unwrap_or_default();
         let view = View { epoch, members, learners, recovery: merging };
         (changes && !stay.is_empty() && !merging).then_some(view)
     }
 
-    /// Does nothing disturb, now or later, and has nothing been sent again?
-    pub fn calm(&self, state: &State) -> bool {
-        self.options.failures == Failures::default() && state.left_timeouts == TIMEOUTS
+    /// Does nothing disturb any more: no fault, no new view? And does no message come twice, nor has any been sent again?
+    pub fn calm(&self, locals: &Locals, state: &State) -> bool {
+        let Failures { crashes, suspicions, restarts, blackouts, .. } = state.left;
+        let view = state.view;
+        let settled = |id: NodeId| {
+            let facts = state.facts(locals, id);
+            let member = facts.view == view && view.members.has(id) && !facts.merging;
+            if facts.up { member } else { restarts == 0 && !view.all().has(id) }
+        };
+        (crashes, suspicions, blackouts) == (0, 0, 0)
+            && self.options.failures.duplicates == 0
+            && state.left_timeouts == TIMEOUTS
+            && state.suspected.is_empty()
+            && self.nodes().all(settled)
     }
 
     /// Can something happen for certain? Says so without looking at all that can.
@@ -304,32 +340,38 @@ impl System {
     }
 
     /// All that has to be tried.
-    pub fn worthwhile(&self, locals: &Locals, state: &State, actions: &mut Vec<Action>) {
+    fn worthwhile(&self, locals: &Locals, state: &State, actions: &mut Vec<Action>) -> Result<(), Unknown> {
         actions.clear();
         self.all_actions(locals, state, actions);
         if self.options.orders == Orders::Reduced {
-            reduce::reduce(self, locals, state, actions);
+            reduce::reduce(self, locals, state, actions)?;
         }
+        Ok(())
+    }
+
+    /// Leaves to other shards what is theirs: of the first fault, whom it strikes and how far the requests are then.
+    fn keep_own(&self, locals: &Locals, state: &State, actions: &mut Vec<Action>) {
+        if self.options.shard == Shard::WHOLE || state.left != self.options.failures {
+            return;
+        }
+        let nodes = u64::from(self.options.nodes);
+        let stage = |op: &OpState| u64::from(op.issued) + u64::from(op.outcome.is_some());
+        let stages = state.ops.iter().fold(0, |stages, op| 3 * stages + stage(op));
+        actions.retain(|action| {
+            let struck = match action {
+                Action::Crash(id) => u64::from(id.0),
+                Action::Suspect(id) => nodes + u64::from(id.0),
+                Action::Duplicate(envelope) => 2 * nodes + u64::from(locals.envelope(*envelope).to.0),
+                Action::Blackout => 3 * nodes,
+                _ => return true,
+            };
+            self.options.shard.has(struck + (3 * nodes + 1) * stages + self.options.model as u64)
+        });
     }
 
     /// Notes what is wrong with a state.
     pub fn look(&self, locals: &Locals, state: &mut State) {
         invariants::look(locals, &self.options, state);
-    }
-
-    /// Is nothing wrong with a state in which this has to be tried?
-    pub fn holds(&self, locals: &Locals, state: &State, actions: &[Action]) -> bool {
-        state.fault.is_none() && !invariants::stuck(self, locals, state, actions)
-    }
-
-    /// Is it to be proven in each state that the order makes no difference where it is said to make none?
-    pub fn proves(&self) -> bool {
-        self.options.orders == Orders::Proof
-    }
-
-    /// Does it make none here?
-    pub fn proven(&self, state: &State) -> bool {
-        proof::flaw(self, state).is_none()
     }
 
     /// What comes of an action.
@@ -349,6 +391,12 @@ impl System {
 
     /// The state after an action, as it is visited. Nobody has looked at it yet.
     pub fn advance(&self, locals: &Locals, last: &State, state: &mut State, action: Action) -> Result<(), Unknown> {
+        self.take(locals, last, state, action)?;
+        self.alike.choose(locals, &self.options, state)
+    }
+
+    /// The state after an action, without what makes no difference to what follows.
+    pub fn take(&self, locals: &Locals, last: &State, state: &mut State, action: Action) -> Result<(), Unknown> {
         state.clone_from(last);
         self.step(locals, state, action)?;
         if self.options.orders == Orders::Reduced {
@@ -356,30 +404,40 @@ impl System {
                 self.step(locals, state, Action::Deliver(ack))?;
             }
             reduce::bury(locals, state);
+            self.forget(locals, state);
         }
         Ok(())
     }
 
-    /// The state without what nobody will ask. A node that is down, or up again and in no view yet, has a log that
-    /// counts only if all crash: before it takes part again it begins anew.
+    /// May what is durable at nodes that have no part in a view be forgotten? A node that is down, or up again and in no
+    /// view yet, has a log that counts only if all crash: before it takes part again it begins anew.
+    fn goes_on_without(&self, locals: &Locals, state: &State) -> bool {
+        state.left.blackouts == 0 && state.view.members.iter().any(|id| state.facts(locals, id).serves)
+    }
+
+    /// Forgets what nobody will ask. What a member has durable is looked at until a view is without it.
+    fn forget(&self, locals: &Locals, state: &mut State) {
+        if self.goes_on_without(locals, state) {
+            let view = state.view.all();
+            let gone = (0..).map(NodeId).zip(&mut state.nodes).filter(|(id, _)| !view.has(*id));
+            gone.for_each(|(_, node)| *node = locals.facts(*node).plain);
+        }
+    }
+
+    /// The state without what makes no difference to what can happen.
     pub fn plain(&self, state: &State) -> State {
-        let mut state = state.clone();
-        if state.left.blackouts == 0 && state.view.members.iter().any(|id| state.facts(&self.locals(), id).serves) {
-            let mut locals = self.locals.write().unwrap_or_else(PoisonError::into_inner);
-            for node in &mut state.nodes {
-                *node = locals.without_log(&self.options, *node);
-            }
+        let (mut state, locals) = (state.clone(), self.locals());
+        if self.goes_on_without(&locals, &state) {
+            state.nodes.iter_mut().for_each(|node| *node = locals.facts(*node).plain);
         }
         state
     }
 
-    /// Asks the engine what comes of an event.
+    /// Finds out what nobody knew.
     pub fn learn(&self, unknown: Unknown) {
         let mut locals = self.locals.write().unwrap_or_else(PoisonError::into_inner);
-        if locals.effect(unknown.0, unknown.1).is_err() {
-            let marks = locals.learn(&self.options, unknown);
-            self.reached.lock().unwrap_or_else(PoisonError::into_inner).add(&marks);
-        }
+        let marks = locals.learn(&self.options, &self.alike.names, unknown);
+        self.reached.lock().unwrap_or_else(PoisonError::into_inner).add(&marks);
     }
 
     /// An action. If it is not known what comes of it, the state is spoilt.
@@ -421,6 +479,14 @@ impl System {
                 state.view = view;
                 state.suspected = NodeSet::EMPTY;
             }
+            Action::Enter(view) => {
+                self.step(locals, state, Action::Decide(view))?;
+                for id in self.nodes() {
+                    if state.facts(locals, id).up && !reduce::hides(self, locals, state, id)? {
+                        self.step(locals, state, Action::Install(id))?;
+                    }
+                }
+            }
             Action::Install(id) => self.node_step(locals, state, id, Event::Install(state.view))?,
             Action::Timeout => {
                 state.left_timeouts -= 1;
@@ -455,16 +521,20 @@ fn deliverable(locals: &Locals, state: &State, envelope: EnvelopeId) -> bool {
     facts.up && facts.view.epoch >= envelope.message.epoch
 }
 
-impl System {
-    /// The state in which nothing has happened.
-    pub fn first(&self) -> State {
+impl Space for System {
+    type State = State;
+    type Action = Action;
+    type Steps<'a> = SystemSteps<'a>;
+
+    fn first(&self) -> State {
         let view = View::first(NodeSet::first(self.options.nodes));
         let mut locals = self.locals.write().unwrap_or_else(PoisonError::into_inner);
         let local = |id| {
             let mut replica = Replica::new(self.options.config(id));
             replica.install(0, view);
             replica.set_lease(0, u64::MAX);
-            locals.number(Local { id, replica: Some(replica), jobs: BTreeMap::new(), log: BTreeMap::new(), epoch: 1 })
+            let local = Local { id, replica: Some(replica), jobs: BTreeMap::new(), log: BTreeMap::new(), epoch: 1 };
+            locals.number(&self.options, local)
         };
         State {
             nodes: self.nodes().map(local).collect(),
@@ -479,26 +549,96 @@ impl System {
         }
     }
 
-    /// What is after `action`.
-    pub fn next_state(&self, last: &State, action: Action) -> State {
-        let mut state = last.clone();
-        loop {
-            let locals = self.locals();
-            let Err(unknown) = self.advance(&locals, last, &mut state, action) else {
-                self.look(&locals, &mut state);
-                return state;
-            };
-            drop(locals);
-            self.learn(unknown);
+    fn steps(&self) -> SystemSteps<'_> {
+        SystemSteps { system: self, locals: Some(self.locals()) }
+    }
+}
+
+/// One thread's steps. While it makes them it may read what is known of nodes; it lets go of that to learn more.
+pub(crate) struct SystemSteps<'a> {
+    system: &'a System,
+    locals: Option<RwLockReadGuard<'a, Locals>>,
+}
+
+impl SystemSteps<'_> {
+    /// Lets others learn while this is done, or learns.
+    fn without<T>(&mut self, act: impl FnOnce(&System) -> T) -> T {
+        self.locals = None;
+        let result = act(self.system);
+        self.locals = Some(self.system.locals());
+        result
+    }
+}
+
+impl Steps for SystemSteps<'_> {
+    type State = State;
+    type Action = Action;
+
+    fn advance(&mut self, last: &State, action: Action, next: &mut State) {
+        while let Some(locals) = &self.locals
+            && let Err(unknown) = self.system.advance(locals, last, next, action)
+        {
+            self.without(|system| system.learn(unknown));
         }
     }
 
-    /// The states along a way from the first on, each with what led to it.
+    fn look(&mut self, state: &mut State, actions: &mut Vec<Action>) -> bool {
+        let system = self.system;
+        while let Some(locals) = &self.locals
+            && let Err(unknown) = system.worthwhile(locals, state, actions)
+        {
+            self.without(|system| system.learn(unknown));
+        }
+        let Some(locals) = &self.locals else { return true };
+        invariants::look(locals, &system.options, state);
+        let holds = state.fault.is_none() && !invariants::stuck(system, locals, state, actions);
+        system.keep_own(locals, state, actions);
+        if holds && system.options.orders == Orders::Proof {
+            return self.without(|system| proof::flaw(system, state).is_none());
+        }
+        holds
+    }
+
+    fn pause(&mut self) {
+        self.without(|_| ());
+    }
+}
+
+impl System {
+    /// Does something for which more may have to be known.
+    pub fn knowing<T>(&self, mut act: impl FnMut(&Locals) -> Result<T, Unknown>) -> T {
+        loop {
+            let known = act(&self.locals());
+            match known {
+                Ok(result) => return result,
+                Err(unknown) => self.learn(unknown),
+            }
+        }
+    }
+
+    /// The states along a way from the first on, each with what led to it. The way is one of states that stand for all
+    /// that are alike; these are those that a way has on which nobody changes names.
     pub fn path(&self, way: &[Action]) -> Vec<(Option<Action>, State)> {
-        let mut path = vec![(None, self.first())];
+        let mut chosen = self.first();
+        let mut path = vec![(None, chosen.clone())];
         for &action in way {
-            let next = path.last().map(|(_, last)| self.next_state(last, action));
-            path.extend(next.map(|next| (Some(action), next)));
+            let (last, mut actions) = (path.last().map_or_else(|| self.first(), |(_, last)| last.clone()), Vec::new());
+            let mut next = last.clone();
+            self.knowing(|locals| self.advance(locals, &chosen, &mut next, action));
+            chosen.clone_from(&next);
+            self.knowing(|locals| self.worthwhile(locals, &last, &mut actions));
+            self.all_actions(&self.locals(), &last, &mut actions);
+            let led = [action].into_iter().chain(actions).find(|&action| {
+                let mut alike = last.clone();
+                self.knowing(|locals| {
+                    self.take(locals, &last, &mut next, action)?;
+                    alike.clone_from(&next);
+                    self.alike.choose(locals, &self.options, &mut alike)
+                });
+                alike == chosen
+            });
+            self.look(&self.locals(), &mut next);
+            path.push((led, next));
         }
         path
     }

@@ -1,11 +1,17 @@
 //! The short form: two writes, without and with faults; and every seeded fault is found.
 
+use std::collections::HashSet;
+
+use super::system::System;
+use super::world::State;
 use super::*;
+use crate::search::{Space, Steps};
+use crate::shard::Shard;
 
 /// All states, or the first so many.
 fn passes(options: Options, limit: u64) -> CheckReport {
     let search = Search { limit, ..Search::default() };
-    let report = check(&options, search, |_| {});
+    let report = check(&options, search, |_| true);
     if let Some((reason, chart)) = &report.failure {
         panic!("{options:?}: {reason}\n{chart}");
     }
@@ -35,14 +41,14 @@ fn what_the_reduction_leaves_out_makes_no_difference() {
         for failures in [crash, Failures { suspicions: 1, ..none }, Failures { duplicates: 1, ..none }] {
             passes(Options { model, failures, writes: 1, ..two.clone() }, 300);
             let search = Search { limit: 300, shortest: true, ..Search::default() };
-            let early = check(&Options { model, failures, ..two.clone() }, search, |_| {});
+            let early = check(&Options { model, failures, ..two.clone() }, search, |_| true);
             assert!(early.failure.is_none(), "{model}: {:?}", early.failure);
         }
     }
     assert!(passes(two.clone(), u64::MAX).complete());
     // A fault that hides behind the order of VALs shows there.
     let search = Search { limit: 100_000, ..Search::default() };
-    let faulty = check(&Options { ops: Ops::Puts, mutation: Some(Mutation::NoMaximum), ..two }, search, |_| {});
+    let faulty = check(&Options { ops: Ops::Puts, mutation: Some(Mutation::NoMaximum), ..two }, search, |_| true);
     assert!(faulty.failure.is_some_and(|(reason, _)| reason.contains("was to do nothing")));
 }
 
@@ -56,7 +62,7 @@ fn two_writes_race_with_a_crash() {
     });
     // Threads share the work, and visit the same states.
     let search = Search { threads: 2, ..Search::default() };
-    let report = check(&Options { failures, ..Options::default() }, search, |_| {});
+    let report = check(&Options { failures, ..Options::default() }, search, |_| true);
     assert!(report.complete() && report.states == visited[0], "{report:?}");
 }
 
@@ -94,7 +100,7 @@ fn no_two_additions_find_the_same_number() {
 fn a_node_that_begins_anew_does_not_count_for_what_was_durable() {
     let failures = Failures { crashes: 1, restarts: 1, ..Failures::default() };
     let search = Search { shortest: true, limit: 50_000, ..Search::default() };
-    let report = check(&Options { failures, ..Options::default() }, search, |_| {});
+    let report = check(&Options { failures, ..Options::default() }, search, |_| true);
     assert!(report.failure.is_none(), "{:?}", report.failure);
 }
 
@@ -112,5 +118,74 @@ fn seeded_faults_are_found() {
             panic!("{}: not found in {} states", mutant.name, report.states);
         };
         assert!(chart.contains("=> ") && !reason.is_empty(), "{chart}");
+    }
+}
+
+#[test]
+fn shards_visit_together_what_one_run_visits() {
+    let failures = Failures { crashes: 1, ..Failures::default() };
+    let whole = passes(Options { failures, ..Options::default() }, 1_000_000);
+    let parts = (0..3).map(|index| {
+        let report = passes(Options { failures, shard: Shard { index, of: 3 }, ..Options::default() }, 1_000_000);
+        assert!(report.complete() && report.states < whole.states, "{index}: {report:?}");
+        report.states
+    });
+    assert!(parts.sum::<u64>() >= whole.states);
+    // A fault that needs a crash is found by the shard whose crash it is, and by no run without any.
+    let lost = MUTANTS.iter().find(|mutant| mutant.name == "no-replay").expect("a mutant");
+    let search = Search { shortest: true, limit: 1_000_000, memory: 3 << 30, ..Search::default() };
+    let found = (0..3).filter(|&index| {
+        let options = Options { shard: Shard { index, of: 3 }, ..lost.options(None) };
+        check(&options, search, |_| true).failure.is_some()
+    });
+    assert!(found.count() > 0);
+}
+
+/// All states that are reached, in all orders, and whether nothing is wrong with any.
+fn reached(system: &System, alike: bool) -> (HashSet<State>, bool) {
+    let (first, mut actions, mut holds) = (system.first(), Vec::new(), true);
+    let (mut all, mut open) = (HashSet::from([first.clone()]), vec![first]);
+    while let Some(mut state) = open.pop() {
+        holds &= system.steps().look(&mut state, &mut actions);
+        for &action in &actions {
+            let mut next = state.clone();
+            system.knowing(|locals| match alike {
+                true => system.advance(locals, &state, &mut next, action),
+                false => system.take(locals, &state, &mut next, action),
+            });
+            if all.insert(next.clone()) {
+                open.push(next);
+            }
+        }
+    }
+    (all, holds)
+}
+
+/// The state that stands for this one.
+fn chosen_of(system: &System, state: &State) -> State {
+    let mut chosen = state.clone();
+    system.knowing(|locals| {
+        chosen.clone_from(state);
+        system.alike.choose(locals, &system.options, &mut chosen)
+    });
+    chosen
+}
+
+#[test]
+fn nodes_that_are_alike_count_once() {
+    let two_idle = Options { ops: Ops::OneNode, orders: Orders::All, ..Options::default() };
+    let failures = Failures { crashes: 1, ..Failures::default() };
+    let cases = [
+        Options { model: Model::REnf, ..two_idle.clone() },
+        Options { failures, writes: 1, ..two_idle.clone() },
+        Options { nodes: 4, writes: 1, ..two_idle.clone() },
+    ];
+    for options in cases {
+        // Both ask the same system, whose states have the same names for the same things.
+        let system = System::new(options.clone());
+        let ((chosen, holds), (all, all_hold)) = (reached(&system, true), reached(&system, false));
+        assert!(holds && all_hold && chosen.len() < all.len(), "{options:?}");
+        let stand_for: HashSet<State> = all.iter().map(|state| chosen_of(&system, state)).collect();
+        assert!(stand_for == chosen, "{options:?}: {} of {} for {}", stand_for.len(), chosen.len(), all.len());
     }
 }

@@ -147,7 +147,8 @@ struct Runs<'a> {
     pd: Pd,
     op: u64,
     gets: Option<&'a Gets>,
-    calls: Vec<Call>,
+    /// Calls that are not under way: a new one would allocate.
+    spare: Vec<Call>,
     keys: [u64; IN_FLIGHT as usize],
     begun: u64,
     now: Ps,
@@ -155,9 +156,9 @@ struct Runs<'a> {
 
 /// Nanoseconds a call of a runner, with [`IN_FLIGHT`] at once.
 pub fn run(runner: &mut dyn Runner, pd: Pd, op: u64, time: Duration, gets: Option<&Gets>) -> Result<f64, StudyError> {
-    let calls = (0..IN_FLIGHT).map(|_| Call::default()).collect();
+    let spare = (0..IN_FLIGHT).map(|_| Call::default()).collect();
     let begin = Instant::now();
-    let mut runs = Runs { runner, pd, op, gets, calls, keys: Default::default(), begun: 0, now: system_time() };
+    let mut runs = Runs { runner, pd, op, gets, spare, keys: Default::default(), begun: 0, now: system_time() };
     let ran = load::closed(&mut runs, IN_FLIGHT, Until::time(time), &mut |(), _, _| {}, &|| false)?;
     Ok(begin.elapsed().as_nanos() as f64 / ran.ended as f64)
 }
@@ -171,7 +172,7 @@ impl load::Target for Runs<'_> {
     }
 
     fn begin(&mut self, slot: u32, _: Ps) -> Result<Begun, StudyError> {
-        let mut call = std::mem::take(&mut self.calls[slot as usize]);
+        let mut call = self.spare.pop().unwrap_or_default();
         call.recycle(self.op, VALUE as u32);
         (call.pd, call.tag) = (Some(self.pd), slot.into());
         if let Some(gets) = self.gets {
@@ -186,7 +187,7 @@ impl load::Target for Runs<'_> {
         match self.runner.start(call) {
             Ok(()) => Ok(Begun::Yes),
             Err(call) => {
-                self.calls[slot as usize] = call;
+                self.spare.push(call);
                 Ok(Begun::Later)
             }
         }
@@ -198,7 +199,7 @@ impl load::Target for Runs<'_> {
     }
 
     fn poll(&mut self, _: Ps, ended: &mut impl FnMut(u32, Ps, CallEnd<()>)) -> Result<bool, StudyError> {
-        let Self { runner, op, gets, calls, keys, now, .. } = self;
+        let Self { runner, op, gets, spare, keys, now, .. } = self;
         runner.poll(&mut |call, status| {
             let slot = call.tag as usize;
             let found = || call.reply.get(..8) == Some(&keys[slot].to_le_bytes()[..]);
@@ -207,7 +208,7 @@ impl load::Target for Runs<'_> {
                 true => CallEnd::Right(()),
                 false => CallEnd::Wrong(format!("a call of op-code {op:#x} went wrong: {status:?}")),
             };
-            calls[slot] = call;
+            spare.push(call);
             ended(slot as u32, *now, end);
         });
         Ok(true)

@@ -9,20 +9,41 @@ use remora_storm::engine::{Action, End};
 use remora_storm::history::{History, Record};
 
 use super::clients::Shared;
-use super::{Kill, KillReport};
+
+/// What clients saw, and whether it can be explained.
+pub struct Seen {
+    /// Writes that were answered.
+    pub answered: usize,
+    /// Requests whose outcome is not known.
+    pub unknown: usize,
+    /// The records that are too hard to check, or what cannot be explained.
+    pub checked: Result<Vec<u32>, Finding>,
+    /// All of it.
+    pub history: History,
+}
+
+impl Seen {
+    /// What came of the check, in words; an error unless every record was found linearizable.
+    ///
+    /// # Errors
+    ///
+    /// The records that are too hard to check, or the one that cannot be explained.
+    pub fn verdict(&self) -> Result<String, String> {
+        match &self.checked {
+            Ok(hard) if hard.is_empty() => Ok("every record is linearizable, and nothing is lost".into()),
+            Ok(hard) => Err(format!("{} records are too hard to check; the others are linearizable", hard.len())),
+            Err(finding) => Err(format!("record {} cannot be explained", finding.key)),
+        }
+    }
+}
 
 impl Shared {
     /// Checks the history; nobody adds to it any more.
-    pub(super) fn report(&self, kills: &[Kill]) -> KillReport {
+    pub(super) fn seen(&self) -> Seen {
         let history = std::mem::take(&mut *self.history());
         let writes = |record: &&Record| record.action != Action::Get;
         let acknowledged = |record: &&Record| matches!(record.end, End::Done(_));
-        let of = |one: bool| kills.iter().filter(move |kill| kill.node.is_some() == one);
-        let resumed = |one| of(one).filter_map(|kill| resumed(&history, kill.at)).collect();
-        KillReport {
-            resumed: resumed(true),
-            whole: of(true).map(|kill| kill.whole).collect(),
-            resumed_after_all: resumed(false),
+        Seen {
             answered: history.records.iter().filter(acknowledged).filter(writes).count(),
             unknown: history.records.iter().filter(|record| record.end == End::Unknown).count(),
             checked: check_history(&history, self.settings.persistency),
@@ -31,17 +52,8 @@ impl Shared {
     }
 }
 
-/// What came of the check, in words; an error unless every record was found linearizable.
-pub fn verdict(checked: &Result<Vec<u32>, Finding>) -> Result<String, String> {
-    match checked {
-        Ok(hard) if hard.is_empty() => Ok("every record is linearizable, and nothing is lost".into()),
-        Ok(hard) => Err(format!("{} records are too hard to check; the others are linearizable", hard.len())),
-        Err(finding) => Err(format!("record {} cannot be explained", finding.key)),
-    }
-}
-
 /// How long after a kill the first write was answered that was asked for after it.
-fn resumed(history: &History, at: u64) -> Option<Duration> {
+pub(super) fn resumed(history: &History, at: u64) -> Option<Duration> {
     let done = |record: &&Record| matches!(record.end, End::Done(_)) && record.action != Action::Get;
     let after = history.records.iter().filter(|record| record.called >= at).filter(done);
     after.map(|record| Duration::from_nanos(record.returned - at)).min()
@@ -80,8 +92,9 @@ mod tests {
 
     #[test]
     fn only_a_history_that_was_checked_whole_is_good() {
-        assert!(verdict(&Ok(Vec::new())).is_ok());
-        assert!(verdict(&Ok(vec![3])).is_err_and(|why| why.starts_with("1 records are too hard")));
-        assert!(verdict(&Err(Finding { key: 5, records: Vec::new() })).is_err());
+        let verdict = |checked| Seen { answered: 0, unknown: 0, checked, history: History::default() }.verdict();
+        assert!(verdict(Ok(Vec::new())).is_ok());
+        assert!(verdict(Ok(vec![3])).is_err_and(|why| why.starts_with("1 records are too hard")));
+        assert!(verdict(Err(Finding { key: 5, records: Vec::new() })).is_err());
     }
 }

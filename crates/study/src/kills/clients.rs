@@ -26,9 +26,9 @@ const PAUSE: Ps = Ps::from_us(4000);
 /// What all threads share.
 pub struct Shared {
     pub(super) settings: ClusterSettings,
-    seed: u64,
+    pub(super) seed: u64,
     start: Instant,
-    pub(super) round: AtomicU32,
+    round: AtomicU32,
     next: AtomicU64,
     pub(super) stop: AtomicBool,
     history: Mutex<History>,
@@ -73,10 +73,25 @@ impl Shared {
         self.wrong.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn client(&self, nodes: &[usize], retry: bool) -> Result<ClusterClient, StudyError> {
-        let mut config = ClusterClientConfig::new(nodes.iter().map(|&node| self.settings.addresses[node]).collect());
-        (config.link, config.retry, config.timeout) = (self.settings.link, retry, Duration::from_secs(10));
-        Ok(ClusterClient::connect(config)?)
+    /// From now on other records are read and written.
+    pub(super) fn next_round(&self) {
+        self.round.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A number that nobody has yet.
+    pub(super) fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A record of this round.
+    pub(super) fn key(&self, random: &mut Random) -> u64 {
+        u64::from(self.round.load(Ordering::Relaxed)) * KEYS + random.below(KEYS)
+    }
+
+    pub(super) fn client(&self, nodes: &[usize], retry: bool) -> Result<ClusterClient, StudyError> {
+        let nodes = nodes.iter().map(|&node| self.settings.addresses[node]).collect();
+        let timeout = Duration::from_secs(10);
+        Ok(ClusterClient::connect(ClusterClientConfig { nodes, retry, timeout, ..self.settings.client() })?)
     }
 
     /// One client thread, until it is to stop.
@@ -94,7 +109,7 @@ impl Shared {
     }
 
     fn session(&self, name: u64) -> Session {
-        let scope = self.next.fetch_add(1, Ordering::Relaxed);
+        let scope = self.number();
         Session { name, scope, scoped: 0, open: None, pause_until: Ps::ZERO }
     }
 
@@ -106,10 +121,9 @@ impl Shared {
             session.open = Some((None, Action::Get, 0));
             return client.submit_in(scope, Op::Persist);
         }
-        let round = u64::from(self.round.load(Ordering::Relaxed));
-        let mut key = round * KEYS + random.below(KEYS);
+        let mut key = self.key(random);
         let drawn = random.below(100);
-        let unique = self.next.fetch_add(1, Ordering::Relaxed);
+        let unique = self.number();
         let value = |number| content(key, number);
         let (action, op) = if drawn < 30 {
             if drawn < 8 {
@@ -153,7 +167,7 @@ impl Shared {
             if *outcome == Outcome::Persisted {
                 self.history().persisted.insert(session.scope);
             }
-            (session.scope, session.scoped) = (self.next.fetch_add(1, Ordering::Relaxed), 0);
+            (session.scope, session.scoped) = (self.number(), 0);
             return;
         };
         match end_of(key, action, outcome) {

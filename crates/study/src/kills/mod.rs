@@ -6,6 +6,8 @@
 
 mod check;
 mod clients;
+mod pauses;
+mod watchers;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,10 +15,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use remora_storm::durability::Finding;
-use remora_storm::history::History;
-
-pub use check::verdict;
+pub use check::Seen;
+pub use pauses::{PauseReport, Pauses};
 
 use crate::StudyError;
 use crate::compare::{Progress, Watch};
@@ -47,14 +47,8 @@ pub struct KillReport {
     pub whole: Vec<Duration>,
     /// After kills of all nodes: until the first write was answered.
     pub resumed_after_all: Vec<Duration>,
-    /// Writes that were answered.
-    pub answered: usize,
-    /// Requests whose outcome is not known.
-    pub unknown: usize,
-    /// The records that are too hard to check, or what cannot be explained.
-    pub checked: Result<Vec<u32>, Finding>,
-    /// All that clients saw.
-    pub history: History,
+    /// What clients saw.
+    pub seen: Seen,
 }
 
 /// A kill: when it had happened, of which node (`None`: all), and how long until the cluster was whole again.
@@ -69,32 +63,21 @@ impl Kills {
     ///
     /// # Errors
     ///
-    /// What the system says, and answers that no node may give. What the check finds is in the report.
+    /// What the system says, and answers that no node may give. What the check finds is in the report. Where `watch` stops
+    /// it, what was seen until then is checked.
     pub fn run(&self, dir: &Path, settings: ClusterSettings, watch: &dyn Watch) -> Result<KillReport, StudyError> {
-        let mut cluster = ClusterProcesses::start(dir, settings.clone())?;
-        cluster.await_service(RETURN)?;
-        let shared = Arc::new(Shared::new(settings, self.seed));
-        let threads: Vec<_> = (0..self.clients)
-            .map(|index| {
-                let shared = shared.clone();
-                thread::spawn(move || shared.run(index))
-            })
-            .collect();
-        let killed = self.kill_all_the_time(&mut cluster, &shared, watch);
-        shared.stop.store(true, Ordering::Relaxed);
-        for thread in threads {
-            let panicked = |_| StudyError::Failed("a client panicked: its message is above".into());
-            thread.join().map_err(panicked)??;
-        }
-        let kills = killed?;
-        watch.progress(Progress::Said("reading every record at every node"));
-        for node in 0..cluster.len() {
-            shared.read_all(node)?;
-        }
-        drop(cluster);
-        watch.progress(Progress::Said("checking what clients saw"));
-        shared.wrong().map_or(Ok(()), |why| Err(StudyError::Failed(format!("{why}; seed {}", self.seed))))?;
-        Ok(shared.report(&kills))
+        let load = Load { clients: self.clients, watchers: false, seed: self.seed };
+        let (shared, kills) =
+            load.run(dir, settings, watch, |cluster, shared| self.kill_all_the_time(cluster, shared, watch))?;
+        let seen = shared.seen();
+        let of = |one: bool| kills.iter().filter(move |kill: &&Kill| kill.node.is_some() == one);
+        let resumed = |one| of(one).filter_map(|kill| check::resumed(&seen.history, kill.at)).collect();
+        Ok(KillReport {
+            resumed: resumed(true),
+            whole: of(true).map(|kill| kill.whole).collect(),
+            resumed_after_all: resumed(false),
+            seen,
+        })
     }
 
     fn kill_all_the_time(
@@ -113,15 +96,61 @@ impl Kills {
                 kills.push(kill(cluster, shared, &mut random, true)?);
             }
             watch.progress(Progress::Part { what: "kills", part: f64::from(number) / f64::from(self.kills) });
-            if watch.stop() {
-                return Err(StudyError::Interrupted);
-            }
-            if shared.wrong().is_some() {
+            if watch.stop() || shared.wrong().is_some() {
                 break;
             }
         }
         thread::sleep(Duration::from_millis(300));
         Ok(kills)
+    }
+}
+
+/// What clients do meanwhile.
+struct Load {
+    /// Threads of clients, each with several requests under way.
+    clients: u8,
+    /// Does somebody read at each node all the time?
+    watchers: bool,
+    seed: u64,
+}
+
+impl Load {
+    /// Starts the cluster in `dir`, has `trouble` done to it under load, and reads every record in the end.
+    fn run<T>(
+        &self,
+        dir: &Path,
+        settings: ClusterSettings,
+        watch: &dyn Watch,
+        trouble: impl FnOnce(&mut ClusterProcesses, &Shared) -> Result<T, StudyError>,
+    ) -> Result<(Arc<Shared>, T), StudyError> {
+        let mut cluster = ClusterProcesses::start(dir, settings.clone())?;
+        cluster.await_service(RETURN)?;
+        let shared = Arc::new(Shared::new(settings, self.seed));
+        let mut threads: Vec<_> = (0..self.clients)
+            .map(|index| {
+                let shared = shared.clone();
+                thread::spawn(move || shared.run(index))
+            })
+            .collect();
+        threads.extend((0..cluster.len()).filter(|_| self.watchers).map(|node| {
+            let shared = shared.clone();
+            thread::spawn(move || shared.watch(node))
+        }));
+        let done = trouble(&mut cluster, &shared);
+        shared.stop.store(true, Ordering::Relaxed);
+        for thread in threads {
+            let panicked = |_| StudyError::Failed("a client panicked: its message is above".into());
+            thread.join().map_err(panicked)??;
+        }
+        let done = done?;
+        watch.progress(Progress::Said("reading every record at every node"));
+        for node in 0..cluster.len() {
+            shared.read_all(node)?;
+        }
+        drop(cluster);
+        watch.progress(Progress::Said("checking what clients saw"));
+        shared.wrong().map_or(Ok(()), |why| Err(StudyError::Failed(format!("{why}; seed {}", self.seed))))?;
+        Ok((shared, done))
     }
 }
 
@@ -133,7 +162,7 @@ fn kill(cluster: &mut ClusterProcesses, shared: &Shared, random: &mut Random, al
     if all {
         shared.history().blackouts.push(at);
     }
-    shared.round.fetch_add(1, Ordering::Relaxed);
+    shared.next_round();
     thread::sleep(Duration::from_millis(if all { 0 } else { 300 + random.below(500) }));
     for &node in &victims {
         cluster.spawn_node(node)?;

@@ -3,7 +3,7 @@
 use remora_model::platform::Platform;
 use remora_replica::ddp::Model;
 
-use super::point::{PointError, Setup, Step};
+use super::point::{AblationStep, PointError, Setup};
 use crate::reproduce::{Fitted, fit, fit_count};
 
 /// Requests of each node, enough for a mean to a few per cent.
@@ -48,7 +48,7 @@ pub(super) fn minos(
     // Section VIII-A: a write takes MINOS-B 2.1 times what it takes MINOS-O (MI-046), by what a NIC's core takes.
     let ratio = |platform: &Platform| -> Result<f64, PointError> {
         let of = |deployment| Setup { deployment, ..Setup::default() }.run(platform, REQUESTS, seed);
-        Ok(of(Step::B)?.write_ns / of(Step::O)?.write_ns)
+        Ok(of(AblationStep::B)?.write_ns / of(AblationStep::O)?.write_ns)
     };
     let to = "MINOS-B over MINOS-O of 2.1 (VIII-A, MI-046)";
     for path in ["nic.cores.dispatch", "nic.cores.speed", "replication.coherence"] {

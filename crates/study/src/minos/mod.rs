@@ -9,11 +9,11 @@ mod study;
 use remora_model::cluster::ClusterSpec;
 use remora_model::platform::Platform;
 
-pub use point::{Login, PointError, PointFigures, Setup, Step};
+pub use point::{AblationStep, Login, PointError, PointFigures, Setup};
 
 use study::{MinosSeries, Study};
 
-use crate::reproduce::{self, Dot, Figure, Line, Point, ReproduceError, ReproduceProgress, Reproduction, run_all};
+use crate::reproduce::{self, Dot, Figure, Line, Point, Ran, ReproduceError, ReproduceProgress, Reproduction, run_all};
 
 /// What to reproduce, and how.
 #[derive(Clone, Debug)]
@@ -44,9 +44,10 @@ pub fn reproduce(
             }
         }
     }
-    let (outcomes, sums) = run_all(&work, &options.common, progress)?;
+    let Ran { outcomes, sums, incomplete } = run_all(&work, &options.common, progress)?;
     let mut outcomes = outcomes.into_iter();
-    let figures: Vec<Figure> = studies.iter().map(|study| figure(study, &mut outcomes)).collect();
+    let figures = studies.iter().map(|study| figure(study, &mut outcomes).whole(study.x.values.len()));
+    let figures: Vec<Figure> = figures.collect::<Vec<_>>().into_iter().flatten().collect();
     let workers = platform.replication.as_ref().map_or(0, |replication| replication.workers);
     Ok(Reproduction {
         system: "MINOS",
@@ -60,6 +61,7 @@ pub fn reproduce(
             format!("{workers} clients and {} measured requests a node", options.requests),
         ],
         sums,
+        incomplete,
         seed,
     })
 }
@@ -95,7 +97,7 @@ impl Point for Work<'_> {
     }
 }
 
-fn figure(study: &Study, outcomes: &mut impl Iterator<Item = PointFigures>) -> Figure {
+fn figure(study: &Study, outcomes: &mut impl Iterator<Item = Option<PointFigures>>) -> Figure {
     let mut figure = Figure::new(study, &["host and NIC cores busy"]);
     for (number, series) in study.series.iter().enumerate() {
         let metric = series.metric.unwrap_or(study.y.metric);
@@ -104,10 +106,11 @@ fn figure(study: &Study, outcomes: &mut impl Iterator<Item = PointFigures>) -> F
             .values
             .iter()
             .zip(outcomes.by_ref())
-            .map(|(&x, outcome)| {
+            .filter_map(|(&x, outcome)| {
+                let outcome = outcome?;
                 let (y, (host, nic)) = (metric.of(&outcome), outcome.busy);
                 let details = vec![format!("{:.0} and {:.0} %", host * 100.0, nic * 100.0)];
-                Dot { x, y, spread: (y, y), details }
+                Some(Dot { x, y, spread: (y, y), details })
             })
             .collect();
         if study.relative_to_last
@@ -115,10 +118,8 @@ fn figure(study: &Study, outcomes: &mut impl Iterator<Item = PointFigures>) -> F
         {
             dots.iter_mut().for_each(|dot| (dot.y, dot.spread) = (dot.y / last, (dot.y / last, dot.y / last)));
         }
-        // What is shown beside the rest and, of five lines, the two that have others' colours.
-        let dashed = series.metric.is_some() || study.series.len() == MODELS && number > 2;
         let class = class(series, number);
-        figure.lines.push(Line { name: series.name.clone(), class, dashed, dots });
+        figure.lines.push(Line { name: series.name.clone(), class, dots });
     }
     figure
 }
@@ -173,7 +174,7 @@ mod tests {
     #[test]
     fn it_stops_when_told_to_and_knows_its_figures() {
         let result = reproduce(&options("4", 2), &mut |progress| progress.done < 3);
-        assert!(matches!(result, Err(ReproduceError::Interrupted)));
+        assert!(result.is_ok_and(|cut| cut.incomplete.is_some_and(|why| why.contains("points were run"))));
         let error = reproduce(&options("5", 1), &mut |_| true).unwrap_err().to_string();
         assert!(error.starts_with("there is no figure 5: choose one of 4, 9a"), "{error}");
     }

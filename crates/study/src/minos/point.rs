@@ -19,7 +19,7 @@ pub struct Setup {
     /// The persistency model.
     pub model: String,
     /// Where the protocol runs.
-    pub deployment: Step,
+    pub deployment: AblationStep,
     /// Nodes.
     pub nodes: u64,
     /// Per cent of the operations that write.
@@ -43,7 +43,7 @@ pub struct Setup {
 /// Steps of the ablation (figure 12), from MINOS-B to MINOS-O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Step {
+pub enum AblationStep {
     /// MINOS-B.
     B,
     /// MINOS-B on NICs that broadcast.
@@ -68,7 +68,7 @@ pub enum Login {
     Media,
 }
 
-impl Step {
+impl AblationStep {
     /// In order.
     pub const ALL: [Self; 6] =
         [Self::B, Self::BBroadcast, Self::Combined, Self::CombinedBroadcast, Self::CombinedBatching, Self::O];
@@ -79,7 +79,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             model: Model::Synch.to_string(),
-            deployment: Step::B,
+            deployment: AblationStep::B,
             nodes: 5,
             writes: 50,
             records: 100_000,
@@ -149,11 +149,11 @@ impl Setup {
         let fifos = Some(u16::try_from(entries).unwrap_or(u16::MAX));
         let offload = |batching, broadcast| Deployment::Offload(Offload { fifos, batching, broadcast });
         let deployment = match self.deployment {
-            Step::B | Step::BBroadcast => Deployment::Baseline,
-            Step::Combined => offload(false, false),
-            Step::CombinedBroadcast => offload(false, true),
-            Step::CombinedBatching => offload(true, false),
-            Step::O => offload(true, true),
+            AblationStep::B | AblationStep::BBroadcast => Deployment::Baseline,
+            AblationStep::Combined => offload(false, false),
+            AblationStep::CombinedBroadcast => offload(false, true),
+            AblationStep::CombinedBatching => offload(true, false),
+            AblationStep::O => offload(true, true),
         };
         if !(2..=64).contains(&self.nodes) || self.records == 0 || !(0.0..1.0).contains(&self.theta) {
             return Err(PointError::Setup(format!("no cluster: {self:?}")));
@@ -164,7 +164,7 @@ impl Setup {
             workers: replication.workers as u16,
             model: self.model.parse().map_err(PointError::Setup)?,
             deployment,
-            host_broadcast: self.deployment == Step::BBroadcast,
+            host_broadcast: self.deployment == AblationStep::BBroadcast,
         })
     }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::point::{PointFigures, Setup, Step};
+use super::point::{AblationStep, PointFigures, Setup};
 use crate::reproduce::{self, FigureError};
 
 /// The figures in the paper's order.
@@ -104,7 +104,7 @@ impl MinosSeries {
             Sets::Fifo => setup.fifo = x,
             Sets::Hit => setup.hit = x,
             Sets::Step => {
-                let step = (x as usize).checked_sub(1).and_then(|x| Step::ALL.get(x));
+                let step = (x as usize).checked_sub(1).and_then(|x| AblationStep::ALL.get(x));
                 setup.deployment = *step.ok_or_else(|| FigureError(format!("the ablation has no step {x}")))?;
             }
         }

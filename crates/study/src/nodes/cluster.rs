@@ -99,6 +99,16 @@ impl ClusterProcesses {
         }
     }
 
+    /// Has a node stand still (SIGSTOP), if it runs.
+    pub fn stop(&self, node: usize) {
+        self.nodes[node].iter().for_each(Process::stop);
+    }
+
+    /// Has a node that stands still go on (SIGCONT).
+    pub fn go_on(&self, node: usize) {
+        self.nodes[node].iter().for_each(Process::go_on);
+    }
+
     /// Whether a node was killed since this was last asked, and how. One that ended by itself is an error: it has said
     /// why.
     pub fn ended(&mut self, node: usize) -> Result<Option<String>, StudyError> {
@@ -147,9 +157,10 @@ impl Drop for ClusterProcesses {
 
 /// What one node says of itself; `None` if it cannot be reached.
 pub fn ask(settings: &ClusterSettings, node: usize, patience: Duration) -> Option<NodeStatus> {
-    let mut config = ClusterClientConfig::new(vec![settings.addresses[node]]);
-    (config.link, config.timeout) = (settings.link, patience);
-    ClusterClient::connect(config).and_then(|mut client| client.status()).ok()
+    let nodes = vec![settings.addresses[node]];
+    ClusterClient::connect(ClusterClientConfig { nodes, timeout: patience, ..settings.client() })
+        .and_then(|mut client| client.status())
+        .ok()
 }
 
 #[cfg(test)]

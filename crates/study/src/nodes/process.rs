@@ -9,6 +9,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::StudyError;
 
 /// How long a process may take to end.
@@ -73,6 +75,21 @@ impl Process {
         let _ = self.child.wait();
     }
 
+    /// Has it stand still, at whatever instant it is.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Has it go on, as if nothing had happened.
+    pub fn go_on(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        // One that has ended is no better.
+        let _ = kill_process(Pid::from_child(&self.child), signal);
+    }
+
     /// Whether it has ended, and how if by a signal. One that ended by itself is an error: it has said why.
     pub fn ended(&mut self) -> Result<Option<String>, StudyError> {
         let Some(status) = self.child.try_wait().ok().flatten() else { return Ok(None) };
@@ -84,6 +101,8 @@ impl Process {
 
     /// Ends its input, which ends it soon.
     pub fn hang_up(&mut self) {
+        // It has to move to see that.
+        self.go_on();
         drop(self.child.stdin.take());
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use remora_cluster::{ClusterNodeConfig, LogKind, Model, Secret, placement};
+use remora_cluster::{ClusterClientConfig, ClusterNodeConfig, LogKind, Model, Secret, client_secret, placement};
 use remora_kernel::Placement;
 use remora_real::LinkKind;
 use serde_json::{Value, json};
@@ -29,6 +29,8 @@ pub struct ClusterShape {
     pub log: Option<LogKind>,
     /// After so much silence a node is taken to have failed; 200 ms by default.
     pub suspect: Option<Duration>,
+    /// Whether what nodes and clients send is sealed; it is by default.
+    pub sealed: Option<bool>,
 }
 
 /// What all nodes of a cluster share, as its directory has it.
@@ -46,6 +48,8 @@ pub struct ClusterSettings {
     pub log: LogKind,
     /// After so much silence a node is taken to have failed.
     pub suspect: Duration,
+    /// Whether what nodes and clients send is sealed.
+    pub sealed: bool,
     secret: Secret,
 }
 
@@ -94,6 +98,7 @@ impl ClusterSettings {
         settings.link = shape.link.unwrap_or(settings.link);
         settings.log = shape.log.unwrap_or(settings.log);
         settings.suspect = shape.suspect.unwrap_or(settings.suspect);
+        settings.sealed = shape.sealed.unwrap_or(settings.sealed);
         settings.write(dir)?;
         Ok(settings)
     }
@@ -106,6 +111,7 @@ impl ClusterSettings {
             link: shape.link.unwrap_or(LinkKind::Shm),
             log: shape.log.unwrap_or_default(),
             suspect: shape.suspect.unwrap_or(Duration::from_millis(200)),
+            sealed: shape.sealed.unwrap_or(true),
             secret: remora_real::entropy()?,
         })
     }
@@ -117,7 +123,6 @@ impl ClusterSettings {
             fs::create_dir_all(dir.join(format!("node-{node}"))).map_err(failed)?;
         }
         let addresses: Vec<String> = self.addresses.iter().map(IpAddr::to_string).collect();
-        let secret: String = self.secret.iter().map(|byte| format!("{byte:02x}")).collect();
         let text = json!({
             "version": 1,
             "addresses": addresses,
@@ -126,16 +131,14 @@ impl ClusterSettings {
             "link": self.link,
             "log": self.log.to_string(),
             "suspect_ms": self.suspect.as_millis() as u64,
-            "secret": secret,
+            "sealed": self.sealed,
+            "secret": hex(&self.secret),
         });
-        let new = dir.join("cluster.json.new");
-        let mut options = fs::OpenOptions::new();
-        let file = options.write(true).create(true).truncate(true).mode(0o600).open(&new);
-        let written = file.and_then(|mut file| {
-            file.write_all(format!("{text:#}\n").as_bytes())?;
-            file.sync_all()
-        });
-        written.and_then(|()| fs::rename(&new, dir.join("cluster.json"))).map_err(failed)
+        // For clients in other programs: who has it is no node.
+        let clients = format!("{}\n", hex(&client_secret(&self.secret)));
+        put(dir, CLIENT_SECRET, &clients)
+            .and_then(|()| put(dir, "cluster.json", &format!("{text:#}\n")))
+            .map_err(failed)
     }
 
     /// What the directory has.
@@ -156,14 +159,7 @@ impl ClusterSettings {
         if value.get("version")?.as_u64()? != 1 {
             return None;
         }
-        let mut secret = Secret::default();
-        let digits = text("secret")?;
-        if digits.len() != 64 || !digits.is_ascii() {
-            return None;
-        }
-        for (index, byte) in secret.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&digits[2 * index..2 * index + 2], 16).ok()?;
-        }
+        let secret: Secret = remora_cluster::parse_secret(text("secret")?)?;
         let addresses = value.get("addresses")?.as_array()?;
         let suspect = value.get("suspect_ms")?.as_u64()?;
         if !(1..=64).contains(&addresses.len()) || !(1..=600_000).contains(&suspect) {
@@ -176,6 +172,8 @@ impl ClusterSettings {
             link: text("link")?.parse().ok()?,
             log: text("log")?.parse().ok()?,
             suspect: Duration::from_millis(suspect),
+            // Clusters of before sealed nothing, and now do.
+            sealed: value.get("sealed").is_none_or(|sealed| sealed != &Value::Bool(false)),
             secret,
         })
     }
@@ -189,9 +187,31 @@ impl ClusterSettings {
         let mut config =
             ClusterNodeConfig::new(id, self.addresses.clone(), dir.join(format!("node-{id}")), self.secret);
         (config.model, config.placement, config.link) = (self.persistency, self.deployment, self.link);
-        (config.log, config.suspect) = (self.log, self.suspect);
+        (config.log, config.suspect, config.sealed) = (self.log, self.suspect, self.sealed);
         Ok(config)
     }
+
+    /// How a client connects.
+    pub fn client(&self) -> ClusterClientConfig {
+        let secret = self.sealed.then(|| client_secret(&self.secret));
+        ClusterClientConfig { link: self.link, secret, ..ClusterClientConfig::new(self.addresses.clone()) }
+    }
+}
+
+/// The file with the secret of a cluster's clients, in its directory.
+const CLIENT_SECRET: &str = "clients.secret";
+
+fn hex(secret: &Secret) -> String {
+    secret.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Puts a file in the place of the one of that name, if there is one. It is for the owner alone.
+fn put(dir: &Path, name: &str, text: &str) -> std::io::Result<()> {
+    let new = dir.join(format!("{name}.new"));
+    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&new, dir.join(name))
 }
 
 #[cfg(test)]
@@ -208,10 +228,17 @@ mod tests {
         assert!(matches!(ClusterSettings::read(dir.path()), Err(StudyError::Usage(_))));
         let made = ClusterSettings::open(dir.path(), &shape(Some(5), Some(Model::Scope))).expect("settings");
         let found = ClusterSettings::open(dir.path(), &shape(None, None)).expect("settings");
-        assert_eq!((made.addresses, made.secret, made.persistency), (found.addresses, found.secret, Model::Scope));
+        let known = (found.addresses.clone(), found.secret, Model::Scope);
+        assert_eq!((made.addresses, made.secret, made.persistency), known);
         assert!(ClusterSettings::open(dir.path(), &shape(Some(3), None)).is_err());
         assert!(ClusterSettings::open(dir.path(), &shape(None, Some(Model::Event))).is_err());
         assert!(found.secret != [0; 32]);
+        let clients = fs::read_to_string(dir.path().join(CLIENT_SECRET)).expect("the clients' secret");
+        assert_eq!(remora_cluster::parse_secret(clients.trim()), found.client().secret);
+        let open = ClusterShape { sealed: Some(false), ..ClusterShape::default() };
+        let open = ClusterSettings::open(dir.path(), &open).expect("settings");
+        assert!(!open.sealed && open.client().secret.is_none());
+        assert!(!ClusterSettings::read(dir.path()).expect("settings").sealed);
         fs::write(dir.path().join("cluster.json"), "{\"version\": 2}").expect("written");
         assert!(matches!(ClusterSettings::read(dir.path()), Err(StudyError::Failed(_))));
     }

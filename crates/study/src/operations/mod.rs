@@ -6,7 +6,9 @@
 mod consistent;
 mod get;
 mod list;
+mod sequencer;
 mod sized;
+mod tree;
 
 use std::fmt;
 use std::ops::Deref;
@@ -21,7 +23,9 @@ pub(crate) use consistent::OBJECTS;
 pub use consistent::{CONSISTENT_GET, Objects};
 pub use get::{GET_HIT, GET_MISS, GET_TRACE};
 pub use list::{LIST, Lists, Walks};
+pub use sequencer::SEQUENCER;
 pub use sized::GET_SIZE;
+pub use tree::{TREE_GET, TREE_SCAN, TREE_WRITE};
 
 use crate::StudyError;
 use crate::calling::Calls;
@@ -33,7 +37,11 @@ use crate::validate::Prediction;
 use crate::where_::SoftwareTimes;
 
 /// All operations, in the order of measuring and of reports.
-pub const OPERATIONS: [Operation; 6] = [LIST, GET_HIT, GET_TRACE, GET_MISS, GET_SIZE, CONSISTENT_GET];
+pub const OPERATIONS: [Operation; 10] =
+    [LIST, GET_HIT, GET_TRACE, GET_MISS, GET_SIZE, CONSISTENT_GET, TREE_GET, TREE_SCAN, TREE_WRITE, SEQUENCER];
+
+/// Names of several operations at once.
+pub const GROUPS: [(&str, &[Operation]); 1] = [("btree", &[TREE_GET, TREE_SCAN, TREE_WRITE])];
 
 /// Value sizes in bytes, for plots as in StRoM's figures 8 and 9.
 pub(crate) const VALUE_SIZES: [u64; 7] = [64, 128, 256, 512, 1024, 2048, 4096];
@@ -51,7 +59,7 @@ pub trait Workload: Sync {
         None
     }
 
-    /// Whether it is measured, if the user has brought a trace or has not.
+    /// Whether it is measured unless operations are named, if the user has brought a trace or has not.
     fn is_measured(&self, _trace: bool) -> bool {
         true
     }
@@ -122,6 +130,12 @@ impl Operation {
     /// The one of this name.
     pub fn named(name: &str) -> Option<Self> {
         OPERATIONS.into_iter().find(|operation| operation.name() == name)
+    }
+
+    /// Those of this name, of one or of a group.
+    pub fn all_named(name: &str) -> Option<Vec<Self>> {
+        let group = GROUPS.into_iter().find(|(group, _)| *group == name).map(|(_, all)| all.to_vec());
+        group.or_else(|| Self::named(name).map(|one| vec![one]))
     }
 
     /// What the parameter counts; `None` for operations without one.

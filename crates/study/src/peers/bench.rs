@@ -37,6 +37,8 @@ pub struct StoreBench {
     pub at: Option<PathBuf>,
     /// How nodes and clients of clusters that are started reach each other.
     pub link: LinkKind,
+    /// Whether what their nodes and clients send is sealed.
+    pub sealed: bool,
     /// What is done.
     pub workloads: Vec<YcsbWorkload>,
     /// Skews of the zipfian by which records are chosen.
@@ -85,11 +87,27 @@ pub struct StoreReport {
     pub absent: Vec<(String, String)>,
     /// The median of an append made durable by fdatasync, in nanoseconds, just before each store and at the end.
     pub appends_ns: Vec<(String, u64)>,
+    /// What ended it early, and what is missing.
+    pub cut: Option<(StudyError, String)>,
 }
 
 impl StoreBench {
-    /// Measures everything.
+    /// Measures everything. What ends it early leaves what was measured until then; if that is nothing it is an error.
     pub fn run(&self, watch: &dyn Watch) -> Result<StoreReport, StudyError> {
+        let mut report = StoreReport { rows: Vec::new(), absent: Vec::new(), appends_ns: Vec::new(), cut: None };
+        match self.measure(&mut report, watch) {
+            Err(error) if report.rows.is_empty() => return Err(error),
+            Err(error) => {
+                let rows = self.subjects()?.len().saturating_sub(report.absent.len()) * self.loads().len();
+                let missing = format!("{error}; {} of {rows} rows were measured", report.rows.len());
+                report.cut = Some((error, missing));
+            }
+            Ok(()) => {}
+        }
+        Ok(report)
+    }
+
+    fn measure(&self, report: &mut StoreReport, watch: &dyn Watch) -> Result<(), StudyError> {
         let directory = temporary(&self.directory)?;
         let (subjects, loads) = (self.subjects()?, self.loads());
         let total = subjects.len() * (loads.len() + 1);
@@ -98,7 +116,6 @@ impl StoreBench {
             watch.progress(Progress::Measuring { done, total, next });
             done += 1;
         };
-        let mut report = StoreReport { rows: Vec::new(), absent: Vec::new(), appends_ns: Vec::new() };
         // The disk is not the same from minute to minute, so each store has its own.
         let append = || disk::appends(directory.path(), self.value_bytes as usize, self.time / 2).map(middle);
         for subject in &subjects {
@@ -127,7 +144,7 @@ impl StoreBench {
             }
         }
         report.appends_ns.push(("end".into(), append()?));
-        Ok(report)
+        Ok(())
     }
 
     fn most_clients(&self) -> usize {
@@ -221,20 +238,25 @@ struct Started {
 
 impl Started {
     fn start(
+        bench: &StoreBench,
         model: Model,
         deployment: Placement,
-        link: LinkKind,
         clients: usize,
         directory: &Path,
     ) -> Result<Self, StudyError> {
-        let (persistency, deployment, link) = (Some(model), Some(deployment), Some(link));
-        // On a machine with more to do than cores a node may have to wait for one.
-        let suspect = Some(SUSPECT);
-        let shape = ClusterShape { nodes: Some(3), persistency, deployment, link, log: None, suspect };
+        let shape = ClusterShape {
+            nodes: Some(3),
+            persistency: Some(model),
+            deployment: Some(deployment),
+            link: Some(bench.link),
+            log: None,
+            // On a machine with more to do than cores a node may have to wait for one.
+            suspect: Some(SUSPECT),
+            sealed: Some(bench.sealed),
+        };
         let nodes = ClusterProcesses::start(directory, ClusterSettings::open(directory, &shape)?)?;
         nodes.await_service(START)?;
-        let ClusterSettings { addresses, link, .. } = nodes.settings();
-        let cluster = ClusterPeer::connect(addresses, *link, model, clients)?;
+        let cluster = ClusterPeer::connect(&nodes.settings().client(), model, clients)?;
         let spread = Spread::over((0..nodes.len()).filter_map(|node| nodes.process(node)));
         Ok(Self { cluster, _nodes: nodes, _spread: spread })
     }
@@ -283,10 +305,9 @@ impl Subject {
     fn start(&self, bench: &StoreBench, directory: &Path) -> Result<Box<dyn PeerStore>, StudyError> {
         let clients = bench.most_clients();
         Ok(match self {
-            Self::Started(model, place) => Box::new(Started::start(*model, *place, bench.link, clients, directory)?),
+            Self::Started(model, place) => Box::new(Started::start(bench, *model, *place, clients, directory)?),
             Self::Running(settings) => {
-                let ClusterSettings { addresses, link, persistency, .. } = settings.as_ref();
-                Box::new(ClusterPeer::connect(addresses, *link, *persistency, clients)?)
+                Box::new(ClusterPeer::connect(&settings.client(), settings.persistency, clients)?)
             }
             Self::Etcd => Box::new(Etcd::start(directory, clients)?),
             Self::Redis => Box::new(Redis::start(directory, clients, bench.append_only)?),

@@ -1,11 +1,9 @@
 //! Remora's own cluster, reached over a connection to each node.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use remora_cluster::{ClusterClient, ClusterClientConfig, Model, NodeStatus, Op, Outcome, Refusal, ScopeId};
-use remora_real::LinkKind;
 
 use super::{Answer, Ask, AtNode, Done, PeerError, PeerStore};
 
@@ -42,11 +40,9 @@ struct Slot {
 
 impl ClusterPeer {
     /// Connects for so many clients, which are spread over the nodes.
-    pub fn connect(nodes: &[IpAddr], link: LinkKind, model: Model, clients: usize) -> Result<Self, PeerError> {
-        let connect = |node| {
-            ClusterClient::connect(ClusterClientConfig { node, link, ..ClusterClientConfig::new(nodes.to_vec()) })
-        };
-        let connected = (0..nodes.len().min(clients)).map(connect).collect::<Result<Vec<_>, _>>();
+    pub fn connect(config: &ClusterClientConfig, model: Model, clients: usize) -> Result<Self, PeerError> {
+        let connect = |node| ClusterClient::connect(ClusterClientConfig { node, ..config.clone() });
+        let connected = (0..config.nodes.len().min(clients)).map(connect).collect::<Result<Vec<_>, _>>();
         let failed = |error: remora_real::Error| PeerError::Answer { what: WHAT, why: error.to_string() };
         let name = remora_real::entropy().map_err(failed)?;
         let first = u64::from_le_bytes(name.first_chunk().copied().unwrap_or_default()) << 32;
@@ -139,6 +135,8 @@ impl PeerStore for ClusterPeer {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use remora_cluster::{ClusterNode, ClusterNodeConfig};
     use remora_kernel::Placement;
 
@@ -163,7 +161,16 @@ mod tests {
                 };
                 running.push(ClusterNode::start(config).unwrap());
             }
-            let mut cluster = ClusterPeer::connect(&nodes, LinkKind::Shm, model, 4).unwrap();
+            let secret = Some(remora_cluster::client_secret(&[7; 32]));
+            let clients = ClusterClientConfig { secret, ..ClusterClientConfig::new(nodes.clone()) };
+            for node in &nodes {
+                let one = ClusterClientConfig { nodes: vec![*node], ..clients.clone() };
+                remora_testing::eventually("a node that serves", || {
+                    let status = ClusterClient::connect(one.clone()).and_then(|mut client| client.status());
+                    status.ok().filter(|status| status.serves == 1).map(drop)
+                });
+            }
+            let mut cluster = ClusterPeer::connect(&clients, model, 4).unwrap();
             let mut ended = 0;
             for round in 0..2 * u64::from(SCOPE) {
                 for slot in 0..4 {

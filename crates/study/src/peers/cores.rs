@@ -40,9 +40,50 @@ impl Spread {
 
 impl Drop for Spread {
     fn drop(&mut self) {
-        if let Some(before) = &self.before {
-            let _ = sched_setaffinity(None, before);
+        give_back(self.before.as_ref());
+    }
+}
+
+fn give_back(before: Option<&CpuSet>) {
+    if let Some(before) = before {
+        let _ = sched_setaffinity(None, before);
+    }
+}
+
+/// This thread and all that it starts keep off the last core, until this value goes. Best effort, and nothing where there
+/// is one core.
+pub struct Apart {
+    before: Option<CpuSet>,
+    last: CpuSet,
+}
+
+impl Apart {
+    /// From now on.
+    pub fn begin() -> Self {
+        let (before, mut last) = (sched_getaffinity(None).ok(), CpuSet::new());
+        let before = before.filter(|before| before.count() > 1);
+        if let Some(mut others) = before
+            && let Some(core) = (0..CpuSet::MAX_CPU).rev().find(|&core| others.is_set(core))
+        {
+            last.set(core);
+            others.unset(core);
+            let _ = sched_setaffinity(None, &others);
         }
+        Self { before, last }
+    }
+
+    /// What moves a thread to the last core when it is called there.
+    pub fn last_core(&self) -> impl FnOnce() + Send + use<> {
+        let last = self.last;
+        move || {
+            let _ = sched_setaffinity(None, &last);
+        }
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        give_back(self.before.as_ref());
     }
 }
 
@@ -61,5 +102,10 @@ mod tests {
         drop(spread);
         assert_eq!(sched_getaffinity(None).unwrap(), before);
         drop(Spread::over([]));
+        let apart = Apart::begin();
+        std::thread::spawn(apart.last_core()).join().unwrap();
+        assert!(before.count() == 1 || sched_getaffinity(None).unwrap().count() == before.count() - 1);
+        drop(apart);
+        assert_eq!(sched_getaffinity(None).unwrap(), before);
     }
 }

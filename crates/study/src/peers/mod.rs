@@ -11,10 +11,10 @@ pub mod disk;
 pub mod drive;
 pub mod etcd;
 mod grpc;
-mod process;
+pub(crate) mod process;
 mod proto;
 pub mod redis;
-mod resp;
+pub(crate) mod resp;
 mod value;
 
 use std::path::PathBuf;

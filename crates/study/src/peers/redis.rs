@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::event::{Timespec, epoll};
 
 use super::process::{Process, free_ports, installed, until_up};
-use super::resp::{self, Reply};
+use super::resp::{self, RespReply};
 use super::{Answer, Ask, Done, PeerError, PeerStore, key};
 
 /// Debian's package.
@@ -126,8 +126,8 @@ impl Connection {
         resp::command(&mut self.out, &[b"WAIT", b"2", b"50"]);
         self.send()?;
         loop {
-            if let Some((Reply::Simple(_), first)) = self.reply(0)?
-                && let Some((Reply::Integer(replicas), _)) = self.reply(first)?
+            if let Some((RespReply::Simple(_), first)) = self.reply(0)?
+                && let Some((RespReply::Integer(replicas), _)) = self.reply(first)?
             {
                 return Ok(replicas);
             }
@@ -153,10 +153,10 @@ impl Connection {
     }
 
     /// The reply at this place of the input, and where the next one begins.
-    fn reply(&self, at: usize) -> Result<Option<(Reply<'_>, usize)>, PeerError> {
+    fn reply(&self, at: usize) -> Result<Option<(RespReply<'_>, usize)>, PeerError> {
         let wrong = |why: String| PeerError::Answer { what: WHAT, why };
         match resp::reply(&self.input[at..self.filled]) {
-            Ok(Some((Reply::Error(text), _))) => Err(wrong(String::from_utf8_lossy(text).into())),
+            Ok(Some((RespReply::Error(text), _))) => Err(wrong(String::from_utf8_lossy(text).into())),
             Ok(Some((reply, length))) => Ok(Some((reply, at + length))),
             Ok(None) => Ok(None),
             Err(resp::Bad) => Err(wrong("what came is no reply".into())),
@@ -165,14 +165,14 @@ impl Connection {
 
     /// The answer to what is under way, if all of it has come.
     fn answer(&self) -> Result<Option<Answer<'_>>, PeerError> {
-        let unexpected = |reply: Reply<'_>| PeerError::Answer { what: WHAT, why: format!("it answers {reply:?}") };
+        let unexpected = |reply: RespReply<'_>| PeerError::Answer { what: WHAT, why: format!("it answers {reply:?}") };
         let Some((reply, next)) = self.reply(0)? else { return Ok(None) };
         match reply {
-            Reply::Bulk(value) if !self.writing => Ok(Some(Answer::Value(value))),
-            Reply::Simple(b"OK") if self.writing => match self.reply(next)? {
+            RespReply::Bulk(value) if !self.writing => Ok(Some(Answer::Value(value))),
+            RespReply::Simple(b"OK") if self.writing => match self.reply(next)? {
                 None => Ok(None),
-                Some((Reply::Integer(2..), _)) => Ok(Some(Answer::Written)),
-                Some((Reply::Integer(replicas), _)) => {
+                Some((RespReply::Integer(2..), _)) => Ok(Some(Answer::Written)),
+                Some((RespReply::Integer(replicas), _)) => {
                     let why = format!("after 5 s only {replicas} replicas have a write");
                     Err(PeerError::Answer { what: WHAT, why })
                 }

@@ -4,7 +4,7 @@
 
 /// A reply. Nested arrays do not occur in what is asked for here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reply<'a> {
+pub enum RespReply<'a> {
     /// `+OK`
     Simple(&'a [u8]),
     /// `-ERR what is wrong`
@@ -39,16 +39,16 @@ fn line(out: &mut Vec<u8>, kind: u8, number: usize) {
 }
 
 /// The reply at the front and its length; `None` if there is not all of it yet.
-pub fn reply(bytes: &[u8]) -> Result<Option<(Reply<'_>, usize)>, Bad> {
+pub fn reply(bytes: &[u8]) -> Result<Option<(RespReply<'_>, usize)>, Bad> {
     let Some(end) = bytes.windows(2).position(|pair| pair == b"\r\n") else { return Ok(None) };
     let Some((kind, text)) = bytes[..end].split_first() else { return Err(Bad) };
     let number = || std::str::from_utf8(text).ok().and_then(|text| text.parse::<i64>().ok()).ok_or(Bad);
     let next = end + 2;
     let reply = match kind {
-        b'+' => Reply::Simple(text),
-        b'-' => Reply::Error(text),
-        b':' => Reply::Integer(number()?),
-        b'$' if number()? == -1 => Reply::Bulk(None),
+        b'+' => RespReply::Simple(text),
+        b'-' => RespReply::Error(text),
+        b':' => RespReply::Integer(number()?),
+        b'$' if number()? == -1 => RespReply::Bulk(None),
         b'$' => {
             let length = usize::try_from(number()?).ok().filter(|&length| length <= LONGEST).ok_or(Bad)?;
             let Some(content) = bytes.get(next..next + length + 2) else { return Ok(None) };
@@ -56,7 +56,7 @@ pub fn reply(bytes: &[u8]) -> Result<Option<(Reply<'_>, usize)>, Bad> {
             if ending != b"\r\n" {
                 return Err(Bad);
             }
-            return Ok(Some((Reply::Bulk(Some(content)), next + length + 2)));
+            return Ok(Some((RespReply::Bulk(Some(content)), next + length + 2)));
         }
         _ => return Err(Bad),
     };
@@ -76,14 +76,14 @@ mod tests {
 
     #[test]
     fn replies_come_whole_or_not_at_all() {
-        let all: [(&[u8], Reply<'_>); 7] = [
-            (b"+OK\r\n", Reply::Simple(b"OK")),
-            (b"-ERR no\r\n", Reply::Error(b"ERR no")),
-            (b":2\r\n", Reply::Integer(2)),
-            (b":-7\r\n", Reply::Integer(-7)),
-            (b"$-1\r\n", Reply::Bulk(None)),
-            (b"$0\r\n\r\n", Reply::Bulk(Some(b""))),
-            (b"$4\r\na\r\nb\r\n", Reply::Bulk(Some(b"a\r\nb"))),
+        let all: [(&[u8], RespReply<'_>); 7] = [
+            (b"+OK\r\n", RespReply::Simple(b"OK")),
+            (b"-ERR no\r\n", RespReply::Error(b"ERR no")),
+            (b":2\r\n", RespReply::Integer(2)),
+            (b":-7\r\n", RespReply::Integer(-7)),
+            (b"$-1\r\n", RespReply::Bulk(None)),
+            (b"$0\r\n\r\n", RespReply::Bulk(Some(b""))),
+            (b"$4\r\na\r\nb\r\n", RespReply::Bulk(Some(b"a\r\nb"))),
         ];
         for (bytes, expected) in all {
             assert_eq!(reply(bytes), Ok(Some((expected, bytes.len()))));

@@ -123,7 +123,7 @@ impl Software {
                     owner.start_writer(&self.changing, &writer)?;
                 }
                 for (&(link, (placement, in_flight)), tally) in at.iter().zip(&mut tallies) {
-                    let slice = Slice { placement, in_flight, time: slice };
+                    let slice = Slice { placement, by_ring: false, in_flight, time: slice };
                     run(targets[link], &mut self.walk(1), slice, &mut tally[usize::from(writing)], stop)?;
                 }
                 if let (true, Some(owner)) = (writing, targets.last_mut()) {
@@ -178,7 +178,13 @@ impl Running<'_> {
     /// What [`time`] says of such calls.
     fn ns(&mut self, (placement, in_flight): (Placement, u32), mut calls: Walk) -> Result<f64, StudyError> {
         let mut tally = Tally::default();
-        run(self.target, &mut calls, Slice { placement, in_flight, time: self.time }, &mut tally, self.stop)?;
+        run(
+            self.target,
+            &mut calls,
+            Slice { placement, by_ring: false, in_flight, time: self.time },
+            &mut tally,
+            self.stop,
+        )?;
         Ok(time(in_flight, &tally))
     }
 

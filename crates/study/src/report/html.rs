@@ -5,6 +5,8 @@ use std::fmt::Write;
 use super::{Report, date, plot};
 use crate::format::{count, micros, per_op, rate, time};
 use crate::measure::{Load, Row};
+use crate::modelled::Measured;
+use crate::on::{ModelRow, OnPlatform};
 use crate::operations::Operation;
 use crate::verdict::{groups, summarise};
 use remora_kernel::Placement;
@@ -32,14 +34,23 @@ pub fn html(report: &Report) -> String {
     } else {
         page.push_str("<h1>Where should it run?</h1>\n");
     }
+    if let Some(since) = &report.since {
+        let _ = writeln!(
+            page,
+            "<h2>Changes</h2>\n<div class=\"card scroll\" tabindex=\"0\"><pre>{}</pre></div>",
+            escape(&since.table())
+        );
+    }
     if let Some(on) = &report.modelled {
         page.push_str(&crate::on::section(on));
     }
     if !report.rows.is_empty() || report.modelled.is_none() {
         conditions(&mut page, report);
+        data(&mut page, report);
     } else {
         let (command, source) = (escape(&report.command), escape(&report.source()));
         let _ = writeln!(page, "<p class=\"soft\"><code>{command}</code>, Remora {}; {source}.</p>", report.version);
+        data(&mut page, report);
     }
     page + "</main>\n</body>\n</html>\n"
 }
@@ -73,7 +84,8 @@ fn head(page: &mut String, report: &Report) {
         date(report.ended_unix_s),
         count(report.verified()),
     );
-    if let Some(remark) = report.machine.remark() {
+    let incomplete = report.incomplete.as_ref().map(|why| format!("Not complete: {why}"));
+    for remark in incomplete.into_iter().chain(report.machine.remark()) {
         let _ = writeln!(page, "<p class=\"card remark\">{}</p>", escape(&remark));
     }
 }
@@ -106,7 +118,9 @@ fn tiles(page: &mut String, report: &Report) {
 
 fn in_short(page: &mut String, report: &Report) {
     let (links, summaries) = (report.links(), summarise(&report.verdicts));
-    page.push_str("<h2>In short</h2>\n<div class=\"card scroll\"><table class=\"short\"><thead><tr><th></th>");
+    page.push_str(
+        "<h2>In short</h2>\n<div class=\"card scroll\" tabindex=\"0\"><table class=\"short\"><thead><tr><th></th>",
+    );
     for &link in &links {
         let _ = write!(page, "<th>over {}</th>", link.title());
     }
@@ -135,7 +149,7 @@ fn section(page: &mut String, report: &Report, operation: Operation) {
         escape(&caption)
     );
     let open = if operation.unit().is_none() { " open" } else { "" };
-    let _ = writeln!(page, "<details{open}><summary>All figures</summary><div class=\"card scroll\">");
+    let _ = writeln!(page, "<details{open}><summary>All figures</summary><div class=\"card scroll\" tabindex=\"0\">");
     table(page, report, operation, &rows);
     page.push_str("</div></details>\n");
 }
@@ -204,8 +218,14 @@ fn table(page: &mut String, report: &Report, operation: Operation, rows: &[Row])
             let best = verdict.is_some_and(|v| !v.level && v.winner == row.placement);
             let class = [if n == 0 { "new" } else { "" }, if best { "best" } else { "" }].join(" ");
             let _ = write!(page, "<tr class=\"{}\">", class.trim());
-            cells(page, row, n == 0, rereads);
+            let most = group.len() > 1 && verdict.is_some_and(|v| v.most_ops == row.placement);
+            cells(page, row, row.placement.name(), n == 0, (rereads, most));
             page.push_str("</tr>\n");
+            if let Some((place, row)) = row.of_rings() {
+                page.push_str("<tr>");
+                cells(page, &row, &place, false, (rereads, false));
+                page.push_str("</tr>\n");
+            }
         }
         if let Some(verdict) = verdict {
             let span = 12 + usize::from(rereads);
@@ -216,17 +236,98 @@ fn table(page: &mut String, report: &Report, operation: Operation, rows: &[Row])
             );
         }
     }
-    page.push_str("</tbody></table>");
+    page.push_str(
+        "</tbody></table><p class=\"soft\">★ lowest median latency with 1 in flight, by 5 % at least; \
+         ▲ most operations a second with 64.</p>",
+    );
 }
 
-fn cells(page: &mut String, row: &Row, first: bool, rereads: bool) {
+/// All figures for programs, in the page itself.
+fn data(page: &mut String, report: &Report) {
+    let json = report.to_json().to_string();
+    let _ = writeln!(
+        page,
+        "<p>All figures: {}, {}.</p>",
+        download("application/json", "remora-compare.json", &json),
+        download("text/csv", "remora-compare.csv", &csv(report))
+    );
+}
+
+/// A link to a file that the page carries.
+pub(crate) fn download(kind: &str, name: &str, text: &str) -> String {
+    format!("<a download=\"{name}\" href=\"data:{kind};charset=utf-8,{}\">{name}</a>", percent(text))
+}
+
+/// What may stand in a URL as it is; all else by its bytes.
+fn percent(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() * 2);
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => out.push(byte.into()),
+            _ => drop(write!(out, "%{byte:02X}")),
+        }
+    }
+    out
+}
+
+/// A line for each operation, parameter, link, placement and number in flight.
+fn csv(report: &Report) -> String {
+    if let (Some(on), true) = (&report.modelled, report.rows.is_empty()) {
+        return modelled_csv(on);
+    }
+    let mut out = String::from(
+        "operation,parameter,link,placement,in_flight,verified,ops_per_s,p1_ns,p50_ns,p99_ns,p999_ns,round_trips_per_op,\
+         wire_bytes_per_op,client_cpu_ns_per_op,node_cpu_ns_per_op,rereads_per_op,repeated_calls,retransmits\n",
+    );
+    let rings = report.rows.iter().filter_map(Row::of_rings);
+    let rows = report.rows.iter().map(|row| (row.placement.to_string(), row.clone())).chain(rings);
+    for (place, Row { operation, parameter, link, in_flight_1, in_flight_64, .. }) in rows {
+        for (n, load) in [(1, &in_flight_1), (64, &in_flight_64)] {
+            let parameter = parameter.map(|n| n.to_string()).unwrap_or_default();
+            let p999 = load.p999_ns.map(|ns| ns.to_string()).unwrap_or_default();
+            let Load { verified, ops_per_s, p1_ns, p50_ns, p99_ns, round_trips_per_op, wire_bytes_per_op, .. } = load;
+            let Load { client_cpu_ns_per_op, node_cpu_ns_per_op, rereads_per_op, repeated_calls, retransmits, .. } =
+                load;
+            let _ = writeln!(
+                out,
+                "{operation},{parameter},{link},{place},{n},{verified},{ops_per_s},{p1_ns},{p50_ns},{p99_ns},{p999},\
+                 {round_trips_per_op},{wire_bytes_per_op},{client_cpu_ns_per_op},{node_cpu_ns_per_op},{rereads_per_op},\
+                 {repeated_calls},{retransmits}"
+            );
+        }
+    }
+    out
+}
+
+/// The same of modelled hardware.
+fn modelled_csv(on: &OnPlatform) -> String {
+    let mut out =
+        String::from("platform,operation,parameter,placement,in_flight,ops_per_s,p1_ns,p50_ns,p99_ns,binding\n");
+    for ModelRow { operation, parameter, placement, in_flight_1, in_flight_64, .. } in &on.rows {
+        for (n, load) in [(1, in_flight_1), (64, in_flight_64)] {
+            let parameter = parameter.map(|n| n.to_string()).unwrap_or_default();
+            let Measured { ops_per_s, p1_ns, p50_ns, p99_ns, binding, .. } = load;
+            let _ = writeln!(
+                out,
+                "{},{operation},{parameter},{placement},{n},{ops_per_s},{p1_ns},{p50_ns},{p99_ns},\"{binding}\"",
+                on.platform
+            );
+        }
+    }
+    out
+}
+
+/// Which of a row's figures is that of operations a second with many in flight.
+const RATE: usize = 3;
+
+fn cells(page: &mut String, row: &Row, place: &str, first: bool, (rereads, most): (bool, bool)) {
     let (one, many) = (&row.in_flight_1, &row.in_flight_64);
     let parameter = row.parameter.filter(|_| first).map(count).unwrap_or_default();
     let link = if first { row.link.name() } else { "" };
     let placement = row.placement;
     let _ = write!(
         page,
-        "<td>{parameter}</td><td class=\"t\">{link}</td><td class=\"t place {placement}\">{placement}</td>\
+        "<td>{parameter}</td><td class=\"t\">{link}</td><td class=\"t place {placement}\">{place}</td>\
          <td class=\"p50\">{}</td>",
         micros(one.p50_ns)
     );
@@ -241,8 +342,10 @@ fn cells(page: &mut String, row: &Row, first: bool, rereads: bool) {
         count(many.client_cpu_ns_per_op.round() as u64),
         count(many.node_cpu_ns_per_op.round() as u64),
     ];
-    for number in numbers {
-        let _ = write!(page, "<td>{number}</td>");
+    for (n, number) in numbers.iter().enumerate() {
+        // Of a row only this figure can be the best at throughput.
+        let class = if most && n == RATE { " class=\"most\"" } else { "" };
+        let _ = write!(page, "<td{class}>{number}</td>");
     }
     if rereads {
         let _ = write!(page, "<td>{:.4}</td>", one.rereads_per_op);
@@ -266,6 +369,10 @@ fn conditions(page: &mut String, report: &Report) {
         ("Cache line, core to core and back", format!("{before} before, {after} after")),
         ("Raw datagram of 64 bytes, there and back", probe),
         ("Node", format!("{}, {whose}", escape(&setup.node))),
+        (
+            "Path MTU",
+            setup.path_mtu.iter().map(|(link, mtu)| format!("{mtu} bytes over {link}")).collect::<Vec<_>>().join(", "),
+        ),
         ("Records", escape(&report.source())),
         ("Keys", format!("{}, seed {}", escape(&setup.distribution), setup.seed)),
         ("Loading", format!("{:.1} s", setup.load_s)),
@@ -303,6 +410,10 @@ mod tests {
         assert_eq!(page.matches("<svg").count(), 2 * 5 + 3);
         assert_eq!(page.matches("<polyline").count(), 3 * 2 * 3);
         assert_eq!(page.matches("class=\"t place").count(), report.rows.len());
+        assert!(page.contains("data:application/json") && page.contains("remora-compare.csv"));
+        let lines = csv(&report).lines().count();
+        assert_eq!(lines, 1 + 2 * report.rows.len());
+        assert_eq!(percent("a b\"µ"), "a%20b%22%C2%B5");
         assert!(page.contains("figure 7") && page.contains("figure 8") && page.contains("figure 9"));
         for tag in ["table", "svg", "details", "div", "td", "dl", "figure"] {
             let (open, close) = (page.matches(&format!("<{tag}")).count(), page.matches(&format!("</{tag}>")).count());

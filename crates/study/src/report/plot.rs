@@ -12,7 +12,7 @@ const RIGHT: f64 = 66.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 50.0;
 /// Labels at the ends of lines keep this distance.
-const LABEL_STEP: f64 = 15.0;
+const LABEL_STEP: f64 = 19.0;
 /// Lines stand this far beside each other, so that error bars do not hide each other.
 const DODGE: f64 = 5.0;
 const BAR: f64 = 17.0;
@@ -96,8 +96,14 @@ pub fn latency(series: &[PlotSeries], (low, high): (f64, f64), x_label: &str, ab
 
 fn draw_line(svg: &mut String, line: &PlotSeries, x_at: &dyn Fn(u64) -> f64, y_at: &dyn Fn(f64) -> f64) {
     let class = line.placement.name();
+    let dashes = match line.placement {
+        Placement::Client => DASHES[0],
+        Placement::Nic => DASHES[1],
+        Placement::Host => DASHES[2],
+        Placement::Accelerator => DASHES[3],
+    };
     let path: Vec<String> = line.points.iter().map(|p| format!("{:.1},{:.1}", x_at(p.x), y_at(p.median))).collect();
-    let _ = write!(svg, r#"<g class="{class}"><polyline points="{}"/>"#, path.join(" "));
+    let _ = write!(svg, r#"<g class="{class}"><polyline points="{}" stroke-dasharray="{dashes}"/>"#, path.join(" "));
     for point in &line.points {
         let (x, y) = (x_at(point.x), y_at(point.median));
         let about = format!(
@@ -121,31 +127,57 @@ fn draw_line(svg: &mut String, line: &PlotSeries, x_at: &dyn Fn(u64) -> f64, y_a
 
 /// Each placement has a shape of its own, for those who cannot tell the colours apart.
 pub fn marker(placement: Placement, x: f64, y: f64) -> String {
-    match placement {
-        Placement::Client => format!(r#"<circle class="mark" cx="{x:.1}" cy="{y:.1}" r="4.2"/>"#),
-        Placement::Nic => {
-            format!(r#"<rect class="mark" x="{:.1}" y="{:.1}" width="8" height="8"/>"#, x - 4.0, y - 4.0)
-        }
-        Placement::Host => format!(r#"<path class="mark" d="M{x:.1} {:.1}l5 8.6h-10z"/>"#, y - 5.4),
-        Placement::Accelerator => format!(r#"<path class="mark" d="M{x:.1} {:.1}l5 5l-5 5l-5 -5z"/>"#, y - 5.0),
+    let n = match placement {
+        Placement::Client => 0,
+        Placement::Nic => 1,
+        Placement::Host => 2,
+        Placement::Accelerator => 3,
+    };
+    shape(n, x, y)
+}
+
+/// Series of a plot that can be told apart, at most: each has a shape and dashes of its own.
+pub const SERIES: usize = 6;
+
+/// How the line of each series is dashed.
+pub const DASHES: [&str; SERIES] = ["none", "7 4", "2 3", "10 4 2 4", "14 4", "4 2"];
+
+/// The mark of the series with this number.
+pub fn shape(n: usize, x: f64, y: f64) -> String {
+    match n % SERIES {
+        0 => format!(r#"<circle class="mark" cx="{x:.1}" cy="{y:.1}" r="4.2"/>"#),
+        1 => format!(r#"<rect class="mark" x="{:.1}" y="{:.1}" width="8" height="8"/>"#, x - 4.0, y - 4.0),
+        2 => format!(r#"<path class="mark" d="M{x:.1} {:.1}l5 8.6h-10z"/>"#, y - 5.4),
+        3 => format!(r#"<path class="mark" d="M{x:.1} {:.1}l5 5l-5 5l-5 -5z"/>"#, y - 5.0),
+        4 => format!(r#"<path class="mark" d="M{x:.1} {:.1}l5 -8.6h-10z"/>"#, y + 5.4),
+        _ => format!(r#"<path class="mark" d="M{:.1} {y:.1}h3v-3h4v3h3v4h-3v3h-4v-3h-3z"/>"#, x - 5.0),
     }
 }
 
 /// Operations a second as bars from zero, one for each placement.
 pub fn rates(bars: &[(Placement, f64)], about: &str) -> String {
-    let most = bars.iter().map(|&(_, rate)| rate).fold(1.0, f64::max);
+    draw_bars(bars, |per_s| format!("{}/s", rate(per_s)), about)
+}
+
+/// Times as bars from zero, one for each placement.
+pub fn times(bars: &[(Placement, f64)], about: &str) -> String {
+    draw_bars(bars, time, about)
+}
+
+fn draw_bars(bars: &[(Placement, f64)], said: fn(f64) -> String, about: &str) -> String {
+    let most = bars.iter().map(|&(_, value)| value).fold(1.0, f64::max);
     let left = 72.0;
     let inner = WIDTH - left - 84.0;
     let mut svg = open(bars.len() as f64 * BAR_STEP, about);
-    for (n, &(placement, per_s)) in bars.iter().enumerate() {
+    for (n, &(placement, value)) in bars.iter().enumerate() {
         let top = n as f64 * BAR_STEP;
-        let (length, middle) = ((inner * per_s / most).max(1.0), top + BAR / 2.0 + 4.0);
+        let (length, middle) = ((inner * value / most).max(1.0), top + BAR / 2.0 + 4.0);
         let _ = write!(
             svg,
             r#"<rect class="bar {placement}" x="{left}" y="{top:.1}" width="{length:.1}" height="{BAR}"/>"#
         );
         text(&mut svg, left - 8.0, middle, "end", &format!("name {placement}"), placement.name());
-        text(&mut svg, left + length + 6.0, middle, "start", "", &format!("{}/s", rate(per_s)));
+        text(&mut svg, left + length + 6.0, middle, "start", "", &said(value));
     }
     svg + "</svg>"
 }

@@ -1,38 +1,33 @@
-//! The table for the terminal, at most 120 columns wide.
+//! The table for the terminal, at most 80 columns wide. JSON and the page have more: rates with one in flight, CPU time.
 
 use std::fmt::Write;
 
 use super::Report;
-use crate::format::{count, micros, per_op, rate, time};
+use crate::baseline::Since;
+use crate::format::{count, micros, per_op, rate, time, wrap};
 use crate::measure::Row;
 use crate::operations::Operation;
 use crate::verdict::{groups, summarise};
 
-/// Columns that every line fits in.
-pub const WIDTH: usize = 120;
-
 /// A column: its heading in two lines, and its width.
 struct Column(&'static str, &'static str, usize);
 
-const COLUMNS: [Column; 12] = [
+const COLUMNS: [Column; 9] = [
     Column("", "", 8),
-    Column("", "link", 6),
+    Column("", "link", 4),
     Column("", "place", 8),
     Column("1 in", "p50 µs", 8),
     Column("flight:", "p99 µs", 8),
     Column("", "p99.9 µs", 9),
-    Column("", "ops/s", 8),
     Column("64 in", "ops/s", 8),
-    Column("round", "trips/op", 9),
-    Column("wire", "bytes/op", 9),
-    Column("CPU ns/op", "client", 10),
-    Column("with 64", "node", 8),
+    Column("round", "trips/op", 8),
+    Column("wire", "bytes/op", 8),
 ];
 
 /// The whole report: what was measured, row by row, then who wins; and what modelled hardware would do.
 pub fn table(report: &Report) -> String {
     match &report.modelled {
-        None => measured(report),
+        None => measured(report) + &report.since.as_ref().map_or_else(String::new, Since::table),
         Some(on) if report.rows.is_empty() => crate::on::table(on),
         Some(on) => measured(report) + "\n" + &crate::on::table(on),
     }
@@ -45,13 +40,17 @@ fn measured(report: &Report) -> String {
         section(&mut out, report, operation);
     }
     if rereads {
-        out +=
-            "  Repeated reads of a changing value are round trips at the client; at nic and host they stay inside.\n";
+        wrap(
+            &mut out,
+            2,
+            "",
+            "Repeated reads of a changing value are round trips at the client; at nic and host they stay inside.",
+        );
     }
     if let Some(note) = report.repeated_note() {
         wrap(&mut out, 2, "", &note);
     }
-    out += "\nIn short\n";
+    out += "  * lowest median latency with 1 in flight, and the second is 5 % away at least\n\nIn short\n";
     for summary in summarise(&report.verdicts) {
         let name = format!("{} over {}: ", summary.operation, summary.link);
         wrap(&mut out, 2, &name, &summary.line);
@@ -61,26 +60,35 @@ fn measured(report: &Report) -> String {
         Some(ns) => format!("a raw datagram there and back {}", time(ns)),
         None => "raw datagrams could not be timed".into(),
     };
-    let _ = write!(
-        out,
-        "\n{} operations, every result verified. {}, seed {}.\n\
-         Loaded in {:.1} s, measured in {:.1} s on {}, {} cores.\n\
-         A cache line between two cores and back {} before, {} after; {probes}.\n",
-        count(report.verified()),
-        report.source(),
-        report.setup.seed,
-        report.setup.load_s,
-        report.setup.measure_s,
-        machine.cpu,
-        machine.cores,
-        time(machine.core_to_core_before_ns),
-        time(machine.core_to_core_after_ns),
-    );
+    out.push('\n');
+    for line in [
+        format!(
+            "{} operations, every result verified. {}, seed {}.",
+            count(report.verified()),
+            report.source(),
+            report.setup.seed
+        ),
+        format!(
+            "Loaded in {:.1} s, measured in {:.1} s on {}, {} cores.",
+            report.setup.load_s, report.setup.measure_s, machine.cpu, machine.cores
+        ),
+        format!(
+            "A cache line between two cores and back {} before, {} after; {probes}.",
+            time(machine.core_to_core_before_ns),
+            time(machine.core_to_core_after_ns)
+        ),
+    ] {
+        wrap(&mut out, 0, "", &line);
+    }
+    wrap(&mut out, 0, "", &report.depends());
     if let Some(note) = report.trace_note() {
         wrap(&mut out, 0, "Trace ", &note);
     }
     if let Some(remark) = machine.remark() {
-        let _ = writeln!(out, "{remark}");
+        wrap(&mut out, 0, "", &remark);
+    }
+    if let Some(why) = &report.incomplete {
+        wrap(&mut out, 0, "NOT COMPLETE: ", why);
     }
     out
 }
@@ -103,7 +111,11 @@ fn section(out: &mut String, report: &Report, operation: Operation) {
             .find(|v| (v.operation, v.parameter, v.link) == (operation, group[0].parameter, group[0].link));
         for (n, row) in group.iter().enumerate() {
             let wins = verdict.is_some_and(|v| !v.level && v.winner == row.placement);
-            line(out, &cells(row, n == 0, wins));
+            let place = format!("{:<6} {}", row.placement, if wins { "*" } else { " " });
+            line(out, &cells(row, n == 0, &place));
+            if let Some((place, row)) = row.of_rings() {
+                line(out, &cells(&row, false, &place));
+            }
         }
         if let (Some(verdict), None) = (verdict, operation.unit()) {
             wrap(out, 10, "", &verdict.line);
@@ -112,24 +124,20 @@ fn section(out: &mut String, report: &Report, operation: Operation) {
 }
 
 /// A row's cells. The parameter and the link stand in the first row of a group only.
-fn cells(row: &Row, first: bool, wins: bool) -> Vec<String> {
+fn cells(row: &Row, first: bool, place: &str) -> Vec<String> {
     let (one, many) = (&row.in_flight_1, &row.in_flight_64);
     let parameter = row.parameter.filter(|_| first).map(count).unwrap_or_default();
     let link = if first { row.link.name() } else { "" };
-    let mark = if wins { "*" } else { " " };
     vec![
         parameter,
         link.into(),
-        format!("{:<6} {mark}", row.placement),
+        place.into(),
         micros(one.p50_ns),
         micros(one.p99_ns),
         one.p999_ns.map_or("-".into(), micros),
-        rate(one.ops_per_s),
         rate(many.ops_per_s),
         per_op(one.round_trips_per_op),
         count(one.wire_bytes_per_op.round() as u64),
-        count(many.client_cpu_ns_per_op.round() as u64),
-        count(many.node_cpu_ns_per_op.round() as u64),
     ]
 }
 
@@ -147,28 +155,10 @@ fn line(out: &mut String, cells: &[String]) {
     out.push('\n');
 }
 
-/// A name and text after it, indented, in lines of at most [`WIDTH`]; those after the first two columns further in.
-fn wrap(out: &mut String, indent: usize, name: &str, text: &str) {
-    let mut column = indent + name.chars().count();
-    let _ = write!(out, "{:indent$}{name}", "");
-    for (n, word) in text.split_whitespace().enumerate() {
-        let len = word.chars().count();
-        if n > 0 && column + 1 + len > WIDTH {
-            column = indent + 2;
-            let _ = write!(out, "\n{:column$}", "");
-        } else if n > 0 {
-            out.push(' ');
-            column += 1;
-        }
-        out.push_str(word);
-        column += len;
-    }
-    out.push('\n');
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::WIDTH;
     use crate::report::testing::sample;
 
     #[test]
@@ -192,7 +182,7 @@ mod tests {
     fn long_text_is_wrapped_under_its_start() {
         let mut out = String::new();
         wrap(&mut out, 2, "name: ", &"word ".repeat(40));
-        assert_eq!(out.lines().count(), 2);
+        assert_eq!(out.lines().count(), 3);
         assert!(out.lines().all(|line| line.starts_with("  ")));
     }
 }

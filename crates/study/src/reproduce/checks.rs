@@ -6,7 +6,7 @@ use super::Figure;
 const NEAR: f64 = 0.1;
 
 /// A row of the paper and the model's figure.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Claim {
     /// The row's name.
     pub id: String,
@@ -76,7 +76,7 @@ fn near(value: f64, target: f64) -> bool {
 }
 
 /// Something that the text says about a shape.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Trend {
     /// The figures that it is about.
     pub figures: &'static str,

@@ -3,7 +3,7 @@
 use remora_model::platform::{Param, Platform};
 
 /// A parameter that was free.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Fitted {
     /// Its paths.
     pub what: String,

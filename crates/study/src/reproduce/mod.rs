@@ -14,6 +14,7 @@ mod study;
 use std::path::PathBuf;
 
 use remora_model::platform::{Platform, PlatformError};
+use serde::Serialize;
 
 pub use cache::Cache;
 pub(crate) use cache::values;
@@ -22,7 +23,7 @@ pub use checks::{Claim, Trend};
 pub use fit::Fitted;
 pub(crate) use fit::{fit, fit_count};
 pub use page::page;
-pub(crate) use run::{Point, run_all};
+pub(crate) use run::{Point, Ran, run_all};
 pub use run::{ReproduceProgress, Sums};
 pub(crate) use show::number;
 pub use show::{csv, table};
@@ -65,7 +66,7 @@ pub enum ReproduceError {
 }
 
 /// A figure and what came.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
     /// Its number: `5a`.
     pub number: String,
@@ -83,23 +84,38 @@ pub struct Figure {
     pub details: &'static [&'static str],
     /// Its lines.
     pub lines: Vec<Line>,
+    /// Points that the paper's text gives.
+    pub printed: Vec<Printed>,
+}
+
+/// A point of a figure that stands in the paper's text: by such ones free parameters were fitted, or the model is judged.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Printed {
+    /// The claim.
+    pub id: String,
+    /// Where.
+    pub x: u64,
+    /// The least that the paper says.
+    pub low: f64,
+    /// The most.
+    pub high: f64,
+    /// What it is, in words.
+    pub about: String,
 }
 
 /// A line of a figure.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Line {
     /// Its name.
     pub name: String,
     /// Its colour on the page, which is a place's: `client`, `host` or `nic`.
     pub class: &'static str,
-    /// Whether it is dashed there.
-    pub dashed: bool,
     /// A point for each x.
     pub dots: Vec<Dot>,
 }
 
 /// A point of a line.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Dot {
     /// Where.
     pub x: u64,
@@ -112,7 +128,7 @@ pub struct Dot {
 }
 
 /// All figures of a paper, and how they compare with it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Reproduction {
     /// The system's name.
     pub system: &'static str,
@@ -132,6 +148,25 @@ pub struct Reproduction {
     pub sums: Sums,
     /// The seed.
     pub seed: u64,
+    /// What is missing, if the user wanted no more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub incomplete: Option<String>,
+}
+
+/// Names the shape of the JSON.
+pub const FORMAT: &str = "remora-reproduce/1";
+
+impl Reproduction {
+    /// Figures, claims and trends for programs; `version` is the program's.
+    pub fn to_json(&self, version: &str) -> serde_json::Value {
+        let mut json = serde_json::to_value(self).unwrap_or_default();
+        for (claim, value) in self.claims.iter().zip(json["claims"].as_array_mut().into_iter().flatten()) {
+            value["agrees"] = claim.agrees().into();
+        }
+        json["format"] = FORMAT.into();
+        json["version"] = version.into();
+        json
+    }
 }
 
 impl Figure {
@@ -146,7 +181,27 @@ impl Figure {
             y: (study.y.name.clone(), study.y.unit.clone()),
             details,
             lines: Vec::new(),
+            printed: Vec::new(),
         }
+    }
+
+    /// Without its lines that are not whole; `None` if there is no other.
+    pub(crate) fn whole(self, points: usize) -> Option<Self> {
+        let lines: Vec<_> = self.lines.into_iter().filter(|line| line.dots.len() == points).collect();
+        (!lines.is_empty()).then_some(Self { lines, ..self })
+    }
+
+    /// With the points that these claims say of it, at the places along x that are given by name.
+    pub(crate) fn with_printed(mut self, claims: &[Claim], places: &[(&str, &str, u64)]) -> Self {
+        let of_this = places.iter().filter(|(_, figure, _)| *figure == self.number);
+        self.printed = of_this
+            .filter_map(|&(id, _, x)| {
+                let claim = claims.iter().find(|claim| claim.id == id && claim.unit == self.y.1)?;
+                let about = format!("{} ({})", claim.about, claim.section);
+                Some(Printed { id: id.into(), x, low: claim.low, high: claim.high, about })
+            })
+            .collect();
+        self
     }
 
     /// Its line of this name.

@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use super::plot::plot;
-use super::show::{axis_label, effort, fitted_text, interval, number, said};
+use super::show::{axis_label, csv, effort, fitted_text, interval, number, said};
 use super::{Figure, Reproduction};
-use crate::report::escape;
+use crate::report::{download, escape};
 
 const STYLE: &str = include_str!("../report/style.css");
 
@@ -18,11 +18,27 @@ pub fn page(all: &Reproduction) -> String {
          <title>Remora: {system} from the model</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n\
          <h1>{system} from the model</h1>\n<p class=\"soft\">{about} Nothing here was read off a figure.</p>\n"
     );
+    if let Some(why) = &all.incomplete {
+        let _ = writeln!(out, "<p class=\"card remark\">Not complete: {}</p>", escape(why));
+    }
     claims(&mut out, all);
     for figure in &all.figures {
         section(&mut out, all, figure);
     }
     basis(&mut out, all);
+    let json = all.to_json(env!("CARGO_PKG_VERSION")).to_string();
+    let csv: Vec<String> = all.figures.iter().map(csv).collect();
+    // One file of all figures: their first column says which.
+    let csv = csv.iter().enumerate().map(|(n, text)| match n {
+        0 => text.as_str(),
+        _ => text.split_once('\n').map_or("", |(_, rows)| rows),
+    });
+    let _ = writeln!(
+        out,
+        "<p>All figures: {}, {}.</p>",
+        download("application/json", "remora-reproduce.json", &json),
+        download("text/csv", "remora-reproduce.csv", &csv.collect::<String>())
+    );
     out + "</main>\n</body>\n</html>\n"
 }
 
@@ -36,7 +52,7 @@ fn verdict(agrees: Option<bool>) -> &'static str {
 
 fn claims(out: &mut String, all: &Reproduction) {
     out.push_str(
-        "<h2>What the paper's text says</h2>\n<div class=\"card scroll\"><table class=\"said\"><thead><tr>\
+        "<h2>What the paper's text says</h2>\n<div class=\"card scroll\" tabindex=\"0\"><table class=\"said\"><thead><tr>\
          <th class=\"t\">section</th><th class=\"t\">about</th><th class=\"t\">kind</th><th>paper</th><th>model</th>\
          <th class=\"t\"></th></tr></thead>\n<tbody>\n",
     );
@@ -94,7 +110,7 @@ fn section(out: &mut String, all: &Reproduction, figure: &Figure) {
 fn figures_table(out: &mut String, figure: &Figure) {
     let _ = write!(
         out,
-        "<details><summary>All figures</summary><div class=\"card scroll\"><table><thead><tr><th>{}</th>",
+        "<details><summary>All figures</summary><div class=\"card scroll\" tabindex=\"0\"><table><thead><tr><th>{}</th>",
         escape(&axis_label(&figure.x)),
     );
     for line in &figure.lines {

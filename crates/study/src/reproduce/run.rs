@@ -1,6 +1,5 @@
 //! Points on threads.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -23,7 +22,7 @@ pub struct ReproduceProgress {
 }
 
 /// What running figures took.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Sums {
     /// Points.
     pub points: usize,
@@ -35,10 +34,20 @@ pub struct Sums {
     pub thread_seconds: f64,
 }
 
+/// What came of all points.
+pub(crate) struct Ran<O> {
+    /// Their results in order; none of those that were not run.
+    pub outcomes: Vec<Option<O>>,
+    /// What it took.
+    pub sums: Sums,
+    /// What is missing, if the user wanted no more.
+    pub incomplete: Option<String>,
+}
+
 /// One point to run.
 pub(crate) trait Point: Sync {
     /// What it comes to.
-    type Outcome: Clone + Default + Send + Serialize + DeserializeOwned;
+    type Outcome: Clone + Send + Serialize + DeserializeOwned;
     /// All that its outcome comes from, but for the code.
     fn key(&self) -> String;
     /// Runs it.
@@ -47,33 +56,27 @@ pub(crate) trait Point: Sync {
     fn events(outcome: &Self::Outcome) -> u64;
 }
 
-/// Runs all points on some threads; their results in order. `progress` hears of each; when it says no, the run ends.
+/// Runs all points on some threads. `progress` hears of each; when it says no, the run ends with those it heard of, and if that is
+/// none with [`ReproduceError::Interrupted`].
 pub(crate) fn run_all<P: Point>(
     work: &[P],
     options: &ReproduceOptions,
     progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<(Vec<P::Outcome>, Sums), ReproduceError> {
+) -> Result<Ran<P::Outcome>, ReproduceError> {
     let (start, cpu) = (Instant::now(), remora_real::process_cpu_ns());
     let cache = options.cache.clone().map(Cache::new);
-    let (next, results) = (AtomicUsize::new(0), Mutex::new(vec![None; work.len()]));
+    let (next, mut outcomes) = (AtomicUsize::new(0), vec![None; work.len()]);
     let (sender, receiver) = std::sync::mpsc::channel();
     let mut sums = Sums { points: work.len(), ..Sums::default() };
-    let mut failed = None;
+    let (mut failed, mut cut) = (None, false);
     std::thread::scope(|scope| {
         for _ in 0..options.jobs.clamp(1, 256) {
-            let (sender, next, results, cache) = (sender.clone(), &next, &results, cache.as_ref());
+            let (sender, next, cache) = (sender.clone(), &next, cache.as_ref());
             scope.spawn(move || {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     let Some(point) = work.get(number) else { return };
-                    let told = run_one(point, cache).map(|(outcome, cached)| {
-                        let events = if cached { 0 } else { P::events(&outcome) };
-                        if let Ok(mut results) = results.lock() {
-                            results[number] = Some(outcome);
-                        }
-                        (events, cached)
-                    });
-                    if sender.send(told).is_err() {
+                    if sender.send(run_one(point, cache).map(|ran| (number, ran))).is_err() {
                         return;
                     }
                 }
@@ -82,9 +85,10 @@ pub(crate) fn run_all<P: Point>(
         drop(sender);
         for done in 1..=work.len() {
             match receiver.recv() {
-                Ok(Ok((events, cached))) => {
-                    sums.events += events;
+                Ok(Ok((number, (outcome, cached)))) => {
+                    sums.events += if cached { 0 } else { P::events(&outcome) };
                     sums.cached += usize::from(cached);
+                    outcomes[number] = Some(outcome);
                 }
                 Ok(Err(e)) => failed = failed.take().or(Some(e)),
                 Err(_) => break,
@@ -93,19 +97,25 @@ pub(crate) fn run_all<P: Point>(
             let go_on = progress(ReproduceProgress { done, total: work.len(), events: sums.events, seconds });
             if !go_on || failed.is_some() {
                 next.store(work.len(), Ordering::Relaxed);
-                failed = failed.take().or(Some(ReproduceError::Interrupted));
+                // Who is asked at the last point has nothing to leave out.
+                cut = !go_on && done < work.len();
                 break;
             }
         }
         drop(receiver);
     });
     sums.thread_seconds = (remora_real::process_cpu_ns() - cpu) as f64 / 1e9;
-    match failed {
-        Some(e) => Err(e),
-        None => {
-            let results = results.into_inner().unwrap_or_default();
-            Ok((results.into_iter().map(Option::unwrap_or_default).collect(), sums))
-        }
+    if let Some(e) = failed {
+        return Err(e);
+    }
+    let done = outcomes.iter().flatten().count();
+    let missing = || {
+        let of = work.len();
+        format!("interrupted; {done} of {of} points were run, and only lines that have all of theirs are here")
+    };
+    match cut {
+        true if done == 0 => Err(ReproduceError::Interrupted),
+        cut => Ok(Ran { outcomes, sums, incomplete: (cut && done < work.len()).then(missing) }),
     }
 }
 

@@ -22,7 +22,7 @@ pub fn csv(figure: &Figure) -> String {
 
 /// Everything in columns.
 pub fn table(all: &Reproduction) -> String {
-    let mut out = String::new();
+    let mut out = all.incomplete.as_ref().map_or_else(String::new, |why| format!("Not complete: {why}\n\n"));
     for figure in &all.figures {
         figure_table(&mut out, figure);
     }

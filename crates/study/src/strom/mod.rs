@@ -17,8 +17,8 @@ use point::Ground;
 use study::{StromSeries, Study};
 
 use crate::reproduce::{
-    self, Dot, Figure, FigureError, Line, Point, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction,
-    number, run_all,
+    self, Dot, Figure, FigureError, Line, Point, Ran, ReproduceError, ReproduceOptions, ReproduceProgress,
+    Reproduction, number, run_all,
 };
 
 /// Reproduces StRoM's figures. `progress` hears of every point; when it returns false the run ends.
@@ -32,22 +32,30 @@ pub fn reproduce(
     for study in &studies {
         Work::add(study, &platforms, options.seed, &mut work)?;
     }
-    let (results, sums) = run_all(&work, options, progress)?;
-    let mut results = results.into_iter();
-    let figures: Vec<Figure> = studies.iter().map(|study| figure(study, &mut results)).collect();
+    let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
+    let mut results = outcomes.into_iter();
+    let figures = studies.iter().map(|study| figure(study, &mut results).whole(study.x.values.len()));
+    let figures: Vec<Figure> = figures.collect::<Vec<_>>().into_iter().flatten().collect();
+    let claims = checks::claims(&figures, &platforms);
+    let trends = checks::trends(&figures, &platforms);
+    let figures = figures.into_iter().map(|figure| figure.with_printed(&claims, &PRINTED)).collect();
     Ok(Reproduction {
         system: "StRoM",
         about: "Figures of Sidler et al., EuroSys 2020, from Remora's protocol engine and kernels on the hardware that \
                 the paper describes.",
-        claims: checks::claims(&figures, &platforms),
-        trends: checks::trends(&figures, &platforms),
+        claims,
+        trends,
         figures,
         fitted,
         provenance: platforms.iter().map(reproduce::provenance).collect(),
         sums,
+        incomplete,
         seed: options.seed,
     })
 }
+
+/// Claims that are points of a figure: which one, of which figure, at which x.
+const PRINTED: [(&str, &str, u64); 1] = [("ST-085", "13a", 8)];
 
 /// One point to run.
 struct Work<'a> {
@@ -91,19 +99,15 @@ impl Point for Work<'_> {
     }
 }
 
-fn figure(study: &Study, results: &mut impl Iterator<Item = Outcomes>) -> Figure {
+fn figure(study: &Study, results: &mut impl Iterator<Item = Option<Outcomes>>) -> Figure {
     let mut figure = Figure::new(study, &["busiest", "energy"]);
     for (number, series) in study.series.iter().enumerate() {
-        let dots = study.x.values.iter().zip(results.by_ref()).map(|(&x, outcome)| {
+        let dots = study.x.values.iter().zip(results.by_ref()).filter_map(|(&x, outcome)| {
+            let outcome = outcome?;
             let (y, low, high) = point::shown(study, &outcome);
-            Dot { x, y, spread: (low, high), details: details(&outcome) }
+            Some(Dot { x, y, spread: (low, high), details: details(&outcome) })
         });
-        figure.lines.push(Line {
-            name: series.name.clone(),
-            class: class(&series.name, number),
-            dashed: dashed(&series.name, number, study.series.len()),
-            dots: dots.collect(),
-        });
+        figure.lines.push(Line { name: series.name.clone(), class: class(&series.name, number), dots: dots.collect() });
     }
     figure
 }
@@ -128,11 +132,6 @@ fn class(name: &str, number: usize) -> &'static str {
         _ if name.starts_with("READ") => "client",
         _ => "host",
     }
-}
-
-/// Lines that lie on others, or are like them, are dashed: the second pair of four, and what all else is measured by.
-fn dashed(name: &str, number: usize, lines: usize) -> bool {
-    lines == 4 && number >= 2 || name == "WRITE + HLL" || name == "WRITE" && number == 2
 }
 
 #[cfg(test)]
@@ -171,10 +170,34 @@ mod tests {
     }
 
     #[test]
+    fn a_point_of_the_papers_text_is_drawn() {
+        let options = ReproduceOptions { figure: Some("13a".into()), jobs: 2, cache: None, seed: 42 };
+        let all = reproduce(&options, &mut |_| true).unwrap();
+        let [printed] = &all.figures[0].printed[..] else { panic!("one point: {:?}", all.figures[0].printed) };
+        assert_eq!((printed.id.as_str(), printed.x, printed.low, printed.high), ("ST-085", 8, 25.0, 25.0));
+        let page = page(&all);
+        assert!(
+            page.contains("class=\"printed\"") && page.contains("the paper: HyperLogLog by eight threads"),
+            "{page}"
+        );
+    }
+
+    #[test]
     fn it_stops_when_told_to() {
         let options = ReproduceOptions { figure: Some("5a".into()), jobs: 2, cache: None, seed: 1 };
         let result = reproduce(&options, &mut |progress| progress.done < 3);
-        assert!(matches!(result, Err(ReproduceError::Interrupted)));
+        // No line has all of its points.
+        let cut = result.unwrap();
+        assert!(cut.figures.is_empty() && cut.incomplete.is_some_and(|why| why.contains(" of ")));
+        let options = ReproduceOptions { figure: Some("7".into()), jobs: 1, cache: None, seed: 1 };
+        let cut = reproduce(&options, &mut |progress| progress.done < 8).unwrap();
+        assert!(
+            cut.figures[0].lines.len() == 1
+                && table(&cut).contains("interrupted")
+                && page(&cut).contains("interrupted")
+        );
+        let result = reproduce(&options, &mut |_| false);
+        assert!(result.is_ok_and(|cut| cut.incomplete.is_some()));
         let options = ReproduceOptions { figure: Some("6".into()), ..options };
         let error = reproduce(&options, &mut |_| true).unwrap_err().to_string();
         assert!(error.starts_with("there is no figure 6: choose one of 5a, 5b"), "{error}");

@@ -192,6 +192,7 @@ mod tests {
                 placement,
                 in_flight_1: Default::default(),
                 in_flight_64: Default::default(),
+                by_ring: None,
             };
             row.in_flight_1.p50_ns = p50_ns;
             row.in_flight_64.ops_per_s = 1e9 / p50_ns as f64;

@@ -7,7 +7,7 @@ use super::{GOAL, LEFT_OUT};
 use crate::machine::Machine;
 use crate::operations::Operation;
 use crate::report::plot::{self, Pair};
-use crate::report::{STYLE, escape};
+use crate::report::{STYLE, download, escape};
 use remora_kernel::Placement;
 use remora_real::LinkKind;
 
@@ -38,7 +38,27 @@ pub fn page(validation: &Validation, machine: &Machine, rounds: usize) -> String
     for line in LEFT_OUT {
         let _ = writeln!(out, "<li>{}</li>", escape(line));
     }
-    out + "</ul>\n</main>\n</body>\n</html>\n"
+    let json = serde_json::to_string(validation).unwrap_or_default();
+    let _ = writeln!(
+        out,
+        "</ul>\n<p>All figures: {}, {}.</p>",
+        download("application/json", "remora-validation.json", &json),
+        download("text/csv", "remora-validation.csv", &csv(validation))
+    );
+    out + "</main>\n</body>\n</html>\n"
+}
+
+/// A line for each figure that was predicted.
+fn csv(validation: &Validation) -> String {
+    let mut out = String::from(
+        "operation,parameter,link,placement,predicted_p50_ns,measured_p50_ns,predicted_ops_per_s,measured_ops_per_s\n",
+    );
+    for &Cell { operation, parameter, link, placement, p50_ns, ops_per_s, .. } in &validation.cells {
+        let parameter = parameter.map(|n| n.to_string()).unwrap_or_default();
+        let ((predicted, measured), (rate, was)) = (p50_ns, ops_per_s);
+        let _ = writeln!(out, "{operation},{parameter},{link},{placement},{predicted},{measured},{rate},{was}");
+    }
+    out
 }
 
 fn agreement(out: &mut String, validation: &Validation) {
@@ -69,7 +89,7 @@ fn agreement(out: &mut String, validation: &Validation) {
 fn winners(out: &mut String, validation: &Validation) {
     let _ = writeln!(
         out,
-        "<h2>Who wins</h2>\n<p class=\"soft\">{}</p>\n<div class=\"card scroll\"><table><thead><tr>\
+        "<h2>Who wins</h2>\n<p class=\"soft\">{}</p>\n<div class=\"card scroll\" tabindex=\"0\"><table><thead><tr>\
          <th class=\"t\">operation</th><th class=\"t\">link</th><th class=\"t\">predicted</th>\
          <th class=\"t\">measured</th><th class=\"t\">by medians, within 5 %</th><th class=\"t\"></th></tr></thead>\
          <tbody>",
@@ -123,6 +143,7 @@ mod tests {
                 placement,
                 in_flight_1: Default::default(),
                 in_flight_64: Default::default(),
+                by_ring: None,
             };
             (row.in_flight_1.p50_ns, row.in_flight_64.ops_per_s) = (p50_ns, 1.0);
             row

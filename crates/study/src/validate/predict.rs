@@ -59,7 +59,7 @@ pub fn predict(platform: &Platform, data: &Data, links: &[LinkKind], placements:
                 let (p50_ns, ops_per_s) = (times.alone as u64, 1e9 / times.alone);
                 let in_flight_1 = Load { p50_ns, ops_per_s, rereads_per_op, ..Load::default() };
                 let in_flight_64 = Load { ops_per_s: 1e9 / times.each, rereads_per_op, ..Load::default() };
-                rows.push(Row { operation, parameter, link, placement, in_flight_1, in_flight_64 });
+                rows.push(Row { operation, parameter, link, placement, in_flight_1, in_flight_64, by_ring: None });
             }
         }
     }

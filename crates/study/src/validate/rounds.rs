@@ -33,18 +33,26 @@ pub struct Round {
     pub counts: bool,
 }
 
-/// As many rounds as are asked for, or until the user wants no more.
+/// The rounds that were run.
+pub struct Rounds {
+    /// They.
+    pub rounds: Vec<Round>,
+    /// What ended them early.
+    pub cut: Option<StudyError>,
+}
+
+/// As many rounds as are asked for. What ends them early leaves those that are done; if there is none it is an error.
 pub fn rounds(
     wanted: usize,
     plan: &Plan,
     records: &Records,
     clients: &mut [Client],
     watch: &dyn Watch,
-) -> Result<Vec<Round>, StudyError> {
+) -> Result<Rounds, StudyError> {
     let last = clients.len() - 1;
     let store = Store::load(&mut clients[last], plan, records, None, watch)?;
     let start = Instant::now();
-    let mut rounds: Vec<Round> = Vec::new();
+    let (mut rounds, mut cut): (Vec<Round>, _) = (Vec::new(), None);
     let counted = |rounds: &[Round]| rounds.iter().filter(|round| round.counts).count();
     // Those that do not count are run again, but not for ever.
     while counted(&rounds) < wanted && rounds.len() < 2 * wanted {
@@ -55,7 +63,10 @@ pub fn rounds(
         match round(plan, records, &store, clients, watch) {
             Ok(round) => rounds.push(round),
             // What is done tells something.
-            Err(StudyError::Interrupted) if !rounds.is_empty() => break,
+            Err(error) if !rounds.is_empty() => {
+                cut = Some(error);
+                break;
+            }
             Err(error) => return Err(error),
         }
     }
@@ -63,7 +74,7 @@ pub fn rounds(
     if counted(&rounds) < wanted {
         rounds.iter_mut().for_each(|round| round.counts = true);
     }
-    Ok(rounds)
+    Ok(Rounds { rounds, cut })
 }
 
 /// Probes, predicts, measures.
@@ -85,7 +96,7 @@ fn round(
     // The prediction is made before there is anything to predict.
     let predicted = predict(&platform, &Data::new(records, plan), &links, &plan.placements);
     let predicted = predicted.ok_or_else(|| StudyError::Failed("the probe gave no software NIC".into()))?;
-    let measured = compare(&mut targets, plan, store, watch)?;
+    let measured = compare(&mut targets, plan, store, watch).whole()?;
     let core_to_core = [probed(&figures, "system.core_to_core"), before, core_to_core()];
     Ok(Round { platform: text, predicted, measured, core_to_core, counts: is_steady(&core_to_core) })
 }

@@ -6,6 +6,16 @@ use remora_model::platform::{Dimension, quantity};
 use serde::Deserialize;
 use toml::Spanned;
 
+/// Operations that come with the program, by their names.
+pub const TEMPLATES: [(&str, &str); 6] = [
+    ("btree", include_str!("../../../../studies/where/btree.toml")),
+    ("counter", include_str!("../../../../studies/where/counter.toml")),
+    ("embedding", include_str!("../../../../studies/where/embedding.toml")),
+    ("get", include_str!("../../../../studies/where/get.toml")),
+    ("list", include_str!("../../../../studies/where/list.toml")),
+    ("scan", include_str!("../../../../studies/where/scan.toml")),
+];
+
 /// What is done to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -108,29 +118,44 @@ pub enum OperationError {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    /// What it is, in a line.
     title: String,
+    /// The accesses, in order.
     access: Vec<Spanned<FileAccess>>,
+    /// Bytes that a call brings in.
     request: Spanned<String>,
+    /// Bytes that it gives back.
     reply: Spanned<String>,
+    /// Whether replies differ in length.
     #[serde(default)]
     uneven: bool,
+    /// What it computes on a core: cycles, or a time; none if left out.
     #[serde(default)]
     compute: Option<Spanned<String>>,
+    /// The clock by which a compute that is given as a time is cycles; 3 GHz if left out.
     #[serde(default)]
     reference: Option<Spanned<String>>,
+    /// The same on a NIC's data path, in cycles; what it is on a core if left out.
     #[serde(default)]
     pipeline: Option<Spanned<String>>,
+    /// What accesses are spread over.
     state: Spanned<String>,
+    /// What is asked for together; the largest access if left out.
     #[serde(default)]
     item: Option<Spanned<String>>,
+    /// The exponent of the zipfian by which items are asked for, from 0 (all alike) to 3.
     #[serde(default)]
     skew: Option<Spanned<f64>>,
+    /// The part of operations, from 0 to 1, that write the item they read last, and hold it from that read on.
     #[serde(default)]
     writes: Option<Spanned<f64>>,
+    /// Where the state lies; `host` if left out.
     #[serde(default)]
     memory: Memory,
+    /// So many under way at once.
     #[serde(default)]
     concurrency: Option<Spanned<u32>>,
+    /// Or so many a second, such as `"2 M/s"`, whenever they come.
     #[serde(default)]
     offered: Option<Spanned<String>>,
 }
@@ -138,10 +163,14 @@ struct File {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileAccess {
+    /// How many.
     count: Spanned<f64>,
+    /// Bytes of each.
     size: Spanned<String>,
+    /// What they do; reads if left out.
     #[serde(default)]
     kind: Option<Kind>,
+    /// Whether each needs the one before; if not, all can be under way at once.
     #[serde(default)]
     dependent: Option<bool>,
 }
@@ -154,6 +183,10 @@ const MOST_CONCURRENCY: u32 = 1 << 16;
 impl Operation {
     /// Reads a file.
     pub fn load(path: &Path) -> Result<Self, OperationError> {
+        let template = TEMPLATES.iter().find(|(name, _)| path.as_os_str() == *name);
+        if let Some((name, text)) = template.filter(|_| !path.exists()) {
+            return Self::parse(&format!("studies/where/{name}.toml"), text);
+        }
         let file = path.display().to_string();
         match std::fs::read_to_string(path) {
             Ok(text) => Self::parse(&file, &text),

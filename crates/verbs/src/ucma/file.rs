@@ -1,13 +1,13 @@
-//! The device as a file: the functions of the C library that librdmacm uses on it, for its descriptors only.
+//! The device as a file: the functions of the C library that librdmacm uses on its descriptors, for these only.
 //!
 //! Every other descriptor passes through to the next library that has the function, at the price of one look into a
 //! bitmap. The functions stay as usable in signal handlers as the C library's are: they take no lock for others'
 //! descriptors.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Once, mpsc};
 use std::time::{Duration, Instant};
 
@@ -19,9 +19,11 @@ use super::state::{Host, State, Told};
 use crate::adapter::{self, Adapter};
 use crate::device;
 use crate::events::{EventQueue, errno, set_errno};
+use crate::files::next;
 use crate::port::mtu_code;
 
-const DEVICE: &CStr = c"/dev/infiniband/rdma_cm";
+/// The device's node.
+pub const DEVICE: &[u8] = b"/dev/infiniband/rdma_cm";
 /// How long the end of the process waits until its peers have been told, and have said that they heard.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 /// The response timeout of these last DREQs, nanoseconds: some are repeated before that time is over.
@@ -47,8 +49,9 @@ fn bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     Some((OURS.get(fd / 64)?, 1 << (fd % 64)))
 }
 
+/// Whether a descriptor is a channel.
 #[inline]
-fn is_ours(fd: RawFd) -> bool {
+pub fn is_channel(fd: RawFd) -> bool {
     bit(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
 
@@ -111,7 +114,7 @@ fn with_host<R>(peer: Option<std::net::IpAddr>, f: impl FnOnce(&mut Ucma, &mut H
     let now = guard.now();
     let nic = guard.nic();
     if let Some(route) = route {
-        nic.set_peer_link(route.remote, route.link);
+        nic.cm().set_link(route.remote, route.link);
     }
     let random = nic.random_psn().get();
     let host = Host {
@@ -287,103 +290,12 @@ fn migrate(id: u32, to: RawFd) -> Result<Vec<u8>, i32> {
     Ok(answer)
 }
 
-/// The function that this library's stands before.
-struct Next {
-    name: &'static CStr,
-    found: AtomicPtr<c_void>,
-}
-
-impl Next {
-    const fn new(name: &'static CStr) -> Self {
-        Self { name, found: AtomicPtr::new(std::ptr::null_mut()) }
-    }
-
-    fn get(&self) -> *mut c_void {
-        let mut found = self.found.load(Ordering::Relaxed);
-        if found.is_null() {
-            // SAFETY: a name that ends in zero.
-            found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-            assert!(!found.is_null(), "the C library has this function");
-            self.found.store(found, Ordering::Relaxed);
-        }
-        found
-    }
-}
-
-/// Calls the next function of a name and type.
-macro_rules! next {
-    ($name:literal as fn($($type:ty),*) -> $result:ty, $($argument:expr),*) => {{
-        static NEXT: Next = Next::new($name);
-        // SAFETY: the C library's function of this name has this type.
-        let function: unsafe extern "C" fn($($type),*) -> $result = unsafe { std::mem::transmute(NEXT.get()) };
-        // SAFETY: the caller's arguments, unchanged.
-        unsafe { function($($argument),*) }
-    }};
-}
-
-/// Whether a program wants the device; opens a channel then.
-///
-/// # Safety
-///
-/// `path` is null or a string.
-unsafe fn open_device(path: *const c_char, flags: c_int) -> Option<c_int> {
-    if path.is_null() {
-        return None;
-    }
-    // SAFETY: as the caller promises.
-    let path = unsafe { CStr::from_ptr(path) };
-    if path != DEVICE {
-        return crate::files::open(path);
-    }
-    Some(open_channel(flags).unwrap_or_else(|code| {
+/// What opening the device's node comes to: a channel.
+pub fn open(flags: c_int) -> c_int {
+    open_channel(flags).unwrap_or_else(|code| {
         set_errno(code);
         -1
-    }))
-}
-
-/// `open`. Its third argument is there only with some flags; it is passed on whatever it is.
-///
-/// # Safety
-///
-/// As for the C library's.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
-    // SAFETY: as the caller promises.
-    unsafe { open_device(path, flags) }
-        .unwrap_or_else(|| next!(c"open" as fn(*const c_char, c_int, libc::mode_t) -> c_int, path, flags, mode))
-}
-
-/// `open64`, which is `open` on 64-bit machines.
-///
-/// # Safety
-///
-/// As for the C library's.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
-    // SAFETY: as the caller promises.
-    unsafe { open_device(path, flags) }
-        .unwrap_or_else(|| next!(c"open64" as fn(*const c_char, c_int, libc::mode_t) -> c_int, path, flags, mode))
-}
-
-/// `fstat`: a channel is a character device.
-///
-/// # Safety
-///
-/// As for the C library's.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn fstat(fd: c_int, out: *mut libc::stat) -> c_int {
-    let result = next!(c"fstat" as fn(c_int, *mut libc::stat) -> c_int, fd, out);
-    if result == 0 && is_ours(fd) {
-        // SAFETY: all fields may be zero.
-        let mut real: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: a string and a place to write to; and the caller's, which was just written to.
-        unsafe {
-            // On a machine that has the real one too, librdmacm compares numbers.
-            (*out).st_rdev = if libc::stat(DEVICE.as_ptr(), &raw mut real) == 0 { real.st_rdev } else { 0 };
-            (*out).st_mode = libc::S_IFCHR | 0o666;
-        }
-    }
-    result
+    })
 }
 
 /// `write`: to a channel, a command.
@@ -393,8 +305,8 @@ pub unsafe extern "C" fn fstat(fd: c_int, out: *mut libc::stat) -> c_int {
 /// As for the C library's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
-    if !is_ours(fd) {
-        return next!(c"write" as fn(c_int, *const c_void, usize) -> isize, fd, bytes, len);
+    if !is_channel(fd) {
+        return next!(write: fn(c_int, *const c_void, usize) -> isize, fd, bytes, len);
     }
     if bytes.is_null() {
         set_errno(libc::EFAULT);
@@ -417,12 +329,12 @@ pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> i
 /// As for the C library's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if is_ours(fd) {
+    if is_channel(fd) {
         let before = errno();
         if close_channel(fd) {
             set_errno(before);
             return 0;
         }
     }
-    next!(c"close" as fn(c_int) -> c_int, fd)
+    next!(close: fn(c_int) -> c_int, fd)
 }

@@ -19,7 +19,9 @@ impl State {
     /// Notes an event of the connection manager for the program. `psn` is an unpredictable number of 24 bits.
     pub fn follow(&mut self, event: CmEvent, psn: u32) {
         match event {
-            CmEvent::ConnectRequest { conn, listener, remote, local_ip, remote_ip, source_port, private_data } => {
+            CmEvent::ConnectRequest {
+                conn, listener, remote, local_ip, remote_ip, source_port, private_data, ..
+            } => {
                 let caller = Caller { listener, conn, local: local_ip, remote: (remote_ip, source_port).into() };
                 let param = UcmaParam::Conn(conn_param(&remote, private_data));
                 self.request(&caller, Some(remote), psn, param);

@@ -120,7 +120,7 @@ fn settle(sides: &mut [Side; 2], now: u64) {
         let mut moved = false;
         for from in 0..2 {
             while sides[from].cm.poll_transmit(&mut mad).is_some() {
-                sides[1 - from].cm.handle_mad(now, ADDRESSES[from], ADDRESSES[1 - from], &mad);
+                sides[1 - from].cm.handle_mad(now, 0, ADDRESSES[from], ADDRESSES[1 - from], &mad);
                 moved = true;
             }
         }

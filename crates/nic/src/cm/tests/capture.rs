@@ -161,11 +161,12 @@ impl Exchange {
         let (here, there) = if as_client { (CLIENT, SERVER) } else { (SERVER, CLIENT) };
         if self.closed_by_client == as_client {
             cm.disconnect(9, conn).unwrap();
-            assert_same(&sent(cm), &self.dreq(), &[OUR_ID, TRANSACTION]);
-            let drep = renamed(self.drep(), 4, conn);
-            cm.handle_mad(10, there, here, &drep);
+            let dreq = sent(cm);
+            assert_same(&dreq, &self.dreq(), &[OUR_ID, TRANSACTION]);
+            let drep = answering(&dreq, renamed(self.drep(), 4, conn));
+            cm.handle_mad(10, 0, there, here, &drep);
         } else {
-            cm.handle_mad(9, there, here, &renamed(self.dreq(), 4, conn));
+            cm.handle_mad(9, 0, there, here, &renamed(self.dreq(), 4, conn));
             assert_same(&sent(cm), &self.drep(), &[OUR_ID]);
         }
         assert_eq!(cm.poll_event(), Some(CmEvent::Disconnected { conn }));
@@ -200,6 +201,12 @@ fn renamed(mut mad: Bytes, offset: usize, conn: ConnId) -> Bytes {
     mad
 }
 
+/// The captured MAD with the transaction id of what it answers here.
+fn answering(question: &Bytes, mut mad: Bytes) -> Bytes {
+    mad[TRANSACTION.0].copy_from_slice(&question[TRANSACTION.0]);
+    mad
+}
+
 fn rdma_cm(ca_guid: u64) -> Cm {
     Cm::new(1, CmConfig { response_timeout: 4096 << 20, ca_guid, ..CmConfig::default() })
 }
@@ -210,12 +217,13 @@ fn the_active_side_speaks_as_rdma_cm() {
         let mut cm = rdma_cm(CLIENT_GUID);
         let service = service_id(exchange.port);
         let conn = cm.connect(0, CLIENT, SERVER, service, exchange.client, &[]).unwrap();
-        assert_same(&sent(&mut cm), &exchange.req(), &[TRANSACTION, OUR_ID, FLOW_LABEL, SOURCE_PORT]);
+        let req = sent(&mut cm);
+        assert_same(&req, &exchange.req(), &[TRANSACTION, OUR_ID, FLOW_LABEL, SOURCE_PORT]);
 
-        cm.handle_mad(1, SERVER, CLIENT, &renamed(exchange.rep(), 4, conn));
+        cm.handle_mad(1, 0, SERVER, CLIENT, &answering(&req, renamed(exchange.rep(), 4, conn)));
         let (remote, private_data) = (exchange.server, vec![0; 196]);
         assert_eq!(cm.poll_event(), Some(CmEvent::Established { conn, remote, private_data }));
-        assert_same(&sent(&mut cm), &exchange.rtu(), &[OUR_ID]);
+        assert_same(&sent(&mut cm), &answering(&req, exchange.rtu()), &[OUR_ID]);
         exchange.close(&mut cm, conn, true);
     }
 }
@@ -225,7 +233,7 @@ fn the_passive_side_speaks_as_rdma_cm() {
     for exchange in &EXCHANGES {
         let mut cm = rdma_cm(SERVER_GUID);
         let listener = cm.listen(service_id(exchange.port)).unwrap();
-        cm.handle_mad(0, CLIENT, SERVER, &exchange.req());
+        cm.handle_mad(0, 0, CLIENT, SERVER, &exchange.req());
         let event = cm.poll_event();
         let Some(CmEvent::ConnectRequest { conn, .. }) = event else { panic!("{event:?}") };
         let request = CmEvent::ConnectRequest {
@@ -234,6 +242,7 @@ fn the_passive_side_speaks_as_rdma_cm() {
             remote: exchange.client,
             local_ip: SERVER,
             remote_ip: CLIENT,
+            link: 0,
             source_port: exchange.source_port,
             private_data: vec![0; REQ_PRIVATE_DATA],
         };
@@ -241,7 +250,7 @@ fn the_passive_side_speaks_as_rdma_cm() {
 
         cm.accept(1, conn, exchange.server, &[]).unwrap();
         assert_same(&sent(&mut cm), &exchange.rep(), &[OUR_ID]);
-        cm.handle_mad(2, CLIENT, SERVER, &renamed(exchange.rtu(), 4, conn));
+        cm.handle_mad(2, 0, CLIENT, SERVER, &renamed(exchange.rtu(), 4, conn));
         assert!(matches!(cm.poll_event(), Some(CmEvent::Established { .. })));
         exchange.close(&mut cm, conn, false);
     }

@@ -112,7 +112,7 @@ impl World {
             self.now = next;
             while let Some(entry) = self.flying.first_entry().filter(|entry| entry.key().0 <= next) {
                 let (to, mad) = entry.remove();
-                self.nodes[to].handle_mad(next, IPS[1 - to], IPS[to], &mad);
+                self.nodes[to].handle_mad(next, 0, IPS[1 - to], IPS[to], &mad);
             }
             for node in &mut self.nodes {
                 node.handle_timeout(next);

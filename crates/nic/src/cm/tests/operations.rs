@@ -60,7 +60,7 @@ fn private_data_and_limits_are_agreed_upon() {
     let active = connect(&mut cm[0], greedy, &[7; REQ_PRIVATE_DATA]).unwrap();
     let mut out = [0; 256];
     cm[0].poll_transmit(&mut out).unwrap();
-    cm[1].handle_mad(0, HERE, PEER, &out);
+    cm[1].handle_mad(0, 0, HERE, PEER, &out);
     let Some(CmEvent::ConnectRequest { conn, private_data, remote, .. }) = cm[1].poll_event() else {
         panic!("no request")
     };
@@ -73,7 +73,7 @@ fn private_data_and_limits_are_agreed_upon() {
     assert!(matches!(cm[1].reject(0, conn, 28, &[0; 149]), Err(CmError::PrivateData { max: 148, .. })));
     cm[1].accept(0, conn, ours, &[8; REP_PRIVATE_DATA]).unwrap();
     cm[1].poll_transmit(&mut out).unwrap();
-    cm[0].handle_mad(0, PEER, HERE, &out);
+    cm[0].handle_mad(0, 0, PEER, HERE, &out);
     let remote = QpParams { responder_resources: 2, initiator_depth: 16, ..ours };
     let private_data = vec![8; REP_PRIVATE_DATA];
     assert_eq!(cm[0].poll_event(), Some(CmEvent::Established { conn: active, remote, private_data }));
@@ -88,7 +88,7 @@ fn ipv6_and_mapped_addresses_connect() {
         cm[0].connect(0, a, b, service_id(PORT), params(OUR_QPN), b"").unwrap();
         let mut out = [0; 256];
         cm[0].poll_transmit(&mut out).unwrap();
-        cm[1].handle_mad(0, a, b, &out);
+        cm[1].handle_mad(0, 0, a, b, &out);
         assert!(matches!(cm[1].poll_event(), Some(CmEvent::ConnectRequest { .. })), "{a}");
     }
 }
@@ -100,7 +100,7 @@ fn a_node_connects_to_itself() {
     cm.connect(0, HERE, HERE, service_id(PORT), params(OUR_QPN), b"").unwrap();
     let (mut established, mut disconnected, mut out) = (0, 0, [0; 256]);
     while cm.poll_transmit(&mut out).is_some() {
-        cm.handle_mad(0, HERE, HERE, &out);
+        cm.handle_mad(0, 0, HERE, HERE, &out);
         while let Some(event) = cm.poll_event() {
             match event {
                 CmEvent::ConnectRequest { conn, .. } => cm.accept(0, conn, params(THEIR_QPN), b"").unwrap(),
@@ -124,16 +124,17 @@ fn a_flood_of_requests_occupies_no_more_than_its_share() {
     cm.listen(service_id(PORT)).unwrap();
     for i in 0..10_000 {
         let flood = req_with(|req| (req.local_comm_id, req.local_qpn) = (i + 1, i + 2));
-        cm.handle_mad(0, PEER, HERE, &flood);
+        cm.handle_mad(0, 0, PEER, HERE, &flood);
     }
-    assert_eq!((cm.connections(), cm.events.len(), cm.replies.len()), (4, 4, MAX_REPLIES));
-    assert_eq!(cm.counters().refused, 9996);
+    // One address has half of what strangers may have, which is half of four.
+    assert_eq!((cm.connections(), cm.events.len(), cm.replies.len()), (1, 1, MAX_REPLIES));
+    assert_eq!(cm.counters().refused, 9999);
     assert!(drain(&mut cm).iter().all(|sent| sent == "REJ 3"));
     // The own connections still have room, up to their own limit.
-    for qpn in 2..6 {
+    for qpn in 2..9 {
         connect(&mut cm, params(qpn), b"").unwrap();
     }
-    assert_eq!(connect(&mut cm, params(6), b""), Err(CmError::TableFull(8)));
+    assert_eq!(connect(&mut cm, params(9), b""), Err(CmError::TableFull(8)));
     // When the flood has passed and nobody answered it, all is as before.
     while let Some(at) = cm.poll_timeout() {
         cm.handle_timeout(at);
@@ -142,12 +143,44 @@ fn a_flood_of_requests_occupies_no_more_than_its_share() {
 }
 
 #[test]
+fn a_cookie_is_good_for_one_call_from_one_address() {
+    let mut cm = Cm::new(1, config());
+    cm.listen(service_id(PORT)).unwrap();
+    let call = |cm: &mut Cm, id: u32, tid: u64| {
+        let bytes = message::req(&config(), (ConnId(id), tid), &call_from(PEER, HERE), &params(id + 1));
+        cm.handle_mad(0, 0, PEER, HERE, &bytes);
+    };
+    call(&mut cm, 1, 9);
+    call(&mut cm, 2, 9);
+    let mut out = [0; 256];
+    cm.poll_transmit(&mut out).expect("the second is asked to prove that he hears");
+    let Ok(Mad { message: CmMessage::Rej(rej), transaction_id: 9, .. }) = Mad::parse(&out) else { panic!("a REJ") };
+    let cookie = message::cookie_of(&rej).expect("a cookie");
+    // Wrong by a bit, and another's.
+    call(&mut cm, 2, cookie ^ 1);
+    call(&mut cm, 3, cookie);
+    assert_eq!((cm.connections(), drain(&mut cm).len()), (1, 2));
+    call(&mut cm, 2, cookie);
+    assert_eq!((cm.connections(), drain(&mut cm).len()), (2, 0));
+    // The address is his, and he has half of all places: he waits.
+    let prove = |cm: &mut Cm, id| {
+        call(cm, id, 9);
+        let mut out = [0; 256];
+        cm.poll_transmit(&mut out).expect("a cookie");
+        let Ok(Mad { message: CmMessage::Rej(rej), .. }) = Mad::parse(&out) else { panic!("a REJ") };
+        call(cm, id, message::cookie_of(&rej).expect("a cookie"));
+    };
+    prove(&mut cm, 4);
+    assert_eq!((cm.connections(), drain(&mut cm).len()), (2, 0));
+}
+
+#[test]
 fn an_established_connection_is_not_half_open_and_arms_no_timer() {
     let mut cm = Cm::new(1, config());
     cm.listen(service_id(PORT)).unwrap();
     for i in 0..8 {
         let req = req_with(|req| (req.local_comm_id, req.local_qpn) = (i + 1, i + 2));
-        cm.handle_mad(0, PEER, HERE, &req);
+        cm.handle_mad(0, 0, PEER, HERE, &req);
         let Some(CmEvent::ConnectRequest { conn, .. }) = cm.poll_event() else { panic!("connection {i} is refused") };
         cm.accept(0, conn, params(0x100 + i), b"").unwrap();
         cm.mark_established(0, 0x100 + i);
@@ -172,7 +205,7 @@ fn events_that_nobody_polls_are_bounded() {
     for i in 0..1000 {
         let now = i * 10_000 * MS;
         cm.handle_timeout(now);
-        cm.handle_mad(now, PEER, HERE, &peer_says("REQ", 0));
+        cm.handle_mad(now, 0, PEER, HERE, &peer_says("REQ", 0));
     }
     assert!(cm.events.len() <= 3 * 8 + 3 * 8, "{}", cm.events.len());
 }
@@ -181,7 +214,7 @@ fn events_that_nobody_polls_are_bounded() {
 fn unpolled_transmits_are_bounded() {
     let mut cm = Cm::new(1, config());
     for _ in 0..1000 {
-        cm.handle_mad(0, PEER, HERE, &peer_says("REP to nobody", 5));
+        cm.handle_mad(0, 0, PEER, HERE, &peer_says("REP to nobody", 5));
     }
     assert_eq!(drain(&mut cm).len(), MAX_REPLIES);
     assert_eq!(cm.counters().dropped, 1000 - MAX_REPLIES as u64);
@@ -192,7 +225,7 @@ fn a_truncated_mad_is_counted() {
     let mut cm = Cm::new(1, config());
     let req = peer_says("REQ", 0);
     for len in 0..256 {
-        cm.handle_mad(0, PEER, HERE, &req[..len]);
+        cm.handle_mad(0, 0, PEER, HERE, &req[..len]);
     }
     assert_eq!(cm.counters().malformed, 256);
 }
@@ -297,6 +330,7 @@ proptest! {
         let mut cm = Cm::new(1, config);
         let mut listener = cm.listen(service_id(PORT)).ok();
         let mut now = 0_u64;
+        let mut ear = Ear::default();
         let mut conns: Vec<ConnId> = Vec::new();
         let mut history: BTreeMap<ConnId, Vec<&'static str>> = BTreeMap::new();
         for op in ops {
@@ -305,13 +339,13 @@ proptest! {
             match op {
                 Op::Advance(by) => now = now.saturating_add(by),
                 Op::Mad { name, conn, stranger, damage } => {
-                    let mut mad = peer_says(NAMES[name], pick(conn).0);
+                    let mut mad = ear.answer(peer_says(NAMES[name], pick(conn).0));
                     if let Some((at, byte)) = damage {
                         mad[at] = byte;
                     }
-                    cm.handle_mad(now, if stranger { STRANGER } else { PEER }, HERE, &mad);
+                    cm.handle_mad(now, 0, if stranger { STRANGER } else { PEER }, HERE, &mad);
                 }
-                Op::Bytes(bytes) => cm.handle_mad(now, PEER, HERE, &bytes),
+                Op::Bytes(bytes) => cm.handle_mad(now, 0, PEER, HERE, &bytes),
                 Op::Connect(qpn) => {
                     conns.extend(cm.connect(now, HERE, PEER, service_id(PORT), params(qpn), b"").ok());
                 }
@@ -328,7 +362,12 @@ proptest! {
                 Op::Disconnect(n) => drop(cm.disconnect(now, pick(n))),
                 Op::DisconnectAll => cm.disconnect_all(now),
                 Op::Packet(qpn) => cm.mark_established(now, qpn),
-                Op::Transmit => drop(drain(&mut cm)),
+                Op::Transmit => {
+                    let mut out = [0; 256];
+                    while cm.poll_transmit(&mut out).is_some() {
+                        ear.hear(&out);
+                    }
+                }
             }
             cm.handle_timeout(now);
             while let Some(event) = cm.poll_event() {

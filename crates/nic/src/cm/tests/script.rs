@@ -11,6 +11,10 @@ enum On {
     Hear(&'static str),
     /// The peer's message of that name from an address that is not the peer's.
     Forged(&'static str),
+    /// The peer's message of that name in all but its transaction id.
+    Guessed(&'static str),
+    /// The peer's message of that name by another link.
+    Beside(&'static str),
     Connect,
     Accept,
     Reject,
@@ -28,13 +32,20 @@ fn play(script: &[Row]) -> Cm {
     let mut cm = Cm::new(1, config());
     cm.listen(service_id(PORT)).unwrap();
     let mut conn = ConnId(0);
+    let mut ear = Ear::default();
     for (row, (at, on, sent, events)) in script.iter().enumerate() {
         let now = at * MS;
         cm.handle_timeout(now);
         match on {
             Time => {}
-            Hear(message) => cm.handle_mad(now, PEER, HERE, &peer_says(message, conn.0)),
-            Forged(message) => cm.handle_mad(now, STRANGER, HERE, &peer_says(message, conn.0)),
+            Hear(message) => cm.handle_mad(now, 0, PEER, HERE, &ear.answer(peer_says(message, conn.0))),
+            Forged(message) => cm.handle_mad(now, 0, STRANGER, HERE, &ear.answer(peer_says(message, conn.0))),
+            Beside(message) => cm.handle_mad(now, 1, PEER, HERE, &ear.answer(peer_says(message, conn.0))),
+            Guessed(message) => {
+                let mut mad = peer_says(message, conn.0);
+                message::set_transaction(&mut mad, 0x1234);
+                cm.handle_mad(now, 0, PEER, HERE, &mad);
+            }
             Connect => conn = cm.connect(now, HERE, PEER, service_id(PORT), params(OUR_QPN), b"hi").unwrap(),
             Accept => cm.accept(now, conn, params(OUR_QPN), b"ho").unwrap(),
             Reject => cm.reject(now, conn, reason::CONSUMER, b"no").unwrap(),
@@ -53,6 +64,7 @@ fn play(script: &[Row]) -> Cm {
         let mut out = [0; 256];
         while cm.wants_transmit() {
             cm.poll_transmit(&mut out).expect("something to send");
+            ear.hear(&out);
             got_sent.push(name_of(&out));
         }
         assert_eq!(cm.poll_transmit(&mut out), None);
@@ -138,6 +150,38 @@ scripts! {
         (6, Hear("DREQ, wrong qpn"), [], [])
         (7, Hear("REJ 28"), [], [])
         (8, Hear("REJ 6 of REP"), [], ["Disconnected"])
+    }
+
+    what_was_not_asked_for_is_not_believed {
+        (0, Connect, ["REQ"], [])
+        (1, Guessed("REJ 28"), [], [])
+        (2, Guessed("REJ 8, no id"), [], [])
+        (3, Guessed("REP"), [], [])
+        (4, Beside("REP"), [], [])
+        (5, Guessed("MRA 2 h"), [], [])
+        (6, Hear("DREP"), [], [])
+        (100, Time, ["REQ"], [])
+        (101, Hear("REP"), ["RTU"], ["Established"])
+        (102, Guessed("REP"), [], [])
+        (103, Guessed("REJ 6 of REP"), [], [])
+        (104, Guessed("REJ 4"), [], [])
+        (105, Guessed("DREP"), [], [])
+        (106, Beside("DREQ"), [], [])
+        (107, Disconnect, ["DREQ"], [])
+        (108, Guessed("DREP"), [], [])
+        (109, Hear("DREP"), [], ["Disconnected"])
+    }
+
+    what_was_not_asked_for_is_not_believed_by_the_passive_side {
+        (0, Hear("REQ"), [], ["ConnectRequest"])
+        (1, Guessed("REJ 4 of REQ, no id"), [], [])
+        (2, Accept, ["REP"], [])
+        (3, Guessed("RTU"), [], [])
+        (4, Guessed("REJ 4"), [], [])
+        (5, Guessed("MRA 2 h"), [], [])
+        (6, Hear("RTU"), [], ["Established"])
+        (7, Guessed("REJ 4"), [], [])
+        (8, Hear("DREQ"), ["DREP"], ["Disconnected"])
     }
 
     an_mra_puts_the_retry_off_and_costs_one {
@@ -229,9 +273,9 @@ scripts! {
         (0, Hear("REQ"), [], ["ConnectRequest"])
         (1, Forged("REJ 4 of REQ, no id"), [], [])
         (2, Hear("REJ 4 of REQ, no id"), [], ["Rejected 4"])
-        (3, Hear("REQ"), [], ["ConnectRequest"])
-        (4, Accept, ["REP"], [])
-        (5, Hear("REJ 4"), [], ["Rejected 4"])
+        (1003, Hear("REQ"), [], ["ConnectRequest"])
+        (1004, Accept, ["REP"], [])
+        (1005, Hear("REJ 4"), [], ["Rejected 4"])
     }
 
     called_off_before_and_after_the_rep {
@@ -291,10 +335,11 @@ scripts! {
     }
 }
 
-// A peer that restarted and calls again with a queue pair that is in a connection here.
+// A peer that restarted, or somebody who says so, calls with a queue pair that is in a connection here. The DREQ asks
+// whether the peer knows it.
 scripts! {
     stale_by_queue_pair after UP_PASSIVE {
-        (10, Hear("REQ, new id"), ["REJ 10", "DREQ"], [])
+        (10, Hear("REQ, new id"), ["DREQ", "REJ 10"], [])
         (11, Hear("REQ, new id"), ["REJ 10"], [])
         (12, Hear("DREP"), [], ["Disconnected"])
         (13, Hear("REQ, new id"), ["REJ 10"], [])
@@ -303,7 +348,7 @@ scripts! {
     }
 
     stale_by_communication_id after UP_PASSIVE {
-        (10, Hear("REQ, new qpn"), ["REJ 10", "DREQ"], [])
+        (10, Hear("REQ, new qpn"), ["DREQ", "REJ 10"], [])
         (12, Hear("DREP"), [], ["Disconnected"])
         (1012, Hear("REQ, new qpn"), [], ["ConnectRequest"])
         (1013, Reject, ["REJ 28"], [])
@@ -311,15 +356,32 @@ scripts! {
 
     stale_by_age_when_the_peer_draws_the_very_same_numbers after UP_PASSIVE {
         (1002, Hear("REQ"), [], [])
-        (1003, Hear("REQ"), ["REJ 10", "DREQ"], [])
+        (1003, Hear("REQ"), ["DREQ", "REJ 10"], [])
         (1004, Hear("DREP"), [], ["Disconnected"])
         (2004, Hear("REQ"), [], ["ConnectRequest"])
         (2005, Reject, ["REJ 28"], [])
     }
 
     stale_on_the_active_side after UP {
-        (10, Hear("REQ, new id"), ["REJ 10", "DREQ"], [])
+        (10, Hear("REQ, new id"), ["DREQ", "REJ 10"], [])
         (11, Hear("DREP"), [], ["Disconnected"])
+    }
+
+    a_forged_call_ends_nothing after UP_PASSIVE {
+        (10, Hear("REQ, new id"), ["DREQ", "REJ 10"], [])
+        (11, Guessed("DREP"), [], [])
+        (12, Forged("DREP"), [], [])
+        (13, Beside("DREP"), [], [])
+        (109, Beside("REQ, new id"), ["REJ 10"], [])
+        (110, Hear("REQ, new qpn"), ["DREQ", "REJ 10"], [])
+        (5000, Time, [], [])
+        (5001, Hear("DREQ"), ["DREP"], ["Disconnected"])
+    }
+
+    a_question_whether_a_connection_is_known_is_answered_if_it_is_not after UP {
+        (10, Hear("DREQ, wrong qpn"), [], [])
+        (11, Hear("DREQ to nobody"), ["DREP"], [])
+        (12, Hear("DREQ"), ["DREP"], ["Disconnected"])
     }
 
     half_open_is_not_torn_down {
@@ -333,9 +395,11 @@ scripts! {
 fn a_rep_from_a_stale_queue_pair_is_refused() {
     let mut cm = play(&UP);
     let second = cm.connect(0, HERE, PEER, service_id(PORT), params(0x12), b"").unwrap();
-    let mut out = [0; 256];
-    while cm.poll_transmit(&mut out).is_some() {}
-    cm.handle_mad(1, PEER, HERE, &peer_says("REP, new id", second.0));
+    let (mut out, mut ear) = ([0; 256], Ear::default());
+    while cm.poll_transmit(&mut out).is_some() {
+        ear.hear(&out);
+    }
+    cm.handle_mad(1, 0, PEER, HERE, &ear.answer(peer_says("REP, new id", second.0)));
     let rejected = CmEvent::Rejected { conn: second, reason: reason::STALE_CONNECTION, private_data: vec![] };
     assert_eq!(cm.poll_event(), Some(rejected));
     let sent: Vec<_> = std::iter::from_fn(|| cm.poll_transmit(&mut out).map(|_| name_of(&out))).collect();
@@ -365,9 +429,9 @@ fn requests_that_cannot_be_met_are_refused_with_the_reason() {
     for (name, edit, reason) in BAD_REQUESTS {
         let mut cm = Cm::new(1, config());
         cm.listen(service_id(PORT)).unwrap();
-        cm.handle_mad(0, PEER, HERE, &req_with(edit));
+        cm.handle_mad(0, 0, PEER, HERE, &req_with(edit));
         let mut out = [0; 256];
-        assert_eq!(cm.poll_transmit(&mut out), Some(CmTransmit { to: PEER, from: HERE }), "{name}");
+        assert_eq!(cm.poll_transmit(&mut out), Some(CmTransmit { to: PEER, from: HERE, link: 0 }), "{name}");
         let Ok(Mad { message: CmMessage::Rej(rej), transaction_id: 9, .. }) = Mad::parse(&out) else {
             panic!("{name}: not a REJ of the same transaction")
         };

@@ -11,7 +11,7 @@ fn exchange(now: u64, cm: &mut [Cm; 2]) {
     while cm.iter().any(Cm::wants_transmit) {
         for from in 0..2 {
             while cm[from].poll_transmit(&mut out).is_some() {
-                cm[1 - from].handle_mad(now, ips[from], ips[1 - from], &out);
+                cm[1 - from].handle_mad(now, 0, ips[from], ips[1 - from], &out);
             }
         }
     }
@@ -150,7 +150,7 @@ fn a_call_that_is_refused_goes_on_until_somebody_listens() {
 fn an_alternate_path_is_not_supported() {
     let mut cm = Cm::new(1, config());
     let lap = remora_wire::cm::Lap { local_comm_id: 5, remote_comm_id: 6 };
-    cm.handle_mad(0, PEER, HERE, &emit(CmMessage::Lap(lap)));
+    cm.handle_mad(0, 0, PEER, HERE, &emit(CmMessage::Lap(lap)));
     let mut out = [0; 256];
     cm.poll_transmit(&mut out).unwrap();
     let Ok(Mad { message: CmMessage::Apr(apr), .. }) = Mad::parse(&out) else { panic!("no APR") };
@@ -192,14 +192,14 @@ fn a_question_is_repeated_and_its_answer_too() {
     for repetition in 1..=2 {
         cm[0].handle_timeout(repetition * 100 * MS);
         cm[0].poll_transmit(&mut out).unwrap();
-        cm[1].handle_mad(0, HERE, PEER, &out);
+        cm[1].handle_mad(0, 0, HERE, PEER, &out);
     }
     let (conn, _) = event(&mut cm[1]);
     assert_eq!(cm[1].poll_event(), None, "one event for both");
     cm[1].answer_service(0, conn, sidr_status::REJECTED, (0, 0), b"").unwrap();
     let mut answer = [0; 256];
     cm[1].poll_transmit(&mut answer).unwrap();
-    cm[1].handle_mad(1, HERE, PEER, &out);
+    cm[1].handle_mad(1, 0, HERE, PEER, &out);
     cm[1].poll_transmit(&mut out).unwrap();
     assert_eq!(out, answer);
     cm[0].handle_timeout(300 * MS);
@@ -216,14 +216,23 @@ fn a_service_that_nobody_has_is_refused_at_once() {
 }
 
 #[test]
-fn a_flood_of_questions_is_bounded() {
+fn a_flood_of_questions_is_bounded_and_keeps_nobody_out() {
     let mut cm = Cm::new(1, config());
     cm.listen(UDP).unwrap();
+    let ask = |cm: &mut Cm, from: IpAddr, id| {
+        let call = ConnectCall { service_id: UDP, ..call_from(from, HERE) };
+        cm.handle_mad(0, 0, from, HERE, &message::sidr_req((ConnId(id), 9), &call));
+    };
     for id in 1..1000 {
-        let call = ConnectCall { service_id: UDP, ..call_from(PEER, HERE) };
-        cm.handle_mad(0, PEER, HERE, &message::sidr_req(ConnId(id), &call));
+        ask(&mut cm, PEER, id);
     }
-    assert_eq!((cm.services.len(), cm.counters().refused), (4, 995));
+    assert_eq!((cm.services.len(), cm.counters().refused), (2, 997), "one address has half of the places");
+    while cm.poll_event().is_some() {}
+    for host in 0..100 {
+        ask(&mut cm, IpAddr::from([10, 1, 1, host]), 7);
+        assert!(matches!(cm.poll_event(), Some(CmEvent::ServiceRequest { .. })), "{host}");
+    }
+    assert_eq!(cm.services.len(), 4);
     cm.handle_timeout(300 * MS);
     assert_eq!((cm.services.len(), cm.poll_timeout()), (0, None));
 }
@@ -263,6 +272,102 @@ fn a_silent_peer_is_gone_in_time() {
 }
 
 #[test]
+fn a_peer_whose_packets_are_taken_stays_though_its_answers_are_lost() {
+    let mut cm = pair(&watching());
+    connected(&mut cm, 0);
+    for second in 1..60 {
+        cm[0].hear(second * 1000 * MS, |_| second);
+        cm[0].handle_timeout(second * 1000 * MS);
+        assert_eq!(cm[0].poll_event(), None);
+    }
+    let mut now = 0;
+    while cm[0].poll_event().is_none() {
+        now = cm[0].poll_timeout().expect("somebody is watching");
+        cm[0].hear(now, |_| 59);
+        cm[0].handle_timeout(now);
+    }
+    assert_eq!(now, 64_000 * MS);
+}
+
+#[test]
+fn signs_of_life_that_nobody_asked_for_are_not_believed() {
+    let mut cm = pair(&watching());
+    connected(&mut cm, 0);
+    for second in 1..6 {
+        let now = second * 1000 * MS;
+        cm.iter_mut().for_each(|cm| cm.handle_timeout(now));
+        exchange(now, &mut cm);
+        for instance in 0..100 {
+            cm[0].handle_mad(now, 0, PEER, HERE, &peer_says("SIDR REP, no service", instance));
+        }
+        exchange(now, &mut cm);
+        assert!(cm.iter_mut().all(|cm| cm.poll_event().is_none()));
+    }
+    // Nor do they make the dead seem to live.
+    let mut now = 5000 * MS;
+    while cm[0].poll_event().is_none() {
+        now = cm[0].poll_timeout().expect("somebody is watching");
+        cm[0].handle_timeout(now);
+        cm[0].handle_mad(now, 0, PEER, HERE, &peer_says("SIDR REP, no service", 7));
+        cm[0].handle_mad(now, 0, PEER, HERE, &peer_says("DREQ to nobody", 7));
+    }
+    assert_eq!(now, 10_000 * MS);
+}
+
+#[test]
+fn an_answer_that_somebody_guesses_is_not_believed() {
+    let mut cm = pair(&config());
+    let asked = ask(&mut cm[0], 0, UDP);
+    let guessed = message::sidr_rep(9, (asked.0, UDP), (0, 0x66, 0x66), b"");
+    cm[0].handle_mad(0, 0, PEER, HERE, &guessed);
+    assert_eq!((cm[0].poll_event(), cm[0].counters().unexpected), (None, 1));
+}
+
+/// An honest caller, through whatever strangers forge.
+#[test]
+fn forged_calls_keep_nobody_out() {
+    let mut cm = pair(&config());
+    for host in 0..=255 {
+        for id in 1..10 {
+            let call = |req: &mut Req| (req.local_comm_id, req.local_qpn) = (id, id + 100);
+            let from = IpAddr::from([10, 0, 0, host]);
+            let bytes = message::req(&config(), (ConnId(id), 9), &call_from(from, PEER), &params(id + 100));
+            let Ok(Mad { message: CmMessage::Req(mut req), .. }) = Mad::parse(&bytes) else { panic!("a REQ") };
+            call(&mut req);
+            cm[1].handle_mad(0, 0, from, PEER, &emit(CmMessage::Req(req)));
+        }
+    }
+    assert_eq!(cm[1].table.half_open(), 2, "half of the four");
+    while cm[1].poll_event().is_some() {}
+    let mut out = [0; 256];
+    while cm[1].poll_transmit(&mut out).is_some() {}
+    connected(&mut cm, 0);
+}
+
+/// The one in whose name somebody calls refuses each answer at once. That makes no room for more such calls.
+#[test]
+fn refused_answers_to_forged_calls_free_no_place() {
+    let mut cm = pair(&config());
+    let mut taken = 0;
+    for n in 0..1000 {
+        let now = n * MS;
+        let (id, qpn) = (2 * n as u32 + 1, n as u32 + 100);
+        let forged = message::req(&config(), (ConnId(id), 9), &call_from(HERE, PEER), &params(qpn));
+        cm[1].handle_mad(now, 0, HERE, PEER, &forged);
+        while let Some(event) = cm[1].poll_event() {
+            if let CmEvent::ConnectRequest { conn, .. } = event {
+                taken += 1;
+                cm[1].accept(now, conn, params(0x1000 + n as u32), b"").unwrap();
+            }
+        }
+        exchange(now, &mut cm);
+        cm.iter_mut().for_each(|cm| cm.handle_timeout(now));
+    }
+    assert_eq!(taken, 1, "one place in a second of time wait");
+    connected(&mut cm, 1000 * MS);
+}
+
+#[test]
 fn another_process_in_the_peers_place_is_noticed() {
     let mut cm = pair(&watching());
     let [active, _] = connected(&mut cm, 0);
@@ -270,6 +375,8 @@ fn another_process_in_the_peers_place_is_noticed() {
     exchange(1000 * MS, &mut cm);
     cm[1] = Cm::new(3, watching());
     cm[0].handle_timeout(2000 * MS);
+    // Its sign of life, the question whether it knows the connection, and that it does not.
     exchange(2000 * MS, &mut cm);
     assert_eq!(event(&mut cm[0]), (active, "Disconnected"));
+    assert_eq!(cm[0].counters().challenges, 1);
 }

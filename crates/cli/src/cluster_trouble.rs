@@ -1,0 +1,99 @@
+//! What `remora cluster kills` and `pauses` share: a scratch cluster in trouble under load, and what is told of it.
+
+use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
+
+use remora_study::StudyError;
+use remora_study::kills::Seen;
+use remora_study::nodes::ClusterSettings;
+use serde_json::{Value, json};
+
+use crate::Failure;
+use crate::cluster::{Shape, scratch};
+use crate::output::Json;
+use crate::progress::{Display, stop_flag};
+
+/// Options of both.
+#[derive(Debug, clap::Args)]
+pub struct TroubleArgs {
+    #[command(flatten)]
+    shape: Shape,
+    /// Threads of clients, each with several requests under way
+    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub clients: u8,
+    /// Seed of every random choice [default: a fresh one]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Figures for programs.
+    #[command(flatten)]
+    json: Json,
+}
+
+/// What is told of a run, beside what clients saw.
+pub struct Summary<'a> {
+    /// How often a node was troubled, of how often it was asked for.
+    pub done: usize,
+    pub asked: u32,
+    pub table: String,
+    /// An object.
+    pub figures: Value,
+    pub seen: &'a Seen,
+}
+
+impl TroubleArgs {
+    /// Has `work` done, and tells what `summary` makes of it; `what` is plural. Returns the report and the seed.
+    pub fn run<R>(
+        &self,
+        what: &str,
+        work: impl FnOnce(&Path, ClusterSettings, u64, &Display) -> Result<R, StudyError>,
+        summary: impl FnOnce(&R) -> Summary<'_>,
+    ) -> Result<(R, u64), Failure> {
+        let display = Display::new(stop_flag());
+        let seed = self.seed.unwrap_or_else(|| RandomState::new().hash_one(0) >> 24);
+        let dir = scratch()?;
+        let settings = ClusterSettings::open(dir.path(), &self.shape.clone().into())?;
+        let (model, deployment, nodes) = (settings.persistency, settings.deployment, settings.addresses.len());
+        let head = format!("{nodes} nodes, {model}, {deployment} deployment; seed {seed}\n");
+        self.json.print(&head)?;
+        let report = work(dir.path(), settings, seed, &display);
+        display.clear();
+        let report = report?;
+        let Summary { done, asked, table, figures, seen } = summary(&report);
+        let interrupted = display.stopped();
+        let cut = if interrupted { format!("interrupted after {done} of {asked} {what}\n") } else { String::new() };
+        let verdict = seen.verdict();
+        let (Ok(said) | Err(said)) = &verdict;
+        self.json.show(&format!("{table}{cut}{said}\n"), || {
+            let mut all = json!({
+                "format": format!("remora-cluster-{what}/1"),
+                "seed": seed,
+                "persistency": model.to_string(),
+                "deployment": deployment.to_string(),
+                "interrupted": interrupted,
+                "operations": seen.history.records.len(),
+                "acknowledged_writes": seen.answered,
+                "unknown": seen.unknown,
+                "violations": u8::from(seen.checked.is_err()),
+                "too_hard": seen.checked.as_ref().map_or(0, Vec::len),
+            });
+            if let (Value::Object(all), Value::Object(figures)) = (&mut all, figures) {
+                all.extend(figures);
+            }
+            all
+        })?;
+        if let Err(finding) = &seen.checked {
+            for &index in finding.records.iter().take(20) {
+                let line = format!("{:?}\n", seen.history.records[index]);
+                self.json.print(&line)?;
+            }
+        }
+        verdict.map_err(|why| Failure::Failed(format!("{why}; seed {seed}")))?;
+        if interrupted { Err(Failure::Interrupted) } else { Ok((report, seed)) }
+    }
+}
+
+/// Operations and writes that clients saw, in words.
+pub fn load(seen: &Seen) -> String {
+    let (answered, unknown) = (seen.answered, seen.unknown);
+    format!("{} operations, {answered} writes answered, {unknown} outcomes unknown", seen.history.records.len())
+}

@@ -1,0 +1,99 @@
+//! Figures over HTTP: what a node serves, and how `remora top` reads it. One page, one request a connection.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use crate::Failure;
+
+/// How long a peer may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Bytes of a request or an answer, at most.
+const MOST: u64 = 4 << 20;
+
+/// Where figures are served.
+pub struct Metrics(TcpListener);
+
+impl Metrics {
+    /// Listens.
+    pub fn bind(at: SocketAddr) -> Result<Self, Failure> {
+        TcpListener::bind(at).map(Self).map_err(|e| Failure::Failed(format!("--metrics {at}: {e}")))
+    }
+
+    /// Answers requests, one after the other, for as long as there is a `page`.
+    pub fn serve(self, page: impl Fn() -> Option<String> + Send + 'static) -> Result<(), Failure> {
+        let serve = move || {
+            for stream in self.0.incoming().map_while(Result::ok) {
+                let Some(page) = page() else { return };
+                // Whoever asks may go away.
+                let _ = answer(stream, &page);
+            }
+        };
+        let started = thread::Builder::new().name("metrics".into()).spawn(serve);
+        started.map(drop).map_err(|e| Failure::Failed(format!("a thread for --metrics: {e}")))
+    }
+}
+
+fn answer(mut stream: TcpStream, page: &str) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    // The first line says all; the rest is read up to its end, so that the answer is not lost by a reset.
+    let (mut request, mut piece) = (Vec::new(), [0; 1024]);
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") && request.len() < 16 << 10 {
+        match stream.read(&mut piece)? {
+            0 => break,
+            n => request.extend_from_slice(&piece[..n]),
+        }
+    }
+    let (status, kind, body) = match request.split(|&byte| byte == b' ').nth(1) {
+        Some(b"/metrics" | b"/") => ("200 OK", "text/plain; version=0.0.4", page),
+        _ => ("404 Not Found", "text/plain", "see /metrics\n"),
+    };
+    let len = body.len();
+    let head = "Connection: close\r\n\r\n";
+    write!(stream, "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\n{head}{body}")
+}
+
+/// The figures at an address: name with labels, and value.
+pub fn ask(at: SocketAddr) -> Result<Vec<(String, f64)>, String> {
+    let read = || -> io::Result<String> {
+        let mut stream = TcpStream::connect_timeout(&at, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        write!(stream, "GET /metrics HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n")?;
+        let mut text = String::new();
+        stream.take(MOST).read_to_string(&mut text)?;
+        Ok(text)
+    };
+    let text = read().map_err(|e| e.to_string())?;
+    let page = text.split_once("\r\n\r\n").map(|(_, page)| page).ok_or("its answer is no HTTP")?;
+    Ok(parse(page))
+}
+
+fn parse(page: &str) -> Vec<(String, f64)> {
+    let lines = page.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .filter_map(|line| line.rsplit_once(' '))
+        .filter_map(|(name, value)| Some((name.into(), value.parse().ok()?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_served_is_what_is_read() {
+        let metrics = Metrics::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let at = metrics.0.local_addr().unwrap();
+        metrics.serve(|| Some("# HELP a b\na 1\nb{c=\"d e\"} 2.5\n".into())).unwrap();
+        let figures = ask(at).unwrap();
+        assert_eq!(figures, [("a".to_string(), 1.0), ("b{c=\"d e\"}".to_string(), 2.5)]);
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.write_all(b"GET /etc HTTP/1.1\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        assert!(text.starts_with("HTTP/1.1 404"), "{text}");
+        assert!(ask("127.0.0.1:1".parse().unwrap()).is_err());
+    }
+}

@@ -1,0 +1,129 @@
+//! What goes to the screen, and what to files: text for people first, then figures for programs.
+
+use std::fs::File;
+use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::Failure;
+
+/// Prints text. Whoever reads may have gone away; a full disk is a failure.
+pub fn print(text: &str) -> Result<(), Failure> {
+    to_stdout(text.as_bytes())
+}
+
+/// Prints bytes as they are.
+pub fn to_stdout(bytes: &[u8]) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::Failed(format!("cannot write to standard output: {e}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Help and the like: to a terminal with colours, to anything else plain.
+pub fn print_help(coloured: &str, plain: &str) -> Result<(), Failure> {
+    print(if io::stdout().is_terminal() { coloured } else { plain })
+}
+
+/// Where figures go for programs, beside the text for people.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Json {
+    /// Also write all figures as JSON; without a file, or with -, to standard output, and the text to standard error
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    json: Option<PathBuf>,
+}
+
+impl Json {
+    /// The file; none for standard output.
+    pub fn file(&self) -> Option<&Path> {
+        self.json.as_deref().filter(|_| !self.on_stdout())
+    }
+
+    /// Whether figures are wanted on standard output.
+    pub fn on_stdout(&self) -> bool {
+        self.json.as_deref() == Some(Path::new("-"))
+    }
+
+    /// Prints text: to standard output, unless figures go there.
+    pub fn print(&self, text: &str) -> Result<(), Failure> {
+        if !self.on_stdout() {
+            return print(text);
+        }
+        // Nobody need read it.
+        let _ = io::stderr().write_all(text.as_bytes());
+        Ok(())
+    }
+
+    /// Writes the figures, if they are wanted.
+    pub fn write(&self, figures: impl FnOnce() -> Value) -> Result<(), Failure> {
+        match &self.json {
+            None => Ok(()),
+            Some(path) => write(path, format!("{:#}\n", figures()).as_bytes()),
+        }
+    }
+
+    /// The text, then the figures.
+    pub fn show(&self, text: &str, figures: impl FnOnce() -> Value) -> Result<(), Failure> {
+        self.print(text)?;
+        self.write(figures)
+    }
+}
+
+/// Writes a file; `-` is standard output.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    if path == Path::new("-") {
+        return to_stdout(bytes);
+    }
+    let written = File::create(path).and_then(|file| {
+        let mut to = BufWriter::new(file);
+        to.write_all(bytes)?;
+        to.flush()
+    });
+    written.map_err(|e| cannot_write(path, &e))
+}
+
+/// What to say of a file that cannot be written.
+pub fn cannot_write(path: &Path, error: &io::Error) -> Failure {
+    let hint = match error.kind() {
+        ErrorKind::NotFound => ": its directory does not exist",
+        _ => "",
+    };
+    Failure::Failed(format!("cannot write {}: {error}{hint}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        json: Json,
+        #[arg(long)]
+        other: bool,
+    }
+
+    #[test]
+    fn a_file_standard_output_or_neither() {
+        let of = |words: &[&str]| Line::parse_from([&["x"], words].concat());
+        assert!(!of(&[]).json.on_stdout() && of(&[]).json.file().is_none());
+        assert_eq!(of(&["--json", "a.json"]).json.file(), Some(Path::new("a.json")));
+        for words in [&["--json", "-"][..], &["--json"], &["--json", "--other"]] {
+            let line = of(words);
+            assert!(line.json.on_stdout() && line.json.file().is_none() && line.other == words.contains(&"--other"));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_written_says_why() {
+        let Err(Failure::Failed(why)) = write("/nowhere/a".as_ref(), b"") else { panic!("it cannot be written") };
+        assert!(why.contains("cannot write /nowhere/a") && why.contains("its directory does not exist"), "{why}");
+        let full = Json { json: Some("/dev/full".into()) };
+        assert!(full.write(|| Value::Null).is_err());
+    }
+}

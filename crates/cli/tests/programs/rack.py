@@ -1,0 +1,448 @@
+"""Connections of all kinds under `remora rack exec`: every byte is looked at. A line for each part that is right."""
+import array, errno, fcntl, hashlib, os, random, select, signal, socket, struct, sys, tempfile, termios, threading, time
+
+SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+
+
+def pair(family=socket.AF_INET):
+    address = "127.0.0.1" if family == socket.AF_INET else "::1"
+    with socket.socket(family) as listener:
+        listener.bind((address, 0))
+        listener.listen()
+        a = socket.socket(family)
+        a.connect(listener.getsockname())
+        b, _ = listener.accept()
+    return a, b
+
+
+def warm(a, b, rounds=12):
+    """Calls enough that both ends find each other, with bytes under way in both directions."""
+    for n in range(rounds):
+        for x, y in ((a, b), (b, a)):
+            x.sendall(b"%04d" % n)
+            assert exactly(y, 4) == b"%04d" % n
+
+
+def exactly(s, n):
+    out = b""
+    while len(out) < n:
+        part = s.recv(n - len(out))
+        if not part:
+            raise EOFError(len(out))
+        out += part
+    return out
+
+
+def forked(work):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException as e:
+            print("child:", repr(e), file=sys.stderr)
+            os._exit(1)
+    return pid
+
+
+def ended(pid):
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def stream(seed, total):
+    r = random.Random(seed)
+    block = r.randbytes(65536)
+    sent = 0
+    while sent < total:
+        n = min(r.choice([1, 7, 64, 1000, 4096, 30000, 65536]), total - sent)
+        yield block[:n]
+        sent += n
+
+
+def send_stream(s, seed, total):
+    h = hashlib.md5()
+    for part in stream(seed, total):
+        s.sendall(part)
+        h.update(part)
+    return h.hexdigest()
+
+
+def recv_stream(s, seed, total):
+    h, r, left = hashlib.md5(), random.Random(seed + 99), total
+    while left:
+        part = s.recv(min(left, r.choice([1, 10, 1000, 100000, 1 << 20])))
+        assert part, left
+        h.update(part)
+        left -= len(part)
+    return h.hexdigest()
+
+
+def check_round_trips():
+    for family in (socket.AF_INET, socket.AF_INET6):
+        a, b = pair(family)
+        warm(a, b, 300)
+
+
+def check_streams():
+    """Both ways at once, between two processes, from the first byte on."""
+    a, b = pair()
+    total = 12 << 20
+
+    def other():
+        a.close()
+        got = []
+        t = threading.Thread(target=lambda: got.append(recv_stream(b, SEED, total)))
+        t.start()
+        h = send_stream(b, SEED + 1, total)
+        t.join()
+        b.sendall((got[0] + h).encode())
+        assert b.recv(1) == b""
+
+    pid = forked(other)
+    b.close()
+    sums = []
+    t = threading.Thread(target=lambda: sums.append(send_stream(a, SEED, total)))
+    t.start()
+    h = recv_stream(a, SEED + 1, total)
+    t.join()
+    assert exactly(a, 64).decode() == sums[0] + h
+    a.close()
+    ended(pid)
+
+
+def check_epoll():
+    """Non-blocking ends in one loop, level- and edge-triggered, one-shot."""
+    for extra in (0, select.EPOLLET, select.EPOLLONESHOT):
+        total, ends = 3 << 20, []
+        for n in range(5):
+            a, b = pair()
+            if n % 2:
+                warm(a, b)
+            ends += [a, b]
+        ep = select.epoll()
+        state = {}
+        for n, s in enumerate(ends):
+            s.setblocking(False)
+            ep.register(s.fileno(), select.EPOLLIN | select.EPOLLOUT | extra)
+            state[s.fileno()] = [s, stream(n, total), b"", hashlib.md5(), total, hashlib.md5()]
+        running = set(state)
+        while running:
+            events = ep.poll(20)
+            assert events, "nothing for 20 s: " + str([(fd, st[4]) for fd, st in state.items()])
+            for fd, event in events:
+                st = state[fd]
+                s = st[0]
+                while event & select.EPOLLIN and st[4]:
+                    try:
+                        part = s.recv(50000)
+                    except BlockingIOError:
+                        break
+                    assert part
+                    st[5].update(part)
+                    st[4] -= len(part)
+                    if not extra & select.EPOLLET:
+                        break
+                while event & select.EPOLLOUT and st[1] is not None:
+                    if not st[2]:
+                        st[2] = next(st[1], None)
+                        if st[2] is None:
+                            st[1] = None
+                            break
+                    try:
+                        n = s.send(st[2])
+                    except BlockingIOError:
+                        break
+                    st[3].update(st[2][:n])
+                    st[2] = st[2][n:]
+                    if not extra & select.EPOLLET:
+                        break
+                if st[4] == 0 and st[1] is None:
+                    running.discard(fd)
+                    ep.unregister(fd)
+                elif extra & select.EPOLLONESHOT or (st[1] is None and not extra):
+                    ep.modify(fd, (select.EPOLLIN | extra) if st[1] is None else (select.EPOLLIN | select.EPOLLOUT | extra))
+        for x, y in zip(ends[::2], ends[1::2]):
+            for p, q in ((x, y), (y, x)):
+                assert state[p.fileno()][3].digest() == state[q.fileno()][5].digest()
+            x.close(), y.close()
+
+
+def check_poll_and_select():
+    a, b = pair()
+    warm(a, b)
+    p = select.poll()
+    p.register(b, select.POLLIN)
+    assert p.poll(10) == [] and select.select([b], [], [], 0.01) == ([], [], [])
+    threading.Timer(0.05, a.sendall, (b"hello",)).start()
+    assert p.poll(5000) == [(b.fileno(), select.POLLIN)]
+    assert select.select([b], [a], [], 5) == ([b], [a], [])
+    assert b.recv(2) == b"he" and p.poll(0) and select.select([b], [], [], 0)[0] and b.recv(9) == b"llo"
+    a.setblocking(False)
+    sent = 0
+    while True:
+        try:
+            sent += a.send(bytes(100000))
+        except BlockingIOError:
+            break
+    assert select.select([], [a], [], 0)[1] == []
+    threading.Timer(0.05, exactly, (b, sent)).start()
+    assert select.select([], [a], [], 5)[1] == [a]
+
+
+def check_ends():
+    a, b = pair()
+    warm(a, b)
+    a.sendall(b"last words")
+    a.shutdown(socket.SHUT_WR)
+    assert exactly(b, 10) == b"last words" and b.recv(1) == b"" and b.recv(1) == b""
+    big = os.urandom(3 << 20)
+    t = threading.Thread(target=b.sendall, args=(big,))
+    t.start()
+    assert exactly(a, len(big)) == big
+    t.join()
+    b.close()
+    assert a.recv(1) == b""
+    # Closed with data on its way: all arrives, then the end.
+    a, b = pair()
+    warm(a, b)
+    a.sendall(b"x" * 100000)
+    a.close()
+    assert exactly(b, 100000) and b.recv(1) == b""
+    try:
+        for _ in range(100):
+            b.sendall(b"to nobody")
+            time.sleep(0.001)
+        raise AssertionError("nobody was there")
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    # Data that nobody reads: a reset.
+    a, b = pair()
+    b.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    warm(a, b)
+    b.sendall(b"unread")
+    a.close()
+    try:
+        assert b.recv(1) == "a reset"
+    except ConnectionResetError:
+        pass
+    # A sleeping reader hears of the end.
+    a, b = pair()
+    warm(a, b)
+    threading.Timer(0.05, a.close).start()
+    assert b.recv(1) == b""
+    # shutdown wakes a reader of the same process.
+    a, b = pair()
+    warm(a, b)
+    threading.Timer(0.05, b.shutdown, (socket.SHUT_RDWR,)).start()
+    assert b.recv(1) == b""
+
+
+def check_killed():
+    """What a process wrote before it was killed arrives; who waits for it hears of its end."""
+    for sleeping in (0, 0.05):
+        a, b = pair()
+        warm(a, b)
+
+        def other():
+            a.close()
+            b.sendall(b"y" * 200000)
+            time.sleep(sleeping)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        pid = os.fork()
+        if pid == 0:
+            other()
+        b.close()
+        assert exactly(a, 200000) == b"y" * 200000
+        try:
+            assert a.recv(1) == b""
+        except ConnectionResetError:
+            pass
+        os.waitpid(pid, 0)
+
+
+def check_fork():
+    """Parent and child share a connection; then one of them has it alone."""
+    a, b = pair()
+    warm(a, b)
+
+    def child():
+        b.sendall(b"from the child")
+        assert exactly(b, 5) == b"child"
+
+    pid = forked(child)
+    assert exactly(a, 14) == b"from the child"
+    a.sendall(b"child")
+    ended(pid)
+    b.sendall(b"from the parent")
+    assert exactly(a, 15) == b"from the parent"
+    b.close()
+    assert a.recv(1) == b""
+    # A server that forks for each connection.
+    a, b = pair()
+    pid = forked(lambda: (a.close(), [b.sendall(exactly(b, 4)) for _ in range(500)]))
+    b.close()
+    for n in range(500):
+        a.sendall(b"%04d" % n)
+        assert exactly(a, 4) == b"%04d" % n
+    ended(pid)
+    assert a.recv(1) == b""
+
+
+def check_descriptors():
+    a, b = pair()
+    warm(a, b)
+    c = b.dup()
+    b.close()
+    a.sendall(b"dup")
+    assert exactly(c, 3) == b"dup"
+    fd = os.dup2(c.fileno(), 200)
+    c.close()
+    os.write(fd, b"dup2")
+    assert exactly(a, 4) == b"dup2"
+    assert fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK == 0
+    os.set_blocking(fd, False)
+    try:
+        os.read(fd, 1)
+        raise AssertionError("nothing was there")
+    except BlockingIOError:
+        pass
+    a.sendall(b"count")
+    for _ in range(1000):
+        n = array.array("i", [0])
+        fcntl.ioctl(fd, termios.FIONREAD, n)
+        if n[0] == 5:
+            break
+        time.sleep(0.001)
+    assert n[0] == 5 and os.read(fd, 9) == b"count"
+    os.close(fd)
+    assert a.recv(1) == b""
+    # The number is a file's now, which nobody takes for a connection.
+    with tempfile.TemporaryFile() as f:
+        os.dup2(f.fileno(), 200)
+        os.write(200, b"file")
+        assert os.pread(200, 9, 0) == b"file"
+        os.close(200)
+
+
+def check_calls():
+    a, b = pair()
+    warm(a, b)
+    assert a.sendmsg([b"one", b"two", b"three"]) == 11
+    buffers = [bytearray(4), bytearray(4), bytearray(8)]
+    got, ancillary, flags, _ = b.recvmsg_into(buffers, 100)
+    assert (got, ancillary, flags, bytes(buffers[0] + buffers[1] + buffers[2][:3])) == (11, [], 0, b"onetwothree")
+    a.sendall(b"peek")
+    assert b.recv(4, socket.MSG_PEEK) == b"peek" and b.recv(2) == b"pe" and b.recv(9) == b"ek"
+    a.sendall(b"wait")
+    threading.Timer(0.03, a.sendall, (b"all" * 10,)).start()
+    assert b.recv(34, socket.MSG_WAITALL) == b"wait" + b"all" * 10
+    try:
+        b.recv(1, socket.MSG_DONTWAIT)
+        raise AssertionError("nothing was there")
+    except BlockingIOError:
+        pass
+    b.settimeout(0.02)
+    try:
+        b.recv(1)
+        raise AssertionError("nothing was there")
+    except TimeoutError:
+        pass
+    b.settimeout(None)
+    b.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 20000))
+    try:
+        b.recv(1)
+        raise AssertionError("nothing was there")
+    except BlockingIOError:
+        pass
+    b.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+    assert a.getpeername() == b.getsockname() and a.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+    a.send(b"!", socket.MSG_OOB)
+    for _ in range(1000):
+        try:
+            assert b.recv(1, socket.MSG_OOB) == b"!"
+            break
+        except OSError:
+            time.sleep(0.001)
+    else:
+        raise AssertionError("no urgent byte")
+    a.sendall(b"after")
+    assert exactly(b, 5) == b"after"
+
+
+def check_files():
+    data = random.Random(SEED).randbytes(5_000_003)
+    with tempfile.NamedTemporaryFile() as f:
+        f.write(data)
+        f.flush()
+        for ready in (0, 12):
+            a, b = pair()
+            warm(a, b, ready)
+            got = []
+            t = threading.Thread(target=lambda: got.append(exactly(b, len(data))))
+            t.start()
+            fd, at = os.open(f.name, os.O_RDONLY), 0
+            while at < len(data):
+                at += os.sendfile(a.fileno(), fd, at, 1 << 20)
+            t.join()
+            assert got[0] == data
+            os.close(fd)
+            if hasattr(os, "splice"):
+                r, w = os.pipe()
+                a.sendall(b"spliced" * 1000)
+                moved = b""
+                while len(moved) < 7000:
+                    n = os.splice(b.fileno(), w, 7000 - len(moved))
+                    assert n > 0
+                    moved += os.read(r, n)
+                assert moved == b"spliced" * 1000
+                os.write(w, b"back")
+                assert os.splice(r, a.fileno(), 4) == 4 and exactly(b, 4) == b"back"
+
+
+def check_idle():
+    """Nobody works while nothing happens, in whatever call it waits."""
+    waits = [lambda s: s.recv(1), lambda s: select.select([s], [], []), lambda s: epolled(s)]
+
+    def epolled(s):
+        with select.epoll() as ep:
+            ep.register(s, select.EPOLLIN)
+            ep.poll()
+
+    for wait in waits:
+        a, b = pair()
+        warm(a, b)
+        t = threading.Thread(target=wait, args=(b,))
+        t.start()
+        time.sleep(0.05)
+        before = time.process_time()
+        time.sleep(0.3)
+        used = time.process_time() - before
+        a.sendall(b"x")
+        t.join()
+        assert used < 0.1, used
+
+
+def check_strangers():
+    """A peer that is not in the rack: the kernel's connection."""
+    a, b = pair()
+    env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        code = "import socket,sys; s=socket.create_connection(('127.0.0.1',int(sys.argv[1])))\n" \
+               "for _ in range(200): s.sendall(s.recv(100))"
+        pid = os.posix_spawn(sys.executable, [sys.executable, "-c", code, str(listener.getsockname()[1])], env)
+        s, _ = listener.accept()
+    for n in range(200):
+        s.sendall(b"%04d" % n)
+        assert exactly(s, 4) == b"%04d" % n
+    s.close()
+    ended(pid)
+
+
+for name, check in sorted(globals().items()):
+    if name.startswith("check_") and (len(sys.argv) < 2 or sys.argv[1] in ("all", name)):
+        start = time.time()
+        check()
+        print(name, "%.2f s" % (time.time() - start), flush=True)

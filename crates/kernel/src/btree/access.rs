@@ -1,0 +1,248 @@
+//! How the tree's code reaches its nodes: whole copies, locks, and changes that come into force together.
+
+use super::node::{HEADER, Head, NodeView};
+use super::recover::{NODES, Record};
+use super::{FIRST, LOCKED, ROOT, TreeRef};
+use crate::call::Status;
+use crate::memory::{Fault, Limits, Memory};
+use std::ops::Range;
+
+/// What one operation may do before it is given up, in place of its caller's limits: one that was cut off between
+/// its lock and its last write would leave a node locked.
+const LIMITS: Limits = Limits { steps: 1 << 16, bytes: 64 << 20 };
+/// Looks at a node that somebody has locked, or keeps changing, before the operation ends with [`LOCKED`].
+const TRIES: u32 = 1 << 14;
+
+/// What of a node is new when its keys stay, or are of no account: all of the header but the head.
+#[allow(clippy::single_range_in_vec_init, reason = "one range of bytes")]
+pub(super) const HEADER_ONLY: [Range<usize>; 1] = [8..HEADER];
+
+/// A tree as one operation reaches it.
+pub struct Tree<'m, M> {
+    pub(super) memory: &'m M,
+    pub(super) at: TreeRef,
+}
+
+/// A node that an operation changes: its slot, its copy, and which bytes of it are new (all between head and tail if
+/// there are no ranges).
+pub(super) struct Change<'a> {
+    pub slot: u32,
+    pub image: &'a [u8],
+    pub ranges: &'a [Range<usize>],
+}
+
+impl<'m, M: Memory> Tree<'m, M> {
+    /// The tree at `at`, for one operation.
+    pub fn new(memory: &'m M, at: TreeRef) -> Result<Self, Status> {
+        at.check()?;
+        memory.set_limits(LIMITS);
+        Ok(Tree { memory, at })
+    }
+
+    /// Whether the locks that it takes are given back, whatever happens.
+    pub(super) fn may_write(&self) -> bool {
+        self.at.owner != 0 || self.memory.outlives_caller()
+    }
+
+    pub(super) fn node_bytes(&self) -> usize {
+        self.at.node_bytes as usize
+    }
+
+    /// Address of a byte of a node.
+    #[inline]
+    pub(super) fn va(&self, slot: u32, offset: usize) -> u64 {
+        self.at.base.wrapping_add(u64::from(slot) * u64::from(self.at.node_bytes) + offset as u64)
+    }
+
+    /// A slot that a pointer names, if the tree has it.
+    #[inline]
+    pub(super) fn node_slot(&self, slot: u32) -> Result<u32, Status> {
+        if (ROOT..self.at.node_slots()).contains(&slot) { Ok(slot) } else { Err(Status::Trapped) }
+    }
+
+    /// A whole copy of a node, of one moment.
+    pub(super) async fn load(&self, slot: u32, copy: &mut Vec<u8>) -> Result<(), Status> {
+        copy.resize(self.node_bytes(), 0);
+        for _ in 0..TRIES {
+            self.read(slot, copy).await?;
+            if NodeView(copy).is_whole() {
+                return Ok(());
+            }
+        }
+        Err(LOCKED)
+    }
+
+    /// The first bytes of a node, as they come.
+    pub(super) async fn read(&self, slot: u32, copy: &mut [u8]) -> Result<(), Fault> {
+        let va = self.va(slot, 0);
+        self.memory.touch(self.at.key, va, copy.len()).await;
+        self.peek(va, copy).await
+    }
+
+    /// A copy of an inner node that may be an old one, where the place keeps copies.
+    pub(super) async fn load_stale(&self, slot: u32, copy: &mut Vec<u8>) -> Result<(), Status> {
+        copy.resize(self.node_bytes(), 0);
+        if self.memory.recall(self.at.key, self.va(slot, 0), copy) && NodeView(copy).is_whole() {
+            return Ok(());
+        }
+        self.load(slot, copy).await?;
+        if !NodeView(copy).is_leaf() {
+            self.memory.keep(self.at.key, self.va(slot, 0), copy);
+        }
+        Ok(())
+    }
+
+    /// Drops the copy that the place keeps of a node.
+    pub(super) fn forget(&self, slot: u32) {
+        self.memory.forget(self.at.key, self.va(slot, 0));
+    }
+
+    /// Locks a node whose copy is still what it holds. False if it has changed or somebody else has the lock.
+    pub(super) async fn lock(&self, slot: u32, head: Head) -> Result<bool, Fault> {
+        // What is done under the lock must not be cut off by what was done before.
+        self.memory.set_limits(LIMITS);
+        let owner = self.at.owner;
+        Ok(self.swap(self.va(slot, 0), head.0, head.locked(owner).0).await? == head.0)
+    }
+
+    /// Gives a lock back; nothing has changed.
+    pub(super) async fn unlock(&self, slot: u32, head: Head) -> Result<(), Fault> {
+        self.write(self.va(slot, 0), &head.unlocked().0.to_le_bytes()).await
+    }
+
+    pub(super) async fn swap(&self, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {
+        if let Some(now) = self.memory.immediate() {
+            return now.compare_swap_now(self.at.key, va, expect, new);
+        }
+        self.memory.compare_swap(self.at.key, va, expect, new).await
+    }
+
+    pub(super) async fn add(&self, va: u64, n: u64) -> Result<u64, Fault> {
+        if let Some(now) = self.memory.immediate() {
+            return now.fetch_add_now(self.at.key, va, n);
+        }
+        self.memory.fetch_add(self.at.key, va, n).await
+    }
+
+    pub(super) async fn write(&self, va: u64, data: &[u8]) -> Result<(), Fault> {
+        if let Some(now) = self.memory.immediate() {
+            return now.write_now(self.at.key, va, data);
+        }
+        self.memory.write(self.at.key, va, data).await
+    }
+
+    /// Brings changes of nodes into force that this operation has locked, and unlocks them: one round trip for a client.
+    ///
+    /// Of each node the tail comes first and the head last, so that who reads a node upwards meanwhile sees that the two
+    /// differ, or the lock.
+    pub(super) async fn commit(&self, changes: &[Change<'_>]) -> Result<(), Status> {
+        self.commit_as(self.at.owner, changes).await
+    }
+
+    /// As [`commit`](Self::commit), with a record in the log of an owner that is not 0.
+    pub(super) async fn commit_as(&self, owner: u16, changes: &[Change<'_>]) -> Result<(), Status> {
+        let tail = self.node_bytes() - 8;
+        let mut heads = [[0; 8]; NODES];
+        for (bytes, change) in heads.iter_mut().zip(changes) {
+            *bytes = NodeView(change.image).head().next().0.to_le_bytes();
+        }
+        let record = Record::of(changes);
+        // Of a record its parts, an image for each node, and the seal twice; of each node tail, three ranges and head.
+        let mut pieces: [(u64, &[u8]); 3 + NODES + 5 * NODES] = [(0, &[]); _];
+        let mut len = 0;
+        let mut push = |va, bytes| {
+            pieces[len] = (va, bytes);
+            len += 1;
+        };
+        if owner != 0 {
+            record.pieces(self, changes, &mut push)?;
+        }
+        for (change, head) in changes.iter().zip(&heads) {
+            push(self.va(change.slot, tail), head);
+            if change.ranges.is_empty() {
+                push(self.va(change.slot, 8), &change.image[8..tail]);
+            }
+            for range in change.ranges.iter().filter(|range| !range.is_empty()) {
+                push(self.va(change.slot, range.start), &change.image[range.clone()]);
+            }
+            push(self.va(change.slot, 0), head);
+        }
+        if let Some(now) = self.memory.immediate() {
+            pieces[..len].iter().try_for_each(|(va, data)| now.write_now(self.at.key, *va, data))?;
+            return Ok(());
+        }
+        Ok(self.memory.write_in_order(self.at.key, &pieces[..len]).await?)
+    }
+
+    /// A free node, locked, with its head as it was; `copy` becomes its image.
+    pub(super) async fn allocate(&self, copy: &mut Vec<u8>) -> Result<u32, Status> {
+        copy.resize(self.node_bytes(), 0);
+        loop {
+            let slot = self.take_slot().await?;
+            let mut header = [0; 32];
+            self.read(slot, &mut header).await?;
+            let head = NodeView(&header).head();
+            if !head.is_locked() && NodeView(&header).level().is_none() && self.lock(slot, head).await? {
+                copy.fill(0);
+                copy[..8].copy_from_slice(&head.0.to_le_bytes());
+                return Ok(slot);
+            }
+            // Somebody who was long gone holds on to it: it is left to him.
+        }
+    }
+
+    async fn take_slot(&self) -> Result<u32, Status> {
+        let list = self.va(0, FIRST.free);
+        let mut word = [0; 8];
+        loop {
+            self.peek(list, &mut word).await?;
+            let first = u64::from_le_bytes(word);
+            let slot = first as u32;
+            if slot == 0 {
+                break;
+            }
+            let mut header = [0; 32];
+            self.read(self.node_slot(slot)?, &mut header).await?;
+            // The upper half counts, so that a list that has changed and changed back is not taken for the same.
+            let rest = u64::from(NodeView(&header).right()) | ((first >> 32) + 1) << 32;
+            if self.swap(list, first, rest).await? == first {
+                return Ok(slot);
+            }
+        }
+        self.peek(self.va(0, FIRST.next), &mut word).await?;
+        if u64::from_le_bytes(word) >= u64::from(self.at.node_slots()) {
+            return Err(super::FULL);
+        }
+        match self.add(self.va(0, FIRST.next), 1).await? {
+            slot if slot < u64::from(self.at.node_slots()) => self.node_slot(slot as u32),
+            _ => Err(super::FULL),
+        }
+    }
+
+    // Where accesses never wait they are made so, but for the first of a node: who holds a lock there is never suspended,
+    // and so never cancelled.
+
+    /// Reads, at once where that is possible.
+    pub(super) async fn peek(&self, va: u64, out: &mut [u8]) -> Result<(), Fault> {
+        if let Some(now) = self.memory.immediate() {
+            return now.read_now(self.at.key, va, out);
+        }
+        self.memory.read(self.at.key, va, out).await
+    }
+
+    /// Gives a node that is free and unlocked to who wants one.
+    pub(super) async fn release(&self, slot: u32) -> Result<(), Fault> {
+        self.forget(slot);
+        let list = self.va(0, FIRST.free);
+        let mut word = [0; 8];
+        loop {
+            self.peek(list, &mut word).await?;
+            let first = u64::from_le_bytes(word);
+            self.write(self.va(slot, 24), &u64::from(first as u32).to_le_bytes()).await?;
+            let new = u64::from(slot) | ((first >> 32) + 1) << 32;
+            if self.swap(list, first, new).await? == first {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Looks a whole tree over: for tests, and for who suspects his memory.
+
+use super::access::Tree;
+use super::node::NodeView;
+use super::{FIRST, ROOT};
+use crate::call::Status;
+use crate::memory::Memory;
+use std::collections::BTreeSet;
+
+/// What a tree that nobody writes holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Audit {
+    /// All keys and values, in order.
+    pub pairs: Vec<(u64, u64)>,
+    /// Levels, the leaves included.
+    pub levels: u8,
+    /// Nodes of the tree.
+    pub nodes: usize,
+    /// Nodes that wait to be used again.
+    pub free: usize,
+    /// Nodes that are neither: who took them out was gone before they were of use.
+    pub lost: usize,
+    /// Nodes that their parents do not know: a pointer from the left leads to them.
+    pub orphans: usize,
+}
+
+/// Why a tree is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AuditError {
+    /// An access failed, or a node stays locked.
+    #[error("slot {0} cannot be read: {1:?}")]
+    Access(u32, Status),
+    /// A node that is not what it must be.
+    #[error("slot {0}: {1}")]
+    NodeView(u32, &'static str),
+}
+
+impl<M: Memory> Tree<'_, M> {
+    /// Looks at every node: each level is one chain whose fences meet, keys ascend within fences, children are those that
+    /// their parents take them for, and no slot is in two places.
+    pub async fn audit(&self) -> Result<Audit, AuditError> {
+        let (mut audit, mut copy) = (Audit::default(), Vec::new());
+        let mut used = BTreeSet::from([0]);
+        self.look(ROOT, &mut copy).await?;
+        let wrong = |slot: u32, what: &'static str| AuditError::NodeView(slot, what);
+        let mut level = NodeView(&copy).level().ok_or(wrong(ROOT, "the root is free"))?;
+        audit.levels = level + 1;
+        let mut first = ROOT;
+        // Children that the level above names.
+        let mut named: Option<BTreeSet<u32>> = None;
+        loop {
+            let (mut slot, mut low, mut children, mut chain) = (first, 0, BTreeSet::new(), BTreeSet::new());
+            loop {
+                if !used.insert(slot) {
+                    return Err(wrong(slot, "in two places"));
+                }
+                chain.insert(slot);
+                self.look(slot, &mut copy).await?;
+                let node = NodeView(&copy);
+                if node.level() != Some(level) || node.low() != low {
+                    return Err(wrong(slot, "not the node that its left neighbour or parent takes it for"));
+                }
+                let keys: Vec<u64> = (0..node.len()).map(|at| node.key(at)).collect();
+                if !keys.is_sorted_by(|a, b| a < b) || !keys.iter().all(|key| node.covers(*key)) {
+                    return Err(wrong(slot, "keys that do not ascend between the fences"));
+                }
+                match level {
+                    0 => audit.pairs.extend((0..node.len()).map(|at| (node.key(at), node.value(at)))),
+                    _ if keys.first() != Some(&low) => {
+                        return Err(wrong(slot, "a first key that is not the low fence"));
+                    }
+                    _ => children.extend((0..node.len()).map(|at| node.child(at))),
+                }
+                if slot == first {
+                    first = if level > 0 { node.child(0) } else { 0 };
+                }
+                if node.right() == 0 {
+                    if node.high() != u64::MAX {
+                        return Err(wrong(slot, "nothing to the right of it, though keys are missing"));
+                    }
+                    break;
+                }
+                (slot, low) = (node.right(), node.high() + 1);
+            }
+            if let Some(named) = named {
+                audit.orphans += chain.difference(&named).count();
+                if let Some(gone) = named.difference(&chain).next() {
+                    return Err(wrong(*gone, "a parent names it, and its level has it not"));
+                }
+            }
+            audit.nodes += chain.len();
+            if level == 0 {
+                break;
+            }
+            (named, level) = (Some(children), level - 1);
+        }
+        let mut slot = self.word(FIRST.free).await? as u32;
+        while slot != 0 {
+            if !used.insert(slot) {
+                return Err(wrong(slot, "free, and in another place"));
+            }
+            audit.free += 1;
+            self.look(slot, &mut copy).await?;
+            if NodeView(&copy).level().is_some() {
+                return Err(wrong(slot, "in the list of free nodes, and not free"));
+            }
+            slot = NodeView(&copy).right();
+        }
+        audit.lost = (self.word(FIRST.next).await? as usize).saturating_sub(used.len());
+        Ok(audit)
+    }
+
+    async fn look(&self, slot: u32, copy: &mut Vec<u8>) -> Result<(), AuditError> {
+        let read = match self.node_slot(slot) {
+            Ok(slot) => self.load(slot, copy).await,
+            Err(status) => Err(status),
+        };
+        read.map_err(|status| AuditError::Access(slot, status))
+    }
+
+    async fn word(&self, offset: usize) -> Result<u64, AuditError> {
+        let mut word = [0; 8];
+        let read = self.peek(self.va(0, offset), &mut word).await;
+        read.map(|()| u64::from_le_bytes(word)).map_err(|fault| AuditError::Access(0, fault.into()))
+    }
+}

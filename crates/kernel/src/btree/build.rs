@@ -1,0 +1,153 @@
+//! Bulk loading: the image of a tree, node by node.
+
+use super::node::{NodeMut, children, leaf_keys};
+use super::{FIRST, First, ROOT, TreeRef};
+
+/// Why a tree cannot be built.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BuildError {
+    /// A key that is not greater than the one before.
+    #[error("key {key:#x}, pair {at} counted from 0, is not greater than the one before: sort them, each once")]
+    Unsorted {
+        /// The key.
+        key: u64,
+        /// Its number.
+        at: usize,
+    },
+    /// More nodes than the tree has slots.
+    #[error("{pairs} pairs take {needed} slots of a tree that has {slots}")]
+    TooManyPairs {
+        /// Pairs to load.
+        pairs: usize,
+        /// Slots that they take.
+        needed: u64,
+        /// Slots that there are.
+        slots: u32,
+    },
+    /// Nodes of a size that none has.
+    #[error("nodes of {0} bytes: a power of two from 256 to 4096, please")]
+    NodeBytes(usize),
+    /// Fewer pairs came than were promised.
+    #[error("{came} pairs came of {promised}")]
+    TooFewPairs {
+        /// Pairs that came.
+        came: usize,
+        /// Pairs that were to come.
+        promised: usize,
+    },
+}
+
+/// How a tree is laid out when it is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Bytes of a node.
+    pub node_bytes: usize,
+    /// Keys of a node in percent of those that it has room for: inserts find room in what is left.
+    pub fill: u8,
+}
+
+impl Shape {
+    /// Keys or children of a node, at least 3.
+    fn share(self, room: usize) -> usize {
+        (room * usize::from(self.fill.clamp(1, 100)) / 100).clamp(3, room)
+    }
+
+    /// Slots that so many pairs take, the first slot included.
+    pub fn slots(self, pairs: usize) -> u64 {
+        let (mut slots, mut items, mut room) = (2, pairs, leaf_keys(self.node_bytes));
+        while items > room {
+            items = items.div_ceil(self.share(room));
+            slots += items as u64;
+            room = children(self.node_bytes);
+        }
+        slots
+    }
+
+    /// Lays a tree of `len` pairs out in zeroed memory of `slots` slots: `write` gets an offset in it and what stands
+    /// there, upwards but for the first two slots, which come last.
+    pub fn build<E: From<BuildError>>(
+        self,
+        pairs: impl IntoIterator<Item = (u64, u64)>,
+        len: usize,
+        slots: u32,
+        mut write: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let bytes = self.node_bytes;
+        let probe =
+            TreeRef { base: 0, key: 0, slots: ROOT + 1, node_bytes: bytes.min(1 << 15) as u16, owners: 0, owner: 0 };
+        if probe.check().is_err() {
+            return Err(BuildError::NodeBytes(bytes).into());
+        }
+        let needed = self.slots(len);
+        if needed > u64::from(slots) {
+            return Err(BuildError::TooManyPairs { pairs: len, needed, slots }.into());
+        }
+        let mut image = vec![0; bytes];
+        let mut next = ROOT + 1;
+        let mut level = 0;
+        let mut items = Vec::new();
+        let mut pairs = Sorted { pairs: pairs.into_iter(), came: 0, last: None };
+        let mut count = len;
+        loop {
+            let room = if level == 0 { leaf_keys(bytes) } else { children(bytes) };
+            let nodes = if count <= room { 1 } else { count.div_ceil(self.share(room)) };
+            let mut above = Vec::with_capacity(nodes);
+            let mut from = std::mem::take(&mut items).into_iter();
+            let mut take = || match level {
+                0 => pairs.next(),
+                _ => Ok(from.next()),
+            };
+            let (mut low, mut first) = (0, take()?);
+            for node in 0..nodes {
+                let slot = if nodes == 1 { ROOT } else { next + node as u32 };
+                NodeMut(&mut image).clear(level, (low, u64::MAX), 0);
+                let share = count * (node + 1) / nodes - count * node / nodes;
+                for _ in 0..share {
+                    let Some((key, what)) = first else { break };
+                    // The first child of all holds what is less than all keys, too.
+                    let key =
+                        if level > 0 && above.is_empty() && NodeMut(&mut image).node().len() == 0 { 0 } else { key };
+                    NodeMut(&mut image).push(key, what);
+                    first = take()?;
+                }
+                above.push((low, u64::from(slot)));
+                if let (Some((key, _)), true) = (first, node + 1 < nodes) {
+                    NodeMut(&mut image).set_range(low, key - 1, slot + 1);
+                    low = key;
+                }
+                write(u64::from(slot) * bytes as u64, &image)?;
+            }
+            if level == 0 && (pairs.came != len || first.is_some()) {
+                return Err(BuildError::TooFewPairs { came: pairs.came, promised: len }.into());
+            }
+            if nodes == 1 {
+                break;
+            }
+            next += nodes as u32;
+            (items, count) = (above, nodes);
+            level += 1;
+        }
+        image.fill(0);
+        image[FIRST.magic..][..8].copy_from_slice(&First::MAGIC.to_le_bytes());
+        image[FIRST.next..][..8].copy_from_slice(&u64::from(next).to_le_bytes());
+        write(0, &image)
+    }
+}
+
+/// Pairs that are checked to ascend.
+struct Sorted<I> {
+    pairs: I,
+    came: usize,
+    last: Option<u64>,
+}
+
+impl<I: Iterator<Item = (u64, u64)>> Sorted<I> {
+    fn next(&mut self) -> Result<Option<(u64, u64)>, BuildError> {
+        let Some((key, value)) = self.pairs.next() else { return Ok(None) };
+        if self.last.is_some_and(|last| last >= key) {
+            return Err(BuildError::Unsorted { key, at: self.came });
+        }
+        (self.last, self.came) = (Some(key), self.came + 1);
+        Ok(Some((key, value)))
+    }
+}

@@ -1,0 +1,189 @@
+//! Where a tree is, the parameters of its kernels, and the kernels.
+
+use super::{NODE_BYTES, NOT_OWNER, NodeView, Put, ROOT, Tree};
+use crate::call::{Call, Status};
+use crate::memory::Memory;
+use std::ops::Range;
+
+/// Where a tree is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TreeRef {
+    /// Address of the first slot, a multiple of 8.
+    pub base: u64,
+    /// Key of the region. Its peers may read, write and use atomics there.
+    pub key: u32,
+    /// Slots of the size of a node, the first one included.
+    pub slots: u32,
+    /// Bytes of a node: a power of two within [`NODE_BYTES`].
+    pub node_bytes: u16,
+    /// Owners that have logs: the last slots.
+    pub owners: u16,
+    /// As whom this caller takes locks: 0 for the node's own calls, else one of the owners.
+    pub owner: u16,
+}
+
+impl TreeRef {
+    pub(super) fn check(&self) -> Result<(), Status> {
+        let bytes = usize::from(self.node_bytes);
+        let fits = bytes.is_power_of_two() && (NODE_BYTES[0]..=NODE_BYTES[1]).contains(&bytes);
+        if fits && self.base.is_multiple_of(8) && self.node_slots() > ROOT && self.owner <= self.owners {
+            Ok(())
+        } else {
+            Err(Status::BadParams)
+        }
+    }
+}
+
+/// Parameters of a kernel on a tree.
+///
+/// | kernel | `value`      | reply                                                            |
+/// |--------|--------------|------------------------------------------------------------------|
+/// | get    | 0            | the value                                                        |
+/// | put    | the new one  | the value before; nothing if there was none                      |
+/// | delete | 0            | the value before                                                 |
+/// | scan   | how many     | pairs of key and value from `key` on, in order                   |
+/// | recover | 0           | how many locks the owner that `key` names had left               |
+///
+/// After [`LOCKED`](super::LOCKED) nothing is known but that the key is as it was: it may be tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TreeParams {
+    /// The tree.
+    pub tree: TreeRef,
+    /// The key.
+    pub key: u64,
+    /// The value, or the most pairs to bring.
+    pub value: u64,
+    /// What a put does.
+    pub how: Put,
+}
+
+impl TreeParams {
+    /// Bytes on the wire.
+    pub const LEN: usize = 40;
+
+    /// Of a look-up, a delete, or a scan of `value` pairs.
+    pub fn new(tree: TreeRef, key: u64, value: u64) -> Self {
+        TreeParams { tree, key, value, how: Put::Upsert }
+    }
+
+    /// To bytes: base (8), key of the region (4), slots (4), bytes of a node (2), owner (2), what a put does (1), 0 (1),
+    /// owners (2), key (8), value (8); little-endian.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        let TreeRef { base, key, slots, node_bytes, owners, owner } = self.tree;
+        bytes[..8].copy_from_slice(&base.to_le_bytes());
+        bytes[8..12].copy_from_slice(&key.to_le_bytes());
+        bytes[12..16].copy_from_slice(&slots.to_le_bytes());
+        bytes[16..18].copy_from_slice(&node_bytes.to_le_bytes());
+        bytes[18..20].copy_from_slice(&owner.to_le_bytes());
+        bytes[20] = match self.how {
+            Put::Upsert => 0,
+            Put::Insert => 1,
+            Put::Update => 2,
+        };
+        bytes[22..24].copy_from_slice(&owners.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.key.to_le_bytes());
+        bytes[32..].copy_from_slice(&self.value.to_le_bytes());
+        bytes
+    }
+
+    /// From bytes, if they make sense.
+    #[inline]
+    pub fn decode(bytes: &[u8]) -> Result<Self, Status> {
+        let bytes: &[u8; Self::LEN] = bytes.try_into().map_err(|_| Status::BadParams)?;
+        let half = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let word = |at: usize| u64::from(half(at)) | u64::from(half(at + 4)) << 32;
+        let how = match bytes[20] {
+            0 => Put::Upsert,
+            1 => Put::Insert,
+            2 => Put::Update,
+            _ => return Err(Status::BadParams),
+        };
+        let (node_bytes, owner) = (half(16) as u16, (half(16) >> 16) as u16);
+        let owners = (half(20) >> 16) as u16;
+        let tree = TreeRef { base: word(0), key: half(8), slots: half(12), node_bytes, owners, owner };
+        tree.check()?;
+        Ok(TreeParams { tree, key: word(24), value: word(32), how })
+    }
+}
+
+/// The reply's own bytes are room for a node until there is a reply.
+macro_rules! on_tree {
+    ($memory:ident, $call:ident, |$tree:ident, $params:ident, $copy:ident| $run:expr) => {{
+        let $params = TreeParams::decode(&$call.params)?;
+        // What runs on the node leaves no lock, and is nobody's.
+        let owner = if $memory.outlives_caller() { 0 } else { $params.tree.owner };
+        let $tree = Tree::new($memory, TreeRef { owner, ..$params.tree })?;
+        let mut copy = std::mem::take(&mut $call.reply);
+        let $copy = &mut copy;
+        let result: Result<Option<u64>, Status> = $run;
+        copy.clear();
+        $call.reply = copy;
+        if let Some(value) = result? {
+            $call.grow_reply(8)?.copy_from_slice(&value.to_le_bytes());
+        }
+        Ok(())
+    }};
+}
+
+#[inline]
+pub(crate) async fn get<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    on_tree!(memory, call, |tree, params, copy| tree.get(params.key, copy).await.map(Some))
+}
+
+pub(crate) async fn put<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    on_tree!(memory, call, |tree, params, copy| match tree.may_write() {
+        true => tree.put(params.key, params.value, params.how, copy).await,
+        false => Err(NOT_OWNER),
+    })
+}
+
+pub(crate) async fn delete<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    on_tree!(memory, call, |tree, params, copy| match tree.may_write() {
+        true => tree.delete(params.key, copy).await.map(Some),
+        false => Err(NOT_OWNER),
+    })
+}
+
+pub(crate) async fn recover<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    on_tree!(memory, call, |tree, params, copy| {
+        let owner = u16::try_from(params.key).map_err(|_| Status::BadParams)?;
+        tree.recover(owner, copy).await.map(Some)
+    })
+}
+
+pub(crate) async fn scan<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    let params = TreeParams::decode(&call.params)?;
+    let tree = Tree::new(memory, params.tree)?;
+    let count = u32::try_from(params.value).unwrap_or(u32::MAX);
+    let found = |leaf: NodeView<'_>, places: Range<usize>| {
+        let reply = call.grow_reply(16 * places.len())?;
+        for (pair, at) in reply.chunks_exact_mut(16).zip(places) {
+            pair[..8].copy_from_slice(&leaf.key(at).to_le_bytes());
+            pair[8..].copy_from_slice(&leaf.value(at).to_le_bytes());
+        }
+        Ok(())
+    };
+    tree.scan(params.key, count, &mut Vec::new(), found).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_come_back_as_they_went() {
+        let tree = TreeRef { base: 1 << 40, key: 7, slots: 99, node_bytes: 512, owners: 4, owner: 3 };
+        for how in [Put::Upsert, Put::Insert, Put::Update] {
+            let params = TreeParams { tree, key: u64::MAX - 1, value: 1 << 33, how };
+            assert_eq!(TreeParams::decode(&params.encode()), Ok(params));
+        }
+        let good = TreeParams::new(tree, 1, 2).encode();
+        for (at, value) in [(0, 1), (16, 1), (17, 0), (17, 0x20), (20, 3), (18, 9)] {
+            let mut bad = good;
+            bad[at] = value;
+            assert_eq!(TreeParams::decode(&bad), Err(Status::BadParams), "byte {at}");
+        }
+        assert_eq!(TreeParams::decode(&good[1..]), Err(Status::BadParams));
+    }
+}

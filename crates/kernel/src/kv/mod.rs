@@ -1,0 +1,45 @@
+//! A key-value store in registered memory: byte keys, and values of any bytes up to 1 MB (RAMBDA, HPCA 2023, section
+//! IV-A, after MICA and KV-Direct).
+//!
+//! A bucket is a line of seven entries and the way to an overflow bucket. An entry has 16 bits of the key's hash and says
+//! where the pair lies, in a block of a slab. So a GET is two accesses, of the bucket and of the pair; a PUT of a new key
+//! four: bucket, slab, pair, entry; one of a key that is there four too: bucket, pair, lock, pair.
+//!
+//! Any number of readers go beside writers, and both run wherever calls run. Nobody locks to read: a pair ends with a
+//! checksum of all of it, and who finds another reads again.
+//!
+//! - **A pair is changed** where it lies by who has swapped its checksum for [`LOCKED`]; what is written ends with the new
+//!   one. Who takes it away swaps it for [`DEAD`], and then the entry. So nobody changes a pair that is no more.
+//! - **A key is added** by swapping the first entry of its chain that is 0. Entries that were used are never 0 again, but
+//!   [`TOMB`], so that all who add the same key swap the same entry, and one of them wins. Where none is 0 the chain is
+//!   locked to reuse a tomb or to append a bucket.
+//! - **A block** that is given back is reused at once: who still looks at it finds a wrong checksum or another key, and
+//!   then looks whether the entry is what it was.
+//!
+//! Writers run at the node alone, readers anywhere. A writer that has begun to hold something (a locked pair or chain, a dead
+//! pair's entry, a block without an entry) is not suspended there until it is done, and has limits of its own: neither its
+//! caller's end nor its own, by whatever limit, leaves anything behind. Elsewhere [`NOT_HERE`] refuses it.
+//!
+//! Words are little-endian, as the atomics of the node's processor.
+
+#[cfg(test)]
+mod ended;
+mod item;
+mod params;
+mod slab;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use item::{DEAD, LOCKED, LONGEST_KEY, LONGEST_VALUE, hash, item_len, pair};
+pub use params::{KvParams, KvRef, KvValue};
+pub use slab::{CLASSES, class_bytes, class_of};
+pub use table::{BUCKET_BYTES, ENTRIES, HEADER_BYTES, TOMB, header, locate, value_in};
+pub(crate) use table::{delete, get, put, reserve, update};
+
+use crate::call::Status;
+
+/// There is no room for the pair: what is freed of another length does not help.
+pub const NO_ROOM: Status = Status::Other(24);
+/// Who writes would leave a lock behind if it went away here: call the node's NIC or host.
+pub const NOT_HERE: Status = Status::Other(25);

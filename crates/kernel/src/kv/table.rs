@@ -1,0 +1,450 @@
+//! Buckets and chains, and the kernels on them.
+
+use super::NOT_HERE;
+use super::item::{DEAD, Item, LOCKED, encode, item_len, parse};
+use super::params::{KvParams, KvRef, KvValue};
+use super::slab::{BUMP, CLASSES, class_bytes, class_of};
+use crate::call::{Call, CallFields, Status};
+use crate::memory::{Limits, Memory};
+
+/// Bytes of a bucket: a line.
+pub const BUCKET_BYTES: usize = 64;
+/// Entries of a bucket. The word behind them is the offset of the overflow bucket; in a chain's first bucket its highest
+/// bit is the chain's lock.
+pub const ENTRIES: usize = 7;
+/// Bytes in front of the buckets.
+pub const HEADER_BYTES: u64 = 4096;
+/// An entry that was used.
+pub const TOMB: u64 = 1;
+/// Marks a store.
+const MAGIC: u64 = u64::from_le_bytes(*b"rem-kv/1");
+/// A chain is locked.
+const LOCK: u64 = 1 << 63;
+/// How often something that changes is looked at again.
+const TRIES: u32 = 64;
+/// What a call may do that writes, between two looks at a chain and while it holds something, in place of its caller's
+/// limits: one that was cut off there would leave a lock behind.
+const LIMITS: Limits = Limits { steps: 4096, bytes: 16 << 20 };
+
+/// What the first bytes of a store are, in `len` bytes of zeros: the rest is as it should be. `None` if so many buckets
+/// leave no room for a pair.
+pub fn header(lg_buckets: u8, len: u64) -> Option<[u8; 80]> {
+    let slabs = HEADER_BYTES.checked_add(1u64.checked_shl(lg_buckets.into())?.checked_mul(BUCKET_BYTES as u64)?)?;
+    if len < slabs + 64 {
+        return None;
+    }
+    let mut out = [0; 80];
+    for (at, word) in [(0, MAGIC), (8, lg_buckets.into()), (BUMP as usize, slabs), (BUMP as usize + 8, len)] {
+        out[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    }
+    Some(out)
+}
+
+/// For who reads a store by himself: the offsets and lengths of blocks that a bucket names for this hash, and the offset
+/// of the next bucket, if there is one. The first is at `None`.
+pub fn locate(store: KvRef, hash: u64, bucket: Option<&[u8; BUCKET_BYTES]>) -> (Vec<(u64, u64)>, Option<u64>) {
+    let Some(bucket) = bucket else { return (Vec::new(), Some(store.bucket(hash))) };
+    let words = words(bucket);
+    let found = words[..ENTRIES].iter().filter(|&&entry| matches(entry, hash)).map(|&entry| {
+        let (block, class) = place(entry);
+        (block, class_bytes(class))
+    });
+    let next = words[ENTRIES] & !LOCK;
+    (found.collect(), (next != 0).then_some(next))
+}
+
+/// The value of the pair with this key that a block holds: a range of it. `Err` if it is being written, or is another's.
+pub fn value_in(block: &[u8], key: &[u8]) -> Result<std::ops::Range<usize>, bool> {
+    match parse(block, key) {
+        Item::Whole { value_at, value_len, .. } => Ok(value_at..value_at + value_len),
+        Item::Other => Err(false),
+        Item::Torn => Err(true),
+    }
+}
+
+impl KvRef {
+    /// The offset of the first bucket of a hash's chain.
+    fn bucket(self, hash: u64) -> u64 {
+        HEADER_BYTES + (hash & ((1 << self.lg_buckets) - 1)) * BUCKET_BYTES as u64
+    }
+}
+
+fn words(bucket: &[u8; BUCKET_BYTES]) -> [u64; 8] {
+    let (words, _) = bucket.as_chunks::<8>();
+    std::array::from_fn(|at| u64::from_le_bytes(words[at]))
+}
+
+/// An entry: 16 bits of the hash, the block's class, its offset in units of 32 bytes.
+fn entry(hash: u64, class: u8, block: u64) -> u64 {
+    (hash >> 48 << 48) | (u64::from(class) << 42) | (block / 32)
+}
+
+/// Block and class of an entry.
+pub(super) fn place(entry: u64) -> (u64, u8) {
+    ((entry & ((1 << 42) - 1)) * 32, ((entry >> 42) & 63) as u8)
+}
+
+/// Whether an entry may be that of a key with this hash.
+#[inline]
+fn matches(entry: u64, hash: u64) -> bool {
+    entry > TOMB && entry >> 48 == hash >> 48 && place(entry).1 < CLASSES
+}
+
+/// A store as a kernel reaches it.
+pub(super) struct Store<'a, M> {
+    memory: &'a M,
+    at: KvRef,
+}
+
+// Where accesses never wait, all are made so but the reads of `walk`: who holds a lock, or a block without an entry, is
+// never suspended there, and so never cancelled.
+impl<'a, M: Memory> Store<'a, M> {
+    /// The store, for a call that writes.
+    fn to_write(memory: &'a M, at: KvRef) -> Result<Self, Status> {
+        if !memory.outlives_caller() {
+            return Err(NOT_HERE);
+        }
+        let store = Store { memory, at };
+        store.renew();
+        Ok(store)
+    }
+
+    /// From here on the call may do as much as at first: what it has begun must not be cut off by what it did before.
+    pub(super) fn renew(&self) {
+        self.memory.set_limits(LIMITS);
+    }
+
+    fn va(&self, offset: u64) -> u64 {
+        self.at.base.wrapping_add(offset)
+    }
+
+    /// Reads. Who `holds` something is not suspended.
+    async fn read(&self, offset: u64, out: &mut [u8], holds: bool) -> Result<(), Status> {
+        if holds && let Some(now) = self.memory.immediate() {
+            return Ok(now.read_now(self.at.key, self.va(offset), out)?);
+        }
+        Ok(self.memory.read(self.at.key, self.va(offset), out).await?)
+    }
+
+    pub(super) async fn write(&self, offset: u64, data: &[u8]) -> Result<(), Status> {
+        if let Some(now) = self.memory.immediate() {
+            return Ok(now.write_now(self.at.key, self.va(offset), data)?);
+        }
+        Ok(self.memory.write(self.at.key, self.va(offset), data).await?)
+    }
+
+    pub(super) async fn word(&self, offset: u64) -> Result<u64, Status> {
+        let mut word = [0; 8];
+        self.read(offset, &mut word, true).await?;
+        Ok(u64::from_le_bytes(word))
+    }
+
+    pub(super) async fn add(&self, offset: u64, n: u64) -> Result<u64, Status> {
+        if let Some(now) = self.memory.immediate() {
+            return Ok(now.fetch_add_now(self.at.key, self.va(offset), n)?);
+        }
+        Ok(self.memory.fetch_add(self.at.key, self.va(offset), n).await?)
+    }
+
+    /// Whether the word was what it was expected to be, and so is the new one now.
+    pub(super) async fn swap(&self, offset: u64, expect: u64, new: u64) -> Result<bool, Status> {
+        let va = self.va(offset);
+        if let Some(now) = self.memory.immediate() {
+            return Ok(now.compare_swap_now(self.at.key, va, expect, new)? == expect);
+        }
+        Ok(self.memory.compare_swap(self.at.key, va, expect, new).await? == expect)
+    }
+}
+
+/// A pair that was found: its entry and where that is, and what of its block is where.
+#[derive(Clone, Copy)]
+struct Found {
+    entry: u64,
+    entry_at: u64,
+    sum: u64,
+    sum_at: usize,
+    value_at: usize,
+    value_len: usize,
+}
+
+/// A chain without the key: where a pair may be added.
+#[derive(Clone, Copy)]
+struct Missed {
+    /// The first entry that is 0, and the first tomb.
+    zero: Option<u64>,
+    tomb: Option<u64>,
+    /// The word behind the first bucket's entries, and that of the last with its place.
+    first: u64,
+    last: (u64, u64),
+}
+
+impl<M: Memory> Store<'_, M> {
+    /// Walks the key's chain, which the caller may hold. `block` then holds the pair's block, or anything. Blocks of more
+    /// than `most` bytes are not looked at: they are too long for the caller.
+    #[inline]
+    async fn walk(
+        &self,
+        (hash, key): (u64, &[u8]),
+        most: u64,
+        block: &mut Vec<u8>,
+        holds: bool,
+    ) -> Result<Result<Found, Missed>, Status> {
+        let mut tries = 0;
+        'again: while tries < TRIES {
+            tries += 1;
+            let mut at = self.at.bucket(hash);
+            let mut missed = Missed { zero: None, tomb: None, first: 0, last: (0, 0) };
+            let first = at;
+            loop {
+                let mut bucket = [0; BUCKET_BYTES];
+                self.read(at, &mut bucket, holds).await?;
+                let words = words(&bucket);
+                for (n, &entry) in (0..).zip(&words[..ENTRIES]) {
+                    let entry_at = at + n * 8;
+                    match entry {
+                        0 if missed.zero.is_none() => missed.zero = Some(entry_at),
+                        TOMB if missed.tomb.is_none() => missed.tomb = Some(entry_at),
+                        _ => {}
+                    }
+                    if !matches(entry, hash) {
+                        continue;
+                    }
+                    let (place, class) = place(entry);
+                    if class_bytes(class) > most {
+                        return Err(Status::ReplyTooLong);
+                    }
+                    block.resize(class_bytes(class) as usize, 0);
+                    self.read(place, block, holds).await?;
+                    match parse(block, key) {
+                        Item::Whole { sum, sum_at, value_at, value_len } => {
+                            return Ok(Ok(Found { entry, entry_at, sum, sum_at, value_at, value_len }));
+                        }
+                        Item::Torn => continue 'again,
+                        // Another key with the same bits; or the block went to another key since.
+                        Item::Other if self.word(entry_at).await? == entry => {}
+                        Item::Other => continue 'again,
+                    }
+                }
+                if at == first {
+                    missed.first = words[ENTRIES];
+                }
+                missed.last = (at + ENTRIES as u64 * 8, words[ENTRIES]);
+                match words[ENTRIES] & !LOCK {
+                    0 => return Ok(Err(missed)),
+                    next => at = next,
+                }
+            }
+        }
+        Err(Status::Inconsistent)
+    }
+}
+
+/// The value of a key.
+#[inline]
+pub(crate) async fn get<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    let CallFields { params, reply, reply_limit, .. } = &mut **call;
+    let KvParams { store, hash, key, .. } = KvParams::decode(params, false)?;
+    let store = Store { memory, at: store };
+    // A value that there is room for lies in no longer block.
+    let most = 2 * (u64::from(*reply_limit) + key.len() as u64 + 64);
+    let Ok(found) = store.walk((hash, key), most, reply, false).await? else {
+        reply.clear();
+        return Err(Status::NotFound);
+    };
+    if found.value_len > *reply_limit as usize {
+        return Err(Status::ReplyTooLong);
+    }
+    reply.copy_within(found.value_at..found.value_at + found.value_len, 0);
+    reply.truncate(found.value_len);
+    Ok(())
+}
+
+/// Writes a pair, whether the key is there or not.
+pub(crate) async fn put<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    write(memory, call, true).await
+}
+
+/// Writes the value of a key that is there.
+pub(crate) async fn update<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    write(memory, call, false).await
+}
+
+async fn write<M: Memory>(memory: &M, call: &mut Call, adds: bool) -> Result<(), Status> {
+    let CallFields { params, reply, .. } = &mut **call;
+    let params = KvParams::decode(params, true)?;
+    let store = Store::to_write(memory, params.store)?;
+    let len = item_len(params.key.len(), params.value_len as usize);
+    let class = class_of(len).ok_or(Status::BadParams)?;
+    let block = match params.value {
+        KvValue::Block(block) if !block.is_multiple_of(32) || block < HEADER_BYTES => return Err(Status::BadParams),
+        KvValue::Block(block) => Some(Laid { block, sum: None }),
+        KvValue::Bytes(_) => None,
+    };
+    let written = store.write_pair(&Pair { params, class, len, laid: block }, adds, reply).await;
+    reply.clear();
+    written
+}
+
+/// A pair on its way into a store.
+struct Pair<'a> {
+    params: KvParams<'a>,
+    class: u8,
+    /// Bytes of it.
+    len: usize,
+    /// Where it lies already, if its caller wrote it: the block is the caller's until it has an entry.
+    laid: Option<Laid>,
+}
+
+/// A pair in a block that no entry names yet.
+#[derive(Clone, Copy)]
+struct Laid {
+    block: u64,
+    /// Its checksum, if that is still to be written: who looks at the block by an old entry must not find what nobody has
+    /// put yet.
+    sum: Option<[u8; 8]>,
+}
+
+impl<M: Memory> Store<'_, M> {
+    async fn write_pair(&self, pair: &Pair<'_>, adds: bool, buffer: &mut Vec<u8>) -> Result<(), Status> {
+        let KvParams { hash, key, value, .. } = pair.params;
+        for _ in 0..TRIES {
+            let walked = self.walk((hash, key), u64::MAX, buffer, false).await?;
+            self.renew();
+            match walked {
+                Ok(found) => {
+                    let (old, old_class) = place(found.entry);
+                    let sum_at = old + found.sum_at as u64;
+                    if let (KvValue::Bytes(value), true) = (value, pair.len as u64 <= class_bytes(old_class)) {
+                        if !self.swap(sum_at, found.sum, LOCKED).await? {
+                            continue;
+                        }
+                        encode(key, value, buffer);
+                        return self.write(old, buffer).await;
+                    }
+                    let laid = self.lay_down(pair, buffer).await?;
+                    if !self.swap(sum_at, found.sum, DEAD).await? {
+                        self.take_up(pair, laid).await?;
+                        continue;
+                    }
+                    // Nobody else changes the entry of a pair that is dead.
+                    let changed = self.swap(found.entry_at, found.entry, entry(hash, pair.class, laid.block)).await?;
+                    self.show(pair, laid).await?;
+                    self.free(old, old_class).await?;
+                    return if changed { Ok(()) } else { Err(Status::Inconsistent) };
+                }
+                Err(_) if !adds => return Err(Status::NotFound),
+                Err(missed) => {
+                    let laid = self.lay_down(pair, buffer).await?;
+                    let new = entry(hash, pair.class, laid.block);
+                    let added = match missed.zero {
+                        Some(zero) => self.swap(zero, 0, new).await,
+                        None => self.add_locked(pair, new, missed, buffer).await,
+                    };
+                    if let Ok(true) = added {
+                        return self.show(pair, laid).await;
+                    }
+                    self.take_up(pair, laid).await?;
+                    added?;
+                }
+            }
+        }
+        Err(Status::Inconsistent)
+    }
+
+    /// Writes a pair to a block, where it does not lie in one.
+    async fn lay_down(&self, pair: &Pair<'_>, buffer: &mut Vec<u8>) -> Result<Laid, Status> {
+        if let Some(laid) = pair.laid {
+            return Ok(laid);
+        }
+        let KvValue::Bytes(value) = pair.params.value else { return Err(Status::BadParams) };
+        let (block, was_one) = self.alloc(pair.class).await?;
+        encode(pair.params.key, value, buffer);
+        let mut sum = None;
+        if was_one && let Some(last) = buffer.last_chunk_mut::<8>() {
+            sum = Some(std::mem::replace(last, LOCKED.to_le_bytes()));
+        }
+        self.write(block, buffer).await?;
+        Ok(Laid { block, sum })
+    }
+
+    /// Ends the writing of a pair that has its entry.
+    async fn show(&self, pair: &Pair<'_>, laid: Laid) -> Result<(), Status> {
+        match laid.sum {
+            Some(sum) => self.write(laid.block + pair.len as u64 - 8, &sum).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Gives the block back of a pair that has got no entry, unless it is the caller's.
+    async fn take_up(&self, pair: &Pair<'_>, laid: Laid) -> Result<(), Status> {
+        if pair.laid.is_some() { Ok(()) } else { self.free(laid.block, pair.class).await }
+    }
+
+    /// Adds an entry to a chain in which none is 0, if it is so still and nobody else has the chain locked: in place of a
+    /// tomb, or in a bucket behind the others.
+    async fn add_locked(
+        &self,
+        pair: &Pair<'_>,
+        new: u64,
+        missed: Missed,
+        buffer: &mut Vec<u8>,
+    ) -> Result<bool, Status> {
+        let lock_at = self.at.bucket(pair.params.hash) + ENTRIES as u64 * 8;
+        if missed.first & LOCK != 0 || !self.swap(lock_at, missed.first, missed.first | LOCK).await? {
+            return Ok(false);
+        }
+        let added = self.add_to_locked(pair, new, buffer).await;
+        self.renew();
+        // The highest bit goes, whatever the others are now.
+        self.add(lock_at, LOCK).await?;
+        added
+    }
+
+    async fn add_to_locked(&self, pair: &Pair<'_>, new: u64, buffer: &mut Vec<u8>) -> Result<bool, Status> {
+        let KvParams { hash, key, .. } = pair.params;
+        let Err(missed) = self.walk((hash, key), u64::MAX, buffer, true).await? else { return Ok(false) };
+        match (missed.zero, missed.tomb) {
+            (Some(_), _) => Ok(false),
+            (None, Some(tomb)) => self.swap(tomb, TOMB, new).await,
+            (None, None) => {
+                let (bucket, _) = self.alloc(0).await?;
+                let mut bytes = [0; BUCKET_BYTES];
+                bytes[..8].copy_from_slice(&new.to_le_bytes());
+                self.write(bucket, &bytes).await?;
+                // Nobody else appends while the chain is locked.
+                let (at, word) = missed.last;
+                self.swap(at, word, word | bucket).await
+            }
+        }
+    }
+}
+
+/// Takes a pair away.
+pub(crate) async fn delete<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    let CallFields { params, reply, .. } = &mut **call;
+    let KvParams { store, hash, key, .. } = KvParams::decode(params, false)?;
+    let store = Store::to_write(memory, store)?;
+    for _ in 0..TRIES {
+        let walked = store.walk((hash, key), u64::MAX, reply, false).await;
+        reply.clear();
+        store.renew();
+        let Ok(found) = walked? else { return Err(Status::NotFound) };
+        let (block, class) = place(found.entry);
+        if store.swap(block + found.sum_at as u64, found.sum, DEAD).await? {
+            let changed = store.swap(found.entry_at, found.entry, TOMB).await?;
+            store.free(block, class).await?;
+            return if changed { Ok(()) } else { Err(Status::Inconsistent) };
+        }
+    }
+    Err(Status::Inconsistent)
+}
+
+/// Takes a block for a pair that the caller writes by himself, and then puts: its offset. Who goes away in between leaves
+/// it unused.
+pub(crate) async fn reserve<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    let KvParams { store, key, value_len, .. } = KvParams::decode(&call.params, false)?;
+    let class = class_of(item_len(key.len(), value_len as usize)).ok_or(Status::BadParams)?;
+    let (block, _) = Store::to_write(memory, store)?.alloc(class).await?;
+    call.grow_reply(8)?.copy_from_slice(&block.to_le_bytes());
+    Ok(())
+}

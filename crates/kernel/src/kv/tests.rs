@@ -1,0 +1,280 @@
+use super::table::TOMB;
+use super::*;
+use crate::memory::Fault;
+use crate::testing::Counted;
+use crate::{Builtins, Call, Kernel, Limited, Limits, Memory, op};
+use proptest::prelude::*;
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap};
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+/// Memory whose accesses wait for a turn each, and are counted.
+struct Stepped {
+    memory: Counted,
+    accesses: Cell<u32>,
+}
+
+impl Stepped {
+    fn new(lg_buckets: u8, len: usize) -> Self {
+        let memory = Counted::new(len);
+        memory.put(0, &header(lg_buckets, len as u64).expect("room"));
+        Self { memory, accesses: Cell::new(0) }
+    }
+
+    async fn step(&self) {
+        self.accesses.set(self.accesses.get() + 1);
+        let mut waited = false;
+        poll_fn(|_| if std::mem::replace(&mut waited, true) { Poll::Ready(()) } else { Poll::Pending }).await;
+    }
+}
+
+impl Memory for Stepped {
+    async fn read(&self, key: u32, va: u64, out: &mut [u8]) -> Result<(), Fault> {
+        self.step().await;
+        self.memory.read(key, va, out).await
+    }
+
+    /// In two halves, as others may see it.
+    async fn write(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
+        self.step().await;
+        let (front, rest) = data.split_at(data.len() / 16 * 8);
+        self.memory.write(key, va, front).await?;
+        if !front.is_empty() {
+            self.step().await;
+            self.accesses.set(self.accesses.get() - 1);
+        }
+        self.memory.write(key, va + front.len() as u64, rest).await
+    }
+
+    async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {
+        self.step().await;
+        self.memory.compare_swap(key, va, expect, new).await
+    }
+
+    async fn fetch_add(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault> {
+        self.step().await;
+        self.memory.fetch_add(key, va, n).await
+    }
+}
+
+fn store(lg_buckets: u8) -> KvRef {
+    KvRef { base: 0, key: 1, lg_buckets }
+}
+
+fn params(store: KvRef, key: &[u8], value: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    KvParams::new(store, hash(key, 7), key, value).encode(&mut out);
+    out
+}
+
+type Ended = (Status, Vec<u8>);
+
+type Running<'a> = Pin<Box<dyn Future<Output = Ended> + 'a>>;
+
+fn start<'a>(memory: &'a Stepped, op: u64, params: &[u8]) -> Running<'a> {
+    let mut call = Call::new(op, params, 1 << 16);
+    Box::pin(async move {
+        let limited = Limited::new(memory, Limits::default());
+        let status = Builtins.run(&limited, &mut call).await;
+        (status, std::mem::take(&mut call.reply))
+    })
+}
+
+fn run(memory: &Stepped, op: u64, params: &[u8]) -> Ended {
+    let mut call = start(memory, op, params);
+    loop {
+        if let Poll::Ready(ended) = call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return ended;
+        }
+    }
+}
+
+#[test]
+fn classes_are_long_enough_and_no_longer_than_needed() {
+    assert_eq!([64, 65, 96, 97, 128, 192].map(class_of), [0, 1, 1, 2, 2, 3].map(Some));
+    for bytes in [1, 500, 4000, item_len(LONGEST_KEY, LONGEST_VALUE)] {
+        let class = class_of(bytes).expect("a class");
+        assert!(class_bytes(class) >= bytes as u64 && (class == 0 || class_bytes(class - 1) < bytes as u64));
+    }
+    assert_eq!(class_of(1 << 22), None);
+}
+
+#[test]
+fn accesses_are_two_for_a_get_and_four_for_a_put() {
+    let (memory, at) = (Stepped::new(10, 1 << 20), store(10));
+    let key = |n: u32| format!("key {n}").into_bytes();
+    let count = |op, value: &dyn Fn(u32) -> Vec<u8>| {
+        memory.accesses.set(0);
+        for n in 0..3000 {
+            assert_eq!(run(&memory, op, &params(at, &key(n), &value(n))).0, Status::Ok);
+        }
+        f64::from(memory.accesses.get()) / 3000.0
+    };
+    let short = |n: u32| vec![n as u8; 40];
+    let added = count(op::KV_PUT, &short);
+    let changed = count(op::KV_PUT, &|n| vec![n as u8; 30 + n as usize % 10]);
+    let got = count(op::KV_GET, &|_| Vec::new());
+    println!("accesses: {added:.2} of a PUT that adds, {changed:.2} of one that changes, {got:.2} of a GET");
+    assert!(added <= 4.2 && changed <= 4.1 && got <= 2.1);
+}
+
+#[test]
+fn memory_that_is_used_up_refuses_and_what_is_freed_is_used_again() {
+    let (memory, at) = (Stepped::new(2, 4096 + 256 + (64 << 10) * 3), store(2));
+    let key = |n: u32| n.to_le_bytes();
+    let put = |n: u32, len: usize| run(&memory, op::KV_PUT, &params(at, &key(n), &vec![n as u8; len])).0;
+    let fill = |len: usize| (0..100_000).take_while(|&n| put(n, len) == Status::Ok).count();
+    let filled = fill(300);
+    assert!(filled > 200, "{filled}");
+    assert_eq!([put(50_000, 300), put(50_000, 300), put(3, 280)], [NO_ROOM, NO_ROOM, Status::Ok]);
+    for n in 0..filled as u32 {
+        assert_eq!(run(&memory, op::KV_DELETE, &params(at, &key(n), &[])).0, Status::Ok);
+        assert_eq!(run(&memory, op::KV_GET, &params(at, &key(n), &[])).0, Status::NotFound);
+    }
+    assert_eq!(fill(300), filled, "every block came back");
+    assert_eq!(run(&memory, op::KV_GET, &params(at, &key(9), &[])), (Status::Ok, vec![9; 300]));
+}
+
+#[test]
+fn a_long_pair_is_written_by_its_caller_and_then_put() {
+    let (memory, at) = (Stepped::new(2, 4 << 20), store(2));
+    let (key, value) = (b"long".as_slice(), vec![5; 300_000]);
+    let hash = hash(key, 7);
+    for (round, value) in [(0, &value[..]), (1, &value[..200_000])] {
+        let mut reserve = Vec::new();
+        let params = KvParams { value_len: value.len() as u32, ..KvParams::of_key(at, hash, key) };
+        params.encode(&mut reserve);
+        let (status, block) = run(&memory, op::KV_RESERVE, &reserve);
+        assert_eq!(status, Status::Ok);
+        let block = u64::from_le_bytes(block.try_into().unwrap());
+        memory.memory.put(block, &pair(key, value));
+        let mut put = Vec::new();
+        KvParams { value: KvValue::Block(block), ..params }.encode(&mut put);
+        assert_eq!(run(&memory, op::KV_PUT, &put).0, Status::Ok, "{round}");
+        let mut get = Vec::new();
+        KvParams::of_key(at, hash, key).encode(&mut get);
+        assert_eq!(run(&memory, op::KV_GET, &get).0, Status::ReplyTooLong);
+        let bucket = memory.memory.get(locate(at, hash, None).1.unwrap(), BUCKET_BYTES);
+        let (blocks, next) = locate(at, hash, Some(&bucket.try_into().unwrap()));
+        assert_eq!((blocks.len(), blocks[0].0, next), (1, block, None));
+        let bytes = memory.memory.get(block, blocks[0].1 as usize);
+        assert_eq!(&bytes[value_in(&bytes, key).unwrap()], value);
+    }
+}
+
+/// What a caller asks for and hears, and when.
+#[derive(Clone, Debug)]
+struct Done {
+    op: u64,
+    value: Vec<u8>,
+    began: usize,
+    ended: usize,
+    outcome: Ended,
+}
+
+/// Whether some order of these, which keeps what was over before something began, explains all answers, from this state.
+fn is_linearizable(left: &[Done], state: Option<&[u8]>) -> bool {
+    let first_end = left.iter().map(|done| done.ended).min().unwrap_or(0);
+    left.is_empty()
+        || left.iter().enumerate().filter(|(_, done)| done.began <= first_end).any(|(at, done)| {
+            let ok = done.outcome.0 == Status::Ok;
+            let (fits, next) = match done.op {
+                op::KV_GET => (state == ok.then_some(&done.outcome.1[..]), state),
+                op::KV_DELETE => (ok == state.is_some(), None),
+                op::KV_UPDATE => (ok == state.is_some(), if ok { Some(&done.value[..]) } else { state }),
+                _ => (ok, Some(&done.value[..])),
+            };
+            let rest: Vec<Done> =
+                left.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, done)| done.clone()).collect();
+            fits && is_linearizable(&rest, next)
+        })
+}
+
+const OPS: [u64; 5] = [op::KV_PUT, op::KV_PUT, op::KV_UPDATE, op::KV_DELETE, op::KV_GET];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Calls of few keys in one chain, some at once and in steps of any order: each key's answers have an order.
+    #[test]
+    fn calls_at_once_are_as_one_after_the_other(
+        calls in prop::collection::vec((0..OPS.len(), 0..4u8, 0..150usize), 1..40),
+        turns in prop::collection::vec(0..4usize, 100..2000),
+        crowded in 0..12u8,
+    ) {
+        let (memory, at) = (Stepped::new(0, 1 << 20), store(0));
+        // Keys that fill the chain's first buckets, and tombs between them.
+        for n in 0..crowded {
+            run(&memory, op::KV_PUT, &params(at, &[n, 9], b"crowd"));
+        }
+        for n in (0..crowded).step_by(3) {
+            run(&memory, op::KV_DELETE, &params(at, &[n, 9], &[]));
+        }
+        let mut waiting = calls.into_iter().enumerate();
+        let mut under_way: Vec<(u8, Done, Running<'_>)> = Vec::new();
+        let mut done: BTreeMap<u8, Vec<Done>> = BTreeMap::new();
+        let mut turns = turns.into_iter().cycle();
+        for now in 0.. {
+            prop_assert!(now < 1_000_000, "calls end");
+            while under_way.len() < 4 && let Some((number, (op, key, len))) = waiting.next() {
+                let value = vec![number as u8; len];
+                let call = start(&memory, OPS[op], &params(at, &[key], &value));
+                let done = Done { op: OPS[op], value, began: now, ended: 0, outcome: (Status::Ok, Vec::new()) };
+                under_way.push((key, done, call));
+            }
+            if under_way.is_empty() {
+                break;
+            }
+            let turn = turns.next().unwrap_or(0) % under_way.len();
+            let polled = under_way[turn].2.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            if let Poll::Ready(outcome) = polled {
+                let (key, ended, _) = under_way.swap_remove(turn);
+                // Who gave up has changed nothing.
+                if outcome.0 != Status::Inconsistent {
+                    done.entry(key).or_default().push(Done { ended: now, outcome, ..ended });
+                }
+            }
+        }
+        for (key, done) in done {
+            // As few as end while others go on: more would take long to order.
+            for part in done.chunks(if done.len() > 14 { 7 } else { 14 }).take(1) {
+                let state: Vec<Done> = part.to_vec();
+                let open_end = done.len() > part.len();
+                prop_assert!(open_end || is_linearizable(&state, None), "key {key}: {state:?}");
+            }
+        }
+        // No key has two entries, and all that there is is found.
+        let mut found: HashMap<Vec<u8>, u32> = HashMap::new();
+        let mut next = Some(HEADER_BYTES);
+        while let Some(bucket) = next {
+            let bytes: [u8; BUCKET_BYTES] = memory.memory.get(bucket, BUCKET_BYTES).try_into().unwrap();
+            let (words, _) = bytes.as_chunks::<8>();
+            for word in words[..ENTRIES].iter().map(|word| u64::from_le_bytes(*word)).filter(|&word| word > TOMB) {
+                let block = (word & ((1 << 42) - 1)) * 32;
+                let len = memory.memory.get(block, 8)[0] as usize;
+                *found.entry(memory.memory.get(block + 8, len)).or_default() += 1;
+            }
+            next = Some(u64::from_le_bytes(words[ENTRIES])).filter(|&next| next != 0);
+        }
+        for (key, entries) in found {
+            prop_assert_eq!(entries, 1, "{:?}", key);
+            prop_assert_eq!(run(&memory, op::KV_GET, &params(at, &key, &[])).0, Status::Ok);
+        }
+    }
+
+    #[test]
+    fn parameters_are_read_as_written_and_others_refused(bytes in prop::collection::vec(any::<u8>(), 0..80), block: u64) {
+        let at = store(20);
+        for value in [KvValue::Bytes(&bytes), KvValue::Block(block)] {
+            let wanted = KvParams { value, ..KvParams::new(at, 77, b"key", &bytes) };
+            let mut out = Vec::new();
+            wanted.encode(&mut out);
+            prop_assert_eq!(KvParams::decode(&out, true), Ok(wanted));
+            prop_assert!((0..out.len()).all(|len| KvParams::decode(&out[..len], true).is_err()));
+        }
+        let _ = KvParams::decode(&bytes, false);
+        let _ = value_in(&bytes, b"key");
+    }
+}

@@ -1,0 +1,257 @@
+//! What processes and the low-power unit's daemon say to each other, over a socket that keeps messages whole.
+//!
+//! All integers are little-endian. A message begins with a word that says which it is; longer ones than expected are
+//! wrong, too.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use crate::meeting::{ConnectionEnd, Key};
+
+/// The first message of a process: the protocol's name and version.
+pub const HELLO: [u8; 8] = *b"rack\0\0\0\x01";
+/// The name that a user's daemon listens under, in the network namespace's abstract ones.
+pub fn name(user: u32) -> String {
+    format!("remora/rack/{user}")
+}
+
+/// Bytes of the longest message.
+pub const LONGEST: usize = 96;
+
+/// Bytes of a key: network namespace, two addresses with ports.
+const KEY_BYTES: usize = 8 + 2 * 18;
+
+/// What a process says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// The first message: the process's number.
+    Hello {
+        /// As the process sees it; for people only.
+        process: u32,
+    },
+    /// It has this end of a connection, which is worth a buffer.
+    Attach(Key, ConnectionEnd),
+    /// The end is closed. `reusable` if no other process can have the buffer any more.
+    Detach(Key, ConnectionEnd, bool),
+}
+
+/// What the daemon says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Both ends are here. The connection's buffer lies at `offset` of the section's file, which comes with the message.
+    Matched {
+        /// Which connection.
+        key: Key,
+        /// Which end the process has.
+        end: ConnectionEnd,
+        /// Number of the section.
+        section: u32,
+        /// Where in the section the buffer begins.
+        offset: u32,
+    },
+}
+
+/// Why bytes are no message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no message of this protocol, or of another version")]
+pub struct Malformed;
+
+const ATTACH: u32 = 1;
+const DETACH: u32 = 2;
+const MATCHED: u32 = 3;
+
+/// A message as it is sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Bytes {
+    bytes: [u8; LONGEST],
+    len: usize,
+}
+
+impl Bytes {
+    fn new(kind: u32) -> Self {
+        let mut bytes = Self { bytes: [0; LONGEST], len: 0 };
+        bytes.push(&kind.to_le_bytes());
+        bytes
+    }
+
+    fn push(&mut self, more: &[u8]) {
+        self.bytes[self.len..self.len + more.len()].copy_from_slice(more);
+        self.len += more.len();
+    }
+
+    fn push_key(&mut self, key: &Key, end: ConnectionEnd) {
+        self.push(&[end as u8, 0, 0, 0]);
+        self.push(&key.namespace().to_le_bytes());
+        for address in key.addresses() {
+            let ip = match address.ip() {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                IpAddr::V6(ip) => ip.octets(),
+            };
+            self.push(&ip);
+            self.push(&address.port().to_le_bytes());
+        }
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl Request {
+    /// The message's bytes.
+    pub fn emit(&self) -> Bytes {
+        match self {
+            Self::Hello { process } => {
+                let mut bytes = Bytes { bytes: [0; LONGEST], len: 0 };
+                bytes.push(&HELLO);
+                bytes.push(&process.to_le_bytes());
+                bytes
+            }
+            Self::Attach(key, end) => {
+                let mut bytes = Bytes::new(ATTACH);
+                bytes.push_key(key, *end);
+                bytes
+            }
+            Self::Detach(key, end, reusable) => {
+                let mut bytes = Bytes::new(DETACH);
+                bytes.push_key(key, *end);
+                bytes.push(&[u8::from(*reusable)]);
+                bytes
+            }
+        }
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        if let Some(rest) = bytes.strip_prefix(&HELLO) {
+            return Ok(Self::Hello { process: u32::from_le_bytes(rest.try_into().map_err(|_| Malformed)?) });
+        }
+        let mut reader = Reader(bytes);
+        let request = match reader.word()? {
+            ATTACH => {
+                let (key, end) = reader.key()?;
+                Self::Attach(key, end)
+            }
+            DETACH => {
+                let (key, end) = reader.key()?;
+                let [reusable @ (0 | 1)] = reader.take()? else { return Err(Malformed) };
+                Self::Detach(key, end, reusable == 1)
+            }
+            _ => return Err(Malformed),
+        };
+        reader.end(request)
+    }
+}
+
+impl Reply {
+    /// The message's bytes.
+    pub fn emit(&self) -> Bytes {
+        let Self::Matched { key, end, section, offset } = self;
+        let mut bytes = Bytes::new(MATCHED);
+        bytes.push_key(key, *end);
+        bytes.push(&section.to_le_bytes());
+        bytes.push(&offset.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader(bytes);
+        if reader.word()? != MATCHED {
+            return Err(Malformed);
+        }
+        let (key, end) = reader.key()?;
+        let (section, offset) = (reader.word()?, reader.word()?);
+        reader.end(Self::Matched { key, end, section, offset })
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (first, rest) = self.0.split_first_chunk::<N>().ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn word(&mut self) -> Result<u32, Malformed> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn key(&mut self) -> Result<(Key, ConnectionEnd), Malformed> {
+        let end = match self.take()? {
+            [0, 0, 0, 0] => ConnectionEnd::Low,
+            [1, 0, 0, 0] => ConnectionEnd::High,
+            _ => return Err(Malformed),
+        };
+        let namespace = u64::from_le_bytes(self.take()?);
+        let (low, high) = (self.address()?, self.address()?);
+        let (key, which) = Key::new(namespace, low, high);
+        // Only one order of the addresses is a key.
+        if which != ConnectionEnd::Low { Err(Malformed) } else { Ok((key, end)) }
+    }
+
+    fn address(&mut self) -> Result<SocketAddr, Malformed> {
+        let ip = Ipv6Addr::from(self.take::<16>()?);
+        Ok(SocketAddr::new(ip.to_canonical(), u16::from_le_bytes(self.take()?)))
+    }
+
+    fn end<T>(self, message: T) -> Result<T, Malformed> {
+        if self.0.is_empty() { Ok(message) } else { Err(Malformed) }
+    }
+}
+
+const _: () = assert!(4 + 4 + KEY_BYTES + 8 <= LONGEST);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn key() -> impl Strategy<Value = (Key, ConnectionEnd)> {
+        let address = || {
+            (any::<[u16; 8]>(), any::<bool>(), any::<u16>()).prop_map(|(ip, four, port)| {
+                let ip = Ipv6Addr::from(ip);
+                let ip = if four { IpAddr::from([127, 0, 0, ip.octets()[3]]) } else { ip.to_canonical() };
+                SocketAddr::new(ip, port)
+            })
+        };
+        (any::<u64>(), address(), address()).prop_map(|(namespace, one, other)| Key::new(namespace, one, other))
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_said_is_heard((key, end) in key(), flag: bool, section: u32, offset: u32, process: u32) {
+            for request in [Request::Hello { process }, Request::Attach(key, end), Request::Detach(key, end, flag)] {
+                prop_assert_eq!(Request::parse(request.emit().as_slice()), Ok(request));
+            }
+            let reply = Reply::Matched { key, end, section, offset };
+            prop_assert_eq!(Reply::parse(reply.emit().as_slice()), Ok(reply));
+        }
+
+        #[test]
+        fn anything_else_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..LONGEST + 1), kind in 0..4u32) {
+            let mut framed = kind.to_le_bytes().to_vec();
+            framed.extend(&bytes);
+            for bytes in [&bytes, &framed] {
+                if let Ok(request) = Request::parse(bytes) {
+                    let emitted = request.emit();
+                    prop_assert_eq!(emitted.as_slice(), &bytes[..]);
+                }
+                if let Ok(reply) = Reply::parse(bytes) {
+                    let emitted = reply.emit();
+                    prop_assert_eq!(emitted.as_slice(), &bytes[..]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! Both ends of a connection find each other in the rack, and get a buffer that only their processes see.
+//!
+//! A connection is known by its network namespace and its two addresses with ports, which both ends know; nobody else
+//! has the same at the same time. When both have said that they are there, the pair's daemon cuts a buffer from a section
+//! that is passed to these two processes and to nobody else. It is free again when both ends are closed, or their
+//! processes dead.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use crate::address::{FabricAddress, Location, NodeId, Section};
+use crate::buffers::BufferDaemon;
+use crate::pool::{Device, Pool, PoolError, Rights};
+
+/// A connection: the same for both ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    namespace: u64,
+    addresses: [SocketAddr; 2],
+}
+
+impl Key {
+    /// The key of a connection, and which end `own` is.
+    pub fn new(namespace: u64, own: SocketAddr, peer: SocketAddr) -> (Self, ConnectionEnd) {
+        // A socket connected to itself has one end only, the lower one.
+        let end = if own <= peer { ConnectionEnd::Low } else { ConnectionEnd::High };
+        let addresses = if end == ConnectionEnd::Low { [own, peer] } else { [peer, own] };
+        (Self { namespace, addresses }, end)
+    }
+
+    /// The network namespace.
+    pub fn namespace(&self) -> u64 {
+        self.namespace
+    }
+
+    /// The addresses of both ends.
+    pub fn addresses(&self) -> [SocketAddr; 2] {
+        self.addresses
+    }
+}
+
+/// An end of a connection: the one with the lower address and port, or the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ConnectionEnd {
+    /// The lower.
+    Low = 0,
+    /// The higher.
+    High = 1,
+}
+
+impl ConnectionEnd {
+    /// The other one.
+    pub fn other(self) -> Self {
+        if self == Self::Low { Self::High } else { Self::Low }
+    }
+}
+
+/// How a meeting place is set up.
+#[derive(Clone, Copy, Debug)]
+pub struct MeetingConfig {
+    /// Sections in the pool.
+    pub sections: u32,
+    /// Bytes of a connection's buffer.
+    pub buffer_bytes: u64,
+    /// Connections that wait for their other end, of one process at most.
+    pub waiting: usize,
+}
+
+/// What a process is told: both ends are here, and there is their buffer. Its section is to be passed along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Introduction {
+    /// Whom to tell.
+    pub node: NodeId,
+    /// Which connection.
+    pub key: Key,
+    /// Which end it has.
+    pub end: ConnectionEnd,
+    /// Where the buffer is.
+    pub buffer: FabricAddress,
+}
+
+#[derive(Debug)]
+struct Link {
+    ends: [Option<NodeId>; 2],
+    buffer: Option<FabricAddress>,
+    pair: (NodeId, NodeId),
+    /// Another process may still have it.
+    tainted: bool,
+}
+
+/// The meeting place.
+#[derive(Debug)]
+pub struct Meeting {
+    config: MeetingConfig,
+    pool: Pool,
+    links: BTreeMap<Key, Link>,
+    /// Buffers by the two processes that see them.
+    daemons: BTreeMap<(NodeId, NodeId), BufferDaemon>,
+    waiting: BTreeMap<NodeId, usize>,
+    /// Buffers that a process may still see of which nothing is known here: not used again, until their whole section is
+    /// given up.
+    spent: BTreeMap<Section, Vec<FabricAddress>>,
+}
+
+const NEAR: Location = Location(0);
+
+impl Meeting {
+    /// An empty one.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::TooLarge`].
+    pub fn new(config: MeetingConfig) -> Result<Self, PoolError> {
+        let pool = Pool::bootstrap(&[Device { location: NEAR, sections: config.sections }])?;
+        let (links, daemons) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Self { config, pool, links, daemons, waiting: BTreeMap::new(), spent: BTreeMap::new() })
+    }
+
+    /// A process has an end of a connection. Tells both if the other end is here, and there is room.
+    pub fn attach(&mut self, node: NodeId, key: Key, end: ConnectionEnd) -> Option<[Introduction; 2]> {
+        // An end of which there was one already is of a new connection with the same addresses.
+        if self.links.get(&key).is_some_and(|link| link.ends[end as usize].is_some() || link.buffer.is_some()) {
+            self.drop_link(key, false);
+        }
+        let Some(link) = self.links.get_mut(&key) else {
+            let waiting = self.waiting.entry(node).or_default();
+            if *waiting < self.config.waiting {
+                *waiting += 1;
+                let mut ends = [None; 2];
+                ends[end as usize] = Some(node);
+                self.links.insert(key, Link { ends, buffer: None, pair: (node, node), tainted: false });
+            }
+            return None;
+        };
+        let peer = link.ends[end.other() as usize]?;
+        link.ends[end as usize] = Some(node);
+        link.pair = (node.min(peer), node.max(peer));
+        let pair = link.pair;
+        self.no_longer_waiting(peer);
+        let Some(buffer) = self.alloc(pair) else {
+            self.links.remove(&key);
+            return None;
+        };
+        if let Some(link) = self.links.get_mut(&key) {
+            link.buffer = Some(buffer);
+        }
+        Some([Introduction { node, key, end, buffer }, Introduction { node: peer, key, end: end.other(), buffer }])
+    }
+
+    /// An end is closed. `reusable`: no process that is unknown here can have its buffer. Returns the sections that are
+    /// free now.
+    pub fn detach(&mut self, node: NodeId, key: Key, end: ConnectionEnd, reusable: bool) -> Vec<Section> {
+        let Some(link) = self.links.get_mut(&key) else { return Vec::new() };
+        if link.ends[end as usize] != Some(node) {
+            return Vec::new();
+        }
+        link.ends[end as usize] = None;
+        link.tainted |= !reusable;
+        if link.buffer.is_none() {
+            self.no_longer_waiting(node);
+        }
+        if self.links.get(&key).is_some_and(|link| link.ends == [None; 2]) {
+            return self.drop_link(key, true);
+        }
+        Vec::new()
+    }
+
+    /// A process is gone: its ends are closed. Returns the sections that are free now.
+    pub fn node_died(&mut self, node: NodeId) -> Vec<Section> {
+        let of_node = self.links.iter().filter(|(_, link)| link.ends.contains(&Some(node)));
+        let ends: Vec<(Key, [Option<NodeId>; 2])> = of_node.map(|(key, link)| (*key, link.ends)).collect();
+        let mut freed = Vec::new();
+        for (key, ends) in ends {
+            for end in
+                [ConnectionEnd::Low, ConnectionEnd::High].into_iter().filter(|end| ends[*end as usize] == Some(node))
+            {
+                // It may have children that have the connection.
+                freed.extend(self.detach(node, key, end, false));
+            }
+        }
+        self.waiting.remove(&node);
+        freed
+    }
+
+    /// Connections whose two ends are here.
+    pub fn connections(&self) -> usize {
+        self.links.values().filter(|link| link.buffer.is_some()).count()
+    }
+
+    /// The sections of the pool.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Whether a section is one that a process may see.
+    pub fn may_see(&self, node: NodeId, section: Section) -> bool {
+        self.pool.check(node, section.start(), 1, Rights::Write).is_ok()
+    }
+
+    fn alloc(&mut self, pair: (NodeId, NodeId)) -> Option<FabricAddress> {
+        let daemon = self.daemons.entry(pair).or_insert_with(|| BufferDaemon::new(pair.0, 0));
+        let buffer = daemon.alloc(&mut self.pool, self.config.buffer_bytes, NEAR).ok();
+        match buffer {
+            Some(buffer) if pair.0 != pair.1 => {
+                let _ = self.pool.grant(pair.0, buffer.section(), pair.1, Rights::Write);
+            }
+            None if daemon.in_use() == 0 => {
+                self.daemons.remove(&pair);
+            }
+            _ => {}
+        }
+        buffer
+    }
+
+    fn no_longer_waiting(&mut self, node: NodeId) {
+        if let Some(waiting) = self.waiting.get_mut(&node) {
+            *waiting = waiting.saturating_sub(1);
+        }
+    }
+
+    /// Forgets a connection. Its buffer is used again only if both ends have closed it and nobody else can have it.
+    fn drop_link(&mut self, key: Key, closed: bool) -> Vec<Section> {
+        let Some(link) = self.links.remove(&key) else { return Vec::new() };
+        let Some(buffer) = link.buffer else {
+            link.ends.into_iter().flatten().for_each(|node| self.no_longer_waiting(node));
+            return Vec::new();
+        };
+        let Some(daemon) = self.daemons.get_mut(&link.pair) else { return Vec::new() };
+        let section = buffer.section();
+        let mut freed = None;
+        if link.tainted || !closed {
+            self.spent.entry(section).or_default().push(buffer);
+        } else {
+            freed = daemon.free(&mut self.pool, buffer).ok().flatten();
+        }
+        // A section that is taken again is new memory: whoever still sees the old one harms nobody.
+        if self.spent.get(&section).is_some_and(|spent| spent.len() == daemon.in_use_of(section)) {
+            for buffer in self.spent.remove(&section).unwrap_or_default() {
+                freed = daemon.free(&mut self.pool, buffer).ok().flatten();
+            }
+        }
+        if daemon.in_use() == 0 {
+            self.daemons.remove(&link.pair);
+        }
+        let Some(section) = freed else { return Vec::new() };
+        // Of a pair that is one process there is nobody else to let go.
+        let _ = self.pool.give_back(link.pair.1, section);
+        vec![section]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn meeting(sections: u32) -> Meeting {
+        Meeting::new(MeetingConfig { sections, buffer_bytes: 1 << 20, waiting: 4 }).unwrap()
+    }
+
+    fn key(port: u16) -> Key {
+        Key::new(1, ([127, 0, 0, 1], port).into(), ([127, 0, 0, 1], 80).into()).0
+    }
+
+    const A: NodeId = NodeId(1);
+    const B: NodeId = NodeId(2);
+    const C: NodeId = NodeId(3);
+
+    #[test]
+    fn both_ends_have_one_key() {
+        let (own, peer) = (([127, 0, 0, 1], 5000).into(), ([127, 0, 0, 1], 80).into());
+        assert_eq!(Key::new(1, own, peer), (key(5000), ConnectionEnd::High));
+        assert_eq!(Key::new(1, peer, own), (key(5000), ConnectionEnd::Low));
+        assert_ne!(Key::new(2, peer, own).0, key(5000));
+    }
+
+    #[test]
+    fn ends_meet_and_only_they_see_the_buffer() {
+        let mut meeting = meeting(4);
+        assert_eq!(meeting.attach(A, key(5000), ConnectionEnd::High), None);
+        let [to_b, to_a] = meeting.attach(B, key(5000), ConnectionEnd::Low).unwrap();
+        assert_eq!((to_b.node, to_b.end, to_a.node, to_a.end), (B, ConnectionEnd::Low, A, ConnectionEnd::High));
+        assert_eq!(to_a.buffer, to_b.buffer);
+        let section = to_a.buffer.section();
+        assert!(meeting.may_see(A, section) && meeting.may_see(B, section) && !meeting.may_see(C, section));
+        // A second connection of the pair shares the section, one of another pair does not.
+        meeting.attach(A, key(5001), ConnectionEnd::High);
+        assert_eq!(meeting.attach(B, key(5001), ConnectionEnd::Low).unwrap()[0].buffer.section(), section);
+        meeting.attach(C, key(5002), ConnectionEnd::High);
+        assert_ne!(meeting.attach(B, key(5002), ConnectionEnd::Low).unwrap()[0].buffer.section(), section);
+        assert_eq!(meeting.connections(), 3);
+    }
+
+    #[test]
+    fn buffers_come_back_when_both_ends_are_gone() {
+        let mut meeting = meeting(4);
+        meeting.attach(A, key(5000), ConnectionEnd::High);
+        let section = meeting.attach(B, key(5000), ConnectionEnd::Low).unwrap()[0].buffer.section();
+        assert_eq!(meeting.detach(A, key(5000), ConnectionEnd::High, true), []);
+        assert_eq!(meeting.detach(A, key(5000), ConnectionEnd::High, true), [], "once");
+        assert_eq!(meeting.detach(B, key(5000), ConnectionEnd::Low, true), [section]);
+        assert_eq!(meeting.pool().free_sections(), 4);
+        meeting.attach(A, key(5000), ConnectionEnd::High);
+        meeting.attach(B, key(5000), ConnectionEnd::Low).unwrap();
+        assert_eq!(meeting.node_died(A), []);
+        assert_eq!(meeting.node_died(B).len(), 1);
+        assert_eq!((meeting.pool().free_sections(), meeting.connections()), (4, 0));
+    }
+
+    #[test]
+    fn a_connection_with_the_addresses_of_an_old_one_is_new() {
+        let mut meeting = meeting(4);
+        meeting.attach(A, key(5000), ConnectionEnd::High);
+        assert_eq!(meeting.attach(A, key(5000), ConnectionEnd::High), None, "the first was never met");
+        meeting.attach(B, key(5000), ConnectionEnd::Low).unwrap();
+        assert_eq!(meeting.attach(B, key(5000), ConnectionEnd::Low), None);
+        assert_eq!(meeting.attach(A, key(5000), ConnectionEnd::High).map(|told| told[0].node), Some(A));
+    }
+
+    #[test]
+    fn who_waits_for_many_waits_in_vain() {
+        let mut meeting = meeting(4);
+        (5000..5010).for_each(|port| assert_eq!(meeting.attach(A, key(port), ConnectionEnd::High), None));
+        assert!(meeting.attach(B, key(5003), ConnectionEnd::Low).is_some());
+        assert!(meeting.attach(B, key(5009), ConnectionEnd::Low).is_none(), "of the others none was remembered");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(128))]
+        /// Live connections never share bytes, and everything is free in the end.
+        #[test]
+        fn no_two_connections_share_a_buffer(
+            steps in prop::collection::vec((0..8u8, 1..4u32, 5000..5006u16, any::<bool>(), any::<bool>()), 1..200),
+        ) {
+            let mut meeting = meeting(3);
+            let mut live: BTreeMap<Key, FabricAddress> = BTreeMap::new();
+            for (what, node, port, low, reusable) in steps {
+                let (node, end) = (NodeId(node), if low { ConnectionEnd::Low } else { ConnectionEnd::High });
+                match what {
+                    0..=4 => {
+                        let told = meeting.attach(node, key(port), end);
+                        live.remove(&key(port));
+                        if let Some([one, other]) = told {
+                            prop_assert_eq!(one.buffer, other.buffer);
+                            prop_assert!(live.values().all(|buffer| *buffer != one.buffer));
+                            prop_assert!(meeting.may_see(one.node, one.buffer.section()));
+                            prop_assert!(meeting.may_see(other.node, one.buffer.section()));
+                            live.insert(key(port), one.buffer);
+                        }
+                    }
+                    5 | 6 => { meeting.detach(node, key(port), end, reusable); }
+                    _ => { meeting.node_died(node); }
+                }
+                live.retain(|key, _| meeting.links.get(key).is_some_and(|link| link.buffer.is_some()));
+                prop_assert_eq!(meeting.connections(), live.len());
+            }
+            (1..4).for_each(|node| { meeting.node_died(NodeId(node)); });
+            prop_assert_eq!((meeting.connections(), meeting.pool().free_sections(), meeting.daemons.len()), (0, 3, 0));
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! What a node tells of itself: events as they happen, and figures for whoever asks.
+
+use std::fmt::{self, Write};
+use std::net::IpAddr;
+use std::sync::mpsc::SyncSender;
+
+use remora_nic::Counters;
+use remora_service::{CLASSES, CallStats};
+
+use crate::link::{LinkKind, LinkStats};
+
+/// Something that an operator may want to know. Each is a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NodeEvent {
+    /// A client has connected.
+    Connected {
+        /// Its address.
+        client: IpAddr,
+        /// The node's queue pair.
+        qpn: u32,
+        /// The way that packets take.
+        link: LinkKind,
+        /// The path MTU in bytes.
+        mtu: u32,
+    },
+    /// A client is gone.
+    Gone {
+        /// Its address.
+        client: IpAddr,
+        /// The node's queue pair.
+        qpn: u32,
+    },
+    /// A client was not taken.
+    Turned {
+        /// Its address.
+        client: IpAddr,
+        /// Why.
+        why: String,
+    },
+    /// A kernel was deployed.
+    Deployed {
+        /// By the client at this address.
+        client: IpAddr,
+        /// The kernel's name.
+        name: String,
+        /// Its op-code.
+        op: u64,
+        /// How often the name was deployed.
+        version: u32,
+    },
+    /// A kernel was removed.
+    Removed {
+        /// By the client at this address.
+        client: IpAddr,
+        /// The kernel's name.
+        name: String,
+    },
+    /// One of the node's own calls was refused.
+    Refused {
+        /// The client at this address asked.
+        client: IpAddr,
+        /// For what: "deploy a kernel", for example.
+        what: &'static str,
+        /// Why not.
+        why: String,
+    },
+}
+
+impl fmt::Display for NodeEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connected { client, qpn, link, mtu } => {
+                write!(f, "{client} connected over {link}, queue pair {qpn:#x}, path MTU {mtu}")
+            }
+            Self::Gone { client, qpn } => write!(f, "{client} is gone, queue pair {qpn:#x}"),
+            Self::Turned { client, why } => write!(f, "{client} was not let in: {why}"),
+            Self::Deployed { client, name, op, version } => {
+                write!(f, "{client} deployed kernel {name}, op-code {op:#x}, version {version}")
+            }
+            Self::Removed { client, name } => write!(f, "{client} removed kernel {name}"),
+            Self::Refused { client, what, why } => write!(f, "{client} may not {what}: {why}"),
+        }
+    }
+}
+
+/// Where events go. Whoever takes them slowly misses some: a node waits for nobody.
+pub(super) struct Told(pub Option<SyncSender<NodeEvent>>);
+
+impl Told {
+    pub fn tell(&self, event: impl FnOnce() -> NodeEvent) {
+        if let Some(to) = &self.0 {
+            let _ = to.try_send(event());
+        }
+    }
+}
+
+/// What the host thread knows, for those who ask.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HostFigures {
+    pub calls: CallStats,
+    /// By address: connections, bytes lent.
+    pub clients: Vec<(IpAddr, u32, u64)>,
+    pub lent: u64,
+}
+
+/// A node's figures at one moment; counts are since its start.
+#[derive(Clone, Debug)]
+pub struct NodeFigures {
+    /// Its address.
+    pub address: IpAddr,
+    /// Queue pairs that there are.
+    pub queue_pairs: u32,
+    /// What its NIC has counted.
+    pub nic: Counters,
+    /// What each link carried.
+    pub links: Vec<(LinkKind, LinkStats)>,
+    /// Calls to the NIC, by op-code. How long they took is known to a turn of the NIC.
+    pub nic_calls: CallStats,
+    /// Calls to the host, by op-code, the node's own among them.
+    pub host_calls: CallStats,
+    /// By address: connections, and bytes that are lent to it.
+    pub clients: Vec<(IpAddr, u32, u64)>,
+    /// Bytes that may be lent.
+    pub memory_limit: u64,
+    /// Bytes that are lent, or on their way back to the system.
+    pub memory_lent: u64,
+    /// Processor time that the process has used, in nanoseconds.
+    pub cpu_ns: u64,
+}
+
+impl NodeFigures {
+    /// As Prometheus reads it: its text format, version 0.0.4.
+    pub fn prometheus(&self) -> String {
+        let mut out = String::new();
+        let head = |out: &mut String, name: &str, kind: &str, help: &str| {
+            // Writing to a string does not fail.
+            let _ = writeln!(out, "# HELP remora_{name} {help}\n# TYPE remora_{name} {kind}");
+        };
+        let mut one = |name: &str, kind: &str, help: &str, value: u64| {
+            head(&mut out, name, kind, help);
+            let _ = writeln!(out, "remora_{name} {value}");
+        };
+        let nic = &self.nic;
+        one("queue_pairs", "gauge", "Queue pairs that there are.", self.queue_pairs.into());
+        for (name, help, value) in [
+            ("nic_packets_sent_total", "Packets handed to links.", nic.tx_packets),
+            ("nic_packets_received_total", "Packets taken from links.", nic.rx_packets),
+            ("nic_bytes_sent_total", "Bytes of packets sent, BTH to ICRC.", nic.tx_bytes),
+            ("nic_bytes_received_total", "Bytes of packets received, BTH to ICRC.", nic.rx_bytes),
+            ("nic_retransmissions_total", "Request packets sent again.", nic.retransmits),
+            ("nic_timeouts_total", "Retransmission timers that ran out.", nic.timeouts),
+            ("nic_sequence_naks_total", "NAKs sent for a gap in the PSNs.", nic.sequence_naks),
+            ("nic_rnr_naks_total", "NAKs sent because no receive was posted.", nic.rnr_naks),
+            ("nic_duplicates_total", "Duplicate requests answered again.", nic.duplicates),
+            ("nic_dropped_total", "Packets that no queue pair wants.", nic.dropped),
+            ("nic_writes_total", "WRITEs of peers that came to their ends.", nic.writes),
+        ] {
+            one(name, "counter", help, value);
+        }
+        one("memory_limit_bytes", "gauge", "Memory that clients may have, all together.", self.memory_limit);
+        one("memory_lent_bytes", "gauge", "Memory that clients have.", self.memory_lent);
+        head(&mut out, "cpu_seconds_total", "counter", "Processor time of the process.");
+        let _ = writeln!(out, "remora_cpu_seconds_total {}", self.cpu_ns as f64 / 1e9);
+        head(&mut out, "link_bytes_total", "counter", "Bytes of IP packets on a link.");
+        for (link, stats) in &self.links {
+            for (way, bytes) in [("sent", stats.tx_bytes), ("received", stats.rx_bytes)] {
+                let _ = writeln!(out, "remora_link_bytes_total{{link=\"{link}\",way=\"{way}\"}} {bytes}");
+            }
+        }
+        head(&mut out, "client_connections", "gauge", "Connections of a client, by its address.");
+        for (address, connections, _) in &self.clients {
+            let _ = writeln!(out, "remora_client_connections{{client=\"{address}\"}} {connections}");
+        }
+        head(&mut out, "client_memory_bytes", "gauge", "Memory that a client has, by its address.");
+        for (address, _, bytes) in &self.clients {
+            let _ = writeln!(out, "remora_client_memory_bytes{{client=\"{address}\"}} {bytes}");
+        }
+        let places = || [("nic", &self.nic_calls), ("host", &self.host_calls)];
+        head(&mut out, "calls_failed_total", "counter", "Calls that failed, by place and op-code.");
+        for (place, op, stats) in places().into_iter().flat_map(|(p, calls)| calls.iter().map(move |(o, s)| (p, o, s)))
+        {
+            let _ = writeln!(out, "remora_calls_failed_total{{place=\"{place}\",op=\"{op:#x}\"}} {}", stats.failed);
+        }
+        head(
+            &mut out,
+            "call_seconds",
+            "histogram",
+            "How long calls took, by place and op-code, to a turn of the place.",
+        );
+        for (place, op, stats) in places().into_iter().flat_map(|(p, calls)| calls.iter().map(move |(o, s)| (p, o, s)))
+        {
+            let labels = format!("place=\"{place}\",op=\"{op:#x}\"");
+            let mut sum = 0;
+            for (n, bound) in stats.classes.iter().zip(CLASSES) {
+                sum += n;
+                let bound = bound as f64 / 1e9;
+                let _ = writeln!(out, "remora_call_seconds_bucket{{{labels},le=\"{bound}\"}} {sum}");
+            }
+            let _ = writeln!(out, "remora_call_seconds_bucket{{{labels},le=\"+Inf\"}} {}", stats.calls);
+            let _ = writeln!(out, "remora_call_seconds_sum{{{labels}}} {}", stats.ns as f64 / 1e9);
+            let _ = writeln!(out, "remora_call_seconds_count{{{labels}}} {}", stats.calls);
+        }
+        out
+    }
+}

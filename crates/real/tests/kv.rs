@@ -1,0 +1,165 @@
+//! The key-value store in the real world: callers at once, by every way, and one that is gone in the middle.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use remora_kernel::kv::{KvParams, KvRef, hash, header, locate, pair, value_in};
+use remora_kernel::{Placement, Status, op};
+use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, RemoteRegion, RingConfig};
+use remora_testing::eventually;
+
+/// Log2 of the buckets: few, so that chains are long.
+const LG_BUCKETS: u8 = 4;
+const LEN: u64 = 8 << 20;
+const KEYS: u32 = 40;
+
+fn ip(last: u8) -> IpAddr {
+    Ipv4Addr::new(127, 21, 1, last).into()
+}
+
+fn client(last: u8) -> Client {
+    let config = ClientConfig { link: Some(LinkKind::Shm), ..ClientConfig::new(ip(1), ip(last)) };
+    let mut client = Client::connect(config).expect("connection");
+    for placement in [Placement::Nic, Placement::Host] {
+        client.open_rings(placement, RingConfig::default()).expect("rings");
+    }
+    client
+}
+
+fn params(at: KvRef, key: u32, value: &[u8]) -> Vec<u8> {
+    let (key, mut out) = (key.to_le_bytes(), Vec::new());
+    KvParams::new(at, hash(&key, 3), &key, value).encode(&mut out);
+    out
+}
+
+/// A value that says whose it is, of what key, and the how manieth of his.
+fn value(key: u32, writer: u8, number: u32) -> Vec<u8> {
+    let len = 9 + (key as usize * 7 + number as usize * 13) % 200;
+    let mut out = [&key.to_le_bytes()[..], &[writer], &number.to_le_bytes()].concat();
+    out.resize(len, writer ^ number as u8);
+    out
+}
+
+/// Whether somebody wrote this.
+fn is_whole(key: u32, found: &[u8]) -> bool {
+    let number = found.get(5..9).map(|bytes| u32::from_le_bytes(bytes.try_into().unwrap()));
+    number.is_some_and(|number| found == value(key, found[4], number))
+}
+
+/// Makes calls of all kinds, some at once.
+fn work(client: &mut Client, at: KvRef, writer: u8, calls: u32) {
+    let mut asked: Vec<(u64, u32)> = Vec::new();
+    let (mut next, mut ended) = (0u32, 0);
+    while ended < calls {
+        while next < calls && next < ended + 16 {
+            let key = (next * 31 + u32::from(writer) * 17) % KEYS;
+            let kind =
+                [op::KV_PUT, op::KV_GET, op::KV_PUT, op::KV_UPDATE, op::KV_GET, op::KV_DELETE][next as usize % 6];
+            let bytes = if matches!(kind, op::KV_PUT | op::KV_UPDATE) { value(key, writer, next) } else { Vec::new() };
+            let params = params(at, key, &bytes);
+            let submitted = match (next + u32::from(writer)) % 5 {
+                0 => client.submit_by_ring(Placement::Nic, kind, &params, next),
+                1 => client.submit_by_ring(Placement::Host, kind, &params, next),
+                2 => client.submit(Placement::Host, kind, &params, next),
+                3 if kind == op::KV_GET => client.submit(Placement::Client, kind, &params, next),
+                _ => client.submit(Placement::Nic, kind, &params, next),
+            };
+            if submitted.is_err() {
+                break;
+            }
+            asked.push((kind, key));
+            next += 1;
+        }
+        let done = &mut |tag: u32, status, reply: &[u8]| {
+            let (kind, key) = asked[tag as usize];
+            match status {
+                Status::Ok if kind == op::KV_GET => assert!(is_whole(key, reply), "key {key}: {reply:?}"),
+                Status::Ok => {}
+                // Many write few pairs: some give up, and say so.
+                Status::NotFound | Status::Inconsistent => {}
+                other => panic!("{kind} of key {key} by {writer}: {other:?}"),
+            }
+        };
+        ended += client.poll(done).expect("connection") as u32;
+    }
+}
+
+/// Asks until somebody else who writes the same pair, and waits for a core meanwhile, is done.
+fn ask(client: &mut Client, placement: Placement, op: u64, params: &[u8]) -> (Status, Vec<u8>) {
+    eventually("an answer", || {
+        Some(client.call(placement, op, params).expect("call")).filter(|(status, _)| *status != Status::Inconsistent)
+    })
+}
+
+fn store(client: &mut Client) -> (RemoteRegion, KvRef) {
+    let region = client.alloc(LEN).expect("memory");
+    client.write(&region, 0, &header(LG_BUCKETS, LEN).expect("room")).expect("write");
+    (region, KvRef { base: region.va, key: region.key, lg_buckets: LG_BUCKETS })
+}
+
+#[test]
+fn callers_at_once_and_one_that_vanishes_leave_a_whole_store() {
+    let _node = Node::start(NodeConfig { memory_limit: 256 << 20, ..NodeConfig::new(ip(1)) }).expect("node");
+    let mut owner = client(2);
+    let (_region, at) = store(&mut owner);
+    std::thread::scope(|scope| {
+        for writer in 3..6u8 {
+            scope.spawn(move || work(&mut client(writer), at, writer, 600));
+        }
+        scope.spawn(move || {
+            for last in 10..13 {
+                let mut gone = client(last);
+                for tag in 0..60 {
+                    let params = params(at, tag % KEYS, &value(tag % KEYS, last, tag));
+                    let placement = if tag % 2 == 0 { Placement::Nic } else { Placement::Host };
+                    let _ = gone.submit_by_ring(placement, op::KV_PUT, &params, tag);
+                }
+                let _ = gone.poll(&mut |_, _, _| {});
+                // As a process that is killed: nobody hears of it again.
+                gone.device().stop();
+                std::mem::forget(gone);
+            }
+        });
+    });
+    // All of it is still there to be written and read.
+    for key in 0..KEYS {
+        for placement in [Placement::Nic, Placement::Host] {
+            let bytes = value(key, 99, key);
+            let put = params(at, key, &bytes);
+            assert_eq!(ask(&mut owner, placement, op::KV_PUT, &put).0, Status::Ok, "key {key}");
+            for place in Placement::REAL {
+                let (status, reply) = ask(&mut owner, place, op::KV_GET, &params(at, key, &[]));
+                // What those who are gone had asked for may still be done.
+                let is_right = reply == bytes || is_whole(key, &reply) && (10..13).contains(&reply[4]);
+                assert!(status == Status::Ok && is_right, "key {key} at the {place}: {status:?} {reply:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_value_of_a_megabyte_goes_by_one_sided_verbs() {
+    let _node = Node::start(NodeConfig { memory_limit: 64 << 20, ..NodeConfig::new(ip(31)) }).expect("node");
+    let config = ClientConfig { timeout: Duration::from_secs(20), ..ClientConfig::new(ip(31), ip(32)) };
+    let mut client = Client::connect(config).expect("connection");
+    let (region, at) = store(&mut client);
+    let (key, long) = (b"long".as_slice(), vec![7; 1 << 20]);
+    let of_key = KvParams { value_len: long.len() as u32, ..KvParams::of_key(at, hash(key, 3), key) };
+    let mut reserve = Vec::new();
+    of_key.encode(&mut reserve);
+    let (status, block) = client.call(Placement::Nic, op::KV_RESERVE, &reserve).expect("call");
+    assert_eq!(status, Status::Ok);
+    let block = u64::from_le_bytes(block.try_into().expect("an offset"));
+    client.write(&region, block, &pair(key, &long)).expect("write");
+    let mut put = Vec::new();
+    KvParams { value: remora_kernel::kv::KvValue::Block(block), ..of_key }.encode(&mut put);
+    assert_eq!(client.call(Placement::Nic, op::KV_PUT, &put).expect("call").0, Status::Ok);
+    let (status, _) = client.call(Placement::Host, op::KV_GET, &reserve).expect("call");
+    assert_eq!(status, Status::ReplyTooLong);
+    let mut bucket = [0; 64];
+    client.read(&region, locate(at, of_key.hash, None).1.expect("a bucket"), &mut bucket).expect("read");
+    let (blocks, _) = locate(at, of_key.hash, Some(&bucket));
+    let mut bytes = vec![0; blocks[0].1 as usize];
+    client.read(&region, blocks[0].0, &mut bytes).expect("read");
+    assert!(bytes[value_in(&bytes, key).expect("the pair")] == long);
+}

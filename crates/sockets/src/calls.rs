@@ -1,0 +1,615 @@
+//! The C library's functions of sockets and descriptors.
+//!
+//! Each looks whether its descriptor is one that the rack may have, and passes the call on if not. A program's pointers are
+//! what the C library's manual pages ask for; nothing here looks at more than these say.
+
+use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+use std::sync::atomic::Ordering;
+
+use libc::{
+    epoll_event, iovec, mmsghdr, msghdr, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
+};
+use remora_preload::{next, set_errno};
+
+use crate::link::{WANT_DATA, WANT_ROOM, Word};
+use crate::socket::{self, Socket, state};
+use crate::stream::{self, Parts};
+use crate::wait::Sets;
+use crate::{epoll, rack, start, sys, wait};
+
+/// What a function of the C library returns for a result of the kernel's.
+fn result(result: isize) -> ssize_t {
+    if result < 0 {
+        set_errno(-result as c_int);
+        return -1;
+    }
+    result
+}
+
+/// Receives by `plain` if the kernel is to, else from the ring.
+pub fn receive(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> ssize_t) -> ssize_t {
+    let Some(used) = socket::find(fd) else { return plain() };
+    let socket = used.address();
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        return plain();
+    }
+    loop {
+        stream::tick(socket, fd);
+        if let Some(link) = socket.link() {
+            if let Some(got) = stream::recv(socket, link, fd, parts, flags) {
+                return result(got);
+            }
+        } else if socket.state() == state::NEVER {
+            return plain();
+        }
+        if socket.enter_kernel_rx() {
+            let got = plain();
+            socket.exit_kernel_rx();
+            return got;
+        }
+    }
+}
+
+/// Sends by `plain` if the kernel is to, else by the ring.
+pub fn transmit(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> ssize_t) -> ssize_t {
+    let Some(used) = socket::find(fd) else { return plain() };
+    let socket = used.address();
+    if flags & (libc::MSG_OOB | libc::MSG_FASTOPEN) != 0 {
+        return plain();
+    }
+    loop {
+        stream::tick(socket, fd);
+        if let Some(link) = socket.link() {
+            if let Some(sent) = stream::send(socket, link, fd, parts, flags) {
+                if sent == -(libc::EPIPE as isize) && flags & libc::MSG_NOSIGNAL == 0 {
+                    // SAFETY: a signal to this thread, as the kernel would send it.
+                    unsafe { libc::raise(libc::SIGPIPE) };
+                }
+                return result(sent);
+            }
+        } else if socket.state() == state::NEVER {
+            return plain();
+        }
+        if socket.enter_kernel_tx() {
+            let sent = plain();
+            socket.exit_kernel_tx();
+            return sent;
+        }
+    }
+}
+
+fn one(start: *const c_void, len: size_t) -> [iovec; 1] {
+    [iovec { iov_base: start.cast_mut(), iov_len: len }]
+}
+
+/// A program's list of parts.
+///
+/// # Safety
+///
+/// `count` parts stand there.
+unsafe fn list<'a>(parts: *const iovec, count: usize) -> Parts<'a> {
+    if parts.is_null() || count == 0 {
+        return Parts(&[]);
+    }
+    // SAFETY: as the caller promises.
+    Parts(unsafe { std::slice::from_raw_parts(parts, count) })
+}
+
+/// Defines functions of the C library.
+macro_rules! c_functions {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty $body:block)*) => { $(
+        #[doc = concat!("`", stringify!($name), "`.\n\n# Safety\n\nAs for the C library's.")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result $body
+    )* };
+}
+pub(crate) use c_functions;
+
+c_functions! {
+    fn read(fd: c_int, out: *mut c_void, len: size_t) -> ssize_t {
+        receive(fd, &Parts(&one(out, len)), 0, || next!(read: fn(c_int, *mut c_void, size_t) -> ssize_t, fd, out, len))
+    }
+
+    fn __read_chk(fd: c_int, out: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+        receive(fd, &Parts(&one(out, len)), 0,
+            || next!(__read_chk: fn(c_int, *mut c_void, size_t, size_t) -> ssize_t, fd, out, len, room))
+    }
+
+    fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+        // SAFETY: as the program promises.
+        let own = unsafe { list(parts, count.max(0) as usize) };
+        receive(fd, &own, 0, || next!(readv: fn(c_int, *const iovec, c_int) -> ssize_t, fd, parts, count))
+    }
+
+    fn recv(fd: c_int, out: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+        receive(fd, &Parts(&one(out, len)), flags,
+            || next!(recv: fn(c_int, *mut c_void, size_t, c_int) -> ssize_t, fd, out, len, flags))
+    }
+
+    fn __recv_chk(fd: c_int, out: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
+        receive(fd, &Parts(&one(out, len)), flags,
+            || next!(__recv_chk: fn(c_int, *mut c_void, size_t, size_t, c_int) -> ssize_t, fd, out, len, room, flags))
+    }
+
+    fn recvfrom(
+        fd: c_int, out: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, room: *mut socklen_t
+    ) -> ssize_t {
+        // The kernel names no sender on a connection, and leaves the length as it was.
+        receive(fd, &Parts(&one(out, len)), flags, || next!(recvfrom:
+            fn(c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t,
+            fd, out, len, flags, from, room))
+    }
+
+    fn __recvfrom_chk(
+        fd: c_int, out: *mut c_void, len: size_t, whole: size_t, flags: c_int, from: *mut sockaddr, room: *mut socklen_t
+    ) -> ssize_t {
+        receive(fd, &Parts(&one(out, len)), flags, || next!(__recvfrom_chk:
+            fn(c_int, *mut c_void, size_t, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t,
+            fd, out, len, whole, flags, from, room))
+    }
+
+    fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+        let plain = || next!(recvmsg: fn(c_int, *mut msghdr, c_int) -> ssize_t, fd, message, flags);
+        if message.is_null() {
+            return plain();
+        }
+        // SAFETY: a header of the program's, and its parts.
+        let parts = unsafe { list((*message).msg_iov, (*message).msg_iovlen) };
+        let by_kernel = std::cell::Cell::new(false);
+        let got = receive(fd, &parts, flags, || { by_kernel.set(true); plain() });
+        if !by_kernel.get() && got >= 0 {
+            // SAFETY: as above.
+            unsafe { ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0) };
+        }
+        got
+    }
+
+    fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
+        let plain = || next!(recvmmsg:
+            fn(c_int, *mut mmsghdr, c_uint, c_int, *mut timespec) -> c_int, fd, messages, count, flags, timeout);
+        if socket::find(fd).is_none() || messages.is_null() {
+            return plain();
+        }
+        let mut flags = flags;
+        for index in 0..count as usize {
+            // SAFETY: so many headers stand there.
+            let got = unsafe { recvmsg(fd, &raw mut (*messages.add(index)).msg_hdr, flags & !libc::MSG_WAITFORONE) };
+            if got < 0 {
+                return if index > 0 { index as c_int } else { -1 };
+            }
+            // SAFETY: as above.
+            unsafe { (*messages.add(index)).msg_len = got as c_uint };
+            if flags & libc::MSG_WAITFORONE != 0 {
+                flags |= libc::MSG_DONTWAIT;
+            }
+            if got == 0 {
+                return index as c_int + 1;
+            }
+        }
+        count as c_int
+    }
+
+    fn write(fd: c_int, data: *const c_void, len: size_t) -> ssize_t {
+        transmit(fd, &Parts(&one(data, len)), 0,
+            || next!(write: fn(c_int, *const c_void, size_t) -> ssize_t, fd, data, len))
+    }
+
+    fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+        // SAFETY: as the program promises.
+        let own = unsafe { list(parts, count.max(0) as usize) };
+        transmit(fd, &own, 0, || next!(writev: fn(c_int, *const iovec, c_int) -> ssize_t, fd, parts, count))
+    }
+
+    fn send(fd: c_int, data: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+        transmit(fd, &Parts(&one(data, len)), flags,
+            || next!(send: fn(c_int, *const c_void, size_t, c_int) -> ssize_t, fd, data, len, flags))
+    }
+
+    fn sendto(
+        fd: c_int, data: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t
+    ) -> ssize_t {
+        transmit(fd, &Parts(&one(data, len)), flags, || next!(sendto:
+            fn(c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t,
+            fd, data, len, flags, to, to_len))
+    }
+
+    fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+        let plain = || next!(sendmsg: fn(c_int, *const msghdr, c_int) -> ssize_t, fd, message, flags);
+        if message.is_null() {
+            return plain();
+        }
+        // SAFETY: a header of the program's, and its parts.
+        let (header, parts) = unsafe { (&*message, list((*message).msg_iov, (*message).msg_iovlen)) };
+        // What goes beside bytes does not go through a ring.
+        if header.msg_controllen > 0 && socket::find(fd).is_some_and(|socket| socket.link().is_some()) {
+            return result(-(libc::EINVAL as isize));
+        }
+        transmit(fd, &parts, flags, plain)
+    }
+
+    fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+        if socket::find(fd).is_none() || messages.is_null() {
+            return next!(sendmmsg: fn(c_int, *mut mmsghdr, c_uint, c_int) -> c_int, fd, messages, count, flags);
+        }
+        for index in 0..count as usize {
+            // SAFETY: so many headers stand there.
+            let sent = unsafe { sendmsg(fd, &raw const (*messages.add(index)).msg_hdr, flags) };
+            if sent < 0 {
+                return if index > 0 { index as c_int } else { -1 };
+            }
+            // SAFETY: as above.
+            unsafe { (*messages.add(index)).msg_len = sent as c_uint };
+        }
+        count as c_int
+    }
+}
+
+c_functions! {
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+        let fd = next!(socket: fn(c_int, c_int, c_int) -> c_int, domain, kind, protocol);
+        let stream = kind & 0xf == libc::SOCK_STREAM && matches!(protocol, 0 | libc::IPPROTO_TCP);
+        if fd >= 0 && stream && matches!(domain, libc::AF_INET | libc::AF_INET6) {
+            socket::add(fd);
+        }
+        fd
+    }
+
+    fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        let new = next!(accept: fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int, fd, address, len);
+        accepted(fd, new)
+    }
+
+    fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+        let new = next!(accept4: fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int, fd, address, len, flags);
+        accepted(fd, new)
+    }
+
+    fn close(fd: c_int) -> c_int {
+        if rack::is_own(fd) {
+            return result(-(libc::EBADF as isize)) as c_int;
+        }
+        closing(fd);
+        next!(close: fn(c_int) -> c_int, fd)
+    }
+
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        const ON_EXEC: c_int = 4;
+        if flags & ON_EXEC == 0 && !start::is_borrowed() {
+            (first..=last.min(1 << 20)).for_each(|fd| closing(fd as c_int));
+        }
+        next!(close_range: fn(c_uint, c_uint, c_int) -> c_int, first, last, flags)
+    }
+
+    fn closefrom(first: c_int) -> () {
+        if !start::is_borrowed() {
+            (first.max(0)..1 << 20).for_each(closing);
+        }
+        next!(closefrom: fn(c_int) -> (), first)
+    }
+
+    fn dup(fd: c_int) -> c_int {
+        copied(fd, next!(dup: fn(c_int) -> c_int, fd))
+    }
+
+    fn dup2(fd: c_int, to: c_int) -> c_int {
+        if fd != to {
+            closing(to);
+        }
+        let new = next!(dup2: fn(c_int, c_int) -> c_int, fd, to);
+        if fd != to { copied(fd, new) } else { new }
+    }
+
+    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+        if fd != to {
+            closing(to);
+        }
+        copied(fd, next!(dup3: fn(c_int, c_int, c_int) -> c_int, fd, to, flags))
+    }
+
+    fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+        controlled(fd, command, argument, next!(fcntl: fn(c_int, c_int, c_ulong) -> c_int, fd, command, argument))
+    }
+
+    fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+        controlled(fd, command, argument, next!(fcntl64: fn(c_int, c_int, c_ulong) -> c_int, fd, command, argument))
+    }
+
+    fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
+        if let Some(used) = socket::find(fd)
+            && let Some(link) = used.link()
+            && !argument.is_null()
+        {
+            if request == libc::FIONREAD as c_ulong && stream::drained(link, fd) {
+                // SAFETY: the program's place for the number.
+                unsafe { argument.write_unaligned(link.readable().unwrap_or(0) as c_int) };
+                return 0;
+            }
+            if request == libc::FIONBIO as c_ulong {
+                // SAFETY: a number of the program's.
+                link.set_own(Word::NonBlocking, u64::from(unsafe { argument.read_unaligned() } != 0));
+            }
+        }
+        next!(ioctl: fn(c_int, c_ulong, *mut c_int) -> c_int, fd, request, argument)
+    }
+
+    fn shutdown(fd: c_int, how: c_int) -> c_int {
+        if let Some(used) = socket::find(fd) && !start::is_borrowed() && ended(&used, fd, how) {
+            return 0;
+        }
+        next!(shutdown: fn(c_int, c_int) -> c_int, fd, how)
+    }
+
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+        let used = socket::find(fd);
+        if let Some(used) = &used {
+            let ringed = used.link().is_some();
+            match (level, name) {
+                // Bells are to be heard at once.
+                (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_CORK) if ringed => return 0,
+                (libc::IPPROTO_TCP, libc::TCP_ULP) | (libc::SOL_SOCKET, libc::SO_ZEROCOPY) if ringed => {
+                    return result(-(libc::ENOPROTOOPT as isize)) as c_int;
+                }
+                (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR)
+                | (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_OOBINLINE | libc::SO_RCVLOWAT) => used.never(),
+                _ => {}
+            }
+        }
+        let done = next!(setsockopt:
+            fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int, fd, level, name, value, len);
+        if let Some(used) = used && level == libc::SOL_SOCKET {
+            match name {
+                libc::SO_RCVTIMEO => used.rx_timeout.store(sys::get_timeout(fd, name), Ordering::Relaxed),
+                libc::SO_SNDTIMEO => used.tx_timeout.store(sys::get_timeout(fd, name), Ordering::Relaxed),
+                _ => {}
+            }
+        }
+        done
+    }
+
+    fn fdopen(fd: c_int, mode: *const std::ffi::c_char) -> *mut libc::FILE {
+        // The C library's own reads and writes pass by here.
+        if let Some(used) = socket::find(fd) {
+            used.never();
+        }
+        next!(fdopen: fn(c_int, *const std::ffi::c_char) -> *mut libc::FILE, fd, mode)
+    }
+}
+
+c_functions! {
+    fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+        let Some(used) = socket::find(fd) else {
+            return next!(epoll_ctl: fn(c_int, c_int, c_int, *mut epoll_event) -> c_int, epfd, op, fd, event);
+        };
+        // SAFETY: null, or the program's event.
+        let event = if event.is_null() { None } else { Some(unsafe { event.read_unaligned() }) };
+        result(epoll::control(epfd, op, fd, used.address(), event) as isize) as c_int
+    }
+
+    fn epoll_wait(epfd: c_int, out: *mut epoll_event, room: c_int, timeout: c_int) -> c_int {
+        match waited(epfd, out, room, milliseconds(timeout), std::ptr::null()) {
+            Some(done) => done,
+            None => next!(epoll_wait: fn(c_int, *mut epoll_event, c_int, c_int) -> c_int, epfd, out, room, timeout),
+        }
+    }
+
+    fn epoll_pwait(epfd: c_int, out: *mut epoll_event, room: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
+        match waited(epfd, out, room, milliseconds(timeout), mask) {
+            Some(done) => done,
+            None => next!(epoll_pwait:
+                fn(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int, epfd, out, room, timeout, mask),
+        }
+    }
+
+    fn epoll_pwait2(
+        epfd: c_int, out: *mut epoll_event, room: c_int, timeout: *const timespec, mask: *const sigset_t
+    ) -> c_int {
+        match waited(epfd, out, room, nanoseconds(timeout), mask) {
+            Some(done) => done,
+            None => next!(epoll_pwait2:
+                fn(c_int, *mut epoll_event, c_int, *const timespec, *const sigset_t) -> c_int,
+                epfd, out, room, timeout, mask),
+        }
+    }
+
+    fn poll(fds: *mut pollfd, count: libc::nfds_t, timeout: c_int) -> c_int {
+        match polled(fds, count, milliseconds(timeout), std::ptr::null()) {
+            Some(done) => done,
+            None => next!(poll: fn(*mut pollfd, libc::nfds_t, c_int) -> c_int, fds, count, timeout),
+        }
+    }
+
+    fn __poll_chk(fds: *mut pollfd, count: libc::nfds_t, timeout: c_int, room: size_t) -> c_int {
+        match polled(fds, count, milliseconds(timeout), std::ptr::null()) {
+            Some(done) => done,
+            None => next!(__poll_chk: fn(*mut pollfd, libc::nfds_t, c_int, size_t) -> c_int, fds, count, timeout, room),
+        }
+    }
+
+    fn ppoll(fds: *mut pollfd, count: libc::nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
+        match polled(fds, count, nanoseconds(timeout), mask) {
+            Some(done) => done,
+            None => next!(ppoll:
+                fn(*mut pollfd, libc::nfds_t, *const timespec, *const sigset_t) -> c_int, fds, count, timeout, mask),
+        }
+    }
+
+    fn __ppoll_chk(
+        fds: *mut pollfd, count: libc::nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t
+    ) -> c_int {
+        match polled(fds, count, nanoseconds(timeout), mask) {
+            Some(done) => done,
+            None => next!(__ppoll_chk:
+                fn(*mut pollfd, libc::nfds_t, *const timespec, *const sigset_t, size_t) -> c_int,
+                fds, count, timeout, mask, room),
+        }
+    }
+
+    fn select(count: c_int, read: *mut u64, write: *mut u64, except: *mut u64, timeout: *mut timeval) -> c_int {
+        let time = match timeout.is_null() {
+            true => None,
+            // SAFETY: the program's time.
+            false => Some(unsafe { (*timeout).tv_sec as u64 * 1_000_000_000 + (*timeout).tv_usec as u64 * 1000 }),
+        };
+        let sets = Sets { count: count.max(0) as usize, sets: [read, write, except] };
+        match wait::select(&sets, time, std::ptr::null()) {
+            Some(done) => result(done as isize) as c_int,
+            None => next!(select:
+                fn(c_int, *mut u64, *mut u64, *mut u64, *mut timeval) -> c_int, count, read, write, except, timeout),
+        }
+    }
+
+    fn pselect(
+        count: c_int, read: *mut u64, write: *mut u64, except: *mut u64, timeout: *const timespec, mask: *const sigset_t
+    ) -> c_int {
+        let sets = Sets { count: count.max(0) as usize, sets: [read, write, except] };
+        match wait::select(&sets, nanoseconds(timeout), mask) {
+            Some(done) => result(done as isize) as c_int,
+            None => next!(pselect:
+                fn(c_int, *mut u64, *mut u64, *mut u64, *const timespec, *const sigset_t) -> c_int,
+                count, read, write, except, timeout, mask),
+        }
+    }
+}
+
+fn milliseconds(timeout: c_int) -> Option<u64> {
+    u64::try_from(timeout).ok().map(|timeout| timeout * 1_000_000)
+}
+
+fn nanoseconds(timeout: *const timespec) -> Option<u64> {
+    if timeout.is_null() {
+        return None;
+    }
+    // SAFETY: the program's time.
+    let timespec { tv_sec, tv_nsec } = unsafe { timeout.read() };
+    Some((tv_sec.max(0) as u64).saturating_mul(1_000_000_000).saturating_add(tv_nsec.max(0) as u64))
+}
+
+fn waited(
+    epfd: c_int,
+    out: *mut epoll_event,
+    room: c_int,
+    timeout: Option<u64>,
+    mask: *const sigset_t,
+) -> Option<c_int> {
+    if out.is_null() || room <= 0 {
+        return None;
+    }
+    // SAFETY: the program's room for so many events.
+    let out = unsafe { std::slice::from_raw_parts_mut(out, room as usize) };
+    epoll::wait(epfd, out, timeout, mask).map(|done| result(done as isize) as c_int)
+}
+
+fn polled(fds: *mut pollfd, count: libc::nfds_t, timeout: Option<u64>, mask: *const sigset_t) -> Option<c_int> {
+    if fds.is_null() || count == 0 {
+        return None;
+    }
+    // SAFETY: the program's list.
+    let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
+    wait::poll(fds, timeout, mask).map(|done| result(done as isize) as c_int)
+}
+
+fn accepted(listener: c_int, new: c_int) -> c_int {
+    if new >= 0 && (socket::find(listener).is_some() || start::is_tcp(new)) {
+        socket::add(new);
+    }
+    new
+}
+
+fn copied(fd: c_int, new: c_int) -> c_int {
+    if new >= 0 && socket::find(fd).is_some_and(|socket| socket.link().is_some()) {
+        sys::close_on_exec(new);
+    }
+    if new >= 0 && !start::is_borrowed() {
+        socket::copy(fd, new);
+    }
+    new
+}
+
+fn controlled(fd: c_int, command: c_int, argument: c_ulong, done: c_int) -> c_int {
+    if done < 0 {
+        return done;
+    }
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => return copied(fd, done),
+        libc::F_SETFL => {
+            if let Some(used) = socket::find(fd) {
+                match used.link() {
+                    Some(link) => {
+                        link.set_own(Word::NonBlocking, u64::from(argument & libc::O_NONBLOCK as c_ulong != 0));
+                    }
+                    // Signals tell of the kernel's bytes only.
+                    None if argument & libc::O_ASYNC as c_ulong != 0 => used.never(),
+                    None => {}
+                }
+            }
+        }
+        _ => {}
+    }
+    done
+}
+
+/// A descriptor is about to be closed.
+fn closing(fd: c_int) {
+    if socket::find(fd).is_none() {
+        if !start::is_borrowed() {
+            epoll::closed(fd);
+        }
+        return;
+    }
+    if !start::is_borrowed() {
+        socket::remove(fd, |socket| last_closing(socket, fd));
+    }
+}
+
+/// This process's last descriptor of a socket is about to be closed.
+fn last_closing(socket: &Socket, fd: c_int) {
+    epoll::forget(socket);
+    start::unshare(socket);
+    let Some(link) = socket.link() else { return };
+    if link.add_own(Word::Holders, u64::MAX) != 1 {
+        return;
+    }
+    let drained = stream::drained(link, fd);
+    let unread = link.readable() != Ok(0) || (!drained && sys::unread(fd));
+    // Bells that nobody heard are no data: the kernel would answer them with a reset.
+    stream::silence(socket, link, fd);
+    if unread {
+        sys::reset_on_close(fd);
+    } else if link.own(Word::Switched) != 0 {
+        link.set_own(Word::Fin, 1);
+    }
+}
+
+/// `shutdown`. False if the kernel is to do it.
+fn ended(socket: &Socket, fd: c_int, how: c_int) -> bool {
+    let sends_no_more = matches!(how, libc::SHUT_WR | libc::SHUT_RDWR);
+    let Some(link) = socket.link() else {
+        if sends_no_more {
+            socket.never();
+        }
+        return false;
+    };
+    stream::progress(socket, link, fd);
+    if how == libc::SHUT_RD {
+        socket.deaf.store(true, Ordering::Release);
+        return false;
+    }
+    if !sends_no_more {
+        return false;
+    }
+    if link.own(Word::Switched) == 0 {
+        socket.half_closed.store(true, Ordering::Release);
+        return false;
+    }
+    // The kernel's connection goes on: what the peer sends needs bells of this end.
+    link.set_own(Word::Fin, 1);
+    if how == libc::SHUT_RDWR {
+        socket.deaf.store(true, Ordering::Release);
+        stream::silence(socket, link, fd);
+        return false;
+    }
+    stream::wake(link, fd, WANT_DATA | WANT_ROOM);
+    true
+}
+
+const _: () = assert!(size_of::<c_long>() == 8);

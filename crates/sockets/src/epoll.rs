@@ -1,0 +1,584 @@
+//! `epoll` over connections with rings.
+//!
+//! The kernel's epoll stays what programs wait on. Each TCP socket is registered there under a mark instead of the
+//! program's own data, so that an event of the kernel's can be looked up here. A socket with rings is *hot* while its rings
+//! are looked at from here, and *cold* once it wishes for bells, which the kernel's epoll tells of: so waiting costs
+//! nothing, whatever there is to wait for, and what is busy needs no kernel.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, EPOLLRDNORM, epoll_event};
+
+use crate::link::{Link, WANT_DATA, WANT_ROOM, Word};
+use crate::socket::{self, Socket};
+use crate::spin::Spin;
+use crate::{spin, stream, sys};
+
+const IN: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
+const OUT: u32 = (EPOLLOUT | libc::EPOLLWRNORM) as u32;
+const RDHUP: u32 = EPOLLRDHUP as u32;
+const ALWAYS: u32 = (EPOLLERR | EPOLLHUP) as u32;
+const ET: u32 = EPOLLET as u32;
+const ONESHOT: u32 = EPOLLONESHOT as u32;
+
+/// First bits of the data of what is registered here.
+const MARK: u64 = 0xd1ce << 48;
+/// The place of what is no socket but the alarm.
+const ALARM: u64 = 0xffff_ffff;
+/// Waits that the rings serve, between two looks at the kernel.
+const SERVED: u32 = 16;
+
+/// Where a socket is watched.
+pub struct Registered {
+    epoll: Arc<Epoll>,
+    index: usize,
+    generation: u16,
+}
+
+/// A registration.
+#[derive(Clone, Copy)]
+struct Entry {
+    fd: c_int,
+    socket: &'static Socket,
+    generation: u16,
+    events: u32,
+    data: u64,
+    /// What the kernel watches.
+    kernel: u32,
+    hot: bool,
+    /// The program has taken it out; the kernel still has it.
+    absent: bool,
+    /// One that is to be told once has been.
+    fired: bool,
+    /// Edge-triggered: where the stream was when it was told of last; none if all is to be told.
+    seen: Option<u64>,
+}
+
+#[derive(Default)]
+struct Inner {
+    entries: Vec<Option<Entry>>,
+    free: Vec<usize>,
+    by_fd: HashMap<c_int, usize>,
+    hot: Vec<usize>,
+    generation: u16,
+}
+
+impl Drop for Epoll {
+    fn drop(&mut self) {
+        let alarm = *self.alarm.get_mut();
+        if alarm >= 0 {
+            sys::call!(SYS_close, alarm);
+        }
+    }
+}
+
+/// An epoll descriptor with TCP sockets in it.
+pub struct Epoll {
+    fd: c_int,
+    inner: Spin<Inner>,
+    /// An eventfd that the kernel watches too, to wake who sleeps; -1 before the first time.
+    alarm: AtomicI32,
+    /// Threads in the kernel's wait.
+    sleeping: AtomicU32,
+    /// Waits since the kernel was asked.
+    served: AtomicU32,
+}
+
+static EPOLLS: Spin<Option<HashMap<c_int, Arc<Epoll>>>> = Spin::new(None);
+
+fn find(epfd: c_int) -> Option<Arc<Epoll>> {
+    EPOLLS.lock().as_ref()?.get(&epfd).cloned()
+}
+
+/// A descriptor is closed that may be an epoll's.
+pub fn closed(fd: c_int) {
+    let gone = EPOLLS.lock().as_mut().and_then(|epolls| epolls.remove(&fd));
+    drop(gone);
+}
+
+fn kernel_ctl(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> c_int {
+    let event = event.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    sys::call!(SYS_epoll_ctl, epfd, op, fd, event) as c_int
+}
+
+/// What the kernel is to watch. Once both directions have changed over that is always the same: bells and the end, each
+/// told once. So programs may change their minds without the kernel. Before, a socket that sends by its ring is always
+/// writable for the kernel.
+fn kernel_events(socket: &Socket, events: u32) -> u32 {
+    match socket.link() {
+        Some(link) if link.own(Word::Switched) != 0 && link.peer(Word::Drained) != 0 => {
+            events & libc::EPOLLPRI as u32 | EPOLLIN as u32 | RDHUP | ET
+        }
+        Some(link) if link.own(Word::Switched) != 0 => events & !OUT,
+        _ => events,
+    }
+}
+
+impl Entry {
+    fn event(&self, index: usize, events: u32) -> epoll_event {
+        epoll_event { events, u64: MARK | u64::from(self.generation) << 32 | index as u64 }
+    }
+
+    /// Sees to it that the kernel watches what it is to.
+    fn sync(&mut self, epfd: c_int, index: usize) -> c_int {
+        let mut wanted = kernel_events(self.socket, self.events);
+        if (self.absent || self.fired) && wanted & ET == 0 {
+            wanted = 0;
+        }
+        if self.kernel == wanted {
+            return 0;
+        }
+        let result = kernel_ctl(epfd, libc::EPOLL_CTL_MOD, self.fd, Some(self.event(index, wanted)));
+        if result == 0 {
+            self.kernel = wanted;
+        }
+        result
+    }
+}
+
+/// `epoll_ctl` for a TCP socket. A negative errno on failure.
+pub fn control(epfd: c_int, op: c_int, fd: c_int, socket: &'static Socket, event: Option<epoll_event>) -> c_int {
+    let epoll = match find(epfd) {
+        Some(epoll) => epoll,
+        None if op == libc::EPOLL_CTL_ADD => {
+            let epoll = || {
+                Arc::new(Epoll {
+                    fd: epfd,
+                    inner: Spin::default(),
+                    alarm: AtomicI32::new(-1),
+                    sleeping: AtomicU32::new(0),
+                    served: AtomicU32::new(0),
+                })
+            };
+            EPOLLS.lock().get_or_insert_default().entry(epfd).or_insert_with(epoll).clone()
+        }
+        None => return kernel_ctl(epfd, op, fd, event),
+    };
+    match (op, event) {
+        (libc::EPOLL_CTL_ADD, Some(event)) => epoll.add(fd, socket, event),
+        (libc::EPOLL_CTL_MOD, Some(event)) => epoll.change(fd, event),
+        (libc::EPOLL_CTL_DEL, _) => epoll.take_out(fd, socket),
+        _ => kernel_ctl(epfd, op, fd, event),
+    }
+}
+
+/// A socket's last descriptor is closed: the kernel forgets it, too.
+pub fn forget(socket: &Socket) {
+    let watched = std::mem::take(&mut *socket.watched.lock());
+    for at in watched {
+        let mut inner = at.epoll.inner.lock();
+        if inner.get(at.index, at.generation).is_some() {
+            inner.remove(at.index);
+        }
+    }
+}
+
+/// A socket sends by its ring now: the kernel is asked no longer whether there is room.
+pub fn switched(socket: &Socket, _fd: c_int) {
+    for at in socket.watched.lock().iter() {
+        let mut inner = at.epoll.inner.lock();
+        if let Some(entry) = inner.get_mut(at.index, at.generation) {
+            entry.sync(at.epoll.fd, at.index);
+            inner.heat(at.index);
+        }
+    }
+}
+
+/// Bells were taken: nothing more comes of the kernel's epoll, so that rings are looked at. Who sleeps there is woken.
+pub fn heat(socket: &Socket) {
+    let watched = socket.watched.lock();
+    for at in watched.iter() {
+        at.epoll.inner.lock().heat(at.index);
+        if at.epoll.sleeping.load(Ordering::SeqCst) > 0 {
+            at.epoll.wake();
+        }
+    }
+}
+
+impl Inner {
+    fn get(&self, index: usize, generation: u16) -> Option<&Entry> {
+        self.entries.get(index)?.as_ref().filter(|entry| entry.generation == generation)
+    }
+
+    fn get_mut(&mut self, index: usize, generation: u16) -> Option<&mut Entry> {
+        self.entries.get_mut(index)?.as_mut().filter(|entry| entry.generation == generation)
+    }
+
+    fn remove(&mut self, index: usize) {
+        if let Some(entry) = self.entries.get_mut(index).and_then(Option::take) {
+            if self.by_fd.get(&entry.fd) == Some(&index) {
+                self.by_fd.remove(&entry.fd);
+            }
+            self.hot.retain(|hot| *hot != index);
+            self.free.push(index);
+        }
+    }
+
+    /// What a program asks of an entry from now on.
+    fn change(&mut self, epfd: c_int, index: usize, event: epoll_event) -> c_int {
+        let Some(Some(entry)) = self.entries.get_mut(index) else { return -libc::ENOENT };
+        let before = *entry;
+        *entry = Entry { events: event.events, data: event.u64, absent: false, fired: false, seen: None, ..before };
+        let result = entry.sync(epfd, index);
+        if result != 0 {
+            *entry = before;
+        } else if entry.socket.link().is_some() {
+            self.heat(index);
+        }
+        result
+    }
+
+    fn heat(&mut self, index: usize) {
+        if let Some(Some(entry)) = self.entries.get_mut(index)
+            && !entry.hot
+            && !entry.absent
+        {
+            entry.hot = true;
+            self.hot.push(index);
+        }
+    }
+}
+
+impl Epoll {
+    fn add(self: Arc<Self>, fd: c_int, socket: &'static Socket, event: epoll_event) -> c_int {
+        let mut inner = self.inner.lock();
+        if let Some(index) = inner.by_fd.get(&fd).copied()
+            && let Some(Some(entry)) = inner.entries.get_mut(index)
+            && std::ptr::eq(entry.socket, socket)
+        {
+            if !entry.absent {
+                return -libc::EEXIST;
+            }
+            return inner.change(self.fd, index, event);
+        }
+        inner.generation = inner.generation.wrapping_add(1);
+        let mut entry = Entry {
+            fd,
+            socket,
+            generation: inner.generation,
+            events: event.events,
+            data: event.u64,
+            kernel: kernel_events(socket, event.events),
+            hot: false,
+            absent: false,
+            fired: false,
+            seen: None,
+        };
+        // Some events are only for the kernel to refuse.
+        entry.kernel |= event.events & libc::EPOLLEXCLUSIVE as u32;
+        let index = inner.free.pop().unwrap_or(inner.entries.len());
+        let result = kernel_ctl(self.fd, libc::EPOLL_CTL_ADD, fd, Some(entry.event(index, entry.kernel)));
+        if result != 0 {
+            if index < inner.entries.len() {
+                inner.free.push(index);
+            }
+            return result;
+        }
+        if index == inner.entries.len() {
+            inner.entries.push(None);
+        }
+        // Of a descriptor of that number that was closed past this library.
+        if let Some(old) = inner.by_fd.insert(fd, index) {
+            inner.remove(old);
+            inner.by_fd.insert(fd, index);
+        }
+        inner.entries[index] = Some(entry);
+        if socket.link().is_some() {
+            inner.heat(index);
+        }
+        drop(inner);
+        socket.watched.lock().push(Registered { epoll: self, index, generation: entry.generation });
+        0
+    }
+
+    /// Wakes who sleeps in the kernel's wait, once.
+    fn wake(&self) {
+        let one = 1u64;
+        let _inner = self.inner.lock();
+        if self.alarm.load(Ordering::Relaxed) < 0 {
+            // It can be read, and told of as often as it is written.
+            let alarm = sys::call!(SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as c_int;
+            let event = epoll_event { events: EPOLLIN as u32 | ET, u64: MARK | ALARM };
+            kernel_ctl(self.fd, libc::EPOLL_CTL_ADD, alarm, Some(event));
+            self.alarm.store(alarm, Ordering::Relaxed);
+        }
+        sys::call!(SYS_write, self.alarm.load(Ordering::Relaxed), &raw const one, 8usize);
+    }
+
+    fn change(&self, fd: c_int, event: epoll_event) -> c_int {
+        let mut inner = self.inner.lock();
+        match inner.by_fd.get(&fd).copied() {
+            Some(index) if inner.entries[index].is_some_and(|entry| entry.absent) => -libc::ENOENT,
+            Some(index) => inner.change(self.fd, index, event),
+            None => kernel_ctl(self.fd, libc::EPOLL_CTL_MOD, fd, Some(event)),
+        }
+    }
+
+    fn take_out(self: &Arc<Self>, fd: c_int, socket: &Socket) -> c_int {
+        let mut inner = self.inner.lock();
+        let index = inner.by_fd.get(&fd).copied();
+        let Some((index, Some(entry))) = index.map(|index| (index, inner.entries[index].as_mut())) else {
+            return kernel_ctl(self.fd, libc::EPOLL_CTL_DEL, fd, None);
+        };
+        if entry.absent {
+            return -libc::ENOENT;
+        }
+        // Programs that take out what they put in a moment later need no kernel for that.
+        if entry.kernel & ET != 0 && socket.link().is_some() {
+            entry.absent = true;
+            entry.hot = false;
+            inner.hot.retain(|hot| *hot != index);
+            return 0;
+        }
+        let result = kernel_ctl(self.fd, libc::EPOLL_CTL_DEL, fd, None);
+        if result == 0 {
+            inner.remove(index);
+            drop(inner);
+            socket.watched.lock().retain(|at| !(Arc::ptr_eq(&at.epoll, self) && at.index == index));
+        }
+        result
+    }
+
+    /// The hot entries, to be looked at without the lock.
+    fn hot(&self) -> Vec<(usize, Entry)> {
+        let inner = self.inner.lock();
+        inner.hot.iter().filter_map(|index| Some((*index, (*inner.entries.get(*index)?)?))).collect()
+    }
+
+    /// What an entry is to be told: what its rings say, and `kernel`, what the kernel says beside. Marks it as told.
+    fn tell(&self, index: usize, entry: &Entry, kernel: u32, by_kernel: bool) -> u32 {
+        let Some(used) = socket::find(entry.fd).filter(|used| used.same(entry.socket)) else { return 0 };
+        let told = match used.link() {
+            Some(link) => look(&used, link, entry, kernel),
+            None => Some((kernel & (entry.events | ALWAYS), 0)),
+        };
+        let Some((mask, place)) = told else { return 0 };
+        let mut inner = self.inner.lock();
+        let Some(entry) = inner.get_mut(index, entry.generation) else { return 0 };
+        if entry.fired || entry.absent {
+            return 0;
+        }
+        if entry.events & ET != 0 && used.link().is_some() {
+            entry.seen = Some(place);
+            if mask & OUT != 0 {
+                used.blocked.store(false, Ordering::Release);
+            }
+        }
+        if entry.events & ONESHOT != 0 {
+            entry.fired = true;
+            // The kernel has forgotten what it watched, if the event was its own.
+            entry.kernel = if by_kernel && entry.kernel & ONESHOT != 0 { 0 } else { entry.kernel };
+        }
+        entry.sync(self.fd, index);
+        mask
+    }
+
+    /// Events of the hot entries.
+    fn scan(&self, hot: &[(usize, Entry)], out: &mut [epoll_event]) -> usize {
+        let mut count = 0;
+        // Whoever is last today is first tomorrow.
+        let turn = self.served.load(Ordering::Relaxed) as usize;
+        for step in 0..hot.len() {
+            let (index, entry) = &hot[(turn + step) % hot.len()];
+            if count == out.len() {
+                break;
+            }
+            let mask = self.tell(*index, entry, 0, false);
+            if mask != 0 {
+                out[count] = epoll_event { events: mask, u64: entry.data };
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// Turns the kernel's events into the program's; those that are only bells are left out.
+    fn translate(&self, events: &mut [epoll_event]) -> usize {
+        let mut count = 0;
+        for index in 0..events.len() {
+            let epoll_event { events: kernel, u64: data } = events[index];
+            let (at, generation) = ((data & 0xffff_ffff) as usize, (data >> 32) as u16);
+            let marked = data & (0xffff << 48) == MARK;
+            let entry = marked.then(|| self.inner.lock().get(at, generation).copied()).flatten();
+            let Some(entry) = entry else {
+                if !marked {
+                    events[count] = events[index];
+                    count += 1;
+                }
+                continue;
+            };
+            let mask = self.heard(at, &entry, kernel);
+            if mask != 0 {
+                events[count] = epoll_event { events: mask, u64: entry.data };
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// The kernel has an event for an entry.
+    fn heard(&self, index: usize, entry: &Entry, kernel: u32) -> u32 {
+        if let Some(used) = socket::find(entry.fd).filter(|used| used.same(entry.socket))
+            && let Some(link) = used.link()
+        {
+            stream::progress(&used, link, entry.fd);
+            self.inner.lock().heat(index);
+            if stream::drained(link, entry.fd) {
+                stream::take_bells(&used, link, entry.fd);
+            }
+        }
+        self.tell(index, entry, kernel, true)
+    }
+
+    /// Merges the kernel's events behind those that are there already.
+    fn merge(&self, out: &mut [epoll_event], count: usize) -> usize {
+        let kernel = kernel_wait(self.fd, &mut out[count..], 0, std::ptr::null());
+        let heard = self.translate(&mut out[count..count + kernel.max(0) as usize]);
+        let mut end = count;
+        for index in count..count + heard {
+            let event = out[index];
+            let data = event.u64;
+            match (0..count).find(|known| {
+                let known = out[*known].u64;
+                known == data
+            }) {
+                Some(known) => out[known].events |= event.events,
+                None => {
+                    out[end] = event;
+                    end += 1;
+                }
+            }
+        }
+        end
+    }
+
+    /// Wishes for bells of all that is hot; false if something is ready all the same.
+    fn cool(&self, hot: &[(usize, Entry)]) -> bool {
+        for (_, entry) in hot {
+            if let Some(used) = socket::find(entry.fd).filter(|used| used.same(entry.socket))
+                && let Some(link) = used.link()
+            {
+                // Only who lacks room: of others every read of the peer's would ring.
+                let room = if entry.events & OUT != 0 && !stream::has_room(link) { WANT_ROOM } else { 0 };
+                link.arm(WANT_DATA | room);
+            }
+        }
+        if hot.iter().any(|(_, entry)| entry.is_ready()) {
+            return false;
+        }
+        let mut inner = self.inner.lock();
+        if inner.hot.len() > hot.len() {
+            return false;
+        }
+        for (index, entry) in hot {
+            if let Some(entry) = inner.get_mut(*index, entry.generation) {
+                entry.hot = false;
+            }
+            inner.hot.retain(|hot| hot != index);
+        }
+        true
+    }
+}
+
+impl Entry {
+    fn is_ready(&self) -> bool {
+        let Some(used) = socket::find(self.fd).filter(|used| used.same(self.socket)) else { return false };
+        used.link().is_some_and(|link| look(&used, link, self, 0).is_some())
+    }
+}
+
+/// What there is to tell of a socket with rings, and where its stream is. None if that is nothing, or nothing new.
+fn look(socket: &Socket, link: &Link, entry: &Entry, kernel: u32) -> Option<(u32, u64)> {
+    if entry.fired || entry.absent {
+        return None;
+    }
+    let drained = stream::drained(link, entry.fd);
+    let (input, room) = stream::readiness(socket, link, entry.fd);
+    // Before a direction has changed over the kernel's word counts.
+    let mut mask = kernel & !(IN | OUT);
+    mask |= if drained { if input { IN } else { 0 } } else { kernel & IN };
+    mask |= if link.own(Word::Switched) != 0 { if room { OUT } else { 0 } } else { kernel & OUT };
+    let ended = u64::from(drained && (link.peer(Word::Fin) != 0 || link.own(Word::Eof) != 0));
+    if ended != 0 {
+        mask |= RDHUP;
+    }
+    mask &= entry.events | ALWAYS;
+    let place = link.peer(Word::Tail) << 1 | ended;
+    let news = entry.events & ET == 0
+        || entry.seen.is_none_or(|seen| seen != place)
+        || kernel & (ALWAYS | RDHUP) != 0
+        || (!drained && kernel & IN != 0)
+        || (mask & OUT != 0 && socket.blocked.load(Ordering::Acquire));
+    (mask != 0 && news).then_some((mask, place))
+}
+
+fn kernel_wait(epfd: c_int, out: &mut [epoll_event], timeout: c_int, mask: *const libc::sigset_t) -> c_int {
+    if out.is_empty() {
+        return 0;
+    }
+    sys::call!(SYS_epoll_pwait, epfd, out.as_mut_ptr(), out.len(), timeout, mask, 8usize) as c_int
+}
+
+/// `epoll_wait`; nanoseconds, or none for ever. None if no TCP socket is there, and the kernel is to do all.
+pub fn wait(epfd: c_int, out: &mut [epoll_event], timeout: Option<u64>, mask: *const libc::sigset_t) -> Option<c_int> {
+    let epoll = find(epfd)?;
+    let deadline = timeout.map(|timeout| sys::now().saturating_add(timeout));
+    loop {
+        let hot = epoll.hot();
+        let count = epoll.scan(&hot, out);
+        if count > 0 {
+            // What is busy does not keep the rest waiting.
+            let served = epoll.served.fetch_add(1, Ordering::Relaxed);
+            let whole = served.is_multiple_of(SERVED) && count < out.len();
+            return Some(if whole { epoll.merge(out, count) } else { count } as c_int);
+        }
+        if timeout == Some(0) {
+            let kernel = kernel_wait(epfd, out, 0, mask);
+            if kernel < 0 {
+                return Some(kernel);
+            }
+            return Some(epoll.translate(&mut out[..kernel as usize]) as c_int);
+        }
+        if !hot.is_empty() && spin::look(|| hot.iter().any(|(_, entry)| entry.is_ready())) {
+            continue;
+        }
+        epoll.sleeping.fetch_add(1, Ordering::SeqCst);
+        if !epoll.cool(&hot) {
+            epoll.sleeping.fetch_sub(1, Ordering::SeqCst);
+            continue;
+        }
+        let left = deadline.map(|deadline| deadline.saturating_sub(sys::now()));
+        let wait = left.map_or(-1, |left| left.div_ceil(1_000_000).min(1 << 30) as c_int);
+        let kernel = kernel_wait(epfd, out, wait, mask);
+        epoll.sleeping.fetch_sub(1, Ordering::SeqCst);
+        if kernel < 0 {
+            return Some(kernel);
+        }
+        let count = epoll.translate(&mut out[..kernel as usize]);
+        if count > 0 || (kernel == 0 && deadline.is_some_and(|deadline| sys::now() >= deadline)) {
+            return Some(count as c_int);
+        }
+    }
+}
+
+/// Before a fork.
+pub fn hold() {
+    EPOLLS.hold();
+    each(|epoll| epoll.inner.hold());
+}
+
+/// After it, in both.
+pub fn release() {
+    each(|epoll| epoll.inner.release());
+    EPOLLS.release();
+}
+
+fn each(act: impl Fn(&Epoll)) {
+    // SAFETY: the lock is held by whoever forks.
+    if let Some(epolls) = unsafe { EPOLLS.held() } {
+        epolls.values().for_each(|epoll| act(epoll));
+    }
+}

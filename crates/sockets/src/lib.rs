@@ -1,0 +1,36 @@
+//! The sockets library: TCP connections between two processes of a rack pass through shared memory.
+//!
+//! `remora rack exec` puts it before the C library of an unmodified program. Every connection begins as the kernel's, and
+//! most of what programs ask of it stays so: names, options, limits, handshake, end. Busy ones whose other end is in the rack
+//! too pass their bytes through rings in a buffer that only these two processes see.
+//!
+//! | file     | what                                                                              |
+//! |----------|-----------------------------------------------------------------------------------|
+//! | `start`  | loading and forking                                                               |
+//! | `socket` | which descriptors are TCP sockets, and what each one's state is                   |
+//! | `rack`   | the way to the daemon                                                             |
+//! | `link`   | the buffer: a ring each way, positions, wishes for bells                          |
+//! | `stream` | sending and receiving: changing over, waiting, ends                               |
+//! | `epoll`, `wait`  | `epoll`, `poll` and `select`                                              |
+//! | `calls`, `files` | the C library's functions: sockets and descriptors; files to sockets      |
+//! | `spin`, `sys`    | locks and looking; the kernel's calls                                     |
+//!
+//! What the rack cannot do as the kernel does stays with the kernel, silently: a peer that is not in the rack, a socket
+//! with unusual options, a program that waits for its sockets by other means.
+
+// Tests are programs of their own, without the symbols.
+#![cfg_attr(test, allow(dead_code))]
+
+#[cfg(not(test))]
+mod calls;
+mod epoll;
+#[cfg(not(test))]
+mod files;
+mod link;
+mod rack;
+mod socket;
+mod spin;
+mod start;
+mod stream;
+mod sys;
+mod wait;

@@ -1,0 +1,310 @@
+//! A connection's buffer: a ring of bytes each way, and what both ends tell each other beside them.
+//!
+//! The kernel's TCP connection stays. It carries the first bytes, as ends find each other only when a connection turns
+//! out to be worth it; after that it carries bells, bytes that say nothing but "look", and its end says that a peer
+//! died. A direction changes over at a position in its stream that its sender writes down ([`Word::Switched`]): what lies
+//! before came by the kernel, what lies behind comes by the ring. So no byte is lost or overtaken.
+//!
+//! | who        | writes                                                                                     |
+//! |------------|--------------------------------------------------------------------------------------------|
+//! | producer   | `Tail`, `Switched`, `Fin`, `Bells`, `TxLock`                                               |
+//! | consumer   | `Head`, `Ready`, `Gone`, `Drained`, `RxLock`                                               |
+//! | the end that sends here | `Holders`, `NonBlocking`, `Eof`, `Forked`, for all processes that share it     |
+//! | both       | `Armed`: the end that sends here wants a bell; the other one takes the wish and rings      |
+//!
+//! A peer may write anything there at any time: positions are checked before they are believed.
+
+use std::sync::atomic::{Ordering, fence};
+
+use remora_memory::Buffer;
+use remora_rack::ConnectionEnd;
+pub use remora_rack::layout::LINK_BYTES;
+pub use remora_rack::layout::RING_BYTES as RING;
+use remora_rack::layout::{HALF_BYTES as HALF, WORDS_BYTES as DATA_OFFSET};
+
+/// A sender is told of room when there is this much; so long it counts as not writable.
+pub const WRITABLE: usize = RING / 4;
+/// Bytes that are copied before the peer is shown them.
+const PIECE: usize = 64 << 10;
+
+/// Wishes in `Armed`.
+pub const WANT_DATA: u64 = 1;
+/// The other one.
+pub const WANT_ROOM: u64 = 2;
+
+/// A word of a direction's page; those of one writer that change together share lines.
+#[derive(Clone, Copy, Debug)]
+pub enum Word {
+    Tail = 0,
+    Head = 128,
+    Switched = 256,
+    Fin = 264,
+    Bells = 272,
+    Ready = 384,
+    Gone = 392,
+    Drained = 400,
+    BellsTaken = 408,
+    TxLock = 512,
+    RxLock = 640,
+    Armed = 768,
+    Holders = 896,
+    NonBlocking = 904,
+    Eof = 912,
+    Forked = 920,
+}
+
+/// A peer wrote what no honest one writes.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Broken;
+
+/// One end's view of the buffer.
+pub struct Link {
+    shared: Buffer,
+    base: usize,
+    end: ConnectionEnd,
+}
+
+impl Link {
+    /// The buffer at `base` of a section.
+    pub fn new(shared: Buffer, base: usize, end: ConnectionEnd) -> Option<Self> {
+        (base.is_multiple_of(4096) && base + LINK_BYTES <= shared.len()).then_some(Self { shared, base, end })
+    }
+
+    /// A word of the direction that this end sends in.
+    #[inline]
+    pub fn own(&self, word: Word) -> u64 {
+        self.load(self.half(self.end) + word as usize)
+    }
+
+    /// A word of the direction that this end receives from.
+    #[inline]
+    pub fn peer(&self, word: Word) -> u64 {
+        self.load(self.half(self.end.other()) + word as usize)
+    }
+
+    #[inline]
+    pub fn set_own(&self, word: Word, value: u64) {
+        self.store(self.half(self.end) + word as usize, value);
+    }
+
+    #[inline]
+    pub fn set_peer(&self, word: Word, value: u64) {
+        self.store(self.half(self.end.other()) + word as usize, value);
+    }
+
+    /// Adds to a word of this end, and returns what it was.
+    pub fn add_own(&self, word: Word, n: u64) -> u64 {
+        self.shared.fetch_add(self.half(self.end) + word as usize, n).unwrap_or(0)
+    }
+
+    fn swap_if(&self, at: usize, expect: u64, new: u64) -> bool {
+        self.shared.compare_swap(at, expect, new) == Ok(expect)
+    }
+
+    /// Bytes to read, and how far reading has come.
+    #[inline]
+    pub fn readable(&self) -> Result<usize, Broken> {
+        let used = self.peer(Word::Tail).wrapping_sub(self.peer(Word::Head));
+        if used <= RING as u64 { Ok(used as usize) } else { Err(Broken) }
+    }
+
+    /// Bytes that may be written.
+    #[inline]
+    pub fn room(&self) -> Result<usize, Broken> {
+        let used = self.own(Word::Tail).wrapping_sub(self.own(Word::Head));
+        if used <= RING as u64 { Ok(RING - used as usize) } else { Err(Broken) }
+    }
+
+    /// Writes as much as there is room for, under the lock; the peer sees it. Returns how much.
+    pub fn write(&self, data: &[u8]) -> Result<usize, Broken> {
+        let most = self.room()?.min(data.len());
+        let mut tail = self.own(Word::Tail);
+        let half = self.half(self.end);
+        let mut written = 0;
+        while written < most {
+            let at = (tail % RING as u64) as usize;
+            let piece = (most - written).min(PIECE).min(RING - at);
+            let bytes = &data[written..written + piece];
+            let copied = self.shared.write(half + DATA_OFFSET + at, bytes);
+            debug_assert!(copied.is_ok(), "positions lie within the ring");
+            tail = tail.wrapping_add(piece as u64);
+            written += piece;
+            self.store(half + Word::Tail as usize, tail);
+        }
+        Ok(most)
+    }
+
+    /// Reads as much as is there, under the lock, from `skip` bytes behind the head. Takes nothing away.
+    pub fn peek(&self, skip: usize, out: &mut [u8]) -> Result<usize, Broken> {
+        let most = self.readable()?.saturating_sub(skip).min(out.len());
+        let half = self.half(self.end.other());
+        let mut head = self.peer(Word::Head).wrapping_add(skip as u64);
+        let mut read = 0;
+        while read < most {
+            let at = (head % RING as u64) as usize;
+            let piece = (most - read).min(RING - at);
+            self.shared.take(half + DATA_OFFSET + at, &mut out[read..read + piece]).map_err(|_| Broken)?;
+            head = head.wrapping_add(piece as u64);
+            read += piece;
+        }
+        Ok(most)
+    }
+
+    /// Takes bytes away that were read, under the lock.
+    #[inline]
+    pub fn consume(&self, len: usize) {
+        self.set_peer(Word::Head, self.peer(Word::Head).wrapping_add(len as u64));
+    }
+
+    /// Wishes for bells. Returns what was wished before.
+    pub fn arm(&self, wishes: u64) -> u64 {
+        let at = self.half(self.end) + Word::Armed as usize;
+        loop {
+            let before = self.load(at);
+            if before & wishes == wishes || self.swap_if(at, before, before | wishes) {
+                fence(Ordering::SeqCst);
+                return before;
+            }
+        }
+    }
+
+    /// Whether the peer wants a bell for one of these; if so, its wishes are taken, and the caller rings.
+    #[inline]
+    pub fn take_wish(&self, wishes: u64) -> bool {
+        fence(Ordering::SeqCst);
+        let at = self.half(self.end.other()) + Word::Armed as usize;
+        loop {
+            let before = self.load(at);
+            if before & wishes == 0 {
+                return false;
+            }
+            if self.swap_if(at, before, 0) {
+                return true;
+            }
+        }
+    }
+
+    /// Locks this end's sending or receiving side, against other threads and processes that share it.
+    pub fn lock(&self, side: Side) -> Locked<'_> {
+        let at = match side {
+            Side::Tx => self.half(self.end) + Word::TxLock as usize,
+            Side::Rx => self.half(self.end.other()) + Word::RxLock as usize,
+        };
+        let own = crate::sys::thread_id();
+        let mut tries = 0u32;
+        while !self.swap_if(at, 0, own) {
+            tries += 1;
+            if tries.is_multiple_of(1024) {
+                let holder = self.load(at);
+                // Positions change last: what a dead holder left half done is not to be seen.
+                if holder != 0 && !crate::sys::thread_lives(holder) && self.swap_if(at, holder, own) {
+                    break;
+                }
+            }
+            if tries > 64 { crate::sys::give_way() } else { std::hint::spin_loop() }
+        }
+        Locked { link: self, at }
+    }
+
+    #[inline]
+    fn half(&self, sender: ConnectionEnd) -> usize {
+        self.base + sender as usize * HALF
+    }
+
+    #[inline]
+    fn load(&self, at: usize) -> u64 {
+        self.shared.load_u64(at).unwrap_or(0)
+    }
+
+    #[inline]
+    fn store(&self, at: usize, value: u64) {
+        let _ = self.shared.store_u64(at, value);
+    }
+}
+
+/// What is locked.
+#[derive(Clone, Copy, Debug)]
+pub enum Side {
+    Tx,
+    Rx,
+}
+
+/// Held lock.
+pub struct Locked<'a> {
+    link: &'a Link,
+    at: usize,
+}
+
+impl Drop for Locked<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.link.store(self.at, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Link, Link) {
+        let shared = Buffer::anonymous(LINK_BYTES).unwrap();
+        (Link::new(shared.clone(), 0, ConnectionEnd::Low).unwrap(), Link::new(shared, 0, ConnectionEnd::High).unwrap())
+    }
+
+    #[test]
+    fn bytes_cross_both_ways_and_around_the_end() {
+        let (low, high) = pair();
+        let data: Vec<u8> = (0..100_003u32).map(|n| (n * 7 + n / 251) as u8).collect();
+        for (from, to) in [(&low, &high), (&high, &low)] {
+            let (mut sent, mut got) = (0usize, 0usize);
+            let mut out = vec![0; 33_333];
+            while got < 20 * data.len() {
+                let n = from.write(&data[sent % data.len()..]).unwrap();
+                sent += n;
+                let n = to.peek(0, &mut out).unwrap();
+                (0..n).for_each(|i| assert_eq!(out[i], data[(got + i) % data.len()]));
+                to.consume(n);
+                got += n;
+            }
+            assert_eq!(to.readable(), Ok(sent - got));
+        }
+    }
+
+    #[test]
+    fn a_full_ring_takes_no_more() {
+        let (low, high) = pair();
+        assert_eq!(low.write(&vec![1; RING + 5]), Ok(RING));
+        assert_eq!((low.write(&[1]), high.readable()), (Ok(0), Ok(RING)));
+        high.consume(3);
+        assert_eq!(low.write(&[2; 10]), Ok(3));
+    }
+
+    #[test]
+    fn wishes_are_taken_once() {
+        let (low, high) = pair();
+        assert!(!high.take_wish(WANT_DATA | WANT_ROOM));
+        assert_eq!(low.arm(WANT_DATA), 0);
+        assert!(!high.take_wish(WANT_ROOM));
+        assert!(high.take_wish(WANT_DATA) && !high.take_wish(WANT_DATA));
+    }
+
+    #[test]
+    fn nonsense_in_the_words_is_noticed() {
+        let (low, high) = pair();
+        low.set_own(Word::Head, 5);
+        assert_eq!(low.room(), Err(Broken));
+        high.set_peer(Word::Head, 0);
+        low.set_own(Word::Tail, u64::MAX);
+        assert_eq!(high.readable(), Err(Broken));
+        assert!(Link::new(Buffer::anonymous(LINK_BYTES).unwrap(), 4096, ConnectionEnd::Low).is_none());
+    }
+
+    #[test]
+    fn a_lock_of_the_dead_is_taken_over() {
+        let (low, _) = pair();
+        let dead = std::thread::spawn(crate::sys::thread_id).join().unwrap();
+        low.set_own(Word::TxLock, dead);
+        drop(low.lock(Side::Tx));
+        assert_eq!(low.own(Word::TxLock), 0);
+    }
+}

@@ -1,0 +1,268 @@
+//! The way to the rack's daemon: which connections this process has, and where their buffers are.
+//!
+//! Nothing here waits: what is said is said without blocking, and answers are picked up by later calls. Without a daemon, or
+//! with one that does not listen, connections stay the kernel's.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+use remora_memory::Buffer;
+use remora_rack::frame::{LONGEST, Reply, Request};
+use remora_rack::{ConnectionEnd, Key, SECTION_BYTES};
+use rustix::net::{
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, SocketType,
+    sockopt,
+};
+
+use crate::link::{LINK_BYTES, Link};
+use crate::socket::{self, Socket, state};
+use crate::spin::Spin;
+use crate::{stream, sys};
+
+/// Descriptors of our own are above this, out of the way of programs that count theirs.
+const HIGH: c_int = 900;
+/// So long after a failure nobody tries again, nanoseconds.
+const PAUSE: u64 = 1_000_000_000;
+
+/// A descriptor of this library's, which it closes past itself.
+struct Own(c_int);
+
+impl Own {
+    fn new(fd: OwnedFd) -> Self {
+        Self(fd.into_raw_fd())
+    }
+
+    /// The same out of the way.
+    fn high(self) -> Self {
+        match sys::call!(SYS_fcntl, self.0, libc::F_DUPFD_CLOEXEC, HIGH) {
+            fd @ 0.. => Self(fd as c_int),
+            _ => self,
+        }
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        sys::call!(SYS_close, self.0);
+    }
+}
+
+impl AsFd for Own {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: open as long as this lives.
+        unsafe { BorrowedFd::borrow_raw(self.0) }
+    }
+}
+
+/// The descriptor of the socket to the daemon, or -1.
+static OWN: AtomicI32 = AtomicI32::new(-1);
+
+struct Daemon {
+    socket: Option<Own>,
+    /// Ends that wait for their other one.
+    waiting: Option<HashMap<(Key, ConnectionEnd), &'static Socket>>,
+    not_before: u64,
+}
+
+static DAEMON: Spin<Daemon> = Spin::new(Daemon { socket: None, waiting: None, not_before: 0 });
+
+/// Calls on a connection after which it is worth a buffer: `REMORA_RACK_AFTER`.
+pub fn worth_it() -> u32 {
+    static AFTER: AtomicU32 = AtomicU32::new(0);
+    match AFTER.load(Ordering::Relaxed) {
+        0 => {
+            let text = std::env::var("REMORA_RACK_AFTER").ok();
+            let after = text.and_then(|text| text.parse().ok()).map_or(8, |calls: u32| calls.max(1));
+            AFTER.store(after, Ordering::Relaxed);
+            after
+        }
+        after => after,
+    }
+}
+
+/// Tells the daemon of a connection.
+pub fn attach(socket: &'static Socket, fd: c_int) {
+    let Some((key, end)) = key_of(fd) else { return socket.never() };
+    let mut daemon = DAEMON.lock();
+    let request = Request::Attach(key, end);
+    let new = socket.state.compare_exchange(state::PLAIN, state::WAITING, Ordering::AcqRel, Ordering::Acquire).is_ok();
+    if new && daemon.say(&request) {
+        *socket.key.lock() = Some((key, end));
+        daemon.waiting.get_or_insert_default().insert((key, end), socket);
+    } else if new {
+        // Later perhaps.
+        socket.ops.store(0, Ordering::Relaxed);
+        socket.state.store(state::PLAIN, Ordering::Release);
+    }
+}
+
+/// A connection is closed.
+pub fn detach(key: Key, end: ConnectionEnd, reusable: bool) {
+    let mut daemon = DAEMON.lock();
+    if daemon.socket.is_none() {
+        return;
+    }
+    if let Some(waiting) = &mut daemon.waiting {
+        waiting.remove(&(key, end));
+    }
+    GIVEN.lock().retain(|(other, _)| *other != (key, end));
+    daemon.say(&Request::Detach(key, end, reusable));
+}
+
+/// Hears what the daemon has said. `fd` is a descriptor of the socket that asks: it is the only one that is given rings now,
+/// as its descriptor is known.
+pub fn hear(asking: &'static Socket, fd: c_int) {
+    let mut daemon = DAEMON.lock();
+    while let Some((reply, file)) = daemon.hear() {
+        let Reply::Matched { key, end, offset, .. } = reply;
+        let found = daemon.waiting.as_mut().and_then(|waiting| waiting.remove(&(key, end)));
+        let Some(socket) = found else { continue };
+        let link = file.and_then(|file| Buffer::map_fd(&file, SECTION_BYTES as usize).ok());
+        let link = link.and_then(|section| Link::new(section, offset as usize, end));
+        match link {
+            Some(link) => GIVEN.lock().push(((key, end), link)),
+            None => socket.never(),
+        }
+    }
+    drop(daemon);
+    take(asking, fd);
+}
+
+/// Links that came while another socket asked; each is taken when its own socket has a call.
+static GIVEN: Spin<Vec<((Key, ConnectionEnd), Link)>> = Spin::new(Vec::new());
+
+fn take(socket: &'static Socket, fd: c_int) {
+    let Some(known) = *socket.key.lock() else { return };
+    let mut given = GIVEN.lock();
+    let Some(index) = given.iter().position(|(other, _)| *other == known) else { return };
+    let (_, link) = given.swap_remove(index);
+    drop(given);
+    if socket.state() != state::WAITING {
+        return;
+    }
+    match stream::fits(socket, fd) {
+        true => stream::begin(socket, link, fd),
+        false => {
+            socket.never();
+            let known = socket.key.lock().take();
+            if let Some((key, end)) = known {
+                detach(key, end, true);
+            }
+        }
+    }
+}
+
+impl Daemon {
+    /// False if nobody hears it.
+    fn say(&mut self, request: &Request) -> bool {
+        if self.socket.is_none() {
+            let now = sys::now();
+            if now < self.not_before {
+                return false;
+            }
+            self.socket = connect();
+            OWN.store(self.socket.as_ref().map_or(-1, |socket| socket.0), Ordering::Relaxed);
+            self.not_before = now + PAUSE;
+        }
+        let Some(socket) = &self.socket else { return false };
+        let bytes = request.emit();
+        let sent = net::send(socket, bytes.as_slice(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        if !matches!(sent, Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)) {
+            OWN.store(-1, Ordering::Relaxed);
+            self.socket = None;
+        }
+        sent.is_ok()
+    }
+
+    fn hear(&mut self) -> Option<(Reply, Option<OwnedFd>)> {
+        let socket = self.socket.as_ref()?;
+        let mut bytes = [0; LONGEST];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let mut parts = [rustix::io::IoSliceMut::new(&mut bytes)];
+        match net::recvmsg(socket, &mut parts, &mut control, flags) {
+            Ok(received) if received.bytes > 0 => {
+                let file = control.drain().find_map(|message| match message {
+                    RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+                    _ => None,
+                });
+                Some((Reply::parse(&bytes[..received.bytes]).ok()?, file))
+            }
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => None,
+            _ => {
+                OWN.store(-1, Ordering::Relaxed);
+                self.socket = None;
+                None
+            }
+        }
+    }
+}
+
+/// A connection to the daemon of this user, in this network namespace.
+fn connect() -> Option<Own> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = Own::new(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?);
+    let user = rustix::process::geteuid();
+    let name = net::SocketAddrUnix::new_abstract_name(remora_rack::frame::name(user.as_raw()).as_bytes()).ok()?;
+    net::connect(&socket, &name).ok()?;
+    // Anybody may listen under a name.
+    if sockopt::socket_peercred(&socket).ok()?.uid != user {
+        return None;
+    }
+    let socket = socket.high();
+    let hello = Request::Hello { process: sys::process_id() }.emit();
+    net::send(socket.as_fd(), hello.as_slice(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).ok()?;
+    Some(socket)
+}
+
+/// Whether a descriptor is this library's own, which programs know nothing of.
+pub fn is_own(fd: c_int) -> bool {
+    fd >= 0 && fd == OWN.load(Ordering::Relaxed)
+}
+
+/// What the daemon knows a connection by.
+fn key_of(fd: c_int) -> Option<(Key, ConnectionEnd)> {
+    // SAFETY: the descriptor is the program's, and open while its call lasts.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let own = SocketAddr::try_from(net::getsockname(socket).ok()?).ok()?;
+    let peer = SocketAddr::try_from(net::getpeername(socket).ok()??).ok()?;
+    let plain = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+    let (own, peer) = (plain(own), plain(peer));
+    (own != peer).then(|| Key::new(sys::namespace(), own, peer))
+}
+
+/// Before a fork.
+pub fn hold() {
+    DAEMON.hold();
+    GIVEN.hold();
+}
+
+/// After it, in the parent.
+pub fn release() {
+    GIVEN.release();
+    DAEMON.release();
+}
+
+/// After it, in the child: the daemon knows the parent by this socket.
+pub fn forked() {
+    release();
+    GIVEN.lock().clear();
+    let mut daemon = DAEMON.lock();
+    OWN.store(-1, Ordering::Relaxed);
+    daemon.socket = None;
+    daemon.waiting = None;
+    daemon.not_before = 0;
+    drop(daemon);
+    for socket in socket::all_raw() {
+        if socket.state() != state::RINGED {
+            *socket.key.lock() = None;
+        }
+        let _ = socket.state.compare_exchange(state::WAITING, state::PLAIN, Ordering::AcqRel, Ordering::Acquire);
+    }
+}
+
+const _: () = assert!(LINK_BYTES as u64 <= SECTION_BYTES);

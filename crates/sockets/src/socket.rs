@@ -1,0 +1,359 @@
+//! A connection as this process has it, and the table of descriptors.
+//!
+//! A socket begins `Plain`: the kernel does everything, and calls are counted. When it proves busy the daemon is told
+//! (`Waiting`); when the other end is there too it is `Ringed`. One for which the rack cannot do what the kernel does
+//! stays with the kernel: `Never`.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use remora_rack::{ConnectionEnd, Key};
+
+use crate::epoll::Registered;
+use crate::link::{Link, Word};
+use crate::spin::Spin;
+use crate::{rack, sys};
+
+/// Of a socket.
+pub mod state {
+    pub const PLAIN: u8 = 0;
+    pub const WAITING: u8 = 1;
+    pub const RINGED: u8 = 2;
+    pub const NEVER: u8 = 3;
+}
+
+/// One end of a connection. Never freed, but used again.
+#[derive(Default)]
+pub struct Socket {
+    pub state: AtomicU8,
+    /// Calls so far, while it is plain.
+    pub ops: AtomicU32,
+    /// Descriptors of this process.
+    fds: AtomicU32,
+    /// Calls under way in this process.
+    users: AtomicU32,
+    /// Of these, what is in the kernel and may send or take bytes there.
+    kernel_tx: AtomicU32,
+    kernel_rx: AtomicU32,
+    /// No new ones may begin.
+    pub no_kernel_tx: AtomicBool,
+    pub no_kernel_rx: AtomicBool,
+    /// Both directions are as they will stay.
+    pub settled: AtomicBool,
+    /// One thread at a time sees to that.
+    pub settling: Spin<()>,
+    /// The kernel's connection was closed to sending before this end changed over.
+    pub half_closed: AtomicBool,
+    /// `shutdown(SHUT_RD)`.
+    pub deaf: AtomicBool,
+    /// A sender was told that there is no room, and has not been told since that there is.
+    pub blocked: AtomicBool,
+    /// Threads of this process that sleep until a bell comes, or are about to: while there are any, bells stay where all
+    /// of them hear them.
+    pub sleepers: Spin<u32>,
+    /// Nobody has it.
+    spare: AtomicBool,
+    /// Nanoseconds, or 0.
+    pub rx_timeout: AtomicU64,
+    pub tx_timeout: AtomicU64,
+    link: UnsafeCell<Option<Link>>,
+    /// What the daemon knows it by.
+    pub key: Spin<Option<(Key, ConnectionEnd)>>,
+    /// Where it is watched.
+    pub watched: Spin<Vec<Registered>>,
+    /// How many processes had it when it was last shared by a fork; null if it never was.
+    pub sharers: AtomicPtr<AtomicU32>,
+}
+
+// SAFETY: the link is written before the state says that it is there, and taken away when nobody uses the socket.
+unsafe impl Sync for Socket {}
+
+impl<T: Default> Default for Spin<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl Socket {
+    pub fn state(&self) -> u8 {
+        self.state.load(Ordering::Acquire)
+    }
+
+    /// The rings, once there are any.
+    #[inline]
+    pub fn link(&self) -> Option<&Link> {
+        if self.state() != state::RINGED {
+            return None;
+        }
+        // SAFETY: written before the state, and not changed while the caller's use of the socket lasts.
+        unsafe { (*self.link.get()).as_ref() }
+    }
+
+    /// From now on it has rings.
+    pub fn set_link(&self, link: Link) {
+        // SAFETY: the state does not say yet that it may be read, and one thread at a time comes here.
+        unsafe { *self.link.get() = Some(link) };
+        self.state.store(state::RINGED, Ordering::Release);
+    }
+
+    /// The rack does nothing for it.
+    pub fn never(&self) {
+        if self.state() != state::RINGED {
+            self.state.store(state::NEVER, Ordering::Release);
+        }
+    }
+
+    /// Begins a call that sends by the kernel. False if the ring is the way by now.
+    pub fn enter_kernel_tx(&self) -> bool {
+        enter(&self.kernel_tx, &self.no_kernel_tx, || self.link().is_some_and(|link| link.own(Word::Switched) != 0))
+    }
+
+    pub fn exit_kernel_tx(&self) {
+        self.kernel_tx.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Begins a call that receives from the kernel. False if the receiver is to look at both by now.
+    pub fn enter_kernel_rx(&self) -> bool {
+        enter(&self.kernel_rx, &self.no_kernel_rx, || self.link().is_some_and(|link| link.peer(Word::Ready) != 0))
+    }
+
+    pub fn exit_kernel_rx(&self) {
+        self.kernel_rx.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Counts the caller as one that sleeps. Before it makes its wish: a bell that comes after that is then not taken by
+    /// another thread.
+    pub fn falling_asleep(&self) -> Asleep<'_> {
+        *self.sleepers.lock() += 1;
+        Asleep(self)
+    }
+
+    /// Keeps calls out of the kernel's sending side. False if there are some.
+    pub fn stop_kernel_tx(&self) -> bool {
+        stop(&self.kernel_tx, &self.no_kernel_tx)
+    }
+
+    pub fn stop_kernel_rx(&self) -> bool {
+        stop(&self.kernel_rx, &self.no_kernel_rx)
+    }
+
+    pub fn in_use_elsewhere(&self) -> bool {
+        let sharers = self.sharers.load(Ordering::Acquire);
+        // SAFETY: a cell of the page that is never unmapped.
+        !sharers.is_null() && unsafe { &*sharers }.load(Ordering::Acquire) > 1
+    }
+
+    /// The last descriptor is closed and no call is under way.
+    fn free(&'static self) {
+        let mut free = FREE.lock();
+        let used = self.fds.load(Ordering::SeqCst) != 0 || self.users.load(Ordering::SeqCst) != 0;
+        if used || self.spare.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let forked = self.link().is_some_and(|link| link.own(Word::Forked) != 0);
+        let known = self.key.lock().take();
+        if let Some((key, end)) = known {
+            rack::detach(key, end, !forked);
+        }
+        // SAFETY: nobody is in a call, and no descriptor leads here.
+        unsafe { *self.link.get() = None };
+        free.push(self);
+    }
+}
+
+/// A thread sleeps, as far as others know.
+pub struct Asleep<'a>(&'a Socket);
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        *self.0.sleepers.lock() -= 1;
+    }
+}
+
+fn enter(count: &AtomicU32, stopped: &AtomicBool, changed: impl Fn() -> bool) -> bool {
+    loop {
+        count.fetch_add(1, Ordering::SeqCst);
+        if !stopped.load(Ordering::SeqCst) {
+            return true;
+        }
+        count.fetch_sub(1, Ordering::SeqCst);
+        if changed() {
+            return false;
+        }
+        sys::give_way();
+    }
+}
+
+fn stop(count: &AtomicU32, stopped: &AtomicBool) -> bool {
+    stopped.store(true, Ordering::SeqCst);
+    if count.load(Ordering::SeqCst) == 0 {
+        return true;
+    }
+    stopped.store(false, Ordering::SeqCst);
+    false
+}
+
+/// Sockets to be used again.
+static FREE: Spin<Vec<&'static Socket>> = Spin::new(Vec::new());
+
+/// Descriptors in a chunk of the table.
+const CHUNK: usize = 1024;
+/// Chunks: descriptors beyond are the kernel's alone.
+const CHUNKS: usize = 1024;
+
+type Entry = AtomicPtr<Socket>;
+static TABLE: [AtomicPtr<[Entry; CHUNK]>; CHUNKS] = [const { AtomicPtr::new(null_mut()) }; CHUNKS];
+
+fn entry(fd: c_int) -> Option<&'static Entry> {
+    let fd = usize::try_from(fd).ok()?;
+    let chunk = TABLE.get(fd / CHUNK)?.load(Ordering::Acquire);
+    // SAFETY: null, or a chunk that is never freed.
+    unsafe { chunk.as_ref() }.map(|chunk| &chunk[fd % CHUNK])
+}
+
+fn entry_or_new(fd: c_int) -> Option<&'static Entry> {
+    let at = TABLE.get(usize::try_from(fd).ok()? / CHUNK)?;
+    if at.load(Ordering::Acquire).is_null() {
+        let chunk = Box::into_raw(Box::new([const { AtomicPtr::new(null_mut()) }; CHUNK]));
+        if at.compare_exchange(null_mut(), chunk, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: another thread was quicker; nobody has seen this one.
+            drop(unsafe { Box::from_raw(chunk) });
+        }
+    }
+    entry(fd)
+}
+
+/// A socket in use: it stays what it is while this lives.
+pub struct Used(&'static Socket);
+
+impl std::ops::Deref for Used {
+    type Target = Socket;
+
+    fn deref(&self) -> &Socket {
+        self.0
+    }
+}
+
+impl Used {
+    pub fn same(&self, other: &Socket) -> bool {
+        std::ptr::eq(self.0, other)
+    }
+
+    pub fn address(&self) -> &'static Socket {
+        self.0
+    }
+}
+
+impl Drop for Used {
+    #[inline]
+    fn drop(&mut self) {
+        let last = self.0.users.fetch_sub(1, Ordering::SeqCst) == 1;
+        if last && self.0.fds.load(Ordering::SeqCst) == 0 {
+            self.0.free();
+        }
+    }
+}
+
+/// The socket behind a descriptor, if it is one that the rack may have.
+#[inline]
+pub fn find(fd: c_int) -> Option<Used> {
+    let entry = entry(fd)?;
+    loop {
+        let found = entry.load(Ordering::Acquire);
+        // SAFETY: null, or a socket that is never freed.
+        let socket = unsafe { found.as_ref() }?;
+        socket.users.fetch_add(1, Ordering::SeqCst);
+        let used = Used(socket);
+        if std::ptr::eq(entry.load(Ordering::SeqCst), found) {
+            return Some(used);
+        }
+    }
+}
+
+/// A descriptor is a new TCP socket.
+pub fn add(fd: c_int) {
+    let Some(entry) = entry_or_new(fd) else { return };
+    let socket: &'static Socket = match FREE.lock().pop() {
+        Some(socket) => socket.reset(),
+        None => Box::leak(Box::default()),
+    };
+    socket.fds.store(1, Ordering::SeqCst);
+    let before = entry.swap(std::ptr::from_ref(socket).cast_mut(), Ordering::AcqRel);
+    forget(before);
+}
+
+/// A descriptor is another one's copy.
+pub fn copy(from: c_int, to: c_int) {
+    let Some(socket) = find(from) else { return };
+    let Some(entry) = entry_or_new(to) else { return };
+    socket.fds.fetch_add(1, Ordering::SeqCst);
+    let before = entry.swap(std::ptr::from_ref(socket.address()).cast_mut(), Ordering::AcqRel);
+    forget(before);
+}
+
+/// A descriptor is about to be closed. `last` is done first if it is the process's last one of its socket.
+pub fn remove(fd: c_int, last: impl FnOnce(&Socket)) {
+    let Some(socket) = find(fd) else { return };
+    let Some(entry) = entry(fd) else { return };
+    if socket.fds.load(Ordering::SeqCst) == 1 {
+        last(&socket);
+    }
+    let found = std::ptr::from_ref(socket.address()).cast_mut();
+    if entry.compare_exchange(found, null_mut(), Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        socket.fds.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The sockets of all descriptors, for who keeps others from closing them.
+pub fn all_raw() -> impl Iterator<Item = &'static Socket> {
+    // SAFETY: null, or a chunk that is never freed.
+    let chunks = TABLE.iter().filter_map(|chunk| unsafe { chunk.load(Ordering::Acquire).as_ref() });
+    // SAFETY: null, or a socket that is never freed.
+    chunks.flatten().filter_map(|entry| unsafe { entry.load(Ordering::Acquire).as_ref() })
+}
+
+/// What a table's entry led to, which was closed past this library.
+fn forget(before: *mut Socket) {
+    // SAFETY: null, or a socket that is never freed.
+    let Some(socket) = (unsafe { before.as_ref() }) else { return };
+    socket.users.fetch_add(1, Ordering::SeqCst);
+    let _used = Used(socket);
+    socket.fds.fetch_sub(1, Ordering::SeqCst);
+}
+
+impl Socket {
+    fn reset(&'static self) -> &'static Self {
+        self.state.store(state::PLAIN, Ordering::Release);
+        for count in [&self.ops, &self.kernel_tx, &self.kernel_rx] {
+            count.store(0, Ordering::Relaxed);
+        }
+        for flag in [
+            &self.no_kernel_tx,
+            &self.no_kernel_rx,
+            &self.settled,
+            &self.half_closed,
+            &self.deaf,
+            &self.blocked,
+            &self.spare,
+        ] {
+            flag.store(false, Ordering::Relaxed);
+        }
+        for time in [&self.rx_timeout, &self.tx_timeout] {
+            time.store(0, Ordering::Relaxed);
+        }
+        self.watched.lock().clear();
+        self.sharers.store(null_mut(), Ordering::Release);
+        self
+    }
+}
+
+/// Before a fork: nothing of this is half done.
+pub fn hold() {
+    FREE.hold();
+}
+
+pub fn release() {
+    FREE.release();
+}

@@ -1,0 +1,140 @@
+//! When the library is loaded, and when its process forks.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use crate::link::Word;
+use crate::socket::{self, Socket, state};
+use crate::{epoll, rack, sys};
+
+/// This process, but not a child that only borrows its memory until it becomes another program.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this is such a child: what it closes is closed in the kernel alone.
+pub fn is_borrowed() -> bool {
+    let process = PROCESS.load(Ordering::Relaxed);
+    process != 0 && process != sys::process_id()
+}
+
+/// Cells in which processes count who shares a socket that has no rings yet.
+const CELLS: usize = 16384;
+
+static SHARED: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
+
+#[used]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+static START: extern "C" fn() = start;
+
+extern "C" fn start() {
+    PROCESS.store(sys::process_id(), Ordering::Relaxed);
+    // SAFETY: memory of our own, shared with children.
+    let page = unsafe {
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        libc::mmap(null_mut(), CELLS * size_of::<AtomicU32>(), prot, flags, -1, 0)
+    };
+    if page != libc::MAP_FAILED {
+        SHARED.store(page.cast(), Ordering::Release);
+    }
+    // SAFETY: functions that live as long as the process.
+    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+    inherited();
+}
+
+/// Sockets that the program that became this one has left open.
+fn inherited() {
+    let Ok(list) = std::fs::read_dir("/proc/self/fd") else { return };
+    let fds: Vec<c_int> = list.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    fds.into_iter().filter(|fd| is_tcp(*fd)).for_each(socket::add);
+}
+
+/// Whether a descriptor is a TCP socket.
+pub fn is_tcp(fd: c_int) -> bool {
+    sys::get_int(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
+        && sys::get_int(fd, libc::SOL_SOCKET, libc::SO_TYPE) == Some(libc::SOCK_STREAM)
+}
+
+/// A cell that nobody has.
+fn cell() -> *mut AtomicU32 {
+    let page = SHARED.load(Ordering::Acquire);
+    if page.is_null() {
+        return null_mut();
+    }
+    (0..CELLS)
+        .map(|index| page.wrapping_add(index))
+        // SAFETY: within the page.
+        .find(|cell| unsafe { &**cell }.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+        .unwrap_or(null_mut())
+}
+
+/// One process more has a socket.
+fn share(socket: &Socket) {
+    if let Some(link) = socket.link() {
+        link.add_own(Word::Holders, 1);
+        link.set_own(Word::Forked, 1);
+        return;
+    }
+    if socket.sharers.load(Ordering::Acquire).is_null() {
+        socket.sharers.store(cell(), Ordering::Release);
+    }
+    let sharers = socket.sharers.load(Ordering::Acquire);
+    // SAFETY: null, or a cell of the page.
+    match unsafe { sharers.as_ref() } {
+        Some(count) => {
+            count.fetch_add(1, Ordering::AcqRel);
+        }
+        None => socket.state.store(state::NEVER, Ordering::Release),
+    }
+}
+
+/// A process has a socket no more.
+pub fn unshare(socket: &Socket) {
+    // SAFETY: null, or a cell of the page.
+    if let Some(count) = unsafe { socket.sharers.swap(null_mut(), Ordering::AcqRel).as_ref() } {
+        count.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+extern "C" fn prepare() {
+    socket::hold();
+    rack::hold();
+    for (socket, first) in each() {
+        if first {
+            socket.key.hold();
+            socket.settling.hold();
+            socket.watched.hold();
+            share(socket);
+        }
+    }
+    epoll::hold();
+}
+
+extern "C" fn parent() {
+    unlock();
+    rack::release();
+}
+
+extern "C" fn child() {
+    sys::forked();
+    PROCESS.store(sys::process_id(), Ordering::Relaxed);
+    unlock();
+    rack::forked();
+}
+
+fn unlock() {
+    epoll::release();
+    for (socket, first) in each() {
+        if first {
+            socket.watched.release();
+            socket.settling.release();
+            socket.key.release();
+        }
+    }
+    socket::release();
+}
+
+/// All sockets, and whether each is seen for the first time: several descriptors may lead to one.
+fn each() -> impl Iterator<Item = (&'static Socket, bool)> {
+    let mut seen = std::collections::HashSet::new();
+    socket::all_raw().map(move |socket| (socket, seen.insert(std::ptr::from_ref(socket).addr())))
+}

@@ -1,0 +1,551 @@
+//! Sending and receiving on a connection that has rings.
+//!
+//! Results are the kernel's: bytes, or a negative errno.
+
+use std::ffi::c_int;
+use std::sync::atomic::{Ordering, fence};
+
+use crate::link::{Link, RING, Side, WANT_DATA, WANT_ROOM, WRITABLE, Word};
+use crate::socket::{Socket, state};
+use crate::{epoll, rack, spin, sys};
+
+const AGAIN: isize = -(libc::EAGAIN as isize);
+const RESET: isize = -(libc::ECONNRESET as isize);
+const PIPE: isize = -(libc::EPIPE as isize);
+
+/// Calls between two looks for an answer of the daemon, once there was none for long.
+const RARELY: u32 = 64;
+
+/// A call on a plain connection: busy ones are brought into the rack.
+#[inline]
+pub fn tick(socket: &'static Socket, fd: c_int) {
+    if socket.state() > state::WAITING {
+        return;
+    }
+    let ops = socket.ops.fetch_add(1, Ordering::Relaxed);
+    if ops < rack::worth_it() || socket.in_use_elsewhere() {
+        return;
+    }
+    match socket.state() {
+        state::PLAIN => rack::attach(socket, fd),
+        state::WAITING if ops < 4 * RARELY || ops.is_multiple_of(RARELY) => rack::hear(socket, fd),
+        _ => {}
+    }
+}
+
+/// Whether the rack can do for this socket what the kernel does.
+pub fn fits(socket: &Socket, fd: c_int) -> bool {
+    let is = |name, value| sys::get_int(fd, libc::SOL_SOCKET, name) == Some(value);
+    is(libc::SO_RCVLOWAT, 1) && is(libc::SO_OOBINLINE, 0) && is(libc::SO_ZEROCOPY, 0) && !socket.in_use_elsewhere()
+}
+
+/// The socket has rings from now on.
+pub fn begin(socket: &Socket, link: Link, fd: c_int) {
+    // Bells are to be heard at once.
+    sys::set_int(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0);
+    sys::set_int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    sys::close_on_exec(fd);
+    link.add_own(Word::Holders, 1);
+    let flags = sys::call!(SYS_fcntl, fd, libc::F_GETFL);
+    link.set_own(Word::NonBlocking, u64::from(flags & libc::O_NONBLOCK as i64 != 0));
+    socket.rx_timeout.store(sys::get_timeout(fd, libc::SO_RCVTIMEO), Ordering::Relaxed);
+    socket.tx_timeout.store(sys::get_timeout(fd, libc::SO_SNDTIMEO), Ordering::Relaxed);
+    // Who waits for the kernel just now hears of the first bytes by a bell.
+    link.arm(WANT_DATA);
+    socket.set_link(link);
+    if let Some(link) = socket.link() {
+        progress(socket, link, fd);
+    }
+}
+
+/// Changes directions over as soon as that can be.
+#[inline]
+pub fn progress(socket: &Socket, link: &Link, fd: c_int) {
+    if !socket.settled.load(Ordering::Acquire) {
+        settle(socket, link, fd);
+    }
+}
+
+#[cold]
+fn settle(socket: &Socket, link: &Link, fd: c_int) {
+    let _one_at_a_time = socket.settling.lock();
+    let alone = link.own(Word::Holders) <= 1;
+    if link.peer(Word::Ready) == 0 {
+        if !alone || !socket.stop_kernel_rx() {
+            return;
+        }
+        link.set_peer(Word::Ready, 1);
+    }
+    if link.own(Word::Switched) == 0 {
+        // No other thread's bytes may be between the position and what follows it.
+        let may = link.own(Word::Ready) != 0 && alone && !socket.half_closed.load(Ordering::Acquire);
+        if !may || !socket.stop_kernel_tx() {
+            return;
+        }
+        let locked = link.lock(Side::Tx);
+        if link.own(Word::Switched) == 0 {
+            let Some(sent) = sys::bytes_sent(fd) else {
+                drop(locked);
+                socket.no_kernel_tx.store(false, Ordering::SeqCst);
+                return;
+            };
+            link.set_own(Word::Switched, sent + 1);
+        }
+        drop(locked);
+        epoll::switched(socket, fd);
+        if link.take_wish(WANT_DATA | WANT_ROOM) {
+            ring(link, fd);
+        }
+    }
+    socket.settled.store(true, Ordering::Release);
+}
+
+/// Rings at the peer. Only after this end's sending direction has changed over: before, the byte would be data. Not at one
+/// that has closed: the kernel would answer with a reset, which takes what is on its way with it.
+fn ring(link: &Link, fd: c_int) {
+    link.add_own(Word::Bells, 1);
+    fence(Ordering::SeqCst);
+    if link.own(Word::Gone) != 0 || !sys::ring(fd) {
+        link.add_own(Word::Bells, 1u64.wrapping_neg());
+    }
+}
+
+/// How long to wait for a bell that was rung; who rang may have been killed in between.
+const ON_ITS_WAY: u64 = 50_000_000;
+
+/// This end is about to be closed: after this no bell comes any more.
+pub fn silence(socket: &Socket, link: &Link, fd: c_int) {
+    link.set_peer(Word::Gone, 1);
+    fence(Ordering::SeqCst);
+    if !drained(link, fd) {
+        return;
+    }
+    let end = sys::now() + ON_ITS_WAY;
+    loop {
+        take_bells(socket, link, fd);
+        let missing = link.peer(Word::Bells).wrapping_sub(link.peer(Word::BellsTaken)) as i64;
+        if missing <= 0 || link.own(Word::Eof) != 0 || sys::now() > end {
+            return;
+        }
+        sys::give_way();
+    }
+}
+
+/// Sees to it that the ring is where bytes come from; true if so. False while the kernel still has some, or will have.
+pub fn drained(link: &Link, fd: c_int) -> bool {
+    if link.peer(Word::Drained) != 0 {
+        return true;
+    }
+    if link.peer(Word::Switched) == 0 || link.peer(Word::Ready) == 0 {
+        return false;
+    }
+    let _locked = link.lock(Side::Rx);
+    left_in_kernel(link, fd) == Some(0)
+}
+
+/// Bytes of the stream that are to come by the kernel still, once that is settled; under the lock.
+fn left_in_kernel(link: &Link, fd: c_int) -> Option<usize> {
+    let switched = link.peer(Word::Switched);
+    if switched == 0 {
+        return None;
+    }
+    if link.peer(Word::Drained) != 0 {
+        return Some(0);
+    }
+    let left = (switched - 1).saturating_sub(sys::bytes_taken(fd)?);
+    if left == 0 {
+        link.set_peer(Word::Drained, 1);
+    }
+    Some(left as usize)
+}
+
+/// Takes bells, and hears of the connection's end; only once all else was taken from the kernel. Bells that other threads
+/// sleep for stay: these wake by them.
+pub fn take_bells(socket: &Socket, link: &Link, fd: c_int) {
+    let mut bells = [0; 64];
+    let mut rung = false;
+    {
+        let sleepers = socket.sleepers.lock();
+        loop {
+            match sys::recv_now(fd, &mut bells, if *sleepers > 0 { libc::MSG_PEEK } else { 0 }) {
+                1.. if *sleepers > 0 => {}
+                n @ 1.. => {
+                    link.set_peer(Word::BellsTaken, link.peer(Word::BellsTaken).wrapping_add(n as u64));
+                    rung = true;
+                    if n as usize == bells.len() {
+                        continue;
+                    }
+                }
+                0 => link.set_own(Word::Eof, 1),
+                e if e == AGAIN || e == -(libc::EINTR as isize) => {}
+                e => link.set_own(Word::Eof, 1 | (e.unsigned_abs() as u64) << 8),
+            }
+            break;
+        }
+    }
+    if rung {
+        epoll::heat(socket);
+    }
+}
+
+/// Rings if the peer wishes for one of these.
+pub fn wake(link: &Link, fd: c_int, wishes: u64) {
+    if link.take_wish(wishes) {
+        ring(link, fd);
+    }
+}
+
+/// How a stream that has ended ends: an errno once, then nothing more.
+fn end(link: &Link, eof: u64) -> isize {
+    link.set_own(Word::Eof, 1);
+    -((eof >> 8) as isize)
+}
+
+/// The peer is gone, not only silent: it has closed the kernel's connection, which half a close leaves alone once its
+/// sender has changed over.
+fn peer_gone(link: &Link) -> bool {
+    link.own(Word::Gone) != 0 || (link.own(Word::Eof) != 0 && link.peer(Word::Switched) != 0)
+}
+
+/// What is ready, as poll has it: POLLIN, POLLOUT.
+pub fn readiness(socket: &Socket, link: &Link, fd: c_int) -> (bool, bool) {
+    (has_input(socket, link, fd), has_room(link))
+}
+
+/// Whether a read would return at once, as far as the rings know.
+#[inline]
+pub fn has_input(socket: &Socket, link: &Link, fd: c_int) -> bool {
+    if !drained(link, fd) {
+        return false;
+    }
+    link.readable() != Ok(0)
+        || link.peer(Word::Fin) != 0
+        || link.own(Word::Eof) != 0
+        || socket.deaf.load(Ordering::Relaxed)
+}
+
+/// Whether a write would, once this end sends by its ring.
+#[inline]
+pub fn has_room(link: &Link) -> bool {
+    link.own(Word::Switched) != 0
+        && (link.room().is_ok_and(|room| room >= WRITABLE) || link.own(Word::Fin) != 0 || peer_gone(link))
+}
+
+/// A program's memory, part by part.
+pub struct Parts<'a>(pub &'a [libc::iovec]);
+
+impl Parts<'_> {
+    pub fn len(&self) -> usize {
+        self.0.iter().map(|part| part.iov_len).sum()
+    }
+
+    /// The bytes from `skip` on, up to the end of the part that they are in.
+    fn at(&self, mut skip: usize) -> Option<(*mut u8, usize)> {
+        for part in self.0 {
+            if skip < part.iov_len {
+                return Some((part.iov_base.cast::<u8>().wrapping_add(skip), part.iov_len - skip));
+            }
+            skip -= part.iov_len;
+        }
+        None
+    }
+
+    /// Parts of the first `len` bytes.
+    fn first(&self, mut len: usize) -> Vec<libc::iovec> {
+        let mut first = Vec::new();
+        for part in self.0 {
+            let iov_len = part.iov_len.min(len);
+            first.push(libc::iovec { iov_base: part.iov_base, iov_len });
+            len -= iov_len;
+        }
+        first
+    }
+}
+
+fn non_blocking(link: &Link, flags: c_int) -> bool {
+    flags & libc::MSG_DONTWAIT != 0 || link.own(Word::NonBlocking) != 0
+}
+
+/// `recvmsg` without what is beside the bytes.
+fn kernel_recv(fd: c_int, parts: &Parts<'_>, flags: c_int) -> isize {
+    // SAFETY: all zeros are a message header.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.0.as_ptr().cast_mut();
+    message.msg_iovlen = parts.0.len() as _;
+    sys::call!(SYS_recvmsg, fd, &raw mut message, flags) as isize
+}
+
+/// Receives on a connection with rings. None: the kernel is to do so, as it was before.
+pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c_int) -> Option<isize> {
+    progress(socket, link, fd);
+    let want = parts.len();
+    let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
+    let mut got = 0;
+    let deadline = deadline(socket.rx_timeout.load(Ordering::Relaxed));
+    loop {
+        if link.peer(Word::Ready) == 0 {
+            return None;
+        }
+        let now = if drained(link, fd) {
+            recv_ring(link, fd, parts, got, flags)
+        } else {
+            recv_before(link, fd, parts, got, flags)
+        };
+        let result = match now {
+            Ok(n) => {
+                got += n;
+                let data_is_in_ring = link.peer(Word::Drained) != 0;
+                if data_is_in_ring && link.readable() == Ok(0) && link.peer(Word::Bells) != link.peer(Word::BellsTaken)
+                {
+                    take_bells(socket, link, fd);
+                }
+                if !whole || got == want || n == 0 {
+                    return Some(got as isize);
+                }
+                continue;
+            }
+            Err(e) => e,
+        };
+        if result != AGAIN || socket.deaf.load(Ordering::Relaxed) {
+            let result = if result == AGAIN { 0 } else { result };
+            return Some(if got > 0 { got as isize } else { result });
+        }
+        if link.peer(Word::Drained) != 0 {
+            let eof = link.own(Word::Eof);
+            if eof == 0 {
+                // The kernel alone knows whether the peer has gone.
+                if non_blocking(link, flags) || !spin::look(|| link.readable() != Ok(0) || link.peer(Word::Fin) != 0) {
+                    take_bells(socket, link, fd);
+                }
+            }
+            if link.readable() != Ok(0) {
+                continue;
+            }
+            if link.peer(Word::Fin) != 0 {
+                // What was written before the end was said is there now.
+                if link.readable() != Ok(0) {
+                    continue;
+                }
+                return Some(got as isize);
+            }
+            if link.own(Word::Eof) != 0 {
+                if link.readable() != Ok(0) {
+                    continue;
+                }
+                return Some(if got > 0 { got as isize } else { end(link, link.own(Word::Eof)) });
+            }
+        }
+        if link.peer(Word::Drained) != 0 && non_blocking(link, flags) {
+            return Some(if got > 0 { got as isize } else { AGAIN });
+        }
+        let _asleep = socket.falling_asleep();
+        link.arm(WANT_DATA);
+        // Bytes in the ring while the kernel's are not all taken: these come first, and are on their way.
+        if has_input(socket, link, fd) {
+            continue;
+        }
+        if non_blocking(link, flags) {
+            return Some(if got > 0 { got as isize } else { AGAIN });
+        }
+        if let Some(error) = sleep(link, fd, deadline) {
+            return Some(if got > 0 { got as isize } else { error });
+        }
+    }
+}
+
+/// Takes what the ring has.
+fn recv_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_int) -> Result<usize, isize> {
+    let locked = link.lock(Side::Rx);
+    if parts.len() == skip {
+        return Ok(0);
+    }
+    let mut got = 0;
+    while let Some((start, len)) = parts.at(skip + got) {
+        // SAFETY: the program's memory, which its call lends.
+        let out = unsafe { std::slice::from_raw_parts_mut(start, len) };
+        let n = if flags & libc::MSG_PEEK != 0 { link.peek(got, out) } else { link.peek(0, out) };
+        let n = n.map_err(|_| RESET)?;
+        if flags & libc::MSG_PEEK == 0 {
+            link.consume(n);
+        }
+        got += n;
+        if n < len {
+            break;
+        }
+    }
+    drop(locked);
+    if got == 0 {
+        return Err(AGAIN);
+    }
+    if flags & libc::MSG_PEEK == 0 {
+        made_room(link, fd);
+    }
+    Ok(got)
+}
+
+/// Bytes were taken: a sender that waits for room hears of it when there is enough.
+pub fn made_room(link: &Link, fd: c_int) {
+    let room = link.readable().map_or(0, |used| RING - used);
+    if room >= WRITABLE && link.own(Word::Switched) != 0 && link.take_wish(WANT_ROOM) {
+        ring(link, fd);
+    }
+}
+
+/// Takes what the kernel has, while the peer may change over at any moment: bells that follow are not data.
+fn recv_before(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_int) -> Result<usize, isize> {
+    if parts.len() == skip {
+        return Ok(0);
+    }
+    let _locked = link.lock(Side::Rx);
+    let rest = rest(parts, skip);
+    let flags = flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT;
+    let most = match link.peer(Word::Switched) {
+        0 => {
+            let seen = kernel_recv(fd, &Parts(&rest), flags | libc::MSG_PEEK);
+            if seen <= 0 {
+                return if seen == 0 { Ok(0) } else { Err(seen) };
+            }
+            // No bell is sent before the position is said: if it is not said yet, none is among what was seen.
+            match link.peer(Word::Switched) {
+                0 => seen as usize,
+                _ => left_in_kernel(link, fd).unwrap_or(0),
+            }
+        }
+        _ => left_in_kernel(link, fd).unwrap_or(0),
+    };
+    if most == 0 {
+        // It is the ring's turn, or positions are on the move: the caller looks again.
+        return Err(AGAIN);
+    }
+    let result = kernel_recv(fd, &Parts(&Parts(&rest).first(most)), flags);
+    if result >= 0 { Ok(result as usize) } else { Err(result) }
+}
+
+/// The parts from `skip` on.
+fn rest(parts: &Parts<'_>, mut skip: usize) -> Vec<libc::iovec> {
+    let mut rest = Vec::new();
+    for part in parts.0 {
+        let over = skip.min(part.iov_len);
+        skip -= over;
+        rest.push(libc::iovec {
+            iov_base: part.iov_base.cast::<u8>().wrapping_add(over).cast(),
+            iov_len: part.iov_len - over,
+        });
+    }
+    rest
+}
+
+/// Sends on a connection with rings. None: the kernel is to do so still.
+pub fn send(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c_int) -> Option<isize> {
+    progress(socket, link, fd);
+    if link.own(Word::Switched) == 0 {
+        return None;
+    }
+    let want = parts.len();
+    let mut sent = 0;
+    let deadline = deadline(socket.tx_timeout.load(Ordering::Relaxed));
+    loop {
+        if link.own(Word::Fin) != 0 || peer_gone(link) {
+            let eof = link.own(Word::Eof);
+            let error = if link.own(Word::Fin) == 0 && eof >> 8 != 0 { end(link, eof) } else { PIPE };
+            return Some(if sent > 0 { sent as isize } else { error });
+        }
+        match send_ring(link, fd, parts, sent) {
+            Ok(n) => sent += n,
+            Err(error) => return Some(if sent > 0 { sent as isize } else { error }),
+        }
+        if sent == want {
+            return Some(sent as isize);
+        }
+        if non_blocking(link, flags) {
+            socket.blocked.store(true, Ordering::Release);
+            return Some(if sent > 0 { sent as isize } else { AGAIN });
+        }
+        if let Some(error) = wait_for_room(socket, link, fd, deadline) {
+            return Some(if sent > 0 { sent as isize } else { error });
+        }
+    }
+}
+
+fn send_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize) -> Result<usize, isize> {
+    let mut sent = 0;
+    let locked = link.lock(Side::Tx);
+    while let Some((start, len)) = parts.at(skip + sent) {
+        // SAFETY: the program's memory, which its call lends.
+        let data = unsafe { std::slice::from_raw_parts(start, len) };
+        let n = link.write(data).map_err(|_| RESET)?;
+        sent += n;
+        if n < len {
+            break;
+        }
+    }
+    drop(locked);
+    if sent > 0 && link.take_wish(WANT_DATA) {
+        ring(link, fd);
+    }
+    Ok(sent)
+}
+
+fn wait_for_room(socket: &Socket, link: &Link, fd: c_int, deadline: Option<u64>) -> Option<isize> {
+    let room = || link.room() != Ok(0) || peer_gone(link);
+    if spin::look(room) {
+        return None;
+    }
+    if !drained(link, fd) || link.own(Word::Eof) != 0 {
+        // Data of the kernel's would hide a bell behind them, and so does its end.
+        return nap(deadline);
+    }
+    let error = {
+        let _asleep = socket.falling_asleep();
+        link.arm(WANT_ROOM);
+        if room() {
+            return None;
+        }
+        sleep(link, fd, deadline)
+    };
+    take_bells(socket, link, fd);
+    error
+}
+
+/// Sleeps a little: where no bell can be heard.
+fn nap(deadline: Option<u64>) -> Option<isize> {
+    if deadline.is_some_and(|deadline| sys::now() >= deadline) {
+        return Some(AGAIN);
+    }
+    match sys::poll(&mut [], 1) {
+        0.. => None,
+        error => Some(error as isize),
+    }
+}
+
+/// When a limit of time is over.
+fn deadline(limit: u64) -> Option<u64> {
+    (limit > 0).then(|| sys::now() + limit)
+}
+
+/// Sleeps until the kernel has something: bytes, a bell, an end. An error is the kernel's.
+fn sleep(link: &Link, fd: c_int, deadline: Option<u64>) -> Option<isize> {
+    if link.own(Word::Holders) > 1 {
+        // Another process may take the bell.
+        return nap(deadline);
+    }
+    let Some(deadline) = deadline else {
+        // A call that the kernel begins again by itself after a signal, where the program wants it so.
+        return match sys::recv(fd, &mut [0], libc::MSG_PEEK) {
+            // The second if somebody made the descriptor non-blocking past this library.
+            e if e == -(libc::EINTR as isize) || e == AGAIN => Some(e),
+            _ => None,
+        };
+    };
+    let now = sys::now();
+    if now >= deadline {
+        return Some(AGAIN);
+    }
+    let wait = (deadline - now).div_ceil(1_000_000).min(1 << 30) as c_int;
+    let mut fds = [libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 }];
+    match sys::poll(&mut fds, wait) {
+        0 => Some(AGAIN),
+        1.. => None,
+        error => Some(error as isize),
+    }
+}

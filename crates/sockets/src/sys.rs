@@ -1,0 +1,191 @@
+//! The kernel's own calls, past every library, and the few things asked of it. Results are those of the kernel: a negative
+//! one is an errno.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_long};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A byte that says "look".
+const BELL: [u8; 1] = [0xbe];
+
+macro_rules! call {
+    ($number:ident $(, $argument:expr)*) => {{
+        // SAFETY: what is passed is the caller's own memory, or that of the program, for which the kernel answers.
+        let result = unsafe { libc::syscall(libc::$number $(, $argument)*) };
+        if result < 0 { -std::ffi::c_long::from(remora_preload::errno()) } else { result }
+    }};
+}
+pub(crate) use call;
+
+/// Receives without waiting.
+pub fn recv_now(fd: c_int, out: &mut [u8], flags: c_int) -> isize {
+    recv(fd, out, flags | libc::MSG_DONTWAIT)
+}
+
+/// Receives, as the descriptor does.
+pub fn recv(fd: c_int, out: &mut [u8], flags: c_int) -> isize {
+    call!(SYS_recvfrom, fd, out.as_mut_ptr(), out.len(), flags, 0usize, 0usize) as isize
+}
+
+/// A program that takes this one's place finds no connection there, rather than one whose kernel has only bells.
+pub fn close_on_exec(fd: c_int) {
+    call!(SYS_fcntl, fd, libc::F_SETFD, libc::FD_CLOEXEC);
+}
+
+/// Rings. The peer's kernel keeps the byte for it; false if there is no room for one, as there are others then.
+pub fn ring(fd: c_int) -> bool {
+    call!(SYS_sendto, fd, BELL.as_ptr(), 1usize, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL, 0usize, 0usize) == 1
+}
+
+/// Waits for one of these, for so many milliseconds, or for ever if that is negative.
+pub fn poll(fds: &mut [libc::pollfd], timeout: c_int) -> c_int {
+    let time = libc::timespec { tv_sec: i64::from(timeout / 1000), tv_nsec: i64::from(timeout % 1000) * 1_000_000 };
+    let time = if timeout < 0 { std::ptr::null() } else { &raw const time };
+    call!(SYS_ppoll, fds.as_mut_ptr(), fds.len(), time, 0usize, 0usize) as c_int
+}
+
+pub fn get_int(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
+    let (mut value, mut len) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
+    (call!(SYS_getsockopt, fd, level, name, &raw mut value, &raw mut len) == 0).then_some(value)
+}
+
+pub fn set_int(fd: c_int, level: c_int, name: c_int, value: c_int) {
+    call!(SYS_setsockopt, fd, level, name, &raw const value, size_of::<c_int>());
+}
+
+/// Closing sends a reset, as the kernel does when data were not read.
+pub fn reset_on_close(fd: c_int) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    call!(SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw const linger, size_of::<libc::linger>());
+}
+
+/// A time limit of a socket, in nanoseconds; 0 for none.
+pub fn get_timeout(fd: c_int, name: c_int) -> u64 {
+    let mut value = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let mut len = size_of::<libc::timeval>() as libc::socklen_t;
+    if call!(SYS_getsockopt, fd, libc::SOL_SOCKET, name, &raw mut value, &raw mut len) != 0 {
+        return 0;
+    }
+    value.tv_sec as u64 * 1_000_000_000 + value.tv_usec as u64 * 1000
+}
+
+/// States of a connection whose peer has closed.
+const CLOSE_WAIT: u8 = 8;
+const LAST_ACK: u8 = 9;
+const CLOSING: u8 = 11;
+
+/// Of `TCP_INFO`.
+struct Counts {
+    acked: u64,
+    received: u64,
+    /// Bytes that were given to the kernel to send.
+    given: u64,
+}
+
+fn counts(fd: c_int) -> Option<Counts> {
+    let mut info = [0u8; 216];
+    let mut len = info.len() as libc::socklen_t;
+    let got = call!(SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr(), &raw mut len);
+    // Linux has counted the bytes sent since 4.19.
+    if got != 0 || (len as usize) < info.len() {
+        return None;
+    }
+    let long = |at: usize| u64::from_ne_bytes(info[at..at + 8].try_into().unwrap_or_default());
+    let word = |at: usize| u32::from_ne_bytes(info[at..at + 4].try_into().unwrap_or_default());
+    let (not_sent, sent, again) = (word(144), long(200), long(208));
+    let given = sent.checked_sub(again)?.checked_add(u64::from(not_sent))?;
+    // The peer's FIN counts as a byte there, but not among those that wait to be read.
+    let fin = matches!(info[0], CLOSE_WAIT | LAST_ACK | CLOSING);
+    Some(Counts { acked: long(120), received: long(128).checked_sub(u64::from(fin))?, given })
+}
+
+/// How often positions are looked at that move.
+const LOOKS: usize = 4;
+
+/// Bytes that the program has given to the kernel to send, while it gives no more. None if the kernel does not tell.
+pub fn bytes_sent(fd: c_int) -> Option<u64> {
+    (0..LOOKS).find_map(|_| {
+        let before = queued(fd, libc::TIOCOUTQ)?;
+        let counts = counts(fd)?;
+        // Counted twice: what is acknowledged and what is not is the same, but for an SYN that counts as a byte.
+        let other = counts.acked.checked_add(queued(fd, libc::TIOCOUTQ).filter(|after| *after == before)?)?;
+        (other == counts.given || other == counts.given + 1).then_some(counts.given)
+    })
+}
+
+/// Bytes that the program has taken from the kernel, while it takes no more. None if more come just now.
+pub fn bytes_taken(fd: c_int) -> Option<u64> {
+    (0..LOOKS).find_map(|_| {
+        let before = queued(fd, libc::FIONREAD)?;
+        let received = counts(fd)?.received;
+        queued(fd, libc::FIONREAD).filter(|after| *after == before).and_then(|unread| received.checked_sub(unread))
+    })
+}
+
+/// Whether the kernel has bytes that nobody has read.
+pub fn unread(fd: c_int) -> bool {
+    queued(fd, libc::FIONREAD).is_some_and(|unread| unread > 0)
+}
+
+fn queued(fd: c_int, what: libc::Ioctl) -> Option<u64> {
+    let mut count: c_int = 0;
+    (call!(SYS_ioctl, fd, what, &raw mut count) == 0).then_some(count.max(0) as u64)
+}
+
+/// Nanoseconds on a clock that never goes back.
+pub fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: room for the time.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+thread_local! {
+    static THREAD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
+}
+
+/// How many forks lie behind this process, and one.
+static GENERATION: AtomicU32 = AtomicU32::new(1);
+
+/// In a child: what is remembered of the parent's thread is wrong.
+pub fn forked() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The thread's number in the system.
+pub fn thread_id() -> u64 {
+    let generation = GENERATION.load(Ordering::Relaxed);
+    let (known, id) = THREAD.get();
+    if known == generation {
+        return id;
+    }
+    let id = call!(SYS_gettid) as u64;
+    THREAD.set((generation, id));
+    id
+}
+
+/// Whether there is such a thread.
+pub fn thread_lives(id: u64) -> bool {
+    call!(SYS_tkill, id as c_int, 0) != -c_long::from(libc::ESRCH)
+}
+
+/// Lets others have the core.
+pub fn give_way() {
+    call!(SYS_sched_yield);
+}
+
+/// This process's number, asked of the kernel: in a child that shares its parent's memory it is another.
+pub fn process_id() -> u32 {
+    call!(SYS_getpid) as u32
+}
+
+/// What tells this thread's network namespace from others; 0 if that cannot be found out.
+pub fn namespace() -> u64 {
+    // SAFETY: all zeros are a stat.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    let path = c"/proc/thread-self/ns/net";
+    match call!(SYS_newfstatat, libc::AT_FDCWD, path.as_ptr(), &raw mut found, 0) {
+        0 => found.st_ino,
+        _ => 0,
+    }
+}

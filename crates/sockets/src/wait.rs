@@ -1,0 +1,186 @@
+//! `poll` and `select` over connections with rings.
+
+use std::ffi::c_int;
+
+use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, pollfd};
+
+use crate::link::{WANT_DATA, WANT_ROOM, Word};
+use crate::socket::{self, Used};
+use crate::{spin, stream, sys};
+
+const IN: i16 = POLLIN | POLLRDNORM;
+const OUT: i16 = POLLOUT | POLLWRNORM;
+
+/// An entry whose socket has rings.
+struct Ringed {
+    index: usize,
+    used: Used,
+}
+
+impl Ringed {
+    /// What the rings say of what is asked.
+    fn ready(&self, asked: &pollfd) -> i16 {
+        let Some(link) = self.used.link() else { return 0 };
+        let (input, room) = stream::readiness(&self.used, link, asked.fd);
+        let ended = link.peer(Word::Fin) != 0 || link.own(Word::Eof) != 0;
+        let mut events = 0;
+        if input {
+            events |= IN;
+            if ended {
+                events |= POLLRDHUP;
+            }
+        }
+        if room {
+            events |= OUT;
+        }
+        events & asked.events
+    }
+
+    /// What the kernel is to be asked: a socket that sends by its ring is always writable for the kernel.
+    fn for_kernel(&self, asked: &pollfd) -> i16 {
+        match self.used.link() {
+            Some(link) if link.own(Word::Switched) != 0 => asked.events & !OUT | POLLIN,
+            _ => asked.events,
+        }
+    }
+
+    /// What the kernel has said, without what only the rings know. Takes the bells.
+    fn heard(&self, asked: &pollfd, kernel: i16) -> i16 {
+        let Some(link) = self.used.link() else { return kernel };
+        let mut events = kernel & (POLLERR | POLLHUP | POLLNVAL | POLLPRI | (POLLRDHUP & asked.events));
+        if stream::drained(link, asked.fd) {
+            if kernel & (IN | POLLHUP | POLLERR | POLLRDHUP) != 0 {
+                stream::take_bells(&self.used, link, asked.fd);
+            }
+        } else {
+            events |= kernel & IN & asked.events;
+        }
+        if link.own(Word::Switched) == 0 {
+            events |= kernel & OUT & asked.events;
+        }
+        events | self.ready(asked)
+    }
+}
+
+/// `poll`; nanoseconds, or none for ever. None if nothing there has rings, and the kernel is to do all.
+pub fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const libc::sigset_t) -> Option<c_int> {
+    let mut ringed = Vec::new();
+    for (index, asked) in fds.iter().enumerate() {
+        if let Some(used) = socket::find(asked.fd)
+            && let Some(link) = used.link()
+        {
+            stream::progress(&used, link, asked.fd);
+            ringed.push(Ringed { index, used });
+        }
+    }
+    if ringed.is_empty() {
+        return None;
+    }
+    let deadline = timeout.map(|timeout| sys::now().saturating_add(timeout));
+    let mut first = true;
+    loop {
+        let ready = |fds: &[pollfd]| ringed.iter().any(|at| at.ready(&fds[at.index]) != 0);
+        let mut sleep = !ready(fds) && timeout != Some(0);
+        if sleep && !first {
+            sleep = !spin::look(|| ready(fds));
+        }
+        let mut asleep = Vec::new();
+        if sleep && !first {
+            asleep.extend(ringed.iter().map(|at| at.used.falling_asleep()));
+            for at in &ringed {
+                if let Some(link) = at.used.link() {
+                    let wants_room = fds[at.index].events & OUT != 0 && !stream::has_room(link);
+                    link.arm(WANT_DATA | if wants_room { WANT_ROOM } else { 0 });
+                }
+            }
+            sleep = !ready(fds);
+        }
+        // The first time round the kernel is only asked: what it has comes before any looking.
+        let wait = match deadline.map(|deadline| deadline.saturating_sub(sys::now())) {
+            _ if !sleep || first => Some(0),
+            left => left,
+        };
+        let asked: Vec<i16> = fds.iter().map(|at| at.events).collect();
+        ringed.iter().for_each(|at| fds[at.index].events = at.for_kernel(&fds[at.index]));
+        let result = kernel_poll(fds, wait, mask);
+        drop(asleep);
+        fds.iter_mut().zip(asked).for_each(|(at, asked)| at.events = asked);
+        if result < 0 {
+            return Some(result);
+        }
+        for at in &ringed {
+            let kernel = fds[at.index].revents;
+            fds[at.index].revents = at.heard(&fds[at.index], kernel);
+        }
+        let count = fds.iter().filter(|at| at.revents != 0).count();
+        let over = deadline.is_some_and(|deadline| sys::now() >= deadline);
+        if count > 0 || over {
+            return Some(count as c_int);
+        }
+        first = false;
+    }
+}
+
+fn kernel_poll(fds: &mut [pollfd], wait: Option<u64>, mask: *const libc::sigset_t) -> c_int {
+    let time = wait
+        .map(|wait| libc::timespec { tv_sec: (wait / 1_000_000_000) as i64, tv_nsec: (wait % 1_000_000_000) as i64 });
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    sys::call!(SYS_ppoll, fds.as_mut_ptr(), fds.len(), time, mask, 8usize) as c_int
+}
+
+/// Sets of descriptors of `select`: read, write, except. Each is null or has `count` bits at least.
+pub struct Sets {
+    pub count: usize,
+    pub sets: [*mut u64; 3],
+}
+
+/// What each set asks for, and which answers count for it.
+const KINDS: [(i16, i16); 3] = [(POLLIN, POLLIN | POLLHUP | POLLERR), (POLLOUT, POLLOUT | POLLERR), (POLLPRI, POLLPRI)];
+
+impl Sets {
+    fn has(&self, kind: usize, fd: usize) -> bool {
+        let set = self.sets[kind];
+        // SAFETY: the caller of `select` lends sets of so many bits.
+        !set.is_null() && unsafe { *set.add(fd / 64) } & 1 << (fd % 64) != 0
+    }
+
+    fn put(&self, kind: usize, fd: usize, is: bool) {
+        let set = self.sets[kind];
+        if set.is_null() {
+            return;
+        }
+        // SAFETY: as above.
+        let word = unsafe { &mut *set.add(fd / 64) };
+        *word = if is { *word | 1 << (fd % 64) } else { *word & !(1 << (fd % 64)) };
+    }
+}
+
+/// `select`. None if nothing there has rings.
+pub fn select(sets: &Sets, timeout: Option<u64>, mask: *const libc::sigset_t) -> Option<c_int> {
+    let mut fds = Vec::new();
+    for fd in 0..sets.count {
+        let events = (0..3).filter(|kind| sets.has(*kind, fd)).fold(0, |events, kind| events | KINDS[kind].0);
+        if events != 0 {
+            fds.push(pollfd { fd: fd as c_int, events, revents: 0 });
+        }
+    }
+    let result = poll(&mut fds, timeout, mask)?;
+    if result < 0 {
+        return Some(result);
+    }
+    if fds.iter().any(|at| at.revents & POLLNVAL != 0) {
+        return Some(-libc::EBADF);
+    }
+    let mut count = 0;
+    for at in &fds {
+        for (kind, (_, counts)) in KINDS.iter().enumerate() {
+            let asked = sets.has(kind, at.fd as usize);
+            let is = asked && at.revents & counts != 0;
+            if asked {
+                sets.put(kind, at.fd as usize, is);
+            }
+            count += c_int::from(is);
+        }
+    }
+    Some(count)
+}

@@ -1,0 +1,171 @@
+//! A key-value store for the kernels of [`remora_kernel::kv`]: made in a node's memory, and asked by parameters.
+
+use remora_kernel::kv::{BUCKET_BYTES, ENTRIES, HEADER_BYTES, KvParams, KvRef, KvValue, class_bytes, class_of};
+use remora_kernel::kv::{LONGEST_KEY, LONGEST_VALUE, hash, header, item_len};
+
+use crate::{Arena, Place};
+
+/// A store, as who asks it knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kv {
+    at: KvRef,
+    seed: u64,
+    len: u64,
+}
+
+/// What a store is to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Pairs. There may be more; their chains are longer then.
+    pub pairs: u64,
+    /// Bytes of a key, about.
+    pub key_bytes: usize,
+    /// Bytes of a value, about.
+    pub value_bytes: usize,
+}
+
+/// No store has such pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KvError {
+    /// The key is too long.
+    #[error("a key of {0} bytes: the most is {LONGEST_KEY}")]
+    Key(usize),
+    /// The value is too long.
+    #[error("a value of {0} bytes: the most is {LONGEST_VALUE}")]
+    Value(usize),
+}
+
+impl KvShape {
+    /// Log2 of the number of buckets: of seven entries four are used, so that few chains have a second bucket.
+    fn lg_buckets(&self) -> u8 {
+        (self.pairs / (ENTRIES as u64 - 3)).max(1).next_power_of_two().ilog2() as u8
+    }
+
+    /// Bytes of memory that it takes, with a quarter more blocks than pairs, and some slabs.
+    pub fn bytes(&self) -> Result<u64, KvError> {
+        check(self.key_bytes, self.value_bytes)?;
+        let block = class_of(item_len(self.key_bytes, self.value_bytes)).map_or(0, class_bytes);
+        let buckets = (BUCKET_BYTES as u64) << self.lg_buckets();
+        Ok(HEADER_BYTES + buckets + (self.pairs + self.pairs / 4) * block + (4 << 20))
+    }
+}
+
+/// Whether a pair may have so long a key and value.
+fn check(key: usize, value: usize) -> Result<(), KvError> {
+    match (key <= LONGEST_KEY, value <= LONGEST_VALUE) {
+        (false, _) => Err(KvError::Key(key)),
+        (_, false) => Err(KvError::Value(value)),
+        _ => Ok(()),
+    }
+}
+
+impl Kv {
+    /// An empty store in memory that it allocates. Who knows the seed may choose keys that make chains long: give it to
+    /// nobody but who asks the store.
+    pub fn create<A: Arena + ?Sized>(
+        shape: &KvShape,
+        seed: u64,
+        arena: &mut A,
+    ) -> Result<Result<Kv, KvError>, A::Error> {
+        let len = match shape.bytes() {
+            Ok(len) => len,
+            Err(e) => return Ok(Err(e)),
+        };
+        let place = arena.alloc(len)?;
+        let lg_buckets = shape.lg_buckets();
+        if let Some(header) = header(lg_buckets, len) {
+            arena.write(place, &header)?;
+        }
+        Ok(Ok(Kv { at: KvRef { base: place.va, key: place.key, lg_buckets }, seed, len }))
+    }
+
+    /// Where it lies.
+    pub fn place(&self) -> Place {
+        Place { va: self.at.base, key: self.at.key }
+    }
+
+    /// Where kernels find it.
+    pub fn at(&self) -> KvRef {
+        self.at
+    }
+
+    /// Bytes that it has.
+    #[allow(clippy::len_without_is_empty, reason = "of memory, not of pairs")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The hash of a key.
+    pub fn hash(&self, key: &[u8]) -> u64 {
+        hash(key, self.seed)
+    }
+
+    /// Appends parameters of a GET or DELETE.
+    #[inline]
+    pub fn key_params(&self, key: &[u8], out: &mut Vec<u8>) -> Result<(), KvError> {
+        check(key.len(), 0)?;
+        KvParams::of_key(self.at, self.hash(key), key).encode(out);
+        Ok(())
+    }
+
+    /// Appends parameters of a PUT or UPDATE.
+    #[inline]
+    pub fn pair_params(&self, key: &[u8], value: &[u8], out: &mut Vec<u8>) -> Result<(), KvError> {
+        check(key.len(), value.len())?;
+        KvParams::new(self.at, self.hash(key), key, value).encode(out);
+        Ok(())
+    }
+
+    /// Appends parameters of a reservation for a value of so many bytes, or, with the block's offset, of the PUT of what was
+    /// written there (a [pair](remora_kernel::kv::pair)).
+    pub fn block_params(
+        &self,
+        key: &[u8],
+        value_len: usize,
+        block: Option<u64>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), KvError> {
+        check(key.len(), value_len)?;
+        let value = block.map_or(KvValue::Bytes(&[]), KvValue::Block);
+        let params = KvParams { value_len: value_len as u32, value, ..KvParams::of_key(self.at, self.hash(key), key) };
+        params.encode(out);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    struct Counting(u64);
+
+    impl Arena for Counting {
+        type Error = Infallible;
+
+        fn alloc(&mut self, len: u64) -> Result<Place, Infallible> {
+            self.0 = len;
+            Ok(Place { va: 1 << 40, key: 9 })
+        }
+
+        fn write(&mut self, _: Place, bytes: &[u8]) -> Result<(), Infallible> {
+            assert_eq!(bytes.len(), 80);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_store_has_room_for_its_pairs_and_refuses_long_ones() {
+        let shape = KvShape { pairs: 1_000_000, key_bytes: 16, value_bytes: 48 };
+        let mut arena = Counting(0);
+        let Ok(Ok(kv)) = Kv::create(&shape, 5, &mut arena) else { panic!("a store") };
+        assert_eq!((kv.len(), kv.at().lg_buckets), (arena.0, 18));
+        assert!(arena.0 > 96 * shape.pairs && arena.0 < 192 * shape.pairs, "{}", arena.0);
+        let mut out = Vec::new();
+        assert_eq!(kv.key_params(&[0; LONGEST_KEY + 1], &mut out), Err(KvError::Key(LONGEST_KEY + 1)));
+        assert_eq!(kv.pair_params(b"k", &vec![0; LONGEST_VALUE + 1], &mut out), Err(KvError::Value(LONGEST_VALUE + 1)));
+        assert!(out.is_empty());
+        kv.pair_params(b"k", b"v", &mut out).unwrap();
+        assert_eq!(KvParams::decode(&out, true).unwrap().hash, kv.hash(b"k"));
+    }
+}

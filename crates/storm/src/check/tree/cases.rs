@@ -1,0 +1,100 @@
+//! The small cases that are explored.
+
+use remora_kernel::btree::Put;
+
+/// One operation of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TreeOp {
+    /// Looks a key up.
+    Get(u64),
+    /// Writes a key.
+    Put(u64, u64, Put),
+    /// Takes a key out.
+    Delete(u64),
+    /// Reads so many keys from one on.
+    Scan(u64, u32),
+}
+
+/// A tree with nodes of 256 bytes, and what tasks do to it at once.
+#[derive(Clone, Copy, Debug)]
+pub struct TreeCase {
+    /// Its name.
+    pub name: &'static str,
+    /// What happens.
+    pub about: &'static str,
+    /// Keys that are loaded: 10, 20, and so on; each is its own value.
+    pub loaded: u64,
+    /// Keys that are taken out before.
+    pub deleted: &'static [u64],
+    /// Operations of each task, one after the other.
+    pub tasks: &'static [&'static [TreeOp]],
+}
+
+use TreeOp::{Delete, Get, Put as Write, Scan};
+
+/// All cases. A leaf has room for 13 keys, and is merged below 3.
+pub const TREE_CASES: &[TreeCase] = &[
+    TreeCase {
+        name: "split-root",
+        about: "the root, a full leaf, is split; another writer and a reader are in its upper half",
+        loaded: 13,
+        deleted: &[],
+        tasks: &[&[Write(65, 1, Put::Insert)], &[Write(120, 2, Put::Upsert)], &[Get(120), Get(65)]],
+    },
+    TreeCase {
+        name: "split-leaf",
+        about: "a full leaf is split by two writers; a reader scans both halves",
+        loaded: 26,
+        deleted: &[],
+        tasks: &[&[Write(65, 1, Put::Insert)], &[Write(125, 2, Put::Insert)], &[Scan(60, 8)]],
+    },
+    TreeCase {
+        name: "merge",
+        about: "two leaves are merged and the root becomes a leaf; another writer and a reader are in the right one",
+        loaded: 14,
+        deleted: &[10, 20, 30, 40, 80, 90, 100, 110],
+        tasks: &[&[Delete(50)], &[Write(130, 2, Put::Upsert)], &[Get(130)]],
+    },
+    TreeCase {
+        name: "merge-scan",
+        about: "two leaves are merged while a reader scans both",
+        loaded: 14,
+        deleted: &[10, 20, 30, 40, 80, 90, 100, 110],
+        tasks: &[&[Delete(50)], &[Delete(130)], &[Scan(60, 4)]],
+    },
+    TreeCase {
+        name: "reuse",
+        about: "a merge frees a node, and a split elsewhere takes it; a reader has an old pointer to it",
+        loaded: 39,
+        deleted: &[10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 140, 150, 160, 170, 180, 190, 200, 210, 220, 230],
+        tasks: &[&[Delete(110)], &[Write(385, 2, Put::Insert)], &[Get(240)]],
+    },
+    TreeCase {
+        name: "torn",
+        about: "one leaf: keys are moved while a reader reads them piece by piece; fine enough for that",
+        loaded: 3,
+        deleted: &[],
+        tasks: &[&[Write(5, 1, Put::Insert)], &[Scan(10, 2)]],
+    },
+    TreeCase {
+        name: "same-leaf",
+        about: "two inserts into one leaf, and a reader",
+        loaded: 3,
+        deleted: &[],
+        tasks: &[&[Write(15, 1, Put::Insert)], &[Write(25, 2, Put::Insert)], &[Get(15)]],
+    },
+    TreeCase {
+        name: "same-key",
+        about: "an insert, a delete and an update of one key",
+        loaded: 3,
+        deleted: &[],
+        tasks: &[&[Write(15, 1, Put::Insert), Get(15)], &[Delete(15)], &[Write(15, 3, Put::Update), Get(15)]],
+    },
+];
+
+impl TreeCase {
+    /// The case of this name.
+    pub fn named(name: &str) -> Option<&'static TreeCase> {
+        TREE_CASES.iter().find(|case| case.name == name)
+    }
+}

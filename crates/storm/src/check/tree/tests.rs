@@ -1,0 +1,42 @@
+//! The cases that take little time.
+
+use super::*;
+use std::time::Duration;
+
+fn checked(name: &str, fine: bool, crash: bool, mutant: Option<TreeMutant>) -> CheckReport {
+    let case = TreeCase::named(name).unwrap();
+    let options = TreeOptions { case, crash, fine, near: !fine, mutant };
+    let time = Duration::from_secs(30);
+    let search =
+        Search { threads: if mutant.is_some() { 1 } else { 2 }, time, shortest: mutant.is_some(), ..Search::default() };
+    let report = check_tree(&options, search, |_| true);
+    println!("{name}, fine {fine}, crash {crash}, {mutant:?}: {} states in {:.2} s", report.states, report.seconds);
+    report
+}
+
+#[test]
+fn orders_of_a_few_operations_are_right() {
+    for (name, fine, crash) in [
+        ("split-root", false, false),
+        ("merge", false, false),
+        ("same-key", false, false),
+        ("same-key", false, true),
+        ("torn", true, false),
+    ] {
+        let report = checked(name, fine, crash, None);
+        if let Some((reason, chart)) = report.failure {
+            panic!("{name}\n{chart}\n{reason}");
+        }
+        assert!(report.complete(), "{name} took too long");
+    }
+}
+
+#[test]
+fn seeded_faults_are_found() {
+    for (name, fine, crash, mutant) in
+        [("torn", true, false, TreeMutant::TailLate), ("same-leaf", false, false, TreeMutant::Swaps)]
+    {
+        let report = checked(name, fine, crash, Some(mutant));
+        assert!(report.failure.is_some(), "{mutant:?} in {} states", report.states);
+    }
+}

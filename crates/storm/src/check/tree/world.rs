@@ -1,0 +1,311 @@
+//! The tasks and their memory after a number of steps.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::hash::Hasher;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use remora_kernel::Status;
+use remora_kernel::btree::{BuildError, EXISTS, Put, Shape, Tree, TreeRef};
+
+use super::memory::{NODE, Shared, TaskMemory};
+use super::{TreeMutant, TreeOp, TreeOptions};
+use crate::linear::{Effect, Invocation, Verdict, check};
+use crate::search::Print;
+
+/// The action with which the first task's client goes away.
+const KILL: u8 = 16;
+/// Slots, of which the last are the logs of as many owners.
+const SLOTS: u32 = 8 + 4 * OWNERS as u32;
+const OWNERS: u16 = 2;
+const LOGS: usize = (SLOTS as usize - 4 * OWNERS as usize) * NODE;
+const NODES: Shape = Shape { node_bytes: NODE, fill: 100 };
+
+/// When an operation began and ended, and what it did to which key.
+type Seen = (u64, Invocation);
+
+/// What tasks note of their operations: the time, and the history.
+#[derive(Default)]
+struct Notes {
+    now: u64,
+    history: Vec<Seen>,
+    /// Operations under way, by task: since when, and what.
+    open: Vec<Option<(u64, TreeOp)>>,
+    /// An answer that nobody should get.
+    wrong: Option<String>,
+}
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// The tasks and their memory.
+pub(super) struct World {
+    options: TreeOptions,
+    shared: Rc<Shared>,
+    memories: Vec<Rc<TaskMemory>>,
+    notes: Rc<RefCell<Notes>>,
+    /// By number; the last one recovers. A task that is over, or gone, is none.
+    tasks: Vec<Option<Task>>,
+    killed: bool,
+}
+
+fn tree(owner: u16) -> TreeRef {
+    TreeRef { base: 0, key: 1, slots: SLOTS, node_bytes: NODE as u16, owners: OWNERS, owner }
+}
+
+/// Polls what never waits.
+fn now<T>(task: impl Future<Output = T>) -> T {
+    let mut task = std::pin::pin!(task);
+    loop {
+        if let Poll::Ready(result) = task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return result;
+        }
+    }
+}
+
+/// The memory before anything begins.
+fn loaded(options: &TreeOptions) -> Vec<u8> {
+    let mut bytes = vec![0; SLOTS as usize * NODE];
+    let pairs = (1..=options.case.loaded).map(|i| (10 * i, 10 * i));
+    let built = NODES.build(pairs, options.case.loaded as usize, SLOTS, |at, node| {
+        bytes[at as usize..][..node.len()].copy_from_slice(node);
+        Ok::<_, BuildError>(())
+    });
+    assert_eq!(built, Ok(()), "a case that fits");
+    let shared = Rc::new(Shared { bytes: RefCell::new(bytes), ..Shared::default() });
+    let memory = TaskMemory::new(&shared, 0, true);
+    for key in options.case.deleted {
+        let deleted = Tree::new(&memory, tree(0)).map(|tree| now(tree.delete(*key, &mut Vec::new())));
+        assert_eq!(deleted, Ok(Ok(*key)), "a case that makes sense");
+    }
+    shared.bytes.take()
+}
+
+impl World {
+    /// Before the first step.
+    pub fn new(options: &TreeOptions) -> Self {
+        // The same for all searches of a process but for the case: built once for each thread.
+        thread_local! {
+            static LOADED: RefCell<Option<(&'static str, Vec<u8>)>> = const { RefCell::new(None) };
+        }
+        let bytes = LOADED.with_borrow_mut(|kept| match kept {
+            Some((name, bytes)) if *name == options.case.name => bytes.clone(),
+            _ => kept.insert((options.case.name, loaded(options))).1.clone(),
+        });
+        let shared =
+            Rc::new(Shared { bytes: RefCell::new(bytes), mutant: options.mutant, logs: LOGS, ..Shared::default() });
+        let count = options.case.tasks.len();
+        let memories: Vec<_> = (0..=count)
+            .map(|task| {
+                let near = task == count || options.near && task + 1 == count;
+                let fine = (options.fine, options.fine || options.crash && task == 0);
+                // With the fault that it comes too early, what it looks at may change.
+                let recovers = (task == count && options.mutant != Some(TreeMutant::Early)).then_some(1);
+                Rc::new(TaskMemory { fine, recovers, ..TaskMemory::new(&shared, task, near) })
+            })
+            .collect();
+        let notes = Rc::new(RefCell::new(Notes { open: vec![None; count + 1], ..Notes::default() }));
+        let tasks = (0..count)
+            .map(|task| {
+                // Two clients have logs; a third never goes away.
+                let owner = if memories[task].near || task >= usize::from(OWNERS) { 0 } else { task as u16 + 1 };
+                let (memory, notes) = (memories[task].clone(), notes.clone());
+                Some(Box::pin(run(memory, owner, options.case.tasks[task], notes)) as Task)
+            })
+            .chain([None])
+            .collect();
+        Self { options: *options, shared, memories, notes, tasks, killed: false }
+    }
+
+    /// After these steps.
+    pub fn after(options: &TreeOptions, way: &[u8]) -> Self {
+        let mut world = Self::new(options);
+        way.iter().for_each(|action| world.step(*action));
+        world
+    }
+
+    fn step(&mut self, action: u8) {
+        self.notes.borrow_mut().now += 1;
+        if action == KILL {
+            self.killed = true;
+            if self.options.mutant != Some(TreeMutant::Early) {
+                self.tasks[0] = None;
+                self.memories[0].gone();
+            }
+            let (memory, last) = (self.memories[self.memories.len() - 1].clone(), self.tasks.len() - 1);
+            self.tasks[last] = Some(Box::pin(async move {
+                if let Ok(tree) = Tree::new(&*memory, tree(0)) {
+                    let _ = tree.recover(1, &mut Vec::new()).await;
+                }
+            }));
+            return;
+        }
+        let task = &mut self.tasks[usize::from(action)];
+        if let Some(running) = task
+            && running.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+        {
+            *task = None;
+        }
+    }
+
+    /// What may happen next; nothing if all is done, or nobody can go on.
+    pub fn actions(&self, actions: &mut Vec<u8>) {
+        // Where the next access only reads it may as well be killed before the next that does not.
+        let kills = self.options.crash && !self.killed && self.tasks[0].is_some() && self.memories[0].changes.get();
+        let logs = |task: &usize| self.tasks[*task].is_some() && self.memories[*task].logs.get();
+        if let Some(task) = (0..self.tasks.len()).find(logs) {
+            actions.push(task as u8);
+            actions.extend((kills && task == 0).then_some(KILL));
+            return;
+        }
+        let can_go = |task: usize| self.tasks[task].is_some() && self.memories[task].can_go();
+        actions.extend((0..self.tasks.len()).filter(|task| can_go(*task)).map(|task| task as u8));
+        actions.extend(kills.then_some(KILL));
+    }
+
+    /// What all that comes depends on.
+    pub fn print(&self) -> u64 {
+        let mut print = Print::default();
+        print.write(&self.shared.bytes.borrow());
+        let notes = self.notes.borrow();
+        for (task, memory) in self.memories.iter().enumerate() {
+            print.write_u64(memory.seen.get().finish());
+            print.write_u8(u8::from(self.tasks[task].is_some()) + 2 * u8::from(self.killed));
+            print.write_u8(u8::from(notes.open[task].is_some()));
+        }
+        // Of times only the order counts.
+        let mut times: Vec<(u64, bool, u64)> = Vec::new();
+        for (at, (key, seen)) in (0..).zip(&notes.history) {
+            times.push((seen.invoked, false, at));
+            times.extend(seen.returned.map(|time| (time, true, at)));
+            print.write_u64(*key);
+        }
+        times.extend((0..).zip(&notes.open).filter_map(|(at, open)| open.map(|(since, _)| (since, false, 100 + at))));
+        times.sort_unstable();
+        times.iter().for_each(|(_, end, which)| print.write_u64(u64::from(*end) << 32 | which));
+        print.finish()
+    }
+
+    /// What is wrong when nothing can happen any more.
+    pub fn fault(&self) -> Option<String> {
+        if let Some(task) = self.tasks.iter().position(Option::is_some) {
+            return Some(format!("task {task} waits for a lock that nobody gives back"));
+        }
+        let memory = TaskMemory::new(&self.shared, 99, true);
+        let audit = match Tree::new(&memory, tree(0)) {
+            Ok(tree) => now(tree.audit()),
+            Err(status) => return Some(format!("no tree: {status:?}")),
+        };
+        let audit = match audit {
+            Ok(audit) => audit,
+            Err(error) => return Some(error.to_string()),
+        };
+        if !self.killed && (audit.lost, audit.orphans) != (0, 0) {
+            return Some(format!("{} nodes are lost, {} unknown to their parents", audit.lost, audit.orphans));
+        }
+        let notes = self.notes.borrow();
+        if let Some(wrong) = &notes.wrong {
+            return Some(wrong.clone());
+        }
+        let keys: BTreeSet<u64> = notes.history.iter().map(|(key, _)| *key).collect();
+        let first = loaded_pairs(&self.options);
+        let all: BTreeSet<u64> =
+            audit.pairs.iter().map(|(key, _)| *key).chain(first.iter().copied()).chain(keys).collect();
+        for key in all {
+            let held = audit.pairs.iter().find(|(other, _)| *other == key).map(|(_, value)| *value);
+            let mut calls: Vec<Invocation> = Vec::new();
+            calls.extend(first.contains(&key).then(|| call(0, Some(0), Effect::Put(key))));
+            calls.extend(notes.history.iter().filter(|(other, _)| *other == key).map(|(_, call)| *call));
+            // What was under way when its client went away may have happened, or not.
+            let open = notes.open.iter().flatten().filter_map(|(since, op)| match *op {
+                TreeOp::Put(other, value, _) if other == key => Some(call(*since, None, Effect::Put(value))),
+                TreeOp::Delete(other) if other == key => Some(call(*since, None, Effect::Delete)),
+                _ => None,
+            });
+            calls.extend(open);
+            calls.push(call(notes.now + 1, Some(notes.now + 1), Effect::Get(held)));
+            if check(&calls) != Verdict::Linearizable {
+                return Some(format!("key {key}: no order explains {calls:?}"));
+            }
+        }
+        None
+    }
+}
+
+fn loaded_pairs(options: &TreeOptions) -> BTreeSet<u64> {
+    (1..=options.case.loaded).map(|i| 10 * i).filter(|key| !options.case.deleted.contains(key)).collect()
+}
+
+fn call(invoked: u64, returned: Option<u64>, effect: Effect) -> Invocation {
+    Invocation { invoked, returned, effect, firm_write: true, firm_read: true, attempt: None }
+}
+
+/// One task's operations.
+async fn run(memory: Rc<TaskMemory>, owner: u16, ops: &'static [TreeOp], notes: Rc<RefCell<Notes>>) {
+    for op in ops {
+        let since = notes.borrow().now;
+        notes.borrow_mut().open[memory.task] = Some((since, *op));
+        memory.begin();
+        let copy = &mut Vec::new();
+        let Ok(tree) = Tree::new(&*memory, tree(owner)) else { return };
+        let mut seen: Vec<(u64, Effect)> = Vec::new();
+        let mut end = Ok(());
+        match *op {
+            TreeOp::Get(key) => match tree.get(key, copy).await {
+                Ok(value) => seen.push((key, Effect::Get(Some(value)))),
+                Err(Status::NotFound) => seen.push((key, Effect::Get(None))),
+                Err(status) => end = Err(status),
+            },
+            TreeOp::Put(key, new, how) => match tree.put(key, new, how, copy).await {
+                Ok(old) => seen.push((key, Effect::CompareSwap { expected: old, new, found: Some(old) })),
+                Err(Status::NotFound) if how == Put::Update => seen.push((key, Effect::Get(None))),
+                Err(status) if status == EXISTS && how == Put::Insert => {}
+                Err(status) => end = Err(status),
+            },
+            TreeOp::Delete(key) => match tree.delete(key, copy).await {
+                Ok(_) => seen.push((key, Effect::Delete)),
+                Err(Status::NotFound) => seen.push((key, Effect::Get(None))),
+                Err(status) => end = Err(status),
+            },
+            TreeOp::Scan(from, count) => match tree.pairs(from, count, copy).await {
+                Ok(pairs) => {
+                    let last = if pairs.len() < count as usize { u64::MAX } else { pairs[pairs.len() - 1].0 };
+                    let wrong =
+                        !pairs.is_sorted_by(|a, b| a.0 < b.0) || pairs.first().is_some_and(|(key, _)| *key < from);
+                    if wrong {
+                        notes.borrow_mut().wrong = Some(format!("a scan from {from} brought {pairs:?}"));
+                    }
+                    let held = |key: u64| pairs.iter().find(|(other, _)| *other == key).map(|(_, value)| *value);
+                    let range = (from..=last.min(from + 500)).filter(|key| key % 5 == 0);
+                    seen.extend(range.map(|key| (key, Effect::Get(held(key)))));
+                }
+                Err(status) => end = Err(status),
+            },
+        }
+        let notes = &mut *notes.borrow_mut();
+        memory.end(&format!("{end:?} {seen:?}"));
+        if let Err(status) = end {
+            notes.wrong = Some(format!("{op:?} ended with {status:?}"));
+        }
+        notes.open[memory.task] = None;
+        let returned = Some(notes.now);
+        notes.history.extend(seen.into_iter().map(|(key, effect)| (key, call(since, returned, effect))));
+    }
+}
+
+/// What is wrong at the end of a way, and the accesses on it.
+pub(super) fn told(options: &TreeOptions, way: &[u8]) -> (String, String) {
+    let mut world = World::new(options);
+    *world.shared.told.borrow_mut() = Some(Vec::new());
+    for action in way {
+        if *action == KILL
+            && let Some(told) = &mut *world.shared.told.borrow_mut()
+        {
+            told.push("task 0 goes away".into());
+        }
+        world.step(*action);
+    }
+    let told = world.shared.told.borrow_mut().take().unwrap_or_default();
+    (world.fault().unwrap_or_default(), told.join("\n"))
+}

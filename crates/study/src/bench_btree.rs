@@ -1,0 +1,290 @@
+//! The B-tree's kernels on cores of this machine, beside other ordered maps that threads share, in one run.
+//!
+//! All hold the same keys, each its own value, and are asked for the same ones, drawn beforehand. Remora's tree is served
+//! as on a node: calls in a runner for each core, so that one's memory is fetched while others compute.
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::io;
+use std::sync::{PoisonError, RwLock};
+use std::time::Instant;
+
+use congee::U64Congee;
+use remora_kernel::btree::Shape;
+use remora_lab::bench::{BenchGoal, BenchRow};
+use remora_lab::stats::median;
+pub use remora_store::bench_tree::Keys;
+use remora_store::bench_tree::{TreeBench, Work};
+use remora_store::hash::mix;
+use scc::TreeIndex;
+use scc::ebr::Guard;
+
+use crate::workload::{Distribution, Picker};
+
+/// What to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct BtreeBench {
+    /// Keys loaded.
+    pub keys: u64,
+    /// Which.
+    pub spread: Keys,
+    /// How keys are drawn.
+    pub distribution: Distribution,
+    /// Look-ups of each core in a round, a power of two; of scans and inserts a part.
+    pub lookups: u64,
+    /// Cores at work: each row for one core, then for two, and so on.
+    pub cores: usize,
+    /// Rounds, of which the median counts.
+    pub rounds: u32,
+    /// Bytes of a node of Remora's tree.
+    pub node_bytes: usize,
+    /// Calls in flight on each core.
+    pub in_flight: usize,
+    /// Seed of every random choice.
+    pub seed: u64,
+}
+
+/// Keys of a scan.
+const SCAN: u32 = 100;
+/// Of look-ups, one in so many as scans and as inserts.
+const SCANS: u64 = 8;
+const INSERTS: u64 = 4;
+/// Part of a node that is filled at first, in percent: as after many inserts.
+const FILL: u8 = 90;
+
+/// A map that is measured.
+trait Map: Sync {
+    fn name(&self) -> &'static str;
+
+    /// Does the work to these keys on this core.
+    ///
+    /// # Panics
+    /// If an answer is wrong.
+    fn run(&self, work: Work, keys: &[u64]);
+
+    /// How many keys of a round it gets at most: fewer where each takes so long that a round would not end.
+    fn most(&self, work: Work) -> usize {
+        _ = work;
+        usize::MAX
+    }
+}
+
+struct Remora(TreeBench, usize);
+
+impl Map for Remora {
+    fn name(&self) -> &'static str {
+        "Remora"
+    }
+
+    fn run(&self, work: Work, keys: &[u64]) {
+        self.0.run(work, self.1, keys.iter().copied());
+    }
+}
+
+impl Map for RwLock<BTreeMap<u64, u64>> {
+    fn name(&self) -> &'static str {
+        "BTreeMap under a lock"
+    }
+
+    fn run(&self, work: Work, keys: &[u64]) {
+        let read = || self.read().unwrap_or_else(PoisonError::into_inner);
+        for &key in keys {
+            match work {
+                Work::Get => assert_eq!(read().get(&key), Some(&key)),
+                Work::Scan(count) => {
+                    read().range(key..).take(count as usize).for_each(|pair| _ = black_box(pair));
+                }
+                Work::Update | Work::Insert => {
+                    black_box(self.write().unwrap_or_else(PoisonError::into_inner).insert(key, key));
+                }
+            }
+        }
+    }
+}
+
+impl Map for TreeIndex<u64, u64> {
+    fn name(&self) -> &'static str {
+        "scc::TreeIndex"
+    }
+
+    fn run(&self, work: Work, keys: &[u64]) {
+        for &key in keys {
+            match work {
+                Work::Get => assert_eq!(self.peek_with(&key, |_, value| *value), Some(key)),
+                Work::Scan(count) => {
+                    let guard = Guard::new();
+                    self.range(key.., &guard).take(count as usize).for_each(|pair| _ = black_box(pair));
+                }
+                Work::Update | Work::Insert => _ = black_box(self.insert(key, key)),
+            }
+        }
+    }
+
+    /// A range takes a time that grows with the map (scc 2.4: minutes for a round of scans of a million keys).
+    fn most(&self, work: Work) -> usize {
+        if matches!(work, Work::Scan(_)) { 16 } else { usize::MAX }
+    }
+}
+
+impl Map for U64Congee<usize> {
+    fn name(&self) -> &'static str {
+        "congee (radix tree)"
+    }
+
+    fn run(&self, work: Work, keys: &[u64]) {
+        let mut room = vec![([0; 8], 0); SCAN as usize];
+        for &key in keys {
+            let guard = congee::epoch::pin();
+            match work {
+                Work::Get => assert_eq!(self.get(key, &guard), Some(key as usize)),
+                Work::Scan(count) => {
+                    black_box(self.range(key, u64::MAX, &mut room[..count as usize], &guard));
+                }
+                Work::Update | Work::Insert => _ = black_box(self.insert(key, key as usize, &guard)),
+            }
+        }
+    }
+}
+
+impl BtreeBench {
+    /// Measures, and calls `progress` before each step with what is measured and how far it is; it answers whether to go on.
+    pub fn run(&self, progress: &mut dyn FnMut(&str, f64) -> bool) -> io::Result<Vec<BenchRow>> {
+        if !progress("loading", 0.0) {
+            return Ok(Vec::new());
+        }
+        let maps = self.maps()?;
+        let works = [("look-up", Work::Get), ("scan of 100", Work::Scan(SCAN)), ("insert", Work::Insert)];
+        let steps = (works.len() * self.cores) as f64;
+        let (mut rows, mut inserted) = (Vec::new(), 0);
+        for (n, (what, work)) in works.into_iter().enumerate() {
+            for cores in 1..=self.cores {
+                let label = format!("{what}, {cores} core{}", if cores > 1 { "s" } else { "" });
+                let done = (1.0 + (n * self.cores + cores - 1) as f64) / (steps + 1.0);
+                let mut rates: Vec<Vec<f64>> = vec![Vec::new(); maps.len()];
+                for round in 0..self.rounds {
+                    if !progress(&label, done) {
+                        return Ok(rows);
+                    }
+                    let keys: Vec<Vec<u64>> = (0..cores)
+                        .map(|core| self.drawn(work, (u64::from(round) << 8) | core as u64, &mut inserted))
+                        .collect();
+                    // By turns, so that what disturbs the machine for longer than a round disturbs all.
+                    maps.iter().zip(&mut rates).for_each(|(map, rates)| rates.push(rate(&**map, work, &keys)));
+                }
+                let ours = &rates[0];
+                for (map, theirs) in maps.iter().zip(&rates).skip(1) {
+                    let ratio = median(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs));
+                    let (value, peer_value) = (median(ours.iter().copied()), median(theirs.iter().copied()));
+                    let goal = goal(work, map.name()).map(BenchGoal::RatioAtLeast);
+                    let (what, peer) = (label.clone(), map.name().into());
+                    rows.push(BenchRow { what, value, unit: "M/s", peer, peer_value, ratio, goal });
+                }
+            }
+        }
+        progress("done", 1.0);
+        Ok(rows)
+    }
+
+    /// Remora's first.
+    fn maps(&self) -> io::Result<Vec<Box<dyn Map>>> {
+        let shape = Shape { node_bytes: self.node_bytes, fill: FILL };
+        let keys = || (0..self.keys).map(|number| self.spread.key(number, self.keys));
+        let index = TreeIndex::new();
+        let congee = U64Congee::<usize>::default();
+        let guard = congee::epoch::pin();
+        for key in keys() {
+            let _ = index.insert(key, key);
+            congee.insert(key, key as usize, &guard).map_err(|e| io::Error::other(format!("{e:?}")))?;
+        }
+        drop(guard);
+        let map: BTreeMap<u64, u64> = keys().map(|key| (key, key)).collect();
+        let remora = Remora(TreeBench::new(shape, self.spread, self.keys, self.inserts())?, self.in_flight);
+        Ok(vec![Box::new(remora), Box::new(RwLock::new(map)), Box::new(index), Box::new(congee)])
+    }
+
+    /// Keys that a core inserts in a round.
+    fn inserts_of_a_core(&self) -> u64 {
+        (self.lookups / INSERTS).max(1)
+    }
+
+    /// Keys that all rounds insert: one core's, then two cores', and so on.
+    fn inserts(&self) -> u64 {
+        u64::from(self.rounds) * (1..=self.cores as u64).sum::<u64>() * self.inserts_of_a_core()
+    }
+
+    /// Keys for one core's round. Those to insert are not there, and come once.
+    fn drawn(&self, work: Work, stream: u64, inserted: &mut u64) -> Vec<u64> {
+        let count = match work {
+            Work::Get | Work::Update => self.lookups,
+            Work::Scan(_) => (self.lookups / SCANS).max(1),
+            Work::Insert => self.inserts_of_a_core(),
+        };
+        if work != Work::Insert {
+            let mut picker = Picker::new(self.distribution, self.keys, self.seed ^ stream);
+            return (0..count).map(|_| self.spread.key(picker.pick(), self.keys)).collect();
+        }
+        let first = *inserted;
+        *inserted += count;
+        // In an order that jumps about: an odd number steps through all residues of a power of two.
+        let number = |i: u64| first + ((i.wrapping_mul(0x9e37_79b1)) & (count.next_power_of_two() - 1));
+        match self.spread {
+            Keys::Dense => (0..count).map(|i| self.keys + number(i)).collect(),
+            // Behind a key that is there, where there is room.
+            Keys::Sparse => {
+                let place = |i: u64| (u128::from(mix(i)) * u128::from(self.keys)) >> 64;
+                (0..count).map(number).map(|i| self.spread.key(place(i) as u64, self.keys) + 1 + i).collect()
+            }
+        }
+    }
+}
+
+/// What a ratio should be.
+fn goal(work: Work, peer: &str) -> Option<f64> {
+    match (work, peer.starts_with("congee")) {
+        (Work::Get, false) => Some(6.0),
+        (Work::Get, true) => Some(1.2),
+        (Work::Scan(_), false) if peer.starts_with("BTreeMap") => Some(3.0),
+        (Work::Insert | Work::Update, _) => Some(1.0),
+        _ => None,
+    }
+}
+
+/// Millions a second of all cores together.
+fn rate(map: &dyn Map, work: Work, keys: &[Vec<u64>]) -> f64 {
+    let keys: Vec<&[u64]> = keys.iter().map(|keys| &keys[..keys.len().min(map.most(work))]).collect();
+    let start = Instant::now();
+    match &keys[..] {
+        [one] => map.run(work, one),
+        all => std::thread::scope(|scope| all.iter().for_each(|keys| _ = scope.spawn(|| map.run(work, keys)))),
+    }
+    let done: usize = keys.iter().map(|keys| keys.len()).sum();
+    done as f64 / start.elapsed().as_secs_f64() / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_maps_answer_alike() {
+        for spread in [Keys::Dense, Keys::Sparse] {
+            let bench = BtreeBench {
+                keys: 3000,
+                spread,
+                distribution: Distribution::Uniform,
+                lookups: 512,
+                cores: 2,
+                rounds: 2,
+                node_bytes: 256,
+                in_flight: 8,
+                seed: 1,
+            };
+            // The second inserts more keys than it begins with.
+            for bench in [bench, BtreeBench { keys: 300, rounds: 3, ..bench }] {
+                let rows = bench.run(&mut |_, _| true).unwrap();
+                assert_eq!(rows.len(), 3 * 2 * 3);
+                assert!(rows.iter().all(|row| row.value > 0.0 && row.peer_value > 0.0 && row.ratio > 0.0));
+            }
+        }
+    }
+}

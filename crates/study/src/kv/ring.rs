@@ -1,0 +1,138 @@
+//! Remora's store, in a node's memory: kernels at its NIC, called by rings in shared memory.
+
+use remora_kernel::{Placement, Status, op};
+use remora_real::{Client, LinkKind, RemoteRegion, RingConfig};
+use remora_store::kv::{Kv, KvShape};
+use remora_store::{Arena, Place};
+use serde::Serialize;
+
+use super::{KEY, KvAsk, KvPlan, KvTarget, VALUE};
+use crate::StudyError;
+use crate::nodes::NodeProcess;
+
+/// Pairs by which accesses are counted.
+const COUNTED: u64 = 2000;
+
+/// Accesses of memory for each request, on average: of kernels that run at the client, where each is a round trip.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Accesses {
+    /// Of a GET.
+    pub get: f64,
+    /// Of a PUT that adds a key.
+    pub add: f64,
+    /// Of a PUT that changes a value.
+    pub change: f64,
+}
+
+/// A node with a store, and a client of it.
+pub(super) struct Ring {
+    client: Client,
+    kv: Kv,
+    params: Vec<u8>,
+    // Last: it ends after its client.
+    _node: NodeProcess,
+}
+
+/// A client's memory at its node.
+struct Memory<'a>(&'a mut Client);
+
+impl Arena for Memory<'_> {
+    type Error = StudyError;
+
+    fn alloc(&mut self, len: u64) -> Result<Place, StudyError> {
+        let RemoteRegion { va, key, .. } = self.0.alloc(len)?;
+        Ok(Place { va, key })
+    }
+
+    fn write(&mut self, at: Place, bytes: &[u8]) -> Result<(), StudyError> {
+        let region = RemoteRegion { va: at.va, key: at.key, len: bytes.len() as u64 };
+        Ok(self.0.write(&region, 0, bytes)?)
+    }
+}
+
+impl Ring {
+    /// Starts a node, and makes a store with room for the plan's pairs.
+    pub fn start(plan: &KvPlan) -> Result<Self, StudyError> {
+        let (node, mut clients) = NodeProcess::with_clients(&[LinkKind::Shm])?;
+        let mut client = clients.pop().ok_or_else(|| StudyError::Failed("no client of the node".into()))?;
+        client.open_rings(Placement::Nic, RingConfig::default())?;
+        let kv = Self::make(&mut client, plan.pairs, plan.seed)?;
+        Ok(Self { client, kv, params: Vec::new(), _node: node })
+    }
+
+    fn make(client: &mut Client, pairs: u64, seed: u64) -> Result<Kv, StudyError> {
+        let shape = KvShape { pairs, key_bytes: KEY, value_bytes: VALUE };
+        Kv::create(&shape, seed, &mut Memory(client))?.map_err(|e| StudyError::Usage(e.to_string()))
+    }
+
+    /// Counts accesses, in a store of its own that is as full as the plan's.
+    pub fn count_accesses(&mut self, seed: u64) -> Result<Accesses, StudyError> {
+        let large = std::mem::replace(&mut self.kv, Self::make(&mut self.client, COUNTED, seed)?);
+        let mut count = |version: Option<u32>| -> Result<f64, StudyError> {
+            let before = self.client.counters().round_trips;
+            for number in 0..COUNTED {
+                let op = self.encode(KvAsk { number, version })?;
+                let (status, _) = self.client.call(Placement::Client, op, &self.params)?;
+                if status != Status::Ok {
+                    return Err(StudyError::Failed(format!("a request at the client ends with {status:?}")));
+                }
+            }
+            Ok((self.client.counters().round_trips - before) as f64 / COUNTED as f64)
+        };
+        let (add, change, get) = (count(Some(0))?, count(Some(1))?, count(None)?);
+        let counted = std::mem::replace(&mut self.kv, large).place();
+        self.client.free(&RemoteRegion { va: counted.va, key: counted.key, len: 0 })?;
+        Ok(Accesses { get, add, change })
+    }
+
+    /// Writes a request's parameters; its op-code.
+    #[inline]
+    fn encode(&mut self, ask: KvAsk) -> Result<u64, StudyError> {
+        self.params.clear();
+        let encoded = match ask.version {
+            None => self.kv.key_params(&ask.key(), &mut self.params),
+            Some(_) => self.kv.pair_params(&ask.key(), &ask.value(), &mut self.params),
+        };
+        encoded.map_err(|e| StudyError::Usage(e.to_string()))?;
+        Ok(if ask.version.is_some() { op::KV_PUT } else { op::KV_GET })
+    }
+}
+
+impl KvTarget for Ring {
+    fn name(&self) -> &'static str {
+        "remora"
+    }
+
+    fn batch(&mut self, asks: &[KvAsk], done: &mut dyn FnMut(usize, Option<&[u8]>)) -> Result<(), StudyError> {
+        let (mut made, mut answered) = (0, 0);
+        let mut again = Vec::new();
+        while answered < asks.len() {
+            while let Some(at) = again.pop().or_else(|| (made < asks.len()).then_some(made)) {
+                let op = self.encode(asks[at])?;
+                if self.client.submit_by_ring(Placement::Nic, op, &self.params, at as u32).is_err() {
+                    if at < made {
+                        again.push(at);
+                    }
+                    break;
+                }
+                made = made.max(at + 1);
+            }
+            let mut failed = None;
+            self.client.poll(&mut |tag, status, reply| {
+                let at = tag as usize;
+                match status {
+                    Status::Ok if asks.get(at).is_some_and(|ask| ask.version.is_none()) => done(at, Some(reply)),
+                    Status::Ok | Status::NotFound => done(at, None),
+                    // Others wrote the same pair each time that it was looked at.
+                    Status::Inconsistent => return again.push(at),
+                    other => failed = Some(other),
+                }
+                answered += 1;
+            })?;
+            if let Some(status) = failed {
+                return Err(StudyError::Failed(format!("a request by rings ends with {status:?}")));
+            }
+        }
+        Ok(())
+    }
+}
