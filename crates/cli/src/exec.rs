@@ -2,7 +2,9 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::fs::File;
 use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,7 +12,7 @@ use std::process::Command;
 use remora_real::{LinkKind, presence};
 
 use crate::progress::is_quiet;
-use crate::{Failure, args, preload};
+use crate::{Failure, args, output, preload};
 
 pub mod program;
 
@@ -54,10 +56,8 @@ Examples:
 pub fn run(exec: &Exec) -> Result<(), Failure> {
     let library = preload::VERBS.find()?;
     let (name, rest) = exec.command.split_first().ok_or_else(|| Failure::Usage("no command is given".into()))?;
-    program::check(name).map_err(Failure::Failed)?;
-    if let Some(address) = exec.device_address {
-        is_free(address, &exec.link)?;
-    }
+    program::check(&exec.command).map_err(Failure::Failed)?;
+    check_device(exec)?;
     let mut command = Command::new(name);
     command.args(rest);
     // Loaded first under the name in its header, it is what every later wish for `libibverbs.so.1` finds, and its
@@ -91,10 +91,27 @@ pub fn run(exec: &Exec) -> Result<(), Failure> {
     Err(Failure::Failed(format!("cannot run {}: {error}", name.to_string_lossy())))
 }
 
-/// Whether a device can have this address: links are bound there, and closed again.
-fn is_free(address: IpAddr, link: &str) -> Result<(), Failure> {
-    for kind in [LinkKind::Shm, LinkKind::Udp].into_iter().filter(|kind| link == "auto" || link == kind.name()) {
-        kind.bind(address).map_err(|e| Failure::Failed(presence::refusal(address, &e)))?;
+/// Whether there can be such a device: links are bound at its address and closed again, the capture's file is opened.
+fn check_device(exec: &Exec) -> Result<(), Failure> {
+    if let Some(address) = exec.device_address {
+        for kind in
+            [LinkKind::Shm, LinkKind::Udp].into_iter().filter(|kind| ["auto", kind.name()].contains(&&*exec.link))
+        {
+            let link = kind.bind(address).map_err(|e| Failure::Failed(presence::refusal(address, &e)))?;
+            let carried = link.max_mtu();
+            if let Some(mtu) = exec.mtu.filter(|&mtu| mtu as usize > carried) {
+                let why = format!("no MTU of {mtu}: {kind} at {address} carries up to {carried}");
+                return Err(Failure::Failed(why));
+            }
+        }
+    }
+    // Not for a name that each process makes its own of, nor for a pipe, whose reader would see an end.
+    let is_plain = |path: &&PathBuf| {
+        !path.as_os_str().as_bytes().contains(&b'%') && path.metadata().map_or(true, |found| found.is_file())
+    };
+    if let Some(path) = exec.pcap.as_ref().filter(is_plain) {
+        let opened = File::options().append(true).create(true).open(path);
+        opened.map_err(|e| output::cannot_write(path, &e))?;
     }
     Ok(())
 }

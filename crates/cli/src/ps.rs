@@ -53,7 +53,7 @@ fn write_table(
     };
     row(out, ["PROCESS", "ADDRESS", "QPS", "LINK", "SENT", "RECEIVED", "OUT", "IN", "COMMAND"])?;
     for ((one, before), after) in all.iter().zip(before).zip(after) {
-        let (process, address) = (one.process.to_string(), one.address.to_string());
+        let (process, address) = (one.keeper().to_string(), one.address.to_string());
         let Some(state) = after else {
             // It may have ended meanwhile, or be stopped.
             row(out, [&process, &address, "-", "-", "-", "-", "-", "-", &one.command])?;

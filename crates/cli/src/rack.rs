@@ -121,7 +121,7 @@ fn serve(rack: &Rack) -> Result<(), Failure> {
 fn become_program(exec: &Exec) -> Result<(), Failure> {
     let library = preload::SOCKETS.find()?;
     let (name, rest) = exec.command.split_first().ok_or_else(|| Failure::Usage("no command is given".into()))?;
-    if let Err(why) = program::check(name) {
+    if let Err(why) = program::check(&exec.command) {
         // It runs all the same, with the kernel's connections: only what is not there cannot.
         if program::is_missing(&why) {
             return Err(Failure::Failed(why));

@@ -253,6 +253,14 @@ fn programs_of_old_c_libraries_find_the_device() {
 }
 
 #[test]
+fn files_of_the_device_are_as_a_kernels() {
+    if let Some((dir, program)) = built("files", &["-pthread", "-libverbs"]) {
+        let scratch = dir.path().to_str().expect("a path");
+        assert_eq!(said_by(&[], &[&program, scratch]).0, "as a kernel's\n");
+    }
+}
+
+#[test]
 fn the_end_says_what_the_links_carried() {
     if ready("ibv_rc_pingpong", "ibverbs-utils") {
         for (options, expected) in [
@@ -296,10 +304,29 @@ fn an_address_in_use_is_refused_with_its_holder() {
 }
 
 #[test]
+fn an_address_that_a_dead_process_left_its_child_is_refused_with_the_child() {
+    if let Some((_dir, program)) = built("left", &["-libverbs"]) {
+        let options = ["--device-address", "127.0.97.10"];
+        let (child, _) = said_by(&options, &[&program]);
+        let child = child.trim();
+        let output = any_end(start(&options, &["ibv_devices"]), &["ibv_devices"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        let ps = Command::new(REMORA).args(["ps", "--interval", "0"]).output().expect("remora ps runs");
+        assert!(Command::new("kill").arg(child).status().expect("kill runs").success());
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(&format!("process {child} has it, a child of process")), "{said}");
+        let ps = String::from_utf8_lossy(&ps.stdout);
+        let row = ps.lines().find(|line| line.contains("127.0.97.10"));
+        assert!(row.is_some_and(|row| row.trim_start().starts_with(child)), "{ps}");
+    }
+}
+
+#[test]
 fn what_cannot_work_ends_before_the_program_runs() {
     if ready("cc", "gcc") {
         for (options, words, expected) in [
-            (&["--device-address", "8.8.8.8"][..], &["echo", "ran"][..], "no interface of this machine has it"),
+            (&["--pcap", "/no-such-directory/pcap"][..], &["echo", "ran"][..], "its directory does not exist"),
+            (&["--device-address", "8.8.8.8"], &["echo", "ran"], "no interface of this machine has it"),
             (&[], &["no-such-program"], "no directory in PATH has it"),
         ] {
             let output = any_end(start(options, words), words);

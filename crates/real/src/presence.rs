@@ -171,9 +171,16 @@ pub fn bytes(count: u64) -> String {
 
 /// Why a device cannot have an address, when a link there could not be bound.
 pub fn refusal(address: IpAddr, error: &io::Error) -> String {
+    let holder = holder(address).filter(|_| error.kind() == io::ErrorKind::AddrInUse);
+    let keeper = holder.as_ref().map_or(0, Present::keeper);
     let why = match error.kind() {
-        io::ErrorKind::AddrInUse => match holder(address) {
-            Some(holder) => &format!("process {} has it ({})", holder.process, holder.command),
+        io::ErrorKind::AddrInUse => match holder {
+            Some(Present { process, command, .. }) if process == keeper => {
+                &format!("process {process} has it ({command})")
+            }
+            Some(Present { process, command, .. }) => {
+                &format!("process {keeper} has it, a child of process {process} ({command}), which has ended")
+            }
             None => "another device has it: give each process its own address",
         },
         io::ErrorKind::AddrNotAvailable => "no interface of this machine has it",
@@ -271,12 +278,29 @@ pub fn root_len(path: &[u8]) -> usize {
     end.unwrap_or(path.len())
 }
 
+/// Whether a path, of which the end may be cut off, may lie in a process's directory.
+pub fn may_be_root(path: &[u8]) -> bool {
+    HOMES.iter().any(|home| path.iter().zip(home.as_bytes()).all(|(a, b)| a == b))
+}
+
 impl Present {
     fn read(dir: PathBuf) -> Option<Self> {
         let process = dir.file_name()?.to_str()?.split('.').next()?.parse().ok()?;
         let text = fs::read_to_string(dir.join("device")).ok()?;
         let (address, command) = text.split_once('\n')?;
         Some(Self { process, address: address.parse().ok()?, command: command.trim_end().into(), dir })
+    }
+
+    /// The process that has its sockets now: where it has ended, a child that it left.
+    pub fn keeper(&self) -> u32 {
+        let lock = self.dir.join("lock");
+        let keeps = |process: &u32| {
+            let open = fs::read_dir(format!("/proc/{process}/fd")).ok();
+            open.is_some_and(|open| open.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|path| path == lock)))
+        };
+        let others = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let mut others = others.filter_map(|one| one.file_name().to_str()?.parse().ok());
+        if keeps(&self.process) { self.process } else { others.find(keeps).unwrap_or(self.process) }
     }
 
     /// What it says of its device now.

@@ -13,9 +13,9 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use remora_real::presence::Presence;
 
@@ -30,6 +30,11 @@ pub const BUS: &str = "0052:00:00.0";
 const UVERBS: (u32, u32) = (231, 192);
 /// Those of the connection manager's node, which kernels choose as they boot.
 pub const RDMA_CM: (u32, u32) = (10, 122);
+
+/// The files that are shown as character devices, and their numbers.
+pub const NODES: [(&str, (u32, u32)); 2] = [("uverbs0", UVERBS), ("rdma_cm", RDMA_CM)];
+/// What marks them, in the tree of any process: these rights, and a size that is the device's number.
+const NODE_MODE: u32 = 0o1666;
 
 /// What belongs to the device. Below these, and nowhere else, this process sees the tree.
 pub const PLACES: [&str; 10] = [
@@ -53,10 +58,6 @@ pub struct Tree {
     presence: Presence,
     /// Who built it; a child of that process builds its own.
     owner: u32,
-    /// Of the file system that it is on.
-    pub dev: u64,
-    /// The files that are shown as character devices: inode, and device numbers.
-    pub nodes: [(u64, (u32, u32)); 2],
 }
 
 static TREE: AtomicPtr<Tree> = AtomicPtr::new(std::ptr::null_mut());
@@ -115,11 +116,8 @@ pub fn get() -> Option<&'static Tree> {
 pub fn fill(adapter: &Adapter) {
     let Some(tree) = built().filter(|tree| tree.owner == std::process::id()) else { return };
     for (name, text) in of_address(adapter.address) {
-        // In one step: a reader sees the old file or the new one. What cannot be written stays empty, and is refused
-        // by who reads it.
-        let path = tree.root().join(device_dir()).join(name);
-        let new = path.with_extension("new");
-        let _ = untouched(|| write(&new, &text).and_then(|()| fs::rename(&new, &path)));
+        // What cannot be written stays empty, and is refused by who reads it.
+        replace(tree, &tree.root().join(device_dir()).join(name), &text);
     }
 }
 
@@ -161,16 +159,31 @@ impl Tree {
             }
             symlink(target, &path)?;
         }
-        let node = |name: &str, numbers| {
-            let path = root.join("dev/infiniband").join(name);
-            fs::create_dir_all(root.join("dev/infiniband"))?;
-            fs::write(&path, "")?;
-            Ok::<_, io::Error>((fs::metadata(&path)?.ino(), numbers))
-        };
-        let nodes = [node("uverbs0", UVERBS)?, node("rdma_cm", RDMA_CM)?];
-        let dev = fs::metadata(root)?.dev();
-        Ok(Self { owner: std::process::id(), dev, nodes, presence })
+        let dir = root.join("dev/infiniband");
+        fs::create_dir_all(&dir)?;
+        for (name, (major, minor)) in NODES {
+            let node = fs::File::create(dir.join(name))?;
+            node.set_len(libc::makedev(major, minor))?;
+            node.set_permissions(fs::Permissions::from_mode(NODE_MODE))?;
+        }
+        Ok(Self { owner: std::process::id(), presence })
     }
+}
+
+/// The device numbers of a file that is shown as a node, by its mode and size.
+pub fn node(mode: u32, size: u64) -> Option<(u32, u32)> {
+    if mode != libc::S_IFREG | NODE_MODE {
+        return None;
+    }
+    NODES.iter().map(|&(_, numbers)| numbers).find(|&(major, minor)| libc::makedev(major, minor) == size)
+}
+
+/// Puts a file of sysfs in the place of another in one step: a reader sees the old one or the new one. What cannot be
+/// written stays as it is. Others may do the same meanwhile.
+fn replace(tree: &Tree, path: &Path, text: &str) {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let new = tree.root().join(format!("new-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
+    let _ = untouched(|| write(&new, text).and_then(|()| fs::rename(&new, path)));
 }
 
 /// A file of sysfs: a line, read only.
@@ -380,9 +393,7 @@ pub fn refresh() {
     for (name, value) in values {
         text.clear();
         let _ = writeln!(text, "{value}");
-        let path = port.join(name);
-        let new = path.with_extension("new");
-        let _ = untouched(|| write(&new, &text).and_then(|()| fs::rename(&new, &path)));
+        replace(tree, &port.join(name), &text);
     }
 }
 

@@ -16,16 +16,36 @@ const HEADERS: u64 = 4096;
 /// Program header: the path of the dynamic linker.
 const PT_INTERP: u32 = 3;
 
-/// Finds the program as execvp(3) does. An error says why it cannot run on Remora, in a line.
-pub fn check(name: &OsStr) -> Result<(), String> {
-    let mut path = find(name)?;
+/// Finds the program of a command as execvp(3) does. An error says why it cannot run on Remora, in a line.
+pub fn check(command: &[OsString]) -> Result<(), String> {
+    let Some((name, rest)) = command.split_first() else { return Ok(()) };
+    let (mut path, mut words) = (find(name)?, rest.to_vec());
     for _ in 0..SCRIPTS {
-        match interpreter(&path)? {
-            Some(next) => path = next,
-            None => return Ok(()),
+        let next = interpreter(&path)?;
+        if next.is_none() && path.file_name() != Some(OsStr::new("env")) {
+            return Ok(());
+        }
+        if let Some((script, line)) = next {
+            (path, words) = (script, line);
+        }
+        if path.file_name() == Some(OsStr::new("env")) {
+            // What env does not find, or finds elsewhere, it says itself.
+            match named_by_env(&words).and_then(|at| Some((find(&words[at]).ok()?, at))) {
+                Some((program, at)) => (path, words) = (program, words.split_off(at + 1)),
+                None => return Ok(()),
+            }
         }
     }
     Ok(())
+}
+
+/// Which of `env`'s words is the program. `None` if there is none, or options stand before it that take words.
+fn named_by_env(words: &[OsString]) -> Option<usize> {
+    let program = words.iter().position(|word| {
+        let word = word.as_bytes();
+        !matches!(word, b"-i" | b"-S" | b"-") && !word.contains(&b'=')
+    })?;
+    (!words[program].as_bytes().starts_with(b"-")).then_some(program)
 }
 
 /// Whether that error is of a program that cannot be run at all.
@@ -53,8 +73,8 @@ fn find(name: &OsStr) -> Result<PathBuf, String> {
         .ok_or_else(|| format!("cannot run {shown}: no directory in PATH has it"))
 }
 
-/// The program that a script names; `None` for one that can run itself.
-fn interpreter(path: &Path) -> Result<Option<PathBuf>, String> {
+/// The program that a script names, and the words behind it; `None` for one that can run itself.
+fn interpreter(path: &Path) -> Result<Option<(PathBuf, Vec<OsString>)>, String> {
     let shown = path.display();
     let mut head = Vec::new();
     // What may be run but not read is the kernel's to judge.
@@ -63,8 +83,9 @@ fn interpreter(path: &Path) -> Result<Option<PathBuf>, String> {
     let _ = file.take(HEADERS).read_to_end(&mut head);
     if let Some(line) = head.strip_prefix(b"#!") {
         let line = line.split(|&b| b == b'\n').next().unwrap_or_default();
-        let mut words = line.split(|b| b.is_ascii_whitespace()).filter(|word| !word.is_empty());
-        return Ok(words.next().map(|word| PathBuf::from(OsStr::from_bytes(word))));
+        let words = line.split(|b| b.is_ascii_whitespace()).filter(|word| !word.is_empty());
+        let mut words = words.map(|word| OsStr::from_bytes(word).to_owned());
+        return Ok(words.next().map(|program| (program.into(), words.collect())));
     }
     if let Some(why) = refusal(&head) {
         return Err(format!("{shown} cannot be run on Remora: {why}"));
@@ -197,7 +218,7 @@ mod tests {
             fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
         }
         if given || fs::metadata(&program).is_ok_and(|found| found.mode() & 0o4000 != 0) {
-            let why = check(program.as_os_str()).unwrap_err();
+            let why = check(&[program.into()]).unwrap_err();
             assert!(why.contains("set-user-ID") && why.contains("run it as a user"), "{why}");
         }
     }
@@ -208,10 +229,20 @@ mod tests {
         let (script, program) = (dir.path().join("script"), dir.path().join("program"));
         fs::write(&script, format!("#! {} -x\n", program.display())).unwrap();
         fs::write(&program, elf(1, 3, 1)).unwrap();
-        let why = check(script.as_os_str()).unwrap_err();
+        let why = check(&[script.clone().into()]).unwrap_err();
         assert!(why.contains("program cannot be run on Remora"), "{why}");
-        assert!(check(OsStr::new("sh")).is_ok());
-        assert!(check(OsStr::new("no-such-program")).unwrap_err().contains("no directory in PATH has it"));
-        assert!(check(dir.path().as_os_str()).unwrap_err().contains("directory"));
+        assert!(check(&["sh".into()]).is_ok());
+        assert!(check(&["no-such-program".into()]).unwrap_err().contains("no directory in PATH has it"));
+        assert!(check(&[dir.path().into()]).unwrap_err().contains("directory"));
+        // By way of env, in a script and in the command.
+        fs::write(&script, format!("#!/usr/bin/env -S {} -x\n", program.display())).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        for command in [vec![script.clone().into()], vec!["env".into(), "A=b".into(), program.into()]] {
+            let why = check(&command).unwrap_err();
+            assert!(why.contains("program cannot be run on Remora"), "{why}");
+        }
+        for command in [&["env"][..], &["env", "-u", "A", "sh"], &["env", "-i", "no-such-program"], &["env", "sh"]] {
+            assert!(check(&command.iter().map(OsString::from).collect::<Vec<_>>()).is_ok(), "{command:?}");
+        }
     }
 }

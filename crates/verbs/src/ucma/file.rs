@@ -5,9 +5,9 @@
 //! descriptors.
 
 use std::collections::HashMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Once, mpsc};
 use std::time::{Duration, Instant};
 
@@ -43,6 +43,9 @@ static UCMA: LazyLock<Mutex<Ucma>> = LazyLock::new(Mutex::default);
 /// A bit for each descriptor that is a channel.
 static OURS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
+/// The process whose memory this is.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
 /// The word and the bit of a descriptor.
 fn bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let fd = usize::try_from(fd).ok()?;
@@ -53,6 +56,12 @@ fn bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
 #[inline]
 pub fn is_channel(fd: RawFd) -> bool {
     bit(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+}
+
+/// Whether this process may say what becomes of the channels. The child of a `vfork` may not: it has its parent's memory,
+/// and only its descriptors are its own.
+fn is_own() -> bool {
+    OWNER.load(Ordering::Relaxed) == std::process::id()
 }
 
 impl Ucma {
@@ -78,6 +87,15 @@ impl Ucma {
 
 /// Opens a channel.
 fn open_channel(flags: c_int) -> Result<RawFd, i32> {
+    extern "C" fn own() {
+        OWNER.store(std::process::id(), Ordering::Relaxed);
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        own();
+        // SAFETY: the handler lives as long as the process.
+        unsafe { libc::pthread_atfork(None, None, Some(own)) };
+    });
     let channel = EventQueue::new()?;
     let fd = channel.fd();
     let (word, bit) = bit(fd).ok_or(libc::EMFILE)?;
@@ -304,7 +322,7 @@ pub fn open(flags: c_int) -> c_int {
 ///
 /// As for the C library's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
+pub unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
     if !is_channel(fd) {
         return next!(write: fn(c_int, *const c_void, usize) -> isize, fd, bytes, len);
     }
@@ -328,8 +346,8 @@ pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> i
 ///
 /// As for the C library's.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if is_channel(fd) {
+pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    if is_channel(fd) && is_own() {
         let before = errno();
         if close_channel(fd) {
             set_errno(before);
@@ -337,4 +355,68 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
         }
     }
     next!(close: fn(c_int) -> c_int, fd)
+}
+
+/// `dup2`: what the new descriptor was is closed.
+///
+/// # Safety
+///
+/// As for the C library's.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
+    give_way(old, new);
+    next!(dup2: fn(c_int, c_int) -> c_int, old, new)
+}
+
+/// `dup3`.
+///
+/// # Safety
+///
+/// As for the C library's.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    give_way(old, new);
+    next!(dup3: fn(c_int, c_int, c_int) -> c_int, old, new, flags)
+}
+
+/// Closes a channel whose descriptor is about to become another's.
+fn give_way(old: c_int, new: c_int) {
+    // SAFETY: a question about a descriptor.
+    if old != new && is_channel(new) && is_own() && unsafe { libc::fcntl(old, libc::F_GETFD) } >= 0 {
+        close_channel(new);
+    }
+}
+
+/// `close_range`.
+///
+/// # Safety
+///
+/// As for the C library's.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    if first <= last && flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
+        close_channels(first, last);
+    }
+    next!(close_range: fn(c_uint, c_uint, c_int) -> c_int, first, last, flags)
+}
+
+/// `closefrom`.
+///
+/// # Safety
+///
+/// As for the C library's.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
+    close_channels(first.max(0) as c_uint, c_uint::MAX);
+    next!(closefrom: fn(c_int) -> (), first);
+}
+
+/// Closes the channels among these descriptors.
+fn close_channels(first: c_uint, last: c_uint) {
+    let last = last.min(OURS.len() as c_uint * 64 - 1);
+    for fd in (first..=last).map(|fd| fd as c_int).filter(|&fd| is_channel(fd)) {
+        if is_own() {
+            close_channel(fd);
+        }
+    }
 }
