@@ -85,6 +85,12 @@ pub struct Membership {
     mutation: Option<Mutation>,
 }
 
+impl Peer {
+    fn unheard(now: Time) -> Self {
+        Self { heard: now, said: Standing::Serving, epoch: 0, full: false, granted: 0, answered: None }
+    }
+}
+
 impl Membership {
     /// A node as its log has it; `status` says whether it comes from a crash, or where the first start was.
     pub fn new(now: Time, me: NodeId, nodes: NodeSet, timing: Timing, durable: Durable, status: Standing) -> Self {
@@ -99,10 +105,7 @@ impl Membership {
             status,
             since: now,
             installed: durable.view.epoch,
-            peers: vec![
-                Peer { heard: now, said: Standing::Serving, epoch: 0, full: false, granted: 0, answered: None };
-                numbers
-            ],
+            peers: vec![Peer::unheard(now); numbers],
             newest: BTreeMap::new(),
             barred: (NodeSet::EMPTY, 0),
             beat_at: now,
@@ -120,6 +123,12 @@ impl Membership {
     pub fn mutated(mut self, mutation: Option<Mutation>) -> Self {
         self.mutation = mutation;
         self
+    }
+
+    /// Forgets when others were heard and what they said of themselves. For checks in which all suspect all at once, so that
+    /// nobody asks.
+    pub fn forget_others(&mut self) {
+        self.peers.fill(Peer::unheard(self.booted));
     }
 
     fn mutant(&self, mutation: Mutation) -> bool {

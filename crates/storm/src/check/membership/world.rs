@@ -221,8 +221,17 @@ impl World {
         NodeSet::first(self.options.nodes).iter()
     }
 
+    /// What has to be tried.
+    pub fn actions(&mut self, state: &State, actions: &mut Vec<Action>) {
+        self.all_actions(state, actions);
+        if let Some(&first) = actions.iter().find(|&&action| self.only_says(state, action)) {
+            actions.clear();
+            actions.push(first);
+        }
+    }
+
     /// What can happen.
-    pub fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+    pub fn all_actions(&self, state: &State, actions: &mut Vec<Action>) {
         let left = state.left;
         if let Some(first) = self.comes_first(state) {
             return actions.push(first);
@@ -275,6 +284,26 @@ impl World {
             }
         };
         self.ids().find_map(one)
+    }
+
+    /// Does this change nobody, and have something said that was not? Then it may as well come first, and alone: what is said
+    /// may be heard at any later time or never, so that all that can happen without it can happen after it.
+    fn only_says(&mut self, state: &State, action: Action) -> bool {
+        let Action::One(id, event @ (Event::Deliver(_) | Event::Ask)) = action else { return false };
+        let place = state.nodes[index(id)];
+        let effect = self.known(place, id, event);
+        let decided = |view: &View| view.epoch == 0 || state.decided.get(view.epoch as usize - 1) == Some(view);
+        let unsaid = |number| state.said.binary_search(number).is_err() && !self.is_dead(state, self.message(*number));
+        effect.place == place
+            && effect.fault.is_none()
+            && effect.views.iter().all(decided)
+            && effect.sends.iter().any(unsaid)
+    }
+
+    /// A state but for what was said.
+    #[cfg(test)]
+    pub fn unsaid(state: &State) -> State {
+        State { said: Vec::new(), ..state.clone() }
     }
 
     /// What an action leads to.
@@ -343,15 +372,7 @@ impl World {
     }
 
     fn take(&mut self, state: &mut State, id: NodeId, event: Event) {
-        let place = state.nodes[index(id)];
-        let effect = match self.effects.get(&(place, id, event)) {
-            Some(effect) => effect.clone(),
-            None => {
-                let effect = Arc::new(self.effect(place, id, event));
-                self.effects.insert((place, id, event), effect.clone());
-                effect
-            }
-        };
+        let effect = self.known(state.nodes[index(id)], id, event);
         state.nodes[index(id)] = effect.place;
         if let Some(fault) = &effect.fault {
             state.fault.get_or_insert(fault.clone());
@@ -362,6 +383,16 @@ impl World {
             self.used_once(state, number);
             state.said.insert(at, number);
         }
+    }
+
+    /// What comes of an event, asked of the engine once.
+    fn known(&mut self, place: u32, id: NodeId, event: Event) -> Arc<Effect> {
+        if let Some(effect) = self.effects.get(&(place, id, event)) {
+            return effect.clone();
+        }
+        let effect = Arc::new(self.effect(place, id, event));
+        self.effects.insert((place, id, event), effect.clone());
+        effect
     }
 
     /// The engine's step.
@@ -421,6 +452,7 @@ impl World {
                 }
             }
             views.push(member.view());
+            member.forget_others();
         }
         node.member = member;
         Effect { place: self.places.number(node), sends, views, fault: said }
