@@ -5,14 +5,15 @@
 //! possible, remember the set of operations taken together with the state reached, and back up where an operation would
 //! have to come before one that had already returned. Keys are checked one by one, as linearizability is composable.
 //!
-//! Two things are added. An operation of unknown outcome (its client gave up) may take effect at any later time, or not
+//! Three things are added. A write is not taken while somebody is still to read what it would overwrite and what nobody
+//! writes again ([`Search::strands`]); where many writes overlap for long, few are left so. An operation of unknown outcome (its client gave up) may take effect at any later time, or not
 //! at all. And a [`Effect::Blackout`] may take the record back: to any value that it had since the last operation whose
 //! effect is *firm*. Which operations are firm is what tells the persistency models apart (see [`crate::durability`]);
 //! if all are, then this checks durable linearizability (Izraelevitz, Mendes, Scott, DISC 2016). Where it is not firm that
 //! a value was read, a blackout may undo an operation that has not been answered; its client asks again, and what is
 //! gone is done again: see [`Attempt`].
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::engine::Value;
@@ -90,6 +91,9 @@ pub enum Verdict {
 /// Steps that a check may take before it gives up.
 const MAX_STEPS: u64 = 5_000_000;
 
+/// So many values are looked at that additions of unknown outcome may start from; with more any value may come again.
+const MAX_SUMS: usize = 1000;
+
 /// Checks the history of one key, which holds nothing at first.
 pub fn check(calls: &[Invocation]) -> Verdict {
     let kept = told_of(calls);
@@ -99,7 +103,12 @@ pub fn check(calls: &[Invocation]) -> Verdict {
     let moved = |&index: &usize| Invocation { attempt: calls[index].attempt.map(attempt), ..calls[index] };
     let few: Vec<Invocation> = kept.iter().map(moved).collect();
     match Search::new(&few).run() {
-        Verdict::Violation(rest) => Verdict::Violation(rest.into_iter().map(|index| kept[index]).collect()),
+        Verdict::Violation(rest) => {
+            // Who looks at less ahead gets further before he is stuck, if he gets to an end: that tells more.
+            let further = Search { ahead: false, ..Search::new(&few) }.run();
+            let rest = if let Verdict::Violation(rest) = further { rest } else { rest };
+            Verdict::Violation(rest.into_iter().map(|index| kept[index]).collect())
+        }
         other => other,
     }
 }
@@ -190,8 +199,16 @@ struct Search<'a> {
     /// The attempts at each call; empty if there are none at all.
     attempts: Vec<Vec<u32>>,
     placed: Vec<bool>,
-    /// Whether blackouts come at all: without them, where they would lead need not be told apart.
-    blackouts: bool,
+    /// Whether [`Search::strands`] is asked.
+    ahead: bool,
+    /// The blackouts, in order. Without any, where they would lead need not be told apart.
+    blackouts: Vec<u32>,
+    /// Who found each value.
+    readers: HashMap<Value, Vec<u32>>,
+    /// Who writes each value.
+    writers: HashMap<Value, Vec<u32>>,
+    /// Additions that found nobody knows what.
+    unsure: Vec<u32>,
     seen: HashSet<u128, BuildHasherDefault<Identity>>,
 }
 
@@ -223,7 +240,17 @@ impl<'a> Search<'a> {
                 returns[call as usize] = at;
             }
         }
-        let blackouts = calls.iter().any(|call| call.effect == Effect::Blackout);
+        let mut blackouts: Vec<u32> =
+            numbered(calls).filter(|(_, call)| call.effect == Effect::Blackout).map(|it| it.0).collect();
+        blackouts.sort_by_key(|&blackout| calls[blackout as usize].invoked);
+        let (mut readers, mut writers) = (HashMap::<Value, Vec<u32>>::new(), HashMap::<Value, Vec<u32>>::new());
+        let mut unsure = Vec::new();
+        for (index, call) in numbered(calls) {
+            let (found, written) = (found(call.effect), written(call.effect));
+            found.into_iter().for_each(|value| readers.entry(value).or_default().push(index));
+            written.into_iter().for_each(|value| writers.entry(value).or_default().push(index));
+            unsure.extend(matches!(call.effect, Effect::FetchAdd { found: None, .. }).then_some(index));
+        }
         let mut attempts = Vec::new();
         for (index, attempt) in (0..).zip(calls).filter_map(|(index, call)| Some((index, call.attempt?))) {
             attempts.resize_with(calls.len(), Vec::new);
@@ -231,7 +258,21 @@ impl<'a> Search<'a> {
         }
         let values = vec![Link { value: None, prev: NONE, attempt: NONE }];
         let placed = vec![false; calls.len()];
-        Self { calls, entries, returns, values, attempts, placed, blackouts, seen: HashSet::default() }
+        let seen = HashSet::default();
+        Self {
+            calls,
+            entries,
+            returns,
+            values,
+            attempts,
+            placed,
+            ahead: true,
+            blackouts,
+            readers,
+            writers,
+            unsure,
+            seen,
+        }
     }
 
     fn run(mut self) -> Verdict {
@@ -253,7 +294,7 @@ impl<'a> Search<'a> {
                 let index = entry.call as usize;
                 let values = self.values.len();
                 let with = set ^ member(index);
-                let next = self.apply(index, state, choice);
+                let next = self.apply(index, state, choice).filter(|&next| !self.strands(index, state, next));
                 let idle = next.is_some_and(|next| self.is_idle(index, state, next));
                 match next {
                     Some(next) if self.seen.insert(with ^ self.state_hash(next)) => {
@@ -305,6 +346,45 @@ impl<'a> Search<'a> {
         let call = &self.calls[index];
         let alone = call.attempt.is_none() && self.attempts.get(index).is_none_or(Vec::is_empty);
         matches!(call.effect, Effect::Get(_)) && alone && self.state_hash(before) == self.state_hash(after)
+    }
+
+    /// Whether a call overwrites what another one is still to find, and nobody writes again before that returned: then no
+    /// order begins so. A blackout may bring it back, but not for a call that returned before that.
+    fn strands(&self, index: usize, before: State, after: State) -> bool {
+        let (Some(old), Some(new)) = (before.value, after.value) else { return false };
+        if old == new || !self.ahead {
+            return false;
+        }
+        let unplaced = |call: u32| call as usize != index && !self.placed[call as usize];
+        let blackout = self.blackouts.iter().find(|&&blackout| !self.placed[blackout as usize]);
+        let end = blackout.map_or(u64::MAX, |&blackout| self.calls[blackout as usize].invoked);
+        let due = |&call: &u32| self.calls[call as usize].returned.filter(|&at| unplaced(call) && at < end);
+        let first = self.readers.get(&old).and_then(|readers| readers.iter().filter_map(due).min());
+        first.is_some_and(|due| {
+            !self.may_write(old, new, |&call| unplaced(call) && self.calls[call as usize].invoked <= due)
+        })
+    }
+
+    /// Whether one of the calls that are open may write this, when the record holds `from`.
+    fn may_write(&self, value: Value, from: Value, open: impl Fn(&u32) -> bool) -> bool {
+        let writes = |value: Value| self.writers.get(&value).is_some_and(|calls| calls.iter().any(&open));
+        if writes(value) {
+            return true;
+        }
+        let Some(value) = value else { return false };
+        // What additions that found nobody knows what may make of something else; of nothing, as after a deletion, too.
+        let mut sums = BTreeSet::from([value]);
+        for &call in self.unsure.iter().filter(|&call| open(call)) {
+            let Effect::FetchAdd { delta, .. } = self.calls[call as usize].effect else { continue };
+            let less: Vec<u64> = sums.iter().filter_map(|sum| sum.checked_sub(delta)).collect();
+            sums.extend(less);
+            if sums.len() > MAX_SUMS {
+                return true;
+            }
+        }
+        sums.remove(&value);
+        let made = |value: Value| value == from || writes(value);
+        sums.into_iter().any(|sum| made(Some(sum)) || sum == 0 && made(None))
     }
 
     /// The first read that may come now and changes nothing.
@@ -386,10 +466,8 @@ impl<'a> Search<'a> {
         let unseen = std::mem::take(&mut state.unseen);
         let found = match call.effect {
             Effect::Blackout => return Some(self.undo(index, state)),
-            Effect::Get(value) => Some(value),
-            Effect::CompareSwap { found, .. } | Effect::FetchAdd { found, .. } => found,
             Effect::Put(_) | Effect::Delete if unseen => return None,
-            Effect::Put(_) | Effect::Delete => None,
+            effect => found(effect),
         };
         if let Some(found) = found {
             match state.value {
@@ -421,7 +499,7 @@ impl<'a> Search<'a> {
 
     /// The record now holds `value`; if that is firm, no blackout goes back further. Not if one must.
     fn put(&mut self, mut state: State, value: Value, firm: bool, attempt: u32) -> Option<State> {
-        if !self.blackouts {
+        if self.blackouts.is_empty() {
             return Some(State { value: Some(value), ..state });
         }
         if firm && state.attempts != 0 {
@@ -446,7 +524,7 @@ impl<'a> Search<'a> {
 
     fn state_hash(&self, state: State) -> u128 {
         let value = state.value.map_or(1, value_hash);
-        let back = if self.blackouts { state.hash } else { 0 };
+        let back = if self.blackouts.is_empty() { 0 } else { state.hash };
         let back = if state.unseen { !back } else { back };
         u128::from(mix(value ^ mix(back))) << 64 | u128::from(mix(back.wrapping_add(mix(!value))))
     }
@@ -504,6 +582,30 @@ impl<'a> Search<'a> {
             at = self.entries[at as usize].next;
         }
         rest
+    }
+}
+
+fn numbered(calls: &[Invocation]) -> impl Iterator<Item = (u32, &Invocation)> {
+    (0..).zip(calls)
+}
+
+/// What a call is known to have found.
+fn found(effect: Effect) -> Option<Value> {
+    match effect {
+        Effect::Get(value) => Some(value),
+        Effect::CompareSwap { found, .. } | Effect::FetchAdd { found, .. } => found,
+        Effect::Put(_) | Effect::Delete | Effect::Blackout => None,
+    }
+}
+
+/// What a call writes when it writes, if that is known.
+fn written(effect: Effect) -> Option<Value> {
+    match effect {
+        Effect::Put(new) => Some(Some(new)),
+        Effect::Delete => Some(None),
+        Effect::CompareSwap { expected, found, .. } => modified(effect, found.unwrap_or(expected)),
+        Effect::FetchAdd { found, .. } => modified(effect, found?),
+        Effect::Get(_) | Effect::Blackout => None,
     }
 }
 

@@ -192,11 +192,27 @@ fn thousands_of_operations_are_quick() {
         }
         (value, at) = (Some(new), at + 30);
     }
-    let mut search = Search::new(&calls);
-    search.blackouts = true;
-    assert_eq!(search.run(), Verdict::Linearizable);
-    calls.push(call(at, at + 1, Get(Some(17))));
+    calls.push(call(at, at, Blackout));
+    good(&calls);
+    calls.push(call(at + 1, at + 2, Get(Some(17))));
     assert!(matches!(check(&calls), Verdict::Violation(_)));
+}
+
+#[test]
+fn many_writes_that_overlap_for_long_are_quick() {
+    // All at once, and read one after the other in another order than they began in; and some that nobody answered.
+    let mut calls: Vec<Invocation> = (0..40).map(|new| soft(call(new, 10_000 + new, Put(1000 * new)))).collect();
+    calls.extend((0..10).map(|delta| soft(unknown(20 + delta, add(delta + 1, None)))));
+    for turn in 0..40 {
+        let value = Some(1000 * (turn * 7 % 40));
+        calls.push(soft(call(200 * turn + 100, 200 * turn + 180, Get(value))));
+    }
+    calls.push(call(20_000, 20_000, Blackout));
+    good(&calls);
+    // What was overwritten is read once more.
+    calls.retain(|call| call.returned.is_some());
+    calls.push(soft(call(9_000, 9_001, Get(Some(1000)))));
+    bad(&calls);
 }
 
 /// A possible state of the register, and what it may fall back to: values, and which blackout undoes them for sure.
