@@ -32,6 +32,9 @@ pub struct Exec {
     /// Lose some of the packets that arrive, to try what a program makes of it: percent, or percent:seed
     #[arg(long, value_name = "LOSS", value_parser = loss)]
     pub loss: Option<String>,
+    /// After a loss send all again that followed, as standard NICs do, also to peers that keep what comes early
+    #[arg(long)]
+    pub go_back_n: bool,
     /// Write all packets into this file, for Wireshark or tshark; %p in its name becomes the process's ID
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
@@ -76,6 +79,9 @@ pub fn run(exec: &Exec) -> Result<(), Failure> {
     }
     if let Some(loss) = &exec.loss {
         command.env("REMORA_LOSS", loss);
+    }
+    if exec.go_back_n {
+        command.env("REMORA_GO_BACK_N", "1");
     }
     if let Some(pcap) = &exec.pcap {
         command.env("REMORA_PCAP", pcap);

@@ -358,6 +358,7 @@ impl Nic {
             self.ctx.registry.unbind_windows(qpn.0);
         }
         if let Some(qp) = self.qps.get_mut(qpn.0) {
+            qp.forget_early(&mut self.ctx);
             let (active, entry) = (qp.active, qp.timer_entry);
             **qp = QueuePair::new(qpn, qp.init, self.port_mtu);
             (qp.active, qp.timer_entry) = (active, entry);

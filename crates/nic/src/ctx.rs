@@ -6,6 +6,7 @@ use std::sync::Arc;
 use remora_memory::{Access, Binder, Pd, Region, Registry};
 
 use crate::queue::{CompletionQueue, RecvQueue};
+use crate::reorder::ReorderPool;
 use crate::rpc::RpcTable;
 use crate::tap::Taps;
 use crate::types::*;
@@ -38,6 +39,9 @@ pub(crate) struct Ctx {
     pub multicast: VecDeque<Multicast>,
     pub rpc: RpcTable,
     pub taps: Taps,
+    /// Packets that come early are kept.
+    pub selective: bool,
+    pub reorder: ReorderPool,
     pub counters: Counters,
 }
 

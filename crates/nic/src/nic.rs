@@ -17,6 +17,7 @@ use crate::numbers::{MAX_QPS, QpTable};
 use crate::post::{check_limit, push_recv};
 use crate::qp::QueuePair;
 use crate::queue::TxBatch;
+use crate::reorder::ReorderPool;
 use crate::rpc::RpcTable;
 use crate::tap::Taps;
 use crate::timer::Timers;
@@ -35,6 +36,9 @@ pub struct NicConfig {
     pub max_stream_chunks: usize,
     /// Bytes up to which packets of one stream that nobody has taken make a single piece; 0 leaves each on its own.
     pub stream_chunk_bytes: usize,
+    /// Keep packets that come early, and send again only what was lost, with peers that do so too. Otherwise, and with other
+    /// peers, a loss makes a requester go back N.
+    pub selective_repeat: bool,
     /// The connection manager's limits and times.
     pub cm: CmConfig,
 }
@@ -48,6 +52,7 @@ impl NicConfig {
             port_mtu: 4096,
             max_stream_chunks: 2048,
             stream_chunk_bytes: 0,
+            selective_repeat: true,
             cm: CmConfig::default(),
         }
     }
@@ -104,6 +109,8 @@ impl Nic {
                 multicast: VecDeque::new(),
                 rpc: RpcTable::new(config.max_stream_chunks, config.stream_chunk_bytes),
                 taps: Taps::default(),
+                selective: config.selective_repeat,
+                reorder: ReorderPool::new(TxBatch::PACKET_BYTES),
                 counters: Counters::default(),
             },
             groups: Groups::default(),
@@ -239,6 +246,7 @@ impl Nic {
         }
         while self.ctx.rpc.drop_waiting(qpn.0).is_some() {}
         self.ctx.rpc.close(qpn.0);
+        self.with_qp(qpn, |qp, ctx| qp.forget_early(ctx))?;
         self.qps.remove(qpn.0);
         self.changes += 1;
         if self.late.len() == LATE {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use remora_memory::{Binder, Pd, Region};
-use remora_wire::{Aeth, AtomicAckEth, Bth, Opcode};
+use remora_wire::{Bth, Opcode};
 
 use crate::attr::QpAttr;
 use crate::ctx::Ctx;
@@ -40,6 +40,8 @@ pub(crate) struct QueuePair {
     pub recv_held: bool,
     pub req: Requester,
     pub resp: Responder,
+    /// The peer keeps packets that come early, as this side does.
+    pub peer_selective: bool,
     /// Windows of type 2 may be bound to it.
     pub has_windows: bool,
     /// In the engine's list of queue pairs with something to send.
@@ -77,6 +79,7 @@ impl QueuePair {
             recv_held: false,
             req: Requester::default(),
             resp: Responder::default(),
+            peer_selective: false,
             has_windows: false,
             active: false,
             deadline: None,
@@ -149,10 +152,17 @@ impl QueuePair {
         self.deadline = None;
         self.req.stop();
         self.resp.stop();
+        self.forget_early(ctx);
         self.flush(ctx);
         if news && self.init.srq.is_some() {
             ctx.events.push_back(Event::LastWqe(self.qpn));
         }
+    }
+
+    /// Gives back the room of all packets that came early.
+    pub fn forget_early(&mut self, ctx: &mut Ctx) {
+        self.req.early.clear(&mut ctx.reorder);
+        self.resp.early.clear(&mut ctx.reorder);
     }
 
     /// Completes everything posted as flushed.
@@ -310,19 +320,9 @@ impl QueuePair {
         match bth.opcode {
             RcAck | RcAtomicAck | RcReadResponseFirst | RcReadResponseMiddle | RcReadResponseLast
             | RcReadResponseOnly => {
-                if !self.sends() {
-                    return;
-                }
-                let Ok(aeth) = Aeth::parse(if bth.opcode.has_aeth() { rest } else { &[0; Aeth::LEN] }) else { return };
-                let data = &rest[if bth.opcode.has_aeth() { Aeth::LEN } else { 0 }..];
-                match bth.opcode {
-                    RcAck => self.handle_ack(ctx, now, bth.psn, aeth),
-                    RcAtomicAck => {
-                        if let Ok(value) = AtomicAckEth::parse(data) {
-                            self.handle_atomic_ack(ctx, now, bth.psn, value);
-                        }
-                    }
-                    _ => self.handle_read_response(ctx, now, bth, data),
+                if self.sends() {
+                    self.handle_response(ctx, now, bth, rest);
+                    self.take_early_responses(ctx, now);
                 }
             }
             _ => self.handle_request(ctx, bth, rest),

@@ -11,12 +11,11 @@ use crate::ctx::Ctx;
 use crate::packet::{Writer, pad_of};
 use crate::qp::QueuePair;
 use crate::queue::{SendWqe, Source, TxBatch};
+use crate::reorder::{ReorderBuffer, WINDOW};
+use crate::selective::{Again, PROBE, RESUME, SELECTIVE, Selective};
 use crate::types::*;
 use crate::uc::unreliable;
 
-/// Request PSNs that may be unacknowledged. At an MTU of 4096 B this is 1 MB in flight, which a default-sized
-/// socket buffer of a modern Linux can hold; the kernel's own software NIC allows 128.
-const WINDOW: i32 = 256;
 /// Ask for an acknowledgement at least this often, so that the window never stands still.
 const ACK_EVERY: u32 = 64;
 
@@ -35,7 +34,7 @@ pub(crate) struct Requester {
     /// The oldest PSN not acknowledged.
     pub(crate) unacked: Psn,
     /// The first PSN never sent.
-    sent_psn: Psn,
+    pub(crate) sent_psn: Psn,
     /// READs and atomics started and not complete.
     rd_atomics: u8,
     retries: u8,
@@ -46,6 +45,10 @@ pub(crate) struct Requester {
     rnr_wait: bool,
     /// Went back for a lost response already; once is enough until something arrives.
     went_back: bool,
+    /// What got lost of late, if anything ever did and the peer keeps what comes early.
+    pub(crate) selective: Option<Box<Selective>>,
+    /// Responses that came early.
+    pub(crate) early: ReorderBuffer,
     /// The element at this position cannot be sent: it fails with this status once all before it are complete.
     fault: Option<(u64, WcStatus)>,
     /// The world was told that the queue is drained (SQD).
@@ -70,6 +73,8 @@ impl Default for Requester {
             since_ack_request: 0,
             rnr_wait: false,
             went_back: false,
+            selective: None,
+            early: ReorderBuffer::default(),
             fault: None,
             drained: false,
         }
@@ -113,6 +118,11 @@ impl Requester {
         self.cursor
     }
 
+    /// Packets of the element at the cursor that were sent, of late.
+    pub fn packets_sent(&self) -> u32 {
+        self.packet
+    }
+
     /// In SQD: whether all that had started is complete.
     pub fn is_drained(&self) -> bool {
         self.drained
@@ -145,6 +155,9 @@ impl QueuePair {
         if !self.sends() || self.req.rnr_wait {
             return false;
         }
+        if self.req.selective.as_ref().is_some_and(|losses| losses.is_due()) {
+            return true;
+        }
         if self.req.fault.is_some_and(|(at, _)| at == self.req.cursor) {
             return false;
         }
@@ -166,12 +179,14 @@ impl QueuePair {
             }
             // At most 2^23 PSNs may be outstanding (section 9.7.5.1.1): a long READ can take them all.
             let outstanding = self.req.next_psn.distance(self.req.unacked) as u32;
-            if outstanding > 0 && outstanding.saturating_add(self.psns_of(wqe)) > 1 << 23 {
+            // Where packets get lost, no more of a response than can be kept behind one that did.
+            let most = if self.req.selective.is_some() && wqe.wants_response() { WINDOW } else { 1 << 23 };
+            if outstanding > 0 && outstanding.saturating_add(self.psns_of(wqe)) > most {
                 return false;
             }
             self.req.next_psn
         };
-        (0..WINDOW).contains(&next.distance(self.req.unacked))
+        (0..WINDOW as i32).contains(&next.distance(self.req.unacked))
     }
 
     fn resume_psn(&self) -> Psn {
@@ -180,6 +195,12 @@ impl QueuePair {
 
     /// Builds the next request packet into `batch`. False if there is nothing to send.
     pub(crate) fn emit_request(&mut self, ctx: &mut Ctx, now: Time, batch: &mut TxBatch) -> bool {
+        if !self.request_ready() {
+            return false;
+        }
+        if self.emit_again(ctx, now, batch) {
+            return true;
+        }
         if !self.request_ready() {
             return false;
         }
@@ -194,15 +215,32 @@ impl QueuePair {
         if self.req.cursor == self.sq.started {
             self.start_element();
         }
+        let (psn, before, wqe) = (self.resume_psn(), self.req.sent_psn, self.sq.get(self.req.cursor));
+        let psns = if wqe.wants_response() { wqe.psns - self.req.packet } else { 1 };
         if let Err(status) = self.build_request(ctx, batch) {
             self.req.fault = Some((self.req.cursor, status));
             self.after_completion(ctx);
             return self.ask_for_ack() && self.emit_request(ctx, now, batch);
         }
+        if let Some(losses) = &mut self.req.selective {
+            losses.note_sent(now, psn, psns, psn.distance(before) < 0);
+        }
         if self.deadline.is_none() {
-            self.deadline = self.req.timeout().map(|t| now + t);
+            self.arm(now);
         }
         true
+    }
+
+    /// From `now` on the peer has its time to say something.
+    fn arm(&mut self, now: Time) {
+        let timeout = self.req.timeout().map(|t| now + t);
+        self.deadline = match &mut self.req.selective {
+            Some(losses) if self.peer_selective => {
+                losses.timeout_at = timeout;
+                Some(losses.deadline(now))
+            }
+            _ => timeout,
+        };
     }
 
     /// Sends the last packet before the cursor again, now asking for an acknowledgement: the work request at the cursor is
@@ -250,9 +288,32 @@ impl QueuePair {
 
     /// One packet of the element at the cursor, and moves the cursor on.
     pub(crate) fn build_request(&mut self, ctx: &mut Ctx, batch: &mut TxBatch) -> Result<(), WcStatus> {
+        let index = self.req.packet;
+        self.build_packet(ctx, batch, (self.req.cursor, index), None)?;
+        let wqe = self.sq.get(self.req.cursor);
+        self.req.packet = if wqe.wants_response() { wqe.psns } else { index + 1 };
+        if self.req.packet >= wqe.psns {
+            self.req.cursor += 1;
+            self.req.packet = match self.req.cursor < self.sq.started {
+                true => self.sq.get(self.req.cursor).answered_packets(),
+                false => 0,
+            };
+        }
+        Ok(())
+    }
+
+    /// The packet `index` of the element `at`; for a READ the request for what is left of its response, or for the part of
+    /// it that is asked for again.
+    pub(crate) fn build_packet(
+        &mut self,
+        ctx: &mut Ctx,
+        batch: &mut TxBatch,
+        (at, index): (u64, u32),
+        again: Option<Again>,
+    ) -> Result<(), WcStatus> {
         let Some(route) = self.route else { return Err(WcStatus::LocalQpOperation) };
-        let (mtu, index) = (self.mtu as usize, self.req.packet);
-        let (wqe, sges, inline) = self.sq.parts(self.req.cursor);
+        let mtu = self.mtu as usize;
+        let (wqe, sges, inline) = self.sq.parts(at);
         let psn = wqe.first_psn + index;
         let offset = index as usize * mtu;
         let mut len = (wqe.len as usize - offset.min(wqe.len as usize)).min(mtu);
@@ -264,14 +325,17 @@ impl QueuePair {
         let opcode = request_opcode(wqe.op, first, last);
         let opcode = if reliable { opcode } else { unreliable(opcode) };
         // Work on this side waits for what comes before it.
-        let next = self.req.cursor + 1;
+        let next = at + 1;
         let end_of_work = last && (next == self.sq.tail || self.sq.get(next).is_local());
         let report = last && (wqe.signaled || self.init.sq_sig_all);
-        let ack_req = reliable && (report || end_of_work || self.req.since_ack_request + 1 >= ACK_EVERY);
+        let ack_req =
+            reliable && (report || end_of_work || again.is_some() || self.req.since_ack_request + 1 >= ACK_EVERY);
+        let resume = if again.as_ref().is_some_and(|again| again.resume) { RESUME } else { 0 };
         let bth = Bth {
             solicited: last && wqe.solicited,
             pad: pad_of(len),
             ack_req,
+            reserved7: if reliable && ctx.selective { SELECTIVE | resume } else { 0 },
             ..Bth::new(opcode, self.attr.dest_qp, psn)
         };
         let mut writer = Writer::new(batch.space(), &bth);
@@ -284,7 +348,9 @@ impl QueuePair {
             }
             SendOp::Read { va, rkey } => {
                 let va = va.wrapping_add(offset as u64);
-                writer.reth(Reth { va, rkey, len: wqe.len - offset.min(wqe.len as usize) as u32 });
+                let left = wqe.len - offset.min(wqe.len as usize) as u32;
+                let asked = again.as_ref().map_or(left, |again| again.psns.saturating_mul(self.mtu));
+                writer.reth(Reth { va, rkey, len: left.min(asked) });
             }
             SendOp::CompareSwap { va, rkey, compare, swap } => {
                 writer.atomic(AtomicEth { va, rkey, swap_or_add: swap, compare });
@@ -325,17 +391,9 @@ impl QueuePair {
             ctx.counters.sent(route.link);
         }
         self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request + 1 };
-        self.req.packet = if response { psns } else { index + 1 };
         let end = if response { psn + (psns - index) } else { psn + 1 };
         if end.distance(self.req.sent_psn) > 0 {
             self.req.sent_psn = end;
-        }
-        if self.req.packet >= psns {
-            self.req.cursor += 1;
-            self.req.packet = match self.req.cursor < self.sq.started {
-                true => self.sq.get(self.req.cursor).answered_packets(),
-                false => 0,
-            };
         }
         Ok(())
     }
@@ -349,14 +407,21 @@ impl QueuePair {
     }
 
     /// An ACK or NAK from the peer.
-    pub(crate) fn handle_ack(&mut self, ctx: &mut Ctx, now: Time, psn: Psn, aeth: Aeth) {
-        if !self.is_outstanding(psn) {
+    fn handle_ack(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, aeth: Aeth, map: &[u8]) {
+        let psn = bth.psn;
+        let asked = bth.reserved7 & PROBE != 0 && self.req.selective.is_some();
+        // Who is asked what has come, and has all, names the first PSN never sent.
+        if !self.is_outstanding(psn) && !(asked && psn == self.req.sent_psn) {
             return;
         }
+        self.note_peer(ctx, bth);
         match aeth.syndrome {
             Syndrome::Ack { .. } => {
                 if self.acknowledge(ctx, now, psn + 1) {
-                    self.go_back_for_response(ctx, now);
+                    match self.is_selective() {
+                        true => self.handle_later_ack(psn),
+                        false => self.go_back_for_response(ctx, now),
+                    }
                 }
             }
             Syndrome::RnrNak { timer } => {
@@ -365,7 +430,9 @@ impl QueuePair {
             }
             Syndrome::Nak(code) => {
                 let stuck = self.acknowledge(ctx, now, psn);
+                let retries = self.is_selective() && self.req.retry_count > 0;
                 let status = match code {
+                    NakCode::SequenceError if retries && self.handle_selective_nak(now, psn, map, asked) => return,
                     NakCode::SequenceError if stuck => return self.go_back_for_response(ctx, now),
                     NakCode::SequenceError => return self.retry(ctx, now, psn),
                     NakCode::InvalidRequest => WcStatus::RemoteInvalidRequest,
@@ -406,20 +473,24 @@ impl QueuePair {
             false => self.req.next_psn,
         };
         let reached = if reached.distance(psn) > 0 { psn } else { reached };
-        self.progress(now, reached);
+        self.progress(ctx, now, reached);
         self.after_completion(ctx);
         stuck
     }
 
     /// The peer has taken everything before `psn`: timers and retry counters start anew, if that is news.
-    fn progress(&mut self, now: Time, psn: Psn) {
+    fn progress(&mut self, ctx: &mut Ctx, now: Time, psn: Psn) {
         if psn.distance(self.req.unacked) > 0 {
-            self.req.unacked = psn;
+            let before = std::mem::replace(&mut self.req.unacked, psn);
+            self.req.early.forget(&mut ctx.reorder, before, psn.distance(before) as u32);
+            if let Some(losses) = &mut self.req.selective {
+                losses.progress(now, before, psn);
+            }
             self.req.retries = self.req.retry_count;
             self.req.rnr_retries = self.req.rnr_retry;
             self.req.went_back = false;
             self.req.rnr_wait = false;
-            self.deadline = self.req.timeout().map(|t| now + t);
+            self.arm(now);
         }
         if self.sq.head == self.sq.started && !self.req.rnr_wait {
             self.deadline = None;
@@ -451,7 +522,10 @@ impl QueuePair {
     }
 
     /// Transmission starts again at `psn`.
-    fn go_back_to(&mut self, psn: Psn) {
+    pub(crate) fn go_back_to(&mut self, psn: Psn) {
+        if let Some(losses) = &mut self.req.selective {
+            losses.go_back();
+        }
         let mut at = self.sq.head;
         while at + 1 < self.sq.started && self.sq.get(at).last_psn().distance(psn) < 0 {
             at += 1;
@@ -470,7 +544,7 @@ impl QueuePair {
         self.req.retries -= 1;
         self.req.since_ack_request = ACK_EVERY;
         self.go_back_to(psn);
-        self.deadline = self.req.timeout().map(|t| now + t);
+        self.arm(now);
     }
 
     /// A later acknowledgement shows that a response was lost: ask again, once.
@@ -508,21 +582,34 @@ impl QueuePair {
         }
         if self.req.rnr_wait {
             self.req.rnr_wait = false;
-            self.deadline = self.req.timeout().map(|t| now + t);
-        } else if self.sq.head < self.sq.started {
+            self.arm(now);
+        } else if self.sq.head < self.sq.started && !self.probe(now) {
             ctx.counters.timeouts += 1;
             self.req.went_back = false;
+            self.note_timeout();
             let unacked = self.req.unacked;
             self.retry(ctx, now, unacked);
         }
     }
 
-    /// A READ response packet.
-    pub(crate) fn handle_read_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, data: &[u8]) {
-        let psn = bth.psn;
-        if !self.is_outstanding(psn) || !self.answers_head(ctx, now, psn) {
-            return;
+    /// An acknowledgement or a response from the peer; `rest` is what follows the BTH, without pad and ICRC.
+    pub(crate) fn handle_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: &[u8]) {
+        let header = if bth.opcode.has_aeth() { Aeth::LEN } else { 0 };
+        let data = &rest[header..];
+        match bth.opcode {
+            Opcode::RcAck => {
+                if let Ok(aeth) = Aeth::parse(rest) {
+                    self.handle_ack(ctx, now, bth, aeth, data);
+                }
+            }
+            _ if !self.answers_head(ctx, now, bth, rest) => {}
+            Opcode::RcAtomicAck => self.handle_atomic_ack(ctx, now, bth.psn, data),
+            _ => self.handle_read_response(ctx, now, bth, data),
         }
+    }
+
+    /// The next packet of the READ at the head.
+    fn handle_read_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, data: &[u8]) {
         let (wqe, sges, _) = self.sq.parts(self.sq.head);
         let SendOp::Read { .. } = wqe.op else {
             return self.fail_head(ctx, WcStatus::BadResponse);
@@ -530,21 +617,21 @@ impl QueuePair {
         let offset = wqe.answered as usize * self.mtu as usize;
         let expected = (wqe.len as usize - offset).min(self.mtu as usize);
         let last = wqe.answered + 1 == wqe.psns;
-        if data.len() != expected || last != (bth.opcode.is_last() || bth.opcode.is_only()) {
+        let ends = bth.opcode.is_last() || bth.opcode.is_only();
+        // Where a part was asked for again, an end may come before the end.
+        if data.len() != expected || last && !ends || ends && !last && !self.is_selective() {
             return self.fail_head(ctx, WcStatus::BadResponse);
         }
         let len = wqe.len;
         if let Err(status) = ctx.scatter(&mut self.local_region, self.init.pd, sges, offset, data) {
             return self.fail_head(ctx, status);
         }
-        self.response_taken(ctx, now, psn, last, len);
+        self.response_taken(ctx, now, bth.psn, last, len);
     }
 
-    /// The old value of an atomic.
-    pub(crate) fn handle_atomic_ack(&mut self, ctx: &mut Ctx, now: Time, psn: Psn, ack: AtomicAckEth) {
-        if !self.is_outstanding(psn) || !self.answers_head(ctx, now, psn) {
-            return;
-        }
+    /// The old value of the atomic at the head.
+    fn handle_atomic_ack(&mut self, ctx: &mut Ctx, now: Time, psn: Psn, data: &[u8]) {
+        let Ok(ack) = AtomicAckEth::parse(data) else { return };
         let (wqe, sges, _) = self.sq.parts(self.sq.head);
         let (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) = wqe.op else {
             return self.fail_head(ctx, WcStatus::BadResponse);
@@ -556,8 +643,13 @@ impl QueuePair {
         self.response_taken(ctx, now, psn, true, 8);
     }
 
-    /// Whether the response `psn` is the next one that the oldest request waits for. A gap asks for the lost ones.
-    fn answers_head(&mut self, ctx: &mut Ctx, now: Time, psn: Psn) -> bool {
+    /// Whether a response is the next one that the oldest request waits for. A gap asks for the lost ones.
+    fn answers_head(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: &[u8]) -> bool {
+        let psn = bth.psn;
+        if !self.is_outstanding(psn) {
+            return false;
+        }
+        self.note_peer(ctx, bth);
         // A response acknowledges everything before it (section 9.7.5.1.2).
         let stuck = self.acknowledge(ctx, now, psn);
         if self.state == QpState::Err || self.sq.head == self.sq.started {
@@ -569,7 +661,10 @@ impl QueuePair {
             return true;
         }
         if stuck && psn.distance(expected) > 0 {
-            self.go_back_for_response(ctx, now);
+            match self.is_selective() {
+                true => self.keep_response(ctx, now, bth, rest),
+                false => self.go_back_for_response(ctx, now),
+            }
         }
         false
     }
@@ -581,7 +676,7 @@ impl QueuePair {
             self.req.rd_atomics = self.req.rd_atomics.saturating_sub(1);
             self.complete_send(ctx, WcStatus::Success, byte_len);
         }
-        self.progress(now, psn + 1);
+        self.progress(ctx, now, psn + 1);
         self.after_completion(ctx);
     }
 }

@@ -12,6 +12,8 @@ use crate::ctx::Ctx;
 use crate::packet::{Writer, pad_of};
 use crate::qp::QueuePair;
 use crate::queue::TxBatch;
+use crate::reorder::{ReorderBuffer, WINDOW};
+use crate::selective::{PROBE, RESUME, SELECTIVE};
 use crate::tap::WriteTap;
 use crate::types::*;
 
@@ -36,9 +38,14 @@ pub(crate) struct Responder {
     max_resources: usize,
     /// Resources with response packets to send.
     pending: usize,
+    replays: VecDeque<Replay>,
+    /// The peer asks what has come.
+    asked: bool,
     established: bool,
     /// The call whose payload stream comes next, and its op-code.
     stream: Option<(u64, u64)>,
+    /// Requests that came early.
+    pub(crate) early: ReorderBuffer,
 }
 
 /// The message whose packets are arriving.
@@ -75,6 +82,20 @@ struct Resource {
     answered: bool,
 }
 
+/// A part of a READ's response that a peer asks for again who keeps the rest.
+#[derive(Clone, Copy, Debug)]
+struct Replay {
+    /// The first PSN of the READ.
+    psn: Psn,
+    /// Response packets `next..end` are to be sent, of those from `first` on.
+    first: u32,
+    next: u32,
+    end: u32,
+}
+
+/// Such parts that may wait to be sent; more are forgotten, and asked for once more.
+const REPLAYS: usize = 64;
+
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Read { va: u64, rkey: u32, len: u32 },
@@ -101,8 +122,11 @@ impl Default for Responder {
             resources: VecDeque::new(),
             max_resources: 0,
             pending: 0,
+            replays: VecDeque::new(),
+            asked: false,
             established: false,
             stream: None,
+            early: ReorderBuffer::default(),
         }
     }
 }
@@ -127,6 +151,7 @@ impl Responder {
         if !matches!(self.ack, Some(Syndrome::Nak(_))) {
             self.ack = None;
             self.pending = 0;
+            self.replays.clear();
             self.resources.clear();
         }
     }
@@ -181,16 +206,48 @@ use Refusal::{Local, Nak, NotReady};
 impl QueuePair {
     /// Whether a response or acknowledgement waits to be sent.
     pub(crate) fn response_ready(&self) -> bool {
-        self.resp.pending > 0 || self.resp.ack.is_some()
+        self.resp.pending > 0 || !self.resp.replays.is_empty() || self.resp.ack.is_some()
     }
 
     /// A request packet; `rest` is what follows the BTH, without pad and ICRC.
     pub(crate) fn handle_request(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) {
+        if self.resp.early.is_empty() {
+            return self.take_request(ctx, bth, rest);
+        }
+        let before = self.resp.expected;
+        self.take_request(ctx, bth, rest);
+        let (taken, again) = (self.resp.expected.distance(before) as u32, bth.psn + 1 == before);
+        if taken == 0 && !again {
+            return;
+        }
+        self.resp.early.forget(&mut ctx.reorder, before, taken);
+        if bth.reserved7 & RESUME != 0 {
+            while self.receives()
+                && let Some(kept) = self.resp.early.take(self.resp.expected)
+            {
+                let before = self.resp.expected;
+                self.take_request(ctx, &kept.bth, kept.rest());
+                ctx.reorder.give(kept.into_room());
+                self.resp.early.forget(&mut ctx.reorder, before, self.resp.expected.distance(before) as u32);
+            }
+        }
+    }
+
+    /// A request packet that has arrived, or that was kept and whose turn has come.
+    fn take_request(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) {
         let ahead = bth.psn.distance(self.resp.expected);
         if ahead < 0 {
             return self.handle_duplicate(ctx, bth, rest);
         }
         if ahead > 0 {
+            // Who was told to come back later starts anew from there.
+            let near = self.is_selective() && self.resp.refusals == 0 && ahead < WINDOW as i32;
+            if near && self.resp.early.keep(&mut ctx.reorder, bth, rest) {
+                // Each tells the peer what is there now.
+                self.resp.ack = Some(Syndrome::Nak(NakCode::SequenceError));
+                ctx.counters.sequence_naks += u64::from(!std::mem::replace(&mut self.resp.waiting, true));
+                return;
+            }
             if !self.resp.waiting {
                 self.resp.waiting = true;
                 self.resp.ack = Some(Syndrome::Nak(NakCode::SequenceError));
@@ -198,6 +255,7 @@ impl QueuePair {
             }
             return;
         }
+        self.note_peer(ctx, bth);
         self.resp.waiting = false;
         // A NAK that was due for this very packet is void now.
         if matches!(self.resp.ack, Some(Syndrome::Nak(_) | Syndrome::RnrNak { .. })) {
@@ -224,6 +282,7 @@ impl QueuePair {
                 }
             }
             Err(NotReady) => {
+                self.resp.early.clear(&mut ctx.reorder);
                 self.resp.waiting = true;
                 self.resp.ack =
                     Some(Syndrome::RnrNak { timer: rnr_timer(self.attr.min_rnr_timer, self.resp.refusals) });
@@ -500,8 +559,10 @@ impl QueuePair {
         }
         if self.resp.resources.len() >= self.resp.max_resources {
             // A new request shows that the peer has the old answer: a replay of it is not wanted any more.
-            let replays = self.resp.resources.pop_front().is_some_and(|r| r.next < r.psns);
-            self.resp.pending -= usize::from(replays);
+            if let Some(old) = self.resp.resources.pop_front() {
+                self.resp.pending -= usize::from(old.next < old.psns);
+                self.resp.replays.retain(|replay| replay.psn != old.psn);
+            }
         }
         self.resp.resources.push_back(resource);
         self.resp.pending += 1;
@@ -529,6 +590,16 @@ impl QueuePair {
                     self.resp.pending += 1;
                 }
             }
+            _ if bth.reserved7 & PROBE != 0
+                && self.is_selective()
+                && matches!(
+                    self.resp.ack,
+                    None | Some(Syndrome::Ack { .. } | Syndrome::Nak(NakCode::SequenceError))
+                ) =>
+            {
+                self.resp.asked = true;
+                self.resp.ack = Some(Syndrome::Nak(NakCode::SequenceError));
+            }
             // A NAK that is due says more than an ACK would.
             _ if self.resp.ack.is_none() => self.resp.ack = Some(Syndrome::Ack { credits: CREDITS }),
             _ => {}
@@ -537,7 +608,7 @@ impl QueuePair {
 
     /// Answers a READ again from the packet on that the peer asks for. A range that was not granted is ignored.
     fn replay_read(&mut self, psn: Psn, reth: Reth) {
-        let mtu = self.mtu;
+        let (mtu, selective) = (self.mtu, self.is_selective());
         let found = self.resp.resources.iter_mut().find(|r| {
             let ahead = psn.distance(r.psn);
             ahead >= 0 && (ahead as u32) < r.psns
@@ -545,26 +616,33 @@ impl QueuePair {
         let Some(r) = found else { return };
         let Kind::Read { va, rkey, len } = r.kind else { return };
         let skip = psn.distance(r.psn) as u32;
-        let same = skip
-            .checked_mul(mtu)
-            .is_some_and(|s| reth.va == va.wrapping_add(s.into()) && reth.len == len - s.min(len) && reth.rkey == rkey);
-        if same {
+        let Some(offset) = skip.checked_mul(mtu).filter(|&offset| offset <= len) else { return };
+        let left = len - offset;
+        // A part ends with a packet of its own.
+        let part = selective && reth.len < left && reth.len > 0 && reth.len % mtu == 0;
+        if reth.va != va.wrapping_add(offset.into()) || reth.rkey != rkey || reth.len != left && !part {
+            return;
+        }
+        if !selective {
             self.resp.pending += usize::from(r.next == r.psns);
-            r.next = skip;
-            r.first = skip;
+            (r.next, r.first) = (skip, skip);
+        } else if skip < r.next && self.resp.replays.len() < REPLAYS {
+            // What has not been sent yet will be.
+            let end = (if part { skip + reth.len / mtu } else { r.psns }).min(r.next);
+            self.resp.replays.push_back(Replay { psn: r.psn, first: skip, next: skip, end });
         }
     }
 
     /// Builds the next response packet into `batch`. False if there is nothing to send.
     pub(crate) fn emit_response(&mut self, ctx: &mut Ctx, batch: &mut TxBatch) -> bool {
         let Some(route) = self.route else { return false };
-        let total = if self.resp.pending > 0 {
+        let total = if self.resp.pending > 0 || !self.resp.replays.is_empty() {
             match self.emit_resource(ctx, batch) {
                 Some(total) => total,
                 None => return false,
             }
         } else if let Some(syndrome) = self.resp.ack.take() {
-            self.emit_ack(syndrome, batch)
+            self.emit_ack(ctx.selective, syndrome, batch)
         } else {
             return false;
         };
@@ -574,41 +652,64 @@ impl QueuePair {
         true
     }
 
-    fn emit_ack(&mut self, syndrome: Syndrome, batch: &mut TxBatch) -> usize {
+    fn emit_ack(&mut self, selective: bool, syndrome: Syndrome, batch: &mut TxBatch) -> usize {
+        // What is missing says more than what is not.
+        let syndrome = match syndrome {
+            Syndrome::Ack { .. } if !self.resp.early.is_empty() => Syndrome::Nak(NakCode::SequenceError),
+            _ => syndrome,
+        };
         let psn = match syndrome {
             Syndrome::Ack { .. } => self.resp.to_acknowledge(),
             _ => self.resp.expected,
         };
-        let bth = Bth::new(Opcode::RcAck, self.attr.dest_qp, psn);
+        let asked = if std::mem::take(&mut self.resp.asked) { PROBE } else { 0 };
+        let bth = self.answer(selective, Opcode::RcAck, psn);
+        let bth = Bth { reserved7: bth.reserved7 | asked, ..bth };
         let mut writer = Writer::new(batch.space(), &bth);
         writer.aeth(Aeth { syndrome, msn: self.resp.msn });
-        writer.finish(0)
+        if syndrome != Syndrome::Nak(NakCode::SequenceError) || !self.is_selective() {
+            return writer.finish(0);
+        }
+        let map = self.resp.early.bitmap(psn);
+        writer.payload(map.len()).copy_from_slice(&map);
+        writer.finish(map.len())
     }
 
-    /// The next packet of the oldest READ or atomic that has some to send.
+    /// The BTH of an answer.
+    fn answer(&self, selective: bool, opcode: Opcode, psn: Psn) -> Bth {
+        Bth { reserved7: if selective { SELECTIVE } else { 0 }, ..Bth::new(opcode, self.attr.dest_qp, psn) }
+    }
+
+    /// The next packet that is asked for again, or of the oldest READ or atomic that has some to send.
     fn emit_resource(&mut self, ctx: &mut Ctx, batch: &mut TxBatch) -> Option<usize> {
-        let index = self.resp.resources.iter().position(|r| r.next < r.psns)?;
+        let replay = self.resp.replays.front().copied();
+        let index = match replay {
+            Some(replay) => self.resp.resources.iter().position(|r| r.psn == replay.psn)?,
+            None => self.resp.resources.iter().position(|r| r.next < r.psns)?,
+        };
         let r = self.resp.resources[index];
-        let psn = r.psn + r.next;
+        let Replay { first, next, end, .. } =
+            replay.unwrap_or(Replay { psn: r.psn, first: r.first, next: r.next, end: r.psns });
+        let psn = r.psn + next;
         let aeth = Aeth { syndrome: Syndrome::Ack { credits: CREDITS }, msn: self.resp.msn };
         let total = match r.kind {
             Kind::Atomic { original } => {
-                let bth = Bth::new(Opcode::RcAtomicAck, self.attr.dest_qp, psn);
+                let bth = self.answer(ctx.selective, Opcode::RcAtomicAck, psn);
                 let mut writer = Writer::new(batch.space(), &bth);
                 writer.aeth(aeth);
                 writer.atomic_ack(AtomicAckEth { original });
                 writer.finish(0)
             }
             Kind::Read { va, rkey, len } => {
-                let offset = r.next * self.mtu;
+                let offset = next * self.mtu;
                 let n = (len - offset).min(self.mtu) as usize;
-                let opcode = match (r.next == r.first, r.next + 1 == r.psns) {
+                let opcode = match (next == first, next + 1 == end) {
                     (true, true) => Opcode::RcReadResponseOnly,
                     (true, false) => Opcode::RcReadResponseFirst,
                     (false, false) => Opcode::RcReadResponseMiddle,
                     (false, true) => Opcode::RcReadResponseLast,
                 };
-                let bth = Bth { pad: pad_of(n), ..Bth::new(opcode, self.attr.dest_qp, psn) };
+                let bth = Bth { pad: pad_of(n), ..self.answer(ctx.selective, opcode, psn) };
                 let mut writer = Writer::new(batch.space(), &bth);
                 if opcode.has_aeth() {
                     writer.aeth(aeth);
@@ -621,13 +722,21 @@ impl QueuePair {
                     self.fail(ctx, WcStatus::RemoteAccess);
                     self.resp.ack = None;
                     self.resp.stop();
-                    return Some(self.emit_nak_now(batch));
+                    let nak = Syndrome::Nak(NakCode::RemoteAccess);
+                    return Some(self.emit_ack(ctx.selective, nak, batch));
                 }
                 let total = writer.finish(n);
                 batch.note_fetched(n);
                 total
             }
         };
+        if let Some(replay) = self.resp.replays.front_mut() {
+            replay.next += 1;
+            if replay.next == end {
+                self.resp.replays.pop_front();
+            }
+            return Some(total);
+        }
         let r = &mut self.resp.resources[index];
         r.next += 1;
         if r.next == r.psns {
@@ -635,10 +744,6 @@ impl QueuePair {
             self.resp.pending -= 1;
         }
         Some(total)
-    }
-
-    fn emit_nak_now(&mut self, batch: &mut TxBatch) -> usize {
-        self.emit_ack(Syndrome::Nak(NakCode::RemoteAccess), batch)
     }
 
     fn read_for_peer(&mut self, ctx: &Ctx, rkey: u32, va: u64, out: &mut [u8]) -> bool {

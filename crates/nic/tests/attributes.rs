@@ -4,12 +4,11 @@
 mod common;
 
 use common::bare::{Bare, PEER_QP};
-use common::{A, B, Faults, Pair, Setup, Side};
+use common::{A, B, CLEAN, Pair, Setup, Side};
 use remora_memory::Access;
 use remora_nic::*;
 use remora_wire::{NakCode, Opcode, Psn};
 
-const CLEAN: Faults = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
 const KINDS: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
 const STATES: [QpState; 7] =
     [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Err];

@@ -6,13 +6,12 @@ mod common;
 use std::sync::Arc;
 
 use common::bare::{Bare, PEER_QP, ack, nak};
-use common::{A, B, Faults, Pair, REGION, Setup};
+use common::{A, B, CLEAN, Pair, REGION, Setup};
 use remora_memory::{Access, Region};
 use remora_nic::*;
 use remora_wire::packet::Packet;
 use remora_wire::{Aeth, AtomicAckEth, AtomicEth, Feth, NakCode, Opcode, Psn, Syndrome};
 
-const CLEAN: Faults = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
 /// The exposed region: `LEN` bytes at `AT` of a buffer that is otherwise guard bytes.
 const AT: usize = 4096;
 const LEN: usize = 16384;

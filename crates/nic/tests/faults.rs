@@ -4,7 +4,7 @@ mod common;
 
 use std::net::IpAddr;
 
-use common::{A, B, Faults, Pair, Setup, V6};
+use common::{A, B, Faults, Pair, REGION, Setup, Side, V6};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 use remora_nic::*;
@@ -71,9 +71,11 @@ impl Script {
     }
 }
 
-fn run(ips: [IpAddr; 2], seed: u64, faults: Faults, mtu: u32) {
-    let what = format!("{ips:?}, seed {seed}, mtu {mtu}, {faults:?}");
+fn run(ips: [IpAddr; 2], seed: u64, faults: Faults, mtu: u32, selective: [bool; 2]) {
+    let what = format!("{ips:?}, seed {seed}, mtu {mtu}, selective {selective:?}, {faults:?}");
     let mut pair = Pair::unconnected_at(ips, seed, faults);
+    let config = |at: usize| NicConfig { selective_repeat: selective[at], ..NicConfig::new([at as u8 + 1; 32]) };
+    (pair.a, pair.b) = (Side::with(ips[0], &config(0), REGION), Side::with(ips[1], &config(1), REGION));
     pair.connect(Setup { mtu, ..Setup::default() });
     let mut script = Script {
         rng: ChaCha8Rng::seed_from_u64(seed ^ 0x5eed),
@@ -116,13 +118,21 @@ fn data_and_completions_are_exact_under_every_kind_of_fault() {
         Faults { latency: 1000, reorder: 50, ..Faults::default() },
         Faults { latency: 1000, jitter: 20_000, ..Faults::default() },
         Faults { latency: 1000, damage: 50, ..Faults::default() },
-        Faults { latency: 5000, jitter: 5000, loss: 20, duplicate: 20, damage: 20, reorder: 20 },
+        Faults { latency: 5000, jitter: 5000, loss: 20, duplicate: 20, damage: 20, reorder: 20, per_byte: 100 },
     ];
     for (index, faults) in kinds.into_iter().enumerate() {
         for mtu in [256, 1024, 4096] {
             // One of the three by IPv6.
             let ips = if mtu == 1024 { V6 } else { [A, B] };
-            run(ips, index as u64 * 10 + u64::from(mtu), faults, mtu);
+            let seed = index as u64 * 10 + u64::from(mtu);
+            run(ips, seed, faults, mtu, [true; 2]);
+            // Beside, and with, a peer that knows only to go back N.
+            let other = match mtu {
+                256 => [true, false],
+                1024 => [false, true],
+                _ => [false; 2],
+            };
+            run(ips, seed, faults, mtu, other);
         }
     }
 }

@@ -5,13 +5,12 @@ mod common;
 use std::net::{IpAddr, Ipv4Addr};
 
 use common::bare::{Bare, ack, bytes_of};
-use common::{A, B, Faults, Pair, Setup};
+use common::{A, B, CLEAN, Pair, Setup};
 use remora_memory::Access;
 use remora_nic::*;
 use remora_wire::packet::Packet;
 use remora_wire::{Aeth, AtomicAckEth, ImmDt, Opcode, Syndrome};
 
-const CLEAN: Faults = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
 const PSN: u32 = 100;
 const AT: usize = 4096;
 const LEN: usize = 4096;

@@ -4,11 +4,10 @@ mod common;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use common::{A, B, Faults, Pair, Setup, Side, V6};
+use common::{A, B, CLEAN, Pair, Setup, Side, V6};
 use remora_nic::*;
 use remora_wire::ip::Ipv6;
 
-const CLEAN: Faults = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
 const GROUP: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 1, 2, 3));
 const OTHER: IpAddr = IpAddr::V6(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x77));
 

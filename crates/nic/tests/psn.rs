@@ -3,12 +3,11 @@
 mod common;
 
 use common::bare::{Bare, Said, ack, nak};
-use common::{Faults, Pair, Setup};
+use common::{CLEAN, Faults, Pair, Setup};
 use remora_memory::Buffer;
 use remora_nic::*;
 use remora_wire::{Aeth, NakCode, Opcode, Syndrome};
 
-const CLEAN: Faults = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
 /// An engine that expects PSN 100 and sends from 5000 on, at an MTU of 256.

@@ -5,12 +5,11 @@ mod common;
 use std::collections::HashMap;
 
 use common::bare::{Bare, bytes_of};
-use common::{A, B, Faults, Pair, Setup, Side};
+use common::{A, B, CLEAN, Faults, Pair, Setup, Side};
 use remora_nic::*;
 use remora_wire::rpc::{FLAG_STREAM, RpcHeader, parse_reply_imm, status as code};
 use remora_wire::{Opcode, Syndrome};
 
-const CLEAN: Faults = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
 /// A kernel that replies its parameters in reverse.
 const REVERSE: u64 = 0x1234_5678_9abc_def0;
 /// A kernel that replies the bytes of its payload stream.
@@ -110,7 +109,7 @@ fn a_call_is_answered_into_the_callers_memory() {
 
 #[test]
 fn streams_of_any_length_arrive_whole_and_in_order_whatever_the_network_does() {
-    let lossy = Faults { latency: 3000, jitter: 3000, loss: 30, duplicate: 30, damage: 10, reorder: 30 };
+    let lossy = Faults { latency: 3000, jitter: 3000, loss: 30, duplicate: 30, damage: 10, reorder: 30, per_byte: 0 };
     for (seed, faults) in [(1, CLEAN), (2, lossy), (3, lossy)] {
         let mut p = pair(seed, faults, Setup { mtu: 256, ..Setup::default() });
         let data: Vec<u8> = (0..20_000).map(|i| (i % 247) as u8).collect();

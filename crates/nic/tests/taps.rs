@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
-use common::{Faults, Pair, Setup};
+use common::{CLEAN, Faults, Pair, Setup};
 use remora_memory::Access;
 use remora_nic::*;
 
@@ -42,7 +42,8 @@ fn write(p: &mut Pair, (from, to, len): (usize, usize, usize), rkey: u32) {
 #[test]
 fn retransmitted_and_repeated_packets_are_seen_once() {
     for seed in 0..20 {
-        let faults = Faults { loss: 30, duplicate: 30, damage: 0, reorder: 30, latency: 1000, jitter: 2000 };
+        let faults =
+            Faults { loss: 30, duplicate: 30, damage: 0, reorder: 30, latency: 1000, jitter: 2000, per_byte: 0 };
         let mut p = Pair::new(seed, faults, Setup::default());
         let data: Vec<u8> = (0..100_000u32).map(|i| (i * 7 + i / 251) as u8).collect();
         p.a.buffer.write(0, &data).expect("in bounds");
@@ -59,7 +60,7 @@ fn retransmitted_and_repeated_packets_are_seen_once() {
 
 #[test]
 fn a_tap_sees_what_names_its_key_until_it_is_taken_away() {
-    let clean = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
+    let clean = CLEAN;
     let mut p = Pair::new(1, clean, Setup::default());
     let key = p.b.key();
     let other = p.b.register(0, 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
@@ -86,7 +87,7 @@ fn a_tap_sees_what_names_its_key_until_it_is_taken_away() {
 
 #[test]
 fn packets_part_between_aligned_words() {
-    let clean = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
+    let clean = CLEAN;
     let mut p = Pair::new(3, clean, Setup { mtu: 4096, ..Setup::default() });
     let (notes, key) = (Notes::default(), p.b.key());
     p.b.nic.attach_tap(key, Box::new(notes.clone())).expect("room");
@@ -103,7 +104,7 @@ fn packets_part_between_aligned_words() {
 
 #[test]
 fn what_is_refused_is_not_seen() {
-    let clean = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
+    let clean = CLEAN;
     let mut p = Pair::new(2, clean, Setup::default());
     let readable = p.b.register(0, 4096, Access::REMOTE_READ);
     let notes = Notes::default();
@@ -132,7 +133,7 @@ impl WriteTap for Ends {
 
 #[test]
 fn a_tap_hears_of_the_end_of_each_message_after_its_last_packet() {
-    let clean = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
+    let clean = CLEAN;
     let mut p = Pair::new(2, clean, Setup::default());
     let (ends, key) = (Ends::default(), p.b.key());
     p.b.nic.attach_tap(key, Box::new(ends.clone())).expect("room");

@@ -3,12 +3,11 @@
 
 mod common;
 
-use common::{Faults, Pair, Setup};
+use common::{CLEAN, Faults, Pair, Setup};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 use remora_nic::*;
 
-const CLEAN: Faults = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
 const LAND: usize = 1 << 19;
 
 fn uc(mtu: u32) -> Setup {
@@ -226,7 +225,7 @@ fn under_every_kind_of_fault_messages_arrive_whole_or_not_at_all() {
         Faults { latency: 1000, duplicate: 100, ..Faults::default() },
         Faults { latency: 1000, reorder: 50, ..Faults::default() },
         Faults { latency: 1000, damage: 50, ..Faults::default() },
-        Faults { latency: 5000, jitter: 0, loss: 10, duplicate: 10, damage: 10, reorder: 10 },
+        Faults { latency: 5000, jitter: 0, loss: 10, duplicate: 10, damage: 10, reorder: 10, per_byte: 0 },
     ];
     for (index, faults) in kinds.into_iter().enumerate() {
         for mtu in [256, 1024, 4096] {

@@ -2,14 +2,13 @@
 
 mod common;
 
-use common::{A, B, Faults, Pair, REGION, Setup};
+use common::{A, B, CLEAN, Pair, REGION, Setup};
 use remora_memory::Access;
 use remora_nic::*;
 use remora_wire::Psn;
 use remora_wire::ip::Ipv4;
 use std::net::IpAddr;
 
-const CLEAN: Faults = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
 /// Where receives, READs and atomics land.
 const LAND: usize = 1 << 19;
 

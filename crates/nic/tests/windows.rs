@@ -4,11 +4,9 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Faults, Pair, Setup};
+use common::{CLEAN, Faults, Pair, Setup};
 use remora_memory::{Access, Binding, DeregisterError, Region, WindowType};
 use remora_nic::*;
-
-const CLEAN: Faults = Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0 };
 
 /// B lends a region of its own through a window.
 struct Loan {
@@ -183,7 +181,7 @@ fn windows_come_and_go_under_faults() {
     let kinds = [
         Faults { latency: 1000, loss: 50, ..Faults::default() },
         Faults { latency: 1000, duplicate: 100, reorder: 50, ..Faults::default() },
-        Faults { latency: 5000, jitter: 5000, loss: 20, duplicate: 20, damage: 20, reorder: 20 },
+        Faults { latency: 5000, jitter: 5000, loss: 20, duplicate: 20, damage: 20, reorder: 20, per_byte: 0 },
     ];
     for (seed, faults) in (0..).zip(kinds) {
         let mut l = loan(WindowType::Two, Setup { mtu: 256, ..Setup::default() }, faults, seed);

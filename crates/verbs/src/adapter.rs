@@ -107,7 +107,8 @@ impl Adapter {
         };
         let system = |e: remora_real::Error| (libc::EIO, e.to_string());
         let registry = Arc::new(Registry::new(remora_real::entropy().map_err(system)?));
-        let config = NicConfig { port_mtu, ..NicConfig::new(remora_real::entropy().map_err(system)?) };
+        let config = NicConfig::new(remora_real::entropy().map_err(system)?);
+        let config = NicConfig { port_mtu, selective_repeat: !settings.go_back_n, ..config };
         let nic = Nic::new(&config, registry.clone());
         let limits = nic.limits();
         let targets = Arc::new(Targets::default());

@@ -33,6 +33,8 @@ pub struct Settings {
     pub mtu: Option<u32>,
     /// Which links it has, the one to prefer first.
     pub links: Vec<LinkKind>,
+    /// A loss makes it go back N with every peer.
+    pub go_back_n: bool,
     /// What lies between these and the device.
     pub layers: Layers,
     /// Whether to say at the end what the links carried: a process that says so even if they carried nothing.
@@ -59,7 +61,8 @@ impl Settings {
         let (address, mtu, faults, tracer) = (address.transpose()?, mtu.transpose()?, loss()?, trace()?);
         let summary = setting("REMORA_SUMMARY").map(|text| text.parse());
         let summary = summary.transpose().map_err(|_| wrong("REMORA_SUMMARY", "no number", "a process ID"))?;
-        Ok(Self { address, mtu, links, layers: Layers { pcap: pcap()?, tracer, faults }, summary })
+        let go_back_n = flag("REMORA_GO_BACK_N")?;
+        Ok(Self { address, mtu, links, go_back_n, layers: Layers { pcap: pcap()?, tracer, faults }, summary })
     }
 }
 

@@ -31,7 +31,13 @@ pub struct Faults {
     pub reorder: u32,
     pub latency: u64,
     pub jitter: u64,
+    /// How long the wire takes for a byte, picoseconds; its queue has no end.
+    pub per_byte: u64,
 }
+
+/// A network that loses nothing, a microsecond long.
+pub const CLEAN: Faults =
+    Faults { loss: 0, duplicate: 0, damage: 0, reorder: 0, latency: 1000, jitter: 0, per_byte: 0 };
 
 /// One end: an engine with a region, queues and a queue pair.
 pub struct Side {
@@ -56,8 +62,13 @@ impl Side {
 
     /// With `len` bytes of memory.
     pub fn sized(ip: IpAddr, seed: u8, len: usize) -> Self {
-        let registry = Arc::new(Registry::new([seed; 32]));
-        let mut nic = Nic::new(&NicConfig::new([seed; 32]), registry.clone());
+        Self::with(ip, &NicConfig::new([seed; 32]), len)
+    }
+
+    /// An engine with this configuration and `len` bytes of memory.
+    pub fn with(ip: IpAddr, config: &NicConfig, len: usize) -> Self {
+        let registry = Arc::new(Registry::new(config.seed));
+        let mut nic = Nic::new(config, registry.clone());
         let pd = registry.alloc_pd();
         let buffer = Buffer::anonymous(len).expect("memory");
         let access = Access::LOCAL_WRITE | ALL_REMOTE;
@@ -163,6 +174,8 @@ pub struct Pair {
     pub faults: Faults,
     /// Packets from A, or from B, vanish.
     pub cut: [bool; 2],
+    /// Until when the wire is busy with packets of A, or of B.
+    busy: [u64; 2],
     pub rng: ChaCha8Rng,
     flights: BinaryHeap<Flight>,
     sequence: u64,
@@ -201,6 +214,7 @@ impl Pair {
             now: 0,
             faults,
             cut: [false; 2],
+            busy: [0; 2],
             rng: ChaCha8Rng::seed_from_u64(seed),
             flights: BinaryHeap::new(),
             sequence: 0,
@@ -213,6 +227,15 @@ impl Pair {
     pub fn sized(len: usize, seed: u64, faults: Faults, setup: Setup) -> Self {
         let mut pair = Self::unconnected(seed, faults);
         (pair.a, pair.b) = (Side::sized(A, 1, len), Side::sized(B, 2, len));
+        pair.connect(setup);
+        pair
+    }
+
+    /// Both sides send again what was lost, or one of them knows only to go back N, or neither knows better.
+    pub fn recovering(selective: [bool; 2], len: usize, seed: u64, faults: Faults, setup: Setup) -> Self {
+        let mut pair = Self::unconnected(seed, faults);
+        let config = |at: usize| NicConfig { selective_repeat: selective[at], ..NicConfig::new([at as u8 + 1; 32]) };
+        (pair.a, pair.b) = (Side::with(A, &config(0), len), Side::with(B, &config(1), len));
         pair.connect(setup);
         pair
     }
@@ -246,6 +269,8 @@ impl Pair {
         if self.logging {
             self.log.push((self.now, from, packet.clone()));
         }
+        let sent = self.now.max(self.busy[from]) + packet.len() as u64 * self.faults.per_byte / 1000;
+        self.busy[from] = sent;
         if self.cut[from] || self.chance(self.faults.loss) {
             return;
         }
@@ -264,7 +289,7 @@ impl Pair {
                 delay += 10 * self.faults.latency.max(1000);
             }
             self.sequence += 1;
-            self.flights.push(Reverse((self.now + delay, self.sequence, from, packet)));
+            self.flights.push(Reverse((sent + delay, self.sequence, from, packet)));
         }
     }
 
