@@ -411,7 +411,7 @@ impl QueuePair {
         let psn = bth.psn;
         let asked = bth.reserved7 & PROBE != 0 && self.req.selective.is_some();
         // Who is asked what has come, and has all, names the first PSN never sent.
-        if !self.is_outstanding(psn) && !(asked && psn == self.req.sent_psn) {
+        if !self.is_outstanding(psn) && (!asked || psn != self.req.sent_psn) {
             return;
         }
         self.note_peer(ctx, bth);

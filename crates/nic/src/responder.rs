@@ -619,7 +619,7 @@ impl QueuePair {
         let Some(offset) = skip.checked_mul(mtu).filter(|&offset| offset <= len) else { return };
         let left = len - offset;
         // A part ends with a packet of its own.
-        let part = selective && reth.len < left && reth.len > 0 && reth.len % mtu == 0;
+        let part = selective && reth.len < left && reth.len > 0 && reth.len.is_multiple_of(mtu);
         if reth.va != va.wrapping_add(offset.into()) || reth.rkey != rkey || reth.len != left && !part {
             return;
         }
