@@ -251,7 +251,7 @@ fn run(pair: &mut Pair, client: &mut ClientEnd, node: &mut NodeEnd, mut at_step:
 
 #[test]
 fn calls_in_all_places_are_answered_once_and_right_over_a_bad_network() {
-    let faults = Faults { loss: 30, duplicate: 20, damage: 10, reorder: 20, latency: 1000, jitter: 500 };
+    let faults = Faults { loss: 30, duplicate: 20, damage: 10, reorder: 20, latency: 1000, jitter: 500, per_byte: 0 };
     for seed in 0..10 {
         let (mut pair, mut client, mut node) = world(seed, faults);
         run(&mut pair, &mut client, &mut node, |_, _| {});
