@@ -6,6 +6,10 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+/// Of functions that are there twice, such as `realpath` and `glob`, the newer one: before glibc 2.36 `dlsym` finds the older
+/// one here.
+const VERSIONS: [&CStr; 3] = [c"GLIBC_2.27", c"GLIBC_2.3.3", c"GLIBC_2.3"];
+
 /// The function that this library's stands before.
 pub struct Next {
     name: &'static CStr,
@@ -27,8 +31,12 @@ impl Next {
 
     #[cold]
     fn find(&self) -> *mut c_void {
-        // SAFETY: a name that ends in zero.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        // SAFETY: names that end in zero.
+        let versioned = |version: &CStr| unsafe { libc::dlvsym(libc::RTLD_NEXT, self.name.as_ptr(), version.as_ptr()) };
+        // SAFETY: see above.
+        let plain = || unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        let found = VERSIONS.iter().map(|&version| versioned(version)).find(|found| !found.is_null());
+        let found = found.unwrap_or_else(plain);
         assert!(!found.is_null(), "the C library has this function");
         self.found.store(found, Ordering::Relaxed);
         found

@@ -122,7 +122,10 @@ fn refusal(head: &[u8]) -> Option<String> {
         // A shell runs what is neither; an empty file, too.
         return None;
     }
-    let (class, machine) = (head.get(4)?, short(18)?);
+    let (Some(class), Some(machine)) = (head.get(4), short(18)) else {
+        // A shell would run it.
+        return Some("it is cut off".into());
+    };
     let own: (u8, u16) = if cfg!(target_arch = "aarch64") { (2, 183) } else { (2, 62) };
     if (*class, machine) != own {
         let bits = if *class == 1 { 32 } else { 64 };
@@ -131,7 +134,10 @@ fn refusal(head: &[u8]) -> Option<String> {
             "it is for another architecture ({bits} bit, ELF machine {machine}), the library for {arch}"
         ));
     }
-    let (table, size, count) = (long(32)? as usize, usize::from(short(54)?), usize::from(short(56)?));
+    let (Some(table), Some(size), Some(count)) = (long(32), short(54), short(56)) else {
+        return Some("it is cut off".into());
+    };
+    let (table, size, count) = (table as usize, usize::from(size), usize::from(count));
     let linker = (0..count).map(|index| table + index * size).find(|&at| word(at) == Some(PT_INTERP));
     let Some(header) = linker else {
         // Behind the bytes that were read there may be more headers.
@@ -182,7 +188,9 @@ mod tests {
         assert!(refusal(&musl).unwrap().contains("its C library is musl"));
         assert!(refusal(&elf(1, 3, PT_INTERP)).unwrap().contains("32 bit"));
         assert!(refusal(&elf(2, 243, PT_INTERP)).unwrap().contains("another architecture"));
-        for head in [&b""[..], b"echo", b"\x7fELF"] {
+        assert!(refusal(b"\x7fELF").unwrap().contains("cut off"));
+        assert!(refusal(&elf(2, own, PT_INTERP)[..50]).unwrap().contains("cut off"));
+        for head in [&b""[..], b"echo"] {
             assert_eq!(refusal(head), None);
         }
     }
