@@ -30,8 +30,10 @@ pub(crate) const RESUME: u8 = 0x20;
 /// The sender asks what has come, or tells who asked.
 pub(crate) const PROBE: u8 = 0x10;
 
-/// The least time without news after which a path is probed, and the time before round trips were measured.
+/// The time without news after which a path is probed: at least, at most, and before round trips were measured. A peer that
+/// waits for a core now and then makes long ones of them, and a probe costs little.
 const PROBE_MIN: Time = 100_000;
+const PROBE_MAX: Time = 10_000_000;
 const PROBE_FIRST: Time = 1_000_000;
 /// Doublings of that time, while no news come.
 const PROBE_DOUBLINGS: u8 = 6;
@@ -192,7 +194,7 @@ impl Selective {
     /// How long nothing may be heard before the path is probed.
     fn patience(&self) -> Time {
         let calm = (2 * self.rtt).max(self.rtt + 4 * self.deviation);
-        let once = if self.rtt == 0 { PROBE_FIRST } else { calm.max(PROBE_MIN) };
+        let once = if self.rtt == 0 { PROBE_FIRST } else { calm.clamp(PROBE_MIN, PROBE_MAX) };
         once << self.probes.min(PROBE_DOUBLINGS)
     }
 
