@@ -98,7 +98,9 @@ impl<E: Engine> Cluster<'_, E> {
                 self.stop(node, None);
                 continue;
             }
-            self.nodes[node].pauses.until = 0;
+            // Also one that was still to come: nothing would end it.
+            let pauses = &mut self.nodes[node].pauses;
+            (pauses.until, pauses.next) = (0, None);
             self.resume(node);
             self.start(node);
         }

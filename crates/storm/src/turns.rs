@@ -14,7 +14,7 @@ pub(crate) struct Pauses {
     /// It stands still until then.
     pub until: Time,
     /// It will stand still until then, from the next input on.
-    next: Option<Time>,
+    pub next: Option<Time>,
     /// It has read its clock in the turn that a pause cuts in two.
     read: Option<Time>,
     /// It works by this reading.
