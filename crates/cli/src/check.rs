@@ -38,7 +38,7 @@ pub enum CheckCommand {
 
 const EXAMPLES: &str = "\
 Every interleaving of the engine's messages, local writes, persists, faults and view changes for a few writes to one \
-record. Memory bounds the search, at 6 to 9 bytes for a distinct state: of each a print of 68 bits is kept. How likely it is \
+record or two. Memory bounds the search, at 6 to 9 bytes for a distinct state: of each a print of 68 bits is kept. How likely it is \
 that any state was omitted, as another has its print, stands in the result. A search that a bound ends says so, and the \
 command fails.
 
@@ -47,6 +47,7 @@ Examples:
   remora check minos --writes 3                           three writes, all models: seconds
   remora check minos --model synch --crashes 1 --restarts 1   a crash, a view without the node, and its return
   remora check minos --writes 3 --crashes 1 --memory 9000     three writes and a crash: long
+  remora check minos --model scope --records 2 --persists 2   two records, and a PERSIST at each of two nodes
   remora check minos --deployment o --fifo 1              the split between host and NIC, with FIFOs that fill up
   remora check minos --orders proof                       two writes in all orders: is the reduction sound? minutes
   remora check minos --crashes 1 --restarts 1 --shard 0/4 --save 0.json   the first of four processes' part; see deploy/
@@ -70,6 +71,12 @@ pub struct CheckMinos {
     /// Writes
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=6))]
     writes: u8,
+    /// Records; writes go to each in turn
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=2))]
+    records: u8,
+    /// PERSISTs in scope, each at the next node: the last after all writes, the one before after all but the last, and so on
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=2))]
+    persists: u8,
     /// What is written: mixed (puts and additions in turn), puts, adds, or one-node (puts, all at one node)
     #[arg(long, value_name = "KIND", default_value = "mixed", value_parser = ["mixed", "puts", "adds", "one-node"])]
     ops: String,
@@ -234,6 +241,8 @@ fn options(args: &CheckMinos, model: Model) -> Options {
         },
         nodes: args.nodes,
         writes: args.writes,
+        records: args.records,
+        persists: args.persists,
         ops: match args.ops.as_str() {
             "puts" => Ops::Puts,
             "adds" => Ops::Adds,
@@ -262,7 +271,7 @@ fn options(args: &CheckMinos, model: Model) -> Options {
 fn parameters(args: &CheckMinos) -> Value {
     json!({
         "model": args.model.map(|model| model.to_string()), "deployment": args.deployment, "fifo": args.fifo,
-        "nodes": args.nodes, "writes": args.writes, "ops": args.ops, "orders": args.orders, "duplicates": args.duplicates,
+        "nodes": args.nodes, "writes": args.writes, "records": args.records, "persists": args.persists, "ops": args.ops, "orders": args.orders, "duplicates": args.duplicates,
         "crashes": args.crashes, "restarts": args.restarts, "suspicions": args.suspicions, "blackouts": args.blackouts,
     })
 }
@@ -272,12 +281,14 @@ fn table(parameters: &Value, rows: &[Value]) -> String {
     let of = |name: &str| &parameters[name];
     let fifo = if text("deployment") == "o" { format!(", FIFOs of {}", of("fifo")) } else { String::new() };
     let mut out = format!(
-        "{} nodes, {} writes ({}), deployment {}{fifo}, {} orders; duplicates {}, crashes {}, restarts {}, suspicions {}, \
+        "{} nodes, {} writes ({}) to {} records, {} PERSISTs, deployment {}{fifo}, {} orders; duplicates {}, crashes {}, restarts {}, suspicions {}, \
          blackouts {}\n\
          model   distinct states   generated  depth  states/s  seconds  omission  result\n",
         of("nodes"),
         of("writes"),
         text("ops"),
+        of("records"),
+        of("persists"),
         text("deployment"),
         text("orders"),
         of("duplicates"),

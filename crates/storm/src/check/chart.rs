@@ -5,7 +5,7 @@ use remora_replica::types::{NodeId, Timestamp};
 
 use super::invariants::describe;
 use super::local::{Envelope, EnvelopeId, Locals};
-use super::system::{Action, KEY, System};
+use super::system::{Action, System};
 use super::world::State;
 use super::{proof, reduce};
 
@@ -40,15 +40,11 @@ pub(crate) fn chart(system: &System, path: &[(Option<Action>, State)]) -> String
                 lines.push(at_node(at, &format!("client {number}: {outcome:?}"), nodes));
             }
         }
-        let metas = |state: &State, id: u8| state.replica(locals, NodeId(id)).map(|replica| replica.meta(KEY));
-        for id in 0..nodes as u8 {
-            let (old, new) = (metas(before, id), metas(after, id));
-            if let (Some(old), Some(new)) = (old, new)
-                && old.rd_lock.is_some()
-                && new.rd_lock.is_none()
-            {
-                lines.push(at_node(NodeId(id), &format!("unlocked at {}", new.volatile_ts), nodes));
-            }
+        let both_up = |id: &NodeId| before.facts(locals, *id).up && after.facts(locals, *id).up;
+        for id in (0..nodes as u8).map(NodeId).filter(both_up) {
+            let (old, new) = (before.facts(locals, id).metas, after.facts(locals, id).metas);
+            let unlocked = old.iter().zip(&new).filter(|(old, new)| old.rd_lock.is_some() && new.rd_lock.is_none());
+            lines.extend(unlocked.map(|(_, new)| at_node(id, &format!("unlocked at {}", new.volatile_ts), nodes)));
         }
     }
     lines.extend(reason.map(|reason| format!("=> {reason}")));
@@ -58,14 +54,13 @@ pub(crate) fn chart(system: &System, path: &[(Option<Action>, State)]) -> String
 /// What is wrong with a state.
 pub(crate) fn reason(system: &System, state: &State) -> String {
     let fault = state.fault.as_ref().map(|fault| fault.to_string());
-    fault.or_else(|| proof::flaw(system, state)).unwrap_or_else(|| stuck(&system.locals(), state))
+    fault.or_else(|| proof::flaw(system, state)).unwrap_or_else(|| stuck(system, &system.locals(), state))
 }
 
-fn stuck(locals: &Locals, state: &State) -> String {
+fn stuck(system: &System, locals: &Locals, state: &State) -> String {
     let mut what = Vec::new();
     for replica in state.replicas(locals) {
-        let meta = replica.meta(KEY);
-        if let Some(owner) = meta.rd_lock {
+        for owner in system.options.keys().filter_map(|key| replica.meta(key).rd_lock) {
             what.push(format!("{} waits with its RDLock held by {owner}", replica.id()));
         }
     }

@@ -13,7 +13,7 @@ use remora_replica::ddp::{
 };
 use remora_replica::types::{Key, NodeId, Timestamp};
 
-use super::system::{KEY, Options};
+use super::system::{Options, RECORDS};
 use crate::search::Print;
 
 /// A node: its replica while it is up, its jobs under way, and its log.
@@ -84,12 +84,12 @@ pub(crate) struct Facts {
     pub serves: bool,
     pub merging: bool,
     pub caught_up: bool,
-    /// The record's metadata, while the node is up.
-    pub meta: Meta,
+    /// Each record's metadata, while the node is up.
+    pub metas: [Meta; RECORDS],
     /// What a client that asks now is told, if it can read.
-    pub readable: Option<Timestamp>,
-    /// The newest version of the record that survives a crash.
-    pub durable: Timestamp,
+    pub readable: [Option<Timestamp>; RECORDS],
+    /// The newest version of each record that survives a crash.
+    pub durable: [Timestamp; RECORDS],
     /// Jobs under way.
     pub jobs: Vec<JobId>,
     /// The node without what nobody will ask as long as not all crash; often itself.
@@ -151,7 +151,7 @@ impl Locals {
     pub fn number(&mut self, options: &Options, local: Local) -> LocalId {
         let id = self.locals.id(local);
         if self.facts.len() <= id as usize {
-            let facts = self.local(id).facts();
+            let facts = self.local(id).facts(options);
             self.facts.push(facts);
             let plain = self.local(id).without_log(options);
             self.facts[id as usize].plain = plain.map_or(id, |plain| self.number(options, plain));
@@ -261,20 +261,27 @@ impl Local {
         }
     }
 
-    fn facts(&self) -> Facts {
-        let durable = self.log.get(&KEY).map_or(Timestamp::ZERO, |write| write.ts);
+    fn facts(&self, options: &Options) -> Facts {
+        let mut durable = [Timestamp::ZERO; RECORDS];
+        for (durable, key) in durable.iter_mut().zip(options.keys()) {
+            *durable = self.log.get(&key).map_or(Timestamp::ZERO, |write| write.ts);
+        }
         let jobs = self.jobs.keys().copied().collect();
         let Some(replica) = &self.replica else { return Facts { durable, jobs, ..Facts::default() } };
-        let meta = replica.meta(KEY);
         let serves = replica.serves();
+        let (mut metas, mut readable) = ([Meta::default(); RECORDS], [None; RECORDS]);
+        for ((meta, readable), key) in metas.iter_mut().zip(&mut readable).zip(options.keys()) {
+            *meta = replica.meta(key);
+            *readable = (serves && meta.rd_lock.is_none()).then_some(meta.volatile_ts);
+        }
         Facts {
             up: true,
             view: replica.view(),
             serves,
             merging: replica.merging(),
             caught_up: replica.caught_up(),
-            meta,
-            readable: (serves && meta.rd_lock.is_none()).then_some(meta.volatile_ts),
+            metas,
+            readable,
             durable,
             jobs,
             plain: 0,
@@ -344,7 +351,8 @@ fn see(options: &Options, write: &Write, seen: &mut Vec<(u8, Timestamp)>) {
         let (at, request) = options.request(number);
         let ours = match &request.op {
             Op::Put(_, value) => write.value.as_ref() == Some(value),
-            _ => write.rmw && write.ts.node == at,
+            Op::FetchAdd(key, _) => write.rmw && write.key == *key && write.ts.node == at,
+            _ => false,
         };
         if ours {
             seen.push((number, write.ts));

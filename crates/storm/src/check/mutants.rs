@@ -54,6 +54,8 @@ impl Mutant {
             deployment: self.deployment,
             nodes: 3,
             writes: self.writes,
+            records: 1,
+            persists: 1,
             ops: self.ops,
             failures: self.failures,
             mutation: Some(self.mutation),

@@ -44,10 +44,10 @@
 //! is in no view ([`System::forget`]).
 
 use remora_replica::ddp::{Ahead, Asks, Body, JobId, Model, Op, View};
-use remora_replica::types::{NodeId, NodeSet, Timestamp};
+use remora_replica::types::{Key, NodeId, NodeSet, Timestamp};
 
 use super::local::{Envelope, EnvelopeId, Event, Locals, Unknown};
-use super::system::{Action, KEY, System, Where};
+use super::system::{Action, System, Where};
 use super::world::State;
 
 /// Leaves of all actions those that have to be tried.
@@ -99,7 +99,7 @@ fn unwatched(system: &System, locals: &Locals, state: &State, action: Action) ->
 
 /// Persists that may wait until PERSIST is asked for, if something else is certain to happen.
 pub(crate) fn waiting(system: &System, locals: &Locals, state: &State, actions: &[Action]) -> Option<Vec<Action>> {
-    let asked = state.ops.last().is_some_and(|persist| persist.issued);
+    let asked = state.ops[usize::from(system.options.writes)..].iter().any(|persist| persist.issued);
     if !system.options.model.facts().scopes || asked {
         return None;
     }
@@ -141,7 +141,8 @@ pub(crate) fn hides(system: &System, locals: &Locals, state: &State, id: NodeId)
     let facts = state.facts(locals, id);
     let then = locals.facts(locals.effect(state.node(id), Event::Install(state.view))?.next);
     let asked = |number| !state.ops[usize::from(number)].issued && system.options.request(number).0 == id;
-    Ok(facts.readable.is_some() && then.readable != facts.readable
+    let mut records = facts.readable.iter().zip(&then.readable);
+    Ok(records.any(|(now, then)| now.is_some() && then != now)
         || facts.serves && !then.serves && (0..system.options.requests()).any(asked))
 }
 
@@ -185,22 +186,22 @@ fn ahead(system: &System, locals: &Locals, state: &State, calm: bool, id: NodeId
         },
     );
     let late_acks = calm && late_acks(locals, state, id);
-    Ahead { calm, asks, late_acks, versions: options.versions() }
+    Ahead { calm, asks, late_acks, flushes: options.persists > 1, versions: options.versions() }
 }
 
 /// May acknowledgements come to a node of what it no longer drives?
 fn late_acks(locals: &Locals, state: &State, id: NodeId) -> bool {
     let Some(replica) = state.replica(locals, id) else { return false };
-    let late = |ts: Timestamp| !replica.drives(KEY, ts);
+    let late = |key: Key, ts: Timestamp| !replica.drives(key, ts);
     let acks = state.net.iter().any(|&envelope| {
         let Envelope { to, message, .. } = locals.envelope(envelope);
-        *to == id && matches!(message.body, Body::Ack(_, ts, _) if late(ts))
+        *to == id && matches!(message.body, Body::Ack(key, ts, _) if late(key, ts))
     });
     let others = (0..).map(NodeId).zip(&state.nodes).filter(|(other, _)| *other != id);
     acks || others
         .filter_map(|(_, &node)| locals.local(node).replica.as_ref())
         .flat_map(|other| other.owes(id))
-        .any(|(_, ts)| late(ts))
+        .any(|(key, ts)| late(key, ts))
 }
 
 /// Takes messages away that will never do anything.

@@ -13,8 +13,10 @@ use super::{invariants, proof, reduce};
 use crate::search::{Space, Steps};
 use crate::shard::Shard;
 
-/// The one record.
-pub(crate) const KEY: Key = 7;
+/// The first record; others follow.
+const KEY: Key = 7;
+/// There are so many records at most.
+pub(crate) const RECORDS: usize = 2;
 /// The one scope.
 pub(crate) const SCOPE: u64 = 1;
 
@@ -77,8 +79,13 @@ pub struct Options {
     pub deployment: Where,
     /// Nodes.
     pub nodes: u8,
-    /// Writes. In the Scope model one PERSIST follows.
+    /// Writes.
     pub writes: u8,
+    /// Records, 1 or 2; writes go to each in turn.
+    pub records: u8,
+    /// PERSISTs in the Scope model, each at the next node. The last follows all writes, the one before all but the last, and
+    /// so on.
+    pub persists: u8,
     /// Of which kind.
     pub ops: Ops,
     /// Faults.
@@ -101,6 +108,8 @@ impl Default for Options {
             deployment: Where::B,
             nodes: 3,
             writes: 2,
+            records: 1,
+            persists: 1,
             ops: Ops::Mixed,
             failures: Failures::default(),
             mutation: None,
@@ -124,18 +133,28 @@ impl Options {
         config
     }
 
-    /// A client's request by number; the last of the Scope model ends the scope.
+    /// The records.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = Key> + use<> {
+        (0..u64::from(self.records)).map(|record| KEY + record)
+    }
+
+    /// Which record a write is of, counted from 0.
+    pub(crate) fn record(&self, number: u8) -> usize {
+        usize::from(number % self.records)
+    }
+
+    /// A client's request by number; the last ones of the Scope model are PERSISTs.
     pub(crate) fn request(&self, number: u8) -> (NodeId, Request) {
         let at = if self.ops == Ops::OneNode { 0 } else { number % self.nodes };
         let value = Value::from((1000 * (u64::from(number) + 1)).to_le_bytes().as_slice());
-        let scoped = self.model.facts().scopes;
+        let (scoped, key) = (self.model.facts().scopes, KEY + self.record(number) as u64);
         let op = match self.ops {
-            _ if number == self.writes => Op::Persist,
-            Ops::Adds => Op::FetchAdd(KEY, 1),
-            Ops::Mixed if number % 2 == 1 => Op::FetchAdd(KEY, 1),
-            _ => Op::Put(KEY, value),
+            _ if number >= self.writes => Op::Persist,
+            Ops::Adds => Op::FetchAdd(key, 1),
+            Ops::Mixed if number % 2 == 1 => Op::FetchAdd(key, 1),
+            _ => Op::Put(key, value),
         };
-        let at = if number == self.writes { 0 } else { at };
+        let at = if number >= self.writes { (number - self.writes) % self.nodes } else { at };
         (NodeId(at), Request { scope: scoped.then_some(SCOPE), ..Request::new(u64::from(number), op) })
     }
 
@@ -152,7 +171,7 @@ impl Options {
 
     /// How many requests there are.
     pub(crate) fn requests(&self) -> u8 {
-        self.writes + u8::from(self.model.facts().scopes)
+        self.writes + if self.model.facts().scopes { self.persists } else { 0 }
     }
 }
 
@@ -278,9 +297,10 @@ impl System {
                 continue;
             }
             let (at, _) = self.options.request(number);
-            let persist = number == self.options.writes;
+            // A PERSIST follows what it is about.
+            let writes = (number + 1).checked_sub(self.options.persists).filter(|_| number >= self.options.writes);
             let serves = state.facts(locals, at).serves;
-            if serves && (!persist || state.writes_replied(number)) {
+            if serves && state.replied(writes.unwrap_or(0)) {
                 actions.push(Action::Submit(number));
             }
         }
@@ -464,7 +484,7 @@ impl System {
                 state.left.blackouts -= 1;
                 self.nodes().try_for_each(|id| self.crash(locals, state, id))?;
                 state.left.restarts = self.options.nodes;
-                state.all_lost(self.options.model);
+                state.all_lost(&self.options);
             }
             Action::Restart(id) => {
                 state.left.restarts -= 1;
@@ -510,7 +530,8 @@ impl System {
         let effect = locals.effect(state.node(id), event)?;
         state.take(locals, &self.options, id, effect);
         // What can be read now, nobody may read less than later.
-        state.floor = state.floor.max(state.facts(locals, id).readable.unwrap_or_default());
+        let readable = state.facts(locals, id).readable;
+        state.floor.iter_mut().zip(readable).for_each(|(floor, ts)| *floor = ts.unwrap_or_default().max(*floor));
         Ok(())
     }
 }

@@ -53,6 +53,27 @@ fn what_the_reduction_leaves_out_makes_no_difference() {
 }
 
 #[test]
+fn two_records_and_two_persists_hold() {
+    for model in Model::ALL {
+        let report = passes(Options { model, records: 2, ..Options::default() }, 1_000_000);
+        assert!(report.complete(), "{report:?}");
+    }
+    let scope = Options { model: Model::Scope, persists: 2, ..Options::default() };
+    assert!(passes(scope.clone(), 1_000_000).complete());
+    assert!(passes(Options { records: 2, ..scope.clone() }, 1_000_000).complete());
+    // Here too the reduction leaves out what makes no difference.
+    for (records, persists) in [(2, 1), (1, 2), (2, 2)] {
+        passes(Options { orders: Orders::Proof, records, persists, ..scope.clone() }, 1000);
+    }
+    passes(Options { orders: Orders::Proof, records: 2, ..Options::default() }, 1000);
+    // A PERSIST that asks for nothing is found with two as well.
+    let search = Search { limit: 1_000_000, ..Search::default() };
+    let faulty =
+        check(&Options { mutation: Some(Mutation::EmptyScope), orders: Orders::All, ..scope }, search, |_| true);
+    assert!(faulty.failure.is_some(), "{faulty:?}");
+}
+
+#[test]
 fn two_writes_race_with_a_crash() {
     let failures = Failures { crashes: 1, ..Failures::default() };
     let visited = [Model::Synch, Model::Event].map(|model| {

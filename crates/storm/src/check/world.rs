@@ -6,7 +6,7 @@ use remora_replica::ddp::{Model, Outcome, Refusal, Replica, Reply, View};
 use remora_replica::types::{NodeId, NodeSet, Timestamp};
 
 use super::local::{Effect, EnvelopeId, Facts, LocalId, Locals};
-use super::system::{Failures, Options};
+use super::system::{Failures, Options, RECORDS};
 
 /// A client's request.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
@@ -29,8 +29,8 @@ pub(crate) struct State {
     pub view: View,
     pub suspected: NodeSet,
     pub ops: Vec<OpState>,
-    /// The newest version that could be read anywhere so far.
-    pub floor: Timestamp,
+    /// Of each record the newest version that could be read anywhere so far.
+    pub floor: [Timestamp; RECORDS],
     pub left: Failures,
     pub left_timeouts: u8,
     pub fault: Option<Arc<str>>,
@@ -80,9 +80,9 @@ impl State {
         (op.issued, op.before) = (true, before);
     }
 
-    /// Have all writes before this request been answered?
-    pub fn writes_replied(&self, number: u8) -> bool {
-        self.ops[..usize::from(number)].iter().all(|op| op.outcome.is_some())
+    /// Have the first so many requests been answered?
+    pub fn replied(&self, requests: u8) -> bool {
+        self.ops[..usize::from(requests)].iter().all(|op| op.outcome.is_some())
     }
 
     /// Is every living node that is in the newest view in it by its own account?
@@ -97,7 +97,7 @@ impl State {
             && (0..).map(NodeId).zip(&self.nodes).all(|(id, &node)| {
                 let facts = locals.facts(node);
                 let serving = facts.up && facts.view.members.has(id) && facts.view.epoch == self.view.epoch;
-                !serving || facts.meta.rd_lock.is_none() && !facts.merging
+                !serving || facts.metas.iter().all(|meta| meta.rd_lock.is_none()) && !facts.merging
             })
     }
 
@@ -115,26 +115,24 @@ impl State {
 
     /// All volatile memory is gone: what the model does not promise to keep need not be there any more. What it promises is
     /// stated here again, and not asked of `Model::facts`, on purpose: the engine runs by that table.
-    pub fn all_lost(&mut self, model: Model) {
-        let floor = self.floor;
-        for op in &mut self.ops {
+    pub fn all_lost(&mut self, options: &Options) {
+        let (floor, model) = (self.floor, options.model);
+        let persisted = self.ops.iter().filter(|op| op.outcome == Some(Outcome::Persisted));
+        let kept = persisted.fold(0, |bits, op| bits | op.before);
+        for (number, op) in (0..).zip(&mut self.ops) {
             op.lost = match model {
                 Model::Synch | Model::Strict => false,
                 // What was read is durable everywhere.
-                Model::REnf => op.ts.is_none_or(|ts| ts > floor),
+                Model::REnf => op.ts.is_none_or(|ts| ts > floor[options.record(number)]),
                 Model::Event => true,
-                Model::Scope => true,
+                Model::Scope => kept >> number & 1 == 0,
             } || op.lost;
             if op.issued && op.outcome.is_none() {
                 op.outcome = Some(Outcome::Unknown);
             }
         }
-        let persisted = self.ops.last().and_then(|op| op.outcome.clone()) == Some(Outcome::Persisted);
-        if persisted {
-            self.ops.iter_mut().for_each(|op| op.lost = false);
-        }
         if !matches!(model, Model::Synch | Model::REnf) {
-            self.floor = Timestamp::ZERO;
+            self.floor = Default::default();
         }
     }
 
@@ -145,7 +143,7 @@ impl State {
         for (op, theirs) in least.ops.iter_mut().zip(&other.ops) {
             op.before = if op.before & theirs.before == theirs.before { theirs.before } else { op.before };
         }
-        least == *other && self.floor >= other.floor
+        least == *other && self.floor.iter().zip(&other.floor).all(|(ours, theirs)| ours >= theirs)
     }
 
     /// A node has made its step: where it is now, and what it put out.
