@@ -20,8 +20,6 @@ pub struct Ahead {
     pub asks: Asks,
     /// Acknowledgements of a read-modify-write that has begun again meanwhile: they are answered with what is known then.
     pub late_acks: bool,
-    /// More than one PERSIST of a scope: what one ends, another finds ended.
-    pub flushes: bool,
     /// There will never be more versions than this; FIFOs with as many entries are not full.
     pub versions: usize,
 }
@@ -47,11 +45,11 @@ impl Replica {
             Body::PersistAck(scope, number) => {
                 let missing = |acked: NodeSet| !acked.with(from).covers(self.peers());
                 let flush = self.scopes.flushes.get(&(scope, self.config.id)).filter(|flush| flush.number == number);
-                ahead.calm && !ahead.flushes || flush.is_some_and(|flush| missing(flush.acked))
+                ahead.calm || flush.is_some_and(|flush| missing(flush.acked))
             }
             Body::StateAck(_) => self.catch_up.streams.get(&from).is_none_or(Stream::is_last),
             // What follows waits for persists alone.
-            Body::Persist(..) | Body::PersistVal(..) => ahead.calm && !ahead.flushes,
+            Body::Persist(..) | Body::PersistVal(..) => ahead.calm,
             _ => false,
         }
     }
@@ -68,7 +66,7 @@ impl Replica {
                 let acks_own = self.config.model.facts().acks_persists() && self.driven.contains_key(&(key, ts));
                 ahead.calm && ts < self.meta(key).durable_ts && !acks_own
             }
-            JobId::PersistScope(_) => ahead.calm && !ahead.flushes,
+            JobId::PersistScope(_) => ahead.calm,
             JobId::Cross(..) => false,
         }
     }

@@ -186,7 +186,7 @@ fn ahead(system: &System, locals: &Locals, state: &State, calm: bool, id: NodeId
         },
     );
     let late_acks = calm && late_acks(locals, state, id);
-    Ahead { calm, asks, late_acks, flushes: options.persists > 1, versions: options.versions() }
+    Ahead { calm, asks, late_acks, versions: options.versions() }
 }
 
 /// May acknowledgements come to a node of what it no longer drives?

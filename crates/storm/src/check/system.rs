@@ -277,7 +277,9 @@ impl System {
             let member = facts.view == view && view.members.has(id) && !facts.merging;
             if facts.up { member } else { restarts == 0 && !view.all().has(id) }
         };
+        // With more than one PERSIST, what one sees of a scope depends on what has arrived and on what another has ended.
         (crashes, suspicions, blackouts) == (0, 0, 0)
+            && self.options.persists == 1
             && self.options.failures.duplicates == 0
             && state.left_timeouts == TIMEOUTS
             && state.suspected.is_empty()
