@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::buffer::PyBuffer;
 use pyo3::conversion::FromPyObjectOwned;
@@ -127,6 +127,17 @@ impl Client {
     }
 }
 
+/// Looks keys up, all calls under way together.
+fn many(
+    client: &mut remora::Client,
+    table: &remora::Table,
+    keys: &[Bytes],
+    place: Placement,
+) -> remora::Result<Vec<Option<Vec<u8>>>> {
+    let calls: Vec<_> = keys.iter().map(|key| client.at(place).submit(Get::new(table, key.as_ref()))).collect();
+    calls.into_iter().map(|call| client.wait(call)).collect()
+}
+
 /// What both kinds of client are made by.
 pub fn builder(link: Option<&str>, timeout: Option<f64>, token: Option<&str>) -> PyResult<remora::ClientBuilder> {
     let mut builder = remora::Client::builder();
@@ -232,12 +243,27 @@ impl Client {
         place: &str,
     ) -> PyResult<Vec<Option<Bound<'py, PyBytes>>>> {
         let place = self::place(place)?;
-        let values = self.with(py, |client| {
-            let calls: Vec<_> =
-                keys.iter().map(|key| client.at(place).submit(Get::new(&table.table, key.as_ref()))).collect();
-            calls.into_iter().map(|call| client.wait(call)).collect::<remora::Result<Vec<_>>>()
-        })?;
+        let values = self.with(py, |client| many(client, &table.table, &keys, place))?;
         Ok(values.into_iter().map(|value| value.map(|value| PyBytes::new(py, &value))).collect())
+    }
+
+    /// Seconds that looking these keys up takes from Rust, one after the other or all at once: what `python/speed.py` holds
+    /// Python's beside.
+    fn _time_gets(&self, py: Python<'_>, table: &Table, keys: Vec<Bytes>, place: &str, at_once: bool) -> PyResult<f64> {
+        let place = self::place(place)?;
+        self.with(py, |client| {
+            let start = Instant::now();
+            let found = match at_once {
+                true => many(client, &table.table, &keys, place)?,
+                false => keys
+                    .iter()
+                    .map(|key| client.at(place).get(&table.table, key.as_ref()))
+                    .collect::<remora::Result<Vec<_>>>()?,
+            };
+            let seconds = start.elapsed().as_secs_f64();
+            drop(found);
+            Ok(seconds)
+        })
     }
 
     /// Starts a look-up; its result is had later.

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::time::Instant;
 
+use remora_lab::MeasuredRows;
 use remora_lab::bench::{BenchGoal, BenchReport, BenchRow};
 use remora_store::bench::{GetBench, GetRow};
 use remora_study::machine::Machine;
@@ -18,27 +19,24 @@ const GETS: u64 = 400_000;
 /// The NIC beside raw probes.
 pub fn nic(args: &args::BenchNic) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
-    let report = remora_lab::bench::run(&mut |what, part| display.part(what, part));
+    let BenchReport { core_to_core_ns, measured, ucx } = remora_lab::bench::run(&mut display.going());
     display.clear();
-    let report = report?;
-    let text = nic_table(&report);
-    args.json.show(&text, || nic_json(&report))
+    let (before, after) = core_to_core_ns;
+    let text = |rows: &[BenchRow]| {
+        let mut out = rows_table(rows);
+        if ucx.is_empty() {
+            let _ = writeln!(out, "\nWith ucx_perftest installed (Debian: ucx-utils) its figures stand here too.");
+        }
+        let _ = writeln!(out, "\nA cache line between two cores and back: {before:.0} ns before, {after:.0} ns after.");
+        out
+    };
+    args.json.show_measured(measured, "rows", text, |rows| nic_json(core_to_core_ns, rows))
 }
 
-fn nic_table(report: &BenchReport) -> String {
-    let (before, after) = report.core_to_core_ns;
-    let mut out = rows_table(&report.rows);
-    if report.ucx.is_empty() {
-        let _ = writeln!(out, "\nWith ucx_perftest installed (Debian: ucx-utils) its figures stand here too.");
-    }
-    let _ = writeln!(out, "\nA cache line between two cores and back: {before:.0} ns before, {after:.0} ns after.");
-    out
-}
-
-/// Rows of figures beside their peers'.
+/// Figures, each with those of its peers below it.
 pub fn rows_table(rows: &[BenchRow]) -> String {
-    let mut out = format!("{:<34} {:>10}   {:<36} {:>10} {:>7}  goal\n", "", "Remora", "beside", "", "ratio");
-    for row in rows {
+    let mut out = String::new();
+    for (n, row) in rows.iter().enumerate() {
         let figure = |value: f64| format!("{} {}", three_digits(value), row.unit);
         let goal = match (row.goal, row.met()) {
             (Some(goal), Some(met)) => {
@@ -46,14 +44,13 @@ pub fn rows_table(rows: &[BenchRow]) -> String {
             }
             _ => String::new(),
         };
-        let line = format!(
-            "{:<34} {:>10}   {:<36} {:>10} {:>7.2}  {goal}",
-            row.what,
-            figure(row.value),
-            row.peer,
-            figure(row.peer_value),
-            row.ratio
-        );
+        let own = figure(row.value);
+        // One figure beside several peers stands once.
+        let is_again = n > 0 && rows[n - 1].what == row.what && rows[n - 1].value.to_bits() == row.value.to_bits();
+        if !is_again {
+            let _ = writeln!(out, "{:<38} {own:>10}", row.what);
+        }
+        let line = format!("  {:<36} {:>10} {:>7.2} x  {goal}", row.peer, figure(row.peer_value), row.ratio);
         let _ = writeln!(out, "{}", line.trim_end());
     }
     out
@@ -84,44 +81,42 @@ pub fn rows_json(rows: &[BenchRow]) -> Value {
     rows.iter().map(row).collect()
 }
 
-fn nic_json(report: &BenchReport) -> Value {
-    let (core_to_core_before_ns, core_to_core_after_ns) = report.core_to_core_ns;
+fn nic_json((core_to_core_before_ns, core_to_core_after_ns): (f64, f64), rows: &[BenchRow]) -> Value {
     let machine = Machine { core_to_core_before_ns, core_to_core_after_ns, ..Machine::describe() };
     json!({
         "format": "remora-bench-nic/1",
         "version": env!("REMORA_VERSION"),
         "machine": machine,
-        "rows": rows_json(&report.rows),
+        "rows": rows_json(rows),
     })
 }
 
 /// GETs of one core by the number in flight.
 pub fn kernel(args: &args::BenchKernel) -> Result<(), Failure> {
-    let stop = stop_flag();
-    let display = Display::new(stop.clone());
+    let display = Display::new(stop_flag());
     display.part("building the table", 0.0);
     let failed = |e| Failure::Failed(format!("cannot build a table of {} MB: {e}", args.table >> 20));
     let bench = GetBench::new(args.table, args.seed).map_err(failed)?;
-    let start = Instant::now();
-    let mut best: Vec<GetRow> = Vec::new();
-    for round in 0..args.rounds {
-        display.part("GETs", f64::from(round + 1) / f64::from(args.rounds + 1));
-        let rows = bench.run(GETS, || start.elapsed().as_nanos() as u64);
-        if best.is_empty() {
-            best = rows;
-        } else {
-            for (best, row) in best.iter_mut().zip(rows) {
-                *best = if row.ns_per_op < best.ns_per_op { row } else { *best };
+    let (start, wanted) = (Instant::now(), args.rounds as usize);
+    let rounds = MeasuredRows::by(wanted, |rounds| {
+        while rounds.len() < wanted {
+            display.part("GETs", (rounds.len() + 1) as f64 / (wanted + 1) as f64);
+            if display.stopped() {
+                return Err(Failure::Interrupted);
             }
+            rounds.push(bench.run(GETS, || start.elapsed().as_nanos() as u64));
         }
-        if stop.load(std::sync::atomic::Ordering::Relaxed) {
-            display.clear();
-            return Err(Failure::Interrupted);
-        }
-    }
+        Ok(())
+    });
     display.clear();
-    let text = kernel_table(args, &bench, &best);
-    args.json.show(&text, || kernel_json(args, &bench, &best))
+    let text = |rounds: &[Vec<GetRow>]| kernel_table(args, &bench, &best(rounds));
+    args.json.show_measured(rounds, "rounds", text, |rounds| kernel_json(args, &bench, &best(rounds)))
+}
+
+/// The best of each row.
+fn best(rounds: &[Vec<GetRow>]) -> Vec<GetRow> {
+    let of = |at: usize| rounds.iter().map(|rows| rows[at]).min_by(|a, b| a.ns_per_op.total_cmp(&b.ns_per_op));
+    (0..rounds.first().map_or(0, Vec::len)).filter_map(of).collect()
 }
 
 fn kernel_table(args: &args::BenchKernel, bench: &GetBench, rows: &[GetRow]) -> String {

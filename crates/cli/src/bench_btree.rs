@@ -1,7 +1,5 @@
 //! `remora bench btree`.
 
-use std::sync::atomic::Ordering;
-
 use remora_study::bench_btree::{BtreeBench, Keys};
 use remora_study::machine::Machine;
 use remora_study::workload;
@@ -56,8 +54,7 @@ pub struct BenchBtree {
 
 /// The tree beside its peers.
 pub fn run(args: &BenchBtree) -> Result<(), Failure> {
-    let stop = stop_flag();
-    let display = Display::new(stop.clone());
+    let display = Display::new(stop_flag());
     let bench = BtreeBench {
         keys: args.keys.into(),
         spread: if args.sparse { Keys::Sparse } else { Keys::Dense },
@@ -72,16 +69,9 @@ pub fn run(args: &BenchBtree) -> Result<(), Failure> {
         in_flight: args.in_flight.into(),
         seed: args.seed,
     };
-    let rows = bench.run(&mut |what, part| {
-        display.part(what, part);
-        !stop.load(Ordering::Relaxed)
-    });
+    let measured = bench.run(&mut display.going());
     display.clear();
-    if stop.load(Ordering::Relaxed) {
-        return Err(Failure::Interrupted);
-    }
-    let rows = rows.map_err(|e| Failure::Failed(format!("cannot load {} keys: {e}", args.keys)))?;
-    args.json.show(&rows_table(&rows), || {
+    args.json.show_measured(measured, "rows", rows_table, |rows| {
         json!({
             "format": "remora-bench-btree/1",
             "version": env!("REMORA_VERSION"),
@@ -93,7 +83,7 @@ pub fn run(args: &BenchBtree) -> Result<(), Failure> {
             "node_bytes": args.node_bytes,
             "in_flight": args.in_flight,
             "seed": args.seed,
-            "rows": rows_json(&rows),
+            "rows": rows_json(rows),
         })
     })
 }

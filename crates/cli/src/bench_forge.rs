@@ -1,9 +1,9 @@
 //! `remora bench forge`.
 
 use std::fmt::Write;
-use std::sync::atomic::Ordering;
 
 use remora_study::forge::{ForgeRow, ForgeStudy, Target};
+use remora_study::format::rate;
 use remora_study::machine::Machine;
 use serde_json::{Value, json};
 
@@ -60,52 +60,48 @@ fn count(text: &str) -> Result<u64, String> {
 
 /// Forged packets, and what they do.
 pub fn run(args: &BenchForge) -> Result<(), Failure> {
-    let stop = stop_flag();
-    let display = Display::new(stop.clone());
+    let display = Display::new(stop_flag());
     let remora = std::env::current_exe().map_err(|e| Failure::Failed(format!("finding this program: {e}")))?;
     let targets = match args.against.is_empty() {
         true => Target::ALL.map(|(target, _)| target).to_vec(),
         false => args.against.clone(),
     };
     let study = ForgeStudy { packets: args.packets, rate: args.rate, targets, remora, seed: args.seed };
-    let outcome = study.run(&mut |what, part| {
-        display.part(what, part);
-        !stop.load(Ordering::Relaxed)
-    });
+    let (measured, left_out) = study.run(&mut display.going());
     display.clear();
-    let (rows, left_out) = outcome?;
-    let mut text = table(&rows);
-    for why in &left_out {
-        let _ = writeln!(text, "left out: {why}");
-    }
-    args.json.show(&text, || to_json(&rows, &left_out))?;
-    if stop.load(Ordering::Relaxed) {
-        return Err(Failure::Interrupted);
-    }
-    match rows.iter().all(ForgeRow::is_sound) {
-        true => Ok(()),
+    let sound = measured.rows.iter().all(ForgeRow::is_sound);
+    let text = |rows: &[ForgeRow]| {
+        let mut text = table(rows);
+        if let Some(why) = left_out {
+            let _ = writeln!(text, "left out: {why}");
+        }
+        text
+    };
+    let shown = args.json.show_measured(measured, "rows", text, |rows| to_json(rows, left_out));
+    match sound {
+        true => shown,
         false => Err(Failure::Failed("forged packets ended a connection or changed a byte".into())),
     }
 }
 
 fn table(rows: &[ForgeRow]) -> String {
     let mut out = format!(
-        "{:<8} {:<16} {:>9} {:>7} {:>6} {:>6} {:>10} {:>10} {:>10} {:>7}\n",
+        "{:<8} {:<15} {:>8} {:>5} {:>5} {:>5} {:>8} {:>8} {:>8} {:>5}\n",
         "against", "forged", "packets", "M/s", "ended", "wrong", "alone", "beside", "under", "ratio"
     );
     for row in rows {
         let _ = writeln!(
             out,
-            "{:<8} {:<16} {:>9} {:>7.2} {:>6} {:>6} {:>10.0} {:>10.0} {:>10.0} {:>7.2}",
+            "{:<8} {:<15} {:>8} {:>5.2} {:>5} {:>5} {:>8} {:>8} {:>8} {:>5.2}",
             row.target.name(),
             row.forgery.name(),
             row.flood.packets,
             row.flood.rate() / 1e6,
             row.ended,
             row.wrong,
-            row.alone,
-            row.beside,
-            row.under,
+            rate(row.alone),
+            rate(row.beside),
+            rate(row.under),
             row.ratio()
         );
     }
@@ -116,7 +112,7 @@ fn table(rows: &[ForgeRow]) -> String {
     out
 }
 
-fn to_json(rows: &[ForgeRow], left_out: &[String]) -> Value {
+fn to_json(rows: &[ForgeRow], left_out: Option<&str>) -> Value {
     let row = |row: &ForgeRow| {
         json!({
             "against": row.target.name(),
@@ -136,7 +132,7 @@ fn to_json(rows: &[ForgeRow], left_out: &[String]) -> Value {
         "version": env!("REMORA_VERSION"),
         "machine": Machine::describe(),
         "rows": rows.iter().map(row).collect::<Vec<_>>(),
-        "left_out": left_out,
+        "left_out": left_out.into_iter().collect::<Vec<_>>(),
     })
 }
 

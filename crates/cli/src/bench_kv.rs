@@ -1,10 +1,9 @@
 //! `remora bench kv`.
 
 use std::fmt::Write;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use remora_study::kv::{KEY, KvPlan, KvReport, VALUE, run as measure};
+use remora_study::kv::{KEY, KvPlan, KvReport, KvRow, VALUE, run as measure};
 use remora_study::machine::Machine;
 use serde_json::json;
 
@@ -49,8 +48,7 @@ pub fn run(args: &BenchKv) -> Result<(), Failure> {
     if !(1..=1_000_000_000).contains(&args.pairs) {
         return Err(Failure::Usage("--pairs: from 1 to 1000M".into()));
     }
-    let stop = stop_flag();
-    let display = Display::new(stop.clone());
+    let display = Display::new(stop_flag());
     let plan = KvPlan {
         pairs: args.pairs,
         batches: args.batches.iter().map(|&batch| batch.into()).collect(),
@@ -58,39 +56,43 @@ pub fn run(args: &BenchKv) -> Result<(), Failure> {
         seed: args.seed,
         peers: !args.alone,
     };
-    let report = measure(&plan, &mut |what, part| {
-        display.part(what, part);
-        !stop.load(Ordering::Relaxed)
-    });
+    let outcome = measure(&plan, &mut display.going());
     display.clear();
-    let report = report?;
-    args.json.show(&table(&report), || {
-        json!({
-            "format": "remora-bench-kv/1",
-            "version": env!("REMORA_VERSION"),
-            "machine": Machine::describe(),
-            "seed": args.seed,
-            "seconds": args.seconds.as_secs_f64(),
-            "report": report,
-        })
-    })
+    let (report, measured) = outcome?;
+    args.json.show_measured(
+        measured,
+        "rows",
+        |rows| table(&report, rows),
+        |rows| {
+            let mut report = json!(report);
+            report["rows"] = json!(rows);
+            json!({
+                "format": "remora-bench-kv/1",
+                "version": env!("REMORA_VERSION"),
+                "machine": Machine::describe(),
+                "seed": args.seed,
+                "seconds": args.seconds.as_secs_f64(),
+                "report": report,
+            })
+        },
+    )
 }
 
-fn table(report: &KvReport) -> String {
+fn table(report: &KvReport, rows: &[KvRow]) -> String {
     let mut out = format!(
         "{} pairs of {} bytes, one core that serves, one client; operations a second\n",
         report.pairs,
         KEY + VALUE
     );
-    let _ = write!(out, "{:<24} {:>7}", "", "at once");
+    let _ = write!(out, "{:<22} {:>7}", "", "at once");
     for (n, store) in report.stores.iter().enumerate() {
-        let _ = write!(out, " {store:>11}{}", if n > 0 { "   times" } else { "" });
+        let _ = write!(out, " {store:>10}{}", if n > 0 { "   times" } else { "" });
     }
     out.push('\n');
-    for row in &report.rows {
-        let _ = write!(out, "{:<24} {:>7}", format!("{} % GET, {}", row.gets, row.popularity), row.batch);
+    for row in rows {
+        let _ = write!(out, "{:<22} {:>7}", format!("{} % GET, {}", row.gets, row.popularity), row.batch);
         for (n, rate) in row.ops_per_s.iter().enumerate() {
-            let _ = write!(out, " {:>9.0} k", rate / 1e3);
+            let _ = write!(out, " {:>8.0} k", rate / 1e3);
             if let Some(times) = row.times(n).filter(|_| n > 0) {
                 let _ = write!(out, " {times:>7.2}");
             }

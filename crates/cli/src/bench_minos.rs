@@ -90,7 +90,7 @@ pub struct BenchMinos {
     #[command(flatten)]
     pub json: Json,
     /// Also write the figures as CSV
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::output::file())]
     pub csv: Option<PathBuf>,
 }
 
@@ -176,14 +176,18 @@ impl BenchMinos {
 pub fn run(args: &BenchMinos) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
     let bench = args.bench();
-    let report = bench.run(&display);
+    let outcome = bench.run(&display);
     display.clear();
-    let report = report?;
-    let text = show::table(&bench, &report);
-    args.json.print(&text)?;
-    if let Some(path) = &args.csv {
-        output::write(path, show::csv(&report).as_bytes())?;
+    let (measured, notes) = outcome?;
+    let csv = (!measured.rows.is_empty()).then(|| show::csv(&measured.rows));
+    let shown = args.json.show_measured(
+        measured,
+        "rows",
+        |rows| show::table(&bench, rows, &notes),
+        |rows| show::json(&bench, rows, &notes),
+    );
+    if let (Some(path), Some(csv)) = (&args.csv, csv) {
+        output::write(path, csv.as_bytes())?;
     }
-    args.json.write(|| show::json(&bench, &report))?;
-    report.cut.map_or(Ok(()), |(error, _)| Err(error.into()))
+    shown
 }

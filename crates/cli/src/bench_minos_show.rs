@@ -5,7 +5,7 @@ use std::fmt::Write;
 use remora_lab::stats::{median, range};
 use remora_study::format::{digits, rate};
 use remora_study::machine::Machine;
-use remora_study::peers::bench::{StoreBench, StoreReport, StoreRow};
+use remora_study::peers::bench::{StoreBench, StoreNotes, StoreRow};
 use remora_study::peers::cluster::SCOPE;
 use remora_study::peers::drive::Side;
 use serde_json::{Value, json};
@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use crate::bench::{rows_json, rows_table};
 
 /// All of it.
-pub fn table(bench: &StoreBench, report: &StoreReport) -> String {
-    let appends = || report.appends_ns.iter().map(|(_, ns)| *ns as f64 / 1e3);
+pub fn table(bench: &StoreBench, rows: &[StoreRow], notes: &StoreNotes) -> String {
+    let appends = || notes.appends_ns.iter().map(|(_, ns)| *ns as f64 / 1e3);
     let (least, most) = range(appends());
     let mut out = format!(
         "Three nodes of each on this machine, {} records of {} B, {} s a row, seed {}\n\
@@ -34,24 +34,24 @@ pub fn table(bench: &StoreBench, report: &StoreReport) -> String {
     // Writing to a string does not fail.
     for (workload, skew, clients) in bench.loads() {
         let _ = writeln!(out, "\n{}, zipfian {skew}, {clients} at once{arriving}", workload.title);
-        let _ = writeln!(out, "{:<14} {} {}", "", head("writes/s"), head("reads/s"));
-        let rows = report.rows.iter().filter(|row| (row.workload, row.skew, row.clients) == (workload, skew, clients));
+        let _ = writeln!(out, "{:<14} {:<6} {}", "", "", head("a second"));
+        let rows = rows.iter().filter(|row| (row.workload, row.skew, row.clients) == (workload, skew, clients));
         for row in rows {
-            let line = format!("{:<14} {} {}", row.store, side(&row.outcome.writes), side(&row.outcome.reads));
-            let _ = writeln!(out, "{}", line.trim_end());
+            let sides = [("writes", &row.outcome.writes), ("reads", &row.outcome.reads)];
+            for (n, (what, figures)) in sides.into_iter().filter(|(_, side)| side.count > 0).enumerate() {
+                let store = if n == 0 { &row.store } else { "" };
+                let _ = writeln!(out, "{store:<14} {what:<6} {}", side(figures));
+            }
         }
-        for (store, why) in &report.absent {
+        for (store, why) in &notes.absent {
             let _ = writeln!(out, "{store:<14} {why}");
         }
     }
     let _ = writeln!(out);
-    if let Some((_, missing)) = &report.cut {
-        let _ = writeln!(out, "Not complete: {missing}");
-    }
-    for line in notes(bench, report) {
+    for line in remarks(bench, rows) {
         let _ = writeln!(out, "{line}");
     }
-    let goals = bench.goals(report);
+    let goals = bench.goals(rows, notes);
     if !goals.is_empty() {
         let _ = write!(out, "\n{}", rows_table(&goals));
     }
@@ -59,20 +59,20 @@ pub fn table(bench: &StoreBench, report: &StoreReport) -> String {
 }
 
 /// What a reader must know of those that were measured.
-fn notes(bench: &StoreBench, report: &StoreReport) -> Vec<String> {
-    let notes = [
+fn remarks(bench: &StoreBench, rows: &[StoreRow]) -> Vec<String> {
+    let remarks = [
         ("scope", format!("scope: every {SCOPE}th write of a client ends a scope and waits for its PERSIST")),
         ("etcd", "etcd: put and linearizable get at the leader; durable at two of three before it answers".into()),
         ("redis", format!("redis: SET, WAIT 2; GET at the primary; appendonly {}", bench.append_only.name())),
     ];
-    let unknown = report.rows.iter().filter(|row| row.outcome.unknown > 0).map(|row| {
+    let unknown = rows.iter().filter(|row| row.outcome.unknown > 0).map(|row| {
         let StoreRow { store, workload, clients, outcome, .. } = row;
         let requests = format!("{} requests of unknown outcome", outcome.unknown);
         format!("{store}, {}, {clients} at once: {requests}, as a node was taken to have failed", workload.name)
     });
-    let measured = |store: &str| report.rows.iter().any(|row| row.store.starts_with(store));
-    let notes = notes.into_iter().filter(|(store, _)| measured(store)).map(|(_, note)| note);
-    notes.chain(unknown).collect()
+    let measured = |store: &str| rows.iter().any(|row| row.store.starts_with(store));
+    let remarks = remarks.into_iter().filter(|(store, _)| measured(store)).map(|(_, note)| note);
+    remarks.chain(unknown).collect()
 }
 
 fn head(rate: &str) -> String {
@@ -80,9 +80,6 @@ fn head(rate: &str) -> String {
 }
 
 fn side(side: &Side) -> String {
-    if side.count == 0 {
-        return " ".repeat(44);
-    }
     let part = |part: Option<f64>| part.map_or_else(|| "-".into(), |ns| digits(ns / 1e3));
     format!(
         "{:>10} {:>8} {:>8} {:>7} {:>7}",
@@ -99,14 +96,14 @@ fn micros(ns: u64) -> String {
 }
 
 /// A line for each store and load.
-pub fn csv(report: &StoreReport) -> String {
+pub fn csv(rows: &[StoreRow]) -> String {
     let columns = |side: &str| {
         ["count", "per_s", "p50_ns", "p99_ns", "communication_ns", "computation_ns"]
             .map(|column| format!("{side}_{column}"))
             .join(",")
     };
     let mut out = format!("store,workload,skew,clients,{},{}\n", columns("writes"), columns("reads"));
-    for row in &report.rows {
+    for row in rows {
         let cells = |side: &Side| {
             let part = |part: Option<f64>| part.map_or_else(String::new, |ns| format!("{ns:.0}"));
             let communication = part(side.split.map(|split| split.communication_ns));
@@ -122,7 +119,7 @@ pub fn csv(report: &StoreReport) -> String {
 }
 
 /// All of it, for programs.
-pub fn json(bench: &StoreBench, report: &StoreReport) -> Value {
+pub fn json(bench: &StoreBench, rows: &[StoreRow], notes: &StoreNotes) -> Value {
     let side = |side: &Side| {
         json!({
             "count": side.count, "per_s": side.rate, "p50_ns": side.p50_ns, "p99_ns": side.p99_ns,
@@ -147,10 +144,9 @@ pub fn json(bench: &StoreBench, report: &StoreReport) -> Value {
         "seed": bench.seed,
         "arrivals_per_s": bench.arrivals_per_s,
         "redis_appendonly": bench.append_only.name(),
-        "appends_ns": report.appends_ns.iter().map(append).collect::<Vec<_>>(),
-        "rows": report.rows.iter().map(row).collect::<Vec<_>>(),
-        "absent": report.absent.iter().map(|(store, why)| json!({ "store": store, "why": why })).collect::<Vec<_>>(),
-        "incomplete": report.cut.as_ref().map(|(_, missing)| missing),
-        "goals": rows_json(&bench.goals(report)),
+        "appends_ns": notes.appends_ns.iter().map(append).collect::<Vec<_>>(),
+        "rows": rows.iter().map(row).collect::<Vec<_>>(),
+        "absent": notes.absent.iter().map(|(store, why)| json!({ "store": store, "why": why })).collect::<Vec<_>>(),
+        "goals": rows_json(&bench.goals(rows, notes)),
     })
 }

@@ -1,9 +1,9 @@
 //! `remora bench model`.
 
 use std::fmt::Write;
-use std::sync::atomic::Ordering;
 
-use remora_study::bench_model::ModelBench;
+use remora_lab::bench::BenchRow;
+use remora_study::bench_model::{ModelBench, ModelReport};
 use remora_study::machine::Machine;
 use serde_json::json;
 
@@ -35,32 +35,26 @@ pub struct BenchModel {
 
 /// The event core beside its peers.
 pub fn run(args: &BenchModel) -> Result<(), Failure> {
-    let stop = stop_flag();
-    let display = Display::new(stop.clone());
+    let display = Display::new(stop_flag());
     let bench = ModelBench { rounds: args.rounds, seed: args.seed };
-    let report = bench.run(&mut |what, part| {
-        display.part(what, part);
-        !stop.load(Ordering::Relaxed)
-    });
+    let ModelReport { measured, no_simgrid } = bench.run(&mut display.going());
     display.clear();
-    let report = report.map_err(|e| Failure::Failed(format!("StRoM's figures: {e}")));
-    if stop.load(Ordering::Relaxed) {
-        return Err(Failure::Interrupted);
-    }
-    let report = report?;
-    let mut text = rows_table(&report.rows);
-    if let Some(why) = &report.no_simgrid {
-        let _ = writeln!(text, "\nNo figures of SimGrid: {why}.");
-    }
-    args.json.show(&text, || {
+    let text = |rows: &[BenchRow]| {
+        let mut text = rows_table(rows);
+        if let Some(why) = &no_simgrid {
+            let _ = writeln!(text, "\nNo figures of SimGrid: {why}.");
+        }
+        text
+    };
+    args.json.show_measured(measured, "rows", text, |rows| {
         json!({
             "format": "remora-bench-model/1",
             "version": env!("REMORA_VERSION"),
             "machine": Machine::describe(),
             "rounds": args.rounds,
             "seed": args.seed,
-            "rows": rows_json(&report.rows),
-            "no_simgrid": report.no_simgrid,
+            "rows": rows_json(rows),
+            "no_simgrid": no_simgrid,
         })
     })
 }

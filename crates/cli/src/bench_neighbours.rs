@@ -36,11 +36,9 @@ pub struct BenchNeighbours {
 pub fn run(args: &BenchNeighbours) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
     let bench = NeighboursBench { rounds: args.rounds, time: args.seconds, link: LinkKind::Shm };
-    let rows = bench.run(&display);
+    let measured = bench.run(&display);
     display.clear();
-    let rows = rows?;
-    let text = table(args, &rows);
-    args.json.show(&text, || to_json(args, &rows))
+    args.json.show_measured(measured, "rows", |rows| table(args, rows), |rows| to_json(args, rows))
 }
 
 fn table(args: &BenchNeighbours, rows: &[NeighbourRow]) -> String {
@@ -53,14 +51,14 @@ fn table(args: &BenchNeighbours, rows: &[NeighbourRow]) -> String {
     // Writing to a string does not fail.
     let _ = writeln!(
         out,
-        "{:<16} {:<22} {:>9} {:>9} {:>9} {:>6}  at most {GOAL} x   the honest one, and the greedy one",
+        "{:<15} {:<21} {:>8} {:>8} {:>8} {:>5}  <= {GOAL} x",
         "", "the neighbour", "alone", "honest", "greedy", "ratio"
     );
     for row in rows {
         let [alone, honest, greedy] = row.p99.map(time);
         let met = if row.met() { "met" } else { "missed" };
         let line = format!(
-            "{:<16} {:<22} {alone:>9} {honest:>9} {greedy:>9} {:>6.2}  {met:<13}  {} ({}/s); {} ({}/s)",
+            "{:<15} {:<21} {alone:>8} {honest:>8} {greedy:>8} {:>5.2}  {met}\n  honest: {} ({}/s); greedy: {} ({}/s)",
             row.resource.name(),
             row.deed,
             row.ratio(),

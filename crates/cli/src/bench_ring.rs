@@ -31,16 +31,15 @@ pub struct BenchRing {
 pub fn run(args: &BenchRing) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
     let plan = RingPlan { connected: args.connected.into(), ..RingPlan::default() };
-    let rows = remora_lab::bench::ring(plan, &mut |what, part| display.part(what, part));
+    let measured = remora_lab::bench::ring(plan, &mut display.going());
     display.clear();
-    let rows = rows?;
-    args.json.show(&rows_table(&rows), || {
+    args.json.show_measured(measured, "rows", rows_table, |rows| {
         json!({
             "format": "remora-bench-ring/1",
             "version": env!("REMORA_VERSION"),
             "machine": Machine::describe(),
             "connected": args.connected,
-            "rows": rows_json(&rows),
+            "rows": rows_json(rows),
         })
     })
 }

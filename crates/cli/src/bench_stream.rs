@@ -1,7 +1,5 @@
 //! `remora bench stream`.
 
-use std::sync::atomic::Ordering;
-
 use remora_lab::bench::stream::StreamBench;
 use remora_study::machine::Machine;
 use serde_json::json;
@@ -38,20 +36,11 @@ pub struct BenchStream {
 
 /// Stream kernels beside their peers.
 pub fn run(args: &BenchStream) -> Result<(), Failure> {
-    let stop = stop_flag();
-    let display = Display::new(stop.clone());
+    let display = Display::new(stop_flag());
     let bench = StreamBench { rounds: args.rounds.into(), bits: args.bits, seed: args.seed };
-    let rows = bench.run(&mut |what, part| {
-        display.part(what, part);
-        !stop.load(Ordering::Relaxed)
-    });
+    let measured = bench.run(&mut display.going());
     display.clear();
-    if stop.load(Ordering::Relaxed) {
-        return Err(Failure::Interrupted);
-    }
-    let rows = rows?;
-    let text = rows_table(&rows);
-    args.json.show(&text, || {
+    args.json.show_measured(measured, "rows", rows_table, |rows| {
         json!({
             "format": "remora-bench-stream/1",
             "version": env!("REMORA_VERSION"),
@@ -59,7 +48,7 @@ pub fn run(args: &BenchStream) -> Result<(), Failure> {
             "rounds": args.rounds,
             "partitions": 1 << args.bits,
             "seed": args.seed,
-            "rows": rows_json(&rows),
+            "rows": rows_json(rows),
         })
     })
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use remora_study::bench_wasm::{HOSTILE, IN_FLIGHT, Neighbour, WasmBench, WasmGoal, WasmPair, WasmReport};
+use remora_study::bench_wasm::{HOSTILE, IN_FLIGHT, Neighbour, WasmBench, WasmGoal, WasmPair, WasmRow};
 use remora_study::format::{rate, time};
 use remora_study::machine::Machine;
 use serde_json::{Value, json};
@@ -41,35 +41,41 @@ pub struct BenchWasm {
 pub fn run(args: &BenchWasm) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
     let bench = WasmBench { table: args.table, rounds: args.rounds, time: args.seconds, seed: args.seed };
-    let report = bench.run(&display);
+    let measured = bench.run(&display);
     display.clear();
-    let WasmReport { pairs, neighbours } = report?;
-    let text = table(args, &pairs, &neighbours);
-    args.json.show(&text, || to_json(args, &pairs, &neighbours))
+    args.json.show_measured(measured, "rows", |rows| table(args, rows), |rows| to_json(args, rows))
 }
 
-fn table(args: &BenchWasm, pairs: &[WasmPair], neighbours: &[Neighbour]) -> String {
+fn pairs(rows: &[WasmRow]) -> impl Iterator<Item = &WasmPair> {
+    rows.iter().filter_map(|row| if let WasmRow::Pair(pair) = row { Some(pair) } else { None })
+}
+
+fn neighbours(rows: &[WasmRow]) -> impl Iterator<Item = &Neighbour> {
+    rows.iter().filter_map(|row| if let WasmRow::Neighbour(neighbour) = row { Some(neighbour) } else { None })
+}
+
+fn table(args: &BenchWasm, rows: &[WasmRow]) -> String {
     let mut out = format!(
         "Time of a call, {IN_FLIGHT} at once if not said otherwise, table of {} KB, median of {}\n",
         args.table >> 10,
         args.rounds
     );
     // Writing to a string does not fail.
-    let _ = writeln!(out, "{:<36} {:>9} {:>12} {:>8} {:>7}  goal", "", "native", "WebAssembly", "more", "times");
-    for pair in pairs {
+    let _ = writeln!(out, "{:<35} {:>8} {:>8} {:>6} {:>5}  goal at most", "", "native", "module", "+ ns", "x");
+    for pair in pairs(rows) {
         let goal = match (pair.goal, pair.met()) {
             (Some(goal), Some(met)) => {
                 let what = match goal {
-                    WasmGoal::More(ns) => format!("{} more", time(ns)),
+                    WasmGoal::More(ns) => time(ns),
                     WasmGoal::Times(times) => format!("{times} x"),
                 };
-                format!("at most {what}: {}", if met { "met" } else { "missed" })
+                format!("{what} {}", if met { "met" } else { "missed" })
             }
             _ => String::new(),
         };
         let (native, wasm) = (time(pair.native), time(pair.wasm));
         let (more, times) = (pair.wasm - pair.native, pair.wasm / pair.native);
-        let line = format!("{:<36} {native:>9} {wasm:>12} {more:>5.0} ns {times:>7.2}  {goal}", pair.what);
+        let line = format!("{:<35} {native:>8} {wasm:>8} {more:>6.0} {times:>5.2}  {goal}", pair.what);
         let _ = writeln!(out, "{}", line.trim_end());
     }
     let _ = writeln!(
@@ -78,14 +84,14 @@ fn table(args: &BenchWasm, pairs: &[WasmPair], neighbours: &[Neighbour]) -> Stri
     );
     let _ = writeln!(
         out,
-        "{:<6} {:<26} {:>9} {:>9} {:>9} {:>12}  ends with",
+        "{:<5} {:<24} {:>9} {:>9} {:>9} {:>8}  ends with",
         "place", "that", "p50", "p99", "p99.9", "calls/s"
     );
-    for row in neighbours {
+    for row in neighbours(rows) {
         let [p50, p99, p999] = [row.p50, row.p99, row.p999].map(time);
         let status = row.status.map_or(String::new(), |status| format!("{status:?}"));
         let line = format!(
-            "{:<6} {:<26} {p50:>9} {p99:>9} {p999:>9} {:>12}  {status}",
+            "{:<5} {:<24} {p50:>9} {p99:>9} {p999:>9} {:>8}  {status}",
             row.place.name(),
             row.beside,
             rate(row.others)
@@ -95,7 +101,7 @@ fn table(args: &BenchWasm, pairs: &[WasmPair], neighbours: &[Neighbour]) -> Stri
     out
 }
 
-fn to_json(args: &BenchWasm, pairs: &[WasmPair], neighbours: &[Neighbour]) -> Value {
+fn to_json(args: &BenchWasm, rows: &[WasmRow]) -> Value {
     let pair = |pair: &WasmPair| json!({ "what": pair.what, "native_ns": pair.native, "wasm_ns": pair.wasm, "met": pair.met() });
     let neighbour = |row: &Neighbour| {
         json!({
@@ -109,7 +115,7 @@ fn to_json(args: &BenchWasm, pairs: &[WasmPair], neighbours: &[Neighbour]) -> Va
         "machine": Machine::describe(),
         "table_bytes": args.table,
         "rounds": args.rounds,
-        "pairs": pairs.iter().map(pair).collect::<Vec<_>>(),
-        "neighbours": neighbours.iter().map(neighbour).collect::<Vec<_>>(),
+        "pairs": pairs(rows).map(pair).collect::<Vec<_>>(),
+        "neighbours": neighbours(rows).map(neighbour).collect::<Vec<_>>(),
     })
 }

@@ -128,7 +128,7 @@ pub struct CheckMinos {
     #[arg(long, value_name = "I/N", value_parser = clap::value_parser!(Shard))]
     shard: Option<Shard>,
     /// Also write the result as JSON, for `remora check merge`
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::output::file())]
     save: Option<PathBuf>,
 }
 
@@ -302,7 +302,7 @@ fn table(parameters: &Value, rows: &[Value]) -> String {
         let part = |name: &str| row[name].as_f64().unwrap_or(0.0);
         let _ = writeln!(
             out,
-            "{:<7} {:>15} {:>11} {:>6} {:>9.0} {:>8.1} {:>9.1e}  {}",
+            "{:<7} {:>15} {:>11} {:>6} {:>9.0} {:>8.1} {:>9.1e}\n  {}",
             row["model"].as_str().unwrap_or_default(),
             number("distinct_states"),
             number("generated"),

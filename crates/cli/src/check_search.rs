@@ -28,8 +28,8 @@ pub fn stopped(report: &CheckReport) -> Option<&'static str> {
 pub fn result(stopped: Option<&str>) -> String {
     match stopped {
         None => "holds in all states".into(),
-        Some("interrupted") => "NOT COMPLETE: holds so far, interrupted".into(),
-        Some(bound) => format!("NOT COMPLETE: holds so far, stopped by the bound on {bound}"),
+        Some("interrupted") => "Not complete: holds so far, interrupted".into(),
+        Some(bound) => format!("Not complete: holds so far, stopped by the bound on {bound}"),
     }
 }
 

@@ -71,7 +71,7 @@ pub fn run(args: &CheckTree) -> Result<(), Failure> {
         }
         let result = result(stopped(&report));
         let (states, seconds) = (report.states, report.seconds);
-        let _ = writeln!(text, "{:<12} {states:>10} states {seconds:>7.1} s  {result}: {}", case.name, case.about);
+        let _ = writeln!(text, "{:<12} {states:>10} states {seconds:>7.1} s  {result}\n  {}", case.name, case.about);
         rows.push(json!({
             "case": case.name, "distinct_states": states, "seconds": seconds, "complete": report.complete(),
             "stopped": stopped(&report),

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::Failure;
 use crate::cluster::{Shape, scratch};
-use crate::output::Json;
+use crate::output::{Json, not_complete};
 use crate::progress::{Display, stop_flag};
 
 /// Options of both.
@@ -60,10 +60,11 @@ impl TroubleArgs {
         let report = report?;
         let Summary { done, asked, table, figures, seen } = summary(&report);
         let interrupted = display.stopped();
-        let cut = if interrupted { format!("interrupted after {done} of {asked} {what}\n") } else { String::new() };
+        let missing = interrupted.then(|| format!("interrupted; {done} of {asked} {what} were done"));
+        let cut = not_complete(missing.as_deref());
         let verdict = seen.verdict();
         let (Ok(said) | Err(said)) = &verdict;
-        self.json.show(&format!("{table}{cut}{said}\n"), || {
+        self.json.show(&format!("{cut}{table}{said}\n"), || {
             let mut all = json!({
                 "format": format!("remora-cluster-{what}/1"),
                 "seed": seed,

@@ -11,17 +11,17 @@ use remora_lab::probe::Probe;
 use remora_model::platform::Platform;
 use remora_real::{Client, ClientConfig, LinkKind, RingConfig, at_free_loopback, at_local};
 use remora_study::baseline::{Baseline, Since};
-use remora_study::compare::{Compared, Plan, compare, timed};
+use remora_study::compare::{Plan, compare, timed};
 use remora_study::connection::Connection;
 use remora_study::machine::Machine;
-use remora_study::measure::Keep;
+use remora_study::measure::{Keep, Row};
 use remora_study::nodes::NodeProcess;
-use remora_study::on::{OnError, OnPlatform, compare_on};
+use remora_study::on::{OnCut, OnError, OnPlatform, compare_on};
 use remora_study::records::{InputError, Records};
 use remora_study::report::{Report, Setup, html, table};
 use remora_study::store::Store;
 use remora_study::trace::Trace;
-use remora_study::workload;
+use remora_study::{MeasuredRows, workload};
 
 use crate::Failure;
 use crate::args;
@@ -64,15 +64,17 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
         None => Records::generate(args.records.into(), args.value_bytes as usize, args.seed),
     };
     let trace = args.trace.as_ref().map(|path| Trace::load(path, &records.index())).transpose().map_err(bad_file)?;
-    let modelled = match &args.on {
-        Some(name) => Some(on_platform(args, name, &records, trace.clone(), &display)?),
-        None => None,
+    let (modelled, cut) = match &args.on {
+        Some(name) => on_platform(args, name, &records, trace.clone(), &display)?,
+        None => (None, None),
     };
-    if modelled.is_some() && !args.both {
+    if modelled.is_some() && (!args.both || cut.is_some()) {
         display.clear();
         let setup = setup(args, &records, trace.as_ref());
         let report = Report::new(command(), now(), setup, Machine::describe(), Vec::new());
-        return publish(args, &Report { modelled, ..report });
+        let incomplete = cut.as_ref().map(|(_, missing)| missing.clone());
+        publish(args, &Report { modelled, incomplete, ..report })?;
+        return cut.map_or(Ok(()), |(error, _)| Err(error.into()));
     }
 
     display.say("probing the machine");
@@ -84,23 +86,19 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
     drop(clients);
     drop(child);
     drop(capture);
-    let (setup, Compared { rows, wanted, cut }) = report?;
+    let (setup, measured) = report?;
     machine.core_to_core_after_ns = Probe { time: PROBE }.cache_line_ns();
-    let incomplete = cut.as_ref().map(|error| {
-        let rest = "those that are there may be of less time than was asked for";
-        format!("{error}; {} of {wanted} figures were measured, and {rest}", rows.len())
-    });
+    let rest = "those that are there may be of less time than was asked for";
+    let incomplete = measured.missing("figures").map(|missing| format!("{missing}, and {rest}"));
+    let MeasuredRows { rows, cut, .. } = measured.or_nothing()?;
     let report = Report { incomplete, modelled, ..Report::new(command(), now(), setup, machine, rows) };
     let since = baseline.map(|baseline| baseline.compare(&report)).transpose().map_err(bad_file)?;
     let report = Report { since, ..report };
-    match cut {
-        None => publish(args, &report).and_then(|()| match report.since.as_ref().and_then(Since::worse) {
-            Some(worse) => Err(Failure::Failed(worse)),
-            None => Ok(()),
-        }),
-        // Without any there is nothing to show.
-        Some(error) if report.rows.is_empty() => Err(error.into()),
-        Some(error) => publish(args, &report).and(Err(error.into())),
+    publish(args, &report)?;
+    match (cut, report.since.as_ref().and_then(Since::worse)) {
+        (Some(error), _) => Err(error.into()),
+        (None, Some(worse)) => Err(Failure::Failed(worse)),
+        (None, None) => Ok(()),
     }
 }
 
@@ -116,13 +114,19 @@ fn on_platform(
     records: &Records,
     trace: Option<Trace>,
     display: &Display,
-) -> Result<OnPlatform, Failure> {
+) -> Result<(Option<OnPlatform>, Option<OnCut>), Failure> {
     let platform = Platform::load(name).map_err(|e| Failure::Usage(e.to_string()))?;
-    let result = compare_on(&platform, &plan(args), records, trace, display);
-    result.map_err(|error| match error {
-        OnError::Study(error) => error.into(),
-        OnError::Model(error) => Failure::Failed(error.to_string()),
-    })
+    let (on, cut) = compare_on(&platform, &plan(args), records, trace, display)?;
+    Ok((Some(on), cut))
+}
+
+impl From<OnError> for Failure {
+    fn from(error: OnError) -> Self {
+        match error {
+            OnError::Study(error) => error.into(),
+            OnError::Model(error) => Self::Failed(error.to_string()),
+        }
+    }
 }
 
 fn bad_file(error: InputError) -> Failure {
@@ -210,7 +214,7 @@ fn measure(
     (node, node_is_child): (IpAddr, bool),
     clients: &mut [Client],
     display: &Display,
-) -> Result<(Setup, Compared), Failure> {
+) -> Result<(Setup, MeasuredRows<Row>), Failure> {
     let (plan, set_up) = (plan(args), setup(args, records, trace.as_ref()));
     for client in clients.iter_mut().filter(|_| plan.rings) {
         for placement in [Placement::Nic, Placement::Host] {

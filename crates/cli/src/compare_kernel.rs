@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use remora_kernel::Status;
+use remora_lab::MeasuredRows;
 use remora_lab::stats::is_level;
 use remora_real::{Client, ClientConfig, LinkKind, at_free_loopback, at_local};
 use remora_study::format::{count, rate, time};
@@ -21,6 +22,7 @@ use crate::kernel::{explain, name_of, put};
 use crate::kernel_build;
 use crate::kernel_params::encode;
 use crate::kernel_run::{self, Profile};
+use crate::output::not_complete;
 use crate::progress::{Display, stop_flag};
 
 /// What `--data` names.
@@ -46,26 +48,19 @@ pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
         }
     };
     let profile = kernel_run::profile(&module, args.bounds.limits(), &args.args, bytes.as_deref());
-    let (mut rows, mut left_out) = (Vec::new(), Vec::new());
+    let mut left_out = Vec::new();
     let measure =
         Measure { args, file, module: &module, bytes: bytes.as_deref(), capture: &capture, display: &display };
-    let measured = measure.all(&links, node, &mut rows, &mut left_out);
+    let mut measured = MeasuredRows { rows: Vec::new(), wanted: links.len() * args.placements.len(), cut: None };
+    measured.cut = measure.all(&links, node, &mut measured.rows, &mut left_out).err();
     display.clear();
     drop(child);
-    // What was measured is shown, whatever came then.
-    if let (Err(failure), true) = (&measured, rows.is_empty()) {
-        return Err(failure.clone());
-    }
-    let mut text = table(file, &rows, &left_out, &Depends { profile: profile.as_ref(), fuel: args.bounds.fuel });
-    if let Err(failure) = &measured {
-        let _ = writeln!(
-            text,
-            "NOT COMPLETE: {failure}; {} of {} figures were measured",
-            rows.len(),
-            links.len() * args.placements.len()
-        );
-    }
-    let figures = json(file, &rows, profile.as_ref());
+    let missing = measured.missing("figures");
+    let MeasuredRows { rows, cut, .. } = measured.or_nothing()?;
+    let mut text = not_complete(missing.as_deref());
+    text += &table(file, &rows, &left_out, &Depends { profile: profile.as_ref(), fuel: args.bounds.fuel });
+    let mut figures = json(file, &rows, profile.as_ref());
+    figures["incomplete"] = missing.into();
     args.json.show(&text, || figures.clone())?;
     let bar = |row: &KernelFigures| KernelBar { place: row.place, p50_ns: row.p50_ns as f64, per_s: row.per_s };
     let groups = rows.chunk_by(|a, b| a.link == b.link).map(|rows| {
@@ -73,7 +68,7 @@ pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
         (format!("Over {}", rows[0].link.title()), bars)
     });
     write_page(args, file, groups.collect(), &text, &figures)?;
-    measured.and_then(|()| check(&rows))
+    cut.map_or_else(|| check(&rows), Err)
 }
 
 /// Writes the page, unless none is wanted.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use remora_lab::MeasuredRows;
 use remora_model::platform::Platform;
 use remora_study::modelled::ModelError;
 use remora_study::on_kernel::{KernelError, KernelRow, UserKernel, kernel_on, table};
@@ -14,6 +15,7 @@ use crate::compare_kernel;
 use crate::kernel::{explain, name_of};
 use crate::kernel_build;
 use crate::kernel_params::encode;
+use crate::output::not_complete;
 use crate::progress::{Display, stop_flag};
 
 /// Models and prints. With `--both` the figures for programs are those of the run on this machine.
@@ -27,18 +29,23 @@ pub fn run(args: &args::Compare, file: &Path, name: &str) -> Result<(), Failure>
         display.stopped()
     });
     display.clear();
-    let rows = result.map_err(|failure| match failure {
+    let named = |failure| match failure {
         Failure::Failed(why) => Failure::Failed(format!("{}: {why}", file.display())),
         other => other,
-    })?;
-    let mut text = format!("{}, one call at a time and 64 at once\n\n{}", file.display(), table(&platform, &rows));
+    };
+    let modelled = result.map_err(named)?;
+    let missing = modelled.missing("places");
+    let MeasuredRows { rows, cut, .. } = modelled;
+    let mut text = not_complete(missing.as_deref());
+    text += &format!("{}, one call at a time and 64 at once\n\n{}", file.display(), table(&platform, &rows));
     if let Some(row) = rows.first().filter(|row| row.status != 0) {
         text += &format!("the first call ended with {}\n", explain(remora_kernel::Status::from_code(row.status)));
     }
     args.json.print(&text)?;
     if !args.both {
         let (format, version) = ("remora-compare-kernel-on/1", env!("REMORA_VERSION"));
-        let json = serde_json::json!({ "format": format, "version": version, "kernel": file.display().to_string(), "rows": rows });
+        let kernel = file.display().to_string();
+        let json = serde_json::json!({ "format": format, "version": version, "kernel": kernel, "rows": rows, "incomplete": missing });
         args.json.write(|| json.clone())?;
         let bar = |row: &KernelRow| KernelBar {
             place: row.placement,
@@ -48,6 +55,9 @@ pub fn run(args: &args::Compare, file: &Path, name: &str) -> Result<(), Failure>
         let bars = rows.iter().filter(|row| !row.failed).map(bar).collect();
         let heading = format!("On {}, modelled", platform.name);
         compare_kernel::write_page(args, file, vec![(heading, bars)], &text, &json)?;
+    }
+    if let Some(error) = cut {
+        return Err(named(failure(error)));
     }
     match rows.iter().find(|row| row.failed) {
         None => Ok(()),
@@ -64,16 +74,20 @@ fn rows(
     name: &str,
     data: Option<&[u8]>,
     progress: &dyn Fn(&str) -> bool,
-) -> Result<Vec<KernelRow>, Failure> {
+) -> Result<MeasuredRows<KernelRow, KernelError>, Failure> {
     let kernel = KernelSet::default();
     let entry = kernel.deploy(name, module, args.bounds.limits(), args.bounds.isolation());
     let op = entry.map_err(|e| Failure::Failed(e.to_string()))?.op;
     let params = |data, call, out: &mut Vec<u8>| encode(&args.args, data, call, out);
     let user = UserKernel { kernel, op, data, params: &params };
-    kernel_on(platform, &user, args.seed, progress).map_err(|error| match error {
+    kernel_on(platform, &user, args.seed, progress).map_err(failure)
+}
+
+fn failure(error: KernelError) -> Failure {
+    match error {
         KernelError::Model(ModelError::Interrupted) => Failure::Interrupted,
         other => Failure::Failed(other.to_string()),
-    })
+    }
 }
 
 #[cfg(all(test, feature = "modules"))]
@@ -220,9 +234,14 @@ mod tests {
         let Some(crate::args::Command::Compare(args)) = args.unwrap().command else { panic!("compare") };
         let module = wat::parse_str(SPIN).unwrap();
         for (name, places) in [("strom-10g", 3), ("rambda", 4)] {
-            let rows = rows(&args, &Platform::load(name).unwrap(), &module, "k", None, &|_| false).unwrap();
+            let rows =
+                rows(&args, &Platform::load(name).unwrap(), &module, "k", None, &|_| false).unwrap().whole().unwrap();
             assert_eq!(rows.len(), places);
             assert!(rows.iter().all(|row| row.status == 0 && row.in_flight_64.verified == 2000));
         }
+        // Whoever wants no more gets what there is.
+        let platform = Platform::load("strom-10g").unwrap();
+        let cut = super::rows(&args, &platform, &module, "k", None, &|next| next.contains("the host")).unwrap();
+        assert_eq!(cut.missing("places").as_deref(), Some("interrupted; 2 of 3 places were measured"));
     }
 }

@@ -80,6 +80,12 @@ impl From<remora_study::StudyError> for Failure {
     }
 }
 
+impl From<remora_lab::bench::BenchError> for Failure {
+    fn from(error: remora_lab::bench::BenchError) -> Self {
+        remora_study::StudyError::from(error).into()
+    }
+}
+
 impl From<remora_real::Error> for Failure {
     fn from(error: remora_real::Error) -> Self {
         Self::Failed(error.to_string())
@@ -92,6 +98,13 @@ fn main() -> ExitCode {
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             let text = error.render();
             return end(output::print_help(&text.ansi().to_string(), &text.to_string()));
+        }
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let words: Vec<String> = std::env::args().skip(1).collect();
+            let (command, line) = command_of(&words);
+            let next: Vec<&str> = command.get_subcommands().map(|next| next.get_name()).collect();
+            let why = format!("a subcommand is missing: {} (see `{line} --help`)", next.join(", "));
+            return end(Err(Failure::Usage(why)));
         }
         Err(error) => {
             let words: Vec<String> = std::env::args().skip(1).collect();
@@ -142,15 +155,20 @@ fn end(result: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// The command that explains what these words of a command line are about.
-fn help_for(words: &[String]) -> String {
+/// The command that these words of a command line are about, and how it is called.
+fn command_of(words: &[String]) -> (clap::Command, String) {
     let (mut command, mut line) = (Args::command(), String::from("remora"));
     for word in words.iter().filter(|word| !word.starts_with('-')) {
         let Some(next) = command.find_subcommand(word) else { break };
         line += &format!(" {}", next.get_name());
         command = next.clone();
     }
-    line + " --help"
+    (command, line)
+}
+
+/// The command that explains it.
+fn help_for(words: &[String]) -> String {
+    command_of(words).1 + " --help"
 }
 
 /// What clap says, in one line; `help` is where there is more.

@@ -139,15 +139,17 @@ fn greet(args: &args::NodeArgs, memory: u64, node: &Node) -> Result<(), Failure>
     let address = node.address();
     let way = if args.packet { "packet and raw sockets" } else { "UDP port 4791" };
     let megabytes = memory >> 20;
-    let command = match address {
-        // Of this address IPv6 has but one, and the client needs one of its own.
-        IpAddr::V6(v6) if v6.is_loopback() => "an IPv4 node, on this machine: --listen 127.0.0.2".into(),
-        _ => format!("remora compare --node {address}"),
+    let next = match address {
+        // A client needs an address of its own.
+        IpAddr::V6(v6) if v6.is_loopback() => {
+            "No client on this machine reaches it, as IPv6 has one loopback address: use --listen 127.0.0.2".into()
+        }
+        _ => format!("Compare placements against it:  remora compare --node {address}"),
     };
     print(&format!(
         "{NODE_READY}{address}\n\
          RoCE v2 over {way}; shared memory for processes of this user on this host; {megabytes} MB for clients.\n\
-         Compare placements against it:  {command}\n\
+         {next}\n\
          SIGINT (Ctrl-C) or SIGTERM ends it.\n"
     ))
 }

@@ -1,9 +1,13 @@
 //! What goes to the screen, and what to files: text for people first, then figures for programs.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
+use remora_lab::MeasuredRows;
+use remora_study::format::folded;
 use serde_json::Value;
 
 use crate::Failure;
@@ -33,7 +37,7 @@ pub fn print_help(coloured: &str, plain: &str) -> Result<(), Failure> {
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Json {
     /// Also write all figures as JSON; without a file, or with -, to standard output, and the text to standard error
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", value_parser = file())]
     json: Option<PathBuf>,
 }
 
@@ -48,10 +52,11 @@ impl Json {
         self.json.as_deref() == Some(Path::new("-"))
     }
 
-    /// Prints text: to standard output, unless figures go there.
+    /// Prints text that fits a terminal: to standard output, unless figures go there.
     pub fn print(&self, text: &str) -> Result<(), Failure> {
+        let text = folded(text);
         if !self.on_stdout() {
-            return print(text);
+            return print(&text);
         }
         // Nobody need read it.
         let _ = io::stderr().write_all(text.as_bytes());
@@ -71,6 +76,42 @@ impl Json {
         self.print(text)?;
         self.write(figures)
     }
+}
+
+impl Json {
+    /// The text and the figures of what was measured. What ended it early stands before both, and is how the command ends;
+    /// `what` is what rows are, in the plural. Without any there is nothing to show.
+    pub fn show_measured<R, E: Display + Into<Failure>>(
+        &self,
+        measured: MeasuredRows<R, E>,
+        what: &str,
+        text: impl FnOnce(&[R]) -> String,
+        figures: impl FnOnce(&[R]) -> Value,
+    ) -> Result<(), Failure> {
+        let measured = measured.or_nothing().map_err(Into::into)?;
+        let missing = measured.missing(what);
+        let head = not_complete(missing.as_deref());
+        self.show(&(head + &text(&measured.rows)), || {
+            let mut figures = figures(&measured.rows);
+            figures["incomplete"] = missing.into();
+            figures
+        })?;
+        measured.cut.map_or(Ok(()), |error| Err(error.into()))
+    }
+}
+
+/// What stands before all else if not all is there: a paragraph, or nothing.
+pub fn not_complete(missing: Option<&str>) -> String {
+    missing.map_or_else(String::new, |missing| format!("Not complete: {missing}\n\n"))
+}
+
+/// A file to be written: one that cannot be there is refused before anything is measured for it.
+pub fn file() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() && !parent.is_dir() => Err("its directory does not exist"),
+        _ if path.is_dir() => Err("it is a directory"),
+        _ => Ok(path),
+    })
 }
 
 /// Writes a file; `-` is standard output.

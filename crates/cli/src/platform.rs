@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use remora_model::platform::{AccelDevice, NicDevice, Platform, PlatformError};
 
-use remora_study::format::wrap;
+use remora_study::format::{folded, wrap};
 
 use crate::Failure;
 use crate::output::{Json, print};
@@ -99,9 +99,9 @@ pub fn run(what: &PlatformCommand) -> Result<(), Failure> {
     let text = match what {
         PlatformCommand::List { json } => return json.show(&list()?, || list_json().unwrap_or_default()),
         PlatformCommand::New { name, nic } => new(name, *nic)?,
-        PlatformCommand::Show { platform } => show(&Platform::load(platform)?),
+        PlatformCommand::Show { platform } => folded(&show(&Platform::load(platform)?)),
         PlatformCommand::Export { platform, name } => export(platform, name.as_deref())?,
-        PlatformCommand::Diff { one, other } => diff(&Platform::load(one)?, &Platform::load(other)?),
+        PlatformCommand::Diff { one, other } => folded(&diff(&Platform::load(one)?, &Platform::load(other)?)),
     };
     print(&text)
 }
@@ -167,6 +167,9 @@ fn diff(one: &Platform, other: &Platform) -> String {
             let _ = writeln!(out, "{path:<34} {ours:>20} {theirs:>20}");
         }
     }
+    if out.lines().count() == 1 {
+        out = format!("{} and {} have the same values.\n", one.name, other.name);
+    }
     out
 }
 
@@ -174,8 +177,8 @@ fn list() -> Result<String, Failure> {
     let mut out = String::new();
     for name in Platform::built_in() {
         let platform = Platform::load(name)?;
-        let _ = writeln!(out, "{name:<12} {}", platform.title);
-        let _ = writeln!(out, "{:<12} kernels on {}; {}", "", devices(&platform), platform.params.shares_text());
+        wrap(&mut out, 0, &format!("{name:<12} "), &platform.title);
+        wrap(&mut out, 2, "", &format!("kernels on {}; {}", devices(&platform), platform.params.shares_text()));
     }
     Ok(out)
 }

@@ -26,7 +26,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct ProbeArgs {
     /// Write the platform file of this machine
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::output::file())]
     pub out: Option<PathBuf>,
     /// Where the file lies whose sync is measured [default: the directory for temporary files]
     #[arg(long, value_name = "DIR")]
@@ -44,10 +44,17 @@ pub fn run(args: &ProbeArgs) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
     let directory = args.directory.clone().unwrap_or_else(std::env::temp_dir);
     let (_node, mut clients) = NodeProcess::with_clients(&[LinkKind::Udp, LinkKind::Shm])?;
-    let figures = probe::measure(&directory, &mut clients, SLICE, &display);
+    let (figures, cut) = probe::measure(&directory, &mut clients, SLICE, &display);
     display.clear();
-    let figures = figures?;
     let machine = Machine::describe();
+    if let Some(error) = cut {
+        if !figures.is_empty() {
+            let missing = format!("{error}; figures are missing or of fewer rounds, and there is no platform file");
+            let text = output::not_complete(Some(&missing)) + &table("This machine", &machine, &figures);
+            args.json.show(&text, || json(&machine, &figures, Some(&missing)))?;
+        }
+        return Err(error.into());
+    }
     let title = format!("{} with {} cores, {}", machine.cpu, machine.cores, machine.kernel);
     let text = platform_file("probed", &title, &figures);
     // What is written can be read.
@@ -57,7 +64,7 @@ pub fn run(args: &ProbeArgs) -> Result<(), Failure> {
         output::write(path, text.as_bytes())?;
         args.json.print(&format!("Platform file: {}\n", path.display()))?;
     }
-    args.json.write(|| json(&machine, &figures))
+    args.json.write(|| json(&machine, &figures, None))
 }
 
 fn table(title: &str, machine: &Machine, figures: &[Figure]) -> String {
@@ -73,7 +80,7 @@ fn table(title: &str, machine: &Machine, figures: &[Figure]) -> String {
     out
 }
 
-fn json(machine: &Machine, figures: &[Figure]) -> serde_json::Value {
+fn json(machine: &Machine, figures: &[Figure], incomplete: Option<&str>) -> serde_json::Value {
     let figure = |figure: &Figure| {
         let Figure { path, unit, how, value, range } = figure;
         serde_json::json!({ "path": path, "unit": unit, "how": how, "value": value, "range": range })
@@ -83,6 +90,7 @@ fn json(machine: &Machine, figures: &[Figure]) -> serde_json::Value {
         "version": env!("REMORA_VERSION"),
         "machine": machine,
         "figures": figures.iter().map(figure).collect::<Vec<_>>(),
+        "incomplete": incomplete,
     })
 }
 

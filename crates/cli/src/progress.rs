@@ -140,6 +140,14 @@ impl Display {
         self.advance((part * STEPS as f64) as u64, STEPS, what);
     }
 
+    /// Shows the way of a benchmark, and says whether to go on.
+    pub fn going(&self) -> impl FnMut(&str, f64) -> bool + '_ {
+        |what, part| {
+            self.part(what, part);
+            !self.stopped()
+        }
+    }
+
     /// Takes the bar away.
     pub fn clear(&self) {
         self.bar.finish_and_clear();

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use remora_real::presence::{self, DeviceState, Present, bytes};
+use remora_study::format::WIDTH;
 
 use crate::Failure;
 
@@ -48,8 +49,11 @@ fn write_table(
         let [process, address, qps, link, sent, received, rate_out, rate_in, command] = cells;
         writeln!(
             out,
-            "{process:>8}  {address:<15}  {qps:>5}  {link:<4}  {sent:>9}  {received:>9}  {rate_out:>10}  {rate_in:>10}  {command}"
-        )
+            "{process:>8} {address:<15} {qps:>4} {link:<4} {sent:>8} {received:>8} {rate_out:>10} {rate_in:>10}"
+        )?;
+        // A line of its own: it is longer than what is left of the first.
+        let shown: String = command.chars().take(WIDTH - 10).collect();
+        writeln!(out, "{:>8} {shown}", "")
     };
     row(out, ["PROCESS", "ADDRESS", "QPS", "LINK", "SENT", "RECEIVED", "OUT", "IN", "COMMAND"])?;
     for ((one, before), after) in all.iter().zip(before).zip(after) {

@@ -51,7 +51,7 @@ pub struct Common {
     #[command(flatten)]
     pub json: Json,
     /// Write an HTML page with plots
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::output::file())]
     pub report: Option<PathBuf>,
     /// Threads [default: as many as there are cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]

@@ -18,7 +18,7 @@ use remora_storm::totals::Totals;
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::output::{Json, print};
+use crate::output::{Json, not_complete, print};
 use crate::progress::{Display, stop_flag};
 use crate::shards::{Gathered, add, result, write_file};
 
@@ -83,7 +83,7 @@ pub struct StormMinos {
     #[arg(long, value_name = "NAME")]
     mutant: Option<String>,
     /// Write the history of the last storm as JSON
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::output::file())]
     export: Option<PathBuf>,
     /// The sums for programs.
     #[command(flatten)]
@@ -122,7 +122,10 @@ pub fn run(what: &StormCommand) -> Result<(), Failure> {
     let outcome = run.storms();
     run.display.clear();
     let figures = run.figures();
-    let text = table(&format!("from seed {}", run.seed), &figures);
+    let interrupted = matches!(outcome, Err(Failure::Interrupted));
+    let missing =
+        interrupted.then(|| format!("interrupted; {:.0} % of what was asked for was run", 100.0 * run.part()));
+    let text = not_complete(missing.as_deref()) + &table(&format!("from seed {}", run.seed), &figures);
     args.json.print(&text)?;
     let failure = outcome.as_ref().err().filter(|e| !matches!(e, Failure::Interrupted)).map(|e| e.to_string());
     let result = result("storm", run.shard(), run.parameters(), failure.as_deref(), outcome.is_ok(), figures);

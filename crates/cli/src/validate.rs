@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use remora_kernel::Placement;
 use remora_real::LinkKind;
+use remora_study::MeasuredRows;
 use remora_study::compare::{Plan, WRITER_RATE};
 use remora_study::format::{rate, time};
 use remora_study::machine::Machine;
 use remora_study::nodes::NodeProcess;
 use remora_study::records::Records;
 use remora_study::validate::{
-    Cell, GOAL, LEFT_OUT, MOVED, RULE, Round, Rounds, Validation, Winner, is_steady, judge, page, rounds,
+    Cell, GOAL, LEFT_OUT, MOVED, RULE, Round, Validation, Winner, is_steady, judge, page, rounds,
 };
-
 use remora_study::workload::Distribution;
 
 use crate::Failure;
@@ -49,7 +49,7 @@ pub struct Validate {
     #[command(flatten)]
     pub json: Json,
     /// Write an HTML page with plots of predicted over measured latency
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::output::file())]
     pub report: Option<PathBuf>,
 }
 
@@ -75,19 +75,15 @@ pub fn run(args: &Validate) -> Result<(), Failure> {
     let rounds = rounds(args.rounds as usize, &plan, &records, &mut clients, &display);
     display.clear();
     drop(clients);
-    let Rounds { rounds, cut } = rounds?;
-    let incomplete = cut.as_ref().map(|error| {
-        format!(
-            "{error}; {} of {} rounds were run, and fewer than 5 tell no placements apart",
-            rounds.len(),
-            args.rounds
-        )
-    });
+    let rounds = rounds?;
+    let few = "fewer than 5 tell no placements apart";
+    let incomplete = rounds.missing("rounds").map(|missing| format!("{missing}, and {few}"));
+    let MeasuredRows { rows: rounds, cut, .. } = rounds;
     let states: Vec<[f64; 3]> = rounds.iter().map(|round| round.core_to_core).collect();
     let counted = rounds.iter().filter(|round| round.counts);
     let pairs: Vec<_> = counted.map(|round| (round.predicted.clone(), round.measured.clone())).collect();
     let validation = judge(&pairs);
-    let head = incomplete.as_ref().map_or_else(String::new, |why| format!("Not complete: {why}\n\n"));
+    let head = output::not_complete(incomplete.as_deref());
     let text = head + &table(&validation, &machine, pairs.len(), &states);
     args.json.show(&text, || {
         serde_json::json!({

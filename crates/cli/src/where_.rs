@@ -61,7 +61,7 @@ pub struct Where {
     #[command(flatten)]
     pub json: Json,
     /// Also write a line for each platform and placement as CSV
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::output::file())]
     pub csv: Option<PathBuf>,
 }
 
@@ -143,9 +143,7 @@ pub fn run(args: &Where) -> Result<(), Failure> {
     if answers.is_empty() {
         return Err(Failure::Interrupted);
     }
-    if let Some(why) = &incomplete {
-        text.insert_str(0, &format!("Not complete: {why}\n\n"));
-    }
+    text.insert_str(0, &output::not_complete(incomplete.as_deref()));
     args.json.show(&text, || {
         serde_json::json!({
             "format": "remora-where/1",

@@ -237,7 +237,7 @@ fn an_interrupted_check_shows_what_it_has_and_says_that_it_is_not_whole() {
         kill_process(Pid::from_child(&child), Signal::INT).expect("running");
         let output = child.wait_with_output().expect("ends");
         let told = text(&output.stdout);
-        assert!(told.contains("NOT COMPLETE: holds so far, interrupted"), "{check:?}: {told}");
+        assert!(told.contains("Not complete: holds so far, interrupted"), "{check:?}: {told}");
         assert_eq!(output.status.code(), Some(130), "{check:?}: {told}");
     }
     let saved = std::fs::read_to_string(directory.path().join("part.json")).expect("a shard's result");
@@ -282,7 +282,9 @@ fn mistakes_are_told_in_one_line() {
     fails(path, &["compare", "--html", "no/such/dir.html"], 1, &["cannot write no/such/dir.html", "--no-html"]);
     fails(path, &["kernel", "list", "--node", "::1"], 1, &["both at ::1", "127.0.0.2"]);
     fails(path, &["node", "--listen", "127.0.0.1", "--memory", "100T"], 2, &["--memory", "this machine has"]);
-    fails(path, &["compare", "--json", "no/such/dir.json"], 1, &["cannot write no/such/dir.json"]);
+    fails(path, &["compare", "--json", "no/such/dir.json"], 2, &["no/such/dir.json", "its directory does not exist"]);
+    fails(path, &["probe", "--out", "no/such/dir.toml"], 2, &["no/such/dir.toml", "its directory does not exist"]);
+    fails(path, &["reproduce"], 2, &["a subcommand is missing: strom, minos"]);
     fails(path, &["bench", "kernel", "--table", "12Q"], 2, &["--table", "512M"]);
     assert!(!path.join("remora-report.html").exists(), "nothing is left behind");
     let nobody = own_address();

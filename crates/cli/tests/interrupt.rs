@@ -29,10 +29,84 @@ fn interrupted(args: &[&str], when: &str) -> String {
     shown
 }
 
+/// A command line, what it says once the first of its figures are there, and what it shows of those.
+type Case = (&'static [&'static str], &'static str, &'static str);
+
+const CASES: &[Case] = &[
+    (
+        &[
+            "compare",
+            "--kernel",
+            "../../kernels/topk.wasm",
+            "--args",
+            "key,u32:10,va,u64:10",
+            "--data",
+            "Cargo.toml",
+            "--no-html",
+        ],
+        " 16 %",
+        "of 6 figures",
+    ),
+    (&["reproduce", "strom", "--no-cache", "--jobs", "1"], " %  ", "points were run"),
+    (&["storm", "minos", "--hours", "50"], " 1", "of what was asked for"),
+    (&["bench", "kernel", "--table", "2M", "--rounds", "20"], " 1", "of 20 rounds"),
+    (&["bench", "wasm", "--rounds", "1", "--seconds", "0.2"], "GETs over shared memory", "of 14 rows"),
+    (&["bench", "model", "--rounds", "1"], " 20 %", "of 5 rows"),
+    (&["bench", "neighbours", "--rounds", "1", "--seconds", "50ms"], " 14 %", "of 7 rows"),
+    (&["bench", "kv", "--pairs", "10k", "--batches", "1,8", "--seconds", "0.4", "--alone"], " 12 %", "of 8 rows"),
+    (&["bench", "btree", "--keys", "20k", "--rounds", "3"], "scan of 100, 1 core", "of 18 rows"),
+    (&["bench", "forge", "--packets", "1k", "--against", "node"], " 16 %", "of 6 rows"),
+    (
+        &["bench", "minos", "--peers", "none", "--models", "synch,event", "--deployments", "host", "--clients", "1"],
+        ": reads, 1 at once",
+        "of 6 rows",
+    ),
+];
+
+/// Those whose first figures take long.
+const SLOW: &[Case] = &[
+    (
+        &["compare", "--records", "2e3", "--seconds", "50ms", "--operations", "list,get-hit", "--no-html"],
+        "get-hit",
+        "of 42 figures",
+    ),
+    (&["compare", "--on", "strom-10g", "--records", "2e3", "--no-html"], "get-size of 512", "figures were measured"),
+    (&["probe"], " 5", "figures are missing"),
+    (&["validate", "--rounds", "20", "--seconds", "2ms", "--records", "2e3"], "round 2 of 20", "1 of 20 rounds"),
+    (&["cluster", "kills", "--kills", "50"], "kill", "of 50 kills were done"),
+    (&["cluster", "pauses", "--pauses", "50"], "pause", "of 50 pauses were done"),
+    (&["bench", "nic"], "64 KB WRITEs over UDP", "rows were measured"),
+    (&["bench", "stream", "--rounds", "1"], " 15 %", "of 22 rows"),
+    (&["bench", "ring", "--connected", "20"], " 20 %", "of 10 rows"),
+];
+
+fn show_what_they_have(cases: &[Case]) {
+    for (args, when, part) in cases {
+        let shown = interrupted(args, when);
+        assert!(shown.contains(part), "{args:?}: {shown}");
+    }
+}
+
 #[test]
-fn a_reproduction_shows_the_lines_that_are_whole() {
-    let shown = interrupted(&["reproduce", "strom", "--no-cache", "--jobs", "1"], " %  ");
-    assert!(shown.contains("points were run"), "{shown}");
+fn commands_that_measure_show_what_they_have() {
+    show_what_they_have(CASES);
+}
+
+#[test]
+#[ignore = "minutes long: run with --ignored --test-threads 1"]
+fn slow_commands_show_what_they_have() {
+    show_what_they_have(SLOW);
+}
+
+#[test]
+fn no_bench_is_forgotten() {
+    let help = Command::new(env!("CARGO_BIN_EXE_remora")).args(["bench", "--help"]).output().expect("it runs");
+    let help = String::from_utf8(help.stdout).expect("text");
+    let commands = help.split_once("Commands:").expect("commands").1.split_once("\n\n").expect("an end").0;
+    for name in commands.lines().filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help") {
+        let is_it = |(args, ..): &Case| args.starts_with(&["bench", name]);
+        assert!(CASES.iter().chain(SLOW).any(is_it), "bench {name} is not interrupted here");
+    }
 }
 
 #[test]
@@ -41,20 +115,4 @@ fn where_shows_the_platforms_that_are_done() {
     let args = [&["where", "btree", "--points", "2001", "--simulate", "0"], &on[..]].concat();
     let shown = interrupted(&args, " 10 %");
     assert!(shown.contains(" of 100 platforms") && shown.contains("B-tree"), "{shown}");
-}
-
-#[test]
-fn bench_minos_shows_the_rows_that_are_measured() {
-    let args =
-        ["bench", "minos", "--peers", "none", "--models", "synch,event", "--deployments", "host", "--clients", "1"];
-    let args = [&args[..], &["--workloads", "a,b", "--seconds", "1"]].concat();
-    let shown = interrupted(&args, ": b, 1 at once");
-    assert!(shown.contains("of 4 rows were measured"), "{shown}");
-}
-
-#[test]
-#[ignore = "a round takes a quarter of a minute"]
-fn validate_shows_the_rounds_that_are_done() {
-    let shown = interrupted(&["validate", "--rounds", "20", "--seconds", "2ms", "--records", "2e3"], "round 2 of 20");
-    assert!(shown.contains("1 of 20 rounds were run"), "{shown}");
 }

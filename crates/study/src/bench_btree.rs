@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use congee::U64Congee;
 use remora_kernel::btree::Shape;
-use remora_lab::bench::{BenchGoal, BenchRow};
+use remora_lab::bench::{BenchGoal, BenchProgress, BenchRow};
 use remora_lab::stats::median;
 pub use remora_store::bench_tree::Keys;
 use remora_store::bench_tree::{TreeBench, Work};
@@ -20,6 +20,7 @@ use scc::TreeIndex;
 use scc::ebr::Guard;
 
 use crate::workload::{Distribution, Picker};
+use crate::{MeasuredRows, StudyError};
 
 /// What to measure.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,10 @@ pub struct BtreeBench {
 
 /// Keys of a scan.
 const SCAN: u32 = 100;
+/// What is measured.
+const WORKS: [(&str, Work); 3] = [("look-up", Work::Get), ("scan of 100", Work::Scan(SCAN)), ("insert", Work::Insert)];
+/// Maps beside Remora's tree.
+const PEERS: usize = 3;
 /// Of look-ups, one in so many as scans and as inserts.
 const SCANS: u64 = 8;
 const INSERTS: u64 = 4;
@@ -147,42 +152,52 @@ impl Map for U64Congee<usize> {
 }
 
 impl BtreeBench {
-    /// Measures, and calls `progress` before each step with what is measured and how far it is; it answers whether to go on.
-    pub fn run(&self, progress: &mut dyn FnMut(&str, f64) -> bool) -> io::Result<Vec<BenchRow>> {
-        if !progress("loading", 0.0) {
-            return Ok(Vec::new());
-        }
-        let maps = self.maps()?;
-        let works = [("look-up", Work::Get), ("scan of 100", Work::Scan(SCAN)), ("insert", Work::Insert)];
-        let steps = (works.len() * self.cores) as f64;
-        let (mut rows, mut inserted) = (Vec::new(), 0);
-        for (n, (what, work)) in works.into_iter().enumerate() {
-            for cores in 1..=self.cores {
-                let label = format!("{what}, {cores} core{}", if cores > 1 { "s" } else { "" });
-                let done = (1.0 + (n * self.cores + cores - 1) as f64) / (steps + 1.0);
-                let mut rates: Vec<Vec<f64>> = vec![Vec::new(); maps.len()];
-                for round in 0..self.rounds {
-                    if !progress(&label, done) {
-                        return Ok(rows);
-                    }
-                    let keys: Vec<Vec<u64>> = (0..cores)
-                        .map(|core| self.drawn(work, (u64::from(round) << 8) | core as u64, &mut inserted))
-                        .collect();
-                    // By turns, so that what disturbs the machine for longer than a round disturbs all.
-                    maps.iter().zip(&mut rates).for_each(|(map, rates)| rates.push(rate(&**map, work, &keys)));
-                }
-                let ours = &rates[0];
-                for (map, theirs) in maps.iter().zip(&rates).skip(1) {
-                    let ratio = median(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs));
-                    let (value, peer_value) = (median(ours.iter().copied()), median(theirs.iter().copied()));
-                    let goal = goal(work, map.name()).map(BenchGoal::RatioAtLeast);
-                    let (what, peer) = (label.clone(), map.name().into());
-                    rows.push(BenchRow { what, value, unit: "M/s", peer, peer_value, ratio, goal });
+    /// Measures everything.
+    pub fn run(&self, progress: &mut BenchProgress<'_>) -> MeasuredRows<BenchRow> {
+        MeasuredRows::by(WORKS.len() * self.cores * PEERS, |rows| {
+            progress("loading", 0.0);
+            let maps = self.maps().map_err(|e| StudyError::Failed(format!("cannot load {} keys: {e}", self.keys)))?;
+            let mut inserted = 0;
+            for (n, (what, work)) in WORKS.into_iter().enumerate() {
+                for cores in 1..=self.cores {
+                    let label = format!("{what}, {cores} core{}", if cores > 1 { "s" } else { "" });
+                    let done = n * self.cores + cores - 1;
+                    rows.extend(self.rows(&maps, (label, work, cores), done, &mut inserted, progress)?);
                 }
             }
+            progress("done", 1.0);
+            Ok(())
+        })
+    }
+
+    /// Remora beside each of the others, by so many cores.
+    fn rows(
+        &self,
+        maps: &[Box<dyn Map>],
+        (label, work, cores): (String, Work, usize),
+        done: usize,
+        inserted: &mut u64,
+        progress: &mut BenchProgress<'_>,
+    ) -> Result<Vec<BenchRow>, StudyError> {
+        let mut rates: Vec<Vec<f64>> = vec![Vec::new(); maps.len()];
+        for round in 0..self.rounds {
+            let here = (f64::from(round) / f64::from(self.rounds) + done as f64 + 1.0) / self.cores as f64;
+            if !progress(&label, here / (WORKS.len() as f64 + 1.0 / self.cores as f64)) {
+                return Err(StudyError::Interrupted);
+            }
+            let keys: Vec<Vec<u64>> =
+                (0..cores).map(|core| self.drawn(work, (u64::from(round) << 8) | core as u64, inserted)).collect();
+            // By turns, so that what disturbs the machine for longer than a round disturbs all.
+            maps.iter().zip(&mut rates).for_each(|(map, rates)| rates.push(rate(&**map, work, &keys)));
         }
-        progress("done", 1.0);
-        Ok(rows)
+        let ours = &rates[0];
+        let row = |(map, theirs): (&Box<dyn Map>, &Vec<f64>)| {
+            let ratio = median(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs));
+            let (value, peer_value) = (median(ours.iter().copied()), median(theirs.iter().copied()));
+            let goal = goal(work, map.name()).map(BenchGoal::RatioAtLeast);
+            BenchRow { what: label.clone(), value, unit: "M/s", peer: map.name().into(), peer_value, ratio, goal }
+        };
+        Ok(maps.iter().zip(&rates).skip(1).map(row).collect())
     }
 
     /// Remora's first.
@@ -281,9 +296,12 @@ mod tests {
             };
             // The second inserts more keys than it begins with.
             for bench in [bench, BtreeBench { keys: 300, rounds: 3, ..bench }] {
-                let rows = bench.run(&mut |_, _| true).unwrap();
+                let rows = bench.run(&mut |_, _| true).whole().unwrap();
                 assert_eq!(rows.len(), 3 * 2 * 3);
                 assert!(rows.iter().all(|row| row.value > 0.0 && row.peer_value > 0.0 && row.ratio > 0.0));
+                let cut = bench.run(&mut |what, _| what != "scan of 100, 2 cores");
+                assert_eq!((cut.rows.len(), cut.wanted), (3 * 3, rows.len()));
+                assert!(matches!(cut.cut, Some(StudyError::Interrupted)));
             }
         }
     }

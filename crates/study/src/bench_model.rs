@@ -5,12 +5,13 @@ use std::io::Read;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use remora_lab::bench::{BenchGoal, BenchRow};
+use remora_lab::bench::{BenchGoal, BenchProgress, BenchRow};
 use remora_model::bench::{Hold, PingPong};
 use remora_model::time::Ps;
 
-use crate::reproduce::{ReproduceError, ReproduceOptions};
+use crate::reproduce::ReproduceOptions;
 use crate::strom;
+use crate::{MeasuredRows, StudyError};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
@@ -22,10 +23,10 @@ pub struct ModelBench {
 }
 
 /// What came.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct ModelReport {
     /// The figures.
-    pub rows: Vec<BenchRow>,
+    pub measured: MeasuredRows<BenchRow>,
     /// Why there are none of SimGrid, if there are none.
     pub no_simgrid: Option<String>,
 }
@@ -42,76 +43,97 @@ const PLAYS: (u32, u32) = (50_000, 3_000);
 const SIMGRID: &str = include_str!("../peers/simgrid.cpp");
 
 impl ModelBench {
-    /// Measures everything. `progress` hears what is being done and how far all is, from 0 to 1; when it returns false
-    /// the run ends with what there is.
-    pub fn run(&self, progress: &mut dyn FnMut(&str, f64) -> bool) -> Result<ModelReport, ReproduceError> {
-        let mut clock = remora_real::process_cpu_ns;
-        let mut rows = Vec::new();
+    /// Measures everything.
+    pub fn run(&self, progress: &mut BenchProgress<'_>) -> ModelReport {
+        let mut no_simgrid = None;
         let parts = (HOLDS.len() as f64 + 2.0) * f64::from(self.rounds);
-        let mut done = 0.0;
+        let mut done = -1.0;
+        let mut next = |what: &str, ended: f64| {
+            done += ended;
+            if progress(what, done / parts) { Ok(()) } else { Err(StudyError::Interrupted) }
+        };
+        let measured = MeasuredRows::by(HOLDS.len() + 2, |rows| {
+            self.holds(rows, &mut next)?;
+            self.events(rows, &mut next)?;
+            self.messages(rows, &mut no_simgrid, &mut next)
+        });
+        ModelReport { measured, no_simgrid }
+    }
+
+    fn holds(&self, rows: &mut Vec<BenchRow>, next: &mut Next<'_>) -> Result<(), StudyError> {
+        let mut clock = remora_real::process_cpu_ns;
         for (pending, goal) in HOLDS {
             let hold = Hold { pending, steps: STEPS, seed: self.seed };
             let (mut wheel, mut heap) = (0f64, 0f64);
             for _ in 0..self.rounds {
-                if !progress("hold model", done / parts) {
-                    return Ok(ModelReport { rows, no_simgrid: None });
-                }
+                next("hold model", 1.0)?;
                 wheel = wheel.max(hold.wheel(&mut clock));
                 heap = heap.max(hold.heap(&mut clock));
-                done += 1.0;
             }
             let goal = goal.map(BenchGoal::ValueAtLeast);
             rows.push(row(format!("holds, {pending} pending"), "M/s", "binary heap", (wheel / 1e6, heap / 1e6), goal));
         }
+        Ok(())
+    }
+
+    fn events(&self, rows: &mut Vec<BenchRow>, next: &mut Next<'_>) -> Result<(), StudyError> {
         let (bare, mut best) = (rows.first().map_or(f64::NAN, |row| row.value), 0f64);
         for _ in 0..self.rounds {
-            if !progress("StRoM's figures", done / parts) {
-                return Ok(ModelReport { rows, no_simgrid: None });
-            }
+            next("StRoM's figures", 1.0)?;
             let options = ReproduceOptions { figure: None, jobs: 1, cache: None, seed: self.seed };
-            let run = strom::reproduce(&options, &mut |_| progress("StRoM's figures", done / parts))?;
+            let run = strom::reproduce(&options, &mut |_| next("StRoM's figures", 0.0).is_ok())?;
+            // What was cut short is no figure.
+            next("StRoM's figures", 0.0)?;
             best = best.max(run.sums.events as f64 / run.sums.thread_seconds / 1e6);
-            done += 1.0;
         }
         let goal = Some(BenchGoal::ValueAtLeast(3.0));
         rows.push(row("events of StRoM's figures".into(), "M/s", "holds, 100 pending", (best, bare), goal));
-        let no_simgrid = self.messages(&mut |part| progress("messages", (done + part) / parts), &mut rows).err();
-        Ok(ModelReport { rows, no_simgrid })
+        Ok(())
     }
 
-    fn messages(&self, progress: &mut dyn FnMut(f64) -> bool, rows: &mut Vec<BenchRow>) -> Result<(), String> {
+    fn messages(
+        &self,
+        rows: &mut Vec<BenchRow>,
+        no_simgrid: &mut Option<String>,
+        next: &mut Next<'_>,
+    ) -> Result<(), StudyError> {
         let mut clock = remora_real::process_cpu_ns;
         let play = PingPong { rounds: PLAYS.0, ..PLAY };
         let mut best = 0f64;
         for _ in 0..self.rounds {
+            next("messages", 1.0)?;
             best = best.max(play.run(&mut clock).0);
         }
-        let row = |peer: &str, theirs: f64, goal| row("messages".into(), "M/s", peer, (best / 1e6, theirs / 1e6), goal);
-        let peer = match SimGrid::compile() {
-            Ok(peer) => peer,
-            Err(why) => {
-                rows.push(row("no SimGrid here", f64::NAN, None));
-                return Err(why);
-            }
+        let peer = self.simgrid();
+        let (name, theirs, goal) = match &peer {
+            Ok(theirs) => ("SimGrid actors", *theirs, Some(BenchGoal::RatioAtLeast(10.0))),
+            Err(_) => ("no SimGrid here", f64::NAN, None),
         };
+        *no_simgrid = peer.err();
+        rows.push(row("messages".into(), "M/s", name, (best / 1e6, theirs / 1e6), goal));
+        Ok(())
+    }
+
+    /// Messages a second of SimGrid, or why there are none.
+    fn simgrid(&self) -> Result<f64, String> {
+        let peer = SimGrid::compile()?;
         // The same exchange must end at the same time in both, or it is not the same.
         let play = PingPong { rounds: PLAYS.1, ..PLAY };
-        let (_, end) = play.run(&mut clock);
+        let (_, end) = play.run(&mut remora_real::process_cpu_ns);
         let mut theirs = 0f64;
-        for round in 0..self.rounds {
-            if !progress(f64::from(round)) {
-                return Ok(());
-            }
+        for _ in 0..self.rounds {
             let (rate, ended) = peer.run(&play)?;
             if (ended - end.as_secs()).abs() > 1e-6 * end.as_secs() {
                 return Err(format!("SimGrid's exchange ends after {ended} s, Remora's after {} s", end.as_secs()));
             }
             theirs = theirs.max(rate);
         }
-        rows.push(row("SimGrid actors", theirs, Some(BenchGoal::RatioAtLeast(10.0))));
-        Ok(())
+        Ok(theirs)
     }
 }
+
+/// Says what is under way and how many rounds have ended since, of as many as all have together; hears whether to go on.
+type Next<'a> = dyn FnMut(&str, f64) -> Result<(), StudyError> + 'a;
 
 fn row(
     what: String,

@@ -9,10 +9,10 @@ use remora_real::{Client, ClientConfig, LinkKind, at_free_loopback, at_local};
 use remora_service::control;
 use remora_wasm::{Isolation, ModuleLimits};
 
-use crate::StudyError;
 use crate::bench_wasm::module;
 use crate::compare::{Progress, Watch};
 use crate::nodes::NodeProcess;
+use crate::{MeasuredRows, StudyError};
 
 /// A greedy neighbour may cost so many times what an honest one does.
 pub const GOAL: f64 = 2.0;
@@ -205,8 +205,11 @@ struct Sum {
 
 impl NeighboursBench {
     /// Measures all resources.
-    pub fn run(&self, watch: &dyn Watch) -> Result<Vec<NeighbourRow>, StudyError> {
-        let mut rows = Vec::new();
+    pub fn run(&self, watch: &dyn Watch) -> MeasuredRows<NeighbourRow> {
+        MeasuredRows::by(Resource::ALL.len(), |rows| self.rows(rows, watch))
+    }
+
+    fn rows(&self, rows: &mut Vec<NeighbourRow>, watch: &dyn Watch) -> Result<(), StudyError> {
         for resource in Resource::ALL {
             let mut sums: [Sum; 3] = Default::default();
             // A node for each: what one left behind is not the next one's.
@@ -242,7 +245,7 @@ impl NeighboursBench {
             });
         }
         watch.progress(Progress::Part { what: "done", part: 1.0 });
-        Ok(rows)
+        Ok(())
     }
 
     /// The neighbour's deeds beside another client's, by turns in this thread.

@@ -14,11 +14,11 @@ use remora_store::Place;
 use remora_store::hash::{self, Image, Table};
 use remora_wasm::{Isolation, KernelSet, ModuleLimits};
 
-use crate::StudyError;
 use crate::calling::Calling;
 use crate::compare::{Progress, Watch};
 use crate::load::{self, Until};
 use crate::nodes::NodeProcess;
+use crate::{MeasuredRows, StudyError};
 use loops::{Anything, Beside, GetCalls, Other};
 
 /// Bytes of a value.
@@ -45,12 +45,15 @@ pub struct WasmBench {
 }
 
 /// What came.
-pub struct WasmReport {
-    /// Calls of native kernels and of modules.
-    pub pairs: Vec<WasmPair>,
+pub enum WasmRow {
+    /// Calls of a native kernel and of a module.
+    Pair(WasmPair),
     /// A client's GETs beside another client's calls.
-    pub neighbours: Vec<Neighbour>,
+    Neighbour(Neighbour),
 }
+
+/// How many rows there are: pairs, and neighbours in two places.
+const ROWS: usize = 4 + 2 * (2 + HOSTILE_MODULES.len());
 
 /// The native figure and the module's, in nanoseconds a call.
 pub struct WasmPair {
@@ -109,10 +112,14 @@ pub struct Neighbour {
 
 impl WasmBench {
     /// Measures everything.
-    pub fn run(&self, watch: &dyn Watch) -> Result<WasmReport, StudyError> {
+    pub fn run(&self, watch: &dyn Watch) -> MeasuredRows<WasmRow> {
+        MeasuredRows::by(ROWS, |rows| self.measure(rows, watch))
+    }
+
+    fn measure(&self, rows: &mut Vec<WasmRow>, watch: &dyn Watch) -> Result<(), StudyError> {
         let part = |what, part| watch.progress(Progress::Part { what, part });
         part("calls in this process", 0.0);
-        let mut pairs = in_process(self, watch)?;
+        rows.extend(in_process(self, watch)?.map(WasmRow::Pair));
         let node = at_free_loopback(Ok)?;
         let _child = NodeProcess::start(node)?;
         let connect =
@@ -120,10 +127,9 @@ impl WasmBench {
         let (mut good, mut other) = (at_local(node, connect)?, at_local(node, connect)?);
         let gets = Gets::load(&mut good, self)?;
         part("GETs over shared memory", 0.3);
-        pairs.extend(over_shm(self, &mut good, &gets, watch)?);
+        rows.extend(over_shm(self, &mut good, &gets, watch)?.map(WasmRow::Pair));
         part("a neighbour's GETs", 0.5);
-        let neighbours = neighbours(self, &mut good, &mut other, &gets, watch)?;
-        Ok(WasmReport { pairs, neighbours })
+        neighbours(self, (&mut good, &mut other), &gets, rows, watch)
     }
 }
 
@@ -210,7 +216,7 @@ impl Gets {
 }
 
 /// A node's runner without a network: nanoseconds a call.
-fn in_process(bench: &WasmBench, watch: &dyn Watch) -> Result<Vec<WasmPair>, StudyError> {
+fn in_process(bench: &WasmBench, watch: &dyn Watch) -> Result<[WasmPair; 2], StudyError> {
     let registry = std::sync::Arc::new(Registry::new([7; 32]));
     let pd = registry.alloc_pd();
     let mut regions = Vec::new();
@@ -247,7 +253,7 @@ fn in_process(bench: &WasmBench, watch: &dyn Watch) -> Result<Vec<WasmPair>, Stu
             return Err(StudyError::Interrupted);
         }
     }
-    Ok(vec![
+    Ok([
         WasmPair::new("empty, in this process", empties, Some(WasmGoal::More(OVERHEAD_NS))),
         WasmPair::new("GET, in this process", found, None),
     ])
@@ -259,7 +265,7 @@ fn over_shm(
     client: &mut Client,
     gets: &Gets,
     watch: &dyn Watch,
-) -> Result<Vec<WasmPair>, StudyError> {
+) -> Result<[WasmPair; 2], StudyError> {
     let get = client.deploy_kernel("bench-get", &module(GET)?, short(), Isolation::Reused, false)?.op;
     let (mut alone, mut many) = (Vec::new(), Vec::new());
     for _ in 0..bench.rounds {
@@ -273,7 +279,7 @@ fn over_shm(
             return Err(StudyError::Interrupted);
         }
     }
-    Ok(vec![
+    Ok([
         WasmPair::new("GET on the NIC over shm, p50", alone, Some(WasmGoal::Times(RATIO))),
         WasmPair::new("GET on the NIC over shm, 16 at once", many, Some(WasmGoal::Times(RATIO))),
     ])
@@ -307,18 +313,18 @@ fn at_once(client: &mut Client, op: u64, gets: &Gets, time: Duration) -> Result<
 /// A neighbour's GETs alone, beside harmless calls and beside hostile ones.
 fn neighbours(
     bench: &WasmBench,
-    good: &mut Client,
-    bad: &mut Client,
+    (good, bad): (&mut Client, &mut Client),
     gets: &Gets,
+    rows: &mut Vec<WasmRow>,
     watch: &dyn Watch,
-) -> Result<Vec<Neighbour>, StudyError> {
+) -> Result<(), StudyError> {
     let mut others = vec![("nobody", None), ("native GETs", Some(op::GET))];
     for (name, body) in HOSTILE_MODULES {
         let deployed = format!("bench-{}", others.len());
         let entry = bad.deploy_kernel(&deployed, &hostile(body)?, ModuleLimits::default(), Isolation::Reused, false)?;
         others.push((name, Some(entry.op)));
     }
-    let mut rows = Vec::new();
+    let before = rows.len();
     for place in [Placement::Nic, Placement::Host] {
         for &(beside, op) in &others {
             let status = Cell::new(None);
@@ -333,13 +339,13 @@ fn neighbours(
             }
             let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|part| times.quantile(part) as f64);
             let others_per_s = ended as f64 / took.as_secs_f64();
-            rows.push(Neighbour { place, beside, p50, p99, p999, others: others_per_s, status });
-            let part = 0.5 + rows.len() as f64 / (4 * others.len()) as f64;
+            rows.push(WasmRow::Neighbour(Neighbour { place, beside, p50, p99, p999, others: others_per_s, status }));
+            let part = 0.5 + (rows.len() - before) as f64 / (4 * others.len()) as f64;
             watch.progress(Progress::Part { what: "a neighbour's GETs", part });
-            if watch.stop() {
+            if watch.stop() && rows.len() < ROWS {
                 return Err(StudyError::Interrupted);
             }
         }
     }
-    Ok(rows)
+    Ok(())
 }

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use crate::StudyError;
 use crate::calling::{Calls, Slice, run};
 use crate::connection::Connection;
 use crate::measure::{IN_FLIGHT, Keep, RingLoads, Row, Tally};
 use crate::operations::Operation;
 use crate::store::Store;
 use crate::workload::Distribution;
+use crate::{MeasuredRows, StudyError};
 use remora_kernel::Placement;
 use remora_real::LinkKind;
 
@@ -90,48 +90,34 @@ pub trait Watch {
     fn stop(&self) -> bool;
 }
 
-/// What a comparison measured.
-#[derive(Debug)]
-pub struct Compared {
-    /// The figures: of one operation, parameter and link those of all placements, or none.
-    pub rows: Vec<Row>,
-    /// How many there are if nothing ends it early.
-    pub wanted: usize,
-    /// What ended it early.
-    pub cut: Option<StudyError>,
-}
-
-impl Compared {
-    /// All figures, or what ended it early.
-    pub fn whole(self) -> Result<Vec<Row>, StudyError> {
-        match self.cut {
-            None => Ok(self.rows),
-            Some(error) => Err(error),
-        }
-    }
-}
-
-/// Measures everything against a store that one of the targets loaded. What ends it early leaves what was measured until
-/// then.
+/// Measures everything against a store that one of the targets loaded: of one operation, parameter and link all placements,
+/// or none.
 ///
 /// Each figure is measured in a few slices. Those of an operation take turns, so that a disturbance of the machine hits
 /// all places and parameters alike.
-pub fn compare(targets: &mut [&mut dyn Connection], plan: &Plan, store: &Store<'_>, watch: &dyn Watch) -> Compared {
+pub fn compare(
+    targets: &mut [&mut dyn Connection],
+    plan: &Plan,
+    store: &Store<'_>,
+    watch: &dyn Watch,
+) -> MeasuredRows<Row> {
     let mut schedule = Schedule::new(plan, store.cells().len() * targets.len());
-    let mut compared =
-        Compared { rows: Vec::new(), wanted: store.cells().len() * targets.len() * plan.placements.len(), cut: None };
-    for operation in store.operations() {
-        let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
-        let mut figures = figures(store, operation, &links, plan);
-        let measured = measure(&mut figures, targets, plan, store, (&mut schedule, watch));
-        // Of places that were measured next to each other and of no others can one say which is quicker.
-        let groups = figures.chunk_by(|a, b| (a.parameter, a.link) == (b.parameter, b.link));
-        compared.rows.extend(groups.filter(|group| group.iter().all(Figure::is_measured)).flatten().map(Figure::row));
-        if let Err(error) = measured {
-            return Compared { cut: Some(error), ..compared };
+    let wanted = store.cells().len() * targets.len() * plan.placements.len();
+    let compared = MeasuredRows::by(wanted, |rows| {
+        for operation in store.operations() {
+            let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
+            let mut figures = figures(store, operation, &links, plan);
+            let measured = measure(&mut figures, targets, plan, store, (&mut schedule, watch));
+            // Of places that were measured next to each other and of no others can one say which is quicker.
+            let groups = figures.chunk_by(|a, b| (a.parameter, a.link) == (b.parameter, b.link));
+            rows.extend(groups.filter(|group| group.iter().all(Figure::is_measured)).flatten().map(Figure::row));
+            measured?;
         }
+        Ok(())
+    });
+    if compared.cut.is_none() {
+        watch.progress(Progress::Measuring { done: schedule.steps, total: schedule.steps, next: "done" });
     }
-    watch.progress(Progress::Measuring { done: schedule.steps, total: schedule.steps, next: "done" });
     compared
 }
 
@@ -330,7 +316,7 @@ mod tests {
         }
     }
 
-    fn compared(trace: Option<Trace>, heard: &Heard) -> Compared {
+    fn compared(trace: Option<Trace>, heard: &Heard) -> MeasuredRows<Row> {
         let records = Records::generate(500, 64, 1);
         let (mut target, plan) = (Local::new(), plan());
         let store = Store::load(&mut target, &plan, &records, trace, heard).unwrap();

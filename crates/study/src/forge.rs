@@ -16,11 +16,12 @@ use std::time::{Duration, Instant};
 use remora_cluster::{
     ClusterClient, ClusterClientConfig, ClusterNode, ClusterNodeConfig, Outcome, Secret, client_secret,
 };
+use remora_lab::bench::BenchProgress;
 use remora_lab::stranger::{Flood, Forgery, Victim, flood};
 use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, RemoteRegion};
 
-use crate::StudyError;
 use crate::peers::cores::Apart;
+use crate::{MeasuredRows, StudyError};
 
 /// Whom packets are forged against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,35 +117,34 @@ trait Worker {
 }
 
 impl ForgeStudy {
-    /// Runs all. `progress` hears what is being done and how far all is, from 0 to 1; when it returns false the run ends
-    /// with what there is. Also why a target was left out.
-    pub fn run(&self, progress: &mut dyn FnMut(&str, f64) -> bool) -> Result<(Vec<ForgeRow>, Vec<String>), StudyError> {
+    /// Runs all. Also says why a target was left out.
+    pub fn run(&self, progress: &mut BenchProgress<'_>) -> (MeasuredRows<ForgeRow>, Option<&'static str>) {
         let apart = Apart::begin();
-        let (mut rows, mut left_out) = (Vec::new(), Vec::new());
-        let all = (self.targets.len() * Forgery::ALL.len()) as f64;
-        for (at, &target) in self.targets.iter().enumerate() {
-            let mut worker: Box<dyn Worker> = match target {
-                Target::Node => Box::new(NodeWorker::start()?),
-                Target::Cluster => Box::new(ClusterWorker::start()?),
-                Target::Program => match Programs::start(&self.remora)? {
-                    Some(programs) => Box::new(programs),
-                    None => {
-                        left_out.push("program: rping is not installed (Debian: rdmacm-utils)".into());
-                        continue;
-                    }
-                },
-            };
-            // Its first work is slower than all that follows, and none of the flood's.
-            work_for(&mut *worker, WARM_UP)?;
-            for (nth, (forgery, name)) in Forgery::ALL.into_iter().enumerate() {
-                let part = (at * Forgery::ALL.len() + nth) as f64 / all;
-                if !progress(&format!("{}: {name}", target.name()), part) {
-                    return Ok((rows, left_out));
-                }
-                rows.push(self.row(&mut *worker, &apart, (target, forgery))?);
-            }
+        let (mut targets, mut left_out) = (self.targets.clone(), None);
+        if targets.contains(&Target::Program) && !is_rping_here() {
+            targets.retain(|&target| target != Target::Program);
+            left_out = Some("program: rping is not installed (Debian: rdmacm-utils)");
         }
-        Ok((rows, left_out))
+        let all = targets.len() * Forgery::ALL.len();
+        let measured = MeasuredRows::by(all, |rows| {
+            for target in targets {
+                let mut worker: Box<dyn Worker> = match target {
+                    Target::Node => Box::new(NodeWorker::start()?),
+                    Target::Cluster => Box::new(ClusterWorker::start()?),
+                    Target::Program => Box::new(Programs::start(&self.remora)?),
+                };
+                // Its first work is slower than all that follows, and none of the flood's.
+                work_for(&mut *worker, WARM_UP)?;
+                for (forgery, name) in Forgery::ALL {
+                    if !progress(&format!("{}: {name}", target.name()), rows.len() as f64 / all as f64) {
+                        return Err(StudyError::Interrupted);
+                    }
+                    rows.push(self.row(&mut *worker, &apart, (target, forgery))?);
+                }
+            }
+            Ok(())
+        });
+        (measured, left_out)
     }
 
     fn row(
@@ -385,20 +385,19 @@ struct Programs {
     lines: Arc<AtomicU64>,
 }
 
+fn is_rping_here() -> bool {
+    Command::new("rping").arg("-h").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
+
 impl Programs {
     const SERVER: Ipv4Addr = Ipv4Addr::new(127, 98, 3, 1);
     const CLIENT: Ipv4Addr = Ipv4Addr::new(127, 98, 3, 2);
     const PORT: u16 = 7174;
 
-    /// `None` if there is no rping.
-    fn start(remora: &Path) -> Result<Option<Self>, StudyError> {
-        let probe = Command::new("rping").arg("-h").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        if probe.is_err() {
-            return Ok(None);
-        }
+    fn start(remora: &Path) -> Result<Self, StudyError> {
         let server = rping(remora, Self::SERVER, &["-s", "-P"])?;
         let (client, lines) = Self::call(remora)?;
-        Ok(Some(Self { remora: remora.to_path_buf(), server, client, lines }))
+        Ok(Self { remora: remora.to_path_buf(), server, client, lines })
     }
 
     /// A client that has had its first answers.

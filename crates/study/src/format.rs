@@ -100,9 +100,39 @@ pub fn wrap(out: &mut String, indent: usize, name: &str, text: &str) {
     out.push('\n');
 }
 
+/// Text whose lines all fit: longer ones are folded at words, as [`wrap`] does.
+pub fn folded(text: &str) -> String {
+    let mut out = String::new();
+    for line in text.split_inclusive('\n') {
+        let bare = line.trim_end();
+        if bare.chars().count() <= WIDTH {
+            out.push_str(line);
+            continue;
+        }
+        let words = bare.trim_start();
+        wrap(&mut out, bare.chars().count() - words.chars().count(), "", words);
+        if !line.ends_with('\n') {
+            out.pop();
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_lines_are_folded_and_others_stay() {
+        let table = "a     b\n  1     2\n";
+        assert_eq!(folded(table), table);
+        let words = ["word"; 30].join(" ");
+        let text = format!("{table}  {words}\n\n{words}");
+        let shown = folded(&text);
+        assert!(shown.lines().all(|line| line.chars().count() <= WIDTH) && shown.starts_with(table), "{shown}");
+        assert!(shown.contains("\n  word word") && shown.contains("\n    word") && shown.ends_with("word"), "{shown}");
+        assert_eq!(shown.split_whitespace().count(), text.split_whitespace().count());
+    }
 
     #[test]
     fn numbers_read_well() {

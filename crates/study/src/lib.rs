@@ -47,6 +47,9 @@ use std::time::Duration;
 use remora_kernel::Placement;
 use remora_real::LinkKind;
 
+/// What a study measured until something ended it.
+pub type MeasuredRows<R> = remora_lab::MeasuredRows<R, StudyError>;
+
 /// Why a study ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum StudyError {
@@ -116,6 +119,26 @@ impl From<peers::PeerError> for StudyError {
         match error {
             peers::PeerError::Interrupted => Self::Interrupted,
             other => Self::Peer(other),
+        }
+    }
+}
+
+impl From<remora_lab::bench::BenchError> for StudyError {
+    fn from(error: remora_lab::bench::BenchError) -> Self {
+        match error {
+            remora_lab::bench::BenchError::Interrupted => Self::Interrupted,
+            remora_lab::bench::BenchError::Failed(error) => Self::Target(error),
+        }
+    }
+}
+
+impl From<reproduce::ReproduceError> for StudyError {
+    fn from(error: reproduce::ReproduceError) -> Self {
+        match error {
+            reproduce::ReproduceError::Interrupted
+            | reproduce::ReproduceError::Model(modelled::ModelError::Interrupted) => Self::Interrupted,
+            reproduce::ReproduceError::Study(error) => Self::Usage(error.to_string()),
+            other => Self::Failed(other.to_string()),
         }
     }
 }

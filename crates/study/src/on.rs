@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use remora_kernel::Placement;
+use remora_lab::MeasuredRows;
 use remora_lab::stats::is_level;
 use remora_model::platform::Platform;
 use remora_model::world::{self, PairSpec};
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::compare::{Plan, Progress, Watch};
 use crate::connection::Storage;
-use crate::format::{plural, rate, time};
+use crate::format::{per_op, plural, rate, time, wrap};
 use crate::measure::IN_FLIGHT;
 use crate::modelled::{Measured, ModelError, Modelled};
 use crate::operations::Operation;
@@ -87,45 +88,54 @@ pub enum OnError {
     Study(#[from] crate::StudyError),
 }
 
-/// Runs every operation of the plan in every placement that the platform has.
+/// What ended a comparison early, and what is missing.
+pub type OnCut = (OnError, String);
+
+/// Runs every operation of the plan in every placement that the platform has. What ends it early leaves what was modelled
+/// until then.
 pub fn compare_on(
     platform: &Platform,
     plan: &Plan,
     records: &Records,
     trace: Option<Trace>,
     watch: &dyn Watch,
-) -> Result<OnPlatform, OnError> {
+) -> Result<(OnPlatform, Option<OnCut>), OnError> {
     let spec = PairSpec::new(platform, 0, plan.seed).map_err(ModelError::from)?;
     let mut model = Modelled::new(&spec, Placement::Nic)?;
     let store = Store::load(&mut model, plan, records, trace, watch)?;
     let (cells, placements) = (store.cells(), world::placements(platform));
     let start = std::time::Instant::now();
-    let (mut rows, mut events) = (Vec::new(), 0);
-    for (number, &(operation, parameter)) in cells.iter().enumerate() {
-        let next = match parameter.zip(operation.unit()) {
-            Some((n, unit)) => format!("{operation} of {n} {unit} on {}", platform.name),
-            None => format!("{operation} on {}", platform.name),
-        };
-        watch.progress(Progress::Measuring { done: number, total: cells.len(), next: &next });
-        for &placement in &placements {
-            if watch.stop() {
-                return Err(crate::StudyError::Interrupted.into());
-            }
-            let row = measure(&mut model, &store, (operation, parameter), placement, plan, watch)?;
-            events += row.in_flight_1.events + row.in_flight_64.events;
-            rows.push(row);
+    let modelled = MeasuredRows::by(cells.len() * placements.len(), |rows| {
+        for (number, &(operation, parameter)) in cells.iter().enumerate() {
+            let next = match parameter.zip(operation.unit()) {
+                Some((n, unit)) => format!("{operation} of {n} {unit} on {}", platform.name),
+                None => format!("{operation} on {}", platform.name),
+            };
+            watch.progress(Progress::Measuring { done: number, total: cells.len(), next: &next });
+            // All places or none: of one alone cannot be said whether it is quicker.
+            let row = |&placement: &Placement| match watch.stop() {
+                true => Err(crate::StudyError::Interrupted.into()),
+                false => measure(&mut model, &store, (operation, parameter), placement, plan, watch),
+            };
+            rows.extend(placements.iter().map(row).collect::<Result<Vec<_>, OnError>>()?);
         }
+        Ok(())
+    });
+    let missing = modelled.missing("figures");
+    let MeasuredRows { rows, cut, .. } = modelled.or_nothing()?;
+    if cut.is_none() {
+        watch.progress(Progress::Measuring { done: cells.len(), total: cells.len(), next: "done" });
     }
-    watch.progress(Progress::Measuring { done: cells.len(), total: cells.len(), next: "done" });
-    Ok(OnPlatform {
+    let on = OnPlatform {
         platform: platform.name.clone(),
         title: platform.title.clone(),
         provenance: platform.params.shares_text(),
         verdicts: judge(&rows),
+        events: rows.iter().map(|row| row.in_flight_1.events + row.in_flight_64.events).sum(),
         rows,
-        events,
         seconds: start.elapsed().as_secs_f64(),
-    })
+    };
+    Ok((on, cut.zip(missing)))
 }
 
 fn measure(
@@ -202,36 +212,43 @@ fn title(operation: Operation, parameter: Option<u64>) -> String {
     }
 }
 
+/// The heads of [`row_text`].
+pub(crate) fn row_head() -> String {
+    let [p50, p99, trips, rate, joules] = ["p50", "p99", "trips", "64: /s", "uJ/op"];
+    format!("  {:<7} {p50:>8} {p99:>8} {trips:>5} {rate:>7} {joules:>7}  limited by\n", "place")
+}
+
+/// A row of a place: one at a time, and 64 at once.
+pub(crate) fn row_text(place: Placement, is_best: bool, one: &Measured, many: &Measured) -> String {
+    let joules = many.joules_per_op.map_or("-".into(), |joules| format!("{:.1}", joules * 1e6));
+    format!(
+        "  {:<7} {:>8} {:>8} {:>5} {:>7} {joules:>7}  {} {:.0} %\n",
+        format!("{place}{}", if is_best { "*" } else { "" }),
+        time(one.p50_ns as f64),
+        time(one.p99_ns as f64),
+        per_op(one.round_trips_per_op),
+        rate(many.ops_per_s),
+        many.binding,
+        many.binding_busy * 100.0,
+    )
+}
+
 /// What came, in columns.
 pub fn table(on: &OnPlatform) -> String {
-    let mut out = format!("On {}, modelled: {}\n", on.platform, on.title);
-    let _ = writeln!(
-        out,
-        "{:<28} {:<7} {:>9} {:>9} {:>7} {:>10}  {:<34} {:>9}",
-        "operation", "place", "p50", "p99", "trips", "64: ops/s", "limited by", "uJ/op"
-    );
+    let mut out = String::new();
+    wrap(&mut out, 0, "", &format!("On {}, modelled: {}", on.platform, on.title));
+    out += &row_head();
     for group in groups(&on.rows) {
         let best = group.iter().map(|row| row.in_flight_1.p50_ns).min().unwrap_or(0);
-        for (number, row) in group.iter().enumerate() {
-            let (one, many) = (&row.in_flight_1, &row.in_flight_64);
-            let mark = if one.p50_ns == best { "*" } else { "" };
-            let limit = format!("{} {:.0} %", many.binding, many.binding_busy * 100.0);
-            let joules = many.joules_per_op.map_or("-".into(), |joules| format!("{:.1}", joules * 1e6));
-            let _ = writeln!(
-                out,
-                "{:<28} {:<7} {:>9} {:>9} {:>7.2} {:>10}  {limit:<34} {joules:>9}",
-                if number == 0 { title(row.operation, row.parameter) } else { String::new() },
-                format!("{}{mark}", row.placement),
-                time(one.p50_ns as f64),
-                time(one.p99_ns as f64),
-                one.round_trips_per_op,
-                rate(many.ops_per_s),
-            );
+        let _ = writeln!(out, "{}", title(group[0].operation, group[0].parameter));
+        for ModelRow { placement, in_flight_1, in_flight_64, .. } in group {
+            out += &row_text(*placement, in_flight_1.p50_ns == best, in_flight_1, in_flight_64);
         }
     }
     out.push('\n');
     for verdict in &on.verdicts {
-        let _ = writeln!(out, "{}: {}", title(verdict.operation, verdict.parameter), verdict.line);
+        let name = format!("{}: ", title(verdict.operation, verdict.parameter));
+        wrap(&mut out, 0, &name, &verdict.line);
     }
     let per_s = on.events as f64 / on.seconds.max(1e-9) / 1e6;
     let _ = writeln!(
@@ -370,7 +387,8 @@ mod tests {
     #[test]
     fn every_operation_runs_in_every_place_of_the_platform() {
         let (platform, records) = (Platform::load("rambda").unwrap(), Records::generate(300, 64, 1));
-        let on = compare_on(&platform, &plan(), &records, None, &Quiet(Cell::new(0), usize::MAX)).unwrap();
+        let (on, cut) = compare_on(&platform, &plan(), &records, None, &Quiet(Cell::new(0), usize::MAX)).unwrap();
+        assert!(cut.is_none());
         assert_eq!((on.rows.len(), on.verdicts.len()), (22 * 4, 22));
         for row in &on.rows {
             let (one, many) = (&row.in_flight_1, &row.in_flight_64);
@@ -390,10 +408,13 @@ mod tests {
     }
 
     #[test]
-    fn it_stops_when_told_to() {
+    fn it_stops_when_told_to_and_has_what_was_modelled() {
         let (platform, records) = (Platform::load("strom-10g").unwrap(), Records::generate(300, 64, 1));
         // Loading reports some times as well.
-        let result = compare_on(&platform, &plan(), &records, None, &Quiet(Cell::new(0), 30));
-        assert!(matches!(result, Err(OnError::Study(crate::StudyError::Interrupted))));
+        let (on, cut) = compare_on(&platform, &plan(), &records, None, &Quiet(Cell::new(0), 100)).unwrap();
+        assert!(matches!(cut, Some((OnError::Study(crate::StudyError::Interrupted), _))));
+        assert!(!on.rows.is_empty() && on.rows.len() < 22 * 3 && on.rows.len().is_multiple_of(3), "{}", on.rows.len());
+        let early = compare_on(&platform, &plan(), &records, None, &Quiet(Cell::new(0), 1));
+        assert!(matches!(early, Err(OnError::Study(crate::StudyError::Interrupted))));
     }
 }

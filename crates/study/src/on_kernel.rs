@@ -3,14 +3,16 @@
 use std::fmt::Write;
 
 use remora_kernel::{Kernel, Placement};
+use remora_lab::MeasuredRows;
 use remora_model::platform::Platform;
 use remora_model::world::{self, PairSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::format::{plural, rate, time};
+use crate::format::{plural, wrap};
 use crate::kernel_calls::{COMPARED, KernelCalls, KernelData, Params};
 use crate::measure::IN_FLIGHT;
 use crate::modelled::{Measured, ModelError, Modelled};
+use crate::on::{row_head, row_text};
 
 /// Calls of a figure with one in flight and with many.
 const CALLS: [u64; 2] = [200, 2_000];
@@ -74,22 +76,25 @@ pub fn kernel_on<K: Kernel + Clone + 'static>(
     user: &UserKernel<'_, K>,
     seed: u64,
     progress: &dyn Fn(&str) -> bool,
-) -> Result<Vec<KernelRow>, KernelError> {
+) -> Result<MeasuredRows<KernelRow, KernelError>, KernelError> {
     let spec = PairSpec::new(platform, 0, seed).map_err(ModelError::from)?;
     let lacks = |section| KernelError::Instruction { platform: platform.name.clone(), section };
-    let mut rows: Vec<KernelRow> = Vec::new();
-    for placement in world::placements(platform) {
-        spec.node.instruction(placement).map_err(lacks)?;
-        if progress(&format!("at the {placement} of {}", platform.name)) {
-            return Err(ModelError::Interrupted.into());
+    let placements = world::placements(platform);
+    let modelled = MeasuredRows::by(placements.len(), |rows: &mut Vec<KernelRow>| {
+        for placement in placements {
+            spec.node.instruction(placement).map_err(lacks)?;
+            if progress(&format!("at the {placement} of {}", platform.name)) {
+                return Err(ModelError::Interrupted.into());
+            }
+            let row = measure(&spec, user, placement, platform)?;
+            if let Some(other) = rows.first().filter(|other| other.digest != row.digest) {
+                return Err(KernelError::Differs(other.placement, row.placement));
+            }
+            rows.push(row);
         }
-        let row = measure(&spec, user, placement, platform)?;
-        if let Some(other) = rows.first().filter(|other| other.digest != row.digest) {
-            return Err(KernelError::Differs(other.placement, row.placement));
-        }
-        rows.push(row);
-    }
-    Ok(rows)
+        Ok(())
+    });
+    modelled.or_nothing()
 }
 
 fn measure<K: Kernel + Clone + 'static>(
@@ -127,25 +132,13 @@ fn measure<K: Kernel + Clone + 'static>(
 
 /// What came, in columns.
 pub fn table(platform: &Platform, rows: &[KernelRow]) -> String {
-    let mut out = format!(
-        "On {}, modelled: {}\n{:<7} {:>10} {:>10} {:>7} {:>10}  {:<34} {:>9}\n",
-        platform.name, platform.title, "place", "p50", "p99", "trips", "64: /s", "limited by", "uJ/call"
-    );
+    let mut out = String::new();
+    wrap(&mut out, 0, "", &format!("On {}, modelled: {}", platform.name, platform.title));
+    out += &row_head();
     // Who fails wins nothing, however quickly.
     let best = rows.iter().filter(|row| !row.failed).map(|row| row.in_flight_1.p50_ns).min().unwrap_or(0);
-    for row in rows {
-        let (one, many) = (&row.in_flight_1, &row.in_flight_64);
-        let joules = many.joules_per_op.map_or("-".into(), |joules| format!("{:.1}", joules * 1e6));
-        let _ = writeln!(
-            out,
-            "{:<7} {:>10} {:>10} {:>7.2} {:>10}  {:<34} {joules:>9}",
-            format!("{}{}", row.placement, if one.p50_ns == best { "*" } else { "" }),
-            time(one.p50_ns as f64),
-            time(one.p99_ns as f64),
-            one.round_trips_per_op,
-            rate(many.ops_per_s),
-            format!("{} {:.0} %", many.binding, many.binding_busy * 100.0),
-        );
+    for KernelRow { placement, in_flight_1, in_flight_64, .. } in rows {
+        out += &row_text(*placement, in_flight_1.p50_ns == best, in_flight_1, in_flight_64);
     }
     for section in ["module.core", "module.logic"] {
         if let Some(param) = platform.params.get(&format!("{section}.instruction")) {

@@ -79,27 +79,39 @@ impl Figures {
 /// How long one measurement of memory and system runs, and how long one of the software NIC.
 const HARDWARE: Duration = Duration::from_millis(20);
 const SOFTWARE: Duration = Duration::from_millis(25);
-/// Everything, in rounds. Calls beside a writer come in slices of the length given.
+
+/// Everything, in rounds, and what ended it early. Calls beside a writer come in slices of the length given.
 pub fn measure(
     directory: &Path,
     clients: &mut [Client],
     slice: Duration,
     watch: &dyn Watch,
-) -> Result<Vec<Figure>, StudyError> {
+) -> (Vec<Figure>, Option<StudyError>) {
     let mut figures = Figures::default();
+    let cut = measure_into(&mut figures, directory, clients, slice, watch).err();
+    (figures.finish(), cut)
+}
+
+fn measure_into(
+    figures: &mut Figures,
+    directory: &Path,
+    clients: &mut [Client],
+    slice: Duration,
+    watch: &dyn Watch,
+) -> Result<(), StudyError> {
     let tell = |what: &str, part| watch.progress(Progress::Part { what, part });
     let hardware = Hardware { time: HARDWARE, directory: directory.into() };
-    hardware.measure(&mut figures, &|what, part| tell(what, part * 0.4), &|| watch.stop())?;
+    hardware.measure(figures, &|what, part| tell(what, part * 0.4), &|| watch.stop())?;
     let probes: Result<Vec<_>, _> = clients.iter_mut().map(|client| Software::new(client)).collect();
     let probes = probes?;
-    software(clients, &probes, &mut figures, watch)?;
+    software(clients, &probes, figures, watch)?;
     let mut targets: Vec<&mut dyn Connection> =
         clients.iter_mut().map(|client| client as &mut dyn Connection).collect();
     if let Some(probe) = probes.last() {
         let progress = |part| tell("the software NIC beside a writer", 0.8 + part * 0.2);
-        probe.measure_beside(&mut targets, slice, &mut figures, &progress, &|| watch.stop())?;
+        probe.measure_beside(&mut targets, slice, figures, &progress, &|| watch.stop())?;
     }
-    Ok(figures.finish())
+    Ok(())
 }
 
 fn software(

@@ -12,7 +12,7 @@ mod rounds;
 pub use judge::{Cell, RULE, Validation, Winner, judge};
 pub use page::page;
 pub use predict::{Data, Prediction, predict};
-pub use rounds::{MOVED, Round, Rounds, is_steady, rounds};
+pub use rounds::{MOVED, Round, is_steady, rounds};
 
 /// The goal for the median error of latency.
 pub const GOAL: f64 = 0.15;

@@ -46,7 +46,7 @@ fn the_comparison_on_platforms_is_what_it_was() {
     };
     let (mut out, records) = (String::new(), Records::generate(300, 64, 1));
     for name in Platform::built_in() {
-        let on = compare_on(&Platform::load(name).unwrap(), &plan, &records, None, &Quiet).unwrap();
+        let (on, _) = compare_on(&Platform::load(name).unwrap(), &plan, &records, None, &Quiet).unwrap();
         for row in &on.rows {
             let (one, many) = (&row.in_flight_1, &row.in_flight_64);
             let digest = digest(&serde_json::to_string(&(one, many)).unwrap());

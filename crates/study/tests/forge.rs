@@ -7,7 +7,7 @@ fn run(target: Target) {
     // A machine that stands still for two seconds ends connections too, and whatever forged packets end they end each time.
     let mut unsound = vec![true; 6];
     for _ in 0..5 {
-        let (rows, _) = study.run(&mut |_, _| true).expect("it runs");
+        let rows = study.run(&mut |_, _| true).0.whole().expect("it runs");
         assert_eq!(rows.len(), 6);
         for (row, unsound) in rows.iter().zip(&mut unsound) {
             println!("{row:?}");

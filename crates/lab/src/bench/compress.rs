@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use remora_real::{Client, ClientConfig, Error, LinkKind, Node, NodeConfig};
 
-use super::BenchRow;
-use super::stream::figures;
+use super::stream::{Part, figures};
+use super::{BenchError, BenchRow};
 
 /// Bytes of one message.
 const MESSAGE: usize = 16 << 20;
@@ -19,15 +19,11 @@ struct Cost {
     wire_bytes: f64,
 }
 
+/// How many rows there are.
+pub(super) const ROWS: usize = 2;
+
 /// Rows for data that shrinks well.
-pub(super) fn rows(
-    rounds: usize,
-    rows: &mut Vec<BenchRow>,
-    progress: &mut dyn FnMut(&str, f64) -> bool,
-) -> Result<(), Error> {
-    if !progress("compressed WRITEs over udp", 0.0) {
-        return Ok(());
-    }
+pub(super) fn rows(rounds: usize, rows: &mut Vec<BenchRow>, part: &mut Part<'_>) -> Result<(), BenchError> {
     let at = |last| IpAddr::V4(Ipv4Addr::new(127, 0, 2, last));
     let node = Node::start(NodeConfig::new(at(1)))?;
     let mut client = Client::connect(ClientConfig { link: Some(LinkKind::Udp), ..ClientConfig::new(at(1), at(2)) })?;
@@ -36,7 +32,8 @@ pub(super) fn rows(
     let mut seen = vec![0; MESSAGE];
     let mut costs = Vec::new();
     // The first round pays for page faults.
-    for _ in 0..=rounds {
+    for round in 0..=rounds {
+        part(round as f64 / (rounds + 1) as f64)?;
         let mut pair = [Cost { seconds: 0.0, wire_bytes: 0.0 }; 2];
         for (compressed, cost) in [true, false].into_iter().zip(&mut pair) {
             client.write(&region, 0, &vec![0; MESSAGE])?;
@@ -49,7 +46,7 @@ pub(super) fn rows(
             *cost = Cost { seconds, wire_bytes: (client.counters().wire_bytes - before) as f64 };
             client.read(&region, 0, &mut seen)?;
             if seen != data {
-                return Err(Error::Argument("what was written compressed came out wrong".into()));
+                return Err(Error::Argument("what was written compressed came out wrong".into()).into());
             }
         }
         costs.push(pair);

@@ -12,6 +12,7 @@ use remora_real::{Error, LinkKind};
 pub use ring::{RingPlan, ring};
 pub use ucx::{UcxRow, ucx};
 
+use crate::MeasuredRows;
 use crate::probe::Probe;
 use crate::stats::median;
 use pair::BenchPair;
@@ -62,14 +63,33 @@ impl BenchRow {
     }
 }
 
+/// Why a bench ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// It could not go on.
+    #[error(transparent)]
+    Failed(#[from] Error),
+    /// The user wants no more.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// Hears what is measured next and how far along all is, from 0 to 1, and says whether to go on.
+pub type BenchProgress<'a> = dyn FnMut(&str, f64) -> bool + 'a;
+
+/// Says what is next.
+fn next(progress: &mut BenchProgress<'_>, what: &str, part: f64) -> Result<(), BenchError> {
+    if progress(what, part) { Ok(()) } else { Err(BenchError::Interrupted) }
+}
+
 /// Everything that one run gives.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct BenchReport {
     /// Time that a cache line takes from one core to the other and back, in nanoseconds, before and after the run:
     /// on a shared machine it jumps, and every other latency with it.
     pub core_to_core_ns: (f64, f64),
     /// The figures.
-    pub rows: Vec<BenchRow>,
+    pub measured: MeasuredRows<BenchRow, BenchError>,
     /// `ucx_perftest`'s figures, if it is installed.
     pub ucx: Vec<UcxRow>,
 }
@@ -109,21 +129,26 @@ fn beside(
     Ok(Figures { value: median(values), peer_value: median(peers), ratio: median(ratios) })
 }
 
-/// Measures everything. `progress` is told what is being measured, and how far along it is from 0 to 1.
-pub fn run(progress: &mut dyn FnMut(&str, f64)) -> Result<BenchReport, Error> {
+/// Rows over UDP, and over shared memory.
+const ROWS: [usize; 2] = [4, 5];
+
+/// Measures everything.
+pub fn run(progress: &mut BenchProgress<'_>) -> BenchReport {
     let probe = Probe::default();
-    let mut rows = Vec::new();
     progress("core to core", 0.0);
     let before = probe.cache_line_ns();
-    udp(&probe, &mut rows, progress)?;
-    shm(&probe, &mut rows, progress)?;
-    progress("ucx_perftest", 0.8);
+    progress("ucx_perftest", 0.02);
     let ucx = ucx();
-    compare_with_ucx(&mut rows, &ucx);
+    let measured = MeasuredRows::by(ROWS[0] + ROWS[1] + 2 * ucx.len(), |rows| {
+        udp(&probe, rows, progress)?;
+        shm(&probe, rows, progress)?;
+        compare_with_ucx(rows, &ucx);
+        Ok(())
+    });
     progress("core to core", 0.98);
     let after = probe.cache_line_ns();
     progress("done", 1.0);
-    Ok(BenchReport { core_to_core_ns: (before, after), rows, ucx })
+    BenchReport { core_to_core_ns: (before, after), measured, ucx }
 }
 
 /// Bytes a second to GB/s, or a second to millions.
@@ -131,26 +156,28 @@ fn giga(rate: f64, bytes: usize) -> f64 {
     rate * bytes as f64 / 1e9
 }
 
-fn udp(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut dyn FnMut(&str, f64)) -> Result<(), Error> {
+fn udp(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut BenchProgress<'_>) -> Result<(), BenchError> {
     let bench = BenchPair::new(LinkKind::Udp)?;
     let raw = || probe.udp_ns(SMALL).map_err(|source| Error::System { what: "the raw UDP ping-pong", source });
     let stream = |datagram| {
         probe.udp_stream(datagram, LARGE).map_err(|source| Error::System { what: "the raw UDP stream", source })
     };
-    progress("WRITE and READ over UDP", 0.05);
     let peer = "raw UDP ping-pong, busy polling";
     let goal = Some(BenchGoal::RatioAtMost(1.3));
+    next(progress, "64 B WRITEs over UDP", 0.05)?;
     let figures = beside(|| bench.write_ping_pong(SMALL, ROUNDS), raw)?;
     rows.push(BenchRow::new("udp: 64 B WRITE ping-pong", "ns", peer, figures, goal));
+    next(progress, "READs over UDP", 0.15)?;
     let figures = beside(|| bench.read_latency(SMALL, ROUNDS), raw)?;
     rows.push(BenchRow::new("udp: 64 B READ", "ns", peer, figures, goal));
-    progress("throughput over UDP", 0.25);
     let large = || Ok(giga(bench.write_rate(LARGE, LARGE, TIME)?, LARGE));
     // A packet of the largest MTU: BTH, 4096 bytes of payload, ICRC.
+    next(progress, "64 KB WRITEs over UDP", 0.25)?;
     let figures = beside(large, || Ok(stream(4096 + 16)?.bytes_per_s / 1e9))?;
     let peer = "raw GSO/GRO sender and receiver";
     rows.push(BenchRow::new("udp: 64 KB WRITEs", "GB/s", peer, figures, Some(BenchGoal::RatioAtLeast(0.6))));
     let small = || Ok(bench.write_rate(SMALL, 1 << 20, TIME)? / 1e6);
+    next(progress, "many WRITEs over UDP", 0.35)?;
     let figures = beside(small, || Ok(stream(96)?.packets_per_s / 1e6))?;
     let peer = "raw GSO/GRO, 96 B datagrams";
     rows.push(BenchRow::new(
@@ -163,25 +190,27 @@ fn udp(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut dyn FnMut(&str, f
     Ok(())
 }
 
-fn shm(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut dyn FnMut(&str, f64)) -> Result<(), Error> {
+fn shm(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut BenchProgress<'_>) -> Result<(), BenchError> {
     let bench = BenchPair::new(LinkKind::Shm)?;
-    progress("WRITE and READ over shared memory", 0.45);
     let peer = "raw ring ping-pong of a 64 B line";
     let raw = || Ok(probe.ring_ns());
+    next(progress, "64 B WRITEs over shared memory", 0.45)?;
     let figures = beside(|| bench.write_ping_pong(SMALL, ROUNDS), raw)?;
     rows.push(BenchRow::new("shm: 64 B WRITE ping-pong", "ns", peer, figures, Some(BenchGoal::RatioAtMost(2.5))));
+    next(progress, "READs over shared memory", 0.55)?;
     let figures = beside(|| bench.read_latency(SMALL, ROUNDS), raw)?;
     rows.push(BenchRow::new("shm: 64 B READ", "ns", peer, figures, None));
-    progress("throughput over shared memory", 0.6);
     for (what, peer, span) in [
         ("shm: 64 KB WRITEs, one buffer", "memcpy of 64 KB in cache", LARGE),
         ("shm: 64 KB WRITEs over 64 MB", "memcpy over 64 MB", SPAN),
     ] {
         let large = || Ok(giga(bench.write_rate(LARGE, span, TIME)?, LARGE));
+        next(progress, what, if span == LARGE { 0.65 } else { 0.75 })?;
         let figures = beside(large, || Ok(probe.memcpy_bytes_per_s(span) / 1e9))?;
         rows.push(BenchRow::new(what, "GB/s", peer, figures, Some(BenchGoal::RatioAtLeast(0.5))));
     }
     let small = || Ok(bench.write_rate(SMALL, 1 << 20, TIME)? / 1e6);
+    next(progress, "many WRITEs over shared memory", 0.85)?;
     let figures = beside(small, || Ok(1e3 / probe.ring_ns()))?;
     let peer = "one line a raw ring round trip";
     rows.push(BenchRow::new(

@@ -117,7 +117,7 @@ impl BenchPair {
     pub fn write_ping_pong(&self, len: usize, rounds: usize) -> Result<f64, Error> {
         let rtt = self.with_peer(
             |stop| echo(&self.b, &self.a.target(), len, stop),
-            || {
+            || -> Result<f64, Error> {
                 let mut times = Vec::with_capacity(rounds);
                 for round in 0..rounds as u64 + 100 {
                     let start = Instant::now();
@@ -228,11 +228,11 @@ impl BenchPair {
     }
 
     /// Runs `main` on this thread's core while `peer` runs on another.
-    pub(super) fn with_peer<R>(
+    pub(super) fn with_peer<R, E>(
         &self,
         peer: impl FnOnce(&AtomicBool) + Send,
-        main: impl FnOnce() -> Result<R, Error>,
-    ) -> Result<R, Error> {
+        main: impl FnOnce() -> Result<R, E>,
+    ) -> Result<R, E> {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| probe::on_core(1, || peer(&stop)));

@@ -13,7 +13,8 @@ use remora_ring::{Notify, RingShape};
 use remora_service::{CallSlots, MAX_CALLS, RingCall, WorkId};
 
 use super::pair::{BenchPair, End, serve};
-use super::{BenchGoal, BenchRow, ROUNDS, SMALL, TIME, beside};
+use super::{BenchError, BenchGoal, BenchProgress, BenchRow, ROUNDS, SMALL, TIME, beside, next};
+use crate::MeasuredRows;
 use crate::stats::median;
 
 /// Calls under way at once by the measurements of rates.
@@ -53,14 +54,18 @@ impl Default for RingPlan {
     }
 }
 
-/// Measures everything. `progress` is told what is being measured, and how far along it is from 0 to 1.
-pub fn ring(plan: RingPlan, progress: &mut dyn FnMut(&str, f64)) -> Result<Vec<BenchRow>, Error> {
-    let mut rows = Vec::new();
-    for (link, at, per_s) in [(LinkKind::Shm, 0.0, 4.0), (LinkKind::Udp, 0.5, 1.5)] {
-        over(plan, link, per_s, &mut rows, &mut |what, part| progress(&format!("{what} over {link}"), at + part))?;
-    }
-    progress("done", 1.0);
-    Ok(rows)
+/// Rows over one link.
+const ROWS: usize = 5;
+
+/// Measures everything.
+pub fn ring(plan: RingPlan, progress: &mut BenchProgress<'_>) -> MeasuredRows<BenchRow, BenchError> {
+    MeasuredRows::by(2 * ROWS, |rows| {
+        for (link, at, per_s) in [(LinkKind::Shm, 0.0, 4.0), (LinkKind::Udp, 0.5, 1.5)] {
+            over(plan, link, per_s, rows, &mut |what, part| progress(&format!("{what} over {link}"), at + part))?;
+        }
+        progress("done", 1.0);
+        Ok(())
+    })
 }
 
 /// Measures over one link, where so many million calls a second are the goal.
@@ -69,25 +74,25 @@ fn over(
     link: LinkKind,
     per_s: f64,
     rows: &mut Vec<BenchRow>,
-    progress: &mut dyn FnMut(&str, f64),
-) -> Result<(), Error> {
+    progress: &mut BenchProgress<'_>,
+) -> Result<(), BenchError> {
     let bench = RingBench::at(link, 1)?;
-    progress("one call at a time", 0.0);
     for (notify, goal) in [(Notify::Ring, Some(BenchGoal::RatioAtMost(1.15))), (Notify::Pointer, None)] {
+        next(progress, "one call at a time", if notify == Notify::Ring { 0.0 } else { 0.1 })?;
         let mut port = bench.open(bench.pair.b.qp, notify)?;
         let ping_pong = || bench.pair.write_ping_pong(SMALL, rounds);
         let figures = beside(|| bench.latency(&mut port, rounds), ping_pong)?;
         let what = format!("{link}: call by ring{}", told(notify));
         rows.push(BenchRow::new(what, "ns", "64 B WRITE ping-pong", figures, goal));
     }
-    progress("64 calls at a time", 0.2);
     for (notify, goal) in [(Notify::Ring, Some(BenchGoal::ValueAtLeast(per_s))), (Notify::Pointer, None)] {
+        next(progress, "64 calls at a time", if notify == Notify::Ring { 0.2 } else { 0.3 })?;
         let mut ports = [(bench.pair.a.qp, bench.open(bench.pair.b.qp, notify)?)];
         let figures = beside(|| Ok(bench.rate(&mut ports, time)? / 1e6), || Ok(bench.verb_rate(time)? / 1e6))?;
         let what = format!("{link}: {DEPTH} calls by ring{}", told(notify));
         rows.push(BenchRow::new(what, "M/s", "by RPC verbs, as many at once", figures, goal));
     }
-    progress("many clients", 0.35);
+    next(progress, "many clients", 0.4)?;
     let mut few = bench.connect(TALKING)?;
     // A device of its own: the few are to be without the others.
     let crowd = RingBench::at(link, 3)?;
@@ -320,8 +325,8 @@ mod tests {
     fn every_way_is_measured_and_its_replies_are_right() {
         let plan = RingPlan { rounds: 20, time: Duration::from_millis(3), connected: 30 };
         let mut rows = Vec::new();
-        over(plan, LinkKind::Shm, 4.0, &mut rows, &mut |_, _| {}).expect("measured");
-        assert_eq!(rows.len(), 5);
+        over(plan, LinkKind::Shm, 4.0, &mut rows, &mut |_, _| true).expect("measured");
+        assert_eq!(rows.len(), ROWS);
         assert!(rows.iter().all(|row| row.value > 0.0 && row.peer_value > 0.0), "{rows:?}");
     }
 }

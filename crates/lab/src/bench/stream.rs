@@ -16,7 +16,8 @@ use remora_real::{Error, LinkKind};
 use remora_wire::rpc::{RpcHeader, parse_reply_imm};
 
 use super::pair::{BenchPair, REGION, serve};
-use super::{BenchGoal, BenchRow, Figures};
+use super::{BenchError, BenchGoal, BenchProgress, BenchRow, Figures, next};
+use crate::MeasuredRows;
 use crate::probe::{Probe, on_core};
 use crate::stats;
 
@@ -46,6 +47,13 @@ pub struct StreamBench {
     pub seed: u64,
 }
 
+/// Rows of one core, and over one link.
+const ONE_CORE: usize = 6;
+const OVER: usize = 7;
+
+/// Hears how far a part is, from 0 to 1.
+pub(super) type Part<'a> = dyn FnMut(f64) -> Result<(), BenchError> + 'a;
+
 /// What one round gives, in seconds.
 #[derive(Clone, Copy, Default)]
 struct Round {
@@ -61,26 +69,22 @@ struct Round {
 }
 
 impl StreamBench {
-    /// Measures everything. `progress` is told what is being measured, and how far along it is from 0 to 1; false from it
-    /// ends the measurement.
-    pub fn run(&self, progress: &mut dyn FnMut(&str, f64) -> bool) -> Result<Vec<BenchRow>, Error> {
+    /// Measures everything.
+    pub fn run(&self, progress: &mut BenchProgress<'_>) -> MeasuredRows<BenchRow, BenchError> {
         let data = Values::new(self.seed, self.bits);
-        let mut rows = Vec::new();
-        if progress("one core", 0.0) {
-            self.one_core(&data, &mut rows)?;
-        }
-        for (link, part) in [(LinkKind::Shm, 0.3), (LinkKind::Udp, 0.65)] {
-            if !progress(&format!("streams over {link}"), part) {
-                break;
+        MeasuredRows::by(ONE_CORE + 2 * OVER + super::compress::ROWS, |rows| {
+            self.one_core(&data, rows, &mut |part| next(progress, "one core", 0.3 * part))?;
+            for (link, at) in [(LinkKind::Shm, 0.3), (LinkKind::Udp, 0.6)] {
+                let what = format!("streams over {link}");
+                self.over(link, &data, rows, &mut |part| next(progress, &what, at + 0.3 * part))?;
             }
-            self.over(link, &data, &mut rows)?;
-        }
-        super::compress::rows(self.rounds, &mut rows, &mut |what, part| progress(what, 0.9 + part / 10.0))?;
-        Ok(rows)
+            let what = "compressed WRITEs over udp";
+            super::compress::rows(self.rounds, rows, &mut |part| next(progress, what, 0.9 + 0.1 * part))
+        })
     }
 
     /// Loops of one core over values in memory, beside a copy and what the paper says.
-    fn one_core(&self, data: &Values, rows: &mut Vec<BenchRow>) -> Result<(), Error> {
+    fn one_core(&self, data: &Values, rows: &mut Vec<BenchRow>, part: &mut Part<'_>) -> Result<(), BenchError> {
         let bench = BenchPair::new(LinkKind::Shm)?;
         let region = &bench.b.region;
         let probe = Probe::default();
@@ -93,24 +97,29 @@ impl StreamBench {
             [("low bits", &partitions, false, Some(BenchGoal::RatioAtLeast(0.7))), ("hash", &hashed, true, None)]
         {
             let rate = || partition(data, partitions, is_hashed, region).map(gb_per_s);
+            part(rows.len() as f64 / ONE_CORE as f64)?;
             let figures = self.beside(rate, || Ok(gb_per_s(copies.one())))?;
             let what = format!("one core: {count} partitions by {name}");
             rows.push(BenchRow::new(what, "GB/s", "memcpy of as much, in memory", figures, goal));
         }
         let rate = || partition(data, &partitions, false, region).map(gb_per_s);
+        part(rows.len() as f64 / ONE_CORE as f64)?;
         let figures = self.beside(rate, || Ok(probe.memcpy_bytes_per_s(2 * MESSAGE) / 1e9))?;
         let what = format!("one core: {count} partitions by low bits");
         rows.push(BenchRow::new(what, "GB/s", "memcpy in 40 MB, partly cached", figures, None));
         let mut sketch = sketch_of(LG_K)?;
         let rate = || Ok(gb_per_s(timed(|| data.bytes.chunks(PIECE).for_each(|piece| sketch.insert_all(piece)))));
+        part(rows.len() as f64 / ONE_CORE as f64)?;
         let figures = self.beside(rate, || Ok(25.0 / 8.0))?;
         rows.push(BenchRow::new("one core: sketching", "GB/s", "StRoM's 8 threads: 25 Gbit/s", figures, None));
         let rate = || Ok(gb_per_s(timed(|| checksum(&data.bytes))));
+        part(rows.len() as f64 / ONE_CORE as f64)?;
         let figures = self.beside(rate, || Ok(100.0 / 8.0))?;
         rows.push(BenchRow::new("one core: CRC-64", "GB/s", "StRoM's fastest line: 100 Gbit/s", figures, None));
         let table = crc_table();
         let rate = || Ok(gb_per_s(timed(|| checksum(&data.bytes))));
         let bytewise = || Ok(gb_per_s(timed(|| drop_value(crc_by_table(&table, &data.bytes)))));
+        part(rows.len() as f64 / ONE_CORE as f64)?;
         let figures = self.beside(rate, bytewise)?;
         rows.push(BenchRow::new("one core: CRC-64", "GB/s", "a table look-up for each byte", figures, None));
         Ok(())
@@ -127,14 +136,26 @@ impl StreamBench {
         Ok(figures(&pairs?))
     }
 
-    fn over(&self, link: LinkKind, data: &Values, rows: &mut Vec<BenchRow>) -> Result<(), Error> {
+    fn over(
+        &self,
+        link: LinkKind,
+        data: &Values,
+        rows: &mut Vec<BenchRow>,
+        part: &mut Part<'_>,
+    ) -> Result<(), BenchError> {
         let bench = BenchPair::new(link)?;
         let streams = Streams { bench: &bench, data, bits: self.bits };
-        // The first round pays for page faults.
         let rounds = bench.with_peer(
             |stop| serve(&bench.b, stop),
-            || (0..self.rounds + 1).map(|_| streams.round()).collect::<Result<Vec<Round>, Error>>(),
+            || {
+                let round = |n: usize| {
+                    part(n as f64 / (self.rounds + 1) as f64)?;
+                    Ok(streams.round()?)
+                };
+                (0..self.rounds + 1).map(round).collect::<Result<Vec<Round>, BenchError>>()
+            },
         )?;
+        // The first round pays for page faults.
         let rounds = &rounds[1..];
         let mut row = |what: &str, value: fn(&Round) -> f64, peer: &str, of: fn(&Round) -> f64, goal| {
             let pairs: Vec<_> = rounds.iter().map(|r| (value(r) * 1e3, of(r) * 1e3)).collect();

@@ -1,6 +1,7 @@
 //! Key-value stores beside each other: Remora's, at a node's NIC by rings in memory, memcached and Redis, each with one
 //! core that serves and one client that keeps a batch of requests under way.
 
+mod accesses;
 mod memcached;
 mod redis;
 mod ring;
@@ -9,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
+use remora_lab::bench::BenchProgress;
 use serde::Serialize;
 
-use crate::StudyError;
 use crate::ycsb::{Generator, Mix, Popularity};
+use crate::{MeasuredRows, StudyError};
 
-pub use ring::Accesses;
+pub use accesses::Accesses;
 
 /// Bytes of a key.
 pub const KEY: usize = 16;
@@ -120,10 +122,8 @@ pub struct KvReport {
     pub stores: Vec<&'static str>,
     /// Seconds that filling each took.
     pub filled_s: Vec<f64>,
-    /// Accesses of memory, counted where each is a round trip.
+    /// Accesses of memory.
     pub accesses: Accesses,
-    /// The figures.
-    pub rows: Vec<KvRow>,
     /// Operations in all, each answer verified.
     pub verified: u64,
 }
@@ -238,18 +238,17 @@ impl Drawn {
     }
 }
 
-/// Fills the stores and measures them. `progress` is told what is being done, and how far along it is from 0 to 1, and
-/// says whether to go on.
-pub fn run(plan: &KvPlan, progress: &mut dyn FnMut(&str, f64) -> bool) -> Result<KvReport, StudyError> {
+/// Fills the stores and measures them.
+pub fn run(plan: &KvPlan, progress: &mut BenchProgress<'_>) -> Result<(KvReport, MeasuredRows<KvRow>), StudyError> {
     let directory = tempfile::tempdir().map_err(|e| StudyError::Failed(format!("a directory for stores: {e}")))?;
-    let mut own = ring::Ring::start(plan)?;
+    let own = ring::Ring::start(plan)?;
     let mut targets: Vec<Box<dyn KvTarget>> = Vec::new();
     if plan.peers {
         targets
             .extend(memcached::Memcached::start(directory.path(), plan)?.map(|it| Box::new(it) as Box<dyn KvTarget>));
         targets.extend(redis::RedisKv::start(directory.path())?.map(|it| Box::new(it) as Box<dyn KvTarget>));
     }
-    let accesses = own.count_accesses(plan.seed)?;
+    let accesses = Accesses::count(plan.seed)?;
     targets.insert(0, Box::new(own));
     let pairs = plan.pairs as usize;
     let measured = |target| Measured {
@@ -266,34 +265,36 @@ pub fn run(plan: &KvPlan, progress: &mut dyn FnMut(&str, f64) -> bool) -> Result
         store.fill(&mut |done| progress(&what, done as f64 / plan.pairs as f64))?;
         filled_s.push(start.elapsed().as_secs_f64());
     }
-    let mut rows = Vec::new();
     let popularities = [("uniform", Popularity::Uniform), ("zipfian 0.9", Popularity::Zipfian(0.9))];
     let cells = 2 * popularities.len() * plan.batches.len();
-    for gets in [100, 50] {
-        for (name, popularity) in popularities {
-            for &batch in &plan.batches {
-                let part = rows.len() as f64 / cells as f64;
-                let mut rates = vec![Vec::new(); stores.len()];
-                for slice in 0..u64::from(SLICES) {
-                    for (store, rates) in stores.iter_mut().zip(&mut rates) {
-                        let what = format!("{gets} % GET, {name}, {batch} at once, {}", store.target.name());
-                        if !progress(&what, part) {
-                            return Err(StudyError::Interrupted);
+    let measured = MeasuredRows::by(cells, |rows| {
+        for gets in [100, 50] {
+            for (name, popularity) in popularities {
+                for &batch in &plan.batches {
+                    let part = rows.len() as f64 / cells as f64;
+                    let mut rates = vec![Vec::new(); stores.len()];
+                    for slice in 0..u64::from(SLICES) {
+                        for (store, rates) in stores.iter_mut().zip(&mut rates) {
+                            let what = format!("{gets} % GET, {name}, {batch} at once, {}", store.target.name());
+                            if !progress(&what, part) {
+                                return Err(StudyError::Interrupted);
+                            }
+                            let seed = plan.seed ^ (slice << 32);
+                            let records = Generator::with(Mix::writes(0), popularity, plan.pairs, 0, seed);
+                            let mut drawn = Drawn { records, rng: ChaCha8Rng::seed_from_u64(!seed), gets };
+                            rates.push(store.rate(&mut drawn, batch, plan.time / SLICES)?);
                         }
-                        let seed = plan.seed ^ (slice << 32);
-                        let records = Generator::with(Mix::writes(0), popularity, plan.pairs, 0, seed);
-                        let mut drawn = Drawn { records, rng: ChaCha8Rng::seed_from_u64(!seed), gets };
-                        rates.push(store.rate(&mut drawn, batch, plan.time / SLICES)?);
                     }
+                    let ops_per_s = rates.into_iter().map(remora_lab::stats::median).collect();
+                    rows.push(KvRow { gets, popularity: name, batch, ops_per_s });
                 }
-                let ops_per_s = rates.into_iter().map(remora_lab::stats::median).collect();
-                rows.push(KvRow { gets, popularity: name, batch, ops_per_s });
             }
         }
-    }
+        Ok(())
+    });
     let verified = stores.iter().map(|store| store.versions.verified).sum();
     let names = stores.iter().map(|store| store.target.name()).collect();
-    Ok(KvReport { pairs: plan.pairs, stores: names, filled_s, accesses, rows, verified })
+    Ok((KvReport { pairs: plan.pairs, stores: names, filled_s, accesses, verified }, measured))
 }
 
 #[cfg(test)]

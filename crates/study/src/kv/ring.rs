@@ -4,25 +4,10 @@ use remora_kernel::{Placement, Status, op};
 use remora_real::{Client, LinkKind, RemoteRegion, RingConfig};
 use remora_store::kv::{Kv, KvShape};
 use remora_store::{Arena, Place};
-use serde::Serialize;
 
 use super::{KEY, KvAsk, KvPlan, KvTarget, VALUE};
 use crate::StudyError;
 use crate::nodes::NodeProcess;
-
-/// Pairs by which accesses are counted.
-const COUNTED: u64 = 2000;
-
-/// Accesses of memory for each request, on average: of kernels that run at the client, where each is a round trip.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Accesses {
-    /// Of a GET.
-    pub get: f64,
-    /// Of a PUT that adds a key.
-    pub add: f64,
-    /// Of a PUT that changes a value.
-    pub change: f64,
-}
 
 /// A node with a store, and a client of it.
 pub(super) struct Ring {
@@ -56,46 +41,27 @@ impl Ring {
         let (node, mut clients) = NodeProcess::with_clients(&[LinkKind::Shm])?;
         let mut client = clients.pop().ok_or_else(|| StudyError::Failed("no client of the node".into()))?;
         client.open_rings(Placement::Nic, RingConfig::default())?;
-        let kv = Self::make(&mut client, plan.pairs, plan.seed)?;
+        let kv = make(&mut Memory(&mut client), plan.pairs, plan.seed)?;
         Ok(Self { client, kv, params: Vec::new(), _node: node })
     }
+}
 
-    fn make(client: &mut Client, pairs: u64, seed: u64) -> Result<Kv, StudyError> {
-        let shape = KvShape { pairs, key_bytes: KEY, value_bytes: VALUE };
-        Kv::create(&shape, seed, &mut Memory(client))?.map_err(|e| StudyError::Usage(e.to_string()))
-    }
+/// A store with room for so many pairs.
+pub(super) fn make<A: Arena<Error = StudyError>>(memory: &mut A, pairs: u64, seed: u64) -> Result<Kv, StudyError> {
+    let shape = KvShape { pairs, key_bytes: KEY, value_bytes: VALUE };
+    Kv::create(&shape, seed, memory)?.map_err(|e| StudyError::Usage(e.to_string()))
+}
 
-    /// Counts accesses, in a store of its own that is as full as the plan's.
-    pub fn count_accesses(&mut self, seed: u64) -> Result<Accesses, StudyError> {
-        let large = std::mem::replace(&mut self.kv, Self::make(&mut self.client, COUNTED, seed)?);
-        let mut count = |version: Option<u32>| -> Result<f64, StudyError> {
-            let before = self.client.counters().round_trips;
-            for number in 0..COUNTED {
-                let op = self.encode(KvAsk { number, version })?;
-                let (status, _) = self.client.call(Placement::Client, op, &self.params)?;
-                if status != Status::Ok {
-                    return Err(StudyError::Failed(format!("a request at the client ends with {status:?}")));
-                }
-            }
-            Ok((self.client.counters().round_trips - before) as f64 / COUNTED as f64)
-        };
-        let (add, change, get) = (count(Some(0))?, count(Some(1))?, count(None)?);
-        let counted = std::mem::replace(&mut self.kv, large).place();
-        self.client.free(&RemoteRegion { va: counted.va, key: counted.key, len: 0 })?;
-        Ok(Accesses { get, add, change })
-    }
-
-    /// Writes a request's parameters; its op-code.
-    #[inline]
-    fn encode(&mut self, ask: KvAsk) -> Result<u64, StudyError> {
-        self.params.clear();
-        let encoded = match ask.version {
-            None => self.kv.key_params(&ask.key(), &mut self.params),
-            Some(_) => self.kv.pair_params(&ask.key(), &ask.value(), &mut self.params),
-        };
-        encoded.map_err(|e| StudyError::Usage(e.to_string()))?;
-        Ok(if ask.version.is_some() { op::KV_PUT } else { op::KV_GET })
-    }
+/// Writes a request's parameters; its op-code.
+#[inline]
+pub(super) fn encode(kv: &mut Kv, ask: KvAsk, params: &mut Vec<u8>) -> Result<u64, StudyError> {
+    params.clear();
+    let encoded = match ask.version {
+        None => kv.key_params(&ask.key(), params),
+        Some(_) => kv.pair_params(&ask.key(), &ask.value(), params),
+    };
+    encoded.map_err(|e| StudyError::Usage(e.to_string()))?;
+    Ok(if ask.version.is_some() { op::KV_PUT } else { op::KV_GET })
 }
 
 impl KvTarget for Ring {
@@ -108,7 +74,7 @@ impl KvTarget for Ring {
         let mut again = Vec::new();
         while answered < asks.len() {
             while let Some(at) = again.pop().or_else(|| (made < asks.len()).then_some(made)) {
-                let op = self.encode(asks[at])?;
+                let op = encode(&mut self.kv, asks[at], &mut self.params)?;
                 if self.client.submit_by_ring(Placement::Nic, op, &self.params, at as u32).is_err() {
                     if at < made {
                         again.push(at);

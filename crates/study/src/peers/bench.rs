@@ -16,10 +16,10 @@ use super::drive::{Driven, Loaded, StoreLoad};
 use super::etcd::{self, Etcd};
 use super::redis::{self, AppendOnly, Redis};
 use super::{Ask, Done, PeerError, PeerStore, disk};
-use crate::StudyError;
 use crate::compare::{Progress, Watch};
 use crate::nodes::{ClusterProcesses, ClusterSettings, ClusterShape};
 use crate::ycsb::YcsbWorkload;
+use crate::{MeasuredRows, StudyError};
 
 /// How long a cluster may take until it serves.
 const START: Duration = Duration::from_secs(20);
@@ -79,37 +79,38 @@ pub struct StoreRow {
     pub outcome: Driven,
 }
 
-/// All of a run.
-pub struct StoreReport {
-    /// Rows by store, in the order in which they were measured.
-    pub rows: Vec<StoreRow>,
+/// What a run tells beside its rows.
+pub struct StoreNotes {
     /// Stores that could not be measured, and why.
     pub absent: Vec<(String, String)>,
     /// The median of an append made durable by fdatasync, in nanoseconds, just before each store and at the end.
     pub appends_ns: Vec<(String, u64)>,
-    /// What ended it early, and what is missing.
-    pub cut: Option<(StudyError, String)>,
 }
 
 impl StoreBench {
-    /// Measures everything. What ends it early leaves what was measured until then; if that is nothing it is an error.
-    pub fn run(&self, watch: &dyn Watch) -> Result<StoreReport, StudyError> {
-        let mut report = StoreReport { rows: Vec::new(), absent: Vec::new(), appends_ns: Vec::new(), cut: None };
-        match self.measure(&mut report, watch) {
-            Err(error) if report.rows.is_empty() => return Err(error),
-            Err(error) => {
-                let rows = self.subjects()?.len().saturating_sub(report.absent.len()) * self.loads().len();
-                let missing = format!("{error}; {} of {rows} rows were measured", report.rows.len());
-                report.cut = Some((error, missing));
-            }
-            Ok(()) => {}
-        }
-        Ok(report)
+    /// Measures everything; rows come by store.
+    pub fn run(&self, watch: &dyn Watch) -> Result<(MeasuredRows<StoreRow>, StoreNotes), StudyError> {
+        let (mut absent, mut appends_ns) = (Vec::new(), Vec::new());
+        let mut subjects = self.subjects()?;
+        subjects.retain(|subject| {
+            let why = subject.absent().map(|why| (subject.name(), why));
+            let here = why.is_none();
+            absent.extend(why);
+            here
+        });
+        let wanted = subjects.len() * self.loads().len();
+        let measured = MeasuredRows::by(wanted, |rows| self.measure(&subjects, rows, &mut appends_ns, watch));
+        Ok((measured, StoreNotes { absent, appends_ns }))
     }
 
-    fn measure(&self, report: &mut StoreReport, watch: &dyn Watch) -> Result<(), StudyError> {
-        let directory = temporary(&self.directory)?;
-        let (subjects, loads) = (self.subjects()?, self.loads());
+    fn measure(
+        &self,
+        subjects: &[Subject],
+        rows: &mut Vec<StoreRow>,
+        appends_ns: &mut Vec<(String, u64)>,
+        watch: &dyn Watch,
+    ) -> Result<(), StudyError> {
+        let (directory, loads) = (temporary(&self.directory)?, self.loads());
         let total = subjects.len() * (loads.len() + 1);
         let mut done = 0;
         let mut step = |next: &str| {
@@ -118,14 +119,10 @@ impl StoreBench {
         };
         // The disk is not the same from minute to minute, so each store has its own.
         let append = || disk::appends(directory.path(), self.value_bytes as usize, self.time / 2).map(middle);
-        for subject in &subjects {
+        for subject in subjects {
             let name = subject.name();
-            if let Some(why) = subject.absent() {
-                report.absent.push((name, why));
-                continue;
-            }
             step(&format!("{name}: starting and loading"));
-            report.appends_ns.push((name.clone(), append()?));
+            appends_ns.push((name.clone(), append()?));
             let (room, stop) = (temporary(directory.path())?, || watch.stop());
             let mut store = subject.start(self, room.path())?;
             let (records, bytes) = (u64::from(self.records), self.value_bytes as usize);
@@ -140,10 +137,10 @@ impl StoreBench {
                     time: self.time,
                     seed: self.seed,
                 })?;
-                report.rows.push(StoreRow { store: name.clone(), workload, skew, clients, outcome });
+                rows.push(StoreRow { store: name.clone(), workload, skew, clients, outcome });
             }
         }
-        report.appends_ns.push(("end".into(), append()?));
+        appends_ns.push(("end".into(), append()?));
         Ok(())
     }
 
@@ -173,14 +170,14 @@ impl StoreBench {
     }
 
     /// What Remora aims at, where both sides of it were measured.
-    pub fn goals(&self, report: &StoreReport) -> Vec<BenchRow> {
+    pub fn goals(&self, rows: &[StoreRow], notes: &StoreNotes) -> Vec<BenchRow> {
         let mut goals = Vec::new();
-        let append = |store: &str| report.appends_ns.iter().find(|append| append.0 == store).map(|append| append.1);
+        let append = |store: &str| notes.appends_ns.iter().find(|append| append.0 == store).map(|append| append.1);
         for &skew in &self.skews {
             for deployment in ["host", "nic"] {
                 for &clients in &self.clients {
                     let find = |store: &str, workload| {
-                        report.rows.iter().find(|row| {
+                        rows.iter().find(|row| {
                             (row.store.as_str(), row.workload.name, row.skew, row.clients)
                                 == (store, workload, skew, clients)
                         })

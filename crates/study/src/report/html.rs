@@ -129,7 +129,8 @@ fn in_short(page: &mut String, report: &Report) {
         let _ = write!(page, "<tr><td>{}</td>", escape(operation.title()));
         for &link in &links {
             let found = summaries.iter().find(|s| (s.operation, s.link) == (operation, link));
-            let _ = write!(page, "<td>{}</td>", with_names(&escape(found.map_or("", |s| &s.line))));
+            let line = with_names(&escape(found.map_or("", |s| &s.line)));
+            let _ = write!(page, "<td data-over=\"over {}\">{line}</td>", link.title());
         }
         page.push_str("</tr>\n");
     }

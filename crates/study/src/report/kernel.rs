@@ -6,6 +6,7 @@ use remora_kernel::Placement;
 
 use super::html::{download, escape};
 use super::{STYLE, plot};
+use crate::format::folded;
 
 /// What the page shows.
 pub struct KernelPage<'a> {
@@ -59,7 +60,7 @@ impl KernelPage<'_> {
             page,
             "<h2>All figures</h2>\n<div class=\"card scroll\" tabindex=\"0\"><pre>{}</pre></div>\n<p>{}, {}</p>\n\
              <p class=\"soft\"><code>{}</code></p>",
-            escape(self.text),
+            escape(&folded(self.text)),
             download("application/json", "remora-kernel.json", &self.json.to_string()),
             download("text/csv", "remora-kernel.csv", &self.csv()),
             escape(self.command)

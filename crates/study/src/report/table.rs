@@ -26,7 +26,12 @@ const COLUMNS: [Column; 9] = [
 
 /// The whole report: what was measured, row by row, then who wins; and what modelled hardware would do.
 pub fn table(report: &Report) -> String {
-    match &report.modelled {
+    let mut out = String::new();
+    if let Some(why) = &report.incomplete {
+        wrap(&mut out, 0, "Not complete: ", why);
+        out.push('\n');
+    }
+    out + &match &report.modelled {
         None => measured(report) + &report.since.as_ref().map_or_else(String::new, Since::table),
         Some(on) if report.rows.is_empty() => crate::on::table(on),
         Some(on) => measured(report) + "\n" + &crate::on::table(on),
@@ -86,9 +91,6 @@ fn measured(report: &Report) -> String {
     }
     if let Some(remark) = machine.remark() {
         wrap(&mut out, 0, "", &remark);
-    }
-    if let Some(why) = &report.incomplete {
-        wrap(&mut out, 0, "NOT COMPLETE: ", why);
     }
     out
 }

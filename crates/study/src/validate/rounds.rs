@@ -7,13 +7,13 @@ use remora_model::platform::Platform;
 use remora_real::Client;
 
 use super::{Data, predict};
-use crate::StudyError;
 use crate::compare::{Plan, Progress, Watch, compare};
 use crate::connection::Connection;
 use crate::measure::Row;
 use crate::probe::{self, Figure, platform_file};
 use crate::records::Records;
 use crate::store::Store;
+use crate::{MeasuredRows, StudyError};
 
 /// A round counts if a cache line went from core to core within this factor of the same time in the probe, before and
 /// after the comparison: a virtual machine's cores are sometimes moved to where they are further apart.
@@ -33,14 +33,6 @@ pub struct Round {
     pub counts: bool,
 }
 
-/// The rounds that were run.
-pub struct Rounds {
-    /// They.
-    pub rounds: Vec<Round>,
-    /// What ended them early.
-    pub cut: Option<StudyError>,
-}
-
 /// As many rounds as are asked for. What ends them early leaves those that are done; if there is none it is an error.
 pub fn rounds(
     wanted: usize,
@@ -48,33 +40,28 @@ pub fn rounds(
     records: &Records,
     clients: &mut [Client],
     watch: &dyn Watch,
-) -> Result<Rounds, StudyError> {
+) -> Result<MeasuredRows<Round>, StudyError> {
     let last = clients.len() - 1;
     let store = Store::load(&mut clients[last], plan, records, None, watch)?;
     let start = Instant::now();
-    let (mut rounds, mut cut): (Vec<Round>, _) = (Vec::new(), None);
     let counted = |rounds: &[Round]| rounds.iter().filter(|round| round.counts).count();
+    let mut rounds = MeasuredRows { rows: Vec::new(), wanted, cut: None };
     // Those that do not count are run again, but not for ever.
-    while counted(&rounds) < wanted && rounds.len() < 2 * wanted {
-        let left = wanted - counted(&rounds);
-        let each = start.elapsed().as_secs_f64() / rounds.len().max(1) as f64;
-        let when = if rounds.is_empty() { String::new() } else { format!(", {:.0} s left", each * left as f64) };
+    while counted(&rounds.rows) < wanted && rounds.rows.len() < 2 * wanted && rounds.cut.is_none() {
+        let left = wanted - counted(&rounds.rows);
+        let each = start.elapsed().as_secs_f64() / rounds.rows.len().max(1) as f64;
+        let when = if rounds.rows.is_empty() { String::new() } else { format!(", {:.0} s left", each * left as f64) };
         watch.progress(Progress::Said(&format!("round {} of {wanted}{when}", wanted - left + 1)));
         match round(plan, records, &store, clients, watch) {
-            Ok(round) => rounds.push(round),
-            // What is done tells something.
-            Err(error) if !rounds.is_empty() => {
-                cut = Some(error);
-                break;
-            }
-            Err(error) => return Err(error),
+            Ok(round) => rounds.rows.push(round),
+            Err(error) => rounds.cut = Some(error),
         }
     }
     // A machine that never stands still is measured as it is: without enough rounds nothing can be told apart.
-    if counted(&rounds) < wanted {
-        rounds.iter_mut().for_each(|round| round.counts = true);
+    if counted(&rounds.rows) < wanted {
+        rounds.rows.iter_mut().for_each(|round| round.counts = true);
     }
-    Ok(Rounds { rounds, cut })
+    rounds.or_nothing()
 }
 
 /// Probes, predicts, measures.
@@ -85,7 +72,10 @@ fn round(
     clients: &mut [Client],
     watch: &dyn Watch,
 ) -> Result<Round, StudyError> {
-    let figures = probe::measure(&std::env::temp_dir(), clients, plan.slice(), watch)?;
+    let figures = match probe::measure(&std::env::temp_dir(), clients, plan.slice(), watch) {
+        (figures, None) => figures,
+        (_, Some(error)) => return Err(error),
+    };
     let text = platform_file("probed", "this machine", &figures);
     let platform =
         Platform::parse("the probe's platform file", &text).map_err(|e| StudyError::Failed(e.to_string()))?;

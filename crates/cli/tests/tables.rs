@@ -1,0 +1,110 @@
+//! Tables fit a terminal of 80 columns.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use remora_testing::{eventually, own_address};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_remora"));
+    command.args(args).env("COLUMNS", "80").stdin(Stdio::null()).current_dir(root());
+    command
+}
+
+/// Runs a command, whose every line must fit; none for one that fails.
+fn fitting(args: &[&str]) -> Option<String> {
+    let output = command(args).stderr(Stdio::null()).output().expect("it runs");
+    let shown = String::from_utf8(output.stdout).expect("text");
+    if !output.status.success() {
+        return None;
+    }
+    let long: Vec<&str> = shown.lines().filter(|line| line.chars().count() > 80).collect();
+    assert!(long.is_empty() && !shown.is_empty(), "{args:?}: {}", long.join("\n"));
+    Some(shown)
+}
+
+const QUICK: [&str; 5] = ["--records", "2e3", "--seconds", "2ms", "--no-html"];
+
+fn all_fit(commands: &[&[&str]]) {
+    for args in commands {
+        assert!(fitting(args).is_some(), "{args:?} fails");
+    }
+}
+
+#[test]
+fn of_what_is_modelled() {
+    for platform in ["bluefield1", "bluefield2", "rambda", "strom-10g"] {
+        all_fit(&[&["where", "btree", "--on", platform, "--points", "4", "--simulate", "200", "--explain"]]);
+    }
+    all_fit(&[
+        &["platform", "list"],
+        &["platform", "show", "rambda"],
+        &["platform", "diff", "rambda", "strom-10g"],
+        &["check", "tree", "--case", "same-leaf"],
+        &["check", "minos", "--writes", "1", "--model", "synch"],
+        &[&["compare", "--on", "rambda", "--operations", "list,get-hit"], &QUICK[..]].concat(),
+    ]);
+}
+
+#[test]
+fn of_what_is_measured() {
+    let kernel = ["compare", "--kernel", "kernels/topk.wasm", "--data", "README.md", "--args", "key,u32:10,va,u64:10"];
+    all_fit(&[
+        &[&["compare", "--operations", "list,get-hit,consistent-get", "--rings"], &QUICK[..]].concat(),
+        &[&kernel[..], &["--seconds", "2ms", "--no-html"]].concat(),
+        &[&kernel[..], &["--seconds", "2ms", "--no-html", "--on", "rambda"]].concat(),
+        &["bench", "wasm", "--rounds", "1", "--seconds", "10ms"],
+        &["bench", "btree", "--keys", "2k", "--rounds", "1"],
+        &["bench", "kv", "--pairs", "10k", "--batches", "8", "--seconds", "20ms"],
+    ]);
+}
+
+#[test]
+fn of_what_runs() {
+    let [address, figures] = [own_address(), format!("127.0.0.1:{}", remora_testing::free_port())];
+    let start = |args: &[&str]| Running(command(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it"));
+    let _node = start(&["node", "--listen", &address, "--metrics", &figures]);
+    eventually("the node's answer", || fitting(&["kernel", "list", "--node", &address]));
+    all_fit(&[
+        &["kernel", "deploy", "kernels/topk.wasm", "--node", &address],
+        &["kernel", "list", "--node", &address],
+        &["ps", "--interval", "0"],
+    ]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let dir = directory.path().join("c");
+    let dir = dir.to_str().expect("a name");
+    let _cluster = start(&["cluster", "--nodes", "5", "--dir", dir]);
+    eventually("the cluster's answer", || fitting(&["cluster", "status", "--dir", dir]));
+    all_fit(&[&["top", &figures, "--cluster", dir, "--once", "--every", "10ms"]]);
+}
+
+#[test]
+#[ignore = "minutes long: run with --ignored --test-threads 1"]
+fn of_long_measurements() {
+    all_fit(&[
+        &["probe"],
+        &["reproduce", "strom", "--no-cache"],
+        &["bench", "forge", "--packets", "1k"],
+        &["bench", "stream", "--rounds", "1"],
+        &["bench", "ring", "--connected", "20"],
+        &["bench", "model", "--rounds", "1"],
+        &["bench", "neighbours", "--rounds", "1", "--seconds", "10ms"],
+        &["bench", "minos", "--models", "synch", "--clients", "1", "--seconds", "20ms"],
+        &["bench", "nic"],
+    ]);
+}
