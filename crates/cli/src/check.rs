@@ -283,7 +283,7 @@ fn table(parameters: &Value, rows: &[Value]) -> String {
     let mut out = format!(
         "{} nodes, {} writes ({}) to {} records, {} PERSISTs, deployment {}{fifo}, {} orders; duplicates {}, crashes {}, restarts {}, suspicions {}, \
          blackouts {}\n\
-         model   distinct states   generated  depth  states/s  seconds  omission  result\n",
+         model   distinct states   generated  depth  states/s  seconds  omission\n",
         of("nodes"),
         of("writes"),
         text("ops"),

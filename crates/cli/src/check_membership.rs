@@ -109,8 +109,8 @@ fn table(args: &CheckMembership, report: &CheckReport) -> String {
     format!(
         "{nodes} nodes from {from}, {proposers} proposers, {proposals} proposals, {epochs} epochs; crashes {crashes}, \
          blackouts {blackouts}, wiped disks {wipes}\n\
-         distinct states   generated  depth  states/s  seconds  omission  result\n\
-         {states:>15} {generated:>11} {depth:>6} {rate:>9.0} {seconds:>8.1} {omission:>9.1e}  {result}\n"
+         distinct states   generated  depth  states/s  seconds  omission\n\
+         {states:>15} {generated:>11} {depth:>6} {rate:>9.0} {seconds:>8.1} {omission:>9.1e}\n  {result}\n"
     )
 }
 

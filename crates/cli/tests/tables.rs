@@ -57,6 +57,7 @@ fn of_what_is_modelled() {
         &["platform", "diff", "rambda", "strom-10g"],
         &["check", "tree", "--case", "same-leaf"],
         &["check", "minos", "--writes", "1", "--model", "synch"],
+        &["check", "membership", "--proposals", "1", "--crashes", "0"],
         &[&["compare", "--on", "rambda", "--operations", "list,get-hit"], &QUICK[..]].concat(),
     ]);
 }
