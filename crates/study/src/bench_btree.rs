@@ -191,13 +191,15 @@ impl BtreeBench {
             maps.iter().zip(&mut rates).for_each(|(map, rates)| rates.push(rate(&**map, work, &keys)));
         }
         let ours = &rates[0];
-        let row = |(map, theirs): (&Box<dyn Map>, &Vec<f64>)| {
+        let mut rows = Vec::new();
+        for (map, theirs) in maps.iter().zip(&rates).skip(1) {
             let ratio = median(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs));
             let (value, peer_value) = (median(ours.iter().copied()), median(theirs.iter().copied()));
             let goal = goal(work, map.name()).map(BenchGoal::RatioAtLeast);
-            BenchRow { what: label.clone(), value, unit: "M/s", peer: map.name().into(), peer_value, ratio, goal }
-        };
-        Ok(maps.iter().zip(&rates).skip(1).map(row).collect())
+            let (what, peer) = (label.clone(), map.name().into());
+            rows.push(BenchRow { what, value, unit: "M/s", peer, peer_value, ratio, goal });
+        }
+        Ok(rows)
     }
 
     /// Remora's first.
