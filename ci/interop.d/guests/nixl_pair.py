@@ -6,6 +6,15 @@ import json
 import os
 import sys
 import time
+import types
+
+# Older releases name PyTorch's types; here nothing is of them.
+try:
+    import torch  # noqa: F401
+except ImportError:
+    torch = types.ModuleType("torch")
+    torch.__getattr__ = lambda name: type(name, (), {})
+    sys.modules["torch"] = torch
 
 from nixl_cu12._api import nixl_agent, nixl_agent_config
 
