@@ -199,6 +199,9 @@ impl QueuePair {
             return false;
         }
         if self.emit_again(ctx, now, batch) {
+            if self.deadline.is_none() {
+                self.arm(now);
+            }
             return true;
         }
         if !self.request_ready() {
@@ -234,8 +237,9 @@ impl QueuePair {
     /// From `now` on the peer has its time to say something.
     fn arm(&mut self, now: Time) {
         let timeout = self.req.timeout().map(|t| now + t);
+        let selective = self.repeats_selectively();
         self.deadline = match &mut self.req.selective {
-            Some(losses) if self.peer_selective => {
+            Some(losses) if selective => {
                 losses.timeout_at = timeout;
                 Some(losses.deadline(now))
             }
@@ -324,9 +328,10 @@ impl QueuePair {
         let reliable = self.init.kind == QpType::Rc;
         let opcode = request_opcode(wqe.op, first, last);
         let opcode = if reliable { opcode } else { unreliable(opcode) };
-        // Work on this side waits for what comes before it.
+        // Work on this side waits for what comes before it, and so may a READ where packets get lost.
         let next = at + 1;
-        let end_of_work = last && (next == self.sq.tail || self.sq.get(next).is_local());
+        let waits = |next: &SendWqe| next.is_local() || self.req.selective.is_some() && next.wants_response();
+        let end_of_work = last && (next == self.sq.tail || waits(self.sq.get(next)));
         let report = last && (wqe.signaled || self.init.sq_sig_all);
         let ack_req =
             reliable && (report || end_of_work || again.is_some() || self.req.since_ack_request + 1 >= ACK_EVERY);
@@ -390,7 +395,9 @@ impl QueuePair {
         } else if last {
             ctx.counters.sent(route.link);
         }
-        self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request + 1 };
+        if again.is_none() {
+            self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request + 1 };
+        }
         let end = if response { psn + (psns - index) } else { psn + 1 };
         if end.distance(self.req.sent_psn) > 0 {
             self.req.sent_psn = end;
@@ -409,17 +416,17 @@ impl QueuePair {
     /// An ACK or NAK from the peer.
     fn handle_ack(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, aeth: Aeth, map: &[u8]) {
         let psn = bth.psn;
-        let asked = bth.reserved7 & PROBE != 0 && self.req.selective.is_some();
-        // Who is asked what has come, and has all, names the first PSN never sent.
-        if !self.is_outstanding(psn) && (!asked || psn != self.req.sent_psn) {
+        // Who keeps something, or is asked what has come, and has all, names the first PSN never sent.
+        let gap = aeth.syndrome == Syndrome::Nak(NakCode::SequenceError) && self.is_selective();
+        if !self.is_outstanding(psn) && (!gap || psn != self.req.sent_psn) {
             return;
         }
         self.note_peer(ctx, bth);
         match aeth.syndrome {
             Syndrome::Ack { .. } => {
                 if self.acknowledge(ctx, now, psn + 1) {
-                    match self.is_selective() {
-                        true => self.handle_later_ack(psn),
+                    match self.repeats_selectively() {
+                        true => self.handle_later_ack(now, psn),
                         false => self.go_back_for_response(ctx, now),
                     }
                 }
@@ -430,9 +437,11 @@ impl QueuePair {
             }
             Syndrome::Nak(code) => {
                 let stuck = self.acknowledge(ctx, now, psn);
-                let retries = self.is_selective() && self.req.retry_count > 0;
+                let asked = bth.reserved7 & PROBE != 0 && self.req.selective.is_some();
+                let selective = gap && self.repeats_selectively();
                 let status = match code {
-                    NakCode::SequenceError if retries && self.handle_selective_nak(now, psn, map, asked) => return,
+                    NakCode::SequenceError if selective && self.handle_selective_nak(now, psn, map, asked) => return,
+                    NakCode::SequenceError if psn == self.req.sent_psn => return,
                     NakCode::SequenceError if stuck => return self.go_back_for_response(ctx, now),
                     NakCode::SequenceError => return self.retry(ctx, now, psn),
                     NakCode::InvalidRequest => WcStatus::RemoteInvalidRequest,
@@ -485,6 +494,9 @@ impl QueuePair {
             self.req.early.forget(&mut ctx.reorder, before, psn.distance(before) as u32);
             if let Some(losses) = &mut self.req.selective {
                 losses.progress(now, before, psn);
+                if losses.is_over() {
+                    self.req.selective = None;
+                }
             }
             self.req.retries = self.req.retry_count;
             self.req.rnr_retries = self.req.rnr_retry;
@@ -586,7 +598,7 @@ impl QueuePair {
         } else if self.sq.head < self.sq.started && !self.probe(now) {
             ctx.counters.timeouts += 1;
             self.req.went_back = false;
-            self.note_timeout();
+            self.note_timeout(now);
             let unacked = self.req.unacked;
             self.retry(ctx, now, unacked);
         }
@@ -661,7 +673,7 @@ impl QueuePair {
             return true;
         }
         if stuck && psn.distance(expected) > 0 {
-            match self.is_selective() {
+            match self.repeats_selectively() {
                 true => self.keep_response(ctx, now, bth, rest),
                 false => self.go_back_for_response(ctx, now),
             }

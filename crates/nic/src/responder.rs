@@ -216,11 +216,13 @@ impl QueuePair {
         }
         let before = self.resp.expected;
         self.take_request(ctx, bth, rest);
-        let (taken, again) = (self.resp.expected.distance(before) as u32, bth.psn + 1 == before);
-        if taken == 0 && !again {
+        let taken = self.resp.expected.distance(before) as u32;
+        self.resp.early.forget(&mut ctx.reorder, before, taken);
+        // The last one that was carried out, once more?
+        let read = self.resp.resources.back().filter(|r| r.psn == bth.psn).map_or(1, |r| r.psns);
+        if taken == 0 && bth.psn + read != before {
             return;
         }
-        self.resp.early.forget(&mut ctx.reorder, before, taken);
         if bth.reserved7 & RESUME != 0 {
             while self.receives()
                 && let Some(kept) = self.resp.early.take(self.resp.expected)
@@ -230,6 +232,9 @@ impl QueuePair {
                 ctx.reorder.give(kept.into_room());
                 self.resp.early.forget(&mut ctx.reorder, before, self.resp.expected.distance(before) as u32);
             }
+        }
+        if !self.resp.early.is_empty() && self.resp.ack.is_none() {
+            self.resp.ack = Some(Syndrome::Nak(NakCode::SequenceError));
         }
     }
 
@@ -259,7 +264,7 @@ impl QueuePair {
         self.resp.waiting = false;
         // A NAK that was due for this very packet is void now.
         if matches!(self.resp.ack, Some(Syndrome::Nak(_) | Syndrome::RnrNak { .. })) {
-            self.resp.ack = None;
+            (self.resp.ack, self.resp.asked) = (None, false);
         }
         self.established(ctx);
         let outcome = self.execute(ctx, bth, rest).map_err(|refusal| match refusal {
@@ -581,7 +586,7 @@ impl QueuePair {
                 self.replay_read(bth.psn, reth);
             }
             Opcode::RcCompareSwap | Opcode::RcFetchAdd => {
-                let found = self.resp.resources.iter_mut().find(|r| r.psn == bth.psn);
+                let found = self.resp.resources.iter_mut().rev().find(|r| r.psn == bth.psn);
                 if let Some(r) = found
                     && matches!(r.kind, Kind::Atomic { .. })
                     && r.next == r.psns
@@ -609,7 +614,7 @@ impl QueuePair {
     /// Answers a READ again from the packet on that the peer asks for. A range that was not granted is ignored.
     fn replay_read(&mut self, psn: Psn, reth: Reth) {
         let (mtu, selective) = (self.mtu, self.is_selective());
-        let found = self.resp.resources.iter_mut().find(|r| {
+        let found = self.resp.resources.iter_mut().rev().find(|r| {
             let ahead = psn.distance(r.psn);
             ahead >= 0 && (ahead as u32) < r.psns
         });

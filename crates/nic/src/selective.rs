@@ -35,6 +35,8 @@ pub(crate) const PROBE: u8 = 0x10;
 const PROBE_MIN: Time = 100_000;
 const PROBE_MAX: Time = 10_000_000;
 const PROBE_FIRST: Time = 1_000_000;
+/// PSNs without a loss after which all is as before the first.
+const CLEAN: u32 = 1 << 16;
 /// Doublings of that time, while no news come.
 const PROBE_DOUBLINGS: u8 = 6;
 
@@ -86,8 +88,11 @@ pub(crate) struct Selective {
     lost: PsnSet,
     /// The present run and the last PSN sent in it.
     last: Sent,
-    /// The run in which each was sent last.
+    /// The run in which each was sent last, and that of what was sent last for the first time.
     runs: [u32; WINDOW as usize],
+    base: u32,
+    /// PSNs acknowledged since something was lost.
+    clean: u32,
     /// Round trip and its deviation, smoothed (RFC 6298), nanoseconds; 0 before the first was measured.
     rtt: Time,
     deviation: Time,
@@ -116,6 +121,8 @@ impl Selective {
             lost: PsnSet::default(),
             last: (0, last),
             runs: [0; WINDOW as usize],
+            base: 0,
+            clean: 0,
             rtt: 0,
             deviation: 0,
             sample: None,
@@ -138,11 +145,14 @@ impl Selective {
 
     /// `psns` PSNs from `psn` on were sent, or asked for, at `now`, for the first time or `again`.
     pub fn note_sent(&mut self, now: Time, psn: Psn, psns: u32, again: bool) {
-        let run = self.last.0 + u32::from(psn.distance(self.last.1) <= 0);
+        let run = self.last.0.wrapping_add(u32::from(psn.distance(self.last.1) <= 0));
         for ahead in 0..psns.min(WINDOW) {
             self.runs[((psn + ahead).get() % WINDOW) as usize] = run;
         }
-        self.last = (run, psn + (psns - 1));
+        self.last = (run, psn + psns.saturating_sub(1));
+        if !again {
+            self.base = run;
+        }
         // An answer to what was sent twice does not tell to which (Karn).
         self.sample = if again { None } else { self.sample.or(Some((psn, now))) };
     }
@@ -171,20 +181,28 @@ impl Selective {
     pub fn progress(&mut self, now: Time, from: Psn, to: Psn) {
         for psn in psns(from, to) {
             self.lost.remove(psn);
+            // Of a long READ's response, that PSN's place is the next one's now.
+            self.runs[(psn.get() % WINDOW) as usize] = self.base;
         }
+        self.clean = self.clean.saturating_add(to.distance(from).max(0) as u32);
         self.hear(now);
         self.executed_to(to);
         if let Some((psn, at)) = self.sample
             && psn.distance(to) < 0
         {
             self.sample = None;
-            self.measured(now - at);
+            self.measured(now.saturating_sub(at));
         }
+    }
+
+    /// Whether so much has come without a loss that the path may be taken for one that loses nothing.
+    pub fn is_over(&self) -> bool {
+        self.clean >= CLEAN && self.lost.is_empty() && self.there.is_empty()
     }
 
     /// A round trip took so long.
     fn measured(&mut self, rtt: Time) {
-        let rtt = rtt.max(1);
+        let rtt = rtt.clamp(1, 1_000_000_000);
         (self.rtt, self.deviation) = match self.rtt {
             0 => (rtt, rtt / 2),
             old => ((7 * old + rtt) / 8, (3 * self.deviation + old.abs_diff(rtt)) / 4),
@@ -206,27 +224,38 @@ impl Selective {
 }
 
 impl QueuePair {
-    /// What this half knows of losses, from now on.
-    fn losses(&mut self) -> &mut Selective {
-        let (unacked, sent) = (self.req.unacked, self.req.sent_psn);
-        self.req.selective.get_or_insert_with(|| Box::new(Selective::new(unacked, sent + 0xff_ffff)))
+    /// What this half knows of losses, from now on. The deadline that stands is the ACK timeout's: the RNR timer, if it is
+    /// that, sets a new one when it runs out.
+    fn losses(&mut self, now: Time) -> &mut Selective {
+        let (unacked, sent, deadline) = (self.req.unacked, self.req.sent_psn, &mut self.deadline);
+        self.req.selective.get_or_insert_with(|| {
+            let mut losses = Selective::new(unacked, sent + 0xff_ffff);
+            (losses.timeout_at, losses.heard) = (*deadline, now);
+            *deadline = Some(losses.deadline(now));
+            Box::new(losses)
+        })
     }
 
     /// The ACK timeout ran out: from now on silence is not waited out.
-    pub(crate) fn note_timeout(&mut self) {
-        if self.peer_selective {
-            self.losses();
+    pub(crate) fn note_timeout(&mut self, now: Time) {
+        if self.repeats_selectively() {
+            self.losses(now).clean = 0;
         }
     }
 
     /// The peer has carried out every request before `psn`.
-    fn note_executed(&mut self, psn: Psn) {
-        self.losses().executed_to(psn);
+    fn note_executed(&mut self, now: Time, psn: Psn) {
+        self.losses(now).executed_to(psn);
     }
 
-    /// Whether the peer keeps what comes early, and this side may rely on it.
+    /// Whether the peer keeps what comes early, and so does this side.
     pub(crate) fn is_selective(&self) -> bool {
         self.peer_selective
+    }
+
+    /// Whether only what was lost is sent again. Who wants no retry gets none.
+    pub(crate) fn repeats_selectively(&self) -> bool {
+        self.peer_selective && self.attr.retry_count > 0
     }
 
     /// A packet that only the peer can have sent tells what the peer can do.
@@ -239,50 +268,60 @@ impl QueuePair {
     /// and was not `asked`.
     pub(crate) fn handle_selective_nak(&mut self, now: Time, psn: Psn, map: &[u8], asked: bool) -> bool {
         let (unacked, sent) = (self.req.unacked, self.req.sent_psn);
-        self.note_executed(psn);
-        let losses = self.losses();
+        let losses = self.losses(now);
+        if psn.distance(losses.executed) < 0 {
+            return true; // it was overtaken by a later one
+        }
+        losses.executed_to(psn);
         let (asked_at, mark) = losses.probed;
-        if asked && losses.probes == 1 {
-            losses.measured(now - asked_at);
+        if asked && losses.probes == 1 && !losses.probe_due {
+            losses.measured(now.saturating_sub(asked_at));
         }
         losses.hear(now);
         let mut newest: Option<Sent> = asked.then_some((mark.0, mark.1 + 1));
         for ahead in 0..WINDOW {
             let psn = psn + ahead;
-            let listed = map.get(ahead as usize / 8).is_some_and(|byte| byte & 1 << (ahead % 8) != 0);
-            if !listed || psn.distance(sent) >= 0 || psn.distance(unacked) >= WINDOW as i32 {
+            if psn.distance(sent) >= 0 || psn.distance(unacked) >= WINDOW as i32 {
+                break;
+            }
+            if map.get(ahead as usize / 8).is_none_or(|byte| byte & 1 << (ahead % 8) == 0) {
+                losses.there.remove(psn);
                 continue;
             }
             losses.there.insert(psn);
             let at = losses.sent_at(psn);
             newest = newest.filter(|&other| before(at, other)).or(Some(at));
         }
-        let Some(newest) = newest else { return false };
-        if losses.there.has(psn) {
-            // It has this very one, and waits for the word to go on.
-            losses.lost.insert(psn);
+        if let Some(newest) = newest {
+            if losses.there.has(psn) && before(losses.sent_at(psn), newest) {
+                // It has this very one, and waits for the word to go on.
+                losses.lost.insert(psn);
+            }
+            self.note_losses(newest, |_| true);
         }
-        self.note_losses(newest, |_| true);
-        true
+        // What it has and was never sent is somebody else's.
+        asked || map.iter().any(|&byte| byte != 0)
     }
 
     /// A response ahead of the one that is awaited: it is kept, and those before it are asked for again.
     pub(crate) fn keep_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: &[u8]) {
         let near = bth.psn.distance(self.req.unacked) < WINDOW as i32;
-        self.note_executed(bth.psn + 1);
-        self.losses().hear(now);
-        if near && self.req.early.keep(&mut ctx.reorder, bth, rest) {
-            // What is asked for again comes before what is still to come: this tells of nothing but its own run.
-            let newest = self.losses().sent_at(bth.psn);
-            self.note_losses(newest, |psn| psn.0 == newest.0);
+        self.note_executed(now, bth.psn + 1);
+        let losses = self.losses(now);
+        losses.hear(now);
+        // What is asked for again comes before what is still to come: this tells of nothing but its own run.
+        let newest = if near { losses.sent_at(bth.psn) } else { (losses.base, bth.psn) };
+        if near && !self.req.early.has(bth.psn) {
+            self.req.early.keep(&mut ctx.reorder, bth, rest);
         }
+        self.note_losses(newest, |psn| psn.0 == newest.0);
     }
 
     /// An ACK of `psn` came, which comes after all responses, though one to a request before it did not.
-    pub(crate) fn handle_later_ack(&mut self, psn: Psn) {
-        self.note_executed(psn + 1);
+    pub(crate) fn handle_later_ack(&mut self, now: Time, psn: Psn) {
+        self.note_executed(now, psn + 1);
         if psn.distance(self.req.unacked) < WINDOW as i32 {
-            let newest = self.losses().sent_at(psn);
+            let newest = self.losses(now).sent_at(psn);
             self.note_losses(newest, |_| true);
         }
     }
@@ -295,6 +334,7 @@ impl QueuePair {
             let at = losses.sent_at(psn);
             if !losses.there.has(psn) && before(at, newest) && of(at) {
                 losses.lost.insert(psn);
+                losses.clean = 0;
             }
         });
         self.req.selective = Some(losses);
@@ -344,6 +384,9 @@ impl QueuePair {
             ctx.counters.tx_packets += 1;
             ctx.counters.tx_bytes += total as u64;
             return true;
+        }
+        if self.req.selective.as_ref().is_none_or(|losses| losses.lost.is_empty()) {
+            return false;
         }
         for psn in (0..WINDOW).map(|ahead| unacked + ahead) {
             let Some(losses) = &mut self.req.selective else { return false };
@@ -401,7 +444,8 @@ impl QueuePair {
     /// Nothing was heard for a while, and the path has lost something before: the peer is asked what has come. False if it is
     /// time for the ACK timeout.
     pub(crate) fn probe(&mut self, now: Time) -> bool {
-        let Some(losses) = self.req.selective.as_mut().filter(|_| self.peer_selective) else { return false };
+        let selective = self.repeats_selectively();
+        let Some(losses) = self.req.selective.as_mut().filter(|_| selective) else { return false };
         if losses.timeout_at.is_some_and(|at| at <= now) {
             return false;
         }

@@ -6,7 +6,7 @@ use common::bare::{Bare, ack, bytes_of, nak};
 use common::{CLEAN, Faults, Pair, Setup};
 use remora_nic::*;
 use remora_wire::packet::Packet;
-use remora_wire::{Bth, NakCode, Opcode};
+use remora_wire::{Bth, NakCode, Opcode, Syndrome};
 
 /// A link of 1 Gbit/s, half a millisecond long.
 const LINK: Faults = Faults { latency: 500_000, per_byte: 8000, ..CLEAN };
@@ -147,4 +147,93 @@ fn who_asks_is_told_what_has_come_and_no_receive_is_taken_for_it() {
     let bytes = bytes_of(&Packet { bth: Bth { reserved7: PROBE, ..packet.bth }, ..packet });
     other.give_bytes(&bytes);
     assert_eq!(other.brief(), [ack(99)]);
+}
+
+#[test]
+fn a_peer_that_dies_after_the_first_loss_is_given_up() {
+    for what in [What::Write, What::Read] {
+        let setup = Setup { mtu: 4096, ..Setup::default() };
+        let mut pair = Pair::recovering([true; 2], 1 << 20, 3, CLEAN, setup);
+        let (va, rkey) = (pair.b.va(0), pair.b.key());
+        let post = |pair: &mut Pair, id| {
+            let op = if what == What::Write { SendOp::Write { va, rkey } } else { SendOp::Read { va, rkey } };
+            let sge = [pair.a.sge(0, 4096)];
+            pair.a.send(&SendWr::new(id, op, Data::List(&sge)));
+        };
+        post(&mut pair, 0);
+        pair.run(1000);
+        // One is lost, the next tells of it, and then there is silence.
+        pair.cut[0] = true;
+        post(&mut pair, 1);
+        pair.transmit();
+        pair.cut[0] = false;
+        post(&mut pair, 2);
+        pair.transmit();
+        pair.cut[0] = true;
+        pair.run(100_000);
+        let last = |wc: &WorkCompletion| (wc.wr_id, wc.status);
+        let done: Vec<_> = pair.a.done.iter().map(last).collect();
+        assert_eq!(done[1..], [(1, WcStatus::RetryExceeded), (2, WcStatus::Flushed)], "{what:?}");
+    }
+}
+
+#[test]
+fn a_forged_packet_that_is_kept_slows_nobody_down() {
+    let mut pair = Pair::recovering([true; 2], 1 << 20, 3, CLEAN, Setup::default());
+    let (va, rkey) = (pair.b.va(0), pair.b.key());
+    let run = |pair: &mut Pair| {
+        let start = pair.now;
+        for id in 0..100 {
+            let sge = [pair.a.sge(0, 3000)];
+            pair.a.send(&SendWr::new(id, SendOp::Write { va, rkey }, Data::List(&sge)));
+            pair.run(1000);
+        }
+        assert!(pair.a.take_done().iter().all(|wc| wc.status == WcStatus::Success));
+        pair.now - start
+    };
+    let before = run(&mut pair);
+    let expected = pair.b.nic.qp_psns(pair.b.qp).unwrap().1;
+    for ahead in [1, 50, 200] {
+        let bth = Bth { reserved7: SELECTIVE, ..Bth::new(Opcode::RcSendOnly, pair.b.qp.0, expected + ahead) };
+        pair.inject(0, bytes_of(&Packet::new(bth, b"forged")));
+    }
+    let after = run(&mut pair);
+    let counters = pair.a.nic.counters();
+    assert!(after < before * 5 / 4 && counters.timeouts == 0, "{before} and {after} ns, {counters:?}");
+}
+
+#[test]
+fn a_read_of_eight_windows_loses_time_in_proportion() {
+    let load = (What::Read, 8 << 20, 1);
+    let [clean, lossy] = [0, 10].map(|loss| {
+        let setup = Setup { mtu: 4096, ..Setup::default() };
+        let setup = Setup { rts: RtsAttr { timeout: 14, ..setup.rts }, ..setup };
+        let mut pair = Pair::recovering([true; 2], 8 << 20, 7, Faults { loss, ..LINK }, setup);
+        let (va, rkey, sge) = (pair.b.va(0), pair.b.key(), [pair.a.sge(0, load.1)]);
+        pair.a.send(&SendWr::new(0, SendOp::Read { va, rkey }, Data::List(&sge)));
+        pair.run(200_000);
+        assert_eq!(pair.a.statuses(), [(0, WcStatus::Success)]);
+        (pair.now, pair.a.nic.counters())
+    });
+    println!("{clean:?}, {lossy:?}");
+    assert!(lossy.0 < clean.0 * 4, "{clean:?}, {lossy:?}");
+}
+
+#[test]
+fn only_a_gap_is_told_at_a_psn_that_was_never_sent() {
+    let (mut bare, ..) = acquainted();
+    let sge = [bare.side.sge(0, 256)];
+    let op = SendOp::Read { va: 0, rkey: 0 };
+    bare.side.send(&SendWr::new(1, op, Data::List(&sge)));
+    assert_eq!(bare.said().len(), 1);
+    // It is probed as soon as it has lost something: here at the ACK timeout.
+    while bare.side.nic.counters().timeouts == 0 && bare.next_timer() {}
+    bare.said();
+    for syndrome in [Syndrome::RnrNak { timer: 1 }, Syndrome::Ack { credits: 0 }, Syndrome::Nak(NakCode::RemoteAccess)]
+    {
+        let packet = bare.aeth(5001, syndrome);
+        let bytes = bytes_of(&Packet { bth: Bth { reserved7: SELECTIVE | PROBE, ..packet.bth }, ..packet });
+        bare.give_bytes(&bytes);
+        assert!(bare.side.take_done().is_empty() && bare.side.state() == QpState::Rts, "{syndrome:?}");
+    }
 }
