@@ -118,7 +118,7 @@ fn what_was_seen_before_an_interruption_is_checked() {
         assert!(lines.next().is_some_and(|line| line.contains("seed")), "it begins");
         kill_process(Pid::from_child(&child), Signal::INT).expect("running");
         let told: Vec<String> = lines.collect();
-        assert!(told.iter().any(|line| line.starts_with("interrupted after ")), "{told:?}");
+        assert!(told.iter().any(|line| line.starts_with("Not complete: interrupted")), "{told:?}");
         assert!(told.iter().any(|line| line.contains("every record is linearizable")), "{told:?}");
         assert_eq!(child.wait().expect("ended").code(), Some(130), "{told:?}");
     }

@@ -294,8 +294,12 @@ fn an_address_in_use_is_refused_with_its_holder() {
             let output = Command::new(REMORA).args(["ps", "--interval", "0"]).output().expect("remora ps runs");
             String::from_utf8_lossy(&output.stdout).into_owned()
         };
+        // Its command stands in the line below.
         let row = eventually("remora ps has the device", || {
-            ps().lines().find(|line| line.contains("127.0.97.9")).map(str::to_string)
+            ps().split_once("127.0.97.9").map(|(before, after)| {
+                let first = before.lines().last().unwrap_or_default();
+                first.to_string() + &after.lines().take(2).collect::<String>()
+            })
         });
         assert!(row.contains(&holder.id().to_string()) && row.contains("ib_write_lat"), "{row}");
         let output = any_end(start(&options, &["ibv_devices"]), &["ibv_devices"]);
