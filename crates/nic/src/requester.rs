@@ -123,6 +123,11 @@ impl Requester {
         self.packet
     }
 
+    /// Whether the RNR timer runs.
+    pub fn waits_for_receiver(&self) -> bool {
+        self.rnr_wait
+    }
+
     /// In SQD: whether all that had started is complete.
     pub fn is_drained(&self) -> bool {
         self.drained

@@ -35,10 +35,10 @@ pub(crate) const PROBE: u8 = 0x10;
 const PROBE_MIN: Time = 100_000;
 const PROBE_MAX: Time = 10_000_000;
 const PROBE_FIRST: Time = 1_000_000;
-/// PSNs without a loss after which all is as before the first.
-const CLEAN: u32 = 1 << 16;
 /// Doublings of that time, while no news come.
 const PROBE_DOUBLINGS: u8 = 6;
+/// PSNs without a loss after which all is as before the first.
+const CLEAN: u32 = 1 << 16;
 
 /// A set of PSNs of one window.
 #[derive(Clone, Copy, Debug, Default)]
@@ -224,14 +224,18 @@ impl Selective {
 }
 
 impl QueuePair {
-    /// What this half knows of losses, from now on. The deadline that stands is the ACK timeout's: the RNR timer, if it is
-    /// that, sets a new one when it runs out.
+    /// What this half knows of losses, from now on. The deadline that stands is the ACK timeout's, if it is not the RNR
+    /// timer's, which sets a new one when it runs out.
     fn losses(&mut self, now: Time) -> &mut Selective {
-        let (unacked, sent, deadline) = (self.req.unacked, self.req.sent_psn, &mut self.deadline);
+        let (unacked, sent, waits, deadline) =
+            (self.req.unacked, self.req.sent_psn, self.req.waits_for_receiver(), &mut self.deadline);
         self.req.selective.get_or_insert_with(|| {
             let mut losses = Selective::new(unacked, sent + 0xff_ffff);
-            (losses.timeout_at, losses.heard) = (*deadline, now);
-            *deadline = Some(losses.deadline(now));
+            losses.heard = now;
+            if !waits {
+                losses.timeout_at = *deadline;
+                *deadline = Some(losses.deadline(now));
+            }
             Box::new(losses)
         })
     }
