@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use remora_testing::{eventually, skip};
+use remora_testing::{Running, eventually, skip};
 
 const REMORA: &str = env!("CARGO_BIN_EXE_remora");
 
@@ -289,7 +289,7 @@ fn an_address_in_use_is_refused_with_its_holder() {
     if ready("ib_write_lat", "perftest") {
         let options = ["--device-address", "127.0.97.9"];
         // Waits for a client, with its device open.
-        let mut holder = start(&options, &["ib_write_lat", "-R", "-p", "18777"]);
+        let holder = Running(start(&options, &["ib_write_lat", "-R", "-p", "18777"]));
         let ps = || {
             let output = Command::new(REMORA).args(["ps", "--interval", "0"]).output().expect("remora ps runs");
             String::from_utf8_lossy(&output.stdout).into_owned()
@@ -301,13 +301,12 @@ fn an_address_in_use_is_refused_with_its_holder() {
                 first.to_string() + &after.lines().take(2).collect::<String>()
             })
         });
-        assert!(row.contains(&holder.id().to_string()) && row.contains("ib_write_lat"), "{row}");
+        assert!(row.contains(&holder.0.id().to_string()) && row.contains("ib_write_lat"), "{row}");
         let output = any_end(start(&options, &["ibv_devices"]), &["ibv_devices"]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains(&format!("process {} has it (ib_write_lat", holder.id())), "{said}");
-        holder.kill().expect("it can be killed");
-        let _ = holder.wait();
+        assert!(said.contains(&format!("process {} has it (ib_write_lat", holder.0.id())), "{said}");
+        drop(holder);
         assert!(!ps().contains("127.0.97.9"), "a dead process has no device");
     }
 }

@@ -7,6 +7,7 @@ pub mod schema;
 
 use std::fmt::Display;
 use std::net::TcpStream;
+use std::process::Child;
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
@@ -51,6 +52,17 @@ pub fn eventually<T>(what: impl Display, mut ask: impl FnMut() -> Option<T>) -> 
         }
     }
     unreachable!("the numbers do not end before the deadline")
+}
+
+/// A process that ends with the test, however that ends: one left behind would keep its address from the next.
+#[derive(Debug)]
+pub struct Running(pub Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Waits until this process used less than `share` of a core throughout `window`. `cpu_ns` gives its CPU time so far, to
