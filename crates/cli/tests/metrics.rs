@@ -2,9 +2,9 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use remora_testing::eventually;
+use remora_testing::{Running, eventually};
 
 const NODE: &str = "127.15.4.1";
 
@@ -13,15 +13,6 @@ fn remora(args: &[&str]) -> String {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{args:?}: {out}{err}");
     out.into_owned()
-}
-
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 fn page(at: &str) -> String {
@@ -44,7 +35,7 @@ fn a_node_says_who_comes_and_serves_its_figures() {
         .expect("a node");
     let said = BufReader::new(node.stderr.take().expect("its errors"));
     let ready = BufReader::new(node.stdout.take().expect("its output"));
-    let _ended = Ended(node);
+    let _ended = Running(node);
     let mut ready = ready.lines().map_while(Result::ok);
     assert_eq!(ready.next(), Some(format!("remora node ready at {NODE}")));
 

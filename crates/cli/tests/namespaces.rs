@@ -1,10 +1,10 @@
 //! A node and a client on two machines, or what comes closest: two network namespaces joined by a veth pair.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use remora_testing::skip;
+use remora_testing::{Running, skip};
 
 const NODE: &str = "10.213.7.1";
 const CLIENT: &str = "10.213.7.2";
@@ -61,15 +61,6 @@ impl Drop for Namespaces {
     }
 }
 
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// A node whose link carries less than the client's, and one whose link comes to carry less than it says.
 #[test]
 fn a_path_mtu_is_agreed_on_and_found_out() {
@@ -84,7 +75,7 @@ fn a_path_mtu_is_agreed_on_and_found_out() {
         let mut node = Namespaces::remora(&namespaces.node, &["node", "--listen", NODE]);
         let mut node = node.stdout(Stdio::piped()).spawn().unwrap();
         let output = BufReader::new(node.stdout.take().unwrap());
-        let _ended = Ended(node);
+        let _ended = Running(node);
         assert_eq!(output.lines().map_while(Result::ok).next(), Some(format!("remora node ready at {NODE}")));
         mtu(&namespaces.node, later);
         let args =
@@ -105,7 +96,7 @@ fn compare_runs_between_two_namespaces() {
         let mut node = Namespaces::remora(&namespaces.node, &args).stdout(Stdio::piped()).spawn().unwrap();
         let output = BufReader::new(node.stdout.take().unwrap());
         // `ip netns exec` becomes the command, so this ends the node itself.
-        let _ended = Ended(node);
+        let _ended = Running(node);
         let ready = output.lines().map_while(Result::ok).next();
         assert_eq!(ready, Some(format!("remora node ready at {NODE}")));
 

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-use remora_testing::{eventually, skip};
+use remora_testing::{Running, eventually, skip};
 
 const REMORA: &str = env!("CARGO_BIN_EXE_remora");
 
@@ -52,22 +52,13 @@ fn connections_are_what_they_were() {
     }
 }
 
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn redis_answers_over_shared_memory() {
     if !ready("redis-server", "redis-server") {
         return;
     }
     let port = remora_testing::free_port().to_string();
-    let server = Server(start(&[], "redis-server", &["--port", &port, "--save", "", "--appendonly", "no"]));
+    let server = Running(start(&[], "redis-server", &["--port", &port, "--save", "", "--appendonly", "no"]));
     let ping = || {
         let output = end(start(&[], "timeout", &["600", "redis-cli", "-p", &port, "-r", "20", "ping"]), "redis-cli");
         String::from_utf8_lossy(&output.stdout).matches("PONG").count()

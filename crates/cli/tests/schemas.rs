@@ -6,10 +6,9 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use remora_testing::{eventually, schema};
-use rustix::process::{Pid, Signal, kill_process};
+use remora_testing::{Running, eventually, schema};
 use serde_json::{Value, json};
 
 fn root() -> PathBuf {
@@ -65,16 +64,6 @@ fn checks(args: &[&str]) -> Value {
         .unwrap_or_else(|e| panic!("{args:?}: {e}: {}", String::from_utf8_lossy(&output.stderr)));
     check(&value);
     value
-}
-
-/// A process that ends with the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
-        let _ = self.0.wait();
-    }
 }
 
 const QUICK: [&str; 6] = ["--records", "2e3", "--seconds", "2ms", "--no-html", "--json"];

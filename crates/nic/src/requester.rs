@@ -422,7 +422,7 @@ impl QueuePair {
     fn handle_ack(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, aeth: Aeth, map: &[u8]) {
         let psn = bth.psn;
         // Who keeps something, or is asked what has come, and has all, names the first PSN never sent.
-        let gap = aeth.syndrome == Syndrome::Nak(NakCode::SequenceError) && self.is_selective();
+        let gap = aeth.syndrome == Syndrome::Nak(NakCode::SequenceError) && self.peer_selective;
         if !self.is_outstanding(psn) && (!gap || psn != self.req.sent_psn) {
             return;
         }
@@ -636,7 +636,7 @@ impl QueuePair {
         let last = wqe.answered + 1 == wqe.psns;
         let ends = bth.opcode.is_last() || bth.opcode.is_only();
         // Where a part was asked for again, an end may come before the end.
-        if data.len() != expected || last && !ends || ends && !last && !self.is_selective() {
+        if data.len() != expected || last && !ends || ends && !last && !self.peer_selective {
             return self.fail_head(ctx, WcStatus::BadResponse);
         }
         let len = wqe.len;

@@ -252,11 +252,6 @@ impl QueuePair {
         self.losses(now).executed_to(psn);
     }
 
-    /// Whether the peer keeps what comes early, and so does this side.
-    pub(crate) fn is_selective(&self) -> bool {
-        self.peer_selective
-    }
-
     /// Whether only what was lost is sent again. Who wants no retry gets none.
     pub(crate) fn repeats_selectively(&self) -> bool {
         self.peer_selective && self.attr.retry_count > 0

@@ -11,6 +11,8 @@ use std::process::Child;
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// How long [`eventually`] waits: far longer than anything takes on a machine that is merely busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -54,12 +56,20 @@ pub fn eventually<T>(what: impl Display, mut ask: impl FnMut() -> Option<T>) -> 
     unreachable!("the numbers do not end before the deadline")
 }
 
-/// A process that ends with the test, however that ends: one left behind would keep its address from the next.
+/// A process that ends with the test, however that ends: one left behind would keep its address from the next. It is asked
+/// to, as it may have processes of its own to end, and killed if it does not within some seconds.
 #[derive(Debug)]
 pub struct Running(pub Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
+        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        for _ in 0..1000 {
+            if !matches!(self.0.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -192,7 +192,8 @@ impl<A> Tally<A> {
     }
 }
 
-/// Waits for a search, and stops it where it is bounded. Returns the bound, how long it took, and bytes of memory.
+/// Waits for a search, and stops it where it is bounded. Returns the bound, how long it took, and bytes of memory. A search is
+/// work of this machine's cores, not of a modelled one: its time and threads are real, and what it searches has neither.
 fn watched<A: Send>(
     search: Search,
     tally: &Tally<A>,
