@@ -2,7 +2,7 @@
 
 use crate::call::{Call, Status};
 use crate::memory::Memory;
-use crate::{btree, checksum, compress, consistency, filter, get, hll, kv, sequencer, shuffle, traversal};
+use crate::{btree, checksum, compress, consistency, embed, filter, get, hll, kv, sequencer, shuffle, traversal};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
@@ -124,6 +124,8 @@ builtins! {
     KV_DELETE = 27, "kv-delete", Memory: |memory, call| apart(kv::delete(memory, call));
     /// Takes a block of a key-value store for a long pair.
     KV_RESERVE = 28, "kv-reserve", Memory: |memory, call| apart(kv::reserve(memory, call));
+    /// Makes one row of many of an embedding table.
+    EMBED = 32, "embed", Memory: |memory, call| apart(embed::run(memory, call));
 }
 
 #[cfg(test)]

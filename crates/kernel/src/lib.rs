@@ -23,6 +23,7 @@
 //! | [`op::KV_GET`] | look a key of bytes up | [`kv::KvParams`] | the value |
 //! | [`op::KV_PUT`], [`op::KV_UPDATE`], [`op::KV_DELETE`] | write a pair, or take it away | [`kv::KvParams`] | none |
 //! | [`op::KV_RESERVE`] | a block for a long pair | [`kv::KvParams`] | its offset `u64` |
+//! | [`op::EMBED`] | reduce rows of an embedding table | [`embed::EmbedRequest`] | the row, or a number each, `f32` |
 //! | [`op::SEQUENCER`] | numbers that nobody else gets | [`SequencerParams`] | the first of them |
 //!
 //! All numbers are little-endian. The first three kernels are those of StRoM (EuroSys 2020,
@@ -34,6 +35,7 @@ mod call;
 mod checksum;
 pub mod compress;
 mod consistency;
+pub mod embed;
 pub mod filter;
 mod get;
 pub mod hll;

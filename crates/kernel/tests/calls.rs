@@ -9,7 +9,7 @@ use proptest::sample::select;
 use remora_kernel::op;
 
 /// The fields of an op-code's parameters: a an address, k a region's key, n w h b numbers of 8, 4, 2 and 1 bytes, 0 a
-/// zero byte, s the bytes of a tree's node.
+/// zero byte, 2 a two or three of two bytes, s the bytes of a tree's node, d numbers of a row.
 fn fields(op: u64) -> &'static str {
     match op {
         op::TRAVERSAL => "ankkwhbbbbbb",
@@ -22,6 +22,7 @@ fn fields(op: u64) -> &'static str {
         op::TREE_GET | op::TREE_PUT | op::TREE_DELETE | op::TREE_SCAN | op::TREE_RECOVER => "akwshb0hnn",
         op::SEQUENCER => "akw",
         op::KV_GET | op::KV_PUT | op::KV_UPDATE | op::KV_DELETE | op::KV_RESERVE => "awkbb00w0000nn",
+        op::EMBED => "akwdbb200w0000www",
         _ => "",
     }
 }
@@ -47,6 +48,8 @@ fn field(kind: char) -> BoxedStrategy<Vec<u8>> {
         'a' => address().prop_map(|va| va.to_le_bytes().to_vec()).boxed(),
         'k' => name().prop_map(|name| name.to_vec()).boxed(),
         's' => select(vec![256u16, 256, 512, 4096, 300]).prop_map(|bytes| bytes.to_le_bytes().to_vec()).boxed(),
+        'd' => select(vec![16u16, 24, 64, 64, 256, 17]).prop_map(|dim| dim.to_le_bytes().to_vec()).boxed(),
+        '2' => select(vec![vec![2u8, 0], vec![3, 0]]).boxed(),
         'n' => number(8),
         'w' => number(4),
         'h' => number(2),

@@ -1,5 +1,6 @@
 //! Serving calls allocates nothing once the buffers have been used.
 
+use remora_kernel::embed::{Element, EmbedRequest, EmbedTable, Reduction};
 use remora_kernel::hll::Tap;
 use remora_kernel::{Bucket, Call, ENTRY_BYTES, GetParams, Limits, Runner, Status, TableEntry, host_runner, op};
 use remora_memory::{Access, Buffer, Registry};
@@ -50,7 +51,7 @@ fn serve(runner: &mut dyn Runner, calls: &mut Vec<Call>, done: &mut Vec<(Call, S
 }
 
 #[test]
-fn get_and_checksum_allocate_nothing_after_set_up() {
+fn calls_allocate_nothing_after_set_up() {
     let registry = Arc::new(Registry::new([1; 32]));
     let pd = registry.alloc_pd();
     let buffer = Buffer::from_boxed(vec![0; 4096].into());
@@ -64,10 +65,16 @@ fn get_and_checksum_allocate_nothing_after_set_up() {
     let mut calls: Vec<Call> = (0..2 * CAPACITY).map(|_| Call::default()).collect();
     let mut done = Vec::with_capacity(calls.len());
     let mut counts = Vec::with_capacity(4);
+    let rows: Vec<u32> = (0..100).map(|row| row % 64).collect();
     for round in 0..4 {
         let before = ALLOCATIONS.get();
         for (i, call) in calls.iter_mut().enumerate() {
-            if i % 8 == 0 {
+            if i % 8 == 4 {
+                call.recycle(op::EMBED, 64);
+                let table = EmbedTable { base: 4096, key: region.key(), rows: 64, dim: 16, element: Element::F32 };
+                let request = EmbedRequest { table, reduction: Reduction::Sum, rows: &rows, numbers: &[], items: 100 };
+                request.encode(&mut call.params);
+            } else if i % 8 == 0 {
                 call.recycle(op::CHECKSUM, 16);
                 assert!(call.open_stream(256).push(&[7; 200], true));
             } else {
@@ -82,7 +89,7 @@ fn get_and_checksum_allocate_nothing_after_set_up() {
         }
         serve(&mut *runner, &mut calls, &mut done);
         for (call, status) in done.drain(..) {
-            let hit = call.op == op::CHECKSUM || call.tag % 4 < 3;
+            let hit = call.op != op::GET || call.tag % 4 < 3;
             assert_eq!(status, if hit { Status::Ok } else { Status::NotFound }, "round {round}");
             calls.push(call);
         }

@@ -29,6 +29,23 @@ impl Words<'_> {
         u64::from_le(unsafe { copy::word(self.start.wrapping_add(8 * at)) }.load(Ordering::Acquire))
     }
 
+    /// Copies bytes from `at` on into `out`, as a region's [`read`](crate::Region::read) does; nothing if some lie outside.
+    #[inline]
+    pub fn read(&self, at: usize, out: &mut [u8]) {
+        if at <= 8 * self.len && out.len() <= 8 * self.len - at {
+            // SAFETY: the range lies within the words.
+            unsafe { copy::load(self.start.wrapping_add(at), out) };
+        }
+    }
+
+    /// Asks the cache for bytes from `at` on. A hint: what lies outside does no harm.
+    #[inline]
+    pub fn prefetch(&self, at: usize, len: usize) {
+        if len > 0 && at < 8 * self.len {
+            copy::prefetch(self.start.wrapping_add(at), len);
+        }
+    }
+
     /// How many of `count` words from `from` on, which ascend, are at most `most`. If somebody writes them meanwhile, any
     /// number up to `count`.
     #[inline(always)]
@@ -50,7 +67,8 @@ mod tests {
     #[test]
     fn words_are_counted_where_they_are() {
         let words: Vec<u64> = (0..64).map(|i| 10 * i).chain([u64::MAX - 1]).collect();
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let bytes_of = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let bytes = bytes_of(&words);
         let registry = Registry::new([1; 32]);
         let buffer = Buffer::from_boxed(bytes.into());
         let region = registry.register(registry.alloc_pd(), &buffer, 0, 65 * 8, Some(0), Access::all()).unwrap();
@@ -64,6 +82,14 @@ mod tests {
                 }
             }
         }
+        let mut out = [0; 24];
+        view.prefetch(0, 24);
+        view.read(4, &mut out);
+        assert_eq!(out[..], bytes_of(&words)[12..36]);
+        view.read(64 * 8 - 23, &mut out);
+        view.read(usize::MAX, &mut out);
+        view.prefetch(usize::MAX, 24);
+        assert_eq!(out[..], bytes_of(&words)[12..36], "nothing comes from outside");
         assert!(region.view(8, 65 * 8).is_none() && region.view(4, 8).is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! Data structures laid out in remote memory: linked list, hash table, key-value store, checked objects.
+//! Data structures laid out in remote memory: linked list, hash table, key-value store, embedding tables, checked objects.
 //!
 //! A client builds them as images, bytes for regions whose addresses and keys it knows, and writes
 //! those with one-sided verbs; the node stays passive. The kernels of `remora-kernel` read them.
@@ -8,9 +8,11 @@ pub mod bench;
 pub mod bench_tree;
 pub mod btree;
 pub mod checked;
+pub mod embedding;
 pub mod hash;
 pub mod kv;
 pub mod list;
+pub mod memo;
 pub mod text;
 
 pub use arena::Arena;

@@ -2,6 +2,7 @@
 
 use remora_kernel::btree::{BuildError, Shape, TreeParams, TreeRef};
 use remora_kernel::compress::CompressParams;
+use remora_kernel::embed::{Element, EmbedRequest, EmbedTable, Reduction};
 use remora_kernel::filter::{Column, ColumnType, FilterOutput, FilterParams, RowPredicate, Source};
 use remora_kernel::hll::HllParams;
 use remora_kernel::kv;
@@ -152,6 +153,17 @@ pub fn example(kernel: u64, key: u32, va: u64) -> Example {
                 op::KV_RESERVE => example.reply = (7168u64 + 64).to_le_bytes().to_vec(),
                 _ => example.written = (6144, kv::pair(name, b"other")),
             }
+        }
+        op::EMBED => {
+            // Rows 1 and 3 of four of 16 numbers, in one region with what else there is: 1 and 3 in every column.
+            for row in 0..4usize {
+                let bytes: Vec<u8> = [row as f32; 16].iter().flat_map(|number| number.to_le_bytes()).collect();
+                example.memory[64 * row..64 * (row + 1)].copy_from_slice(&bytes);
+            }
+            let table = EmbedTable { base: va, key, rows: 4, dim: 16, element: Element::F32 };
+            let request = EmbedRequest { table, reduction: Reduction::Sum, rows: &[1, 3], numbers: &[], items: 2 };
+            request.encode(&mut example.params);
+            example.reply = [4.0f32; 16].iter().flat_map(|number| number.to_le_bytes()).collect();
         }
         unknown => panic!("built-in kernel {unknown} has no example: add one here"),
     }

@@ -91,15 +91,16 @@ impl Site {
         into.append(&mut self.wakes.borrow_mut());
     }
 
-    /// Lets the kernel sleep until `until`.
+    /// Lets the kernel sleep until `until`. It may wait for several accesses at once, and is woken for each.
     pub async fn sleep(&self, until: Ps) {
         let mut asleep = false;
         poll_fn(|_| {
-            if asleep {
+            if asleep && self.at.get() >= until {
                 return Poll::Ready(());
             }
-            asleep = true;
-            self.wakes.borrow_mut().push((until, self.task.get()));
+            if !std::mem::replace(&mut asleep, true) {
+                self.wakes.borrow_mut().push((until, self.task.get()));
+            }
             Poll::Pending
         })
         .await;

@@ -1,0 +1,182 @@
+//! Embedding reduction: rows of a table of numbers become one row (RAMBDA, HPCA 2023, section IV-C), or a number each.
+//!
+//! A recommender looks up what it knows of each item of a request, a row of some sixty numbers, and adds the rows up. They
+//! lie anywhere in a table that is larger than every cache, so what counts is how many are asked for at once: a core asks
+//! for [`AHEAD`] lines before it reads the first, a client for [`AT_ONCE`] rows in one round trip.
+//!
+//! Sums of rows that often come together may stand behind the table as rows of their own (MERCI, ASPLOS 2021); which those
+//! are only who asks needs to know, and so the kernel knows nothing of it.
+
+mod params;
+mod reduce;
+#[cfg(test)]
+mod tests;
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::Poll;
+
+pub use params::{DIMS, Element, EmbedParams, EmbedRequest, EmbedTable, MOST_ROWS, Reduction};
+pub use reduce::f16_to_f32;
+
+use crate::call::{Call, CallFields, Status};
+use crate::memory::{Fault, Memory};
+use reduce::How;
+
+/// Cache lines that a core asks for ahead: as many as RAMBDA's accelerator has under way for a request.
+pub const AHEAD: usize = 64;
+/// Rows that are read together where each access is a wait.
+pub const AT_ONCE: usize = 16;
+/// Rows that a core works on at a time.
+const NEAR: usize = 8;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+/// Rows after which other calls run.
+const TURN: usize = 64;
+
+/// The reply is the reduced row, or the inner products, as `f32`.
+pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    // Rows are brought to behind the reply: calls keep that memory, so that nothing is allocated.
+    let len = EmbedParams::decode(&call.params)?.reply_len();
+    call.grow_reply(len)?;
+    let CallFields { params, reply, .. } = &mut **call;
+    let params = EmbedParams::decode(params)?;
+    reply.resize(len + AT_ONCE * params.table.row_bytes(), 0);
+    let (into, batch) = reply.split_at_mut(len);
+    reduce::begin(into, &params);
+    match near(memory, &params, into, batch).await? {
+        true => {}
+        false => Box::pin(far(memory, &params, into, batch)).await?,
+    }
+    reduce::end(into, &params);
+    reply.truncate(len);
+    Ok(())
+}
+
+/// How far a call is.
+#[derive(Default)]
+struct Way {
+    /// Rows that were asked for.
+    asked: usize,
+    /// Rows that are reduced.
+    done: usize,
+}
+
+/// Reduces where the table can be looked at where it is; false if it cannot.
+async fn near<M: Memory>(
+    memory: &M,
+    params: &EmbedParams<'_>,
+    into: &mut [u8],
+    batch: &mut [u8],
+) -> Result<bool, Status> {
+    let (mut way, table) = (Way::default(), params.table);
+    // The first rows are asked for, and others run while they come.
+    let mut turn = 0;
+    loop {
+        if !step(memory, params, into, batch, &mut way, turn)? {
+            return Ok(false);
+        }
+        if way.done == params.count() {
+            return Ok(true);
+        }
+        let next = u64::from(params.row(way.done)) * table.row_bytes() as u64;
+        memory.touch(table.key, table.base + next, 1).await;
+        turn = TURN;
+    }
+}
+
+/// Reduces so many rows more, and asks for those that come after them; false if the table is not at hand.
+///
+/// A function of its own: what is borrowed from the memory here goes to no other thread.
+fn step<M: Memory>(
+    memory: &M,
+    params: &EmbedParams<'_>,
+    into: &mut [u8],
+    batch: &mut [u8],
+    way: &mut Way,
+    turn: usize,
+) -> Result<bool, Status> {
+    let (table, count, how) = (params.table, params.count(), How::new(params));
+    let row_bytes = table.row_bytes();
+    let Some(now) = memory.immediate() else { return Ok(false) };
+    let Some(words) = now.words_now(table.key, table.base, table.bytes() as usize)? else { return Ok(false) };
+    let place = |row: usize| params.row(row) as usize * row_bytes;
+    let (ahead, end) = ((AHEAD * LINE / row_bytes).max(NEAR), count.min(way.done + turn));
+    loop {
+        let ask = count.min(way.done + ahead);
+        (way.asked..ask).for_each(|row| words.prefetch(place(row), row_bytes));
+        way.asked = ask;
+        let rows = NEAR.min(end - way.done);
+        if rows == 0 {
+            memory.spend((turn * row_bytes) as u64 / 8);
+            return Ok(true);
+        }
+        for (out, row) in batch.chunks_exact_mut(row_bytes).take(rows).zip(way.done..) {
+            words.read(place(row), out);
+        }
+        reduce::reduce(into, &batch[..rows * row_bytes], way.done, &how);
+        way.done += rows;
+    }
+}
+
+/// Reduces where each access is a wait: several rows come at once.
+async fn far<M: Memory>(
+    memory: &M,
+    params: &EmbedParams<'_>,
+    into: &mut [u8],
+    batch: &mut [u8],
+) -> Result<(), Status> {
+    let (table, how) = (params.table, How::new(params));
+    let row_bytes = table.row_bytes();
+    for first in (0..params.count()).step_by(AT_ONCE) {
+        let rows = first..params.count().min(first + AT_ONCE);
+        let len = rows.len() * row_bytes;
+        {
+            let mut places = rows.zip(batch.chunks_exact_mut(row_bytes));
+            let mut read = || {
+                let place = places.next();
+                async move {
+                    let Some((row, out)) = place else { return Ok(()) };
+                    let at = u64::from(params.row(row)) * row_bytes as u64;
+                    memory.read(table.key, table.base + at, out).await
+                }
+            };
+            together(&mut [
+                pin!(read()),
+                pin!(read()),
+                pin!(read()),
+                pin!(read()),
+                pin!(read()),
+                pin!(read()),
+                pin!(read()),
+                pin!(read()),
+                pin!(read()),
+                pin!(read()),
+                pin!(read()),
+                pin!(read()),
+                pin!(read()),
+                pin!(read()),
+                pin!(read()),
+                pin!(read()),
+            ])
+            .await?;
+        }
+        reduce::reduce(into, &batch[..len], first, &how);
+    }
+    Ok(())
+}
+
+/// Waits for all, also after one has failed: none is left half done.
+async fn together<F: Future<Output = Result<(), Fault>>>(reads: &mut [Pin<&mut F>; AT_ONCE]) -> Result<(), Fault> {
+    let (mut ended, mut result) = ([false; AT_ONCE], Ok(()));
+    poll_fn(move |cx| {
+        for (read, ended) in reads.iter_mut().zip(&mut ended) {
+            if !*ended && let Poll::Ready(outcome) = read.as_mut().poll(cx) {
+                *ended = true;
+                result = result.and(outcome);
+            }
+        }
+        if ended == [true; AT_ONCE] { Poll::Ready(result) } else { Poll::Pending }
+    })
+    .await
+}
