@@ -120,12 +120,7 @@ fn step<M: Memory>(
 }
 
 /// Reduces where each access is a wait: several rows come at once.
-async fn far<M: Memory>(
-    memory: &M,
-    params: &EmbedParams<'_>,
-    into: &mut [u8],
-    batch: &mut [u8],
-) -> Result<(), Status> {
+async fn far<M: Memory>(memory: &M, params: &EmbedParams<'_>, into: &mut [u8], batch: &mut [u8]) -> Result<(), Status> {
     let (table, how) = (params.table, How::new(params));
     let row_bytes = table.row_bytes();
     for first in (0..params.count()).step_by(AT_ONCE) {

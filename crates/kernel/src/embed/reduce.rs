@@ -38,12 +38,7 @@ fn number(bytes: &[u8], at: usize) -> f32 {
 
 /// Puts each number of a row to the one in its place.
 #[inline(always)]
-fn each<const N: usize>(
-    into: &mut [u8],
-    row: &[u8],
-    widen: impl Fn([u8; N]) -> f32,
-    put: impl Fn(f32, f32) -> f32,
-) {
+fn each<const N: usize>(into: &mut [u8], row: &[u8], widen: impl Fn([u8; N]) -> f32, put: impl Fn(f32, f32) -> f32) {
     for (to, from) in into.as_chunks_mut::<4>().0.iter_mut().zip(row.as_chunks::<N>().0) {
         *to = put(f32::from_le_bytes(*to), widen(*from)).to_le_bytes();
     }
