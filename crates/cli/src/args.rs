@@ -150,7 +150,7 @@ pub struct Compare {
     #[arg(long, value_name = "PLACES", value_delimiter = ',', default_value = "client,nic,host", value_parser = placement())]
     pub placements: Vec<Placement>,
     /// What to measure, by the names that the table shows; btree is all that a B-tree does [default: what needs no name:
-    /// all but btree and sequencer]
+    /// all but btree, sequencer and embed]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = operations, conflicts_with = "kernel")]
     pub operations: Vec<Vec<Operation>>,
     /// Measure calls to the NIC and the host by rings in memory too, beside RPC verbs and SENDs
@@ -288,6 +288,8 @@ pub enum Bench {
     Ring(crate::bench_ring::BenchRing),
     /// The key-value store beside memcached and Redis
     Kv(crate::bench_kv::BenchKv),
+    /// A recommender's look-ups: rows of an embedding table reduced by a core, and at each place of a node
+    Dlrm(crate::bench_dlrm::BenchDlrm),
     /// Forged packets against a node, a cluster and a program: whether anything ends or changes
     Forge(crate::bench_forge::BenchForge),
     /// The replicated store beside etcd and Redis

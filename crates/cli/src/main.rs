@@ -3,6 +3,7 @@
 mod args;
 mod bench;
 mod bench_btree;
+mod bench_dlrm;
 mod bench_forge;
 mod bench_kv;
 mod bench_minos;
@@ -137,6 +138,7 @@ fn main() -> ExitCode {
         Command::Bench { what: Bench::Model(args) } => bench_model::run(&args),
         Command::Bench { what: Bench::Neighbours(args) } => bench_neighbours::run(&args),
         Command::Bench { what: Bench::Kv(args) } => bench_kv::run(&args),
+        Command::Bench { what: Bench::Dlrm(args) } => bench_dlrm::run(&args),
         Command::Bench { what: Bench::Ring(args) } => bench_ring::run(&args),
         Command::Bench { what: Bench::Stream(args) } => bench_stream::run(&args),
         Command::Bench { what: Bench::Forge(args) } => bench_forge::run(&args),

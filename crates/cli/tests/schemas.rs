@@ -168,6 +168,7 @@ fn benches() {
     checks(&["bench", "stream", "--rounds", "1", "--json"]);
     checks(&["bench", "ring", "--connected", "20", "--json"]);
     checks(&["bench", "kv", "--pairs", "10k", "--batches", "8", "--seconds", "20ms", "--json"]);
+    checks(&["bench", "dlrm", "--table", "2M", "--seconds", "30ms", "--json"]);
     checks(&["bench", "forge", "--packets", "1k", "--against", "node", "--json"]);
     checks(&[
         "bench",
@@ -235,4 +236,9 @@ fn every_format_has_a_schema_and_a_line_in_the_documents() {
         // A past number stays for those who have files of it.
         assert!(is_format(title) && file_of(title).file_name() == entry.path().file_name(), "{title}");
     }
+}
+
+#[test]
+fn only_dlrm() {
+    checks(&["bench", "dlrm", "--table", "2M", "--seconds", "30ms", "--json"]);
 }

@@ -61,6 +61,7 @@ fn of_what_is_measured() {
         &["bench", "wasm", "--rounds", "1", "--seconds", "10ms"],
         &["bench", "btree", "--keys", "2k", "--rounds", "1"],
         &["bench", "kv", "--pairs", "10k", "--batches", "8", "--seconds", "20ms"],
+        &["bench", "dlrm", "--table", "2M", "--seconds", "30ms", "--alone"],
     ]);
 }
 

@@ -345,7 +345,7 @@ fn pin(n: usize) {
 }
 
 /// Runs `work` on the calling thread, pinned meanwhile.
-pub(crate) fn on_core<R>(n: usize, work: impl FnOnce() -> R) -> R {
+pub fn on_core<R>(n: usize, work: impl FnOnce() -> R) -> R {
     let before = sched_getaffinity(None);
     pin(n);
     let result = work();

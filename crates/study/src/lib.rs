@@ -12,6 +12,7 @@ pub mod bench_wasm;
 pub mod calling;
 pub mod compare;
 pub mod connection;
+pub mod dlrm;
 pub mod forge;
 pub mod format;
 pub mod kernel_calls;

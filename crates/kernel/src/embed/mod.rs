@@ -16,7 +16,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::task::Poll;
 
-pub use params::{DIMS, Element, EmbedParams, EmbedRequest, EmbedTable, MOST_ROWS, Reduction};
+pub use params::{DIMS, Element, EmbedParams, EmbedRequest, EmbedTable, MOST_ROWS, Reduction, UnknownElement};
 pub use reduce::f16_to_f32;
 
 use crate::call::{Call, CallFields, Status};

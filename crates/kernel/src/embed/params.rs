@@ -50,6 +50,19 @@ impl Element {
     }
 }
 
+/// No element has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no element {0:?}: use f32, f16 or int8")]
+pub struct UnknownElement(pub String);
+
+impl std::str::FromStr for Element {
+    type Err = UnknownElement;
+
+    fn from_str(text: &str) -> Result<Self, UnknownElement> {
+        Self::ALL.into_iter().find(|element| element.name() == text).ok_or_else(|| UnknownElement(text.into()))
+    }
+}
+
 /// What becomes of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

@@ -4,6 +4,7 @@
 //! with, lays its data out on a node, makes calls and checks their replies, and tells what probes say that it takes.
 
 mod consistent;
+mod embed;
 mod get;
 mod list;
 mod sequencer;
@@ -21,6 +22,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use consistent::OBJECTS;
 pub use consistent::{CONSISTENT_GET, Objects};
+pub use embed::EMBED;
 pub use get::{GET_HIT, GET_MISS, GET_TRACE};
 pub use list::{LIST, Lists, Walks};
 pub use sequencer::SEQUENCER;
@@ -37,8 +39,8 @@ use crate::validate::Prediction;
 use crate::where_::SoftwareTimes;
 
 /// All operations, in the order of measuring and of reports.
-pub const OPERATIONS: [Operation; 10] =
-    [LIST, GET_HIT, GET_TRACE, GET_MISS, GET_SIZE, CONSISTENT_GET, TREE_GET, TREE_SCAN, TREE_WRITE, SEQUENCER];
+pub const OPERATIONS: [Operation; 11] =
+    [LIST, GET_HIT, GET_TRACE, GET_MISS, GET_SIZE, CONSISTENT_GET, TREE_GET, TREE_SCAN, TREE_WRITE, SEQUENCER, EMBED];
 
 /// Names of several operations at once.
 pub const GROUPS: [(&str, &[Operation]); 1] = [("btree", &[TREE_GET, TREE_SCAN, TREE_WRITE])];

@@ -1,0 +1,172 @@
+//! Who was interested in what: read from a file, or drawn with the statistics of MovieLens 100k.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{RngCore, SeedableRng};
+
+use crate::StudyError;
+use crate::workload::below;
+
+/// Items of a request at most: a call to a NIC carries its parameters in one packet. Longer lists are several requests.
+pub const LONGEST: usize = 960;
+
+/// What MovieLens 100k is made of (README of GroupLens): people, films, genres, and ratings, of which each has 20 at least.
+const USERS: usize = 943;
+const ITEMS: u32 = 1682;
+const GENRES: usize = 18;
+/// Ratings of one: median, spread of the logarithm so that the mean is 106, and bounds.
+const ACTIVITY: (f64, f64) = (65.0, 0.99);
+const ACTIVE: (f64, f64) = (20.0, 737.0);
+/// Spread of the logarithm of a film's popularity: a mean of 59 for a median of 27.
+const POPULARITY: f64 = 1.26;
+/// Spread of the logarithm of a taste for a genre: not of the data set, but of a guess.
+const TASTE: f64 = 1.0;
+
+/// Lists of items, one or more for each user.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Interactions {
+    /// Where they are from.
+    pub source: String,
+    /// How many items there are, numbered from 0.
+    pub items: u32,
+    /// The items of each request.
+    pub requests: Vec<Vec<u32>>,
+}
+
+impl Interactions {
+    /// Those of a file: a line for each, of a user and an item and whatever else, with tabs or commas between them; a first
+    /// line of columns' names, as RecBole's files have it, is left out.
+    pub fn read(path: &Path) -> Result<Self, StudyError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| StudyError::Usage(format!("cannot read {}: {e}", path.display())))?;
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+        Self::parse(&name, &text).map_err(|why| StudyError::Usage(format!("{}: {why}", path.display())))
+    }
+
+    fn parse(name: &str, text: &str) -> Result<Self, String> {
+        let (mut users, mut items) = (HashMap::new(), HashMap::new());
+        let mut lists: Vec<Vec<u32>> = Vec::new();
+        for (number, line) in (1..).zip(text.lines()) {
+            let mut fields = line.split(['\t', ',']).map(str::trim);
+            let (Some(user), Some(item)) = (fields.next(), fields.next()) else {
+                if line.trim().is_empty() {
+                    continue;
+                }
+                return Err(format!("line {number}: a user and an item, with a tab or a comma between them"));
+            };
+            if number == 1 && (user.contains(":token") || user.starts_with("user")) {
+                continue;
+            }
+            let next = users.len();
+            let user = *users.entry(user).or_insert(next);
+            let next = items.len() as u32;
+            let item = *items.entry(item).or_insert(next);
+            lists.resize_with(users.len(), Vec::new);
+            lists[user].push(item);
+        }
+        if items.is_empty() {
+            return Err("it has no interactions".into());
+        }
+        Ok(Self::of(name.to_owned(), items.len() as u32, &lists))
+    }
+
+    fn of(source: String, items: u32, lists: &[Vec<u32>]) -> Self {
+        let requests = lists.iter().flat_map(|list| list.chunks(LONGEST)).map(<[u32]>::to_vec).collect();
+        Self { source, items, requests }
+    }
+
+    /// As many users, items and interactions as MovieLens 100k has. Popularity and activity are spread as there; what comes
+    /// together follows from tastes for genres.
+    pub fn drawn(seed: u64) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let films: Vec<(f64, [usize; 2])> = (0..ITEMS)
+            .map(|_| {
+                let popularity = (POPULARITY * normal(&mut rng)).exp();
+                (popularity, [0; 2].map(|_| below(&mut rng, GENRES as u64) as usize))
+            })
+            .collect();
+        let lists: Vec<Vec<u32>> = (0..USERS)
+            .map(|_| {
+                let active = (ACTIVITY.0 * (ACTIVITY.1 * normal(&mut rng)).exp()).clamp(ACTIVE.0, ACTIVE.1);
+                let tastes = [0.0; GENRES].map(|_: f64| (TASTE * normal(&mut rng)).exp());
+                // Without putting back: the soonest, if each comes at a time that its weight makes short.
+                let mut order: Vec<(f64, u32)> = (0..)
+                    .zip(&films)
+                    .map(|(film, (popularity, [one, other]))| {
+                        let weight = popularity * (tastes[*one] + tastes[*other]);
+                        (-uniform(&mut rng).ln() / weight, film)
+                    })
+                    .collect();
+                let active = active as usize;
+                order.select_nth_unstable_by(active, |a, b| a.0.total_cmp(&b.0));
+                order.truncate(active);
+                order.into_iter().map(|(_, film)| film).collect()
+            })
+            .collect();
+        Self::of("drawn with MovieLens 100k's statistics".into(), ITEMS, &lists)
+    }
+
+    /// How many there are.
+    pub fn interactions(&self) -> usize {
+        self.requests.iter().map(Vec::len).sum()
+    }
+
+    /// Every other request: some to learn from, others to measure by.
+    pub fn halves(&self) -> [Vec<&[u32]>; 2] {
+        [0, 1].map(|half| self.requests.iter().skip(half).step_by(2).map(Vec::as_slice).collect())
+    }
+}
+
+/// Between 0 and 1, neither of them.
+fn uniform(rng: &mut ChaCha8Rng) -> f64 {
+    (rng.next_u64() >> 12) as f64 / (1u64 << 52) as f64 + 1e-16
+}
+
+/// About normal, with mean 0 and variance 1: the sum of twelve.
+fn normal(rng: &mut ChaCha8Rng) -> f64 {
+    (0..12).map(|_| uniform(rng)).sum::<f64>() - 6.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_read_with_and_without_names_of_columns() {
+        let inter = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n196\t242\t3\t881250949\n186\t302\t3\t8\n\
+                     196\t302\t1\t9\n\n";
+        let read = Interactions::parse("ml-100k.inter", inter).unwrap();
+        assert_eq!((read.items, &read.requests), (2, &vec![vec![0, 1], vec![1]]));
+        let csv = Interactions::parse("a.csv", "userId,movieId\n1,5\n1,6\n2,5\n").unwrap();
+        assert_eq!(csv.requests, [vec![0, 1], vec![0]]);
+        assert!(Interactions::parse("a", "1\t2\n3").unwrap_err().contains("line 2"));
+        assert!(Interactions::parse("a", "user_id:token\titem_id:token\n").unwrap_err().contains("no interactions"));
+        assert!(Interactions::read(Path::new("/nowhere/a")).unwrap_err().to_string().contains("/nowhere/a"));
+        let long: String = (0..2 * LONGEST + 1).map(|item| format!("1,{item}\n")).collect();
+        let lens: Vec<usize> = Interactions::parse("a", &long).unwrap().requests.iter().map(Vec::len).collect();
+        assert_eq!(lens, [LONGEST, LONGEST, 1]);
+    }
+
+    #[test]
+    fn what_is_drawn_is_spread_as_published() {
+        let drawn = Interactions::drawn(1);
+        assert_eq!(drawn, Interactions::drawn(1));
+        assert_eq!(drawn.requests.len(), USERS);
+        assert!((85_000..115_000).contains(&drawn.interactions()), "{}", drawn.interactions());
+        let mut lens: Vec<usize> = drawn.requests.iter().map(Vec::len).collect();
+        lens.sort_unstable();
+        assert!(lens[0] == 20 && (55..75).contains(&lens[USERS / 2]) && lens[USERS - 1] <= 737, "{lens:?}");
+        let mut often = vec![0; ITEMS as usize];
+        drawn.requests.iter().flatten().for_each(|item| often[*item as usize] += 1);
+        often.sort_unstable();
+        let (median, most) = (often[often.len() / 2], often[often.len() - 1]);
+        // Published: 27 and 583.
+        assert!((18..45).contains(&median) && (400..800).contains(&most), "{median} {most}");
+        let mut one = drawn.requests[0].clone();
+        one.sort_unstable();
+        one.dedup();
+        assert_eq!(one.len(), drawn.requests[0].len(), "nobody rates a film twice");
+    }
+}
