@@ -237,8 +237,3 @@ fn every_format_has_a_schema_and_a_line_in_the_documents() {
         assert!(is_format(title) && file_of(title).file_name() == entry.path().file_name(), "{title}");
     }
 }
-
-#[test]
-fn only_dlrm() {
-    checks(&["bench", "dlrm", "--table", "2M", "--seconds", "30ms", "--json"]);
-}
