@@ -11,7 +11,7 @@
 //!    [`ReplicaClient::poll_transmit`] for requests to be sent on it, [`ReplicaClient::poll_ended`] for what has ended.
 //!
 //! There is one connection at a time. What comes on one that was given up is not to be handed in: a request is sent
-//! once on each, so that its answer is that to its last attempt.
+//! again on one only after an answer, so that its answer is always that to its last attempt.
 //!
 //! **Attempts.** With [`ClientConfig::retry`] a request that writes has a name and counts how often it was sent with an
 //! unknown outcome ([`Session`]); the record's mark tells a later attempt that an earlier one was done. Requests under way
@@ -21,7 +21,9 @@
 //! **Refusals.** A node that does not serve has not taken the request: another one is asked, and it is the same attempt.
 //! Once an attempt may have been taken, no later refusal for want of room or service is the last word, not even of a
 //! part of a batch: the earlier attempt may still do what this one refused. Other refusals are: they are the same at
-//! every node, and the attempt that meets one leaves its mark, so that earlier ones come to nothing. A PERSIST that a node
+//! every node, and the attempt that meets one leaves its mark, so that earlier ones come to nothing. A node that is busy
+//! serves: it is asked again after a pause, on the same connection, as leaving it would cut off what keeps it busy, which may
+//! be this client's own. A PERSIST that a node
 //! refuses since it does not know the scope is tried nowhere else: no node knows more, and its writes would have to be
 //! made again.
 
@@ -118,6 +120,9 @@ pub struct ReplicaClient {
     open: BTreeMap<u64, Open>,
     /// Of those, which are still to be sent, in order.
     unsent: VecDeque<u64>,
+    /// Those that the node was too busy for: to be sent again after a while.
+    put_off: Vec<u64>,
+    put_off_until: Time,
     ended: VecDeque<Ended>,
     /// When the node was heard last, or given something to do.
     heard: Time,
@@ -213,6 +218,18 @@ fn refuses_for_now(outcome: &Outcome) -> bool {
     }
 }
 
+/// Whether a refusal, or all that stand in the way of a batch, is for want of room alone.
+fn is_busy(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Refused(refusal) => *refusal == Refusal::Busy,
+        Outcome::Batch(outcomes) => {
+            let all_busy = |outcome: &Outcome| !refuses_for_now(outcome) || is_busy(outcome);
+            !outcomes.contains(&Outcome::Unknown) && outcomes.iter().all(all_busy)
+        }
+        _ => false,
+    }
+}
+
 impl ReplicaClient {
     /// A client that knows of no node yet whether it is there.
     pub fn new(config: ClientConfig) -> Self {
@@ -226,6 +243,8 @@ impl ReplicaClient {
             next: 0,
             open: BTreeMap::new(),
             unsent: VecDeque::new(),
+            put_off: Vec::new(),
+            put_off_until: Time::MAX,
             ended: VecDeque::new(),
             heard: 0,
             due: 0,
@@ -307,7 +326,14 @@ impl ReplicaClient {
             Verdict::NotTaken => true,
             Verdict::MaybeTaken => open.again(),
         };
-        if again {
+        if again && is_busy(&outcome) {
+            open.sent = false;
+            if self.put_off.is_empty() {
+                self.put_off_until = now.saturating_add(self.config.pause);
+                self.due = self.due.min(self.put_off_until);
+            }
+            self.put_off.push(tag);
+        } else if again {
             open.sent = false;
             self.unsent.push_back(tag);
             self.refused = true;
@@ -334,6 +360,9 @@ impl ReplicaClient {
 
     fn look(&mut self, now: Time) {
         self.give_up(now);
+        if now >= self.put_off_until {
+            self.take_up();
+        }
         let fails = match self.line {
             Line::Apart(_) => false,
             Line::Calling(until) => now >= until,
@@ -349,7 +378,13 @@ impl ReplicaClient {
             Line::Connected if !self.open.is_empty() => self.heard.saturating_add(self.config.silence + 1),
             _ => Time::MAX,
         };
-        self.due = oldest.unwrap_or(Time::MAX).min(line);
+        self.due = oldest.unwrap_or(Time::MAX).min(line).min(self.put_off_until);
+    }
+
+    /// What was put off is to be sent.
+    fn take_up(&mut self) {
+        self.unsent.extend(self.put_off.drain(..));
+        self.put_off_until = Time::MAX;
     }
 
     /// What is to become of the connection; `None` if it may stay as it is.
@@ -400,6 +435,7 @@ impl ReplicaClient {
         self.failures += 1;
         let pause = std::mem::take(&mut self.refused) || self.failures.is_multiple_of(self.config.nodes.max(1));
         self.line = Line::Apart(now + if pause { self.config.pause } else { 0 });
+        self.take_up();
         let sent: Vec<u64> = self.open.iter().filter(|(_, open)| open.sent).map(|(&tag, _)| tag).collect();
         for tag in sent {
             match self.open.get_mut(&tag).is_some_and(Open::again) {

@@ -291,14 +291,33 @@ fn a_part_that_a_later_attempt_is_refused_is_not_the_last_word() {
     assert_eq!(client.poll_transmit().and_then(|request| request.session).map(|session| session.attempt), Some(1));
     reply(&mut client, 0, partly());
     assert_eq!(client.poll_ended(), None, "the first attempt may still do what this one refused");
-    // Of the first attempt at another it is.
-    assert_eq!(client.poll_order(1), Some(Order::HangUp));
-    assert_eq!(client.poll_order(1 + client.config.pause), Some(Order::Call(0)));
-    client.connected(2);
+    // Of the first attempt of another it is.
     client.submit(2, None, Op::Batch(vec![Op::FetchAdd(1, 1), Op::FetchAdd(2, 1)]));
     while client.poll_transmit().is_some() {}
     reply(&mut client, 1, partly());
     assert_eq!(client.poll_ended().map(|ended| ended.outcome), Some(partly()));
+}
+
+#[test]
+fn a_busy_node_is_asked_again_after_a_pause_and_what_keeps_it_busy_goes_on() {
+    let mut client = connected(true);
+    client.submit(0, None, Op::FetchAdd(1, 1));
+    client.submit(0, None, Op::FetchAdd(2, 1));
+    while client.poll_transmit().is_some() {}
+    fail_over(&mut client, 1);
+    while client.poll_transmit().is_some() {}
+    reply(&mut client, 1, Outcome::Refused(Refusal::Busy));
+    assert_eq!((client.poll_order(1), client.poll_transmit()), (None, None), "the other request is under way there");
+    client.handle_timeout(2);
+    let due = client.next_timeout();
+    assert_eq!(due, 1 + client.config.pause);
+    client.handle_timeout(due);
+    let again = client.poll_transmit().and_then(|request| request.session).map(|session| session.attempt);
+    assert_eq!((again, client.poll_transmit()), (Some(2), None));
+    for tag in [0, 1] {
+        reply(&mut client, tag, Outcome::Added(0));
+        assert_eq!(client.poll_ended().map(|ended| ended.outcome), Some(Outcome::Added(0)));
+    }
 }
 
 #[test]
