@@ -137,6 +137,55 @@ unsafe fn store_words(dst: *mut u8, mut data: &[u8]) {
     }
 }
 
+/// Copies shared memory at `src` to shared memory at `dst` that others look at only later: words of `src` are read whole,
+/// `dst` is written in whatever pieces is quickest.
+///
+/// # Safety
+/// As for [`load`] and [`store`]; the two do not overlap.
+#[inline]
+pub unsafe fn lift(src: *mut u8, dst: *mut u8, len: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if len >= wide::LEAST && wide::is_whole() {
+        // SAFETY: as the caller promises.
+        return unsafe { wide::lift(src, dst, len) };
+    }
+    // SAFETY: as the caller promises.
+    unsafe { by_way_of_private(src, dst, len) };
+}
+
+/// Copies shared memory at `src`, which nobody is to write any more, to shared memory at `dst`, in increasing address order
+/// and as whole words of `dst`. If somebody writes `src` nevertheless, what lands is any mix of old and new bytes.
+///
+/// # Safety
+/// As for [`load`] and [`store`]; the two do not overlap.
+#[inline]
+pub unsafe fn land(src: *mut u8, dst: *mut u8, len: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if len >= wide::LEAST && wide::is_whole() {
+        // SAFETY: as the caller promises.
+        return unsafe { wide::land(src, dst, len) };
+    }
+    // SAFETY: as the caller promises.
+    unsafe { by_way_of_private(src, dst, len) };
+}
+
+/// # Safety
+/// As for [`lift`].
+unsafe fn by_way_of_private(src: *mut u8, dst: *mut u8, len: usize) {
+    if len == 0 {
+        return;
+    }
+    let mut private = [0; 512];
+    for at in (0..len).step_by(private.len()) {
+        let piece = &mut private[..512.min(len - at)];
+        // SAFETY: a part of either range.
+        unsafe {
+            load(src.wrapping_add(at), piece);
+            store(dst.wrapping_add(at), piece);
+        }
+    }
+}
+
 /// Copies of two words at a time. Processors with AVX access 16 aligned bytes as a whole (Intel SDM volume 3, 9.1.1;
 /// AMD64 APM volume 2, 7.3.2), so that neither word tears, and in the order of the instructions, as single words.
 ///
@@ -266,6 +315,72 @@ mod wide {
                 options(nostack),
             );
             store_words(dst.wrapping_add(first + blocks), &data[first + blocks..]);
+        }
+    }
+
+    /// # Safety
+    /// As for [`super::lift`], of at least [`LEAST`] bytes; [`is_whole`] is true.
+    #[inline(never)]
+    pub unsafe fn lift(src: *mut u8, dst: *mut u8, len: usize) {
+        let (first, blocks) = parts(src, len);
+        // SAFETY: the caller's promise; three parts of both ranges, the second of at least one block, aligned to 16 in `src`.
+        unsafe {
+            super::by_way_of_private(src, dst, first);
+            asm!(
+                "2:",
+                "movaps xmm0, [{src}]",
+                "movaps xmm1, [{src} + 16]",
+                "movaps xmm2, [{src} + 32]",
+                "movaps xmm3, [{src} + 48]",
+                "movups [{dst}], xmm0",
+                "movups [{dst} + 16], xmm1",
+                "movups [{dst} + 32], xmm2",
+                "movups [{dst} + 48], xmm3",
+                "add {src}, 64",
+                "add {dst}, 64",
+                "sub {left}, 64",
+                "jnz 2b",
+                src = inout(reg) src.wrapping_add(first) => _,
+                dst = inout(reg) dst.wrapping_add(first) => _,
+                left = inout(reg) blocks => _,
+                out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                options(nostack),
+            );
+            let done = first + blocks;
+            super::by_way_of_private(src.wrapping_add(done), dst.wrapping_add(done), len - done);
+        }
+    }
+
+    /// # Safety
+    /// As for [`super::land`], of at least [`LEAST`] bytes; [`is_whole`] is true.
+    #[inline(never)]
+    pub unsafe fn land(src: *mut u8, dst: *mut u8, len: usize) {
+        let (first, blocks) = parts(dst, len);
+        // SAFETY: the caller's promise; three parts of both ranges, the second of at least one block, aligned to 16 in `dst`.
+        unsafe {
+            super::by_way_of_private(src, dst, first);
+            asm!(
+                "2:",
+                "movups xmm0, [{src}]",
+                "movups xmm1, [{src} + 16]",
+                "movups xmm2, [{src} + 32]",
+                "movups xmm3, [{src} + 48]",
+                "movaps [{dst}], xmm0",
+                "movaps [{dst} + 16], xmm1",
+                "movaps [{dst} + 32], xmm2",
+                "movaps [{dst} + 48], xmm3",
+                "add {src}, 64",
+                "add {dst}, 64",
+                "sub {left}, 64",
+                "jnz 2b",
+                src = inout(reg) src.wrapping_add(first) => _,
+                dst = inout(reg) dst.wrapping_add(first) => _,
+                left = inout(reg) blocks => _,
+                out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                options(nostack),
+            );
+            let done = first + blocks;
+            super::by_way_of_private(src.wrapping_add(done), dst.wrapping_add(done), len - done);
         }
     }
 
@@ -517,6 +632,36 @@ mod tests {
                 unsafe { take(base.add(offset), &mut seen[..len]) };
                 assert_eq!(&seen[..len], &data[..len], "take {len} bytes at {offset}");
                 assert!(seen[len..].iter().all(|byte| *byte == 0x55), "no more than {len} bytes");
+            }
+        }
+    }
+
+    /// Every pair of offsets around words, from shared memory to shared memory.
+    #[test]
+    fn copies_between_shared_memories_equal_plain_copies() {
+        type Copies = [(&'static str, unsafe fn(*mut u8, *mut u8, usize)); 2];
+        const COPIES: Copies = [("lift", lift), ("land", land)];
+        let shared = || (0..140).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+        let (from, to) = (shared(), shared());
+        let (from, to) = (from.as_ptr().cast_mut().cast::<u8>(), to.as_ptr().cast_mut().cast::<u8>());
+        let data: Vec<u8> = (0..=255).cycle().skip(1).take(1120).collect();
+        let offsets = if cfg!(miri) { vec![0, 3] } else { (0..17).collect() };
+        for (src, dst) in offsets.iter().flat_map(|src| offsets.iter().map(move |dst| (*src, *dst))) {
+            for (len, (name, copy)) in [0, 1, 7, 8, 300, 511, 512, 513, 575, 600, 1000, 1024]
+                .into_iter()
+                .flat_map(|len| COPIES.map(|copy| (len, copy)))
+            {
+                let mut model = vec![0xAA; 1120];
+                let mut seen = vec![0; 1120];
+                // SAFETY: all lies within the 1120 bytes of either.
+                unsafe {
+                    store(from, &data);
+                    store(to, &model);
+                    copy(from.add(src), to.add(dst), len);
+                    load(to, &mut seen);
+                }
+                model[dst..dst + len].copy_from_slice(&data[src..src + len]);
+                assert_eq!(seen, model, "{name} of {len} bytes from {src} to {dst}");
             }
         }
     }

@@ -23,6 +23,9 @@
 //! [`Buffer::take`] alone promises less: it is for bytes that nobody is to write any more, and loads them in whatever
 //! pieces are quickest, in assembly. If somebody writes them all the same, any mix of old and new bytes comes out.
 //!
+//! So do [`Region::lift`] and [`Region::land`], between a region and memory shared with a peer, on that other side alone: the
+//! region's words are whole, and stored in increasing order.
+//!
 //! [`Words::rank`] too looks at words in pieces as are quickest: who calls it finds out afterwards whether they were
 //! written.
 //!

@@ -221,6 +221,41 @@ impl Region {
         Ok(())
     }
 
+    /// Copies bytes from `va` on to `offset` of a buffer whose readers are told of them later. Checks bounds and validity,
+    /// not rights. Buffer and region have no byte in common.
+    #[inline]
+    pub fn lift(&self, mut va: u64, buffer: &Buffer, mut offset: usize, mut len: usize) -> Result<(), AccessError> {
+        self.bounds(va, len as u64)?;
+        buffer.at(offset, len).map_err(|_| AccessError::OutOfBounds)?;
+        while len > 0 {
+            let (src, room) = self.run(va);
+            let part = room.min(len);
+            let dst = buffer.at(offset, part).map_err(|_| AccessError::OutOfBounds)?;
+            // SAFETY: `bounds` and `at` checked the ranges, and this part of the first lies in one run.
+            unsafe { copy::lift(src, dst, part) };
+            (va, offset, len) = (va.wrapping_add(part as u64), offset + part, len - part);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes from `offset` of a buffer, where nobody is to write them any more, to `va`: as [`write`](Self::write)
+    /// does, without a private copy in between. If somebody writes them all the same, any mix of old and new bytes lands.
+    /// Buffer and region have no byte in common.
+    #[inline]
+    pub fn land(&self, mut va: u64, buffer: &Buffer, mut offset: usize, mut len: usize) -> Result<(), AccessError> {
+        self.bounds(va, len as u64)?;
+        buffer.at(offset, len).map_err(|_| AccessError::OutOfBounds)?;
+        while len > 0 {
+            let (dst, room) = self.run(va);
+            let part = room.min(len);
+            let src = buffer.at(offset, part).map_err(|_| AccessError::OutOfBounds)?;
+            // SAFETY: `bounds` and `at` checked the ranges, and this part of the second lies in one run.
+            unsafe { copy::land(src, dst, part) };
+            (va, offset, len) = (va.wrapping_add(part as u64), offset + part, len - part);
+        }
+        Ok(())
+    }
+
     /// Like [`write`](Self::write), for whole cache lines that nobody reads soon: they go past the caches. Others see
     /// them at the latest after [`stream_fence`](crate::stream_fence). Lines that are not whole are written as usual.
     #[inline]

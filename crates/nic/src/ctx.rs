@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use remora_memory::{Access, Binder, Pd, Region, Registry};
 
-use crate::queue::{CompletionQueue, RecvQueue};
+use crate::arrival::Body;
+use crate::queue::{CompletionQueue, RecvQueue, Target};
 use crate::reorder::ReorderPool;
 use crate::rpc::RpcTable;
 use crate::tap::Taps;
@@ -42,6 +43,8 @@ pub(crate) struct Ctx {
     /// Packets that come early are kept.
     pub selective: bool,
     pub reorder: ReorderPool,
+    /// Where a packet is copied to whose payload is to be looked at, out of its sender's reach.
+    pub private: Box<[u8]>,
     pub counters: Counters,
 }
 
@@ -86,19 +89,18 @@ impl Ctx {
         Some(region)
     }
 
-    /// Copies scattered local bytes, from `offset` of the list on, into `out`. `None` if a key, range or right is
-    /// wrong.
+    /// Copies scattered local bytes, from `offset` of the list on, to `out`. `None` if a key, range or right is wrong.
     pub fn gather(
         &self,
         cache: &mut Option<Arc<Region>>,
         pd: Pd,
         sges: &[Sge],
         offset: usize,
-        mut out: &mut [u8],
+        mut out: Target<'_>,
     ) -> Option<()> {
         let mut skip = offset;
         for sge in sges {
-            if out.is_empty() {
+            if out.len() == 0 {
                 break;
             }
             let len = sge.len as usize;
@@ -108,13 +110,11 @@ impl Ctx {
             }
             let n = (len - skip).min(out.len());
             let va = sge.va.checked_add(skip as u64)?;
-            let (head, tail) = out.split_at_mut(n);
             let region = self.local(cache, (pd, sge.lkey), (va, n as u64), Access::empty())?;
-            region.read(va, head).ok()?;
-            out = tail;
+            out = out.fill(region, va, n)?;
             skip = 0;
         }
-        out.is_empty().then_some(())
+        (out.len() == 0).then_some(())
     }
 
     /// Copies `data` to scattered local memory, from `offset` of the list on.
@@ -124,11 +124,11 @@ impl Ctx {
         pd: Pd,
         sges: &[Sge],
         offset: usize,
-        mut data: &[u8],
+        mut data: Body<'_>,
     ) -> Result<(), WcStatus> {
         let mut skip = offset;
         for sge in sges {
-            if data.is_empty() {
+            if data.len() == 0 {
                 break;
             }
             let len = sge.len as usize;
@@ -138,14 +138,13 @@ impl Ctx {
             }
             let n = (len - skip).min(data.len());
             let va = sge.va.checked_add(skip as u64).ok_or(WcStatus::LocalProtection)?;
-            let (head, tail) = data.split_at(n);
             self.local(cache, (pd, sge.lkey), (va, n as u64), Access::LOCAL_WRITE)
-                .and_then(|region| region.write(va, head).ok())
+                .and_then(|region| data.land(region, va, n).ok())
                 .ok_or(WcStatus::LocalProtection)?;
-            data = tail;
+            data = data.skip(n);
             skip = 0;
         }
-        if data.is_empty() { Ok(()) } else { Err(WcStatus::LocalLength) }
+        if data.len() == 0 { Ok(()) } else { Err(WcStatus::LocalLength) }
     }
 }
 

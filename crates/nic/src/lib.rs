@@ -12,6 +12,7 @@
 //! adds the UDP and IP headers and the ICRC, and checks them on arrival. Kernel calls (StRoM section 5) are packets of
 //! the manufacturer's op-code space.
 
+mod arrival;
 mod attr;
 pub mod cm;
 mod connect;
@@ -37,12 +38,13 @@ mod types;
 mod uc;
 mod ud;
 
+pub use arrival::Packet;
 pub use attr::{AddressVector, QpAttr, QpMask, qp_masks};
 pub use connect::{ConnectAttr, ConnectError};
 pub use multicast::MULTICAST_QP;
 pub use nic::{Nic, NicConfig};
 pub use now::Now;
-pub use queue::TxBatch;
+pub use queue::{Room, TxBatch};
 pub use rpc::{RpcRequest, StreamChunk};
 pub use tap::{MAX_TAPS, WriteTap};
 pub use types::*;

@@ -9,6 +9,7 @@ use rand_core::{RngCore, SeedableRng};
 use remora_memory::Registry;
 use remora_wire::{Bth, ICRC_LEN, Psn, Service};
 
+use crate::arrival::{Body, HEAD, Packet, is_moved_alone};
 use crate::cm::CmConfig;
 use crate::connect::{Management, QP1};
 use crate::ctx::Ctx;
@@ -16,7 +17,7 @@ use crate::multicast::{Groups, MULTICAST_QP};
 use crate::numbers::{MAX_QPS, QpTable};
 use crate::post::{check_limit, push_recv};
 use crate::qp::QueuePair;
-use crate::queue::TxBatch;
+use crate::queue::{Room, TxBatch};
 use crate::reorder::ReorderPool;
 use crate::rpc::RpcTable;
 use crate::tap::Taps;
@@ -111,6 +112,7 @@ impl Nic {
                 taps: Taps::default(),
                 selective: config.selective_repeat,
                 reorder: ReorderPool::new(TxBatch::PACKET_BYTES),
+                private: vec![0; TxBatch::PACKET_BYTES].into(),
                 counters: Counters::default(),
             },
             groups: Groups::default(),
@@ -293,16 +295,48 @@ impl Nic {
         self.now = now;
         self.ctx.counters.rx_packets += 1;
         self.ctx.counters.rx_bytes += packet.len() as u64;
-        if self.dispatch(now, link, src, dst, packet).is_none() {
+        if self.dispatch(now, link, src, dst, packet.into()).is_none() {
             self.ctx.counters.dropped += 1;
         }
     }
 
+    /// As [`handle_packet`](Self::handle_packet), of a packet that may stand in memory which its sender can write. Payload
+    /// that goes to a region goes there at once; of all else there is a private copy first.
+    pub fn handle(&mut self, now: Time, link: u8, (src, dst): (IpAddr, IpAddr), packet: Packet<'_>) {
+        let (buffer, offset, len) = match packet {
+            Packet::Private(bytes) => return self.handle_packet(now, link, src, dst, bytes),
+            Packet::Shared { buffer, offset, len } => (buffer, offset, len),
+        };
+        let mut head = [0; HEAD];
+        let head = &mut head[..HEAD.min(len)];
+        if buffer.take(offset, head).is_err() {
+            return;
+        }
+        let op = Bth::parse(head).map(|bth| bth.opcode);
+        if op.is_ok_and(is_moved_alone) {
+            self.now = now;
+            self.ctx.counters.rx_packets += 1;
+            self.ctx.counters.rx_bytes += len as u64;
+            let body = Body::shared(head, buffer, offset, len);
+            if self.dispatch(now, link, src, dst, body).is_none() {
+                self.ctx.counters.dropped += 1;
+            }
+            return;
+        }
+        let mut private = std::mem::take(&mut self.ctx.private);
+        if let Some(bytes) = private.get_mut(..len)
+            && buffer.take(offset, bytes).is_ok()
+        {
+            self.handle_packet(now, link, src, dst, bytes);
+        }
+        self.ctx.private = private;
+    }
+
     /// `None` if nobody wants the packet.
-    fn dispatch(&mut self, now: Time, link: u8, src: IpAddr, dst: IpAddr, packet: &[u8]) -> Option<()> {
-        let bth = Bth::parse(packet).ok()?;
+    fn dispatch(&mut self, now: Time, link: u8, src: IpAddr, dst: IpAddr, packet: Body<'_>) -> Option<()> {
+        let bth = Bth::parse(packet.headers()).ok()?;
         let end = packet.len().checked_sub(ICRC_LEN + usize::from(bth.pad))?;
-        let rest = packet.get(Bth::LEN..end)?;
+        let rest = packet.first(end)?.skip(Bth::LEN);
         let op = bth.opcode;
         // Extension headers are complete; parsers below can rely on it.
         if op.header_len() > end || bth.version != 0 || bth.pkey & 0x7fff != 0x7fff {
@@ -313,12 +347,12 @@ impl Nic {
             return Some(());
         }
         if bth.dest_qp == QP1 {
-            let taken = self.management.handle(now, link, (src, dst), &bth, rest);
+            let taken = self.management.handle(now, link, (src, dst), &bth, rest.private()?);
             self.pump_cm();
             return taken.then_some(());
         }
         if bth.dest_qp == MULTICAST_QP {
-            return self.deliver_multicast(&bth, rest, (src, dst), None).then_some(());
+            return self.deliver_multicast(&bth, rest.private()?, (src, dst), None).then_some(());
         }
         let qpn = Qpn(bth.dest_qp);
         let wanted = self.with_qp(qpn, |qp, ctx| {
@@ -328,7 +362,7 @@ impl Nic {
             let from_peer = qp.route == Some(Route { local: dst, remote: src, link });
             match (qp.init.kind, op.service()) {
                 (QpType::Ud, Service::Ud) => {
-                    let taken = qp.handle_datagram(ctx, &bth, rest, src, dst);
+                    let taken = qp.handle_datagram(ctx, &bth, rest.headers(), src, dst);
                     if taken {
                         ctx.counters.received(link);
                     }
@@ -339,7 +373,7 @@ impl Nic {
                     if op.is_last() || op.is_only() {
                         ctx.counters.received(link);
                     }
-                    qp.handle_unreliable(ctx, &bth, rest);
+                    qp.handle_unreliable(ctx, &bth, rest.headers());
                 }
                 _ => return false,
             }
@@ -352,9 +386,32 @@ impl Nic {
     /// The last four bytes of each are zero, for the link to put the ICRC in.
     pub fn poll_transmit(&mut self, now: Time, batch: &mut TxBatch) -> bool {
         batch.clear();
+        self.fill(now, batch)
+    }
+
+    /// Where the next packets go, if it pays to have [`Nic::poll_transmit_into`] put them together: they have much payload.
+    #[inline]
+    pub fn next_long(&self) -> Option<Route> {
+        let qp = self.qps.get(*self.active.front()?)?;
+        let long = qp.has_long() && !self.management.cm.wants_transmit();
+        qp.route.filter(|_| long)
+    }
+
+    /// As [`Nic::poll_transmit`], for one destination, with the packets put together in `room`: their bytes are there, not in
+    /// the batch. Pads and the last four bytes of each are whatever stood there before. False if nothing was to be sent there,
+    /// or if there is not room for a packet of [`TxBatch::PACKET_BYTES`].
+    pub fn poll_transmit_into(&mut self, now: Time, route: Route, room: Room, batch: &mut TxBatch) -> bool {
+        batch.settle(route, room);
+        if batch.is_full() {
+            return false;
+        }
+        self.fill(now, batch)
+    }
+
+    fn fill(&mut self, now: Time, batch: &mut TxBatch) -> bool {
         // The connection manager and queue pairs take turns: answers to a flood of calls hold up nobody's packets.
         let queue_pairs_first = std::mem::take(&mut self.management.spoke) && !self.active.is_empty();
-        if !queue_pairs_first && self.management.emit(batch) {
+        if !queue_pairs_first && batch.route().is_none() && self.management.emit(batch) {
             return true;
         }
         for _ in 0..self.active.len() {
@@ -371,7 +428,7 @@ impl Nic {
             self.timers.update(qp);
         }
         self.loop_multicast();
-        !batch.is_empty() || queue_pairs_first && self.management.emit(batch)
+        !batch.is_empty() || queue_pairs_first && batch.route().is_none() && self.management.emit(batch)
     }
 
     /// When [`Nic::handle_timeout`] has something to do.

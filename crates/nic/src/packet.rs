@@ -1,5 +1,6 @@
 //! Building a packet in place: headers one after the other, payload, pad, room for the ICRC.
 
+use remora_memory::Buffer;
 use remora_wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ICRC_LEN, Ieth, ImmDt, Reth};
 
 /// Bytes that fill a payload up to a multiple of four.
@@ -7,16 +8,26 @@ pub(crate) fn pad_of(len: usize) -> u8 {
     (len.wrapping_neg() & 3) as u8
 }
 
+use crate::queue::{STRAIGHT, Target};
+
 /// Writes one packet. `out` has room for the largest: the caller checks that once, for a whole batch.
 pub(crate) struct Writer<'a> {
     out: &'a mut [u8],
     at: usize,
+    /// Where in shared memory the packet goes, and whether it is there already.
+    shared: Option<(&'a Buffer, usize)>,
+    placed: bool,
 }
 
 impl<'a> Writer<'a> {
     pub fn new(out: &'a mut [u8], bth: &Bth) -> Self {
+        Self::within((out, None), bth)
+    }
+
+    /// As [`new`](Self::new), of a packet whose payload may go straight to where it is sent from.
+    pub fn within((out, shared): (&'a mut [u8], Option<(&'a Buffer, usize)>), bth: &Bth) -> Self {
         bth.emit(out);
-        Self { out, at: Bth::LEN }
+        Self { out, at: Bth::LEN, shared, placed: false }
     }
 
     fn next(&mut self, len: usize) -> &mut [u8] {
@@ -58,11 +69,32 @@ impl<'a> Writer<'a> {
         &mut self.out[self.at..self.at + len]
     }
 
+    /// Where the payload goes, all headers being there.
+    pub fn target(&mut self, len: usize) -> Target<'_> {
+        match self.shared {
+            Some((buffer, start)) if len >= STRAIGHT => {
+                // With what follows them up to a word, which the payload overwrites.
+                let there = buffer.write(start, &self.out[..self.at.next_multiple_of(8)]);
+                debug_assert!(there.is_ok(), "there is room for a packet");
+                self.placed = true;
+                Target::Shared(buffer, start + self.at, len)
+            }
+            _ => Target::Private(self.payload(len)),
+        }
+    }
+
+    /// Whether the packet stands where it is sent from. Pad and ICRC are whatever stood there.
+    pub fn placed(&self) -> bool {
+        self.placed
+    }
+
     /// Pads `len` bytes of payload, leaves the ICRC zero; the packet's length.
     pub fn finish(self, len: usize) -> usize {
         let end = self.at + len;
         let total = end + pad_of(len) as usize + ICRC_LEN;
-        self.out[end..total].fill(0);
+        if !self.placed {
+            self.out[end..total].fill(0);
+        }
         total
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use remora_memory::{Binder, Pd, Region};
 use remora_wire::{Bth, Opcode};
 
+use crate::arrival::Body;
 use crate::attr::QpAttr;
 use crate::ctx::Ctx;
 use crate::queue::{RecvQueue, RecvWqe, SendQueue, Source, TxBatch};
@@ -314,8 +315,17 @@ impl QueuePair {
         }
     }
 
+    /// Whether its next packet is likely to be full.
+    #[inline]
+    pub(crate) fn has_long(&self) -> bool {
+        let mtu = self.mtu;
+        let at = self.req.cursor();
+        let request = || at < self.sq.tail && self.sq.get(at).has_long(mtu);
+        self.init.kind == QpType::Rc && (self.resp.has_long(mtu) || request())
+    }
+
     /// A packet for a reliable connection, from its peer.
-    pub(crate) fn handle_reliable(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: &[u8]) {
+    pub(crate) fn handle_reliable(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: Body<'_>) {
         use Opcode::*;
         match bth.opcode {
             RcAck | RcAtomicAck | RcReadResponseFirst | RcReadResponseMiddle | RcReadResponseLast

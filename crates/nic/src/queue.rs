@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use remora_memory::{Buffer, Region};
 use remora_wire::Psn;
 
 use crate::types::{CqId, Event, MAX_SGE, Route, SendOp, Sge, UdDest, WcStatus, WorkCompletion};
@@ -47,6 +48,11 @@ impl SendWqe {
     /// READ and atomics end with a response, everything else with an acknowledgement.
     pub fn wants_response(&self) -> bool {
         matches!(self.op, SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+    }
+
+    /// Full packets are sent for it, out of regions.
+    pub fn has_long(&self, mtu: u32) -> bool {
+        self.len >= mtu && matches!(self.source, Source::List(_)) && !self.wants_response()
     }
 
     /// Concerns this side alone: no packet is sent for it.
@@ -286,15 +292,76 @@ impl CompletionQueue {
 }
 
 /// Packets for one destination, back to back in one buffer: what `poll_transmit` fills and a link sends.
+///
+/// Or put together where the link wants them, in memory that it shares with the peer ([`Room`]): payload is then copied
+/// there once, out of its region.
 #[derive(Debug)]
 pub struct TxBatch {
     bytes: Box<[u8]>,
+    room: Option<Room>,
+    /// The packet being built stands in the room already.
+    placed: bool,
     used: usize,
     lens: [u16; TxBatch::PACKETS],
     fetched: [u16; TxBatch::PACKETS],
     count: usize,
     route: Option<Route>,
 }
+
+/// Where in shared memory packets may be put together.
+#[derive(Clone, Debug)]
+pub struct Room {
+    /// The memory. Peers may read and write it at any time.
+    pub buffer: Buffer,
+    /// The first byte that is free: a multiple of 8.
+    pub start: usize,
+    /// The first byte behind it that is not.
+    pub end: usize,
+}
+
+impl Room {
+    /// Bytes left free before each packet, which begins at a multiple of 8.
+    pub const GAP: usize = 8;
+
+    /// Bytes that a packet takes with its gap.
+    pub const fn taken(len: usize) -> usize {
+        Self::GAP + len.next_multiple_of(8)
+    }
+}
+
+/// Where a payload goes.
+pub(crate) enum Target<'a> {
+    Private(&'a mut [u8]),
+    /// So many bytes of a shared buffer from this offset on.
+    Shared(&'a Buffer, usize, usize),
+}
+
+impl Target<'_> {
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Private(out) => out.len(),
+            Self::Shared(_, _, len) => *len,
+        }
+    }
+
+    /// Fills the first `n` bytes from `va` of a region on. What is left; `None` if they are not there.
+    pub fn fill(self, region: &Region, va: u64, n: usize) -> Option<Self> {
+        Some(match self {
+            Self::Private(out) => {
+                let (head, tail) = out.split_at_mut(n);
+                region.read(va, head).ok()?;
+                Self::Private(tail)
+            }
+            Self::Shared(buffer, at, len) => {
+                region.lift(va, buffer, at, n).ok()?;
+                Self::Shared(buffer, at + n, len - n)
+            }
+        })
+    }
+}
+
+/// Payload from which on it goes straight into shared memory. Shorter ones are copied along with their headers.
+pub(crate) const STRAIGHT: usize = 512;
 
 impl TxBatch {
     /// Packets in a batch at most. Linux segments one UDP send into as many.
@@ -306,6 +373,8 @@ impl TxBatch {
     pub fn new() -> Self {
         Self {
             bytes: vec![0; Self::PACKETS * Self::PACKET_BYTES].into(),
+            room: None,
+            placed: false,
             used: 0,
             lens: [0; Self::PACKETS],
             fetched: [0; Self::PACKETS],
@@ -355,15 +424,29 @@ impl TxBatch {
         self.count == 0
     }
 
+    /// The lengths of its packets.
+    pub fn lens(&self) -> &[u16] {
+        &self.lens[..self.count]
+    }
+
     /// Makes it empty.
     pub fn clear(&mut self) {
         self.used = 0;
         self.count = 0;
         self.route = None;
+        self.room = None;
+    }
+
+    /// Makes it empty, for packets of one route in `room`.
+    pub(crate) fn settle(&mut self, route: Route, room: Room) {
+        self.clear();
+        self.route = Some(route);
+        self.room = Some(room);
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.count == Self::PACKETS
+        let cramped = |room: &Room| room.end.saturating_sub(room.start) < Room::taken(Self::PACKET_BYTES);
+        self.count == Self::PACKETS || self.room.as_ref().is_some_and(cramped)
     }
 
     pub(crate) fn accepts(&self, route: Route) -> bool {
@@ -376,6 +459,13 @@ impl TxBatch {
         &mut self.bytes[self.used..self.used + Self::PACKET_BYTES]
     }
 
+    /// As [`space`](Self::space), and where in shared memory the packet goes, if it does.
+    pub(crate) fn spaces(&mut self) -> (&mut [u8], Option<(&Buffer, usize)>) {
+        self.fetched[self.count] = 0;
+        let room = self.room.as_ref().map(|room| (&room.buffer, room.start + Room::GAP));
+        (&mut self.bytes[self.used..self.used + Self::PACKET_BYTES], room)
+    }
+
     /// The packet being built has `bytes` of registered memory in it.
     pub(crate) fn note_fetched(&mut self, bytes: usize) {
         self.fetched[self.count] = bytes as u16;
@@ -386,7 +476,21 @@ impl TxBatch {
         self.route = Some(route);
         self.lens[self.count] = len as u16;
         self.count += 1;
-        self.used += len;
+        match &mut self.room {
+            None => self.used += len,
+            Some(room) => {
+                if !std::mem::take(&mut self.placed) {
+                    let there = room.buffer.write(room.start + Room::GAP, &self.bytes[..len.next_multiple_of(8)]);
+                    debug_assert!(there.is_ok(), "the room lies in the buffer, and is not full");
+                }
+                room.start += Room::taken(len);
+            }
+        }
+    }
+
+    /// The packet being built stands in the room already.
+    pub(crate) fn note_placed(&mut self, placed: bool) {
+        self.placed = placed;
     }
 }
 

@@ -6,6 +6,7 @@ use remora_wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Ieth, ImmDt, NakCode, Opcode, Psn, Reth, Syndrome, rnr_timer_ns,
 };
 
+use crate::arrival::Body;
 use crate::attr::QpAttr;
 use crate::ctx::Ctx;
 use crate::packet::{Writer, pad_of};
@@ -348,7 +349,7 @@ impl QueuePair {
             reserved7: if reliable && ctx.selective { SELECTIVE | resume } else { 0 },
             ..Bth::new(opcode, self.attr.dest_qp, psn)
         };
-        let mut writer = Writer::new(batch.space(), &bth);
+        let mut writer = Writer::within(batch.spaces(), &bth);
         match wqe.op {
             SendOp::Write { va, rkey } | SendOp::WriteImm { va, rkey, .. } if first => {
                 writer.reth(Reth { va, rkey, len: wqe.len });
@@ -375,19 +376,20 @@ impl QueuePair {
             SendOp::SendInvalidate(rkey) if last => writer.ieth(Ieth { rkey }),
             _ => {}
         }
-        let payload = writer.payload(len);
         match wqe.source {
             Source::List(_) if len > 0 => {
-                ctx.gather(&mut self.local_region, self.init.pd, sges, offset, payload)
+                ctx.gather(&mut self.local_region, self.init.pd, sges, offset, writer.target(len))
                     .ok_or(WcStatus::LocalProtection)?;
             }
             Source::List(_) => {}
             Source::Inline | Source::Buffer | Source::Reply => {
                 let from = inline.get(offset..offset + len).ok_or(WcStatus::LocalLength)?;
-                payload.copy_from_slice(from);
+                writer.payload(len).copy_from_slice(from);
             }
         }
+        let placed = writer.placed();
         let total = writer.finish(len);
+        batch.note_placed(placed);
         let (psns, response) = (wqe.psns, wqe.wants_response());
         if let Source::List(_) = wqe.source {
             batch.note_fetched(len);
@@ -610,23 +612,23 @@ impl QueuePair {
     }
 
     /// An acknowledgement or a response from the peer; `rest` is what follows the BTH, without pad and ICRC.
-    pub(crate) fn handle_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: &[u8]) {
+    pub(crate) fn handle_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: Body<'_>) {
         let header = if bth.opcode.has_aeth() { Aeth::LEN } else { 0 };
-        let data = &rest[header..];
+        let data = rest.skip(header);
         match bth.opcode {
             Opcode::RcAck => {
-                if let Ok(aeth) = Aeth::parse(rest) {
-                    self.handle_ack(ctx, now, bth, aeth, data);
+                if let Ok(aeth) = Aeth::parse(rest.headers()) {
+                    self.handle_ack(ctx, now, bth, aeth, data.headers());
                 }
             }
             _ if !self.answers_head(ctx, now, bth, rest) => {}
-            Opcode::RcAtomicAck => self.handle_atomic_ack(ctx, now, bth.psn, data),
+            Opcode::RcAtomicAck => self.handle_atomic_ack(ctx, now, bth.psn, data.headers()),
             _ => self.handle_read_response(ctx, now, bth, data),
         }
     }
 
     /// The next packet of the READ at the head.
-    fn handle_read_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, data: &[u8]) {
+    fn handle_read_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, data: Body<'_>) {
         let (wqe, sges, _) = self.sq.parts(self.sq.head);
         let SendOp::Read { .. } = wqe.op else {
             return self.fail_head(ctx, WcStatus::BadResponse);
@@ -654,14 +656,14 @@ impl QueuePair {
             return self.fail_head(ctx, WcStatus::BadResponse);
         };
         let data = ack.original.to_ne_bytes();
-        if let Err(status) = ctx.scatter(&mut self.local_region, self.init.pd, sges, 0, &data) {
+        if let Err(status) = ctx.scatter(&mut self.local_region, self.init.pd, sges, 0, data[..].into()) {
             return self.fail_head(ctx, status);
         }
         self.response_taken(ctx, now, psn, true, 8);
     }
 
     /// Whether a response is the next one that the oldest request waits for. A gap asks for the lost ones.
-    fn answers_head(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: &[u8]) -> bool {
+    fn answers_head(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: Body<'_>) -> bool {
         let psn = bth.psn;
         if !self.is_outstanding(psn) {
             return false;

@@ -11,6 +11,7 @@ use remora_wire::{Bth, NakCode, Opcode, Psn, Syndrome};
 
 use answers::{Replay, Resource};
 
+use crate::arrival::Body;
 use crate::ctx::Ctx;
 use crate::qp::QueuePair;
 use crate::reorder::{ReorderBuffer, WINDOW};
@@ -36,8 +37,9 @@ pub(crate) struct Responder {
     /// READs and atomics, the last ones, for answering and for duplicates.
     resources: VecDeque<Resource>,
     max_resources: usize,
-    /// Resources with response packets to send.
+    /// Resources with response packets to send, and one before which there are none.
     pending: usize,
+    unsent: usize,
     replays: VecDeque<Replay>,
     /// The peer asks what has come.
     asked: bool,
@@ -88,6 +90,7 @@ impl Default for Responder {
             resources: VecDeque::new(),
             max_resources: 0,
             pending: 0,
+            unsent: 0,
             replays: VecDeque::new(),
             asked: false,
             established: false,
@@ -119,12 +122,24 @@ impl Responder {
             self.pending = 0;
             self.replays.clear();
             self.resources.clear();
+            self.unsent = 0;
         }
     }
 
     /// The next request is refused, as one with a wrong key.
     pub fn refuse_access(&mut self) {
         self.ack = Some(Syndrome::Nak(NakCode::RemoteAccess));
+    }
+
+    /// Whether the oldest response to be sent has full packets.
+    pub fn has_long(&self, mtu: u32) -> bool {
+        self.pending > 0 && self.next_unsent().is_some_and(|at| self.resources[at].has_long(mtu))
+    }
+
+    /// The place of the oldest READ or atomic that has response packets to send.
+    fn next_unsent(&self) -> Option<usize> {
+        let from = self.unsent.min(self.resources.len());
+        Some(from + self.resources.range(from..).position(|r| r.next < r.psns)?)
     }
 
     /// Whether a message has begun and not ended.
@@ -176,7 +191,7 @@ impl QueuePair {
     }
 
     /// A request packet; `rest` is what follows the BTH, without pad and ICRC.
-    pub(crate) fn handle_request(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) {
+    pub(crate) fn handle_request(&mut self, ctx: &mut Ctx, bth: &Bth, rest: Body<'_>) {
         if self.resp.early.is_empty() {
             return self.take_request(ctx, bth, rest);
         }
@@ -189,7 +204,7 @@ impl QueuePair {
             while self.receives()
                 && let Some(kept) = self.resp.early.take(self.resp.expected)
             {
-                self.take_request(ctx, &kept.bth, kept.rest());
+                self.take_request(ctx, &kept.bth, kept.rest().into());
                 ctx.reorder.give(kept.into_room());
             }
         }
@@ -199,15 +214,16 @@ impl QueuePair {
     }
 
     /// A request packet that has arrived, or that was kept and whose turn has come.
-    fn take_request(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) {
+    fn take_request(&mut self, ctx: &mut Ctx, bth: &Bth, rest: Body<'_>) {
         let ahead = bth.psn.distance(self.resp.expected);
         if ahead < 0 {
-            return self.handle_duplicate(ctx, bth, rest);
+            return self.handle_duplicate(ctx, bth, rest.headers());
         }
         if ahead > 0 {
             // Who was told to come back later starts anew from there.
             let near = self.peer_selective && self.resp.refusals == 0 && ahead < WINDOW as i32;
-            let kept = near && self.resp.early.keep(&mut ctx.reorder, bth, rest);
+            // On a link that shares memory nothing comes early, but by a fault of the peer's.
+            let kept = near && rest.private().is_some_and(|rest| self.resp.early.keep(&mut ctx.reorder, bth, rest));
             let told = std::mem::replace(&mut self.resp.waiting, true);
             ctx.counters.sequence_naks += u64::from(!told);
             // Each that is kept tells the peer what is there now.

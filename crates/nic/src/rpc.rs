@@ -475,7 +475,7 @@ impl QueuePair {
         limit_reply(&header, &mut status, &mut reply);
         let sge = Sge { va: header.reply_va, len: header.reply_capacity, lkey: header.reply_rkey };
         let pd = self.pd();
-        let landed = ctx.scatter(&mut self.local_region, pd, &[sge], 0, &reply);
+        let landed = ctx.scatter(&mut self.local_region, pd, &[sge], 0, reply[..].into());
         let wc = WorkCompletion {
             imm: Some(reply_imm(header.tag, status)),
             ..self.wc(wr_id, landed.err().unwrap_or(WcStatus::Success), WcOpcode::LocalRpc, reply.len() as u32)

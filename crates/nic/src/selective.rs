@@ -15,6 +15,7 @@
 
 use remora_wire::{Bth, Opcode, Psn};
 
+use crate::arrival::Body;
 use crate::ctx::Ctx;
 use crate::packet::Writer;
 use crate::qp::QueuePair;
@@ -303,14 +304,17 @@ impl QueuePair {
     }
 
     /// A response ahead of the one that is awaited: it is kept, and those before it are asked for again.
-    pub(crate) fn keep_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: &[u8]) {
+    pub(crate) fn keep_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: Body<'_>) {
         let near = bth.psn.distance(self.req.unacked) < WINDOW as i32;
         self.note_executed(now, bth.psn + 1);
         let losses = self.losses(now);
         losses.hear(now);
         // What is asked for again comes before what is still to come: this tells of nothing but its own run.
         let newest = if near { losses.sent_at(bth.psn) } else { (losses.base, bth.psn) };
-        if near && !self.req.early.has(bth.psn) {
+        if let Some(rest) = rest.private()
+            && near
+            && !self.req.early.has(bth.psn)
+        {
             self.req.early.keep(&mut ctx.reorder, bth, rest);
         }
         self.note_losses(newest, |psn| psn.0 == newest.0);
@@ -435,7 +439,7 @@ impl QueuePair {
             let Some(at) = (self.sq.head..self.sq.started).find(waits) else { return };
             let wqe = self.sq.get(at);
             let Some(kept) = self.req.early.take(wqe.first_psn + wqe.answered) else { return };
-            self.handle_response(ctx, now, &kept.bth, kept.rest());
+            self.handle_response(ctx, now, &kept.bth, kept.rest().into());
             ctx.reorder.give(kept.into_room());
         }
     }

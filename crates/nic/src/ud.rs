@@ -10,7 +10,7 @@ use remora_wire::{Bth, Deth, ICRC_LEN, ImmDt, Opcode};
 use crate::ctx::{Ctx, Multicast};
 use crate::packet::{Writer, pad_of};
 use crate::qp::QueuePair;
-use crate::queue::{Source, TxBatch};
+use crate::queue::{Source, Target, TxBatch};
 use crate::types::*;
 
 /// Bytes in front of every received datagram where the global route header lies.
@@ -46,7 +46,9 @@ impl QueuePair {
         }
         let payload = writer.payload(len);
         let gathered = match wqe.source {
-            Source::List(_) => ctx.gather(&mut self.local_region, self.init.pd, sges, 0, payload).is_some(),
+            Source::List(_) => {
+                ctx.gather(&mut self.local_region, self.init.pd, sges, 0, Target::Private(payload)).is_some()
+            }
             _ => inline.get(..len).is_some_and(|from| {
                 payload.copy_from_slice(from);
                 true
@@ -94,8 +96,8 @@ impl QueuePair {
         let grh = grh(src, dst, rest.len() + usize::from(bth.pad));
         let sges = &self.recv.sges;
         let landed = ctx
-            .scatter(&mut self.local_region, pd, sges, 0, &grh)
-            .and_then(|()| ctx.scatter(&mut self.local_region, pd, sges, GRH_LEN, data));
+            .scatter(&mut self.local_region, pd, sges, 0, grh[..].into())
+            .and_then(|()| ctx.scatter(&mut self.local_region, pd, sges, GRH_LEN, data.into()));
         let status = landed.err().unwrap_or(WcStatus::Success);
         let wc = WorkCompletion {
             imm,

@@ -9,7 +9,7 @@ use super::Refusal::{self, Nak};
 use crate::ctx::Ctx;
 use crate::packet::{Writer, pad_of};
 use crate::qp::QueuePair;
-use crate::queue::TxBatch;
+use crate::queue::{Target, TxBatch};
 use crate::selective::{PROBE, SELECTIVE};
 use crate::types::*;
 
@@ -25,6 +25,13 @@ pub(super) struct Resource {
     pub first: u32,
     /// All was sent once; what is to be sent now is a replay.
     pub answered: bool,
+}
+
+impl Resource {
+    /// It is a READ of a full packet or more.
+    pub fn has_long(&self, mtu: u32) -> bool {
+        matches!(self.kind, Kind::Read { len, .. } if len >= mtu)
+    }
 }
 
 /// A part of a READ's response that a peer asks for again who keeps the rest.
@@ -62,6 +69,7 @@ impl QueuePair {
         if self.resp.resources.len() >= self.resp.max_resources {
             // A new request shows that the peer has the old answer: a replay of it is not wanted any more.
             if let Some(old) = self.resp.resources.pop_front() {
+                self.resp.unsent = self.resp.unsent.saturating_sub(1);
                 self.resp.pending -= usize::from(old.next < old.psns);
                 self.resp.replays.retain(|replay| replay.psn != old.psn);
             }
@@ -83,13 +91,15 @@ impl QueuePair {
                 self.replay_read(bth.psn, reth);
             }
             Opcode::RcCompareSwap | Opcode::RcFetchAdd => {
-                let found = self.resp.resources.iter_mut().rev().find(|r| r.psn == bth.psn);
-                if let Some(r) = found
+                let found = self.resp.resources.iter().rposition(|r| r.psn == bth.psn);
+                if let Some(at) = found
+                    && let r = &mut self.resp.resources[at]
                     && matches!(r.kind, Kind::Atomic { .. })
                     && r.next == r.psns
                 {
                     r.next = 0;
                     self.resp.pending += 1;
+                    self.resp.unsent = self.resp.unsent.min(at);
                 }
             }
             _ if bth.reserved7 & PROBE != 0
@@ -111,11 +121,12 @@ impl QueuePair {
     /// Answers a READ again from the packet on that the peer asks for. A range that was not granted is ignored.
     fn replay_read(&mut self, psn: Psn, reth: Reth) {
         let (mtu, selective) = (self.mtu, self.peer_selective);
-        let found = self.resp.resources.iter_mut().rev().find(|r| {
+        let found = self.resp.resources.iter().rposition(|r| {
             let ahead = psn.distance(r.psn);
             ahead >= 0 && (ahead as u32) < r.psns
         });
-        let Some(r) = found else { return };
+        let Some(at) = found else { return };
+        let r = &mut self.resp.resources[at];
         let Kind::Read { va, rkey, len } = r.kind else { return };
         let skip = psn.distance(r.psn) as u32;
         let Some(offset) = skip.checked_mul(mtu).filter(|&offset| offset <= len) else { return };
@@ -128,6 +139,7 @@ impl QueuePair {
         if !selective {
             self.resp.pending += usize::from(r.next == r.psns);
             (r.next, r.first) = (skip, skip);
+            self.resp.unsent = self.resp.unsent.min(at);
         } else if skip < r.next && self.resp.replays.len() < REPLAYS {
             // What has not been sent yet will be.
             let end = (if part { skip + reth.len / mtu } else { r.psns }).min(r.next);
@@ -187,7 +199,11 @@ impl QueuePair {
         let replay = self.resp.replays.front().copied();
         let index = match replay {
             Some(replay) => self.resp.resources.iter().position(|r| r.psn == replay.psn)?,
-            None => self.resp.resources.iter().position(|r| r.next < r.psns)?,
+            None => {
+                let at = self.resp.next_unsent()?;
+                self.resp.unsent = at;
+                at
+            }
         };
         let r = self.resp.resources[index];
         let Replay { first, next, end, .. } =
@@ -212,12 +228,12 @@ impl QueuePair {
                     (false, true) => Opcode::RcReadResponseLast,
                 };
                 let bth = Bth { pad: pad_of(n), ..self.answer(ctx.selective, opcode, psn) };
-                let mut writer = Writer::new(batch.space(), &bth);
+                let mut writer = Writer::within(batch.spaces(), &bth);
                 if opcode.has_aeth() {
                     writer.aeth(aeth);
                 }
                 let va = va.wrapping_add(offset.into());
-                if n > 0 && !self.read_for_peer(ctx, rkey, va, writer.payload(n)) {
+                if n > 0 && !self.read_for_peer(ctx, rkey, va, writer.target(n)) {
                     // The region went away between request and response.
                     self.resp.expected = psn;
                     self.resp.ack = Some(Syndrome::Nak(NakCode::RemoteAccess));
@@ -227,7 +243,9 @@ impl QueuePair {
                     let nak = Syndrome::Nak(NakCode::RemoteAccess);
                     return Some(self.emit_ack(ctx.selective, nak, batch));
                 }
+                let placed = writer.placed();
                 let total = writer.finish(n);
+                batch.note_placed(placed);
                 batch.note_fetched(n);
                 total
             }
@@ -248,9 +266,12 @@ impl QueuePair {
         Some(total)
     }
 
-    fn read_for_peer(&mut self, ctx: &Ctx, rkey: u32, va: u64, out: &mut [u8]) -> bool {
+    fn read_for_peer(&mut self, ctx: &Ctx, rkey: u32, va: u64, out: Target<'_>) -> bool {
         match self.remote_region(ctx, rkey, va, out.len() as u64, Access::REMOTE_READ) {
-            Ok(region) => region.read(va, out).is_ok(),
+            Ok(region) => {
+                let len = out.len();
+                out.fill(region, va, len).is_some()
+            }
             Err(_) => false,
         }
     }

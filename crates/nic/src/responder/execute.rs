@@ -7,6 +7,7 @@ use remora_wire::{AtomicEth, Bth, Ieth, ImmDt, NakCode, Opcode, Reth};
 use super::Refusal::{Local, Nak, NotReady};
 use super::answers::{Kind, Resource};
 use super::{MAX_MESSAGE, Message, Refusal};
+use crate::arrival::Body;
 use crate::ctx::Ctx;
 use crate::qp::QueuePair;
 use crate::tap::WriteTap;
@@ -14,7 +15,7 @@ use crate::types::*;
 
 impl QueuePair {
     /// Carries out the expected packet. Returns the PSNs it takes.
-    pub(crate) fn execute(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) -> Result<u32, Refusal> {
+    pub(crate) fn execute(&mut self, ctx: &mut Ctx, bth: &Bth, rest: Body<'_>) -> Result<u32, Refusal> {
         use Opcode::*;
         let op = bth.opcode;
         let continues = op.is_middle() || op.is_last();
@@ -28,10 +29,12 @@ impl QueuePair {
             RcWriteFirst | RcWriteMiddle | RcWriteLast | RcWriteLastImm | RcWriteOnly | RcWriteOnlyImm => {
                 self.execute_write(ctx, bth, rest)
             }
-            RcReadRequest => self.execute_read(ctx, bth, rest),
-            RcCompareSwap | RcFetchAdd => self.execute_atomic(ctx, bth, rest),
-            RpcParams => self.execute_rpc(ctx, rest),
-            RpcWriteFirst | RpcWriteMiddle | RpcWriteLast | RpcWriteOnly => self.execute_rpc_write(ctx, bth, rest),
+            RcReadRequest => self.execute_read(ctx, bth, rest.headers()),
+            RcCompareSwap | RcFetchAdd => self.execute_atomic(ctx, bth, rest.headers()),
+            RpcParams => self.execute_rpc(ctx, rest.headers()),
+            RpcWriteFirst | RpcWriteMiddle | RpcWriteLast | RpcWriteOnly => {
+                self.execute_rpc_write(ctx, bth, rest.headers())
+            }
             _ => Err(Nak(NakCode::InvalidRequest)),
         }
     }
@@ -47,7 +50,7 @@ impl QueuePair {
         if fits { Ok(()) } else { Err(Nak(NakCode::InvalidRequest)) }
     }
 
-    fn execute_send(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) -> Result<u32, Refusal> {
+    fn execute_send(&mut self, ctx: &mut Ctx, bth: &Bth, rest: Body<'_>) -> Result<u32, Refusal> {
         let op = bth.opcode;
         let Trailers { imm, invalidate, data } = split_trailers(op, rest)?;
         self.check_length(op, data.len())?;
@@ -92,15 +95,15 @@ impl QueuePair {
         Ok(1)
     }
 
-    fn execute_write(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) -> Result<u32, Refusal> {
+    fn execute_write(&mut self, ctx: &mut Ctx, bth: &Bth, rest: Body<'_>) -> Result<u32, Refusal> {
         let op = bth.opcode;
         let (mut va, rkey, mut remaining, total, rest) = match self.resp.message {
             Message::None => {
-                let reth = Reth::parse(rest).map_err(|_| Nak(NakCode::InvalidRequest))?;
+                let reth = Reth::parse(rest.headers()).map_err(|_| Nak(NakCode::InvalidRequest))?;
                 if reth.len > MAX_MESSAGE {
                     return Err(Nak(NakCode::InvalidRequest));
                 }
-                (reth.va, reth.rkey, reth.len, reth.len, &rest[Reth::LEN..])
+                (reth.va, reth.rkey, reth.len, reth.len, rest.skip(Reth::LEN))
             }
             Message::Write { va, rkey, remaining, total } => (va, rkey, remaining, total, rest),
             _ => return Err(Nak(NakCode::InvalidRequest)),
@@ -120,14 +123,21 @@ impl QueuePair {
             return Err(NotReady);
         }
         let region = self.remote_region.as_deref().filter(|_| len > 0);
-        if region.is_some_and(|region| region.write(va, data).is_err()) {
+        let tap = region.and_then(|_| ctx.taps.find(rkey));
+        // A tap sees what lands, whatever the peer does to it meanwhile.
+        let shown = match tap {
+            Some(_) => data.copy(&mut ctx.private).ok_or(Nak(NakCode::InvalidRequest))?,
+            None => &[],
+        };
+        let data = if tap.is_some() { shown.into() } else { data };
+        if region.is_some_and(|region| data.land(region, va, data.len()).is_err()) {
             self.recv_held = imm.is_some();
             return Err(Nak(NakCode::RemoteAccess));
         }
         if let Some(region) = region
-            && let Some(tap) = ctx.taps.find(rkey)
+            && let Some(tap) = tap
         {
-            show(tap, region, va, data, (remaining - len) as usize);
+            show(tap, region, va, shown, (remaining - len) as usize);
             if ends {
                 tap.ended();
             }
@@ -276,16 +286,16 @@ fn show(tap: &mut dyn WriteTap, region: &Region, va: u64, mut data: &[u8], mut t
 struct Trailers<'a> {
     imm: Option<u32>,
     invalidate: Option<u32>,
-    data: &'a [u8],
+    data: Body<'a>,
 }
 
-fn split_trailers(op: Opcode, rest: &[u8]) -> Result<Trailers<'_>, Refusal> {
+fn split_trailers(op: Opcode, rest: Body<'_>) -> Result<Trailers<'_>, Refusal> {
     if op.has_imm() {
-        let imm = ImmDt::parse(rest).map_err(|_| Nak(NakCode::InvalidRequest))?;
-        Ok(Trailers { imm: Some(imm.0), invalidate: None, data: &rest[ImmDt::LEN..] })
+        let imm = ImmDt::parse(rest.headers()).map_err(|_| Nak(NakCode::InvalidRequest))?;
+        Ok(Trailers { imm: Some(imm.0), invalidate: None, data: rest.skip(ImmDt::LEN) })
     } else if op.has_ieth() {
-        let ieth = Ieth::parse(rest).map_err(|_| Nak(NakCode::InvalidRequest))?;
-        Ok(Trailers { imm: None, invalidate: Some(ieth.rkey), data: &rest[Ieth::LEN..] })
+        let ieth = Ieth::parse(rest.headers()).map_err(|_| Nak(NakCode::InvalidRequest))?;
+        Ok(Trailers { imm: None, invalidate: Some(ieth.rkey), data: rest.skip(Ieth::LEN) })
     } else {
         Ok(Trailers { imm: None, invalidate: None, data: rest })
     }

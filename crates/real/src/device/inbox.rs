@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use remora_nic::{Nic, Time};
+use remora_nic::{Nic, Packet, Time};
 
 use crate::kernels::Kernels;
 use crate::link::Link;
@@ -52,15 +52,15 @@ impl Inbox {
                 continue;
             }
             // A broken socket shows as silence; the peer's retries and ours report it.
-            let sink = &mut |src, packet: &[u8]| {
-                nic.handle_packet(now, index as u8, src, local, packet);
+            let sink = &mut |src, packet: Packet<'_>| {
+                nic.handle(now, index as u8, (src, local), packet);
                 if nic.has_stream()
                     && let Some(kernels) = kernels
                 {
                     kernels.stream(now, nic);
                 }
             };
-            let count = link.recv(sink).unwrap_or(0);
+            let count = link.recv_in_place(sink).unwrap_or(0);
             quiet[index] = if count > 0 { 0 } else { quiet[index].saturating_add(1) };
             packets += count;
             if *joined {

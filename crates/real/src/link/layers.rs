@@ -58,8 +58,8 @@ impl fmt::Debug for Layers {
 }
 
 impl<L: Link + ?Sized> Link for Box<L> {
-    forward!(self => (**self); kind max_mtu reach send recv look_ahead admit join leave recv_groups wait_fds arm
-        disarm stats);
+    forward!(self => (**self); kind max_mtu reach send recv recv_in_place lend send_lent look_ahead admit join leave recv_groups
+        wait_fds arm disarm stats);
 }
 
 /// Writes the named methods of [`Link`] as calls of the same of another link: `forward!(self => self.inner; arm disarm);`
@@ -90,6 +90,24 @@ macro_rules! forward {
     (@ $this:ident, $inner:expr, recv) => {
         fn recv(&mut $this, sink: &mut dyn FnMut(std::net::IpAddr, &[u8])) -> std::io::Result<usize> {
             $inner.recv(sink)
+        }
+    };
+    (@ $this:ident, $inner:expr, recv_in_place) => {
+        fn recv_in_place(
+            &mut $this,
+            sink: &mut dyn FnMut(std::net::IpAddr, remora_nic::Packet<'_>),
+        ) -> std::io::Result<usize> {
+            $inner.recv_in_place(sink)
+        }
+    };
+    (@ $this:ident, $inner:expr, lend) => {
+        fn lend(&mut $this, to: std::net::IpAddr) -> Option<remora_nic::Room> {
+            $inner.lend(to)
+        }
+    };
+    (@ $this:ident, $inner:expr, send_lent) => {
+        fn send_lent(&mut $this, to: std::net::IpAddr, lens: &[u16]) {
+            $inner.send_lent(to, lens);
         }
     };
     (@ $this:ident, $inner:expr, look_ahead) => {

@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 
 use remora_memory::Lookahead;
+use remora_nic::{Packet, Room};
 use rustix::net::sockopt;
 
 pub use interface::interface_of;
@@ -85,6 +86,26 @@ pub trait Link: Send {
     ///
     /// Only what makes the link useless for good. What a peer or the network does is counted, not returned.
     fn recv(&mut self, sink: &mut dyn FnMut(IpAddr, &[u8])) -> io::Result<usize>;
+
+    /// As [`recv`](Link::recv), of packets that may stand in memory which their senders can write. A link without such
+    /// memory has none.
+    ///
+    /// # Errors
+    ///
+    /// As for [`recv`](Link::recv).
+    fn recv_in_place(&mut self, sink: &mut dyn FnMut(IpAddr, Packet<'_>)) -> io::Result<usize> {
+        self.recv(&mut |from, bytes| sink(from, Packet::Private(bytes)))
+    }
+
+    /// Room in which packets to `to` may be put together, to be sent by [`send_lent`](Link::send_lent). `None` if the link
+    /// has no such memory or it is full: [`send`](Link::send) them.
+    fn lend(&mut self, _to: IpAddr) -> Option<Room> {
+        None
+    }
+
+    /// Sends what was put together in the room lent last: packets of these lengths, each [`Room::GAP`] bytes behind where it
+    /// may begin at the earliest.
+    fn send_lent(&mut self, _to: IpAddr, _lens: &[u16]) {}
 
     /// Has the link say there what it will hand over next, where it knows.
     fn look_ahead(&mut self, _lookahead: &Arc<Lookahead>) {}

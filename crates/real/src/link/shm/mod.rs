@@ -7,8 +7,8 @@
 //! on it wakes a sleeping peer, its end tells that the peer died.
 //!
 //! There is no ICRC on this link: packets pass through memory, not over a wire, and the four bytes for it go unused.
-//! A peer may still write anything into the rings at any time: each length is checked, and each packet copied out once
-//! before it is believed.
+//! A peer may still write anything into the rings at any time: each length is checked, and what is believed of a packet is
+//! copied out once. Payload that nobody looks at lies in the ring alone between its region and the peer's.
 
 mod ring;
 mod socket;
@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use remora_memory::{Buffer, Lookahead};
+use remora_nic::{Packet, Room};
 use rustix::io::Errno;
 use rustix::net::{self, SendFlags, SocketFlags, sockopt};
 use rustix::process::Uid;
@@ -32,6 +33,9 @@ use socket::{Heard, hear_hello, hear_rings, name_of, say_hello};
 /// Polls and packets between looks at the sockets. An empty poll takes ten nanoseconds or, beside a UDP socket, some
 /// hundreds, and so does a packet: a new peer waits a millisecond at most, and the looks cost next to nothing.
 const WORK_PER_LOOK: usize = 4096;
+
+/// Packets up to so many bytes are copied out before they are handed over; longer ones are handed over where they stand.
+const SHORT: usize = 1024;
 
 /// Packets taken from one peer before the next one has its turn.
 const RX_BATCH: usize = 64;
@@ -182,6 +186,17 @@ impl Peer {
         let (tx, rx) = (Producer::new(shared.clone(), tx), Consumer::new(shared, rx));
         Peer { ip, socket, tx, rx, gone: false, spent: false }
     }
+
+    /// Lets the peer see what was pushed, and wakes it if it sleeps.
+    fn publish(&mut self, stats: &mut LinkStats) {
+        self.tx.publish();
+        fence(Ordering::SeqCst);
+        if self.tx.take_wake() {
+            stats.syscalls += 1;
+            // Fails if the peer is gone, which a look finds, or has more rings than it hears, which will do.
+            let _ = net::send(&self.socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+    }
 }
 
 impl Link for ShmLink {
@@ -211,19 +226,41 @@ impl Link for ShmLink {
             }
             (taken, at) = (taken + 1, end);
         }
-        peer.tx.publish();
-        fence(Ordering::SeqCst);
-        if peer.tx.take_wake() {
-            self.stats.syscalls += 1;
-            // Fails if the peer is gone, which a look finds, or has more rings than it hears, which will do.
-            let _ = net::send(&peer.socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        }
+        peer.publish(&mut self.stats);
         self.stats.sent(to, taken, at);
         self.stats.full += u64::from(taken < lens.len());
         Ok(taken)
     }
 
+    fn lend(&mut self, to: IpAddr) -> Option<Room> {
+        let peer = self.peers.iter_mut().rfind(|peer| peer.ip == to && !peer.gone)?;
+        peer.tx.lend()
+    }
+
+    fn send_lent(&mut self, to: IpAddr, lens: &[u16]) {
+        let Some(peer) = self.peers.iter_mut().rfind(|peer| peer.ip == to && !peer.gone) else { return };
+        peer.tx.push_lent(lens);
+        peer.publish(&mut self.stats);
+        self.stats.sent(to, lens.len(), lens.iter().map(|&len| usize::from(len)).sum());
+    }
+
     fn recv(&mut self, sink: &mut dyn FnMut(IpAddr, &[u8])) -> io::Result<usize> {
+        let mut packet = std::mem::take(&mut self.packet);
+        let result = self.recv_in_place(&mut |from, arrived| match arrived {
+            Packet::Private(bytes) => sink(from, bytes),
+            Packet::Shared { buffer, offset, len } => {
+                if let Some(out) = packet.get_mut(..len)
+                    && buffer.take(offset, out).is_ok()
+                {
+                    sink(from, out);
+                }
+            }
+        });
+        self.packet = packet;
+        result
+    }
+
+    fn recv_in_place(&mut self, sink: &mut dyn FnMut(IpAddr, Packet<'_>)) -> io::Result<usize> {
         self.work += 1;
         if self.work >= WORK_PER_LOOK {
             self.work = 0;
@@ -235,10 +272,17 @@ impl Link for ShmLink {
         for step in 0..count {
             let peer = &mut self.peers[(self.turn + step) % count];
             for _ in 0..RX_BATCH {
-                match peer.rx.pop(&mut self.packet, &self.lookahead) {
-                    Ok(Some(len)) => {
+                match peer.rx.peek(&self.lookahead) {
+                    Ok(Some((offset, len))) => {
                         self.stats.received(peer.ip, len);
-                        sink(peer.ip, &self.packet[..len]);
+                        let buffer = peer.rx.shared();
+                        let mut short = [0; SHORT];
+                        if len > SHORT {
+                            sink(peer.ip, Packet::Shared { buffer, offset, len });
+                        } else if buffer.take(offset, &mut short[..len]).is_ok() {
+                            sink(peer.ip, Packet::Private(&short[..len]));
+                        }
+                        peer.rx.pass(len);
                         continue;
                     }
                     Ok(None) => peer.spent = peer.gone,

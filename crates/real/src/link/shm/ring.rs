@@ -9,6 +9,7 @@
 //! [`Buffer`] checks every access against its bounds.
 
 use remora_memory::{Buffer, Lookahead};
+use remora_nic::Room;
 
 use crate::link::{MAX_PACKET, MIN_PACKET};
 
@@ -31,6 +32,9 @@ const WORD: usize = 8;
 /// In place of a length: the next record stands at the start of the ring.
 const WRAP: u64 = u64::MAX;
 
+/// Bytes of the room that is lent at once.
+const LENT: usize = 32 << 10;
+
 /// Bytes of packets from which on it pays to ask for the next one's lines early.
 const LONG: usize = 1024;
 
@@ -47,12 +51,14 @@ pub(super) struct Producer {
     head: u64,
     /// The first unpublished record: its offset in the data and the word that publishes it and all after it.
     unpublished: Option<(usize, u64)>,
+    /// Bytes at the ring's end that the room lent last leaves out.
+    skipped: usize,
 }
 
 impl Producer {
     /// Over the ring at `base`, which must be zeroed.
     pub fn new(shared: Buffer, base: usize) -> Producer {
-        Producer { shared, base, tail: 0, head: 0, unpublished: None }
+        Producer { shared, base, tail: 0, head: 0, unpublished: None, skipped: 0 }
     }
 
     /// Writes a packet, which the consumer sees after [`publish`](Producer::publish). False if there is no room.
@@ -81,6 +87,45 @@ impl Producer {
         self.head_record(at, packet.len() as u64);
         self.tail += (skip + record) as u64;
         true
+    }
+
+    /// Room for packets that are put together in the ring; `None` if there is not room for the longest.
+    #[inline]
+    pub fn lend(&mut self) -> Option<Room> {
+        let at = offset(self.tail);
+        let longest = Room::taken(MAX_PACKET);
+        // The word after the last record must be free too.
+        let skip = if at + longest > DATA_BYTES { DATA_BYTES - at } else { 0 };
+        let most = DATA_BYTES - if skip > 0 { 0 } else { at };
+        // Little at a time, so that the consumer has something to do meanwhile.
+        let wanted = LENT.min(most);
+        let free = match self.has_room(skip + wanted + WORD) {
+            true => wanted,
+            false => {
+                let free = DATA_BYTES as u64 - self.tail.wrapping_sub(self.head).min(DATA_BYTES as u64);
+                (free as usize).saturating_sub(skip + WORD).min(wanted) & !(WORD - 1)
+            }
+        };
+        if free < longest {
+            return None;
+        }
+        self.skipped = skip;
+        let start = self.base + DATA_OFFSET + if skip > 0 { 0 } else { at };
+        Some(Room { buffer: self.shared.clone(), start, end: start + free })
+    }
+
+    /// The packets of these lengths stand in the room lent last. The consumer sees them after
+    /// [`publish`](Producer::publish).
+    pub fn push_lent(&mut self, lens: &[u16]) {
+        let skip = std::mem::take(&mut self.skipped);
+        if skip > 0 && !lens.is_empty() {
+            self.head_record(offset(self.tail), WRAP);
+            self.tail += skip as u64;
+        }
+        for &len in lens {
+            self.head_record(offset(self.tail), len.into());
+            self.tail += Room::taken(len.into()) as u64;
+        }
     }
 
     /// Lets the consumer see all packets pushed.
@@ -116,11 +161,10 @@ impl Producer {
             return true;
         }
         let head = load(&self.shared, self.base + HEAD_OFFSET);
-        let room = fits(head);
-        if room {
+        if self.tail.wrapping_sub(head) <= DATA_BYTES as u64 {
             self.head = head;
         }
-        room
+        fits(head)
     }
 
     /// Stores the first word of a record, unless it is the one to publish the batch by.
@@ -155,10 +199,10 @@ impl Consumer {
         Consumer { shared, base, head: 0, published: 0, tail: 0 }
     }
 
-    /// Copies the next packet into `out`, of [`MAX_PACKET`] bytes, and returns its length. Says in `lookahead` where those
-    /// after it lie.
+    /// Where the next packet stands in [`shared`](Consumer::shared), and its length. Says in `lookahead` where those after it
+    /// lie. It stays there until [`pass`](Consumer::pass).
     #[inline]
-    pub fn pop(&mut self, out: &mut [u8], lookahead: &Lookahead) -> Result<Option<usize>, Broken> {
+    pub fn peek(&mut self, lookahead: &Lookahead) -> Result<Option<(usize, usize)>, Broken> {
         let mut at = offset(self.head);
         let mut word = self.data(at);
         if word == 0 {
@@ -176,22 +220,33 @@ impl Consumer {
         let data = self.base + DATA_OFFSET + at + WORD;
         // All lines are on their way from the other core before the copy waits for the first.
         self.shared.prefetch(data, len);
-        self.shared.take(data, &mut out[..len]).map_err(|_| Broken)?;
-        self.head += (WORD + len.next_multiple_of(WORD)) as u64;
         if len >= LONG {
-            self.look_ahead(lookahead);
+            self.look_ahead(at + WORD + len.next_multiple_of(WORD), lookahead);
         }
-        if self.head - self.published >= DATA_BYTES as u64 / 2 {
+        Ok(Some((data, len)))
+    }
+
+    /// The memory of the ring.
+    pub fn shared(&self) -> &Buffer {
+        &self.shared
+    }
+
+    /// The packet seen last, of `len` bytes, has been taken.
+    #[inline]
+    pub fn pass(&mut self, len: usize) {
+        self.head += (WORD + len.next_multiple_of(WORD)) as u64;
+        if self.head - self.published >= DATA_BYTES as u64 / 16 {
             self.release();
         }
-        Ok(Some(len))
     }
 
     /// Has the lines of the next packet come while the caller is busy with this one, and says how many more could. Only
     /// what is there: lines that the producer still writes are better left to it.
     #[inline]
-    fn look_ahead(&mut self, lookahead: &Lookahead) {
-        let at = offset(self.head);
+    fn look_ahead(&mut self, at: usize, lookahead: &Lookahead) {
+        if at + WORD > DATA_BYTES {
+            return;
+        }
         let len = usize::try_from(self.data(at)).unwrap_or(usize::MAX);
         if !(LONG..=MAX_PACKET).contains(&len) {
             return;
@@ -265,19 +320,42 @@ mod tests {
         (Producer::new(shared.clone(), 0), Consumer::new(shared.clone(), 0), shared)
     }
 
+    fn pop(consumer: &mut Consumer, out: &mut [u8]) -> Result<Option<usize>, Broken> {
+        let Some((at, len)) = consumer.peek(&Lookahead::default())? else { return Ok(None) };
+        consumer.shared().take(at, &mut out[..len]).unwrap();
+        consumer.pass(len);
+        Ok(Some(len))
+    }
+
+    /// Puts packets together in the ring itself. Returns how many there was room for.
+    fn push_lent(producer: &mut Producer, packets: &[Vec<u8>]) -> usize {
+        let Some(mut room) = producer.lend() else { return 0 };
+        let mut lens = Vec::new();
+        for packet in packets {
+            if room.end - room.start < Room::taken(MAX_PACKET) {
+                break;
+            }
+            room.buffer.write(room.start + Room::GAP, packet).unwrap();
+            room.start += Room::taken(packet.len());
+            lens.push(packet.len() as u16);
+        }
+        producer.push_lent(&lens);
+        lens.len()
+    }
+
     #[test]
     fn packets_show_when_published_and_not_before() {
         let (mut producer, mut consumer, _) = ring();
         let mut out = [0; MAX_PACKET];
         assert!(producer.push(&[1; 20]) && producer.push(&[2; 33]));
-        assert_eq!(consumer.pop(&mut out, &Lookahead::default()), Ok(None));
+        assert_eq!(pop(&mut consumer, &mut out), Ok(None));
         producer.publish();
         assert!(consumer.waiting());
-        assert_eq!(consumer.pop(&mut out, &Lookahead::default()), Ok(Some(20)));
+        assert_eq!(pop(&mut consumer, &mut out), Ok(Some(20)));
         assert_eq!(out[..20], [1; 20]);
-        assert_eq!(consumer.pop(&mut out, &Lookahead::default()), Ok(Some(33)));
+        assert_eq!(pop(&mut consumer, &mut out), Ok(Some(33)));
         assert_eq!(out[..33], [2; 33]);
-        assert_eq!(consumer.pop(&mut out, &Lookahead::default()), Ok(None));
+        assert_eq!(pop(&mut consumer, &mut out), Ok(None));
     }
 
     #[test]
@@ -290,11 +368,11 @@ mod tests {
         }
         assert_eq!(pushed, DATA_BYTES / 4008);
         producer.publish();
-        assert_eq!(consumer.pop(&mut out, &Lookahead::default()), Ok(Some(4000)));
+        assert_eq!(pop(&mut consumer, &mut out), Ok(Some(4000)));
         assert!(!producer.push(&[9; 4000]), "read but not released");
         consumer.release();
         assert!(!producer.push(&[9; 4000]), "the released record is at the start, and the end too short to skip");
-        assert_eq!(consumer.pop(&mut out, &Lookahead::default()), Ok(Some(4000)));
+        assert_eq!(pop(&mut consumer, &mut out), Ok(Some(4000)));
         consumer.release();
         assert!(producer.push(&[9; 4000]));
     }
@@ -303,14 +381,18 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn the_ring_is_a_queue(
-            steps in prop::collection::vec((MIN_PACKET..=MAX_PACKET, 0..6usize, any::<bool>()), 1..800),
+            steps in prop::collection::vec((MIN_PACKET..=MAX_PACKET, 0..6usize, any::<bool>(), 0..4usize), 1..800),
         ) {
             let (mut producer, mut consumer, _) = ring();
             let (mut unpublished, mut queue) = (VecDeque::new(), VecDeque::new());
             let mut out = [0; MAX_PACKET];
-            for (n, (len, pops, publish)) in steps.into_iter().enumerate() {
+            for (n, (len, pops, publish, lent)) in steps.into_iter().enumerate() {
                 let packet = vec![n as u8; len];
-                if producer.push(&packet) {
+                if lent > 0 {
+                    let packets = vec![packet; lent];
+                    let pushed = push_lent(&mut producer, &packets);
+                    unpublished.extend(packets.into_iter().take(pushed));
+                } else if producer.push(&packet) {
                     unpublished.push_back(packet);
                 } else {
                     let held: usize = queue.iter().chain(&unpublished).map(Vec::len).sum();
@@ -321,7 +403,7 @@ mod tests {
                     queue.append(&mut unpublished);
                 }
                 for _ in 0..pops {
-                    match consumer.pop(&mut out, &Lookahead::default()).unwrap() {
+                    match pop(&mut consumer, &mut out).unwrap() {
                         Some(len) => prop_assert_eq!(Some(out[..len].to_vec()), queue.pop_front()),
                         None => prop_assert!(queue.is_empty()),
                     }
@@ -349,9 +431,10 @@ mod tests {
                 shared.store_u64(HEAD_OFFSET, value).unwrap();
                 shared.store_u64(TAIL_OFFSET, value).unwrap();
                 producer.push(&[1; 100]);
+                push_lent(&mut producer, &[vec![2; 600], vec![3; 90]]);
                 producer.publish();
                 producer.take_wake();
-                if let Ok(Some(len)) = consumer.pop(&mut out, &Lookahead::default()) {
+                if let Ok(Some(len)) = pop(&mut consumer, &mut out) {
                     prop_assert!((MIN_PACKET..=MAX_PACKET).contains(&len));
                 }
                 consumer.release();
