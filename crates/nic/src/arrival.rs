@@ -26,13 +26,27 @@ pub(crate) const HEAD: usize = 96;
 /// Whether a packet's payload is copied to where it goes and looked at by nobody else. Of all others there is a private copy.
 pub(crate) fn is_moved_alone(op: Opcode) -> bool {
     use Opcode::*;
-    match op {
-        RcReadResponseFirst | RcReadResponseMiddle | RcReadResponseLast | RcReadResponseOnly => true,
-        RcSendFirst | RcSendMiddle | RcSendLast | RcSendLastImm | RcSendLastInv | RcSendOnly | RcSendOnlyImm
-        | RcSendOnlyInv => true,
-        RcWriteFirst | RcWriteMiddle | RcWriteLast | RcWriteLastImm | RcWriteOnly | RcWriteOnlyImm => true,
-        _ => false,
-    }
+    matches!(
+        op,
+        RcReadResponseFirst
+            | RcReadResponseMiddle
+            | RcReadResponseLast
+            | RcReadResponseOnly
+            | RcSendFirst
+            | RcSendMiddle
+            | RcSendLast
+            | RcSendLastImm
+            | RcSendLastInv
+            | RcSendOnly
+            | RcSendOnlyImm
+            | RcSendOnlyInv
+            | RcWriteFirst
+            | RcWriteMiddle
+            | RcWriteLast
+            | RcWriteLastImm
+            | RcWriteOnly
+            | RcWriteOnlyImm
+    )
 }
 
 /// What follows a packet's BTH, without pad and ICRC: headers, then payload.
