@@ -17,6 +17,8 @@
 //! 2. When a receive completes, [`CallSlots::take_reply`] says whose call has ended, how, and with what bytes.
 //! 3. When the connection is lost, [`CallSlots::lose_all`] ends what is under way.
 //!
+//! Where a call runs may be left to a [`Placer`], which a client has one of.
+//!
 //! A kernel that runs at the client reaches the node through [`RemoteMemory`]: its accesses are verbs over slots of
 //! [`Staging`] memory, which the world's [`Carriage`] posts, and whose ends it tells [`Staging::complete`].
 //! [`WorkId`] says which completion is which.
@@ -52,6 +54,7 @@ mod host_call;
 mod ingress;
 mod ledger;
 mod payload_streams;
+mod placer;
 mod ring_call;
 mod rings;
 mod rpc_verbs;
@@ -71,6 +74,7 @@ pub use host_call::{HostCall, HostCallError};
 pub use ingress::{Ingress, Release, TakenCall};
 pub use ledger::{Ledger, LedgerError, Reclaimed};
 pub use payload_streams::{Offered, PayloadStreams, STREAM_BUFFER};
+pub use placer::{CallKind, Choice, Placer, PlacerCounts, Reason, Ticket, Why, is_result};
 pub use ring_call::{RingCall, RingReply};
 pub use rings::{
     MAX_RING_PARAMS, RING_CALLS, RINGS, RingAsker, RingData, RingFault, RingPair, RingPost, Rings, TooManyRings,
