@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
-use remora_kernel::Placement;
+use remora_kernel::{Placement, UnknownPlacement};
 use remora_real::{DeployToken, Deployers, LinkKind};
 use remora_study::operations::{GROUPS, OPERATIONS, Operation};
 
@@ -37,6 +37,7 @@ Examples:
   remora compare --load kv.tsv          the same with your own records
   remora node --listen 10.0.0.1         expose memory to other machines
   remora compare --node 10.0.0.1        compare placements against that node
+  remora compare --placement auto       and what a client does that chooses by itself
   remora bench nic                      the NIC beside raw sockets and rings";
 
 /// A command.
@@ -146,9 +147,9 @@ pub struct Compare {
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: what both links and the way between them carry]
     #[arg(long, value_name = "BYTES", value_parser = mtu)]
     pub mtu: Option<u32>,
-    /// Places to run kernels at
-    #[arg(long, value_name = "PLACES", value_delimiter = ',', default_value = "client,nic,host", value_parser = placement())]
-    pub placements: Vec<Placement>,
+    /// Places to run kernels at; with `auto`, a client that chooses the place of each call is measured beside them
+    #[arg(long, alias = "placement", value_name = "PLACES", value_delimiter = ',', default_value = "client,nic,host", value_parser = place())]
+    pub placements: Vec<Place>,
     /// What to measure, by the names that the table shows; btree is all that a B-tree does [default: what needs no name:
     /// all but btree, sequencer and embed]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = operations, conflicts_with = "kernel")]
@@ -332,6 +333,52 @@ fn operations(name: &str) -> Result<Vec<Operation>, String> {
         let names = GROUPS.iter().map(|(name, _)| *name).chain(OPERATIONS.iter().map(|operation| operation.name()));
         format!("there is no operation {name:?}: use {}", names.collect::<Vec<_>>().join(", "))
     })
+}
+
+/// A place, or one that is chosen for each call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// This one.
+    At(Placement),
+    /// A client chooses.
+    Auto,
+}
+
+impl FromStr for Place {
+    type Err = UnknownPlacement;
+
+    fn from_str(text: &str) -> Result<Self, UnknownPlacement> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            text => text.parse().map(Self::At),
+        }
+    }
+}
+
+impl Compare {
+    /// The places that were named, in the order of reports, each once; all of them if none was.
+    pub fn places(&self) -> Vec<Placement> {
+        let named = |place: &Placement| self.placements.contains(&Place::At(*place));
+        match Placement::REAL.into_iter().filter(named).collect::<Vec<_>>() {
+            none if none.is_empty() => Placement::REAL.to_vec(),
+            places => places,
+        }
+    }
+
+    /// Whether a client that chooses is measured too.
+    pub fn auto(&self) -> bool {
+        self.placements.contains(&Place::Auto)
+    }
+}
+
+/// A place of the real world by its name, or `auto`.
+fn place() -> impl TypedValueParser<Value = Place> {
+    one_of([
+        (Placement::Client.name(), "Here, with one-sided verbs"),
+        (Placement::Nic.name(), "On the node's NIC"),
+        (Placement::Host.name(), "On the node's host cores"),
+        ("auto", "Where a call is answered quickest, beside all places named, or all"),
+    ])
 }
 
 /// A placement that the real world has, by its name.

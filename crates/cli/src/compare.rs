@@ -10,8 +10,9 @@ use remora_kernel::Placement;
 use remora_lab::probe::Probe;
 use remora_model::platform::Platform;
 use remora_real::{Client, ClientConfig, LinkKind, RingConfig, at_free_loopback, at_local};
+use remora_study::auto::{self, AutoRow, AutoTrace};
 use remora_study::baseline::{Baseline, Since};
-use remora_study::compare::{Plan, compare, timed};
+use remora_study::compare::{Plan, Watch as _, compare_auto, timed};
 use remora_study::connection::Connection;
 use remora_study::machine::Machine;
 use remora_study::measure::{Keep, Row};
@@ -21,7 +22,7 @@ use remora_study::records::{InputError, Records};
 use remora_study::report::{Report, Setup, html, table};
 use remora_study::store::Store;
 use remora_study::trace::Trace;
-use remora_study::{MeasuredRows, workload};
+use remora_study::{MeasuredRows, StudyError, workload};
 
 use crate::Failure;
 use crate::args;
@@ -86,12 +87,13 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
     drop(clients);
     drop(child);
     drop(capture);
-    let (setup, measured) = report?;
+    let (setup, measured, Chosen { auto, traces: auto_traces }) = report?;
     machine.core_to_core_after_ns = Probe { time: PROBE }.cache_line_ns();
     let rest = "those that are there may be of less time than was asked for";
     let incomplete = measured.missing("figures").map(|missing| format!("{missing}, and {rest}"));
     let MeasuredRows { rows, cut, .. } = measured.or_nothing()?;
-    let report = Report { incomplete, modelled, ..Report::new(command(), now(), setup, machine, rows) };
+    let report =
+        Report { incomplete, modelled, auto, auto_traces, ..Report::new(command(), now(), setup, machine, rows) };
     let since = baseline.map(|baseline| baseline.compare(&report)).transpose().map_err(bad_file)?;
     let report = Report { since, ..report };
     publish(args, &report)?;
@@ -214,7 +216,7 @@ fn measure(
     (node, node_is_child): (IpAddr, bool),
     clients: &mut [Client],
     display: &Display,
-) -> Result<(Setup, MeasuredRows<Row>), Failure> {
+) -> Result<(Setup, MeasuredRows<Row>, Chosen), Failure> {
     let (plan, set_up) = (plan(args), setup(args, records, trace.as_ref()));
     for client in clients.iter_mut().filter(|_| plan.rings) {
         for placement in [Placement::Nic, Placement::Host] {
@@ -228,8 +230,26 @@ fn measure(
     let Some(last) = targets.last_mut() else { return Err(Failure::Usage("give at least one link".into())) };
     let (store, load_s) = timed(|| Store::load(*last, &plan, records, trace, display));
     let store = store?;
-    let (compared, measure_s) = timed(|| compare(&mut targets, &plan, &store, display));
-    Ok((Setup { node: node.to_string(), node_is_child, path_mtu, load_s, measure_s, ..set_up }, compared))
+    let ((compared, auto), measure_s) = timed(|| compare_auto(&mut targets, &plan, &store, display));
+    let mut chosen = Chosen { auto, traces: Vec::new() };
+    if plan.auto && compared.cut.is_none() {
+        // The store's owner alone may have its values changed.
+        display.say("a trace that changes");
+        let each = plan.time * auto::STRETCH;
+        if let Some(target) = targets.last_mut() {
+            let (link, places) = (target.link().to_string(), (&plan.placements[..], each));
+            let trace = auto::trace::<_, StudyError>(&mut **target, link, places, &plan, &store, &|| display.stop())?;
+            chosen.traces.extend(trace);
+        }
+    }
+    let set_up = Setup { node: node.to_string(), node_is_child, path_mtu, load_s, measure_s, ..set_up };
+    Ok((set_up, compared, chosen))
+}
+
+/// What a client did that chooses places.
+struct Chosen {
+    auto: Vec<AutoRow>,
+    traces: Vec<AutoTrace>,
 }
 
 /// What was asked for.
@@ -260,8 +280,8 @@ fn plan(args: &args::Compare) -> Plan {
         },
         time: args.seconds,
         operations: args.operations.iter().flatten().copied().collect(),
-        // In the order of reports, each once.
-        placements: Placement::REAL.into_iter().filter(|p| args.placements.contains(p)).collect(),
+        placements: args.places(),
+        auto: args.auto(),
         writer_updates_per_s: args.writer_rate,
         rings: args.rings,
         keep: Keep { histogram: args.histograms, samples: args.samples },

@@ -51,7 +51,7 @@ pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
     let mut left_out = Vec::new();
     let measure =
         Measure { args, file, module: &module, bytes: bytes.as_deref(), capture: &capture, display: &display };
-    let mut measured = MeasuredRows { rows: Vec::new(), wanted: links.len() * args.placements.len(), cut: None };
+    let mut measured = MeasuredRows { rows: Vec::new(), wanted: links.len() * args.places().len(), cut: None };
     measured.cut = measure.all(&links, node, &mut measured.rows, &mut left_out).err();
     display.clear();
     drop(child);
@@ -108,7 +108,7 @@ impl Measure<'_> {
     ) -> Result<(), Failure> {
         let Self { args, file, module, bytes, capture, display } = *self;
         let params = |data, call, out: &mut Vec<u8>| encode(&args.args, data, call, out);
-        let total = (links.len() * args.placements.len()) as u64;
+        let total = (links.len() * args.places().len()) as u64;
         for link in links {
             let local = args.local.filter(|_| !node.is_loopback()).map_or_else(|| at_local(node, Ok), Ok)?;
             let layers = capture.layers();
@@ -128,7 +128,7 @@ impl Measure<'_> {
             local.map_err(|e| Failure::Failed(format!("{}: {e}", file.display())))?;
             let data = put(&mut client, bytes)?;
             let mut measured = Ok(());
-            for placement in &args.placements {
+            for placement in &args.places() {
                 display.advance(rows.len() as u64, total, &format!("{} at the {placement} over {link}", name_of(file)));
                 let user = (entry.op, data, &params as Params<'_>);
                 match KernelFigures::measure(&mut client, user, *placement, args.seconds, &|| display.stopped()) {

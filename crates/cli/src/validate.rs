@@ -68,6 +68,7 @@ pub fn run(args: &Validate) -> Result<(), Failure> {
         placements: Placement::REAL.to_vec(),
         writer_updates_per_s: WRITER_RATE,
         rings: false,
+        auto: false,
         keep: Default::default(),
     };
     let machine = Machine::describe();

@@ -80,6 +80,11 @@ fn comparisons() {
     let again = checks(&[&["compare", "--operations", "get-hit", "--baseline", name], &QUICK[..]].concat());
     assert!(!again["since"]["changes"].as_array().expect("changes").is_empty());
     checks(&[&["compare", "--on", "strom-10g", "--operations", "list,get-hit"], &QUICK[..]].concat());
+    let auto = ["compare", "--placement", "auto", "--operations", "list,consistent-get"];
+    let chosen = checks(&[&auto[..], &QUICK[..]].concat());
+    assert!(!chosen["auto"].as_array().expect("rows").is_empty(), "{chosen}");
+    assert_eq!(chosen["auto_traces"][0]["rows"].as_array().expect("rows").len(), 4, "three places and auto");
+    checks(&[&auto[..], &["--on", "strom-10g"], &QUICK[..]].concat());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A client of a memory node: memory on the node, and kernels run against it in any placement.
 
 mod atomics;
+mod auto;
 mod bulk;
 mod compressed;
 mod connection;
@@ -24,6 +25,7 @@ use crate::device::Device;
 use crate::link::{Layers, LinkKind};
 use crate::sys::prepare_to_wait;
 use crate::{DeployToken, Error};
+use auto::Auto;
 use compressed::Compressor;
 use connection::Connection;
 use dial::MIN_MTU;
@@ -87,13 +89,14 @@ pub struct ClientCounters {
 /// A connection to a node. Not for sharing between threads, but it may move: each thread takes its own.
 pub struct Client {
     connection: Connection,
-    /// The caller's tag of each call under way to the node.
-    calls: CallSlots<u32>,
+    /// The mark of each call under way to the node: its tag, or the ticket of one whose place was chosen.
+    calls: CallSlots<u64>,
     /// Calls that are refused here: they end with the next poll.
     refused: Vec<(u32, Status)>,
     /// Calls that went to the node.
     remote_calls: u64,
     kernels: LocalKernels,
+    auto: Auto,
     /// Pairs of rings, to the NIC and the host.
     rings: Vec<ClientRings>,
     /// Made when first used.
@@ -127,7 +130,7 @@ impl Client {
     }
 
     fn connect_once(config: &ClientConfig, most: u32) -> Result<Self, Error> {
-        let (connection, (buffer, region)) = Connection::open(config, most, CallSlots::<u32>::REPLY_BYTES)?;
+        let (connection, (buffer, region)) = Connection::open(config, most, CallSlots::<u64>::REPLY_BYTES)?;
         let kernels = LocalKernels::new(&connection.staging);
         let mut client = Self {
             connection,
@@ -135,6 +138,7 @@ impl Client {
             refused: Vec::with_capacity(MAX_CALLS),
             remote_calls: 0,
             kernels,
+            auto: Auto::new(),
             rings: Vec::new(),
             compressor: None,
             deploy_token: config.deploy_token.clone(),
@@ -196,9 +200,13 @@ impl Client {
     /// placement (one MTU to the NIC, [`MAX_REQUEST`] bytes to the host, headers included) end in
     /// [`Status::BadParams`]; a call to an accelerator, which no node of the real world has, in [`Status::UnknownOp`].
     pub fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
+        self.start(placement, op, params, tag.into())
+    }
+
+    fn start(&mut self, placement: Placement, op: u64, params: &[u8], mark: u64) -> Result<(), Full> {
         let (slot, header) = match placement {
-            Placement::Client => return self.kernels.start(op, params, tag),
-            _ => self.calls.open(tag)?,
+            Placement::Client => return self.kernels.start(op, params, mark),
+            _ => self.calls.open(mark)?,
         };
         let (id, qp) = (WorkId::Call(slot).encode(), self.connection.qp);
         let posted = match placement {
@@ -234,6 +242,9 @@ impl Client {
     pub fn poll(&mut self, done: &mut dyn FnMut(u32, Status, &[u8])) -> Result<usize, Error> {
         let driven = self.drive();
         let mut finished = 0;
+        let (auto, clock) = (&mut self.auto, self.connection.device.clock());
+        let mut told = auto.telling(clock, done);
+        let done = &mut told;
         for wc in self.replies.drain(..) {
             if let Some(reply) = self.calls.take_reply(wc.imm, wc.byte_len) {
                 done(reply.mark, reply.status, reply.bytes);
@@ -248,14 +259,14 @@ impl Client {
             }
         }
         while let Some((slot, status)) = self.refused.pop() {
-            if let Some(tag) = self.calls.end(slot) {
-                done(tag, status, &[]);
+            if let Some(mark) = self.calls.end(slot) {
+                done(mark, status, &[]);
                 finished += 1;
             }
         }
         if driven.is_err() {
-            for tag in self.calls.lose_all() {
-                done(tag, Status::LOST, &[]);
+            for mark in self.calls.lose_all() {
+                done(mark, Status::LOST, &[]);
                 finished += 1;
             }
         }
@@ -305,7 +316,7 @@ impl Client {
 
     /// Calls a kernel on the node's NIC with a payload stream that lies in memory of the queue pair's protection domain.
     pub(crate) fn post_stream(&mut self, op: u64, params: &[u8], payload: Sge, tag: u32) -> Result<(), Error> {
-        let (slot, header) = self.calls.open(tag).map_err(|full| Error::Argument(full.to_string()))?;
+        let (slot, header) = self.calls.open(tag.into()).map_err(|full| Error::Argument(full.to_string()))?;
         let (id, qp) = (WorkId::Stream(slot).encode(), self.connection.qp);
         let posted = self.connection.device.lock().nic().post_rpc_write(qp, id, op, &header, params, &[payload]);
         if let Err(e) = posted {

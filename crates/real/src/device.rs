@@ -232,6 +232,11 @@ impl Device {
         self.shared.now()
     }
 
+    /// The engine's clock, for who holds something else of this.
+    pub(crate) fn clock(&self) -> Clock {
+        self.shared.clock
+    }
+
     /// Takes the engine. The NIC thread stays away for as long as somebody does this often.
     pub fn lock(&self) -> DeviceGuard<'_> {
         DeviceGuard { core: self.shared.core.lock(), shared: &self.shared }

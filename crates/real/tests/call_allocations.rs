@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::fill_object;
 use remora_kernel::{ConsistencyParams, Placement, Status, op};
 use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, RingConfig};
+use remora_service::CallKind;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
@@ -39,7 +40,7 @@ static ALLOCATOR: Counting = Counting;
 const IN_FLIGHT: u32 = 32;
 
 /// Allocations during a thousand calls, after as many to warm up twice over.
-fn of_calls(client: &mut Client, (placement, ring): (Placement, bool), params: &[u8], expected: &[u8]) -> u64 {
+fn of_calls(client: &mut Client, (placement, ring): (Option<Placement>, bool), params: &[u8], expected: &[u8]) -> u64 {
     let mut before = 0;
     for round in 0..3 {
         if round == 2 {
@@ -51,8 +52,16 @@ fn of_calls(client: &mut Client, (placement, ring): (Placement, bool), params: &
         let under_way = if round < 2 { 4 * IN_FLIGHT } else { IN_FLIGHT };
         while ended < 1000 {
             while next < 1000 && next < ended + under_way {
-                let submit = if ring { Client::submit_by_ring } else { Client::submit };
-                submit(client, placement, op::CONSISTENCY, params, next).expect("room");
+                match placement {
+                    Some(placement) => {
+                        let submit = if ring { Client::submit_by_ring } else { Client::submit };
+                        submit(client, placement, op::CONSISTENCY, params, next).expect("room");
+                    }
+                    None => {
+                        let kind = CallKind::of(op::CONSISTENCY, params);
+                        client.submit_auto(kind, params, ring, next).expect("room");
+                    }
+                }
                 next += 1;
             }
             let check = &mut |_, status, reply: &[u8]| assert!(status == Status::Ok && reply == expected);
@@ -77,12 +86,16 @@ fn calls_and_reads_allocate_nothing_once_warm() {
         let params = ConsistencyParams { address: region.va, key: region.key, len: 256, max_tries: 1 }.encode();
         let (_, reply) = client.call(Placement::Host, op::CONSISTENCY, &params).expect("call");
         assert_eq!(reply[..248], object[..248]);
-        for placement in [Placement::Client, Placement::Nic, Placement::Host] {
+        for placement in [Placement::Client, Placement::Nic, Placement::Host].map(Some).into_iter().chain([None]) {
             assert_eq!(of_calls(&mut client, (placement, false), &params, &reply), 0, "{placement:?} over {link:?}");
         }
         for placement in [Placement::Nic, Placement::Host] {
             client.open_rings(placement, RingConfig::default()).expect("rings");
-            assert_eq!(of_calls(&mut client, (placement, true), &params, &reply), 0, "ring, {placement:?}, {link:?}");
+            assert_eq!(
+                of_calls(&mut client, (Some(placement), true), &params, &reply),
+                0,
+                "ring, {placement:?}, {link:?}"
+            );
         }
         let mut out = vec![0; 300_000];
         let mut before = 0;

@@ -52,7 +52,7 @@ pub struct AsyncClient {
 
 /// What the driver is asked to do.
 enum Command {
-    Call { placement: Placement, op: u64, params: Vec<u8>, payload: Option<Vec<u8>>, asker: Asker },
+    Call { placement: Option<Placement>, op: u64, params: Vec<u8>, payload: Option<Vec<u8>>, asker: Asker },
     Run(Box<dyn FnOnce(&mut Client) + Send>),
 }
 
@@ -100,7 +100,12 @@ impl AsyncClient {
 
     /// Kernels at one place: the choice is made for each call. A call is sent at once, and its reply is a future.
     pub fn at(&self, placement: Placement) -> At<&Self> {
-        At::new(self, placement)
+        At::new(self, Some(placement))
+    }
+
+    /// Kernels where they are answered quickest: see [`Client::auto`].
+    pub fn auto(&self) -> At<&Self> {
+        At::new(self, None)
     }
 
     /// Runs a closure with the client, in the thread that drives it, when the calls sent before have been started.
@@ -189,13 +194,13 @@ impl sealed::Sealed for &AsyncClient {}
 impl Caller for &AsyncClient {
     type Outcome<C: TypedCall> = InFlight<C>;
 
-    fn call_at<C: TypedCall>(self, placement: Placement, call: C) -> InFlight<C> {
-        let (asker, answer) = oneshot();
+    fn call_at<C: TypedCall>(self, placement: impl Into<Option<Placement>>, call: C) -> InFlight<C> {
+        let (placement, (asker, answer)) = (placement.into(), oneshot());
         let mut params = Vec::new();
         call.encode(&mut params);
         let payload = call.payload().map(Into::into);
         self.send(Command::Call { placement, op: call.op(), params, payload, asker });
-        InFlight(Pending::new(call, placement, answer, None))
+        InFlight(Pending::new(call, answer, None))
     }
 }
 

@@ -1,4 +1,4 @@
-//! A place to run kernels at, and what a typed call is.
+//! A place to run kernels at, or a choice among them, and what a typed call is.
 
 use std::borrow::Cow;
 
@@ -61,8 +61,8 @@ pub trait Caller: sealed::Sealed + Sized {
     /// What becomes of a call.
     type Outcome<C: TypedCall>;
 
-    /// Runs a call at a place.
-    fn call_at<C: TypedCall>(self, placement: Placement, call: C) -> Self::Outcome<C>;
+    /// Runs a call at a place, or where it is answered quickest.
+    fn call_at<C: TypedCall>(self, placement: impl Into<Option<Placement>>, call: C) -> Self::Outcome<C>;
 }
 
 pub(crate) mod sealed {
@@ -70,7 +70,8 @@ pub(crate) mod sealed {
     pub trait Sealed {}
 }
 
-/// Runs kernels at one place: what [`Client::at`] gives, and its like of the other clients.
+/// Runs kernels at one place, or where they are answered quickest: what [`Client::at`] and [`Client::auto`] give, and their
+/// like of the other clients.
 ///
 /// Every method sends one call. What comes of it is up to the client: `Result<Reply>` for a [`Client`], which waits; a
 /// future of that for an [`AsyncClient`](crate::AsyncClient); the reply and its time for a
@@ -78,11 +79,12 @@ pub(crate) mod sealed {
 #[must_use = "it runs nothing until a kernel is called"]
 pub struct At<K> {
     caller: K,
-    placement: Placement,
+    /// Without one it is chosen for each call.
+    placement: Option<Placement>,
 }
 
 impl<K: Caller> At<K> {
-    pub(crate) fn new(caller: K, placement: Placement) -> Self {
+    pub(crate) fn new(caller: K, placement: Option<Placement>) -> Self {
         Self { caller, placement }
     }
 
@@ -132,8 +134,8 @@ impl sealed::Sealed for &mut Client {}
 impl Caller for &mut Client {
     type Outcome<C: TypedCall> = Result<C::Reply>;
 
-    fn call_at<C: TypedCall>(self, placement: Placement, call: C) -> Result<C::Reply> {
-        let pending = self.start(placement, call);
+    fn call_at<C: TypedCall>(self, placement: impl Into<Option<Placement>>, call: C) -> Result<C::Reply> {
+        let pending = self.start(placement.into(), call);
         self.wait(pending)
     }
 }

@@ -8,6 +8,8 @@ use remora_kernel::{Placement, Status};
 use remora_real::link::Layers;
 use remora_real::{ClientConfig, DeployToken, Error, LinkKind, RemoteRegion, RingConfig, at_local};
 
+use remora_service::{CallKind, Placer};
+
 use crate::oneshot::oneshot;
 use crate::pending::{Answer, Asker, Pending};
 use crate::{At, Result, ToAddress, TypedCall};
@@ -37,7 +39,7 @@ pub struct Client {
     inner: remora_real::Client,
     timeout: Option<Duration>,
     /// Who waits for the call with this tag.
-    askers: Vec<Option<Asker>>,
+    askers: Vec<Option<(Placement, Asker)>>,
     free: Vec<u32>,
     params: Vec<u8>,
 }
@@ -143,7 +145,33 @@ impl Client {
 
     /// Kernels at one place: the choice is made for each call.
     pub fn at(&mut self, placement: Placement) -> At<&mut Self> {
-        At::new(self, placement)
+        At::new(self, Some(placement))
+    }
+
+    /// Kernels where they are answered quickest, under the load that this client makes: it times some calls, tries other
+    /// places with less than 2 % of them, and moves within a tenth of a second when something has changed.
+    ///
+    /// ```
+    /// # use remora::{Client, Node, Placement};
+    /// # fn main() -> remora::Result<()> {
+    /// # let node = Node::local()?;
+    /// # let mut client = Client::connect(node.address())?;
+    /// let table = client.load_table([("apple", "red"), ("pear", "green")])?;
+    /// for _ in 0..1000 {
+    ///     assert_eq!(client.auto().get(&table, "pear")?.as_deref(), Some(&b"green"[..]));
+    /// }
+    /// println!("{:?}", client.placer().counts());
+    /// client.placer().pin(Some(Placement::Nic)); // no more of it
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn auto(&mut self) -> At<&mut Self> {
+        At::new(self, None)
+    }
+
+    /// What decides where calls of [`auto`](Self::auto) run: to pin them, and to ask for its counts and reasons.
+    pub fn placer(&mut self) -> &mut Placer {
+        self.inner.placer()
     }
 
     /// The link in use.
@@ -171,26 +199,26 @@ impl Client {
     /// [`wait`](Self::wait) does.
     pub fn poll(&mut self) -> Result<usize> {
         let (askers, free) = (&mut self.askers, &mut self.free);
-        let mut lost: Vec<Asker> = Vec::new();
+        let mut lost: Vec<(Placement, Asker)> = Vec::new();
         let polled = self.inner.poll(&mut |tag, status, reply| {
-            let Some(asker) = askers.get_mut(tag as usize).and_then(Option::take) else { return };
+            let Some((placement, asker)) = askers.get_mut(tag as usize).and_then(Option::take) else { return };
             free.push(tag);
             match status {
-                Status::LOST => lost.push(asker),
-                _ => asker.send(Ok((status, reply.to_vec()))),
+                Status::LOST => lost.push((placement, asker)),
+                _ => asker.send(Ok((placement, status, reply.to_vec()))),
             }
         });
-        for asker in lost {
-            asker.send(self.lost(&polled));
+        for (placement, asker) in lost {
+            asker.send(self.lost(&polled, placement));
         }
         polled
     }
 
     /// What a call is told that a lost connection has ended.
-    fn lost(&self, polled: &Result<usize>) -> Answer {
+    fn lost(&self, polled: &Result<usize>, placement: Placement) -> Answer {
         match polled {
             Err(Error::Lost { address, status }) => Err(Error::Lost { address: *address, status: *status }),
-            _ => Ok((Status::LOST, Vec::new())),
+            _ => Ok((placement, Status::LOST, Vec::new())),
         }
     }
 
@@ -218,53 +246,60 @@ impl Client {
     }
 
     /// Starts a call.
-    pub(crate) fn start<C: TypedCall>(&mut self, placement: Placement, call: C) -> Pending<C> {
+    pub(crate) fn start<C: TypedCall>(&mut self, placement: Option<Placement>, call: C) -> Pending<C> {
         let mut params = std::mem::take(&mut self.params);
         params.clear();
         call.encode(&mut params);
         let (asker, answer) = oneshot();
         self.start_raw(placement, call.op(), &params, call.payload().as_deref(), asker);
         self.params = params;
-        Pending::new(call, placement, answer, Some(self.id))
+        Pending::new(call, answer, Some(self.id))
     }
 
     /// Starts a call whose answer goes to `asker`, be it that it cannot be started.
     pub(crate) fn start_raw(
         &mut self,
-        placement: Placement,
+        placement: Option<Placement>,
         op: u64,
         params: &[u8],
         payload: Option<&[u8]>,
         asker: Asker,
     ) {
         match (placement, payload) {
-            (Placement::Accelerator, _) => asker.send(Err(Error::Placement(placement))),
+            (Some(placement @ Placement::Accelerator), _) => asker.send(Err(Error::Placement(placement))),
             (_, None) => self.start_call(placement, op, params, asker),
-            (Placement::Nic, Some(payload)) => {
-                asker.send(self.idle().and_then(|client| client.call_stream(op, params, payload)));
+            (None | Some(Placement::Nic), Some(payload)) => {
+                let reply = self.idle().and_then(|client| client.call_stream(op, params, payload));
+                asker.send(reply.map(|(status, reply)| (Placement::Nic, status, reply)));
             }
-            (_, Some(_)) => asker.send(Err(Error::Argument(format!(
+            (Some(_), Some(_)) => asker.send(Err(Error::Argument(format!(
                 "kernel {op:#x} works on a payload stream, which goes to the node's NIC: call it at Placement::Nic"
             )))),
         }
     }
 
-    fn start_call(&mut self, placement: Placement, op: u64, params: &[u8], asker: Asker) {
+    fn start_call(&mut self, placement: Option<Placement>, op: u64, params: &[u8], asker: Asker) {
         let tag = self.free.pop().unwrap_or_else(|| {
             self.askers.push(None);
             self.askers.len() as u32 - 1
         });
-        let submit = match self.inner.has_rings(placement) {
-            true => remora_real::Client::submit_by_ring,
-            false => remora_real::Client::submit,
+        let kind = CallKind::of(op, params);
+        let submit = |client: &mut remora_real::Client| match placement {
+            None => client.submit_auto(kind, params, true, tag),
+            Some(place) if client.has_rings(place) => client.submit_by_ring(place, op, params, tag).map(|()| place),
+            Some(place) => client.submit(place, op, params, tag).map(|()| place),
         };
-        while submit(&mut self.inner, placement, op, params, tag).is_err() {
-            if let Err(e) = self.poll() {
-                self.free.push(tag);
-                return asker.send(Err(e));
+        loop {
+            match submit(&mut self.inner) {
+                Ok(placement) => break self.askers[tag as usize] = Some((placement, asker)),
+                Err(_) => {
+                    if let Err(e) = self.poll() {
+                        self.free.push(tag);
+                        return asker.send(Err(e));
+                    }
+                }
             }
         }
-        self.askers[tag as usize] = Some(asker);
     }
 
     /// The client when nothing is under way: what it does from start to end needs that.

@@ -26,7 +26,7 @@ use remora_memory::Region;
 use remora_model::platform::PlatformError;
 use remora_model::world::{Pair, PairSpec, WorldError};
 use remora_real::Error;
-use remora_service::MAX_CALLS;
+use remora_service::{CallKind, Choice, MAX_CALLS, Placer};
 use remora_store::hash::Table;
 use remora_store::list::List;
 use remora_store::{Arena, Place};
@@ -85,6 +85,7 @@ pub struct ModelledClient {
     pair: Pair,
     kernels: KernelSet,
     regions: HashMap<u32, Arc<Region>>,
+    placer: Placer,
 }
 
 impl ModelledClient {
@@ -93,12 +94,18 @@ impl ModelledClient {
         let (kernels, spec) = (KernelSet::default(), PairSpec::new(platform, 0, SEED)?);
         let ops: Vec<u64> = op::BUILTINS.into_iter().chain(USER_OPS).collect();
         let pair = Pair::with_kernels(&spec, kernels.clone(), &ops)?;
-        Ok(Self { platform: platform.name.clone(), pair, kernels, regions: HashMap::new() })
+        let placer = Placer::new(&placements(platform), SEED);
+        Ok(Self { platform: platform.name.clone(), pair, kernels, regions: HashMap::new(), placer })
     }
 
     /// Kernels at one place, the accelerator included if the platform has one.
     pub fn at(&mut self, placement: Placement) -> At<&mut Self> {
-        At::new(self, placement)
+        At::new(self, Some(placement))
+    }
+
+    /// Kernels where they are answered quickest: what [`Client::auto`](crate::Client::auto) does, in modelled time.
+    pub fn auto(&mut self) -> At<&mut Self> {
+        At::new(self, None)
     }
 
     /// Modelled time since the beginning.
@@ -206,7 +213,7 @@ impl ModelledClient {
             for (tag, status, reply, latency) in ended {
                 let Some(call) = under_way.remove(&tag) else { continue };
                 free.push(tag);
-                replies.push(Timed { reply: finish(&call, placement, Ok((status, reply)))?, latency });
+                replies.push(Timed { reply: finish(&call, Ok((placement, status, reply)))?, latency });
             }
         }
     }
@@ -250,8 +257,21 @@ impl sealed::Sealed for &mut ModelledClient {}
 impl Caller for &mut ModelledClient {
     type Outcome<C: TypedCall> = Result<Timed<C::Reply>>;
 
-    fn call_at<C: TypedCall>(self, placement: Placement, call: C) -> Self::Outcome<C> {
-        let reply = self.run(placement, [call], 1)?.pop();
+    fn call_at<C: TypedCall>(self, placement: impl Into<Option<Placement>>, call: C) -> Self::Outcome<C> {
+        let reply = match placement.into() {
+            Some(placement) => self.run(placement, [call], 1)?.pop(),
+            None => {
+                let mut params = Vec::new();
+                call.encode(&mut params);
+                let (kind, begun) = (CallKind::of(call.op(), &params), self.now());
+                let Choice { placement, ticket } = self.placer.choose(kind, 0, || begun.as_nanos() as u64);
+                let ran = self.run(placement, [call], 1);
+                if let Some(ticket) = ticket {
+                    self.placer.ended(ticket, self.now().as_nanos() as u64, ran.is_ok());
+                }
+                ran?.pop()
+            }
+        };
         reply.ok_or(ModelledError::Still(1))
     }
 }

@@ -11,7 +11,7 @@ use crate::oneshot::{Receiver, Sender};
 use crate::{Result, TypedCall};
 
 /// What a place has answered, before it has a type.
-pub(crate) type Answer = Result<(Status, Vec<u8>)>;
+pub(crate) type Answer = Result<(Placement, Status, Vec<u8>)>;
 /// Where the answer goes.
 pub(crate) type Asker = Sender<Answer>;
 
@@ -20,15 +20,14 @@ pub(crate) type Asker = Sender<Answer>;
 #[must_use = "the reply is had by `Client::wait`"]
 pub struct Pending<C> {
     call: C,
-    placement: Placement,
     answer: Receiver<Answer>,
     /// The client whose polls end it, if that is one to be polled.
     client: Option<u64>,
 }
 
 impl<C: TypedCall> Pending<C> {
-    pub(crate) fn new(call: C, placement: Placement, answer: Receiver<Answer>, client: Option<u64>) -> Self {
-        Self { call, placement, answer, client }
+    pub(crate) fn new(call: C, answer: Receiver<Answer>, client: Option<u64>) -> Self {
+        Self { call, answer, client }
     }
 
     /// Whether polls of this client end it.
@@ -44,19 +43,19 @@ impl<C: TypedCall> Pending<C> {
     /// The reply, if it is there.
     pub(crate) fn try_finish(&mut self) -> Option<Result<C::Reply>> {
         let answer = self.answer.try_take()?.unwrap_or(Err(Error::Closed));
-        Some(finish(&self.call, self.placement, answer))
+        Some(finish(&self.call, answer))
     }
 
     /// The reply, if it is there; otherwise whoever polls is woken when it comes.
     pub(crate) fn poll_finish(&mut self, context: &mut Context<'_>) -> Poll<Result<C::Reply>> {
         let answer = Pin::new(&mut self.answer).poll(context);
-        answer.map(|answer| finish(&self.call, self.placement, answer.unwrap_or(Err(Error::Closed))))
+        answer.map(|answer| finish(&self.call, answer.unwrap_or(Err(Error::Closed))))
     }
 }
 
 /// Gives an answer its type.
-pub(crate) fn finish<C: TypedCall>(call: &C, placement: Placement, answer: Answer) -> Result<C::Reply> {
-    let (status, reply) = answer?;
+pub(crate) fn finish<C: TypedCall>(call: &C, answer: Answer) -> Result<C::Reply> {
+    let (placement, status, reply) = answer?;
     let op = call.op();
     match (call.decode(status, &reply), status) {
         (Some(reply), _) => Ok(reply),

@@ -58,6 +58,8 @@ pub struct Slice {
     pub placement: Placement,
     /// Whether calls go by rings in memory.
     pub by_ring: bool,
+    /// If the place is chosen for each call, what class calls are of.
+    pub auto: Option<u64>,
     /// Calls under way at once.
     pub in_flight: u32,
     /// How long to keep starting calls.
@@ -76,8 +78,8 @@ pub fn run(
     tally: &mut Tally,
     stop: &dyn Fn() -> bool,
 ) -> Result<(), StudyError> {
-    let Slice { placement, by_ring, in_flight, time } = slice;
-    Calling::new(&mut *connection, calls, placement).by_ring(by_ring).run(
+    let Slice { placement, by_ring, auto, in_flight, time } = slice;
+    Calling::new(&mut *connection, calls, placement).by_ring(by_ring).auto(auto).run(
         in_flight,
         Until::time(time / WARM_UP),
         &mut |_, _, _| {},
@@ -96,7 +98,7 @@ pub fn run(
         }
         tally.rereads += rereads;
     };
-    let calling = Calling::new(&mut *connection, calls, placement).by_ring(by_ring);
+    let calling = Calling::new(&mut *connection, calls, placement).by_ring(by_ring).auto(auto);
     let ran = calling.run(in_flight, Until::time(time), &mut add, stop)?;
     let (cpu, counts) = (remora_real::process_cpu_ns() - cpu_before, connection.counts());
     let node = connection.node_cpu_ns()?.saturating_sub(node_before);
@@ -112,6 +114,8 @@ pub struct Calling<'a, C: Caller + ?Sized> {
     placement: Placement,
     /// Whether calls go by rings in memory.
     by_ring: bool,
+    /// If the place is chosen for each call, what class calls are of.
+    auto: Option<u64>,
     /// The present, if the clock is read once a turn.
     turn: Option<Ps>,
     /// The call of each tag.
@@ -123,12 +127,19 @@ impl<'a, C: Caller + ?Sized> Calling<'a, C> {
     /// Calls that are timed one by one.
     pub fn new(caller: &'a mut C, calls: &'a mut dyn Calls, placement: Placement) -> Self {
         calls.place(placement);
-        Self { caller, calls, placement, by_ring: false, turn: None, ids: Vec::new(), params: Vec::with_capacity(256) }
+        let (ids, params) = (Vec::new(), Vec::with_capacity(256));
+        Self { caller, calls, placement, by_ring: false, auto: None, turn: None, ids, params }
     }
 
     /// Calls go by rings in memory, if so.
     pub fn by_ring(mut self, by_ring: bool) -> Self {
         self.by_ring = by_ring;
+        self
+    }
+
+    /// The place is chosen for each call, if so; calls are of this class.
+    pub fn auto(mut self, class: Option<u64>) -> Self {
+        self.auto = class;
         self
     }
 
@@ -158,13 +169,14 @@ impl<'a, C: Caller + ?Sized> Calling<'a, C> {
     }
 
     fn submit(&mut self, tag: u32) -> Result<Begun, C::Error> {
-        let Self { caller, calls, placement, by_ring, ids, params, .. } = self;
+        let Self { caller, calls, placement, by_ring, auto, ids, params, .. } = self;
         params.clear();
         calls.params(ids[tag as usize], params);
         let op = calls.op_of(ids[tag as usize]);
-        let submitted = match by_ring {
-            true => caller.submit_by_ring(*placement, op, params, tag),
-            false => caller.submit(*placement, op, params, tag),
+        let submitted = match (*auto, *by_ring) {
+            (Some(class), _) => caller.submit_auto((op, class), params, tag).map(drop),
+            (None, true) => caller.submit_by_ring(*placement, op, params, tag),
+            (None, false) => caller.submit(*placement, op, params, tag),
         };
         submitted.map_err(|_| caller.refused(*placement)).map(|()| Begun::Yes)
     }

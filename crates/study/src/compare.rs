@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::auto::{self, AutoFigure, AutoRow};
 use crate::calling::{Calls, Slice, run};
 use crate::connection::Connection;
 use crate::measure::{IN_FLIGHT, Keep, RingLoads, Row, Tally};
@@ -11,6 +12,7 @@ use crate::workload::Distribution;
 use crate::{MeasuredRows, StudyError};
 use remora_kernel::Placement;
 use remora_real::LinkKind;
+use remora_service::CallKind;
 
 /// Parts that the time for each figure is cut into.
 const SLICES: u32 = 4;
@@ -37,6 +39,8 @@ pub struct Plan {
     pub writer_updates_per_s: u32,
     /// Whether calls to the NIC and the host are measured by rings in memory too, which targets have opened.
     pub rings: bool,
+    /// Whether a client that chooses the place of each call is measured too.
+    pub auto: bool,
     /// What is kept of each figure beyond it.
     pub keep: Keep,
 }
@@ -101,16 +105,30 @@ pub fn compare(
     store: &Store<'_>,
     watch: &dyn Watch,
 ) -> MeasuredRows<Row> {
+    compare_auto(targets, plan, store, watch).0
+}
+
+/// As [`compare`], and what a client did that chooses places, if the plan has one.
+pub fn compare_auto(
+    targets: &mut [&mut dyn Connection],
+    plan: &Plan,
+    store: &Store<'_>,
+    watch: &dyn Watch,
+) -> (MeasuredRows<Row>, Vec<AutoRow>) {
+    let mut chosen = Vec::new();
     let mut schedule = Schedule::new(plan, store.cells().len() * targets.len());
     let wanted = store.cells().len() * targets.len() * plan.placements.len();
     let compared = MeasuredRows::by(wanted, |rows| {
         for operation in store.operations() {
             let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
             let mut figures = figures(store, operation, &links, plan);
-            let measured = measure(&mut figures, targets, plan, store, (&mut schedule, watch));
+            let mut autos = autos(store, operation, &links, plan);
+            let measured = measure((&mut figures, &mut autos), targets, plan, store, (&mut schedule, watch));
             // Of places that were measured next to each other and of no others can one say which is quicker.
             let groups = figures.chunk_by(|a, b| (a.parameter, a.link) == (b.parameter, b.link));
             rows.extend(groups.filter(|group| group.iter().all(Figure::is_measured)).flatten().map(Figure::row));
+            let whole = autos.iter().filter(|auto| auto.tallies.iter().all(|tally| tally.latencies.count() > 0));
+            chosen.extend(whole.map(|auto| auto.row(rows)));
             measured?;
         }
         Ok(())
@@ -118,12 +136,12 @@ pub fn compare(
     if compared.cut.is_none() {
         watch.progress(Progress::Measuring { done: schedule.steps, total: schedule.steps, next: "done" });
     }
-    compared
+    (compared, chosen)
 }
 
 /// Measures the figures of one operation.
 fn measure(
-    figures: &mut [Figure<'_>],
+    (figures, autos): (&mut [Figure<'_>], &mut [AutoFigure<'_>]),
     targets: &mut [&mut dyn Connection],
     plan: &Plan,
     store: &Store<'_>,
@@ -135,8 +153,12 @@ fn measure(
             let writes = start_writer(targets, store, plan, &figures[0])?;
             for (target, figures) in targets.iter_mut().zip(figures.chunk_by_mut(|a, b| a.link == b.link)) {
                 let time = schedule.next(&figures[0], watch);
+                let cell = (figures[0].parameter, figures[0].link);
                 for figure in figures {
                     figure.measure(*target, time, watch)?;
+                }
+                for auto in autos.iter_mut().filter(|auto| (auto.parameter, auto.link) == cell) {
+                    measure_auto(auto, *target, time, watch)?;
                 }
             }
             if let (true, Some(owner)) = (writes, owner(targets, store)) {
@@ -194,13 +216,47 @@ fn figures<'a>(store: &'a Store<'_>, operation: Operation, links: &[LinkKind], p
     figures
 }
 
+/// Figures of an operation whose places are chosen, if there are to be any.
+fn autos<'a>(store: &'a Store<'_>, operation: Operation, links: &[LinkKind], plan: &Plan) -> Vec<AutoFigure<'a>> {
+    let mut autos = Vec::new();
+    let cells = store.cells().into_iter().filter(|&(o, _)| o == operation && plan.auto && auto::may_choose(o));
+    for (_, parameter) in cells {
+        for &link in links {
+            let Some(calls) = store.calls(operation, parameter, plan.seed) else { continue };
+            let tallies = IN_FLIGHT.map(|_| Tally::keeping(Keep::default()));
+            autos.push(AutoFigure { operation, parameter, link, calls, tallies, decided: Default::default() });
+        }
+    }
+    autos
+}
+
+/// One slice with each number in flight, at chosen places.
+fn measure_auto(
+    figure: &mut AutoFigure<'_>,
+    target: &mut dyn Connection,
+    time: Duration,
+    watch: &dyn Watch,
+) -> Result<(), StudyError> {
+    let class = auto::class(figure.operation, figure.parameter);
+    let kind = CallKind { op: figure.calls.op(), class };
+    for ((tally, decided), in_flight) in figure.tallies.iter_mut().zip(&mut figure.decided).zip(IN_FLIGHT) {
+        let before = target.placer().map(|placer| placer.counts()).unwrap_or_default();
+        let slice = Slice { placement: Placement::Nic, by_ring: false, auto: Some(class), in_flight, time };
+        run(target, &mut *figure.calls, slice, tally, &|| watch.stop())?;
+        if let Some(placer) = target.placer() {
+            decided.add(placer, before, kind);
+        }
+    }
+    Ok(())
+}
+
 impl Figure<'_> {
     /// One slice with each number in flight.
     fn measure(&mut self, target: &mut dyn Connection, time: Duration, watch: &dyn Watch) -> Result<(), StudyError> {
         let ways = [(false, Some(&mut self.tallies)), (true, self.by_ring.as_mut())];
         for (by_ring, tallies) in ways {
             for (tally, in_flight) in tallies.into_iter().flatten().zip(IN_FLIGHT) {
-                let slice = Slice { placement: self.placement, by_ring, in_flight, time };
+                let slice = Slice { placement: self.placement, by_ring, auto: None, in_flight, time };
                 run(target, &mut *self.calls, slice, tally, &|| watch.stop())?;
             }
         }
@@ -245,7 +301,7 @@ impl Schedule {
     fn new(plan: &Plan, groups: usize) -> Self {
         let (steps, slice) = (groups * SLICES as usize, plan.slice());
         let rings = plan.placements.iter().filter(|&&placement| plan.has_rings(placement)).count();
-        let runs = ((plan.placements.len() + rings) * IN_FLIGHT.len()) as u32;
+        let runs = ((plan.placements.len() + rings + usize::from(plan.auto)) * IN_FLIGHT.len()) as u32;
         let total = (slice * runs * steps as u32).mul_f64(OVERHEAD);
         Self { start: Instant::now(), total, slice, steps, done: 0, runs }
     }
@@ -312,6 +368,7 @@ mod tests {
             placements: Placement::REAL.to_vec(),
             writer_updates_per_s: 1000,
             rings: true,
+            auto: true,
             keep: Keep::default(),
         }
     }

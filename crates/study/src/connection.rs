@@ -6,7 +6,7 @@ use remora_kernel::{Placement, Status};
 use remora_lab::writer::{self, WriterConfig};
 use remora_model::time::Ps;
 use remora_real::{Client, LinkKind, RemoteRegion};
-use remora_service::Full;
+use remora_service::{CallKind, Full, Placer};
 
 use crate::StudyError;
 use crate::load::{Trouble, system_time};
@@ -29,6 +29,17 @@ pub trait Caller {
     /// As [`submit`](Self::submit), by rings in memory; in the same way where there are none.
     fn submit_by_ring(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
         self.submit(placement, op, params, tag)
+    }
+
+    /// Starts a kernel at a place that the caller chooses; `class` tells calls apart. Returns the place. Callers that do not
+    /// choose have the NIC.
+    fn submit_auto(&mut self, (op, _class): (u64, u64), params: &[u8], tag: u32) -> Result<Placement, Full> {
+        self.submit(Placement::Nic, op, params, tag).map(|()| Placement::Nic)
+    }
+
+    /// Who chooses places, if somebody does.
+    fn placer(&mut self) -> Option<&mut Placer> {
+        None
     }
 
     /// Drives everything for a turn; `done` gets each answer. False if nothing is left to happen.
@@ -105,6 +116,14 @@ impl Caller for Client {
 
     fn submit_by_ring(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
         Client::submit_by_ring(self, placement, op, params, tag)
+    }
+
+    fn submit_auto(&mut self, (op, class): (u64, u64), params: &[u8], tag: u32) -> Result<Placement, Full> {
+        Client::submit_auto(self, CallKind { op, class }, params, false, tag)
+    }
+
+    fn placer(&mut self) -> Option<&mut Placer> {
+        Some(Client::placer(self))
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(CallAnswer<'_>)) -> Result<bool, StudyError> {

@@ -4,6 +4,7 @@
 //! into it; [`compare::compare`] runs every operation in every placement over every link and checks every result;
 //! [`report::Report`] shows what came out as a table, as JSON and as an HTML page.
 
+pub mod auto;
 pub mod baseline;
 pub mod bench_btree;
 pub mod bench_model;

@@ -12,7 +12,7 @@ use remora_model::resource::Usage;
 use remora_model::time::Ps;
 use remora_model::world::{Done, Energy, Pair, PairSpec, WorldError, Writer};
 use remora_real::{LinkKind, RemoteRegion};
-use remora_service::{Full, MAX_CALLS};
+use remora_service::{CallKind, Choice, Full, MAX_CALLS, Placer, Ticket, is_result};
 use serde::{Deserialize, Serialize};
 
 use crate::StudyError;
@@ -22,6 +22,8 @@ use crate::load::{self, Trouble, Until};
 
 /// Part of the calls of a measurement that come before it, unmeasured.
 const WARM_UP: u64 = 6;
+/// Calls before a measurement at chosen places, in parts of those of it.
+const LEARNING: u64 = 8;
 
 /// Why a modelled run ended early.
 #[derive(Debug, thiserror::Error)]
@@ -105,13 +107,19 @@ pub struct Modelled {
     pair: Pair,
     placement: Placement,
     regions: HashMap<u32, Arc<Region>>,
+    /// Who chooses places, among those that calls can go to.
+    placer: Option<Placer>,
+    /// The ticket of each timed call, by its tag.
+    tickets: Vec<Option<Ticket>>,
+    under_way: usize,
+    auto: Option<u64>,
 }
 
 impl Modelled {
     /// A pair that serves calls in one placement.
     pub fn new(spec: &PairSpec, placement: Placement) -> Result<Self, ModelError> {
         let pair = Pair::new(&spec.clone().serving(placement))?;
-        Ok(Self { pair, placement, regions: HashMap::new() })
+        Ok(Self::of(pair, placement))
     }
 
     /// A pair that serves one kernel of the user's, by its op-code, in one placement.
@@ -121,12 +129,29 @@ impl Modelled {
         (kernel, op): (K, u64),
     ) -> Result<Self, ModelError> {
         let pair = Pair::with_kernels(&spec.clone().serving(placement), kernel, &[op])?;
-        Ok(Self { pair, placement, regions: HashMap::new() })
+        Ok(Self::of(pair, placement))
+    }
+
+    fn of(pair: Pair, placement: Placement) -> Self {
+        let (regions, tickets) = (HashMap::new(), vec![None; MAX_CALLS]);
+        Self { pair, placement, regions, placer: None, tickets, under_way: 0, auto: None }
+    }
+
+    /// Chooses the place of each call from now on, among some that a node serves at once; calls are of this class.
+    pub fn choose(&mut self, places: &[Placement], class: u64) -> Result<(), ModelError> {
+        if self.placer.is_none() {
+            self.placer = Some(Placer::new(places, 1));
+        }
+        // Calls to the host come by another way than those to the NIC or the accelerator.
+        let served = places.iter().copied().find(|place| matches!(place, Placement::Nic | Placement::Accelerator));
+        self.place(served.unwrap_or(Placement::Host))?;
+        self.auto = Some(class);
+        Ok(())
     }
 
     /// Serves calls in another placement from now on; none may be under way.
     pub fn place(&mut self, placement: Placement) -> Result<(), ModelError> {
-        self.placement = placement;
+        (self.placement, self.auto) = (placement, None);
         Ok(self.pair.serve(placement)?)
     }
 
@@ -154,8 +179,15 @@ impl Modelled {
         count: u64,
         stop: &dyn Fn() -> bool,
     ) -> Result<Measured, ModelError> {
-        let (placement, warm_up) = (self.placement, (count / WARM_UP).max(u64::from(in_flight)));
-        Calling::new(self, calls, placement).run(in_flight, Until::Begun(warm_up), &mut |_, _, _| {}, stop)?;
+        let (placement, auto, warm_up) = (self.placement, self.auto, (count / WARM_UP).max(u64::from(in_flight)));
+        // Who chooses has to learn first.
+        let warm_up = if auto.is_some() { LEARNING * count } else { warm_up };
+        Calling::new(self, calls, placement).auto(auto).run(
+            in_flight,
+            Until::Begun(warm_up),
+            &mut |_, _, _| {},
+            stop,
+        )?;
         self.pair.reset_usage();
         let (start, events, before) = (self.pair.now(), self.pair.events(), self.pair.counts());
         let (mut latencies, mut rereads, mut sum) = (Latencies::new(), 0, Ps::ZERO);
@@ -164,7 +196,7 @@ impl Modelled {
             rereads += more;
             sum += at - since;
         };
-        Calling::new(self, calls, placement).run(in_flight, Until::Begun(count), &mut tally, stop)?;
+        Calling::new(self, calls, placement).auto(auto).run(in_flight, Until::Begun(count), &mut tally, stop)?;
         let span = self.pair.now() - start;
         let counts = self.pair.counts();
         let per_op = |total: f64| total / latencies.count().max(1) as f64;
@@ -201,6 +233,20 @@ pub fn usage(pair: &Pair) -> Vec<Busy> {
     all
 }
 
+/// Nanoseconds of modelled time.
+fn ns(at: Ps) -> u64 {
+    at.0 / 1000
+}
+
+impl crate::auto::Traced for Modelled {
+    fn serve(&mut self, place: Option<Placement>, places: &[Placement]) -> Result<(), ModelError> {
+        match place {
+            Some(place) => self.place(place),
+            None => self.choose(places, u64::MAX),
+        }
+    }
+}
+
 impl Caller for Modelled {
     type Error = ModelError;
 
@@ -214,12 +260,41 @@ impl Caller for Modelled {
     }
 
     fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
-        self.pair.submit(placement, op, params, tag).map_err(|_| Full)
+        self.pair.submit(placement, op, params, tag).map_err(|_| Full)?;
+        self.under_way += 1;
+        Ok(())
+    }
+
+    fn submit_auto(&mut self, (op, class): (u64, u64), params: &[u8], tag: u32) -> Result<Placement, Full> {
+        let Some(placer) = &mut self.placer else {
+            return self.submit(self.placement, op, params, tag).map(|()| self.placement);
+        };
+        let pair = &self.pair;
+        let Choice { placement, ticket } = placer.choose(CallKind { op, class }, self.under_way, || ns(pair.now()));
+        let submitted = self.submit(placement, op, params, tag);
+        match (&submitted, ticket) {
+            (Ok(()), _) => self.tickets[tag as usize % MAX_CALLS] = ticket,
+            (Err(_), Some(ticket)) => self.placer.iter_mut().for_each(|placer| placer.cancelled(ticket)),
+            (Err(_), None) => {}
+        }
+        submitted.map(|()| placement)
+    }
+
+    fn placer(&mut self) -> Option<&mut Placer> {
+        self.placer.as_mut()
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(CallAnswer<'_>)) -> Result<bool, ModelError> {
-        let mut answer =
-            |Done { tag, status, reply, at, .. }: Done<'_>| done(CallAnswer { tag, status, reply, at: Some(at) });
+        let Self { placer, tickets, under_way, .. } = self;
+        let mut answer = |Done { tag, status, reply, at, .. }: Done<'_>| {
+            *under_way = under_way.saturating_sub(1);
+            if let Some(ticket) = tickets.get_mut(tag as usize).and_then(Option::take)
+                && let Some(placer) = placer
+            {
+                placer.ended(ticket, ns(at), is_result(status));
+            }
+            done(CallAnswer { tag, status, reply, at: Some(at) });
+        };
         Ok(self.pair.poll(&mut answer)?)
     }
 

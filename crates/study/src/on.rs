@@ -1,16 +1,19 @@
 //! The comparison on modelled hardware: the same operations over the same store, in every placement of a platform.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use remora_kernel::Placement;
 use remora_lab::MeasuredRows;
 use remora_lab::stats::is_level;
 use remora_model::platform::Platform;
 use remora_model::world::{self, PairSpec};
+use remora_service::CallKind;
 use serde::{Deserialize, Serialize};
 
+use crate::auto::{self, AutoLoad, AutoRow, AutoTrace, Decided};
 use crate::compare::{Plan, Progress, Watch};
-use crate::connection::Storage;
+use crate::connection::{Caller, Storage};
 use crate::format::{per_op, plural, rate, time, wrap};
 use crate::measure::IN_FLIGHT;
 use crate::modelled::{Measured, ModelError, Modelled};
@@ -23,6 +26,8 @@ use crate::trace::Trace;
 
 /// Calls of a figure with one in flight and with many, for the time that a real comparison takes by default.
 const CALLS: [u64; 2] = [300, 4_000];
+/// Modelled seconds of a stretch of the trace, for that time.
+const STRETCH: f64 = 0.02;
 /// That time in seconds.
 const USUAL_TIME: f64 = 0.12;
 /// Calls at least.
@@ -41,6 +46,12 @@ pub struct OnPlatform {
     pub rows: Vec<ModelRow>,
     /// Who wins, and why.
     pub verdicts: Vec<ModelVerdict>,
+    /// What a client does that chooses the place of each call, if that was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub auto: Vec<AutoRow>,
+    /// A trace that changes under way, at each place and at chosen ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub auto_traces: Vec<AutoTrace>,
     /// Events that it took.
     pub events: u64,
     /// Seconds that it took, loading apart.
@@ -104,6 +115,10 @@ pub fn compare_on(
     let mut model = Modelled::new(&spec, Placement::Nic)?;
     let store = Store::load(&mut model, plan, records, trace, watch)?;
     let (cells, placements) = (store.cells(), world::placements(platform));
+    // Those that a node serves at once: calls come to its NIC or to its accelerator.
+    let served = |place: &Placement| *place != Placement::Accelerator || !placements.contains(&Placement::Nic);
+    let choice: Vec<Placement> = placements.iter().copied().filter(served).collect();
+    let mut auto = Vec::new();
     let start = std::time::Instant::now();
     let modelled = MeasuredRows::by(cells.len() * placements.len(), |rows| {
         for (number, &(operation, parameter)) in cells.iter().enumerate() {
@@ -118,10 +133,20 @@ pub fn compare_on(
                 false => measure(&mut model, &store, (operation, parameter), placement, plan, watch),
             };
             rows.extend(placements.iter().map(row).collect::<Result<Vec<_>, OnError>>()?);
+            if plan.auto && auto::may_choose(operation) {
+                auto.push(measure_auto(&mut model, &store, (operation, parameter), &choice, plan, (watch, rows))?);
+            }
         }
         Ok(())
     });
     let missing = modelled.missing("figures");
+    let stop = || watch.stop();
+    let traced = plan.auto && modelled.cut.is_none();
+    let each = (&choice[..], Duration::from_secs_f64(plan.time.as_secs_f64() / USUAL_TIME * STRETCH));
+    let auto_traces = match traced {
+        true => auto::trace::<_, OnError>(&mut model, platform.name.clone(), each, plan, &store, &stop)?,
+        false => None,
+    };
     let MeasuredRows { rows, cut, .. } = modelled.or_nothing()?;
     if cut.is_none() {
         watch.progress(Progress::Measuring { done: cells.len(), total: cells.len(), next: "done" });
@@ -131,6 +156,8 @@ pub fn compare_on(
         title: platform.title.clone(),
         provenance: platform.params.shares_text(),
         verdicts: judge(&rows),
+        auto,
+        auto_traces: auto_traces.into_iter().collect(),
         events: rows.iter().map(|row| row.in_flight_1.events + row.in_flight_64.events).sum(),
         rows,
         seconds: start.elapsed().as_secs_f64(),
@@ -161,6 +188,44 @@ fn measure(
     model.stop_writer()?;
     let [in_flight_1, in_flight_64] = figures;
     Ok(ModelRow { operation, parameter, placement, in_flight_1, in_flight_64 })
+}
+
+/// An operation at chosen places, beside its rows.
+fn measure_auto(
+    model: &mut Modelled,
+    store: &Store<'_>,
+    (operation, parameter): (Operation, Option<u64>),
+    choice: &[Placement],
+    plan: &Plan,
+    (watch, rows): (&dyn Watch, &[ModelRow]),
+) -> Result<AutoRow, OnError> {
+    if let Some((region, config)) = store.writer(operation, parameter, plan.writer_updates_per_s) {
+        model.start_writer(region, &config)?;
+    }
+    let class = auto::class(operation, parameter);
+    model.choose(choice, class)?;
+    let mut loads = [AutoLoad::default(), AutoLoad::default()];
+    for (n, count) in call_counts(plan).into_iter().enumerate() {
+        let Some(mut calls) = store.calls(operation, parameter, plan.seed) else { continue };
+        let kind = CallKind { op: calls.op(), class };
+        let before = model.placer().map(|placer| placer.counts()).unwrap_or_default();
+        let measured = match model.measure(&mut *calls, IN_FLIGHT[n], count, &|| watch.stop()) {
+            Err(ModelError::Interrupted) => return Err(crate::StudyError::Interrupted.into()),
+            other => other?,
+        };
+        let mut decided = Decided::default();
+        if let Some(placer) = model.placer() {
+            decided.add(placer, before, kind);
+        }
+        let Measured { verified, ops_per_s, p50_ns, p99_ns, .. } = measured;
+        let load = AutoLoad { verified, ops_per_s, p50_ns, p99_ns, ..decided.load() };
+        let alike = rows.iter().filter(|row| (row.operation, row.parameter) == (operation, parameter));
+        let alike = alike.filter(|row| choice.contains(&row.placement));
+        loads[n] = load.beside(alike.map(|row| (row.placement, [&row.in_flight_1, &row.in_flight_64][n].ops_per_s)));
+    }
+    model.stop_writer()?;
+    let [in_flight_1, in_flight_64] = loads;
+    Ok(AutoRow { operation, parameter, on: "modelled".into(), in_flight_1, in_flight_64 })
 }
 
 /// Calls of a figure, in proportion to the time that a real comparison would measure it.
@@ -250,6 +315,7 @@ pub fn table(on: &OnPlatform) -> String {
         let name = format!("{}: ", title(verdict.operation, verdict.parameter));
         wrap(&mut out, 0, &name, &verdict.line);
     }
+    out += &auto::table(&on.auto, &on.auto_traces);
     let per_s = on.events as f64 / on.seconds.max(1e-9) / 1e6;
     let _ = writeln!(
         out,
@@ -357,7 +423,6 @@ mod tests {
     use crate::operations::LIST;
     use crate::workload::Distribution;
     use std::cell::Cell;
-    use std::time::Duration;
 
     struct Quiet(Cell<usize>, usize);
 
@@ -379,6 +444,7 @@ mod tests {
             operations: Vec::new(),
             placements: Vec::new(),
             rings: false,
+            auto: false,
             keep: Default::default(),
             writer_updates_per_s: 50_000,
         }

@@ -14,6 +14,7 @@ pub(crate) use html::{STYLE, download, escape};
 pub use kernel::{KernelBar, KernelPage};
 pub use table::table;
 
+use crate::auto::{AutoRow, AutoTrace};
 use crate::baseline::Since;
 use crate::format::count;
 use crate::machine::Machine;
@@ -52,6 +53,12 @@ pub struct Report {
     /// What has changed since earlier runs, if there were any to compare with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Since>,
+    /// What a client did that chooses the place of each call, if that was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub auto: Vec<AutoRow>,
+    /// A trace that changes under way, at each place and at chosen ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub auto_traces: Vec<AutoTrace>,
     /// These operations on modelled hardware, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modelled: Option<OnPlatform>,
@@ -109,6 +116,8 @@ impl Report {
             verdicts,
             incomplete: None,
             since: None,
+            auto: Vec::new(),
+            auto_traces: Vec::new(),
             modelled: None,
         }
     }

@@ -42,6 +42,7 @@ fn the_comparison_on_platforms_is_what_it_was() {
         placements: Vec::new(),
         writer_updates_per_s: 50_000,
         rings: false,
+        auto: false,
         keep: Default::default(),
     };
     let (mut out, records) = (String::new(), Records::generate(300, 64, 1));

@@ -33,22 +33,22 @@ impl LocalKernels {
     }
 
     /// Starts a call.
-    pub fn start(&mut self, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
+    pub fn start(&mut self, op: u64, params: &[u8], mark: u64) -> Result<(), Full> {
         let mut call = self.spare.pop().unwrap_or_default();
         call.recycle(op, MAX_REPLY as u32);
         call.params.extend_from_slice(params);
-        call.tag = tag.into();
+        call.tag = mark;
         self.runner.start(call).map_err(|call| {
             self.spare.push(call);
             Full
         })
     }
 
-    /// Lets every call run on; `done` gets tag, status and reply of those that end. Returns how many did.
-    pub fn poll(&mut self, done: &mut dyn FnMut(u32, Status, &[u8])) -> usize {
+    /// Lets every call run on; `done` gets mark, status and reply of those that end. Returns how many did.
+    pub fn poll(&mut self, done: &mut dyn FnMut(u64, Status, &[u8])) -> usize {
         let spare = &mut self.spare;
         self.runner.poll(&mut |call, status| {
-            done(call.tag as u32, status, &call.reply);
+            done(call.tag, status, &call.reply);
             spare.push(call);
         })
     }

@@ -78,7 +78,11 @@ impl Client {
     /// [`Status::UnknownOp`]. The call leaves with the next [`poll`](Self::poll), together with others. Parameters may be
     /// as long as the ring and [`MAX_RING_PARAMS`]; those that are longer end in [`Status::BadParams`].
     pub fn submit_by_ring(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
-        let (slot, _) = self.calls.open(tag)?;
+        self.push_to_ring(placement, op, params, tag.into())
+    }
+
+    pub(super) fn push_to_ring(&mut self, placement: Placement, op: u64, params: &[u8], mark: u64) -> Result<(), Full> {
+        let (slot, _) = self.calls.open(mark)?;
         let Some(rings) = self.rings.iter_mut().find(|rings| rings.placement == placement) else {
             return self.refuse(slot, Status::UnknownOp);
         };
@@ -112,8 +116,8 @@ impl ClientRings {
     #[inline]
     pub fn poll(
         &mut self,
-        calls: &mut CallSlots<u32>,
-        done: &mut dyn FnMut(u32, Status, &[u8]),
+        calls: &mut CallSlots<u64>,
+        done: &mut dyn FnMut(u64, Status, &[u8]),
     ) -> Result<usize, Error> {
         let mut finished = 0;
         let polled = self.port.poll(&mut |tag, status, reply| {

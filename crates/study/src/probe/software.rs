@@ -123,7 +123,7 @@ impl Software {
                     owner.start_writer(&self.changing, &writer)?;
                 }
                 for (&(link, (placement, in_flight)), tally) in at.iter().zip(&mut tallies) {
-                    let slice = Slice { placement, by_ring: false, in_flight, time: slice };
+                    let slice = Slice { placement, by_ring: false, auto: None, in_flight, time: slice };
                     run(targets[link], &mut self.walk(1), slice, &mut tally[usize::from(writing)], stop)?;
                 }
                 if let (true, Some(owner)) = (writing, targets.last_mut()) {
@@ -181,7 +181,7 @@ impl Running<'_> {
         run(
             self.target,
             &mut calls,
-            Slice { placement, by_ring: false, in_flight, time: self.time },
+            Slice { placement, by_ring: false, auto: None, in_flight, time: self.time },
             &mut tally,
             self.stop,
         )?;

@@ -32,9 +32,15 @@ pub fn table(report: &Report) -> String {
         out.push('\n');
     }
     out + &match &report.modelled {
-        None => measured(report) + &report.since.as_ref().map_or_else(String::new, Since::table),
+        None => {
+            measured(report)
+                + &crate::auto::table(&report.auto, &report.auto_traces)
+                + &report.since.as_ref().map_or_else(String::new, Since::table)
+        }
         Some(on) if report.rows.is_empty() => crate::on::table(on),
-        Some(on) => measured(report) + "\n" + &crate::on::table(on),
+        Some(on) => {
+            measured(report) + &crate::auto::table(&report.auto, &report.auto_traces) + "\n" + &crate::on::table(on)
+        }
     }
 }
 

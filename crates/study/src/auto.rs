@@ -1,0 +1,307 @@
+//! What a client does that chooses the place of each call, beside the places themselves.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use remora_kernel::Placement;
+use remora_real::LinkKind;
+use remora_service::{CallKind, Placer, PlacerCounts};
+use serde::{Deserialize, Serialize};
+
+use crate::StudyError;
+use crate::calling::{Calling, Calls};
+use crate::compare::Plan;
+use crate::connection::{Caller, Connection, Storage};
+use crate::format::{rate, time, wrap};
+use crate::load::Until;
+use crate::measure::{Load, Row};
+use crate::operations::{CONSISTENT_GET, LIST, Operation};
+use crate::store::Store;
+
+/// What a client that chooses was measured to do with an operation, beside the best place.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AutoRow {
+    /// What was done.
+    pub operation: Operation,
+    /// List elements, or bytes of the value.
+    pub parameter: Option<u64>,
+    /// The way that packets took, or the platform.
+    pub on: String,
+    /// One operation after the other.
+    pub in_flight_1: AutoLoad,
+    /// Sixty-four at once.
+    pub in_flight_64: AutoLoad,
+}
+
+/// An operation at chosen places.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AutoLoad {
+    /// Operations done, each verified.
+    pub verified: u64,
+    /// Operations a second.
+    pub ops_per_s: f64,
+    /// The median latency.
+    pub p50_ns: u64,
+    /// The 99th percentile of latency.
+    pub p99_ns: u64,
+    /// The place where most operations a second were done without choosing.
+    pub best: Option<Placement>,
+    /// Operations a second in parts of what were done there.
+    pub of_best: f64,
+    /// Calls at each place: client, nic, host, accel.
+    pub calls: [u64; 4],
+    /// The part of calls that ran elsewhere than at home, to learn.
+    pub explored: f64,
+    /// How often home moved.
+    pub moves: u64,
+    /// Why calls run where they run.
+    pub reason: String,
+}
+
+impl AutoLoad {
+    /// What was measured, and what was decided meanwhile.
+    pub fn new(load: &Load, decided: &Decided) -> Self {
+        let Load { verified, ops_per_s, p50_ns, p99_ns, .. } = *load;
+        Self { verified, ops_per_s, p50_ns, p99_ns, ..decided.load() }
+    }
+
+    /// Beside what the places do by themselves.
+    pub fn beside(mut self, places: impl Iterator<Item = (Placement, f64)>) -> Self {
+        if let Some((place, most)) = places.max_by(|a, b| a.1.total_cmp(&b.1)) {
+            (self.best, self.of_best) = (Some(place), self.ops_per_s / most.max(1e-9));
+        }
+        self
+    }
+}
+
+/// What was decided during a measurement.
+#[derive(Clone, Debug, Default)]
+pub struct Decided {
+    counts: PlacerCounts,
+    reason: String,
+}
+
+impl Decided {
+    /// Adds what was decided since `before` of calls of a kind.
+    pub fn add(&mut self, placer: &Placer, before: PlacerCounts, kind: CallKind) {
+        let now = placer.counts();
+        for (sum, (now, before)) in self.counts.calls.iter_mut().zip(now.calls.into_iter().zip(before.calls)) {
+            *sum += now - before;
+        }
+        self.counts.explored += now.explored - before.explored;
+        self.counts.moves += now.moves - before.moves;
+        self.reason = placer.reason(kind).map(|reason| reason.to_string()).unwrap_or_default();
+    }
+
+    pub(crate) fn load(&self) -> AutoLoad {
+        let PlacerCounts { calls, explored, moves } = self.counts;
+        let explored = explored as f64 / calls.iter().sum::<u64>().max(1) as f64;
+        AutoLoad { calls, explored, moves, reason: self.reason.clone(), ..AutoLoad::default() }
+    }
+}
+
+/// The class of calls of a cell: structures of different cells are different to a client, though some share memory.
+pub fn class(operation: Operation, parameter: Option<u64>) -> u64 {
+    let name = operation.name().bytes().fold(0u64, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
+    name.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ parameter.unwrap_or(0)
+}
+
+/// Whether the same call may run anywhere: a tree's writer at the client is another than one on the node.
+pub fn may_choose(operation: Operation) -> bool {
+    !(operation.name().starts_with("tree") || operation.name() == "sequencer")
+}
+
+/// A trace that changes under way, at each place and at chosen ones.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AutoTrace {
+    /// The way that packets took, or the platform.
+    pub on: String,
+    /// Calls under way at once.
+    pub in_flight: u32,
+    /// What each stretch of it does.
+    pub stretches: Vec<String>,
+    /// The places, and `auto`.
+    pub rows: Vec<TraceRow>,
+    /// Why calls ran where they ran at the end of each stretch.
+    pub reasons: Vec<String>,
+    /// The part of calls that ran elsewhere than at home, to learn.
+    pub explored: f64,
+    /// How often a home moved.
+    pub moves: u64,
+    /// Operations done in parts of those at the best single place.
+    pub of_best: f64,
+}
+
+/// A trace at one place, or at chosen ones.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TraceRow {
+    /// `client`, `nic`, `host`, `accel` or `auto`.
+    pub place: String,
+    /// Operations a second of each stretch.
+    pub ops_per_s: Vec<f64>,
+    /// Operations a second of a whole trace whose stretches make as many calls each.
+    pub total_per_s: f64,
+}
+
+/// One stretch of a trace.
+struct Stretch {
+    name: &'static str,
+    operation: Operation,
+    parameter: u64,
+    /// Updates a second, 0 without end, of the values that are read.
+    writer: Option<u32>,
+}
+
+/// Lists get longer and shorter, and values that are read get a writer.
+const TRACE: [Stretch; 5] = [
+    Stretch { name: "lists of 1", operation: LIST, parameter: 1, writer: None },
+    Stretch { name: "lists of 32", operation: LIST, parameter: 32, writer: None },
+    Stretch { name: "values of 4 KB", operation: CONSISTENT_GET, parameter: 4096, writer: None },
+    Stretch { name: "a writer changes them", operation: CONSISTENT_GET, parameter: 4096, writer: Some(100_000) },
+    Stretch { name: "lists of 1 again", operation: LIST, parameter: 1, writer: None },
+];
+/// Calls under way in a trace.
+const IN_FLIGHT: u32 = 16;
+/// A stretch lasts as long as so many measurements of a figure.
+pub const STRETCH: u32 = 4;
+
+/// What a trace is run on.
+pub trait Traced: Caller + Storage {
+    /// Serves calls at a place from now on, or at chosen ones.
+    fn serve(&mut self, place: Option<Placement>, places: &[Placement]) -> Result<(), Self::Error>;
+}
+
+/// A node serves calls at all places at once.
+impl Traced for dyn Connection + '_ {
+    fn serve(&mut self, _: Option<Placement>, _: &[Placement]) -> Result<(), StudyError> {
+        Ok(())
+    }
+}
+
+/// Runs the trace at every place and at chosen ones, `each` stretch for so long; `None` if the plan lacks its operations.
+pub fn trace<T: Traced + ?Sized, E: From<T::Error> + From<StudyError>>(
+    target: &mut T,
+    on: String,
+    (places, each): (&[Placement], Duration),
+    plan: &Plan,
+    store: &Store<'_>,
+    stop: &dyn Fn() -> bool,
+) -> Result<Option<AutoTrace>, E> {
+    let calls = |stretch: &Stretch| store.calls(stretch.operation, Some(stretch.parameter), plan.seed);
+    if TRACE.iter().any(|stretch| calls(stretch).is_none()) {
+        return Ok(None);
+    }
+    let (mut rows, mut reasons, mut decided) = (Vec::new(), Vec::new(), Decided::default());
+    for place in places.iter().copied().map(Some).chain([None]) {
+        let mut ops_per_s = Vec::new();
+        target.serve(place, places)?;
+        for stretch in &TRACE {
+            let Some(mut calls) = calls(stretch) else { continue };
+            let writer = stretch.writer.and_then(|rate| store.writer(stretch.operation, Some(stretch.parameter), rate));
+            if let Some((region, config)) = writer {
+                target.start_writer(region, &config)?;
+            }
+            let before = target.placer().map(|placer| placer.counts()).unwrap_or_default();
+            // Calls are alike by kernel alone: that something changes is not told.
+            let kind = CallKind { op: calls.op(), class: u64::MAX };
+            let mut tally = |_, _, _| {};
+            let calling = Calling::new(&mut *target, &mut *calls, place.unwrap_or(Placement::Nic));
+            let calling = calling.auto(place.is_none().then_some(kind.class));
+            let ran = calling.run(IN_FLIGHT, Until::time(each), &mut tally, stop)?;
+            ops_per_s.push(ran.ended as f64 / ran.elapsed.as_secs().max(1e-9));
+            if writer.is_some() {
+                target.stop_writer()?;
+            }
+            if let (None, Some(placer)) = (place, target.placer()) {
+                decided.add(placer, before, kind);
+                reasons.push(decided.reason.clone());
+            }
+        }
+        let total_per_s = ops_per_s.len() as f64 / ops_per_s.iter().map(|rate| 1.0 / rate).sum::<f64>();
+        let place = place.map_or("auto".into(), |place| place.to_string());
+        rows.push(TraceRow { place, ops_per_s, total_per_s });
+    }
+    let most = |rows: &[TraceRow]| rows.iter().map(|row| row.total_per_s).fold(0.0, f64::max);
+    let auto = rows.last().map_or(0.0, |row| row.total_per_s);
+    let of_best = auto / most(&rows[..rows.len() - 1]).max(1e-9);
+    let AutoLoad { explored, moves, .. } = decided.load();
+    let stretches = TRACE.iter().map(|stretch| stretch.name.into()).collect();
+    Ok(Some(AutoTrace { on, in_flight: IN_FLIGHT, stretches, rows, reasons, explored, moves, of_best }))
+}
+
+/// The calls of a cell at chosen places, slice by slice.
+pub(crate) struct AutoFigure<'a> {
+    pub operation: Operation,
+    pub parameter: Option<u64>,
+    pub link: LinkKind,
+    pub calls: Box<dyn Calls + 'a>,
+    pub tallies: [crate::measure::Tally; 2],
+    pub decided: [Decided; 2],
+}
+
+impl AutoFigure<'_> {
+    /// Beside the rows of the same cell and link.
+    pub fn row(&self, rows: &[Row]) -> AutoRow {
+        let alike =
+            |row: &&Row| (row.operation, row.parameter, row.link) == (self.operation, self.parameter, self.link);
+        let of = |n: usize, rate: fn(&Row) -> f64| {
+            let load = AutoLoad::new(&self.tallies[n].load(), &self.decided[n]);
+            load.beside(rows.iter().filter(alike).map(|row| (row.placement, rate(row))))
+        };
+        AutoRow {
+            operation: self.operation,
+            parameter: self.parameter,
+            on: self.link.to_string(),
+            in_flight_1: of(0, |row| row.in_flight_1.ops_per_s),
+            in_flight_64: of(1, |row| row.in_flight_64.ops_per_s),
+        }
+    }
+}
+
+/// A table of what a client that chooses did, and why.
+pub fn table(rows: &[AutoRow], traces: &[AutoTrace]) -> String {
+    let mut out = String::new();
+    if rows.is_empty() && traces.is_empty() {
+        return out;
+    }
+    out += "\nPlaces chosen for each call (auto), beside the best single place\n";
+    let _ = writeln!(out, "{:<24} {:>3} {:>8} {:>8} {:>15} {:>7}", "", "in", "p50", "ops/s", "of best", "explored");
+    for row in rows {
+        let name = match row.parameter.zip(row.operation.unit()) {
+            Some((n, _)) => format!("{} {n} {}", row.operation, row.on),
+            None => format!("{} {}", row.operation, row.on),
+        };
+        for (name, in_flight, load) in [(&*name, 1, &row.in_flight_1), ("", 64, &row.in_flight_64)] {
+            let best = load.best.map_or(String::new(), |best| format!("{:.2} of {best}", load.of_best));
+            let _ = writeln!(
+                out,
+                "{name:<24} {in_flight:>3} {:>8} {:>8} {best:>15} {:>6.1} %",
+                time(load.p50_ns as f64),
+                rate(load.ops_per_s),
+                load.explored * 100.0
+            );
+            wrap(&mut out, 4, "", &load.reason);
+        }
+    }
+    for trace in traces {
+        let title =
+            format!("\nA trace that changes, {} in flight, {}: operations a second\n", trace.in_flight, trace.on);
+        out += &title;
+        for row in &trace.rows {
+            let rates: String = row.ops_per_s.iter().map(|&ops| format!(" {:>9}", rate(ops))).collect();
+            let _ = writeln!(out, "  {:<7}{rates}   all {:>8}", row.place, rate(row.total_per_s));
+        }
+        wrap(&mut out, 2, "", &format!("Stretches: {}.", trace.stretches.join(", ")));
+        for (stretch, reason) in trace.stretches.iter().zip(&trace.reasons) {
+            wrap(&mut out, 2, "", &format!("{stretch}: {reason}"));
+        }
+        let sum = format!(
+            "auto does {:.2} of what the best single place does, with {:.1} % of calls explored and {} moves.",
+            trace.of_best,
+            trace.explored * 100.0,
+            trace.moves
+        );
+        wrap(&mut out, 2, "", &sum);
+    }
+    out
+}
