@@ -41,14 +41,16 @@ impl Cache {
 
     /// The result for this key, if it is there and whole.
     pub fn get<O: DeserializeOwned>(&self, key: &str) -> Option<O> {
+        let versioned = versioned(key)?;
         let bytes = std::fs::read(self.path(key)).ok()?;
         let entry: Entry<O> = serde_json::from_slice(&bytes).ok()?;
-        (entry.key == versioned(key)).then_some(entry.outcome)
+        (entry.key == versioned).then_some(entry.outcome)
     }
 
     /// Keeps a result. A cache that cannot be written is no failure: the next run takes longer.
     pub fn put<O: Serialize>(&self, key: &str, outcome: &O) {
-        let entry = Entry { key: versioned(key), outcome };
+        let Some(key_with_code) = versioned(key) else { return };
+        let entry = Entry { key: key_with_code, outcome };
         let (path, temporary) = (self.path(key), self.path(key).with_extension(format!("{}", std::process::id())));
         let written = std::fs::create_dir_all(&self.directory)
             .and_then(|()| std::fs::write(&temporary, serde_json::to_vec(&entry)?))
@@ -59,9 +61,9 @@ impl Cache {
     }
 }
 
-/// A result comes from the code too.
-fn versioned(key: &str) -> String {
-    format!("{} {key}", code_version())
+/// A result comes from the code too; `None` if nobody can say which code this is.
+fn versioned(key: &str) -> Option<String> {
+    code_version().map(|version| format!("{version} {key}"))
 }
 
 /// All values of a platform, for keys.
@@ -70,13 +72,17 @@ pub(crate) fn values(platform: &Platform) -> String {
     values.join(" ")
 }
 
-/// Names the code by the program's own bytes: a change anywhere makes results new.
-fn code_version() -> &'static str {
-    static VERSION: OnceLock<String> = OnceLock::new();
-    VERSION.get_or_init(|| {
-        let program = std::env::current_exe().and_then(std::fs::read).unwrap_or_default();
-        format!("{}-{:016x}", env!("CARGO_PKG_VERSION"), crc64(&program))
-    })
+/// Names the code by the running program's own bytes: a change anywhere makes results new. The link of the process is
+/// followed by the kernel, so that these are the bytes that run, even if the file has been replaced or removed since.
+fn code_version() -> Option<&'static str> {
+    static VERSION: OnceLock<Option<String>> = OnceLock::new();
+    let version = VERSION.get_or_init(|| named(&std::fs::read("/proc/self/exe").ok()?));
+    version.as_deref()
+}
+
+fn named(program: &[u8]) -> Option<String> {
+    let there = !program.is_empty();
+    there.then(|| format!("{}-{:016x}", env!("CARGO_PKG_VERSION"), crc64(program)))
 }
 
 #[cfg(test)]
@@ -95,5 +101,12 @@ mod tests {
         assert_eq!(get("b"), None, "a file under another's name");
         std::fs::write(cache.path("a"), b"{").unwrap();
         assert_eq!(get("a"), None, "a file cut short");
+    }
+
+    #[test]
+    fn code_that_cannot_be_read_has_no_name_and_a_removed_program_still_has_its_own() {
+        assert_eq!(named(b""), None, "two codes without a name would share results");
+        assert_ne!(named(b"a"), named(b"b"));
+        assert!(code_version().is_some_and(|version| version.len() > 17));
     }
 }

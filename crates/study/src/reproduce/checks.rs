@@ -5,6 +5,71 @@ use super::Figure;
 /// A figure that the text gives as "around" or "up to" may be off by this part.
 const NEAR: f64 = 0.1;
 
+/// What a row's agreement says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClaimKind {
+    /// The row's own value stands in the platform: that the model has it shows only that it was copied rightly.
+    WentIn,
+    /// A value was fitted to the row, or derived from it, or it is arithmetic on values that went in: agreement is what was
+    /// asked for. That it cannot be had within the ranges says something.
+    Fitted,
+    /// Nothing of the row went in: agreement is a finding.
+    Independent,
+}
+
+impl ClaimKind {
+    /// All, in the order of tables.
+    pub const ALL: [Self; 3] = [Self::WentIn, Self::Fitted, Self::Independent];
+
+    /// As files and tables spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::WentIn => "went-in",
+            Self::Fitted => "fitted",
+            Self::Independent => "independent",
+        }
+    }
+}
+
+/// How many rows of a kind there are, and what came of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Count {
+    /// The kind.
+    pub kind: ClaimKind,
+    /// Rows with which the model agrees.
+    pub agree: usize,
+    /// Rows with which it does not.
+    pub differ: usize,
+    /// Rows of which it says nothing.
+    pub silent: usize,
+}
+
+impl Count {
+    /// Of each kind.
+    pub fn of(claims: &[Claim]) -> Vec<Self> {
+        let of = |kind| {
+            let count = |agrees| claims.iter().filter(|c| c.kind == kind && c.agrees() == agrees).count();
+            Self { kind, agree: count(Some(true)), differ: count(Some(false)), silent: count(None) }
+        };
+        ClaimKind::ALL.map(of).to_vec()
+    }
+
+    /// `fitted: 4 of 5 agree, 1 not run`.
+    pub fn text(&self) -> String {
+        let Self { kind, agree, differ, silent } = self;
+        let rest = if *silent > 0 { format!(" ({silent} more: the model says nothing)") } else { String::new() };
+        match agree + differ {
+            0 => format!("{}: none judged{rest}", kind.name()),
+            judged => format!("{}: {agree} of {judged} agree{rest}", kind.name()),
+        }
+    }
+}
+
+/// What the three kinds are, in a sentence.
+pub(super) const KINDS: &str = "a row that went in says nothing; one that a value was fitted to or derived from agrees \
+                                because it was asked to; an independent one is a finding";
+
 /// A row of the paper and the model's figure.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Claim {
@@ -22,8 +87,8 @@ pub struct Claim {
     pub low: f64,
     /// The most.
     pub high: f64,
-    /// Whether the row is a result, or a parameter that goes in.
-    pub result: bool,
+    /// What its agreement says.
+    pub kind: ClaimKind,
     /// The model's figures (one, or as many as the row has).
     pub model: Vec<f64>,
     /// Why there is none.
@@ -47,7 +112,7 @@ impl Claim {
             unit: unit.into(),
             low: low.parse().ok()?,
             high: high.parse().ok()?,
-            result: kind == "result",
+            kind: *ClaimKind::ALL.iter().find(|known| known.name() == kind)?,
             model: Vec::new(),
             missing: "its figure was not run",
             remark: "",
@@ -57,6 +122,7 @@ impl Claim {
     /// All rows of a file, each filled in by `fill`.
     pub(crate) fn all(file: &str, mut fill: impl FnMut(&mut Self)) -> Vec<Self> {
         let mut claims: Vec<Self> = file.lines().skip(1).filter_map(Self::parse).collect();
+        debug_assert_eq!(claims.len() + 1, file.lines().count(), "every row is one");
         claims.iter_mut().for_each(&mut fill);
         claims
     }

@@ -19,7 +19,7 @@ use serde::Serialize;
 pub use cache::Cache;
 pub(crate) use cache::values;
 pub(crate) use checks::Lines;
-pub use checks::{Claim, Trend};
+pub use checks::{Claim, ClaimKind, Count, Trend};
 pub use fit::Fitted;
 pub(crate) use fit::{fit, fit_count};
 pub use page::page;
@@ -154,7 +154,7 @@ pub struct Reproduction {
 }
 
 /// Names the shape of the JSON.
-pub const FORMAT: &str = "remora-reproduce/1";
+pub const FORMAT: &str = "remora-reproduce/2";
 
 impl Reproduction {
     /// Figures, claims and trends for programs; `version` is the program's.
@@ -163,6 +163,7 @@ impl Reproduction {
         for (claim, value) in self.claims.iter().zip(json["claims"].as_array_mut().into_iter().flatten()) {
             value["agrees"] = claim.agrees().into();
         }
+        json["counts"] = serde_json::to_value(Count::of(&self.claims)).unwrap_or_default();
         json["format"] = FORMAT.into();
         json["version"] = version.into();
         json

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::checks::{Count, KINDS};
 use super::plot::plot;
 use super::show::{axis_label, csv, effort, fitted_text, interval, number, said};
 use super::{Figure, Reproduction};
@@ -57,7 +58,7 @@ fn claims(out: &mut String, all: &Reproduction) {
          <th class=\"t\"></th></tr></thead>\n<tbody>\n",
     );
     for claim in &all.claims {
-        let kind = if claim.result { "result" } else { "parameter" };
+        let kind = claim.kind.name();
         let remark = match claim.remark {
             "" => String::new(),
             remark => format!("<br><span class=\"soft\">{}</span>", escape(remark)),
@@ -75,7 +76,8 @@ fn claims(out: &mut String, all: &Reproduction) {
             verdict(claim.agrees()),
         );
     }
-    out.push_str("</tbody></table></div>\n");
+    let counts: Vec<String> = Count::of(&all.claims).iter().map(Count::text).collect();
+    let _ = writeln!(out, "</tbody></table></div>\n<p>{}: {KINDS}.</p>", escape(&counts.join("; ")));
 }
 
 fn section(out: &mut String, all: &Reproduction, figure: &Figure) {

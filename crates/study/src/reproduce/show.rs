@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::checks::{Count, KINDS};
 use super::{Figure, Fitted, Line, Reproduction, Sums};
 
 /// One file of a figure: its name without the extension, and its lines.
@@ -86,7 +87,7 @@ pub fn said(model: &[f64], missing: &str) -> String {
 }
 
 fn claims(out: &mut String, all: &Reproduction) {
-    let _ = writeln!(out, "What the paper's text says, and the model (a parameter goes in; a result comes out):");
+    let _ = writeln!(out, "What the paper's text says, and the model ({KINDS}):");
     for claim in &all.claims {
         let verdict = match claim.agrees() {
             Some(true) => "pass",
@@ -95,10 +96,10 @@ fn claims(out: &mut String, all: &Reproduction) {
         };
         let _ = writeln!(
             out,
-            "  {:4} {} {:9} {} ({}), {}: paper {} {}, model {}{}",
+            "  {:4} {} {:11} {} ({}), {}: paper {} {}, model {}{}",
             verdict,
             claim.id,
-            if claim.result { "result" } else { "parameter" },
+            claim.kind.name(),
             claim.about,
             claim.section,
             claim.metric,
@@ -107,6 +108,9 @@ fn claims(out: &mut String, all: &Reproduction) {
             said(&claim.model, claim.missing),
             if claim.remark.is_empty() { String::new() } else { format!(" ({})", claim.remark) },
         );
+    }
+    for count in Count::of(&all.claims) {
+        let _ = writeln!(out, "  {}", count.text());
     }
     out.push('\n');
 }

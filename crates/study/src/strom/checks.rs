@@ -39,7 +39,9 @@ pub fn claims(figures: &[Figure], platforms: &[Platform]) -> Vec<Claim> {
         claim.remark = match id {
             "ST-052" => "31 more misses of 80 ns are 2.5 us; the paper's longest list is not in its text",
             "ST-053" | "ST-055" | "ST-085" => "fitted to",
-            "ST-054" => "goes in as the baseline's parameter",
+            "ST-054" => "the baseline's parameter",
+            "ST-014" => "width times clock, both of which went in",
+            "ST-075" => "the cost of a command is derived from this row",
             _ => "",
         };
     })
