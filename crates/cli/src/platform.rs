@@ -111,7 +111,7 @@ fn export(platform: &str, name: Option<&str>) -> Result<String, Failure> {
     let known = || Platform::built_in().collect::<Vec<_>>().join(", ");
     let text = Platform::built_in_text(platform)
         .ok_or_else(|| Failure::Usage(format!("no platform {platform:?} comes with the program: {}", known())))?;
-    let Some(name) = name else { return Ok(text.into()) };
+    let Some(name) = name else { return Ok(text) };
     let line = |line: &str| match line.starts_with("name = ") {
         true => format!("name = {name:?}\n"),
         false => format!("{line}\n"),

@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering;
 
 use clap::Subcommand;
 use remora_study::modelled::ModelError;
-use remora_study::reproduce::{self, Cache, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction};
+use remora_study::reproduce::{
+    self, Cache, Mutation, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction,
+};
 use remora_study::{minos, strom};
 
 use crate::Failure;
@@ -18,7 +20,8 @@ Examples:
   remora reproduce strom                         all figures, what the text says, the trends
   remora reproduce strom --figure 7              one figure; 5 stands for 5a, 5b and 5c, 9 for 9 and 9f
   remora reproduce strom --csv out --report r.html
-  remora reproduce strom --jobs 8 --no-cache";
+  remora reproduce strom --jobs 8 --no-cache
+  remora reproduce strom --mutate                what the trends catch when a value is wrong by a factor of two";
 
 const MINOS_EXAMPLES: &str = "\
 Examples:
@@ -59,6 +62,9 @@ pub struct Common {
     /// Where results are kept, so that a run that was broken off goes on [default: the user's cache directory]
     #[arg(long, value_name = "DIR", conflicts_with = "no_cache")]
     pub cache: Option<PathBuf>,
+    /// Halve and double each value of the platform, and drop the cost of each component: what the checks catch of that
+    #[arg(long, conflicts_with_all = ["csv", "report"])]
+    pub mutate: bool,
     /// Run everything anew and keep nothing
     #[arg(long)]
     pub no_cache: bool,
@@ -84,34 +90,60 @@ pub struct Minos {
 /// Runs it.
 pub fn run(what: &Reproduce) -> Result<(), Failure> {
     match what {
+        Reproduce::Strom(common) if common.mutate => {
+            mutants(common, &mut |common, progress| strom::mutate(&common, progress))
+        }
         Reproduce::Strom(common) => figures(common, &mut |common, progress| strom::reproduce(&common, progress)),
-        Reproduce::Minos(Minos { common, requests, workers }) => figures(common, &mut |common, progress| {
-            minos::reproduce(&minos::MinosOptions { common, requests: *requests, workers: *workers }, progress)
-        }),
+        Reproduce::Minos(minos) if minos.common.mutate => {
+            mutants(&minos.common, &mut |common, progress| minos::mutate(&minos.options(common), progress))
+        }
+        Reproduce::Minos(minos) => {
+            figures(&minos.common, &mut |common, progress| minos::reproduce(&minos.options(common), progress))
+        }
     }
 }
 
-/// What reproduces a paper.
-type Run<'a> =
-    dyn FnMut(ReproduceOptions, &mut dyn FnMut(ReproduceProgress) -> bool) -> Result<Reproduction, ReproduceError> + 'a;
+impl Minos {
+    fn options(&self, common: ReproduceOptions) -> minos::MinosOptions {
+        minos::MinosOptions { common, requests: self.requests, workers: self.workers }
+    }
+}
 
-fn figures(args: &Common, reproduce: &mut Run<'_>) -> Result<(), Failure> {
-    let (stop, cores) = (stop_flag(), std::thread::available_parallelism().map_or(1, usize::from));
-    let display = Display::new(stop.clone());
-    let cache = args.cache.clone().or_else(Cache::default_directory).filter(|_| !args.no_cache);
-    let jobs = args.jobs.map_or(cores, usize::from);
-    let options = ReproduceOptions { figure: args.figure.clone(), jobs, cache, seed: args.seed };
-    let result = reproduce(options, &mut |progress| {
-        display.part(&line(&progress), progress.done as f64 / progress.total.max(1) as f64);
-        !stop.load(Ordering::Relaxed)
-    });
-    display.clear();
-    let all = result.map_err(failure)?;
+/// What is run for a paper.
+type Run<'a, T> =
+    dyn FnMut(ReproduceOptions, &mut dyn FnMut(ReproduceProgress) -> bool) -> Result<T, ReproduceError> + 'a;
+
+fn figures(args: &Common, reproduce: &mut Run<'_, Reproduction>) -> Result<(), Failure> {
+    let all = shown(args, reproduce)?;
     publish(&all, args)?;
     match all.incomplete {
         Some(_) => Err(Failure::Interrupted),
         None => Ok(()),
     }
+}
+
+fn mutants(args: &Common, mutate: &mut Run<'_, Mutation>) -> Result<(), Failure> {
+    let all = shown(args, mutate)?;
+    args.json.show(&all.table(), || all.to_json(env!("REMORA_VERSION")))?;
+    match all.incomplete {
+        Some(_) => Err(Failure::Interrupted),
+        None => Ok(()),
+    }
+}
+
+/// Runs with progress on display, until the user wants no more.
+fn shown<T>(args: &Common, run: &mut Run<'_, T>) -> Result<T, Failure> {
+    let (stop, cores) = (stop_flag(), std::thread::available_parallelism().map_or(1, usize::from));
+    let display = Display::new(stop.clone());
+    let cache = args.cache.clone().or_else(Cache::default_directory).filter(|_| !args.no_cache);
+    let jobs = args.jobs.map_or(cores, usize::from);
+    let options = ReproduceOptions { figure: args.figure.clone(), jobs, cache, seed: args.seed };
+    let result = run(options, &mut |progress| {
+        display.part(&line(&progress), progress.done as f64 / progress.total.max(1) as f64);
+        !stop.load(Ordering::Relaxed)
+    });
+    display.clear();
+    result.map_err(failure)
 }
 
 /// `31 of 96 points, 4.1 M events/s`.

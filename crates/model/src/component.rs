@@ -16,5 +16,4 @@ pub mod memory_device;
 pub mod nic;
 pub mod nic_cores;
 pub mod pcie;
-pub mod pmem;
 pub mod switch;

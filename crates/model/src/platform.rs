@@ -6,6 +6,7 @@
 
 mod error;
 mod params;
+mod parts;
 mod provenance;
 mod typed;
 mod unit;
@@ -61,8 +62,6 @@ pub struct Platform {
     pub module_logic: Option<Module>,
     /// Remote procedure calls over TCP, if they are a baseline.
     pub tcp: Option<Tcp>,
-    /// The node's persistent memory, if it has any.
-    pub pmem: Option<Pmem>,
     /// What joins NICs and hosts, if they are hardware.
     pub nic: Option<HardwareNic>,
     /// Cores on the node's NIC, if it has any.
@@ -75,8 +74,6 @@ pub struct Platform {
     pub power: Option<Power>,
     /// What replicated records need beyond.
     pub replication: Option<Replication>,
-    /// What a rack with pools has beyond.
-    pub rack: Option<Rack>,
     /// Remora's software NIC, if that is the NIC.
     pub software: Option<Software>,
     /// The values that all this was made of.
@@ -124,9 +121,10 @@ impl Platform {
         BUILT_IN.iter().map(|(name, _)| *name)
     }
 
-    /// The file of a built-in platform.
-    pub fn built_in_text(name: &str) -> Option<&'static str> {
-        BUILT_IN.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+    /// The file of a built-in platform, its parts put in: it stands by itself.
+    pub fn built_in_text(name: &str) -> Option<String> {
+        let (name, text) = BUILT_IN.iter().find(|(known, _)| *known == name)?;
+        Some(parts::whole(name, text).ok()?.text)
     }
 
     /// A built-in platform by its name, or any other by the path of its file.
@@ -169,8 +167,8 @@ impl Platform {
             Some(_) => Some(needed(&params, ("placements.accel", "accel"), Accel::read)?),
             None => None,
         };
-        Ok(Self {
-            client: core("client.core")?,
+        let platform = Self {
+            client: needed(&params, ("placements", "client.core"), ClientCore::read)?.into(),
             host: core("host.core")?,
             cache: needed(&params, ("placements", "host.cache"), Cache::read)?,
             dram: needed(&params, ("placements", "host.dram"), Dram::read)?,
@@ -179,20 +177,34 @@ impl Platform {
             module_core: optional(&params, "module.core", Module::read)?,
             module_logic: optional(&params, "module.logic", Module::read)?,
             tcp: optional(&params, "tcp", Tcp::read)?,
-            pmem: optional(&params, "host.pmem", Pmem::read)?,
             nic: (!software).then(|| HardwareNic::read(&params)).transpose()?,
             nic_cores,
             accel,
             switch: optional(&params, "switch", Switch::read)?,
             power: optional(&params, "power", Power::read)?,
             replication: optional(&params, "replication", Replication::read)?,
-            rack: optional(&params, "rack", Rack::read)?,
             software: software.then(|| Software::read(&params)).transpose()?,
             name,
             title,
             placements,
             params,
-        })
+        };
+        platform.nothing_idle()?;
+        Ok(platform)
+    }
+
+    /// Fails on values that this platform's placements leave without a use, and on one that they need.
+    fn nothing_idle(&self) -> Result<(), PlatformError> {
+        let Self { placements, params, .. } = self;
+        let logic = placements.nic == Some(NicDevice::Pipeline);
+        match logic {
+            true => _ = params.section("nic.pipeline").cycles("kernel_cycles")?,
+            false => params.nothing_at("nic.pipeline.kernel_cycles", "no kernel runs on the NIC's data path")?,
+        }
+        if !logic && placements.accel.is_none() {
+            params.nothing_at("module.logic", "no kernel runs in logic")?;
+        }
+        Ok(())
     }
 
     /// This platform with other values, given by path in base units. They may lie outside their ranges: that is how one asks

@@ -1,8 +1,8 @@
-//! A set-associative cache with least-recently-used replacement, of which devices may fill some ways only.
+//! A set-associative cache with least-recently-used replacement.
 //!
-//! It holds the tags of real lines rather than a rate of hits: so skew, working sets near the size, and what device
-//! writes push out (DDIO) come out of the accesses themselves. Real caches hash addresses to sets; so does this one.
-//! It stands as well for other memories of what was used last: translations, lines being combined for writing.
+//! It holds the tags of real lines rather than a rate of hits: so skew and working sets near the size come out of the
+//! accesses themselves. Real caches hash addresses to sets; so does this one. What device writes push out is not
+//! modelled: they pass by. It stands as well for another memory of what was used last: translations.
 
 use crate::platform;
 use crate::time::Ps;
@@ -16,16 +16,13 @@ pub struct CacheParams {
     pub line_bytes: u64,
     /// Ways of a set.
     pub ways: usize,
-    /// Ways that writes of devices may fill (DDIO); 0: they go to memory.
-    pub io_ways: usize,
     /// A hit.
     pub hit_ps: u64,
 }
 
 impl From<&platform::Cache> for CacheParams {
     fn from(cache: &platform::Cache) -> Self {
-        let (ways, io_ways) = (cache.ways as usize, cache.ddio_ways as usize);
-        Self { size_bytes: cache.size, line_bytes: 64, ways, io_ways, hit_ps: cache.latency }
+        Self { size_bytes: cache.size, line_bytes: 64, ways: cache.ways as usize, hit_ps: cache.latency }
     }
 }
 
@@ -36,10 +33,6 @@ pub enum CacheAccess {
     Load,
     /// A core writes: the same, and the line is dirty.
     Store,
-    /// A device reads: a miss fills nothing.
-    IoRead,
-    /// A device writes: a hit changes the line in place, a miss fills one of the ways for devices.
-    IoWrite,
 }
 
 /// What an access found.
@@ -56,7 +49,6 @@ pub struct Lookup {
 pub struct Cache {
     sets: u64,
     ways: usize,
-    io_ways: usize,
     hit: Ps,
     line_bytes: u64,
     /// Sets of ways.
@@ -83,7 +75,6 @@ impl Cache {
         Self {
             sets,
             ways,
-            io_ways: params.io_ways.min(ways),
             hit: Ps(params.hit_ps),
             line_bytes,
             lines: vec![Line::default(); sets as usize * ways],
@@ -110,29 +101,19 @@ impl Cache {
         let hash = line.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let set = ((u128::from(hash) * u128::from(self.sets)) >> 64) as usize * self.ways;
         let set = &mut self.lines[set..set + self.ways];
-        let writes = u64::from(matches!(access, CacheAccess::Store | CacheAccess::IoWrite));
+        let writes = u64::from(access == CacheAccess::Store);
         if let Some(found) = set.iter_mut().find(|way| way.tag == line.wrapping_add(1)) {
             found.used = now | (found.used & 1) | writes;
             self.counts.0 += 1;
             return Lookup { hit: true, written_back: None };
         }
         self.counts.1 += 1;
-        let fills = match access {
-            CacheAccess::Load | CacheAccess::Store => self.ways,
-            CacheAccess::IoWrite => self.io_ways,
-            CacheAccess::IoRead => 0,
-        };
         let mut written_back = None;
-        if let Some(oldest) = set[..fills].iter_mut().min_by_key(|way| way.used) {
+        if let Some(oldest) = set.iter_mut().min_by_key(|way| way.used) {
             written_back = (oldest.used & 1 == 1).then(|| oldest.tag.wrapping_sub(1));
             *oldest = Line { tag: line.wrapping_add(1), used: now | writes };
         }
         Lookup { hit: false, written_back }
-    }
-
-    /// Lines that are dirty: what a flush would write.
-    pub fn dirty(&self) -> usize {
-        self.lines.iter().filter(|line| line.used & 1 == 1).count()
     }
 
     /// Hits as a part of all accesses since the last reset; `None` if there were none.
@@ -151,9 +132,9 @@ impl Cache {
 mod tests {
     use super::*;
 
-    /// 4096 lines in 512 sets of 8 ways, 2 of them for devices.
+    /// 4096 lines in 512 sets of 8 ways.
     fn small() -> Cache {
-        Cache::new(&CacheParams { size_bytes: 256 << 10, line_bytes: 64, ways: 8, io_ways: 2, hit_ps: 20_000 })
+        Cache::new(&CacheParams { size_bytes: 256 << 10, line_bytes: 64, ways: 8, hit_ps: 20_000 })
     }
 
     fn hits(cache: &mut Cache, lines: impl Iterator<Item = u64>, access: CacheAccess) -> f64 {
@@ -193,39 +174,11 @@ mod tests {
     }
 
     #[test]
-    fn devices_push_out_lines_of_their_ways_only() {
-        let mut cache = small();
-        hits(&mut cache, 0..4096, CacheAccess::Load);
-        // However long a stream of device writes, it takes 2 of 8 ways: 6/8 of the cores' lines stay.
-        hits(&mut cache, 1_000_000..1_100_000, CacheAccess::IoWrite);
-        let after = hits(&mut cache, 0..4096, CacheAccess::IoRead);
-        assert!((after - 0.75).abs() < 0.02, "{after}");
-    }
-
-    #[test]
-    fn buffers_within_the_share_of_devices_are_found_by_cores() {
-        // The share is 1024 lines: a ring of 256 is written over in place, one of 4096 leaks to memory.
-        let mut cache = small();
-        let mut found = |lines: std::ops::Range<u64>| {
-            for line in lines.clone() {
-                cache.access(line, CacheAccess::IoWrite);
-            }
-            lines.clone().filter(|line| cache.access(*line, CacheAccess::IoRead).hit).count() as f64
-                / lines.count() as f64
-        };
-        assert!(found(0..256) > 0.97);
-        assert!(found(10_000..14_096) < 0.27);
-    }
-
-    #[test]
     fn dirty_lines_are_written_back() {
-        let mut cache = Cache::new(&CacheParams { size_bytes: 64, line_bytes: 64, ways: 1, io_ways: 0, hit_ps: 1 });
+        let mut cache = Cache::new(&CacheParams { size_bytes: 64, line_bytes: 64, ways: 1, hit_ps: 1 });
         cache.access(1, CacheAccess::Store);
-        assert_eq!(cache.dirty(), 1);
         assert_eq!(cache.access(2, CacheAccess::Load), Lookup { hit: false, written_back: Some(1) });
         assert_eq!(cache.access(3, CacheAccess::Load), Lookup { hit: false, written_back: None });
-        // Without ways for devices, their writes go past.
-        assert_eq!(cache.access(4, CacheAccess::IoWrite), Lookup { hit: false, written_back: None });
         assert!(cache.access(3, CacheAccess::Load).hit);
     }
 }

@@ -95,7 +95,6 @@ impl DataPath {
             size_bytes: params.tlb_entries.saturating_mul(page),
             line_bytes: page,
             ways: TLB_WAYS.min(params.tlb_entries) as usize,
-            io_ways: 0,
             hit_ps: 0,
         });
         let one = Server::new(1);

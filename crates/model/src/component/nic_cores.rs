@@ -25,24 +25,18 @@ pub struct NicCoreParams {
 }
 
 impl NicCoreParams {
-    /// From the section of a platform file, which leaves open what turning from one task to another costs: that is a
-    /// host core's cost at this core's speed.
+    /// From the section of a platform file, which says what a core does of what a host core does: so its clock is the
+    /// host's at that part, and so is what turning from one task to another costs.
     pub fn new(card: &platform::NicCores, host: &platform::Core) -> Self {
         Self {
             cores: CoreParams {
                 cores: card.cores as usize,
-                clock_hz: card.clock,
+                clock_hz: host.clock * card.speed,
                 misses: card.misses as usize,
                 switch_ps: (host.switch as f64 / card.speed) as u64,
             },
             speed: card.speed,
-            cache: CacheParams {
-                size_bytes: card.cache_size,
-                line_bytes: 64,
-                ways: 16,
-                io_ways: 0,
-                hit_ps: card.cache_latency,
-            },
+            cache: CacheParams { size_bytes: card.cache_size, line_bytes: 64, ways: 16, hit_ps: card.cache_latency },
             memory: MemoryParams::dram(card.dram_latency, card.dram_bandwidth, 1),
             host_read_ps: card.host_read,
             host_pipelined_ps: card.host_pipelined,
@@ -120,7 +114,7 @@ mod tests {
         NicCoreParams {
             cores: CoreParams { cores: 8, clock_hz: 2.5e9, misses: 6, switch_ps: 15_000 },
             speed: 0.75,
-            cache: CacheParams { size_bytes: 6_000_000, line_bytes: 64, ways: 16, io_ways: 0, hit_ps: 35_000 },
+            cache: CacheParams { size_bytes: 6_000_000, line_bytes: 64, ways: 16, hit_ps: 35_000 },
             memory: MemoryParams::dram(145_000, 18.5e9, 1),
             host_read_ps: 2_250_000,
             host_pipelined_ps: 650_000,

@@ -124,6 +124,9 @@ pub enum Problem {
     /// Nobody reads it.
     #[error("nothing reads this key: check its spelling and its section, or remove it")]
     Unused,
+    /// It is read, but nothing of this platform hangs on it.
+    #[error("nothing hangs on this key: {0}")]
+    Idle(&'static str),
     /// The value is needed.
     #[error("the value is missing: give {0}")]
     Missing(Dimension),
@@ -136,6 +139,14 @@ pub enum Problem {
         /// As written.
         word: String,
         /// What may stand there.
+        known: String,
+    },
+    /// A part that is not there.
+    #[error("there is no part {part:?} beside this file, and none of that name comes with the program: {known}")]
+    NoPart {
+        /// As written.
+        part: String,
+        /// Those that come with the program.
         known: String,
     },
     /// A placement without its device's section.

@@ -13,6 +13,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{PlatformError, Problem};
+use super::parts::{self, Whole};
 use super::typed::CommandPath;
 use super::unit::{self, Dimension};
 
@@ -71,7 +72,7 @@ pub struct Param {
     pub source: String,
     /// How firm it is.
     pub status: SourceStatus,
-    /// The line of the file.
+    /// The line of the file with its parts.
     pub line: usize,
     used: Cell<bool>,
 }
@@ -98,7 +99,7 @@ pub struct Word {
     pub path: String,
     /// The word.
     pub text: String,
-    /// The line of the file.
+    /// The line of the file with its parts.
     pub line: usize,
     used: Cell<bool>,
 }
@@ -110,6 +111,8 @@ pub struct Params {
     pub file: String,
     params: Vec<Param>,
     words: Vec<Word>,
+    /// For each line the file that it comes from, and the line there.
+    origins: Vec<(String, usize)>,
 }
 
 const FIELDS: [&str; 5] = ["value", "unit", "source", "status", "range"];
@@ -117,18 +120,18 @@ const FIELDS: [&str; 5] = ["value", "unit", "source", "status", "range"];
 impl Params {
     /// Parses a file's text. Fails on the first thing that is not of the right form.
     pub fn parse(file: &str, text: &str) -> Result<Self, PlatformError> {
-        let lines = Lines::new(text);
-        let document = DeTable::parse(text).map_err(|e| PlatformError::Syntax {
-            file: file.into(),
-            line: lines.of(&e.span().unwrap_or(0..0)),
-            message: e.message().trim_end().replace('\n', " "),
+        let Whole { text, origins } = parts::whole(file, text)?;
+        let lines = Lines::new(&text);
+        let document = DeTable::parse(&text).map_err(|e| {
+            let (file, line) = origin(&origins, file, lines.of(&e.span().unwrap_or(0..0)));
+            PlatformError::Syntax { file, line, message: e.message().trim_end().replace('\n', " ") }
         })?;
-        let mut parser = Parser { file, lines, params: Vec::new(), words: Vec::new() };
+        let mut parser = Parser { file, lines, origins: &origins, params: Vec::new(), words: Vec::new() };
         parser.table("", document.get_ref())?;
         let Parser { mut params, mut words, .. } = parser;
         params.sort_by_key(|param| param.line);
         words.sort_by_key(|word| word.line);
-        Ok(Self { file: file.into(), params, words })
+        Ok(Self { file: file.into(), params, words, origins })
     }
 
     /// All values, in the file's order.
@@ -170,14 +173,30 @@ impl Params {
         }
     }
 
+    /// Fails if something stands under `path`: a value there, or a section.
+    pub(crate) fn nothing_at(&self, path: &str, why: &'static str) -> Result<(), PlatformError> {
+        let inside =
+            |param: &&Param| param.path.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        match self.params.iter().find(inside) {
+            Some(param) => Err(self.error(param.line, &param.path, Problem::Idle(why))),
+            None => Ok(()),
+        }
+    }
+
     /// The line of a word.
     pub(crate) fn word_line(&self, path: &str) -> Option<usize> {
         self.words.iter().find(|word| word.path == path).map(|word| word.line)
     }
 
     pub(crate) fn error(&self, line: usize, key: &str, problem: Problem) -> PlatformError {
-        PlatformError::At { file: self.file.clone(), line, key: key.into(), problem }
+        let (file, line) = origin(&self.origins, &self.file, line);
+        PlatformError::At { file, line, key: key.into(), problem }
     }
+}
+
+/// The file that a line comes from, and the line there.
+fn origin(origins: &[(String, usize)], file: &str, line: usize) -> (String, usize) {
+    line.checked_sub(1).and_then(|line| origins.get(line).cloned()).unwrap_or((file.into(), line))
 }
 
 /// The values under one section; reading marks them as used.
@@ -250,6 +269,11 @@ impl<'a> Section<'a> {
     /// Clock periods.
     pub fn cycles(&self, key: &str) -> Result<f64, PlatformError> {
         self.value(key, Dimension::Cycles)
+    }
+
+    /// Clock periods, 0 if they are not given.
+    pub fn cycles_or_none(&self, key: &str) -> Result<f64, PlatformError> {
+        Ok(self.optional(key, Dimension::Cycles)?.unwrap_or(0.0))
     }
 
     /// A power in watts.
@@ -365,6 +389,7 @@ impl<'a> Section<'a> {
 struct Parser<'a> {
     file: &'a str,
     lines: Lines,
+    origins: &'a [(String, usize)],
     params: Vec<Param>,
     words: Vec<Word>,
 }
@@ -428,7 +453,8 @@ impl Parser<'_> {
     }
 
     fn error(&self, line: usize, key: &str, problem: Problem) -> PlatformError {
-        PlatformError::At { file: self.file.into(), line, key: key.into(), problem }
+        let (file, line) = origin(self.origins, self.file, line);
+        PlatformError::At { file, line, key: key.into(), problem }
     }
 }
 

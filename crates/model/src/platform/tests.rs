@@ -3,8 +3,8 @@
 use super::*;
 
 /// A file with every section that a hardware platform needs.
-fn strom() -> &'static str {
-    BUILT_IN[0].1
+fn strom() -> String {
+    Platform::built_in_text("strom-10g").unwrap()
 }
 
 fn error(text: &str) -> String {
@@ -43,8 +43,7 @@ fn values_are_converted() {
     assert_eq!((param.text(param.value), param.status), ("1500 ns".into(), SourceStatus::Printed));
     let rambda = Platform::load("rambda").unwrap();
     assert_eq!(rambda.accel.unwrap().in_flight, 256);
-    assert_eq!(Platform::load("minos").unwrap().replication.unwrap().vfifo_entries, 5);
-    assert_eq!(Platform::load("dfabric").unwrap().rack.unwrap().sections, 512);
+    assert_eq!(Platform::load("minos").unwrap().replication.unwrap().fifo_entries, 5);
 }
 
 #[test]
@@ -108,7 +107,7 @@ fn values_that_hardware_cannot_have_are_refused() {
     for (from, to, expected) in [
         ("cores = { value = 4", "cores = { value = 4.5", "must be a whole number"),
         ("cores = { value = 4", "cores = { value = 0", "at least 1"),
-        ("ddio_ways = { value = 2", "ddio_ways = { value = -1", "no hardware has a count like that"),
+        ("tags = { value = 64", "tags = { value = -1", "no hardware has a count like that"),
         ("size = { value = 8", "size = { value = 1e30", "no hardware has a size like that"),
     ] {
         let (text, line) = replaced(from, to);
@@ -126,6 +125,57 @@ fn values_that_hardware_cannot_have_are_refused() {
         let message = error(&text.replace(bad, &narrow));
         assert!(message.starts_with(&format!("x.toml, line {line}, ")) && message.contains(expected), "{message}");
     }
+}
+
+#[test]
+fn what_drives_nothing_is_refused() {
+    let value =
+        |unit: &str| format!("{{ value = 5, unit = {unit:?}, status = \"printed\", range = [5, 5], source = \"x\" }}");
+    for (name, section, key, unit) in [
+        ("strom-10g", "host.cache", "ddio_ways", "ways"),
+        ("strom-10g", "host.pmem", "line", "B"),
+        ("dfabric", "rack", "racks", "count"),
+        ("bluefield2", "nic.pipeline", "kernel_cycles", "cycles"),
+        ("bluefield2", "module.logic", "instruction", "cycles"),
+    ] {
+        let (text, line) = (Platform::built_in_text(name).unwrap(), format!("{key} = {}", value(unit)));
+        let header = format!("[{section}]\n");
+        let text = match text.contains(&header) {
+            true => text.replace(&header, &format!("{header}{line}\n")),
+            false => format!("{text}\n{header}{line}\n"),
+        };
+        let message = error(&text);
+        assert!(message.contains(&format!(", {section}.{key}: ")) && message.contains("nothing"), "{message}");
+    }
+}
+
+#[test]
+fn parts_are_written_once_and_mistakes_in_them_name_the_part() {
+    // A BlueField-2 is the same card in all platforms that have one.
+    let [one, other] = ["bluefield2", "rambda"].map(|name| Platform::load(name).unwrap());
+    let (nic, other_nic) = (one.nic.unwrap(), other.nic.unwrap());
+    assert_eq!((nic.pipeline, nic.ethernet.latency), (other_nic.pipeline, other_nic.ethernet.latency));
+    let (cores, other_cores) = (one.nic_cores.unwrap(), other.nic_cores.unwrap());
+    assert_eq!(NicCores { speed: 1.0, ..cores }, NicCores { speed: 1.0, ..other_cores });
+
+    let (directory, file) = (tempfile::tempdir().unwrap(), "mine.toml");
+    let path = |name: &str| directory.path().join(name);
+    let text = strom();
+    let dram = text.find("[host.dram]\n").unwrap() + "[host.dram]\n".len();
+    let end = dram + text[dram..].find("\n\n").unwrap();
+    let write = |part: &str, rest: &str| {
+        std::fs::write(path("ours.toml"), format!("# A memory.\n\n{part}\n")).unwrap();
+        std::fs::write(path(file), format!("{}part = \"ours\"{rest}{}", &text[..dram], &text[end..])).unwrap();
+        Platform::load(path(file).to_str().unwrap()).map_err(|e| e.to_string())
+    };
+    assert_eq!(write(&text[dram..end], "").unwrap().dram.latency, 80_000);
+    let message = write(&text[dram..end].replace("\"ns\"", "\"parsec\""), "").unwrap_err();
+    assert!(message.contains("ours.toml, line 3, host.dram.latency: there is no unit"), "{message}");
+    let message = write(&text[dram..end], &format!("\n{}", &text[dram..end])).unwrap_err();
+    assert!(message.contains("mine.toml, line ") && message.contains("duplicate key"), "{message}");
+    let message = error("[host.dram]\npart = \"nothing\"\n");
+    assert!(message.starts_with("x.toml, line 2, host.dram.part: there is no part \"nothing\""), "{message}");
+    assert!(error("part = \"../secret\"\n").contains("there is no part"));
 }
 
 #[test]

@@ -72,7 +72,7 @@ pub enum CommandPath {
 }
 
 section! {
-    /// Processor cores: `client.core`, `host.core`.
+    /// Processor cores: `host.core`.
     Core {
         /// Cores.
         cores: u64 = count(1),
@@ -88,6 +88,29 @@ section! {
         issue: u64 = time(),
         /// Turning from one kernel to another.
         switch: u64 = time(),
+    }
+}
+
+section! {
+    /// Cores of a client, where kernels wait for verbs rather than for memory: `client.core`.
+    ClientCore {
+        /// Cores.
+        cores: u64 = count(1),
+        /// Clock.
+        clock: f64 = rate(),
+        /// One look of a polling loop.
+        poll: u64 = time(),
+        /// Handing one command to the NIC, time of the core.
+        issue: u64 = time(),
+        /// Turning from one kernel to another.
+        switch: u64 = time(),
+    }
+}
+
+impl From<ClientCore> for Core {
+    fn from(core: ClientCore) -> Self {
+        let ClientCore { cores, clock, poll, issue, switch } = core;
+        Self { cores, clock, misses: 1, poll, dispatch: 0, issue, switch }
     }
 }
 
@@ -141,8 +164,6 @@ section! {
         latency: u64 = time(),
         /// Ways.
         ways: u64 = count(1),
-        /// Ways that the NIC's writes may fill.
-        ddio_ways: u64 = count(0),
     }
 }
 
@@ -153,24 +174,6 @@ section! {
         latency: u64 = time(),
         /// Bytes a second, as used.
         bandwidth: f64 = bandwidth(),
-    }
-}
-
-section! {
-    /// Persistent memory: `host.pmem`.
-    Pmem {
-        /// A random load.
-        read_latency: u64 = time(),
-        /// A store until it is durable.
-        write_latency: u64 = time(),
-        /// Bytes a second read.
-        read_bandwidth: f64 = bandwidth(),
-        /// Bytes a second written.
-        write_bandwidth: f64 = bandwidth(),
-        /// Bytes of a line of the medium.
-        line: u64 = size(1),
-        /// Bytes of the write-combining buffer.
-        combining: u64 = size(0),
     }
 }
 
@@ -213,8 +216,8 @@ section! {
         rx_depth: f64 = cycles(),
         /// How often on each side a packet is held until it is whole.
         store_and_forward: u64 = count(0),
-        /// Cycles of a kernel for each access, memory apart.
-        kernel_cycles: f64 = cycles(),
+        /// Cycles of a kernel for each access, memory apart; 0 if kernels do not run there.
+        kernel_cycles: f64 = cycles_or_none(),
         /// Messages a second at most.
         message_rate: f64 = rate(),
         /// Entries of the address translation.
@@ -235,8 +238,6 @@ section! {
     NicCores {
         /// Cores.
         cores: u64 = count(1),
-        /// Clock.
-        clock: f64 = rate(),
         /// Cache misses that one core has under way.
         misses: u64 = count(1),
         /// Work done in a time, as a part of what a host core does.
@@ -335,8 +336,6 @@ section! {
 section! {
     /// What the protocols of replicated records need beyond the machine: `replication`.
     Replication {
-        /// Nodes that hold a copy.
-        nodes: u64 = count(2),
         /// Clients of each node, with one request under way each.
         workers: u64 = count(1),
         /// A compare-and-swap that a host's cores contend for.
@@ -359,10 +358,8 @@ section! {
         vfifo_write: u64 = time(),
         /// Writing a record to the durable FIFO on the NIC.
         dfifo_write: u64 = time(),
-        /// Entries of the volatile FIFO.
-        vfifo_entries: u64 = count(1),
-        /// Entries of the durable FIFO.
-        dfifo_entries: u64 = count(1),
+        /// Entries of the volatile FIFO, and of the durable one.
+        fifo_entries: u64 = count(1),
         /// Writing a record and its timestamps to the host's cache.
         cache_write: u64 = time(),
         /// Finding a record.
@@ -373,50 +370,6 @@ section! {
         broadcast_gap: u64 = time(),
         /// Taking a batch of messages apart, for each destination.
         batch_unpack: u64 = time(),
-    }
-}
-
-section! {
-    /// A rack with pools of memory and NICs: `rack`.
-    Rack {
-        /// Racks.
-        racks: u64 = count(1),
-        /// Computing nodes in a rack.
-        nodes: u64 = count(1),
-        /// Bytes of the memory pool.
-        pool_size: u64 = size(1),
-        /// Reading a line of the pool.
-        pool_latency: u64 = time(),
-        /// Bytes a second of one link to the pool.
-        pool_bandwidth: f64 = bandwidth(),
-        /// Bytes a second of one NIC of the pool.
-        nic_bandwidth: f64 = bandwidth(),
-        /// Bytes of a section of the pool.
-        section: u64 = size(1),
-        /// Sections of a region.
-        sections: u64 = count(1),
-        /// Bytes of a line of a node's DRAM cache.
-        cache_line: u64 = size(1),
-        /// Ways of that cache.
-        cache_ways: u64 = count(1),
-        /// Filling a line of it from the pool.
-        cache_fill: u64 = time(),
-        /// Links from a rack to the others.
-        uplinks: u64 = count(1),
-        /// One way over such a link.
-        uplink_latency: u64 = time(),
-        /// Subflows of a connection.
-        subflows: u64 = count(1),
-        /// Sending a packet, time of a core.
-        send_cost: u64 = time(),
-        /// Receiving a packet, time of a core.
-        receive_cost: u64 = time(),
-        /// An interrupt and what follows it, time of a core.
-        interrupt: u64 = time(),
-        /// Bytes a second that a core copies.
-        copy: f64 = bandwidth(),
-        /// A packet in the node that stands for the switch.
-        emulator_cost: u64 = time(),
     }
 }
 

@@ -89,12 +89,12 @@ fn every_place_of_every_platform_answers_rightly() {
 
 #[test]
 fn a_read_is_the_sum_of_its_parts() {
-    // StRoM at 10 Gbit/s. A command of 64 B comes in one TLP of 88 B: 300 ns for the 8 B of a doorbell, and 56 B more
-    // at 7.87 GB/s, 7.1 ns. The request has 12 + 16 + 4 = 32 B, 4 words; its response 12 + 4 + 64 + 4 = 84 B, 11 words.
+    // StRoM at 10 Gbit/s. A command of 32 B comes in one TLP of 56 B: 300 ns for the 8 B of a doorbell, and 24 B more
+    // at 7.87 GB/s, 3.0 ns. The request has 12 + 16 + 4 = 32 B, 4 words; its response 12 + 4 + 64 + 4 = 84 B, 11 words.
     // Cycles of 6.4 ns: 4 x 125 of depth, and each side holds each packet until it is whole: 2 x (4 + 11).
     // On the wire 32 + 66 and 84 + 66 B at 0.8 ns a byte, 520 ns each way. The DMA read takes 1500 ns, the write 400 ns.
     let cycles = (4.0 * 125.0 + 2.0 * 15.0) * 6.4;
-    let by_hand = 300.0 + 56.0 / 7.87 + cycles + (98.0 + 150.0) * 0.8 + 2.0 * 520.0 + 1500.0 + 400.0;
+    let by_hand = 300.0 + 24.0 / 7.87 + cycles + (98.0 + 150.0) * 0.8 + 2.0 * 520.0 + 1500.0 + 400.0;
     let model = verb(&platform("strom-10g", &[]), RawVerb::Read, 64).as_ns();
     assert!((model - by_hand).abs() < 0.1, "{model} ns, by hand {by_hand} ns");
 }

@@ -47,7 +47,7 @@ fn parameter(id: &str, platform: &Platform) -> Option<f64> {
         "MI-028" => nic.ethernet.rate / 1e9,
         "MI-029" => ns(r.vfifo_write),
         "MI-030" => ns(r.dfifo_write),
-        "MI-031" => r.vfifo_entries as f64,
+        "MI-031" => r.fifo_entries as f64,
         "MI-032" => ns(r.send_inv),
         "MI-033" => ns(r.send_ack),
         "MI-034" => ns(r.send_gap),

@@ -13,7 +13,9 @@ pub use point::{AblationStep, Login, PointError, PointFigures, Setup};
 
 use study::{MinosSeries, Study};
 
-use crate::reproduce::{self, Dot, Figure, Line, Point, Ran, ReproduceError, ReproduceProgress, Reproduction, run_all};
+use crate::reproduce::{
+    self, Dot, Figure, Judged, Line, Mutation, Point, Ran, ReproduceError, ReproduceProgress, Reproduction, run_all,
+};
 
 /// What to reproduce, and how.
 #[derive(Clone, Debug)]
@@ -34,26 +36,13 @@ pub fn reproduce(
     let seed = options.common.seed;
     let studies = study::studies(options.common.figure.as_deref())?;
     let (platform, fitted) = fit::minos(&Platform::load("minos")?, options.workers, seed)?;
-    let (values, mut work) = (reproduce::values(&platform), Vec::new());
-    for study in &studies {
-        for series in &study.series {
-            for &x in &study.x.values {
-                let setup = series.setup(study.x.sets, x)?;
-                let spec = setup.spec(&platform)?;
-                work.push(Work { setup, spec, values: &values, requests: options.requests, seed });
-            }
-        }
-    }
-    let Ran { outcomes, sums, incomplete } = run_all(&work, &options.common, progress)?;
-    let mut outcomes = outcomes.into_iter();
-    let figures = studies.iter().map(|study| figure(study, &mut outcomes).whole(study.x.values.len()));
-    let figures: Vec<Figure> = figures.collect::<Vec<_>>().into_iter().flatten().collect();
+    let Judged { figures, claims, trends, sums, incomplete } = judge(&studies, &platform, options, progress)?;
     let workers = platform.replication.as_ref().map_or(0, |replication| replication.workers);
     Ok(Reproduction {
         system: "MINOS",
         about: "Remora's replication engine on a modelled cluster with the parameters that the paper prints.",
-        claims: checks::claims(&figures, &platform),
-        trends: checks::trends(&figures),
+        claims,
+        trends,
         figures,
         fitted,
         provenance: vec![
@@ -64,6 +53,46 @@ pub fn reproduce(
         incomplete,
         seed,
     })
+}
+
+/// Tries what the checks catch of changes to the platform's values, after fitting.
+pub fn mutate(
+    options: &MinosOptions,
+    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+) -> Result<Mutation, ReproduceError> {
+    let seed = options.common.seed;
+    let studies = study::studies(options.common.figure.as_deref())?;
+    let (platform, _) = fit::minos(&Platform::load("minos")?, options.workers, seed)?;
+    let judge = &mut |platforms: &[Platform], progress: &mut dyn FnMut(ReproduceProgress) -> bool| match platforms {
+        [platform, ..] => judge(&studies, platform, options, progress),
+        [] => Err(ReproduceError::Interrupted),
+    };
+    reproduce::mutate("MINOS", &[platform], seed, judge, progress)
+}
+
+/// Runs the studies on this platform, and judges what comes.
+fn judge(
+    studies: &[Study],
+    platform: &Platform,
+    options: &MinosOptions,
+    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+) -> Result<Judged, ReproduceError> {
+    let (values, mut work) = (reproduce::values(platform), Vec::new());
+    for study in studies {
+        for series in &study.series {
+            for &x in &study.x.values {
+                let setup = series.setup(study.x.sets, x)?;
+                let spec = setup.spec(platform)?;
+                work.push(Work { setup, spec, values: &values, requests: options.requests, seed: options.common.seed });
+            }
+        }
+    }
+    let Ran { outcomes, sums, incomplete } = run_all(&work, &options.common, progress)?;
+    let mut outcomes = outcomes.into_iter();
+    let figures = studies.iter().map(|study| figure(study, &mut outcomes).whole(study.x.values.len()));
+    let figures: Vec<Figure> = figures.collect::<Vec<_>>().into_iter().flatten().collect();
+    let (claims, trends) = (checks::claims(&figures, platform), checks::trends(&figures));
+    Ok(Judged { figures, claims, trends, sums, incomplete })
 }
 
 /// Lines of a figure that shows each model once.

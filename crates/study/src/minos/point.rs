@@ -145,7 +145,7 @@ impl Setup {
         }
         let platform = platform.with(&changes)?;
         let replication = platform.replication.as_ref().ok_or_else(none)?;
-        let entries = if self.fifo == 0 { replication.vfifo_entries } else { self.fifo };
+        let entries = if self.fifo == 0 { replication.fifo_entries } else { self.fifo };
         let fifos = Some(u16::try_from(entries).unwrap_or(u16::MAX));
         let offload = |batching, broadcast| Deployment::Offload(Offload { fifos, batching, broadcast });
         let deployment = match self.deployment {

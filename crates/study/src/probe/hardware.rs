@@ -77,10 +77,8 @@ impl Hardware {
         let alone = large.ns_per_load(1, self.time);
         figures.add("host.dram.latency", "ns", "dependent loads over 256 MiB", alone);
         let best = CHAINS.iter().map(|&chains| large.ns_per_load(chains, self.time)).fold(alone, f64::min);
-        for core in ["client.core", "host.core"] {
-            let how = "dependent loads of one chain over those of the best number of chains";
-            figures.add(format!("{core}.misses"), "count", how, (alone / best).round().max(1.0));
-        }
+        let how = "dependent loads of one chain over those of the best number of chains";
+        figures.add("host.core.misses", "count", how, (alone / best).round().max(1.0));
         if let Some((_, cached)) = chases.iter_mut().find(|(name, _)| *name == "4MiB") {
             figures.add("host.cache.latency", "ns", "dependent loads over 4 MiB", cached.ns_per_load(1, self.time));
         }
@@ -141,7 +139,6 @@ fn described(figures: &mut Figures) {
     figures.add("host.cache.size", "KiB", "as the system tells", kilobytes.unwrap_or(8192.0));
     let ways = cache("ways_of_associativity").ok().and_then(|text| text.trim().parse().ok());
     figures.add("host.cache.ways", "ways", "as the system tells", ways.unwrap_or(16.0));
-    figures.add("host.cache.ddio_ways", "ways", "the NIC is software: its writes fill any way", 0.0);
 }
 
 fn system_error(what: &'static str) -> impl Fn(std::io::Error) -> StudyError {

@@ -145,8 +145,8 @@ impl Software {
         let of = |path| figures.last(path).unwrap_or(f64::NAN);
         let (call, access, turn) =
             (of("software.shm.host.call_each"), of("software.shm.client.step_each"), of("software.shm.host.step_each"));
+        figures.add("host.core.dispatch", "ns", "a call over shared memory, 64 under way", call);
         for core in ["client.core", "host.core"] {
-            figures.add(format!("{core}.dispatch"), "ns", "a call over shared memory, 64 under way", call);
             figures.add(format!("{core}.issue"), "ns", "a one-sided read over shared memory, 64 under way", access);
             figures.add(format!("{core}.switch"), "ns", "an access of a kernel, 64 under way", turn);
         }

@@ -5,6 +5,7 @@
 mod cache;
 mod checks;
 mod fit;
+mod mutate;
 mod page;
 mod plot;
 mod run;
@@ -22,6 +23,8 @@ pub(crate) use checks::Lines;
 pub use checks::{Claim, ClaimKind, Count, Trend};
 pub use fit::Fitted;
 pub(crate) use fit::{fit, fit_count};
+pub use mutate::{Change, Mutant, Mutation};
+pub(crate) use mutate::{Judged, mutate};
 pub use page::page;
 pub(crate) use run::{Point, Ran, run_all};
 pub use run::{ReproduceProgress, Sums};

@@ -17,8 +17,8 @@ use point::Ground;
 use study::{StromSeries, Study};
 
 use crate::reproduce::{
-    self, Dot, Figure, FigureError, Line, Point, Ran, ReproduceError, ReproduceOptions, ReproduceProgress,
-    Reproduction, number, run_all,
+    self, Dot, Figure, FigureError, Judged, Line, Mutation, Point, Ran, ReproduceError, ReproduceOptions,
+    ReproduceProgress, Reproduction, number, run_all,
 };
 
 /// Reproduces StRoM's figures. `progress` hears of every point; when it returns false the run ends.
@@ -28,16 +28,7 @@ pub fn reproduce(
 ) -> Result<Reproduction, ReproduceError> {
     let studies = study::studies(options.figure.as_deref())?;
     let (platforms, fitted) = fit::strom(options.seed)?;
-    let mut work = Vec::new();
-    for study in &studies {
-        Work::add(study, &platforms, options.seed, &mut work)?;
-    }
-    let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
-    let mut results = outcomes.into_iter();
-    let figures = studies.iter().map(|study| figure(study, &mut results).whole(study.x.values.len()));
-    let figures: Vec<Figure> = figures.collect::<Vec<_>>().into_iter().flatten().collect();
-    let claims = checks::claims(&figures, &platforms);
-    let trends = checks::trends(&figures, &platforms);
+    let Judged { figures, claims, trends, sums, incomplete } = judge(&studies, &platforms, options, progress)?;
     let figures = figures.into_iter().map(|figure| figure.with_printed(&claims, &PRINTED)).collect();
     Ok(Reproduction {
         system: "StRoM",
@@ -52,6 +43,39 @@ pub fn reproduce(
         incomplete,
         seed: options.seed,
     })
+}
+
+/// Tries what the checks catch of changes to the platforms' values, after fitting.
+pub fn mutate(
+    options: &ReproduceOptions,
+    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+) -> Result<Mutation, ReproduceError> {
+    let studies = study::studies(options.figure.as_deref())?;
+    let (platforms, _) = fit::strom(options.seed)?;
+    let judge = &mut |platforms: &[Platform], progress: &mut dyn FnMut(ReproduceProgress) -> bool| {
+        judge(&studies, platforms, options, progress)
+    };
+    reproduce::mutate("StRoM", &platforms, options.seed, judge, progress)
+}
+
+/// Runs the studies on these platforms, and judges what comes.
+fn judge(
+    studies: &[Study],
+    platforms: &[Platform],
+    options: &ReproduceOptions,
+    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+) -> Result<Judged, ReproduceError> {
+    let mut work = Vec::new();
+    for study in studies {
+        Work::add(study, platforms, options.seed, &mut work)?;
+    }
+    let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
+    let mut results = outcomes.into_iter();
+    let figures = studies.iter().map(|study| figure(study, &mut results).whole(study.x.values.len()));
+    let figures: Vec<Figure> = figures.collect::<Vec<_>>().into_iter().flatten().collect();
+    let claims = checks::claims(&figures, platforms);
+    let trends = checks::trends(&figures);
+    Ok(Judged { figures, claims, trends, sums, incomplete })
 }
 
 /// Claims that are points of a figure: which one, of which figure, at which x.
@@ -158,7 +182,7 @@ mod tests {
         // Three series of six lengths.
         assert_eq!(csvs(&first)[0].lines().count(), 1 + 18);
         assert!(csvs(&first)[0].starts_with("figure,series,x,x_unit,y,y_unit\n7,READ,1,elements,"));
-        assert_eq!(first.trends.len(), 3);
+        assert_eq!(first.trends.len(), 5);
         assert!(first.trends.iter().all(|trend| trend.holds), "{:?}", first.trends);
         let element = first.claims.iter().find(|claim| claim.id == "ST-047").unwrap();
         assert_eq!(element.agrees(), Some(true), "{element:?}");

@@ -179,14 +179,16 @@ mod tests {
             figures.push(Figure { path: path.into(), unit, how: "set", value, range: (value, value) });
         };
         for core in ["client.core", "host.core"] {
-            for (key, unit, value) in [("cores", "count", 2.0), ("clock", "GHz", 2.0), ("misses", "count", 10.0)] {
+            for (key, unit, value) in [("cores", "count", 2.0), ("clock", "GHz", 2.0)] {
                 add(&format!("{core}.{key}"), unit, value);
             }
-            for key in ["poll", "dispatch", "issue", "switch"] {
+            for key in ["poll", "issue", "switch"] {
                 add(&format!("{core}.{key}"), "ns", 10.0);
             }
         }
-        for (key, unit) in [("size", "KiB"), ("latency", "ns"), ("ways", "ways"), ("ddio_ways", "ways")] {
+        add("host.core.misses", "count", 10.0);
+        add("host.core.dispatch", "ns", 10.0);
+        for (key, unit) in [("size", "KiB"), ("latency", "ns"), ("ways", "ways")] {
             add(&format!("host.cache.{key}"), unit, 16.0);
         }
         add("host.dram.latency", "ns", 101.0);

@@ -54,7 +54,16 @@ fn shuffles(lines: &Lines<'_>) -> Vec<Trend> {
     };
     let (over_write, over_kernel) = (ends(&ratios(&kernel, &write)), ends(&ratios(&sender, &kernel)));
     let per_mib = |line: &[(f64, f64)]| (line[line.len() - 1].1 - line[0].1) / (line[line.len() - 1].0 - line[0].0);
+    // What partitioning adds, by the values that pass.
+    let rate = f64::from(1 << 20) / (per_mib(&sender) - per_mib(&write)) / 1e6;
     vec![
+        Trend {
+            figures: "11",
+            section: "6.4",
+            what: "one thread of the sender partitions through write-combining buffers at 2 to 3 GB/s (other literature)",
+            holds: (1.9..3.1).contains(&rate),
+            evidence: format!("{rate:.2} GB/s"),
+        },
         Trend {
             figures: "11",
             section: "6.4",
@@ -82,7 +91,25 @@ fn counts(lines: &Lines<'_>) -> Vec<Trend> {
     let Some((threads, nic)) = lines.get("13a", "CPU").zip(lines.get("13a", "StRoM")) else { return Vec::new() };
     let grows = threads.windows(2).all(|pair| pair[1].1 > pair[0].1);
     let (one, all) = (threads[0].1, threads[threads.len() - 1].1);
+    let alone = threads.get(3).map_or(0.0, |four| four.1);
+    // Cycles of a value of 8 B.
+    let cycles = 8.0 * 8.0 * super::CLOCK_GHZ / one;
     vec![
+        Trend {
+            figures: "13a",
+            section: "7.2",
+            what: "four cores: four threads do four times what one does, and four more, which share cores, add less than half \
+                   of that",
+            holds: alone > 3.8 * one && all - alone < alone / 2.0,
+            evidence: format!("{one:.1}, {alone:.1} and {all:.1} Gbit/s by one, four and eight threads"),
+        },
+        Trend {
+            figures: "13a",
+            section: "7.2",
+            what: "hash and register of a value take a core 24 to 72 cycles (other literature)",
+            holds: (24.0..72.0).contains(&cycles),
+            evidence: format!("{cycles:.0} cycles of 3.6 GHz a value by one thread"),
+        },
         Trend {
             figures: "13a",
             section: "7.2",

@@ -1,0 +1,355 @@
+//! Mutants of a paper's model: each value of its platforms halved and doubled, each component for nothing. What the
+//! checks catch of them says how far the checks can be trusted.
+
+use std::fmt::Write;
+
+use remora_model::platform::{Dimension, Param, Platform};
+use serde::Serialize;
+
+use super::{Claim, ClaimKind, Figure, ReproduceError, ReproduceProgress, Sums, Trend};
+use crate::modelled::ModelError;
+
+/// A figure that moves by more than this part is another figure.
+pub const MOVED: f64 = 0.1;
+/// The part of the mutants that move a figure which trends are to catch.
+pub const CAUGHT: f64 = 0.8;
+/// By how much rates and bandwidths of a component grow that is for nothing.
+const FREE: f64 = 1000.0;
+
+/// What is done to the platforms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Change {
+    /// A value is halved.
+    Half,
+    /// A value is doubled.
+    Double,
+    /// All times of a section are 0, and its rates a thousand times as high.
+    Free,
+}
+
+/// What is run and judged for a platform's values.
+#[derive(Clone, Debug)]
+pub(crate) struct Judged {
+    pub figures: Vec<Figure>,
+    pub claims: Vec<Claim>,
+    pub trends: Vec<Trend>,
+    pub sums: Sums,
+    pub incomplete: Option<String>,
+}
+
+/// A mutant, and what became of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Mutant {
+    /// The value's path, or the section.
+    pub what: String,
+    /// The platform, if it is not changed in all of the paper's.
+    pub platform: Option<String>,
+    /// What is done to it.
+    pub change: Change,
+    /// By which part the figure moves that moves most.
+    pub moved: f64,
+    /// Which one that is: figure, line and x.
+    pub at: String,
+    /// Trends that hold no more.
+    pub trends: Vec<String>,
+    /// Rows that agree no more, those that went in apart.
+    pub rows: Vec<String>,
+    /// Rows that went in and agree no more: they see the value itself.
+    pub went_in: Vec<String>,
+    /// Why the model does not run so, if it does not.
+    pub refused: Option<String>,
+}
+
+impl Mutant {
+    /// Whether it runs and moves a figure.
+    pub fn matters(&self) -> bool {
+        self.refused.is_none() && self.moved > MOVED
+    }
+
+    /// `host.pcie.read_latency x 2`.
+    pub fn name(&self) -> String {
+        let on = self.platform.as_ref().map_or(String::new(), |platform| format!(" on {platform}"));
+        match self.change {
+            Change::Half => format!("{} x 0.5{on}", self.what),
+            Change::Double => format!("{} x 2{on}", self.what),
+            Change::Free => format!("{} for nothing{on}", self.what),
+        }
+    }
+}
+
+/// All mutants of a paper.
+#[derive(Clone, Debug, Serialize)]
+pub struct Mutation {
+    /// The system's name.
+    pub system: &'static str,
+    /// The mutants, in the order of the platform's file.
+    pub mutants: Vec<Mutant>,
+    /// Trends that are judged.
+    pub trends: usize,
+    /// The seed.
+    pub seed: u64,
+    /// What is missing, if the user wanted no more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub incomplete: Option<String>,
+}
+
+/// Names the shape of the JSON.
+pub const MUTATION_FORMAT: &str = "remora-mutate/1";
+
+impl Mutation {
+    /// Mutants that move a figure.
+    pub fn mattering(&self) -> impl Iterator<Item = &Mutant> {
+        self.mutants.iter().filter(|mutant| mutant.matters())
+    }
+
+    /// The part of those that trends catch; 1 if there is none.
+    pub fn caught(&self) -> f64 {
+        let all = self.mattering().count();
+        let caught = self.mattering().filter(|mutant| !mutant.trends.is_empty()).count();
+        if all == 0 { 1.0 } else { caught as f64 / all as f64 }
+    }
+
+    /// For programs; `version` is the program's.
+    pub fn to_json(&self, version: &str) -> serde_json::Value {
+        let mut json = serde_json::to_value(self).unwrap_or_default();
+        json["caught"] = self.caught().into();
+        json["format"] = MUTATION_FORMAT.into();
+        json["version"] = version.into();
+        json
+    }
+
+    /// Everything in columns.
+    pub fn table(&self) -> String {
+        let mut out = self.incomplete.as_ref().map_or_else(String::new, |why| format!("Not complete: {why}\n\n"));
+        let refused = self.mutants.iter().filter(|mutant| mutant.refused.is_some()).count();
+        let all = self.mattering().count();
+        let _ = writeln!(
+            out,
+            "{}: {} mutants: each value halved and doubled after fitting, each component for nothing. {} do not run, {} move \
+             no figure by over {:.0} %, {all} do.\n",
+            self.system,
+            self.mutants.len(),
+            refused,
+            self.mutants.len() - refused - all,
+            MOVED * 100.0
+        );
+        let width = self.mattering().map(|mutant| mutant.name().len()).max().unwrap_or(0);
+        let _ = writeln!(out, "{:width$} {:>9}  seen by", "mutant", "moves");
+        for mutant in self.mattering() {
+            let moved = if mutant.moved > 9.99 { ">999 %".into() } else { format!("{:.0} %", mutant.moved * 100.0) };
+            let _ = writeln!(out, "{:width$} {moved:>9}  {}", mutant.name(), mutant.seen());
+        }
+        let rows = self.mattering().filter(|m| m.trends.is_empty() && !m.rows.is_empty()).count();
+        let went_in =
+            self.mattering().filter(|m| m.trends.is_empty() && m.rows.is_empty() && !m.went_in.is_empty()).count();
+        let caught = self.mattering().filter(|mutant| !mutant.trends.is_empty()).count();
+        let verdict = if self.caught() >= CAUGHT { "met" } else { "MISSED" };
+        let _ = writeln!(
+            out,
+            "\n{caught} of {all} ({:.0} %) are caught by one of {} trends (goal {:.0} %: {verdict}), {rows} more by a row \
+             that was fitted or is independent, {went_in} more only by a row that says what went in.",
+            self.caught() * 100.0,
+            self.trends,
+            CAUGHT * 100.0
+        );
+        let alive = self.mattering().filter(|m| m.trends.is_empty() && m.rows.is_empty() && m.went_in.is_empty());
+        let alive: Vec<String> =
+            alive.map(|m| format!("  {}: figure {} by {:.0} %", m.name(), m.at, m.moved * 100.0)).collect();
+        if !alive.is_empty() {
+            let _ = writeln!(out, "\nAlive:\n{}", alive.join("\n"));
+        }
+        let mut still: Vec<&str> = self.mutants.iter().map(|mutant| &*mutant.what).collect();
+        still.retain(|what| self.mutants.iter().filter(|m| m.what == *what).all(|m| m.moved == 0.0));
+        still.dedup();
+        if !still.is_empty() {
+            let _ = writeln!(out, "\nMove none of these figures at all: {}", still.join(", "));
+        }
+        out
+    }
+}
+
+impl Mutant {
+    /// Who sees it: the first trend, and how many more there are.
+    fn seen(&self) -> String {
+        let more = |n: usize| if n > 1 { format!(" and {} more", n - 1) } else { String::new() };
+        match (&self.trends[..], &self.rows[..], &self.went_in[..]) {
+            ([first, ..], ..) => format!("{first}{}", more(self.trends.len())),
+            ([], [first, ..], _) => format!("row {first}{}", more(self.rows.len())),
+            ([], [], [first, ..]) => format!("row {first}, which says what went in"),
+            ([], [], []) => "nobody".into(),
+        }
+    }
+}
+
+/// What runs and judges a paper on platforms.
+pub(crate) type Judge<'a> =
+    dyn FnMut(&[Platform], &mut dyn FnMut(ReproduceProgress) -> bool) -> Result<Judged, ReproduceError> + 'a;
+
+/// Tries all mutants of these platforms. `progress` hears of every point; when it says no, what was tried by then is given.
+pub(crate) fn mutate(
+    system: &'static str,
+    platforms: &[Platform],
+    seed: u64,
+    judge: &mut Judge<'_>,
+    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+) -> Result<Mutation, ReproduceError> {
+    let plans = plans(platforms);
+    let (mut turn, mut before) = (0, (0, 0.0));
+    let mut last = before;
+    let turns = plans.len() + 1;
+    let mut hear = |turn: usize, before: (u64, f64), last: &mut (u64, f64), p: ReproduceProgress| {
+        *last = (before.0 + p.events, before.1 + p.seconds);
+        progress(ReproduceProgress {
+            done: turn * p.total + p.done,
+            total: turns * p.total,
+            events: last.0,
+            seconds: last.1,
+        })
+    };
+    let base = judge(platforms, &mut |p| hear(turn, before, &mut last, p))?;
+    if base.incomplete.is_some() {
+        return Err(ReproduceError::Interrupted);
+    }
+    let mut all = Mutation { system, mutants: Vec::new(), trends: base.trends.len(), seed, incomplete: None };
+    for plan in plans {
+        (turn, before) = (turn + 1, last);
+        let mut mutant = plan.mutant.clone();
+        let came =
+            plan.platforms(platforms).and_then(|changed| judge(&changed, &mut |p| hear(turn, before, &mut last, p)));
+        match came {
+            Ok(judged) if judged.incomplete.is_none() => compare(&mut mutant, &base, &judged),
+            Ok(_) | Err(ReproduceError::Interrupted | ReproduceError::Model(ModelError::Interrupted)) => {
+                let what = format!("interrupted; {} of {} mutants were tried", all.mutants.len(), turns - 1);
+                all.incomplete = Some(what);
+                return Ok(all);
+            }
+            Err(e) => mutant.refused = Some(e.to_string()),
+        }
+        all.mutants.push(mutant);
+    }
+    Ok(all)
+}
+
+/// What moved, and who saw it.
+fn compare(mutant: &mut Mutant, base: &Judged, now: &Judged) {
+    for (figure, other) in base.figures.iter().zip(&now.figures) {
+        for (line, changed) in figure.lines.iter().zip(&other.lines) {
+            for (dot, moved) in line.dots.iter().zip(&changed.dots) {
+                let by = (moved.y / dot.y - 1.0).abs();
+                // A factor down counts as the same factor up: to a half is as far as to twice.
+                let by = if moved.y > 0.0 && moved.y < dot.y { dot.y / moved.y - 1.0 } else { by };
+                if by > mutant.moved || !by.is_finite() && dot.y != moved.y {
+                    mutant.moved = if by.is_finite() { by } else { f64::MAX };
+                    mutant.at = format!("{}, {}, {} {}", figure.number, line.name, dot.x, figure.x.1);
+                }
+            }
+        }
+    }
+    for (trend, held) in now.trends.iter().filter(|trend| !trend.holds).filter_map(|trend| {
+        let before = base.trends.iter().find(|known| known.what == trend.what && known.figures == trend.figures)?;
+        Some((trend, before.holds))
+    }) {
+        if held {
+            mutant.trends.push(format!("{}: {}", trend.figures, trend.what));
+        }
+    }
+    // A trend that can be judged no more holds no more.
+    let gone =
+        |trend: &&Trend| trend.holds && !now.trends.iter().any(|t| t.what == trend.what && t.figures == trend.figures);
+    mutant.trends.extend(base.trends.iter().filter(gone).map(|trend| format!("{}: {}", trend.figures, trend.what)));
+    for (claim, other) in base.claims.iter().zip(&now.claims) {
+        if claim.agrees() == Some(true) && other.agrees() == Some(false) {
+            match claim.kind {
+                ClaimKind::WentIn => mutant.went_in.push(claim.id.clone()),
+                ClaimKind::Fitted | ClaimKind::Independent => mutant.rows.push(claim.id.clone()),
+            }
+        }
+    }
+}
+
+/// A mutant to come: for each platform, the values that it gets.
+struct Plan {
+    mutant: Mutant,
+    values: Vec<Vec<(String, f64)>>,
+}
+
+impl Plan {
+    fn platforms(&self, platforms: &[Platform]) -> Result<Vec<Platform>, ReproduceError> {
+        let with = |(platform, values): (&Platform, &Vec<(String, f64)>)| {
+            let values: Vec<(&str, f64)> = values.iter().map(|(path, value)| (path.as_str(), *value)).collect();
+            Ok(platform.with(&values)?)
+        };
+        platforms.iter().zip(&self.values).map(with).collect()
+    }
+
+    fn new(what: &str, platform: Option<&Platform>, change: Change, values: Vec<Vec<(String, f64)>>) -> Self {
+        let (empty, platform) = (Vec::new, platform.map(|platform| platform.name.clone()));
+        let (what, at, refused) = (what.into(), String::new(), None);
+        let mutant = Mutant {
+            what,
+            platform,
+            change,
+            moved: 0.0,
+            at,
+            trends: empty(),
+            rows: empty(),
+            went_in: empty(),
+            refused,
+        };
+        Self { mutant, values }
+    }
+}
+
+/// All mutants. A value that all platforms have alike is one of one device and changes in all of them.
+fn plans(platforms: &[Platform]) -> Vec<Plan> {
+    let mut plans = Vec::new();
+    let Some(first) = platforms.first() else { return plans };
+    for param in first.params.iter().filter(|param| param.value > 0.0) {
+        let same = |other: &Platform| other.params.get(&param.path).is_some_and(|p| p.value == param.value);
+        // Those that are changed together.
+        let groups: Vec<Vec<usize>> = match platforms.iter().all(same) {
+            true => vec![(0..platforms.len()).collect()],
+            false => (0..platforms.len()).map(|n| vec![n]).collect(),
+        };
+        for group in &groups {
+            for (change, factor) in [(Change::Half, 0.5), (Change::Double, 2.0)] {
+                let of = |(n, platform): (usize, &Platform)| {
+                    let param = platform.params.get(&param.path).filter(|_| group.contains(&n))?;
+                    Some((param.path.clone(), settled(param, param.value * factor)))
+                };
+                let values: Vec<Vec<_>> =
+                    platforms.iter().enumerate().map(|each| of(each).into_iter().collect()).collect();
+                let alone = (groups.len() > 1).then(|| &platforms[group[0]]);
+                plans.push(Plan::new(&param.path, alone, change, values));
+            }
+        }
+    }
+    let mut sections: Vec<&str> = first.params.iter().filter_map(|p| Some(p.path.rsplit_once('.')?.0)).collect();
+    sections.dedup();
+    for section in sections {
+        let of = |platform: &Platform| -> Vec<(String, f64)> {
+            let inside = platform.params.iter().filter(|p| p.path.rsplit_once('.').is_some_and(|(s, _)| s == section));
+            inside.filter_map(|param| Some((param.path.clone(), free(param)?))).collect()
+        };
+        let values: Vec<Vec<_>> = platforms.iter().map(of).collect();
+        if values.iter().any(|values| !values.is_empty()) {
+            plans.push(Plan::new(section, None, Change::Free, values));
+        }
+    }
+    plans
+}
+
+/// The value of a component that is for nothing, if it is one that costs.
+fn free(param: &Param) -> Option<f64> {
+    match param.dimension {
+        Dimension::Time | Dimension::Cycles => Some(0.0),
+        Dimension::Bandwidth | Dimension::Rate => Some(param.value * FREE),
+        Dimension::Size | Dimension::Power | Dimension::Count | Dimension::Ratio => None,
+    }
+}
+
+/// Counts and sizes stay whole, and are never nothing.
+fn settled(param: &Param, value: f64) -> f64 {
+    if matches!(param.dimension, Dimension::Count | Dimension::Size) { value.round().max(1.0) } else { value }
+}
