@@ -1,7 +1,7 @@
 //! `remora where`.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::ValueEnum;
@@ -11,7 +11,9 @@ use remora_model::platform::{NicDevice, Platform};
 use remora_real::LinkKind;
 use remora_study::format::{rate, time, wrap};
 
-use remora_study::where_::{Answer, Candidate, Goal, Operation, OperationError, WhereOptions, decide_until, rank};
+use remora_study::where_::{
+    self, Answer, Candidate, Goal, Operation, OperationError, WhereOptions, decide_until, rank,
+};
 
 use crate::Failure;
 use crate::args::one_of;
@@ -23,6 +25,7 @@ const EXAMPLES: &str = "\
 Examples:
   remora where list --on strom-10g
   remora where btree --on bluefield2 --explain
+  remora where --audit 1000                      how far answers go, beside the engine
   remora where get --on rambda --on bluefield2 --by rate --csv get.csv
   remora probe --out here.toml && remora where my.toml --on here.toml --link shm";
 
@@ -31,11 +34,14 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct Where {
     /// The operation: btree, counter, embedding, get, list, scan, or a TOML file (docs/formats.md)
-    #[arg(value_name = "OP")]
-    pub operation: PathBuf,
+    #[arg(value_name = "OP", required_unless_present = "audit")]
+    pub operation: Option<PathBuf>,
     /// A built-in platform (see `remora platform list`) or a platform file; may be given more than once
-    #[arg(long, value_name = "PLATFORM", required = true)]
+    #[arg(long, value_name = "PLATFORM", required_unless_present = "audit")]
     pub on: Vec<String>,
+    /// Hold answers against the engine over so many random operations on the built-in platforms: how far they go
+    #[arg(long, value_name = "N", conflicts_with_all = ["operation", "on", "csv", "explain"], value_parser = quantity::up_to(1..=1_000_000))]
+    pub audit: Option<u32>,
     /// What decides
     #[arg(long, value_enum, default_value = "latency")]
     pub by: By,
@@ -90,9 +96,35 @@ impl From<OperationError> for Failure {
     }
 }
 
+/// Holds answers against the engine.
+fn audit(args: &Where, operations: u64) -> Result<(), Failure> {
+    let display = Display::new(stop_flag());
+    let found = where_::audit(operations, args.seed, &mut |done| {
+        display.part(&format!("{done} of {operations} operations"), done as f64 / operations as f64);
+        !display.stopped()
+    });
+    display.clear();
+    let incomplete =
+        found.cut.then(|| format!("interrupted; {} of {operations} operations are here", found.operations));
+    let text = output::not_complete(incomplete.as_deref()) + &found.table();
+    args.json.show(&text, || {
+        serde_json::json!({
+            "format": "remora-where-audit/1",
+            "version": env!("REMORA_VERSION"),
+            "seed": args.seed,
+            "audit": found,
+            "incomplete": incomplete,
+        })
+    })?;
+    if found.cut { Err(Failure::Interrupted) } else { Ok(()) }
+}
+
 /// Decides for each platform, prints the answers.
 pub fn run(args: &Where) -> Result<(), Failure> {
-    let operation = Operation::load(&args.operation)?;
+    if let Some(operations) = args.audit {
+        return audit(args, operations.into());
+    }
+    let operation = Operation::load(args.operation.as_deref().unwrap_or(Path::new("")))?;
     let platforms: Result<Vec<_>, _> = args.on.iter().map(|name| Platform::load(name)).collect();
     let options = WhereOptions {
         goal: match args.by {
@@ -104,6 +136,7 @@ pub fn run(args: &Where) -> Result<(), Failure> {
         points: args.points as usize,
         simulated: args.simulate,
         seed: args.seed,
+        ..WhereOptions::default()
     };
     let display = Display::new(stop_flag());
     // Less is over before a bar could be read.

@@ -136,6 +136,8 @@ fn placement_and_reproduction() {
     checks(&["where", "studies/where/embedding.toml", "--on", "rambda", "--points", "4", "--simulate", "0", "--json"]);
     checks(&["platform", "list", "--json"]);
     checks(&["reproduce", "strom", "--figure", "5a", "--no-cache", "--json"]);
+    checks(&["reproduce", "strom", "--figure", "5a", "--mutate", "--no-cache", "--json"]);
+    checks(&["where", "--audit", "8", "--json"]);
 }
 
 #[test]

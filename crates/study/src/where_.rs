@@ -1,6 +1,7 @@
 //! Where an operation should run on a platform: an analytical screen of all placements, a simulation of those that lie
 //! close, what the platform's open values leave undecided, and what would have to change for another place to win.
 
+mod audit;
 mod flips;
 mod hardware;
 mod operation;
@@ -11,6 +12,7 @@ mod software;
 mod uncertain;
 mod world;
 
+pub use audit::{Audit, Tally, audit};
 pub use flips::Flip;
 pub use operation::{Access, Kind, Load, Memory, Operation, OperationError, TEMPLATES};
 pub use path::{Path, Station, Visit};
@@ -49,6 +51,16 @@ impl Goal {
     }
 }
 
+/// What an answer stands on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DecidedBy {
+    /// The analytical screen alone.
+    Screen,
+    /// Runs of the real engine and kernel in the modelled world, of every placement that lies close.
+    Engine,
+}
+
 /// Costs closer than this are level.
 pub const LEVEL: f64 = 1.05;
 
@@ -65,11 +77,42 @@ pub struct WhereOptions {
     pub simulated: u32,
     /// Seed of every random choice.
     pub seed: u64,
+    /// What the engine's cost is of the screen's, for each place in the order of [`Placement::ALL`].
+    pub corrections: [f64; Placement::ALL.len()],
 }
 
 impl Default for WhereOptions {
     fn default() -> Self {
-        Self { goal: Goal::Latency, link: LinkKind::Udp, points: 256, simulated: 20_000, seed: 42 }
+        let corrections = [1.0; Placement::ALL.len()];
+        Self { goal: Goal::Latency, link: LinkKind::Udp, points: 256, simulated: 20_000, seed: 42, corrections }
+    }
+}
+
+impl WhereOptions {
+    /// What is to be as small as can be: the screen's cost, corrected by what the engine says where it was asked.
+    pub fn cost(&self, candidate: &Candidate) -> f64 {
+        let place = Placement::ALL.iter().position(|place| *place == candidate.place);
+        self.goal.cost(candidate) * place.map_or(1.0, |place| self.corrections[place])
+    }
+
+    /// Corrected by these runs, if there is one of each of these places.
+    fn corrected(
+        self,
+        operation: &Operation,
+        ranking: &[Candidate],
+        (close, runs): (&[Placement], &[WorldRun]),
+    ) -> Option<Self> {
+        let mut corrected = self;
+        if !world::is_whole(operation) {
+            return None;
+        }
+        for place in close {
+            let candidate = ranking.iter().find(|candidate| candidate.place == *place)?;
+            let cost = runs.iter().find(|run| run.place == *place)?.cost(self.goal)?;
+            let number = Placement::ALL.iter().position(|known| known == place)?;
+            corrected.corrections[number] = cost / self.goal.cost(candidate);
+        }
+        Some(corrected)
     }
 }
 
@@ -84,6 +127,8 @@ pub struct Answer {
     pub certainty: f64,
     /// Whether that is enough to say so.
     pub decided: bool,
+    /// What the ranking stands on.
+    pub by: DecidedBy,
     /// The open values, by how much they move the first two against each other, the strongest first.
     pub contributions: Vec<Contribution>,
     /// Values at which another place becomes the best, the nearest first.
@@ -114,11 +159,9 @@ pub fn decide_until(
     stop: &dyn Fn() -> bool,
 ) -> Option<Answer> {
     let goal = options.goal;
-    let ranking = rank(platform, operation, options);
-    let best = ranking.first()?;
-    let open = uncertain::sample(platform, operation, &ranking, options);
-    let flips = flips::find(platform, operation, &ranking, options);
-    let close = |candidate: &&Candidate| options.simulated > 0 && goal.cost(candidate) <= CLOSE * goal.cost(best);
+    let mut ranking = rank(platform, operation, options);
+    let least = goal.cost(ranking.first()?);
+    let close = |candidate: &&Candidate| options.simulated > 0 && goal.cost(candidate) <= CLOSE * least;
     let close: Vec<Placement> = ranking.iter().filter(close).map(|candidate| candidate.place).collect();
     let simulated = close.iter().take_while(|_| !stop()).filter_map(|&place| {
         let path = path_of(platform, operation, place, options.link)?;
@@ -128,10 +171,20 @@ pub fn decide_until(
     // A placement that the world cannot run is one that it says nothing of.
     let count = u64::from(options.simulated / 10).max(1);
     let run = |&place: &Placement| world::run(platform, operation, place, (count, options.seed))?.ok();
-    let world = close.iter().take_while(|_| !stop()).filter_map(run).collect();
+    let world: Vec<WorldRun> = close.iter().take_while(|_| !stop()).filter_map(run).collect();
+    // Where every place that lies close was run, the engine's word counts, and the screen says only what moves it.
+    let corrected = options.corrected(operation, &ranking, (&close, &world)).filter(|_| close.len() > 1);
+    let (options, by) = match &corrected {
+        Some(corrected) => (corrected, DecidedBy::Engine),
+        None => (options, DecidedBy::Screen),
+    };
+    ranking.sort_by(|a, b| options.cost(a).total_cmp(&options.cost(b)));
+    let open = uncertain::sample(platform, operation, &ranking, options);
+    let flips = flips::find(platform, operation, &ranking, options);
     let Open { intervals, certainty, contributions } = open;
     let mut answer = Answer {
         decided: certainty >= CERTAIN,
+        by,
         certainty,
         intervals,
         contributions,
@@ -141,7 +194,7 @@ pub fn decide_until(
         line: String::new(),
         ranking,
     };
-    answer.line = line(platform, &answer, goal);
+    answer.line = line(platform, &answer, options);
     Some(answer)
 }
 
@@ -154,7 +207,7 @@ pub fn rank(platform: &Platform, operation: &Operation, options: &WhereOptions) 
             Some(evaluate(platform, place, &path, operation.load))
         })
         .collect();
-    ranking.sort_by(|a, b| options.goal.cost(a).total_cmp(&options.goal.cost(b)));
+    ranking.sort_by(|a, b| options.cost(a).total_cmp(&options.cost(b)));
     ranking
 }
 
@@ -166,13 +219,17 @@ pub fn path_of(platform: &Platform, operation: &Operation, place: Placement, lin
     }
 }
 
-fn line(platform: &Platform, answer: &Answer, goal: Goal) -> String {
+fn line(platform: &Platform, answer: &Answer, options: &WhereOptions) -> String {
     let Answer { ranking, contributions, certainty, .. } = answer;
     let [best, rest @ ..] = &ranking[..] else { return String::new() };
     let Some(second) = rest.first() else {
         return format!("{} is the only place on {}", best.place, platform.name);
     };
-    let ratio = goal.cost(second) / goal.cost(best);
+    let ratio = options.cost(second) / options.cost(best);
+    let by = match answer.by {
+        DecidedBy::Engine => ", by the engine",
+        DecidedBy::Screen => ", by the screen",
+    };
     if !answer.decided {
         // What somebody printed or measured is not worth measuring again before what nobody did.
         let weak = |value: &&Contribution| matches!(value.status, SourceStatus::Estimate | SourceStatus::Literature);
@@ -188,14 +245,14 @@ fn line(platform: &Platform, answer: &Answer, goal: Goal) -> String {
         );
     }
     if ratio < LEVEL {
-        return format!("{} and {} are level on {}", best.place, second.place, platform.name);
+        return format!("{} and {} are level on {}{by}", best.place, second.place, platform.name);
     }
-    let what = match goal {
+    let what = match options.goal {
         Goal::Latency => "faster",
         Goal::Rate => "more operations a second",
         Goal::Energy => "more operations per joule",
     };
-    format!("{} wins on {}: {ratio:.2} x {what} than {}", best.place, platform.name, second.place)
+    format!("{} wins on {}: {ratio:.2} x {what} than {}{by}", best.place, platform.name, second.place)
 }
 
 #[cfg(test)]

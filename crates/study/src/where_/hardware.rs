@@ -164,7 +164,7 @@ impl Way<'_> {
 
     /// On the NIC's data path: each access is a DMA read over PCIe.
     fn pipeline(&mut self) {
-        self.command(true, self.operation.request);
+        self.call();
         self.message(true, self.operation.request);
         let clock = self.machines.nic.clock_hz;
         let step = self.machines.node.nic.pipeline.kernel_cycles / clock * 1e9;
@@ -207,7 +207,7 @@ impl Way<'_> {
     fn nic_cores(&mut self) -> Option<()> {
         let (card, cores) = (self.machines.card.as_ref()?, self.machines.node.card.as_ref()?);
         let near = self.operation.memory == Memory::Near && self.operation.state <= cores.dram_size as f64;
-        self.command(true, self.operation.request);
+        self.call();
         self.message(true, self.operation.request);
         // Into the card's own memory, where a core polls.
         self.path.wait("polling", ns(card.cache.hit_ps));
@@ -339,6 +339,13 @@ impl Way<'_> {
         self.message(false, self.operation.reply);
         self.arrive(self.operation.reply);
         Some(())
+    }
+
+    /// A core hands its NIC a call of the other NIC: the command has the parameters in it.
+    fn call(&mut self) {
+        let core = &self.machines.client.core;
+        self.path.hold("command", Station::ClientCores, ns(core.issue), ns(self.machines.pcie.mmio_ps));
+        self.fetch(true, 0.0);
     }
 
     /// A core hands a message of so many bytes to its NIC.

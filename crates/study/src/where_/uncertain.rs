@@ -65,8 +65,8 @@ pub fn sample(platform: &Platform, operation: &Operation, ranking: &[Candidate],
         let Ok(other) = platform.with(&point) else { continue };
         let candidates = rank(&other, operation, options);
         tried += 1;
-        let costs = |place| candidates.iter().find(|c| c.place == place).map(|c| options.goal.cost(c));
-        if let (Some(ours), Some(least)) = (costs(best.place), candidates.first().map(|c| options.goal.cost(c))) {
+        let costs = |place| candidates.iter().find(|c| c.place == place).map(|c| options.cost(c));
+        if let (Some(ours), Some(least)) = (costs(best.place), candidates.first().map(|c| options.cost(c))) {
             wins += u32::from(ours <= least * LEVEL);
         }
         for interval in &mut open.intervals {
@@ -89,7 +89,7 @@ fn widen(range: &mut (f64, f64), value: f64) {
 
 /// The points: each open value's range is cut into as many parts as there are points, and each part is used once
 /// (McKay et al., Technometrics 21(2), 1979).
-fn hypercube(params: &Params, points: usize, seed: u64) -> Vec<Vec<(&str, f64)>> {
+pub(super) fn hypercube(params: &Params, points: usize, seed: u64) -> Vec<Vec<(&str, f64)>> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut all: Vec<Vec<(&str, f64)>> = vec![Vec::new(); points];
     for param in params.open() {
@@ -122,10 +122,10 @@ fn contributions(
     let [first, second, ..] = ranking else { return Vec::new() };
     let difference = |path: &str, value: f64| {
         let candidates = rank(&platform.with(&[(path, value)]).ok()?, operation, options);
-        let cost = |place| candidates.iter().find(|c| c.place == place).map(|c| options.goal.cost(c));
+        let cost = |place| candidates.iter().find(|c| c.place == place).map(|c| options.cost(c));
         Some(cost(second.place)? - cost(first.place)?)
     };
-    let scale = options.goal.cost(first);
+    let scale = options.cost(first);
     let mut all: Vec<_> = platform
         .params
         .open()

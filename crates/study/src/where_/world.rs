@@ -9,6 +9,7 @@ use remora_model::platform::Platform;
 use remora_model::world::{self, PairSpec};
 use serde::Serialize;
 
+use super::Goal;
 use super::operation::{Kind, Load, Operation};
 use crate::calling::Calls;
 use crate::calling::Checked;
@@ -34,6 +35,17 @@ pub struct WorldRun {
     pub joules_per_op: Option<f64>,
     /// Events that it took.
     pub events: u64,
+}
+
+impl WorldRun {
+    /// What is to be as small as can be; `None` if the run does not say: a rate at saturation needs as many under way.
+    pub fn cost(&self, goal: Goal) -> Option<f64> {
+        match goal {
+            Goal::Latency => Some(self.p50_ns as f64),
+            Goal::Energy => self.joules_per_op,
+            Goal::Rate => None,
+        }
+    }
 }
 
 /// Bytes of the traversal kernel's elements.
@@ -62,6 +74,11 @@ fn chain(operation: &Operation) -> Option<(u64, u32)> {
     }
     let elements = (elements + count - 1.0) as u64;
     (1..=LONGEST).contains(&elements).then_some((elements, last.bytes.max(8.0) as u32))
+}
+
+/// Whether the world runs all of the operation's load.
+pub fn is_whole(operation: &Operation) -> bool {
+    matches!(operation.load, Load::Closed(under_way) if under_way <= MOST_UNDER_WAY)
 }
 
 /// Runs the operation in the modelled world; `None` if it is no chain of reads, or its load none that calls make by
