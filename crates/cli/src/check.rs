@@ -13,7 +13,7 @@ use crate::check_search::{going, mutants, result, stopped, whole};
 use crate::output::{Json, print};
 use crate::progress::{Display, stop_flag};
 use crate::shards::{self, Gathered, add, write_file};
-use crate::{Failure, check_membership, check_tree};
+use crate::{Failure, check_chain, check_membership, check_tree};
 
 /// What to check.
 #[derive(Debug, clap::Subcommand)]
@@ -27,6 +27,9 @@ pub enum CheckCommand {
     /// The B-tree: every order of the accesses of a few operations, and clients that go away
     #[command(after_help = check_tree::EXAMPLES)]
     Tree(check_tree::CheckTree),
+    /// A chain of replicas: every order of a few transactions, with crashes, views and torn logs
+    #[command(after_help = check_chain::EXAMPLES)]
+    Chain(check_chain::CheckChain),
     /// Put the results of shards together, and say which are missing, failed or there twice
     #[command(after_help = "Example: remora check merge results/check-*.json")]
     Merge {
@@ -138,6 +141,7 @@ pub fn run(what: &CheckCommand) -> Result<(), Failure> {
         CheckCommand::Minos(args) => args,
         CheckCommand::Membership(args) => return check_membership::run(args),
         CheckCommand::Tree(args) => return check_tree::run(args),
+        CheckCommand::Chain(args) => return check_chain::run(args),
         CheckCommand::Merge { files } => return merge(files),
     };
     if let Some(name) = &args.mutant {

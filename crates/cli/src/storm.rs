@@ -17,10 +17,10 @@ use remora_storm::shard::Shard;
 use remora_storm::totals::Totals;
 use serde_json::{Value, json};
 
-use crate::Failure;
 use crate::output::{Json, not_complete, print};
 use crate::progress::{Display, stop_flag};
 use crate::shards::{Gathered, add, result, write_file};
+use crate::{Failure, storm_chain};
 
 /// What to storm.
 #[derive(Debug, clap::Subcommand)]
@@ -28,6 +28,9 @@ pub enum StormCommand {
     /// The replicated store, under any of its persistency models
     #[command(after_help = EXAMPLES)]
     Minos(StormMinos),
+    /// A chain of replicas: transactions of several keys, and whether they are strictly serializable
+    #[command(after_help = storm_chain::EXAMPLES)]
+    Chain(storm_chain::StormChain),
     /// Put the results of shards together, and say which are missing, failed or there twice
     #[command(after_help = "Example: remora storm merge results/storm-*.json")]
     Merge {
@@ -113,6 +116,7 @@ const CI_SECONDS: f64 = 120.0;
 pub fn run(what: &StormCommand) -> Result<(), Failure> {
     let args = match what {
         StormCommand::Minos(args) => args,
+        StormCommand::Chain(args) => return storm_chain::run(args),
         StormCommand::Merge { files } => return merge(files),
     };
     if let Some(name) = &args.mutant {

@@ -145,6 +145,8 @@ fn checks_and_shards() {
     checks(&["check", "minos", "--writes", "1", "--model", "synch", "--json"]);
     checks(&["check", "membership", "--proposals", "1", "--crashes", "0", "--json"]);
     checks(&["check", "tree", "--case", "same-leaf", "--json"]);
+    checks(&["check", "chain", "--nodes", "2", "--writes", "1", "--json"]);
+    checks(&["storm", "chain", "--seed", "1", "--storms", "1", "--json"]);
     checks(&["storm", "minos", "--seed", "1", "--storms", "1", "--hours", "0.01", "--json"]);
     let directory = tempfile::tempdir().expect("a directory");
     let saved = directory.path().join("shard.json");

@@ -46,6 +46,8 @@ fn of_what_is_modelled() {
         &["platform", "diff", "rambda", "strom-10g"],
         &["check", "tree", "--case", "same-leaf"],
         &["check", "minos", "--writes", "1", "--model", "synch"],
+        &["check", "chain", "--nodes", "2", "--writes", "1"],
+        &["storm", "chain", "--seed", "1", "--storms", "1"],
         &["check", "membership", "--proposals", "1", "--crashes", "0"],
         &[&["compare", "--on", "rambda", "--operations", "list,get-hit"], &QUICK[..]].concat(),
     ]);

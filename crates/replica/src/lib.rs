@@ -6,6 +6,7 @@
 //! happened and when, and does what it asks for.
 
 pub mod bounds;
+pub mod chain;
 pub mod client;
 mod codec;
 pub mod ddp;

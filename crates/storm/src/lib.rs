@@ -2,6 +2,7 @@
 //! checking of small cases.
 
 pub mod carriage;
+pub mod chain;
 pub mod check;
 mod clients;
 mod clock;

@@ -5,6 +5,7 @@
 //! as corrected (see [`invariants`]), read safety, durability as the model promises it, and that nothing is stuck.
 
 mod alike;
+pub mod chain;
 mod chart;
 mod invariants;
 mod local;

@@ -1,0 +1,126 @@
+//! `remora check chain`.
+
+use std::time::Duration;
+
+use remora_storm::check::chain::{CHAIN_MUTANTS, ChainOptions, check_chain, check_chain_mutant};
+use remora_storm::check::{CheckReport, Search};
+use serde_json::{Value, json};
+
+use crate::Failure;
+use crate::check_search::{going, mutants, result, stopped, whole};
+use crate::output::{Json, print};
+use crate::progress::{Display, stop_flag};
+
+pub const EXAMPLES: &str = "\
+Every interleaving of a few transactions with the engine itself: each reads two keys and writes both, or reads only. \
+Messages come in any order; what is to be durable becomes so at any later time; nodes crash with any part of what was not \
+flushed, the next entry of the log torn; views go on without them and take them back. Some order of the transactions must \
+explain what all of them read, and what is there in the end. Memory bounds the search; one that a bound ends says so, and \
+the command fails.
+
+Examples:
+  remora check chain                                       two transactions and a reader, no faults: seconds
+  remora check chain --reads 0 --crashes 1                 two transactions, a crash, and a view without the node
+  remora check chain --nodes 2 --crashes 1 --restarts 1    it starts again and catches up while service goes on
+  remora check chain --reads 0 --blackouts 1               all crash at once, and recover from their rings
+  remora check chain --mutant all                          seeded faults, and the shortest way to each";
+
+/// Options of `remora check chain`.
+#[derive(Debug, clap::Args)]
+pub struct CheckChain {
+    /// Nodes
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(1..=5))]
+    nodes: u8,
+    /// Transactions that read two keys and write both
+    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(0..=4))]
+    writes: u8,
+    /// Transactions that only read both keys, at any member
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(0..=3))]
+    reads: u8,
+    /// Crashes of single nodes
+    #[arg(long, value_name = "N", default_value = "0")]
+    crashes: u8,
+    /// Crashed nodes that start again and catch up
+    #[arg(long, value_name = "N", default_value = "0")]
+    restarts: u8,
+    /// Nodes that are wrongly left out of a view
+    #[arg(long, value_name = "N", default_value = "0")]
+    suspicions: u8,
+    /// Crashes of all nodes at once
+    #[arg(long, value_name = "N", default_value = "0")]
+    blackouts: u8,
+    /// Seed this fault into the engine and show how it is found; `all` for each in turn, `list` for their names
+    #[arg(long, value_name = "NAME")]
+    mutant: Option<String>,
+    /// Stop after this many distinct states
+    #[arg(long, value_name = "N", default_value = "100000000")]
+    max_states: u64,
+    /// Stop after this many minutes
+    #[arg(long, value_name = "N")]
+    minutes: Option<u64>,
+    /// Stop at this much memory, in megabytes
+    #[arg(long, value_name = "MB", default_value = "2000")]
+    memory: u64,
+    /// Breadth first: shows the shortest way to a failure, and needs more memory
+    #[arg(long)]
+    shortest: bool,
+    /// Threads
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=64))]
+    threads: u8,
+    /// Figures for programs.
+    #[command(flatten)]
+    json: Json,
+}
+
+/// Checks, and says what was visited.
+pub fn run(args: &CheckChain) -> Result<(), Failure> {
+    if let Some(name) = &args.mutant {
+        return mutants(name, &CHAIN_MUTANTS, |mutant| mutant.name, check_chain_mutant);
+    }
+    let display = Display::new(stop_flag());
+    let search = Search {
+        limit: args.max_states,
+        memory: args.memory << 20,
+        time: args.minutes.map_or(Duration::MAX, |minutes| Duration::from_secs(60 * minutes)),
+        threads: usize::from(args.threads),
+        shortest: args.shortest,
+    };
+    let report = check_chain(&options(args), search, going(&display, ""));
+    display.clear();
+    if let Some((reason, chart)) = &report.failure {
+        print(&format!("{chart}\n"))?;
+        return Err(Failure::Failed(reason.clone()));
+    }
+    args.json.show(&table(args, &report), || json_row(args, &report))?;
+    let unfinished = report.stopped.map(|_| "the chain");
+    whole(display.stopped(), unfinished.as_slice())
+}
+
+fn options(args: &CheckChain) -> ChainOptions {
+    let &CheckChain { nodes, writes, reads, crashes, restarts, suspicions, blackouts, .. } = args;
+    ChainOptions { nodes, writes, reads, crashes, restarts, suspicions, blackouts, mutation: None }
+}
+
+fn table(args: &CheckChain, report: &CheckReport) -> String {
+    let CheckChain { nodes, writes, reads, crashes, restarts, suspicions, blackouts, .. } = args;
+    let CheckReport { states, generated, depth, seconds, omission, .. } = report;
+    let rate = *states as f64 / seconds.max(1e-9);
+    let result = result(stopped(report));
+    format!(
+        "{nodes} nodes, {writes} transactions that write and {reads} that read; crashes {crashes}, restarts {restarts}, \
+         suspicions {suspicions}, blackouts {blackouts}\n\
+         distinct states   generated  depth  states/s  seconds  omission\n\
+         {states:>15} {generated:>11} {depth:>6} {rate:>9.0} {seconds:>8.1} {omission:>9.1e}\n  {result}\n"
+    )
+}
+
+fn json_row(args: &CheckChain, report: &CheckReport) -> Value {
+    json!({
+        "format": "remora-check-chain/1",
+        "nodes": args.nodes, "writes": args.writes, "reads": args.reads, "crashes": args.crashes,
+        "restarts": args.restarts, "suspicions": args.suspicions, "blackouts": args.blackouts,
+        "distinct_states": report.states, "generated": report.generated, "depth": report.depth,
+        "seconds": report.seconds, "memory_bytes": report.memory, "omission": report.omission,
+        "complete": report.complete(), "stopped": stopped(report),
+    })
+}

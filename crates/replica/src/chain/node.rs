@@ -1,0 +1,179 @@
+//! A replica and its membership, as one engine.
+
+use remora_nic::Now;
+
+use super::replica::{Chain, ChainOutput};
+use super::types::{ChainConfig, ChainMessage, ChainReply, ChainRequest};
+use crate::Time;
+use crate::ddp::View;
+use crate::member::{MemberOutput, Membership, Notice, Standing, Timing};
+use crate::types::NodeId;
+
+/// What nodes of a chain send each other.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum ChainPacket {
+    /// Of a view's chain.
+    Chain(u64, ChainMessage),
+    /// Of membership.
+    Member(Notice),
+}
+
+/// What a node asks its world for, in order. See [`ChainOutput`].
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum ChainNodeOutput {
+    /// Send this.
+    Send(NodeId, ChainPacket),
+    /// Write these bytes at this place of persistent memory and flush them, then say [`ChainNode::persisted`].
+    Write(u64, u64, Vec<u8>),
+    /// Tell the client.
+    Reply(ChainReply),
+}
+
+/// One node of a chain.
+#[derive(Clone, Debug)]
+pub struct ChainNode {
+    chain: Chain,
+    member: Membership,
+    out: std::collections::VecDeque<ChainNodeOutput>,
+}
+
+impl ChainNode {
+    /// Starts a node with its persistent memory as it was found. Memory that was never used is that of a node that takes part
+    /// for the first time, if the others say so too; otherwise what it held has been lost.
+    pub fn new(config: ChainConfig, now: Time, image: &[u8]) -> Self {
+        let (id, nodes, timing) = (config.id, config.nodes, timing(&config));
+        let chain = Chain::new(config, now, image);
+        let durable = chain.found().unwrap_or_default();
+        let status = match (chain.found(), durable.view.epoch) {
+            _ if chain.is_damaged() => Standing::Damaged,
+            (None, _) => Standing::New,
+            (_, 0) => Standing::Starting,
+            _ => Standing::Joining,
+        };
+        let member = Membership::new(now, id, nodes, timing, durable, status);
+        let mut node = Self { chain, member, out: Default::default() };
+        node.pump(now);
+        node
+    }
+
+    /// The replica's state, to look at.
+    pub fn chain(&self) -> &Chain {
+        &self.chain
+    }
+
+    /// The newest view that it knows.
+    pub fn view(&self) -> View {
+        self.member.view()
+    }
+
+    /// Views that may follow, as far as it has a part in that.
+    pub fn pending(&self) -> impl Iterator<Item = View> {
+        self.member.pending()
+    }
+
+    /// What it says of itself to others.
+    pub fn standing(&self) -> Standing {
+        self.member.status()
+    }
+
+    /// Its state in a few words, for people.
+    pub fn describe(&self) -> String {
+        format!("{}; {}", self.member.describe(), self.chain.describe())
+    }
+
+    /// Takes a client's request.
+    pub fn submit(&mut self, now: &Now, request: ChainRequest) {
+        self.chain.submit(now.time(), request);
+        self.pump(now.time());
+    }
+
+    /// Takes a packet.
+    pub fn handle(&mut self, now: &Now, from: NodeId, packet: ChainPacket) {
+        match packet {
+            ChainPacket::Chain(epoch, message) => self.chain.handle(now.time(), from, epoch, message),
+            ChainPacket::Member(notice) => self.member.handle(now.time(), from, notice),
+        }
+        self.pump(now.time());
+    }
+
+    /// All writes up to this token are durable.
+    pub fn persisted(&mut self, now: &Now, token: u64) {
+        self.chain.persisted(now.time(), token);
+        self.pump(now.time());
+    }
+
+    /// When [`ChainNode::timeout`] is due.
+    pub fn next_timeout(&self) -> Time {
+        self.chain.next_timeout().min(self.member.next_timeout())
+    }
+
+    /// Time has passed.
+    pub fn timeout(&mut self, now: &Now) {
+        self.chain.timeout(now.time());
+        self.member.timeout(now.time());
+        self.pump(now.time());
+    }
+
+    /// The next output.
+    pub fn poll(&mut self) -> Option<ChainNodeOutput> {
+        self.out.pop_front()
+    }
+
+    fn pump(&mut self, now: Time) {
+        loop {
+            if let Some(asked) = self.member.poll() {
+                self.member_asks(now, asked);
+            } else if let Some(asked) = self.chain.poll() {
+                match asked {
+                    ChainOutput::Send(to, epoch, message) => {
+                        self.out.push_back(ChainNodeOutput::Send(to, ChainPacket::Chain(epoch, message)));
+                    }
+                    ChainOutput::Write(token, at, bytes) => {
+                        self.out.push_back(ChainNodeOutput::Write(token, at, bytes))
+                    }
+                    ChainOutput::Reply(reply) => self.out.push_back(ChainNodeOutput::Reply(reply)),
+                    ChainOutput::Kept(number) => self.member.persisted(now, number),
+                }
+            } else {
+                break;
+            }
+            if let Some(status) = self.chain.status() {
+                self.member.set_status(status);
+            }
+        }
+        if let Some(status) = self.chain.status() {
+            self.member.set_status(status);
+        }
+    }
+
+    fn member_asks(&mut self, now: Time, asked: MemberOutput) {
+        match asked {
+            MemberOutput::Send(to, notice) => {
+                self.out.push_back(ChainNodeOutput::Send(to, ChainPacket::Member(notice)))
+            }
+            MemberOutput::Persist(number, durable) => self.chain.keep(number, durable),
+            MemberOutput::Lease(until) => self.chain.set_lease(now, until),
+            MemberOutput::Forgot => self.chain.damage(),
+            MemberOutput::Install(view) => {
+                self.chain.install(now, view);
+                if self.chain.status().is_none() && self.member.astray() {
+                    // It has forgotten that it had caught up.
+                    self.chain.damage();
+                    self.member.set_status(Standing::Damaged);
+                }
+            }
+        }
+    }
+}
+
+fn timing(config: &ChainConfig) -> Timing {
+    let drift = config.lease / 1_000_000 * u64::from(config.drift_ppm) * 3;
+    Timing {
+        beat: config.lease / 5,
+        lease: config.lease,
+        term: config.lease + drift + 1000,
+        suspect: config.suspect,
+        // Each of the last members has all that was answered.
+        recover: Some(20 * config.suspect),
+    }
+}

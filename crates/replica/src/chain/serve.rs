@@ -1,0 +1,216 @@
+//! Clients' transactions: who waits for what, what is executed, and what is answered.
+
+use super::layout::{self, MAX_TUPLES, frame_length};
+use super::replica::Chain;
+use super::types::{ChainMutation, ChainOutcome, ChainRefusal, ChainRequest, Extent, Transaction, Tuple};
+use crate::Time;
+use crate::types::Value;
+
+/// A transaction whose entry is under way.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Running {
+    ticket: u64,
+    keys: Vec<u64>,
+    /// Whom to tell what was read.
+    client: Option<(u64, Vec<Value>)>,
+}
+
+/// A transaction that only reads, and waits until this entry is applied.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Waiting {
+    needs: u64,
+    request: ChainRequest,
+}
+
+impl Chain {
+    /// Takes a client's request.
+    pub fn submit(&mut self, now: Time, request: ChainRequest) {
+        self.now = now;
+        if let Err(refusal) = self.accepts(&request) {
+            return self.reply(request.tag, ChainOutcome::Refused(refusal));
+        }
+        if request.transaction.writes.is_empty() {
+            let needs = self.needs(&request.transaction);
+            self.marks.dirty_reads += u64::from(needs > self.applied);
+            self.reads.push(Waiting { needs, request });
+        } else {
+            let ticket = self.ticket();
+            let keys = self.keys(request.transaction.extents());
+            let free = self.table.enter(ticket, &keys) || self.mutant(ChainMutation::NoQueue);
+            self.marks.queued += u64::from(!free);
+            self.requests.insert(ticket, (request, keys));
+            if free {
+                self.ready.push_back(ticket);
+            }
+        }
+        self.advance();
+    }
+
+    fn accepts(&self, request: &ChainRequest) -> Result<(), ChainRefusal> {
+        let transaction = &request.transaction;
+        if !self.is_valid(transaction) {
+            return Err(ChainRefusal::Invalid);
+        }
+        if !self.serves() {
+            return Err(ChainRefusal::NotServing);
+        }
+        match self.head() {
+            Some(head) if head != self.config.id && !transaction.writes.is_empty() => Err(ChainRefusal::NotHead(head)),
+            _ if self.requests.len() + self.reads.len() >= self.config.waiting => Err(ChainRefusal::Busy),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_valid(&self, transaction: &Transaction) -> bool {
+        let Transaction { reads, expects, writes } = transaction;
+        let within = |extent: Extent| {
+            let end = extent.offset.checked_add(extent.length.into());
+            extent.length > 0 && end.is_some_and(|end| end <= self.config.data as u64)
+        };
+        let mut written: Vec<Extent> = writes.iter().map(Tuple::extent).collect();
+        written.sort_unstable();
+        let apart = written.windows(2).all(|pair| pair[0].offset + u64::from(pair[0].length) <= pair[1].offset);
+        let few = [reads.len(), expects.len(), writes.len()].iter().all(|&count| count <= MAX_TUPLES);
+        few && transaction.extents().all(within) && apart && frame_length(writes) <= self.config.ring / 4
+    }
+
+    /// May it answer what depends on nobody else's having gone on without it?
+    fn serves(&self) -> bool {
+        let leased = self.now < self.lease || self.mutant(ChainMutation::NoLease);
+        self.synced && self.view.members.has(self.config.id) && leased
+    }
+
+    /// The last entry under way that writes what the transaction reads.
+    fn needs(&self, transaction: &Transaction) -> u64 {
+        if self.mutant(ChainMutation::DirtyRead) {
+            return 0;
+        }
+        let overlaps = |one: Extent, other: Extent| {
+            one.offset < other.offset + u64::from(other.length) && other.offset < one.offset + u64::from(one.length)
+        };
+        let touches = |tuple: &Tuple| transaction.extents().any(|extent| overlaps(extent, tuple.extent()));
+        let under_way = self.log.iter().rev().map(|(entry, _)| entry).take_while(|entry| entry.seq > self.applied);
+        under_way.filter(|entry| entry.writes.iter().any(touches)).map(|entry| entry.seq).next().unwrap_or(0)
+    }
+
+    fn keys(&self, extents: impl Iterator<Item = Extent>) -> Vec<u64> {
+        let cell = self.config.cell;
+        let of = |extent: Extent| extent.offset / cell..=(extent.offset + u64::from(extent.length) - 1) / cell;
+        let mut keys: Vec<u64> = extents.flat_map(of).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+
+    fn ticket(&mut self) -> u64 {
+        self.next_ticket += 1;
+        self.next_ticket
+    }
+
+    fn read(&self, extents: &[Extent]) -> Vec<Value> {
+        let bytes = |extent: &Extent| &self.data[extent.offset as usize..][..extent.length as usize];
+        extents.iter().map(|extent| bytes(extent).into()).collect()
+    }
+
+    fn holds(&self, expects: &[Tuple]) -> bool {
+        expects.iter().all(|tuple| self.data[tuple.offset as usize..].starts_with(&tuple.data))
+    }
+
+    /// Answers transactions that only read and wait for nothing any more.
+    pub(super) fn answer_reads(&mut self) {
+        if self.reads.is_empty() {
+            return;
+        }
+        let (applied, serves) = (self.applied, self.serves());
+        for Waiting { request, .. } in
+            self.reads.extract_if(.., |read| read.needs <= applied || !serves).collect::<Vec<_>>()
+        {
+            let Transaction { reads, expects, .. } = &request.transaction;
+            let outcome = match (serves, self.holds(expects)) {
+                (false, _) => ChainOutcome::Refused(ChainRefusal::NotServing),
+                (true, true) => ChainOutcome::Done(self.read(reads)),
+                (true, false) => ChainOutcome::Unequal(self.read(reads)),
+            };
+            self.reply(request.tag, outcome);
+        }
+    }
+
+    /// Executes transactions that have all their keys, while there is room in the ring. The first acknowledgement in a view is
+    /// one of all that the view began with: before it, entries under way might be of the same keys.
+    pub(super) fn run_ready(&mut self) {
+        while self.synced
+            && let Some(&ticket) = self.ready.front()
+            && let Some((request, keys)) = self.requests.get(&ticket)
+        {
+            let length = frame_length(&request.transaction.writes) as u64;
+            if self.next().is_some() && self.acked.is_none()
+                || self.end + length - self.free() > self.config.ring as u64
+            {
+                self.marks.full += 1;
+                return;
+            }
+            let (request, keys) = (request.clone(), keys.clone());
+            self.ready.pop_front();
+            self.requests.remove(&ticket);
+            self.execute(ticket, request, keys);
+        }
+    }
+
+    fn execute(&mut self, ticket: u64, request: ChainRequest, keys: Vec<u64>) {
+        let ChainRequest { tag, transaction: Transaction { reads, expects, writes } } = request;
+        let found = self.read(&reads);
+        if !self.holds(&expects) || !self.serves() {
+            let serves = self.serves();
+            self.reply(
+                tag,
+                if serves { ChainOutcome::Unequal(found) } else { ChainOutcome::Refused(ChainRefusal::NotServing) },
+            );
+            return self.give_up(ticket, &keys);
+        }
+        let seq = self.last + 1;
+        let mut client = Some((tag, found));
+        if self.mutant(ChainMutation::EarlyAnswer)
+            && let Some((tag, found)) = client.take()
+        {
+            self.reply(tag, ChainOutcome::Done(found));
+        }
+        self.running.insert(seq, Running { ticket, keys, client });
+        self.log_and_forward(layout::entry(seq, self.view.epoch, writes));
+    }
+
+    fn give_up(&mut self, ticket: u64, keys: &[u64]) {
+        let ready = &mut self.ready;
+        self.table.leave(ticket, keys, |next| ready.push_back(next));
+    }
+
+    /// An entry has been applied: whoever waits for it goes on.
+    pub(super) fn finish(&mut self, seq: u64) {
+        if let Some(Running { ticket, keys, client }) = self.running.remove(&seq) {
+            if let Some((tag, found)) = client {
+                self.reply(tag, ChainOutcome::Done(found));
+            }
+            self.give_up(ticket, &keys);
+        }
+    }
+
+    /// Requests of which nothing has been done are refused. Those whose entries are under way are answered when these are
+    /// applied; without the log nobody here learns what becomes of them.
+    pub(super) fn dismiss(&mut self, with_log: bool) {
+        let waiting = std::mem::take(&mut self.requests).into_values().map(|(request, _)| request.tag);
+        let reading = std::mem::take(&mut self.reads).into_iter().map(|read| read.request.tag);
+        for tag in waiting.chain(reading).collect::<Vec<_>>() {
+            self.reply(tag, ChainOutcome::Refused(ChainRefusal::NotServing));
+        }
+        self.ready.clear();
+        self.table.clear();
+        if with_log {
+            self.running.values_mut().for_each(|running| running.keys.clear());
+            return;
+        }
+        for (_, running) in std::mem::take(&mut self.running) {
+            if let Some((tag, _)) = running.client {
+                self.reply(tag, ChainOutcome::Unknown);
+            }
+        }
+    }
+}

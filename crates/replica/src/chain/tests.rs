@@ -1,0 +1,193 @@
+//! A few replicas whose messages arrive at once and whose writes are durable at once. What may happen else is the business of
+//! `remora check chain` and `remora storm chain`.
+
+use std::collections::VecDeque;
+
+use super::*;
+use crate::ddp::View;
+use crate::member::{Durable, Standing};
+use crate::types::{NodeId, NodeSet};
+
+const DATA: usize = 4096;
+
+struct Nodes {
+    chains: Vec<Chain>,
+    images: Vec<Vec<u8>>,
+    /// Nodes that hear nothing, and whose writes are not durable yet.
+    deaf: NodeSet,
+    view: View,
+    replies: VecDeque<(NodeId, ChainReply)>,
+}
+
+impl Nodes {
+    fn new(count: u8, ring: usize) -> Self {
+        let nodes = NodeSet::first(count);
+        let config = |id| ChainConfig { ring, piece: 1000, ..ChainConfig::new(id, nodes, DATA) };
+        let images = vec![vec![0; Layout { ring, data: DATA }.bytes()]; count.into()];
+        let chains = nodes.iter().map(|id| Chain::new(config(id), 0, &images[0])).collect();
+        let mut it = Self { chains, images, deaf: NodeSet::EMPTY, view: View::first(nodes), replies: VecDeque::new() };
+        it.chains
+            .iter_mut()
+            .for_each(|chain| chain.keep(0, Durable { view: View::first(nodes), ..Durable::default() }));
+        it.enter(View::first(nodes));
+        it
+    }
+
+    fn enter(&mut self, view: View) {
+        self.view = view;
+        for chain in &mut self.chains {
+            chain.set_lease(0, u64::MAX);
+            chain.install(0, view);
+        }
+        self.run();
+    }
+
+    fn run(&mut self) {
+        let mut under_way = VecDeque::new();
+        loop {
+            for (chain, image) in self.chains.iter_mut().zip(&mut self.images) {
+                let from = chain_id(chain);
+                while let Some(output) = chain.poll() {
+                    match output {
+                        ChainOutput::Send(to, epoch, message) => under_way.push_back((from, to, epoch, message)),
+                        ChainOutput::Write(..) if self.deaf.has(from) => {}
+                        ChainOutput::Write(token, at, bytes) => {
+                            image[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
+                            chain.persisted(0, token);
+                        }
+                        ChainOutput::Reply(reply) => self.replies.push_back((from, reply)),
+                        ChainOutput::Kept(_) => {}
+                    }
+                }
+            }
+            let Some((from, to, epoch, message)) = under_way.pop_front() else { return };
+            if !self.deaf.has(to) {
+                self.chains[usize::from(to.0)].handle(0, from, epoch, message);
+            }
+        }
+    }
+
+    fn ask(&mut self, node: u8, tag: u64, transaction: Transaction) -> Option<ChainOutcome> {
+        self.chains[usize::from(node)].submit(0, ChainRequest { tag, transaction });
+        self.run();
+        self.replies.pop_front().map(|(from, reply)| {
+            assert_eq!((from, reply.tag), (NodeId(node), tag));
+            reply.outcome
+        })
+    }
+
+    fn crash(&mut self, node: u8) {
+        let config = self.chains[usize::from(node)].config.clone();
+        self.chains[usize::from(node)] = Chain::new(config, 0, &self.images[usize::from(node)]);
+    }
+}
+
+fn chain_id(chain: &Chain) -> NodeId {
+    chain.config.id
+}
+
+fn put(offset: u64, data: &[u8]) -> Tuple {
+    Tuple { offset, data: data.into() }
+}
+
+fn at(offset: u64, length: u32) -> Extent {
+    Extent { offset, length }
+}
+
+#[test]
+fn a_transaction_is_done_everywhere_and_read_at_any_member() {
+    let mut nodes = Nodes::new(3, 1 << 12);
+    let write =
+        Transaction { reads: vec![at(0, 2)], writes: vec![put(0, b"ab"), put(100, b"cd")], ..Transaction::default() };
+    assert_eq!(nodes.ask(0, 1, write.clone()), Some(ChainOutcome::Done(vec![[0, 0][..].into()])));
+    assert_eq!(nodes.ask(1, 2, write), Some(ChainOutcome::Refused(ChainRefusal::NotHead(NodeId(0)))));
+    let read = Transaction { reads: vec![at(0, 2), at(101, 1)], ..Transaction::default() };
+    for node in 0..3 {
+        let expected = ChainOutcome::Done(vec![b"ab"[..].into(), b"d"[..].into()]);
+        assert_eq!(nodes.ask(node, 3, read.clone()), Some(expected));
+    }
+    let swap = |from: &[u8], to: &[u8]| Transaction {
+        reads: vec![at(0, 1)],
+        expects: vec![put(0, from)],
+        writes: vec![put(0, to)],
+    };
+    assert_eq!(nodes.ask(0, 4, swap(b"x", b"y")), Some(ChainOutcome::Unequal(vec![b"a"[..].into()])));
+    assert_eq!(nodes.ask(0, 5, swap(b"a", b"y")), Some(ChainOutcome::Done(vec![b"a"[..].into()])));
+    assert!(nodes.chains.iter().all(|chain| chain.data().starts_with(b"yb")));
+}
+
+#[test]
+fn what_cannot_be_done_is_refused() {
+    let mut nodes = Nodes::new(2, 1 << 12);
+    let refused = Some(ChainOutcome::Refused(ChainRefusal::Invalid));
+    for (reads, writes) in [
+        (vec![at(DATA as u64, 1)], Vec::new()),
+        (vec![at(u64::MAX, 2)], Vec::new()),
+        (vec![at(0, 0)], Vec::new()),
+        (Vec::new(), vec![put(DATA as u64 - 1, b"ab")]),
+        (Vec::new(), vec![put(0, b"ab"), put(1, b"a")]),
+        (Vec::new(), vec![put(0, &[1; 1024])]),
+        (Vec::new(), (0..256).map(|offset| put(offset, b"a")).collect()),
+    ] {
+        assert_eq!(nodes.ask(0, 1, Transaction { reads, expects: Vec::new(), writes }), refused);
+    }
+    nodes.chains[0].set_lease(0, 0);
+    let read = Transaction { reads: vec![at(0, 1)], ..Transaction::default() };
+    assert_eq!(nodes.ask(0, 2, read), Some(ChainOutcome::Refused(ChainRefusal::NotServing)));
+}
+
+#[test]
+fn a_ring_goes_round_and_who_finds_it_full_waits() {
+    let mut nodes = Nodes::new(3, 1 << 10);
+    let write = |number: u64| Transaction {
+        writes: vec![put(64 * (number % 16), &[number as u8; 64])],
+        ..Transaction::default()
+    };
+    for number in 0..100 {
+        assert_eq!(nodes.ask(0, number, write(number)), Some(ChainOutcome::Done(Vec::new())));
+    }
+    nodes.deaf = NodeSet::one(NodeId(2));
+    for number in 0..20 {
+        assert_eq!(nodes.ask(0, 100 + number, write(number)), None);
+    }
+    assert!(nodes.chains[0].marks().full > 0 && nodes.chains[0].marks().queued > 0);
+    // The tail is gone: what waited is done without it.
+    nodes.enter(View { epoch: 2, members: NodeSet::first(2), ..View::default() });
+    let done: Vec<u64> = nodes.replies.drain(..).map(|(_, reply)| reply.tag).collect();
+    assert_eq!(done.len(), 20);
+    assert_eq!(nodes.chains[0].data(), nodes.chains[1].data());
+    assert_eq!(nodes.chains[0].data()[0], 16);
+}
+
+#[test]
+fn a_node_that_comes_back_is_the_chains_end_and_catches_up() {
+    let mut nodes = Nodes::new(3, 1 << 12);
+    let write =
+        |byte: u8| Transaction { writes: vec![put(2000 + u64::from(byte), &[byte; 500])], ..Transaction::default() };
+    assert!(nodes.ask(0, 1, write(1)).is_some());
+    nodes.crash(0);
+    let two = NodeSet::first(3).without(NodeId(0));
+    nodes.enter(View { epoch: 2, members: two, ..View::default() });
+    assert!(nodes.ask(1, 2, write(2)).is_some());
+    nodes.enter(View { epoch: 3, members: two, learners: NodeSet::one(NodeId(0)), ..View::default() });
+    assert_eq!(nodes.chains[0].status(), Some(Standing::Ready));
+    assert!(nodes.ask(1, 3, write(3)).is_some());
+    nodes.enter(View { epoch: 4, members: NodeSet::first(3), ..View::default() });
+    assert!(nodes.ask(0, 4, write(4)).is_some(), "it is the head again");
+    assert!(nodes.chains.windows(2).all(|pair| pair[0].data() == pair[1].data()));
+}
+
+#[test]
+fn all_crash_and_what_is_in_a_ring_is_done() {
+    let mut nodes = Nodes::new(3, 1 << 12);
+    let write = |byte: u8| Transaction { writes: vec![put(u64::from(byte), &[byte])], ..Transaction::default() };
+    assert!(nodes.ask(0, 1, write(1)).is_some());
+    nodes.deaf = NodeSet::one(NodeId(1));
+    assert_eq!(nodes.ask(0, 2, write(2)), None);
+    nodes.deaf = NodeSet::EMPTY;
+    (0..3).for_each(|node| nodes.crash(node));
+    nodes.enter(View { epoch: 2, members: NodeSet::first(3), learners: NodeSet::EMPTY, recovery: true });
+    for chain in &nodes.chains {
+        assert_eq!((&chain.data()[..4], chain.status()), (&[0, 1, 2, 0][..], Some(Standing::Serving)));
+    }
+}

@@ -1,0 +1,31 @@
+//! The short form; the long one is `remora storm chain`.
+
+use super::*;
+
+#[test]
+fn storms_pass_and_repeat() {
+    let mut blackouts = 0;
+    for seed in 1..6 {
+        let case = ChainCase { seed, nodes: 3, mutation: None };
+        let report = run(&case);
+        assert_eq!(report.failure, None, "{}\n{}", case.command(), report.states.join("\n"));
+        assert!(report.history.iter().filter(|txn| txn.end == ChainEnd::Done).count() > 50, "seed {seed}");
+        blackouts += report.blackouts;
+        if seed == 1 {
+            assert_eq!(run(&case).history, report.history, "storms repeat");
+        }
+    }
+    assert!(blackouts > 0);
+}
+
+/// Each is found among the first storms; `remora storm chain --mutant all` shows how.
+#[test]
+fn each_seeded_fault_is_found() {
+    for (name, mutation) in CHAIN_STORM_MUTANTS {
+        let wrong = |seed: &u64| {
+            let report = run(&ChainCase { seed: *seed, nodes: 3, mutation: Some(mutation) });
+            matches!(report.failure, Some(ChainFailure::Wrong(_)))
+        };
+        assert!((1..200).any(|seed| wrong(&seed)), "{name}");
+    }
+}

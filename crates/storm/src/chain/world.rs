@@ -1,0 +1,637 @@
+//! Nodes of a chain in simulated time: clients, network, persistent memory, clocks and faults around them.
+//!
+//! Until some moment faults happen, and whatever is answered must be right. Then all heals, every transaction must finish,
+//! and every list is read at every node.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use remora_nic::Now;
+use remora_replica::chain::{
+    ChainConfig, ChainNode, ChainNodeOutput, ChainOutcome, ChainPacket, ChainRefusal, ChainReply, ChainRequest, Extent,
+    Layout, Transaction, Tuple,
+};
+use remora_replica::member::Standing;
+use remora_replica::types::{NodeId, NodeSet, Value};
+
+use super::memory::Memory;
+use super::{ChainCase, ChainEnd, ChainFailure, ChainOp, ChainStormReport, ChainTxn, elle};
+use crate::clock::Clock;
+use crate::events::{MS, Queue, SECOND, Time, US};
+use crate::nemesis::{self, KINDS, ScheduledFault, StormFault};
+use crate::net::Network;
+use crate::rng::{Purpose, Rng};
+
+/// How long after the faults everything may take: only hanging counts as hanging.
+const PATIENCE: Time = 60 * SECOND;
+/// Events of a storm: many times what any needs.
+const MAX_EVENTS: u64 = 5_000_000;
+/// After so long a client does not know its transaction's end.
+const TIMEOUT: Time = SECOND;
+/// Bytes of a list: how many there are, and the numbers.
+const LIST: u64 = 128;
+const MOST: usize = LIST as usize / 4 - 1;
+/// Lists that there is room for. Clients leave those that are full.
+const LISTS: u64 = 512;
+/// Keys of a transaction at most.
+const KEYS_AT_ONCE: u64 = 3;
+/// Twice what the nemesis does to one clock.
+const DRIFT_PPM: u32 = 10_000;
+
+enum Event {
+    Message { from: usize, to: usize, packet: Box<ChainPacket> },
+    Request { node: usize, life: u64, client: usize, request: ChainRequest },
+    Reply { client: usize, reply: ChainReply },
+    Wake { client: usize },
+    GivesUp { client: usize, tag: u64 },
+    Flushed { node: usize, life: u64 },
+    Timer { node: usize, life: u64 },
+    Fault { index: usize },
+    FaultEnds { index: usize },
+    Start { node: usize, life: u64 },
+    Calm,
+}
+
+struct Place {
+    node: Option<ChainNode>,
+    memory: Memory,
+    clock: Clock,
+    life: u64,
+    still_until: Time,
+    slow: Time,
+    armed: Option<Time>,
+    rng: Rng,
+}
+
+/// A client: it asks one thing at a time.
+struct Client {
+    rng: Rng,
+    node: usize,
+    tag: u64,
+    /// What it waits for: where in the history it is.
+    asked: Option<usize>,
+    /// What it has read, to append to.
+    found: Vec<(u64, Vec<u32>)>,
+    /// Reads of the end: which node, and from which key on.
+    last_reads: Vec<(usize, u64)>,
+}
+
+struct World<'a> {
+    case: &'a ChainCase,
+    config: ChainConfig,
+    now: Time,
+    queue: Queue<Event>,
+    places: Vec<Place>,
+    net: Network,
+    clients: Vec<Client>,
+    history: Vec<ChainTxn>,
+    schedule: Vec<ScheduledFault>,
+    faults: [u64; KINDS.len()],
+    marks: [u64; 10],
+    calm: bool,
+    next_value: u32,
+    /// Lists below this one are full.
+    oldest: u64,
+    keys: u64,
+    pause: Time,
+    flush: Time,
+    /// The newest view's epoch and members; who of them has kept its memory since; whose memory was wiped.
+    epoch: u64,
+    members: u64,
+    holders: u64,
+    wiped: u64,
+    blackouts: u64,
+}
+
+/// Runs a storm and checks it.
+pub fn run(case: &ChainCase) -> ChainStormReport {
+    let mut world = World::new(case);
+    let ended = catch_unwind(AssertUnwindSafe(|| world.run()));
+    let stuck = match ended {
+        Ok(stuck) => stuck.err().map(ChainFailure::Stuck),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or(panic.downcast_ref::<&str>().map(|text| text.to_string()));
+            Some(ChainFailure::Broken(text.unwrap_or_default()))
+        }
+    };
+    (0..world.places.len()).for_each(|node| world.count_marks(node));
+    // What is wrong comes before what hangs.
+    let wrong = match &stuck {
+        Some(ChainFailure::Broken(_)) => None,
+        _ => elle::check(&world.history).err().map(ChainFailure::Wrong),
+    };
+    let failure = wrong.or(stuck);
+    let state = |place: &Place| place.node.as_ref().map_or("down".into(), ChainNode::describe);
+    ChainStormReport {
+        states: if failure.is_some() { world.places.iter().map(state).collect() } else { Vec::new() },
+        simulated: world.now,
+        faults: world.faults,
+        net: world.net.counts,
+        blackouts: world.blackouts,
+        lost_lines: world.places.iter().map(|place| place.memory.lost_lines).sum(),
+        marks: world.marks,
+        history: world.history,
+        failure,
+    }
+}
+
+fn encode(list: &[u32]) -> Value {
+    let mut bytes = vec![0; LIST as usize];
+    for (place, number) in bytes.chunks_exact_mut(4).zip([list.len() as u32].iter().chain(list)) {
+        place.copy_from_slice(&number.to_le_bytes());
+    }
+    bytes.into()
+}
+
+/// A list; one that was never written by a client is told by what is not zero behind its end.
+fn decode(bytes: &[u8]) -> Vec<u32> {
+    let mut numbers = bytes.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+    let count = numbers.next().unwrap_or(0) as usize;
+    let list: Vec<u32> = numbers.collect();
+    let torn = list.iter().skip(count).any(|&number| number != 0) || count > MOST;
+    // As numbers that nobody has appended.
+    if torn { vec![u32::MAX; count.min(MOST)] } else { list[..count].to_vec() }
+}
+
+impl<'a> World<'a> {
+    fn new(case: &'a ChainCase) -> Self {
+        let seed = case.seed;
+        let mut rng = Rng::new(seed, Purpose::Shape);
+        let calm_at = rng.between(10, 40) * SECOND;
+        let clients = rng.between(2, 6);
+        let mut config = ChainConfig::new(NodeId(0), NodeSet::first(case.nodes as u8), (LISTS * LIST) as usize);
+        config.ring = *rng.pick(&[4 << 10, 64 << 10]);
+        config.piece = *rng.pick(&[2 << 10, 64 << 10]);
+        (config.drift_ppm, config.mutation) = (DRIFT_PPM, case.mutation);
+        let mut world = Rng::new(seed, Purpose::World);
+        let base = *world.pick(&[20 * US, 200 * US, 2 * MS]);
+        let flush = *world.pick(&[US, 50 * US, MS]);
+        let place = |index: usize| Place {
+            node: None,
+            memory: Memory::new(Layout { ring: config.ring, data: config.data }.bytes()),
+            clock: Clock::new(world.below(1000 * SECOND)),
+            life: 0,
+            still_until: 0,
+            slow: 0,
+            armed: None,
+            rng: Rng::new(seed, Purpose::Disk(index as u32)),
+        };
+        let client = |index: u64| Client {
+            rng: Rng::new(seed, Purpose::Client(index as u32)),
+            node: index as usize % case.nodes,
+            tag: 0,
+            asked: None,
+            found: Vec::new(),
+            last_reads: Vec::new(),
+        };
+        let mut queue = Queue::default();
+        queue.push(calm_at, Event::Calm);
+        let schedule = nemesis::schedule(seed, case.nodes, calm_at);
+        for (index, fault) in schedule.iter().enumerate() {
+            queue.push(fault.at, Event::Fault { index });
+        }
+        let places = (0..case.nodes).map(place).collect();
+        Self {
+            case,
+            now: 0,
+            queue,
+            places,
+            net: Network::new(case.nodes, base, Rng::new(seed, Purpose::Network)),
+            clients: (0..clients).map(client).collect(),
+            history: Vec::new(),
+            schedule,
+            faults: [0; KINDS.len()],
+            marks: [0; 10],
+            calm: false,
+            next_value: 0,
+            oldest: 0,
+            keys: rng.between(2, 5),
+            pause: rng.between(20, 100) * MS,
+            flush,
+            epoch: 0,
+            members: 0,
+            holders: 0,
+            wiped: 0,
+            blackouts: 0,
+            config,
+        }
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        (0..self.places.len()).for_each(|node| self.start(node));
+        (0..self.clients.len()).for_each(|client| self.wake_after(client));
+        let mut events = 0;
+        while !self.finished() {
+            let Some((at, event)) = self.queue.pop() else { return Err("nothing happens any more".into()) };
+            self.now = at;
+            events += 1;
+            if at > PATIENCE + 100 * SECOND || events > MAX_EVENTS {
+                return Err(format!(
+                    "{} clients wait for ever",
+                    self.clients.iter().filter(|it| !it.is_done()).count()
+                ));
+            }
+            self.step(event);
+        }
+        Ok(())
+    }
+
+    fn finished(&self) -> bool {
+        self.calm && self.clients.iter().all(Client::is_done)
+    }
+
+    fn step(&mut self, event: Event) {
+        // Whatever comes to a node that stands still waits.
+        if let Event::Message { to: node, .. }
+        | Event::Request { node, .. }
+        | Event::Flushed { node, .. }
+        | Event::Timer { node, .. } = &event
+        {
+            let until = self.places[*node].still_until;
+            if until > self.now {
+                return self.queue.push(until, event);
+            }
+        }
+        match event {
+            Event::Message { from, to, packet } => {
+                self.turn(to, |node, now| node.handle(now, NodeId(from as u8), *packet))
+            }
+            Event::Request { node, life, client, request } if self.places[node].life == life => {
+                let tag = (client as u64) << 32 | request.tag;
+                self.turn(node, |it, now| it.submit(now, ChainRequest { tag, ..request }));
+            }
+            Event::Reply { client, reply } => self.replied(client, reply),
+            Event::Wake { client } => self.ask(client),
+            Event::GivesUp { client, tag } if self.clients[client].tag == tag => {
+                self.clients[client].node = (self.clients[client].node + 1) % self.places.len();
+                self.ended(client, ChainEnd::Unknown);
+            }
+            Event::Flushed { node, life } if self.places[node].life == life => {
+                if let Some(token) = self.places[node].memory.end_flush() {
+                    self.turn(node, |it, now| it.persisted(now, token));
+                }
+            }
+            Event::Timer { node, life }
+                if self.places[node].life == life && self.places[node].armed == Some(self.now) =>
+            {
+                self.places[node].armed = None;
+                self.turn(node, |it, now| it.timeout(now));
+            }
+            Event::Start { node, life } if self.places[node].life == life => self.start(node),
+            Event::Fault { index } => self.fault(index),
+            Event::FaultEnds { index } => self.fault_ends(index),
+            Event::Calm => self.calm_down(),
+            Event::Request { .. } | Event::GivesUp { .. } | Event::Flushed { .. } | Event::Start { .. } => {}
+            // It may stand for one that came later, while the node stood still.
+            Event::Timer { node, .. } => self.arm(node),
+        }
+    }
+
+    fn start(&mut self, node: usize) {
+        let place = &mut self.places[node];
+        if place.node.is_none() {
+            let config = ChainConfig { id: NodeId(node as u8), ..self.config.clone() };
+            place.node = Some(ChainNode::new(config, place.clock.local(self.now), place.memory.image()));
+            place.life += 1;
+            place.armed = None;
+            self.turn(node, |_, _| {});
+        }
+    }
+
+    /// Something happens to a node, and it does what comes of that.
+    fn turn(&mut self, node: usize, what: impl FnOnce(&mut ChainNode, &Now)) {
+        let place = &mut self.places[node];
+        let Some(mut engine) = place.node.take() else { return };
+        what(&mut engine, &Now::simulated(place.clock.local(self.now)));
+        while let Some(output) = engine.poll() {
+            match output {
+                ChainNodeOutput::Send(to, packet) => {
+                    for at in self.net.send(self.now, node, to.0.into()) {
+                        let packet = Box::new(packet.clone());
+                        self.queue.push(at, Event::Message { from: node, to: to.0.into(), packet });
+                    }
+                }
+                ChainNodeOutput::Write(token, at, bytes) => self.places[node].memory.write(token, at, bytes),
+                ChainNodeOutput::Reply(ChainReply { tag, outcome }) => {
+                    let (client, tag) = ((tag >> 32) as usize, tag & 0xffff_ffff);
+                    if let Some(delay) = self.net.client_delay() {
+                        self.queue.push(self.now + delay, Event::Reply { client, reply: ChainReply { tag, outcome } });
+                    }
+                }
+            }
+        }
+        self.watch(node, &engine);
+        let place = &mut self.places[node];
+        place.node = Some(engine);
+        if place.memory.begin_flush() {
+            let latency = self.flush + place.rng.below(self.flush) + place.slow;
+            self.queue.push(self.now + latency, Event::Flushed { node, life: place.life });
+        }
+        self.arm(node);
+    }
+
+    fn arm(&mut self, node: usize) {
+        let place = &mut self.places[node];
+        let Some(due) = place.node.as_ref().map(ChainNode::next_timeout) else { return };
+        let at = place.clock.global(due).max(self.now + 1);
+        if place.armed.is_none_or(|armed| at < armed || armed < self.now) {
+            place.armed = Some(at);
+            self.queue.push(at, Event::Timer { node, life: place.life });
+        }
+    }
+
+    /// Keeps track of who holds the state in memory.
+    fn watch(&mut self, node: usize, engine: &ChainNode) {
+        let view = engine.view();
+        if view.epoch > self.epoch {
+            (self.epoch, self.members) = (view.epoch, view.members.0);
+            self.holders &= self.members;
+        }
+        let serves = engine.chain().status() == Some(Standing::Serving) && engine.chain().view().epoch == self.epoch;
+        if serves {
+            self.holders |= 1 << node;
+            self.wiped &= !(1 << node);
+        }
+    }
+
+    // Clients.
+
+    fn wake_after(&mut self, client: usize) {
+        let pause = self.clients[client].rng.below(2 * self.pause);
+        self.queue.push(self.now + pause, Event::Wake { client });
+    }
+
+    /// The client begins a transaction: it appends to what it has just read, or reads.
+    fn ask(&mut self, client: usize) {
+        if self.clients[client].asked.is_some() {
+            return;
+        }
+        let (oldest, keys) = (self.oldest, self.keys);
+        let it = &mut self.clients[client];
+        let found = std::mem::take(&mut it.found);
+        let (mut transaction, mut ops) = (Transaction::default(), Vec::new());
+        let extent = |key: u64| Extent { offset: key * LIST, length: LIST as u32 };
+        if let Some(&(node, from)) = it.last_reads.last() {
+            it.node = node;
+            ops.extend((from..from + KEYS_AT_ONCE).map(|key| ChainOp::Read(key, Vec::new())));
+        } else if self.calm {
+            return;
+        } else if found.is_empty() {
+            let count = it.rng.between(1, KEYS_AT_ONCE.min(keys));
+            let first = it.rng.below(keys);
+            ops.extend((0..count).map(|step| ChainOp::Read(oldest + (first + step) % keys, Vec::new())));
+            // Reads may be asked of any member.
+            if it.rng.chance(500_000) {
+                it.node = it.rng.below(self.places.len() as u64) as usize;
+            }
+        } else {
+            for (key, list) in found {
+                ops.push(ChainOp::Read(key, Vec::new()));
+                transaction.expects.push(Tuple { offset: key * LIST, data: encode(&list) });
+                if list.len() >= MOST || it.rng.chance(200_000) {
+                    self.oldest = self.oldest.max(if list.len() >= MOST { key + 1 } else { 0 });
+                    continue;
+                }
+                self.next_value += 1;
+                ops.push(ChainOp::Append(key, self.next_value));
+                let list = [list, vec![self.next_value]].concat();
+                transaction.writes.push(Tuple { offset: key * LIST, data: encode(&list) });
+            }
+        }
+        transaction.reads =
+            ops.iter().filter_map(|op| matches!(op, ChainOp::Read(..)).then(|| extent(op.key()))).collect();
+        it.tag += 1;
+        it.asked = Some(self.history.len());
+        let (tag, node) = (it.tag, it.node);
+        self.history.push(ChainTxn { client, called: self.now, returned: 0, end: ChainEnd::Unknown, ops });
+        let life = self.places[node].life;
+        if let Some(delay) = self.net.client_delay() {
+            let request = ChainRequest { tag, transaction };
+            self.queue.push(self.now + delay, Event::Request { node, life, client, request });
+        }
+        self.queue.push(self.now + TIMEOUT, Event::GivesUp { client, tag });
+    }
+
+    fn replied(&mut self, client: usize, ChainReply { tag, outcome }: ChainReply) {
+        let it = &mut self.clients[client];
+        let Some(index) = it.asked.filter(|_| it.tag == tag) else { return };
+        let txn = &mut self.history[index];
+        let end = match &outcome {
+            ChainOutcome::Done(read) | ChainOutcome::Unequal(read) if txn.ops.iter().all(ChainOp::is_read) => {
+                txn.fill(read);
+                if it.last_reads.pop().is_none() {
+                    it.found = txn.reads();
+                }
+                ChainEnd::Done
+            }
+            ChainOutcome::Done(read) => {
+                txn.fill(read);
+                ChainEnd::Done
+            }
+            // As if it had been asked to read.
+            ChainOutcome::Unequal(read) => {
+                txn.ops.retain(ChainOp::is_read);
+                txn.fill(read);
+                ChainEnd::Done
+            }
+            ChainOutcome::Refused(refusal) => {
+                it.node = match refusal {
+                    ChainRefusal::NotHead(head) => head.0.into(),
+                    _ => (it.node + 1) % self.places.len(),
+                };
+                ChainEnd::Failed
+            }
+            ChainOutcome::Unknown => ChainEnd::Unknown,
+        };
+        if let ChainOutcome::Refused(ChainRefusal::NotHead(_)) = outcome {
+            // What it has read may still be there.
+            self.clients[client].found = self.history[index].expected(&self.history, client);
+        }
+        self.ended(client, end);
+    }
+
+    fn ended(&mut self, client: usize, end: ChainEnd) {
+        let Some(index) = self.clients[client].asked.take() else { return };
+        let txn = &mut self.history[index];
+        (txn.returned, txn.end) = (self.now, end);
+        if end != ChainEnd::Done {
+            txn.ops.iter_mut().for_each(ChainOp::forget);
+        }
+        self.wake_after(client);
+    }
+
+    // Faults.
+
+    fn fault(&mut self, index: usize) {
+        if self.calm {
+            return;
+        }
+        let ScheduledFault { fault, seed, .. } = self.schedule[index];
+        let mut rng = Rng::new(seed, Purpose::Fault);
+        if self.begin(fault, &mut rng) {
+            self.faults[fault.kind(self.places.len())] += 1;
+            if let Some(lasts) = fault.lasts() {
+                self.queue.push(self.now + lasts, Event::FaultEnds { index });
+            }
+        }
+    }
+
+    /// Says whether it could happen.
+    fn begin(&mut self, fault: StormFault, rng: &mut Rng) -> bool {
+        match fault {
+            StormFault::Crash { nodes, down, keep } => return self.end_nodes(nodes, down, Some((rng, keep))),
+            StormFault::Kill { nodes, down } => return self.end_nodes(nodes, down, None),
+            StormFault::Pause { node, lasts } => self.places[node].still_until = self.now + lasts,
+            StormFault::Partition { from, to, both, .. } => self.cut(from, to, both, true),
+            StormFault::Weather { weather, .. } => self.net.set_weather(weather),
+            StormFault::SlowLink { from, to, extra, .. } => self.net.slow(1 << from, to, extra),
+            StormFault::SlowDisk { node, extra, .. } => self.places[node].slow = extra,
+            StormFault::Skew { node, ppm, .. } => self.skew(node, ppm),
+            StormFault::Wipe { node, down } => {
+                // One at a time until it is a member again, and never the only one that a view has, or may have.
+                let pending = self.places.iter().filter_map(|place| place.node.as_ref()).flat_map(ChainNode::pending);
+                let alone = pending.filter(|view| view.members.len() == 1).fold(0, |set, view| set | view.members.0);
+                let only = self.members & !(1 << node) == 0 || alone >> node & 1 == 1;
+                if self.wiped != 0 || only || self.places[node].node.is_none() {
+                    return false;
+                }
+                self.wiped = 1 << node;
+                self.end_nodes(1 << node, down, None);
+                self.places[node].memory.wipe();
+            }
+            // What a log file suffers, and pauses within a turn, which the engine's type of a clock's reading forbids.
+            StormFault::FailSync { .. }
+            | StormFault::BadSectors { .. }
+            | StormFault::FullDisk { .. }
+            | StormFault::PauseInTurn { .. } => return false,
+        }
+        true
+    }
+
+    fn fault_ends(&mut self, index: usize) {
+        match self.schedule[index].fault {
+            _ if self.calm => {}
+            StormFault::Partition { from, to, both, .. } => self.cut(from, to, both, false),
+            StormFault::Weather { .. } => self.net.calm(),
+            StormFault::SlowLink { from, to, .. } => self.net.slow(1 << from, to, 0),
+            StormFault::SlowDisk { node, .. } => self.places[node].slow = 0,
+            StormFault::Skew { node, .. } => self.skew(node, 0),
+            _ => {}
+        }
+    }
+
+    fn end_nodes(&mut self, nodes: u64, down: Time, mut machine: Option<(&mut Rng, u32)>) -> bool {
+        let (before, mut any) = (self.holders, false);
+        for node in (0..self.places.len()).filter(|node| nodes >> node & 1 == 1) {
+            if self.places[node].node.is_none() {
+                continue;
+            }
+            any = true;
+            self.count_marks(node);
+            let place = &mut self.places[node];
+            match &mut machine {
+                Some((rng, keep)) => place.memory.crash(rng, *keep),
+                None => place.memory.kill(),
+            }
+            place.node = None;
+            place.life += 1;
+            place.still_until = 0;
+            // Not all at the same moment.
+            let extra = machine.as_mut().map_or(0, |(rng, _)| rng.below(SECOND / 10));
+            self.queue.push(self.now + down + extra, Event::Start { node, life: place.life });
+            self.holders &= !(1 << node);
+        }
+        self.blackouts += u64::from(before != 0 && self.holders == 0);
+        any
+    }
+
+    fn calm_down(&mut self) {
+        self.calm = true;
+        self.net.heal();
+        for node in 0..self.places.len() {
+            self.places[node].slow = 0;
+            self.places[node].still_until = 0;
+            self.skew(node, 0);
+            self.start(node);
+        }
+        let end = self.oldest + self.keys;
+        for node in 0..self.places.len() {
+            let reads = (0..end).step_by(KEYS_AT_ONCE as usize).map(|key| (node, key));
+            let clients = self.clients.len();
+            let it = &mut self.clients[node % clients];
+            it.last_reads.extend(reads);
+            it.found.clear();
+        }
+        (0..self.clients.len()).for_each(|client| self.wake_after(client));
+    }
+
+    fn cut(&mut self, from: u64, to: u64, both: bool, on: bool) {
+        self.net.cut(from, to, on);
+        if both {
+            self.net.cut(to, from, on);
+        }
+    }
+
+    fn skew(&mut self, node: usize, ppm: i32) {
+        self.places[node].clock.set_rate(self.now, ppm);
+        self.arm(node);
+    }
+
+    fn count_marks(&mut self, node: usize) {
+        if let Some(engine) = &self.places[node].node {
+            self.marks.iter_mut().zip(engine.chain().marks().counts()).for_each(|(sum, count)| *sum += count);
+        }
+    }
+}
+
+impl Client {
+    fn is_done(&self) -> bool {
+        self.asked.is_none() && self.last_reads.is_empty()
+    }
+}
+
+impl ChainOp {
+    fn key(&self) -> u64 {
+        let (Self::Read(key, _) | Self::Append(key, _)) = self;
+        *key
+    }
+
+    fn is_read(&self) -> bool {
+        matches!(self, Self::Read(..))
+    }
+
+    fn forget(&mut self) {
+        if let Self::Read(_, list) = self {
+            list.clear();
+        }
+    }
+}
+
+impl ChainTxn {
+    fn fill(&mut self, read: &[Value]) {
+        let lists = self.ops.iter_mut().filter_map(|op| match op {
+            ChainOp::Read(_, list) => Some(list),
+            ChainOp::Append(..) => None,
+        });
+        lists.zip(read).for_each(|(list, bytes)| *list = decode(bytes));
+    }
+
+    fn reads(&self) -> Vec<(u64, Vec<u32>)> {
+        let read = |op: &ChainOp| match op {
+            ChainOp::Read(key, list) => Some((*key, list.clone())),
+            ChainOp::Append(..) => None,
+        };
+        self.ops.iter().filter_map(read).collect()
+    }
+
+    /// What the client had read before this transaction, of the same keys.
+    fn expected(&self, history: &[ChainTxn], client: usize) -> Vec<(u64, Vec<u32>)> {
+        let keys: Vec<u64> = self.reads().into_iter().map(|(key, _)| key).collect();
+        let before = history.iter().rev().find(|txn| {
+            txn.client == client
+                && txn.end == ChainEnd::Done
+                && txn.reads().iter().map(|(key, _)| *key).eq(keys.iter().copied())
+        });
+        before.map(ChainTxn::reads).unwrap_or_default()
+    }
+}

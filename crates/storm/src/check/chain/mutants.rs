@@ -1,0 +1,47 @@
+//! Seeded faults of the chain, and the smallest check that finds each.
+
+use remora_replica::chain::ChainMutation;
+
+use super::ChainOptions;
+
+/// A seeded fault.
+#[derive(Clone, Copy, Debug)]
+pub struct ChainMutant {
+    /// Its name on the command line.
+    pub name: &'static str,
+    options: ChainOptions,
+}
+
+const NONE: ChainOptions = ChainOptions {
+    nodes: 2,
+    writes: 1,
+    reads: 0,
+    crashes: 0,
+    restarts: 0,
+    suspicions: 0,
+    blackouts: 0,
+    mutation: None,
+};
+
+const fn mutant(mutation: ChainMutation, name: &'static str, options: ChainOptions) -> ChainMutant {
+    ChainMutant { name, options: ChainOptions { mutation: Some(mutation), ..options } }
+}
+
+/// All of them.
+pub const CHAIN_MUTANTS: [ChainMutant; 8] = [
+    mutant(ChainMutation::EarlyAck, "early-ack", ChainOptions { blackouts: 1, ..NONE }),
+    mutant(ChainMutation::EarlyAnswer, "early-answer", ChainOptions { crashes: 1, ..NONE }),
+    mutant(ChainMutation::NoQueue, "no-queue", ChainOptions { writes: 2, ..NONE }),
+    mutant(ChainMutation::DirtyRead, "dirty-read", ChainOptions { reads: 2, ..NONE }),
+    mutant(ChainMutation::OwnLog, "own-log", ChainOptions { writes: 2, blackouts: 1, ..NONE }),
+    mutant(ChainMutation::TrustsTorn, "trusts-torn", ChainOptions { blackouts: 1, ..NONE }),
+    mutant(ChainMutation::EarlyReady, "early-ready", ChainOptions { crashes: 1, restarts: 1, ..NONE }),
+    mutant(ChainMutation::SkipRedo, "skip-redo", ChainOptions { crashes: 1, restarts: 1, ..NONE }),
+];
+
+impl ChainMutant {
+    /// The check that finds it.
+    pub fn options(&self) -> ChainOptions {
+        self.options
+    }
+}

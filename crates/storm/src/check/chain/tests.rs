@@ -1,0 +1,40 @@
+//! The short form; the long one is `remora check chain`.
+
+use super::*;
+
+fn holds(options: ChainOptions) -> u64 {
+    let report = check_chain(&options, Search::default(), |_| true);
+    if let Some((reason, chart)) = &report.failure {
+        panic!("{options:?}: {reason}\n{chart}");
+    }
+    assert!(report.complete(), "{options:?}: {report:?}");
+    report.states
+}
+
+#[test]
+fn two_transactions_of_two_keys_are_serialized() {
+    assert!(holds(ChainOptions { reads: 0, ..ChainOptions::default() }) > 50);
+}
+
+#[test]
+fn a_chain_goes_on_without_a_node_and_takes_it_back() {
+    let small = ChainOptions { nodes: 2, writes: 1, reads: 0, ..ChainOptions::default() };
+    assert!(holds(ChainOptions { crashes: 1, ..small }) > 50);
+    assert!(holds(ChainOptions { crashes: 1, restarts: 1, ..small }) > 100);
+    assert!(holds(ChainOptions { suspicions: 1, ..small }) > 100);
+}
+
+#[test]
+fn nothing_that_was_answered_is_lost_when_all_crash() {
+    let small = ChainOptions { nodes: 2, writes: 1, reads: 1, ..ChainOptions::default() };
+    assert!(holds(ChainOptions { blackouts: 1, ..small }) > 50);
+}
+
+#[test]
+fn each_seeded_fault_is_found() {
+    for mutant in &CHAIN_MUTANTS {
+        let report = check_chain_mutant(mutant);
+        let Some((_, chart)) = &report.failure else { panic!("{}: {report:?}", mutant.name) };
+        assert!(chart.lines().count() > 3, "{}: {chart}", mutant.name);
+    }
+}
