@@ -28,7 +28,7 @@ Examples:
   remora storm chain --seed 1 --storms 10                the same ten again
   remora storm chain --seed 7 --storms 1 --export h.edn  one storm, and its history as Elle reads it (.json: as JSON)
   remora storm chain --mutant all                        seeded faults of the engine
-  remora storm chain --ci                                twenty storms of known seeds, and all rare branches reached";
+  remora storm chain --ci                                two hundred storms of known seeds, and all rare branches reached";
 
 /// Options of `remora storm chain`.
 #[derive(Debug, clap::Args)]
@@ -51,13 +51,13 @@ pub struct StormChain {
     /// The sums for programs.
     #[command(flatten)]
     json: Json,
-    /// For continuous integration: twenty storms of known seeds; rare branches that none reaches are a failure
+    /// For continuous integration: two hundred storms of known seeds; rare branches that none reaches are a failure
     #[arg(long, conflicts_with_all = ["seed", "storms"])]
     ci: bool,
 }
 
 /// Storms of continuous integration, from seed 1 on.
-const CI_STORMS: u64 = 20;
+const CI_STORMS: u64 = 200;
 
 #[derive(Default)]
 struct Sums {
@@ -184,7 +184,7 @@ impl Sums {
 
     fn figures(&self, seed: u64, wall: f64) -> Value {
         let object =
-            |rows: Vec<(&str, u64)>| rows.into_iter().map(|(name, n)| (name.into(), json!(n))).collect::<Value>();
+            |rows: Vec<(&str, u64)>| rows.into_iter().map(|(name, n)| (name.to_string(), json!(n))).collect::<Value>();
         json!({
             "format": "remora-storm-chain/1", "seed": seed, "storms": self.storms,
             "simulated_seconds": self.simulated as f64 / SECOND as f64, "wall_seconds": wall,

@@ -272,7 +272,10 @@ impl Chain {
         self.durable_token = self.durable_token.max(token + 1);
         while let Some((_, then)) = self.after.pop_front_if(|(first, _)| *first <= token) {
             match then {
-                Then::Logged(seq) => self.durable = self.durable.max(seq),
+                Then::Logged(seq) => {
+                    self.durable = self.durable.max(seq);
+                    self.pass_on(seq);
+                }
                 Then::Adopted(epoch) if epoch == self.view.epoch => self.adopted(),
                 Then::Applied(seq, at) => {
                     (self.wanted.applied, self.wanted.at) = (seq, at);
@@ -406,6 +409,9 @@ impl Chain {
 
     /// Appends an entry to the ring.
     pub(super) fn append(&mut self, entry: Entry) {
+        if let (true, Some(next)) = (self.mutant(ChainMutation::EarlyForward) && self.synced, self.next()) {
+            self.send(next, ChainMessage::Forward(vec![entry.clone()]));
+        }
         let (seq, frame) = (entry.seq, entry.frame());
         for (at, bytes) in self.layout().place(self.end, frame) {
             self.write(at, bytes);
@@ -445,12 +451,12 @@ impl Chain {
         }
     }
 
-    /// Appends what follows the log, and passes it on.
+    /// Appends what follows the log.
     pub(super) fn take_early(&mut self) {
         while let Some((seq, entry)) = self.early.pop_first() {
             match seq {
                 seq if seq <= self.last => {}
-                seq if seq == self.last + 1 => self.log_and_forward(entry),
+                seq if seq == self.last + 1 => self.append(entry),
                 _ => {
                     self.early.insert(seq, entry);
                     return;
@@ -459,11 +465,13 @@ impl Chain {
         }
     }
 
-    pub(super) fn log_and_forward(&mut self, entry: Entry) {
-        if let Some(next) = self.next() {
-            self.send(next, ChainMessage::Forward(vec![entry.clone()]));
+    /// An entry goes to the next one when it is durable here. So it is durable everywhere when it is at the chain's end,
+    /// which applies it then and may be read.
+    fn pass_on(&mut self, seq: u64) {
+        let entry = self.entries_after(seq - 1).next().filter(|entry| entry.seq == seq && self.synced).cloned();
+        if let (Some(next), Some(entry)) = (self.next(), entry) {
+            self.send(next, ChainMessage::Forward(vec![entry]));
         }
-        self.append(entry);
     }
 
     /// The last entry that is durable from here on.
@@ -560,7 +568,9 @@ impl Chain {
             && let Some((acked, _)) = self.acked
             && (acked < self.last || !self.ready.is_empty())
         {
-            let entries = self.entries_after(acked).take(AT_ONCE).cloned().collect();
+            let durable = self.durable;
+            let entries =
+                self.entries_after(acked).take_while(|entry| entry.seq <= durable).take(AT_ONCE).cloned().collect();
             self.send(next, ChainMessage::Forward(entries));
         }
         self.ask_for_piece();

@@ -175,7 +175,7 @@ impl Chain {
             self.reply(tag, ChainOutcome::Done(found));
         }
         self.running.insert(seq, Running { ticket, keys, client });
-        self.log_and_forward(layout::entry(seq, self.view.epoch, writes));
+        self.append(layout::entry(seq, self.view.epoch, writes));
     }
 
     fn give_up(&mut self, ticket: u64, keys: &[u64]) {

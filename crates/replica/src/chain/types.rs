@@ -176,6 +176,8 @@ impl ChainConfig {
 pub enum ChainMutation {
     /// A replica acknowledges what is not durable yet.
     EarlyAck,
+    /// A replica passes on what is not durable here yet.
+    EarlyForward,
     /// The head answers before the chain has acknowledged.
     EarlyAnswer,
     /// Transactions do not wait for each other's keys.

@@ -35,16 +35,15 @@ impl Chain {
         }
         let me = self.config.id;
         let (before, was_head) = (std::mem::replace(&mut self.view, view), self.is_head());
-        let learns = view.learners.has(me);
         let fit = before.members.has(me) || before.learners.has(me) && self.caught_up && self.synced;
-        let stays = fit && view.all().has(me);
+        let stays = fit && view.members.has(me);
         // Only at the start, or when everyone comes from a crash, is a log of its own what a member has.
         let from_log = self.loaded && view.recovery || before.all().is_empty() && view.epoch == 1;
         self.begin_view();
         let loaded = self.loaded;
         self.loaded &= !view.all().has(me);
         if stays || from_log && view.members.has(me) {
-            self.caught_up = learns;
+            self.caught_up = false;
             if !(was_head && self.is_head()) {
                 self.dismiss(true);
             }
@@ -55,7 +54,8 @@ impl Chain {
             self.dismiss(false);
         } else {
             self.dismiss(false);
-            if learns {
+            if view.learners.has(me) {
+                // Also if it was a member, or had caught up: it may have what nobody else has, or have missed a view.
                 self.begin_anew();
                 self.learning = Some(Learning::default());
                 self.joined += 1;

@@ -72,12 +72,11 @@ impl ChainCase {
 }
 
 /// Seeded faults that storms find, by their names on the command line.
-pub const CHAIN_STORM_MUTANTS: [(&str, ChainMutation); 6] = [
+pub const CHAIN_STORM_MUTANTS: [(&str, ChainMutation); 5] = [
     ("early-ack", ChainMutation::EarlyAck),
     ("early-answer", ChainMutation::EarlyAnswer),
     ("no-queue", ChainMutation::NoQueue),
     ("dirty-read", ChainMutation::DirtyRead),
-    ("early-ready", ChainMutation::EarlyReady),
     ("no-lease", ChainMutation::NoLease),
 ];
 

@@ -75,8 +75,7 @@ struct Client {
     last_reads: Vec<(usize, u64)>,
 }
 
-struct World<'a> {
-    case: &'a ChainCase,
+struct World {
     config: ChainConfig,
     now: Time,
     queue: Queue<Event>,
@@ -153,8 +152,8 @@ fn decode(bytes: &[u8]) -> Vec<u32> {
     if torn { vec![u32::MAX; count.min(MOST)] } else { list[..count].to_vec() }
 }
 
-impl<'a> World<'a> {
-    fn new(case: &'a ChainCase) -> Self {
+impl World {
+    fn new(case: &ChainCase) -> Self {
         let seed = case.seed;
         let mut rng = Rng::new(seed, Purpose::Shape);
         let calm_at = rng.between(10, 40) * SECOND;
@@ -165,7 +164,7 @@ impl<'a> World<'a> {
         (config.drift_ppm, config.mutation) = (DRIFT_PPM, case.mutation);
         let mut world = Rng::new(seed, Purpose::World);
         let base = *world.pick(&[20 * US, 200 * US, 2 * MS]);
-        let flush = *world.pick(&[US, 50 * US, MS]);
+        let flush = *world.pick(&[US, 500 * US, 10 * MS]);
         let place = |index: usize| Place {
             node: None,
             memory: Memory::new(Layout { ring: config.ring, data: config.data }.bytes()),
@@ -192,7 +191,6 @@ impl<'a> World<'a> {
         }
         let places = (0..case.nodes).map(place).collect();
         Self {
-            case,
             now: 0,
             queue,
             places,

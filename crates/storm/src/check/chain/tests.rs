@@ -21,13 +21,14 @@ fn a_chain_goes_on_without_a_node_and_takes_it_back() {
     let small = ChainOptions { nodes: 2, writes: 1, reads: 0, ..ChainOptions::default() };
     assert!(holds(ChainOptions { crashes: 1, ..small }) > 50);
     assert!(holds(ChainOptions { crashes: 1, restarts: 1, ..small }) > 100);
-    assert!(holds(ChainOptions { suspicions: 1, ..small }) > 100);
+    assert!(holds(ChainOptions { suspicions: 1, writes: 2, ..small }) > 100);
 }
 
 #[test]
 fn nothing_that_was_answered_is_lost_when_all_crash() {
     let small = ChainOptions { nodes: 2, writes: 1, reads: 1, ..ChainOptions::default() };
     assert!(holds(ChainOptions { blackouts: 1, ..small }) > 50);
+    assert!(holds(ChainOptions { blackouts: 1, writes: 2, reads: 0, ..small }) > 50);
 }
 
 #[test]
