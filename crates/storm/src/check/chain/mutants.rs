@@ -29,11 +29,11 @@ const fn mutant(mutation: ChainMutation, name: &'static str, options: ChainOptio
 
 /// All of them.
 pub const CHAIN_MUTANTS: [ChainMutant; 8] = [
-    mutant(ChainMutation::EarlyForward, "early-forward", ChainOptions { nodes: 3, writes: 2, blackouts: 1, ..NONE }),
+    mutant(ChainMutation::EarlyForward, "early-forward", ChainOptions { writes: 2, blackouts: 1, ..NONE }),
     mutant(ChainMutation::EarlyAnswer, "early-answer", ChainOptions { crashes: 1, ..NONE }),
     mutant(ChainMutation::NoQueue, "no-queue", ChainOptions { writes: 2, ..NONE }),
     mutant(ChainMutation::DirtyRead, "dirty-read", ChainOptions { reads: 2, ..NONE }),
-    mutant(ChainMutation::OwnLog, "own-log", ChainOptions { writes: 2, blackouts: 1, ..NONE }),
+    mutant(ChainMutation::OwnLog, "own-log", ChainOptions { crashes: 1, restarts: 1, ..NONE }),
     mutant(ChainMutation::TrustsTorn, "trusts-torn", ChainOptions { blackouts: 1, ..NONE }),
     mutant(ChainMutation::EarlyReady, "early-ready", ChainOptions { crashes: 1, restarts: 1, ..NONE }),
     mutant(ChainMutation::SkipRedo, "skip-redo", ChainOptions { crashes: 1, restarts: 1, ..NONE }),
