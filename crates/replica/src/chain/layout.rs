@@ -169,7 +169,7 @@ pub(super) fn entries(layout: &Layout, image: &[u8], found: &Super, trust: bool)
         let length = head.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes)) as usize;
         let seq = head[8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let next = found.applied + 1 + entries.len() as u64;
-        if length <= HEAD || length % 8 != 0 || length > layout.ring / 4 || seq != next {
+        if length <= HEAD || !length.is_multiple_of(8) || length > layout.ring / 4 || seq != next {
             return (entries, false);
         }
         let frame = layout.ring_bytes(image, at, length);

@@ -544,11 +544,9 @@ impl Chain {
             return;
         }
         let now = (self.committed(), self.free());
-        if asked || self.told != Some(now) {
-            if let Some(previous) = self.previous() {
-                self.told = Some(now);
-                self.send(previous, ChainMessage::Ack(now.0, now.1));
-            }
+        if let Some(previous) = self.previous().filter(|_| asked || self.told != Some(now)) {
+            self.told = Some(now);
+            self.send(previous, ChainMessage::Ack(now.0, now.1));
         }
     }
 

@@ -396,8 +396,7 @@ impl World {
                 transaction.writes.push(Tuple { offset: key * LIST, data: encode(&list) });
             }
         }
-        transaction.reads =
-            ops.iter().filter_map(|op| matches!(op, ChainOp::Read(..)).then(|| extent(op.key()))).collect();
+        transaction.reads = ops.iter().filter(|op| op.is_read()).map(|op| extent(op.key())).collect();
         it.tag += 1;
         it.asked = Some(self.history.len());
         let (tag, node) = (it.tag, it.node);

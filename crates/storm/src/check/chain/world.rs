@@ -528,7 +528,7 @@ impl Space for World {
         let place = Place { chain: None, image: vec![0; LAYOUT.bytes()], unflushed: VecDeque::new() };
         let call = Call { node: None, tries: 0, after: 0, stage: Stage::Idle };
         let mut state = State {
-            places: vec![Arc::new(place); nodes.into()],
+            places: (0..nodes).map(|_| Arc::new(place.clone())).collect(),
             messages: BTreeSet::new(),
             view: View::first(NodeSet::first(nodes)),
             calls: vec![call; (writes + reads).into()],
