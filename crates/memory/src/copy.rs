@@ -46,7 +46,7 @@ pub unsafe fn load(src: *mut u8, out: &mut [u8]) {
 #[inline]
 pub unsafe fn take(src: *mut u8, out: &mut [u8]) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if out.len() >= wide::LEAST && wide::has_lines() {
+    if out.len() >= wide::LEAST_LINES && wide::has_lines() {
         // SAFETY: as the caller promises.
         return unsafe { wide::take(src, out) };
     }
@@ -198,6 +198,8 @@ mod wide {
 
     /// Bytes from which on it pays.
     pub const LEAST: usize = 512;
+    /// Bytes from which on lines pay.
+    pub const LEAST_LINES: usize = 2 * BLOCK;
 
     /// Whether this processor accesses 16 aligned bytes as a whole.
     #[inline(always)]
@@ -253,7 +255,7 @@ mod wide {
     /// Two lines at a time, aligned or not.
     ///
     /// # Safety
-    /// As for [`super::take`], of at least [`LEAST`] bytes; [`has_lines`] is true.
+    /// As for [`super::take`], of at least [`LEAST_LINES`] bytes; [`has_lines`] is true.
     #[inline(never)]
     pub unsafe fn take(src: *mut u8, out: &mut [u8]) {
         // The last line may have bytes of the one before it once more.

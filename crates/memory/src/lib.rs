@@ -26,8 +26,8 @@
 //! So do [`Region::lift`] and [`Region::land`], between a region and memory shared with a peer, on that other side alone: the
 //! region's words are whole, and stored in increasing order.
 //!
-//! [`Words::rank`] too looks at words in pieces as are quickest: who calls it finds out afterwards whether they were
-//! written.
+//! [`Words::rank`] and [`Words::take`] too look at words in pieces as are quickest: who calls them finds out afterwards
+//! whether they were written, or makes do with any mix.
 //!
 //! The promise covers everyone who goes through this crate. Plain stores of other programs to the same memory keep it
 //! as far as their instructions do.

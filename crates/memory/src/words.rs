@@ -29,12 +29,12 @@ impl Words<'_> {
         u64::from_le(unsafe { copy::word(self.start.wrapping_add(8 * at)) }.load(Ordering::Acquire))
     }
 
-    /// Copies bytes from `at` on into `out`, as a region's [`read`](crate::Region::read) does; nothing if some lie outside.
+    /// Copies bytes from `at` on into `out`, as a buffer's [`take`](crate::Buffer::take) does; nothing if some lie outside.
     #[inline]
-    pub fn read(&self, at: usize, out: &mut [u8]) {
+    pub fn take(&self, at: usize, out: &mut [u8]) {
         if at <= 8 * self.len && out.len() <= 8 * self.len - at {
             // SAFETY: the range lies within the words.
-            unsafe { copy::load(self.start.wrapping_add(at), out) };
+            unsafe { copy::take(self.start.wrapping_add(at), out) };
         }
     }
 
@@ -84,10 +84,10 @@ mod tests {
         }
         let mut out = [0; 24];
         view.prefetch(0, 24);
-        view.read(4, &mut out);
+        view.take(4, &mut out);
         assert_eq!(out[..], bytes_of(&words)[12..36]);
-        view.read(64 * 8 - 23, &mut out);
-        view.read(usize::MAX, &mut out);
+        view.take(64 * 8 - 23, &mut out);
+        view.take(usize::MAX, &mut out);
         view.prefetch(usize::MAX, 24);
         assert_eq!(out[..], bytes_of(&words)[12..36], "nothing comes from outside");
         assert!(region.view(8, 65 * 8).is_none() && region.view(4, 8).is_none());

@@ -23,8 +23,9 @@ use crate::call::{Call, CallFields, Status};
 use crate::memory::{Fault, Memory};
 use reduce::How;
 
-/// Cache lines that a core asks for ahead: as many as RAMBDA's accelerator has under way for a request.
-pub const AHEAD: usize = 64;
+/// Cache lines that a core asks for ahead: twice as many as RAMBDA's accelerator has under way for a request, as it asks for
+/// more only once it has worked on some.
+pub const AHEAD: usize = 128;
 /// Rows that are read together where each access is a wait.
 pub const AT_ONCE: usize = 16;
 /// Rows that a core works on at a time.
@@ -112,7 +113,7 @@ fn step<M: Memory>(
             return Ok(true);
         }
         for (out, row) in batch.chunks_exact_mut(row_bytes).take(rows).zip(way.done..) {
-            words.read(place(row), out);
+            words.take(place(row), out);
         }
         reduce::reduce(into, &batch[..rows * row_bytes], way.done, &how);
         way.done += rows;

@@ -17,7 +17,7 @@ use super::catalogue::Catalogue;
 use crate::StudyError;
 
 /// Calls under way on a core.
-pub const DEPTH: usize = 16;
+pub const DEPTH: usize = 4;
 /// Bytes that are read at a time where memory is only read: they stay in the nearest cache.
 const BLOCK: usize = 16 << 10;
 /// Requests under way between two cores.
