@@ -57,6 +57,8 @@ pub struct ShmLink {
     armed: bool,
     /// Where a packet is copied to, out of its sender's reach.
     packet: Box<[u8]>,
+    /// And a short one.
+    short: Box<[u8; SHORT]>,
     lookahead: Arc<Lookahead>,
     stats: LinkStats,
 }
@@ -97,6 +99,7 @@ impl ShmLink {
             work: 0,
             armed: false,
             packet: vec![0; MAX_PACKET].into(),
+            short: Box::new([0; SHORT]),
             lookahead: Arc::default(),
             stats: LinkStats::default(),
         })
@@ -276,11 +279,10 @@ impl Link for ShmLink {
                     Ok(Some((offset, len))) => {
                         self.stats.received(peer.ip, len);
                         let buffer = peer.rx.shared();
-                        let mut short = [0; SHORT];
                         if len > SHORT {
                             sink(peer.ip, Packet::Shared { buffer, offset, len });
-                        } else if buffer.take(offset, &mut short[..len]).is_ok() {
-                            sink(peer.ip, Packet::Private(&short[..len]));
+                        } else if buffer.take(offset, &mut self.short[..len]).is_ok() {
+                            sink(peer.ip, Packet::Private(&self.short[..len]));
                         }
                         peer.rx.pass(len);
                         continue;
