@@ -80,6 +80,9 @@ pub struct Chain {
     pub(super) synced: bool,
     /// The head has put it together.
     pub(super) merged: bool,
+    /// What the view begins with, until the next one in the chain has it: the last entry that the head had applied, where it
+    /// ends, and those behind it.
+    pub(super) begun_with: Option<(u64, u64, Vec<Entry>)>,
     /// What the next one in the chain has acknowledged: an entry, and a place of the ring. `None` before it has.
     pub(super) acked: Option<(u64, u64)>,
     told: Option<(u64, u64)>,
@@ -137,6 +140,7 @@ impl Chain {
             checkpointing: None,
             synced: false,
             merged: false,
+            begun_with: None,
             acked: None,
             told: None,
             early: BTreeMap::new(),
@@ -306,9 +310,10 @@ impl Chain {
             ChainMessage::Ack(seq, free) if Some(from) == self.next() => {
                 let (before, freed) = self.acked.unwrap_or_default();
                 self.acked = Some((before.max(seq), freed.max(free)));
+                self.begun_with = None;
             }
             ChainMessage::State(synced, applied, entries) => self.told_state(from, State { synced, applied, entries }),
-            ChainMessage::Sync(applied, at, entries) if Some(from) == self.head() => {
+            ChainMessage::Sync(applied, at, entries) if Some(from) == self.previous() => {
                 self.told_log(applied, at, entries);
             }
             ChainMessage::Want(piece) => self.wanted_piece(from, piece),
@@ -349,7 +354,7 @@ impl Chain {
         self.chain().skip_while(|&node| node != self.config.id).nth(1)
     }
 
-    fn previous(&self) -> Option<NodeId> {
+    pub(super) fn previous(&self) -> Option<NodeId> {
         self.chain().take_while(|&node| node != self.config.id).last()
     }
 
@@ -554,14 +559,12 @@ impl Chain {
         if !self.view.all().has(self.config.id) {
             return;
         }
-        if self.is_head() && self.merged && self.acked.is_none() {
-            self.send_log();
-        }
         if !self.synced {
             return if self.view.members.has(self.config.id) && !self.is_head() && !self.merged {
                 self.send_state()
             };
         }
+        self.send_log();
         if let Some(next) = self.next()
             && let Some((acked, _)) = self.acked
             && (acked < self.last || !self.ready.is_empty())
@@ -577,6 +580,7 @@ impl Chain {
     /// Nothing of the view before counts any more, but the log.
     pub(super) fn begin_view(&mut self) {
         (self.synced, self.merged, self.acked, self.told) = (false, false, None, None);
+        self.begun_with = None;
         self.early.clear();
         self.states.clear();
         self.learning = None;

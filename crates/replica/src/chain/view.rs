@@ -87,7 +87,8 @@ impl Chain {
             return;
         }
         if self.merged {
-            return self.send_log_to(from);
+            // It comes along the chain.
+            return;
         }
         self.states.insert(from, state);
         if self.view.members.iter().all(|member| self.states.contains_key(&member)) {
@@ -96,7 +97,8 @@ impl Chain {
             let own = self.mutant(ChainMutation::OwnLog);
             let entries = longest.filter(|_| !own).map_or(Vec::new(), |state| state.entries);
             self.adopt(entries);
-            self.send_log();
+            let entries = self.entries_after(self.applied).cloned().collect();
+            self.begun_with = Some((self.applied, self.applied_at, entries));
         }
     }
 
@@ -112,20 +114,15 @@ impl Chain {
         self.when_durable(Then::Adopted(self.view.epoch));
     }
 
-    /// The head tells everybody else.
+    /// The next one in the chain is told what the view begins with. Not before it is durable here: so that whatever the end
+    /// of the chain has, and shows to readers, is in the log of everyone before it, whom the next view may begin with.
     pub(super) fn send_log(&mut self) {
-        for node in self.view.all().without(self.config.id).iter() {
-            self.send_log_to(node);
+        if let (Some(next), Some((applied, at, entries))) = (self.next(), self.begun_with.clone()) {
+            self.send(next, ChainMessage::Sync(applied, at, entries));
         }
     }
 
-    fn send_log_to(&mut self, node: NodeId) {
-        let (applied, at) = (self.applied, self.applied_at);
-        let entries = self.entries_after(applied).cloned().collect();
-        self.send(node, ChainMessage::Sync(applied, at, entries));
-    }
-
-    /// The head tells what everybody has.
+    /// The one before it tells what everybody has.
     pub(super) fn told_log(&mut self, applied: u64, at: u64, entries: Vec<Entry>) {
         if self.synced {
             return self.acknowledge(true);
@@ -136,6 +133,7 @@ impl Chain {
         if self.learning.is_some() {
             self.begin_at(applied, at);
         }
+        self.begun_with = Some((applied, at, entries.clone()));
         self.adopt(entries);
     }
 
@@ -148,6 +146,7 @@ impl Chain {
     /// And that it is, is durable too.
     pub(super) fn begins(&mut self) {
         self.synced = true;
+        self.send_log();
         self.take_early();
         self.advance();
         self.acknowledge(true);

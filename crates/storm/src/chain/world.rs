@@ -59,6 +59,8 @@ struct Place {
     still_until: Time,
     slow: Time,
     armed: Option<Time>,
+    /// Nodes that are the only member of a view which this one knows to be decided or proposed, as it last said.
+    alone: u64,
     rng: Rng,
 }
 
@@ -173,6 +175,7 @@ impl World {
             still_until: 0,
             slow: 0,
             armed: None,
+            alone: 0,
             rng: Rng::new(seed, Purpose::Disk(index as u32)),
         };
         let client = |index: u64| Client {
@@ -341,6 +344,8 @@ impl World {
     /// Keeps track of who holds the state in memory.
     fn watch(&mut self, node: usize, engine: &ChainNode) {
         let view = engine.view();
+        let alone = engine.pending().filter(|view| view.members.len() == 1);
+        self.places[node].alone = alone.fold(0, |set, view| set | view.members.0);
         if view.epoch > self.epoch {
             (self.epoch, self.members) = (view.epoch, view.members.0);
             self.holders &= self.members;
@@ -486,8 +491,7 @@ impl World {
             StormFault::Skew { node, ppm, .. } => self.skew(node, ppm),
             StormFault::Wipe { node, down } => {
                 // One at a time until it is a member again, and never the only one that a view has, or may have.
-                let pending = self.places.iter().filter_map(|place| place.node.as_ref()).flat_map(ChainNode::pending);
-                let alone = pending.filter(|view| view.members.len() == 1).fold(0, |set, view| set | view.members.0);
+                let alone = self.places.iter().fold(0, |set, place| set | place.alone);
                 let only = self.members & !(1 << node) == 0 || alone >> node & 1 == 1;
                 if self.wiped != 0 || only || self.places[node].node.is_none() {
                     return false;
