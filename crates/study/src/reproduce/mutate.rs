@@ -144,7 +144,11 @@ impl Mutation {
         let went_in =
             self.mattering().filter(|m| m.trends.is_empty() && m.rows.is_empty() && !m.went_in.is_empty()).count();
         let caught = self.mattering().filter(|mutant| !mutant.trends.is_empty()).count();
-        let verdict = if self.caught() >= CAUGHT { "met" } else { "MISSED" };
+        let verdict = match (&self.incomplete, self.caught() >= CAUGHT) {
+            (Some(_), _) => "not shown by a part",
+            (None, true) => "met",
+            (None, false) => "MISSED",
+        };
         let _ = writeln!(
             out,
             "\n{caught} of {all} ({:.0} %) are caught by one of {} trends (goal {:.0} %: {verdict}), {rows} more by a row \
