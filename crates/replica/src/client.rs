@@ -21,8 +21,8 @@
 //! **Refusals.** A node that does not serve has not taken the request: another one is asked, and it is the same attempt.
 //! Once an attempt may have been taken, no later refusal for want of room or service is the last word, not even of a
 //! part of a batch: the earlier attempt may still do what this one refused. Other refusals are: they are the same at
-//! every node, and the attempt that meets one leaves its mark, so that earlier ones come to nothing. A node that is busy
-//! serves: it is asked again after a pause, on the same connection, as leaving it would cut off what keeps it busy, which may
+//! every node, and the attempt that meets one leaves its mark, so that earlier ones come to nothing. A node that is too
+//! busy for a single operation serves: it is asked again after a pause, on the same connection, as leaving it would cut off what keeps it busy, which may
 //! be this client's own. A PERSIST that a node
 //! refuses since it does not know the scope is tried nowhere else: no node knows more, and its writes would have to be
 //! made again.
@@ -218,18 +218,6 @@ fn refuses_for_now(outcome: &Outcome) -> bool {
     }
 }
 
-/// Whether a refusal, or all that stand in the way of a batch, is for want of room alone.
-fn is_busy(outcome: &Outcome) -> bool {
-    match outcome {
-        Outcome::Refused(refusal) => *refusal == Refusal::Busy,
-        Outcome::Batch(outcomes) => {
-            let all_busy = |outcome: &Outcome| !refuses_for_now(outcome) || is_busy(outcome);
-            !outcomes.contains(&Outcome::Unknown) && outcomes.iter().all(all_busy)
-        }
-        _ => false,
-    }
-}
-
 impl ReplicaClient {
     /// A client that knows of no node yet whether it is there.
     pub fn new(config: ClientConfig) -> Self {
@@ -326,7 +314,7 @@ impl ReplicaClient {
             Verdict::NotTaken => true,
             Verdict::MaybeTaken => open.again(),
         };
-        if again && is_busy(&outcome) {
+        if again && outcome == Outcome::Refused(Refusal::Busy) {
             open.sent = false;
             if self.put_off.is_empty() {
                 self.put_off_until = now.saturating_add(self.config.pause);

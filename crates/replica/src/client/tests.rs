@@ -291,7 +291,10 @@ fn a_part_that_a_later_attempt_is_refused_is_not_the_last_word() {
     assert_eq!(client.poll_transmit().and_then(|request| request.session).map(|session| session.attempt), Some(1));
     reply(&mut client, 0, partly());
     assert_eq!(client.poll_ended(), None, "the first attempt may still do what this one refused");
-    // Of the first attempt of another it is.
+    // Of the first attempt at another it is.
+    assert_eq!(client.poll_order(1), Some(Order::HangUp));
+    assert_eq!(client.poll_order(1 + client.config.pause), Some(Order::Call(0)));
+    client.connected(2);
     client.submit(2, None, Op::Batch(vec![Op::FetchAdd(1, 1), Op::FetchAdd(2, 1)]));
     while client.poll_transmit().is_some() {}
     reply(&mut client, 1, partly());
