@@ -2,14 +2,13 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use remora_replica::ddp::Model;
-use remora_storm::check::{CheckReport, Failures, MUTANTS, Ops, Options, Orders, Search, Where, check, check_mutant};
+use remora_storm::check::{CheckReport, Failures, MUTANTS, Ops, Options, Orders, Where, check, check_mutant};
 use remora_storm::shard::Shard;
 use serde_json::{Value, json};
 
-use crate::check_search::{going, mutants, result, stopped, whole};
+use crate::check_search::{SearchArgs, figures, going, mutants, result, whole};
 use crate::output::{Json, print};
 use crate::progress::{Display, stop_flag};
 use crate::shards::{self, Gathered, add, write_file};
@@ -108,21 +107,9 @@ pub struct CheckMinos {
     /// Count states that differ only in the names of nodes at which nobody asks each by itself
     #[arg(long)]
     all_names: bool,
-    /// Stop after this many distinct states
-    #[arg(long, value_name = "N", default_value = "100000000")]
-    max_states: u64,
-    /// Stop after this many minutes
-    #[arg(long, value_name = "N")]
-    minutes: Option<u64>,
-    /// Stop at this much memory, in megabytes
-    #[arg(long, value_name = "MB", default_value = "2000")]
-    memory: u64,
-    /// Breadth first: shows the shortest way to a failure, and needs more memory
-    #[arg(long)]
-    shortest: bool,
-    /// Threads
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=64))]
-    threads: u8,
+    /// How far it goes.
+    #[command(flatten)]
+    search: SearchArgs,
     /// Figures for programs.
     #[command(flatten)]
     json: Json,
@@ -145,7 +132,7 @@ pub fn run(what: &CheckCommand) -> Result<(), Failure> {
         CheckCommand::Merge { files } => return merge(files),
     };
     if let Some(name) = &args.mutant {
-        let check = |mutation| check_mutant(mutation, args.model, usize::from(args.threads));
+        let check = |mutation| check_mutant(mutation, args.model, usize::from(args.search.threads));
         return mutants(name, &MUTANTS, |mutant| mutant.name, |mutant| check(mutant.mutation));
     }
     let display = Display::new(stop_flag());
@@ -169,20 +156,14 @@ pub fn run(what: &CheckCommand) -> Result<(), Failure> {
 
 /// A row for each model, until one fails: then its message chart, and why.
 fn models(args: &CheckMinos, display: &Display) -> (Vec<Value>, Option<(String, String)>) {
-    let search = Search {
-        limit: args.max_states,
-        memory: args.memory << 20,
-        time: args.minutes.map_or(Duration::MAX, |minutes| Duration::from_secs(60 * minutes)),
-        threads: usize::from(args.threads),
-        shortest: args.shortest,
-    };
+    let search = args.search.search();
     let mut rows = Vec::new();
     for model in args.model.map_or(Model::ALL.to_vec(), |model| vec![model]) {
         let options = options(args, model);
         if !options.is_shards() || display.stopped() {
             continue;
         }
-        display.say(&format!("{model}: checking, at most {} distinct states", args.max_states));
+        display.say(&format!("{model}: checking, at most {} distinct states", args.search.max_states));
         let report = check(&options, search, going(display, &format!("{model}: ")));
         display.clear();
         rows.push(row(model, &report));
@@ -323,9 +304,5 @@ fn table(parameters: &Value, rows: &[Value]) -> String {
 /// What was found of a model.
 fn row(model: Model, report: &CheckReport) -> Value {
     let marks: serde_json::Map<_, _> = report.marks.iter().map(|(name, n)| (name.to_string(), json!(n))).collect();
-    json!({
-        "model": model.to_string(), "distinct_states": report.states, "generated": report.generated, "depth": report.depth,
-        "seconds": report.seconds, "memory_bytes": report.memory, "omission": report.omission,
-        "complete": report.complete(), "stopped": stopped(report), "marks": marks,
-    })
+    figures(json!({ "model": model.to_string(), "marks": marks }), report)
 }

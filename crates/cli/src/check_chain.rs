@@ -1,13 +1,11 @@
 //! `remora check chain`.
 
-use std::time::Duration;
-
+use remora_storm::check::CheckReport;
 use remora_storm::check::chain::{CHAIN_MUTANTS, ChainOptions, check_chain, check_chain_mutant};
-use remora_storm::check::{CheckReport, Search};
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::check_search::{going, mutants, result, stopped, whole};
+use crate::check_search::{SearchArgs, figures, going, mutants, visited, whole};
 use crate::output::{Json, print};
 use crate::progress::{Display, stop_flag};
 
@@ -52,21 +50,9 @@ pub struct CheckChain {
     /// Seed this fault into the engine and show how it is found; `all` for each in turn, `list` for their names
     #[arg(long, value_name = "NAME")]
     mutant: Option<String>,
-    /// Stop after this many distinct states
-    #[arg(long, value_name = "N", default_value = "100000000")]
-    max_states: u64,
-    /// Stop after this many minutes
-    #[arg(long, value_name = "N")]
-    minutes: Option<u64>,
-    /// Stop at this much memory, in megabytes
-    #[arg(long, value_name = "MB", default_value = "2000")]
-    memory: u64,
-    /// Breadth first: shows the shortest way to a failure, and needs more memory
-    #[arg(long)]
-    shortest: bool,
-    /// Threads
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=64))]
-    threads: u8,
+    /// How far it goes.
+    #[command(flatten)]
+    search: SearchArgs,
     /// Figures for programs.
     #[command(flatten)]
     json: Json,
@@ -78,13 +64,7 @@ pub fn run(args: &CheckChain) -> Result<(), Failure> {
         return mutants(name, &CHAIN_MUTANTS, |mutant| mutant.name, check_chain_mutant);
     }
     let display = Display::new(stop_flag());
-    let search = Search {
-        limit: args.max_states,
-        memory: args.memory << 20,
-        time: args.minutes.map_or(Duration::MAX, |minutes| Duration::from_secs(60 * minutes)),
-        threads: usize::from(args.threads),
-        shortest: args.shortest,
-    };
+    let search = args.search.search();
     let report = check_chain(&options(args), search, going(&display, ""));
     display.clear();
     if let Some((reason, chart)) = &report.failure {
@@ -103,24 +83,18 @@ fn options(args: &CheckChain) -> ChainOptions {
 
 fn table(args: &CheckChain, report: &CheckReport) -> String {
     let CheckChain { nodes, writes, reads, crashes, restarts, suspicions, blackouts, .. } = args;
-    let CheckReport { states, generated, depth, seconds, omission, .. } = report;
-    let rate = *states as f64 / seconds.max(1e-9);
-    let result = result(stopped(report));
     format!(
         "{nodes} nodes, {writes} transactions that write and {reads} that read; crashes {crashes}, restarts {restarts}, \
-         suspicions {suspicions}, blackouts {blackouts}\n\
-         distinct states   generated  depth  states/s  seconds  omission\n\
-         {states:>15} {generated:>11} {depth:>6} {rate:>9.0} {seconds:>8.1} {omission:>9.1e}\n  {result}\n"
+         suspicions {suspicions}, blackouts {blackouts}\n{}",
+        visited(report)
     )
 }
 
 fn json_row(args: &CheckChain, report: &CheckReport) -> Value {
-    json!({
+    let asked = json!({
         "format": "remora-check-chain/1",
         "nodes": args.nodes, "writes": args.writes, "reads": args.reads, "crashes": args.crashes,
         "restarts": args.restarts, "suspicions": args.suspicions, "blackouts": args.blackouts,
-        "distinct_states": report.states, "generated": report.generated, "depth": report.depth,
-        "seconds": report.seconds, "memory_bytes": report.memory, "omission": report.omission,
-        "complete": report.complete(), "stopped": stopped(report),
-    })
+    });
+    figures(asked, report)
 }

@@ -7,7 +7,7 @@ use remora_storm::check::{CheckReport, Search};
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::check_search::{going, mutants, result, stopped, whole};
+use crate::check_search::{figures, going, mutants, visited, whole};
 use crate::output::{Json, print};
 use crate::progress::{Display, stop_flag};
 
@@ -102,25 +102,19 @@ fn options(args: &CheckMembership) -> MemberOptions {
 
 fn table(args: &CheckMembership, report: &CheckReport) -> String {
     let CheckMembership { nodes, proposers, proposals, epochs, crashes, blackouts, wipes, first_start, .. } = args;
-    let CheckReport { states, generated, depth, seconds, omission, .. } = report;
-    let rate = *states as f64 / seconds.max(1e-9);
-    let result = result(stopped(report));
     let from = if *first_start { "empty logs" } else { "a first view" };
     format!(
         "{nodes} nodes from {from}, {proposers} proposers, {proposals} proposals, {epochs} epochs; crashes {crashes}, \
-         blackouts {blackouts}, wiped disks {wipes}\n\
-         distinct states   generated  depth  states/s  seconds  omission\n\
-         {states:>15} {generated:>11} {depth:>6} {rate:>9.0} {seconds:>8.1} {omission:>9.1e}\n  {result}\n"
+         blackouts {blackouts}, wiped disks {wipes}\n{}",
+        visited(report)
     )
 }
 
 fn json_row(args: &CheckMembership, report: &CheckReport) -> Value {
-    json!({
+    let asked = json!({
         "format": "remora-check-membership/1",
         "nodes": args.nodes, "proposers": args.proposers, "proposals": args.proposals, "epochs": args.epochs,
         "crashes": args.crashes, "blackouts": args.blackouts, "wipes": args.wipes, "first_start": args.first_start,
-        "distinct_states": report.states, "generated": report.generated, "depth": report.depth,
-        "seconds": report.seconds, "memory_bytes": report.memory, "omission": report.omission,
-        "complete": report.complete(), "stopped": stopped(report),
-    })
+    });
+    figures(asked, report)
 }

@@ -1,10 +1,70 @@
 //! What the checks have in common: how far one is, how it ended, and seeded faults.
 
-use remora_storm::check::{Bound, CheckReport};
+use std::time::Duration;
+
+use remora_storm::check::{Bound, CheckReport, Search};
+use serde_json::{Value, json};
 
 use crate::Failure;
 use crate::output::print;
 use crate::progress::Display;
+
+/// How far a search goes.
+#[derive(Debug, clap::Args)]
+pub struct SearchArgs {
+    /// Stop after this many distinct states
+    #[arg(long, value_name = "N", default_value = "100000000")]
+    pub max_states: u64,
+    /// Stop after this many minutes
+    #[arg(long, value_name = "N")]
+    minutes: Option<u64>,
+    /// Stop at this much memory, in megabytes
+    #[arg(long, value_name = "MB", default_value = "2000")]
+    memory: u64,
+    /// Breadth first: shows the shortest way to a failure, and needs more memory
+    #[arg(long)]
+    shortest: bool,
+    /// Threads
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub threads: u8,
+}
+
+impl SearchArgs {
+    /// The same for the check.
+    pub fn search(&self) -> Search {
+        Search {
+            limit: self.max_states,
+            memory: self.memory << 20,
+            time: self.minutes.map_or(Duration::MAX, |minutes| Duration::from_secs(60 * minutes)),
+            threads: usize::from(self.threads),
+            shortest: self.shortest,
+        }
+    }
+}
+
+/// What was visited, in columns.
+pub fn visited(report: &CheckReport) -> String {
+    let CheckReport { states, generated, depth, seconds, omission, .. } = report;
+    let rate = *states as f64 / seconds.max(1e-9);
+    let result = result(stopped(report));
+    format!(
+        "distinct states   generated  depth  states/s  seconds  omission\n\
+         {states:>15} {generated:>11} {depth:>6} {rate:>9.0} {seconds:>8.1} {omission:>9.1e}\n  {result}\n"
+    )
+}
+
+/// The same for programs, behind what was asked for: two objects become one.
+pub fn figures(mut asked: Value, report: &CheckReport) -> Value {
+    let found = json!({
+        "distinct_states": report.states, "generated": report.generated, "depth": report.depth,
+        "seconds": report.seconds, "memory_bytes": report.memory, "omission": report.omission,
+        "complete": report.complete(), "stopped": stopped(report),
+    });
+    if let (Value::Object(asked), Value::Object(found)) = (&mut asked, found) {
+        asked.extend(found);
+    }
+    asked
+}
 
 /// Says how far a search of this is, and ends it once the user wants no more: what it has found so far is shown all the same.
 pub fn going<'a>(display: &'a Display, what: &'a str) -> impl FnMut(u64) -> bool + 'a {

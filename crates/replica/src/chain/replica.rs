@@ -301,7 +301,7 @@ impl Chain {
     pub fn handle(&mut self, now: Time, from: NodeId, epoch: u64, message: ChainMessage) {
         self.now = now;
         let in_view = self.view.all().has(from) && self.view.all().has(self.config.id);
-        if epoch != self.view.epoch && !self.mutant(ChainMutation::OldViews) || !in_view {
+        if epoch != self.view.epoch || !in_view {
             self.marks.stale += 1;
             return;
         }

@@ -192,8 +192,6 @@ pub enum ChainMutation {
     EarlyReady,
     /// A learner does not apply again what came before a piece did.
     SkipRedo,
-    /// Messages of other views count.
-    OldViews,
     /// Reads are answered without a lease.
     NoLease,
 }

@@ -3,14 +3,13 @@
 use std::time::{Duration, Instant};
 
 use remora_kernel::{Placement, Status, op};
-use remora_real::{Client, LinkKind, RemoteRegion};
-use remora_store::{Arena, Place};
+use remora_real::{Client, LinkKind};
 
 use super::Watched;
 use super::catalogue::{Catalogue, Rows};
 use super::data::Interactions;
 use crate::StudyError;
-use crate::nodes::NodeProcess;
+use crate::nodes::{ClientMemory, NodeProcess};
 use remora_store::memo::Memo;
 
 /// Calls under way of a client.
@@ -22,23 +21,6 @@ pub struct Placed {
     pub catalogue: Catalogue,
     // Last: it ends after its client.
     _node: NodeProcess,
-}
-
-/// A client's memory at its node.
-struct Memory<'a>(&'a mut Client);
-
-impl Arena for Memory<'_> {
-    type Error = StudyError;
-
-    fn alloc(&mut self, len: u64) -> Result<Place, StudyError> {
-        let RemoteRegion { va, key, .. } = self.0.alloc(len)?;
-        Ok(Place { va, key })
-    }
-
-    fn write(&mut self, at: Place, bytes: &[u8]) -> Result<(), StudyError> {
-        let region = RemoteRegion { va: at.va, key: at.key, len: bytes.len() as u64 };
-        Ok(self.0.write(&region, 0, bytes)?)
-    }
 }
 
 /// What a placement did.
@@ -61,7 +43,7 @@ impl Placed {
     ) -> Result<Self, StudyError> {
         let (node, mut clients) = NodeProcess::with_clients(&[LinkKind::Shm])?;
         let mut client = clients.pop().ok_or_else(|| StudyError::Failed("no client of the node".into()))?;
-        let mut memory = Watched { arena: Memory(&mut client), progress, wanted: 0, done: 0 };
+        let mut memory = Watched { arena: ClientMemory(&mut client), progress, wanted: 0, done: 0 };
         let catalogue = Catalogue::load(rows, memo, data, seed, &mut memory)?;
         Ok(Self { client, catalogue, _node: node })
     }

@@ -1,13 +1,13 @@
 //! Remora's store, in a node's memory: kernels at its NIC, called by rings in shared memory.
 
 use remora_kernel::{Placement, Status, op};
-use remora_real::{Client, LinkKind, RemoteRegion, RingConfig};
+use remora_real::{Client, LinkKind, RingConfig};
+use remora_store::Arena;
 use remora_store::kv::{Kv, KvShape};
-use remora_store::{Arena, Place};
 
 use super::{KEY, KvAsk, KvPlan, KvTarget, VALUE};
 use crate::StudyError;
-use crate::nodes::NodeProcess;
+use crate::nodes::{ClientMemory, NodeProcess};
 
 /// A node with a store, and a client of it.
 pub(super) struct Ring {
@@ -18,30 +18,13 @@ pub(super) struct Ring {
     _node: NodeProcess,
 }
 
-/// A client's memory at its node.
-struct Memory<'a>(&'a mut Client);
-
-impl Arena for Memory<'_> {
-    type Error = StudyError;
-
-    fn alloc(&mut self, len: u64) -> Result<Place, StudyError> {
-        let RemoteRegion { va, key, .. } = self.0.alloc(len)?;
-        Ok(Place { va, key })
-    }
-
-    fn write(&mut self, at: Place, bytes: &[u8]) -> Result<(), StudyError> {
-        let region = RemoteRegion { va: at.va, key: at.key, len: bytes.len() as u64 };
-        Ok(self.0.write(&region, 0, bytes)?)
-    }
-}
-
 impl Ring {
     /// Starts a node, and makes a store with room for the plan's pairs.
     pub fn start(plan: &KvPlan) -> Result<Self, StudyError> {
         let (node, mut clients) = NodeProcess::with_clients(&[LinkKind::Shm])?;
         let mut client = clients.pop().ok_or_else(|| StudyError::Failed("no client of the node".into()))?;
         client.open_rings(Placement::Nic, RingConfig::default())?;
-        let kv = make(&mut Memory(&mut client), plan.pairs, plan.seed)?;
+        let kv = make(&mut ClientMemory(&mut client), plan.pairs, plan.seed)?;
         Ok(Self { client, kv, params: Vec::new(), _node: node })
     }
 }

@@ -7,4 +7,5 @@ mod single;
 
 pub use cluster::{CLUSTER_READY, ClusterProcesses, ask};
 pub use settings::{ClusterSettings, ClusterShape, lock};
+pub(crate) use single::ClientMemory;
 pub use single::{NODE_READY, NodeProcess};

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use remora_real::{Client, ClientConfig, LinkKind, at_free_loopback, at_local};
+use remora_real::{Client, ClientConfig, LinkKind, RemoteRegion, at_free_loopback, at_local};
+use remora_store::{Arena, Place};
 
 use super::process::{Process, beside};
 use crate::StudyError;
@@ -49,5 +50,22 @@ impl NodeProcess {
         };
         let clients = links.iter().map(connect).collect::<Result<_, StudyError>>()?;
         Ok((process, clients))
+    }
+}
+
+/// A client's memory at its node, to lay structures out in.
+pub(crate) struct ClientMemory<'a>(pub &'a mut Client);
+
+impl Arena for ClientMemory<'_> {
+    type Error = StudyError;
+
+    fn alloc(&mut self, len: u64) -> Result<Place, StudyError> {
+        let RemoteRegion { va, key, .. } = self.0.alloc(len)?;
+        Ok(Place { va, key })
+    }
+
+    fn write(&mut self, at: Place, bytes: &[u8]) -> Result<(), StudyError> {
+        let region = RemoteRegion { va: at.va, key: at.key, len: bytes.len() as u64 };
+        Ok(self.0.write(&region, 0, bytes)?)
     }
 }

@@ -5,8 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use remora_replica::chain::{
-    Chain, ChainConfig, ChainMessage, ChainMutation, ChainOutcome, ChainOutput, ChainRequest, Extent, Layout,
-    Transaction, Tuple,
+    Chain, ChainConfig, ChainMessage, ChainOutcome, ChainOutput, ChainRequest, Extent, Layout, Transaction, Tuple,
 };
 use remora_replica::ddp::View;
 use remora_replica::member::{Durable, Standing};
@@ -395,10 +394,9 @@ impl World {
     /// Messages that nobody takes any more.
     fn forget_lost(&self, state: &mut State) {
         let messages = std::mem::take(&mut state.messages);
-        let old = self.options.mutation == Some(ChainMutation::OldViews);
         let reaches = |envelope: &Arc<Envelope>| {
             let (_, to, epoch, _) = &**envelope;
-            self.chain(state, *to).is_some_and(|chain| chain.view().epoch <= *epoch || old)
+            self.chain(state, *to).is_some_and(|chain| chain.view().epoch <= *epoch)
         };
         state.messages = messages.into_iter().filter(reaches).collect();
     }
