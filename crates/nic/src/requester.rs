@@ -1,21 +1,19 @@
-//! The requester half of a queue pair: sends requests, takes acknowledgements and responses, and goes back N.
+//! The requester half of a queue pair: its state; acknowledgements and responses; going back N. `emit` sends requests.
 //!
 //! InfiniBand specification, volume 1, sections 9.7.3 (requester), 9.7.5.1 (PSNs) and 9.9 (errors).
 
-use remora_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Ieth, ImmDt, NakCode, Opcode, Psn, Reth, Syndrome, rnr_timer_ns,
-};
+mod emit;
+
+use remora_wire::{Aeth, AtomicAckEth, Bth, NakCode, Opcode, Psn, Syndrome, rnr_timer_ns};
 
 use crate::arrival::Body;
 use crate::attr::QpAttr;
 use crate::ctx::Ctx;
-use crate::packet::{Writer, pad_of};
 use crate::qp::QueuePair;
-use crate::queue::{SendWqe, Source, TxBatch};
-use crate::reorder::{ReorderBuffer, WINDOW};
-use crate::selective::{Again, PROBE, RESUME, SELECTIVE, Selective};
+use crate::queue::SendWqe;
+use crate::reorder::ReorderBuffer;
+use crate::selective::{PROBE, Selective};
 use crate::types::*;
-use crate::uc::unreliable;
 
 /// Ask for an acknowledgement at least this often, so that the window never stands still.
 const ACK_EVERY: u32 = 64;
@@ -156,262 +154,6 @@ impl Requester {
 }
 
 impl QueuePair {
-    /// Whether the requester could send a packet now.
-    pub(crate) fn request_ready(&self) -> bool {
-        if !self.sends() || self.req.rnr_wait {
-            return false;
-        }
-        if self.req.selective.as_ref().is_some_and(|losses| losses.is_due()) {
-            return true;
-        }
-        if self.req.fault.is_some_and(|(at, _)| at == self.req.cursor) {
-            return false;
-        }
-        let next = if self.req.cursor < self.sq.started {
-            self.resume_psn()
-        } else {
-            if self.sq.started == self.sq.tail || self.state == QpState::Sqd {
-                return false;
-            }
-            let wqe = self.sq.get(self.sq.started);
-            if wqe.is_local() {
-                return self.sq.started == self.sq.head;
-            }
-            if wqe.fence && self.req.rd_atomics > 0 {
-                return false;
-            }
-            if wqe.wants_response() && self.req.rd_atomics >= self.req.max_rd_atomic {
-                return false;
-            }
-            // At most 2^23 PSNs may be outstanding (section 9.7.5.1.1): a long READ can take them all.
-            let outstanding = self.req.next_psn.distance(self.req.unacked) as u32;
-            // Where packets get lost, no more of a response than can be kept behind one that did.
-            let most = if self.req.selective.is_some() && wqe.wants_response() { WINDOW } else { 1 << 23 };
-            if outstanding > 0 && outstanding.saturating_add(self.psns_of(wqe)) > most {
-                return false;
-            }
-            self.req.next_psn
-        };
-        (0..WINDOW as i32).contains(&next.distance(self.req.unacked))
-    }
-
-    fn resume_psn(&self) -> Psn {
-        self.sq.get(self.req.cursor).first_psn + self.req.packet
-    }
-
-    /// Builds the next request packet into `batch`. False if there is nothing to send.
-    pub(crate) fn emit_request(&mut self, ctx: &mut Ctx, now: Time, batch: &mut TxBatch) -> bool {
-        if !self.request_ready() {
-            return false;
-        }
-        if self.emit_again(ctx, now, batch) {
-            if self.deadline.is_none() {
-                self.arm(now);
-            }
-            return true;
-        }
-        if !self.request_ready() {
-            return false;
-        }
-        while self.local_is_next() {
-            if let Err(status) = self.run_local(ctx) {
-                self.fail_head(ctx, status);
-            }
-            if !self.request_ready() {
-                return false;
-            }
-        }
-        if self.req.cursor == self.sq.started {
-            self.start_element();
-        }
-        let (psn, before, wqe) = (self.resume_psn(), self.req.sent_psn, self.sq.get(self.req.cursor));
-        let psns = if wqe.wants_response() { wqe.psns - self.req.packet } else { 1 };
-        if let Err(status) = self.build_request(ctx, batch) {
-            self.req.fault = Some((self.req.cursor, status));
-            self.after_completion(ctx);
-            return self.ask_for_ack() && self.emit_request(ctx, now, batch);
-        }
-        if let Some(losses) = &mut self.req.selective {
-            losses.note_sent(now, psn, psns, psn.distance(before) < 0);
-        }
-        if self.deadline.is_none() {
-            self.arm(now);
-        }
-        true
-    }
-
-    /// From `now` on the peer has its time to say something.
-    fn arm(&mut self, now: Time) {
-        let timeout = self.req.timeout().map(|t| now + t);
-        let selective = self.repeats_selectively();
-        self.deadline = match &mut self.req.selective {
-            Some(losses) if selective => {
-                losses.timeout_at = timeout;
-                Some(losses.deadline(now))
-            }
-            _ => timeout,
-        };
-    }
-
-    /// Sends the last packet before the cursor again, now asking for an acknowledgement: the work request at the cursor is
-    /// faulty, so that nothing behind that packet will ask. False if all before it is acknowledged or asked for.
-    fn ask_for_ack(&mut self) -> bool {
-        if self.state == QpState::Err || self.req.since_ack_request == 0 {
-            return false;
-        }
-        let psn = self.sq.get(self.req.cursor).first_psn;
-        let outstanding = psn.distance(self.req.unacked) > 0;
-        if outstanding {
-            self.req.since_ack_request = ACK_EVERY;
-            self.go_back_to(psn + 0xff_ffff);
-        }
-        outstanding
-    }
-
-    /// PSNs that the element takes.
-    fn psns_of(&self, wqe: &SendWqe) -> u32 {
-        match wqe.op {
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 1,
-            _ => wqe.len.div_ceil(self.mtu).max(1),
-        }
-    }
-
-    /// Whether a READ or atomic would wait for ever.
-    pub(crate) fn never_answered(&self) -> bool {
-        self.sends() && self.req.max_rd_atomic == 0
-    }
-
-    /// Gives the next element its PSNs.
-    pub(crate) fn start_element(&mut self) {
-        let psns = self.psns_of(self.sq.get(self.sq.started));
-        let psn = self.req.next_psn;
-        let wqe = self.sq.get_mut(self.sq.started);
-        wqe.first_psn = psn;
-        wqe.answered = 0;
-        wqe.psns = psns;
-        let response = wqe.wants_response();
-        self.req.next_psn = psn + psns;
-        self.req.rd_atomics += u8::from(response);
-        self.sq.started += 1;
-        self.req.packet = 0;
-    }
-
-    /// One packet of the element at the cursor, and moves the cursor on.
-    pub(crate) fn build_request(&mut self, ctx: &mut Ctx, batch: &mut TxBatch) -> Result<(), WcStatus> {
-        let index = self.req.packet;
-        self.build_packet(ctx, batch, (self.req.cursor, index), None)?;
-        let wqe = self.sq.get(self.req.cursor);
-        self.req.packet = if wqe.wants_response() { wqe.psns } else { index + 1 };
-        if self.req.packet >= wqe.psns {
-            self.req.cursor += 1;
-            self.req.packet = match self.req.cursor < self.sq.started {
-                true => self.sq.get(self.req.cursor).answered_packets(),
-                false => 0,
-            };
-        }
-        Ok(())
-    }
-
-    /// The packet `index` of the element `at`; for a READ the request for what is left of its response, or for the part of
-    /// it that is asked for again.
-    pub(crate) fn build_packet(
-        &mut self,
-        ctx: &mut Ctx,
-        batch: &mut TxBatch,
-        (at, index): (u64, u32),
-        again: Option<Again>,
-    ) -> Result<(), WcStatus> {
-        let Some(route) = self.route else { return Err(WcStatus::LocalQpOperation) };
-        let mtu = self.mtu as usize;
-        let (wqe, sges, inline) = self.sq.parts(at);
-        let psn = wqe.first_psn + index;
-        let offset = index as usize * mtu;
-        let mut len = (wqe.len as usize - offset.min(wqe.len as usize)).min(mtu);
-        let (mut first, mut last) = (index == 0, index + 1 == wqe.psns);
-        if wqe.wants_response() {
-            (first, last, len) = (true, true, 0);
-        }
-        let reliable = self.init.kind == QpType::Rc;
-        let opcode = request_opcode(wqe.op, first, last);
-        let opcode = if reliable { opcode } else { unreliable(opcode) };
-        // Work on this side waits for what comes before it, and so may a READ where packets get lost.
-        let next = at + 1;
-        let waits = |next: &SendWqe| next.is_local() || self.req.selective.is_some() && next.wants_response();
-        let end_of_work = last && (next == self.sq.tail || waits(self.sq.get(next)));
-        let report = last && (wqe.signaled || self.init.sq_sig_all);
-        let ack_req =
-            reliable && (report || end_of_work || again.is_some() || self.req.since_ack_request + 1 >= ACK_EVERY);
-        let resume = if again.as_ref().is_some_and(|again| again.resume) { RESUME } else { 0 };
-        let bth = Bth {
-            solicited: last && wqe.solicited,
-            pad: pad_of(len),
-            ack_req,
-            reserved7: if reliable && ctx.selective { SELECTIVE | resume } else { 0 },
-            ..Bth::new(opcode, self.attr.dest_qp, psn)
-        };
-        let mut writer = Writer::within(batch.spaces(), &bth);
-        match wqe.op {
-            SendOp::Write { va, rkey } | SendOp::WriteImm { va, rkey, .. } if first => {
-                writer.reth(Reth { va, rkey, len: wqe.len });
-            }
-            SendOp::Rpc { op } | SendOp::RpcWrite { op } if first => {
-                writer.reth(Reth { va: op, rkey: 0, len: wqe.len });
-            }
-            SendOp::Read { va, rkey } => {
-                let va = va.wrapping_add(offset as u64);
-                let left = wqe.len - offset.min(wqe.len as usize) as u32;
-                let asked = again.as_ref().map_or(left, |again| again.psns.saturating_mul(self.mtu));
-                writer.reth(Reth { va, rkey, len: left.min(asked) });
-            }
-            SendOp::CompareSwap { va, rkey, compare, swap } => {
-                writer.atomic(AtomicEth { va, rkey, swap_or_add: swap, compare });
-            }
-            SendOp::FetchAdd { va, rkey, add } => {
-                writer.atomic(AtomicEth { va, rkey, swap_or_add: add, compare: 0 });
-            }
-            _ => {}
-        }
-        match wqe.op {
-            SendOp::SendImm(imm) | SendOp::WriteImm { imm, .. } if last => writer.imm(ImmDt(imm)),
-            SendOp::SendInvalidate(rkey) if last => writer.ieth(Ieth { rkey }),
-            _ => {}
-        }
-        match wqe.source {
-            Source::List(_) if len > 0 => {
-                ctx.gather(&mut self.local_region, self.init.pd, sges, offset, writer.target(len))
-                    .ok_or(WcStatus::LocalProtection)?;
-            }
-            Source::List(_) => {}
-            Source::Inline | Source::Buffer | Source::Reply => {
-                let from = inline.get(offset..offset + len).ok_or(WcStatus::LocalLength)?;
-                writer.payload(len).copy_from_slice(from);
-            }
-        }
-        let placed = writer.placed();
-        let total = writer.finish(len);
-        batch.note_placed(placed);
-        let (psns, response) = (wqe.psns, wqe.wants_response());
-        if let Source::List(_) = wqe.source {
-            batch.note_fetched(len);
-        }
-        batch.commit(route, total);
-        ctx.counters.tx_packets += 1;
-        ctx.counters.tx_bytes += total as u64;
-        if psn.distance(self.req.sent_psn) < 0 {
-            ctx.counters.retransmits += 1;
-        } else if last {
-            ctx.counters.sent(route.link);
-        }
-        if again.is_none() {
-            self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request + 1 };
-        }
-        let end = if response { psn + (psns - index) } else { psn + 1 };
-        if end.distance(self.req.sent_psn) > 0 {
-            self.req.sent_psn = end;
-        }
-        Ok(())
-    }
-
     /// The oldest element ends with `status`, and the queue pair with it.
     fn fail_head(&mut self, ctx: &mut Ctx, status: WcStatus) {
         if !self.sq.is_empty() {
@@ -704,30 +446,5 @@ impl SendWqe {
     /// Packets of the element that need not be asked for again.
     fn answered_packets(&self) -> u32 {
         if self.wants_response() { self.answered } else { 0 }
-    }
-}
-
-/// The op-code of a request packet by its operation and place in the message.
-fn request_opcode(op: SendOp, first: bool, last: bool) -> Opcode {
-    use Opcode::*;
-    let pick = |f, m, l, o| match (first, last) {
-        (true, true) => o,
-        (true, false) => f,
-        (false, false) => m,
-        (false, true) => l,
-    };
-    match op {
-        SendOp::Send => pick(RcSendFirst, RcSendMiddle, RcSendLast, RcSendOnly),
-        SendOp::SendImm(_) => pick(RcSendFirst, RcSendMiddle, RcSendLastImm, RcSendOnlyImm),
-        SendOp::SendInvalidate(_) => pick(RcSendFirst, RcSendMiddle, RcSendLastInv, RcSendOnlyInv),
-        SendOp::Write { .. } => pick(RcWriteFirst, RcWriteMiddle, RcWriteLast, RcWriteOnly),
-        SendOp::WriteImm { .. } => pick(RcWriteFirst, RcWriteMiddle, RcWriteLastImm, RcWriteOnlyImm),
-        SendOp::Read { .. } => RcReadRequest,
-        SendOp::CompareSwap { .. } => RcCompareSwap,
-        SendOp::FetchAdd { .. } => RcFetchAdd,
-        // No packet is built for these.
-        SendOp::LocalInvalidate(_) | SendOp::Bind(_) => RcSendOnly,
-        SendOp::Rpc { .. } => RpcParams,
-        SendOp::RpcWrite { .. } => pick(RpcWriteFirst, RpcWriteMiddle, RpcWriteLast, RpcWriteOnly),
     }
 }
