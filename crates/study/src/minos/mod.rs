@@ -14,7 +14,7 @@ pub use point::{AblationStep, Login, PointError, PointFigures, Setup};
 use study::{MinosSeries, Study};
 
 use crate::reproduce::{
-    self, Dot, Figure, Judged, Line, Mutation, Point, Ran, ReproduceError, ReproduceProgress, Reproduction, run_all,
+    self, Dot, Figure, Judged, Mutation, Point, Ran, ReproduceError, ReproduceProgress, Reproduction, run_all,
 };
 
 /// What to reproduce, and how.
@@ -88,9 +88,12 @@ fn judge(
         }
     }
     let Ran { outcomes, sums, incomplete } = run_all(&work, &options.common, progress)?;
-    let mut outcomes = outcomes.into_iter();
-    let figures = studies.iter().map(|study| figure(study, &mut outcomes).whole(study.x.values.len()));
-    let figures: Vec<Figure> = figures.collect::<Vec<_>>().into_iter().flatten().collect();
+    let line = |series: &MinosSeries, number| (series.name.clone(), class(series, number));
+    let figures = Figure::all(studies, outcomes, &["host and NIC cores busy"], line, |study, series, x, outcome| {
+        let y = series.metric.unwrap_or(study.y.metric).of(outcome);
+        let (host, nic) = outcome.busy;
+        Dot { x, y, spread: (y, y), details: vec![format!("{:.0} and {:.0} %", host * 100.0, nic * 100.0)] }
+    });
     let (claims, trends) = (checks::claims(&figures, platform), checks::trends(&figures));
     Ok(Judged { figures, claims, trends, sums, incomplete })
 }
@@ -124,33 +127,6 @@ impl Point for Work<'_> {
     fn events(outcome: &PointFigures) -> u64 {
         outcome.events
     }
-}
-
-fn figure(study: &Study, outcomes: &mut impl Iterator<Item = Option<PointFigures>>) -> Figure {
-    let mut figure = Figure::new(study, &["host and NIC cores busy"]);
-    for (number, series) in study.series.iter().enumerate() {
-        let metric = series.metric.unwrap_or(study.y.metric);
-        let mut dots: Vec<Dot> = study
-            .x
-            .values
-            .iter()
-            .zip(outcomes.by_ref())
-            .filter_map(|(&x, outcome)| {
-                let outcome = outcome?;
-                let (y, (host, nic)) = (metric.of(&outcome), outcome.busy);
-                let details = vec![format!("{:.0} and {:.0} %", host * 100.0, nic * 100.0)];
-                Some(Dot { x, y, spread: (y, y), details })
-            })
-            .collect();
-        if study.relative_to_last
-            && let Some(last) = dots.last().map(|dot| dot.y)
-        {
-            dots.iter_mut().for_each(|dot| (dot.y, dot.spread) = (dot.y / last, (dot.y / last, dot.y / last)));
-        }
-        let class = class(series, number);
-        figure.lines.push(Line { name: series.name.clone(), class, dots });
-    }
-    figure
 }
 
 /// MINOS-B runs on the host, MINOS-O on the NIC; other lines take turns.

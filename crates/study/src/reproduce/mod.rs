@@ -175,7 +175,7 @@ impl Reproduction {
 
 impl Figure {
     /// A study's, with lines to come.
-    pub(crate) fn new<S, M, X>(study: &Study<S, M, X>, details: &'static [&'static str]) -> Self {
+    fn new<S, M, X>(study: &Study<S, M, X>, details: &'static [&'static str]) -> Self {
         Self {
             number: study.figure.clone(),
             title: study.title.clone(),
@@ -189,10 +189,35 @@ impl Figure {
         }
     }
 
-    /// Without its lines that are not whole; `None` if there is no other.
-    pub(crate) fn whole(self, points: usize) -> Option<Self> {
-        let lines: Vec<_> = self.lines.into_iter().filter(|line| line.dots.len() == points).collect();
-        (!lines.is_empty()).then_some(Self { lines, ..self })
+    /// Those of studies whose points came to `outcomes`, line by line. Lines that lack a point are left out, and figures
+    /// without any line. `line` says a line's name and colour, `dot` what a point shows.
+    pub(crate) fn all<S, M, X, O>(
+        studies: &[Study<S, M, X>],
+        outcomes: Vec<Option<O>>,
+        details: &'static [&'static str],
+        line: impl Fn(&S, usize) -> (String, &'static str),
+        dot: impl Fn(&Study<S, M, X>, &S, u64, &O) -> Dot,
+    ) -> Vec<Self> {
+        let (mut figures, mut outcomes) = (Vec::new(), outcomes.into_iter());
+        for study in studies {
+            let mut figure = Self::new(study, details);
+            for (number, series) in study.series.iter().enumerate() {
+                let came: Vec<_> = outcomes.by_ref().take(study.x.values.len()).collect();
+                let points = study.x.values.iter().zip(&came);
+                let dots: Option<Vec<_>> =
+                    points.map(|(&x, outcome)| Some(dot(study, series, x, outcome.as_ref()?))).collect();
+                let Some(mut dots) = dots else { continue };
+                if study.relative_to_last
+                    && let Some(last) = dots.last().map(|dot| dot.y)
+                {
+                    dots.iter_mut().for_each(|dot| (dot.y, dot.spread) = (dot.y / last, (dot.y / last, dot.y / last)));
+                }
+                let (name, class) = line(series, number);
+                figure.lines.push(Line { name, class, dots });
+            }
+            figures.extend((!figure.lines.is_empty()).then_some(figure));
+        }
+        figures
     }
 
     /// With the points that these claims say of it, at the places along x that are given by name.

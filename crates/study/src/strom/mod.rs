@@ -17,8 +17,8 @@ use point::Ground;
 use study::{StromSeries, Study};
 
 use crate::reproduce::{
-    self, Dot, Figure, FigureError, Judged, Line, Mutation, Point, Ran, ReproduceError, ReproduceOptions,
-    ReproduceProgress, Reproduction, number, run_all,
+    self, Dot, Figure, FigureError, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions, ReproduceProgress,
+    Reproduction, number, run_all,
 };
 
 /// Reproduces StRoM's figures. `progress` hears of every point; when it returns false the run ends.
@@ -70,9 +70,11 @@ fn judge(
         Work::add(study, platforms, options.seed, &mut work)?;
     }
     let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
-    let mut results = outcomes.into_iter();
-    let figures = studies.iter().map(|study| figure(study, &mut results).whole(study.x.values.len()));
-    let figures: Vec<Figure> = figures.collect::<Vec<_>>().into_iter().flatten().collect();
+    let line = |series: &StromSeries, number| (series.name.clone(), class(&series.name, number));
+    let figures = Figure::all(studies, outcomes, &["busiest", "energy"], line, |study, _, x, outcome| {
+        let (y, low, high) = point::shown(study, outcome);
+        Dot { x, y, spread: (low, high), details: details(outcome) }
+    });
     let claims = checks::claims(&figures, platforms);
     let trends = checks::trends(&figures);
     Ok(Judged { figures, claims, trends, sums, incomplete })
@@ -121,19 +123,6 @@ impl Point for Work<'_> {
     fn events(outcome: &Outcomes) -> u64 {
         outcome.events
     }
-}
-
-fn figure(study: &Study, results: &mut impl Iterator<Item = Option<Outcomes>>) -> Figure {
-    let mut figure = Figure::new(study, &["busiest", "energy"]);
-    for (number, series) in study.series.iter().enumerate() {
-        let dots = study.x.values.iter().zip(results.by_ref()).filter_map(|(&x, outcome)| {
-            let outcome = outcome?;
-            let (y, low, high) = point::shown(study, &outcome);
-            Some(Dot { x, y, spread: (low, high), details: details(&outcome) })
-        });
-        figure.lines.push(Line { name: series.name.clone(), class: class(&series.name, number), dots: dots.collect() });
-    }
-    figure
 }
 
 /// What was busiest, and the energy of an operation.
