@@ -120,14 +120,14 @@ unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
 fn describe(name: &str) -> io::Result<Interface> {
     let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
         .or_else(|_| std::net::UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)))?;
-    let ask = |request| -> io::Result<libc::ifreq> {
+    let ask = |request: libc::c_ulong| -> io::Result<libc::ifreq> {
         // SAFETY: an ifreq is plain integers, for which zero is valid.
         let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
         for (to, from) in ifreq.ifr_name.iter_mut().zip(name.bytes().take(libc::IFNAMSIZ - 1)) {
             *to = from as libc::c_char;
         }
-        // SAFETY: the SIOCGIF requests read and write one ifreq.
-        match unsafe { libc::ioctl(socket.as_raw_fd(), request, &mut ifreq) } {
+        // SAFETY: the SIOCGIF requests read and write one ifreq. C libraries differ in the request's type.
+        match unsafe { libc::ioctl(socket.as_raw_fd(), request as _, &mut ifreq) } {
             0 => Ok(ifreq),
             _ => Err(io::Error::last_os_error()),
         }

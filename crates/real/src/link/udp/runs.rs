@@ -48,7 +48,8 @@ pub(super) fn send(socket: &UdpSocket, to: &SockAddr, bytes: &[u8], runs: &[Run]
         (message.msg_iov, message.msg_iovlen) = (&raw mut vectors[n], 1);
         if run.packets > 1 {
             controls[n] = segment_size(run.segment);
-            (message.msg_control, message.msg_controllen) = (controls[n].as_mut_ptr().cast(), CONTROL_BYTES);
+            // C libraries differ in the length's type.
+            (message.msg_control, message.msg_controllen) = (controls[n].as_mut_ptr().cast(), CONTROL_BYTES as _);
         }
     }
     // SAFETY: the first `runs.len()` messages point to an address, a vector, bytes and a control message that live until
