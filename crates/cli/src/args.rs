@@ -261,7 +261,7 @@ pub struct NodeArgs {
     pub pcap: Option<PathBuf>,
     /// Serve figures at this address and port, for Prometheus and `remora top`: http://ADDR/metrics. Whoever reaches it
     /// reads them
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = address_and_port)]
     pub metrics: Option<SocketAddr>,
     /// End when standard input ends: for a node that is a child process
     #[arg(long, hide = true)]
@@ -446,6 +446,17 @@ fn resolve(name: &str) -> Result<IpAddr, String> {
     first.copied().ok_or_else(|| failed(&"it has no address"))
 }
 
+/// An address, or the name of a host, and a port.
+pub fn address_and_port(text: &str) -> Result<SocketAddr, String> {
+    let wanted = "give an address and a port, such as 127.0.0.1:9100";
+    if let Ok(at) = text.parse() {
+        return Ok(at);
+    }
+    let (host, port) = text.rsplit_once(':').ok_or(wanted)?;
+    let port = port.parse().map_err(|_| wanted)?;
+    Ok(SocketAddr::new(resolve(host)?, port))
+}
+
 /// Percent.
 fn tolerance(text: &str) -> Result<f64, String> {
     let value = text.trim_end_matches('%').trim_end().parse().ok();
@@ -478,6 +489,9 @@ mod tests {
         assert!(address("localhost:4791").unwrap_err().contains("without a port"));
         assert_eq!((mtu("1024"), mtu("1500").is_err()), (Ok(1024), true));
         assert!(address("127.0.0.2:4791").unwrap_err().contains("without a port"));
+        assert_eq!(address_and_port("localhost:9100"), Ok(([127, 0, 0, 1], 9100).into()));
+        assert_eq!(address_and_port("[::1]:9100"), "[::1]:9100".parse().map_err(|_| String::new()));
+        assert!(["localhost", "9100", "localhost:http", ":9100"].iter().all(|bad| address_and_port(bad).is_err()));
         assert!(["0.0.0.0", "224.0.0.1", "no.such.host.invalid", ""].iter().all(|bad| address(bad).is_err()));
     }
 }

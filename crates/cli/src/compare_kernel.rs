@@ -4,10 +4,11 @@ use std::fmt::Write;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use remora_kernel::Status;
+use remora_kernel::{Placement, Status};
 use remora_lab::MeasuredRows;
 use remora_lab::stats::is_level;
 use remora_real::{Client, ClientConfig, LinkKind, at_free_loopback, at_local};
+use remora_study::StudyError;
 use remora_study::format::{count, rate, time};
 use remora_study::kernel_calls::{KernelFigures, Params};
 use remora_study::measure::IN_FLIGHT;
@@ -133,6 +134,11 @@ impl Measure<'_> {
                 let user = (entry.op, data, &params as Params<'_>);
                 match KernelFigures::measure(&mut client, user, *placement, args.seconds, &|| display.stopped()) {
                     Ok(row) => rows.push(row),
+                    // At the client an access is a verb, and one that is denied costs the connection.
+                    Err(StudyError::Target(error)) if *placement == Placement::Client && error.is_denied() => {
+                        measured = Err(fails(*placement, *link, Status::AccessDenied));
+                        break;
+                    }
                     Err(error) => {
                         measured = Err(Failure::from(error));
                         break;
@@ -148,16 +154,21 @@ impl Measure<'_> {
     }
 }
 
+/// A kernel that does not end of itself.
+fn fails(place: Placement, link: LinkKind, status: Status) -> Failure {
+    let why = match status {
+        Status::StepLimit | Status::ByteLimit => explain(status),
+        _ => format!("{status:?}"),
+    };
+    let hint = "see it with `remora kernel run FILE --data ... --args ... --trace`";
+    Failure::Failed(format!("the kernel fails at the {place} over {link}, with {why}: {hint}"))
+}
+
 /// A kernel that fails has no figures that mean anything. One that answers differently in two places is wrong, or its data
 /// changed.
 fn check(rows: &[KernelFigures]) -> Result<(), Failure> {
     if let Some((row, status)) = rows.iter().find_map(|row| row.failed.map(|status| (row, status))) {
-        let KernelFigures { place, link, .. } = row;
-        let hint = "see it with `remora kernel run FILE --data ... --args ... --trace`";
-        return Err(Failure::Failed(format!(
-            "the kernel fails at the {place} over {link}, with {}: {hint}",
-            explain(status)
-        )));
+        return Err(fails(row.place, row.link, status));
     }
     match rows.iter().find(|row| row.digest != rows[0].digest) {
         None => Ok(()),

@@ -240,7 +240,7 @@ fn table(entries: &[DeployedModule]) -> String {
     }
     let mut text = format!(
         "{:<18} {:>6} {:>4} {:>7} {:>10} {:>7} {:>8} {:>7} {}\n",
-        "name", "op", "no.", "size", "fuel", "memory", "accesses", "traffic", "is"
+        "name", "op", "no.", "size", "fuel", "memory", "accesses", "traffic", "state"
     );
     for DeployedModule { op, name, version, bytes, limits, isolation } in entries {
         let kept = if *isolation == Isolation::Fresh { "fresh" } else { "kept" };
@@ -330,6 +330,9 @@ pub fn explain(status: Status) -> String {
         Status::ByteLimit => "ByteLimit: it moved as many bytes as it may (--traffic)".into(),
         Status::Trapped => "Trapped: it failed; `remora kernel run FILE --trace` says where".into(),
         Status::Overdue => "Overdue: it took longer than the node lets a call take (remora node --deadline)".into(),
+        Status::AccessDenied => {
+            "AccessDenied: it touched memory that its caller may not; `remora kernel run FILE --trace` says where".into()
+        }
         other => format!("{other:?}"),
     }
 }

@@ -198,9 +198,13 @@ fn steps(text: &mut String, traced: &Traced) {
 
 fn summary(text: &mut String, traced: &Traced, all: u64) {
     let Traced { status, reply, fuel, accesses, bytes, trap, .. } = traced;
+    let status = match status {
+        Status::Other(code) => format!("status {code}"),
+        known => format!("{known:?}"),
+    };
     let _ = writeln!(
         text,
-        "{status:?}: fuel {} of {}, {} accesses of {} bytes in all, a reply of {} bytes",
+        "{status}: fuel {} of {}, {} accesses of {} bytes in all, a reply of {} bytes",
         count(*fuel),
         count(all),
         count(*accesses),

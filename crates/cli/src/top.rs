@@ -12,6 +12,7 @@ use remora_study::format::rate;
 use remora_study::nodes::{ClusterSettings, ask as ask_cluster};
 
 use crate::Failure;
+use crate::args::address_and_port;
 use crate::metrics;
 use crate::output::print;
 use crate::progress::stop_flag;
@@ -29,7 +30,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct Top {
     /// Where nodes serve their figures: the ADDR of `remora node --metrics ADDR`
-    #[arg(value_name = "ADDR", required_unless_present = "cluster")]
+    #[arg(value_name = "ADDR", required_unless_present = "cluster", value_parser = address_and_port)]
     pub nodes: Vec<SocketAddr>,
     /// The directory of a cluster
     #[arg(long, value_name = "DIR")]
@@ -98,7 +99,8 @@ fn show(args: &Top, before: &[Result<Look, String>], now: &[Result<Look, String>
         let before = before.as_ref().unwrap_or(&none);
         let sum = |look: &Look, name: &str| -> f64 {
             let of = look.iter().filter(|(known, _)| known.split('{').next() == Some(name));
-            of.map(|(_, value)| value).sum()
+            // `sum` of nothing is -0.
+            of.fold(0.0, |sum, (_, value)| sum + value)
         };
         let per_s = |name: &str| (sum(look, name) - sum(before, name)).max(0.0) / s.max(1e-9);
         let _ = writeln!(

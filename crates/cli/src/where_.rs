@@ -90,7 +90,7 @@ fn link() -> impl TypedValueParser<Value = LinkKind> {
 impl From<OperationError> for Failure {
     fn from(error: OperationError) -> Self {
         match error {
-            OperationError::Read { .. } => Self::Failed(error.to_string()),
+            OperationError::Read { .. } | OperationError::NotFound { .. } => Self::Failed(error.to_string()),
             OperationError::At { .. } => Self::Usage(error.to_string()),
         }
     }

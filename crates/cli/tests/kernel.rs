@@ -162,6 +162,14 @@ fn a_kernel_that_fails_says_where_and_wins_nothing() {
     assert_eq!(output.status.code(), Some(1), "{told}{said}");
     assert!(told.contains("no place, as the kernel fails") && !told.contains("quickest"), "{told}");
     assert!(said.contains("Trapped") && said.contains("kernel run"), "{said}");
+    // Further than its memory it is told so, here and where a denied access costs the connection.
+    let beyond = ["--data", &data, "--args", "key,va+64"];
+    let output = remora(&[&["kernel", "run", &file][..], &beyond].concat());
+    assert!(String::from_utf8_lossy(&output.stdout).contains("AccessDenied: fuel"), "as at a node, whatever it did then");
+    let compare =
+        [&["compare", "--no-html", "--kernel", &file, "--seconds", "0.01", "--links", "shm"][..], &beyond].concat();
+    let said = failure(&remora(&compare));
+    assert!(said.contains("at the client over shm, with AccessDenied") && said.contains("kernel run"), "{said}");
     // One word further it divides by one.
     let right = ["kernel", "run", &file, "--data", &data, "--args", "key,va+8"];
     let output = remora(&right);

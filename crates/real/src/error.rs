@@ -58,9 +58,7 @@ pub enum Error {
         reason: u16,
     },
     /// The connection broke.
-    #[error(
-        "the connection to {address} broke ({status:?}): the node stopped, or the network between failed or carries only smaller packets (--mtu)"
-    )]
+    #[error("the connection to {address} broke ({status:?}): {}", broke(*.status))]
     Lost {
         /// The node.
         address: IpAddr,
@@ -129,6 +127,17 @@ pub enum Error {
     Argument(String),
 }
 
+/// Why a connection broke.
+fn broke(status: WcStatus) -> &'static str {
+    match status {
+        WcStatus::RemoteAccess => {
+            "the node refused a one-sided access: is the region still allocated, do address and key belong to it, and does \
+             the access end within it?"
+        }
+        _ => "the node stopped, or the network between failed or carries only smaller packets (--mtu)",
+    }
+}
+
 /// What to do about a kernel's end.
 fn advice(status: Status) -> &'static str {
     match status {
@@ -162,6 +171,11 @@ fn advice(status: Status) -> &'static str {
 }
 
 impl Error {
+    /// Whether the node refused a one-sided access, which costs the connection.
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Error::Lost { status: WcStatus::RemoteAccess, .. })
+    }
+
     /// For `map_err` on system calls.
     pub(crate) fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
         move |errno| Error::System { what, source: errno.into() }

@@ -91,6 +91,7 @@ struct Serving {
     all_fuel: u64,
     accesses: u64,
     moved: u64,
+    denied: bool,
     steps: Vec<TraceStep>,
     left_out: u64,
 }
@@ -150,6 +151,8 @@ impl Tracer {
         };
         let (status, _) = instance.end(call, result);
         let serving = std::mem::take(&mut instance.store.data_mut().place);
+        // What was denied ends a call so at a node too, whatever its kernel says.
+        let status = if serving.denied { Status::AccessDenied } else { status };
         Ok(self.ended(status, call, fuel, serving, trap))
     }
 
@@ -271,6 +274,7 @@ fn access(
     let serving = &mut state.place;
     let moved = bytes.len() as u64;
     let made = serving.memory.as_ref().map_or(Err(Fault::Lost), |memory| make(memory, bytes));
+    serving.denied |= made == Err(Fault::Access);
     let answer = made.map_or_else(abi::code, |()| 0);
     serving.accesses += 1;
     serving.moved += moved;

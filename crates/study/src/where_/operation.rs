@@ -103,6 +103,14 @@ pub enum OperationError {
         /// Why.
         source: std::io::Error,
     },
+    /// No template has the name, and there is no such file.
+    #[error("there is no operation {name:?}: give one of {known}, or the path of an operation's file")]
+    NotFound {
+        /// The name.
+        name: String,
+        /// The templates.
+        known: String,
+    },
     /// A line is bad.
     #[error("{file}, line {line}: {problem}")]
     At {
@@ -188,6 +196,10 @@ impl Operation {
             return Self::parse(&format!("studies/where/{name}.toml"), text);
         }
         let file = path.display().to_string();
+        if !path.exists() {
+            let known = TEMPLATES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+            return Err(OperationError::NotFound { name: file, known });
+        }
         match std::fs::read_to_string(path) {
             Ok(text) => Self::parse(&file, &text),
             Err(source) => Err(OperationError::Read { file, source }),
