@@ -331,7 +331,8 @@ pub fn explain(status: Status) -> String {
         Status::Trapped => "Trapped: it failed; `remora kernel run FILE --trace` says where".into(),
         Status::Overdue => "Overdue: it took longer than the node lets a call take (remora node --deadline)".into(),
         Status::AccessDenied => {
-            "AccessDenied: it touched memory that its caller may not; `remora kernel run FILE --trace` says where".into()
+            "AccessDenied: it touched memory that its caller may not; `remora kernel run FILE --trace` says where"
+                .into()
         }
         other => format!("{other:?}"),
     }

@@ -165,7 +165,10 @@ fn a_kernel_that_fails_says_where_and_wins_nothing() {
     // Further than its memory it is told so, here and where a denied access costs the connection.
     let beyond = ["--data", &data, "--args", "key,va+64"];
     let output = remora(&[&["kernel", "run", &file][..], &beyond].concat());
-    assert!(String::from_utf8_lossy(&output.stdout).contains("AccessDenied: fuel"), "as at a node, whatever it did then");
+    assert!(
+        String::from_utf8_lossy(&output.stdout).contains("AccessDenied: fuel"),
+        "as at a node, whatever it did then"
+    );
     let compare =
         [&["compare", "--no-html", "--kernel", &file, "--seconds", "0.01", "--links", "shm"][..], &beyond].concat();
     let said = failure(&remora(&compare));
