@@ -21,11 +21,13 @@
 //! **Refusals.** A node that does not serve has not taken the request: another one is asked, and it is the same attempt.
 //! Once an attempt may have been taken, no later refusal for want of room or service is the last word, not even of a
 //! part of a batch: the earlier attempt may still do what this one refused. Other refusals are: they are the same at
-//! every node, and the attempt that meets one leaves its mark, so that earlier ones come to nothing. A node that is too
-//! busy for a single operation serves: it is asked again after a pause, on the same connection, as leaving it would cut off what keeps it busy, which may
-//! be this client's own. A PERSIST that a node
-//! refuses since it does not know the scope is tried nowhere else: no node knows more, and its writes would have to be
-//! made again.
+//! every node, and the attempt that meets one leaves its mark, so that earlier ones come to nothing. A node that is busy
+//! serves: it is asked again after a pause, on the same connection, as leaving it would cut off what keeps it busy, which
+//! may be this client's own. A PERSIST that a node refuses since it does not know the scope is tried nowhere else: no
+//! node knows more, and its writes would have to be made again.
+//!
+//! **Batches.** The next attempt at a batch has the operations that lack their last word, and no others: what is done, or
+//! has left its mark, would take room from those that found none, in each attempt anew.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -160,7 +162,10 @@ impl Names {
 /// A request without an answer.
 #[derive(Clone, Debug)]
 struct Open {
+    /// Of a batch, the operations that lack their last word.
     request: Request,
+    /// Of a batch that was answered in part, each operation's last word; else empty.
+    answered: Vec<Option<Outcome>>,
     since: Time,
     /// On the connection that stands.
     sent: bool,
@@ -182,6 +187,33 @@ impl Open {
     /// An earlier attempt may have been taken.
     fn maybe_taken(&self) -> bool {
         self.request.session.is_some_and(|session| session.attempt > 0)
+    }
+
+    /// Keeps the last words of an answer that is not the last word on all of a batch.
+    fn keep(&mut self, outcome: &Outcome) {
+        let (Op::Batch(ops), Outcome::Batch(outcomes)) = (&mut self.request.op, outcome) else { return };
+        if self.answered.is_empty() {
+            self.answered = vec![None; ops.len()];
+        }
+        let last = |outcome: &&Outcome| **outcome != Outcome::Unknown && !refuses_for_now(outcome);
+        let slots = self.answered.iter_mut().filter(|slot| slot.is_none());
+        slots.zip(outcomes).for_each(|(slot, outcome)| *slot = Some(outcome).filter(last).cloned());
+        let mut outcomes = outcomes.iter();
+        ops.retain(|_| outcomes.next().filter(last).is_none());
+    }
+
+    /// The outcome of the whole request, of which this is that of what the last attempt had.
+    fn whole(self, outcome: Outcome) -> Outcome {
+        if self.answered.is_empty() {
+            return outcome;
+        }
+        let mut rest = match outcome {
+            Outcome::Batch(outcomes) => outcomes,
+            one => vec![one; self.answered.len()],
+        }
+        .into_iter();
+        let whole = |slot: Option<Outcome>| slot.or_else(|| rest.next()).unwrap_or(Outcome::Unknown);
+        Outcome::Batch(self.answered.into_iter().map(whole).collect())
     }
 }
 
@@ -214,6 +246,18 @@ fn refuses_for_now(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::Refused(refusal) => matches!(refusal, Refusal::NotServing | Refusal::Busy | Refusal::Full),
         Outcome::Batch(outcomes) => outcomes.iter().any(refuses_for_now),
+        _ => false,
+    }
+}
+
+/// Whether a refusal, or all that stand in the way of a batch, is for want of room alone.
+fn is_busy(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Refused(refusal) => *refusal == Refusal::Busy,
+        Outcome::Batch(outcomes) => {
+            let all_busy = |outcome: &Outcome| !refuses_for_now(outcome) || is_busy(outcome);
+            !outcomes.contains(&Outcome::Unknown) && outcomes.iter().all(all_busy)
+        }
         _ => false,
     }
 }
@@ -277,7 +321,7 @@ impl ReplicaClient {
             self.due = self.due.min(now.saturating_add(self.config.silence.min(self.config.timeout)));
         }
         let request = Request { tag, session, scope, op };
-        self.open.insert(tag, Open { request, since: now, sent: false });
+        self.open.insert(tag, Open { request, answered: Vec::new(), since: now, sent: false });
         self.unsent.push_back(tag);
         Ticket(tag)
     }
@@ -312,9 +356,12 @@ impl ReplicaClient {
         let again = match Verdict::of(&outcome, open) {
             Verdict::Final => false,
             Verdict::NotTaken => true,
-            Verdict::MaybeTaken => open.again(),
+            Verdict::MaybeTaken => {
+                open.keep(&outcome);
+                open.again()
+            }
         };
-        if again && outcome == Outcome::Refused(Refusal::Busy) {
+        if again && is_busy(&outcome) {
             open.sent = false;
             if self.put_off.is_empty() {
                 self.put_off_until = now.saturating_add(self.config.pause);
@@ -449,6 +496,7 @@ impl ReplicaClient {
         let Some(open) = self.open.remove(&tag) else { return };
         self.names.free.extend(open.request.session.map(|session| session.client));
         let latency_ns = now.saturating_sub(open.since);
+        let outcome = open.whole(outcome);
         self.ended.push_back(Ended { ticket: Ticket(tag), outcome, latency_ns, split });
     }
 }

@@ -64,6 +64,8 @@ fn changes(request: &Request) -> bool {
 /// What the cluster knows of a request under way.
 #[derive(Default)]
 struct Known {
+    /// Operations of a batch.
+    batch: Option<usize>,
     /// An attempt may have been taken; the last one that was sent may.
     taken: bool,
     last_taken: bool,
@@ -137,14 +139,15 @@ impl World {
             1 => Op::FetchAdd(1, 1),
             count => Op::Batch((0..u64::from(count)).map(|key| Op::FetchAdd(key, 1)).collect()),
         };
+        let known = Known { batch: matches!(op, Op::Batch(_)).then_some(kind.into()), ..Known::default() };
         let ticket = self.client.submit(self.now, Some(1), op);
-        assert!(self.under_way.insert(ticket.0, Known::default()).is_none(), "a ticket of its own");
+        assert!(self.under_way.insert(ticket.0, known).is_none(), "a ticket of its own");
         self.submitted += 1;
     }
 
     fn answer(&mut self, request: &Request, answer: Answer) {
         let done = match &request.op {
-            Op::Batch(ops) => Outcome::Batch(vec![Outcome::Added(0); ops.len()]),
+            Op::Batch(ops) => Outcome::Batch(ops.iter().filter_map(Op::key).map(Outcome::Added).collect()),
             Op::Get(_) => Outcome::Value(None),
             Op::Persist => Outcome::Persisted,
             _ => Outcome::Added(0),
@@ -230,6 +233,10 @@ impl World {
             parts => refuses_for_now(parts) && known.last.is_some_and(|last| last.attempt > 0),
         };
         assert!(!refused, "refused, though an earlier attempt may have been taken");
+        if let (Some(batch), Outcome::Batch(parts)) = (known.batch, &ended.outcome) {
+            let own = |(key, part): (u64, &Outcome)| !matches!(part, Outcome::Added(of) if *of != key);
+            assert!(parts.len() == batch && (0..).zip(parts).all(own), "each operation's own outcome: {parts:?}");
+        }
         self.sent.retain(|request| request.tag != ended.ticket.0);
     }
 }
@@ -292,13 +299,34 @@ fn a_part_that_a_later_attempt_is_refused_is_not_the_last_word() {
     reply(&mut client, 0, partly());
     assert_eq!(client.poll_ended(), None, "the first attempt may still do what this one refused");
     // Of the first attempt at another it is.
-    assert_eq!(client.poll_order(1), Some(Order::HangUp));
-    assert_eq!(client.poll_order(1 + client.config.pause), Some(Order::Call(0)));
-    client.connected(2);
     client.submit(2, None, Op::Batch(vec![Op::FetchAdd(1, 1), Op::FetchAdd(2, 1)]));
     while client.poll_transmit().is_some() {}
     reply(&mut client, 1, partly());
     assert_eq!(client.poll_ended().map(|ended| ended.outcome), Some(partly()));
+}
+
+/// Swaps that come to nothing leave marks when they are sent again, which take room as writes do.
+#[test]
+fn a_batch_larger_than_the_room_of_a_node_ends() {
+    let mut client = connected(true);
+    let swap = |key| Op::CompareSwap { key, expected: None, new: None };
+    client.submit(0, None, Op::Batch((0..4).map(swap).collect()));
+    client.poll_transmit().unwrap();
+    fail_over(&mut client, 1);
+    let found = |key: u64| Outcome::NotSwapped(Some(key.to_le_bytes().as_slice().into()));
+    // A node with room for one write at a time.
+    for attempt in 1..=4 {
+        let request = client.poll_transmit().expect("asked again on the same connection").clone();
+        assert_eq!(request.session.map(|session| session.attempt), Some(attempt));
+        let Op::Batch(ops) = request.op else { panic!("{request:?}") };
+        let mut outcomes = vec![Outcome::Refused(Refusal::Busy); ops.len()];
+        outcomes[0] = found(ops[0].key().unwrap());
+        client.handle_reply(2, Reply { tag: 0, outcome: Outcome::Batch(outcomes) }, Split::default());
+        assert_eq!(client.poll_order(2), None);
+        client.handle_timeout(2);
+        client.handle_timeout(2 + client.config.pause);
+    }
+    assert_eq!(client.poll_ended().map(|ended| ended.outcome), Some(Outcome::Batch((0..4).map(found).collect())));
 }
 
 #[test]
