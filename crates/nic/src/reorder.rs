@@ -3,20 +3,25 @@
 //! A packet ahead of its turn shows that one before it was lost or overtaken. Kept, it need not be sent again. What is
 //! kept is carried out in the order of PSNs like all else, so that nothing that holds without loss holds less with it.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
 use remora_wire::{Bth, Psn};
 
 /// Request PSNs that may be unacknowledged, and among which packets are kept that come early. At an MTU of 4096 B this is
 /// 1 MB in flight, which a default-sized socket buffer of a modern Linux can hold; the kernel's own software NIC allows 128.
 pub(crate) const WINDOW: u32 = 256;
 
-/// Packets that all queue pairs of an engine may keep together: 8 MB at an MTU of 4096 B.
+/// Packets that all queue pairs of an engine may keep together: 8 MB at an MTU of 4096 B. The share of a peer, an address
+/// however many queue pairs it has, is as much as is left to all others.
 const ALL: usize = 2048;
 
 /// Room for packets, made as it is needed and used again.
 #[derive(Debug, Default)]
 pub(crate) struct ReorderPool {
     free: Vec<Box<[u8]>>,
-    /// Given out.
+    /// Given out to each peer's queue pairs, and to all.
+    shares: BTreeMap<IpAddr, usize>,
     used: usize,
     /// The largest packet's bytes.
     size: usize,
@@ -25,20 +30,28 @@ pub(crate) struct ReorderPool {
 impl ReorderPool {
     /// For packets of at most `size` bytes.
     pub fn new(size: usize) -> Self {
-        Self { free: Vec::new(), used: 0, size }
+        Self { free: Vec::new(), shares: BTreeMap::new(), used: 0, size }
     }
 
-    /// Room for one packet of a queue pair that keeps `kept`. Nobody gets more than is left to the others.
-    fn take(&mut self, kept: usize) -> Option<Box<[u8]>> {
-        if kept >= ALL - self.used {
+    /// Room for one packet of a peer's.
+    fn take(&mut self, peer: IpAddr) -> Option<Box<[u8]>> {
+        let share = self.shares.get(&peer).copied().unwrap_or(0);
+        if share >= ALL - self.used {
             return None;
         }
+        self.shares.insert(peer, share + 1);
         self.used += 1;
         Some(self.free.pop().unwrap_or_else(|| vec![0; self.size].into()))
     }
 
-    /// Takes room back.
-    pub fn give(&mut self, room: Box<[u8]>) {
+    /// Takes a packet's room back.
+    pub fn give(&mut self, Kept { peer, room, .. }: Kept) {
+        if let Some(share) = self.shares.get_mut(&peer) {
+            *share -= 1;
+            if *share == 0 {
+                self.shares.remove(&peer);
+            }
+        }
         self.used -= 1;
         self.free.push(room);
     }
@@ -48,6 +61,7 @@ impl ReorderPool {
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub bth: Bth,
+    peer: IpAddr,
     len: usize,
     room: Box<[u8]>,
 }
@@ -56,11 +70,6 @@ impl Kept {
     /// What followed the BTH, without pad and ICRC.
     pub fn rest(&self) -> &[u8] {
         &self.room[..self.len]
-    }
-
-    /// Its room, for the pool.
-    pub fn into_room(self) -> Box<[u8]> {
-        self.room
     }
 }
 
@@ -79,9 +88,9 @@ impl ReorderBuffer {
         self.count == 0
     }
 
-    /// Keeps a packet whose turn comes within the window. False if there is no room. Of two with one PSN that differ, one is
-    /// forged, and neither is kept.
-    pub fn keep(&mut self, pool: &mut ReorderPool, bth: &Bth, rest: &[u8]) -> bool {
+    /// Keeps a peer's packet whose turn comes within the window. False if there is no room. Of two with one PSN that differ,
+    /// one is forged, and neither is kept.
+    pub fn keep(&mut self, pool: &mut ReorderPool, peer: IpAddr, bth: &Bth, rest: &[u8]) -> bool {
         if self.places.is_empty() {
             self.places = (0..WINDOW).map(|_| None).collect();
         }
@@ -93,13 +102,12 @@ impl ReorderBuffer {
             return true;
         }
         self.forget(pool, bth.psn, 1);
-        let Some(mut room) = pool.take(self.count) else { return false };
-        let Some(front) = room.get_mut(..rest.len()) else {
-            pool.give(room);
+        if rest.len() > pool.size {
             return false;
-        };
-        front.copy_from_slice(rest);
-        self.places[place(bth.psn)] = Some(Kept { bth: *bth, len: rest.len(), room });
+        }
+        let Some(mut room) = pool.take(peer) else { return false };
+        room[..rest.len()].copy_from_slice(rest);
+        self.places[place(bth.psn)] = Some(Kept { bth: *bth, peer, len: rest.len(), room });
         self.count += 1;
         true
     }
@@ -126,7 +134,7 @@ impl ReorderBuffer {
             }
             if let Some(kept) = self.places[place(psn + ahead)].take() {
                 self.count -= 1;
-                pool.give(kept.into_room());
+                pool.give(kept);
             }
         }
     }
@@ -152,8 +160,12 @@ fn place(psn: Psn) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
     use remora_wire::Opcode;
+
+    const PEERS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2))];
 
     fn packet(psn: u32) -> Bth {
         Bth::new(Opcode::RcSendOnly, 1, Psn::new(psn))
@@ -162,28 +174,34 @@ mod tests {
     #[test]
     fn packets_come_out_as_they_went_in_and_of_two_that_differ_none_does() {
         let (mut pool, mut buffer) = (ReorderPool::new(64), ReorderBuffer::default());
-        assert!(buffer.keep(&mut pool, &packet(0xff_ffff), b"last") && buffer.keep(&mut pool, &packet(1), b"one"));
-        assert!(buffer.keep(&mut pool, &packet(2), b"two") && buffer.keep(&mut pool, &packet(2), b"TWO"));
-        assert!(buffer.keep(&mut pool, &packet(1), b"one") && !buffer.has(Psn::new(2)));
+        assert!(buffer.keep(&mut pool, PEERS[0], &packet(0xff_ffff), b"last") && buffer.keep(&mut pool, PEERS[0], &packet(1), b"one"));
+        assert!(buffer.keep(&mut pool, PEERS[0], &packet(2), b"two") && buffer.keep(&mut pool, PEERS[0], &packet(2), b"TWO"));
+        assert!(buffer.keep(&mut pool, PEERS[0], &packet(1), b"one") && !buffer.has(Psn::new(2)));
         assert_eq!(buffer.bitmap(Psn::new(0xff_fffe))[..2], [0b1010, 0]);
         assert!(buffer.take(Psn::new(0)).is_none() && buffer.take(Psn::new(257)).is_none());
         let kept = buffer.take(Psn::new(1)).unwrap();
         assert_eq!((kept.bth, kept.rest()), (packet(1), &b"one"[..]));
-        pool.give(kept.into_room());
+        pool.give(kept);
         buffer.forget(&mut pool, Psn::new(0xff_ff00), WINDOW);
         assert!(buffer.is_empty() && pool.used == 0 && pool.free.len() == 3);
     }
 
     #[test]
-    fn nobody_gets_more_than_is_left_to_the_others() {
+    fn a_peer_with_many_queue_pairs_leaves_half_to_others_and_all_is_given_back() {
         let mut pool = ReorderPool::new(8);
-        let mut buffers: Vec<ReorderBuffer> = (0..20).map(|_| ReorderBuffer::default()).collect();
-        let kept = buffers
-            .iter_mut()
-            .map(|buffer| (0..WINDOW).filter(|&psn| buffer.keep(&mut pool, &packet(psn), b"x")).count());
-        let kept: Vec<usize> = kept.collect();
-        assert!(kept[0] == 256 && kept[12] >= 1, "{kept:?}");
-        assert!(pool.used <= ALL);
-        assert!(!buffers[19].keep(&mut pool, &packet(255), &[0; 9]), "longer than any packet");
+        let buffers = || -> Vec<ReorderBuffer> { (0..20).map(|_| ReorderBuffer::default()).collect() };
+        let fill = |pool: &mut ReorderPool, peer, buffers: &mut [ReorderBuffer]| {
+            let keep = |buffer: &mut ReorderBuffer| {
+                (0..WINDOW).filter(|&psn| buffer.keep(pool, peer, &packet(psn), b"x")).count()
+            };
+            buffers.iter_mut().map(keep).sum::<usize>()
+        };
+        let (mut greedy, mut other) = (buffers(), buffers());
+        assert_eq!(fill(&mut pool, PEERS[0], &mut greedy), ALL / 2);
+        assert_eq!(fill(&mut pool, PEERS[1], &mut other[..1]), WINDOW as usize, "as alone");
+        assert_eq!(fill(&mut pool, PEERS[1], &mut other), ALL / 4, "half of what is left");
+        assert!(!other[19].keep(&mut pool, PEERS[1], &packet(255), &[0; 9]), "longer than any packet");
+        greedy.iter_mut().chain(&mut other).for_each(|buffer| buffer.clear(&mut pool));
+        assert!(pool.used == 0 && pool.shares.is_empty());
     }
 }

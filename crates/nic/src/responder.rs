@@ -205,7 +205,7 @@ impl QueuePair {
                 && let Some(kept) = self.resp.early.take(self.resp.expected)
             {
                 self.take_request(ctx, &kept.bth, kept.rest().into());
-                ctx.reorder.give(kept.into_room());
+                ctx.reorder.give(kept);
             }
         }
         if taken && !self.resp.early.is_empty() && self.resp.ack.is_none() {
@@ -223,7 +223,9 @@ impl QueuePair {
             // Who was told to come back later starts anew from there.
             let near = self.peer_selective && self.resp.refusals == 0 && ahead < WINDOW as i32;
             // On a link that shares memory nothing comes early, but by a fault of the peer's.
-            let kept = near && rest.private().is_some_and(|rest| self.resp.early.keep(&mut ctx.reorder, bth, rest));
+            let early = rest.private().zip(self.route).filter(|_| near);
+            let kept =
+                early.is_some_and(|(rest, route)| self.resp.early.keep(&mut ctx.reorder, route.remote, bth, rest));
             let told = std::mem::replace(&mut self.resp.waiting, true);
             ctx.counters.sequence_naks += u64::from(!told);
             // Each that is kept tells the peer what is there now.

@@ -311,11 +311,11 @@ impl QueuePair {
         losses.hear(now);
         // What is asked for again comes before what is still to come: this tells of nothing but its own run.
         let newest = if near { losses.sent_at(bth.psn) } else { (losses.base, bth.psn) };
-        if let Some(rest) = rest.private()
+        if let (Some(rest), Some(route)) = (rest.private(), self.route)
             && near
             && !self.req.early.has(bth.psn)
         {
-            self.req.early.keep(&mut ctx.reorder, bth, rest);
+            self.req.early.keep(&mut ctx.reorder, route.remote, bth, rest);
         }
         self.note_losses(newest, |psn| psn.0 == newest.0);
     }
@@ -440,7 +440,7 @@ impl QueuePair {
             let wqe = self.sq.get(at);
             let Some(kept) = self.req.early.take(wqe.first_psn + wqe.answered) else { return };
             self.handle_response(ctx, now, &kept.bth, kept.rest().into());
-            ctx.reorder.give(kept.into_room());
+            ctx.reorder.give(kept);
         }
     }
 
