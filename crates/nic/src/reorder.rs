@@ -174,8 +174,14 @@ mod tests {
     #[test]
     fn packets_come_out_as_they_went_in_and_of_two_that_differ_none_does() {
         let (mut pool, mut buffer) = (ReorderPool::new(64), ReorderBuffer::default());
-        assert!(buffer.keep(&mut pool, PEERS[0], &packet(0xff_ffff), b"last") && buffer.keep(&mut pool, PEERS[0], &packet(1), b"one"));
-        assert!(buffer.keep(&mut pool, PEERS[0], &packet(2), b"two") && buffer.keep(&mut pool, PEERS[0], &packet(2), b"TWO"));
+        assert!(
+            buffer.keep(&mut pool, PEERS[0], &packet(0xff_ffff), b"last")
+                && buffer.keep(&mut pool, PEERS[0], &packet(1), b"one")
+        );
+        assert!(
+            buffer.keep(&mut pool, PEERS[0], &packet(2), b"two")
+                && buffer.keep(&mut pool, PEERS[0], &packet(2), b"TWO")
+        );
         assert!(buffer.keep(&mut pool, PEERS[0], &packet(1), b"one") && !buffer.has(Psn::new(2)));
         assert_eq!(buffer.bitmap(Psn::new(0xff_fffe))[..2], [0b1010, 0]);
         assert!(buffer.take(Psn::new(0)).is_none() && buffer.take(Psn::new(257)).is_none());

@@ -2,7 +2,8 @@
 //! changes, and what is left of the throughput.
 //!
 //! A flood has the last core for itself, and all else the others: what would be on another host takes no time here. The
-//! throughput beside the same flood to a socket that nobody reads shows what is left of that, and is what counts.
+//! throughput beside the same flood to a socket that nobody reads shows what is left of that, and is what counts. The two
+//! take turns, as a cluster's threads on one core may fall into step with each other for a while, or out of it.
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
@@ -106,6 +107,13 @@ impl Done {
     fn rate(&self) -> f64 {
         self.operations as f64 / self.time.as_secs_f64().max(1e-9)
     }
+
+    fn add(&mut self, more: Self) {
+        self.operations += more.operations;
+        self.ended += more.ended;
+        self.wrong += more.wrong;
+        self.time += more.time;
+    }
 }
 
 /// Works until the flag is set.
@@ -153,11 +161,16 @@ impl ForgeStudy {
         apart: &Apart,
         (target, forgery): (Target, Forgery),
     ) -> Result<ForgeRow, StudyError> {
-        let (under, flood) = self.during(worker, apart, (forgery, None))?;
         let nobody = Ipv4Addr::new(127, 98, 0, 1 + target as u8);
-        let unread = UdpSocket::bind((nobody, UDP_PORT)).map_err(|e| failed("an unread socket", &e))?;
-        let (beside, _) = self.during(worker, apart, (forgery, Some(nobody)))?;
-        drop(unread);
+        let (mut under, mut beside, mut flood) = (Done::default(), Done::default(), Flood::default());
+        for turn in 0..TURNS {
+            let (done, sent) = self.during(worker, apart, (forgery, turn, None))?;
+            under.add(done);
+            flood = Flood { packets: flood.packets + sent.packets, time: flood.time + sent.time };
+            let unread = UdpSocket::bind((nobody, UDP_PORT)).map_err(|e| failed("an unread socket", &e))?;
+            beside.add(self.during(worker, apart, (forgery, turn, Some(nobody)))?.0);
+            drop(unread);
+        }
         let alone = work_for(worker, flood.time.max(Duration::from_millis(200)))?;
         Ok(ForgeRow {
             target,
@@ -171,12 +184,12 @@ impl ForgeStudy {
         })
     }
 
-    /// Works for as long as a flood takes: against the worker, or instead of that for somebody else.
+    /// Works for as long as one turn of a flood takes: against the worker, or instead of that for somebody else.
     fn during(
         &self,
         worker: &mut dyn Worker,
         apart: &Apart,
-        (forgery, instead): (Forgery, Option<Ipv4Addr>),
+        (forgery, turn, instead): (Forgery, u64, Option<Ipv4Addr>),
     ) -> Result<(Done, Flood), StudyError> {
         let victims: Vec<(Victim<'_>, Vec<u8>)> =
             worker.victims().iter().map(|victim| (Victim { hello: &[], ..*victim }, victim.hello.to_vec())).collect();
@@ -187,11 +200,11 @@ impl ForgeStudy {
         let flooder = thread::spawn(move || {
             to_last_core();
             let mut sum = Flood::default();
-            let share = study.packets / victims.len() as u64;
+            let share = study.packets / TURNS / victims.len() as u64;
             for (victim, hello) in &victims {
                 let address = instead.unwrap_or(victim.address);
                 let victim = Victim { address, hello, ..*victim };
-                let sent = flood(forgery, &victim, (share, study.rate), study.seed, &cut_short);
+                let sent = flood(forgery, &victim, (share, study.rate), study.seed ^ turn, &cut_short);
                 match sent {
                     Ok(sent) => sum = Flood { packets: sum.packets + sent.packets, time: sum.time + sent.time },
                     Err(e) => {
@@ -226,6 +239,9 @@ fn work_for(worker: &mut dyn Worker, time: Duration) -> Result<Done, StudyError>
 fn failed(what: &str, error: &dyn std::fmt::Display) -> StudyError {
     StudyError::Failed(format!("{what}: {error}"))
 }
+
+/// Turns of a flood and of the one for somebody else.
+const TURNS: u64 = 5;
 
 /// How long a target works before the first flood.
 const WARM_UP: Duration = Duration::from_millis(500);
