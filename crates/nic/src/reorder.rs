@@ -12,8 +12,8 @@ use remora_wire::{Bth, Psn};
 /// 1 MB in flight, which a default-sized socket buffer of a modern Linux can hold; the kernel's own software NIC allows 128.
 pub(crate) const WINDOW: u32 = 256;
 
-/// Packets that all queue pairs of an engine may keep together: 8 MB at an MTU of 4096 B. The share of a peer, an address
-/// however many queue pairs it has, is as much as is left to all others.
+/// Packets that all queue pairs of an engine may keep together: 8 MB at an MTU of 4096 B. The share of a peer, which is an
+/// address however many queue pairs it has, is as much as is left to all others.
 const ALL: usize = 2048;
 
 /// Room for packets, made as it is needed and used again.
@@ -88,8 +88,8 @@ impl ReorderBuffer {
         self.count == 0
     }
 
-    /// Keeps a peer's packet whose turn comes within the window. False if there is no room. Of two with one PSN that differ,
-    /// one is forged, and neither is kept.
+    /// Keeps a peer's packet whose turn comes within the window. False if there is no room. Of two with one PSN that
+    /// differ, one is forged, and neither is kept.
     pub fn keep(&mut self, pool: &mut ReorderPool, peer: IpAddr, bth: &Bth, rest: &[u8]) -> bool {
         if self.places.is_empty() {
             self.places = (0..WINDOW).map(|_| None).collect();

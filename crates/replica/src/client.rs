@@ -21,13 +21,13 @@
 //! **Refusals.** A node that does not serve has not taken the request: another one is asked, and it is the same attempt.
 //! Once an attempt may have been taken, no later refusal for want of room or service is the last word, not even of a
 //! part of a batch: the earlier attempt may still do what this one refused. Other refusals are: they are the same at
-//! every node, and the attempt that meets one leaves its mark, so that earlier ones come to nothing. A node that is busy
-//! serves: it is asked again after a pause, on the same connection, as leaving it would cut off what keeps it busy, which
-//! may be this client's own. A PERSIST that a node refuses since it does not know the scope is tried nowhere else: no
-//! node knows more, and its writes would have to be made again.
+//! every node, and the attempt that meets one leaves its mark, so that earlier ones come to nothing. A node that is
+//! busy serves: it is asked again after a pause, on the same connection, as leaving it would cut off what keeps it busy,
+//! which may be this client's own. A PERSIST that a node refuses since it does not know the scope is tried nowhere else:
+//! no node knows more, and its writes would have to be made again.
 //!
-//! **Batches.** The next attempt at a batch has the operations that lack their last word, and no others: what is done, or
-//! has left its mark, would take room from those that found none, in each attempt anew.
+//! **Batches.** The next attempt at a batch has the operations that lack their last word, and no others: what is done,
+//! or has left its mark, would take room from those that found none, in each attempt anew.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,5 +1,6 @@
 //! A request that is sent again is done once, whichever attempt at it comes through first.
 
+use remora_replica::client::{ClientConfig, Order, ReplicaClient, Split};
 use remora_replica::ddp::{
     Config, Deployment, Job, Model, Offload, Op, Outcome, Replica, ReplicaOutput, Reply, Request, Session, View,
 };
@@ -222,4 +223,42 @@ fn a_put_that_crosses_to_the_nic_does_not_take_marks_away() {
         assert_eq!(found, Some(Outcome::Added(100)));
         assert_eq!(cluster.value(), Some(101_u64.to_le_bytes().as_slice().into()));
     }
+}
+
+/// The marks of a batch's swaps take room as writes do: if each attempt left all of them anew, the last found none.
+#[test]
+fn a_batch_whose_swaps_come_to_nothing_ends_where_there_is_room_for_one_write() {
+    let mut cluster = Cluster::offloaded(Offload { fifos: Some(1), ..Offload::FULL });
+    let config = ClientConfig { retry: true, ..ClientConfig::new(usize::from(NODES), 0) };
+    let (mut client, mut now) = (ReplicaClient::new(config.clone()), 0);
+    let swaps = (0..4).map(|key| Op::CompareSwap { key, expected: Some(value("a")), new: Some(value("b")) });
+    client.submit(now, None, Op::Batch(swaps.collect()));
+    let mut lost = true;
+    for _ in 0..20 {
+        client.handle_timeout(now);
+        while let Some(order) = client.poll_order(now) {
+            if let Order::Call(_) = order {
+                client.connected(now);
+            }
+        }
+        let Some(request) = client.poll_transmit().cloned() else {
+            now += config.pause;
+            continue;
+        };
+        // Of the first attempt nothing is heard, so that all others leave marks.
+        if std::mem::take(&mut lost) {
+            client.lost(now);
+            continue;
+        }
+        cluster.tag += 1;
+        let tag = cluster.tag;
+        cluster.nodes[client.node()].submit(0, Request { tag, ..request });
+        cluster.pump();
+        let outcome = cluster.outcome(tag).cloned().expect("answered at once");
+        client.handle_reply(now, Reply { tag: request.tag, outcome }, Split::default());
+        if let Some(ended) = client.poll_ended() {
+            return assert_eq!(ended.outcome, Outcome::Batch(vec![Outcome::NotSwapped(None); 4]));
+        }
+    }
+    panic!("it goes on for ever");
 }
