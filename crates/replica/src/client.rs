@@ -86,7 +86,8 @@ pub struct Ended {
     /// Which request.
     pub ticket: Ticket,
     /// How. [`Outcome::Unknown`]: no answer came in time, or the connection broke before one did; it may have been done
-    /// or not, or may still be. [`Outcome::Refused`]: it was not done and will not be.
+    /// or not, or may still be. [`Outcome::Refused`]: it was not done and will not be. Of a batch that was answered in
+    /// part, each operation for itself.
     pub outcome: Outcome,
     /// From [`ReplicaClient::submit`] to the answer, in nanoseconds.
     pub latency_ns: u64,
