@@ -9,7 +9,8 @@ fn main() {
     println!("cargo:rerun-if-changed=ibverbs.map");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
     println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={dir}/ibverbs.map");
-    if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
+    let is = |name: &str, value: &str| std::env::var(name).as_deref() == Ok(value);
+    if !is("CARGO_CFG_TARGET_ARCH", "x86_64") || is("CARGO_CFG_TARGET_ENV", "musl") {
         println!("cargo:rustc-cdylib-link-arg=-fuse-ld=lld");
     }
 }

@@ -57,9 +57,8 @@ Examples:
 
 /// Becomes the program.
 pub fn run(exec: &Exec) -> Result<(), Failure> {
-    let library = preload::VERBS.find()?;
     let (name, rest) = exec.command.split_first().ok_or_else(|| Failure::Usage("no command is given".into()))?;
-    program::check(&exec.command).map_err(Failure::Failed)?;
+    let library = preload::VERBS.find(program::check(&exec.command).map_err(Failure::Failed)?)?;
     check_device(exec)?;
     let mut command = Command::new(name);
     command.args(rest);

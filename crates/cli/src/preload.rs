@@ -1,4 +1,4 @@
-//! Libraries that programs are run with: where they lie, and how they get before the C library.
+//! Libraries that programs are run with: where they lie for each C library, and how they get before it.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::Failure;
+use crate::exec::program::CLibrary;
 
 /// A library.
 pub struct Library {
@@ -25,21 +26,35 @@ pub const SOCKETS: Library =
     Library { what: "sockets", names: ["libremora_sockets.so", "libremora_sockets.so"], carried: false };
 
 impl Library {
-    /// Where it lies: beside this executable as cargo builds it, or installed in `../lib/remora`.
-    pub fn find(&self) -> Result<PathBuf, Failure> {
+    /// Where the one for programs of a C library lies; if that is not known they are taken for glibc's. It is beside this
+    /// executable as cargo builds it, or installed in `../lib/remora`; that for musl in a directory of its own there.
+    pub fn find(&self, of: Option<CLibrary>) -> Result<PathBuf, Failure> {
         let exe =
             env::current_exe().map_err(|e| Failure::Failed(format!("where this command lies is unknown: {e}")))?;
         let dir = exe.parent().unwrap_or(Path::new("/"));
-        let places = [dir.join("../lib/remora"), dir.into(), dir.join("deps")];
+        let is_musl = of == Some(CLibrary::Musl);
+        let installed = dir.join("../lib/remora");
+        let places = match is_musl {
+            true => vec![installed.join("musl"), dir.join("musl")],
+            false => vec![installed, dir.into(), dir.join("deps")],
+        };
         let found = places.iter().flat_map(|place| self.names.map(|name| place.join(name))).find(|path| path.is_file());
         let found = found.and_then(|path| path.canonicalize().ok());
         #[cfg(feature = "library")]
         let found = match found {
             Some(path) => Some(path),
-            None if self.carried => Some(unpacked()?),
+            None if self.carried && !is_musl => Some(unpacked()?),
             None => None,
         };
         let Some(path) = found else {
+            if is_musl {
+                let why = format!(
+                    "the program's C library is musl, and there is no {} library for it in {}; `ci/musl` builds that of `remora exec`",
+                    self.what,
+                    exe.parent().unwrap_or(Path::new("/")).join("musl").display()
+                );
+                return Err(Failure::Failed(why));
+            }
             let why = format!(
                 "the {} library is neither beside {} nor in ../lib/remora: in a checkout build it with \
                  `cargo build --release`; `cargo install --path crates/cli --features library` installs a command that has it",

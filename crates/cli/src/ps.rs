@@ -8,6 +8,7 @@ use remora_real::presence::{self, DeviceState, Present, bytes};
 use remora_study::format::WIDTH;
 
 use crate::Failure;
+use crate::progress::is_quiet;
 
 /// Options of `remora ps`.
 #[derive(Debug, clap::Args)]
@@ -22,6 +23,9 @@ pub fn run(ps: &Ps) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::Failed(format!("who has devices cannot be found out: {e}"));
     let ask = |all: &[Present]| all.iter().map(|one| one.state().ok()).collect::<Vec<_>>();
     let all = presence::present().map_err(failed)?;
+    if all.is_empty() && !is_quiet() {
+        eprintln!("remora: no program of this user has a device on this host");
+    }
     let (start, mut before) = (Instant::now(), ask(&all));
     let mut after = before.clone();
     let mut seconds = 0.0;
@@ -46,16 +50,19 @@ fn write_table(
     seconds: f64,
 ) -> io::Result<()> {
     let row = |out: &mut dyn Write, cells: [&str; 9]| {
-        let [process, address, qps, link, sent, received, rate_out, rate_in, command] = cells;
+        let [process, address, pairs, link, sent, received, rate_out, rate_in, command] = cells;
         writeln!(
             out,
-            "{process:>8} {address:<15} {qps:>4} {link:<4} {sent:>8} {received:>8} {rate_out:>10} {rate_in:>10}"
+            "{process:>8} {address:<15} {pairs:>5} {link:<4} {sent:>8} {received:>8} {rate_out:>10} {rate_in:>10}"
         )?;
+        if command.is_empty() {
+            return Ok(());
+        }
         // A line of its own: it is longer than what is left of the first.
         let shown: String = command.chars().take(WIDTH - 10).collect();
         writeln!(out, "{:>8} {shown}", "")
     };
-    row(out, ["PROCESS", "ADDRESS", "QPS", "LINK", "SENT", "RECEIVED", "OUT", "IN", "COMMAND"])?;
+    row(out, ["PROCESS", "ADDRESS", "PAIRS", "LINK", "SENT", "RECEIVED", "OUT", "IN", "COMMAND"])?;
     for ((one, before), after) in all.iter().zip(before).zip(after) {
         let (process, address) = (one.keeper().to_string(), one.address.to_string());
         let Some(state) = after else {
@@ -71,9 +78,10 @@ fn write_table(
             };
             let rates =
                 [rate(link.tx_bytes, old.map(|old| old.tx_bytes)), rate(link.rx_bytes, old.map(|old| old.rx_bytes))];
-            let (qps, kind) = (state.queue_pairs.to_string(), link.kind.to_string());
+            let (pairs, kind) = (state.queue_pairs.to_string(), link.kind.to_string());
             let (sent, received) = (bytes(link.tx_bytes), bytes(link.rx_bytes));
-            row(out, [&process, &address, &qps, &kind, &sent, &received, &rates[0], &rates[1], &one.command])?;
+            let command = if index == 0 { &one.command } else { "" };
+            row(out, [&process, &address, &pairs, &kind, &sent, &received, &rates[0], &rates[1], command])?;
         }
     }
     Ok(())

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use remora_real::{RackConfig, RackDaemon};
 
-use crate::exec::program;
+use crate::exec::program::{self, CLibrary};
 use crate::output::print;
 use crate::progress::{detail, is_quiet, stop_flag};
 use crate::quantity::megabytes;
@@ -119,19 +119,24 @@ fn serve(rack: &Rack) -> Result<(), Failure> {
 }
 
 fn become_program(exec: &Exec) -> Result<(), Failure> {
-    let library = preload::SOCKETS.find()?;
+    let library = preload::SOCKETS.find(None)?;
     let (name, rest) = exec.command.split_first().ok_or_else(|| Failure::Usage("no command is given".into()))?;
-    if let Err(why) = program::check(&exec.command) {
-        // It runs all the same, with the kernel's connections: only what is not there cannot.
-        if program::is_missing(&why) {
-            return Err(Failure::Failed(why));
+    // What takes no library runs all the same, with the kernel's connections: only what is not there cannot.
+    let of = program::check(&exec.command).or_else(|why| match program::is_missing(&why) {
+        true => Err(Failure::Failed(why)),
+        false => {
+            detail(|| why);
+            Ok(None)
         }
-        detail(|| why);
-    }
+    })?;
     start_daemon();
     let mut command = Command::new(name);
     command.args(rest);
-    command.env("LD_PRELOAD", preload::list(library.as_os_str(), env::var_os("LD_PRELOAD")));
+    if of == Some(CLibrary::Musl) {
+        detail(|| format!("the C library of {} is musl, that of the sockets library glibc", name.to_string_lossy()));
+    } else {
+        command.env("LD_PRELOAD", preload::list(library.as_os_str(), env::var_os("LD_PRELOAD")));
+    }
     if let Some(spin) = exec.spin {
         command.env("REMORA_RACK_SPIN", spin.to_string());
     }

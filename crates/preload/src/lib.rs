@@ -7,8 +7,20 @@ use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Of functions that are there twice, such as `realpath` and `glob`, the newer one: before glibc 2.36 `dlsym` finds the older
-/// one here.
-const VERSIONS: [&CStr; 3] = [c"GLIBC_2.27", c"GLIBC_2.3.3", c"GLIBC_2.3"];
+/// one here. musl has each once, without versions.
+fn versioned(name: &CStr) -> Option<*mut c_void> {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: names that end in zero.
+        let find = |version: &CStr| unsafe { libc::dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) };
+        [c"GLIBC_2.27", c"GLIBC_2.3.3", c"GLIBC_2.3"].into_iter().map(find).find(|found| !found.is_null())
+    }
+    #[cfg(not(target_env = "gnu"))]
+    {
+        let _ = name;
+        None
+    }
+}
 
 /// The function that this library's stands before.
 pub struct Next {
@@ -31,12 +43,9 @@ impl Next {
 
     #[cold]
     fn find(&self) -> *mut c_void {
-        // SAFETY: names that end in zero.
-        let versioned = |version: &CStr| unsafe { libc::dlvsym(libc::RTLD_NEXT, self.name.as_ptr(), version.as_ptr()) };
-        // SAFETY: see above.
+        // SAFETY: a name that ends in zero.
         let plain = || unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        let found = VERSIONS.iter().map(|&version| versioned(version)).find(|found| !found.is_null());
-        let found = found.unwrap_or_else(plain);
+        let found = versioned(self.name).unwrap_or_else(plain);
         assert!(!found.is_null(), "the C library has this function");
         self.found.store(found, Ordering::Relaxed);
         found

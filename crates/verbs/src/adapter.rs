@@ -243,7 +243,9 @@ fn register_handlers() {
             if let (Some(first), Some(state)) = (adapter.summary, adapter.state())
                 && (first == process || state.is_used())
             {
-                eprintln!("remora: device {} of process {process}: {state}", adapter.address);
+                // At once: programs that end together write to one terminal.
+                let line = format!("remora: device {} of process {process}: {state}\n", adapter.address);
+                let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
             }
         }
     }

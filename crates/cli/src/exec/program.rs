@@ -1,5 +1,5 @@
-//! Whether the dynamic linker will put the verbs library before a program: it does so for dynamically linked programs of
-//! this machine's architecture, unless they run with more rights than their user has.
+//! Whether the dynamic linker will put the verbs library before a program, and which one: it does so for dynamically linked
+//! programs of this machine's architecture, unless they run with more rights than their user has.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -9,34 +9,54 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Scripts name a program, which may be a script again; kernels follow four.
-const SCRIPTS: usize = 4;
+/// Scripts name a program, which may be a script again: kernels follow four, each perhaps by way of `env`.
+const STEPS: usize = 8;
 /// Of an ELF file: this many bytes of headers are looked at. Linkers put the program headers right behind the file's.
 const HEADERS: u64 = 4096;
 /// Program header: the path of the dynamic linker.
 const PT_INTERP: u32 = 3;
 
-/// Finds the program of a command as execvp(3) does. An error says why it cannot run on Remora, in a line.
-pub fn check(command: &[OsString]) -> Result<(), String> {
-    let Some((name, rest)) = command.split_first() else { return Ok(()) };
+/// A C library. A dynamic linker loads libraries that were built for its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CLibrary {
+    Glibc,
+    Musl,
+}
+
+impl CLibrary {
+    /// That of a dynamic linker.
+    fn of(linker: &[u8]) -> Self {
+        if linker.windows(7).any(|part| part == b"ld-musl") { Self::Musl } else { Self::Glibc }
+    }
+}
+
+/// What a file is that may be run.
+enum Executable {
+    /// It names this program, with these words behind it.
+    Script(PathBuf, Vec<OsString>),
+    /// It can run itself, with this C library if that is known.
+    Program(Option<CLibrary>),
+}
+
+/// Finds the program of a command as execvp(3) does, and says what its C library is, if that can be known. An error says why
+/// it cannot run on Remora, in a line.
+pub fn check(command: &[OsString]) -> Result<Option<CLibrary>, String> {
+    let Some((name, rest)) = command.split_first() else { return Ok(None) };
     let (mut path, mut words) = (find(name)?, rest.to_vec());
-    for _ in 0..SCRIPTS {
-        let next = interpreter(&path)?;
-        if next.is_none() && path.file_name() != Some(OsStr::new("env")) {
-            return Ok(());
-        }
-        if let Some((script, line)) = next {
-            (path, words) = (script, line);
-        }
-        if path.file_name() == Some(OsStr::new("env")) {
-            // What env does not find, or finds elsewhere, it says itself.
-            match named_by_env(&words).and_then(|at| Some((find(&words[at]).ok()?, at))) {
-                Some((program, at)) => (path, words) = (program, words.split_off(at + 1)),
-                None => return Ok(()),
+    for _ in 0..STEPS {
+        match look(&path)? {
+            Executable::Script(program, line) => (path, words) = (program, line),
+            Executable::Program(library) if path.file_name() == Some(OsStr::new("env")) => {
+                // What env does not find, or finds elsewhere, it says itself.
+                match named_by_env(&words).and_then(|at| Some((find(&words[at]).ok()?, at))) {
+                    Some((program, at)) => (path, words) = (program, words.split_off(at + 1)),
+                    None => return Ok(library),
+                }
             }
+            Executable::Program(library) => return Ok(library),
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Which of `env`'s words is the program. `None` if there is none, or options stand before it that take words.
@@ -73,23 +93,24 @@ fn find(name: &OsStr) -> Result<PathBuf, String> {
         .ok_or_else(|| format!("cannot run {shown}: no directory in PATH has it"))
 }
 
-/// The program that a script names, and the words behind it; `None` for one that can run itself.
-fn interpreter(path: &Path) -> Result<Option<(PathBuf, Vec<OsString>)>, String> {
+/// Looks at a file's first bytes, and at the rights that it runs with.
+fn look(path: &Path) -> Result<Executable, String> {
     let shown = path.display();
     let mut head = Vec::new();
     // What may be run but not read is the kernel's to judge.
-    let Ok(file) = File::open(path) else { return Ok(None) };
+    let Ok(file) = File::open(path) else { return Ok(Executable::Program(None)) };
     let found = file.metadata().map_err(|e| format!("cannot run {shown}: {e}"))?;
     let _ = file.take(HEADERS).read_to_end(&mut head);
     if let Some(line) = head.strip_prefix(b"#!") {
         let line = line.split(|&b| b == b'\n').next().unwrap_or_default();
         let words = line.split(|b| b.is_ascii_whitespace()).filter(|word| !word.is_empty());
         let mut words = words.map(|word| OsStr::from_bytes(word).to_owned());
-        return Ok(words.next().map(|program| (program.into(), words.collect())));
+        return Ok(match words.next() {
+            Some(program) => Executable::Script(program.into(), words.collect()),
+            None => Executable::Program(None),
+        });
     }
-    if let Some(why) = refusal(&head) {
-        return Err(format!("{shown} cannot be run on Remora: {why}"));
-    }
+    let library = c_library(&head).map_err(|why| format!("{shown} cannot be run on Remora: {why}"))?;
     let (user, group) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     // A file has such rights if it has the attribute at all.
     let capable = rustix::fs::getxattr(path, "security.capability", &mut [0_u8; 64][..]).is_ok();
@@ -99,7 +120,7 @@ fn interpreter(path: &Path) -> Result<Option<(PathBuf, Vec<OsString>)>, String> 
              run it as a user who has these rights"
         ));
     }
-    Ok(None)
+    Ok(Executable::Program(library))
 }
 
 /// What gives a program more rights than its user and group have, if something does: of a file its mode, owner, group, and
@@ -113,46 +134,44 @@ fn raised((mode, owner, of_group, capable): (u32, u32, u32, bool), (user, group)
     }
 }
 
-/// Why a file with these first bytes does not take the library.
-fn refusal(head: &[u8]) -> Option<String> {
+/// The C library of a file with these first bytes, `None` for one that a shell runs, or why it takes no library.
+fn c_library(head: &[u8]) -> Result<Option<CLibrary>, String> {
     let short = |at: usize| Some(u16::from_le_bytes(head.get(at..at + 2)?.try_into().ok()?));
     let word = |at: usize| Some(u32::from_le_bytes(head.get(at..at + 4)?.try_into().ok()?));
     let long = |at: usize| Some(u64::from_le_bytes(head.get(at..at + 8)?.try_into().ok()?));
     if !head.starts_with(b"\x7fELF") {
         // A shell runs what is neither; an empty file, too.
-        return None;
+        return Ok(None);
     }
     let (Some(class), Some(machine)) = (head.get(4), short(18)) else {
         // A shell would run it.
-        return Some("it is cut off".into());
+        return Err("it is cut off".into());
     };
     let own: (u8, u16) = if cfg!(target_arch = "aarch64") { (2, 183) } else { (2, 62) };
     if (*class, machine) != own {
         let bits = if *class == 1 { 32 } else { 64 };
         let arch = env::consts::ARCH;
-        return Some(format!(
+        return Err(format!(
             "it is for another architecture ({bits} bit, ELF machine {machine}), the library for {arch}"
         ));
     }
     let (Some(table), Some(size), Some(count)) = (long(32), short(54), short(56)) else {
-        return Some("it is cut off".into());
+        return Err("it is cut off".into());
     };
     let (table, size, count) = (table as usize, usize::from(size), usize::from(count));
     let linker = (0..count).map(|index| table + index * size).find(|&at| word(at) == Some(PT_INTERP));
     let Some(header) = linker else {
         // Behind the bytes that were read there may be more headers.
-        let read_all = table + size * count <= head.len();
-        return read_all.then(|| {
-            "it is statically linked, so that no library can be put before it; link it with libibverbs.so.1".into()
-        });
+        return match table + size * count <= head.len() {
+            true => {
+                Err("it is statically linked, so that no library can be put before it; link it with libibverbs.so.1"
+                    .into())
+            }
+            false => Ok(None),
+        };
     };
-    let (from, len) = (long(header + 8)? as usize, long(header + 32)? as usize);
-    let is_musl = head.get(from..from.checked_add(len)?)?.windows(7).any(|part| part == b"ld-musl");
-    let own = if cfg!(target_env = "musl") { "musl" } else { "glibc" };
-    (is_musl != cfg!(target_env = "musl")).then(|| {
-        let its = if is_musl { "musl" } else { "glibc" };
-        format!("its C library is {its}, that of the verbs library {own}; build Remora on a system with {its}")
-    })
+    let (from, len) = (long(header + 8).unwrap_or(0) as usize, long(header + 32).unwrap_or(0) as usize);
+    Ok(from.checked_add(len).and_then(|to| head.get(from..to)).map(CLibrary::of))
 }
 
 #[cfg(test)]
@@ -181,17 +200,17 @@ mod tests {
     #[test]
     fn programs_that_take_no_library_are_known() {
         let own = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
-        assert_eq!(refusal(&elf(2, own, PT_INTERP)), None);
-        assert!(refusal(&elf(2, own, 1)).unwrap().contains("statically linked"));
+        assert_eq!(c_library(&elf(2, own, PT_INTERP)), Ok(Some(CLibrary::Glibc)));
+        assert!(c_library(&elf(2, own, 1)).unwrap_err().contains("statically linked"));
         let mut musl = elf(2, own, PT_INTERP);
         musl[64 + 56..][..12].copy_from_slice(b"/lib/ld-musl");
-        assert!(refusal(&musl).unwrap().contains("its C library is musl"));
-        assert!(refusal(&elf(1, 3, PT_INTERP)).unwrap().contains("32 bit"));
-        assert!(refusal(&elf(2, 243, PT_INTERP)).unwrap().contains("another architecture"));
-        assert!(refusal(b"\x7fELF").unwrap().contains("cut off"));
-        assert!(refusal(&elf(2, own, PT_INTERP)[..50]).unwrap().contains("cut off"));
+        assert_eq!(c_library(&musl), Ok(Some(CLibrary::Musl)));
+        assert!(c_library(&elf(1, 3, PT_INTERP)).unwrap_err().contains("32 bit"));
+        assert!(c_library(&elf(2, 243, PT_INTERP)).unwrap_err().contains("another architecture"));
+        assert!(c_library(b"\x7fELF").unwrap_err().contains("cut off"));
+        assert!(c_library(&elf(2, own, PT_INTERP)[..50]).unwrap_err().contains("cut off"));
         for head in [&b""[..], b"echo"] {
-            assert_eq!(refusal(head), None);
+            assert_eq!(c_library(head), Ok(None));
         }
     }
 

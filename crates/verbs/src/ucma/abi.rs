@@ -384,6 +384,11 @@ pub fn address_vector(gid: [u8; 16], traffic_class: u8) -> Out<32> {
     Out::new().put(0, &gid).put(20, &[GID_INDEX, HOP_LIMIT, traffic_class]).put(29, &[IS_GLOBAL, PORT])
 }
 
+/// Answers to queries end before the number by which the kernel knows a device, as those of kernels do that have no such
+/// numbers: librdmacm of rdma-core 39 would look for a device of that number, later ones for one of that GUID.
+const QUERY_ADDR: usize = 272;
+const QUERY_ROUTE: usize = 200;
+
 /// What the queries tell of an id.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UcmaRoute {
@@ -406,7 +411,7 @@ impl UcmaRoute {
 
     /// The answer to `QueryAddr`.
     pub fn addresses(&self) -> Vec<u8> {
-        let mut out = Out::<280>::new().put(0, &self.guid.unwrap_or_default());
+        let mut out = Out::<QUERY_ADDR>::new().put(0, &self.guid.unwrap_or_default());
         if self.guid.is_some() {
             out = out.put(8, &[PORT]).put(10, &PKEY);
         }
@@ -423,7 +428,7 @@ impl UcmaRoute {
     pub fn gid_addresses(&self) -> Vec<u8> {
         let ib = |gid: [u8; 16]| Out::<IB>::new().u16(0, AF_IB).put(2, &PKEY).put(8, &gid);
         let [source, destination] = self.gids();
-        let mut out = Out::<280>::new().put(0, &self.guid.unwrap_or_default());
+        let mut out = Out::<QUERY_ADDR>::new().put(0, &self.guid.unwrap_or_default());
         out = out.put(8, &[PORT]).put(10, &PKEY).u16(12, IB as u16).u16(14, IB as u16);
         out.put(16, &ib(source).0).put(144, &ib(destination).0).0.to_vec()
     }
@@ -443,7 +448,7 @@ impl UcmaRoute {
             Some(path) => path.record(),
             None => Out::new().put(0, &destination).put(16, &source).put(52, &PKEY),
         };
-        let mut out = Out::<208>::new().put(0, &self.guid.unwrap_or_default()).put(8, &record.0);
+        let mut out = Out::<QUERY_ROUTE>::new().put(0, &self.guid.unwrap_or_default()).put(8, &record.0);
         for (address, at) in [(self.source, 136), (self.destination, 164)] {
             if let Some(address) = address {
                 out = out.put(at, &socket_address(address).0.0);

@@ -242,15 +242,17 @@ impl State {
             return Ok(());
         };
         let ip = address.ip().to_canonical();
-        let here = ip.is_unspecified() || ip == host.address || ip.is_loopback() && host.address.is_loopback();
-        if !here {
+        let is_device = ip == host.address || ip.is_loopback() && host.address.is_loopback();
+        // Linux takes a loopback address that no device has for a wildcard, and libfabric binds 127.0.0.1 so.
+        let is_any = ip.is_unspecified() || ip.is_loopback();
+        if !is_device && !is_any {
             return Err(if ip.is_ipv4() == host.address.is_ipv4() { libc::EADDRNOTAVAIL } else { libc::ENODEV });
         }
         let (space, reuse) = (id.ps, id.reuse);
         let port = self.claim_port(host, number, space, address.port(), reuse)?;
         address.set_port(port);
         let id = self.get(number)?;
-        id.on_device = !ip.is_unspecified();
+        id.on_device = is_device;
         if id.on_device {
             address.set_ip(host.address);
         }

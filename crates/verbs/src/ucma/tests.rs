@@ -289,6 +289,11 @@ fn ports_belong_to_one_unless_shared() {
     let answer = side.run(&command(19, 16, &[(8, &b.to_ne_bytes())])).unwrap();
     assert!((32_768..61_000).contains(&u16::from_be_bytes([answer[18], answer[19]])));
     assert_eq!(answer[..8], [0; 8], "a wildcard has no device");
+    let d = side.create(4, ps::TCP);
+    side.address = Ipv4Addr::new(192, 0, 2, 1).into();
+    side.bind(d, Ipv4Addr::LOCALHOST.into(), 0).unwrap();
+    let answer = side.run(&command(19, 16, &[(8, &d.to_ne_bytes())])).unwrap();
+    assert_eq!(answer[..8], [0; 8], "nor has a loopback address on a device that is elsewhere");
     assert_eq!(side.bind(b, any, 0), Err(libc::EINVAL), "bound already");
     assert_eq!(side.state.set_option(a, 0, 9, &[1]), Err(libc::ENOSYS));
 }
