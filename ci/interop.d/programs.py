@@ -180,6 +180,13 @@ def quietly(*command, **options):
     subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True, **options)
 
 
+def mirror():
+    """Where this machine's own packages come from: what has its release has the others."""
+    said = subprocess.run(["apt-get", "indextargets", "--format", "$(REPO_URI)"], capture_output=True, text=True, check=True)
+    places = [place.rstrip("/") for place in said.stdout.split()]
+    return next((place for place in places if place.endswith("/debian")), places[0])
+
+
 def packages(name, wanted):
     """A Python with these packages of its registry, made on first use: "name==version", each with its version. `None`
     and the reason if it cannot be had."""
