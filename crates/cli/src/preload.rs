@@ -51,7 +51,7 @@ impl Library {
                 let why = format!(
                     "the program's C library is musl, and there is no {} library for it in {}; `ci/musl` builds that of `remora exec`",
                     self.what,
-                    exe.parent().unwrap_or(Path::new("/")).join("musl").display()
+                    dir.join("musl").display()
                 );
                 return Err(Failure::Failed(why));
             }
