@@ -8,7 +8,7 @@ use remora_study::modelled::ModelError;
 use remora_study::reproduce::{
     self, Cache, Mutation, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction,
 };
-use remora_study::{minos, strom};
+use remora_study::{bluefield, minos, strom};
 
 use crate::Failure;
 use crate::output::{self, Json};
@@ -30,6 +30,12 @@ Examples:
   remora reproduce minos --csv out --report r.html
   remora reproduce minos --workers 5             five clients a node: what the FIFOs do under load";
 
+const BLUEFIELD_EXAMPLES: &str = "\
+Examples:
+  remora reproduce bluefield                     all figures, what the text says, the trends
+  remora reproduce bluefield --figure 8          one figure
+  remora reproduce bluefield --csv out --report r.html";
+
 /// Which paper.
 #[derive(Debug, Subcommand)]
 pub enum Reproduce {
@@ -39,6 +45,9 @@ pub enum Reproduce {
     /// MINOS: figures 4 and 9 to 14
     #[command(after_help = MINOS_EXAMPLES)]
     Minos(Minos),
+    /// B-trees and sequencers on BlueField cards (ADMS 2022): figure 8
+    #[command(after_help = BLUEFIELD_EXAMPLES)]
+    Bluefield(Common),
 }
 
 /// Options of every paper.
@@ -99,6 +108,12 @@ pub fn run(what: &Reproduce) -> Result<(), Failure> {
         }
         Reproduce::Minos(minos) => {
             figures(&minos.common, &mut |common, progress| minos::reproduce(&minos.options(common), progress))
+        }
+        Reproduce::Bluefield(common) if common.mutate => {
+            mutants(common, &mut |common, progress| bluefield::mutate(&common, progress))
+        }
+        Reproduce::Bluefield(common) => {
+            figures(common, &mut |common, progress| bluefield::reproduce(&common, progress))
         }
     }
 }

@@ -232,8 +232,9 @@ fn platforms_are_described_by_what_reads_them() {
 
 #[test]
 fn studies_are_described_by_what_reads_them() {
-    let [study, strom, minos, point] = ["reproduce/study.rs", "strom/study.rs", "minos/study.rs", "minos/point.rs"]
-        .map(|file| source(&format!("study/src/{file}")));
+    let [study, strom, minos, point, bluefield] =
+        ["reproduce/study.rs", "strom/study.rs", "minos/study.rs", "minos/point.rs", "bluefield/study.rs"]
+            .map(|file| source(&format!("study/src/{file}")));
     let mut out = String::from(
         "# Studies\n\nA figure that `remora reproduce` draws is a TOML file below `studies/`: what is run, what varies, what is \
          shown.\n\n",
@@ -257,6 +258,14 @@ fn studies_are_described_by_what_reads_them() {
     choices(&mut out, &minos, "pub enum Sets {", true);
     out.push_str("### metric\n\n");
     choices(&mut out, &minos, "pub enum Metric {", true);
+    out.push_str("## [[series]] of BlueField\n\n");
+    fields(&mut out, &bluefield, "pub struct BluefieldSeries {");
+    out.push_str("### setup\n\n");
+    fields(&mut out, &bluefield, "pub struct Setup {");
+    for (heading, list) in [("run", "Run"), ("place", "At"), ("sets", "Sets"), ("metric", "Metric")] {
+        let _ = write!(out, "### {heading}\n\n");
+        choices(&mut out, &bluefield, &format!("pub enum {list} {{"), true);
+    }
     page("studies.md", &out);
 }
 

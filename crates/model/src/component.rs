@@ -11,6 +11,7 @@ pub mod coherent;
 pub mod core;
 pub mod disk;
 pub mod ethernet;
+pub mod hierarchy;
 pub mod memory;
 pub mod memory_device;
 pub mod nic;

@@ -66,6 +66,10 @@ pub struct Platform {
     pub nic: Option<HardwareNic>,
     /// Cores on the node's NIC, if it has any.
     pub nic_cores: Option<NicCores>,
+    /// What each of the node's cores has in front of the last level, if that is known.
+    pub private: Option<PrivateCaches>,
+    /// The cores on the NIC as a machine of their own, if they can be one.
+    pub card: Option<Card>,
     /// The node's accelerator, if it has one.
     pub accel: Option<Accel>,
     /// A switch between the NICs, if there is one.
@@ -89,6 +93,17 @@ pub struct HardwareNic {
     pub pipeline: Pipeline,
     /// The wire between two of them.
     pub ethernet: Ethernet,
+}
+
+/// The cores of a NIC's card as a machine of their own on the network, beside the node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Card {
+    /// What they have beside what `nic.cores` says.
+    pub machine: CardMachine,
+    /// What each core has in front of the last level.
+    pub private: PrivateCaches,
+    /// Between the NIC's data path and them.
+    pub pcie: Pcie,
 }
 
 /// Remora's software NIC, and what it stands on.
@@ -179,6 +194,8 @@ impl Platform {
             tcp: optional(&params, "tcp", Tcp::read)?,
             nic: (!software).then(|| HardwareNic::read(&params)).transpose()?,
             nic_cores,
+            private: optional(&params, "host.private", PrivateCaches::read)?,
+            card: params.has("nic.cores.machine").then(|| Card::read(&params)).transpose()?,
             accel,
             switch: optional(&params, "switch", Switch::read)?,
             power: optional(&params, "power", Power::read)?,
@@ -224,6 +241,17 @@ impl HardwareNic {
             pcie: needed(params, ("placements", "host.pcie"), Pcie::read)?,
             pipeline: needed(params, ("placements", "nic.pipeline"), Pipeline::read)?,
             ethernet: needed(params, ("placements", "ethernet"), Ethernet::read)?,
+        })
+    }
+}
+
+impl Card {
+    fn read(params: &Params) -> Result<Self, PlatformError> {
+        let device = "placements.nic";
+        Ok(Self {
+            machine: needed(params, (device, "nic.cores.machine"), CardMachine::read)?,
+            private: needed(params, (device, "nic.cores.private"), PrivateCaches::read)?,
+            pcie: needed(params, (device, "nic.cores.pcie"), Pcie::read)?,
         })
     }
 }

@@ -10,6 +10,7 @@ pub mod bench_btree;
 pub mod bench_model;
 pub mod bench_neighbours;
 pub mod bench_wasm;
+pub mod bluefield;
 pub mod calling;
 pub mod compare;
 pub mod connection;

@@ -264,6 +264,43 @@ section! {
 }
 
 section! {
+    /// What each core has in front of the last level, for cores that wait for their loads: `host.private`,
+    /// `nic.cores.private`.
+    PrivateCaches {
+        /// Bytes of the first level.
+        l1_size: u64 = size(64),
+        /// A hit there.
+        l1_cycles: f64 = cycles(),
+        /// Bytes of the second level.
+        l2_size: u64 = size(64),
+        /// A hit there.
+        l2_cycles: f64 = cycles(),
+        /// Cores that share a second level.
+        l2_cores: u64 = count(1),
+        /// Pages whose translations a core holds.
+        translations: u64 = count(1),
+        /// Bytes of a page.
+        page: u64 = size(4096),
+        /// A line that another core has changed.
+        transfer: u64 = time(),
+        /// One comparison of a search.
+        compare_cycles: f64 = cycles(),
+    }
+}
+
+section! {
+    /// Cores on the NIC as a machine of their own on the network: `nic.cores.machine`.
+    CardMachine {
+        /// Their clock.
+        clock: f64 = rate(),
+        /// One look of a polling loop.
+        poll: u64 = time(),
+        /// What all cores together do for each message, one after the other.
+        shared: u64 = time_or_none(),
+    }
+}
+
+section! {
     /// An accelerator: `accel`.
     Accel {
         /// Clock.

@@ -3,7 +3,13 @@
 use remora_kernel::{Placement, op};
 
 use super::{ProcessorKind, WorldError};
-use crate::platform::{Accel, Cache, Core, Dram, HardwareNic, NicCores, NicDevice, Platform, Power, Switch};
+use crate::component::cache::CacheParams;
+use crate::component::hierarchy::HierarchyParams;
+use crate::component::memory::MemoryParams;
+use crate::platform::{
+    Accel, Cache, CardMachine, Core, Dram, HardwareNic, NicCores, NicDevice, Platform, Power, PrivateCaches, Switch,
+};
+use crate::time::Ps;
 
 /// The hardware of one machine.
 #[derive(Clone, Debug)]
@@ -31,18 +37,22 @@ pub struct MachineSpec {
     pub state: u64,
     /// Its power.
     pub power: Option<Power>,
+    /// For threads that wait for their loads, and take calls one after the other, instead of one run queue of kernels:
+    /// one on each core of this hierarchy.
+    pub threads: Option<HierarchyParams>,
+    /// What all its threads do for each message, one after the other.
+    pub shared: Ps,
 }
 
 impl MachineSpec {
     /// A platform's node, for data of `state` bytes.
     pub fn node(platform: &Platform, state: u64) -> Result<Self, WorldError> {
-        let missing = |what| WorldError::Missing { platform: platform.name.clone(), what };
         let cards = platform.placements.nic == Some(NicDevice::Cores);
         Ok(Self {
             core: platform.host.clone(),
             cache: platform.cache.clone(),
             dram: platform.dram.clone(),
-            nic: platform.nic.clone().ok_or_else(|| missing("hardware NIC"))?,
+            nic: platform.nic.clone().ok_or_else(|| missing(platform, "hardware NIC"))?,
             nics: 1,
             one_slot: false,
             card: platform.nic_cores.clone().filter(|_| cards),
@@ -50,7 +60,53 @@ impl MachineSpec {
             work: Work::of(platform),
             state,
             power: platform.power.clone(),
+            threads: None,
+            shared: Ps::ZERO,
         })
+    }
+
+    /// A platform's node with so many threads that wait for their loads.
+    pub fn threads(platform: &Platform, threads: u64) -> Result<Self, WorldError> {
+        let node = Self::node(platform, 0)?;
+        let caches = platform.private.as_ref().ok_or_else(|| missing(platform, "private caches of the host"))?;
+        Ok(node.with_threads(caches, threads))
+    }
+
+    /// The cores on a platform's NIC as a machine of their own, with so many threads that wait for their loads. Its NIC is
+    /// that of the node: who wants both to share a link puts it at their peer.
+    pub fn card(platform: &Platform, threads: u64) -> Result<Self, WorldError> {
+        let node = Self::node(platform, 0)?;
+        let (Some(cores), Some(card)) = (&platform.nic_cores, &platform.card) else {
+            return Err(missing(platform, "cores on the NIC that are a machine of their own"));
+        };
+        let CardMachine { clock, poll, shared } = card.machine;
+        let core = Core {
+            cores: cores.cores,
+            clock,
+            misses: cores.misses,
+            poll,
+            dispatch: cores.dispatch,
+            issue: cores.issue,
+            switch: 0,
+        };
+        let machine = Self {
+            core,
+            cache: Cache { size: cores.cache_size, latency: cores.cache_latency, ways: 16 },
+            dram: Dram { latency: cores.dram_latency, bandwidth: cores.dram_bandwidth },
+            nic: HardwareNic { pcie: card.pcie.clone(), ..node.nic.clone() },
+            card: None,
+            accel: None,
+            shared: Ps(shared),
+            ..node
+        };
+        Ok(machine.with_threads(&card.private, threads))
+    }
+
+    fn with_threads(mut self, caches: &PrivateCaches, threads: u64) -> Self {
+        let (last, memory) = (CacheParams::from(&self.cache), MemoryParams::from(&self.dram));
+        let core = &self.core;
+        self.threads = Some(HierarchyParams::new(caches, (threads, core.misses, core.clock), last, memory));
+        self
     }
 
     /// A platform's client: the node's machine without what runs kernels beside its cores. One thread is the client, as in
@@ -157,6 +213,9 @@ impl PairSpec {
 /// Bytes of payload in a packet between machines of a platform.
 pub(super) fn path_mtu(platform: &Platform, machine: &MachineSpec) -> Result<u32, WorldError> {
     let mtu = [4096, 2048, 1408, 1024, 512, 256].into_iter().find(|&mtu| mtu <= machine.nic.ethernet.mtu);
-    let what = "Ethernet MTU of at least 256 B";
-    Ok(mtu.ok_or_else(|| WorldError::Missing { platform: platform.name.clone(), what })? as u32)
+    Ok(mtu.ok_or_else(|| missing(platform, "Ethernet MTU of at least 256 B"))? as u32)
+}
+
+fn missing(platform: &Platform, what: &'static str) -> WorldError {
+    WorldError::Missing { platform: platform.name.clone(), what }
 }
