@@ -33,7 +33,7 @@ Examples:
 const BLUEFIELD_EXAMPLES: &str = "\
 Examples:
   remora reproduce bluefield                     all figures, what the text says, the trends
-  remora reproduce bluefield --figure 8          one figure
+  remora reproduce bluefield --figure 7          one figure
   remora reproduce bluefield --csv out --report r.html";
 
 /// Which paper.
@@ -45,7 +45,7 @@ pub enum Reproduce {
     /// MINOS: figures 4 and 9 to 14
     #[command(after_help = MINOS_EXAMPLES)]
     Minos(Minos),
-    /// B-trees and sequencers on BlueField cards (ADMS 2022): figure 8
+    /// B-trees and sequencers on BlueField cards (ADMS 2022): figures 2 to 12
     #[command(after_help = BLUEFIELD_EXAMPLES)]
     Bluefield(Common),
 }

@@ -54,6 +54,7 @@ fn what_makes_no_sense_is_one_line() {
     for (args, expected) in [
         (&["reproduce", "strom", "--figure", "6", "--no-cache"][..], "there is no figure 6"),
         (&["reproduce", "minos", "--figure", "5"], "there is no figure 5"),
+        (&["reproduce", "bluefield", "--figure", "1"], "there is no figure 1"),
         (&["compare", "--on", "nowhere"], "nowhere"),
         (&["compare", "--both"], "--on"),
     ] {

@@ -17,7 +17,8 @@
 //! 2. When a receive completes, [`CallSlots::take_reply`] says whose call has ended, how, and with what bytes.
 //! 3. When the connection is lost, [`CallSlots::lose_all`] ends what is under way.
 //!
-//! Where a call runs may be left to a [`Placer`], which a client has one of.
+//! Where a call runs may be left to a [`Placer`], which a client has one of. [`NumberBatches`] makes one addition for all
+//! callers that wait for a sequencer's numbers.
 //!
 //! A kernel that runs at the client reaches the node through [`RemoteMemory`]: its accesses are verbs over slots of
 //! [`Staging`] memory, which the world's [`Carriage`] posts, and whose ends it tells [`Staging::complete`].
@@ -44,6 +45,7 @@
 //! [`RpcVerbs`], [`Sends`] and [`Rings`] are ingresses, and [`Two`] makes one of two; a new one is a type that takes calls from its carriage and puts answers
 //! there, and nothing here changes.
 
+mod batch;
 mod call_slots;
 mod call_stats;
 mod call_table;
@@ -66,6 +68,7 @@ mod turns;
 mod two;
 mod work_id;
 
+pub use batch::{Addition, NumberBatches};
 pub use call_slots::{CallReply, CallSlots, Full};
 pub use call_stats::{CLASSES, CallStats, OpStats};
 pub use call_table::{CallAnswer, CallTable, DEADLINE};

@@ -8,10 +8,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use remora_model::platform::Platform;
+use remora_study::bluefield;
 use remora_study::compare::{Plan, Progress, Watch};
 use remora_study::minos::{AblationStep, Setup};
 use remora_study::on::compare_on;
 use remora_study::records::Records;
+use remora_study::reproduce::{self, ReproduceOptions};
 use remora_study::where_::{self, Operation, WhereOptions};
 use remora_study::workload::Distribution;
 
@@ -95,6 +97,18 @@ fn where_operations_run_is_what_it_was() {
         }
     }
     compare("figures-where.txt", &out);
+}
+
+/// The sequencers of the BlueField paper, and what its platforms are fitted to: calls on trees, on the spot and on nothing.
+#[test]
+fn sequencers_and_trees_on_cards_are_what_they_were() {
+    let options = ReproduceOptions { figure: Some("11".into()), jobs: 2, cache: None, seed: 42 };
+    let all = bluefield::reproduce(&options, &mut |_| true).unwrap();
+    let mut out = reproduce::csv(&all.figures[0]);
+    for fitted in &all.fitted {
+        let _ = writeln!(out, "{} = {}", fitted.what, fitted.value);
+    }
+    compare("figures-bluefield.txt", &out);
 }
 
 fn compare(file: &str, now: &str) {

@@ -48,7 +48,7 @@ pub struct Shape {
 
 impl Shape {
     /// Keys or children of a node, at least 3.
-    fn share(self, room: usize) -> usize {
+    pub(super) fn share(self, room: usize) -> usize {
         (room * usize::from(self.fill.clamp(1, 100)) / 100).clamp(3, room)
     }
 

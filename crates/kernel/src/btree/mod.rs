@@ -25,6 +25,7 @@ mod merge;
 mod node;
 mod params;
 mod place;
+mod plan;
 mod recover;
 mod split;
 #[cfg(test)]
@@ -37,6 +38,7 @@ pub use build::{BuildError, Shape};
 pub use node::{HEADER, Head, NODE_BYTES, NodeMut, NodeView, children, leaf_keys};
 pub use params::{TreeParams, TreeRef};
 pub(crate) use params::{delete, get, put, recover, scan};
+pub use plan::Plan;
 pub use recover::LOG_SLOTS;
 pub use write::Put;
 

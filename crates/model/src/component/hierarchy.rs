@@ -154,7 +154,11 @@ impl Hierarchy {
         while low < high {
             let middle = (low + high) / 2;
             at = self.access(core, at, address + middle * 8, CacheAccess::Load) + compare;
-            if bits & 1 == 0 { low = middle + 1 } else { high = middle }
+            if bits & 1 == 0 {
+                low = middle + 1
+            } else {
+                high = middle
+            }
             bits >>= 1;
         }
         self.access(core, at, address + bytes / 2 + low.min((bytes / 16).saturating_sub(1)) * 8, CacheAccess::Load)

@@ -1,6 +1,7 @@
 //! One NIC of a fabric: its protocol engine, and what its hardware takes for the engine's work.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::rc::Rc;
 
@@ -10,7 +11,7 @@ use remora_nic::{
     WorkCompletion,
 };
 use remora_wire::rpc::RpcHeader;
-use remora_wire::{Bth, Opcode, Psn};
+use remora_wire::{AtomicEth, Bth, Opcode, Psn};
 
 use super::WorldError;
 use super::bus::{Bus, Event};
@@ -74,6 +75,8 @@ pub struct Adapter {
     timer: Option<Ps>,
     /// Whether a transmit event comes.
     waiting: bool,
+    /// When the NIC has the old values of atomic operations whose answers it has not sent, in their order.
+    atomics: VecDeque<Ps>,
 }
 
 impl Adapter {
@@ -97,6 +100,7 @@ impl Adapter {
             free: Vec::new(),
             timer: None,
             waiting: false,
+            atomics: VecDeque::new(),
         })
     }
 
@@ -189,6 +193,11 @@ impl Adapter {
         let packet = bus.take(number);
         let what = Bth::parse(&packet.bytes).ok().map(|bth| (bth.opcode, Qpn(bth.dest_qp)));
         let landing = what.map_or(0, |(op, _)| landing_bytes(op, packet.bytes.len()));
+        if let Some((Opcode::RcCompareSwap | Opcode::RcFetchAdd, _)) = what
+            && let Some(Ok(word)) = packet.bytes.get(Bth::LEN..).map(AtomicEth::parse)
+        {
+            self.atomics.push_back(self.hardware.borrow_mut().board.atomic(self.slot, now, word.va));
+        }
         if let (Some(from), Some(dst)) = (packet.from, packet.dst) {
             self.nic.handle_packet(engine_time(now), 0, from, dst, &packet.bytes);
         }
@@ -211,11 +220,12 @@ impl Adapter {
             let Some(route) = self.batch.route() else { break };
             let way = (self.index, nic_of(route.remote));
             for (bytes, fetched) in self.batch.packets().zip(self.batch.fetched()) {
-                // The old value of an atomic comes over the bus, too.
-                let atomic = bytes.first() == Some(&(Opcode::RcAtomicAck as u8));
-                let fetched = if atomic { 8 } else { fetched };
                 let mut hardware = self.hardware.borrow_mut();
-                let sent = hardware.board.send(self.slot, now, bytes.len(), fetched);
+                let atomic = bytes.first() == Some(&(Opcode::RcAtomicAck as u8));
+                let sent = match atomic.then(|| self.atomics.pop_front()).flatten() {
+                    Some(here) => hardware.board.send_when(self.slot, here.max(now), bytes.len()),
+                    None => hardware.board.send(self.slot, now, bytes.len(), fetched),
+                };
                 let wire = hardware.board.on_wire(self.slot, bytes.len());
                 bus.launch(bytes, way, (route.local, route.remote), (wire, sent));
             }

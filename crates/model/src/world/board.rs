@@ -4,6 +4,7 @@
 //! Everything shared is reserved: a request finds its own completion time at once (see [`crate::resource`]).
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use super::MachineSpec;
@@ -11,18 +12,21 @@ use super::site::Reach;
 use crate::component::cache::{Cache, CacheAccess, CacheParams, Lookup};
 use crate::component::core::{CoreParams, Cores};
 use crate::component::ethernet::{Ethernet, EthernetParams};
+use crate::component::hierarchy::Hierarchy;
 use crate::component::memory::{MemoryChannels, MemoryParams};
 use crate::component::memory_device::{MemoryDevice, device_of};
 use crate::component::nic::{DataPath, DataPathParams};
 use crate::component::pcie::{Pcie, PcieParams};
 use crate::platform::CommandPath;
-use crate::resource::Usage;
+use crate::resource::{Server, Usage};
 use crate::time::Ps;
 
 /// Bytes of a cache line.
 pub(super) const LINE: u64 = 64;
 /// A completion that the NIC writes, where its host polls for one.
 const COMPLETION: u64 = 64;
+/// Bytes of the word of an atomic operation.
+const WORD: u64 = 8;
 /// Bytes of BTH and ICRC.
 const BTH_ICRC: u64 = 16;
 /// The golden ratio, as a part of 2^64.
@@ -41,6 +45,16 @@ pub struct Board {
     devices: Vec<Option<Reached>>,
     /// Phase of the polling loop, as a part of 2^64.
     looks: u64,
+    threads: Option<Threads>,
+}
+
+/// Threads that wait for their loads, one on each core.
+struct Threads {
+    caches: Hierarchy,
+    /// The one that runs, or ran last.
+    current: usize,
+    /// What all do for each message, one after the other.
+    shared: Server,
 }
 
 /// A NIC's hardware.
@@ -50,6 +64,8 @@ struct NicPath {
     wire: Ethernet,
     /// When the packet sent last was there to be sent: packets keep their order.
     sent: Ps,
+    /// When each word that an atomic operation has changed is in memory again.
+    words: HashMap<u64, Ps>,
 }
 
 impl Board {
@@ -63,6 +79,7 @@ impl Board {
             path: DataPath::new(&DataPathParams::from(&spec.nic.pipeline)),
             wire: Ethernet::new(&ethernet),
             sent: Ps::ZERO,
+            words: HashMap::new(),
         };
         let slots = if spec.one_slot { 1 } else { spec.nics() };
         Self {
@@ -73,6 +90,11 @@ impl Board {
             nics: (0..spec.nics()).map(nic).collect(),
             devices: Vec::new(),
             looks: 0,
+            threads: spec.threads.as_ref().map(|threads| Threads {
+                caches: Hierarchy::new(threads),
+                current: 0,
+                shared: Server::new(1),
+            }),
             spec: spec.clone(),
         }
     }
@@ -89,12 +111,62 @@ impl Board {
         }
     }
 
-    // Software.
+    // Software. Threads that wait for their loads are each on a core of their own: who runs has it.
+
+    /// The thread of this number runs from now on.
+    pub fn set_thread(&mut self, number: usize) {
+        if let Some(threads) = &mut self.threads {
+            threads.current = number;
+        }
+    }
+
+    /// A core turns to a kernel's next step: when that begins.
+    pub fn turn(&mut self, now: Ps) -> Ps {
+        match self.threads {
+            Some(_) => now,
+            None => self.cores.turn(now, Ps::ZERO).1,
+        }
+    }
+
+    /// A core works for a time: when it is done.
+    pub fn run(&mut self, at: Ps, work: Ps) -> Ps {
+        match (self.threads.is_some(), work) {
+            (_, Ps::ZERO) => at,
+            (true, work) => at + work,
+            (false, work) => self.cores.run(at, work).1,
+        }
+    }
+
+    /// A core takes a message that it has seen, as far as its kernel's first step.
+    pub fn dispatch(&mut self, at: Ps) -> Ps {
+        let (dispatch, shared) = (Ps(self.spec.core.dispatch), self.spec.shared);
+        match &mut self.threads {
+            Some(threads) if shared > Ps::ZERO => threads.shared.serve(at, shared).1 + dispatch,
+            Some(_) => at + dispatch,
+            None => self.cores.run(at, dispatch).1,
+        }
+    }
+
+    /// A thread has had a call for so long.
+    pub fn was_busy(&mut self, from: Ps, to: Ps) {
+        self.cores.run(from, to - from);
+    }
+
+    /// Lines that one of the threads accesses before anything is measured: caches are then as they are after a while.
+    pub fn warm(&mut self, thread: usize, va: u64, bytes: u64) {
+        if let Some(threads) = &mut self.threads {
+            threads.caches.search(thread, Ps::ZERO, va, bytes);
+        }
+    }
 
     /// A core hands a NIC a command with `inline` bytes of payload in it: when the core is free again, and when the NIC
     /// sees the command or its doorbell.
     pub fn issue(&mut self, nic: usize, at: Ps, inline: usize) -> (Ps, Ps) {
-        let (start, free) = self.cores.run(at, Ps(self.spec.core.issue));
+        let issue = Ps(self.spec.core.issue);
+        let (start, free) = match self.threads {
+            Some(_) => (at, at + issue),
+            None => self.cores.run(at, issue),
+        };
         let nic = &self.nics[nic];
         (free, nic.path.ring(start, 1, inline as u64, &mut self.slots[nic.slot]))
     }
@@ -139,7 +211,17 @@ impl Board {
 
     /// By a core: as many lines at once as it has misses for.
     pub fn load(&mut self, at: Ps, va: u64, bytes: u64, kind: Reach) -> (Ps, Ps) {
-        let access = if kind == Reach::Read { CacheAccess::Load } else { CacheAccess::Store };
+        let reads = matches!(kind, Reach::Read | Reach::Search);
+        let access = if reads { CacheAccess::Load } else { CacheAccess::Store };
+        if let Some(Threads { caches, current, .. }) = &mut self.threads {
+            return match kind {
+                Reach::Search => {
+                    let done = caches.search(*current, at, va, bytes);
+                    (done, done)
+                }
+                _ => caches.access_all(*current, at, va, bytes, access),
+            };
+        }
         let (mut first, mut last) = (None, at);
         for line in self.cache.lines(va, bytes) {
             let found = match self.spec.state {
@@ -192,7 +274,7 @@ impl Board {
     pub fn dma(&mut self, nic: usize, at: Ps, va: u64, bytes: u64, kind: Reach) -> (Ps, Ps) {
         let at = self.nics[nic].path.translate(at, va, bytes);
         match kind {
-            Reach::Read => {
+            Reach::Read | Reach::Search => {
                 let at = self.beyond(at, va, bytes);
                 self.pcie(nic).read(at, bytes)
             }
@@ -209,6 +291,16 @@ impl Board {
                 (here, self.pcie(nic).write(here, bytes).1)
             }
         }
+    }
+
+    /// A NIC's atomic operation on a word, for a peer: when it has the old value. It reads and writes the word over PCIe,
+    /// and no other operation on the same word comes between (Kalia et al., ATC 2016).
+    pub fn atomic(&mut self, nic: usize, now: Ps, va: u64) -> Ps {
+        let begun = self.nics[nic].words.get(&va).map_or(now, |free| now.max(*free));
+        let (_, here) = self.pcie(nic).read(begun, WORD);
+        let (_, there) = self.pcie(nic).write(here, WORD);
+        self.nics[nic].words.insert(va, there);
+        here
     }
 
     /// A DMA write of a packet's payload: when a core can see all of it.
@@ -231,14 +323,20 @@ impl Board {
         (end > now + ahead).then(|| end - ahead)
     }
 
-    /// A NIC sends a packet of `len` bytes, of which it must fetch some first: when its first and its last bit are at the
-    /// other end of the cable.
-    pub fn send(&mut self, nic: usize, now: Ps, len: usize, fetched: usize) -> (Ps, Ps) {
-        let here = if fetched > 0 { self.fetch(nic, now, fetched as u64) } else { now };
+    /// A NIC sends a packet of `len` bytes, which are there at `here`: when its first and its last bit are at the other
+    /// end of the cable.
+    pub fn send_when(&mut self, nic: usize, here: Ps, len: usize) -> (Ps, Ps) {
         let nic = &mut self.nics[nic];
         nic.sent = nic.sent.max(here);
         let (out, _) = nic.path.send(nic.sent, len as u64);
         nic.wire.send(out, len as u64)
+    }
+
+    /// A NIC sends a packet of `len` bytes, of which it must fetch some first: when its first and its last bit are at the
+    /// other end of the cable.
+    pub fn send(&mut self, nic: usize, now: Ps, len: usize, fetched: usize) -> (Ps, Ps) {
+        let here = if fetched > 0 { self.fetch(nic, now, fetched as u64) } else { now };
+        self.send_when(nic, here, len)
     }
 
     /// Bytes that a packet of `len` bytes takes on a cable.
@@ -262,7 +360,13 @@ impl Board {
     /// How busy each shared thing was over `span`.
     pub fn usage(&self, span: Ps, all: &mut Vec<Usage>) {
         all.extend(self.cores.usage(span));
-        all.push(self.memory.usage("memory", span));
+        match &self.threads {
+            Some(threads) => {
+                all.push(threads.caches.usage(span));
+                all.push(threads.shared.usage("what threads share", span));
+            }
+            None => all.push(self.memory.usage("memory", span)),
+        }
         for slot in &self.slots {
             all.extend(slot.usage(span));
         }
@@ -278,6 +382,10 @@ impl Board {
         self.cache.reset();
         self.memory.reset();
         self.slots.iter_mut().for_each(Pcie::reset);
+        if let Some(threads) = &mut self.threads {
+            threads.caches.reset();
+            threads.shared.reset();
+        }
         for nic in &mut self.nics {
             nic.path.reset();
             nic.wire.reset();

@@ -46,6 +46,12 @@ pub enum RawVerb {
     Write,
     /// Into the node's memory, whose host, polling there, writes as much back; done when that is seen.
     PingPong,
+    /// A message to the node, whose host sends as much back; done when that is seen. At most
+    /// [`MAX_REQUEST`](remora_service::MAX_REQUEST) bytes.
+    SendPingPong {
+        /// Whether the command holds the payload, if it fits in.
+        inline: bool,
+    },
 }
 
 /// Something that software sees.
@@ -85,8 +91,19 @@ pub(super) struct Connection {
     pub staging: ModelStaging,
     place: usize,
     /// The ping-pong under way.
-    echo: Option<(u32, u32, Arc<Region>)>,
+    echo: Option<Echo>,
+    /// Where messages to the client land.
+    messages: Sge,
     remote_calls: u64,
+}
+
+/// A ping-pong: its call, its bytes, where they lie on the node, and for one of messages whether commands hold them.
+#[derive(Clone)]
+struct Echo {
+    call: u32,
+    len: u32,
+    region: Arc<Region>,
+    inline: Option<bool>,
 }
 
 /// A connection's ends.
@@ -132,6 +149,8 @@ impl Fabric {
         let replies = self.machines[machines[CLIENT]].alloc(CallSlots::<Mark>::REPLY_BYTES)?;
         let requests = self.machines[machines[CLIENT]].alloc(MAX_CALLS * MAX_REQUEST)?;
         let staging = self.machines[machines[CLIENT]].alloc(SLOTS * SLOT)?;
+        let messages = self.machines[machines[CLIENT]].alloc(MAX_REQUEST)?.1;
+        let messages = Sge { va: messages.va(), len: MAX_REQUEST as u32, lkey: messages.key() };
         let (place, site) = self.client_place(nics[CLIENT], number)?;
         let staging = Staging::new(ModelCarriage::new(site), staging.0, staging.1);
         self.open_place(place, &staging);
@@ -144,10 +163,11 @@ impl Fabric {
             staging,
             place,
             echo: None,
+            messages,
             remote_calls: 0,
         });
         for _ in 0..RECVS {
-            self.adapters[a].nic.post_recv(qps[CLIENT], 0, &[])?;
+            self.adapters[a].nic.post_recv(qps[CLIENT], 0, &[messages])?;
         }
         Ok(ConnectionId(number))
     }
@@ -186,6 +206,28 @@ impl Fabric {
         Ok(())
     }
 
+    /// Starts the kernel `op` on the node as one of its own threads would, now: no network is between. `tag` comes back
+    /// with the result.
+    pub fn submit_at_node(
+        &mut self,
+        ConnectionId(number): ConnectionId,
+        op: u64,
+        params: &[u8],
+        tag: u32,
+    ) -> Result<(), Full> {
+        let connection = &mut self.connections[usize::from(number)];
+        let (call, _) = connection.calls.open(Mark { tag, since: self.now })?;
+        let (place, nic) = (connection.place, connection.nics[NODE]);
+        let mut kernel = self.places[place].spare.pop().unwrap_or_default();
+        kernel.recycle(op, MAX_REPLY as u32);
+        kernel.params.extend_from_slice(params);
+        self.start_at_node(nic, kernel, (number, call)).map_err(|kernel| {
+            self.places[place].spare.push(kernel);
+            self.connections[usize::from(number)].calls.end(call);
+            Full
+        })
+    }
+
     /// Starts a kernel at the client itself.
     fn submit_here(&mut self, number: u16, call: u32, op: u64, params: &[u8]) -> Result<(), Full> {
         let place = self.connections[usize::from(number)].place;
@@ -215,15 +257,44 @@ impl Fabric {
         let op = match verb {
             RawVerb::Read => SendOp::Read { va, rkey },
             RawVerb::Write | RawVerb::PingPong => SendOp::Write { va, rkey },
+            RawVerb::SendPingPong { .. } => SendOp::Send,
         };
-        if verb == RawVerb::PingPong {
-            connection.echo = Some((call, len, region.clone()));
+        let inline = match verb {
+            RawVerb::SendPingPong { inline } => Some(inline),
+            _ => None,
+        };
+        if inline.is_some() || verb == RawVerb::PingPong {
+            connection.echo = Some(Echo { call, len, region: region.clone(), inline });
         }
         // Any bytes of the client will do; the longest verb covers all reply slots.
         let sge = Some(Sge { va: connection.calls.region().va(), len, lkey: connection.calls.region().key() });
-        let wr_id = WorkId::Verb(call).encode();
-        self.issue(number, CLIENT, self.now, Posted::Verb { wr_id, op, sge, signaled: verb != RawVerb::PingPong }, &[]);
+        let (wr_id, signaled) = match connection.echo {
+            Some(_) => (WorkId::Unnamed.encode(), false),
+            None => (WorkId::Verb(call).encode(), true),
+        };
+        self.message(number, CLIENT, (wr_id, op, signaled), sge, inline == Some(true));
         Ok(())
+    }
+
+    /// A verb of these bytes, which stand in its command if they are to and fit.
+    fn message(
+        &mut self,
+        number: u16,
+        end: usize,
+        (wr_id, op, signaled): (u64, SendOp, bool),
+        sge: Option<Sge>,
+        inline: bool,
+    ) {
+        let len = sge.map_or(0, |sge| sge.len as usize);
+        let nic = self.connections[usize::from(number)].nics[end];
+        let inline = inline && len <= self.inline(nic);
+        let mut bytes = std::mem::take(&mut self.scratch.bytes);
+        bytes.clear();
+        // Which bytes they are is of no account.
+        bytes.resize(if inline { len } else { 0 }, 0);
+        let command = Posted::Verb { wr_id, op, sge: sge.filter(|_| !inline), signaled };
+        self.issue(number, end, self.now, command, &bytes);
+        self.scratch.bytes = bytes;
     }
 
     /// Calls a kernel with a payload stream: `len` bytes from `va` on of the client's memory.
@@ -291,7 +362,9 @@ impl Fabric {
     /// Whether somebody polls the memory that WRITEs to a queue pair land in.
     pub(super) fn is_polled(&self, nic: u16, qp: Qpn) -> bool {
         let end = self.adapters[usize::from(nic)].ends.get(&qp);
-        end.is_some_and(|(connection, _)| self.connections[usize::from(*connection)].echo.is_some())
+        end.is_some_and(|(connection, _)| {
+            self.connections[usize::from(*connection)].echo.as_ref().is_some_and(|echo| echo.inline.is_none())
+        })
     }
 
     /// Software sees something.
@@ -302,12 +375,15 @@ impl Fabric {
         };
         let Some(&(number, end)) = self.adapters[usize::from(nic)].ends.get(&qp) else { return Ok(()) };
         match notice {
+            Notice::Completion(wc) if wc.opcode == WcOpcode::Recv && self.echoes(number) => {
+                self.echo(nic, number, end, &wc)
+            }
             Notice::Completion(wc) if end == CLIENT => self.completed(number, &wc),
             Notice::Completion(wc) if wc.opcode == WcOpcode::Recv => self.take_request(nic, &wc),
             Notice::Completion(_) => Ok(()),
             Notice::Landed(_) => {
                 let connection = &mut self.connections[usize::from(number)];
-                let Some((call, len, region)) = connection.echo.clone() else { return Ok(()) };
+                let Some(Echo { call, len, region, .. }) = connection.echo.clone() else { return Ok(()) };
                 if end == CLIENT {
                     connection.echo = None;
                     self.end(number, call, Status::Ok);
@@ -325,6 +401,28 @@ impl Fabric {
                 Ok(())
             }
         }
+    }
+
+    /// Whether messages go to and fro on a connection.
+    fn echoes(&self, number: u16) -> bool {
+        self.connections[usize::from(number)].echo.as_ref().is_some_and(|echo| echo.inline.is_some())
+    }
+
+    /// A message of a ping-pong is there: the node sends one back, the client's call ends.
+    fn echo(&mut self, nic: u16, number: u16, end: usize, wc: &WorkCompletion) -> Result<(), WorldError> {
+        let connection = &mut self.connections[usize::from(number)];
+        let Some(Echo { call, len, region, inline }) = connection.echo.clone() else { return Ok(()) };
+        if end == CLIENT {
+            connection.echo = None;
+            let (qp, messages) = (connection.qps[CLIENT], connection.messages);
+            self.adapters[usize::from(nic)].nic.post_recv(qp, 0, &[messages])?;
+            self.end(number, call, Status::Ok);
+            return Ok(());
+        }
+        self.give_back_recv(nic, wc.wr_id)?;
+        let sge = Some(Sge { va: region.va(), len, lkey: region.key() });
+        self.message(number, NODE, (WorkId::Unnamed.encode(), SendOp::Send, false), sge, inline == Some(true));
+        Ok(())
     }
 
     /// The client sees a completion.
@@ -369,7 +467,7 @@ impl Fabric {
     fn take_reply(&mut self, number: u16, wc: &WorkCompletion) -> Result<(), WorldError> {
         let connection = &mut self.connections[usize::from(number)];
         let adapter = &mut self.adapters[usize::from(connection.nics[CLIENT])];
-        adapter.nic.post_recv(connection.qps[CLIENT], 0, &[])?;
+        adapter.nic.post_recv(connection.qps[CLIENT], 0, &[connection.messages])?;
         if let Some(reply) = connection.calls.take_reply(wc.imm, wc.byte_len) {
             self.reply.clear();
             self.reply.extend_from_slice(reply.bytes);

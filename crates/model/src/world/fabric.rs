@@ -284,6 +284,11 @@ impl Fabric {
         Ok(self.machine(machine)?.alloc(len as usize)?.1)
     }
 
+    /// Zeroed memory of a machine, of which only pages that are written take memory here.
+    pub fn alloc_sparse(&mut self, machine: u16, len: u64) -> Result<Arc<Region>, WorldError> {
+        Ok(self.machine(machine)?.alloc_sparse(len as usize)?.1)
+    }
+
     /// Zeroed memory of a memory device, as each of its machines has it registered: at one address, under a key of its
     /// own.
     pub fn alloc_on_device(&mut self, device: u16, len: u64) -> Result<Vec<Arc<Region>>, WorldError> {
@@ -314,6 +319,14 @@ impl Fabric {
     /// A machine's sketch.
     pub fn tap(&self, machine: u16) -> Option<&Sketch> {
         self.software.get(usize::from(machine))?.tap.as_ref()
+    }
+
+    /// Lets a thread of a machine search a node of a tree that lies there, before anything is measured: caches are then as
+    /// they are after a while. Nothing else happens.
+    pub fn warm(&mut self, machine: u16, thread: usize, va: u64, bytes: u64) {
+        if let Some(machine) = self.machines.get(usize::from(machine)) {
+            machine.hardware.borrow_mut().board.warm(thread, va, bytes);
+        }
     }
 
     /// Goes on until a call has ended, and hands it over. False if nothing is left to happen.

@@ -41,7 +41,15 @@ impl Machine {
 
     /// Zeroed memory, registered with all rights, at the same address in every run.
     pub fn alloc(&mut self, len: usize) -> Result<(Buffer, Arc<Region>), WorldError> {
-        let buffer = Buffer::anonymous(len.max(8))?;
+        self.place(Buffer::anonymous(len.max(8))?, len)
+    }
+
+    /// The same, of which only pages that are written take memory.
+    pub fn alloc_sparse(&mut self, len: usize) -> Result<(Buffer, Arc<Region>), WorldError> {
+        self.place(Buffer::shared(len.max(8))?.0, len)
+    }
+
+    fn place(&mut self, buffer: Buffer, len: usize) -> Result<(Buffer, Arc<Region>), WorldError> {
         let va = self.next_va;
         self.next_va += (len as u64).next_multiple_of(remora_memory::PAGE_BYTES as u64);
         let region = self.register(&buffer, va, len)?;

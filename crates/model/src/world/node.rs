@@ -1,5 +1,7 @@
 //! Nodes: how calls get to kernels, how these run, and how their answers go back. A client runs kernels, too.
 
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -69,6 +71,19 @@ pub(super) struct Place {
     pub spare: Vec<Call>,
     /// The connection whose verbs are its memory, at a client.
     connection: Option<u16>,
+    /// Threads that take its calls one after the other, if it has such.
+    threads: Option<Threads>,
+}
+
+/// Threads of a place: each takes a call and stays with it until it has handed over its answer.
+#[derive(Default)]
+struct Threads {
+    /// Those without a call, by when they are free.
+    free: BinaryHeap<Reverse<(Ps, u16)>>,
+    /// Calls that no thread has yet: the kernel, and the way of its request unless the call is a thread's own.
+    waiting: VecDeque<(u32, Option<u16>, usize)>,
+    /// The thread of each kernel, and since when it has it.
+    of: Vec<(u16, Ps)>,
 }
 
 /// Where a node runs kernels.
@@ -178,7 +193,14 @@ impl Fabric {
         // As many as all NICs may bring to it.
         let capacity = machine.nics.len() * (RPCS + if placement == Placement::Host { SENDS } else { 0 });
         let tasks = self.kernels.here(site.clone(), machine.registry.clone(), machine.pd, capacity);
-        Ok(self.add_place(Place::new(nic, processor, site, (tasks, capacity))))
+        let mut place = Place::new(nic, processor, site, (tasks, capacity));
+        let threads = self.spec.machines[usize::from(machine.index)].threads.as_ref();
+        place.threads = threads.filter(|_| placement == Placement::Host).map(|threads| Threads {
+            free: (0..threads.cores as u16).map(|thread| Reverse((Ps::ZERO, thread))).collect(),
+            waiting: VecDeque::new(),
+            of: vec![(0, Ps::ZERO); capacity],
+        });
+        Ok(self.add_place(place))
     }
 
     /// A new place for kernels at a client, which is open when their memory is there.
@@ -236,6 +258,14 @@ impl Fabric {
         self.post_recvs(nic)
     }
 
+    /// A receive of a node has brought a message that is no call.
+    pub(super) fn give_back_recv(&mut self, nic: u16, wr_id: u64) -> Result<(), WorldError> {
+        if let Some(front) = &mut self.fronts[usize::from(nic)] {
+            front.ingress.give_back(wr_id);
+        }
+        self.post_recvs(nic)
+    }
+
     /// Starts calls to the host that wait, as far as there is room.
     fn start_sends(&mut self, nic: u16) {
         let machine = usize::from(self.adapters[usize::from(nic)].machine);
@@ -278,7 +308,8 @@ impl Fabric {
         };
         let len = call.params.len();
         match self.add(place, call, asker) {
-            Ok(task) => Some((task, self.dispatch(place, task, nic, (len, seen)))),
+            Ok(task) if self.places[place].threads.is_some() => Some((task, self.queue(place, task, Some(nic), len))),
+            Ok(task) => Some((task, self.dispatch(place, task, nic, (len, seen, self.now)))),
             Err(call) => {
                 self.answer(asker, self.places[place].processor, call, (Status::Busy, self.now));
                 None
@@ -304,18 +335,71 @@ impl Fabric {
     }
 
     /// The way of a request of `len` bytes, from a NIC or from what software saw, to its kernel's first step.
-    fn dispatch(&mut self, place: usize, task: u32, nic: u16, (len, seen): (usize, bool)) -> Ps {
+    fn dispatch(&mut self, place: usize, task: u32, nic: u16, (len, seen, now): (usize, bool, Ps)) -> Ps {
         let adapter = &self.adapters[usize::from(nic)];
         let mut hardware = adapter.hardware.borrow_mut();
         let (processor, board) = hardware.processor(self.places[place].processor);
-        let at = processor.dispatch(board, Arrival { nic: adapter.slot, seen }, self.now, len);
+        let at = processor.dispatch(board, Arrival { nic: adapter.slot, seen }, now, len);
         self.bus.queue.push(at, Event::Wake { place: place as u16, task });
         at
+    }
+
+    /// A call waits for a thread of its place, or has one at once: when its kernel's first step begins, if that is known.
+    fn queue(&mut self, place: usize, task: u32, nic: Option<u16>, len: usize) -> Ps {
+        let Some(threads) = &mut self.places[place].threads else { return self.now };
+        match threads.free.pop() {
+            Some(Reverse((free, thread))) => self.take_up(place, (task, nic, len), (thread, free.max(self.now))),
+            None => {
+                threads.waiting.push_back((task, nic, len));
+                self.now
+            }
+        }
+    }
+
+    /// A thread takes a call up: when its kernel's first step begins.
+    fn take_up(&mut self, place: usize, (task, nic, len): (u32, Option<u16>, usize), (thread, at): (u16, Ps)) -> Ps {
+        if let Some(threads) = &mut self.places[place].threads {
+            threads.of[task as usize] = (thread, at);
+        }
+        match nic {
+            Some(nic) => self.dispatch(place, task, nic, (len, true, at)),
+            None => {
+                self.bus.queue.push(at, Event::Wake { place: place as u16, task });
+                at
+            }
+        }
+    }
+
+    /// The thread of a kernel has handed over its answer, and takes the next call.
+    fn free_thread(&mut self, place: usize, task: u32, at: Ps) {
+        let Some(threads) = &self.places[place].threads else { return };
+        let (thread, since) = threads.of[task as usize];
+        self.places[place].site.hardware().borrow_mut().board.was_busy(since, at);
+        let Some(threads) = &mut self.places[place].threads else { return };
+        match threads.waiting.pop_front() {
+            Some(next) => _ = self.take_up(place, next, (thread, at)),
+            None => threads.free.push(Reverse((at, thread))),
+        }
+    }
+
+    /// A thread of a node calls a kernel there by itself, now: no network is between. It is given back if there is no room.
+    pub(super) fn start_at_node(&mut self, nic: u16, call: Call, (connection, slot): (u16, u32)) -> Result<(), Call> {
+        let machine = usize::from(self.adapters[usize::from(nic)].machine);
+        let Some(place) = self.software[machine].node.as_ref().map(|node| node.host) else { return Err(call) };
+        let task = self.add(place, call, Asker::Here(connection, slot))?;
+        match self.places[place].threads {
+            Some(_) => _ = self.queue(place, task, None, 0),
+            None => self.run(place, task),
+        }
+        Ok(())
     }
 
     /// A kernel goes on.
     pub(super) fn run(&mut self, number: usize, task: u32) {
         let place = &mut self.places[number];
+        if let Some(threads) = &place.threads {
+            place.site.hardware().borrow_mut().board.set_thread(threads.of[task as usize].0.into());
+        }
         place.site.enter(self.now, task);
         let turn = place.tasks.poll(task);
         place.site.take_wakes(&mut self.scratch.wakes);
@@ -353,7 +437,11 @@ impl Fabric {
         let place = &mut self.places[number];
         let (at, processor) = (place.site.at(), place.processor);
         if let Some(asker) = place.askers[task as usize].take() {
+            let machine = self.adapters[usize::from(place.nic)].machine;
+            let sends = !matches!(asker, Asker::Here(..));
+            let issue = Ps(if sends { self.spec.machines[usize::from(machine)].core.issue } else { 0 });
             self.answer(asker, processor, call, (status, at));
+            self.free_thread(number, task, at + issue);
         }
     }
 
@@ -415,7 +503,7 @@ impl Fabric {
 impl Place {
     fn new(nic: u16, processor: ProcessorId, site: Rc<Site>, (tasks, capacity): (Box<dyn Tasks>, usize)) -> Self {
         let askers = vec![None; capacity];
-        Self { nic, processor, site, tasks, askers, spare: Vec::new(), connection: None }
+        Self { nic, processor, site, tasks, askers, spare: Vec::new(), connection: None, threads: None }
     }
 }
 

@@ -10,7 +10,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use remora_kernel::{Fault, Memory};
+use remora_kernel::btree::NODE_BYTES;
+use remora_kernel::{Fault, Memory, op};
 use remora_memory::{Access, AccessError, Pd, Region, Registry};
 
 use super::hardware::{Hardware, ProcessorId};
@@ -157,6 +158,8 @@ impl SiteMemory {
 pub enum Reach {
     /// Brings bytes here.
     Read,
+    /// Brings a sorted node here, of which a thread that waits for its loads looks at some lines only, one after the other.
+    Search,
     /// Sends bytes there; done when they are on their way.
     Write,
     /// Sends whole lines there that nobody reads soon; done when they are on their way.
@@ -171,7 +174,8 @@ const PIECE: usize = 512;
 impl Memory for SiteMemory {
     async fn read(&self, key: u32, va: u64, out: &mut [u8]) -> Result<(), Fault> {
         let region = self.region(key, va, out.len(), Access::REMOTE_READ)?;
-        let (first, last) = self.reach(va, out.len(), Reach::Read);
+        let searches = matches!(self.op, op::TREE_GET | op::TREE_PUT | op::TREE_DELETE) && out.len() >= NODE_BYTES[0];
+        let (first, last) = self.reach(va, out.len(), if searches { Reach::Search } else { Reach::Read });
         if self.site.is_disturbed() && out.len() > PIECE {
             let pieces = out.len().div_ceil(PIECE) as u64;
             for (n, piece) in (0u64..).zip(out.chunks_mut(PIECE)) {

@@ -104,6 +104,7 @@ impl MachineSpec {
 
     fn with_threads(mut self, caches: &PrivateCaches, threads: u64) -> Self {
         let (last, memory) = (CacheParams::from(&self.cache), MemoryParams::from(&self.dram));
+        self.core.cores = threads;
         let core = &self.core;
         self.threads = Some(HierarchyParams::new(caches, (threads, core.misses, core.clock), last, memory));
         self

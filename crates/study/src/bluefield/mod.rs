@@ -2,6 +2,7 @@
 //! of a storage node and on the cores of its card.
 
 mod checks;
+mod fit;
 mod point;
 mod study;
 
@@ -10,10 +11,10 @@ use std::sync::Arc;
 use remora_model::platform::Platform;
 
 use point::{Ground, Outcome};
-use study::{At, Setup, Study};
+use study::{At, BluefieldSeries, Setup, Study};
 
 use crate::reproduce::{
-    self, Dot, Figure, FigureError, Fitted, Judged, Line, Mutation, Point, Ran, ReproduceError, ReproduceOptions,
+    self, Dot, Figure, FigureError, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions,
     ReproduceProgress, Reproduction, run_all,
 };
 
@@ -23,7 +24,7 @@ pub fn reproduce(
     progress: &mut dyn FnMut(ReproduceProgress) -> bool,
 ) -> Result<Reproduction, ReproduceError> {
     let studies = study::studies(options.figure.as_deref())?;
-    let (platforms, fitted) = platforms()?;
+    let (platforms, fitted) = fit::bluefield(options.seed)?;
     let Judged { figures, claims, trends, sums, incomplete } = judge(&studies, &platforms, options, progress)?;
     let figures = figures.into_iter().map(|figure| figure.with_printed(&claims, &PRINTED)).collect();
     Ok(Reproduction {
@@ -47,20 +48,15 @@ pub fn mutate(
     progress: &mut dyn FnMut(ReproduceProgress) -> bool,
 ) -> Result<Mutation, ReproduceError> {
     let studies = study::studies(options.figure.as_deref())?;
-    let (platforms, _) = platforms()?;
+    let (platforms, _) = fit::bluefield(options.seed)?;
     let judge = &mut |platforms: &[Platform], progress: &mut dyn FnMut(ReproduceProgress) -> bool| {
         judge(&studies, platforms, options, progress)
     };
     reproduce::mutate("BlueField", &platforms, options.seed, judge, progress)
 }
 
-/// The paper's platforms with their free parameters fitted.
-fn platforms() -> Result<(Vec<Platform>, Vec<Fitted>), ReproduceError> {
-    Ok((vec![Platform::load("bluefield1")?, Platform::load("bluefield2")?], Vec::new()))
-}
-
 /// Claims that are points of a figure: which one, of which figure, at which x.
-const PRINTED: [(&str, &str, u64); 0] = [];
+const PRINTED: [(&str, &str, u64); 3] = [("AD-041", "2", 1), ("AD-042", "5", 1), ("AD-045", "5", 256)];
 
 /// Runs the studies on these platforms, and judges what comes.
 fn judge(
@@ -84,9 +80,11 @@ fn judge(
         }
     }
     let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
-    let mut outcomes = outcomes.into_iter();
-    let figures = studies.iter().map(|study| figure(study, &mut outcomes).whole(study.x.values.len()));
-    let figures: Vec<Figure> = figures.collect::<Vec<_>>().into_iter().flatten().collect();
+    let line = |series: &BluefieldSeries, _| (series.name.clone(), class(&series.setup));
+    let figures = Figure::all(studies, outcomes, &["what binds"], line, |study, _, x, outcome| {
+        let y = study.y.metric.of(outcome);
+        Dot { x, y, spread: (y, y), details: vec![outcome.detail.clone()] }
+    });
     let (claims, trends) = (checks::claims(&figures, platforms), checks::trends(&figures));
     Ok(Judged { figures, claims, trends, sums, incomplete })
 }
@@ -117,37 +115,79 @@ impl Point for Work<'_> {
     }
 }
 
-fn figure(study: &Study, outcomes: &mut impl Iterator<Item = Option<Outcome>>) -> Figure {
-    let mut figure = Figure::new(study, &["what binds"]);
-    for series in &study.series {
-        let dots = study.x.values.iter().zip(outcomes.by_ref()).filter_map(|(&x, outcome)| {
-            let outcome = outcome?;
-            let y = study.y.metric.of(&outcome);
-            Some(Dot { x, y, spread: (y, y), details: vec![outcome.detail] })
-        });
-        let dots = dots.collect();
-        figure.lines.push(Line { name: series.name.clone(), class: class(&series.setup), dots });
-    }
-    figure
-}
-
 /// The page's colour of a line.
 fn class(setup: &Setup) -> &'static str {
     match setup.place {
-        At::Card if setup.platform == "bluefield1" => "client",
-        At::Card => "nic",
-        At::Host => "host",
+        Some(At::Card) if setup.platform == "bluefield1" => "client",
+        Some(At::Card) => "nic",
+        Some(At::Host) | None => "host",
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::study::Run;
     use super::*;
     use crate::reproduce::{csv, page, table};
 
     fn run(figure: &str, jobs: usize) -> Reproduction {
         let options = ReproduceOptions { figure: Some(figure.into()), jobs, cache: None, seed: 42 };
         reproduce(&options, &mut |_| true).unwrap()
+    }
+
+    /// A point with few keys.
+    fn point(setup: Setup) -> Outcome {
+        let platform = Platform::load(&setup.platform).unwrap();
+        let setup = Setup { keys: setup.keys.min(50_000), ..setup };
+        point::run(&Ground::new(&platform, 42).unwrap(), &setup).unwrap()
+    }
+
+    #[test]
+    fn every_study_names_what_can_be_run() {
+        let studies = study::studies(None).unwrap();
+        assert_eq!(studies.len(), 11);
+        for study in &studies {
+            for series in &study.series {
+                let setup = series.setup(study.x.sets, study.x.values[0]);
+                assert!(study.y.metric.of(&point(setup)) > 0.0, "figure {}, {}", study.figure, series.name);
+            }
+        }
+    }
+
+    #[test]
+    fn threads_wait_for_their_loads_and_for_each_other() {
+        let local = Setup { run: Run::LocalTree, place: Some(At::Card), ahead: 1, ..Setup::default() };
+        let rate = |threads| point(Setup { threads, clients: threads, ..local.clone() }).ops_per_s;
+        // A thread has one look-up at a time: its time is that of the look-up. Two of them are twice as fast.
+        let (one, two) = (point(Setup { threads: 1, clients: 1, ..local.clone() }), rate(2));
+        assert!((one.ops_per_s * one.mean_ns / 1e9 - 1.0).abs() < 0.05, "{one:?}");
+        assert!((two / one.ops_per_s - 2.0).abs() < 0.2, "{two} and {}", one.ops_per_s);
+        // More calls than threads wait.
+        let waiting = point(Setup { threads: 1, clients: 4, ..local.clone() });
+        assert!((waiting.mean_ns / one.mean_ns - 4.0).abs() < 0.4, "{waiting:?}");
+        // A word that all add to goes from thread to thread: more of them give no more numbers.
+        let numbers = |threads| {
+            let setup = Setup { run: Run::SequencerCalls, place: Some(At::Host), threads, ..Setup::default() };
+            point(setup).ops_per_s
+        };
+        assert!(numbers(4) < 4.0 * numbers(1));
+        // Updates are locks, and lines that others then have to fetch.
+        let updates = point(Setup { writes: 100, ..local.clone() });
+        assert!(updates.ops_per_s < rate(8), "{updates:?}");
+    }
+
+    #[test]
+    fn a_tree_of_256_million_keys_answers_rightly_and_is_not_built() {
+        // All results are checked: a wrong one is an error.
+        let platform = Platform::load("bluefield2").unwrap();
+        let ground = Ground::new(&platform, 42).unwrap();
+        for (run, levels) in [(Run::TreeReads, 6.0), (Run::LocalTree, 0.0)] {
+            let setup =
+                Setup { run, keys: 256_000_000, writes: 0, share: 50, clients: 2, ahead: 1, ..Setup::default() };
+            let outcome = point::run(&ground, &setup).unwrap();
+            // A READ takes 2 us and more.
+            assert!(outcome.mean_ns > 2_000.0 * levels, "{outcome:?}");
+        }
     }
 
     #[test]

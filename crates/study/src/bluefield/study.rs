@@ -6,7 +6,19 @@ use super::point::Outcome;
 use crate::reproduce::{self, FigureError};
 
 /// The figures in the paper's order.
-const BLUEFIELD: [&str; 1] = [include_str!("../../../../studies/bluefield/fig8.toml")];
+const BLUEFIELD: [&str; 11] = [
+    include_str!("../../../../studies/bluefield/fig2.toml"),
+    include_str!("../../../../studies/bluefield/fig3.toml"),
+    include_str!("../../../../studies/bluefield/fig4.toml"),
+    include_str!("../../../../studies/bluefield/fig5.toml"),
+    include_str!("../../../../studies/bluefield/fig6.toml"),
+    include_str!("../../../../studies/bluefield/fig7.toml"),
+    include_str!("../../../../studies/bluefield/fig8.toml"),
+    include_str!("../../../../studies/bluefield/fig9.toml"),
+    include_str!("../../../../studies/bluefield/fig10.toml"),
+    include_str!("../../../../studies/bluefield/fig11.toml"),
+    include_str!("../../../../studies/bluefield/fig12.toml"),
+];
 
 /// A figure of the paper.
 pub type Study = reproduce::Study<BluefieldSeries, Metric, Sets>;
@@ -18,6 +30,18 @@ pub enum Sets {
     /// KiB of the block.
     #[default]
     BlockKib,
+    /// Millions of keys.
+    MillionKeys,
+    /// Threads of the storage node's machine.
+    Threads,
+    /// Threads of the compute node.
+    Clients,
+    /// Per cent of the keys that the card has.
+    Share,
+    /// Bytes of a node.
+    NodeBytes,
+    /// Bytes of a message.
+    Bytes,
 }
 
 /// A figure of an outcome.
@@ -26,6 +50,10 @@ pub enum Sets {
 pub enum Metric {
     /// Mean latency in nanoseconds.
     LatencyNs,
+    /// Mean latency in microseconds.
+    LatencyUs,
+    /// Millions of operations a second.
+    Rate,
 }
 
 impl Metric {
@@ -33,6 +61,8 @@ impl Metric {
     pub fn of(self, outcome: &Outcome) -> f64 {
         match self {
             Self::LatencyNs => outcome.mean_ns,
+            Self::LatencyUs => outcome.mean_ns / 1e3,
+            Self::Rate => outcome.ops_per_s / 1e6,
         }
     }
 }
@@ -53,6 +83,20 @@ pub struct BluefieldSeries {
 pub enum Run {
     /// Random reads of a block of memory by one thread.
     Memory,
+    /// Messages there and back, half of the time.
+    SendLatency,
+    /// Calls that do nothing.
+    EmptyCalls,
+    /// Calls on a B-tree.
+    TreeCalls,
+    /// Operations on a B-tree by threads of the machine that has it.
+    LocalTree,
+    /// Look-ups of a B-tree by one-sided READs, a node each.
+    TreeReads,
+    /// Numbers of a sequencer by one-sided atomic operations.
+    SequencerVerbs,
+    /// Numbers of a sequencer by calls.
+    SequencerCalls,
 }
 
 /// Which of the storage node's machines.
@@ -65,22 +109,59 @@ pub enum At {
     Card,
 }
 
-/// A point's setup.
+/// A point's setup. What is not given is as in the paper's section 4.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct Setup {
     /// On which platform.
     pub platform: String,
     /// What is run.
     pub run: Run,
-    /// Where.
-    pub place: At,
+    /// Where; not given: keys are split between host and card.
+    pub place: Option<At>,
     /// KiB of the block.
-    #[serde(default)]
     pub block_kib: u64,
     /// KiB of a page; 0: as the platform says.
-    #[serde(default)]
     pub page_kib: u64,
+    /// Keys.
+    pub keys: u64,
+    /// Bytes of a node.
+    pub node_bytes: u64,
+    /// Per cent of the operations that are updates.
+    pub writes: u64,
+    /// Per cent of the keys that the card has, the lowest ones.
+    pub share: u64,
+    /// Threads of each of the storage node's machines.
+    pub threads: u64,
+    /// Threads of the compute node.
+    pub clients: u64,
+    /// Operations that each of these has under way.
+    pub ahead: u64,
+    /// Bytes of a message.
+    pub bytes: u64,
+    /// Whether commands hold messages that fit in.
+    pub inline: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            platform: "bluefield2".into(),
+            run: Run::TreeCalls,
+            place: None,
+            block_kib: 0,
+            page_kib: 0,
+            keys: 1_000_000,
+            node_bytes: 512,
+            writes: 0,
+            share: 0,
+            threads: 8,
+            clients: 16,
+            ahead: 8,
+            bytes: 0,
+            inline: false,
+        }
+    }
 }
 
 impl BluefieldSeries {
@@ -89,6 +170,12 @@ impl BluefieldSeries {
         let mut setup = self.setup.clone();
         match sets {
             Sets::BlockKib => setup.block_kib = x,
+            Sets::MillionKeys => setup.keys = x * 1_000_000,
+            Sets::Threads => setup.threads = x,
+            Sets::Clients => setup.clients = x,
+            Sets::Share => setup.share = x,
+            Sets::NodeBytes => setup.node_bytes = x,
+            Sets::Bytes => setup.bytes = x,
         }
         setup
     }

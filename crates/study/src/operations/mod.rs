@@ -25,6 +25,7 @@ pub use consistent::{CONSISTENT_GET, Objects};
 pub use embed::EMBED;
 pub use get::{GET_HIT, GET_MISS, GET_TRACE};
 pub use list::{LIST, Lists, Walks};
+pub(crate) use sequencer::Numbers;
 pub use sequencer::SEQUENCER;
 pub use sized::GET_SIZE;
 pub use tree::{TREE_GET, TREE_SCAN, TREE_WRITE};

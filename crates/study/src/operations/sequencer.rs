@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use remora_kernel::{SequencerParams, Status, op};
+use remora_service::NumberBatches;
 use remora_store::{Arena, Place};
 
 use super::{Common, Loaded, Operation, Parameters, Workload};
@@ -14,13 +15,13 @@ use crate::store::Loader;
 use crate::validate::Prediction;
 use crate::where_::SoftwareTimes;
 
-/// Take numbers of a sequencer. Parameter: how many at once, for as many callers that wait.
+/// Take numbers of a sequencer. Parameter: how many callers wait for one addition.
 pub const SEQUENCER: Operation = Operation(&Sequencer);
 
 struct Sequencer;
 
 /// A word on the node, and what it has given.
-struct Numbers {
+pub(crate) struct Numbers {
     place: Place,
     given: RefCell<Given>,
 }
@@ -35,7 +36,7 @@ impl Workload for Sequencer {
     }
 
     fn parameters(&self) -> Option<Parameters> {
-        Some(Parameters { unit: "numbers", axis: "numbers taken at once", values: &[1, 16, 64] })
+        Some(Parameters { unit: "numbers", axis: "callers that wait for one addition", values: &[1, 16, 64] })
     }
 
     /// Only if it is asked for by name.
@@ -44,7 +45,7 @@ impl Workload for Sequencer {
     }
 
     fn load(&self, loader: &mut Loader<'_>, _: &Records) -> Result<Box<dyn Loaded>, StudyError> {
-        Ok(Box::new(Numbers { place: loader.alloc(64)?, given: RefCell::default() }))
+        Ok(Box::new(Numbers::new(loader.alloc(64)?)))
     }
 
     /// No probe tells what an atomic operation takes.
@@ -55,15 +56,30 @@ impl Workload for Sequencer {
 
 impl Loaded for Numbers {
     fn calls<'a>(&'a self, _: &'a Common<'_>, count: u64, _: u64) -> Option<Box<dyn Calls + 'a>> {
-        Some(Box::new(Takes { numbers: self, count: count.max(1) as u32, next: 0 }))
+        Some(Box::new(self.takes(count.max(1) as u32)))
+    }
+}
+
+impl Numbers {
+    /// That have not been given yet.
+    pub(crate) fn new(place: Place) -> Self {
+        Self { place, given: RefCell::default() }
+    }
+
+    /// Calls that take so many numbers each.
+    pub(crate) fn takes(&self, count: u32) -> Takes<'_> {
+        Takes { numbers: self, count, batches: RefCell::new(NumberBatches::new(usize::MAX)), callers: 0 }
     }
 }
 
 /// Calls that take numbers.
-struct Takes<'a> {
+pub(crate) struct Takes<'a> {
     numbers: &'a Numbers,
+    /// Callers that one addition is for.
     count: u32,
-    next: u64,
+    batches: RefCell<NumberBatches<u64>>,
+    /// Callers so far, each of which wants one number.
+    callers: u64,
 }
 
 impl Calls for Takes<'_> {
@@ -72,8 +88,11 @@ impl Calls for Takes<'_> {
     }
 
     fn next(&mut self) -> u64 {
-        self.next += 1;
-        self.next
+        let batches = self.batches.get_mut();
+        (self.callers..self.callers + u64::from(self.count)).for_each(|caller| batches.ask(caller));
+        self.callers += u64::from(self.count);
+        // As many additions may be under way as there are.
+        batches.next_addition().map_or(0, |addition| addition.number)
     }
 
     fn params(&self, _: u64, params: &mut Vec<u8>) {
@@ -81,12 +100,18 @@ impl Calls for Takes<'_> {
         params.extend_from_slice(&SequencerParams { address, key, count: self.count }.encode());
     }
 
-    fn check(&self, _: u64, status: Status, reply: &[u8]) -> Result<Checked, String> {
+    fn check(&self, id: u64, status: Status, reply: &[u8]) -> Result<Checked, String> {
         match <[u8; 8]>::try_from(reply) {
             Ok(first) if status == Status::Ok => {
-                let first = u64::from_le_bytes(first);
-                let taken = self.numbers.given.borrow_mut().take(first, self.count.into());
-                taken.map(|()| Checked::RIGHT)
+                let (first, mut served, mut in_order) = (u64::from_le_bytes(first), 0, true);
+                self.batches.borrow_mut().answered(id, first, |_, number| {
+                    in_order &= number == first + u64::from(served);
+                    served += 1;
+                });
+                match in_order && served == self.count {
+                    true => self.numbers.given.borrow_mut().take(first, served.into()).map(|()| Checked::RIGHT),
+                    false => Err(format!("an addition for {} callers served {served}", self.count)),
+                }
             }
             _ => Err(format!("taking {} numbers ended with {status:?}", self.count)),
         }

@@ -74,7 +74,7 @@ impl Processor for Accelerator {
                 let taken = self.link.write(at, va, bytes);
                 (taken, taken)
             }
-            Reach::Read | Reach::Atomic => self.link.read(at, va, bytes),
+            Reach::Read | Reach::Search | Reach::Atomic => self.link.read(at, va, bytes),
         }
     }
 

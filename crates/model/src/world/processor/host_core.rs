@@ -19,19 +19,17 @@ impl Processor for HostCore {
     }
 
     fn step(&mut self, board: &mut Board, now: Ps) -> Ps {
-        board.cores.turn(now, Ps::ZERO).1
+        board.turn(now)
     }
 
     fn compute(&mut self, board: &mut Board, at: Ps, op: u64, bytes: usize) -> Ps {
-        match board.work(op, bytes) {
-            Ps::ZERO => at,
-            work => board.cores.run(at, work).1,
-        }
+        let work = board.work(op, bytes);
+        board.run(at, work)
     }
 
     fn instructions(&mut self, board: &mut Board, at: Ps, count: u64) -> Ps {
         let time = board.core_instructions(count);
-        board.cores.run(at, time).1
+        board.run(at, time)
     }
 
     /// By DMA into memory, where a core polls.
@@ -42,8 +40,7 @@ impl Processor for HostCore {
 
     fn dispatch(&mut self, board: &mut Board, from: Arrival, now: Ps, bytes: usize) -> Ps {
         let here = if from.seen { now } else { self.deliver(board, from.nic, now, bytes) };
-        let dispatch = Ps(board.spec.core.dispatch);
-        board.cores.run(here, dispatch).1
+        board.dispatch(here)
     }
 
     /// A command to the NIC.
@@ -58,7 +55,7 @@ impl Processor for HostCore {
                 board.write_memory(at, va, bytes);
                 (at, at)
             }
-            Reach::Read | Reach::Write | Reach::Atomic => board.load(at, va, bytes, kind),
+            Reach::Read | Reach::Search | Reach::Write | Reach::Atomic => board.load(at, va, bytes, kind),
         }
     }
 

@@ -7,7 +7,7 @@ use remora_model::component::hierarchy::Hierarchy;
 use remora_model::time::Ps;
 
 use super::{Ground, Outcome};
-use crate::bluefield::study::Setup;
+use crate::bluefield::study::{At, Setup};
 use crate::workload::below;
 
 /// Reads that are measured. All lines in their order come before.
@@ -15,7 +15,9 @@ const READS: u64 = 20_000;
 const LINE: u64 = 64;
 
 pub(super) fn run(ground: &Ground, setup: &Setup) -> Outcome {
-    let Some(mut params) = ground.machine(setup.place).threads.clone() else { return Outcome::default() };
+    let Some(mut params) = ground.machine(setup.place.unwrap_or(At::Host)).threads.clone() else {
+        return Outcome::default();
+    };
     if setup.page_kib > 0 {
         params.page_bytes = setup.page_kib << 10;
     }
