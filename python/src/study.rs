@@ -20,7 +20,7 @@ use remora_study::reproduce::{ReproduceError, ReproduceOptions};
 use remora_study::store;
 use remora_study::where_::{Goal, WhereOptions, decide_until};
 use remora_study::workload::Distribution;
-use remora_study::{minos, strom};
+use remora_study::{bluefield, minos, strom};
 use serde_json::{Value, json};
 
 use crate::arrow::ArrowTable;
@@ -269,7 +269,7 @@ impl Reproduction {
     }
 }
 
-/// Runs a paper's experiments on the hardware that it describes: `strom` or `minos`.
+/// Runs a paper's experiments on the hardware that it describes: `strom`, `minos` or `bluefield`.
 #[pyfunction]
 #[pyo3(signature = (paper, figure=None, *, jobs=1, seed=42, requests=1000))]
 pub fn reproduce(
@@ -288,7 +288,8 @@ pub fn reproduce(
             "minos" => {
                 minos::reproduce(&minos::MinosOptions { common, requests, workers: None }, &mut |_| !signals.stop())
             }
-            other => return Err(error::invalid(format!("no paper {other:?}: strom or minos"))),
+            "bluefield" => bluefield::reproduce(&common, &mut |_| !signals.stop()),
+            other => return Err(error::invalid(format!("no paper {other:?}: strom, minos or bluefield"))),
         };
         if let Some(signal) = signals.0.take() {
             return Err(signal);

@@ -155,7 +155,7 @@ impl Board {
     /// Lines that one of the threads accesses before anything is measured: caches are then as they are after a while.
     pub fn warm(&mut self, thread: usize, va: u64, bytes: u64) {
         if let Some(threads) = &mut self.threads {
-            threads.caches.search(thread, Ps::ZERO, va, bytes);
+            threads.caches.warm(thread, va, bytes);
         }
     }
 

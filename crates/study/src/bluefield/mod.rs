@@ -14,8 +14,8 @@ use point::{Ground, Outcome};
 use study::{At, BluefieldSeries, Setup, Study};
 
 use crate::reproduce::{
-    self, Dot, Figure, FigureError, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions,
-    ReproduceProgress, Reproduction, run_all,
+    self, Dot, Figure, FigureError, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions, ReproduceProgress,
+    Reproduction, run_all,
 };
 
 /// Reproduces the figures. `progress` hears of every point; when it returns false the run ends.
@@ -138,7 +138,7 @@ mod tests {
     /// A point with few keys.
     fn point(setup: Setup) -> Outcome {
         let platform = Platform::load(&setup.platform).unwrap();
-        let setup = Setup { keys: setup.keys.min(50_000), ..setup };
+        let setup = Setup { keys: setup.keys.min(50_000), operations: 1_000, ..setup };
         point::run(&Ground::new(&platform, 42).unwrap(), &setup).unwrap()
     }
 
@@ -182,8 +182,16 @@ mod tests {
         let platform = Platform::load("bluefield2").unwrap();
         let ground = Ground::new(&platform, 42).unwrap();
         for (run, levels) in [(Run::TreeReads, 6.0), (Run::LocalTree, 0.0)] {
-            let setup =
-                Setup { run, keys: 256_000_000, writes: 0, share: 50, clients: 2, ahead: 1, ..Setup::default() };
+            let setup = Setup {
+                run,
+                keys: 256_000_000,
+                writes: 0,
+                share: 50,
+                clients: 2,
+                ahead: 1,
+                operations: 500,
+                ..Setup::default()
+            };
             let outcome = point::run(&ground, &setup).unwrap();
             // A READ takes 2 us and more.
             assert!(outcome.mean_ns > 2_000.0 * levels, "{outcome:?}");

@@ -25,7 +25,7 @@ pub type Study = reproduce::Study<BluefieldSeries, Metric, Sets>;
 
 /// Which part of a setup varies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "kebab-case")]
 pub enum Sets {
     /// KiB of the block.
     #[default]
@@ -141,6 +141,8 @@ pub struct Setup {
     pub bytes: u64,
     /// Whether commands hold messages that fit in.
     pub inline: bool,
+    /// Operations that are measured.
+    pub operations: u64,
 }
 
 impl Default for Setup {
@@ -160,6 +162,7 @@ impl Default for Setup {
             ahead: 8,
             bytes: 0,
             inline: false,
+            operations: 8_000,
         }
     }
 }

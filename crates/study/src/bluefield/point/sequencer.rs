@@ -3,7 +3,6 @@
 use remora_store::Place;
 
 use super::clients::{How, World};
-use super::trees::OPS;
 use super::{Ground, Outcome};
 use crate::bluefield::study::{At, Run, Setup};
 use crate::modelled::ModelError;
@@ -16,5 +15,5 @@ pub(super) fn run(ground: &Ground, setup: &Setup) -> Result<Outcome, ModelError>
     let word = world.fabric.alloc(machine, 64)?;
     let numbers = Numbers::new(Place { va: word.va(), key: word.key() });
     let how = if setup.run == Run::SequencerVerbs { How::Verbs } else { How::Call };
-    world.measure((&mut numbers.takes(1), how), &|_| machine, (setup.ahead, OPS))
+    world.measure((&mut numbers.takes(1), how), &|_| machine, (setup.ahead, setup.operations))
 }

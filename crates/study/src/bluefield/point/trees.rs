@@ -13,10 +13,10 @@ use crate::calling::{Calls, Checked};
 use crate::modelled::ModelError;
 use crate::workload::below;
 
-/// Operations of a point.
-pub(super) const OPS: u64 = 8_000;
 /// A search that warms caches brings about so many lines of the last level.
 const LINES_A_SEARCH: u64 = 3;
+/// A small tree is in the caches when one pair in so many has been looked up.
+const SEARCHES_OF_A_PAIR: u64 = 4;
 
 /// Look-ups and updates of keys, uniform over all.
 struct TreeCalls {
@@ -90,7 +90,7 @@ pub(super) fn run(ground: &Ground, setup: &Setup) -> Result<Outcome, ModelError>
         let pairs = (range.start, range.end - range.start);
         let made = MadeTree::new(&mut world.fabric, machine, pairs, (setup.node_bytes, ground.seed))?;
         if setup.run != Run::TreeReads {
-            warm(ground, &mut world, machine, &made, pairs.1);
+            warm((ground, setup), &mut world, machine, &made, pairs.1);
         }
         *tree = Some(made.at);
         world.trees.borrow_mut().push(made);
@@ -103,15 +103,16 @@ pub(super) fn run(ground: &Ground, setup: &Setup) -> Result<Outcome, ModelError>
         _ => How::Call,
     };
     let machine = move |id: u64| if id & !UPDATE < split { CARD } else { HOST };
-    world.measure((&mut calls, how), &machine, (setup.ahead, OPS))
+    world.measure((&mut calls, how), &machine, (setup.ahead, setup.operations))
 }
 
 /// Lets threads search the tree until the last level holds what it will.
-fn warm(ground: &Ground, world: &mut World, machine: u16, tree: &MadeTree, pairs: u64) {
-    let spec = ground.fabric(0);
+fn warm((ground, setup): (&Ground, &Setup), world: &mut World, machine: u16, tree: &MadeTree, pairs: u64) {
+    let spec = ground.fabric(setup.threads);
     let Some(threads) = &spec.machines[usize::from(machine)].threads else { return };
     let mut rng = ChaCha8Rng::seed_from_u64(ground.seed ^ 1);
-    for search in 0..threads.last.size_bytes / 64 / LINES_A_SEARCH {
+    let searches = (threads.last.size_bytes / 64 / LINES_A_SEARCH).min(pairs / SEARCHES_OF_A_PAIR);
+    for search in 0..searches {
         let thread = search as usize % threads.cores;
         for slot in tree.plan.path(below(&mut rng, pairs)) {
             world.fabric.warm(machine, thread, tree.va(slot), tree.at.node_bytes.into());
@@ -147,5 +148,5 @@ impl Calls for Nothing {
 /// Calls of a kernel that does nothing.
 pub(super) fn nothing(ground: &Ground, setup: &Setup) -> Result<Outcome, ModelError> {
     let machine = setup.place.unwrap_or(At::Card).machine();
-    World::new(ground, setup)?.measure((&mut Nothing, How::Call), &|_| machine, (setup.ahead, OPS))
+    World::new(ground, setup)?.measure((&mut Nothing, How::Call), &|_| machine, (setup.ahead, setup.operations))
 }
