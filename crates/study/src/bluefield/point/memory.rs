@@ -27,5 +27,5 @@ pub(super) fn run(ground: &Ground, setup: &Setup) -> Outcome {
     let mut read = |at| caches.access(0, at, below(&mut rng, lines) * LINE, CacheAccess::Load);
     let end = (0..READS).fold(warm, |at, _| read(at));
     let mean_ns = (end - warm).as_ns() / READS as f64;
-    Outcome { mean_ns, detail: "one thread".into(), events: lines + READS }
+    Outcome { mean_ns, detail: "one thread".into(), events: lines + READS, ..Outcome::default() }
 }
