@@ -1,6 +1,6 @@
 //! Fabrics of several machines against sums by hand.
 
-use remora_kernel::{Call, Memory, Status};
+use remora_kernel::{Call, Memory, SequencerParams, Status};
 use remora_store::{Place as Stored, list};
 
 use super::*;
@@ -252,4 +252,24 @@ fn what_a_fabric_has_not_is_an_error_that_says_so() {
     assert_eq!(accelerator, "machine 1 has no accelerator: choose another placement or platform");
     assert!(refused(fabric.serve(1, Placement::Client)).contains("not at the client"));
     assert!(refused(fabric.serve(0, Placement::Nic)).contains("no node 0"));
+}
+
+#[test]
+fn atomic_operations_on_one_word_take_turns_over_pcie_and_those_on_several_do_not() {
+    // Of 16 at once each holds the word for a read over PCIe of 1.5 us, and the write behind it.
+    const TURNS: f64 = 16.0 * 1500.0;
+    let spec = FabricSpec::new(&strom(&[]), (1, 1), star(2, WhenFull::Pause, 1 << 20), (0, 7)).unwrap();
+    let end = |words: u64| {
+        let mut fabric = Fabric::new(&spec).unwrap();
+        let connection = fabric.connect(0, 1).unwrap();
+        let region = fabric.alloc(1, 4096).unwrap();
+        for n in 0..16 {
+            let params = SequencerParams { address: region.va() + n % words * 64, key: region.key(), count: 1 };
+            fabric.submit(connection, Placement::Client, op::SEQUENCER, &params.encode(), n as u32).unwrap();
+        }
+        (0..16).for_each(|_| assert!(fabric.poll(&mut |_| {}).unwrap()));
+        fabric.now().as_ns()
+    };
+    let (one, several) = (end(1), end(16));
+    assert!(one > TURNS && several < TURNS / 1.5, "{one} ns on one word, {several} ns on sixteen");
 }
