@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::capture::Capture;
 use crate::output::{Json, print};
 use crate::progress::stop_flag;
-use crate::{Failure, cluster_kills, cluster_pauses};
+use crate::{Failure, cluster_kills, cluster_pauses, quantity};
 
 /// A directory for a cluster that nobody has named.
 const DIR: &str = "remora-cluster";
@@ -134,6 +134,7 @@ struct AtDir {
 #[derive(Debug, clap::Args)]
 struct Get {
     /// The record's number
+    #[arg(value_parser = quantity::count)]
     key: u64,
     /// The cluster's directory
     #[arg(long, value_name = "DIR", default_value = DIR)]
@@ -143,6 +144,7 @@ struct Get {
 #[derive(Debug, clap::Args)]
 struct Put {
     /// The record's number
+    #[arg(value_parser = quantity::count)]
     key: u64,
     /// Its new content
     value: String,

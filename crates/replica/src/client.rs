@@ -34,7 +34,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::Time;
 use crate::bounds::Bounds;
 use crate::ddp::{Op, Outcome, Refusal, Reply, Request, Session};
-use crate::types::ScopeId;
+use crate::types::{ScopeId, Value};
 
 /// How a client is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -263,6 +263,28 @@ fn is_busy(outcome: &Outcome) -> bool {
     }
 }
 
+/// Whether nodes would refuse it for its length, or end the connection. Of a batch they refuse the parts that are too long.
+fn is_too_long(op: &Op) -> bool {
+    let new = match op {
+        Op::Put(_, value) | Op::CompareSwap { new: Some(value), .. } => value.len(),
+        _ => 0,
+    };
+    new > Bounds::SHIPPED.max_value || frame_bytes(op) > Bounds::SHIPPED.client_frame
+}
+
+/// Bytes that a request's frame has, at most.
+fn frame_bytes(op: &Op) -> usize {
+    /// Kind, key, lengths; of the frame also tag, session and scope.
+    const HEAD: usize = 64;
+    let content = |value: &Option<Value>| value.as_ref().map_or(0, |value| value.len());
+    HEAD + match op {
+        Op::Put(_, value) => value.len(),
+        Op::CompareSwap { expected, new, .. } => content(expected) + content(new),
+        Op::Batch(parts) => parts.iter().map(frame_bytes).sum(),
+        Op::Get(_) | Op::Delete(_) | Op::FetchAdd(..) | Op::Persist => 0,
+    }
+}
+
 impl ReplicaClient {
     /// A client that knows of no node yet whether it is there.
     pub fn new(config: ClientConfig) -> Self {
@@ -315,6 +337,11 @@ impl ReplicaClient {
     pub fn submit(&mut self, now: Time, scope: Option<ScopeId>, op: Op) -> Ticket {
         let tag = self.next;
         self.next += 1;
+        if is_too_long(&op) {
+            let outcome = Outcome::Refused(Refusal::TooLong);
+            self.ended.push_back(Ended { ticket: Ticket(tag), outcome, latency_ns: 0, split: Split::default() });
+            return Ticket(tag);
+        }
         let stamped = self.config.retry && !matches!(op, Op::Get(_) | Op::Persist);
         let session = stamped.then(|| Session { client: self.names.take(), sequence: tag + 1, attempt: 0 });
         if self.open.is_empty() {

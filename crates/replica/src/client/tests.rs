@@ -380,3 +380,20 @@ fn a_silent_node_is_left_and_the_clock_alone_tells() {
     assert_eq!(orders.next(), Some((silence + 1, Order::Call(1))));
     assert_eq!(orders.next(), Some((silence + 1 + dial, Order::HangUp)), "a call that nobody answers");
 }
+
+#[test]
+fn what_no_node_would_take_is_refused_here() {
+    let longest = Bounds::SHIPPED.max_value;
+    let put = |bytes: usize| Op::Put(7, vec![0; bytes].into());
+    let swap = Op::CompareSwap { key: 7, expected: None, new: Some(vec![0; longest + 1].into()) };
+    let wide = Op::Batch(vec![put(longest), put(longest), put(longest), put(longest)]);
+    for (op, is_taken) in
+        [(put(longest), true), (put(longest + 1), false), (swap, false), (wide, false), (Op::Batch(vec![put(5)]), true)]
+    {
+        let mut client = ReplicaClient::new(ClientConfig::new(2, 0));
+        let ticket = client.submit(0, None, op);
+        let ended = client.poll_ended().map(|ended| (ended.ticket, ended.outcome));
+        assert_eq!(ended, (!is_taken).then_some((ticket, Outcome::Refused(Refusal::TooLong))));
+        assert_eq!(client.under_way(), usize::from(is_taken));
+    }
+}
