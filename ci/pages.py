@@ -25,7 +25,11 @@ def wrong_with(svg):
 def main(folder, sums, bless):
     found, wrong = {}, []
     for page in sorted(folder.glob("*.html")):
-        for n, svg in enumerate(re.findall(r"<svg.*?</svg>", page.read_text(), re.S)):
+        text = page.read_text()
+        # What is reached by keyboard says what it is.
+        unnamed = [tag for tag in re.findall(r"<[^>]*tabindex[^>]*>", text) if "aria-label=" not in tag]
+        wrong += [f"{page.stem}: nothing for screen readers: {tag}" for tag in unnamed]
+        for n, svg in enumerate(re.findall(r"<svg.*?</svg>", text, re.S)):
             name = f"{page.stem}:{n}"
             found[name] = hashlib.sha256(svg.encode()).hexdigest()
             wrong += [f"{name}: {what}" for what in wrong_with(svg)]

@@ -19,10 +19,11 @@ use crate::measure::IN_FLIGHT;
 use crate::modelled::{Measured, ModelError, Modelled};
 use crate::operations::Operation;
 use crate::records::Records;
-use crate::report::escape;
 use crate::report::plot::{self, PlotSeries, Point};
+use crate::report::{self, escape};
 use crate::store::Store;
 use crate::trace::Trace;
+use crate::verdict::sum_up;
 
 /// Calls of a figure with one in flight and with many, for the time that a real comparison takes by default.
 const CALLS: [u64; 2] = [300, 4_000];
@@ -243,31 +244,61 @@ fn judge(rows: &[ModelRow]) -> Vec<ModelVerdict> {
     groups(rows).filter_map(verdict).collect()
 }
 
-fn verdict(rows: &[ModelRow]) -> Option<ModelVerdict> {
+fn median(row: &ModelRow) -> f64 {
+    row.in_flight_1.p50_ns as f64
+}
+
+/// The quickest first.
+fn ranked(rows: &[ModelRow]) -> Vec<&ModelRow> {
     let mut ranked: Vec<&ModelRow> = rows.iter().collect();
     ranked.sort_by_key(|row| row.in_flight_1.p50_ns);
-    let best = *ranked.first()?;
-    let ns = |row: &ModelRow| row.in_flight_1.p50_ns as f64;
-    let level = ranked.get(1).is_some_and(|second| is_level(ns(best), ns(second)));
-    let most = rows.iter().max_by(|a, b| a.in_flight_64.ops_per_s.total_cmp(&b.in_flight_64.ops_per_s))?;
-    let others: Vec<String> = ranked[1..].iter().map(|row| format!("{} {}", row.placement, time(ns(row)))).collect();
-    let outcome = match ranked.get(1) {
-        Some(second) if level => format!("and {} are level", second.placement),
-        _ => "wins".into(),
-    };
-    let line = format!(
-        "{} {outcome}: {} in {}; {}; most with 64 in flight: {} with {} ops/s, limited by {} ({:.0} % busy)",
-        best.placement,
-        time(ns(best)),
+    ranked
+}
+
+/// The second, if it is about as quick as the first.
+fn level_with<'a>(ranked: &[&'a ModelRow]) -> Option<&'a ModelRow> {
+    let [best, second, ..] = ranked else { return None };
+    is_level(median(best), median(second)).then_some(*second)
+}
+
+fn verdict(rows: &[ModelRow]) -> Option<ModelVerdict> {
+    let ranked = ranked(rows);
+    let (best, second) = (*ranked.first()?, level_with(&ranked));
+    let outcome = second.map_or("wins".into(), |second| format!("and {} are level", second.placement));
+    let line = format!("{} {outcome}: {}", best.placement, reason(&ranked));
+    let (operation, parameter) = (best.operation, best.parameter);
+    Some(ModelVerdict { operation, parameter, winner: best.placement, level: second.is_some(), line })
+}
+
+/// Why, with the figures.
+fn reason(ranked: &[&ModelRow]) -> String {
+    let most = ranked.iter().max_by(|a, b| a.in_flight_64.ops_per_s.total_cmp(&b.in_flight_64.ops_per_s));
+    let ([best, rest @ ..], Some(most)) = (ranked, most) else { return String::new() };
+    let others: Vec<String> = rest.iter().map(|row| format!("{} {}", row.placement, time(median(row)))).collect();
+    format!(
+        "{} in {}; {}; most with 64 in flight: {} with {} ops/s, limited by {} ({:.0} % busy)",
+        time(median(best)),
         plural(best.in_flight_1.round_trips_per_op, "round trip"),
         others.join(", "),
         most.placement,
         rate(most.in_flight_64.ops_per_s),
         most.in_flight_64.binding,
         most.in_flight_64.binding_busy * 100.0,
-    );
-    let (operation, parameter) = (best.operation, best.parameter);
-    Some(ModelVerdict { operation, parameter, winner: best.placement, level, line })
+    )
+}
+
+/// Who wins an operation, by its parameter, and why at the largest.
+fn summary(rows: &[ModelRow]) -> String {
+    let winner = |group: &[ModelRow]| {
+        let ranked = ranked(group);
+        let mut names: Vec<Placement> =
+            ranked.iter().take(1).chain(level_with(&ranked).iter()).map(|r| r.placement).collect();
+        names.sort_unstable();
+        names.iter().map(Placement::to_string).collect::<Vec<_>>().join(" and ")
+    };
+    let winners = groups(rows).map(|group| (group[0].parameter, winner(group))).collect();
+    let last = groups(rows).last().map_or_else(String::new, |group| reason(&ranked(group)));
+    sum_up(winners, rows.first().and_then(|row| row.operation.unit()), &last)
 }
 
 fn title(operation: Operation, parameter: Option<u64>) -> String {
@@ -327,7 +358,6 @@ pub fn table(on: &OnPlatform) -> String {
     out
 }
 
-/// The section of the HTML report.
 /// As the real comparison draws them: latency by what varies, and else latency and rate as bars.
 fn plots(on: &OnPlatform) -> String {
     let mut out = String::new();
@@ -336,11 +366,11 @@ fn plots(on: &OnPlatform) -> String {
         let mut places: Vec<Placement> = rows.iter().map(|row| row.placement).collect();
         places.sort_unstable();
         places.dedup();
-        let _ = write!(out, "<h3>{}</h3>\n<figure><div class=\"panels\">\n", escape(operation.title()));
+        let _ = write!(out, "<h2>{}</h2>\n<figure><div class=\"panels\">\n", escape(operation.title()));
         let mut card = |heading: &str, svg: String| {
             let _ = writeln!(out, "<div class=\"card\"><h3>{heading}</h3>{svg}</div>");
         };
-        match operation.parameters() {
+        let caption = match operation.parameters() {
             Some(parameters) => {
                 let point = |row: &ModelRow| Point {
                     x: row.parameter.unwrap_or(1),
@@ -355,6 +385,8 @@ fn plots(on: &OnPlatform) -> String {
                 let lines: Vec<PlotSeries> = places.iter().map(line).collect();
                 let about = format!("{}: modelled median latency by {}", operation.title(), parameters.axis);
                 card("Latency", plot::latency(&lines, plot::range(lines.iter()), parameters.axis, &about));
+                "Median latency with one operation in flight. Bars run from the 1st to the 99th percentile, some out of the \
+                 plot; both axes are logarithmic."
             }
             None => {
                 let bars = |figure: fn(&ModelRow) -> f64| -> Vec<_> {
@@ -364,23 +396,41 @@ fn plots(on: &OnPlatform) -> String {
                 card("Latency", plot::times(&bars(|row| row.in_flight_1.p50_ns as f64), &about));
                 let about = format!("{}: modelled operations a second with 64 in flight", operation.title());
                 card("Throughput", plot::rates(&bars(|row| row.in_flight_64.ops_per_s), &about));
+                "Median latency with one operation in flight; operations a second with 64."
             }
-        }
-        out.push_str("</div></figure>\n");
+        };
+        let _ = writeln!(out, "</div><figcaption>{caption}</figcaption></figure>");
     }
     out
 }
 
+/// The section of the HTML report.
 pub(crate) fn section(on: &OnPlatform) -> String {
     let mut out = format!(
-        "<h2>On {}, modelled</h2>\n<p class=\"soft\">{}. The same engine, kernels and checks in modelled time. {}.</p>\n\
-         {}<div class=\"card scroll\" tabindex=\"0\"><table><thead><tr><th class=\"t\">operation</th><th class=\"t\">place</th>\
-         <th>median</th><th>99 %</th><th>round trips</th><th>64 in flight, ops/s</th><th class=\"t\">limited by</th>\
-         <th>µJ each</th></tr></thead><tbody>\n",
+        "<h2>On {}, modelled</h2>\n<p class=\"soft\">{}. The same engine, kernels and checks in modelled time. {}.</p>\n",
         escape(&on.platform),
         escape(&on.title),
         escape(&on.provenance),
-        plots(on)
+    );
+    let mut places: Vec<Placement> = on.rows.iter().map(|row| row.placement).collect();
+    places.sort_unstable();
+    places.dedup();
+    let outcomes: Vec<_> = on.verdicts.iter().map(|verdict| (verdict.winner, verdict.level)).collect();
+    report::tiles(&mut out, &places, &outcomes);
+    let _ = writeln!(out, "<h2>In short</h2>\n{}<table class=\"short\"><tbody>", report::scroll("In short"));
+    for rows in on.rows.chunk_by(|a, b| a.operation == b.operation) {
+        let (what, line) = (escape(rows[0].operation.title()), report::with_names(&escape(&summary(rows))));
+        let _ = writeln!(out, "<tr><td>{what}</td><td>{line}</td></tr>");
+    }
+    out.push_str("</tbody></table></div>\n");
+    out += &plots(on);
+    let _ = writeln!(
+        out,
+        "<h2>All figures</h2>\n<details><summary>Each operation in each place</summary>\n\
+         {}<table><thead><tr><th class=\"t\">operation</th><th class=\"t\">place</th>\
+         <th>median</th><th>99 %</th><th>round trips</th><th>64 in flight, ops/s</th><th class=\"t\">limited by</th>\
+         <th>µJ each</th></tr></thead><tbody>",
+        report::scroll("Each operation in each place")
     );
     for group in groups(&on.rows) {
         let best = group.iter().map(|row| row.in_flight_1.p50_ns).min().unwrap_or(0);
@@ -408,13 +458,13 @@ pub(crate) fn section(on: &OnPlatform) -> String {
     }
     out.push_str(
         "</tbody></table><p class=\"soft\">★ lowest median latency with 1 in flight; ▲ most operations a second with \
-         64.</p></div>\n<ul>\n",
+         64.</p></div></details>\n<details><summary>Who wins, one by one</summary>\n<ul>\n",
     );
     for verdict in &on.verdicts {
         let what = escape(&title(verdict.operation, verdict.parameter));
-        let _ = writeln!(out, "<li>{what}: {}</li>", escape(&verdict.line));
+        let _ = writeln!(out, "<li>{what}: {}</li>", report::with_names(&escape(&verdict.line)));
     }
-    out + "</ul>\n"
+    out + "</ul></details>\n"
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use html::html;
-pub(crate) use html::{STYLE, download, escape};
+pub(crate) use html::{STYLE, download, escape, scroll, tiles, with_names};
 pub use kernel::{KernelBar, KernelPage};
 pub use table::table;
 

@@ -156,15 +156,23 @@ fn summary_line(verdicts: &[&Verdict]) -> String {
         Some(second) => format!("{} and {second}", verdict.winner),
         None => verdict.winner.to_string(),
     };
-    let (Some(parameter), Some(unit)) = (last.parameter, last.operation.unit()) else {
-        return format!("{}: {}", winner(last), last.reason);
+    let winners = verdicts.iter().map(|verdict| (verdict.parameter, winner(verdict))).collect();
+    sum_up(winners, last.operation.unit(), &last.reason)
+}
+
+/// Who wins where, by the parameter, and the reason at the last one.
+pub(crate) fn sum_up(winners: Vec<(Option<u64>, String)>, unit: Option<&str>, reason: &str) -> String {
+    let (Some((Some(parameter), _)), Some(unit)) = (winners.last(), unit) else {
+        let name = winners.last().map_or("", |(_, name)| name);
+        return format!("{name}: {reason}");
     };
+    let parameter = *parameter;
     let mut runs: Vec<(String, RangeInclusive<u64>)> = Vec::new();
-    for verdict in verdicts {
-        let at = verdict.parameter.unwrap_or(0);
+    for (at, winner) in winners {
+        let at = at.unwrap_or(0);
         match runs.last_mut() {
-            Some((name, range)) if *name == winner(verdict) => *range = *range.start()..=at,
-            _ => runs.push((winner(verdict), at..=at)),
+            Some((name, range)) if *name == winner => *range = *range.start()..=at,
+            _ => runs.push((winner, at..=at)),
         }
     }
     let run = |(name, range): &(String, RangeInclusive<u64>)| match (range.start(), range.end()) {
@@ -172,7 +180,7 @@ fn summary_line(verdicts: &[&Verdict]) -> String {
         (start, end) => format!("{name} from {start} to {end}"),
     };
     let parts: Vec<String> = runs.iter().map(run).collect();
-    format!("{} {unit}; at {parameter}: {}", parts.join(", "), last.reason)
+    format!("{} {unit}; at {parameter}: {reason}", parts.join(", "))
 }
 
 #[cfg(test)]

@@ -26,7 +26,8 @@ pub fn html(report: &Report) -> String {
     );
     if !report.rows.is_empty() || report.modelled.is_none() {
         head(&mut page, report);
-        tiles(&mut page, report);
+        let outcomes: Vec<_> = report.verdicts.iter().map(|v| (v.winner, v.level)).collect();
+        tiles(&mut page, &report.placements(), &outcomes);
         in_short(&mut page, report);
         for operation in report.operations() {
             section(&mut page, report, operation);
@@ -35,11 +36,7 @@ pub fn html(report: &Report) -> String {
         page.push_str("<h1>Where should it run?</h1>\n");
     }
     if let Some(since) = &report.since {
-        let _ = writeln!(
-            page,
-            "<h2>Changes</h2>\n<div class=\"card scroll\" tabindex=\"0\"><pre>{}</pre></div>",
-            escape(&since.table())
-        );
+        let _ = writeln!(page, "<h2>Changes</h2>\n{}<pre>{}</pre></div>", scroll("Changes"), escape(&since.table()));
     }
     if let Some(on) = &report.modelled {
         page.push_str(&crate::on::section(on));
@@ -60,8 +57,13 @@ pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
+/// Begins a card that can be scrolled, by keyboard too, and that screen readers can name.
+pub(crate) fn scroll(about: &str) -> String {
+    format!("<div class=\"card scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\">", escape(about))
+}
+
 /// Words that name a place, in its colour.
-fn with_names(text: &str) -> String {
+pub(crate) fn with_names(text: &str) -> String {
     let word = |word: &str| {
         let name = word.trim_end_matches([',', ':', ';']);
         match Placement::ALL.iter().find(|placement| placement.name() == name) {
@@ -91,10 +93,11 @@ fn head(page: &mut String, report: &Report) {
 }
 
 /// What the places are, how often each wins: the legend of all that follows.
-fn tiles(page: &mut String, report: &Report) {
+/// `outcomes` has for each verdict who wins, and whether another one is level.
+pub(crate) fn tiles(page: &mut String, places: &[Placement], outcomes: &[(Placement, bool)]) {
     page.push_str("<div class=\"tiles\">\n");
-    for placement in report.placements() {
-        let wins = report.verdicts.iter().filter(|v| !v.level && v.winner == placement).count();
+    for &placement in places {
+        let wins = outcomes.iter().filter(|&&(winner, level)| !level && winner == placement).count();
         let what = match placement {
             Placement::Client => "Runs here: each memory access is a one-sided READ, a round trip over the network.",
             Placement::Nic => "One RPC verb: the kernel runs on the node's NIC, next to the data.",
@@ -106,11 +109,11 @@ fn tiles(page: &mut String, report: &Report) {
             page,
             "<div class=\"card tile {placement}\"><svg viewBox=\"0 0 18 18\" aria-hidden=\"true\">{mark}</svg>\
              <b>{placement}</b><div class=\"wins\">{wins} of {}</div><p>lowest median latency</p><p>{what}</p></div>",
-            report.verdicts.len()
+            outcomes.len()
         );
     }
     page.push_str("</div>\n");
-    let level = report.verdicts.iter().filter(|v| v.level).count();
+    let level = outcomes.iter().filter(|(_, level)| *level).count();
     if level > 0 {
         let _ = writeln!(page, "<p class=\"soft\">{level} more are level: the second within 5 %.</p>");
     }
@@ -118,9 +121,7 @@ fn tiles(page: &mut String, report: &Report) {
 
 fn in_short(page: &mut String, report: &Report) {
     let (links, summaries) = (report.links(), summarise(&report.verdicts));
-    page.push_str(
-        "<h2>In short</h2>\n<div class=\"card scroll\" tabindex=\"0\"><table class=\"short\"><thead><tr><th></th>",
-    );
+    let _ = write!(page, "<h2>In short</h2>\n{}<table class=\"short\"><thead><tr><th></th>", scroll("In short"));
     for &link in &links {
         let _ = write!(page, "<th>over {}</th>", link.title());
     }
@@ -150,7 +151,8 @@ fn section(page: &mut String, report: &Report, operation: Operation) {
         escape(&caption)
     );
     let open = if operation.unit().is_none() { " open" } else { "" };
-    let _ = writeln!(page, "<details{open}><summary>All figures</summary><div class=\"card scroll\" tabindex=\"0\">");
+    let about = format!("All figures: {}", operation.title());
+    let _ = writeln!(page, "<details{open}><summary>All figures</summary>{}", scroll(&about));
     table(page, report, operation, &rows);
     page.push_str("</div></details>\n");
 }

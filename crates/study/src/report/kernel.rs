@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use remora_kernel::Placement;
 
-use super::html::{download, escape};
+use super::html::{download, escape, scroll};
 use super::{STYLE, plot};
 use crate::format::folded;
 
@@ -58,8 +58,9 @@ impl KernelPage<'_> {
         }
         let _ = writeln!(
             page,
-            "<h2>All figures</h2>\n<div class=\"card scroll\" tabindex=\"0\"><pre>{}</pre></div>\n<p>{}, {}</p>\n\
+            "<h2>All figures</h2>\n{}<pre>{}</pre></div>\n<p>{}, {}</p>\n\
              <p class=\"soft\"><code>{}</code></p>",
+            scroll("All figures"),
             escape(&folded(self.text)),
             download("application/json", "remora-kernel.json", &self.json.to_string()),
             download("text/csv", "remora-kernel.csv", &self.csv()),

@@ -6,7 +6,7 @@ use super::checks::{Count, KINDS};
 use super::plot::plot;
 use super::show::{axis_label, csv, effort, fitted_text, interval, number, said};
 use super::{Figure, Reproduction};
-use crate::report::{download, escape};
+use crate::report::{download, escape, scroll};
 
 const STYLE: &str = include_str!("../report/style.css");
 
@@ -52,10 +52,12 @@ fn verdict(agrees: Option<bool>) -> &'static str {
 }
 
 fn claims(out: &mut String, all: &Reproduction) {
-    out.push_str(
-        "<h2>What the paper's text says</h2>\n<div class=\"card scroll\" tabindex=\"0\"><table class=\"said\"><thead><tr>\
+    let _ = writeln!(
+        out,
+        "<h2>What the paper's text says</h2>\n{}<table class=\"said\"><thead><tr>\
          <th class=\"t\">section</th><th class=\"t\">about</th><th class=\"t\">kind</th><th>paper</th><th>model</th>\
-         <th class=\"t\"></th></tr></thead>\n<tbody>\n",
+         <th class=\"t\"></th></tr></thead>\n<tbody>",
+        scroll("What the paper's text says")
     );
     for claim in &all.claims {
         let kind = claim.kind.name();
@@ -112,7 +114,8 @@ fn section(out: &mut String, all: &Reproduction, figure: &Figure) {
 fn figures_table(out: &mut String, figure: &Figure) {
     let _ = write!(
         out,
-        "<details><summary>All figures</summary><div class=\"card scroll\" tabindex=\"0\"><table><thead><tr><th>{}</th>",
+        "<details><summary>All figures</summary>{}<table><thead><tr><th>{}</th>",
+        scroll(&format!("All figures: {} by {}", figure.y.0, figure.x.0)),
         escape(&axis_label(&figure.x)),
     );
     for line in &figure.lines {

@@ -8,17 +8,17 @@ use crate::format::power_of_two;
 use crate::report::escape;
 use crate::report::plot::{DASHES, SERIES, shape};
 
-const WIDTH: f64 = 670.0;
-const HEIGHT: f64 = 340.0;
-const LEFT: f64 = 70.0;
+const WIDTH: f64 = 520.0;
+const HEIGHT: f64 = 300.0;
+const LEFT: f64 = 60.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 50.0;
 /// A letter of the labels at the ends of lines, which lie beside the plot.
-const LETTER: f64 = 8.0;
+const LETTER: f64 = 9.0;
 /// Labels at the ends of lines keep this distance.
-const LABEL_STEP: f64 = 15.0;
+const LABEL_STEP: f64 = 17.0;
 /// And labels below the x axis this one.
-const TICK_STEP: f64 = 20.0;
+const TICK_STEP: f64 = 40.0;
 
 /// Where values lie on paper.
 struct Scale {

@@ -7,7 +7,7 @@ use super::{GOAL, LEFT_OUT};
 use crate::machine::Machine;
 use crate::operations::Operation;
 use crate::report::plot::{self, Pair};
-use crate::report::{STYLE, download, escape};
+use crate::report::{STYLE, download, escape, scroll};
 use remora_kernel::Placement;
 use remora_real::LinkKind;
 
@@ -89,11 +89,12 @@ fn agreement(out: &mut String, validation: &Validation) {
 fn winners(out: &mut String, validation: &Validation) {
     let _ = writeln!(
         out,
-        "<h2>Who wins</h2>\n<p class=\"soft\">{}</p>\n<div class=\"card scroll\" tabindex=\"0\"><table><thead><tr>\
+        "<h2>Who wins</h2>\n<p class=\"soft\">{}</p>\n{}<table><thead><tr>\
          <th class=\"t\">operation</th><th class=\"t\">link</th><th class=\"t\">predicted</th>\
          <th class=\"t\">measured</th><th class=\"t\">by medians, within 5 %</th><th class=\"t\"></th></tr></thead>\
          <tbody>",
-        escape(RULE)
+        escape(RULE),
+        scroll("Who wins")
     );
     for winner in &validation.winners {
         let Winner { operation, parameter, link, predicted, measured, by_medians } = winner;
