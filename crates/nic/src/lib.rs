@@ -15,6 +15,7 @@
 mod arrival;
 mod attr;
 pub mod cm;
+mod congestion;
 mod connect;
 mod cq;
 mod ctx;

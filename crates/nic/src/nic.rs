@@ -344,7 +344,12 @@ impl Nic {
         }
         if op.service() == Service::Cnp {
             self.ctx.counters.cnps += 1;
-            return Some(());
+            let rest = rest.private()?;
+            let from = Some(Route { local: dst, remote: src, link });
+            let handle = |qp: &mut QueuePair, _: &mut Ctx| {
+                qp.init.kind == QpType::Rc && qp.route == from && qp.handle_notification(now, &bth, rest)
+            };
+            return self.with_qp(Qpn(bth.dest_qp), handle).is_ok_and(|taken| taken).then_some(());
         }
         if bth.dest_qp == QP1 {
             let taken = self.management.handle(now, link, (src, dst), &bth, rest.private()?);
@@ -447,6 +452,7 @@ impl Nic {
                 if qp.timer_entry == Some(entry) {
                     qp.timer_entry = None;
                 }
+                qp.release(now);
                 if qp.deadline.is_some_and(|deadline| deadline <= now) {
                     qp.handle_qp_timeout(ctx, now);
                 }

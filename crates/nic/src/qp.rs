@@ -7,6 +7,7 @@ use remora_wire::{Bth, Opcode};
 
 use crate::arrival::Body;
 use crate::attr::QpAttr;
+use crate::congestion::Congestion;
 use crate::ctx::Ctx;
 use crate::queue::{RecvQueue, RecvWqe, SendQueue, Source, TxBatch};
 use crate::requester::Requester;
@@ -43,6 +44,8 @@ pub(crate) struct QueuePair {
     pub resp: Responder,
     /// The peer keeps packets that come early, as this side does.
     pub peer_selective: bool,
+    /// What is known of congestion on its path, since there was any.
+    pub congestion: Option<Box<Congestion>>,
     /// Windows of type 2 may be bound to it.
     pub has_windows: bool,
     /// In the engine's list of queue pairs with something to send.
@@ -81,6 +84,7 @@ impl QueuePair {
             req: Requester::default(),
             resp: Responder::default(),
             peer_selective: false,
+            congestion: None,
             has_windows: false,
             active: false,
             deadline: None,
@@ -150,6 +154,7 @@ impl QueuePair {
     /// Enters the error state: every posted request completes as flushed.
     pub fn enter_error(&mut self, ctx: &mut Ctx) {
         let news = std::mem::replace(&mut self.state, QpState::Err) != QpState::Err;
+        self.congestion = None;
         self.deadline = None;
         self.req.stop();
         self.resp.stop();
@@ -256,6 +261,16 @@ impl QueuePair {
         }
     }
 
+    /// When its timer runs out, or what is held back may go on.
+    #[inline]
+    pub fn next_timer(&self) -> Option<Time> {
+        let wakes = self.congestion.as_ref().and_then(|congestion| congestion.wakes_at());
+        match (self.deadline, wakes) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
     /// Whether packets of the peer are processed.
     pub fn receives(&self) -> bool {
         matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
@@ -271,7 +286,12 @@ impl QueuePair {
     /// Whether it has something to send.
     pub(crate) fn has_work(&self) -> bool {
         match self.init.kind {
-            QpType::Rc => self.response_ready() || self.request_ready(),
+            QpType::Rc => match &self.congestion {
+                None => self.response_ready() || self.request_ready(),
+                Some(congestion) if congestion.has_news() => true,
+                Some(congestion) if congestion.is_held() => self.answer_is_next(),
+                Some(_) => self.response_ready() || self.request_ready(),
+            },
             QpType::Uc => self.unreliable_ready(),
             QpType::Ud => self.datagram_route().is_some(),
         }
@@ -283,15 +303,21 @@ impl QueuePair {
         match self.init.kind {
             QpType::Rc => {
                 let Some(route) = self.route else { return };
-                for _ in 0..BURST {
-                    if !batch.accepts(route) || !self.emit_request(ctx, now, batch) {
-                        break;
-                    }
+                if batch.accepts(route) {
+                    self.emit_notification(ctx, batch);
                 }
                 for _ in 0..BURST {
-                    if !batch.accepts(route) || !self.emit_response(ctx, batch) {
+                    if !batch.accepts(route) || !self.may_send(now) || !self.emit_request(ctx, now, batch) {
                         break;
                     }
+                    self.charge(now, batch.last_len());
+                }
+                for _ in 0..BURST {
+                    let may_send = self.answer_is_next() || self.may_send(now);
+                    if !batch.accepts(route) || !may_send || !self.emit_response(ctx, batch) {
+                        break;
+                    }
+                    self.charge(now, batch.last_len());
                 }
             }
             QpType::Uc => {
@@ -327,15 +353,19 @@ impl QueuePair {
     /// A packet for a reliable connection, from its peer.
     pub(crate) fn handle_reliable(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: Body<'_>) {
         use Opcode::*;
-        match bth.opcode {
-            RcAck | RcAtomicAck | RcReadResponseFirst | RcReadResponseMiddle | RcReadResponseLast
-            | RcReadResponseOnly => {
+        let is_response = matches!(
+            bth.opcode,
+            RcAck | RcAtomicAck | RcReadResponseFirst | RcReadResponseMiddle | RcReadResponseLast | RcReadResponseOnly
+        );
+        self.note_arrival(now, bth, is_response, &rest);
+        match is_response {
+            true => {
                 if self.sends() {
                     self.handle_response(ctx, now, bth, rest);
                     self.take_early_responses(ctx, now);
                 }
             }
-            _ => self.handle_request(ctx, bth, rest),
+            false => self.handle_request(ctx, bth, rest),
         }
     }
 }

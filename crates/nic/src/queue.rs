@@ -444,6 +444,11 @@ impl TxBatch {
         self.room = Some(room);
     }
 
+    /// Bytes of the packet that was built last.
+    pub(crate) fn last_len(&self) -> usize {
+        self.count.checked_sub(1).map_or(0, |last| self.lens[last].into())
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         let cramped = |room: &Room| room.end.saturating_sub(room.start) < Room::taken(Self::PACKET_BYTES);
         self.count == Self::PACKETS || self.room.as_ref().is_some_and(cramped)

@@ -18,6 +18,9 @@ use crate::types::*;
 /// Ask for an acknowledgement at least this often, so that the window never stands still.
 const ACK_EVERY: u32 = 64;
 
+/// PSNs that may be outstanding if the first ones were lost: the path seems to carry little, and the peer is not known yet.
+const CAUTIOUS: u32 = 16;
+
 /// State of the requester half.
 #[derive(Debug)]
 pub(crate) struct Requester {
@@ -32,6 +35,11 @@ pub(crate) struct Requester {
     next_psn: Psn,
     /// The oldest PSN not acknowledged.
     pub(crate) unacked: Psn,
+    /// Something was lost before the peer has acknowledged anything; and whether it has.
+    cautious: bool,
+    heard: bool,
+    /// The PSN behind the newest response that came early.
+    pub(crate) newest: Psn,
     /// The first PSN never sent.
     pub(crate) sent_psn: Psn,
     /// READs and atomics started and not complete.
@@ -65,6 +73,9 @@ impl Default for Requester {
             packet: 0,
             next_psn: Psn::new(0),
             unacked: Psn::new(0),
+            cautious: false,
+            heard: false,
+            newest: Psn::new(0),
             sent_psn: Psn::new(0),
             rd_atomics: 0,
             retries: 0,
@@ -83,7 +94,8 @@ impl Default for Requester {
 impl Requester {
     /// RTR to RTS.
     pub fn start(&mut self, attr: &QpAttr, psn: Psn) {
-        *self = Self { next_psn: psn, unacked: psn, sent_psn: psn, cursor: self.cursor, ..Self::default() };
+        *self =
+            Self { next_psn: psn, unacked: psn, sent_psn: psn, newest: psn, cursor: self.cursor, ..Self::default() };
         self.adopt(attr);
         (self.retries, self.rnr_retries) = (attr.retry_count, attr.rnr_retry);
     }
@@ -241,6 +253,7 @@ impl QueuePair {
         if psn.distance(self.req.unacked) > 0 {
             let before = std::mem::replace(&mut self.req.unacked, psn);
             self.req.early.forget(&mut ctx.reorder, before, psn.distance(before) as u32);
+            (self.req.heard, self.req.cautious) = (true, false);
             if let Some(losses) = &mut self.req.selective {
                 losses.progress(now, before, psn);
                 if losses.is_over() {
@@ -303,6 +316,7 @@ impl QueuePair {
             return self.fail_head(ctx, WcStatus::RetryExceeded);
         }
         self.req.retries -= 1;
+        self.req.cautious = !self.req.heard;
         self.req.since_ack_request = ACK_EVERY;
         self.go_back_to(psn);
         self.arm(now);
@@ -348,6 +362,7 @@ impl QueuePair {
             ctx.counters.timeouts += 1;
             self.req.went_back = false;
             self.note_timeout(now);
+            self.notice_silence(now);
             let unacked = self.req.unacked;
             self.retry(ctx, now, unacked);
         }

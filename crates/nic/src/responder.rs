@@ -7,7 +7,7 @@ mod execute;
 
 use std::collections::VecDeque;
 
-use remora_wire::{Bth, NakCode, Opcode, Psn, Syndrome};
+use remora_wire::{Bth, NakCode, Opcode, Psn, Reth, Syndrome};
 
 use answers::{Replay, Resource};
 
@@ -28,6 +28,8 @@ pub(crate) struct Responder {
     pub(crate) expected: Psn,
     /// Messages completed, 24 bits.
     msn: u32,
+    /// The PSN behind the newest request that came early.
+    newest: Psn,
     /// A NAK for `expected` is out: packets ahead of it are dropped in silence until it comes.
     waiting: bool,
     /// RNR NAKs for `expected`.
@@ -83,6 +85,7 @@ impl Default for Responder {
         Self {
             expected: Psn::new(0),
             msn: 0,
+            newest: Psn::new(0),
             waiting: false,
             refusals: 0,
             ack: None,
@@ -102,7 +105,7 @@ impl Default for Responder {
 
 impl Responder {
     pub fn start(&mut self, expected: Psn) {
-        *self = Self { expected, ..Self::default() };
+        *self = Self { expected, newest: expected, ..Self::default() };
     }
 
     fn count_message(&mut self) {
@@ -161,6 +164,19 @@ impl Responder {
         next + 0xff_ffff
     }
 
+    /// Requests that have not come though this one has, which comes early, and that this is the first to tell of.
+    pub fn missing_before(&mut self, bth: &Bth, rest: &Body<'_>, mtu: u32) -> u32 {
+        let newest = if self.newest.distance(self.expected) > 0 { self.newest } else { self.expected };
+        let missing = bth.psn.distance(newest);
+        // Who was told to come back later starts anew from there.
+        if missing < 0 || self.refusals > 0 || missing >= WINDOW as i32 {
+            return 0;
+        }
+        let read = matches!(bth.opcode, Opcode::RcReadRequest).then(|| Reth::parse(rest.headers()).ok()).flatten();
+        self.newest = bth.psn + read.map_or(1, |reth| reth.len.div_ceil(mtu).max(1));
+        missing as u32
+    }
+
     /// The PSN expected next.
     pub fn expect(&mut self, psn: Psn) {
         self.expected = psn;
@@ -188,6 +204,11 @@ impl QueuePair {
     /// Whether a response or acknowledgement waits to be sent.
     pub(crate) fn response_ready(&self) -> bool {
         self.resp.pending > 0 || !self.resp.replays.is_empty() || self.resp.ack.is_some()
+    }
+
+    /// Whether an acknowledgement waits to be sent, and no data before it.
+    pub(crate) fn answer_is_next(&self) -> bool {
+        self.resp.pending == 0 && self.resp.replays.is_empty() && self.resp.ack.is_some()
     }
 
     /// A request packet; `rest` is what follows the BTH, without pad and ICRC.

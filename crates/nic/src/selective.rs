@@ -19,7 +19,7 @@ use crate::arrival::Body;
 use crate::ctx::Ctx;
 use crate::packet::Writer;
 use crate::qp::QueuePair;
-use crate::queue::TxBatch;
+use crate::queue::{SendWqe, TxBatch};
 use crate::reorder::WINDOW;
 use crate::types::*;
 
@@ -306,6 +306,8 @@ impl QueuePair {
     /// A response ahead of the one that is awaited: it is kept, and those before it are asked for again.
     pub(crate) fn keep_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: Body<'_>) {
         let near = bth.psn.distance(self.req.unacked) < WINDOW as i32;
+        let missing = self.responses_missing_before(bth.psn);
+        self.note_missing(now, missing);
         self.note_executed(now, bth.psn + 1);
         let losses = self.losses(now);
         losses.hear(now);
@@ -318,6 +320,22 @@ impl QueuePair {
             self.req.early.keep(&mut ctx.reorder, route.remote, bth, rest);
         }
         self.note_losses(newest, |psn| psn.0 == newest.0);
+    }
+
+    /// Responses that have not come though this one has, which comes early, and that this is the first to tell of.
+    fn responses_missing_before(&mut self, psn: Psn) -> u32 {
+        let (newest, unacked) = (self.req.newest, self.req.unacked);
+        let from = if newest.distance(unacked) > 0 { newest } else { unacked };
+        if psn.distance(from) < 0 {
+            return 0;
+        }
+        self.req.newest = psn + 1;
+        let reads = (self.sq.head..self.sq.started).map(|at| self.sq.get(at)).filter(|wqe| wqe.wants_response());
+        let of = |wqe: &SendWqe| {
+            let before = |psn: Psn| psn.distance(wqe.first_psn).clamp(0, wqe.psns as i32) as u32;
+            before(psn) - before(from)
+        };
+        reads.map(of).sum()
     }
 
     /// An ACK of `psn` came, which comes after all responses, though one to a request before it did not.

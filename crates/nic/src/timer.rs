@@ -18,7 +18,7 @@ pub(crate) struct Timers {
 impl Timers {
     /// Makes sure that an entry at or before the queue pair's deadline exists.
     pub fn update(&mut self, qp: &mut QueuePair) {
-        if let Some(deadline) = qp.deadline
+        if let Some(deadline) = qp.next_timer()
             && qp.timer_entry.is_none_or(|entry| deadline < entry)
         {
             qp.timer_entry = Some(deadline);

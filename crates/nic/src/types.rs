@@ -587,8 +587,10 @@ pub struct Counters {
     pub duplicates: u64,
     /// Packets that no live queue pair wants: wrong number, state, address, service or form.
     pub dropped: u64,
-    /// Congestion notifications received (and not acted upon).
+    /// Congestion notifications received.
     pub cnps: u64,
+    /// Congestion notifications sent.
+    pub cnps_sent: u64,
     /// WRITEs of peers that came to their ends here.
     pub writes: u64,
     /// Messages whose last packet left for the first time, by the number of their link; READs and atomics are one each.

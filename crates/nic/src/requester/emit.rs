@@ -2,7 +2,7 @@
 
 use remora_wire::{AtomicEth, Bth, Ieth, ImmDt, Opcode, Psn, Reth};
 
-use super::ACK_EVERY;
+use super::{ACK_EVERY, CAUTIOUS};
 use crate::ctx::Ctx;
 use crate::packet::{Writer, pad_of};
 use crate::qp::QueuePair;
@@ -49,7 +49,8 @@ impl QueuePair {
             }
             self.req.next_psn
         };
-        (0..WINDOW as i32).contains(&next.distance(self.req.unacked))
+        let window = if self.req.cautious { CAUTIOUS } else { WINDOW };
+        (0..window as i32).contains(&next.distance(self.req.unacked))
     }
 
     pub(super) fn resume_psn(&self) -> Psn {
@@ -125,6 +126,11 @@ impl QueuePair {
         outstanding
     }
 
+    /// Who is slow, and has little under way, hears of it sooner.
+    fn ack_every(&self) -> u32 {
+        if self.congestion.is_some() || self.req.cautious { ACK_EVERY / 8 } else { ACK_EVERY }
+    }
+
     /// PSNs that the element takes.
     fn psns_of(&self, wqe: &SendWqe) -> u32 {
         match wqe.op {
@@ -196,8 +202,8 @@ impl QueuePair {
         let waits = |next: &SendWqe| next.is_local() || self.req.selective.is_some() && next.wants_response();
         let end_of_work = last && (next == self.sq.tail || waits(self.sq.get(next)));
         let report = last && (wqe.signaled || self.init.sq_sig_all);
-        let ack_req =
-            reliable && (report || end_of_work || again.is_some() || self.req.since_ack_request + 1 >= ACK_EVERY);
+        let ack_req = reliable
+            && (report || end_of_work || again.is_some() || self.req.since_ack_request + 1 >= self.ack_every());
         let resume = if again.as_ref().is_some_and(|again| again.resume) { RESUME } else { 0 };
         let bth = Bth {
             solicited: last && wqe.solicited,

@@ -84,6 +84,10 @@ impl QueuePair {
 
     /// A request that was carried out before: its answer was lost, or the peer lost patience.
     pub(super) fn handle_duplicate(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) {
+        // Its first packets may all be lost, and it asks with the one PSN that nobody else knows.
+        if bth.reserved7 & PROBE != 0 && bth.psn + 1 == self.resp.expected {
+            self.note_peer(ctx, bth);
+        }
         ctx.counters.duplicates += 1;
         match bth.opcode {
             Opcode::RcReadRequest => {

@@ -24,9 +24,9 @@ use rustix::net::{self, RecvFlags};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{
-    Link, LinkKind, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing, overhead,
+    CE, ECT, Link, LinkKind, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing,
+    mark_congested, overhead, set_buffers, set_int_option,
 };
-use super::{set_buffers, set_int_option};
 
 /// The source port of packets to a queue pair: one of the 16,384 that RoCE v2 uses for entropy (annex A17.9.2).
 fn source_port(packet: &[u8]) -> u16 {
@@ -106,6 +106,9 @@ impl PacketLink {
 
     /// Delivers the packets in the first `len` bytes of `rx`.
     fn deliver(&mut self, len: usize, sink: &mut dyn FnMut(IpAddr, &[u8])) {
+        if let Some(Frame { congested: true, segment, .. }) = Frame::parse(&self.rx[..len]) {
+            mark_congested(&mut self.rx[VIRTIO + Ethernet::LEN + HEADERS..len], segment);
+        }
         let Some(frame) = Frame::parse(&self.rx[..len]) else {
             self.stats.malformed += 1;
             return;
@@ -128,6 +131,7 @@ impl PacketLink {
 struct Frame<'a> {
     src: Ipv4Addr,
     id: u16,
+    congested: bool,
     ip_packet: &'a [u8],
     flow: IcrcFlow,
     /// The UDP payload, of one packet or of several with `segment` bytes each.
@@ -152,7 +156,8 @@ impl<'a> Frame<'a> {
             _ => payload.len(),
         };
         let flow = IcrcFlow::v4(ip.src, ip.dst, udp.src_port, udp.dst_port);
-        Some(Frame { src: ip.src, id: ip.id, ip_packet, flow, payload, segment: segment.max(1) })
+        let congested = ip.tos & CE == CE;
+        Some(Frame { src: ip.src, id: ip.id, congested, ip_packet, flow, payload, segment: segment.max(1) })
     }
 
     /// Whether the ICRC of the `n`th packet is right.
@@ -197,7 +202,7 @@ impl Link for PacketLink {
             let (udp, payload) = rest.split_at_mut(Udp::LEN);
             let udp_len = Udp::LEN as u16 + len;
             let (total_len, protocol, src) = (Ipv4::LEN as u16 + udp_len, PROTOCOL_UDP, self.local);
-            Ipv4 { tos: 0, total_len, id: 0, dont_fragment: true, ttl: 64, protocol, src, dst }.emit(ip);
+            Ipv4 { tos: ECT, total_len, id: 0, dont_fragment: true, ttl: 64, protocol, src, dst }.emit(ip);
             Udp { src_port: port, dst_port: UDP_PORT, len: udp_len, checksum: 0 }.emit(udp);
             payload[..packet.len()].copy_from_slice(packet);
             self.stats.syscalls += 1;

@@ -13,7 +13,7 @@ use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 
-use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
+use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSocketState};
 use remora_wire::UDP_PORT;
 use remora_wire::icrc::{IcrcFlow, IcrcVerdict};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -24,8 +24,8 @@ use super::admission::Admission;
 use super::groups::{self, Groups};
 use super::packet::socket::{attach_filter, detach_filter};
 use super::{
-    Link, LinkKind, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing, overhead,
-    set_buffers, set_int_option,
+    ECT, Link, LinkKind, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing,
+    mark_congested, overhead, set_buffers, set_int_option,
 };
 
 /// Longest run of packets that the kernel coalesces.
@@ -48,6 +48,8 @@ pub struct UdpLink {
     /// Interface of a link-local IPv6 address, else 0.
     scope: u32,
     interface_mtu: usize,
+    /// What packets say of congestion. Within one host there is none to be marked.
+    ecn: Option<EcnCodepoint>,
     tx: Path,
     rx: Path,
     /// Room for `RX_BATCH` datagrams.
@@ -108,6 +110,10 @@ impl UdpLink {
         if !ip.is_unspecified() {
             stop_reporting_destination(&socket, ip)?;
         }
+        let ecn = (!ip.is_loopback()).then_some(EcnCodepoint::Ect0);
+        if ecn.is_some() {
+            ask_for_marks(&socket, ip)?;
+        }
         let unused = || Path::new(address, ip).expect("one family");
         Ok(UdpLink {
             socket,
@@ -115,6 +121,7 @@ impl UdpLink {
             local: ip,
             scope,
             interface_mtu,
+            ecn,
             tx: unused(),
             rx: unused(),
             rx_buffer: vec![0; RX_BATCH * RX_BYTES].into(),
@@ -157,7 +164,10 @@ impl UdpLink {
                 self.learn(from, to);
             }
         }
-        let run = &self.rx_buffer[start..start + meta.len];
+        let run = &mut self.rx_buffer[start..start + meta.len];
+        if meta.ecn == Some(EcnCodepoint::Ce) {
+            mark_congested(run, meta.stride);
+        }
         self.stats.malformed += u64::from(run.is_empty());
         for (id, packet) in run.chunks(meta.stride.max(1)).enumerate() {
             if !(MIN_PACKET..=MAX_PACKET).contains(&packet.len()) {
@@ -276,7 +286,7 @@ impl Link for UdpLink {
             let Run { packets: count, bytes: total, segment } = all[0];
             let contents = &bytes[at..at + total];
             let segment_size = (count > 1).then_some(usize::from(segment));
-            let transmit = Transmit { destination, ecn: None, contents, segment_size, src_ip };
+            let transmit = Transmit { destination, ecn: self.ecn, contents, segment_size, src_ip };
             self.stats.syscalls += 1;
             match self.state.try_send((&self.socket).into(), &transmit) {
                 Ok(()) => self.stats.sent(to, count, total),
@@ -364,20 +374,30 @@ fn endpoint(ip: IpAddr, scope: u32) -> SocketAddr {
     }
 }
 
-/// The destination is known when bound to one address, and every control message costs time a packet.
+/// The destination is known when bound to one address, and every control message costs time a packet. So do marks, of which
+/// a loopback address sees none.
 fn stop_reporting_destination(socket: &UdpSocket, ip: IpAddr) -> io::Result<()> {
-    let options: &[(i32, i32)] = match ip {
-        IpAddr::V4(_) => &[(libc::IPPROTO_IP, libc::IP_PKTINFO), (libc::IPPROTO_IP, libc::IP_RECVTOS)],
-        IpAddr::V6(_) => &[(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO), (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)],
+    let (level, destination, marks) = match ip {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO, libc::IP_RECVTOS),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, libc::IPV6_RECVTCLASS),
     };
-    options.iter().try_for_each(|&(level, name)| set_int_option(socket, level, name, 0))
+    set_int_option(socket, level, destination, 0)?;
+    if ip.is_loopback() { set_int_option(socket, level, marks, 0) } else { Ok(()) }
+}
+
+/// Switches may mark packets instead of dropping them.
+fn ask_for_marks(socket: &UdpSocket, ip: IpAddr) -> io::Result<()> {
+    match ip {
+        IpAddr::V4(_) => set_int_option(socket, libc::IPPROTO_IP, libc::IP_TOS, ECT.into()),
+        IpAddr::V6(_) => set_int_option(socket, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, ECT.into()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::link::RECEIVE_BUFFER;
-    use crate::link::testing::{collect, in_namespace, packets, readable};
+    use crate::link::testing::{collect, in_namespace, in_veth_pair, packets, readable};
     use rustix::net::sockopt;
     use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -532,6 +552,40 @@ mod tests {
             b.leave(group);
             a.send(group, &mut bytes, &lens).unwrap();
             assert_eq!(b.recv_groups(&mut |_, _, _| panic!("has left")).unwrap(), 0);
+        });
+    }
+
+    #[test]
+    fn what_met_congestion_says_so_to_the_engine() {
+        let (node_ip, peer_ip) = (Ipv4Addr::new(10, 77, 1, 1), Ipv4Addr::new(10, 77, 1, 2));
+        in_veth_pair(node_ip, peer_ip, move |other| {
+            let mut node = UdpLink::bind(node_ip.into()).unwrap();
+            let (mut link, peer) =
+                other.run(|| (UdpLink::bind(peer_ip.into()).unwrap(), UdpSocket::bind((peer_ip, 0)).unwrap()));
+            let mut packet = [7; 64];
+            IcrcFlow::v4(peer_ip, node_ip, peer.local_addr().unwrap().port(), UDP_PORT).fill(0, &mut packet);
+            for tos in [ECT, super::super::CE] {
+                set_int_option(&peer, libc::IPPROTO_IP, libc::IP_TOS, tos.into()).unwrap();
+                peer.send_to(&packet, (node_ip, UDP_PORT)).unwrap();
+            }
+            let fecn: Vec<bool> = collect(&mut node, 2).iter().map(|(_, packet)| packet[4] & 0x80 != 0).collect();
+            assert_eq!(fecn, [false, true]);
+            // What the link itself sends may be marked: one run, and several in a call.
+            let socket = node.socket.try_clone().unwrap();
+            set_int_option(&socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1).unwrap();
+            for lens in [&[64][..], &[64, 100, 64]] {
+                let (mut bytes, lens) = packets(lens);
+                assert_eq!(link.send(node_ip.into(), &mut bytes, &lens).unwrap(), lens.len());
+                let came = remora_testing::eventually("packets", || {
+                    let mut metas = [RecvMeta::default()];
+                    let mut room = [0; RX_BYTES];
+                    node.state
+                        .recv((&socket).into(), &mut [IoSliceMut::new(&mut room)], &mut metas)
+                        .ok()
+                        .map(|_| metas[0])
+                });
+                assert_eq!(came.ecn, Some(EcnCodepoint::Ect0));
+            }
         });
     }
 

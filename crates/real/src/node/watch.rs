@@ -154,6 +154,8 @@ impl NodeFigures {
             ("nic_rnr_naks_total", "NAKs sent because no receive was posted.", nic.rnr_naks),
             ("nic_duplicates_total", "Duplicate requests answered again.", nic.duplicates),
             ("nic_dropped_total", "Packets that no queue pair wants.", nic.dropped),
+            ("nic_cnps_received_total", "Congestion notifications received.", nic.cnps),
+            ("nic_cnps_sent_total", "Congestion notifications sent.", nic.cnps_sent),
             ("nic_writes_total", "WRITEs of peers that came to their ends.", nic.writes),
         ] {
             one(name, "counter", help, value);
