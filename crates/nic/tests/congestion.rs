@@ -39,6 +39,9 @@ struct Flow {
     done: u64,
 }
 
+/// When, a number, whose, from which side, whether through the port already, the packet.
+type Flight = (u64, u64, usize, usize, bool, Vec<u8>);
+
 struct Net {
     flows: Vec<Flow>,
     now: u64,
@@ -46,8 +49,7 @@ struct Net {
     /// The side whose packets go through the port.
     from: usize,
     port_busy: u64,
-    /// When, a number, whose, from which side, whether through the port already, the packet.
-    flights: BinaryHeap<Reverse<(u64, u64, usize, usize, bool, Vec<u8>)>>,
+    flights: BinaryHeap<Reverse<Flight>>,
     sequence: u64,
     dropped: u64,
     sent: u64,
