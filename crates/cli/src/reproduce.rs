@@ -8,7 +8,7 @@ use remora_study::modelled::ModelError;
 use remora_study::reproduce::{
     self, Cache, Mutation, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction,
 };
-use remora_study::{bluefield, minos, strom};
+use remora_study::{bluefield, minos, rambda, strom};
 
 use crate::Failure;
 use crate::output::{self, Json};
@@ -36,6 +36,12 @@ Examples:
   remora reproduce bluefield --figure 7          one figure
   remora reproduce bluefield --csv out --report r.html";
 
+const RAMBDA_EXAMPLES: &str = "\
+Examples:
+  remora reproduce rambda                        figures 1, 5, 7 to 10, 12, 13 and table III (figure III here)
+  remora reproduce rambda --figure 7             one figure; 13 stands for 13a and 13b
+  remora reproduce rambda --csv out --report r.html";
+
 /// Which paper.
 #[derive(Debug, Subcommand)]
 pub enum Reproduce {
@@ -48,6 +54,9 @@ pub enum Reproduce {
     /// B-trees and sequencers on BlueField cards (ADMS 2022): figures 2 to 12
     #[command(after_help = BLUEFIELD_EXAMPLES)]
     Bluefield(Common),
+    /// RAMBDA (HPCA 2023): figures 1, 5, 7 to 10, 12 and 13, and table III
+    #[command(after_help = RAMBDA_EXAMPLES)]
+    Rambda(Common),
 }
 
 /// Options of every paper.
@@ -103,6 +112,10 @@ pub fn run(what: &Reproduce) -> Result<(), Failure> {
             mutants(common, &mut |common, progress| strom::mutate(&common, progress))
         }
         Reproduce::Strom(common) => figures(common, &mut |common, progress| strom::reproduce(&common, progress)),
+        Reproduce::Rambda(common) if common.mutate => {
+            mutants(common, &mut |common, progress| rambda::mutate(&common, progress))
+        }
+        Reproduce::Rambda(common) => figures(common, &mut |common, progress| rambda::reproduce(&common, progress)),
         Reproduce::Minos(minos) if minos.common.mutate => {
             mutants(&minos.common, &mut |common, progress| minos::mutate(&minos.options(common), progress))
         }

@@ -8,7 +8,10 @@
 
 pub mod cache;
 pub mod coherent;
+pub mod controller;
 pub mod core;
+pub mod cpoll;
+pub mod device_writes;
 pub mod disk;
 pub mod ethernet;
 pub mod hierarchy;
@@ -16,5 +19,7 @@ pub mod memory;
 pub mod memory_device;
 pub mod nic;
 pub mod nic_cores;
+pub mod nvm;
 pub mod pcie;
+pub mod sq_handler;
 pub mod switch;

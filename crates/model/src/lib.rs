@@ -7,5 +7,6 @@ pub mod energy;
 pub mod event;
 pub mod platform;
 pub mod resource;
+pub mod ring_server;
 pub mod time;
 pub mod world;

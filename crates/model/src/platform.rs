@@ -72,6 +72,18 @@ pub struct Platform {
     pub card: Option<Card>,
     /// The node's accelerator, if it has one.
     pub accel: Option<Accel>,
+    /// The accelerator's coherence controller, if it is known.
+    pub coherence_controller: Option<CoherenceController>,
+    /// DDR of the accelerator, if that may have any.
+    pub accel_ddr: Option<LocalMemory>,
+    /// HBM of the accelerator, if that may have any.
+    pub accel_hbm: Option<LocalMemory>,
+    /// CXL instead of the accelerator's link, if that may have it.
+    pub accel_cxl: Option<CxlLink>,
+    /// Persistent memory of the host, if it may have any.
+    pub nvm: Option<Nvm>,
+    /// What servers of rings need beyond.
+    pub ring_server: Option<RingServer>,
     /// A switch between the NICs, if there is one.
     pub switch: Option<Switch>,
     /// Power, if it is known.
@@ -197,6 +209,12 @@ impl Platform {
             private: optional(&params, "host.private", PrivateCaches::read)?,
             card: params.has("nic.cores.machine").then(|| Card::read(&params)).transpose()?,
             accel,
+            coherence_controller: optional(&params, "accel.controller", CoherenceController::read)?,
+            accel_ddr: optional(&params, "accel.ddr", LocalMemory::read)?,
+            accel_hbm: optional(&params, "accel.hbm", LocalMemory::read)?,
+            accel_cxl: optional(&params, "accel.cxl", CxlLink::read)?,
+            nvm: optional(&params, "nvm", Nvm::read)?,
+            ring_server: optional(&params, "ring_server", RingServer::read)?,
             switch: optional(&params, "switch", Switch::read)?,
             power: optional(&params, "power", Power::read)?,
             replication: optional(&params, "replication", Replication::read)?,

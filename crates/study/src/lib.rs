@@ -33,6 +33,7 @@ pub mod on_kernel;
 pub mod operations;
 pub mod peers;
 pub mod probe;
+pub mod rambda;
 pub mod records;
 pub mod report;
 pub mod reproduce;

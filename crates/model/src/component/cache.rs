@@ -88,6 +88,11 @@ impl Cache {
         self.hit
     }
 
+    /// Bytes of a line.
+    pub fn line_bytes(&self) -> u64 {
+        self.line_bytes
+    }
+
     /// The numbers of the lines that an access touches.
     pub fn lines(&self, address: u64, bytes: u64) -> std::ops::RangeInclusive<u64> {
         address / self.line_bytes..=address.saturating_add(bytes.max(1) - 1) / self.line_bytes

@@ -4,9 +4,9 @@
 //! dotted path such as `host.dram.latency`. All five fields are required: a number without a source or a range is not
 //! one that a prediction may rest on.
 
-use std::cell::Cell;
 use std::fmt;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use serde::Serialize;
 use toml::Spanned;
@@ -74,7 +74,7 @@ pub struct Param {
     pub status: SourceStatus,
     /// The line of the file with its parts.
     pub line: usize,
-    used: Cell<bool>,
+    used: OnceLock<()>,
 }
 
 impl Param {
@@ -101,7 +101,7 @@ pub struct Word {
     pub text: String,
     /// The line of the file with its parts.
     pub line: usize,
-    used: Cell<bool>,
+    used: OnceLock<()>,
 }
 
 /// All values and words of a platform file, in its order.
@@ -165,8 +165,9 @@ impl Params {
 
     /// Fails if a value or word was never read: nobody knows what it means.
     pub fn all_used(&self) -> Result<(), PlatformError> {
-        let values = self.params.iter().filter(|param| !param.used.get()).map(|param| (param.line, &param.path));
-        let words = self.words.iter().filter(|word| !word.used.get()).map(|word| (word.line, &word.path));
+        let values =
+            self.params.iter().filter(|param| param.used.get().is_none()).map(|param| (param.line, &param.path));
+        let words = self.words.iter().filter(|word| word.used.get().is_none()).map(|word| (word.line, &word.path));
         match values.chain(words).min() {
             None => Ok(()),
             Some((line, path)) => Err(self.error(line, path, Problem::Unused)),
@@ -213,7 +214,7 @@ impl<'a> Section<'a> {
 
     fn find(&self, key: &str) -> Option<&'a Param> {
         let param = self.params.get(&self.path(key))?;
-        param.used.set(true);
+        param.used.get_or_init(|| ());
         Some(param)
     }
 
@@ -351,7 +352,7 @@ impl<'a> Section<'a> {
     pub fn word(&self, key: &str, known: &[&'static str]) -> Result<Option<&'static str>, PlatformError> {
         let path = self.path(key);
         let Some(word) = self.params.words.iter().find(|word| word.path == path) else { return Ok(None) };
-        word.used.set(true);
+        word.used.get_or_init(|| ());
         match known.iter().find(|known| **known == word.text) {
             Some(known) => Ok(Some(known)),
             None => {
@@ -366,7 +367,7 @@ impl<'a> Section<'a> {
         let path = self.path(key);
         match self.params.words.iter().find(|word| word.path == path) {
             Some(word) => {
-                word.used.set(true);
+                word.used.get_or_init(|| ());
                 Ok(word.text.clone())
             }
             None => Err(self.missing(key, Problem::MissingText)),
@@ -406,7 +407,7 @@ impl Parser<'_> {
             let line = self.lines.of(&key.span());
             match value.get_ref() {
                 DeValue::String(text) => {
-                    self.words.push(Word { path, text: text.to_string(), line, used: Cell::new(false) });
+                    self.words.push(Word { path, text: text.to_string(), line, used: OnceLock::new() });
                 }
                 DeValue::Table(inner) if FIELDS.iter().any(|&field| inner.contains_key(field)) => {
                     let param = self.param(path, line, inner)?;
@@ -454,7 +455,7 @@ impl Parser<'_> {
             return Err(self.error(line, &path, Problem::Impossible(dimension)));
         }
         let source = text("source")?;
-        Ok(Param { path, value, range, unit, dimension, source, status, line, used: Cell::new(false) })
+        Ok(Param { path, value, range, unit, dimension, source, status, line, used: OnceLock::new() })
     }
 
     fn error(&self, line: usize, key: &str, problem: Problem) -> PlatformError {

@@ -329,6 +329,96 @@ section! {
 }
 
 section! {
+    /// The coherence controller of an accelerator: `accel.controller`.
+    CoherenceController {
+        /// Pages whose translation it holds.
+        tlb_entries: u64 = count(1),
+        /// Bytes of a page.
+        page: u64 = size(4096),
+        /// A walk of the page table.
+        tlb_miss: u64 = time(),
+        /// Cycles between two looks where it polls.
+        poll_cycles: f64 = cycles(),
+        /// Cycles of a step of a request, memory apart.
+        step_cycles: f64 = cycles(),
+    }
+}
+
+section! {
+    /// Memory of an accelerator's own, with the clock that it has then: `accel.ddr`, `accel.hbm`.
+    LocalMemory {
+        /// An idle load.
+        latency: u64 = time(),
+        /// Bytes a second, as used.
+        bandwidth: f64 = bandwidth(),
+        /// Channels.
+        channels: u64 = count(1),
+        /// Consecutive bytes on one channel.
+        interleave: u64 = size(64),
+        /// Clock of the accelerator.
+        clock: f64 = rate(),
+    }
+}
+
+section! {
+    /// CXL instead of the accelerator's link: `accel.cxl`.
+    CxlLink {
+        /// A read over the link, alone.
+        read_latency: u64 = time(),
+        /// Bytes a second that reads of 64 B get.
+        bandwidth: f64 = bandwidth(),
+        /// Clock of the controller.
+        clock: f64 = rate(),
+        /// Cycles between two requests.
+        issue_cycles: f64 = cycles(),
+    }
+}
+
+section! {
+    /// Persistent memory of the host: `nvm`.
+    Nvm {
+        /// An idle load.
+        latency: u64 = time(),
+        /// Bytes a second that the media read.
+        read: f64 = bandwidth(),
+        /// Bytes a second that the media write.
+        write: f64 = bandwidth(),
+        /// Bytes that the media write at once.
+        block: u64 = size(64),
+        /// Blocks in which lines meet before they are written.
+        buffer: u64 = count(1),
+        /// From a line written until it is durable.
+        persist: u64 = time(),
+    }
+}
+
+section! {
+    /// What servers of rings need beyond the machine: `ring_server`.
+    RingServer {
+        /// A store until a core of the other socket sees it.
+        remote: u64 = time(),
+        /// Ways of the cache that devices fill.
+        ddio_ways: u64 = count(1),
+        /// One completion for so many replies of the accelerator.
+        signalled: u64 = count(1),
+        /// What a core computes for a request of the store: its hash and its reply.
+        hash: u64 = time(),
+        /// How often for a request the operating system takes a thread away.
+        stalls: f64 = part(),
+        /// For how long.
+        stall: u64 = time(),
+        /// Bytes of the card's memory that keep what was used last.
+        card_cache: u64 = size(64),
+        /// Lines that a core has under way when it reads rows of several.
+        row_lines: u64 = count(1),
+        /// Passing a message on by a core of a NIC that does nothing else with it.
+        forward: u64 = time(),
+        /// Power of the server beside the processors, NIC and accelerator.
+        rest_power: f64 = watts(),
+    }
+}
+
+section! {
     /// The wire: `ethernet`.
     Ethernet {
         /// Bytes a second.

@@ -1,6 +1,6 @@
 //! A paper's figures from the model, for all papers: studies, points run on threads and kept, free parameters fitted,
-//! the figures beside what the paper's text says, as tables, CSV and a page. [`crate::strom`] and [`crate::minos`] say
-//! what is run.
+//! the figures beside what the paper's text says, as tables, CSV and a page. [`crate::strom`], [`crate::minos`] and
+//! [`crate::rambda`] say what is run.
 
 mod cache;
 mod checks;
@@ -15,6 +15,7 @@ mod study;
 use std::path::PathBuf;
 
 use remora_model::platform::{Platform, PlatformError};
+use remora_model::ring_server::RingServerError;
 use serde::Serialize;
 
 pub use cache::Cache;
@@ -63,6 +64,9 @@ pub enum ReproduceError {
     /// The modelled cluster cannot go on.
     #[error(transparent)]
     Point(#[from] PointError),
+    /// The modelled server of rings cannot go on.
+    #[error(transparent)]
+    RingServer(#[from] RingServerError),
     /// The user wants no more.
     #[error("interrupted")]
     Interrupted,

@@ -1,0 +1,172 @@
+//! RAMBDA's figures from the model: rings served by host cores, a NIC's cores and a coherent accelerator.
+
+mod checks;
+mod fit;
+mod loads;
+mod point;
+mod study;
+
+use remora_model::platform::Platform;
+
+pub use point::{PointFigures, Run, Server, Setup};
+
+use study::{RambdaSeries, Study};
+
+use crate::reproduce::{
+    self, Dot, Figure, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction,
+    number, run_all,
+};
+
+/// Reproduces RAMBDA's figures. `progress` hears of every point; when it returns false the run ends.
+pub fn reproduce(
+    options: &ReproduceOptions,
+    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+) -> Result<Reproduction, ReproduceError> {
+    let studies = study::studies(options.figure.as_deref())?;
+    let (platform, fitted) = fit::rambda(options.seed)?;
+    let Judged { figures, claims, trends, sums, incomplete } = judge(&studies, &platform, options, progress)?;
+    Ok(Reproduction {
+        system: "RAMBDA",
+        about: "Figures of Yuan et al., HPCA 2023, from modelled rings, cpoll and a coherent accelerator on the hardware \
+                that the paper describes.",
+        claims,
+        trends,
+        figures,
+        fitted,
+        provenance: vec![reproduce::provenance(&platform)],
+        sums,
+        incomplete,
+        seed: options.seed,
+    })
+}
+
+/// Tries what the checks catch of changes to the platform's values, after fitting.
+pub fn mutate(
+    options: &ReproduceOptions,
+    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+) -> Result<Mutation, ReproduceError> {
+    let studies = study::studies(options.figure.as_deref())?;
+    let (platform, _) = fit::rambda(options.seed)?;
+    let judge = &mut |platforms: &[Platform], progress: &mut dyn FnMut(ReproduceProgress) -> bool| match platforms {
+        [platform, ..] => judge(&studies, platform, options, progress),
+        [] => Err(ReproduceError::Interrupted),
+    };
+    reproduce::mutate("RAMBDA", &[platform], options.seed, judge, progress)
+}
+
+/// Runs the studies on this platform, and judges what comes.
+fn judge(
+    studies: &[Study],
+    platform: &Platform,
+    options: &ReproduceOptions,
+    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+) -> Result<Judged, ReproduceError> {
+    let (values, mut work) = (reproduce::values(platform), Vec::new());
+    for study in studies {
+        for series in &study.series {
+            for &x in &study.x.values {
+                let setup = series.setup(study.x.sets, x)?;
+                work.push(Work { setup, platform, values: &values, seed: options.seed });
+            }
+        }
+    }
+    let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
+    let line = |series: &RambdaSeries, _| (series.name.clone(), class(series.setup.server));
+    let figures = Figure::all(studies, outcomes, &["busiest", "media writes"], line, |study, series, x, outcome| {
+        let y = series.metric.unwrap_or(study.y.metric).of(outcome);
+        Dot { x, y, spread: (y, y), details: details(outcome) }
+    });
+    let (claims, trends) = (checks::claims(&figures, platform), checks::trends(&figures));
+    Ok(Judged { figures, claims, trends, sums, incomplete })
+}
+
+/// One point to run.
+struct Work<'a> {
+    setup: Setup,
+    platform: &'a Platform,
+    /// The platform's values.
+    values: &'a str,
+    seed: u64,
+}
+
+impl Point for Work<'_> {
+    type Outcome = PointFigures;
+
+    fn key(&self) -> String {
+        let setup = serde_json::to_string(&self.setup).unwrap_or_default();
+        format!("rambda {setup} seed={} {}", self.seed, self.values)
+    }
+
+    fn run(&self) -> Result<PointFigures, ReproduceError> {
+        Ok(self.setup.run(self.platform, self.seed)?)
+    }
+
+    fn events(outcome: &PointFigures) -> u64 {
+        outcome.events
+    }
+}
+
+/// What was busiest, and what persistent media wrote for each byte.
+fn details(outcome: &PointFigures) -> Vec<String> {
+    let (name, busy) = &outcome.binding;
+    let busiest = if name.is_empty() { "-".into() } else { format!("{name} ({:.0} % busy)", busy * 100.0) };
+    let media = outcome.amplification.map_or("-".into(), |times| format!("{} x", number(times)));
+    vec![busiest, media]
+}
+
+/// The page's colour of a line: its place.
+fn class(server: Server) -> &'static str {
+    match server {
+        Server::Host => "host",
+        Server::Card | Server::CardAlone => "nic",
+        _ => "accel",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reproduce::{csv, page, table};
+
+    fn run(figure: &str, jobs: usize) -> Reproduction {
+        let options = ReproduceOptions { figure: Some(figure.into()), jobs, cache: None, seed: 42 };
+        reproduce(&options, &mut |_| true).unwrap()
+    }
+
+    #[test]
+    fn a_figure_is_the_same_from_any_number_of_threads() {
+        let (first, second) = (run("7", 1), run("7", 3));
+        assert_eq!(first.figures, second.figures);
+        let csv = csv(&first.figures[0]);
+        assert!(csv.starts_with("figure,series,x,x_unit,y,y_unit\n7,CPU 1,1,kind,"), "{csv}");
+        assert_eq!(csv.lines().count(), 1 + 9 * 2);
+        assert!(table(&first).contains("RB-066") && page(&first).contains("<svg"));
+        assert!(first.trends.iter().all(|trend| trend.holds), "{:?}", first.trends);
+        let fitted = first.claims.iter().find(|claim| claim.id == "RB-066").unwrap();
+        assert_eq!(fitted.agrees(), Some(true), "{fitted:?}");
+    }
+
+    #[test]
+    fn what_the_text_says_of_hints_cards_and_chains_comes_out() {
+        for figure in ["1", "5", "12"] {
+            let all = run(figure, 2);
+            assert!(all.trends.len() == 1 && all.trends[0].holds, "{:?}", all.trends);
+        }
+        let all = run("5", 1);
+        let past = all.claims.iter().find(|claim| claim.id == "RB-019").unwrap();
+        assert_eq!(past.agrees(), Some(true), "{past:?}");
+    }
+
+    #[test]
+    fn every_study_names_setups_that_exist() {
+        let platform = Platform::load("rambda").unwrap();
+        for study in study::studies(None).unwrap() {
+            for series in &study.series {
+                let setup = series.setup(study.x.sets, study.x.values[0]).unwrap();
+                setup.run(&platform, 1).unwrap_or_else(|e| panic!("figure {}, {}: {e}", study.figure, series.name));
+            }
+        }
+        let error = study::studies(Some("6")).unwrap_err().to_string();
+        assert!(error.starts_with("there is no figure 6: choose one of 1, 5, 7"), "{error}");
+    }
+}
