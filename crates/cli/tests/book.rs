@@ -266,6 +266,19 @@ fn studies_are_described_by_what_reads_them() {
         let _ = write!(out, "### {heading}\n\n");
         choices(&mut out, &bluefield, &format!("pub enum {list} {{"), true);
     }
+    let [rambda, point] = ["study.rs", "point.rs"].map(|file| source(&format!("study/src/rambda/{file}")));
+    out.push_str("## [[series]] of RAMBDA\n\n");
+    fields(&mut out, &rambda, "pub struct RambdaSeries {");
+    out.push_str("### setup\n\n");
+    fields(&mut out, &point, "pub struct Setup {");
+    out.push_str("### run\n\n");
+    choices(&mut out, &point, "pub enum Run {", true);
+    out.push_str("### server\n\n");
+    choices(&mut out, &point, "pub enum Server {", true);
+    out.push_str("### sets\n\n");
+    choices(&mut out, &rambda, "pub enum Sets {", true);
+    out.push_str("### metric\n\n");
+    choices(&mut out, &rambda, "pub enum Metric {", true);
     page("studies.md", &out);
 }
 

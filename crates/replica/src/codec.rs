@@ -30,7 +30,7 @@ impl<'a> Reader<'a> {
 
     /// Reads a list that counts, to a bounded depth. One that is too long is not looked at further.
     fn batch<T: Wire>(&mut self) -> Option<Vec<T>> {
-        let length = u32::from_le_bytes(*self.bytes.first_chunk()?) as usize;
+        let length = self.coming()?;
         let Some(left) = self.items.checked_sub(length) else {
             self.too_many = true;
             return None;
@@ -48,6 +48,11 @@ impl<'a> Reader<'a> {
         let read = read(self);
         self.depth -= 1;
         read
+    }
+
+    /// How many items the list that begins here has, as it says itself.
+    pub fn coming(&self) -> Option<usize> {
+        Some(u32::from_le_bytes(*self.bytes.first_chunk()?) as usize)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -252,6 +257,8 @@ enums! {
     }
 }
 
+pub(crate) use {enums, structs};
+
 macro_rules! in_bytes {
     ($($name:ident),*) => {$(
         impl $name {
@@ -267,7 +274,7 @@ macro_rules! in_bytes {
 in_bytes!(Packet, Request, Reply);
 
 /// Reads one; all of the reader's bytes must be it.
-fn whole<T: Wire>(reader: &mut Reader<'_>) -> Option<T> {
+pub(crate) fn whole<T: Wire>(reader: &mut Reader<'_>) -> Option<T> {
     T::get(reader).filter(|_| reader.is_empty())
 }
 

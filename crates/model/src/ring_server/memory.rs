@@ -78,14 +78,14 @@ impl Host {
         }
     }
 
-    /// A core loads or stores a line: `Ok` when it is in the cache, else when memory has brought it, from a time on.
-    pub fn core(&mut self, at: Ps, line: u64, writes: bool) -> Result<Ps, Ps> {
+    /// A core loads or stores a line: when memory has brought it; `None` if it was in the cache.
+    pub fn core(&mut self, at: Ps, line: u64, writes: bool) -> Option<Ps> {
         let access = if writes { CacheAccess::Store } else { CacheAccess::Load };
         let found = self.cache.access(line, access);
         if let Some(dirty) = found.written_back {
             self.memory(at, dirty, true);
         }
-        if found.hit { Ok(at + self.cache.hit_time()) } else { Err(self.memory(at, line, false)) }
+        if found.hit { None } else { Some(self.memory(at, line, false)) }
     }
 
     /// What a hit of a core takes.

@@ -75,7 +75,7 @@ pub struct Threads {
     threads: Vec<Thread>,
     near: Near,
     chance: ChaCha8Rng,
-    /// Replies leave by way of the network, or are seen by the other socket.
+    /// What they are, in tables.
     name: &'static str,
 }
 
@@ -259,9 +259,9 @@ impl Near {
                 for line in lines {
                     let start = misses.start(at);
                     let done = match world.host.core(start, line, access.writes) {
-                        Ok(_) => at + world.host.hit_time(),
-                        Err(done) => {
-                            let start = misses.acquire(at);
+                        None => at + world.host.hit_time(),
+                        Some(done) => {
+                            misses.acquire(at);
                             misses.release(start, done);
                             done
                         }

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::types::{Entry, Tuple};
+use super::types::{ChainMessage, Entry, Tuple};
 use crate::codec::{Reader, Wire};
 use crate::member::Durable;
 
@@ -16,6 +16,8 @@ use crate::member::Durable;
 const SUPER: usize = 512;
 /// Bytes before an entry's content.
 const HEAD: usize = 24;
+/// No log has so many entries or bytes.
+const NEVER: u64 = 1 << 62;
 /// Tuples of an entry: their number is a byte.
 pub(super) const MAX_TUPLES: usize = 255;
 
@@ -52,6 +54,28 @@ impl Layout {
     /// Where the data begins.
     pub fn data_at(&self) -> usize {
         2 * SUPER + self.ring
+    }
+
+    /// Whether a tuple lies within the data.
+    fn holds(&self, tuple: &Tuple) -> bool {
+        tuple.offset.checked_add(tuple.data.len() as u64).is_some_and(|end| end <= self.data as u64)
+    }
+
+    /// Whether ring and data can take what a message brings, and its numbers can be: nothing of it is done before.
+    pub(super) fn takes(&self, message: &ChainMessage) -> bool {
+        let (numbers, entries) = match message {
+            ChainMessage::Forward(entries) => ([0, 0], &entries[..]),
+            ChainMessage::State(_, applied, entries) => ([*applied, 0], &entries[..]),
+            ChainMessage::Sync(applied, at, entries) => ([*applied, *at], &entries[..]),
+            ChainMessage::Ack(..) | ChainMessage::Want(_) | ChainMessage::Piece(..) => return true,
+        };
+        let fits = |entry: &Entry| {
+            (1..NEVER).contains(&entry.seq)
+                && entry.writes.len() <= MAX_TUPLES
+                && entry.length() <= self.ring / 4
+                && entry.writes.iter().all(|tuple| self.holds(tuple))
+        };
+        numbers.iter().all(|&number| number < NEVER) && entries.iter().all(fits)
     }
 
     /// The bytes of a frame at a place of the ring, in one or two pieces with their offsets.
@@ -178,11 +202,8 @@ pub(super) fn entries(layout: &Layout, image: &[u8], found: &Super, trust: bool)
             return (entries, true);
         }
         let Some(entry) = Entry::read(&frame) else { return (entries, true) };
-        let fits = |tuple: &Tuple| {
-            tuple.offset.checked_add(tuple.data.len() as u64).is_some_and(|end| end <= layout.data as u64)
-        };
         let of_this_log = entry.epoch >= epoch && (seq <= found.floor || entry.epoch >= found.synced);
-        if !of_this_log || !entry.writes.iter().all(fits) {
+        if !of_this_log || !entry.writes.iter().all(|tuple| layout.holds(tuple)) {
             return (entries, false);
         }
         (at, epoch) = (at + length as u64, entry.epoch);

@@ -15,6 +15,7 @@
 //! [`Chain`] is one replica; [`ChainNode`] is one with its membership.
 
 mod catch_up;
+mod codec;
 mod layout;
 mod node;
 mod replica;

@@ -305,6 +305,9 @@ impl Chain {
             self.marks.stale += 1;
             return;
         }
+        if !self.layout().takes(&message) {
+            return;
+        }
         match message {
             ChainMessage::Forward(entries) => self.forwarded(entries),
             ChainMessage::Ack(seq, free) if Some(from) == self.next() => {

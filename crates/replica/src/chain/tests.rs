@@ -191,3 +191,35 @@ fn all_crash_and_what_is_in_a_ring_is_done() {
         assert_eq!((&chain.data()[..4], chain.status()), (&[0, 1, 2, 0][..], Some(Standing::Serving)));
     }
 }
+
+#[test]
+fn what_neither_ring_nor_data_can_take_is_not_taken() {
+    let mut nodes = Nodes::new(3, 4096);
+    let tuple = |offset, bytes: usize| Tuple { offset, data: vec![7; bytes].into() };
+    let entry = |seq, writes: Vec<Tuple>| Entry { seq, epoch: 1, writes: writes.into() };
+    let bad = [
+        entry(1, vec![tuple(DATA as u64, 1)]),
+        entry(1, vec![tuple(u64::MAX, 8)]),
+        entry(1, vec![tuple(0, 2000)]),
+        entry(1, vec![tuple(0, 1); 256]),
+        entry(u64::MAX, vec![tuple(0, 1)]),
+        entry(0, vec![tuple(0, 1)]),
+    ];
+    for entry in bad {
+        let messages = [
+            ChainMessage::Forward(vec![entry.clone()]),
+            ChainMessage::State(1, 0, vec![entry.clone()]),
+            ChainMessage::Sync(0, 0, vec![entry]),
+            ChainMessage::Sync(u64::MAX, u64::MAX, Vec::new()),
+        ];
+        for message in messages {
+            for node in 0..3 {
+                (0..3).for_each(|from| nodes.chains[node].handle(0, NodeId(from), 1, message.clone()));
+            }
+            nodes.run();
+        }
+    }
+    let write = Transaction { writes: vec![tuple(8, 8)], ..Transaction::default() };
+    assert_eq!(nodes.ask(0, 1, write), Some(ChainOutcome::Done(Vec::new())));
+    assert!(nodes.chains.iter().all(|chain| chain.data()[8..16] == [7; 8] && chain.log_ends() == (1, 1)));
+}
