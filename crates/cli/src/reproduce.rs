@@ -38,7 +38,7 @@ Examples:
 
 const RAMBDA_EXAMPLES: &str = "\
 Examples:
-  remora reproduce rambda                        figures 1, 5, 7 to 10, 12, 13 and table III (figure III here)
+  remora reproduce rambda                        all figures; table III is figure III
   remora reproduce rambda --figure 7             one figure; 13 stands for 13a and 13b
   remora reproduce rambda --csv out --report r.html";
 

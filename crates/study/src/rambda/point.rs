@@ -79,7 +79,7 @@ pub enum Server {
 
 /// All that a point depends on, beside the platform.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+#[serde(deny_unknown_fields, default)]
 pub struct Setup {
     /// What is run.
     pub run: Run,
