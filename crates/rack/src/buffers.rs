@@ -32,7 +32,7 @@ pub enum BufferError {
 }
 
 /// A section that is cut up.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 struct Slab {
     location: Location,
     class: u64,
@@ -66,7 +66,7 @@ impl Slab {
 }
 
 /// The buffers of one node.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct BufferDaemon {
     node: NodeId,
     /// Sections held without a buffer in them.

@@ -10,7 +10,7 @@ use crate::address::{FabricAddress, NodeId};
 use crate::queue::{Descriptor, VirtualQueue};
 
 /// When a node is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Coalescing {
     /// At the latest after so many descriptors.
     pub count: u32,
@@ -28,7 +28,7 @@ pub enum Notice {
 }
 
 /// Things to tell, gathered since the time.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Hash)]
 struct Gathered {
     count: u32,
     since: u64,
@@ -51,7 +51,7 @@ impl Gathered {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 struct Port {
     tx: Vec<VirtualQueue>,
     rx: VirtualQueue,
@@ -60,7 +60,7 @@ struct Port {
 }
 
 /// The queues of all nodes, and what moves between them.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct Dispatcher {
     ports: BTreeMap<NodeId, Port>,
     rule: Coalescing,

@@ -8,6 +8,9 @@
 //! | `queue`      | virtual queues of descriptors                                                             |
 //! | `dispatcher` | moves descriptors from transmit to receive queues; interrupts and completions, coalesced  |
 //! | `rack`       | all of these together: buffers that pass from node to node by reference                   |
+//! | `nics`       | the pool of NICs: flows cut into subflows, these mapped to NICs                          |
+//! | `resequencer` | the other end of a flow: one stream again, within a window                             |
+//! | `ranges`     | which bytes of a stream there are                                                        |
 //! | `meeting`    | both ends of a connection find each other, and get a buffer that only they see            |
 //! | `layout`     | how a connection's buffer is divided                                                      |
 //! | `frame`      | what processes and the unit's daemon say to each other                                    |
@@ -20,14 +23,20 @@ mod dispatcher;
 pub mod frame;
 pub mod layout;
 mod meeting;
+mod nics;
 mod pool;
 mod queue;
 mod rack;
+mod ranges;
+mod resequencer;
 
 pub use address::{FabricAddress, Location, NodeId, REGION_BYTES, REGION_SECTIONS, SECTION_BYTES, Section};
 pub use buffers::{BufferDaemon, BufferError, LARGEST_BUFFER, SMALLEST_BUFFER, class_bytes};
 pub use dispatcher::{Coalescing, Dispatcher, Notice};
 pub use meeting::{ConnectionEnd, Introduction, Key, Meeting, MeetingConfig};
+pub use nics::{FlowId, FlowMutation, FlowPolicy, Mapping, NicId, NicPool, NicState, Segment};
 pub use pool::{Device, Pool, PoolError, Rights};
 pub use queue::{Descriptor, VirtualQueue};
-pub use rack::{Rack, RackError};
+pub use rack::{Rack, RackError, RackMutation};
+pub use ranges::Ranges;
+pub use resequencer::{BeyondWindow, Resequencer};

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::address::{FabricAddress, Location, NodeId, REGION_SECTIONS, SECTION_BYTES, Section};
 
 /// What a node may do with a section of another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rights {
     /// Load.
     Read,
@@ -43,7 +43,7 @@ pub enum PoolError {
     TooLarge,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 struct Held {
     location: Location,
     /// None once the owner gave it back or died, while others may still see it.
@@ -52,7 +52,7 @@ struct Held {
 }
 
 /// All sections of a rack.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct Pool {
     /// By location, so that a preferred one is served first.
     free: BTreeMap<Location, BTreeSet<Section>>,

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::address::{FabricAddress, NodeId};
 
 /// What a queue's entry says: who passes which bytes to whom.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Descriptor {
     /// Who posted it.
     pub source: NodeId,
@@ -18,7 +18,7 @@ pub struct Descriptor {
 }
 
 /// A bounded queue of descriptors, first in, first out.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct VirtualQueue {
     entries: VecDeque<Descriptor>,
     capacity: usize,

@@ -36,7 +36,7 @@ pub enum RackError {
 }
 
 /// A buffer in use.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 struct Holding {
     /// Whose daemon it came from; none if that node is dead.
     owner: Option<NodeId>,
@@ -47,7 +47,7 @@ struct Holding {
 }
 
 /// Pool, daemons and queues of a rack.
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct Rack {
     pool: Pool,
     daemons: BTreeMap<NodeId, BufferDaemon>,
@@ -57,6 +57,18 @@ pub struct Rack {
     seen: BTreeMap<(NodeId, Section), usize>,
     /// Sections that a daemon keeps in reserve.
     keep: usize,
+    mutation: Option<RackMutation>,
+}
+
+/// Faults that can be seeded, to see whether checks find them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RackMutation {
+    /// Who has posted a buffer may still free it.
+    FreesPosted,
+    /// What was on its way from a dead node is forgotten.
+    ForgetsLost,
+    /// What others hold of a dead node's memory is freed with it.
+    FreesRead,
 }
 
 impl Rack {
@@ -73,7 +85,14 @@ impl Rack {
             held: BTreeMap::new(),
             seen: BTreeMap::new(),
             keep,
+            mutation: None,
         })
+    }
+
+    /// With a seeded fault.
+    pub fn mutated(mut self, mutation: Option<RackMutation>) -> Self {
+        self.mutation = mutation;
+        self
     }
 
     /// A node comes, with so many transmit queues of that depth. Its daemon takes sections in advance.
@@ -122,6 +141,9 @@ impl Rack {
         // First the new holder, then the old one: in between the section must not become free.
         self.see(destination, reference);
         self.unsee(source, reference);
+        if self.mutation == Some(RackMutation::FreesPosted) {
+            return Ok(());
+        }
         self.held.insert(reference, Holding { holder: destination, on_its_way: true, ..holding });
         Ok(())
     }
@@ -169,7 +191,14 @@ impl Rack {
         held.into_iter().for_each(|at| self.release(at));
         // What it posted to others and these have not received stays on its way: its bytes are in the pool, not in it.
         let lost: Vec<FabricAddress> = self.lost_on_the_way(node);
-        lost.into_iter().for_each(|at| self.release(at));
+        if self.mutation != Some(RackMutation::ForgetsLost) {
+            lost.into_iter().for_each(|at| self.release(at));
+        }
+        if self.mutation == Some(RackMutation::FreesRead) {
+            let read = self.held.iter().filter(|(_, holding)| holding.owner == Some(node));
+            let read: Vec<FabricAddress> = read.map(|(at, _)| *at).collect();
+            read.into_iter().for_each(|at| self.release(at));
+        }
         for holding in self.held.values_mut().filter(|holding| holding.owner == Some(node)) {
             holding.owner = None;
         }

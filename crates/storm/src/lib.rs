@@ -18,6 +18,7 @@ pub mod linear;
 pub mod minos;
 pub mod nemesis;
 pub mod net;
+pub mod rack;
 pub mod rng;
 mod search;
 pub mod shard;

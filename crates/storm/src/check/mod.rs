@@ -12,6 +12,7 @@ mod local;
 pub mod membership;
 mod mutants;
 mod proof;
+pub mod rack;
 mod reduce;
 mod system;
 #[cfg(test)]
