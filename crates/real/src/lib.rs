@@ -17,6 +17,7 @@ pub mod presence;
 mod rack;
 mod rings;
 mod sys;
+mod trunk;
 
 pub use address::{at_free_loopback, at_local, free_loopbacks, local_towards};
 pub use client::{Client, ClientConfig, ClientCounters, RemoteRegion};
@@ -31,6 +32,7 @@ pub use node::{Node, NodeConfig, NodeEvent, NodeFigures};
 pub use rack::{RackConfig, RackDaemon, RackFigures};
 pub use rings::{RingConfig, RingMemory, RingPort};
 pub use sys::{Sleeper, prepare_to_wait, process_cpu_ns};
+pub use trunk::{Trunk, TrunkConfig};
 
 /// So many bytes of zeroed memory of this process, page by page.
 pub fn map_memory(len: usize) -> Result<remora_memory::Buffer, Error> {
