@@ -577,6 +577,8 @@ fn last_closing(socket: &Socket, fd: c_int) {
         sys::reset_on_close(fd);
     } else if link.own(Word::Switched) != 0 {
         link.set_own(Word::Fin, 1);
+        // Who waits in the kernel hears of the close itself.
+        link.take_wish(WANT_DATA | WANT_ROOM);
     }
 }
 

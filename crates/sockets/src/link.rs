@@ -22,6 +22,8 @@ pub use remora_rack::layout::LINK_BYTES;
 pub use remora_rack::layout::RING_BYTES as RING;
 use remora_rack::layout::{HALF_BYTES as HALF, WORDS_BYTES as DATA_OFFSET};
 
+use crate::sys;
+
 /// A sender is told of room when there is this much; so long it counts as not writable.
 pub const WRITABLE: usize = RING / 4;
 /// Bytes that are copied before the peer is shown them.
@@ -31,6 +33,10 @@ const PIECE: usize = 64 << 10;
 pub const WANT_DATA: u64 = 1;
 /// The other one.
 pub const WANT_ROOM: u64 = 2;
+/// The same wishes, so many bits further up, of who sleeps on the word itself: no bell is needed for these.
+const DOZING: u32 = 2;
+/// So long does anybody sleep on the word: only the kernel's connection tells of a peer's death.
+const DOZE: u64 = 5_000_000;
 
 /// A word of a direction's page; those of one writer that change together share lines.
 #[derive(Clone, Copy, Debug)]
@@ -168,20 +174,38 @@ impl Link {
         }
     }
 
-    /// Whether the peer wants a bell for one of these; if so, its wishes are taken, and the caller rings.
+    /// Whether the peer wants a bell for one of these; if so, its wishes are taken, and the caller rings. Who sleeps on the
+    /// word is woken here.
     #[inline]
     pub fn take_wish(&self, wishes: u64) -> bool {
         fence(Ordering::SeqCst);
         let at = self.half(self.end.other()) + Word::Armed as usize;
         loop {
             let before = self.load(at);
-            if before & wishes == 0 {
+            if before & (wishes | wishes << DOZING) == 0 {
                 return false;
             }
             if self.swap_if(at, before, 0) {
-                return true;
+                if before >> DOZING != 0 {
+                    sys::futex_wake(self.shared.addr() + at as u64);
+                }
+                return before & (WANT_DATA | WANT_ROOM) != 0;
             }
         }
+    }
+
+    /// Sleeps for a while until the peer takes these wishes, unless `come` says that there is no need: a call of the kernel's
+    /// on either side instead of a bell's way through TCP. 0, or a negative errno: ETIMEDOUT if nothing came, or what the
+    /// kernel says.
+    pub fn doze(&self, wishes: u64, deadline: Option<u64>, come: impl FnOnce() -> bool) -> isize {
+        let wishes = wishes << DOZING;
+        let armed = self.arm(wishes) | wishes;
+        if come() {
+            return 0;
+        }
+        let end = sys::now() + DOZE;
+        let at = self.shared.addr() + (self.half(self.end) + Word::Armed as usize) as u64;
+        sys::futex_wait(at, armed as u32, deadline.map_or(end, |deadline| deadline.min(end)))
     }
 
     /// Locks this end's sending or receiving side, against other threads and processes that share it.
@@ -190,18 +214,18 @@ impl Link {
             Side::Tx => self.half(self.end) + Word::TxLock as usize,
             Side::Rx => self.half(self.end.other()) + Word::RxLock as usize,
         };
-        let own = crate::sys::thread_id();
+        let own = sys::thread_id();
         let mut tries = 0u32;
         while !self.swap_if(at, 0, own) {
             tries += 1;
             if tries.is_multiple_of(1024) {
                 let holder = self.load(at);
                 // Positions change last: what a dead holder left half done is not to be seen.
-                if holder != 0 && !crate::sys::thread_lives(holder) && self.swap_if(at, holder, own) {
+                if holder != 0 && !sys::thread_lives(holder) && self.swap_if(at, holder, own) {
                     break;
                 }
             }
-            if tries > 64 { crate::sys::give_way() } else { std::hint::spin_loop() }
+            if tries > 64 { sys::give_way() } else { std::hint::spin_loop() }
         }
         Locked { link: self, at }
     }
@@ -289,6 +313,27 @@ mod tests {
     }
 
     #[test]
+    fn who_dozes_needs_no_bell() {
+        let (low, high) = pair();
+        let soon = Some(sys::now() + 1_000_000);
+        assert_eq!(low.doze(WANT_DATA, soon, || false), -(libc::ETIMEDOUT as isize));
+        assert_eq!(low.doze(WANT_DATA, None, || true), 0);
+        let woken = std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                // It may time out again and again until the other one comes.
+                while low.doze(WANT_DATA, None, || low.readable() != Ok(0)) != 0 {}
+                low.readable()
+            });
+            assert_eq!(high.write(&[1]), Ok(1));
+            assert!(!high.take_wish(WANT_DATA), "no bell");
+            sleeper.join().unwrap()
+        });
+        assert_eq!(woken, Ok(1));
+        assert_eq!(low.arm(WANT_DATA | WANT_DATA << DOZING) & WANT_DATA, 0);
+        assert!(high.take_wish(WANT_DATA), "for who sleeps elsewhere");
+    }
+
+    #[test]
     fn nonsense_in_the_words_is_noticed() {
         let (low, high) = pair();
         low.set_own(Word::Head, 5);
@@ -302,7 +347,7 @@ mod tests {
     #[test]
     fn a_lock_of_the_dead_is_taken_over() {
         let (low, _) = pair();
-        let dead = std::thread::spawn(crate::sys::thread_id).join().unwrap();
+        let dead = std::thread::spawn(sys::thread_id).join().unwrap();
         low.set_own(Word::TxLock, dead);
         drop(low.lock(Side::Tx));
         assert_eq!(low.own(Word::TxLock), 0);

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use remora_memory::Buffer;
@@ -69,17 +70,38 @@ struct Daemon {
 
 static DAEMON: Spin<Daemon> = Spin::new(Daemon { socket: None, waiting: None, not_before: 0 });
 
-/// Calls on a connection after which it is worth a buffer: `REMORA_RACK_AFTER`.
+/// A connection that ends sooner than this after the daemon was told of it was not worth a buffer, nanoseconds.
+const WORTH: u64 = 10_000_000;
+/// Calls of a connection of which nothing is known.
+const AFTER: u32 = 8;
+/// How often these double at most.
+const DOUBLED: u32 = 6;
+
+/// How many connections in a row ended too soon.
+static IN_VAIN: AtomicU32 = AtomicU32::new(0);
+
+/// `REMORA_RACK_AFTER`, or 0.
+fn asked_for() -> u32 {
+    static ASKED: OnceLock<u32> = OnceLock::new();
+    *ASKED.get_or_init(|| {
+        let text = std::env::var("REMORA_RACK_AFTER").ok();
+        text.and_then(|text| text.parse().ok()).map_or(0, |calls: u32| calls.max(1))
+    })
+}
+
+/// Calls on a connection after which it is worth a buffer. Who has had many for nothing waits ever longer.
 pub fn worth_it() -> u32 {
-    static AFTER: AtomicU32 = AtomicU32::new(0);
-    match AFTER.load(Ordering::Relaxed) {
-        0 => {
-            let text = std::env::var("REMORA_RACK_AFTER").ok();
-            let after = text.and_then(|text| text.parse().ok()).map_or(8, |calls: u32| calls.max(1));
-            AFTER.store(after, Ordering::Relaxed);
-            after
-        }
+    match asked_for() {
+        0 => AFTER << IN_VAIN.load(Ordering::Relaxed).min(DOUBLED),
         after => after,
+    }
+}
+
+/// A connection that the daemon was told of has ended, so many nanoseconds later.
+pub fn ended(lived: u64) {
+    match lived < WORTH {
+        true => IN_VAIN.store(IN_VAIN.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed),
+        false => IN_VAIN.store(0, Ordering::Relaxed),
     }
 }
 
@@ -91,6 +113,7 @@ pub fn attach(socket: &'static Socket, fd: c_int) {
     let new = socket.state.compare_exchange(state::PLAIN, state::WAITING, Ordering::AcqRel, Ordering::Acquire).is_ok();
     if new && daemon.say(&request) {
         *socket.key.lock() = Some((key, end));
+        socket.told.store(sys::now(), Ordering::Relaxed);
         daemon.waiting.get_or_insert_default().insert((key, end), socket);
     } else if new {
         // Later perhaps.

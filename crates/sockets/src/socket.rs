@@ -59,6 +59,8 @@ pub struct Socket {
     pub rx_timeout: AtomicU64,
     pub tx_timeout: AtomicU64,
     link: UnsafeCell<Option<Link>>,
+    /// When the daemon was told of it.
+    pub told: AtomicU64,
     /// What the daemon knows it by.
     pub key: Spin<Option<(Key, ConnectionEnd)>>,
     /// Where it is watched.
@@ -156,6 +158,7 @@ impl Socket {
         let known = self.key.lock().take();
         if let Some((key, end)) = known {
             rack::detach(key, end, !forked);
+            rack::ended(sys::now() - self.told.load(Ordering::Relaxed));
         }
         // SAFETY: nobody is in a call, and no descriptor leads here.
         unsafe { *self.link.get() = None };

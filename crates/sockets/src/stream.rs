@@ -280,7 +280,7 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
     progress(socket, link, fd);
     let want = parts.len();
     let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
-    let mut got = 0;
+    let (mut got, mut dozed) = (0, false);
     let deadline = deadline(socket.rx_timeout.load(Ordering::Relaxed));
     loop {
         if link.peer(Word::Ready) == 0 {
@@ -338,16 +338,16 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
         if link.peer(Word::Drained) != 0 && non_blocking(link, flags) {
             return Some(if got > 0 { got as isize } else { AGAIN });
         }
-        let _asleep = socket.falling_asleep();
-        link.arm(WANT_DATA);
         // Bytes in the ring while the kernel's are not all taken: these come first, and are on their way.
-        if has_input(socket, link, fd) {
-            continue;
-        }
+        let come = || has_input(socket, link, fd);
         if non_blocking(link, flags) {
+            link.arm(WANT_DATA);
+            if come() {
+                continue;
+            }
             return Some(if got > 0 { got as isize } else { AGAIN });
         }
-        if let Some(error) = sleep(link, fd, deadline) {
+        if let Some(error) = wait(socket, link, fd, WANT_DATA, &mut dozed, deadline, come) {
             return Some(if got > 0 { got as isize } else { error });
         }
     }
@@ -442,7 +442,7 @@ pub fn send(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
         return None;
     }
     let want = parts.len();
-    let mut sent = 0;
+    let (mut sent, mut dozed) = (0, false);
     let deadline = deadline(socket.tx_timeout.load(Ordering::Relaxed));
     loop {
         if link.own(Word::Fin) != 0 || peer_gone(link) {
@@ -461,7 +461,7 @@ pub fn send(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
             socket.blocked.store(true, Ordering::Release);
             return Some(if sent > 0 { sent as isize } else { AGAIN });
         }
-        if let Some(error) = wait_for_room(socket, link, fd, deadline) {
+        if let Some(error) = wait_for_room(socket, link, fd, &mut dozed, deadline) {
             return Some(if sent > 0 { sent as isize } else { error });
         }
     }
@@ -486,7 +486,7 @@ fn send_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize) -> Result<u
     Ok(sent)
 }
 
-fn wait_for_room(socket: &Socket, link: &Link, fd: c_int, deadline: Option<u64>) -> Option<isize> {
+fn wait_for_room(socket: &Socket, link: &Link, fd: c_int, dozed: &mut bool, deadline: Option<u64>) -> Option<isize> {
     let room = || link.room() != Ok(0) || peer_gone(link);
     if spin::look(room) {
         return None;
@@ -495,16 +495,36 @@ fn wait_for_room(socket: &Socket, link: &Link, fd: c_int, deadline: Option<u64>)
         // Data of the kernel's would hide a bell behind them, and so does its end.
         return nap(deadline);
     }
-    let error = {
-        let _asleep = socket.falling_asleep();
-        link.arm(WANT_ROOM);
-        if room() {
-            return None;
-        }
-        sleep(link, fd, deadline)
-    };
+    let error = wait(socket, link, fd, WANT_ROOM, dozed, deadline, room);
     take_bells(socket, link, fd);
     error
+}
+
+/// Sleeps until a wish comes true, for a while on its word, then in the kernel on the connection, or there at once if
+/// something may come there that the rings know nothing of. An error is the kernel's.
+fn wait(
+    socket: &Socket,
+    link: &Link,
+    fd: c_int,
+    wish: u64,
+    dozed: &mut bool,
+    deadline: Option<u64>,
+    come: impl Fn() -> bool,
+) -> Option<isize> {
+    let _asleep = socket.falling_asleep();
+    if !*dozed && link.peer(Word::Drained) != 0 && link.own(Word::Holders) <= 1 {
+        return match link.doze(wish, deadline, come) {
+            0 => None,
+            e if e == -(libc::EINTR as isize) => Some(e),
+            _ if deadline.is_some_and(|deadline| sys::now() >= deadline) => Some(AGAIN),
+            _ => {
+                *dozed = true;
+                None
+            }
+        };
+    }
+    link.arm(wish);
+    if come() { None } else { sleep(link, fd, deadline) }
 }
 
 /// Sleeps a little: where no bell can be heard.

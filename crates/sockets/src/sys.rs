@@ -37,6 +37,33 @@ pub fn ring(fd: c_int) -> bool {
     call!(SYS_sendto, fd, BELL.as_ptr(), 1usize, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL, 0usize, 0usize) == 1
 }
 
+/// Of `futex_waitv`: a word of 32 bits, which other processes have too.
+#[repr(C)]
+struct Waited {
+    value: u64,
+    address: u64,
+    flags: u32,
+    reserved: u32,
+}
+
+/// Sleeps while the 32 bits at an address are these, until [`futex_wake`] or so late. 0, or a negative errno; after a signal
+/// the kernel begins again by itself where the program wants it so, which the older call does not do with a deadline.
+pub fn futex_wait(address: u64, value: u32, until: u64) -> isize {
+    const WORD: u32 = 2;
+    let waited = Waited { value: value.into(), address, flags: WORD, reserved: 0 };
+    let (second, rest) = ((until / 1_000_000_000) as i64, (until % 1_000_000_000) as i64);
+    let time = libc::timespec { tv_sec: second, tv_nsec: rest };
+    let clock = libc::CLOCK_MONOTONIC;
+    let result = call!(SYS_futex_waitv, &raw const waited, 1usize, 0usize, &raw const time, clock) as isize;
+    // Not these bits any more: as if it had been woken.
+    if result == -(libc::EAGAIN as isize) { 0 } else { result.min(0) }
+}
+
+/// Wakes all who sleep at an address.
+pub fn futex_wake(address: u64) {
+    call!(SYS_futex, address, libc::FUTEX_WAKE, c_int::MAX, 0usize, 0usize, 0usize);
+}
+
 /// Waits for one of these, for so many milliseconds, or for ever if that is negative.
 pub fn poll(fds: &mut [libc::pollfd], timeout: c_int) -> c_int {
     let time = libc::timespec { tv_sec: i64::from(timeout / 1000), tv_nsec: i64::from(timeout % 1000) * 1_000_000 };
