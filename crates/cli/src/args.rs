@@ -287,6 +287,8 @@ pub enum Bench {
     Stream(crate::bench_stream::BenchStream),
     /// Calls by rings in memory beside WRITEs and RPC verbs
     Ring(crate::bench_ring::BenchRing),
+    /// TCP connections of programs in a rack beside the kernel's on loopback
+    Rack(crate::bench_rack::BenchRack),
     /// The key-value store beside memcached and Redis
     Kv(crate::bench_kv::BenchKv),
     /// A recommender's look-ups: rows of an embedding table reduced by a core, and at each place of a node

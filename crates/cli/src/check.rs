@@ -12,7 +12,7 @@ use crate::check_search::{SearchArgs, figures, going, mutants, result, whole};
 use crate::output::{Json, print};
 use crate::progress::{Display, stop_flag};
 use crate::shards::{self, Gathered, add, write_file};
-use crate::{Failure, check_chain, check_membership, check_tree};
+use crate::{Failure, check_chain, check_membership, check_rack, check_tree};
 
 /// What to check.
 #[derive(Debug, clap::Subcommand)]
@@ -26,6 +26,9 @@ pub enum CheckCommand {
     /// The B-tree: every order of the accesses of a few operations, and clients that go away
     #[command(after_help = check_tree::EXAMPLES)]
     Tree(check_tree::CheckTree),
+    /// The rack: buffers that nodes pass and die with, and a flow by NICs that fail
+    #[command(after_help = check_rack::EXAMPLES)]
+    Rack(check_rack::CheckRack),
     /// A chain of replicas: every order of a few transactions, with crashes, views and torn logs
     #[command(after_help = check_chain::EXAMPLES)]
     Chain(check_chain::CheckChain),
@@ -128,6 +131,7 @@ pub fn run(what: &CheckCommand) -> Result<(), Failure> {
         CheckCommand::Minos(args) => args,
         CheckCommand::Membership(args) => return check_membership::run(args),
         CheckCommand::Tree(args) => return check_tree::run(args),
+        CheckCommand::Rack(args) => return check_rack::run(args),
         CheckCommand::Chain(args) => return check_chain::run(args),
         CheckCommand::Merge { files } => return merge(files),
     };

@@ -10,6 +10,7 @@ mod bench_minos;
 mod bench_minos_show;
 mod bench_model;
 mod bench_neighbours;
+mod bench_rack;
 mod bench_ring;
 mod bench_stream;
 mod bench_wasm;
@@ -17,6 +18,7 @@ mod capture;
 mod check;
 mod check_chain;
 mod check_membership;
+mod check_rack;
 mod check_search;
 mod check_tree;
 mod cluster;
@@ -47,6 +49,7 @@ mod reproduce;
 mod shards;
 mod storm;
 mod storm_chain;
+mod storm_rack;
 mod top;
 mod validate;
 mod where_;
@@ -142,6 +145,7 @@ fn main() -> ExitCode {
         Command::Bench { what: Bench::Kv(args) } => bench_kv::run(&args),
         Command::Bench { what: Bench::Dlrm(args) } => bench_dlrm::run(&args),
         Command::Bench { what: Bench::Ring(args) } => bench_ring::run(&args),
+        Command::Bench { what: Bench::Rack(args) } => bench_rack::run(&args),
         Command::Bench { what: Bench::Stream(args) } => bench_stream::run(&args),
         Command::Bench { what: Bench::Forge(args) } => bench_forge::run(&args),
         Command::Bench { what: Bench::Minos(args) } => bench_minos::run(&args),

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::output::{Json, not_complete, print};
 use crate::progress::{Display, stop_flag};
 use crate::shards::{Gathered, add, result, write_file};
-use crate::{Failure, storm_chain};
+use crate::{Failure, storm_chain, storm_rack};
 
 /// What to storm.
 #[derive(Debug, clap::Subcommand)]
@@ -31,6 +31,9 @@ pub enum StormCommand {
     /// A chain of replicas: transactions of several keys, and whether they are strictly serializable
     #[command(after_help = storm_chain::EXAMPLES)]
     Chain(storm_chain::StormChain),
+    /// A rack: flows by links that fail, and buffers that nodes pass and die with
+    #[command(after_help = storm_rack::EXAMPLES)]
+    Rack(storm_rack::StormRack),
     /// Put the results of shards together, and say which are missing, failed or there twice
     #[command(after_help = "Example: remora storm merge results/storm-*.json")]
     Merge {
@@ -117,6 +120,7 @@ pub fn run(what: &StormCommand) -> Result<(), Failure> {
     let args = match what {
         StormCommand::Minos(args) => args,
         StormCommand::Chain(args) => return storm_chain::run(args),
+        StormCommand::Rack(args) => return storm_rack::run(args),
         StormCommand::Merge { files } => return merge(files),
     };
     if let Some(name) = &args.mutant {

@@ -79,6 +79,7 @@ const SLOW: &[Case] = &[
     (&["bench", "nic"], "64 KB WRITEs over UDP", "rows were measured"),
     (&["bench", "stream", "--rounds", "1"], " 15 %", "of 22 rows"),
     (&["bench", "ring", "--connected", "20"], " 20 %", "of 10 rows"),
+    (&["bench", "rack", "--seconds", "50ms"], " 20 %", "of 10 rows"),
 ];
 
 fn show_what_they_have(cases: &[Case]) {

@@ -145,8 +145,10 @@ fn checks_and_shards() {
     checks(&["check", "minos", "--writes", "1", "--model", "synch", "--json"]);
     checks(&["check", "membership", "--proposals", "1", "--crashes", "0", "--json"]);
     checks(&["check", "tree", "--case", "same-leaf", "--json"]);
+    checks(&["check", "rack", "--nodes", "2", "--segments", "2", "--json"]);
     checks(&["check", "chain", "--nodes", "2", "--writes", "1", "--json"]);
     checks(&["storm", "chain", "--seed", "1", "--storms", "1", "--json"]);
+    checks(&["storm", "rack", "--seed", "1", "--storms", "1", "--json"]);
     checks(&["storm", "minos", "--seed", "1", "--storms", "1", "--hours", "0.01", "--json"]);
     let directory = tempfile::tempdir().expect("a directory");
     let saved = directory.path().join("shard.json");
@@ -176,6 +178,7 @@ fn benches() {
     checks(&["bench", "model", "--rounds", "1", "--json"]);
     checks(&["bench", "stream", "--rounds", "1", "--json"]);
     checks(&["bench", "ring", "--connected", "20", "--json"]);
+    checks(&["bench", "rack", "--seconds", "10ms", "--json"]);
     checks(&["bench", "kv", "--pairs", "10k", "--batches", "8", "--seconds", "20ms", "--json"]);
     checks(&["bench", "dlrm", "--table", "2M", "--seconds", "30ms", "--json"]);
     checks(&["bench", "forge", "--packets", "1k", "--against", "node", "--json"]);

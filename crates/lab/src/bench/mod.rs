@@ -2,12 +2,14 @@
 
 mod compress;
 mod pair;
+mod rack;
 mod ring;
 pub mod stream;
 mod ucx;
 
 use std::time::Duration;
 
+pub use rack::{RackDeed, RackPlan, call as rack_call, rack, serve as rack_serve};
 use remora_real::{Error, LinkKind};
 pub use ring::{RingPlan, ring};
 pub use ucx::{UcxRow, ucx};

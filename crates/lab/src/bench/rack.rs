@@ -1,0 +1,360 @@
+//! The measurements behind `remora bench rack`: TCP connections of unmodified programs in a rack beside the kernel's own, on
+//! loopback.
+//!
+//! The programs are this command's own: [`serve`] takes connections one after the other, [`call`] is the other end of one.
+//! They use the standard library's blocking sockets and know of no rack. Each figure is one run of the two; what arrives is
+//! what was sent, or the run fails.
+
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use remora_real::Error;
+
+use super::{BenchError, BenchGoal, BenchProgress, BenchRow, LARGE, SMALL, beside, next};
+use crate::MeasuredRows;
+use crate::probe::Probe;
+
+/// Bytes of a send of the stream: as iperf3 does.
+const SEND: usize = 2 * LARGE;
+/// Calls of a connection that lives long enough to be brought into the rack, and then ends.
+const SOME: u32 = 32;
+/// Part of the time that goes by before anything counts: connections change over meanwhile.
+const WARM_UP: u32 = 5;
+/// Messages between two looks at the clock.
+const BATCH: u32 = 64;
+
+/// What a caller does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RackDeed {
+    /// Sends 64 bytes and waits for them to come back: nanoseconds for both.
+    RoundTrip,
+    /// Sends messages of so many bytes, a call each, which the other end takes with a call each: messages a second.
+    OneWay(usize),
+    /// Connects, has so many round trips and closes: connections a second.
+    Connections(u32),
+}
+
+impl RackDeed {
+    /// The first word on a connection: how long a message is, and whether it comes back.
+    fn head(self) -> u64 {
+        match self {
+            Self::RoundTrip | Self::Connections(_) => (SMALL as u64) << 1 | 1,
+            Self::OneWay(len) => (len as u64) << 1,
+        }
+    }
+}
+
+impl std::fmt::Display for RackDeed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::RoundTrip => write!(f, "round-trip"),
+            Self::OneWay(len) => write!(f, "one-way:{len}"),
+            Self::Connections(calls) => write!(f, "connections:{calls}"),
+        }
+    }
+}
+
+impl FromStr for RackDeed {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (name, number) = text.split_once(':').unwrap_or((text, ""));
+        let number = number.parse().ok().filter(|number| (1..=1 << 20).contains(number));
+        match (name, number) {
+            ("round-trip", None) => Ok(Self::RoundTrip),
+            ("one-way", Some(len)) if len >= 8 => Ok(Self::OneWay(len as usize)),
+            ("connections", Some(calls)) => Ok(Self::Connections(calls)),
+            _ => Err("round-trip, one-way:BYTES or connections:CALLS"),
+        }
+    }
+}
+
+fn wrong() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "another message came than was sent")
+}
+
+/// A message's bytes: its number in the first and the last 8.
+fn mark(message: &mut [u8], number: u64) {
+    let last = message.len() - 8;
+    message[..8].copy_from_slice(&number.to_le_bytes());
+    message[last..].copy_from_slice(&number.to_le_bytes());
+}
+
+fn check(message: &[u8], number: u64) -> io::Result<()> {
+    let is = |bytes: &[u8]| bytes == number.to_le_bytes();
+    if is(&message[..8]) && is(&message[message.len() - 8..]) { Ok(()) } else { Err(wrong()) }
+}
+
+/// Takes connections one after the other, for ever; says its port first.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub fn serve() -> io::Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    println!("{}", listener.local_addr()?.port());
+    loop {
+        serve_one(listener.accept()?.0)?;
+    }
+}
+
+fn serve_one(mut stream: TcpStream) -> io::Result<()> {
+    let mut head = [0; 8];
+    stream.read_exact(&mut head)?;
+    let head = u64::from_le_bytes(head);
+    let (len, comes_back) = ((head >> 1) as usize, head & 1 == 1);
+    if !(8..=SEND).contains(&len) {
+        return Err(wrong());
+    }
+    stream.set_nodelay(comes_back)?;
+    let mut message = vec![0; len];
+    for number in 0.. {
+        let first = stream.read(&mut message)?;
+        if first == 0 {
+            // The caller waits for the count: only then has all arrived.
+            return if comes_back { Ok(()) } else { stream.write_all(&u64::to_le_bytes(number)) };
+        }
+        stream.read_exact(&mut message[first..])?;
+        check(&message, number)?;
+        if comes_back {
+            stream.write_all(&message)?;
+        }
+    }
+    Ok(())
+}
+
+/// Does a deed with who serves at a port, for so long. Returns its figure.
+///
+/// # Errors
+///
+/// What the kernel says, or that other bytes came than were sent.
+pub fn call(deed: RackDeed, port: u16, time: Duration) -> io::Result<f64> {
+    match deed {
+        RackDeed::RoundTrip => {
+            let (mut stream, mut number) = (connect(deed, port)?, 0);
+            rate(time, || round_trip(&mut stream, &mut number)).map(|per_s| 1e9 / per_s)
+        }
+        RackDeed::Connections(calls) => rate(time, || {
+            let (mut stream, mut number) = (connect(deed, port)?, 0);
+            (0..calls).try_for_each(|_| round_trip(&mut stream, &mut number))
+        }),
+        RackDeed::OneWay(len) => {
+            let (mut stream, mut message, mut number) = (connect(deed, port)?, vec![0; len], 0u64);
+            let per_s = rate(time, || {
+                mark(&mut message, number);
+                number += 1;
+                stream.write_all(&message)
+            })?;
+            stream.shutdown(std::net::Shutdown::Write)?;
+            let mut arrived = [0; 8];
+            stream.read_exact(&mut arrived)?;
+            if u64::from_le_bytes(arrived) == number { Ok(per_s) } else { Err(wrong()) }
+        }
+    }
+}
+
+fn connect(deed: RackDeed, port: u16) -> io::Result<TcpStream> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    stream.set_nodelay(!matches!(deed, RackDeed::OneWay(_)))?;
+    stream.write_all(&deed.head().to_le_bytes())?;
+    Ok(stream)
+}
+
+fn round_trip(stream: &mut TcpStream, number: &mut u64) -> io::Result<()> {
+    let mut message = [0; SMALL];
+    mark(&mut message, *number);
+    stream.write_all(&message)?;
+    let mut answer = [0; SMALL];
+    stream.read_exact(&mut answer)?;
+    *number += 1;
+    if answer == message { Ok(()) } else { Err(wrong()) }
+}
+
+/// How often a second something is done, after a while of doing it.
+fn rate(time: Duration, mut work: impl FnMut() -> io::Result<()>) -> io::Result<f64> {
+    let mut last = 0.0;
+    for time in [time / WARM_UP, time] {
+        let (start, mut done) = (Instant::now(), 0u64);
+        while start.elapsed() < time {
+            (0..BATCH).try_for_each(|_| work())?;
+            done += u64::from(BATCH);
+        }
+        last = done as f64 / start.elapsed().as_secs_f64();
+    }
+    Ok(last)
+}
+
+/// How the bench runs.
+#[derive(Clone, Debug)]
+pub struct RackPlan {
+    /// The command that is `remora`.
+    pub remora: PathBuf,
+    /// How long each figure is measured, of which there are three.
+    pub time: Duration,
+}
+
+impl RackPlan {
+    /// The figure of a deed: over the kernel's TCP, or in the rack with threads that look so many microseconds before they
+    /// sleep.
+    fn figure(&self, deed: RackDeed, rack: Option<Spin>) -> Result<f64, Error> {
+        let run = || {
+            let mut server = self.program(rack, &["--serve".into()])?;
+            let port = server.line()?;
+            let seconds = self.time.as_secs_f64();
+            let words = [format!("--call={deed}"), format!("--port={port}"), format!("--seconds={seconds}")];
+            let figure = self.program(rack, &words.map(OsString::from))?.line()?;
+            figure.parse().map_err(|_| io::Error::other(format!("{figure:?} is no figure")))
+        };
+        run().map_err(|source| Error::System { what: "running the bench's two programs", source })
+    }
+
+    fn program(&self, rack: Option<Spin>, words: &[OsString]) -> io::Result<Program> {
+        let mut command = Command::new(&self.remora);
+        if let Some(spin) = rack {
+            command.args(["rack", "exec"]);
+            match spin {
+                Spin::Always => command.args(["--spin", "1000000"]),
+                Spin::Never => command.args(["--spin", "0"]),
+                Spin::AsItIs => &mut command,
+            };
+            command.arg("--").arg(&self.remora);
+        }
+        command.args(["bench", "rack"]).args(words);
+        // Ctrl-C is for this process, which ends them.
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        command.spawn().map(Program)
+    }
+}
+
+/// How threads in the rack wait.
+#[derive(Clone, Copy, Debug)]
+enum Spin {
+    Always,
+    Never,
+    AsItIs,
+}
+
+/// A program, ended with this value.
+struct Program(Child);
+
+impl Program {
+    /// The next line that it says; if it ends without one, what it says of that.
+    fn line(&mut self) -> io::Result<String> {
+        let mut line = String::new();
+        if let Some(out) = &mut self.0.stdout {
+            BufReader::with_capacity(1 << 10, out).read_line(&mut line)?;
+        }
+        if line.ends_with('\n') {
+            return Ok(line.trim_end().into());
+        }
+        let mut why = String::new();
+        if let Some(error) = &mut self.0.stderr {
+            error.read_to_string(&mut why)?;
+        }
+        Err(io::Error::other(why.trim_end().to_string()))
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What is measured, how threads of the rack wait, the unit, what a figure is divided by for it, and the goal.
+type Row = (&'static str, RackDeed, Spin, &'static str, f64, BenchGoal);
+
+/// SocksDirect (SIGCOMM 2019) is the mark for the first three; nothing may be slower than 0.95 x.
+const ROWS: [Row; 9] = [
+    ("64 B round trip, spinning", RackDeed::RoundTrip, Spin::Always, "ns", 1.0, BenchGoal::RatioAtMost(0.077)),
+    ("64 B round trip, sleeping", RackDeed::RoundTrip, Spin::Never, "ns", 1.0, BenchGoal::RatioAtMost(0.5)),
+    ("64 B one way, a call each", RackDeed::OneWay(SMALL), Spin::AsItIs, "M/s", 1e6, BenchGoal::RatioAtLeast(17.0)),
+    (
+        "one stream, sends of 128 KB",
+        RackDeed::OneWay(SEND),
+        Spin::AsItIs,
+        "GB/s",
+        1e9 / SEND as f64,
+        BenchGoal::RatioAtLeast(2.5),
+    ),
+    ("64 B round trip, as it is", RackDeed::RoundTrip, Spin::AsItIs, "ns", 1.0, SLOWER),
+    ("64 B one way, sleeping", RackDeed::OneWay(SMALL), Spin::Never, "M/s", 1e6, FASTER),
+    ("one stream, sleeping", RackDeed::OneWay(SEND), Spin::Never, "GB/s", 1e9 / SEND as f64, FASTER),
+    ("connections of one round trip", RackDeed::Connections(1), Spin::AsItIs, "k/s", 1e3, FASTER),
+    ("connections of 32 round trips", RackDeed::Connections(SOME), Spin::AsItIs, "k/s", 1e3, FASTER),
+];
+const FASTER: BenchGoal = BenchGoal::RatioAtLeast(0.95);
+const SLOWER: BenchGoal = BenchGoal::RatioAtMost(1.05);
+
+/// Measures everything.
+pub fn rack(plan: &RackPlan, progress: &mut BenchProgress<'_>) -> MeasuredRows<BenchRow, BenchError> {
+    let wanted = ROWS.len() + 1;
+    MeasuredRows::by(wanted, |rows| {
+        for (n, (what, deed, spin, unit, per, goal)) in ROWS.into_iter().enumerate() {
+            next(progress, what, n as f64 / wanted as f64)?;
+            let figures = beside(
+                || plan.figure(deed, Some(spin)).map(|figure| figure / per),
+                || plan.figure(deed, None).map(|figure| figure / per),
+            )?;
+            rows.push(BenchRow::new(what, unit, "TCP on loopback, blocking", figures, Some(goal)));
+        }
+        let (what, probe) = ("64 B round trip, spinning", Probe::default());
+        next(progress, "raw ring", (wanted - 1) as f64 / wanted as f64)?;
+        let figures = beside(|| plan.figure(RackDeed::RoundTrip, Some(Spin::Always)), || Ok(probe.ring_ns()))?;
+        let goal = Some(BenchGoal::RatioAtMost(2.5));
+        rows.push(BenchRow::new(what, "ns", "raw ring ping-pong of a 64 B line", figures, goal));
+        progress("done", 1.0);
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deeds_are_read_as_they_are_written() {
+        for deed in [RackDeed::RoundTrip, RackDeed::OneWay(64), RackDeed::Connections(3)] {
+            assert_eq!(deed.to_string().parse(), Ok(deed));
+        }
+        for text in ["", "one-way", "one-way:7", "round-trip:1", "connections:0", "connections:x"] {
+            assert!(text.parse::<RackDeed>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn both_programs_do_every_deed_together() {
+        for deed in [RackDeed::RoundTrip, RackDeed::OneWay(64), RackDeed::OneWay(SEND), RackDeed::Connections(2)] {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+            let port = listener.local_addr().expect("its number").port();
+            let server = std::thread::spawn(move || {
+                while let Ok((stream, _)) = listener.accept() {
+                    // The last one of the test says nothing.
+                    if serve_one(stream).is_err() {
+                        break;
+                    }
+                }
+            });
+            let figure = call(deed, port, Duration::from_millis(5)).expect("a figure");
+            assert!(figure > 0.0, "{deed}: {figure}");
+            drop(TcpStream::connect((Ipv4Addr::LOCALHOST, port)));
+            server.join().expect("the server");
+        }
+    }
+
+    #[test]
+    fn other_bytes_than_were_sent_are_noticed() {
+        let mut message = [0; SMALL];
+        mark(&mut message, 7);
+        assert!(check(&message, 7).is_ok() && check(&message, 8).is_err());
+        message[SMALL - 1] ^= 1;
+        assert!(check(&message, 7).is_err());
+    }
+}
