@@ -121,14 +121,18 @@ impl Racks {
             for (name, host) in [(a, 1), (b, 2)] {
                 commands.push(format!("-n {name} addr add 10.214.{link}.{host}/24 dev v{link}"));
                 commands.push(format!("-n {name} link set v{link} mtu 9000 up"));
-                let shape = format!("netns exec {name} tc qdisc add dev v{link} root tbf rate {mbit}mbit burst 256kb");
-                commands.push(format!("{shape} limit 4mb"));
             }
         }
         for command in commands {
             if let Err(why) = ip(&command) {
-                skip(why, "Install the package iproute2, and run as root on a kernel with the queue tbf");
+                skip(why, "Install the package iproute2, and run as root");
                 return None;
+            }
+        }
+        for (name, link) in racks.names.iter().flat_map(|name| (0..LINKS).map(move |link| (name, link))) {
+            let shape = format!("qdisc add dev v{link} root tbf rate {mbit}mbit burst 256kb limit 4mb");
+            if let Err(why) = ip(&format!("netns exec {name} tc {shape}")) {
+                println!("links are as fast as they are: {why}");
             }
         }
         Some(racks)
@@ -177,8 +181,11 @@ fn an_end() {
     if rack == 1 {
         receive(&mut trunk, 0, 2 * bytes);
         println!("all has come");
-        // The other end hears that.
-        until(&mut trunk, "an end", |trunk| trunk.nics_up() == 0);
+        // The other end is to hear that; the test then ends this process.
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
+            trunk.turn(NAP).expect("a turn");
+        }
         return;
     }
     for round in [0, 1] {
@@ -194,7 +201,7 @@ fn an_end() {
 /// A link is cut amid the stream, and comes back.
 fn cut_amid(mbit: u32, bytes: u64) {
     let Some(racks) = Racks::new(mbit) else { return };
-    let (mut receiver, mut received) = racks.end(1, bytes);
+    let (_receiver, mut received) = racks.end(1, bytes);
     let (mut sender, mut sent) = racks.end(0, bytes);
     hear(&mut sent, "half has arrived");
     ip(&format!("-n {} link set v2 down", racks.names[0])).expect("cut");
@@ -204,8 +211,6 @@ fn cut_amid(mbit: u32, bytes: u64) {
     hear(&mut sent, "Mbit/s");
     hear(&mut received, "all has come");
     assert!(sender.0.wait().expect("its end").success());
-    drop(sent);
-    assert!(receiver.0.wait().expect("its end").success());
 }
 
 #[test]
