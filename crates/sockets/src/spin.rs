@@ -82,6 +82,9 @@ const LOOKS: u32 = 32;
 /// From then on the core is offered to others between looks, nanoseconds. Soon: what is looked for may be waiting for this
 /// very core, and where nobody does the offer takes less than it takes a line to come from another core twice.
 const POLITE: u64 = 1_000;
+/// Who offered the core and has it back so much later has others beside him, who keep what he looks for from coming as well:
+/// sleeping is quicker, nanoseconds.
+const LENT: u64 = 20_000;
 /// Looks in vain after which they become shorter.
 const PATIENT: u32 = 4;
 
@@ -115,13 +118,19 @@ pub fn look(mut come: impl FnMut() -> bool) -> bool {
             }
             std::hint::spin_loop();
         }
-        let passed = sys::now() - start;
-        if passed > budget {
+        let mut passed = sys::now() - start;
+        if (POLITE..budget).contains(&passed) {
+            sys::give_way();
+            if come() {
+                MISSES.set(0);
+                return true;
+            }
+            let lent = sys::now() - start - passed;
+            passed = if lent > LENT { budget } else { passed };
+        }
+        if passed >= budget {
             MISSES.set(misses.saturating_add(1));
             return false;
-        }
-        if passed > POLITE {
-            sys::give_way();
         }
     }
 }
