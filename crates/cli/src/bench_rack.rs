@@ -48,7 +48,7 @@ pub fn run(args: &BenchRack) -> Result<(), Failure> {
         let figure = remora_lab::bench::rack_call(deed, port, args.seconds).map_err(failed)?;
         return print(&format!("{figure}\n"));
     }
-    preload::SOCKETS.find()?;
+    preload::SOCKETS.find(None)?;
     let remora = std::env::current_exe().map_err(failed)?;
     let display = Display::new(stop_flag());
     let measured = rack(&RackPlan { remora, time: args.seconds }, &mut display.going());
