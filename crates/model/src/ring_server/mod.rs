@@ -209,7 +209,7 @@ const SEND_QUEUES: u64 = 3 << 44;
 mod tests;
 
 enum Served {
-    Threads(Threads),
+    Threads(Box<Threads>),
     Accelerator(Box<AcceleratorUnit>),
 }
 
@@ -241,9 +241,10 @@ pub fn run(
         remote: Ps(costs.remote),
     };
     let mut served = match &spec.unit {
-        Unit::Host(threads) => Served::Threads(Threads::host(platform, threads, spec.seed)),
+        Unit::Host(threads) => Served::Threads(Box::new(Threads::host(platform, threads, spec.seed))),
         Unit::Card(threads) => {
-            Served::Threads(Threads::card(platform, threads, spec.seed).ok_or_else(|| lacks("cores on its NIC"))?)
+            let card = Threads::card(platform, threads, spec.seed).ok_or_else(|| lacks("cores on its NIC"))?;
+            Served::Threads(Box::new(card))
         }
         Unit::Accelerator(accel) => {
             if platform.placements.accel != Some(AccelDevice::Coherent) {

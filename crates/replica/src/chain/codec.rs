@@ -172,7 +172,8 @@ mod tests {
     ) -> Result<(), TestCaseError> {
         let mut bytes = Vec::new();
         it.put(&mut bytes);
-        prop_assert_eq!(decode(&bytes).as_ref(), Ok(it));
+        let whole = decode(&bytes);
+        prop_assert_eq!(whole.as_ref(), Ok(it));
         for cut in 0..bytes.len() {
             prop_assert!(decode(&bytes[..cut]).is_err(), "{it:?} cut at {cut}");
         }
