@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use remora_lab::bench::{RackDeed, RackPlan, rack};
+use remora_lab::probe::on_core;
 use remora_study::machine::Machine;
 use serde_json::json;
 
@@ -41,11 +42,12 @@ pub struct BenchRack {
 /// Connections in a rack beside the kernel's.
 pub fn run(args: &BenchRack) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::Failed(e.to_string());
+    // A core for each: left to the system, both are on one core in one run and on two in the next, which makes five times.
     if args.serve {
-        return remora_lab::bench::rack_serve().map_err(failed);
+        return on_core(0, remora_lab::bench::rack_serve).map_err(failed);
     }
     if let (Some(deed), Some(port)) = (args.call, args.port) {
-        let figure = remora_lab::bench::rack_call(deed, port, args.seconds).map_err(failed)?;
+        let figure = on_core(1, || remora_lab::bench::rack_call(deed, port, args.seconds)).map_err(failed)?;
         return print(&format!("{figure}\n"));
     }
     preload::SOCKETS.find(None)?;
