@@ -170,7 +170,8 @@ fn a_kernel_that_fails_says_where_and_wins_nothing() {
         "as at a node, whatever it did then"
     );
     let compare =
-        [&["compare", "--no-html", "--kernel", &file, "--seconds", "0.01", "--links", "shm"][..], &beyond].concat();
+        [&["compare", "-q", "--no-html", "--kernel", &file, "--seconds", "0.01", "--links", "shm"][..], &beyond]
+            .concat();
     let said = failure(&remora(&compare));
     assert!(said.contains("at the client over shm, with AccessDenied") && said.contains("kernel run"), "{said}");
     // One word further it divides by one.
