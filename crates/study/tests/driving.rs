@@ -30,7 +30,7 @@ fn replicated(platform: &Platform) -> String {
 }
 
 /// Values that neither the screen nor the cluster sees, and who does: tests of their own show each of these at work.
-const ELSEWHERE: [(&str, &str); 16] = [
+const ELSEWHERE: &[(&str, &str)] = &[
     ("host.cache.ways", "loads at real addresses: model's component::cache"),
     ("client.core.switch", "kernels at the client with others under way: compare --on"),
     (
@@ -49,6 +49,16 @@ const ELSEWHERE: [(&str, &str); 16] = [
     ("stream.pair", "figure 13a"),
     ("module.", "users' kernels: compare-kernel --on"),
     ("tcp.", "figures 7 and 8"),
+    ("host.private.", "threads that wait for their loads: model's component::hierarchy, reproduce bluefield"),
+    ("nic.cores.private.", "the same"),
+    ("nic.cores.machine.", "a card that is a machine: reproduce bluefield"),
+    ("nic.cores.pcie.", "the same"),
+    ("accel.controller.", "rings of requests: model's ring_server, reproduce rambda"),
+    ("accel.ddr.", "the same"),
+    ("accel.hbm.", "the same"),
+    ("accel.cxl.", "the same"),
+    ("nvm.", "the same"),
+    ("ring_server.", "the same"),
     ("accel.compute", "work that is serial and longer than its pipelined form"),
 ];
 
