@@ -225,7 +225,7 @@ enums! {
     Standing {
         0 => Joining, 1 => Damaged, 2 => Learning, 3 => Ready, 4 => Merging, 5 => Serving, 6 => New, 7 => Starting,
     }
-    Record { 1 => Write(write), 2 => Scope(scope), 3 => Member(durable), 4 => Reset, 5 => Damaged }
+    Record { 1 => Write(write), 2 => Scope(scope), 3 => Member(durable), 4 => Reset, 5 => Damaged, 6 => Bytes(at, bytes) }
     Packet { 1 => Replica(message), 2 => Member(notice) }
     Refusal {
         0 => NotServing, 1 => Busy, 2 => NotANumber, 3 => NoScope, 4 => UnknownScope, 5 => TooLong, 6 => Nested,

@@ -11,6 +11,7 @@ pub mod client;
 mod codec;
 pub mod ddp;
 pub mod frames;
+mod ledger;
 pub mod log;
 pub mod member;
 pub mod node;

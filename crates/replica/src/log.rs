@@ -9,7 +9,7 @@
 use crate::codec::{Reader, Wire};
 use crate::ddp::Write;
 use crate::member::Durable;
-use crate::types::ScopeId;
+use crate::types::{ScopeId, Value};
 
 /// Bytes before a record's content.
 const HEAD: usize = 16;
@@ -27,13 +27,17 @@ pub enum Record {
     Reset,
     /// What went before was damaged: the node must catch up before it counts as one with a log.
     Damaged,
+    /// These bytes at this place of the persistent memory for which the log stands ([`crate::chain::LoggedChain`]).
+    Bytes(u64, Value),
 }
 
 /// Appends a record's bytes to `out`. The first `durable` bytes of the log are known to be durable.
 pub fn encode(record: &Record, durable: usize, out: &mut Vec<u8>) {
     let start = out.len();
-    if let Record::Write(write) = record {
-        out.reserve(HEAD + 96 + write.bytes());
+    match record {
+        Record::Write(write) => out.reserve(HEAD + 96 + write.bytes()),
+        Record::Bytes(_, bytes) => out.reserve(HEAD + 16 + bytes.len()),
+        _ => {}
     }
     out.extend_from_slice(&[0; 8]);
     out.extend_from_slice(&(durable as u64).to_le_bytes());
@@ -47,13 +51,22 @@ pub fn encode(record: &Record, durable: usize, out: &mut Vec<u8>) {
 /// How many bytes a record takes. The value counts without being copied.
 pub fn length(record: &Record) -> usize {
     let mut bytes = Vec::new();
-    let Record::Write(write) = record else {
-        record.put(&mut bytes);
-        return HEAD + bytes.len();
+    let content = match record {
+        Record::Write(write) => {
+            let value = write.value.as_ref().map(|_| [].into());
+            Record::Write(Write { value, ..write.clone() }).put(&mut bytes);
+            write.bytes()
+        }
+        Record::Bytes(at, content) => {
+            Record::Bytes(*at, [].into()).put(&mut bytes);
+            content.len()
+        }
+        Record::Scope(_) | Record::Member(_) | Record::Reset | Record::Damaged => {
+            record.put(&mut bytes);
+            0
+        }
     };
-    let value = write.value.as_ref().map(|_| [].into());
-    Record::Write(Write { value, ..write.clone() }).put(&mut bytes);
-    HEAD + bytes.len() + write.bytes()
+    HEAD + bytes.len() + content
 }
 
 fn checksum(length: &[u8], rest: &[u8]) -> u32 {

@@ -6,6 +6,7 @@ use remora_nic::Now;
 
 use crate::Time;
 use crate::ddp::{Config, Job, JobId, Marks, Message, Reached, Replica, ReplicaOutput, Reply, Request, Step, View};
+use crate::ledger::Ledger;
 use crate::log::{self, Decoded, LogEnd, Record};
 use crate::member::{MemberOutput, Membership, Mutation, Notice, Standing, Timing};
 use crate::types::{NodeId, NodeSet};
@@ -67,6 +68,11 @@ impl Snapshot {
         Self { records, length }
     }
 
+    /// How many bytes it has.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
     /// Its bytes. It is durable as a whole or not at all, and says so.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.length);
@@ -88,19 +94,10 @@ enum Token {
 pub struct ReplicaNode {
     replica: Replica,
     member: Membership,
-    next_token: u64,
-    /// What is not durable yet, and how long (bytes) the log is with it.
-    tokens: VecDeque<(u64, Token, usize)>,
-    /// Bytes in the log, how many are known to be durable, and how many it may have before it is compacted.
-    length: usize,
-    durable: usize,
-    compact_at: usize,
-    slack: usize,
+    ledger: Ledger<Token>,
     out: VecDeque<NodeOutput>,
     found: LogEnd,
     lost: bool,
-    /// If the disk is full: for how many bytes there is room all the same.
-    room: Option<usize>,
     /// Records for which there is none.
     waiting: VecDeque<(Record, JobId)>,
 }
@@ -135,6 +132,8 @@ impl ReplicaNode {
                     damaged = false;
                 }
                 Record::Damaged => damaged = true,
+                // It is no log of records.
+                Record::Bytes(..) => damaged = true,
             }
         }
         // A log that has begun, and does not say which view it is of, has lost its first record.
@@ -147,14 +146,22 @@ impl ReplicaNode {
             _ => Standing::Joining,
         };
         let member = Membership::new(now, config.id, config.nodes, timing(&config), durable, status);
-        let mut node = Self::with(Replica::new(config), member, slack);
-        (node.length, node.durable, node.found) = (length, length, end);
+        let mut node = Self {
+            replica: Replica::new(config),
+            member,
+            ledger: Ledger::new(length, slack),
+            out: VecDeque::new(),
+            found: end,
+            lost: false,
+            waiting: VecDeque::new(),
+        };
         if matches!(status, Standing::Joining | Standing::Damaged) {
             node.replica.load(durable.view.epoch, writes);
         }
         // The tail is cut; damage is remembered, since without the bad record nobody could see it.
         if new && end != LogEnd::Whole {
-            node.log(Change::Replace(Vec::new()), Token::Nothing);
+            let (number, change) = node.ledger.change(Change::Replace(Vec::new()), Token::Nothing);
+            node.out.push_back(NodeOutput::Log(number, change));
         } else if damaged || end != LogEnd::Whole {
             node.replace(damaged, |snapshot| Change::Replace(snapshot.encode()));
         }
@@ -166,24 +173,6 @@ impl ReplicaNode {
     pub fn mutated(mut self, mutation: Option<Mutation>) -> Self {
         self.member = self.member.mutated(mutation);
         self
-    }
-
-    fn with(replica: Replica, member: Membership, slack: usize) -> Self {
-        Self {
-            replica,
-            member,
-            next_token: 0,
-            tokens: VecDeque::new(),
-            length: 0,
-            durable: 0,
-            compact_at: slack,
-            slack,
-            out: VecDeque::new(),
-            found: LogEnd::Whole,
-            lost: false,
-            room: None,
-            waiting: VecDeque::new(),
-        }
     }
 
     /// How the log ended with which it was started.
@@ -225,7 +214,7 @@ impl ReplicaNode {
     /// Its state in a few words, for people.
     pub fn describe(&self) -> String {
         let (replica, member) = (self.replica.describe(), self.member.describe());
-        format!("{member}; {replica}; {} syncs awaited", self.tokens.len())
+        format!("{member}; {replica}; {} syncs awaited", self.ledger.awaited())
     }
 
     /// Takes a client's request.
@@ -246,8 +235,7 @@ impl ReplicaNode {
     /// All changes of the log up to this token are durable.
     pub fn persisted(&mut self, now: &Now, token: u64) {
         let now = now.time();
-        while let Some((_, token, length)) = self.tokens.pop_front_if(|(number, ..)| *number <= token) {
-            self.durable = self.durable.max(length);
+        while let Some(token) = self.ledger.persisted(token) {
             match token {
                 Token::Job(job) => self.replica.done(now, job),
                 Token::Member(number) => self.member.persisted(now, number),
@@ -261,7 +249,7 @@ impl ReplicaNode {
     /// yet; `None`: it is not full (any more). While any member's disk is, no node takes writes of clients; what is under
     /// way is made durable as far as there is room, and else when there is.
     pub fn set_room(&mut self, now: &Now, room: Option<usize>) {
-        self.room = room;
+        self.ledger.set_room(room);
         self.member.set_full(room.is_some());
         while let Some((record, job)) = self.waiting.pop_front() {
             if !self.fits(&record) {
@@ -319,7 +307,7 @@ impl ReplicaNode {
             }
         }
         self.replica.set_closed(!self.member.full().is_empty());
-        if self.length > self.compact_at && self.room.is_none() {
+        if self.ledger.is_long() {
             self.replace(false, Change::Compact);
         }
     }
@@ -340,8 +328,8 @@ impl ReplicaNode {
                 self.replica.install(now, view);
                 if self.replica.joined() != joined {
                     // Jobs from before would speak of records that are gone.
-                    let jobs = self.tokens.iter_mut().filter(|(_, token, _)| matches!(token, Token::Job(_)));
-                    jobs.for_each(|(_, token, _)| *token = Token::Nothing);
+                    let jobs = self.ledger.open().filter(|token| matches!(token, Token::Job(_)));
+                    jobs.for_each(|token| *token = Token::Nothing);
                     self.waiting.clear();
                     self.append(&Record::Reset, Token::Nothing);
                 }
@@ -389,21 +377,11 @@ impl ReplicaNode {
     }
 
     fn fits(&self, record: &Record) -> bool {
-        self.room.is_none_or(|room| log::length(record) + RESERVE <= room)
+        self.ledger.fits(record, RESERVE)
     }
 
     fn append(&mut self, record: &Record, token: Token) {
-        let mut bytes = Vec::new();
-        log::encode(record, self.durable, &mut bytes);
-        self.room = self.room.map(|room| room.saturating_sub(bytes.len()));
-        self.length += bytes.len();
-        self.log(Change::Append(bytes), token);
-    }
-
-    fn log(&mut self, change: Change, token: Token) {
-        let number = self.next_token;
-        self.next_token += 1;
-        self.tokens.push_back((number, token, self.length));
+        let (number, change) = self.ledger.append(record, token);
         self.out.push_back(NodeOutput::Log(number, change));
     }
 
@@ -413,13 +391,8 @@ impl ReplicaNode {
         let mut records: Vec<Record> = damaged.then_some(Record::Damaged).into_iter().collect();
         records.push(Record::Member(self.member.durable()));
         records.extend(self.replica.snapshot().map(Record::Write));
-        let snapshot = Snapshot::new(records);
-        // What went before is in another file.
-        self.tokens.iter_mut().for_each(|(_, _, length)| *length = 0);
-        self.durable = snapshot.length;
-        self.length = snapshot.length;
-        self.compact_at = 2 * self.length + self.slack;
-        self.log(change(snapshot), Token::Nothing);
+        let (number, change) = self.ledger.replace(Snapshot::new(records), Token::Nothing, change);
+        self.out.push_back(NodeOutput::Log(number, change));
     }
 }
 

@@ -21,7 +21,7 @@ fn few<T: Wire>(reader: &mut Reader<'_>) -> Option<Vec<T>> {
 structs! {
     Extent { offset, length }
     Tuple { offset, data }
-    ChainRequest { tag, transaction }
+    ChainRequest { tag, session, transaction }
     ChainReply { tag, outcome }
 }
 
@@ -53,7 +53,7 @@ structs! {
 }
 
 enums! {
-    ChainRefusal { 0 => NotServing, 1 => NotHead(node), 2 => Invalid, 3 => Busy }
+    ChainRefusal { 0 => NotServing, 1 => NotHead(node), 2 => Invalid, 3 => Busy, 4 => Full }
     ChainMessage {
         1 => Forward(entries),
         2 => Ack(seq, freed),
@@ -75,6 +75,7 @@ impl Wire for ChainOutcome {
                 refusal.put(out);
             }
             Self::Unknown => out.push(3),
+            Self::Before => out.push(4),
         }
     }
 
@@ -84,6 +85,7 @@ impl Wire for ChainOutcome {
             1 => Self::Unequal(few(reader)?),
             2 => Self::Refused(Wire::get(reader)?),
             3 => Self::Unknown,
+            4 => Self::Before,
             _ => return None,
         })
     }
@@ -113,6 +115,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ddp::Session;
     use crate::member::{Notice, Standing};
     use crate::types::{NodeId, Value};
 
@@ -147,20 +150,26 @@ mod tests {
 
     fn requests() -> impl Strategy<Value = ChainRequest> {
         let extent = any::<(u64, u32)>().prop_map(|(offset, length)| Extent { offset, length });
-        (any::<u64>(), vec(extent, 0..4), tuples(), tuples()).prop_map(|(tag, reads, expects, writes)| ChainRequest {
+        let session = prop::option::of(any::<(u64, u64, u32)>());
+        let session = session
+            .prop_map(|it| it.map(|(client, sequence, attempt)| Session { client, sequence, attempt }));
+        let parts = (any::<u64>(), session, vec(extent, 0..4), tuples(), tuples());
+        parts.prop_map(|(tag, session, reads, expects, writes)| ChainRequest {
             tag,
+            session,
             transaction: Transaction { reads, expects, writes },
         })
     }
 
     fn replies() -> impl Strategy<Value = ChainReply> {
         let refusals =
-            [ChainRefusal::NotServing, ChainRefusal::NotHead(NodeId(3)), ChainRefusal::Invalid, ChainRefusal::Busy];
+            [ChainRefusal::NotServing, ChainRefusal::NotHead(NodeId(3)), ChainRefusal::Busy, ChainRefusal::Full];
         let outcome = prop_oneof![
             vec(values(), 0..4).prop_map(ChainOutcome::Done),
             vec(values(), 0..4).prop_map(ChainOutcome::Unequal),
             prop::sample::select(refusals.to_vec()).prop_map(ChainOutcome::Refused),
             Just(ChainOutcome::Unknown),
+            Just(ChainOutcome::Before),
         ];
         (any::<u64>(), outcome).prop_map(|(tag, outcome)| ChainReply { tag, outcome })
     }
@@ -207,12 +216,12 @@ mod tests {
         let with = |reads: usize| {
             let transaction = Transaction { reads: vec![extent; reads], ..Transaction::default() };
             let mut bytes = Vec::new();
-            ChainRequest { tag: 1, transaction }.encode(&mut bytes);
+            ChainRequest { tag: 1, session: None, transaction }.encode(&mut bytes);
             ChainRequest::decode(&bytes)
         };
         assert!(with(MAX_TUPLES).is_ok() && with(MAX_TUPLES + 1).is_err());
         // A length alone makes nothing.
-        let promised = [1u64.to_le_bytes().as_slice(), &[255; 4]].concat();
+        let promised = [1u64.to_le_bytes().as_slice(), &[0], &[255; 4]].concat();
         assert!(ChainRequest::decode(&promised).is_err());
     }
 }

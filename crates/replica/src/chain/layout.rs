@@ -56,6 +56,11 @@ impl Layout {
         2 * SUPER + self.ring
     }
 
+    /// Whether so many bytes at this place are a superblock.
+    pub(super) fn is_superblock(&self, at: u64, bytes: usize) -> bool {
+        at < 2 * SUPER as u64 && bytes <= SUPER
+    }
+
     /// Whether a tuple lies within the data.
     fn holds(&self, tuple: &Tuple) -> bool {
         tuple.offset.checked_add(tuple.data.len() as u64).is_some_and(|end| end <= self.data as u64)
@@ -172,7 +177,12 @@ impl Entry {
 
 /// Bytes that an entry of these writes takes in the ring.
 pub(super) fn frame_length(writes: &[Tuple]) -> usize {
-    let content: usize = writes.iter().map(|tuple| 12 + tuple.data.len()).sum();
+    frame_length_of(writes.iter().map(|tuple| tuple.data.len()))
+}
+
+/// The same for tuples of so many bytes each.
+pub(super) fn frame_length_of(tuples: impl Iterator<Item = usize>) -> usize {
+    let content: usize = tuples.map(|bytes| 12 + bytes).sum();
     (HEAD + 1 + content).next_multiple_of(8)
 }
 

@@ -12,14 +12,16 @@
 //! its head what their rings hold; the longest log is everybody's, since what was committed is in all of them. A learner is
 //! the end of the chain at once, and pulls the data piece by piece while service goes on. It becomes a member in the next view.
 //!
-//! [`Chain`] is one replica; [`ChainNode`] is one with its membership.
+//! [`Chain`] is one replica; [`ChainNode`] is one with its membership; [`LoggedChain`] is one whose persistent memory is a log.
 
 mod catch_up;
 mod codec;
 mod layout;
+mod logged;
 mod node;
 mod replica;
 mod serve;
+mod sessions;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -27,6 +29,7 @@ mod types;
 mod view;
 
 pub use layout::{Layout, scan};
+pub use logged::{LoggedChain, LoggedOutput};
 pub use node::{ChainNode, ChainNodeOutput, ChainPacket};
 pub use replica::{Chain, ChainOutput};
 pub use table::Table;

@@ -7,7 +7,7 @@ use super::types::{ChainConfig, ChainMessage, ChainReply, ChainRequest};
 use crate::Time;
 use crate::ddp::View;
 use crate::member::{MemberOutput, Membership, Notice, Standing, Timing};
-use crate::types::NodeId;
+use crate::types::{NodeId, NodeSet};
 
 /// What nodes of a chain send each other.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -35,14 +35,23 @@ pub struct ChainNode {
     chain: Chain,
     member: Membership,
     out: std::collections::VecDeque<ChainNodeOutput>,
+    lost: bool,
 }
 
 impl ChainNode {
     /// Starts a node with its persistent memory as it was found. Memory that was never used is that of a node that takes part
     /// for the first time, if the others say so too; otherwise what it held has been lost.
     pub fn new(config: ChainConfig, now: Time, image: &[u8]) -> Self {
+        Self::with_damage(config, now, image, false)
+    }
+
+    /// The same, if what was found may lack something that was durable.
+    pub fn with_damage(config: ChainConfig, now: Time, image: &[u8], damaged: bool) -> Self {
         let (id, nodes, timing) = (config.id, config.nodes, timing(&config));
-        let chain = Chain::new(config, now, image);
+        let mut chain = Chain::new(config, now, image);
+        if damaged && !chain.is_damaged() {
+            chain.damage();
+        }
         let durable = chain.found().unwrap_or_default();
         let status = match (chain.found(), durable.view.epoch) {
             _ if chain.is_damaged() => Standing::Damaged,
@@ -51,7 +60,7 @@ impl ChainNode {
             _ => Standing::Joining,
         };
         let member = Membership::new(now, id, nodes, timing, durable, status);
-        let mut node = Self { chain, member, out: Default::default() };
+        let mut node = Self { chain, member, out: Default::default(), lost: false };
         node.pump(now);
         node
     }
@@ -74,6 +83,22 @@ impl ChainNode {
     /// What it says of itself to others.
     pub fn standing(&self) -> Standing {
         self.member.status()
+    }
+
+    /// Whether the other nodes know of things that its memory must have held, and does not, though it looks whole.
+    pub fn has_lost_its_memory(&self) -> bool {
+        self.lost
+    }
+
+    /// Whether its disk is full. While any member's is, no transactions are taken that write.
+    pub fn set_full(&mut self, now: &Now, full: bool) {
+        self.member.set_full(full);
+        self.pump(now.time());
+    }
+
+    /// Members and learners whose disks are full, as far as is known.
+    pub fn full(&self) -> NodeSet {
+        self.member.full()
     }
 
     /// Its state in a few words, for people.
@@ -144,6 +169,7 @@ impl ChainNode {
         if let Some(status) = self.chain.status() {
             self.member.set_status(status);
         }
+        self.chain.set_closed(!self.member.full().is_empty());
     }
 
     fn member_asks(&mut self, now: Time, asked: MemberOutput) {
@@ -153,11 +179,15 @@ impl ChainNode {
             }
             MemberOutput::Persist(number, durable) => self.chain.keep(number, durable),
             MemberOutput::Lease(until) => self.chain.set_lease(now, until),
-            MemberOutput::Forgot => self.chain.damage(),
+            MemberOutput::Forgot => {
+                self.lost = true;
+                self.chain.damage();
+            }
             MemberOutput::Install(view) => {
                 self.chain.install(now, view);
                 if self.chain.status().is_none() && self.member.astray() {
                     // It has forgotten that it had caught up.
+                    self.lost = true;
                     self.chain.damage();
                     self.member.set_status(Standing::Damaged);
                 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::layout::{self, Layout, Super};
 use super::serve::{Running, Waiting};
+use super::sessions::Sessions;
 use super::types::{
     ChainConfig, ChainMarks, ChainMessage, ChainMutation, ChainOutcome, ChainReply, ChainRequest, Entry,
 };
@@ -56,6 +57,8 @@ pub struct Chain {
     /// What it has is from before a crash, and it has been in no view since.
     pub(super) loaded: bool,
     pub(super) lease: Time,
+    /// A disk is full: nothing is written.
+    pub(super) closed: bool,
     /// The superblock as it is to be, whether it is not as it was asked to be written last, and whether that is under way.
     pub(super) wanted: Super,
     dirty: bool,
@@ -91,6 +94,8 @@ pub struct Chain {
     pub(super) learning: Option<Learning>,
     pub(super) caught_up: bool,
     pub(super) joined: u64,
+    /// `None` before the first transaction of a view is executed.
+    pub(super) sessions: Option<Sessions>,
     pub(super) table: Table,
     pub(super) requests: BTreeMap<u64, (ChainRequest, Vec<u64>)>,
     pub(super) ready: VecDeque<u64>,
@@ -105,7 +110,7 @@ pub struct Chain {
 impl Chain {
     /// A replica with its persistent memory as it was found: [`Layout::bytes`] of it, zeros at first.
     pub fn new(config: ChainConfig, now: Time, image: &[u8]) -> Self {
-        let layout = Layout { ring: config.ring, data: config.data };
+        let layout = config.layout();
         let found = Super::find(image);
         let trust = config.mutation == Some(ChainMutation::TrustsTorn);
         let wanted = found.unwrap_or_default();
@@ -115,13 +120,14 @@ impl Chain {
         };
         let data = match found {
             Some(_) => image[layout.data_at()..].to_vec(),
-            None => vec![0; config.data],
+            None => vec![0; layout.data],
         };
         let mut chain = Self {
             now,
             view: View { epoch: wanted.member.view.epoch, ..View::default() },
             loaded: found.is_some(),
             lease: 0,
+            closed: false,
             wanted,
             dirty: false,
             writing: false,
@@ -148,6 +154,7 @@ impl Chain {
             learning: None,
             caught_up: false,
             joined: 0,
+            sessions: None,
             table: Table::default(),
             requests: BTreeMap::new(),
             ready: VecDeque::new(),
@@ -192,7 +199,7 @@ impl Chain {
         self.write_super();
     }
 
-    /// The data, as far as entries were applied to it.
+    /// The data, as far as entries were applied to it, and behind it what is known of sessions.
     pub fn data(&self) -> &[u8] {
         &self.data
     }
@@ -249,9 +256,19 @@ impl Chain {
         self.out.pop_front()
     }
 
+    /// May it answer now?
+    pub fn answers(&self, now: Time) -> bool {
+        self.synced && self.view.members.has(self.config.id) && now < self.lease
+    }
+
     /// Reads may be answered until then.
     pub fn set_lease(&mut self, now: Time, until: Time) {
         (self.now, self.lease) = (now, until);
+    }
+
+    /// Whether transactions that write are refused, as somebody's disk is full.
+    pub fn set_closed(&mut self, closed: bool) {
+        self.closed = closed;
     }
 
     /// When [`Chain::timeout`] is due.
@@ -331,7 +348,7 @@ impl Chain {
     }
 
     pub(super) fn layout(&self) -> Layout {
-        Layout { ring: self.config.ring, data: self.config.data }
+        self.config.layout()
     }
 
     /// The chain: members, then learners.
@@ -436,7 +453,10 @@ impl Chain {
 
     /// The entries behind this one.
     pub(super) fn entries_after(&self, seq: u64) -> impl Iterator<Item = &Entry> {
-        self.log.iter().map(|(entry, _)| entry).skip_while(move |entry| entry.seq <= seq)
+        // Their numbers follow each other.
+        let first = self.log.front().map_or(0, |(entry, _)| entry.seq);
+        let behind = ((seq + 1).saturating_sub(first)).min(self.log.len() as u64);
+        self.log.range(behind as usize..).map(|(entry, _)| entry)
     }
 
     fn forwarded(&mut self, entries: Vec<Entry>) {
@@ -586,6 +606,7 @@ impl Chain {
         self.begun_with = None;
         self.early.clear();
         self.states.clear();
+        self.sessions = None;
         self.learning = None;
         self.resend_at = self.now + self.config.retry;
     }

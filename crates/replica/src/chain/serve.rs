@@ -1,7 +1,8 @@
 //! Clients' transactions: who waits for what, what is executed, and what is answered.
 
-use super::layout::{self, MAX_TUPLES, frame_length};
+use super::layout::{self, MAX_TUPLES, frame_length_of};
 use super::replica::Chain;
+use super::sessions::{self, MARK};
 use super::types::{ChainMutation, ChainOutcome, ChainRefusal, ChainRequest, Extent, Transaction, Tuple};
 use crate::Time;
 use crate::types::Value;
@@ -11,8 +12,8 @@ use crate::types::Value;
 pub(super) struct Running {
     ticket: u64,
     keys: Vec<u64>,
-    /// Whom to tell what was read.
-    client: Option<(u64, Vec<Value>)>,
+    /// Whom to tell how it ended.
+    client: Option<(u64, ChainOutcome)>,
 }
 
 /// A transaction that only reads, and waits until this entry is applied.
@@ -35,7 +36,8 @@ impl Chain {
             self.reads.push(Waiting { needs, request });
         } else {
             let ticket = self.ticket();
-            let keys = self.keys(request.transaction.extents());
+            let mut keys = self.keys(request.transaction.extents());
+            keys.extend(request.session.as_ref().map(sessions::key));
             let free = self.table.enter(ticket, &keys) || self.mutant(ChainMutation::NoQueue);
             self.marks.queued += u64::from(!free);
             self.requests.insert(ticket, (request, keys));
@@ -48,7 +50,7 @@ impl Chain {
 
     fn accepts(&self, request: &ChainRequest) -> Result<(), ChainRefusal> {
         let transaction = &request.transaction;
-        if !self.is_valid(transaction) {
+        if !self.is_valid(request) {
             return Err(ChainRefusal::Invalid);
         }
         if !self.serves() {
@@ -56,12 +58,14 @@ impl Chain {
         }
         match self.head() {
             Some(head) if head != self.config.id && !transaction.writes.is_empty() => Err(ChainRefusal::NotHead(head)),
+            _ if self.closed && !transaction.writes.is_empty() => Err(ChainRefusal::Full),
             _ if self.requests.len() + self.reads.len() >= self.config.waiting => Err(ChainRefusal::Busy),
             _ => Ok(()),
         }
     }
 
-    fn is_valid(&self, transaction: &Transaction) -> bool {
+    fn is_valid(&self, request: &ChainRequest) -> bool {
+        let transaction = &request.transaction;
         let Transaction { reads, expects, writes } = transaction;
         let within = |extent: Extent| {
             let end = extent.offset.checked_add(extent.length.into());
@@ -70,8 +74,10 @@ impl Chain {
         let mut written: Vec<Extent> = writes.iter().map(Tuple::extent).collect();
         written.sort_unstable();
         let apart = written.windows(2).all(|pair| pair[0].offset + u64::from(pair[0].length) <= pair[1].offset);
-        let few = [reads.len(), expects.len(), writes.len()].iter().all(|&count| count <= MAX_TUPLES);
-        few && transaction.extents().all(within) && apart && frame_length(writes) <= self.config.ring / 4
+        let tuples = writes.len() + usize::from(request.session.is_some());
+        let few = [reads.len(), expects.len(), tuples].iter().all(|&count| count <= MAX_TUPLES);
+        let marked = request.session.is_none() || self.config.sessions > 0;
+        few && marked && transaction.extents().all(within) && apart && entry_length(request) <= self.config.ring / 4
     }
 
     /// May it answer what depends on nobody else's having gone on without it?
@@ -142,7 +148,7 @@ impl Chain {
             && let Some(&ticket) = self.ready.front()
             && let Some((request, keys)) = self.requests.get(&ticket)
         {
-            let length = frame_length(&request.transaction.writes) as u64;
+            let length = entry_length(request) as u64;
             if self.next().is_some() && self.acked.is_none()
                 || self.end + length - self.free() > self.config.ring as u64
             {
@@ -157,22 +163,33 @@ impl Chain {
     }
 
     fn execute(&mut self, ticket: u64, request: ChainRequest, keys: Vec<u64>) {
-        let ChainRequest { tag, transaction: Transaction { reads, expects, writes } } = request;
+        let ChainRequest { tag, session, transaction: Transaction { reads, expects, mut writes } } = request;
         let found = self.read(&reads);
-        if !self.holds(&expects) || !self.serves() {
-            let serves = self.serves();
-            self.reply(
-                tag,
-                if serves { ChainOutcome::Unequal(found) } else { ChainOutcome::Refused(ChainRefusal::NotServing) },
-            );
+        let equal = self.holds(&expects);
+        // An attempt that was made before may be on its way: it is to find that this one has come to nothing.
+        let final_word = equal || session.is_some_and(|session| session.attempt > 0);
+        let at_once = if !self.serves() {
+            Some(ChainOutcome::Refused(ChainRefusal::NotServing))
+        } else if let Some(before) = session.and_then(|session| self.ended_before(&session, &found)) {
+            Some(before)
+        } else {
+            (!final_word).then(|| ChainOutcome::Unequal(found.clone()))
+        };
+        if let Some(outcome) = at_once {
+            self.reply(tag, outcome);
             return self.give_up(ticket, &keys);
         }
         let seq = self.last + 1;
-        let mut client = Some((tag, found));
+        if !equal {
+            writes.clear();
+        }
+        writes.extend(session.map(|session| self.mark(&session, equal, seq)));
+        let outcome = if equal { ChainOutcome::Done(found) } else { ChainOutcome::Unequal(found) };
+        let mut client = Some((tag, outcome));
         if self.mutant(ChainMutation::EarlyAnswer)
-            && let Some((tag, found)) = client.take()
+            && let Some((tag, outcome)) = client.take()
         {
-            self.reply(tag, ChainOutcome::Done(found));
+            self.reply(tag, outcome);
         }
         self.running.insert(seq, Running { ticket, keys, client });
         self.append(layout::entry(seq, self.view.epoch, writes));
@@ -186,8 +203,8 @@ impl Chain {
     /// An entry has been applied: whoever waits for it goes on.
     pub(super) fn finish(&mut self, seq: u64) {
         if let Some(Running { ticket, keys, client }) = self.running.remove(&seq) {
-            if let Some((tag, found)) = client {
-                self.reply(tag, ChainOutcome::Done(found));
+            if let Some((tag, outcome)) = client {
+                self.reply(tag, outcome);
             }
             self.give_up(ticket, &keys);
         }
@@ -213,4 +230,10 @@ impl Chain {
             }
         }
     }
+}
+
+/// Bytes that a request's entry takes in the ring, its session's mark with it.
+fn entry_length(request: &ChainRequest) -> usize {
+    let tuples = request.transaction.writes.iter().map(|tuple| tuple.data.len());
+    frame_length_of(tuples.chain(request.session.map(|_| MARK)))
 }

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::*;
-use crate::ddp::View;
+use crate::ddp::{Session, View};
 use crate::member::{Durable, Standing};
 use crate::types::{NodeId, NodeSet};
 
@@ -23,7 +23,7 @@ impl Nodes {
     fn new(count: u8, ring: usize) -> Self {
         let nodes = NodeSet::first(count);
         let config = |id| ChainConfig { ring, piece: 1000, ..ChainConfig::new(id, nodes, DATA) };
-        let images = vec![vec![0; Layout { ring, data: DATA }.bytes()]; count.into()];
+        let images = vec![vec![0; config(NodeId(0)).layout().bytes()]; count.into()];
         let chains = nodes.iter().map(|id| Chain::new(config(id), 0, &images[0])).collect();
         let mut it = Self { chains, images, deaf: NodeSet::EMPTY, view: View::first(nodes), replies: VecDeque::new() };
         it.chains
@@ -68,7 +68,17 @@ impl Nodes {
     }
 
     fn ask(&mut self, node: u8, tag: u64, transaction: Transaction) -> Option<ChainOutcome> {
-        self.chains[usize::from(node)].submit(0, ChainRequest { tag, transaction });
+        self.ask_in(None, node, tag, transaction)
+    }
+
+    fn ask_in(
+        &mut self,
+        session: Option<Session>,
+        node: u8,
+        tag: u64,
+        transaction: Transaction,
+    ) -> Option<ChainOutcome> {
+        self.chains[usize::from(node)].submit(0, ChainRequest { tag, session, transaction });
         self.run();
         self.replies.pop_front().map(|(from, reply)| {
             assert_eq!((from, reply.tag), (NodeId(node), tag));
@@ -198,7 +208,7 @@ fn what_neither_ring_nor_data_can_take_is_not_taken() {
     let tuple = |offset, bytes: usize| Tuple { offset, data: vec![7; bytes].into() };
     let entry = |seq, writes: Vec<Tuple>| Entry { seq, epoch: 1, writes: writes.into() };
     let bad = [
-        entry(1, vec![tuple(DATA as u64, 1)]),
+        entry(1, vec![tuple(nodes.chains[0].config.layout().data as u64, 1)]),
         entry(1, vec![tuple(u64::MAX, 8)]),
         entry(1, vec![tuple(0, 2000)]),
         entry(1, vec![tuple(0, 1); 256]),
@@ -222,4 +232,42 @@ fn what_neither_ring_nor_data_can_take_is_not_taken() {
     let write = Transaction { writes: vec![tuple(8, 8)], ..Transaction::default() };
     assert_eq!(nodes.ask(0, 1, write), Some(ChainOutcome::Done(Vec::new())));
     assert!(nodes.chains.iter().all(|chain| chain.data()[8..16] == [7; 8] && chain.log_ends() == (1, 1)));
+}
+
+#[test]
+fn a_request_that_is_sent_again_is_done_once_whoever_is_the_head() {
+    let mut nodes = Nodes::new(3, 1 << 12);
+    let write = |byte: u8| Transaction { reads: vec![at(0, 1)], writes: vec![put(0, &[byte])], ..Transaction::default() };
+    let attempt = |attempt| Some(Session { client: 7, sequence: 5, attempt });
+    let done = |byte: u8| Some(ChainOutcome::Done(vec![[byte][..].into()]));
+    assert_eq!(nodes.ask_in(attempt(0), 0, 1, write(1)), done(0));
+    assert_eq!(nodes.ask(0, 2, write(2)), done(1));
+    assert_eq!(nodes.ask_in(attempt(1), 0, 3, write(1)), Some(ChainOutcome::Before));
+    // The head is gone, and its answer with it.
+    nodes.crash(0);
+    nodes.enter(View { epoch: 2, members: NodeSet::first(3).without(NodeId(0)), ..View::default() });
+    assert_eq!(nodes.ask_in(attempt(2), 1, 4, write(1)), Some(ChainOutcome::Before));
+    assert_eq!(nodes.ask(1, 5, write(3)), done(2));
+    // After a crash of all it is still known, and an earlier request of the session never does anything.
+    (1..3).for_each(|node| nodes.crash(node));
+    let members = NodeSet::first(3).without(NodeId(0));
+    nodes.enter(View { epoch: 3, members, learners: NodeSet::EMPTY, recovery: true });
+    assert_eq!(nodes.ask_in(attempt(3), 1, 6, write(1)), Some(ChainOutcome::Before));
+    let late = Some(Session { client: 7, sequence: 4, attempt: 0 });
+    assert_eq!(nodes.ask_in(late, 1, 7, write(1)), Some(ChainOutcome::Unknown));
+    assert_eq!(nodes.chains[1].marks().repeated, 2);
+    assert_eq!(nodes.chains[1].data()[0], 3);
+}
+
+#[test]
+fn an_attempt_that_found_something_else_keeps_an_earlier_one_from_being_done() {
+    let mut nodes = Nodes::new(2, 1 << 12);
+    let swap = Transaction { reads: vec![at(0, 1)], expects: vec![put(0, b"x")], writes: vec![put(1, b"y")] };
+    let attempt = |attempt| Some(Session { client: 9, sequence: 1, attempt });
+    let unequal = |byte: u8| Some(ChainOutcome::Unequal(vec![[byte][..].into()]));
+    assert_eq!(nodes.ask_in(attempt(1), 0, 1, swap.clone()), unequal(0));
+    let write = Transaction { writes: vec![put(0, b"x")], ..Transaction::default() };
+    assert!(nodes.ask(0, 2, write).is_some());
+    assert_eq!(nodes.ask_in(attempt(0), 0, 3, swap), unequal(b'x'), "it was only on its way");
+    assert_eq!(&nodes.chains[1].data()[..2], b"x\0");
 }

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
+use super::layout::Layout;
+use super::sessions::MARK;
 use crate::Time;
+use crate::ddp::Session;
 use crate::types::{NodeId, NodeSet, Value};
 
 /// A range of the data.
@@ -53,6 +56,8 @@ impl Transaction {
 pub struct ChainRequest {
     /// Comes back with the reply.
     pub tag: u64,
+    /// Names a request that writes, so that it is done at most once however often it is sent.
+    pub session: Option<Session>,
     /// What to do.
     pub transaction: Transaction,
 }
@@ -68,6 +73,8 @@ pub enum ChainRefusal {
     Invalid,
     /// Too many wait.
     Busy,
+    /// A member's disk is full.
+    Full,
 }
 
 /// How a transaction ended.
@@ -77,6 +84,8 @@ pub enum ChainOutcome {
     Done(Vec<Value>),
     /// Something else was there than expected: nothing was written; this was read.
     Unequal(Vec<Value>),
+    /// An attempt before this one was done, and durable at all replicas. What that read is not kept.
+    Before,
     /// It was not done and will not be.
     Refused(ChainRefusal),
     /// It may have been done.
@@ -137,6 +146,8 @@ pub struct ChainConfig {
     pub cell: u64,
     /// Transactions that wait at most.
     pub waiting: usize,
+    /// Sessions whose last request is remembered: those that wrote last.
+    pub sessions: u32,
     /// Bytes that a learner gets at a time.
     pub piece: usize,
     /// After so long (ns) what was not answered is sent again.
@@ -161,6 +172,7 @@ impl ChainConfig {
             ring: 256 << 10,
             cell: 64,
             waiting: 4096,
+            sessions: 1024,
             piece: 64 << 10,
             retry: 20_000_000,
             lease: 100_000_000,
@@ -168,6 +180,11 @@ impl ChainConfig {
             drift_ppm: 1000,
             mutation: None,
         }
+    }
+
+    /// How the persistent memory is laid out.
+    pub fn layout(&self) -> Layout {
+        Layout { ring: self.ring, data: self.data + self.sessions as usize * MARK }
     }
 }
 
@@ -194,6 +211,8 @@ pub enum ChainMutation {
     SkipRedo,
     /// Reads are answered without a lease.
     NoLease,
+    /// A request that is sent again is done again.
+    ForgetsSessions,
 }
 
 /// How often rare branches were reached.
@@ -219,11 +238,13 @@ pub struct ChainMarks {
     pub recoveries: u64,
     /// Messages of other views.
     pub stale: u64,
+    /// Requests that were known from an earlier attempt.
+    pub repeated: u64,
 }
 
 impl ChainMarks {
     /// Their names.
-    pub const NAMES: [&str; 10] = [
+    pub const NAMES: [&str; 11] = [
         "waited for a key",
         "waited for room in the ring",
         "reads that waited for an entry",
@@ -234,11 +255,13 @@ impl ChainMarks {
         "torn rings",
         "recoveries of all",
         "messages of other views",
+        "requests known from an earlier attempt",
     ];
 
     /// In the order of their names.
-    pub fn counts(&self) -> [u64; 10] {
-        let Self { queued, full, dirty_reads, merged, early, reapplied, caught_up, torn, recoveries, stale } = *self;
-        [queued, full, dirty_reads, merged, early, reapplied, caught_up, torn, recoveries, stale]
+    pub fn counts(&self) -> [u64; 11] {
+        let Self { queued, full, dirty_reads, merged, early, reapplied, caught_up, torn, recoveries, stale, repeated } =
+            *self;
+        [queued, full, dirty_reads, merged, early, reapplied, caught_up, torn, recoveries, stale, repeated]
     }
 }

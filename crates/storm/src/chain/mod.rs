@@ -11,7 +11,7 @@ mod memory;
 mod tests;
 mod world;
 
-use remora_replica::chain::ChainMutation;
+use remora_replica::chain::{ChainMarks, ChainMutation};
 
 use crate::events::Time;
 use crate::nemesis::KINDS;
@@ -72,12 +72,13 @@ impl ChainCase {
 }
 
 /// Seeded faults that storms find, by their names on the command line.
-pub const CHAIN_STORM_MUTANTS: [(&str, ChainMutation); 5] = [
+pub const CHAIN_STORM_MUTANTS: [(&str, ChainMutation); 6] = [
     ("early-ack", ChainMutation::EarlyAck),
     ("early-answer", ChainMutation::EarlyAnswer),
     ("no-queue", ChainMutation::NoQueue),
     ("dirty-read", ChainMutation::DirtyRead),
     ("no-lease", ChainMutation::NoLease),
+    ("forgets-sessions", ChainMutation::ForgetsSessions),
 ];
 
 /// Why a storm failed.
@@ -107,7 +108,7 @@ pub struct ChainStormReport {
     /// Lines of memory that crashes tore off unflushed writes.
     pub lost_lines: u64,
     /// How often each of the engine's marks was reached.
-    pub marks: [u64; 10],
+    pub marks: [u64; ChainMarks::NAMES.len()],
     /// What failed, if anything did.
     pub failure: Option<ChainFailure>,
     /// What each node had come to, if something did.

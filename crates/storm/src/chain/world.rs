@@ -8,8 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use remora_nic::Now;
 use remora_replica::chain::{
     ChainConfig, ChainNode, ChainNodeOutput, ChainOutcome, ChainPacket, ChainRefusal, ChainReply, ChainRequest, Extent,
-    Layout, Transaction, Tuple,
+    ChainMarks, Transaction, Tuple,
 };
+use remora_replica::ddp::Session;
 use remora_replica::member::Standing;
 use remora_replica::types::{NodeId, NodeSet, Value};
 
@@ -25,8 +26,8 @@ use crate::rng::{Purpose, Rng};
 const PATIENCE: Time = 60 * SECOND;
 /// Events of a storm: many times what any needs.
 const MAX_EVENTS: u64 = 5_000_000;
-/// After so long a client does not know its transaction's end.
-const TIMEOUT: Time = SECOND;
+/// Attempts that a client makes at a transaction that writes; then it does not know how that ended.
+const ATTEMPTS: u32 = 4;
 /// Bytes of a list: how many there are, and the numbers.
 const LIST: u64 = 128;
 const MOST: usize = LIST as usize / 4 - 1;
@@ -69,6 +70,10 @@ struct Client {
     rng: Rng,
     node: usize,
     tag: u64,
+    /// What it asked for last, and how often it was asked for before.
+    request: Transaction,
+    attempt: u32,
+    sequence: u64,
     /// What it waits for: where in the history it is.
     asked: Option<usize>,
     /// What it has read, to append to.
@@ -87,7 +92,7 @@ struct World {
     history: Vec<ChainTxn>,
     schedule: Vec<ScheduledFault>,
     faults: [u64; KINDS.len()],
-    marks: [u64; 10],
+    marks: [u64; ChainMarks::NAMES.len()],
     calm: bool,
     next_value: u32,
     /// Lists below this one are full.
@@ -95,6 +100,8 @@ struct World {
     keys: u64,
     pause: Time,
     flush: Time,
+    /// After so long a client asks again, or does not know how its transaction ended.
+    timeout: Time,
     /// The newest view's epoch and members; who of them has kept its memory since; whose memory was wiped.
     epoch: u64,
     members: u64,
@@ -169,7 +176,7 @@ impl World {
         let flush = *world.pick(&[US, 500 * US, 10 * MS]);
         let place = |index: usize| Place {
             node: None,
-            memory: Memory::new(Layout { ring: config.ring, data: config.data }.bytes()),
+            memory: Memory::new(config.layout().bytes()),
             clock: Clock::new(world.below(1000 * SECOND)),
             life: 0,
             still_until: 0,
@@ -182,6 +189,9 @@ impl World {
             rng: Rng::new(seed, Purpose::Client(index as u32)),
             node: index as usize % case.nodes,
             tag: 0,
+            request: Transaction::default(),
+            attempt: 0,
+            sequence: 0,
             asked: None,
             found: Vec::new(),
             last_reads: Vec::new(),
@@ -202,13 +212,14 @@ impl World {
             history: Vec::new(),
             schedule,
             faults: [0; KINDS.len()],
-            marks: [0; 10],
+            marks: [0; ChainMarks::NAMES.len()],
             calm: false,
             next_value: 0,
             oldest: 0,
             keys: rng.between(2, 5),
             pause: rng.between(20, 100) * MS,
             flush,
+            timeout: *rng.pick(&[20 * MS, 200 * MS, SECOND]),
             epoch: 0,
             members: 0,
             holders: 0,
@@ -263,9 +274,11 @@ impl World {
             }
             Event::Reply { client, reply } => self.replied(client, reply),
             Event::Wake { client } => self.ask(client),
-            Event::GivesUp { client, tag } if self.clients[client].tag == tag => {
+            Event::GivesUp { client, tag }
+                if self.clients[client].tag == tag && self.clients[client].asked.is_some() =>
+            {
                 self.clients[client].node = (self.clients[client].node + 1) % self.places.len();
-                self.ended(client, ChainEnd::Unknown);
+                self.again_or(client, ChainEnd::Unknown);
             }
             Event::Flushed { node, life } if self.places[node].life == life => {
                 if let Some(token) = self.places[node].memory.end_flush() {
@@ -402,16 +415,35 @@ impl World {
             }
         }
         transaction.reads = ops.iter().filter(|op| op.is_read()).map(|op| extent(op.key())).collect();
-        it.tag += 1;
         it.asked = Some(self.history.len());
-        let (tag, node) = (it.tag, it.node);
+        (it.request, it.attempt, it.sequence) = (transaction, 0, it.sequence + 1);
         self.history.push(ChainTxn { client, called: self.now, returned: 0, end: ChainEnd::Unknown, ops });
+        self.send(client);
+    }
+
+    /// An attempt at what the client asks for.
+    fn send(&mut self, client: usize) {
+        let it = &mut self.clients[client];
+        it.tag += 1;
+        let (tag, node, transaction) = (it.tag, it.node, it.request.clone());
+        let session = Session { client: client as u64, sequence: it.sequence, attempt: it.attempt };
+        let session = (!transaction.writes.is_empty()).then_some(session);
         let life = self.places[node].life;
         if let Some(delay) = self.net.client_delay() {
-            let request = ChainRequest { tag, transaction };
+            let request = ChainRequest { tag, session, transaction };
             self.queue.push(self.now + delay, Event::Request { node, life, client, request });
         }
-        self.queue.push(self.now + TIMEOUT, Event::GivesUp { client, tag });
+        self.queue.push(self.now + self.timeout, Event::GivesUp { client, tag });
+    }
+
+    /// Asks again for what may have been done, or ends so.
+    fn again_or(&mut self, client: usize, end: ChainEnd) {
+        let it = &mut self.clients[client];
+        if it.request.writes.is_empty() || it.attempt + 1 == ATTEMPTS {
+            return self.ended(client, end);
+        }
+        it.attempt += 1;
+        self.send(client);
     }
 
     fn replied(&mut self, client: usize, ChainReply { tag, outcome }: ChainReply) {
@@ -430,6 +462,11 @@ impl World {
                 txn.fill(read);
                 ChainEnd::Done
             }
+            // Nobody says any more what it read.
+            ChainOutcome::Before => {
+                txn.ops.retain(|op| !op.is_read());
+                ChainEnd::Done
+            }
             // As if it had been asked to read.
             ChainOutcome::Unequal(read) => {
                 txn.ops.retain(ChainOp::is_read);
@@ -441,9 +478,13 @@ impl World {
                     ChainRefusal::NotHead(head) => head.0.into(),
                     _ => (it.node + 1) % self.places.len(),
                 };
+                if it.attempt > 0 {
+                    // An earlier attempt may have been taken, or be still.
+                    return self.again_or(client, ChainEnd::Unknown);
+                }
                 ChainEnd::Failed
             }
-            ChainOutcome::Unknown => ChainEnd::Unknown,
+            ChainOutcome::Unknown => return self.again_or(client, ChainEnd::Unknown),
         };
         if let ChainOutcome::Refused(ChainRefusal::NotHead(_)) = outcome {
             // What it has read may still be there.

@@ -114,7 +114,7 @@ impl World {
         let nodes = NodeSet::first(self.options.nodes);
         let mut config = ChainConfig::new(id(node), nodes, LAYOUT.data);
         (config.ring, config.cell, config.piece, config.retry) = (LAYOUT.ring, CELL, CELL as usize, 0);
-        config.mutation = self.options.mutation;
+        (config.sessions, config.mutation) = (0, self.options.mutation);
         config
     }
 
@@ -127,7 +127,7 @@ impl World {
         let value = (call as u64 + 1).to_le_bytes();
         let writes = (0..KEYS).map(|key| Tuple { offset: key * CELL, data: value.as_slice().into() });
         let writes = if self.is_writer(call) { writes.collect() } else { Vec::new() };
-        ChainRequest { tag: call as u64, transaction: Transaction { reads, expects: Vec::new(), writes } }
+        ChainRequest { tag: call as u64, session: None, transaction: Transaction { reads, expects: Vec::new(), writes } }
     }
 
     /// Can anything be lost any more?
@@ -162,7 +162,7 @@ impl World {
                         call.stage = match reply.outcome {
                             ChainOutcome::Done(read) => Stage::Done([0, 1].map(|key| number(&read[key]))),
                             ChainOutcome::Unequal(_) | ChainOutcome::Refused(_) => Stage::Idle,
-                            ChainOutcome::Unknown => Stage::Unknown,
+                            ChainOutcome::Before | ChainOutcome::Unknown => Stage::Unknown,
                         };
                         call.node = None;
                     }

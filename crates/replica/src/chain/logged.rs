@@ -1,0 +1,282 @@
+//! A node of a chain whose persistent memory is a log: each write is a record, and what all of them make is in memory.
+//!
+//! So disks that are quick at their file's end, and syncs that many writes share, serve a chain as they serve the records of
+//! [`crate::node`]; where the log is a file in persistent memory, a write is a store and a write-back of its lines.
+
+use remora_nic::Now;
+
+use super::node::{ChainNode, ChainNodeOutput, ChainPacket};
+use super::types::{ChainConfig, ChainReply, ChainRequest};
+use crate::Time;
+use crate::ledger::Ledger;
+use crate::log::{self, Decoded, LogEnd, Record};
+use crate::node::{Change, Snapshot};
+use crate::types::{NodeId, Value};
+
+/// Bytes of a page: what a snapshot shares with the memory until it is written to.
+const PAGE: usize = 64 << 10;
+
+/// What it asks its world for, in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LoggedOutput {
+    /// Send this.
+    Send(NodeId, ChainPacket),
+    /// Change the log and make the change durable, then say [`LoggedChain::persisted`] with the token.
+    Log(u64, Change),
+    /// Tell the client.
+    Reply(ChainReply),
+}
+
+/// One node of a chain, with a log.
+#[derive(Clone, Debug)]
+pub struct LoggedChain {
+    node: ChainNode,
+    /// Bytes of the memory, and its pages; `None`: zeros.
+    bytes: usize,
+    pages: Vec<Option<Value>>,
+    /// By changes of the log: up to which token the node's writes are durable with them.
+    ledger: Ledger<Option<u64>>,
+    /// Changes that come before what the node asks for.
+    first: Option<(u64, Change)>,
+    found: LogEnd,
+}
+
+impl LoggedChain {
+    /// Starts a node with its log as it was found, as [`ChainNode::new`] does with its memory. The log is compacted when it is
+    /// `slack` bytes longer than twice what it holds.
+    pub fn new(config: ChainConfig, now: Time, bytes: &[u8], slack: usize) -> Self {
+        let Decoded { records, length, end } = log::decode(bytes);
+        let layout = config.layout();
+        let mut image = vec![0; layout.bytes()];
+        let (mut damaged, mut told) = (matches!(end, LogEnd::Damaged(_)), false);
+        for record in records {
+            match record {
+                Record::Bytes(at, bytes) => {
+                    let place = usize::try_from(at).ok().and_then(|at| image.get_mut(at..at.checked_add(bytes.len())?));
+                    // A log of another shape is no better than a damaged one.
+                    place.map_or_else(|| damaged = true, |place| place.copy_from_slice(&bytes));
+                    // From then on the memory says it itself.
+                    told &= !layout.is_superblock(at, bytes.len());
+                }
+                Record::Damaged => told = true,
+                Record::Write(_) | Record::Scope(_) | Record::Member(_) | Record::Reset => damaged = true,
+            }
+        }
+        damaged |= told;
+        let page = |bytes: &[u8]| bytes.iter().any(|&byte| byte != 0).then(|| Value::from(bytes));
+        let pages = image.chunks(PAGE).map(page).collect();
+        let node = ChainNode::with_damage(config, now, &image, damaged);
+        let (bytes, ledger) = (image.len(), Ledger::new(length, slack));
+        let mut this = Self { node, bytes, pages, ledger, first: None, found: end };
+        if damaged || end != LogEnd::Whole {
+            // The tail is cut; damage is remembered, since without the bad record nobody could see it.
+            this.first = Some(this.replaced(damaged, |snapshot| Change::Replace(snapshot.encode())));
+        }
+        this
+    }
+
+    /// How the log ended with which it was started.
+    pub fn found(&self) -> LogEnd {
+        self.found
+    }
+
+    /// The node, to look at.
+    pub fn node(&self) -> &ChainNode {
+        &self.node
+    }
+
+    /// Takes a client's request.
+    pub fn submit(&mut self, now: &Now, request: ChainRequest) {
+        self.node.submit(now, request);
+    }
+
+    /// Takes a packet.
+    pub fn handle(&mut self, now: &Now, from: NodeId, packet: ChainPacket) {
+        self.node.handle(now, from, packet);
+    }
+
+    /// All changes of the log up to this token are durable.
+    pub fn persisted(&mut self, now: &Now, token: u64) {
+        let mut durable = None;
+        while let Some(token) = self.ledger.persisted(token) {
+            durable = durable.max(token);
+        }
+        if let Some(token) = durable {
+            self.node.persisted(now, token);
+        }
+    }
+
+    /// The disk is full, and the log has room for so many bytes more; `None`: it is not full (any more).
+    pub fn set_room(&mut self, now: &Now, room: Option<usize>) {
+        self.ledger.set_room(room);
+        self.node.set_full(now, room.is_some());
+    }
+
+    /// The last [`Change::Compact`] has come to nothing, for want of room: once more.
+    pub fn compact(&mut self) {
+        self.first = Some(self.replaced(false, Change::Compact));
+    }
+
+    /// When [`LoggedChain::timeout`] is due.
+    pub fn next_timeout(&self) -> Time {
+        self.node.next_timeout()
+    }
+
+    /// Time has passed.
+    pub fn timeout(&mut self, now: &Now) {
+        self.node.timeout(now);
+    }
+
+    /// The next output.
+    pub fn poll(&mut self) -> Option<LoggedOutput> {
+        if let Some((token, change)) = self.first.take() {
+            return Some(LoggedOutput::Log(token, change));
+        }
+        if self.ledger.is_long() {
+            let (token, change) = self.replaced(false, Change::Compact);
+            return Some(LoggedOutput::Log(token, change));
+        }
+        Some(match self.node.poll()? {
+            ChainNodeOutput::Send(to, packet) => LoggedOutput::Send(to, packet),
+            ChainNodeOutput::Reply(reply) => LoggedOutput::Reply(reply),
+            ChainNodeOutput::Write(token, at, bytes) => {
+                self.write(at as usize, &bytes);
+                let (number, change) = self.ledger.append(&Record::Bytes(at, bytes.into()), Some(token));
+                LoggedOutput::Log(number, change)
+            }
+        })
+    }
+
+    fn write(&mut self, mut at: usize, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let (page, from) = (at / PAGE, at % PAGE);
+            let (now, later) = bytes.split_at(bytes.len().min(PAGE - from));
+            let Some(slot) = self.pages.get_mut(page) else { return };
+            let length = PAGE.min(self.bytes - page * PAGE);
+            let page = slot.get_or_insert_with(|| vec![0; length].into());
+            std::sync::Arc::make_mut(page)[from..from + now.len()].copy_from_slice(now);
+            (at, bytes) = (at + now.len(), later);
+        }
+    }
+
+    /// A log of what the memory holds.
+    fn replaced(&mut self, damaged: bool, change: impl FnOnce(Snapshot) -> Change) -> (u64, Change) {
+        let mut records: Vec<Record> = damaged.then_some(Record::Damaged).into_iter().collect();
+        let pages = (0..).zip(&self.pages).filter_map(|(number, page)| Some((number * PAGE as u64, page.clone()?)));
+        records.extend(pages.map(|(at, bytes)| Record::Bytes(at, bytes)));
+        self.ledger.replace(Snapshot::new(records), None, change)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chain::{ChainOutcome, Extent, Transaction, Tuple};
+    use crate::member::Standing;
+    use crate::types::NodeSet;
+
+    const DATA: usize = 100_000;
+
+    struct Alone {
+        node: LoggedChain,
+        log: Vec<u8>,
+        now: Time,
+        replies: Vec<ChainOutcome>,
+        compacted: u32,
+    }
+
+    impl Alone {
+        fn start(log: Vec<u8>, now: Time) -> Self {
+            let config = ChainConfig::new(NodeId(0), NodeSet::first(1), DATA);
+            let node = LoggedChain::new(config, now, &log, 4000);
+            let mut this = Self { node, log, now, replies: Vec::new(), compacted: 0 };
+            for _ in 0..200 {
+                this.pass();
+            }
+            this
+        }
+
+        fn pass(&mut self) {
+            self.now += 50_000_000;
+            self.node.timeout(&Now::simulated(self.now));
+            self.run();
+        }
+
+        fn run(&mut self) {
+            while let Some(output) = self.node.poll() {
+                match output {
+                    LoggedOutput::Log(token, change) => {
+                        match change {
+                            Change::Append(bytes) => self.log.extend_from_slice(&bytes),
+                            Change::Replace(bytes) => self.log = bytes,
+                            Change::Compact(snapshot) => {
+                                self.compacted += 1;
+                                self.log = snapshot.encode();
+                            }
+                        }
+                        self.node.persisted(&Now::simulated(self.now), token);
+                    }
+                    LoggedOutput::Reply(reply) => self.replies.push(reply.outcome),
+                    LoggedOutput::Send(..) => {}
+                }
+            }
+        }
+
+        fn ask(&mut self, transaction: Transaction) -> ChainOutcome {
+            let request = ChainRequest { tag: 1, session: None, transaction };
+            self.node.submit(&Now::simulated(self.now), request);
+            self.run();
+            self.replies.pop().expect("an answer")
+        }
+
+        fn put(&mut self, offset: u64, bytes: &[u8]) {
+            let writes = vec![Tuple { offset, data: bytes.into() }];
+            assert_eq!(self.ask(Transaction { writes, ..Transaction::default() }), ChainOutcome::Done(Vec::new()));
+        }
+
+        fn get(&mut self, offset: u64) -> u8 {
+            let reads = vec![Extent { offset, length: 1 }];
+            match self.ask(Transaction { reads, ..Transaction::default() }) {
+                ChainOutcome::Done(read) => read[0][0],
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_log_that_is_compacted_again_and_again_keeps_everything() {
+        let mut alone = Alone::start(Vec::new(), 0);
+        for round in 1..40u8 {
+            for place in 0..20 {
+                alone.put(place * 4999, &[round; 300]);
+            }
+        }
+        assert!(alone.compacted > 1, "{}", alone.compacted);
+        // Over the last whole page and behind it, and again from its log.
+        alone.put(DATA as u64 - 2, &[7; 2]);
+        let mut again = Alone::start(alone.log.clone(), alone.now);
+        assert_eq!(again.node.found(), LogEnd::Whole);
+        assert_eq!(again.node.node().standing(), Standing::Serving);
+        assert!((0..20).all(|place| again.get(place * 4999 + 299) == 39));
+        assert_eq!((again.get(DATA as u64 - 1), again.get(300)), (7, 0));
+        // What was not written whole was never answered, and goes.
+        alone.log.extend_from_slice(&[1; 30]);
+        let mut torn = Alone::start(alone.log.clone(), alone.now);
+        assert_eq!((torn.node.found(), torn.get(4999)), (LogEnd::Torn, 39));
+        let whole = Alone::start(torn.log, torn.now);
+        assert_eq!(whole.node.found(), LogEnd::Whole);
+    }
+
+    #[test]
+    fn damage_is_remembered_until_the_node_has_caught_up() {
+        let mut alone = Alone::start(Vec::new(), 0);
+        (0..50).for_each(|place| alone.put(place * 64, &[1; 64]));
+        let length = alone.log.len();
+        alone.log[length - 200] ^= 1;
+        let damaged = Alone::start(alone.log, alone.now);
+        assert!(matches!(damaged.node.found(), LogEnd::Damaged(_)), "{:?}", damaged.node.found());
+        assert_eq!(damaged.node.node().standing(), Standing::Damaged);
+        let again = Alone::start(damaged.log, damaged.now);
+        assert_eq!((again.node.found(), again.node.node().standing()), (LogEnd::Whole, Standing::Damaged));
+    }
+}
