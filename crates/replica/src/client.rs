@@ -1,14 +1,14 @@
-//! The client half of the replicated store: requests under way, attempts at them, and the node that is asked.
+//! The client half of replicated services: requests under way, attempts at them, and the node that is asked.
 //!
-//! A [`ReplicaClient`] has any number of requests under way at one node, and turns to the next node when that one fails,
+//! A [`ServiceClient`] has any number of requests under way at one node, and turns to the next node when that one fails,
 //! is silent or does not serve. It dials nothing and sends nothing itself. How to drive it:
 //!
-//! 1. Say what happens: [`ReplicaClient::submit`] a request; the connection that was ordered stands
-//!    ([`ReplicaClient::connected`]) or is gone ([`ReplicaClient::lost`]); a node's answer has come
-//!    ([`ReplicaClient::handle_reply`]); at [`ReplicaClient::next_timeout`], time has passed
-//!    ([`ReplicaClient::handle_timeout`]).
-//! 2. After each, do what it asks for until it asks for nothing: [`ReplicaClient::poll_order`] for the connection,
-//!    [`ReplicaClient::poll_transmit`] for requests to be sent on it, [`ReplicaClient::poll_ended`] for what has ended.
+//! 1. Say what happens: [`ServiceClient::start`] a request; the connection that was ordered stands
+//!    ([`ServiceClient::connected`]) or is gone ([`ServiceClient::lost`]); a node's answer has come
+//!    ([`ServiceClient::answered`]); at [`ServiceClient::next_timeout`], time has passed
+//!    ([`ServiceClient::handle_timeout`]).
+//! 2. After each, do what it asks for until it asks for nothing: [`ServiceClient::poll_order`] for the connection,
+//!    [`ServiceClient::poll_transmit`] for requests to be sent on it, [`ServiceClient::poll_ended`] for what has ended.
 //!
 //! There is one connection at a time. What comes on one that was given up is not to be handed in: a request is sent
 //! again on one only after an answer, so that its answer is always that to its last attempt.
@@ -29,12 +29,67 @@
 //! **Batches.** The next attempt at a batch has the operations that lack their last word, and no others: what is done,
 //! or has left its mark, would take room from those that found none, in each attempt anew.
 
+mod store;
+
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Debug;
 
 use crate::Time;
 use crate::bounds::Bounds;
-use crate::ddp::{Op, Outcome, Refusal, Reply, Request, Session};
-use crate::types::{ScopeId, Value};
+use crate::ddp::Session;
+
+pub use store::StoreExchange;
+
+/// A client of replicated records.
+pub type ReplicaClient = ServiceClient<StoreExchange>;
+
+/// A request to one kind of service: how it is made, what is sent in each attempt, and what answers to it mean.
+pub trait Exchange: Clone + Debug + Sized {
+    /// What a client wants done.
+    type Wish;
+    /// What is sent.
+    type Request: Clone + Debug;
+    /// How it ends.
+    type Outcome: Clone + PartialEq + Debug;
+    /// It may have been done or not, or may still be.
+    const UNKNOWN: Self::Outcome;
+    /// No node serves: it was not done.
+    const NOT_SERVING: Self::Outcome;
+
+    /// How it ends if nodes would refuse it anyway, or end the connection.
+    fn refused(wish: &Self::Wish) -> Option<Self::Outcome>;
+    /// Whether it needs a name to be sent again.
+    fn writes(wish: &Self::Wish) -> bool;
+    /// A request, with a name if it is to be sent again.
+    fn new(tag: u64, session: Option<Session>, wish: Self::Wish) -> Self;
+    /// What is to be sent.
+    fn request(&self) -> &Self::Request;
+    /// Its name.
+    fn session(&mut self) -> Option<&mut Session>;
+    /// Whether it may be sent again without a name, as it changes nothing.
+    fn only_reads(&self) -> bool;
+    /// What an answer means for it, if an earlier attempt may have been taken or not.
+    fn judge(&self, outcome: &Self::Outcome, maybe_taken: bool) -> Verdict;
+    /// Whether a refusal, or all that stand in the way, is for want of room alone.
+    fn is_busy(outcome: &Self::Outcome) -> bool;
+    /// Keeps the last words of an answer that is not the last word on all of it.
+    fn keep(&mut self, _: &Self::Outcome) {}
+    /// The outcome of the whole request, of which this is that of what the last attempt had.
+    fn whole(self, outcome: Self::Outcome) -> Self::Outcome {
+        outcome
+    }
+}
+
+/// What an answer means for its request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// It is the last word.
+    Final,
+    /// The node has not taken it: the same attempt may be made elsewhere; at the node of this number, if it says so.
+    NotTaken(Option<usize>),
+    /// It may have been taken: the next attempt.
+    MaybeTaken,
+}
 
 /// How a client is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,14 +137,14 @@ pub struct Split {
 
 /// How a request ended.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Ended {
+pub struct Ended<O = crate::ddp::Outcome> {
     /// Which request.
     pub ticket: Ticket,
-    /// How. [`Outcome::Unknown`]: no answer came in time, or the connection broke before one did; it may have been done
-    /// or not, or may still be. [`Outcome::Refused`]: it was not done and will not be. Of a batch that was answered in
+    /// How. Unknown: no answer came in time, or the connection broke before one did; it may have been done
+    /// or not, or may still be. Refused: it was not done and will not be. Of a batch that was answered in
     /// part, each operation for itself.
-    pub outcome: Outcome,
-    /// From [`ReplicaClient::submit`] to the answer, in nanoseconds.
+    pub outcome: O,
+    /// From [`ServiceClient::start`] to the answer, in nanoseconds.
     pub latency_ns: u64,
     /// Where a write's time went at the node.
     pub split: Split,
@@ -98,8 +153,8 @@ pub struct Ended {
 /// What is to become of the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// Connect to the node with this number, then say [`ReplicaClient::connected`]; if that fails,
-    /// [`ReplicaClient::lost`].
+    /// Connect to the node with this number, then say [`ServiceClient::connected`]; if that fails,
+    /// [`ServiceClient::lost`].
     Call(usize),
     /// End the connection, or the call, that there is. Nothing that comes of it counts any more.
     HangUp,
@@ -107,26 +162,27 @@ pub enum Order {
 
 /// A client of a cluster.
 #[derive(Clone, Debug)]
-pub struct ReplicaClient {
+pub struct ServiceClient<X: Exchange> {
     config: ClientConfig,
     line: Line,
     /// The one that it talks to, or calls next.
     node: usize,
     /// Nodes called in vain since the last connection.
     failures: usize,
-    /// The node has said that it does not serve, or not all.
+    /// The node has said that it does not serve, or not all; and who does.
     refused: bool,
+    sent_to: Option<usize>,
     hang_up: bool,
     names: Names,
     next: u64,
     /// Requests without an answer, by ticket.
-    open: BTreeMap<u64, Open>,
+    open: BTreeMap<u64, Open<X>>,
     /// Of those, which are still to be sent, in order.
     unsent: VecDeque<u64>,
     /// Those that the node was too busy for: to be sent again after a while.
     put_off: Vec<u64>,
     put_off_until: Time,
-    ended: VecDeque<Ended>,
+    ended: VecDeque<Ended<X::Outcome>>,
     /// When the node was heard last, or given something to do.
     heard: Time,
     /// Nothing is to be done by the clock before this.
@@ -162,130 +218,31 @@ impl Names {
 
 /// A request without an answer.
 #[derive(Clone, Debug)]
-struct Open {
-    /// Of a batch, the operations that lack their last word.
-    request: Request,
-    /// Of a batch that was answered in part, each operation's last word; else empty.
-    answered: Vec<Option<Outcome>>,
+struct Open<X> {
+    exchange: X,
     since: Time,
     /// On the connection that stands.
     sent: bool,
 }
 
-impl Open {
+impl<X: Exchange> Open<X> {
     /// May it be sent again though it may have been taken?
     fn again(&mut self) -> bool {
         self.sent = false;
-        match (&mut self.request.session, &self.request.op) {
-            (Some(session), _) => session.attempt += 1,
-            // It changes nothing.
-            (None, Op::Get(_)) => {}
-            _ => return false,
+        if let Some(session) = self.exchange.session() {
+            session.attempt += 1;
+            return true;
         }
-        true
+        self.exchange.only_reads()
     }
 
     /// An earlier attempt may have been taken.
-    fn maybe_taken(&self) -> bool {
-        self.request.session.is_some_and(|session| session.attempt > 0)
-    }
-
-    /// Keeps the last words of an answer that is not the last word on all of a batch.
-    fn keep(&mut self, outcome: &Outcome) {
-        let (Op::Batch(ops), Outcome::Batch(outcomes)) = (&mut self.request.op, outcome) else { return };
-        if self.answered.is_empty() {
-            self.answered = vec![None; ops.len()];
-        }
-        let last = |outcome: &&Outcome| **outcome != Outcome::Unknown && !refuses_for_now(outcome);
-        let slots = self.answered.iter_mut().filter(|slot| slot.is_none());
-        slots.zip(outcomes).for_each(|(slot, outcome)| *slot = Some(outcome).filter(last).cloned());
-        let mut outcomes = outcomes.iter();
-        ops.retain(|_| outcomes.next().filter(last).is_none());
-    }
-
-    /// The outcome of the whole request, of which this is that of what the last attempt had.
-    fn whole(self, outcome: Outcome) -> Outcome {
-        if self.answered.is_empty() {
-            return outcome;
-        }
-        let mut rest = match outcome {
-            Outcome::Batch(outcomes) => outcomes,
-            one => vec![one; self.answered.len()],
-        }
-        .into_iter();
-        let whole = |slot: Option<Outcome>| slot.or_else(|| rest.next()).unwrap_or(Outcome::Unknown);
-        Outcome::Batch(self.answered.into_iter().map(whole).collect())
+    fn maybe_taken(&mut self) -> bool {
+        self.exchange.session().is_some_and(|session| session.attempt > 0)
     }
 }
 
-/// What an answer means for its request.
-enum Verdict {
-    /// It is the last word.
-    Final,
-    /// The node has not taken it: the same attempt may be made elsewhere.
-    NotTaken,
-    /// It may have been taken: the next attempt.
-    MaybeTaken,
-}
-
-impl Verdict {
-    fn of(outcome: &Outcome, open: &Open) -> Self {
-        match outcome {
-            Outcome::Refused(Refusal::NotServing) => Self::NotTaken,
-            Outcome::Unknown => Self::MaybeTaken,
-            _ if open.maybe_taken() && refuses_for_now(outcome) => Self::MaybeTaken,
-            Outcome::Batch(parts) if open.request.session.is_some() && parts.contains(&Outcome::Unknown) => {
-                Self::MaybeTaken
-            }
-            _ => Self::Final,
-        }
-    }
-}
-
-/// Whether an outcome, or one of a batch's, is a refusal that says nothing of earlier attempts.
-fn refuses_for_now(outcome: &Outcome) -> bool {
-    match outcome {
-        Outcome::Refused(refusal) => matches!(refusal, Refusal::NotServing | Refusal::Busy | Refusal::Full),
-        Outcome::Batch(outcomes) => outcomes.iter().any(refuses_for_now),
-        _ => false,
-    }
-}
-
-/// Whether a refusal, or all that stand in the way of a batch, is for want of room alone.
-fn is_busy(outcome: &Outcome) -> bool {
-    match outcome {
-        Outcome::Refused(refusal) => *refusal == Refusal::Busy,
-        Outcome::Batch(outcomes) => {
-            let all_busy = |outcome: &Outcome| !refuses_for_now(outcome) || is_busy(outcome);
-            !outcomes.contains(&Outcome::Unknown) && outcomes.iter().all(all_busy)
-        }
-        _ => false,
-    }
-}
-
-/// Whether nodes would refuse it for its length, or end the connection. Of a batch they refuse the parts that are too long.
-fn is_too_long(op: &Op) -> bool {
-    let new = match op {
-        Op::Put(_, value) | Op::CompareSwap { new: Some(value), .. } => value.len(),
-        _ => 0,
-    };
-    new > Bounds::SHIPPED.max_value || frame_bytes(op) > Bounds::SHIPPED.client_frame
-}
-
-/// Bytes that a request's frame has, at most.
-fn frame_bytes(op: &Op) -> usize {
-    /// Kind, key, lengths; of the frame also tag, session and scope.
-    const HEAD: usize = 64;
-    let content = |value: &Option<Value>| value.as_ref().map_or(0, |value| value.len());
-    HEAD + match op {
-        Op::Put(_, value) => value.len(),
-        Op::CompareSwap { expected, new, .. } => content(expected) + content(new),
-        Op::Batch(parts) => parts.iter().map(frame_bytes).sum(),
-        Op::Get(_) | Op::Delete(_) | Op::FetchAdd(..) | Op::Persist => 0,
-    }
-}
-
-impl ReplicaClient {
+impl<X: Exchange> ServiceClient<X> {
     /// A client that knows of no node yet whether it is there.
     pub fn new(config: ClientConfig) -> Self {
         Self {
@@ -293,6 +250,7 @@ impl ReplicaClient {
             node: config.node % config.nodes.max(1),
             failures: 0,
             refused: false,
+            sent_to: None,
             hang_up: false,
             names: Names { base: config.name, made: 0, free: Vec::new() },
             next: 0,
@@ -323,8 +281,8 @@ impl ReplicaClient {
     }
 
     /// Requests under way, in the order of their beginning.
-    pub fn requests(&self) -> impl Iterator<Item = &Request> {
-        self.open.values().map(|open| &open.request)
+    pub fn requests(&self) -> impl Iterator<Item = &X::Request> {
+        self.open.values().map(|open| open.exchange.request())
     }
 
     /// From now on a request's outcome is unknown after so long (ns).
@@ -333,23 +291,21 @@ impl ReplicaClient {
         self.due = 0;
     }
 
-    /// Starts a request; within a scope in the Scope model, where [`Op::Persist`] ends it.
-    pub fn submit(&mut self, now: Time, scope: Option<ScopeId>, op: Op) -> Ticket {
+    /// Starts a request.
+    pub fn start(&mut self, now: Time, wish: X::Wish) -> Ticket {
         let tag = self.next;
         self.next += 1;
-        if is_too_long(&op) {
-            let outcome = Outcome::Refused(Refusal::TooLong);
+        if let Some(outcome) = X::refused(&wish) {
             self.ended.push_back(Ended { ticket: Ticket(tag), outcome, latency_ns: 0, split: Split::default() });
             return Ticket(tag);
         }
-        let stamped = self.config.retry && !matches!(op, Op::Get(_) | Op::Persist);
-        let session = stamped.then(|| Session { client: self.names.take(), sequence: tag + 1, attempt: 0 });
+        let named = self.config.retry && X::writes(&wish);
+        let session = named.then(|| Session { client: self.names.take(), sequence: tag + 1, attempt: 0 });
         if self.open.is_empty() {
             self.heard = now;
             self.due = self.due.min(now.saturating_add(self.config.silence.min(self.config.timeout)));
         }
-        let request = Request { tag, session, scope, op };
-        self.open.insert(tag, Open { request, answered: Vec::new(), since: now, sent: false });
+        self.open.insert(tag, Open { exchange: X::new(tag, session, wish), since: now, sent: false });
         self.unsent.push_back(tag);
         Ticket(tag)
     }
@@ -377,19 +333,23 @@ impl ReplicaClient {
         self.heard = now;
     }
 
-    /// An answer has come on the connection.
-    pub fn handle_reply(&mut self, now: Time, Reply { tag, outcome }: Reply, split: Split) {
+    /// An answer to the request with this tag has come on the connection.
+    pub fn answered(&mut self, now: Time, tag: u64, outcome: X::Outcome, split: Split) {
         self.heard = now;
         let Some(open) = self.open.get_mut(&tag).filter(|open| open.sent) else { return };
-        let again = match Verdict::of(&outcome, open) {
+        let maybe_taken = open.maybe_taken();
+        let again = match open.exchange.judge(&outcome, maybe_taken) {
             Verdict::Final => false,
-            Verdict::NotTaken => true,
+            Verdict::NotTaken(elsewhere) => {
+                self.sent_to = elsewhere;
+                true
+            }
             Verdict::MaybeTaken => {
-                open.keep(&outcome);
+                open.exchange.keep(&outcome);
                 open.again()
             }
         };
-        if again && is_busy(&outcome) {
+        if again && X::is_busy(&outcome) {
             open.sent = false;
             if self.put_off.is_empty() {
                 self.put_off_until = now.saturating_add(self.config.pause);
@@ -405,7 +365,7 @@ impl ReplicaClient {
         }
     }
 
-    /// When [`ReplicaClient::handle_timeout`] is due, or [`ReplicaClient::poll_order`] has something to say.
+    /// When [`ServiceClient::handle_timeout`] is due, or [`ServiceClient::poll_order`] has something to say.
     pub fn next_timeout(&self) -> Time {
         match self.line {
             Line::Apart(until) => until.min(self.due),
@@ -471,7 +431,7 @@ impl ReplicaClient {
     }
 
     /// The next request to be sent on the connection.
-    pub fn poll_transmit(&mut self) -> Option<&Request> {
+    pub fn poll_transmit(&mut self) -> Option<&X::Request> {
         if self.line != Line::Connected {
             return None;
         }
@@ -480,21 +440,22 @@ impl ReplicaClient {
             if self.open.contains_key(&tag) {
                 let open = self.open.get_mut(&tag)?;
                 open.sent = true;
-                return Some(&open.request);
+                return Some(open.exchange.request());
             }
         }
         None
     }
 
     /// The next request that has ended.
-    pub fn poll_ended(&mut self) -> Option<Ended> {
+    pub fn poll_ended(&mut self) -> Option<Ended<X::Outcome>> {
         self.ended.pop_front()
     }
 
     /// To the next node; after a pause if all have been tried, or if this one does not serve: others may not know yet.
     /// What was sent is sent again there, or its outcome is unknown.
     fn leave(&mut self, now: Time) {
-        self.node = (self.node + 1) % self.config.nodes.max(1);
+        let next = self.sent_to.take().unwrap_or(self.node + 1);
+        self.node = next % self.config.nodes.max(1);
         self.failures += 1;
         let pause = std::mem::take(&mut self.refused) || self.failures.is_multiple_of(self.config.nodes.max(1));
         self.line = Line::Apart(now + if pause { self.config.pause } else { 0 });
@@ -503,7 +464,7 @@ impl ReplicaClient {
         for tag in sent {
             match self.open.get_mut(&tag).is_some_and(Open::again) {
                 true => self.unsent.push_back(tag),
-                false => self.end(now, tag, Outcome::Unknown, Split::default()),
+                false => self.end(now, tag, X::UNKNOWN, Split::default()),
             }
         }
     }
@@ -511,20 +472,21 @@ impl ReplicaClient {
     /// Ends what has run out of time. Nobody has taken what only nodes that do not serve were asked for.
     fn give_up(&mut self, now: Time) {
         // They are in the order of their beginning.
-        while let Some((&tag, open)) = self.open.first_key_value()
-            && now.saturating_sub(open.since) >= self.config.timeout
+        while let Some(mut first) = self.open.first_entry()
+            && now.saturating_sub(first.get().since) >= self.config.timeout
         {
+            let (tag, open) = (*first.key(), first.get_mut());
             let never = !open.sent && !open.maybe_taken();
-            let outcome = if never { Outcome::Refused(Refusal::NotServing) } else { Outcome::Unknown };
+            let outcome = if never { X::NOT_SERVING } else { X::UNKNOWN };
             self.end(now, tag, outcome, Split::default());
         }
     }
 
-    fn end(&mut self, now: Time, tag: u64, outcome: Outcome, split: Split) {
-        let Some(open) = self.open.remove(&tag) else { return };
-        self.names.free.extend(open.request.session.map(|session| session.client));
+    fn end(&mut self, now: Time, tag: u64, outcome: X::Outcome, split: Split) {
+        let Some(mut open) = self.open.remove(&tag) else { return };
+        self.names.free.extend(open.exchange.session().map(|session| session.client));
         let latency_ns = now.saturating_sub(open.since);
-        let outcome = open.whole(outcome);
+        let outcome = open.exchange.whole(outcome);
         self.ended.push_back(Ended { ticket: Ticket(tag), outcome, latency_ns, split });
     }
 }

@@ -15,6 +15,7 @@
 //! [`Chain`] is one replica; [`ChainNode`] is one with its membership; [`LoggedChain`] is one whose persistent memory is a log.
 
 mod catch_up;
+mod client;
 mod codec;
 mod layout;
 mod logged;
@@ -28,6 +29,7 @@ mod tests;
 mod types;
 mod view;
 
+pub use client::{ChainClient, ChainExchange};
 pub use layout::{Layout, scan};
 pub use logged::{LoggedChain, LoggedOutput};
 pub use node::{ChainNode, ChainNodeOutput, ChainPacket};
