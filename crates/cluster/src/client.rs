@@ -8,9 +8,10 @@ use remora_nic::{ConnectAttr, Event, Qpn, Time};
 use remora_real::link::Layers;
 use remora_real::{Device, Error, LinkKind, Seat, Sleeper, at_free_loopback, entropy};
 use remora_replica::bounds::Bounds;
-use remora_replica::client::{ClientConfig, Ended, Order, ReplicaClient, Ticket};
-use remora_replica::ddp::{Op, Outcome};
-use remora_replica::frames::{Answered, Asked, encode_request};
+use remora_replica::chain::{ChainExchange, ChainOutcome, ChainReply, Transaction};
+use remora_replica::client::{ClientConfig, Ended, Exchange, Order, ServiceClient, StoreExchange, Ticket};
+use remora_replica::ddp::{Op, Outcome, Reply, Request};
+use remora_replica::frames::{Answered, Asked, Framed, encode_request};
 use remora_replica::seal::End;
 use remora_replica::status::NodeStatus;
 use remora_replica::stream::{Arrival, Sizes, Streams};
@@ -38,7 +39,8 @@ pub struct ClusterClientConfig {
     pub timeout: Duration,
     /// Whether a request whose outcome is unknown is sent again until `timeout`, to another node. It is done once, as
     /// records remember their last 32 such requests, unless more have changed the same record in between; that makes
-    /// writes longer by some 30 bytes for each.
+    /// writes longer by some 30 bytes for each. A chain remembers the last request of each of 1,024 sessions, of which a client
+    /// has as many as it has requests under way, and never does one again that it may have forgotten.
     pub retry: bool,
     /// The clients' secret, which follows from the cluster's ([`crate::client_secret`]): both ends prove that they know it,
     /// and what they say is sealed. `None` for clusters that do not seal.
@@ -53,14 +55,48 @@ impl ClusterClientConfig {
     }
 }
 
+/// A kind of service, in frames.
+pub trait Spoken: Exchange<Request: Framed> {
+    /// An answer.
+    type Reply: Framed;
+    /// Whether it is a chain that is asked for transactions.
+    const CHAIN: bool;
+
+    /// Tag and outcome of an answer.
+    fn parts(reply: Self::Reply) -> (u64, Self::Outcome);
+}
+
+impl Spoken for StoreExchange {
+    type Reply = Reply;
+    const CHAIN: bool = false;
+
+    fn parts(Reply { tag, outcome }: Reply) -> (u64, Outcome) {
+        (tag, outcome)
+    }
+}
+
+impl Spoken for ChainExchange {
+    type Reply = ChainReply;
+    const CHAIN: bool = true;
+
+    fn parts(ChainReply { tag, outcome }: ChainReply) -> (u64, ChainOutcome) {
+        (tag, outcome)
+    }
+}
+
+/// A client of a cluster that keeps records.
+pub type ClusterClient = ConnectedClient<StoreExchange>;
+/// A client of a cluster that keeps a chain.
+pub type ChainClient = ConnectedClient<ChainExchange>;
+
 /// A connection to a cluster. Not for sharing between threads: each takes its own.
 ///
-/// Requests, attempts and the choice of the node are [`ReplicaClient`]'s; here are its connection, clock and sleep.
-pub struct ClusterClient {
+/// Requests, attempts and the choice of the node are [`ServiceClient`]'s; here are its connection, clock and sleep.
+pub struct ConnectedClient<X: Spoken> {
     device: Device,
     streams: Streams,
     config: ClusterClientConfig,
-    requests: ReplicaClient,
+    requests: ServiceClient<X>,
     connection: Option<Connection>,
     looked: Time,
     status: Option<NodeStatus>,
@@ -77,7 +113,7 @@ struct Connection {
     said: ClientHello,
 }
 
-impl ClusterClient {
+impl<X: Spoken> ConnectedClient<X> {
     /// Connects to a node of the cluster.
     pub fn connect(config: ClusterClientConfig) -> Result<Self, Error> {
         if config.nodes.is_empty() {
@@ -92,7 +128,7 @@ impl ClusterClient {
         let streams = streams(device.lock().nic(), sizes)?;
         let mut name = [0; 8];
         name.copy_from_slice(&entropy()?[..8]);
-        let requests = ReplicaClient::new(ClientConfig {
+        let requests = ServiceClient::new(ClientConfig {
             node: config.node,
             timeout: config.timeout.as_nanos() as Time,
             retry: config.retry,
@@ -121,7 +157,7 @@ impl ClusterClient {
         self.requests.node()
     }
 
-    /// Whether a connection stands. [`ClusterClient::poll`] makes one.
+    /// Whether a connection stands. [`ConnectedClient::poll`] makes one.
     pub fn is_connected(&self) -> bool {
         self.requests.is_connected()
     }
@@ -131,18 +167,13 @@ impl ClusterClient {
         self.requests.under_way()
     }
 
-    /// Starts a request. The next [`ClusterClient::poll`] sends it, together with others.
-    pub fn submit(&mut self, op: Op) -> Ticket {
-        self.submit_in(None, op)
-    }
-
-    /// Starts a request within a scope, of the Scope model. [`Op::Persist`] ends it.
-    pub fn submit_in(&mut self, scope: Option<ScopeId>, op: Op) -> Ticket {
-        self.requests.submit(self.device.now(), scope, op)
+    /// Starts a request. The next [`ConnectedClient::poll`] sends it, together with others.
+    pub fn start(&mut self, wish: X::Wish) -> Ticket {
+        self.requests.start(self.device.now(), wish)
     }
 
     /// Sends, takes answers, keeps the connection. `done` gets each request that has ended. Returns how many have.
-    pub fn poll(&mut self, done: &mut dyn FnMut(Ended)) -> usize {
+    pub fn poll(&mut self, done: &mut dyn FnMut(Ended<X::Outcome>)) -> usize {
         if self.drive() == 0 {
             // There may be fewer cores than pollers: a node that shares this one has what is waited for.
             std::thread::yield_now();
@@ -150,7 +181,7 @@ impl ClusterClient {
         self.take_ended(done)
     }
 
-    fn take_ended(&mut self, mut done: impl FnMut(Ended)) -> usize {
+    fn take_ended(&mut self, mut done: impl FnMut(Ended<X::Outcome>)) -> usize {
         let mut count = 0;
         while let Some(ended) = self.requests.poll_ended() {
             count += 1;
@@ -161,7 +192,7 @@ impl ClusterClient {
 
     /// Polls several clients of one thread: `done` gets the client's place too. If none has anything to do, other
     /// threads may have the core once, not once for each.
-    pub fn poll_any(clients: &mut [Self], done: &mut dyn FnMut(usize, Ended)) -> usize {
+    pub fn poll_any(clients: &mut [Self], done: &mut dyn FnMut(usize, Ended<X::Outcome>)) -> usize {
         let (mut work, mut ended) = (0, 0);
         for (index, client) in clients.iter_mut().enumerate() {
             work += client.drive();
@@ -209,13 +240,8 @@ impl ClusterClient {
     }
 
     /// One request from start to end. Nothing else may be under way.
-    pub fn call(&mut self, op: Op) -> Outcome {
-        self.call_in(None, op)
-    }
-
-    /// One request within a scope from start to end. Nothing else may be under way.
-    pub fn call_in(&mut self, scope: Option<ScopeId>, op: Op) -> Outcome {
-        let ticket = self.submit_in(scope, op);
+    pub fn finish(&mut self, wish: X::Wish) -> X::Outcome {
+        let ticket = self.start(wish);
         let mut outcome = None;
         let mut idle = 0;
         loop {
@@ -230,36 +256,6 @@ impl ClusterClient {
         }
     }
 
-    /// Reads a record.
-    pub fn get(&mut self, key: Key) -> Outcome {
-        self.call(Op::Get(key))
-    }
-
-    /// Writes a record.
-    pub fn put(&mut self, key: Key, value: &[u8]) -> Outcome {
-        self.call(Op::Put(key, Value::from(value)))
-    }
-
-    /// Removes a record.
-    pub fn delete(&mut self, key: Key) -> Outcome {
-        self.call(Op::Delete(key))
-    }
-
-    /// Writes `new` if the record is `expected`; `None` is absence.
-    pub fn compare_swap(&mut self, key: Key, expected: Option<&[u8]>, new: Option<&[u8]>) -> Outcome {
-        self.call(Op::CompareSwap { key, expected: expected.map(Value::from), new: new.map(Value::from) })
-    }
-
-    /// Adds to a record of eight bytes.
-    pub fn fetch_add(&mut self, key: Key, delta: u64) -> Outcome {
-        self.call(Op::FetchAdd(key, delta))
-    }
-
-    /// Makes all writes of a scope durable.
-    pub fn persist(&mut self, scope: ScopeId) -> Outcome {
-        self.call_in(Some(scope), Op::Persist)
-    }
-
     /// How the node is that it talks to.
     pub fn status(&mut self) -> Result<NodeStatus, Error> {
         self.status = None;
@@ -269,7 +265,7 @@ impl ClusterClient {
             if let Some(Connection { qpn, .. }) = self.connection.filter(|_| self.is_connected())
                 && asked != Some(qpn)
             {
-                self.streams.frame(qpn, |out| Asked::Status.encode(out));
+                self.streams.frame(qpn, |out| Asked::<Request>::Status.encode(out));
                 asked = Some(qpn);
             }
             self.drive();
@@ -362,7 +358,10 @@ impl ClusterClient {
                 }
             };
             match Answered::decode(frame, Bounds::SHIPPED.batch) {
-                Some(Answered::Reply(reply, split)) => self.requests.handle_reply(seat.now.time(), reply, split),
+                Some(Answered::Reply(reply, split)) => {
+                    let (tag, outcome) = X::parts(reply);
+                    self.requests.answered(seat.now.time(), tag, outcome, split);
+                }
                 Some(Answered::Status(status)) => self.status = Some(*status),
                 None => broken = true,
             }
@@ -407,7 +406,7 @@ impl ClusterClient {
         // Answers for which this client has no room are not to keep the node busy: it tries again after 0.64 ms.
         let attr = ConnectAttr { path_mtu, min_rnr_timer: 12, ack_timeout: 12, ..ConnectAttr::default() };
         let route = remora_nic::Route { local: seat.local, remote: node, link: 0 };
-        let said = ClientHello::new(self.config.secret.is_some()).ok()?;
+        let said = ClientHello::new(self.config.secret.is_some(), X::CHAIN).ok()?;
         let call = match &self.config.secret {
             Some(secret) => hello::mark(secret, &said.encode(), node),
             None => said.encode().to_vec(),
@@ -432,7 +431,66 @@ impl ClusterClient {
     }
 }
 
-impl Drop for ClusterClient {
+impl ClusterClient {
+    /// Starts a request. The next [`ConnectedClient::poll`] sends it, together with others.
+    pub fn submit(&mut self, op: Op) -> Ticket {
+        self.submit_in(None, op)
+    }
+
+    /// Starts a request within a scope, of the Scope model. [`Op::Persist`] ends it.
+    pub fn submit_in(&mut self, scope: Option<ScopeId>, op: Op) -> Ticket {
+        self.start((scope, op))
+    }
+
+    /// One request from start to end. Nothing else may be under way.
+    pub fn call(&mut self, op: Op) -> Outcome {
+        self.call_in(None, op)
+    }
+
+    /// One request within a scope from start to end. Nothing else may be under way.
+    pub fn call_in(&mut self, scope: Option<ScopeId>, op: Op) -> Outcome {
+        self.finish((scope, op))
+    }
+
+    /// Reads a record.
+    pub fn get(&mut self, key: Key) -> Outcome {
+        self.call(Op::Get(key))
+    }
+
+    /// Writes a record.
+    pub fn put(&mut self, key: Key, value: &[u8]) -> Outcome {
+        self.call(Op::Put(key, Value::from(value)))
+    }
+
+    /// Removes a record.
+    pub fn delete(&mut self, key: Key) -> Outcome {
+        self.call(Op::Delete(key))
+    }
+
+    /// Writes `new` if the record is `expected`; `None` is absence.
+    pub fn compare_swap(&mut self, key: Key, expected: Option<&[u8]>, new: Option<&[u8]>) -> Outcome {
+        self.call(Op::CompareSwap { key, expected: expected.map(Value::from), new: new.map(Value::from) })
+    }
+
+    /// Adds to a record of eight bytes.
+    pub fn fetch_add(&mut self, key: Key, delta: u64) -> Outcome {
+        self.call(Op::FetchAdd(key, delta))
+    }
+
+    /// Makes all writes of a scope durable.
+    pub fn persist(&mut self, scope: ScopeId) -> Outcome {
+        self.call_in(Some(scope), Op::Persist)
+    }
+}
+
+impl ChainClient {
+    /// One transaction from start to end. Nothing else may be under way.
+    pub fn transact(&mut self, transaction: Transaction) -> ChainOutcome {
+        self.finish(transaction)
+    }
+}
+
+impl<X: Spoken> Drop for ConnectedClient<X> {
     fn drop(&mut self) {
         if let Some(Connection { conn, .. }) = self.connection.filter(|_| self.is_connected()) {
             let mut guard = self.device.lock();

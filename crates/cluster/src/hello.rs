@@ -21,12 +21,14 @@ use super::node::ClusterNodeConfig;
 use super::wire::Secret;
 use remora_real::{Error, entropy};
 
-const MAGIC: [u8; 4] = *b"rmc\x05";
-const CLIENT_MAGIC: [u8; 4] = *b"rmk\x04";
+const MAGIC: [u8; 4] = *b"rmc\x06";
+const CLIENT_MAGIC: [u8; 4] = *b"rmk\x05";
+/// Instead of a model: a chain.
+const CHAIN: u8 = 0x40;
 /// Bytes of a [`Hello`].
-const BYTES: usize = 31;
+const BYTES: usize = 39;
 /// Bytes of a [`ClientHello`].
-const CLIENT_BYTES: usize = 21;
+const CLIENT_BYTES: usize = 22;
 /// Bytes of a proof.
 pub(super) const PROOF: usize = 32;
 /// Bytes of the mark of a call.
@@ -35,6 +37,11 @@ const MARK: usize = 16;
 /// The secret of a cluster's clients, which follows from the cluster's own.
 pub fn client_secret(secret: &Secret) -> Secret {
     seal::derive(secret, "clients")
+}
+
+/// What a node keeps: a model's number, or [`CHAIN`] and the bytes of data.
+fn kept(config: &ClusterNodeConfig) -> (u8, u64) {
+    config.chain.map_or((config.model.facts().byte, 0), |data| (CHAIN, data as u64))
 }
 
 /// What one end says of itself, in bytes.
@@ -68,8 +75,10 @@ impl Deref for Said {
 pub(super) struct Hello {
     /// Its number.
     pub node: NodeId,
-    /// Its persistency model.
+    /// Its persistency model, or that it keeps a chain.
     model: u8,
+    /// Bytes of a chain's data.
+    data: u64,
     /// Whether it seals what it sends.
     sealed: bool,
     /// After how many nanoseconds of silence it suspects another.
@@ -81,13 +90,13 @@ impl Hello {
     /// With 16 bytes that nobody has seen.
     pub fn new(config: &ClusterNodeConfig) -> Result<Self, Error> {
         let suspect = config.suspect.as_nanos() as u64;
-        let (node, model, sealed) = (NodeId(config.id), config.model.facts().byte, config.sealed);
-        Ok(Self { node, model, sealed, suspect, nonce: nonce()? })
+        let (node, (model, data)) = (NodeId(config.id), kept(config));
+        Ok(Self { node, model, data, sealed: config.sealed, suspect, nonce: nonce()? })
     }
 
     pub fn encode(&self) -> Said {
-        let suspect = self.suspect.to_le_bytes();
-        Said::of(&[&MAGIC, &[self.node.0, self.model, self.sealed.into()], &suspect, &self.nonce])
+        let (suspect, data) = (self.suspect.to_le_bytes(), self.data.to_le_bytes());
+        Said::of(&[&MAGIC, &[self.node.0, self.model, self.sealed.into()], &suspect, &self.nonce, &data])
     }
 
     /// Reads what a node says; padding may follow.
@@ -95,15 +104,26 @@ impl Hello {
         let bytes = bytes.get(..BYTES)?.strip_prefix(&MAGIC)?;
         let (node, model, sealed) = (NodeId(bytes[0]), bytes[1], flag(bytes[2])?);
         let (suspect, nonce) = (u64::from_le_bytes(*bytes[3..].first_chunk()?), *bytes[11..].first_chunk()?);
-        Some(Self { node, model, sealed, suspect, nonce })
+        let data = u64::from_le_bytes(*bytes[27..].first_chunk()?);
+        Some(Self { node, model, data, sealed, suspect, nonce })
     }
 
     /// What the two nodes need the same and do not have, in words.
     pub fn differs(&self, config: &ClusterNodeConfig) -> Option<String> {
         let node = self.node.0;
-        if self.model != config.model.facts().byte {
-            let theirs = Model::from_byte(self.model).map_or("another", |model| model.facts().name);
-            return Some(format!("node {node} keeps model {theirs}, node {} {}", config.id, config.model));
+        let ours = kept(config);
+        if (self.model, self.data) != ours {
+            let say = |(model, data)| match Model::from_byte(model) {
+                Some(model) => format!("model {}", model.facts().name),
+                None if model == CHAIN => format!("a chain of {data} bytes"),
+                None => "another model".into(),
+            };
+            return Some(format!(
+                "node {node} keeps {}, node {} {}",
+                say((self.model, self.data)),
+                config.id,
+                say(ours)
+            ));
         }
         if self.sealed != config.sealed {
             let say = |sealed| if sealed { "seals what it sends" } else { "sends in the clear" };
@@ -119,23 +139,25 @@ impl Hello {
 pub(super) struct ClientHello {
     /// Whether it seals what it sends.
     pub sealed: bool,
+    /// Whether it wants transactions, or records.
+    pub chain: bool,
     nonce: [u8; 16],
 }
 
 impl ClientHello {
     /// With 16 bytes that nobody has seen.
-    pub fn new(sealed: bool) -> Result<Self, Error> {
-        Ok(Self { sealed, nonce: nonce()? })
+    pub fn new(sealed: bool, chain: bool) -> Result<Self, Error> {
+        Ok(Self { sealed, chain, nonce: nonce()? })
     }
 
     pub fn encode(&self) -> Said {
-        Said::of(&[&CLIENT_MAGIC, &[self.sealed.into()], &self.nonce])
+        Said::of(&[&CLIENT_MAGIC, &[self.sealed.into(), self.chain.into()], &self.nonce])
     }
 
     /// Reads what a client says; padding may follow.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..CLIENT_BYTES)?.strip_prefix(&CLIENT_MAGIC)?;
-        Some(Self { sealed: flag(bytes[0])?, nonce: *bytes[1..].first_chunk()? })
+        Some(Self { sealed: flag(bytes[0])?, chain: flag(bytes[1])?, nonce: *bytes[2..].first_chunk()? })
     }
 }
 
@@ -265,13 +287,15 @@ mod tests {
     fn a_hello_comes_back_and_tells_how_nodes_differ() {
         let hello = Hello::new(&config(3)).unwrap();
         assert_eq!(Hello::decode(&[&*hello.encode(), &[0; 9]].concat()), Some(hello));
-        assert_eq!(Hello::decode(&hello.encode()[..30]), None);
+        assert_eq!(Hello::decode(&hello.encode()[..38]), None);
         assert_eq!(hello.differs(&config(1)), None);
         let event = ClusterNodeConfig { model: Model::Event, ..config(1) };
-        assert_eq!(hello.differs(&event).unwrap(), "node 3 keeps model synch, node 1 event");
+        assert_eq!(hello.differs(&event).unwrap(), "node 3 keeps model synch, node 1 model event");
+        let chain = ClusterNodeConfig { chain: Some(9), ..config(1) };
+        assert_eq!(hello.differs(&chain).unwrap(), "node 3 keeps model synch, node 1 a chain of 9 bytes");
         let open = ClusterNodeConfig { sealed: false, ..config(1) };
         assert_eq!(hello.differs(&open).unwrap(), "node 3 seals what it sends, node 1 sends in the clear");
-        let client = ClientHello::new(true).unwrap();
+        let client = ClientHello::new(true, true).unwrap();
         assert_eq!(ClientHello::decode(&[&*client.encode(), &[0; 9]].concat()), Some(client));
         assert_eq!((ClientHello::decode(&hello.encode()), Hello::decode(&client.encode())), (None, None));
         let slow = ClusterNodeConfig { suspect: Duration::from_secs(2), ..config(1) };

@@ -1,4 +1,5 @@
-//! A cluster of processes that keeps replicated records: [`remora_replica`]'s engine over the software NIC.
+//! A cluster of processes that keeps replicated records, or a run of bytes for transactions in a chain: [`remora_replica`]'s
+//! engines over the software NIC.
 //!
 //! A [`ClusterNode`] is one process' part: a device, reliable connections to the other nodes, one log. The protocol
 //! runs on the NIC thread, or on a host thread that takes messages from the NIC ([`PLACEMENTS`]). A [`ClusterClient`] talks to
@@ -16,13 +17,15 @@ mod logfile;
 mod node;
 mod pmem;
 mod server;
+mod service;
 mod wire;
 
-pub use client::{ClusterClient, ClusterClientConfig};
+pub use client::{ChainClient, ClusterClient, ClusterClientConfig, ConnectedClient, Spoken};
 pub use hello::client_secret;
 pub use logfile::LogKind;
 pub use node::{ClusterNode, ClusterNodeConfig};
 pub use remora_replica::bounds::MAX_VALUE;
+pub use remora_replica::chain::{ChainOutcome, ChainRefusal, Extent, Transaction, Tuple};
 pub use remora_replica::client::{Ended, Split, Ticket};
 pub use remora_replica::ddp::{Model, Op, Outcome, Refusal};
 pub use remora_replica::status::NodeStatus;

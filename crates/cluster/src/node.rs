@@ -12,6 +12,7 @@ use remora_memory::Registry;
 use remora_nic::cm::CmConfig;
 use remora_nic::{Nic, NicConfig};
 use remora_replica::bounds::Bounds;
+use remora_replica::chain::{ChainConfig, LoggedChain};
 use remora_replica::ddp::{self, Model, Offload};
 use remora_replica::log::LogEnd;
 use remora_replica::node::ReplicaNode;
@@ -21,6 +22,7 @@ use remora_replica::types::{NodeId, NodeSet};
 use super::journal::Journal;
 use super::logfile::LogKind;
 use super::server::{Server, Told};
+use super::service::Service;
 use super::wire::Secret;
 use super::{check_placement, link_at, streams};
 use remora_real::link::Layers;
@@ -41,6 +43,8 @@ pub struct ClusterNodeConfig {
     pub addresses: Vec<IpAddr>,
     /// When writes are durable. All nodes need the same.
     pub model: Model,
+    /// Not records, but so many bytes in a chain, for transactions. All nodes need the same.
+    pub chain: Option<usize>,
     /// Where the protocol runs.
     pub placement: Placement,
     /// How nodes and clients reach each other. All need the same.
@@ -66,6 +70,7 @@ impl ClusterNodeConfig {
             id,
             addresses,
             model: Model::Synch,
+            chain: None,
             placement: Placement::Nic,
             link: LinkKind::Shm,
             layers: Layers::default(),
@@ -97,6 +102,23 @@ impl ClusterNodeConfig {
             max_scopes,
             write_back,
             ..ddp::Config::new(NodeId(self.id), nodes, self.model)
+        }
+    }
+}
+
+/// Bytes of a chain's ring: what follows the data that is known to be durable.
+const RING: usize = 4 << 20;
+
+impl ClusterNodeConfig {
+    fn chain(&self, data: usize) -> ChainConfig {
+        let suspect = self.suspect.as_nanos() as u64;
+        let nodes = NodeSet::first(self.addresses.len() as u8);
+        ChainConfig {
+            ring: RING,
+            suspect,
+            lease: suspect / 2,
+            retry: suspect / 2,
+            ..ChainConfig::new(NodeId(self.id), nodes, data)
         }
     }
 }
@@ -146,24 +168,25 @@ impl ClusterNode {
             let sizes =
                 Sizes { receives: 1024, sends: 2048, favoured: count as u32 - 1, frame: Bounds::SHIPPED.client_frame };
             let streams = streams(seat.nic, sizes)?;
-            let node = ReplicaNode::with_slack(config.engine(), seat.now.time(), &bytes, SLACK);
-            found = node.found();
-            Server::new(&mut seat, config.clone(), node, journal, streams, told.clone())?
+            let (config, now, told) = (config.clone(), seat.now.time(), told.clone());
+            let server: Box<dyn Runs> = match config.chain {
+                Some(data) => {
+                    let node = LoggedChain::new(config.chain(data), now, &bytes, SLACK);
+                    found = node.found();
+                    Box::new(Server::new(&mut seat, config, node, journal, streams, told)?)
+                }
+                None => {
+                    let node = ReplicaNode::with_slack(config.engine(), now, &bytes, SLACK);
+                    found = node.found();
+                    Box::new(Server::new(&mut seat, config, node, journal, streams, told)?)
+                }
+            };
+            server
         };
         // Set once: nobody else has it.
         let _ = woken.set(device.clone());
         let stop = Arc::new(AtomicBool::new(false));
-        let mut host = None;
-        if config.placement == Placement::Host {
-            let worker = Worker { device: device.clone(), server, stop: stop.clone() };
-            let handle = std::thread::Builder::new()
-                .name("remora-host".into())
-                .spawn(move || worker.run())
-                .map_err(|source| Error::System { what: "starting the host thread", source })?;
-            host = Some(handle);
-        } else {
-            device.settle(Some(Box::new(server)));
-        }
+        let host = server.run(config.placement, device.clone(), stop.clone())?;
         Ok(Self { device, host, stop, told, found })
     }
 
@@ -212,14 +235,42 @@ impl Drop for ClusterNode {
     }
 }
 
+/// A server of whatever it serves.
+trait Runs {
+    /// Has it run where the protocol is to be: on the NIC thread, or on a thread of its own, which is given back.
+    fn run(
+        self: Box<Self>,
+        placement: Placement,
+        device: Device,
+        stop: Arc<AtomicBool>,
+    ) -> Result<Option<JoinHandle<()>>, Error>;
+}
+
+impl<S: Service> Runs for Server<S> {
+    fn run(
+        self: Box<Self>,
+        placement: Placement,
+        device: Device,
+        stop: Arc<AtomicBool>,
+    ) -> Result<Option<JoinHandle<()>>, Error> {
+        if placement != Placement::Host {
+            device.settle(Some(self));
+            return Ok(None);
+        }
+        let worker = Worker { device, server: *self, stop };
+        let thread = std::thread::Builder::new().name("remora-host".into()).spawn(move || worker.run());
+        thread.map(Some).map_err(|source| Error::System { what: "starting the host thread", source })
+    }
+}
+
 /// The host thread. It drives the NIC too, asleep and awake: a node has one thread that polls.
-struct Worker {
+struct Worker<S> {
     device: Device,
-    server: Server,
+    server: Server<S>,
     stop: Arc<AtomicBool>,
 }
 
-impl Worker {
+impl<S: Service> Worker<S> {
     fn run(mut self) {
         prepare_to_wait();
         self.device.keep(true);

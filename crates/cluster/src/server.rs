@@ -15,9 +15,8 @@ use remora_nic::cm::{ConnId, ListenerId, service_id};
 use remora_nic::{Now, Qpn, Time};
 use remora_replica::bounds::Bounds;
 use remora_replica::client::Split;
-use remora_replica::ddp::{Op, Outcome, Refusal, Reply, Request};
-use remora_replica::frames::{Answered, Asked, decode_packet, encode_packet, split, within};
-use remora_replica::node::{NodeOutput, Packet, ReplicaNode};
+use remora_replica::ddp::Reply;
+use remora_replica::frames::{Answered, Asked};
 use remora_replica::status::NodeStatus;
 use remora_replica::stream::{Arrival, Streams};
 use remora_replica::types::{NodeId, NodeSet};
@@ -26,6 +25,7 @@ use self::under_way::UnderWay;
 use super::hello::{Hello, Words};
 use super::journal::Journal;
 use super::node::ClusterNodeConfig;
+use super::service::{Service, Wanted};
 use super::wire::{CLIENT_PORT, PEER_PORT};
 use remora_real::{Clock, Error, Resident, Seat, process_cpu_ns};
 
@@ -40,9 +40,9 @@ const TAKES: Time = 2_000_000_000;
 /// Requests of all clients at one time.
 const REQUESTS: usize = 1 << 16;
 /// See the module.
-pub(super) struct Server {
+pub(super) struct Server<S> {
     config: ClusterNodeConfig,
-    node: ReplicaNode,
+    node: S,
     journal: Journal,
     streams: Streams,
     listeners: [ListenerId; 2],
@@ -112,12 +112,12 @@ impl Role {
     }
 }
 
-impl Server {
+impl<S: Service> Server<S> {
     /// Listens for clients and nodes.
     pub fn new(
         seat: &mut Seat<'_>,
         config: ClusterNodeConfig,
-        node: ReplicaNode,
+        node: S,
         journal: Journal,
         streams: Streams,
         told: Told,
@@ -192,39 +192,39 @@ impl Server {
     fn client_says(&mut self, now: &Now, client: u64, qpn: Qpn, frame: &[u8]) -> bool {
         match Asked::decode(frame, Bounds::SHIPPED.batch) {
             Some(Asked::Request(request)) => self.submit(now, client, qpn, request),
-            Some(Asked::TooMany(tag)) => self.refuse(qpn, tag, Refusal::TooLong),
+            Some(Asked::TooMany(tag)) => self.refuse(qpn, tag, S::TOO_LONG),
             Some(Asked::Status) => {
                 let status = Box::new(self.tell(now.time()));
-                self.streams.frame(qpn, |out| Answered::Status(status).encode(out));
+                self.streams.frame(qpn, |out| Answered::<Reply>::Status(status).encode(out));
             }
             None => return false,
         }
         true
     }
 
-    fn submit(&mut self, now: &Now, client: u64, qpn: Qpn, request: Request) {
+    fn submit(&mut self, now: &Now, client: u64, qpn: Qpn, mut request: S::Request) {
+        let theirs = *S::tag(&mut request);
         let full = self.under_way.len() >= REQUESTS;
         // Reads are answered at once, and their answers wait here.
         if full || self.streams.backlog(qpn) >= CLIENT_BACKLOG / 2 {
-            return self.refuse(qpn, request.tag, Refusal::Busy);
+            return self.refuse(qpn, theirs, S::BUSY);
         }
-        let writes = !matches!(request.op, Op::Get(_));
-        let tag = self.under_way.begin((client, qpn, request.tag), writes, now.time());
-        self.node.submit(now, Request { tag, ..request });
+        let tag = self.under_way.begin((client, qpn, theirs), S::writes(&request), now.time());
+        *S::tag(&mut request) = tag;
+        self.node.submit(now, request);
         self.outputs(now, Some(tag));
     }
 
     /// Not even the engine hears of it.
-    fn refuse(&mut self, qpn: Qpn, tag: u64, refusal: Refusal) {
+    fn refuse(&mut self, qpn: Qpn, tag: u64, refusal: S::Outcome) {
         self.status.refused += 1;
-        let reply = Reply { tag, outcome: Outcome::Refused(refusal) };
-        self.streams.frame(qpn, |out| Answered::Reply(reply, Split::default()).encode(out));
+        self.streams.frame(qpn, |out| S::encode_reply(tag, refusal, Split::default(), out));
     }
 
     fn peer_says(&mut self, now: &Now, from: NodeId, frame: &[u8]) -> bool {
-        let Some((packet, held)) = decode_packet(frame) else { return false };
-        if let Packet::Replica(message) = &packet {
-            self.under_way.hears(now.time(), &message.body, held);
+        let Some((packet, held)) = S::decode(frame) else { return false };
+        if let Some(body) = S::body(&packet) {
+            self.under_way.hears(now.time(), body, held);
         }
         self.node.handle(now, from, packet);
         self.outputs(now, None);
@@ -233,15 +233,14 @@ impl Server {
 
     /// Does what the engine asks for; `asked` is the request that it is working on.
     fn outputs(&mut self, now: &Now, asked: Option<u64>) {
-        while let Some(output) = self.node.poll() {
-            match output {
-                NodeOutput::Send(to, packet) => {
-                    split(packet, Bounds::SHIPPED.peer_frame / 2, |packet| self.send(now.time(), to, &packet, asked));
+        while let Some(wanted) = self.node.poll(now) {
+            match wanted {
+                Wanted::Send(to, packet) => {
+                    let most = Bounds::SHIPPED.peer_frame / 2;
+                    S::split(packet, most, |packet| self.send(now.time(), to, &packet, asked));
                 }
-                NodeOutput::Log(token, change) => self.journal.submit(token, change),
-                NodeOutput::Reply(reply) => self.reply(reply),
-                NodeOutput::Job(job) => self.node.done(now, job.id()),
-                NodeOutput::Step(_) => {}
+                Wanted::Log(token, change) => self.journal.submit(token, change),
+                Wanted::Reply(tag, outcome) => self.reply(tag, outcome),
             }
         }
         if self.node.has_lost_its_log() {
@@ -249,22 +248,18 @@ impl Server {
         }
     }
 
-    fn send(&mut self, now: Time, to: NodeSet, packet: &Packet, asked: Option<u64>) {
-        let held = match packet {
-            Packet::Replica(message) => {
-                self.under_way.says(now, &message.body, asked, self.config.model.facts().acks_twice())
-            }
-            Packet::Member(_) => 0,
-        };
+    fn send(&mut self, now: Time, to: NodeSet, packet: &S::Packet, asked: Option<u64>) {
+        let twice = self.node.acks_twice();
+        let held = S::body(packet).map_or(0, |body| self.under_way.says(now, body, asked, twice));
         for node in to.iter() {
             let connected = self.peers.get(usize::from(node.0)).and_then(|peer| peer.connected);
             if let Some(qpn) = connected.filter(|&qpn| self.streams.backlog(qpn) < BACKLOG) {
-                self.streams.frame(qpn, |out| encode_packet(packet, held, out));
+                self.streams.frame(qpn, |out| S::encode(packet, held, out));
             }
         }
     }
 
-    fn reply(&mut self, Reply { tag, outcome }: Reply) {
+    fn reply(&mut self, tag: u64, outcome: S::Outcome) {
         let Some((pending, communication)) = self.under_way.end(tag) else { return };
         // To the moment: most requests are answered in the turn in which they came.
         let now = self.clock.now();
@@ -275,24 +270,16 @@ impl Server {
             self.status.write_ns += split.total_ns;
             self.status.write_communication_ns += split.communication_ns;
         }
-        *match outcome {
-            Outcome::Refused(_) => &mut self.status.refused,
-            _ if pending.writes => &mut self.status.writes,
-            _ => &mut self.status.reads,
+        *match () {
+            () if S::refuses(&outcome) => &mut self.status.refused,
+            () if pending.writes => &mut self.status.writes,
+            () => &mut self.status.reads,
         } += 1;
         let current =
             matches!(self.roles.get(&pending.qpn), Some(Role::Client(client, _)) if *client == pending.client);
         if current {
-            let reply =
-                Reply { tag: pending.theirs, outcome: within(outcome, &mut (Bounds::SHIPPED.client_frame / 2)) };
-            self.streams.frame(pending.qpn, |out| Answered::Reply(reply, split).encode(out));
+            self.streams.frame(pending.qpn, |out| S::encode_reply(pending.theirs, outcome, split, out));
         }
-    }
-
-    /// Whether somebody waits for the log.
-    fn log_is_awaited(&self) -> bool {
-        // In event nobody does, but the engine has had writes gather.
-        !self.config.model.facts().scopes || self.node.replica().persists_scope()
     }
 
     /// Clients that take no answers do not keep memory and buffers here for ever.
@@ -316,15 +303,10 @@ impl Server {
     }
 
     fn tell(&self, now: Time) -> NodeStatus {
-        let (view, log, marks) = (self.node.view(), self.journal.stats(), self.node.marks());
-        NodeStatus {
+        let log = self.journal.stats();
+        let status = NodeStatus {
             node: self.config.id.into(),
             process: std::process::id().into(),
-            epoch: view.epoch,
-            members: view.members.0,
-            learners: view.learners.0,
-            serves: self.node.replica().serves().into(),
-            full: self.node.full().0,
             uptime_ns: now.saturating_sub(self.started),
             cpu_ns: process_cpu_ns(),
             clients: self.clients as u64,
@@ -333,16 +315,13 @@ impl Server {
             log_syncs: log.syncs,
             log_syncs_inline: log.inline,
             log_written: log.written,
-            resends: marks.resends,
-            replays: marks.replays,
-            rejoins: marks.rejoins,
-            full_recoveries: marks.full_recoveries,
             ..self.status
-        }
+        };
+        self.node.tell(now, status)
     }
 }
 
-impl Resident for Server {
+impl<S: Service> Resident for Server<S> {
     fn progress(&mut self, seat: &mut Seat<'_>) -> usize {
         if self.journal.has_failed() {
             // Nothing that it says from now on could be relied upon.
@@ -385,12 +364,12 @@ impl Resident for Server {
             self.status.retransmits = seat.nic.counters().retransmits;
         }
         self.outputs(&seat.now, None);
-        self.journal.turn(self.log_is_awaited());
+        self.journal.turn(self.node.awaits_log());
         work + self.streams.flush(seat.nic, seat.now.time())
     }
 
     fn idle(&mut self, busy: bool) -> usize {
-        self.journal.idle(self.log_is_awaited(), busy).into()
+        self.journal.idle(self.node.awaits_log(), busy).into()
     }
 
     fn next_timeout(&self) -> Time {

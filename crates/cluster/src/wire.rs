@@ -2,6 +2,8 @@
 //! [`remora_replica::frames`].
 
 use remora_replica::bounds::Bounds;
+use remora_replica::chain::{ChainReply, ChainRequest};
+use remora_replica::ddp::{Reply, Request};
 use remora_replica::frames::{Answered, Asked, decode_packet, encode_packet};
 use remora_replica::stream::Inbound;
 
@@ -57,9 +59,13 @@ pub fn fuzz(bytes: &[u8]) {
     while let Ok(Some(frame)) = inbound.next_frame() {
         let frame = inbound.bytes(frame);
         let batch = Bounds::SHIPPED.batch;
-        let asked = Asked::decode(frame, batch).filter(|asked| !matches!(asked, Asked::TooMany(_)));
+        let asked = Asked::<Request>::decode(frame, batch).filter(|asked| !matches!(asked, Asked::TooMany(_)));
         again(asked.as_ref(), Asked::encode, |bytes| Asked::decode(bytes, batch));
-        let answered = |bytes: &[u8]| Answered::decode(bytes, batch);
+        let answered = |bytes: &[u8]| Answered::<Reply>::decode(bytes, batch);
+        again(answered(frame).as_ref(), Answered::encode, answered);
+        let asked = |bytes: &[u8]| Asked::<ChainRequest>::decode(bytes, batch);
+        again(asked(frame).as_ref(), Asked::encode, asked);
+        let answered = |bytes: &[u8]| Answered::<ChainReply>::decode(bytes, batch);
         again(answered(frame).as_ref(), Answered::encode, answered);
         let packet = decode_packet(frame);
         again(packet.as_ref(), |(packet, held), out| encode_packet(packet, *held, out), decode_packet);

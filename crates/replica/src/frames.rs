@@ -4,16 +4,48 @@
 //! before they are made of it: a byte that is a whole operation takes many in memory.
 
 use crate::Time;
+use crate::chain::{ChainReply, ChainRequest};
 use crate::client::Split;
 use crate::ddp::{Body, Message, Outcome, Refusal, Reply, Request, Write};
 use crate::node::Packet;
 use crate::status::NodeStatus;
 
+/// A request, or the answer to one.
+pub trait Framed: Sized {
+    /// Appends its bytes.
+    fn put(&self, out: &mut Vec<u8>);
+    /// Reads one with at most `batch` operations; all of `bytes` must be it.
+    fn read(bytes: &[u8], batch: usize) -> Result<Self, BadRequest>;
+}
+
+macro_rules! framed {
+    ($($name:ident: $read:expr),* $(,)?) => {$(
+        impl Framed for $name {
+            fn put(&self, out: &mut Vec<u8>) {
+                self.encode(out);
+            }
+
+            fn read(bytes: &[u8], batch: usize) -> Result<Self, BadRequest> {
+                let read: fn(&[u8], usize) -> Result<Self, BadRequest> = $read;
+                read(bytes, batch)
+            }
+        }
+    )*};
+}
+
+framed! {
+    Request: Self::decode,
+    Reply: |bytes, batch| Self::decode(bytes, batch).map_err(|_| BadRequest::Malformed),
+    // How many parts a transaction has is bounded by what it is.
+    ChainRequest: |bytes, _| Self::decode(bytes).map_err(|_| BadRequest::Malformed),
+    ChainReply: |bytes, _| Self::decode(bytes).map_err(|_| BadRequest::Malformed),
+}
+
 /// From a client to a node.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Asked {
+pub enum Asked<R = Request> {
     /// To do something.
-    Request(Request),
+    Request(R),
     /// To do something, with more operations than are taken at once. It is known by its tag and not looked at further.
     TooMany(u64),
     /// How the node is.
@@ -22,9 +54,9 @@ pub enum Asked {
 
 /// From a node to a client.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Answered {
+pub enum Answered<P = Reply> {
     /// How a request ended, and where its time went.
-    Reply(Reply, Split),
+    Reply(P, Split),
     /// How the node is.
     Status(Box<NodeStatus>),
 }
@@ -41,12 +73,12 @@ pub enum BadRequest {
 }
 
 /// A request's frame.
-pub fn encode_request(request: &Request, out: &mut Vec<u8>) {
+pub fn encode_request(request: &impl Framed, out: &mut Vec<u8>) {
     out.push(1);
-    request.encode(out);
+    request.put(out);
 }
 
-impl Asked {
+impl<R: Framed> Asked<R> {
     /// Appends its bytes. One that was too long has none.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
@@ -59,7 +91,7 @@ impl Asked {
     /// Reads one with at most `batch` operations.
     pub fn decode(bytes: &[u8], batch: usize) -> Option<Self> {
         match bytes.split_first()? {
-            (1, rest) => match Request::decode(rest, batch) {
+            (1, rest) => match R::read(rest, batch) {
                 Ok(request) => Some(Self::Request(request)),
                 Err(BadRequest::TooMany(tag)) => Some(Self::TooMany(tag)),
                 Err(BadRequest::Malformed) => None,
@@ -70,7 +102,7 @@ impl Asked {
     }
 }
 
-impl Answered {
+impl<P: Framed> Answered<P> {
     /// Appends its bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
@@ -78,7 +110,7 @@ impl Answered {
                 out.push(1);
                 out.extend_from_slice(&split.total_ns.to_le_bytes());
                 out.extend_from_slice(&split.communication_ns.to_le_bytes());
-                reply.encode(out);
+                reply.put(out);
             }
             Self::Status(status) => {
                 out.push(2);
@@ -93,7 +125,7 @@ impl Answered {
             (1, rest) => {
                 let total_ns = u64::from_le_bytes(*rest.first_chunk()?);
                 let communication_ns = u64::from_le_bytes(*rest.get(8..)?.first_chunk()?);
-                let reply = Reply::decode(rest.get(16..)?, batch).ok()?;
+                let reply = P::read(rest.get(16..)?, batch).ok()?;
                 Some(Self::Reply(reply, Split { total_ns, communication_ns }))
             }
             (2, rest) => NodeStatus::decode(rest).map(|status| Self::Status(Box::new(status))),
@@ -170,7 +202,7 @@ mod tests {
         }
         let split = Split { total_ns: 5, communication_ns: 3 };
         let reply = Reply { tag: 1, outcome: Outcome::Written };
-        for answered in [Answered::Reply(reply, split), Answered::Status(Box::default())] {
+        for answered in [Answered::<Reply>::Reply(reply, split), Answered::Status(Box::default())] {
             let mut bytes = Vec::new();
             answered.encode(&mut bytes);
             assert_eq!(Answered::decode(&bytes, BATCH), Some(answered));
@@ -182,7 +214,7 @@ mod tests {
         let asked = |op| {
             let mut bytes = Vec::new();
             encode_request(&Request::new(7, op), &mut bytes);
-            Asked::decode(&bytes, BATCH)
+            Asked::<Request>::decode(&bytes, BATCH)
         };
         let gets = |count: usize| Op::Batch(vec![Op::Get(1); count]);
         assert!(matches!(asked(gets(BATCH)), Some(Asked::Request(_))));
@@ -195,11 +227,11 @@ mod tests {
         bytes.truncate(length);
         bytes.extend_from_slice(&(4u32 << 20).to_le_bytes());
         bytes.resize(bytes.len() + (4 << 20), 6);
-        assert_eq!(Asked::decode(&bytes, BATCH), Some(Asked::TooMany(9)));
+        assert_eq!(Asked::<Request>::decode(&bytes, BATCH), Some(Asked::TooMany(9)));
         let mut bytes = Vec::new();
         let outcome = Outcome::Batch(vec![Outcome::Written; BATCH + 1]);
         Answered::Reply(Reply { tag: 1, outcome }, Split::default()).encode(&mut bytes);
-        assert_eq!(Answered::decode(&bytes, BATCH), None);
+        assert_eq!(Answered::<Reply>::decode(&bytes, BATCH), None);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use remora_replica::types::NodeId;
 use super::{Call, Role, Server, Whom};
 use crate::hello::{self, ClientHello, Hello, PROOF, Words, client_secret};
 use crate::no_room;
+use crate::service::Service;
 use crate::wire::{PEER_PORT, Secret};
 use remora_real::Error;
 use remora_real::Seat;
@@ -24,7 +25,7 @@ const CLIENTS: usize = 1000;
 /// Callers under one node's address that have proved nothing yet.
 const UNPROVEN: usize = 4;
 
-impl Server {
+impl<S: Service> Server<S> {
     pub(super) fn event(&mut self, seat: &mut Seat<'_>, event: Event) {
         match event {
             Event::Cm(CmEvent::ConnectRequest { conn, listener, remote_ip, private_data, .. }) => {
@@ -56,6 +57,12 @@ impl Server {
     fn take_client(&mut self, seat: &mut Seat<'_>, conn: ConnId, said: &[u8]) -> Result<(), Error> {
         let refused = |why: &str| Err(Error::Argument(why.into()));
         let Some(caller) = ClientHello::decode(said) else { return refused("not a client of this version") };
+        if caller.chain != self.config.chain.is_some() {
+            return refused(match self.config.chain {
+                Some(_) => "this cluster keeps a chain: ask it for transactions",
+                None => "this cluster keeps records and no chain",
+            });
+        }
         if caller.sealed != self.config.sealed {
             return refused(match self.config.sealed {
                 true => "this cluster seals connections: the client needs the clients' secret",

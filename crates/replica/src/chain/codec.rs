@@ -151,8 +151,8 @@ mod tests {
     fn requests() -> impl Strategy<Value = ChainRequest> {
         let extent = any::<(u64, u32)>().prop_map(|(offset, length)| Extent { offset, length });
         let session = prop::option::of(any::<(u64, u64, u32)>());
-        let session = session
-            .prop_map(|it| it.map(|(client, sequence, attempt)| Session { client, sequence, attempt }));
+        let session =
+            session.prop_map(|it| it.map(|(client, sequence, attempt)| Session { client, sequence, attempt }));
         let parts = (any::<u64>(), session, vec(extent, 0..4), tuples(), tuples());
         parts.prop_map(|(tag, session, reads, expects, writes)| ChainRequest {
             tag,

@@ -5,6 +5,7 @@ use super::replica::Chain;
 use super::sessions::{self, MARK};
 use super::types::{ChainMutation, ChainOutcome, ChainRefusal, ChainRequest, Extent, Transaction, Tuple};
 use crate::Time;
+use crate::bounds::Bounds;
 use crate::types::Value;
 
 /// A transaction whose entry is under way.
@@ -76,6 +77,8 @@ impl Chain {
         let apart = written.windows(2).all(|pair| pair[0].offset + u64::from(pair[0].length) <= pair[1].offset);
         let tuples = writes.len() + usize::from(request.session.is_some());
         let few = [reads.len(), expects.len(), tuples].iter().all(|&count| count <= MAX_TUPLES);
+        let read: u64 = reads.iter().map(|extent| u64::from(extent.length)).sum();
+        let few = few && read <= Bounds::SHIPPED.client_frame as u64 / 2;
         let marked = request.session.is_none() || self.config.sessions > 0;
         few && marked && transaction.extents().all(within) && apart && entry_length(request) <= self.config.ring / 4
     }

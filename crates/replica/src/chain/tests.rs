@@ -237,7 +237,8 @@ fn what_neither_ring_nor_data_can_take_is_not_taken() {
 #[test]
 fn a_request_that_is_sent_again_is_done_once_whoever_is_the_head() {
     let mut nodes = Nodes::new(3, 1 << 12);
-    let write = |byte: u8| Transaction { reads: vec![at(0, 1)], writes: vec![put(0, &[byte])], ..Transaction::default() };
+    let write =
+        |byte: u8| Transaction { reads: vec![at(0, 1)], writes: vec![put(0, &[byte])], ..Transaction::default() };
     let attempt = |attempt| Some(Session { client: 7, sequence: 5, attempt });
     let done = |byte: u8| Some(ChainOutcome::Done(vec![[byte][..].into()]));
     assert_eq!(nodes.ask_in(attempt(0), 0, 1, write(1)), done(0));

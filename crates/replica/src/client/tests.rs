@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use super::*;
 use super::store::refuses_for_now;
+use super::*;
 use crate::ddp::{Op, Outcome, Refusal, Reply, Request};
 
 const MS: Time = 1_000_000;

@@ -7,8 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use remora_nic::Now;
 use remora_replica::chain::{
-    ChainConfig, ChainNode, ChainNodeOutput, ChainOutcome, ChainPacket, ChainRefusal, ChainReply, ChainRequest, Extent,
-    ChainMarks, Transaction, Tuple,
+    ChainConfig, ChainMarks, ChainNode, ChainNodeOutput, ChainOutcome, ChainPacket, ChainRefusal, ChainReply,
+    ChainRequest, Extent, Transaction, Tuple,
 };
 use remora_replica::ddp::Session;
 use remora_replica::member::Standing;

@@ -127,7 +127,11 @@ impl World {
         let value = (call as u64 + 1).to_le_bytes();
         let writes = (0..KEYS).map(|key| Tuple { offset: key * CELL, data: value.as_slice().into() });
         let writes = if self.is_writer(call) { writes.collect() } else { Vec::new() };
-        ChainRequest { tag: call as u64, session: None, transaction: Transaction { reads, expects: Vec::new(), writes } }
+        ChainRequest {
+            tag: call as u64,
+            session: None,
+            transaction: Transaction { reads, expects: Vec::new(), writes },
+        }
     }
 
     /// Can anything be lost any more?

@@ -1,0 +1,131 @@
+//! Clusters that keep a chain, in this process, over the links that processes use.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use remora_cluster::{
+    ChainClient, ChainOutcome, ChainRefusal, ClusterClient, ClusterClientConfig, ClusterNode, ClusterNodeConfig,
+    Extent, LogKind, Transaction, Tuple, client_secret,
+};
+use remora_kernel::Placement;
+use remora_real::LinkKind;
+use remora_testing::eventually;
+
+const DATA: usize = 1 << 20;
+
+struct Cluster {
+    dir: tempfile::TempDir,
+    addresses: Vec<IpAddr>,
+    link: LinkKind,
+    nodes: Vec<Option<ClusterNode>>,
+    change: fn(&mut ClusterNodeConfig),
+}
+
+impl Cluster {
+    fn start(net: u8, link: LinkKind, change: fn(&mut ClusterNodeConfig)) -> Self {
+        let addresses = (0..3).map(|n| Ipv4Addr::new(127, 14, net, 1 + n).into()).collect();
+        let dir = tempfile::tempdir().expect("directory");
+        let mut cluster = Self { dir, addresses, link, nodes: (0..3).map(|_| None).collect(), change };
+        (0..3).for_each(|id| cluster.start_node(id));
+        cluster
+    }
+
+    fn start_node(&mut self, id: u8) {
+        let dir = self.dir.path().join(id.to_string());
+        std::fs::create_dir_all(&dir).expect("directory");
+        let mut config = ClusterNodeConfig::new(id, self.addresses.clone(), dir, [9; 32]);
+        (config.link, config.chain) = (self.link, Some(DATA));
+        (self.change)(&mut config);
+        self.nodes[usize::from(id)] = Some(ClusterNode::start(config).expect("node"));
+    }
+
+    fn clients(&self) -> ClusterClientConfig {
+        let (secret, timeout) = (Some(client_secret(&[9; 32])), Duration::from_secs(30));
+        let usual = ClusterClientConfig::new(self.addresses.clone());
+        ClusterClientConfig { link: self.link, secret, timeout, retry: true, ..usual }
+    }
+
+    fn client(&self, node: usize) -> ChainClient {
+        ChainClient::connect(ClusterClientConfig { node, ..self.clients() }).expect("connection")
+    }
+}
+
+fn put(places: &[u64], bytes: &[u8]) -> Transaction {
+    let writes = places.iter().map(|&offset| Tuple { offset, data: bytes.into() }).collect();
+    Transaction { writes, ..Transaction::default() }
+}
+
+fn get(places: &[u64], length: u32) -> Transaction {
+    let reads = places.iter().map(|&offset| Extent { offset, length }).collect();
+    Transaction { reads, ..Transaction::default() }
+}
+
+fn read(client: &mut ChainClient, places: &[u64], length: u32) -> Vec<Vec<u8>> {
+    match client.transact(get(places, length)) {
+        ChainOutcome::Done(read) => read.iter().map(|bytes| bytes.to_vec()).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// One that was sent again was done too.
+fn is_done(outcome: &ChainOutcome) -> bool {
+    matches!(outcome, ChainOutcome::Done(_) | ChainOutcome::Before)
+}
+
+#[test]
+fn transactions_are_done_whoever_is_asked_in_every_deployment() {
+    let cases: [(u8, LinkKind, fn(&mut ClusterNodeConfig)); 3] = [
+        (1, LinkKind::Shm, |config| config.placement = Placement::Nic),
+        (2, LinkKind::Shm, |config| config.placement = Placement::Host),
+        (3, LinkKind::Udp, |config| (config.log, config.sealed) = (LogKind::Pmem, true)),
+    ];
+    for (net, link, change) in cases {
+        let cluster = Cluster::start(net, link, change);
+        // The second one does not ask the head first.
+        let (mut a, mut b) = (cluster.client(0), cluster.client(2));
+        assert!(is_done(&a.transact(put(&[0, 64, 5000], b"one"))), "case {net}");
+        assert_eq!(read(&mut b, &[64, 5000], 3), [b"one", b"one"]);
+        assert!(is_done(&b.transact(put(&[64], b"two"))));
+        assert_eq!(read(&mut a, &[0, 64], 3), [b"one", b"two"]);
+        let swap = |from: &[u8], to: &[u8]| Transaction {
+            expects: vec![Tuple { offset: 0, data: from.into() }],
+            ..put(&[0], to)
+        };
+        assert!(is_done(&a.transact(swap(b"one", b"six"))));
+        assert_eq!(b.transact(swap(b"one", b"ten")), ChainOutcome::Unequal(Vec::new()));
+        let beyond = a.transact(put(&[DATA as u64 - 1], b"ab"));
+        assert_eq!(beyond, ChainOutcome::Refused(ChainRefusal::Invalid));
+        // Who wants records is told.
+        let strange =
+            ClusterClient::connect(ClusterClientConfig { timeout: Duration::from_secs(2), ..cluster.clients() });
+        let why = strange.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(why.contains("keeps a chain"), "{why}");
+    }
+}
+
+#[test]
+fn nodes_go_and_come_back_and_a_cluster_starts_again_with_what_it_had() {
+    let mut cluster = Cluster::start(4, LinkKind::Shm, |_| ());
+    let mut client = cluster.client(0);
+    for round in 0..3u8 {
+        assert!(is_done(&client.transact(put(&[0, 4096], &[round; 100]))));
+        cluster.nodes[usize::from(round)] = None;
+        assert!(is_done(&client.transact(put(&[64 * 1000, 64 * 2000], &[round + 1; 100]))), "without node {round}");
+        cluster.start_node(round);
+        eventually("all are members again", || {
+            let status = client.status().ok()?;
+            (status.members == 7 && status.serves == 1).then_some(())
+        });
+    }
+    for node in 0..3 {
+        let mut client = cluster.client(node);
+        assert_eq!(read(&mut client, &[0, 64 * 1000], 1), [[2], [3]], "node {node}");
+    }
+    cluster.nodes.iter_mut().for_each(|node| *node = None);
+    (0..3).for_each(|id| cluster.start_node(id));
+    for node in 0..3 {
+        let mut client = cluster.client(node);
+        assert_eq!(read(&mut client, &[4096 + 99, 64 * 2000], 1), [[2], [3]], "node {node}");
+    }
+    assert!(cluster.nodes.iter().flatten().all(|node| node.damage().is_none() && node.failure().is_none()));
+}
