@@ -4,12 +4,12 @@
 
 use libfuzzer_sys::fuzz_target;
 use remora_nic::Now;
-use remora_replica::chain::{ChainConfig, ChainNode, ChainNodeOutput, ChainPacket, ChainReply, ChainRequest, Layout};
+use remora_replica::chain::{ChainConfig, ChainNode, ChainNodeOutput, ChainPacket, ChainReply, ChainRequest};
 use remora_replica::types::{NodeId, NodeSet};
 
 fuzz_target!(|bytes: &[u8]| {
     let config = || ChainConfig { ring: 4096, ..ChainConfig::new(NodeId(0), NodeSet::first(3), 1024) };
-    let layout = Layout { ring: 4096, data: 1024 };
+    let layout = config().layout();
     let mut image = bytes.to_vec();
     image.resize(layout.bytes(), 0);
     drain(&mut ChainNode::new(config(), 0, &image), 0);

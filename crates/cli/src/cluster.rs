@@ -1,4 +1,4 @@
-//! `remora cluster`: replicated records on several processes of this machine.
+//! `remora cluster`: replicated records, or a chain for transactions, on several processes of this machine.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use remora_cluster::{ClusterClient, ClusterClientConfig, ClusterNode, LogKind, Model, NodeStatus, Outcome};
+use remora_cluster::{
+    ClusterClient, ClusterClientConfig, ClusterNode, ConnectedClient, LogKind, Model, NodeStatus, Outcome, Spoken,
+};
 use remora_kernel::Placement;
 use remora_real::LinkKind;
 use remora_study::nodes::{CLUSTER_READY, ClusterProcesses, ClusterSettings, ClusterShape, ask, lock};
@@ -15,10 +17,10 @@ use serde_json::{Value, json};
 use crate::capture::Capture;
 use crate::output::{Json, print};
 use crate::progress::stop_flag;
-use crate::{Failure, cluster_kills, cluster_pauses, quantity};
+use crate::{Failure, cluster_kills, cluster_pauses, cluster_transact, quantity};
 
 /// A directory for a cluster that nobody has named.
-const DIR: &str = "remora-cluster";
+pub const DIR: &str = "remora-cluster";
 /// How long a cluster may take until it serves.
 const START: Duration = Duration::from_secs(20);
 /// How long a node that was killed stays away before it is started again.
@@ -34,6 +36,8 @@ Examples:
   remora cluster --dir kv --deployment host --link udp
   remora cluster status                              what its nodes say of themselves
   remora cluster get 7 ; remora cluster put 7 hello  one request from the command line
+  remora cluster --dir bank --chain 64M              a chain of three nodes, for transactions on 64 MB
+  remora cluster transact --dir bank --expect 0=5 --write 0=4 --write 4096=6 --read 64:8
   remora cluster kills --kills 50                    kill -9 under load, again and again, and check every answer
   remora cluster pauses --pauses 100                 nodes that stand still and go on, and check every answer
   remora bench minos                                 measure it";
@@ -56,6 +60,8 @@ enum ClusterCommand {
     Get(Get),
     /// Write a record of a running cluster
     Put(Put),
+    /// Read, expect and write several places of a running chain, all at once or not at all
+    Transact(cluster_transact::TransactArgs),
     /// Kill nodes with SIGKILL under load, start them again, and check everything that clients saw
     #[command(after_help = cluster_kills::EXAMPLES)]
     Kills(cluster_kills::KillArgs),
@@ -76,6 +82,10 @@ pub struct Shape {
     /// When writes are durable: synch, strict, renf, event or scope [default: synch]
     #[arg(long, value_name = "MODEL")]
     pub persistency: Option<Model>,
+    /// Not records, but so many bytes in a chain of the nodes, for transactions of any number of keys that are durable at all
+    /// of them
+    #[arg(long, value_name = "BYTES", value_parser = chain_bytes, conflicts_with = "persistency")]
+    pub chain: Option<u64>,
     /// Where the protocol runs: host (a thread that takes messages from the NIC) or nic (its own thread) [default: nic]
     #[arg(long, value_name = "PLACE", value_parser = remora_cluster::placement)]
     pub deployment: Option<Placement>,
@@ -97,8 +107,8 @@ pub struct Shape {
 
 impl From<Shape> for ClusterShape {
     fn from(shape: Shape) -> Self {
-        let Shape { nodes, persistency, deployment, link, log, suspect, sealed } = shape;
-        Self { nodes, persistency, deployment, link, log, suspect: suspect.map(Duration::from_millis), sealed }
+        let Shape { nodes, persistency, chain, deployment, link, log, suspect, sealed } = shape;
+        Self { nodes, persistency, chain, deployment, link, log, suspect: suspect.map(Duration::from_millis), sealed }
     }
 }
 
@@ -173,6 +183,7 @@ pub fn run(args: &ClusterArgs) -> Result<(), Failure> {
         Some(ClusterCommand::Status(args)) => status(args),
         Some(ClusterCommand::Get(args)) => get(args),
         Some(ClusterCommand::Put(args)) => put(args),
+        Some(ClusterCommand::Transact(args)) => cluster_transact::run(args),
         Some(ClusterCommand::Kills(args)) => cluster_kills::run(args),
         Some(ClusterCommand::Pauses(args)) => cluster_pauses::run(args),
         Some(ClusterCommand::Node(args)) => node(args),
@@ -228,7 +239,7 @@ fn greet(args: &Start, children: &ClusterProcesses) -> Result<(), Failure> {
         let mut text = format!(
             "{} nodes, {}, {} deployment, {} log, over {}, {}, in {}\n\nnode  address          process\n",
             children.len(),
-            settings.persistency,
+            settings.kept(),
             settings.deployment,
             settings.log,
             settings.link,
@@ -283,9 +294,23 @@ fn node(args: &ClusterNodeArgs) -> Result<(), Failure> {
     }
 }
 
+/// Bytes of a chain: what its nodes keep in memory, twice.
+fn chain_bytes(text: &str) -> Result<u64, String> {
+    let bytes = quantity::size(text)?;
+    match bytes {
+        4096..=0x4_0000_0000 => Ok(bytes),
+        _ => Err("give 4K to 16G".into()),
+    }
+}
+
 fn client_of(dir: &std::path::Path, node: usize) -> Result<ClusterClient, Failure> {
+    connect(dir, node)
+}
+
+/// A client of the cluster in a directory, which begins with this node.
+pub fn connect<X: Spoken>(dir: &std::path::Path, node: usize) -> Result<ConnectedClient<X>, Failure> {
     let settings = ClusterSettings::read(dir)?;
-    ClusterClient::connect(ClusterClientConfig { node, retry: true, ..settings.client() }).map_err(|e| match e {
+    ConnectedClient::connect(ClusterClientConfig { node, retry: true, ..settings.client() }).map_err(|e| match e {
         remora_real::Error::Unreachable(_) => {
             let dir = dir.display();
             Failure::Failed(format!(
@@ -328,7 +353,7 @@ fn status(args: &AtDir) -> Result<(), Failure> {
         (0..settings.addresses.len()).map(|node| ask(&settings, node, Duration::from_millis(500))).collect();
     args.json.show(&table(&settings, &all), || {
         let nodes: Vec<Value> = all.iter().map(|status| status.map_or(Value::Null, figures)).collect();
-        let persistency = settings.persistency.to_string();
+        let persistency = settings.kept();
         json!({ "format": "remora-cluster-status/1", "persistency": persistency, "nodes": nodes })
     })?;
     if all.iter().all(Option::is_none) {
@@ -350,7 +375,7 @@ fn figures(status: NodeStatus) -> Value {
 
 fn table(settings: &ClusterSettings, all: &[Option<NodeStatus>]) -> String {
     let set = |bits: u64| (0..64).filter(|n| bits >> n & 1 == 1).map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
-    let mut text = format!("persistency {}, deployment {}\n\n", settings.persistency, settings.deployment);
+    let mut text = format!("persistency {}, deployment {}\n\n", settings.kept(), settings.deployment);
     text += "node  address          serves  epoch  members         learns\n";
     for (node, (status, address)) in all.iter().zip(&settings.addresses).enumerate() {
         let Some(status) = status else {

@@ -15,11 +15,13 @@ pub const EXAMPLES: &str = "\
 While clients read and write, a node chosen at random is killed with SIGKILL, started again after a moment, and \
 waited for until it is a member; then the next one. After every tenth kill all nodes are killed at once. In the end \
 every record is read at every node. All answers together must be linearizable, and nothing may be lost that the \
-persistency model keeps (see docs/replication.md).
+persistency model keeps (see docs/replication.md). Nodes of a chain are killed in turn, while clients read and append to \
+several lists at once: all transactions together must be strictly serializable.
 
 Examples:
   remora cluster kills                                      50 kills, about two minutes
   remora cluster kills --kills 5 --persistency event --nodes 5
+  remora cluster kills --chain 64M --kills 12               a chain: each node four times
   remora cluster kills --seed 7 --deployment host           the same victims and requests again";
 
 /// Options of `remora cluster kills`.

@@ -52,7 +52,7 @@ impl TroubleArgs {
         let seed = self.seed.unwrap_or_else(|| RandomState::new().hash_one(0) >> 24);
         let dir = scratch()?;
         let settings = ClusterSettings::open(dir.path(), &self.shape.clone().into())?;
-        let (model, deployment, nodes) = (settings.persistency, settings.deployment, settings.addresses.len());
+        let (model, deployment, nodes) = (settings.kept(), settings.deployment, settings.addresses.len());
         let head = format!("{nodes} nodes, {model}, {deployment} deployment; seed {seed}\n");
         self.json.print(&head)?;
         let report = work(dir.path(), settings, seed, &display);
@@ -68,25 +68,22 @@ impl TroubleArgs {
             let mut all = json!({
                 "format": format!("remora-cluster-{what}/1"),
                 "seed": seed,
-                "persistency": model.to_string(),
+                "persistency": model,
                 "deployment": deployment.to_string(),
                 "interrupted": interrupted,
-                "operations": seen.history.records.len(),
+                "operations": seen.operations,
                 "acknowledged_writes": seen.answered,
                 "unknown": seen.unknown,
-                "violations": u8::from(seen.checked.is_err()),
-                "too_hard": seen.checked.as_ref().map_or(0, Vec::len),
+                "violations": u8::from(seen.wrong.is_some()),
+                "too_hard": seen.too_hard,
             });
             if let (Value::Object(all), Value::Object(figures)) = (&mut all, figures) {
                 all.extend(figures);
             }
             all
         })?;
-        if let Err(finding) = &seen.checked {
-            for &index in finding.records.iter().take(20) {
-                let line = format!("{:?}\n", seen.history.records[index]);
-                self.json.print(&line)?;
-            }
+        for line in seen.wrong.iter().flat_map(|(_, lines)| lines) {
+            self.json.print(&format!("{line}\n"))?;
         }
         verdict.map_err(|why| Failure::Failed(format!("{why}; seed {seed}")))?;
         if interrupted { Err(Failure::Interrupted) } else { Ok((report, seed)) }
@@ -96,5 +93,5 @@ impl TroubleArgs {
 /// Operations and writes that clients saw, in words.
 pub fn load(seen: &Seen) -> String {
     let (answered, unknown) = (seen.answered, seen.unknown);
-    format!("{} operations, {answered} writes answered, {unknown} outcomes unknown", seen.history.records.len())
+    format!("{} operations, {answered} writes answered, {unknown} outcomes unknown", seen.operations)
 }

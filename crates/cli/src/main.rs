@@ -24,6 +24,7 @@ mod check_tree;
 mod cluster;
 mod cluster_kills;
 mod cluster_pauses;
+mod cluster_transact;
 mod cluster_trouble;
 mod compare;
 mod compare_kernel;

@@ -137,7 +137,7 @@ fn show(args: &Top, before: &[Result<Look, String>], now: &[Result<Look, String>
             text,
             "\ncluster {}: {}, {}\n{:<5} {:<16} {:>6} {:>6} {:>10} {:>10} {:>9} {:>7}",
             dir.display(),
-            settings.persistency,
+            settings.kept(),
             settings.deployment,
             "node",
             "address",

@@ -88,6 +88,43 @@ fn records_outlive_the_cluster_and_damage_to_a_log() {
     assert_eq!(Running::start(at, &[]).stop(), "");
 }
 
+#[test]
+fn transactions_of_several_places_outlive_their_chain() {
+    let directory = tempfile::tempdir().expect("directory");
+    let at = directory.path();
+    let transact = |args: &[&str]| remora(at, &[&["cluster", "transact", "--dir", "bank"], args].concat());
+    let chain = Running::start(at, &["--dir", "bank", "--chain", "1M", "--suspect", "2000"]);
+    assert_eq!(transact(&["--write", "0=five", "--write", "4096=six"]), (true, String::new(), String::new()));
+    let both = ["--read", "0:4", "--read", "4096:3"];
+    assert_eq!(transact(&[&both[..], &["--node", "2"]].concat()).1, "five\nsix\n");
+    let (ok, told, said) = transact(&[&both[..], &["--expect", "0=nine", "--write", "4096=ten"]].concat());
+    assert!(!ok && told == "five\nsix\n" && said.contains("nothing was written"), "{told}{said}");
+    let (ok, _, said) = remora(at, &["cluster", "get", "1", "--dir", "bank"]);
+    assert!(!ok && said.contains("keeps a chain"), "{said}");
+    assert!(remora(at, &["cluster", "status", "--dir", "bank"]).1.contains("chain"), "it says what it is");
+    assert_eq!(chain.stop(), "");
+    let chain = Running::start(at, &["--dir", "bank"]);
+    assert_eq!(transact(&both).1, "five\nsix\n");
+    assert_eq!(chain.stop(), "");
+    assert!(remora(at, &["cluster", "--dir", "bank", "--chain", "2M"]).2.contains("has --chain 1048576"));
+}
+
+/// Three processes, each of which is killed in turn, and then all; the long form has more kills.
+#[test]
+fn transactions_of_many_clients_are_strictly_serializable_whoever_is_killed() {
+    let directory = tempfile::tempdir().expect("directory");
+    for (deployment, seed) in [("nic", "1"), ("host", "2")] {
+        let args = ["cluster", "kills", "--chain", "16M", "--kills", "3", "--all-after", "3", "--within", "60000"];
+        let more = ["--json", "kills.json", "--deployment", deployment, "--seed", seed];
+        let (ok, told, said) = remora(directory.path(), &[&args[..], &more].concat());
+        assert!(ok && told.contains("strictly serializable"), "{told}{said}");
+        let figures = std::fs::read_to_string(directory.path().join("kills.json")).expect("figures");
+        let figures: Value = serde_json::from_str(&figures).expect("JSON");
+        assert!(figures["acknowledged_writes"].as_u64() > Some(100) && figures["violations"] == 0, "{figures}");
+        assert_eq!(figures["persistency"], "chain");
+    }
+}
+
 /// The long form is `remora cluster kills`.
 #[test]
 fn killed_nodes_lose_nothing_and_hold_nobody_up_for_long() {

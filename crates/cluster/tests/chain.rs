@@ -13,16 +13,19 @@ use remora_testing::eventually;
 
 const DATA: usize = 1 << 20;
 
+/// How a test's nodes differ from the usual ones.
+type Change = fn(&mut ClusterNodeConfig);
+
 struct Cluster {
     dir: tempfile::TempDir,
     addresses: Vec<IpAddr>,
     link: LinkKind,
     nodes: Vec<Option<ClusterNode>>,
-    change: fn(&mut ClusterNodeConfig),
+    change: Change,
 }
 
 impl Cluster {
-    fn start(net: u8, link: LinkKind, change: fn(&mut ClusterNodeConfig)) -> Self {
+    fn start(net: u8, link: LinkKind, change: Change) -> Self {
         let addresses = (0..3).map(|n| Ipv4Addr::new(127, 14, net, 1 + n).into()).collect();
         let dir = tempfile::tempdir().expect("directory");
         let mut cluster = Self { dir, addresses, link, nodes: (0..3).map(|_| None).collect(), change };
@@ -74,7 +77,7 @@ fn is_done(outcome: &ChainOutcome) -> bool {
 
 #[test]
 fn transactions_are_done_whoever_is_asked_in_every_deployment() {
-    let cases: [(u8, LinkKind, fn(&mut ClusterNodeConfig)); 3] = [
+    let cases: [(u8, LinkKind, Change); 3] = [
         (1, LinkKind::Shm, |config| config.placement = Placement::Nic),
         (2, LinkKind::Shm, |config| config.placement = Placement::Host),
         (3, LinkKind::Udp, |config| (config.log, config.sealed) = (LogKind::Pmem, true)),

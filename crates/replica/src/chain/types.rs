@@ -77,6 +77,18 @@ pub enum ChainRefusal {
     Full,
 }
 
+impl std::fmt::Display for ChainRefusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotServing => f.write_str("no node serves"),
+            Self::NotHead(head) => write!(f, "node {head} takes what writes"),
+            Self::Invalid => f.write_str("it reaches beyond the data, writes a byte twice, or is too large"),
+            Self::Busy => f.write_str("too many wait"),
+            Self::Full => f.write_str("a node's disk is full"),
+        }
+    }
+}
+
 /// How a transaction ended.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ChainOutcome {

@@ -6,6 +6,7 @@
 
 pub mod elle;
 pub mod export;
+pub mod lists;
 mod memory;
 #[cfg(test)]
 mod tests;

@@ -8,12 +8,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use remora_nic::Now;
 use remora_replica::chain::{
     ChainConfig, ChainMarks, ChainNode, ChainNodeOutput, ChainOutcome, ChainPacket, ChainRefusal, ChainReply,
-    ChainRequest, Extent, Transaction, Tuple,
+    ChainRequest, Transaction,
 };
 use remora_replica::ddp::Session;
 use remora_replica::member::Standing;
-use remora_replica::types::{NodeId, NodeSet, Value};
+use remora_replica::types::{NodeId, NodeSet};
 
+use super::lists::{self, LIST, MOST};
 use super::memory::Memory;
 use super::{ChainCase, ChainEnd, ChainFailure, ChainOp, ChainStormReport, ChainTxn, elle};
 use crate::clock::Clock;
@@ -28,9 +29,6 @@ const PATIENCE: Time = 60 * SECOND;
 const MAX_EVENTS: u64 = 5_000_000;
 /// Attempts that a client makes at a transaction that writes; then it does not know how that ended.
 const ATTEMPTS: u32 = 4;
-/// Bytes of a list: how many there are, and the numbers.
-const LIST: u64 = 128;
-const MOST: usize = LIST as usize / 4 - 1;
 /// Lists that there is room for. Clients leave those that are full.
 const LISTS: u64 = 512;
 /// Keys of a transaction at most.
@@ -141,24 +139,6 @@ pub fn run(case: &ChainCase) -> ChainStormReport {
         history: world.history,
         failure,
     }
-}
-
-fn encode(list: &[u32]) -> Value {
-    let mut bytes = vec![0; LIST as usize];
-    for (place, number) in bytes.chunks_exact_mut(4).zip([list.len() as u32].iter().chain(list)) {
-        place.copy_from_slice(&number.to_le_bytes());
-    }
-    bytes.into()
-}
-
-/// A list; one that was never written by a client is told by what is not zero behind its end.
-fn decode(bytes: &[u8]) -> Vec<u32> {
-    let mut numbers = bytes.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
-    let count = numbers.next().unwrap_or(0) as usize;
-    let list: Vec<u32> = numbers.collect();
-    let torn = list.iter().skip(count).any(|&number| number != 0) || count > MOST;
-    // As numbers that nobody has appended.
-    if torn { vec![u32::MAX; count.min(MOST)] } else { list[..count].to_vec() }
 }
 
 impl World {
@@ -386,7 +366,6 @@ impl World {
         let it = &mut self.clients[client];
         let found = std::mem::take(&mut it.found);
         let (mut transaction, mut ops) = (Transaction::default(), Vec::new());
-        let extent = |key: u64| Extent { offset: key * LIST, length: LIST as u32 };
         if let Some(&(node, from)) = it.last_reads.last() {
             it.node = node;
             ops.extend((from..from + KEYS_AT_ONCE).map(|key| ChainOp::Read(key, Vec::new())));
@@ -403,7 +382,7 @@ impl World {
         } else {
             for (key, list) in found {
                 ops.push(ChainOp::Read(key, Vec::new()));
-                transaction.expects.push(Tuple { offset: key * LIST, data: encode(&list) });
+                transaction.expects.push(lists::tuple(key, &list));
                 if list.len() >= MOST || it.rng.chance(200_000) {
                     self.oldest = self.oldest.max(if list.len() >= MOST { key + 1 } else { 0 });
                     continue;
@@ -411,10 +390,14 @@ impl World {
                 self.next_value += 1;
                 ops.push(ChainOp::Append(key, self.next_value));
                 let list = [list, vec![self.next_value]].concat();
-                transaction.writes.push(Tuple { offset: key * LIST, data: encode(&list) });
+                transaction.writes.push(lists::tuple(key, &list));
             }
         }
-        transaction.reads = ops.iter().filter(|op| op.is_read()).map(|op| extent(op.key())).collect();
+        if !transaction.expects.is_empty() && transaction.writes.is_empty() {
+            // All were full, or it did not want to: others may be found.
+            return self.wake_after(client);
+        }
+        transaction.reads = ops.iter().filter(|op| op.is_read()).map(|op| lists::extent(op.key())).collect();
         it.asked = Some(self.history.len());
         (it.request, it.attempt, it.sequence) = (transaction, 0, it.sequence + 1);
         self.history.push(ChainTxn { client, called: self.now, returned: 0, end: ChainEnd::Unknown, ops });
@@ -629,51 +612,5 @@ impl World {
 impl Client {
     fn is_done(&self) -> bool {
         self.asked.is_none() && self.last_reads.is_empty()
-    }
-}
-
-impl ChainOp {
-    fn key(&self) -> u64 {
-        let (Self::Read(key, _) | Self::Append(key, _)) = self;
-        *key
-    }
-
-    fn is_read(&self) -> bool {
-        matches!(self, Self::Read(..))
-    }
-
-    fn forget(&mut self) {
-        if let Self::Read(_, list) = self {
-            list.clear();
-        }
-    }
-}
-
-impl ChainTxn {
-    fn fill(&mut self, read: &[Value]) {
-        let lists = self.ops.iter_mut().filter_map(|op| match op {
-            ChainOp::Read(_, list) => Some(list),
-            ChainOp::Append(..) => None,
-        });
-        lists.zip(read).for_each(|(list, bytes)| *list = decode(bytes));
-    }
-
-    fn reads(&self) -> Vec<(u64, Vec<u32>)> {
-        let read = |op: &ChainOp| match op {
-            ChainOp::Read(key, list) => Some((*key, list.clone())),
-            ChainOp::Append(..) => None,
-        };
-        self.ops.iter().filter_map(read).collect()
-    }
-
-    /// What the client had read before this transaction, of the same keys.
-    fn expected(&self, history: &[ChainTxn], client: usize) -> Vec<(u64, Vec<u32>)> {
-        let keys: Vec<u64> = self.reads().into_iter().map(|(key, _)| key).collect();
-        let before = history.iter().rev().find(|txn| {
-            txn.client == client
-                && txn.end == ChainEnd::Done
-                && txn.reads().iter().map(|(key, _)| *key).eq(keys.iter().copied())
-        });
-        before.map(ChainTxn::reads).unwrap_or_default()
     }
 }

@@ -12,51 +12,72 @@ use super::clients::Shared;
 
 /// What clients saw, and whether it can be explained.
 pub struct Seen {
+    /// What was asked for.
+    pub operations: usize,
     /// Writes that were answered.
     pub answered: usize,
     /// Requests whose outcome is not known.
     pub unknown: usize,
-    /// The records that are too hard to check, or what cannot be explained.
-    pub checked: Result<Vec<u32>, Finding>,
-    /// All of it.
-    pub history: History,
+    /// Records that are too hard to check.
+    pub too_hard: usize,
+    /// What cannot be explained, and what clients saw of it.
+    pub wrong: Option<(String, Vec<String>)>,
+    /// What is said if all is well.
+    pub(super) well: &'static str,
 }
 
 impl Seen {
-    /// What came of the check, in words; an error unless every record was found linearizable.
+    /// What came of the check, in words; an error unless everything was found as it must be.
     ///
     /// # Errors
     ///
-    /// The records that are too hard to check, or the one that cannot be explained.
+    /// How many records are too hard to check, or what cannot be explained.
     pub fn verdict(&self) -> Result<String, String> {
-        match &self.checked {
-            Ok(hard) if hard.is_empty() => Ok("every record is linearizable, and nothing is lost".into()),
-            Ok(hard) => Err(format!("{} records are too hard to check; the others are linearizable", hard.len())),
-            Err(finding) => Err(format!("record {} cannot be explained", finding.key)),
+        match (&self.wrong, self.too_hard) {
+            (Some((why, _)), _) => Err(why.clone()),
+            (None, 0) => Ok(self.well.into()),
+            (None, hard) => Err(format!("{hard} records are too hard to check; the others are linearizable")),
+        }
+    }
+
+    fn of(history: &History, checked: Result<Vec<u32>, Finding>) -> Self {
+        let writes = |record: &&Record| record.action != Action::Get;
+        let acknowledged = |record: &&Record| matches!(record.end, End::Done(_));
+        let line = |&index: &usize| format!("{:?}", history.records[index]);
+        Self {
+            operations: history.records.len(),
+            answered: history.records.iter().filter(acknowledged).filter(writes).count(),
+            unknown: history.records.iter().filter(|record| record.end == End::Unknown).count(),
+            too_hard: checked.as_ref().map_or(0, Vec::len),
+            wrong: checked.err().map(|finding| {
+                let seen = finding.records.iter().take(20).map(line).collect();
+                (format!("record {} cannot be explained", finding.key), seen)
+            }),
+            well: "every record is linearizable, and nothing is lost",
         }
     }
 }
 
 impl Shared {
     /// Checks the history; nobody adds to it any more.
-    pub(super) fn seen(&self) -> Seen {
+    pub(super) fn checked(&self) -> (Seen, History) {
         let history = std::mem::take(&mut *self.history());
-        let writes = |record: &&Record| record.action != Action::Get;
-        let acknowledged = |record: &&Record| matches!(record.end, End::Done(_));
-        Seen {
-            answered: history.records.iter().filter(acknowledged).filter(writes).count(),
-            unknown: history.records.iter().filter(|record| record.end == End::Unknown).count(),
-            checked: check_history(&history, self.settings.persistency),
-            history,
-        }
+        let checked = check_history(&history, self.settings.persistency);
+        (Seen::of(&history, checked), history)
     }
 }
 
-/// How long after a kill the first write was answered that was asked for after it.
-pub(super) fn resumed(history: &History, at: u64) -> Option<Duration> {
+/// How long after a kill the first of these writes, when each was asked for and answered, was answered that was asked for
+/// after it.
+pub(super) fn resumed(writes: &[(u64, u64)], at: u64) -> Option<Duration> {
+    let after = writes.iter().filter(|(called, _)| *called >= at);
+    after.map(|(_, returned)| Duration::from_nanos(returned - at)).min()
+}
+
+/// When writes that were answered were asked for and answered.
+pub(super) fn answered(history: &History) -> Vec<(u64, u64)> {
     let done = |record: &&Record| matches!(record.end, End::Done(_)) && record.action != Action::Get;
-    let after = history.records.iter().filter(|record| record.called >= at).filter(done);
-    after.map(|record| Duration::from_nanos(record.returned - at)).min()
+    history.records.iter().filter(done).map(|record| (record.called, record.returned)).collect()
 }
 
 /// A number as a record's content: of many lengths, and such that no other content has it. Counters are plain numbers.
@@ -92,7 +113,7 @@ mod tests {
 
     #[test]
     fn only_a_history_that_was_checked_whole_is_good() {
-        let verdict = |checked| Seen { answered: 0, unknown: 0, checked, history: History::default() }.verdict();
+        let verdict = |checked| Seen::of(&History::default(), checked).verdict();
         assert!(verdict(Ok(Vec::new())).is_ok());
         assert!(verdict(Ok(vec![3])).is_err_and(|why| why.starts_with("1 records are too hard")));
         assert!(verdict(Err(Finding { key: 5, records: Vec::new() })).is_err());

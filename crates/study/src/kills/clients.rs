@@ -10,8 +10,8 @@ use remora_model::time::Ps;
 use remora_storm::engine::{Action, End};
 use remora_storm::history::{History, Record};
 
-use super::Random;
-use super::check::{content, end_of};
+use super::check::{Seen, answered, content, end_of};
+use super::{Crowd, Random};
 use crate::StudyError;
 use crate::load::{self, Begun, Trouble, Until, system_time};
 use crate::nodes::ClusterSettings;
@@ -59,18 +59,8 @@ impl Shared {
         }
     }
 
-    /// Nanoseconds since the beginning, as histories have them.
-    pub(super) fn now(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64 + 1
-    }
-
     pub(super) fn history(&self) -> MutexGuard<'_, History> {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// An answer that no node may give, if there was one.
-    pub(super) fn wrong(&self) -> Option<String> {
-        self.wrong.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// From now on other records are read and written.
@@ -92,20 +82,6 @@ impl Shared {
         let nodes = nodes.iter().map(|&node| self.settings.addresses[node]).collect();
         let timeout = Duration::from_secs(10);
         Ok(ClusterClient::connect(ClusterClientConfig { nodes, retry, timeout, ..self.settings.client() })?)
-    }
-
-    /// One client thread, until it is to stop.
-    pub(super) fn run(&self, index: u8) -> Result<(), StudyError> {
-        let count = self.settings.addresses.len();
-        let nodes: Vec<usize> = (0..count).map(|n| (n + usize::from(index)) % count).collect();
-        let mut sessions = Sessions {
-            shared: self,
-            client: self.client(&nodes, index.is_multiple_of(2))?,
-            sessions: (0..u64::from(WINDOW)).map(|n| self.session(u64::from(index) << 32 | n)).collect(),
-            tickets: HashMap::new(),
-            random: Random(self.seed ^ (u64::from(index) + 1) << 32),
-        };
-        load::closed(&mut sessions, WINDOW, Until::Over, &mut |(), _, _| {}, &|| false).map(drop)
     }
 
     fn session(&self, name: u64) -> Session {
@@ -175,9 +151,31 @@ impl Shared {
             Err(why) => *self.wrong.lock().unwrap_or_else(PoisonError::into_inner) = Some(why),
         }
     }
+}
 
-    /// Reads every record at one node.
-    pub(super) fn read_all(&self, node: usize) -> Result<(), StudyError> {
+impl Crowd for Shared {
+    fn run(&self, index: u8) -> Result<(), StudyError> {
+        let count = self.settings.addresses.len();
+        let nodes: Vec<usize> = (0..count).map(|n| (n + usize::from(index)) % count).collect();
+        let mut sessions = Sessions {
+            shared: self,
+            client: self.client(&nodes, index.is_multiple_of(2))?,
+            sessions: (0..u64::from(WINDOW)).map(|n| self.session(u64::from(index) << 32 | n)).collect(),
+            tickets: HashMap::new(),
+            random: Random(self.seed ^ (u64::from(index) + 1) << 32),
+        };
+        load::closed(&mut sessions, WINDOW, Until::Over, &mut |(), _, _| {}, &|| false).map(drop)
+    }
+
+    fn watch(&self, node: usize) -> Result<(), StudyError> {
+        self.watch_at(node)
+    }
+
+    fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    fn read_all(&self, node: usize) -> Result<(), StudyError> {
         let mut client = self.client(&[node], false)?;
         let keys = u64::from(self.history().keys());
         let session = self.session(1 << 60 | node as u64);
@@ -193,6 +191,31 @@ impl Shared {
             self.history().call(Record { client, number, key: key as u32, action, scope, called, returned, end });
         }
         Ok(())
+    }
+
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64 + 1
+    }
+
+    fn killed(&self, at: u64, all: bool) {
+        if all {
+            self.history().blackouts.push(at);
+        }
+        self.next_round();
+    }
+
+    fn in_turn(&self) -> bool {
+        false
+    }
+
+    fn wrong(&self) -> Option<String> {
+        self.wrong.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn seen(&self) -> (Seen, Vec<(u64, u64)>) {
+        let (seen, history) = self.checked();
+        let writes = answered(&history);
+        (seen, writes)
     }
 }
 

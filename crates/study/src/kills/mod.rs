@@ -2,16 +2,17 @@
 //! checked.
 //!
 //! A node chosen at random is killed, started again after a moment, and waited for until it is a member; then the next
-//! one. Now and then all nodes are killed at once. In the end every record is read at every node.
+//! one. Now and then all nodes are killed at once. In the end every record is read at every node. Clients of a chain do
+//! transactions of several lists instead.
 
 mod check;
 mod clients;
 mod pauses;
+mod transactions;
 mod watchers;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ use crate::StudyError;
 use crate::compare::{Progress, Watch};
 use crate::nodes::{ClusterProcesses, ClusterSettings};
 use clients::Shared;
+use transactions::Lists;
 
 /// How long a node may take to be a member again.
 const RETURN: Duration = Duration::from_secs(60);
@@ -66,12 +68,25 @@ impl Kills {
     /// What the system says, and answers that no node may give. What the check finds is in the report. Where `watch` stops
     /// it, what was seen until then is checked.
     pub fn run(&self, dir: &Path, settings: ClusterSettings, watch: &dyn Watch) -> Result<KillReport, StudyError> {
+        match settings.chain {
+            Some(bytes) => self.kill(dir, settings.clone(), Lists::new(settings, bytes, self.seed)?, watch),
+            None => self.kill(dir, settings.clone(), Shared::new(settings, self.seed), watch),
+        }
+    }
+
+    fn kill<C: Crowd>(
+        &self,
+        dir: &Path,
+        settings: ClusterSettings,
+        crowd: C,
+        watch: &dyn Watch,
+    ) -> Result<KillReport, StudyError> {
         let load = Load { clients: self.clients, watchers: false, seed: self.seed };
-        let (shared, kills) =
-            load.run(dir, settings, watch, |cluster, shared| self.kill_all_the_time(cluster, shared, watch))?;
-        let seen = shared.seen();
+        let (crowd, kills) =
+            load.run(dir, settings, watch, crowd, |cluster, crowd| self.kill_all_the_time(cluster, crowd, watch))?;
+        let (seen, writes) = crowd.seen();
         let of = |one: bool| kills.iter().filter(move |kill: &&Kill| kill.node.is_some() == one);
-        let resumed = |one| of(one).filter_map(|kill| check::resumed(&seen.history, kill.at)).collect();
+        let resumed = |one| of(one).filter_map(|kill| check::resumed(&writes, kill.at)).collect();
         Ok(KillReport {
             resumed: resumed(true),
             whole: of(true).map(|kill| kill.whole).collect(),
@@ -83,26 +98,51 @@ impl Kills {
     fn kill_all_the_time(
         &self,
         cluster: &mut ClusterProcesses,
-        shared: &Shared,
+        crowd: &impl Crowd,
         watch: &dyn Watch,
     ) -> Result<Vec<Kill>, StudyError> {
         let mut random = Random(self.seed);
         let mut kills = Vec::new();
         for number in 1..=self.kills {
             thread::sleep(Duration::from_millis(100 + random.below(400)));
-            kills.push(kill(cluster, shared, &mut random, false)?);
+            let victim = random.below(cluster.len() as u64) as usize;
+            // In turn, where each has a place of its own.
+            let victim = if crowd.in_turn() { (number as usize - 1) % cluster.len() } else { victim };
+            kills.push(kill(cluster, crowd, &mut random, Some(victim))?);
             if number % self.all_after == 0 {
                 thread::sleep(Duration::from_millis(100 + random.below(400)));
-                kills.push(kill(cluster, shared, &mut random, true)?);
+                kills.push(kill(cluster, crowd, &mut random, None)?);
             }
             watch.progress(Progress::Part { what: "kills", part: f64::from(number) / f64::from(self.kills) });
-            if watch.stop() || shared.wrong().is_some() {
+            if watch.stop() || crowd.wrong().is_some() {
                 break;
             }
         }
         thread::sleep(Duration::from_millis(300));
         Ok(kills)
     }
+}
+
+/// The clients of a cluster that is in trouble, all together.
+trait Crowd: Send + Sync + 'static {
+    /// One client thread, until it is to stop.
+    fn run(&self, index: u8) -> Result<(), StudyError>;
+    /// Somebody who reads at one node all the time, until he is to stop.
+    fn watch(&self, node: usize) -> Result<(), StudyError>;
+    /// All threads are to stop.
+    fn stop(&self);
+    /// Reads everything at one node.
+    fn read_all(&self, node: usize) -> Result<(), StudyError>;
+    /// Nanoseconds since the beginning, as histories have them.
+    fn now(&self) -> u64;
+    /// Nodes were killed at this time, all or one.
+    fn killed(&self, at: u64, all: bool);
+    /// Whether nodes are killed one after the other.
+    fn in_turn(&self) -> bool;
+    /// An answer that no node may give, if there was one.
+    fn wrong(&self) -> Option<String>;
+    /// Checks what was seen; nobody adds to it any more. And when writes were asked for and answered.
+    fn seen(&self) -> (Seen, Vec<(u64, u64)>);
 }
 
 /// What clients do meanwhile.
@@ -116,16 +156,17 @@ struct Load {
 
 impl Load {
     /// Starts the cluster in `dir`, has `trouble` done to it under load, and reads every record in the end.
-    fn run<T>(
+    fn run<C: Crowd, T>(
         &self,
         dir: &Path,
         settings: ClusterSettings,
         watch: &dyn Watch,
-        trouble: impl FnOnce(&mut ClusterProcesses, &Shared) -> Result<T, StudyError>,
-    ) -> Result<(Arc<Shared>, T), StudyError> {
-        let mut cluster = ClusterProcesses::start(dir, settings.clone())?;
+        crowd: C,
+        trouble: impl FnOnce(&mut ClusterProcesses, &C) -> Result<T, StudyError>,
+    ) -> Result<(Arc<C>, T), StudyError> {
+        let mut cluster = ClusterProcesses::start(dir, settings)?;
         cluster.await_service(RETURN)?;
-        let shared = Arc::new(Shared::new(settings, self.seed));
+        let shared = Arc::new(crowd);
         let mut threads: Vec<_> = (0..self.clients)
             .map(|index| {
                 let shared = shared.clone();
@@ -137,7 +178,7 @@ impl Load {
             thread::spawn(move || shared.watch(node))
         }));
         let done = trouble(&mut cluster, &shared);
-        shared.stop.store(true, Ordering::Relaxed);
+        shared.stop();
         for thread in threads {
             let panicked = |_| StudyError::Failed("a client panicked: its message is above".into());
             thread.join().map_err(panicked)??;
@@ -154,21 +195,24 @@ impl Load {
     }
 }
 
-fn kill(cluster: &mut ClusterProcesses, shared: &Shared, random: &mut Random, all: bool) -> Result<Kill, StudyError> {
-    let victim = random.below(cluster.len() as u64) as usize;
-    let victims: Vec<usize> = if all { (0..cluster.len()).collect() } else { vec![victim] };
+/// Of one node, or of all.
+fn kill(
+    cluster: &mut ClusterProcesses,
+    crowd: &impl Crowd,
+    random: &mut Random,
+    node: Option<usize>,
+) -> Result<Kill, StudyError> {
+    let all = node.is_none();
+    let victims: Vec<usize> = node.map_or_else(|| (0..cluster.len()).collect(), |node| vec![node]);
     victims.iter().for_each(|&node| cluster.kill(node));
-    let (at, since) = (shared.now(), Instant::now());
-    if all {
-        shared.history().blackouts.push(at);
-    }
-    shared.next_round();
+    let (at, since) = (crowd.now(), Instant::now());
+    crowd.killed(at, all);
     thread::sleep(Duration::from_millis(if all { 0 } else { 300 + random.below(500) }));
     for &node in &victims {
         cluster.spawn_node(node)?;
     }
     cluster.await_service(RETURN)?;
-    Ok(Kill { at, node: (!all).then_some(victim), whole: since.elapsed() })
+    Ok(Kill { at, node, whole: since.elapsed() })
 }
 
 /// SplitMix64 (Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).

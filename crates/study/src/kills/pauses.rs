@@ -8,7 +8,7 @@ use std::time::Duration;
 use remora_storm::engine::{Action, End};
 
 use super::clients::Shared;
-use super::{Load, RETURN, Random, Seen};
+use super::{Crowd, Load, RETURN, Random, Seen};
 use crate::StudyError;
 use crate::compare::{Progress, Watch};
 use crate::nodes::{ClusterProcesses, ClusterSettings, ask};
@@ -51,11 +51,14 @@ impl Pauses {
     /// What the system says, and answers that no node may give. What the check finds is in the report. Where `watch` stops
     /// it, what was seen until then is checked.
     pub fn run(&self, dir: &Path, settings: ClusterSettings, watch: &dyn Watch) -> Result<PauseReport, StudyError> {
+        if settings.chain.is_some() {
+            return Err(StudyError::Usage("nodes of a chain are killed, not paused: `remora cluster kills`".into()));
+        }
         let load = Load { clients: self.clients, watchers: true, seed: self.seed };
+        let shared = Shared::new(settings.clone(), self.seed);
         let (shared, pauses) =
-            load.run(dir, settings, watch, |cluster, shared| self.pause_all_the_time(cluster, shared, watch))?;
-        let seen = shared.seen();
-        let history = &seen.history;
+            load.run(dir, settings, watch, shared, |cluster, shared| self.pause_all_the_time(cluster, shared, watch))?;
+        let (seen, history) = shared.checked();
         let late = |from: u64, to: u64| {
             let read = |index: &usize| {
                 let record = &history.records[*index];

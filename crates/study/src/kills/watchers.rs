@@ -9,9 +9,9 @@ use remora_cluster::{Op, Ticket};
 use remora_storm::engine::{Action, End};
 use remora_storm::history::Record;
 
-use super::Random;
 use super::check::end_of;
 use super::clients::Shared;
+use super::{Crowd, Random};
 use crate::StudyError;
 
 /// Between two reads.
@@ -23,7 +23,7 @@ pub(super) const FIRST: u64 = 1 << 59;
 
 impl Shared {
     /// Reads at one node until it is to stop. What is under way then has no known outcome.
-    pub(super) fn watch(&self, node: usize) -> Result<(), StudyError> {
+    pub(super) fn watch_at(&self, node: usize) -> Result<(), StudyError> {
         let mut client = self.client(&[node], false)?;
         let mut random = Random(self.seed ^ FIRST ^ node as u64);
         let mut open: HashMap<Ticket, (usize, u64)> = HashMap::new();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use remora_cluster::{ClusterClient, ClusterClientConfig, NodeStatus};
+use remora_cluster::{ChainClient, ClusterClient, ClusterClientConfig, NodeStatus};
 
 use super::process::{Process, beside};
 use super::settings::ClusterSettings;
@@ -158,9 +158,12 @@ impl Drop for ClusterProcesses {
 /// What one node says of itself; `None` if it cannot be reached.
 pub fn ask(settings: &ClusterSettings, node: usize, patience: Duration) -> Option<NodeStatus> {
     let nodes = vec![settings.addresses[node]];
-    ClusterClient::connect(ClusterClientConfig { nodes, timeout: patience, ..settings.client() })
-        .and_then(|mut client| client.status())
-        .ok()
+    let config = ClusterClientConfig { nodes, timeout: patience, ..settings.client() };
+    let said = match settings.chain {
+        Some(_) => ChainClient::connect(config).and_then(|mut client| client.status()),
+        None => ClusterClient::connect(config).and_then(|mut client| client.status()),
+    };
+    said.ok()
 }
 
 #[cfg(test)]

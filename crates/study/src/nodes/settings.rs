@@ -21,6 +21,8 @@ pub struct ClusterShape {
     pub nodes: Option<u8>,
     /// When writes are durable; synch by default.
     pub persistency: Option<Model>,
+    /// Not records, but so many bytes in a chain, for transactions.
+    pub chain: Option<u64>,
     /// Where the protocol runs.
     pub deployment: Option<Placement>,
     /// How nodes and clients reach each other; shared memory by default.
@@ -40,6 +42,8 @@ pub struct ClusterSettings {
     pub addresses: Vec<IpAddr>,
     /// When writes are durable.
     pub persistency: Model,
+    /// Not records, but so many bytes in a chain, for transactions.
+    pub chain: Option<u64>,
     /// Where the protocol runs.
     pub deployment: Placement,
     /// How nodes and clients reach each other.
@@ -93,6 +97,15 @@ impl ClusterSettings {
         if shape.persistency.is_some_and(|wanted| wanted != model) {
             return other("--persistency", model.to_string());
         }
+        if shape.chain.is_some() && shape.chain != settings.chain {
+            return match settings.chain {
+                Some(bytes) => other("--chain", bytes.to_string()),
+                None => other("no --chain", format!("but records of --persistency {model}")),
+            };
+        }
+        if settings.chain.is_some() && shape.persistency.is_some() {
+            return other("--chain", "and no --persistency".into());
+        }
         // The rest may change from start to start.
         settings.deployment = shape.deployment.unwrap_or(settings.deployment);
         settings.link = shape.link.unwrap_or(settings.link);
@@ -107,6 +120,7 @@ impl ClusterSettings {
         Ok(Self {
             addresses: remora_real::free_loopbacks(shape.nodes.unwrap_or(3).into())?,
             persistency: shape.persistency.unwrap_or(Model::Synch),
+            chain: shape.chain,
             deployment: shape.deployment.unwrap_or(Placement::Nic),
             link: shape.link.unwrap_or(LinkKind::Shm),
             log: shape.log.unwrap_or_default(),
@@ -127,6 +141,7 @@ impl ClusterSettings {
             "version": 1,
             "addresses": addresses,
             "persistency": self.persistency.to_string(),
+            "chain_bytes": self.chain,
             "deployment": self.deployment.to_string(),
             "link": self.link,
             "log": self.log.to_string(),
@@ -168,6 +183,8 @@ impl ClusterSettings {
         Some(Self {
             addresses: addresses.iter().map(|address| address.as_str()?.parse().ok()).collect::<Option<Vec<_>>>()?,
             persistency: text("persistency")?.parse().ok()?,
+            // Clusters of before had none.
+            chain: value.get("chain_bytes").and_then(Value::as_u64),
             deployment: placement(text("deployment")?).ok()?,
             link: text("link")?.parse().ok()?,
             log: text("log")?.parse().ok()?,
@@ -187,8 +204,14 @@ impl ClusterSettings {
         let mut config =
             ClusterNodeConfig::new(id, self.addresses.clone(), dir.join(format!("node-{id}")), self.secret);
         (config.model, config.placement, config.link) = (self.persistency, self.deployment, self.link);
+        config.chain = self.chain.map(|bytes| bytes as usize);
         (config.log, config.suspect, config.sealed) = (self.log, self.suspect, self.sealed);
         Ok(config)
+    }
+
+    /// What it keeps: records of a persistency model, by its name, or a chain.
+    pub fn kept(&self) -> String {
+        self.chain.map_or_else(|| self.persistency.to_string(), |_| "chain".into())
     }
 
     /// How a client connects.
@@ -235,6 +258,13 @@ mod tests {
         assert!(found.secret != [0; 32]);
         let clients = fs::read_to_string(dir.path().join(CLIENT_SECRET)).expect("the clients' secret");
         assert_eq!(remora_cluster::parse_secret(clients.trim()), found.client().secret);
+        let chain = ClusterShape { chain: Some(4096), ..ClusterShape::default() };
+        assert!(ClusterSettings::open(dir.path(), &chain).is_err(), "it keeps records");
+        let other = dir.path().join("chain");
+        assert_eq!(ClusterSettings::open(&other, &chain).expect("settings").kept(), "chain");
+        let found = ClusterSettings::open(&other, &shape(None, None)).expect("settings");
+        assert_eq!((found.chain, found.node(&other, 0).expect("a node").chain), (Some(4096), Some(4096)));
+        assert!(ClusterSettings::open(&other, &shape(None, Some(Model::Synch))).is_err());
         let open = ClusterShape { sealed: Some(false), ..ClusterShape::default() };
         let open = ClusterSettings::open(dir.path(), &open).expect("settings");
         assert!(!open.sealed && open.client().secret.is_none());

@@ -246,6 +246,7 @@ impl Started {
             persistency: Some(model),
             deployment: Some(deployment),
             link: Some(bench.link),
+            chain: None,
             log: None,
             // On a machine with more to do than cores a node may have to wait for one.
             suspect: Some(SUSPECT),
