@@ -126,6 +126,8 @@ builtins! {
     KV_RESERVE = 28, "kv-reserve", Memory: |memory, call| apart(kv::reserve(memory, call));
     /// Makes one row of many of an embedding table.
     EMBED = 32, "embed", Memory: |memory, call| apart(embed::run(memory, call));
+    /// Moves the border between the two parts of an index.
+    TREE_MOVE = 33, "tree-move", Memory: |memory, call| apart(btree::move_split(memory, call));
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@
 //! | [`op::TREE_DELETE`] | take a key out of a B-tree | [`btree::TreeParams`] | the value before |
 //! | [`op::TREE_SCAN`] | keys of a B-tree in order | [`btree::TreeParams`] | pairs of key and value |
 //! | [`op::TREE_RECOVER`] | end what a client left half done | [`btree::TreeParams`] | locks `u64` |
+//! | [`op::TREE_MOVE`] | move the border of an index in two parts | [`btree::MoveParams`] | border `u64`, pairs `u64` |
 //! | [`op::KV_GET`] | look a key of bytes up | [`kv::KvParams`] | the value |
 //! | [`op::KV_PUT`], [`op::KV_UPDATE`], [`op::KV_DELETE`] | write a pair, or take it away | [`kv::KvParams`] | none |
 //! | [`op::KV_RESERVE`] | a block for a long pair | [`kv::KvParams`] | its offset `u64` |

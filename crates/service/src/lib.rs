@@ -18,7 +18,7 @@
 //! 3. When the connection is lost, [`CallSlots::lose_all`] ends what is under way.
 //!
 //! Where a call runs may be left to a [`Placer`], which a client has one of. [`NumberBatches`] makes one addition for all
-//! callers that wait for a sequencer's numbers.
+//! callers that wait for a sequencer's numbers. [`IndexRouter`] knows which part of an index to ask.
 //!
 //! A kernel that runs at the client reaches the node through [`RemoteMemory`]: its accesses are verbs over slots of
 //! [`Staging`] memory, which the world's [`Carriage`] posts, and whose ends it tells [`Staging::complete`].
@@ -53,6 +53,7 @@ mod clients;
 pub mod control;
 mod copies;
 mod host_call;
+mod index;
 mod ingress;
 mod ledger;
 mod payload_streams;
@@ -74,6 +75,7 @@ pub use call_stats::{CLASSES, CallStats, OpStats};
 pub use call_table::{CallAnswer, CallTable, DEADLINE};
 pub use clients::{CONNECTIONS, Clients, TooManyConnections};
 pub use host_call::{HostCall, HostCallError};
+pub use index::{IndexCall, IndexOp, IndexReply, IndexRouter};
 pub use ingress::{Ingress, Release, TakenCall};
 pub use ledger::{Ledger, LedgerError, Reclaimed};
 pub use payload_streams::{Offered, PayloadStreams, STREAM_BUFFER};

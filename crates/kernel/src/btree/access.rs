@@ -111,10 +111,15 @@ impl<'m, M: Memory> Tree<'m, M> {
     }
 
     pub(super) async fn swap(&self, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {
+        self.swap_at(self.at.key, va, expect, new).await
+    }
+
+    /// Swaps a word of another region.
+    pub(super) async fn swap_at(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {
         if let Some(now) = self.memory.immediate() {
-            return now.compare_swap_now(self.at.key, va, expect, new);
+            return now.compare_swap_now(key, va, expect, new);
         }
-        self.memory.compare_swap(self.at.key, va, expect, new).await
+        self.memory.compare_swap(key, va, expect, new).await
     }
 
     pub(super) async fn add(&self, va: u64, n: u64) -> Result<u64, Fault> {

@@ -20,6 +20,8 @@ pub struct Audit {
     pub free: usize,
     /// Nodes that are neither: who took them out was gone before they were of use.
     pub lost: usize,
+    /// Leaves whose keys are in the other part of an index.
+    pub away: usize,
     /// Nodes that their parents do not know: a pointer from the left leads to them.
     pub orphans: usize,
 }
@@ -60,6 +62,10 @@ impl<M: Memory> Tree<'_, M> {
                 if node.level() != Some(level) || node.low() != low {
                     return Err(wrong(slot, "not the node that its left neighbour or parent takes it for"));
                 }
+                if node.is_away() && (level > 0 || node.len() > 0) {
+                    return Err(wrong(slot, "away, and no leaf without keys"));
+                }
+                audit.away += usize::from(node.is_away());
                 let keys: Vec<u64> = (0..node.len()).map(|at| node.key(at)).collect();
                 if !keys.is_sorted_by(|a, b| a < b) || !keys.iter().all(|key| node.covers(*key)) {
                     return Err(wrong(slot, "keys that do not ascend between the fences"));

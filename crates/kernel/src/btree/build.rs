@@ -1,5 +1,7 @@
 //! Bulk loading: the image of a tree, node by node.
 
+use std::ops::RangeInclusive;
+
 use super::node::{NodeMut, children, leaf_keys};
 use super::{FIRST, First, ROOT, TreeRef};
 
@@ -14,6 +16,9 @@ pub enum BuildError {
         /// Its number.
         at: usize,
     },
+    /// A key that is for the other part of an index.
+    #[error("key {0:#x} is not within the range of the part that is loaded")]
+    Outside(u64),
     /// More nodes than the tree has slots.
     #[error("{pairs} pairs take {needed} slots of a tree that has {slots}")]
     TooManyPairs {
@@ -54,7 +59,17 @@ impl Shape {
 
     /// Slots that so many pairs take, the first slot included.
     pub fn slots(self, pairs: usize) -> u64 {
+        self.slots_beside(pairs, 0)
+    }
+
+    /// As [`slots`](Self::slots), with so many leaves that are away.
+    fn slots_beside(self, pairs: usize, away: usize) -> u64 {
         let (mut slots, mut items, mut room) = (2, pairs, leaf_keys(self.node_bytes));
+        if away > 0 {
+            items = self.leaves(pairs) + away;
+            slots += items as u64;
+            room = children(self.node_bytes);
+        }
         while items > room {
             items = items.div_ceil(self.share(room));
             slots += items as u64;
@@ -63,10 +78,28 @@ impl Shape {
         slots
     }
 
+    /// Leaves that so many pairs take.
+    fn leaves(self, pairs: usize) -> usize {
+        let room = leaf_keys(self.node_bytes);
+        if pairs <= room { 1 } else { pairs.div_ceil(self.share(room)) }
+    }
+
     /// Lays a tree of `len` pairs out in zeroed memory of `slots` slots: `write` gets an offset in it and what stands
     /// there, upwards but for the first two slots, which come last.
     pub fn build<E: From<BuildError>>(
         self,
+        pairs: impl IntoIterator<Item = (u64, u64)>,
+        len: usize,
+        slots: u32,
+        write: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.build_part(Some(0..=u64::MAX), pairs, len, slots, write)
+    }
+
+    /// As [`build`](Self::build), for a part of an index that has the keys of this range, or none; leaves beside it are away.
+    pub fn build_part<E: From<BuildError>>(
+        self,
+        here: Option<RangeInclusive<u64>>,
         pairs: impl IntoIterator<Item = (u64, u64)>,
         len: usize,
         slots: u32,
@@ -78,7 +111,10 @@ impl Shape {
         if probe.check().is_err() {
             return Err(BuildError::NodeBytes(bytes).into());
         }
-        let needed = self.slots(len);
+        let is_here = here.is_some();
+        let here = here.unwrap_or(0..=u64::MAX);
+        let away = [*here.start() > 0, *here.end() < u64::MAX].map(usize::from);
+        let needed = self.slots_beside(len, away[0] + away[1]);
         if needed > u64::from(slots) {
             return Err(BuildError::TooManyPairs { pairs: len, needed, slots }.into());
         }
@@ -90,7 +126,9 @@ impl Shape {
         let mut count = len;
         loop {
             let room = if level == 0 { leaf_keys(bytes) } else { children(bytes) };
-            let nodes = if count <= room { 1 } else { count.div_ceil(self.share(room)) };
+            let beside = if level == 0 { away } else { [0, 0] };
+            let full = if count <= room { 1 } else { count.div_ceil(self.share(room)) };
+            let nodes = full + beside[0] + beside[1];
             let mut above = Vec::with_capacity(nodes);
             let mut from = std::mem::take(&mut items).into_iter();
             let mut take = || match level {
@@ -101,9 +139,15 @@ impl Shape {
             for node in 0..nodes {
                 let slot = if nodes == 1 { ROOT } else { next + node as u32 };
                 NodeMut(&mut image).clear(level, (low, u64::MAX), 0);
-                let share = count * (node + 1) / nodes - count * node / nodes;
+                NodeMut(&mut image).set_away(level == 0 && (!is_here || node < beside[0] || node >= beside[0] + full));
+                // Those beside have no share.
+                let ends = |node: usize| count * node.saturating_sub(beside[0]).min(full) / full;
+                let share = ends(node + 1) - ends(node);
                 for _ in 0..share {
                     let Some((key, what)) = first else { break };
+                    if level == 0 && !(is_here && here.contains(&key)) {
+                        return Err(BuildError::Outside(key).into());
+                    }
                     // The first child of all holds what is less than all keys, too.
                     let key =
                         if level > 0 && above.is_empty() && NodeMut(&mut image).node().len() == 0 { 0 } else { key };
@@ -111,8 +155,15 @@ impl Shape {
                     first = take()?;
                 }
                 above.push((low, u64::from(slot)));
-                if let (Some((key, _)), true) = (first, node + 1 < nodes) {
-                    NodeMut(&mut image).set_range(low, key - 1, slot + 1);
+                // Where the next one begins.
+                let begins = match node + 1 {
+                    next if next == nodes => None,
+                    next if next == beside[0] => Some(*here.start()),
+                    next if next == beside[0] + full => here.end().checked_add(1),
+                    _ => first.map(|(key, _)| key),
+                };
+                if let Some(key) = begins {
+                    NodeMut(&mut image).set_range(low, key.wrapping_sub(1), slot + 1);
                     low = key;
                 }
                 write(u64::from(slot) * bytes as u64, &image)?;

@@ -62,46 +62,62 @@ impl<M: Memory> Tree<'_, M> {
         self.descend(key, 0, copy).await?.ok_or(Status::Trapped)
     }
 
+    /// As [`leaf`](Self::leaf), if its keys are in this tree: else [`MOVED`](super::MOVED).
+    pub(super) async fn leaf_here(&self, key: u64, copy: &mut Vec<u8>) -> Result<u32, Status> {
+        let slot = self.leaf(key, copy).await?;
+        if NodeView(copy).is_away() { Err(super::MOVED) } else { Ok(slot) }
+    }
+
     /// The value of a key. `copy` is room for a node.
     pub async fn get(&self, key: u64, copy: &mut Vec<u8>) -> Result<u64, Status> {
         if let Some(value) = self.get_in_place(key).await? {
             return Ok(value);
         }
-        self.leaf(key, copy).await?;
+        self.leaf_here(key, copy).await?;
         let leaf = NodeView(copy);
         leaf.search(key).map(|at| leaf.value(at)).map_err(|_| Status::NotFound)
     }
 
-    /// At most `count` keys from `from` on with their values, in order. Each leaf is read at one moment of its own.
-    pub async fn pairs(&self, from: u64, count: u32, copy: &mut Vec<u8>) -> Result<Vec<(u64, u64)>, Status> {
+    /// At most `count` keys from `from` on with their values, in order, and from which key on to go on in the other part
+    /// of an index, if the keys are there. Each leaf is read at one moment of its own.
+    pub async fn pairs(
+        &self,
+        from: u64,
+        count: u32,
+        copy: &mut Vec<u8>,
+    ) -> Result<(Vec<(u64, u64)>, Option<u64>), Status> {
         let mut pairs = Vec::new();
-        self.scan(from, count, copy, |leaf, places| {
+        let found = |leaf: NodeView<'_>, places: Range<usize>| {
             pairs.extend(places.map(|at| (leaf.key(at), leaf.value(at))));
             Ok(())
-        })
-        .await?;
-        Ok(pairs)
+        };
+        let next = self.scan(from, count, copy, found).await?;
+        Ok((pairs, next))
     }
 
-    /// Hands over leaves, and which places of theirs hold the next of at most `count` keys from `from` on.
+    /// Hands over leaves, and which places of theirs hold the next of at most `count` keys from `from` on. Returns from
+    /// where on the keys are in the other part, if it comes there.
     pub(super) async fn scan(
         &self,
         mut from: u64,
         count: u32,
         copy: &mut Vec<u8>,
         mut found: impl FnMut(NodeView<'_>, Range<usize>) -> Result<(), Status>,
-    ) -> Result<(), Status> {
+    ) -> Result<Option<u64>, Status> {
         let mut left = count as usize;
         self.leaf(from, copy).await?;
         loop {
             let leaf = NodeView(copy);
+            if leaf.is_away() {
+                return Ok(Some(from));
+            }
             let first = leaf.search(from).unwrap_or_else(|at| at);
             let places = first..leaf.len().min(first.saturating_add(left));
             left -= places.len();
             found(leaf, places)?;
-            let Some(next) = leaf.high().checked_add(1).filter(|_| left > 0) else { return Ok(()) };
+            let Some(next) = leaf.high().checked_add(1).filter(|_| left > 0) else { return Ok(None) };
             if leaf.right() == 0 {
-                return Ok(());
+                return Ok(None);
             }
             from = next;
             self.load(self.node_slot(leaf.right())?, copy).await?;

@@ -26,6 +26,7 @@ impl<M: Memory> Tree<'_, M> {
         // A node between the two that the parent has not heard of, or one that is no longer its child.
         let apart =
             l.right() != right_slot || l.high().checked_add(1) != Some(r.low()) || r.low() != parent.key(at + 1);
+        let apart = apart || l.is_away() != r.is_away();
         if apart || l.level() != below || r.level() != below || 4 * (l.len() + r.len()) > 3 * l.room() {
             return Ok(());
         }

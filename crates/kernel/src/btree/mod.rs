@@ -24,6 +24,7 @@ mod find;
 mod merge;
 mod node;
 mod params;
+mod partition;
 mod place;
 mod plan;
 mod recover;
@@ -38,6 +39,8 @@ pub use build::{BuildError, Shape};
 pub use node::{HEADER, Head, NODE_BYTES, NodeMut, NodeView, children, leaf_keys};
 pub use params::{TreeParams, TreeRef};
 pub(crate) use params::{delete, get, put, recover, scan};
+pub(crate) use partition::move_split;
+pub use partition::{Directory, Index, MoveParams, Moved, Part, part_of};
 pub use plan::Plan;
 pub use recover::LOG_SLOTS;
 pub use write::Put;
@@ -50,6 +53,8 @@ pub const LOCKED: Status = Status::Other(16);
 pub const FULL: Status = Status::Other(17);
 /// A client that writes by itself has to be an owner of the tree: nobody could give its locks back.
 pub const NOT_OWNER: Status = Status::Other(19);
+/// The key is in the other part of an index: ask there.
+pub const MOVED: Status = Status::Other(20);
 /// The key is there already.
 pub const EXISTS: Status = Status::Other(18);
 

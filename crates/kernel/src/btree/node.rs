@@ -6,11 +6,12 @@
 //! |----------------|--------------------------------------------------------------------------------|
 //! | 0..8           | the *head*: version, and who has the lock                                      |
 //! | 8..16, 16..24  | the lowest and the highest key that belong here (the *fences*, both inclusive) |
-//! | 24..32         | slot of the node to the right (4), number of keys (2), 1 + level (1), 0 (1)    |
+//! | 24..32         | slot of the node to the right (4), number of keys (2), 1 + level (1), away (1) |
 //! | 32..           | keys, ascending; behind the room for them the values (8 each) or children (4)  |
 //! | n-8..n         | the *tail*: the version once more                                              |
 //!
-//! A node that is free has 0 in place of 1 + level. The level of a leaf is 0. Child `i` of an inner node holds the keys
+//! A leaf that is *away*, 1 there, has no keys: those that belong between its fences are in the other part of an index
+//! (see [`Index`](super::Index)). A node that is free has 0 in place of 1 + level. The level of a leaf is 0. Child `i` of an inner node holds the keys
 //! from key `i` on; key 0 is the low fence.
 
 use std::ops::Range;
@@ -137,6 +138,12 @@ impl<'a> NodeView<'a> {
         self.0[30] == 1
     }
 
+    /// Whether the keys of a leaf are in the other part of an index.
+    #[inline]
+    pub fn is_away(self) -> bool {
+        self.0[31] != 0
+    }
+
     /// Whether a key belongs here.
     #[inline]
     pub fn covers(self, key: u64) -> bool {
@@ -154,6 +161,12 @@ impl<'a> NodeView<'a> {
     #[allow(clippy::len_without_is_empty, reason = "no caller asks whether a node is empty")]
     pub fn len(self) -> usize {
         usize::from(u16::from_le_bytes([self.0[28], self.0[29]])).min(self.room())
+    }
+
+    /// Whether so little is in it that it should be merged with a neighbour.
+    #[inline]
+    pub fn is_small(self) -> bool {
+        self.len() < self.room() / 4
     }
 
     /// The key at a place.
@@ -237,6 +250,11 @@ impl NodeMut<'_> {
         self.0[8..16].copy_from_slice(&low.to_le_bytes());
         self.0[16..24].copy_from_slice(&high.to_le_bytes());
         self.0[24..28].copy_from_slice(&right.to_le_bytes());
+    }
+
+    /// Says whether its keys are in the other part.
+    pub fn set_away(&mut self, away: bool) {
+        self.0[31] = away.into();
     }
 
     fn set_len(&mut self, len: usize) {

@@ -23,6 +23,35 @@ pub struct TreeRef {
 }
 
 impl TreeRef {
+    /// Bytes of a reference.
+    pub(super) const LEN: usize = 24;
+
+    /// To the first bytes: base (8), key of the region (4), slots (4), bytes of a node (2), owner (2), two that are left to
+    /// others, owners (2); little-endian.
+    pub(super) fn encode(&self, bytes: &mut [u8]) {
+        let TreeRef { base, key, slots, node_bytes, owners, owner } = *self;
+        bytes[..8].copy_from_slice(&base.to_le_bytes());
+        bytes[8..12].copy_from_slice(&key.to_le_bytes());
+        bytes[12..16].copy_from_slice(&slots.to_le_bytes());
+        bytes[16..18].copy_from_slice(&node_bytes.to_le_bytes());
+        bytes[18..20].copy_from_slice(&owner.to_le_bytes());
+        bytes[22..24].copy_from_slice(&owners.to_le_bytes());
+    }
+
+    /// From as many bytes, be they what they may: see [`check`](Self::check).
+    #[inline]
+    pub(super) fn decode(bytes: &[u8]) -> Self {
+        let [base, regions, sizes] = [0, 8, 16].map(|at| super::node::word(bytes, at));
+        TreeRef {
+            base,
+            key: regions as u32,
+            slots: (regions >> 32) as u32,
+            node_bytes: sizes as u16,
+            owner: (sizes >> 16) as u16,
+            owners: (sizes >> 48) as u16,
+        }
+    }
+
     pub(super) fn check(&self) -> Result<(), Status> {
         let bytes = usize::from(self.node_bytes);
         let fits = bytes.is_power_of_two() && (NODE_BYTES[0]..=NODE_BYTES[1]).contains(&bytes);
@@ -41,7 +70,7 @@ impl TreeRef {
 /// | get    | 0            | the value                                                        |
 /// | put    | the new one  | the value before; nothing if there was none                      |
 /// | delete | 0            | the value before                                                 |
-/// | scan   | how many     | pairs of key and value from `key` on, in order                   |
+/// | scan   | how many     | pairs of key and value from `key` on, in order; then, if the keys from another on are in the other part of an index, that one |
 /// | recover | 0           | how many locks the owner that `key` names had left               |
 ///
 /// After [`LOCKED`](super::LOCKED) nothing is known but that the key is as it was: it may be tried again.
@@ -70,18 +99,12 @@ impl TreeParams {
     /// owners (2), key (8), value (8); little-endian.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        let TreeRef { base, key, slots, node_bytes, owners, owner } = self.tree;
-        bytes[..8].copy_from_slice(&base.to_le_bytes());
-        bytes[8..12].copy_from_slice(&key.to_le_bytes());
-        bytes[12..16].copy_from_slice(&slots.to_le_bytes());
-        bytes[16..18].copy_from_slice(&node_bytes.to_le_bytes());
-        bytes[18..20].copy_from_slice(&owner.to_le_bytes());
+        self.tree.encode(&mut bytes);
         bytes[20] = match self.how {
             Put::Upsert => 0,
             Put::Insert => 1,
             Put::Update => 2,
         };
-        bytes[22..24].copy_from_slice(&owners.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.key.to_le_bytes());
         bytes[32..].copy_from_slice(&self.value.to_le_bytes());
         bytes
@@ -91,19 +114,15 @@ impl TreeParams {
     #[inline]
     pub fn decode(bytes: &[u8]) -> Result<Self, Status> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().map_err(|_| Status::BadParams)?;
-        let half = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let word = |at: usize| u64::from(half(at)) | u64::from(half(at + 4)) << 32;
         let how = match bytes[20] {
             0 => Put::Upsert,
             1 => Put::Insert,
             2 => Put::Update,
             _ => return Err(Status::BadParams),
         };
-        let (node_bytes, owner) = (half(16) as u16, (half(16) >> 16) as u16);
-        let owners = (half(20) >> 16) as u16;
-        let tree = TreeRef { base: word(0), key: half(8), slots: half(12), node_bytes, owners, owner };
+        let tree = TreeRef::decode(bytes);
         tree.check()?;
-        Ok(TreeParams { tree, key: word(24), value: word(32), how })
+        Ok(TreeParams { tree, key: super::node::word(bytes, 24), value: super::node::word(bytes, 32), how })
     }
 }
 
@@ -164,7 +183,10 @@ pub(crate) async fn scan<M: Memory>(memory: &M, call: &mut Call) -> Result<(), S
         }
         Ok(())
     };
-    tree.scan(params.key, count, &mut Vec::new(), found).await
+    if let Some(next) = tree.scan(params.key, count, &mut Vec::new(), found).await? {
+        call.grow_reply(8)?.copy_from_slice(&next.to_le_bytes());
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -20,6 +20,8 @@ enum Look {
     Right(u32),
     /// The key's value, if it has one.
     Found(Option<u64>),
+    /// Its keys are in the other part of an index.
+    Away,
     /// It is not the node that whoever led here took it for.
     Gone,
     /// Somebody changes it.
@@ -40,6 +42,7 @@ impl<M: Memory> Tree<'_, M> {
                 Some(Look::Down(child, below)) => (slot, level) = (child, Some(below)),
                 Some(Look::Right(right)) => slot = right,
                 Some(Look::Found(value)) => return value.map(Some).ok_or(Status::NotFound),
+                Some(Look::Away) => return Err(super::MOVED),
                 Some(Look::Gone) => (slot, level) = (ROOT, None),
                 Some(Look::Busy) => {
                     tries += 1;
@@ -63,7 +66,7 @@ impl<M: Memory> Tree<'_, M> {
             return Ok(Some(Look::Busy));
         }
         let (low, high, meta) = (words.get(1), words.get(2), words.get(3));
-        let kind = (meta >> 48) as u8;
+        let (kind, away) = ((meta >> 48) as u8, meta >> 56 != 0);
         let first = HEADER / 8;
         let leaf = kind == 1;
         let room = if leaf { leaf_keys(bytes) } else { children(bytes) };
@@ -82,6 +85,7 @@ impl<M: Memory> Tree<'_, M> {
             _ if !fits || key < low => Look::Gone,
             _ if key > high && meta as u32 != 0 => Look::Right(self.node_slot(meta as u32)?),
             _ if key > high => Look::Gone,
+            _ if away => Look::Away,
             what if leaf => Look::Found(what),
             Some(child) => Look::Down(self.node_slot(child as u32)?, kind - 2),
             None => return Err(Status::Trapped),

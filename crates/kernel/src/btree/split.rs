@@ -10,17 +10,24 @@ impl<M: Memory> Tree<'_, M> {
     /// Splits a full node, whose copy of one moment is `copy`, unless it has changed since; a key is to come in at `at`.
     pub(super) async fn split(&self, slot: u32, at: usize, copy: &mut Vec<u8>) -> Result<(), Status> {
         let node = NodeView(copy);
-        let (head, level) = (node.head(), node.level().ok_or(Status::Trapped)?);
         // Keys that come in order fill the nodes that they leave behind.
         let appended = node.right() == 0 && at == node.len();
         let half = if appended { node.len() - node.len() / 8 - 1 } else { node.len() / 2 };
-        let sep = node.key(half);
+        self.split_at(slot, node.key(half), copy).await
+    }
+
+    /// Splits a node, as [`split`](Self::split), in front of a key that lies between its fences, and is not the lowest.
+    pub(super) async fn split_at(&self, slot: u32, sep: u64, copy: &mut Vec<u8>) -> Result<(), Status> {
+        let node = NodeView(copy);
+        let (head, level) = (node.head(), node.level().ok_or(Status::Trapped)?);
+        let half = node.search(sep).unwrap_or_else(|at| at);
         let mut right = Vec::new();
         let right_slot = self.allocate(&mut right).await?;
         NodeMut(&mut right).clear(level, (sep, node.high()), node.right());
+        NodeMut(&mut right).set_away(node.is_away());
         NodeMut(&mut right).append(node, half);
         if slot == ROOT {
-            return self.split_root(copy, half, (right_slot, right)).await;
+            return self.split_root(copy, sep, (right_slot, right)).await;
         }
         if !self.lock(slot, head).await? {
             return self.give_back(&[(right_slot, &mut right)]).await;
@@ -41,12 +48,12 @@ impl<M: Memory> Tree<'_, M> {
     async fn split_root(
         &self,
         root: &mut [u8],
-        half: usize,
+        sep: u64,
         (right_slot, mut right): (u32, Vec<u8>),
     ) -> Result<(), Status> {
         let node = NodeView(root);
         let (head, level) = (node.head(), node.level().ok_or(Status::Trapped)?);
-        let (low, high, sep) = (node.low(), node.high(), node.key(half));
+        let (low, high, half) = (node.low(), node.high(), node.search(sep).unwrap_or_else(|at| at));
         let mut left = Vec::new();
         let left_slot = match self.allocate(&mut left).await {
             Ok(slot) => slot,
@@ -56,6 +63,7 @@ impl<M: Memory> Tree<'_, M> {
             }
         };
         NodeMut(&mut left).clear(level, (low, sep.wrapping_sub(1)), right_slot);
+        NodeMut(&mut left).set_away(node.is_away());
         (0..half).for_each(|at| {
             let what = if level == 0 { node.value(at) } else { node.child(at).into() };
             NodeMut(&mut left).push(node.key(at), what);

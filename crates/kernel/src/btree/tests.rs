@@ -1,6 +1,7 @@
 //! The tree beside `BTreeMap`, by one-sided accesses and by a core's.
 
 use super::*;
+use crate::Placement;
 use crate::testing::Counted;
 use crate::{HostMemory, Limits, Memory};
 use proptest::prelude::*;
@@ -95,7 +96,8 @@ fn take<M: Memory>(memory: &M, tree: TreeRef, step: &Step, model: &mut BTreeMap<
             assert_eq!(drive(on().get(key, copy)), expected, "{step:?}");
         }
         Step::Scan(key, count) => {
-            let found = drive(on().pairs(key, count, copy)).unwrap();
+            let (found, next) = drive(on().pairs(key, count, copy)).unwrap();
+            assert_eq!(next, None, "a tree by itself has all keys");
             let expected: Vec<_> = model.range(key..).take(count as usize).map(|(k, v)| (*k, *v)).collect();
             assert_eq!(found, expected, "{step:?}");
         }
@@ -140,6 +142,148 @@ proptest! {
         prop_assert_eq!(check(&near, host.tree), expected.clone());
         prop_assert_eq!(check(&far, host.tree), expected);
     }
+}
+
+/// Slots of each part of an index.
+const PART_SLOTS: u32 = 500;
+
+/// The memory of an index with this border: its parts, and then its directory. Addresses begin at `base`.
+fn parted(pairs: &BTreeMap<u64, u64>, split: u64, fill: u8, (base, key): (u64, u32)) -> (Vec<u8>, Directory) {
+    let shape = Shape { node_bytes: 256, fill };
+    let part_bytes = PART_SLOTS as usize * 256;
+    let mut bytes = vec![0; 2 * part_bytes + Directory::LEN];
+    let trees = [0, 1].map(|part| {
+        let here = match part {
+            0 if split == u64::MAX => Some(0..=u64::MAX),
+            0 => split.checked_sub(1).map(|last| 0..=last),
+            _ => (split != u64::MAX).then_some(split..=u64::MAX),
+        };
+        let pairs: Vec<_> =
+            pairs.iter().filter(|(key, _)| part_of(split, **key) == part).map(|(k, v)| (*k, *v)).collect();
+        let built = shape.build_part(here, pairs.iter().copied(), pairs.len(), PART_SLOTS, |at, node| {
+            bytes[part * part_bytes + at as usize..][..node.len()].copy_from_slice(node);
+            Ok::<_, BuildError>(())
+        });
+        built.unwrap();
+        let base = base + (part * part_bytes) as u64;
+        TreeRef { base, key, slots: PART_SLOTS, node_bytes: 256, owners: 0, owner: 0 }
+    });
+    let places = [Placement::Host, Placement::Nic];
+    let parts = [0, 1].map(|part| Part { tree: trees[part], place: places[part] });
+    let directory = Directory { split, parts };
+    bytes[2 * part_bytes..].copy_from_slice(&directory.encode());
+    (bytes, directory)
+}
+
+#[derive(Clone, Debug)]
+enum IndexStep {
+    On(Step),
+    /// The border moves by so many leaves at most, towards a key.
+    Move(u32, u64),
+}
+
+fn index_step(keys: u64) -> impl Strategy<Value = IndexStep> {
+    let target = prop_oneof![8 => 0..=keys, 1 => Just(0), 1 => Just(u64::MAX)];
+    prop_oneof![6 => step(keys).prop_map(IndexStep::On), 1 => (1..9u32, target).prop_map(|(n, to)| IndexStep::Move(n, to))]
+}
+
+/// One step on an index by a caller whose copy of the border is from the beginning, and what it must bring.
+fn take_on_index<M: Memory>(memory: &M, directory: &Directory, step: &IndexStep, model: &mut BTreeMap<u64, u64>) {
+    let trees = directory.parts.map(|part| part.tree);
+    let index = Index::new(memory, trees, directory.split);
+    match *step {
+        IndexStep::On(Step::Put(key, value, how)) => {
+            let old = model.get(&key).copied();
+            let expected = match (how, old) {
+                (Put::Insert, Some(_)) => Err(EXISTS),
+                (Put::Update, None) => Err(Status::NotFound),
+                _ => Ok(model.insert(key, value)),
+            };
+            assert_eq!(drive(index.put(key, value, how)), expected, "{step:?}");
+        }
+        IndexStep::On(Step::Delete(key)) => {
+            assert_eq!(drive(index.delete(key)), model.remove(&key).ok_or(Status::NotFound), "{step:?}");
+        }
+        IndexStep::On(Step::Get(key)) => {
+            assert_eq!(drive(index.get(key)), model.get(&key).copied().ok_or(Status::NotFound), "{step:?}");
+        }
+        IndexStep::On(Step::Scan(key, count)) => {
+            let expected: Vec<_> = model.range(key..).take(count as usize).map(|(k, v)| (*k, *v)).collect();
+            assert_eq!(drive(index.pairs(key, count)), Ok(expected), "{step:?}");
+        }
+        IndexStep::Move(leaves, target) => {
+            let at = trees[1].base + u64::from(PART_SLOTS) * 256;
+            let params = MoveParams { directory: at, key: trees[0].key, leaves, target };
+            let moved = drive(params.run(memory)).unwrap();
+            // All of what the border passes changes over, and each part has what the border says.
+            let pairs = drive(index.pairs(0, u32::MAX)).unwrap();
+            assert_eq!(pairs.len(), model.len(), "{step:?}");
+            for (part, tree) in trees.into_iter().enumerate() {
+                let audit = drive(Tree::new(memory, tree).unwrap().audit()).unwrap();
+                assert_eq!((audit.lost, audit.orphans), (0, 0), "{step:?}");
+                let held = model.iter().filter(|(key, _)| part_of(moved.split, **key) == part);
+                assert_eq!(audit.pairs, held.map(|(k, v)| (*k, *v)).collect::<Vec<_>>(), "{step:?}: part {part}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 32, ..Default::default() })]
+
+    #[test]
+    fn an_index_in_two_parts_is_an_ordered_map_wherever_its_border_goes(
+        loaded in prop::collection::btree_map(0u64..600, any::<u64>(), 0..400),
+        split in prop_oneof![4 => 0u64..600, 1 => Just(0), 1 => Just(u64::MAX)],
+        steps in prop::collection::vec(index_step(600), 1..300),
+        fill in 30u8..=100,
+    ) {
+        let (bytes, _) = parted(&loaded, split, fill, (64, 7));
+        let host = Host::new(bytes, 256);
+        let (mut model, mut other) = (loaded.clone(), loaded.clone());
+        let (bytes, at_host) = parted(&loaded, split, fill, (64, host.tree.key));
+        let near = host.memory();
+        drive(near.write(host.tree.key, 64, &bytes)).unwrap();
+        let (bytes, at_client) = parted(&loaded, split, fill, (64, 7));
+        let far = Counted::new(64 + bytes.len());
+        far.put(64, &bytes);
+        for step in &steps {
+            take_on_index(&near, &at_host, step, &mut model);
+            take_on_index(&far, &at_client, step, &mut other);
+        }
+    }
+}
+
+#[test]
+fn a_border_that_goes_to_and_fro_leaves_no_memory_behind() {
+    let loaded: BTreeMap<u64, u64> = (0..2000).map(|i| (3 * i, i)).collect();
+    let (bytes, directory) = parted(&loaded, 3000, 80, (64, 7));
+    let memory = Counted::new(64 + bytes.len());
+    memory.put(64, &bytes);
+    let mut model = loaded;
+    for _ in 0..4 {
+        for target in [0, 3001, u64::MAX, 100] {
+            take_on_index(&memory, &directory, &IndexStep::Move(u32::MAX, target), &mut model);
+        }
+    }
+    let nodes: usize =
+        directory.parts.iter().map(|part| drive(Tree::new(&memory, part.tree).unwrap().audit()).unwrap().nodes).sum();
+    assert!(nodes < 500, "{nodes} nodes for 2000 pairs, of which one holds 13");
+}
+
+#[test]
+fn a_client_does_not_move_a_border_and_no_directory_is_none() {
+    let (bytes, directory) = parted(&BTreeMap::new(), 10, 80, (64, 7));
+    let memory = Counted::new(64 + bytes.len());
+    memory.put(64, &bytes);
+    let at = directory.parts[1].tree.base + u64::from(PART_SLOTS) * 256;
+    let params = MoveParams { directory: at, key: 7, leaves: 1, target: 0 };
+    assert_eq!(MoveParams::decode(&params.encode()), Ok(params));
+    assert_eq!(Directory::decode(&directory.encode()), Ok(directory));
+    assert_eq!(drive(MoveParams { directory: at - 64, ..params }.run(&memory)), Err(Status::BadParams));
+    let unmoved = drive(MoveParams { leaves: 0, ..params }.run(&memory));
+    assert_eq!(unmoved, Ok(Moved { split: 10, pairs: 0 }));
+    assert_eq!(drive(params.run(&memory)), Ok(Moved { split: 0, pairs: 0 }));
 }
 
 #[test]
@@ -191,5 +335,10 @@ fn loading_says_what_is_wrong() {
     assert_eq!(load(shape, &[(1, 0)], 2, 9), Err(BuildError::TooFewPairs { came: 1, promised: 2 }));
     assert_eq!(load(Shape { node_bytes: 300, ..shape }, &[], 0, 9), Err(BuildError::NodeBytes(300)));
     assert_eq!(load(shape, &[], 100, 9), Err(BuildError::TooManyPairs { pairs: 100, needed: 10, slots: 9 }));
+    let part = |here, pairs: &[(u64, u64)]| {
+        shape.build_part(here, pairs.iter().copied(), pairs.len(), 9, |_, _| Ok::<_, BuildError>(()))
+    };
+    assert_eq!(part(Some(5..=9), &[(7, 0), (10, 0)]), Err(BuildError::Outside(10)));
+    assert_eq!(part(None, &[(7, 0)]), Err(BuildError::Outside(7)));
     assert_eq!([0, 13, 14, 234, 235].map(|pairs| shape.slots(pairs)), [2, 2, 4, 20, 23]);
 }

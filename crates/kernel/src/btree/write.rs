@@ -1,7 +1,7 @@
 //! Inserts, updates and deletes.
 
 use super::access::{Change, Tree};
-use super::node::{NodeMut, NodeView, leaf_keys};
+use super::node::{NodeMut, NodeView};
 use super::{EXISTS, ROOT};
 use crate::call::Status;
 use crate::memory::Memory;
@@ -21,7 +21,7 @@ impl<M: Memory> Tree<'_, M> {
     /// Writes the value of a key; returns the one that it had. `copy` is room for a node.
     pub async fn put(&self, key: u64, value: u64, how: Put, copy: &mut Vec<u8>) -> Result<Option<u64>, Status> {
         loop {
-            let slot = self.leaf(key, copy).await?;
+            let slot = self.leaf_here(key, copy).await?;
             let node = NodeView(copy);
             let head = node.head();
             match node.search(key) {
@@ -51,7 +51,7 @@ impl<M: Memory> Tree<'_, M> {
     /// Takes a key out; returns its value. `copy` is room for a node.
     pub async fn delete(&self, key: u64, copy: &mut Vec<u8>) -> Result<u64, Status> {
         loop {
-            let slot = self.leaf(key, copy).await?;
+            let slot = self.leaf_here(key, copy).await?;
             let node = NodeView(copy);
             let head = node.head();
             let at = node.search(key).map_err(|_| Status::NotFound)?;
@@ -61,7 +61,7 @@ impl<M: Memory> Tree<'_, M> {
             }
             let ranges = NodeMut(copy).remove(at);
             self.commit(&[Change { slot, image: copy, ranges: &ranges }]).await?;
-            if slot != ROOT && NodeView(copy).len() < leaf_keys(self.node_bytes()) / 4 {
+            if slot != ROOT && NodeView(copy).is_small() {
                 // The key is gone, whatever becomes of this.
                 let _ = Box::pin(self.merge(key, 1, copy)).await;
             }

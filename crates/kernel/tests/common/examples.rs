@@ -1,6 +1,6 @@
 //! A call of each built-in kernel whose answer is known, for the tests of every world. A kernel without one fails them.
 
-use remora_kernel::btree::{BuildError, Shape, TreeParams, TreeRef};
+use remora_kernel::btree::{BuildError, Directory, MoveParams, Part, Shape, TreeParams, TreeRef};
 use remora_kernel::compress::CompressParams;
 use remora_kernel::embed::{Element, EmbedRequest, EmbedTable, Reduction};
 use remora_kernel::filter::{Column, ColumnType, FilterOutput, FilterParams, RowPredicate, Source};
@@ -123,6 +123,15 @@ pub fn example(kernel: u64, key: u32, va: u64) -> Example {
                 op::TREE_SCAN => example.reply = [7u64.to_le_bytes(), 99u64.to_le_bytes()].concat(),
                 _ => {}
             }
+        }
+        op::TREE_MOVE => {
+            // The border alone: only a node moves it.
+            let tree = TreeRef { base: va, key, slots: 8, node_bytes: 256, owners: 0, owner: 0 };
+            let part = |place| Part { tree, place };
+            let directory = Directory { split: 77, parts: [part(Placement::Host), part(Placement::Nic)] };
+            example.memory[..Directory::LEN].copy_from_slice(&directory.encode());
+            example.params = MoveParams { directory: va, key, leaves: 0, target: 0 }.encode().to_vec();
+            example.reply = [77u64.to_le_bytes(), [0; 8]].concat();
         }
         op::SEQUENCER => {
             example.memory[64] = 41;

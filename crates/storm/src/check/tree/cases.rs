@@ -13,6 +13,8 @@ pub enum TreeOp {
     Delete(u64),
     /// Reads so many keys from one on.
     Scan(u64, u32),
+    /// Moves the border between two parts.
+    Move(u64),
 }
 
 /// A tree with nodes of 256 bytes, and what tasks do to it at once.
@@ -26,11 +28,13 @@ pub struct TreeCase {
     pub loaded: u64,
     /// Keys that are taken out before.
     pub deleted: &'static [u64],
+    /// The keys lie in two trees, with this border between them: an index in two parts.
+    pub border: Option<u64>,
     /// Operations of each task, one after the other.
     pub tasks: &'static [&'static [TreeOp]],
 }
 
-use TreeOp::{Delete, Get, Put as Write, Scan};
+use TreeOp::{Delete, Get, Move, Put as Write, Scan};
 
 /// All cases. A leaf has room for 13 keys, and is merged below 3.
 pub const TREE_CASES: &[TreeCase] = &[
@@ -39,6 +43,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         about: "the root, a full leaf, is split; another writer and a reader are in its upper half",
         loaded: 13,
         deleted: &[],
+        border: None,
         tasks: &[&[Write(65, 1, Put::Insert)], &[Write(120, 2, Put::Upsert)], &[Get(120), Get(65)]],
     },
     TreeCase {
@@ -46,6 +51,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         about: "a full leaf is split by two writers; a reader scans both halves",
         loaded: 26,
         deleted: &[],
+        border: None,
         tasks: &[&[Write(65, 1, Put::Insert)], &[Write(125, 2, Put::Insert)], &[Scan(60, 8)]],
     },
     TreeCase {
@@ -53,6 +59,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         about: "two leaves are merged and the root becomes a leaf; another writer and a reader are in the right one",
         loaded: 14,
         deleted: &[10, 20, 30, 40, 80, 90, 100, 110],
+        border: None,
         tasks: &[&[Delete(50)], &[Write(130, 2, Put::Upsert)], &[Get(130)]],
     },
     TreeCase {
@@ -60,6 +67,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         about: "two leaves are merged while a reader scans both",
         loaded: 14,
         deleted: &[10, 20, 30, 40, 80, 90, 100, 110],
+        border: None,
         tasks: &[&[Delete(50)], &[Delete(130)], &[Scan(60, 4)]],
     },
     TreeCase {
@@ -67,6 +75,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         about: "a merge frees a node, and a split elsewhere takes it; a reader has an old pointer to it",
         loaded: 39,
         deleted: &[10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 140, 150, 160, 170, 180, 190, 200, 210, 220, 230],
+        border: None,
         tasks: &[&[Delete(110)], &[Write(385, 2, Put::Insert)], &[Get(240)]],
     },
     TreeCase {
@@ -74,6 +83,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         about: "one leaf: keys are moved while a reader reads them piece by piece; fine enough for that",
         loaded: 3,
         deleted: &[],
+        border: None,
         tasks: &[&[Write(5, 1, Put::Insert)], &[Scan(10, 2)]],
     },
     TreeCase {
@@ -81,6 +91,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         about: "two inserts into one leaf, and a reader",
         loaded: 3,
         deleted: &[],
+        border: None,
         tasks: &[&[Write(15, 1, Put::Insert)], &[Write(25, 2, Put::Insert)], &[Get(15)]],
     },
     TreeCase {
@@ -88,7 +99,64 @@ pub const TREE_CASES: &[TreeCase] = &[
         about: "an insert, a delete and an update of one key",
         loaded: 3,
         deleted: &[],
+        border: None,
         tasks: &[&[Write(15, 1, Put::Insert), Get(15)], &[Delete(15)], &[Write(15, 3, Put::Update), Get(15)]],
+    },
+    TreeCase {
+        name: "move-write",
+        about: "all keys come to the lower part while one of them is changed",
+        loaded: 6,
+        deleted: &[],
+        border: Some(35),
+        tasks: &[&[Write(50, 2, Put::Update)], &[Move(u64::MAX)]],
+    },
+    TreeCase {
+        name: "move-read",
+        about: "a scan goes over the border while it moves, and the leaves on both sides of it are split",
+        loaded: 6,
+        deleted: &[],
+        border: Some(55),
+        tasks: &[&[Scan(20, 9)], &[Move(40)]],
+    },
+    TreeCase {
+        name: "move-down",
+        about: "the upper keys of the only leaf go to the other tree; a writer and a reader are among them",
+        loaded: 6,
+        deleted: &[],
+        border: Some(u64::MAX),
+        tasks: &[&[Write(45, 1, Put::Insert)], &[Get(45)], &[Move(40)]],
+    },
+    TreeCase {
+        name: "move-up",
+        about: "all keys come to the lower part; one is deleted meanwhile, another changed",
+        loaded: 6,
+        deleted: &[],
+        border: Some(35),
+        tasks: &[&[Delete(40)], &[Write(50, 2, Put::Update)], &[Move(u64::MAX)]],
+    },
+    TreeCase {
+        name: "move-scan",
+        about: "a scan goes over the border while it moves down and a key is inserted",
+        loaded: 6,
+        deleted: &[],
+        border: Some(55),
+        tasks: &[&[Write(45, 1, Put::Insert)], &[Scan(20, 9)], &[Move(40)]],
+    },
+    TreeCase {
+        name: "move-scan-up",
+        about: "a scan goes over the border while it moves up and a key is deleted",
+        loaded: 6,
+        deleted: &[],
+        border: Some(35),
+        tasks: &[&[Delete(50)], &[Scan(20, 9)], &[Move(55)]],
+    },
+    TreeCase {
+        name: "movers",
+        about: "two move the border, one up and one down; a reader is between",
+        loaded: 6,
+        deleted: &[],
+        border: Some(35),
+        tasks: &[&[Move(55)], &[Get(40)], &[Move(15)]],
     },
 ];
 

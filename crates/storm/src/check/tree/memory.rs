@@ -22,14 +22,23 @@ pub enum TreeMutant {
     TailLate,
     /// A compare-and-swap always swaps.
     Swaps,
+    /// A leaf that has given its keys to the other part of an index does not say so.
+    Both,
+    /// A compare-and-swap that should swap only says so: a lock keeps nobody out.
+    NoLock,
     /// The node recovers what a client has under way that is still there.
     Early,
 }
 
 impl TreeMutant {
     /// All, by name.
-    pub const ALL: [(&'static str, TreeMutant); 3] =
-        [("tail-late", TreeMutant::TailLate), ("swaps", TreeMutant::Swaps), ("early", TreeMutant::Early)];
+    pub const ALL: [(&'static str, TreeMutant); 5] = [
+        ("tail-late", TreeMutant::TailLate),
+        ("swaps", TreeMutant::Swaps),
+        ("both", TreeMutant::Both),
+        ("no-lock", TreeMutant::NoLock),
+        ("early", TreeMutant::Early),
+    ];
 }
 
 /// The tree's memory, which all tasks share.
@@ -37,8 +46,10 @@ impl TreeMutant {
 pub(super) struct Shared {
     pub bytes: RefCell<Vec<u8>>,
     pub mutant: Option<TreeMutant>,
-    /// Where logs begin.
+    /// Where logs begin in a tree.
     pub logs: usize,
+    /// Bytes of a tree.
+    pub tree: usize,
     /// What is told of each access, if somebody listens.
     pub told: RefCell<Option<Vec<String>>>,
 }
@@ -179,13 +190,19 @@ impl TaskMemory {
         let old = self.word(at);
         let swaps = old == expect || self.shared.mutant == Some(TreeMutant::Swaps);
         self.tell(|| format!("{} the head of slot {}", if swaps { "swaps" } else { "fails to swap" }, at / NODE));
-        if swaps {
+        if swaps && self.shared.mutant != Some(TreeMutant::NoLock) {
             self.shared.bytes.borrow_mut()[at..at + 8].copy_from_slice(&new.to_le_bytes());
         }
         let old = if self.shared.mutant == Some(TreeMutant::Swaps) { expect } else { old };
         self.saw(&old.to_le_bytes());
         old
     }
+}
+
+/// The byte that says that a leaf is away, if it is among those that are written from `start` on.
+fn away(start: usize, data: &mut [u8]) -> Option<&mut u8> {
+    let from = start % NODE;
+    if from <= 30 { data.get_mut(31 - from) } else { None }
 }
 
 /// Where the pieces end in which a read of so many bytes comes.
@@ -226,11 +243,17 @@ impl Memory for TaskMemory {
         for (at, (va, data)) in pieces.into_iter().enumerate() {
             let range = self.range(key, va, data.len())?;
             if at == 0 || self.fine.1 {
-                self.logs.set(range.start >= self.shared.logs);
+                self.logs.set(range.start % self.shared.tree.max(1) >= self.shared.logs);
                 self.step_to_change().await;
                 self.logs.set(false);
             }
-            self.store(range, data);
+            let mut data = data.to_vec();
+            if self.shared.mutant == Some(TreeMutant::Both)
+                && let Some(away) = away(range.start, &mut data)
+            {
+                *away = 0;
+            }
+            self.store(range, &data);
         }
         Ok(())
     }

@@ -9,6 +9,9 @@
 //! 2. In the end the tree is whole, and no node is lost or unknown to its parent (unless a client went away).
 //! 3. Somebody can always go on until all is done.
 //!
+//! Cases with a border are of an index in two trees. Tasks know the border only as it was at first, and a mover makes one
+//! access at a time, as no node's does: an index is right without either.
+//!
 //! Who reads a node that is locked waits there: he would only read again. What a task has seen so far decides what it does
 //! next, so that two orders after which memory and all that was seen are the same count once.
 

@@ -7,11 +7,13 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use remora_kernel::Status;
-use remora_kernel::btree::{BuildError, EXISTS, Put, Shape, Tree, TreeRef};
+use remora_kernel::btree::{
+    BuildError, Directory, EXISTS, Index, MoveParams, Part, Put, Shape, Tree, TreeRef, part_of,
+};
+use remora_kernel::{Placement, Status};
 
 use super::memory::{NODE, Shared, TaskMemory};
-use super::{TreeMutant, TreeOp, TreeOptions};
+use super::{TreeCase, TreeMutant, TreeOp, TreeOptions};
 use crate::linear::{Effect, Invocation, Verdict, check};
 use crate::search::Print;
 
@@ -50,8 +52,17 @@ pub(super) struct World {
     killed: bool,
 }
 
-fn tree(owner: u16) -> TreeRef {
-    TreeRef { base: 0, key: 1, slots: SLOTS, node_bytes: NODE as u16, owners: OWNERS, owner }
+/// Bytes of a tree.
+const TREE: usize = SLOTS as usize * NODE;
+
+/// A tree by number: an index has two.
+fn tree(part: usize, owner: u16) -> TreeRef {
+    TreeRef { base: (part * TREE) as u64, key: 1, slots: SLOTS, node_bytes: NODE as u16, owners: OWNERS, owner }
+}
+
+/// Trees of a case.
+fn parts(case: &TreeCase) -> usize {
+    if case.border.is_some() { 2 } else { 1 }
 }
 
 /// Polls what never waits.
@@ -66,17 +77,32 @@ fn now<T>(task: impl Future<Output = T>) -> T {
 
 /// The memory before anything begins.
 fn loaded(options: &TreeOptions) -> Vec<u8> {
-    let mut bytes = vec![0; SLOTS as usize * NODE];
-    let pairs = (1..=options.case.loaded).map(|i| (10 * i, 10 * i));
-    let built = NODES.build(pairs, options.case.loaded as usize, SLOTS, |at, node| {
-        bytes[at as usize..][..node.len()].copy_from_slice(node);
-        Ok::<_, BuildError>(())
-    });
-    assert_eq!(built, Ok(()), "a case that fits");
+    let parts = parts(options.case);
+    let mut bytes = vec![0; parts * TREE];
+    let split = options.case.border.unwrap_or(u64::MAX);
+    for part in 0..parts {
+        let here = match part {
+            0 if split == u64::MAX => Some(0..=u64::MAX),
+            0 => Some(0..=split.saturating_sub(1)),
+            _ => (split != u64::MAX).then_some(split..=u64::MAX),
+        };
+        let pairs = (1..=options.case.loaded).map(|i| (10 * i, 10 * i));
+        let pairs: Vec<_> = pairs.filter(|(key, _)| part_of(split, *key) == part).collect();
+        let built = NODES.build_part(here, pairs.iter().copied(), pairs.len(), SLOTS, |at, node| {
+            bytes[part * TREE + at as usize..][..node.len()].copy_from_slice(node);
+            Ok::<_, BuildError>(())
+        });
+        assert_eq!(built, Ok(()), "a case that fits");
+    }
+    if parts == 2 {
+        let part = |at, place| Part { tree: tree(at, 0), place };
+        let directory = Directory { split, parts: [part(0, Placement::Host), part(1, Placement::Nic)] };
+        bytes.extend_from_slice(&directory.encode());
+    }
     let shared = Rc::new(Shared { bytes: RefCell::new(bytes), ..Shared::default() });
     let memory = TaskMemory::new(&shared, 0, true);
     for key in options.case.deleted {
-        let deleted = Tree::new(&memory, tree(0)).map(|tree| now(tree.delete(*key, &mut Vec::new())));
+        let deleted = Tree::new(&memory, tree(0, 0)).map(|tree| now(tree.delete(*key, &mut Vec::new())));
         assert_eq!(deleted, Ok(Ok(*key)), "a case that makes sense");
     }
     shared.bytes.take()
@@ -93,8 +119,13 @@ impl World {
             Some((name, bytes)) if *name == options.case.name => bytes.clone(),
             _ => kept.insert((options.case.name, loaded(options))).1.clone(),
         });
-        let shared =
-            Rc::new(Shared { bytes: RefCell::new(bytes), mutant: options.mutant, logs: LOGS, ..Shared::default() });
+        let shared = Rc::new(Shared {
+            bytes: RefCell::new(bytes),
+            mutant: options.mutant,
+            logs: LOGS,
+            tree: TREE,
+            ..Shared::default()
+        });
         let count = options.case.tasks.len();
         let memories: Vec<_> = (0..=count)
             .map(|task| {
@@ -111,7 +142,7 @@ impl World {
                 // Two clients have logs; a third never goes away.
                 let owner = if memories[task].near || task >= usize::from(OWNERS) { 0 } else { task as u16 + 1 };
                 let (memory, notes) = (memories[task].clone(), notes.clone());
-                Some(Box::pin(run(memory, owner, options.case.tasks[task], notes)) as Task)
+                Some(Box::pin(run(memory, owner, options.case, options.case.tasks[task], notes)) as Task)
             })
             .chain([None])
             .collect();
@@ -134,9 +165,12 @@ impl World {
                 self.memories[0].gone();
             }
             let (memory, last) = (self.memories[self.memories.len() - 1].clone(), self.tasks.len() - 1);
+            let parts = parts(self.options.case);
             self.tasks[last] = Some(Box::pin(async move {
-                if let Ok(tree) = Tree::new(&*memory, tree(0)) {
-                    let _ = tree.recover(1, &mut Vec::new()).await;
+                for part in 0..parts {
+                    if let Ok(tree) = Tree::new(&*memory, tree(part, 0)) {
+                        let _ = tree.recover(1, &mut Vec::new()).await;
+                    }
                 }
             }));
             return;
@@ -193,16 +227,23 @@ impl World {
             return Some(format!("task {task} waits for a lock that nobody gives back"));
         }
         let memory = TaskMemory::new(&self.shared, 99, true);
-        let audit = match Tree::new(&memory, tree(0)) {
-            Ok(tree) => now(tree.audit()),
-            Err(status) => return Some(format!("no tree: {status:?}")),
-        };
-        let audit = match audit {
-            Ok(audit) => audit,
-            Err(error) => return Some(error.to_string()),
-        };
-        if !self.killed && (audit.lost, audit.orphans) != (0, 0) {
-            return Some(format!("{} nodes are lost, {} unknown to their parents", audit.lost, audit.orphans));
+        let mut pairs: Vec<(u64, u64)> = Vec::new();
+        for part in 0..parts(self.options.case) {
+            let audit = match Tree::new(&memory, tree(part, 0)) {
+                Ok(tree) => now(tree.audit()),
+                Err(status) => return Some(format!("no tree: {status:?}")),
+            };
+            let audit = match audit {
+                Ok(audit) => audit,
+                Err(error) => return Some(error.to_string()),
+            };
+            if !self.killed && (audit.lost, audit.orphans) != (0, 0) {
+                return Some(format!("{} nodes are lost, {} unknown to their parents", audit.lost, audit.orphans));
+            }
+            if let Some((key, _)) = audit.pairs.iter().find(|(key, _)| pairs.iter().any(|(other, _)| other == key)) {
+                return Some(format!("both parts have key {key}"));
+            }
+            pairs.extend(audit.pairs);
         }
         let notes = self.notes.borrow();
         if let Some(wrong) = &notes.wrong {
@@ -210,10 +251,9 @@ impl World {
         }
         let keys: BTreeSet<u64> = notes.history.iter().map(|(key, _)| *key).collect();
         let first = loaded_pairs(&self.options);
-        let all: BTreeSet<u64> =
-            audit.pairs.iter().map(|(key, _)| *key).chain(first.iter().copied()).chain(keys).collect();
+        let all: BTreeSet<u64> = pairs.iter().map(|(key, _)| *key).chain(first.iter().copied()).chain(keys).collect();
         for key in all {
-            let held = audit.pairs.iter().find(|(other, _)| *other == key).map(|(_, value)| *value);
+            let held = pairs.iter().find(|(other, _)| *other == key).map(|(_, value)| *value);
             let mut calls: Vec<Invocation> = Vec::new();
             calls.extend(first.contains(&key).then(|| call(0, Some(0), Effect::Put(key))));
             calls.extend(notes.history.iter().filter(|(other, _)| *other == key).map(|(_, call)| *call));
@@ -241,34 +281,82 @@ fn call(invoked: u64, returned: Option<u64>, effect: Effect) -> Invocation {
     Invocation { invoked, returned, effect, firm_write: true, firm_read: true, attempt: None }
 }
 
+/// What an operation works on: a tree, or an index whose border the task knows from the beginning alone.
+enum On<'m> {
+    Tree(Tree<'m, TaskMemory>),
+    Index(Index<'m, TaskMemory>),
+}
+
+impl<'m> On<'m> {
+    fn new(memory: &'m TaskMemory, owner: u16, case: &TreeCase) -> Result<Self, Status> {
+        Ok(match case.border {
+            None => On::Tree(Tree::new(memory, tree(0, owner))?),
+            Some(border) => On::Index(Index::new(memory, [0, 1].map(|part| tree(part, owner)), border)),
+        })
+    }
+
+    async fn get(&self, key: u64) -> Result<u64, Status> {
+        match self {
+            On::Tree(tree) => tree.get(key, &mut Vec::new()).await,
+            On::Index(index) => index.get(key).await,
+        }
+    }
+
+    async fn put(&self, key: u64, value: u64, how: Put) -> Result<Option<u64>, Status> {
+        match self {
+            On::Tree(tree) => tree.put(key, value, how, &mut Vec::new()).await,
+            On::Index(index) => index.put(key, value, how).await,
+        }
+    }
+
+    async fn delete(&self, key: u64) -> Result<u64, Status> {
+        match self {
+            On::Tree(tree) => tree.delete(key, &mut Vec::new()).await,
+            On::Index(index) => index.delete(key).await,
+        }
+    }
+
+    async fn pairs(&self, from: u64, count: u32) -> Result<Vec<(u64, u64)>, Status> {
+        match self {
+            On::Tree(tree) => Ok(tree.pairs(from, count, &mut Vec::new()).await?.0),
+            On::Index(index) => index.pairs(from, count).await,
+        }
+    }
+}
+
 /// One task's operations.
-async fn run(memory: Rc<TaskMemory>, owner: u16, ops: &'static [TreeOp], notes: Rc<RefCell<Notes>>) {
+async fn run(
+    memory: Rc<TaskMemory>,
+    owner: u16,
+    case: &'static TreeCase,
+    ops: &'static [TreeOp],
+    notes: Rc<RefCell<Notes>>,
+) {
     for op in ops {
         let since = notes.borrow().now;
         notes.borrow_mut().open[memory.task] = Some((since, *op));
         memory.begin();
-        let copy = &mut Vec::new();
-        let Ok(tree) = Tree::new(&*memory, tree(owner)) else { return };
+        let Ok(on) = On::new(&memory, owner, case) else { return };
         let mut seen: Vec<(u64, Effect)> = Vec::new();
         let mut end = Ok(());
         match *op {
-            TreeOp::Get(key) => match tree.get(key, copy).await {
+            TreeOp::Get(key) => match on.get(key).await {
                 Ok(value) => seen.push((key, Effect::Get(Some(value)))),
                 Err(Status::NotFound) => seen.push((key, Effect::Get(None))),
                 Err(status) => end = Err(status),
             },
-            TreeOp::Put(key, new, how) => match tree.put(key, new, how, copy).await {
+            TreeOp::Put(key, new, how) => match on.put(key, new, how).await {
                 Ok(old) => seen.push((key, Effect::CompareSwap { expected: old, new, found: Some(old) })),
                 Err(Status::NotFound) if how == Put::Update => seen.push((key, Effect::Get(None))),
                 Err(status) if status == EXISTS && how == Put::Insert => {}
                 Err(status) => end = Err(status),
             },
-            TreeOp::Delete(key) => match tree.delete(key, copy).await {
+            TreeOp::Delete(key) => match on.delete(key).await {
                 Ok(_) => seen.push((key, Effect::Delete)),
                 Err(Status::NotFound) => seen.push((key, Effect::Get(None))),
                 Err(status) => end = Err(status),
             },
-            TreeOp::Scan(from, count) => match tree.pairs(from, count, copy).await {
+            TreeOp::Scan(from, count) => match on.pairs(from, count).await {
                 Ok(pairs) => {
                     let last = if pairs.len() < count as usize { u64::MAX } else { pairs[pairs.len() - 1].0 };
                     let wrong =
@@ -282,6 +370,10 @@ async fn run(memory: Rc<TaskMemory>, owner: u16, ops: &'static [TreeOp], notes: 
                 }
                 Err(status) => end = Err(status),
             },
+            TreeOp::Move(target) => {
+                let params = MoveParams { directory: 2 * TREE as u64, key: 1, leaves: 9, target };
+                end = params.run(&*memory).await.map(drop);
+            }
         }
         let notes = &mut *notes.borrow_mut();
         memory.end(&format!("{end:?} {seen:?}"));
