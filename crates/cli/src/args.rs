@@ -275,6 +275,8 @@ pub enum Bench {
     Nic(BenchNic),
     /// A B-tree by kernels of one core and of two, beside other ordered maps in the same run
     Btree(crate::bench_btree::BenchBtree),
+    /// An index in two parts, served by host and NIC, while the border between them moves
+    Partition(crate::bench_partition::BenchPartition),
     /// GETs a second of one core by the number in flight, beside a plain loop
     Kernel(BenchKernel),
     /// Kernels as WebAssembly beside native ones, and what a hostile one costs its neighbours

@@ -10,6 +10,7 @@ mod bench_minos;
 mod bench_minos_show;
 mod bench_model;
 mod bench_neighbours;
+mod bench_partition;
 mod bench_rack;
 mod bench_ring;
 mod bench_stream;
@@ -143,6 +144,7 @@ fn main() -> ExitCode {
         Command::Bench { what: Bench::Wasm(args) } => bench_wasm::run(&args),
         Command::Bench { what: Bench::Model(args) } => bench_model::run(&args),
         Command::Bench { what: Bench::Neighbours(args) } => bench_neighbours::run(&args),
+        Command::Bench { what: Bench::Partition(args) } => bench_partition::run(&args),
         Command::Bench { what: Bench::Kv(args) } => bench_kv::run(&args),
         Command::Bench { what: Bench::Dlrm(args) } => bench_dlrm::run(&args),
         Command::Bench { what: Bench::Ring(args) } => bench_ring::run(&args),

@@ -172,6 +172,7 @@ fn probes() {
 #[ignore = "minutes long: run with --ignored --test-threads 1"]
 fn benches() {
     checks(&["bench", "btree", "--keys", "1e6", "--rounds", "1", "--json"]);
+    checks(&["bench", "partition", "--keys", "20k", "--rounds", "1", "--seconds", "20ms", "--json"]);
     checks(&["bench", "kernel", "--table", "2M", "--rounds", "1", "--json"]);
     checks(&["bench", "wasm", "--table", "1M", "--rounds", "1", "--seconds", "10ms", "--json"]);
     checks(&["bench", "neighbours", "--rounds", "1", "--seconds", "10ms", "--json"]);

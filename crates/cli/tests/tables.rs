@@ -99,6 +99,7 @@ fn of_long_measurements() {
         &["bench", "ring", "--connected", "20"],
         &["bench", "rack", "--seconds", "10ms"],
         &["bench", "model", "--rounds", "1"],
+        &["bench", "partition", "--keys", "20k", "--rounds", "1", "--seconds", "20ms"],
         &["bench", "neighbours", "--rounds", "1", "--seconds", "10ms"],
         &["bench", "minos", "--models", "synch", "--clients", "1", "--seconds", "20ms"],
         &["bench", "nic"],

@@ -9,6 +9,7 @@ pub mod baseline;
 pub mod bench_btree;
 pub mod bench_model;
 pub mod bench_neighbours;
+pub mod bench_partition;
 pub mod bench_wasm;
 pub mod bluefield;
 pub mod calling;

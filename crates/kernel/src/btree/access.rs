@@ -79,17 +79,17 @@ impl<'m, M: Memory> Tree<'m, M> {
         self.peek(va, copy).await
     }
 
-    /// A copy of an inner node that may be an old one, where the place keeps copies.
-    pub(super) async fn load_stale(&self, slot: u32, copy: &mut Vec<u8>) -> Result<(), Status> {
+    /// A copy of an inner node. True if it is one that the place has kept, which may be old.
+    pub(super) async fn load_stale(&self, slot: u32, copy: &mut Vec<u8>) -> Result<bool, Status> {
         copy.resize(self.node_bytes(), 0);
         if self.memory.recall(self.at.key, self.va(slot, 0), copy) && NodeView(copy).is_whole() {
-            return Ok(());
+            return Ok(true);
         }
         self.load(slot, copy).await?;
         if !NodeView(copy).is_leaf() {
             self.memory.keep(self.at.key, self.va(slot, 0), copy);
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Drops the copy that the place keeps of a node.

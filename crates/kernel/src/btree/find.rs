@@ -15,14 +15,21 @@ impl<M: Memory> Tree<'_, M> {
     /// tree is not that high.
     pub(super) async fn descend(&self, key: u64, level: u8, copy: &mut Vec<u8>) -> Result<Option<u32>, Status> {
         'down: loop {
-            let (mut slot, mut expected, mut from) = (ROOT, None, ROOT);
+            let (mut slot, mut expected, mut from, mut led_by_copy) = (ROOT, None, ROOT, false);
             loop {
-                if expected == Some(level) {
+                let kept = if expected == Some(level) {
                     self.load(slot, copy).await?;
+                    false
                 } else {
-                    self.load_stale(slot, copy).await?;
-                }
+                    self.load_stale(slot, copy).await?
+                };
                 let mut node = NodeView(copy);
+                if (kept || led_by_copy) && !node.covers(key) {
+                    // To the right of old copies there are other old ones, and in the end a node that is gone.
+                    self.forget(from);
+                    self.forget(slot);
+                    continue 'down;
+                }
                 if expected.is_none() && level > 0 && node.level().is_some_and(|at| at <= level) {
                     // The root's level shows only now; a copy that was kept may be from when the tree was lower.
                     self.load(slot, copy).await?;
@@ -38,7 +45,7 @@ impl<M: Memory> Tree<'_, M> {
                     return Ok(None);
                 }
                 if key > node.high() && node.right() != 0 {
-                    // A split that whoever led here had not heard of.
+                    // A split that the parent has not heard of.
                     self.forget(from);
                     (slot, expected) = (self.node_slot(node.right())?, Some(at));
                     continue;
@@ -52,7 +59,7 @@ impl<M: Memory> Tree<'_, M> {
                     return Ok(Some(slot));
                 }
                 let place = node.place(key).ok_or(Status::Trapped)?;
-                (from, slot, expected) = (slot, self.node_slot(node.child(place))?, Some(at - 1));
+                (from, slot, expected, led_by_copy) = (slot, self.node_slot(node.child(place))?, Some(at - 1), kept);
             }
         }
     }

@@ -3,9 +3,10 @@
 use super::*;
 use crate::Placement;
 use crate::testing::Counted;
-use crate::{HostMemory, Limits, Memory};
+use crate::{Fault, HostMemory, Limits, Memory};
 use proptest::prelude::*;
 use remora_memory::{Access, Buffer, Pd, Registry};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -141,6 +142,66 @@ proptest! {
         let expected: Vec<_> = model.into_iter().collect();
         prop_assert_eq!(check(&near, host.tree), expected.clone());
         prop_assert_eq!(check(&far, host.tree), expected);
+    }
+}
+
+/// A client's memory: it keeps copies.
+struct Keeping<'a>(&'a Counted, RefCell<BTreeMap<u64, Vec<u8>>>);
+
+impl Memory for Keeping<'_> {
+    async fn read(&self, key: u32, va: u64, out: &mut [u8]) -> Result<(), Fault> {
+        self.0.read(key, va, out).await
+    }
+
+    async fn write(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
+        self.0.write(key, va, data).await
+    }
+
+    async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {
+        self.0.compare_swap(key, va, expect, new).await
+    }
+
+    async fn fetch_add(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault> {
+        self.0.fetch_add(key, va, n).await
+    }
+
+    fn recall(&self, _: u32, va: u64, out: &mut [u8]) -> bool {
+        self.1.borrow().get(&va).map(|copy| out.copy_from_slice(copy)).is_some()
+    }
+
+    fn keep(&self, _: u32, va: u64, bytes: &[u8]) {
+        self.1.borrow_mut().insert(va, bytes.to_vec());
+    }
+
+    fn forget(&self, _: u32, va: u64) {
+        self.1.borrow_mut().remove(&va);
+    }
+}
+
+#[test]
+fn old_copies_of_inner_nodes_cost_a_few_reads_whatever_has_become_of_the_tree() {
+    let pairs: Vec<_> = (0..3000).map(|i| (i, i)).collect();
+    let bytes = image(Shape { node_bytes: 256, fill: 100 }, 1200, &pairs);
+    let memory = Counted::new(64 + bytes.len());
+    memory.put(64, &bytes);
+    let tree = TreeRef { base: 64, key: 7, slots: 1200, node_bytes: 256, owners: 0, owner: 0 };
+    let keeping = Keeping(&memory, RefCell::default());
+    let found = |key| drive(Tree::new(&keeping, tree).unwrap().get(key, &mut Vec::new()));
+    assert!((0..3000).all(|key| found(key) == Ok(key)));
+    // Most nodes are freed, and some serve elsewhere.
+    let on = || Tree::new(&memory, tree).unwrap();
+    for key in 300..3000 {
+        assert_eq!(drive(on().delete(key, &mut Vec::new())), Ok(key));
+    }
+    for key in 3000..4000 {
+        assert_eq!(drive(on().put(key, key, Put::Insert, &mut Vec::new())), Ok(None));
+    }
+    for key in (0..4000).rev() {
+        let before = memory.reads.get();
+        let expected = if (300..3000).contains(&key) { Err(Status::NotFound) } else { Ok(key) };
+        assert_eq!(found(key), expected);
+        let reads = memory.reads.get() - before;
+        assert!(reads <= 40, "{reads} reads for key {key}");
     }
 }
 
