@@ -1,19 +1,20 @@
 //! Runs of shared bytes and where they come from.
 
 use crate::copy;
+use crate::loan::{Lendable, SEALS, TERM_BYTES};
 use crate::region::AccessError;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Bytes of a small page, to which mappings are rounded up.
-const SMALL_PAGE: usize = 4096;
+pub(crate) const SMALL_PAGE: usize = 4096;
 /// The file system of memory files with ordinary pages (`TMPFS_MAGIC`).
 const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 /// Bytes of a huge page.
@@ -23,9 +24,9 @@ const HUGE_PAGE: usize = crate::PAGE_BYTES;
 ///
 /// Clones share the bytes, which live until the last clone and the last region over them are gone.
 #[derive(Clone)]
-pub struct Buffer(Arc<Inner>);
+pub struct Buffer(pub(crate) Arc<Inner>);
 
-struct Inner {
+pub(crate) struct Inner {
     /// Start of the bytes. Every aligned word that overlaps them is valid for atomic access while `owner` lives.
     ptr: NonNull<u8>,
     len: usize,
@@ -38,6 +39,8 @@ enum Owner {
     Anonymous(usize),
     /// A mapping of this many bytes from `ptr` on.
     Mapping(usize),
+    /// A mapping of so many bytes from `ptr` on and of the term behind them, which other processes may be lent.
+    Lendable(usize, Lendable),
     /// Whatever keeps the memory alive.
     Other(#[allow(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>),
 }
@@ -101,6 +104,57 @@ impl Buffer {
         Ok(Buffer::mapping(ptr.cast(), len, Owner::Anonymous(size), advise_huge(ptr, size)))
     }
 
+    /// Maps `len` zeroed bytes that processes on this host may be lent, to read them where they are; or, where the system does not
+    /// allow that, as [`anonymous`](Self::anonymous).
+    pub fn lendable(len: usize) -> io::Result<Buffer> {
+        Buffer::in_file(len).or_else(|_| Buffer::anonymous(len))
+    }
+
+    fn in_file(len: usize) -> io::Result<Buffer> {
+        let data = round_up(len, SMALL_PAGE)?;
+        let size = data.checked_add(TERM_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+        let file = rustix::fs::memfd_create("remora-lent", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&file, size as u64)?;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice; the seals keep its pages from going away.
+        let ptr = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, &file, 0)? };
+        // From here on nobody can map it to write to it.
+        let sealed = rustix::fs::fcntl_add_seals(&file, SEALS);
+        let kind = advise_huge(ptr, data);
+        let buffer = Buffer::mapping(ptr.cast(), len, Owner::Lendable(data, Lendable::new(file)), kind);
+        sealed?;
+        // No two buffers ever have the same term, so that a reference to one is never taken for one to another.
+        let first = buffer.0.lendable().map_or(0, |lendable| lendable.id << 32);
+        buffer.term_word().inspect(|word| word.store(first, Ordering::Release));
+        Ok(buffer)
+    }
+
+    /// The memory file of a lendable buffer: its bytes, and a page that holds its term. See [`View::map`](crate::View::map).
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.lendable()?.file.as_fd())
+    }
+
+    fn term_word(&self) -> Option<&AtomicU64> {
+        let Owner::Lendable(data, _) = &self.0.owner else { return None };
+        // SAFETY: the page behind the bytes is mapped as long as the buffer lives, and only accessed so.
+        Some(unsafe { copy::word(self.0.ptr.as_ptr().wrapping_add(*data)) })
+    }
+
+    /// The term that runs.
+    #[inline]
+    pub(crate) fn term(&self) -> u64 {
+        self.term_word().map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    /// Begins a new term: whoever reads bytes that were named before finds out, before this thread's later writes show. Nothing
+    /// for a buffer that is not lendable.
+    pub fn end_term(&self) {
+        if let Some(word) = self.term_word() {
+            word.fetch_add(1, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+        }
+    }
+
     /// Maps `len` zeroed bytes that another process can map too, given the descriptor (see [`Buffer::map_fd`]).
     pub fn shared(len: usize) -> io::Result<(Buffer, OwnedFd)> {
         let fd = rustix::fs::memfd_create("remora", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -116,17 +170,7 @@ impl Buffer {
     /// file of huge pages is refused too, of which there may be no new one.
     pub fn map_fd(fd: impl AsFd, len: usize) -> io::Result<Buffer> {
         let size = round_up(len, SMALL_PAGE)?;
-        let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-        if !rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {
-            return refuse("memory file is not sealed against shrinking; add F_SEAL_SHRINK before sharing it".into());
-        }
-        if rustix::fs::fstatfs(&fd)?.f_type != TMPFS {
-            return refuse("memory file is not of ordinary pages, so that it may run out of them".into());
-        }
-        let has = rustix::fs::fstat(&fd)?.st_size;
-        if u64::try_from(has).unwrap_or(0) < size as u64 {
-            return refuse(format!("memory file has {has} bytes, which is less than the {size} to map"));
-        }
+        check_file(&fd, size)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice; the seal keeps its pages from going away.
         let ptr = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, fd, 0)? };
@@ -283,6 +327,15 @@ impl Buffer {
     }
 }
 
+impl Inner {
+    pub(crate) fn lendable(&self) -> Option<&Lendable> {
+        match &self.owner {
+            Owner::Lendable(_, lendable) => Some(lendable),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buffer({} bytes at {:#x}, {:?} pages)", self.len(), self.addr(), self.page_kind())
@@ -291,7 +344,12 @@ impl fmt::Debug for Buffer {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Owner::Anonymous(size) | Owner::Mapping(size) = self.owner {
+        let mapped = match self.owner {
+            Owner::Anonymous(size) | Owner::Mapping(size) => Some(size),
+            Owner::Lendable(size, _) => Some(size + TERM_BYTES),
+            Owner::Other(_) => None,
+        };
+        if let Some(size) = mapped {
             // SAFETY: the mapping is this buffer's own and, with the last clone, unused. Failing would only leak it.
             let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), size) };
         }
@@ -330,7 +388,23 @@ fn advise_huge(ptr: *mut std::ffi::c_void, size: usize) -> PageKind {
     if advised { PageKind::Transparent } else { PageKind::Small }
 }
 
-fn round_up(len: usize, page: usize) -> io::Result<usize> {
+/// Whether the first `size` bytes of a memory file of somebody else's can be mapped without harm.
+pub(crate) fn check_file(fd: impl AsFd, size: usize) -> io::Result<()> {
+    let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    if !rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {
+        return refuse("memory file is not sealed against shrinking; add F_SEAL_SHRINK before sharing it".into());
+    }
+    if rustix::fs::fstatfs(&fd)?.f_type != TMPFS {
+        return refuse("memory file is not of ordinary pages, so that it may run out of them".into());
+    }
+    let has = rustix::fs::fstat(&fd)?.st_size;
+    if u64::try_from(has).unwrap_or(0) < size as u64 {
+        return refuse(format!("memory file has {has} bytes, which is less than the {size} to map"));
+    }
+    Ok(())
+}
+
+pub(crate) fn round_up(len: usize, page: usize) -> io::Result<usize> {
     match len.checked_next_multiple_of(page) {
         Some(size @ 1..=0x7fff_ffff_ffff_0000) => Ok(size),
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("cannot map {len} bytes"))),

@@ -169,20 +169,37 @@ pub unsafe fn land(src: *mut u8, dst: *mut u8, len: usize) {
     unsafe { by_way_of_private(src, dst, len) };
 }
 
+/// Copies shared memory at `src` to shared memory at `dst`, in increasing address order: words of `src` are loaded whole, and words
+/// of `dst` stored whole.
+///
+/// # Safety
+/// As for [`load`] and [`store`]; the two do not overlap.
+#[inline]
+pub unsafe fn carry(src: *mut u8, dst: *mut u8, len: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if len >= wide::LEAST && wide::is_whole() && src.addr() % (2 * WORD) == dst.addr() % (2 * WORD) {
+        // SAFETY: as the caller promises.
+        return unsafe { wide::carry(src, dst, len) };
+    }
+    // SAFETY: as the caller promises.
+    unsafe { by_way_of_private(src, dst, len) };
+}
+
 /// # Safety
 /// As for [`lift`].
 unsafe fn by_way_of_private(src: *mut u8, dst: *mut u8, len: usize) {
-    if len == 0 {
-        return;
-    }
     let mut private = [0; 512];
-    for at in (0..len).step_by(private.len()) {
-        let piece = &mut private[..512.min(len - at)];
+    let mut at = 0;
+    while at < len {
+        // Pieces end where words of `dst` do, so that none is stored in two parts.
+        let most = private.len() - dst.wrapping_add(at).addr() % WORD;
+        let piece = &mut private[..most.min(len - at)];
         // SAFETY: a part of either range.
         unsafe {
             load(src.wrapping_add(at), piece);
             store(dst.wrapping_add(at), piece);
         }
+        at += piece.len();
     }
 }
 
@@ -419,8 +436,8 @@ mod tests {
     /// Every pair of offsets around words, from shared memory to shared memory.
     #[test]
     fn copies_between_shared_memories_equal_plain_copies() {
-        type Copies = [(&'static str, unsafe fn(*mut u8, *mut u8, usize)); 2];
-        const COPIES: Copies = [("lift", lift), ("land", land)];
+        type Copies = [(&'static str, unsafe fn(*mut u8, *mut u8, usize)); 3];
+        const COPIES: Copies = [("lift", lift), ("land", land), ("carry", carry)];
         let shared = || (0..140).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
         let (from, to) = (shared(), shared());
         let (from, to) = (from.as_ptr().cast_mut().cast::<u8>(), to.as_ptr().cast_mut().cast::<u8>());
@@ -443,6 +460,77 @@ mod tests {
                 model[dst..dst + len].copy_from_slice(&data[src..src + len]);
                 assert_eq!(seen, model, "{name} of {len} bytes from {src} to {dst}");
             }
+        }
+    }
+
+    /// Words that are aligned on both sides are carried whole while somebody writes them; and who sees the last byte sees all.
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "the property is about three threads")]
+    fn carried_words_are_whole_and_in_order() {
+        const WORDS: usize = 160;
+        let rounds = if cfg!(miri) { 5 } else { 400 };
+        for (from, to, len) in [(0, 0, 1280), (8, 0, 1200), (8, 8, 1272), (4, 12, 1260), (5, 5, 300), (3, 11, 1101)] {
+            let shared = || (0..WORDS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+            let (here, there) = (shared(), shared());
+            let stop = AtomicBool::new(false);
+            let at = |words: &[AtomicU64], offset: usize| words.as_ptr().cast_mut().cast::<u8>().wrapping_add(offset);
+            // Words of the target that are whole within the range.
+            let (first, last) = (usize::div_ceil(to, 8), (to + len) / 8);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut value = 0u8;
+                    while !stop.load(Ordering::Relaxed) {
+                        value = value.wrapping_add(1);
+                        here.iter().for_each(|word| word.store(u64::from_ne_bytes([value; 8]), Ordering::Release));
+                        std::thread::yield_now();
+                    }
+                });
+                let carrier = scope.spawn(|| {
+                    for _ in 0..rounds {
+                        // SAFETY: within the words of either, which do not overlap.
+                        unsafe { carry(at(&here, from), at(&there, to), len) };
+                    }
+                    stop.store(true, Ordering::Relaxed);
+                });
+                let mut torn = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    for word in &there[first..last] {
+                        let bytes = word.load(Ordering::Acquire).to_ne_bytes();
+                        torn += u32::from(bytes != [bytes[0]; 8]);
+                    }
+                    std::thread::yield_now();
+                }
+                let _ = carrier.join();
+                assert_eq!(torn, 0, "{len} bytes from {from} to {to}");
+            });
+            let seen = AtomicU64::new(0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for round in 1..=rounds {
+                        let value = u64::from_ne_bytes([round as u8; 8]);
+                        here.iter().for_each(|word| word.store(value, Ordering::Relaxed));
+                        // SAFETY: as above.
+                        unsafe { carry(at(&here, from), at(&there, to), len) };
+                        while seen.load(Ordering::Acquire) < round {
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+                let mut wrong = 0;
+                for round in 1..=rounds {
+                    let (mut byte, mut all) = ([!round as u8], vec![0; len]);
+                    while byte[0] != round as u8 {
+                        // SAFETY: as above.
+                        unsafe { load(at(&there, to + len - 1), &mut byte) };
+                        std::thread::yield_now();
+                    }
+                    // SAFETY: as above.
+                    unsafe { load(at(&there, to), &mut all) };
+                    wrong += u32::from(all.iter().any(|byte| *byte != round as u8));
+                    seen.store(round, Ordering::Release);
+                }
+                assert_eq!(wrong, 0, "{len} bytes from {from} to {to}");
+            });
         }
     }
 

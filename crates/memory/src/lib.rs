@@ -26,6 +26,9 @@
 //! So do [`Region::lift`] and [`Region::land`], between a region and memory shared with a peer, on that other side alone: the
 //! region's words are whole, and stored in increasing order.
 //!
+//! [`Region::fetch`], from a [`View`] of what another process has lent, keeps the whole promise on both sides: words that are aligned
+//! in both are loaded whole and stored whole.
+//!
 //! [`Words::rank`] and [`Words::take`] too look at words in pieces as are quickest: who calls them finds out afterwards
 //! whether they were written, or makes do with any mix.
 //!
@@ -34,6 +37,7 @@
 
 mod buffer;
 mod copy;
+mod loan;
 mod lookahead;
 mod region;
 mod registry;
@@ -43,6 +47,7 @@ mod words;
 
 pub use buffer::{Buffer, OutOfBounds, PageKind};
 pub use copy::stream_fence;
+pub use loan::{Lent, Loans, MAX_LOANS, Place, Reference, View};
 pub use lookahead::Lookahead;
 pub use region::{Access, AccessError, PAGE_BYTES, Region};
 pub use registry::{DeregisterError, MAX_REGIONS, Pd, PdBusy, RegisterError, Registry, Translation};

@@ -2,6 +2,7 @@
 
 use crate::buffer::{self, Buffer};
 use crate::copy;
+use crate::loan::{Place, View};
 use crate::registry::Pd;
 use crate::words::Words;
 use std::sync::Arc;
@@ -99,7 +100,11 @@ impl Region {
             Memory::Pages(pages, buffers) => Map::Pages(pages, buffers),
             Memory::Window(region, at) => Map::Window(region, at.wrapping_sub(va)),
         };
-        Region { va, len, map, valid: AtomicBool::new(true), access, pd, key }
+        let region = Region { va, len, map, valid: AtomicBool::new(true), access, pd, key };
+        if let Some(lendable) = region.whole().and_then(|buffer| buffer.0.lendable()) {
+            lendable.regions.fetch_add(1, Ordering::Relaxed);
+        }
+        region
     }
 
     /// A region of no bytes, with all rights, in `pd`: for accesses that move none, whatever key they name.
@@ -154,7 +159,41 @@ impl Region {
     }
 
     pub(crate) fn revoke(&self) {
-        self.valid.store(false, Ordering::Release);
+        if !self.valid.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        if let Some(buffer) = self.whole()
+            && let Some(lendable) = buffer.0.lendable()
+        {
+            lendable.regions.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.end_term();
+    }
+
+    /// The buffer that this region is all of.
+    fn whole(&self) -> Option<&Buffer> {
+        match &self.map {
+            Map::Linear(_, buffer) if self.len == buffer.len() as u64 => Some(buffer),
+            _ => None,
+        }
+    }
+
+    /// Where in a lendable buffer a range is. `None` unless the region is all of that buffer: a peer that is lent it sees no
+    /// byte that was not registered. Checks bounds and validity, not rights.
+    #[inline]
+    pub fn place(&self, va: u64, len: usize) -> Option<Place<'_>> {
+        let buffer = self.whole().filter(|buffer| buffer.0.lendable().is_some())?;
+        self.bounds(va, len as u64).ok()?;
+        Some(Place { buffer, offset: va.wrapping_sub(self.va) as usize })
+    }
+
+    /// What peers were told of this region's bytes holds no longer: see [`Buffer::end_term`].
+    pub fn end_term(&self) {
+        match &self.map {
+            Map::Linear(_, buffer) => buffer.end_term(),
+            Map::Pages(_, buffers) => buffers.iter().for_each(Buffer::end_term),
+            Map::Window(..) => {}
+        }
     }
 
     /// Whether `pd` may access `len` bytes at `va` with the rights `need`. For no bytes at all the
@@ -251,6 +290,23 @@ impl Region {
             let src = buffer.at(offset, part).map_err(|_| AccessError::OutOfBounds)?;
             // SAFETY: `bounds` and `at` checked the ranges, and this part of the second lies in one run.
             unsafe { copy::land(src, dst, part) };
+            (va, offset, len) = (va.wrapping_add(part as u64), offset + part, len - part);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes from `offset` of what another process has lent to `va`, in increasing address order. Words that are aligned on
+    /// both sides are loaded whole and stored whole. Checks bounds and validity, not rights.
+    #[inline]
+    pub fn fetch(&self, mut va: u64, view: &View, mut offset: usize, mut len: usize) -> Result<(), AccessError> {
+        self.bounds(va, len as u64)?;
+        view.at(offset, len).map_err(|_| AccessError::OutOfBounds)?;
+        while len > 0 {
+            let (dst, room) = self.run(va);
+            let part = room.min(len);
+            let src = view.at(offset, part).map_err(|_| AccessError::OutOfBounds)?;
+            // SAFETY: `bounds` and `at` checked the ranges, and this part of the first lies in one run.
+            unsafe { copy::carry(src, dst, part) };
             (va, offset, len) = (va.wrapping_add(part as u64), offset + part, len - part);
         }
         Ok(())

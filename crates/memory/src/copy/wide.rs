@@ -86,6 +86,37 @@ unsafe fn to_aligned(src: *const u8, dst: *mut u8, left: usize) {
     }
 }
 
+/// Copies whole blocks, `left` bytes; both sides are aligned to 16.
+///
+/// # Safety
+/// As for [`super::carry`]; [`is_whole`] is true, and there is a block at least.
+#[inline(always)]
+unsafe fn both_aligned(src: *mut u8, dst: *mut u8, left: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "2:",
+            "movaps xmm0, [{src}]",
+            "movaps xmm1, [{src} + 16]",
+            "movaps xmm2, [{src} + 32]",
+            "movaps xmm3, [{src} + 48]",
+            "movaps [{dst}], xmm0",
+            "movaps [{dst} + 16], xmm1",
+            "movaps [{dst} + 32], xmm2",
+            "movaps [{dst} + 48], xmm3",
+            "add {src}, 64",
+            "add {dst}, 64",
+            "sub {left}, 64",
+            "jnz 2b",
+            src = inout(reg) src => _,
+            dst = inout(reg) dst => _,
+            left = inout(reg) left => _,
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            options(nostack),
+        );
+    }
+}
+
 /// # Safety
 /// As for [`super::load`], of at least [`LEAST`] bytes; [`is_whole`] is true.
 #[inline(never)]
@@ -179,6 +210,20 @@ pub unsafe fn land(src: *mut u8, dst: *mut u8, len: usize) {
     unsafe {
         by_way_of_private(src, dst, first);
         to_aligned(src.wrapping_add(first), dst.wrapping_add(first), blocks);
+        by_way_of_private(src.wrapping_add(done), dst.wrapping_add(done), len - done);
+    }
+}
+
+/// # Safety
+/// As for [`super::carry`], of at least [`LEAST`] bytes that are congruent modulo 16; [`is_whole`] is true.
+#[inline(never)]
+pub unsafe fn carry(src: *mut u8, dst: *mut u8, len: usize) {
+    let (first, blocks) = parts(src, len);
+    let done = first + blocks;
+    // SAFETY: the caller's promise; three parts of both ranges, the second of at least one block, aligned to 16 in both.
+    unsafe {
+        by_way_of_private(src, dst, first);
+        both_aligned(src.wrapping_add(first), dst.wrapping_add(first), blocks);
         by_way_of_private(src.wrapping_add(done), dst.wrapping_add(done), len - done);
     }
 }
