@@ -359,6 +359,7 @@ impl Nic {
         }
         if let Some(qp) = self.qps.get_mut(qpn.0) {
             qp.forget_early(&mut self.ctx);
+            qp.take_all_back(&self.ctx);
             let (active, entry) = (qp.active, qp.timer_entry);
             **qp = QueuePair::new(qpn, qp.init, self.port_mtu);
             (qp.active, qp.timer_entry) = (active, entry);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use remora_memory::{Access, Binder, Pd, Region, Registry};
+use remora_memory::{Access, Binder, Pd, Place, Region, Registry};
 
 use crate::arrival::Body;
 use crate::queue::{CompletionQueue, RecvQueue, Target};
@@ -87,6 +87,33 @@ impl Ctx {
         let region = cache.as_deref()?;
         region.check(by.pd, va, len, need).ok()?;
         Some(region)
+    }
+
+    /// Where `len` scattered local bytes, from `offset` of the list on, are, if that is one place that may be lent; and key, range
+    /// and rights are right.
+    pub fn locate<'a>(
+        &self,
+        cache: &'a mut Option<Arc<Region>>,
+        pd: Pd,
+        sges: &[Sge],
+        offset: usize,
+        len: usize,
+    ) -> Option<Place<'a>> {
+        let mut skip = offset;
+        let sge = sges.iter().find(|sge| {
+            let here = skip < sge.len as usize;
+            skip -= if here { 0 } else { sge.len as usize };
+            here
+        })?;
+        let va = sge.va.checked_add(skip as u64).filter(|_| sge.len as usize - skip >= len)?;
+        self.local(cache, (pd, sge.lkey), (va, len as u64), Access::empty())?.place(va, len)
+    }
+
+    /// Nothing of these scattered local bytes is what peers were told any more.
+    pub fn end_terms(&self, sges: &[Sge]) {
+        for region in sges.iter().filter_map(|sge| self.registry.lookup(sge.lkey)) {
+            region.end_term();
+        }
     }
 
     /// Copies scattered local bytes, from `offset` of the list on, to `out`. `None` if a key, range or right is wrong.

@@ -248,7 +248,10 @@ impl Nic {
         }
         while self.ctx.rpc.drop_waiting(qpn.0).is_some() {}
         self.ctx.rpc.close(qpn.0);
-        self.with_qp(qpn, |qp, ctx| qp.forget_early(ctx))?;
+        self.with_qp(qpn, |qp, ctx| {
+            qp.forget_early(ctx);
+            qp.take_all_back(ctx);
+        })?;
         self.qps.remove(qpn.0);
         self.changes += 1;
         if self.late.len() == LATE {
@@ -292,10 +295,14 @@ impl Nic {
 
     /// A packet from `src` that arrived at `dst` by `link`: BTH to ICRC. The link has checked the ICRC, or has none.
     pub fn handle_packet(&mut self, now: Time, link: u8, src: IpAddr, dst: IpAddr, packet: &[u8]) {
+        self.handle_body(now, link, (src, dst), packet.into());
+    }
+
+    fn handle_body(&mut self, now: Time, link: u8, (src, dst): (IpAddr, IpAddr), packet: Body<'_>) {
         self.now = now;
         self.ctx.counters.rx_packets += 1;
         self.ctx.counters.rx_bytes += packet.len() as u64;
-        if self.dispatch(now, link, src, dst, packet.into()).is_none() {
+        if self.dispatch(now, link, src, dst, packet).is_none() {
             self.ctx.counters.dropped += 1;
         }
     }
@@ -305,6 +312,14 @@ impl Nic {
     pub fn handle(&mut self, now: Time, link: u8, (src, dst): (IpAddr, IpAddr), packet: Packet<'_>) {
         let (buffer, offset, len) = match packet {
             Packet::Private(bytes) => return self.handle_packet(now, link, src, dst, bytes),
+            Packet::Referred { headers, view, reference } => {
+                let op = Bth::parse(headers).map(|bth| bth.opcode);
+                // Nobody refers to what is looked at.
+                if op.is_ok_and(|op| is_moved_alone(op) && op.header_len() <= headers.len()) {
+                    self.handle_body(now, link, (src, dst), Body::referred(headers, view, reference));
+                }
+                return;
+            }
             Packet::Shared { buffer, offset, len } => (buffer, offset, len),
         };
         let mut head = [0; HEAD];
@@ -314,14 +329,7 @@ impl Nic {
         }
         let op = Bth::parse(head).map(|bth| bth.opcode);
         if op.is_ok_and(is_moved_alone) {
-            self.now = now;
-            self.ctx.counters.rx_packets += 1;
-            self.ctx.counters.rx_bytes += len as u64;
-            let body = Body::shared(head, buffer, offset, len);
-            if self.dispatch(now, link, src, dst, body).is_none() {
-                self.ctx.counters.dropped += 1;
-            }
-            return;
+            return self.handle_body(now, link, (src, dst), Body::shared(head, buffer, offset, len));
         }
         let mut private = std::mem::take(&mut self.ctx.private);
         if let Some(bytes) = private.get_mut(..len)

@@ -1,6 +1,6 @@
 //! Building a packet in place: headers one after the other, payload, pad, room for the ICRC.
 
-use remora_memory::Buffer;
+use remora_memory::{Place, Reference};
 use remora_wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ICRC_LEN, Ieth, ImmDt, Reth};
 
 /// Bytes that fill a payload up to a multiple of four.
@@ -8,15 +8,15 @@ pub(crate) fn pad_of(len: usize) -> u8 {
     (len.wrapping_neg() & 3) as u8
 }
 
-use crate::queue::{STRAIGHT, Target};
+use crate::queue::{Placed, Room, STRAIGHT, Target};
 
 /// Writes one packet. `out` has room for the largest: the caller checks that once, for a whole batch.
 pub(crate) struct Writer<'a> {
     out: &'a mut [u8],
     at: usize,
-    /// Where in shared memory the packet goes, and whether it is there already.
-    shared: Option<(&'a Buffer, usize)>,
-    placed: bool,
+    /// The room in shared memory that the packet goes to, and how much of it is there already.
+    room: Option<&'a Room>,
+    placed: Placed,
 }
 
 impl<'a> Writer<'a> {
@@ -25,9 +25,9 @@ impl<'a> Writer<'a> {
     }
 
     /// As [`new`](Self::new), of a packet whose payload may go straight to where it is sent from.
-    pub fn within((out, shared): (&'a mut [u8], Option<(&'a Buffer, usize)>), bth: &Bth) -> Self {
+    pub fn within((out, room): (&'a mut [u8], Option<&'a Room>), bth: &Bth) -> Self {
         bth.emit(out);
-        Self { out, at: Bth::LEN, shared, placed: false }
+        Self { out, at: Bth::LEN, room, placed: Placed::No }
     }
 
     fn next(&mut self, len: usize) -> &mut [u8] {
@@ -71,20 +71,38 @@ impl<'a> Writer<'a> {
 
     /// Where the payload goes, all headers being there.
     pub fn target(&mut self, len: usize) -> Target<'_> {
-        match self.shared {
-            Some((buffer, start)) if len >= STRAIGHT => {
+        match self.room {
+            Some(room) if len >= STRAIGHT => {
+                let start = room.start + Room::GAP;
                 // With what follows them up to a word, which the payload overwrites.
-                let there = buffer.write(start, &self.out[..self.at.next_multiple_of(8)]);
+                let there = room.buffer.write(start, &self.out[..self.at.next_multiple_of(8)]);
                 debug_assert!(there.is_ok(), "there is room for a packet");
-                self.placed = true;
-                Target::Shared(buffer, start + self.at, len)
+                self.placed = Placed::Whole;
+                Target::Shared(&room.buffer, start + self.at, len)
             }
             _ => Target::Private(self.payload(len)),
         }
     }
 
-    /// Whether the packet stands where it is sent from. Pad and ICRC are whatever stood there.
-    pub fn placed(&self) -> bool {
+    /// Whether payload of a packet that may go to the room that is left could be referred to.
+    pub fn may_refer(&self, len: usize) -> bool {
+        len >= STRAIGHT && self.room.is_some_and(|room| room.loans.is_some())
+    }
+
+    /// Refers to `len` bytes of payload, all headers being there, if the peer has been lent them.
+    pub fn refer(&mut self, place: &Place<'_>, len: usize) -> bool {
+        let Some(room) = self.room else { return false };
+        let Some(reference) = room.loans.as_ref().and_then(|loans| loans.name(place, len)) else { return false };
+        let start = room.start + Room::GAP;
+        let there = room.buffer.write(start, &reference.to_bytes()).is_ok()
+            && room.buffer.write(start + Reference::LEN, &self.out[..self.at.next_multiple_of(8)]).is_ok();
+        debug_assert!(there, "there is room for a packet");
+        self.placed = Placed::Referred(Reference::LEN + self.at);
+        true
+    }
+
+    /// How much of the packet stands where it is sent from. Pad and ICRC are whatever stood there.
+    pub fn placed(&self) -> Placed {
         self.placed
     }
 
@@ -92,7 +110,7 @@ impl<'a> Writer<'a> {
     pub fn finish(self, len: usize) -> usize {
         let end = self.at + len;
         let total = end + pad_of(len) as usize + ICRC_LEN;
-        if !self.placed {
+        if self.placed == Placed::No {
             self.out[end..total].fill(0);
         }
         total

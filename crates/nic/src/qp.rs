@@ -46,6 +46,8 @@ pub(crate) struct QueuePair {
     pub peer_selective: bool,
     /// What is known of congestion on its path, since there was any.
     pub congestion: Option<Box<Congestion>>,
+    /// Packets of it have referred to their payload.
+    pub referred: bool,
     /// Windows of type 2 may be bound to it.
     pub has_windows: bool,
     /// In the engine's list of queue pairs with something to send.
@@ -85,6 +87,7 @@ impl QueuePair {
             resp: Responder::default(),
             peer_selective: false,
             congestion: None,
+            referred: false,
             has_windows: false,
             active: false,
             deadline: None,
@@ -217,9 +220,25 @@ impl QueuePair {
         }
     }
 
+    /// Payload of sends that have not completed may be referred to by packets that the peer has not taken: it is not to take them.
+    pub fn take_all_back(&self, ctx: &Ctx) {
+        (self.sq.head..self.sq.started).for_each(|at| self.take_back(ctx, at));
+    }
+
+    /// As [`take_all_back`](Self::take_all_back), of the send at this position.
+    fn take_back(&self, ctx: &Ctx, at: u64) {
+        let (wqe, sges, _) = self.sq.parts(at);
+        if self.referred && !wqe.wants_response() {
+            ctx.end_terms(sges);
+        }
+    }
+
     /// Removes the oldest send and reports it if it asks for that or failed.
     pub fn complete_send(&mut self, ctx: &mut Ctx, status: WcStatus, byte_len: u32) {
         let at = self.sq.head;
+        if status != WcStatus::Success && at < self.sq.started {
+            self.take_back(ctx, at);
+        }
         self.sq.head += 1;
         self.sq.started = self.sq.started.max(self.sq.head);
         let halves = self.sq.get(at).has_stream;

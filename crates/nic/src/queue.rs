@@ -1,8 +1,9 @@
 //! Send, receive and completion queues: rings whose storage is allocated when they are created.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use remora_memory::{Buffer, Region};
+use remora_memory::{Buffer, Loans, Region};
 use remora_wire::Psn;
 
 use crate::types::{CqId, Event, MAX_SGE, Route, SendOp, Sge, UdDest, WcStatus, WorkCompletion};
@@ -299,8 +300,10 @@ impl CompletionQueue {
 pub struct TxBatch {
     bytes: Box<[u8]>,
     room: Option<Room>,
-    /// The packet being built stands in the room already.
-    placed: bool,
+    /// How much of the packet being built stands in the room already.
+    placed: Placed,
+    /// Bit by bit: the packet refers to its payload.
+    referred: u64,
     used: usize,
     lens: [u16; TxBatch::PACKETS],
     fetched: [u16; TxBatch::PACKETS],
@@ -317,6 +320,19 @@ pub struct Room {
     pub start: usize,
     /// The first byte behind it that is not.
     pub end: usize,
+    /// What of this side's memory the peer has been lent, if it can be: packets refer to payload there.
+    pub loans: Option<Arc<Loans>>,
+}
+
+/// How much of a packet stands in the room that it is sent from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Placed {
+    /// Nothing yet.
+    No,
+    /// All of it.
+    Whole,
+    /// So many bytes: a reference to its payload, and its headers.
+    Referred(usize),
 }
 
 impl Room {
@@ -360,7 +376,7 @@ impl Target<'_> {
     }
 }
 
-/// Payload from which on it goes straight into shared memory. Shorter ones are copied along with their headers.
+/// Payload from which on it goes straight into shared memory, or is referred to. Shorter ones are copied along with their headers.
 pub(crate) const STRAIGHT: usize = 512;
 
 impl TxBatch {
@@ -374,7 +390,8 @@ impl TxBatch {
         Self {
             bytes: vec![0; Self::PACKETS * Self::PACKET_BYTES].into(),
             room: None,
-            placed: false,
+            placed: Placed::No,
+            referred: 0,
             used: 0,
             lens: [0; Self::PACKETS],
             fetched: [0; Self::PACKETS],
@@ -424,13 +441,19 @@ impl TxBatch {
         self.count == 0
     }
 
-    /// The lengths of its packets.
+    /// The lengths of its packets; of those that refer to their payload without it.
     pub fn lens(&self) -> &[u16] {
         &self.lens[..self.count]
     }
 
+    /// Bit by bit, those that refer to their payload: a [`Reference`](remora_memory::Reference) and headers stand in the room.
+    pub fn referred(&self) -> u64 {
+        self.referred
+    }
+
     /// Makes it empty.
     pub fn clear(&mut self) {
+        self.referred = 0;
         self.used = 0;
         self.count = 0;
         self.route = None;
@@ -465,10 +488,9 @@ impl TxBatch {
     }
 
     /// As [`space`](Self::space), and where in shared memory the packet goes, if it does.
-    pub(crate) fn spaces(&mut self) -> (&mut [u8], Option<(&Buffer, usize)>) {
+    pub(crate) fn spaces(&mut self) -> (&mut [u8], Option<&Room>) {
         self.fetched[self.count] = 0;
-        let room = self.room.as_ref().map(|room| (&room.buffer, room.start + Room::GAP));
-        (&mut self.bytes[self.used..self.used + Self::PACKET_BYTES], room)
+        (&mut self.bytes[self.used..self.used + Self::PACKET_BYTES], self.room.as_ref())
     }
 
     /// The packet being built has `bytes` of registered memory in it.
@@ -479,12 +501,20 @@ impl TxBatch {
     pub(crate) fn commit(&mut self, route: Route, len: usize) {
         debug_assert!(self.accepts(route) && len <= Self::PACKET_BYTES);
         self.route = Some(route);
+        let placed = std::mem::replace(&mut self.placed, Placed::No);
+        let len = match placed {
+            Placed::Referred(there) => {
+                self.referred |= 1 << self.count;
+                there
+            }
+            _ => len,
+        };
         self.lens[self.count] = len as u16;
         self.count += 1;
         match &mut self.room {
             None => self.used += len,
             Some(room) => {
-                if !std::mem::take(&mut self.placed) {
+                if placed == Placed::No {
                     let there = room.buffer.write(room.start + Room::GAP, &self.bytes[..len.next_multiple_of(8)]);
                     debug_assert!(there.is_ok(), "the room lies in the buffer, and is not full");
                 }
@@ -493,8 +523,8 @@ impl TxBatch {
         }
     }
 
-    /// The packet being built stands in the room already.
-    pub(crate) fn note_placed(&mut self, placed: bool) {
+    /// So much of the packet being built stands in the room already.
+    pub(crate) fn note_placed(&mut self, placed: Placed) {
         self.placed = placed;
     }
 }

@@ -402,6 +402,10 @@ impl QueuePair {
         if let Err(status) = ctx.scatter(&mut self.local_region, self.init.pd, sges, offset, data) {
             return self.fail_head(ctx, status);
         }
+        // The peer took back what it referred to: as if the response had not come.
+        if data.is_stale() {
+            return;
+        }
         self.response_taken(ctx, now, bth.psn, last, len);
     }
 

@@ -196,9 +196,11 @@ pub(crate) enum Refusal {
     NotReady,
     /// The receive was at fault and has completed with this status.
     Local(WcStatus),
+    /// Its sender took back what it refers to while it was carried out: as if it had not come.
+    Lost,
 }
 
-use Refusal::{Local, Nak, NotReady};
+use Refusal::{Local, Lost, Nak, NotReady};
 
 impl QueuePair {
     /// Whether a response or acknowledgement waits to be sent.
@@ -262,7 +264,8 @@ impl QueuePair {
             (self.resp.ack, self.resp.asked) = (None, false);
         }
         self.established(ctx);
-        let outcome = self.execute(ctx, bth, rest).map_err(|refusal| match refusal {
+        let executed = if rest.is_stale() { Err(Lost) } else { self.execute(ctx, bth, rest) };
+        let outcome = executed.map_err(|refusal| match refusal {
             Local(WcStatus::LocalLength) => Nak(NakCode::InvalidRequest),
             Local(WcStatus::RemoteAccess) => Nak(NakCode::RemoteAccess),
             Local(_) => Nak(NakCode::RemoteOperational),
@@ -289,6 +292,11 @@ impl QueuePair {
                     Some(Syndrome::RnrNak { timer: rnr_timer(self.attr.min_rnr_timer, self.resp.refusals) });
                 self.resp.refusals = self.resp.refusals.saturating_add(1);
                 ctx.counters.rnr_naks += 1;
+            }
+            Err(Lost) => {
+                self.resp.waiting = true;
+                self.resp.ack = Some(Syndrome::Nak(NakCode::SequenceError));
+                ctx.counters.sequence_naks += 1;
             }
             Err(Local(status)) => self.fail(ctx, status),
             Err(Nak(code)) => {

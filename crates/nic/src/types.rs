@@ -571,6 +571,8 @@ pub struct Counters {
     pub tx_packets: u64,
     /// Bytes of those packets, BTH to ICRC.
     pub tx_bytes: u64,
+    /// Those of them that referred to their payload, in memory that the peer has been lent.
+    pub tx_referred: u64,
     /// Packets taken from links.
     pub rx_packets: u64,
     /// Bytes of those packets.

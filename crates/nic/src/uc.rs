@@ -82,7 +82,7 @@ impl QueuePair {
         match self.execute(ctx, &Bth { opcode: reliable(op), ..*bth }, rest.into()) {
             Ok(_) => {}
             Err(Refusal::Local(status)) => self.fail(ctx, status),
-            Err(Refusal::Nak(_) | Refusal::NotReady) => self.drop_message(),
+            Err(Refusal::Nak(_) | Refusal::NotReady | Refusal::Lost) => self.drop_message(),
         }
     }
 }

@@ -4,8 +4,10 @@ mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::Arc;
 
-use common::{A, B, Faults, Pair, Setup};
+use common::{A, B, Faults, Pair, Setup, Side};
+use remora_memory::{Buffer, Loans, Reference, View};
 use remora_nic::*;
 use remora_wire::rpc::RpcHeader;
 
@@ -142,6 +144,79 @@ fn no_operation_allocates() {
         assert_eq!(ALLOCATIONS.get() - before, 0, "allocations in 200 x {name}");
     }
     wait_for_a_receive(&mut p);
+}
+
+/// Hands over what `from` has to send, payload by reference where it can be.
+fn refer(
+    now: u64,
+    from: &mut Side,
+    to: &mut Side,
+    (ring, loans, view): (&Buffer, &Arc<Loans>, &mut Option<View>),
+) -> bool {
+    if let Some(route) = from.nic.next_long() {
+        let room = Room { buffer: ring.clone(), start: 0, end: ring.len(), loans: Some(loans.clone()) };
+        assert!(from.nic.poll_transmit_into(now, route, room, &mut from.batch));
+        let mut at = 0;
+        for (n, len) in from.batch.lens().iter().map(|len| usize::from(*len)).enumerate() {
+            let packet = Packet::Shared { buffer: ring, offset: at + Room::GAP, len };
+            let mut record = [0; 128];
+            let arrived = match view {
+                Some(view) if from.batch.referred() >> n & 1 == 1 => {
+                    ring.read(at + Room::GAP, &mut record[..len]).expect("in bounds");
+                    let (reference, headers) = Reference::parse(&record[..len]).expect("whole");
+                    Packet::Referred { headers, view, reference }
+                }
+                _ => packet,
+            };
+            to.nic.handle(now, 0, (from.ip, to.ip), arrived);
+            at += Room::taken(len);
+        }
+        if let Some((slot, buffer)) = loans.next_wanted() {
+            *view = Some(View::map(buffer.file().expect("lendable"), buffer.len()).expect("sealed"));
+            loans.lend(slot);
+        }
+        return true;
+    }
+    let some = from.nic.poll_transmit(now, &mut from.batch);
+    for packet in from.batch.packets() {
+        to.nic.handle_packet(now, 0, from.ip, to.ip, packet);
+    }
+    some
+}
+
+#[test]
+fn no_operation_that_refers_to_its_payload_allocates() {
+    let mut p = Pair::new(1, Faults::default(), Setup::default());
+    let ring = Buffer::anonymous(64 << 10).expect("memory");
+    let (loans, mut views) = ([Arc::<Loans>::default(), Arc::default()], [None, None]);
+    let (list, recv) = ([p.a.sge(0, 20_000)], [p.b.sge(65_536, 20_000)]);
+    let (va, rkey) = (p.b.va(0), p.b.key());
+    let mut before = 0;
+    for round in 0..300 {
+        if round == 100 {
+            before = ALLOCATIONS.get();
+        }
+        for op in [SendOp::Write { va, rkey }, SendOp::Read { va, rkey }, SendOp::Send] {
+            if op == SendOp::Send {
+                p.b.nic.post_recv(p.b.qp, 1, &recv).expect("room");
+            }
+            p.a.send(&SendWr::new(1, op, Data::List(&list)));
+            let mut done = None;
+            while done.is_none() {
+                p.now += 1000;
+                refer(p.now, &mut p.a, &mut p.b, (&ring, &loans[0], &mut views[0]));
+                refer(p.now, &mut p.b, &mut p.a, (&ring, &loans[1], &mut views[1]));
+                while let Some(wc) = p.b.nic.poll_cq(p.b.cq) {
+                    assert_eq!(wc.status, WcStatus::Success);
+                }
+                done = p.a.nic.poll_cq(p.a.cq);
+            }
+            assert_eq!(done.map(|wc| wc.status), Some(WcStatus::Success));
+            while p.a.nic.poll_event().is_some() || p.b.nic.poll_event().is_some() {}
+        }
+    }
+    assert_eq!(ALLOCATIONS.get() - before, 0);
+    assert!(p.a.nic.counters().tx_referred > 2 * 200 * 15 && p.b.nic.counters().tx_referred > 200 * 15);
 }
 
 /// A peer without a receive costs two timers each round, one of them hours away: they must not pile up.

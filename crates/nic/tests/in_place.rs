@@ -17,7 +17,7 @@ fn pass(now: Time, from: &mut Side, to: &mut Side, shared: &Buffer, start: usize
     let mut ways = [0; 2];
     loop {
         if let Some(route) = from.nic.next_long() {
-            let room = Room { buffer: shared.clone(), start, end: SHARED };
+            let room = Room { buffer: shared.clone(), start, end: SHARED, loans: None };
             if from.nic.poll_transmit_into(now, route, room, &mut from.batch) {
                 let mut at = start;
                 for &len in from.batch.lens() {

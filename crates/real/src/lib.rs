@@ -34,7 +34,7 @@ pub use rings::{RingConfig, RingMemory, RingPort};
 pub use sys::{Sleeper, prepare_to_wait, process_cpu_ns};
 pub use trunk::{Trunk, TrunkConfig};
 
-/// So many bytes of zeroed memory of this process, page by page.
+/// So many bytes of zeroed memory of this process, page by page, which peers on this host may be [lent](remora_memory::Loans).
 pub fn map_memory(len: usize) -> Result<remora_memory::Buffer, Error> {
-    remora_memory::Buffer::anonymous(len).map_err(|source| Error::System { what: "mapping memory", source })
+    remora_memory::Buffer::lendable(len).map_err(|source| Error::System { what: "mapping memory", source })
 }

@@ -240,6 +240,17 @@ impl QueuePair {
             _ => {}
         }
         match wqe.source {
+            // A peer acknowledges what it has copied: until then, and no longer, bytes that are referred to stay what they are.
+            Source::List(_)
+                if reliable
+                    && writer.may_refer(len)
+                    && ctx
+                        .locate(&mut self.local_region, self.init.pd, sges, offset, len)
+                        .is_some_and(|place| writer.refer(&place, len)) =>
+            {
+                self.referred = true;
+                ctx.counters.tx_referred += 1;
+            }
             Source::List(_) if len > 0 => {
                 ctx.gather(&mut self.local_region, self.init.pd, sges, offset, writer.target(len))
                     .ok_or(WcStatus::LocalProtection)?;

@@ -9,7 +9,7 @@ use super::Refusal::{self, Nak};
 use crate::ctx::Ctx;
 use crate::packet::{Writer, pad_of};
 use crate::qp::QueuePair;
-use crate::queue::{Target, TxBatch};
+use crate::queue::TxBatch;
 use crate::selective::{PROBE, SELECTIVE};
 use crate::types::*;
 
@@ -237,7 +237,7 @@ impl QueuePair {
                     writer.aeth(aeth);
                 }
                 let va = va.wrapping_add(offset.into());
-                if n > 0 && !self.read_for_peer(ctx, rkey, va, writer.target(n)) {
+                if n > 0 && !self.read_for_peer(ctx, rkey, va, n, &mut writer) {
                     // The region went away between request and response.
                     self.resp.expected = psn;
                     self.resp.ack = Some(Syndrome::Nak(NakCode::RemoteAccess));
@@ -270,13 +270,12 @@ impl QueuePair {
         Some(total)
     }
 
-    fn read_for_peer(&mut self, ctx: &Ctx, rkey: u32, va: u64, out: Target<'_>) -> bool {
-        match self.remote_region(ctx, rkey, va, out.len() as u64, Access::REMOTE_READ) {
-            Ok(region) => {
-                let len = out.len();
-                out.fill(region, va, len).is_some()
-            }
-            Err(_) => false,
+    fn read_for_peer(&mut self, ctx: &mut Ctx, rkey: u32, va: u64, len: usize, writer: &mut Writer<'_>) -> bool {
+        let Ok(region) = self.remote_region(ctx, rkey, va, len as u64, Access::REMOTE_READ) else { return false };
+        if writer.may_refer(len) && region.place(va, len).is_some_and(|place| writer.refer(&place, len)) {
+            ctx.counters.tx_referred += 1;
+            return true;
         }
+        writer.target(len).fill(region, va, len).is_some()
     }
 }

@@ -4,7 +4,7 @@ use remora_memory::{Access, Region};
 use remora_wire::rpc::RpcHeader;
 use remora_wire::{AtomicEth, Bth, Ieth, ImmDt, NakCode, Opcode, Reth};
 
-use super::Refusal::{Local, Nak, NotReady};
+use super::Refusal::{Local, Lost, Nak, NotReady};
 use super::answers::{Kind, Resource};
 use super::{MAX_MESSAGE, Message, Refusal};
 use crate::arrival::Body;
@@ -69,6 +69,13 @@ impl QueuePair {
             true => ctx.scatter(&mut self.local_region, pd, &self.recv.sges, offset as usize, data),
             false => Err(WcStatus::LocalLength),
         };
+        if data.is_stale() {
+            (self.recv_held, self.resp.message) = match offset {
+                0 => (true, Message::None),
+                offset => (false, Message::Send { offset }),
+            };
+            return Err(Lost);
+        }
         if let Err(status) = landed {
             let wc = self.wc(self.recv.wr_id, status, WcOpcode::Recv, 0);
             self.complete_recv(ctx, wc, true);
@@ -129,10 +136,14 @@ impl QueuePair {
             Some(_) => data.copy(&mut ctx.private).ok_or(Nak(NakCode::InvalidRequest))?,
             None => &[],
         };
+        let came = data;
         let data = if tap.is_some() { shown.into() } else { data };
-        if region.is_some_and(|region| data.land(region, va, data.len()).is_err()) {
+        // What a tap is to see is not to change its mind.
+        let early = tap.is_some() && came.is_stale();
+        let landed = early || region.is_none_or(|region| data.land(region, va, data.len()).is_ok());
+        if came.is_stale() || !landed {
             self.recv_held = imm.is_some();
-            return Err(Nak(NakCode::RemoteAccess));
+            return Err(if landed { Lost } else { Nak(NakCode::RemoteAccess) });
         }
         if let Some(region) = region
             && let Some(tap) = tap

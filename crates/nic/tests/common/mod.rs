@@ -70,7 +70,7 @@ impl Side {
         let registry = Arc::new(Registry::new(config.seed));
         let mut nic = Nic::new(config, registry.clone());
         let pd = registry.alloc_pd();
-        let buffer = Buffer::anonymous(len).expect("memory");
+        let buffer = Buffer::lendable(len).expect("memory");
         let access = Access::LOCAL_WRITE | ALL_REMOTE;
         let region = registry.register(pd, &buffer, 0, len, None, access).expect("region");
         let cq = nic.create_cq(4096).expect("completion queue");

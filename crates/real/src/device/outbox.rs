@@ -103,7 +103,7 @@ impl Outbox {
             false => 0,
         };
         if sent > 0 {
-            link.send_lent(route.remote, self.batch.lens());
+            link.send_lent(route.remote, self.batch.lens(), self.batch.referred());
             self.stuck = None;
             if !self.still.is_empty() {
                 self.still.retain(|peer| *peer != route);

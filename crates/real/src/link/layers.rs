@@ -106,8 +106,8 @@ macro_rules! forward {
         }
     };
     (@ $this:ident, $inner:expr, send_lent) => {
-        fn send_lent(&mut $this, to: std::net::IpAddr, lens: &[u16]) {
-            $inner.send_lent(to, lens);
+        fn send_lent(&mut $this, to: std::net::IpAddr, lens: &[u16], referred: u64) {
+            $inner.send_lent(to, lens, referred);
         }
     };
     (@ $this:ident, $inner:expr, look_ahead) => {

@@ -104,8 +104,8 @@ pub trait Link: Send {
     }
 
     /// Sends what was put together in the room lent last: packets of these lengths, each [`Room::GAP`] bytes behind where it
-    /// may begin at the earliest.
-    fn send_lent(&mut self, _to: IpAddr, _lens: &[u16]) {}
+    /// may begin at the earliest; bit by bit, those that [refer](remora_nic::TxBatch::referred) to their payload.
+    fn send_lent(&mut self, _to: IpAddr, _lens: &[u16], _referred: u64) {}
 
     /// Has the link say there what it will hand over next, where it knows.
     fn look_ahead(&mut self, _lookahead: &Arc<Lookahead>) {}

@@ -7,6 +7,11 @@
 //! on it wakes a sleeping peer, its end tells that the peer died.
 //!
 //! There is no ICRC on this link: packets pass through memory, not over a wire, and the four bytes for it go unused.
+//! Long payload of memory that is [lendable](remora_memory::Buffer::lendable) does not pass through the rings: a peer is lent the
+//! memory file over the socket, read-only, and packets refer to bytes there. Which loans it has mapped it says in the ring's first
+//! page; until then, and where it cannot, payload goes by the ring. A loan is over when the last region over the
+//! buffer is deregistered.
+//!
 //! A peer may still write anything into the rings at any time: each length is checked, and what is believed of a packet is
 //! copied out once. Payload that nobody looks at lies in the ring alone between its region and the peer's.
 
@@ -19,16 +24,17 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use remora_memory::{Buffer, Lookahead};
+use remora_memory::{Buffer, Lent, Loans, Lookahead, MAX_LOANS, Reference, View};
 use remora_nic::{Packet, Room};
+use remora_wire::ICRC_LEN;
 use rustix::io::Errno;
-use rustix::net::{self, SendFlags, SocketFlags, sockopt};
+use rustix::net::{self, SocketFlags, sockopt};
 use rustix::process::Uid;
 
 use super::{Link, LinkKind, LinkStats, MAX_PACKET, check_lens};
-use ring::{Broken, Consumer, Producer, RING_BYTES};
+use ring::{Broken, Consumer, LOAN_MAPPED, LOAN_NONE, LOAN_REFUSED, Producer, RING_BYTES, Record};
 pub(crate) use socket::unix_socket;
-use socket::{Heard, hear_hello, hear_rings, name_of, say_hello};
+use socket::{Said, hear, hear_hello, name_of, ring, say_hello, say_loan, say_over};
 
 /// Polls and packets between looks at the sockets. An empty poll takes ten nanoseconds or, beside a UDP socket, some
 /// hundreds, and so does a packet: a new peer waits a millisecond at most, and the looks cost next to nothing.
@@ -68,10 +74,34 @@ struct Peer {
     socket: OwnedFd,
     tx: Producer,
     rx: Consumer,
+    /// What this side has lent it.
+    loans: Arc<Loans>,
+    lent: Vec<Loan>,
+    /// The peer has not said yet whether it has mapped one of them.
+    unsure: bool,
+    /// What it has lent this side, by slot.
+    views: [Option<View>; MAX_LOANS],
     /// The socket has ended: nothing is sent any more, and what the ring still holds is delivered.
     gone: bool,
     /// Nothing more comes: to be removed.
     spent: bool,
+}
+
+/// A buffer that a peer has been lent.
+struct Loan {
+    slot: usize,
+    what: Lent,
+    state: LoanState,
+}
+
+#[derive(PartialEq)]
+enum LoanState {
+    /// The peer has not said yet whether it can map it.
+    Offered,
+    Mapped,
+    Refused,
+    /// The peer was told that it is over, and has not said yet that it has heard.
+    Over,
 }
 
 impl ShmLink {
@@ -171,9 +201,8 @@ impl ShmLink {
             }
         }
         for peer in &mut self.peers {
-            self.stats.syscalls += 1;
-            let Heard { rung, gone } = hear_rings(&peer.socket);
-            peer.gone |= gone;
+            let rung = peer.hear(&mut self.stats);
+            peer.end_loans(&mut self.stats);
             if rung && self.armed {
                 // Whoever sleeps may not have woken yet, and now will not: the next packet must ring again. Those that
                 // are there already are seen by the caller, who is awake.
@@ -187,7 +216,87 @@ impl ShmLink {
 impl Peer {
     fn new(ip: IpAddr, socket: OwnedFd, shared: Buffer, tx: usize, rx: usize) -> Peer {
         let (tx, rx) = (Producer::new(shared.clone(), tx), Consumer::new(shared, rx));
-        Peer { ip, socket, tx, rx, gone: false, spent: false }
+        let views = [const { None }; MAX_LOANS];
+        let (loans, lent) = (Arc::default(), Vec::with_capacity(MAX_LOANS));
+        Peer { ip, socket, tx, rx, loans, lent, unsure: false, views, gone: false, spent: false }
+    }
+
+    /// Hears what the peer has said. True if that woke whoever slept.
+    fn hear(&mut self, stats: &mut LinkStats) -> bool {
+        let (mut heard, mut woken) = (0, false);
+        loop {
+            stats.syscalls += 1;
+            match hear(&self.socket, &mut heard) {
+                Said::Ring => {}
+                Said::Loan(slot, len, file) => {
+                    let view = usize::try_from(len).ok().and_then(|len| View::map(file, len).ok());
+                    self.rx.say_loan(slot, if view.is_some() { LOAN_MAPPED } else { LOAN_REFUSED });
+                    self.views[slot] = view;
+                }
+                Said::Over(slot) => {
+                    self.views[slot] = None;
+                    self.rx.say_loan(slot, LOAN_NONE);
+                }
+                Said::Nothing => return woken,
+                Said::Gone => {
+                    self.gone = true;
+                    return woken;
+                }
+            }
+            woken = true;
+        }
+    }
+
+    /// Lends the buffer that a packet wished for.
+    fn lend_wanted(&mut self, stats: &mut LinkStats) {
+        let Some((slot, buffer)) = self.loans.next_wanted() else { return };
+        let Some(file) = buffer.file() else { return };
+        stats.syscalls += 1;
+        match say_loan(&self.socket, slot, buffer.len(), file) {
+            Ok(()) => {
+                self.lent.push(Loan { slot, what: Lent::of(&buffer), state: LoanState::Offered });
+                self.unsure = true;
+            }
+            // It hears nothing for now; another packet will wish for it.
+            Err(_) => self.loans.free(slot),
+        }
+    }
+
+    /// What the peer has said of loans since.
+    fn follow_loans(&mut self) {
+        self.unsure = false;
+        let Self { loans, lent, tx, unsure, .. } = self;
+        lent.retain_mut(|loan| {
+            match (&loan.state, tx.loan(loan.slot)) {
+                (LoanState::Offered, LOAN_MAPPED) => {
+                    loans.lend(loan.slot);
+                    loan.state = LoanState::Mapped;
+                }
+                (LoanState::Offered, LOAN_REFUSED) => loan.state = LoanState::Refused,
+                (LoanState::Offered, _) => *unsure = true,
+                (LoanState::Over, LOAN_NONE) => {
+                    loans.free(loan.slot);
+                    return false;
+                }
+                (LoanState::Over, _) => *unsure = true,
+                _ => {}
+            }
+            true
+        });
+    }
+
+    /// Ends loans of what is registered no longer.
+    fn end_loans(&mut self, stats: &mut LinkStats) {
+        for loan in &mut self.lent {
+            let ends = matches!(loan.state, LoanState::Mapped | LoanState::Refused) && !loan.what.is_registered();
+            if ends {
+                stats.syscalls += 1;
+                if say_over(&self.socket, loan.slot).is_ok() {
+                    self.loans.recall(loan.slot);
+                    (loan.state, self.unsure) = (LoanState::Over, true);
+                }
+            }
+        }
     }
 
     /// Lets the peer see what was pushed, and wakes it if it sleeps.
@@ -196,10 +305,23 @@ impl Peer {
         fence(Ordering::SeqCst);
         if self.tx.take_wake() {
             stats.syscalls += 1;
-            // Fails if the peer is gone, which a look finds, or has more rings than it hears, which will do.
-            let _ = net::send(&self.socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            let _ = ring(&self.socket);
         }
     }
+}
+
+/// The packet of a record that refers to its payload, its headers copied to `private`. `None` if the loan is over, or never was.
+fn referred<'a>(
+    buffer: &Buffer,
+    (offset, len): (usize, usize),
+    private: &'a mut [u8],
+    views: &'a [Option<View>],
+) -> Option<Packet<'a>> {
+    let record = private.get_mut(..len)?;
+    buffer.take(offset, record).ok()?;
+    let (reference, headers) = Reference::parse(record)?;
+    let view = views.get(reference.slot as usize)?.as_ref()?;
+    Some(Packet::Referred { headers, view, reference })
 }
 
 impl Link for ShmLink {
@@ -237,13 +359,18 @@ impl Link for ShmLink {
 
     fn lend(&mut self, to: IpAddr) -> Option<Room> {
         let peer = self.peers.iter_mut().rfind(|peer| peer.ip == to && !peer.gone)?;
-        peer.tx.lend()
+        if peer.unsure {
+            peer.follow_loans();
+        }
+        let room = peer.tx.lend()?;
+        Some(Room { loans: Some(peer.loans.clone()), ..room })
     }
 
-    fn send_lent(&mut self, to: IpAddr, lens: &[u16]) {
+    fn send_lent(&mut self, to: IpAddr, lens: &[u16], referred: u64) {
         let Some(peer) = self.peers.iter_mut().rfind(|peer| peer.ip == to && !peer.gone) else { return };
-        peer.tx.push_lent(lens);
+        peer.tx.push_lent(lens, referred);
         peer.publish(&mut self.stats);
+        peer.lend_wanted(&mut self.stats);
         self.stats.sent(to, lens.len(), lens.iter().map(|&len| usize::from(len)).sum());
     }
 
@@ -255,6 +382,18 @@ impl Link for ShmLink {
                 if let Some(out) = packet.get_mut(..len)
                     && buffer.take(offset, out).is_ok()
                 {
+                    sink(from, out);
+                }
+            }
+            Packet::Referred { headers, view, reference } => {
+                let (payload, at) = (reference.len as usize, headers.len());
+                // Pad and ICRC are whatever stands there.
+                let len = (at + payload).next_multiple_of(4) + ICRC_LEN;
+                if let Some(out) = packet.get_mut(..len)
+                    && view.read(reference.offset as usize, &mut out[at..at + payload]).is_ok()
+                    && view.term() == reference.term
+                {
+                    out[..at].copy_from_slice(headers);
                     sink(from, out);
                 }
             }
@@ -276,10 +415,15 @@ impl Link for ShmLink {
             let peer = &mut self.peers[(self.turn + step) % count];
             for _ in 0..RX_BATCH {
                 match peer.rx.peek(&self.lookahead) {
-                    Ok(Some((offset, len))) => {
+                    Ok(Some(Record { at: offset, len, refers })) => {
                         self.stats.received(peer.ip, len);
                         let buffer = peer.rx.shared();
-                        if len > SHORT {
+                        if refers {
+                            match referred(buffer, (offset, len), &mut self.short[..], &peer.views) {
+                                Some(packet) => sink(peer.ip, packet),
+                                None => self.stats.dropped += 1,
+                            }
+                        } else if len > SHORT {
                             sink(peer.ip, Packet::Shared { buffer, offset, len });
                         } else if buffer.take(offset, &mut self.short[..len]).is_ok() {
                             sink(peer.ip, Packet::Private(&self.short[..len]));
@@ -350,6 +494,7 @@ mod tests {
     use super::*;
     use crate::link::testing::{collect, packets, readable};
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::net::SendFlags;
     use std::net::Ipv4Addr;
     use std::process::{Command, Stdio};
     use std::time::Instant;
@@ -567,6 +712,93 @@ mod tests {
         node.look();
         node.look();
         assert!(node.strangers.len() <= MAX_STRANGERS);
+    }
+
+    /// A peer that connects by itself, and does with its end what it likes.
+    fn liar(node: IpAddr, itself: IpAddr) -> (OwnedFd, Producer) {
+        let (socket, (shared, file)) = (unix_socket().unwrap(), Buffer::shared(2 * RING_BYTES).unwrap());
+        net::connect(&socket, &name_of(node).unwrap()).unwrap();
+        say_hello(&socket, &file, itself).unwrap();
+        (socket, Producer::new(shared, 0))
+    }
+
+    /// Puts a record that refers to bytes into a ring.
+    fn refer(tx: &mut Producer, reference: Reference, headers: &[u8]) {
+        let room = tx.lend().unwrap();
+        let record = [&reference.to_bytes()[..], headers].concat();
+        room.buffer.write(room.start + Room::GAP, &record).unwrap();
+        tx.push_lent(&[record.len() as u16], 1);
+        tx.publish();
+    }
+
+    #[test]
+    fn payload_of_lent_memory_is_read_where_it_is_until_the_loan_is_over() {
+        let mut node = ShmLink::bind(ip(9, 1)).unwrap();
+        let (socket, mut tx) = liar(ip(9, 1), ip(9, 2));
+        node.look();
+        let lent = Buffer::lendable(9000).unwrap();
+        lent.fill(0, 9000, 5).unwrap();
+        lent.fill(4000, 5000, 6).unwrap();
+        say_loan(&socket, 3, 9000, lent.file().unwrap()).unwrap();
+        assert_eq!(tx.loan(3), LOAN_NONE);
+        node.look();
+        assert_eq!(tx.loan(3), LOAN_MAPPED);
+        let term = View::map(lent.file().unwrap(), 9000).unwrap().term();
+        let good = Reference { slot: 3, len: 102, term, offset: 3950 };
+        refer(&mut tx, good, &[1; 28]);
+        let (_, packet) = collect(&mut node, 1).remove(0);
+        // Headers, payload, pad and ICRC.
+        assert_eq!(packet.len(), 28 + 104 + 4);
+        assert_eq!(packet[..130], [&[1; 28][..], &[5; 50], &[6; 52]].concat());
+        // What no honest peer refers to, and what an honest one has taken back.
+        let bad = [
+            Reference { slot: 4, ..good },
+            Reference { slot: u32::MAX, ..good },
+            Reference { offset: 8900, ..good },
+            Reference { offset: u64::MAX - 50, ..good },
+            Reference { len: u32::MAX, ..good },
+            Reference { len: 4300, ..good },
+            Reference { term: term + 1, ..good },
+        ];
+        for reference in bad {
+            refer(&mut tx, reference, &[1; 28]);
+        }
+        refer(&mut tx, good, &[2; 20]);
+        let got = collect(&mut node, 1);
+        assert!(got.len() == 1 && got[0].1[..20] == [2; 20], "only the last one");
+        say_over(&socket, 3).unwrap();
+        node.look();
+        assert_eq!(tx.loan(3), LOAN_NONE);
+        refer(&mut tx, good, &[3; 20]);
+        assert_eq!(node.recv(&mut |_, _| panic!("the loan is over")).unwrap(), 1);
+        assert!(node.has_peer(ip(9, 2)), "it may have been on its way");
+    }
+
+    #[test]
+    fn loans_that_could_harm_are_refused_and_nonsense_ends_the_peer() {
+        let mut node = ShmLink::bind(ip(10, 1)).unwrap();
+        let (socket, tx) = liar(ip(10, 1), ip(10, 2));
+        let file = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&file, 1 << 20).unwrap();
+        let lent = Buffer::lendable(9000).unwrap();
+        use std::os::fd::AsFd;
+        say_loan(&socket, 0, 8192, file.as_fd()).unwrap();
+        say_loan(&socket, 1, 1 << 30, lent.file().unwrap()).unwrap();
+        say_loan(&socket, 2, usize::MAX, lent.file().unwrap()).unwrap();
+        say_loan(&socket, 5, 0, lent.file().unwrap()).unwrap();
+        say_loan(&socket, 63, 9000, lent.file().unwrap()).unwrap();
+        node.look();
+        assert_eq!([0, 1, 2, 5, 63, 7].map(|slot| tx.loan(slot)), [2, 2, 2, 2, 1, 0]);
+        assert!(node.has_peer(ip(10, 2)));
+        for (at, message) in [&[2u8, 64, 0, 0, 0, 0, 0, 0, 0, 0][..], &[3, 64], &[9], &[1, 1]].into_iter().enumerate() {
+            let peer = ip(10, 3 + at as u8);
+            let (socket, _tx) = liar(ip(10, 1), peer);
+            node.look();
+            assert!(node.has_peer(peer));
+            net::send(&socket, message, SendFlags::empty()).unwrap();
+            node.look();
+            assert!(!node.has_peer(peer), "{message:?}");
+        }
     }
 
     /// The other process of the test below, which runs it.

@@ -8,7 +8,7 @@
 //! Everything read from the ring may have been scribbled by the peer: it is checked, copied once, and then believed.
 //! [`Buffer`] checks every access against its bounds.
 
-use remora_memory::{Buffer, Lookahead};
+use remora_memory::{Buffer, Lookahead, MAX_LOANS};
 use remora_nic::Room;
 
 use crate::link::{MAX_PACKET, MIN_PACKET};
@@ -26,11 +26,21 @@ const SLEEPING_OFFSET: usize = 64;
 /// Where the producer says how far it has written, on a line of its own. A hint, to ask for lines early by: that a
 /// packet is there only its length says.
 const TAIL_OFFSET: usize = 128;
+/// Where the consumer says of each loan whether it has it: a word for each slot, from here on.
+const LOANS_OFFSET: usize = 256;
 const DATA_OFFSET: usize = 4096;
 
 const WORD: usize = 8;
 /// In place of a length: the next record stands at the start of the ring.
 const WRAP: u64 = u64::MAX;
+
+/// In a record's first word beside the length: its packet is a [`Reference`](remora_memory::Reference), and then headers.
+const REFERS: u64 = 1 << 32;
+
+/// What the consumer says of a loan: nothing yet or any more, that it is mapped, that it cannot be.
+pub(super) const LOAN_NONE: u64 = 0;
+pub(super) const LOAN_MAPPED: u64 = 1;
+pub(super) const LOAN_REFUSED: u64 = 2;
 
 /// Bytes of the room that is lent at once.
 const LENT: usize = 32 << 10;
@@ -111,19 +121,25 @@ impl Producer {
         }
         self.skipped = skip;
         let start = self.base + DATA_OFFSET + if skip > 0 { 0 } else { at };
-        Some(Room { buffer: self.shared.clone(), start, end: start + free })
+        Some(Room { buffer: self.shared.clone(), start, end: start + free, loans: None })
     }
 
-    /// The packets of these lengths stand in the room lent last. The consumer sees them after
-    /// [`publish`](Producer::publish).
-    pub fn push_lent(&mut self, lens: &[u16]) {
+    /// What the consumer says of the loan in this slot.
+    pub fn loan(&self, slot: usize) -> u64 {
+        load(&self.shared, self.base + LOANS_OFFSET + WORD * slot)
+    }
+
+    /// The packets of these lengths stand in the room lent last; bit by bit, those that refer to their payload. The consumer sees
+    /// them after [`publish`](Producer::publish).
+    pub fn push_lent(&mut self, lens: &[u16], referred: u64) {
         let skip = std::mem::take(&mut self.skipped);
         if skip > 0 && !lens.is_empty() {
             self.head_record(offset(self.tail), WRAP);
             self.tail += skip as u64;
         }
-        for &len in lens {
-            self.head_record(offset(self.tail), len.into());
+        for (at, &len) in lens.iter().enumerate() {
+            let refers = if referred >> at & 1 == 1 { REFERS } else { 0 };
+            self.head_record(offset(self.tail), u64::from(len) | refers);
             self.tail += Room::taken(len.into()) as u64;
         }
     }
@@ -189,6 +205,17 @@ pub(super) struct Consumer {
     tail: u64,
 }
 
+/// A packet in the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    /// Where it stands in the ring's memory.
+    pub at: usize,
+    /// Its bytes there.
+    pub len: usize,
+    /// They are a reference and headers.
+    pub refers: bool,
+}
+
 /// The producer wrote what no honest one writes; nothing after it can be found.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Broken;
@@ -199,10 +226,10 @@ impl Consumer {
         Consumer { shared, base, head: 0, published: 0, tail: 0 }
     }
 
-    /// Where the next packet stands in [`shared`](Consumer::shared), and its length. Says in `lookahead` where those after it
-    /// lie. It stays there until [`pass`](Consumer::pass).
+    /// The next packet, which stands in [`shared`](Consumer::shared). Says in `lookahead` where those after it lie. It stays there
+    /// until [`pass`](Consumer::pass).
     #[inline]
-    pub fn peek(&mut self, lookahead: &Lookahead) -> Result<Option<(usize, usize)>, Broken> {
+    pub fn peek(&mut self, lookahead: &Lookahead) -> Result<Option<Record>, Broken> {
         let mut at = offset(self.head);
         let mut word = self.data(at);
         if word == 0 {
@@ -213,7 +240,8 @@ impl Consumer {
             at = 0;
             word = self.data(at);
         }
-        let len = usize::try_from(word).unwrap_or(usize::MAX);
+        let refers = word & REFERS != 0;
+        let len = usize::try_from(word & !REFERS).unwrap_or(usize::MAX);
         if !(MIN_PACKET..=MAX_PACKET).contains(&len) || at + WORD + len > DATA_BYTES {
             return Err(Broken);
         }
@@ -223,7 +251,12 @@ impl Consumer {
         if len >= LONG {
             self.look_ahead(at + WORD + len.next_multiple_of(WORD), lookahead);
         }
-        Ok(Some((data, len)))
+        Ok(Some(Record { at: data, len, refers }))
+    }
+
+    /// Says what becomes of the loan in this slot.
+    pub fn say_loan(&mut self, slot: usize, what: u64) {
+        store(&self.shared, self.base + LOANS_OFFSET + WORD * slot, what);
     }
 
     /// The memory of the ring.
@@ -307,6 +340,7 @@ fn store(shared: &Buffer, offset: usize, word: u64) {
     debug_assert!(stored.is_ok(), "offsets are aligned and within the rings");
 }
 
+const _: () = assert!(LOANS_OFFSET + WORD * MAX_LOANS <= DATA_OFFSET);
 const _: () = assert!(DATA_BYTES.is_power_of_two() && DATA_BYTES >= 16 * MAX_PACKET && DATA_OFFSET.is_multiple_of(64));
 
 #[cfg(test)]
@@ -321,7 +355,7 @@ mod tests {
     }
 
     fn pop(consumer: &mut Consumer, out: &mut [u8]) -> Result<Option<usize>, Broken> {
-        let Some((at, len)) = consumer.peek(&Lookahead::default())? else { return Ok(None) };
+        let Some(Record { at, len, .. }) = consumer.peek(&Lookahead::default())? else { return Ok(None) };
         consumer.shared().take(at, &mut out[..len]).unwrap();
         consumer.pass(len);
         Ok(Some(len))
@@ -339,7 +373,7 @@ mod tests {
             room.start += Room::taken(packet.len());
             lens.push(packet.len() as u16);
         }
-        producer.push_lent(&lens);
+        producer.push_lent(&lens, 0);
         lens.len()
     }
 

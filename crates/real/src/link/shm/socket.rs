@@ -3,9 +3,9 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use remora_memory::Buffer;
+use remora_memory::{Buffer, MAX_LOANS};
 use rustix::io::Errno;
 use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -15,11 +15,11 @@ use rustix::process::Uid;
 
 use super::ring::RING_BYTES;
 
-/// Doorbell bytes read from one peer at a look; a peer that rings more is heard at the next.
+/// What is heard of one peer at a look; a peer that says more is heard at the next.
 const MAX_RINGS: usize = 16;
 
 /// What the connecting end sends with the memory file: the protocol's name and version, and its IP address.
-const HELLO: [u8; 8] = *b"remora\0\x01";
+const HELLO: [u8; 8] = *b"remora\0\x02";
 const HELLO_BYTES: usize = HELLO.len() + 16;
 
 /// A socket whose messages stay whole.
@@ -74,24 +74,82 @@ pub fn hear_hello(socket: &OwnedFd, user: Uid) -> io::Result<Option<(IpAddr, Buf
     Ok(Some((Ipv6Addr::from(address).to_canonical(), shared)))
 }
 
-/// What a doorbell said.
-pub struct Heard {
-    /// There is something in the ring.
-    pub rung: bool,
-    /// The peer is.
-    pub gone: bool,
+/// What comes over a socket beside the greeting, by its first byte: a doorbell; a loan, with its slot, its length and its file;
+/// and that a loan is over.
+const RING: u8 = 1;
+const LOAN: u8 = 2;
+const OVER: u8 = 3;
+const LOAN_BYTES: usize = 10;
+
+/// Rings. Fails if the peer is gone, which a look finds, or has more rings than it hears, which will do.
+pub fn ring(socket: &OwnedFd) -> Result<(), Errno> {
+    say(socket, &[RING])
 }
 
-/// Takes the doorbell's bytes.
-pub fn hear_rings(socket: &OwnedFd) -> Heard {
-    let mut rung = false;
-    for _ in 0..MAX_RINGS {
-        match net::recv(socket, &mut [0u8; 1], RecvFlags::DONTWAIT) {
-            Ok((_, 1..)) => rung = true,
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Heard { rung, gone: false },
-            Ok(_) | Err(_) => return Heard { rung, gone: true },
-        }
+/// Says that the loan in a slot is over.
+pub fn say_over(socket: &OwnedFd, slot: usize) -> Result<(), Errno> {
+    say(socket, &[OVER, slot as u8])
+}
+
+fn say(socket: &OwnedFd, message: &[u8]) -> Result<(), Errno> {
+    net::send(socket, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(|_| ())
+}
+
+/// Lends a buffer of `len` bytes, which lie in `file`.
+pub fn say_loan(socket: &OwnedFd, slot: usize, len: usize, file: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut message = [0; LOAN_BYTES];
+    (message[0], message[1]) = (LOAN, slot as u8);
+    message[2..].copy_from_slice(&(len as u64).to_ne_bytes());
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = [file];
+    control.push(SendAncillaryMessage::ScmRights(&files));
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    net::sendmsg(socket, &[IoSlice::new(&message)], &mut control, flags).map(|_| ())
+}
+
+/// What a peer said.
+pub enum Said {
+    /// There is something in the ring.
+    Ring,
+    /// In this slot there is a loan of so many bytes of a file, which may be anything.
+    Loan(usize, u64, OwnedFd),
+    /// The loan in this slot is over.
+    Over(usize),
+    /// Nothing more for now, or nothing that is heard at this look.
+    Nothing,
+    /// The peer is gone, or says what none does.
+    Gone,
+}
+
+/// Hears the next of what a peer says, at most [`MAX_RINGS`] of it at one look.
+pub fn hear(socket: &OwnedFd, heard: &mut usize) -> Said {
+    while *heard < MAX_RINGS {
+        *heard += 1;
+        let mut message = [0; LOAN_BYTES + 1];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let len = match net::recvmsg(socket, &mut [IoSliceMut::new(&mut message)], &mut control, flags) {
+            Ok(received) => received.bytes,
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => return Said::Nothing,
+            Err(_) => return Said::Gone,
+        };
+        let mut files = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        });
+        let file = files.next();
+        return match (message[0], len, file, usize::from(message[1])) {
+            (RING, 1, None, _) => Said::Ring,
+            (LOAN, LOAN_BYTES, Some(file), slot) if slot < MAX_LOANS => {
+                let len = message[2..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+                Said::Loan(slot, len, file)
+            }
+            (OVER, 2, None, slot) if slot < MAX_LOANS => Said::Over(slot),
+            _ => Said::Gone,
+        };
     }
-    Heard { rung, gone: false }
+    Said::Nothing
 }

@@ -1,0 +1,388 @@
+//! Packets that refer to their payload, in memory that their sender has lent.
+
+mod common;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use common::{CLEAN, Pair, REGION, Setup, Side};
+use proptest::prelude::*;
+use remora_memory::{Access, Buffer, Loans, MAX_LOANS, Reference, View};
+use remora_nic::*;
+
+const RING: usize = 64 << 10;
+
+/// A packet as it arrives.
+enum Arrival {
+    Bytes(Vec<u8>),
+    Referred(Vec<u8>, Reference),
+}
+
+/// One direction of a link over which memory can be lent.
+struct Way {
+    ring: Buffer,
+    loans: Arc<Loans>,
+    views: Vec<Option<View>>,
+    flight: VecDeque<Arrival>,
+}
+
+impl Way {
+    fn new() -> Self {
+        let views = (0..MAX_LOANS).map(|_| None).collect();
+        let ring = Buffer::anonymous(RING).expect("memory");
+        Self { ring, loans: Arc::default(), views, flight: VecDeque::new() }
+    }
+
+    /// Takes what there is to send. Returns how many packets referred to their payload.
+    fn take(&mut self, now: Time, from: &mut Side) -> usize {
+        let mut referred = 0;
+        loop {
+            if let Some(route) = from.nic.next_long() {
+                let room = Room { buffer: self.ring.clone(), start: 0, end: RING, loans: Some(self.loans.clone()) };
+                if from.nic.poll_transmit_into(now, route, room, &mut from.batch) {
+                    let mut at = 0;
+                    for (n, &len) in from.batch.lens().iter().enumerate() {
+                        let mut record = vec![0; len.into()];
+                        self.ring.read(at + Room::GAP, &mut record).expect("in bounds");
+                        at += Room::taken(len.into());
+                        self.flight.push_back(if from.batch.referred() >> n & 1 == 1 {
+                            referred += 1;
+                            let (reference, headers) = Reference::parse(&record).expect("whole");
+                            Arrival::Referred(headers.to_vec(), reference)
+                        } else {
+                            Arrival::Bytes(record)
+                        });
+                    }
+                    if let Some((slot, buffer)) = self.loans.next_wanted() {
+                        self.views[slot] =
+                            Some(View::map(buffer.file().expect("lendable"), buffer.len()).expect("sealed"));
+                        self.loans.lend(slot);
+                    }
+                    continue;
+                }
+            }
+            if !from.nic.poll_transmit(now, &mut from.batch) {
+                return referred;
+            }
+            self.flight.extend(from.batch.packets().map(|packet| Arrival::Bytes(packet.to_vec())));
+        }
+    }
+
+    fn deliver(&mut self, now: Time, to: &mut Side, from: std::net::IpAddr) -> bool {
+        let Some(packet) = self.flight.pop_front() else { return false };
+        let ends = (from, to.ip);
+        match &packet {
+            Arrival::Bytes(bytes) => to.nic.handle(now, 0, ends, Packet::Private(bytes)),
+            Arrival::Referred(headers, reference) => {
+                let view = self.views[reference.slot as usize].as_ref().expect("lent");
+                to.nic.handle(now, 0, ends, Packet::Referred { headers, view, reference: *reference });
+            }
+        }
+        true
+    }
+}
+
+/// Two engines and the ways between them.
+struct Net {
+    p: Pair,
+    there: Way,
+    back: Way,
+    referred: usize,
+}
+
+impl Net {
+    fn new(setup: Setup) -> Self {
+        Self { p: Pair::new(1, CLEAN, setup), there: Way::new(), back: Way::new(), referred: 0 }
+    }
+
+    fn transmit(&mut self) {
+        self.p.now += 1000;
+        self.referred += self.there.take(self.p.now, &mut self.p.a);
+        self.referred += self.back.take(self.p.now, &mut self.p.b);
+    }
+
+    /// Until nothing is left to send.
+    fn settle(&mut self) {
+        loop {
+            self.transmit();
+            if self.there.flight.is_empty() && self.back.flight.is_empty() {
+                return;
+            }
+            while self.there.deliver(self.p.now, &mut self.p.b, self.p.a.ip) {}
+            while self.back.deliver(self.p.now, &mut self.p.a, self.p.b.ip) {}
+        }
+    }
+
+    /// Has both ends lend each other their memory.
+    fn acquaint(&mut self) {
+        let (va, rkey, list) = (self.p.b.va(0), self.p.b.key(), [self.p.a.sge(0, 8192)]);
+        for op in [SendOp::Write { va, rkey }, SendOp::Read { va, rkey }] {
+            self.p.a.send(&SendWr::new(0, op, Data::List(&list)));
+            self.settle();
+        }
+        assert_eq!(self.p.a.take_done().len(), 2);
+    }
+
+    /// One WRITE of `len` bytes, which is under way when this returns.
+    fn write(&mut self, id: u64, len: usize) {
+        let op = SendOp::Write { va: self.p.b.va(0), rkey: self.p.b.key() };
+        self.p.a.send(&SendWr::new(id, op, Data::List(&[self.p.a.sge(0, len)])));
+        let before = self.referred;
+        self.transmit();
+        assert!(self.referred > before, "it refers to its payload");
+    }
+}
+
+#[derive(Clone, Default)]
+struct Notes(Arc<Mutex<Vec<u8>>>);
+
+impl WriteTap for Notes {
+    fn saw(&mut self, _: u64, data: &[u8]) {
+        self.0.lock().expect("one thread").extend_from_slice(data);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write,
+    Send,
+    Read,
+}
+
+/// An operation: what, where here, where there, bytes, and after how many of them the list has a second element.
+fn steps() -> impl Strategy<Value = Vec<(Step, usize, usize, usize, usize)>> {
+    let what = prop_oneof![Just(Step::Write), Just(Step::Send), Just(Step::Read)];
+    let half = REGION / 2;
+    proptest::collection::vec((what, 0..half - 40_000, half..REGION - 40_000, 1..20_000usize, 0..20_000usize), 1..12)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
+
+    /// Whatever is written, sent and read lands as it would by packets of bytes, and a tap sees the same.
+    #[test]
+    fn bytes_land_as_they_would_otherwise(
+        steps in steps(),
+        mtu in prop_oneof![Just(512), Just(1024), Just(4096)],
+        tapped: bool,
+    ) {
+        let mut net = Net::new(Setup { mtu, ..Setup::default() });
+        net.acquaint();
+        let noise: Vec<u8> = (0..REGION as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        net.p.a.buffer.write(0, &noise).expect("in bounds");
+        net.p.b.buffer.write(0, &noise).expect("in bounds");
+        let (mut here, mut there) = (noise.clone(), noise);
+        let notes = Notes::default();
+        if tapped {
+            net.p.b.nic.attach_tap(net.p.b.key(), Box::new(notes.clone())).expect("room");
+        }
+        let mut seen = Vec::new();
+        for (id, (step, local, remote, len, cut)) in steps.into_iter().enumerate() {
+            let (cut, id, p) = (cut.min(len), id as u64, &mut net.p);
+            // Two elements whose bytes do not follow each other.
+            let list = [p.a.sge(local, cut), p.a.sge(local + 20_000, len - cut)];
+            let gathered = [&here[local..local + cut], &here[local + 20_000..local + 20_000 + len - cut]].concat();
+            let (va, rkey) = (p.b.va(remote), p.b.key());
+            match step {
+                Step::Write => {
+                    p.a.send(&SendWr::new(id, SendOp::Write { va, rkey }, Data::List(&list)));
+                    there[remote..remote + len].copy_from_slice(&gathered);
+                    seen.extend_from_slice(&gathered);
+                }
+                Step::Send => {
+                    p.b.recv(id, remote, len);
+                    p.a.send(&SendWr::new(id, SendOp::Send, Data::List(&list)));
+                    there[remote..remote + len].copy_from_slice(&gathered);
+                }
+                Step::Read => {
+                    p.a.send(&SendWr::new(id, SendOp::Read { va, rkey }, Data::List(&list)));
+                    here[local..local + cut].copy_from_slice(&there[remote..remote + cut]);
+                    here[local + 20_000..][..len - cut].copy_from_slice(&there[remote + cut..remote + len]);
+                }
+            }
+            let before = net.referred;
+            net.settle();
+            // All packets but those at the ends of elements.
+            prop_assert!(net.referred > before || len < 3 * mtu as usize, "{len} bytes by way of {cut}");
+        }
+        prop_assert!(net.p.a.take_done().iter().all(|wc| wc.status == WcStatus::Success));
+        prop_assert!(net.p.a.bytes(0, REGION) == here && net.p.b.bytes(0, REGION) == there);
+        prop_assert!(!tapped || *notes.0.lock().expect("one thread") == seen);
+    }
+
+    /// Whatever a peer refers to, in whatever packet: no panic, no byte outside what it may write, and none read outside what it
+    /// has lent.
+    #[test]
+    fn any_reference_is_survived(
+        mut headers in proptest::collection::vec(any::<u8>(), 0..96),
+        opcode in 0..0x20u8,
+        len in prop_oneof![0..9000u32, any::<u32>()],
+        offset in prop_oneof![0..9000u64, any::<u64>()],
+        keyed: bool,
+        current: bool,
+    ) {
+        let mut p = Pair::new(1, CLEAN, Setup::default());
+        let lent = Buffer::lendable(8000).expect("memory");
+        lent.fill(0, 8000, 7).expect("in bounds");
+        let view = View::map(lent.file().expect("lendable"), 8000).expect("sealed");
+        if headers.len() >= 28 {
+            headers[..12].copy_from_slice(&[opcode, 0, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0]);
+            headers[5..8].copy_from_slice(&p.b.qp.0.to_be_bytes()[1..]);
+            headers[9..12].copy_from_slice(&100u32.to_be_bytes()[1..]);
+            if keyed {
+                // It may write to the middle of the region.
+                headers[12..20].copy_from_slice(&p.b.va(REGION / 2).to_be_bytes());
+                headers[20..24].copy_from_slice(&p.b.key().to_be_bytes());
+                headers[24..28].copy_from_slice(&len.to_be_bytes());
+            }
+        }
+        let term = if current { view.term() } else { view.term() + 1 };
+        let reference = Reference { slot: 0, len, term, offset };
+        p.b.nic.handle(1, 0, (p.a.ip, p.b.ip), Packet::Referred { headers: &headers, view: &view, reference });
+        prop_assert!(p.b.bytes(0, REGION / 2) == vec![0; REGION / 2], "outside");
+        let landed = p.b.bytes(REGION / 2, REGION / 2).iter().filter(|byte| **byte == 7).count();
+        prop_assert!(landed == 0 || keyed && current && landed <= 1024);
+    }
+}
+
+/// The peer copies before it acknowledges: what completes was copied as it was, and may be changed at once.
+#[test]
+fn a_send_completes_when_its_bytes_have_been_copied() {
+    let mut net = Net::new(Setup { mtu: 4096, ..Setup::default() });
+    net.acquaint();
+    net.p.a.buffer.fill(0, 65_536, 1).expect("in bounds");
+    net.write(1, 65_536);
+    assert_eq!(net.there.flight.len(), 16);
+    // Until the last packet was taken nothing is complete.
+    for left in (0..16).rev() {
+        assert!(net.there.deliver(net.p.now, &mut net.p.b, net.p.a.ip));
+        net.transmit();
+        while net.back.deliver(net.p.now, &mut net.p.a, net.p.b.ip) {}
+        assert_eq!(net.p.a.take_done().len(), usize::from(left == 0));
+    }
+    net.p.a.buffer.fill(0, 65_536, 2).expect("in bounds");
+    net.settle();
+    assert_eq!(net.p.b.bytes(0, 65_536), vec![1; 65_536]);
+}
+
+/// What is sent again refers to bytes that have been acknowledged meanwhile: the peer knows the packets and does not look.
+#[test]
+fn a_duplicate_is_not_copied() {
+    let mut net = Net::new(Setup { mtu: 4096, ..Setup::default() });
+    net.acquaint();
+    net.p.a.buffer.fill(0, 16_384, 1).expect("in bounds");
+    net.write(1, 16_384);
+    while net.there.flight.len() == 4 {
+        net.p.now = net.p.a.nic.poll_timeout().expect("it waits for an acknowledgement");
+        net.p.a.nic.handle_timeout(net.p.now);
+        net.transmit();
+    }
+    for _ in 0..4 {
+        net.there.deliver(net.p.now, &mut net.p.b, net.p.a.ip);
+    }
+    net.transmit();
+    while net.back.deliver(net.p.now, &mut net.p.a, net.p.b.ip) {}
+    assert_eq!(net.p.a.take_done().len(), 1);
+    net.p.a.buffer.fill(0, 16_384, 2).expect("in bounds");
+    net.settle();
+    assert_eq!(net.p.b.bytes(0, 16_384), vec![1; 16_384]);
+}
+
+/// A request that fails is complete too: its packets are still under way, and nobody copies what they refer to.
+#[test]
+fn what_has_failed_is_not_copied() {
+    type End = fn(&mut Net);
+    let ends: [(&str, End); 4] = [
+        ("error", |net| net.p.a.nic.to_error(net.p.a.qp).expect("live")),
+        ("reset", |net| net.p.a.nic.to_reset(net.p.a.qp).expect("live")),
+        ("destroyed", |net| net.p.a.nic.destroy_qp(net.p.a.qp).expect("live")),
+        ("deregistered", |net| net.p.a.nic.registry().deregister(net.p.a.key()).expect("no windows")),
+    ];
+    for (how, end) in ends {
+        let mut net = Net::new(Setup { mtu: 4096, ..Setup::default() });
+        net.acquaint();
+        net.p.a.buffer.fill(0, 65_536, 1).expect("in bounds");
+        net.write(1, 65_536);
+        for _ in 0..3 {
+            net.there.deliver(net.p.now, &mut net.p.b, net.p.a.ip);
+        }
+        end(&mut net);
+        net.p.a.buffer.fill(0, 65_536, 2).expect("in bounds");
+        while net.there.deliver(net.p.now, &mut net.p.b, net.p.a.ip) {}
+        let there = net.p.b.bytes(0, 65_536);
+        assert!(there[..12_288] == [1; 12_288] && there[12_288..] == [0; 53_248], "{how}");
+        assert_eq!(net.p.b.nic.counters().sequence_naks, 1, "{how}: as if they had not come");
+    }
+}
+
+/// One queue pair's failure makes another's packets that refer to the same memory void: they are sent again, and nothing is lost.
+#[test]
+fn a_neighbour_sends_again() {
+    let mut net = Net::new(Setup { mtu: 4096, ..Setup::default() });
+    net.acquaint();
+    for round in 1..20u8 {
+        net.p.a.buffer.fill(0, 65_536, round).expect("in bounds");
+        net.write(round.into(), 65_536);
+        for _ in 0..round % 16 {
+            net.there.deliver(net.p.now, &mut net.p.b, net.p.a.ip);
+        }
+        // As somebody else's failure does.
+        net.p.a.region.end_term();
+        net.settle();
+        assert_eq!(net.p.b.bytes(0, 65_536), vec![round; 65_536]);
+        assert!(net.p.a.take_done().iter().all(|wc| wc.status == WcStatus::Success));
+    }
+}
+
+/// Who takes a region away from a peer that is reading it may use the memory at once: the READ does not succeed with what comes then.
+#[test]
+fn a_read_of_what_was_deregistered_fails() {
+    let mut net = Net::new(Setup { mtu: 4096, ..Setup::default() });
+    net.acquaint();
+    net.p.b.buffer.fill(0, 65_536, 1).expect("in bounds");
+    let op = SendOp::Read { va: net.p.b.va(0), rkey: net.p.b.key() };
+    net.p.a.send(&SendWr::new(1, op, Data::List(&[net.p.a.sge(0, 65_536)])));
+    net.transmit();
+    while net.there.deliver(net.p.now, &mut net.p.b, net.p.a.ip) {}
+    net.transmit();
+    assert_eq!(net.back.flight.len(), 16);
+    for _ in 0..3 {
+        net.back.deliver(net.p.now, &mut net.p.a, net.p.b.ip);
+    }
+    net.p.b.nic.registry().deregister(net.p.b.key()).expect("no windows");
+    net.p.b.buffer.fill(0, 65_536, 2).expect("in bounds");
+    net.settle();
+    while let Some(at) = net.p.a.nic.poll_timeout().filter(|_| net.p.a.done.is_empty()) {
+        net.p.now = at;
+        net.p.a.nic.handle_timeout(at);
+        net.settle();
+        net.p.a.collect();
+    }
+    assert_eq!(net.p.a.statuses(), [(1, WcStatus::RemoteAccess)]);
+}
+
+/// A region over a part of a buffer is not lent, as a peer would see all of the buffer; and neither is what a window opens.
+#[test]
+fn only_whole_buffers_are_lent() {
+    let mut net = Net::new(Setup { mtu: 4096, ..Setup::default() });
+    let part = net.p.a.register(0, REGION - 8, Access::LOCAL_WRITE);
+    let op = SendOp::Write { va: net.p.b.va(0), rkey: net.p.b.key() };
+    let list = [Sge { va: part.va(), len: 65_536, lkey: part.key() }];
+    for id in 0..3 {
+        net.p.a.send(&SendWr::new(id, op, Data::List(&list)));
+        net.settle();
+    }
+    assert_eq!((net.p.a.take_done().len(), net.referred), (3, 0));
+}
+
+/// What stands in the send queue itself, or is too short to pay, is not referred to; nor is what nobody acknowledges.
+#[test]
+fn unreliable_messages_are_copied_when_they_are_sent() {
+    let mut net = Net::new(Setup { mtu: 4096, kind: QpType::Uc, ..Setup::default() });
+    let op = SendOp::Write { va: net.p.b.va(0), rkey: net.p.b.key() };
+    for id in 0..3 {
+        net.p.a.send(&SendWr::new(id, op, Data::List(&[net.p.a.sge(0, 65_536)])));
+        net.settle();
+    }
+    assert_eq!((net.p.a.take_done().len(), net.referred), (3, 0));
+}
