@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use remora_kernel::btree::BuildError;
 use remora_kernel::{Placement, Status};
 use remora_memory::RegisterError;
 use remora_nic::{ConnectError, NicError, WcStatus, cm::CmError};
@@ -125,6 +126,12 @@ pub enum Error {
     /// An argument is out of range.
     #[error("{0}")]
     Argument(String),
+}
+
+impl From<BuildError> for Error {
+    fn from(error: BuildError) -> Self {
+        Error::Argument(error.to_string())
+    }
 }
 
 /// Why a connection broke.

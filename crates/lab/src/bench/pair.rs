@@ -32,12 +32,17 @@ pub(super) struct End {
 }
 
 impl End {
-    fn new(ip: IpAddr, link: Box<dyn Link>, kernels: fn(&Arc<Registry>) -> Kernels) -> Result<Self, Error> {
+    fn new(
+        ip: IpAddr,
+        link: Box<dyn Link>,
+        kernels: fn(&Arc<Registry>) -> Kernels,
+        memory: Memory,
+    ) -> Result<Self, Error> {
         let mtu = link.max_mtu() as u32;
         let registry = Arc::new(Registry::new(remora_real::entropy()?));
         let kernels = kernels(&registry);
         let device = Device::with_registry(ip, vec![link], registry, Some(kernels))?;
-        let buffer = Buffer::anonymous(REGION).map_err(|source| Error::System { what: "mapping memory", source })?;
+        let buffer = memory(REGION).map_err(|source| Error::System { what: "mapping memory", source })?;
         let mut guard = device.lock();
         let nic = guard.nic();
         let pd = nic.registry().alloc_pd();
@@ -89,6 +94,10 @@ pub(super) struct Target {
     pub(super) key: u32,
 }
 
+/// Where the ends' memory comes from: [`Buffer::lendable`] as Remora's own does, or [`Buffer::anonymous`] as that of a program, which
+/// no peer can map.
+type Memory = fn(usize) -> std::io::Result<Buffer>;
+
 /// Two ends joined by a link on loopback addresses.
 pub(super) struct BenchPair {
     pub(super) a: End,
@@ -98,16 +107,25 @@ pub(super) struct BenchPair {
 impl BenchPair {
     /// Makes the two ends, with the built-in kernels.
     pub fn new(link: LinkKind) -> Result<Self, Error> {
-        Self::with_kernels(link, 1, |registry| Kernels::builtins(registry, Limits::default()))
+        Self::with(link, 1, |registry| Kernels::builtins(registry, Limits::default()), Buffer::lendable)
+    }
+
+    /// As [`new`](Self::new), at other addresses, with memory of a program's own.
+    pub fn with_a_programs_memory(link: LinkKind) -> Result<Self, Error> {
+        Self::with(link, 5, |registry| Kernels::builtins(registry, Limits::default()), Buffer::anonymous)
     }
 
     /// Makes the two ends, at 127.0.1.`first` and the next address.
     pub fn with_kernels(link: LinkKind, first: u8, kernels: fn(&Arc<Registry>) -> Kernels) -> Result<Self, Error> {
+        Self::with(link, first, kernels, Buffer::lendable)
+    }
+
+    fn with(link: LinkKind, first: u8, kernels: fn(&Arc<Registry>) -> Kernels, memory: Memory) -> Result<Self, Error> {
         let [a, b] = [first, first + 1].map(|last| IpAddr::V4(Ipv4Addr::new(127, 0, 1, last)));
         let at = |address| move |source| Error::Link { link, address, source };
         let (mut la, lb) = (link.bind(a).map_err(at(a))?, link.bind(b).map_err(at(b))?);
         la.reach(b).map_err(at(b))?;
-        let (a, b) = (End::new(a, la, kernels)?, End::new(b, lb, kernels)?);
+        let (a, b) = (End::new(a, la, kernels, memory)?, End::new(b, lb, kernels, memory)?);
         a.join(&b)?;
         b.join(&a)?;
         Ok(Self { a, b })
@@ -158,6 +176,15 @@ impl BenchPair {
 
     /// WRITEs of `len` bytes a second with `DEPTH` under way, over `span` bytes of memory on both sides.
     pub fn write_rate(&self, len: usize, span: usize, time: Duration) -> Result<f64, Error> {
+        self.rate(|va, rkey| SendOp::Write { va, rkey }, len, span, time)
+    }
+
+    /// As [`write_rate`](Self::write_rate), of READs.
+    pub fn read_rate(&self, len: usize, span: usize, time: Duration) -> Result<f64, Error> {
+        self.rate(|va, rkey| SendOp::Read { va, rkey }, len, span, time)
+    }
+
+    fn rate(&self, op: fn(u64, u32) -> SendOp, len: usize, span: usize, time: Duration) -> Result<f64, Error> {
         let target = self.b.target();
         let slots = (span / len).max(1);
         self.with_peer(
@@ -173,7 +200,7 @@ impl BenchPair {
                         while more && posted - done < DEPTH {
                             let at = (posted % slots) * len;
                             let sge = self.a.sge(at, len);
-                            let op = SendOp::Write { va: target.va + at as u64, rkey: target.key };
+                            let op = op(target.va + at as u64, target.key);
                             guard.nic().post_send(self.a.qp, &SendWr::new(0, op, Data::List(&sge)))?;
                             posted += 1;
                         }
