@@ -2,6 +2,7 @@
 //!
 //! A thread owns the [`Client`] and drives it; futures hand it calls and are woken by it. Nothing here knows a runtime.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -14,9 +15,10 @@ use remora_real::{Error, RemoteRegion};
 use remora_store::hash::Table;
 
 use crate::at::{Caller, sealed};
-use crate::oneshot::oneshot;
+use crate::numbers::{Desk, shared};
+use crate::oneshot::{self, oneshot};
 use crate::pending::{Asker, Pending};
-use crate::{At, Client, ClientBuilder, Result, ToAddress, TypedCall};
+use crate::{At, Client, ClientBuilder, Result, Sequencer, ToAddress, TypedCall};
 
 /// How long the driver polls without an answer before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
@@ -53,6 +55,7 @@ pub struct AsyncClient {
 /// What the driver is asked to do.
 enum Command {
     Call { placement: Option<Placement>, op: u64, params: Vec<u8>, payload: Option<Vec<u8>>, asker: Asker },
+    Number { sequencer: Sequencer, asker: oneshot::Sender<Result<u64>> },
     Run(Box<dyn FnOnce(&mut Client) + Send>),
 }
 
@@ -171,6 +174,26 @@ impl AsyncClient {
         self.with(move |client| client.fetch_add(&region, offset, add)).await
     }
 
+    /// A number of a sequencer that nobody else gets. Tasks that wait at once share an addition, which the node's NIC makes.
+    ///
+    /// ```
+    /// # async fn example() -> remora::Result<()> {
+    /// # let node = remora::Node::local()?;
+    /// # let client = remora::AsyncClient::connect(node.address()).await?;
+    /// let orders = client.with(|client| client.load_sequencer(1)).await?;
+    /// assert_eq!(client.number(&orders).await?, 1);
+    /// # Ok(())
+    /// # }
+    /// # fn main() -> remora::Result<()> {
+    /// #     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(example())
+    /// # }
+    /// ```
+    pub async fn number(&self, sequencer: &Sequencer) -> Result<u64> {
+        let (asker, number) = oneshot();
+        self.send(Command::Number { sequencer: *sequencer, asker });
+        number.await.unwrap_or(Err(Error::Closed))
+    }
+
     /// Loads a hash table into memory of the node: see [`Client::load_table`].
     pub async fn load_table<K, V>(&self, records: impl IntoIterator<Item = (K, V)>) -> Result<Table>
     where
@@ -207,6 +230,7 @@ impl Caller for &AsyncClient {
 /// The thread: takes commands, and polls while calls are under way. Ends with the last handle.
 fn drive(mut client: Client, commands: &Receiver<Command>) {
     let mut busy_at = Instant::now();
+    let mut desks: BTreeMap<Sequencer, Desk<oneshot::Sender<Result<u64>>>> = BTreeMap::new();
     loop {
         let command = match client.in_flight() {
             0 => commands.recv().map_err(|_| TryRecvError::Disconnected),
@@ -217,14 +241,26 @@ fn drive(mut client: Client, commands: &Receiver<Command>) {
                 client.start_raw(placement, op, &params, payload.as_deref(), asker);
                 busy_at = Instant::now();
             }
+            Ok(Command::Number { sequencer, asker }) => {
+                let desk = desks.entry(sequencer).or_insert_with(|| Desk::new(sequencer, Placement::Nic));
+                desk.ask(asker);
+                busy_at = Instant::now();
+            }
             Ok(Command::Run(run)) => run(&mut client),
             Err(TryRecvError::Empty) if busy_at.elapsed() > SPIN => client.doze(NAP),
             Err(TryRecvError::Empty) => {}
             Err(TryRecvError::Disconnected) => return,
         }
+        desks.values_mut().for_each(|desk| desk.post(&mut client));
         // A lost connection ends all calls, which are told.
         if !matches!(client.poll(), Ok(0)) {
             busy_at = Instant::now();
         }
+        desks.retain(|_, desk| {
+            if let Err(error) = desk.end(|_, asker, number| asker.send(Ok(number))) {
+                desk.give_up().for_each(|asker| asker.send(Err(shared(&error))));
+            }
+            !desk.is_idle()
+        });
     }
 }
