@@ -8,7 +8,7 @@ use remora_study::modelled::ModelError;
 use remora_study::reproduce::{
     self, Cache, Mutation, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction,
 };
-use remora_study::{bluefield, minos, rambda, strom};
+use remora_study::{bluefield, dfabric, minos, rambda, strom};
 
 use crate::Failure;
 use crate::output::{self, Json};
@@ -42,6 +42,12 @@ Examples:
   remora reproduce rambda --figure 7             one figure; 13 stands for 13a and 13b
   remora reproduce rambda --csv out --report r.html";
 
+const DFABRIC_EXAMPLES: &str = "\
+Examples:
+  remora reproduce dfabric                       all figures; table 4 is figure IV
+  remora reproduce dfabric --figure 2            one figure; 9 stands for 9a to 9f, 10 for 10a and 10b
+  remora reproduce dfabric --csv out --report r.html";
+
 /// Which paper.
 #[derive(Debug, Subcommand)]
 pub enum Reproduce {
@@ -57,6 +63,9 @@ pub enum Reproduce {
     /// RAMBDA (HPCA 2023): figures 1, 5, 7 to 10, 12 and 13, and table III
     #[command(after_help = RAMBDA_EXAMPLES)]
     Rambda(Common),
+    /// DFabric: figures 2 and 9 to 13, and table 4
+    #[command(after_help = DFABRIC_EXAMPLES)]
+    Dfabric(Common),
 }
 
 /// Options of every paper.
@@ -116,6 +125,10 @@ pub fn run(what: &Reproduce) -> Result<(), Failure> {
             mutants(common, &mut |common, progress| rambda::mutate(&common, progress))
         }
         Reproduce::Rambda(common) => figures(common, &mut |common, progress| rambda::reproduce(&common, progress)),
+        Reproduce::Dfabric(common) if common.mutate => {
+            mutants(common, &mut |common, progress| dfabric::mutate(&common, progress))
+        }
+        Reproduce::Dfabric(common) => figures(common, &mut |common, progress| dfabric::reproduce(&common, progress)),
         Reproduce::Minos(minos) if minos.common.mutate => {
             mutants(&minos.common, &mut |common, progress| minos::mutate(&minos.options(common), progress))
         }

@@ -279,6 +279,19 @@ fn studies_are_described_by_what_reads_them() {
     choices(&mut out, &rambda, "pub enum Sets {", true);
     out.push_str("### metric\n\n");
     choices(&mut out, &rambda, "pub enum Metric {", true);
+    let [dfabric, point] = ["study.rs", "point.rs"].map(|file| source(&format!("study/src/dfabric/{file}")));
+    out.push_str("## [[series]] of DFabric\n\n");
+    fields(&mut out, &dfabric, "pub struct DFabricSeries {");
+    out.push_str("### setup\n\n");
+    fields(&mut out, &point, "pub struct Setup {");
+    for (heading, list) in [("run", "Run"), ("system", "System"), ("without", "Without")] {
+        let _ = write!(out, "### {heading}\n\n");
+        choices(&mut out, &point, &format!("pub enum {list} {{"), true);
+    }
+    out.push_str("### sets\n\n");
+    choices(&mut out, &dfabric, "pub enum Sets {", true);
+    out.push_str("### metric\n\n");
+    choices(&mut out, &dfabric, "pub enum Metric {", true);
     page("studies.md", &out);
 }
 

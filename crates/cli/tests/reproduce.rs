@@ -50,11 +50,26 @@ fn the_cluster_of_minos_comes_as_table_csv_and_page_and_twice_alike() {
 }
 
 #[test]
+fn the_racks_of_dfabric_come_as_table_and_csv() {
+    let directory = tempfile::tempdir().unwrap();
+    let csv = directory.path().join("csv");
+    let args = ["reproduce", "dfabric", "--figure", "2", "--no-cache", "--csv", csv.to_str().unwrap()];
+    let output = remora(&args);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    assert!(table.starts_with("Figure 2: ") && table.contains("DF-C2") && table.contains("rack.completion"), "{table}");
+    let lines = std::fs::read_to_string(csv.join("fig2.csv")).unwrap();
+    assert!(lines.starts_with("figure,series,x,x_unit,y,y_unit\n2,ToR,1,NICs,"), "{lines}");
+    assert_eq!(lines.lines().count(), 1 + 6 * 6);
+}
+
+#[test]
 fn what_makes_no_sense_is_one_line() {
     for (args, expected) in [
         (&["reproduce", "strom", "--figure", "6", "--no-cache"][..], "there is no figure 6"),
         (&["reproduce", "minos", "--figure", "5"], "there is no figure 5"),
         (&["reproduce", "bluefield", "--figure", "1"], "there is no figure 1"),
+        (&["reproduce", "dfabric", "--figure", "3"], "there is no figure 3"),
         (&["compare", "--on", "nowhere"], "nowhere"),
         (&["compare", "--both"], "--on"),
     ] {

@@ -6,6 +6,7 @@ pub mod component;
 pub mod energy;
 pub mod event;
 pub mod platform;
+pub mod rack_world;
 pub mod resource;
 pub mod ring_server;
 pub mod time;

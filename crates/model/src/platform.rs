@@ -84,6 +84,8 @@ pub struct Platform {
     pub nvm: Option<Nvm>,
     /// What servers of rings need beyond.
     pub ring_server: Option<RingServer>,
+    /// What racks that share memory and NICs need beyond.
+    pub rack: Option<RackCosts>,
     /// A switch between the NICs, if there is one.
     pub switch: Option<Switch>,
     /// Power, if it is known.
@@ -215,6 +217,7 @@ impl Platform {
             accel_cxl: optional(&params, "accel.cxl", CxlLink::read)?,
             nvm: optional(&params, "nvm", Nvm::read)?,
             ring_server: optional(&params, "ring_server", RingServer::read)?,
+            rack: optional(&params, "rack", RackCosts::read)?,
             switch: optional(&params, "switch", Switch::read)?,
             power: optional(&params, "power", Power::read)?,
             replication: optional(&params, "replication", Replication::read)?,

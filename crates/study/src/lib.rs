@@ -15,6 +15,7 @@ pub mod bluefield;
 pub mod calling;
 pub mod compare;
 pub mod connection;
+pub mod dfabric;
 pub mod dlrm;
 pub mod forge;
 pub mod format;

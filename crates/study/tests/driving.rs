@@ -1,6 +1,7 @@
 //! Every value of a platform drives something: with another value, something that is modelled comes out otherwise.
 
 use remora_model::platform::{Dimension, Param, Platform, SourceStatus};
+use remora_study::dfabric;
 use remora_study::minos::{AblationStep, Setup};
 use remora_study::where_::{self, Load, Memory, Operation, TEMPLATES, WhereOptions};
 
@@ -25,6 +26,25 @@ fn replicated(platform: &Platform) -> String {
     for deployment in [AblationStep::B, AblationStep::BBroadcast, AblationStep::CombinedBatching, AblationStep::O] {
         let setup = Setup { deployment, writes: 80, records: 50, ..Setup::default() };
         all += &setup.run(platform, 30, 1).map_or_else(|e| e.to_string(), |came| format!("{came:?}"));
+    }
+    all
+}
+
+/// Two racks, where the platform has them: with NICs behind ToR switches and with pools, everything and single mechanisms on.
+fn racked(platform: &Platform) -> String {
+    let mut all = String::new();
+    let of = |run, system| dfabric::Setup { run, system, theta: 4, bytes: 200_000, ..dfabric::Setup::default() };
+    let ours = || of(dfabric::Run::AllToAll, dfabric::System::DFabric);
+    let one_way = || of(dfabric::Run::PingPong, dfabric::System::DFabric);
+    let setups = [
+        of(dfabric::Run::AllToAll, dfabric::System::Tor),
+        of(dfabric::Run::AllReduce, dfabric::System::DFabric),
+        ours(),
+        dfabric::Setup { without: vec![dfabric::Without::LargeQueues], ..one_way() },
+        dfabric::Setup { without: vec![dfabric::Without::Depth], commercial: true, device_mbps: 200, ..ours() },
+    ];
+    for setup in setups {
+        all += &setup.run(platform, 1).map_or_else(|e| e.to_string(), |came| format!("{came:?}"));
     }
     all
 }
@@ -59,6 +79,11 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("accel.cxl.", "the same"),
     ("nvm.", "the same"),
     ("ring_server.", "the same"),
+    ("rack.cache_ways", "headers and payloads of many packets at once: model's component::dram_cache"),
+    ("rack.min_rto", "many senders to one port: reproduce dfabric, figure 9e"),
+    ("rack.window", "streams longer than it: the same"),
+    ("rack.edges", "PageRank: reproduce dfabric, figure 9a"),
+    ("rack.device_bandwidth", "streams that fill it: reproduce dfabric, figure 12"),
     ("accel.compute", "work that is serial and longer than its pipelined form"),
 ];
 
@@ -72,14 +97,17 @@ fn every_value_of_a_platform_drives_something() {
     let mut idle = Vec::new();
     for name in Platform::built_in() {
         let platform = Platform::load(name).unwrap();
-        let (screen, cluster) = (screened(&platform), replicated(&platform));
+        let (screen, cluster, racks) = (screened(&platform), replicated(&platform), racked(&platform));
         let elsewhere = |param: &&Param| ELSEWHERE.iter().any(|(path, _)| param.path.starts_with(path));
         let measured = |param: &&Param| param.status == SourceStatus::Measured;
         for param in platform.params.iter().filter(|param| !measured(param) && !elsewhere(param)) {
             // Nothing has no half: it becomes something.
             let factors = if param.value == 0.0 { [64.0, 4096.0] } else { [param.value * 0.5, param.value * 2.0] };
             let changed = factors.map(|value| platform.with(&[(&param.path, settled(param, value))]));
-            let moves = changed.iter().flatten().any(|other| screened(other) != screen || replicated(other) != cluster);
+            let moves = changed
+                .iter()
+                .flatten()
+                .any(|other| screened(other) != screen || replicated(other) != cluster || racked(other) != racks);
             if !moves {
                 idle.push(format!("{name} {}", param.path));
             }

@@ -8,7 +8,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use remora_model::platform::Platform;
-use remora_study::bluefield;
 use remora_study::compare::{Plan, Progress, Watch};
 use remora_study::minos::{AblationStep, Setup};
 use remora_study::on::compare_on;
@@ -16,6 +15,7 @@ use remora_study::records::Records;
 use remora_study::reproduce::{self, ReproduceOptions};
 use remora_study::where_::{self, Operation, WhereOptions};
 use remora_study::workload::Distribution;
+use remora_study::{bluefield, dfabric};
 
 /// FNV-1a: a digest that every run and machine agrees on.
 fn digest(text: &str) -> u64 {
@@ -109,6 +109,20 @@ fn sequencers_and_trees_on_cards_are_what_they_were() {
         let _ = writeln!(out, "{} = {}", fitted.what, fitted.value);
     }
     compare("figures-bluefield.txt", &out);
+}
+
+/// The racks of the DFabric paper: an all-reduce, a round trip and streams by every mechanism, and what the platform is fitted
+/// to.
+#[test]
+fn racks_are_what_they_were() {
+    let (mut out, mut fitted) = (String::new(), String::new());
+    for figure in ["2", "9f", "11", "IV"] {
+        let options = ReproduceOptions { figure: Some(figure.into()), jobs: 2, cache: None, seed: 42 };
+        let all = dfabric::reproduce(&options, &mut |_| true).unwrap();
+        all.figures.iter().for_each(|figure| out += &reproduce::csv(figure));
+        fitted = all.fitted.iter().map(|fitted| format!("{} = {}\n", fitted.what, fitted.value)).collect();
+    }
+    compare("figures-dfabric.txt", &(out + &fitted));
 }
 
 fn compare(file: &str, now: &str) {

@@ -102,10 +102,8 @@ impl Cache {
     pub fn access(&mut self, line: u64, access: CacheAccess) -> Lookup {
         self.clock += 1;
         let now = self.clock << 1;
-        // The top bits of a multiplicative hash are uniform.
-        let hash = line.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let set = ((u128::from(hash) * u128::from(self.sets)) >> 64) as usize * self.ways;
-        let set = &mut self.lines[set..set + self.ways];
+        let set = self.set(line);
+        let set = &mut self.lines[set];
         let writes = u64::from(access == CacheAccess::Store);
         if let Some(found) = set.iter_mut().find(|way| way.tag == line.wrapping_add(1)) {
             found.used = now | (found.used & 1) | writes;
@@ -119,6 +117,22 @@ impl Cache {
             *oldest = Line { tag: line.wrapping_add(1), used: now | writes };
         }
         Lookup { hit: false, written_back }
+    }
+
+    /// A line leaves, whatever it holds.
+    pub fn forget(&mut self, line: u64) {
+        let set = self.set(line);
+        if let Some(way) = self.lines[set].iter_mut().find(|way| way.tag == line.wrapping_add(1)) {
+            *way = Line::default();
+        }
+    }
+
+    /// Where the ways of a line's set are.
+    fn set(&self, line: u64) -> std::ops::Range<usize> {
+        // The top bits of a multiplicative hash are uniform.
+        let hash = line.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let set = ((u128::from(hash) * u128::from(self.sets)) >> 64) as usize * self.ways;
+        set..set + self.ways
     }
 
     /// Hits as a part of all accesses since the last reset; `None` if there were none.

@@ -419,6 +419,58 @@ section! {
 }
 
 section! {
+    /// What racks of nodes that share memory and NICs need beyond the machine: `rack`.
+    RackCosts {
+        /// Nodes of a rack.
+        nodes: u64 = count(1),
+        /// Memory devices of the pool.
+        devices: u64 = count(1),
+        /// Bytes a second of each of them.
+        device_bandwidth: f64 = bandwidth(),
+        /// Links between the racks that a ToR switch of the baseline has.
+        uplinks: u64 = count(1),
+        /// Each switch beyond the first.
+        hop: u64 = time(),
+        /// A read of the pool's memory with commercial parts.
+        commercial: u64 = time(),
+        /// Ways of the DRAM cache.
+        cache_ways: u64 = count(1),
+        /// Subflows of a flow.
+        subflows: u64 = count(1),
+        /// Handing on one descriptor.
+        forward: u64 = time(),
+        /// The kernel sends a packet.
+        send: u64 = time(),
+        /// The kernel receives a packet.
+        receive: u64 = time(),
+        /// The kernel sends or receives an acknowledgement.
+        ack: u64 = time(),
+        /// An interrupt, until the kernel looks at what came.
+        interrupt: u64 = time(),
+        /// A thread that waits for data goes on.
+        wake: u64 = time(),
+        /// Bytes a second that a core copies.
+        copy: f64 = bandwidth(),
+        /// Bytes a second that a core adds to others.
+        reduce: f64 = bandwidth(),
+        /// Edges a second that all cores of a node go through.
+        edges: f64 = rate(),
+        /// Segments that TCP begins with.
+        initial_window: u64 = count(1),
+        /// TCP's shortest retransmission timeout.
+        min_rto: u64 = time(),
+        /// So long at most an acknowledgement waits for another segment.
+        delayed_ack: u64 = time(),
+        /// Bytes that a receiver has room for.
+        window: u64 = size(4096),
+        /// Bytes of a socket that may wait below TCP: small queues.
+        small_queue: u64 = size(4096),
+        /// From a buffer that is sent until TCP knows.
+        completion: u64 = time(),
+    }
+}
+
+section! {
     /// The wire: `ethernet`.
     Ethernet {
         /// Bytes a second.

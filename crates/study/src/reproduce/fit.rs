@@ -47,6 +47,32 @@ where
     Ok((value, described(param, paths, value, to, part <= 0.0 || part >= 1.0)))
 }
 
+/// Finds the value of a parameter at which `measure`, which rises with it but not in a straight line, comes to `target`:
+/// by halving its range, to a thousandth of it.
+pub(crate) fn fit_rising<E>(
+    platform: &Platform,
+    path: &str,
+    target: f64,
+    measure: &dyn Fn(&Platform) -> Result<f64, E>,
+    to: &str,
+) -> Result<(f64, Fitted), E>
+where
+    E: From<remora_model::platform::PlatformError>,
+{
+    let Some(param) = platform.params.get(path) else { return Ok((0.0, Fitted { what: path.into(), ..nothing(to) })) };
+    let (mut low, mut high) = param.range;
+    for _ in 0..10 {
+        let middle = (low + high) / 2.0;
+        match measure(&platform.with(&[(path, middle)])?)? < target {
+            true => low = middle,
+            false => high = middle,
+        }
+    }
+    let at_end = low == param.range.0 || high == param.range.1;
+    let value = (low + high) / 2.0;
+    Ok((value, described(param, &[path], value, to, at_end)))
+}
+
 /// Fits a count: of all values in its range, the one for which `off` says that the platform is nearest to the target.
 pub(crate) fn fit_count<E>(
     platform: &Platform,

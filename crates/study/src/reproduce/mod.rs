@@ -1,6 +1,6 @@
 //! A paper's figures from the model, for all papers: studies, points run on threads and kept, free parameters fitted,
-//! the figures beside what the paper's text says, as tables, CSV and a page. [`crate::strom`], [`crate::minos`] and
-//! [`crate::rambda`] say what is run.
+//! the figures beside what the paper's text says, as tables, CSV and a page. [`crate::strom`], [`crate::minos`],
+//! [`crate::rambda`] and [`crate::dfabric`] say what is run.
 
 mod cache;
 mod checks;
@@ -15,6 +15,7 @@ mod study;
 use std::path::PathBuf;
 
 use remora_model::platform::{Platform, PlatformError};
+use remora_model::rack_world::RackWorldError;
 use remora_model::ring_server::RingServerError;
 use serde::Serialize;
 
@@ -23,7 +24,7 @@ pub(crate) use cache::values;
 pub(crate) use checks::Lines;
 pub use checks::{Claim, ClaimKind, Count, Trend};
 pub use fit::Fitted;
-pub(crate) use fit::{fit, fit_count};
+pub(crate) use fit::{fit, fit_count, fit_rising};
 pub use mutate::{Change, Mutant, Mutation};
 pub(crate) use mutate::{Judged, mutate};
 pub use page::page;
@@ -67,6 +68,9 @@ pub enum ReproduceError {
     /// The modelled server of rings cannot go on.
     #[error(transparent)]
     RingServer(#[from] RingServerError),
+    /// The modelled racks cannot go on.
+    #[error(transparent)]
+    RackWorld(#[from] RackWorldError),
     /// The user wants no more.
     #[error("interrupted")]
     Interrupted,

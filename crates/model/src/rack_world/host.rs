@@ -1,0 +1,129 @@
+//! A node: its program, and what its kernel takes of its cores.
+
+use std::collections::BTreeMap;
+
+use crate::platform::RackCosts;
+use crate::resource::{Server, Usage};
+use crate::time::Ps;
+
+/// What a node's program does, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RackStep {
+    /// Sends bytes to a node: goes on when the kernel has copied them.
+    Send {
+        /// To which.
+        to: usize,
+        /// Bytes.
+        bytes: u64,
+    },
+    /// Receives bytes from a node: goes on when it has them.
+    Receive {
+        /// From which.
+        from: usize,
+        /// Bytes.
+        bytes: u64,
+    },
+    /// Computes for so long.
+    Compute(Ps),
+    /// Adds so many bytes that came to others: this belongs to the communication.
+    Reduce(u64),
+    /// Notes the time.
+    Mark,
+}
+
+/// What the program is at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Doing {
+    /// About to take its next step.
+    #[default]
+    Next,
+    /// The kernel copies bytes for a flow; so many are left after them.
+    Writing { flow: usize, piece: u64, left: u64 },
+    /// Copies bytes from a flow; so many are left after them.
+    Reading { flow: usize, piece: u64, left: u64 },
+    /// Waits for bytes of a flow.
+    Waiting { flow: usize, left: u64 },
+    /// Has done everything.
+    Done,
+}
+
+/// A node.
+pub(super) struct Host {
+    /// The core of the program, and those of the kernel's protocols.
+    pub app: Server,
+    pub soft: Vec<Server>,
+    pub program: Vec<RackStep>,
+    pub step: usize,
+    pub doing: Doing,
+    pub marks: Vec<Ps>,
+    pub computed: Ps,
+    pub done: Ps,
+    /// Flows to and from other nodes.
+    pub to: BTreeMap<usize, usize>,
+    pub from: BTreeMap<usize, usize>,
+}
+
+impl Host {
+    /// With a program; the first of its cores is the program's.
+    pub fn new(cores: u64, program: Vec<RackStep>) -> Self {
+        Self {
+            app: Server::new(1),
+            soft: (1..cores.max(2)).map(|_| Server::new(1)).collect(),
+            program,
+            step: 0,
+            doing: Doing::Next,
+            marks: Vec::new(),
+            computed: Ps::ZERO,
+            done: Ps::ZERO,
+            to: BTreeMap::new(),
+            from: BTreeMap::new(),
+        }
+    }
+
+    /// The core that a flow's packets are handled on.
+    pub fn soft(&mut self, flow: usize) -> &mut Server {
+        let cores = self.soft.len();
+        &mut self.soft[flow % cores]
+    }
+
+    pub fn usage(&self, span: Ps) -> Vec<Usage> {
+        let soft = self.soft.iter().map(|core| core.usage("kernel's core", span));
+        soft.chain([self.app.usage("program's core", span)]).collect()
+    }
+}
+
+/// What work takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Costs {
+    pub send: Ps,
+    pub receive: Ps,
+    pub ack: Ps,
+    pub interrupt: Ps,
+    pub wake: Ps,
+    pub delayed_ack: Ps,
+    copy: f64,
+    reduce: f64,
+}
+
+impl Costs {
+    pub fn new(costs: &RackCosts) -> Self {
+        Self {
+            send: Ps(costs.send),
+            receive: Ps(costs.receive),
+            ack: Ps(costs.ack),
+            interrupt: Ps(costs.interrupt),
+            wake: Ps(costs.wake),
+            delayed_ack: Ps(costs.delayed_ack),
+            copy: costs.copy,
+            reduce: costs.reduce,
+        }
+    }
+
+    pub fn copy(&self, bytes: u64) -> Ps {
+        Ps::transfer(bytes, self.copy)
+    }
+
+    pub fn reduce(&self, bytes: u64) -> Ps {
+        Ps::transfer(bytes, self.reduce)
+    }
+}

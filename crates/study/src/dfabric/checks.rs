@@ -1,0 +1,215 @@
+//! DFabric's text beside the model.
+
+use remora_model::platform::Platform;
+
+use crate::reproduce::{Claim, Figure, Lines, Trend};
+
+/// The rows.
+const CLAIMS: &str = include_str!("../../../../studies/dfabric/claims.csv");
+
+/// Figures that more than one check looks at.
+const RESNET: &str = "9c";
+const WORDS: &str = "9e";
+
+/// The rows with the model's figures.
+pub fn claims(figures: &[Figure], platform: &Platform) -> Vec<Claim> {
+    let lines = Lines(figures);
+    Claim::all(CLAIMS, |claim| {
+        match value_of(&claim.id, &lines, platform) {
+            Some(value) => claim.model = vec![value],
+            None if claim.id == "DF-013" => {
+                claim.missing = "arithmetic on links of 2048 and 200 Gb/s, which no figure has";
+            }
+            None => {}
+        }
+        claim.remark = match claim.id.as_str() {
+            "DF-C2" => {
+                "an A53 has three lines under way, 236 Mb/s: it would take six or seven, two cores that copy or a prefetcher"
+            }
+            "DF-065" => {
+                "the model has the link bind: no gain at C, half at C/2 and below; the row's mean asks for less in between"
+            }
+            "DF-078" => "sizes and what lmbench's process does are not in the text",
+            "DF-062" => "as many supersteps are run; each must be seen in the traffic",
+            "DF-071" => "the interconnect's bandwidth is derived from this row",
+            _ => "",
+        };
+    })
+}
+
+fn value_of(id: &str, lines: &Lines<'_>, platform: &Platform) -> Option<f64> {
+    let (costs, accel) = (platform.rack.as_ref()?, platform.accel.as_ref()?);
+    let (ethernet, switch) = (&platform.nic.as_ref()?.ethernet, platform.switch.as_ref()?);
+    let at = |figure, line, x| lines.at(figure, line, x);
+    Some(match id {
+        "DF-016" => costs.hop as f64 / 1e3,
+        "DF-022" | "DF-024" => lines.get("2", "DFabric")?.last()?.0,
+        "DF-028" => accel.in_flight as f64,
+        "DF-C2" => at("2", "DFabric, no DRAM cache", 10)? / at("2", "DFabric", 10)?,
+        "DF-033" => costs.nodes as f64,
+        "DF-039" => accel.read_latency as f64 / 1e6,
+        "DF-040" => platform.dram.latency as f64 / 1e3,
+        "DF-043" => accel.cache_size as f64 / 1e9,
+        "DF-045" => costs.uplinks as f64,
+        "DF-046" => switch.buffer as f64 / 1024.0,
+        "DF-048" => ethernet.latency as f64 / 1e6,
+        "DF-053" => ethernet.mtu as f64 / 1024.0,
+        "DF-054" => ethernet.latency as f64 / accel.read_latency as f64,
+        "DF-062" => peaks(&lines.get("13", "DFabric between racks")?) as f64,
+        "DF-064" => saved(lines, RESNET, 8)?,
+        "DF-065" => mean([1, 2, 4, 8].into_iter().map(|theta| saved(lines, RESNET, theta)))?,
+        "DF-071" => at(WORDS, "DFabric between racks at the end, Mb/s", 8)?,
+        "DF-078" => {
+            let sizes = lines.get("11", "DFabric")?;
+            mean(sizes.iter().map(|(x, _)| saved(lines, "11", *x as u64)))?
+        }
+        "DF-082" => at("IV", "between racks, C/2", 8)?,
+        _ => return None,
+    })
+}
+
+/// Per cent by which DFabric is below the baseline.
+fn saved(lines: &Lines<'_>, figure: &str, x: u64) -> Option<f64> {
+    Some(100.0 * (1.0 - lines.at(figure, "DFabric", x)? / lines.at(figure, "ToR", x)?))
+}
+
+fn mean(values: impl Iterator<Item = Option<f64>>) -> Option<f64> {
+    let values: Vec<f64> = values.collect::<Option<_>>()?;
+    Some(values.iter().sum::<f64>() / values.len().max(1) as f64)
+}
+
+/// How often traffic rises above half of its most.
+fn peaks(traffic: &[(f64, f64)]) -> usize {
+    let most = traffic.iter().map(|dot| dot.1).fold(0.0, f64::max);
+    let above = |dot: &(f64, f64)| dot.1 > most / 2.0;
+    let first = usize::from(traffic.first().is_some_and(above));
+    first + traffic.windows(2).filter(|pair| !above(&pair[0]) && above(&pair[1])).count()
+}
+
+/// What the text says about shapes.
+pub fn trends(figures: &[Figure]) -> Vec<Trend> {
+    let lines = Lines(figures);
+    let all = [few_nics, pool, slow_memory, uncached, severity, training, subflows, order, capacity, references];
+    all.into_iter().filter_map(|trend| trend(&lines)).collect()
+}
+
+fn few_nics(lines: &Lines<'_>) -> Option<Trend> {
+    let [one, two, best] = [("ToR", 1), ("ToR", 2), ("interconnect alone", 1)].map(|(line, x)| lines.at("2", line, x));
+    let (one, two, best) = (one?, two?, best?);
+    Some(Trend {
+        figures: "2",
+        section: "2.2",
+        what: "adding a NIC to each host leaves an all-reduce far from what the interconnect allows",
+        holds: two > 2.0 * best && two < one,
+        evidence: format!("{one:.0} ms with one NIC, {two:.0} ms with two, {best:.0} ms by the interconnect alone"),
+    })
+}
+
+fn pool(lines: &Lines<'_>) -> Option<Trend> {
+    let (ours, best) = (lines.at("2", "DFabric", 10)?, lines.at("2", "interconnect alone", 10)?);
+    Some(Trend {
+        figures: "2",
+        section: "2.2",
+        what: "with a pool of ten NICs DFabric comes near to the best there can be",
+        holds: ours < 1.25 * best,
+        evidence: format!("{ours:.0} ms, {:.2} times the interconnect alone", ours / best),
+    })
+}
+
+fn slow_memory(lines: &Lines<'_>) -> Option<Trend> {
+    let at = |line| lines.at("2", line, 10);
+    let (fast, three, one) = (at("DFabric")?, at("DFabric, slow memory")?, at("DFabric, one slow device")?);
+    Some(Trend {
+        figures: "2",
+        section: "2.3 (C1)",
+        what: "memory with less bandwidth slows the pool down, and several devices of it less than one",
+        holds: three > 1.2 * fast && one > 1.5 * three,
+        evidence: format!("{fast:.0} ms; {three:.0} ms with three slow devices, {one:.0} ms with one"),
+    })
+}
+
+fn uncached(lines: &Lines<'_>) -> Option<Trend> {
+    let (with, without) = (lines.at("2", "DFabric", 10)?, lines.at("2", "DFabric, no DRAM cache", 10)?);
+    Some(Trend {
+        figures: "2",
+        section: "2.3 (C2)",
+        what: "hosts that load packets from far memory line by line take a multiple of the time",
+        holds: without > 2.0 * with,
+        evidence: format!("{with:.0} ms with the DRAM cache, {without:.0} ms without"),
+    })
+}
+
+fn severity(lines: &Lines<'_>) -> Option<Trend> {
+    let gains: Vec<(f64, f64)> = ["9a", "9b", "9c", "9d", "9e"]
+        .iter()
+        .map(|figure| Some((saved(lines, figure, 1)?, saved(lines, figure, 8)?)))
+        .collect::<Option<_>>()?;
+    let text = |(fast, slow): &(f64, f64)| format!("{fast:.0} and {slow:.0} %");
+    Some(Trend {
+        figures: "9",
+        section: "6.2",
+        what: "with NICs of an eighth of the interconnect's bandwidth DFabric saves much of every workload's communication",
+        holds: gains.iter().all(|gain| gain.1 > 30.0),
+        evidence: format!("at C and C/8: {}", gains.iter().map(text).collect::<Vec<_>>().join(", ")),
+    })
+}
+
+fn training(lines: &Lines<'_>) -> Option<Trend> {
+    let by: Vec<f64> = [1, 2, 4, 8].iter().map(|&theta| saved(lines, RESNET, theta)).collect::<Option<_>>()?;
+    Some(Trend {
+        figures: "9c",
+        section: "2.2",
+        what: "a ring has one node of a rack use the pool at a time: two NICs save half where NICs bind, and nothing at C",
+        holds: by[0].abs() < 10.0 && by[3] > 40.0 && by.windows(2).all(|pair| pair[1] > pair[0]),
+        evidence: by.iter().map(|saved| format!("{saved:.0} %")).collect::<Vec<_>>().join(", "),
+    })
+}
+
+fn subflows(lines: &Lines<'_>) -> Option<Trend> {
+    let at = |line| lines.at("10a", line, 4_194_304);
+    let (all, one, nic) = (at("DFabric")?, at("DFabric, one subflow")?, at("DFabric, one NIC")?);
+    Some(Trend {
+        figures: "10a",
+        section: "4.4",
+        what: "the pool is of use only if there are enough subflows: one of them is as good as one NIC",
+        holds: one > 1.5 * all && (one / nic - 1.0).abs() < 0.1,
+        evidence: format!("{all:.0} ms, {one:.0} ms with one subflow, {nic:.0} ms with one NIC"),
+    })
+}
+
+fn order(lines: &Lines<'_>) -> Option<Trend> {
+    let part = lines.at("IV", "two streams, C/4, 3 NICs added", 5)?;
+    Some(Trend {
+        figures: "IV",
+        section: "2.3 (C4)",
+        what: "subflows that nobody puts together again make TCP slow down for nothing",
+        holds: part < 0.99,
+        evidence: format!("{part:.2} of the throughput"),
+    })
+}
+
+fn capacity(lines: &Lines<'_>) -> Option<Trend> {
+    let two = lines.get("12", "two streams, C/8")?;
+    let each: Vec<f64> = two.iter().map(|(added, rate)| rate / (added + 2.0)).collect();
+    let near = each.iter().all(|rate| (rate / each[0] - 1.0).abs() < 0.1);
+    let one = lines.get("12", "one stream, C/8")?.last()?.1;
+    Some(Trend {
+        figures: "12",
+        section: "6.1",
+        what: "the pool's capacity is that of all its NICs, C/8 x (N + M); one node's is that of its own port",
+        holds: near && one < 0.7 * two.last()?.1,
+        evidence: format!("{:.0} Mb/s a NIC with none added, {:.0} with twelve", each[0], each.last()?),
+    })
+}
+
+fn references(lines: &Lines<'_>) -> Option<Trend> {
+    let by: Vec<f64> =
+        lines.get("11", "DFabric")?.iter().map(|dot| saved(lines, "11", dot.0 as u64)).collect::<Option<_>>()?;
+    Some(Trend {
+        figures: "11",
+        section: "6.3",
+        what: "within a rack a reference is there before the packet would be",
+        holds: by.iter().all(|saved| *saved > 0.0),
+        evidence: by.iter().map(|saved| format!("{saved:.0} %")).collect::<Vec<_>>().join(", "),
+    })
+}

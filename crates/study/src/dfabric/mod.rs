@@ -1,0 +1,187 @@
+//! DFabric's figures from the model: two racks whose nodes have NICs of their own behind ToR switches, or share memory and
+//! NICs over CXL.
+
+mod checks;
+mod fit;
+mod graph;
+mod loads;
+mod point;
+mod study;
+
+use remora_model::platform::Platform;
+
+pub use point::{PointFigures, Run, Setup, System, Without};
+
+use study::{DFabricSeries, Study};
+
+use crate::reproduce::{
+    self, Dot, Figure, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction,
+    run_all,
+};
+
+/// Reproduces DFabric's figures. `progress` hears of every point; when it returns false the run ends.
+pub fn reproduce(
+    options: &ReproduceOptions,
+    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+) -> Result<Reproduction, ReproduceError> {
+    let studies = study::studies(options.figure.as_deref())?;
+    let (platform, fitted) = fit::dfabric(options.seed)?;
+    let Judged { figures, claims, trends, sums, incomplete } = judge(&studies, &platform, options, progress)?;
+    Ok(Reproduction {
+        system: "DFabric",
+        about: "Figures of the DFabric paper from two modelled racks of the prototype that it describes: CXL ports, DRAM \
+                caches, memory devices, NICs and kernels, with Remora's own NIC pool, dispatcher and resequencer; beside \
+                them TCP over ToR switches.",
+        claims,
+        trends,
+        figures,
+        fitted,
+        provenance: vec![reproduce::provenance(&platform)],
+        sums,
+        incomplete,
+        seed: options.seed,
+    })
+}
+
+/// Tries what the checks catch of changes to the platform's values, after fitting.
+pub fn mutate(
+    options: &ReproduceOptions,
+    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+) -> Result<Mutation, ReproduceError> {
+    let studies = study::studies(options.figure.as_deref())?;
+    let (platform, _) = fit::dfabric(options.seed)?;
+    let judge = &mut |platforms: &[Platform], progress: &mut dyn FnMut(ReproduceProgress) -> bool| match platforms {
+        [platform, ..] => judge(&studies, platform, options, progress),
+        [] => Err(ReproduceError::Interrupted),
+    };
+    reproduce::mutate("DFabric", &[platform], options.seed, judge, progress)
+}
+
+/// Runs the studies on this platform, and judges what comes.
+fn judge(
+    studies: &[Study],
+    platform: &Platform,
+    options: &ReproduceOptions,
+    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+) -> Result<Judged, ReproduceError> {
+    let values = reproduce::values(platform);
+    // What several points show is run once.
+    let (mut work, mut places): (Vec<Work<'_>>, Vec<usize>) = (Vec::new(), Vec::new());
+    for study in studies {
+        for series in &study.series {
+            for &x in &study.x.values {
+                let setup = series.setup(study.x.sets, x)?;
+                let known = work.iter().position(|work| work.setup == setup);
+                places.push(known.unwrap_or(work.len()));
+                if known.is_none() {
+                    work.push(Work { setup, platform, values: &values, seed: options.seed });
+                }
+            }
+        }
+    }
+    let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
+    let outcomes = places.into_iter().map(|place| outcomes[place].clone()).collect();
+    let line = |series: &DFabricSeries, _| (series.name.clone(), class(series.setup.system));
+    let figures = Figure::all(studies, outcomes, &["busiest", "drops"], line, |study, series, x, outcome| {
+        let y = series.metric.unwrap_or(study.y.metric).of(outcome, x);
+        Dot { x, y, spread: (y, y), details: details(outcome) }
+    });
+    let (claims, trends) = (checks::claims(&figures, platform), checks::trends(&figures));
+    Ok(Judged { figures, claims, trends, sums, incomplete })
+}
+
+/// One point to run.
+struct Work<'a> {
+    setup: Setup,
+    platform: &'a Platform,
+    /// The platform's values.
+    values: &'a str,
+    seed: u64,
+}
+
+impl Point for Work<'_> {
+    type Outcome = PointFigures;
+
+    fn key(&self) -> String {
+        let setup = serde_json::to_string(&self.setup).unwrap_or_default();
+        format!("dfabric {setup} seed={} {}", self.seed, self.values)
+    }
+
+    fn run(&self) -> Result<PointFigures, ReproduceError> {
+        Ok(self.setup.run(self.platform, self.seed)?)
+    }
+
+    fn events(outcome: &PointFigures) -> u64 {
+        outcome.events
+    }
+}
+
+/// What was busiest, and what switches dropped.
+fn details(outcome: &PointFigures) -> Vec<String> {
+    let (name, busy) = &outcome.binding;
+    let drops = match (outcome.dropped, outcome.timeouts) {
+        (0, 0) => "-".into(),
+        (dropped, timeouts) => format!("{dropped}, {timeouts} timeouts"),
+    };
+    vec![format!("{name} ({:.0} % busy)", busy * 100.0), drops]
+}
+
+/// The page's colour of a line: its place.
+fn class(system: System) -> &'static str {
+    match system {
+        System::Tor => "host",
+        System::Interconnect => "client",
+        System::DFabric => "nic",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reproduce::{csv, page, table};
+
+    fn run(figure: &str, jobs: usize) -> Reproduction {
+        let options = ReproduceOptions { figure: Some(figure.into()), jobs, cache: None, seed: 42 };
+        reproduce(&options, &mut |_| true).unwrap()
+    }
+
+    #[test]
+    fn a_figure_is_the_same_from_any_number_of_threads() {
+        let (first, second) = (run("2", 1), run("2", 3));
+        assert_eq!(first.figures, second.figures);
+        let csv = csv(&first.figures[0]);
+        assert!(csv.starts_with("figure,series,x,x_unit,y,y_unit\n2,ToR,1,NICs,"), "{csv}");
+        assert_eq!(csv.lines().count(), 1 + 6 * 6);
+        assert!(table(&first).contains("DF-C2") && page(&first).contains("<svg"));
+        assert!(first.trends.len() == 4 && first.trends.iter().all(|trend| trend.holds), "{:?}", first.trends);
+    }
+
+    #[test]
+    fn what_the_text_says_of_subflows_references_and_mechanisms_comes_out() {
+        for figure in ["10", "11", "12", "IV"] {
+            let all = run(figure, 2);
+            assert!(all.trends.len() == 1 && all.trends[0].holds, "{:?}", all.trends);
+        }
+        let all = run("IV", 1);
+        let fitted = all.claims.iter().find(|claim| claim.id == "DF-082").unwrap();
+        assert_eq!(fitted.agrees(), Some(true), "{fitted:?}");
+    }
+
+    #[test]
+    fn every_superstep_is_a_peak() {
+        let all = run("13", 2);
+        let peaks = all.claims.iter().find(|claim| claim.id == "DF-062").unwrap();
+        assert_eq!(peaks.model, [12.0]);
+    }
+
+    #[test]
+    fn every_study_names_setups_that_exist() {
+        for study in study::studies(None).unwrap() {
+            for series in &study.series {
+                study.x.values.iter().for_each(|&x| _ = series.setup(study.x.sets, x).unwrap());
+            }
+        }
+        let error = study::studies(Some("3")).unwrap_err().to_string();
+        assert!(error.starts_with("there is no figure 3: choose one of 2, 9a, 9b"), "{error}");
+    }
+}
