@@ -3,7 +3,7 @@
 use remora_kernel::btree::{EXISTS, FULL, LOCKED, Put, Shape};
 use remora_kernel::{Placement, Status};
 use remora_real::Error;
-use remora_service::{IndexOp, IndexReply, IndexRouter};
+use remora_service::{BorderClimber, IndexOp, IndexReply, IndexRouter};
 use remora_store::btree::load_index;
 
 use crate::{Client, Result};
@@ -116,6 +116,27 @@ impl Index {
                 return Ok(moved);
             }
         }
+    }
+
+    /// Moves the border to where most calls end, in up to about thirty steps. `rate` makes calls, or waits while others do, and
+    /// says how many end a second; `keys` are some of the index's, in order, by which the border's steps are told.
+    pub fn balance(
+        &mut self,
+        client: &mut Client,
+        keys: &[u64],
+        mut rate: impl FnMut(&mut Client, &mut Index) -> Result<f64>,
+    ) -> Result<()> {
+        let below = keys.partition_point(|key| *key < self.border());
+        let mut climber = BorderClimber::new((100 * below / keys.len().max(1)) as u8);
+        while !climber.is_settled() {
+            let reached = rate(client, self)?;
+            let border = match climber.measured(reached) {
+                0 => 0,
+                share => keys.get(keys.len() * usize::from(share) / 100).copied().unwrap_or(u64::MAX),
+            };
+            self.move_border(client, border)?;
+        }
+        Ok(())
     }
 
     /// A part of [`move_border`](Self::move_border): at most so many leaves, by one call. [`border`](Self::border) says how

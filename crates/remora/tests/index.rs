@@ -112,6 +112,28 @@ fn nothing_is_lost_or_twice_while_a_border_moves() {
     }
 }
 
+#[test]
+fn a_border_goes_where_most_calls_end() {
+    let node = Node::local().expect("node");
+    let mut client = Client::connect(node.address()).expect("connection");
+    let keys: Vec<u64> = (0..2000).map(|key| 3 * key).collect();
+    for (start, best) in [(0, 1800.0), (100, 1800.0), (70, 100.0), (50, 6000.0)] {
+        let mut index = client.load_index(keys.iter().map(|key| (*key, *key)), start).expect("an index");
+        let mut asked = 0;
+        // What is reached falls to both sides of one border.
+        let rate = |client: &mut Client, index: &mut Index| {
+            asked += 1;
+            assert_eq!(index.get(client, 300)?, Some(300));
+            Ok(1e6 - (index.border().min(6000) as f64 - best).abs() * 100.0)
+        };
+        index.balance(&mut client, &keys, rate).expect("a balance");
+        let found = index.border().min(6000) as f64;
+        println!("from {start} %: {found} after {asked} figures");
+        assert!((found - best).abs() <= 300.0, "from {start} %: {found} and not {best}");
+        assert_eq!(index.scan(&mut client, 0, 9999).expect("a scan").len(), keys.len());
+    }
+}
+
 /// A move by hand.
 struct Move(MoveParams);
 

@@ -11,6 +11,7 @@
 //! slow is tried k times as seldom, so that they take about as little of the time. Calls move when a place was better in
 //! more than one trial, by more than the home's figures vary; each move makes the next one harder for a while.
 
+mod border;
 mod class;
 mod cost;
 mod reason;
@@ -21,6 +22,7 @@ use std::fmt;
 
 use remora_kernel::{ConsistencyParams, GetParams, Placement, Status, TraversalParams, op};
 
+pub use border::BorderClimber;
 pub use class::Ticket;
 use class::{Class, Env};
 pub use reason::{Reason, Why};

@@ -1,6 +1,8 @@
 //! The figures of "A DBMS-centric evaluation of BlueField DPUs" from the model: remote B-trees and sequencers on the host
 //! of a storage node and on the cores of its card.
 
+#[cfg(test)]
+mod border;
 mod checks;
 mod fit;
 mod point;

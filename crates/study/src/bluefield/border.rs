@@ -1,0 +1,61 @@
+//! The controller of an index's border on the modelled BlueField-2.
+
+use std::collections::BTreeMap;
+
+use remora_service::BorderClimber;
+
+use super::fit;
+use super::point::{self, Ground};
+use super::study::{Run, Setup};
+
+/// What calls on a tree of a million keys reach with so many percent of them on the card; run once for each.
+struct Splits {
+    ground: Ground,
+    writes: u64,
+    rates: BTreeMap<u8, f64>,
+}
+
+impl Splits {
+    fn rate(&mut self, share: u8) -> f64 {
+        let Self { ground, writes, rates } = self;
+        *rates.entry(share).or_insert_with(|| {
+            let setup = Setup {
+                run: Run::TreeCalls,
+                share: share.into(),
+                writes: *writes,
+                operations: 1500,
+                ..Setup::default()
+            };
+            point::run(ground, &setup).expect("a point").ops_per_s
+        })
+    }
+}
+
+#[test]
+fn the_border_comes_to_the_best_static_split_from_any_to_begin_with() {
+    let (platforms, _) = fit::bluefield(1).expect("platforms");
+    let platform = platforms.iter().find(|platform| platform.name == "bluefield2").expect("bluefield2");
+    // With updates locks and lines that others have changed cost something, too.
+    for writes in [0, 50] {
+        let ground = Ground::new(platform, 1).expect("a ground");
+        let mut splits = Splits { ground, writes, rates: BTreeMap::new() };
+        let best = (0..=100).step_by(10).map(|share| splits.rate(share)).fold(0.0, f64::max);
+        for start in [0, 45, 100] {
+            let mut climber = BorderClimber::new(start);
+            let steps = (1..100).find(|_| {
+                let rate = splits.rate(climber.share());
+                climber.measured(rate);
+                climber.is_settled()
+            });
+            let (share, found) = (climber.share(), splits.rate(climber.share()));
+            println!(
+                "{writes} % updates, from {start} %: {share} % after {steps:?} figures, {found:.0} of {best:.0} a second"
+            );
+            assert!(steps.is_some(), "from {start} % it goes on and on");
+            assert!(
+                found >= 0.95 * best,
+                "from {start} %: {share} % brings {found:.0} a second, and {best:.0} can be had"
+            );
+        }
+    }
+}
