@@ -299,6 +299,8 @@ pub enum Bench {
     Forge(crate::bench_forge::BenchForge),
     /// The replicated store beside etcd and Redis
     Minos(Box<crate::bench_minos::BenchMinos>),
+    /// Transactions on a chain of three nodes beside etcd and Redis
+    Chain(Box<crate::bench_chain::BenchChain>),
 }
 
 /// Options of `remora bench nic`.

@@ -1,6 +1,6 @@
 //! `remora bench minos`: the replicated store beside etcd and Redis, three nodes each, under YCSB's operations.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -95,7 +95,7 @@ pub struct BenchMinos {
 }
 
 /// A link between nodes of a cluster, by its name.
-fn link() -> impl TypedValueParser<Value = LinkKind> {
+pub fn link() -> impl TypedValueParser<Value = LinkKind> {
     one_of([(LinkKind::Shm.name(), "Shared memory"), (LinkKind::Udp.name(), "RoCE v2 over UDP")])
 }
 
@@ -143,7 +143,7 @@ fn per_second(text: &str) -> Result<f64, String> {
     rate.ok_or_else(|| "give a number above 0, such as 5000".into())
 }
 
-fn skew(text: &str) -> Result<f64, String> {
+pub fn skew(text: &str) -> Result<f64, String> {
     let skew = text.parse().ok().filter(|skew: &f64| *skew > 0.0 && *skew < 1.0);
     skew.ok_or_else(|| "give a number between 0 and 1, such as 0.99".into())
 }
@@ -174,19 +174,23 @@ impl BenchMinos {
 
 /// Measures and prints.
 pub fn run(args: &BenchMinos) -> Result<(), Failure> {
+    measure("remora-bench-minos/1", &args.bench(), &args.json, args.csv.as_deref())
+}
+
+/// Measures and prints, as JSON in this format.
+pub fn measure(format: &str, bench: &StoreBench, json: &Json, csv_file: Option<&Path>) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
-    let bench = args.bench();
     let outcome = bench.run(&display);
     display.clear();
     let (measured, notes) = outcome?;
     let csv = (!measured.rows.is_empty()).then(|| show::csv(&measured.rows));
-    let shown = args.json.show_measured(
+    let shown = json.show_measured(
         measured,
         "rows",
-        |rows| show::table(&bench, rows, &notes),
-        |rows| show::json(&bench, rows, &notes),
+        |rows| show::table(bench, rows, &notes),
+        |rows| show::json(format, bench, rows, &notes),
     );
-    if let (Some(path), Some(csv)) = (&args.csv, csv) {
+    if let (Some(path), Some(csv)) = (csv_file, csv) {
         output::write(path, csv.as_bytes())?;
     }
     shown

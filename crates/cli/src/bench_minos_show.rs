@@ -1,4 +1,4 @@
-//! What `remora bench minos` found: for people, and for programs.
+//! What `remora bench minos` and `bench chain` found: for people, and for programs.
 
 use std::fmt::Write;
 
@@ -60,10 +60,19 @@ pub fn table(bench: &StoreBench, rows: &[StoreRow], notes: &StoreNotes) -> Strin
 
 /// What a reader must know of those that were measured.
 fn remarks(bench: &StoreBench, rows: &[StoreRow]) -> Vec<String> {
+    let transactions = bench.workloads.iter().any(|workload| workload.transaction.is_some());
+    let (etcd, redis) = match transactions {
+        true => ("one Txn", "MULTI, GET, SET, EXEC at the primary, WAIT 2"),
+        false => ("put and linearizable get", "SET, WAIT 2; GET at the primary"),
+    };
     let remarks = [
         ("scope", format!("scope: every {SCOPE}th write of a client ends a scope and waits for its PERSIST")),
-        ("etcd", "etcd: put and linearizable get at the leader; durable at two of three before it answers".into()),
-        ("redis", format!("redis: SET, WAIT 2; GET at the primary; appendonly {}", bench.append_only.name())),
+        (
+            "chain",
+            "chain: at the head, reads alone at any member; in each node's log, by fdatasync, before it answers".into(),
+        ),
+        ("etcd", format!("etcd: {} at the leader; durable at two of three, by fdatasync, before it answers", etcd)),
+        ("redis", format!("redis: {redis}; replicas have it in memory; appendonly {}", bench.append_only.name())),
     ];
     let unknown = rows.iter().filter(|row| row.outcome.unknown > 0).map(|row| {
         let StoreRow { store, workload, clients, outcome, .. } = row;
@@ -119,7 +128,7 @@ pub fn csv(rows: &[StoreRow]) -> String {
 }
 
 /// All of it, for programs.
-pub fn json(bench: &StoreBench, rows: &[StoreRow], notes: &StoreNotes) -> Value {
+pub fn json(format: &str, bench: &StoreBench, rows: &[StoreRow], notes: &StoreNotes) -> Value {
     let side = |side: &Side| {
         json!({
             "count": side.count, "per_s": side.rate, "p50_ns": side.p50_ns, "p99_ns": side.p99_ns,
@@ -135,7 +144,7 @@ pub fn json(bench: &StoreBench, rows: &[StoreRow], notes: &StoreNotes) -> Value 
     };
     let append = |(store, ns): &(String, u64)| json!({ "before": store, "ns": ns });
     json!({
-        "format": "remora-bench-minos/1",
+        "format": format,
         "version": env!("REMORA_VERSION"),
         "machine": Machine::describe(),
         "records": bench.records,

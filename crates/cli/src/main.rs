@@ -3,6 +3,7 @@
 mod args;
 mod bench;
 mod bench_btree;
+mod bench_chain;
 mod bench_dlrm;
 mod bench_forge;
 mod bench_kv;
@@ -152,6 +153,7 @@ fn main() -> ExitCode {
         Command::Bench { what: Bench::Stream(args) } => bench_stream::run(&args),
         Command::Bench { what: Bench::Forge(args) } => bench_forge::run(&args),
         Command::Bench { what: Bench::Minos(args) } => bench_minos::run(&args),
+        Command::Bench { what: Bench::Chain(args) } => bench_chain::run(&args),
     })
 }
 

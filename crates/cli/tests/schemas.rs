@@ -183,6 +183,7 @@ fn benches() {
     checks(&["bench", "kv", "--pairs", "10k", "--batches", "8", "--seconds", "20ms", "--json"]);
     checks(&["bench", "dlrm", "--table", "2M", "--seconds", "30ms", "--json"]);
     checks(&["bench", "forge", "--packets", "1k", "--against", "node", "--json"]);
+    checks(&["bench", "chain", "--records", "100", "--clients", "1", "--seconds", "20ms", "--json"]);
     checks(&[
         "bench",
         "minos",

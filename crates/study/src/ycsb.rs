@@ -37,6 +37,8 @@ pub struct YcsbWorkload {
     pub mix: Mix,
     /// Whether the newest records are the most popular; else a scrambled zipfian says which are.
     pub latest: bool,
+    /// Instead of operations, transactions of so many reads and writes of different records.
+    pub transaction: Option<(u8, u8)>,
 }
 
 /// No operations.
@@ -58,7 +60,18 @@ pub const WORKLOADS: [YcsbWorkload; 8] = [
 ];
 
 const fn workload(name: &'static str, title: &'static str, about: &'static str, mix: Mix) -> YcsbWorkload {
-    YcsbWorkload { name, title, about, mix, latest: false }
+    YcsbWorkload { name, title, about, mix, latest: false, transaction: None }
+}
+
+/// Transactions of reads and writes: those of RAMBDA's figure 12, and reads alone.
+pub const TRANSACTIONS: [YcsbWorkload; 3] = [
+    transaction("4,2", "Transactions of 4 reads and 2 writes", (4, 2)),
+    transaction("0,1", "Transactions of 1 write", (0, 1)),
+    transaction("4,0", "Transactions of 4 reads", (4, 0)),
+];
+
+const fn transaction(name: &'static str, title: &'static str, counts: (u8, u8)) -> YcsbWorkload {
+    YcsbWorkload { transaction: Some(counts), ..workload(name, title, title, Mix::writes(0)) }
 }
 
 impl YcsbWorkload {

@@ -1,15 +1,17 @@
-//! The replicated store beside etcd and Redis, three nodes each on this machine, under YCSB's operations.
+//! The replicated store beside etcd and Redis, three nodes each on this machine, under YCSB's operations; or a chain beside
+//! them, under transactions.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use remora_cluster::Model;
+use remora_cluster::{ClusterClientConfig, Model};
 use remora_kernel::Placement;
 use remora_lab::bench::{BenchGoal, BenchRow};
 use remora_lab::stats::median;
 use remora_real::LinkKind;
 use tempfile::TempDir;
 
+use super::chain::ChainPeer;
 use super::cluster::ClusterPeer;
 use super::cores::Spread;
 use super::drive::{Driven, Loaded, StoreLoad};
@@ -29,7 +31,7 @@ const SUSPECT: Duration = Duration::from_secs(2);
 /// What is measured of which stores.
 #[derive(Clone, Debug)]
 pub struct StoreBench {
-    /// When writes of Remora's clusters are durable.
+    /// When writes of Remora's clusters are durable; none of them, and a chain instead, if there is none.
     pub models: Vec<Model>,
     /// Where the protocol runs.
     pub deployments: Vec<Placement>,
@@ -131,6 +133,7 @@ impl StoreBench {
                 step(&format!("{name}: {}, {clients} at once", workload.name));
                 let outcome = loaded.drive(&StoreLoad {
                     mix: workload.mix,
+                    transaction: workload.transaction,
                     popularity: workload.popularity(skew),
                     clients: clients as usize,
                     arrivals_per_s: self.arrivals_per_s,
@@ -154,7 +157,9 @@ impl StoreBench {
             None => {
                 let deployments =
                     |model: Model| self.deployments.iter().map(move |&place| Subject::Started(model, place));
-                self.models.iter().flat_map(|&model| deployments(model)).collect()
+                let chains = self.deployments.iter().filter(|_| self.models.is_empty());
+                let chains = chains.map(|&place| Subject::Chain(place));
+                self.models.iter().flat_map(|&model| deployments(model)).chain(chains).collect()
             }
         };
         subjects.extend(self.etcd.then_some(Subject::Etcd));
@@ -190,6 +195,7 @@ impl StoreBench {
                         goals.push(row(what, "k/s", format!("{peer}, the same"), (rate(ours), rate(theirs)), goal));
                         Some(())
                     };
+                    compare("chain", "etcd", "4,2", 3.0);
                     compare("synch", "etcd", "writes", 3.0);
                     compare("event", "redis WAIT 2", "writes", 3.0);
                     compare("synch", "etcd", "reads", 20.0);
@@ -227,26 +233,28 @@ fn temporary(parent: &Path) -> Result<TempDir, StudyError> {
 }
 
 /// A cluster whose nodes end with this value.
-struct Started {
-    cluster: ClusterPeer,
+struct Started<P> {
+    cluster: P,
     _nodes: ClusterProcesses,
     _spread: Spread,
 }
 
-impl Started {
+impl<P> Started<P> {
+    /// One that keeps records of a model, or if there is none a chain with room for them.
     fn start(
         bench: &StoreBench,
-        model: Model,
+        model: Option<Model>,
         deployment: Placement,
-        clients: usize,
         directory: &Path,
+        connect: impl FnOnce(&ClusterClientConfig) -> Result<P, PeerError>,
     ) -> Result<Self, StudyError> {
+        let room = ChainPeer::room(bench.records.into(), bench.value_bytes.into());
         let shape = ClusterShape {
             nodes: Some(3),
-            persistency: Some(model),
+            persistency: model,
             deployment: Some(deployment),
             link: Some(bench.link),
-            chain: None,
+            chain: model.is_none().then_some(room),
             log: None,
             // On a machine with more to do than cores a node may have to wait for one.
             suspect: Some(SUSPECT),
@@ -254,13 +262,13 @@ impl Started {
         };
         let nodes = ClusterProcesses::start(directory, ClusterSettings::open(directory, &shape)?)?;
         nodes.await_service(START)?;
-        let cluster = ClusterPeer::connect(&nodes.settings().client(), model, clients)?;
+        let cluster = connect(&nodes.settings().client())?;
         let spread = Spread::over((0..nodes.len()).filter_map(|node| nodes.process(node)));
         Ok(Self { cluster, _nodes: nodes, _spread: spread })
     }
 }
 
-impl PeerStore for Started {
+impl<P: PeerStore> PeerStore for Started<P> {
     fn submit(&mut self, slot: usize, ask: Ask<'_>) -> Result<(), PeerError> {
         self.cluster.submit(slot, ask)
     }
@@ -274,6 +282,8 @@ impl PeerStore for Started {
 enum Subject {
     /// A cluster that is started.
     Started(Model, Placement),
+    /// A chain that is started.
+    Chain(Placement),
     /// One that runs.
     Running(Box<ClusterSettings>),
     Etcd,
@@ -284,6 +294,7 @@ impl Subject {
     fn name(&self) -> String {
         match self {
             Self::Started(model, deployment) => format!("{model} {deployment}"),
+            Self::Chain(deployment) => format!("chain {deployment}"),
             Self::Running(settings) => format!("{} {}", settings.persistency, settings.deployment),
             Self::Etcd => "etcd".into(),
             Self::Redis => "redis WAIT 2".into(),
@@ -303,7 +314,14 @@ impl Subject {
     fn start(&self, bench: &StoreBench, directory: &Path) -> Result<Box<dyn PeerStore>, StudyError> {
         let clients = bench.most_clients();
         Ok(match self {
-            Self::Started(model, place) => Box::new(Started::start(bench, *model, *place, clients, directory)?),
+            Self::Started(model, place) => {
+                Box::new(Started::start(bench, Some(*model), *place, directory, |config| {
+                    ClusterPeer::connect(config, *model, clients)
+                })?)
+            }
+            Self::Chain(place) => Box::new(Started::start(bench, None, *place, directory, |config| {
+                ChainPeer::connect(config, bench.value_bytes.into(), clients)
+            })?),
             Self::Running(settings) => {
                 Box::new(ClusterPeer::connect(&settings.client(), settings.persistency, clients)?)
             }

@@ -83,6 +83,9 @@ impl PeerStore for ClusterPeer {
         self.slots[slot].op = Some(match ask {
             Ask::Get(record) => Op::Get(record),
             Ask::Put(record, value) => Op::Put(record, value.into()),
+            Ask::Transact(..) => {
+                return Err(PeerError::Answer { what: WHAT, why: "records have no transactions".into() });
+            }
         });
         self.send(slot);
         Ok(())

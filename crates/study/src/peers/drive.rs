@@ -20,6 +20,8 @@ const WARM_UP: u64 = 10;
 pub struct StoreLoad {
     /// The operations. A scan is its reads one after another, a read-modify-write a read and then a write.
     pub mix: Mix,
+    /// Instead, transactions of so many reads and writes of different records.
+    pub transaction: Option<(u8, u8)>,
     /// How records are chosen.
     pub popularity: Popularity,
     /// Clients, each with one request under way.
@@ -97,7 +99,11 @@ impl<'a> Loaded<'a> {
         let expected = 1_000_000;
         let generator = Generator::with(load.mix, load.popularity, self.records, expected, load.seed);
         let (stop, time, start) = (self.stop, load::ps(load.time), system_time());
-        let mut driving = Driving::new(self, load.clients, Source::Operations(Box::new(generator)));
+        let source = match load.transaction {
+            Some((reads, writes)) => Source::Transactions(Box::new(generator), reads.into(), writes.into()),
+            None => Source::Operations(Box::new(generator)),
+        };
+        let mut driving = Driving::new(self, load.clients, source);
         let (from, end) = (start + Ps(time.0 / WARM_UP), start + time);
         let mut sides = [SideTally::default(), SideTally::default()];
         let mut tally = |told: Option<(usize, Option<AtNode>)>, since, at| {
@@ -165,14 +171,31 @@ enum Source {
     Records(std::ops::Range<u64>),
     /// A workload.
     Operations(Box<Generator>),
+    /// Transactions of so many reads and writes.
+    Transactions(Box<Generator>, usize, usize),
 }
 
 impl Source {
     fn next(&mut self) -> Option<YcsbOperation> {
         match self {
             Self::Records(records) => records.next().map(YcsbOperation::Insert),
-            Self::Operations(generator) => Some(generator.draw()),
+            Self::Operations(generator) | Self::Transactions(generator, ..) => Some(generator.draw()),
         }
+    }
+
+    /// Records of a transaction, all different, those that are read first, and how many these are; `None` if it is an operation
+    /// that comes next.
+    fn transaction(&mut self) -> Option<(Vec<u64>, usize)> {
+        let Self::Transactions(generator, reads, writes) = self else { return None };
+        let mut records = Vec::with_capacity(*reads + *writes);
+        while records.len() < *reads + *writes {
+            if let YcsbOperation::Read(record) = generator.draw()
+                && !records.contains(&record)
+            {
+                records.push(record);
+            }
+        }
+        Some((records, *reads))
     }
 }
 
@@ -186,6 +209,7 @@ struct Client {
 enum Pending {
     Read(Read),
     Write(Write),
+    Transaction(Vec<Read>, Vec<Write>),
 }
 
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -229,6 +253,20 @@ impl load::Target for Driving<'_, '_> {
     fn begin(&mut self, slot: u32, _: Ps) -> Result<Begun, PeerError> {
         let Self { on, source, clients, value, .. } = self;
         let client = &mut clients[slot as usize];
+        if let Some((records, reads)) = source.transaction() {
+            let (read, written) = records.split_at(reads);
+            let mut values = Vec::with_capacity(written.len());
+            let mut write = |&record: &u64| {
+                let write = on.values.write(record, value);
+                values.push((record, value.clone()));
+                write
+            };
+            let writes = written.iter().map(&mut write).collect();
+            let reads = read.iter().map(|&record| on.values.read(record)).collect();
+            client.pending = Some(Pending::Transaction(reads, writes));
+            on.store.submit(slot as usize, Ask::Transact(read, &values))?;
+            return Ok(Begun::Yes);
+        }
         let (record, writes, then) = match std::mem::take(&mut client.then) {
             Then::Write(record) => (record, true, Then::Draw),
             Then::Read(record, more) => (record, false, reads_on(record + 1, more - 1)),
@@ -272,6 +310,12 @@ impl load::Target for Driving<'_, '_> {
                 (Some(Pending::Write(write)), Answer::Written) => {
                     values.written(write);
                     Ok(Some((0, at_node)))
+                }
+                (Some(Pending::Transaction(reads, writes)), Answer::Transacted(read)) if reads.len() == read.len() => {
+                    let side = usize::from(writes.is_empty());
+                    writes.into_iter().for_each(|write| values.written(write));
+                    let checked = reads.into_iter().zip(read).try_for_each(|(read, value)| values.check(read, *value));
+                    checked.map(|()| Some((side, at_node)))
                 }
                 (Some(_), Answer::Unknown) => {
                     *unknown += 1;
@@ -327,6 +371,7 @@ mod tests {
                     self.records.insert(record, value.to_vec());
                     None
                 }
+                Ask::Transact(..) => return Err(PeerError::Interrupted),
             };
             self.asked.push_back((slot, read));
             self.most = self.most.max(self.asked.len());
@@ -348,7 +393,15 @@ mod tests {
     }
 
     fn load(mix: Mix, popularity: Popularity, clients: usize) -> StoreLoad {
-        StoreLoad { mix, popularity, clients, arrivals_per_s: None, time: Duration::from_millis(20), seed: 5 }
+        StoreLoad {
+            mix,
+            transaction: None,
+            popularity,
+            clients,
+            arrivals_per_s: None,
+            time: Duration::from_millis(20),
+            seed: 5,
+        }
     }
 
     #[test]

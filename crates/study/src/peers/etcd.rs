@@ -25,8 +25,16 @@ const SHORT: Duration = Duration::from_millis(100);
 /// Clients that share a connection.
 const SHARED: usize = 8;
 
-/// What has ended: the client, whether it wrote, and the answer.
-type Ended = (usize, bool, Result<Vec<u8>, String>);
+/// What has ended: the client, what it asked for, and the answer.
+type Ended = (usize, Kind, Result<Vec<u8>, String>);
+
+/// What was asked for; of a transaction, how much it reads and writes.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Get,
+    Put,
+    Transact(usize, usize),
+}
 
 /// Three members, and connections to the leader.
 pub struct Etcd {
@@ -44,6 +52,7 @@ pub struct Etcd {
 struct Methods {
     put: Uri,
     range: Uri,
+    txn: Uri,
     status: Uri,
 }
 
@@ -57,6 +66,7 @@ impl Methods {
         Self {
             put: method("/etcdserverpb.KV/Put"),
             range: method("/etcdserverpb.KV/Range"),
+            txn: method("/etcdserverpb.KV/Txn"),
             status: method("/etcdserverpb.Maintenance/Status"),
         }
     }
@@ -137,15 +147,20 @@ fn options(number: usize, members: &[(u16, u16)]) -> Vec<String> {
 
 impl PeerStore for Etcd {
     fn submit(&mut self, slot: usize, ask: Ask<'_>) -> Result<(), PeerError> {
-        let (write, method, message) = match ask {
-            Ask::Get(record) => (false, &self.methods.range, proto::range_request(&key(record))),
-            Ask::Put(record, value) => (true, &self.methods.put, proto::put_request(&key(record), value)),
+        let (kind, method, message) = match ask {
+            Ask::Get(record) => (Kind::Get, &self.methods.range, proto::range_request(&key(record))),
+            Ask::Put(record, value) => (Kind::Put, &self.methods.put, proto::put_request(&key(record), value)),
+            Ask::Transact(reads, writes) => {
+                let kind = Kind::Transact(reads.len(), writes.len());
+                let writes = writes.iter().map(|(record, value)| (key(*record), &value[..]));
+                (kind, &self.methods.txn, proto::txn_request(reads.iter().map(|&record| key(record)), writes))
+            }
         };
         let (channel, method) = (self.channels[slot % self.channels.len()].clone(), method.clone());
         let (ended, news) = (self.ended.clone(), self.news.clone());
         self.tasks.spawn_local(async move {
             let answer = channel.call(&method, message).await;
-            ended.borrow_mut().push((slot, write, answer));
+            ended.borrow_mut().push((slot, kind, answer));
             news.notify_one();
         });
         Ok(())
@@ -154,12 +169,19 @@ impl PeerStore for Etcd {
     fn wait(&mut self, done: Done<'_>) -> Result<(), PeerError> {
         // Whether anything has ended shows below.
         let _ = self.tasks.block_on(&self.runtime, async { tokio::time::timeout(SHORT, self.news.notified()).await });
-        for (slot, write, answer) in self.ended.borrow_mut().drain(..) {
+        for (slot, kind, answer) in self.ended.borrow_mut().drain(..) {
             let wrong = |why: String| PeerError::Answer { what: WHAT, why };
             let answer = answer.map_err(wrong)?;
-            let answer = proto::unframed(&answer).and_then(|message| match write {
-                true => proto::put_response(message)?.then_some(Answer::Written).ok_or(proto::Bad),
-                false => proto::range_response(message).map(Answer::Value),
+            let mut read = Vec::new();
+            let answer = proto::unframed(&answer).and_then(|message| match kind {
+                Kind::Put => proto::put_response(message)?.then_some(Answer::Written).ok_or(proto::Bad),
+                Kind::Get => proto::range_response(message).map(Answer::Value),
+                Kind::Transact(reads, writes) => {
+                    let puts;
+                    (read, puts) = proto::txn_response(message)?.ok_or(proto::Bad)?;
+                    let whole = (read.len(), puts) == (reads, writes);
+                    whole.then_some(Answer::Transacted(&read)).ok_or(proto::Bad)
+                }
             });
             done(slot, answer.map_err(|proto::Bad| wrong("an answer that is none".into()))?, None);
         }
@@ -187,6 +209,9 @@ mod tests {
                     got = Some(match answer {
                         Answer::Value(value) => value.map(<[u8]>::to_vec),
                         Answer::Written => Some(b"written".to_vec()),
+                        Answer::Transacted(read) => {
+                            Some(read.iter().flat_map(|value| value.unwrap_or(b"-").to_vec()).collect())
+                        }
                         Answer::Unknown => panic!("it never says so"),
                     });
                 };
@@ -198,5 +223,8 @@ mod tests {
         assert_eq!(round(Ask::Get(7)), None);
         assert_eq!(round(Ask::Put(7, &long)), Some(b"written".to_vec()));
         assert_eq!(round(Ask::Get(7)), Some(long));
+        let writes = [(8, b"new".to_vec()), (9, b"two".to_vec())];
+        assert_eq!(round(Ask::Transact(&[8, 9], &writes)), Some(b"--".to_vec()), "as it was before");
+        assert_eq!(round(Ask::Transact(&[9, 8], &[])), Some(b"twonew".to_vec()));
     }
 }

@@ -5,6 +5,7 @@
 //! end them; [`disk`] tells what one durable append takes without any store.
 
 pub mod bench;
+pub mod chain;
 pub mod cluster;
 pub mod cores;
 pub mod disk;
@@ -29,6 +30,8 @@ pub enum Ask<'a> {
     Get(u64),
     /// Write it.
     Put(u64, &'a [u8]),
+    /// Read these and write those, all at once: what is read is as it was before.
+    Transact(&'a [u64], &'a [(u64, Vec<u8>)]),
 }
 
 /// What came of a request.
@@ -38,6 +41,8 @@ pub enum Answer<'a> {
     Value(Option<&'a [u8]>),
     /// It is written, as durably as the store promises.
     Written,
+    /// So is all that a transaction writes; and the values that it read.
+    Transacted(&'a [Option<&'a [u8]>]),
     /// The node lost its place in the cluster meanwhile: it may be done or not, or may still be.
     Unknown,
 }

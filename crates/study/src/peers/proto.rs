@@ -23,6 +23,43 @@ pub fn range_request(key: &[u8]) -> Vec<u8> {
     framed(8 + key.len(), |out| bytes_field(out, 1, key))
 }
 
+/// `TxnRequest` without conditions, framed: a `RequestOp` (field 2) for each, which has a `RangeRequest` (1) or a
+/// `PutRequest` (2); they are done in their order.
+pub fn txn_request<'a>(
+    reads: impl Iterator<Item = [u8; 8]>,
+    writes: impl Iterator<Item = ([u8; 8], &'a [u8])>,
+) -> Vec<u8> {
+    framed(256, |out| {
+        let mut op = |number: u8, request: Vec<u8>| {
+            let mut inner = Vec::with_capacity(request.len() + 8);
+            bytes_field(&mut inner, number, &request[PREFIX..]);
+            bytes_field(out, 2, &inner);
+        };
+        reads.for_each(|key| op(1, range_request(&key)));
+        writes.for_each(|(key, value)| op(2, put_request(&key, value)));
+    })
+}
+
+/// What a transaction read, and how many puts it did.
+pub type Transacted<'a> = (Vec<Option<&'a [u8]>>, usize);
+
+/// What the ranges of a `TxnResponse` read (fields: 2 succeeded, 3 `ResponseOp`s, which have a `RangeResponse` (1) or a
+/// `PutResponse` (2)), and how many puts it has; `None` if it did not succeed.
+pub fn txn_response(message: &[u8]) -> Result<Option<Transacted<'_>>, Bad> {
+    if last(message, 2)?.map(Field::number).transpose()? != Some(1) {
+        return Ok(None);
+    }
+    let (mut read, mut puts) = (Vec::new(), 0);
+    each(message, 3, |op| {
+        match last(op.bytes()?, 1)? {
+            Some(range) => read.push(range_response(range.bytes()?)?),
+            None => puts += 1,
+        }
+        Ok(())
+    })?;
+    Ok(Some((read, puts)))
+}
+
 /// `StatusRequest`, framed: it has no fields.
 pub fn status_request() -> Vec<u8> {
     framed(0, |_| {})
@@ -100,8 +137,21 @@ impl<'a> Field<'a> {
 }
 
 /// The last field of this number: where one may not be repeated, the last counts. The whole message is read.
-fn last(mut message: &[u8], wanted: u64) -> Result<Option<Field<'_>>, Bad> {
+fn last(message: &[u8], wanted: u64) -> Result<Option<Field<'_>>, Bad> {
     let mut found = None;
+    each(message, wanted, |field| {
+        found = Some(field);
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// Calls `take_field` with each field of this number. The whole message is read.
+fn each<'a>(
+    mut message: &'a [u8],
+    wanted: u64,
+    mut take_field: impl FnMut(Field<'a>) -> Result<(), Bad>,
+) -> Result<(), Bad> {
     while !message.is_empty() {
         let tag = take_varint(&mut message)?;
         let field = match tag & 7 {
@@ -115,10 +165,10 @@ fn last(mut message: &[u8], wanted: u64) -> Result<Option<Field<'_>>, Bad> {
             _ => return Err(Bad),
         };
         if tag >> 3 == wanted {
-            found = Some(field);
+            take_field(field)?;
         }
     }
-    Ok(found)
+    Ok(())
 }
 
 fn take<'a>(message: &mut &'a [u8], length: usize) -> Result<&'a [u8], Bad> {
@@ -148,6 +198,10 @@ mod tests {
         assert_eq!(put_request(b"ab", b"c"), b"\0\0\0\0\x07\x0a\x02ab\x12\x01c");
         assert_eq!(range_request(b"key"), b"\0\0\0\0\x05\x0a\x03key");
         assert_eq!(status_request(), [0; 5]);
+        let txn = txn_request([[b'k'; 8]].into_iter(), [([b'l'; 8], &b"v"[..])].into_iter());
+        let ops = *b"\x12\x0c\x0a\x0a\x0a\x08kkkkkkkk\x12\x0f\x12\x0d\x0a\x08llllllll\x12\x01v";
+        assert_eq!(txn[..PREFIX], [0, 0, 0, 0, ops.len() as u8]);
+        assert_eq!(txn[PREFIX..], ops);
         let long = put_request(b"k", &[7; 300]);
         assert_eq!(long[..11], *b"\0\0\0\x01\x32\x0a\x01k\x12\xac\x02", "300 is the varint ac 02");
         assert_eq!(long.len(), 5 + 3 + 3 + 300);
@@ -160,6 +214,10 @@ mod tests {
         assert_eq!(range_response(range), Ok(Some(&b"hi"[..])));
         assert_eq!(range_response(b"\x0a\x02\x18\x05"), Ok(None), "no record");
         assert_eq!(range_response(b"\x12\x03\x0a\x01k"), Ok(Some(&b""[..])), "an empty value");
+        // It succeeded; a range with a record, one without, a put.
+        let txn = b"\x0a\x02\x18\x05\x10\x01\x1a\x08\x0a\x06\x12\x04\x2a\x02hi\x1a\x06\x0a\x04\x0a\x02\x18\x05\x1a\x04\x12\x02\x0a\x00";
+        assert_eq!(txn_response(txn), Ok(Some((vec![Some(&b"hi"[..]), None], 1))));
+        assert_eq!(txn_response(b"\x0a\x02\x18\x05"), Ok(None), "it did not");
         assert_eq!(put_response(b"\x0a\x02\x18\x05"), Ok(true));
         assert_eq!(put_response(b""), Ok(false));
         // Member 300 in the header, a version, then the leader.

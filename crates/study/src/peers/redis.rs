@@ -57,7 +57,15 @@ struct Connection {
     input: Vec<u8>,
     /// Bytes of `input` that have come.
     filled: usize,
-    writing: bool,
+    asked: Asked,
+}
+
+/// What is under way; of a transaction, how much it reads and writes.
+#[derive(Clone, Copy, PartialEq)]
+enum Asked {
+    Get,
+    Put,
+    Transact(usize, usize),
 }
 
 impl Redis {
@@ -116,7 +124,7 @@ impl Connection {
     fn open(port: u16) -> io::Result<Self> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, out: Vec::new(), input: vec![0; 16 << 10], filled: 0, writing: false })
+        Ok(Self { stream, out: Vec::new(), input: vec![0; 16 << 10], filled: 0, asked: Asked::Get })
     }
 
     /// How many replicas have all that was written.
@@ -163,21 +171,51 @@ impl Connection {
         }
     }
 
-    /// The answer to what is under way, if all of it has come.
-    fn answer(&self) -> Result<Option<Answer<'_>>, PeerError> {
+    /// Replicas that have what was written, as the reply at this place says.
+    fn waited(&self, at: usize) -> Result<Option<()>, PeerError> {
+        match self.reply(at)? {
+            None => Ok(None),
+            Some((RespReply::Integer(2..), _)) => Ok(Some(())),
+            Some((RespReply::Integer(replicas), _)) => {
+                let why = format!("after 5 s only {replicas} replicas have a write");
+                Err(PeerError::Answer { what: WHAT, why })
+            }
+            Some((other, _)) => Err(PeerError::Answer { what: WHAT, why: format!("it answers {other:?}") }),
+        }
+    }
+
+    /// What a transaction has read, once its commands were queued and done, and written where it writes.
+    fn transacted(&self, reads: usize, writes: usize) -> Result<Option<Vec<Option<&[u8]>>>, PeerError> {
+        let mut at = 0;
+        let mut read = Vec::new();
+        // MULTI, what is queued, the array of EXEC, and what is in it.
+        for number in 0..2 + 2 * (reads + writes) {
+            let Some((reply, next)) = self.reply(at)? else { return Ok(None) };
+            let queued = 1 + reads + writes;
+            match reply {
+                RespReply::Simple(b"OK") if number == 0 || number > queued + reads => {}
+                RespReply::Simple(b"QUEUED") if (1..queued).contains(&number) => {}
+                RespReply::Array(Some(count)) if number == queued && count == reads + writes => {}
+                RespReply::Bulk(value) if number > queued && number <= queued + reads => read.push(value),
+                other => return Err(PeerError::Answer { what: WHAT, why: format!("it answers {other:?}") }),
+            }
+            at = next;
+        }
+        Ok(if writes == 0 { Some(()) } else { self.waited(at)? }.map(|()| read))
+    }
+
+    /// The answer to what is under way, if all of it has come; `read` gets what a transaction has read.
+    fn answer<'a>(&'a self, read: &'a mut Vec<Option<&'a [u8]>>) -> Result<Option<Answer<'a>>, PeerError> {
+        if let Asked::Transact(reads, writes) = self.asked {
+            let Some(all) = self.transacted(reads, writes)? else { return Ok(None) };
+            *read = all;
+            return Ok(Some(Answer::Transacted(read)));
+        }
         let unexpected = |reply: RespReply<'_>| PeerError::Answer { what: WHAT, why: format!("it answers {reply:?}") };
         let Some((reply, next)) = self.reply(0)? else { return Ok(None) };
         match reply {
-            RespReply::Bulk(value) if !self.writing => Ok(Some(Answer::Value(value))),
-            RespReply::Simple(b"OK") if self.writing => match self.reply(next)? {
-                None => Ok(None),
-                Some((RespReply::Integer(2..), _)) => Ok(Some(Answer::Written)),
-                Some((RespReply::Integer(replicas), _)) => {
-                    let why = format!("after 5 s only {replicas} replicas have a write");
-                    Err(PeerError::Answer { what: WHAT, why })
-                }
-                Some((other, _)) => Err(unexpected(other)),
-            },
+            RespReply::Bulk(value) if self.asked == Asked::Get => Ok(Some(Answer::Value(value))),
+            RespReply::Simple(b"OK") if self.asked == Asked::Put => Ok(self.waited(next)?.map(|()| Answer::Written)),
             other => Err(unexpected(other)),
         }
     }
@@ -187,13 +225,27 @@ impl PeerStore for Redis {
     fn submit(&mut self, slot: usize, ask: Ask<'_>) -> Result<(), PeerError> {
         let connection = &mut self.connections[slot];
         connection.out.clear();
-        connection.writing = matches!(ask, Ask::Put(..));
+        connection.asked = match ask {
+            Ask::Get(_) => Asked::Get,
+            Ask::Put(..) => Asked::Put,
+            Ask::Transact(reads, writes) => Asked::Transact(reads.len(), writes.len()),
+        };
         match ask {
             Ask::Get(record) => resp::command(&mut connection.out, &[b"GET", &key(record)]),
             // Both at once, so that a write is one round trip.
             Ask::Put(record, value) => {
                 resp::command(&mut connection.out, &[b"SET", &key(record), value]);
                 resp::command(&mut connection.out, &WAIT);
+            }
+            Ask::Transact(reads, writes) => {
+                let out = &mut connection.out;
+                resp::command(out, &[b"MULTI"]);
+                reads.iter().for_each(|&record| resp::command(out, &[b"GET", &key(record)]));
+                writes.iter().for_each(|(record, value)| resp::command(out, &[b"SET", &key(*record), value]));
+                resp::command(out, &[b"EXEC"]);
+                if !writes.is_empty() {
+                    resp::command(out, &WAIT);
+                }
             }
         }
         connection.send()
@@ -210,8 +262,15 @@ impl PeerStore for Redis {
             let slot = event.data.u64() as usize;
             let connection = &mut self.connections[slot];
             connection.receive()?;
-            if let Some(answer) = connection.answer()? {
-                done(slot, answer, None);
+            let mut read = Vec::new();
+            let ended = match connection.answer(&mut read)? {
+                Some(answer) => {
+                    done(slot, answer, None);
+                    true
+                }
+                None => false,
+            };
+            if ended {
                 connection.filled = 0;
             }
         }
@@ -239,6 +298,9 @@ mod tests {
                     got = Some(match answer {
                         Answer::Value(value) => value.map(<[u8]>::to_vec),
                         Answer::Written => Some(b"written".to_vec()),
+                        Answer::Transacted(read) => {
+                            Some(read.iter().flat_map(|value| value.unwrap_or(b"-").to_vec()).collect())
+                        }
                         Answer::Unknown => panic!("it never says so"),
                     });
                 };
@@ -250,5 +312,8 @@ mod tests {
         assert_eq!(round(Ask::Get(7)), None);
         assert_eq!(round(Ask::Put(7, &long)), Some(b"written".to_vec()));
         assert_eq!(round(Ask::Get(7)), Some(long));
+        let writes = [(8, b"new".to_vec()), (9, b"two".to_vec())];
+        assert_eq!(round(Ask::Transact(&[8, 9], &writes)), Some(b"--".to_vec()), "as it was before");
+        assert_eq!(round(Ask::Transact(&[9, 8], &[])), Some(b"twonew".to_vec()));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Source: the Redis serialization protocol specification, version 2.
 
-/// A reply. Nested arrays do not occur in what is asked for here.
+/// A reply; of an array its beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RespReply<'a> {
     /// `+OK`
@@ -13,6 +13,8 @@ pub enum RespReply<'a> {
     Integer(i64),
     /// `$3`, or `$-1` for none.
     Bulk(Option<&'a [u8]>),
+    /// `*2`: so many replies follow, or `None` at all.
+    Array(Option<usize>),
 }
 
 /// Longest bulk string that is believed (the server's own limit).
@@ -48,6 +50,8 @@ pub fn reply(bytes: &[u8]) -> Result<Option<(RespReply<'_>, usize)>, Bad> {
         b'+' => RespReply::Simple(text),
         b'-' => RespReply::Error(text),
         b':' => RespReply::Integer(number()?),
+        b'*' if number()? == -1 => RespReply::Array(None),
+        b'*' => RespReply::Array(Some(usize::try_from(number()?).map_err(|_| Bad)?)),
         b'$' if number()? == -1 => RespReply::Bulk(None),
         b'$' => {
             let length = usize::try_from(number()?).ok().filter(|&length| length <= LONGEST).ok_or(Bad)?;
@@ -97,7 +101,7 @@ mod tests {
 
     #[test]
     fn what_is_no_reply_is_refused() {
-        for bytes in [&b"\r\n"[..], b"?\r\n", b":x\r\n", b"$-2\r\n", b"$1\r\nabc", b"$99999999999999\r\n", b"*1\r\n"] {
+        for bytes in [&b"\r\n"[..], b"?\r\n", b":x\r\n", b"$-2\r\n", b"$1\r\nabc", b"$99999999999999\r\n", b"*x\r\n"] {
             assert_eq!(reply(bytes), Err(Bad), "{bytes:?}");
         }
     }
