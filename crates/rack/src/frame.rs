@@ -1,11 +1,13 @@
-//! What processes and the low-power unit's daemon say to each other, over a socket that keeps messages whole.
+//! What processes say to the low-power unit's daemon and to the gate to another rack, and what these say to them, over
+//! sockets that keep messages whole.
 //!
 //! All integers are little-endian. A message begins with a word that says which it is; longer ones than expected are
 //! wrong, too.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::meeting::{ConnectionEnd, Key};
+use crate::records::Refusal;
 
 /// The first message of a process: the protocol's name and version.
 pub const HELLO: [u8; 8] = *b"rack\0\0\0\x01";
@@ -13,6 +15,14 @@ pub const HELLO: [u8; 8] = *b"rack\0\0\0\x01";
 pub fn name(user: u32) -> String {
     format!("remora/rack/{user}")
 }
+
+/// The name that a user's gate to another rack listens under.
+pub fn gate_name(user: u32) -> String {
+    format!("remora/rack/{user}/gate")
+}
+/// Where the gate's connections to programs of its own rack come from, if these are not IPv6's alone: such a program asks the
+/// gate who is behind it. (An address of this host's own network, RFC 1122, 3.2.1.3.)
+pub const GATE_SOURCE: Ipv4Addr = Ipv4Addr::new(127, 82, 67, 75);
 
 /// Bytes of the longest message.
 pub const LONGEST: usize = 96;
@@ -50,6 +60,44 @@ pub enum Reply {
     },
 }
 
+/// What a process says to the gate. One question for each connection to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// It is about to connect, from this port of its own.
+    Reach {
+        /// To whom.
+        to: SocketAddr,
+        /// The port that its socket is bound to.
+        port: u16,
+    },
+    /// A connection came from the gate.
+    Whence {
+        /// From this address of the gate's.
+        peer: SocketAddr,
+    },
+}
+
+/// What the gate says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateAnswer {
+    /// It leads nowhere near, or knows nothing of it: the kernel does.
+    No,
+    /// The connection stands. To be connected to `at`, within seconds.
+    Way {
+        /// An address of the gate's.
+        at: SocketAddr,
+        /// What the program's own address is to the other end.
+        own: SocketAddr,
+    },
+    /// There is none to be had.
+    Refused(Refusal),
+    /// Who it is that the gate brought.
+    Origin {
+        /// Its address in its own rack.
+        from: SocketAddr,
+    },
+}
+
 /// Why bytes are no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no message of this protocol, or of another version")]
@@ -58,6 +106,12 @@ pub struct Malformed;
 const ATTACH: u32 = 1;
 const DETACH: u32 = 2;
 const MATCHED: u32 = 3;
+const REACH: u32 = 4;
+const WHENCE: u32 = 5;
+const NO: u32 = 6;
+const WAY: u32 = 7;
+const REFUSED: u32 = 8;
+const ORIGIN: u32 = 9;
 
 /// A message as it is sent.
 #[derive(Clone, Copy, Debug)]
@@ -81,14 +135,16 @@ impl Bytes {
     fn push_key(&mut self, key: &Key, end: ConnectionEnd) {
         self.push(&[end as u8, 0, 0, 0]);
         self.push(&key.namespace().to_le_bytes());
-        for address in key.addresses() {
-            let ip = match address.ip() {
-                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-                IpAddr::V6(ip) => ip.octets(),
-            };
-            self.push(&ip);
-            self.push(&address.port().to_le_bytes());
-        }
+        key.addresses().into_iter().for_each(|address| self.push_address(address));
+    }
+
+    fn push_address(&mut self, address: SocketAddr) {
+        let ip = match address.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        };
+        self.push(&ip);
+        self.push(&address.port().to_le_bytes());
     }
 
     /// The bytes.
@@ -174,6 +230,85 @@ impl Reply {
     }
 }
 
+impl Question {
+    /// The message's bytes.
+    pub fn emit(&self) -> Bytes {
+        match *self {
+            Self::Reach { to, port } => {
+                let mut bytes = Bytes::new(REACH);
+                bytes.push_address(to);
+                bytes.push(&port.to_le_bytes());
+                bytes
+            }
+            Self::Whence { peer } => {
+                let mut bytes = Bytes::new(WHENCE);
+                bytes.push_address(peer);
+                bytes
+            }
+        }
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader(bytes);
+        let question = match reader.word()? {
+            REACH => Self::Reach { to: reader.address()?, port: u16::from_le_bytes(reader.take()?) },
+            WHENCE => Self::Whence { peer: reader.address()? },
+            _ => return Err(Malformed),
+        };
+        reader.end(question)
+    }
+}
+
+impl GateAnswer {
+    /// The message's bytes.
+    pub fn emit(&self) -> Bytes {
+        match *self {
+            Self::No => Bytes::new(NO),
+            Self::Way { at, own } => {
+                let mut bytes = Bytes::new(WAY);
+                bytes.push_address(at);
+                bytes.push_address(own);
+                bytes
+            }
+            Self::Refused(why) => {
+                let mut bytes = Bytes::new(REFUSED);
+                bytes.push(&[why as u8]);
+                bytes
+            }
+            Self::Origin { from } => {
+                let mut bytes = Bytes::new(ORIGIN);
+                bytes.push_address(from);
+                bytes
+            }
+        }
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader(bytes);
+        let answer = match reader.word()? {
+            NO => Self::No,
+            WAY => Self::Way { at: reader.address()?, own: reader.address()? },
+            REFUSED => {
+                let [why] = reader.take()?;
+                Self::Refused(Refusal::ALL.into_iter().find(|other| *other as u8 == why).ok_or(Malformed)?)
+            }
+            ORIGIN => Self::Origin { from: reader.address()? },
+            _ => return Err(Malformed),
+        };
+        reader.end(answer)
+    }
+}
+
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -239,12 +374,33 @@ mod tests {
         }
 
         #[test]
-        fn anything_else_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..LONGEST + 1), kind in 0..4u32) {
+        fn a_gate_hears_and_is_heard((key, _) in key(), port: u16) {
+            let [one, other] = key.addresses();
+            for question in [Question::Reach { to: one, port }, Question::Whence { peer: one }] {
+                prop_assert_eq!(Question::parse(question.emit().as_slice()), Ok(question));
+            }
+            let refused = Refusal::ALL.map(GateAnswer::Refused);
+            let said = [GateAnswer::No, GateAnswer::Way { at: one, own: other }, GateAnswer::Origin { from: other }];
+            for answer in said.into_iter().chain(refused) {
+                prop_assert_eq!(GateAnswer::parse(answer.emit().as_slice()), Ok(answer));
+            }
+        }
+
+        #[test]
+        fn anything_else_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..LONGEST + 1), kind in 0..11u32) {
             let mut framed = kind.to_le_bytes().to_vec();
             framed.extend(&bytes);
             for bytes in [&bytes, &framed] {
                 if let Ok(request) = Request::parse(bytes) {
                     let emitted = request.emit();
+                    prop_assert_eq!(emitted.as_slice(), &bytes[..]);
+                }
+                if let Ok(question) = Question::parse(bytes) {
+                    let emitted = question.emit();
+                    prop_assert_eq!(emitted.as_slice(), &bytes[..]);
+                }
+                if let Ok(answer) = GateAnswer::parse(bytes) {
+                    let emitted = answer.emit();
                     prop_assert_eq!(emitted.as_slice(), &bytes[..]);
                 }
                 if let Ok(reply) = Reply::parse(bytes) {

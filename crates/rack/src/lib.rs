@@ -10,6 +10,7 @@
 //! | `rack`       | all of these together: buffers that pass from node to node by reference                   |
 //! | `nics`       | the pool of NICs: flows cut into subflows, these mapped to NICs                          |
 //! | `resequencer` | the other end of a flow: one stream again, within a window                             |
+//! | `streams`    | connections between two racks over the NIC pool; `records`: what racks say of them        |
 //! | `ranges`     | which bytes of a stream there are                                                        |
 //! | `meeting`    | both ends of a connection find each other, and get a buffer that only they see            |
 //! | `layout`     | how a connection's buffer is divided                                                      |
@@ -28,7 +29,9 @@ mod pool;
 mod queue;
 mod rack;
 mod ranges;
+mod records;
 mod resequencer;
+mod streams;
 
 pub use address::{FabricAddress, Location, NodeId, REGION_BYTES, REGION_SECTIONS, SECTION_BYTES, Section};
 pub use buffers::{BufferDaemon, BufferError, LARGEST_BUFFER, SMALLEST_BUFFER, class_bytes};
@@ -39,4 +42,6 @@ pub use pool::{Device, Pool, PoolError, Rights};
 pub use queue::{Descriptor, VirtualQueue};
 pub use rack::{Rack, RackError, RackMutation};
 pub use ranges::Ranges;
+pub use records::{NoRecord, Record, Refusal};
 pub use resequencer::{BeyondWindow, Resequencer};
+pub use streams::{Breach, CONTROL, StreamEvent, Streams, StreamsConfig};

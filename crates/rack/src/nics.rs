@@ -370,6 +370,16 @@ impl NicPool {
         u128::from(self.nics[usize::from(nic.0)].time_for(len)) <= horizon
     }
 
+    /// Whether any NIC has something of a flow.
+    pub fn has_under_way(&self, flow: FlowId) -> bool {
+        self.under_way.values().any(|segment| segment.flow == flow)
+    }
+
+    /// Whose a segment is that is under way.
+    pub fn flow_of(&self, tag: u64) -> Option<FlowId> {
+        self.under_way.get(&tag).map(|segment| segment.flow)
+    }
+
     /// A segment is in the peer's memory.
     pub fn done(&mut self, now: u64, tag: u64) {
         let Some(segment) = self.under_way.remove(&tag) else { return };

@@ -58,6 +58,11 @@ impl Resequencer {
         self.taken..self.arrived.whole()
     }
 
+    /// Where the last of what has come ends, whatever is missing before it.
+    pub fn last(&self) -> u64 {
+        self.arrived.last().max(self.arrived.whole())
+    }
+
     /// So many of them were taken. What lies behind them has room now.
     pub fn take(&mut self, len: u64) {
         self.taken = self.ready().end.min(self.taken.saturating_add(len));

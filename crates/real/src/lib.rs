@@ -8,6 +8,7 @@ mod client;
 mod deployers;
 mod device;
 mod error;
+mod gate;
 mod kernels;
 pub mod link;
 mod links;
@@ -24,6 +25,7 @@ pub use client::{Client, ClientConfig, ClientCounters, RemoteRegion};
 pub use deployers::{DeployToken, Deployers};
 pub use device::{Clock, Device, DeviceGuard, EventSink, Resident, Seat, entropy};
 pub use error::Error;
+pub use gate::{Gate, GateFigures};
 pub use kernels::{Kernels, POOL};
 pub use link::{LinkKind, UnknownLink};
 #[doc(hidden)]
@@ -32,7 +34,7 @@ pub use node::{Node, NodeConfig, NodeEvent, NodeFigures};
 pub use rack::{RackConfig, RackDaemon, RackFigures};
 pub use rings::{RingConfig, RingMemory, RingPort};
 pub use sys::{Sleeper, prepare_to_wait, process_cpu_ns};
-pub use trunk::{Trunk, TrunkConfig};
+pub use trunk::{Trunk, TrunkConfig, TrunkSleeper};
 
 /// So many bytes of zeroed memory of this process, page by page, which peers on this host may be [lent](remora_memory::Loans).
 pub fn map_memory(len: usize) -> Result<remora_memory::Buffer, Error> {

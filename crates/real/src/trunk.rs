@@ -1,12 +1,15 @@
-//! A stream of bytes to another rack, by every NIC there is (DFabric, section 4.4).
+//! Streams of bytes to another rack, by every NIC there is (DFabric, section 4.4).
 //!
-//! Each NIC is an address of this rack with one of the other: a device of its own, with a reliable connection. [`NicPool`]
-//! says which NIC sends what next, [`Resequencer`] makes one stream of what comes. A segment is one SEND; the bytes stay in
-//! the sender's memory until it is known to have arrived, so that another NIC can send them again. A connection that breaks
-//! is made anew by the rack that calls, for as long as the trunk lives.
+//! Each NIC is an address of this rack with one of the other: a device of its own, with a reliable connection. [`Streams`]
+//! decides what goes by which NIC next and makes streams of what comes. A segment is one SEND; the bytes stay in the sender's
+//! memory until it is known to have arrived, so that another NIC can send them again. A connection that breaks is made anew
+//! by the rack that calls, for as long as the trunk lives.
+//!
+//! Both ends prove when they connect that they know the trunk's secret, and say which life of theirs it is: with another life
+//! of the other end no stream goes on.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,33 +18,39 @@ use remora_nic::cm::{CmEvent, ConnId, ListenerId, reason, service_id};
 use remora_nic::{
     ConnectAttr, CqId, Data, Event, QpInit, QpType, Qpn, SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
-use remora_rack::{FlowId, FlowPolicy, NicId, NicPool, NicState, Resequencer, Segment};
+use remora_rack::{
+    Breach, CONTROL, FlowId, FlowPolicy, NicId, NicState, Refusal, Segment, StreamEvent, Streams, StreamsConfig,
+};
+use ring::hmac;
 
 use crate::device::{Device, DeviceGuard, entropy};
 use crate::{Error, LinkKind, Sleeper, map_memory};
 
 /// The port of racks' trunks.
 const PORT: u16 = 7_471;
-/// The only flow of a trunk.
-const FLOW: FlowId = FlowId(0);
-/// Bytes before a segment's: which message this is, its length, and its place in the stream.
-const HEADER: usize = 16;
+/// Bytes before a segment's: which message this is, its length, its stream, and its place in it.
+const HEADER: usize = 24;
 /// Messages that are no segments, under way by one NIC.
 const NOTES: u32 = 16;
 /// Between two calls of a NIC that is not connected, and how long a call may take, nanoseconds.
 const REDIAL: u64 = 50_000_000;
 const DIAL: u64 = 3_000_000_000;
+/// A NIC that has said nothing for so long says something, to find out whether there is still somebody, nanoseconds.
+const QUIET: u64 = 500_000_000;
 /// Completions that are taken from a NIC before the next has its turn.
 const BATCH: usize = 64;
 
-/// A message: a segment, or how far the other end may send.
+/// A message: a segment, or how far the other end may send records.
 const SEGMENT: u32 = 1;
 const LIMIT: u32 = 2;
 /// In the number of a work request: it is a limit, not a segment.
 const IS_LIMIT: u64 = 1 << 63;
 
+/// The first bytes that an end says of itself: the protocol and its version.
+const HELLO: [u8; 8] = *b"trunk\0\0\x02";
+
 /// Both ends of a trunk.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct TrunkConfig {
     /// Addresses of this rack, each with the one of the other rack that it talks to. In the same order at both ends.
     pub ways: Vec<(IpAddr, IpAddr)>,
@@ -49,10 +58,25 @@ pub struct TrunkConfig {
     pub calls: bool,
     /// The same at both ends.
     pub policy: FlowPolicy,
+    /// What both ends know and nobody else.
+    pub secret: [u8; 32],
+    /// Streams at a time.
+    pub most: usize,
+}
+
+impl TrunkConfig {
+    /// With these ways, and the policy that suits most.
+    pub fn new(ways: Vec<(IpAddr, IpAddr)>, calls: bool, secret: &[u8]) -> Self {
+        let digest = ring::digest::digest(&ring::digest::SHA256, secret);
+        let mut secret = [0; 32];
+        secret.copy_from_slice(digest.as_ref());
+        Self { ways, calls, policy: FlowPolicy::default(), secret, most: 256 }
+    }
 }
 
 struct Way {
     device: Device,
+    local: IpAddr,
     remote: IpAddr,
     mtu: u32,
     cq: CqId,
@@ -64,6 +88,8 @@ struct Way {
     /// By a segment's tag, its header.
     headers: HashMap<u64, u32>,
     notes: u32,
+    /// When it was last given something to send.
+    spoke: u64,
     carried: u64,
 }
 
@@ -75,22 +101,68 @@ struct Line {
     since: u64,
 }
 
-/// One end of a stream to another rack.
+/// A stream's bytes: what is to be sent, in memory that NICs read, and what has come.
+struct Window {
+    out: Buffer,
+    region: Arc<Region>,
+    into: Box<[u8]>,
+}
+
+impl Window {
+    fn new(registry: &Arc<Registry>, like: &Region, len: usize) -> Result<Self, Error> {
+        let out = map_memory(len)?;
+        let region = registry.register(like.pd(), &out, 0, len, None, Access::empty())?;
+        Ok(Self { out, region, into: vec![0; len].into() })
+    }
+
+    /// The parts of the window where these bytes lie: a place, and how many from there on.
+    fn parts(&self, at: u64, len: usize) -> impl Iterator<Item = (usize, usize)> {
+        let window = self.into.len();
+        let start = (at % window as u64) as usize;
+        let first = len.min(window - start);
+        [(start, first), (0, len - first)].into_iter().filter(|(_, len)| *len > 0)
+    }
+
+    fn put(&self, at: u64, data: &[u8]) {
+        let mut rest = data;
+        for (place, len) in self.parts(at, data.len()) {
+            let written = self.out.write(place, &rest[..len]);
+            debug_assert!(written.is_ok(), "places lie within the window");
+            rest = &rest[len..];
+        }
+    }
+
+    fn get(&self, at: u64, out: &mut [u8]) {
+        let mut done = 0;
+        for (place, len) in self.parts(at, out.len()) {
+            out[done..done + len].copy_from_slice(&self.into[place..place + len]);
+            done += len;
+        }
+    }
+}
+
+/// One end of the streams to another rack.
 pub struct Trunk {
     config: TrunkConfig,
     ways: Vec<Way>,
-    pool: NicPool,
-    stream: Resequencer,
+    streams: Streams,
+    windows: HashMap<FlowId, Window>,
+    registry: Arc<Registry>,
+    /// Headers, and buffers for what comes.
     memory: Buffer,
     region: Arc<Region>,
-    received: Box<[u8]>,
-    offered: u64,
     limits: Limits,
+    /// This life of this end, and the other end's as far as it is known.
+    life: [u8; 8],
+    peer: Option<[u8; 8]>,
     start: Instant,
-    sleeper: Sleeper,
+    sleeper: TrunkSleeper,
+    /// The other end has broken the protocol.
+    broken: bool,
 }
 
-/// What the other end knows of how far it may send.
+/// What the other end knows of how far it may send records.
+#[derive(Default)]
 struct Limits {
     told: u64,
     known: u64,
@@ -98,18 +170,40 @@ struct Limits {
     turn: usize,
 }
 
-/// How the memory of a trunk is divided: bytes to send, then for each way headers and buffers for what comes.
+/// Sleeps until a trunk may have something to do: for who holds a lock around the trunk and not around its sleep.
+pub struct TrunkSleeper {
+    ways: Vec<(Device, CqId)>,
+    sleeper: Sleeper,
+}
+
+impl TrunkSleeper {
+    fn new(ways: &[Way]) -> Self {
+        Self { ways: ways.iter().map(|way| (way.device.clone(), way.cq)).collect(), sleeper: Sleeper::new() }
+    }
+
+    /// Sleeps until there may be something to do, or `timeout` has passed.
+    pub fn sleep(&mut self, timeout: Duration) {
+        Device::sleep_any(self.ways.iter().map(|(device, cq)| (device, *cq)), timeout, &mut self.sleeper);
+    }
+
+    /// Wakes who sleeps so, or is about to: a stream has bytes, or room.
+    pub fn wake(&self) {
+        if let Some((device, _)) = self.ways.first() {
+            device.nudge();
+        }
+    }
+}
+
+/// How the memory of a trunk is divided: for each way headers, and buffers for what comes.
 #[derive(Clone, Copy)]
 struct Layout {
-    window: usize,
     segment: usize,
     entries: usize,
 }
 
 impl Layout {
     fn new(policy: &FlowPolicy) -> Self {
-        let (window, segment) = (policy.window as usize, policy.segment as usize);
-        Self { window, segment, entries: policy.entries as usize }
+        Self { segment: policy.segment as usize, entries: policy.entries as usize }
     }
 
     fn receives(self) -> usize {
@@ -117,7 +211,7 @@ impl Layout {
     }
 
     fn way(self, way: usize) -> usize {
-        self.window + way * (self.entries * HEADER + self.receives() * (HEADER + self.segment))
+        way * (self.entries * HEADER + self.receives() * (HEADER + self.segment))
     }
 
     fn header(self, way: usize, slot: u32) -> usize {
@@ -129,16 +223,64 @@ impl Layout {
     }
 }
 
-fn header(kind: u32, len: u32, place: u64) -> [u8; HEADER] {
+fn header(kind: u32, len: u32, flow: FlowId, place: u64) -> [u8; HEADER] {
     let mut bytes = [0; HEADER];
     bytes[..4].copy_from_slice(&kind.to_le_bytes());
     bytes[4..8].copy_from_slice(&len.to_le_bytes());
-    bytes[8..].copy_from_slice(&place.to_le_bytes());
+    bytes[8..16].copy_from_slice(&flow.0.to_le_bytes());
+    bytes[16..].copy_from_slice(&place.to_le_bytes());
     bytes
 }
 
+fn sge(region: &Region, at: usize, len: usize) -> Sge {
+    Sge { va: region.va() + at as u64, len: len as u32, lkey: region.key() }
+}
+
+/// Which end says so, to the other one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Caller,
+    Answerer,
+}
+
+/// What an end says of itself: which life of it this is, and that it knows the secret.
+struct Greeting<'a> {
+    secret: &'a [u8; 32],
+    end: End,
+    /// Addresses, first the caller's.
+    way: (IpAddr, IpAddr),
+    /// What the other one said before.
+    heard: &'a [u8],
+}
+
+impl Greeting<'_> {
+    fn proven(&self, life: [u8; 8]) -> Vec<u8> {
+        let end: &[u8] = if self.end == End::Caller { b"caller" } else { b"answerer" };
+        let way = format!("{} to {}", self.way.0, self.way.1);
+        [&HELLO[..], end, &life, way.as_bytes(), self.heard].concat()
+    }
+
+    fn key(&self) -> hmac::Key {
+        hmac::Key::new(hmac::HMAC_SHA256, self.secret)
+    }
+
+    fn say(&self, life: [u8; 8]) -> Vec<u8> {
+        let proof = hmac::sign(&self.key(), &self.proven(life));
+        [&HELLO[..], &life, proof.as_ref()].concat()
+    }
+
+    /// The life of who says so, if it is what such an end says.
+    fn hear(&self, bytes: &[u8]) -> Option<[u8; 8]> {
+        let (hello, rest) = bytes.split_first_chunk::<8>()?;
+        let (life, rest) = rest.split_first_chunk::<8>()?;
+        let proof = rest.get(..32)?;
+        let proven = hmac::verify(&self.key(), &self.proven(*life), proof).is_ok();
+        (*hello == HELLO && proven).then_some(*life)
+    }
+}
+
 impl Trunk {
-    /// An end with these ways; its connections come up in [`Trunk::turn`].
+    /// An end with these ways; its connections come up as it is driven.
     ///
     /// # Errors
     ///
@@ -149,6 +291,8 @@ impl Trunk {
         }
         let policy = config.policy;
         let layout = Layout::new(&policy);
+        let seed = entropy()?;
+        let life = std::array::from_fn(|index| seed[index]);
         let registry = Arc::new(Registry::new(entropy()?));
         let memory = map_memory(layout.way(config.ways.len()))?;
         let pd = registry.alloc_pd();
@@ -163,84 +307,126 @@ impl Trunk {
             let cq = guard.nic().create_cq(4 * (policy.entries + NOTES + layout.receives() as u32))?;
             let listener = if config.calls { None } else { Some(guard.nic().listen(service_id(PORT))?) };
             drop(guard);
-            let free = (0..policy.entries).collect();
-            let headers = HashMap::new();
             ways.push(Way {
                 device,
+                local,
                 remote,
                 mtu,
                 cq,
                 listener,
                 line: None,
                 dial_at: 0,
-                free,
-                headers,
+                free: (0..policy.entries).collect(),
+                headers: HashMap::new(),
                 notes: 0,
+                spoke: 0,
                 carried: 0,
             });
         }
-        let mut pool = NicPool::new(policy, ways.len() as u16, 0);
-        pool.open(FLOW);
-        // None is connected.
-        (0..ways.len()).for_each(|way| pool.failed(0, NicId(way as u16)));
-        let stream = Resequencer::new(&policy);
-        let limits = Limits { told: stream.limit(), known: stream.limit(), at: 0, turn: 0 };
+        let nics = ways.len() as u16;
+        let streams = Streams::new(StreamsConfig { policy, nics, calls: config.calls, most: config.most }, 0);
+        let windows = HashMap::from([(CONTROL, Window::new(&registry, &region, policy.window as usize)?)]);
+        let limit = streams.control_limit();
         Ok(Self {
+            sleeper: TrunkSleeper::new(&ways),
             ways,
-            pool,
-            stream,
+            streams,
+            windows,
+            registry,
             memory,
             region,
-            received: vec![0; layout.window].into(),
-            offered: 0,
-            limits,
+            limits: Limits { told: limit, known: limit, ..Limits::default() },
+            life,
+            peer: None,
             start: Instant::now(),
-            sleeper: Sleeper::new(),
+            broken: false,
             config,
         })
     }
 
+    /// Asks the other rack for a connection to `to`, for a program at `from`. None if there are too many, or no memory.
+    pub fn open(&mut self, to: SocketAddr, from: SocketAddr) -> Option<FlowId> {
+        let window = self.window().ok()?;
+        let flow = self.streams.open(to, from)?;
+        self.windows.insert(flow, window);
+        Some(flow)
+    }
+
+    fn window(&self) -> Result<Window, Error> {
+        Window::new(&self.registry, &self.region, self.config.policy.window as usize)
+    }
+
+    /// Answers [`StreamEvent::Asked`].
+    pub fn answer(&mut self, flow: FlowId, answer: Result<(), Refusal>) {
+        let window = if answer.is_ok() { self.window().ok() } else { None };
+        let answer = if window.is_some() { answer } else { answer.and(Err(Refusal::TooMany)) };
+        self.windows.extend(window.map(|window| (flow, window)));
+        self.streams.answer(flow, answer);
+    }
+
     /// Takes bytes to send, as many as there is room for. Returns how many.
-    pub fn write(&mut self, data: &[u8]) -> usize {
-        let window = self.received.len();
-        let under_way = (self.offered - self.arrived()) as usize;
-        let len = data.len().min(window - under_way);
-        let mut done = 0;
-        while done < len {
-            let at = (self.offered % window as u64) as usize;
-            let piece = (len - done).min(window - at);
-            let written = self.memory.write(at, &data[done..done + piece]);
-            debug_assert!(written.is_ok(), "positions lie within the window");
-            self.offered += piece as u64;
-            done += piece;
-        }
-        self.pool.offer(FLOW, self.offered);
+    pub fn write(&mut self, flow: FlowId, data: &[u8]) -> usize {
+        let Some(window) = self.windows.get(&flow) else { return 0 };
+        let room = self.streams.room(flow);
+        let len = data.len().min((room.end - room.start) as usize);
+        window.put(room.start, &data[..len]);
+        self.streams.wrote(flow, len as u64);
         len
+    }
+
+    /// No more will be written to a stream.
+    pub fn end(&mut self, flow: FlowId) {
+        self.streams.end(flow);
     }
 
     /// Gives bytes that have come. Returns how many.
-    pub fn read(&mut self, out: &mut [u8]) -> usize {
-        let (ready, window) = (self.stream.ready(), self.received.len());
+    pub fn read(&mut self, flow: FlowId, out: &mut [u8]) -> usize {
+        let Some(window) = self.windows.get(&flow) else { return 0 };
+        let ready = self.streams.ready(flow);
         let len = out.len().min((ready.end - ready.start) as usize);
-        let mut done = 0;
-        while done < len {
-            let at = ((ready.start + done as u64) % window as u64) as usize;
-            let piece = (len - done).min(window - at);
-            out[done..done + piece].copy_from_slice(&self.received[at..at + piece]);
-            done += piece;
-        }
-        self.stream.take(len as u64);
+        window.get(ready.start, &mut out[..len]);
+        self.streams.took(flow, len as u64);
         len
     }
 
-    /// Bytes that were written and are in the other rack's memory, without a gap.
-    pub fn arrived(&self) -> u64 {
-        self.pool.arrived(FLOW).unwrap_or(0)
+    /// Whether all has been read that ever comes.
+    pub fn is_finished(&self, flow: FlowId) -> bool {
+        self.streams.is_finished(flow)
+    }
+
+    /// Whether the other rack has given a stream up, or this one has closed it.
+    pub fn is_lost(&self, flow: FlowId) -> bool {
+        self.streams.is_lost(flow)
+    }
+
+    /// Lets a stream go. If it was not ended, or not read to its end, the other rack hears that it was given up.
+    pub fn close(&mut self, flow: FlowId) {
+        self.streams.close(flow);
+    }
+
+    /// What has happened since. [`StreamEvent::Gone`] stays here: it is about the windows.
+    pub fn poll_event(&mut self) -> Option<StreamEvent> {
+        loop {
+            match self.streams.poll_event()? {
+                StreamEvent::Gone(flow) => drop(self.windows.remove(&flow)),
+                event => return Some(event),
+            }
+        }
+    }
+
+    /// Bytes that were written to a stream and are in the other rack's memory, without a gap.
+    pub fn arrived(&self, flow: FlowId) -> u64 {
+        self.streams.arrived_of(flow)
     }
 
     /// NICs that are connected and not given up as silent.
     pub fn nics_up(&self) -> usize {
-        (0..self.ways.len() as u16).filter(|nic| self.pool.state(NicId(*nic)) == Some(NicState::Up)).count()
+        (0..self.ways.len() as u16).filter(|nic| self.streams.nic_state(NicId(*nic)) == Some(NicState::Up)).count()
+    }
+
+    /// NICs that are connected, silent ones too.
+    pub fn nics_connected(&self) -> usize {
+        self.ways.iter().filter(|way| way.line.as_ref().is_some_and(|line| line.up)).count()
     }
 
     /// Bytes that each NIC has brought over, in the order of the ways.
@@ -248,34 +434,96 @@ impl Trunk {
         self.ways.iter().map(|way| way.carried).collect()
     }
 
+    /// For who sleeps without holding the trunk, and for who wakes them.
+    pub fn sleeper(&self) -> TrunkSleeper {
+        TrunkSleeper::new(&self.ways)
+    }
+
     /// Does what there is to do; if there is nothing, sleeps until there is or `timeout` has passed.
     ///
     /// # Errors
     ///
-    /// What a device refuses, or a peer that breaks the protocol.
+    /// What a device refuses.
     pub fn turn(&mut self, timeout: Duration) -> Result<(), Error> {
-        let mut work = 0;
-        for way in 0..self.ways.len() {
-            work += self.drive(way)?;
-        }
-        let now = self.now();
-        self.pool.tick(now);
-        work += self.send()?;
-        self.tell_limit(now)?;
-        if work == 0 {
-            let soon = self.pool.next_timeout().map_or(timeout, |at| Duration::from_nanos(at.saturating_sub(now)));
-            let ways = self.ways.iter().map(|way| (&way.device, way.cq));
-            Device::sleep_any(ways, timeout.min(soon).min(Duration::from_nanos(REDIAL)), &mut self.sleeper);
+        if self.drive()? == 0 {
+            let pause = self.pause(timeout);
+            self.sleeper.sleep(pause);
         }
         Ok(())
+    }
+
+    /// Does what there is to do. Returns how much that was.
+    ///
+    /// # Errors
+    ///
+    /// What a device refuses.
+    pub fn drive(&mut self) -> Result<usize, Error> {
+        let mut work = 0;
+        for way in 0..self.ways.len() {
+            work += self.drive_way(way)?;
+        }
+        if std::mem::take(&mut self.broken) {
+            self.breach();
+        }
+        let now = self.now();
+        self.streams.tick(now);
+        if let Some(window) = self.windows.get(&CONTROL) {
+            while let Some((at, bytes)) = self.streams.poll_control() {
+                window.put(at, &bytes);
+            }
+        }
+        work += self.send()?;
+        self.tell_limit(now)?;
+        Ok(work)
+    }
+
+    /// How long there is nothing to do that no packet brings, `timeout` at most.
+    pub fn pause(&self, timeout: Duration) -> Duration {
+        let now = self.now();
+        let soon = self.streams.next_timeout().map_or(timeout, |at| Duration::from_nanos(at.saturating_sub(now)));
+        timeout.min(soon).min(Duration::from_nanos(REDIAL))
     }
 
     fn now(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
 
+    /// The other end has said which life of it this is. With another than before no stream goes on. `but` is the way by which
+    /// it was said.
+    fn meet(&mut self, life: [u8; 8], but: usize) {
+        if self.peer.replace(life).is_none_or(|before| before == life) {
+            return;
+        }
+        for index in (0..self.ways.len()).filter(|index| *index != but) {
+            self.give_up(index);
+        }
+        let now = self.now();
+        self.streams.restart(now);
+        let limit = self.streams.control_limit();
+        self.limits = Limits { told: limit, known: limit, ..Limits::default() };
+    }
+
+    /// The other end breaks the protocol: nothing that it said is worth anything. It is called anew.
+    fn breach(&mut self) {
+        (0..self.ways.len()).for_each(|index| self.give_up(index));
+        self.peer = None;
+        let now = self.now();
+        self.streams.restart(now);
+        if let Ok(seed) = entropy() {
+            // For the other end this is another life.
+            self.life = std::array::from_fn(|index| seed[index]);
+        }
+        let limit = self.streams.control_limit();
+        self.limits = Limits { told: limit, known: limit, ..Limits::default() };
+    }
+
+    fn give_up(&mut self, index: usize) {
+        let device = self.ways[index].device.clone();
+        self.lose(&mut device.lock(), index);
+    }
+
     /// One NIC's turn. Returns how much there was to do.
-    fn drive(&mut self, index: usize) -> Result<usize, Error> {
+    fn drive_way(&mut self, index: usize) -> Result<usize, Error> {
         let device = self.ways[index].device.clone();
         let mut guard = device.lock();
         let mut work = guard.progress();
@@ -284,10 +532,13 @@ impl Trunk {
             self.complete(&mut guard, index, &wc)?;
             work += 1;
         }
-        for event in guard.take_events() {
-            self.event(&mut guard, index, event)?;
+        let events = guard.take_events();
+        drop(guard);
+        for event in events {
+            self.event(index, event)?;
             work += 1;
         }
+        let mut guard = device.lock();
         let (now, way) = (self.now(), &self.ways[index]);
         let late = way.line.as_ref().is_some_and(|line| !line.up && now > line.since + DIAL);
         if late {
@@ -320,7 +571,13 @@ impl Trunk {
     }
 
     fn sge(&self, at: usize, len: usize) -> [Sge; 1] {
-        [Sge { va: self.region.va() + at as u64, len: len as u32, lkey: self.region.key() }]
+        [sge(&self.region, at, len)]
+    }
+
+    fn greeting<'a>(&'a self, index: usize, end: End, heard: &'a [u8]) -> Greeting<'a> {
+        let way = &self.ways[index];
+        let way = if self.config.calls { (way.local, way.remote) } else { (way.remote, way.local) };
+        Greeting { secret: &self.config.secret, end, way, heard }
     }
 
     fn attr(&self, index: usize) -> ConnectAttr {
@@ -332,7 +589,8 @@ impl Trunk {
     fn dial(&mut self, guard: &mut DeviceGuard<'_>, index: usize) -> Result<(), Error> {
         let qp = self.queue_pair(guard, index)?;
         let (now, route, attr) = (guard.now(), guard.route(self.ways[index].remote, 0), self.attr(index));
-        match guard.nic().connect(now, qp, route, service_id(PORT), attr, &[]) {
+        let said = self.greeting(index, End::Caller, &[]).say(self.life);
+        match guard.nic().connect(now, qp, route, service_id(PORT), attr, &said) {
             Ok(conn) => self.ways[index].line = Some(Line { qp, conn, up: false, since: self.now() }),
             Err(_) => {
                 let _ = guard.nic().destroy_qp(qp);
@@ -342,36 +600,59 @@ impl Trunk {
         Ok(())
     }
 
-    fn event(&mut self, guard: &mut DeviceGuard<'_>, index: usize, event: Event) -> Result<(), Error> {
+    fn event(&mut self, index: usize, event: Event) -> Result<(), Error> {
         let line = self.ways[index].line.as_ref();
         let is_line = |conn: ConnId| line.is_some_and(|line| line.conn == conn);
         match event {
-            Event::Cm(CmEvent::ConnectRequest { conn, listener, remote_ip, .. }) => {
-                let now = guard.now();
-                if self.ways[index].listener != Some(listener) || remote_ip != self.ways[index].remote {
-                    let _ = guard.nic().reject(now, conn, reason::CONSUMER, b"no trunk with that address");
-                    return Ok(());
-                }
-                // The caller has given up what there was.
-                self.lose(guard, index);
-                let (qp, attr) = (self.queue_pair(guard, index)?, self.attr(index));
-                match guard.nic().accept(now, conn, qp, attr, &[]) {
-                    Ok(()) => self.ways[index].line = Some(Line { qp, conn, up: false, since: self.now() }),
-                    Err(_) => drop(guard.nic().destroy_qp(qp)),
-                }
+            Event::Cm(CmEvent::ConnectRequest { conn, listener, remote_ip, private_data, .. }) => {
+                let ours = self.ways[index].listener == Some(listener) && remote_ip == self.ways[index].remote;
+                self.called(index, conn, if ours { &private_data } else { &[] })?;
             }
-            Event::Cm(CmEvent::Established { conn, .. }) if is_line(conn) => {
+            Event::Cm(CmEvent::Established { conn, private_data, .. }) if is_line(conn) => {
+                if self.config.calls {
+                    let heard = self.greeting(index, End::Caller, &[]).say(self.life);
+                    match self.greeting(index, End::Answerer, &heard).hear(&private_data) {
+                        Some(life) => self.meet(life, index),
+                        None => {
+                            self.give_up(index);
+                            return Ok(());
+                        }
+                    }
+                }
                 let now = self.now();
                 if let Some(line) = &mut self.ways[index].line {
                     line.up = true;
                 }
-                self.pool.restored(now, NicId(index as u16));
+                self.streams.restored(now, NicId(index as u16));
             }
             Event::Cm(
                 CmEvent::Disconnected { conn } | CmEvent::Unreachable { conn } | CmEvent::Rejected { conn, .. },
-            ) if is_line(conn) => self.lose(guard, index),
-            Event::QpFatal(qp, _) if line.is_some_and(|line| line.qp == qp) => self.lose(guard, index),
+            ) if is_line(conn) => self.give_up(index),
+            Event::QpFatal(qp, _) if line.is_some_and(|line| line.qp == qp) => self.give_up(index),
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// The other end calls by a way, and says this.
+    fn called(&mut self, index: usize, conn: ConnId, said: &[u8]) -> Result<(), Error> {
+        let device = self.ways[index].device.clone();
+        let Some(life) = self.greeting(index, End::Caller, &[]).hear(said) else {
+            let mut guard = device.lock();
+            let now = guard.now();
+            let _ = guard.nic().reject(now, conn, reason::CONSUMER, b"no trunk with that address and secret");
+            return Ok(());
+        };
+        // The caller has given up what there was.
+        self.give_up(index);
+        self.meet(life, index);
+        let mut guard = device.lock();
+        let (now, qp, attr) = (guard.now(), self.queue_pair(&mut guard, index)?, self.attr(index));
+        let heard = self.greeting(index, End::Caller, &[]).say(life);
+        let said = self.greeting(index, End::Answerer, &heard).say(self.life);
+        match guard.nic().accept(now, conn, qp, attr, &said) {
+            Ok(()) => self.ways[index].line = Some(Line { qp, conn, up: false, since: self.now() }),
+            Err(_) => drop(guard.nic().destroy_qp(qp)),
         }
         Ok(())
     }
@@ -386,7 +667,7 @@ impl Trunk {
         let _ = guard.nic().destroy_qp(line.qp);
         way.headers.clear();
         (way.free, way.notes, way.dial_at) = ((0..entries).collect(), 0, now + REDIAL);
-        self.pool.failed(now, NicId(index as u16));
+        self.streams.failed(now, NicId(index as u16));
         // A limit may have been lost with it.
         self.limits.at = 0;
     }
@@ -404,7 +685,7 @@ impl Trunk {
         }
         match wc.opcode {
             WcOpcode::Recv => {
-                self.hear(index, wc)?;
+                self.broken |= self.hear(index, wc).is_err();
                 let layout = Layout::new(&self.config.policy);
                 let sge = self.sge(layout.receive(index, wc.wr_id), HEADER + layout.segment);
                 guard.nic().post_recv(wc.qpn, wc.wr_id, &sge)?;
@@ -415,50 +696,64 @@ impl Trunk {
             }
             _ => {
                 way.free.extend(way.headers.remove(&wc.wr_id));
-                let before = self.pool.queued(NicId(index as u16));
-                self.pool.done(now, wc.wr_id);
-                way.carried += before - self.pool.queued(NicId(index as u16));
+                let before = self.streams.queued(NicId(index as u16));
+                self.streams.done(now, wc.wr_id);
+                way.carried += before - self.streams.queued(NicId(index as u16));
             }
         }
         Ok(())
     }
 
     /// A message has come.
-    fn hear(&mut self, index: usize, wc: &WorkCompletion) -> Result<(), Error> {
-        let wrong = || Error::Argument("the other rack sent what no trunk sends".into());
+    fn hear(&mut self, index: usize, wc: &WorkCompletion) -> Result<(), Breach> {
         let at = Layout::new(&self.config.policy).receive(index, wc.wr_id);
         let mut head = [0; HEADER];
-        self.memory.read(at, &mut head).map_err(|_| wrong())?;
+        self.memory.read(at, &mut head).map_err(|_| Breach::Order)?;
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        let place = u64::from(word(8)) | u64::from(word(12)) << 32;
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let (flow, place) = (FlowId(long(8)), long(16));
         match (word(0), word(4)) {
-            (LIMIT, 0) => self.pool.allow(FLOW, place),
+            (LIMIT, 0) => self.streams.allow_control(place),
             (SEGMENT, len) if len as usize + HEADER == wc.byte_len as usize => {
-                let (memory, received) = (&self.memory, &mut self.received);
-                let window = received.len();
-                let accepted = self.stream.accept(place, len, |fresh| {
+                let memory = &self.memory;
+                // Without a window there is no such stream any more: then nothing of it is fresh.
+                let window = self.windows.get_mut(&flow);
+                let mut window = window.map(|window| &mut window.into);
+                self.streams.accept(flow, place, len, |fresh| {
+                    let Some(into) = &mut window else { return };
+                    let size = into.len();
                     let mut from = fresh.start;
                     while from < fresh.end {
-                        let to = (from % window as u64) as usize;
-                        let piece = ((fresh.end - from) as usize).min(window - to);
+                        let to = (from % size as u64) as usize;
+                        let piece = ((fresh.end - from) as usize).min(size - to);
                         let source = at + HEADER + (from - place) as usize;
-                        let taken = memory.take(source, &mut received[to..to + piece]);
+                        let taken = memory.take(source, &mut into[to..to + piece]);
                         debug_assert!(taken.is_ok(), "a message lies in its buffer");
                         from += piece as u64;
                     }
-                });
-                accepted.map_err(|_| wrong())?;
+                })?;
+                if flow == CONTROL {
+                    self.hear_records()?;
+                }
             }
-            _ => return Err(wrong()),
+            _ => return Err(Breach::Order),
         }
         Ok(())
+    }
+
+    fn hear_records(&mut self) -> Result<(), Breach> {
+        let ready = self.streams.control_ready();
+        let Some(window) = self.windows.get(&CONTROL) else { return Ok(()) };
+        let mut records = vec![0; (ready.end - ready.start) as usize];
+        window.get(ready.start, &mut records);
+        self.streams.hear(&records)
     }
 
     /// NICs take what there is to send. Returns how much that was.
     fn send(&mut self) -> Result<usize, Error> {
         let mut used = 0u64;
         let mut sent = 0;
-        while let Some(segment) = self.pool.poll(self.now()) {
+        while let Some(segment) = self.streams.poll_segment(self.now()) {
             used |= 1 << segment.nic.0;
             self.post(&segment)?;
             sent += 1;
@@ -471,54 +766,72 @@ impl Trunk {
 
     fn post(&mut self, segment: &Segment) -> Result<(), Error> {
         let (index, layout) = (usize::from(segment.nic.0), Layout::new(&self.config.policy));
-        let (at, len) = ((segment.offset % layout.window as u64) as usize, segment.len as usize);
-        let first = len.min(layout.window - at);
+        let Some(window) = self.windows.get(&segment.flow) else { return Ok(()) };
         let Some(slot) = self.ways[index].free.pop() else {
             return Err(Error::Argument("a NIC was given more than its queue holds".into()));
         };
         let head = layout.header(index, slot);
-        let written = self.memory.write(head, &header(SEGMENT, segment.len, segment.offset));
+        let written = self.memory.write(head, &header(SEGMENT, segment.len, segment.flow, segment.offset));
         debug_assert!(written.is_ok(), "headers lie in the memory");
-        let mut parts = vec![self.sge(head, HEADER)[0], self.sge(at, first)[0]];
-        if first < len {
-            parts.push(self.sge(0, len - first)[0]);
+        let mut parts = [sge(&self.region, head, HEADER); 3];
+        let mut count = 1;
+        for (place, len) in window.parts(segment.offset, segment.len as usize) {
+            parts[count] = sge(&window.region, place, len);
+            count += 1;
         }
         let way = &mut self.ways[index];
         way.headers.insert(segment.tag, slot);
+        way.spoke = self.start.elapsed().as_nanos() as u64;
         let Some(line) = &way.line else { return Ok(()) };
-        let wr = SendWr::new(segment.tag, SendOp::Send, Data::List(&parts));
+        let wr = SendWr::new(segment.tag, SendOp::Send, Data::List(&parts[..count]));
         way.device.lock().nic().post_send(line.qp, &wr)?;
         Ok(())
     }
 
-    /// Tells the other end how far it may send, if that is much further than it was told, or it may not have heard.
+    /// Tells the other end how far it may send, if that is much further than it was told, or it may not have heard; and by
+    /// every NIC now and then, as a connection breaks only when something is sent.
     fn tell_limit(&mut self, now: u64) -> Result<(), Error> {
-        let (limit, policy) = (self.stream.limit(), self.config.policy);
+        for index in 0..self.ways.len() {
+            if now > self.ways[index].spoke + QUIET {
+                self.note(index, now)?;
+            }
+        }
+        let (limit, policy) = (self.streams.control_limit(), self.config.policy);
         let further = limit >= self.limits.told + policy.window / 4;
         let unheard = self.limits.known < self.limits.told && now >= self.limits.at + policy.patience;
         if !further && !unheard {
             return Ok(());
         }
         let count = self.ways.len();
-        let open = |way: &Way| way.notes < NOTES && way.line.as_ref().is_some_and(|line| line.up);
-        let next = (0..count)
-            .map(|n| (self.limits.turn + n) % count)
-            .find(|index| open(&self.ways[*index]) && self.pool.state(NicId(*index as u16)) == Some(NicState::Up));
+        let next = (0..count).map(|n| (self.limits.turn + n) % count).find(|index| {
+            self.streams.nic_state(NicId(*index as u16)) == Some(NicState::Up) && self.ways[*index].notes < NOTES
+        });
         let Some(index) = next else { return Ok(()) };
+        if self.note(index, now)? {
+            self.limits = Limits { told: limit, at: now, turn: index + 1, ..self.limits };
+        }
+        Ok(())
+    }
+
+    /// Tells the limit by a NIC. False if that cannot be done now.
+    fn note(&mut self, index: usize, now: u64) -> Result<bool, Error> {
+        let limit = self.streams.control_limit();
         let way = &mut self.ways[index];
-        let Some(line) = &way.line else { return Ok(()) };
-        let bytes = header(LIMIT, 0, limit);
+        let line = way.line.as_ref().filter(|line| line.up && way.notes < NOTES);
+        let Some(line) = line else { return Ok(false) };
+        let bytes = header(LIMIT, 0, CONTROL, limit);
         let mut guard = way.device.lock();
         guard.nic().post_send(line.qp, &SendWr::new(IS_LIMIT | limit, SendOp::Send, Data::Inline(&bytes)))?;
         guard.transmit();
-        way.notes += 1;
-        self.limits = Limits { told: limit, at: now, turn: index + 1, ..self.limits };
-        Ok(())
+        drop(guard);
+        (way.notes, way.spoke) = (way.notes + 1, now);
+        Ok(true)
     }
 }
 
-impl Drop for Trunk {
-    fn drop(&mut self) {
+impl Trunk {
+    /// Ends all connections. Nothing comes or goes any more.
+    pub fn hang_up(&mut self) {
         for index in 0..self.ways.len() {
             let device = self.ways[index].device.clone();
             let mut guard = device.lock();
@@ -528,5 +841,11 @@ impl Drop for Trunk {
             drop(guard);
             device.stop();
         }
+    }
+}
+
+impl Drop for Trunk {
+    fn drop(&mut self) {
+        self.hang_up();
     }
 }

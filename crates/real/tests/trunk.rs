@@ -1,13 +1,13 @@
 //! A stream between two racks by several NICs: on loopback addresses, and between two network namespaces joined by four links.
 
 use std::io::{BufRead, BufReader};
-use std::net::IpAddr;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::net::{IpAddr, SocketAddr};
+use std::process::{Child, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
-use remora_rack::{FlowPolicy, Mapping};
+use remora_rack::{FlowId, FlowPolicy, Mapping, Refusal, StreamEvent};
 use remora_real::{Trunk, TrunkConfig};
-use remora_testing::{Running, own_address, skip};
+use remora_testing::{Namespaces, Running, own_address};
 
 /// How long to sleep where there is nothing to do.
 const NAP: Duration = Duration::from_millis(20);
@@ -23,37 +23,74 @@ fn until(trunk: &mut Trunk, what: &str, mut done: impl FnMut(&mut Trunk) -> bool
     let end = Instant::now() + PATIENCE;
     while !done(trunk) {
         trunk.turn(NAP).expect("a turn");
-        assert!(Instant::now() < end, "{what}: {} NICs, {} bytes arrived", trunk.nics_up(), trunk.arrived());
+        assert!(Instant::now() < end, "{what}: {} NICs", trunk.nics_up());
     }
 }
 
+/// Whom a test wants to talk to.
+fn somebody(port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 1, 2, 3], port))
+}
+
+/// Opens a stream, and waits for the answer.
+fn open(trunk: &mut Trunk, port: u16) -> Result<FlowId, Refusal> {
+    let flow = trunk.open(somebody(port), somebody(1)).expect("a stream");
+    let mut answered = None;
+    until(trunk, "an answer", |trunk| {
+        while let Some(event) = trunk.poll_event() {
+            match event {
+                StreamEvent::Answered { flow: of, answer } if of == flow => answered = Some(answer),
+                _ => {}
+            }
+        }
+        answered.is_some()
+    });
+    answered.expect("an answer").map(|()| flow)
+}
+
+/// Waits until the other rack asks for a stream, and answers.
+fn asked(trunk: &mut Trunk, answer: Result<(), Refusal>) -> FlowId {
+    let mut asked = None;
+    until(trunk, "somebody asks", |trunk| {
+        while let Some(event) = trunk.poll_event() {
+            if let StreamEvent::Asked { flow, .. } = event {
+                asked = Some(flow);
+            }
+        }
+        asked.is_some()
+    });
+    let flow = asked.expect("a stream");
+    trunk.answer(flow, answer);
+    flow
+}
+
 /// Sends the bytes of the stream from one place to another, until all have arrived.
-fn send(trunk: &mut Trunk, from: u64, to: u64, mut half: impl FnMut()) {
+fn send(trunk: &mut Trunk, flow: FlowId, from: u64, to: u64, mut half: impl FnMut()) {
     let (mut at, mut data, mut told) = (from, Vec::new(), false);
     until(trunk, "all is sent", |trunk| {
         while at < to {
             data.clear();
             data.extend((at..to.min(at + 65_536)).map(byte));
-            let taken = trunk.write(&data) as u64;
+            let taken = trunk.write(flow, &data) as u64;
             if taken == 0 {
                 break;
             }
             at += taken;
         }
-        if !told && trunk.arrived() > from.midpoint(to) {
+        if !told && trunk.arrived(flow) > from.midpoint(to) {
             told = true;
             half();
         }
-        trunk.arrived() == to
+        trunk.arrived(flow) == to
     });
 }
 
 /// Takes so many bytes, and compares each.
-fn receive(trunk: &mut Trunk, from: u64, to: u64) {
+fn receive(trunk: &mut Trunk, flow: FlowId, from: u64, to: u64) {
     let (mut at, mut out) = (from, vec![0; 65_536]);
     until(trunk, "all has come", |trunk| {
         loop {
-            let got = trunk.read(&mut out);
+            let got = trunk.read(flow, &mut out);
             if got == 0 {
                 return at == to;
             }
@@ -65,27 +102,39 @@ fn receive(trunk: &mut Trunk, from: u64, to: u64) {
     });
 }
 
+fn config(ways: Vec<(IpAddr, IpAddr)>, calls: bool, policy: FlowPolicy) -> TrunkConfig {
+    TrunkConfig { ways, calls, policy, secret: [7; 32], most: 16 }
+}
+
 fn policy(mapping: Mapping) -> FlowPolicy {
     FlowPolicy { mapping, subflows: 8, segment: 8 << 10, depth: 64 << 10, window: 256 << 10, ..FlowPolicy::default() }
+}
+
+/// Ways on loopback, as either end sees them.
+fn ways(count: usize) -> [Vec<(IpAddr, IpAddr)>; 2] {
+    let there: Vec<(IpAddr, IpAddr)> =
+        (0..count).map(|_| [own_address(), own_address()].map(|at| at.parse().expect("an address")).into()).collect();
+    let back = there.iter().map(|(one, other)| (*other, *one)).collect();
+    [there, back]
 }
 
 #[test]
 fn a_stream_goes_by_every_nic_both_ways() {
     const BYTES: u64 = 3_000_001;
     for mapping in Mapping::ALL {
-        let ways: Vec<(IpAddr, IpAddr)> =
-            (0..3).map(|_| [own_address(), own_address()].map(|at| at.parse().expect("an address")).into()).collect();
-        let back = ways.iter().map(|(one, other)| (*other, *one)).collect();
-        let new = |ways, calls| Trunk::new(TrunkConfig { ways, calls, policy: policy(mapping) }).expect("a trunk");
-        let (mut caller, mut called) = (new(ways, true), new(back, false));
+        let [there, back] = ways(3);
+        let mut caller = Trunk::new(config(there, true, policy(mapping))).expect("a trunk");
+        let mut called = Trunk::new(config(back, false, policy(mapping))).expect("a trunk");
         let answering = std::thread::spawn(move || {
-            receive(&mut called, 0, BYTES);
-            send(&mut called, 0, BYTES, || ());
+            let flow = asked(&mut called, Ok(()));
+            receive(&mut called, flow, 0, BYTES);
+            send(&mut called, flow, 0, BYTES, || ());
             called
         });
         until(&mut caller, "all are connected", |trunk| trunk.nics_up() == 3);
-        send(&mut caller, 0, BYTES, || ());
-        receive(&mut caller, 0, BYTES);
+        let flow = open(&mut caller, 80).expect("a stream");
+        send(&mut caller, flow, 0, BYTES, || ());
+        receive(&mut caller, flow, 0, BYTES);
         let carried = caller.carried();
         assert!(carried.iter().all(|bytes| *bytes > 0), "{mapping:?}: {carried:?}");
         // The other end is to hear that its last bytes have come.
@@ -94,66 +143,92 @@ fn a_stream_goes_by_every_nic_both_ways() {
     }
 }
 
+#[test]
+fn streams_end_are_refused_and_do_not_disturb_each_other() {
+    const BYTES: u64 = 400_001;
+    let [there, back] = ways(2);
+    let mut caller = Trunk::new(config(there, true, policy(Mapping::Rate))).expect("a trunk");
+    let mut called = Trunk::new(config(back, false, policy(Mapping::Rate))).expect("a trunk");
+    let answering = std::thread::spawn(move || {
+        asked(&mut called, Err(Refusal::Refused));
+        // One of which nobody reads, and one beside it.
+        let idle = asked(&mut called, Ok(()));
+        let flow = asked(&mut called, Ok(()));
+        receive(&mut called, flow, 0, BYTES);
+        until(&mut called, "its end", |trunk| trunk.is_finished(flow));
+        called.end(flow);
+        called.close(flow);
+        // Given up without an end: the other one hears of it.
+        called.close(idle);
+        until(&mut called, "the caller is gone", |trunk| trunk.nics_up() == 0);
+    });
+    assert_eq!(open(&mut caller, 81), Err(Refusal::Refused));
+    let idle = open(&mut caller, 82).expect("a stream");
+    let data = vec![1; 1 << 20];
+    while caller.write(idle, &data) > 0 {
+        caller.turn(Duration::ZERO).expect("a turn");
+    }
+    let flow = open(&mut caller, 83).expect("a stream");
+    send(&mut caller, flow, 0, BYTES, || ());
+    caller.end(flow);
+    until(&mut caller, "the other end", |trunk| trunk.is_finished(flow));
+    caller.close(flow);
+    until(&mut caller, "the other is given up", |trunk| {
+        while trunk.poll_event().is_some() {}
+        trunk.is_lost(idle)
+    });
+    drop(caller);
+    answering.join().expect("the other end");
+}
+
+#[test]
+fn who_does_not_know_the_secret_gets_no_connection() {
+    let [there, back] = ways(1);
+    let mut called = Trunk::new(config(back, false, policy(Mapping::Rate))).expect("a trunk");
+    let wrong = TrunkConfig { secret: [8; 32], ..config(there.clone(), true, policy(Mapping::Rate)) };
+    let mut caller = Trunk::new(wrong).expect("a trunk");
+    let end = Instant::now() + Duration::from_millis(400);
+    while Instant::now() < end {
+        caller.turn(Duration::from_millis(1)).expect("a turn");
+        called.turn(Duration::from_millis(1)).expect("a turn");
+        assert_eq!((caller.nics_up(), called.nics_up()), (0, 0));
+    }
+    drop(caller);
+    // Who knows it, and comes again in another life, finds no stream of the one before.
+    for life in 0..2 {
+        let mut caller = Trunk::new(config(there.clone(), true, policy(Mapping::Rate))).expect("a trunk");
+        until(&mut caller, "it is connected", |trunk| {
+            called.turn(Duration::ZERO).expect("a turn");
+            trunk.nics_up() == 1
+        });
+        let flow = caller.open(somebody(80), somebody(life)).expect("a stream");
+        let mut seen = Vec::new();
+        until(&mut caller, "an answer", |trunk| {
+            called.turn(Duration::ZERO).expect("a turn");
+            while let Some(event) = called.poll_event() {
+                if let StreamEvent::Asked { flow, .. } = event {
+                    called.answer(flow, Ok(()));
+                }
+                seen.push(event);
+            }
+            trunk.write(flow, &[1]) == 1
+        });
+        let resets = seen.iter().filter(|event| matches!(event, StreamEvent::Reset(_))).count();
+        assert_eq!(resets, usize::from(life), "{seen:?}");
+    }
+}
+
 /// Links between the two namespaces.
 const LINKS: usize = 4;
 
-/// Two racks, gone with the value.
-struct Racks {
-    names: [String; 2],
-}
-
-fn ip(command: &str) -> Result<(), String> {
-    match Command::new("ip").args(command.split(' ')).output() {
-        Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => Err(format!("`ip {command}` says {}", String::from_utf8_lossy(&output.stderr))),
-        Err(e) => Err(format!("`ip {command}`: {e}")),
-    }
-}
-
-impl Racks {
-    /// `None`, with the reason printed, where the system does not allow it; a failure where `CI=true`.
-    fn new(mbit: u32) -> Option<Self> {
-        let racks = Self { names: ["a", "b"].map(|rack| format!("remora-rack-{rack}-{}", std::process::id())) };
-        let [a, b] = &racks.names;
-        let mut commands = vec![format!("netns add {a}"), format!("netns add {b}")];
-        for link in 0..LINKS {
-            commands.push(format!("link add v{link} netns {a} type veth peer name v{link} netns {b}"));
-            for (name, host) in [(a, 1), (b, 2)] {
-                commands.push(format!("-n {name} addr add 10.214.{link}.{host}/24 dev v{link}"));
-                commands.push(format!("-n {name} link set v{link} mtu 9000 up"));
-            }
-        }
-        for command in commands {
-            if let Err(why) = ip(&command) {
-                skip(why, "Install the package iproute2, and run as root");
-                return None;
-            }
-        }
-        for (name, link) in racks.names.iter().flat_map(|name| (0..LINKS).map(move |link| (name, link))) {
-            let shape = format!("qdisc add dev v{link} root tbf rate {mbit}mbit burst 256kb limit 4mb");
-            if let Err(why) = ip(&format!("netns exec {name} tc {shape}")) {
-                println!("links are as fast as they are: {why}");
-            }
-        }
-        Some(racks)
-    }
-
-    /// This very program as one of the ends.
-    fn end(&self, rack: usize, bytes: u64) -> (Running, BufReader<ChildStdout>) {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.names[rack]]).arg(std::env::current_exe().expect("this program"));
-        command.args(["--exact", "an_end", "--ignored", "--nocapture"]);
-        command.env("TRUNK_END", rack.to_string()).env("TRUNK_BYTES", bytes.to_string());
-        let mut child: Child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().expect("it starts");
-        let said = BufReader::new(child.stdout.take().expect("its output"));
-        (Running(child), said)
-    }
-}
-
-impl Drop for Racks {
-    fn drop(&mut self) {
-        self.names.iter().for_each(|name| drop(ip(&format!("netns del {name}"))));
-    }
+/// This very program as one of the ends.
+fn end(racks: &Namespaces, rack: usize, bytes: u64) -> (Running, BufReader<ChildStdout>) {
+    let mut command = racks.command(rack, std::env::current_exe().expect("this program"));
+    command.args(["--exact", "an_end", "--ignored", "--nocapture"]);
+    command.env("TRUNK_END", rack.to_string()).env("TRUNK_BYTES", bytes.to_string());
+    let mut child: Child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().expect("it starts");
+    let said = BufReader::new(child.stdout.take().expect("its output"));
+    (Running(child), said)
 }
 
 /// Waits until it says so. What it says else stands in the test's output.
@@ -174,12 +249,12 @@ fn hear(said: &mut BufReader<ChildStdout>, what: &str) {
 fn an_end() {
     let get = |name| std::env::var(name).ok().and_then(|text: String| text.parse::<u64>().ok());
     let (Some(rack), Some(bytes)) = (get("TRUNK_END"), get("TRUNK_BYTES")) else { return };
-    let address = |link: usize, host: u64| -> IpAddr { format!("10.214.{link}.{host}").parse().expect("an address") };
-    let ways = (0..LINKS).map(|link| (address(link, 1 + rack), address(link, 2 - rack))).collect();
-    let config = TrunkConfig { ways, calls: rack == 0, policy: FlowPolicy::default() };
-    let mut trunk = Trunk::new(config).expect("a trunk");
+    let address = |side: u64, link| -> IpAddr { Namespaces::address(side as usize, link).parse().expect("an address") };
+    let ways = (0..LINKS).map(|link| (address(rack, link), address(1 - rack, link))).collect();
+    let mut trunk = Trunk::new(config(ways, rack == 0, FlowPolicy::default())).expect("a trunk");
     if rack == 1 {
-        receive(&mut trunk, 0, 2 * bytes);
+        let flow = asked(&mut trunk, Ok(()));
+        receive(&mut trunk, flow, 0, 2 * bytes);
         println!("all has come");
         // The other end is to hear that; the test then ends this process.
         let end = Instant::now() + PATIENCE;
@@ -188,11 +263,12 @@ fn an_end() {
         }
         return;
     }
+    let flow = open(&mut trunk, 80).expect("a stream");
     for round in [0, 1] {
         until(&mut trunk, "all NICs", |trunk| trunk.nics_up() == LINKS);
         println!("all NICs are up");
         let start = Instant::now();
-        send(&mut trunk, round * bytes, (round + 1) * bytes, || println!("half has arrived"));
+        send(&mut trunk, flow, round * bytes, (round + 1) * bytes, || println!("half has arrived"));
         let mbit = 8e-6 * bytes as f64 / start.elapsed().as_secs_f64();
         println!("{mbit:.0} Mbit/s, NICs brought {:?}", trunk.carried());
     }
@@ -200,13 +276,14 @@ fn an_end() {
 
 /// A link is cut amid the stream, and comes back.
 fn cut_amid(mbit: u32, bytes: u64) {
-    let Some(racks) = Racks::new(mbit) else { return };
-    let (_receiver, mut received) = racks.end(1, bytes);
-    let (mut sender, mut sent) = racks.end(0, bytes);
+    let Some(racks) = Namespaces::new(LINKS, 9000) else { return };
+    racks.shape(mbit);
+    let (_receiver, mut received) = end(&racks, 1, bytes);
+    let (mut sender, mut sent) = end(&racks, 0, bytes);
     hear(&mut sent, "half has arrived");
-    ip(&format!("-n {} link set v2 down", racks.names[0])).expect("cut");
+    racks.ip(0, "link set v2 down").expect("cut");
     hear(&mut sent, "Mbit/s");
-    ip(&format!("-n {} link set v2 up", racks.names[0])).expect("joined");
+    racks.ip(0, "link set v2 up").expect("joined");
     hear(&mut sent, "all NICs are up");
     hear(&mut sent, "Mbit/s");
     hear(&mut received, "all has come");

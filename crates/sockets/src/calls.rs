@@ -11,6 +11,7 @@ use libc::{
 };
 use remora_preload::{next, set_errno};
 
+use crate::gate::{self, Names, Written};
 use crate::link::{WANT_DATA, WANT_ROOM, Word};
 use crate::socket::{self, Socket, state};
 use crate::stream::{self, Parts};
@@ -254,14 +255,54 @@ c_functions! {
         fd
     }
 
+    fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+        let plain = |address, len| next!(connect: fn(c_int, *const sockaddr, socklen_t) -> c_int, fd, address, len);
+        let Some(used) = socket::find(fd) else { return plain(address, len) };
+        // SAFETY: the program's address.
+        let Some(to) = (unsafe { gate::address(address, len) }) else { return plain(address, len) };
+        match gate::reach(&used, fd, to) {
+            gate::Reach::Kernel => plain(address, len),
+            gate::Reach::Failed(errno) => result(-(errno as isize)) as c_int,
+            gate::Reach::Gate(at) => {
+                // SAFETY: an address begins with its family.
+                let family = unsafe { (*address).sa_family };
+                let at = gate::Written::new(family.into(), at);
+                let (at, at_len) = at.as_ptr();
+                let done = plain(at, at_len);
+                if done >= 0 || matches!(remora_preload::errno(), libc::EINPROGRESS | libc::EINTR) {
+                    return done;
+                }
+                // It is gone: there may still be the kernel's way.
+                *used.names.lock() = None;
+                plain(address, len)
+            }
+        }
+    }
+
+    fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        let room = room(len);
+        let done = next!(getpeername: fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int, fd, address, len);
+        named(fd, done, address, room, len, |names| Some(names.peer))
+    }
+
+    fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        let room = room(len);
+        let done = next!(getsockname: fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int, fd, address, len);
+        named(fd, done, address, room, len, |names| names.own)
+    }
+
     fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        let room = room(len);
         let new = next!(accept: fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int, fd, address, len);
-        accepted(fd, new)
+        accepted(fd, new);
+        named(new, new, address, room, len, |names| Some(names.peer))
     }
 
     fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+        let room = room(len);
         let new = next!(accept4: fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int, fd, address, len, flags);
-        accepted(fd, new)
+        accepted(fd, new);
+        named(new, new, address, room, len, |names| Some(names.peer))
     }
 
     fn close(fd: c_int) -> c_int {
@@ -319,7 +360,7 @@ c_functions! {
             && let Some(link) = used.link()
             && !argument.is_null()
         {
-            if request == libc::FIONREAD as c_ulong && stream::drained(link, fd) {
+            if request == libc::FIONREAD as c_ulong && stream::drained(link) {
                 // SAFETY: the program's place for the number.
                 unsafe { argument.write_unaligned(link.readable().unwrap_or(0) as c_int) };
                 return 0;
@@ -508,11 +549,40 @@ fn polled(fds: *mut pollfd, count: libc::nfds_t, timeout: Option<u64>, mask: *co
     wait::poll(fds, timeout, mask).map(|done| result(done as isize) as c_int)
 }
 
-fn accepted(listener: c_int, new: c_int) -> c_int {
+fn accepted(listener: c_int, new: c_int) {
     if new >= 0 && (socket::find(listener).is_some() || start::is_tcp(new)) {
         socket::add(new);
+        if let Some(used) = socket::find(new) {
+            gate::accepted(&used, new);
+        }
     }
-    new
+}
+
+/// The room that a program has for an address.
+fn room(len: *const socklen_t) -> socklen_t {
+    // SAFETY: null, or a length of the program's.
+    if len.is_null() { 0 } else { unsafe { len.read_unaligned() } }
+}
+
+/// After a call that gives a socket's address, and what it returned: a connection by the gate is what it stands for.
+fn named(
+    fd: c_int,
+    done: c_int,
+    address: *mut sockaddr,
+    room: socklen_t,
+    len: *mut socklen_t,
+    which: impl FnOnce(Names) -> Option<std::net::SocketAddr>,
+) -> c_int {
+    if done < 0 || address.is_null() || (room as usize) < size_of::<libc::sa_family_t>() {
+        return done;
+    }
+    let Some(used) = socket::find(fd) else { return done };
+    let Some(name) = (*used.names.lock()).and_then(which) else { return done };
+    // SAFETY: the kernel has just written an address there, which begins with its family.
+    let family = unsafe { (*address).sa_family };
+    // SAFETY: the program's room, as it said before the call.
+    unsafe { Written::new(family.into(), name).give(address, room, len) };
+    done
 }
 
 fn copied(fd: c_int, new: c_int) -> c_int {
@@ -569,7 +639,7 @@ fn last_closing(socket: &Socket, fd: c_int) {
     if link.add_own(Word::Holders, u64::MAX) != 1 {
         return;
     }
-    let drained = stream::drained(link, fd);
+    let drained = stream::drained(link);
     let unread = link.readable() != Ok(0) || (!drained && sys::unread(fd));
     // Bells that nobody heard are no data: the kernel would answer them with a reset.
     stream::silence(socket, link, fd);
@@ -585,22 +655,27 @@ fn last_closing(socket: &Socket, fd: c_int) {
 /// `shutdown`. False if the kernel is to do it.
 fn ended(socket: &Socket, fd: c_int, how: c_int) -> bool {
     let sends_no_more = matches!(how, libc::SHUT_WR | libc::SHUT_RDWR);
-    let Some(link) = socket.link() else {
-        if sends_no_more {
+    if let Some(link) = socket.link() {
+        stream::progress(socket, link, fd);
+    }
+    {
+        // Whoever settles a direction finds it ended, or has settled it before the kernel ends it.
+        let _one_at_a_time = socket.settling.lock();
+        if sends_no_more && socket.link().is_none_or(|link| link.own(Word::Switched) == 0) {
+            socket.half_closed.store(true, Ordering::Release);
             socket.never();
+            if how == libc::SHUT_RDWR && socket.link().is_some() {
+                socket.deaf.store(true, Ordering::Release);
+            }
+            return false;
         }
-        return false;
-    };
-    stream::progress(socket, link, fd);
+    }
+    let Some(link) = socket.link() else { return false };
     if how == libc::SHUT_RD {
         socket.deaf.store(true, Ordering::Release);
         return false;
     }
     if !sends_no_more {
-        return false;
-    }
-    if link.own(Word::Switched) == 0 {
-        socket.half_closed.store(true, Ordering::Release);
         return false;
     }
     // The kernel's connection goes on: what the peer sends needs bells of this end.

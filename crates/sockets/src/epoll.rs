@@ -426,7 +426,7 @@ impl Epoll {
         {
             stream::progress(&used, link, entry.fd);
             self.inner.lock().heat(index);
-            if stream::drained(link, entry.fd) {
+            if stream::drained(link) {
                 stream::take_bells(&used, link, entry.fd);
             }
         }
@@ -495,8 +495,8 @@ fn look(socket: &Socket, link: &Link, entry: &Entry, kernel: u32) -> Option<(u32
     if entry.fired || entry.absent {
         return None;
     }
-    let drained = stream::drained(link, entry.fd);
-    let (input, room) = stream::readiness(socket, link, entry.fd);
+    let drained = stream::drained(link);
+    let (input, room) = stream::readiness(socket, link);
     // Before a direction has changed over the kernel's word counts.
     let mut mask = kernel & !(IN | OUT);
     mask |= if drained { if input { IN } else { 0 } } else { kernel & IN };

@@ -9,6 +9,7 @@
 //! | `start`  | loading and forking                                                               |
 //! | `socket` | which descriptors are TCP sockets, and what each one's state is                   |
 //! | `rack`   | the way to the daemon                                                             |
+//! | `gate`   | the way to another rack                                                           |
 //! | `link`   | the buffer: a ring each way, positions, wishes for bells                          |
 //! | `stream` | sending and receiving: changing over, waiting, ends                               |
 //! | `epoll`, `wait`  | `epoll`, `poll` and `select`                                              |
@@ -26,6 +27,7 @@ mod calls;
 mod epoll;
 #[cfg(not(test))]
 mod files;
+mod gate;
 mod link;
 mod rack;
 mod socket;

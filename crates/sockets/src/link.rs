@@ -8,7 +8,7 @@
 //! | who        | writes                                                                                     |
 //! |------------|--------------------------------------------------------------------------------------------|
 //! | producer   | `Tail`, `Switched`, `Fin`, `Bells`, `TxLock`                                               |
-//! | consumer   | `Head`, `Ready`, `Gone`, `Drained`, `RxLock`                                               |
+//! | consumer   | `Head`, `Ready`, `Taken`, `Gone`, `Drained`, `RxLock`                                      |
 //! | the end that sends here | `Holders`, `NonBlocking`, `Eof`, `Forked`, for all processes that share it     |
 //! | both       | `Armed`: the end that sends here wants a bell; the other one takes the wish and rings      |
 //!
@@ -50,6 +50,7 @@ pub enum Word {
     Gone = 392,
     Drained = 400,
     BellsTaken = 408,
+    Taken = 416,
     TxLock = 512,
     RxLock = 640,
     Armed = 768,

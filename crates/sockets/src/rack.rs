@@ -29,11 +29,21 @@ const HIGH: c_int = 900;
 const PAUSE: u64 = 1_000_000_000;
 
 /// A descriptor of this library's, which it closes past itself.
-struct Own(c_int);
+pub struct Own(c_int);
 
 impl Own {
     fn new(fd: OwnedFd) -> Self {
         Self(fd.into_raw_fd())
+    }
+
+    /// A connection to what this user has listening under a name, in this network namespace.
+    pub fn connect(name: &str) -> Option<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = Self::new(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?);
+        net::connect(&socket, &net::SocketAddrUnix::new_abstract_name(name.as_bytes()).ok()?).ok()?;
+        // Anybody may listen under a name.
+        let ours = sockopt::socket_peercred(&socket).ok()?.uid == rustix::process::geteuid();
+        ours.then_some(socket)
     }
 
     /// The same out of the way.
@@ -227,16 +237,7 @@ impl Daemon {
 
 /// A connection to the daemon of this user, in this network namespace.
 fn connect() -> Option<Own> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = Own::new(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?);
-    let user = rustix::process::geteuid();
-    let name = net::SocketAddrUnix::new_abstract_name(remora_rack::frame::name(user.as_raw()).as_bytes()).ok()?;
-    net::connect(&socket, &name).ok()?;
-    // Anybody may listen under a name.
-    if sockopt::socket_peercred(&socket).ok()?.uid != user {
-        return None;
-    }
-    let socket = socket.high();
+    let socket = Own::connect(&remora_rack::frame::name(rustix::process::geteuid().as_raw()))?.high();
     let hello = Request::Hello { process: sys::process_id() }.emit();
     net::send(socket.as_fd(), hello.as_slice(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).ok()?;
     Some(socket)

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, O
 use remora_rack::{ConnectionEnd, Key};
 
 use crate::epoll::Registered;
+use crate::gate::Names;
 use crate::link::{Link, Word};
 use crate::spin::Spin;
 use crate::{rack, sys};
@@ -63,6 +64,8 @@ pub struct Socket {
     pub told: AtomicU64,
     /// What the daemon knows it by.
     pub key: Spin<Option<(Key, ConnectionEnd)>>,
+    /// What the program takes its addresses for, if it goes by the gate.
+    pub names: Spin<Option<Names>>,
     /// Where it is watched.
     pub watched: Spin<Vec<Registered>>,
     /// How many processes had it when it was last shared by a fork; null if it never was.
@@ -347,6 +350,7 @@ impl Socket {
             time.store(0, Ordering::Relaxed);
         }
         self.watched.lock().clear();
+        *self.names.lock() = None;
         self.sharers.store(null_mut(), Ordering::Release);
         self
     }

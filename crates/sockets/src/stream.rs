@@ -74,6 +74,11 @@ fn settle(socket: &Socket, link: &Link, fd: c_int) {
         if !alone || !socket.stop_kernel_rx() {
             return;
         }
+        let Some(taken) = sys::bytes_taken(fd) else {
+            socket.no_kernel_rx.store(false, Ordering::SeqCst);
+            return;
+        };
+        link.set_peer(Word::Taken, taken);
         link.set_peer(Word::Ready, 1);
     }
     if link.own(Word::Switched) == 0 {
@@ -117,7 +122,7 @@ const ON_ITS_WAY: u64 = 50_000_000;
 pub fn silence(socket: &Socket, link: &Link, fd: c_int) {
     link.set_peer(Word::Gone, 1);
     fence(Ordering::SeqCst);
-    if !drained(link, fd) {
+    if !drained(link) {
         return;
     }
     let end = sys::now() + ON_ITS_WAY;
@@ -132,7 +137,7 @@ pub fn silence(socket: &Socket, link: &Link, fd: c_int) {
 }
 
 /// Sees to it that the ring is where bytes come from; true if so. False while the kernel still has some, or will have.
-pub fn drained(link: &Link, fd: c_int) -> bool {
+pub fn drained(link: &Link) -> bool {
     if link.peer(Word::Drained) != 0 {
         return true;
     }
@@ -140,11 +145,11 @@ pub fn drained(link: &Link, fd: c_int) -> bool {
         return false;
     }
     let _locked = link.lock(Side::Rx);
-    left_in_kernel(link, fd) == Some(0)
+    left_in_kernel(link) == Some(0)
 }
 
 /// Bytes of the stream that are to come by the kernel still, once that is settled; under the lock.
-fn left_in_kernel(link: &Link, fd: c_int) -> Option<usize> {
+fn left_in_kernel(link: &Link) -> Option<usize> {
     let switched = link.peer(Word::Switched);
     if switched == 0 {
         return None;
@@ -152,7 +157,7 @@ fn left_in_kernel(link: &Link, fd: c_int) -> Option<usize> {
     if link.peer(Word::Drained) != 0 {
         return Some(0);
     }
-    let left = (switched - 1).saturating_sub(sys::bytes_taken(fd)?);
+    let left = (switched - 1).saturating_sub(link.peer(Word::Taken));
     if left == 0 {
         link.set_peer(Word::Drained, 1);
     }
@@ -208,14 +213,14 @@ fn peer_gone(link: &Link) -> bool {
 }
 
 /// What is ready, as poll has it: POLLIN, POLLOUT.
-pub fn readiness(socket: &Socket, link: &Link, fd: c_int) -> (bool, bool) {
-    (has_input(socket, link, fd), has_room(link))
+pub fn readiness(socket: &Socket, link: &Link) -> (bool, bool) {
+    (has_input(socket, link), has_room(link))
 }
 
 /// Whether a read would return at once, as far as the rings know.
 #[inline]
-pub fn has_input(socket: &Socket, link: &Link, fd: c_int) -> bool {
-    if !drained(link, fd) {
+pub fn has_input(socket: &Socket, link: &Link) -> bool {
+    if !drained(link) {
         return false;
     }
     link.readable() != Ok(0)
@@ -286,7 +291,7 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
         if link.peer(Word::Ready) == 0 {
             return None;
         }
-        let now = if drained(link, fd) {
+        let now = if drained(link) {
             recv_ring(link, fd, parts, got, flags)
         } else {
             recv_before(link, fd, parts, got, flags)
@@ -339,7 +344,7 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
             return Some(if got > 0 { got as isize } else { AGAIN });
         }
         // Bytes in the ring while the kernel's are not all taken: these come first, and are on their way.
-        let come = || has_input(socket, link, fd);
+        let come = || has_input(socket, link);
         if non_blocking(link, flags) {
             link.arm(WANT_DATA);
             if come() {
@@ -408,16 +413,19 @@ fn recv_before(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_
             // No bell is sent before the position is said: if it is not said yet, none is among what was seen.
             match link.peer(Word::Switched) {
                 0 => seen as usize,
-                _ => left_in_kernel(link, fd).unwrap_or(0),
+                _ => left_in_kernel(link).unwrap_or(0),
             }
         }
-        _ => left_in_kernel(link, fd).unwrap_or(0),
+        _ => left_in_kernel(link).unwrap_or(0),
     };
     if most == 0 {
         // It is the ring's turn, or positions are on the move: the caller looks again.
         return Err(AGAIN);
     }
     let result = kernel_recv(fd, &Parts(&Parts(&rest).first(most)), flags);
+    if result > 0 && flags & libc::MSG_PEEK == 0 {
+        link.set_peer(Word::Taken, link.peer(Word::Taken).wrapping_add(result as u64));
+    }
     if result >= 0 { Ok(result as usize) } else { Err(result) }
 }
 
@@ -491,7 +499,7 @@ fn wait_for_room(socket: &Socket, link: &Link, fd: c_int, dozed: &mut bool, dead
     if spin::look(room) {
         return None;
     }
-    if !drained(link, fd) || link.own(Word::Eof) != 0 {
+    if !drained(link) || link.own(Word::Eof) != 0 {
         // Data of the kernel's would hide a bell behind them, and so does its end.
         return nap(deadline);
     }

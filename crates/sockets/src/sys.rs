@@ -100,6 +100,8 @@ pub fn get_timeout(fd: c_int, name: c_int) -> u64 {
 const CLOSE_WAIT: u8 = 8;
 const LAST_ACK: u8 = 9;
 const CLOSING: u8 = 11;
+/// One that is over: whether there was a FIN is not known any more.
+const CLOSED: u8 = 7;
 
 /// Of `TCP_INFO`.
 struct Counts {
@@ -114,7 +116,7 @@ fn counts(fd: c_int) -> Option<Counts> {
     let mut len = info.len() as libc::socklen_t;
     let got = call!(SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr(), &raw mut len);
     // Linux has counted the bytes sent since 4.19.
-    if got != 0 || (len as usize) < info.len() {
+    if got != 0 || (len as usize) < info.len() || info[0] == CLOSED {
         return None;
     }
     let long = |at: usize| u64::from_ne_bytes(info[at..at + 8].try_into().unwrap_or_default());

@@ -21,7 +21,7 @@ impl Ringed {
     /// What the rings say of what is asked.
     fn ready(&self, asked: &pollfd) -> i16 {
         let Some(link) = self.used.link() else { return 0 };
-        let (input, room) = stream::readiness(&self.used, link, asked.fd);
+        let (input, room) = stream::readiness(&self.used, link);
         let ended = link.peer(Word::Fin) != 0 || link.own(Word::Eof) != 0;
         let mut events = 0;
         if input {
@@ -48,7 +48,7 @@ impl Ringed {
     fn heard(&self, asked: &pollfd, kernel: i16) -> i16 {
         let Some(link) = self.used.link() else { return kernel };
         let mut events = kernel & (POLLERR | POLLHUP | POLLNVAL | POLLPRI | (POLLRDHUP & asked.events));
-        if stream::drained(link, asked.fd) {
+        if stream::drained(link) {
             if kernel & (IN | POLLHUP | POLLERR | POLLRDHUP) != 0 {
                 stream::take_bells(&self.used, link, asked.fd);
             }

@@ -3,6 +3,7 @@
 //! No test asserts how long anything took: a machine that others use takes as long as it likes. What happens by itself
 //! is waited for with [`eventually`], whose deadline only ends a test that would hang.
 
+mod namespaces;
 pub mod schema;
 
 use std::fmt::Display;
@@ -12,6 +13,8 @@ use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+
+pub use namespaces::{Namespaces, ip};
 
 /// How long [`eventually`] waits: far longer than anything takes on a machine that is merely busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);

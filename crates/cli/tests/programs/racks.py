@@ -1,0 +1,181 @@
+"""A server in one rack, and its clients in another: every byte is what it was, and names, ends and errors are as TCP has them.
+
+racks.py serve PORT
+racks.py all SERVER PORT OWN     a line for each test
+racks.py push SERVER PORT BYTES  "half" in the middle, "whole" when the server has compared every byte
+"""
+
+import errno
+import hashlib
+import random
+import select
+import socket
+import struct
+import sys
+import threading
+
+
+def data(seed, length):
+    return random.Random(seed).randbytes(length)
+
+
+def recv_all(conn):
+    parts = []
+    while part := conn.recv(70000):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def answer(conn, peer):
+    what = conn.recv(1)
+    if what == b"E":  # echo
+        while part := conn.recv(50000):
+            conn.sendall(part)
+    elif what == b"N":  # names
+        conn.sendall(repr((peer, conn.getpeername(), conn.getsockname()[:2])).encode())
+    elif what == b"H":  # hash of all there is
+        conn.sendall(hashlib.sha256(recv_all(conn)).hexdigest().encode())
+    elif what == b"R":  # a reset amid the bytes
+        conn.recv(1000)
+        conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    conn.close()
+
+
+def serve(port):
+    listener = socket.create_server(("", port), backlog=64)
+    print("ready", flush=True)
+    while True:
+        conn, peer = listener.accept()
+        threading.Thread(target=answer, args=(conn, peer), daemon=True).start()
+
+
+def connect(server, port, what):
+    conn = socket.create_connection((server, port), timeout=60)
+    conn.sendall(what)
+    return conn
+
+
+def names(server, port, own):
+    conn = connect(server, port, b"N")
+    ours, theirs = conn.getsockname(), conn.getpeername()
+    assert ours[0] == own and theirs == (server, port), (ours, theirs)
+    assert recv_all(conn).decode() == repr((ours, ours, theirs))
+
+
+def echo(server, port, seed):
+    conn = connect(server, port, b"E")
+    sent, rng = data(seed, 300_000 + seed), random.Random(seed)
+    got = bytearray()
+
+    def send():
+        at = 0
+        while at < len(sent):
+            size = rng.randrange(1, 30_000)
+            conn.sendall(sent[at : at + size])
+            at += size
+        conn.shutdown(socket.SHUT_WR)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    while part := conn.recv(rng.randrange(1, 40_000)):
+        got += part
+    sender.join()
+    first = next((at for at, (one, other) in enumerate(zip(got, sent)) if one != other), min(len(got), len(sent)))
+    assert bytes(got) == sent, f"{seed}: {len(got)} of {len(sent)} bytes, other ones from {first}"
+
+
+def many(server, port):
+    errors = []
+
+    def one(seed):
+        try:
+            echo(server, port, seed)
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=one, args=(seed,)) for seed in range(12)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not errors, errors
+
+
+def half_closed(server, port):
+    conn = connect(server, port, b"H")
+    sent = data(5, 1_000_000)
+    conn.sendall(sent)
+    conn.shutdown(socket.SHUT_WR)
+    assert recv_all(conn).decode() == hashlib.sha256(sent).hexdigest()
+
+
+def refused(server, port):
+    for blocking in (True, False):
+        conn = socket.socket()
+        conn.setblocking(blocking)
+        error = conn.connect_ex((server, port + 1))
+        if error == errno.EINPROGRESS:
+            assert select.select([], [conn], [], 60)[1]
+            error = conn.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        assert error == errno.ECONNREFUSED, error
+
+
+def reset(server, port):
+    conn = connect(server, port, b"R")
+    try:
+        while True:
+            conn.sendall(b"x" * 10_000)
+    except (ConnectionResetError, BrokenPipeError):
+        return
+
+
+def without_blocking(server, port):
+    conn = socket.socket(socket.AF_INET6)
+    conn.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    conn.setblocking(False)
+    conn.connect_ex((f"::ffff:{server}", port))
+    poll = select.poll()
+    poll.register(conn, select.POLLOUT)
+    assert poll.poll(60_000), "it does not connect"
+    assert conn.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+    assert conn.getpeername()[:2] == (f"::ffff:{server}", port), conn.getpeername()
+    conn.send(b"E")
+    sent, at, got = data(6, 200_000), 0, bytearray()
+    poll.modify(conn, select.POLLIN | select.POLLOUT)
+    while len(got) < len(sent):
+        (_, events) = poll.poll(60_000)[0]
+        if events & select.POLLOUT and at < len(sent):
+            at += conn.send(sent[at : at + 20_000])
+            if at == len(sent):
+                poll.modify(conn, select.POLLIN)
+        if events & select.POLLIN:
+            got += conn.recv(33_333)
+    assert bytes(got) == sent
+
+
+def every(server, port, own):
+    names(server, port, own)
+    print("names")
+    for test in (many, half_closed, refused, reset, without_blocking):
+        test(server, port)
+        print(test.__name__, flush=True)
+
+
+def push(server, port, length):
+    conn = connect(server, port, b"H")
+    block, digest, sent = data(7, 1 << 20), hashlib.sha256(), 0
+    while sent < length:
+        conn.sendall(block)
+        digest.update(block)
+        sent += len(block)
+        if sent >= length // 2 and sent - len(block) < length // 2:
+            print("half", flush=True)
+    conn.shutdown(socket.SHUT_WR)
+    assert recv_all(conn).decode() == digest.hexdigest(), "other bytes have come"
+    print("whole", flush=True)
+
+
+if sys.argv[1] == "serve":
+    serve(int(sys.argv[2]))
+elif sys.argv[1] == "all":
+    every(sys.argv[2], int(sys.argv[3]), sys.argv[4])
+else:
+    push(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,168 @@
+//! Programs of two racks, which are network namespaces joined by several links: their connections go by all of them, and are
+//! what TCP's are.
+//!
+//! Skipped, with the reason printed, where namespaces or the sockets library cannot be had; a failure there where `CI=true`.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use remora_testing::{Namespaces, Running, skip};
+
+const REMORA: &str = env!("CARGO_BIN_EXE_remora");
+const LINKS: usize = 3;
+const PORT: &str = "5555";
+
+/// Lines of a program, in the order in which it says them.
+struct Said(BufReader<ChildStdout>);
+
+impl Said {
+    fn by(child: &mut Child) -> Self {
+        Self(BufReader::new(child.stdout.take().expect("its output")))
+    }
+
+    /// Waits until it says so.
+    fn until(&mut self, what: &str) {
+        loop {
+            let mut line = String::new();
+            assert!(self.0.read_line(&mut line).expect("its output") > 0, "it ended before it said {what}");
+            print!("{line}");
+            if line.contains(what) {
+                return;
+            }
+        }
+    }
+
+    fn rest(mut self) -> String {
+        let mut rest = String::new();
+        self.0.read_to_string(&mut rest).expect("its output");
+        rest
+    }
+}
+
+struct Racks {
+    /// Before the namespaces: they end first.
+    daemons: Vec<(Running, Said)>,
+    namespaces: Namespaces,
+    _dir: tempfile::TempDir,
+}
+
+fn program() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/racks.py")
+}
+
+impl Racks {
+    fn new() -> Option<Self> {
+        if !Path::new(REMORA).with_file_name("libremora_sockets.so").exists() {
+            skip("libremora_sockets.so is not beside remora", "Run cargo build -p remora-sockets");
+            return None;
+        }
+        let namespaces = Namespaces::new(LINKS, 9000)?;
+        namespaces.shape(200);
+        let dir = tempfile::tempdir().expect("a directory");
+        let secret = dir.path().join("secret");
+        std::fs::write(&secret, [7; 32]).expect("a secret");
+        std::fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("its mode");
+        let daemons = (0..2)
+            .map(|side| {
+                let way = |link| format!("{}={}", Namespaces::address(side, link), Namespaces::address(1 - side, link));
+                let ways: Vec<String> = (0..LINKS).map(way).collect();
+                let mut command = namespaces.command(side, REMORA);
+                command.args(["rack", "--to", &ways.join(","), "--secret"]).arg(&secret);
+                let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts");
+                let said = Said::by(&mut child);
+                (Running(child), said)
+            })
+            .collect();
+        let mut racks = Self { daemons, namespaces, _dir: dir };
+        for (_, said) in &mut racks.daemons {
+            said.until(&format!("{LINKS} of {LINKS} NICs"));
+        }
+        Some(racks)
+    }
+
+    /// A program on a side, in its rack.
+    fn run(&self, side: usize, words: &[&str]) -> (Running, Said) {
+        let mut command = self.namespaces.command(side, REMORA);
+        command.args(["rack", "exec", "--", "/usr/bin/timeout", "300"]).args(words);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let said = Said::by(&mut child);
+        (Running(child), said)
+    }
+
+    fn python(&self, side: usize, words: &[&str]) -> (Running, Said) {
+        let program = program();
+        self.run(side, &[&["/usr/bin/python3", program.to_str().expect("a path")][..], words].concat())
+    }
+}
+
+#[test]
+fn connections_between_racks_are_what_they_were() {
+    let Some(mut racks) = Racks::new() else { return };
+    let (_server, mut said) = racks.python(1, &["serve", PORT]);
+    said.until("ready");
+    let (server, own) = (Namespaces::address(1, 1), Namespaces::address(0, 1));
+    let (mut client, said) = racks.python(0, &["all", &server, PORT, &own]);
+    let lines = said.rest();
+    assert!(client.0.wait().expect("its end").success(), "{lines}");
+    assert_eq!(lines.lines().count(), 6, "{lines}");
+
+    // A link is cut amid the bytes, and nobody notices.
+    let (mut client, mut said) = racks.python(0, &["push", &server, PORT, "20000000"]);
+    said.until("half");
+    racks.namespaces.ip(1, "link set v2 down").expect("cut");
+    said.until("whole");
+    assert!(client.0.wait().expect("its end").success());
+    racks.namespaces.ip(1, "link set v2 up").expect("joined");
+
+    // The gate says at its end by which NICs bytes went.
+    let (daemon, said) = racks.daemons.remove(0);
+    let id = rustix::process::Pid::from_raw(daemon.0.id() as i32).expect("a process");
+    rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it ends");
+    let lines = said.rest();
+    let brought: Vec<&str> = lines.lines().filter(|line| line.contains(" MB")).collect();
+    assert_eq!(brought.len(), LINKS, "{lines}");
+    assert!(brought.iter().all(|line| !line.ends_with(" 0.0 MB")), "{lines}");
+}
+
+#[test]
+fn without_the_other_rack_connections_are_the_kernels() {
+    let Some(mut racks) = Racks::new() else { return };
+    let (_server, mut said) = racks.python(1, &["serve", PORT]);
+    said.until("ready");
+    // The other rack's gate is gone: what is connected is lost, and what comes goes by the kernel.
+    drop(racks.daemons.remove(1));
+    let (server, own) = (Namespaces::address(1, 0), Namespaces::address(0, 0));
+    racks.daemons[0].1.until("0 of");
+    let (mut client, said) = racks.python(0, &["all", &server, PORT, &own]);
+    let lines = said.rest();
+    assert!(client.0.wait().expect("its end").success(), "{lines}");
+}
+
+#[test]
+fn a_wrong_way_or_secret_is_said_before_anything_runs() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = |name: &str, bytes: &[u8], mode: u32| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, bytes).expect("a file");
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).expect("its mode");
+        path.to_str().expect("a path").to_owned()
+    };
+    let (good, open, short) =
+        (file("good", &[1; 32], 0o600), file("open", &[1; 32], 0o644), file("short", b"hello", 0o600));
+    let cases: [(&[&str], &str); 7] = [
+        (&["--to", "127.0.0.1=127.0.0.2"], "--secret"),
+        (&["--to", "127.0.0.1", "--secret", &good], "OWN=OTHER"),
+        (&["--to", "127.0.0.1=here", "--secret", &good], "`here` is no IP address"),
+        (&["--to", "127.0.0.1=::1", "--secret", &good], "of one kind"),
+        (&["--to", "127.0.0.1=127.0.0.2,127.0.0.1=127.0.0.3", "--secret", &good], "twice"),
+        (&["--to", "127.0.0.1=127.0.0.2", "--secret", &open], "chmod 600"),
+        (&["--to", "127.0.0.1=127.0.0.2", "--secret", &short], "5 bytes are no secret"),
+    ];
+    for (words, expected) in cases {
+        // In a namespace of its own there is no other daemon of this user's.
+        let output = Command::new(REMORA).args(["rack", "gate"]).args(words).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(expected), "{words:?}: {said}");
+    }
+}

@@ -1,0 +1,451 @@
+//! The gate between two racks: programs' connections to the other one go by every NIC there is (DFabric, section 4.4).
+//!
+//! A gate is itself a program of its rack. One that is to connect to an address of the other rack asks the gate first, which
+//! asks the other one; there, a connection is made to whom it is meant for. Both programs then talk to the gate of their own
+//! rack, as to any other program of it, and the gates pass the bytes on in the streams of a [`Trunk`]. What closes or resets
+//! one end does so at the other.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use remora_rack::frame::{GATE_SOURCE, GateAnswer, LONGEST, Question, gate_name};
+use remora_rack::{FlowId, Refusal, StreamEvent};
+use rustix::io::Errno;
+use rustix::net::{self, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, sockopt};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+use crate::Error;
+use crate::link::unix_socket;
+use crate::trunk::{Trunk, TrunkConfig, TrunkSleeper};
+
+/// How long a connection may take to be made, in the other rack and from the own program.
+const MAKING: Duration = Duration::from_secs(5);
+/// Processes that ask at a time.
+const ASKERS: usize = 64;
+/// Bytes that are read or written at once.
+const PIECE: usize = 128 << 10;
+/// The stack of a thread that moves bytes.
+const STACK: usize = 128 << 10;
+
+/// What a gate has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GateFigures {
+    /// NICs that are connected to the other rack.
+    pub nics_up: usize,
+    /// Connections now.
+    pub connections: usize,
+    /// Connections that there have been.
+    pub made: u64,
+    /// Bytes that each NIC has brought over, in the order of the ways.
+    pub carried: Vec<u64>,
+}
+
+/// One end of the way to another rack.
+pub struct Gate {
+    shared: Arc<Shared>,
+    sleeper: TrunkSleeper,
+}
+
+struct Shared {
+    inside: Mutex<Inside>,
+    waker: TrunkSleeper,
+    /// Addresses of this rack, each with the one of the other.
+    ways: Vec<(IpAddr, IpAddr)>,
+    askers: AtomicUsize,
+    made: AtomicU64,
+}
+
+struct Inside {
+    trunk: Trunk,
+    /// Who waits for a stream's bytes, room or answer.
+    waiting: HashMap<FlowId, Arc<Condvar>>,
+    answers: HashMap<FlowId, Result<(), Refusal>>,
+    /// Who is behind this gate's connections to programs of the own rack, by their addresses here.
+    origins: HashMap<SocketAddr, SocketAddr>,
+}
+
+impl Gate {
+    /// Opens it: programs can ask from now on.
+    ///
+    /// # Errors
+    ///
+    /// An address that is not this host's or has a NIC already, no memory, or a gate of this user that is there already
+    /// (`AddrInUse`).
+    pub fn new(config: TrunkConfig) -> Result<Self, Error> {
+        let ways = config.ways.clone();
+        let user = rustix::process::geteuid();
+        let listening = || {
+            let listener = unix_socket()?;
+            net::bind(&listener, &SocketAddrUnix::new_abstract_name(gate_name(user.as_raw()).as_bytes())?)?;
+            net::listen(&listener, 256)?;
+            rustix::io::ioctl_fionbio(&listener, false)?;
+            io::Result::Ok(listener)
+        };
+        let listener = listening().map_err(|source| Error::System { what: "the gate's socket", source })?;
+        let trunk = Trunk::new(config)?;
+        let (sleeper, waker) = (trunk.sleeper(), trunk.sleeper());
+        let (waiting, answers, origins) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let inside = Mutex::new(Inside { trunk, waiting, answers, origins });
+        let shared = Arc::new(Shared { inside, waker, ways, askers: AtomicUsize::new(0), made: AtomicU64::new(0) });
+        let asked = shared.clone();
+        spawn("gate", move || asked.listen(&listener)).map_err(|source| Error::System { what: "a thread", source })?;
+        Ok(Self { shared, sleeper })
+    }
+
+    /// What there is.
+    pub fn figures(&self) -> GateFigures {
+        let inside = self.shared.inside.lock();
+        GateFigures {
+            nics_up: inside.trunk.nics_connected(),
+            connections: inside.waiting.len(),
+            made: self.shared.made.load(Ordering::Relaxed),
+            carried: inside.trunk.carried(),
+        }
+    }
+
+    /// Does what there is to do; if there is nothing, sleeps until there is or `timeout` has passed.
+    ///
+    /// # Errors
+    ///
+    /// What a device refuses.
+    pub fn turn(&mut self, timeout: Duration) -> Result<(), Error> {
+        let mut inside = self.shared.inside.lock();
+        let work = inside.trunk.drive()?;
+        while let Some(event) = inside.trunk.poll_event() {
+            match event {
+                StreamEvent::Asked { flow, to, from } => self.shared.asked(&mut inside, flow, to, from),
+                StreamEvent::Answered { flow, answer } => {
+                    inside.answers.insert(flow, answer);
+                    inside.notify(flow);
+                }
+                StreamEvent::Changed(flow) | StreamEvent::Reset(flow) | StreamEvent::Gone(flow) => inside.notify(flow),
+            }
+        }
+        let pause = inside.trunk.pause(timeout);
+        MutexGuard::unlock_fair(inside);
+        if work == 0 {
+            self.sleeper.sleep(pause);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        // Threads may still have the rest.
+        self.shared.inside.lock().trunk.hang_up();
+    }
+}
+
+fn spawn(name: &str, what: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name.into()).stack_size(STACK).spawn(what).map(drop)
+}
+
+impl Inside {
+    fn notify(&self, flow: FlowId) {
+        if let Some(waiting) = self.waiting.get(&flow) {
+            waiting.notify_all();
+        }
+    }
+
+    /// Waits for something about a stream.
+    fn wait(inside: &mut MutexGuard<'_, Self>, flow: FlowId, end: Option<Instant>) {
+        let Some(waiting) = inside.waiting.get(&flow).cloned() else { return };
+        // It may have been lost in the moment before, of which nobody tells again.
+        let soon = Instant::now() + Duration::from_secs(1);
+        waiting.wait_until(inside, end.map_or(soon, |end| end.min(soon)));
+    }
+}
+
+impl Shared {
+    /// The other rack wants a connection to a program of this one.
+    fn asked(self: &Arc<Self>, inside: &mut Inside, flow: FlowId, to: SocketAddr, from: SocketAddr) {
+        if !self.ways.iter().any(|(own, _)| *own == to.ip()) {
+            return inside.trunk.answer(flow, Err(Refusal::NoWay));
+        }
+        inside.waiting.insert(flow, Arc::new(Condvar::new()));
+        let shared = self.clone();
+        let connecting = spawn("gate in", move || {
+            let stream = shared.connect(flow, to, from);
+            let answer = stream.as_ref().map(|_| ()).map_err(|e| match e.kind() {
+                io::ErrorKind::TimedOut => Refusal::TimedOut,
+                _ => Refusal::Refused,
+            });
+            shared.inside.lock().trunk.answer(flow, answer);
+            shared.waker.wake();
+            match stream {
+                Ok((stream, own)) => shared.carry(flow, stream, Some(own)),
+                Err(_) => drop(shared.inside.lock().waiting.remove(&flow)),
+            }
+        });
+        if connecting.is_err() {
+            inside.waiting.remove(&flow);
+            inside.trunk.answer(flow, Err(Refusal::TooMany));
+        }
+    }
+
+    /// Connects to a program of this rack. Returns the own address, too.
+    fn connect(&self, flow: FlowId, to: SocketAddr, from: SocketAddr) -> io::Result<(TcpStream, SocketAddr)> {
+        let source = match to {
+            SocketAddr::V4(_) => IpAddr::V4(GATE_SOURCE),
+            SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        };
+        let socket = Socket::new(Domain::for_address(to), Type::STREAM.cloexec(), Some(Protocol::TCP))?;
+        socket.bind(&SocketAddr::new(source, 0).into())?;
+        let own = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
+        self.inside.lock().origins.insert(own, from);
+        match socket.connect_timeout(&to.into(), MAKING / 2) {
+            Ok(()) => Ok((socket.into(), own)),
+            Err(e) => {
+                let mut inside = self.inside.lock();
+                inside.origins.remove(&own);
+                inside.waiting.remove(&flow);
+                Err(e)
+            }
+        }
+    }
+
+    /// Processes that ask.
+    fn listen(self: &Arc<Self>, listener: &OwnedFd) {
+        let user = rustix::process::geteuid();
+        loop {
+            match net::accept_with(listener, SocketFlags::CLOEXEC) {
+                Ok(asker) => {
+                    let ours = sockopt::socket_peercred(&asker).is_ok_and(|peer| peer.uid == user);
+                    if !ours || self.askers.fetch_add(1, Ordering::Relaxed) >= ASKERS {
+                        self.askers.fetch_sub(usize::from(ours), Ordering::Relaxed);
+                        continue;
+                    }
+                    let shared = self.clone();
+                    let hearing = spawn("gate out", move || {
+                        let made = shared.hear(&asker);
+                        drop(asker);
+                        shared.askers.fetch_sub(1, Ordering::Relaxed);
+                        if let Some((flow, stream)) = made {
+                            shared.carry(flow, stream, None);
+                        }
+                    });
+                    if hearing.is_err() {
+                        self.askers.fetch_sub(1, Ordering::Relaxed);
+                    }
+                }
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                // No descriptors, mostly: there may be some soon.
+                Err(_) => thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    /// Hears a question and answers it. Returns the connection that came of it.
+    fn hear(&self, asker: &OwnedFd) -> Option<(FlowId, TcpStream)> {
+        let mut bytes = [0; LONGEST + 1];
+        let _ = sockopt::set_socket_timeout(asker, sockopt::Timeout::Recv, Some(MAKING));
+        let (len, _) = net::recv(asker, &mut bytes, RecvFlags::empty()).ok()?;
+        let say = |answer: GateAnswer| {
+            let _ = net::send(asker, answer.emit().as_slice(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        };
+        let (to, port) = match Question::parse(&bytes[..len.min(bytes.len())]).ok()? {
+            Question::Reach { to, port } => (to, port),
+            Question::Whence { peer } => {
+                let from = self.inside.lock().origins.get(&peer).copied();
+                say(from.map_or(GateAnswer::No, |from| GateAnswer::Origin { from }));
+                return None;
+            }
+        };
+        let Some((own, _)) = self.ways.iter().find(|(_, other)| *other == to.ip()) else {
+            say(GateAnswer::No);
+            return None;
+        };
+        let own = SocketAddr::new(*own, port);
+        let made = self.reach(to, own).and_then(|flow| {
+            let loopback = match to {
+                SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+                SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+            };
+            let listener = TcpListener::bind((loopback, 0)).map_err(|_| Refusal::NoWay);
+            let at = listener.and_then(|at| at.local_addr().map(|address| (at, address)).map_err(|_| Refusal::NoWay));
+            at.map(|(listener, at)| (flow, listener, at)).inspect_err(|_| self.forget(flow))
+        });
+        let (flow, listener, at) = match made {
+            Ok(made) => made,
+            Err(why) => {
+                say(if why == Refusal::NoWay { GateAnswer::No } else { GateAnswer::Refused(why) });
+                return None;
+            }
+        };
+        say(GateAnswer::Way { at, own });
+        let stream = accept(&listener, port);
+        if stream.is_none() {
+            self.forget(flow);
+        }
+        Some((flow, stream?))
+    }
+
+    /// Asks the other rack for a connection.
+    fn reach(&self, to: SocketAddr, own: SocketAddr) -> Result<FlowId, Refusal> {
+        let end = Instant::now() + MAKING;
+        let mut inside = self.inside.lock();
+        if inside.trunk.nics_connected() == 0 {
+            return Err(Refusal::NoWay);
+        }
+        let flow = inside.trunk.open(to, own).ok_or(Refusal::NoWay)?;
+        inside.waiting.insert(flow, Arc::new(Condvar::new()));
+        self.waker.wake();
+        loop {
+            if let Some(answer) = inside.answers.remove(&flow) {
+                if answer.is_err() {
+                    inside.waiting.remove(&flow);
+                }
+                return answer.map(|()| flow);
+            }
+            let lost = inside.trunk.nics_connected() == 0;
+            if lost || Instant::now() >= end {
+                drop(inside);
+                self.forget(flow);
+                return Err(if lost { Refusal::NoWay } else { Refusal::TimedOut });
+            }
+            Inside::wait(&mut inside, flow, Some(end));
+        }
+    }
+
+    /// A stream is of no use any more.
+    fn forget(&self, flow: FlowId) {
+        let mut inside = self.inside.lock();
+        inside.trunk.close(flow);
+        inside.answers.remove(&flow);
+        inside.waiting.remove(&flow);
+        drop(inside);
+        self.waker.wake();
+    }
+
+    /// Carries a connection's bytes both ways, until both have ended or it is given up. `own` is its address, if others know
+    /// it by that.
+    fn carry(self: &Arc<Self>, flow: FlowId, stream: TcpStream, own: Option<SocketAddr>) {
+        self.made.fetch_add(1, Ordering::Relaxed);
+        let _ = stream.set_nodelay(true);
+        let other = stream.try_clone().and_then(|stream| {
+            let shared = self.clone();
+            let (done, wait) = std::sync::mpsc::channel();
+            spawn("gate up", move || {
+                let kept = shared.up(flow, &stream);
+                if !kept {
+                    shared.give_up(flow, &stream);
+                }
+                let _ = done.send(());
+            })
+            .map(|()| wait)
+        });
+        match other {
+            Ok(wait) => {
+                if !self.down(flow, &stream) {
+                    self.give_up(flow, &stream);
+                }
+                let _ = wait.recv();
+            }
+            Err(_) => self.give_up(flow, &stream),
+        }
+        if let Some(own) = own {
+            self.inside.lock().origins.remove(&own);
+        }
+        self.forget(flow);
+    }
+
+    /// From the program to the other rack. False if either of them has given up.
+    fn up(&self, flow: FlowId, mut stream: &TcpStream) -> bool {
+        let mut bytes = vec![0; PIECE];
+        loop {
+            let mut rest = match stream.read(&mut bytes) {
+                Ok(0) => {
+                    self.inside.lock().trunk.end(flow);
+                    self.waker.wake();
+                    return true;
+                }
+                Ok(len) => &bytes[..len],
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => return false,
+            };
+            while !rest.is_empty() {
+                let mut inside = self.inside.lock();
+                if inside.trunk.is_lost(flow) {
+                    return false;
+                }
+                let taken = inside.trunk.write(flow, rest);
+                if taken == 0 {
+                    Inside::wait(&mut inside, flow, None);
+                    continue;
+                }
+                drop(inside);
+                self.waker.wake();
+                rest = &rest[taken..];
+            }
+        }
+    }
+
+    /// From the other rack to the program. False if either of them has given up.
+    fn down(&self, flow: FlowId, mut stream: &TcpStream) -> bool {
+        let mut bytes = vec![0; PIECE];
+        loop {
+            let mut inside = self.inside.lock();
+            let len = inside.trunk.read(flow, &mut bytes);
+            if len == 0 {
+                if inside.trunk.is_lost(flow) {
+                    return false;
+                }
+                if inside.trunk.is_finished(flow) {
+                    drop(inside);
+                    // A program that has closed its end already is told nothing.
+                    let _ = stream.shutdown(Shutdown::Write);
+                    return true;
+                }
+                Inside::wait(&mut inside, flow, None);
+                continue;
+            }
+            drop(inside);
+            // The other rack may hear that there is room.
+            self.waker.wake();
+            if stream.write_all(&bytes[..len]).is_err() {
+                return false;
+            }
+        }
+    }
+
+    /// Ends a connection at both ends without delivering what is under way.
+    fn give_up(&self, flow: FlowId, stream: &TcpStream) {
+        let mut inside = self.inside.lock();
+        inside.trunk.close(flow);
+        inside.notify(flow);
+        drop(inside);
+        self.waker.wake();
+        // The program hears of a reset, as it would if the other end were its peer.
+        let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// Takes the connection that comes from this port.
+fn accept(listener: &TcpListener, port: u16) -> Option<TcpStream> {
+    let end = Instant::now() + MAKING;
+    listener.set_nonblocking(true).ok()?;
+    loop {
+        match listener.accept() {
+            Ok((stream, peer)) if peer.port() == port => {
+                stream.set_nonblocking(false).ok()?;
+                return Some(stream);
+            }
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
+                let mut fds = [rustix::event::PollFd::new(listener, rustix::event::PollFlags::IN)];
+                let _ = rustix::event::poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 }));
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+}
