@@ -232,8 +232,9 @@ fn drive(mut client: Client, commands: &Receiver<Command>) {
     let mut busy_at = Instant::now();
     let mut desks: BTreeMap<Sequencer, Desk<oneshot::Sender<Result<u64>>>> = BTreeMap::new();
     loop {
+        // Who waits at a desk may have nothing under way: his addition is due, or has ended at once.
         let command = match client.in_flight() {
-            0 => commands.recv().map_err(|_| TryRecvError::Disconnected),
+            0 if desks.is_empty() => commands.recv().map_err(|_| TryRecvError::Disconnected),
             _ => commands.try_recv(),
         };
         match command {
@@ -251,7 +252,6 @@ fn drive(mut client: Client, commands: &Receiver<Command>) {
             Err(TryRecvError::Empty) => {}
             Err(TryRecvError::Disconnected) => return,
         }
-        desks.values_mut().for_each(|desk| desk.post(&mut client));
         // A lost connection ends all calls, which are told.
         if !matches!(client.poll(), Ok(0)) {
             busy_at = Instant::now();
@@ -260,6 +260,7 @@ fn drive(mut client: Client, commands: &Receiver<Command>) {
             if let Err(error) = desk.end(|_, asker, number| asker.send(Ok(number))) {
                 desk.give_up().for_each(|asker| asker.send(Err(shared(&error))));
             }
+            desk.post(&mut client);
             !desk.is_idle()
         });
     }
