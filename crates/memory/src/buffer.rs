@@ -266,13 +266,24 @@ impl Buffer {
     }
 
     /// Loads the word at `offset` with `Acquire`. Its address must be a multiple of 8.
+    #[inline]
     pub fn load_u64(&self, offset: usize) -> Result<u64, AccessError> {
         let ptr = self.word_at(offset)?;
         // SAFETY: `word_at` checked range and alignment.
         Ok(unsafe { copy::word(ptr) }.load(Ordering::Acquire))
     }
 
+    /// The same in the one order that [`compare_swap`](Self::compare_swap) and [`fetch_add`](Self::fetch_add) have: who changes one
+    /// word and looks at another sees it, or is seen by who does so the other way round.
+    #[inline]
+    pub fn load_ordered(&self, offset: usize) -> Result<u64, AccessError> {
+        let ptr = self.word_at(offset)?;
+        // SAFETY: `word_at` checked range and alignment.
+        Ok(unsafe { copy::word(ptr) }.load(Ordering::SeqCst))
+    }
+
     /// Stores the word at `offset` with `Release`. Its address must be a multiple of 8.
+    #[inline]
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), AccessError> {
         let ptr = self.word_at(offset)?;
         // SAFETY: `word_at` checked range and alignment.
@@ -281,6 +292,7 @@ impl Buffer {
     }
 
     /// Stores `new` if the word at `offset` is `expect`; returns what it was. Its address must be a multiple of 8.
+    #[inline]
     pub fn compare_swap(&self, offset: usize, expect: u64, new: u64) -> Result<u64, AccessError> {
         let ptr = self.word_at(offset)?;
         // SAFETY: `word_at` checked range and alignment.
@@ -288,6 +300,7 @@ impl Buffer {
     }
 
     /// Adds `n` to the word at `offset`, wrapping; returns what it was. Its address must be a multiple of 8.
+    #[inline]
     pub fn fetch_add(&self, offset: usize, n: u64) -> Result<u64, AccessError> {
         let ptr = self.word_at(offset)?;
         // SAFETY: `word_at` checked range and alignment.
@@ -321,6 +334,7 @@ impl Buffer {
         Ok(self.0.ptr.as_ptr().wrapping_add(offset))
     }
 
+    #[inline]
     fn word_at(&self, offset: usize) -> Result<*mut u8, AccessError> {
         let ptr = self.at(offset, 8).map_err(|_| AccessError::OutOfBounds)?;
         if ptr.cast::<u64>().is_aligned() { Ok(ptr) } else { Err(AccessError::Misaligned) }

@@ -7,10 +7,13 @@
 //!
 //! | who        | writes                                                                                     |
 //! |------------|--------------------------------------------------------------------------------------------|
-//! | producer   | `Tail`, `Switched`, `Fin`, `Bells`, `TxLock`                                               |
-//! | consumer   | `Head`, `Ready`, `Taken`, `Gone`, `Drained`, `RxLock`                                      |
+//! | producer   | `Tail`, `HeadSeen`, `Switched`, `Fin`, `Bells`, `TxLock`                                   |
+//! | consumer   | `Head`, `TailSeen`, `Ready`, `Taken`, `Gone`, `Drained`, `RxLock`                          |
 //! | the end that sends here | `Holders`, `NonBlocking`, `Eof`, `Forked`, for all processes that share it     |
 //! | both       | `Armed`: the end that sends here wants a bell; the other one takes the wish and rings      |
+//!
+//! Each end looks at the other's position only when the one that it saw last does not do: a line that is left to the other
+//! core need not come back from it, and who is behind takes all that he has seen before he looks again.
 //!
 //! A peer may write anything there at any time: positions are checked before they are believed.
 
@@ -42,7 +45,9 @@ const DOZE: u64 = 5_000_000;
 #[derive(Clone, Copy, Debug)]
 pub enum Word {
     Tail = 0,
+    HeadSeen = 8,
     Head = 128,
+    TailSeen = 136,
     Switched = 256,
     Fin = 264,
     Bells = 272,
@@ -122,11 +127,34 @@ impl Link {
         if used <= RING as u64 { Ok(RING - used as usize) } else { Err(Broken) }
     }
 
+    /// How far a ring is filled, from the position of the other end that was seen last if that is `enough`, else from where it
+    /// is now.
+    #[inline]
+    fn used(
+        &self,
+        half: usize,
+        seen: Word,
+        other: Word,
+        of: impl Fn(u64) -> u64,
+        enough: impl Fn(usize) -> bool,
+    ) -> Result<usize, Broken> {
+        let used = of(self.load(half + seen as usize));
+        if used <= RING as u64 && enough(used as usize) {
+            return Ok(used as usize);
+        }
+        let now = self.load(half + other as usize);
+        self.store(half + seen as usize, now);
+        let used = of(now);
+        if used <= RING as u64 { Ok(used as usize) } else { Err(Broken) }
+    }
+
     /// Writes as much as there is room for, under the lock; the peer sees it. Returns how much.
     pub fn write(&self, data: &[u8]) -> Result<usize, Broken> {
-        let most = self.room()?.min(data.len());
-        let mut tail = self.own(Word::Tail);
         let half = self.half(self.end);
+        let mut tail = self.load(half + Word::Tail as usize);
+        let behind = |head: u64| tail.wrapping_sub(head);
+        let used = self.used(half, Word::HeadSeen, Word::Head, behind, |used| RING - used >= data.len())?;
+        let most = (RING - used).min(data.len());
         let mut written = 0;
         while written < most {
             let at = (tail % RING as u64) as usize;
@@ -136,16 +164,19 @@ impl Link {
             debug_assert!(copied.is_ok(), "positions lie within the ring");
             tail = tail.wrapping_add(piece as u64);
             written += piece;
-            self.store(half + Word::Tail as usize, tail);
+            self.advance(half + Word::Tail as usize, piece);
         }
         Ok(most)
     }
 
     /// Reads as much as is there, under the lock, from `skip` bytes behind the head. Takes nothing away.
     pub fn peek(&self, skip: usize, out: &mut [u8]) -> Result<usize, Broken> {
-        let most = self.readable()?.saturating_sub(skip).min(out.len());
         let half = self.half(self.end.other());
-        let mut head = self.peer(Word::Head).wrapping_add(skip as u64);
+        let head = self.load(half + Word::Head as usize);
+        let ahead = |tail: u64| tail.wrapping_sub(head);
+        let used = self.used(half, Word::TailSeen, Word::Tail, ahead, |used| used >= skip + out.len())?;
+        let most = used.saturating_sub(skip).min(out.len());
+        let mut head = head.wrapping_add(skip as u64);
         let mut read = 0;
         while read < most {
             let at = (head % RING as u64) as usize;
@@ -160,7 +191,7 @@ impl Link {
     /// Takes bytes away that were read, under the lock.
     #[inline]
     pub fn consume(&self, len: usize) {
-        self.set_peer(Word::Head, self.peer(Word::Head).wrapping_add(len as u64));
+        self.advance(self.half(self.end.other()) + Word::Head as usize, len);
     }
 
     /// Wishes for bells. Returns what was wished before.
@@ -173,6 +204,13 @@ impl Link {
                 return before;
             }
         }
+    }
+
+    /// Whether the peer wants a bell for one of these, or sleeps until one would come: after this end's position has moved.
+    #[inline]
+    pub fn is_wished(&self, wishes: u64) -> bool {
+        let armed = self.shared.load_ordered(self.half(self.end.other()) + Word::Armed as usize);
+        armed.unwrap_or(0) & (wishes | wishes << DOZING) != 0
     }
 
     /// Whether the peer wants a bell for one of these; if so, its wishes are taken, and the caller rings. Who sleeps on the
@@ -234,6 +272,13 @@ impl Link {
     #[inline]
     fn half(&self, sender: ConnectionEnd) -> usize {
         self.base + sender as usize * HALF
+    }
+
+    /// Moves a position of this end's, of which there is one writer at a time. In one order with looks at wishes: on a
+    /// processor that would rather look before it is known to have moved, this is an eighth of a fence.
+    #[inline]
+    fn advance(&self, at: usize, len: usize) {
+        let _ = self.shared.fetch_add(at, len as u64);
     }
 
     #[inline]

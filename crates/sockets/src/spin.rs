@@ -79,6 +79,9 @@ impl<T> Drop for Guard<'_, T> {
 
 /// Looks between looks at the clock.
 const LOOKS: u32 = 32;
+/// Looks without a pause of who has sent something since he looked last, and waits for an answer: it comes within these, and a
+/// pause takes as long as half its way. Who only receives would hold up the sender by them, whose line it is.
+const EAGER: u32 = 256;
 /// From then on the core is offered to others between looks, nanoseconds. Soon: what is looked for may be waiting for this
 /// very core, and where nobody does the offer takes less than it takes a line to come from another core twice.
 const POLITE: u64 = 1_000;
@@ -91,6 +94,14 @@ const PATIENT: u32 = 4;
 thread_local! {
     /// How often in a row this thread has looked in vain.
     static MISSES: Cell<u32> = const { Cell::new(0) };
+    /// Whether it has sent something since.
+    static ASKED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This thread has sent something, to which there may be an answer.
+#[inline]
+pub fn asked() {
+    ASKED.set(true);
 }
 
 /// How long to look for what is about to come, in nanoseconds: `REMORA_RACK_SPIN`, microseconds.
@@ -108,6 +119,12 @@ pub fn look(mut come: impl FnMut() -> bool) -> bool {
     let budget = budget() >> (misses / PATIENT).min(6);
     if budget == 0 {
         return come();
+    }
+    for _ in 0..if ASKED.replace(false) { EAGER } else { 0 } {
+        if come() {
+            MISSES.set(0);
+            return true;
+        }
     }
     let start = sys::now();
     loop {

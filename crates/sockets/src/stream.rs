@@ -300,7 +300,7 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
             Ok(n) => {
                 got += n;
                 let data_is_in_ring = link.peer(Word::Drained) != 0;
-                if data_is_in_ring && link.readable() == Ok(0) && link.peer(Word::Bells) != link.peer(Word::BellsTaken)
+                if data_is_in_ring && link.peer(Word::Bells) != link.peer(Word::BellsTaken) && link.readable() == Ok(0)
                 {
                     take_bells(socket, link, fd);
                 }
@@ -390,8 +390,12 @@ fn recv_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_in
 
 /// Bytes were taken: a sender that waits for room hears of it when there is enough.
 pub fn made_room(link: &Link, fd: c_int) {
+    // Exactly how much takes the sender's line: only for one who wants to hear of it.
+    if link.own(Word::Switched) == 0 || !link.is_wished(WANT_ROOM) {
+        return;
+    }
     let room = link.readable().map_or(0, |used| RING - used);
-    if room >= WRITABLE && link.own(Word::Switched) != 0 && link.take_wish(WANT_ROOM) {
+    if room >= WRITABLE && link.take_wish(WANT_ROOM) {
         ring(link, fd);
     }
 }
@@ -488,7 +492,8 @@ fn send_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize) -> Result<u
         }
     }
     drop(locked);
-    if sent > 0 && link.take_wish(WANT_DATA) {
+    spin::asked();
+    if sent > 0 && link.is_wished(WANT_DATA) && link.take_wish(WANT_DATA) {
         ring(link, fd);
     }
     Ok(sent)

@@ -212,7 +212,8 @@ impl PartitionBench {
         let mut begun = None;
         loop {
             let now = Instant::now();
-            let is_over = now - start >= WARM_UP + self.time;
+            // A tail of no calls says nothing: it goes on until there is one.
+            let is_over = now - start >= WARM_UP + self.time && sum.latencies.count() > 0;
             if begun.is_none() && now - start >= WARM_UP {
                 begun = Some(now);
             }
@@ -278,7 +279,7 @@ impl PartitionBench {
                 return Err(StudyError::Interrupted);
             }
             if is_over && !moving && client.in_flight() == 0 {
-                sum.took += self.time;
+                sum.took += begun.map_or(self.time, |begun| now - begun);
                 sum.redirects += index.redirects() - redirects;
                 return Ok(());
             }
