@@ -12,9 +12,11 @@ use crate::link::admission::{Counted, MOST};
 const TIMERS: Time = 5_000;
 
 impl Core {
-    /// Sends, receives, and runs what lives here. Returns how much there was to do. `before` may be older than what is
-    /// received: the transport's timers do not mind. A resident may answer under a lease, so the clock is read anew for it.
+    /// Sends, receives, and runs what lives here. Returns how much there was to do that more may follow soon. `before` may
+    /// be older than what is received: the transport's timers do not mind. A resident may answer under a lease, so the
+    /// clock is read anew for it.
     pub(super) fn progress(&mut self, before: Time, clock: Clock, local: IpAddr) -> usize {
+        let known = self.messages();
         let mut work = self.transmit(before);
         if let Some(mut resident) = self.resident.take() {
             let (received, now) = Now::after(|| self.receive(before, local), || clock.now());
@@ -37,7 +39,21 @@ impl Core {
             }
         }
         self.dispatch_events();
+        let messages = self.messages() - known;
+        if messages > 0 {
+            // Nobody waits microseconds for what follows a message of connection management, and anybody may send some.
+            // So nobody stays awake for it: it is answered here.
+            self.transmit(before);
+            work = work.saturating_sub(messages as usize) + usize::from(self.nic.wants_transmit());
+        }
         work
+    }
+
+    /// Messages of connection management that came so far.
+    #[inline]
+    fn messages(&self) -> u64 {
+        let (taken, shed) = self.nic.messages();
+        taken + shed
     }
 
     /// Takes what came, and runs kernels.
@@ -76,5 +92,48 @@ impl Core {
     #[inline]
     pub(super) fn seat(&mut self, now: Now, clock: Clock, local: IpAddr) -> Seat<'_> {
         Seat { now, clock, local, nic: &mut self.nic, links: &mut self.links, events: &mut self.events.taken }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, UdpSocket};
+    use std::time::Duration;
+
+    use remora_wire::cm::{CmMessage, Dreq, Mad};
+    use remora_wire::icrc::IcrcFlow;
+    use remora_wire::packet::Packet;
+    use remora_wire::{Bth, Deth, Opcode, Psn, UDP_PORT};
+
+    use crate::device::Device;
+    use crate::link::testing::in_namespace;
+    use crate::link::udp::UdpLink;
+
+    #[test]
+    fn a_message_of_a_stranger_is_answered_and_keeps_nobody_awake() {
+        in_namespace(|| {
+            let (ip, stranger) = (Ipv4Addr::new(127, 5, 0, 1), Ipv4Addr::new(127, 5, 0, 2));
+            let device = Device::new(ip.into(), vec![Box::new(UdpLink::bind(ip.into()).unwrap())], None).unwrap();
+            device.keep(true);
+            let socket = UdpSocket::bind((stranger, UDP_PORT)).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            // The end of a connection that nobody knows.
+            let (mut mad, mut bytes) = ([0; Mad::LEN], [0; 512]);
+            let message = CmMessage::Dreq(Dreq { local_comm_id: 1, remote_comm_id: 2, ..Dreq::default() });
+            Mad { status: 0, transaction_id: 3, message }.emit(&mut mad);
+            let deth = Deth { qkey: 0x8001_0000, reserved: 0, src_qp: 1 };
+            let packet = Packet::new(Bth::new(Opcode::UdSendOnly, 1, Psn::new(0)), &mad);
+            let len = Packet { deth: Some(deth), ..packet }.emit(&mut bytes);
+            IcrcFlow::v4(stranger, ip, UDP_PORT, UDP_PORT).fill(0, &mut bytes[..len]);
+            socket.send_to(&bytes[..len], (ip, UDP_PORT)).unwrap();
+            remora_testing::eventually("the message", || {
+                let mut guard = device.lock();
+                assert_eq!(guard.progress_once(), 0, "nothing to stay awake for");
+                (guard.nic().messages().0 == 1).then_some(())
+            });
+            let answered = socket.recv(&mut bytes).unwrap();
+            let answer = Packet::parse(&bytes[..answered]).unwrap();
+            assert!(matches!(Mad::parse(answer.payload).unwrap().message, CmMessage::Drep(_)));
+        });
     }
 }

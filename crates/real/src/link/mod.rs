@@ -37,7 +37,7 @@ pub mod pcap;
 pub mod shm;
 pub(crate) use shm::unix_socket;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod traced;
 pub mod udp;
 
