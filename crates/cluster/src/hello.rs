@@ -21,8 +21,8 @@ use super::node::ClusterNodeConfig;
 use super::wire::Secret;
 use remora_real::{Error, entropy};
 
-const MAGIC: [u8; 4] = *b"rmc\x06";
-const CLIENT_MAGIC: [u8; 4] = *b"rmk\x05";
+const MAGIC: [u8; 4] = *b"rmc\x07";
+const CLIENT_MAGIC: [u8; 4] = *b"rmk\x06";
 /// Instead of a model: a chain.
 const CHAIN: u8 = 0x40;
 /// Bytes of a [`Hello`].

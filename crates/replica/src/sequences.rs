@@ -13,7 +13,7 @@ use crate::bounds::Bounds;
 use crate::ddp::{Config, Model, Op, Outcome, Request, Session};
 use crate::frames::{Answered, Asked, decode_packet, encode_packet, encode_request, within};
 use crate::node::{Change, NodeOutput, ReplicaNode};
-use crate::stream::Inbound;
+use crate::stream::{Inbound, put_frame};
 use crate::types::{NodeId, NodeSet, Value};
 
 const NODES: usize = 3;
@@ -147,9 +147,8 @@ impl World {
         });
         self.tags += 1;
         let request = Request { tag: self.tags, session, scope: (drawn & 0x20 != 0).then_some(key), op };
-        let mut frame = Vec::new();
-        encode_request(&request, &mut frame);
-        let bytes = [&(frame.len() as u32).to_le_bytes()[..], &frame].concat();
+        let mut bytes = Vec::new();
+        put_frame(&mut bytes, |out| encode_request(&request, out));
         let sent = if drawn >> 6 == 3 { source.below(bytes.len()) } else { bytes.len() };
         self.inbound.entry(client).or_default().extend_from_slice(&bytes[..sent]);
         self.frames(client);
@@ -158,8 +157,7 @@ impl World {
     /// Takes a client's whole frames, as a node does.
     fn frames(&mut self, client: usize) {
         let bytes = self.inbound.remove(&client).unwrap_or_default();
-        let mut inbound = Inbound::new(bytes.clone(), FRAME);
-        let mut taken = 0;
+        let mut inbound = Inbound::new(bytes, FRAME);
         loop {
             let frame = match inbound.next_frame() {
                 Ok(Some(frame)) => frame,
@@ -167,7 +165,6 @@ impl World {
                 // The connection is over.
                 Err(_) => return,
             };
-            taken = frame.end;
             match Asked::decode(inbound.bytes(frame), Bounds::SHIPPED.batch) {
                 Some(Asked::Request(request)) => {
                     // The node gives requests tags of its own.
@@ -180,7 +177,7 @@ impl World {
                 None => return,
             }
         }
-        self.inbound.insert(client, bytes[taken..].to_vec());
+        self.inbound.insert(client, inbound.rest());
     }
 
     /// A packet arrives, or twice, or never; any one of those under way.

@@ -1,6 +1,7 @@
 //! Frames over reliable connections.
 //!
-//! A connection carries a stream of bytes in SENDs; a frame is its length (4 bytes, little-endian) and so many bytes.
+//! A connection carries a stream of bytes in SENDs; a frame is its length (4 bytes, little-endian) and so many bytes, and
+//! the next one begins at a multiple of 16, as what is no whole block costs a cipher as much as eight that are.
 //! Whatever is queued between two flushes shares SENDs, and a long frame takes several. Receives come from one shared
 //! queue, send buffers from one pool. A peer has no right to any memory: all it can do is send.
 //!
@@ -30,6 +31,9 @@ use crate::seal::{Seal, TAG};
 
 /// Bytes of one SEND at most.
 const SLOT: usize = 16 << 10;
+/// Where frames begin, and records end: a cipher's block.
+const BLOCK: usize = 16;
+const _: () = assert!(SLOT.is_multiple_of(BLOCK) && TAG.is_multiple_of(BLOCK));
 /// SENDs under way on one connection at most; what more there is waits for their acknowledgement.
 const WINDOW: u32 = 32;
 /// Bytes of memory that a connection keeps when it has nothing in it; favoured ones keep what they had.
@@ -141,6 +145,16 @@ pub struct Inbound {
 #[derive(Debug, PartialEq, Eq)]
 pub struct TooLong;
 
+/// Appends a frame of what `write` appends.
+pub fn put_frame(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0; 4]);
+    write(out);
+    let length = (out.len() - start - 4) as u32;
+    out[start..start + 4].copy_from_slice(&length.to_le_bytes());
+    out.resize(start + (out.len() - start).next_multiple_of(BLOCK), 0);
+}
+
 impl Inbound {
     /// Bytes of frames of at most `limit` bytes.
     pub fn new(bytes: Vec<u8>, limit: usize) -> Self {
@@ -154,12 +168,18 @@ impl Inbound {
         if length > self.limit {
             return Err(TooLong);
         }
-        let frame = self.at + 4..self.at + 4 + length;
-        if frame.end > self.bytes.len() {
+        let end = self.at + (4 + length).next_multiple_of(BLOCK);
+        if end > self.bytes.len() {
             return Ok(None);
         }
-        self.at = frame.end;
-        Ok(Some(frame))
+        let start = std::mem::replace(&mut self.at, end) + 4;
+        Ok(Some(start..start + length))
+    }
+
+    /// What was not a whole frame yet.
+    pub fn rest(mut self) -> Vec<u8> {
+        self.bytes.drain(..self.at);
+        self.bytes
     }
 
     /// The bytes.
@@ -289,11 +309,7 @@ impl Streams {
     /// Queues a frame that `write` appends.
     pub fn frame(&mut self, qpn: Qpn, write: impl FnOnce(&mut Vec<u8>)) {
         let Some(stream) = self.streams.get_mut(&qpn) else { return };
-        let start = stream.out.len();
-        stream.out.extend_from_slice(&[0; 4]);
-        write(&mut stream.out);
-        let length = (stream.out.len() - start - 4) as u32;
-        stream.out[start..start + 4].copy_from_slice(&length.to_le_bytes());
+        put_frame(&mut stream.out, write);
         if !std::mem::replace(&mut stream.dirty, true) {
             self.dirty.push(qpn);
         }
@@ -348,10 +364,9 @@ impl Streams {
     }
 
     /// Keeps what was not a whole frame.
-    pub fn give_back(&mut self, qpn: Qpn, mut inbound: Inbound) {
+    pub fn give_back(&mut self, qpn: Qpn, inbound: Inbound) {
         if let Some(stream) = self.streams.get_mut(&qpn) {
-            inbound.bytes.drain(..inbound.at);
-            stream.inbound = inbound.bytes;
+            stream.inbound = inbound.rest();
             let peak = stream.inbound.is_empty() && !stream.favoured && stream.inbound.capacity() > KEPT;
             if peak {
                 stream.inbound = Vec::new();
