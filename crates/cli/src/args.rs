@@ -33,12 +33,12 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  remora                                compare placements on this machine, within a minute
-  remora compare --load kv.tsv          the same with your own records
-  remora node --listen 10.0.0.1         expose memory to other machines
-  remora compare --node 10.0.0.1        compare placements against that node
-  remora compare --placement auto       and what a client does that chooses by itself
-  remora bench nic                      the NIC beside raw sockets and rings";
+  remora                            compare the three places on this machine
+  remora compare --load kv.tsv      the same with your own records
+  remora node --listen 10.0.0.1     expose memory to other machines
+  remora compare --node 10.0.0.1    compare the places against that node
+  remora compare --placement auto   beside them, a client that chooses itself
+  remora bench nic                  the NIC beside raw sockets and rings";
 
 /// A command.
 #[derive(Debug, Subcommand)]
@@ -164,10 +164,10 @@ pub struct Compare {
     #[arg(long, value_name = "FILE", conflicts_with = "distribution")]
     pub trace: Option<PathBuf>,
     /// Records to generate
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = up_to(1..=100_000_000))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = up_to::<u32>(1..=100_000_000))]
     pub records: u32,
     /// Bytes of each generated value
-    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = up_to(0..=61_440))]
+    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = up_to::<u32>(0..=61_440))]
     pub value_bytes: u32,
     /// How keys are drawn
     #[arg(long, value_enum, default_value = "zipfian")]
@@ -179,7 +179,7 @@ pub struct Compare {
     #[arg(long, value_name = "S", default_value = "0.12", value_parser = seconds, allow_negative_numbers = true)]
     pub seconds: Duration,
     /// Updates a second that the node's writer makes while consistent GETs run; 0 is as fast as it can
-    #[arg(long, value_name = "N", default_value = "50000", value_parser = up_to(0..=100_000_000))]
+    #[arg(long, value_name = "N", default_value = "50000", value_parser = up_to::<u32>(0..=100_000_000))]
     pub writer_rate: u32,
     /// Run the operations on modelled hardware: a platform's name (see `remora platform list`) or its file
     #[arg(long, value_name = "PLATFORM")]
@@ -227,8 +227,16 @@ pub struct Compare {
     pub no_html: bool,
 }
 
+const NODE_EXAMPLES: &str = "\
+Examples:
+  remora node --listen 127.0.0.2                  for programs on this machine
+  remora node --listen 10.0.0.1 --memory 64G      for other machines, by one of this one's addresses
+  remora node --listen 10.0.0.1 --metrics 127.0.0.1:9100     figures for Prometheus and `remora top`
+  remora node --listen 10.0.0.1 --deployers 10.0.0.7,10.0.0.8 --kernels kept";
+
 /// Options of `remora node`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = NODE_EXAMPLES)]
 pub struct NodeArgs {
     /// The address to listen at, as clients reach it; on one machine each node takes its own of 127.0.0.0/8
     #[arg(long, value_name = "ADDR", value_parser = address)]
@@ -244,7 +252,7 @@ pub struct NodeArgs {
     #[arg(long, value_name = "TIME", default_value = "10", value_parser = seconds)]
     pub deadline: Duration,
     /// Connections that one address may have
-    #[arg(long, value_name = "N", default_value = "64", value_parser = up_to(1..=65_536))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = up_to::<u32>(1..=65_536))]
     pub connections: u32,
     /// Keep kernels that clients want kept in this directory, and deploy them at the next start
     #[arg(long, value_name = "DIR")]
@@ -305,23 +313,30 @@ pub enum Bench {
 
 /// Options of `remora bench nic`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example: remora bench nic --json nic.json")]
 pub struct BenchNic {
     /// Figures for programs.
     #[command(flatten)]
     pub json: Json,
 }
 
+const BENCH_KERNEL_EXAMPLES: &str = "\
+Examples:
+  remora bench kernel                            a table of 1 GB, far beyond caches
+  remora bench kernel --table 2M --rounds 20     one within them";
+
 /// Options of `remora bench kernel`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = BENCH_KERNEL_EXAMPLES)]
 pub struct BenchKernel {
     /// Size of the hash table
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = megabytes)]
     pub table: u64,
     /// Rounds, of which the best counts: other work on the machine only ever slows one down
-    #[arg(long, value_name = "N", default_value = "8", value_parser = up_to(1..=1000))]
+    #[arg(long, value_name = "N", default_value = "8", value_parser = up_to::<u32>(1..=1000))]
     pub rounds: u32,
     /// Seed of the table and of the keys
-    #[arg(long, value_name = "N", default_value = "42")]
+    #[arg(long, value_name = "N", default_value = "42", value_parser = count)]
     pub seed: u64,
     /// Figures for programs.
     #[command(flatten)]

@@ -10,7 +10,7 @@ use crate::args::Distribution;
 use crate::bench::{rows_json, rows_table};
 use crate::output::Json;
 use crate::progress::{Display, stop_flag};
-use crate::quantity::{count, up_to};
+use crate::quantity::{count, node_bytes, up_to};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,7 +24,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct BenchBtree {
     /// Keys to load
-    #[arg(long, value_name = "N", default_value = "10000000", value_parser = up_to(1..=1_000_000_000))]
+    #[arg(long, value_name = "N", default_value = "10000000", value_parser = up_to::<u32>(1..=1_000_000_000))]
     keys: u32,
     /// Keys far apart, instead of 0, 1, 2 and so on
     #[arg(long)]
@@ -33,16 +33,16 @@ pub struct BenchBtree {
     #[arg(long, value_enum, default_value = "uniform")]
     distribution: Distribution,
     /// Cores: figures for one, then for each number up to this
-    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=64))]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = up_to::<u8>(1..=64))]
     cores: u8,
     /// Rounds, of which the median counts
-    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = up_to::<u32>(1..=1000))]
     rounds: u32,
     /// Bytes of a node of Remora's tree: 256, 512, 1024, 2048 or 4096
-    #[arg(long, value_name = "BYTES", default_value = "512")]
+    #[arg(long, value_name = "BYTES", default_value = "512", value_parser = node_bytes)]
     node_bytes: usize,
     /// Calls in flight on each core
-    #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..=512))]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = up_to::<u16>(1..=512))]
     in_flight: u16,
     /// Seed of every random choice
     #[arg(long, value_name = "N", default_value = "42", value_parser = count)]

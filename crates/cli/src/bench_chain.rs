@@ -12,7 +12,7 @@ use remora_study::ycsb::{TRANSACTIONS, YcsbWorkload};
 use crate::Failure;
 use crate::bench_minos::{Peer, RedisLog, link, measure, skew};
 use crate::output::Json;
-use crate::quantity;
+use crate::quantity::{self, up_to};
 
 const EXAMPLES: &str = "\
 Three nodes of each store, on this machine, with their data on one disk. A transaction reads and writes different records, \
@@ -46,7 +46,7 @@ pub struct BenchChain {
     #[arg(long, value_name = "S", value_delimiter = ',', default_value = "0.5", value_parser = skew)]
     skew: Vec<f64>,
     /// Numbers of clients, each with one transaction under way
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,64", value_parser = quantity::up_to(1..=1024))]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,64", value_parser = up_to::<u32>(1..=1024))]
     clients: Vec<u32>,
     /// What else to measure: etcd, redis, or none
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "etcd,redis")]
@@ -55,10 +55,10 @@ pub struct BenchChain {
     #[arg(long, value_name = "WHEN", default_value = "always")]
     redis_log: RedisLog,
     /// Records, loaded before
-    #[arg(long, value_name = "N", default_value = "100k", value_parser = quantity::up_to(64..=10_000_000))]
+    #[arg(long, value_name = "N", default_value = "100k", value_parser = up_to::<u32>(64..=10_000_000))]
     records: u32,
     /// Bytes of a value
-    #[arg(long, value_name = "N", default_value = "64", value_parser = quantity::up_to(16..=64 << 10))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = up_to::<u32>(16..=64 << 10))]
     value_bytes: u32,
     /// How long each row runs
     #[arg(long, value_name = "TIME", default_value = "0.4", value_parser = quantity::seconds)]

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::output::Json;
 use crate::progress::{Display, stop_flag};
-use crate::quantity;
+use crate::quantity::{self, up_to};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -27,7 +27,7 @@ pub struct BenchKv {
     #[arg(long, value_name = "N", default_value = "10M", value_parser = quantity::count)]
     pub pairs: u64,
     /// Requests under way at once
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,8,32", value_parser = clap::value_parser!(u16).range(1..=32))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,8,32", value_parser = up_to::<u16>(1..=32))]
     pub batches: Vec<u16>,
     /// Time for each figure
     #[arg(long, value_name = "S", default_value = "0.6", value_parser = quantity::seconds)]

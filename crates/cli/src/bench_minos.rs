@@ -15,7 +15,7 @@ use remora_study::ycsb::{WORKLOADS, YcsbWorkload};
 use crate::args::one_of;
 use crate::output::{self, Json};
 use crate::progress::{Display, stop_flag};
-use crate::quantity;
+use crate::quantity::{self, up_to};
 use crate::{Failure, bench_minos_show as show};
 
 const EXAMPLES: &str = "\
@@ -27,7 +27,7 @@ another, a read-modify-write (F) a read and a write.
 Examples:
   remora bench minos                                     all models and both deployments, etcd, Redis
   remora bench minos --models synch --workloads a,b,c    three of YCSB's workloads, one model
-  remora bench minos --skew 0.9 --clients 16 --csv o.csv another skew, another number of clients
+  remora bench minos --skew 0.9 --clients 16 --csv o.csv   another skew, another number of clients
   remora bench minos --peers none --seconds 2            only Remora, longer
   remora bench minos --peers none --unsealed             in the clear: sealing costs the difference
   remora bench minos --at remora-cluster                 a cluster that `remora cluster` has started";
@@ -59,7 +59,7 @@ pub struct BenchMinos {
     #[arg(long, value_name = "S", value_delimiter = ',', default_value = "0.99", value_parser = skew)]
     pub skew: Vec<f64>,
     /// Numbers of clients, each with one request under way
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,64", value_parser = quantity::up_to(1..=1024))]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,64", value_parser = up_to::<u32>(1..=1024))]
     pub clients: Vec<u32>,
     /// Operations a second that arrive whatever the stores answer, and wait for a client that is free; latencies count
     /// from their arrival [default: clients ask as soon as they have their answer]
@@ -72,10 +72,10 @@ pub struct BenchMinos {
     #[arg(long, value_name = "WHEN", default_value = "everysec")]
     pub redis_log: RedisLog,
     /// Records, loaded before
-    #[arg(long, value_name = "N", default_value = "1000", value_parser = quantity::up_to(1..=10_000_000))]
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = up_to::<u32>(1..=10_000_000))]
     pub records: u32,
     /// Bytes of a value
-    #[arg(long, value_name = "N", default_value = "1000", value_parser = quantity::up_to(16..=1 << 20))]
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = up_to::<u32>(16..=1 << 20))]
     pub value_bytes: u32,
     /// How long each workload runs
     #[arg(long, value_name = "TIME", default_value = "0.4", value_parser = quantity::seconds)]

@@ -11,7 +11,7 @@ use crate::Failure;
 use crate::bench::{rows_json, rows_table};
 use crate::output::Json;
 use crate::progress::{Display, stop_flag};
-use crate::quantity;
+use crate::quantity::{self, up_to};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -23,7 +23,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct BenchModel {
     /// Rounds, of which the best counts: other work on the machine only ever slows one down
-    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = up_to::<u32>(1..=1000))]
     pub rounds: u32,
     /// Seed of all random choices
     #[arg(long, value_name = "N", default_value = "42", value_parser = quantity::count)]

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::Failure;
 use crate::output::Json;
 use crate::progress::{Display, stop_flag};
-use crate::quantity;
+use crate::quantity::{self, up_to};
 
 /// Options of `remora bench neighbours`.
 #[derive(Debug, clap::Args)]
@@ -22,7 +22,7 @@ Examples:
   remora bench neighbours --seconds 0.2 --rounds 1 --json neighbours.json")]
 pub struct BenchNeighbours {
     /// Rounds, whose tails count together
-    #[arg(long, value_name = "N", default_value = "5", value_parser = quantity::up_to(1..=1000))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = up_to::<u32>(1..=1000))]
     pub rounds: u32,
     /// How long each measurement of a round runs
     #[arg(long, value_name = "TIME", default_value = "0.5", value_parser = quantity::seconds)]

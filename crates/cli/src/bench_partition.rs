@@ -14,7 +14,7 @@ use crate::Failure;
 use crate::args::{Distribution, link};
 use crate::output::Json;
 use crate::progress::{Display, stop_flag};
-use crate::quantity::{self, count, up_to};
+use crate::quantity::{self, count, node_bytes, up_to};
 
 /// Options of `remora bench partition`.
 #[derive(Debug, clap::Args)]
@@ -28,31 +28,31 @@ Examples:
   remora bench partition --keys 10M --distribution zipfian --json partition.json")]
 pub struct BenchPartition {
     /// Keys to load
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = up_to(1..=100_000_000))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = up_to::<u32>(1..=100_000_000))]
     keys: u32,
     /// How keys are drawn
     #[arg(long, value_enum, default_value = "uniform")]
     distribution: Distribution,
     /// The border moves between so many percent of the keys ...
-    #[arg(long, value_name = "PERCENT", default_value = "25", value_parser = clap::value_parser!(u8).range(0..=100))]
+    #[arg(long, value_name = "PERCENT", default_value = "25", value_parser = up_to::<u8>(0..=100))]
     from: u8,
     /// ... and so many. Where it does not move it stands half-way
-    #[arg(long, value_name = "PERCENT", default_value = "75", value_parser = clap::value_parser!(u8).range(0..=100))]
+    #[arg(long, value_name = "PERCENT", default_value = "75", value_parser = up_to::<u8>(0..=100))]
     to: u8,
     /// Rounds, whose latencies count together
-    #[arg(long, value_name = "N", default_value = "5", value_parser = up_to(1..=1000))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = up_to::<u32>(1..=1000))]
     rounds: u32,
     /// How long each measurement of a round runs
     #[arg(long, value_name = "TIME", default_value = "0.5", value_parser = quantity::seconds)]
     seconds: Duration,
     /// Bytes of a node of the trees: 256, 512, 1024, 2048 or 4096
-    #[arg(long, value_name = "BYTES", default_value = "512")]
+    #[arg(long, value_name = "BYTES", default_value = "512", value_parser = node_bytes)]
     node_bytes: usize,
     /// Calls under way at once
-    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u16).range(1..=128))]
+    #[arg(long, value_name = "N", default_value = "8", value_parser = up_to::<u16>(1..=128))]
     in_flight: u16,
     /// Leaves that one call of the mover moves; it makes one after the other
-    #[arg(long, value_name = "N", default_value = "4", value_parser = up_to(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = up_to::<u32>(1..=1_000_000))]
     leaves: u32,
     /// How clients reach the node
     #[arg(long, value_name = "LINK", default_value = "shm", value_parser = link())]

@@ -8,6 +8,7 @@ use crate::Failure;
 use crate::bench::{rows_json, rows_table};
 use crate::output::Json;
 use crate::progress::{Display, stop_flag};
+use crate::quantity::up_to;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -20,7 +21,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct BenchRing {
     /// Clients that are connected while ten of them call
-    #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u16).range(10..=4000))]
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = up_to::<u16>(10..=4000))]
     pub connected: u16,
     /// Figures for programs.
     #[command(flatten)]

@@ -8,7 +8,7 @@ use crate::Failure;
 use crate::bench::{rows_json, rows_table};
 use crate::output::Json;
 use crate::progress::{Display, stop_flag};
-use crate::quantity;
+use crate::quantity::{self, up_to};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -21,10 +21,10 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct BenchStream {
     /// Rounds, in each of which everything takes its turn; medians count
-    #[arg(long, value_name = "N", default_value = "9", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value = "9", value_parser = up_to::<u16>(1..=1000))]
     pub rounds: u16,
     /// Log2 of the number of partitions
-    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u8).range(0..=10))]
+    #[arg(long, value_name = "N", default_value = "8", value_parser = up_to::<u8>(0..=10))]
     pub bits: u8,
     /// Seed of the values
     #[arg(long, value_name = "N", default_value = "42", value_parser = quantity::count)]

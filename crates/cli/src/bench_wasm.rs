@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::Failure;
 use crate::output::Json;
 use crate::progress::{Display, stop_flag};
-use crate::quantity;
+use crate::quantity::{self, up_to};
 
 /// Options of `remora bench wasm`.
 #[derive(Debug, clap::Args)]
@@ -24,7 +24,7 @@ pub struct BenchWasm {
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = quantity::megabytes)]
     pub table: u64,
     /// Rounds, of which the median counts
-    #[arg(long, value_name = "N", default_value = "7", value_parser = quantity::up_to(1..=1000))]
+    #[arg(long, value_name = "N", default_value = "7", value_parser = up_to::<u32>(1..=1000))]
     pub rounds: u32,
     /// How long each measurement of a round runs
     #[arg(long, value_name = "TIME", default_value = "0.1", value_parser = quantity::seconds)]

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::check_search::{SearchArgs, figures, going, mutants, result, whole};
 use crate::output::{Json, print};
 use crate::progress::{Display, stop_flag};
+use crate::quantity::up_to;
 use crate::shards::{self, Gathered, add, write_file};
 use crate::{Failure, check_chain, check_membership, check_rack, check_tree};
 
@@ -68,19 +69,19 @@ pub struct CheckMinos {
     #[arg(long, value_name = "PLACE", default_value = "b", value_parser = ["b", "w", "o"])]
     deployment: String,
     /// Entries of vFIFO and dFIFO each
-    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u16).range(1..=100))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = up_to::<u16>(1..=100))]
     fifo: u16,
     /// Nodes
-    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(2..=5))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = up_to::<u8>(2..=5))]
     nodes: u8,
     /// Writes
-    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=6))]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = up_to::<u8>(1..=6))]
     writes: u8,
     /// Records; writes go to each in turn
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=2))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u8>(1..=2))]
     records: u8,
     /// PERSISTs in scope, each at the next node: the last after all writes, the one before after all but the last, and so on
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=2))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u8>(1..=2))]
     persists: u8,
     /// What is written: mixed (puts and additions in turn), puts, adds, or one-node (puts, all at one node)
     #[arg(long, value_name = "KIND", default_value = "mixed", value_parser = ["mixed", "puts", "adds", "one-node"])]

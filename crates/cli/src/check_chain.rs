@@ -8,6 +8,7 @@ use crate::Failure;
 use crate::check_search::{SearchArgs, figures, going, mutants, visited, whole};
 use crate::output::{Json, print};
 use crate::progress::{Display, stop_flag};
+use crate::quantity::up_to;
 
 pub const EXAMPLES: &str = "\
 Every interleaving of a few transactions with the engine itself: each reads two keys and writes both, or reads only. \
@@ -27,13 +28,13 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub struct CheckChain {
     /// Nodes
-    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(1..=5))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = up_to::<u8>(1..=5))]
     nodes: u8,
     /// Transactions that read two keys and write both
-    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(0..=4))]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = up_to::<u8>(0..=4))]
     writes: u8,
     /// Transactions that only read both keys, at any member
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(0..=3))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u8>(0..=3))]
     reads: u8,
     /// Crashes of single nodes
     #[arg(long, value_name = "N", default_value = "0")]

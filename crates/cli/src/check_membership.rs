@@ -10,6 +10,7 @@ use crate::Failure;
 use crate::check_search::{figures, going, mutants, visited, whole};
 use crate::output::{Json, print};
 use crate::progress::{Display, stop_flag};
+use crate::quantity::up_to;
 
 pub const EXAMPLES: &str = "\
 Every interleaving of a few proposals with the engine itself: messages in any order, late, again and again or never; \
@@ -28,16 +29,16 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub struct CheckMembership {
     /// Nodes
-    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(1..=5))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = up_to::<u8>(1..=5))]
     nodes: u8,
     /// Nodes that propose
-    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=5))]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = up_to::<u8>(1..=5))]
     proposers: u8,
     /// Proposals, all together; each is for another view
-    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(0..=6))]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = up_to::<u8>(0..=6))]
     proposals: u8,
     /// Epochs that are decided, at most
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=4))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u8>(1..=4))]
     epochs: u8,
     /// Crashes of single nodes
     #[arg(long, value_name = "N", default_value = "1")]

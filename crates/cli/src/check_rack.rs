@@ -13,6 +13,7 @@ use crate::Failure;
 use crate::check_search::{SearchArgs, going, mutants, result, stopped, whole};
 use crate::output::{Json, print};
 use crate::progress::{Display, stop_flag};
+use crate::quantity::up_to;
 
 pub const EXAMPLES: &str = "\
 Every interleaving of the rack's engine. Buffers are passed from node to node while nodes die: none is lost, or handed out \
@@ -28,31 +29,31 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub struct CheckRack {
     /// Nodes that pass buffers
-    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(1..=5))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = up_to::<u8>(1..=5))]
     nodes: u8,
     /// Buffers that there are
-    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=5))]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = up_to::<u8>(1..=5))]
     buffers: u8,
     /// How often a node asks for one
-    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(1..=10))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = up_to::<u8>(1..=10))]
     allocations: u8,
     /// Nodes that die
-    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(0..=5))]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = up_to::<u8>(0..=5))]
     deaths: u8,
     /// NICs that a flow goes by
-    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=4))]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = up_to::<u8>(1..=4))]
     nics: u8,
     /// Segments of the flow
-    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u8).range(1..=32))]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = up_to::<u8>(1..=32))]
     segments: u8,
     /// Segments that the receiver has room for
-    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=32))]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = up_to::<u8>(1..=32))]
     window: u8,
     /// How often a NIC fails; each comes back at any later time
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(0..=5))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u8>(0..=5))]
     failures: u8,
     /// How often NICs that have something are given up as silent
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(0..=5))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u8>(0..=5))]
     silences: u8,
     /// Seed this fault into the engine and show how it is found; `all` for each in turn, `list` for their names
     #[arg(long, value_name = "NAME")]

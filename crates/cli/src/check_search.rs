@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::Failure;
 use crate::output::print;
 use crate::progress::Display;
+use crate::quantity::up_to;
 
 /// How far a search goes.
 #[derive(Debug, clap::Args)]
@@ -25,7 +26,7 @@ pub struct SearchArgs {
     #[arg(long)]
     shortest: bool,
     /// Threads
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=64))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u8>(1..=64))]
     pub threads: u8,
 }
 

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::capture::Capture;
 use crate::output::{Json, print};
 use crate::progress::stop_flag;
+use crate::quantity::{milliseconds, up_to};
 use crate::{Failure, cluster_kills, cluster_pauses, cluster_transact, quantity};
 
 /// A directory for a cluster that nobody has named.
@@ -42,6 +43,21 @@ Examples:
   remora cluster pauses --pauses 100                 nodes that stand still and go on, and check every answer
   remora bench minos                                 measure it";
 
+const STATUS_EXAMPLES: &str = "\
+Examples:
+  remora cluster status
+  remora cluster status --dir kv --json     the same for programs";
+
+const GET_EXAMPLES: &str = "\
+Examples:
+  remora cluster get 7
+  remora cluster get 7 --dir kv > seven     the record's bytes and a line break";
+
+const PUT_EXAMPLES: &str = "\
+Examples:
+  remora cluster put 7 hello
+  remora cluster put 7 hello --dir kv";
+
 /// Options of `remora cluster`.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -55,12 +71,16 @@ pub struct ClusterArgs {
 #[derive(Debug, clap::Subcommand)]
 enum ClusterCommand {
     /// What the nodes of a running cluster say of themselves
+    #[command(after_help = STATUS_EXAMPLES)]
     Status(AtDir),
     /// Read a record of a running cluster
+    #[command(after_help = GET_EXAMPLES)]
     Get(Get),
     /// Write a record of a running cluster
+    #[command(after_help = PUT_EXAMPLES)]
     Put(Put),
     /// Read, expect and write several places of a running chain, all at once or not at all
+    #[command(after_help = cluster_transact::EXAMPLES)]
     Transact(cluster_transact::TransactArgs),
     /// Kill nodes with SIGKILL under load, start them again, and check everything that clients saw
     #[command(after_help = cluster_kills::EXAMPLES)]
@@ -77,7 +97,7 @@ enum ClusterCommand {
 #[derive(Debug, Clone, clap::Args)]
 pub struct Shape {
     /// Nodes [default: 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(long, value_name = "N", value_parser = up_to::<u8>(1..=16))]
     pub nodes: Option<u8>,
     /// When writes are durable: synch, strict, renf, event or scope [default: synch]
     #[arg(long, value_name = "MODEL")]
@@ -97,8 +117,8 @@ pub struct Shape {
     #[arg(long, value_name = "KIND")]
     pub log: Option<LogKind>,
     /// A node that is silent for so many milliseconds is taken to have failed [default: 200]
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(20..=60_000))]
-    pub suspect: Option<u64>,
+    #[arg(long, value_name = "MS", value_parser = milliseconds)]
+    pub suspect: Option<Duration>,
     /// Whether what nodes and clients send is sealed, so that who listens on the network learns and changes nothing
     /// [default: true]
     #[arg(long, value_name = "BOOL")]
@@ -108,7 +128,7 @@ pub struct Shape {
 impl From<Shape> for ClusterShape {
     fn from(shape: Shape) -> Self {
         let Shape { nodes, persistency, chain, deployment, link, log, suspect, sealed } = shape;
-        Self { nodes, persistency, chain, deployment, link, log, suspect: suspect.map(Duration::from_millis), sealed }
+        Self { nodes, persistency, chain, deployment, link, log, suspect, sealed }
     }
 }
 

@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::cluster_trouble::{Summary, TroubleArgs, load};
 use crate::progress::Display;
+use crate::quantity::up_to;
 
 pub const EXAMPLES: &str = "\
 While clients read and write, a node chosen at random is killed with SIGKILL, started again after a moment, and \
@@ -28,10 +29,10 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub struct KillArgs {
     /// Kills of one node
-    #[arg(long, value_name = "N", default_value = "50", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value = "50", value_parser = up_to::<u32>(1..=100_000))]
     kills: u32,
     /// Kills of all nodes at once come after so many kills of one
-    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value = "10", value_parser = up_to::<u32>(1..=1_000_000_000))]
     all_after: u32,
     /// Fail if writes are answered again only after more than so many milliseconds
     #[arg(long, value_name = "MS", default_value = "1000")]

@@ -8,6 +8,7 @@ use serde_json::json;
 use crate::Failure;
 use crate::cluster_trouble::{Summary, TroubleArgs, load};
 use crate::progress::Display;
+use crate::quantity::up_to;
 
 pub const EXAMPLES: &str = "\
 While clients read and write, a node chosen at random is stopped with SIGSTOP, at any instant, and goes on with SIGCONT: \
@@ -25,7 +26,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub struct PauseArgs {
     /// Pauses of one node
-    #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value = "100", value_parser = up_to::<u32>(1..=100_000))]
     pauses: u32,
     #[command(flatten)]
     trouble: TroubleArgs,

@@ -9,6 +9,15 @@ use crate::Failure;
 use crate::cluster::{DIR, connect};
 use crate::quantity;
 
+pub const EXAMPLES: &str = "\
+A chain is bytes, and a place is how far in: what lies there is up to you. Texts are written as they are. It ends with status 1, \
+and nothing is written, if anything is not as expected.
+
+Examples:
+  remora cluster transact --dir bank --write 0=5 --write 4096=5
+  remora cluster transact --dir bank --expect 0=5 --write 0=4 --write 4096=6 --read 4096:1
+  remora cluster transact --dir bank --read 0:1 --node 2      as node 2 has it";
+
 /// Options of `remora cluster transact`.
 #[derive(Debug, clap::Args)]
 pub struct TransactArgs {

@@ -12,6 +12,7 @@ use crate::Failure;
 use crate::cluster::{Shape, scratch};
 use crate::output::{Json, not_complete};
 use crate::progress::{Display, stop_flag};
+use crate::quantity::up_to;
 
 /// Options of both.
 #[derive(Debug, clap::Args)]
@@ -19,7 +20,7 @@ pub struct TroubleArgs {
     #[command(flatten)]
     shape: Shape,
     /// Threads of clients, each with several requests under way
-    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u8).range(1..=64))]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = up_to::<u8>(1..=64))]
     pub clients: u8,
     /// Seed of every random choice [default: a fresh one]
     #[arg(long, value_name = "N")]

@@ -16,7 +16,7 @@ use crate::args;
 use crate::kernel_build::{self, Build};
 use crate::kernel_params::{self, HELP, Piece};
 use crate::output::{Json, print, to_stdout};
-use crate::quantity;
+use crate::quantity::{self, up_to};
 
 const BUILD_EXAMPLES: &str = "\
 Examples:
@@ -87,7 +87,7 @@ pub struct Bounds {
     #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = quantity::size)]
     pub module_memory: u64,
     /// Accesses of the node's memory by one call
-    #[arg(long, value_name = "N", default_value = "4096", value_parser = quantity::up_to(0..=1_000_000))]
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = up_to::<u32>(0..=1_000_000))]
     pub accesses: u32,
     /// Bytes that one call may move
     #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = quantity::size)]

@@ -31,6 +31,7 @@ mod cluster_trouble;
 mod compare;
 mod compare_kernel;
 mod compare_kernel_on;
+mod examples;
 mod exec;
 mod kernel;
 mod kernel_build;
@@ -61,7 +62,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 
 use args::{Args, Bench, Command};
 
@@ -102,7 +103,8 @@ impl From<remora_real::Error> for Failure {
 }
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let matches = examples::fitting(Args::command()).try_get_matches();
+    let args = match matches.and_then(|matches| Args::from_arg_matches(&matches)) {
         Ok(args) => args,
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             let text = error.render();
@@ -196,6 +198,8 @@ fn usage_line(message: &str, help: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     #[test]

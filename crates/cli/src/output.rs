@@ -110,8 +110,25 @@ pub fn file() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() && !parent.is_dir() => Err("its directory does not exist"),
         _ if path.is_dir() => Err("it is a directory"),
+        _ if path != Path::new("-") && !may_write(&path) => Err("it may not be written"),
         _ => Ok(path),
     })
+}
+
+/// A directory for files, made when there are some: one that cannot be there is refused as a file is.
+pub fn directory() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path.ancestors().find(|part| part.exists()) {
+        Some(part) if !part.is_dir() => Err("it is no directory"),
+        _ if !may_write(&path) => Err("it may not be written"),
+        _ => Ok(path),
+    })
+}
+
+/// Whether we may write this, or make it where it is to be.
+fn may_write(path: &Path) -> bool {
+    let here = Path::new(".");
+    let there = path.ancestors().find(|part| part.exists()).unwrap_or(here);
+    rustix::fs::access(there, rustix::fs::Access::WRITE_OK).is_ok()
 }
 
 /// Writes a file; `-` is standard output.
@@ -158,6 +175,26 @@ mod tests {
             let line = of(words);
             assert!(line.json.on_stdout() && line.json.file().is_none() && line.other == words.contains(&"--other"));
         }
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_refused_before_anything_else() {
+        let parse = |parser: &dyn Fn(&str) -> bool, taken: &[&str], refused: &[&str]| {
+            taken.iter().for_each(|path| assert!(parser(path), "{path}"));
+            refused.iter().for_each(|path| assert!(!parser(path), "{path}"));
+        };
+        let command = |parser| clap::Command::new("x").arg(clap::Arg::new("a").value_parser(parser));
+        let place = tempfile::tempdir().expect("a directory");
+        let new = place.path().join("new").display().to_string();
+        // Not even root may write what the kernel alone knows.
+        let known = "/proc/sys/kernel/ostype";
+        let is_file =
+            |path: &str| command(clap::builder::ValueParser::new(file())).try_get_matches_from(["x", path]).is_ok();
+        parse(&is_file, &["-", "a.json", &new, "/dev/full"], &[known, "/nowhere/a", "/proc"]);
+        let is_directory = |path: &str| {
+            command(clap::builder::ValueParser::new(directory())).try_get_matches_from(["x", path]).is_ok()
+        };
+        parse(&is_directory, &["out", "./a/b", &new], &[known, "/dev/full/a"]);
     }
 
     #[test]

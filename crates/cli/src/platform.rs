@@ -18,23 +18,31 @@ Examples:
   remora platform diff strom-10g mine.toml
   remora platform show here.toml    the same of your own file, once it has no mistakes";
 
+const SHOW_EXAMPLES: &str = "\
+Examples:
+  remora platform show strom-10g
+  remora platform show here.toml     of your own file, once it has no mistakes";
+
 /// What to show.
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum PlatformCommand {
     /// The platforms that come with the program, and the placements that each has
+    #[command(after_help = "Example: remora platform list --json")]
     List {
         /// Figures for programs.
         #[command(flatten)]
         json: Json,
     },
     /// The values of a platform: value, range, status and source
+    #[command(after_help = SHOW_EXAMPLES)]
     Show {
         /// A built-in platform, or a platform file
         #[arg(value_name = "PLATFORM")]
         platform: String,
     },
     /// Print the file of a built-in platform, to start your own from
+    #[command(after_help = "Example: remora platform export strom-10g --name mine > mine.toml")]
     Export {
         /// A built-in platform
         #[arg(value_name = "PLATFORM")]
@@ -44,6 +52,7 @@ pub enum PlatformCommand {
         name: Option<String>,
     },
     /// Print a file for hardware of your own: the values of a platform of its kind, each marked as one to replace
+    #[command(after_help = "Example: remora platform new mine --nic cores > mine.toml")]
     New {
         /// Its name
         #[arg(value_name = "NAME")]
@@ -53,6 +62,7 @@ pub enum PlatformCommand {
         nic: NicKind,
     },
     /// The values in which two platforms differ
+    #[command(after_help = "Example: remora platform diff strom-10g mine.toml")]
     Diff {
         /// A built-in platform, or a platform file
         #[arg(value_name = "PLATFORM")]

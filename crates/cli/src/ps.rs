@@ -10,8 +10,14 @@ use remora_study::format::WIDTH;
 use crate::Failure;
 use crate::progress::is_quiet;
 
+const EXAMPLES: &str = "\
+Examples:
+  remora ps
+  remora ps --interval 0     at once, without rates";
+
 /// Options of `remora ps`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Ps {
     /// How long to measure rates, in seconds; 0 leaves them out
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]

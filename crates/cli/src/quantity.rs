@@ -87,13 +87,32 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 /// A number within bounds, written as [`count`] takes it.
-pub fn up_to(range: std::ops::RangeInclusive<i64>) -> impl Fn(&str) -> Result<u32, String> + Clone + Send + Sync {
+pub fn up_to<T: TryFrom<i64>>(
+    range: std::ops::RangeInclusive<i64>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync {
     move |text| {
         let wanted = || format!("give a number from {} to {}", range.start(), range.end());
         let number = count(text).map_err(|_| wanted())?;
         let number = i64::try_from(number).ok().filter(|number| range.contains(number)).ok_or_else(wanted)?;
-        u32::try_from(number).map_err(|_| wanted())
+        T::try_from(number).map_err(|_| wanted())
     }
+}
+
+/// Bytes of a B-tree's node.
+pub fn node_bytes(text: &str) -> Result<usize, String> {
+    let bytes = size(text).ok().filter(|bytes| (256..=4096).contains(bytes) && bytes.is_power_of_two());
+    bytes.map(|bytes| bytes as usize).ok_or_else(|| "give 256, 512, 1024, 2048 or 4096".into())
+}
+
+/// A time from 20 milliseconds to a minute: milliseconds, or a number with ms, s or min.
+pub fn milliseconds(text: &str) -> Result<Duration, String> {
+    let time = match count(text) {
+        Ok(number) => Some(Duration::from_millis(number)),
+        Err(_) => seconds(text).ok(),
+    };
+    let bounds = Duration::from_millis(20)..=Duration::from_mins(1);
+    time.filter(|time| bounds.contains(time))
+        .ok_or_else(|| "give milliseconds from 20 to 60000, or such as 0.5s".into())
 }
 
 #[cfg(test)]
@@ -110,8 +129,9 @@ mod tests {
         for bad in ["", "x", "-1", "1.5", "1e", "e6", "1e99", "12Q", "_"] {
             assert!(count(bad).is_err(), "{bad}");
         }
-        assert_eq!(up_to(0..=100_000_000)("1e6"), Ok(1_000_000));
-        assert!(["0", "101", "x"].iter().all(|bad| up_to(1..=100)(bad).is_err()));
+        assert_eq!(up_to::<u32>(0..=100_000_000)("1e6"), Ok(1_000_000));
+        assert!(["0", "101", "x"].iter().all(|bad| up_to::<u32>(1..=100)(bad).is_err()));
+        assert_eq!((up_to::<u8>(1..=200)("2e2"), up_to::<u8>(1..=1000)("256").is_err()), (Ok(200), true));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use remora_study::{bluefield, dfabric, minos, rambda, strom};
 use crate::Failure;
 use crate::output::{self, Json};
 use crate::progress::{Display, stop_flag};
-use crate::quantity;
+use crate::quantity::{self, up_to};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -75,7 +75,7 @@ pub struct Common {
     #[arg(long, value_name = "N")]
     pub figure: Option<String>,
     /// Write a CSV file for each figure into this directory
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = output::directory())]
     pub csv: Option<PathBuf>,
     /// Figures for programs.
     #[command(flatten)]
@@ -84,7 +84,7 @@ pub struct Common {
     #[arg(long, value_name = "FILE", value_parser = crate::output::file())]
     pub report: Option<PathBuf>,
     /// Threads [default: as many as there are cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", value_parser = up_to::<u16>(1..=256))]
     pub jobs: Option<u16>,
     /// Where results are kept, so that a run that was broken off goes on [default: the user's cache directory]
     #[arg(long, value_name = "DIR", conflicts_with = "no_cache")]
@@ -107,10 +107,10 @@ pub struct Minos {
     #[command(flatten)]
     pub common: Common,
     /// Measured requests of each node; the paper has 100000
-    #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = up_to::<u64>(1..=1_000_000))]
     pub requests: u64,
     /// Clients of each node, with one request under way each [default: what fits the paper's text best]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = up_to::<u16>(1..=1024))]
     pub workers: Option<u16>,
 }
 

@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 use crate::output::{Json, not_complete, print};
 use crate::progress::{Display, stop_flag};
+use crate::quantity::up_to;
 use crate::shards::{Gathered, add, result, write_file};
 use crate::{Failure, storm_chain, storm_rack};
 
@@ -62,7 +63,7 @@ pub struct StormMinos {
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Nodes of each cluster
-    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = up_to::<u8>(1..=16))]
     nodes: u8,
     /// Simulated time to run for [default: 1, unless --seconds, --storms or --ci says when to end]
     #[arg(long, value_name = "H", value_parser = positive)]
@@ -71,7 +72,7 @@ pub struct StormMinos {
     #[arg(long, value_name = "S", value_parser = positive)]
     seconds: Option<f64>,
     /// Storms to run
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = up_to::<u64>(1..=1_000_000_000))]
     storms: Option<u64>,
     /// When writes are durable, of synch, strict, renf, event and scope [default: each in turn]
     #[arg(long, value_name = "MODEL", value_parser = clap::value_parser!(Model))]

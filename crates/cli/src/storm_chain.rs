@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use crate::Failure;
 use crate::output::{Json, not_complete, print};
 use crate::progress::{Display, stop_flag};
+use crate::quantity::up_to;
 use crate::shards::write_file;
 
 pub const EXAMPLES: &str = "\
@@ -37,10 +38,10 @@ pub struct StormChain {
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Nodes of each chain
-    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = up_to::<u8>(1..=16))]
     nodes: u8,
     /// Storms to run
-    #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value = "100", value_parser = up_to::<u64>(1..=1_000_000_000))]
     storms: u64,
     /// Seed this fault into the engine and show in which storm it is found; `all` for each in turn, `list` for their names
     #[arg(long, value_name = "NAME")]

@@ -20,7 +20,7 @@ use remora_study::workload::Distribution;
 use crate::Failure;
 use crate::output::{self, Json};
 use crate::progress::{Display, stop_flag};
-use crate::quantity;
+use crate::quantity::{self, up_to};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,13 +34,13 @@ Examples:
 #[command(after_help = EXAMPLES, after_long_help = format!("{RULE}\n\n{EXAMPLES}"))]
 pub struct Validate {
     /// Rounds, each a probe, a prediction from it and a comparison. Fewer than 5 tell no placements apart
-    #[arg(long, value_name = "N", default_value = "5", value_parser = quantity::up_to(1..=100))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = up_to::<u32>(1..=100))]
     pub rounds: u32,
     /// Seconds for each figure of a comparison
     #[arg(long, value_name = "S", default_value = "0.04", value_parser = quantity::seconds)]
     pub seconds: Duration,
     /// Records of the comparison
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = quantity::up_to(1..=100_000_000))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = up_to::<u32>(1..=100_000_000))]
     pub records: u32,
     /// Seed of every random choice
     #[arg(long, value_name = "N", default_value = "42", value_parser = quantity::count)]

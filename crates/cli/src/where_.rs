@@ -19,7 +19,7 @@ use crate::Failure;
 use crate::args::one_of;
 use crate::output::{self, Json};
 use crate::progress::{Display, stop_flag};
-use crate::quantity;
+use crate::quantity::{self, up_to};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,7 +40,7 @@ pub struct Where {
     #[arg(long, value_name = "PLATFORM", required_unless_present = "audit")]
     pub on: Vec<String>,
     /// Hold answers against the engine over so many random operations on the built-in platforms: how far they go
-    #[arg(long, value_name = "N", conflicts_with_all = ["operation", "on", "csv", "explain"], value_parser = quantity::up_to(1..=1_000_000))]
+    #[arg(long, value_name = "N", conflicts_with_all = ["operation", "on", "csv", "explain"], value_parser = up_to::<u32>(1..=1_000_000))]
     pub audit: Option<u32>,
     /// What decides
     #[arg(long, value_enum, default_value = "latency")]
@@ -49,10 +49,10 @@ pub struct Where {
     #[arg(long, default_value = "udp", value_parser = link())]
     pub link: LinkKind,
     /// Points at which the open values are tried together
-    #[arg(long, value_name = "N", default_value = "256", value_parser = quantity::up_to(0..=100_000))]
+    #[arg(long, value_name = "N", default_value = "256", value_parser = up_to::<u32>(0..=100_000))]
     pub points: u32,
     /// Operations to simulate for each placement that lies close; 0 is the screen alone
-    #[arg(long, value_name = "N", default_value = "20000", value_parser = quantity::up_to(0..=10_000_000))]
+    #[arg(long, value_name = "N", default_value = "20000", value_parser = up_to::<u32>(0..=10_000_000))]
     pub simulate: u32,
     /// Flip points to print
     #[arg(long, value_name = "N", default_value = "6")]

@@ -57,6 +57,12 @@ const CASES: &[Case] = &[
     (&["bench", "dlrm", "--table", "1M", "--seconds", "0.9", "--alone"], "two cores", "of 7 rows"),
     (&["bench", "btree", "--keys", "20k", "--rounds", "3"], "scan of 100, 1 core", "of 18 rows"),
     (&["bench", "forge", "--packets", "1k", "--against", "node"], " 16 %", "of 6 rows"),
+    (&["bench", "partition", "--keys", "20k", "--rounds", "20", "--seconds", "50ms"], "update", "of 6 rows"),
+    (
+        &["bench", "chain", "--peers", "none", "--records", "100", "--clients", "1", "--seconds", "0.2"],
+        ": 0,1, 1 at once",
+        "of 6 rows",
+    ),
     (
         &["bench", "minos", "--peers", "none", "--models", "synch,event", "--deployments", "host", "--clients", "1"],
         ": reads, 1 at once",

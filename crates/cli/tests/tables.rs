@@ -94,6 +94,10 @@ fn of_long_measurements() {
     all_fit(&[
         &["probe"],
         &["reproduce", "strom", "--no-cache"],
+        &["reproduce", "minos", "--no-cache", "--requests", "50", "--workers", "2"],
+        &["reproduce", "bluefield", "--no-cache", "--figure", "2"],
+        &["reproduce", "rambda", "--no-cache", "--figure", "7"],
+        &["reproduce", "dfabric", "--no-cache", "--figure", "2"],
         &["bench", "forge", "--packets", "1k"],
         &["bench", "stream", "--rounds", "1"],
         &["bench", "ring", "--connected", "20"],
@@ -102,6 +106,8 @@ fn of_long_measurements() {
         &["bench", "partition", "--keys", "20k", "--rounds", "1", "--seconds", "20ms"],
         &["bench", "neighbours", "--rounds", "1", "--seconds", "10ms"],
         &["bench", "minos", "--models", "synch", "--clients", "1", "--seconds", "20ms"],
+        &["bench", "chain", "--records", "100", "--clients", "1", "--seconds", "20ms"],
+        &["cluster", "kills", "--chain", "1M", "--kills", "2", "--all-after", "1"],
         &["bench", "nic"],
     ]);
 }

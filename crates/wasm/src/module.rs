@@ -173,9 +173,21 @@ enum Kind {
 }
 
 impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::I32 => "i32",
+            Kind::I64 => "i64",
+        }
+    }
+
     fn is(self, value: &ValType) -> bool {
         matches!((self, value), (Kind::I32, ValType::I32) | (Kind::I64, ValType::I64))
     }
+}
+
+/// Types as a signature has them.
+fn listed(types: impl Iterator<Item = impl std::fmt::Display>) -> String {
+    types.map(|kind| kind.to_string()).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns whether the module reads a payload.
@@ -195,7 +207,12 @@ pub(crate) fn check_imports(module: &wasmtime::Module) -> Result<bool, ModuleErr
             && found.results().len() == 1
             && found.results().all(|result| Kind::I32.is(&result));
         if !same {
-            return fail(" with other parameters than it has");
+            return fail(&format!(
+                " as ({}) -> ({}), and it is ({}) -> (i32)",
+                listed(found.params()),
+                listed(found.results()),
+                listed(params.iter().map(|kind| kind.name()))
+            ));
         }
         streams |= *name == "next_chunk";
     }
