@@ -129,6 +129,7 @@ pub fn compare(
         placements: Placement::REAL.to_vec(),
         writer_updates_per_s: WRITER_RATE,
         rings: false,
+        auto: false,
         keep: Default::default(),
     };
     py.detach(|| {
@@ -190,7 +191,7 @@ pub fn r#where(
     };
     let link = link.parse().map_err(error::invalid)?;
     let loaded = remora_study::where_::Operation::load(Path::new(operation)).map_err(error::invalid)?;
-    let options = WhereOptions { goal, link, points, simulated: simulate, seed };
+    let options = WhereOptions { goal, link, points, simulated: simulate, seed, ..WhereOptions::default() };
     py.detach(|| {
         let (signals, mut rows) = (Signals::default(), Vec::new());
         for name in &on {

@@ -329,8 +329,16 @@ fn client_of(dir: &std::path::Path, node: usize) -> Result<ClusterClient, Failur
 
 /// A client of the cluster in a directory, which begins with this node.
 pub fn connect<X: Spoken>(dir: &std::path::Path, node: usize) -> Result<ConnectedClient<X>, Failure> {
-    let settings = ClusterSettings::read(dir)?;
-    ConnectedClient::connect(ClusterClientConfig { node, retry: true, ..settings.client() }).map_err(|e| match e {
+    let config = ClusterSettings::read(dir)?.client();
+    let nodes = config.nodes.len();
+    if node >= nodes {
+        return Err(Failure::Usage(format!(
+            "there is no node {node}: the cluster in {} has 0 to {}",
+            dir.display(),
+            nodes - 1
+        )));
+    }
+    ConnectedClient::connect(ClusterClientConfig { node, retry: true, ..config }).map_err(|e| match e {
         remora_real::Error::Unreachable(_) => {
             let dir = dir.display();
             Failure::Failed(format!(

@@ -99,6 +99,8 @@ fn transactions_of_several_places_outlive_their_chain() {
     assert_eq!(transact(&[&both[..], &["--node", "2"]].concat()).1, "five\nsix\n");
     let (ok, told, said) = transact(&[&both[..], &["--expect", "0=nine", "--write", "4096=ten"]].concat());
     assert!(!ok && told == "five\nsix\n" && said.contains("nothing was written"), "{told}{said}");
+    let (ok, _, said) = transact(&[&both[..], &["--node", "3"]].concat());
+    assert!(!ok && said.contains("no node 3: the cluster in bank has 0 to 2"), "{said}");
     let (ok, _, said) = remora(at, &["cluster", "get", "1", "--dir", "bank"]);
     assert!(!ok && said.contains("keeps a chain"), "{said}");
     assert!(remora(at, &["cluster", "status", "--dir", "bank"]).1.contains("chain"), "it says what it is");
