@@ -1,6 +1,6 @@
 //! `remora bench btree`.
 
-use remora_study::bench_btree::{BtreeBench, Keys};
+use remora_study::bench_btree::{BtreeBench, Keys, key_bytes};
 use remora_study::machine::Machine;
 use remora_study::workload;
 use serde_json::json;
@@ -17,6 +17,7 @@ Examples:
   remora bench btree                         10 M dense keys, drawn uniformly, by one core and by two
   remora bench btree --sparse --distribution zipfian
   remora bench btree --keys 100M --rounds 3  needs about 15 GB
+  remora bench btree --key-bytes 32 --node-bytes 1024     keys that are bytes
   remora bench btree --node-bytes 1024 --in-flight 16 --json btree.json";
 
 /// Options of `remora bench btree`.
@@ -29,6 +30,9 @@ pub struct BenchBtree {
     /// Keys far apart, instead of 0, 1, 2 and so on
     #[arg(long)]
     sparse: bool,
+    /// Bytes of a key, 8 to 256; without it keys are numbers. Nodes of 256, 512, 1024 and 2048 bytes hold keys of 32, 80, 184 and 256
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(8..=256))]
+    key_bytes: Option<u16>,
     /// How keys are drawn
     #[arg(long, value_enum, default_value = "uniform")]
     distribution: Distribution,
@@ -58,6 +62,7 @@ pub fn run(args: &BenchBtree) -> Result<(), Failure> {
     let bench = BtreeBench {
         keys: args.keys.into(),
         spread: if args.sparse { Keys::Sparse } else { Keys::Dense },
+        key_bytes: args.key_bytes.map(usize::from),
         distribution: match args.distribution {
             Distribution::Zipfian => workload::Distribution::Zipfian,
             Distribution::Uniform => workload::Distribution::Uniform,
@@ -69,6 +74,13 @@ pub fn run(args: &BenchBtree) -> Result<(), Failure> {
         in_flight: args.in_flight.into(),
         seed: args.seed,
     };
+    let most = key_bytes(args.node_bytes);
+    if args.key_bytes.is_some_and(|len| usize::from(len) > most) {
+        return Err(Failure::Usage(format!(
+            "nodes of {} bytes hold keys of up to {most}: use larger ones",
+            args.node_bytes
+        )));
+    }
     let measured = bench.run(&mut display.going());
     display.clear();
     args.json.show_measured(measured, "rows", rows_table, |rows| {
@@ -78,6 +90,7 @@ pub fn run(args: &BenchBtree) -> Result<(), Failure> {
             "machine": Machine::describe(),
             "keys": args.keys,
             "sparse": args.sparse,
+            "key_bytes": args.key_bytes,
             "distribution": bench.distribution.name(),
             "rounds": args.rounds,
             "node_bytes": args.node_bytes,

@@ -64,6 +64,7 @@ fn of_what_is_measured() {
         &[&kernel[..], &["--seconds", "2ms", "--no-html", "--on", "rambda"]].concat(),
         &["bench", "wasm", "--rounds", "1", "--seconds", "10ms"],
         &["bench", "btree", "--keys", "2k", "--rounds", "1"],
+        &["bench", "btree", "--keys", "2k", "--rounds", "1", "--key-bytes", "32"],
         &["bench", "kv", "--pairs", "10k", "--batches", "8", "--seconds", "20ms"],
         &["bench", "dlrm", "--table", "2M", "--seconds", "30ms", "--alone"],
     ]);

@@ -19,7 +19,7 @@ fn fields(op: u64) -> &'static str {
         op::FILTER => "hhbbbbnnkhbbankh00an",
         op::COMPRESS | op::DECOMPRESS => "kan",
         op::SHUFFLE => "bb00kawaw",
-        op::TREE_GET | op::TREE_PUT | op::TREE_DELETE | op::TREE_SCAN | op::TREE_RECOVER => "akwshb0hnn",
+        op::TREE_GET | op::TREE_PUT | op::TREE_DELETE | op::TREE_SCAN | op::TREE_RECOVER => "akwshbbhnn",
         op::TREE_MOVE => "akwn",
         op::SEQUENCER => "akw",
         op::KV_GET | op::KV_PUT | op::KV_UPDATE | op::KV_DELETE | op::KV_RESERVE => "awkbb00w0000nn",

@@ -162,12 +162,12 @@ impl Index {
     }
 }
 
-fn refused(status: Status) -> Error {
+pub(crate) fn refused(status: Status) -> Error {
     let why = match status {
         FULL => "its memory for nodes is used up: load it into a larger one".into(),
         status => format!("{status:?}"),
     };
-    Error::Node { what: "work on an index", why }
+    Error::Node { what: "work on a tree", why }
 }
 
 impl Client {

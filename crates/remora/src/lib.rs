@@ -15,6 +15,7 @@ mod numbers;
 mod oneshot;
 mod pending;
 pub mod store;
+mod tree;
 
 pub use address::ToAddress;
 pub use asynchronous::{AsyncClient, InFlight};
@@ -36,6 +37,7 @@ pub use remora_service::{CallKind, MAX_CALLS, MAX_REPLY, Placer, PlacerCounts, R
 pub use remora_store::hash::Table;
 pub use remora_store::list::List;
 pub use remora_wasm::{DeployedModule, ModuleLimits};
+pub use tree::Tree;
 
 /// `Ok`, or an [`Error`] that says what was wrong, where, and what to do.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -2,7 +2,7 @@
 
 use crate::Place;
 use crate::hash::mix;
-use remora_kernel::btree::{BuildError, LOCKED, Put, Shape, TreeParams, TreeRef};
+use remora_kernel::btree::{BuildError, ByteParams, KEY_BYTES, LOCKED, Put, Shape, TreeParams, TreeRef};
 use remora_kernel::{Call, Limits, Status, host_runner, op};
 use remora_memory::{Access, Buffer, PageKind, Pd, Region, Registry};
 use std::io;
@@ -37,6 +37,20 @@ pub struct TreeBench {
     pd: Pd,
     tree: TreeRef,
     pages: PageKind,
+    /// Bytes of a key, if keys are bytes.
+    key_bytes: Option<usize>,
+}
+
+/// The key of so many bytes that stands for a number: they are in the same order. The number is at the end, as in
+/// `user000...`, so that keys begin alike.
+pub fn byte_key(number: u64, out: &mut [u8]) {
+    let at = out.len().saturating_sub(8);
+    for (place, byte) in out[..at].iter_mut().enumerate() {
+        *byte = b"user0"[place.min(4)];
+    }
+    let digits = number.to_be_bytes();
+    let len = out.len() - at;
+    out[at..].copy_from_slice(&digits[8 - len..]);
 }
 
 /// What a core does in a measurement.
@@ -54,11 +68,25 @@ pub enum Work {
 
 impl TreeBench {
     /// A tree with these keys, and room for so many `more`.
-    pub fn new(shape: Shape, keys: Keys, count: u64, more: u64) -> io::Result<TreeBench> {
+    pub fn new(shape: Shape, keys: Keys, count: u64, more: u64, key_bytes: Option<usize>) -> io::Result<TreeBench> {
         let registry = Arc::new(Registry::new([0; 32]));
         let pd = registry.alloc_pd();
+        let pairs = (0..count).map(|number| keys.key(number, count)).map(|key| (key, key));
+        let bytes_of = |len: usize| {
+            pairs.clone().map(move |(key, value)| {
+                let mut bytes = vec![0; len];
+                byte_key(key, &mut bytes);
+                (bytes, value)
+            })
+        };
         // The first keys that come to a full node leave two behind that are half full.
-        let slots = 2 * (shape.slots(count as usize) + shape.slots(more as usize)) + 64;
+        let slots = match key_bytes {
+            None => 2 * (shape.slots(count as usize) + shape.slots(more as usize)) + 64,
+            Some(len) => {
+                let loaded = shape.byte_slots(bytes_of(len)).map_err(io::Error::other)?;
+                2 * (loaded + loaded * more / count.max(1) + more / 4) + 64
+            }
+        };
         let slots = u32::try_from(slots).map_err(io::Error::other)?;
         let buffer = Buffer::anonymous(slots as usize * shape.node_bytes)?;
         let region = registry.register(pd, &buffer, 0, buffer.len(), None, Access::all()).map_err(io::Error::other)?;
@@ -67,12 +95,15 @@ impl TreeBench {
             let _ = region.write(region.va() + at, node);
             Ok::<_, BuildError>(())
         };
-        let pairs = (0..count).map(|number| keys.key(number, count)).map(|key| (key, key));
-        shape.build(pairs, count as usize, slots, write).map_err(io::Error::other)?;
+        let built = match key_bytes {
+            None => shape.build(pairs, count as usize, slots, write),
+            Some(len) => shape.build_bytes(bytes_of(len), slots, write),
+        };
+        built.map_err(io::Error::other)?;
         let place = |region: &Region| Place { va: region.va(), key: region.key() };
         let Place { va: base, key } = place(&region);
         let tree = TreeRef { base, key, slots, node_bytes: shape.node_bytes as u16, owners: 0, owner: 0 };
-        Ok(TreeBench { registry, pd, tree, pages: buffer.page_kind() })
+        Ok(TreeBench { registry, pd, tree, pages: buffer.page_kind(), key_bytes })
     }
 
     /// The pages under the tree.
@@ -104,7 +135,18 @@ impl TreeBench {
                 (call.pd, call.tag) = (Some(self.pd), key);
                 let value = if matches!(work, Work::Update | Work::Insert) { key } else { value };
                 let how = if work == Work::Insert { Put::Insert } else { Put::Upsert };
-                call.params.extend_from_slice(&TreeParams { how, ..TreeParams::new(self.tree, key, value) }.encode());
+                match self.key_bytes {
+                    None => {
+                        let params = TreeParams { how, ..TreeParams::new(self.tree, key, value) };
+                        call.params.extend_from_slice(&params.encode());
+                    }
+                    Some(len) => {
+                        let mut room = [0; KEY_BYTES];
+                        byte_key(key, &mut room[..len]);
+                        let params = ByteParams::new(self.tree, &room[..len], value);
+                        ByteParams { how, ..params }.encode(&mut call.params);
+                    }
+                }
                 let accepted = runner.start(call);
                 assert!(accepted.is_ok(), "a runner has room for as many calls as its capacity");
             }

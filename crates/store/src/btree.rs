@@ -1,4 +1,4 @@
-//! A B-tree of keys and values of 8 bytes, or an index in two of them, loaded into remote memory; the kernels do everything
+//! A B-tree of values of 8 bytes whose keys are numbers or bytes, or an index in two of numbers, loaded into remote memory; the kernels do everything
 //! else.
 
 use std::ops::RangeInclusive;
@@ -29,6 +29,21 @@ where
 {
     let room = shape.slots(len).saturating_mul(2).saturating_add(spare);
     load_part(shape, Some(0..=u64::MAX), pairs, len, room, owners, arena)
+}
+
+/// As [`load`], of keys that are bytes, as many in a node as fit. `spare` nodes come on top of twice those that the pairs take.
+pub fn load_bytes<K: AsRef<[u8]>, A: Arena + ?Sized>(
+    shape: Shape,
+    pairs: impl IntoIterator<Item = (K, u64)> + Clone,
+    spare: u64,
+    owners: u16,
+    arena: &mut A,
+) -> Result<TreeRef, A::Error>
+where
+    A::Error: From<BuildError>,
+{
+    let nodes = shape.byte_slots(pairs.clone())?.saturating_mul(2).saturating_add(spare);
+    place_tree(shape, nodes, owners, arena, |nodes, write| shape.build_bytes(pairs, nodes, write))
 }
 
 /// Loads an index of pairs, sorted by key, each key once, into memory that it allocates: a tree for the keys below `split`,
@@ -80,6 +95,20 @@ fn load_part<A: Arena + ?Sized>(
 where
     A::Error: From<BuildError>,
 {
+    place_tree(shape, nodes, owners, arena, |nodes, write| shape.build_part(here, pairs, len, nodes, write))
+}
+
+/// Takes memory for so many nodes, and writes what `build` hands over.
+fn place_tree<A: Arena + ?Sized>(
+    shape: Shape,
+    nodes: u64,
+    owners: u16,
+    arena: &mut A,
+    build: impl FnOnce(u32, &mut dyn FnMut(u64, &[u8]) -> Result<(), A::Error>) -> Result<(), A::Error>,
+) -> Result<TreeRef, A::Error>
+where
+    A::Error: From<BuildError>,
+{
     let bytes = shape.node_bytes as u64;
     let slots = nodes.saturating_add(u64::from(LOG_SLOTS) * u64::from(owners));
     let slots = u32::try_from(slots).unwrap_or(u32::MAX);
@@ -94,7 +123,7 @@ where
         piece.extend_from_slice(node);
         Ok(())
     };
-    shape.build_part(here, pairs, len, nodes.min(u64::from(u32::MAX)) as u32, &mut write)?;
+    build(nodes.min(u64::from(u32::MAX)) as u32, &mut write)?;
     arena.write(Place { va: place.va + from, ..place }, &piece)?;
     Ok(TreeRef { base: place.va, key: place.key, slots, node_bytes: shape.node_bytes as u16, owners, owner: 0 })
 }

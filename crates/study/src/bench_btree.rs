@@ -6,15 +6,17 @@
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::io;
+use std::ops::Bound;
 use std::sync::{PoisonError, RwLock};
 use std::time::Instant;
 
 use congee::U64Congee;
 use remora_kernel::btree::Shape;
+pub use remora_kernel::btree::key_bytes;
 use remora_lab::bench::{BenchGoal, BenchProgress, BenchRow};
 use remora_lab::stats::median;
 pub use remora_store::bench_tree::Keys;
-use remora_store::bench_tree::{TreeBench, Work};
+use remora_store::bench_tree::{TreeBench, Work, byte_key};
 use remora_store::hash::mix;
 use scc::TreeIndex;
 use scc::ebr::Guard;
@@ -29,6 +31,8 @@ pub struct BtreeBench {
     pub keys: u64,
     /// Which.
     pub spread: Keys,
+    /// Bytes of a key, at least 8, if keys are bytes.
+    pub key_bytes: Option<usize>,
     /// How keys are drawn.
     pub distribution: Distribution,
     /// Look-ups of each core in a round, a power of two; of scans and inserts a part.
@@ -49,8 +53,6 @@ pub struct BtreeBench {
 const SCAN: u32 = 100;
 /// What is measured.
 const WORKS: [(&str, Work); 3] = [("look-up", Work::Get), ("scan of 100", Work::Scan(SCAN)), ("insert", Work::Insert)];
-/// Maps beside Remora's tree.
-const PEERS: usize = 3;
 /// Of look-ups, one in so many as scans and as inserts.
 const SCANS: u64 = 8;
 const INSERTS: u64 = 4;
@@ -131,6 +133,71 @@ impl Map for TreeIndex<u64, u64> {
     }
 }
 
+/// A key as bytes of its own.
+fn bytes_of(key: u64, len: usize) -> Box<[u8]> {
+    let mut bytes = vec![0; len];
+    byte_key(key, &mut bytes);
+    bytes.into()
+}
+
+/// A `BTreeMap` whose keys are so many bytes.
+struct ByteMap(RwLock<BTreeMap<Box<[u8]>, u64>>, usize);
+
+impl Map for ByteMap {
+    fn name(&self) -> &'static str {
+        "BTreeMap under a lock"
+    }
+
+    fn run(&self, work: Work, keys: &[u64]) {
+        let read = || self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let mut room = vec![0; self.1];
+        for &key in keys {
+            byte_key(key, &mut room);
+            match work {
+                Work::Get => assert_eq!(read().get(&room[..]), Some(&key)),
+                Work::Scan(count) => {
+                    let from = (Bound::Included(&room[..]), Bound::Unbounded);
+                    read().range::<[u8], _>(from).take(count as usize).for_each(|pair| _ = black_box(pair));
+                }
+                Work::Update | Work::Insert => {
+                    let mut map = self.0.write().unwrap_or_else(PoisonError::into_inner);
+                    black_box(map.insert(room[..].into(), key));
+                }
+            }
+        }
+    }
+}
+
+/// A `TreeIndex` whose keys are so many bytes.
+struct ByteIndex(TreeIndex<Box<[u8]>, u64>, usize);
+
+impl Map for ByteIndex {
+    fn name(&self) -> &'static str {
+        "scc::TreeIndex"
+    }
+
+    fn run(&self, work: Work, keys: &[u64]) {
+        let mut room = vec![0; self.1];
+        for &key in keys {
+            byte_key(key, &mut room);
+            match work {
+                Work::Get => assert_eq!(self.0.peek_with(&room[..], |_, value| *value), Some(key)),
+                Work::Scan(count) => {
+                    let guard = Guard::new();
+                    let from = bytes_of(key, self.1)..;
+                    self.0.range(from, &guard).take(count as usize).for_each(|pair| _ = black_box(pair));
+                }
+                Work::Update | Work::Insert => _ = black_box(self.0.insert(room[..].into(), key)),
+            }
+        }
+    }
+
+    /// As of keys that are numbers.
+    fn most(&self, work: Work) -> usize {
+        if matches!(work, Work::Scan(_)) { 16 } else { usize::MAX }
+    }
+}
+
 impl Map for U64Congee<usize> {
     fn name(&self) -> &'static str {
         "congee (radix tree)"
@@ -154,7 +221,7 @@ impl Map for U64Congee<usize> {
 impl BtreeBench {
     /// Measures everything.
     pub fn run(&self, progress: &mut BenchProgress<'_>) -> MeasuredRows<BenchRow> {
-        MeasuredRows::by(WORKS.len() * self.cores * PEERS, |rows| {
+        MeasuredRows::by(WORKS.len() * self.cores * self.peers(), |rows| {
             progress("loading", 0.0);
             let maps = self.maps().map_err(|e| StudyError::Failed(format!("cannot load {} keys: {e}", self.keys)))?;
             let mut inserted = 0;
@@ -195,7 +262,7 @@ impl BtreeBench {
         for (map, theirs) in maps.iter().zip(&rates).skip(1) {
             let ratio = median(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs));
             let (value, peer_value) = (median(ours.iter().copied()), median(theirs.iter().copied()));
-            let goal = goal(work, map.name()).map(BenchGoal::RatioAtLeast);
+            let goal = goal(work, map.name()).filter(|_| self.key_bytes.is_none()).map(BenchGoal::RatioAtLeast);
             let (what, peer) = (label.clone(), map.name().into());
             rows.push(BenchRow { what, value, unit: "M/s", peer, peer_value, ratio, goal });
         }
@@ -205,6 +272,11 @@ impl BtreeBench {
     /// Remora's first.
     fn maps(&self) -> io::Result<Vec<Box<dyn Map>>> {
         let shape = Shape { node_bytes: self.node_bytes, fill: FILL };
+        let remora = TreeBench::new(shape, self.spread, self.keys, self.inserts(), self.key_bytes)?;
+        let remora = Remora(remora, self.in_flight);
+        if let Some(len) = self.key_bytes {
+            return Ok(self.byte_maps(remora, len));
+        }
         let keys = || (0..self.keys).map(|number| self.spread.key(number, self.keys));
         let index = TreeIndex::new();
         let congee = U64Congee::<usize>::default();
@@ -215,8 +287,23 @@ impl BtreeBench {
         }
         drop(guard);
         let map: BTreeMap<u64, u64> = keys().map(|key| (key, key)).collect();
-        let remora = Remora(TreeBench::new(shape, self.spread, self.keys, self.inserts())?, self.in_flight);
         Ok(vec![Box::new(remora), Box::new(RwLock::new(map)), Box::new(index), Box::new(congee)])
+    }
+
+    /// As [`maps`](Self::maps), of keys that are bytes.
+    fn byte_maps(&self, remora: Remora, len: usize) -> Vec<Box<dyn Map>> {
+        let keys = || (0..self.keys).map(|number| self.spread.key(number, self.keys));
+        let index = TreeIndex::new();
+        for key in keys() {
+            let _ = index.insert(bytes_of(key, len), key);
+        }
+        let map: BTreeMap<Box<[u8]>, u64> = keys().map(|key| (bytes_of(key, len), key)).collect();
+        vec![Box::new(remora), Box::new(ByteMap(RwLock::new(map), len)), Box::new(ByteIndex(index, len))]
+    }
+
+    /// Maps beside Remora's tree: the radix tree has no keys that are bytes.
+    fn peers(&self) -> usize {
+        if self.key_bytes.is_some() { 2 } else { 3 }
     }
 
     /// Keys that a core inserts in a round.
@@ -288,6 +375,7 @@ mod tests {
             let bench = BtreeBench {
                 keys: 3000,
                 spread,
+                key_bytes: None,
                 distribution: Distribution::Uniform,
                 lookups: 512,
                 cores: 2,
@@ -304,6 +392,9 @@ mod tests {
                 let cut = bench.run(&mut |what, _| what != "scan of 100, 2 cores");
                 assert_eq!((cut.rows.len(), cut.wanted), (3 * 3, rows.len()));
                 assert!(matches!(cut.cut, Some(StudyError::Interrupted)));
+                let rows = BtreeBench { key_bytes: Some(20), ..bench }.run(&mut |_, _| true).whole().unwrap();
+                assert_eq!(rows.len(), 3 * 2 * 2);
+                assert!(rows.iter().all(|row| row.value > 0.0 && row.peer_value > 0.0 && row.goal.is_none()));
             }
         }
     }

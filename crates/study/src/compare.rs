@@ -410,7 +410,7 @@ mod tests {
         let mut target = Local::new();
         let store = Store::load(&mut target, &plan, &records, None, &Heard::default()).unwrap();
         let rows = compare(&mut [&mut target], &plan, &store, &Heard::default()).whole().unwrap();
-        assert_eq!(rows.len(), (1 + 2 + 3 + 3) * 3);
+        assert_eq!(rows.len(), (1 + 2 + 3 + 3 + 3) * 3);
         assert!(rows.iter().all(|row| row.in_flight_64.verified >= 4 * 64), "{rows:?}");
         for (name, parameter, fault, expected) in [
             ("tree-get", None, LocalFault::Byte(3), "look-up of key"),
@@ -418,6 +418,7 @@ mod tests {
             ("tree-scan", Some(10), LocalFault::Byte(80), "scan from"),
             ("tree-scan", Some(10), LocalFault::Byte(9), "has the value"),
             ("tree-write", Some(100), LocalFault::Status(Status::Trapped), "insert of key"),
+            ("tree-bytes", Some(64), LocalFault::Byte(3), "look-up of key"),
             ("sequencer", Some(1), LocalFault::Status(Status::Busy), "ended with Busy"),
         ] {
             target.fault = fault;

@@ -2,9 +2,10 @@
 
 use super::node::{HEADER, Head, NodeView};
 use super::recover::{NODES, Record};
-use super::{FIRST, LOCKED, ROOT, TreeRef};
+use super::{FIRST, LOCKED, ROOT, TreeKey, TreeRef};
 use crate::call::Status;
 use crate::memory::{Fault, Limits, Memory};
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// What one operation may do before it is given up, in place of its caller's limits: one that was cut off between
@@ -17,10 +18,11 @@ const TRIES: u32 = 1 << 14;
 #[allow(clippy::single_range_in_vec_init, reason = "one range of bytes")]
 pub(super) const HEADER_ONLY: [Range<usize>; 1] = [8..HEADER];
 
-/// A tree as one operation reaches it.
-pub struct Tree<'m, M> {
+/// A tree as one operation reaches it, whose keys are numbers, or bytes: `[u8]`.
+pub struct Tree<'m, M, K: ?Sized = u64> {
     pub(super) memory: &'m M,
     pub(super) at: TreeRef,
+    keys: PhantomData<fn(&K)>,
 }
 
 /// A node that an operation changes: its slot, its copy, and which bytes of it are new (all between head and tail if
@@ -32,11 +34,24 @@ pub(super) struct Change<'a> {
 }
 
 impl<'m, M: Memory> Tree<'m, M> {
-    /// The tree at `at`, for one operation.
+    /// The tree at `at`, whose keys are numbers, for one operation.
     pub fn new(memory: &'m M, at: TreeRef) -> Result<Self, Status> {
+        Self::keyed(memory, at)
+    }
+}
+
+impl<'m, M: Memory> Tree<'m, M, [u8]> {
+    /// The tree at `at`, whose keys are bytes, for one operation.
+    pub fn of_bytes(memory: &'m M, at: TreeRef) -> Result<Self, Status> {
+        Self::keyed(memory, at)
+    }
+}
+
+impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
+    fn keyed(memory: &'m M, at: TreeRef) -> Result<Self, Status> {
         at.check()?;
         memory.set_limits(LIMITS);
-        Ok(Tree { memory, at })
+        Ok(Tree { memory, at, keys: PhantomData })
     }
 
     /// Whether the locks that it takes are given back, whatever happens.

@@ -2,16 +2,17 @@
 
 use super::access::Tree;
 use super::node::NodeView;
-use super::{FIRST, ROOT};
+use super::{FIRST, ROOT, TreeKey};
 use crate::call::Status;
 use crate::memory::Memory;
+use std::borrow::Borrow;
 use std::collections::BTreeSet;
 
 /// What a tree that nobody writes holds.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Audit {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Audit<K = u64> {
     /// All keys and values, in order.
-    pub pairs: Vec<(u64, u64)>,
+    pub pairs: Vec<(K, u64)>,
     /// Levels, the leaves included.
     pub levels: u8,
     /// Nodes of the tree.
@@ -37,11 +38,12 @@ pub enum AuditError {
     NodeView(u32, &'static str),
 }
 
-impl<M: Memory> Tree<'_, M> {
+impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
     /// Looks at every node: each level is one chain whose fences meet, keys ascend within fences, children are those that
     /// their parents take them for, and no slot is in two places.
-    pub async fn audit(&self) -> Result<Audit, AuditError> {
-        let (mut audit, mut copy) = (Audit::default(), Vec::new());
+    pub async fn audit(&self) -> Result<Audit<K::Owned>, AuditError> {
+        let mut copy = Vec::new();
+        let mut audit = Audit { pairs: Vec::new(), levels: 0, nodes: 0, free: 0, lost: 0, away: 0, orphans: 0 };
         let mut used = BTreeSet::from([0]);
         self.look(ROOT, &mut copy).await?;
         let wrong = |slot: u32, what: &'static str| AuditError::NodeView(slot, what);
@@ -51,7 +53,7 @@ impl<M: Memory> Tree<'_, M> {
         // Children that the level above names.
         let mut named: Option<BTreeSet<u32>> = None;
         loop {
-            let (mut slot, mut low, mut children, mut chain) = (first, 0, BTreeSet::new(), BTreeSet::new());
+            let (mut slot, mut low, mut children, mut chain) = (first, K::least(), BTreeSet::new(), BTreeSet::new());
             loop {
                 if !used.insert(slot) {
                     return Err(wrong(slot, "in two places"));
@@ -59,34 +61,34 @@ impl<M: Memory> Tree<'_, M> {
                 chain.insert(slot);
                 self.look(slot, &mut copy).await?;
                 let node = NodeView(&copy);
-                if node.level() != Some(level) || node.low() != low {
+                if node.level() != Some(level) || K::low(node) != low {
                     return Err(wrong(slot, "not the node that its left neighbour or parent takes it for"));
                 }
-                if node.is_away() && (level > 0 || node.len() > 0) {
+                if node.is_away() && (level > 0 || K::count(node) > 0) {
                     return Err(wrong(slot, "away, and no leaf without keys"));
                 }
                 audit.away += usize::from(node.is_away());
-                let keys: Vec<u64> = (0..node.len()).map(|at| node.key(at)).collect();
-                if !keys.is_sorted_by(|a, b| a < b) || !keys.iter().all(|key| node.covers(*key)) {
+                let keys: Vec<K::Owned> = (0..K::count(node)).map(|at| K::key(node, at)).collect();
+                if !keys.is_sorted_by(|a, b| a < b) || !keys.iter().all(|key| K::covers(node, key.borrow())) {
                     return Err(wrong(slot, "keys that do not ascend between the fences"));
                 }
                 match level {
-                    0 => audit.pairs.extend((0..node.len()).map(|at| (node.key(at), node.value(at)))),
+                    0 => audit.pairs.extend((0..).zip(keys).map(|(at, key)| (key, K::what(node, at)))),
                     _ if keys.first() != Some(&low) => {
                         return Err(wrong(slot, "a first key that is not the low fence"));
                     }
-                    _ => children.extend((0..node.len()).map(|at| node.child(at))),
+                    _ => children.extend((0..keys.len()).map(|at| K::what(node, at) as u32)),
                 }
                 if slot == first {
-                    first = if level > 0 { node.child(0) } else { 0 };
+                    first = if level > 0 { K::what(node, 0) as u32 } else { 0 };
                 }
-                if node.right() == 0 {
-                    if node.high() != u64::MAX {
+                match K::next(node) {
+                    None => break,
+                    Some(_) if node.right() == 0 => {
                         return Err(wrong(slot, "nothing to the right of it, though keys are missing"));
                     }
-                    break;
+                    Some(next) => (slot, low) = (node.right(), next),
                 }
-                (slot, low) = (node.right(), node.high() + 1);
             }
             if let Some(named) = named {
                 audit.orphans += chain.difference(&named).count();

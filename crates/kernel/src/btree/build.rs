@@ -29,6 +29,19 @@ pub enum BuildError {
         /// Slots that there are.
         slots: u32,
     },
+    /// Keys that are bytes and do not ascend.
+    #[error("pair {0}, counted from 0, has a key that is not greater than the one before: sort them, each once")]
+    UnsortedBytes(usize),
+    /// A key that no node holds.
+    #[error("pair {at}, counted from 0, has a key of {len} bytes: nodes of this size hold up to {most}")]
+    LongKey {
+        /// Its number.
+        at: usize,
+        /// Bytes of the key.
+        len: usize,
+        /// Bytes that it may have.
+        most: usize,
+    },
     /// Nodes of a size that none has.
     #[error("nodes of {0} bytes: a power of two from 256 to 4096, please")]
     NodeBytes(usize),
@@ -52,6 +65,13 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Whether nodes may have this size.
+    pub(super) fn check(self) -> Result<(), BuildError> {
+        let node_bytes = self.node_bytes.min(1 << 15) as u16;
+        let probe = TreeRef { base: 0, key: 0, slots: ROOT + 1, node_bytes, owners: 0, owner: 0 };
+        probe.check().map_err(|_| BuildError::NodeBytes(self.node_bytes))
+    }
+
     /// Keys or children of a node, at least 3.
     pub(super) fn share(self, room: usize) -> usize {
         (room * usize::from(self.fill.clamp(1, 100)) / 100).clamp(3, room)
@@ -106,11 +126,7 @@ impl Shape {
         mut write: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let bytes = self.node_bytes;
-        let probe =
-            TreeRef { base: 0, key: 0, slots: ROOT + 1, node_bytes: bytes.min(1 << 15) as u16, owners: 0, owner: 0 };
-        if probe.check().is_err() {
-            return Err(BuildError::NodeBytes(bytes).into());
-        }
+        self.check()?;
         let is_here = here.is_some();
         let here = here.unwrap_or(0..=u64::MAX);
         let away = [*here.start() > 0, *here.end() < u64::MAX].map(usize::from);
@@ -178,11 +194,16 @@ impl Shape {
             (items, count) = (above, nodes);
             level += 1;
         }
-        image.fill(0);
-        image[FIRST.magic..][..8].copy_from_slice(&First::MAGIC.to_le_bytes());
-        image[FIRST.next..][..8].copy_from_slice(&u64::from(next).to_le_bytes());
+        first_slot(next, &mut image);
         write(0, &image)
     }
+}
+
+/// What stands in the first slot of a tree whose unused slots begin there.
+pub(super) fn first_slot(next: u32, image: &mut [u8]) {
+    image.fill(0);
+    image[FIRST.magic..][..8].copy_from_slice(&First::MAGIC.to_le_bytes());
+    image[FIRST.next..][..8].copy_from_slice(&u64::from(next).to_le_bytes());
 }
 
 /// Pairs that are checked to ascend.

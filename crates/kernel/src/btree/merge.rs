@@ -1,44 +1,45 @@
 //! Merges of nodes that have become empty, or nearly so.
 
-use super::ROOT;
 use super::access::{Change, HEADER_ONLY, Tree};
 use super::node::{NodeMut, NodeView};
+use super::{ROOT, TreeKey};
 use crate::call::Status;
 use crate::memory::Memory;
+use std::borrow::Borrow;
 
-impl<M: Memory> Tree<'_, M> {
+impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
     /// Merges the node below `level` that a key belongs to with a neighbour under the same parent, if both fit into three
     /// quarters of one, and nobody else is at work there: else it is left as it is.
-    pub(super) async fn merge(&self, key: u64, level: u8, copy: &mut Vec<u8>) -> Result<(), Status> {
+    pub(super) async fn merge(&self, key: &K, level: u8, copy: &mut Vec<u8>) -> Result<(), Status> {
         let Some(parent_slot) = self.descend(key, level, copy).await? else { return Ok(()) };
         let parent = NodeView(copy);
-        let place = parent.place(key).ok_or(Status::Trapped)?;
-        if parent.len() < 2 {
+        let place = K::place(parent, key).ok_or(Status::Trapped)?;
+        if K::count(parent) < 2 {
             return self.lower_root(parent_slot, copy).await;
         }
-        let at = place.min(parent.len() - 2);
-        let (left_slot, right_slot) = (self.node_slot(parent.child(at))?, self.node_slot(parent.child(at + 1))?);
+        let at = place.min(K::count(parent) - 2);
+        let child = |at| self.node_slot(K::what(parent, at) as u32);
+        let (left_slot, right_slot) = (child(at)?, child(at + 1)?);
         let (mut left, mut right) = (Vec::new(), Vec::new());
         self.load(left_slot, &mut left).await?;
         self.load(right_slot, &mut right).await?;
         let (l, r) = (NodeView(&left), NodeView(&right));
         let below = level.checked_sub(1);
         // A node between the two that the parent has not heard of, or one that is no longer its child.
-        let apart =
-            l.right() != right_slot || l.high().checked_add(1) != Some(r.low()) || r.low() != parent.key(at + 1);
+        let (next, low) = (K::next(l), K::low(r));
+        let apart = l.right() != right_slot || next.as_ref() != Some(&low) || low != K::key(parent, at + 1);
         let apart = apart || l.is_away() != r.is_away();
-        if apart || l.level() != below || r.level() != below || 4 * (l.len() + r.len()) > 3 * l.room() {
+        if apart || l.level() != below || r.level() != below || !K::fit_together(l, r) {
             return Ok(());
         }
         let heads = [(parent_slot, parent.head()), (left_slot, l.head()), (right_slot, r.head())];
         if !self.lock_all(&heads).await? {
             return Ok(());
         }
-        let low = l.low();
-        NodeMut(&mut left).set_range(low, r.high(), r.right());
-        NodeMut(&mut left).append(r, 0);
+        K::set_next(&mut left, K::next(r).as_ref().map(Borrow::borrow), r.right());
+        K::append(&mut left, r, 0);
         NodeMut(&mut right).free();
-        let ranges = NodeMut(copy).remove(at + 1);
+        let ranges = K::remove(copy, at + 1);
         let changes = [
             Change { slot: left_slot, image: &left, ranges: &[] },
             Change { slot: right_slot, image: &right, ranges: &HEADER_ONLY },
@@ -48,7 +49,7 @@ impl<M: Memory> Tree<'_, M> {
         self.forget(parent_slot);
         self.release(right_slot).await?;
         let parent = NodeView(copy);
-        if parent_slot == ROOT || 4 * parent.len() < parent.room() {
+        if parent_slot == ROOT || K::is_small(parent) {
             Box::pin(self.merge(key, level + 1, copy)).await?;
         }
         Ok(())
@@ -57,14 +58,14 @@ impl<M: Memory> Tree<'_, M> {
     /// Puts the root's only child in its place.
     async fn lower_root(&self, slot: u32, copy: &mut Vec<u8>) -> Result<(), Status> {
         let root = NodeView(copy);
-        if slot != ROOT || root.len() != 1 {
+        if slot != ROOT || K::count(root) != 1 {
             return Ok(());
         }
-        let child_slot = self.node_slot(root.child(0))?;
+        let child_slot = self.node_slot(K::what(root, 0) as u32)?;
         let mut child = Vec::new();
         self.load(child_slot, &mut child).await?;
         let node = NodeView(&child);
-        let whole = node.low() == root.low() && node.high() == root.high();
+        let whole = K::low(node) == K::low(root) && K::next(node) == K::next(root);
         if !whole || node.level() != root.level().and_then(|level| level.checked_sub(1)) {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! A B-tree in registered memory, of keys and values of 8 bytes.
+//! A B-tree in registered memory, of values of 8 bytes, whose keys are numbers of 64 bits, or up to 256 bytes ([`TreeKey`]).
 //!
 //! The very same code runs where calls run: on the node's host and NIC, and at the client by one-sided READ,
 //! compare-and-swap and WRITE; all may read and write a tree at once. Nodes are locked by writers and read without locks
@@ -20,7 +20,11 @@
 mod access;
 mod audit;
 mod build;
+mod build_bytes;
+mod byte_calls;
+mod bytes;
 mod find;
+mod keys;
 mod merge;
 mod node;
 mod params;
@@ -36,6 +40,9 @@ mod write;
 pub use access::Tree;
 pub use audit::{Audit, AuditError};
 pub use build::{BuildError, Shape};
+pub use byte_calls::{BytePairs, ByteParams};
+pub use bytes::{KEY_BYTES, key_bytes};
+pub use keys::TreeKey;
 pub use node::{HEADER, Head, NODE_BYTES, NodeMut, NodeView, children, leaf_keys};
 pub use params::{TreeParams, TreeRef};
 pub(crate) use params::{delete, get, put, recover, scan};

@@ -21,7 +21,7 @@ pub const NODE_BYTES: [usize; 2] = [256, 4096];
 /// Bytes in front of the keys.
 pub const HEADER: usize = 32;
 /// Bytes of the tail.
-const TAIL: usize = 8;
+pub(super) const TAIL: usize = 8;
 
 /// The head's bit that says that somebody has the lock; below it stands who.
 const LOCKED: u64 = 1 << 16;
@@ -81,6 +81,12 @@ pub fn word(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(word)
+}
+
+/// The two bytes at `at` as a number.
+#[inline(always)]
+pub(super) fn short(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
 #[inline(always)]
@@ -156,11 +162,17 @@ impl<'a> NodeView<'a> {
         if self.is_leaf() { leaf_keys(self.0.len()) } else { children(self.0.len()) }
     }
 
-    /// Number of keys.
+    /// Number of keys, as it stands there.
+    #[inline]
+    pub fn count(self) -> usize {
+        short(self.0, 28).into()
+    }
+
+    /// Number of keys, which are numbers.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "no caller asks whether a node is empty")]
     pub fn len(self) -> usize {
-        usize::from(u16::from_le_bytes([self.0[28], self.0[29]])).min(self.room())
+        self.count().min(self.room())
     }
 
     /// Whether so little is in it that it should be merged with a neighbour.

@@ -1,5 +1,6 @@
 //! Where a tree is, the parameters of its kernels, and the kernels.
 
+use super::byte_calls::{Work, are_bytes, run};
 use super::{NODE_BYTES, NOT_OWNER, NodeView, Put, ROOT, Tree};
 use crate::call::{Call, Status};
 use crate::memory::Memory;
@@ -95,16 +96,12 @@ impl TreeParams {
         TreeParams { tree, key, value, how: Put::Upsert }
     }
 
-    /// To bytes: base (8), key of the region (4), slots (4), bytes of a node (2), owner (2), what a put does (1), 0 (1),
-    /// owners (2), key (8), value (8); little-endian.
+    /// To bytes: base (8), key of the region (4), slots (4), bytes of a node (2), owner (2), what a put does (1), 0 (1: 1
+    /// stands for [keys that are bytes](super::ByteParams)), owners (2), key (8), value (8); little-endian.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         self.tree.encode(&mut bytes);
-        bytes[20] = match self.how {
-            Put::Upsert => 0,
-            Put::Insert => 1,
-            Put::Update => 2,
-        };
+        bytes[20] = self.how.code();
         bytes[24..32].copy_from_slice(&self.key.to_le_bytes());
         bytes[32..].copy_from_slice(&self.value.to_le_bytes());
         bytes
@@ -114,12 +111,7 @@ impl TreeParams {
     #[inline]
     pub fn decode(bytes: &[u8]) -> Result<Self, Status> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().map_err(|_| Status::BadParams)?;
-        let how = match bytes[20] {
-            0 => Put::Upsert,
-            1 => Put::Insert,
-            2 => Put::Update,
-            _ => return Err(Status::BadParams),
-        };
+        let how = Put::of_code(bytes[20]).ok_or(Status::BadParams)?;
         let tree = TreeRef::decode(bytes);
         tree.check()?;
         Ok(TreeParams { tree, key: super::node::word(bytes, 24), value: super::node::word(bytes, 32), how })
@@ -147,19 +139,28 @@ macro_rules! on_tree {
 
 #[inline]
 pub(crate) async fn get<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
-    on_tree!(memory, call, |tree, params, copy| tree.get(params.key, copy).await.map(Some))
+    if are_bytes(&call.params) {
+        return Box::pin(run(memory, call, Work::Get)).await;
+    }
+    on_tree!(memory, call, |tree, params, copy| tree.get(&params.key, copy).await.map(Some))
 }
 
 pub(crate) async fn put<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    if are_bytes(&call.params) {
+        return Box::pin(run(memory, call, Work::Put)).await;
+    }
     on_tree!(memory, call, |tree, params, copy| match tree.may_write() {
-        true => tree.put(params.key, params.value, params.how, copy).await,
+        true => tree.put(&params.key, params.value, params.how, copy).await,
         false => Err(NOT_OWNER),
     })
 }
 
 pub(crate) async fn delete<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    if are_bytes(&call.params) {
+        return Box::pin(run(memory, call, Work::Delete)).await;
+    }
     on_tree!(memory, call, |tree, params, copy| match tree.may_write() {
-        true => tree.delete(params.key, copy).await.map(Some),
+        true => tree.delete(&params.key, copy).await.map(Some),
         false => Err(NOT_OWNER),
     })
 }
@@ -172,6 +173,9 @@ pub(crate) async fn recover<M: Memory>(memory: &M, call: &mut Call) -> Result<()
 }
 
 pub(crate) async fn scan<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    if are_bytes(&call.params) {
+        return Box::pin(run(memory, call, Work::Scan)).await;
+    }
     let params = TreeParams::decode(&call.params)?;
     let tree = Tree::new(memory, params.tree)?;
     let count = u32::try_from(params.value).unwrap_or(u32::MAX);
@@ -183,7 +187,7 @@ pub(crate) async fn scan<M: Memory>(memory: &M, call: &mut Call) -> Result<(), S
         }
         Ok(())
     };
-    if let Some(next) = tree.scan(params.key, count, &mut Vec::new(), found).await? {
+    if let Some(next) = tree.scan(&params.key, count, &mut Vec::new(), found).await? {
         call.grow_reply(8)?.copy_from_slice(&next.to_le_bytes());
     }
     Ok(())

@@ -110,17 +110,17 @@ impl<'m, M: Memory> Index<'m, M> {
 
     /// See [`Tree::get`].
     pub async fn get(&self, key: u64) -> Result<u64, Status> {
-        self.there(key, async |tree| tree.get(key, &mut Vec::new()).await).await
+        self.there(key, async |tree| tree.get(&key, &mut Vec::new()).await).await
     }
 
     /// See [`Tree::put`].
     pub async fn put(&self, key: u64, value: u64, how: Put) -> Result<Option<u64>, Status> {
-        self.there(key, async |tree| tree.put(key, value, how, &mut Vec::new()).await).await
+        self.there(key, async |tree| tree.put(&key, value, how, &mut Vec::new()).await).await
     }
 
     /// See [`Tree::delete`].
     pub async fn delete(&self, key: u64) -> Result<u64, Status> {
-        self.there(key, async |tree| tree.delete(key, &mut Vec::new()).await).await
+        self.there(key, async |tree| tree.delete(&key, &mut Vec::new()).await).await
     }
 
     /// At most `count` keys from `from` on with their values, in order. Each leaf is read at one moment of its own, be it
@@ -130,7 +130,7 @@ impl<'m, M: Memory> Index<'m, M> {
         for _ in 0..TRIES {
             let tree = Tree::new(self.memory, self.trees[part])?;
             let left = count - pairs.len() as u32;
-            let (found, next) = tree.pairs(from, left, &mut Vec::new()).await?;
+            let (found, next) = tree.pairs(&from, left, &mut Vec::new()).await?;
             pairs.extend(found);
             match next {
                 Some(next) if pairs.len() < count as usize => (from, part) = (next, 1 - part),
@@ -246,8 +246,8 @@ impl MoveParams {
                 (false, _) if self.target == u64::MAX => (split, u64::MAX),
                 (false, _) => (split, self.target - 1),
             };
-            let slot = giver.leaf(beside, &mut copy).await?;
-            let theirs = taker.leaf(beside, &mut room).await?;
+            let slot = giver.leaf(&beside, &mut copy).await?;
+            let theirs = taker.leaf(&beside, &mut room).await?;
             let (leaf, free) = (NodeView(&copy), NodeView(&room));
             if leaf.is_away() || !free.is_away() {
                 // Somebody else has just moved it.
@@ -266,11 +266,11 @@ impl MoveParams {
                 _ => None,
             };
             if let Some(sep) = cut(leaf) {
-                giver.split_at(slot, sep, &mut copy).await?;
+                giver.split_at(slot, &sep, &mut copy).await?;
                 continue;
             }
             if let Some(sep) = cut(free) {
-                taker.split_at(theirs, sep, &mut room).await?;
+                taker.split_at(theirs, &sep, &mut room).await?;
                 continue;
             }
             let (here, there) = (leaf.head(), free.head());
@@ -299,9 +299,9 @@ impl MoveParams {
             NodeMut(&mut copy).set_away(true);
             giver.commit(&[Change { slot, image: &copy, ranges: &HEADER_ONLY }]).await?;
             // Nodes that are away side by side become one, whatever comes of it; and the small one that a cut left.
-            let _ = Box::pin(giver.merge(low, 1, &mut copy)).await;
+            let _ = Box::pin(giver.merge(&low, 1, &mut copy)).await;
             if NodeView(&room).is_small() {
-                let _ = Box::pin(taker.merge(low, 1, &mut room)).await;
+                let _ = Box::pin(taker.merge(&low, 1, &mut room)).await;
             }
             return Ok(Moved { split: next, pairs });
         }

@@ -2,8 +2,9 @@
 //! more afterwards.
 
 use super::access::Tree;
-use super::node::{HEADER, Head, children, leaf_keys};
-use super::{LOCKED, ROOT};
+use super::keys::Glance;
+use super::node::Head;
+use super::{LOCKED, ROOT, TreeKey};
 use crate::call::Status;
 use crate::memory::Memory;
 
@@ -28,10 +29,10 @@ enum Look {
     Busy,
 }
 
-impl<M: Memory> Tree<'_, M> {
+impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
     /// The value of a key, if nodes can be looked at in place; `None` if they cannot.
     #[inline]
-    pub(super) async fn get_in_place(&self, key: u64) -> Result<Option<u64>, Status> {
+    pub(super) async fn get_in_place(&self, key: &K) -> Result<Option<u64>, Status> {
         let (mut slot, mut level, mut tries) = (ROOT, None, 0);
         loop {
             if level.is_some_and(|level| level < NEAR) {
@@ -57,7 +58,7 @@ impl<M: Memory> Tree<'_, M> {
 
     /// One node; nothing that it says is believed unless its version is the same afterwards.
     #[inline(always)]
-    fn look_at(&self, slot: u32, level: Option<u8>, key: u64) -> Result<Option<Look>, Status> {
+    fn look_at(&self, slot: u32, level: Option<u8>, key: &K) -> Result<Option<Look>, Status> {
         let Some(now) = self.memory.immediate() else { return Ok(None) };
         let bytes = self.node_bytes();
         let Some(words) = now.words_now(self.at.key, self.va(slot, 0), bytes)? else { return Ok(None) };
@@ -65,28 +66,19 @@ impl<M: Memory> Tree<'_, M> {
         if head.is_locked() {
             return Ok(Some(Look::Busy));
         }
-        let (low, high, meta) = (words.get(1), words.get(2), words.get(3));
+        let meta = words.get(3);
         let (kind, away) = ((meta >> 48) as u8, meta >> 56 != 0);
-        let first = HEADER / 8;
-        let leaf = kind == 1;
-        let room = if leaf { leaf_keys(bytes) } else { children(bytes) };
-        let len = ((meta >> 32) as u16 as usize).min(room);
-        let rank = words.rank(first, len, key);
-        let what = match rank.checked_sub(1) {
-            Some(at) if leaf => (words.get(first + at) == key).then(|| words.get(first + room + at)),
-            Some(at) => Some(words.get(first + room + at / 2) >> (32 * (at % 2)) & 0xffff_ffff),
-            None => None,
-        };
+        let Glance { below, above, what } = K::glance(&words, bytes, meta, key);
         if words.get(0) != head.0 {
             return Ok(Some(Look::Busy));
         }
         let fits = kind > 0 && level.is_none_or(|level| level + 1 == kind);
         Ok(Some(match what {
-            _ if !fits || key < low => Look::Gone,
-            _ if key > high && meta as u32 != 0 => Look::Right(self.node_slot(meta as u32)?),
-            _ if key > high => Look::Gone,
+            _ if !fits || below => Look::Gone,
+            _ if above && meta as u32 != 0 => Look::Right(self.node_slot(meta as u32)?),
+            _ if above => Look::Gone,
             _ if away => Look::Away,
-            what if leaf => Look::Found(what),
+            what if kind == 1 => Look::Found(what),
             Some(child) => Look::Down(self.node_slot(child as u32)?, kind - 2),
             None => return Err(Status::Trapped),
         }))

@@ -1,9 +1,9 @@
 //! A loaded tree whose nodes are made one by one, when somebody wants them: what [`Shape::build`] would write, without
 //! its memory. For trees too large to hold.
 
-use super::build::Shape;
+use super::ROOT;
+use super::build::{Shape, first_slot};
 use super::node::{NodeMut, children, leaf_keys};
-use super::{FIRST, First, ROOT};
 
 /// Where the nodes of a tree of so many pairs lie, level by level.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,12 +54,11 @@ impl Plan {
     /// Writes what stands in a slot to `image`, which has the size of a node; `pair` says which key and value the pairs have,
     /// counted from 0, in ascending order.
     pub fn node(&self, slot: u32, pair: impl Fn(u64) -> (u64, u64), image: &mut [u8]) {
-        image.fill(0);
         if slot == 0 {
-            image[FIRST.magic..][..8].copy_from_slice(&First::MAGIC.to_le_bytes());
-            image[FIRST.next..][..8].copy_from_slice(&self.slots().to_le_bytes());
+            first_slot(self.slots() as u32, image);
             return;
         }
+        image.fill(0);
         let slot = u64::from(slot);
         let has = |&(first, nodes, _): &(u64, u64, u64)| (first..first + nodes).contains(&slot);
         let Some(level) = self.levels.iter().position(has) else { return };

@@ -8,7 +8,7 @@
 
 use super::access::{Change, Tree};
 use super::node::{Head, NodeView};
-use super::{ROOT, TreeRef};
+use super::{ROOT, TreeKey, TreeRef};
 use crate::call::Status;
 use crate::memory::{Fault, Limits, Memory};
 
@@ -46,9 +46,9 @@ impl Record {
     }
 
     /// The writes that put a change into an owner's log.
-    pub fn pieces<'a, M: Memory>(
+    pub fn pieces<'a, M: Memory, K: TreeKey + ?Sized>(
         &'a self,
-        tree: &Tree<'_, M>,
+        tree: &Tree<'_, M, K>,
         changes: &[Change<'a>],
         mut push: impl FnMut(u64, &'a [u8]),
     ) -> Result<(), Status> {
@@ -63,7 +63,7 @@ impl Record {
     }
 }
 
-impl<M: Memory> Tree<'_, M> {
+impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
     /// Ends what an owner left half done, and gives back its locks: how many there were. It must be gone: a write of it
     /// that came later could fall upon somebody else's.
     pub async fn recover(&self, owner: u16, copy: &mut Vec<u8>) -> Result<u64, Status> {

@@ -1,45 +1,38 @@
 //! Splits of full nodes.
 
-use super::ROOT;
-use super::access::{Change, HEADER_ONLY, Tree};
+use super::access::{Change, Tree};
 use super::node::{NodeMut, NodeView};
+use super::{ROOT, TreeKey};
 use crate::call::Status;
 use crate::memory::Memory;
+use std::borrow::Borrow;
 
-impl<M: Memory> Tree<'_, M> {
+impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
     /// Splits a full node, whose copy of one moment is `copy`, unless it has changed since; a key is to come in at `at`.
     pub(super) async fn split(&self, slot: u32, at: usize, copy: &mut Vec<u8>) -> Result<(), Status> {
-        let node = NodeView(copy);
-        // Keys that come in order fill the nodes that they leave behind.
-        let appended = node.right() == 0 && at == node.len();
-        let half = if appended { node.len() - node.len() / 8 - 1 } else { node.len() / 2 };
-        self.split_at(slot, node.key(half), copy).await
+        let sep = K::middle(NodeView(copy), at).ok_or(Status::Trapped)?;
+        self.split_at(slot, sep.borrow(), copy).await
     }
 
     /// Splits a node, as [`split`](Self::split), in front of a key that lies between its fences, and is not the lowest.
-    pub(super) async fn split_at(&self, slot: u32, sep: u64, copy: &mut Vec<u8>) -> Result<(), Status> {
+    pub(super) async fn split_at(&self, slot: u32, sep: &K, copy: &mut Vec<u8>) -> Result<(), Status> {
         let node = NodeView(copy);
         let (head, level) = (node.head(), node.level().ok_or(Status::Trapped)?);
-        let half = node.search(sep).unwrap_or_else(|at| at);
+        let half = K::search(node, sep).unwrap_or_else(|at| at);
         let mut right = Vec::new();
         let right_slot = self.allocate(&mut right).await?;
-        NodeMut(&mut right).clear(level, (sep, node.high()), node.right());
+        K::clear(&mut right, level, (sep, K::next(node).as_ref().map(Borrow::borrow)), node.right());
         NodeMut(&mut right).set_away(node.is_away());
-        NodeMut(&mut right).append(node, half);
+        K::append(&mut right, node, half);
         if slot == ROOT {
             return self.split_root(copy, sep, (right_slot, right)).await;
         }
         if !self.lock(slot, head).await? {
             return self.give_back(&[(right_slot, &mut right)]).await;
         }
-        let mut left = NodeMut(copy);
-        let low = left.node().low();
-        left.set_range(low, sep.wrapping_sub(1), right_slot);
-        left.truncate(half);
-        let changed = [
-            Change { slot: right_slot, image: &right, ranges: &[] },
-            Change { slot, image: copy, ranges: &HEADER_ONLY },
-        ];
+        K::truncate(copy, half);
+        let ranges = K::set_next(copy, Some(sep), right_slot);
+        let changed = [Change { slot: right_slot, image: &right, ranges: &[] }, Change { slot, image: copy, ranges }];
         self.commit(&changed).await?;
         self.adopt(level + 1, sep, right_slot, copy).await
     }
@@ -48,12 +41,12 @@ impl<M: Memory> Tree<'_, M> {
     async fn split_root(
         &self,
         root: &mut [u8],
-        sep: u64,
+        sep: &K,
         (right_slot, mut right): (u32, Vec<u8>),
     ) -> Result<(), Status> {
         let node = NodeView(root);
         let (head, level) = (node.head(), node.level().ok_or(Status::Trapped)?);
-        let (low, high, half) = (node.low(), node.high(), node.search(sep).unwrap_or_else(|at| at));
+        let (low, next, half) = (K::low(node), K::next(node), K::search(node, sep).unwrap_or_else(|at| at));
         let mut left = Vec::new();
         let left_slot = match self.allocate(&mut left).await {
             Ok(slot) => slot,
@@ -62,20 +55,18 @@ impl<M: Memory> Tree<'_, M> {
                 return Err(status);
             }
         };
-        NodeMut(&mut left).clear(level, (low, sep.wrapping_sub(1)), right_slot);
+        K::clear(&mut left, level, (low.borrow(), Some(sep)), right_slot);
         NodeMut(&mut left).set_away(node.is_away());
-        (0..half).for_each(|at| {
-            let what = if level == 0 { node.value(at) } else { node.child(at).into() };
-            NodeMut(&mut left).push(node.key(at), what);
-        });
+        for at in 0..half {
+            K::insert(&mut left, at, K::key(node, at).borrow(), K::what(node, at));
+        }
         if !self.lock(ROOT, head).await? {
             return self.give_back(&[(left_slot, &mut left), (right_slot, &mut right)]).await;
         }
-        let mut root = NodeMut(root);
-        root.clear(level + 1, (low, high), 0);
-        root.push(low, left_slot.into());
-        root.push(sep, right_slot.into());
-        let all = [(right_slot, &right[..]), (left_slot, &left[..]), (ROOT, &*root.0)];
+        K::clear(root, level + 1, (low.borrow(), next.as_ref().map(Borrow::borrow)), 0);
+        K::insert(root, 0, low.borrow(), left_slot.into());
+        K::insert(root, 1, sep, right_slot.into());
+        let all = [(right_slot, &right[..]), (left_slot, &left[..]), (ROOT, &*root)];
         let changed = all.map(|(slot, image)| Change { slot, image, ranges: &[] });
         self.commit(&changed).await
     }
@@ -90,23 +81,23 @@ impl<M: Memory> Tree<'_, M> {
     }
 
     /// Tells the level above of a node that a split has made, unless somebody else has, or the node is gone.
-    pub(super) async fn adopt(&self, level: u8, sep: u64, child: u32, copy: &mut Vec<u8>) -> Result<(), Status> {
+    pub(super) async fn adopt(&self, level: u8, sep: &K, child: u32, copy: &mut Vec<u8>) -> Result<(), Status> {
         loop {
             let Some(slot) = self.descend(sep, level, copy).await? else { return Ok(()) };
             let parent = NodeView(copy);
             let head = parent.head();
-            let at = match parent.search(sep) {
+            let at = match K::search(parent, sep) {
                 Ok(_) => return Ok(()),
                 Err(at) => at,
             };
-            if parent.len() == parent.room() {
+            if !K::fits(parent, sep) {
                 Box::pin(self.split(slot, at, copy)).await?;
                 continue;
             }
             let mut header = Vec::new();
             self.load(child, &mut header).await?;
             let child_node = NodeView(&header);
-            if child_node.level() != Some(level - 1) || child_node.low() != sep {
+            if child_node.level() != Some(level - 1) || K::low(child_node).borrow() != sep {
                 return Ok(());
             }
             let seen = child_node.head();
@@ -120,7 +111,7 @@ impl<M: Memory> Tree<'_, M> {
                 self.unlock(slot, head).await?;
                 continue;
             }
-            let ranges = NodeMut(copy).insert(at, sep, child.into());
+            let ranges = K::insert(copy, at, sep, child.into());
             self.commit(&[Change { slot, image: copy, ranges: &ranges }]).await?;
             self.forget(slot);
             return Ok(());

@@ -1,8 +1,8 @@
 //! Inserts, updates and deletes.
 
 use super::access::{Change, Tree};
-use super::node::{NodeMut, NodeView};
-use super::{EXISTS, ROOT};
+use super::node::NodeView;
+use super::{EXISTS, ROOT, TreeKey};
 use crate::call::Status;
 use crate::memory::Memory;
 
@@ -17,27 +17,46 @@ pub enum Put {
     Update,
 }
 
-impl<M: Memory> Tree<'_, M> {
+impl Put {
+    /// As it stands in parameters.
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Put::Upsert => 0,
+            Put::Insert => 1,
+            Put::Update => 2,
+        }
+    }
+
+    /// See [`code`](Self::code).
+    pub(super) fn of_code(code: u8) -> Option<Put> {
+        [Put::Upsert, Put::Insert, Put::Update].into_iter().find(|put| put.code() == code)
+    }
+}
+
+impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
     /// Writes the value of a key; returns the one that it had. `copy` is room for a node.
-    pub async fn put(&self, key: u64, value: u64, how: Put, copy: &mut Vec<u8>) -> Result<Option<u64>, Status> {
+    pub async fn put(&self, key: &K, value: u64, how: Put, copy: &mut Vec<u8>) -> Result<Option<u64>, Status> {
+        if !key.is_allowed(self.node_bytes()) {
+            return Err(Status::BadParams);
+        }
         loop {
             let slot = self.leaf_here(key, copy).await?;
             let node = NodeView(copy);
             let head = node.head();
-            match node.search(key) {
+            match K::search(node, key) {
                 Ok(_) if how == Put::Insert => return Err(EXISTS),
                 Err(_) if how == Put::Update => return Err(Status::NotFound),
                 Ok(at) => {
-                    let old = node.value(at);
+                    let old = K::what(node, at);
                     if self.lock(slot, head).await? {
-                        let range = NodeMut(copy).set_value(at, value);
+                        let range = K::set_value(copy, at, value);
                         self.commit(&[Change { slot, image: copy, ranges: &[range] }]).await?;
                         return Ok(Some(old));
                     }
                 }
-                Err(at) if node.len() < node.room() => {
+                Err(at) if K::fits(node, key) => {
                     if self.lock(slot, head).await? {
-                        let ranges = NodeMut(copy).insert(at, key, value);
+                        let ranges = K::insert(copy, at, key, value);
                         self.commit(&[Change { slot, image: copy, ranges: &ranges }]).await?;
                         return Ok(None);
                     }
@@ -49,19 +68,19 @@ impl<M: Memory> Tree<'_, M> {
     }
 
     /// Takes a key out; returns its value. `copy` is room for a node.
-    pub async fn delete(&self, key: u64, copy: &mut Vec<u8>) -> Result<u64, Status> {
+    pub async fn delete(&self, key: &K, copy: &mut Vec<u8>) -> Result<u64, Status> {
         loop {
             let slot = self.leaf_here(key, copy).await?;
             let node = NodeView(copy);
             let head = node.head();
-            let at = node.search(key).map_err(|_| Status::NotFound)?;
-            let old = node.value(at);
+            let at = K::search(node, key).map_err(|_| Status::NotFound)?;
+            let old = K::what(node, at);
             if !self.lock(slot, head).await? {
                 continue;
             }
-            let ranges = NodeMut(copy).remove(at);
+            let ranges = K::remove(copy, at);
             self.commit(&[Change { slot, image: copy, ranges: &ranges }]).await?;
-            if slot != ROOT && NodeView(copy).is_small() {
+            if slot != ROOT && K::is_small(NodeView(copy)) {
                 // The key is gone, whatever becomes of this.
                 let _ = Box::pin(self.merge(key, 1, copy)).await;
             }

@@ -10,6 +10,7 @@ mod list;
 mod sequencer;
 mod sized;
 mod tree;
+mod tree_bytes;
 
 use std::fmt;
 use std::ops::Deref;
@@ -29,6 +30,7 @@ pub(crate) use sequencer::Numbers;
 pub use sequencer::SEQUENCER;
 pub use sized::GET_SIZE;
 pub use tree::{TREE_GET, TREE_SCAN, TREE_WRITE};
+pub use tree_bytes::TREE_BYTES;
 
 use crate::StudyError;
 use crate::calling::Calls;
@@ -40,11 +42,23 @@ use crate::validate::Prediction;
 use crate::where_::SoftwareTimes;
 
 /// All operations, in the order of measuring and of reports.
-pub const OPERATIONS: [Operation; 11] =
-    [LIST, GET_HIT, GET_TRACE, GET_MISS, GET_SIZE, CONSISTENT_GET, TREE_GET, TREE_SCAN, TREE_WRITE, SEQUENCER, EMBED];
+pub const OPERATIONS: [Operation; 12] = [
+    LIST,
+    GET_HIT,
+    GET_TRACE,
+    GET_MISS,
+    GET_SIZE,
+    CONSISTENT_GET,
+    TREE_GET,
+    TREE_SCAN,
+    TREE_WRITE,
+    TREE_BYTES,
+    SEQUENCER,
+    EMBED,
+];
 
 /// Names of several operations at once.
-pub const GROUPS: [(&str, &[Operation]); 1] = [("btree", &[TREE_GET, TREE_SCAN, TREE_WRITE])];
+pub const GROUPS: [(&str, &[Operation]); 1] = [("btree", &[TREE_GET, TREE_SCAN, TREE_WRITE, TREE_BYTES])];
 
 /// Value sizes in bytes, for plots as in StRoM's figures 8 and 9.
 pub(crate) const VALUE_SIZES: [u64; 7] = [64, 128, 256, 512, 1024, 2048, 4096];

@@ -30,13 +30,15 @@ pub struct TreeCase {
     pub deleted: &'static [u64],
     /// The keys lie in two trees, with this border between them: an index in two parts.
     pub border: Option<u64>,
+    /// Keys are the digits of their numbers, as bytes.
+    pub bytes: bool,
     /// Operations of each task, one after the other.
     pub tasks: &'static [&'static [TreeOp]],
 }
 
 use TreeOp::{Delete, Get, Move, Put as Write, Scan};
 
-/// All cases. A leaf has room for 13 keys, and is merged below 3.
+/// All cases. A leaf has room for 13 keys, and is merged below 3; if they are bytes for 9, or for 8 with a fence.
 pub const TREE_CASES: &[TreeCase] = &[
     TreeCase {
         name: "split-root",
@@ -44,6 +46,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         loaded: 13,
         deleted: &[],
         border: None,
+        bytes: false,
         tasks: &[&[Write(65, 1, Put::Insert)], &[Write(120, 2, Put::Upsert)], &[Get(120), Get(65)]],
     },
     TreeCase {
@@ -52,6 +55,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         loaded: 26,
         deleted: &[],
         border: None,
+        bytes: false,
         tasks: &[&[Write(65, 1, Put::Insert)], &[Write(125, 2, Put::Insert)], &[Scan(60, 8)]],
     },
     TreeCase {
@@ -60,6 +64,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         loaded: 14,
         deleted: &[10, 20, 30, 40, 80, 90, 100, 110],
         border: None,
+        bytes: false,
         tasks: &[&[Delete(50)], &[Write(130, 2, Put::Upsert)], &[Get(130)]],
     },
     TreeCase {
@@ -68,6 +73,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         loaded: 14,
         deleted: &[10, 20, 30, 40, 80, 90, 100, 110],
         border: None,
+        bytes: false,
         tasks: &[&[Delete(50)], &[Delete(130)], &[Scan(60, 4)]],
     },
     TreeCase {
@@ -76,6 +82,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         loaded: 39,
         deleted: &[10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 140, 150, 160, 170, 180, 190, 200, 210, 220, 230],
         border: None,
+        bytes: false,
         tasks: &[&[Delete(110)], &[Write(385, 2, Put::Insert)], &[Get(240)]],
     },
     TreeCase {
@@ -84,6 +91,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         loaded: 3,
         deleted: &[],
         border: None,
+        bytes: false,
         tasks: &[&[Write(5, 1, Put::Insert)], &[Scan(10, 2)]],
     },
     TreeCase {
@@ -92,6 +100,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         loaded: 3,
         deleted: &[],
         border: None,
+        bytes: false,
         tasks: &[&[Write(15, 1, Put::Insert)], &[Write(25, 2, Put::Insert)], &[Get(15)]],
     },
     TreeCase {
@@ -100,6 +109,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         loaded: 3,
         deleted: &[],
         border: None,
+        bytes: false,
         tasks: &[&[Write(15, 1, Put::Insert), Get(15)], &[Delete(15)], &[Write(15, 3, Put::Update), Get(15)]],
     },
     TreeCase {
@@ -108,6 +118,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         loaded: 6,
         deleted: &[],
         border: Some(35),
+        bytes: false,
         tasks: &[&[Write(50, 2, Put::Update)], &[Move(u64::MAX)]],
     },
     TreeCase {
@@ -116,6 +127,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         loaded: 6,
         deleted: &[],
         border: Some(55),
+        bytes: false,
         tasks: &[&[Scan(20, 9)], &[Move(40)]],
     },
     TreeCase {
@@ -124,6 +136,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         loaded: 6,
         deleted: &[],
         border: Some(u64::MAX),
+        bytes: false,
         tasks: &[&[Write(45, 1, Put::Insert)], &[Get(45)], &[Move(40)]],
     },
     TreeCase {
@@ -132,6 +145,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         loaded: 6,
         deleted: &[],
         border: Some(35),
+        bytes: false,
         tasks: &[&[Delete(40)], &[Write(50, 2, Put::Update)], &[Move(u64::MAX)]],
     },
     TreeCase {
@@ -140,6 +154,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         loaded: 6,
         deleted: &[],
         border: Some(55),
+        bytes: false,
         tasks: &[&[Write(45, 1, Put::Insert)], &[Scan(20, 9)], &[Move(40)]],
     },
     TreeCase {
@@ -148,6 +163,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         loaded: 6,
         deleted: &[],
         border: Some(35),
+        bytes: false,
         tasks: &[&[Delete(50)], &[Scan(20, 9)], &[Move(55)]],
     },
     TreeCase {
@@ -156,7 +172,44 @@ pub const TREE_CASES: &[TreeCase] = &[
         loaded: 6,
         deleted: &[],
         border: Some(35),
+        bytes: false,
         tasks: &[&[Move(55)], &[Get(40)], &[Move(15)]],
+    },
+    TreeCase {
+        name: "bytes-split-root",
+        about: "keys that are bytes: the root, a full leaf, is split; another writer and a reader are in its upper half",
+        loaded: 9,
+        deleted: &[],
+        border: None,
+        bytes: true,
+        tasks: &[&[Write(45, 1, Put::Insert)], &[Write(80, 2, Put::Upsert)], &[Get(80), Get(45)]],
+    },
+    TreeCase {
+        name: "bytes-split-leaf",
+        about: "keys that are bytes: the second of two inserts splits their leaf, whose fences and heap change; a reader scans it",
+        loaded: 10,
+        deleted: &[],
+        border: None,
+        bytes: true,
+        tasks: &[&[Write(65, 1, Put::Insert)], &[Write(35, 2, Put::Insert)], &[Scan(30, 4)]],
+    },
+    TreeCase {
+        name: "bytes-merge",
+        about: "keys that are bytes: two leaves are merged and the root becomes a leaf; another writer and a reader are in the right one",
+        loaded: 10,
+        deleted: &[10, 20, 30, 40],
+        border: None,
+        bytes: true,
+        tasks: &[&[Delete(50)], &[Write(90, 2, Put::Upsert)], &[Get(90)]],
+    },
+    TreeCase {
+        name: "bytes-torn",
+        about: "keys that are bytes, in one leaf: slots are moved and the heap grows while a reader reads them piece by piece",
+        loaded: 3,
+        deleted: &[],
+        border: None,
+        bytes: true,
+        tasks: &[&[Write(5, 1, Put::Insert)], &[Scan(10, 2)]],
     },
 ];
 

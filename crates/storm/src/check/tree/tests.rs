@@ -9,8 +9,12 @@ fn checked(name: &str, fine: bool, crash: bool, mutant: Option<TreeMutant>) -> C
     let near = !fine && case.border.is_none();
     let options = TreeOptions { case, crash, fine, near, mutant };
     let time = Duration::from_secs(30);
-    let search =
-        Search { threads: if mutant.is_some() { 1 } else { 2 }, time, shortest: mutant.is_some(), ..Search::default() };
+    let search = Search {
+        threads: if mutant.is_some() { 1 } else { 2 },
+        time,
+        shortest: mutant.is_some() && !case.bytes,
+        ..Search::default()
+    };
     let report = check_tree(&options, search, |_| true);
     println!("{name}, fine {fine}, crash {crash}, {mutant:?}: {} states in {:.2} s", report.states, report.seconds);
     report
@@ -28,6 +32,9 @@ fn orders_of_a_few_operations_are_right() {
         ("move-write", false, true),
         ("move-read", false, false),
         ("move-down", false, false),
+        ("bytes-split-root", false, false),
+        ("bytes-merge", false, false),
+        ("bytes-torn", true, false),
     ] {
         let report = checked(name, fine, crash, None);
         if let Some((reason, chart)) = report.failure {
@@ -41,6 +48,7 @@ fn orders_of_a_few_operations_are_right() {
 fn seeded_faults_are_found() {
     for (name, fine, crash, mutant) in [
         ("torn", true, false, TreeMutant::TailLate),
+        ("bytes-torn", true, false, TreeMutant::TailLate),
         ("same-leaf", false, false, TreeMutant::Swaps),
         ("move-write", false, false, TreeMutant::Swaps),
         ("move-write", false, false, TreeMutant::Both),

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use remora_kernel::btree::{
-    BuildError, Directory, EXISTS, Index, MoveParams, Part, Put, Shape, Tree, TreeRef, part_of,
+    Audit, BuildError, Directory, EXISTS, Index, MoveParams, Part, Put, Shape, Tree, TreeRef, part_of,
 };
 use remora_kernel::{Placement, Status};
 
@@ -79,6 +79,12 @@ fn now<T>(task: impl Future<Output = T>) -> T {
 fn loaded(options: &TreeOptions) -> Vec<u8> {
     let parts = parts(options.case);
     let mut bytes = vec![0; parts * TREE];
+    let mut first: &[u64] = &[];
+    let ascending: Vec<u64> = (1..=options.case.loaded).map(|i| 10 * i).collect();
+    if options.case.bytes {
+        // They come one by one, and fill the root before it is split.
+        first = &ascending;
+    }
     let split = options.case.border.unwrap_or(u64::MAX);
     for part in 0..parts {
         let here = match part {
@@ -87,7 +93,7 @@ fn loaded(options: &TreeOptions) -> Vec<u8> {
             _ => (split != u64::MAX).then_some(split..=u64::MAX),
         };
         let pairs = (1..=options.case.loaded).map(|i| (10 * i, 10 * i));
-        let pairs: Vec<_> = pairs.filter(|(key, _)| part_of(split, *key) == part).collect();
+        let pairs: Vec<_> = pairs.filter(|(key, _)| first.is_empty() && part_of(split, *key) == part).collect();
         let built = NODES.build_part(here, pairs.iter().copied(), pairs.len(), SLOTS, |at, node| {
             bytes[part * TREE + at as usize..][..node.len()].copy_from_slice(node);
             Ok::<_, BuildError>(())
@@ -101,9 +107,21 @@ fn loaded(options: &TreeOptions) -> Vec<u8> {
     }
     let shared = Rc::new(Shared { bytes: RefCell::new(bytes), ..Shared::default() });
     let memory = TaskMemory::new(&shared, 0, true);
-    for key in options.case.deleted {
-        let deleted = Tree::new(&memory, tree(0, 0)).map(|tree| now(tree.delete(*key, &mut Vec::new())));
-        assert_eq!(deleted, Ok(Ok(*key)), "a case that makes sense");
+    if let Ok(on) = On::new(&memory, 0, &TreeCase { border: None, ..*options.case }) {
+        if options.case.bytes {
+            // An empty tree of numbers is none of bytes.
+            let write = |at: u64, node: &[u8]| {
+                shared.bytes.borrow_mut()[at as usize..][..node.len()].copy_from_slice(node);
+                Ok::<_, BuildError>(())
+            };
+            assert_eq!(NODES.build_bytes(std::iter::empty::<(&[u8], u64)>(), SLOTS, write), Ok(()));
+        }
+        for key in first {
+            assert_eq!(now(on.put(*key, *key, Put::Insert)), Ok(None), "a case that fits");
+        }
+        for key in options.case.deleted {
+            assert_eq!(now(on.delete(*key)), Ok(*key), "a case that makes sense");
+        }
     }
     shared.bytes.take()
 }
@@ -229,9 +247,12 @@ impl World {
         let memory = TaskMemory::new(&self.shared, 99, true);
         let mut pairs: Vec<(u64, u64)> = Vec::new();
         for part in 0..parts(self.options.case) {
-            let audit = match Tree::new(&memory, tree(part, 0)) {
-                Ok(tree) => now(tree.audit()),
-                Err(status) => return Some(format!("no tree: {status:?}")),
+            let audit = match On::new(&memory, 0, &TreeCase { border: None, ..*self.options.case }) {
+                Ok(On::Bytes(tree)) => now(tree.audit()).map(numbered),
+                _ => match Tree::new(&memory, tree(part, 0)) {
+                    Ok(tree) => now(tree.audit()),
+                    Err(status) => return Some(format!("no tree: {status:?}")),
+                },
             };
             let audit = match audit {
                 Ok(audit) => audit,
@@ -284,12 +305,14 @@ fn call(invoked: u64, returned: Option<u64>, effect: Effect) -> Invocation {
 /// What an operation works on: a tree, or an index whose border the task knows from the beginning alone.
 enum On<'m> {
     Tree(Tree<'m, TaskMemory>),
+    Bytes(Tree<'m, TaskMemory, [u8]>),
     Index(Index<'m, TaskMemory>),
 }
 
 impl<'m> On<'m> {
     fn new(memory: &'m TaskMemory, owner: u16, case: &TreeCase) -> Result<Self, Status> {
         Ok(match case.border {
+            None if case.bytes => On::Bytes(Tree::of_bytes(memory, tree(0, owner))?),
             None => On::Tree(Tree::new(memory, tree(0, owner))?),
             Some(border) => On::Index(Index::new(memory, [0, 1].map(|part| tree(part, owner)), border)),
         })
@@ -297,31 +320,55 @@ impl<'m> On<'m> {
 
     async fn get(&self, key: u64) -> Result<u64, Status> {
         match self {
-            On::Tree(tree) => tree.get(key, &mut Vec::new()).await,
+            On::Tree(tree) => tree.get(&key, &mut Vec::new()).await,
+            On::Bytes(tree) => tree.get(&digits(key), &mut Vec::new()).await,
             On::Index(index) => index.get(key).await,
         }
     }
 
     async fn put(&self, key: u64, value: u64, how: Put) -> Result<Option<u64>, Status> {
         match self {
-            On::Tree(tree) => tree.put(key, value, how, &mut Vec::new()).await,
+            On::Tree(tree) => tree.put(&key, value, how, &mut Vec::new()).await,
+            On::Bytes(tree) => tree.put(&digits(key), value, how, &mut Vec::new()).await,
             On::Index(index) => index.put(key, value, how).await,
         }
     }
 
     async fn delete(&self, key: u64) -> Result<u64, Status> {
         match self {
-            On::Tree(tree) => tree.delete(key, &mut Vec::new()).await,
+            On::Tree(tree) => tree.delete(&key, &mut Vec::new()).await,
+            On::Bytes(tree) => tree.delete(&digits(key), &mut Vec::new()).await,
             On::Index(index) => index.delete(key).await,
         }
     }
 
     async fn pairs(&self, from: u64, count: u32) -> Result<Vec<(u64, u64)>, Status> {
         match self {
-            On::Tree(tree) => Ok(tree.pairs(from, count, &mut Vec::new()).await?.0),
+            On::Tree(tree) => Ok(tree.pairs(&from, count, &mut Vec::new()).await?.0),
+            On::Bytes(tree) => {
+                let (pairs, _) = tree.pairs(&digits(from), count, &mut Vec::new()).await?;
+                Ok(pairs.into_iter().map(|(key, value)| (number(&key), value)).collect())
+            }
             On::Index(index) => index.pairs(from, count).await,
         }
     }
+}
+
+/// A key as bytes: three digits.
+fn digits(key: u64) -> [u8; 3] {
+    [key / 100, key / 10, key].map(|digit| b'0' + (digit % 10) as u8)
+}
+
+/// The number of such a key.
+fn number(key: &[u8]) -> u64 {
+    key.iter().fold(0, |number, digit| 10 * number + u64::from(digit.wrapping_sub(b'0')))
+}
+
+/// What a tree of bytes holds, by their numbers.
+fn numbered(audit: Audit<Vec<u8>>) -> Audit {
+    let Audit { pairs, levels, nodes, free, lost, away, orphans } = audit;
+    let pairs = pairs.into_iter().map(|(key, value)| (number(&key), value)).collect();
+    Audit { pairs, levels, nodes, free, lost, away, orphans }
 }
 
 /// One task's operations.

@@ -1,0 +1,46 @@
+//! An ordered map of byte keys: beside `BTreeMap`, from every place, in scans that take many replies.
+
+use std::collections::BTreeMap;
+
+use remora::{Client, Node, Placement, Tree};
+
+/// Keys of any length up to the longest, in no order.
+fn key(n: u32) -> Vec<u8> {
+    let len = (n * 37 % 253) as usize;
+    [&n.reverse_bits().to_be_bytes()[..], &vec![b'x'; len]].concat()[..(len + 4).min(256)].to_vec()
+}
+
+#[test]
+fn a_tree_of_bytes_is_an_ordered_map_for_clients_at_every_place() {
+    let node = Node::local().expect("node");
+    let mut client = Client::connect(node.address()).expect("connection");
+    let mut model: BTreeMap<Vec<u8>, u64> = (0..1500).map(|n| (key(n), u64::from(n))).collect();
+    let mut tree = client.load_tree(model.clone()).expect("loaded");
+    for (at, place) in (0u32..).zip([Placement::Host, Placement::Nic, Placement::Client]) {
+        tree.run_at(&mut client, place).expect("a place");
+        for n in 0..600 {
+            let (key, value) = (key(3 * n + 1000 * at), u64::from(n) << 8 | u64::from(at));
+            let found = match n % 4 {
+                0 => (tree.remove(&mut client, &key), model.remove(&key)),
+                1 => (tree.get(&mut client, &key), model.get(&key).copied()),
+                2 => {
+                    let is_new = !model.contains_key(&key);
+                    assert_eq!(tree.insert(&mut client, &key, value).expect("a call"), is_new);
+                    model.entry(key.clone()).or_insert(value);
+                    continue;
+                }
+                _ => (tree.put(&mut client, &key, value), model.insert(key.clone(), value)),
+            };
+            assert_eq!(found.0.expect("a call"), found.1, "{n} at the {place}");
+        }
+        let expected: Vec<_> = model.clone().into_iter().collect();
+        assert_eq!(tree.scan(&mut client, "", usize::MAX).expect("a scan"), expected);
+        let from = key(700);
+        let part: Vec<_> = model.range(from.clone()..).take(300).map(|(key, value)| (key.clone(), *value)).collect();
+        assert_eq!(tree.scan(&mut client, &from, 300).expect("a scan"), part);
+    }
+    let theirs = Tree::open(tree.place());
+    assert_eq!(theirs.update(&mut client, key(1499), 7).expect("a call"), model.get(&key(1499)).copied());
+    let error = theirs.put(&mut client, [0; 257], 0).unwrap_err();
+    assert!(error.to_string().contains("the most is 256"), "{error}");
+}
