@@ -154,6 +154,9 @@ pub struct Compare {
     /// all but btree, sequencer and embed]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = operations, conflicts_with = "kernel")]
     pub operations: Vec<Vec<Operation>>,
+    /// Where `auto` begins: what the model says of this machine, by the platform file that `remora probe` has written
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["on", "kernel"])]
+    pub prior: Option<String>,
     /// Measure calls to the NIC and the host by rings in memory too, beside RPC verbs and SENDs
     #[arg(long, conflicts_with = "kernel")]
     pub rings: bool,

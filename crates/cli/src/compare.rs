@@ -10,7 +10,7 @@ use remora_kernel::Placement;
 use remora_lab::probe::Probe;
 use remora_model::platform::Platform;
 use remora_real::{Client, ClientConfig, LinkKind, RingConfig, at_free_loopback, at_local};
-use remora_study::auto::{self, AutoRow, AutoTrace};
+use remora_study::auto::{self, AutoRow, AutoTrace, Neighbour};
 use remora_study::baseline::{Baseline, Since};
 use remora_study::compare::{Plan, Watch as _, compare_auto, timed};
 use remora_study::connection::Connection;
@@ -22,6 +22,7 @@ use remora_study::records::{InputError, Records};
 use remora_study::report::{Report, Setup, html, table};
 use remora_study::store::Store;
 use remora_study::trace::Trace;
+use remora_study::validate::{Data, predict};
 use remora_study::{MeasuredRows, StudyError, workload};
 
 use crate::Failure;
@@ -230,6 +231,15 @@ fn measure(
     let Some(last) = targets.last_mut() else { return Err(Failure::Usage("give at least one link".into())) };
     let (store, load_s) = timed(|| Store::load(*last, &plan, records, trace, display));
     let store = store?;
+    if let Some(name) = &args.prior {
+        let platform = Platform::load(name).map_err(|e| Failure::Usage(e.to_string()))?;
+        let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
+        let predicted = predict(&platform, &Data::new(records, &plan), &links, &plan.placements);
+        let predicted = predicted.ok_or_else(|| {
+            Failure::Usage(format!("{name} has no software NIC: --prior wants what `remora probe` has written"))
+        })?;
+        targets.iter_mut().for_each(|target| auto::set_priors(&mut **target, &store, &predicted));
+    }
     let ((compared, auto), measure_s) = timed(|| compare_auto(&mut targets, &plan, &store, display));
     let mut chosen = Chosen { auto, traces: Vec::new() };
     if plan.auto && compared.cut.is_none() {
@@ -238,7 +248,15 @@ fn measure(
         let each = plan.time * auto::STRETCH;
         if let Some(target) = targets.last_mut() {
             let (link, places) = (target.link().to_string(), (&plan.placements[..], each));
-            let trace = auto::trace::<_, StudyError>(&mut **target, link, places, &plan, &store, &|| display.stop())?;
+            // Nobody else's node is kept busy.
+            let neighbour = node_is_child.then(|| -> Result<_, StudyError> {
+                Neighbour::start(at_local(node, |local| Client::connect(ClientConfig::new(node, local)))?)
+            });
+            let neighbour = neighbour.transpose()?;
+            let trace =
+                auto::trace::<_, StudyError>(&mut **target, link, places, &plan, &store, neighbour.as_ref(), &|| {
+                    display.stop()
+                })?;
             chosen.traces.extend(trace);
         }
     }

@@ -231,9 +231,15 @@ impl Pipeline {
 #[derive(Clone, Debug)]
 pub struct Channel {
     server: Server,
+    channels: usize,
     /// Picoseconds a byte in units of 2^-24.
     per_byte: u64,
     bytes: u64,
+}
+
+/// Picoseconds that a byte takes of one of so many channels, in units of 2^-24.
+fn per_byte(bytes_per_s: f64, channels: usize) -> u64 {
+    (channels as f64 * 1e12 * f64::from(1 << 24) / bytes_per_s).ceil() as u64
 }
 
 impl Channel {
@@ -245,8 +251,12 @@ impl Channel {
     /// So many channels, each with its part of the bandwidth, such as those of memory.
     pub fn parallel(bytes_per_s: f64, channels: usize) -> Self {
         let channels = channels.max(1);
-        let per_byte = (channels as f64 * 1e12 * f64::from(1 << 24) / bytes_per_s).ceil() as u64;
-        Self { server: Server::new(channels), per_byte, bytes: 0 }
+        Self { server: Server::new(channels), channels, per_byte: per_byte(bytes_per_s, channels), bytes: 0 }
+    }
+
+    /// Has another bandwidth for what is to come.
+    pub fn set_rate(&mut self, bytes_per_s: f64) {
+        self.per_byte = per_byte(bytes_per_s, self.channels);
     }
 
     /// What `bytes` take, rounded up.

@@ -79,7 +79,7 @@ pub use index::{IndexCall, IndexOp, IndexReply, IndexRouter};
 pub use ingress::{Ingress, Release, TakenCall};
 pub use ledger::{Ledger, LedgerError, Reclaimed};
 pub use payload_streams::{Offered, PayloadStreams, STREAM_BUFFER};
-pub use placer::{BorderClimber, CallKind, Choice, Placer, PlacerCounts, Reason, Ticket, Why, is_result};
+pub use placer::{BorderClimber, CallKind, Choice, Placer, PlacerCounts, Prior, Reason, Ticket, Why, is_result};
 pub use ring_call::{RingCall, RingReply};
 pub use rings::{
     MAX_RING_PARAMS, RING_CALLS, RINGS, RingAsker, RingData, RingFault, RingPair, RingPost, Rings, TooManyRings,

@@ -106,7 +106,23 @@ pub struct Placer {
     watched: u32,
     pinned: Option<Placement>,
     pins: Vec<(u64, Placement)>,
-    priors: Vec<(u64, [f32; PLACES])>,
+    priors: Vec<(CallKind, [Option<Prior>; PLACES])>,
+}
+
+/// What a model says of a kind of call at a place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prior {
+    /// Nanoseconds from call to reply, one alone.
+    pub alone: f64,
+    /// Nanoseconds from one reply to the next, with many under way.
+    pub each: f64,
+}
+
+impl Prior {
+    /// What a call takes under a load: it is never quicker than alone, nor than those that it shares the place with.
+    fn under(self, load: u8) -> f32 {
+        self.alone.max(self.each * UNDER_WAY[usize::from(load)]) as f32
+    }
 }
 
 impl Placer {
@@ -120,15 +136,15 @@ impl Placer {
         Self { env, classes, last: 0, calls: 0, peak: [0; 2], watched: WATCHED, pinned: None, pins, priors }
     }
 
-    /// What the model says that a call of a kernel takes at a place, in nanoseconds. It decides where calls begin, and
-    /// whether a place is worth an early trial; what is measured counts for more.
-    pub fn set_prior(&mut self, op: u64, place: Placement, ns: f64) {
-        let at = self.priors.iter().position(|&(other, _)| other == op).unwrap_or_else(|| {
-            self.priors.push((op, [0.0; PLACES]));
+    /// What a model says that a kind of call takes at a place. It decides where calls begin, and whether a place is worth
+    /// an early trial; what is measured counts for more.
+    pub fn set_prior(&mut self, kind: CallKind, place: Placement, prior: Prior) {
+        let at = self.priors.iter().position(|&(other, _)| other == kind).unwrap_or_else(|| {
+            self.priors.push((kind, [None; PLACES]));
             self.priors.len() - 1
         });
-        self.priors[at].1[index(place)] = ns as f32;
-        self.forget();
+        self.priors[at].1[index(place)] = Some(prior);
+        self.classes.iter_mut().filter(|class| class.kind == Some(kind)).for_each(Class::forget);
     }
 
     /// Runs all calls at one place, or no longer.
@@ -144,7 +160,7 @@ impl Placer {
     }
 
     fn forget(&mut self) {
-        self.classes.fill(Class::default());
+        self.classes.iter_mut().for_each(Class::forget);
     }
 
     /// Where the next call runs. `under_way` is how many others of this caller's are; the time is asked for if it is needed.
@@ -216,7 +232,9 @@ impl Placer {
             return at;
         }
         let at = set.min_by_key(|&at| self.classes[at].used).unwrap_or(first);
-        let prior = self.priors.iter().find(|(op, _)| *op == kind.op).map_or([0.0; PLACES], |&(_, prior)| prior);
+        let known = self.priors.iter().find(|(other, _)| *other == kind);
+        let prior =
+            known.map_or([0.0; PLACES], |(_, priors)| priors.map(|prior| prior.map_or(0.0, |prior| prior.under(load))));
         let pin = self.pins.iter().find(|(op, _)| *op == kind.op).map(|&(_, place)| place);
         let generation = self.classes[at].generation.wrapping_add(1);
         self.classes[at] = Class::new(&self.env, (kind, load), prior, pin, generation);
@@ -251,6 +269,9 @@ pub fn is_result(status: Status) -> bool {
 fn index(place: Placement) -> usize {
     place as usize
 }
+
+/// Calls under way with each load, about.
+const UNDER_WAY: [f64; 5] = [1.0, 4.0, 16.0, 64.0, 256.0];
 
 /// Loads that are told apart: 1, to 8, to 32, to 128, and more under way.
 fn load(under_way: u32) -> u8 {

@@ -1,11 +1,14 @@
 //! What a client does that chooses the place of each call, beside the places themselves.
 
 use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use remora_kernel::Placement;
-use remora_real::LinkKind;
-use remora_service::{CallKind, Placer, PlacerCounts};
+use remora_kernel::{ConsistencyParams, Placement, op};
+use remora_real::{Client, LinkKind};
+use remora_service::{CallKind, Placer, PlacerCounts, Prior};
 use serde::{Deserialize, Serialize};
 
 use crate::StudyError;
@@ -111,6 +114,20 @@ pub fn may_choose(operation: Operation) -> bool {
     !(operation.name().starts_with("tree") || operation.name() == "sequencer")
 }
 
+/// Tells a client that chooses what a prediction says of the store's calls: it begins there, instead of at the NIC.
+pub fn set_priors(target: &mut dyn Connection, store: &Store<'_>, predicted: &[Row]) {
+    let link = target.link();
+    for row in predicted.iter().filter(|row| row.link == link) {
+        let (operation, parameter) = (row.operation, row.parameter);
+        let Some(calls) = store.calls(operation, parameter, 0).filter(|_| may_choose(operation)) else { continue };
+        let kind = CallKind { op: calls.op(), class: class(operation, parameter) };
+        let prior = Prior { alone: row.in_flight_1.p50_ns as f64, each: 1e9 / row.in_flight_64.ops_per_s };
+        if let Some(placer) = target.placer() {
+            placer.set_prior(kind, row.placement, prior);
+        }
+    }
+}
+
 /// A trace that changes under way, at each place and at chosen ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AutoTrace {
@@ -148,18 +165,38 @@ struct Stretch {
     name: &'static str,
     operation: Operation,
     parameter: u64,
-    /// Whether a writer changes the values that are read.
-    writer: bool,
+    /// What else goes on.
+    beside: Option<Beside>,
 }
 
-/// Lists get longer and shorter, and values that are read get a writer.
-const TRACE: [Stretch; 5] = [
-    Stretch { name: "lists of 1", operation: LIST, parameter: 1, writer: false },
-    Stretch { name: "lists of 32", operation: LIST, parameter: 32, writer: false },
-    Stretch { name: "values of 4 KB", operation: CONSISTENT_GET, parameter: 4096, writer: false },
-    Stretch { name: "a writer changes them", operation: CONSISTENT_GET, parameter: 4096, writer: true },
-    Stretch { name: "lists of 1 again", operation: LIST, parameter: 1, writer: false },
+/// What changes without the calls that are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    /// A writer changes the values that are read.
+    Writer,
+    /// Another client keeps the node's host busy.
+    Neighbour,
+    /// Links have [`CAP`] of their rates.
+    CappedLink,
+}
+
+/// Lists get longer and shorter, the host gets a busy neighbour, and values that are read get a writer.
+const TRACE: [Stretch; 7] = [
+    Stretch { name: "lists of 1", operation: LIST, parameter: 1, beside: None },
+    Stretch { name: "lists of 32", operation: LIST, parameter: 32, beside: None },
+    Stretch {
+        name: "a neighbour keeps the host busy",
+        operation: LIST,
+        parameter: 32,
+        beside: Some(Beside::Neighbour),
+    },
+    Stretch { name: "values of 4 KB", operation: CONSISTENT_GET, parameter: 4096, beside: None },
+    Stretch { name: "a writer changes them", operation: CONSISTENT_GET, parameter: 4096, beside: Some(Beside::Writer) },
+    Stretch { name: "the links are capped to a fiftieth", operation: CONSISTENT_GET, parameter: 4096, beside: Some(Beside::CappedLink) },
+    Stretch { name: "lists of 1 again", operation: LIST, parameter: 1, beside: None },
 ];
+/// What is left of links that are capped.
+const CAP: f64 = 0.02;
 /// Calls under way in a trace.
 const IN_FLIGHT: u32 = 16;
 /// A stretch lasts as long as so many measurements of a figure.
@@ -169,6 +206,11 @@ pub const STRETCH: u32 = 4;
 pub trait Traced: Caller + Storage {
     /// Serves calls at a place from now on, or at chosen ones.
     fn serve(&mut self, place: Option<Placement>, places: &[Placement]) -> Result<(), Self::Error>;
+
+    /// Gives links this part of their rates, 1 for all of it, if it can.
+    fn cap_links(&mut self, _part: f64) -> bool {
+        false
+    }
 }
 
 /// A node serves calls at all places at once.
@@ -178,57 +220,139 @@ impl Traced for dyn Connection + '_ {
     }
 }
 
-/// Runs the trace at every place and at chosen ones, `each` stretch for so long; `None` if the plan lacks its operations.
+/// Another client, that keeps a node's host busy while it is told to.
+pub struct Neighbour {
+    busy: Arc<AtomicBool>,
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Calls that the neighbour has under way, and bytes that each has the host read again and again.
+const NEIGHBOUR_CALLS: u32 = 32;
+const NEIGHBOUR_BYTES: u32 = 4096;
+const NEIGHBOUR_TRIES: u32 = 16;
+
+impl Neighbour {
+    /// A neighbour with a connection of its own. It rests at first.
+    pub fn start(mut client: Client) -> Result<Self, StudyError> {
+        let region = client.alloc(NEIGHBOUR_BYTES.into())?;
+        // No checksum is right there, so that the host tries as often as it is to.
+        client.write(&region, 0, &[7; NEIGHBOUR_BYTES as usize])?;
+        let at =
+            ConsistencyParams { address: region.va, key: region.key, len: NEIGHBOUR_BYTES, max_tries: NEIGHBOUR_TRIES };
+        let [busy, over] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let (is_busy, is_over) = (busy.clone(), over.clone());
+        let work = move || {
+            let mut free: Vec<u32> = (0..NEIGHBOUR_CALLS).collect();
+            while !is_over.load(Ordering::Relaxed) {
+                if !is_busy.load(Ordering::Relaxed) && free.len() == NEIGHBOUR_CALLS as usize {
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
+                while is_busy.load(Ordering::Relaxed)
+                    && let Some(tag) = free.pop()
+                {
+                    if client.submit(Placement::Host, op::CONSISTENCY, &at.encode(), tag).is_err() {
+                        return free.push(tag);
+                    }
+                }
+                // A node that is gone has nobody to disturb.
+                if client.poll(&mut |tag, _, _| free.push(tag)).is_err() {
+                    return;
+                }
+            }
+        };
+        Ok(Self { busy, over, thread: Some(std::thread::spawn(work)) })
+    }
+
+    fn set(&self, busy: bool) {
+        self.busy.store(busy, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Times that each place has its turn in a stretch, so that what disturbs the machine for longer disturbs all alike.
+const TURNS: u32 = 4;
+
+/// Runs the trace at every place and at chosen ones by turns, `each` stretch for so long; `None` if the plan lacks its
+/// operations. Without a neighbour there is no stretch with one, and none with capped links where they cannot be.
 pub fn trace<T: Traced + ?Sized, E: From<T::Error> + From<StudyError>>(
     target: &mut T,
     on: String,
     (places, each): (&[Placement], Duration),
     plan: &Plan,
     store: &Store<'_>,
+    neighbour: Option<&Neighbour>,
     stop: &dyn Fn() -> bool,
 ) -> Result<Option<AutoTrace>, E> {
     let calls = |stretch: &Stretch| store.calls(stretch.operation, Some(stretch.parameter), plan.seed);
     if TRACE.iter().any(|stretch| calls(stretch).is_none()) {
         return Ok(None);
     }
-    let (mut rows, mut reasons, mut decided) = (Vec::new(), Vec::new(), Decided::default());
-    for place in places.iter().copied().map(Some).chain([None]) {
-        let mut ops_per_s = Vec::new();
-        target.serve(place, places)?;
-        for stretch in &TRACE {
-            let Some(mut calls) = calls(stretch) else { continue };
+    let all: Vec<Option<Placement>> = places.iter().copied().map(Some).chain([None]).collect();
+    let (mut rates, mut names) = (vec![Vec::new(); all.len()], Vec::new());
+    let (mut reasons, mut decided) = (Vec::new(), Decided::default());
+    let caps = target.cap_links(1.0);
+    let can = |stretch: &&Stretch| match stretch.beside {
+        Some(Beside::Neighbour) => neighbour.is_some(),
+        Some(Beside::CappedLink) => caps,
+        Some(Beside::Writer) | None => true,
+    };
+    for stretch in TRACE.iter().filter(can) {
+        names.push(stretch.name.into());
+        let mut runs = vec![(0, 0.0); all.len()];
+        let mut streams: Vec<_> = all.iter().filter_map(|_| calls(stretch)).collect();
+        for _ in 0..TURNS {
             // No faster than in the comparison: reads that meet a faster one may never end.
             let changing = || store.writer(stretch.operation, Some(stretch.parameter), plan.writer_updates_per_s);
-            let writer = stretch.writer.then(changing).flatten();
+            let writer = (stretch.beside == Some(Beside::Writer)).then(changing).flatten();
             if let Some((region, config)) = writer {
                 target.start_writer(region, &config)?;
             }
-            let before = target.placer().map(|placer| placer.counts()).unwrap_or_default();
-            // Calls are alike by kernel alone: that something changes is not told.
-            let kind = CallKind { op: calls.op(), class: u64::MAX };
-            let mut tally = |_, _, _| {};
-            let calling = Calling::new(&mut *target, &mut *calls, place.unwrap_or(Placement::Nic));
-            let calling = calling.auto(place.is_none().then_some(kind.class));
-            let ran = calling.run(IN_FLIGHT, Until::time(each), &mut tally, stop)?;
-            ops_per_s.push(ran.ended as f64 / ran.elapsed.as_secs().max(1e-9));
+            let set_busy = |busy| neighbour.iter().for_each(|neighbour| neighbour.set(busy));
+            set_busy(stretch.beside == Some(Beside::Neighbour));
+            target.cap_links(if stretch.beside == Some(Beside::CappedLink) { CAP } else { 1.0 });
+            for ((&place, calls), run) in all.iter().zip(&mut streams).zip(&mut runs) {
+                target.serve(place, places)?;
+                let before = target.placer().map(|placer| placer.counts()).unwrap_or_default();
+                // Calls are alike by kernel alone: that something changes is not told.
+                let kind = CallKind { op: calls.op(), class: u64::MAX };
+                let mut tally = |_, _, _| {};
+                let calling = Calling::new(&mut *target, &mut **calls, place.unwrap_or(Placement::Nic));
+                let calling = calling.auto(place.is_none().then_some(kind.class));
+                let ran = calling.run(IN_FLIGHT, Until::time(each / TURNS), &mut tally, stop)?;
+                *run = (run.0 + ran.ended, run.1 + ran.elapsed.as_secs());
+                if let (None, Some(placer)) = (place, target.placer()) {
+                    decided.add(placer, before, kind);
+                }
+            }
+            set_busy(false);
+            target.cap_links(1.0);
             if writer.is_some() {
                 target.stop_writer()?;
             }
-            if let (None, Some(placer)) = (place, target.placer()) {
-                decided.add(placer, before, kind);
-                reasons.push(decided.reason.clone());
-            }
         }
-        let total_per_s = ops_per_s.len() as f64 / ops_per_s.iter().map(|rate| 1.0 / rate).sum::<f64>();
-        let place = place.map_or("auto".into(), |place| place.to_string());
-        rows.push(TraceRow { place, ops_per_s, total_per_s });
+        reasons.push(decided.reason.clone());
+        for (rates, (ended, seconds)) in rates.iter_mut().zip(runs) {
+            rates.push(ended as f64 / seconds.max(1e-9));
+        }
     }
+    let row = |(place, ops_per_s): (&Option<Placement>, Vec<f64>)| {
+        let total_per_s = ops_per_s.len() as f64 / ops_per_s.iter().map(|rate| 1.0 / rate).sum::<f64>();
+        TraceRow { place: place.map_or("auto".into(), |place| place.to_string()), ops_per_s, total_per_s }
+    };
+    let rows: Vec<TraceRow> = all.iter().zip(rates).map(row).collect();
     let most = |rows: &[TraceRow]| rows.iter().map(|row| row.total_per_s).fold(0.0, f64::max);
     let auto = rows.last().map_or(0.0, |row| row.total_per_s);
     let of_best = auto / most(&rows[..rows.len() - 1]).max(1e-9);
     let AutoLoad { explored, moves, .. } = decided.load();
-    let stretches = TRACE.iter().map(|stretch| stretch.name.into()).collect();
-    Ok(Some(AutoTrace { on, in_flight: IN_FLIGHT, stretches, rows, reasons, explored, moves, of_best }))
+    Ok(Some(AutoTrace { on, in_flight: IN_FLIGHT, stretches: names, rows, reasons, explored, moves, of_best }))
 }
 
 /// The calls of a cell at chosen places, slice by slice.

@@ -245,6 +245,11 @@ impl crate::auto::Traced for Modelled {
             None => self.choose(places, u64::MAX),
         }
     }
+
+    fn cap_links(&mut self, part: f64) -> bool {
+        self.pair.cap_links(part);
+        true
+    }
 }
 
 impl Caller for Modelled {

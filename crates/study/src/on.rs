@@ -145,7 +145,7 @@ pub fn compare_on(
     let traced = plan.auto && modelled.cut.is_none();
     let each = (&choice[..], Duration::from_secs_f64(plan.time.as_secs_f64() / USUAL_TIME * STRETCH));
     let auto_traces = match traced {
-        true => auto::trace::<_, OnError>(&mut model, platform.name.clone(), each, plan, &store, &stop)?,
+        true => auto::trace::<_, OnError>(&mut model, platform.name.clone(), each, plan, &store, None, &stop)?,
         false => None,
     };
     let MeasuredRows { rows, cut, .. } = modelled.or_nothing()?;

@@ -31,6 +31,7 @@ impl From<&platform::Ethernet> for EthernetParams {
 #[derive(Clone, Debug)]
 pub struct Ethernet {
     wire: Channel,
+    rate: f64,
     latency: Ps,
     overhead: u64,
 }
@@ -39,7 +40,13 @@ impl Ethernet {
     /// An idle link.
     pub fn new(params: &EthernetParams) -> Self {
         let wire = Channel::new(params.rate_bytes_per_s);
-        Self { wire, latency: Ps(params.latency_ps), overhead: params.overhead_bytes }
+        let (rate, latency) = (params.rate_bytes_per_s, Ps(params.latency_ps));
+        Self { wire, rate, latency, overhead: params.overhead_bytes }
+    }
+
+    /// From now on it has this part of its rate, 1 for all of it.
+    pub fn cap(&mut self, part: f64) {
+        self.wire.set_rate(self.rate * part);
     }
 
     /// Sends a packet that is ready at `at`: when its first and its last bit arrive.
@@ -97,6 +104,11 @@ mod tests {
     fn halving_the_rate_doubles_the_time_on_the_wire_only() {
         let params = EthernetParams { rate_bytes_per_s: 0.625e9, latency_ps: 500_000, overhead_bytes: FRAME_OVERHEAD };
         assert_eq!(Ethernet::new(&params).send(Ps::ZERO, 1500).1, Ps(2 * 1_230_400 + 500_000));
+        let mut capped = Ethernet::new(&EthernetParams { rate_bytes_per_s: 1.25e9, ..params });
+        capped.cap(0.5);
+        assert_eq!(capped.send(Ps::ZERO, 1500).1, Ps(2 * 1_230_400 + 500_000));
+        capped.cap(1.0);
+        assert_eq!(capped.send(Ps(10_000_000), 1500).1, Ps(10_000_000 + 1_230_400 + 500_000));
     }
 
     #[test]

@@ -104,6 +104,11 @@ impl Board {
         self.devices.push(device);
     }
 
+    /// From now on the NICs send with this part of their links' rates.
+    pub fn cap_links(&mut self, part: f64) {
+        self.nics.iter_mut().for_each(|nic| nic.wire.cap(part));
+    }
+
     /// MemoryChannels is registered: the NICs get its translations (StRoM section 4.3), as many as they have room for.
     pub fn register(&mut self, va: u64, len: u64) {
         for nic in &mut self.nics {

@@ -302,6 +302,11 @@ impl Fabric {
         machines.into_iter().map(|machine| self.machine(machine)?.register(&buffer, va, len.max(8) as usize)).collect()
     }
 
+    /// From now on all links of machines have this part of their rates, 1 for all of it.
+    pub fn cap_links(&mut self, part: f64) {
+        self.machines.iter().for_each(|machine| machine.hardware.borrow_mut().board.cap_links(part));
+    }
+
     /// Lets somebody change a machine's memory, or nobody.
     pub fn set_writer(&mut self, machine: u16, writer: Option<Writer>) {
         if let Some(software) = self.software.get(usize::from(machine)) {

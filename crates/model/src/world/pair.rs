@@ -109,6 +109,11 @@ impl Pair {
         self.fabric.alloc(CLIENT, len)
     }
 
+    /// From now on the links have this part of their rates, 1 for all of it.
+    pub fn cap_links(&mut self, part: f64) {
+        self.fabric.cap_links(part);
+    }
+
     /// Lets somebody change the node's memory, or nobody.
     pub fn set_writer(&mut self, writer: Option<Writer>) {
         self.fabric.set_writer(NODE, writer);

@@ -204,6 +204,11 @@ impl Class {
         class
     }
 
+    /// Nothing is known of any calls; tickets from before are not taken for those to come.
+    pub fn forget(&mut self) {
+        *self = Self { generation: self.generation, ..Self::default() };
+    }
+
     pub fn is(&self, kind: CallKind, load: u8) -> bool {
         self.load == load && self.kind == Some(kind)
     }

@@ -187,8 +187,18 @@ fn a_place_that_never_answers_holds_few_calls() {
 fn the_models_word_counts_until_something_is_measured() {
     let places = |_: Time, place: Placement| does(if place == Placement::Host { 1_000 } else { 3_000 }, 8_000);
     let mut placer = placer();
-    for (place, ns) in [(Placement::Client, 8e3), (Placement::Nic, 1e5), (Placement::Host, 9e3)] {
-        placer.set_prior(KIND.op, place, ns);
+    for (place, alone, each) in [(Placement::Client, 8e3, 4e3), (Placement::Nic, 1e5, 1e5), (Placement::Host, 9e3, 1e3)]
+    {
+        placer.set_prior(KIND, place, Prior { alone, each });
+    }
+    // Under load it is the rate that counts: of four at the client each waits for three others.
+    let busy = placer.choose(KIND, 3, || 0);
+    busy.ticket.into_iter().for_each(|ticket| placer.cancelled(ticket));
+    assert_eq!(busy.placement, Placement::Host);
+    let mut placer = super::tests::placer();
+    for (place, alone, each) in [(Placement::Client, 8e3, 4e3), (Placement::Nic, 1e5, 1e5), (Placement::Host, 9e3, 1e3)]
+    {
+        placer.set_prior(KIND, place, Prior { alone, each });
     }
     assert_eq!(placer.choose(KIND, 0, || 0).placement, Placement::Client);
     assert!(placer.reason(KIND).is_some_and(|reason| reason.why == Why::Model));
