@@ -124,6 +124,8 @@ builtins! {
     KV_DELETE = 27, "kv-delete", Memory: |memory, call| apart(kv::delete(memory, call));
     /// Takes a block of a key-value store for a long pair.
     KV_RESERVE = 28, "kv-reserve", Memory: |memory, call| apart(kv::reserve(memory, call));
+    /// Gives a block of a key-value store back that was reserved and is not put.
+    KV_RELEASE = 29, "kv-release", Memory: |memory, call| apart(kv::release(memory, call));
     /// Makes one row of many of an embedding table.
     EMBED = 32, "embed", Memory: |memory, call| apart(embed::run(memory, call));
     /// Moves the border between the two parts of an index.

@@ -24,6 +24,7 @@
 //! | [`op::KV_GET`] | look a key of bytes up | [`kv::KvParams`] | the value |
 //! | [`op::KV_PUT`], [`op::KV_UPDATE`], [`op::KV_DELETE`] | write a pair, or take it away | [`kv::KvParams`] | none |
 //! | [`op::KV_RESERVE`] | a block for a long pair | [`kv::KvParams`] | its offset `u64` |
+//! | [`op::KV_RELEASE`] | give such a block back | [`kv::KvParams`] | nothing |
 //! | [`op::EMBED`] | reduce rows of an embedding table | [`embed::EmbedRequest`] | the row, or a number each, `f32` |
 //! | [`op::SEQUENCER`] | numbers that nobody else gets | [`SequencerParams`] | the first of them |
 //!

@@ -22,7 +22,7 @@ fn fields(op: u64) -> &'static str {
         op::TREE_GET | op::TREE_PUT | op::TREE_DELETE | op::TREE_SCAN | op::TREE_RECOVER => "akwshbbhnn",
         op::TREE_MOVE => "akwn",
         op::SEQUENCER => "akw",
-        op::KV_GET | op::KV_PUT | op::KV_UPDATE | op::KV_DELETE | op::KV_RESERVE => "awkbb00w0000nn",
+        op::KV_GET | op::KV_PUT | op::KV_UPDATE | op::KV_DELETE | op::KV_RESERVE | op::KV_RELEASE => "awkbb00w0000nn",
         op::EMBED => "akwdbb200w0000www",
         _ => "",
     }

@@ -1,11 +1,11 @@
 //! Kernels on the NIC: calls by RPC verbs and by rings into the task pool, replies back.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use remora_kernel::{Limits, Runner, Status, op};
 use remora_memory::{Lookahead, Registry};
 use remora_nic::{Nic, QpState, Qpn, RpcRequest, StreamChunk, Time};
-use remora_service::{Asker, CallStats, CallTable, Offered, RingAsker, RingFault, Rings, RpcVerbs, Two};
+use remora_service::{Asker, CallStats, CallTable, KvBlocks, Offered, RingAsker, RingFault, Rings, RpcVerbs, Two};
 use remora_wasm::KernelSet;
 
 use crate::Error;
@@ -49,6 +49,12 @@ impl Kernels {
     /// The same, where a call may take so long (ns).
     pub fn with_deadline(mut self, deadline: Time) -> Self {
         self.calls.set_deadline(deadline);
+        self
+    }
+
+    /// Tells of calls that reserve blocks of key-value stores.
+    pub(crate) fn noting(mut self, blocks: Arc<Mutex<KvBlocks>>) -> Self {
+        self.calls.note_blocks(blocks);
         self
     }
 

@@ -115,10 +115,11 @@ impl Node {
         let set = KernelSet::default();
         let left_out = config.kernels.as_ref().map(|dir| kept::restore(&set, dir)).unwrap_or_default();
         let kernels = Kernels::of(&set, &registry, config.limits).with_deadline(config.deadline.as_nanos() as u64);
-        let kernels = kernels.counting(config.count_calls);
+        let blocks = Arc::default();
+        let kernels = kernels.counting(config.count_calls).noting(Arc::clone(&blocks));
         let device = Device::with_registry(config.listen, links, registry.clone(), Some(kernels))?;
         let stop = Arc::new(AtomicBool::new(false));
-        let host = Host::new(device.clone(), ledger, set, &config, extensions, stop.clone())?;
+        let host = Host::new(device.clone(), (ledger, blocks), set, &config, extensions, stop.clone())?;
         let (figures, memory_limit) = (host.figures(), config.memory_limit);
         let host = std::thread::Builder::new()
             .name("remora-host".into())

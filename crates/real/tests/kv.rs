@@ -138,6 +138,31 @@ fn callers_at_once_and_one_that_vanishes_leave_a_whole_store() {
 }
 
 #[test]
+fn blocks_that_a_client_reserved_are_free_when_it_is_gone() {
+    let _node = Node::start(NodeConfig { memory_limit: 64 << 20, ..NodeConfig::new(ip(41)) }).expect("node");
+    let connect = |last| Client::connect(ClientConfig::new(ip(41), ip(last))).expect("connection");
+    let mut owner = connect(42);
+    let (_region, at) = store(&mut owner);
+    let mut params = Vec::new();
+    KvParams { value_len: 500_000, ..KvParams::of_key(at, hash(b"long", 3), b"long") }.encode(&mut params);
+    // As many as there is room for, by calls to both places.
+    let reserve = |client: &mut Client| {
+        let places = [Placement::Nic, Placement::Host].into_iter().cycle();
+        places.take_while(|place| client.call(*place, op::KV_RESERVE, &params).expect("call").0 == Status::Ok).count()
+    };
+    let mut first = connect(43);
+    let room = reserve(&mut first);
+    assert!(room > 3, "{room}");
+    assert_eq!(reserve(&mut owner), 0);
+    drop(first);
+    let mut again = 0;
+    eventually("all of them are free again", || {
+        again += reserve(&mut owner);
+        (again == room).then_some(())
+    });
+}
+
+#[test]
 fn a_value_of_a_megabyte_goes_by_one_sided_verbs() {
     let _node = Node::start(NodeConfig { memory_limit: 64 << 20, ..NodeConfig::new(ip(31)) }).expect("node");
     let config = ClientConfig { timeout: Duration::from_secs(20), ..ClientConfig::new(ip(31), ip(32)) };
@@ -158,7 +183,7 @@ fn a_value_of_a_megabyte_goes_by_one_sided_verbs() {
     assert_eq!(status, Status::ReplyTooLong);
     let mut bucket = [0; 64];
     client.read(&region, locate(at, of_key.hash, None).1.expect("a bucket"), &mut bucket).expect("read");
-    let (blocks, _) = locate(at, of_key.hash, Some(&bucket));
+    let (blocks, _) = locate(at, of_key.hash, Some((&bucket, 0)));
     let mut bytes = vec![0; blocks[0].1 as usize];
     client.read(&region, blocks[0].0, &mut bytes).expect("read");
     assert!(bytes[value_in(&bytes, key).expect("the pair")] == long);

@@ -1,8 +1,12 @@
 //! A node's side of calls at one place: which are taken in, who has asked, and what becomes of their answers.
 
-use remora_kernel::{Call, Runner, Status};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use remora_kernel::{Call, Runner, Status, op};
 use remora_nic::{Qpn, Time};
 
+use crate::{KvBlock, KvBlocks};
 use crate::call_stats::{CallStats, Counting};
 use crate::ingress::{Ingress, Release, TakenCall};
 use crate::payload_streams::{PayloadStreams, STREAM_BUFFER};
@@ -45,6 +49,10 @@ pub struct CallTable<A> {
     looked_at: u32,
     /// Only where somebody wants to know.
     counting: Option<Box<Counting>>,
+    /// Who has to hear of calls that reserve blocks.
+    blocks: Option<Arc<Mutex<KvBlocks>>>,
+    /// By number: the block that a call names.
+    named: HashMap<u32, KvBlock>,
 }
 
 impl<A> CallTable<A> {
@@ -66,6 +74,8 @@ impl<A> CallTable<A> {
             deadline: DEADLINE,
             looked_at: 0,
             counting: None,
+            blocks: None,
+            named: HashMap::new(),
         }
     }
 
@@ -73,6 +83,11 @@ impl<A> CallTable<A> {
     /// [`end_overdue`](Self::end_overdue).
     pub fn set_deadline(&mut self, deadline: Time) {
         self.deadline = deadline;
+    }
+
+    /// Tells of calls that reserve blocks of key-value stores, and of what becomes of those.
+    pub fn note_blocks(&mut self, blocks: Arc<Mutex<KvBlocks>>) {
+        self.blocks = Some(blocks);
     }
 
     /// Counts calls from now on: see [`stats`](Self::stats).
@@ -141,6 +156,11 @@ impl<A> CallTable<A> {
         if let Some(counting) = &mut self.counting {
             counting.began(number, call.op);
         }
+        if let Some(blocks) = self.blocks.as_ref().filter(|_| KvBlocks::concerns(&call))
+            && let Some(block) = blocks.lock().unwrap_or_else(PoisonError::into_inner).began(&call)
+        {
+            self.named.insert(number, block);
+        }
         if let Some(id) = stream {
             self.streams.open(id, &mut call);
         }
@@ -189,9 +209,20 @@ impl<A> CallTable<A> {
     /// A call has ended. Where it takes time to get the answer to the ingress, [`answer`](Self::answer) is for when it is
     /// there. `None` if the call is none of this table's.
     #[inline]
-    pub fn end(&mut self, mut call: Call, status: Status) -> Option<CallAnswer<A>> {
+    pub fn end(&mut self, mut call: Call, mut status: Status) -> Option<CallAnswer<A>> {
         let number = call.tag as u32;
         let (asker, stream) = self.askers.get_mut(number as usize)?.take()?;
+        if let Some(blocks) = &self.blocks {
+            let lock = || blocks.lock().unwrap_or_else(PoisonError::into_inner);
+            if !self.named.is_empty()
+                && let Some(block) = self.named.remove(&number)
+            {
+                lock().ended(block, status);
+            }
+            if call.op == op::KV_RESERVE && status == Status::Ok {
+                status = lock().reserved(&call);
+            }
+        }
         if let Some(id) = stream {
             self.streams.close(id);
         }

@@ -75,16 +75,22 @@ impl Immediate for Near {
     }
 }
 
-const LEN: usize = 4096 + 64 + 5 * (64 << 10);
+const LEN: usize = 4096 + 64 + 6 * (64 << 10);
 /// One chain, so that all meet.
 const STORE: KvRef = KvRef { base: 0, key: 1, lg_buckets: 0 };
+
+/// A key's name. All go the same way from a full bucket.
+fn name(key: u8) -> [u8; 2] {
+    let mut names = (0..=u8::MAX).map(|other| [key, other]);
+    names.find(|name| hash(name, 7) >> 48 & (BRANCHES - 1) == 0).expect("one in eight does")
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Ask(u64, u8, usize);
 
 impl Ask {
     fn params(self) -> Vec<u8> {
-        let (key, value, mut out) = ([self.1, 7], vec![self.2 as u8; self.2], Vec::new());
+        let (key, value, mut out) = (name(self.1), vec![self.2 as u8; self.2], Vec::new());
         let value = if matches!(self.0, op::KV_PUT | op::KV_UPDATE) { &value[..] } else { &[] };
         KvParams::new(STORE, hash(&key, 7), &key, value).encode(&mut out);
         out
@@ -135,23 +141,23 @@ fn loaded(full: bool) -> Near {
 /// If something is locked, torn or lost.
 fn audit(near: &Near) -> BTreeMap<u8, usize> {
     let word = |at: u64| u64::from_le_bytes(near.memory.get(at, 8).try_into().expect("a word"));
-    let (mut pairs, mut bytes, mut bucket) = (BTreeMap::new(), 0, HEADER_BYTES);
-    loop {
+    let (mut pairs, mut bytes, mut buckets) = (BTreeMap::new(), 0, vec![HEADER_BYTES]);
+    while let Some(bucket) = buckets.pop() {
         for entry in (0..ENTRIES as u64).map(|at| word(bucket + at * 8)).filter(|&entry| entry > TOMB) {
             let (block, class) = place(entry);
             let content = near.memory.get(block, class_bytes(class) as usize);
             let key = content[8];
-            let value = value_in(&content, &[key, 7]).expect("a whole pair");
+            let value = value_in(&content, &name(key)).expect("a whole pair");
             assert!(content[value.clone()].iter().all(|&byte| usize::from(byte) == value.len()), "key {key}");
             assert_eq!(pairs.insert(key, value.len()), None, "key {key} has two entries");
             bytes += class_bytes(class);
         }
-        match word(bucket + ENTRIES as u64 * 8) {
-            0 => break,
-            next => bucket = next,
+        let branches = word(bucket + ENTRIES as u64 * 8);
+        assert_eq!(branches >> 63, 0, "the chain is locked");
+        if branches != 0 {
+            buckets.extend((0..BRANCHES).map(|n| branches + n * BUCKET_BYTES as u64));
+            bytes += BRANCHES * BUCKET_BYTES as u64;
         }
-        assert_eq!(bucket >> 63, 0, "the chain is locked");
-        bytes += BUCKET_BYTES as u64;
     }
     for class in 0..CLASSES {
         let (blocks, _) = slab(class);
@@ -214,7 +220,10 @@ fn a_call_whose_limits_end_anywhere_leaves_a_whole_store() {
     let near = loaded(true);
     let last = HEADER_BYTES + ENTRIES as u64 * 8;
     let next = near.memory.get(last, 8);
-    near.memory.put(u64::from_le_bytes(next.clone().try_into().expect("a word")) + ENTRIES as u64 * 8, &next);
+    for n in 0..BRANCHES {
+        let bucket = u64::from_le_bytes(next.clone().try_into().expect("a word")) + n * BUCKET_BYTES as u64;
+        near.memory.put(bucket + ENTRIES as u64 * 8, &next);
+    }
     assert_eq!(run(&near, ASKS[0]), Status::StepLimit);
     assert_eq!(near.memory.get(last, 8), next);
 }

@@ -1,7 +1,8 @@
 //! A key-value store in registered memory: byte keys, and values of any bytes up to 1 MB (RAMBDA, HPCA 2023, section
 //! IV-A, after MICA and KV-Direct).
 //!
-//! A bucket is a line of seven entries and the way to an overflow bucket. An entry has 16 bits of the key's hash and says
+//! A bucket is a line of seven entries and the way to eight overflow buckets, of which bits of the hash choose one: so the store
+//! grows without a stop, and a chain by a bucket when there are eight times as many pairs. An entry has 16 bits of the key's hash and says
 //! where the pair lies, in a block of a slab. So a GET is two accesses, of the bucket and of the pair; a PUT of a new key
 //! four: bucket, slab, pair, entry; one of a key that is there four too: bucket, pair, lock, pair.
 //!
@@ -12,7 +13,7 @@
 //!   one. Who takes it away swaps it for [`DEAD`], and then the entry. So nobody changes a pair that is no more.
 //! - **A key is added** by swapping the first entry of its chain that is 0. Entries that were used are never 0 again, but
 //!   [`TOMB`], so that all who add the same key swap the same entry, and one of them wins. Where none is 0 the chain is
-//!   locked to reuse a tomb or to append a bucket.
+//!   locked to reuse a tomb or to append buckets.
 //! - **A block** that is given back is reused at once: who still looks at it finds a wrong checksum or another key, and
 //!   then looks whether the entry is what it was.
 //!
@@ -34,8 +35,8 @@ mod tests;
 pub use item::{DEAD, LOCKED, LONGEST_KEY, LONGEST_VALUE, hash, item_len, pair};
 pub use params::{KvParams, KvRef, KvValue};
 pub use slab::{CLASSES, class_bytes, class_of};
-pub use table::{BUCKET_BYTES, ENTRIES, HEADER_BYTES, TOMB, header, locate, value_in};
-pub(crate) use table::{delete, get, put, reserve, update};
+pub use table::{BRANCHES, BUCKET_BYTES, ENTRIES, HEADER_BYTES, TOMB, header, locate, value_in};
+pub(crate) use table::{delete, get, put, release, reserve, update};
 
 use crate::call::Status;
 

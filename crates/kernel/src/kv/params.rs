@@ -74,6 +74,12 @@ impl<'a> KvParams<'a> {
         }
     }
 
+    /// Whether parameters, if they are such, name a block.
+    #[inline]
+    pub fn are_of_block(bytes: &[u8]) -> bool {
+        bytes.get(21).is_some_and(|flags| flags & 1 != 0)
+    }
+
     /// From bytes. `with_value` says whether a value stands behind the key.
     #[inline]
     pub fn decode(bytes: &'a [u8], with_value: bool) -> Result<Self, Status> {
@@ -86,7 +92,7 @@ impl<'a> KvParams<'a> {
             return Err(Status::BadParams);
         }
         let (key, value) = rest.split_at_checked(key_len).ok_or(Status::BadParams)?;
-        let value = match front[21] & 1 != 0 {
+        let value = match Self::are_of_block(front) {
             true => KvValue::Block(u64::from_le_bytes(value.try_into().map_err(|_| Status::BadParams)?)),
             false if with_value && value.len() != value_len as usize => return Err(Status::BadParams),
             false => KvValue::Bytes(value),

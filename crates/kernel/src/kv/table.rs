@@ -9,9 +9,12 @@ use crate::memory::{Limits, Memory};
 
 /// Bytes of a bucket: a line.
 pub const BUCKET_BYTES: usize = 64;
-/// Entries of a bucket. The word behind them is the offset of the overflow bucket; in a chain's first bucket its highest
-/// bit is the chain's lock.
+/// Entries of a bucket. The word behind them is the offset of [`BRANCHES`] overflow buckets, of which the hash says which one
+/// goes on; in a chain's first bucket its highest bit is the chain's lock.
 pub const ENTRIES: usize = 7;
+/// Buckets that a full one leads to: however many pairs there are beyond those that the store was made for, a chain is
+/// as long as a number with so many digits.
+pub const BRANCHES: u64 = 8;
 /// Bytes in front of the buckets.
 pub const HEADER_BYTES: u64 = 4096;
 /// An entry that was used.
@@ -41,16 +44,15 @@ pub fn header(lg_buckets: u8, len: u64) -> Option<[u8; 80]> {
 }
 
 /// For who reads a store by himself: the offsets and lengths of blocks that a bucket names for this hash, and the offset
-/// of the next bucket, if there is one. The first is at `None`.
-pub fn locate(store: KvRef, hash: u64, bucket: Option<&[u8; BUCKET_BYTES]>) -> (Vec<(u64, u64)>, Option<u64>) {
-    let Some(bucket) = bucket else { return (Vec::new(), Some(store.bucket(hash))) };
+/// of the next bucket, if there is one. The first is at `None`; others come with how many were in front of them.
+pub fn locate(store: KvRef, hash: u64, bucket: Option<(&[u8; BUCKET_BYTES], u32)>) -> (Vec<(u64, u64)>, Option<u64>) {
+    let Some((bucket, depth)) = bucket else { return (Vec::new(), Some(store.bucket(hash))) };
     let words = words(bucket);
     let found = words[..ENTRIES].iter().filter(|&&entry| matches(entry, hash)).map(|&entry| {
         let (block, class) = place(entry);
         (block, class_bytes(class))
     });
-    let next = words[ENTRIES] & !LOCK;
-    (found.collect(), (next != 0).then_some(next))
+    (found.collect(), next_bucket(words[ENTRIES], hash, depth))
 }
 
 /// The value of the pair with this key that a block holds: a range of it. `Err` if it is being written, or is another's.
@@ -67,6 +69,23 @@ impl KvRef {
     fn bucket(self, hash: u64) -> u64 {
         HEADER_BYTES + (hash & ((1 << self.lg_buckets) - 1)) * BUCKET_BYTES as u64
     }
+}
+
+/// The bucket behind one that so many are in front of, if there is one. Three bits of what an entry has of the hash, others
+/// each time, say which of [`BRANCHES`] it is; when they are used up it is the first.
+fn next_bucket(word: u64, hash: u64, depth: u32) -> Option<u64> {
+    let branches = word & !LOCK;
+    (branches != 0).then(|| branches.wrapping_add(branch(hash, depth) * BUCKET_BYTES as u64))
+}
+
+fn branch(hash: u64, depth: u32) -> u64 {
+    let bits = 48 + depth.saturating_mul(BRANCHES.ilog2());
+    if bits + BRANCHES.ilog2() <= u64::BITS { hash >> bits & (BRANCHES - 1) } else { 0 }
+}
+
+/// The class of [`BRANCHES`] buckets.
+fn branches_class() -> Option<u8> {
+    class_of(BRANCHES as usize * BUCKET_BYTES)
 }
 
 fn words(bucket: &[u8; BUCKET_BYTES]) -> [u64; 8] {
@@ -173,9 +192,10 @@ struct Missed {
     /// The first entry that is 0, and the first tomb.
     zero: Option<u64>,
     tomb: Option<u64>,
-    /// The word behind the first bucket's entries, and that of the last with its place.
+    /// The word behind the first bucket's entries, and that of the last with its place, and the buckets in front of that.
     first: u64,
     last: (u64, u64),
+    depth: u32,
 }
 
 impl<M: Memory> Store<'_, M> {
@@ -193,8 +213,7 @@ impl<M: Memory> Store<'_, M> {
         'again: while tries < TRIES {
             tries += 1;
             let mut at = self.at.bucket(hash);
-            let mut missed = Missed { zero: None, tomb: None, first: 0, last: (0, 0) };
-            let first = at;
+            let mut missed = Missed { zero: None, tomb: None, first: 0, last: (0, 0), depth: 0 };
             loop {
                 let mut bucket = [0; BUCKET_BYTES];
                 self.read(at, &mut bucket, holds).await?;
@@ -225,13 +244,13 @@ impl<M: Memory> Store<'_, M> {
                         Item::Other => continue 'again,
                     }
                 }
-                if at == first {
+                if missed.depth == 0 {
                     missed.first = words[ENTRIES];
                 }
                 missed.last = (at + ENTRIES as u64 * 8, words[ENTRIES]);
-                match words[ENTRIES] & !LOCK {
-                    0 => return Ok(Err(missed)),
-                    next => at = next,
+                match next_bucket(words[ENTRIES], hash, missed.depth) {
+                    None => return Ok(Err(missed)),
+                    Some(next) => (at, missed.depth) = (next, missed.depth + 1),
                 }
             }
         }
@@ -381,7 +400,7 @@ impl<M: Memory> Store<'_, M> {
     }
 
     /// Adds an entry to a chain in which none is 0, if it is so still and nobody else has the chain locked: in place of a
-    /// tomb, or in a bucket behind the others.
+    /// tomb, or in one of new buckets behind the others.
     async fn add_locked(
         &self,
         pair: &Pair<'_>,
@@ -407,13 +426,14 @@ impl<M: Memory> Store<'_, M> {
             (Some(_), _) => Ok(false),
             (None, Some(tomb)) => self.swap(tomb, TOMB, new).await,
             (None, None) => {
-                let (bucket, _) = self.alloc(0).await?;
-                let mut bytes = [0; BUCKET_BYTES];
-                bytes[..8].copy_from_slice(&new.to_le_bytes());
-                self.write(bucket, &bytes).await?;
+                let (buckets, _) = self.alloc(branches_class().ok_or(Status::BadParams)?).await?;
+                let mut bytes = [0; BRANCHES as usize * BUCKET_BYTES];
+                let first = branch(hash, missed.depth) as usize * BUCKET_BYTES;
+                bytes[first..first + 8].copy_from_slice(&new.to_le_bytes());
+                self.write(buckets, &bytes).await?;
                 // Nobody else appends while the chain is locked.
                 let (at, word) = missed.last;
-                self.swap(at, word, word | bucket).await
+                self.swap(at, word, word | buckets).await
             }
         }
     }
@@ -439,12 +459,23 @@ pub(crate) async fn delete<M: Memory>(memory: &M, call: &mut Call) -> Result<(),
     Err(Status::Inconsistent)
 }
 
-/// Takes a block for a pair that the caller writes by himself, and then puts: its offset. Who goes away in between leaves
-/// it unused.
+/// Takes a block for a pair that the caller writes by himself, and then puts or [releases](release): its offset.
 pub(crate) async fn reserve<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
     let KvParams { store, key, value_len, .. } = KvParams::decode(&call.params, false)?;
     let class = class_of(item_len(key.len(), value_len as usize)).ok_or(Status::BadParams)?;
     let (block, _) = Store::to_write(memory, store)?.alloc(class).await?;
     call.grow_reply(8)?.copy_from_slice(&block.to_le_bytes());
     Ok(())
+}
+
+/// Gives a block back that was reserved, and not put.
+pub(crate) async fn release<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    let KvParams { store, key, value_len, value, .. } = KvParams::decode(&call.params, false)?;
+    let class = class_of(item_len(key.len(), value_len as usize)).ok_or(Status::BadParams)?;
+    match value {
+        KvValue::Block(block) if block.is_multiple_of(32) && block >= HEADER_BYTES => {
+            Store::to_write(memory, store)?.free(block, class).await
+        }
+        _ => Err(Status::BadParams),
+    }
 }

@@ -121,6 +121,27 @@ fn accesses_are_two_for_a_get_and_four_for_a_put() {
 }
 
 #[test]
+fn a_store_of_a_thousand_times_as_many_pairs_as_it_was_made_for_is_still_quick() {
+    let (memory, at) = (Stepped::new(2, 8 << 20), store(2));
+    let key = |n: u32| n.to_le_bytes();
+    let mut pairs = 0;
+    for (most, accesses) in [(16, 2.5), (160, 3.5), (1_600, 4.5), (16_000, 5.6)] {
+        for n in pairs..most {
+            assert_eq!(run(&memory, op::KV_PUT, &params(at, &key(n), &n.to_le_bytes())).0, Status::Ok);
+        }
+        pairs = most;
+        memory.accesses.set(0);
+        for n in 0..pairs {
+            let found = run(&memory, op::KV_GET, &params(at, &key(n), &[]));
+            assert_eq!(found, (Status::Ok, n.to_le_bytes().to_vec()));
+        }
+        let got = f64::from(memory.accesses.get()) / f64::from(pairs);
+        println!("{pairs} pairs in a store for 16: {got:.2} accesses of a GET");
+        assert!(got <= accesses, "{got}");
+    }
+}
+
+#[test]
 fn memory_that_is_used_up_refuses_and_what_is_freed_is_used_again() {
     let (memory, at) = (Stepped::new(2, 4096 + 256 + (64 << 10) * 3), store(2));
     let key = |n: u32| n.to_le_bytes();
@@ -157,7 +178,7 @@ fn a_long_pair_is_written_by_its_caller_and_then_put() {
         KvParams::of_key(at, hash, key).encode(&mut get);
         assert_eq!(run(&memory, op::KV_GET, &get).0, Status::ReplyTooLong);
         let bucket = memory.memory.get(locate(at, hash, None).1.unwrap(), BUCKET_BYTES);
-        let (blocks, next) = locate(at, hash, Some(&bucket.try_into().unwrap()));
+        let (blocks, next) = locate(at, hash, Some((&bucket.try_into().unwrap(), 0)));
         assert_eq!((blocks.len(), blocks[0].0, next), (1, block, None));
         let bytes = memory.memory.get(block, blocks[0].1 as usize);
         assert_eq!(&bytes[value_in(&bytes, key).unwrap()], value);
@@ -247,8 +268,8 @@ proptest! {
         }
         // No key has two entries, and all that there is is found.
         let mut found: HashMap<Vec<u8>, u32> = HashMap::new();
-        let mut next = Some(HEADER_BYTES);
-        while let Some(bucket) = next {
+        let mut buckets = vec![HEADER_BYTES];
+        while let Some(bucket) = buckets.pop() {
             let bytes: [u8; BUCKET_BYTES] = memory.memory.get(bucket, BUCKET_BYTES).try_into().unwrap();
             let (words, _) = bytes.as_chunks::<8>();
             for word in words[..ENTRIES].iter().map(|word| u64::from_le_bytes(*word)).filter(|&word| word > TOMB) {
@@ -256,7 +277,8 @@ proptest! {
                 let len = memory.memory.get(block, 8)[0] as usize;
                 *found.entry(memory.memory.get(block + 8, len)).or_default() += 1;
             }
-            next = Some(u64::from_le_bytes(words[ENTRIES])).filter(|&next| next != 0);
+            let branches = Some(u64::from_le_bytes(words[ENTRIES])).filter(|&branches| branches != 0);
+            buckets.extend(branches.into_iter().flat_map(|at| (0..BRANCHES).map(move |n| at + n * BUCKET_BYTES as u64)));
         }
         for (key, entries) in found {
             prop_assert_eq!(entries, 1, "{:?}", key);

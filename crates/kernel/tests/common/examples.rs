@@ -139,7 +139,7 @@ pub fn example(kernel: u64, key: u32, va: u64) -> Example {
             example.reply = 41u64.to_le_bytes().to_vec();
             example.written = (64, 43u64.to_le_bytes().to_vec());
         }
-        op::KV_GET | op::KV_PUT | op::KV_UPDATE | op::KV_DELETE | op::KV_RESERVE => {
+        op::KV_GET | op::KV_PUT | op::KV_UPDATE | op::KV_DELETE | op::KV_RESERVE | op::KV_RELEASE => {
             // One bucket, with the entry of one pair, which lies at 6144; the next block of its class is at 7168.
             let (name, short) = (b"name".as_slice(), &VALUE[..16]);
             let (hash, class) = (kv::hash(name, 1), kv::class_of(kv::item_len(4, 16)).expect("a class"));
@@ -154,11 +154,17 @@ pub fn example(kernel: u64, key: u32, va: u64) -> Example {
             example.memory[128..136].copy_from_slice(&slab.to_le_bytes());
             let store = kv::KvRef { base: va, key, lg_buckets: 0 };
             let value: &[u8] = if matches!(kernel, op::KV_PUT | op::KV_UPDATE) { b"other" } else { b"" };
-            kv::KvParams::new(store, hash, name, value).encode(&mut example.params);
+            let params = kv::KvParams::new(store, hash, name, value);
+            let block = kv::KvParams { value: kv::KvValue::Block(7168), value_len: 16, ..params };
+            if kernel == op::KV_RELEASE { block } else { params }.encode(&mut example.params);
             example.reply.clear();
             match kernel {
                 op::KV_GET => example.reply = short.to_vec(),
                 op::KV_DELETE => example.written = (4096, 1u64.to_le_bytes().to_vec()),
+                op::KV_RELEASE => {
+                    // The first of those that were given back, in units of 32 bytes, after one change.
+                    example.written = (136, (1u64 << 42 | 7168 / 32).to_le_bytes().to_vec());
+                }
                 op::KV_RESERVE => example.reply = (7168u64 + 64).to_le_bytes().to_vec(),
                 _ => example.written = (6144, kv::pair(name, b"other")),
             }
@@ -182,7 +188,9 @@ pub fn example(kernel: u64, key: u32, va: u64) -> Example {
 /// How the example ends in a place.
 pub fn status_at(kernel: u64, placement: Placement) -> Status {
     match (kernel, placement) {
-        (op::KV_PUT | op::KV_UPDATE | op::KV_DELETE | op::KV_RESERVE, Placement::Client) => kv::NOT_HERE,
+        (op::KV_PUT | op::KV_UPDATE | op::KV_DELETE | op::KV_RESERVE | op::KV_RELEASE, Placement::Client) => {
+            kv::NOT_HERE
+        }
         _ => Status::Ok,
     }
 }

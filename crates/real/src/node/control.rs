@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use remora_kernel::{Call, Status};
 use remora_memory::{Pd, Region, Registry};
 use remora_nic::{ALL_REMOTE, Nic, Qpn};
 use remora_service::control::{Extension, op, u32_at, u64_at};
-use remora_service::{Ledger, Reclaimed};
+use remora_service::{KvBlocks, Ledger, Reclaimed};
 use remora_wasm::DeployedModule;
 
 use super::modules::{self, Modules};
@@ -74,14 +74,14 @@ pub(super) struct Answered {
 
 impl Control {
     pub fn new(
-        ledger: Ledger,
+        (ledger, blocks): (Ledger, Arc<Mutex<KvBlocks>>),
         modules: Modules<Call>,
         deployers: Deployers,
         extensions: Vec<Box<dyn Extension>>,
         told: Told,
     ) -> Self {
         let (frees, sketches) = (HashMap::new(), Sketches::default());
-        let owners = Owners::new(ledger.registry().clone(), ledger.pd());
+        let owners = Owners::new(ledger.registry().clone(), ledger.pd(), blocks);
         Self {
             ledger,
             frees,
@@ -99,6 +99,7 @@ impl Control {
     /// The client with this number has connected.
     pub fn client_came(&mut self, connection: Qpn, client: u32) {
         self.ledger.open(connection, client);
+        self.owners.came(connection);
     }
 
     /// A client is gone: its memory goes too, by and by.

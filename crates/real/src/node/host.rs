@@ -12,7 +12,7 @@ use remora_nic::cm::{CmEvent, ConnId, QpParams, reason, service_id};
 use remora_nic::{CqId, Data, Event, Qpn, SendWr, SrqId, Time, WcOpcode, WcStatus, WorkCompletion};
 use remora_service::control::{Extension, PORT, op};
 use remora_service::{
-    Asker, CallTable, HostAsker, Ledger, MAX_REPLY, MAX_REQUEST, RingAsker, Rings, Sends, Two, WorkId,
+    Asker, CallTable, HostAsker, KvBlocks, Ledger, MAX_REPLY, MAX_REQUEST, RingAsker, Rings, Sends, Two, WorkId,
 };
 use remora_wasm::KernelSet;
 
@@ -92,7 +92,7 @@ impl HostIngress {
 impl Host {
     pub fn new(
         device: Device,
-        ledger: Ledger,
+        (ledger, blocks): (Ledger, Arc<std::sync::Mutex<KvBlocks>>),
         set: KernelSet,
         config: &NodeConfig,
         extensions: Vec<Box<dyn Extension>>,
@@ -116,6 +116,7 @@ impl Host {
             nic.listen(service_id(PORT))?;
         }
         let mut calls = CallTable::new(CALLS);
+        calls.note_blocks(blocks.clone());
         calls.set_deadline(config.deadline.as_nanos() as u64);
         if config.count_calls {
             calls.count_calls();
@@ -129,7 +130,7 @@ impl Host {
             calls,
             kernels,
             control: Control::new(
-                ledger,
+                (ledger, blocks),
                 Modules::new(set, config.kernels.clone()),
                 config.deployers.clone(),
                 extensions,

@@ -100,7 +100,13 @@ impl Calls {
         let ledger = Ledger::new(registry.clone(), registry.alloc_pd(), LIMIT);
         let deployers = [Deployers::ThisHost, Deployers::Anyone, Deployers::Addresses(vec![ADDRESSES[2]])];
         let deployers = deployers[source.below(3)].clone();
-        let control = Control::new(ledger, Modules::new(KernelSet::default(), None), deployers, Vec::new(), Told(None));
+        let control = Control::new(
+            (ledger, Default::default()),
+            Modules::new(KernelSet::default(), None),
+            deployers,
+            Vec::new(),
+            Told(None),
+        );
         let (callers, regions, open) = (Vec::new(), Vec::new(), BTreeSet::new());
         let mut world = World { device: &self.0, control, callers, regions, open, made: 0 };
         while !source.0.is_empty() {

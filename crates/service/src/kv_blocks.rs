@@ -1,0 +1,198 @@
+//! Blocks of key-value stores that clients have reserved, to write long pairs there by themselves: whose they are, and which
+//! are to be given back because their clients are gone.
+
+use std::collections::{HashMap, VecDeque};
+
+use remora_kernel::kv::{KvParams, KvValue};
+use remora_kernel::{Call, Status, op};
+use remora_nic::Qpn;
+
+/// Blocks that one connection has reserved at once, at most.
+pub const RESERVED_BLOCKS: usize = 1024;
+
+/// A block: the key of its region, the store's address, the block's offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvBlock(u32, u64, u64);
+
+/// The reserved blocks of all stores of a node. It hears of every call that [concerns](Self::concerns) it, wherever it runs.
+#[derive(Debug, Default)]
+pub struct KvBlocks {
+    held: HashMap<KvBlock, Held>,
+    /// Blocks of each client that is connected.
+    connected: HashMap<Qpn, usize>,
+    /// Blocks that nobody has any more.
+    left: VecDeque<(KvBlock, Vec<u8>)>,
+}
+
+#[derive(Debug)]
+struct Held {
+    by: Qpn,
+    /// Of the call that gives it back.
+    release: Vec<u8>,
+    /// Calls under way that name it: it may be a pair's when they have ended.
+    named: u32,
+}
+
+impl KvBlocks {
+    /// Whether a call reserves a block, or gives one another owner.
+    #[inline]
+    pub fn concerns(call: &Call) -> bool {
+        match call.op {
+            op::KV_RESERVE => true,
+            op::KV_RELEASE | op::KV_PUT | op::KV_UPDATE => KvParams::are_of_block(&call.params),
+            _ => false,
+        }
+    }
+
+    /// A client has connected.
+    pub fn came(&mut self, by: Qpn) {
+        self.connected.insert(by, 0);
+    }
+
+    /// A call begins. Returns the block that it names, for [`ended`](Self::ended), if somebody has reserved it.
+    pub fn began(&mut self, call: &Call) -> Option<KvBlock> {
+        let params = KvParams::decode(&call.params, false).ok()?;
+        let KvValue::Block(block) = params.value else { return None };
+        let block = KvBlock(params.store.key, params.store.base, block);
+        self.held.get_mut(&block)?.named += 1;
+        Some(block)
+    }
+
+    /// A call has ended that named this block.
+    pub fn ended(&mut self, block: KvBlock, status: Status) {
+        let Some(held) = self.held.get_mut(&block) else { return };
+        held.named = held.named.saturating_sub(1);
+        let (by, is_named) = (held.by, held.named > 0);
+        let count = self.connected.get_mut(&by);
+        match (status, count) {
+            (Status::Ok, count) => {
+                self.held.remove(&block);
+                count.into_iter().for_each(|count| *count -= 1);
+            }
+            // Its client has gone meanwhile.
+            (_, None) if !is_named => self.left.extend(self.held.remove(&block).map(|held| (block, held.release))),
+            _ => {}
+        }
+    }
+
+    /// A reservation has ended rightly, and is not answered yet. Returns how it ends: one too many with [`Status::Busy`].
+    pub fn reserved(&mut self, call: &Call) -> Status {
+        let params = KvParams::decode(&call.params, false).ok();
+        let Some((params, block)) = params.zip(call.reply.first_chunk()) else { return Status::Ok };
+        let block = u64::from_le_bytes(*block);
+        let (by, mut release) = (Qpn(call.qpn), Vec::new());
+        KvParams { value: KvValue::Block(block), ..params }.encode(&mut release);
+        let block = KvBlock(params.store.key, params.store.base, block);
+        match self.connected.get_mut(&by) {
+            Some(count) if *count < RESERVED_BLOCKS => {
+                *count += 1;
+                self.held.insert(block, Held { by, release, named: 0 });
+                Status::Ok
+            }
+            Some(_) => {
+                self.left.push_back((block, release));
+                Status::Busy
+            }
+            // Its client went away meanwhile.
+            None => {
+                self.left.push_back((block, release));
+                Status::Ok
+            }
+        }
+    }
+
+    /// A connection has ended, so that nothing of it arrives any more.
+    pub fn gone(&mut self, by: Qpn) {
+        if self.connected.remove(&by).is_some() {
+            let left = self.held.extract_if(|_, held| held.by == by && held.named == 0);
+            self.left.extend(left.map(|(block, held)| (block, held.release)));
+        }
+    }
+
+    /// A region is gone, and the stores in it.
+    pub fn released(&mut self, key: u32) {
+        for (_, held) in self.held.extract_if(|block, _| block.0 == key) {
+            self.connected.entry(held.by).and_modify(|count| *count -= 1);
+        }
+        self.left.retain(|(block, _)| block.0 != key);
+    }
+
+    /// Parameters of the next [`KV_RELEASE`](remora_kernel::op) that is due.
+    pub fn poll_left(&mut self) -> Option<Vec<u8>> {
+        self.left.pop_front().map(|(_, release)| release)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use remora_kernel::kv::KvRef;
+
+    const STORE: KvRef = KvRef { base: 64, key: 7, lg_buckets: 2 };
+
+    fn call(op: u64, by: u32, block: u64) -> Call {
+        let (mut bytes, params) = (Vec::new(), KvParams { value_len: 900, ..KvParams::of_key(STORE, 5, b"key") });
+        let value = if op == op::KV_RESERVE { params.value } else { KvValue::Block(block) };
+        KvParams { value, ..params }.encode(&mut bytes);
+        let mut call = Call::new(op, &bytes, 64);
+        call.qpn = by;
+        if op == op::KV_RESERVE {
+            call.reply.extend_from_slice(&block.to_le_bytes());
+        }
+        assert!(KvBlocks::concerns(&call));
+        call
+    }
+
+    fn left(blocks: &mut KvBlocks) -> Vec<u64> {
+        let left = std::iter::from_fn(|| blocks.poll_left());
+        let block = |params: Vec<u8>| match KvParams::decode(&params, false).unwrap() {
+            KvParams { value: KvValue::Block(block), key: b"key", value_len: 900, store: STORE, .. } => block,
+            other => panic!("{other:?}"),
+        };
+        let mut left: Vec<u64> = left.map(block).collect();
+        left.sort_unstable();
+        left
+    }
+
+    #[test]
+    fn what_a_client_neither_put_nor_gave_back_is_left_when_it_is_gone() {
+        let mut blocks = KvBlocks::default();
+        [1, 2].into_iter().for_each(|by| blocks.came(Qpn(by)));
+        for (by, block) in [(1, 64), (1, 96), (1, 128), (2, 160), (1, 192), (1, 224), (1, 256)] {
+            assert_eq!(blocks.reserved(&call(op::KV_RESERVE, by, block)), Status::Ok);
+        }
+        let mut does = |op, block, status| {
+            let named = blocks.began(&call(op, 1, block)).expect("a block that is reserved");
+            blocks.ended(named, status);
+        };
+        does(op::KV_PUT, 64, Status::Ok);
+        does(op::KV_RELEASE, 96, Status::Ok);
+        // It has the block still.
+        does(op::KV_UPDATE, 128, Status::NotFound);
+        assert_eq!(left(&mut blocks), []);
+        // What is under way when it goes decides.
+        let [put, refused] = [224, 256].map(|block| blocks.began(&call(op::KV_PUT, 1, block)).expect("reserved"));
+        blocks.gone(Qpn(1));
+        assert_eq!(left(&mut blocks), [128, 192]);
+        blocks.ended(put, Status::Ok);
+        blocks.ended(refused, Status::Inconsistent);
+        assert_eq!(left(&mut blocks), [256]);
+        blocks.reserved(&call(op::KV_RESERVE, 1, 288));
+        assert_eq!(left(&mut blocks), [288]);
+        assert_eq!(blocks.began(&call(op::KV_PUT, 2, 64)), None, "a pair's by now");
+        blocks.released(STORE.key);
+        blocks.gone(Qpn(2));
+        assert_eq!(left(&mut blocks), []);
+    }
+
+    #[test]
+    fn nobody_reserves_without_end() {
+        let mut blocks = KvBlocks::default();
+        blocks.came(Qpn(1));
+        for n in 1..=RESERVED_BLOCKS as u64 {
+            assert_eq!(blocks.reserved(&call(op::KV_RESERVE, 1, 32 * n)), Status::Ok);
+        }
+        assert_eq!(blocks.reserved(&call(op::KV_RESERVE, 1, 1 << 20)), Status::Busy);
+        assert_eq!(left(&mut blocks), [1 << 20]);
+    }
+}
