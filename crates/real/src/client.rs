@@ -9,6 +9,7 @@ mod dial;
 mod kernels;
 mod modules;
 mod rings;
+mod shared;
 mod sketching;
 mod trees;
 
@@ -31,6 +32,8 @@ use connection::Connection;
 use dial::MIN_MTU;
 use kernels::LocalKernels;
 use rings::ClientRings;
+
+pub use shared::SharedClient;
 
 /// Whom to talk to, and how.
 #[derive(Clone, Debug)]

@@ -21,7 +21,7 @@ mod sys;
 mod trunk;
 
 pub use address::{at_free_loopback, at_local, free_loopbacks, local_towards};
-pub use client::{Client, ClientConfig, ClientCounters, RemoteRegion};
+pub use client::{Client, ClientConfig, ClientCounters, RemoteRegion, SharedClient};
 pub use deployers::{DeployToken, Deployers};
 pub use device::{Clock, Device, DeviceGuard, EventSink, Resident, Seat, entropy};
 pub use error::Error;

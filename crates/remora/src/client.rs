@@ -302,6 +302,12 @@ impl Client {
         }
     }
 
+    /// The client underneath, for another life; what is under way has ended.
+    pub(crate) fn into_inner(mut self) -> Result<remora_real::Client> {
+        self.idle()?;
+        Ok(self.inner)
+    }
+
     /// The client when nothing is under way: what it does from start to end needs that.
     pub(crate) fn idle(&mut self) -> Result<&mut remora_real::Client> {
         while self.inner.in_flight() > 0 {

@@ -14,6 +14,7 @@ mod node;
 mod numbers;
 mod oneshot;
 mod pending;
+mod shared;
 pub mod store;
 mod tree;
 
@@ -37,6 +38,7 @@ pub use remora_service::{CallKind, MAX_CALLS, MAX_REPLY, Placer, PlacerCounts, P
 pub use remora_store::hash::Table;
 pub use remora_store::list::List;
 pub use remora_wasm::{DeployedModule, ModuleLimits};
+pub use shared::Shared;
 pub use tree::Tree;
 
 /// `Ok`, or an [`Error`] that says what was wrong, where, and what to do.

@@ -2,13 +2,16 @@
 //!
 //! One client core and one server core. The kernel answers with its parameters, 64 bytes, and every reply is looked at.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use remora_kernel::{Call, Status, runner};
+use remora_kernel::{Call, Placement, SequencerParams, Status, op, runner};
 use remora_memory::{Access, Buffer, Registry};
 use remora_nic::{ALL_REMOTE, QpInit, QpType, Qpn, WcStatus};
-use remora_real::{DeviceGuard, Error, Kernels, LinkKind, RingConfig, RingMemory, RingPort};
+use remora_real::{
+    Client, ClientConfig, DeviceGuard, Error, Kernels, LinkKind, Node, NodeConfig, RingConfig, RingMemory, RingPort,
+    SharedClient, at_free_loopback, at_local,
+};
 use remora_ring::{Notify, RingShape};
 use remora_service::{CallSlots, MAX_CALLS, RingCall, WorkId};
 
@@ -23,6 +26,8 @@ const DEPTH: usize = 64;
 const BATCH: usize = 16;
 /// Clients that talk, by the measurement of many.
 const TALKING: usize = 10;
+/// Threads that call at once, by the measurement of those.
+const THREADS: usize = 8;
 /// The op-code of the kernel.
 const ECHO: u64 = 0x900;
 
@@ -55,7 +60,7 @@ impl Default for RingPlan {
 }
 
 /// Rows over one link.
-const ROWS: usize = 5;
+const ROWS: usize = 6;
 
 /// Measures everything.
 pub fn ring(plan: RingPlan, progress: &mut BenchProgress<'_>) -> MeasuredRows<BenchRow, BenchError> {
@@ -102,7 +107,73 @@ fn over(
     let what = format!("{link}: {TALKING} of {connected} clients call");
     let peer = format!("{TALKING} clients, and no others");
     rows.push(BenchRow::new(what, "M/s", &peer, figures, Some(BenchGoal::RatioAtLeast(0.9))));
+    next(progress, "threads", 0.47)?;
+    let threads = Threads::start(link)?;
+    let figures = beside(|| Ok(threads.sharing(time) / 1e6), || Ok(threads.apart(time) / 1e6))?;
+    let what = format!("{link}: {THREADS} threads by one pair of rings");
+    rows.push(BenchRow::new(what, "M/s", &format!("{THREADS} threads, a pair each"), figures, None));
     Ok(())
+}
+
+/// Threads that call a node at once, each one call after the other: by one client, and by one each.
+struct Threads {
+    shared: SharedClient,
+    clients: Vec<Mutex<Client>>,
+    params: Vec<u8>,
+    _node: Node,
+}
+
+impl Threads {
+    fn start(link: LinkKind) -> Result<Self, Error> {
+        let node = at_free_loopback(|address| Node::start(NodeConfig::new(address)))?;
+        let connect = || {
+            let config = |local| ClientConfig { link: Some(link), ..ClientConfig::new(node.address(), local) };
+            at_local(node.address(), |local| Client::connect(config(local)))
+        };
+        let mut first = connect()?;
+        let region = first.alloc(64)?;
+        let params = SequencerParams { address: region.va, key: region.key, count: 1 }.encode().to_vec();
+        let shared = SharedClient::new(first, Placement::Nic, RingConfig::default())?;
+        let clients = (0..THREADS).map(|_| {
+            let mut client = connect()?;
+            client.open_rings(Placement::Nic, RingConfig::default())?;
+            Ok::<_, Error>(Mutex::new(client))
+        });
+        let clients = clients.collect::<Result<_, _>>()?;
+        Ok(Self { shared, clients, params, _node: node })
+    }
+
+    /// Calls a second by one client.
+    fn sharing(&self, time: Duration) -> f64 {
+        let call = |_: usize| self.shared.call(op::SEQUENCER, &self.params).0 == Status::Ok;
+        per_second(time, call)
+    }
+
+    /// Calls a second by a client each.
+    fn apart(&self, time: Duration) -> f64 {
+        let call = |thread: usize| {
+            let mut client = self.clients[thread].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut ended = None;
+            let mut is_right = client.submit_by_ring(Placement::Nic, op::SEQUENCER, &self.params, 0).is_ok();
+            while is_right && ended.is_none() {
+                is_right = client.poll(&mut |_, status, _| ended = Some(status == Status::Ok)).is_ok();
+            }
+            ended == Some(true)
+        };
+        per_second(time, call)
+    }
+}
+
+/// Calls a second of all threads together; who fails makes no more.
+fn per_second(time: Duration, call: impl Fn(usize) -> bool + Sync) -> f64 {
+    let start = Instant::now();
+    let done: u64 = std::thread::scope(|scope| {
+        let call = &call;
+        let work = |thread: usize| (0u64..).take_while(|_| start.elapsed() < time && call(thread)).count() as u64;
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || work(thread))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_default()).sum()
+    });
+    done as f64 / start.elapsed().as_secs_f64()
 }
 
 fn told(notify: Notify) -> &'static str {
