@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use remora_kernel::{Call, Runner, Status, op};
 use remora_nic::{Qpn, Time};
 
-use crate::{KvBlock, KvBlocks};
 use crate::call_stats::{CallStats, Counting};
 use crate::ingress::{Ingress, Release, TakenCall};
 use crate::payload_streams::{PayloadStreams, STREAM_BUFFER};
 use crate::share::Shares;
+use crate::{KvBlock, KvBlocks};
 
 /// A call that has ended and is not answered: on its way from the kernel to the ingress.
 #[derive(Debug)]

@@ -158,7 +158,14 @@ impl TreeBench {
                 }
                 let right = match work {
                     Work::Insert => call.reply.is_empty(),
-                    _ => call.reply.get(..8) == Some(&call.tag.to_le_bytes()),
+                    _ => {
+                        // In front of a pair's value is its key; if that is bytes, behind its length.
+                        let at = match (work, self.key_bytes) {
+                            (Work::Scan(_), Some(len)) => 2 + len,
+                            _ => 0,
+                        };
+                        call.reply.get(at..at + 8) == Some(&call.tag.to_le_bytes())
+                    }
                 };
                 assert!(status == Status::Ok && right, "{work:?}: {status:?} for key {:#x}", call.tag);
                 calls.push(call);

@@ -9,12 +9,8 @@ fn checked(name: &str, fine: bool, crash: bool, mutant: Option<TreeMutant>) -> C
     let near = !fine && case.border.is_none();
     let options = TreeOptions { case, crash, fine, near, mutant };
     let time = Duration::from_secs(30);
-    let search = Search {
-        threads: if mutant.is_some() { 1 } else { 2 },
-        time,
-        shortest: mutant.is_some() && !case.bytes,
-        ..Search::default()
-    };
+    let search =
+        Search { threads: if mutant.is_some() { 1 } else { 2 }, time, shortest: mutant.is_some(), ..Search::default() };
     let report = check_tree(&options, search, |_| true);
     println!("{name}, fine {fine}, crash {crash}, {mutant:?}: {} states in {:.2} s", report.states, report.seconds);
     report
