@@ -44,7 +44,6 @@ fn orders_of_a_few_operations_are_right() {
 fn seeded_faults_are_found() {
     for (name, fine, crash, mutant) in [
         ("torn", true, false, TreeMutant::TailLate),
-        ("bytes-torn", true, false, TreeMutant::TailLate),
         ("same-leaf", false, false, TreeMutant::Swaps),
         ("move-write", false, false, TreeMutant::Swaps),
         ("move-write", false, false, TreeMutant::Both),
