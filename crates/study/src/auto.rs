@@ -192,7 +192,12 @@ const TRACE: [Stretch; 7] = [
     },
     Stretch { name: "values of 4 KB", operation: CONSISTENT_GET, parameter: 4096, beside: None },
     Stretch { name: "a writer changes them", operation: CONSISTENT_GET, parameter: 4096, beside: Some(Beside::Writer) },
-    Stretch { name: "the links are capped to a fiftieth", operation: CONSISTENT_GET, parameter: 4096, beside: Some(Beside::CappedLink) },
+    Stretch {
+        name: "the links are capped to a fiftieth",
+        operation: CONSISTENT_GET,
+        parameter: 4096,
+        beside: Some(Beside::CappedLink),
+    },
     Stretch { name: "lists of 1 again", operation: LIST, parameter: 1, beside: None },
 ];
 /// What is left of links that are capped.

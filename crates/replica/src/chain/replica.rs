@@ -333,7 +333,10 @@ impl Chain {
                 self.begun_with = None;
             }
             ChainMessage::State(synced, applied, entries) => self.told_state(from, State { synced, applied, entries }),
-            ChainMessage::Sync(applied, at, entries) if Some(from) == self.previous() => {
+            ChainMessage::Sync(applied, at, entries)
+                if Some(from) == self.previous()
+                    || self.mutant(ChainMutation::LogToAll) && Some(from) == self.head() =>
+            {
                 self.told_log(applied, at, entries);
             }
             ChainMessage::Want(piece) => self.wanted_piece(from, piece),

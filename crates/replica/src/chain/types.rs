@@ -215,6 +215,8 @@ pub enum ChainMutation {
     DirtyRead,
     /// When a view begins the head keeps its own log, however short.
     OwnLog,
+    /// What a view begins with goes to all of the chain at once, and not down it.
+    LogToAll,
     /// The ring's checksums are not looked at after a crash.
     TrustsTorn,
     /// A learner is ready before it has the data.

@@ -99,6 +99,13 @@ impl Chain {
             self.adopt(entries);
             let entries = self.entries_after(self.applied).cloned().collect();
             self.begun_with = Some((self.applied, self.applied_at, entries));
+            if self.mutant(ChainMutation::LogToAll)
+                && let Some((applied, at, entries)) = self.begun_with.clone()
+            {
+                for node in self.view.all().without(self.config.id).iter() {
+                    self.send(node, ChainMessage::Sync(applied, at, entries.clone()));
+                }
+            }
         }
     }
 

@@ -558,6 +558,12 @@ impl Space for World {
                 false => state = self.after(&state, Action::Deliver(0)),
             }
         }
+        if self.options.fallen {
+            state.left[BLACKOUTS] += 1;
+            for action in [Action::Ask(0, 0), Action::Flush(0), Action::Blackout(u8::MAX)] {
+                state = self.after(&state, action);
+            }
+        }
         state
     }
 
