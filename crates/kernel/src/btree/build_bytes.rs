@@ -66,7 +66,8 @@ impl Level {
         // The fence at the end may be as long as a key.
         let (room, part) = (capacity(bytes) - most, usize::from(self.shape.fill.clamp(1, 100)));
         let mut pairs = pairs.into_iter();
-        let (mut node, mut above): (Vec<(K, u64)>, Vec<(Vec<u8>, u64)>) = Default::default();
+        let mut node: Vec<(K, u64)> = Vec::new();
+        let mut above: Vec<(Vec<u8>, u64)> = Vec::new();
         let (mut low, mut used, mut at) = (Vec::new(), 0, 0);
         loop {
             let pair = pairs.next();
