@@ -163,7 +163,7 @@ pub fn example(kernel: u64, key: u32, va: u64) -> Example {
                 op::KV_DELETE => example.written = (4096, 1u64.to_le_bytes().to_vec()),
                 op::KV_RELEASE => {
                     // The first of those that were given back, in units of 32 bytes, after one change.
-                    example.written = (136, (1u64 << 42 | 7168 / 32).to_le_bytes().to_vec());
+                    example.written = (136, ((1u64 << 42) | (7168 / 32)).to_le_bytes().to_vec());
                 }
                 op::KV_RESERVE => example.reply = (7168u64 + 64).to_le_bytes().to_vec(),
                 _ => example.written = (6144, kv::pair(name, b"other")),
