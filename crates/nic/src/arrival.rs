@@ -20,7 +20,8 @@ pub enum Packet<'a> {
         /// Its bytes.
         len: usize,
     },
-    /// Its payload is where it always was: in memory that its sender has lent.
+    /// Its payload is where it always was: in memory that its sender has lent. It may stand for many packets of one message in
+    /// a row, which lie back to back there.
     Referred {
         /// The headers, which nobody else changes.
         headers: &'a [u8],
@@ -96,6 +97,11 @@ impl<'a> Body<'a> {
         let len = head.len().saturating_add(payload).saturating_add(pad_of(payload).into()).saturating_add(ICRC_LEN);
         let offset = (reference.offset as usize).wrapping_sub(head.len());
         Self { head, shared: Some((Source::Lent(view, reference.term), offset, len)) }
+    }
+
+    /// Whether its payload stands in lent memory: it may then be that of many packets in a row.
+    pub fn is_referred(&self) -> bool {
+        matches!(self.shared, Some((Source::Lent(..), ..)))
     }
 
     /// Whether its sender has taken back since what it referred to: what was copied of it may be anything.

@@ -270,7 +270,8 @@ impl QueuePair {
             true => bth.psn.distance(self.req.unacked),
             false => bth.psn.distance(self.resp.expected),
         };
-        if ahead > 0 && !is_response && self.peer_selective {
+        // Nobody loses for want of room what comes by memory.
+        if ahead > 0 && !is_response && self.peer_selective && !rest.is_referred() {
             let missing = self.resp.missing_before(bth, rest, self.mtu);
             self.note_missing(now, missing);
         }

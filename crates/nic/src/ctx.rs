@@ -42,6 +42,10 @@ pub(crate) struct Ctx {
     pub taps: Taps,
     /// Packets that come early are kept.
     pub selective: bool,
+    /// The world says when nothing comes any more: what peers do not wait for is acknowledged then.
+    pub patient: bool,
+    /// Queue pairs that owe an acknowledgement which their peers do not wait for.
+    pub owing: Vec<u32>,
     pub reorder: ReorderPool,
     /// Where a packet is copied to whose payload is to be looked at, out of its sender's reach.
     pub private: Box<[u8]>,
@@ -89,24 +93,26 @@ impl Ctx {
         Some(region)
     }
 
-    /// Where `len` scattered local bytes, from `offset` of the list on, are, if that is one place that may be lent; and key, range
-    /// and rights are right.
+    /// Where `len` scattered local bytes, from `offset` of the list on, are, if that is in memory that may be lent; and key, range
+    /// and rights are right. Of what does not lie in one place, as many whole packets of `mtu` bytes as do. With their length.
     pub fn locate<'a>(
         &self,
         cache: &'a mut Option<Arc<Region>>,
         pd: Pd,
         sges: &[Sge],
         offset: usize,
-        len: usize,
-    ) -> Option<Place<'a>> {
+        (len, mtu): (usize, usize),
+    ) -> Option<(Place<'a>, usize)> {
         let mut skip = offset;
         let sge = sges.iter().find(|sge| {
             let here = skip < sge.len as usize;
             skip -= if here { 0 } else { sge.len as usize };
             here
         })?;
-        let va = sge.va.checked_add(skip as u64).filter(|_| sge.len as usize - skip >= len)?;
-        self.local(cache, (pd, sge.lkey), (va, len as u64), Access::empty())?.place(va, len)
+        let here = sge.len as usize - skip;
+        let len = if here >= len { len } else { here - here % mtu };
+        let va = sge.va.checked_add(skip as u64).filter(|_| len > 0)?;
+        Some((self.local(cache, (pd, sge.lkey), (va, len as u64), Access::empty())?.place(va, len)?, len))
     }
 
     /// Nothing of these scattered local bytes is what peers were told any more.
@@ -125,6 +131,14 @@ impl Ctx {
         offset: usize,
         mut out: Target<'_>,
     ) -> Option<()> {
+        // As most are: in one piece, which goes to private memory.
+        if let ([sge], Target::Private(out)) = (sges, &mut out)
+            && !out.is_empty()
+            && let Some(va) = sge.va.checked_add(offset as u64)
+            && (sge.len as usize).checked_sub(offset).is_some_and(|here| here >= out.len())
+        {
+            return self.local(cache, (pd, sge.lkey), (va, out.len() as u64), Access::empty())?.read(va, out).ok();
+        }
         let mut skip = offset;
         for sge in sges {
             if out.len() == 0 {

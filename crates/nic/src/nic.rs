@@ -17,7 +17,7 @@ use crate::multicast::{Groups, MULTICAST_QP};
 use crate::numbers::{MAX_QPS, QpTable};
 use crate::post::{check_limit, push_recv};
 use crate::qp::QueuePair;
-use crate::queue::{Room, TxBatch};
+use crate::queue::{RUN_BYTES, Room, TxBatch};
 use crate::reorder::ReorderPool;
 use crate::rpc::RpcTable;
 use crate::tap::Taps;
@@ -88,6 +88,16 @@ impl std::fmt::Debug for Nic {
     }
 }
 
+/// Notes what a queue pair has to send, and its deadline.
+#[inline]
+fn note_work(qp: &mut QueuePair, active: &mut VecDeque<u32>, timers: &mut Timers) {
+    if !qp.active && qp.has_work() {
+        qp.active = true;
+        active.push_back(qp.qpn.0);
+    }
+    timers.update(qp);
+}
+
 /// Destroyed queue pairs whose numbers are remembered.
 const LATE: usize = 32;
 
@@ -111,8 +121,10 @@ impl Nic {
                 rpc: RpcTable::new(config.max_stream_chunks, config.stream_chunk_bytes),
                 taps: Taps::default(),
                 selective: config.selective_repeat,
+                patient: false,
+                owing: Vec::new(),
                 reorder: ReorderPool::new(TxBatch::PACKET_BYTES),
-                private: vec![0; TxBatch::PACKET_BYTES].into(),
+                private: vec![0; RUN_BYTES.max(TxBatch::PACKET_BYTES)].into(),
                 counters: Counters::default(),
             },
             groups: Groups::default(),
@@ -185,11 +197,7 @@ impl Nic {
     ) -> Result<R, NicError> {
         let qp = self.qps.get_mut(qpn.0).ok_or(NicError::NoSuch("queue pair"))?;
         let result = f(qp, &mut self.ctx);
-        if !qp.active && qp.has_work() {
-            qp.active = true;
-            self.active.push_back(qpn.0);
-        }
-        self.timers.update(qp);
+        note_work(qp, &mut self.active, &mut self.timers);
         Ok(result)
     }
 
@@ -233,6 +241,7 @@ impl Nic {
         let qpn = Qpn(self.qps.draw(&mut self.rng));
         self.qps.insert(qpn.0, Box::new(QueuePair::new(qpn, init, self.port_mtu)));
         self.changes += 1;
+        self.ctx.owing.reserve(self.qps.len());
         self.ctx.rpc.open(qpn.0, init.max_rpc);
         Ok(qpn)
     }
@@ -271,7 +280,10 @@ impl Nic {
     /// Posts a send. In ERR and SQE it completes as flushed.
     #[inline]
     pub fn post_send(&mut self, qpn: Qpn, wr: &SendWr<'_>) -> Result<(), NicError> {
-        self.with_qp(qpn, |qp, ctx| qp.post_send(ctx, wr))?
+        let qp = self.qps.get_mut(qpn.0).ok_or(NicError::NoSuch("queue pair"))?;
+        let posted = qp.post_send(&mut self.ctx, wr);
+        note_work(qp, &mut self.active, &mut self.timers);
+        posted
     }
 
     /// Posts a receive. In ERR it completes as flushed.
@@ -298,6 +310,7 @@ impl Nic {
         self.handle_body(now, link, (src, dst), packet.into());
     }
 
+    #[inline]
     fn handle_body(&mut self, now: Time, link: u8, (src, dst): (IpAddr, IpAddr), packet: Body<'_>) {
         self.now = now;
         self.ctx.counters.rx_packets += 1;
@@ -341,6 +354,7 @@ impl Nic {
     }
 
     /// `None` if nobody wants the packet.
+    #[inline]
     fn dispatch(&mut self, now: Time, link: u8, src: IpAddr, dst: IpAddr, packet: Body<'_>) -> Option<()> {
         let bth = Bth::parse(packet.headers()).ok()?;
         let end = packet.len().checked_sub(ICRC_LEN + usize::from(bth.pad))?;
@@ -372,7 +386,7 @@ impl Nic {
             if !qp.receives() {
                 return false;
             }
-            let from_peer = qp.route == Some(Route { local: dst, remote: src, link });
+            let from_peer = qp.route.as_ref().is_some_and(|route| route.is(link, src, dst));
             match (qp.init.kind, op.service()) {
                 (QpType::Ud, Service::Ud) => {
                     let taken = qp.handle_datagram(ctx, &bth, rest.headers(), src, dst);
@@ -381,7 +395,7 @@ impl Nic {
                     }
                     return taken;
                 }
-                (QpType::Rc, Service::Rc | Service::Rpc) if from_peer => qp.handle_reliable(ctx, now, &bth, rest),
+                (QpType::Rc, Service::Rc | Service::Rpc) if from_peer => qp.handle_reliable(ctx, now, &bth, &rest),
                 (QpType::Uc, Service::Uc) if from_peer => {
                     if op.is_last() || op.is_only() {
                         ctx.counters.received(link);
@@ -488,6 +502,25 @@ impl Nic {
     #[inline]
     pub fn wants_transmit(&self) -> bool {
         !self.active.is_empty() || self.management.cm.wants_transmit()
+    }
+
+    /// From now on the world calls [`Nic::acknowledge`] when nothing comes: peers that are told so do not have each message
+    /// acknowledged at once.
+    pub fn set_patient(&mut self) {
+        self.ctx.patient = true;
+    }
+
+    /// Whether peers are owed acknowledgements that they do not wait for.
+    #[inline]
+    pub fn owes(&self) -> bool {
+        !self.ctx.owing.is_empty()
+    }
+
+    /// Acknowledges what peers do not wait for: to be called when nothing comes any more, and before a sleep.
+    pub fn acknowledge(&mut self) {
+        while let Some(qpn) = self.ctx.owing.pop() {
+            let _ = self.with_qp(Qpn(qpn), |qp, _| qp.pay());
+        }
     }
 
     /// Whether a kernel call waits.

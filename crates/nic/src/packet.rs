@@ -1,6 +1,6 @@
 //! Building a packet in place: headers one after the other, payload, pad, room for the ICRC.
 
-use remora_memory::{Place, Reference};
+use remora_memory::Reference;
 use remora_wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ICRC_LEN, Ieth, ImmDt, Reth};
 
 /// Bytes that fill a payload up to a multiple of four.
@@ -84,21 +84,14 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Whether payload of a packet that may go to the room that is left could be referred to.
-    pub fn may_refer(&self, len: usize) -> bool {
-        len >= STRAIGHT && self.room.is_some_and(|room| room.loans.is_some())
-    }
-
-    /// Refers to `len` bytes of payload, all headers being there, if the peer has been lent them.
-    pub fn refer(&mut self, place: &Place<'_>, len: usize) -> bool {
-        let Some(room) = self.room else { return false };
-        let Some(reference) = room.loans.as_ref().and_then(|loans| loans.name(place, len)) else { return false };
+    /// Refers to the payload, all headers being there.
+    pub fn refer(&mut self, reference: Reference) {
+        let Some(room) = self.room else { return };
         let start = room.start + Room::GAP;
         let there = room.buffer.write(start, &reference.to_bytes()).is_ok()
             && room.buffer.write(start + Reference::LEN, &self.out[..self.at.next_multiple_of(8)]).is_ok();
         debug_assert!(there, "there is room for a packet");
         self.placed = Placed::Referred(Reference::LEN + self.at);
-        true
     }
 
     /// How much of the packet stands where it is sent from. Pad and ICRC are whatever stood there.

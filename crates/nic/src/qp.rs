@@ -44,6 +44,8 @@ pub(crate) struct QueuePair {
     pub resp: Responder,
     /// The peer keeps packets that come early, as this side does.
     pub peer_selective: bool,
+    /// The peer acknowledges by itself what it is not to acknowledge at once.
+    pub peer_patient: bool,
     /// What is known of congestion on its path, since there was any.
     pub congestion: Option<Box<Congestion>>,
     /// Packets of it have referred to their payload.
@@ -86,6 +88,7 @@ impl QueuePair {
             req: Requester::default(),
             resp: Responder::default(),
             peer_selective: false,
+            peer_patient: false,
             congestion: None,
             referred: false,
             has_windows: false,
@@ -322,18 +325,21 @@ impl QueuePair {
         match self.init.kind {
             QpType::Rc => {
                 let Some(route) = self.route else { return };
-                if batch.accepts(route) {
+                if !batch.accepts(route) {
+                    return;
+                }
+                if self.congestion.is_some() {
                     self.emit_notification(ctx, batch);
                 }
                 for _ in 0..BURST {
-                    if !batch.accepts(route) || !self.may_send(now) || !self.emit_request(ctx, now, batch) {
+                    if batch.is_full() || !self.may_send(now) || !self.emit_request(ctx, now, batch) {
                         break;
                     }
                     self.charge(now, batch.last_len());
                 }
                 for _ in 0..BURST {
                     let may_send = self.answer_is_next() || self.may_send(now);
-                    if !batch.accepts(route) || !may_send || !self.emit_response(ctx, batch) {
+                    if batch.is_full() || !may_send || !self.emit_response(ctx, batch) {
                         break;
                     }
                     self.charge(now, batch.last_len());
@@ -370,13 +376,13 @@ impl QueuePair {
     }
 
     /// A packet for a reliable connection, from its peer.
-    pub(crate) fn handle_reliable(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: Body<'_>) {
+    pub(crate) fn handle_reliable(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: &Body<'_>) {
         use Opcode::*;
         let is_response = matches!(
             bth.opcode,
             RcAck | RcAtomicAck | RcReadResponseFirst | RcReadResponseMiddle | RcReadResponseLast | RcReadResponseOnly
         );
-        self.note_arrival(now, bth, is_response, &rest);
+        self.note_arrival(now, bth, is_response, rest);
         match is_response {
             true => {
                 if self.sends() {

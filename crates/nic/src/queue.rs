@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use remora_memory::{Buffer, Loans, Region};
+use remora_memory::{Buffer, Loans, Place, Reference, Region};
 use remora_wire::Psn;
 
 use crate::types::{CqId, Event, MAX_SGE, Route, SendOp, Sge, UdDest, WcStatus, WorkCompletion};
@@ -54,6 +54,12 @@ impl SendWqe {
     /// Full packets are sent for it, out of regions.
     pub fn has_long(&self, mtu: u32) -> bool {
         self.len >= mtu && matches!(self.source, Source::List(_)) && !self.wants_response()
+    }
+
+    /// Its payload comes out of regions and goes to one, looked at by nobody: packets may refer to it.
+    pub fn is_moved_alone(&self) -> bool {
+        let looked_at = matches!(self.op, SendOp::Rpc { .. } | SendOp::RpcWrite { .. });
+        matches!(self.source, Source::List(_)) && !looked_at && !self.wants_response()
     }
 
     /// Concerns this side alone: no packet is sent for it.
@@ -156,6 +162,11 @@ impl SendQueue {
 
     pub fn is_empty(&self) -> bool {
         self.head == self.tail
+    }
+
+    /// Half of its slots are taken, or of what its user may post.
+    pub fn is_half_full(&self) -> bool {
+        2 * self.user >= self.max_user || 2 * (self.tail - self.head) >= self.slots.len() as u64
     }
 }
 
@@ -379,6 +390,15 @@ impl Target<'_> {
 /// Payload from which on it goes straight into shared memory, or is referred to. Shorter ones are copied along with their headers.
 pub(crate) const STRAIGHT: usize = 512;
 
+/// Payload that one packet refers to at most: it may stand for as many packets of the path's MTU in a row.
+pub(crate) const RUN_BYTES: usize = 64 << 10;
+
+/// Packets of the MTU that one may stand for.
+pub(crate) const fn run_packets(mtu: u32) -> u32 {
+    let packets = RUN_BYTES as u32 / mtu;
+    if packets > 1 { packets } else { 1 }
+}
+
 impl TxBatch {
     /// Packets in a batch at most. Linux segments one UDP send into as many.
     pub const PACKETS: usize = 64;
@@ -493,14 +513,22 @@ impl TxBatch {
         (&mut self.bytes[self.used..self.used + Self::PACKET_BYTES], self.room.as_ref())
     }
 
+    /// Whether payload may be referred to.
+    pub(crate) fn may_refer(&self) -> bool {
+        self.room.as_ref().is_some_and(|room| room.loans.is_some())
+    }
+
+    /// Names `len` bytes of payload to whom the packets go, if it is much and has been lent.
+    pub(crate) fn name(&self, place: &Place<'_>, len: usize) -> Option<Reference> {
+        self.room.as_ref()?.loans.as_ref().filter(|_| len >= STRAIGHT)?.name(place, len)
+    }
+
     /// The packet being built has `bytes` of registered memory in it.
     pub(crate) fn note_fetched(&mut self, bytes: usize) {
         self.fetched[self.count] = bytes as u16;
     }
 
     pub(crate) fn commit(&mut self, route: Route, len: usize) {
-        debug_assert!(self.accepts(route) && len <= Self::PACKET_BYTES);
-        self.route = Some(route);
         let placed = std::mem::replace(&mut self.placed, Placed::No);
         let len = match placed {
             Placed::Referred(there) => {
@@ -509,6 +537,10 @@ impl TxBatch {
             }
             _ => len,
         };
+        debug_assert!(self.accepts(route) && len <= Self::PACKET_BYTES);
+        if self.route.is_none() {
+            self.route = Some(route);
+        }
         self.lens[self.count] = len as u16;
         self.count += 1;
         match &mut self.room {

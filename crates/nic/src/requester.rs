@@ -10,13 +10,16 @@ use crate::arrival::Body;
 use crate::attr::QpAttr;
 use crate::ctx::Ctx;
 use crate::qp::QueuePair;
-use crate::queue::SendWqe;
+use crate::queue::{SendWqe, run_packets};
 use crate::reorder::ReorderBuffer;
 use crate::selective::{PROBE, Selective};
 use crate::types::*;
 
 /// Ask for an acknowledgement at least this often, so that the window never stands still.
 const ACK_EVERY: u32 = 64;
+
+/// Messages under way of which one's completion is waited for, if the peer can tell what is not; of more, several complete at once.
+const FEW: u64 = 4;
 
 /// PSNs that may be outstanding if the first ones were lost: the path seems to carry little, and the peer is not known yet.
 const CAUTIOUS: u32 = 16;
@@ -369,7 +372,7 @@ impl QueuePair {
     }
 
     /// An acknowledgement or a response from the peer; `rest` is what follows the BTH, without pad and ICRC.
-    pub(crate) fn handle_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: Body<'_>) {
+    pub(crate) fn handle_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: &Body<'_>) {
         let header = if bth.opcode.has_aeth() { Aeth::LEN } else { 0 };
         let data = rest.skip(header);
         match bth.opcode {
@@ -380,33 +383,38 @@ impl QueuePair {
             }
             _ if !self.answers_head(ctx, now, bth, rest) => {}
             Opcode::RcAtomicAck => self.handle_atomic_ack(ctx, now, bth.psn, data.headers()),
-            _ => self.handle_read_response(ctx, now, bth, data),
+            _ => self.handle_read_response(ctx, now, bth, &data),
         }
     }
 
     /// The next packet of the READ at the head.
-    fn handle_read_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, data: Body<'_>) {
+    fn handle_read_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, data: &Body<'_>) {
         let (wqe, sges, _) = self.sq.parts(self.sq.head);
         let SendOp::Read { .. } = wqe.op else {
             return self.fail_head(ctx, WcStatus::BadResponse);
         };
-        let offset = wqe.answered as usize * self.mtu as usize;
-        let expected = (wqe.len as usize - offset).min(self.mtu as usize);
-        let last = wqe.answered + 1 == wqe.psns;
+        let mtu = self.mtu as usize;
+        let offset = wqe.answered as usize * mtu;
+        // What refers to its payload may stand for many packets in a row.
+        let most = if data.is_referred() { run_packets(self.mtu) as usize } else { 1 };
+        let psns = data.len().div_ceil(mtu).clamp(1, most);
+        let expected = (wqe.len as usize - offset).min(psns * mtu);
+        let psns = psns as u32;
+        let last = wqe.answered + psns == wqe.psns;
         let ends = bth.opcode.is_last() || bth.opcode.is_only();
         // Where a part was asked for again, an end may come before the end.
         if data.len() != expected || last && !ends || ends && !last && !self.peer_selective {
             return self.fail_head(ctx, WcStatus::BadResponse);
         }
         let len = wqe.len;
-        if let Err(status) = ctx.scatter(&mut self.local_region, self.init.pd, sges, offset, data) {
+        if let Err(status) = ctx.scatter(&mut self.local_region, self.init.pd, sges, offset, *data) {
             return self.fail_head(ctx, status);
         }
         // The peer took back what it referred to: as if the response had not come.
         if data.is_stale() {
             return;
         }
-        self.response_taken(ctx, now, bth.psn, last, len);
+        self.response_taken(ctx, now, (bth.psn, psns), last, len);
     }
 
     /// The old value of the atomic at the head.
@@ -420,11 +428,11 @@ impl QueuePair {
         if let Err(status) = ctx.scatter(&mut self.local_region, self.init.pd, sges, 0, data[..].into()) {
             return self.fail_head(ctx, status);
         }
-        self.response_taken(ctx, now, psn, true, 8);
+        self.response_taken(ctx, now, (psn, 1), true, 8);
     }
 
     /// Whether a response is the next one that the oldest request waits for. A gap asks for the lost ones.
-    fn answers_head(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: Body<'_>) -> bool {
+    fn answers_head(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: &Body<'_>) -> bool {
         let psn = bth.psn;
         if !self.is_outstanding(psn) {
             return false;
@@ -449,14 +457,14 @@ impl QueuePair {
         false
     }
 
-    fn response_taken(&mut self, ctx: &mut Ctx, now: Time, psn: Psn, last: bool, byte_len: u32) {
+    fn response_taken(&mut self, ctx: &mut Ctx, now: Time, (psn, psns): (Psn, u32), last: bool, byte_len: u32) {
         let head = self.sq.head;
-        self.sq.get_mut(head).answered += 1;
+        self.sq.get_mut(head).answered += psns;
         if last {
             self.req.rd_atomics = self.req.rd_atomics.saturating_sub(1);
             self.complete_send(ctx, WcStatus::Success, byte_len);
         }
-        self.progress(ctx, now, psn + 1);
+        self.progress(ctx, now, psn + psns);
         self.after_completion(ctx);
     }
 }

@@ -15,7 +15,7 @@ use crate::arrival::Body;
 use crate::ctx::Ctx;
 use crate::qp::QueuePair;
 use crate::reorder::{ReorderBuffer, WINDOW};
-use crate::selective::RESUME;
+use crate::selective::{LATER, RESUME};
 use crate::types::*;
 
 /// Credits of every ACK: "no end-to-end credits given", as Linux' software NIC says.
@@ -45,6 +45,9 @@ pub(crate) struct Responder {
     replays: VecDeque<Replay>,
     /// The peer asks what has come.
     asked: bool,
+    /// Messages that are not acknowledged, and in no hurry; and whether the engine knows that there are some.
+    owed: u32,
+    owing: bool,
     established: bool,
     /// The call whose payload stream comes next, and its op-code.
     stream: Option<(u64, u64)>,
@@ -72,6 +75,9 @@ enum Message {
     },
 }
 
+/// Messages that one acknowledgement is for at most, where nobody waits for it.
+const OWED: u32 = 16;
+
 /// The code of 0.96 ms, up to which a peer that is refused again and again is to wait longer and longer.
 const PATIENT: u8 = 13;
 
@@ -96,6 +102,8 @@ impl Default for Responder {
             unsent: 0,
             replays: VecDeque::new(),
             asked: false,
+            owed: 0,
+            owing: false,
             established: false,
             stream: None,
             early: ReorderBuffer::default(),
@@ -105,7 +113,7 @@ impl Default for Responder {
 
 impl Responder {
     pub fn start(&mut self, expected: Psn) {
-        *self = Self { expected, newest: expected, ..Self::default() };
+        *self = Self { expected, newest: expected, owing: self.owing, ..Self::default() };
     }
 
     fn count_message(&mut self) {
@@ -127,6 +135,7 @@ impl Responder {
             self.resources.clear();
             self.unsent = 0;
         }
+        self.owed = 0;
     }
 
     /// The next request is refused, as one with a wrong key.
@@ -214,7 +223,7 @@ impl QueuePair {
     }
 
     /// A request packet; `rest` is what follows the BTH, without pad and ICRC.
-    pub(crate) fn handle_request(&mut self, ctx: &mut Ctx, bth: &Bth, rest: Body<'_>) {
+    pub(crate) fn handle_request(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &Body<'_>) {
         if self.resp.early.is_empty() {
             return self.take_request(ctx, bth, rest);
         }
@@ -227,7 +236,7 @@ impl QueuePair {
             while self.receives()
                 && let Some(kept) = self.resp.early.take(self.resp.expected)
             {
-                self.take_request(ctx, &kept.bth, kept.rest().into());
+                self.take_request(ctx, &kept.bth, &kept.rest().into());
                 ctx.reorder.give(kept);
             }
         }
@@ -237,7 +246,7 @@ impl QueuePair {
     }
 
     /// A request packet that has arrived, or that was kept and whose turn has come.
-    fn take_request(&mut self, ctx: &mut Ctx, bth: &Bth, rest: Body<'_>) {
+    fn take_request(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &Body<'_>) {
         let ahead = bth.psn.distance(self.resp.expected);
         if ahead < 0 {
             return self.handle_duplicate(ctx, bth, rest.headers());
@@ -281,8 +290,12 @@ impl QueuePair {
                 if bth.opcode.is_last() || bth.opcode.is_only() {
                     ctx.counters.received(self.route.map_or(0, |route| route.link));
                 }
-                if bth.ack_req && psns > 0 && !is_answered(bth.opcode) {
-                    self.resp.ack = Some(Syndrome::Ack { credits: CREDITS });
+                if psns > 0 && !is_answered(bth.opcode) {
+                    if bth.ack_req {
+                        self.resp.ack = Some(Syndrome::Ack { credits: CREDITS });
+                    } else if bth.reserved7 & LATER != 0 {
+                        self.owe(ctx);
+                    }
                 }
             }
             Err(NotReady) => {
@@ -309,6 +322,24 @@ impl QueuePair {
                 ctx.events.extend(event);
                 self.fail(ctx, why);
             }
+        }
+    }
+
+    /// A message is to be acknowledged, in no hurry: with others, or when nothing else is to be done.
+    fn owe(&mut self, ctx: &mut Ctx) {
+        self.resp.owed += 1;
+        if self.resp.owed >= OWED {
+            self.resp.ack = Some(Syndrome::Ack { credits: CREDITS });
+        } else if !std::mem::replace(&mut self.resp.owing, true) {
+            ctx.owing.push(self.qpn.0);
+        }
+    }
+
+    /// What is owed is to be acknowledged now. A NAK that is due says more.
+    pub(crate) fn pay(&mut self) {
+        self.resp.owing = false;
+        if self.resp.owed > 0 && self.receives() && self.resp.ack.is_none() {
+            self.resp.ack = Some(Syndrome::Ack { credits: CREDITS });
         }
     }
 

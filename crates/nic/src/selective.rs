@@ -30,6 +30,9 @@ pub(crate) const RESUME: u8 = 0x20;
 
 /// The sender asks what has come, or tells who asked.
 pub(crate) const PROBE: u8 = 0x10;
+/// Of a request: its sender is in no hurry for an acknowledgement. Of an answer: such requests are acknowledged without being
+/// asked for it.
+pub(crate) const LATER: u8 = 0x08;
 
 /// The time without news after which a path is probed: at least, at most, and before round trips were measured. A peer that
 /// waits for a core now and then makes long ones of them, and a probe costs little.
@@ -262,6 +265,7 @@ impl QueuePair {
     #[inline]
     pub(crate) fn note_peer(&mut self, ctx: &Ctx, bth: &Bth) {
         self.peer_selective |= ctx.selective && bth.reserved7 & SELECTIVE != 0;
+        self.peer_patient |= ctx.patient && bth.reserved7 & (SELECTIVE | LATER) == SELECTIVE | LATER;
     }
 
     /// A NAK at `psn` from a peer that keeps what comes early: `map` says what it has from there on. False if it has nothing,
@@ -304,7 +308,7 @@ impl QueuePair {
     }
 
     /// A response ahead of the one that is awaited: it is kept, and those before it are asked for again.
-    pub(crate) fn keep_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: Body<'_>) {
+    pub(crate) fn keep_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, rest: &Body<'_>) {
         let near = bth.psn.distance(self.req.unacked) < WINDOW as i32;
         let missing = self.responses_missing_before(bth.psn);
         self.note_missing(now, missing);
@@ -457,7 +461,7 @@ impl QueuePair {
             let Some(at) = (self.sq.head..self.sq.started).find(waits) else { return };
             let wqe = self.sq.get(at);
             let Some(kept) = self.req.early.take(wqe.first_psn + wqe.answered) else { return };
-            self.handle_response(ctx, now, &kept.bth, kept.rest().into());
+            self.handle_response(ctx, now, &kept.bth, &kept.rest().into());
             ctx.reorder.give(kept);
         }
     }

@@ -101,6 +101,14 @@ pub struct Route {
     pub link: u8,
 }
 
+impl Route {
+    /// Whether packets from `remote` to `local` by this link come along it.
+    #[inline]
+    pub(crate) fn is(&self, link: u8, remote: IpAddr, local: IpAddr) -> bool {
+        self.link == link && self.remote == remote && self.local == local
+    }
+}
+
 /// The service a queue pair gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpType {

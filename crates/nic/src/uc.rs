@@ -79,7 +79,7 @@ impl QueuePair {
         }
         self.resp.expect(bth.psn + 1);
         self.established(ctx);
-        match self.execute(ctx, &Bth { opcode: reliable(op), ..*bth }, rest.into()) {
+        match self.execute(ctx, &Bth { opcode: reliable(op), ..*bth }, &rest.into()) {
             Ok(_) => {}
             Err(Refusal::Local(status)) => self.fail(ctx, status),
             Err(Refusal::Nak(_) | Refusal::NotReady | Refusal::Lost) => self.drop_message(),

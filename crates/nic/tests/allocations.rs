@@ -184,6 +184,29 @@ fn refer(
     some
 }
 
+/// Acknowledgements are owed until nothing else is to be done.
+#[test]
+fn owing_and_paying_acknowledgements_does_not_allocate() {
+    let mut p = Pair::new(1, Faults::default(), Setup::default());
+    p.a.nic.set_patient();
+    p.b.nic.set_patient();
+    let (small, op) = ([p.a.sge(0, 64)], SendOp::Write { va: p.b.va(0), rkey: p.b.key() });
+    let mut before = 0;
+    for round in 0..300 {
+        if round == 100 {
+            before = ALLOCATIONS.get();
+        }
+        for id in 0..40 {
+            p.a.send(&SendWr::new(id, op, Data::List(&small)));
+        }
+        settle(&mut p);
+        p.b.nic.acknowledge();
+        settle(&mut p);
+        assert_eq!(p.a.nic.sends_outstanding(p.a.qp), Ok(0));
+    }
+    assert_eq!(ALLOCATIONS.get() - before, 0);
+}
+
 #[test]
 fn no_operation_that_refers_to_its_payload_allocates() {
     let mut p = Pair::new(1, Faults::default(), Setup::default());
@@ -216,7 +239,7 @@ fn no_operation_that_refers_to_its_payload_allocates() {
         }
     }
     assert_eq!(ALLOCATIONS.get() - before, 0);
-    assert!(p.a.nic.counters().tx_referred > 2 * 200 * 15 && p.b.nic.counters().tx_referred > 200 * 15);
+    assert!(p.a.nic.counters().tx_referred >= 2 * 200 && p.b.nic.counters().tx_referred >= 200);
 }
 
 /// A peer without a receive costs two timers each round, one of them hours away: they must not pile up.

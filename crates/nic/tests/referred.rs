@@ -12,6 +12,9 @@ use remora_nic::*;
 
 const RING: usize = 64 << 10;
 
+/// What one packet refers to at most.
+const PIECE: usize = 64 << 10;
+
 /// A packet as it arrives.
 enum Arrival {
     Bytes(Vec<u8>),
@@ -250,8 +253,8 @@ proptest! {
 fn a_send_completes_when_its_bytes_have_been_copied() {
     let mut net = Net::new(Setup { mtu: 4096, ..Setup::default() });
     net.acquaint();
-    net.p.a.buffer.fill(0, 65_536, 1).expect("in bounds");
-    net.write(1, 65_536);
+    net.p.a.buffer.fill(0, REGION, 1).expect("in bounds");
+    net.write(1, REGION);
     assert_eq!(net.there.flight.len(), 16);
     // Until the last packet was taken nothing is complete.
     for left in (0..16).rev() {
@@ -260,9 +263,9 @@ fn a_send_completes_when_its_bytes_have_been_copied() {
         while net.back.deliver(net.p.now, &mut net.p.a, net.p.b.ip) {}
         assert_eq!(net.p.a.take_done().len(), usize::from(left == 0));
     }
-    net.p.a.buffer.fill(0, 65_536, 2).expect("in bounds");
+    net.p.a.buffer.fill(0, REGION, 2).expect("in bounds");
     net.settle();
-    assert_eq!(net.p.b.bytes(0, 65_536), vec![1; 65_536]);
+    assert_eq!(net.p.b.bytes(0, REGION), vec![1; REGION]);
 }
 
 /// What is sent again refers to bytes that have been acknowledged meanwhile: the peer knows the packets and does not look.
@@ -270,8 +273,8 @@ fn a_send_completes_when_its_bytes_have_been_copied() {
 fn a_duplicate_is_not_copied() {
     let mut net = Net::new(Setup { mtu: 4096, ..Setup::default() });
     net.acquaint();
-    net.p.a.buffer.fill(0, 16_384, 1).expect("in bounds");
-    net.write(1, 16_384);
+    net.p.a.buffer.fill(0, 4 * PIECE, 1).expect("in bounds");
+    net.write(1, 4 * PIECE);
     while net.there.flight.len() == 4 {
         net.p.now = net.p.a.nic.poll_timeout().expect("it waits for an acknowledgement");
         net.p.a.nic.handle_timeout(net.p.now);
@@ -283,9 +286,9 @@ fn a_duplicate_is_not_copied() {
     net.transmit();
     while net.back.deliver(net.p.now, &mut net.p.a, net.p.b.ip) {}
     assert_eq!(net.p.a.take_done().len(), 1);
-    net.p.a.buffer.fill(0, 16_384, 2).expect("in bounds");
+    net.p.a.buffer.fill(0, 4 * PIECE, 2).expect("in bounds");
     net.settle();
-    assert_eq!(net.p.b.bytes(0, 16_384), vec![1; 16_384]);
+    assert_eq!(net.p.b.bytes(0, 4 * PIECE), vec![1; 4 * PIECE]);
 }
 
 /// A request that fails is complete too: its packets are still under way, and nobody copies what they refer to.
@@ -301,16 +304,16 @@ fn what_has_failed_is_not_copied() {
     for (how, end) in ends {
         let mut net = Net::new(Setup { mtu: 4096, ..Setup::default() });
         net.acquaint();
-        net.p.a.buffer.fill(0, 65_536, 1).expect("in bounds");
-        net.write(1, 65_536);
+        net.p.a.buffer.fill(0, REGION, 1).expect("in bounds");
+        net.write(1, REGION);
         for _ in 0..3 {
             net.there.deliver(net.p.now, &mut net.p.b, net.p.a.ip);
         }
         end(&mut net);
-        net.p.a.buffer.fill(0, 65_536, 2).expect("in bounds");
+        net.p.a.buffer.fill(0, REGION, 2).expect("in bounds");
         while net.there.deliver(net.p.now, &mut net.p.b, net.p.a.ip) {}
-        let there = net.p.b.bytes(0, 65_536);
-        assert!(there[..12_288] == [1; 12_288] && there[12_288..] == [0; 53_248], "{how}");
+        let there = net.p.b.bytes(0, REGION);
+        assert!(there[..3 * PIECE] == [1; 3 * PIECE] && there[3 * PIECE..] == [0; 13 * PIECE], "{how}");
         assert_eq!(net.p.b.nic.counters().sequence_naks, 1, "{how}: as if they had not come");
     }
 }
@@ -321,15 +324,15 @@ fn a_neighbour_sends_again() {
     let mut net = Net::new(Setup { mtu: 4096, ..Setup::default() });
     net.acquaint();
     for round in 1..20u8 {
-        net.p.a.buffer.fill(0, 65_536, round).expect("in bounds");
-        net.write(round.into(), 65_536);
+        net.p.a.buffer.fill(0, REGION, round).expect("in bounds");
+        net.write(round.into(), REGION);
         for _ in 0..round % 16 {
             net.there.deliver(net.p.now, &mut net.p.b, net.p.a.ip);
         }
         // As somebody else's failure does.
         net.p.a.region.end_term();
         net.settle();
-        assert_eq!(net.p.b.bytes(0, 65_536), vec![round; 65_536]);
+        assert_eq!(net.p.b.bytes(0, REGION), vec![round; REGION]);
         assert!(net.p.a.take_done().iter().all(|wc| wc.status == WcStatus::Success));
     }
 }
@@ -339,9 +342,9 @@ fn a_neighbour_sends_again() {
 fn a_read_of_what_was_deregistered_fails() {
     let mut net = Net::new(Setup { mtu: 4096, ..Setup::default() });
     net.acquaint();
-    net.p.b.buffer.fill(0, 65_536, 1).expect("in bounds");
+    net.p.b.buffer.fill(0, REGION, 1).expect("in bounds");
     let op = SendOp::Read { va: net.p.b.va(0), rkey: net.p.b.key() };
-    net.p.a.send(&SendWr::new(1, op, Data::List(&[net.p.a.sge(0, 65_536)])));
+    net.p.a.send(&SendWr::new(1, op, Data::List(&[net.p.a.sge(0, REGION)])));
     net.transmit();
     while net.there.deliver(net.p.now, &mut net.p.b, net.p.a.ip) {}
     net.transmit();
@@ -350,7 +353,7 @@ fn a_read_of_what_was_deregistered_fails() {
         net.back.deliver(net.p.now, &mut net.p.a, net.p.b.ip);
     }
     net.p.b.nic.registry().deregister(net.p.b.key()).expect("no windows");
-    net.p.b.buffer.fill(0, 65_536, 2).expect("in bounds");
+    net.p.b.buffer.fill(0, REGION, 2).expect("in bounds");
     net.settle();
     while let Some(at) = net.p.a.nic.poll_timeout().filter(|_| net.p.a.done.is_empty()) {
         net.p.now = at;

@@ -135,6 +135,8 @@ struct Core {
     reading: Reading,
     /// When timers were looked at.
     timers_at: Time,
+    /// Turns since something came.
+    idle_turns: u32,
     /// A user sleeps in the NIC thread's place.
     held: bool,
     /// WRITEs that had come when a user last posted.
@@ -184,6 +186,7 @@ impl Device {
         if let Some(kernels) = &kernels {
             links.iter_mut().for_each(|link| link.look_ahead(kernels.lookahead()));
         }
+        nic.set_patient();
         let core = Core {
             inbox: Inbox::new(links.len()),
             gate: Gate::default(),
@@ -195,6 +198,7 @@ impl Device {
             events: Events::new(sink),
             reading: Reading { now: 0, polls: 0, stale: true, busy_at: 0 },
             timers_at: 0,
+            idle_turns: 0,
             held: false,
             writes_at_post: 0,
         };
@@ -318,6 +322,10 @@ impl Driver {
             // A NIC thread that panicked has said so on stderr already.
             let _ = thread.join();
         }
+        // Nobody may be left to say that nothing comes any more.
+        if let Some(mut core) = self.shared.core.try_lock() {
+            core.acknowledge(self.shared.now());
+        }
     }
 }
 
@@ -367,6 +375,12 @@ impl DeviceGuard<'_> {
     pub fn transmit(&mut self) {
         let now = self.tick();
         self.core.transmit(now);
+    }
+
+    /// Acknowledges all that was received, as a NIC does that is in no position to wait: what follows may end a queue pair.
+    pub fn settle(&mut self) {
+        let now = self.tick();
+        self.core.acknowledge(now);
     }
 
     /// Sends what was posted on `qpn`: at once, or, if much is under way there, with the next poll or after some more of

@@ -231,7 +231,7 @@ fn register_handlers() {
         if let Some(adapter) = current()
             && let Some(mut guard) = adapter.device.try_lock_for(std::time::Duration::from_millis(100))
         {
-            guard.transmit();
+            guard.settle();
             drop(guard);
             // A capture that is whole needs no words: they would stand in the middle of the program's.
             if let Some(captured) = adapter.pcap.as_ref().map(PcapFile::finish)

@@ -164,7 +164,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         let pair = Qp::of(qp);
         if let Some(mut guard) = pair.adapter.lock() {
             // What was received is acknowledged, as by a NIC that does so at once.
-            guard.transmit();
+            guard.settle();
             if let Err(error) = guard.nic().destroy_qp(pair.qpn) {
                 return refuse(errno_of(error));
             }
@@ -232,7 +232,7 @@ fn modify(pair: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<(), c_int> {
     };
     let mut guard = pair.adapter.lock().ok_or(libc::ENODEV)?;
     // What was received is acknowledged, as by a NIC that does so at once: the queue pair may be about to end.
-    guard.transmit();
+    guard.settle();
     guard.nic().modify_qp(pair.qpn, &wish, mask).map_err(errno_of)
 }
 

@@ -2,19 +2,28 @@
 
 use remora_wire::{AtomicEth, Bth, Ieth, ImmDt, Opcode, Psn, Reth};
 
-use super::{ACK_EVERY, CAUTIOUS};
+use super::{ACK_EVERY, CAUTIOUS, FEW};
 use crate::ctx::Ctx;
 use crate::packet::{Writer, pad_of};
 use crate::qp::QueuePair;
-use crate::queue::{SendWqe, Source, TxBatch};
+use crate::queue::{SendWqe, Source, TxBatch, run_packets};
 use crate::reorder::WINDOW;
-use crate::selective::{Again, RESUME, SELECTIVE};
+use crate::selective::{Again, LATER, RESUME, SELECTIVE};
 use crate::types::*;
 use crate::uc::unreliable;
 
 impl QueuePair {
     /// Whether the requester could send a packet now.
+    #[inline]
     pub(crate) fn request_ready(&self) -> bool {
+        // Nothing is left.
+        if self.req.cursor == self.sq.tail && self.req.selective.is_none() {
+            return false;
+        }
+        self.request_is_due()
+    }
+
+    fn request_is_due(&self) -> bool {
         if !self.sends() || self.req.rnr_wait {
             return false;
         }
@@ -49,8 +58,12 @@ impl QueuePair {
             }
             self.req.next_psn
         };
-        let window = if self.req.cautious { CAUTIOUS } else { WINDOW };
-        (0..window as i32).contains(&next.distance(self.req.unacked))
+        (0..self.window() as i32).contains(&next.distance(self.req.unacked))
+    }
+
+    /// PSNs that may be outstanding.
+    fn window(&self) -> u32 {
+        if self.req.cautious { CAUTIOUS } else { WINDOW }
     }
 
     pub(super) fn resume_psn(&self) -> Psn {
@@ -62,14 +75,16 @@ impl QueuePair {
         if !self.request_ready() {
             return false;
         }
-        if self.emit_again(ctx, now, batch) {
-            if self.deadline.is_none() {
-                self.arm(now);
+        if self.req.selective.is_some() {
+            if self.emit_again(ctx, now, batch) {
+                if self.deadline.is_none() {
+                    self.arm(now);
+                }
+                return true;
             }
-            return true;
-        }
-        if !self.request_ready() {
-            return false;
+            if !self.request_ready() {
+                return false;
+            }
         }
         while self.local_is_next() {
             if let Err(status) = self.run_local(ctx) {
@@ -82,13 +97,15 @@ impl QueuePair {
         if self.req.cursor == self.sq.started {
             self.start_element();
         }
-        let (psn, before, wqe) = (self.resume_psn(), self.req.sent_psn, self.sq.get(self.req.cursor));
-        let psns = if wqe.wants_response() { wqe.psns - self.req.packet } else { 1 };
-        if let Err(status) = self.build_request(ctx, batch) {
-            self.req.fault = Some((self.req.cursor, status));
-            self.after_completion(ctx);
-            return self.ask_for_ack() && self.emit_request(ctx, now, batch);
-        }
+        let (psn, before) = (self.resume_psn(), self.req.sent_psn);
+        let psns = match self.build_request(ctx, batch) {
+            Ok(psns) => psns,
+            Err(status) => {
+                self.req.fault = Some((self.req.cursor, status));
+                self.after_completion(ctx);
+                return self.ask_for_ack() && self.emit_request(ctx, now, batch);
+            }
+        };
         if let Some(losses) = &mut self.req.selective {
             losses.note_sent(now, psn, psns, psn.distance(before) < 0);
         }
@@ -135,7 +152,8 @@ impl QueuePair {
     fn psns_of(&self, wqe: &SendWqe) -> u32 {
         match wqe.op {
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 1,
-            _ => wqe.len.div_ceil(self.mtu).max(1),
+            _ if wqe.len <= self.mtu => 1,
+            _ => wqe.len.div_ceil(self.mtu),
         }
     }
 
@@ -159,12 +177,12 @@ impl QueuePair {
         self.req.packet = 0;
     }
 
-    /// One packet of the element at the cursor, and moves the cursor on.
-    pub(crate) fn build_request(&mut self, ctx: &mut Ctx, batch: &mut TxBatch) -> Result<(), WcStatus> {
+    /// One packet of the element at the cursor, and moves the cursor on. Returns the PSNs that were sent or asked for.
+    pub(crate) fn build_request(&mut self, ctx: &mut Ctx, batch: &mut TxBatch) -> Result<u32, WcStatus> {
         let index = self.req.packet;
-        self.build_packet(ctx, batch, (self.req.cursor, index), None)?;
+        let psns = self.build_packet(ctx, batch, (self.req.cursor, index), None)?;
         let wqe = self.sq.get(self.req.cursor);
-        self.req.packet = if wqe.wants_response() { wqe.psns } else { index + 1 };
+        self.req.packet = index + psns;
         if self.req.packet >= wqe.psns {
             self.req.cursor += 1;
             self.req.packet = match self.req.cursor < self.sq.started {
@@ -172,29 +190,47 @@ impl QueuePair {
                 false => 0,
             };
         }
-        Ok(())
+        Ok(psns)
     }
 
-    /// The packet `index` of the element `at`; for a READ the request for what is left of its response, or for the part of
-    /// it that is asked for again.
+    /// The packet `index` of the element `at`, or several in a row that refer to their payload; for a READ the request for what
+    /// is left of its response, or for the part of it that is asked for again. Returns the PSNs that it takes or asks for.
     pub(crate) fn build_packet(
         &mut self,
         ctx: &mut Ctx,
         batch: &mut TxBatch,
         (at, index): (u64, u32),
         again: Option<Again>,
-    ) -> Result<(), WcStatus> {
+    ) -> Result<u32, WcStatus> {
         let Some(route) = self.route else { return Err(WcStatus::LocalQpOperation) };
         let mtu = self.mtu as usize;
         let (wqe, sges, inline) = self.sq.parts(at);
         let psn = wqe.first_psn + index;
         let offset = index as usize * mtu;
-        let mut len = (wqe.len as usize - offset.min(wqe.len as usize)).min(mtu);
-        let (mut first, mut last) = (index == 0, index + 1 == wqe.psns);
+        let left = wqe.len as usize - offset.min(wqe.len as usize);
+        let reliable = self.init.kind == QpType::Rc;
+        // A peer acknowledges what it has copied: until then, and no longer, bytes that are referred to stay what they are.
+        let (mut reference, mut packets) = (None, 1);
+        if reliable && batch.may_refer() && wqe.is_moved_alone() {
+            // What is sent again is what the peer asks for, and begins where it does.
+            let most = match psn.distance(self.req.sent_psn) >= 0 {
+                true => {
+                    let room = self.window().saturating_sub(psn.distance(self.req.unacked) as u32);
+                    run_packets(self.mtu).min(wqe.psns - index).min(room).max(1)
+                }
+                false => 1,
+            };
+            let len = left.min(most as usize * mtu);
+            if let Some((place, len)) = ctx.locate(&mut self.local_region, self.init.pd, sges, offset, (len, mtu)) {
+                reference = batch.name(&place, len);
+                packets = if reference.is_some() { len.div_ceil(mtu) as u32 } else { 1 };
+            }
+        }
+        let mut len = left.min(packets as usize * mtu);
+        let (mut first, mut last) = (index == 0, index + packets == wqe.psns);
         if wqe.wants_response() {
             (first, last, len) = (true, true, 0);
         }
-        let reliable = self.init.kind == QpType::Rc;
         let opcode = request_opcode(wqe.op, first, last);
         let opcode = if reliable { opcode } else { unreliable(opcode) };
         // Work on this side waits for what comes before it, and so may a READ where packets get lost.
@@ -202,14 +238,25 @@ impl QueuePair {
         let waits = |next: &SendWqe| next.is_local() || self.req.selective.is_some() && next.wants_response();
         let end_of_work = last && (next == self.sq.tail || waits(self.sq.get(next)));
         let report = last && (wqe.signaled || self.init.sq_sig_all);
-        let ack_req = reliable
-            && (report || end_of_work || again.is_some() || self.req.since_ack_request + 1 >= self.ack_every());
+        // A patient peer acknowledges by itself. What is waited for is the completion of one of a few, room, and what work behind
+        // it waits for.
+        let patient = self.peer_patient && ctx.patient;
+        let hurry = match patient {
+            true => {
+                let wanted = report && self.sq.started - self.sq.head <= FEW || self.sq.is_half_full();
+                last && (wanted || next < self.sq.tail && waits(self.sq.get(next)))
+            }
+            false => report || end_of_work,
+        };
+        let ack_req =
+            reliable && (hurry || again.is_some() || self.req.since_ack_request + packets >= self.ack_every());
+        let later = if patient && last { LATER } else { 0 };
         let resume = if again.as_ref().is_some_and(|again| again.resume) { RESUME } else { 0 };
         let bth = Bth {
             solicited: last && wqe.solicited,
             pad: pad_of(len),
             ack_req,
-            reserved7: if reliable && ctx.selective { SELECTIVE | resume } else { 0 },
+            reserved7: if reliable && ctx.selective { SELECTIVE | resume | later } else { 0 },
             ..Bth::new(opcode, self.attr.dest_qp, psn)
         };
         let mut writer = Writer::within(batch.spaces(), &bth);
@@ -239,24 +286,18 @@ impl QueuePair {
             SendOp::SendInvalidate(rkey) if last => writer.ieth(Ieth { rkey }),
             _ => {}
         }
-        match wqe.source {
-            // A peer acknowledges what it has copied: until then, and no longer, bytes that are referred to stay what they are.
-            Source::List(_)
-                if reliable
-                    && writer.may_refer(len)
-                    && ctx
-                        .locate(&mut self.local_region, self.init.pd, sges, offset, len)
-                        .is_some_and(|place| writer.refer(&place, len)) =>
-            {
+        match (wqe.source, reference) {
+            (Source::List(_), Some(reference)) => {
+                writer.refer(reference);
                 self.referred = true;
                 ctx.counters.tx_referred += 1;
             }
-            Source::List(_) if len > 0 => {
+            (Source::List(_), None) if len > 0 => {
                 ctx.gather(&mut self.local_region, self.init.pd, sges, offset, writer.target(len))
                     .ok_or(WcStatus::LocalProtection)?;
             }
-            Source::List(_) => {}
-            Source::Inline | Source::Buffer | Source::Reply => {
+            (Source::List(_), None) => {}
+            (Source::Inline | Source::Buffer | Source::Reply, _) => {
                 let from = inline.get(offset..offset + len).ok_or(WcStatus::LocalLength)?;
                 writer.payload(len).copy_from_slice(from);
             }
@@ -265,7 +306,9 @@ impl QueuePair {
         let total = writer.finish(len);
         batch.note_placed(placed);
         let (psns, response) = (wqe.psns, wqe.wants_response());
-        if let Source::List(_) = wqe.source {
+        if let Source::List(_) = wqe.source
+            && reference.is_none()
+        {
             batch.note_fetched(len);
         }
         batch.commit(route, total);
@@ -277,13 +320,14 @@ impl QueuePair {
             ctx.counters.sent(route.link);
         }
         if again.is_none() {
-            self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request + 1 };
+            self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request + packets };
         }
-        let end = if response { psn + (psns - index) } else { psn + 1 };
+        let taken = if response { psns - index } else { packets };
+        let end = psn + taken;
         if end.distance(self.req.sent_psn) > 0 {
             self.req.sent_psn = end;
         }
-        Ok(())
+        Ok(taken)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the responder answers: responses to READs and atomics, once or again, and acknowledgements (sections 9.7.5.1 and
 //! 9.7.5.2).
 
-use remora_memory::Access;
+use remora_memory::{Access, Reference};
 use remora_wire::{Aeth, AtomicAckEth, Bth, NakCode, Opcode, Psn, Reth, Syndrome};
 
 use super::CREDITS;
@@ -9,8 +9,8 @@ use super::Refusal::{self, Nak};
 use crate::ctx::Ctx;
 use crate::packet::{Writer, pad_of};
 use crate::qp::QueuePair;
-use crate::queue::TxBatch;
-use crate::selective::{PROBE, SELECTIVE};
+use crate::queue::{TxBatch, run_packets};
+use crate::selective::{LATER, PROBE, SELECTIVE};
 use crate::types::*;
 
 /// A READ or atomic that was carried out.
@@ -78,7 +78,7 @@ impl QueuePair {
         self.resp.pending += 1;
         self.resp.count_message();
         // Its response acknowledges everything before it.
-        self.resp.ack = None;
+        (self.resp.ack, self.resp.owed) = (None, 0);
         Ok(())
     }
 
@@ -160,7 +160,7 @@ impl QueuePair {
                 None => return false,
             }
         } else if let Some(syndrome) = self.resp.ack.take() {
-            self.emit_ack(ctx.selective, syndrome, batch)
+            self.emit_ack(ctx, syndrome, batch)
         } else {
             return false;
         };
@@ -170,7 +170,8 @@ impl QueuePair {
         true
     }
 
-    fn emit_ack(&mut self, selective: bool, syndrome: Syndrome, batch: &mut TxBatch) -> usize {
+    fn emit_ack(&mut self, ctx: &Ctx, syndrome: Syndrome, batch: &mut TxBatch) -> usize {
+        self.resp.owed = 0;
         // What is missing says more than what is not.
         let syndrome = match syndrome {
             Syndrome::Ack { .. } if !self.resp.early.is_empty() => Syndrome::Nak(NakCode::SequenceError),
@@ -181,7 +182,7 @@ impl QueuePair {
             _ => self.resp.expected,
         };
         let asked = if std::mem::take(&mut self.resp.asked) { PROBE } else { 0 };
-        let bth = self.answer(selective, Opcode::RcAck, psn);
+        let bth = self.answer(ctx, Opcode::RcAck, psn);
         let bth = Bth { reserved7: bth.reserved7 | asked, ..bth };
         let mut writer = Writer::new(batch.space(), &bth);
         writer.aeth(Aeth { syndrome, msn: self.resp.msn });
@@ -194,8 +195,10 @@ impl QueuePair {
     }
 
     /// The BTH of an answer.
-    fn answer(&self, selective: bool, opcode: Opcode, psn: Psn) -> Bth {
-        Bth { reserved7: if selective { SELECTIVE } else { 0 }, ..Bth::new(opcode, self.attr.dest_qp, psn) }
+    fn answer(&self, ctx: &Ctx, opcode: Opcode, psn: Psn) -> Bth {
+        let later = if ctx.patient && self.peer_selective { LATER } else { 0 };
+        let reserved7 = if ctx.selective { SELECTIVE | later } else { 0 };
+        Bth { reserved7, ..Bth::new(opcode, self.attr.dest_qp, psn) }
     }
 
     /// The next packet that is asked for again, or of the oldest READ or atomic that has some to send.
@@ -214,9 +217,10 @@ impl QueuePair {
             replay.unwrap_or(Replay { psn: r.psn, first: r.first, next: r.next, end: r.psns });
         let psn = r.psn + next;
         let aeth = Aeth { syndrome: Syndrome::Ack { credits: CREDITS }, msn: self.resp.msn };
+        let mut psns = 1;
         let total = match r.kind {
             Kind::Atomic { original } => {
-                let bth = self.answer(ctx.selective, Opcode::RcAtomicAck, psn);
+                let bth = self.answer(ctx, Opcode::RcAtomicAck, psn);
                 let mut writer = Writer::new(batch.space(), &bth);
                 writer.aeth(aeth);
                 writer.atomic_ack(AtomicAckEth { original });
@@ -224,20 +228,29 @@ impl QueuePair {
             }
             Kind::Read { va, rkey, len } => {
                 let offset = next * self.mtu;
-                let n = (len - offset).min(self.mtu) as usize;
-                let opcode = match (next == first, next + 1 == end) {
+                let va = va.wrapping_add(offset.into());
+                // What is asked for again goes packet by packet.
+                let most = if replay.is_none() { run_packets(self.mtu).min(end - next) } else { 1 };
+                let mtu = self.mtu;
+                let part = |packets: u32| (len - offset).min(packets * mtu) as usize;
+                let reference = self.name_for_peer(ctx, rkey, va, part(most), batch);
+                psns = if reference.is_some() { most } else { 1 };
+                let n = part(psns);
+                let opcode = match (next == first, next + psns == end) {
                     (true, true) => Opcode::RcReadResponseOnly,
                     (true, false) => Opcode::RcReadResponseFirst,
                     (false, false) => Opcode::RcReadResponseMiddle,
                     (false, true) => Opcode::RcReadResponseLast,
                 };
-                let bth = Bth { pad: pad_of(n), ..self.answer(ctx.selective, opcode, psn) };
+                let bth = Bth { pad: pad_of(n), ..self.answer(ctx, opcode, psn) };
                 let mut writer = Writer::within(batch.spaces(), &bth);
                 if opcode.has_aeth() {
                     writer.aeth(aeth);
                 }
-                let va = va.wrapping_add(offset.into());
-                if n > 0 && !self.read_for_peer(ctx, rkey, va, n, &mut writer) {
+                if let Some(reference) = reference {
+                    writer.refer(reference);
+                    ctx.counters.tx_referred += 1;
+                } else if n > 0 && !self.read_for_peer(ctx, rkey, va, n, &mut writer) {
                     // The region went away between request and response.
                     self.resp.expected = psn;
                     self.resp.ack = Some(Syndrome::Nak(NakCode::RemoteAccess));
@@ -245,12 +258,14 @@ impl QueuePair {
                     self.resp.ack = None;
                     self.resp.stop();
                     let nak = Syndrome::Nak(NakCode::RemoteAccess);
-                    return Some(self.emit_ack(ctx.selective, nak, batch));
+                    return Some(self.emit_ack(ctx, nak, batch));
                 }
                 let placed = writer.placed();
                 let total = writer.finish(n);
                 batch.note_placed(placed);
-                batch.note_fetched(n);
+                if reference.is_none() {
+                    batch.note_fetched(n);
+                }
                 total
             }
         };
@@ -262,7 +277,7 @@ impl QueuePair {
             return Some(total);
         }
         let r = &mut self.resp.resources[index];
-        r.next += 1;
+        r.next += psns;
         if r.next == r.psns {
             r.answered = true;
             self.resp.pending -= 1;
@@ -272,10 +287,15 @@ impl QueuePair {
 
     fn read_for_peer(&mut self, ctx: &mut Ctx, rkey: u32, va: u64, len: usize, writer: &mut Writer<'_>) -> bool {
         let Ok(region) = self.remote_region(ctx, rkey, va, len as u64, Access::REMOTE_READ) else { return false };
-        if writer.may_refer(len) && region.place(va, len).is_some_and(|place| writer.refer(&place, len)) {
-            ctx.counters.tx_referred += 1;
-            return true;
-        }
         writer.target(len).fill(region, va, len).is_some()
+    }
+
+    /// Names bytes that the peer may read to it, if it has been lent them.
+    fn name_for_peer(&mut self, ctx: &Ctx, rkey: u32, va: u64, len: usize, batch: &TxBatch) -> Option<Reference> {
+        if !batch.may_refer() {
+            return None;
+        }
+        let region = self.remote_region(ctx, rkey, va, len as u64, Access::REMOTE_READ).ok()?;
+        batch.name(&region.place(va, len)?, len)
     }
 }

@@ -10,12 +10,13 @@ use super::{MAX_MESSAGE, Message, Refusal};
 use crate::arrival::Body;
 use crate::ctx::Ctx;
 use crate::qp::QueuePair;
+use crate::queue::run_packets;
 use crate::tap::WriteTap;
 use crate::types::*;
 
 impl QueuePair {
     /// Carries out the expected packet. Returns the PSNs it takes.
-    pub(crate) fn execute(&mut self, ctx: &mut Ctx, bth: &Bth, rest: Body<'_>) -> Result<u32, Refusal> {
+    pub(crate) fn execute(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &Body<'_>) -> Result<u32, Refusal> {
         use Opcode::*;
         let op = bth.opcode;
         let continues = op.is_middle() || op.is_last();
@@ -39,21 +40,26 @@ impl QueuePair {
         }
     }
 
-    /// FIRST and MIDDLE carry exactly one MTU, LAST at least a byte, nothing more than one MTU (section 9.7.4.1.6).
-    fn check_length(&self, op: Opcode, len: usize) -> Result<(), Refusal> {
-        let mtu = self.mtu as usize;
-        let fits = match () {
-            _ if op.is_first() || op.is_middle() => len == mtu,
-            _ if op.is_last() => (1..=mtu).contains(&len),
-            _ => len <= mtu,
-        };
-        if fits { Ok(()) } else { Err(Nak(NakCode::InvalidRequest)) }
+    /// FIRST and MIDDLE carry exactly one MTU, LAST at least a byte, nothing more than one MTU (section 9.7.4.1.6). What stands for
+    /// many packets in a row is as long as they are. Returns the PSNs that it takes.
+    fn check_length(&self, op: Opcode, data: &Body<'_>) -> Result<u32, Refusal> {
+        let (len, mtu) = (data.len(), self.mtu as usize);
+        let psns = if len <= mtu { 1 } else { len.div_ceil(mtu) };
+        let most = if data.is_referred() { run_packets(self.mtu) as usize } else { 1 };
+        let fits = psns <= most
+            && match () {
+                _ if op.is_first() || op.is_middle() => len == psns * mtu,
+                _ if op.is_last() => len > 0,
+                _ => true,
+            };
+        if fits { Ok(psns as u32) } else { Err(Nak(NakCode::InvalidRequest)) }
     }
 
-    fn execute_send(&mut self, ctx: &mut Ctx, bth: &Bth, rest: Body<'_>) -> Result<u32, Refusal> {
+    fn execute_send(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &Body<'_>) -> Result<u32, Refusal> {
         let op = bth.opcode;
-        let Trailers { imm, invalidate, data } = split_trailers(op, rest)?;
-        self.check_length(op, data.len())?;
+        let Trailers { imm, invalidate, len } = Trailers::parse(op, rest.headers())?;
+        let data = rest.skip(len);
+        let psns = self.check_length(op, &data)?;
         let offset = match self.resp.message {
             Message::None => 0,
             Message::Send { offset } => offset,
@@ -83,7 +89,7 @@ impl QueuePair {
         }
         if !(op.is_last() || op.is_only()) {
             self.resp.message = Message::Send { offset: end };
-            return Ok(1);
+            return Ok(psns);
         }
         if let Some(rkey) = invalidate
             && ctx.registry.invalidate(self.binder(), rkey).is_err()
@@ -99,25 +105,26 @@ impl QueuePair {
             ..self.wc(self.recv.wr_id, WcStatus::Success, WcOpcode::Recv, end)
         };
         self.complete_recv(ctx, wc, bth.solicited);
-        Ok(1)
+        Ok(psns)
     }
 
-    fn execute_write(&mut self, ctx: &mut Ctx, bth: &Bth, rest: Body<'_>) -> Result<u32, Refusal> {
+    fn execute_write(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &Body<'_>) -> Result<u32, Refusal> {
         let op = bth.opcode;
-        let (mut va, rkey, mut remaining, total, rest) = match self.resp.message {
+        let (mut va, rkey, mut remaining, total, skip) = match self.resp.message {
             Message::None => {
                 let reth = Reth::parse(rest.headers()).map_err(|_| Nak(NakCode::InvalidRequest))?;
                 if reth.len > MAX_MESSAGE {
                     return Err(Nak(NakCode::InvalidRequest));
                 }
-                (reth.va, reth.rkey, reth.len, reth.len, rest.skip(Reth::LEN))
+                (reth.va, reth.rkey, reth.len, reth.len, Reth::LEN)
             }
-            Message::Write { va, rkey, remaining, total } => (va, rkey, remaining, total, rest),
+            Message::Write { va, rkey, remaining, total } => (va, rkey, remaining, total, 0),
             _ => return Err(Nak(NakCode::InvalidRequest)),
         };
-        let Trailers { imm, data, .. } = split_trailers(op, rest)?;
+        let Trailers { imm, len, .. } = Trailers::parse(op, rest.headers().get(skip..).unwrap_or_default())?;
+        let data = rest.skip(skip + len);
         let ends = op.is_last() || op.is_only();
-        self.check_length(op, data.len())?;
+        let psns = self.check_length(op, &data)?;
         let len = data.len() as u32;
         if len > remaining || ends != (len == remaining) {
             return Err(Nak(NakCode::InvalidRequest));
@@ -157,7 +164,7 @@ impl QueuePair {
         remaining -= len;
         if !ends {
             self.resp.message = Message::Write { va, rkey, remaining, total };
-            return Ok(1);
+            return Ok(psns);
         }
         self.resp.message = Message::None;
         self.resp.count_message();
@@ -167,7 +174,7 @@ impl QueuePair {
                 WorkCompletion { imm, ..self.wc(self.recv.wr_id, WcStatus::Success, WcOpcode::RecvWriteImm, total) };
             self.complete_recv(ctx, wc, bth.solicited);
         }
-        Ok(1)
+        Ok(psns)
     }
 
     fn execute_read(&mut self, ctx: &mut Ctx, bth: &Bth, rest: &[u8]) -> Result<u32, Refusal> {
@@ -206,7 +213,7 @@ impl QueuePair {
     fn execute_rpc(&mut self, ctx: &mut Ctx, rest: &[u8]) -> Result<u32, Refusal> {
         let reth = Reth::parse(rest).map_err(|_| Nak(NakCode::InvalidRequest))?;
         let data = &rest[Reth::LEN..];
-        self.check_length(Opcode::RpcParams, data.len())?;
+        self.check_length(Opcode::RpcParams, &data.into())?;
         let header = RpcHeader::parse(data).map_err(|_| Nak(NakCode::InvalidRequest))?;
         if reth.len as usize != data.len() || self.resp.stream.is_some() {
             return Err(Nak(NakCode::InvalidRequest));
@@ -235,7 +242,7 @@ impl QueuePair {
             Message::RpcWrite { id, remaining } => (id, remaining, rest),
             _ => return Err(Nak(NakCode::InvalidRequest)),
         };
-        self.check_length(op, data.len())?;
+        self.check_length(op, &data.into())?;
         let ends = op.is_last() || op.is_only();
         let len = data.len() as u32;
         if len > remaining || ends != (len == remaining) {
@@ -293,21 +300,26 @@ fn show(tap: &mut dyn WriteTap, region: &Region, va: u64, mut data: &[u8], mut t
     }
 }
 
-/// The extension headers next to the payload, and the payload.
-struct Trailers<'a> {
+/// The extension headers next to the payload.
+struct Trailers {
     imm: Option<u32>,
     invalidate: Option<u32>,
-    data: Body<'a>,
+    /// Their bytes.
+    len: usize,
 }
 
-fn split_trailers(op: Opcode, rest: Body<'_>) -> Result<Trailers<'_>, Refusal> {
-    if op.has_imm() {
-        let imm = ImmDt::parse(rest.headers()).map_err(|_| Nak(NakCode::InvalidRequest))?;
-        Ok(Trailers { imm: Some(imm.0), invalidate: None, data: rest.skip(ImmDt::LEN) })
-    } else if op.has_ieth() {
-        let ieth = Ieth::parse(rest.headers()).map_err(|_| Nak(NakCode::InvalidRequest))?;
-        Ok(Trailers { imm: None, invalidate: Some(ieth.rkey), data: rest.skip(Ieth::LEN) })
-    } else {
-        Ok(Trailers { imm: None, invalidate: None, data: rest })
+impl Trailers {
+    /// From the front of `bytes`, if the operation has some.
+    #[inline]
+    fn parse(op: Opcode, bytes: &[u8]) -> Result<Self, Refusal> {
+        if op.has_imm() {
+            let imm = ImmDt::parse(bytes).map_err(|_| Nak(NakCode::InvalidRequest))?;
+            Ok(Self { imm: Some(imm.0), invalidate: None, len: ImmDt::LEN })
+        } else if op.has_ieth() {
+            let ieth = Ieth::parse(bytes).map_err(|_| Nak(NakCode::InvalidRequest))?;
+            Ok(Self { imm: None, invalidate: Some(ieth.rkey), len: Ieth::LEN })
+        } else {
+            Ok(Self { imm: None, invalidate: None, len: 0 })
+        }
     }
 }

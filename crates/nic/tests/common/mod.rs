@@ -344,6 +344,18 @@ impl Pair {
         true
     }
 
+    /// Lets everything arrive that is sent, and timers rest.
+    pub fn settle(&mut self) {
+        loop {
+            self.transmit();
+            self.a.collect();
+            self.b.collect();
+            let Some(Reverse((at, _, from, packet))) = self.flights.pop() else { return };
+            self.now = self.now.max(at);
+            self.deliver(from, &packet);
+        }
+    }
+
     /// Runs until nothing is left to happen; at most `steps` steps.
     pub fn run(&mut self, steps: usize) {
         for _ in 0..steps {

@@ -126,6 +126,12 @@ impl Shared {
     /// Asks to be woken for all there will be, by what it adds to `sleeper`. For how long to sleep at most, or nothing if
     /// there is something already.
     fn lie_down(&self, core: &mut Core, now: Time, sleeper: &mut Sleeper) -> Option<Option<Duration>> {
+        if core.nic.owes() {
+            core.acknowledge(now);
+            if core.outbox.has_unsent() {
+                return None;
+            }
+        }
         if !core.links.iter_mut().all(|link| link.arm()) {
             core.links.iter_mut().for_each(|link| link.disarm());
             return None;

@@ -8,6 +8,9 @@ use super::{Clock, Core, Seat};
 use crate::link::LinkStats;
 use crate::link::admission::{Counted, MOST};
 
+/// Turns without a packet after which peers are told of what they do not wait for.
+const IDLE_TURNS: u32 = 16;
+
 /// How late timers may be, nanoseconds: who polls without end need not look at them at each poll.
 const TIMERS: Time = 5_000;
 
@@ -59,8 +62,19 @@ impl Core {
     /// Takes what came, and runs kernels.
     fn receive(&mut self, now: Time, local: IpAddr) -> usize {
         let Self { nic, links, kernels, inbox, reading, .. } = self;
-        let work = inbox.receive((now, reading.polls), local, nic, links, kernels);
-        work + kernels.as_mut().map_or(0, |kernels| kernels.progress(now, nic))
+        let came = inbox.receive((now, reading.polls), local, nic, links, kernels);
+        let work = came + kernels.as_mut().map_or(0, |kernels| kernels.progress(now, nic));
+        self.idle_turns = if came > 0 { 0 } else { self.idle_turns.saturating_add(1) };
+        if self.idle_turns >= IDLE_TURNS && self.nic.owes() {
+            return work + self.acknowledge(now);
+        }
+        work
+    }
+
+    /// Acknowledges what was left for when nothing comes.
+    pub(super) fn acknowledge(&mut self, now: Time) -> usize {
+        self.nic.acknowledge();
+        self.transmit(now)
     }
 
     /// Sends first, so that an answer the user just posted shares a system call with the acknowledgements.

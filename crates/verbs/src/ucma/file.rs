@@ -214,6 +214,7 @@ fn hang_up() {
     let told = with_host(None, |_, host| end_connections(host.cm, host.now));
     while told.is_ok() && Instant::now() < until {
         let Some(mut guard) = adapter::current().and_then(Adapter::lock) else { return };
+        guard.settle();
         let idle = guard.progress_once() == 0;
         if !guard.nic().wants_transmit() && !guard.nic().cm().is_disconnecting() {
             return;

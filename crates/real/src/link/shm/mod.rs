@@ -15,6 +15,7 @@
 //! A peer may still write anything into the rings at any time: each length is checked, and what is believed of a packet is
 //! copied out once. Payload that nobody looks at lies in the ring alone between its region and the peer's.
 
+mod barrier;
 mod ring;
 mod socket;
 
@@ -22,7 +23,6 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 use remora_memory::{Buffer, Lent, Loans, Lookahead, MAX_LOANS, Reference, View};
 use remora_nic::{Packet, Room};
@@ -200,6 +200,7 @@ impl ShmLink {
                 }
             }
         }
+        let mut again = false;
         for peer in &mut self.peers {
             let rung = peer.hear(&mut self.stats);
             peer.end_loans(&mut self.stats);
@@ -207,9 +208,12 @@ impl ShmLink {
                 // Whoever sleeps may not have woken yet, and now will not: the next packet must ring again. Those that
                 // are there already are seen by the caller, who is awake.
                 peer.rx.set_sleeping(true);
+                again = true;
             }
         }
-        fence(Ordering::SeqCst);
+        if again {
+            barrier::before_sleep();
+        }
     }
 }
 
@@ -302,7 +306,6 @@ impl Peer {
     /// Lets the peer see what was pushed, and wakes it if it sleeps.
     fn publish(&mut self, stats: &mut LinkStats) {
         self.tx.publish();
-        fence(Ordering::SeqCst);
         if self.tx.take_wake() {
             stats.syscalls += 1;
             let _ = ring(&self.socket);
@@ -412,7 +415,9 @@ impl Link for ShmLink {
         let count = self.peers.len();
         let mut leaving = false;
         for step in 0..count {
-            let peer = &mut self.peers[(self.turn + step) % count];
+            // As far as the first one's turn has come, and around.
+            let at = self.turn + step;
+            let peer = &mut self.peers[if at < count { at } else { at - count }];
             for _ in 0..RX_BATCH {
                 match peer.rx.peek(&self.lookahead) {
                     Ok(Some(Record { at: offset, len, refers })) => {
@@ -445,7 +450,7 @@ impl Link for ShmLink {
         if leaving {
             self.peers.retain(|peer| !peer.spent);
         }
-        self.turn = self.turn.wrapping_add(1);
+        self.turn = if self.turn + 1 < self.peers.len() { self.turn + 1 } else { 0 };
         let packets = (self.stats.rx_packets - before) as usize;
         self.work += packets;
         Ok(packets)
@@ -465,7 +470,7 @@ impl Link for ShmLink {
         for peer in &mut self.peers {
             peer.rx.set_sleeping(true);
         }
-        fence(Ordering::SeqCst);
+        barrier::before_sleep();
         self.armed = true;
         let busy = self.peers.iter().any(|peer| peer.gone || peer.rx.waiting());
         if busy {
@@ -669,6 +674,50 @@ mod tests {
         b.disarm();
         a.send(ip(8, 2), &mut bytes, &lens).unwrap();
         assert!(!readable(&b), "nobody sleeps");
+    }
+
+    /// A packet that comes while its receiver is about to sleep either keeps it awake or wakes it, however the two meet.
+    #[test]
+    fn no_wake_up_is_lost() {
+        let (mut a, mut b) = pair(11);
+        let (ready, count) = (std::sync::Barrier::new(2), 5_000);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut bytes, lens) = packets(&[64]);
+                for n in 0..count {
+                    ready.wait();
+                    (0..n % 97).for_each(|_| std::hint::spin_loop());
+                    assert_eq!(a.send(ip(11, 2), &mut bytes, &lens).unwrap(), 1);
+                }
+            });
+            for n in 0..count {
+                ready.wait();
+                (0..n % 89).for_each(|_| std::hint::spin_loop());
+                if b.arm() {
+                    let deadline = Instant::now() + remora_testing::PATIENCE;
+                    while !readable(&b) {
+                        assert!(Instant::now() < deadline, "it sleeps on, and packet {n} is there");
+                    }
+                    b.disarm();
+                }
+                assert_eq!(collect(&mut b, 1).len(), 1);
+            }
+        });
+    }
+
+    /// Who cannot have barriers made for it says so, and is woken all the same; a peer that lies about it harms itself.
+    #[test]
+    fn who_makes_no_barrier_is_woken_by_who_makes_his_own() {
+        let (mut a, mut b) = pair(12);
+        let (mut bytes, lens) = packets(&[64]);
+        for says in [0, 1, u64::MAX] {
+            b.peers[0].rx.say_barrier(says);
+            assert!(b.arm());
+            a.send(ip(12, 2), &mut bytes, &lens).unwrap();
+            assert!(readable(&b));
+            b.disarm();
+            assert_eq!(collect(&mut b, 1).len(), 1);
+        }
     }
 
     #[test]

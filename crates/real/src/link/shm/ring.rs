@@ -11,6 +11,7 @@
 use remora_memory::{Buffer, Lookahead, MAX_LOANS};
 use remora_nic::Room;
 
+use super::barrier;
 use crate::link::{MAX_PACKET, MIN_PACKET};
 
 /// Bytes of packets and their lengths in one ring. A few dozen packets of 4 KB, and small enough to stay in a cache.
@@ -23,6 +24,8 @@ pub(super) const RING_BYTES: usize = DATA_OFFSET + DATA_BYTES;
 const HEAD_OFFSET: usize = 0;
 /// Where the consumer says 1 if it wants to be woken; on a cache line of its own.
 const SLEEPING_OFFSET: usize = 64;
+/// Where the consumer says 1 if it has all producers make a [barrier] when it goes to sleep; on the same line.
+const BARRIER_OFFSET: usize = 72;
 /// Where the producer says how far it has written, on a line of its own. A hint, to ask for lines early by: that a
 /// packet is there only its length says.
 const TAIL_OFFSET: usize = 128;
@@ -63,12 +66,15 @@ pub(super) struct Producer {
     unpublished: Option<(usize, u64)>,
     /// Bytes at the ring's end that the room lent last leaves out.
     skipped: usize,
+    /// This process makes a barrier when a consumer has it made.
+    shares_barriers: bool,
 }
 
 impl Producer {
     /// Over the ring at `base`, which must be zeroed.
     pub fn new(shared: Buffer, base: usize) -> Producer {
-        Producer { shared, base, tail: 0, head: 0, unpublished: None, skipped: 0 }
+        let shares_barriers = barrier::shared();
+        Producer { shared, base, tail: 0, head: 0, unpublished: None, skipped: 0, shares_barriers }
     }
 
     /// Writes a packet, which the consumer sees after [`publish`](Producer::publish). False if there is no room.
@@ -154,10 +160,11 @@ impl Producer {
         }
     }
 
-    /// Whether the consumer wants to be woken; asking takes its wish back. To be called after a `SeqCst` fence that
-    /// follows [`publish`](Producer::publish), so that either this sees the wish or the consumer sees the packets.
+    /// Whether the consumer wants to be woken, after [`publish`](Producer::publish); asking takes its wish back. Either this sees the
+    /// wish or the consumer sees the packets.
     #[inline]
     pub fn take_wake(&mut self) -> bool {
+        barrier::after_publish(self.shares_barriers && load(&self.shared, self.base + BARRIER_OFFSET) == 1);
         let sleeping = load(&self.shared, self.base + SLEEPING_OFFSET) != 0;
         if sleeping {
             // Before the wake-up is sent: were it after, it could undo a wish made in between.
@@ -223,7 +230,14 @@ pub(super) struct Broken;
 impl Consumer {
     /// Over the ring at `base`, which must be zeroed.
     pub fn new(shared: Buffer, base: usize) -> Consumer {
-        Consumer { shared, base, head: 0, published: 0, tail: 0 }
+        let mut consumer = Consumer { shared, base, head: 0, published: 0, tail: 0 };
+        consumer.say_barrier(barrier::shared().into());
+        consumer
+    }
+
+    /// Says whether this side has all producers make a barrier before it sleeps.
+    pub fn say_barrier(&mut self, says: u64) {
+        store(&self.shared, self.base + BARRIER_OFFSET, says);
     }
 
     /// The next packet, which stands in [`shared`](Consumer::shared). Says in `lookahead` where those after it lie. It stays there
@@ -310,7 +324,7 @@ impl Consumer {
         self.data(offset(self.head)) != 0
     }
 
-    /// Asks the producer for a wake-up, or takes that back. To be followed by a `SeqCst` fence and a look at
+    /// Asks the producer for a wake-up, or takes that back. To be followed by a [barrier] and a look at
     /// [`waiting`](Consumer::waiting).
     pub fn set_sleeping(&mut self, sleeping: bool) {
         store(&self.shared, self.base + SLEEPING_OFFSET, u64::from(sleeping));

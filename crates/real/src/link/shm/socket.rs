@@ -19,7 +19,7 @@ use super::ring::RING_BYTES;
 const MAX_RINGS: usize = 16;
 
 /// What the connecting end sends with the memory file: the protocol's name and version, and its IP address.
-const HELLO: [u8; 8] = *b"remora\0\x02";
+const HELLO: [u8; 8] = *b"remora\0\x03";
 const HELLO_BYTES: usize = HELLO.len() + 16;
 
 /// A socket whose messages stay whole.

@@ -1,0 +1,38 @@
+//! Who goes to sleep pays for it.
+//!
+//! A producer that has published packets looks whether the consumer sleeps; a consumer that has said that it sleeps looks whether
+//! packets came. One of the two must see the other's word, which takes a barrier between the store and the look on both sides, and
+//! a producer would pay for one with each message. So the consumer has the system make one in every process that has asked for
+//! that (`membarrier`), which takes some microseconds, once a sleep. Where that cannot be had, both make their own.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{Ordering, compiler_fence, fence};
+
+use rustix::thread::{MembarrierCommand, membarrier};
+
+/// Whether consumers may leave this process's barriers to the system, and this process theirs.
+pub(super) fn shared() -> bool {
+    static SHARED: OnceLock<bool> = OnceLock::new();
+    *SHARED.get_or_init(|| {
+        membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
+            && membarrier(MembarrierCommand::GlobalExpedited).is_ok()
+    })
+}
+
+/// Between a producer's words and its look; `spared` if the consumer makes the barrier.
+#[inline]
+pub(super) fn after_publish(spared: bool) {
+    match spared {
+        true => compiler_fence(Ordering::SeqCst),
+        false => fence(Ordering::SeqCst),
+    }
+}
+
+/// Between a consumer's word that it sleeps and its look.
+pub(super) fn before_sleep() {
+    if shared() {
+        // It has worked before.
+        let _ = membarrier(MembarrierCommand::GlobalExpedited);
+    }
+    fence(Ordering::SeqCst);
+}
