@@ -54,6 +54,7 @@ pub(crate) struct Ctx {
 
 impl Ctx {
     /// False if the completion queue overran.
+    #[inline]
     pub fn push_wc(&mut self, cq: CqId, wc: WorkCompletion, solicited: bool) -> bool {
         match self.cqs.get_mut(cq.0 as usize) {
             Some(Some(queue)) => queue.push(cq, wc, solicited, &mut self.events),

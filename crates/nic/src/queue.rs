@@ -281,6 +281,7 @@ impl CompletionQueue {
     }
 
     /// Appends a completion. False if the queue overran: the queue pair must go to the error state.
+    #[inline]
     pub fn push(&mut self, id: CqId, wc: WorkCompletion, solicited: bool, events: &mut VecDeque<Event>) -> bool {
         if self.ring.len() == self.capacity {
             if !self.overrun {
