@@ -325,6 +325,14 @@ impl Buffer {
         }
     }
 
+    /// Asks for the lines of these bytes, which are to be written soon. A hint: a range outside the buffer is ignored.
+    #[inline]
+    pub fn claim(&self, offset: usize, len: usize) {
+        if let Ok(ptr) = self.at(offset, len) {
+            copy::claim(ptr, len);
+        }
+    }
+
     /// Where `len` bytes at `offset` begin, if all of them lie within the buffer.
     #[inline]
     pub(crate) fn at(&self, offset: usize, len: usize) -> Result<*mut u8, OutOfBounds> {

@@ -292,6 +292,19 @@ fn store_part(word: &AtomicU64, skew: usize, bytes: &[u8]) {
     }
 }
 
+/// Asks for the lines of these bytes to be written, so that no other core has them. A hint: any address is harmless.
+#[inline]
+pub fn claim(ptr: *const u8, len: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for line in 0..(ptr.addr() % BLOCK + len).div_ceil(BLOCK) {
+        let line = ptr.wrapping_add(line * BLOCK);
+        // SAFETY: a prefetch has no effect on memory and does not fault; processors that do not know this one ignore it.
+        unsafe { std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags)) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = (ptr, len);
+}
+
 /// Asks the cache for the lines of `len` bytes at `ptr`. A hint: any address is harmless.
 #[inline(always)]
 pub fn prefetch(ptr: *const u8, len: usize) {

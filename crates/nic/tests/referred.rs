@@ -9,6 +9,7 @@ use common::{CLEAN, Pair, REGION, Setup, Side};
 use proptest::prelude::*;
 use remora_memory::{Access, Buffer, Loans, MAX_LOANS, Reference, View};
 use remora_nic::*;
+use remora_wire::rpc::RpcHeader;
 
 const RING: usize = 64 << 10;
 
@@ -244,7 +245,48 @@ proptest! {
         p.b.nic.handle(1, 0, (p.a.ip, p.b.ip), Packet::Referred { headers: &headers, view: &view, reference });
         prop_assert!(p.b.bytes(0, REGION / 2) == vec![0; REGION / 2], "outside");
         let landed = p.b.bytes(REGION / 2, REGION / 2).iter().filter(|byte| **byte == 7).count();
-        prop_assert!(landed == 0 || keyed && current && landed <= 1024);
+        // What it has lent, at most, and of that what it said that it writes.
+        prop_assert!(landed == 0 || keyed && current && landed <= 8000.min(len as usize));
+    }
+}
+
+/// One packet refers to as much as a run of packets has at most; and so is what no honest peer sends taken: a longer one, one that
+/// is not of whole packets and yet not the last, one that ends after its message.
+#[test]
+fn runs_are_as_long_as_their_packets() {
+    let mtu = 1024;
+    let lent = Buffer::lendable(1 << 20).expect("memory");
+    lent.fill(0, 1 << 20, 7).expect("in bounds");
+    let view = View::map(lent.file().expect("lendable"), 1 << 20).expect("sealed");
+    let (only, first) = (0x0a, 0x06);
+    for (opcode, len, message, good) in [
+        (only, PIECE, PIECE, true),
+        (only, 3 * mtu + 5, 3 * mtu + 5, true),
+        (only, PIECE + 1, PIECE + 1, false),
+        (only, 2 * mtu, 2 * mtu + 1, false),
+        (only, 2 * mtu, 2 * mtu - 1, false),
+        (first, 4 * mtu, 9 * mtu, true),
+        (first, 4 * mtu + 4, 9 * mtu, false),
+        (first, 4 * mtu, 4 * mtu, false),
+        (first, 2 * PIECE, 3 * PIECE, false),
+        (first, 0, 3 * mtu, false),
+    ] {
+        let mut p = Pair::new(1, CLEAN, Setup { mtu: mtu as u32, ..Setup::default() });
+        let mut headers = [0; 28];
+        headers[..4].copy_from_slice(&[opcode, (len.wrapping_neg() as u8 & 3) << 4, 0xff, 0xff]);
+        headers[5..8].copy_from_slice(&p.b.qp.0.to_be_bytes()[1..]);
+        headers[9..12].copy_from_slice(&100u32.to_be_bytes()[1..]);
+        headers[12..20].copy_from_slice(&p.b.va(8).to_be_bytes());
+        headers[20..24].copy_from_slice(&p.b.key().to_be_bytes());
+        headers[24..28].copy_from_slice(&(message as u32).to_be_bytes());
+        let reference = Reference { slot: 0, len: len as u32, term: view.term(), offset: 16 };
+        p.b.nic.handle(1, 0, (p.a.ip, p.b.ip), Packet::Referred { headers: &headers, view: &view, reference });
+        let landed = p.b.bytes(0, REGION).iter().filter(|byte| **byte == 7).count();
+        let taken = p.b.nic.qp_psns(p.b.qp).expect("live").1.get() - 100;
+        match good {
+            true => assert_eq!((landed, taken as usize), (len, len.div_ceil(mtu)), "{opcode:#x} of {len}"),
+            false => assert_eq!((landed, p.b.state()), (0, QpState::Err), "{opcode:#x} of {len} in {message}"),
+        }
     }
 }
 
@@ -376,6 +418,24 @@ fn only_whole_buffers_are_lent() {
         net.settle();
     }
     assert_eq!((net.p.a.take_done().len(), net.referred), (3, 0));
+}
+
+/// A kernel looks at its payload stream: it is copied when it is sent.
+#[test]
+fn payload_streams_are_copied() {
+    let mut net = Net::new(Setup { mtu: 4096, ..Setup::default() });
+    net.acquaint();
+    net.p.b.nic.deploy(7);
+    net.p.a.buffer.fill(0, 20_000, 9).expect("in bounds");
+    let (before, list) = (net.referred, [net.p.a.sge(0, 20_000)]);
+    net.p.a.nic.post_rpc_write(net.p.a.qp, 1, 7, &RpcHeader::default(), &[], &list).expect("posted");
+    net.settle();
+    assert!(net.p.b.nic.poll_rpc().is_some());
+    let mut came = Vec::new();
+    while let Some(chunk) = net.p.b.nic.poll_stream() {
+        came.extend_from_slice(&chunk.data);
+    }
+    assert_eq!((came == vec![9; 20_000], net.referred), (true, before));
 }
 
 /// What stands in the send queue itself, or is too short to pay, is not referred to; nor is what nobody acknowledges.

@@ -43,8 +43,9 @@ const WORK_PER_LOOK: usize = 4096;
 /// Packets up to so many bytes are copied out before they are handed over; longer ones are handed over where they stand.
 const SHORT: usize = 1024;
 
-/// Packets taken from one peer before the next one has its turn.
-const RX_BATCH: usize = 64;
+/// Packets taken from one peer before the next one has its turn, and before what was acknowledged leaves: a peer that has many
+/// under way sends the next ones while this side is busy with those that it has sent.
+const RX_BATCH: usize = 16;
 
 /// Connections accepted that have not said hello yet; the oldest go when there are more.
 const MAX_STRANGERS: usize = 16;

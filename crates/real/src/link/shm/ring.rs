@@ -26,8 +26,8 @@ const HEAD_OFFSET: usize = 0;
 const SLEEPING_OFFSET: usize = 64;
 /// Where the consumer says 1 if it has all producers make a [barrier] when it goes to sleep; on the same line.
 const BARRIER_OFFSET: usize = 72;
-/// Where the producer says how far it has written, on a line of its own. A hint, to ask for lines early by: that a
-/// packet is there only its length says.
+/// Where the producer says how far it has written, on a line of its own, when that is more than a [`FEW`] bytes at once. A hint, to
+/// ask for lines early by: that a packet is there only its length says.
 const TAIL_OFFSET: usize = 128;
 /// Where the consumer says of each loan whether it has it: a word for each slot, from here on.
 const LOANS_OFFSET: usize = 256;
@@ -51,6 +51,16 @@ const LENT: usize = 32 << 10;
 /// Bytes of packets from which on it pays to ask for the next one's lines early.
 const LONG: usize = 1024;
 
+/// Bytes up to which the producer does not say how far it has written: of so few no line need be asked for early.
+const FEW: u64 = 256;
+
+/// Bytes behind a short packet that are asked for with it.
+const AHEAD: i64 = 512;
+
+/// Bytes of the ring that the producer has to itself before it writes them, and bytes of a line.
+const CLAIMED: u64 = 1024;
+const LINE: u64 = 64;
+
 /// The consumer looks again how far the producer is when less than this is left of what it knows of.
 const LOOK_AHEAD: i64 = 16 << 10;
 
@@ -58,8 +68,11 @@ const LOOK_AHEAD: i64 = 16 << 10;
 pub(super) struct Producer {
     shared: Buffer,
     base: usize,
-    /// Bytes written since the start.
+    /// Bytes written since the start, and those of them that the consumer may see.
     tail: u64,
+    shown: u64,
+    /// How far lines were asked for.
+    claimed: u64,
     /// The consumer's head when last looked at.
     head: u64,
     /// The first unpublished record: its offset in the data and the word that publishes it and all after it.
@@ -74,7 +87,17 @@ impl Producer {
     /// Over the ring at `base`, which must be zeroed.
     pub fn new(shared: Buffer, base: usize) -> Producer {
         let shares_barriers = barrier::shared();
-        Producer { shared, base, tail: 0, head: 0, unpublished: None, skipped: 0, shares_barriers }
+        Producer {
+            shared,
+            base,
+            tail: 0,
+            shown: 0,
+            claimed: 0,
+            head: 0,
+            unpublished: None,
+            skipped: 0,
+            shares_barriers,
+        }
     }
 
     /// Writes a packet, which the consumer sees after [`publish`](Producer::publish). False if there is no room.
@@ -102,7 +125,22 @@ impl Producer {
         }
         self.head_record(at, packet.len() as u64);
         self.tail += (skip + record) as u64;
+        self.claim_ahead();
         true
+    }
+
+    /// Asks for lines that are to be written soon, and that the consumer is done with, one after the other each would hold up those
+    /// behind it for as long as it takes from the other core. Not for the one that the consumer looks at.
+    #[inline]
+    fn claim_ahead(&mut self) {
+        let end = self.tail + CLAIMED;
+        let from = self.claimed.max((self.tail | (LINE - 1)) + 1);
+        if end < from + CLAIMED / 2 || end.wrapping_sub(self.head) > DATA_BYTES as u64 {
+            return;
+        }
+        let at = offset(from);
+        self.shared.claim(self.base + DATA_OFFSET + at, ((end - from) as usize).min(DATA_BYTES - at));
+        self.claimed = end;
     }
 
     /// Room for packets that are put together in the ring; `None` if there is not room for the longest.
@@ -156,7 +194,10 @@ impl Producer {
         if let Some((at, word)) = self.unpublished.take() {
             store(&self.shared, self.base + DATA_OFFSET + offset(self.tail), 0);
             store(&self.shared, self.base + DATA_OFFSET + at, word);
-            store(&self.shared, self.base + TAIL_OFFSET, self.tail);
+            if self.tail.wrapping_sub(self.shown) > FEW {
+                store(&self.shared, self.base + TAIL_OFFSET, self.tail);
+            }
+            self.shown = self.tail;
         }
     }
 
@@ -210,6 +251,8 @@ pub(super) struct Consumer {
     published: u64,
     /// The producer's tail when last looked at.
     tail: u64,
+    /// How far lines were asked for.
+    asked: u64,
 }
 
 /// A packet in the ring.
@@ -230,7 +273,7 @@ pub(super) struct Broken;
 impl Consumer {
     /// Over the ring at `base`, which must be zeroed.
     pub fn new(shared: Buffer, base: usize) -> Consumer {
-        let mut consumer = Consumer { shared, base, head: 0, published: 0, tail: 0 };
+        let mut consumer = Consumer { shared, base, head: 0, published: 0, tail: 0, asked: 0 };
         consumer.say_barrier(barrier::shared().into());
         consumer
     }
@@ -264,6 +307,8 @@ impl Consumer {
         self.shared.prefetch(data, len);
         if len >= LONG {
             self.look_ahead(at + WORD + len.next_multiple_of(WORD), lookahead);
+        } else {
+            self.ask_ahead(self.head + (WORD + len.next_multiple_of(WORD)) as u64);
         }
         Ok(Some(Record { at: data, len, refers }))
     }
@@ -307,6 +352,24 @@ impl Consumer {
         let there = usize::try_from(known(self.tail)).unwrap_or(0).clamp(next, most);
         let start = self.base + DATA_OFFSET + at;
         lookahead.expect(&self.shared, start..start + there, next);
+    }
+
+    /// Has the lines of the short packets from `next` on come, as far as there are some: one after the other each would take as
+    /// long as a packet's work.
+    #[inline]
+    fn ask_ahead(&mut self, next: u64) {
+        let known = |tail: u64| tail.wrapping_sub(next) as i64;
+        if known(self.tail) < AHEAD {
+            self.tail = load(&self.shared, self.base + TAIL_OFFSET);
+        }
+        let end = next + known(self.tail).clamp(0, AHEAD) as u64;
+        let from = self.asked.clamp(next, end);
+        if from < end {
+            let at = offset(from);
+            let len = ((end - from) as usize).min(DATA_BYTES - at);
+            self.shared.prefetch(self.base + DATA_OFFSET + at, len);
+            self.asked = end;
+        }
     }
 
     /// Tells the producer what has been read.
