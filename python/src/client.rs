@@ -6,21 +6,36 @@ use std::time::{Duration, Instant};
 
 use pyo3::buffer::PyBuffer;
 use pyo3::conversion::FromPyObjectOwned;
-use pyo3::exceptions::PyIndexError;
+use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
-use pyo3::types::{PyBytes, PySlice};
+use pyo3::types::{PyBytes, PySlice, PyString};
 use remora::{Error, Get, LinkKind, ModuleLimits, Placement, RemoteRegion, Status, TypedCall};
 
 use crate::error;
 
 /// Bytes, or text as UTF-8: keys and values.
-#[derive(FromPyObject)]
 pub enum Bytes {
     /// Text.
     Text(PyBackedStr),
     /// Bytes.
     Bytes(PyBackedBytes),
+}
+
+/// By its type and not by trials: a kind that is refused costs an exception, which is dearer than a look-up.
+impl<'py> FromPyObject<'_, 'py> for Bytes {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if object.is_instance_of::<PyString>() {
+            return Ok(Self::Text(object.extract()?));
+        }
+        let bytes = object.extract().map(Self::Bytes);
+        bytes.map_err(|_| match object.get_type().name() {
+            Ok(name) => PyTypeError::new_err(format!("keys and values are bytes or str, not {name}")),
+            Err(error) => error,
+        })
+    }
 }
 
 impl AsRef<[u8]> for Bytes {

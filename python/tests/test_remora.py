@@ -52,6 +52,8 @@ def test_kernels_look_things_up_in_every_place(client):
     for place in ["client", "nic", "host"]:
         assert client.get(table, "pear", place) == b"green" and client.get(table, "plum", place) is None
         assert client.get_many(table, ["apple", "plum", "pear"], place) == [b"red", None, b"green"]
+    with pytest.raises(TypeError, match="bytes or str, not int"):
+        client.get_many(table, ["apple", 3])
     calls = [client.submit_get(table, key) for key in ["pear", "apple", "plum"]]
     assert [call.result() for call in calls] == [b"green", b"red", None]
     with pytest.raises(remora.InvalidArgument, match="taken already"):

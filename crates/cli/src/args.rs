@@ -160,7 +160,7 @@ pub struct Compare {
     /// Measure calls to the NIC and the host by rings in memory too, beside RPC verbs and SENDs
     #[arg(long, conflicts_with = "kernel")]
     pub rings: bool,
-    /// Records from a file of key<TAB>value lines
+    /// Records from a file: key, tab and value on each line
     #[arg(long, value_name = "FILE", conflicts_with_all = ["records", "value_bytes"])]
     pub load: Option<PathBuf>,
     /// GET the keys of a file, one on each line, in its order; unknown keys must be missed

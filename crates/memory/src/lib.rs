@@ -5,6 +5,32 @@
 //! and an unguessable key. A region's bytes lie in one run, or scattered, behind a table of 2 MB pages (StRoM, EuroSys
 //! 2020, section 4.3). A memory window ([`WindowType`]) is a key of its own to a part of a region.
 //!
+//! ```
+//! use remora_memory::{Access, Buffer, Registry};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let registry = Registry::new([7; 32]); // keys are drawn from this seed: a node takes one from the system
+//! let pd = registry.alloc_pd();
+//! let buffer = Buffer::anonymous(4096)?;
+//! let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+//! let region = registry.register(pd, &buffer, 0, 4096, None, access)?;
+//! region.write(region.va() + 8, b"hello")?;
+//!
+//! // What a peer's READ is held against: key, protection domain, bounds and rights.
+//! let found = registry.lookup(region.key()).expect("registered above");
+//! found.check(pd, region.va() + 8, 5, Access::REMOTE_READ)?;
+//! let mut bytes = [0; 5];
+//! found.read(region.va() + 8, &mut bytes)?;
+//! assert_eq!(&bytes, b"hello");
+//! assert!(found.check(pd, region.va(), 5, Access::REMOTE_WRITE).is_err());
+//! assert!(found.check(pd, region.va() + 4092, 8, Access::REMOTE_READ).is_err());
+//!
+//! registry.deregister(region.key())?; // from here on nobody reaches it by its key
+//! assert!(registry.lookup(region.key()).is_none());
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # What is promised about concurrent access
 //!
 //! Nothing here ever hands out `&[u8]` or `&mut [u8]` to such memory; bytes are copied in and out. Every access is made

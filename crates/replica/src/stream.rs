@@ -8,7 +8,7 @@
 //! Of the pool every connection has one buffer for itself, and of the rest half of what is left to all (a dynamic
 //! threshold: Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998). So peers that
 //! take nothing hold their own connections up and nobody else's; [`Streams::lazy`] says who they are. What is queued and
-//! what has come in part is memory too: [`Streams::held`] says how much.
+//! what has come in part is memory too: [`Streams::heaviest`] says whose is the most.
 //!
 //! A connection may be sealed ([`Streams::seal`]): then each SEND carries one sealed record.
 //!

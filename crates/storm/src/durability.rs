@@ -10,7 +10,7 @@
 //! | Strict | firm                  | may be lost           |
 //! | REnf   | may be lost           | firm                  |
 //! | Event  | may be lost           | may be lost           |
-//! | Scope  | firm once [PERSIST]sc was answered | may be lost |
+//! | Scope  | firm once `[PERSIST]sc` was answered | may be lost |
 //!
 //! An operation that has not been answered by then may be undone too, also one that others have read where that may be
 //! lost. The mark by which a later attempt at it would know that it has been done is undone with it, so that the later

@@ -33,7 +33,7 @@ pub struct History {
     pub records: Vec<Record>,
     /// When all members of the view had lost their memory at once.
     pub blackouts: Vec<Time>,
-    /// Scopes whose [PERSIST] was answered.
+    /// Scopes whose `[PERSIST]` was answered.
     pub persisted: HashSet<u64>,
 }
 

@@ -28,7 +28,7 @@ pub struct Workload {
     pub retry: bool,
     /// Writes among requests, in a million.
     pub writes: u32,
-    /// Whether operations belong to scopes, and scopes end with [PERSIST].
+    /// Whether operations belong to scopes, and scopes end with `[PERSIST]`.
     pub scopes: bool,
     /// So many of a client's scopes in turn have the same number at the nodes.
     pub scopes_a_number: u64,
@@ -188,7 +188,7 @@ impl Actor {
         Some((body, scope))
     }
 
-    /// It turns to another node. A scope lives at one coordinator, so it ends here, without [PERSIST].
+    /// It turns to another node. A scope lives at one coordinator, so it ends here, without `[PERSIST]`.
     pub fn moves_on(&mut self) {
         self.new_scope();
     }

@@ -176,7 +176,7 @@ pub enum Beside {
     Writer,
     /// Another client keeps the node's host busy.
     Neighbour,
-    /// Links have [`CAP`] of their rates.
+    /// Links have a fiftieth of their rates.
     CappedLink,
 }
 

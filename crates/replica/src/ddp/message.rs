@@ -25,11 +25,11 @@ pub enum Body {
     Busy(Key, Timestamp),
     /// VAL, VAL_C, VAL_P.
     Val(Key, Timestamp, AckKind),
-    /// [PERSIST]sc, which of its coordinator's, and the scope's writes.
+    /// `[PERSIST]sc`, which of its coordinator's, and the scope's writes.
     Persist(ScopeId, u64, Vec<(Key, Timestamp)>),
-    /// [ACK_P]sc.
+    /// `[ACK_P]sc`.
     PersistAck(ScopeId, u64),
-    /// [VAL_P]sc.
+    /// `[VAL_P]sc`.
     PersistVal(ScopeId, u64),
     /// A part of the sender's state, by number; the last one says so.
     State(u64, Vec<Entry>, bool),

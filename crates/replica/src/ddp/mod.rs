@@ -9,6 +9,39 @@
 //!
 //! A job that asks to persist is done when its record is durable. The records that are durable are all that survives a
 //! crash. Everything the paper calls a spin is a waiting list here.
+//!
+//! A world of three nodes whose network and logs take no time:
+//!
+//! ```
+//! use remora_replica::ddp::{Config, Model, Op, Outcome, Replica, ReplicaOutput, Request, View};
+//! use remora_replica::types::{NodeId, NodeSet};
+//!
+//! let nodes = NodeSet::first(3);
+//! let mut replicas: Vec<_> = nodes.iter().map(|id| Replica::new(Config::new(id, nodes, Model::Synch))).collect();
+//! for replica in &mut replicas {
+//!     replica.install(0, View { epoch: 1, members: nodes, ..View::default() });
+//!     replica.set_lease(0, 1_000_000); // until when it may serve reads, in ns
+//! }
+//!
+//! // Node 0 is asked to write, and then node 2 to read. Whatever is to be done is done until nothing is left.
+//! let mut ask = |node: u8, op: Op| {
+//!     replicas[usize::from(node)].submit(1, Request::new(1, op));
+//!     let mut answer = None;
+//!     while let Some(at) = replicas.iter().position(Replica::has_output) {
+//!         match replicas[at].poll() {
+//!             Some(ReplicaOutput::Send { to, message }) => {
+//!                 to.iter().for_each(|to| replicas[usize::from(to.0)].handle(1, NodeId(at as u8), message.clone()));
+//!             }
+//!             Some(ReplicaOutput::Job(job)) => replicas[at].done(1, job.id()), // a real world syncs its log first
+//!             Some(ReplicaOutput::Reply(reply)) => answer = Some(reply.outcome),
+//!             Some(ReplicaOutput::Step(_)) | None => {}
+//!         }
+//!     }
+//!     answer
+//! };
+//! assert_eq!(ask(0, Op::Put(7, b"hello".as_slice().into())), Some(Outcome::Written));
+//! assert_eq!(ask(2, Op::Get(7)), Some(Outcome::Value(Some(b"hello".as_slice().into()))));
+//! ```
 
 mod catch_up;
 mod config;

@@ -155,7 +155,7 @@ marks! {
     stale,
     /// Requests or INVs refused because a FIFO was full.
     fifo_full,
-    /// View changes while a [PERSIST]sc was under way here.
+    /// View changes while a `[PERSIST]sc` was under way here.
     view_change_in_persist,
     /// Catch-ups finished by this node as a learner.
     rejoins,

@@ -71,7 +71,7 @@ pub enum Op {
     FetchAdd(Key, u64),
     /// Several of the above, in one round; not atomic. Within a session each key may occur once.
     Batch(Vec<Op>),
-    /// End the request's scope: make all its writes durable ([PERSIST]sc).
+    /// End the request's scope: make all its writes durable (`[PERSIST]sc`).
     Persist,
 }
 

@@ -1,4 +1,4 @@
-//! Scopes and [PERSIST]sc (figure 3, vii and viii).
+//! Scopes and `[PERSIST]sc` (figure 3, vii and viii).
 
 use super::config::Mutation;
 use super::message::Body;
@@ -24,10 +24,10 @@ pub(crate) struct Scope {
 /// Of the scopes that there is room for, so many are forgotten at once at most: one in this many.
 const FORGET: usize = 8;
 
-/// A [PERSIST]sc by its scope and its coordinator.
+/// A `[PERSIST]sc` by its scope and its coordinator.
 pub(crate) type FlushId = (ScopeId, NodeId);
 
-/// A [PERSIST]sc under way, at its coordinator or at a follower.
+/// A `[PERSIST]sc` under way, at its coordinator or at a follower.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Flush {
     /// Which of its coordinator's.
@@ -118,7 +118,7 @@ impl Replica {
         self.flush_goes_on(id);
     }
 
-    /// [PERSIST]sc at a follower. A coordinator has one of a scope at a time, so a newer one says that the last is over.
+    /// `[PERSIST]sc` at a follower. A coordinator has one of a scope at a time, so a newer one says that the last is over.
     pub(crate) fn persist_scope(&mut self, from: NodeId, scope: ScopeId, number: u64, writes: Vec<(Key, Timestamp)>) {
         let id = (scope, from);
         match self.scopes.flushes.get(&id) {
@@ -139,7 +139,7 @@ impl Replica {
         self.flush_goes_on(id);
     }
 
-    /// [ACK_P]sc.
+    /// `[ACK_P]sc`.
     pub(crate) fn scope_ack(&mut self, from: NodeId, scope: ScopeId, number: u64) {
         let id = (scope, self.config.id);
         match self.scopes.flushes.get_mut(&id).filter(|flush| flush.number == number) {
@@ -151,7 +151,7 @@ impl Replica {
         }
     }
 
-    /// [VAL_P]sc.
+    /// `[VAL_P]sc`.
     pub(crate) fn scope_val(&mut self, from: NodeId, scope: ScopeId, number: u64) {
         let id = (scope, from);
         if self.scopes.flushes.get(&id).is_some_and(|flush| flush.number == number) {

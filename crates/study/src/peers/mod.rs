@@ -1,6 +1,6 @@
 //! Replicated stores beside each other: Remora's cluster, etcd and Redis under one load.
 //!
-//! A [`PeerStore`] takes requests of which many can be under way. [`drive::drive`] keeps a fixed number of them under way,
+//! A [`PeerStore`] takes requests of which many can be under way. [`drive::Loaded::drive`] keeps a fixed number of them under way,
 //! checks every answer, and tells what came out. [`etcd`] and [`redis`] start stores of three nodes on this machine and
 //! end them; [`disk`] tells what one durable append takes without any store.
 

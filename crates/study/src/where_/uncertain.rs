@@ -36,7 +36,7 @@ pub struct Contribution {
     pub swing: f64,
 }
 
-/// What [`sample`] found.
+/// What drawing the open values found.
 #[derive(Clone, Debug, Default)]
 pub struct Open {
     /// One for each placement, in the ranking's order.
