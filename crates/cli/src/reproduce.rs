@@ -28,7 +28,8 @@ Examples:
   remora reproduce minos                         figures 4 and 9 to 14, and what the text says
   remora reproduce minos --figure 12             one figure; 9 stands for 9a, 9b and 9c
   remora reproduce minos --csv out --report r.html
-  remora reproduce minos --workers 5             five clients a node: what the FIFOs do under load";
+  remora reproduce minos --workers 5             five clients a node: what the FIFOs do under load
+  remora reproduce minos --readings              what the text leaves open, and what hangs on it";
 
 const BLUEFIELD_EXAMPLES: &str = "\
 Examples:
@@ -112,6 +113,9 @@ pub struct Minos {
     /// Clients of each node, with one request under way each [default: what fits the paper's text best]
     #[arg(long, value_name = "N", value_parser = up_to::<u16>(1..=1024))]
     pub workers: Option<u16>,
+    /// What the text leaves open: each other reading of it alone, and all together, over all figures in one table
+    #[arg(long, conflicts_with_all = ["csv", "report", "mutate"])]
+    pub readings: bool,
 }
 
 /// Runs it.
@@ -132,6 +136,14 @@ pub fn run(what: &Reproduce) -> Result<(), Failure> {
         Reproduce::Minos(minos) if minos.common.mutate => {
             mutants(&minos.common, &mut |common, progress| minos::mutate(&minos.options(common), progress))
         }
+        Reproduce::Minos(minos) if minos.readings => {
+            let all = shown(&minos.common, &mut |common, progress| minos::readings(&minos.options(common), progress))?;
+            minos.common.json.show(&all.table(), || all.to_json(env!("REMORA_VERSION")))?;
+            match all.incomplete {
+                Some(_) => Err(Failure::Interrupted),
+                None => Ok(()),
+            }
+        }
         Reproduce::Minos(minos) => {
             figures(&minos.common, &mut |common, progress| minos::reproduce(&minos.options(common), progress))
         }
@@ -146,7 +158,12 @@ pub fn run(what: &Reproduce) -> Result<(), Failure> {
 
 impl Minos {
     fn options(&self, common: ReproduceOptions) -> minos::MinosOptions {
-        minos::MinosOptions { common, requests: self.requests, workers: self.workers }
+        minos::MinosOptions {
+            common,
+            requests: self.requests,
+            workers: self.workers,
+            readings: minos::Chosen::default(),
+        }
     }
 }
 

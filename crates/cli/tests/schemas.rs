@@ -138,6 +138,7 @@ fn placement_and_reproduction() {
     checks(&["reproduce", "strom", "--figure", "5a", "--no-cache", "--json"]);
     checks(&["reproduce", "strom", "--figure", "5a", "--mutate", "--no-cache", "--json"]);
     checks(&["where", "--audit", "8", "--json"]);
+    checks(&["reproduce", "minos", "--figure", "13", "--requests", "40", "--readings", "--no-cache", "--json"]);
 }
 
 #[test]

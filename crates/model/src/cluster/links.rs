@@ -11,6 +11,8 @@ use crate::time::Ps;
 #[derive(Clone, Debug)]
 struct Ports {
     pcie: Pcie,
+    /// Beside that, for what leaves the vFIFO and the dFIFO, if they have it for themselves.
+    drains: [Pcie; 2],
     wire: Ethernet,
     port: Port,
 }
@@ -39,13 +41,20 @@ impl Links {
             buffer_bytes: u64::MAX,
             when_full: WhenFull::Pause,
         };
-        let ports = Ports { pcie: Pcie::new(&pcie(costs)), wire: Ethernet::new(&wire), port: Port::new(&port) };
+        let pcie = Pcie::new(&pcie(costs));
+        let drains = [pcie.clone(), pcie.clone()];
+        let ports = Ports { pcie, drains, wire: Ethernet::new(&wire), port: Port::new(&port) };
         Self { ports: vec![ports; nodes] }
     }
 
     /// Over a node's PCIe.
     pub(super) fn pcie(&mut self, node: u8, way: Way, at: Span, bytes: u64) -> Span {
         self.ports[usize::from(node)].pcie.pass(way, at, bytes)
+    }
+
+    /// Up a node's PCIe, by a way that only one of the FIFOs has: the vFIFO, 0, or the dFIFO, 1.
+    pub(super) fn drain(&mut self, node: u8, fifo: usize, at: Span, bytes: u64) -> Span {
+        self.ports[usize::from(node)].drains[fifo].pass(Way::Up, at, bytes)
     }
 
     /// From one NIC to another.

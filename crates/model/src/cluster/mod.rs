@@ -17,6 +17,7 @@
 mod costs;
 mod links;
 mod node;
+mod readings;
 mod run;
 
 use remora_replica::ddp::{
@@ -25,6 +26,7 @@ use remora_replica::ddp::{
 use remora_replica::types::{Key, NodeId, NodeSet, Value};
 
 pub use costs::Costs;
+pub use readings::Readings;
 
 use crate::event::WheelQueue;
 use crate::time::Ps;
@@ -46,6 +48,8 @@ pub struct ClusterSpec {
     pub deployment: Deployment,
     /// MINOS-B with NICs that send a message to many as one; MINOS-O has a switch of its own for that.
     pub host_broadcast: bool,
+    /// How the text is read.
+    pub readings: Readings,
 }
 
 /// What a worker asks for.
@@ -98,7 +102,7 @@ enum Task {
     /// A worker's request.
     Request(u16),
     /// A peer's message, with the communication time of what it answers.
-    Message { from: NodeId, message: Message, communication: Ps },
+    Message { from: NodeId, message: Message, communication: Ps, arrived: Ps },
     /// What is said when a record is in the vFIFO.
     Say { to: NodeSet, message: Message, communication: Ps },
     /// A job has been done; taking its write apart takes a time first.
@@ -128,6 +132,8 @@ enum Event {
     Free(Place),
     /// A record is in the vFIFO, and begins to leave it.
     Leaves(Place, JobId),
+    /// A record is in the dFIFO.
+    InDurable { node: u8 },
     /// A record has left the vFIFO.
     LeftVolatile { node: u8 },
     /// A record has left the dFIFO.
@@ -171,6 +177,11 @@ impl ModelCluster {
             }
             Deployment::Baseline => Deployment::Baseline,
         };
+        let mut spec = spec.clone();
+        if spec.readings.free_receive {
+            (spec.costs.host_dispatch, spec.costs.nic_dispatch) = (0, 0);
+        }
+        let spec = &spec;
         let node = |id| {
             let config =
                 Config { deployment, stepped: true, steps: true, ..Config::new(NodeId(id), members, spec.model) };
@@ -212,6 +223,7 @@ impl ModelCluster {
                     self.assign(now, place);
                 }
                 Event::Leaves(place, job) => self.leaves(now, place, job),
+                Event::InDurable { node } => self.nodes[usize::from(node)].in_dfifo += 1,
                 Event::LeftVolatile { node } => {
                     self.nodes[usize::from(node)].in_vfifo -= 1;
                     self.room(now, node);

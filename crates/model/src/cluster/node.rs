@@ -6,6 +6,7 @@ use remora_replica::ddp::{Config, Deployment, Replica, Where};
 use remora_replica::types::{Key, Timestamp};
 
 use super::{ClusterSpec, Pending};
+use crate::resource::Server;
 use crate::time::Ps;
 
 /// Cores behind one queue.
@@ -33,6 +34,8 @@ pub(super) struct Node {
     /// Writes in the vFIFO and in the dFIFO.
     pub in_vfifo: u64,
     pub in_dfifo: u64,
+    /// What the host persists goes there, and what the NIC does, if that is one device each.
+    devices: Option<[Server; 2]>,
     /// Communication so far of the writes that are under way.
     pub communication: BTreeMap<(Key, Timestamp), Ps>,
     /// Who had a record's metadata last.
@@ -57,6 +60,7 @@ impl Node {
             stalled: VecDeque::new(),
             in_vfifo: 0,
             in_dfifo: 0,
+            devices: spec.readings.one_device.then(|| [Server::new(1), Server::new(1)]),
             communication: BTreeMap::new(),
             owners: BTreeMap::new(),
         }
@@ -80,6 +84,14 @@ impl Node {
     /// Has each FIFO room for one more write?
     pub(super) fn has_room(&self) -> bool {
         self.entries.is_none_or(|entries| self.in_vfifo < entries && self.in_dfifo < entries)
+    }
+
+    /// When a persist that begins at `at` on this side and takes `time` is done.
+    pub(super) fn persisted(&mut self, on: Where, at: Ps, time: Ps) -> Ps {
+        match &mut self.devices {
+            Some(devices) => devices[usize::from(on == Where::Nic)].serve(at, time).1,
+            None => at + time,
+        }
     }
 
     /// Takes a record's metadata to one side. Had the other side it?

@@ -4,7 +4,7 @@ use remora_replica::ddp::{AckKind, Body, Job, Message, Outcome, ReplicaOutput, S
 use remora_replica::types::{Key, NodeId, NodeSet, Timestamp};
 
 use super::links::Span;
-use super::{Event, JobId, ModelCluster, Place, Task, WorkerAsk};
+use super::{Event, JobId, ModelCluster, Place, Readings, Task, WorkerAsk};
 use crate::component::pcie::Way;
 use crate::time::Ps;
 
@@ -110,9 +110,10 @@ impl ModelCluster {
                 run.worker = Some(worker);
                 self.nodes[number].replica.submit(now, request);
             }
-            Task::Message { from, message, communication } => {
+            Task::Message { from, message, communication, arrived } => {
                 (run.key, _, run.finds) = about(&message.body);
-                run.communication = communication;
+                let waited = if self.spec.readings.waits_communicate { run.at - arrived } else { Ps::ZERO };
+                run.communication = communication + waited;
                 self.hear(run, from, message);
             }
             Task::Say { to, message, communication } => {
@@ -183,11 +184,16 @@ impl ModelCluster {
             StepKind::WrLock => costs.of(on, costs.host_cas, costs.nic_cas),
             StepKind::EnqueueVolatile => {
                 (run.enqueued, run.bytes) = (Some(run.at), step.bytes);
-                self.nodes[usize::from(run.node)].in_vfifo += 1;
+                self.nodes[usize::from(run.node)].in_vfifo += u64::from(!self.spec.readings.atomic_entries);
                 0
             }
             StepKind::EnqueueDurable => {
-                self.nodes[usize::from(run.node)].in_dfifo += 1;
+                if self.spec.readings.atomic_entries {
+                    let there = run.enqueued.unwrap_or(run.at) + costs.share(costs.dfifo, step.bytes);
+                    self.queue.push(there, Event::InDurable { node: run.node });
+                } else {
+                    self.nodes[usize::from(run.node)].in_dfifo += 1;
+                }
                 0
             }
             StepKind::Pcie(messages) => return self.cross(run, messages, step.bytes),
@@ -254,7 +260,7 @@ impl ModelCluster {
             let (_, arrives) = self.travel(run.node, peer.0, (first, last), bytes);
             let communication = before + (arrives - begun);
             let message = Message { epoch: message.epoch, body: message.body.clone() };
-            let task = Task::Message { from: NodeId(run.node), message, communication };
+            let task = Task::Message { from: NodeId(run.node), message, communication, arrived: arrives };
             self.ready(arrives, Place { node: peer.0, on: self.engine(), thread: run.thread }, task);
         }
         if let Body::Val(_, _, kind) = message.body
@@ -312,23 +318,29 @@ impl ModelCluster {
             }
             Job::Persist(_) | Job::PersistScope(_) => {
                 let bytes = if let Job::Persist(content) = &job { content.bytes() } else { 0 };
+                let time = costs.share(persist, bytes);
+                let state = &mut self.nodes[usize::from(node)];
                 if fifos {
                     // Both FIFOs are written at the same time.
-                    (run.enqueued.unwrap_or(at) + costs.share(dfifo, bytes)).max(at)
+                    state.persisted(Where::Nic, run.enqueued.unwrap_or(at), costs.share(dfifo, bytes)).max(at)
                 } else if on == Where::Nic {
-                    let time = costs.share(persist, bytes);
-                    self.links.pcie(node, Way::Up, (at, at), record).1 + time
-                } else if run.goes_on.is_none() {
-                    run.goes_on = Some((id, costs.share(persist, bytes)));
+                    let there = self.links.pcie(node, Way::Up, (at, at), record).1;
+                    state.persisted(Where::Host, there, time)
+                } else if run.goes_on.is_none() && !self.spec.readings.persist_aside {
+                    run.goes_on = Some((id, state.persisted(Where::Host, at, time) - at));
                     return;
                 } else {
-                    at + costs.share(persist, bytes)
+                    state.persisted(Where::Host, at, time)
                 }
             }
             Job::Drain(..) => {
-                let there = self.links.pcie(node, Way::Up, (at, at), record).1;
+                let there = match self.spec.readings.durable_apart {
+                    true => self.links.drain(node, 1, (at, at), record).1,
+                    false => self.links.pcie(node, Way::Up, (at, at), record).1,
+                };
                 self.queue.push(there - Ps(costs.pcie_latency), Event::LeftDurable { node });
-                let logged = there + costs.share(persist, costs.record as usize);
+                let time = costs.share(persist, costs.record as usize);
+                let logged = self.nodes[usize::from(node)].persisted(Where::Host, there, time);
                 return self.queue.push(logged, Event::Drained { node, job: id });
             }
         };
@@ -339,7 +351,13 @@ impl ModelCluster {
     /// A record begins to leave the vFIFO for the host's cache.
     pub(super) fn leaves(&mut self, now: Ps, place: Place, job: JobId) {
         let costs = self.spec.costs;
-        let there = self.links.pcie(place.node, Way::Up, (now, now), costs.header + costs.record).1;
+        let record = costs.header + costs.record;
+        let Readings { atomic_entries, volatile_apart, .. } = self.spec.readings;
+        self.nodes[usize::from(place.node)].in_vfifo += u64::from(atomic_entries);
+        let there = match volatile_apart {
+            true => self.links.drain(place.node, 0, (now, now), record).1,
+            false => self.links.pcie(place.node, Way::Up, (now, now), record).1,
+        };
         self.queue.push(there - Ps(costs.pcie_latency), Event::LeftVolatile { node: place.node });
         self.ready(there + Ps(costs.cache_write), place, Task::Done { job, unpack: Ps::ZERO });
     }

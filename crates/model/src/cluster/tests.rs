@@ -7,7 +7,15 @@ const NODES: u8 = 3;
 
 fn spec(model: Model, deployment: Deployment, workers: u16) -> ClusterSpec {
     let costs = Costs::new(&Platform::load("minos").unwrap()).unwrap();
-    ClusterSpec { costs, nodes: NODES, workers, model, deployment, host_broadcast: false }
+    ClusterSpec {
+        costs,
+        nodes: NODES,
+        workers,
+        model,
+        deployment,
+        host_broadcast: false,
+        readings: Readings::default(),
+    }
 }
 
 fn offload(fifos: u16) -> Deployment {

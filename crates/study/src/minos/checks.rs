@@ -80,11 +80,35 @@ fn ratio(lines: &Lines<'_>) -> Option<f64> {
     Some(ratios.iter().sum::<f64>() / ratios.len().max(1) as f64)
 }
 
-/// What the text says of shapes.
+/// What the text says of shapes, and what its Tables II and III add up to: of two figures that differ in one thing the
+/// difference is what the tables say that thing takes.
 pub(super) fn trends(figures: &[Figure]) -> Vec<Trend> {
     let lines = Lines(figures);
-    [lowest_share(&lines), enough_entries(&lines)].into_iter().flatten().collect()
+    let all = [
+        lowest_share(&lines),
+        persist_apart(&lines),
+        fifos_apart(&lines),
+        offload_pays(&lines),
+        local_reads(&lines),
+        lines.get("9c", "O synch").and_then(|_| more_throughput(&lines)),
+        followers(&lines),
+        broadcast(&lines),
+        steps(&lines),
+        enough_entries(&lines),
+        persists(&lines),
+        round_trips(&lines),
+        records(&lines),
+    ];
+    all.into_iter().flatten().collect()
 }
+
+/// Microseconds of Tables II and III: a persist, a record into the vFIFO, a traversal of PCIe, between two messages.
+const PERSIST: f64 = 1.295;
+const VFIFO: f64 = 0.465;
+const PCIE: f64 = 0.5;
+const GAP: f64 = 0.1;
+/// The round trip of VIII-C.
+const ROUND_TRIP: f64 = 500.0;
 
 fn lowest_share(lines: &Lines<'_>) -> Option<Trend> {
     let shares = shares_of(lines)?;
@@ -96,6 +120,170 @@ fn lowest_share(lines: &Lines<'_>) -> Option<Trend> {
         what: "the persist in its path gives synch a lower share of communication than event",
         holds: shares[0] < shares[3],
         evidence: evidence.join(", "),
+    })
+}
+
+fn persist_apart(lines: &Lines<'_>) -> Option<Trend> {
+    let (synch, event) = (lines.at("4", "synch", 20)?, lines.at("4", "event", 20)?);
+    let apart = synch - event;
+    Some(Trend {
+        figures: "4",
+        section: "III-C, Table II",
+        what: "synch and event are a persist of 1295 ns apart, give or take a quarter, where few write",
+        holds: (apart / PERSIST - 1.0).abs() < 0.25,
+        evidence: format!("{synch:.2} and {event:.2} us with 20 % writes: {apart:.2} us"),
+    })
+}
+
+fn fifos_apart(lines: &Lines<'_>) -> Option<Trend> {
+    let (synch, event) = (lines.at("9a", "O synch", 20)?, lines.at("9a", "O event", 20)?);
+    let (apart, expected) = (synch - event, PERSIST - VFIFO);
+    Some(Trend {
+        figures: "9a",
+        section: "V-D, Table III",
+        what: "on the NIC they are a write of the dFIFO less one of the vFIFO apart, 830 ns, give or take a quarter",
+        holds: (apart / expected - 1.0).abs() < 0.25,
+        evidence: format!("{synch:.2} and {event:.2} us with 20 % writes: {apart:.2} us"),
+    })
+}
+
+/// A line of both systems for each model.
+fn both<'a>(lines: &'a Lines<'_>, figure: &'a str) -> impl Iterator<Item = (&'static str, Vec<(f64, f64)>)> + 'a {
+    MODELS.into_iter().filter_map(move |model| {
+        let (b, o) = (lines.get(figure, &format!("B {model}"))?, lines.get(figure, &format!("O {model}"))?);
+        Some((model, b.iter().zip(&o).map(|(b, o)| (b.1, o.1)).collect()))
+    })
+}
+
+fn offload_pays(lines: &Lines<'_>) -> Option<Trend> {
+    let all: Vec<f64> = both(lines, "9a").flat_map(|(_, points)| points).map(|(b, o)| b / o).collect();
+    let least = all.iter().copied().reduce(f64::min)?;
+    // B crosses PCIe four times for an answer, O twice.
+    let (b, o) = (lines.at("9a", "B event", 20)?, lines.at("9a", "O event", 20)?);
+    Some(Trend {
+        figures: "9a",
+        section: "V, Table III",
+        what: "MINOS-O is faster with every model and mix; where few write by two traversals of PCIe, give or take half",
+        holds: least > 1.0 && ((b - o) / (2.0 * PCIE) - 1.0).abs() < 0.5,
+        evidence: format!("at least {least:.2} times; event with 20 % writes {b:.2} and {o:.2} us"),
+    })
+}
+
+fn local_reads(lines: &Lines<'_>) -> Option<Trend> {
+    let alone: Vec<f64> =
+        both(lines, "9b").filter_map(|(_, points)| points.first().copied()).flat_map(|(b, o)| [b, o]).collect();
+    let (low, high) = (alone.iter().copied().reduce(f64::min)?, alone.iter().copied().reduce(f64::max)?);
+    let waits = both(lines, "9b").all(|(_, points)| points.last().zip(points.first()).is_some_and(|(l, f)| l.0 > f.0));
+    Some(Trend {
+        figures: "9b",
+        section: "III-D",
+        what: "reads are local and the same in all models and both systems, and wait only where others write",
+        holds: high / low < 1.02 && waits,
+        evidence: format!("{low:.2} to {high:.2} us where nobody writes"),
+    })
+}
+
+fn more_throughput(lines: &Lines<'_>) -> Option<Trend> {
+    let least = both(lines, "9c").flat_map(|(_, points)| points).map(|(b, o)| o / b).reduce(f64::min)?;
+    Some(Trend {
+        figures: "9c",
+        section: "V",
+        what: "MINOS-O serves more with every model and mix",
+        holds: least > 1.0,
+        evidence: format!("at least {least:.2} times"),
+    })
+}
+
+fn followers(lines: &Lines<'_>) -> Option<Trend> {
+    let (b, o) = (lines.get("10a", "B")?, lines.get("10a", "O")?);
+    let each = |line: &[(f64, f64)]| Some((line.last()?.1 - line.first()?.1) / (line.last()?.0 - line.first()?.0));
+    let (b, o) = (each(&b)?, each(&o)?);
+    Some(Trend {
+        figures: "10a",
+        section: "V-B.3, Table III",
+        what: "each follower more costs MINOS-B at least the 100 ns between two messages, and MINOS-O, which broadcasts, less",
+        holds: b >= GAP && o < b && o > 0.0,
+        evidence: format!("{b:.3} and {o:.3} us a node"),
+    })
+}
+
+fn broadcast(lines: &Lines<'_>) -> Option<Trend> {
+    let saved = |model| Some(lines.at("12", model, 1)? - lines.at("12", model, 2)?);
+    let (synch, event) = (saved("synch")?, saved("event")?);
+    let expected = 3.0 * GAP;
+    let near = |saved: f64| saved > 0.5 * expected && saved < 3.0 * expected;
+    Some(Trend {
+        figures: "12",
+        section: "V-B.3, Table III",
+        what: "NICs that broadcast save MINOS-B three of the 100 ns between messages, or as many crossings of PCIe",
+        holds: near(synch) && near(event),
+        evidence: format!("synch {synch:.2} us, event {event:.2} us"),
+    })
+}
+
+fn steps(lines: &Lines<'_>) -> Option<Trend> {
+    let mut evidence = Vec::new();
+    let mut holds = true;
+    for model in MODELS {
+        let steps = lines.get("12", model)?;
+        let [b, _, combined, .., batching, o] = steps.iter().map(|dot| dot.1).collect::<Vec<_>>()[..] else {
+            return None;
+        };
+        holds &= combined < b && o <= 1.02 * combined && o <= 1.02 * batching;
+        evidence.push(format!("{model} {b:.2}, {combined:.2}, {o:.2}"));
+    }
+    Some(Trend {
+        figures: "12",
+        section: "VIII-D",
+        what: "the combined step pays, and batching with broadcast beyond it does",
+        holds,
+        evidence: format!("B, combined and O in us: {}", evidence.join("; ")),
+    })
+}
+
+fn persists(lines: &Lines<'_>) -> Option<Trend> {
+    let (b, o) = (lines.get("14a", "B")?, lines.get("14a", "O")?);
+    let rises = |line: &[(f64, f64)]| line.windows(2).all(|pair| pair[1].1 > 0.99 * pair[0].1);
+    let (last_b, last_o) = (b.last()?, o.last()?);
+    let holds = rises(&b) && rises(&o) && last_b.1 * 1e3 >= last_b.0 && last_o.1 * 1e3 >= last_o.0;
+    Some(Trend {
+        figures: "14a",
+        section: "VIII-E",
+        what: "longer persists make longer writes, which are never shorter than one",
+        holds,
+        evidence: format!("{:.0} and {:.0} us with persists of {:.0} us", last_b.1, last_o.1, last_b.0 / 1e3),
+    })
+}
+
+fn round_trips(lines: &Lines<'_>) -> Option<Trend> {
+    let miss = |system: &str| {
+        let line = lines.get("11a", &format!("{system} social"))?;
+        Some(line.first()?.1 - line.last()?.1)
+    };
+    let (b, o) = (miss("B")?, miss("O")?);
+    let media = lines.at("11a", "B media", 0)?;
+    let near = |more: f64| (more / ROUND_TRIP - 1.0).abs() < 0.1;
+    Some(Trend {
+        figures: "11a",
+        section: "VIII-C",
+        what: "a Login that misses has one round trip of 500 us more, and one of reads alone has none",
+        holds: near(b) && near(o) && media < 0.1 * ROUND_TRIP,
+        evidence: format!("{b:.1} and {o:.1} us more; three reads {media:.2} us"),
+    })
+}
+
+fn records(lines: &Lines<'_>) -> Option<Trend> {
+    let few = |system: &str| {
+        let line = lines.get("14b", &format!("{system} zipfian 0.99"))?;
+        Some(line.first()?.1 / line.last()?.1)
+    };
+    let (b, o) = (few("B")?, few("O")?);
+    Some(Trend {
+        figures: "14b",
+        section: "VIII-E",
+        what: "of ten records several are written at once more often than of 100,000, and writes wait for each other",
+        holds: b > 1.0 && o > 1.0,
+        evidence: format!("{b:.2} and {o:.2} times as long"),
     })
 }
 

@@ -3,6 +3,7 @@
 use remora_model::platform::Platform;
 use remora_replica::ddp::Model;
 
+use super::MinosOptions;
 use super::point::{AblationStep, PointError, Setup};
 use crate::reproduce::{Fitted, fit, fit_count};
 
@@ -10,24 +11,24 @@ use crate::reproduce::{Fitted, fit, fit_count};
 const REQUESTS: u64 = 200;
 
 /// The platform with its free parameters fitted. Clients may be given instead.
-pub(super) fn minos(
-    platform: &Platform,
-    workers: Option<u16>,
-    seed: u64,
-) -> Result<(Platform, Vec<Fitted>), PointError> {
+pub(super) fn minos(platform: &Platform, options: &MinosOptions) -> Result<(Platform, Vec<Fitted>), PointError> {
+    let (readings, seed) = (options.readings, options.common.seed);
+    let run = |setup: Setup, platform: &Platform| setup.run_on(&setup.spec(platform, readings)?, REQUESTS, seed);
     let mut fitted = Vec::new();
     // Section IV: communication is 51 to 73 % of a write, from one model to the other (MI-006).
     let shares = |platform: &Platform| -> Result<(f64, f64), PointError> {
         let mut ends = (f64::MAX, 0.0);
         for model in Model::ALL {
-            let outcome = Setup { model: model.to_string(), ..Setup::default() }.run(platform, REQUESTS, seed)?;
+            let outcome = run(Setup { model: model.to_string(), ..Setup::default() }, platform)?;
             let share = outcome.communication_ns / outcome.write_ns;
             ends = (share.min(ends.0), share.max(ends.1));
         }
         Ok(ends)
     };
-    let workers = match workers {
+    let usual = platform.replication.as_ref().map_or(1, |replication| replication.workers);
+    let workers = match options.workers {
         Some(workers) => f64::from(workers),
+        None if readings.five_clients => usual as f64,
         None => {
             let off = |platform: &Platform| -> Result<f64, PointError> {
                 let (least, most) = shares(platform)?;
@@ -47,7 +48,7 @@ pub(super) fn minos(
     fitted.push(dispatch_fit);
     // Section VIII-A: a write takes MINOS-B 2.1 times what it takes MINOS-O (MI-046), by what a NIC's core takes.
     let ratio = |platform: &Platform| -> Result<f64, PointError> {
-        let of = |deployment| Setup { deployment, ..Setup::default() }.run(platform, REQUESTS, seed);
+        let of = |deployment| run(Setup { deployment, ..Setup::default() }, platform);
         Ok(of(AblationStep::B)?.write_ns / of(AblationStep::O)?.write_ns)
     };
     let to = "MINOS-B over MINOS-O of 2.1 (VIII-A, MI-046)";

@@ -4,17 +4,19 @@ mod checks;
 mod fit;
 mod login;
 mod point;
+mod readings;
 mod study;
 
 use remora_model::cluster::ClusterSpec;
 use remora_model::platform::Platform;
 
 pub use point::{AblationStep, Login, PointError, PointFigures, Setup};
+pub use readings::{Chosen, Reading, ReadingsTable, readings};
 
 use study::{MinosSeries, Study};
 
 use crate::reproduce::{
-    self, Dot, Figure, Judged, Mutation, Point, Ran, ReproduceError, ReproduceProgress, Reproduction, run_all,
+    self, Dot, Figure, Fitted, Judged, Mutation, Point, Ran, ReproduceError, ReproduceProgress, Reproduction, run_all,
 };
 
 /// What to reproduce, and how.
@@ -26,6 +28,8 @@ pub struct MinosOptions {
     pub requests: u64,
     /// Clients of each node, instead of as many as fit the text best.
     pub workers: Option<u16>,
+    /// How the text is read.
+    pub readings: Chosen,
 }
 
 /// Reproduces the figures. `progress` hears of every point; when it returns false the run ends.
@@ -34,9 +38,7 @@ pub fn reproduce(
     progress: &mut dyn FnMut(ReproduceProgress) -> bool,
 ) -> Result<Reproduction, ReproduceError> {
     let seed = options.common.seed;
-    let studies = study::studies(options.common.figure.as_deref())?;
-    let (platform, fitted) = fit::minos(&Platform::load("minos")?, options.workers, seed)?;
-    let Judged { figures, claims, trends, sums, incomplete } = judge(&studies, &platform, options, progress)?;
+    let (Judged { figures, claims, trends, sums, incomplete }, platform, fitted) = judged(options, progress)?;
     let workers = platform.replication.as_ref().map_or(0, |replication| replication.workers);
     Ok(Reproduction {
         system: "MINOS",
@@ -55,6 +57,16 @@ pub fn reproduce(
     })
 }
 
+/// Fits, runs and judges.
+fn judged(
+    options: &MinosOptions,
+    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+) -> Result<(Judged, Platform, Vec<Fitted>), ReproduceError> {
+    let studies = study::studies(options.common.figure.as_deref())?;
+    let (platform, fitted) = fit::minos(&Platform::load("minos")?, options)?;
+    Ok((judge(&studies, &platform, options, progress)?, platform, fitted))
+}
+
 /// Tries what the checks catch of changes to the platform's values, after fitting.
 pub fn mutate(
     options: &MinosOptions,
@@ -62,7 +74,7 @@ pub fn mutate(
 ) -> Result<Mutation, ReproduceError> {
     let seed = options.common.seed;
     let studies = study::studies(options.common.figure.as_deref())?;
-    let (platform, _) = fit::minos(&Platform::load("minos")?, options.workers, seed)?;
+    let (platform, _) = fit::minos(&Platform::load("minos")?, options)?;
     let judge = &mut |platforms: &[Platform], progress: &mut dyn FnMut(ReproduceProgress) -> bool| match platforms {
         [platform, ..] => judge(&studies, platform, options, progress),
         [] => Err(ReproduceError::Interrupted),
@@ -82,8 +94,9 @@ fn judge(
         for series in &study.series {
             for &x in &study.x.values {
                 let setup = series.setup(study.x.sets, x)?;
-                let spec = setup.spec(platform)?;
-                work.push(Work { setup, spec, values: &values, requests: options.requests, seed: options.common.seed });
+                let spec = setup.spec(platform, options.readings)?;
+                let MinosOptions { requests, readings, .. } = *options;
+                work.push(Work { setup, spec, values: &values, requests, readings, seed: options.common.seed });
             }
         }
     }
@@ -108,6 +121,7 @@ struct Work<'a> {
     /// The platform's values.
     values: &'a str,
     requests: u64,
+    readings: Chosen,
     seed: u64,
 }
 
@@ -115,9 +129,9 @@ impl Point for Work<'_> {
     type Outcome = PointFigures;
 
     fn key(&self) -> String {
-        let Self { values, requests, seed, .. } = self;
+        let Self { values, requests, readings, seed, .. } = self;
         let setup = serde_json::to_string(&self.setup).unwrap_or_default();
-        format!("minos {setup} requests={requests} seed={seed} {values}")
+        format!("minos {setup} requests={requests} seed={seed} {readings:?} {values}")
     }
 
     fn run(&self) -> Result<PointFigures, ReproduceError> {
@@ -145,7 +159,7 @@ mod tests {
 
     fn options(figure: &str, jobs: usize) -> MinosOptions {
         let common = reproduce::ReproduceOptions { figure: Some(figure.into()), jobs, cache: None, seed: 42 };
-        MinosOptions { common, requests: 60, workers: Some(2) }
+        MinosOptions { common, requests: 60, workers: Some(2), readings: Chosen::default() }
     }
 
     #[test]
@@ -174,6 +188,24 @@ mod tests {
                 setup.run(&platform, 4, 1).unwrap_or_else(|e| panic!("figure {}, {}: {e}", study.figure, series.name));
             }
         }
+    }
+
+    #[test]
+    fn each_reading_moves_something_and_the_usual_one_nothing() {
+        let table = readings(&MinosOptions { workers: None, ..options("12", 2) }, &mut |_| true).unwrap();
+        assert_eq!(table.outcomes.len(), table.readings.len() + 2);
+        let moved = |name: &str| {
+            let outcome = table.outcomes.iter().find(|outcome| outcome.name == name).unwrap();
+            outcome.moved.iter().map(|(_, by)| by.abs()).sum::<f64>()
+        };
+        assert_eq!(moved("usual"), 0.0);
+        // Communication is in figure 4, the sweep of persists in figure 14a.
+        for reading in table.readings.iter().filter(|r| !["waits-communicate", "host-sweep"].contains(&r.name)) {
+            assert!(moved(reading.name) > 0.0, "{}", reading.name);
+            assert!(table.table().contains(reading.source), "{}", reading.name);
+        }
+        let cut = readings(&options("12", 1), &mut |progress| progress.done < 45).unwrap();
+        assert!(cut.incomplete.is_some_and(|why| why.contains("1 of 11")), "{:?}", cut.outcomes);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use remora_replica::ddp::{Deployment, Model, Offload};
 use serde::{Deserialize, Serialize};
 
 use super::login::Logins;
+use super::readings::Chosen;
 use crate::ycsb::{Generator, Mix, Popularity, YcsbOperation};
 
 /// Writes of a scope. Neither the paper nor its sources give one; PERSIST is not part of a write's latency.
@@ -133,12 +134,15 @@ pub enum PointError {
 
 impl Setup {
     /// The modelled cluster.
-    pub(super) fn spec(&self, platform: &Platform) -> Result<ClusterSpec, PointError> {
+    pub(super) fn spec(&self, platform: &Platform, readings: Chosen) -> Result<ClusterSpec, PointError> {
         let none = || PointError::NoReplication(platform.name.clone());
         let mut changes = Vec::new();
         if self.persist_ns > 0 {
             let ps = (self.persist_ns * 1000) as f64;
-            changes.extend([("replication.persist", ps), ("replication.dfifo_write", ps)]);
+            changes.push(("replication.persist", ps));
+            if !readings.host_sweep {
+                changes.push(("replication.dfifo_write", ps));
+            }
         }
         if self.rtt_us > 0 {
             changes.push(("ethernet.latency", (self.rtt_us * 500_000) as f64));
@@ -165,12 +169,13 @@ impl Setup {
             model: self.model.parse().map_err(PointError::Setup)?,
             deployment,
             host_broadcast: self.deployment == AblationStep::BBroadcast,
+            readings: readings.cluster,
         })
     }
 
     /// Runs it: `requests` of each node are measured, after a quarter as many that are not.
     pub fn run(&self, platform: &Platform, requests: u64, seed: u64) -> Result<PointFigures, PointError> {
-        self.run_on(&self.spec(platform)?, requests, seed)
+        self.run_on(&self.spec(platform, Chosen::default())?, requests, seed)
     }
 
     /// Runs it, as [`run`](Self::run) does, on a cluster of `spec`.
@@ -203,6 +208,8 @@ struct Ycsb {
     generators: Vec<Generator>,
     /// Requests that each node has yet to begin.
     left: Vec<u64>,
+    /// Whether a node has none left: what the others do from then on is no load of the cluster's.
+    ended: bool,
     measured: u64,
     scoped: bool,
     workers: usize,
@@ -229,6 +236,7 @@ impl Ycsb {
         Self {
             generators: (0..spec.nodes).map(generator).collect(),
             left: vec![requests + requests / 4; usize::from(spec.nodes)],
+            ended: false,
             measured: requests,
             scoped: spec.model.facts().scopes,
             workers: usize::from(spec.workers),
@@ -246,7 +254,11 @@ impl WorkerLoad for Ycsb {
             return Some(WorkerAsk::Persist);
         }
         let left = &mut self.left[usize::from(node)];
-        *left = left.checked_sub(1)?;
+        let Some(fewer) = left.checked_sub(1) else {
+            self.ended = true;
+            return None;
+        };
+        *left = fewer;
         Some(match self.generators[usize::from(node)].draw() {
             YcsbOperation::Update(record) => {
                 self.unpersisted[number] += 1;
@@ -259,8 +271,9 @@ impl WorkerLoad for Ycsb {
         })
     }
 
-    fn done(&mut self, node: u8, _: u16, done: &WorkerDone) {
-        if self.left[usize::from(node)] >= self.measured {
+    fn done(&mut self, _: u8, _: u16, done: &WorkerDone) {
+        // From when all nodes are warm until the first has ended.
+        if self.ended || self.left.iter().any(|left| *left > self.measured) {
             return;
         }
         let sums = &mut self.sums;
