@@ -211,7 +211,7 @@ fn line(progress: &ReproduceProgress) -> String {
     format!("{done} of {total} points, {rate:.1} M events/s")
 }
 
-fn failure(error: ReproduceError) -> Failure {
+pub(crate) fn failure(error: ReproduceError) -> Failure {
     match error {
         ReproduceError::Interrupted | ReproduceError::Model(ModelError::Interrupted) => Failure::Interrupted,
         ReproduceError::Study(e) => Failure::Usage(e.to_string()),

@@ -12,7 +12,7 @@ use remora_real::LinkKind;
 use remora_study::format::{rate, time, wrap};
 
 use remora_study::where_::{
-    self, Answer, Candidate, Goal, Operation, OperationError, WhereOptions, decide_until, rank,
+    self, Answer, Candidate, Clients, Goal, Operation, OperationError, WhereOptions, curves, decide_until, draw, rank,
 };
 
 use crate::Failure;
@@ -25,6 +25,7 @@ const EXAMPLES: &str = "\
 Examples:
   remora where list --on strom-10g
   remora where btree --on bluefield2 --explain
+  remora where get --on rambda --load --clients 20 --connections 10k
   remora where --audit 1000                      how far answers go, beside the engine
   remora where get --on rambda --on bluefield2 --by rate --csv get.csv
   remora probe --out here.toml && remora where my.toml --on here.toml --link shm";
@@ -42,6 +43,24 @@ pub struct Where {
     /// Hold answers against the engine over so many random operations on the built-in platforms: how far they go
     #[arg(long, value_name = "N", conflicts_with_all = ["operation", "on", "csv", "explain"], value_parser = up_to::<u32>(1..=1_000_000))]
     pub audit: Option<u32>,
+    /// Client machines, instead of what the operation says
+    #[arg(long, value_name = "N", value_parser = up_to::<u32>(1..=1024))]
+    pub clients: Option<u32>,
+    /// Threads of each client
+    #[arg(long, value_name = "N", value_parser = up_to::<u32>(1..=1024))]
+    pub threads: Option<u32>,
+    /// The exponent of the zipfian by which clients ask for more or less than each other, from 0 to 3
+    #[arg(long, value_name = "S", value_parser = part(3.0))]
+    pub client_skew: Option<f64>,
+    /// Queue pairs that the node's NIC serves [default: one for each thread]
+    #[arg(long, value_name = "N", value_parser = quantity::count)]
+    pub connections: Option<u64>,
+    /// The part of packets that are lost, from 0 to 0.1
+    #[arg(long, value_name = "PART", value_parser = part(0.1))]
+    pub loss: Option<f64>,
+    /// Draw each place's latency against load, and say what is full first
+    #[arg(long)]
+    pub load: bool,
     /// What decides
     #[arg(long, value_enum, default_value = "latency")]
     pub by: By,
@@ -82,6 +101,14 @@ pub enum By {
     Energy,
 }
 
+/// A part of something, from 0 to so much.
+fn part(most: f64) -> impl Fn(&str) -> Result<f64, String> + Clone {
+    move |text| match text.parse::<f64>() {
+        Ok(value) if (0.0..=most).contains(&value) => Ok(value),
+        _ => Err(format!("give a number from 0 to {most}")),
+    }
+}
+
 /// A link of the software NIC, by its name.
 fn link() -> impl TypedValueParser<Value = LinkKind> {
     one_of([(LinkKind::Udp.name(), "RoCE v2 over UDP"), (LinkKind::Shm.name(), "Shared memory")])
@@ -99,11 +126,13 @@ impl From<OperationError> for Failure {
 /// Holds answers against the engine.
 fn audit(args: &Where, operations: u64) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
-    let found = where_::audit(operations, args.seed, &mut |done| {
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let found = where_::audit(operations, args.seed, jobs, &mut |done| {
         display.part(&format!("{done} of {operations} operations"), done as f64 / operations as f64);
         !display.stopped()
     });
     display.clear();
+    let found = found.map_err(crate::reproduce::failure)?;
     let incomplete =
         found.cut.then(|| format!("interrupted; {} of {operations} operations are here", found.operations));
     let text = output::not_complete(incomplete.as_deref()) + &found.table();
@@ -119,12 +148,31 @@ fn audit(args: &Where, operations: u64) -> Result<(), Failure> {
     if found.cut { Err(Failure::Interrupted) } else { Ok(()) }
 }
 
+/// Who asks: as the operation says, but for what is given.
+fn clients(args: &Where, of: Clients) -> Result<Clients, Failure> {
+    let clients = Clients {
+        machines: args.clients.unwrap_or(of.machines),
+        threads: args.threads.unwrap_or(of.threads),
+        skew: args.client_skew.unwrap_or(of.skew),
+        connections: args.connections.or(of.connections),
+        loss: args.loss.unwrap_or(of.loss),
+    };
+    let least = u64::from(clients.machines) * u64::from(clients.threads);
+    if clients.queue_pairs() < least {
+        return Err(Failure::Usage(format!(
+            "{least} threads have a queue pair each: give as many --connections or more"
+        )));
+    }
+    Ok(clients)
+}
+
 /// Decides for each platform, prints the answers.
 pub fn run(args: &Where) -> Result<(), Failure> {
     if let Some(operations) = args.audit {
         return audit(args, operations.into());
     }
-    let operation = Operation::load(args.operation.as_deref().unwrap_or(Path::new("")))?;
+    let mut operation = Operation::load(args.operation.as_deref().unwrap_or(Path::new("")))?;
+    operation.clients = clients(args, operation.clients)?;
     let platforms: Result<Vec<_>, _> = args.on.iter().map(|name| Platform::load(name)).collect();
     let options = WhereOptions {
         goal: match args.by {
@@ -135,6 +183,7 @@ pub fn run(args: &Where) -> Result<(), Failure> {
         link: args.link,
         points: args.points as usize,
         simulated: args.simulate,
+        flips: args.flips,
         seed: args.seed,
         ..WhereOptions::default()
     };
@@ -158,6 +207,11 @@ pub fn run(args: &Where) -> Result<(), Failure> {
             return Err(Failure::Usage(format!("{} has no placement", platform.name)));
         };
         let _ = writeln!(text, "{}", show(args, platform, &operation, &answer, start.elapsed().as_secs_f64()));
+        let curves = if args.load { curves(platform, &operation, &answer.ranking, &options) } else { Vec::new() };
+        if args.load {
+            text += &draw(&curves);
+            text.push('\n');
+        }
         if args.explain {
             text += &explain(platform, &operation, &answer, &options);
         }
@@ -166,6 +220,7 @@ pub fn run(args: &Where) -> Result<(), Failure> {
             "platform": platform.name,
             "values": platform.params.shares(),
             "answer": answer,
+            "curves": curves,
         }));
     }
     display.clear();
@@ -305,7 +360,7 @@ fn moves(platform: &Platform, operation: &Operation, options: &WhereOptions) -> 
 fn left_out(platform: &Platform) -> &'static str {
     match platform.placements.nic {
         Some(NicDevice::Software) => "Left out: the scheduler, and what else runs on the cores.",
-        _ => "Left out: loss and retransmission, translation misses of the NIC, cache pollution by DMA, NUMA.",
+        _ => "Left out: cache pollution by DMA, NUMA; in the screen alone: interrupts, loss.",
     }
 }
 
@@ -351,10 +406,11 @@ fn simulations(out: &mut String, answer: &Answer) {
     for run in &answer.world {
         let joule = run.joules_per_op.map_or(String::new(), |joules| format!(", {} ops/J", rate(1.0 / joules)));
         let text = format!(
-            "engine and kernel in modelled time: {} p50 {}, p99 {}, {} ops/s{joule}, busiest {}",
+            "engine and kernel in modelled time: {} p50 {}, p99 {}{}, {} ops/s{joule}, busiest {}",
             run.place,
             time(run.p50_ns as f64),
             time(run.p99_ns as f64),
+            run.p999_ns.map_or(String::new(), |ns| format!(", p99.9 {}", time(ns as f64))),
             rate(run.ops_per_s),
             run.binding
         );

@@ -138,6 +138,10 @@ fn placement_and_reproduction() {
     checks(&["reproduce", "strom", "--figure", "5a", "--no-cache", "--json"]);
     checks(&["reproduce", "strom", "--figure", "5a", "--mutate", "--no-cache", "--json"]);
     checks(&["where", "--audit", "8", "--json"]);
+    let many = ["--load", "--clients", "4", "--threads", "2", "--connections", "20000", "--loss", "0.0001"];
+    checks(
+        &[&["where", "list", "--on", "rambda", "--points", "4", "--simulate", "2000", "--json"], &many[..]].concat(),
+    );
     checks(&["reproduce", "minos", "--figure", "13", "--requests", "40", "--readings", "--no-cache", "--json"]);
 }
 

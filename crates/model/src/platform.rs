@@ -64,6 +64,10 @@ pub struct Platform {
     pub tcp: Option<Tcp>,
     /// What joins NICs and hosts, if they are hardware.
     pub nic: Option<HardwareNic>,
+    /// What the NICs keep of queue pairs and regions, if that is known.
+    pub nic_state: Option<NicState>,
+    /// What takes cores away from who polls on them, if that is known.
+    pub jitter: Option<Jitter>,
     /// Cores on the node's NIC, if it has any.
     pub nic_cores: Option<NicCores>,
     /// What each of the node's cores has in front of the last level, if that is known.
@@ -207,6 +211,8 @@ impl Platform {
             module_logic: optional(&params, "module.logic", Module::read)?,
             tcp: optional(&params, "tcp", Tcp::read)?,
             nic: (!software).then(|| HardwareNic::read(&params)).transpose()?,
+            nic_state: optional(&params, "nic.state", NicState::read)?,
+            jitter: optional(&params, "host.jitter", Jitter::read)?,
             nic_cores,
             private: optional(&params, "host.private", PrivateCaches::read)?,
             card: params.has("nic.cores.machine").then(|| Card::read(&params)).transpose()?,

@@ -161,6 +161,15 @@ impl Server {
         (start, start + work)
     }
 
+    /// As [`serve`](Self::serve), by one slot of them all.
+    pub fn serve_on(&mut self, slot: usize, at: Ps, work: Ps) -> (Ps, Ps) {
+        let Some(timeline) = self.slots.get_mut(slot) else { return (at, at) };
+        let (start, gap) = timeline.find(at, work);
+        timeline.reserve(start, work, gap);
+        self.meter.count(at, start, work);
+        (start, start + work)
+    }
+
     /// When a request that arrives at `at` and takes `work` would start.
     pub fn start(&self, at: Ps, work: Ps) -> Ps {
         self.find(at, work).1

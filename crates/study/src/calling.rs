@@ -168,6 +168,19 @@ impl<'a, C: Caller + ?Sized> Calling<'a, C> {
         load::closed(&mut self, in_flight, until, tally, stop)
     }
 
+    /// Makes calls as they arrive, with at most `slots` of them under way; see [`load::open`].
+    pub fn run_open(
+        mut self,
+        arrivals: &mut load::Arrivals,
+        slots: u32,
+        until: Until,
+        tally: &mut impl FnMut(u64, Ps, Ps),
+        stop: &dyn Fn() -> bool,
+    ) -> Result<load::Ran, C::Error> {
+        self.ids.resize(slots as usize, 0);
+        load::open(&mut self, arrivals, slots, until, tally, stop)
+    }
+
     fn submit(&mut self, tag: u32) -> Result<Begun, C::Error> {
         let Self { caller, calls, placement, by_ring, auto, ids, params, .. } = self;
         params.clear();
@@ -203,9 +216,9 @@ impl<C: Caller + ?Sized> load::Target for Calling<'_, C> {
         self.submit(slot).map(drop)
     }
 
-    fn poll(&mut self, _: Ps, ended: &mut impl FnMut(u32, Ps, CallEnd<u64>)) -> Result<bool, C::Error> {
+    fn poll(&mut self, until: Ps, ended: &mut impl FnMut(u32, Ps, CallEnd<u64>)) -> Result<bool, C::Error> {
         let Self { caller, calls, turn, ids, .. } = self;
-        let went_on = caller.poll(&mut |answer| {
+        let went_on = caller.poll_until(until, &mut |answer| {
             let at = turn.unwrap_or_else(|| answer.ended());
             let Some(&id) = ids.get(answer.tag as usize) else { return };
             let end = match calls.check(id, answer.status, answer.reply) {

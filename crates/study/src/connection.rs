@@ -45,6 +45,11 @@ pub trait Caller {
     /// Drives everything for a turn; `done` gets each answer. False if nothing is left to happen.
     fn poll(&mut self, done: &mut dyn FnMut(CallAnswer<'_>)) -> Result<bool, Self::Error>;
 
+    /// As [`poll`](Self::poll); in modelled time no further than `until`.
+    fn poll_until(&mut self, _until: Ps, done: &mut dyn FnMut(CallAnswer<'_>)) -> Result<bool, Self::Error> {
+        self.poll(done)
+    }
+
     /// The error that no call is taken, though few are under way.
     fn refused(&self, placement: Placement) -> Self::Error;
 

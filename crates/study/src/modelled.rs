@@ -60,6 +60,22 @@ impl ModelError {
     }
 }
 
+/// How calls come.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Offered {
+    /// So many under way at once: the next starts when one ends.
+    InFlight(u32),
+    /// So many a second, independently of each other and of what is under way; of these never more than some.
+    Arriving {
+        /// Calls a second.
+        per_s: f64,
+        /// Calls under way at most; others wait, and their latency counts.
+        slots: u32,
+        /// When they come.
+        seed: u64,
+    },
+}
+
 /// What came of a modelled measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
@@ -73,6 +89,9 @@ pub struct Measured {
     pub p50_ns: u64,
     /// The 99th percentile of latency.
     pub p99_ns: u64,
+    /// The 99.9th.
+    #[serde(default)]
+    pub p999_ns: u64,
     /// The mean latency.
     pub mean_ns: f64,
     /// Requests that waited for the network.
@@ -179,15 +198,36 @@ impl Modelled {
         count: u64,
         stop: &dyn Fn() -> bool,
     ) -> Result<Measured, ModelError> {
-        let (placement, auto, warm_up) = (self.placement, self.auto, (count / WARM_UP).max(u64::from(in_flight)));
-        // Who chooses has to learn first.
-        let warm_up = if auto.is_some() { LEARNING * count } else { warm_up };
-        Calling::new(self, calls, placement).auto(auto).run(
-            in_flight,
-            Until::Begun(warm_up),
-            &mut |_, _, _| {},
-            stop,
-        )?;
+        self.measure_load(calls, Offered::InFlight(in_flight), count, stop)
+    }
+
+    /// Runs `count` calls as they come, after some that are not measured.
+    pub fn measure_load(
+        &mut self,
+        calls: &mut dyn Calls,
+        offered: Offered,
+        count: u64,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Measured, ModelError> {
+        let (placement, auto) = (self.placement, self.auto);
+        let mut run = |model: &mut Self, count, tally: &mut dyn FnMut(u64, Ps, Ps)| {
+            let calling = Calling::new(model, calls, placement).auto(auto);
+            let mut tally = |more, since, at| tally(more, since, at);
+            match offered {
+                Offered::InFlight(under_way) => calling.run(under_way, Until::Begun(count), &mut tally, stop),
+                Offered::Arriving { per_s, slots, seed } => {
+                    let mut arrivals = load::Arrivals::poisson(per_s, seed);
+                    calling.run_open(&mut arrivals, slots, Until::Begun(count), &mut tally, stop)
+                }
+            }
+        };
+        let warm_up = match offered {
+            // Who chooses has to learn first.
+            _ if auto.is_some() => LEARNING * count,
+            Offered::InFlight(under_way) => (count / WARM_UP).max(u64::from(under_way)),
+            Offered::Arriving { .. } => count / WARM_UP,
+        };
+        run(self, warm_up, &mut |_, _, _| {})?;
         self.pair.reset_usage();
         let (start, events, before) = (self.pair.now(), self.pair.events(), self.pair.counts());
         let (mut latencies, mut rereads, mut sum) = (Latencies::new(), 0, Ps::ZERO);
@@ -196,7 +236,7 @@ impl Modelled {
             rereads += more;
             sum += at - since;
         };
-        Calling::new(self, calls, placement).auto(auto).run(in_flight, Until::Begun(count), &mut tally, stop)?;
+        run(self, count, &mut tally)?;
         let span = self.pair.now() - start;
         let counts = self.pair.counts();
         let per_op = |total: f64| total / latencies.count().max(1) as f64;
@@ -208,6 +248,7 @@ impl Modelled {
             p1_ns: latencies.quantile(0.01),
             p50_ns: latencies.quantile(0.5),
             p99_ns: latencies.quantile(0.99),
+            p999_ns: latencies.quantile(0.999),
             mean_ns: per_op(sum.as_ns()),
             round_trips_per_op: per_op((counts.round_trips - before.round_trips) as f64),
             wire_bytes_per_op: per_op((counts.wire_bytes - before.wire_bytes) as f64),
@@ -290,6 +331,10 @@ impl Caller for Modelled {
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(CallAnswer<'_>)) -> Result<bool, ModelError> {
+        self.poll_until(Ps::MAX, done)
+    }
+
+    fn poll_until(&mut self, until: Ps, done: &mut dyn FnMut(CallAnswer<'_>)) -> Result<bool, ModelError> {
         let Self { placer, tickets, under_way, .. } = self;
         let mut answer = |Done { tag, status, reply, at, .. }: Done<'_>| {
             *under_way = under_way.saturating_sub(1);
@@ -300,7 +345,7 @@ impl Caller for Modelled {
             }
             done(CallAnswer { tag, status, reply, at: Some(at) });
         };
-        Ok(self.pair.poll(&mut answer)?)
+        Ok(self.pair.poll_until(until, &mut answer)?)
     }
 
     fn refused(&self, _: Placement) -> ModelError {

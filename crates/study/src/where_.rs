@@ -2,6 +2,7 @@
 //! close, what the platform's open values leave undecided, and what would have to change for another place to win.
 
 mod audit;
+mod curve;
 mod flips;
 mod hardware;
 mod operation;
@@ -13,8 +14,9 @@ mod uncertain;
 mod world;
 
 pub use audit::{Audit, Tally, audit};
+pub use curve::{Curve, LoadPoint, curves, draw};
 pub use flips::Flip;
-pub use operation::{Access, Kind, Load, Memory, Operation, OperationError, TEMPLATES};
+pub use operation::{Access, Clients, Kind, Load, Memory, Operation, OperationError, TEMPLATES};
 pub use path::{Path, Station, Visit};
 pub use screen::{Candidate, evaluate};
 pub use simulate::Simulated;
@@ -75,6 +77,8 @@ pub struct WhereOptions {
     pub points: usize,
     /// Operations that each simulation runs; 0 for none.
     pub simulated: u32,
+    /// Flips that the engine is to confirm.
+    pub flips: usize,
     /// Seed of every random choice.
     pub seed: u64,
     /// What the engine's cost is of the screen's, for each place in the order of [`Placement::ALL`].
@@ -84,7 +88,15 @@ pub struct WhereOptions {
 impl Default for WhereOptions {
     fn default() -> Self {
         let corrections = [1.0; Placement::ALL.len()];
-        Self { goal: Goal::Latency, link: LinkKind::Udp, points: 256, simulated: 20_000, seed: 42, corrections }
+        Self {
+            goal: Goal::Latency,
+            link: LinkKind::Udp,
+            points: 256,
+            simulated: 20_000,
+            flips: 6,
+            seed: 42,
+            corrections,
+        }
     }
 }
 
@@ -180,7 +192,17 @@ pub fn decide_until(
     };
     ranking.sort_by(|a, b| options.cost(a).total_cmp(&options.cost(b)));
     let open = uncertain::sample(platform, operation, &ranking, options);
-    let flips = flips::find(platform, operation, &ranking, options);
+    let places: Vec<Placement> = ranking.iter().map(|candidate| candidate.place).collect();
+    let engine = |platform: &Platform, operation: &Operation| {
+        let run = |&place: &Placement| {
+            let cost = world::run(platform, operation, place, (count, options.seed))?.ok()?.cost(goal)?;
+            Some((place, cost))
+        };
+        if stop() { None } else { places.iter().map(run).collect() }
+    };
+    let engine: Option<&flips::Engine<'_>> =
+        if by == DecidedBy::Engine && options.flips > 0 { Some(&engine) } else { None };
+    let flips = flips::find(platform, operation, &ranking, options, engine);
     let Open { intervals, certainty, contributions } = open;
     let mut answer = Answer {
         decided: certainty >= CERTAIN,

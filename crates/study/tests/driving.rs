@@ -11,7 +11,7 @@ fn screened(platform: &Platform) -> String {
     for (name, text) in TEMPLATES {
         let operation = Operation::parse(name, text).unwrap();
         for memory in [Memory::Host, Memory::Near] {
-            for load in [Load::Closed(1), Load::Closed(256)] {
+            for load in [Load::Closed(1), Load::Closed(16), Load::Closed(256)] {
                 let operation = Operation { memory, load, ..operation.clone() };
                 all += &serde_json::to_string(&where_::rank(platform, &operation, &WhereOptions::default())).unwrap();
             }
@@ -84,6 +84,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("rack.window", "streams longer than it: the same"),
     ("rack.edges", "PageRank: reproduce dfabric, figure 9a"),
     ("rack.device_bandwidth", "streams that fill it: reproduce dfabric, figure 12"),
+    ("host.jitter.", "tails: model's component::jitter, the runs of where"),
+    ("nic.state.", "more queue pairs than a NIC has room for: where --connections"),
     ("accel.compute", "work that is serial and longer than its pipelined form"),
 ];
 

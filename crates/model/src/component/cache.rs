@@ -58,16 +58,14 @@ pub struct Cache {
     counts: (u64, u64),
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Line {
-    /// Number of the line, plus 1; 0: empty.
-    tag: u64,
-    /// When it was used last, in accesses; the lowest bit says whether it is dirty.
-    used: u64,
-}
+/// Number of the line, plus 1, or 0 if there is none; and when it was used last, in accesses, whose lowest bit says whether it
+/// is dirty. An array of zeros takes no memory before it is used: a cache may be larger than what is kept in it.
+type Line = [u64; 2];
+const TAG: usize = 0;
+const USED: usize = 1;
 
 impl Cache {
-    /// An empty cache; of at least one line. Takes 16 bytes of memory a line.
+    /// An empty cache; of at least one line. Takes 16 bytes of memory a line that is used.
     pub fn new(params: &CacheParams) -> Self {
         let ways = params.ways.max(1);
         let line_bytes = params.line_bytes.max(1);
@@ -77,7 +75,7 @@ impl Cache {
             ways,
             hit: Ps(params.hit_ps),
             line_bytes,
-            lines: vec![Line::default(); sets as usize * ways],
+            lines: vec![[0; 2]; sets as usize * ways],
             clock: 0,
             counts: (0, 0),
         }
@@ -105,16 +103,16 @@ impl Cache {
         let set = self.set(line);
         let set = &mut self.lines[set];
         let writes = u64::from(access == CacheAccess::Store);
-        if let Some(found) = set.iter_mut().find(|way| way.tag == line.wrapping_add(1)) {
-            found.used = now | (found.used & 1) | writes;
+        if let Some(found) = set.iter_mut().find(|way| way[TAG] == line.wrapping_add(1)) {
+            found[USED] = now | (found[USED] & 1) | writes;
             self.counts.0 += 1;
             return Lookup { hit: true, written_back: None };
         }
         self.counts.1 += 1;
         let mut written_back = None;
-        if let Some(oldest) = set.iter_mut().min_by_key(|way| way.used) {
-            written_back = (oldest.used & 1 == 1).then(|| oldest.tag.wrapping_sub(1));
-            *oldest = Line { tag: line.wrapping_add(1), used: now | writes };
+        if let Some(oldest) = set.iter_mut().min_by_key(|way| way[USED]) {
+            written_back = (oldest[USED] & 1 == 1).then(|| oldest[TAG].wrapping_sub(1));
+            *oldest = [line.wrapping_add(1), now | writes];
         }
         Lookup { hit: false, written_back }
     }
@@ -122,8 +120,8 @@ impl Cache {
     /// A line leaves, whatever it holds.
     pub fn forget(&mut self, line: u64) {
         let set = self.set(line);
-        if let Some(way) = self.lines[set].iter_mut().find(|way| way.tag == line.wrapping_add(1)) {
-            *way = Line::default();
+        if let Some(way) = self.lines[set].iter_mut().find(|way| way[TAG] == line.wrapping_add(1)) {
+            *way = [0; 2];
         }
     }
 

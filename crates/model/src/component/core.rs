@@ -1,5 +1,6 @@
 //! Processor cores: clock, misses under way, the cost of turning from one task to another.
 
+use super::jitter::{Jitter, JitterParams};
 use crate::platform;
 use crate::resource::{Pool, Server, Usage};
 use crate::time::Ps;
@@ -30,34 +31,48 @@ pub struct Cores {
     params: CoreParams,
     run: Server,
     misses: Pool,
+    jitter: Option<Jitter>,
 }
 
 impl Cores {
     /// Idle cores.
     pub fn new(params: &CoreParams) -> Self {
         let misses = Pool::new(params.cores.max(1) * params.misses.max(1));
-        Self { run: Server::new(params.cores), misses, params: params.clone() }
+        Self { run: Server::new(params.cores), misses, jitter: None, params: params.clone() }
+    }
+
+    /// Lets interrupts and the scheduler take the cores away now and then.
+    pub fn disturb(&mut self, jitter: &JitterParams, seed: u64) {
+        self.jitter = Some(Jitter::new(jitter, self.params.cores, seed));
+    }
+
+    fn catch_up(&mut self, at: Ps) {
+        if let Some(jitter) = &mut self.jitter {
+            jitter.catch_up(at, &mut self.run);
+        }
     }
 
     /// Runs a task that is ready at `at` for a time: when it starts and ends.
     pub fn run(&mut self, at: Ps, work: Ps) -> (Ps, Ps) {
+        self.catch_up(at);
         self.run.serve(at, work)
     }
 
     /// Runs a task that is ready at `at` for so many cycles: when it starts and ends.
     pub fn run_cycles(&mut self, at: Ps, cycles: f64) -> (Ps, Ps) {
-        self.run.serve(at, Ps::cycles(cycles, self.params.clock_hz))
+        self.run(at, Ps::cycles(cycles, self.params.clock_hz))
     }
 
     /// Turns to a task that is ready at `at` and runs it for a time: when its work starts and ends.
     pub fn turn(&mut self, at: Ps, work: Ps) -> (Ps, Ps) {
         let switch = Ps(self.params.switch_ps);
-        let (start, end) = self.run.serve(at, switch + work);
+        let (start, end) = self.run(at, switch + work);
         (start + switch, end)
     }
 
     /// When a task that is ready at `at` would start.
-    pub fn start(&self, at: Ps) -> Ps {
+    pub fn start(&mut self, at: Ps) -> Ps {
+        self.catch_up(at);
         self.run.start(at, Ps::ZERO)
     }
 

@@ -157,10 +157,27 @@ impl Pcie {
         (first + self.write_rest, last + self.write_rest)
     }
 
+    /// Data of somebody else's access, whose latency is known, go one way from `at` on: when the first line and the last
+    /// byte have.
+    pub fn carry(&mut self, way: Way, at: Ps, bytes: u64) -> (Ps, Ps) {
+        let (line, bytes) = (self.line(), self.on_bus(bytes));
+        let channel = match way {
+            Way::Down => &mut self.down,
+            Way::Up => &mut self.up,
+        };
+        let (start, last) = channel.serve(at, bytes);
+        ((start + line).min(last), last)
+    }
+
     /// A core writes to the device: when the device sees the last byte. A doorbell is [`DOORBELL`] bytes; a core that
     /// combines writes sends a command of 64 B in one TLP.
     pub fn mmio_write(&mut self, at: Ps, bytes: u64) -> Ps {
         self.down.serve(at, self.on_bus(bytes)).1 + self.mmio_rest
+    }
+
+    /// What the link takes for a line.
+    pub fn line(&self) -> Ps {
+        self.params.line()
     }
 
     /// Bytes that a transfer takes on the link.

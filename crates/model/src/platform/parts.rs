@@ -9,14 +9,16 @@ use std::path::Path;
 use super::error::{PlatformError, Problem};
 
 /// The parts that come with the program: name and file.
-const PARTS: [(&str, &str); 9] = [
+const PARTS: [(&str, &str); 11] = [
     ("bluefield2-cores", include_str!("../../../../platforms/parts/bluefield2-cores.toml")),
     ("bluefield2-path", include_str!("../../../../platforms/parts/bluefield2-path.toml")),
     ("bluefield2-port", include_str!("../../../../platforms/parts/bluefield2-port.toml")),
+    ("connectx-state", include_str!("../../../../platforms/parts/connectx-state.toml")),
     ("core-i7-7700", include_str!("../../../../platforms/parts/core-i7-7700.toml")),
     ("core-i7-7700-host", include_str!("../../../../platforms/parts/core-i7-7700-host.toml")),
     ("gold-5220", include_str!("../../../../platforms/parts/gold-5220.toml")),
     ("gold-6326", include_str!("../../../../platforms/parts/gold-6326.toml")),
+    ("linux-jitter", include_str!("../../../../platforms/parts/linux-jitter.toml")),
     ("strom-host", include_str!("../../../../platforms/parts/strom-host.toml")),
     ("strom-stack", include_str!("../../../../platforms/parts/strom-stack.toml")),
 ];

@@ -88,6 +88,8 @@ section! {
         issue: u64 = time(),
         /// Turning from one kernel to another.
         switch: u64 = time(),
+        /// Taking a completion off its queue, time of the core.
+        complete: u64 = time_or_none(),
     }
 }
 
@@ -104,13 +106,15 @@ section! {
         issue: u64 = time(),
         /// Turning from one kernel to another.
         switch: u64 = time(),
+        /// Taking a completion off its queue, time of the core.
+        complete: u64 = time_or_none(),
     }
 }
 
 impl From<ClientCore> for Core {
     fn from(core: ClientCore) -> Self {
-        let ClientCore { cores, clock, poll, issue, switch } = core;
-        Self { cores, clock, misses: 1, poll, dispatch: 0, issue, switch }
+        let ClientCore { cores, clock, poll, issue, switch, complete } = core;
+        Self { cores, clock, misses: 1, poll, dispatch: 0, issue, switch, complete }
     }
 }
 
@@ -230,6 +234,32 @@ section! {
         inline: u64 = size(0),
         /// Bytes of a command.
         wqe: u64 = size(1),
+    }
+}
+
+section! {
+    /// What the NIC keeps of queue pairs and regions: `nic.state`.
+    NicState {
+        /// Bytes of the cache for it.
+        cache: u64 = size(64),
+        /// Bytes of a queue pair's context.
+        queue_pair: u64 = size(1),
+        /// Bytes of a region's entry, and what of its translation an access needs.
+        region: u64 = size(1),
+    }
+}
+
+section! {
+    /// What takes cores away from who polls on them: `host.jitter`, of hosts and clients.
+    Jitter {
+        /// The mean time between two interrupts of a core.
+        interrupt_every: u64 = time(),
+        /// What one takes.
+        interrupt: u64 = time(),
+        /// The mean time between two turns of somebody else on a core.
+        preempted_every: u64 = time(),
+        /// How long he runs.
+        preempted: u64 = time(),
     }
 }
 

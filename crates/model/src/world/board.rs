@@ -16,7 +16,8 @@ use crate::component::hierarchy::Hierarchy;
 use crate::component::memory::{MemoryChannels, MemoryParams};
 use crate::component::memory_device::{MemoryDevice, device_of};
 use crate::component::nic::{DataPath, DataPathParams};
-use crate::component::pcie::{Pcie, PcieParams};
+use crate::component::nic_state::NicState;
+use crate::component::pcie::{Pcie, PcieParams, Way};
 use crate::platform::CommandPath;
 use crate::resource::{Server, Usage};
 use crate::time::Ps;
@@ -66,6 +67,16 @@ struct NicPath {
     sent: Ps,
     /// When each word that an atomic operation has changed is in memory again.
     words: HashMap<u64, Ps>,
+    /// What it keeps of queue pairs and regions, if that is more than it has room for.
+    state: Option<NicState>,
+}
+
+fn disturbed(spec: &MachineSpec) -> Cores {
+    let mut cores = Cores::new(&CoreParams::from(&spec.core));
+    if let Some((jitter, seed)) = &spec.jitter {
+        cores.disturb(jitter, *seed);
+    }
+    cores
 }
 
 impl Board {
@@ -80,10 +91,11 @@ impl Board {
             wire: Ethernet::new(&ethernet),
             sent: Ps::ZERO,
             words: HashMap::new(),
+            state: spec.nic_state.as_ref().and_then(|(params, served)| NicState::new(params, *served)),
         };
         let slots = if spec.one_slot { 1 } else { spec.nics() };
         Self {
-            cores: Cores::new(&CoreParams::from(&spec.core)),
+            cores: disturbed(spec),
             cache: Cache::new(&CacheParams::from(&spec.cache)),
             memory: MemoryChannels::new(&MemoryParams::from(&spec.dram)),
             slots: vec![Pcie::new(&PcieParams::from(&spec.nic.pcie)); slots],
@@ -179,7 +191,8 @@ impl Board {
     /// A NIC sees a command or its doorbell: when it begins with the command.
     pub fn take(&mut self, nic: usize, now: Ps, inline: usize) -> Ps {
         let nic = &mut self.nics[nic];
-        nic.path.take(now, 1, inline as u64, &mut self.slots[nic.slot]).0
+        let here = nic.path.take(now, 1, inline as u64, &mut self.slots[nic.slot]).0;
+        nic.known(here, &mut self.slots)
     }
 
     /// What software polls for is in memory at `landed`: when software has seen it. The completion of a NIC that fetches
@@ -190,7 +203,12 @@ impl Board {
         // The look that sees it ends up to one interval later: a low-discrepancy sequence, the same in every run.
         self.looks = self.looks.wrapping_add(GOLDEN);
         let phase = ((u128::from(self.looks) * u128::from(self.spec.core.poll)) >> 64) as u64;
-        self.cores.start(there) + Ps(phase)
+        let seen = self.cores.start(there) + Ps(phase);
+        match self.spec.core.complete {
+            0 => seen,
+            complete if completion => self.cores.run(seen, Ps(complete)).1,
+            _ => seen,
+        }
     }
 
     /// What a core takes for what the kernel `op` does with bytes of data.
@@ -231,7 +249,7 @@ impl Board {
         for line in self.cache.lines(va, bytes) {
             let found = match self.spec.state {
                 0 => self.cache.access(line, access),
-                state => Lookup { hit: self.is_resident(line, state), written_back: None },
+                state => Lookup { hit: is_resident(line, state, self.spec.cache.size), written_back: None },
             };
             let here = match found.hit {
                 true => at + self.cache.hit_time(),
@@ -258,12 +276,6 @@ impl Board {
             Some((device, link)) => _ = device.borrow_mut().write(*link, at, va, bytes),
             None => _ = self.memory.write(at, va, bytes),
         }
-    }
-
-    /// Whether a line is in the part of the state that fits in the cache: lines are spread over it evenly.
-    fn is_resident(&self, line: u64, state: u64) -> bool {
-        let place = (line.wrapping_mul(GOLDEN) >> 11) as f64 / (1u64 << 53) as f64;
-        place * (state as f64) < self.spec.cache.size as f64
     }
 
     /// What a device that accesses memory waits for before its own way to the host: nothing, if the memory is the host's;
@@ -306,6 +318,14 @@ impl Board {
         let (_, there) = self.pcie(nic).write(here, WORD);
         self.nics[nic].words.insert(va, there);
         here
+    }
+
+    /// Data that a core on a NIC's card asked for come over PCIe, the first line of them not before `there`: when that and
+    /// the last byte are there.
+    pub fn carried(&mut self, nic: usize, way: Way, there: Ps, bytes: u64) -> (Ps, Ps) {
+        let pcie = self.pcie(nic);
+        let line = pcie.line();
+        pcie.carry(way, there - line, bytes)
     }
 
     /// A DMA write of a packet's payload: when a core can see all of it.
@@ -352,7 +372,9 @@ impl Board {
     /// The last bit of a packet is here: when the engine has it. The pipeline works on words as they come, so what is
     /// left then is its depth and, where it holds packets until they are whole, another passage of all words.
     pub fn receive(&mut self, nic: usize, now: Ps, len: usize) -> Ps {
-        self.nics[nic].path.receive(now, len as u64).0
+        let nic = &mut self.nics[nic];
+        let taken = nic.path.receive(now, len as u64).0;
+        nic.known(taken, &mut self.slots)
     }
 
     // What it came to.
@@ -396,6 +418,22 @@ impl Board {
             nic.wire.reset();
         }
     }
+}
+
+impl NicPath {
+    /// The NIC looks up what it keeps of a message's queue pair and region: when it has that.
+    fn known(&mut self, at: Ps, slots: &mut [Pcie]) -> Ps {
+        match &mut self.state {
+            Some(state) => state.look_up(at, &mut slots[self.slot]),
+            None => at,
+        }
+    }
+}
+
+/// Whether a line is in the part of the state that fits in a cache: lines are spread over it evenly.
+pub(super) fn is_resident(line: u64, state: u64, cache: u64) -> bool {
+    let place = (line.wrapping_mul(GOLDEN) >> 11) as f64 / (1u64 << 53) as f64;
+    place * (state as f64) < cache as f64
 }
 
 /// A memory device, and a machine's link to it.

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::network::{Network, Step};
+use crate::component::nic_state::mixed;
 use crate::event::WheelQueue;
 use crate::time::Ps;
 
@@ -121,12 +122,19 @@ pub struct Bus {
     pub trace: Option<Vec<TraceEntry>>,
     /// Events taken so far.
     pub events: u64,
+    /// Of 2^64 packets so many are lost; those sent so far, and lost.
+    loss: u64,
+    sent: u64,
+    /// Packets lost on their way.
+    pub lost: u64,
 }
 
 impl Bus {
-    /// Nothing under way.
-    pub fn new(network: Network) -> Self {
-        Self { queue: WheelQueue::new(), network, packets: Vec::new(), free: Vec::new(), trace: None, events: 0 }
+    /// Nothing under way; this part of packets will be lost.
+    pub fn new(network: Network, loss: f64) -> Self {
+        let loss = (loss.clamp(0.0, 1.0) * u64::MAX as f64) as u64;
+        let (queue, packets, free) = (WheelQueue::new(), Vec::new(), Vec::new());
+        Self { queue, network, packets, free, trace: None, events: 0, loss, sent: 0, lost: 0 }
     }
 
     /// The next event and its time.
@@ -155,6 +163,12 @@ impl Bus {
         packet.bytes.extend_from_slice(bytes);
         (packet.to, packet.from, packet.dst) = (to, Some(ips.0), Some(ips.1));
         packet.way = (from, wire as u32, 0, at);
+        self.sent += 1;
+        if self.loss > 0 && mixed(self.sent) < self.loss {
+            self.lost += 1;
+            self.free.push(number);
+            return;
+        }
         self.go_on(number, false);
     }
 

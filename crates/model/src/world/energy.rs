@@ -1,13 +1,13 @@
 //! Energy: what machines take while they work and while they wait.
 
 use super::fabric::Fabric;
-use super::pair::{CLIENT, NODE, Pair};
+use super::pair::Pair;
 use crate::energy::PartPower;
 
 /// Joules of one measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Energy {
-    /// Of the client's processor and NIC.
+    /// Of the clients' processors and NICs.
     pub client: f64,
     /// Of the node's processor, NIC and accelerator.
     pub node: f64,
@@ -37,6 +37,7 @@ impl Fabric {
 impl Pair {
     /// Energy since usage was last forgotten, if the platform says what power its parts take.
     pub fn energy(&self) -> Option<Energy> {
-        Some(Energy { client: self.fabric.energy(CLIENT)?, node: self.fabric.energy(NODE)? })
+        let client = (0..self.node()).map(|client| self.fabric.energy(client)).sum::<Option<f64>>()?;
+        Some(Energy { client, node: self.fabric.energy(self.node())? })
     }
 }

@@ -39,6 +39,8 @@ pub struct FabricSpec {
     pub devices: Vec<DeviceSpec>,
     /// Bytes of payload in a packet.
     pub mtu: u32,
+    /// The part of packets that are lost on their way.
+    pub loss: f64,
     /// Seeds keys and numbers.
     pub seed: u64,
     /// Who serves RPC verbs on nodes at first.
@@ -66,7 +68,7 @@ impl FabricSpec {
         let mtu = path_mtu(platform, &node)?;
         let nodes = std::iter::repeat_n(node, nodes.into());
         let machines = std::iter::repeat_n(client, clients.into()).chain(nodes).collect();
-        Ok(Self { machines, network, devices: Vec::new(), mtu, seed, rpc_place: Placement::Nic })
+        Ok(Self { machines, network, devices: Vec::new(), mtu, loss: 0.0, seed, rpc_place: Placement::Nic })
     }
 }
 
@@ -95,7 +97,7 @@ pub struct Counts {
     pub wire_bytes: u64,
     /// Request packets sent again.
     pub retransmits: u64,
-    /// Packets that ports without room dropped since usage was last forgotten.
+    /// Packets that ports without room dropped since usage was last forgotten, and those lost since the fabric was made.
     pub dropped: u64,
 }
 
@@ -185,7 +187,7 @@ impl Fabric {
             devices.push(made);
         }
         Ok(Self {
-            bus: Bus::new(Network::new(&spec.network, &links)),
+            bus: Bus::new(Network::new(&spec.network, &links), spec.loss),
             now: Ps::ZERO,
             software: machines.iter().map(|_| Software::default()).collect(),
             machines,
@@ -264,7 +266,7 @@ impl Fabric {
             round_trips: self.connections.iter().map(Connection::round_trips).sum(),
             wire_bytes: self.machines.iter().map(bytes).sum(),
             retransmits: self.adapters.iter().map(|adapter| adapter.nic.counters().retransmits).sum(),
-            dropped: self.bus.network.dropped(),
+            dropped: self.bus.network.dropped() + self.bus.lost,
         }
     }
 
@@ -336,9 +338,18 @@ impl Fabric {
 
     /// Goes on until a call has ended, and hands it over. False if nothing is left to happen.
     pub fn poll(&mut self, done: &mut dyn FnMut(Done<'_>)) -> Result<bool, WorldError> {
+        self.poll_until(Ps::MAX, done)
+    }
+
+    /// As [`poll`](Self::poll), but no further than `until`: then it is that time, and nothing has ended.
+    pub fn poll_until(&mut self, until: Ps, done: &mut dyn FnMut(Done<'_>)) -> Result<bool, WorldError> {
         loop {
             if let Some(status) = self.failed {
                 return Err(WorldError::Verb(status));
+            }
+            if until < Ps::MAX && self.bus.queue.next_time().is_none_or(|next| next > until) {
+                self.now = self.now.max(until);
+                return Ok(true);
             }
             let Some((time, event)) = self.bus.take_next() else { return Ok(false) };
             self.now = self.now.max(time);

@@ -27,7 +27,7 @@ impl Hardware {
         for nic in 0..spec.nics() {
             processors.push((Some(nic), Box::new(Pipeline::new(nic, &spec.nic.pipeline))));
             if let Some(card) = &spec.card {
-                processors.push((Some(nic), Box::new(NicCore::new(card, &spec.core))));
+                processors.push((Some(nic), Box::new(NicCore::new(nic, card, &spec.core))));
             }
         }
         if let Some(accel) = &spec.accel {

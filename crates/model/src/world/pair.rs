@@ -1,4 +1,4 @@
-//! A client and a node: a fabric of two machines and one connection.
+//! A client and a node: a fabric of two machines and one connection; or clients, with a connection each.
 
 use std::sync::Arc;
 
@@ -16,14 +16,16 @@ use crate::component::switch::WhenFull;
 use crate::resource::Usage;
 use crate::time::Ps;
 
-/// The client's machine and the node's.
-pub(super) const CLIENT: u16 = 0;
-pub(super) const NODE: u16 = 1;
+/// The first client's machine. The node's is behind all clients'.
+const CLIENT: u16 = 0;
 
-/// A client and a node.
+/// A client, or some that are alike, and a node.
 pub struct Pair {
     pub(super) fabric: Fabric,
-    connection: ConnectionId,
+    /// One of each client.
+    connections: Vec<ConnectionId>,
+    /// Up to which part of all calls each client and those before it have, if they are not all alike.
+    shares: Vec<f64>,
     spec: PairSpec,
 }
 
@@ -38,23 +40,50 @@ impl Pair {
     where
         K: Kernel + Clone + 'static,
     {
+        let PairSpec { mtu, loss, seed, rpc_place, .. } = *spec;
+        let clients = spec.clients.max(1);
         let network = match &spec.switch {
-            None => NetworkSpec { switches: Vec::new(), cables: vec![Cable::Direct(0, 1)] },
+            None if clients == 1 => NetworkSpec { switches: Vec::new(), cables: vec![Cable::Direct(0, 1)] },
+            None => NetworkSpec::star(SwitchSpec::usual(), clients + 1),
             Some(switch) => {
                 // RoCE runs over networks that lose nothing: priority flow control.
                 let (latency, buffer, when_full) = (Ps(switch.latency), switch.buffer, WhenFull::Pause);
-                NetworkSpec::star(SwitchSpec { latency, buffer, when_full }, 2)
+                NetworkSpec::star(SwitchSpec { latency, buffer, when_full }, clients + 1)
             }
         };
-        let machines = vec![spec.client.clone(), spec.node.clone()];
-        let PairSpec { mtu, seed, rpc_place, .. } = *spec;
+        let all = std::iter::repeat_n(spec.client.clone(), clients.into());
+        let machines = all.chain([spec.node.clone()]).collect();
         let mut fabric = Fabric::with_kernels(
-            &FabricSpec { machines, network, devices: Vec::new(), mtu, seed, rpc_place },
+            &FabricSpec { machines, network, devices: Vec::new(), mtu, loss, seed, rpc_place },
             kernels,
             ops,
         )?;
-        let connection = fabric.connect(CLIENT, NODE)?;
-        Ok(Self { fabric, connection, spec: spec.clone() })
+        let connections = (0..clients).map(|client| fabric.connect(client, clients)).collect::<Result<_, _>>()?;
+        let weights: Vec<f64> = (1..=clients).map(|rank| f64::from(rank).powf(-spec.client_skew)).collect();
+        let all: f64 = weights.iter().sum();
+        let sum = |sum: &mut f64, weight: f64| {
+            *sum += weight / all;
+            Some(*sum)
+        };
+        let shares = if spec.client_skew > 0.0 { weights.into_iter().scan(0.0, sum).collect() } else { Vec::new() };
+        Ok(Self { fabric, connections, shares, spec: spec.clone() })
+    }
+
+    /// The node's machine.
+    pub(super) fn node(&self) -> u16 {
+        self.connections.len() as u16
+    }
+
+    /// The connection of a call: clients take turns, or have their parts of all tags.
+    fn of(&self, tag: u32) -> ConnectionId {
+        let turn = tag as usize % self.connections.len();
+        if self.shares.is_empty() {
+            return self.connections[turn];
+        }
+        // The golden ratio's multiples fill the parts evenly.
+        let place = (f64::from(tag) + 0.5) * 0.618_033_988_749_895 % 1.0;
+        let client = self.shares.partition_point(|share| *share <= place);
+        self.connections.get(client).copied().unwrap_or(self.connections[turn])
     }
 
     /// The present.
@@ -79,7 +108,7 @@ impl Pair {
 
     /// How busy everything of client and node was since usage was last forgotten.
     pub fn usage(&self) -> [Vec<Usage>; 2] {
-        [CLIENT, NODE].map(|machine| self.fabric.usage(machine))
+        [CLIENT, self.node()].map(|machine| self.fabric.usage(machine))
     }
 
     /// Counts since the pair was made.
@@ -90,7 +119,7 @@ impl Pair {
     /// Lets the NIC or the accelerator serve RPC verbs from now on, as the placement says; none may be under way.
     pub fn serve(&mut self, placement: Placement) -> Result<(), WorldError> {
         self.spec = self.spec.clone().serving(placement);
-        self.fabric.serve(NODE, self.spec.rpc_place)
+        self.fabric.serve(self.node(), self.spec.rpc_place)
     }
 
     /// Forgets how busy everything was.
@@ -100,7 +129,7 @@ impl Pair {
 
     /// Zeroed memory on the node.
     pub fn alloc(&mut self, len: u64) -> Result<Arc<Region>, WorldError> {
-        self.fabric.alloc(NODE, len)
+        self.fabric.alloc(self.node(), len)
     }
 
     /// Gives the client `len` bytes of memory, which [`submit_stream`](Self::submit_stream) and
@@ -116,17 +145,17 @@ impl Pair {
 
     /// Lets somebody change the node's memory, or nobody.
     pub fn set_writer(&mut self, writer: Option<Writer>) {
-        self.fabric.set_writer(NODE, writer);
+        self.fabric.set_writer(self.node(), writer);
     }
 
     /// From now on the values of all incoming WRITEs go through a sketch on the node's NIC, or no more.
     pub fn set_tap(&mut self, sketch: Option<Sketch>) {
-        self.fabric.set_tap(NODE, sketch);
+        self.fabric.set_tap(self.node(), sketch);
     }
 
     /// The sketch.
     pub fn tap(&self) -> Option<&Sketch> {
-        self.fabric.tap(NODE)
+        self.fabric.tap(self.node())
     }
 
     /// The client's core does what kernel `op` does with `bytes` of data. What is submitted next waits for the core.
@@ -136,12 +165,12 @@ impl Pair {
 
     /// Starts the kernel `op` in a placement, now. `tag` comes back with the result.
     pub fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
-        self.fabric.submit(self.connection, placement, op, params, tag)
+        self.fabric.submit(self.of(tag), placement, op, params, tag)
     }
 
     /// A verb on `len` bytes at the start of a region of the node.
     pub fn submit_raw(&mut self, verb: RawVerb, region: &Arc<Region>, len: u32, tag: u32) -> Result<(), Full> {
-        self.fabric.submit_raw(self.connection, verb, region, len, tag)
+        self.fabric.submit_raw(self.of(0), verb, region, len, tag)
     }
 
     /// Calls a kernel with a payload stream: `len` bytes from `va` on of the client's memory.
@@ -152,7 +181,7 @@ impl Pair {
         from: (&Arc<Region>, u64, u32),
         tag: u32,
     ) -> Result<(), Full> {
-        self.fabric.submit_stream(self.connection, op, params, from, tag)
+        self.fabric.submit_stream(self.of(0), op, params, from, tag)
     }
 
     /// WRITEs `len` bytes from `va` on of the client's memory to `to.1` in a region of the node; done when acknowledged.
@@ -162,11 +191,16 @@ impl Pair {
         to: (&Arc<Region>, u64),
         tag: u32,
     ) -> Result<(), Full> {
-        self.fabric.submit_write(self.connection, from, to, tag)
+        self.fabric.submit_write(self.of(0), from, to, tag)
     }
 
     /// Goes on until a call has ended, and hands it over. False if nothing is left to happen.
     pub fn poll(&mut self, done: &mut dyn FnMut(Done<'_>)) -> Result<bool, WorldError> {
         self.fabric.poll(done)
+    }
+
+    /// As [`poll`](Self::poll), but no further than `until`: then it is that time, and nothing has ended.
+    pub fn poll_until(&mut self, until: Ps, done: &mut dyn FnMut(Done<'_>)) -> Result<bool, WorldError> {
+        self.fabric.poll_until(until, done)
     }
 }

@@ -5,7 +5,9 @@ use remora_kernel::{Placement, op};
 use super::{ProcessorKind, WorldError};
 use crate::component::cache::CacheParams;
 use crate::component::hierarchy::HierarchyParams;
+use crate::component::jitter::JitterParams;
 use crate::component::memory::MemoryParams;
+use crate::component::nic_state::{NicStateParams, Served};
 use crate::platform::{
     Accel, Cache, CardMachine, Core, Dram, HardwareNic, NicCores, NicDevice, Platform, Power, PrivateCaches, Switch,
 };
@@ -37,6 +39,10 @@ pub struct MachineSpec {
     pub state: u64,
     /// Its power.
     pub power: Option<Power>,
+    /// What its NICs keep of queue pairs and regions, and how many of these they serve.
+    pub nic_state: Option<(NicStateParams, Served)>,
+    /// What takes its cores away now and then, and the seed of when.
+    pub jitter: Option<(JitterParams, u64)>,
     /// For threads that wait for their loads, and take calls one after the other, instead of one run queue of kernels:
     /// one on each core of this hierarchy.
     pub threads: Option<HierarchyParams>,
@@ -60,6 +66,8 @@ impl MachineSpec {
             work: Work::of(platform),
             state,
             power: platform.power.clone(),
+            nic_state: None,
+            jitter: None,
             threads: None,
             shared: Ps::ZERO,
         })
@@ -88,6 +96,7 @@ impl MachineSpec {
             dispatch: cores.dispatch,
             issue: cores.issue,
             switch: 0,
+            complete: 0,
         };
         let machine = Self {
             core,
@@ -115,6 +124,18 @@ impl MachineSpec {
     pub fn client(platform: &Platform, state: u64) -> Result<Self, WorldError> {
         let core = Core { cores: 1, ..platform.client.clone() };
         Ok(Self { core, card: None, accel: None, ..Self::node(platform, state)? })
+    }
+
+    /// Its NICs serve so many queue pairs and regions, as far as the platform says what that takes.
+    pub fn keeping(mut self, platform: &Platform, served: Served) -> Self {
+        self.nic_state = platform.nic_state.as_ref().map(|state| (NicStateParams::from(state), served));
+        self
+    }
+
+    /// Interrupts and the scheduler take its cores away, as far as the platform says how often.
+    pub fn disturbed(mut self, platform: &Platform, seed: u64) -> Self {
+        self.jitter = platform.jitter.as_ref().map(|jitter| (JitterParams::from(jitter), seed));
+        self
     }
 
     /// Which processor runs the kernels of a placement here.
@@ -186,6 +207,12 @@ pub struct PairSpec {
     pub client: MachineSpec,
     /// The node.
     pub node: MachineSpec,
+    /// Machines of clients, alike, with a connection each; calls take turns.
+    pub clients: u16,
+    /// The exponent of the zipfian by which clients have more or fewer of the calls; 0 is all alike.
+    pub client_skew: f64,
+    /// The part of packets that are lost on their way.
+    pub loss: f64,
     /// The switch between them, if there is one.
     pub switch: Option<Switch>,
     /// Bytes of payload in a packet.
@@ -201,7 +228,8 @@ impl PairSpec {
     pub fn new(platform: &Platform, state: u64, seed: u64) -> Result<Self, WorldError> {
         let (client, node) = (MachineSpec::client(platform, state)?, MachineSpec::node(platform, state)?);
         let mtu = path_mtu(platform, &node)?;
-        Ok(Self { client, node, switch: platform.switch.clone(), mtu, seed, rpc_place: Placement::Nic })
+        let (switch, rpc_place) = (platform.switch.clone(), Placement::Nic);
+        Ok(Self { client, node, clients: 1, client_skew: 0.0, loss: 0.0, switch, mtu, seed, rpc_place })
     }
 
     /// For calls in `placement`: the RPC verb leads to the accelerator if that is the place, to the NIC otherwise.

@@ -163,6 +163,7 @@ fn described((count, bytes): (f64, f64), reply: f64, state: f64) -> where_::Oper
         writes: 0.0,
         memory: Memory::Host,
         load: where_::Load::Closed(1),
+        clients: where_::Clients::default(),
     }
 }
 

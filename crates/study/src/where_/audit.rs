@@ -4,14 +4,18 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::SeedableRng;
 use remora_kernel::Placement;
 use remora_model::platform::{NicDevice, Platform};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::operation::{Access, Kind, Load, Memory, Operation};
+use super::operation::{Access, Clients, Kind, Load, Memory, Operation};
 use super::{Candidate, DecidedBy, LEVEL, WhereOptions, WorldRun, decide, rank, uncertain, world};
+use crate::reproduce::{Point, Ran, ReproduceError, ReproduceOptions, run_all};
 use crate::workload::below;
 
-/// Calls of each run of the engine.
+/// Calls of each run of the engine, and for each that is under way: at its end fewer are, which is not to count.
 const CALLS: u64 = 200;
+const CALLS_EACH: u64 = 16;
+/// Points of the Latin hypercube of each answer.
+const POINTS: usize = 64;
 /// "Level" is wrong where the engine has this factor between the two.
 const APART: f64 = 1.1;
 /// How far on either side of a flip point the engine is asked.
@@ -20,7 +24,7 @@ const BESIDE: f64 = 1.1;
 const FLIPS: u64 = 10;
 
 /// So many of how many.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     /// So many.
     pub right: u64,
@@ -30,7 +34,11 @@ pub struct Tally {
 
 impl Tally {
     fn add(&mut self, right: bool) {
-        *self = Self { right: self.right + u64::from(right), of: self.of + 1 };
+        self.sum(Self { right: u64::from(right), of: 1 });
+    }
+
+    fn sum(&mut self, other: Self) {
+        *self = Self { right: self.right + other.right, of: self.of + other.of };
     }
 
     /// As a part; 1 of none.
@@ -40,7 +48,7 @@ impl Tally {
 }
 
 /// What it came to.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Audit {
     /// Operations tried.
     pub operations: u64,
@@ -67,25 +75,70 @@ pub struct Audit {
 }
 
 /// Tries so many operations on all built-in platforms with hardware NICs. `progress` hears of each; no ends it.
-pub fn audit(operations: u64, seed: u64, progress: &mut dyn FnMut(u64) -> bool) -> Audit {
+pub fn audit(
+    operations: u64,
+    seed: u64,
+    jobs: usize,
+    progress: &mut dyn FnMut(u64) -> bool,
+) -> Result<Audit, ReproduceError> {
     let platforms: Vec<Platform> = Platform::built_in()
         .filter_map(|name| Platform::load(name).ok())
         .filter(|platform| platform.placements.nic != Some(NicDevice::Software))
         .collect();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let (mut all, mut p50, mut rates) = (Audit::default(), Vec::new(), Vec::new());
-    for number in 0..operations {
-        let platform = &platforms[below(&mut rng, platforms.len() as u64) as usize];
-        let operation = random(&mut rng);
-        one(platform, &operation, (number, seed), &mut all, (&mut p50, &mut rates));
-        all.operations = number + 1;
-        if !progress(number + 1) {
-            all.cut = number + 1 < operations;
-            break;
-        }
+    let work: Vec<Tried<'_>> = (0..operations)
+        .map(|number| {
+            let platform = &platforms[below(&mut rng, platforms.len() as u64) as usize];
+            Tried { platform, operation: random(&mut rng), number, seed }
+        })
+        .collect();
+    let options = ReproduceOptions { figure: None, jobs, cache: None, seed };
+    let Ran { outcomes, incomplete, .. } = run_all(&work, &options, &mut |p| progress(p.done as u64))?;
+    let mut all = Audit { cut: incomplete.is_some(), ..Audit::default() };
+    let (mut p50, mut rates) = (Vec::new(), Vec::new());
+    for found in outcomes.into_iter().flatten() {
+        p50.extend(found.p50);
+        rates.extend(found.rates);
+        all.add(found.audit);
     }
     (all.p50_off, all.rate_off) = (quantiles(p50), quantiles(rates));
-    all
+    Ok(all)
+}
+
+/// One operation to try.
+struct Tried<'a> {
+    platform: &'a Platform,
+    operation: Operation,
+    number: u64,
+    seed: u64,
+}
+
+/// What came of one.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Found {
+    audit: Audit,
+    /// How far the screen's medians and rates are off.
+    p50: Vec<f64>,
+    rates: Vec<f64>,
+}
+
+impl Point for Tried<'_> {
+    type Outcome = Found;
+
+    fn key(&self) -> String {
+        format!("where {} {} {}", self.platform.name, self.operation.title, self.seed)
+    }
+
+    fn run(&self) -> Result<Found, ReproduceError> {
+        let mut found = Found::default();
+        one(self.platform, &self.operation, (self.number, self.seed), &mut found);
+        found.audit.operations = 1;
+        Ok(found)
+    }
+
+    fn events(_: &Found) -> u64 {
+        0
+    }
 }
 
 /// A chain of reads: what the engine can run.
@@ -108,17 +161,14 @@ fn random(rng: &mut ChaCha8Rng) -> Operation {
         writes: 0.0,
         memory: Memory::Host,
         load: Load::Closed(under_way as u32),
+        clients: Clients::default(),
     }
 }
 
-fn one(
-    platform: &Platform,
-    operation: &Operation,
-    (number, seed): (u64, u64),
-    all: &mut Audit,
-    (p50, rates): (&mut Vec<f64>, &mut Vec<f64>),
-) {
-    let options = WhereOptions { points: 32, simulated: 10 * CALLS as u32, seed, ..WhereOptions::default() };
+fn one(platform: &Platform, operation: &Operation, (number, seed): (u64, u64), found: &mut Found) {
+    let Found { audit: all, p50, rates } = found;
+    let (simulated, flips) = (10 * calls(operation) as u32, usize::from(number.is_multiple_of(FLIPS)));
+    let options = WhereOptions { points: POINTS, simulated, flips, seed, ..WhereOptions::default() };
     let screen = rank(platform, operation, &options);
     let runs = engine(platform, operation, seed);
     let (Some(answer), Some(best)) = (decide(platform, operation, &options), fastest(&runs)) else { return };
@@ -143,7 +193,7 @@ fn one(
         all.level.add(ratio.max(1.0 / ratio) < APART);
     }
     drawn_anew(platform, operation, named, (answer.certainty, seed ^ number), all);
-    if number % FLIPS == 0 {
+    if number.is_multiple_of(FLIPS) {
         // A value of the platform has a path.
         let flip = answer.flips.iter().find(|flip| platform.params.get(&flip.what).is_some());
         if let Some((flip, param)) = flip.and_then(|flip| Some((flip, platform.params.get(&flip.what)?))) {
@@ -174,8 +224,15 @@ fn drawn_anew(
     }
 }
 
+fn calls(operation: &Operation) -> u64 {
+    match operation.load {
+        Load::Closed(under_way) => CALLS.max(CALLS_EACH * u64::from(under_way)),
+        Load::Open(_) => CALLS,
+    }
+}
+
 fn engine(platform: &Platform, operation: &Operation, seed: u64) -> Vec<WorldRun> {
-    let run = |place: Placement| world::run(platform, operation, place, (CALLS, seed))?.ok();
+    let run = |place: Placement| world::run(platform, operation, place, (calls(operation), seed))?.ok();
     remora_model::world::placements(platform).into_iter().filter_map(run).collect()
 }
 
@@ -203,6 +260,22 @@ fn quantiles(mut values: Vec<f64>) -> [f64; 3] {
 }
 
 impl Audit {
+    /// Takes up what another has found, medians and rates apart.
+    fn add(&mut self, other: Self) {
+        self.operations += other.operations;
+        for (tally, more) in [
+            (&mut self.winner, other.winner),
+            (&mut self.screen_winner, other.screen_winner),
+            (&mut self.by_engine, other.by_engine),
+            (&mut self.level, other.level),
+            (&mut self.flips, other.flips),
+        ] {
+            tally.sum(more);
+        }
+        self.certainty.iter_mut().zip(other.certainty).for_each(|(tally, more)| tally.sum(more));
+        self.wrong.extend(other.wrong);
+    }
+
     /// In lines.
     pub fn table(&self) -> String {
         let mut out = String::new();
@@ -240,11 +313,12 @@ mod tests {
 
     #[test]
     fn the_same_seed_finds_the_same_and_who_wins_is_mostly_right() {
-        let (first, second) = (audit(12, 7, &mut |_| true), audit(12, 7, &mut |_| true));
+        let audit = |jobs, stop| audit(8, 7, jobs, &mut |done| done < stop).unwrap();
+        let (first, second) = (audit(1, 9), audit(2, 9));
         assert_eq!(first, second);
-        assert_eq!((first.operations, first.winner.of, first.cut), (12, 12, false));
+        assert_eq!((first.operations, first.winner.of, first.cut), (8, 8, false));
         assert!(first.winner.part() > 0.8, "{first:?}");
-        let cut = audit(12, 7, &mut |done| done < 3);
+        let cut = audit(1, 3);
         assert_eq!((cut.operations, cut.cut), (3, true));
     }
 }

@@ -26,6 +26,9 @@ pub struct Flip {
     pub in_range: bool,
     /// `at` over now.
     pub factor: f64,
+    /// Whether the engine has the best place of now on one side and the other on the other, a tenth away; nothing if it was
+    /// not asked.
+    pub confirmed: Option<bool>,
 }
 
 impl Flip {
@@ -33,7 +36,9 @@ impl Flip {
     pub fn line(&self, best: Placement) -> String {
         let side = if self.while_under { "under" } else { "over" };
         let reach = if self.in_range { ", which its range allows" } else { "" };
-        format!("{best} wins while {} is {side} {} (now {}{reach}); else {}", self.what, self.at, self.now, self.then)
+        let by = if self.confirmed == Some(true) { ", by the engine" } else { "" };
+        let Self { what, at, now, then, .. } = self;
+        format!("{best} wins while {what} is {side} {at} (now {now}{reach}); else {then}{by}")
     }
 }
 
@@ -41,32 +46,99 @@ impl Flip {
 const DOUBLINGS: i32 = 4;
 const BISECTIONS: usize = 24;
 
+/// Of the nearest so many times as many as are to be confirmed are held against the engine at most.
+const ASKED: usize = 2;
+/// How far on either side the engine is asked.
+const BESIDE: f64 = 1.1;
+
 /// Something that can be turned.
 struct Knob<'a> {
     what: String,
     now: f64,
     range: Option<(f64, f64)>,
     text: Box<dyn Fn(f64) -> String + 'a>,
-    best: Box<dyn Fn(f64) -> Option<Placement> + 'a>,
+    at: Box<dyn Fn(f64) -> Option<(Platform, Operation)> + 'a>,
 }
 
-/// Finds them, the nearest first.
-pub fn find(platform: &Platform, operation: &Operation, ranking: &[Candidate], options: &WhereOptions) -> Vec<Flip> {
+/// Asks the engine what each place costs on a platform; `None` where it has no word.
+pub type Engine<'a> = dyn Fn(&Platform, &Operation) -> Option<Vec<(Placement, f64)>> + 'a;
+
+/// Finds them, the nearest first. With an engine the nearest are held against it, and those that it contradicts are left out.
+pub fn find(
+    platform: &Platform,
+    operation: &Operation,
+    ranking: &[Candidate],
+    options: &WhereOptions,
+    engine: Option<&Engine<'_>>,
+) -> Vec<Flip> {
     let [best, _, ..] = ranking else { return Vec::new() };
-    let mut flips: Vec<Flip> = knobs(platform, operation, options)
+    let knobs = knobs(platform, operation);
+    let mut flips: Vec<(&Knob<'_>, Flip)> = knobs
         .iter()
-        .flat_map(|knob| [-1, 1].map(|direction| flip(knob, best.place, direction)))
+        .flat_map(|knob| [-1, 1].map(|direction| Some((knob, flip(knob, best.place, (direction, knob.now), options)?))))
         .flatten()
         .collect();
-    flips.sort_by(|a, b| a.factor.ln().abs().total_cmp(&b.factor.ln().abs()));
-    flips
+    let nearness = |flip: &Flip| flip.factor.ln().abs();
+    flips.sort_by(|a, b| nearness(&a.1).total_cmp(&nearness(&b.1)));
+    let Some(engine) = engine else { return flips.into_iter().map(|(_, flip)| flip).collect() };
+    let (mut confirmed, mut rest) = (Vec::new(), Vec::new());
+    for (number, (knob, found)) in flips.into_iter().enumerate() {
+        if number >= ASKED * options.flips || confirmed.len() >= options.flips {
+            rest.push(found);
+        } else if let Some(flip) = confirm(knob, best.place, found, options, engine) {
+            confirmed.push(flip);
+        }
+    }
+    confirmed.sort_by(|a: &Flip, b| nearness(a).total_cmp(&nearness(b)));
+    confirmed.append(&mut rest);
+    confirmed
 }
 
-fn flip(knob: &Knob<'_>, best: Placement, direction: i32) -> Option<Flip> {
-    let stays = |value: f64| (knob.best)(value).map(|place| place == best);
-    let mut near = knob.now;
+/// The flip as the engine has it: where the screen puts it, or where it does once it knows what the engine has there.
+fn confirm(knob: &Knob<'_>, best: Placement, found: Flip, options: &WhereOptions, engine: &Engine<'_>) -> Option<Flip> {
+    let mut flip_at = found;
+    for _ in 0..3 {
+        let value = knob.now * flip_at.factor;
+        let wins = |value: f64, place| {
+            let (platform, operation) = (knob.at)(value)?;
+            let costs = engine(&platform, &operation)?;
+            let least = costs.iter().map(|(_, cost)| *cost).fold(f64::INFINITY, f64::min);
+            let ours = costs.iter().find(|(known, _)| *known == place)?.1;
+            Some(ours <= least * super::LEVEL)
+        };
+        let (near, far) =
+            if flip_at.while_under { (value / BESIDE, value * BESIDE) } else { (value * BESIDE, value / BESIDE) };
+        if wins(near, best)? && wins(far, flip_at.then)? {
+            return Some(Flip { confirmed: Some(true), ..flip_at });
+        }
+        let (platform, operation) = (knob.at)(value)?;
+        let mut there = WhereOptions { corrections: [1.0; Placement::ALL.len()], ..*options };
+        let screen = rank(&platform, &operation, &there);
+        for (place, cost) in engine(&platform, &operation)? {
+            let number = Placement::ALL.iter().position(|known| *known == place)?;
+            there.corrections[number] = cost / there.goal.cost(screen.iter().find(|c| c.place == place)?);
+        }
+        let direction = if flip_at.while_under { 1 } else { -1 };
+        // From where the best place of now still is the best by these corrections, if anywhere nearer.
+        let from = (0..=DOUBLINGS).map(|step| knob.now * flip_at.factor / 1.5f64.powi(direction * step));
+        let from = from.into_iter().find(|value| first(knob, *value, &there) == Some(best))?;
+        flip_at = flip(knob, best, (direction, from), &there)?;
+    }
+    None
+}
+
+/// The best place with a value.
+fn first(knob: &Knob<'_>, value: f64, options: &WhereOptions) -> Option<Placement> {
+    let (platform, operation) = (knob.at)(value)?;
+    rank(&platform, &operation, options).first().map(|candidate| candidate.place)
+}
+
+/// Looks from a value on, where a place is the best.
+fn flip(knob: &Knob<'_>, best: Placement, (direction, from): (i32, f64), options: &WhereOptions) -> Option<Flip> {
+    let stays = |value: f64| first(knob, value, options).map(|place| place == best);
+    let mut near = from;
     for step in 1..=DOUBLINGS {
-        let far = knob.now * 2f64.powi(direction * step);
+        let far = from * 2f64.powi(direction * step);
         if stays(far)? {
             near = far;
             continue;
@@ -76,37 +148,42 @@ fn flip(knob: &Knob<'_>, best: Placement, direction: i32) -> Option<Flip> {
             let middle = (near * far).sqrt();
             if stays(middle)? { near = middle } else { far = middle }
         }
+        let factor = far / knob.now;
+        // What lies on the other side of now says nothing of what would have to change.
+        if (factor > 1.0) != (direction > 0) {
+            return None;
+        }
         return Some(Flip {
             what: knob.what.clone(),
             now: (knob.text)(knob.now),
             at: (knob.text)(far),
-            then: (knob.best)(far)?,
+            then: first(knob, far, options)?,
             while_under: direction > 0,
             in_range: knob.range.is_some_and(|(low, high)| (low..=high).contains(&far)),
-            factor: far / knob.now,
+            factor,
+            confirmed: None,
         });
     }
     None
 }
 
-fn knobs<'a>(platform: &'a Platform, operation: &'a Operation, options: &'a WhereOptions) -> Vec<Knob<'a>> {
-    let first = |ranking: Vec<Candidate>| ranking.first().map(|candidate| candidate.place);
+fn knobs<'a>(platform: &'a Platform, operation: &'a Operation) -> Vec<Knob<'a>> {
     let of_platform = platform.params.iter().filter(|param| param.value > 0.0).map(move |param| Knob {
         what: param.path.clone(),
         now: param.value,
         range: Some(param.range),
         text: Box::new(|value| three_digits(param, value)),
-        best: Box::new(move |value| first(rank(&platform.with(&[(&param.path, value)]).ok()?, operation, options))),
+        at: Box::new(move |value| Some((platform.with(&[(&param.path, value)]).ok()?, operation.clone()))),
     });
     let of_operation = operation_knobs(operation).into_iter().map(move |(what, unit, now, set)| Knob {
         what: what.into(),
         now,
         range: None,
         text: Box::new(move |value| format!("{}{unit}", crate::format::digits(value))),
-        best: Box::new(move |value| {
+        at: Box::new(move |value| {
             let mut other = operation.clone();
             set(&mut other, value);
-            first(rank(platform, &other, options))
+            Some((platform.clone(), other))
         }),
     });
     of_platform.chain(of_operation).collect()

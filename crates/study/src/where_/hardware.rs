@@ -2,27 +2,41 @@
 //!
 //! A message takes the same way in all placements: the core's command, the NIC's data path, the wire, the other NIC's
 //! data path. What differs is who reads memory, and over what. The stations are the components of the modelled world's
-//! machines: what a visit takes follows from their parameters.
+//! machines, and a way visits what the engine charges there: doorbells, fetches, acknowledgements, completions.
+
+mod message;
 
 use remora_model::component::coherent::CoherentParams;
 use remora_model::component::ethernet::EthernetParams;
 use remora_model::component::memory::MemoryParams;
 use remora_model::component::nic::DataPathParams;
 use remora_model::component::nic_cores::NicCoreParams;
+use remora_model::component::nic_state::NicStateParams;
 use remora_model::component::pcie::PcieParams;
-use remora_model::platform::{AccelDevice, CommandPath, NicDevice, Platform};
-use remora_model::world::MachineSpec;
+use remora_model::platform::{AccelDevice, NicDevice, Platform};
+use remora_model::world::{MachineSpec, PairSpec, SwitchSpec};
+use remora_wire::rpc::RpcHeader;
+use remora_wire::{Aeth, Reth};
+
+use message::Message;
 
 use super::operation::{Access, Kind, Memory, Operation};
 use super::path::{Path, Station};
+use super::world;
 use remora_kernel::Placement;
 
-/// Bytes of the RETH that requests and of the AETH that replies have.
-const RETH: f64 = 16.0;
+/// Bytes of a line, and of a word of an atomic operation.
+const LINE: f64 = 64.0;
+const WORD: f64 = 8.0;
+/// Bytes in front of the parameters of a call to the host: the header and the op-code.
+const HOST_CALL: f64 = (RpcHeader::LEN + 8) as f64;
+/// Bytes of a kernel's data and parameter buses (StRoM section 5.2).
+const KERNEL_BUS: f64 = 64.0;
+const PARAM_BUS: f64 = 32.0;
 
 /// The way of an operation in a placement; `None` if the platform has no such place.
 pub fn path(platform: &Platform, operation: &Operation, place: Placement) -> Option<Path> {
-    let machines = Machines::new(platform)?;
+    let machines = Machines::new(platform, operation)?;
     let mut way = Way { machines: &machines, operation, path: Path::default() };
     way.servers();
     match (place, platform.placements.nic, platform.placements.accel) {
@@ -34,6 +48,13 @@ pub fn path(platform: &Platform, operation: &Operation, place: Placement) -> Opt
         (Placement::Nic, Some(NicDevice::Software) | None, _) | (Placement::Accelerator, _, None) => return None,
     }
     Some(way.path)
+}
+
+/// Which machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Client,
+    Node,
 }
 
 /// The machines of the modelled world, and the parameters of their components. The NICs of both are alike.
@@ -48,21 +69,36 @@ struct Machines {
     coherent: Option<CoherentParams>,
     /// What a switch between them takes.
     switch: u64,
+    /// Bytes of payload in a packet.
+    mtu: f64,
+    /// Clients that the busiest of them stands for: their number, if all are alike.
+    clients: f64,
+    /// Bytes that a NIC reads if what it needs for a message is not there, and how often it is not: at a client, at the node.
+    state: Option<(f64, [f64; 2])>,
 }
 
 impl Machines {
-    fn new(platform: &Platform) -> Option<Self> {
-        let (mut client, node) = (MachineSpec::client(platform, 0).ok()?, MachineSpec::node(platform, 0).ok()?);
-        // All cores of the client, not the one of a comparison.
-        client.core = platform.client.clone();
+    fn new(platform: &Platform, operation: &Operation) -> Option<Self> {
+        let clients = &operation.clients;
+        let PairSpec { client, node, mtu, switch, .. } = world::spec(platform, operation, 0).ok()?;
+        let shares = clients.shares();
+        let state = platform.nic_state.as_ref().map(|state| {
+            let [client, node] = world::served(clients).map(|served| NicStateParams::from(state).missing(served));
+            (node.0, [client.1, node.1])
+        });
+        // Several clients are at a switch, whatever the platform has.
+        let usual = if clients.machines > 1 { SwitchSpec::usual().latency.0 } else { 0 };
         Some(Self {
+            clients: 1.0 / shares.first().copied().unwrap_or(1.0),
+            state,
             pcie: PcieParams::from(&node.nic.pcie),
             nic: DataPathParams::from(&node.nic.pipeline),
             wire: EthernetParams::from(&node.nic.ethernet),
             dram: MemoryParams::from(&node.dram),
             card: node.card.as_ref().map(|card| NicCoreParams::new(card, &node.core)),
             coherent: node.accel.as_ref().map(CoherentParams::from),
-            switch: platform.switch.as_ref().map_or(0, |switch| switch.latency),
+            switch: switch.as_ref().map_or(usual, |switch| switch.latency),
+            mtu: f64::from(mtu),
             client,
             node,
         })
@@ -82,10 +118,22 @@ fn ns(picoseconds: u64) -> f64 {
 
 impl Way<'_> {
     fn servers(&mut self) {
-        let Machines { client, node, pcie, card, coherent, .. } = self.machines;
+        let Machines { client, node, pcie, card, coherent, clients, .. } = self.machines;
         let mut set = |station: Station, servers: f64| self.path.servers[station as usize] = servers;
-        set(Station::ClientCores, client.core.cores as f64);
+        // Each client has what it has for itself.
+        for own in [
+            Station::ClientPcieUp,
+            Station::ClientPcieDown,
+            Station::ClientCommands,
+            Station::ClientNicOut,
+            Station::ClientNicIn,
+        ] {
+            set(own, *clients);
+        }
+        set(Station::ClientCores, client.core.cores as f64 * clients);
+        set(Station::ClientTags, pcie.tags as f64 * clients);
         set(Station::HostCores, node.core.cores as f64);
+        set(Station::HostMisses, (node.core.cores * node.core.misses) as f64);
         set(Station::PcieTags, pcie.tags as f64);
         if let Some(card) = card {
             set(Station::NicCores, card.cores.cores as f64);
@@ -95,10 +143,16 @@ impl Way<'_> {
         }
     }
 
-    /// One-sided verbs: every dependent access is a round trip.
+    // Placements.
+
+    /// One-sided verbs: every dependent access is a round trip, between which the client's core takes a turn.
     fn client(&mut self) {
+        self.turn(Side::Client);
         for access in &self.operation.accesses {
-            self.rounds(access, |way, access| way.one_sided(access));
+            self.rounds(access, |way, access| {
+                way.one_sided(access);
+                way.turn(Side::Client);
+            });
         }
         if self.operation.writes > 0.0
             && let Some(last) = self.operation.accesses.last().copied()
@@ -106,6 +160,7 @@ impl Way<'_> {
             let from = self.path.visits.len();
             let write = Access { count: 1.0, kind: Kind::Write, ..last };
             self.one_sided(&write);
+            self.turn(Side::Client);
             // Seen by everybody once the answer is there: the item is held for the whole round trip.
             let (held, hot) = (self.round_trip(last.bytes), self.operation.hottest());
             self.path.hold("the most popular item", Station::HotItem, held * hot, 0.0);
@@ -137,20 +192,27 @@ impl Way<'_> {
     }
 
     fn one_sided(&mut self, access: &Access) {
-        let bytes = if access.kind == Kind::Atomic { 8.0 } else { access.bytes };
-        let (out, back) = if access.kind == Kind::Write { (bytes, 0.0) } else { (0.0, bytes) };
-        self.command(true, out);
-        self.message(true, out);
+        let bytes = if access.kind == Kind::Atomic { WORD } else { access.bytes };
+        self.issue(Side::Client, 0.0);
+        let (request, answer) = match access.kind {
+            Kind::Read => (0.0, Some(bytes)),
+            Kind::Write => (bytes, None),
+            Kind::Atomic => (0.0, None),
+        };
+        self.message(Side::Client, Message { bytes: request, header: Reth::LEN, fetched: request > 0.0 });
         match access.kind {
-            Kind::Read => self.dma_read(bytes),
-            Kind::Write => self.dma_write(bytes),
+            Kind::Read => {}
+            Kind::Write => self.landing(Side::Node, request),
             Kind::Atomic => self.atomic(|way| {
-                way.dma_read(8.0);
-                way.dma_write(8.0);
+                way.dma_read(Side::Node, "PCIe read", WORD);
+                way.path.aside("PCIe write", Station::PcieWrites, way.on_bus(WORD));
             }),
         }
-        self.message(false, back);
-        self.arrive(back);
+        let answer = Message { bytes: answer.unwrap_or(0.0), header: Aeth::LEN, fetched: answer.is_some() };
+        self.message(Side::Node, answer);
+        let landing = if access.kind == Kind::Atomic { WORD } else { answer.bytes };
+        self.landing(Side::Client, landing);
+        self.notice(Side::Client, "polling");
     }
 
     /// An atomic of the most popular item holds it.
@@ -165,29 +227,33 @@ impl Way<'_> {
     /// On the NIC's data path: each access is a DMA read over PCIe.
     fn pipeline(&mut self) {
         self.call();
-        self.message(true, self.operation.request);
-        let clock = self.machines.nic.clock_hz;
-        let step = self.machines.node.nic.pipeline.kernel_cycles / clock * 1e9;
+        let cycle = 1e9 / self.machines.nic.clock_hz;
+        self.path.wait("kernel", (self.operation.request / PARAM_BUS).ceil() * cycle);
+        let access_cycles = self.machines.node.nic.pipeline.kernel_cycles;
+        let step = |way: &mut Self| way.path.pass("kernel", Station::NicKernels, cycle, access_cycles * cycle);
+        step(self);
         for access in &self.operation.accesses {
             self.rounds(access, |way, access| {
-                way.path.wait("kernel", step);
                 way.device_access(access);
+                if access.kind == Kind::Read {
+                    let words = (access.bytes / KERNEL_BUS).ceil();
+                    way.path.hold("kernel", Station::NicKernels, words * cycle, 0.0);
+                }
+                step(way);
             });
         }
         self.write_back(|way, bytes| way.dma_write(bytes));
-        let cycles = self.operation.pipeline_cycles / clock * 1e9;
-        self.path.wait("compute", cycles);
-        self.message(false, self.operation.reply);
-        self.arrive(self.operation.reply);
+        self.path.wait("compute", self.operation.pipeline_cycles * cycle);
+        self.reply(false);
     }
 
     fn device_access(&mut self, access: &Access) {
         match access.kind {
-            Kind::Read => self.dma_read(access.bytes),
+            Kind::Read => self.dma_read(Side::Node, "PCIe read", access.bytes),
             Kind::Write => self.dma_write(access.bytes),
             Kind::Atomic => self.atomic(|way| {
-                way.dma_read(8.0);
-                way.dma_write(8.0);
+                way.dma_read(Side::Node, "PCIe read", WORD);
+                way.dma_write(WORD);
             }),
         }
     }
@@ -208,11 +274,10 @@ impl Way<'_> {
         let (card, cores) = (self.machines.card.as_ref()?, self.machines.node.card.as_ref()?);
         let near = self.operation.memory == Memory::Near && self.operation.state <= cores.dram_size as f64;
         self.call();
-        self.message(true, self.operation.request);
-        // Into the card's own memory, where a core polls.
-        self.path.wait("polling", ns(card.cache.hit_ps));
         self.path.hold("dispatch", Station::NicCores, ns(cores.dispatch), 0.0);
         let hit = self.operation.hit_ratio(card.cache.size_bytes as f64);
+        let turn = ns(card.cores.switch_ps);
+        self.path.hold("kernel", Station::NicCores, turn, 0.0);
         for access in &self.operation.accesses {
             self.rounds(access, |way, access| {
                 let bytes = access.bytes;
@@ -232,59 +297,60 @@ impl Way<'_> {
                         0.0,
                     );
                 } else {
-                    // The core only starts the read; the answer comes after the rest of the round trip.
-                    let (all, held) = (ns(card.host_read_ps), ns(card.host_pipelined_ps));
-                    way.path.hold("host memory from the NIC", Station::NicCores, held, (all - held).max(0.0));
-                    way.pcie_bytes(Station::PcieReads, bytes);
+                    way.host_access(card, bytes, Station::PcieReads);
                 }
+                way.path.hold("kernel", Station::NicCores, turn, 0.0);
             });
         }
         self.write_back(|way, bytes| {
             if near {
                 way.path.hold("memory of the NIC", Station::NicCores, ns(card.cache.hit_ps), 0.0);
             } else {
-                way.path.hold(
-                    "host memory from the NIC",
-                    Station::NicCores,
-                    ns(card.host_pipelined_ps),
-                    ns(card.host_read_ps),
-                );
-                way.pcie_bytes(Station::PcieWrites, bytes);
+                way.host_access(card, bytes, Station::PcieWrites);
             }
         });
         let compute = self.operation.cycles / self.machines.node.core.clock * 1e9 / card.speed;
         self.path.hold("compute", Station::NicCores, compute, 0.0);
         self.path.hold("command", Station::NicCores, ns(cores.issue), 0.0);
-        self.message(false, self.operation.reply);
-        self.arrive(self.operation.reply);
+        self.reply(false);
         Some(())
+    }
+
+    /// A core of the NIC accesses host memory: it is held while it starts the access, and the answer comes after the rest
+    /// of the round trip.
+    fn host_access(&mut self, card: &NicCoreParams, bytes: f64, way: Station) {
+        let (all, held) = (ns(card.host_read_ps), ns(card.host_pipelined_ps));
+        let (what, line) = ("host memory from the NIC", self.on_bus(LINE));
+        self.path.hold(what, Station::NicCores, held, (all - held - line).max(0.0));
+        self.path.hold(what, way, self.on_bus(bytes), 0.0);
     }
 
     /// On the node's cores: the request is written to memory, where a core polls.
     fn host(&mut self) {
         let Machines { node: MachineSpec { core: host, cache, .. }, dram, .. } = self.machines;
-        self.command(true, self.operation.request);
-        self.message(true, self.operation.request);
-        self.dma_write(self.operation.request);
-        self.path.wait("polling", ns(host.poll));
+        let bytes = self.operation.request + HOST_CALL;
+        let fetched = self.issue(Side::Client, bytes);
+        self.message(Side::Client, Message { bytes, header: 0, fetched });
+        self.acknowledge(Side::Node);
+        self.landing(Side::Node, bytes);
+        self.notice(Side::Node, "polling");
         self.path.hold("dispatch", Station::HostCores, ns(host.dispatch), 0.0);
         let hit = self.operation.hit_ratio(cache.size as f64);
-        let saved = ns(dram.latency_ps.saturating_sub(cache.latency));
+        let (miss, saved) = (ns(dram.latency_ps), ns(dram.latency_ps.saturating_sub(cache.latency)));
+        let line = LINE / dram.bandwidth_bytes_per_s * 1e9;
+        self.turn(Side::Node);
         for access in &self.operation.accesses {
             self.rounds(access, |way, access| {
-                // With others under way the pool turns to them: the core is held for a turn and its share of a miss.
-                let turn = ns(host.switch) + (ns(dram.latency_ps) - hit * saved) / host.misses as f64;
-                let lines = (access.bytes / 64.0).ceil();
-                let rest = (ns(dram.latency_ps) - turn).max(0.0);
-                way.path.load("memory", Station::HostCores, turn, rest, (hit, saved.min(rest)));
-                let streamed = (lines - 1.0) * 64.0 / dram.bandwidth_bytes_per_s * 1e9;
-                way.path.hold(
-                    "memory",
-                    Station::HostDram,
-                    64.0 * lines * (1.0 - hit) / dram.bandwidth_bytes_per_s * 1e9,
-                    0.0,
-                );
-                way.path.hold("memory", Station::HostCores, streamed, 0.0);
+                // All lines are asked for at once: the access has it as short as a hit if all of them do.
+                let lines = (access.bytes / LINE).ceil().max(1.0);
+                let all = hit.powf(lines);
+                let missed = lines * (1.0 - hit);
+                way.path.load("memory", Station::HostMisses, miss, 0.0, (all, saved));
+                if let Some(visit) = way.path.visits.last_mut() {
+                    visit.servers = (missed / (1.0 - all).max(1e-9)).max(1.0);
+                }
+                way.path.pass("memory", Station::HostDram, missed * line, (missed - 1.0).max(0.0) * line);
+                way.turn(Side::Node);
             });
             if access.kind == Kind::Atomic {
                 let hot = self.operation.hottest() * (ns(cache.latency) + ns(dram.latency_ps));
@@ -293,151 +359,50 @@ impl Way<'_> {
         }
         self.write_back(|way, _| way.path.hold("memory", Station::HostCores, ns(cache.latency), 0.0));
         self.path.hold("compute", Station::HostCores, self.operation.cycles / host.clock * 1e9, 0.0);
-        self.command(false, self.operation.reply);
-        self.message(false, self.operation.reply);
-        self.arrive(self.operation.reply);
+        let fetched = self.issue(Side::Node, self.operation.reply);
+        self.reply(fetched);
     }
 
     /// On an accelerator: the request is written to memory, and the coherent link tells the accelerator.
     fn accel(&mut self, device: AccelDevice) -> Option<()> {
         let (accel, coherent) = (self.machines.node.accel.as_ref()?, self.machines.coherent.as_ref()?);
-        self.command(true, self.operation.request);
-        self.message(true, self.operation.request);
+        self.call();
         self.dma_write(self.operation.request);
         self.path.wait("signal", ns(accel.signal));
         let hit = self.operation.hit_ratio(accel.cache_size as f64);
-        let saved = ns(coherent.read_ps.saturating_sub(accel.cache_latency));
-        let issue = accel.issue_cycles / accel.clock * 1e9;
+        let (read, cached) = (ns(coherent.read_ps), ns(accel.cache_latency));
+        let cycle = 1e9 / accel.clock;
+        let (step, issue) = (accel.issue_cycles * cycle, ns(coherent.issue_ps));
+        let line = LINE / coherent.bandwidth_bytes_per_s * 1e9;
+        self.path.wait("kernel", step);
         for access in &self.operation.accesses {
             self.rounds(access, |way, access| {
-                let lines = (access.bytes / 64.0).ceil();
-                way.path.hold("coherent access", Station::AccelIssue, issue * lines, 0.0);
-                way.path.hold(
-                    "coherent access",
-                    Station::AccelLink,
-                    64.0 * lines * (1.0 - hit) / coherent.bandwidth_bytes_per_s * 1e9,
-                    0.0,
-                );
-                way.path.load("coherent access", Station::AccelInFlight, ns(coherent.read_ps), 0.0, (hit, saved));
-                if device == AccelDevice::Coherent {
-                    way.path.hold(
-                        "coherent access",
-                        Station::HostDram,
-                        64.0 * lines * (1.0 - hit) / way.machines.dram.bandwidth_bytes_per_s * 1e9,
-                        0.0,
-                    );
+                let what = "coherent access";
+                let lines = (access.bytes / LINE).ceil().max(1.0);
+                let all = hit.powf(lines);
+                let missed = lines * (1.0 - hit);
+                let follow = (missed - 1.0).max(0.0) * issue.max(line);
+                way.path.load(what, Station::AccelInFlight, read, 0.0, (all, (read - cached).max(0.0)));
+                if let Some(visit) = way.path.visits.last_mut() {
+                    visit.servers = (missed / (1.0 - all).max(1e-9)).max(1.0);
                 }
+                way.path.pass(what, Station::AccelIssue, issue * missed, follow);
+                way.path.pass(what, Station::AccelLink, line * missed, 0.0);
+                if device == AccelDevice::Coherent {
+                    let dram = LINE / way.machines.dram.bandwidth_bytes_per_s * 1e9;
+                    way.path.pass(what, Station::HostDram, dram * missed, 0.0);
+                }
+                way.path.hold("logic", Station::AccelLogic, lines * cycle, step);
             });
         }
-        self.write_back(|way, _| way.path.hold("coherent access", Station::AccelIssue, issue, ns(accel.cache_latency)));
+        self.write_back(|way, _| way.path.hold("coherent access", Station::AccelIssue, issue, cached));
         // Step by step, or as a data path where the operation says what that takes: what is faster.
         let serial = self.operation.cycles / self.machines.node.core.clock * 1e9 / accel.compute;
-        let compute = serial.min(self.operation.pipeline_cycles / accel.clock * 1e9);
+        let compute = serial.min(self.operation.pipeline_cycles * cycle);
         self.path.hold("compute", Station::AccelLogic, compute, 0.0);
         self.path.wait("doorbell", ns(accel.doorbell));
-        self.fetch(false, self.operation.reply);
-        self.message(false, self.operation.reply);
-        self.arrive(self.operation.reply);
+        self.dma_read(Side::Node, "command fetch", self.machines.nic.wqe_bytes as f64 + self.operation.reply);
+        self.reply(false);
         Some(())
-    }
-
-    /// A core hands its NIC a call of the other NIC: the command has the parameters in it.
-    fn call(&mut self) {
-        let core = &self.machines.client.core;
-        self.path.hold("command", Station::ClientCores, ns(core.issue), ns(self.machines.pcie.mmio_ps));
-        self.fetch(true, 0.0);
-    }
-
-    /// A core hands a message of so many bytes to its NIC.
-    fn command(&mut self, client: bool, bytes: f64) {
-        let (station, core) = match client {
-            true => (Station::ClientCores, &self.machines.client.core),
-            false => (Station::HostCores, &self.machines.node.core),
-        };
-        self.path.hold("command", station, ns(core.issue), ns(self.machines.pcie.mmio_ps));
-        self.fetch(client, bytes);
-    }
-
-    /// What the NIC must fetch before it can send: the command, unless it came with the store, and payload that the
-    /// command does not hold.
-    fn fetch(&mut self, client: bool, bytes: f64) {
-        let nic = &self.machines.nic;
-        if nic.command == CommandPath::Fetch {
-            self.host_read(client, "command fetch", nic.wqe_bytes as f64);
-        }
-        if bytes > nic.inline_bytes as f64 {
-            self.host_read(client, "payload fetch", bytes);
-        }
-    }
-
-    fn host_read(&mut self, client: bool, what: &'static str, bytes: f64) {
-        if client {
-            let pcie = &self.machines.pcie;
-            let streamed = (bytes - 64.0).max(0.0) / pcie.bandwidth_bytes_per_s * 1e9;
-            self.path.hold(what, Station::ClientPcie, streamed, ns(pcie.read_ps));
-        } else {
-            self.dma_read_as(what, bytes);
-        }
-    }
-
-    /// A message with so many bytes of payload from NIC to NIC.
-    fn message(&mut self, out: bool, bytes: f64) {
-        let Machines { nic, wire: link, node, switch, .. } = self.machines;
-        let mtu = node.nic.ethernet.mtu as f64;
-        let (from, wire, to) = match out {
-            true => (Station::ClientNicOut, Station::WireOut, Station::NodeNicIn),
-            false => (Station::NodeNicOut, Station::WireBack, Station::ClientNicIn),
-        };
-        let packets = (bytes / mtu).ceil().max(1.0);
-        let on_wire = bytes + packets * link.overhead_bytes as f64 + RETH;
-        let clock = 1e9 / nic.clock_hz;
-        // What the data path is held for: each packet's least distance, its words, and the limit of messages.
-        let words = nic.words(on_wire) * clock;
-        let held = (packets * nic.packet_cycles * clock).max(words).max(1e9 / nic.message_rate_hz);
-        let first = bytes.min(mtu) + link.overhead_bytes as f64;
-        let stored = nic.held(first) * clock;
-        // The words stream on while they come in: they are waited for on the wire only.
-        self.path.hold("NIC", from, held, (nic.tx_cycles * clock + stored - held).max(0.0));
-        let after = ns(link.latency_ps) + ns(*switch);
-        self.path.hold("wire", wire, on_wire / link.rate_bytes_per_s * 1e9, after);
-        self.path.hold("NIC", to, held, (nic.rx_cycles * clock + stored - held).max(0.0));
-    }
-
-    /// The answer lands in the client's memory, where its core polls.
-    fn arrive(&mut self, bytes: f64) {
-        let pcie = &self.machines.pcie;
-        let moved = bytes / pcie.bandwidth_bytes_per_s * 1e9;
-        self.path.hold("arrival", Station::ClientPcie, moved, ns(pcie.write_ps));
-        self.path.hold("polling", Station::ClientCores, ns(self.machines.client.core.poll) / 2.0, 0.0);
-    }
-
-    fn dma_read(&mut self, bytes: f64) {
-        self.dma_read_as("PCIe read", bytes);
-    }
-
-    fn dma_read_as(&mut self, what: &'static str, bytes: f64) {
-        let pcie = &self.machines.pcie;
-        // Its requests go out together: each holds a tag for the round trip, which is waited for once.
-        self.path.tags(what, ns(pcie.read_ps), pcie.requests(bytes));
-        self.pcie_bytes(Station::PcieReads, bytes);
-    }
-
-    fn dma_write(&mut self, bytes: f64) {
-        self.pcie_bytes(Station::PcieWrites, bytes);
-        self.path.wait("PCIe write", ns(self.machines.pcie.write_ps));
-    }
-
-    /// Bytes with the headers of their TLPs.
-    fn pcie_bytes(&mut self, station: Station, bytes: f64) {
-        let pcie = &self.machines.pcie;
-        let what = if station == Station::PcieWrites { "PCIe write" } else { "PCIe read" };
-        self.path.hold(what, station, pcie.on_bus(bytes) / pcie.bandwidth_bytes_per_s * 1e9, 0.0);
-    }
-
-    /// A READ of so many bytes, all of it, from command to polled answer.
-    fn round_trip(&self, bytes: f64) -> f64 {
-        let mut way = Way { path: Path::default(), ..*self };
-        way.one_sided(&Access { count: 1.0, bytes, kind: Kind::Read, dependent: true });
-        way.path.alone()
     }
 }

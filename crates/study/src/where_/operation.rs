@@ -61,6 +61,42 @@ pub enum Load {
     Open(f64),
 }
 
+/// Who asks for operations.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Clients {
+    /// Machines.
+    pub machines: u32,
+    /// Threads of each.
+    pub threads: u32,
+    /// The exponent of the zipfian by which they ask for more or less than each other; 0 is all alike.
+    pub skew: f64,
+    /// Queue pairs that the node's NIC serves; one for each thread if nothing is said.
+    pub connections: Option<u64>,
+    /// The part of packets that are lost on their way.
+    pub loss: f64,
+}
+
+impl Default for Clients {
+    /// One client of one thread, as a comparison has it.
+    fn default() -> Self {
+        Self { machines: 1, threads: 1, skew: 0.0, connections: None, loss: 0.0 }
+    }
+}
+
+impl Clients {
+    /// Queue pairs that the node's NIC serves.
+    pub fn queue_pairs(&self) -> u64 {
+        self.connections.unwrap_or(u64::from(self.machines) * u64::from(self.threads))
+    }
+
+    /// The part of the load of each, the largest first.
+    pub fn shares(&self) -> Vec<f64> {
+        let weights: Vec<f64> = (1..=self.machines).map(|rank| f64::from(rank).powf(-self.skew)).collect();
+        let all: f64 = weights.iter().sum();
+        weights.into_iter().map(|weight| weight / all).collect()
+    }
+}
+
 /// An operation on remote memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operation {
@@ -90,6 +126,8 @@ pub struct Operation {
     pub memory: Memory,
     /// How many there are.
     pub load: Load,
+    /// Who asks for them.
+    pub clients: Clients,
 }
 
 /// Why there is no operation.
@@ -166,6 +204,21 @@ struct File {
     /// Or so many a second, such as `"2 M/s"`, whenever they come.
     #[serde(default)]
     offered: Option<Spanned<String>>,
+    /// Client machines; 1 if left out.
+    #[serde(default)]
+    clients: Option<Spanned<u32>>,
+    /// Threads of each; 1 if left out, and never more than it has cores.
+    #[serde(default)]
+    threads: Option<Spanned<u32>>,
+    /// The exponent of the zipfian by which clients ask for more or less than each other, from 0 (all alike) to 3.
+    #[serde(default)]
+    client_skew: Option<Spanned<f64>>,
+    /// Queue pairs that the node's NIC serves; one for each thread if left out.
+    #[serde(default)]
+    connections: Option<Spanned<u64>>,
+    /// The part of packets that are lost, from 0 to 0.1.
+    #[serde(default)]
+    loss: Option<Spanned<f64>>,
 }
 
 #[derive(Deserialize)]
@@ -187,6 +240,11 @@ struct FileAccess {
 const MOST_ACCESSES: f64 = 1e6;
 /// The most operations under way.
 const MOST_CONCURRENCY: u32 = 1 << 16;
+/// The most clients, the most threads of each, and the most queue pairs of a NIC.
+const MOST_CLIENTS: u32 = 1024;
+const MOST_CONNECTIONS: u64 = 10_000_000;
+/// The largest part of packets that may be lost: with more, nothing much arrives.
+const MOST_LOSS: f64 = 0.1;
 
 impl Operation {
     /// Reads a file.
@@ -234,6 +292,7 @@ impl Operation {
             return Err(reader.at(text, "writes is the part of operations that write, from 0 to 1"));
         }
         Ok(Self {
+            clients: reader.clients(&parsed)?,
             title: parsed.title,
             accesses,
             request: reader.value(&parsed.request, Dimension::Size)?,
@@ -317,6 +376,34 @@ impl Reader<'_> {
         Ok(Access { count: count.1, bytes: bytes.max(1.0), kind, dependent: dependent.unwrap_or(true) })
     }
 
+    fn clients(&self, file: &File) -> Result<Clients, OperationError> {
+        let usual = Clients::default();
+        let number = |text: &Option<Spanned<u32>>, most: u32, what| match text {
+            Some(text) if (1..=most).contains(text.get_ref()) => Ok(*text.get_ref()),
+            Some(text) => Err(self.at(text, format!("{what} are from 1 to {most}"))),
+            None => Ok(1),
+        };
+        let part = |text: &Option<Spanned<f64>>, most: f64, what| match text {
+            Some(text) if (0.0..=most).contains(text.get_ref()) => Ok(*text.get_ref()),
+            Some(text) => Err(self.at(text, format!("{what}, from 0 to {most}"))),
+            None => Ok(0.0),
+        };
+        let clients = Clients {
+            machines: number(&file.clients, MOST_CLIENTS, "clients")?,
+            threads: number(&file.threads, MOST_CLIENTS, "threads")?,
+            skew: part(&file.client_skew, 3.0, "client_skew is the exponent of a zipfian")?,
+            loss: part(&file.loss, MOST_LOSS, "loss is the part of packets that are lost")?,
+            ..usual
+        };
+        match &file.connections {
+            Some(text) if !(clients.queue_pairs()..=MOST_CONNECTIONS).contains(text.get_ref()) => {
+                let least = clients.queue_pairs();
+                Err(self.at(text, format!("connections are from {least}, one for each thread, to {MOST_CONNECTIONS}")))
+            }
+            connections => Ok(Clients { connections: connections.as_ref().map(|text| *text.get_ref()), ..clients }),
+        }
+    }
+
     fn load(&self, closed: &Option<Spanned<u32>>, open: &Option<Spanned<String>>) -> Result<Load, OperationError> {
         match (closed, open) {
             (Some(closed), None) if (1..=MOST_CONCURRENCY).contains(closed.get_ref()) => {
@@ -363,11 +450,25 @@ mod tests {
             ("concurrency = 16", "offered = \"2\"", "line 8: \"2\" is not a frequency"),
             ("concurrency = 16", "concurrency = 16\noffered = \"2 M/s\"", "line 8: give concurrency or offered"),
             ("compute = \"100 ns\"", "compute = \"100 B\"", "line 6: compute is cycles or a time"),
+            ("skew = 0.99", "clients = 0", "line 5: clients are from 1"),
+            ("skew = 0.99", "loss = 0.5", "line 5: loss is the part"),
+            ("skew = 0.99", "clients = 4\nthreads = 2\nconnections = 7", "line 7: connections are from 8"),
             ("request = \"28 B\"\n", "", "missing field `request`"),
         ] {
             let message = Operation::parse("x.toml", &GET.replacen(from, to, 1)).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}\nshould say: {expected}");
         }
+    }
+
+    #[test]
+    fn clients_share_the_load_by_their_skew() {
+        let get = |more: &str| Operation::parse("get.toml", &GET.replacen("skew = 0.99", more, 1)).unwrap().clients;
+        assert_eq!(get(""), Clients::default());
+        let many = get("clients = 4\nthreads = 2\nclient_skew = 1.0\nloss = 0.001");
+        assert_eq!((many.queue_pairs(), many.loss), (8, 0.001));
+        // 1, 1/2, 1/3 and 1/4 of 25/12.
+        assert!((many.shares()[0] - 12.0 / 25.0).abs() < 1e-9, "{:?}", many.shares());
+        assert_eq!(get("connections = 100000").queue_pairs(), 100_000);
     }
 
     #[test]

@@ -9,7 +9,13 @@ pub enum Station {
     /// The client's cores.
     ClientCores,
     /// PCIe at the client, towards its memory.
-    ClientPcie,
+    ClientPcieUp,
+    /// PCIe at the client, towards its NIC.
+    ClientPcieDown,
+    /// PCIe at the client: reads that may be under way.
+    ClientTags,
+    /// Commands that the client's NIC takes.
+    ClientCommands,
     /// The sending half of the client's NIC.
     ClientNicOut,
     /// The receiving half of the client's NIC.
@@ -18,22 +24,28 @@ pub enum Station {
     WireOut,
     /// The wire from node to client.
     WireBack,
+    /// Commands that the node's NIC takes.
+    NodeCommands,
     /// The sending half of the node's NIC.
     NodeNicOut,
     /// The receiving half of the node's NIC.
     NodeNicIn,
-    /// PCIe at the node: bytes that the NIC reads from memory.
+    /// PCIe at the node: what comes down to the NIC, data of its reads and commands.
     PcieReads,
     /// PCIe at the node: reads that may be under way.
     PcieTags,
-    /// PCIe at the node: bytes that the NIC writes to memory.
+    /// PCIe at the node: what goes up to memory, writes and the requests of reads.
     PcieWrites,
+    /// The bus of the kernels in the NIC's data path.
+    NicKernels,
     /// The cores of the node's NIC.
     NicCores,
     /// The memory of the node's NIC.
     NicDram,
     /// The node's cores.
     HostCores,
+    /// Misses that the node's cores have under way.
+    HostMisses,
     /// The node's memory.
     HostDram,
     /// The accelerator's requests to memory.
@@ -58,19 +70,25 @@ impl Station {
     pub fn name(self) -> &'static str {
         match self {
             Self::ClientCores => "client cores",
-            Self::ClientPcie => "client PCIe",
+            Self::ClientPcieUp => "client PCIe to host",
+            Self::ClientPcieDown => "client PCIe to NIC",
+            Self::ClientTags => "client PCIe reads under way",
+            Self::ClientCommands => "client NIC, commands",
             Self::ClientNicOut => "client NIC, sending",
             Self::ClientNicIn => "client NIC, receiving",
             Self::WireOut => "wire to the node",
             Self::WireBack => "wire to the client",
+            Self::NodeCommands => "node NIC, commands",
             Self::NodeNicOut => "node NIC, sending",
             Self::NodeNicIn => "node NIC, receiving",
             Self::PcieReads => "PCIe read bandwidth",
             Self::PcieTags => "PCIe reads under way",
             Self::PcieWrites => "PCIe write bandwidth",
+            Self::NicKernels => "NIC kernels",
             Self::NicCores => "NIC cores",
             Self::NicDram => "NIC memory",
             Self::HostCores => "host cores",
+            Self::HostMisses => "host misses under way",
             Self::HostDram => "host memory",
             Self::AccelIssue => "accelerator's request rate",
             Self::AccelInFlight => "accelerator's requests under way",
@@ -82,6 +100,17 @@ impl Station {
     }
 }
 
+/// How long an operation waits at a station.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// Until it has been served.
+    Served,
+    /// Until its turn has come: it goes on while it is served, as what is pipelined does.
+    Turn,
+    /// Not at all: something else of it is served meanwhile, such as an acknowledgement.
+    Nothing,
+}
+
 /// One stop on the way.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Visit {
@@ -91,8 +120,8 @@ pub struct Visit {
     pub service: f64,
     /// How many servers are held.
     pub servers: f64,
-    /// How long the operation waits for the service: all of it, or nothing if it goes on meanwhile.
-    pub waits: bool,
+    /// How far the operation waits for that.
+    pub waits: Until,
     /// How long the operation goes on waiting after that: what is pipelined behind the station.
     pub after: f64,
     /// The part of service and wait that a hit in a cache saves, and how probable a hit is.
@@ -127,8 +156,8 @@ impl Path {
     }
 
     /// Holds several servers of a station at once, for the same time.
-    pub fn tags(&mut self, what: &'static str, service: f64, servers: f64) {
-        self.push(what, Some(Station::PcieTags), service, 0.0);
+    pub fn tags(&mut self, what: &'static str, station: Station, service: f64, servers: f64) {
+        self.push(what, Some(station), service, 0.0);
         if let Some(visit) = self.visits.last_mut() {
             visit.servers = servers;
         }
@@ -137,6 +166,24 @@ impl Path {
     /// Holds a station, then waits on.
     pub fn hold(&mut self, what: &'static str, station: Station, service: f64, after: f64) {
         self.push(what, Some(station), service, after);
+    }
+
+    /// Holds a station and waits for its turn only, then for something else.
+    pub fn pass(&mut self, what: &'static str, station: Station, service: f64, after: f64) {
+        self.waiting(what, station, (service, after), Until::Turn);
+    }
+
+    /// Holds a station while the operation goes on.
+    pub fn aside(&mut self, what: &'static str, station: Station, service: f64) {
+        self.waiting(what, station, (service, 0.0), Until::Nothing);
+    }
+
+    fn waiting(&mut self, what: &'static str, station: Station, (service, after): (f64, f64), waits: Until) {
+        let before = self.visits.len();
+        self.push(what, Some(station), service, after);
+        if let Some(visit) = self.visits.get_mut(before) {
+            visit.waits = waits;
+        }
     }
 
     /// As [`Path::hold`]; a hit, with probability `hit`, saves `saved`, of the wait first and then of the service.
@@ -156,7 +203,7 @@ impl Path {
 
     fn push(&mut self, what: &'static str, station: Option<Station>, service: f64, after: f64) {
         if service > 0.0 || after > 0.0 {
-            let (servers, waits) = (1.0, true);
+            let (servers, waits) = (1.0, Until::Served);
             self.visits.push(Visit {
                 station,
                 service,
@@ -206,12 +253,18 @@ impl Path {
 }
 
 impl Visit {
-    /// Makes it one that follows another of its kind closely: it holds its station, but is not waited for.
+    /// Makes it one that follows another of its kind closely: it holds its station, but a latency passes with the first.
     pub fn in_wake(&mut self) {
-        // What comes in order through a station is waited for while it is served; a latency passes with the first.
-        self.waits &= !matches!(self.station, Some(Station::PcieTags | Station::AccelInFlight) | None);
+        // What is held for a whole round trip is held beside others; what comes in order through a station is waited for.
+        let beside = matches!(
+            self.station,
+            Some(Station::ClientTags | Station::PcieTags | Station::AccelInFlight | Station::HostMisses) | None
+        );
+        if beside && self.waits == Until::Served {
+            self.waits = Until::Nothing;
+        }
         self.after = 0.0;
-        self.saved = if self.waits { 0.0 } else { self.saved };
+        self.saved = if self.waits == Until::Served { self.saved } else { 0.0 };
     }
 
     /// Mean time that each server is held.
@@ -220,11 +273,11 @@ impl Visit {
     }
 
     fn missing(&self) -> f64 {
-        if self.waits { self.service + self.after } else { self.after }
+        if self.waits == Until::Served { self.service + self.after } else { self.after }
     }
 
     fn mean(&self) -> f64 {
-        let saved = if self.waits { self.saved } else { self.saved.min(self.after) };
+        let saved = if self.waits == Until::Served { self.saved } else { self.saved.min(self.after) };
         self.chance * (self.missing() - self.hit * saved).max(0.0)
     }
 }

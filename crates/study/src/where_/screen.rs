@@ -77,14 +77,17 @@ fn closed(path: &Path, demands: &[f64; Station::COUNT], alone: f64, under_way: f
     let each = |station: usize| demands[station] / path.servers[station];
     let stations: Vec<usize> = (0..Station::COUNT).filter(|&station| demands[station] > 0.0).collect();
     let queued: f64 = stations.iter().map(|&station| each(station)).sum();
-    // What passes without a queue: waits, and the other servers' share of a service.
-    let delay = (alone - queued).max(0.0);
+    // What passes without a queue: waits, and the other servers' share of a service; less than nothing where more than
+    // one thing of an operation is served at a time.
+    let delay = alone - queued;
     let mut queues = vec![under_way / stations.len().max(1) as f64; stations.len()];
     let others = (under_way - 1.0) / under_way;
     let mut response = alone;
     for _ in 0..ITERATIONS {
-        let times: Vec<f64> =
-            stations.iter().zip(&queues).map(|(&station, queue)| each(station) * (1.0 + queue * others)).collect();
+        // Services of a station are alike: of the one under way half is left, not all of it as of an exponential one.
+        let ahead = |station: usize, queue: f64| queue - (under_way / response * each(station)).min(1.0) / 2.0;
+        let time = |(&station, &queue): (&usize, &f64)| each(station) * (1.0 + ahead(station, queue).max(0.0) * others);
+        let times: Vec<f64> = stations.iter().zip(&queues).map(time).collect();
         let next = delay + times.iter().sum::<f64>();
         let rate = under_way / next;
         for (queue, time) in queues.iter_mut().zip(&times) {
@@ -96,7 +99,10 @@ fn closed(path: &Path, demands: &[f64; Station::COUNT], alone: f64, under_way: f
             break;
         }
     }
-    (under_way / response.max(alone) * 1e9, (response - alone).max(0.0))
+    // Never more than the fullest station serves.
+    let fullest = stations.iter().map(|&station| each(station)).fold(0.0, f64::max);
+    let response = response.max(alone).max(under_way * fullest);
+    (under_way / response * 1e9, response - alone)
 }
 
 /// The wait in nanoseconds at so many operations a second.

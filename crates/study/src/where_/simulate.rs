@@ -8,7 +8,7 @@ use remora_model::time::Ps;
 use serde::Serialize;
 
 use super::operation::Load;
-use super::path::{Path, Visit};
+use super::path::{Path, Until, Visit};
 use remora_kernel::Placement;
 
 /// What the simulation of a placement gave.
@@ -102,16 +102,21 @@ fn step(visit: &Visit, at: Ps, servers: &mut [Server], rng: &mut ChaCha8Rng) -> 
     let after = (visit.after - saved).max(0.0);
     let service = (visit.service - (saved - visit.after).max(0.0)).max(0.0);
     let ps = |ns: f64| Ps((ns * 1000.0).round() as u64);
-    let end = match visit.station {
+    let (start, end) = match visit.station {
         Some(station) => held(&mut servers[station as usize], at, ps(service), visit.servers),
-        None => at + ps(service),
+        None => (at, at + ps(service)),
     };
-    if visit.waits { end + ps(after) } else { at + ps(after) }
+    let goes_on = match visit.waits {
+        Until::Served => end,
+        Until::Turn => start,
+        Until::Nothing => at,
+    };
+    goes_on + ps(after)
 }
 
-/// Holds so many servers at once; the last one's end.
-fn held(server: &mut Server, at: Ps, service: Ps, servers: f64) -> Ps {
-    (0..servers.max(1.0) as u64).map(|_| server.serve(at, service).1).max().unwrap_or(at)
+/// Holds so many servers at once: when the last of them begins and ends.
+fn held(server: &mut Server, at: Ps, service: Ps, servers: f64) -> (Ps, Ps) {
+    (0..servers.max(1.0) as u64).map(|_| server.serve(at, service)).max().unwrap_or((at, at))
 }
 
 fn uniform(rng: &mut ChaCha8Rng) -> f64 {

@@ -5,16 +5,17 @@
 //! for operations that read lines one after the other and then a record; others are simulated by their way only.
 
 use remora_kernel::{Placement, Status, TraversalParams, op};
-use remora_model::platform::Platform;
+use remora_model::component::nic_state::Served;
+use remora_model::platform::{Core, Platform};
 use remora_model::world::{self, PairSpec};
 use serde::Serialize;
 
 use super::Goal;
-use super::operation::{Kind, Load, Operation};
+use super::operation::{Clients, Kind, Load, Operation};
 use crate::calling::Calls;
 use crate::calling::Checked;
 use crate::connection::Storage;
-use crate::modelled::{ModelError, Modelled};
+use crate::modelled::{ModelError, Modelled, Offered};
 use crate::operations::Lists;
 use remora_store::Place as Stored;
 
@@ -27,6 +28,8 @@ pub struct WorldRun {
     pub p50_ns: u64,
     /// The 99th percentile in nanoseconds.
     pub p99_ns: u64,
+    /// The 99.9th percentile in nanoseconds, if there are as many.
+    pub p999_ns: Option<u64>,
     /// Operations a second.
     pub ops_per_s: f64,
     /// What was busiest.
@@ -56,8 +59,9 @@ const MOST_ELEMENTS: u64 = 1 << 14;
 /// The longest list and the longest value.
 const LONGEST: u64 = 256;
 const LONGEST_VALUE: f64 = 61_440.0;
-/// The most calls under way that a modelled pair takes.
+/// The most calls under way that a modelled client takes, and that a node takes of all.
 const MOST_UNDER_WAY: u32 = 128;
+const MOST_OF_ALL: u32 = 256;
 
 /// The elements before the value, and the value's bytes, if the operation is such a chain.
 fn chain(operation: &Operation) -> Option<(u64, u32)> {
@@ -78,7 +82,35 @@ fn chain(operation: &Operation) -> Option<(u64, u32)> {
 
 /// Whether the world runs all of the operation's load.
 pub fn is_whole(operation: &Operation) -> bool {
-    matches!(operation.load, Load::Closed(under_way) if under_way <= MOST_UNDER_WAY)
+    match operation.load {
+        Load::Closed(under_way) => under_way <= most(&operation.clients),
+        Load::Open(_) => true,
+    }
+}
+
+/// The most calls under way: of one client, and of all.
+fn most(clients: &Clients) -> u32 {
+    let busiest = clients.shares().first().copied().unwrap_or(1.0);
+    ((f64::from(MOST_UNDER_WAY) / busiest) as u32).min(MOST_OF_ALL)
+}
+
+/// The machines: threads, clients and packets lost as the operation says.
+pub(super) fn spec(platform: &Platform, operation: &Operation, seed: u64) -> Result<PairSpec, world::WorldError> {
+    let Clients { machines, threads, skew, loss, .. } = operation.clients;
+    let mut spec = PairSpec::new(platform, operation.state as u64, seed)?;
+    let core = &platform.client;
+    spec.client.core = Core { cores: u64::from(threads).clamp(1, core.cores), ..core.clone() };
+    let [client, node] = served(&operation.clients);
+    spec.client = spec.client.keeping(platform, client);
+    spec.node = spec.node.keeping(platform, node);
+    Ok(PairSpec { clients: machines as u16, client_skew: skew, loss, ..spec })
+}
+
+/// What the NICs serve: a client's, the node's.
+pub(super) fn served(clients: &Clients) -> [Served; 2] {
+    let queue_pairs = clients.queue_pairs();
+    let of_one = queue_pairs.div_ceil(u64::from(clients.machines.max(1)));
+    [of_one, queue_pairs].map(|queue_pairs| Served { queue_pairs, regions: 1 })
 }
 
 /// Runs the operation in the modelled world; `None` if it is no chain of reads, or its load none that calls make by
@@ -90,21 +122,24 @@ pub fn run(
     (count, seed): (u64, u64),
 ) -> Option<Result<WorldRun, ModelError>> {
     let (elements, value) = chain(operation)?;
-    let Load::Closed(under_way) = operation.load else { return None };
     platform.nic.as_ref()?;
-    let under_way = under_way.min(MOST_UNDER_WAY);
-    Some(measure(platform, operation, place, ((elements, value), under_way, count, seed)))
+    let slots = most(&operation.clients);
+    let offered = match operation.load {
+        Load::Closed(under_way) => Offered::InFlight(under_way.min(slots)),
+        Load::Open(per_s) => Offered::Arriving { per_s, slots, seed },
+    };
+    Some(measure(platform, operation, place, ((elements, value), offered, count, seed)))
 }
 
 fn measure(
     platform: &Platform,
     operation: &Operation,
     place: Placement,
-    ((elements, value), under_way, count, seed): ((u64, u32), u32, u64, u64),
+    ((elements, value), offered, count, seed): ((u64, u32), Offered, u64, u64),
 ) -> Result<WorldRun, ModelError> {
-    let mut spec = PairSpec::new(platform, operation.state as u64, seed)?;
-    // As many threads of the client as the screen takes: all its cores, not the one of a comparison.
-    spec.client.core = platform.client.clone();
+    let mut spec = spec(platform, operation, seed)?;
+    spec.client = spec.client.disturbed(platform, seed);
+    spec.node = spec.node.disturbed(platform, seed ^ 1);
     let mut modelled = Modelled::new(&spec, place)?;
     let wanted = (operation.state / LINE / elements as f64) as u64;
     let lists = wanted.clamp(64, (MOST_ELEMENTS / elements).max(64));
@@ -118,11 +153,12 @@ fn measure(
     modelled.write(&first, 0, &element_image).map_err(failed)?;
     modelled.write(&second, 0, &value_image).map_err(failed)?;
     let mut chain = Chain { walks: Box::new(layout.walks(elements, seed)), value };
-    let measured = modelled.measure(&mut chain, under_way, count, &|| false)?;
+    let measured = modelled.measure_load(&mut chain, offered, count, &|| false)?;
     Ok(WorldRun {
         place,
         p50_ns: measured.p50_ns,
         p99_ns: measured.p99_ns,
+        p999_ns: (measured.verified >= 1000).then_some(measured.p999_ns),
         ops_per_s: measured.ops_per_s,
         binding: measured.binding,
         joules_per_op: measured.joules_per_op,
@@ -171,6 +207,86 @@ impl Calls for Chain<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Four elements and a value of a line, as this many clients ask for them.
+    fn list(clients: Clients, load: Load) -> Operation {
+        let text = "title = \"x\"\nrequest = \"36 B\"\nreply = \"64 B\"\nstate = \"1 MiB\"\n\
+                    [[access]]\ncount = 5\nsize = \"64 B\"\n";
+        Operation { clients, load, ..Operation::parse("x.toml", text).unwrap() }
+    }
+
+    fn at(platform: &Platform, place: Placement, operation: &Operation, count: u64) -> WorldRun {
+        run(platform, operation, place, (count, 1)).expect("a chain of reads").unwrap()
+    }
+
+    #[test]
+    fn more_queue_pairs_than_a_nic_has_room_for_cost_reads_over_pcie() {
+        let platform = Platform::load("rambda").unwrap();
+        for place in [Placement::Client, Placement::Nic] {
+            let p50 = [10, 1_000, 10_000, 100_000].map(|connections| {
+                let clients = Clients { connections: Some(connections), ..Clients::default() };
+                let operation = list(clients, Load::Closed(1));
+                let engine = at(&platform, place, &operation, 1_000).p50_ns as f64;
+                let screen = super::super::rank(&platform, &operation, &super::super::WhereOptions::default());
+                let screen = screen.iter().find(|candidate| candidate.place == place).unwrap().p50_ns;
+                assert!((screen / engine - 1.0).abs() < 0.12, "{place}, {connections}: {screen} of {engine}");
+                engine
+            });
+            assert_eq!(p50[0], p50[1], "2 MiB hold thousands");
+            assert!(p50[1] <= p50[2] && p50[2] < p50[3] && p50[3] > 1.1 * p50[0], "{place}: {p50:?}");
+        }
+    }
+
+    #[test]
+    fn many_clients_ask_for_more_than_one_and_less_if_one_has_most_of_it() {
+        let platform = Platform::load("rambda").unwrap();
+        let rate = |machines, skew| {
+            let clients = Clients { machines, skew, ..Clients::default() };
+            at(&platform, Placement::Client, &list(clients, Load::Closed(120)), 3_000).ops_per_s
+        };
+        let (one, eight, skewed) = (rate(1, 0.0), rate(8, 0.0), rate(8, 2.5));
+        assert!(eight > 1.3 * one && skewed < eight, "{one} of one, {eight} of eight, {skewed} of unequal ones");
+    }
+
+    #[test]
+    fn lost_packets_are_sent_again_and_only_the_tail_sees_them() {
+        let platform = Platform::load("rambda").unwrap();
+        let with = |loss| {
+            let clients = Clients { loss, ..Clients::default() };
+            at(&platform, Placement::Nic, &list(clients, Load::Closed(1)), 2_000)
+        };
+        let (whole, lossy) = (with(0.0), with(0.002));
+        assert!((lossy.p50_ns as f64 / whole.p50_ns as f64 - 1.0).abs() < 0.05, "{lossy:?} of {whole:?}");
+        assert!(lossy.p999_ns.unwrap() > 3 * whole.p999_ns.unwrap(), "{lossy:?} of {whole:?}");
+    }
+
+    #[test]
+    fn what_comes_at_a_rate_waits_where_it_is_near_what_is_served() {
+        let platform = Platform::load("rambda").unwrap();
+        let alone = at(&platform, Placement::Nic, &list(Clients::default(), Load::Closed(1)), 1_000);
+        let most = at(&platform, Placement::Nic, &list(Clients::default(), Load::Closed(120)), 4_000).ops_per_s;
+        let at_part = |part| {
+            let operation = list(Clients::default(), Load::Open(part * most));
+            at(&platform, Placement::Nic, &operation, 4_000)
+        };
+        let (little, much) = (at_part(0.1), at_part(0.95));
+        assert!((little.ops_per_s / (0.1 * most) - 1.0).abs() < 0.05, "{little:?} of {most}");
+        assert!((little.p50_ns as f64 / alone.p50_ns as f64 - 1.0).abs() < 0.05, "{little:?} of {alone:?}");
+        assert!(much.p99_ns > little.p99_ns && much.p50_ns > little.p50_ns, "{much:?} of {little:?}");
+    }
+
+    #[test]
+    fn interrupts_make_the_tail_and_not_the_median() {
+        let rambda = Platform::load("rambda").unwrap();
+        let operation = list(Clients::default(), Load::Closed(1));
+        let with = |every_us: f64| {
+            let platform = rambda.with(&[("host.jitter.interrupt_every", every_us * 1e6)]).unwrap();
+            at(&platform, Placement::Client, &operation, 2_000)
+        };
+        let (seldom, often) = (with(1e6), with(300.0));
+        assert!((often.p50_ns as f64 / seldom.p50_ns as f64 - 1.0).abs() < 0.02, "{often:?} of {seldom:?}");
+        assert!(often.p999_ns.unwrap() > seldom.p999_ns.unwrap() + 3_000, "{often:?} of {seldom:?}");
+    }
 
     #[test]
     fn chains_are_told_from_other_operations() {

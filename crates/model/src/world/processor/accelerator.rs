@@ -2,12 +2,16 @@
 
 use super::pipeline::KERNEL_BUS;
 use super::{Arrival, Processor, ProcessorKind};
+use crate::component::cache::{Cache, CacheAccess, CacheParams};
 use crate::component::coherent::{Coherent, CoherentParams};
 use crate::platform;
 use crate::resource::{Server, Usage};
 use crate::time::Ps;
-use crate::world::board::Board;
+use crate::world::board::{Board, LINE, is_resident};
 use crate::world::site::Reach;
+
+/// Ways of its cache.
+const WAYS: usize = 16;
 
 /// An accelerator.
 pub struct Accelerator {
@@ -16,6 +20,9 @@ pub struct Accelerator {
     signal: Ps,
     doorbell: Ps,
     link: Coherent,
+    /// Its own cache: lines there are not asked for over the link.
+    cache: Cache,
+    cache_bytes: u64,
     /// What works through data.
     unit: Server,
 }
@@ -29,8 +36,38 @@ impl Accelerator {
             signal: Ps(accel.signal),
             doorbell: Ps(accel.doorbell),
             link: Coherent::new(&CoherentParams::from(accel)),
+            cache: Cache::new(&CacheParams {
+                size_bytes: accel.cache_size,
+                line_bytes: LINE,
+                ways: WAYS,
+                hit_ps: accel.cache_latency,
+            }),
+            cache_bytes: accel.cache_size,
             unit: Server::new(1),
         }
+    }
+}
+
+impl Accelerator {
+    /// Line by line: from its cache, or over the link. What others write meanwhile takes no lines away from it.
+    fn read(&mut self, board: &mut Board, at: Ps, va: u64, bytes: u64) -> (Ps, Ps) {
+        let (mut first, mut last) = (None, at);
+        for line in self.cache.lines(va, bytes) {
+            let hit = match board.spec.state {
+                0 => self.cache.access(line, CacheAccess::Load).hit,
+                state => is_resident(line, state, self.cache_bytes),
+            };
+            let here = match hit {
+                true => at + self.cache.hit_time(),
+                false => {
+                    let at = board.beyond(at, line * LINE, LINE);
+                    self.link.read(at, line * LINE, LINE).1
+                }
+            };
+            first = first.or(Some(here));
+            last = last.max(here);
+        }
+        (first.unwrap_or(last), last)
     }
 }
 
@@ -68,13 +105,15 @@ impl Processor for Accelerator {
     }
 
     fn reach(&mut self, board: &mut Board, at: Ps, va: u64, bytes: u64, kind: Reach) -> (Ps, Ps) {
-        let at = board.beyond(at, va, bytes);
         match kind {
             Reach::Write | Reach::Stream => {
+                let at = board.beyond(at, va, bytes);
                 let taken = self.link.write(at, va, bytes);
                 (taken, taken)
             }
-            Reach::Read | Reach::Search | Reach::Atomic => self.link.read(at, va, bytes),
+            // The word is changed where its owner is.
+            Reach::Atomic => self.link.read(board.beyond(at, va, bytes), va, bytes),
+            Reach::Read | Reach::Search => self.read(board, at, va, bytes),
         }
     }
 

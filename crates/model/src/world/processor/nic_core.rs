@@ -2,14 +2,16 @@
 
 use super::{Arrival, Processor, ProcessorKind};
 use crate::component::nic_cores::{NicCoreParams, NicCores};
+use crate::component::pcie::Way;
 use crate::platform;
 use crate::resource::Usage;
 use crate::time::Ps;
-use crate::world::board::{Board, LINE};
+use crate::world::board::Board;
 use crate::world::site::Reach;
 
 /// The cores of one NIC's card.
 pub struct NicCore {
+    nic: usize,
     cores: NicCores,
     /// Turning from one kernel to another, as a host core does.
     switch: Ps,
@@ -19,8 +21,9 @@ pub struct NicCore {
 
 impl NicCore {
     /// Idle cores.
-    pub fn new(card: &platform::NicCores, host: &platform::Core) -> Self {
+    pub fn new(nic: usize, card: &platform::NicCores, host: &platform::Core) -> Self {
         Self {
+            nic,
             cores: NicCores::new(&NicCoreParams::new(card, host)),
             switch: Ps(host.switch),
             dispatch: Ps(card.dispatch),
@@ -62,12 +65,12 @@ impl Processor for NicCore {
         self.cores.cores.run(at, self.issue).1
     }
 
-    /// A read of host memory, whatever it does there, with the rest of its bytes behind the first line.
-    fn reach(&mut self, board: &mut Board, at: Ps, va: u64, bytes: u64, _: Reach) -> (Ps, Ps) {
+    /// The round trip of a read of host memory, whatever it does there; its bytes share PCIe with those of the NIC.
+    fn reach(&mut self, board: &mut Board, at: Ps, va: u64, bytes: u64, kind: Reach) -> (Ps, Ps) {
         let at = board.beyond(at, va, bytes);
         let (_, first) = self.cores.host_read(at);
-        let rest = Ps::transfer(bytes.saturating_sub(LINE), board.spec.nic.pcie.bandwidth);
-        (first, first + rest)
+        let way = if matches!(kind, Reach::Write | Reach::Stream) { Way::Up } else { Way::Down };
+        board.carried(self.nic, way, first, bytes)
     }
 
     fn usage(&self, span: Ps, all: &mut Vec<Usage>) {
