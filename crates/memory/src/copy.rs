@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Bytes of a word.
 const WORD: usize = 8;
 /// Bytes copied per turn of the unrolled loop: a cache line.
-const BLOCK: usize = 64;
+pub const BLOCK: usize = 64;
 
 /// The word at `ptr`.
 ///
@@ -54,6 +54,33 @@ pub unsafe fn take(src: *mut u8, out: &mut [u8]) {
     unsafe { load(src, out) };
 }
 
+/// Adds rows of `f32`, little-endian, to `sums`, in the order of `which`: numbers of rows, of which there are `rows`, each
+/// as long as `sums`. While it does, it asks the cache for the rows in `next`. Rows are looked at in whatever pieces is
+/// quickest, as by [`take`]. False, and nothing is done, where no quick way is known.
+///
+/// # Safety
+/// As for [`load`], of `rows` rows from `src` on.
+#[inline]
+pub unsafe fn add_rows(src: *mut u8, rows: u32, sums: &mut [u8], which: &[[u8; 4]], next: &[[u8; 4]]) -> bool {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if wide::has_lines() {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match sums.len() {
+                64 => wide::add_rows::<1>(src, rows, sums, which, next),
+                128 => wide::add_rows::<2>(src, rows, sums, which, next),
+                256 => wide::add_rows::<4>(src, rows, sums, which, next),
+                512 => wide::add_rows::<8>(src, rows, sums, which, next),
+                1024 => wide::add_rows::<16>(src, rows, sums, which, next),
+                _ => return false,
+            }
+        }
+        return true;
+    }
+    let _ = (src, rows, sums, which, next);
+    false
+}
+
 /// # Safety
 /// As for [`load`].
 #[inline(always)]
@@ -73,11 +100,8 @@ unsafe fn load_words(src: *mut u8, mut out: &mut [u8]) {
     }
     let mut blocks = out.chunks_exact_mut(BLOCK);
     for block in &mut blocks {
-        for at in (0..BLOCK).step_by(WORD) {
-            // SAFETY: this word lies within the range.
-            let bytes = unsafe { word(src.wrapping_add(at)) }.load(Ordering::Acquire).to_ne_bytes();
-            block[at..at + WORD].copy_from_slice(&bytes);
-        }
+        // SAFETY: the block lies within the range, and `src` is aligned by now.
+        unsafe { load_block(src, block) };
         src = src.wrapping_add(BLOCK);
     }
     for part in blocks.into_remainder().chunks_mut(WORD) {
@@ -85,6 +109,26 @@ unsafe fn load_words(src: *mut u8, mut out: &mut [u8]) {
         let bytes = unsafe { word(src) }.load(Ordering::Acquire).to_ne_bytes();
         part.copy_from_slice(&bytes[..part.len()]);
         src = src.wrapping_add(WORD);
+    }
+}
+
+/// Copies a block into `out`, in increasing address order.
+///
+/// # Safety
+/// As for [`load`]; `src` is aligned to words.
+#[inline(always)]
+pub unsafe fn load_block(src: *mut u8, out: &mut [u8]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if src.addr().is_multiple_of(2 * WORD)
+        && wide::is_whole()
+        && let Some(out) = out.first_chunk_mut()
+    {
+        // SAFETY: as the caller promises.
+        return unsafe { wide::load_block(src, out) };
+    }
+    for (at, out) in out.as_chunks_mut::<WORD>().0.iter_mut().enumerate().take(BLOCK / WORD) {
+        // SAFETY: this word lies within the range.
+        *out = unsafe { word(src.wrapping_add(at * WORD)) }.load(Ordering::Acquire).to_ne_bytes();
     }
 }
 

@@ -55,8 +55,8 @@
 //! [`Region::fetch`], from a [`View`] of what another process has lent, keeps the whole promise on both sides: words that are aligned
 //! in both are loaded whole and stored whole.
 //!
-//! [`Words::rank`] and [`Words::take`] too look at words in pieces as are quickest: who calls them finds out afterwards
-//! whether they were written, or makes do with any mix.
+//! [`Words::rank`], [`Words::take`] and [`Words::add_rows`] too look at words in pieces as are quickest: who calls them finds out
+//! afterwards whether they were written, or makes do with any mix.
 //!
 //! The promise covers everyone who goes through this crate. Plain stores of other programs to the same memory keep it
 //! as far as their instructions do.

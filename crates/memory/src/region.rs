@@ -209,21 +209,35 @@ impl Region {
         self.bounds(va, len)
     }
 
+    /// As [`check`](Self::check) of a read that comes soon, and asks the cache for its first `most` bytes.
+    #[inline]
+    pub fn ask(&self, (pd, need): (Pd, Access), va: u64, len: usize, most: usize) -> Result<(), AccessError> {
+        self.check(pd, va, len as u64, need)?;
+        let len = len.min(most);
+        if len > 0 {
+            let (ptr, room) = self.run(va);
+            copy::prefetch(ptr, len.min(room));
+        }
+        Ok(())
+    }
+
     /// Copies bytes from `va` on into `out`. Checks bounds and validity, not rights.
     #[inline]
     pub fn read(&self, va: u64, out: &mut [u8]) -> Result<(), AccessError> {
         self.bounds(va, out.len() as u64)?;
-        if let Map::Linear(start, _) = &self.map
-            && !out.is_empty()
-        {
+        if let Map::Linear(start, _) = &self.map {
             let ptr = start.wrapping_add(va.wrapping_sub(self.va) as usize);
-            // SAFETY: `bounds` checked the range, which lies in one run.
-            unsafe { copy::load(ptr, out) };
-            return Ok(());
+            // What look-ups read most: a line, where it can be copied without a call.
+            if out.len() == copy::BLOCK && ptr.cast::<u64>().is_aligned() {
+                // SAFETY: `bounds` checked the range, which lies in one run.
+                unsafe { copy::load_block(ptr, out) };
+                return Ok(());
+            }
         }
         self.read_runs(va, out)
     }
 
+    #[inline(never)]
     fn read_runs(&self, mut va: u64, mut out: &mut [u8]) -> Result<(), AccessError> {
         while !out.is_empty() {
             let (ptr, room) = self.run(va);

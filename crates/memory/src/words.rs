@@ -38,6 +38,16 @@ impl Words<'_> {
         }
     }
 
+    /// Adds rows of `f32`, little-endian, to `sums`, column by column and in the order of `which`: numbers of rows, each as
+    /// long as `sums`, the first of which begins here. Rows that lie outside are left out. While it adds, it asks the cache
+    /// for the rows in `next`. False, and nothing is done, where the processor or the length is none that it is made for.
+    #[inline]
+    pub fn add_rows(&self, sums: &mut [u8], which: &[[u8; 4]], next: &[[u8; 4]]) -> bool {
+        let rows = (8 * self.len).checked_div(sums.len()).unwrap_or(0);
+        // SAFETY: so many rows lie within the words.
+        unsafe { copy::add_rows(self.start, rows.try_into().unwrap_or(u32::MAX), sums, which, next) }
+    }
+
     /// Asks the cache for bytes from `at` on. A hint: what lies outside does no harm.
     #[inline]
     pub fn prefetch(&self, at: usize, len: usize) {
@@ -91,5 +101,34 @@ mod tests {
         view.prefetch(usize::MAX, 24);
         assert_eq!(out[..], bytes_of(&words)[12..36], "nothing comes from outside");
         assert!(region.view(8, 65 * 8).is_none() && region.view(4, 8).is_none());
+    }
+
+    #[test]
+    fn rows_are_added_in_their_order_and_none_outside() {
+        const ROWS: usize = 20;
+        let registry = Registry::new([1; 32]);
+        for (dim, skew) in [(16, 0), (32, 8), (64, 24), (128, 0), (256, 8), (24, 0), (0, 0)] {
+            let number = |row: usize, column: usize| (row * 37 + column) as f32 * 0.1;
+            let bytes = (0..ROWS).flat_map(|row| (0..dim).flat_map(move |column| number(row, column).to_le_bytes()));
+            let bytes: Vec<u8> = std::iter::repeat_n(0xff, skew).chain(bytes).chain([0xff; 64]).collect();
+            let buffer = Buffer::from_boxed(bytes.into());
+            let pd = registry.alloc_pd();
+            let region = registry.register(pd, &buffer, 0, buffer.len(), Some(0), Access::all()).unwrap();
+            let view = region.view(skew as u64, ROWS * dim * 4).unwrap();
+            let which: Vec<[u8; 4]> = [3u32, 19, 0, 20, 3, u32::MAX, 7].iter().map(|row| row.to_le_bytes()).collect();
+            let mut sums: Vec<u8> = (0..dim).flat_map(|column| (column as f32).to_le_bytes()).collect();
+            let before = sums.clone();
+            if !view.add_rows(&mut sums, &which, &which[2..]) {
+                assert_eq!(sums, before, "nothing is done");
+                continue;
+            }
+            let expected: Vec<u8> = (0..dim)
+                .flat_map(|column| {
+                    let rows = [3, 19, 0, 3, 7];
+                    rows.iter().fold(column as f32, |sum, &row| sum + number(row, column)).to_le_bytes()
+                })
+                .collect();
+            assert_eq!(sums, expected, "{dim} numbers a row");
+        }
     }
 }

@@ -5,7 +5,10 @@
 
 use super::{BLOCK, WORD, by_way_of_private, load_words, store_words};
 use std::arch::asm;
-use std::arch::x86_64::{_mm256_loadu_si256, _mm256_stream_si256, _mm512_loadu_si512, _mm512_stream_si512};
+use std::arch::x86_64::{
+    __m512, _mm256_loadu_si256, _mm256_stream_si256, _mm512_add_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_storeu_ps, _mm512_stream_si512,
+};
 
 /// Bytes from which on it pays.
 pub const LEAST: usize = 512;
@@ -131,6 +134,31 @@ pub unsafe fn load(src: *mut u8, out: &mut [u8]) {
     }
 }
 
+/// Copies a block. Whoever then looks at `out` by 16 bytes has not to wait until two stores of 8 are done.
+///
+/// # Safety
+/// As for [`super::load_block`]; `src` is aligned to 16, and [`is_whole`] is true.
+#[inline(always)]
+pub unsafe fn load_block(src: *mut u8, out: &mut [u8; BLOCK]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "movaps {a}, [{src}]",
+            "movaps {b}, [{src} + 16]",
+            "movaps {c}, [{src} + 32]",
+            "movaps {d}, [{src} + 48]",
+            "movups [{dst}], {a}",
+            "movups [{dst} + 16], {b}",
+            "movups [{dst} + 32], {c}",
+            "movups [{dst} + 48], {d}",
+            src = in(reg) src,
+            dst = in(reg) out.as_mut_ptr(),
+            a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
 /// Whether this processor moves a line at a time.
 #[inline(always)]
 pub fn has_lines() -> bool {
@@ -169,6 +197,47 @@ pub unsafe fn take(src: *mut u8, out: &mut [u8]) {
             out("xmm0") _, out("xmm1") _,
             options(nostack),
         );
+    }
+}
+
+/// See [`super::add_rows`]. The sums stay in registers.
+///
+/// # Safety
+/// As for [`super::add_rows`], of rows of `N` lines; [`has_lines`] is true.
+#[target_feature(enable = "avx512f")]
+pub unsafe fn add_rows<const N: usize>(src: *mut u8, rows: u32, sums: &mut [u8], which: &[[u8; 4]], next: &[[u8; 4]]) {
+    let sums: &mut [[u8; BLOCK]; N] = match sums.as_chunks_mut::<BLOCK>().0.first_chunk_mut() {
+        Some(sums) => sums,
+        None => return,
+    };
+    // SAFETY: a line each.
+    let mut lines: [__m512; N] = std::array::from_fn(|at| unsafe { _mm512_loadu_ps(sums[at].as_ptr().cast()) });
+    let mut next = next.iter();
+    for row in which {
+        let place = |row: &[u8; 4]| src.wrapping_add(u32::from_le_bytes(*row) as usize * N * BLOCK);
+        if let Some(row) = next.next() {
+            super::prefetch(place(row), N * BLOCK);
+        }
+        if u32::from_le_bytes(*row) >= rows {
+            continue;
+        }
+        for (at, sum) in lines.iter_mut().enumerate() {
+            let line: __m512;
+            // SAFETY: the line is of a row that there is. In assembly, as others may write it.
+            unsafe {
+                asm!(
+                    "vmovups {line}, [{from}]",
+                    line = out(zmm_reg) line,
+                    from = in(reg) place(row).wrapping_add(at * BLOCK),
+                    options(nostack, readonly, preserves_flags),
+                );
+            }
+            *sum = _mm512_add_ps(*sum, line);
+        }
+    }
+    for (sum, line) in sums.iter_mut().zip(lines) {
+        // SAFETY: a line each.
+        unsafe { _mm512_storeu_ps(sum.as_mut_ptr().cast(), line) };
     }
 }
 
