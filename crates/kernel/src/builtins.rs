@@ -2,7 +2,9 @@
 
 use crate::call::{Call, Status};
 use crate::memory::Memory;
-use crate::{btree, checksum, compress, consistency, embed, filter, get, hll, kv, sequencer, shuffle, traversal};
+use crate::{
+    btree, checksum, compress, consistency, embed, filter, get, hll, kv, sequencer, shuffle, steps, traversal,
+};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
@@ -85,9 +87,9 @@ macro_rules! builtins {
 
 builtins! {
     /// Follows a linked structure to a value.
-    TRAVERSAL = 1, "traversal", Memory: |memory, call| traversal::run(memory, call);
+    TRAVERSAL = 1, "traversal", Memory: |memory, call| steps::run::<traversal::Traversal, _>(memory, call);
     /// Looks a key up in a hash table.
-    GET = 2, "get", Memory: |memory, call| get::run(memory, call);
+    GET = 2, "get", Memory: |memory, call| steps::run::<get::Get, _>(memory, call);
     /// Reads an object until its checksum holds.
     CONSISTENCY = 3, "consistency", Memory: |memory, call| consistency::run(memory, call);
     /// Computes the checksum of a payload stream.

@@ -146,13 +146,19 @@ impl Call {
         &mut self.stream
     }
 
+    /// Bytes by which the reply may grow.
+    #[inline]
+    pub(crate) fn reply_room(&self) -> usize {
+        (self.reply_limit as usize).saturating_sub(self.reply.len())
+    }
+
     /// Appends `len` bytes to the reply and returns them, to be filled in.
     #[inline]
     pub fn grow_reply(&mut self, len: usize) -> Result<&mut [u8], Status> {
-        let start = self.reply.len();
-        if len > (self.reply_limit as usize).saturating_sub(start) {
+        if len > self.reply_room() {
             return Err(Status::ReplyTooLong);
         }
+        let start = self.reply.len();
         self.reply.resize(start + len, 0);
         Ok(&mut self.reply[start..])
     }

@@ -1,8 +1,8 @@
 //! The GET kernel: a look-up in a hash table of Pilaf's shape, entries and values apart (StRoM
 //! section 5.2), with chained overflow entries and misses.
 
-use crate::call::{Call, Status};
-use crate::memory::Memory;
+use crate::call::Status;
+use crate::steps::{Read, Steps};
 
 /// Buckets of an entry.
 pub const BUCKETS: usize = 3;
@@ -103,27 +103,37 @@ impl GetParams {
     }
 }
 
-#[inline]
-pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
-    let params = GetParams::decode(&call.params)?;
-    let mut index = params.index;
-    loop {
-        let at = params.entries.wrapping_add(u64::from(index) * ENTRY_BYTES as u64);
-        let mut bytes = [0; ENTRY_BYTES];
-        memory.read(params.entries_key, at, &mut bytes).await?;
-        match find(&bytes, params.key) {
-            Ok(bucket) => {
-                let reply = call.grow_reply(bucket.len as usize)?;
-                return Ok(memory.read(params.values_key, bucket.value, reply).await?);
-            }
-            Err(0) => return Err(Status::NotFound),
-            Err(next) => index = next,
+/// The kernel, between two reads.
+pub(crate) struct Get(GetParams);
+
+impl Get {
+    #[inline(always)]
+    fn entry(&self, index: u32) -> Read {
+        let GetParams { entries, entries_key: key, .. } = self.0;
+        let va = entries.wrapping_add(u64::from(index) * ENTRY_BYTES as u64);
+        Read { key, va, len: ENTRY_BYTES as u32, last: false }
+    }
+}
+
+impl Steps for Get {
+    #[inline(always)]
+    fn begin(params: &[u8]) -> Result<(Self, Read), Status> {
+        let get = Get(GetParams::decode(params)?);
+        let first = get.entry(get.0.index);
+        Ok((get, first))
+    }
+
+    #[inline(always)]
+    fn next(&mut self, entry: &[u8; ENTRY_BYTES]) -> Result<Read, Status> {
+        match find(entry, self.0.key) {
+            Ok(Bucket { value: va, len, .. }) => Ok(Read { key: self.0.values_key, va, len, last: true }),
+            Err(0) => Err(Status::NotFound),
+            Err(next) => Ok(self.entry(next)),
         }
     }
 }
 
-/// The key's bucket, or the entry where to look next. A function of its own so that no entry is
-/// kept in the task while it waits.
+/// The key's bucket, or the entry where to look next.
 ///
 /// Which bucket it is no processor can guess, so nothing is decided by it but an index: what a core guesses while memory
 /// is on its way it does in vain.

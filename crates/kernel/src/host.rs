@@ -167,18 +167,84 @@ impl HostMemory {
     /// The region for an access that is paid for and allowed, unless the cache has no room for it.
     #[inline]
     fn find(&self, key: u32, (va, len): (u64, usize), need: Access) -> Result<Option<&Region>, Fault> {
+        let domain = &*self.0.domain;
+        match self.pay(key, len)? {
+            Asked::Nothing => Ok(Some(&domain.nothing)),
+            Asked::Uncached => Ok(None),
+            Asked::Cached(at) => {
+                let Some(region) = domain.region(at) else { return Ok(None) };
+                region.check(domain.pd, va, len as u64, need).map_err(|error| self.0.fault(error))?;
+                Ok(Some(region))
+            }
+        }
+    }
+
+    /// Pays for an access, and finds its region.
+    #[inline(always)]
+    fn pay(&self, key: u32, len: usize) -> Result<Asked, Fault> {
         let Inner { domain, budget, .. } = &*self.0;
         budget.spend(len)?;
         if len >= METERED_BYTES {
             domain.meter.add(len as u64 / 8);
         } else if len == 0 {
-            return Ok(Some(&domain.nothing));
+            return Ok(Asked::Nothing);
         }
-        let Some(region) = domain.find(key).or_else(|| domain.look_up(key)) else {
-            return Ok(None);
+        Ok(domain.find(key).or_else(|| domain.look_up(key)).map_or(Asked::Uncached, Asked::Cached))
+    }
+
+    /// Whether accesses wait for their bytes to come.
+    #[inline]
+    pub(crate) fn prefetches(&self) -> bool {
+        self.0.domain.prefetching
+    }
+
+    /// Pays for a read and asks for its bytes, which [`bring`](Self::bring) copies when others have run.
+    #[inline(always)]
+    pub(crate) fn ask(&self, key: u32, (va, len): (u64, usize)) -> Result<Asked, Fault> {
+        let asked = self.pay(key, len)?;
+        let domain = &*self.0.domain;
+        if let Asked::Cached(at) = asked
+            && let Some(region) = domain.region(at)
+        {
+            let most = if domain.prefetching { PREFETCH_BYTES } else { 0 };
+            let asked = region.ask((domain.pd, Access::REMOTE_READ), va, len, most);
+            asked.map_err(|error| self.0.fault(error))?;
+        }
+        Ok(asked)
+    }
+
+    /// Makes a read that was asked for: of the same place and length.
+    #[inline(always)]
+    pub(crate) fn bring(&self, asked: Asked, (key, va): (u32, u64), out: &mut [u8]) -> Result<(), Fault> {
+        match asked {
+            Asked::Nothing => Ok(()),
+            Asked::Cached(at) if let Some(region) = self.0.domain.region(at) => {
+                region.read(va, out).map_err(|error| self.0.fault(error))
+            }
+            _ => self.access_uncached(key, (va, out.len()), Access::REMOTE_READ, &mut |region| region.read(va, out)),
+        }
+    }
+
+    /// Asks for bytes, if the place is one that does.
+    #[inline(always)]
+    pub(crate) fn hint(&self, key: u32, va: u64, len: usize) -> bool {
+        let domain = &*self.0.domain;
+        let region = match domain.prefetching {
+            true => domain.find(key).or_else(|| domain.look_up(key)).and_then(|at| domain.region(at)),
+            false => None,
         };
-        region.check(domain.pd, va, len as u64, need).map_err(|error| self.0.fault(error))?;
-        Ok(Some(region))
+        if let Some(region) = region {
+            region.prefetch(va, len.min(PREFETCH_BYTES));
+        }
+        region.is_some()
+    }
+
+    /// Whether these bytes can be looked at as [`Words`] where they are. It says nothing of rights.
+    pub(crate) fn has_words(&self, key: u32, va: u64, len: u64) -> bool {
+        let domain = &*self.0.domain;
+        let region = domain.find(key).or_else(|| domain.look_up(key)).and_then(|at| domain.region(at));
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        region.is_some_and(|region| region.view(va, len).is_some())
     }
 
     #[cold]
@@ -197,6 +263,18 @@ impl HostMemory {
     }
 }
 
+/// A read that is paid for and allowed, and whose bytes are on their way: where its region is.
+#[derive(Clone, Copy, Default)]
+pub(crate) enum Asked {
+    /// It names no memory, as it has no bytes.
+    #[default]
+    Nothing,
+    /// Remembered, at this place.
+    Cached(u8),
+    /// To be looked up.
+    Uncached,
+}
+
 /// How far an access got before its first turn.
 #[derive(Clone, Copy)]
 enum Begun<'a, T> {
@@ -209,16 +287,22 @@ impl Domain {
         self.regions.iter().map_while(|slot| slot.get())
     }
 
-    /// The region, if it is in the cache.
+    /// Where the region is in the cache, if it is.
     #[inline]
-    fn find(&self, key: u32) -> Option<&Region> {
-        self.cached().find(|(cached, region)| *cached == key && region.is_valid()).map(|(_, region)| &**region)
+    fn find(&self, key: u32) -> Option<u8> {
+        self.cached().position(|(cached, region)| *cached == key && region.is_valid()).map(|at| at as u8)
+    }
+
+    /// The region at a place of the cache.
+    #[inline(always)]
+    fn region(&self, at: u8) -> Option<&Region> {
+        self.regions.get(usize::from(at))?.get().map(|(_, region)| &**region)
     }
 
     /// Puts the region in the cache, unless that is full. Other domains' stay out: a cache would
     /// keep their memory mapped to no use.
     #[cold]
-    fn look_up(&self, key: u32) -> Option<&Region> {
+    fn look_up(&self, key: u32) -> Option<u8> {
         let mut region = self.registry.lookup(key).filter(|region| region.pd() == self.pd)?;
         for slot in &self.regions {
             match slot.set((key, region)) {
@@ -270,14 +354,7 @@ impl Memory for HostMemory {
 
     #[inline(always)]
     fn touch(&self, key: u32, va: u64, len: usize) -> impl Future<Output = ()> {
-        let domain = &*self.0.domain;
-        let mut gave_way = true;
-        if domain.prefetching
-            && let Some(region) = domain.find(key).or_else(|| domain.look_up(key))
-        {
-            region.prefetch(va, len.min(PREFETCH_BYTES));
-            gave_way = false;
-        }
+        let mut gave_way = !self.hint(key, va, len);
         poll_fn(move |cx| match std::mem::replace(&mut gave_way, true) {
             true => Poll::Ready(()),
             false => {

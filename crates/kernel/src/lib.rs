@@ -49,6 +49,7 @@ mod pool;
 mod runner;
 mod sequencer;
 pub mod shuffle;
+mod steps;
 mod stream;
 #[cfg(test)]
 mod testing;

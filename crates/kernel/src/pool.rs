@@ -1,5 +1,6 @@
 //! A bounded pool of tasks, after RAMBDA's table of outstanding requests (HPCA 2023), whose turns clients share.
 
+use crate::call::Status;
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,13 +17,18 @@ const POLL: i64 = 8;
 /// round. Clients share them by deficit round robin (Shreedhar and Varghese, IEEE/ACM Transactions on Networking 4(3),
 /// 1996): each gets [`TURN`] once a round and pays for what its tasks do, so that many tasks, or long ones, take
 /// time from their own client alone. Who has taken more sits out until it is paid back, or nobody else wants the time.
-pub struct TaskPool<F: Future> {
+///
+/// Beside futures it takes tasks of a second type, if it was made [`with_short`](Self::with_short) ones: they lie side by
+/// side, and have no states within states.
+pub struct TaskPool<F: Future, S = Never> {
     slots: Vec<Pin<Box<Option<F>>>>,
+    /// Tasks that are no futures, at the same numbers.
+    short: Vec<S>,
     /// What is known of each slot.
     links: Vec<Link>,
     free: Vec<u32>,
     /// What ended when it began, and the slots that it still has.
-    early: Vec<(u32, F::Output)>,
+    early: Vec<(u32, Early<F::Output>)>,
     /// By client.
     lines: Vec<Line>,
     /// Clients with tasks, each once, in the order of their turns.
@@ -35,9 +41,50 @@ pub struct TaskPool<F: Future> {
     begun: i64,
 }
 
+/// Room for a task that is no future.
+pub trait Short: Default {
+    /// Goes on. It is ready with how it ended, and then to be emptied.
+    fn poll(&mut self) -> Poll<Status>;
+
+    /// Drops the task.
+    fn clear(&mut self);
+}
+
+/// Takes what tasks have come to: of a short one where it is, as little as possible is to be moved.
+pub(crate) trait Ends<O, S> {
+    /// A future's output.
+    fn future(&mut self, output: O);
+
+    /// A short task has ended; whoever takes it leaves its room empty.
+    fn short(&mut self, task: &mut S, status: Status);
+}
+
+/// There are no short tasks.
+#[derive(Default)]
+pub struct Never;
+
+impl Short for Never {
+    fn poll(&mut self) -> Poll<Status> {
+        Poll::Pending
+    }
+
+    fn clear(&mut self) {}
+}
+
+impl<O, D: FnMut(O)> Ends<O, Never> for D {
+    #[inline]
+    fn future(&mut self, output: O) {
+        self(output);
+    }
+
+    fn short(&mut self, _: &mut Never, _: Status) {}
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Link {
     client: u32,
+    /// Whether the task is no future.
+    short: bool,
     tag: u64,
 }
 
@@ -46,10 +93,16 @@ struct Link {
 struct Line {
     /// Their slots, the one polled longest ago in front: what it waits for has had the most time to come, and tasks that
     /// began together stay together, so that a core guesses right what each does next.
-    slots: VecDeque<u32>,
+    slots: Vec<u32>,
     /// What may be spent, as of `round`. Below zero it is a debt.
     balance: i64,
     round: u64,
+}
+
+/// The output of a future, or how a short task ended.
+enum Early<O> {
+    Future(O),
+    Short(Status),
 }
 
 /// What tasks have done beside being polled. Atomic only so that a pool may move between threads: one thread uses it.
@@ -76,7 +129,7 @@ impl Meter {
 
 impl Default for Line {
     fn default() -> Self {
-        Self { slots: VecDeque::new(), balance: TURN as i64, round: 0 }
+        Self { slots: Vec::new(), balance: TURN as i64, round: 0 }
     }
 }
 
@@ -84,6 +137,9 @@ impl Line {
     /// What may be spent in this round.
     #[inline]
     fn balance_at(&self, round: u64) -> i64 {
+        if self.round == round {
+            return self.balance;
+        }
         let earned = (round - self.round).saturating_mul(TURN).min(1 << 41) as i64;
         (self.balance + earned).min(TURN as i64)
     }
@@ -95,8 +151,23 @@ impl<F: Future> TaskPool<F> {
 
     /// A pool of `capacity` slots.
     pub fn new(capacity: usize) -> Self {
+        Self::with_short(capacity)
+    }
+
+    /// One turn: polls tasks, each about once, for as long as [`TURN`] lasts, and hands the results of those that are
+    /// done to `done`. `meter` is where tasks note what they do. Returns how many were done.
+    #[inline]
+    pub fn poll(&mut self, meter: &Meter, done: impl FnMut(F::Output)) -> usize {
+        self.poll_into(meter, done)
+    }
+}
+
+impl<F: Future, S: Short> TaskPool<F, S> {
+    /// A pool of `capacity` slots, for tasks of two types.
+    pub(crate) fn with_short(capacity: usize) -> Self {
         TaskPool {
             slots: (0..capacity).map(|_| Box::pin(None)).collect(),
+            short: (0..capacity).map(|_| S::default()).collect(),
             links: vec![Link::default(); capacity],
             free: (0..capacity as u32).rev().collect(),
             early: Vec::with_capacity(capacity),
@@ -124,21 +195,37 @@ impl<F: Future> TaskPool<F> {
     #[inline]
     pub(crate) fn spawn_with(&mut self, client: u32, tag: u64, meter: &Meter, task: impl FnOnce() -> F) {
         let Some(slot) = self.free.pop() else { return };
-        self.links[slot as usize] = Link { client, tag };
-        let mut place = self.slots[slot as usize].as_mut();
-        place.set(Some(task()));
+        self.slots[slot as usize].set(Some(task()));
+        self.begin(slot, Link { client, tag, short: false }, meter);
+    }
+
+    /// As [`spawn_with`](Self::spawn_with), of a short task, which is put where it stays.
+    #[inline]
+    pub(crate) fn spawn_short(&mut self, client: u32, tag: u64, meter: &Meter, put: impl FnOnce(&mut S)) {
+        let Some(slot) = self.free.pop() else { return };
+        put(&mut self.short[slot as usize]);
+        self.begin(slot, Link { client, tag, short: true }, meter);
+    }
+
+    /// Gives what is in a slot its first turn.
+    #[inline]
+    fn begin(&mut self, slot: u32, link: Link, meter: &Meter) {
+        let client = link.client;
+        self.links[slot as usize] = link;
         if client as usize >= self.lines.len() {
             self.lines.resize_with(client as usize + 1, Line::default);
         }
         let line = &mut self.lines[client as usize];
         let balance = line.balance_at(self.round);
         if balance > 0 {
-            let poll = place.as_mut().as_pin_mut().map(|task| task.poll(&mut Context::from_waker(Waker::noop())));
+            let poll = match link.short {
+                true => self.short[slot as usize].poll().map(Early::Short),
+                false => poll_future(self.slots[slot as usize].as_mut()).map(Early::Future),
+            };
             let work = meter.take();
             (line.balance, line.round) = (balance - POLL - work, self.round);
             self.begun += work;
-            if let Some(Poll::Ready(output)) = poll {
-                place.set(None);
+            if let Poll::Ready(output) = poll {
                 self.early.push((slot, output));
                 return;
             }
@@ -147,19 +234,21 @@ impl<F: Future> TaskPool<F> {
             self.ready.push_back(client);
             line.slots.reserve_exact(self.links.len());
         }
-        line.slots.push_back(slot);
+        line.slots.push(slot);
     }
 
-    /// One turn: polls tasks, each about once, for as long as [`TURN`] lasts, and hands the results of those that are
-    /// done to `done`. `meter` is where tasks note what they do. Returns how many were done.
+    /// One turn: see [`poll`](Self::poll).
     #[inline]
-    pub fn poll(&mut self, meter: &Meter, mut done: impl FnMut(F::Output)) -> usize {
+    pub(crate) fn poll_into(&mut self, meter: &Meter, mut done: impl Ends<F::Output, S>) -> usize {
         let before = self.free.len();
         self.worked = std::mem::take(&mut self.begun);
         if !self.early.is_empty() {
             for (slot, output) in self.early.drain(..) {
                 self.free.push(slot);
-                done(output);
+                match output {
+                    Early::Future(output) => done.future(output),
+                    Early::Short(status) => done.short(&mut self.short[slot as usize], status),
+                }
             }
         }
         if self.ready.len() > 1 {
@@ -174,7 +263,7 @@ impl<F: Future> TaskPool<F> {
 
     /// A turn that clients share.
     #[inline(never)]
-    fn poll_clients(&mut self, meter: &Meter, done: &mut impl FnMut(F::Output)) {
+    fn poll_clients(&mut self, meter: &Meter, done: &mut impl Ends<F::Output, S>) {
         let (mut left, mut least_debt, mut in_credit) = (TURN as i64 - self.worked, i64::MIN, false);
         for _ in 0..self.ready.len() {
             if self.left_in_round == 0 {
@@ -206,29 +295,48 @@ impl<F: Future> TaskPool<F> {
 
     /// Polls the client's tasks, each about once, until its balance is spent. Returns what is left of it.
     #[inline(always)]
-    fn poll_client(&mut self, client: u32, mut balance: i64, meter: &Meter, done: &mut impl FnMut(F::Output)) -> i64 {
-        let mut cx = Context::from_waker(Waker::noop());
-        let TaskPool { slots, free, lines, worked, .. } = self;
+    fn poll_client(&mut self, client: u32, mut balance: i64, meter: &Meter, done: &mut impl Ends<F::Output, S>) -> i64 {
+        let TaskPool { slots, short, links, free, lines, worked, .. } = self;
         let live = &mut lines[client as usize].slots;
-        for _ in 0..live.len() {
-            if balance <= 0 {
-                break;
-            }
-            let Some(slot) = live.pop_front() else { break };
-            let mut task = slots[slot as usize].as_mut();
-            match task.as_mut().as_pin_mut().map(|task| task.poll(&mut cx)) {
-                Some(Poll::Pending) => live.push_back(slot),
-                poll => {
-                    task.set(None);
-                    free.push(slot);
-                    if let Some(Poll::Ready(output)) = poll {
-                        done(output);
+        // Those polled so far, and how many of them stay: in front, in their order.
+        let (mut polled, mut stay) = (0, 0);
+        while polled < live.len() && balance > 0 {
+            let slot = live[polled];
+            polled += 1;
+            let pending = if links[slot as usize].short {
+                let task = &mut short[slot as usize];
+                match task.poll() {
+                    Poll::Pending => true,
+                    Poll::Ready(status) => {
+                        done.short(task, status);
+                        false
                     }
                 }
+            } else {
+                match poll_future(slots[slot as usize].as_mut()) {
+                    Poll::Pending => true,
+                    Poll::Ready(output) => {
+                        done.future(output);
+                        false
+                    }
+                }
+            };
+            match pending {
+                true => {
+                    live[stay] = slot;
+                    stay += 1;
+                }
+                false => free.push(slot),
             }
             let work = meter.take();
             *worked += work;
             balance -= POLL + work;
+        }
+        if polled == live.len() {
+            live.truncate(stay);
+        } else {
+            live.drain(stay..polled);
+            live.rotate_left(stay);
         }
         balance
     }
@@ -257,7 +365,11 @@ impl<F: Future> TaskPool<F> {
     /// Drops the task with this tag. False if there is none.
     pub(crate) fn cancel(&mut self, tag: u64) -> bool {
         if let Some(at) = self.early.iter().position(|&(slot, _)| self.links[slot as usize].tag == tag) {
-            self.free.push(self.early.remove(at).0);
+            let (slot, early) = self.early.remove(at);
+            if let Early::Short(_) = early {
+                self.short[slot as usize].clear();
+            }
+            self.free.push(slot);
             return true;
         }
         let mut used = self.ready.iter().flat_map(|&client| self.lines[client as usize].slots.iter().copied());
@@ -268,7 +380,10 @@ impl<F: Future> TaskPool<F> {
         if line.slots.is_empty() {
             self.ready.retain(|&other| other != client);
         }
-        self.slots[found as usize].set(None);
+        match self.links[found as usize].short {
+            true => self.short[found as usize].clear(),
+            false => self.slots[found as usize].set(None),
+        }
         self.free.push(found);
         true
     }
@@ -292,6 +407,20 @@ impl<F: Future> TaskPool<F> {
     pub fn capacity(&self) -> usize {
         self.slots.len()
     }
+}
+
+/// Polls the future in a slot, and drops it when it is done.
+#[inline(always)]
+fn poll_future<F: Future>(mut place: Pin<&mut Option<F>>) -> Poll<F::Output> {
+    let mut cx = Context::from_waker(Waker::noop());
+    let poll = match place.as_mut().as_pin_mut() {
+        Some(task) => task.poll(&mut cx),
+        None => Poll::Pending,
+    };
+    if poll.is_ready() {
+        place.set(None);
+    }
+    poll
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@ use crate::builtins::{Builtins, Kernel as _};
 use crate::call::{Call, Status};
 use crate::host::HostMemory;
 use crate::memory::Limits;
-use crate::pool::{Meter, TaskPool};
+use crate::pool::{Ends, Meter, TaskPool};
+use crate::steps::LookUp;
 use remora_memory::{Pd, Registry};
 use std::sync::Arc;
 
@@ -108,8 +109,9 @@ pub fn host_runner(
     host_runner_of(task, registry, prefetching, capacity, limits)
 }
 
-/// Like [`host_runner`], of other kernels: `task` runs a call with the memory of its protection domain, none if it has
-/// no domain, and gives back both. A closure for the reason that [`runner`] gives.
+/// Like [`host_runner`], of more kernels: `task` runs a call with the memory of its protection domain, none if it has no
+/// domain, and gives back both. Look-ups by built-in kernels are not left to it. A closure for the reason that [`runner`]
+/// gives.
 pub fn host_runner_of<F, T>(
     task: T,
     registry: Arc<Registry>,
@@ -124,12 +126,12 @@ where
     let domains = Vec::with_capacity(DOMAINS);
     let meter = Arc::<Meter>::default();
     let memories = Memories { registry, prefetching, limits, meter: meter.clone(), domains, turn: 0, next: 0 };
-    Box::new(HostRunner { pool: TaskPool::new(capacity), task, memories, meter })
+    Box::new(HostRunner { pool: TaskPool::with_short(capacity), task, memories, meter })
 }
 
-/// A task per call, with a memory from a store of them.
+/// A task per call, with a memory from a store of them; look-ups go in steps.
 struct HostRunner<F: Future, T> {
-    pool: TaskPool<F>,
+    pool: TaskPool<F, LookUp>,
     task: T,
     memories: Memories,
     meter: Arc<Meter>,
@@ -144,22 +146,24 @@ where
         if self.pool.is_full() {
             return Err(call);
         }
-        let memory = call.pd.map(|pd| self.memories.take(pd));
-        self.pool.spawn_with(call.client, call.tag, &self.meter, || (self.task)(call, memory));
+        let Self { pool, task, memories, meter } = self;
+        let (client, tag) = (call.client, call.tag);
+        let memory = call.pd.map(|pd| memories.take(pd));
+        if let Some(memory) = memory {
+            match LookUp::knows(&call, &memory) {
+                Some(put) => pool.spawn_short(client, tag, meter, |room| put(room, call, memory)),
+                None => pool.spawn_with(client, tag, meter, || task(call, Some(memory))),
+            }
+        } else {
+            pool.spawn_with(client, tag, meter, || task(call, None));
+        }
         Ok(())
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(Call, Status)) -> usize {
         let memories = &mut self.memories;
         memories.refresh(!self.pool.is_empty());
-        self.pool.poll(&self.meter, |(call, status, memory)| {
-            let mut status = status;
-            if let Some(mut memory) = memory {
-                status = memory.settle(status);
-                memories.put_back(memory);
-            }
-            done(call, status);
-        })
+        self.pool.poll_into(&self.meter, Settled { memories, done })
     }
 
     fn is_spent(&self) -> bool {
@@ -176,6 +180,38 @@ where
 
     fn capacity(&self) -> usize {
         self.pool.capacity()
+    }
+}
+
+/// Calls that have ended give back their memory.
+struct Settled<'a, 'd> {
+    memories: &'a mut Memories,
+    done: &'a mut (dyn FnMut(Call, Status) + 'd),
+}
+
+impl Settled<'_, '_> {
+    #[inline(always)]
+    fn settle(&mut self, call: Call, status: Status, mut memory: HostMemory) {
+        let status = memory.settle(status);
+        self.memories.put_back(memory);
+        (self.done)(call, status);
+    }
+}
+
+impl Ends<(Call, Status, Option<HostMemory>), LookUp> for Settled<'_, '_> {
+    #[inline]
+    fn future(&mut self, (call, status, memory): (Call, Status, Option<HostMemory>)) {
+        match memory {
+            Some(memory) => self.settle(call, status, memory),
+            None => (self.done)(call, status),
+        }
+    }
+
+    #[inline(always)]
+    fn short(&mut self, task: &mut LookUp, status: Status) {
+        if let Some((call, memory)) = task.take() {
+            self.settle(call, status, memory);
+        }
     }
 }
 

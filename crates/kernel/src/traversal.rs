@@ -17,8 +17,8 @@
 //! `descents` is Remora's addition, which makes it one call in all: that many matches, by `LESS`,
 //! lead down one level each before the predicate given applies. With 0 it is StRoM's kernel.
 
-use crate::call::{Call, Status};
-use crate::memory::Memory;
+use crate::call::Status;
+use crate::steps::{Read, Steps};
 
 /// Bytes of the longest element.
 pub const ELEMENT_BYTES: usize = 64;
@@ -180,31 +180,51 @@ impl TraversalParams {
     }
 }
 
-pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
-    let params = TraversalParams::decode(&call.params)?;
-    let mut bytes = [0; ELEMENT_BYTES];
-    let element = &mut bytes[..params.element_size.into()];
-    let (mut at, mut descents) = (params.remote_address, params.descents);
-    while at != 0 {
-        memory.read(params.element_key, at, element).await?;
-        let predicate = if descents > 0 { Predicate::Less } else { params.predicate };
+/// The kernel, between two reads.
+pub(crate) struct Traversal {
+    params: TraversalParams,
+    descents: u8,
+}
+
+impl Traversal {
+    /// The element at an address, if there is one.
+    #[inline]
+    fn element(&self, va: u64) -> Result<Read, Status> {
+        let TraversalParams { element_key: key, element_size, .. } = self.params;
+        if va == 0 { Err(Status::NotFound) } else { Ok(Read { key, va, len: element_size.into(), last: false }) }
+    }
+}
+
+impl Steps for Traversal {
+    #[inline]
+    fn begin(params: &[u8]) -> Result<(Self, Read), Status> {
+        let params = TraversalParams::decode(params)?;
+        let traversal = Traversal { params, descents: params.descents };
+        let first = traversal.element(params.remote_address)?;
+        Ok((traversal, first))
+    }
+
+    #[inline]
+    fn next(&mut self, element: &[u8; ELEMENT_BYTES]) -> Result<Read, Status> {
+        let Self { params, descents } = self;
+        let predicate = if *descents > 0 { Predicate::Less } else { params.predicate };
         match params.find(element, predicate) {
-            Some(key) => {
-                let base = if params.is_relative_position { key } else { 0 };
-                at = field(element, base + usize::from(params.value_ptr_position));
-                if descents == 0 && at != 0 {
-                    let reply = call.grow_reply(params.value_size as usize)?;
-                    return Ok(memory.read(params.value_key, at, reply).await?);
+            Some(position) => {
+                let base = if params.is_relative_position { position } else { 0 };
+                let va = field(element, base + usize::from(params.value_ptr_position));
+                if *descents == 0 && va != 0 {
+                    return Ok(Read { key: params.value_key, va, len: params.value_size, last: true });
                 }
-                descents = descents.saturating_sub(1);
+                *descents = descents.saturating_sub(1);
+                self.element(va)
             }
             None if params.next_element_ptr_valid => {
-                at = field(element, params.next_element_ptr_position.into());
+                let next = field(element, params.next_element_ptr_position.into());
+                self.element(next)
             }
-            None => break,
+            None => Err(Status::NotFound),
         }
     }
-    Err(Status::NotFound)
 }
 
 /// The word at `position`.

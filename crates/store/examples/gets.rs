@@ -1,6 +1,7 @@
-//! Prints how many GETs a second one core reaches on a hash table, by the number in flight.
+//! Prints how many GETs a second one core reaches on a hash table, by the number in flight; or by one number alone, for
+//! profilers.
 //!
-//! `cargo run --release -p remora-store --example gets [MEGABYTES]`
+//! `cargo run --release -p remora-store --example gets [MEGABYTES [IN_FLIGHT]]`
 
 use remora_store::bench::{GetBench, GetRow};
 
@@ -12,7 +13,12 @@ fn main() {
     let megabytes = std::env::args().nth(1).map_or(1024, |arg| arg.parse().expect("a number of megabytes"));
     let bench = GetBench::new(megabytes << 20, 1).expect("a table");
     let start = std::time::Instant::now();
-    let run = || bench.run(400_000, || start.elapsed().as_nanos() as u64);
+    let only = std::env::args().nth(2).map(|arg| arg.parse().expect("a number in flight"));
+    let now = || start.elapsed().as_nanos() as u64;
+    let run = || match only {
+        Some(in_flight) => vec![bench.measure(Some(in_flight), 400_000, now)],
+        None => bench.run(400_000, now),
+    };
     let mut best: Vec<GetRow> = run();
     for rows in (1..ROUNDS).map(|_| run()) {
         for (best, row) in best.iter_mut().zip(rows) {

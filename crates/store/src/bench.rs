@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Bytes of a value.
 pub const VALUE_BYTES: usize = 64;
 /// Calls in flight that the benchmark tries, after the plain loop.
-pub const IN_FLIGHT: [usize; 5] = [1, 8, 16, 24, 32];
+pub const IN_FLIGHT: [usize; 6] = [1, 8, 16, 24, 32, 512];
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,16 +74,21 @@ impl GetBench {
     /// # Panics
     /// If a GET does not bring the right value.
     pub fn run(&self, gets: u64, now: impl Fn() -> u64) -> Vec<GetRow> {
-        let measure = |in_flight: Option<usize>| {
-            let start = now();
-            match in_flight {
-                None => self.plain_loop(gets),
-                Some(in_flight) => self.pooled(gets, in_flight),
-            }
-            let ns_per_op = now().saturating_sub(start).max(1) as f64 / gets as f64;
-            GetRow { in_flight, ops_per_s: 1e9 / ns_per_op, ns_per_op }
-        };
-        std::iter::once(None).chain(IN_FLIGHT.map(Some)).map(measure).collect()
+        std::iter::once(None).chain(IN_FLIGHT.map(Some)).map(|in_flight| self.measure(in_flight, gets, &now)).collect()
+    }
+
+    /// Measures `gets` GETs of random keys, so many in flight, or in the plain loop. `now` tells the time in nanoseconds.
+    ///
+    /// # Panics
+    /// If a GET does not bring the right value.
+    pub fn measure(&self, in_flight: Option<usize>, gets: u64, now: impl Fn() -> u64) -> GetRow {
+        let start = now();
+        match in_flight {
+            None => self.plain_loop(gets),
+            Some(in_flight) => self.pooled(gets, in_flight),
+        }
+        let ns_per_op = now().saturating_sub(start).max(1) as f64 / gets as f64;
+        GetRow { in_flight, ops_per_s: 1e9 / ns_per_op, ns_per_op }
     }
 
     /// Key of the record that GET number `i` asks for.
@@ -163,7 +168,7 @@ mod tests {
             clock.get()
         });
         let in_flight: Vec<_> = rows.iter().map(|row| row.in_flight).collect();
-        assert_eq!(in_flight, [None, Some(1), Some(8), Some(16), Some(24), Some(32)]);
+        assert_eq!(in_flight, [None, Some(1), Some(8), Some(16), Some(24), Some(32), Some(512)]);
         assert!(rows.iter().all(|row| row.ns_per_op == 5.0 && row.ops_per_s == 2e8));
     }
 }

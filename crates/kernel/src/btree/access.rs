@@ -51,7 +51,13 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
     fn keyed(memory: &'m M, at: TreeRef) -> Result<Self, Status> {
         at.check()?;
         memory.set_limits(LIMITS);
-        Ok(Tree { memory, at, keys: PhantomData })
+        Ok(Self::begun(memory, at))
+    }
+
+    /// The tree at `at`, as an operation goes on with it that began with a tree there.
+    #[inline]
+    pub(super) fn begun(memory: &'m M, at: TreeRef) -> Self {
+        Tree { memory, at, keys: PhantomData }
     }
 
     /// Whether the locks that it takes are given back, whatever happens.

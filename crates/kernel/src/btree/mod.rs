@@ -48,6 +48,7 @@ pub use params::{TreeParams, TreeRef};
 pub(crate) use params::{delete, get, put, recover, scan};
 pub(crate) use partition::move_split;
 pub use partition::{Directory, Index, MoveParams, Moved, Part, part_of};
+pub(crate) use place::InPlace;
 pub use plan::Plan;
 pub use recover::LOG_SLOTS;
 pub use write::Put;

@@ -2,10 +2,13 @@
 //! more afterwards.
 
 use super::access::Tree;
+use super::byte_calls::are_bytes;
 use super::keys::Glance;
 use super::node::Head;
-use super::{LOCKED, ROOT, TreeKey};
-use crate::call::Status;
+use super::params::TreeParams;
+use super::{LOCKED, ROOT, TreeKey, TreeRef};
+use crate::call::{Call, Status};
+use crate::host::HostMemory;
 use crate::memory::Memory;
 
 /// Nodes from this level on are in the caches, as there are few: nothing is done while they come.
@@ -29,29 +32,102 @@ enum Look {
     Busy,
 }
 
+/// How far a look-up is.
+struct Way {
+    slot: u32,
+    /// Of the node, once its parent has said so.
+    level: Option<u8>,
+    tries: u32,
+}
+
+/// What comes after the nodes that were at hand.
+enum Next {
+    /// So many bytes of the node where the look-up is are to be brought.
+    Bring(usize),
+    /// The key's value.
+    Value(u64),
+}
+
+impl Way {
+    const BEGIN: Way = Way { slot: ROOT, level: None, tries: 0 };
+}
+
+/// A look-up in registered memory, between two nodes: what runners keep of it.
+pub(crate) struct InPlace {
+    at: TreeRef,
+    key: u64,
+    way: Way,
+}
+
+impl InPlace {
+    /// A look-up of a number with these parameters, if all nodes can be looked at where they are.
+    pub fn of(memory: &HostMemory, params: &[u8]) -> Option<Self> {
+        if are_bytes(params) {
+            return None;
+        }
+        let TreeParams { tree: at, key, .. } = TreeParams::decode(params).ok()?;
+        let bytes = u64::from(at.slots) * u64::from(at.node_bytes);
+        if !memory.has_words(at.key, at.base, bytes) {
+            return None;
+        }
+        Tree::new(memory, at).ok()?;
+        Some(InPlace { at, key, way: Way::BEGIN })
+    }
+
+    /// Looks at nodes until one is to be brought, and asks for that. True when the value is in the reply.
+    #[inline(always)]
+    pub fn step(&mut self, memory: &HostMemory, call: &mut Call) -> Result<bool, Status> {
+        let tree = Tree::<_, u64>::begun(memory, self.at);
+        match tree.follow(&self.key, &mut self.way)? {
+            Some(Next::Value(value)) => {
+                call.grow_reply(8)?.copy_from_slice(&value.to_le_bytes());
+                Ok(true)
+            }
+            Some(Next::Bring(len)) => {
+                memory.hint(self.at.key, tree.va(self.way.slot, 0), len);
+                Ok(false)
+            }
+            // It was there when the call began.
+            None => Err(Status::AccessDenied),
+        }
+    }
+}
+
 impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
     /// The value of a key, if nodes can be looked at in place; `None` if they cannot.
     #[inline]
     pub(super) async fn get_in_place(&self, key: &K) -> Result<Option<u64>, Status> {
-        let (mut slot, mut level, mut tries) = (ROOT, None, 0);
+        let mut way = Way::BEGIN;
         loop {
-            if level.is_some_and(|level| level < NEAR) {
-                self.memory.touch(self.at.key, self.va(slot, 0), self.node_bytes()).await;
-            }
-            match self.look_at(slot, level, key)? {
+            match self.follow(key, &mut way)? {
+                Some(Next::Value(value)) => return Ok(Some(value)),
+                Some(Next::Bring(len)) => self.memory.touch(self.at.key, self.va(way.slot, 0), len).await,
                 None => return Ok(None),
-                Some(Look::Down(child, below)) => (slot, level) = (child, Some(below)),
-                Some(Look::Right(right)) => slot = right,
-                Some(Look::Found(value)) => return value.map(Some).ok_or(Status::NotFound),
+            }
+        }
+    }
+
+    /// Looks at nodes until one is to be brought.
+    #[inline(always)]
+    fn follow(&self, key: &K, way: &mut Way) -> Result<Option<Next>, Status> {
+        loop {
+            match self.look_at(way.slot, way.level, key)? {
+                None => return Ok(None),
+                Some(Look::Down(child, below)) => (way.slot, way.level) = (child, Some(below)),
+                Some(Look::Right(right)) => way.slot = right,
+                Some(Look::Found(value)) => return value.map(Next::Value).map(Some).ok_or(Status::NotFound),
                 Some(Look::Away) => return Err(super::MOVED),
-                Some(Look::Gone) => (slot, level) = (ROOT, None),
+                Some(Look::Gone) => (way.slot, way.level) = (ROOT, None),
                 Some(Look::Busy) => {
-                    tries += 1;
-                    if tries == TRIES {
+                    way.tries += 1;
+                    if way.tries == TRIES {
                         return Err(LOCKED);
                     }
-                    self.memory.touch(self.at.key, self.va(slot, 0), 8).await;
+                    return Ok(Some(Next::Bring(8)));
                 }
+            }
+            if way.level.is_some_and(|level| level < NEAR) {
+                return Ok(Some(Next::Bring(self.node_bytes())));
             }
         }
     }

@@ -107,6 +107,10 @@ fn step<M: Memory>(
         let ask = count.min(way.done + ahead);
         (way.asked..ask).for_each(|row| words.prefetch(place(row), row_bytes));
         way.asked = ask;
+        let next = count.min(end + ahead);
+        if params.adds_up() && words.add_rows(into, params.rows(way.done..end), params.rows(ask..next)) {
+            (way.done, way.asked) = (end, next.max(ask));
+        }
         let rows = NEAR.min(end - way.done);
         if rows == 0 {
             memory.spend((turn * row_bytes) as u64 / 8);

@@ -231,6 +231,17 @@ impl<'a> EmbedParams<'a> {
         u32::from_le_bytes(self.rows[at])
     }
 
+    /// The numbers of these rows, of those there are.
+    #[inline]
+    pub(super) fn rows(&self, which: std::ops::Range<usize>) -> &'a [[u8; 4]] {
+        self.rows.get(which).unwrap_or(&[])
+    }
+
+    /// Whether the rows' `f32` are added as they are.
+    pub(super) fn adds_up(&self) -> bool {
+        self.table.element == Element::F32 && matches!(self.reduction, Reduction::Sum | Reduction::Mean)
+    }
+
     /// Bytes of the reply.
     pub fn reply_len(&self) -> usize {
         match self.reduction {

@@ -1,0 +1,381 @@
+//! Kernels in steps: look-ups that read, decide, and read again.
+//!
+//! What such a kernel decides stands once, in [`Steps`], which waits for nothing. Where accesses are awaited, [`run`] drives
+//! it; a runner over registered memory drives it itself ([`LookUp`]), as it then keeps of a call little more than where it
+//! is: in the future of all kernels every turn passes through the states of several that lie in one another.
+
+use crate::btree;
+use crate::builtins::op;
+use crate::call::{Call, Status};
+use crate::get::Get;
+use crate::host::{Asked, HostMemory};
+use crate::memory::Memory;
+use crate::pool::Short;
+use crate::traversal::Traversal;
+use std::task::Poll;
+
+/// Bytes that a step looks at, at most: a cache line.
+pub(crate) const LINE: usize = 64;
+
+/// A read that a kernel waits for.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Read {
+    pub key: u32,
+    pub va: u64,
+    /// At most [`LINE`], unless it is the last.
+    pub len: u32,
+    /// Whether the bytes are the reply; the others are the next step's.
+    pub last: bool,
+}
+
+/// What a kernel does between its reads. The last one brings the reply.
+pub(crate) trait Steps: Sized {
+    /// The kernel with these parameters, and its first read.
+    fn begin(params: &[u8]) -> Result<(Self, Read), Status>;
+
+    /// The next read, after one that brought `seen`.
+    fn next(&mut self, seen: &[u8; LINE]) -> Result<Read, Status>;
+}
+
+/// Runs a kernel in steps where accesses are awaited.
+#[inline]
+pub(crate) async fn run<S: Steps, M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    let (mut steps, mut read) = S::begin(&call.params)?;
+    while !read.last {
+        let mut line = [0; LINE];
+        memory.read(read.key, read.va, &mut line[..read.len as usize]).await?;
+        read = steps.next(&line)?;
+    }
+    let reply = call.grow_reply(read.len as usize)?;
+    Ok(memory.read(read.key, read.va, reply).await?)
+}
+
+/// Room for a call of a kernel in steps over registered memory.
+#[derive(Default)]
+pub(crate) struct LookUp {
+    running: Option<(Call, HostMemory)>,
+    at: At,
+    /// What was asked for.
+    read: Read,
+    asked: Asked,
+}
+
+/// How far it is.
+#[derive(Default)]
+enum At {
+    /// Its parameters are still to be read.
+    #[default]
+    Start,
+    Get(Get),
+    Traversal(Traversal),
+    Tree(btree::InPlace),
+}
+
+impl LookUp {
+    /// Whether a call goes in steps here: its kernel, and where it begins.
+    #[inline]
+    pub fn knows(call: &Call, memory: &HostMemory) -> Option<impl FnOnce(&mut Self, Call, HostMemory) + use<>> {
+        let at = match call.op {
+            op::GET | op::TRAVERSAL => At::Start,
+            op::TREE_GET => At::Tree(btree::InPlace::of(memory, &call.params)?),
+            _ => return None,
+        };
+        Some(move |room: &mut Self, call, memory| {
+            room.running = Some((call, memory));
+            room.at = at;
+        })
+    }
+
+    #[inline(always)]
+    fn step(&mut self) -> Result<bool, Status> {
+        let LookUp { running: Some((call, memory)), at, read, asked } = self else { return Err(Status::Trapped) };
+        match at {
+            At::Get(get) => go_on(get, memory, call, read, asked),
+            At::Tree(tree) => tree.step(memory, call),
+            At::Traversal(traversal) => go_on(traversal, memory, call, read, asked),
+            At::Start => {
+                match call.op {
+                    op::GET => {
+                        let (get, first) = Get::begin(&call.params)?;
+                        (*at, *read) = (At::Get(get), first);
+                    }
+                    _ => {
+                        let (traversal, first) = Traversal::begin(&call.params)?;
+                        (*at, *read) = (At::Traversal(traversal), first);
+                    }
+                }
+                *asked = memory.ask(read.key, (read.va, read.len as usize))?;
+                Ok(false)
+            }
+        }
+    }
+}
+
+/// Makes the read that was asked for, and asks for the next. True after the last.
+#[inline(always)]
+fn go_on(
+    steps: &mut impl Steps,
+    memory: &HostMemory,
+    call: &mut Call,
+    read: &mut Read,
+    asked: &mut Asked,
+) -> Result<bool, Status> {
+    let (at, len) = ((read.key, read.va), read.len as usize);
+    let mut line = [0; LINE];
+    match len {
+        // Of a length that the compiler knows.
+        LINE => memory.bring(*asked, at, &mut line)?,
+        _ if read.last => memory.bring(*asked, at, call.grow_reply(len)?)?,
+        _ => memory.bring(*asked, at, &mut line[..len])?,
+    }
+    if read.last {
+        if len == LINE {
+            call.reply.extend_from_slice(&line);
+        }
+        return Ok(true);
+    }
+    *read = steps.next(&line)?;
+    if read.last && read.len as usize > call.reply_room() {
+        return Err(Status::ReplyTooLong);
+    }
+    *asked = memory.ask(read.key, (read.va, read.len as usize))?;
+    Ok(false)
+}
+
+impl Short for LookUp {
+    #[inline(always)]
+    fn poll(&mut self) -> Poll<Status> {
+        loop {
+            match self.step() {
+                Ok(true) => return Poll::Ready(Status::Ok),
+                Ok(false) if self.running.as_ref().is_some_and(|(_, memory)| memory.prefetches()) => {
+                    return Poll::Pending;
+                }
+                Ok(false) => {}
+                Err(status) => return Poll::Ready(status),
+            }
+        }
+    }
+
+    fn clear(&mut self) {
+        self.running = None;
+    }
+}
+
+impl LookUp {
+    /// The call and its memory, once it has ended.
+    #[inline(always)]
+    pub fn take(&mut self) -> Option<(Call, HostMemory)> {
+        self.running.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::btree::{Shape, TreeParams, TreeRef};
+    use crate::{Builtins, GetParams, Kernel, Limits, TraversalParams, host_runner};
+    use proptest::prelude::*;
+    use remora_memory::{Access, Buffer, Pd, Region, Registry};
+    use std::sync::Arc;
+    use std::task::{Context, Waker};
+
+    const ALL: Access = Access::all();
+
+    struct Place {
+        registry: Arc<Registry>,
+        pd: Pd,
+        region: Arc<Region>,
+    }
+
+    impl Place {
+        fn new(bytes: Vec<u8>, access: Access) -> Place {
+            let registry = Arc::new(Registry::new([4; 32]));
+            let (pd, buffer) = (registry.alloc_pd(), Buffer::from_boxed(bytes.into()));
+            let region = registry.register(pd, &buffer, 0, buffer.len(), Some(0), access).unwrap();
+            Place { registry, pd, region }
+        }
+
+        fn call(&self, op: u64, params: &[u8], reply_limit: u32) -> Call {
+            let mut call = Call::new(op, params, reply_limit);
+            call.pd = Some(self.pd);
+            call
+        }
+
+        /// How a call ends in a runner, and by the kernel's future.
+        fn both(&self, call: (u64, &[u8], u32), limits: Limits, prefetching: bool) -> [(Status, Vec<u8>); 2] {
+            let (op, params, reply_limit) = call;
+            let mut runner = host_runner(self.registry.clone(), prefetching, 1, limits);
+            assert!(runner.start(self.call(op, params, reply_limit)).is_ok());
+            let mut ended = None;
+            while ended.is_none() {
+                runner.poll(&mut |mut call, status| ended = Some((status, std::mem::take(&mut call.reply))));
+            }
+            assert_eq!(runner.in_flight(), 0);
+
+            let mut memory = HostMemory::new(self.registry.clone(), self.pd, prefetching, limits);
+            let mut call = self.call(op, params, reply_limit);
+            let mut run = Box::pin(Builtins.run(&memory, &mut call));
+            let status = loop {
+                if let Poll::Ready(status) = run.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                    break status;
+                }
+            };
+            drop(run);
+            [ended.unwrap(), (memory.settle(status), std::mem::take(&mut call.reply))]
+        }
+    }
+
+    /// Replies count only where the status says so.
+    fn alike([steps, future]: [(Status, Vec<u8>); 2]) -> Result<Status, TestCaseError> {
+        prop_assert_eq!(steps.0, future.0);
+        if steps.0 == Status::Ok {
+            prop_assert_eq!(steps.1, future.1);
+        }
+        Ok(steps.0)
+    }
+
+    fn access() -> impl Strategy<Value = Access> {
+        let write = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        prop_oneof![8 => Just(ALL), 1 => Just(write), 1 => Just(Access::REMOTE_READ)]
+    }
+
+    fn limits() -> impl Strategy<Value = Limits> {
+        let few = (0u32..6, 0u64..400).prop_map(|(steps, bytes)| Limits { steps, bytes });
+        prop_oneof![2 => Just(Limits::default()), 1 => few]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+        /// Keys, bounds, rights and limits hold for each access, as they do where the kernel is a future.
+        #[test]
+        fn a_get_in_a_runner_ends_as_the_kernel_says(
+            words in prop::collection::vec(prop_oneof![Just(0u64), 0u64..5, 0u64..600, any::<u64>()], 64),
+            lengths in prop::collection::vec(prop_oneof![Just(64u32), 0u32..80, any::<u32>()], 8 * 3),
+            nexts in prop::collection::vec(prop_oneof![3 => 0u32..9, 1 => any::<u32>()], 8),
+            ask in (0u64..5, 0u32..9, 0u64..3, 0u32..100),
+            how in (access(), limits(), any::<bool>(), any::<[bool; 2]>()),
+        ) {
+            let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            for (entry, next) in nexts.iter().enumerate() {
+                for bucket in 0..3 {
+                    let at = 64 * entry + 48 + 4 * bucket;
+                    bytes[at..at + 4].copy_from_slice(&lengths[3 * entry + bucket].to_le_bytes());
+                }
+                bytes[64 * entry + 60..64 * entry + 64].copy_from_slice(&next.to_le_bytes());
+            }
+            let (access, limits, prefetching, wrong) = how;
+            let place = Place::new(bytes, access);
+            let (key, index, entries, reply_limit) = ask;
+            let [entries_key, values_key] = wrong.map(|wrong| place.region.key() ^ u32::from(wrong && key == 4));
+            let params = GetParams { entries: entries * 4, key, index, entries_key, values_key };
+            alike(place.both((op::GET, &params.encode(), reply_limit), limits, prefetching))?;
+        }
+
+        #[test]
+        fn a_traversal_in_a_runner_ends_as_the_kernel_says(
+            words in prop::collection::vec(prop_oneof![Just(0u64), 0u64..5, 0u64..600, any::<u64>()], 64),
+            ask in (0u64..600, 0u64..5, 0u32..100, 0u32..100),
+            shape in (any::<u16>(), 0u8..16, any::<bool>(), 0u8..16, any::<bool>(), 0u8..70, 0u8..3),
+            how in (access(), limits(), any::<bool>()),
+        ) {
+            let bytes = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let (access, limits, prefetching) = how;
+            let place = Place::new(bytes, access);
+            let (head, key, value_size, reply_limit) = ask;
+            let list = TraversalParams::list(head, key, value_size, place.region.key(), place.region.key());
+            let params = TraversalParams {
+                key_mask: shape.0,
+                value_ptr_position: shape.1,
+                is_relative_position: shape.2,
+                next_element_ptr_position: shape.3,
+                next_element_ptr_valid: shape.4,
+                element_size: shape.5,
+                descents: shape.6,
+                ..list
+            };
+            for params in [list, params] {
+                alike(place.both((op::TRAVERSAL, &params.encode(), reply_limit), limits, prefetching))?;
+            }
+        }
+
+        /// The same of a tree, whose nodes anybody may have changed to anything.
+        #[test]
+        fn a_look_up_in_a_tree_in_a_runner_ends_as_the_kernel_says(
+            keys in prop::collection::btree_set(0u64..200, 1..100),
+            changes in prop::collection::vec((256usize..256 * 20 / 8, any::<u64>()), 0..3),
+            asked in prop::collection::vec(0u64..200, 1..8),
+            how in (access(), any::<bool>(), prop_oneof![4 => Just(8u32), 1 => 0u32..8], prop_oneof![4 => Just(0u32), 1 => 0u32..40]),
+        ) {
+            let shape = Shape { node_bytes: 256, fill: 70 };
+            let mut bytes = vec![0; 256 * 40];
+            let write = |at: u64, node: &[u8]| {
+                bytes[at as usize..][..node.len()].copy_from_slice(node);
+                Ok::<_, crate::btree::BuildError>(())
+            };
+            shape.build(keys.iter().map(|&key| (key, !key)), keys.len(), 40, write).unwrap();
+            for (word, value) in &changes {
+                bytes[8 * word..8 * word + 8].copy_from_slice(&value.to_le_bytes());
+            }
+            let (access, prefetching, reply_limit, more) = how;
+            let place = Place::new(bytes, access);
+            // A tree that is said to be longer than its region is looked at by the future.
+            let tree =
+                TreeRef { base: 0, key: place.region.key(), slots: 40 + more, node_bytes: 256, owners: 0, owner: 0 };
+            for key in asked {
+                let params = TreeParams::new(tree, key, 0).encode();
+                let status = alike(place.both((op::TREE_GET, &params, reply_limit), Limits::default(), prefetching))?;
+                if changes.is_empty() && access.contains(Access::REMOTE_READ) && reply_limit == 8 && more == 0 {
+                    let expected = if keys.contains(&key) { Status::Ok } else { Status::NotFound };
+                    prop_assert_eq!(status, expected, "key {}", key);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_region_that_goes_away_between_two_steps_is_denied() {
+        let list = |place: &Place| TraversalParams::list(8, 1, 8, place.region.key(), place.region.key()).encode();
+        for turns in 0..3 {
+            let place = Place::new([0u64, 7, 8, 0].iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>(), ALL);
+            let mut runner = host_runner(place.registry.clone(), true, 4, Limits::default());
+            let mut params = TraversalParams::decode(&list(&place)).unwrap();
+            (params.element_size, params.value_ptr_position) = (24, 0);
+            assert!(runner.start(place.call(op::TRAVERSAL, &params.encode(), 8)).is_ok());
+            for _ in 0..turns {
+                assert_eq!(runner.poll(&mut |_, status| panic!("ended: {status:?}")), 0, "a circle");
+            }
+            place.registry.deregister(place.region.key()).unwrap();
+            let mut ended = Vec::new();
+            while runner.in_flight() > 0 {
+                runner.poll(&mut |_, status| ended.push(status));
+            }
+            assert_eq!(ended, [Status::AccessDenied], "after {turns} turns");
+        }
+    }
+
+    #[test]
+    fn a_look_up_that_is_cancelled_leaves_its_room_to_others() {
+        let place = Place::new(vec![0; 64], ALL);
+        let mut runner = host_runner(place.registry.clone(), true, 2, Limits::default());
+        let get =
+            GetParams { entries: 0, key: 1, index: 0, entries_key: place.region.key(), values_key: place.region.key() };
+        for round in 0..3 {
+            // The second ends when it begins.
+            for (tag, params) in [(1, &get.encode()[..]), (2, &[])] {
+                let mut call = place.call(op::GET, params, 8);
+                call.tag = tag;
+                assert!(runner.start(call).is_ok(), "round {round}");
+            }
+            assert!(runner.cancel(1) && runner.cancel(2) && !runner.cancel(1));
+            assert_eq!((runner.in_flight(), runner.poll(&mut |_, status| panic!("ended: {status:?}"))), (0, 0));
+        }
+        assert!(runner.start(place.call(op::GET, &get.encode(), 8)).is_ok());
+        let mut ended = Vec::new();
+        while runner.in_flight() > 0 {
+            runner.poll(&mut |_, status| ended.push(status));
+        }
+        assert_eq!(ended, [Status::NotFound]);
+    }
+}
