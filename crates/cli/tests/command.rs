@@ -310,5 +310,5 @@ fn bench_kernel_prints_and_writes_its_figures() {
     assert!(table.contains("plain loop"), "{table}");
     let json: serde_json::Value =
         serde_json::from_slice(&std::fs::read(directory.path().join("k.json")).unwrap()).unwrap();
-    assert_eq!(json["rows"].as_array().unwrap().len(), 6);
+    assert_eq!(json["rows"].as_array().unwrap().len(), 7);
 }

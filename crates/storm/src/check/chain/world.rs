@@ -214,16 +214,27 @@ impl World {
 
     /// The view that is due, if another one is: whoever is down, or comes from a crash, is no member; who has caught up is.
     fn due(&self, state: &State) -> Option<View> {
+        self.due_without(state, NodeSet::EMPTY)
+    }
+
+    /// The same if these are taken to be down.
+    fn due_without(&self, state: &State, suspected: NodeSet) -> Option<View> {
         let view = state.view;
         let all = NodeSet::first(self.options.nodes);
         let up = all.iter().filter(|&node| self.chain(state, node).is_some()).fold(NodeSet::EMPTY, NodeSet::with);
         // Those that have kept their memory.
-        let alive = up.minus(state.fresh);
+        let alive = up.minus(state.fresh).minus(suspected);
         let stay = view.members.and(alive);
-        if stay.is_empty() {
-            let members = view.members.and(up);
+        let serves = |node: NodeId| {
+            let chain = self.chain(state, node);
+            chain.is_some_and(|it| it.view().epoch == view.epoch && it.status() == Some(Standing::Serving))
+        };
+        // As long as nobody serves after all were down, what a member has may be in its log alone.
+        if stay.is_empty() || view.recovery && !view.members.iter().any(serves) {
+            let members = view.members.and(up).minus(suspected);
+            let changes = members != view.members || !members.and(state.fresh).is_empty();
             let next = View { epoch: view.epoch + 1, members, learners: NodeSet::EMPTY, recovery: true };
-            return (!members.is_empty()).then_some(next);
+            return (changes && !members.is_empty()).then_some(next);
         }
         let ready = |node: &NodeId| {
             let chain = self.chain(state, *node);
@@ -365,9 +376,9 @@ impl World {
             }
             Action::Suspect(node) => {
                 state.left[SUSPICIONS] -= 1;
-                let view = state.view;
-                let (members, learners) = (view.members.without(id(node)), view.learners.with(id(node)));
-                self.decide(&mut state, View { epoch: view.epoch + 1, members, learners, recovery: false });
+                if let Some(view) = self.due_without(&state, NodeSet::EMPTY.with(id(node))) {
+                    self.decide(&mut state, view);
+                }
             }
             Action::Decide => {
                 if let Some(view) = self.due(&state) {
