@@ -41,22 +41,22 @@ pub struct Where {
     #[arg(long, value_name = "PLATFORM", required_unless_present = "audit")]
     pub on: Vec<String>,
     /// Hold answers against the engine over so many random operations on the built-in platforms: how far they go
-    #[arg(long, value_name = "N", conflicts_with_all = ["operation", "on", "csv", "explain"], value_parser = up_to::<u32>(1..=1_000_000))]
+    #[arg(long, value_name = "N", conflicts_with_all = ["operation", "on", "csv", "explain", "load", "clients", "threads", "client_skew", "connections", "loss"], value_parser = up_to::<u32>(1..=1_000_000))]
     pub audit: Option<u32>,
     /// Client machines, instead of what the operation says
-    #[arg(long, value_name = "N", value_parser = up_to::<u32>(1..=1024))]
+    #[arg(long, value_name = "N")]
     pub clients: Option<u32>,
     /// Threads of each client
-    #[arg(long, value_name = "N", value_parser = up_to::<u32>(1..=1024))]
+    #[arg(long, value_name = "N")]
     pub threads: Option<u32>,
     /// The exponent of the zipfian by which clients ask for more or less than each other, from 0 to 3
-    #[arg(long, value_name = "S", value_parser = part(3.0))]
+    #[arg(long, value_name = "S")]
     pub client_skew: Option<f64>,
     /// Queue pairs that the node's NIC serves [default: one for each thread]
     #[arg(long, value_name = "N", value_parser = quantity::count)]
     pub connections: Option<u64>,
     /// The part of packets that are lost, from 0 to 0.1
-    #[arg(long, value_name = "PART", value_parser = part(0.1))]
+    #[arg(long, value_name = "PART")]
     pub loss: Option<f64>,
     /// Draw each place's latency against load, and say what is full first
     #[arg(long)]
@@ -99,14 +99,6 @@ pub enum By {
     Rate,
     /// Operations per joule.
     Energy,
-}
-
-/// A part of something, from 0 to so much.
-fn part(most: f64) -> impl Fn(&str) -> Result<f64, String> + Clone {
-    move |text| match text.parse::<f64>() {
-        Ok(value) if (0.0..=most).contains(&value) => Ok(value),
-        _ => Err(format!("give a number from 0 to {most}")),
-    }
 }
 
 /// A link of the software NIC, by its name.
@@ -157,13 +149,8 @@ fn clients(args: &Where, of: Clients) -> Result<Clients, Failure> {
         connections: args.connections.or(of.connections),
         loss: args.loss.unwrap_or(of.loss),
     };
-    let least = u64::from(clients.machines) * u64::from(clients.threads);
-    if clients.queue_pairs() < least {
-        return Err(Failure::Usage(format!(
-            "{least} threads have a queue pair each: give as many --connections or more"
-        )));
-    }
-    Ok(clients)
+    let wrong = |(key, what): (&str, String)| Failure::Usage(format!("--{} {what}", key.replace('_', "-")));
+    clients.check().map(|()| clients).map_err(wrong)
 }
 
 /// Decides for each platform, prints the answers.
@@ -308,7 +295,12 @@ fn show(args: &Where, platform: &Platform, operation: &Operation, answer: &Answe
         }
     }
     out.push('\n');
-    wrap(&mut out, 0, "", &format!("{}; {seconds:.2} s. {}", platform.params.shares_text(), left_out(platform)));
+    wrap(
+        &mut out,
+        0,
+        "",
+        &format!("{}; {seconds:.2} s. {}", platform.params.shares_text(), left_out(platform, &operation.clients)),
+    );
     out
 }
 
@@ -356,12 +348,19 @@ fn moves(platform: &Platform, operation: &Operation, options: &WhereOptions) -> 
     platform.params.iter().filter_map(|param| with_more(&param.path, param.value)).collect()
 }
 
-/// What the screen leaves out.
-fn left_out(platform: &Platform) -> &'static str {
-    match platform.placements.nic {
-        Some(NicDevice::Software) => "Left out: the scheduler, and what else runs on the cores.",
-        _ => "Left out: cache pollution by DMA, NUMA; in the screen alone: interrupts, loss.",
+/// What the answer leaves out; of what was asked for, too.
+fn left_out(platform: &Platform, clients: &Clients) -> String {
+    let software = platform.placements.nic == Some(NicDevice::Software);
+    let mut all = match software {
+        true => "Left out: the scheduler, and what else runs on the cores".to_string(),
+        false => "Left out: cache pollution by DMA, NUMA; in the screen alone: interrupts, loss".to_string(),
+    };
+    if software && *clients != Clients::default() {
+        all += "; that clients, their threads, queue pairs or losses are others than one client's of one thread";
+    } else if platform.nic_state.is_none() && clients.connections.is_some() {
+        all += "; queue pairs, as the platform says nothing of what its NIC keeps of them (nic.state)";
     }
+    all + "."
 }
 
 fn candidates(out: &mut String, answer: &Answer) {

@@ -67,6 +67,31 @@ fn where_answers_and_names_mistakes() {
 }
 
 #[test]
+fn clients_have_limits_and_what_is_ignored_of_them_is_said() {
+    let here = Path::new(".");
+    let asked = |platform: &'static str, more: &[&'static str]| {
+        [&["where", "get", "--on", platform, "--points", "2", "--simulate", "0"], more].concat()
+    };
+    for (wrong, said) in [
+        (&["--clients", "0"][..], "--clients are from 1 to 1024"),
+        (&["--threads", "2000"], "--threads are from 1 to 1024"),
+        (&["--client-skew", "3.5"], "--client-skew is the exponent of a zipfian, from 0 to 3"),
+        (&["--loss", "0.5"], "--loss is the part of packets that are lost, from 0 to 0.1"),
+        (&["--connections", "99999999999"], "--connections are from 1, one for each thread, to 10000000"),
+        (&["--clients", "8", "--connections", "7"], "--connections are from 8"),
+    ] {
+        let message = fails(here, &asked("bluefield2", wrong));
+        assert!(message.contains(said), "{message}");
+    }
+    assert!(fails(here, &["where", "--audit", "5", "--clients", "3"]).contains("--clients"));
+    let ignored = "queue pairs, as the platform says nothing of what its NIC keeps of them";
+    for (platform, said) in [("bluefield2", false), ("strom-10g", true)] {
+        let answer = succeeds(here, &asked(platform, &["--clients", "4", "--connections", "10k"]));
+        assert_eq!(answer.split_whitespace().collect::<Vec<_>>().join(" ").contains(ignored), said, "{answer}");
+    }
+}
+
+#[test]
 fn templates_are_operations() {
     let templates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../studies/where");
     let mut count = 0;

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::component::ethernet::{Ethernet, EthernetParams};
+use crate::draw::{exponential, mixed};
 use crate::event::WheelQueue;
 use crate::time::Ps;
 
@@ -65,15 +66,8 @@ impl Hold {
 
     /// Exponentially distributed times in picoseconds.
     fn times(&self) -> Vec<u64> {
-        let mut state = self.seed;
-        let mut draw = || {
-            // SplitMix64 (Steele et al., OOPSLA 2014).
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-        };
-        (0..TIMES).map(|_| (-(1.0 - draw()).ln() * MEAN_PS) as u64).collect()
+        let first = mixed(self.seed);
+        (0..TIMES as u64).map(|n| exponential(first.wrapping_add(n), MEAN_PS) as u64).collect()
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod cluster;
 pub mod component;
+mod draw;
 pub mod energy;
 pub mod event;
 pub mod platform;

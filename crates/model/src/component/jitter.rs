@@ -5,7 +5,7 @@
 
 use std::collections::BinaryHeap;
 
-use super::nic_state::mixed;
+use crate::draw::{exponential, mixed};
 use crate::platform;
 use crate::resource::Server;
 use crate::time::Ps;
@@ -19,7 +19,7 @@ pub struct JitterParams {
     pub interrupt_ps: u64,
     /// The mean time between two turns of somebody else on a core.
     pub preempted_every_ps: u64,
-    /// How long he runs, on the mean.
+    /// How long that takes, on the mean.
     pub preempted_ps: u64,
 }
 
@@ -84,9 +84,7 @@ impl Jitter {
 
     fn exponential(&mut self, mean: u64) -> Ps {
         self.drawn = self.drawn.wrapping_add(1);
-        // In 0..1 with 53 bits, and not 1.
-        let uniform = (mixed(self.drawn) >> 11) as f64 / (1u64 << 53) as f64;
-        Ps((-(1.0 - uniform).ln() * mean as f64) as u64)
+        Ps(exponential(self.drawn, mean as f64) as u64)
     }
 }
 

@@ -209,16 +209,7 @@ mod tests {
 
     /// 8 GB/s, 125 ps a byte.
     fn pcie() -> Pcie {
-        Pcie::new(&PcieParams {
-            read_ps: 850_000,
-            write_ps: 325_000,
-            mmio_ps: 250_000,
-            bandwidth_bytes_per_s: 8e9,
-            tlp_overhead_bytes: 24,
-            max_payload_bytes: 256,
-            max_request_bytes: 512,
-            tags: 64,
-        })
+        Pcie::new(&PcieParams { read_ps: 850_000, write_ps: 325_000, ..PcieParams::example() })
     }
 
     #[test]

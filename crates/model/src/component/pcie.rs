@@ -203,12 +203,10 @@ impl Pcie {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
+impl PcieParams {
     /// 8 GB/s, 125 ps a byte, and StRoM's read round trip of 1.5 us.
-    fn params() -> PcieParams {
-        PcieParams {
+    pub(crate) fn example() -> Self {
+        Self {
             read_ps: 1_500_000,
             write_ps: 300_000,
             mmio_ps: 250_000,
@@ -218,6 +216,15 @@ mod tests {
             max_request_bytes: 512,
             tags: 64,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn params() -> PcieParams {
+        PcieParams::example()
     }
 
     #[test]

@@ -258,7 +258,7 @@ section! {
         interrupt: u64 = time(),
         /// The mean time between two turns of somebody else on a core.
         preempted_every: u64 = time(),
-        /// How long he runs.
+        /// How long that takes.
         preempted: u64 = time(),
     }
 }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::network::{Network, Step};
-use crate::component::nic_state::mixed;
+use crate::draw::mixed;
 use crate::event::WheelQueue;
 use crate::time::Ps;
 
@@ -122,10 +122,11 @@ pub struct Bus {
     pub trace: Option<Vec<TraceEntry>>,
     /// Events taken so far.
     pub events: u64,
-    /// Of 2^64 packets so many are lost; those sent so far, and lost.
+    /// Of 2^64 packets so many are lost.
     loss: u64,
+    /// Those sent so far.
     sent: u64,
-    /// Packets lost on their way.
+    /// Packets lost on their way since usage was last forgotten.
     pub lost: u64,
 }
 

@@ -97,7 +97,7 @@ pub struct Counts {
     pub wire_bytes: u64,
     /// Request packets sent again.
     pub retransmits: u64,
-    /// Packets that ports without room dropped since usage was last forgotten, and those lost since the fabric was made.
+    /// Packets that ports without room dropped, and that were lost on their way, since usage was last forgotten.
     pub dropped: u64,
 }
 
@@ -275,6 +275,7 @@ impl Fabric {
         self.machines.iter().for_each(|machine| machine.hardware.borrow_mut().reset(self.now));
         self.devices.iter().for_each(|device| device.borrow_mut().reset());
         self.bus.network.reset();
+        self.bus.lost = 0;
     }
 
     fn machine(&mut self, number: u16) -> Result<&mut Machine, WorldError> {

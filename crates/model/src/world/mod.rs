@@ -43,7 +43,7 @@ pub use hardware::Hardware;
 pub use network::{Cable, NetworkSpec, SwitchSpec};
 pub use pair::Pair;
 pub use processor::ProcessorKind;
-pub use spec::{MachineSpec, PairSpec, Work};
+pub use spec::{MachineSpec, PairSpec, Work, shares};
 pub use writer::{Fill, Writer};
 
 use remora_kernel::Placement;

@@ -9,10 +9,9 @@ use remora_service::Full;
 
 use super::client::{ConnectionId, Done, RawVerb};
 use super::fabric::{Counts, Fabric, FabricSpec};
-use super::network::{Cable, NetworkSpec, SwitchSpec};
+use super::network::{Cable, NetworkSpec};
 use super::writer::Writer;
 use super::{PairSpec, TraceEntry, WorldError};
-use crate::component::switch::WhenFull;
 use crate::resource::Usage;
 use crate::time::Ps;
 
@@ -42,14 +41,9 @@ impl Pair {
     {
         let PairSpec { mtu, loss, seed, rpc_place, .. } = *spec;
         let clients = spec.clients.max(1);
-        let network = match &spec.switch {
-            None if clients == 1 => NetworkSpec { switches: Vec::new(), cables: vec![Cable::Direct(0, 1)] },
-            None => NetworkSpec::star(SwitchSpec::usual(), clients + 1),
-            Some(switch) => {
-                // RoCE runs over networks that lose nothing: priority flow control.
-                let (latency, buffer, when_full) = (Ps(switch.latency), switch.buffer, WhenFull::Pause);
-                NetworkSpec::star(SwitchSpec { latency, buffer, when_full }, clients + 1)
-            }
+        let network = match spec.switched() {
+            None => NetworkSpec { switches: Vec::new(), cables: vec![Cable::Direct(0, 1)] },
+            Some(switch) => NetworkSpec::star(switch, clients + 1),
         };
         let all = std::iter::repeat_n(spec.client.clone(), clients.into());
         let machines = all.chain([spec.node.clone()]).collect();
@@ -59,13 +53,12 @@ impl Pair {
             ops,
         )?;
         let connections = (0..clients).map(|client| fabric.connect(client, clients)).collect::<Result<_, _>>()?;
-        let weights: Vec<f64> = (1..=clients).map(|rank| f64::from(rank).powf(-spec.client_skew)).collect();
-        let all: f64 = weights.iter().sum();
-        let sum = |sum: &mut f64, weight: f64| {
-            *sum += weight / all;
+        let sum = |sum: &mut f64, share: f64| {
+            *sum += share;
             Some(*sum)
         };
-        let shares = if spec.client_skew > 0.0 { weights.into_iter().scan(0.0, sum).collect() } else { Vec::new() };
+        let shares =
+            if spec.client_skew > 0.0 { spec.shares().into_iter().scan(0.0, sum).collect() } else { Vec::new() };
         Ok(Self { fabric, connections, shares, spec: spec.clone() })
     }
 

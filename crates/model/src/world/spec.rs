@@ -2,12 +2,13 @@
 
 use remora_kernel::{Placement, op};
 
-use super::{ProcessorKind, WorldError};
+use super::{ProcessorKind, SwitchSpec, WorldError};
 use crate::component::cache::CacheParams;
 use crate::component::hierarchy::HierarchyParams;
 use crate::component::jitter::JitterParams;
 use crate::component::memory::MemoryParams;
 use crate::component::nic_state::{NicStateParams, Served};
+use crate::component::switch::WhenFull;
 use crate::platform::{
     Accel, Cache, CardMachine, Core, Dram, HardwareNic, NicCores, NicDevice, Platform, Power, PrivateCaches, Switch,
 };
@@ -223,6 +224,13 @@ pub struct PairSpec {
     pub rpc_place: Placement,
 }
 
+/// The part of each of so many clients of all that they ask for, if they have more and less by a zipfian of this exponent.
+pub fn shares(clients: u16, skew: f64) -> Vec<f64> {
+    let weights: Vec<f64> = (1..=clients.max(1)).map(|rank| f64::from(rank).powf(-skew)).collect();
+    let all: f64 = weights.iter().sum();
+    weights.into_iter().map(|weight| weight / all).collect()
+}
+
 impl PairSpec {
     /// A pair of a platform's hardware, for data of `state` bytes ([`MachineSpec::state`]).
     pub fn new(platform: &Platform, state: u64, seed: u64) -> Result<Self, WorldError> {
@@ -230,6 +238,22 @@ impl PairSpec {
         let mtu = path_mtu(platform, &node)?;
         let (switch, rpc_place) = (platform.switch.clone(), Placement::Nic);
         Ok(Self { client, node, clients: 1, client_skew: 0.0, loss: 0.0, switch, mtu, seed, rpc_place })
+    }
+
+    /// The part of the calls of each client, the largest first.
+    pub fn shares(&self) -> Vec<f64> {
+        shares(self.clients, self.client_skew)
+    }
+
+    /// The switch that they are at: the platform's, or a usual one if there are several clients, which no cable joins.
+    pub fn switched(&self) -> Option<SwitchSpec> {
+        // RoCE runs over networks that lose nothing: priority flow control.
+        let own = self.switch.as_ref().map(|switch| SwitchSpec {
+            latency: Ps(switch.latency),
+            buffer: switch.buffer,
+            when_full: WhenFull::Pause,
+        });
+        own.or((self.clients > 1).then(SwitchSpec::usual))
     }
 
     /// For calls in `placement`: the RPC verb leads to the accelerator if that is the place, to the NIC otherwise.

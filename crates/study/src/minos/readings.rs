@@ -39,7 +39,7 @@ pub struct Reading {
     pub usual: &'static str,
     /// The section and what it says that bears on this; or that nothing does.
     pub source: &'static str,
-    /// Whether the text is for it.
+    /// What the text says of it.
     pub text: Text,
     #[serde(skip)]
     set: fn(&mut Chosen),

@@ -18,8 +18,6 @@ const CALLS_EACH: u64 = 16;
 const POINTS: usize = 64;
 /// "Level" is wrong where the engine has this factor between the two.
 const APART: f64 = 1.1;
-/// How far on either side of a flip point the engine is asked.
-const BESIDE: f64 = 1.1;
 /// Of every so many operations the nearest flip point is asked for.
 const FLIPS: u64 = 10;
 
@@ -198,10 +196,10 @@ fn one(platform: &Platform, operation: &Operation, (number, seed): (u64, u64), f
         let flip = answer.flips.iter().find(|flip| platform.params.get(&flip.what).is_some());
         if let Some((flip, param)) = flip.and_then(|flip| Some((flip, platform.params.get(&flip.what)?))) {
             let wins_at = |factor: f64, place| {
-                let changed = platform.with(&[(&param.path, param.value * flip.factor * factor)]);
+                let changed = platform.with(&[(&param.path, param.value * factor)]);
                 changed.is_ok_and(|changed| wins(&engine(&changed, operation, seed), place))
             };
-            let (near, far) = if flip.while_under { (1.0 / BESIDE, BESIDE) } else { (BESIDE, 1.0 / BESIDE) };
+            let (near, far) = flip.beside();
             all.flips.add(wins_at(near, named.place) && wins_at(far, flip.then));
         }
     }

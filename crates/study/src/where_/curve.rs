@@ -66,7 +66,9 @@ pub fn curves(platform: &Platform, operation: &Operation, ranking: &[Candidate],
 
 /// Curves as bars: the median, and from there to the 99th percentile.
 pub fn draw(curves: &[Curve]) -> String {
-    let mut out = String::from("Latency against load (median #, 99th percentile -), and what is full first:\n");
+    let mut out = String::from(
+        "Latency against load as the screen has it (median #, 99th percentile -), and what is full first:\n",
+    );
     let most = curves.iter().flat_map(|curve| &curve.points).map(|point| point.p99_ns).fold(1.0, f64::max);
     let least = curves.iter().flat_map(|curve| &curve.points).map(|point| point.p50_ns).fold(most, f64::min);
     // Along the logarithm: a place may take many times what another does.

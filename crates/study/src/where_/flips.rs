@@ -32,6 +32,12 @@ pub struct Flip {
 }
 
 impl Flip {
+    /// A little before it, where the best place of now is to win, and a little beyond, where the other one is; over now.
+    pub(super) fn beside(&self) -> (f64, f64) {
+        let (low, high) = (self.factor / BESIDE, self.factor * BESIDE);
+        if self.while_under { (low, high) } else { (high, low) }
+    }
+
     /// `nic wins while host.pcie.read_latency is under 1.1 us (now 1.5 us); then client`.
     pub fn line(&self, best: Placement) -> String {
         let side = if self.while_under { "under" } else { "over" };
@@ -106,9 +112,8 @@ fn confirm(knob: &Knob<'_>, best: Placement, found: Flip, options: &WhereOptions
             let ours = costs.iter().find(|(known, _)| *known == place)?.1;
             Some(ours <= least * super::LEVEL)
         };
-        let (near, far) =
-            if flip_at.while_under { (value / BESIDE, value * BESIDE) } else { (value * BESIDE, value / BESIDE) };
-        if wins(near, best)? && wins(far, flip_at.then)? {
+        let (near, far) = flip_at.beside();
+        if wins(knob.now * near, best)? && wins(knob.now * far, flip_at.then)? {
             return Some(Flip { confirmed: Some(true), ..flip_at });
         }
         let (platform, operation) = (knob.at)(value)?;

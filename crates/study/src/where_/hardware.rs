@@ -14,7 +14,7 @@ use remora_model::component::nic_cores::NicCoreParams;
 use remora_model::component::nic_state::NicStateParams;
 use remora_model::component::pcie::PcieParams;
 use remora_model::platform::{AccelDevice, NicDevice, Platform};
-use remora_model::world::{MachineSpec, PairSpec, SwitchSpec};
+use remora_model::world::{MachineSpec, PairSpec};
 use remora_wire::rpc::RpcHeader;
 use remora_wire::{Aeth, Reth};
 
@@ -80,14 +80,13 @@ struct Machines {
 impl Machines {
     fn new(platform: &Platform, operation: &Operation) -> Option<Self> {
         let clients = &operation.clients;
-        let PairSpec { client, node, mtu, switch, .. } = world::spec(platform, operation, 0).ok()?;
-        let shares = clients.shares();
+        let spec = world::spec(platform, operation, 0).ok()?;
+        let (shares, switch) = (spec.shares(), spec.switched());
+        let PairSpec { client, node, mtu, .. } = spec;
         let state = platform.nic_state.as_ref().map(|state| {
             let [client, node] = world::served(clients).map(|served| NicStateParams::from(state).missing(served));
             (node.0, [client.1, node.1])
         });
-        // Several clients are at a switch, whatever the platform has.
-        let usual = if clients.machines > 1 { SwitchSpec::usual().latency.0 } else { 0 };
         Some(Self {
             clients: 1.0 / shares.first().copied().unwrap_or(1.0),
             state,
@@ -97,7 +96,7 @@ impl Machines {
             dram: MemoryParams::from(&node.dram),
             card: node.card.as_ref().map(|card| NicCoreParams::new(card, &node.core)),
             coherent: node.accel.as_ref().map(CoherentParams::from),
-            switch: switch.as_ref().map_or(usual, |switch| switch.latency),
+            switch: switch.map_or(0, |switch| switch.latency.0),
             mtu: f64::from(mtu),
             client,
             node,

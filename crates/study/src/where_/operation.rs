@@ -91,9 +91,27 @@ impl Clients {
 
     /// The part of the load of each, the largest first.
     pub fn shares(&self) -> Vec<f64> {
-        let weights: Vec<f64> = (1..=self.machines).map(|rank| f64::from(rank).powf(-self.skew)).collect();
-        let all: f64 = weights.iter().sum();
-        weights.into_iter().map(|weight| weight / all).collect()
+        remora_model::world::shares(u16::try_from(self.machines).unwrap_or(u16::MAX), self.skew)
+    }
+
+    /// What is wrong with them: the key of the operation's file and what it has to be.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        let (machines, threads) = (self.machines, self.threads);
+        let each = u64::from(machines) * u64::from(threads);
+        let wrong = if !(1..=MOST_CLIENTS).contains(&machines) {
+            ("clients", format!("are from 1 to {MOST_CLIENTS}"))
+        } else if !(1..=MOST_CLIENTS).contains(&threads) {
+            ("threads", format!("are from 1 to {MOST_CLIENTS}"))
+        } else if !(0.0..=MOST_SKEW).contains(&self.skew) {
+            ("client_skew", format!("is the exponent of a zipfian, from 0 to {MOST_SKEW}"))
+        } else if !(0.0..=MOST_LOSS).contains(&self.loss) {
+            ("loss", format!("is the part of packets that are lost, from 0 to {MOST_LOSS}"))
+        } else if !(each..=MOST_CONNECTIONS).contains(&self.queue_pairs()) {
+            ("connections", format!("are from {each}, one for each thread, to {MOST_CONNECTIONS}"))
+        } else {
+            return Ok(());
+        };
+        Err(wrong)
     }
 }
 
@@ -243,6 +261,8 @@ const MOST_CONCURRENCY: u32 = 1 << 16;
 /// The most clients, the most threads of each, and the most queue pairs of a NIC.
 const MOST_CLIENTS: u32 = 1024;
 const MOST_CONNECTIONS: u64 = 10_000_000;
+/// The largest exponent of the zipfian of clients.
+const MOST_SKEW: f64 = 3.0;
 /// The largest part of packets that may be lost: with more, nothing much arrives.
 const MOST_LOSS: f64 = 0.1;
 
@@ -378,30 +398,24 @@ impl Reader<'_> {
 
     fn clients(&self, file: &File) -> Result<Clients, OperationError> {
         let usual = Clients::default();
-        let number = |text: &Option<Spanned<u32>>, most: u32, what| match text {
-            Some(text) if (1..=most).contains(text.get_ref()) => Ok(*text.get_ref()),
-            Some(text) => Err(self.at(text, format!("{what} are from 1 to {most}"))),
-            None => Ok(1),
-        };
-        let part = |text: &Option<Spanned<f64>>, most: f64, what| match text {
-            Some(text) if (0.0..=most).contains(text.get_ref()) => Ok(*text.get_ref()),
-            Some(text) => Err(self.at(text, format!("{what}, from 0 to {most}"))),
-            None => Ok(0.0),
-        };
         let clients = Clients {
-            machines: number(&file.clients, MOST_CLIENTS, "clients")?,
-            threads: number(&file.threads, MOST_CLIENTS, "threads")?,
-            skew: part(&file.client_skew, 3.0, "client_skew is the exponent of a zipfian")?,
-            loss: part(&file.loss, MOST_LOSS, "loss is the part of packets that are lost")?,
-            ..usual
+            machines: file.clients.as_ref().map_or(usual.machines, |text| *text.get_ref()),
+            threads: file.threads.as_ref().map_or(usual.threads, |text| *text.get_ref()),
+            skew: file.client_skew.as_ref().map_or(usual.skew, |text| *text.get_ref()),
+            connections: file.connections.as_ref().map(|text| *text.get_ref()),
+            loss: file.loss.as_ref().map_or(usual.loss, |text| *text.get_ref()),
         };
-        match &file.connections {
-            Some(text) if !(clients.queue_pairs()..=MOST_CONNECTIONS).contains(text.get_ref()) => {
-                let least = clients.queue_pairs();
-                Err(self.at(text, format!("connections are from {least}, one for each thread, to {MOST_CONNECTIONS}")))
-            }
-            connections => Ok(Clients { connections: connections.as_ref().map(|text| *text.get_ref()), ..clients }),
-        }
+        clients.check().map_err(|(key, what)| {
+            let span = match key {
+                "clients" => file.clients.as_ref().map(Spanned::span),
+                "threads" => file.threads.as_ref().map(Spanned::span),
+                "client_skew" => file.client_skew.as_ref().map(Spanned::span),
+                "loss" => file.loss.as_ref().map(Spanned::span),
+                _ => file.connections.as_ref().map(Spanned::span),
+            };
+            self.error(span.unwrap_or_default().start, format!("{key} {what}"))
+        })?;
+        Ok(clients)
     }
 
     fn load(&self, closed: &Option<Spanned<u32>>, open: &Option<Spanned<String>>) -> Result<Load, OperationError> {
