@@ -39,7 +39,7 @@ pub struct BenchChain {
     /// How nodes and clients reach each other
     #[arg(long, value_name = "LINK", default_value = "shm", value_parser = link())]
     link: LinkKind,
-    /// Nodes and clients send in the clear: what sealing costs is the difference
+    /// Nodes and clients send in the clear over UDP too: what sealing costs is the difference
     #[arg(long)]
     unsealed: bool,
     /// Skews of the zipfian by which records are chosen

@@ -29,7 +29,7 @@ Examples:
   remora bench minos --models synch --workloads a,b,c    three of YCSB's workloads, one model
   remora bench minos --skew 0.9 --clients 16 --csv o.csv   another skew, another number of clients
   remora bench minos --peers none --seconds 2            only Remora, longer
-  remora bench minos --peers none --unsealed             in the clear: sealing costs the difference
+  remora bench minos --link udp --unsealed               in the clear: sealing costs the difference
   remora bench minos --at remora-cluster                 a cluster that `remora cluster` has started";
 
 /// Options of `remora bench minos`.
@@ -49,7 +49,7 @@ pub struct BenchMinos {
     /// How nodes and clients reach each other
     #[arg(long, value_name = "LINK", default_value = "shm", value_parser = link())]
     pub link: LinkKind,
-    /// Nodes and clients send in the clear: what sealing costs is the difference
+    /// Nodes and clients send in the clear over UDP too: what sealing costs is the difference
     #[arg(long, conflicts_with = "at")]
     pub unsealed: bool,
     /// What is done: only updates, only reads, or core workloads of YCSB

@@ -119,8 +119,8 @@ pub struct Shape {
     /// A node that is silent for so many milliseconds is taken to have failed [default: 200]
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub suspect: Option<Duration>,
-    /// Whether what nodes and clients send is sealed, so that who listens on the network learns and changes nothing
-    /// [default: true]
+    /// Whether nodes and clients prove that they know the secret, and what leaves the host is sealed, so that who listens on the
+    /// network learns and changes nothing; over shared memory nothing leaves it [default: true]
     #[arg(long, value_name = "BOOL")]
     pub sealed: Option<bool>,
 }
@@ -263,7 +263,7 @@ fn greet(args: &Start, children: &ClusterProcesses) -> Result<(), Failure> {
             settings.deployment,
             settings.log,
             settings.link,
-            if settings.sealed { "sealed" } else { "in the clear" },
+            settings.guard(),
             children.dir().display()
         );
         for (node, address) in settings.addresses.iter().enumerate() {

@@ -17,7 +17,7 @@ use remora_replica::status::NodeStatus;
 use remora_replica::stream::{Arrival, Sizes, Streams};
 use remora_replica::types::{Key, ScopeId, Value};
 
-use super::hello::{self, ClientHello, Words};
+use super::hello::{self, ClientHello, Guard, Words};
 use super::wire::{CLIENT_PORT, Secret};
 use super::{link_at, streams};
 
@@ -43,7 +43,7 @@ pub struct ClusterClientConfig {
     /// has as many as it has requests under way, and never does one again that it may have forgotten.
     pub retry: bool,
     /// The clients' secret, which follows from the cluster's ([`crate::client_secret`]): both ends prove that they know it,
-    /// and what they say is sealed. `None` for clusters that do not seal.
+    /// and what leaves the host is sealed. `None` for clusters that do not seal.
     pub secret: Option<Secret>,
 }
 
@@ -328,7 +328,11 @@ impl<X: Spoken> ConnectedClient<X> {
         }
     }
 
-    /// The node has answered. If the connection is to be sealed, it has proved that it knows the secret, and gets the same
+    fn guard(&self) -> Guard {
+        Guard::of(self.config.secret.is_some(), self.config.link)
+    }
+
+    /// The node has answered. Unless connections are open, it has proved that it knows the secret, and gets the same
     /// proof.
     fn established(&mut self, seat: &mut Seat<'_>, said: &[u8]) {
         let Some(Connection { qpn, said: caller, .. }) = self.connection else { return };
@@ -337,7 +341,7 @@ impl<X: Spoken> ConnectedClient<X> {
                 self.refused = Some(("it does not know the clients' secret".into(), 0));
                 return self.lost(seat, qpn);
             };
-            self.streams.seal(qpn, words.seal(&secret, End::Caller));
+            self.streams.seal(qpn, self.guard().seal(&words, &secret, End::Caller));
             let proof = words.prove(&secret, End::Caller);
             self.streams.frame(qpn, |out| out.extend_from_slice(&proof));
         }
@@ -406,7 +410,7 @@ impl<X: Spoken> ConnectedClient<X> {
         // Answers for which this client has no room are not to keep the node busy: it tries again after 0.64 ms.
         let attr = ConnectAttr { path_mtu, min_rnr_timer: 12, ack_timeout: 12, ..ConnectAttr::default() };
         let route = remora_nic::Route { local: seat.local, remote: node, link: 0 };
-        let said = ClientHello::new(self.config.secret.is_some(), X::CHAIN).ok()?;
+        let said = ClientHello::new(self.guard(), X::CHAIN).ok()?;
         let call = match &self.config.secret {
             Some(secret) => hello::mark(secret, &said.encode(), node),
             None => said.encode().to_vec(),

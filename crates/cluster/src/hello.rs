@@ -2,8 +2,8 @@
 //!
 //! Both ends of a connection show that they know a secret without showing it: each proves it by a keyed hash
 //! (HMAC-SHA256, RFC 2104) of what both have said of themselves, which ends with 16 random bytes. So a proof is good for
-//! one connection and one end of it. From the same words and the secret come the keys by which the connection is sealed
-//! ([`remora_replica::seal`]), the caller's proof first.
+//! one connection and one end of it. From the same words and the secret come the keys by which a connection that leaves the
+//! host is sealed ([`remora_replica::seal`]), the caller's proof first: see [`Guard`].
 //!
 //! Nodes have the cluster's secret. Clients have one that follows from it, and from which it does not follow: who has that is
 //! no node.
@@ -19,10 +19,10 @@ use ring::hmac;
 
 use super::node::ClusterNodeConfig;
 use super::wire::Secret;
-use remora_real::{Error, entropy};
+use remora_real::{Error, LinkKind, entropy};
 
-const MAGIC: [u8; 4] = *b"rmc\x07";
-const CLIENT_MAGIC: [u8; 4] = *b"rmk\x06";
+const MAGIC: [u8; 4] = *b"rmc\x08";
+const CLIENT_MAGIC: [u8; 4] = *b"rmk\x07";
 /// Instead of a model: a chain.
 const CHAIN: u8 = 0x40;
 /// Bytes of a [`Hello`].
@@ -37,6 +37,39 @@ const MARK: usize = 16;
 /// The secret of a cluster's clients, which follows from the cluster's own.
 pub fn client_secret(secret: &Secret) -> Secret {
     seal::derive(secret, "clients")
+}
+
+/// What keeps strangers out of a connection, and from what goes over it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Guard {
+    /// Clients prove nothing, and all goes in the clear.
+    Open,
+    /// Both ends prove themselves, and all is sealed.
+    Sealed,
+    /// Both ends prove themselves; the clear is good enough, for what goes over this link nobody can see or change but the
+    /// processes at its ends.
+    Proven,
+}
+
+impl Guard {
+    /// `sealed` is what was asked for. Shared memory is a memory file that is handed from process to process: who can look into
+    /// it can look into the process too, where the keys are, and nobody else has a way to it.
+    pub fn of(sealed: bool, link: LinkKind) -> Self {
+        match (sealed, link) {
+            (false, _) => Self::Open,
+            (true, LinkKind::Shm) => Self::Proven,
+            (true, _) => Self::Sealed,
+        }
+    }
+
+    /// The keys of a connection, if it is sealed.
+    pub fn seal(self, words: &Words, secret: &Secret, end: End) -> Option<Seal> {
+        (self == Self::Sealed).then(|| Seal::new(secret, end, &words.caller, &words.answerer))
+    }
+
+    fn read(byte: u8) -> Option<Self> {
+        [Self::Open, Self::Sealed, Self::Proven].into_iter().find(|guard| *guard as u8 == byte)
+    }
 }
 
 /// What a node keeps: a model's number, or [`CHAIN`] and the bytes of data.
@@ -79,8 +112,8 @@ pub(super) struct Hello {
     model: u8,
     /// Bytes of a chain's data.
     data: u64,
-    /// Whether it seals what it sends.
-    sealed: bool,
+    /// What guards its connections.
+    guard: Guard,
     /// After how many nanoseconds of silence it suspects another.
     suspect: u64,
     nonce: [u8; 16],
@@ -91,21 +124,21 @@ impl Hello {
     pub fn new(config: &ClusterNodeConfig) -> Result<Self, Error> {
         let suspect = config.suspect.as_nanos() as u64;
         let (node, (model, data)) = (NodeId(config.id), kept(config));
-        Ok(Self { node, model, data, sealed: config.sealed, suspect, nonce: nonce()? })
+        Ok(Self { node, model, data, guard: config.guard(), suspect, nonce: nonce()? })
     }
 
     pub fn encode(&self) -> Said {
         let (suspect, data) = (self.suspect.to_le_bytes(), self.data.to_le_bytes());
-        Said::of(&[&MAGIC, &[self.node.0, self.model, self.sealed.into()], &suspect, &self.nonce, &data])
+        Said::of(&[&MAGIC, &[self.node.0, self.model, self.guard as u8], &suspect, &self.nonce, &data])
     }
 
     /// Reads what a node says; padding may follow.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..BYTES)?.strip_prefix(&MAGIC)?;
-        let (node, model, sealed) = (NodeId(bytes[0]), bytes[1], flag(bytes[2])?);
+        let (node, model, guard) = (NodeId(bytes[0]), bytes[1], Guard::read(bytes[2])?);
         let (suspect, nonce) = (u64::from_le_bytes(*bytes[3..].first_chunk()?), *bytes[11..].first_chunk()?);
         let data = u64::from_le_bytes(*bytes[27..].first_chunk()?);
-        Some(Self { node, model, data, sealed, suspect, nonce })
+        Some(Self { node, model, data, guard, suspect, nonce })
     }
 
     /// What the two nodes need the same and do not have, in words.
@@ -125,9 +158,13 @@ impl Hello {
                 say(ours)
             ));
         }
-        if self.sealed != config.sealed {
-            let say = |sealed| if sealed { "seals what it sends" } else { "sends in the clear" };
-            return Some(format!("node {node} {}, node {} {}", say(self.sealed), config.id, say(config.sealed)));
+        if self.guard != config.guard() {
+            let say = |guard| match guard {
+                Guard::Open => "sends in the clear",
+                Guard::Sealed => "seals what it sends",
+                Guard::Proven => "seals what leaves its host",
+            };
+            return Some(format!("node {node} {}, node {} {}", say(self.guard), config.id, say(config.guard())));
         }
         let (theirs, ours) = (Duration::from_nanos(self.suspect), config.suspect);
         (theirs != ours).then(|| format!("node {node} suspects after {theirs:?}, node {} after {ours:?}", config.id))
@@ -137,8 +174,8 @@ impl Hello {
 /// What a client says of itself when it calls: the protocol's version, and this.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ClientHello {
-    /// Whether it seals what it sends.
-    pub sealed: bool,
+    /// What guards its connections.
+    pub guard: Guard,
     /// Whether it wants transactions, or records.
     pub chain: bool,
     nonce: [u8; 16],
@@ -146,18 +183,18 @@ pub(super) struct ClientHello {
 
 impl ClientHello {
     /// With 16 bytes that nobody has seen.
-    pub fn new(sealed: bool, chain: bool) -> Result<Self, Error> {
-        Ok(Self { sealed, chain, nonce: nonce()? })
+    pub fn new(guard: Guard, chain: bool) -> Result<Self, Error> {
+        Ok(Self { guard, chain, nonce: nonce()? })
     }
 
     pub fn encode(&self) -> Said {
-        Said::of(&[&CLIENT_MAGIC, &[self.sealed.into(), self.chain.into()], &self.nonce])
+        Said::of(&[&CLIENT_MAGIC, &[self.guard as u8, self.chain.into()], &self.nonce])
     }
 
     /// Reads what a client says; padding may follow.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..CLIENT_BYTES)?.strip_prefix(&CLIENT_MAGIC)?;
-        Some(Self { sealed: flag(bytes[0])?, chain: flag(bytes[1])?, nonce: *bytes[2..].first_chunk()? })
+        Some(Self { guard: Guard::read(bytes[0])?, chain: flag(bytes[1])?, nonce: *bytes[2..].first_chunk()? })
     }
 }
 
@@ -214,11 +251,6 @@ impl Words {
         bytes.get(..PROOF).is_some_and(|proof| hmac::verify(&key(secret), &said, proof).is_ok())
     }
 
-    /// What seals the connection at this end.
-    pub fn seal(&self, secret: &Secret, end: End) -> Seal {
-        Seal::new(secret, end, &self.caller, &self.answerer)
-    }
-
     fn signed_text(&self, end: End) -> Vec<u8> {
         let end = match end {
             End::Caller => 1,
@@ -270,6 +302,23 @@ mod tests {
     }
 
     #[test]
+    fn what_leaves_the_host_is_sealed_and_what_does_not_is_proven() {
+        let [caller, answerer] = [3, 0].map(|id| Hello::new(&config(id)).unwrap().encode());
+        let words = Words { caller, answerer };
+        for (sealed, link, guard) in [
+            (true, LinkKind::Udp, Guard::Sealed),
+            (true, LinkKind::Shm, Guard::Proven),
+            (false, LinkKind::Udp, Guard::Open),
+            (false, LinkKind::Shm, Guard::Open),
+        ] {
+            assert_eq!(Guard::of(sealed, link), guard);
+            assert_eq!(guard.seal(&words, &[7; 32], End::Caller).is_some(), guard == Guard::Sealed);
+            assert_eq!(Guard::read(guard as u8), Some(guard));
+        }
+        assert_eq!(Guard::read(3), None);
+    }
+
+    #[test]
     fn a_call_is_marked_for_one_node_by_who_has_the_secret() {
         let to = |last: u8| IpAddr::from([127, 0, 0, last]);
         let said = Hello::new(&config(3)).unwrap().encode();
@@ -294,8 +343,10 @@ mod tests {
         let chain = ClusterNodeConfig { chain: Some(9), ..config(1) };
         assert_eq!(hello.differs(&chain).unwrap(), "node 3 keeps model synch, node 1 a chain of 9 bytes");
         let open = ClusterNodeConfig { sealed: false, ..config(1) };
-        assert_eq!(hello.differs(&open).unwrap(), "node 3 seals what it sends, node 1 sends in the clear");
-        let client = ClientHello::new(true, true).unwrap();
+        assert_eq!(hello.differs(&open).unwrap(), "node 3 seals what leaves its host, node 1 sends in the clear");
+        let far = ClusterNodeConfig { link: LinkKind::Udp, ..config(1) };
+        assert_eq!(hello.differs(&far).unwrap(), "node 3 seals what leaves its host, node 1 seals what it sends");
+        let client = ClientHello::new(Guard::Sealed, true).unwrap();
         assert_eq!(ClientHello::decode(&[&*client.encode(), &[0; 9]].concat()), Some(client));
         assert_eq!((ClientHello::decode(&hello.encode()), Hello::decode(&client.encode())), (None, None));
         let slow = ClusterNodeConfig { suspect: Duration::from_secs(2), ..config(1) };

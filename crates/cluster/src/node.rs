@@ -19,6 +19,7 @@ use remora_replica::node::ReplicaNode;
 use remora_replica::stream::Sizes;
 use remora_replica::types::{NodeId, NodeSet};
 
+use super::hello::Guard;
 use super::journal::Journal;
 use super::logfile::LogKind;
 use super::server::{Server, Told};
@@ -57,7 +58,8 @@ pub struct ClusterNodeConfig {
     pub dir: PathBuf,
     /// Who has it belongs to the cluster.
     pub secret: Secret,
-    /// Whether what nodes and clients send is sealed by keys that follow from the secret. All need the same.
+    /// Whether clients prove that they know the secret, and what leaves the host is sealed by keys that follow from it. All
+    /// need the same.
     pub sealed: bool,
     /// A node that was silent for so long is suspected to have failed. All nodes need the same.
     pub suspect: Duration,
@@ -80,6 +82,11 @@ impl ClusterNodeConfig {
             sealed: true,
             suspect: Duration::from_millis(200),
         }
+    }
+
+    /// What guards its connections.
+    pub(super) fn guard(&self) -> Guard {
+        Guard::of(self.sealed, self.link)
     }
 
     fn engine(&self) -> ddp::Config {

@@ -261,10 +261,10 @@ impl Streams {
         }
     }
 
-    /// From now on what leaves on this connection is sealed, and what comes must be.
-    pub fn seal(&mut self, qpn: Qpn, seal: Seal) {
+    /// From now on what leaves on this connection is sealed, and what comes must be, if there is a seal.
+    pub fn seal(&mut self, qpn: Qpn, seal: Option<Seal>) {
         if let Some(stream) = self.streams.get_mut(&qpn) {
-            stream.seal = Some(Box::new(seal));
+            stream.seal = seal.map(Box::new);
         }
     }
 

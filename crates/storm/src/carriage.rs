@@ -199,7 +199,7 @@ impl Station {
                     && let Some(index) = called
                 {
                     let (said, answer) = (self.peers[index].said, private_data.get(..8).unwrap_or(&[]));
-                    self.streams.seal(qpn, Seal::new(&SECRET, End::Caller, &said, answer));
+                    self.streams.seal(qpn, Some(Seal::new(&SECRET, End::Caller, &said, answer)));
                     self.connect(now, index, qpn, conn);
                 }
             }
@@ -225,7 +225,7 @@ impl Station {
         match self.nic.accept(now, conn, qpn, attr, &answer) {
             Ok(()) => {
                 let said = said.get(..8).unwrap_or(&[]);
-                self.streams.seal(qpn, Seal::new(&SECRET, End::Answerer, said, &answer));
+                self.streams.seal(qpn, Some(Seal::new(&SECRET, End::Answerer, said, &answer)));
                 self.connect(now, peer, qpn, conn);
             }
             Err(_) => self.streams.close(&mut self.nic, qpn),

@@ -9,7 +9,7 @@ use remora_replica::seal::End;
 use remora_replica::types::NodeId;
 
 use super::{Call, Role, Server, Whom};
-use crate::hello::{self, ClientHello, Hello, PROOF, Words, client_secret};
+use crate::hello::{self, ClientHello, Guard, Hello, PROOF, Words, client_secret};
 use crate::no_room;
 use crate::service::Service;
 use crate::wire::{PEER_PORT, Secret};
@@ -53,7 +53,7 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// A client that seals what it sends proves that it knows the clients' secret: see [`Self::proves`].
+    /// Unless connections are open, a client proves that it knows the clients' secret: see [`Self::proves`].
     fn take_client(&mut self, seat: &mut Seat<'_>, conn: ConnId, said: &[u8]) -> Result<(), Error> {
         let refused = |why: &str| Err(Error::Argument(why.into()));
         let Some(caller) = ClientHello::decode(said) else { return refused("not a client of this version") };
@@ -63,20 +63,21 @@ impl<S: Service> Server<S> {
                 None => "this cluster keeps records and no chain",
             });
         }
-        if caller.sealed != self.config.sealed {
-            return refused(match self.config.sealed {
-                true => "this cluster seals connections: the client needs the clients' secret",
-                false => "this cluster does not seal connections: connect without a secret",
+        let open = self.config.guard() == Guard::Open;
+        if caller.guard != self.config.guard() {
+            return refused(match open {
+                true => "this cluster does not seal connections: connect without a secret",
+                false => "this cluster seals connections: the client needs the clients' secret",
             });
         }
-        if caller.sealed && !hello::is_marked(&self.secret_of(Whom::Client), &caller.encode(), self.address(), said) {
+        if !open && !hello::is_marked(&self.secret_of(Whom::Client), &caller.encode(), self.address(), said) {
             return refused("the client does not know the clients' secret");
         }
         let unproven = self.roles.values().filter(|role| matches!(role, Role::Caller(Whom::Client, ..))).count();
         if self.clients + unproven >= CLIENTS {
             return Err(Error::Argument(format!("the node has {CLIENTS} clients already")));
         }
-        if !caller.sealed {
+        if open {
             let qpn = self.accept(seat, conn, &[])?;
             self.client(qpn, conn);
             return Ok(());
@@ -137,9 +138,7 @@ impl<S: Service> Server<S> {
         let proof = words.prove(&secret, End::Answerer);
         let qpn = self.accept(seat, conn, &[&*words.answerer, &proof].concat())?;
         self.streams.set_frame(qpn, PROOF);
-        if self.config.sealed {
-            self.streams.seal(qpn, words.seal(&secret, End::Answerer));
-        }
+        self.streams.seal(qpn, self.config.guard().seal(&words, &secret, End::Answerer));
         self.roles.insert(qpn, Role::Caller(whom, words, conn, seat.now.time() + DIAL));
         Ok(())
     }
@@ -200,9 +199,7 @@ impl<S: Service> Server<S> {
         let answered = Words::answered(secret, caller.encode(), said).filter(|(_, node)| usize::from(node.0) == index);
         let Some((words, node)) = answered else { return self.cut_off(seat, qpn) };
         let proof = words.prove(secret, End::Caller);
-        if self.config.sealed {
-            self.streams.seal(qpn, words.seal(secret, End::Caller));
-        }
+        self.streams.seal(qpn, self.config.guard().seal(&words, secret, End::Caller));
         self.streams.frame(qpn, |out| out.extend_from_slice(&proof));
         self.connected(seat, node, qpn, conn);
     }

@@ -186,7 +186,7 @@ fn who_takes_nothing_keeps_nobody_else_waiting() {
 fn sealed() -> (Network, Qpn, Qpn) {
     let mut network = Network::new(vec![machine(0, false), machine(1, false)]);
     let (there, here) = network.connect(1);
-    let seal = |end| Seal::new(&[7; 32], end, b"a nonce", b"another");
+    let seal = |end| Some(Seal::new(&[7; 32], end, b"a nonce", b"another"));
     network.machines[1].streams.seal(there, seal(End::Caller));
     network.machines[0].streams.seal(here, seal(End::Answerer));
     (network, there, here)

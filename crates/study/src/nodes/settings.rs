@@ -31,7 +31,7 @@ pub struct ClusterShape {
     pub log: Option<LogKind>,
     /// After so much silence a node is taken to have failed; 200 ms by default.
     pub suspect: Option<Duration>,
-    /// Whether what nodes and clients send is sealed; it is by default.
+    /// Whether what nodes and clients send is sealed where it leaves the host; it is by default.
     pub sealed: Option<bool>,
 }
 
@@ -52,7 +52,7 @@ pub struct ClusterSettings {
     pub log: LogKind,
     /// After so much silence a node is taken to have failed.
     pub suspect: Duration,
-    /// Whether what nodes and clients send is sealed.
+    /// Whether what nodes and clients send is sealed where it leaves the host.
     pub sealed: bool,
     secret: Secret,
 }
@@ -212,6 +212,15 @@ impl ClusterSettings {
     /// What it keeps: records of a persistency model, by its name, or a chain.
     pub fn kept(&self) -> String {
         self.chain.map_or_else(|| self.persistency.to_string(), |_| "chain".into())
+    }
+
+    /// What keeps strangers from what nodes and clients say, in words.
+    pub fn guard(&self) -> &'static str {
+        match (self.sealed, self.link) {
+            (false, _) => "in the clear",
+            (true, LinkKind::Shm) => "within this host",
+            (true, _) => "sealed",
+        }
     }
 
     /// How a client connects.
