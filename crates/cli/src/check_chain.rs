@@ -79,7 +79,7 @@ pub fn run(args: &CheckChain) -> Result<(), Failure> {
 
 fn options(args: &CheckChain) -> ChainOptions {
     let &CheckChain { nodes, writes, reads, crashes, restarts, suspicions, blackouts, .. } = args;
-    ChainOptions { nodes, writes, reads, crashes, restarts, suspicions, blackouts, fallen: false, mutation: None }
+    ChainOptions { nodes, writes, reads, crashes, restarts, suspicions, blackouts, mutation: None }
 }
 
 fn table(args: &CheckChain, report: &CheckReport) -> String {

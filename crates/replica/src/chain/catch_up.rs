@@ -1,7 +1,8 @@
 //! A learner pulls the data, piece by piece, from the head.
 //!
 //! It logs and applies entries meanwhile, as the chain's end. A piece may be older than what it has applied; so it applies
-//! what follows the piece again. The head has applied no less when it sends the next piece, so that this is in the ring.
+//! what follows the piece again. The head has applied no less when it sends the next piece, so that this is in the ring. A piece
+//! may be newer too: what the learner has yet to apply then writes once more what the piece has, up to its end.
 
 use super::replica::{Chain, Then};
 use super::types::{ChainMessage, ChainMutation, Entry};

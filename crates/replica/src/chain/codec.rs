@@ -56,11 +56,12 @@ enums! {
     ChainRefusal { 0 => NotServing, 1 => NotHead(node), 2 => Invalid, 3 => Busy, 4 => Full }
     ChainMessage {
         1 => Forward(entries),
-        2 => Ack(seq, freed),
+        2 => Ack(seq, freed, applied),
         3 => State(view, applied, entries),
         4 => Sync(applied, at, entries),
         5 => Want(piece),
         6 => Piece(piece, applied, data, last),
+        7 => Commit(seq),
     }
     ChainPacket { 1 => Chain(epoch, message), 2 => Member(notice) }
 }
@@ -135,7 +136,8 @@ mod tests {
     fn packets() -> impl Strategy<Value = ChainPacket> {
         let message = prop_oneof![
             entries().prop_map(ChainMessage::Forward),
-            any::<(u64, u64)>().prop_map(|(seq, freed)| ChainMessage::Ack(seq, freed)),
+            any::<(u64, u64, u64)>().prop_map(|(seq, freed, applied)| ChainMessage::Ack(seq, freed, applied)),
+            any::<u64>().prop_map(ChainMessage::Commit),
             (any::<(u64, u64)>(), entries()).prop_map(|((a, b), entries)| ChainMessage::State(a, b, entries)),
             (any::<(u64, u64)>(), entries()).prop_map(|((a, b), entries)| ChainMessage::Sync(a, b, entries)),
             any::<u64>().prop_map(ChainMessage::Want),
@@ -198,7 +200,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_read(bytes in vec(any::<u8>(), 0..100), first in 1u8..3, kind in 1u8..7) {
+        fn any_bytes_are_read(bytes in vec(any::<u8>(), 0..100), first in 1u8..3, kind in 1u8..8) {
             let mut one = vec![first, 0, 0, 0, 0, 0, 0, 0, 0, kind];
             one.extend_from_slice(&bytes);
             if let Ok(packet) = ChainPacket::decode(&one) {

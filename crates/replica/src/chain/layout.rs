@@ -72,6 +72,7 @@ impl Layout {
             ChainMessage::Forward(entries) => ([0, 0], &entries[..]),
             ChainMessage::State(_, applied, entries) => ([*applied, 0], &entries[..]),
             ChainMessage::Sync(applied, at, entries) => ([*applied, *at], &entries[..]),
+            ChainMessage::Commit(seq) => ([*seq, 0], &[][..]),
             ChainMessage::Ack(..) | ChainMessage::Want(_) | ChainMessage::Piece(..) => return true,
         };
         let fits = |entry: &Entry| {

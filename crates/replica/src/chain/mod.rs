@@ -3,8 +3,9 @@
 //! Data is one run of bytes. A transaction reads some ranges of it, may expect contents of others, and writes tuples of
 //! (data, length, offset). The head of the chain takes transactions that write. Its table of keys ([`Table`]) has those
 //! that touch the same keys wait for each other, in the order of arrival; what is ready becomes an *entry*, which goes
-//! into the ring of each replica along the chain ([`layout`]). The last one acknowledges what is durable there; the
-//! acknowledgement goes back along the chain, and each replica applies the entry to its data when it has passed. Members
+//! down the chain into the ring of each replica ([`layout`]), to the next one without waiting for its being durable. The last
+//! one acknowledges what is durable there; the acknowledgement goes back along the chain, with each replica's own, to the head.
+//! That commits the entry: it applies it to its data and says so down the chain, where each does the same. Members
 //! answer transactions that only read by themselves. Keys with an entry under way wait for it, so that it makes no
 //! difference which member is asked.
 //!

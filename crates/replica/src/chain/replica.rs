@@ -48,6 +48,17 @@ pub(super) enum Then {
     Nothing,
 }
 
+/// What the next one in the chain has said of itself and those behind it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(super) struct Acked {
+    /// The last entry that is durable at all of them.
+    durable: u64,
+    /// The place of the ring before which all is free at all of them.
+    free: u64,
+    /// The last entry that all of them have applied.
+    applied: u64,
+}
+
 /// One replica of a chain.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Chain {
@@ -86,9 +97,11 @@ pub struct Chain {
     /// What the view begins with, until the next one in the chain has it: the last entry that the head had applied, where it
     /// ends, and those behind it.
     pub(super) begun_with: Option<(u64, u64, Vec<Entry>)>,
-    /// What the next one in the chain has acknowledged: an entry, and a place of the ring. `None` before it has.
-    pub(super) acked: Option<(u64, u64)>,
+    /// What the next one in the chain has acknowledged. `None` before it has.
+    pub(super) acked: Option<Acked>,
     told: Option<(u64, u64)>,
+    /// The last entry that is durable everywhere, as far as is known.
+    committed: u64,
     pub(super) early: BTreeMap<u64, Entry>,
     pub(super) states: BTreeMap<NodeId, State>,
     pub(super) learning: Option<Learning>,
@@ -149,6 +162,7 @@ impl Chain {
             begun_with: None,
             acked: None,
             told: None,
+            committed: 0,
             early: BTreeMap::new(),
             states: BTreeMap::new(),
             learning: None,
@@ -293,10 +307,7 @@ impl Chain {
         self.durable_token = self.durable_token.max(token + 1);
         while let Some((_, then)) = self.after.pop_front_if(|(first, _)| *first <= token) {
             match then {
-                Then::Logged(seq) => {
-                    self.durable = self.durable.max(seq);
-                    self.pass_on(seq);
-                }
+                Then::Logged(seq) => self.durable = self.durable.max(seq),
                 Then::Adopted(epoch) if epoch == self.view.epoch => self.adopted(),
                 Then::Applied(seq, at) => {
                     (self.wanted.applied, self.wanted.at) = (seq, at);
@@ -327,21 +338,23 @@ impl Chain {
         }
         match message {
             ChainMessage::Forward(entries) => self.forwarded(entries),
-            ChainMessage::Ack(seq, free) if Some(from) == self.next() => {
-                let (before, freed) = self.acked.unwrap_or_default();
-                self.acked = Some((before.max(seq), freed.max(free)));
+            ChainMessage::Ack(durable, free, applied) if Some(from) == self.next() => {
+                let before = self.acked.unwrap_or_default();
+                self.acked = Some(Acked {
+                    durable: before.durable.max(durable),
+                    free: before.free.max(free),
+                    applied: before.applied.max(applied),
+                });
                 self.begun_with = None;
             }
+            ChainMessage::Commit(seq) if Some(from) == self.previous() => self.committed = self.committed.max(seq),
             ChainMessage::State(synced, applied, entries) => self.told_state(from, State { synced, applied, entries }),
-            ChainMessage::Sync(applied, at, entries)
-                if Some(from) == self.previous()
-                    || self.mutant(ChainMutation::LogToAll) && Some(from) == self.head() =>
-            {
+            ChainMessage::Sync(applied, at, entries) if Some(from) == self.previous() => {
                 self.told_log(applied, at, entries);
             }
             ChainMessage::Want(piece) => self.wanted_piece(from, piece),
             ChainMessage::Piece(number, applied, data, last) => self.piece(number, applied, &data, last),
-            ChainMessage::Ack(..) | ChainMessage::Sync(..) => {}
+            ChainMessage::Ack(..) | ChainMessage::Sync(..) | ChainMessage::Commit(_) => {}
         }
         self.advance();
     }
@@ -435,9 +448,10 @@ impl Chain {
         self.write_super();
     }
 
-    /// Appends an entry to the ring.
+    /// Appends an entry to the ring. The next one gets it at once, so that it becomes durable everywhere at the same time; what
+    /// the view begins with goes by [`Chain::send_log`].
     pub(super) fn append(&mut self, entry: Entry) {
-        if let (true, Some(next)) = (self.mutant(ChainMutation::EarlyForward) && self.synced, self.next()) {
+        if let (true, Some(next)) = (self.synced, self.next()) {
             self.send(next, ChainMessage::Forward(vec![entry.clone()]));
         }
         let (seq, frame) = (entry.seq, entry.frame());
@@ -496,22 +510,42 @@ impl Chain {
         }
     }
 
-    /// An entry goes to the next one when it is durable here. So it is durable everywhere when it is at the chain's end,
-    /// which applies it then and may be read.
-    fn pass_on(&mut self, seq: u64) {
-        let entry = self.entries_after(seq - 1).next().filter(|entry| entry.seq == seq && self.synced).cloned();
-        if let (Some(next), Some(entry)) = (self.next(), entry) {
-            self.send(next, ChainMessage::Forward(vec![entry]));
+    /// The last entry that is durable from here on.
+    fn durable_from_here(&self) -> u64 {
+        let here = if self.mutant(ChainMutation::EarlyAck) { self.last } else { self.durable };
+        match self.next() {
+            None => here,
+            Some(_) => here.min(self.acked.map_or(0, |acked| acked.durable)),
         }
     }
 
-    /// The last entry that is durable from here on.
-    fn committed(&self) -> u64 {
-        let here = if self.mutant(ChainMutation::EarlyAck) { self.last } else { self.durable };
-        match (self.synced, self.next()) {
-            (false, _) => self.applied,
-            (true, None) => here,
-            (true, Some(_)) => here.min(self.acked.map_or(0, |(seq, _)| seq)),
+    /// What is durable from the head on is durable everywhere: it says so down the chain. Nobody applies an entry before that,
+    /// as a reader could see what a crash undoes.
+    fn commit(&mut self) {
+        if !self.synced {
+            return;
+        }
+        if self.is_head() {
+            self.committed = self.committed.max(self.durable_from_here());
+        } else if self.mutant(ChainMutation::EarlyShow) {
+            self.committed = self.last;
+        }
+        let before = self.applied;
+        while self.applied < self.committed {
+            let behind = self.log.partition_point(|(entry, _)| entry.seq <= self.applied);
+            let Some((entry, end)) = self.log.get(behind).cloned() else { break };
+            self.apply(&entry);
+            (self.applied, self.applied_at) = (entry.seq, end);
+            self.finish(entry.seq);
+        }
+        if before < self.applied {
+            self.tell_commit();
+        }
+    }
+
+    fn tell_commit(&mut self) {
+        if let Some(next) = self.next() {
+            self.send(next, ChainMessage::Commit(self.applied));
         }
     }
 
@@ -519,19 +553,13 @@ impl Chain {
     pub(super) fn free(&self) -> u64 {
         match self.next() {
             None => self.kept_at,
-            Some(_) => self.kept_at.min(self.acked.map_or(0, |(_, free)| free)),
+            Some(_) => self.kept_at.min(self.acked.map_or(0, |acked| acked.free)),
         }
     }
 
     /// Does all that can be done.
     pub(super) fn advance(&mut self) {
-        while self.applied < self.committed() {
-            let behind = self.log.partition_point(|(entry, _)| entry.seq <= self.applied);
-            let Some((entry, end)) = self.log.get(behind).cloned() else { break };
-            self.apply(&entry);
-            (self.applied, self.applied_at) = (entry.seq, end);
-            self.finish(entry.seq);
-        }
+        self.commit();
         self.answer_reads();
         self.run_ready();
         self.checkpoint();
@@ -574,10 +602,11 @@ impl Chain {
             // Whoever hears one knows that all from here on have the view's log.
             return;
         }
-        let now = (self.committed(), self.free());
+        let now = (self.durable_from_here(), self.free());
         if let Some(previous) = self.previous().filter(|_| asked || self.told != Some(now)) {
             self.told = Some(now);
-            self.send(previous, ChainMessage::Ack(now.0, now.1));
+            let applied = self.acked.map_or(self.applied, |acked| acked.applied.min(self.applied));
+            self.send(previous, ChainMessage::Ack(now.0, now.1, applied));
         }
     }
 
@@ -592,12 +621,11 @@ impl Chain {
         }
         self.send_log();
         if let Some(next) = self.next()
-            && let Some((acked, _)) = self.acked
-            && (acked < self.last || !self.ready.is_empty())
+            && let Some(acked) = self.acked
+            && (acked.durable < self.last || acked.applied < self.applied || !self.ready.is_empty())
         {
-            let durable = self.durable;
-            let entries =
-                self.entries_after(acked).take_while(|entry| entry.seq <= durable).take(AT_ONCE).cloned().collect();
+            let entries = self.entries_after(acked.durable).take(AT_ONCE).cloned().collect();
+            self.tell_commit();
             self.send(next, ChainMessage::Forward(entries));
         }
         self.ask_for_piece();
@@ -606,7 +634,7 @@ impl Chain {
     /// Nothing of the view before counts any more, but the log.
     pub(super) fn begin_view(&mut self) {
         (self.synced, self.merged, self.acked, self.told) = (false, false, None, None);
-        self.begun_with = None;
+        (self.committed, self.begun_with) = (0, None);
         self.early.clear();
         self.states.clear();
         self.sessions = None;

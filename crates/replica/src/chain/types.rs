@@ -129,9 +129,9 @@ pub struct Entry {
 pub enum ChainMessage {
     /// To the next in the chain: append these. None of them asks for an acknowledgement.
     Forward(Vec<Entry>),
-    /// To the one before: all up to this entry are durable from here on, and all bytes before this place of the ring are
-    /// free from here on.
-    Ack(u64, u64),
+    /// To the one before: all up to this entry are durable from here on, all bytes before this place of the ring are free
+    /// from here on, and all up to this entry are applied from here on.
+    Ack(u64, u64, u64),
     /// At the begin of a view, to its head: in which view my log was last everybody's, up to which entry it is applied, and
     /// what follows.
     State(u64, u64, Vec<Entry>),
@@ -141,6 +141,8 @@ pub enum ChainMessage {
     Want(u64),
     /// A piece, as it was when this entry was applied; and whether it is the last.
     Piece(u64, u64, Value, bool),
+    /// To the next in the chain: all up to this entry are durable everywhere. Apply them.
+    Commit(u64),
 }
 
 /// What a replica is told at its start.
@@ -205,8 +207,8 @@ impl ChainConfig {
 pub enum ChainMutation {
     /// A replica acknowledges what is not durable yet.
     EarlyAck,
-    /// A replica passes on what is not durable here yet.
-    EarlyForward,
+    /// A replica applies, and shows, what it does not know to be durable everywhere.
+    EarlyShow,
     /// The head answers before the chain has acknowledged.
     EarlyAnswer,
     /// Transactions do not wait for each other's keys.
@@ -215,8 +217,6 @@ pub enum ChainMutation {
     DirtyRead,
     /// When a view begins the head keeps its own log, however short.
     OwnLog,
-    /// What a view begins with goes to all of the chain at once, and not down it.
-    LogToAll,
     /// The ring's checksums are not looked at after a crash.
     TrustsTorn,
     /// A learner is ready before it has the data.

@@ -1,7 +1,7 @@
 //! A new view: whose log counts, and who has it.
 //!
-//! Each member tells the head what it has behind what it has applied. Logs differ only in how long they are: each is the
-//! begin of the one before it in the chain, and whoever had a view's log has all that was committed before. So the longest
+//! Each member tells the head what it has behind what it has applied. Logs differ only in how long they are: all
+//! are begins of one head's, and whoever had a view's log has all that was committed before. So the longest
 //! of the newest view is everybody's. What was committed is in all of them; what was not may be in it, and is committed then.
 
 use super::catch_up::Learning;
@@ -99,13 +99,6 @@ impl Chain {
             self.adopt(entries);
             let entries = self.entries_after(self.applied).cloned().collect();
             self.begun_with = Some((self.applied, self.applied_at, entries));
-            if self.mutant(ChainMutation::LogToAll)
-                && let Some((applied, at, entries)) = self.begun_with.clone()
-            {
-                for node in self.view.all().without(self.config.id).iter() {
-                    self.send(node, ChainMessage::Sync(applied, at, entries.clone()));
-                }
-            }
         }
     }
 
@@ -121,8 +114,7 @@ impl Chain {
         self.when_durable(Then::Adopted(self.view.epoch));
     }
 
-    /// The next one in the chain is told what the view begins with. Not before it is durable here: so that whatever the end
-    /// of the chain has, and shows to readers, is in the log of everyone before it, whom the next view may begin with.
+    /// The next one in the chain is told what the view begins with, when that is durable here.
     pub(super) fn send_log(&mut self) {
         if let (Some(next), Some((applied, at, entries))) = (self.next(), self.begun_with.clone()) {
             self.send(next, ChainMessage::Sync(applied, at, entries));

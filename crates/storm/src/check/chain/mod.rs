@@ -38,25 +38,13 @@ pub struct ChainOptions {
     pub suspicions: u8,
     /// Crashes of all nodes at once; all start again.
     pub blackouts: u8,
-    /// It begins when all nodes have crashed and started again, and the head alone had the first transaction durable.
-    pub fallen: bool,
     /// A seeded fault of the engine.
     pub mutation: Option<ChainMutation>,
 }
 
 impl Default for ChainOptions {
     fn default() -> Self {
-        Self {
-            nodes: 3,
-            writes: 2,
-            reads: 1,
-            crashes: 0,
-            restarts: 0,
-            suspicions: 0,
-            blackouts: 0,
-            fallen: false,
-            mutation: None,
-        }
+        Self { nodes: 3, writes: 2, reads: 1, crashes: 0, restarts: 0, suspicions: 0, blackouts: 0, mutation: None }
     }
 }
 

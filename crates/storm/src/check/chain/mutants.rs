@@ -20,7 +20,6 @@ const NONE: ChainOptions = ChainOptions {
     restarts: 0,
     suspicions: 0,
     blackouts: 0,
-    fallen: false,
     mutation: None,
 };
 
@@ -29,19 +28,14 @@ const fn mutant(mutation: ChainMutation, name: &'static str, options: ChainOptio
 }
 
 /// All of them.
-pub const CHAIN_MUTANTS: [ChainMutant; 9] = [
-    mutant(ChainMutation::EarlyForward, "early-forward", ChainOptions { writes: 2, blackouts: 1, ..NONE }),
+pub const CHAIN_MUTANTS: [ChainMutant; 8] = [
+    mutant(ChainMutation::EarlyShow, "early-show", ChainOptions { writes: 2, blackouts: 1, ..NONE }),
     mutant(ChainMutation::EarlyAnswer, "early-answer", ChainOptions { crashes: 1, ..NONE }),
     mutant(ChainMutation::NoQueue, "no-queue", ChainOptions { writes: 2, ..NONE }),
     mutant(ChainMutation::DirtyRead, "dirty-read", ChainOptions { reads: 2, ..NONE }),
     mutant(ChainMutation::OwnLog, "own-log", ChainOptions { crashes: 1, restarts: 1, ..NONE }),
     mutant(ChainMutation::TrustsTorn, "trusts-torn", ChainOptions { blackouts: 1, ..NONE }),
     mutant(ChainMutation::EarlyReady, "early-ready", ChainOptions { crashes: 1, restarts: 1, ..NONE }),
-    mutant(
-        ChainMutation::LogToAll,
-        "log-to-all",
-        ChainOptions { nodes: 3, reads: 1, crashes: 2, fallen: true, ..NONE },
-    ),
     mutant(ChainMutation::SkipRedo, "skip-redo", ChainOptions { crashes: 1, restarts: 1, ..NONE }),
 ];
 

@@ -515,7 +515,8 @@ fn say(message: &ChainMessage) -> String {
         ChainMessage::Forward(entries) => {
             format!("forward {:?}", entries.iter().map(|entry| entry.seq).collect::<Vec<_>>())
         }
-        ChainMessage::Ack(seq, _) => format!("ack {seq}"),
+        ChainMessage::Ack(seq, ..) => format!("ack {seq}"),
+        ChainMessage::Commit(seq) => format!("commit {seq}"),
         ChainMessage::State(synced, applied, entries) => {
             format!("my log is of view {synced}, applied up to {applied}, and {} more", entries.len())
         }
@@ -567,12 +568,6 @@ impl Space for World {
             match state.messages.is_empty() {
                 true => break,
                 false => state = self.after(&state, Action::Deliver(0)),
-            }
-        }
-        if self.options.fallen {
-            state.left[BLACKOUTS] += 1;
-            for action in [Action::Ask(0, 0), Action::Flush(0), Action::Blackout(u8::MAX)] {
-                state = self.after(&state, action);
             }
         }
         state
