@@ -55,7 +55,7 @@ pub unsafe fn take(src: *mut u8, out: &mut [u8]) {
 }
 
 /// Adds rows of `f32`, little-endian, to `sums`, in the order of `which`: numbers of rows, of which there are `rows`, each
-/// as long as `sums`. While it does, it asks the cache for the rows in `next`. Rows are looked at in whatever pieces is
+/// as long as `sums`. While it does, it asks the second-level cache for the rows in `next`. Rows are looked at in whatever pieces is
 /// quickest, as by [`take`]. False, and nothing is done, where no quick way is known.
 ///
 /// # Safety
@@ -431,6 +431,13 @@ pub unsafe fn count_at_most(src: *mut u8, count: usize, most: u64) -> usize {
 #[inline(always)]
 pub fn prefetch_lines(ptr: *const u8, count: usize) {
     prefetch_to::<FIRST_LEVEL>(ptr, count);
+}
+
+/// Asks the second-level cache for the lines of `len` bytes at `ptr`. A hint: any address is harmless.
+#[inline(always)]
+pub fn prefetch_bytes_near(ptr: *const u8, len: usize) {
+    let skew = ptr.addr() % BLOCK;
+    prefetch_near(ptr.wrapping_sub(skew), (skew.saturating_add(len)).div_ceil(BLOCK));
 }
 
 /// Asks the second-level cache for `count` lines from the one at `ptr` on, which are to be read, but not yet. A hint:

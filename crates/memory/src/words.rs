@@ -39,8 +39,8 @@ impl Words<'_> {
     }
 
     /// Adds rows of `f32`, little-endian, to `sums`, column by column and in the order of `which`: numbers of rows, each as
-    /// long as `sums`, the first of which begins here. Rows that lie outside are left out. While it adds, it asks the cache
-    /// for the rows in `next`. False, and nothing is done, where the processor or the length is none that it is made for.
+    /// long as `sums`, the first of which begins here. Rows that lie outside are left out. While it adds, it asks the
+    /// second-level cache for the rows in `next`. False, and nothing is done, where the processor or the length is none that it is made for.
     #[inline]
     pub fn add_rows(&self, sums: &mut [u8], which: &[[u8; 4]], next: &[[u8; 4]]) -> bool {
         let rows = (8 * self.len).checked_div(sums.len()).unwrap_or(0);
@@ -48,11 +48,12 @@ impl Words<'_> {
         unsafe { copy::add_rows(self.start, rows.try_into().unwrap_or(u32::MAX), sums, which, next) }
     }
 
-    /// Asks the cache for bytes from `at` on. A hint: what lies outside does no harm.
+    /// Asks the second-level cache for bytes from `at` on: more may be under way to it than to the first. A hint: what lies
+    /// outside does no harm.
     #[inline]
     pub fn prefetch(&self, at: usize, len: usize) {
         if len > 0 && at < 8 * self.len {
-            copy::prefetch(self.start.wrapping_add(at), len);
+            copy::prefetch_bytes_near(self.start.wrapping_add(at), len);
         }
     }
 

@@ -1,8 +1,8 @@
 //! Embedding reduction: rows of a table of numbers become one row (RAMBDA, HPCA 2023, section IV-C), or a number each.
 //!
 //! A recommender looks up what it knows of each item of a request, a row of some sixty numbers, and adds the rows up. They
-//! lie anywhere in a table that is larger than every cache, so what counts is how many are asked for at once: a core asks
-//! for [`AHEAD`] lines before it reads the first, a client for [`AT_ONCE`] rows in one round trip.
+//! lie anywhere in a table that is larger than every cache, so what counts is how many are asked for at once: a core has
+//! [`AHEAD`] lines of each call under way while it works on others, a client asks for [`AT_ONCE`] rows in one round trip.
 //!
 //! Sums of rows that often come together may stand behind the table as rows of their own (MERCI, ASPLOS 2021); which those
 //! are only who asks needs to know, and so the kernel knows nothing of it.
@@ -23,17 +23,15 @@ use crate::call::{Call, CallFields, Status};
 use crate::memory::{Fault, Memory};
 use reduce::How;
 
-/// Cache lines that a core asks for ahead: twice as many as RAMBDA's accelerator has under way for a request, as it asks for
-/// more only once it has worked on some.
-pub const AHEAD: usize = 128;
+/// Cache lines of a call that a core asks for before others run: as many as RAMBDA's accelerator has under way for a request.
+/// Of more a core cannot keep all in mind, and waits where it asks.
+pub const AHEAD: usize = 64;
 /// Rows that are read together where each access is a wait.
 pub const AT_ONCE: usize = 16;
 /// Rows that a core works on at a time.
 const NEAR: usize = 8;
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Rows after which other calls run.
-const TURN: usize = 64;
 
 /// The reply is the reduced row, or the inner products, as `f32`.
 pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
@@ -71,10 +69,9 @@ async fn near<M: Memory>(
     batch: &mut [u8],
 ) -> Result<bool, Status> {
     let (mut way, table) = (Way::default(), params.table);
-    // The first rows are asked for, and others run while they come.
-    let mut turn = 0;
     loop {
-        if !step(memory, params, into, batch, &mut way, turn)? {
+        // The first rows are asked for, and others run while they come.
+        if !step(memory, params, into, batch, &mut way)? {
             return Ok(false);
         }
         if way.done == params.count() {
@@ -82,11 +79,10 @@ async fn near<M: Memory>(
         }
         let next = u64::from(params.row(way.done)) * table.row_bytes() as u64;
         memory.touch(table.key, table.base + next, 1).await;
-        turn = TURN;
     }
 }
 
-/// Reduces so many rows more, and asks for those that come after them; false if the table is not at hand.
+/// Reduces the rows that were asked for, and asks for as many that come after them; false if the table is not at hand.
 ///
 /// A function of its own: what is borrowed from the memory here goes to no other thread.
 fn step<M: Memory>(
@@ -95,33 +91,29 @@ fn step<M: Memory>(
     into: &mut [u8],
     batch: &mut [u8],
     way: &mut Way,
-    turn: usize,
 ) -> Result<bool, Status> {
     let (table, count, how) = (params.table, params.count(), How::new(params));
     let row_bytes = table.row_bytes();
     let Some(now) = memory.immediate() else { return Ok(false) };
     let Some(words) = now.words_now(table.key, table.base, table.bytes() as usize)? else { return Ok(false) };
     let place = |row: usize| params.row(row) as usize * row_bytes;
-    let (ahead, end) = ((AHEAD * LINE / row_bytes).max(NEAR), count.min(way.done + turn));
-    loop {
-        let ask = count.min(way.done + ahead);
-        (way.asked..ask).for_each(|row| words.prefetch(place(row), row_bytes));
-        way.asked = ask;
-        let next = count.min(end + ahead);
-        if params.adds_up() && words.add_rows(into, params.rows(way.done..end), params.rows(ask..next)) {
-            (way.done, way.asked) = (end, next.max(ask));
-        }
+    let (begin, end) = (way.done, way.asked);
+    let ask = count.min(end + (AHEAD * LINE / row_bytes).max(NEAR));
+    if params.adds_up() && words.add_rows(into, params.rows(begin..end), params.rows(end..ask)) {
+        (way.done, way.asked) = (end, ask.min(end + (end - begin)));
+    }
+    (way.asked..ask).for_each(|row| words.prefetch(place(row), row_bytes));
+    way.asked = ask;
+    while way.done < end {
         let rows = NEAR.min(end - way.done);
-        if rows == 0 {
-            memory.spend((turn * row_bytes) as u64 / 8);
-            return Ok(true);
-        }
         for (out, row) in batch.chunks_exact_mut(row_bytes).take(rows).zip(way.done..) {
             words.take(place(row), out);
         }
         reduce::reduce(into, &batch[..rows * row_bytes], way.done, &how);
         way.done += rows;
     }
+    memory.spend(((end - begin) * row_bytes) as u64 / 8);
+    Ok(true)
 }
 
 /// Reduces where each access is a wait: several rows come at once.

@@ -216,7 +216,7 @@ pub unsafe fn add_rows<const N: usize>(src: *mut u8, rows: u32, sums: &mut [u8],
     for row in which {
         let place = |row: &[u8; 4]| src.wrapping_add(u32::from_le_bytes(*row) as usize * N * BLOCK);
         if let Some(row) = next.next() {
-            super::prefetch(place(row), N * BLOCK);
+            super::prefetch_near(place(row), N);
         }
         if u32::from_le_bytes(*row) >= rows {
             continue;
