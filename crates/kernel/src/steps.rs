@@ -69,6 +69,7 @@ enum At {
     Get(Get),
     Traversal(Traversal),
     Tree(btree::InPlace),
+    Range(btree::Range),
 }
 
 impl LookUp {
@@ -78,6 +79,7 @@ impl LookUp {
         let at = match call.op {
             op::GET | op::TRAVERSAL => At::Start,
             op::TREE_GET => At::Tree(btree::InPlace::of(memory, &call.params)?),
+            op::TREE_SCAN => At::Range(btree::Range::of(memory, &call.params)?),
             _ => return None,
         };
         Some(move |room: &mut Self, call, memory| {
@@ -92,6 +94,7 @@ impl LookUp {
         match at {
             At::Get(get) => go_on(get, memory, call, read, asked),
             At::Tree(tree) => tree.step(memory, call),
+            At::Range(range) => range.step(memory, call),
             At::Traversal(traversal) => go_on(traversal, memory, call, read, asked),
             At::Start => {
                 match call.op {
@@ -302,7 +305,7 @@ mod tests {
 
         /// The same of a tree, whose nodes anybody may have changed to anything.
         #[test]
-        fn a_look_up_in_a_tree_in_a_runner_ends_as_the_kernel_says(
+        fn look_ups_and_scans_of_a_tree_in_a_runner_end_as_the_kernel_says(
             keys in prop::collection::btree_set(0u64..200, 1..100),
             changes in prop::collection::vec((256usize..256 * 20 / 8, any::<u64>()), 0..3),
             asked in prop::collection::vec(0u64..200, 1..8),
@@ -329,6 +332,18 @@ mod tests {
                 if changes.is_empty() && access.contains(Access::REMOTE_READ) && reply_limit == 8 && more == 0 {
                     let expected = if keys.contains(&key) { Status::Ok } else { Status::NotFound };
                     prop_assert_eq!(status, expected, "key {}", key);
+                }
+                for (count, reply_limit) in [(0, 8), (3, 48), (40, 648), (40, 200), (1 << 20, 1 << 12)] {
+                    let params = TreeParams::new(tree, key, count).encode();
+                    let call = (op::TREE_SCAN, &params[..], reply_limit);
+                    let [steps, future] = place.both(call, Limits::default(), prefetching);
+                    let reply = steps.1.clone();
+                    let status = alike([steps, future])?;
+                    if changes.is_empty() && access.contains(Access::REMOTE_READ) && more == 0 && status == Status::Ok {
+                        let pairs = keys.range(key..).take(count as usize).flat_map(|key| [*key, !*key]);
+                        let expected: Vec<u8> = pairs.flat_map(u64::to_le_bytes).collect();
+                        prop_assert_eq!(reply, expected, "{} keys from {}", count, key);
+                    }
                 }
             }
         }

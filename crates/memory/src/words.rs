@@ -38,6 +38,16 @@ impl Words<'_> {
         }
     }
 
+    /// Writes words from `first` on and words from `second` on into `out` by turns: pairs of 16 bytes, little-endian as they are in
+    /// memory; 0 for those that lie outside.
+    #[inline]
+    pub fn pairs(&self, first: usize, second: usize, out: &mut [u8]) {
+        for (at, pair) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+            pair[..8].copy_from_slice(&self.get(first + at).to_le_bytes());
+            pair[8..].copy_from_slice(&self.get(second + at).to_le_bytes());
+        }
+    }
+
     /// Adds rows of `f32`, little-endian, to `sums`, column by column and in the order of `which`: numbers of rows, each as
     /// long as `sums`, the first of which begins here. Rows that lie outside are left out. While it adds, it asks the
     /// second-level cache for the rows in `next`. False, and nothing is done, where the processor or the length is none that it is made for.
@@ -101,6 +111,13 @@ mod tests {
         view.take(usize::MAX, &mut out);
         view.prefetch(usize::MAX, 24);
         assert_eq!(out[..], bytes_of(&words)[12..36], "nothing comes from outside");
+        let mut out = [0; 48];
+        view.pairs(62, 1, &mut out);
+        assert_eq!(
+            out[..],
+            bytes_of(&[words[63], words[2], words[64], words[3], 0, words[4]]),
+            "nothing comes from outside"
+        );
         assert!(region.view(8, 65 * 8).is_none() && region.view(4, 8).is_none());
     }
 

@@ -69,6 +69,13 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
 
     /// The leaf that a key belongs to: its slot, and its copy.
     pub(super) async fn leaf(&self, key: &K, copy: &mut Vec<u8>) -> Result<u32, Status> {
+        if let Some(slot) = self.leaf_in_place(key).await? {
+            self.load(slot, copy).await?;
+            let node = NodeView(copy);
+            if node.is_leaf() && K::covers(node, key) {
+                return Ok(slot);
+            }
+        }
         self.descend(key, 0, copy).await?.ok_or(Status::Trapped)
     }
 

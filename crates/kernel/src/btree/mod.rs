@@ -31,6 +31,7 @@ mod params;
 mod partition;
 mod place;
 mod plan;
+mod range;
 mod recover;
 mod split;
 #[cfg(test)]
@@ -50,6 +51,7 @@ pub(crate) use partition::move_split;
 pub use partition::{Directory, Index, MoveParams, Moved, Part, part_of};
 pub(crate) use place::InPlace;
 pub use plan::Plan;
+pub(crate) use range::Range;
 pub use recover::LOG_SLOTS;
 pub use write::Put;
 

@@ -1,6 +1,7 @@
 //! Where a tree is, the parameters of its kernels, and the kernels.
 
 use super::byte_calls::{Work, are_bytes, run};
+use super::range::More;
 use super::{NODE_BYTES, NOT_OWNER, NodeView, Put, ROOT, Tree};
 use crate::call::{Call, Status};
 use crate::memory::Memory;
@@ -178,7 +179,15 @@ pub(crate) async fn scan<M: Memory>(memory: &M, call: &mut Call) -> Result<(), S
     }
     let params = TreeParams::decode(&call.params)?;
     let tree = Tree::new(memory, params.tree)?;
-    let count = u32::try_from(params.value).unwrap_or(u32::MAX);
+    let mut range = super::Range::new(&params);
+    while let Some(more) = range.go_on(memory, call)? {
+        match more {
+            More::Bring(slot, len) => memory.touch(params.tree.key, tree.va(slot, 0), len).await,
+            More::Done => return Ok(()),
+        }
+    }
+    // Nodes are not at hand, or not any more.
+    let (from, count) = (range.from, range.left as u32);
     let found = |leaf: NodeView<'_>, places: Range<usize>| {
         let reply = call.grow_reply(16 * places.len())?;
         for (pair, at) in reply.chunks_exact_mut(16).zip(places) {
@@ -187,7 +196,7 @@ pub(crate) async fn scan<M: Memory>(memory: &M, call: &mut Call) -> Result<(), S
         }
         Ok(())
     };
-    if let Some(next) = tree.scan(&params.key, count, &mut Vec::new(), found).await? {
+    if let Some(next) = tree.scan(&from, count, &mut Vec::new(), found).await? {
         call.grow_reply(8)?.copy_from_slice(&next.to_le_bytes());
     }
     Ok(())

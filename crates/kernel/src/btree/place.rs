@@ -1,5 +1,5 @@
 //! Look-ups where the nodes are: of each the header, the keys and one value or child are looked at, and its version once
-//! more afterwards.
+//! more afterwards. Writes and scans find their leaf so.
 
 use super::access::Tree;
 use super::byte_calls::are_bytes;
@@ -33,23 +33,41 @@ enum Look {
 }
 
 /// How far a look-up is.
-struct Way {
-    slot: u32,
+pub(super) struct Way {
+    pub slot: u32,
     /// Of the node, once its parent has said so.
     level: Option<u8>,
     tries: u32,
 }
 
 /// What comes after the nodes that were at hand.
-enum Next {
+pub(super) enum Next {
     /// So many bytes of the node where the look-up is are to be brought.
     Bring(usize),
     /// The key's value.
     Value(u64),
+    /// The node is the leaf that the key belongs to, unless somebody has changed that.
+    Leaf,
 }
 
 impl Way {
-    const BEGIN: Way = Way { slot: ROOT, level: None, tries: 0 };
+    pub const BEGIN: Way = Way { slot: ROOT, level: None, tries: 0 };
+
+    /// Goes to the leaf to the right of one.
+    pub fn turn_right(&mut self, right: u32) {
+        (self.slot, self.level) = (right, Some(0));
+    }
+
+    /// Begins anew: it is not the node that whoever led here took it for.
+    pub fn begin_anew(&mut self) {
+        (self.slot, self.level) = (ROOT, None);
+    }
+
+    /// Somebody changes the node: its head is to be looked at once more.
+    pub fn try_again(&mut self) -> Result<Next, Status> {
+        self.tries += 1;
+        if self.tries == TRIES { Err(LOCKED) } else { Ok(Next::Bring(8)) }
+    }
 }
 
 /// A look-up in registered memory, between two nodes: what runners keep of it.
@@ -62,15 +80,7 @@ pub(crate) struct InPlace {
 impl InPlace {
     /// A look-up of a number with these parameters, if all nodes can be looked at where they are.
     pub fn of(memory: &HostMemory, params: &[u8]) -> Option<Self> {
-        if are_bytes(params) {
-            return None;
-        }
-        let TreeParams { tree: at, key, .. } = TreeParams::decode(params).ok()?;
-        let bytes = u64::from(at.slots) * u64::from(at.node_bytes);
-        if !memory.has_words(at.key, at.base, bytes) {
-            return None;
-        }
-        Tree::new(memory, at).ok()?;
+        let TreeParams { tree: at, key, .. } = can_be_looked_at(memory, params)?;
         Some(InPlace { at, key, way: Way::BEGIN })
     }
 
@@ -87,10 +97,24 @@ impl InPlace {
                 memory.hint(self.at.key, tree.va(self.way.slot, 0), len);
                 Ok(false)
             }
-            // It was there when the call began.
-            None => Err(Status::AccessDenied),
+            // It was there when the call began; and a look-up looks at leaves.
+            None | Some(Next::Leaf) => Err(Status::AccessDenied),
         }
     }
+}
+
+/// What these parameters say, if they are of a tree of numbers and all its nodes can be looked at where they are.
+pub(super) fn can_be_looked_at(memory: &HostMemory, params: &[u8]) -> Option<TreeParams> {
+    if are_bytes(params) {
+        return None;
+    }
+    let params = TreeParams::decode(params).ok()?;
+    let TreeRef { slots, node_bytes, key, base, .. } = params.tree;
+    if !memory.has_words(key, base, u64::from(slots) * u64::from(node_bytes)) {
+        return None;
+    }
+    Tree::new(memory, params.tree).ok()?;
+    Some(params)
 }
 
 impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
@@ -102,7 +126,20 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
             match self.follow(key, &mut way)? {
                 Some(Next::Value(value)) => return Ok(Some(value)),
                 Some(Next::Bring(len)) => self.memory.touch(self.at.key, self.va(way.slot, 0), len).await,
-                None => return Ok(None),
+                None | Some(Next::Leaf) => return Ok(None),
+            }
+        }
+    }
+
+    /// The slot of the leaf that a key belongs to, unless somebody changes that, if nodes can be looked at in place; `None`
+    /// if they cannot. The leaf is still to be read.
+    pub(super) async fn leaf_in_place(&self, key: &K) -> Result<Option<u32>, Status> {
+        let mut way = Way::BEGIN;
+        loop {
+            match self.lead(key, &mut way)? {
+                Some(Next::Leaf) => return Ok(Some(way.slot)),
+                Some(Next::Bring(len)) => self.memory.touch(self.at.key, self.va(way.slot, 0), len).await,
+                None | Some(Next::Value(_)) => return Ok(None),
             }
         }
     }
@@ -113,23 +150,45 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
         loop {
             match self.look_at(way.slot, way.level, key)? {
                 None => return Ok(None),
-                Some(Look::Down(child, below)) => (way.slot, way.level) = (child, Some(below)),
-                Some(Look::Right(right)) => way.slot = right,
                 Some(Look::Found(value)) => return value.map(Next::Value).map(Some).ok_or(Status::NotFound),
                 Some(Look::Away) => return Err(super::MOVED),
-                Some(Look::Gone) => (way.slot, way.level) = (ROOT, None),
-                Some(Look::Busy) => {
-                    way.tries += 1;
-                    if way.tries == TRIES {
-                        return Err(LOCKED);
+                Some(look) => {
+                    if let Some(next) = self.go_on(way, look)? {
+                        return Ok(Some(next));
                     }
-                    return Ok(Some(Next::Bring(8)));
                 }
             }
-            if way.level.is_some_and(|level| level < NEAR) {
-                return Ok(Some(Next::Bring(self.node_bytes())));
+        }
+    }
+
+    /// Looks at nodes above the leaves until one is to be brought, or it is known where the key's leaf is.
+    #[inline(always)]
+    pub(super) fn lead(&self, key: &K, way: &mut Way) -> Result<Option<Next>, Status> {
+        while way.level != Some(0) {
+            match self.look_at(way.slot, way.level, key)? {
+                None => return Ok(None),
+                // The root is a leaf.
+                Some(Look::Found(_) | Look::Away) => break,
+                Some(look) => match self.go_on(way, look)? {
+                    Some(next) if way.level != Some(0) => return Ok(Some(next)),
+                    _ => {}
+                },
             }
         }
+        Ok(Some(Next::Leaf))
+    }
+
+    /// Goes where a look leads that found no leaf of the key; the node there may be to be brought.
+    #[inline(always)]
+    fn go_on(&self, way: &mut Way, look: Look) -> Result<Option<Next>, Status> {
+        match look {
+            Look::Down(child, below) => (way.slot, way.level) = (child, Some(below)),
+            Look::Right(right) => way.slot = right,
+            Look::Gone => way.begin_anew(),
+            Look::Busy => return way.try_again().map(Some),
+            Look::Found(_) | Look::Away => {}
+        }
+        Ok(way.level.is_some_and(|level| level < NEAR).then(|| Next::Bring(self.node_bytes())))
     }
 
     /// One node; nothing that it says is believed unless its version is the same afterwards.
