@@ -12,7 +12,8 @@ use crate::host::{Asked, HostMemory};
 use crate::memory::Memory;
 use crate::pool::Short;
 use crate::traversal::Traversal;
-use std::task::Poll;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 
 /// Bytes that a step looks at, at most: a cache line.
 pub(crate) const LINE: usize = 64;
@@ -70,6 +71,7 @@ enum At {
     Traversal(Traversal),
     Tree(btree::InPlace),
     Range(btree::Range),
+    Put(btree::PutInPlace),
 }
 
 impl LookUp {
@@ -79,6 +81,7 @@ impl LookUp {
         let at = match call.op {
             op::GET | op::TRAVERSAL => At::Start,
             op::TREE_GET => At::Tree(btree::InPlace::of(memory, &call.params)?),
+            op::TREE_PUT => At::Put(btree::PutInPlace::of(memory, &call.params)?),
             op::TREE_SCAN => At::Range(btree::Range::of(memory, &call.params)?),
             _ => return None,
         };
@@ -95,6 +98,11 @@ impl LookUp {
             At::Get(get) => go_on(get, memory, call, read, asked),
             At::Tree(tree) => tree.step(memory, call),
             At::Range(range) => range.step(memory, call),
+            At::Put(put) => match put.step(memory, call)? {
+                Some(ended) => Ok(ended),
+                // Leaves are split seldom enough that nothing else runs meanwhile.
+                None => run_now(btree::put_anyhow(memory, call)).map(|()| true),
+            },
             At::Traversal(traversal) => go_on(traversal, memory, call, read, asked),
             At::Start => {
                 match call.op {
@@ -110,6 +118,17 @@ impl LookUp {
                 *asked = memory.ask(read.key, (read.va, read.len as usize))?;
                 Ok(false)
             }
+        }
+    }
+}
+
+/// Runs what waits for nothing but its turn.
+#[cold]
+fn run_now<T>(future: impl Future<Output = T>) -> T {
+    let (mut future, mut cx) = (pin!(future), Context::from_waker(Waker::noop()));
+    loop {
+        if let Poll::Ready(it) = future.as_mut().poll(&mut cx) {
+            return it;
         }
     }
 }
@@ -176,12 +195,12 @@ impl LookUp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::btree::{Shape, TreeParams, TreeRef};
+    use crate::btree::{Put, Shape, Tree, TreeParams, TreeRef};
     use crate::{Builtins, GetParams, Kernel, Limits, TraversalParams, host_runner};
     use proptest::prelude::*;
     use remora_memory::{Access, Buffer, Pd, Region, Registry};
+    use std::collections::{BTreeMap, BTreeSet};
     use std::sync::Arc;
-    use std::task::{Context, Waker};
 
     const ALL: Access = Access::all();
 
@@ -347,6 +366,112 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// A tree of so many slots with these keys, each with itself as its value.
+    fn tree(keys: &BTreeSet<u64>, slots: u32) -> (Place, TreeRef) {
+        let shape = Shape { node_bytes: 256, fill: 100 };
+        let mut bytes = vec![0; 256 * slots as usize];
+        let write = |at: u64, node: &[u8]| {
+            bytes[at as usize..][..node.len()].copy_from_slice(node);
+            Ok::<_, crate::btree::BuildError>(())
+        };
+        shape.build(keys.iter().map(|&key| (key, key)), keys.len(), slots, write).unwrap();
+        let place = Place::new(bytes, ALL);
+        let tree = TreeRef { base: 0, key: place.region.key(), slots, node_bytes: 256, owners: 0, owner: 0 };
+        (place, tree)
+    }
+
+    impl Place {
+        /// All that a tree holds, if it is sound.
+        fn audit(&self, at: TreeRef) -> Vec<(u64, u64)> {
+            let memory = HostMemory::new(self.registry.clone(), self.pd, false, Limits::default());
+            let audit = run_now(Tree::new(&memory, at).unwrap().audit()).unwrap();
+            assert_eq!((audit.lost, audit.orphans), (0, 0));
+            audit.pairs
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..Default::default() })]
+
+        /// Leaves that fill up are split, by a call that began in steps.
+        #[test]
+        fn a_tree_that_is_written_in_a_runner_is_an_ordered_map(
+            keys in prop::collection::btree_set(0u64..300, 0..150),
+            writes in prop::collection::vec((0u64..300, any::<u64>(), 0usize..3, prop_oneof![9 => Just(8u32), 1 => Just(7)]), 1..400),
+        ) {
+            let (place, tree) = tree(&keys, 200);
+            let mut model: BTreeMap<u64, u64> = keys.iter().map(|&key| (key, key)).collect();
+            let mut runner = host_runner(place.registry.clone(), true, 1, Limits::default());
+            for (key, value, how, reply_limit) in writes {
+                let how = [Put::Upsert, Put::Insert, Put::Update][how];
+                let params = TreeParams { how, ..TreeParams::new(tree, key, value) };
+                prop_assert!(runner.start(place.call(op::TREE_PUT, &params.encode(), reply_limit)).is_ok());
+                let mut ended = None;
+                while ended.is_none() {
+                    runner.poll(&mut |call, status| ended = Some((status, call.reply.clone())));
+                }
+                let old = model.get(&key).copied();
+                let expected = match (how, old) {
+                    (Put::Insert, Some(_)) => Err(crate::btree::EXISTS),
+                    (Put::Update, None) => Err(Status::NotFound),
+                    (_, Some(_)) if reply_limit < 8 => Err(Status::ReplyTooLong),
+                    _ => Ok(old.map_or(Vec::new(), |old| old.to_le_bytes().to_vec())),
+                };
+                if !matches!(expected, Err(status) if status != Status::ReplyTooLong) {
+                    model.insert(key, value);
+                }
+                let (status, reply) = ended.unwrap();
+                prop_assert_eq!(if status == Status::Ok { Ok(reply) } else { Err(status) }, expected, "{:?}", params);
+            }
+            prop_assert_eq!(place.audit(tree), model.into_iter().collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn cores_that_write_a_tree_in_steps_lose_nothing() {
+        const EACH: u64 = 2000;
+        let (place, tree) = tree(&(0..100).map(|key| 50 * key).collect(), 3000);
+        let place = &place;
+        let core = |core: u64| {
+            let mut runner = host_runner(place.registry.clone(), true, 8, Limits::default());
+            // Keys of a core's own, keys that all write, and look-ups and scans beside them.
+            let (mut numbers, mut again, mut ended) = (0..EACH, Vec::new(), 0);
+            while ended < EACH {
+                while runner.in_flight() < 8
+                    && let Some(number) = again.pop().or_else(|| numbers.next())
+                {
+                    let (op, key, value) = match number % 4 {
+                        0 => (op::TREE_PUT, 50 * (number % 100), number),
+                        1 => (op::TREE_SCAN, number, 20),
+                        _ => (op::TREE_PUT, 2 * (number * 7919 % 2503) + core + 10_000 * (number % 3), core),
+                    };
+                    let mut call = place.call(op, &TreeParams::new(tree, key, value).encode(), 400);
+                    call.tag = number;
+                    assert!(runner.start(call).is_ok());
+                }
+                runner.poll(&mut |call, status| match status {
+                    crate::btree::LOCKED => again.push(call.tag),
+                    Status::Ok => {
+                        let pairs = call.reply.chunks_exact(16).filter(|_| call.op == op::TREE_SCAN);
+                        let keys: Vec<u64> =
+                            pairs.map(|pair| u64::from_le_bytes(*pair.first_chunk().unwrap())).collect();
+                        assert!(keys.is_sorted(), "{keys:?}");
+                        ended += 1;
+                    }
+                    status => panic!("{status:?}"),
+                });
+            }
+        };
+        std::thread::scope(|scope| (0..3).for_each(|number| _ = scope.spawn(move || core(number))));
+        let mut expected: BTreeSet<u64> = (0..100).map(|key| 50 * key).collect();
+        for core in 0..3 {
+            let own = (0..EACH).filter(|number| number % 4 > 1);
+            expected.extend(own.map(|number| 2 * (number * 7919 % 2503) + core + 10_000 * (number % 3)));
+        }
+        let found: Vec<u64> = place.audit(tree).into_iter().map(|(key, _)| key).collect();
+        assert_eq!(found, expected.into_iter().collect::<Vec<_>>());
     }
 
     #[test]

@@ -28,6 +28,11 @@ impl TreeRef {
     /// Bytes of a reference.
     pub(super) const LEN: usize = 24;
 
+    /// The same tree for the node's own calls.
+    pub(super) fn of_nobody(self) -> Self {
+        TreeRef { owner: 0, ..self }
+    }
+
     /// To the first bytes: base (8), key of the region (4), slots (4), bytes of a node (2), owner (2), two that are left to
     /// others, owners (2); little-endian.
     pub(super) fn encode(&self, bytes: &mut [u8]) {
@@ -124,8 +129,8 @@ macro_rules! on_tree {
     ($memory:ident, $call:ident, |$tree:ident, $params:ident, $copy:ident| $run:expr) => {{
         let $params = TreeParams::decode(&$call.params)?;
         // What runs on the node leaves no lock, and is nobody's.
-        let owner = if $memory.outlives_caller() { 0 } else { $params.tree.owner };
-        let $tree = Tree::new($memory, TreeRef { owner, ..$params.tree })?;
+        let at = if $memory.outlives_caller() { $params.tree.of_nobody() } else { $params.tree };
+        let $tree = Tree::new($memory, at)?;
         let mut copy = std::mem::take(&mut $call.reply);
         let $copy = &mut copy;
         let result: Result<Option<u64>, Status> = $run;
@@ -150,6 +155,23 @@ pub(crate) async fn put<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
     if are_bytes(&call.params) {
         return Box::pin(run(memory, call, Work::Put)).await;
     }
+    if memory.outlives_caller() {
+        let params = TreeParams::decode(&call.params)?;
+        // What runs on the node leaves no lock, and is nobody's.
+        let tree = Tree::new(memory, params.tree.of_nobody())?;
+        let mut put = super::PutInPlace::new(&params);
+        while let Some(more) = put.go_on(memory, call)? {
+            match more {
+                More::Bring(slot, len) => memory.touch(params.tree.key, tree.va(slot, 0), len).await,
+                More::Done => return Ok(()),
+            }
+        }
+    }
+    put_anyhow(memory, call).await
+}
+
+/// As [`put`], by copies of whole nodes: also where a leaf is to be split.
+pub(crate) async fn put_anyhow<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
     on_tree!(memory, call, |tree, params, copy| match tree.may_write() {
         true => tree.put(&params.key, params.value, params.how, copy).await,
         false => Err(NOT_OWNER),
