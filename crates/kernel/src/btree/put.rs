@@ -188,7 +188,7 @@ impl PutInPlace {
         let head = leaf.head.next().0.to_le_bytes();
         let write = |offset, data: &[u8]| now.write_now(self.at.key, tree.va(leaf.slot, offset), data);
         write(tree.node_bytes() - 8, &head)?;
-        write(24, &(leaf.meta & !(0xffff << 32) | leaf.len as u64 * ONE_MORE + ONE_MORE).to_le_bytes())?;
+        write(24, &((leaf.meta & !(0xffff * ONE_MORE)) | ((leaf.len as u64 + 1) * ONE_MORE)).to_le_bytes())?;
         room.clear();
         room.resize(8 * (leaf.len - at + 1), 0);
         for (first, what) in [(HEADER, self.key), (HEADER + 8 * leaf.room, self.value)] {
