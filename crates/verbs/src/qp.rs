@@ -261,11 +261,12 @@ fn number_of(state: QpState) -> c_int {
     }
 }
 
-/// `ibv_query_qp`: all attributes, whatever the mask asks for.
+/// `ibv_query_qp`: all attributes, whatever the mask asks for. What the queue pair itself shows of its state is what the program
+/// has set or asked for, as in rdma-core.
 pub unsafe extern "C" fn ibv_query_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
-    _mask: c_int,
+    mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: the caller passes a queue pair of ours, and attributes of both kinds to fill in.
@@ -310,7 +311,9 @@ pub unsafe extern "C" fn ibv_query_qp(
             qp_type: base.qp_type,
             sq_sig_all: pair.sq_sig_all.into(),
         };
-        (*qp).state = number_of(found.state);
+        if mask & IBV_QP_STATE != 0 {
+            (*qp).state = number_of(found.state);
+        }
     }
     0
 }

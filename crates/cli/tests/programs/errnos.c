@@ -128,6 +128,36 @@ static void transitions(struct ibv_cq *cq)
     CHECK(ibv_destroy_qp(qp), 0);
 }
 
+/* A queue pair that breaks says so to who asks for its state: what a program sees in `state` is what it has set or asked for. */
+static void broken(struct ibv_cq *cq)
+{
+    struct ibv_qp *qp = make_qp(cq, IBV_QPT_RC, 8);
+    struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+    struct ibv_qp_init_attr init;
+    struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+    struct ibv_wc wc;
+
+    CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), 0);
+    attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = 0x777777,
+                                 .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = 1 } } };
+    ibv_query_gid(context, 1, 1, &attr.ah_attr.grh.dgid);
+    CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                       IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER), 0);
+    attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 1, .retry_cnt = 0 };
+    CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                                       IBV_QP_MAX_QP_RD_ATOMIC), 0);
+    CHECK(ibv_post_send(qp, &wr, &bad), 0);
+    while (ibv_poll_cq(cq, 1, &wc) == 0 || wc.qp_num != qp->qp_num)
+        ;
+    expect("a message to nobody", wc.status, IBV_WC_RETRY_EXC_ERR);
+    CHECK(ibv_query_qp(qp, &attr, IBV_QP_AV | IBV_QP_DEST_QPN, &init), 0);
+    expect("the state of who has not asked for it", qp->state, IBV_QPS_RTS);
+    CHECK(ibv_query_qp(qp, &attr, IBV_QP_STATE, &init), 0);
+    expect("the state that is told", attr.qp_state, IBV_QPS_ERR);
+    expect("the state of who has asked for it", qp->state, IBV_QPS_ERR);
+    CHECK(ibv_destroy_qp(qp), 0);
+}
+
 static void addresses(struct ibv_cq *cq)
 {
     struct ibv_ah_attr attr = { .port_num = 1 };
@@ -239,6 +269,7 @@ int main(void)
     memory();
     queues(cq);
     transitions(cq);
+    broken(cq);
     addresses(cq);
     channels();
     newer();
