@@ -304,6 +304,10 @@ impl Cm {
     ///
     /// An established one sends a DREQ and waits for the DREP; an earlier one sends a REJ and ends at once.
     pub fn disconnect(&mut self, now: u64, id: ConnId) -> Result<(), CmError> {
+        // The peer was faster, and waits for this.
+        if self.pay(now, id) {
+            return Ok(());
+        }
         let conn = self.table.get(id).ok_or(CmError::UnknownConn(id))?;
         let bytes = match conn.state {
             State::Established => {
@@ -386,6 +390,9 @@ impl Cm {
     }
 
     fn expire(&mut self, now: u64, id: ConnId) {
+        if self.pay(now, id) {
+            return;
+        }
         let conn = self.table.get_mut(id).expect("a timer leaves with its connection");
         let bytes = match conn.state {
             State::ReqSent | State::RepSent | State::DreqSent if conn.retries > 0 => {
@@ -451,6 +458,22 @@ impl Cm {
             conn.rejected = rejected;
         }
         self.table.arm(id, Some(now.saturating_add(self.config.timewait)));
+    }
+
+    /// The DREP goes when the user is done with the connection, or has had time for it.
+    fn owe(&mut self, now: u64, id: ConnId, drep: Bytes) {
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.owed = Some(Box::new(drep));
+        }
+        self.table.arm(id, Some(now.saturating_add(self.config.farewell)));
+    }
+
+    /// Sends the DREP that is owed, if one is.
+    fn pay(&mut self, now: u64, id: ConnId) -> bool {
+        let Some(drep) = self.table.get_mut(id).and_then(|conn| conn.owed.take()) else { return false };
+        self.send(id, *drep);
+        self.table.arm(id, Some(now.saturating_add(self.config.timewait)));
+        true
     }
 
     fn remove(&mut self, id: ConnId) {

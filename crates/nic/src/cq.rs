@@ -61,6 +61,17 @@ impl Nic {
         Ok(())
     }
 
+    /// As [`arm_cq`](Self::arm_cq), unless such a completion is there already: then true, and the queue is not armed.
+    pub fn arm_unless_there(&mut self, cq: CqId, solicited_only: bool) -> Result<bool, NicError> {
+        let queue = self.cq(cq)?;
+        if queue.has(solicited_only) {
+            queue.armed = Armed::No;
+            return Ok(true);
+        }
+        self.arm_cq(cq, solicited_only)?;
+        Ok(false)
+    }
+
     /// A shared receive queue.
     pub fn create_srq(&mut self, pd: Pd, capacity: u32, max_sge: u32) -> Result<SrqId, NicError> {
         let limits = self.limits();

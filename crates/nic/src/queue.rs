@@ -257,6 +257,9 @@ pub(crate) struct CompletionQueue {
     pub capacity: usize,
     pub overrun: bool,
     pub armed: Armed,
+    /// Completions so far, and how many they were with the last solicited or failed one.
+    pushed: u64,
+    urgent: u64,
     /// Queue pairs that complete here.
     pub users: u32,
 }
@@ -276,8 +279,15 @@ impl CompletionQueue {
             capacity: capacity as usize,
             overrun: false,
             armed: Armed::No,
+            pushed: 0,
+            urgent: 0,
             users: 0,
         }
+    }
+
+    /// Whether there is a completion, or a solicited or failed one.
+    pub fn has(&self, solicited_only: bool) -> bool {
+        !self.ring.is_empty() && (!solicited_only || self.urgent > self.pushed - self.ring.len() as u64)
     }
 
     /// Appends a completion. False if the queue overran: the queue pair must go to the error state.
@@ -291,10 +301,15 @@ impl CompletionQueue {
             return false;
         }
         self.ring.push_back(wc);
+        self.pushed += 1;
+        let urgent = solicited || wc.status != WcStatus::Success;
+        if urgent {
+            self.urgent = self.pushed;
+        }
         let fire = match self.armed {
             Armed::No => false,
             Armed::Any => true,
-            Armed::Solicited => solicited || wc.status != WcStatus::Success,
+            Armed::Solicited => urgent,
         };
         if fire {
             self.armed = Armed::No;
@@ -565,5 +580,37 @@ impl TxBatch {
 impl Default for TxBatch {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Qpn, WcOpcode};
+
+    #[test]
+    fn what_is_in_a_completion_queue_counts_until_it_is_taken() {
+        let wc = |status| WorkCompletion {
+            wr_id: 0,
+            status,
+            opcode: WcOpcode::Recv,
+            byte_len: 0,
+            imm: None,
+            invalidated: None,
+            qpn: Qpn(1),
+            src_qp: 0,
+            src: None,
+        };
+        let (mut queue, mut events) = (CompletionQueue::new(8), VecDeque::new());
+        let has = |queue: &CompletionQueue| [false, true].map(|solicited_only| queue.has(solicited_only));
+        assert_eq!(has(&queue), [false, false]);
+        for (status, solicited) in [(WcStatus::Success, true), (WcStatus::Flushed, false), (WcStatus::Success, false)] {
+            assert!(queue.push(CqId(0), wc(status), solicited, &mut events));
+        }
+        let mut seen = Vec::new();
+        while queue.ring.pop_front().is_some() {
+            seen.push(has(&queue));
+        }
+        assert_eq!((seen, events.len()), (vec![[true, true], [true, false], [false, false]], 0));
     }
 }

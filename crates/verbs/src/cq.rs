@@ -187,15 +187,17 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     0
 }
 
-/// `ibv_req_notify_cq`.
+/// `ibv_req_notify_cq`. What is in the queue already raises an event at once, as with mlx5, which is armed behind the last
+/// completion that was taken: UCX does not look once more after arming, and here whoever polls one queue fills the others.
 pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: the caller passes a completion queue of ours.
     let queue = unsafe { Cq::of(cq) };
     let Some(mut guard) = queue.adapter.lock() else { return libc::ENODEV };
-    if guard.nic().arm_cq(queue.id, solicited_only != 0).is_err() {
-        return libc::EINVAL;
+    match guard.nic().arm_unless_there(queue.id, solicited_only != 0) {
+        Ok(true) => queue.completed(),
+        Ok(false) => queue.armed.store(true, Ordering::Relaxed),
+        Err(_) => return libc::EINVAL,
     }
-    queue.armed.store(true, Ordering::Relaxed);
     drop(guard);
     // The program will wait, so that the NIC thread is to drive.
     queue.adapter.device.release();

@@ -335,11 +335,19 @@ impl Cm {
                 if dreq.remote_qpn != conn.ours.qpn {
                     return self.counters.unexpected += 1;
                 }
-                self.send(id, drep);
+                let waits = self.config.farewell > 0 && conn.state != State::DreqSent;
                 self.enter_timewait(origin.now, id, false);
+                if waits {
+                    self.owe(origin.now, id, drep);
+                } else {
+                    self.send(id, drep);
+                }
                 self.events.push_back(CmEvent::Disconnected { conn: id });
             }
-            State::Timewait => self.reply(origin, drep),
+            State::Timewait => match self.table.get_mut(id).and_then(|conn| conn.owed.as_mut()) {
+                Some(owed) => **owed = drep,
+                None => self.reply(origin, drep),
+            },
             State::ReqSent | State::ReqReceived | State::RepReceived => self.counters.unexpected += 1,
         }
     }

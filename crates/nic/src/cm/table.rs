@@ -53,6 +53,8 @@ pub(super) struct Conn {
     pub hold: bool,
     /// In time wait: the last word was a REJ.
     pub rejected: bool,
+    /// In time wait: the DREP that waits for the user to be done.
+    pub owed: Option<Box<Bytes>>,
     /// The last message sent, to be repeated on a timeout and when the peer repeats its own.
     pub bytes: Box<Bytes>,
     /// `bytes` holds a message.
@@ -86,6 +88,7 @@ impl Conn {
             call_until: 0,
             hold: false,
             rejected: false,
+            owed: None,
             bytes: Box::new([0; 256]),
             spoken: false,
             queued: false,

@@ -185,6 +185,8 @@ fn config(adapter: &Adapter) -> CmConfig {
         peer_timeout: 5_000_000_000,
         listen_grace: 4_000_000_000,
         call_grace: 1_000_000_000,
+        // Linux waits for the program for as long as the peer repeats itself.
+        farewell: 500_000_000,
         timewait_events: true,
         ..CmConfig::default()
     }

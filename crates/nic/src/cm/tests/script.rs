@@ -30,6 +30,11 @@ type Row = (u64, On, &'static [&'static str], &'static [&'static str]);
 
 fn play(script: &[Row]) -> Cm {
     let mut cm = Cm::new(1, config());
+    play_on(&mut cm, script);
+    cm
+}
+
+fn play_on(cm: &mut Cm, script: &[Row]) {
     cm.listen(service_id(PORT)).unwrap();
     let mut conn = ConnId(0);
     let mut ear = Ear::default();
@@ -70,11 +75,33 @@ fn play(script: &[Row]) -> Cm {
         assert_eq!(cm.poll_transmit(&mut out), None);
         assert_eq!((got_sent, got_events), (strings(sent), strings(events)), "row {row} at {at} ms");
     }
-    cm
 }
 
 fn strings(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| name.to_string()).collect()
+}
+
+/// Who is to be waited for says so by disconnecting too, or has had his time.
+#[test]
+fn a_dreq_is_answered_when_the_user_is_done_with_the_connection() {
+    let polite = || Cm::new(1, CmConfig { farewell: 300 * MS, ..config() });
+    let told: Row = (10, Hear("DREQ"), &[], &["Disconnected"]);
+    let rest: [&[Row]; 3] = [
+        &[(11, Hear("DREQ"), &[], &[]), (12, Disconnect, &["DREP"], &[]), (13, Hear("DREQ"), &["DREP"], &[])],
+        &[(309, Time, &[], &[]), (310, Time, &["DREP"], &[]), (311, Hear("DREQ"), &["DREP"], &[])],
+        &[(11, Hear("DREQ, wrong id"), &[], &[]), (310, Hear("DREQ"), &["DREP", "DREP"], &[])],
+    ];
+    for rest in rest {
+        for up in [&UP[..], &UP_PASSIVE] {
+            let mut cm = polite();
+            play_on(&mut cm, &[up, &[told], rest].concat());
+            cm.handle_timeout(5000 * MS);
+            assert_eq!((cm.connections(), cm.poll_event()), (0, None));
+        }
+    }
+    // Who has said it himself answers at once.
+    let both: [Row; 2] = [(10, Disconnect, &["DREQ"], &[]), (11, Hear("DREQ"), &["DREP"], &["Disconnected"])];
+    play_on(&mut polite(), &[&UP[..], &both].concat());
 }
 
 /// Plays the script, and then nothing must be left once the time wait is over.
