@@ -28,6 +28,8 @@
 //! and the transaction id of the exchange that it belongs to. A connection that somebody else seems to call for ends when
 //! its peer, asked, does not know it, and never because somebody said so.
 //!
+//! A DREQ is answered at once, or where the user is to have heard of it first ([`CmConfig::farewell`]) when he disconnects too.
+//!
 //! Every connection ends with one of [`CmEvent::Rejected`], [`CmEvent::Unreachable`] and
 //! [`CmEvent::Disconnected`], unless the user ended it with [`Cm::reject`]. Nobody can know that
 //! the last message arrived: if each REJ and each RTU is lost, the active side stays established
