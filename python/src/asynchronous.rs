@@ -80,7 +80,7 @@ impl AsyncClient {
     /// The value of a key in a hash table. The call is under way from here on.
     #[pyo3(signature = (table, key, place="nic"))]
     fn get<'py>(&self, py: Python<'py>, table: &Table, key: Bytes, place: &str) -> PyResult<Bound<'py, PyAny>> {
-        let call = Started::Get(table.table.clone(), key.as_ref().to_vec());
+        let call = Started::Get(table.table, key.as_ref().to_vec());
         let under_way = self.0.at(self::place(place)?).call(call);
         future_into_py(py, async move { value(under_way.await.map_err(error::of)?.1) })
     }

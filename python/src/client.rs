@@ -285,7 +285,7 @@ impl Client {
     #[pyo3(signature = (table, key, place="nic"))]
     fn submit_get(this: Bound<'_, Self>, table: &Table, key: Bytes, place: &str) -> PyResult<Pending> {
         let place = self::place(place)?;
-        let call = Started::Get(table.table.clone(), key.as_ref().to_vec());
+        let call = Started::Get(table.table, key.as_ref().to_vec());
         let pending = this.get().with(this.py(), |client| Ok(client.at(place).submit(call)))?;
         Ok(Pending { pending: Mutex::new(Some(pending)), place, client: this.unbind() })
     }
@@ -372,7 +372,7 @@ impl Region {
         if indices.step != 1 {
             return Err(error::invalid("a part of a region has step 1"));
         }
-        Ok((indices.start as u64, indices.slicelength as usize))
+        Ok((indices.start as u64, indices.slicelength))
     }
 }
 

@@ -287,7 +287,8 @@ pub fn reproduce(
         let result = match paper {
             "strom" => strom::reproduce(&common, &mut |_| !signals.stop()),
             "minos" => {
-                minos::reproduce(&minos::MinosOptions { common, requests, workers: None }, &mut |_| !signals.stop())
+                let options = minos::MinosOptions { common, requests, workers: None, readings: Default::default() };
+                minos::reproduce(&options, &mut |_| !signals.stop())
             }
             "bluefield" => bluefield::reproduce(&common, &mut |_| !signals.stop()),
             other => return Err(error::invalid(format!("no paper {other:?}: strom, minos or bluefield"))),
