@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use remora_nic::Now;
 use remora_replica::ddp::{Config, Model, Op, Request};
 use remora_replica::log;
-use remora_replica::node::{ReplicaNode, NodeOutput, Packet};
+use remora_replica::node::{NodeOutput, Packet, ReplicaNode};
 use remora_replica::types::{NodeId, NodeSet};
 
 fuzz_target!(|bytes: &[u8]| {
