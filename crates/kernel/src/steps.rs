@@ -4,7 +4,7 @@
 //! it; a runner over registered memory drives it itself ([`LookUp`]), as it then keeps of a call little more than where it
 //! is: in the future of all kernels every turn passes through the states of several that lie in one another.
 
-use crate::btree;
+use crate::btree::{self, Visit};
 use crate::builtins::op;
 use crate::call::{Call, Status};
 use crate::get::Get;
@@ -69,7 +69,7 @@ enum At {
     Start,
     Get(Get),
     Traversal(Traversal),
-    Tree(btree::InPlace),
+    LookIn(btree::LookIn),
     Range(btree::Range),
     Put(btree::PutInPlace),
 }
@@ -80,7 +80,7 @@ impl LookUp {
     pub fn knows(call: &Call, memory: &HostMemory) -> Option<impl FnOnce(&mut Self, Call, HostMemory) + use<>> {
         let at = match call.op {
             op::GET | op::TRAVERSAL => At::Start,
-            op::TREE_GET => At::Tree(btree::InPlace::of(memory, &call.params)?),
+            op::TREE_GET => At::LookIn(btree::LookIn::of(memory, &call.params)?),
             op::TREE_PUT => At::Put(btree::PutInPlace::of(memory, &call.params)?),
             op::TREE_SCAN => At::Range(btree::Range::of(memory, &call.params)?),
             _ => return None,
@@ -96,8 +96,9 @@ impl LookUp {
         let LookUp { running: Some((call, memory)), at, read, asked } = self else { return Err(Status::Trapped) };
         match at {
             At::Get(get) => go_on(get, memory, call, read, asked),
-            At::Tree(tree) => tree.step(memory, call),
-            At::Range(range) => range.step(memory, call),
+            // The tree was there when the call began.
+            At::LookIn(look) => look.step(memory, call)?.ok_or(Status::AccessDenied),
+            At::Range(range) => range.step(memory, call)?.ok_or(Status::AccessDenied),
             At::Put(put) => match put.step(memory, call)? {
                 Some(ended) => Ok(ended),
                 // Leaves are split seldom enough that nothing else runs meanwhile.

@@ -50,7 +50,7 @@ pub use params::{TreeParams, TreeRef};
 pub(crate) use params::{delete, get, put, put_anyhow, recover, scan};
 pub(crate) use partition::move_split;
 pub use partition::{Directory, Index, MoveParams, Moved, Part, part_of};
-pub(crate) use place::InPlace;
+pub(crate) use place::{LookIn, Visit};
 pub use plan::Plan;
 pub(crate) use put::PutInPlace;
 pub(crate) use range::Range;

@@ -1,7 +1,7 @@
 //! Where a tree is, the parameters of its kernels, and the kernels.
 
 use super::byte_calls::{Work, are_bytes, run};
-use super::range::More;
+use super::place::Visit;
 use super::{NODE_BYTES, NOT_OWNER, NodeView, Put, ROOT, Tree};
 use crate::call::{Call, Status};
 use crate::memory::Memory;
@@ -155,19 +155,12 @@ pub(crate) async fn put<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
     if are_bytes(&call.params) {
         return Box::pin(run(memory, call, Work::Put)).await;
     }
-    if memory.outlives_caller() {
-        let params = TreeParams::decode(&call.params)?;
-        // What runs on the node leaves no lock, and is nobody's.
-        let tree = Tree::new(memory, params.tree.of_nobody())?;
-        let mut put = super::PutInPlace::new(&params);
-        while let Some(more) = put.go_on(memory, call)? {
-            match more {
-                More::Bring(slot, len) => memory.touch(params.tree.key, tree.va(slot, 0), len).await,
-                More::Done => return Ok(()),
-            }
-        }
+    let mut put = super::PutInPlace::new(&TreeParams::decode(&call.params)?);
+    Tree::new(memory, put.tree())?;
+    match put.run(memory, call).await? {
+        true => Ok(()),
+        false => put_anyhow(memory, call).await,
     }
-    put_anyhow(memory, call).await
 }
 
 /// As [`put`], by copies of whole nodes: also where a leaf is to be split.
@@ -202,11 +195,8 @@ pub(crate) async fn scan<M: Memory>(memory: &M, call: &mut Call) -> Result<(), S
     let params = TreeParams::decode(&call.params)?;
     let tree = Tree::new(memory, params.tree)?;
     let mut range = super::Range::new(&params);
-    while let Some(more) = range.go_on(memory, call)? {
-        match more {
-            More::Bring(slot, len) => memory.touch(params.tree.key, tree.va(slot, 0), len).await,
-            More::Done => return Ok(()),
-        }
+    if range.run(memory, call).await? {
+        return Ok(());
     }
     // Nodes are not at hand, or not any more.
     let (from, count) = (range.from, range.left as u32);
