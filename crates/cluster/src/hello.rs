@@ -8,6 +8,7 @@
 //! Nodes have the cluster's secret. Clients have one that follows from it, and from which it does not follow: who has that is
 //! no node.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::ops::Deref;
 use std::time::Duration;
@@ -41,7 +42,7 @@ pub fn client_secret(secret: &Secret) -> Secret {
 
 /// What keeps strangers out of a connection, and from what goes over it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Guard {
+pub enum Guard {
     /// Clients prove nothing, and all goes in the clear.
     Open,
     /// Both ends prove themselves, and all is sealed.
@@ -63,12 +64,22 @@ impl Guard {
     }
 
     /// The keys of a connection, if it is sealed.
-    pub fn seal(self, words: &Words, secret: &Secret, end: End) -> Option<Seal> {
+    pub(super) fn seal(self, words: &Words, secret: &Secret, end: End) -> Option<Seal> {
         (self == Self::Sealed).then(|| Seal::new(secret, end, &words.caller, &words.answerer))
     }
 
     fn read(byte: u8) -> Option<Self> {
         [Self::Open, Self::Sealed, Self::Proven].into_iter().find(|guard| *guard as u8 == byte)
+    }
+}
+
+impl fmt::Display for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Open => "in the clear",
+            Self::Sealed => "sealed",
+            Self::Proven => "within this host",
+        })
     }
 }
 
@@ -159,12 +170,7 @@ impl Hello {
             ));
         }
         if self.guard != config.guard() {
-            let say = |guard| match guard {
-                Guard::Open => "sends in the clear",
-                Guard::Sealed => "seals what it sends",
-                Guard::Proven => "seals what leaves its host",
-            };
-            return Some(format!("node {node} {}, node {} {}", say(self.guard), config.id, say(config.guard())));
+            return Some(format!("node {node} talks {}, node {} {}", self.guard, config.id, config.guard()));
         }
         let (theirs, ours) = (Duration::from_nanos(self.suspect), config.suspect);
         (theirs != ours).then(|| format!("node {node} suspects after {theirs:?}, node {} after {ours:?}", config.id))
@@ -343,9 +349,9 @@ mod tests {
         let chain = ClusterNodeConfig { chain: Some(9), ..config(1) };
         assert_eq!(hello.differs(&chain).unwrap(), "node 3 keeps model synch, node 1 a chain of 9 bytes");
         let open = ClusterNodeConfig { sealed: false, ..config(1) };
-        assert_eq!(hello.differs(&open).unwrap(), "node 3 seals what leaves its host, node 1 sends in the clear");
+        assert_eq!(hello.differs(&open).unwrap(), "node 3 talks within this host, node 1 in the clear");
         let far = ClusterNodeConfig { link: LinkKind::Udp, ..config(1) };
-        assert_eq!(hello.differs(&far).unwrap(), "node 3 seals what leaves its host, node 1 seals what it sends");
+        assert_eq!(hello.differs(&far).unwrap(), "node 3 talks within this host, node 1 sealed");
         let client = ClientHello::new(Guard::Sealed, true).unwrap();
         assert_eq!(ClientHello::decode(&[&*client.encode(), &[0; 9]].concat()), Some(client));
         assert_eq!((ClientHello::decode(&hello.encode()), Hello::decode(&client.encode())), (None, None));

@@ -21,7 +21,7 @@ mod service;
 mod wire;
 
 pub use client::{ChainClient, ClusterClient, ClusterClientConfig, ConnectedClient, Spoken};
-pub use hello::client_secret;
+pub use hello::{Guard, client_secret};
 pub use logfile::LogKind;
 pub use node::{ClusterNode, ClusterNodeConfig};
 pub use remora_replica::bounds::MAX_VALUE;

@@ -55,8 +55,8 @@ pub unsafe fn take(src: *mut u8, out: &mut [u8]) {
 }
 
 /// Adds rows of `f32`, little-endian, to `sums`, in the order of `which`: numbers of rows, of which there are `rows`, each
-/// as long as `sums`. While it does, it asks the second-level cache for the rows in `next`. Rows are looked at in whatever pieces is
-/// quickest, as by [`take`]. False, and nothing is done, where no quick way is known.
+/// as long as `sums`. While it does, it asks the second-level cache for the rows in `next`. Rows are looked at in whatever
+/// pieces is quickest, as by [`take`]. False, and nothing is done, where no quick way is known.
 ///
 /// # Safety
 /// As for [`load`], of `rows` rows from `src` on.

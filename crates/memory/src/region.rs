@@ -357,8 +357,8 @@ impl Region {
         Ok(unsafe { copy::word(ptr) }.fetch_add(n, Ordering::SeqCst))
     }
 
-    /// Asks the cache for these bytes, the second-level cache if they are more than two lines. A hint: a range outside the region is
-    /// ignored, and so is what follows the first page border.
+    /// Asks the cache for these bytes, the second-level cache if they are more than two lines. A hint: a range outside the
+    /// region is ignored, and so is what follows the first page border.
     #[inline]
     pub fn prefetch(&self, va: u64, len: usize) {
         if self.bounds(va, len as u64).is_ok() && len > 0 {

@@ -38,8 +38,8 @@ impl Words<'_> {
         }
     }
 
-    /// Writes words from `first` on and words from `second` on into `out` by turns: pairs of 16 bytes, little-endian as they are in
-    /// memory; 0 for those that lie outside.
+    /// Writes words from `first` on and words from `second` on into `out` by turns: pairs of 16 bytes, little-endian as they
+    /// are in memory; 0 for those that lie outside.
     #[inline]
     pub fn pairs(&self, first: usize, second: usize, out: &mut [u8]) {
         for (at, pair) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
@@ -50,7 +50,8 @@ impl Words<'_> {
 
     /// Adds rows of `f32`, little-endian, to `sums`, column by column and in the order of `which`: numbers of rows, each as
     /// long as `sums`, the first of which begins here. Rows that lie outside are left out. While it adds, it asks the
-    /// second-level cache for the rows in `next`. False, and nothing is done, where the processor or the length is none that it is made for.
+    /// second-level cache for the rows in `next`. False, and nothing is done, where the processor or the length is none that
+    /// it is made for.
     #[inline]
     pub fn add_rows(&self, sums: &mut [u8], which: &[[u8; 4]], next: &[[u8; 4]]) -> bool {
         let rows = (8 * self.len).checked_div(sums.len()).unwrap_or(0);

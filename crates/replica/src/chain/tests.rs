@@ -221,6 +221,7 @@ fn what_neither_ring_nor_data_can_take_is_not_taken() {
             ChainMessage::State(1, 0, vec![entry.clone()]),
             ChainMessage::Sync(0, 0, vec![entry]),
             ChainMessage::Sync(u64::MAX, u64::MAX, Vec::new()),
+            ChainMessage::Commit(u64::MAX),
         ];
         for message in messages {
             for node in 0..3 {

@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use remora_cluster::{ClusterClientConfig, ClusterNodeConfig, LogKind, Model, Secret, client_secret, placement};
+use remora_cluster::{ClusterClientConfig, ClusterNodeConfig, Guard, LogKind, Model, Secret, client_secret, placement};
 use remora_kernel::Placement;
 use remora_real::LinkKind;
 use serde_json::{Value, json};
@@ -214,13 +214,9 @@ impl ClusterSettings {
         self.chain.map_or_else(|| self.persistency.to_string(), |_| "chain".into())
     }
 
-    /// What keeps strangers from what nodes and clients say, in words.
-    pub fn guard(&self) -> &'static str {
-        match (self.sealed, self.link) {
-            (false, _) => "in the clear",
-            (true, LinkKind::Shm) => "within this host",
-            (true, _) => "sealed",
-        }
+    /// What keeps strangers from what nodes and clients say.
+    pub fn guard(&self) -> Guard {
+        Guard::of(self.sealed, self.link)
     }
 
     /// How a client connects.
