@@ -352,22 +352,15 @@ pub fn claim(ptr: *const u8, len: usize) {
 /// Asks the cache for the lines of `len` bytes at `ptr`. A hint: any address is harmless.
 #[inline(always)]
 pub fn prefetch(ptr: *const u8, len: usize) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let skew = ptr.addr() % BLOCK;
-        let (mut line, mut left) = (ptr.wrapping_sub(skew), skew + len);
-        loop {
-            // SAFETY: a prefetch has no effect on memory and does not fault.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
-            if left <= BLOCK {
-                break;
-            }
-            (line, left) = (line.wrapping_add(BLOCK), left - BLOCK);
-        }
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = (ptr, len);
+    let (line, count) = lines_of(ptr, len);
+    prefetch_lines(line, count);
+}
+
+/// The line where bytes begin, and how many lines they touch.
+#[inline(always)]
+fn lines_of(ptr: *const u8, len: usize) -> (*const u8, usize) {
+    let skew = ptr.addr() % BLOCK;
+    (ptr.wrapping_sub(skew), skew.saturating_add(len).div_ceil(BLOCK))
 }
 
 /// Whether this processor compares eight words at a time.
@@ -436,8 +429,8 @@ pub fn prefetch_lines(ptr: *const u8, count: usize) {
 /// Asks the second-level cache for the lines of `len` bytes at `ptr`. A hint: any address is harmless.
 #[inline(always)]
 pub fn prefetch_bytes_near(ptr: *const u8, len: usize) {
-    let skew = ptr.addr() % BLOCK;
-    prefetch_near(ptr.wrapping_sub(skew), (skew.saturating_add(len)).div_ceil(BLOCK));
+    let (line, count) = lines_of(ptr, len);
+    prefetch_near(line, count);
 }
 
 /// Asks the second-level cache for `count` lines from the one at `ptr` on, which are to be read, but not yet. A hint:

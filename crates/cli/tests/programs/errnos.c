@@ -158,6 +158,38 @@ static void broken(struct ibv_cq *cq)
     CHECK(ibv_destroy_qp(qp), 0);
 }
 
+/* Who arms a queue that has something is told at once, and who has taken all is told of nothing. */
+static void armed(void)
+{
+    struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+    struct ibv_cq *cq = ibv_create_cq(context, 8, NULL, channel, 0), *told;
+    struct ibv_qp *qp = make_qp(cq, IBV_QPT_RC, 8);
+    struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+    struct ibv_recv_wr recv = { .num_sge = 0 }, *bad;
+    struct pollfd poll_fd = { .fd = channel->fd, .events = POLLIN };
+    struct ibv_wc wc;
+    void *about;
+
+    CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), 0);
+    CHECK(ibv_post_recv(qp, &recv, &bad), 0);
+    attr.qp_state = IBV_QPS_ERR;
+    CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE), 0);
+    /* A receive that failed is solicited by its nature. */
+    for (int solicited_only = 0; solicited_only < 2; solicited_only++) {
+        CHECK(ibv_req_notify_cq(cq, solicited_only), 0);
+        expect("a full queue's event", poll(&poll_fd, 1, 5000), 1);
+        CHECK(ibv_get_cq_event(channel, &told, &about), 0);
+        expect("the queue of the event", told == cq, 1);
+        ibv_ack_cq_events(cq, 1);
+    }
+    expect("the completion", ibv_poll_cq(cq, 1, &wc), 1);
+    CHECK(ibv_req_notify_cq(cq, 0), 0);
+    expect("an empty queue's event", poll(&poll_fd, 1, 50), 0);
+    CHECK(ibv_destroy_qp(qp), 0);
+    CHECK(ibv_destroy_cq(cq), 0);
+    CHECK(ibv_destroy_comp_channel(channel), 0);
+}
+
 static void addresses(struct ibv_cq *cq)
 {
     struct ibv_ah_attr attr = { .port_num = 1 };
@@ -270,6 +302,7 @@ int main(void)
     queues(cq);
     transitions(cq);
     broken(cq);
+    armed();
     addresses(cq);
     channels();
     newer();
