@@ -6,8 +6,9 @@
 //! one node at a time, with any number of requests under way, and goes to another when that node fails.
 //!
 //! Only one who has the cluster's secret is let in as a node, and only one who has the clients' secret, which follows from
-//! it, as a client. What they say to each other is sealed where it leaves the host, unless a configuration says otherwise. Clients
-//! reach the service and nothing else: no memory of a node is open to them, and all they send is checked before it is believed.
+//! it, as a client. What they say to each other is sealed where it leaves the host, unless a configuration says otherwise.
+//! Clients reach the service and nothing else: no memory of a node is open to them, and all they send is checked before it
+//! is believed.
 
 mod client;
 mod direct;

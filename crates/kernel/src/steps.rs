@@ -400,7 +400,10 @@ mod tests {
         #[test]
         fn a_tree_that_is_written_in_a_runner_is_an_ordered_map(
             keys in prop::collection::btree_set(0u64..300, 0..150),
-            writes in prop::collection::vec((0u64..300, any::<u64>(), 0usize..3, prop_oneof![9 => Just(8u32), 1 => Just(7)]), 1..400),
+            writes in prop::collection::vec(
+                (0u64..300, any::<u64>(), 0usize..3, prop_oneof![9 => Just(8u32), 1 => Just(7)]),
+                1..400,
+            ),
         ) {
             let (place, tree) = tree(&keys, 200);
             let mut model: BTreeMap<u64, u64> = keys.iter().map(|&key| (key, key)).collect();

@@ -463,17 +463,19 @@ impl Cm {
     }
 
     /// The DREP goes when the user is done with the connection, or has had time for it.
-    fn owe(&mut self, now: u64, id: ConnId, drep: Bytes) {
+    fn owe(&mut self, now: u64, id: ConnId, transaction_id: u64) {
         if let Some(conn) = self.table.get_mut(id) {
-            conn.owed = Some(Box::new(drep));
+            conn.owed = Some(transaction_id);
         }
         self.table.arm(id, Some(now.saturating_add(self.config.farewell)));
     }
 
     /// Sends the DREP that is owed, if one is.
     fn pay(&mut self, now: u64, id: ConnId) -> bool {
-        let Some(drep) = self.table.get_mut(id).and_then(|conn| conn.owed.take()) else { return false };
-        self.send(id, *drep);
+        let Some(conn) = self.table.get_mut(id) else { return false };
+        let Some(transaction_id) = conn.owed.take() else { return false };
+        let drep = message::drep(transaction_id, id.0, conn.remote_id.unwrap_or(0));
+        self.send(id, drep);
         self.table.arm(id, Some(now.saturating_add(self.config.timewait)));
         true
     }

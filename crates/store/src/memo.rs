@@ -223,7 +223,7 @@ struct Row {
     items: Vec<u32>,
     /// A bit for each request that this row is a part of.
     asked: Vec<u64>,
-    /// How many are set, at most.
+    /// How many are set.
     often: u32,
 }
 

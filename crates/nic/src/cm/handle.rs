@@ -321,7 +321,7 @@ impl Cm {
     }
 
     fn on_dreq(&mut self, origin: Origin, dreq: &Dreq) {
-        let drep = message::drep(origin.tid, dreq);
+        let drep = message::drep(origin.tid, dreq.remote_comm_id, dreq.local_comm_id);
         let id = match self.named(origin, dreq.remote_comm_id, dreq.local_comm_id) {
             Named::Known(id) => id,
             Named::Unknown => return self.reply(origin, drep),
@@ -338,14 +338,14 @@ impl Cm {
                 let waits = self.config.farewell > 0 && conn.state != State::DreqSent;
                 self.enter_timewait(origin.now, id, false);
                 if waits {
-                    self.owe(origin.now, id, drep);
+                    self.owe(origin.now, id, origin.tid);
                 } else {
                     self.send(id, drep);
                 }
                 self.events.push_back(CmEvent::Disconnected { conn: id });
             }
             State::Timewait => match self.table.get_mut(id).and_then(|conn| conn.owed.as_mut()) {
-                Some(owed) => **owed = drep,
+                Some(owed) => *owed = origin.tid,
                 None => self.reply(origin, drep),
             },
             State::ReqSent | State::ReqReceived | State::RepReceived => self.counters.unexpected += 1,

@@ -147,9 +147,9 @@ fn dreq_of(transaction_id: u64, id: ConnId, conn: &Conn, remote_qpn: u32) -> Byt
     encode(transaction_id, CmMessage::Dreq(dreq))
 }
 
-/// The DREP to any DREQ.
-pub(super) fn drep(transaction_id: u64, dreq: &Dreq) -> Bytes {
-    let drep = Drep { local_comm_id: dreq.remote_comm_id, remote_comm_id: dreq.local_comm_id, ..Drep::default() };
+/// The DREP to a DREQ; the ids are what this side and the peer call the connection.
+pub(super) fn drep(transaction_id: u64, local_comm_id: u32, remote_comm_id: u32) -> Bytes {
+    let drep = Drep { local_comm_id, remote_comm_id, ..Drep::default() };
     encode(transaction_id, CmMessage::Drep(drep))
 }
 

@@ -53,8 +53,8 @@ pub(super) struct Conn {
     pub hold: bool,
     /// In time wait: the last word was a REJ.
     pub rejected: bool,
-    /// In time wait: the DREP that waits for the user to be done.
-    pub owed: Option<Box<Bytes>>,
+    /// In time wait: the transaction id of the DREQ whose answer waits for the user to be done.
+    pub owed: Option<u64>,
     /// The last message sent, to be repeated on a timeout and when the peer repeats its own.
     pub bytes: Box<Bytes>,
     /// `bytes` holds a message.

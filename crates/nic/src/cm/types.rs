@@ -104,8 +104,9 @@ pub struct CmConfig {
     /// How long a call that is refused because nobody listens is repeated: the other side of `listen_grace`, for peers
     /// that know no such thing. Zero takes the first refusal.
     pub call_grace: u64,
-    /// How long a peer's DREQ waits for the user, who has been told, to [disconnect](super::Cm::disconnect) too, nanoseconds: so the peer
-    /// hears of the end when this side has done with it, as programs of `rdma_cm` expect. Zero answers at once.
+    /// How long a peer's DREQ waits for the user, who has been told, to [disconnect](super::Cm::disconnect) too,
+    /// nanoseconds: so the peer hears of the end when this side is done with it, as programs of `rdma_cm` expect. Zero
+    /// answers at once.
     pub farewell: u64,
     /// Report [`CmEvent::TimewaitExit`].
     pub timewait_events: bool,
