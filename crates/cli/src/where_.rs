@@ -12,7 +12,8 @@ use remora_real::LinkKind;
 use remora_study::format::{rate, time, wrap};
 
 use remora_study::where_::{
-    self, Answer, Candidate, Clients, Goal, Operation, OperationError, WhereOptions, curves, decide_until, draw, rank,
+    self, Answer, Candidate, Clients, Goal, Memory, Operation, OperationError, WhereOptions, curves, decide_until,
+    draw, rank,
 };
 
 use crate::Failure;
@@ -119,8 +120,8 @@ impl From<OperationError> for Failure {
 fn audit(args: &Where, operations: u64) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
-    let found = where_::audit(operations, args.seed, jobs, &mut |done| {
-        display.part(&format!("{done} of {operations} operations"), done as f64 / operations as f64);
+    let found = where_::audit(operations, args.seed, jobs, &mut |done, all| {
+        display.part(&format!("{done} of {all} operations"), done as f64 / all as f64);
         !display.stopped()
     });
     display.clear();
@@ -188,6 +189,10 @@ pub fn run(args: &Where) -> Result<(), Failure> {
         }
         if options.goal == Goal::Energy && platform.power.is_none() {
             return Err(Failure::Usage(format!("{} has no section [power]: energy is not known", platform.name)));
+        }
+        if operation.memory == Memory::Far && platform.sockets.is_none() {
+            let why = "its section [host.sockets] would say how far the other socket is";
+            return Err(Failure::Usage(format!("{} has one socket, memory is not \"far\": {why}", platform.name)));
         }
         let start = Instant::now();
         let Some(answer) = decide_until(platform, &operation, &options, &|| display.stopped()) else {
@@ -353,7 +358,7 @@ fn left_out(platform: &Platform, clients: &Clients) -> String {
     let software = platform.placements.nic == Some(NicDevice::Software);
     let mut all = match software {
         true => "Left out: the scheduler, and what else runs on the cores".to_string(),
-        false => "Left out: cache pollution by DMA, NUMA; in the screen alone: interrupts, loss".to_string(),
+        false => "Left out: cache pollution by DMA; in the screen alone: interrupts, loss".to_string(),
     };
     if software && *clients != Clients::default() {
         all += "; that clients, their threads, queue pairs or losses are others than one client's of one thread";

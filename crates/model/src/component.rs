@@ -26,6 +26,7 @@ pub mod nic_state;
 pub mod nvm;
 pub mod pcie;
 pub mod poller;
+pub mod socket;
 pub mod sq_handler;
 pub mod switch;
 pub mod tcp;

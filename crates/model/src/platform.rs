@@ -52,6 +52,8 @@ pub struct Platform {
     pub cache: Cache,
     /// The node's memory.
     pub dram: Dram,
+    /// What joins the node's two sockets, if it has two.
+    pub sockets: Option<Sockets>,
     /// Work on bytes, if it is known.
     pub checksum: Option<Checksum>,
     /// Work on streams of values, if it is known.
@@ -205,6 +207,7 @@ impl Platform {
             host: core("host.core")?,
             cache: needed(&params, ("placements", "host.cache"), Cache::read)?,
             dram: needed(&params, ("placements", "host.dram"), Dram::read)?,
+            sockets: optional(&params, "host.sockets", Sockets::read)?,
             checksum: optional(&params, "checksum", Checksum::read)?,
             stream: optional(&params, "stream", Stream::read)?,
             module_core: optional(&params, "module.core", Module::read)?,

@@ -200,8 +200,9 @@ pub fn decide_until(
         };
         if stop() { None } else { places.iter().map(run).collect() }
     };
-    let engine: Option<&flips::Engine<'_>> =
-        if by == DecidedBy::Engine && options.flips > 0 { Some(&engine) } else { None };
+    // Flips are held against the engine wherever it has a word, though the screen has decided.
+    let asked = options.flips > 0 && options.simulated > 0 && world::runs(platform, operation);
+    let engine: Option<&flips::Engine<'_>> = if asked { Some(&engine) } else { None };
     let flips = flips::find(platform, operation, &ranking, options, engine);
     let Open { intervals, certainty, contributions } = open;
     let mut answer = Answer {

@@ -10,7 +10,7 @@ fn screened(platform: &Platform) -> String {
     let mut all = String::new();
     for (name, text) in TEMPLATES {
         let operation = Operation::parse(name, text).unwrap();
-        for memory in [Memory::Host, Memory::Near] {
+        for memory in [Memory::Host, Memory::Near, Memory::Far] {
             for load in [Load::Closed(1), Load::Closed(16), Load::Closed(256)] {
                 let operation = Operation { memory, load, ..operation.clone() };
                 all += &serde_json::to_string(&where_::rank(platform, &operation, &WhereOptions::default())).unwrap();

@@ -1,4 +1,4 @@
-//! MemoryChannels without a machine, which several machines reach over a coherent link each, as a CXL memory pool.
+//! Memory without a machine, which several machines reach over a coherent link each, as a CXL memory pool.
 //!
 //! Addresses say which device memory belongs to: the devices of a world share a part of the address space in which no
 //! machine has memory of its own.

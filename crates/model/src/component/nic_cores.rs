@@ -16,7 +16,7 @@ pub struct NicCoreParams {
     pub speed: f64,
     /// Their last-level cache.
     pub cache: CacheParams,
-    /// MemoryChannels on the card.
+    /// Memory on the card.
     pub memory: MemoryParams,
     /// One access of 64 B to host memory, alone.
     pub host_read_ps: u64,

@@ -9,7 +9,7 @@ use std::path::Path;
 use super::error::{PlatformError, Problem};
 
 /// The parts that come with the program: name and file.
-const PARTS: [(&str, &str); 11] = [
+const PARTS: [(&str, &str); 12] = [
     ("bluefield2-cores", include_str!("../../../../platforms/parts/bluefield2-cores.toml")),
     ("bluefield2-path", include_str!("../../../../platforms/parts/bluefield2-path.toml")),
     ("bluefield2-port", include_str!("../../../../platforms/parts/bluefield2-port.toml")),
@@ -21,6 +21,7 @@ const PARTS: [(&str, &str); 11] = [
     ("linux-jitter", include_str!("../../../../platforms/parts/linux-jitter.toml")),
     ("strom-host", include_str!("../../../../platforms/parts/strom-host.toml")),
     ("strom-stack", include_str!("../../../../platforms/parts/strom-stack.toml")),
+    ("two-sockets", include_str!("../../../../platforms/parts/two-sockets.toml")),
 ];
 
 /// A platform's text with its parts, and where each line comes from.

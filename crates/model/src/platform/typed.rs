@@ -182,6 +182,16 @@ section! {
 }
 
 section! {
+    /// The link between the host's two sockets, if it has two: `host.sockets`.
+    Sockets {
+        /// What a load of the other socket's memory takes beyond one of its own, both ways.
+        hop: u64 = time(),
+        /// Bytes a second each way.
+        bandwidth: f64 = bandwidth(),
+    }
+}
+
+section! {
     /// PCIe between NIC and host: `host.pcie`.
     Pcie {
         /// A DMA read of 64 B, there and back.

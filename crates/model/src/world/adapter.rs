@@ -221,10 +221,12 @@ impl Adapter {
             let way = (self.index, nic_of(route.remote));
             for (bytes, fetched) in self.batch.packets().zip(self.batch.fetched()) {
                 let mut hardware = self.hardware.borrow_mut();
-                let atomic = bytes.first() == Some(&(Opcode::RcAtomicAck as u8));
+                let op = bytes.first().and_then(|&byte| Opcode::from_u8(byte));
+                let atomic = op == Some(Opcode::RcAtomicAck);
+                let read = op.is_some_and(is_read_response);
                 let sent = match atomic.then(|| self.atomics.pop_front()).flatten() {
                     Some(here) => hardware.board.send_when(self.slot, here.max(now), bytes.len()),
-                    None => hardware.board.send(self.slot, now, bytes.len(), fetched),
+                    None => hardware.board.send(self.slot, now, bytes.len(), (fetched, read)),
                 };
                 let wire = hardware.board.on_wire(self.slot, bytes.len());
                 bus.launch(bytes, way, (route.local, route.remote), (wire, sent));
@@ -279,6 +281,12 @@ fn nic_of(ip: IpAddr) -> u16 {
         }
         IpAddr::V6(_) => 0,
     }
+}
+
+/// Whether a packet brings bytes that a peer reads.
+fn is_read_response(op: Opcode) -> bool {
+    use Opcode::*;
+    matches!(op, RcReadResponseFirst | RcReadResponseMiddle | RcReadResponseLast | RcReadResponseOnly)
 }
 
 /// Payload bytes that the NIC writes to host memory when this packet arrives; those for kernels stay on the NIC.

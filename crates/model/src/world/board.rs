@@ -18,6 +18,7 @@ use crate::component::memory_device::{MemoryDevice, device_of};
 use crate::component::nic::{DataPath, DataPathParams};
 use crate::component::nic_state::NicState;
 use crate::component::pcie::{Pcie, PcieParams, Way};
+use crate::component::socket::SocketLink;
 use crate::platform::CommandPath;
 use crate::resource::{Server, Usage};
 use crate::time::Ps;
@@ -42,8 +43,10 @@ pub struct Board {
     /// PCIe slots that NICs are in.
     slots: Vec<Pcie>,
     nics: Vec<NicPath>,
-    /// MemoryChannels devices, and the number of the machine's link at each, if it has one.
+    /// Memory devices, and the number of the machine's link at each, if it has one.
     devices: Vec<Option<Reached>>,
+    /// The way to data in the other socket's memory, if they are there.
+    far: Option<SocketLink>,
     /// Phase of the polling loop, as a part of 2^64.
     looks: u64,
     threads: Option<Threads>,
@@ -101,6 +104,7 @@ impl Board {
             slots: vec![Pcie::new(&PcieParams::from(&spec.nic.pcie)); slots],
             nics: (0..spec.nics()).map(nic).collect(),
             devices: Vec::new(),
+            far: spec.far.as_ref().map(SocketLink::new),
             looks: 0,
             threads: spec.threads.as_ref().map(|threads| Threads {
                 caches: Hierarchy::new(threads),
@@ -121,7 +125,7 @@ impl Board {
         self.nics.iter_mut().for_each(|nic| nic.wire.cap(part));
     }
 
-    /// MemoryChannels is registered: the NICs get its translations (StRoM section 4.3), as many as they have room for.
+    /// Memory is registered: the NICs get its translations (StRoM section 4.3), as many as they have room for.
     pub fn register(&mut self, va: u64, len: u64) {
         for nic in &mut self.nics {
             nic.path.translate(Ps::ZERO, va, len);
@@ -226,7 +230,7 @@ impl Board {
         Ps::cycles(self.spec.work.logic_instruction.unwrap_or(0.0) * count as f64, clock)
     }
 
-    // MemoryChannels.
+    // Memory.
 
     fn pcie(&mut self, nic: usize) -> &mut Pcie {
         &mut self.slots[self.nics[nic].slot]
@@ -254,10 +258,11 @@ impl Board {
             let here = match found.hit {
                 true => at + self.cache.hit_time(),
                 false => {
-                    let Self { cores, memory, devices, .. } = self;
-                    cores.miss(at, |start| match reached(devices, line * LINE) {
-                        Some((device, link)) => device.borrow_mut().read(*link, start, line * LINE, LINE).1,
-                        None => memory.read(start, line * LINE, LINE).1,
+                    let Self { cores, memory, devices, far, .. } = self;
+                    cores.miss(at, |start| match (reached(devices, line * LINE), &mut *far) {
+                        (Some((device, link)), _) => device.borrow_mut().read(*link, start, line * LINE, LINE).1,
+                        (None, Some(far)) => far.read(memory.read(start, line * LINE, LINE), LINE).1,
+                        (None, None) => memory.read(start, line * LINE, LINE).1,
                     })
                 }
             };
@@ -270,21 +275,27 @@ impl Board {
         (first.unwrap_or(last), last)
     }
 
-    /// MemoryChannels takes bytes that nobody waits for.
+    /// Memory takes bytes that nobody waits for.
     pub fn write_memory(&mut self, at: Ps, va: u64, bytes: u64) {
-        match reached(&self.devices, va) {
-            Some((device, link)) => _ = device.borrow_mut().write(*link, at, va, bytes),
-            None => _ = self.memory.write(at, va, bytes),
+        match (reached(&self.devices, va), &mut self.far) {
+            (Some((device, link)), _) => _ = device.borrow_mut().write(*link, at, va, bytes),
+            (None, Some(far)) => _ = self.memory.write(far.write(at, bytes), va, bytes),
+            (None, None) => _ = self.memory.write(at, va, bytes),
         }
     }
 
-    /// What a device that accesses memory waits for before its own way to the host: nothing, if the memory is the host's;
-    /// the way from there to the memory device and back, if it is one's.
+    /// What a device that accesses memory waits for before its own way to the host: nothing, if the memory is its
+    /// socket's; the way from there to the other socket and back, or to the memory device that has it.
     pub fn beyond(&mut self, at: Ps, va: u64, bytes: u64) -> Ps {
         match reached(&self.devices, va) {
             Some((device, link)) => device.borrow_mut().read(*link, at, va, bytes).1,
-            None => at,
+            None => self.far(at, bytes),
         }
+    }
+
+    /// The way of data to the other socket and back, if they are there.
+    fn far(&mut self, at: Ps, bytes: u64) -> Ps {
+        self.far.as_mut().map_or(at, |far| far.read((at, at), bytes).1)
     }
 
     /// A NIC's own access over PCIe, with its own translation of addresses.
@@ -357,10 +368,11 @@ impl Board {
         nic.wire.send(out, len as u64)
     }
 
-    /// A NIC sends a packet of `len` bytes, of which it must fetch some first: when its first and its last bit are at the
-    /// other end of the cable.
-    pub fn send(&mut self, nic: usize, now: Ps, len: usize, fetched: usize) -> (Ps, Ps) {
-        let here = if fetched > 0 { self.fetch(nic, now, fetched as u64) } else { now };
+    /// A NIC sends a packet of `len` bytes, of which it must fetch some first, which may be of the data that a peer reads:
+    /// when its first and its last bit are at the other end of the cable.
+    pub fn send(&mut self, nic: usize, now: Ps, len: usize, (fetched, data): (usize, bool)) -> (Ps, Ps) {
+        let there = if data { self.far(now, fetched as u64) } else { now };
+        let here = if fetched > 0 { self.fetch(nic, there, fetched as u64) } else { now };
         self.send_when(nic, here, len)
     }
 
@@ -394,6 +406,7 @@ impl Board {
             }
             None => all.push(self.memory.usage("memory", span)),
         }
+        all.extend(self.far.iter().flat_map(|far| far.usage(span)));
         for slot in &self.slots {
             all.extend(slot.usage(span));
         }
@@ -408,6 +421,7 @@ impl Board {
         self.cores.reset();
         self.cache.reset();
         self.memory.reset();
+        self.far.iter_mut().for_each(SocketLink::reset);
         self.slots.iter_mut().for_each(Pcie::reset);
         if let Some(threads) = &mut self.threads {
             threads.caches.reset();

@@ -14,7 +14,7 @@
 //!
 //! What the model leaves out: the bytes of acknowledgements of PCIe, row buffers of DRAM, contention between a NIC's
 //! own data structures, one-sided verbs' way from the host to a memory device, what pauses behind a full port spread to,
-//! cache pollution by device writes, NUMA, and of the operating system all but interrupts and preemption.
+//! cache pollution by device writes, and of the operating system all but interrupts and preemption.
 
 mod adapter;
 mod board;

@@ -10,7 +10,8 @@ use crate::component::memory::MemoryParams;
 use crate::component::nic_state::{NicStateParams, Served};
 use crate::component::switch::WhenFull;
 use crate::platform::{
-    Accel, Cache, CardMachine, Core, Dram, HardwareNic, NicCores, NicDevice, Platform, Power, PrivateCaches, Switch,
+    Accel, Cache, CardMachine, Core, Dram, HardwareNic, NicCores, NicDevice, Platform, Power, PrivateCaches, Sockets,
+    Switch,
 };
 use crate::time::Ps;
 
@@ -38,6 +39,8 @@ pub struct MachineSpec {
     /// Bytes that its kernels' data are spread over, evenly: the part that fits is in the last-level cache. 0: what is
     /// there follows from the accesses themselves.
     pub state: u64,
+    /// The way to the data, if they lie in the memory of a socket that neither its cores nor its devices belong to.
+    pub far: Option<Sockets>,
     /// Its power.
     pub power: Option<Power>,
     /// What its NICs keep of queue pairs and regions, and how many of these they serve.
@@ -66,6 +69,7 @@ impl MachineSpec {
             accel: platform.accel.clone(),
             work: Work::of(platform),
             state,
+            far: None,
             power: platform.power.clone(),
             nic_state: None,
             jitter: None,

@@ -51,8 +51,8 @@ pub fn mutate(
 ) -> Result<Mutation, ReproduceError> {
     let studies = study::studies(options.figure.as_deref())?;
     let (platforms, _) = fit::bluefield(options.seed)?;
-    let judge = &mut |platforms: &[Platform], progress: &mut dyn FnMut(ReproduceProgress) -> bool| {
-        judge(&studies, platforms, options, progress)
+    let judge = &mut |platforms: &[Platform], seed, progress: &mut dyn FnMut(ReproduceProgress) -> bool| {
+        judge(&studies, platforms, &ReproduceOptions { seed, ..options.clone() }, progress)
     };
     reproduce::mutate("BlueField", &platforms, options.seed, judge, progress)
 }

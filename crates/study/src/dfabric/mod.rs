@@ -50,8 +50,9 @@ pub fn mutate(
 ) -> Result<Mutation, ReproduceError> {
     let studies = study::studies(options.figure.as_deref())?;
     let (platform, _) = fit::dfabric(options.seed)?;
-    let judge = &mut |platforms: &[Platform], progress: &mut dyn FnMut(ReproduceProgress) -> bool| match platforms {
-        [platform, ..] => judge(&studies, platform, options, progress),
+    let judge = &mut |platforms: &[Platform], seed, progress: &mut dyn FnMut(ReproduceProgress) -> bool| match platforms
+    {
+        [platform, ..] => judge(&studies, platform, &ReproduceOptions { seed, ..options.clone() }, progress),
         [] => Err(ReproduceError::Interrupted),
     };
     reproduce::mutate("DFabric", &[platform], options.seed, judge, progress)

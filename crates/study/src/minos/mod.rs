@@ -75,8 +75,12 @@ pub fn mutate(
     let seed = options.common.seed;
     let studies = study::studies(options.common.figure.as_deref())?;
     let (platform, _) = fit::minos(&Platform::load("minos")?, options)?;
-    let judge = &mut |platforms: &[Platform], progress: &mut dyn FnMut(ReproduceProgress) -> bool| match platforms {
-        [platform, ..] => judge(&studies, platform, options, progress),
+    let judge = &mut |platforms: &[Platform], seed, progress: &mut dyn FnMut(ReproduceProgress) -> bool| match platforms
+    {
+        [platform, ..] => {
+            let common = reproduce::ReproduceOptions { seed, ..options.common.clone() };
+            judge(&studies, platform, &MinosOptions { common, ..options.clone() }, progress)
+        }
         [] => Err(ReproduceError::Interrupted),
     };
     reproduce::mutate("MINOS", &[platform], seed, judge, progress)

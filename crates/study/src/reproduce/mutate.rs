@@ -9,8 +9,11 @@ use serde::Serialize;
 use super::{Claim, ClaimKind, Figure, ReproduceError, ReproduceProgress, Sums, Trend};
 use crate::modelled::ModelError;
 
-/// A figure that moves by more than this part is another figure.
+/// A figure that moves by more than this part is another figure; of a dot that other seeds move by themselves, by more than
+/// this and twice that.
 pub const MOVED: f64 = 0.1;
+/// Runs with other seeds that say how far dots move by themselves, and which trends hold by chance.
+const SEEDS: u64 = 2;
 /// The part of the mutants that move a figure which trends are to catch.
 pub const CAUGHT: f64 = 0.8;
 /// By how much rates and bandwidths of a component grow that is for nothing.
@@ -186,9 +189,9 @@ impl Mutant {
     }
 }
 
-/// What runs and judges a paper on platforms.
+/// What runs and judges a paper on platforms with a seed.
 pub(crate) type Judge<'a> =
-    dyn FnMut(&[Platform], &mut dyn FnMut(ReproduceProgress) -> bool) -> Result<Judged, ReproduceError> + 'a;
+    dyn FnMut(&[Platform], u64, &mut dyn FnMut(ReproduceProgress) -> bool) -> Result<Judged, ReproduceError> + 'a;
 
 /// Tries all mutants of these platforms. `progress` hears of every point; when it says no, what was tried by then is given.
 pub(crate) fn mutate(
@@ -201,7 +204,7 @@ pub(crate) fn mutate(
     let plans = plans(platforms);
     let (mut turn, mut before) = (0, (0, 0.0));
     let mut last = before;
-    let turns = plans.len() + 1;
+    let turns = plans.len() + 1 + SEEDS as usize;
     let mut hear = |turn: usize, before: (u64, f64), last: &mut (u64, f64), p: ReproduceProgress| {
         *last = (before.0 + p.events, before.1 + p.seconds);
         progress(ReproduceProgress {
@@ -211,7 +214,18 @@ pub(crate) fn mutate(
             seconds: last.1,
         })
     };
-    let base = judge(platforms, &mut |p| hear(turn, before, &mut last, p))?;
+    let mut base = judge(platforms, seed, &mut |p| hear(turn, before, &mut last, p))?;
+    let mut noise = vec![0f64; dots(&base, &base).count()];
+    for other in 1..=SEEDS {
+        (turn, before) = (turn + 1, last);
+        let again = judge(platforms, seed + other, &mut |p| hear(turn, before, &mut last, p))?;
+        noise.iter_mut().zip(dots(&base, &again)).for_each(|(noise, dot)| *noise = noise.max(dot.moved()));
+        let held = |trend: &Trend| again.trends.iter().any(|t| t.what == trend.what && t.holds == trend.holds);
+        base.trends.retain(held);
+        if again.incomplete.is_some() {
+            return Err(ReproduceError::Interrupted);
+        }
+    }
     if base.incomplete.is_some() {
         return Err(ReproduceError::Interrupted);
     }
@@ -219,10 +233,11 @@ pub(crate) fn mutate(
     for plan in plans {
         (turn, before) = (turn + 1, last);
         let mut mutant = plan.mutant.clone();
-        let came =
-            plan.platforms(platforms).and_then(|changed| judge(&changed, &mut |p| hear(turn, before, &mut last, p)));
+        let came = plan
+            .platforms(platforms)
+            .and_then(|changed| judge(&changed, seed, &mut |p| hear(turn, before, &mut last, p)));
         match came {
-            Ok(judged) if judged.incomplete.is_none() => compare(&mut mutant, &base, &judged),
+            Ok(judged) if judged.incomplete.is_none() => compare(&mut mutant, (&base, &noise), &judged),
             Ok(_) | Err(ReproduceError::Interrupted | ReproduceError::Model(ModelError::Interrupted)) => {
                 let what = format!("interrupted; {} of {} mutants were tried", all.mutants.len(), turns - 1);
                 all.incomplete = Some(what);
@@ -235,19 +250,52 @@ pub(crate) fn mutate(
     Ok(all)
 }
 
-/// What moved, and who saw it.
-fn compare(mutant: &mut Mutant, base: &Judged, now: &Judged) {
-    for (figure, other) in base.figures.iter().zip(&now.figures) {
-        for (line, changed) in figure.lines.iter().zip(&other.lines) {
-            for (dot, moved) in line.dots.iter().zip(&changed.dots) {
-                let by = (moved.y / dot.y - 1.0).abs();
-                // A factor down counts as the same factor up: to a half is as far as to twice.
-                let by = if moved.y > 0.0 && moved.y < dot.y { dot.y / moved.y - 1.0 } else { by };
-                if by > mutant.moved || !by.is_finite() && dot.y != moved.y {
-                    mutant.moved = if by.is_finite() { by } else { f64::MAX };
-                    mutant.at = format!("{}, {}, {} {}", figure.number, line.name, dot.x, figure.x.1);
-                }
-            }
+/// A dot of a figure in two runs.
+struct TwoDots<'a> {
+    figure: &'a Figure,
+    line: &'a str,
+    x: u64,
+    before: f64,
+    now: f64,
+}
+
+impl TwoDots<'_> {
+    /// By which part it moves.
+    fn moved(&self) -> f64 {
+        let Self { before, now, .. } = *self;
+        match now / before {
+            _ if now == before => 0.0,
+            // A factor down counts as the same factor up: to a half is as far as to twice.
+            factor if factor > 0.0 && factor < 1.0 => 1.0 / factor - 1.0,
+            factor if factor.is_finite() => (factor - 1.0).abs(),
+            _ => f64::MAX,
+        }
+    }
+}
+
+/// All dots of all figures, in order.
+fn dots<'a>(base: &'a Judged, now: &'a Judged) -> impl Iterator<Item = TwoDots<'a>> {
+    let lines = base.figures.iter().zip(&now.figures).flat_map(|(figure, other)| {
+        figure.lines.iter().zip(&other.lines).map(move |(line, changed)| (figure, line, changed))
+    });
+    lines.flat_map(|(figure, line, changed)| {
+        line.dots.iter().zip(&changed.dots).map(move |(dot, moved)| TwoDots {
+            figure,
+            line: &line.name,
+            x: dot.x,
+            before: dot.y,
+            now: moved.y,
+        })
+    })
+}
+
+/// What moved, beyond what moves by itself, and who saw it.
+fn compare(mutant: &mut Mutant, (base, noise): (&Judged, &[f64]), now: &Judged) {
+    for (dot, noise) in dots(base, now).zip(noise) {
+        let by = (dot.moved() - 2.0 * noise).max(0.0);
+        if by > mutant.moved {
+            mutant.moved = by;
+            mutant.at = format!("{}, {}, {} {}", dot.figure.number, dot.line, dot.x, dot.figure.x.1);
         }
     }
     for (trend, held) in now.trends.iter().filter(|trend| !trend.holds).filter_map(|trend| {

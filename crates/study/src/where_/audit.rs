@@ -1,4 +1,5 @@
-//! [`decide`] held against the engine over random operations: how far its word goes.
+//! [`decide`] held against the engine over random operations: how far its word goes. Half of them have one client with a
+//! number of calls under way; the others have several, unequal ones, come at a rate, or lose packets.
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::SeedableRng;
@@ -20,6 +21,13 @@ const POINTS: usize = 64;
 const APART: f64 = 1.1;
 /// Of every so many operations the nearest flip point is asked for.
 const FLIPS: u64 = 10;
+/// For every so many operations one is looked for that open values leave uncertain, among so many at most; as many points
+/// are drawn for the answer as an answer has otherwise, and so many values anew to hold it against.
+const DOUBTFUL: u64 = 4;
+const LOOKED_AT: usize = 60;
+const DRAWN: usize = 8;
+/// How sure the answers are that are looked for.
+const DOUBT: std::ops::Range<f64> = 0.55..0.98;
 
 /// So many of how many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +53,21 @@ impl Tally {
     }
 }
 
+/// Operations of one kind.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    /// Who asks, and how.
+    pub kind: String,
+    /// The place named is the engine's best, or level with it.
+    pub winner: Tally,
+    /// The same by the screen alone.
+    pub screen_winner: Tally,
+    /// The screen's median over the engine's, as a part off: median, 90th percentile, worst.
+    pub p50_off: [f64; 3],
+    /// The same of operations a second.
+    pub rate_off: [f64; 3],
+}
+
 /// What it came to.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Audit {
@@ -64,49 +87,104 @@ pub struct Audit {
     pub rate_off: [f64; 3],
     /// Flip points in platform values that the engine confirms on both sides.
     pub flips: Tally,
-    /// By certainty, from 0 to 1 in tenths: whether the place named is best or level by the engine with values drawn anew.
-    pub certainty: [Tally; 10],
-    /// The operations whose winner is wrong, in words.
+    /// By certainty, to the nearest tenth from 0 to 1: whether the place named is best or level by the engine with values
+    /// drawn anew.
+    pub certainty: [Tally; 11],
+    /// By kind of operations.
+    pub groups: Vec<Group>,
+    /// The operations whose winner or flip point is wrong, in words.
     pub wrong: Vec<String>,
     /// Whether it was ended early.
     pub cut: bool,
 }
 
-/// Tries so many operations on all built-in platforms with hardware NICs. `progress` hears of each; no ends it.
+/// Tries so many operations on all built-in platforms with hardware NICs. `progress` hears how much is done of how much;
+/// no ends it.
 pub fn audit(
     operations: u64,
     seed: u64,
     jobs: usize,
-    progress: &mut dyn FnMut(u64) -> bool,
+    progress: &mut dyn FnMut(usize, usize) -> bool,
 ) -> Result<Audit, ReproduceError> {
     let platforms: Vec<Platform> = Platform::built_in()
         .filter_map(|name| Platform::load(name).ok())
         .filter(|platform| platform.placements.nic != Some(NicDevice::Software))
         .collect();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let work: Vec<Tried<'_>> = (0..operations)
+    let mut work: Vec<Tried<'_>> = (0..operations)
         .map(|number| {
             let platform = &platforms[below(&mut rng, platforms.len() as u64) as usize];
-            Tried { platform, operation: random(&mut rng), number, seed }
+            let (kind, operation) = random(platform, &mut rng);
+            Tried { platform, operation, what: What::Answer(kind), number, seed }
         })
         .collect();
+    let doubtful =
+        (0..operations / DOUBTFUL).map(|number| Tried { what: What::Doubt, ..work[number as usize].clone() });
+    let doubtful: Vec<Tried<'_>> = doubtful.collect();
+    work.extend(doubtful);
     let options = ReproduceOptions { figure: None, jobs, cache: None, seed };
-    let Ran { outcomes, incomplete, .. } = run_all(&work, &options, &mut |p| progress(p.done as u64))?;
+    let Ran { outcomes, incomplete, .. } = run_all(&work, &options, &mut |p| progress(p.done, p.total))?;
     let mut all = Audit { cut: incomplete.is_some(), ..Audit::default() };
-    let (mut p50, mut rates) = (Vec::new(), Vec::new());
-    for found in outcomes.into_iter().flatten() {
-        p50.extend(found.p50);
-        rates.extend(found.rates);
-        all.add(found.audit);
+    let found: Vec<Found> = outcomes.into_iter().flatten().collect();
+    let off = |kind: Option<Who>| {
+        let of = |found: &&Found| kind.is_none() || found.kind == kind;
+        let of = || found.iter().filter(of);
+        [of().flat_map(|found| &found.p50).copied().collect(), of().flat_map(|found| &found.rates).copied().collect()]
+            .map(quantiles)
+    };
+    [all.p50_off, all.rate_off] = off(None);
+    for kind in Who::ALL {
+        let mut group = Audit::default();
+        found.iter().filter(|found| found.kind == Some(kind)).for_each(|found| group.add(found.audit.clone()));
+        let [p50_off, rate_off] = off(Some(kind));
+        let (winner, screen_winner) = (group.winner, group.screen_winner);
+        all.groups.push(Group { kind: kind.name().into(), winner, screen_winner, p50_off, rate_off });
     }
-    (all.p50_off, all.rate_off) = (quantiles(p50), quantiles(rates));
+    found.into_iter().for_each(|found| all.add(found.audit));
     Ok(all)
 }
 
+/// Who asks, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Who {
+    /// A client with calls under way.
+    One,
+    /// Several, alike or not.
+    Several,
+    /// Calls that come at a rate.
+    Rate,
+    /// One whose packets are lost now and then.
+    Lossy,
+}
+
+impl Who {
+    const ALL: [Self; 4] = [Self::One, Self::Several, Self::Rate, Self::Lossy];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::One => "one client",
+            Self::Several => "2 to 16 unequal clients",
+            Self::Rate => "calls that come at a rate",
+            Self::Lossy => "up to 1 packet of 1000 lost",
+        }
+    }
+}
+
+/// What an operation is tried for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    /// The answer.
+    Answer(Who),
+    /// One like it that open values leave uncertain.
+    Doubt,
+}
+
 /// One operation to try.
+#[derive(Clone)]
 struct Tried<'a> {
     platform: &'a Platform,
     operation: Operation,
+    what: What,
     number: u64,
     seed: u64,
 }
@@ -114,6 +192,7 @@ struct Tried<'a> {
 /// What came of one.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Found {
+    kind: Option<Who>,
     audit: Audit,
     /// How far the screen's medians and rates are off.
     p50: Vec<f64>,
@@ -124,13 +203,19 @@ impl Point for Tried<'_> {
     type Outcome = Found;
 
     fn key(&self) -> String {
-        format!("where {} {} {}", self.platform.name, self.operation.title, self.seed)
+        format!("where {:?} {} {} {}", self.what, self.platform.name, self.operation.title, self.seed)
     }
 
     fn run(&self) -> Result<Found, ReproduceError> {
         let mut found = Found::default();
-        one(self.platform, &self.operation, (self.number, self.seed), &mut found);
-        found.audit.operations = 1;
+        match self.what {
+            What::Answer(kind) => {
+                found.kind = Some(kind);
+                one(self.platform, &self.operation, (self.number, self.seed), &mut found);
+                found.audit.operations = 1;
+            }
+            What::Doubt => doubtful(self.platform, (self.number, self.seed), &mut found.audit),
+        }
         Ok(found)
     }
 
@@ -140,13 +225,14 @@ impl Point for Tried<'_> {
 }
 
 /// A chain of reads: what the engine can run.
-fn random(rng: &mut ChaCha8Rng) -> Operation {
+fn random(platform: &Platform, rng: &mut ChaCha8Rng) -> (Who, Operation) {
     // Between two powers of two, all powers alike.
     let mut power = |low: u64, high: u64| (1u64 << (low + below(rng, high - low + 1))) as f64;
     let (elements, value, state, under_way) = (power(0, 4), power(6, 12), power(20, 33), power(0, 6));
+    let (machines, threads, lost) = (power(1, 4) as u32, power(0, 2) as u32, power(0, 6));
     let access = |count, bytes| Access { count, bytes, kind: Kind::Read, dependent: true };
-    Operation {
-        title: format!("{elements} elements, {value} B, over {state} B, {under_way} under way"),
+    let mut operation = Operation {
+        title: String::new(),
         accesses: vec![access(elements, 64.0), access(1.0, value)],
         request: 36.0,
         reply: value,
@@ -160,11 +246,42 @@ fn random(rng: &mut ChaCha8Rng) -> Operation {
         memory: Memory::Host,
         load: Load::Closed(under_way as u32),
         clients: Clients::default(),
-    }
+    };
+    // From a part of 1024 to all but one.
+    let part = (1 + below(rng, 1022)) as f64 / 1024.0;
+    let mut load = format!("{under_way} under way");
+    let kind = match below(rng, 6) {
+        0..3 => Who::One,
+        3 => {
+            // None has more under way than a modelled client takes.
+            operation.clients = Clients { machines, threads, skew: 1.5 * part, ..Clients::default() };
+            load += &format!(" of {machines} clients of {threads} threads, unequal by {:.2}", 1.5 * part);
+            Who::Several
+        }
+        4 => {
+            let places = rank(platform, &operation, &WhereOptions::default());
+            let most = places.iter().map(|candidate| candidate.saturation_per_s).fold(0.0, f64::max);
+            operation.load = Load::Open(SERVED * part * most);
+            load = format!("{:.0} a second", SERVED * part * most);
+            Who::Rate
+        }
+        _ => {
+            operation.clients.loss = MOST_LOST / lost;
+            load += &format!(", {:.6} of packets lost", operation.clients.loss);
+            Who::Lossy
+        }
+    };
+    operation.title = format!("{elements} elements, {value} B, over {state} B, {load}");
+    (kind, operation)
 }
 
+/// The largest part of packets that is lost, and the largest part of what the best place serves that comes: beyond,
+/// latencies say how long one looked.
+const MOST_LOST: f64 = 1e-3;
+const SERVED: f64 = 0.9;
+
 fn one(platform: &Platform, operation: &Operation, (number, seed): (u64, u64), found: &mut Found) {
-    let Found { audit: all, p50, rates } = found;
+    let Found { audit: all, p50, rates, .. } = found;
     let (simulated, flips) = (10 * calls(operation) as u32, usize::from(number.is_multiple_of(FLIPS)));
     let options = WhereOptions { points: POINTS, simulated, flips, seed, ..WhereOptions::default() };
     let screen = rank(platform, operation, &options);
@@ -172,7 +289,11 @@ fn one(platform: &Platform, operation: &Operation, (number, seed): (u64, u64), f
     let (Some(answer), Some(best)) = (decide(platform, operation, &options), fastest(&runs)) else { return };
     let [named, rest @ ..] = &answer.ranking[..] else { return };
     for candidate in &screen {
-        if let Some(run) = of(&runs, candidate.place) {
+        let served = match operation.load {
+            Load::Closed(_) => true,
+            Load::Open(rate) => rate < SERVED * candidate.saturation_per_s,
+        };
+        if let Some(run) = of(&runs, candidate.place).filter(|_| served) {
             p50.push((candidate.p50_ns / run.p50_ns as f64 - 1.0).abs());
             rates.push((candidate.ops_per_s / run.ops_per_s - 1.0).abs());
         }
@@ -190,7 +311,7 @@ fn one(platform: &Platform, operation: &Operation, (number, seed): (u64, u64), f
         let ratio = a.p50_ns as f64 / b.p50_ns as f64;
         all.level.add(ratio.max(1.0 / ratio) < APART);
     }
-    drawn_anew(platform, operation, named, (answer.certainty, seed ^ number), all);
+    drawn_anew(platform, operation, named, (answer.certainty, 1, seed ^ number), all);
     if number.is_multiple_of(FLIPS) {
         // A value of the platform has a path.
         let flip = answer.flips.iter().find(|flip| platform.params.get(&flip.what).is_some());
@@ -200,26 +321,54 @@ fn one(platform: &Platform, operation: &Operation, (number, seed): (u64, u64), f
                 changed.is_ok_and(|changed| wins(&engine(&changed, operation, seed), place))
             };
             let (near, far) = flip.beside();
-            all.flips.add(wins_at(near, named.place) && wins_at(far, flip.then));
+            let confirmed = wins_at(near, named.place) && wins_at(far, flip.then);
+            all.flips.add(confirmed);
+            if !confirmed {
+                all.wrong.push(format!("{} on {}: {}", operation.title, platform.name, flip.line(named.place)));
+            }
         }
     }
 }
 
-/// Asks the engine with other values within their ranges.
+/// Looks for an operation that open values leave uncertain, and holds how sure its answer is against the engine.
+fn doubtful(platform: &Platform, (number, seed): (u64, u64), all: &mut Audit) {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed ^ (number << 32));
+    for _ in 0..LOOKED_AT {
+        let (_, operation) = random(platform, &mut rng);
+        let options = WhereOptions { points: POINTS, simulated: 0, flips: 0, seed, ..WhereOptions::default() };
+        let screened = decide(platform, &operation, &options).is_some_and(|answer| DOUBT.contains(&answer.certainty));
+        if !screened {
+            continue;
+        }
+        let (points, simulated) = (WhereOptions::default().points, 10 * calls(&operation) as u32);
+        let options = WhereOptions { points, simulated, ..options };
+        let Some(answer) = decide(platform, &operation, &options) else { continue };
+        if let Some(named) = answer.ranking.first().filter(|_| DOUBT.contains(&answer.certainty)) {
+            return drawn_anew(platform, &operation, named, (answer.certainty, DRAWN, seed ^ !number), all);
+        }
+    }
+}
+
+/// Asks the engine with other values within their ranges, so many times.
 fn drawn_anew(
     platform: &Platform,
     operation: &Operation,
     named: &Candidate,
-    (certainty, seed): (f64, u64),
+    (certainty, times, seed): (f64, usize, u64),
     all: &mut Audit,
 ) {
-    for point in uncertain::hypercube(&platform.params, 1, seed) {
+    for point in uncertain::hypercube(&platform.params, times, seed) {
         let Ok(other) = platform.with(&point) else { continue };
         let runs = engine(&other, operation, seed);
         if !runs.is_empty() {
-            all.certainty[((certainty * 10.0) as usize).min(9)].add(wins(&runs, named.place));
+            all.certainty[tenth(certainty)].add(wins(&runs, named.place));
         }
     }
+}
+
+/// The nearest tenth, by its number.
+fn tenth(certainty: f64) -> usize {
+    ((certainty * 10.0).round() as usize).min(10)
 }
 
 fn calls(operation: &Operation) -> u64 {
@@ -276,26 +425,31 @@ impl Audit {
 
     /// In lines.
     pub fn table(&self) -> String {
-        let mut out = String::new();
+        let mut out = format!("{} random chains of reads, `where` beside the engine:\n\n", self.operations);
         let tally = |what: &str, tally: Tally, goal: &str| {
-            format!("{what:<58} {:>5} of {:<5} {:>6.1} %  {goal}\n", tally.right, tally.of, tally.part() * 100.0)
+            let (count, part) = (format!("{} of {}", tally.right, tally.of), tally.part() * 100.0);
+            format!("{what:<42} {count:>12} {part:>6.1} %  {goal}\n")
         };
-        out += &format!("{} random chains of reads, `where` beside the engine:\n\n", self.operations);
-        out += &tally("the place named is the engine's best, or level with it", self.winner, "(goal 99 %)");
+        out += &tally("the place named is best, or level with it", self.winner, "goal 99 %");
         out += &tally("the same by the screen alone", self.screen_winner, "");
         out += &tally("answered by the engine", self.by_engine, "");
-        out += &tally("called level, and within a tenth by the engine", self.level, "(goal 99 %)");
-        out += &tally("flip points that the engine confirms on both sides", self.flips, "(goal 90 %)");
-        let off = |what: &str, [half, most, worst]: [f64; 3], goal: &str| {
-            let [half, most, worst] = [half, most, worst].map(|part| part * 100.0);
-            format!("{what:<58} median {half:.1} %, 90th percentile {most:.1} %, worst {worst:.1} %  {goal}\n")
-        };
-        out += &off("the screen's median latency is off by", self.p50_off, "(goal 10 % at the 90th)");
-        out += &off("the screen's operations a second are off by", self.rate_off, "(goal 15 % at the 90th)");
-        out += "\nHow sure it is, and how often that is right with values drawn anew within their ranges:\n";
+        out += &tally("called level, and within a tenth", self.level, "goal 99 %");
+        out += &tally("flip points confirmed on both sides", self.flips, "goal 90 %");
+        let percent = |off: &[f64; 3]| off.map(|part| format!("{:.1}", part * 100.0)).join(", ");
+        let (p50, rates) = (percent(&self.p50_off), percent(&self.rate_off));
+        out += "\nThe screen's figures beside the engine's, in per cent off: median, 90th percentile, worst.\n\n";
+        out += &format!("{:<32} {:>11} {:>6} {:>13} {:>13}\n", "", "right of", "screen", "median", "rate");
+        for Group { kind, winner, screen_winner, p50_off, rate_off } in self.groups.iter().filter(|g| g.winner.of > 0) {
+            let right = format!("{} of {}", winner.right, winner.of);
+            let (p50, rates) = (percent(p50_off), percent(rate_off));
+            out += &format!("{kind:<32} {right:>11} {:>6} {p50:>13} {rates:>13}\n", screen_winner.right);
+        }
+        out += &format!("{:<32} {:>11} {:>6} {p50:>13} {rates:>13}\n", "all (goal 10 and 15 at the 90th)", "", "");
+        out += "\nHow sure it is, and how often that is right with values drawn anew:\n\n";
         for (tenth, found) in self.certainty.iter().enumerate().filter(|(_, found)| found.of > 0) {
-            let (low, high) = (tenth * 10, tenth * 10 + 10);
-            out += &tally(&format!("  {low} to {high} % sure"), *found, "");
+            let (low, high) = ((tenth * 10).saturating_sub(5), (tenth * 10 + 5).min(100));
+            let goal = if tenth == 9 { "goal 85 to 95 %" } else { "" };
+            out += &tally(&format!("{low} to {high} % sure"), *found, goal);
         }
         if !self.wrong.is_empty() {
             out += "\nWrong:\n";
@@ -311,8 +465,8 @@ mod tests {
 
     #[test]
     fn the_same_seed_finds_the_same_and_who_wins_is_mostly_right() {
-        let audit = |jobs, stop| audit(8, 7, jobs, &mut |done| done < stop).unwrap();
-        let (first, second) = (audit(1, 9), audit(2, 9));
+        let audit = |jobs, stop| audit(8, 7, jobs, &mut |done, _| done < stop).unwrap();
+        let (first, second) = (audit(1, 99), audit(2, 99));
         assert_eq!(first, second);
         assert_eq!((first.operations, first.winner.of, first.cut), (8, 8, false));
         assert!(first.winner.part() > 0.8, "{first:?}");

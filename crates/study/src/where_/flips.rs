@@ -53,7 +53,7 @@ const DOUBLINGS: i32 = 4;
 const BISECTIONS: usize = 24;
 
 /// Of the nearest so many times as many as are to be confirmed are held against the engine at most.
-const ASKED: usize = 2;
+const ASKED: usize = 4;
 /// How far on either side the engine is asked.
 const BESIDE: f64 = 1.1;
 
@@ -69,7 +69,7 @@ struct Knob<'a> {
 /// Asks the engine what each place costs on a platform; `None` where it has no word.
 pub type Engine<'a> = dyn Fn(&Platform, &Operation) -> Option<Vec<(Placement, f64)>> + 'a;
 
-/// Finds them, the nearest first. With an engine the nearest are held against it, and those that it contradicts are left out.
+/// Finds them, the nearest first. With an engine the nearest are held against it, and only those that it confirms are given.
 pub fn find(
     platform: &Platform,
     operation: &Operation,
@@ -87,16 +87,10 @@ pub fn find(
     let nearness = |flip: &Flip| flip.factor.ln().abs();
     flips.sort_by(|a, b| nearness(&a.1).total_cmp(&nearness(&b.1)));
     let Some(engine) = engine else { return flips.into_iter().map(|(_, flip)| flip).collect() };
-    let (mut confirmed, mut rest) = (Vec::new(), Vec::new());
-    for (number, (knob, found)) in flips.into_iter().enumerate() {
-        if number >= ASKED * options.flips || confirmed.len() >= options.flips {
-            rest.push(found);
-        } else if let Some(flip) = confirm(knob, best.place, found, options, engine) {
-            confirmed.push(flip);
-        }
-    }
-    confirmed.sort_by(|a: &Flip, b| nearness(a).total_cmp(&nearness(b)));
-    confirmed.append(&mut rest);
+    let asked = flips.into_iter().take(ASKED * options.flips);
+    let confirmed = asked.filter_map(|(knob, found)| confirm(knob, best.place, found, options, engine));
+    let mut confirmed: Vec<Flip> = confirmed.take(options.flips).collect();
+    confirmed.sort_by(|a, b| nearness(a).total_cmp(&nearness(b)));
     confirmed
 }
 

@@ -13,7 +13,7 @@ use remora_model::component::nic::DataPathParams;
 use remora_model::component::nic_cores::NicCoreParams;
 use remora_model::component::nic_state::NicStateParams;
 use remora_model::component::pcie::PcieParams;
-use remora_model::platform::{AccelDevice, NicDevice, Platform};
+use remora_model::platform::{AccelDevice, NicDevice, Platform, Sockets};
 use remora_model::world::{MachineSpec, PairSpec};
 use remora_wire::rpc::RpcHeader;
 use remora_wire::{Aeth, Reth};
@@ -67,6 +67,8 @@ struct Machines {
     dram: MemoryParams,
     card: Option<NicCoreParams>,
     coherent: Option<CoherentParams>,
+    /// The way to data in the node's other socket.
+    far: Option<Sockets>,
     /// What a switch between them takes.
     switch: u64,
     /// Bytes of payload in a packet.
@@ -96,6 +98,7 @@ impl Machines {
             dram: MemoryParams::from(&node.dram),
             card: node.card.as_ref().map(|card| NicCoreParams::new(card, &node.core)),
             coherent: node.accel.as_ref().map(CoherentParams::from),
+            far: node.far.clone(),
             switch: switch.map_or(0, |switch| switch.latency.0),
             mtu: f64::from(mtu),
             client,
@@ -208,10 +211,24 @@ impl Way<'_> {
             }),
         }
         let answer = Message { bytes: answer.unwrap_or(0.0), header: Aeth::LEN, fetched: answer.is_some() };
+        if access.kind == Kind::Read {
+            self.far(bytes);
+        }
         self.message(Side::Node, answer);
         let landing = if access.kind == Kind::Atomic { WORD } else { answer.bytes };
         self.landing(Side::Client, landing);
         self.notice(Side::Client, "polling");
+    }
+
+    /// What data in the other socket take beyond those in one's own, and a line of them of the link, in nanoseconds.
+    fn hop(&self) -> (f64, f64) {
+        self.machines.far.as_ref().map_or((0.0, 0.0), |far| (ns(far.hop), LINE / far.bandwidth * 1e9))
+    }
+
+    /// A device waits for bytes that lie in the other socket.
+    fn far(&mut self, bytes: f64) {
+        let (hop, across) = self.hop();
+        self.path.hold("other socket", Station::Sockets, bytes / LINE * across, hop);
     }
 
     /// An atomic of the most popular item holds it.
@@ -248,7 +265,10 @@ impl Way<'_> {
 
     fn device_access(&mut self, access: &Access) {
         match access.kind {
-            Kind::Read => self.dma_read(Side::Node, "PCIe read", access.bytes),
+            Kind::Read => {
+                self.far(access.bytes);
+                self.dma_read(Side::Node, "PCIe read", access.bytes);
+            }
             Kind::Write => self.dma_write(access.bytes),
             Kind::Atomic => self.atomic(|way| {
                 way.dma_read(Side::Node, "PCIe read", WORD);
@@ -320,6 +340,7 @@ impl Way<'_> {
     fn host_access(&mut self, card: &NicCoreParams, bytes: f64, way: Station) {
         let (all, held) = (ns(card.host_read_ps), ns(card.host_pipelined_ps));
         let (what, line) = ("host memory from the NIC", self.on_bus(LINE));
+        self.far(bytes);
         self.path.hold(what, Station::NicCores, held, (all - held - line).max(0.0));
         self.path.hold(what, way, self.on_bus(bytes), 0.0);
     }
@@ -335,7 +356,8 @@ impl Way<'_> {
         self.notice(Side::Node, "polling");
         self.path.hold("dispatch", Station::HostCores, ns(host.dispatch), 0.0);
         let hit = self.operation.hit_ratio(cache.size as f64);
-        let (miss, saved) = (ns(dram.latency_ps), ns(dram.latency_ps.saturating_sub(cache.latency)));
+        let (hop, across) = self.hop();
+        let (miss, saved) = (ns(dram.latency_ps) + hop, ns(dram.latency_ps.saturating_sub(cache.latency)) + hop);
         let line = LINE / dram.bandwidth_bytes_per_s * 1e9;
         self.turn(Side::Node);
         for access in &self.operation.accesses {
@@ -348,7 +370,8 @@ impl Way<'_> {
                 if let Some(visit) = way.path.visits.last_mut() {
                     visit.servers = (missed / (1.0 - all).max(1e-9)).max(1.0);
                 }
-                way.path.pass("memory", Station::HostDram, missed * line, (missed - 1.0).max(0.0) * line);
+                way.path.pass("memory", Station::HostDram, missed * line, (missed - 1.0).max(0.0) * line.max(across));
+                way.path.pass("memory", Station::Sockets, missed * across, 0.0);
                 way.turn(Side::Node);
             });
             if access.kind == Kind::Atomic {
@@ -381,6 +404,8 @@ impl Way<'_> {
                 let all = hit.powf(lines);
                 let missed = lines * (1.0 - hit);
                 let follow = (missed - 1.0).max(0.0) * issue.max(line);
+                let (hop, across) = way.hop();
+                way.path.load("other socket", Station::Sockets, missed * across, hop, (all, hop));
                 way.path.load(what, Station::AccelInFlight, read, 0.0, (all, (read - cached).max(0.0)));
                 if let Some(visit) = way.path.visits.last_mut() {
                     visit.servers = (missed / (1.0 - all).max(1e-9)).max(1.0);

@@ -50,6 +50,8 @@ pub enum Memory {
     Host,
     /// In the memory of the device that runs the kernel, if it has any and the state fits.
     Near,
+    /// In that of the node's other socket, which neither its NIC, its accelerator nor the cores that serve belong to.
+    Far,
 }
 
 /// How many operations there are.

@@ -48,6 +48,8 @@ pub enum Station {
     HostMisses,
     /// The node's memory.
     HostDram,
+    /// The link between the node's sockets.
+    Sockets,
     /// The accelerator's requests to memory.
     AccelIssue,
     /// The accelerator's requests that may be under way.
@@ -90,6 +92,7 @@ impl Station {
             Self::HostCores => "host cores",
             Self::HostMisses => "host misses under way",
             Self::HostDram => "host memory",
+            Self::Sockets => "link between the sockets",
             Self::AccelIssue => "accelerator's request rate",
             Self::AccelInFlight => "accelerator's requests under way",
             Self::AccelLink => "accelerator's link",

@@ -11,7 +11,7 @@ use remora_model::world::{self, PairSpec};
 use serde::Serialize;
 
 use super::Goal;
-use super::operation::{Clients, Kind, Load, Operation};
+use super::operation::{Clients, Kind, Load, Memory, Operation};
 use crate::calling::Calls;
 use crate::calling::Checked;
 use crate::connection::Storage;
@@ -80,6 +80,11 @@ fn chain(operation: &Operation) -> Option<(u64, u32)> {
     (1..=LONGEST).contains(&elements).then_some((elements, last.bytes.max(8.0) as u32))
 }
 
+/// Whether the world runs the operation on the platform, with all of its load.
+pub fn runs(platform: &Platform, operation: &Operation) -> bool {
+    is_whole(operation) && chain(operation).is_some() && platform.nic.is_some()
+}
+
 /// Whether the world runs all of the operation's load.
 pub fn is_whole(operation: &Operation) -> bool {
     match operation.load {
@@ -103,6 +108,10 @@ pub(super) fn spec(platform: &Platform, operation: &Operation, seed: u64) -> Res
     let [client, node] = served(&operation.clients);
     spec.client = spec.client.keeping(platform, client);
     spec.node = spec.node.keeping(platform, node);
+    if operation.memory == Memory::Far {
+        let none = || world::WorldError::Missing { platform: platform.name.clone(), what: "second socket" };
+        spec.node.far = Some(platform.sockets.clone().ok_or_else(none)?);
+    }
     Ok(PairSpec { clients: machines as u16, client_skew: skew, loss, ..spec })
 }
 
@@ -235,6 +244,31 @@ mod tests {
             assert_eq!(p50[0], p50[1], "2 MiB hold thousands");
             assert!(p50[1] <= p50[2] && p50[2] < p50[3] && p50[3] > 1.1 * p50[0], "{place}: {p50:?}");
         }
+    }
+
+    #[test]
+    fn data_of_the_other_socket_cost_whoever_reads_them_a_hop_an_access() {
+        let platform = Platform::load("rambda").unwrap();
+        let hop = platform.sockets.as_ref().unwrap().hop as f64 / 1e3;
+        for place in world::placements(&platform) {
+            let of = |memory| {
+                // Too much for any cache.
+                let operation =
+                    Operation { memory, state: (1u64 << 40) as f64, ..list(Clients::default(), Load::Closed(1)) };
+                let engine = at(&platform, place, &operation, 1_000).p50_ns as f64;
+                let screen = super::super::rank(&platform, &operation, &super::super::WhereOptions::default());
+                let screen = screen.iter().find(|candidate| candidate.place == place).unwrap().p50_ns;
+                assert!((screen / engine - 1.0).abs() < 0.05, "{place}: {screen} of {engine}");
+                engine
+            };
+            let more = of(Memory::Far) - of(Memory::Host);
+            // Five accesses, each with the link's transfer of its lines; the client's pool looks at 40 ns' grain.
+            assert!((more / (5.0 * hop) - 1.0).abs() < 0.2, "{place}: {more} ns of 5 hops of {hop}");
+        }
+        let alone = Platform::load("strom-10g").unwrap();
+        let far = Operation { memory: Memory::Far, ..list(Clients::default(), Load::Closed(1)) };
+        let error = run(&alone, &far, Placement::Client, (1, 1)).unwrap().unwrap_err().to_string();
+        assert!(error.contains("second socket"), "{error}");
     }
 
     #[test]
