@@ -352,7 +352,7 @@ pub(crate) fn link() -> impl TypedValueParser<Value = LinkKind> {
 }
 
 /// Operations by the name of one or of a group.
-fn operations(name: &str) -> Result<Vec<Operation>, String> {
+pub(crate) fn operations(name: &str) -> Result<Vec<Operation>, String> {
     Operation::all_named(name).ok_or_else(|| {
         let names = GROUPS.iter().map(|(name, _)| *name).chain(OPERATIONS.iter().map(|operation| operation.name()));
         format!("there is no operation {name:?}: use {}", names.collect::<Vec<_>>().join(", "))

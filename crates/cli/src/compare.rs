@@ -234,7 +234,7 @@ fn measure(
     if let Some(name) = &args.prior {
         let platform = Platform::load(name).map_err(|e| Failure::Usage(e.to_string()))?;
         let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
-        let predicted = predict(&platform, &Data::new(records, &plan), &links, &plan.placements);
+        let predicted = predict(&platform, &Data::new(records, &plan), &store.operations(), &links, &plan.placements);
         let predicted = predicted.ok_or_else(|| {
             Failure::Usage(format!("{name} has no software NIC: --prior wants what `remora probe` has written"))
         })?;

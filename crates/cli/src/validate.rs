@@ -11,6 +11,7 @@ use remora_study::compare::{Plan, WRITER_RATE};
 use remora_study::format::{rate, time};
 use remora_study::machine::Machine;
 use remora_study::nodes::NodeProcess;
+use remora_study::operations::Operation;
 use remora_study::records::Records;
 use remora_study::validate::{
     Cell, GOAL, LEFT_OUT, MOVED, RULE, Round, Validation, Winner, is_steady, judge, page, rounds,
@@ -26,6 +27,7 @@ const EXAMPLES: &str = "\
 Examples:
   remora validate                     probe, predict, measure, compare: 3 min
   remora validate --rounds 1 --seconds 0.03  a quick look
+  remora validate --operations btree,sequencer  what else the probe says something of
   remora validate --report v.html     also a page with plots
   remora validate --json v.json       also every round's probes, predictions and measurements for programs";
 
@@ -42,6 +44,10 @@ pub struct Validate {
     /// Records of the comparison
     #[arg(long, value_name = "N", default_value = "1000000", value_parser = up_to::<u32>(1..=100_000_000))]
     pub records: u32,
+    /// What to predict and measure, by the names that the table shows: btree is what a B-tree does, of whose writes nothing is
+    /// predicted; also sequencer [default: what needs no name]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = crate::args::operations)]
+    pub operations: Vec<Vec<Operation>>,
     /// Seed of every random choice
     #[arg(long, value_name = "N", default_value = "42", value_parser = quantity::count)]
     pub seed: u64,
@@ -64,7 +70,7 @@ pub fn run(args: &Validate) -> Result<(), Failure> {
         seed: args.seed,
         distribution: Distribution::Zipfian,
         time: args.seconds,
-        operations: Vec::new(),
+        operations: args.operations.iter().flatten().copied().collect(),
         placements: Placement::REAL.to_vec(),
         writer_updates_per_s: WRITER_RATE,
         rings: false,

@@ -63,7 +63,8 @@ impl<'a> Store<'a> {
         self.operations().into_iter().flat_map(Operation::cells).collect()
     }
 
-    pub(crate) fn operations(&self) -> Vec<Operation> {
+    /// What is loaded, in the order of measuring.
+    pub fn operations(&self) -> Vec<Operation> {
         self.loaded.iter().map(|(operation, _)| *operation).collect()
     }
 

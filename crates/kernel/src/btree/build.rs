@@ -77,6 +77,18 @@ impl Shape {
         (room * usize::from(self.fill.clamp(1, 100)) / 100).clamp(3, room)
     }
 
+    /// Nodes of each level of a tree that so many pairs are put into in order, leaves first.
+    pub fn levels(self, pairs: usize) -> Vec<u64> {
+        let (mut levels, mut items, mut room) = (Vec::new(), pairs, leaf_keys(self.node_bytes));
+        while items > room {
+            items = items.div_ceil(self.share(room));
+            levels.push(items as u64);
+            room = children(self.node_bytes);
+        }
+        levels.push(1);
+        levels
+    }
+
     /// Slots that so many pairs take, the first slot included.
     pub fn slots(self, pairs: usize) -> u64 {
         self.slots_beside(pairs, 0)

@@ -107,13 +107,27 @@ impl Workload for Tree {
         Ok(Box::new(LoadedTree { does, tree, keys, distribution, seed, streams: Cell::new(0) }))
     }
 
-    /// No probe tells what a call of this takes.
-    fn predict(&self, _: &Prediction<'_>, _: f64) -> Option<(SoftwareTimes, f64)> {
-        None
+    /// A way down the tree. No probe tells what writes take.
+    fn predict(&self, prediction: &Prediction<'_>, parameter: f64) -> Option<(SoftwareTimes, f64)> {
+        let scanned = match self.does {
+            Does::Get => 0.0,
+            Does::Scan => parameter,
+            Does::Write if parameter == 0.0 => 0.0,
+            Does::Write => return None,
+        };
+        let keys = prediction.data.records;
+        let levels = shape().levels(keys as usize);
+        let leaves = scanned * levels.first().copied().unwrap_or(1) as f64 / keys.max(1.0);
+        let reply = 8.0 + 16.0 * scanned;
+        Some((prediction.tree(&levels, NODE_BYTES as f64, SEARCH_CYCLES, (leaves, reply))?, 0.0))
     }
 }
 
-fn shape() -> Shape {
+/// Cycles of a search among a node's keys: five comparisons, each half of a branch that goes the other way.
+const SEARCH_CYCLES: f64 = 50.0;
+
+/// What the trees of the comparison are like.
+pub(crate) fn shape() -> Shape {
     Shape { node_bytes: NODE_BYTES, fill: FILL }
 }
 

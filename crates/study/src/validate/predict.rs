@@ -4,7 +4,7 @@ use remora_model::platform::{Platform, on_curve};
 
 use crate::compare::Plan;
 use crate::measure::{Load, Row};
-use crate::operations::{OBJECTS, OPERATIONS, Operation};
+use crate::operations::{OBJECTS, Operation};
 use crate::records::Records;
 use crate::where_::{self, Access, Kind, Memory, SoftwareTimes};
 use crate::workload::{Distribution, THETA};
@@ -37,6 +37,8 @@ impl Data {
 const OVERFLOW: f64 = 1.0 / 30.0;
 /// Bytes that the checksum adds to an object.
 const CHECKSUM: f64 = 8.0;
+/// Bytes of data that lie in the caches.
+const CACHED: f64 = 16384.0;
 /// Loads that the workload itself makes for a GET: where its record lies, its key, and the value to compare with.
 const WORKLOAD_LOADS: f64 = 3.0;
 /// Bytes that it keeps of a record beside key and value.
@@ -45,17 +47,24 @@ const SPAN: f64 = 32.0;
 /// all records alike: 1 - H(10^6) / H(10^10), with the harmonic numbers at 0.99.
 const SPREAD_DRAWS: f64 = 0.42;
 
-/// Predicts the rows of a comparison: of each only the median latency with 1 in flight, the rate with 64 and the
-/// re-reads are filled.
+/// Predicts the rows of a comparison of these operations: of each only the median latency with 1 in flight, the rate with
+/// 64 and the re-reads are filled. Rows of which the probe says nothing are left out.
 /// `None` if the platform's NIC is not software.
-pub fn predict(platform: &Platform, data: &Data, links: &[LinkKind], placements: &[Placement]) -> Option<Vec<Row>> {
+pub fn predict(
+    platform: &Platform,
+    data: &Data,
+    operations: &[Operation],
+    links: &[LinkKind],
+    placements: &[Placement],
+) -> Option<Vec<Row>> {
+    platform.software.as_ref()?;
     let mut rows = Vec::new();
-    let measured = OPERATIONS.into_iter().filter(|operation| operation.is_measured(false));
-    for (operation, parameter) in measured.flat_map(Operation::cells) {
+    for (operation, parameter) in operations.iter().copied().flat_map(Operation::cells) {
         for &link in links {
             for &placement in placements {
                 let prediction = Prediction { platform, data, placement, link };
-                let (times, rereads_per_op) = operation.predict(&prediction, parameter.unwrap_or(0) as f64)?;
+                let predicted = operation.predict(&prediction, parameter.unwrap_or(0) as f64);
+                let Some((times, rereads_per_op)) = predicted else { continue };
                 let (p50_ns, ops_per_s) = (times.alone as u64, 1e9 / times.alone);
                 let in_flight_1 = Load { p50_ns, ops_per_s, rereads_per_op, ..Load::default() };
                 let in_flight_64 = Load { ops_per_s: 1e9 / times.each, rereads_per_op, ..Load::default() };
@@ -83,6 +92,30 @@ impl Prediction<'_> {
     /// A chain of so many dependent accesses of so many bytes, whose reply has so many, over so many bytes of data.
     pub fn chain(&self, accesses: (f64, f64), reply: f64, state: f64) -> Option<SoftwareTimes> {
         self.of(&described(accesses, reply, state))
+    }
+
+    /// A way down a tree of so many nodes of so many bytes a level, leaves first, which each take so many cycles to search,
+    /// and along some more leaves. Which levels lie in the caches is the levels' sizes.
+    pub fn tree(
+        &self,
+        levels: &[u64],
+        node_bytes: f64,
+        cycles: f64,
+        (leaves, reply): (f64, f64),
+    ) -> Option<SoftwareTimes> {
+        let nodes = levels.len() as f64 + leaves;
+        let way = |count: f64, state: f64, cycles: f64| {
+            self.of(&where_::Operation { cycles, ..described((count, 64.0), reply, state) })
+        };
+        let (all, one) = (way(nodes, CACHED, nodes * cycles)?, way(1.0, CACHED, 0.0)?);
+        let mut times = all;
+        for (level, &count) in levels.iter().enumerate() {
+            let reached = way(1.0, count as f64 * node_bytes, 0.0)?;
+            let times_there = if level == 0 { 1.0 + leaves } else { 1.0 };
+            times.alone += times_there * (reached.alone - one.alone);
+            times.each += times_there * (reached.each - one.each);
+        }
+        Some(times)
     }
 
     /// A GET of a key that so many records do not have.
@@ -170,7 +203,7 @@ fn described((count, bytes): (f64, f64), reply: f64, state: f64) -> where_::Oper
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operations::{CONSISTENT_GET, GET_MISS, LIST};
+    use crate::operations::{CONSISTENT_GET, GET_MISS, LIST, OPERATIONS, SEQUENCER, TREE_GET, TREE_WRITE};
     use crate::probe::{Figure, platform_file};
 
     /// A machine with round figures: loads of 1 ns up to 16 KiB and of 101 ns from 256 MiB on.
@@ -232,7 +265,8 @@ mod tests {
         let data =
             Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Zipfian, updates_per_s: 50_000.0 };
         let machine = machine();
-        let rows = predict(&machine, &data, &[LinkKind::Udp], &Placement::REAL).unwrap();
+        let usual: Vec<_> = OPERATIONS.into_iter().filter(|operation| operation.is_measured(false)).collect();
+        let rows = predict(&machine, &data, &usual, &[LinkKind::Udp], &Placement::REAL).unwrap();
         assert_eq!(rows.len(), (6 + 2 + 7 + 7) * 3);
         let row = |operation, parameter, placement| {
             let of = |row: &&Row| (row.operation, row.parameter, row.placement) == (operation, parameter, placement);
@@ -273,6 +307,32 @@ mod tests {
     }
 
     #[test]
+    fn trees_and_sequencers_are_chains_of_what_the_probe_measured() {
+        let data = Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Uniform, updates_per_s: 0.0 };
+        let operations = [TREE_GET, TREE_WRITE, SEQUENCER];
+        let rows = predict(&machine(), &data, &operations, &[LinkKind::Udp], &Placement::REAL).unwrap();
+        // A look-up, and writes among none of the calls; three batches of a sequencer.
+        assert_eq!(rows.len(), (1 + 1 + 3) * 3);
+        let p50 = |operation, placement| {
+            let of = |row: &&Row| (row.operation, row.placement) == (operation, placement);
+            rows.iter().find(of).map(|row| row.in_flight_1.p50_ns as f64).unwrap()
+        };
+        assert_eq!(p50(TREE_GET, Placement::Nic), p50(TREE_WRITE, Placement::Nic));
+        // 23 pairs a leaf and 31 children of a node at 80 %. Of what is above the leaves two levels are larger than 16 KiB.
+        let shape = crate::operations::tree_shape();
+        let levels = shape.levels(1_000_000);
+        assert_eq!(levels, [43_479, 1403, 46, 2, 1]);
+        let load = |nodes: u64| 100.0 * ((nodes * 512) as f64 / 16384.0).log2().max(0.0) / 14.0;
+        let loads: f64 = levels.iter().map(|nodes| load(*nodes)).sum();
+        let searches = 5.0 * 50.0 / 2.0;
+        let expected = 5150.0 + 3.0 * 50.0 + loads + searches;
+        let client = p50(TREE_GET, Placement::Client);
+        assert!((client / expected - 1.0).abs() < 0.02, "{client}, by hand {expected}");
+        // One access: a value's call without the element before it.
+        assert!((p50(SEQUENCER, Placement::Client) - 5150.0).abs() < 60.0, "{}", p50(SEQUENCER, Placement::Client));
+    }
+
+    #[test]
     fn readers_read_again_when_the_writer_is_always_there() {
         let of = |updates_per_s| {
             let data = Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Zipfian, updates_per_s };
@@ -290,6 +350,7 @@ mod tests {
     fn hardware_has_no_such_prediction() {
         let data =
             Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Uniform, updates_per_s: 50_000.0 };
-        assert!(predict(&Platform::load("strom-10g").unwrap(), &data, &[LinkKind::Udp], &Placement::REAL).is_none());
+        let platform = Platform::load("strom-10g").unwrap();
+        assert!(predict(&platform, &data, &[LIST], &[LinkKind::Udp], &Placement::REAL).is_none());
     }
 }

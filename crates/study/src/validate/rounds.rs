@@ -84,8 +84,11 @@ fn round(
         clients.iter_mut().map(|client| client as &mut dyn Connection).collect();
     let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
     // The prediction is made before there is anything to predict.
-    let predicted = predict(&platform, &Data::new(records, plan), &links, &plan.placements);
+    let predicted = predict(&platform, &Data::new(records, plan), &store.operations(), &links, &plan.placements);
     let predicted = predicted.ok_or_else(|| StudyError::Failed("the probe gave no software NIC".into()))?;
+    if predicted.is_empty() {
+        return Err(StudyError::Failed("the probe says nothing of these operations: nothing is predicted".into()));
+    }
     let measured = compare(&mut targets, plan, store, watch).whole()?;
     let core_to_core = [probed(&figures, "system.core_to_core"), before, core_to_core()];
     Ok(Round { platform: text, predicted, measured, core_to_core, counts: is_steady(&core_to_core) })
