@@ -184,6 +184,9 @@ fn a_node_serves_others_until_told_to_end() {
         let node = Node::start(&address);
         assert_eq!(node.lines[0], format!("remora node ready at {address}"));
         assert!(node.lines[2].contains(&format!("remora compare --node {address}")), "{:?}", node.lines);
+        // A second one there is told by whom the address is used.
+        let holder = format!("process {} has it (", node.child.id());
+        fails(directory.path(), &["node", "--listen", &address], 1, &[&holder, "node --listen"]);
         let args = [&["compare", "--node", &address, "--links", "udp", "--placements", "nic", "--no-html"], &QUICK[..]]
             .concat();
         let table = succeeds(directory.path(), &args);

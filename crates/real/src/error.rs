@@ -23,8 +23,8 @@ pub enum Error {
         /// Why it failed.
         source: io::Error,
     },
-    /// A link cannot be had.
-    #[error("the {link} link at {address}: {source}")]
+    /// A link cannot be had: which process has the address, if one of this user's devices does.
+    #[error("the {link} link of {refusal}", refusal = crate::presence::refusal(*address, source))]
     Link {
         /// Which link.
         link: LinkKind,
