@@ -428,23 +428,29 @@ impl Audit {
         let mut out = format!("{} random chains of reads, `where` beside the engine:\n\n", self.operations);
         let tally = |what: &str, tally: Tally, goal: &str| {
             let (count, part) = (format!("{} of {}", tally.right, tally.of), tally.part() * 100.0);
-            format!("{what:<42} {count:>12} {part:>6.1} %  {goal}\n")
+            format!("{what:<42} {count:>12} {part:>6.1} %  {goal}").trim_end().to_string() + "\n"
         };
         out += &tally("the place named is best, or level with it", self.winner, "goal 99 %");
         out += &tally("the same by the screen alone", self.screen_winner, "");
         out += &tally("answered by the engine", self.by_engine, "");
         out += &tally("called level, and within a tenth", self.level, "goal 99 %");
         out += &tally("flip points confirmed on both sides", self.flips, "goal 90 %");
-        let percent = |off: &[f64; 3]| off.map(|part| format!("{:.1}", part * 100.0)).join(", ");
-        let (p50, rates) = (percent(&self.p50_off), percent(&self.rate_off));
-        out += "\nThe screen's figures beside the engine's, in per cent off: median, 90th percentile, worst.\n\n";
-        out += &format!("{:<32} {:>11} {:>6} {:>13} {:>13}\n", "", "right of", "screen", "median", "rate");
+        out.push('\n');
+        let one = |part: f64| if part < 10.0 { format!("{:.1}", part * 100.0) } else { ">999".into() };
+        let percent = |off: &[f64; 3]| off.map(one).join(", ");
+        let mut group = |[what, right, screen, p50, rates]: [&str; 5]| {
+            out += format!("{what:<28} {right:>10} {screen:>6} {p50:>16} {rates:>16}").trim_end();
+            out.push('\n');
+        };
+        group(["", "", "", "median", "rate"]);
+        group(["", "right of", "screen", "off by, in %", "off by, in %"]);
         for Group { kind, winner, screen_winner, p50_off, rate_off } in self.groups.iter().filter(|g| g.winner.of > 0) {
-            let right = format!("{} of {}", winner.right, winner.of);
-            let (p50, rates) = (percent(p50_off), percent(rate_off));
-            out += &format!("{kind:<32} {right:>11} {:>6} {p50:>13} {rates:>13}\n", screen_winner.right);
+            let (right, screen) = (format!("{} of {}", winner.right, winner.of), screen_winner.right.to_string());
+            group([kind, &right, &screen, &percent(p50_off), &percent(rate_off)]);
         }
-        out += &format!("{:<32} {:>11} {:>6} {p50:>13} {rates:>13}\n", "all (goal 10 and 15 at the 90th)", "", "");
+        group(["all; goal at the 90th", "", "", "10", "15"]);
+        group(["all", "", "", &percent(&self.p50_off), &percent(&self.rate_off)]);
+        out += "(the screen's figures beside the engine's: median, 90th percentile, worst)\n";
         out += "\nHow sure it is, and how often that is right with values drawn anew:\n\n";
         for (tenth, found) in self.certainty.iter().enumerate().filter(|(_, found)| found.of > 0) {
             let (low, high) = ((tenth * 10).saturating_sub(5), (tenth * 10 + 5).min(100));
