@@ -196,8 +196,8 @@ pub fn r#where(
         let (signals, mut rows) = (Signals::default(), Vec::new());
         for name in &on {
             let platform = Platform::load(name).map_err(error::invalid)?;
-            if goal == Goal::Energy && platform.power.is_none() {
-                return Err(error::invalid(format!("{name} has no section [power]: energy is not known")));
+            if let Some(missing) = remora_study::where_::missing(&platform, &loaded, goal) {
+                return Err(error::invalid(missing));
             }
             let answer = decide_until(&platform, &loaded, &options, &|| signals.stop());
             if let Some(signal) = signals.0.take() {

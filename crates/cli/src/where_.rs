@@ -12,8 +12,7 @@ use remora_real::LinkKind;
 use remora_study::format::{rate, time, wrap};
 
 use remora_study::where_::{
-    self, Answer, Candidate, Clients, Goal, Memory, Operation, OperationError, WhereOptions, curves, decide_until,
-    draw, rank,
+    self, Answer, Candidate, Clients, Goal, Operation, OperationError, WhereOptions, curves, decide_until, draw, rank,
 };
 
 use crate::Failure;
@@ -187,12 +186,8 @@ pub fn run(args: &Where) -> Result<(), Failure> {
         if slow {
             display.part(&platform.name, n as f64 / args.on.len() as f64);
         }
-        if options.goal == Goal::Energy && platform.power.is_none() {
-            return Err(Failure::Usage(format!("{} has no section [power]: energy is not known", platform.name)));
-        }
-        if operation.memory == Memory::Far && platform.sockets.is_none() {
-            let why = "its section [host.sockets] would say how far the other socket is";
-            return Err(Failure::Usage(format!("{} has one socket, memory is not \"far\": {why}", platform.name)));
+        if let Some(missing) = where_::missing(platform, &operation, options.goal) {
+            return Err(Failure::Usage(missing));
         }
         let start = Instant::now();
         let Some(answer) = decide_until(platform, &operation, &options, &|| display.stopped()) else {

@@ -84,5 +84,5 @@ fn link_at(local: IpAddr, kind: LinkKind, layers: &Layers) -> Result<Box<dyn Lin
     if !matches!(kind, LinkKind::Shm | LinkKind::Udp) {
         return Err(Error::Argument("a cluster's nodes use the shm or the udp link".into()));
     }
-    layers.bind(kind, local).map_err(|source| Error::Link { link: kind, address: local, source })
+    layers.bind(kind, local).map_err(Error::link(kind, local))
 }

@@ -113,7 +113,7 @@ struct Visit {
 impl Guest {
     /// A guest at `local` of the node at `node`, over a link of this kind.
     pub fn new(node: IpAddr, local: IpAddr, link: LinkKind, plan: GuestPlan) -> Result<Self, Error> {
-        let at = |address| move |source| Error::Link { link, address, source };
+        let at = |address| Error::link(link, address);
         let mut bound = link.bind(local).map_err(at(local))?;
         bound.reach(node).map_err(at(node))?;
         let device = Device::new(local, vec![bound], None)?;

@@ -40,7 +40,7 @@ pub fn at_free_loopback<T>(mut attempt: impl FnMut(IpAddr) -> Result<T, Error>) 
         // Below 127.64 are addresses that people type.
         let local = Ipv4Addr::new(127, 64 | a >> 1, b, c.clamp(1, 254)).into();
         let free = UdpSocket::bind((local, UDP_PORT));
-        let free = free.map_err(|source| Error::Link { link: LinkKind::Udp, address: local, source });
+        let free = free.map_err(Error::link(LinkKind::Udp, local));
         // The socket is closed before the attempt, which may want the port.
         match free.map(drop).and_then(|()| attempt(local)) {
             Err(Error::Link { address, source, .. })
@@ -63,7 +63,7 @@ pub fn free_loopbacks(count: usize) -> Result<Vec<IpAddr>, Error> {
 }
 
 fn taken(address: IpAddr) -> Error {
-    Error::Link { link: LinkKind::Udp, address, source: ErrorKind::AddrInUse.into() }
+    Error::link(LinkKind::Udp, address)(ErrorKind::AddrInUse.into())
 }
 
 /// The address by which this machine reaches `node`.

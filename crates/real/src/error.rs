@@ -10,6 +10,7 @@ use remora_memory::RegisterError;
 use remora_nic::{ConnectError, NicError, WcStatus, cm::CmError};
 
 use crate::link::LinkKind;
+use crate::presence;
 
 /// An error of a node or a client. Its message says what was wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -23,13 +24,15 @@ pub enum Error {
         /// Why it failed.
         source: io::Error,
     },
-    /// A link cannot be had: which process has the address, if one of this user's devices does.
-    #[error("the {link} link of {refusal}", refusal = crate::presence::refusal(*address, source))]
+    /// A link cannot be had. Whose the address is stands there, if it is one of this user's devices'.
+    #[error("the {link} link at {address}: {why}")]
     Link {
         /// Which link.
         link: LinkKind,
         /// Where.
         address: IpAddr,
+        /// Why, in words.
+        why: String,
         /// Why.
         source: io::Error,
     },
@@ -186,5 +189,16 @@ impl Error {
     /// For `map_err` on system calls.
     pub(crate) fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
         move |errno| Error::System { what, source: errno.into() }
+    }
+}
+
+impl Error {
+    /// What a failure to have a link at an address becomes. Who has the address is looked up now: later it may be another.
+    pub fn link(link: LinkKind, address: IpAddr) -> impl Fn(io::Error) -> Self {
+        move |source| {
+            let local = matches!(source.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable);
+            let why = if local { presence::refusal(address, &source) } else { source.to_string() };
+            Self::Link { link, address, why, source }
+        }
     }
 }

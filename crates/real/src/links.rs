@@ -11,11 +11,7 @@ pub(crate) type Links = Vec<Box<dyn Link>>;
 
 /// A link of this kind, with its layers.
 pub(crate) fn bind(kind: LinkKind, local: IpAddr, layers: &Layers) -> Result<Box<dyn Link>, Error> {
-    layers.bind(kind, local).map_err(at(kind, local))
-}
-
-fn at(link: LinkKind, address: IpAddr) -> impl Fn(io::Error) -> Error {
-    move |source| Error::Link { link, address, source }
+    layers.bind(kind, local).map_err(Error::link(kind, local))
 }
 
 /// The links of a node, which serves peers on any of them.
@@ -45,8 +41,8 @@ pub(crate) fn client_link(
         Ok(false) => {
             let why = "no node of this user listens there in this network namespace: start `remora node` on this host, \
                        or use the udp link";
-            Err(at(kind, node)(io::Error::other(why)))
+            Err(Error::link(kind, node)(io::Error::other(why)))
         }
-        Err(e) => Err(at(kind, node)(e)),
+        Err(e) => Err(Error::link(kind, node)(e)),
     }
 }

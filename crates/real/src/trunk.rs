@@ -299,8 +299,7 @@ impl Trunk {
         let region = registry.register(pd, &memory, 0, memory.len(), None, Access::LOCAL_WRITE)?;
         let mut ways = Vec::new();
         for &(local, remote) in &config.ways {
-            let at = |source| Error::Link { link: LinkKind::Udp, address: local, source };
-            let link = LinkKind::Udp.bind(local).map_err(at)?;
+            let link = LinkKind::Udp.bind(local).map_err(Error::link(LinkKind::Udp, local))?;
             let mtu = link.max_mtu() as u32;
             let device = Device::with_registry(local, vec![link], registry.clone(), None)?;
             let mut guard = device.lock();

@@ -20,6 +20,7 @@ pub use operation::{Access, Clients, Kind, Load, Memory, Operation, OperationErr
 pub use path::{Path, Station, Visit};
 pub use screen::{Candidate, evaluate};
 pub use simulate::Simulated;
+pub(crate) use software::CACHED;
 pub use software::{SoftwareTimes, costs, times};
 pub use uncertain::{Contribution, Interval, Open};
 pub use world::WorldRun;
@@ -157,6 +158,16 @@ pub struct Answer {
 const CERTAIN: f64 = 0.95;
 /// Placements within this factor of the best are simulated.
 const CLOSE: f64 = 1.5;
+
+/// What a platform says too little for, if it does: what is asked, and the section that is missing.
+pub fn missing(platform: &Platform, operation: &Operation, goal: Goal) -> Option<String> {
+    let name = &platform.name;
+    if goal == Goal::Energy && platform.power.is_none() {
+        return Some(format!("{name} has no section [power]: energy is not known"));
+    }
+    let far = operation.memory == Memory::Far && platform.sockets.is_none();
+    far.then(|| format!("{name} has no section [host.sockets]: how far the other socket's memory is, is not known"))
+}
 
 /// Decides; `None` if the platform has no placement.
 pub fn decide(platform: &Platform, operation: &Operation, options: &WhereOptions) -> Option<Answer> {

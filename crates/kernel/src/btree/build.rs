@@ -79,7 +79,12 @@ impl Shape {
 
     /// Nodes of each level of a tree that so many pairs are put into in order, leaves first.
     pub fn levels(self, pairs: usize) -> Vec<u64> {
-        let (mut levels, mut items, mut room) = (Vec::new(), pairs, leaf_keys(self.node_bytes));
+        self.levels_of(pairs, leaf_keys(self.node_bytes))
+    }
+
+    /// Of so many pairs or children, of which a node of the lowest level has room for so many; up to the root.
+    fn levels_of(self, mut items: usize, mut room: usize) -> Vec<u64> {
+        let mut levels = Vec::new();
         while items > room {
             items = items.div_ceil(self.share(room));
             levels.push(items as u64);
@@ -96,18 +101,14 @@ impl Shape {
 
     /// As [`slots`](Self::slots), with so many leaves that are away.
     fn slots_beside(self, pairs: usize, away: usize) -> u64 {
-        let (mut slots, mut items, mut room) = (2, pairs, leaf_keys(self.node_bytes));
-        if away > 0 {
-            items = self.leaves(pairs) + away;
-            slots += items as u64;
-            room = children(self.node_bytes);
+        let slots = |levels: Vec<u64>| 1 + levels.iter().sum::<u64>();
+        match away {
+            0 => slots(self.levels(pairs)),
+            _ => {
+                let leaves = self.leaves(pairs) + away;
+                leaves as u64 + slots(self.levels_of(leaves, children(self.node_bytes)))
+            }
         }
-        while items > room {
-            items = items.div_ceil(self.share(room));
-            slots += items as u64;
-            room = children(self.node_bytes);
-        }
-        slots
     }
 
     /// Leaves that so many pairs take.

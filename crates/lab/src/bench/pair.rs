@@ -122,7 +122,7 @@ impl BenchPair {
 
     fn with(link: LinkKind, first: u8, kernels: fn(&Arc<Registry>) -> Kernels, memory: Memory) -> Result<Self, Error> {
         let [a, b] = [first, first + 1].map(|last| IpAddr::V4(Ipv4Addr::new(127, 0, 1, last)));
-        let at = |address| move |source| Error::Link { link, address, source };
+        let at = |address| Error::link(link, address);
         let (mut la, lb) = (link.bind(a).map_err(at(a))?, link.bind(b).map_err(at(b))?);
         la.reach(b).map_err(at(b))?;
         let (a, b) = (End::new(a, la, kernels, memory)?, End::new(b, lb, kernels, memory)?);

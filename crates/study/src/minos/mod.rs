@@ -111,7 +111,8 @@ fn judge(
         let (host, nic) = outcome.busy;
         Dot { x, y, spread: (y, y), details: vec![format!("{:.0} and {:.0} %", host * 100.0, nic * 100.0)] }
     });
-    let (claims, trends) = (checks::claims(&figures, platform), checks::trends(&figures));
+    let workers = platform.replication.as_ref().map_or(0, |replication| replication.workers);
+    let (claims, trends) = (checks::claims(&figures, platform), checks::trends(&figures, workers));
     Ok(Judged { figures, claims, trends, sums, incomplete })
 }
 

@@ -29,8 +29,6 @@ pub use list::{LIST, Lists, Walks};
 pub(crate) use sequencer::Numbers;
 pub use sequencer::SEQUENCER;
 pub use sized::GET_SIZE;
-#[cfg(test)]
-pub(crate) use tree::shape as tree_shape;
 pub use tree::{TREE_GET, TREE_SCAN, TREE_WRITE};
 pub use tree_bytes::TREE_BYTES;
 

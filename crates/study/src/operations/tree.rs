@@ -126,8 +126,7 @@ impl Workload for Tree {
 /// Cycles of a search among a node's keys: five comparisons, each half of a branch that goes the other way.
 const SEARCH_CYCLES: f64 = 50.0;
 
-/// What the trees of the comparison are like.
-pub(crate) fn shape() -> Shape {
+fn shape() -> Shape {
     Shape { node_bytes: NODE_BYTES, fill: FILL }
 }
 

@@ -140,8 +140,7 @@ impl Mutation {
         let width = self.mattering().map(|mutant| mutant.name().len()).max().unwrap_or(0);
         let _ = writeln!(out, "{:width$} {:>9}  seen by", "mutant", "moves");
         for mutant in self.mattering() {
-            let moved = if mutant.moved > 9.99 { ">999 %".into() } else { format!("{:.0} %", mutant.moved * 100.0) };
-            let _ = writeln!(out, "{:width$} {moved:>9}  {}", mutant.name(), mutant.seen());
+            let _ = writeln!(out, "{:width$} {:>9}  {}", mutant.name(), mutant.by(), mutant.seen());
         }
         let rows = self.mattering().filter(|m| m.trends.is_empty() && !m.rows.is_empty()).count();
         let went_in =
@@ -161,8 +160,7 @@ impl Mutation {
             CAUGHT * 100.0
         );
         let alive = self.mattering().filter(|m| m.trends.is_empty() && m.rows.is_empty() && m.went_in.is_empty());
-        let alive: Vec<String> =
-            alive.map(|m| format!("  {}: figure {} by {:.0} %", m.name(), m.at, m.moved * 100.0)).collect();
+        let alive: Vec<String> = alive.map(|m| format!("  {}: figure {} by {}", m.name(), m.at, m.by())).collect();
         if !alive.is_empty() {
             let _ = writeln!(out, "\nAlive:\n{}", alive.join("\n"));
         }
@@ -177,6 +175,11 @@ impl Mutation {
 }
 
 impl Mutant {
+    /// By how much it moves a figure; from nothing to something is more than can be said.
+    fn by(&self) -> String {
+        if self.moved > 9.99 { ">999 %".into() } else { format!("{:.0} %", self.moved * 100.0) }
+    }
+
     /// Who sees it: the first trend, and how many more there are.
     fn seen(&self) -> String {
         let more = |n: usize| if n > 1 { format!(" and {} more", n - 1) } else { String::new() };

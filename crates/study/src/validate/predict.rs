@@ -6,7 +6,7 @@ use crate::compare::Plan;
 use crate::measure::{Load, Row};
 use crate::operations::{OBJECTS, Operation};
 use crate::records::Records;
-use crate::where_::{self, Access, Kind, Memory, SoftwareTimes};
+use crate::where_::{self, Access, CACHED, Kind, Memory, SoftwareTimes};
 use crate::workload::{Distribution, THETA};
 use remora_kernel::Placement;
 use remora_real::LinkKind;
@@ -37,8 +37,6 @@ impl Data {
 const OVERFLOW: f64 = 1.0 / 30.0;
 /// Bytes that the checksum adds to an object.
 const CHECKSUM: f64 = 8.0;
-/// Bytes of data that lie in the caches.
-const CACHED: f64 = 16384.0;
 /// Loads that the workload itself makes for a GET: where its record lies, its key, and the value to compare with.
 const WORKLOAD_LOADS: f64 = 3.0;
 /// Bytes that it keeps of a record beside key and value.
@@ -173,10 +171,10 @@ impl Prediction<'_> {
         let (zipfian, uniform) = (self.of(&zipfian)?, self.of(&uniform)?);
         let own = {
             let curve = &platform.software.as_ref()?.curve;
-            let load = |bytes: f64| (on_curve(curve, bytes, true) - on_curve(curve, 16384.0, true)).max(0.0) / 1000.0;
+            let load = |bytes: f64| (on_curve(curve, bytes, true) - on_curve(curve, CACHED, true)).max(0.0) / 1000.0;
             // Popular records lie in the caches: half of the way, by the logarithm, to all of them.
             let all = records * (SPAN + bytes);
-            WORKLOAD_LOADS * (spread * load(all) + (1.0 - spread) * load((all * 16384.0).sqrt()))
+            WORKLOAD_LOADS * (spread * load(all) + (1.0 - spread) * load((all * CACHED).sqrt()))
         };
         let mix = |zipfian: f64, uniform: f64| (1.0 - spread) * zipfian + spread * uniform + own;
         Some(SoftwareTimes { alone: mix(zipfian.alone, uniform.alone), each: mix(zipfian.each, uniform.each) })
@@ -321,9 +319,7 @@ mod tests {
         };
         assert_eq!(p50(TREE_GET, Placement::Nic), p50(TREE_WRITE, Placement::Nic));
         // 23 pairs a leaf and 31 children of a node at 80 %. Of what is above the leaves two levels are larger than 16 KiB.
-        let shape = crate::operations::tree_shape();
-        let levels = shape.levels(1_000_000);
-        assert_eq!(levels, [43_479, 1403, 46, 2, 1]);
+        let levels = [43_479, 1403, 46, 2, 1];
         let load = |nodes: u64| 100.0 * ((nodes * 512) as f64 / 16384.0).log2().max(0.0) / 14.0;
         let searches = 5.0 * 50.0 / 2.0;
         let expected = 5150.0 + load(levels[0]) + searches;

@@ -24,7 +24,7 @@ pub struct SoftwareTimes {
 }
 
 /// The size that the probe's lists have: all of it in the first-level cache.
-const CACHED: f64 = 16384.0;
+pub(crate) const CACHED: f64 = 16384.0;
 
 /// Steps that a call makes between two looks at the links: only the last of them hides the load it begins.
 const ROUNDS: f64 = 4.0;

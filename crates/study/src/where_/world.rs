@@ -265,8 +265,10 @@ mod tests {
             // Five accesses, each with the link's transfer of its lines; the client's pool looks at 40 ns' grain.
             assert!((more / (5.0 * hop) - 1.0).abs() < 0.2, "{place}: {more} ns of 5 hops of {hop}");
         }
+        assert_eq!(super::super::missing(&platform, &list(Clients::default(), Load::Closed(1)), Goal::Latency), None);
         let alone = Platform::load("strom-10g").unwrap();
         let far = Operation { memory: Memory::Far, ..list(Clients::default(), Load::Closed(1)) };
+        assert!(super::super::missing(&alone, &far, Goal::Latency).is_some_and(|why| why.contains("[host.sockets]")));
         let error = run(&alone, &far, Placement::Client, (1, 1)).unwrap().unwrap_err().to_string();
         assert!(error.contains("second socket"), "{error}");
     }
