@@ -202,3 +202,18 @@ impl Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_that_cannot_be_had_says_whose_the_address_is_and_one_to_a_peer_what_the_system_says() {
+        let address: IpAddr = "127.88.7.7".parse().unwrap();
+        let told = |kind: io::ErrorKind| Error::link(LinkKind::Shm, address)(kind.into()).to_string();
+        assert!(told(io::ErrorKind::AddrInUse).contains("another device has it: give each process its own address"));
+        assert!(told(io::ErrorKind::AddrNotAvailable).contains("no interface of this machine has it"));
+        let peer = told(io::ErrorKind::NotFound);
+        assert!(peer.starts_with("the shm link at 127.88.7.7: ") && !peer.contains("bound"), "{peer}");
+    }
+}

@@ -115,13 +115,12 @@ pub fn audit(
         .map(|number| {
             let platform = &platforms[below(&mut rng, platforms.len() as u64) as usize];
             let (kind, operation) = random(platform, &mut rng);
-            Tried { platform, operation, what: What::Answer(kind), number, seed }
+            Tried { platform, what: What::Answer(kind, operation), number, seed }
         })
         .collect();
-    let doubtful =
-        (0..operations / DOUBTFUL).map(|number| Tried { what: What::Doubt, ..work[number as usize].clone() });
-    let doubtful: Vec<Tried<'_>> = doubtful.collect();
-    work.extend(doubtful);
+    for number in 0..operations / DOUBTFUL {
+        work.push(Tried { platform: work[number as usize].platform, what: What::Doubt, number, seed });
+    }
     let options = ReproduceOptions { figure: None, jobs, cache: None, seed };
     let Ran { outcomes, incomplete, .. } = run_all(&work, &options, &mut |p| progress(p.done, p.total))?;
     let mut all = Audit { cut: incomplete.is_some(), ..Audit::default() };
@@ -170,20 +169,17 @@ impl Who {
     }
 }
 
-/// What an operation is tried for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What is tried.
 enum What {
-    /// The answer.
-    Answer(Who),
-    /// One like it that open values leave uncertain.
+    /// The answer to this one.
+    Answer(Who, Operation),
+    /// How sure an answer is, to one that is looked for.
     Doubt,
 }
 
 /// One operation to try.
-#[derive(Clone)]
 struct Tried<'a> {
     platform: &'a Platform,
-    operation: Operation,
     what: What,
     number: u64,
     seed: u64,
@@ -203,15 +199,19 @@ impl Point for Tried<'_> {
     type Outcome = Found;
 
     fn key(&self) -> String {
-        format!("where {:?} {} {} {}", self.what, self.platform.name, self.operation.title, self.seed)
+        let what = match &self.what {
+            What::Answer(_, operation) => &operation.title,
+            What::Doubt => "doubt",
+        };
+        format!("where {what} {} {} {}", self.platform.name, self.number, self.seed)
     }
 
     fn run(&self) -> Result<Found, ReproduceError> {
         let mut found = Found::default();
-        match self.what {
-            What::Answer(kind) => {
-                found.kind = Some(kind);
-                one(self.platform, &self.operation, (self.number, self.seed), &mut found);
+        match &self.what {
+            What::Answer(kind, operation) => {
+                found.kind = Some(*kind);
+                one(self.platform, operation, (self.number, self.seed), &mut found);
                 found.audit.operations = 1;
             }
             What::Doubt => doubtful(self.platform, (self.number, self.seed), &mut found.audit),
