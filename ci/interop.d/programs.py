@@ -17,9 +17,13 @@ NEEDED = {"ib_write_lat": "perftest", "ibv_rc_pingpong": "ibverbs-utils", "ucx_p
           "fi_pingpong": "libfabric-bin", "rping": "rdmacm-utils"}
 
 
+# Where cargo builds; whole, as programs that are built there ask for that.
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")).absolute()
+
+
 def remora(build="release"):
     """The command, or the end with a line that says how to get it."""
-    target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / build
+    target = TARGET / build
     for file in ("remora", "libibverbs.so"):
         if not (target / file).exists():
             sys.exit(f"{target / file} is not built: cargo build --release")
@@ -154,7 +158,7 @@ def row(table, name, commands, environment=None, seconds=120, ready=None, says="
 
 def place(name):
     """Where what belongs to this name is kept between runs."""
-    return Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / "interop" / "packages" / name
+    return TARGET / "interop" / "packages" / name
 
 
 def once(name, wanted, make):
