@@ -8,12 +8,14 @@ use crate::memory::{Budget, Fault, Immediate, Limits, Memory};
 use crate::pool::Meter;
 use remora_memory::{Access, AccessError, Pd, Region, Registry, Scatter, Words};
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
-/// Regions remembered, so that an access takes no lock. Others are looked up each time.
-const CACHED: usize = 32;
+/// Regions remembered, so that an access takes no lock: as many as a place has numbers for. Others are looked up each time.
+const CACHED: usize = 1 << u8::BITS;
+/// Places that a key may have, one behind the other.
+const TRIED: u8 = 8;
 /// Bytes of an access that are prefetched; what follows is left to the hardware.
 const PREFETCH_BYTES: usize = 1024;
 /// Accesses of fewer bytes cost no more than the poll that makes them.
@@ -43,8 +45,17 @@ struct Domain {
     meter: Arc<Meter>,
     /// What accesses of no bytes go to.
     nothing: Region,
-    /// By key, filled from the front.
-    regions: [OnceLock<(u32, Arc<Region>)>; CACHED],
+    /// By key: see [`places`].
+    regions: Box<[OnceLock<(u32, Arc<Region>)>; CACHED]>,
+    /// The place that was last looked at for a region that is gone.
+    looked_at: AtomicU8,
+}
+
+/// Where the region of a key may be, in the order in which places are filled: its bits are random but for the last 8.
+#[inline]
+fn places(key: u32) -> impl Iterator<Item = u8> {
+    let first = (key >> 8) as u8;
+    (0..TRIED).map(move |n| first.wrapping_add(n))
 }
 
 impl Inner {
@@ -81,7 +92,8 @@ impl HostMemory {
         meter: Arc<Meter>,
     ) -> Self {
         let nothing = Region::nothing(pd);
-        let domain = Domain { registry, pd, prefetching, meter, nothing, regions: Default::default() };
+        let regions = Box::new([const { OnceLock::new() }; CACHED]);
+        let domain = Domain { registry, pd, prefetching, meter, nothing, regions, looked_at: AtomicU8::new(0) };
         HostMemory(Box::new(Inner::new(Arc::new(domain), limits)))
     }
 
@@ -125,10 +137,15 @@ impl HostMemory {
         Arc::ptr_eq(&self.0.domain, &other.0.domain)
     }
 
-    /// Whether the cache holds deregistered regions, and so keeps their memory mapped.
+    /// Whether the next place of the cache, in turn, holds a region that is deregistered, and so keeps its memory mapped:
+    /// after [`CACHED`] calls all have been looked at.
     #[inline]
     pub(crate) fn is_stale(&self) -> bool {
-        self.0.domain.cached().any(|(_, region)| !region.is_valid())
+        let Domain { regions, looked_at, .. } = &*self.0.domain;
+        // No other thread need see it: that two look at one place harms nobody.
+        let at = looked_at.load(Ordering::Relaxed).wrapping_add(1);
+        looked_at.store(at, Ordering::Relaxed);
+        regions[usize::from(at)].get().is_some_and(|(_, region)| !region.is_valid())
     }
 
     /// One access: begins at once, and when prefetching lets other tasks run before it copies.
@@ -283,14 +300,16 @@ enum Begun<'a, T> {
 }
 
 impl Domain {
-    fn cached(&self) -> impl Iterator<Item = &(u32, Arc<Region>)> {
-        self.regions.iter().map_while(|slot| slot.get())
-    }
-
     /// Where the region is in the cache, if it is.
     #[inline]
     fn find(&self, key: u32) -> Option<u8> {
-        self.cached().position(|(cached, region)| *cached == key && region.is_valid()).map(|at| at as u8)
+        for at in places(key) {
+            let (cached, region) = self.regions[usize::from(at)].get()?;
+            if *cached == key && region.is_valid() {
+                return Some(at);
+            }
+        }
+        None
     }
 
     /// The region at a place of the cache.
@@ -299,14 +318,14 @@ impl Domain {
         self.regions.get(usize::from(at))?.get().map(|(_, region)| &**region)
     }
 
-    /// Puts the region in the cache, unless that is full. Other domains' stay out: a cache would
+    /// Puts the region in the cache, unless its places are taken. Other domains' stay out: a cache would
     /// keep their memory mapped to no use.
     #[cold]
     fn look_up(&self, key: u32) -> Option<u8> {
         let mut region = self.registry.lookup(key).filter(|region| region.pd() == self.pd)?;
-        for slot in &self.regions {
-            match slot.set((key, region)) {
-                Ok(()) => return self.find(key),
+        for at in places(key) {
+            match self.regions[usize::from(at)].set((key, region)) {
+                Ok(()) => return Some(at),
                 Err((_, back)) => region = back,
             }
         }
@@ -576,9 +595,9 @@ mod tests {
             assert_eq!(read(&memory, region.key()), Err(Fault::Access));
         }
         assert!(regions.iter().any(|region| Arc::strong_count(region) > 1));
-        assert!(memory.is_stale());
+        assert!((0..CACHED).any(|_| memory.is_stale()));
         memory = memory.fresh(Limits::default());
-        assert!(!memory.is_stale());
+        assert!(!(0..CACHED).any(|_| memory.is_stale()));
         assert!(regions.iter().all(|region| Arc::strong_count(region) == 1), "memory is free to go");
     }
 
