@@ -206,15 +206,20 @@ impl<C: Carriage> Staging<C> {
         })
         .await;
         let (mut at, mut result) = (0, Ok(()));
-        for &(va, data) in pieces {
-            let _ = self.buffer.write(slot as usize * SLOT + at, data);
+        // Those that follow each other without a gap are one.
+        for run in pieces.chunk_by(|(va, data), (next, _)| va.wrapping_add(data.len() as u64) == *next) {
+            let (va, mut len) = (run[0].0, 0);
+            for (_, data) in run {
+                let _ = self.buffer.write(slot as usize * SLOT + at + len, data);
+                len += data.len();
+            }
             let op = SendOp::Write { va, rkey: key };
-            let posted = poll_fn(|cx| match self.post_at(slot, at, op, data.len()) {
+            let posted = poll_fn(|cx| match self.post_at(slot, at, op, len) {
                 Err(NicError::Full) => give_way(cx),
                 other => Poll::Ready(other),
             });
             result = result.and(posted.await.map_err(|_| Fault::Lost));
-            at += data.len();
+            at += len;
         }
         self.posting.store(false, Ordering::Release);
         if result.is_ok() {

@@ -168,7 +168,8 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
     /// Brings changes of nodes into force that this operation has locked, and unlocks them: one round trip for a client.
     ///
     /// Of each node the tail comes first and the head last, so that who reads a node upwards meanwhile sees that the two
-    /// differ, or the lock.
+    /// differ, or the lock. What changes between them goes at once where each write is a message: what lies between two
+    /// ranges is as it was.
     pub(super) async fn commit(&self, changes: &[Change<'_>]) -> Result<(), Status> {
         self.commit_as(self.at.owner, changes).await
     }
@@ -181,8 +182,8 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
             *bytes = NodeView(change.image).head().next().0.to_le_bytes();
         }
         let record = Record::of(changes);
-        // Of a record its parts, an image for each node, and the seal twice; of each node tail, three ranges and head.
-        let mut pieces: [(u64, &[u8]); 3 + NODES + 5 * NODES] = [(0, &[]); _];
+        // Of a record itself, an image for each node, and the seal; of each node tail, three ranges and head.
+        let mut pieces: [(u64, &[u8]); 2 + NODES + 5 * NODES] = [(0, &[]); _];
         let mut len = 0;
         let mut push = |va, bytes| {
             pieces[len] = (va, bytes);
@@ -196,8 +197,13 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
             if change.ranges.is_empty() {
                 push(self.va(change.slot, 8), &change.image[8..tail]);
             }
-            for range in change.ranges.iter().filter(|range| !range.is_empty()) {
-                push(self.va(change.slot, range.start), &change.image[range.clone()]);
+            let ranges = change.ranges.iter().filter(|range| !range.is_empty());
+            if self.memory.immediate().is_some() {
+                ranges.for_each(|range| push(self.va(change.slot, range.start), &change.image[range.clone()]));
+            } else {
+                let ends = ranges.map(|range| (range.start, range.end));
+                let span = ends.reduce(|(start, end), range| (start.min(range.0), end.max(range.1)));
+                span.into_iter().for_each(|(start, end)| push(self.va(change.slot, start), &change.image[start..end]));
             }
             push(self.va(change.slot, 0), head);
         }

@@ -89,8 +89,9 @@ pub(super) fn short(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
+/// The four bytes at `at` as a number.
 #[inline(always)]
-fn half(bytes: &[u8], at: usize) -> u32 {
+pub(super) fn half(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(word)

@@ -7,17 +7,20 @@
 //! back. The node's own operations have no log: they are never cut off between a lock and their last write.
 
 use super::access::{Change, Tree};
-use super::node::{Head, NodeView};
+use super::node::{Head, NodeView, half, word};
 use super::{ROOT, TreeKey, TreeRef};
 use crate::call::Status;
+use crate::consistency::crc64;
 use crate::memory::{Fault, Limits, Memory};
 
-/// Slots of a log: one for the record, and one for the image of each node of a change.
+/// Slots of a log: the record, the image of each node of a change and the seal, one behind the other.
 pub const LOG_SLOTS: u32 = 4;
 /// Nodes of a change, at most.
 pub(super) const NODES: usize = 3;
-/// Bytes of a record: whether it is whole (8), then slot (8) and head (8) of each node.
-const RECORD: usize = 8 + 16 * NODES;
+/// Bytes of a record: slot (8) and head (8) of each node.
+const RECORD: usize = 16 * NODES;
+/// Bytes of a seal.
+const SEAL: usize = 8;
 
 impl TreeRef {
     /// Slots that nodes may have: those behind them are logs.
@@ -32,20 +35,21 @@ impl TreeRef {
     }
 }
 
-/// A record of a log.
-pub(super) struct Record([u8; RECORD - 8]);
+/// A record of a log, and the seal that says that it and all images are there: a checksum of the record. A node has a
+/// head once, so that no other record has the same; bytes land in the order of their addresses.
+pub(super) struct Record([u8; RECORD], [u8; SEAL]);
 
 impl Record {
     pub fn of(changes: &[Change<'_>]) -> Record {
-        let mut record = [0; RECORD - 8];
+        let mut record = [0; RECORD];
         for (entry, change) in record.chunks_exact_mut(16).zip(changes) {
             entry[..4].copy_from_slice(&change.slot.to_le_bytes());
             entry[8..].copy_from_slice(&NodeView(change.image).head().0.to_le_bytes());
         }
-        Record(record)
+        Record(record, crc64(&record).to_le_bytes())
     }
 
-    /// The writes that put a change into an owner's log.
+    /// The writes that put a change into an owner's log: without a gap, so that they may be one.
     pub fn pieces<'a, M: Memory, K: TreeKey + ?Sized>(
         &'a self,
         tree: &Tree<'_, M, K>,
@@ -53,12 +57,13 @@ impl Record {
         mut push: impl FnMut(u64, &'a [u8]),
     ) -> Result<(), Status> {
         let log = tree.at.log(tree.at.owner)?;
-        push(tree.va(log, 0), &[0; 8]);
-        push(tree.va(log, 8), &self.0);
-        for (slot, change) in (log + 1..).zip(changes) {
-            push(tree.va(slot, 0), change.image);
+        push(tree.va(log, 0), &self.0);
+        let mut at = RECORD;
+        for change in changes {
+            push(tree.va(log, at), change.image);
+            at += change.image.len();
         }
-        push(tree.va(log, 0), &[1, 0, 0, 0, 0, 0, 0, 0]);
+        push(tree.va(log, at), &self.1);
         Ok(())
     }
 }
@@ -70,18 +75,19 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
         let log = self.at.log(owner)?;
         self.memory.set_limits(Limits { steps: u32::MAX, bytes: u64::MAX });
         let mut locks = 0;
-        let mut record = [0; RECORD];
+        let (mut record, mut seal) = ([0; RECORD], [0; SEAL]);
         self.peek(self.va(log, 0), &mut record).await?;
-        if record[0] == 1 {
-            for (image, entry) in (log + 1..).zip(record[8..].chunks_exact(16)) {
-                let slot = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
-                let head = Head(super::node::word(entry, 8));
-                if slot == 0 || self.node_slot(slot).is_err() {
+        let entries = record.chunks_exact(16).map(|entry| (half(entry, 0), Head(word(entry, 8))));
+        let nodes = entries.clone().take_while(|(slot, _)| *slot != 0).count();
+        self.peek(self.va(log, RECORD + nodes * self.node_bytes()), &mut seal).await?;
+        if seal == crc64(&record).to_le_bytes() {
+            for (image, (slot, head)) in entries.take(nodes).enumerate() {
+                if self.node_slot(slot).is_err() {
                     continue;
                 }
                 if self.head(slot).await? == head.locked(owner) {
                     copy.resize(self.node_bytes(), 0);
-                    self.peek(self.va(image, 0), copy).await?;
+                    self.peek(self.va(log, RECORD + image * self.node_bytes()), copy).await?;
                     copy[..8].copy_from_slice(&head.0.to_le_bytes());
                     self.redo(slot, copy).await?;
                     locks += 1;
