@@ -6,14 +6,13 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use remora_kernel::Placement;
 use remora_lab::probe::Probe;
 use remora_model::platform::Platform;
-use remora_real::{Client, ClientConfig, LinkKind, RingConfig, at_free_loopback, at_local};
+use remora_real::{Client, ClientConfig, LinkKind, at_free_loopback, at_local};
 use remora_study::auto::{self, AutoRow, AutoTrace, Neighbour};
 use remora_study::baseline::{Baseline, Since};
 use remora_study::compare::{Plan, Watch as _, compare_auto, timed};
-use remora_study::connection::Connection;
+use remora_study::connection::{Connection, open_rings};
 use remora_study::machine::Machine;
 use remora_study::measure::{Keep, Row};
 use remora_study::nodes::NodeProcess;
@@ -219,10 +218,8 @@ fn measure(
     display: &Display,
 ) -> Result<(Setup, MeasuredRows<Row>, Chosen), Failure> {
     let (plan, set_up) = (plan(args), setup(args, records, trace.as_ref()));
-    for client in clients.iter_mut().filter(|_| plan.rings) {
-        for placement in [Placement::Nic, Placement::Host] {
-            client.open_rings(placement, RingConfig::default())?;
-        }
+    if plan.rings {
+        open_rings(clients)?;
     }
     let path_mtu = clients.iter().map(|client| (client.link().to_string(), client.path_mtu())).collect();
     let mut targets: Vec<&mut dyn Connection> =
@@ -234,7 +231,8 @@ fn measure(
     if let Some(name) = &args.prior {
         let platform = Platform::load(name).map_err(|e| Failure::Usage(e.to_string()))?;
         let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
-        let predicted = predict(&platform, &Data::new(records, &plan), &store.operations(), &links, &plan.placements);
+        let predicted =
+            predict(&platform, &Data::new(records, &plan), &store.operations(), &links, (&plan.placements, false));
         let predicted = predicted.ok_or_else(|| {
             Failure::Usage(format!("{name} has no software NIC: --prior wants what `remora probe` has written"))
         })?;

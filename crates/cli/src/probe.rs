@@ -43,8 +43,8 @@ const SLICE: Duration = Duration::from_millis(10);
 pub fn run(args: &ProbeArgs) -> Result<(), Failure> {
     let display = Display::new(stop_flag());
     let directory = args.directory.clone().unwrap_or_else(std::env::temp_dir);
-    let (_node, mut clients) = NodeProcess::with_clients(&[LinkKind::Udp, LinkKind::Shm])?;
-    let (figures, cut) = probe::measure(&directory, &mut clients, SLICE, &display);
+    let (node, mut clients) = NodeProcess::with_clients(&[LinkKind::Udp, LinkKind::Shm])?;
+    let (figures, cut) = probe::measure(&directory, (&node, &mut clients), SLICE, &display);
     display.clear();
     let machine = Machine::describe();
     if let Some(error) = cut {

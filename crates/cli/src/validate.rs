@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use remora_kernel::Placement;
 use remora_real::LinkKind;
 use remora_study::MeasuredRows;
@@ -14,20 +15,22 @@ use remora_study::nodes::NodeProcess;
 use remora_study::operations::Operation;
 use remora_study::records::Records;
 use remora_study::validate::{
-    Cell, GOAL, LEFT_OUT, MOVED, RULE, Round, Validation, Winner, is_steady, judge, page, rounds,
+    Cell, GOAL, LEFT_OUT, MOVED, RATE_GOAL, RULE, Round, System, SystemCell, Systems, TAIL_GOAL, Validation, Way,
+    Winner, judge, page, put_together, rounds,
 };
 use remora_study::workload::Distribution;
 
-use crate::Failure;
 use crate::output::{self, Json};
 use crate::progress::{Display, stop_flag};
 use crate::quantity::{self, up_to};
+use crate::{Failure, preload};
 
 const EXAMPLES: &str = "\
 Examples:
   remora validate                     probe, predict, measure, compare: 3 min
   remora validate --rounds 1 --seconds 0.03  a quick look
   remora validate --operations btree,sequencer  what else the probe says something of
+  remora validate --rings --systems rack,store  also calls by rings, sockets of a rack and a replicated store
   remora validate --report v.html     also a page with plots
   remora validate --json v.json       also every round's probes, predictions and measurements for programs";
 
@@ -44,10 +47,16 @@ pub struct Validate {
     /// Records of the comparison
     #[arg(long, value_name = "N", default_value = "1000000", value_parser = up_to::<u32>(1..=100_000_000))]
     pub records: u32,
-    /// What to predict and measure, by the names that the table shows: btree is what a B-tree does, of whose writes nothing is
-    /// predicted; also sequencer [default: what needs no name]
+    /// What to predict and measure, by the names that the table shows: btree is what a B-tree does; also sequencer [default:
+    /// what needs no name]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = crate::args::operations)]
     pub operations: Vec<Vec<Operation>>,
+    /// Calls by rings in memory too
+    #[arg(long)]
+    pub rings: bool,
+    /// What stands on the NIC: rack (sockets of unmodified programs), store (three replicas, one client)
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = system())]
+    pub systems: Vec<System>,
     /// Seed of every random choice
     #[arg(long, value_name = "N", default_value = "42", value_parser = quantity::count)]
     pub seed: u64,
@@ -59,8 +68,16 @@ pub struct Validate {
     pub report: Option<PathBuf>,
 }
 
+/// A system, by its name.
+fn system() -> impl TypedValueParser<Value = System> {
+    let by_name = |name: String| System::ALL.into_iter().find(|system| system.name() == name).ok_or("no such system");
+    PossibleValuesParser::new(System::ALL.map(System::name)).try_map(by_name)
+}
+
 /// Bytes of each generated value.
 const VALUE: usize = 64;
+/// A figure of a system takes this many times as long as one of the comparison: programs start for it.
+const SYSTEM_TIMES: u32 = 10;
 
 /// Probes, predicts, measures, prints both.
 pub fn run(args: &Validate) -> Result<(), Failure> {
@@ -73,28 +90,37 @@ pub fn run(args: &Validate) -> Result<(), Failure> {
         operations: args.operations.iter().flatten().copied().collect(),
         placements: Placement::REAL.to_vec(),
         writer_updates_per_s: WRITER_RATE,
-        rings: false,
+        rings: args.rings,
         auto: false,
         keep: Default::default(),
     };
+    if args.systems.contains(&System::Rack) {
+        preload::SOCKETS.find(None)?;
+    }
+    let systems = Systems {
+        which: args.systems.clone(),
+        remora: std::env::current_exe().map_err(|e| Failure::Failed(e.to_string()))?,
+        time: args.seconds * SYSTEM_TIMES,
+        seed: args.seed,
+    };
     let machine = Machine::describe();
-    let (_node, mut clients) = NodeProcess::with_clients(&[LinkKind::Udp, LinkKind::Shm])?;
-    let rounds = rounds(args.rounds as usize, &plan, &records, &mut clients, &display);
+    let (node, mut clients) = NodeProcess::with_clients(&[LinkKind::Udp, LinkKind::Shm])?;
+    let rounds = rounds(args.rounds as usize, &plan, &records, (&node, &mut clients), &systems, &display);
     display.clear();
     drop(clients);
     let rounds = rounds?;
     let few = "fewer than 5 tell no placements apart";
     let incomplete = rounds.missing("rounds").map(|missing| format!("{missing}, and {few}"));
     let MeasuredRows { rows: rounds, cut, .. } = rounds;
-    let states: Vec<[f64; 3]> = rounds.iter().map(|round| round.core_to_core).collect();
-    let counted = rounds.iter().filter(|round| round.counts);
-    let pairs: Vec<_> = counted.map(|round| (round.predicted.clone(), round.measured.clone())).collect();
-    let validation = judge(&pairs);
+    let counted = || rounds.iter().filter(|round| round.counts);
+    let pairs: Vec<_> = counted().map(|round| (round.predicted.clone(), round.measured.clone())).collect();
+    let systems = put_together(&counted().map(|round| &round.systems[..]).collect::<Vec<_>>());
+    let validation = Validation { systems, ..judge(&pairs) };
     let head = output::not_complete(incomplete.as_deref());
-    let text = head + &table(&validation, &machine, pairs.len(), &states);
+    let text = head + &table(&validation, &machine, pairs.len(), &rounds);
     args.json.show(&text, || {
         serde_json::json!({
-            "format": "remora-validate/2",
+            "format": "remora-validate/3",
             "version": env!("REMORA_VERSION"),
             "machine": machine,
             "counted": pairs.len(),
@@ -113,55 +139,50 @@ pub fn run(args: &Validate) -> Result<(), Failure> {
 
 /// A round, for programs.
 fn round_json(round: &Round) -> serde_json::Value {
-    let Round { platform, predicted, measured, core_to_core, counts } = round;
+    let Round { platform, predicted, measured, systems, core_to_core, counts } = round;
     serde_json::json!({
         "counts": counts, "core_to_core_ns": core_to_core, "platform": platform, "predicted": predicted,
-        "measured": measured,
+        "measured": measured, "systems": systems,
     })
 }
 
-fn table(validation: &Validation, machine: &Machine, rounds: usize, states: &[[f64; 3]]) -> String {
+fn table(validation: &Validation, machine: &Machine, count: usize, rounds: &[Round]) -> String {
     let mut out = format!(
-        "{:<16}{:>6} {:<5}{:<8}{:>11}{:>11}{:>22}{:>8}{:>13}{:>11}{:>8}\n",
-        "operation",
-        "",
-        "link",
-        "place",
-        "predicted",
-        "measured",
-        "rounds",
-        "error",
-        "predicted/s",
-        "measured/s",
-        "error"
+        "{:<21}{:<4} {:<9}{:>10}{:>10}{:>6}{:>6}{:>9}{:>6}\n",
+        "operation", "link", "place", "predicted", "measured", "error", "p99", "64/s", "error"
     );
     for cell in &validation.cells {
-        let &Cell { operation, parameter, link, placement, p50_ns, p50_range_ns: (low, high), ops_per_s, .. } = cell;
+        let &Cell { operation, parameter, link, way, p50_ns, ops_per_s, .. } = cell;
+        let operation = format!("{operation} {}", parameter.map_or(String::new(), |n| n.to_string()));
         let _ = writeln!(
             out,
-            "{operation:<16}{:>6} {link:<5}{placement:<8}{:>11}{:>11}{:>22}{:>7.0}%{:>13}{:>11}{:>7.0}%",
-            parameter.map_or(String::new(), |n| n.to_string()),
+            "{operation:<21}{link:<4} {way:<9}{:>10}{:>10}{:>6}{:>6}{:>9}{:>6}",
             time(p50_ns.0),
             time(p50_ns.1),
-            format!("{} to {}", time(low), time(high)),
-            cell.latency_error() * 100.0,
-            rate(ops_per_s.0),
+            percent(cell.latency_error()),
+            cell.tail_error().map_or("-".into(), percent),
             rate(ops_per_s.1),
-            cell.rate_error() * 100.0
+            percent(cell.rate_error())
         );
     }
     out += "\n";
     rereads(&mut out, validation);
     let met = |met: bool| if met { "met" } else { "missed" };
-    let median = validation.median_latency_error;
-    let _ = writeln!(out, "latency: median error {:.1} % (goal 15 %: {})", median * 100.0, met(median <= GOAL));
-    let _ = writeln!(out, "rate with 64 in flight: median error {:.1} %", validation.median_rate_error * 100.0);
+    for (what, error, goal) in [
+        ("latency", validation.median_latency_error, GOAL),
+        ("its 99th percentile", validation.median_tail_error, TAIL_GOAL),
+        ("rate with 64 in flight", validation.median_rate_error, RATE_GOAL),
+    ] {
+        let (percent, verdict) = (error * 100.0, met(error <= goal));
+        let _ = writeln!(out, "{what}: median error {percent:.1} % (goal {:.0} %: {verdict})", goal * 100.0);
+    }
     winners(&mut out, validation);
-    let _ = writeln!(out, "\n{rounds} of {} rounds count. {RULE}", states.len());
-    let steady = states.iter().filter(|state| is_steady(state)).count();
-    let exception = if steady < rounds { format!("; as only {steady} do, all count") } else { String::new() };
+    systems(&mut out, &validation.systems);
+    let _ = writeln!(out, "\n{count} of {} rounds count. {RULE}", rounds.len());
+    let steady = rounds.iter().filter(|round| round.is_steady()).count();
+    let exception = if steady < count { format!("; as only {steady} do, all count") } else { String::new() };
     let states: Vec<_> =
-        states.iter().map(|[probe, before, after]| format!("{probe:.0} {before:.0} {after:.0}")).collect();
+        rounds.iter().map(|round| round.core_to_core.map(|time| format!("{time:.0}")).join(" ")).collect();
     let _ = writeln!(
         out,
         "Core to core in each probe, before and after its comparison, ns: {}. A round counts if they lie within \
@@ -176,12 +197,27 @@ fn table(validation: &Validation, machine: &Machine, rounds: usize, states: &[[f
     out
 }
 
+/// What stands on the NIC, if that was asked for.
+fn systems(out: &mut String, cells: &[SystemCell]) {
+    if !cells.is_empty() {
+        let _ = writeln!(out, "\n{:<35}{:>10}{:>10}{:>6}", "what stands on it", "predicted", "measured", "error");
+    }
+    for cell in cells {
+        let ([predicted, measured, ..], error) = (cell.texts(), percent(cell.error()));
+        let _ = writeln!(out, "{:<35}{predicted:>10}{measured:>10}{error:>6}", cell.what);
+    }
+}
+
+/// A part, as a whole number of hundredths.
+fn percent(part: f64) -> String {
+    format!("{:.0}%", part * 100.0)
+}
+
 /// How often objects that change were read again: a line for each link.
 fn rereads(out: &mut String, validation: &Validation) {
     let changing: Vec<&Cell> = validation.cells.iter().filter(|cell| cell.operation.changes()).collect();
     for cells in changing.chunk_by(|a, b| (a.link, a.parameter) == (b.link, b.parameter)) {
-        let measured: Vec<_> =
-            cells.iter().map(|cell| format!("{:.2} at the {}", cell.rereads.1, cell.placement)).collect();
+        let measured: Vec<_> = cells.iter().map(|cell| format!("{:.2} at the {}", cell.rereads.1, cell.way)).collect();
         let (link, bytes, predicted) = (cells[0].link, cells[0].parameter.unwrap_or(0), cells[0].rereads.0);
         // Shorter objects are half-written for too short a time to be caught so.
         if predicted >= 0.005 {
@@ -197,7 +233,7 @@ fn winners(out: &mut String, validation: &Validation) {
     let _ = writeln!(
         out,
         "winner named rightly in {right} of {all} rows (goal all: {}): in {} of the {} rows in which the measurement \
-         tells one placement from both others, in {} of the {} in which it tells one to be slower; {} rows are level",
+         tells one place from all others, in {} of the {} in which it tells one to be slower; {} rows are level",
         if right == all { "met" } else { "missed" },
         count(|winner| winner.is_decided() && winner.is_right()),
         count(Winner::is_decided),
@@ -207,7 +243,7 @@ fn winners(out: &mut String, validation: &Validation) {
     );
     let _ = writeln!(out, "by medians alone, with 5 % to spare: in {} of {all}", count(Winner::is_right_by_medians));
     for winner in validation.winners.iter().filter(|winner| !winner.is_right() || !winner.is_right_by_medians()) {
-        let names = |places: &[Placement]| places.iter().map(|place| place.name()).collect::<Vec<_>>().join(" or ");
+        let names = |ways: &[Way]| ways.iter().map(Way::to_string).collect::<Vec<_>>().join(" or ");
         let parameter = winner.parameter.map_or(String::new(), |n| format!(" {n}"));
         let _ = writeln!(
             out,

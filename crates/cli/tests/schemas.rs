@@ -167,7 +167,8 @@ fn checks_and_shards() {
 #[ignore = "minutes long: run with --ignored --test-threads 1"]
 fn probes() {
     checks(&["probe", "--json"]);
-    checks(&["validate", "--rounds", "1", "--records", "2e3", "--seconds", "2ms", "--json"]);
+    let all = ["--rings", "--systems", "rack,store"];
+    checks(&[&["validate", "--rounds", "1", "--records", "2e3", "--seconds", "2ms"][..], &all, &["--json"]].concat());
     checks(&["cluster", "kills", "--kills", "2", "--all-after", "1", "--json"]);
     checks(&["cluster", "pauses", "--pauses", "2", "--json"]);
     checks(&["bench", "nic", "--json"]);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use remora_kernel::{Placement, Status};
 use remora_lab::writer::{self, WriterConfig};
 use remora_model::time::Ps;
-use remora_real::{Client, LinkKind, RemoteRegion};
+use remora_real::{Client, LinkKind, RemoteRegion, RingConfig};
 use remora_service::{CallKind, Full, Placer};
 
 use crate::StudyError;
@@ -102,6 +102,16 @@ pub trait Connection: Caller<Error = StudyError> + Storage {
 
     /// CPU time that the node has used so far, in nanoseconds. Asks the node, so nothing may be under way.
     fn node_cpu_ns(&mut self) -> Result<u64, StudyError>;
+}
+
+/// Opens rings in memory to the NIC and the host of each client's node.
+pub fn open_rings(clients: &mut [Client]) -> Result<(), StudyError> {
+    for client in clients {
+        for placement in [Placement::Nic, Placement::Host] {
+            client.open_rings(placement, RingConfig::default())?;
+        }
+    }
+    Ok(())
 }
 
 impl Caller for Client {

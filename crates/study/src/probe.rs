@@ -15,12 +15,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use remora_kernel::Placement;
 use remora_lab::stats::{median, range};
 use remora_real::Client;
 
 use crate::StudyError;
 use crate::compare::{Progress, Watch};
-use crate::connection::Connection;
+use crate::connection::{Connection, open_rings};
+use crate::nodes::NodeProcess;
+use crate::peers::cores::Spread;
 
 /// Rounds in which everything is measured.
 pub const ROUNDS: usize = 3;
@@ -80,22 +83,23 @@ impl Figures {
 const HARDWARE: Duration = Duration::from_millis(20);
 const SOFTWARE: Duration = Duration::from_millis(25);
 
-/// Everything, in rounds, and what ended it early. Calls beside a writer come in slices of the length given.
+/// Everything, in rounds, and what ended it early. Calls of these clients to their node, which do not share a core
+/// meanwhile; those beside a writer come in slices of the length given.
 pub fn measure(
     directory: &Path,
-    clients: &mut [Client],
+    target: (&NodeProcess, &mut [Client]),
     slice: Duration,
     watch: &dyn Watch,
 ) -> (Vec<Figure>, Option<StudyError>) {
     let mut figures = Figures::default();
-    let cut = measure_into(&mut figures, directory, clients, slice, watch).err();
+    let cut = measure_into(&mut figures, directory, target, slice, watch).err();
     (figures.finish(), cut)
 }
 
 fn measure_into(
     figures: &mut Figures,
     directory: &Path,
-    clients: &mut [Client],
+    (node, clients): (&NodeProcess, &mut [Client]),
     slice: Duration,
     watch: &dyn Watch,
 ) -> Result<(), StudyError> {
@@ -104,12 +108,19 @@ fn measure_into(
     hardware.measure(figures, &|what, part| tell(what, part * 0.4), &|| watch.stop())?;
     let probes: Result<Vec<_>, _> = clients.iter_mut().map(|client| Software::new(client)).collect();
     let probes = probes?;
+    let _spread = Spread::beside(node.id());
+    open_rings(clients)?;
     software(clients, &probes, figures, watch)?;
     let mut targets: Vec<&mut dyn Connection> =
         clients.iter_mut().map(|client| client as &mut dyn Connection).collect();
     if let Some(probe) = probes.last() {
         let progress = |part| tell("the software NIC beside a writer", 0.8 + part * 0.2);
         probe.measure_beside(&mut targets, slice, figures, &progress, &|| watch.stop())?;
+    }
+    for (client, probe) in clients.iter_mut().zip(probes) {
+        client.close_rings(Placement::Nic)?;
+        client.close_rings(Placement::Host)?;
+        probe.free(client)?;
     }
     Ok(())
 }

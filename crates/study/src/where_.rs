@@ -21,7 +21,7 @@ pub use path::{Path, Station, Visit};
 pub use screen::{Candidate, evaluate};
 pub use simulate::Simulated;
 pub(crate) use software::CACHED;
-pub use software::{SoftwareTimes, costs, times};
+pub use software::{SoftwareTimes, costs, ring_difference, times};
 pub use uncertain::{Contribution, Interval, Open};
 pub use world::WorldRun;
 

@@ -9,7 +9,7 @@ mod ucx;
 
 use std::time::Duration;
 
-pub use rack::{RackDeed, RackPlan, call as rack_call, rack, serve as rack_serve};
+pub use rack::{RackDeed, RackPlan, RackSpin, call as rack_call, rack, serve as rack_serve};
 use remora_real::{Error, LinkKind};
 pub use ring::{RingPlan, ring};
 pub use ucx::{UcxRow, ucx};

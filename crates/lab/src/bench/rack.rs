@@ -200,9 +200,12 @@ pub struct RackPlan {
 }
 
 impl RackPlan {
-    /// The figure of a deed: over the kernel's TCP, or in the rack with threads that look so many microseconds before they
-    /// sleep.
-    fn figure(&self, deed: RackDeed, rack: Option<Spin>) -> Result<f64, Error> {
+    /// The figure of a deed: over the kernel's TCP, or in the rack with threads that wait so.
+    ///
+    /// # Errors
+    ///
+    /// What the system or the two programs say.
+    pub fn figure(&self, deed: RackDeed, rack: Option<RackSpin>) -> Result<f64, Error> {
         let run = || {
             let mut server = self.program(rack, &["--serve".into()])?;
             let port = server.line()?;
@@ -214,14 +217,14 @@ impl RackPlan {
         run().map_err(|source| Error::System { what: "running the bench's two programs", source })
     }
 
-    fn program(&self, rack: Option<Spin>, words: &[OsString]) -> io::Result<Program> {
+    fn program(&self, rack: Option<RackSpin>, words: &[OsString]) -> io::Result<Program> {
         let mut command = Command::new(&self.remora);
         if let Some(spin) = rack {
             command.args(["rack", "exec"]);
             match spin {
-                Spin::Always => command.args(["--spin", "1000000"]),
-                Spin::Never => command.args(["--spin", "0"]),
-                Spin::AsItIs => &mut command,
+                RackSpin::Always => command.args(["--spin", "1000000"]),
+                RackSpin::Never => command.args(["--spin", "0"]),
+                RackSpin::AsItIs => &mut command,
             };
             command.arg("--").arg(&self.remora);
         }
@@ -234,9 +237,12 @@ impl RackPlan {
 
 /// How threads in the rack wait.
 #[derive(Clone, Copy, Debug)]
-enum Spin {
+pub enum RackSpin {
+    /// They look until something comes.
     Always,
+    /// They sleep at once.
     Never,
+    /// They look for as long as it pays.
     AsItIs,
 }
 
@@ -269,26 +275,26 @@ impl Drop for Program {
 }
 
 /// What is measured, how threads of the rack wait, the unit, what a figure is divided by for it, and the goal.
-type Row = (&'static str, RackDeed, Spin, &'static str, f64, BenchGoal);
+type Row = (&'static str, RackDeed, RackSpin, &'static str, f64, BenchGoal);
 
 /// SocksDirect (SIGCOMM 2019) is the mark for the first three; nothing may be slower than 0.95 x.
 const ROWS: [Row; 9] = [
-    ("64 B round trip, spinning", RackDeed::RoundTrip, Spin::Always, "ns", 1.0, BenchGoal::RatioAtMost(0.077)),
-    ("64 B round trip, sleeping", RackDeed::RoundTrip, Spin::Never, "ns", 1.0, BenchGoal::RatioAtMost(0.5)),
-    ("64 B one way, a call each", RackDeed::OneWay(SMALL), Spin::AsItIs, "M/s", 1e6, BenchGoal::RatioAtLeast(17.0)),
+    ("64 B round trip, spinning", RackDeed::RoundTrip, RackSpin::Always, "ns", 1.0, BenchGoal::RatioAtMost(0.077)),
+    ("64 B round trip, sleeping", RackDeed::RoundTrip, RackSpin::Never, "ns", 1.0, BenchGoal::RatioAtMost(0.5)),
+    ("64 B one way, a call each", RackDeed::OneWay(SMALL), RackSpin::AsItIs, "M/s", 1e6, BenchGoal::RatioAtLeast(17.0)),
     (
         "one stream, sends of 128 KB",
         RackDeed::OneWay(SEND),
-        Spin::AsItIs,
+        RackSpin::AsItIs,
         "GB/s",
         1e9 / SEND as f64,
         BenchGoal::RatioAtLeast(2.5),
     ),
-    ("64 B round trip, as it is", RackDeed::RoundTrip, Spin::AsItIs, "ns", 1.0, SLOWER),
-    ("64 B one way, sleeping", RackDeed::OneWay(SMALL), Spin::Never, "M/s", 1e6, FASTER),
-    ("one stream, sleeping", RackDeed::OneWay(SEND), Spin::Never, "GB/s", 1e9 / SEND as f64, FASTER),
-    ("connections of one round trip", RackDeed::Connections(1), Spin::AsItIs, "k/s", 1e3, FASTER),
-    ("connections of 32 round trips", RackDeed::Connections(SOME), Spin::AsItIs, "k/s", 1e3, FASTER),
+    ("64 B round trip, as it is", RackDeed::RoundTrip, RackSpin::AsItIs, "ns", 1.0, SLOWER),
+    ("64 B one way, sleeping", RackDeed::OneWay(SMALL), RackSpin::Never, "M/s", 1e6, FASTER),
+    ("one stream, sleeping", RackDeed::OneWay(SEND), RackSpin::Never, "GB/s", 1e9 / SEND as f64, FASTER),
+    ("connections of one round trip", RackDeed::Connections(1), RackSpin::AsItIs, "k/s", 1e3, FASTER),
+    ("connections of 32 round trips", RackDeed::Connections(SOME), RackSpin::AsItIs, "k/s", 1e3, FASTER),
 ];
 const FASTER: BenchGoal = BenchGoal::RatioAtLeast(0.95);
 const SLOWER: BenchGoal = BenchGoal::RatioAtMost(1.05);
@@ -307,7 +313,7 @@ pub fn rack(plan: &RackPlan, progress: &mut BenchProgress<'_>) -> MeasuredRows<B
         }
         let (what, probe) = ("64 B round trip, spinning", Probe::default());
         next(progress, "raw ring", (wanted - 1) as f64 / wanted as f64)?;
-        let figures = beside(|| plan.figure(RackDeed::RoundTrip, Some(Spin::Always)), || Ok(probe.ring_ns()))?;
+        let figures = beside(|| plan.figure(RackDeed::RoundTrip, Some(RackSpin::Always)), || Ok(probe.ring_ns()))?;
         let goal = Some(BenchGoal::RatioAtMost(2.5));
         rows.push(BenchRow::new(what, "ns", "raw ring ping-pong of a 64 B line", figures, goal));
         progress("done", 1.0);

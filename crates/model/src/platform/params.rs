@@ -337,6 +337,11 @@ impl<'a> Section<'a> {
         self.params.section(&name).curve()
     }
 
+    /// The curve in the section `key` below this one, empty if there is none.
+    pub fn subcurve_or_none(&self, key: &str) -> Result<Vec<(u64, u64)>, PlatformError> {
+        if self.params.has(&self.path(key)) { self.subcurve(key) } else { Ok(Vec::new()) }
+    }
+
     /// A part of a whole, above 0 and up to 1.
     pub fn part(&self, key: &str) -> Result<f64, PlatformError> {
         let value = self.factor(key)?;

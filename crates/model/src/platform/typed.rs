@@ -631,9 +631,9 @@ section! {
     ///
     /// What ends in `_each` is the time from one end to the next with 64 under way; everything else is for one alone.
     SoftwarePlace {
-        /// A call that touches no memory.
+        /// A call that touches no memory; at the client, what one takes beyond its accesses.
         call: u64 = time(),
-        /// One of 64 calls that touch no memory.
+        /// One of 64 such calls.
         call_each: u64 = time(),
         /// An access of 64 B that is in the node's cache: at the client a one-sided read.
         step: u64 = time(),
@@ -655,6 +655,14 @@ section! {
         beside: u64 = time(),
         /// What a call takes more beside such a thread, one of 64.
         beside_each: u64 = time(),
+        /// What the 99th percentile of a call takes more than the median.
+        tail: u64 = time_or_none(),
+        /// The same beside a thread of the node that writes objects elsewhere now and then, by their size.
+        tail_beside: Vec<(u64, u64)> = subcurve_or_none(),
+        /// As `reply`, by rings in memory instead of RPC verbs or SENDs; none at the client.
+        ring: Vec<(u64, u64)> = subcurve_or_none(),
+        /// As `ring`, one of 64.
+        ring_each: Vec<(u64, u64)> = subcurve_or_none(),
     }
 }
 

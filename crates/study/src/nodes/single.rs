@@ -18,7 +18,7 @@ const START: Duration = Duration::from_secs(20);
 
 /// A node that ends with this value.
 pub struct NodeProcess {
-    _process: Process,
+    process: Process,
 }
 
 impl NodeProcess {
@@ -37,7 +37,12 @@ impl NodeProcess {
         }
         let process = Process::start(format!("the node at {address}"), &args, NODE_READY)?;
         process.await_up(START)?;
-        Ok(Self { _process: process })
+        Ok(Self { process })
+    }
+
+    /// The process.
+    pub fn id(&self) -> u32 {
+        self.process.id()
     }
 
     /// Starts a node, and connects a client over each of the links.

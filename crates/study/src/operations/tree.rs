@@ -107,19 +107,19 @@ impl Workload for Tree {
         Ok(Box::new(LoadedTree { does, tree, keys, distribution, seed, streams: Cell::new(0) }))
     }
 
-    /// A way down the tree. No probe tells what writes take.
+    /// A way down the tree, and for writes what the leaf takes.
     fn predict(&self, prediction: &Prediction<'_>, parameter: f64) -> Option<(SoftwareTimes, f64)> {
-        let scanned = match self.does {
-            Does::Get => 0.0,
-            Does::Scan => parameter,
-            Does::Write if parameter == 0.0 => 0.0,
-            Does::Write => return None,
+        let (scanned, writes) = match self.does {
+            Does::Get => (0.0, 0.0),
+            Does::Scan => (parameter, 0.0),
+            Does::Write => (0.0, parameter),
         };
         let keys = prediction.data.records;
         let levels = shape().levels(keys as usize);
         let leaves = scanned * levels.first().copied().unwrap_or(1) as f64 / keys.max(1.0);
         let reply = 8.0 + 16.0 * scanned;
-        Some((prediction.tree(&levels, NODE_BYTES as f64, SEARCH_CYCLES, (leaves, reply))?, 0.0))
+        let way = prediction.tree(&levels, NODE_BYTES as f64, SEARCH_CYCLES, (leaves, reply))?;
+        Some((prediction.tree_writes(way, NODE_BYTES as f64, writes)?, 0.0))
     }
 }
 

@@ -27,14 +27,34 @@ impl Spread {
             set.set(cores[number % cores.len()]);
             set
         };
-        for (number, process) in processes.iter().enumerate() {
-            let threads = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
-            for thread in threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok()) {
-                let _ = sched_setaffinity(Pid::from_raw(thread), &only(number));
-            }
+        for (number, &process) in processes.iter().enumerate() {
+            keep_to(process, &only(number));
         }
         let _ = sched_setaffinity(None, &only(processes.len()));
         Self { before: Some(before) }
+    }
+
+    /// This thread has the first core for itself, the process all others; nothing where there is one core. Best effort.
+    pub fn beside(process: u32) -> Self {
+        let before = sched_getaffinity(None).ok().filter(|before| before.count() > 1);
+        if let Some(mut others) = before
+            && let Some(core) = (0..CpuSet::MAX_CPU).find(|&core| others.is_set(core))
+        {
+            let mut first = CpuSet::new();
+            first.set(core);
+            others.unset(core);
+            keep_to(process, &others);
+            let _ = sched_setaffinity(None, &first);
+        }
+        Self { before }
+    }
+}
+
+/// Keeps all threads of a process to these cores.
+fn keep_to(process: u32, cores: &CpuSet) {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    for thread in threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok()) {
+        let _ = sched_setaffinity(Pid::from_raw(thread), cores);
     }
 }
 
@@ -102,6 +122,10 @@ mod tests {
         drop(spread);
         assert_eq!(sched_getaffinity(None).unwrap(), before);
         drop(Spread::over([]));
+        let spread = Spread::beside(0);
+        assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
+        drop(spread);
+        assert_eq!(sched_getaffinity(None).unwrap(), before);
         let apart = Apart::begin();
         std::thread::spawn(apart.last_core()).join().unwrap();
         assert!(before.count() == 1 || sched_getaffinity(None).unwrap().count() == before.count() - 1);

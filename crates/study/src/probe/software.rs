@@ -1,14 +1,14 @@
 //! The software NIC over one link: what a call, an access and a reply take in each place, by small loops.
 //!
 //! The loops are calls of the traversal kernel on lists of the probe's own, all in cache: without an element (a call
-//! that touches no memory), along many elements (accesses), and to a value of some size (replies). Each runs alone and
-//! with 64 under way. Some are made again while a thread of the node keeps writing.
+//! that touches no memory), along many elements (accesses), and to a value of some size (replies, by rings in memory too).
+//! Each runs alone and with 64 under way. Some are made again while a thread of the node keeps writing.
 
 use std::time::Duration;
 
 use remora_kernel::{Status, TraversalParams, op};
 use remora_lab::writer::WriterConfig;
-use remora_real::RemoteRegion;
+use remora_real::{Client, RemoteRegion};
 
 use super::Figures;
 use crate::StudyError;
@@ -62,6 +62,12 @@ impl Software {
         Ok(Self { region, changing })
     }
 
+    /// Gives its memory on the node back.
+    pub fn free(self, client: &mut Client) -> Result<(), StudyError> {
+        client.free(&self.region)?;
+        Ok(client.free(&self.changing)?)
+    }
+
     /// One round of all figures of all places.
     pub fn measure(
         &self,
@@ -75,22 +81,34 @@ impl Software {
         let turns = || Placement::REAL.into_iter().flat_map(|place| IN_FLIGHT.map(|in_flight| (place, in_flight)));
         for at in turns() {
             let [few, many] = if at.0 == Placement::Client { ELEMENTS_AT_CLIENT } else { ELEMENTS_WALKED };
-            let call = probe.add(at, "call", "", "a call that touches no memory", self.walk(0))?;
+            let empty = probe.ns(at, self.walk(0))?;
             let short = probe.ns(at, self.walk(few))?;
             let step = (probe.ns(at, self.walk(many))? - short) / (many - few) as f64;
-            probe.figure(at, "step", "", "the same along a list in cache, an element", step);
+            // At a client such a call uses no link: what one takes beyond its accesses is what a short walk says.
+            let call = if at.0 == Placement::Client { short - few as f64 * step } else { empty };
+            probe.figure(at, "call", "", "a call that touches no memory, or what one takes beyond that", call);
+            probe.figure(at, "step", "", "a walk along a list in cache, an element", step);
             let how =
                 "what a walk takes beyond its call and elements, if it is not over before the links are looked at";
             probe.figure(at, "long", "", how, short - call - few as f64 * step);
         }
         for (bytes, name) in VALUES {
             for at in turns() {
+                let tally = probe.run(at, self.value(bytes), false)?;
                 let how = "a call that reads an element and the value it points to";
-                probe.add(at, "reply", name, how, self.value(bytes))?;
+                probe.figure(at, "reply", name, how, taken(at.1, &tally));
+                if (at.1, bytes) == (1, LINE) {
+                    probe.figure(at, "tail", "", "what the 99th percentile of those calls takes more", tail(&tally));
+                }
+            }
+            for at in turns().filter(|&(place, _)| place != Placement::Client) {
+                let tally = probe.run(at, self.value(bytes), true)?;
+                probe.figure(at, "ring", name, "the same by rings in memory", taken(at.1, &tally));
             }
             for at in turns().filter(|&(_, in_flight)| in_flight > 1) {
                 let how = "the same, one value in ten a byte shorter, one call in thirty an access longer";
-                probe.add(at, "uneven", name, how, Walk { uneven: true, ..self.value(bytes) })?;
+                let value = probe.ns(at, Walk { uneven: true, ..self.value(bytes) })?;
+                probe.figure(at, "uneven", name, how, value);
             }
         }
         Ok(())
@@ -113,18 +131,21 @@ impl Software {
         let links = targets.len();
         let places = Placement::REAL.into_iter().flat_map(|place| IN_FLIGHT.map(|in_flight| (place, in_flight)));
         let at: Vec<_> = (0..links).flat_map(|link| places.clone().map(move |at| (link, at))).collect();
-        let mut tallies: Vec<[Tally; 2]> = at.iter().map(|_| Default::default()).collect();
+        // Without the writer, and beside one of each size.
+        let mut tallies: Vec<[Tally; 3]> = at.iter().map(|_| Default::default()).collect();
         for turn in 0..TURNS {
             progress(turn as f64 / TURNS as f64);
+            let size = turn % OBJECT_SIZES.len();
             for writing in [false, true] {
-                let object_size = OBJECT_SIZES[turn % OBJECT_SIZES.len()];
+                let object_size = OBJECT_SIZES[size];
                 let writer = WriterConfig { object_size, objects: OBJECTS, updates_per_s: WRITER_RATE };
                 if let (true, Some(owner)) = (writing, targets.last_mut()) {
                     owner.start_writer(&self.changing, &writer)?;
                 }
-                for (&(link, (placement, in_flight)), tally) in at.iter().zip(&mut tallies) {
+                for (&(link, (placement, in_flight)), tallies) in at.iter().zip(&mut tallies) {
                     let slice = Slice { placement, by_ring: false, auto: None, in_flight, time: slice };
-                    run(targets[link], &mut self.walk(1), slice, &mut tally[usize::from(writing)], stop)?;
+                    let tally = &mut tallies[if writing { 1 + size } else { 0 }];
+                    run(targets[link], &mut self.walk(1), slice, tally, stop)?;
                 }
                 if let (true, Some(owner)) = (writing, targets.last_mut()) {
                     owner.stop_writer()?;
@@ -132,9 +153,18 @@ impl Software {
             }
         }
         let how = "what a call of one access takes more while a thread of the node writes";
-        for (&(link, (placement, in_flight)), tallies) in at.iter().zip(&tallies) {
-            let [quiet, beside] = tallies.each_ref().map(|tally| time(in_flight, tally));
-            figures.add(path(targets[link].link(), (placement, in_flight), "beside", ""), "ns", how, beside - quiet);
+        for (&(link, at), [quiet, beside @ ..]) in at.iter().zip(&tallies) {
+            let link = targets[link].link();
+            let mut both = Tally::default();
+            for tally in beside {
+                both.add(&tally.latencies, tally.elapsed, tally.counts, 0, 0);
+            }
+            figures.add(path(link, at, "beside", ""), "ns", how, taken(at.1, &both) - taken(at.1, quiet));
+            for (tally, bytes) in beside.iter().zip(OBJECT_SIZES).filter(|_| at.1 == 1) {
+                let how =
+                    "what the 99th percentile takes more than the median while a thread writes objects of this size";
+                figures.add(path(link, at, "tail_beside", &format!("{bytes}B")), "ns", how, tail(tally));
+            }
         }
         Ok(())
     }
@@ -175,17 +205,17 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// What [`time`] says of such calls.
-    fn ns(&mut self, (placement, in_flight): (Placement, u32), mut calls: Walk) -> Result<f64, StudyError> {
-        let mut tally = Tally::default();
-        run(
-            self.target,
-            &mut calls,
-            Slice { placement, by_ring: false, auto: None, in_flight, time: self.time },
-            &mut tally,
-            self.stop,
-        )?;
-        Ok(time(in_flight, &tally))
+    /// A slice of such calls, by rings in memory if so.
+    fn run(&mut self, at: (Placement, u32), mut calls: Walk, by_ring: bool) -> Result<Tally, StudyError> {
+        let (mut tally, (placement, in_flight)) = (Tally::default(), at);
+        let slice = Slice { placement, by_ring, auto: None, in_flight, time: self.time };
+        run(self.target, &mut calls, slice, &mut tally, self.stop)?;
+        Ok(tally)
+    }
+
+    /// What [`taken`] says of such calls.
+    fn ns(&mut self, at: (Placement, u32), calls: Walk) -> Result<f64, StudyError> {
+        Ok(taken(at.1, &self.run(at, calls, false)?))
     }
 
     fn figure(
@@ -198,25 +228,18 @@ impl Running<'_> {
     ) {
         self.figures.add(path(self.target.link(), (placement, in_flight), key, size), "ns", how, value);
     }
-
-    fn add(
-        &mut self,
-        at: (Placement, u32),
-        key: &str,
-        size: &str,
-        how: &'static str,
-        calls: Walk,
-    ) -> Result<f64, StudyError> {
-        let value = self.ns(at, calls)?;
-        self.figure(at, key, size, how, value);
-        Ok(value)
-    }
 }
 
 /// The median latency of one call alone; of many under way, the time from one end to the next.
-fn time(in_flight: u32, tally: &Tally) -> f64 {
+fn taken(in_flight: u32, tally: &Tally) -> f64 {
     let load = tally.load();
     if in_flight == 1 { load.p50_ns as f64 } else { 1e9 / load.ops_per_s }
+}
+
+/// How far the 99th percentile lies from the median.
+fn tail(tally: &Tally) -> f64 {
+    let load = tally.load();
+    load.p99_ns.saturating_sub(load.p50_ns) as f64
 }
 
 /// Where a figure stands in the platform file: `size` is its key in a curve over sizes, or empty.

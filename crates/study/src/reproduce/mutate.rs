@@ -3,17 +3,21 @@
 
 use std::fmt::Write;
 
+use remora_kernel::crc64;
 use remora_model::platform::{Dimension, Param, Platform};
 use serde::Serialize;
 
 use super::{Claim, ClaimKind, Figure, ReproduceError, ReproduceProgress, Sums, Trend};
 use crate::modelled::ModelError;
 
-/// A figure that moves by more than this part is another figure; of a dot that other seeds move by themselves, by more than
-/// this and twice that.
+/// A figure that moves by more than this part is another figure; of a dot that moves by itself, by more than this and twice
+/// that.
 pub const MOVED: f64 = 0.1;
-/// Runs with other seeds that say how far dots move by themselves, and which trends hold by chance.
+/// Runs that say how far dots move by themselves, and which trends hold by chance: with another seed each, and with times,
+/// rates, bandwidths and ratios that are off by up to [`OFF`].
 const SEEDS: u64 = 2;
+/// A hundredth: no value is known better. What that moves by much is chaos, such as who of many loses a packet.
+const OFF: f64 = 0.01;
 /// The part of the mutants that move a figure which trends are to catch.
 pub const CAUGHT: f64 = 0.8;
 /// By how much rates and bandwidths of a component grow that is for nothing.
@@ -221,7 +225,8 @@ pub(crate) fn mutate(
     let mut noise = vec![0f64; dots(&base, &base).count()];
     for other in 1..=SEEDS {
         (turn, before) = (turn + 1, last);
-        let again = judge(platforms, seed + other, &mut |p| hear(turn, before, &mut last, p))?;
+        let near: Vec<Platform> = platforms.iter().map(|platform| nearly(platform, other)).collect::<Result<_, _>>()?;
+        let again = judge(&near, seed + other, &mut |p| hear(turn, before, &mut last, p))?;
         noise.iter_mut().zip(dots(&base, &again)).for_each(|(noise, dot)| *noise = noise.max(dot.moved()));
         let held = |trend: &Trend| again.trends.iter().any(|t| t.what == trend.what && t.holds == trend.holds);
         base.trends.retain(held);
@@ -253,6 +258,23 @@ pub(crate) fn mutate(
     Ok(all)
 }
 
+/// A platform whose values are off by up to [`OFF`], each by its own part, which it has in other platforms too.
+fn nearly(platform: &Platform, turn: u64) -> Result<Platform, ReproduceError> {
+    let off = |param: &Param| {
+        let drawn = crc64(format!("{turn} {}", param.path).as_bytes()) as f64 / u64::MAX as f64;
+        param.value * (1.0 + OFF * (2.0 * drawn - 1.0))
+    };
+    let may = |param: &&Param| match param.dimension {
+        Dimension::Time | Dimension::Cycles | Dimension::Bandwidth | Dimension::Rate => param.value > 0.0,
+        // Parts of a whole stay below it.
+        Dimension::Ratio => (0.0..0.99).contains(&param.value) && param.value > 0.0,
+        Dimension::Size | Dimension::Power | Dimension::Count => false,
+    };
+    let values: Vec<(&str, f64)> =
+        platform.params.iter().filter(may).map(|param| (param.path.as_str(), off(param))).collect();
+    Ok(platform.with(&values)?)
+}
+
 /// A dot of a figure in two runs.
 struct TwoDots<'a> {
     figure: &'a Figure,
@@ -276,20 +298,43 @@ impl TwoDots<'_> {
     }
 }
 
-/// All dots of all figures, in order.
+/// All dots of all figures, in order. A line over slices of time counts by when it had a tenth of all that it carries, two
+/// tenths, and so on: else whatever moves its first peak would move them all.
 fn dots<'a>(base: &'a Judged, now: &'a Judged) -> impl Iterator<Item = TwoDots<'a>> {
     let lines = base.figures.iter().zip(&now.figures).flat_map(|(figure, other)| {
         figure.lines.iter().zip(&other.lines).map(move |(line, changed)| (figure, line, changed))
     });
     lines.flat_map(|(figure, line, changed)| {
-        line.dots.iter().zip(&changed.dots).map(move |(dot, moved)| TwoDots {
-            figure,
-            line: &line.name,
-            x: dot.x,
-            before: dot.y,
-            now: moved.y,
-        })
+        let pairs: Vec<(u64, f64, f64)> = if figure.x.1 == SLICES {
+            let [before, now] =
+                [line, changed].map(|line| tenths(&line.dots.iter().map(|dot| dot.y).collect::<Vec<_>>()));
+            (1..).zip(before.into_iter().zip(now)).map(|(tenth, (before, now))| (tenth, before, now)).collect()
+        } else {
+            line.dots.iter().zip(&changed.dots).map(|(dot, moved)| (dot.x, dot.y, moved.y)).collect()
+        };
+        pairs.into_iter().map(|(x, before, now)| TwoDots { figure, line: &line.name, x, before, now })
     })
+}
+
+/// The unit of an x axis that is slices of time.
+const SLICES: &str = "slices";
+
+/// In which slice, the first being 0 to 1, the first tenth of all was there, the second, to the last; and the sum.
+fn tenths(slices: &[f64]) -> Vec<f64> {
+    let sum: f64 = slices.iter().sum();
+    let mut when = Vec::new();
+    for tenth in 1..=10 {
+        let (wanted, mut there) = (sum * f64::from(tenth) / 10.0 * (1.0 - 1e-9), 0.0);
+        let at = slices.iter().position(|slice| {
+            there += slice;
+            there >= wanted
+        });
+        let at = at.unwrap_or(slices.len().saturating_sub(1));
+        let within = slices.get(at).filter(|slice| **slice > 0.0).map_or(0.0, |slice| 1.0 - (there - wanted) / slice);
+        when.push(at as f64 + within);
+    }
+    when.push(sum);
+    when
 }
 
 /// What moved, beyond what moves by itself, and who saw it.
@@ -407,4 +452,23 @@ fn free(param: &Param) -> Option<f64> {
 /// Counts and sizes stay whole, and are never nothing.
 fn settled(param: &Param, value: f64) -> f64 {
     if matches!(param.dimension, Dimension::Count | Dimension::Size) { value.round().max(1.0) } else { value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_count_by_when_what_they_carry_was_there() {
+        let near = |a: &[f64], b: &[f64]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6);
+        let even = tenths(&[1.0; 10]);
+        assert!(near(&even, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 10.0]), "{even:?}");
+        // Two peaks: half of all in the second slice, the rest in the fifth.
+        let peaks = tenths(&[0.0, 10.0, 0.0, 0.0, 10.0, 0.0]);
+        assert!(near(&peaks, &[1.2, 1.4, 1.6, 1.8, 2.0, 4.2, 4.4, 4.6, 4.8, 5.0, 20.0]), "{peaks:?}");
+        // The second peak half a slice later: nothing has become something, and no more than a tenth has moved.
+        let later = tenths(&[0.0, 10.0, 0.0, 0.0, 5.0, 5.0]);
+        assert!(later.iter().zip(&peaks).all(|(later, before)| (later / before - 1.0).abs() < 0.21), "{later:?}");
+        assert!(near(&tenths(&[0.0; 3])[10..], &[0.0]));
+    }
 }

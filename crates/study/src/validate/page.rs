@@ -2,13 +2,12 @@
 
 use std::fmt::Write;
 
-use super::judge::{Cell, RULE, Validation, Winner};
-use super::{GOAL, LEFT_OUT};
+use super::judge::{Cell, RULE, Validation, Way, Winner};
+use super::{GOAL, LEFT_OUT, RATE_GOAL, SystemCell, TAIL_GOAL};
 use crate::machine::Machine;
 use crate::operations::Operation;
 use crate::report::plot::{self, Pair};
 use crate::report::{STYLE, download, escape, scroll};
-use remora_kernel::Placement;
 use remora_real::LinkKind;
 
 /// The page, of so many rounds.
@@ -26,14 +25,18 @@ pub fn page(validation: &Validation, machine: &Machine, rounds: usize) -> String
     }
     let _ = writeln!(
         out,
-        "<p>The median error of the latency is {:.1} %, the goal {:.0} %; that of the rate with 64 in flight \
-         {:.1} %.</p>",
+        "<p>The median error of the latency is {:.1} %, the goal {:.0} %; that of its 99th percentile {:.1} %, the goal \
+         {:.0} %; that of the rate with 64 in flight {:.1} %, the goal {:.0} %.</p>",
         validation.median_latency_error * 100.0,
         GOAL * 100.0,
-        validation.median_rate_error * 100.0
+        validation.median_tail_error * 100.0,
+        TAIL_GOAL * 100.0,
+        validation.median_rate_error * 100.0,
+        RATE_GOAL * 100.0
     );
     agreement(&mut out, validation);
     winners(&mut out, validation);
+    systems(&mut out, &validation.systems);
     out.push_str("<h2>What the prediction leaves out</h2>\n<ul>\n");
     for line in LEFT_OUT {
         let _ = writeln!(out, "<li>{}</li>", escape(line));
@@ -51,12 +54,14 @@ pub fn page(validation: &Validation, machine: &Machine, rounds: usize) -> String
 /// A line for each figure that was predicted.
 fn csv(validation: &Validation) -> String {
     let mut out = String::from(
-        "operation,parameter,link,placement,predicted_p50_ns,measured_p50_ns,predicted_ops_per_s,measured_ops_per_s\n",
+        "operation,parameter,link,place,predicted_p50_ns,measured_p50_ns,predicted_p99_ns,measured_p99_ns,\
+         predicted_ops_per_s,measured_ops_per_s\n",
     );
-    for &Cell { operation, parameter, link, placement, p50_ns, ops_per_s, .. } in &validation.cells {
+    for &Cell { operation, parameter, link, way, p50_ns, p99_ns, ops_per_s, .. } in &validation.cells {
         let parameter = parameter.map(|n| n.to_string()).unwrap_or_default();
-        let ((predicted, measured), (rate, was)) = (p50_ns, ops_per_s);
-        let _ = writeln!(out, "{operation},{parameter},{link},{placement},{predicted},{measured},{rate},{was}");
+        let ((predicted, measured), (tail, was_tail), (rate, was)) = (p50_ns, p99_ns, ops_per_s);
+        let _ =
+            writeln!(out, "{operation},{parameter},{link},{way},{predicted},{measured},{tail},{was_tail},{rate},{was}");
     }
     out
 }
@@ -68,10 +73,10 @@ fn agreement(out: &mut String, validation: &Validation) {
     links.dedup();
     for link in links {
         let pair = |cell: &Cell| Pair {
-            placement: cell.placement,
+            placement: cell.way.placement,
             predicted: cell.p50_ns.0,
             measured: cell.p50_ns.1,
-            what: format!("{} at the {}", title(cell.operation, cell.parameter), cell.placement),
+            what: format!("{} at the {}", title(cell.operation, cell.parameter), cell.way),
         };
         let pairs: Vec<Pair> = validation.cells.iter().filter(|cell| cell.link == link).map(pair).collect();
         let about = format!("predicted over measured median latency over {}", link.title());
@@ -97,7 +102,7 @@ fn winners(out: &mut String, validation: &Validation) {
         scroll("Who wins")
     );
     for winner in &validation.winners {
-        let Winner { operation, parameter, link, predicted, measured, by_medians } = winner;
+        let Winner { operation, parameter, link, predicted, measured, by_medians, .. } = winner;
         let verdict = match (winner.is_right(), winner.rules_out()) {
             (false, _) => "<b class=\"nic\">wrong</b>",
             (true, true) => "right",
@@ -116,6 +121,30 @@ fn winners(out: &mut String, validation: &Validation) {
     out.push_str("</tbody></table></div>\n");
 }
 
+/// What stands on the NIC, if that was asked for.
+fn systems(out: &mut String, cells: &[SystemCell]) {
+    if cells.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        out,
+        "<h2>What stands on it</h2>\n{}<table><thead><tr><th class=\"t\">what</th><th>predicted</th><th>measured</th>\
+         <th>rounds</th><th>error</th></tr></thead><tbody>",
+        scroll("What stands on it")
+    );
+    for cell in cells {
+        let [predicted, measured, low, high] = cell.texts();
+        let _ = writeln!(
+            out,
+            "<tr class=\"new\"><td class=\"t\">{}</td><td>{predicted}</td><td>{measured}</td><td>{low} to {high}</td>\
+             <td>{:.0} %</td></tr>",
+            escape(&cell.what),
+            cell.error() * 100.0
+        );
+    }
+    out.push_str("</tbody></table></div>\n");
+}
+
 fn title(operation: Operation, parameter: Option<u64>) -> String {
     match parameter.zip(operation.unit()) {
         Some((n, unit)) => format!("{operation}, {n} {unit}"),
@@ -123,8 +152,9 @@ fn title(operation: Operation, parameter: Option<u64>) -> String {
     }
 }
 
-fn names(places: &[Placement]) -> String {
-    places.iter().map(|place| format!("<b class=\"{place}\">{place}</b>")).collect::<Vec<_>>().join(" or ")
+fn names(ways: &[Way]) -> String {
+    let name = |way: &Way| format!("<b class=\"{}\">{way}</b>", way.placement);
+    ways.iter().map(name).collect::<Vec<_>>().join(" or ")
 }
 
 #[cfg(test)]
@@ -132,6 +162,7 @@ mod tests {
     use super::*;
     use crate::measure::Row;
     use crate::operations::LIST;
+    use remora_kernel::Placement;
 
     #[test]
     fn the_page_stands_alone_and_shows_every_cell_and_winner() {

@@ -3,7 +3,7 @@
 use remora_model::platform::{Platform, on_curve};
 
 use crate::compare::Plan;
-use crate::measure::{Load, Row};
+use crate::measure::{Load, RingLoads, Row};
 use crate::operations::{OBJECTS, Operation};
 use crate::records::Records;
 use crate::where_::{self, Access, CACHED, Kind, Memory, SoftwareTimes};
@@ -45,28 +45,31 @@ const SPAN: f64 = 32.0;
 /// all records alike: 1 - H(10^6) / H(10^10), with the harmonic numbers at 0.99.
 const SPREAD_DRAWS: f64 = 0.42;
 
-/// Predicts the rows of a comparison of these operations: of each only the median latency with 1 in flight, the rate with
-/// 64 and the re-reads are filled. Rows of which the probe says nothing are left out.
-/// `None` if the platform's NIC is not software.
+/// Predicts the rows of a comparison of these operations, by rings too where `rings` says so and the probe has measured
+/// that: of each only median and 99th percentile of the latency with 1 in flight, the rate with 64 and the re-reads are
+/// filled. Rows of which the probe says nothing are left out. `None` if the platform's NIC is not software.
 pub fn predict(
     platform: &Platform,
     data: &Data,
     operations: &[Operation],
     links: &[LinkKind],
-    placements: &[Placement],
+    (placements, rings): (&[Placement], bool),
 ) -> Option<Vec<Row>> {
     platform.software.as_ref()?;
     let mut rows = Vec::new();
     for (operation, parameter) in operations.iter().copied().flat_map(Operation::cells) {
         for &link in links {
             for &placement in placements {
-                let prediction = Prediction { platform, data, placement, link };
-                let predicted = operation.predict(&prediction, parameter.unwrap_or(0) as f64);
-                let Some((times, rereads_per_op)) = predicted else { continue };
-                let (p50_ns, ops_per_s) = (times.alone as u64, 1e9 / times.alone);
-                let in_flight_1 = Load { p50_ns, ops_per_s, rereads_per_op, ..Load::default() };
-                let in_flight_64 = Load { ops_per_s: 1e9 / times.each, rereads_per_op, ..Load::default() };
-                rows.push(Row { operation, parameter, link, placement, in_flight_1, in_flight_64, by_ring: None });
+                let of = |by_ring| {
+                    let prediction = Prediction { platform, data, placement, link, by_ring };
+                    let predicted = operation.predict(&prediction, parameter.unwrap_or(0) as f64);
+                    let beside = operation.changes().then_some(parameter.unwrap_or(0) as f64 + CHECKSUM);
+                    predicted.map(|times| prediction.loads(times, beside))
+                };
+                let Some([in_flight_1, in_flight_64]) = of(false) else { continue };
+                let by_ring = if rings { of(true) } else { None };
+                let by_ring = by_ring.map(|[in_flight_1, in_flight_64]| RingLoads { in_flight_1, in_flight_64 });
+                rows.push(Row { operation, parameter, link, placement, in_flight_1, in_flight_64, by_ring });
             }
         }
     }
@@ -80,11 +83,35 @@ pub struct Prediction<'a> {
     pub data: &'a Data,
     placement: Placement,
     link: LinkKind,
+    by_ring: bool,
 }
 
 impl Prediction<'_> {
     fn of(&self, operation: &where_::Operation) -> Option<SoftwareTimes> {
-        where_::times(self.platform, operation, self.placement, self.link)
+        let times = where_::times(self.platform, operation, self.placement, self.link)?;
+        let more = self.ring_difference(operation.reply)?;
+        Some(SoftwareTimes { alone: times.alone + more.alone, each: times.each + more.each })
+    }
+
+    /// What a call takes more by rings in memory, if it goes that way; `None` if nothing is known of that.
+    fn ring_difference(&self, reply: f64) -> Option<SoftwareTimes> {
+        if !self.by_ring {
+            return Some(SoftwareTimes { alone: 0.0, each: 0.0 });
+        }
+        where_::ring_difference(where_::costs(self.platform, self.placement, self.link)?, reply)
+    }
+
+    /// One after the other, and 64 at once; beside a thread that writes objects of so many bytes, if one does.
+    fn loads(&self, (times, rereads_per_op): (SoftwareTimes, f64), beside: Option<f64>) -> [Load; 2] {
+        let costs = where_::costs(self.platform, self.placement, self.link);
+        let tail = costs.map_or(0.0, |costs| match beside {
+            Some(bytes) => on_curve(&costs.tail_beside, bytes, false) / 1000.0,
+            None => costs.tail as f64 / 1000.0,
+        });
+        let p99_ns = if tail > 0.0 { (times.alone + tail) as u64 } else { 0 };
+        let (p50_ns, ops_per_s) = (times.alone as u64, 1e9 / times.alone);
+        let in_flight_1 = Load { p50_ns, p99_ns, ops_per_s, rereads_per_op, ..Load::default() };
+        [in_flight_1, Load { ops_per_s: 1e9 / times.each, rereads_per_op, ..Load::default() }]
     }
 
     /// A chain of so many dependent accesses of so many bytes, whose reply has so many, over so many bytes of data.
@@ -118,6 +145,23 @@ impl Prediction<'_> {
         Some(times)
     }
 
+    /// A write into a tree's leaf of so many bytes, behind the way down, so many of a hundred calls; the others look up. A
+    /// client locks the leaf and writes it back with one access each; on the node the line is there, and half of the leaf's
+    /// pairs move.
+    pub fn tree_writes(&self, look_up: SoftwareTimes, node_bytes: f64, percent: f64) -> Option<SoftwareTimes> {
+        let costs = where_::costs(self.platform, self.placement, self.link)?;
+        let system = &self.platform.software.as_ref()?.system;
+        let (alone, each) = match self.placement {
+            Placement::Client => (2.0 * costs.step as f64 / 1000.0, 2.0 * costs.step_each as f64 / 1000.0),
+            _ => {
+                let moved = node_bytes / 2.0 / system.copy * 1e9;
+                (moved, moved)
+            }
+        };
+        let part = percent / 100.0;
+        Some(SoftwareTimes { alone: look_up.alone + part * alone, each: look_up.each + part * each })
+    }
+
     /// A GET of a key that so many records do not have.
     pub fn miss(&self, records: f64) -> Option<SoftwareTimes> {
         self.chain((1.0 + OVERFLOW, 64.0), 0.0, records * 43.0)
@@ -127,7 +171,7 @@ impl Prediction<'_> {
     /// the writer costs calls that have nothing to do with what it writes; and what the kernel does more: lines that the
     /// writer has rewritten come from its core, a checksum, and reads made again.
     pub fn consistent(&self, size: f64) -> Option<SoftwareTimes> {
-        let Self { platform, data, placement, link } = *self;
+        let Self { platform, data, placement, link, .. } = *self;
         let (software, costs) = (platform.software.as_ref()?, where_::costs(platform, placement, link)?);
         let (system, bytes, ns) = (&software.system, size + CHECKSUM, |ps: u64| ps as f64 / 1000.0);
         let call = |reply: &[(u64, u64)], step: u64, beside: u64| {
@@ -141,7 +185,8 @@ impl Prediction<'_> {
         let again = |call: f64| checksum + if placement == Placement::Client { call } else { moving };
         // With many under way the client makes the object that it expects while others wait.
         let expected = checksum + bytes / system.write * 1e9;
-        let (mean, median) = self.rereads(size)?;
+        let ((mean, median), more) = (self.rereads(size)?, self.ring_difference(bytes)?);
+        let (alone, each) = (alone + more.alone, each + more.each);
         Some(SoftwareTimes {
             alone: alone + checksum + moved(alone) + median * again(alone),
             each: each + checksum + moved(each) + mean * again(each) + expected,
@@ -248,11 +293,16 @@ mod tests {
                     ("long_each", 70.0),
                     ("beside", 400.0),
                     ("beside_each", 30.0),
+                    ("tail", 3000.0),
+                    ("tail_beside.72B", 9000.0),
+                    ("tail_beside.4104B", 9000.0),
                 ] {
                     add(&path(key), "ns", value);
                 }
-                for (curve, value) in [("reply", 5200.0), ("reply_each", 560.0), ("uneven_each", 900.0)] {
-                    add(&path(&format!("{curve}.64B")), "ns", value);
+                let rings = if place == "client" { &[][..] } else { &[("ring", 4200.0), ("ring_each", 500.0)] };
+                let calls = [("reply", 5200.0), ("reply_each", 560.0), ("uneven_each", 900.0)];
+                for (curve, value) in calls.iter().chain(rings) {
+                    add(&path(&format!("{curve}.64B")), "ns", *value);
                     add(&path(&format!("{curve}.4200B")), "ns", value + 1000.0);
                 }
             }
@@ -266,7 +316,7 @@ mod tests {
             Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Zipfian, updates_per_s: 50_000.0 };
         let machine = machine();
         let usual: Vec<_> = OPERATIONS.into_iter().filter(|operation| operation.is_measured(false)).collect();
-        let rows = predict(&machine, &data, &usual, &[LinkKind::Udp], &Placement::REAL).unwrap();
+        let rows = predict(&machine, &data, &usual, &[LinkKind::Udp], (&Placement::REAL, false)).unwrap();
         assert_eq!(rows.len(), (6 + 2 + 7 + 7) * 3);
         let row = |operation, parameter, placement| {
             let of = |row: &&Row| (row.operation, row.parameter, row.placement) == (operation, parameter, placement);
@@ -310,14 +360,20 @@ mod tests {
     fn trees_and_sequencers_are_chains_of_what_the_probe_measured() {
         let data = Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Uniform, updates_per_s: 0.0 };
         let operations = [TREE_GET, TREE_WRITE, SEQUENCER];
-        let rows = predict(&machine(), &data, &operations, &[LinkKind::Udp], &Placement::REAL).unwrap();
-        // A look-up, and writes among none of the calls; three batches of a sequencer.
-        assert_eq!(rows.len(), (1 + 1 + 3) * 3);
-        let p50 = |operation, placement| {
-            let of = |row: &&Row| (row.operation, row.placement) == (operation, placement);
-            rows.iter().find(of).map(|row| row.in_flight_1.p50_ns as f64).unwrap()
+        let rows = predict(&machine(), &data, &operations, &[LinkKind::Udp], (&Placement::REAL, false)).unwrap();
+        // A look-up, writes among three parts of the calls; three batches of a sequencer.
+        assert_eq!(rows.len(), (1 + 3 + 3) * 3);
+        let of = |operation, placement| {
+            rows.iter().filter(move |row| (row.operation, row.placement) == (operation, placement))
         };
-        assert_eq!(p50(TREE_GET, Placement::Nic), p50(TREE_WRITE, Placement::Nic));
+        let p50 = |operation, placement| of(operation, placement).next().unwrap().in_flight_1.p50_ns as f64;
+        // A client locks a leaf and writes it back: two accesses more. On the node 256 bytes move, at 10 GB/s.
+        for (placement, more) in [(Placement::Client, 100.0), (Placement::Nic, 25.6)] {
+            let times: Vec<f64> =
+                of(TREE_WRITE, placement).map(|row| row.in_flight_1.p50_ns as f64 - p50(TREE_GET, placement)).collect();
+            let expected = [0.0, more / 2.0, more];
+            assert!(times.iter().zip(expected).all(|(time, expected)| (time - expected).abs() <= 1.0), "{times:?}");
+        }
         // 23 pairs a leaf and 31 children of a node at 80 %. Of what is above the leaves two levels are larger than 16 KiB.
         let levels = [43_479, 1403, 46, 2, 1];
         let load = |nodes: u64| 100.0 * ((nodes * 512) as f64 / 16384.0).log2().max(0.0) / 14.0;
@@ -335,11 +391,33 @@ mod tests {
     }
 
     #[test]
+    fn rings_and_tails_are_what_the_probe_measured_of_them() {
+        let data = Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Uniform, updates_per_s: 0.0 };
+        let with =
+            |rings| predict(&machine(), &data, &[LIST, CONSISTENT_GET], &[LinkKind::Udp], (&Placement::REAL, rings));
+        let rows = with(true).unwrap();
+        assert!(with(false).unwrap().iter().all(|row| row.by_ring.is_none()));
+        for row in &rows {
+            let load = &row.in_flight_1;
+            let tail = if row.operation == LIST { 3000 } else { 9000 };
+            assert!((load.p99_ns - load.p50_ns).abs_diff(tail) <= 1, "{row:?}");
+            // Whatever its value's size, a call by rings takes 1000 ns less, and one of many 60 ns less.
+            let Some(rings) = &row.by_ring else {
+                assert_eq!(row.placement, Placement::Client);
+                continue;
+            };
+            assert!((load.p50_ns - rings.in_flight_1.p50_ns).abs_diff(1000) <= 1, "{row:?}");
+            let [each, by_ring] = [&row.in_flight_64, &rings.in_flight_64].map(|load| 1e9 / load.ops_per_s);
+            assert!((each - by_ring - 60.0).abs() < 1.0, "{each} {by_ring}");
+        }
+    }
+
+    #[test]
     fn readers_read_again_when_the_writer_is_always_there() {
         let of = |updates_per_s| {
             let data = Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Zipfian, updates_per_s };
             let (placement, link) = (Placement::Nic, LinkKind::Udp);
-            Prediction { platform: &machine(), data: &data, placement, link }.rereads(4096.0).unwrap()
+            Prediction { platform: &machine(), data: &data, placement, link, by_ring: false }.rereads(4096.0).unwrap()
         };
         assert_eq!(of(0.0), (0.0, 0.0));
         // Twice 820.8 ns in each period of an object: a chance of 1 - 1 / e^2, so that the median is at the fifth read.
@@ -353,6 +431,6 @@ mod tests {
         let data =
             Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Uniform, updates_per_s: 50_000.0 };
         let platform = Platform::load("strom-10g").unwrap();
-        assert!(predict(&platform, &data, &[LIST], &[LinkKind::Udp], &Placement::REAL).is_none());
+        assert!(predict(&platform, &data, &[LIST], &[LinkKind::Udp], (&Placement::REAL, false)).is_none());
     }
 }

@@ -3,13 +3,16 @@
 use std::time::{Duration, Instant};
 
 use remora_lab::probe::Probe;
+use remora_lab::stats::median;
 use remora_model::platform::Platform;
 use remora_real::Client;
 
-use super::{Data, predict};
+use super::{Data, SystemMeasured, Systems, predict};
 use crate::compare::{Plan, Progress, Watch, compare};
-use crate::connection::Connection;
+use crate::connection::{Connection, open_rings};
 use crate::measure::Row;
+use crate::nodes::NodeProcess;
+use crate::peers::cores::Spread;
 use crate::probe::{self, Figure, platform_file};
 use crate::records::Records;
 use crate::store::Store;
@@ -27,9 +30,11 @@ pub struct Round {
     pub predicted: Vec<Row>,
     /// What came.
     pub measured: Vec<Row>,
+    /// What stands on the NIC, if that was asked for.
+    pub systems: Vec<SystemMeasured>,
     /// Round trip of a cache line in the probe, before and after the comparison.
     pub core_to_core: [f64; 3],
-    /// Whether those were the same.
+    /// Whether it counts.
     pub counts: bool,
 }
 
@@ -38,7 +43,8 @@ pub fn rounds(
     wanted: usize,
     plan: &Plan,
     records: &Records,
-    clients: &mut [Client],
+    (node, clients): (&NodeProcess, &mut [Client]),
+    systems: &Systems,
     watch: &dyn Watch,
 ) -> Result<MeasuredRows<Round>, StudyError> {
     let last = clients.len() - 1;
@@ -52,7 +58,7 @@ pub fn rounds(
         let each = start.elapsed().as_secs_f64() / rounds.rows.len().max(1) as f64;
         let when = if rounds.rows.is_empty() { String::new() } else { format!(", {:.0} s left", each * left as f64) };
         watch.progress(Progress::Said(&format!("round {} of {wanted}{when}", wanted - left + 1)));
-        match round(plan, records, &store, clients, watch) {
+        match round((plan, systems), records, &store, (node, clients), watch) {
             Ok(round) => rounds.rows.push(round),
             Err(error) => rounds.cut = Some(error),
         }
@@ -66,38 +72,81 @@ pub fn rounds(
 
 /// Probes, predicts, measures.
 fn round(
-    plan: &Plan,
+    (plan, systems): (&Plan, &Systems),
     records: &Records,
     store: &Store<'_>,
-    clients: &mut [Client],
+    (node, clients): (&NodeProcess, &mut [Client]),
     watch: &dyn Watch,
 ) -> Result<Round, StudyError> {
-    let figures = match probe::measure(&std::env::temp_dir(), clients, plan.slice(), watch) {
+    let figures = match probe::measure(&std::env::temp_dir(), (node, clients), plan.slice(), watch) {
         (figures, None) => figures,
         (_, Some(error)) => return Err(error),
     };
     let text = platform_file("probed", "this machine", &figures);
     let platform =
         Platform::parse("the probe's platform file", &text).map_err(|e| StudyError::Failed(e.to_string()))?;
+    // The probe has had some of its own.
+    if plan.rings {
+        open_rings(clients)?;
+    }
     let before = core_to_core();
     let mut targets: Vec<&mut dyn Connection> =
         clients.iter_mut().map(|client| client as &mut dyn Connection).collect();
     let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
     // The prediction is made before there is anything to predict.
-    let predicted = predict(&platform, &Data::new(records, plan), &store.operations(), &links, &plan.placements);
-    let predicted = predicted.ok_or_else(|| StudyError::Failed("the probe gave no software NIC".into()))?;
+    let predicted =
+        predict(&platform, &Data::new(records, plan), &store.operations(), &links, (&plan.placements, plan.rings));
+    let mut predicted = predicted.ok_or_else(|| StudyError::Failed("the probe gave no software NIC".into()))?;
     if predicted.is_empty() {
         return Err(StudyError::Failed("the probe says nothing of these operations: nothing is predicted".into()));
     }
+    // As in the probe.
+    let spread = Spread::beside(node.id());
+    predicted.iter_mut().for_each(|row| add_own(row, own_ns(store, row, plan.seed)));
     let measured = compare(&mut targets, plan, store, watch).whole()?;
+    drop(spread);
     let core_to_core = [probed(&figures, "system.core_to_core"), before, core_to_core()];
-    Ok(Round { platform: text, predicted, measured, core_to_core, counts: is_steady(&core_to_core) })
+    let systems = systems.measure(&platform, watch)?;
+    let mut round = Round { platform: text, predicted, measured, systems, core_to_core, counts: false };
+    round.counts = round.is_steady();
+    Ok(round)
 }
 
-/// Whether the times of a cache line lie within [`MOVED`] of each other.
-pub fn is_steady(core_to_core: &[f64; 3]) -> bool {
-    let [low, high] = [f64::min, f64::max].map(|pick| core_to_core.iter().copied().reduce(pick).unwrap_or(0.0));
-    high <= MOVED * low
+impl Round {
+    /// Whether the machine stood still: see [`MOVED`].
+    pub fn is_steady(&self) -> bool {
+        let times = self.core_to_core.iter().copied();
+        let [low, high] = [f64::min, f64::max].map(|pick| times.clone().reduce(pick).unwrap_or(0.0));
+        high <= MOVED * low
+    }
+}
+
+/// What a client of the comparison does by itself for a call that the probe's calls do not: chooses what to ask for, and
+/// writes it down. Nanoseconds, nothing sent.
+fn own_ns(store: &Store<'_>, row: &Row, seed: u64) -> f64 {
+    const CALLS: u32 = 256;
+    const TURNS: usize = 16;
+    let Some(mut calls) = store.calls(row.operation, row.parameter, seed) else { return 0.0 };
+    let mut params = Vec::with_capacity(256);
+    let turn = |_| {
+        let start = Instant::now();
+        for _ in 0..CALLS {
+            let id = calls.next();
+            params.clear();
+            calls.params(id, &mut params);
+        }
+        start.elapsed().as_nanos() as f64 / f64::from(CALLS)
+    };
+    // The first finds nothing in the caches.
+    median((0..=TURNS).map(turn).skip(1))
+}
+
+/// Adds a client's own work to the time between two calls of many.
+fn add_own(row: &mut Row, own_ns: f64) {
+    let rings = row.by_ring.as_mut().map(|rings| &mut rings.in_flight_64);
+    for load in [Some(&mut row.in_flight_64), rings].into_iter().flatten() {
+        load.ops_per_s = 1e9 / (1e9 / load.ops_per_s + own_ns);
+    }
 }
 
 fn probed(figures: &[Figure], path: &str) -> f64 {

@@ -53,6 +53,17 @@ pub fn costs(platform: &Platform, place: Placement, link: LinkKind) -> Option<&S
     }
 }
 
+/// What a call with a reply of so many bytes takes more, or less, if it goes by rings in memory; `None` if the probe has
+/// not measured that.
+pub fn ring_difference(costs: &SoftwarePlace, reply: f64) -> Option<SoftwareTimes> {
+    let ns = |curve: &[(u64, u64)]| on_curve(curve, reply.max(64.0), false) / 1000.0;
+    let measured = !costs.ring.is_empty() && !costs.ring_each.is_empty();
+    measured.then(|| SoftwareTimes {
+        alone: ns(&costs.ring) - ns(&costs.reply),
+        each: ns(&costs.ring_each) - ns(&costs.reply_each),
+    })
+}
+
 fn alone(costs: &SoftwarePlace, operation: &Operation, place: Placement, load: f64) -> f64 {
     let step = costs.step as f64 / 1000.0;
     let exposed = match place {
