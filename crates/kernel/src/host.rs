@@ -46,10 +46,13 @@ struct Domain {
     /// What accesses of no bytes go to.
     nothing: Region,
     /// By key: see [`places`].
-    regions: Box<[OnceLock<(u32, Arc<Region>)>; CACHED]>,
+    regions: Box<[Place; CACHED]>,
     /// The place that was last looked at for a region that is gone.
     looked_at: AtomicU8,
 }
+
+/// Where a region is remembered, with its key.
+type Place = OnceLock<(u32, Arc<Region>)>;
 
 /// Where the region of a key may be, in the order in which places are filled: its bits are random but for the last 8.
 #[inline]
