@@ -64,6 +64,10 @@ pub struct AcceleratorUnit {
     age: Ps,
     poll: Ps,
     polled: usize,
+    /// Looks of the poller under way, how many there may be, and whether it waits for one to end.
+    looking: usize,
+    looks: usize,
+    held: bool,
     scheduler: RingScheduler,
     rings: Vec<Ring>,
     /// Requests that it works on.
@@ -134,8 +138,12 @@ impl AcceleratorUnit {
             checker,
             notification: spec.notification,
             signal,
-            poll: Ps::cycles(soft.poll_cycles, accel.clock),
+            // No look in less than a cycle.
+            poll: Ps::cycles(soft.poll_cycles.max(1.0), accel.clock),
             polled: 0,
+            looking: 0,
+            looks: accel.in_flight as usize,
+            held: false,
             scheduler: RingScheduler::default(),
             rings: (0..rings).map(|_| Ring::default()).collect(),
             under_way: 0,
@@ -179,9 +187,18 @@ impl AcceleratorUnit {
                 self.polled = (ring + 1) % self.rings.len();
                 let here = self.controller.fetch(now, POINTERS + ring as u64 * POINTER, POINTER);
                 world.queue.push(here, Event::Looked(ring as u16, here - self.age));
-                world.queue.push(now + self.poll, Event::Poll);
+                self.looking += 1;
+                // A poller has no more looks under way than the link takes.
+                self.held = self.looking >= self.looks;
+                if !self.held {
+                    world.queue.push(now + self.poll, Event::Poll);
+                }
             }
             Event::Looked(ring, as_of) => {
+                self.looking = self.looking.saturating_sub(1);
+                if std::mem::take(&mut self.held) {
+                    world.queue.push(now + self.poll, Event::Poll);
+                }
                 let (found, again) = self.checker.look(as_of, usize::from(ring));
                 if again && self.notification == Notification::Cpoll {
                     world.queue.push(now + self.signal, Event::Signal(ring));

@@ -73,6 +73,14 @@ fn polling_takes_requests_of_the_controller_that_cpoll_leaves() {
 }
 
 #[test]
+fn a_poller_that_needs_no_time_looks_once_a_cycle_and_waits_for_the_link() {
+    let platform = Platform::load("rambda").unwrap().with(&[("accel.controller.poll_cycles", 0.0)]).unwrap();
+    let unit = accelerator(ApplicationMemory::Host, Notification::Polling);
+    let figures = walked(&platform, unit, network(16));
+    assert!(figures.events < 10_000_000, "{} events", figures.events);
+}
+
+#[test]
 fn doorbells_for_many_replies_matter() {
     let platform = Platform::load("rambda").unwrap();
     let rate = |doorbell_batch| {
