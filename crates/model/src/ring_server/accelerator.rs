@@ -64,9 +64,8 @@ pub struct AcceleratorUnit {
     age: Ps,
     poll: Ps,
     polled: usize,
-    /// Looks of the poller under way, how many there may be, and whether it waits for one to end.
+    /// Looks of the poller under way, and whether it waits for one to end.
     looking: usize,
-    looks: usize,
     held: bool,
     scheduler: RingScheduler,
     rings: Vec<Ring>,
@@ -90,6 +89,10 @@ struct Ring {
     /// Commands written to its send queue.
     commands: u64,
 }
+
+/// Looks of a poller under way, at most. Behind a busy link some hundred wait; one that polls in next to no time would pile
+/// them up without end.
+const LOOKS: usize = 1 << 12;
 
 impl AcceleratorUnit {
     /// An idle accelerator that serves so many rings; `None` if the platform does not describe the memory.
@@ -142,7 +145,6 @@ impl AcceleratorUnit {
             poll: Ps::cycles(soft.poll_cycles.max(1.0), accel.clock),
             polled: 0,
             looking: 0,
-            looks: accel.in_flight as usize,
             held: false,
             scheduler: RingScheduler::default(),
             rings: (0..rings).map(|_| Ring::default()).collect(),
@@ -188,8 +190,7 @@ impl AcceleratorUnit {
                 let here = self.controller.fetch(now, POINTERS + ring as u64 * POINTER, POINTER);
                 world.queue.push(here, Event::Looked(ring as u16, here - self.age));
                 self.looking += 1;
-                // A poller has no more looks under way than the link takes.
-                self.held = self.looking >= self.looks;
+                self.held = self.looking >= LOOKS;
                 if !self.held {
                     world.queue.push(now + self.poll, Event::Poll);
                 }
