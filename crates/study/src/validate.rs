@@ -25,7 +25,7 @@ pub const RATE_GOAL: f64 = 0.1;
 
 /// What the prediction leaves out, a line each.
 pub const LEFT_OUT: [&str; 5] = [
-    "the scheduler: which threads share a core is what it was when the probe ran, and a neighbour may take one",
+    "what else runs: client and node have cores of their own, and a neighbour may take one",
     "a writer that loses its core half-way through an object: readers then try until it goes on",
     "percentiles with 64 in flight, and what other operations' tails have that the probe's calls have not",
     "cache lines that the client's own checks of results push out",

@@ -284,8 +284,14 @@ fn links(lines: &Lines<'_>) -> Option<Trend> {
 
 fn one_uplink(lines: &Lines<'_>) -> Option<Trend> {
     let [tor, one] = ["ToR", "DFabric, one NIC"].map(|line| lines.at("10b", line, 65_536));
-    let what = "a ToR's one uplink is as slow as a pool of one NIC";
-    by_hand(("10b", "5, Table 3", what), (tor?, one?, 0.08), "ms")
+    let (tor, one) = (tor?, one?);
+    Some(Trend {
+        figures: "10b",
+        section: "5, Table 3",
+        what: "a ToR's one uplink is as slow as a pool of one NIC",
+        holds: (tor / one - 1.0).abs() < 0.08,
+        evidence: format!("{tor:.1} ms by the ToR, {one:.1} by one NIC"),
+    })
 }
 
 fn lines_under_way(lines: &Lines<'_>) -> Option<Trend> {

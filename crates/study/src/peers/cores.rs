@@ -34,7 +34,8 @@ impl Spread {
         Self { before: Some(before) }
     }
 
-    /// This thread has the first core for itself, the process all others; nothing where there is one core. Best effort.
+    /// This thread has the first core for itself, the process all others, which it keeps; nothing where there is one core.
+    /// Best effort.
     pub fn beside(process: u32) -> Self {
         let before = sched_getaffinity(None).ok().filter(|before| before.count() > 1);
         if let Some(mut others) = before

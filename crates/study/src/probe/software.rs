@@ -115,10 +115,9 @@ impl Software {
     }
 
     /// What a call takes more beside a thread of the node that writes now and then, though it has nothing to do with
-    /// what that one writes. Client, node and writer share the cores: the writer interrupts whoever runs where it
-    /// wakes, and at times both pollers are on one core for a while; each call then waits until they give way to each
-    /// other. How often that is, and so the median, differs between placements, as other threads poll and sleep in
-    /// each. So calls here come in the comparison's order, in slices of the length of its own, and the slices of all
+    /// what that one writes. Node and writer share the cores that the client has not: the writer interrupts whoever runs
+    /// where it wakes, and a call then waits until they give way to each other. How often that is, and so the median,
+    /// differs between placements, as other threads poll and sleep in each. So calls here come in the comparison's order, in slices of the length of its own, and the slices of all
     /// turns make one distribution; its median is compared with that of the same slices without the writer.
     pub fn measure_beside(
         &self,

@@ -459,6 +459,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn values_are_off_by_a_hundredth_at_most_and_alike_where_they_are_one_devices() {
+        let [small, large] = ["strom-10g", "strom-100g"].map(|name| Platform::load(name).unwrap());
+        let [near, far] = [&small, &large].map(|platform| nearly(platform, 1).unwrap());
+        let factor = |was: &Platform, now: &Platform, path: &str| {
+            now.params.get(path).unwrap().value / was.params.get(path).unwrap().value
+        };
+        let mut moved = 0;
+        for param in small.params.iter().filter(|param| param.value > 0.0) {
+            let off = factor(&small, &near, &param.path);
+            assert!((off - 1.0).abs() <= OFF + 1e-12, "{}: {off}", param.path);
+            moved += usize::from(off != 1.0);
+            if large.params.get(&param.path).is_some_and(|other| other.value == param.value) {
+                assert_eq!(off, factor(&large, &far, &param.path), "{}", param.path);
+            }
+        }
+        assert!(moved > 20, "{moved} values");
+        let again = nearly(&small, 2).unwrap();
+        assert!(again.params.iter().zip(near.params.iter()).any(|(a, b)| a.value != b.value), "each run has its own");
+    }
+
+    #[test]
     fn slices_count_by_when_what_they_carry_was_there() {
         let near = |a: &[f64], b: &[f64]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6);
         let even = tenths(&[1.0; 10]);

@@ -246,13 +246,19 @@ fn described((count, bytes): (f64, f64), reply: f64, state: f64) -> where_::Oper
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::operations::{CONSISTENT_GET, GET_MISS, LIST, OPERATIONS, SEQUENCER, TREE_GET, TREE_WRITE};
     use crate::probe::{Figure, platform_file};
 
     /// A machine with round figures: loads of 1 ns up to 16 KiB and of 101 ns from 256 MiB on.
-    fn machine() -> Platform {
+    pub fn machine() -> Platform {
+        let figures = figures();
+        Platform::parse("x.toml", &platform_file("x", "x", &figures)).unwrap()
+    }
+
+    /// What its probe has written.
+    fn figures() -> Vec<Figure> {
         let mut figures = Vec::new();
         let mut add = |path: &str, unit, value: f64| {
             figures.push(Figure { path: path.into(), unit, how: "set", value, range: (value, value) });
@@ -307,7 +313,7 @@ mod tests {
                 }
             }
         }
-        Platform::parse("x.toml", &platform_file("x", "x", &figures)).unwrap()
+        figures
     }
 
     #[test]
@@ -410,6 +416,24 @@ mod tests {
             let [each, by_ring] = [&row.in_flight_64, &rings.in_flight_64].map(|load| 1e9 / load.ops_per_s);
             assert!((each - by_ring - 60.0).abs() < 1.0, "{each} {by_ring}");
         }
+    }
+
+    #[test]
+    fn a_file_of_an_older_probe_says_nothing_of_rings_and_tails() {
+        let older: Vec<Figure> = figures()
+            .into_iter()
+            .filter(|figure| {
+                let new = [".tail", ".ring"].iter().any(|key| figure.path.contains(key));
+                !(figure.path.starts_with("software.") && new)
+            })
+            .collect();
+        let machine = Platform::parse("x.toml", &platform_file("x", "x", &older)).unwrap();
+        let data = Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Uniform, updates_per_s: 0.0 };
+        let rows =
+            predict(&machine, &data, &[LIST, CONSISTENT_GET], &[LinkKind::Shm], (&Placement::REAL, true)).unwrap();
+        assert!(
+            rows.iter().all(|row| row.in_flight_1.p50_ns > 0 && row.in_flight_1.p99_ns == 0 && row.by_ring.is_none())
+        );
     }
 
     #[test]

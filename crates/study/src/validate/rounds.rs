@@ -102,7 +102,10 @@ fn round(
     }
     // As in the probe.
     let spread = Spread::beside(node.id());
-    predicted.iter_mut().for_each(|row| add_own(row, own_ns(store, row, plan.seed)));
+    for rows in predicted.chunk_by_mut(|a, b| (a.operation, a.parameter) == (b.operation, b.parameter)) {
+        let own_ns = own_ns(store, &rows[0], plan.seed);
+        rows.iter_mut().for_each(|row| add_own(row, own_ns));
+    }
     let measured = compare(&mut targets, plan, store, watch).whole()?;
     drop(spread);
     let core_to_core = [probed(&figures, "system.core_to_core"), before, core_to_core()];

@@ -231,7 +231,25 @@ fn replicated(platform: &Platform, place: Placement, reads: bool, durable: bool)
 
 #[cfg(test)]
 mod tests {
+    use super::super::predict::tests::machine;
     use super::*;
+
+    #[test]
+    fn sums_are_what_a_hand_calculation_gives() {
+        // All that the system takes is 100 ns here, bytes move at 10 GB/s, and a reply of 1000 B takes 5200 ns and the part of
+        // the 1000 ns up to 4200 B.
+        let (machine, near) = (machine(), |a: f64, b: f64| (a - b).abs() < 1e-6 * b);
+        let [spinning, asleep, stream] = sockets(machine.software.as_ref().unwrap()).map(|socket| socket.4);
+        assert!(near(spinning, 600.0) && near(asleep, 800.0) && near(stream, 10e9), "{spinning} {asleep} {stream}");
+        let call = 5200.0 + (1000.0 - 64.0) / (4200.0 - 64.0) * 1000.0;
+        let of = |machine: &Platform, reads, durable| replicated(machine, Placement::Host, reads, durable).unwrap();
+        // Two cores and four processes: each message finds its receiver's core taken.
+        assert!(near(of(&machine, true, false), call + 200.0));
+        assert!(near(of(&machine, false, false), 3.0 * call + 600.0));
+        assert!(near(of(&machine, false, true), 3.0 * call + 800.0));
+        let wide = machine.with(&[("host.core.cores", 4.0)]).unwrap();
+        assert!(near(of(&wide, true, true), call) && near(of(&wide, false, false), 2.0 * call));
+    }
 
     #[test]
     fn cells_are_medians_of_what_all_rounds_have() {

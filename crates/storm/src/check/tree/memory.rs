@@ -28,16 +28,19 @@ pub enum TreeMutant {
     NoLock,
     /// The node recovers what a client has under way that is still there.
     Early,
+    /// The seal of a client's log comes before what it seals.
+    SealEarly,
 }
 
 impl TreeMutant {
     /// All, by name.
-    pub const ALL: [(&'static str, TreeMutant); 5] = [
+    pub const ALL: [(&'static str, TreeMutant); 6] = [
         ("tail-late", TreeMutant::TailLate),
         ("swaps", TreeMutant::Swaps),
         ("both", TreeMutant::Both),
         ("no-lock", TreeMutant::NoLock),
         ("early", TreeMutant::Early),
+        ("seal-early", TreeMutant::SealEarly),
     ];
 }
 
@@ -135,6 +138,11 @@ impl TaskMemory {
         let end = va.checked_add(len as u64).ok_or(Fault::Access)?;
         let inside = key == 1 && end <= self.shared.bytes.borrow().len() as u64;
         if inside { Ok(va as usize..end as usize) } else { Err(Fault::Access) }
+    }
+
+    /// Whether a log is there.
+    fn is_log(&self, at: usize) -> bool {
+        at % self.shared.tree.max(1) >= self.shared.logs
     }
 
     /// The task's next step; the one after a lock is gone, if it is `waiting` for that.
@@ -240,10 +248,13 @@ impl Memory for TaskMemory {
             // Of all others the order stays.
             pieces.sort_by_key(|(va, _)| va % NODE as u64 == NODE as u64 - 8);
         }
+        if self.shared.mutant == Some(TreeMutant::SealEarly) {
+            pieces.sort_by_key(|(va, data)| !(self.is_log(*va as usize) && data.len() == 8));
+        }
         for (at, (va, data)) in pieces.into_iter().enumerate() {
             let range = self.range(key, va, data.len())?;
             if at == 0 || self.fine.1 {
-                self.logs.set(range.start % self.shared.tree.max(1) >= self.shared.logs);
+                self.logs.set(self.is_log(range.start));
                 self.step_to_change().await;
                 self.logs.set(false);
             }

@@ -48,6 +48,7 @@ fn seeded_faults_are_found() {
         ("move-write", false, false, TreeMutant::Swaps),
         ("move-write", false, false, TreeMutant::Both),
         ("move-write", false, false, TreeMutant::NoLock),
+        ("same-key", false, true, TreeMutant::SealEarly),
     ] {
         let report = checked(name, fine, crash, Some(mutant));
         assert!(report.failure.is_some(), "{mutant:?} in {} states", report.states);
