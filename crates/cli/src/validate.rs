@@ -148,7 +148,7 @@ fn round_json(round: &Round) -> serde_json::Value {
 
 fn table(validation: &Validation, machine: &Machine, count: usize, rounds: &[Round]) -> String {
     let mut out = format!(
-        "{:<21}{:<4} {:<9}{:>10}{:>10}{:>6}{:>6}{:>9}{:>6}\n",
+        "{:<20}{:<4}{:<9}{:>10}{:>10}{:>6}{:>6}{:>8}{:>6}\n",
         "operation", "link", "place", "predicted", "measured", "error", "p99", "64/s", "error"
     );
     for cell in &validation.cells {
@@ -156,7 +156,7 @@ fn table(validation: &Validation, machine: &Machine, count: usize, rounds: &[Rou
         let operation = format!("{operation} {}", parameter.map_or(String::new(), |n| n.to_string()));
         let _ = writeln!(
             out,
-            "{operation:<21}{link:<4} {way:<9}{:>10}{:>10}{:>6}{:>6}{:>9}{:>6}",
+            "{operation:<20}{link:<4}{way:<9}{:>10}{:>10}{:>6}{:>6}{:>8}{:>6}",
             time(p50_ns.0),
             time(p50_ns.1),
             percent(cell.latency_error()),
@@ -254,5 +254,41 @@ fn winners(out: &mut String, validation: &Validation) {
             names(&winner.measured),
             names(&winner.by_medians)
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use remora_study::format::WIDTH;
+    use remora_study::operations::OPERATIONS;
+
+    use super::*;
+
+    #[test]
+    fn the_table_fits_with_the_longest_of_all() {
+        let longest = OPERATIONS.into_iter().flat_map(Operation::cells);
+        let cells = longest.map(|(operation, parameter)| Cell {
+            operation,
+            parameter,
+            link: LinkKind::Udp,
+            way: Way { placement: Placement::Host, by_ring: true },
+            p50_ns: (123_400.0, 234_500.0),
+            p50_range_ns: (1.0, 2.0),
+            p99_ns: (9_990_000.0, 1_000_000.0),
+            ops_per_s: (999_000.0, 123_400.0),
+            rereads: (0.0, 0.0),
+        });
+        let systems = ["rack, one stream of 128 KB sends", "store, event host: writes"].map(|what| SystemCell {
+            what: what.into(),
+            unit: "ns",
+            predicted: 123_400.0,
+            measured: 10_000.0,
+            range: (1.0, 2.0),
+        });
+        let validation = Validation { cells: cells.collect(), systems: systems.into(), ..Validation::default() };
+        let table = table(&validation, &Machine::describe(), 1, &[]);
+        let rows: Vec<&str> = table.lines().filter(|line| line.ends_with('%') || line.ends_with("error")).collect();
+        assert_eq!(rows.len(), validation.cells.len() + validation.systems.len() + 2, "{table}");
+        assert!(rows.iter().all(|row| row.chars().count() <= WIDTH), "{}", rows.join("\n"));
     }
 }

@@ -100,22 +100,32 @@ pub fn wrap(out: &mut String, indent: usize, name: &str, text: &str) {
     out.push('\n');
 }
 
-/// Text whose lines all fit: longer ones are folded at words, as [`wrap`] does.
+/// Text whose lines all fit: longer ones are cut between words, and go on two columns further in. What a line has before the
+/// cut stays as it is, so that a row of a table keeps its columns.
 pub fn folded(text: &str) -> String {
     let mut out = String::new();
     for line in text.split_inclusive('\n') {
         let bare = line.trim_end();
-        if bare.chars().count() <= WIDTH {
-            out.push_str(line);
-            continue;
+        let further = bare.chars().count() - bare.trim_start().chars().count() + 2;
+        let (mut rest, mut indent) = (bare, 0);
+        while let Some(cut) = cut(rest, WIDTH.saturating_sub(indent)) {
+            let _ = writeln!(out, "{:indent$}{}", "", rest[..cut].trim_end());
+            (rest, indent) = (rest[cut..].trim_start(), further);
         }
-        let words = bare.trim_start();
-        wrap(&mut out, bare.chars().count() - words.chars().count(), "", words);
-        if !line.ends_with('\n') {
-            out.pop();
-        }
+        let end = if line.ends_with('\n') { "\n" } else { "" };
+        let _ = write!(out, "{:indent$}{rest}{end}", "");
     }
     out
+}
+
+/// Where a line is cut that is longer than so many columns: behind the last word that fits, or the first if none does.
+fn cut(line: &str, columns: usize) -> Option<usize> {
+    let (over, _) = line.char_indices().nth(columns)?;
+    let start = line.len() - line.trim_start().len();
+    let fits = line[start..over].rfind(' ').map(|at| start + at).filter(|at| *at > start);
+    // The word that ends just there fits too.
+    let fits = if line[over..].starts_with(' ') { Some(over) } else { fits };
+    fits.or_else(|| line[over..].find(' ').map(|at| over + at))
 }
 
 #[cfg(test)]
@@ -126,6 +136,13 @@ mod tests {
     fn long_lines_are_folded_and_others_stay() {
         let table = "a     b\n  1     2\n";
         assert_eq!(folded(table), table);
+        let row = folded(&format!("  a{:>40}  {}\n", "b", "why ".repeat(12)));
+        assert!(row.starts_with(&format!("  a{:>40}  why why", "b")), "its columns stay: {row}");
+        assert!(row.lines().skip(1).all(|line| line.starts_with("    why")) && row.lines().count() == 2, "{row}");
+        let word = "x".repeat(WIDTH + 5);
+        assert_eq!(folded(&format!("{word} y\n")), format!("{word}\n  y\n"), "a word is not cut");
+        let full = format!("{} b", "a".repeat(WIDTH));
+        assert_eq!(folded(&full), format!("{}\n  b", "a".repeat(WIDTH)));
         let words = ["word"; 30].join(" ");
         let text = format!("{table}  {words}\n\n{words}");
         let shown = folded(&text);
