@@ -31,6 +31,9 @@ pub struct BenchRack {
     /// Be the program that makes them, and does this
     #[arg(long, hide = true, requires = "port")]
     pub call: Option<RackDeed>,
+    /// Be this one of the ring that reduces
+    #[arg(long, hide = true)]
+    pub reduce: Option<usize>,
     /// Where the other program listens
     #[arg(long, hide = true)]
     pub port: Option<u16>,
@@ -48,6 +51,10 @@ pub fn run(args: &BenchRack) -> Result<(), Failure> {
     }
     if let (Some(deed), Some(port)) = (args.call, args.port) {
         let figure = on_core(1, || remora_lab::bench::rack_call(deed, port, args.seconds)).map_err(failed)?;
+        return print(&format!("{figure}\n"));
+    }
+    if let Some(rank) = args.reduce {
+        let figure = remora_lab::bench::rack_reduce(rank, args.seconds).map_err(failed)?;
         return print(&format!("{figure}\n"));
     }
     preload::SOCKETS.find(None)?;

@@ -8,9 +8,11 @@
 pub mod bench;
 pub mod guest;
 pub mod probe;
+mod programs;
 mod rows;
 pub mod stats;
 pub mod stranger;
 pub mod writer;
 
+pub use programs::installed;
 pub use rows::MeasuredRows;

@@ -35,7 +35,7 @@ pub fn receive(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> s
         return plain();
     }
     loop {
-        stream::tick(socket, fd);
+        stream::tick(socket, fd, 0);
         if let Some(link) = socket.link() {
             if let Some(got) = stream::recv(socket, link, fd, parts, flags) {
                 return result(got);
@@ -59,7 +59,7 @@ pub fn transmit(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> 
         return plain();
     }
     loop {
-        stream::tick(socket, fd);
+        stream::tick(socket, fd, parts.len());
         if let Some(link) = socket.link() {
             if let Some(sent) = stream::send(socket, link, fd, parts, flags) {
                 if sent == -(libc::EPIPE as isize) && flags & libc::MSG_NOSIGNAL == 0 {
@@ -405,6 +405,16 @@ c_functions! {
             }
         }
         done
+    }
+
+    fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+        // Who is not root says the first before the second, which may be said past the C library's function.
+        if matches!(option, libc::PR_SET_NO_NEW_PRIVS | libc::PR_SET_SECCOMP) {
+            start::sealing();
+        }
+        // By the kernel's number: a program's own memory functions call this while they are made ready, and to look for the
+        // next function of the name takes memory.
+        result(sys::call!(SYS_prctl, option, a, b, c, d) as isize) as c_int
     }
 
     fn fdopen(fd: c_int, mode: *const std::ffi::c_char) -> *mut libc::FILE {

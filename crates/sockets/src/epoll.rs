@@ -184,6 +184,8 @@ pub fn switched(socket: &Socket, _fd: c_int) {
             entry.sync(at.epoll.fd, at.index);
             inner.heat(at.index);
         }
+        drop(inner);
+        at.epoll.changed(at.index);
     }
 }
 
@@ -252,7 +254,10 @@ impl Epoll {
             if !entry.absent {
                 return -libc::EEXIST;
             }
-            return inner.change(self.fd, index, event);
+            let result = inner.change(self.fd, index, event);
+            drop(inner);
+            self.changed(index);
+            return result;
         }
         inner.generation = inner.generation.wrapping_add(1);
         let mut entry = Entry {
@@ -290,8 +295,24 @@ impl Epoll {
             inner.heat(index);
         }
         drop(inner);
+        self.changed(index);
         socket.watched.lock().push(Registered { epoll: self, index, generation: entry.generation });
         0
+    }
+
+    /// What an entry is watched for has changed, of which the kernel has heard nothing: who sleeps in its wait is woken if
+    /// there is something to tell now, and hears of what comes later.
+    fn changed(&self, index: usize) {
+        if self.sleeping.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let entry = self.inner.lock().entries.get(index).copied().flatten();
+        if entry.is_some_and(|entry| {
+            entry.wish();
+            entry.is_ready()
+        }) {
+            self.wake();
+        }
     }
 
     /// Wakes who sleeps in the kernel's wait, once.
@@ -312,7 +333,12 @@ impl Epoll {
         let mut inner = self.inner.lock();
         match inner.by_fd.get(&fd).copied() {
             Some(index) if inner.entries[index].is_some_and(|entry| entry.absent) => -libc::ENOENT,
-            Some(index) => inner.change(self.fd, index, event),
+            Some(index) => {
+                let result = inner.change(self.fd, index, event);
+                drop(inner);
+                self.changed(index);
+                result
+            }
             None => kernel_ctl(self.fd, libc::EPOLL_CTL_MOD, fd, Some(event)),
         }
     }
@@ -455,17 +481,11 @@ impl Epoll {
         end
     }
 
-    /// Wishes for bells of all that is hot; false if something is ready all the same.
-    fn cool(&self, hot: &[(usize, Entry)]) -> bool {
-        for (_, entry) in hot {
-            if let Some(used) = socket::find(entry.fd).filter(|used| used.same(entry.socket))
-                && let Some(link) = used.link()
-            {
-                // Only who lacks room: of others every read of the peer's would ring.
-                let room = if entry.events & OUT != 0 && !stream::has_room(link) { WANT_ROOM } else { 0 };
-                link.arm(WANT_DATA | room);
-            }
-        }
+    /// Wishes for bells of all that is hot; false if something is ready all the same. What is watched for may have changed
+    /// since the caller looked: whoever changes it from now on sees that there is one who sleeps.
+    fn cool(&self) -> bool {
+        let hot = self.hot();
+        hot.iter().for_each(|(_, entry)| entry.wish());
         if hot.iter().any(|(_, entry)| entry.is_ready()) {
             return false;
         }
@@ -473,7 +493,7 @@ impl Epoll {
         if inner.hot.len() > hot.len() {
             return false;
         }
-        for (index, entry) in hot {
+        for (index, entry) in &hot {
             if let Some(entry) = inner.get_mut(*index, entry.generation) {
                 entry.hot = false;
             }
@@ -484,6 +504,17 @@ impl Epoll {
 }
 
 impl Entry {
+    /// Wishes for bells of what it is watched for.
+    fn wish(&self) {
+        if let Some(used) = socket::find(self.fd).filter(|used| used.same(self.socket))
+            && let Some(link) = used.link()
+        {
+            // Only who lacks room: of others every read of the peer's would ring.
+            let room = if self.events & OUT != 0 && !stream::has_room(link) { WANT_ROOM } else { 0 };
+            link.arm(WANT_DATA | room);
+        }
+    }
+
     fn is_ready(&self) -> bool {
         let Some(used) = socket::find(self.fd).filter(|used| used.same(self.socket)) else { return false };
         used.link().is_some_and(|link| look(&used, link, self, 0).is_some())
@@ -546,7 +577,7 @@ pub fn wait(epfd: c_int, out: &mut [epoll_event], timeout: Option<u64>, mask: *c
             continue;
         }
         epoll.sleeping.fetch_add(1, Ordering::SeqCst);
-        if !epoll.cool(&hot) {
+        if !epoll.cool() {
             epoll.sleeping.fetch_sub(1, Ordering::SeqCst);
             continue;
         }

@@ -36,7 +36,7 @@ c_functions! {
         let plain = || next!(sendfile64: fn(c_int, c_int, *mut off64_t, size_t) -> ssize_t, out, from, offset, count);
         loop {
             let Some(used) = socket::find(out) else { return plain() };
-            stream::tick(used.address(), out);
+            stream::tick(used.address(), out, count);
             if has_rings(out) {
                 break;
             }
@@ -70,10 +70,10 @@ c_functions! {
         loop {
             let (reader, writer) = (socket::find(from), socket::find(out));
             if let Some(reader) = &reader {
-                stream::tick(reader.address(), from);
+                stream::tick(reader.address(), from, 0);
             }
             if let Some(writer) = &writer {
-                stream::tick(writer.address(), out);
+                stream::tick(writer.address(), out, len);
             }
             if reads_rings(from) {
                 return ring_to_pipe(from, out, len, flags);

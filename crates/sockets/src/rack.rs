@@ -191,6 +191,10 @@ fn take(socket: &'static Socket, fd: c_int) {
 impl Daemon {
     /// False if nobody hears it.
     fn say(&mut self, request: &Request) -> bool {
+        if sys::is_sealed() {
+            // It hears of this process's end.
+            return false;
+        }
         if self.socket.is_none() {
             let now = sys::now();
             if now < self.not_before {

@@ -31,6 +31,8 @@ pub struct Socket {
     pub state: AtomicU8,
     /// Calls so far, while it is plain.
     pub ops: AtomicU32,
+    /// Calls since the daemon was told of it.
+    pub looks: AtomicU32,
     /// Descriptors of this process.
     fds: AtomicU32,
     /// Calls under way in this process.
@@ -332,7 +334,7 @@ fn forget(before: *mut Socket) {
 impl Socket {
     fn reset(&'static self) -> &'static Self {
         self.state.store(state::PLAIN, Ordering::Release);
-        for count in [&self.ops, &self.kernel_tx, &self.kernel_rx] {
+        for count in [&self.ops, &self.looks, &self.kernel_tx, &self.kernel_rx] {
             count.store(0, Ordering::Relaxed);
         }
         for flag in [

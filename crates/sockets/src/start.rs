@@ -54,6 +54,14 @@ pub fn is_tcp(fd: c_int) -> bool {
         && sys::get_int(fd, libc::SOL_SOCKET, libc::SO_TYPE) == Some(libc::SOCK_STREAM)
 }
 
+/// The program is about to forbid itself calls of the kernel's: connections that are the kernel's stay so.
+pub fn sealing() {
+    socket::hold();
+    socket::all_raw().for_each(Socket::never);
+    socket::release();
+    sys::seal();
+}
+
 /// A cell that nobody has.
 fn cell() -> *mut AtomicU32 {
     let page = SHARED.load(Ordering::Acquire);

@@ -16,20 +16,25 @@ const PIPE: isize = -(libc::EPIPE as isize);
 /// Calls between two looks for an answer of the daemon, once there was none for long.
 const RARELY: u32 = 64;
 
-/// A call on a plain connection: busy ones are brought into the rack.
+/// So many bytes count as a call: who sends much has few.
+const CALL: usize = 64 << 10;
+
+/// A call on a plain connection that sends so many bytes: busy ones are brought into the rack.
 #[inline]
-pub fn tick(socket: &'static Socket, fd: c_int) {
-    if socket.state() > state::WAITING {
+pub fn tick(socket: &'static Socket, fd: c_int, bytes: usize) {
+    if socket.state() > state::WAITING || sys::is_sealed() {
         return;
     }
-    let ops = socket.ops.fetch_add(1, Ordering::Relaxed);
-    if ops < rack::worth_it() || socket.in_use_elsewhere() {
+    if socket.state() == state::PLAIN {
+        let more = 1 + (bytes / CALL).min(1 << 16) as u32;
+        if socket.ops.fetch_add(more, Ordering::Relaxed) >= rack::worth_it() && !socket.in_use_elsewhere() {
+            rack::attach(socket, fd);
+        }
         return;
     }
-    match socket.state() {
-        state::PLAIN => rack::attach(socket, fd),
-        state::WAITING if ops < 4 * RARELY || ops.is_multiple_of(RARELY) => rack::hear(socket, fd),
-        _ => {}
+    let looks = socket.looks.fetch_add(1, Ordering::Relaxed);
+    if (looks < 4 * RARELY || looks.is_multiple_of(RARELY)) && !socket.in_use_elsewhere() {
+        rack::hear(socket, fd);
     }
 }
 
@@ -68,6 +73,9 @@ pub fn progress(socket: &Socket, link: &Link, fd: c_int) {
 
 #[cold]
 fn settle(socket: &Socket, link: &Link, fd: c_int) {
+    if sys::is_sealed() {
+        return;
+    }
     let _one_at_a_time = socket.settling.lock();
     let alone = link.own(Word::Holders) <= 1;
     if link.peer(Word::Ready) == 0 {
@@ -408,6 +416,9 @@ fn recv_before(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_
     let _locked = link.lock(Side::Rx);
     let rest = rest(parts, skip);
     let flags = flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT;
+    if sys::is_sealed() && flags & libc::MSG_PEEK == 0 {
+        return recv_before_sealed(link, fd, &Parts(&rest));
+    }
     let most = match link.peer(Word::Switched) {
         0 => {
             let seen = kernel_recv(fd, &Parts(&rest), flags | libc::MSG_PEEK);
@@ -431,6 +442,32 @@ fn recv_before(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_
         link.set_peer(Word::Taken, link.peer(Word::Taken).wrapping_add(result as u64));
     }
     if result >= 0 { Ok(result as usize) } else { Err(result) }
+}
+
+/// The same by `read` alone, under the lock: what turns out to be bells is taken away again at its end.
+fn recv_before_sealed(link: &Link, fd: c_int, parts: &Parts<'_>) -> Result<usize, isize> {
+    let Some((start, len)) = parts.at(0) else { return Ok(0) };
+    let most = match link.peer(Word::Switched) {
+        0 => len,
+        _ => left_in_kernel(link).unwrap_or(0).min(len),
+    };
+    if most == 0 {
+        return Err(AGAIN);
+    }
+    // SAFETY: the program's memory, which its call lends.
+    let out = unsafe { std::slice::from_raw_parts_mut(start, most) };
+    let got = sys::read_now(fd, out);
+    if got <= 0 {
+        return if got == 0 { Ok(0) } else { Err(got) };
+    }
+    // What is known of the position now holds for all that was read.
+    let data = match link.peer(Word::Switched) {
+        0 => got as u64,
+        switched => (switched - 1).saturating_sub(link.peer(Word::Taken)).min(got as u64),
+    };
+    link.set_peer(Word::Taken, link.peer(Word::Taken).wrapping_add(data));
+    link.set_peer(Word::BellsTaken, link.peer(Word::BellsTaken).wrapping_add(got as u64 - data));
+    if data == 0 { Err(AGAIN) } else { Ok(data as usize) }
 }
 
 /// The parts from `skip` on.
@@ -562,7 +599,7 @@ fn sleep(link: &Link, fd: c_int, deadline: Option<u64>) -> Option<isize> {
         // Another process may take the bell.
         return nap(deadline);
     }
-    let Some(deadline) = deadline else {
+    let Some(deadline) = deadline.or(sys::is_sealed().then_some(u64::MAX)) else {
         // A call that the kernel begins again by itself after a signal, where the program wants it so.
         return match sys::recv(fd, &mut [0], libc::MSG_PEEK) {
             // The second if somebody made the descriptor non-blocking past this library.

@@ -167,6 +167,57 @@ def check_epoll():
             x.close(), y.close()
 
 
+def check_epoll_threads():
+    """One thread sleeps in the loop while another one changes what it is to hear of."""
+    for extra in (0, select.EPOLLONESHOT):
+        a, b = pair()
+        warm(a, b)
+        a.setblocking(False)
+        ep, heard, told, over, r = select.epoll(), [], threading.Event(), threading.Event(), random.Random(SEED)
+        ep.register(a.fileno(), select.EPOLLIN | extra)
+
+        def loop():
+            while not over.is_set():
+                for _, event in ep.poll():
+                    quiet = event & select.EPOLLOUT and not extra
+                    ep.modify(a.fileno(), (select.EPOLLIN if quiet else 0) | extra)
+                    heard.append(event)
+                    told.set()
+
+        t = threading.Thread(target=loop, daemon=True)
+        t.start()
+        block = r.randbytes(1 << 16)
+        for n in range(40):
+            sent = 0
+            try:
+                while True:
+                    sent += a.send(block)
+            except BlockingIOError:
+                pass
+            time.sleep(r.choice([0, 0.0002, 0.003]))
+            told.clear()
+            if n % 2:
+                # There is room before it is asked for.
+                assert len(exactly(b, sent)) == sent
+                time.sleep(r.choice([0, 0.0002, 0.003]))
+            ep.modify(a.fileno(), select.EPOLLIN | select.EPOLLOUT | extra)
+            if not n % 2:
+                time.sleep(r.choice([0, 0.0002, 0.003]))
+                assert len(exactly(b, sent)) == sent
+            assert told.wait(20), f"{n}: it hears of no room"
+            assert heard[-1] == select.EPOLLOUT, heard[-1]
+        told.clear()
+        ep.modify(a.fileno(), select.EPOLLIN | extra)
+        b.sendall(b"x")
+        assert told.wait(20) and heard[-1] == select.EPOLLIN, heard[-1]
+        over.set()
+        a.recv(1)
+        ep.modify(a.fileno(), select.EPOLLIN | select.EPOLLOUT | extra)
+        t.join(20)
+        assert not t.is_alive()
+        a.close(), b.close()
+
+
 def check_poll_and_select():
     a, b = pair()
     warm(a, b)
@@ -421,6 +472,62 @@ def check_idle():
         a.sendall(b"x")
         t.join()
         assert used < 0.1, used
+
+
+def sandbox():
+    """From here on the kernel kills this process for calls that sandboxed servers forbid themselves."""
+    import ctypes, platform
+    numbers = {"x86_64": (44, 45, 46, 47, 24, 41, 42, 54, 55, 72, 200, 449),
+               "aarch64": (206, 207, 211, 212, 124, 198, 203, 208, 209, 25, 130, 449)}[platform.machine()]
+    load, same, give = 0x20, 0x15, 0x06
+    code = [(load, 0, 0, 0)]
+    code += [(same, len(numbers) - n, 0, number) for n, number in enumerate(numbers)]
+    code += [(give, 0, 0, 0x7fff0000), (give, 0, 0, 0x80000000)]
+    raw = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
+
+    class Program(ctypes.Structure):
+        _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+
+    program, libc = Program(len(code), ctypes.addressof(raw)), ctypes.CDLL(None)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0
+    if SEED % 2:
+        assert libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0
+    else:
+        # As libseccomp does it.
+        assert libc.syscall(317 if platform.machine() == "x86_64" else 277, 1, 0, ctypes.byref(program)) == 0
+
+
+def check_sandboxes():
+    """A server that forbids itself most calls, before, while and after its connection changes over."""
+    for calls in (0, 4, 5, 6, 7, 8, 9, 10, 11, 12, 40):
+        a, b = pair()
+        fd = b.detach()
+
+        def server():
+            a.close()
+            for n in range(400):
+                if n == calls:
+                    sandbox()
+                got = b""
+                while len(got) < 1000:
+                    got += os.read(fd, 1000 - len(got))
+                while got:
+                    got = got[os.write(fd, got):]
+                if n % 50 == 49:
+                    select.select([fd], [], [])
+            assert os.read(fd, 1) == b""
+
+        pid = forked(server)
+        os.close(fd)
+        for n in range(400):
+            time.sleep(0.002 if n % 20 == 19 else 0)
+            message = b"%04d" % n * 250
+            a.sendall(message)
+            assert exactly(a, 1000) == message, n
+            if n % 50 == 49:
+                time.sleep(0.001)
+        a.close()
+        ended(pid)
 
 
 def check_strangers():

@@ -3,13 +3,14 @@
 mod compress;
 mod pair;
 mod rack;
+mod rack_stock;
 mod ring;
 pub mod stream;
 mod ucx;
 
 use std::time::Duration;
 
-pub use rack::{RackDeed, RackPlan, RackSpin, call as rack_call, rack, serve as rack_serve};
+pub use rack::{RackDeed, RackPlan, RackSpin, call as rack_call, rack, reduce as rack_reduce, serve as rack_serve};
 use remora_real::{Error, LinkKind};
 pub use ring::{RingPlan, ring};
 pub use ucx::{UcxRow, ucx};

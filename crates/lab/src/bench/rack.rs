@@ -5,7 +5,7 @@
 //! They use the standard library's blocking sockets and know of no rack. Each figure is one run of the two; what arrives is
 //! what was sent, or the run fails.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use remora_real::Error;
 
+use super::rack_stock as stock;
 use super::{BenchError, BenchGoal, BenchProgress, BenchRow, LARGE, SMALL, beside, next};
 use crate::MeasuredRows;
 use crate::probe::Probe;
@@ -190,6 +191,90 @@ fn rate(time: Duration, mut work: impl FnMut() -> io::Result<()>) -> io::Result<
     Ok(last)
 }
 
+/// Processes of the ring that reduces, and floats that each has.
+const RANKS: usize = 4;
+const FLOATS: usize = 16 << 20;
+
+/// One of the ring that reduces: says its port, is told that of the next one, and adds up numbers with all others as often as
+/// fits the time. Every sum is compared. Returns the milliseconds of one.
+///
+/// # Errors
+///
+/// What the kernel says, or that another sum came.
+pub fn reduce(rank: usize, time: Duration) -> io::Result<f64> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    println!("{}", listener.local_addr()?.port());
+    let mut port = String::new();
+    io::stdin().read_line(&mut port)?;
+    let port: u16 = port.trim().parse().map_err(|_| io::Error::other("no port of the next one"))?;
+    let mut to = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    let mut from = listener.accept()?.0;
+    to.set_nodelay(true)?;
+    reduce_with(rank, FLOATS, time, &mut to, &mut from)
+}
+
+fn reduce_with(
+    rank: usize,
+    floats: usize,
+    time: Duration,
+    to: &mut TcpStream,
+    from: &mut TcpStream,
+) -> io::Result<f64> {
+    let chunk = floats / RANKS;
+    let value = |at: usize| (at % 1000) as f32;
+    // Floats as they cross, little-endian.
+    let own = |at: usize| (value(at) + rank as f32).to_le_bytes();
+    let original: Vec<Vec<u8>> = (0..RANKS).map(|n| (n * chunk..(n + 1) * chunk).flat_map(own).collect()).collect();
+    let (mut chunks, mut came) = (original.clone(), vec![0u8; chunk * 4]);
+    let (mut took, mut turns, start) = (Duration::ZERO, 0u32, Instant::now());
+    loop {
+        chunks.clone_from(&original);
+        // All begin together, and all hear from the first whether there is another turn.
+        let more = rank > 0 || turns == 0 || start.elapsed() < time;
+        if !pass_on(rank, more, to, from)? {
+            return Ok(took.as_secs_f64() * 1e3 / f64::from(turns));
+        }
+        let begin = Instant::now();
+        for step in 0..2 * (RANKS - 1) {
+            let sent = (rank + 2 * RANKS - step) % RANKS;
+            let bytes = &chunks[sent];
+            std::thread::scope(|scope| {
+                let sender = scope.spawn(|| to.write_all(bytes));
+                from.read_exact(&mut came)?;
+                sender.join().map_err(|_| io::Error::other("the sender panicked"))?
+            })?;
+            let own = &mut chunks[(sent + RANKS - 1) % RANKS];
+            if step < RANKS - 1 {
+                for (own, came) in own.as_chunks_mut().0.iter_mut().zip(came.as_chunks().0) {
+                    *own = (f32::from_le_bytes(*own) + f32::from_le_bytes(*came)).to_le_bytes();
+                }
+            } else {
+                std::mem::swap(own, &mut came);
+            }
+        }
+        took += begin.elapsed();
+        turns += 1;
+        let others = (0..RANKS).sum::<usize>() as f32;
+        let right = |(at, sum): (usize, &[u8; 4])| f32::from_le_bytes(*sum) == value(at) * RANKS as f32 + others;
+        if !chunks.iter().flat_map(|chunk| chunk.as_chunks().0).enumerate().all(right) {
+            return Err(wrong());
+        }
+    }
+}
+
+/// One byte once around: what the first one wants.
+fn pass_on(rank: usize, more: bool, to: &mut TcpStream, from: &mut TcpStream) -> io::Result<bool> {
+    let mut word = [u8::from(more)];
+    if rank == 0 {
+        to.write_all(&word)?;
+        from.read_exact(&mut word)?;
+    } else {
+        from.read_exact(&mut word)?;
+        to.write_all(&word)?;
+    }
+    Ok(word[0] == 1)
+}
+
 /// How the bench runs.
 #[derive(Clone, Debug)]
 pub struct RackPlan {
@@ -217,21 +302,39 @@ impl RackPlan {
         run().map_err(|source| Error::System { what: "running the bench's two programs", source })
     }
 
+    /// Milliseconds of a ring all-reduce.
+    fn reduce(&self, rack: Option<RackSpin>) -> Result<f64, Error> {
+        let run = || {
+            let seconds = format!("--seconds={}", self.time.as_secs_f64());
+            let words = |rank: usize| [format!("--reduce={rank}"), seconds.clone()].map(OsString::from);
+            let ranks = (0..RANKS).map(|rank| self.program(rack, &words(rank)));
+            let mut ranks = ranks.collect::<io::Result<Vec<_>>>()?;
+            let ports = ranks.iter_mut().map(Program::line).collect::<io::Result<Vec<_>>>()?;
+            ranks.iter_mut().enumerate().try_for_each(|(rank, program)| program.tell(&ports[(rank + 1) % RANKS]))?;
+            let figures = ranks.iter_mut().map(Program::line).collect::<io::Result<Vec<_>>>()?;
+            figures[0].parse().map_err(|_| io::Error::other(format!("{:?} is no figure", figures[0])))
+        };
+        run().map_err(|source| Error::System { what: "running the bench's ring", source })
+    }
+
     fn program(&self, rack: Option<RackSpin>, words: &[OsString]) -> io::Result<Program> {
-        let mut command = Command::new(&self.remora);
-        if let Some(spin) = rack {
-            command.args(["rack", "exec"]);
-            match spin {
-                RackSpin::Always => command.args(["--spin", "1000000"]),
-                RackSpin::Never => command.args(["--spin", "0"]),
-                RackSpin::AsItIs => &mut command,
-            };
-            command.arg("--").arg(&self.remora);
-        }
+        let mut command = self.command(rack, self.remora.as_os_str());
         command.args(["bench", "rack"]).args(words);
-        // Ctrl-C is for this process, which ends them.
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        command.spawn().map(Program)
+        Program::start(command)
+    }
+
+    /// A program in the rack, with threads that wait so, or with the kernel's TCP.
+    pub(super) fn command(&self, rack: Option<RackSpin>, program: &OsStr) -> Command {
+        let Some(spin) = rack else { return Command::new(program) };
+        let mut command = Command::new(&self.remora);
+        command.args(["rack", "exec"]);
+        match spin {
+            RackSpin::Always => command.args(["--spin", "1000000"]),
+            RackSpin::Never => command.args(["--spin", "0"]),
+            RackSpin::AsItIs => &mut command,
+        };
+        command.arg("--").arg(program);
+        command
     }
 }
 
@@ -247,9 +350,26 @@ pub enum RackSpin {
 }
 
 /// A program, ended with this value.
-struct Program(Child);
+pub(super) struct Program(Child);
 
 impl Program {
+    pub(super) fn start(mut command: Command) -> io::Result<Self> {
+        // Ctrl-C is for this process, which ends them.
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        command.spawn().map(Self)
+    }
+
+    /// One that says nothing that is read here.
+    pub(super) fn start_silent(mut command: Command) -> io::Result<Self> {
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        command.spawn().map(Self)
+    }
+
+    /// Tells it a line.
+    fn tell(&mut self, line: &str) -> io::Result<()> {
+        self.0.stdin.as_mut().map_or(Ok(()), |input| writeln!(input, "{line}"))
+    }
+
     /// The next line that it says; if it ends without one, what it says of that.
     fn line(&mut self) -> io::Result<String> {
         let mut line = String::new();
@@ -269,10 +389,21 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
+        // In order first: it may have children of its own.
+        if let Some(id) = rustix::process::Pid::from_raw(self.0.id() as i32) {
+            let _ = rustix::process::kill_process(id, rustix::process::Signal::TERM);
+        }
+        let end = Instant::now() + END;
+        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
+
+/// How long a program may take to end in order.
+const END: Duration = Duration::from_secs(2);
 
 /// What is measured, how threads of the rack wait, the unit, what a figure is divided by for it, and the goal.
 type Row = (&'static str, RackDeed, RackSpin, &'static str, f64, BenchGoal);
@@ -296,15 +427,22 @@ const ROWS: [Row; 9] = [
     ("connections of one round trip", RackDeed::Connections(1), RackSpin::AsItIs, "k/s", 1e3, FASTER),
     ("connections of 32 round trips", RackDeed::Connections(SOME), RackSpin::AsItIs, "k/s", 1e3, FASTER),
 ];
+const TCP: &str = "TCP on loopback";
 const FASTER: BenchGoal = BenchGoal::RatioAtLeast(0.95);
 const SLOWER: BenchGoal = BenchGoal::RatioAtMost(1.05);
 
-/// Measures everything.
+/// Measures everything; stock programs where they are installed.
 pub fn rack(plan: &RackPlan, progress: &mut BenchProgress<'_>) -> MeasuredRows<BenchRow, BenchError> {
-    let wanted = ROWS.len() + 1;
+    let stock: Vec<_> = stock::ROWS.iter().filter(|row| row.missing().is_none()).collect();
+    let wanted = ROWS.len() + 2 + stock.len();
     MeasuredRows::by(wanted, |rows| {
-        for (n, (what, deed, spin, unit, per, goal)) in ROWS.into_iter().enumerate() {
-            next(progress, what, n as f64 / wanted as f64)?;
+        let mut part = 0.0;
+        let mut begin = |what: &str| {
+            part += 1.0;
+            next(progress, what, (part - 1.0) / wanted as f64)
+        };
+        for (what, deed, spin, unit, per, goal) in ROWS {
+            begin(what)?;
             let figures = beside(
                 || plan.figure(deed, Some(spin)).map(|figure| figure / per),
                 || plan.figure(deed, None).map(|figure| figure / per),
@@ -312,10 +450,19 @@ pub fn rack(plan: &RackPlan, progress: &mut BenchProgress<'_>) -> MeasuredRows<B
             rows.push(BenchRow::new(what, unit, "TCP on loopback, blocking", figures, Some(goal)));
         }
         let (what, probe) = ("64 B round trip, spinning", Probe::default());
-        next(progress, "raw ring", (wanted - 1) as f64 / wanted as f64)?;
+        begin("raw ring")?;
         let figures = beside(|| plan.figure(RackDeed::RoundTrip, Some(RackSpin::Always)), || Ok(probe.ring_ns()))?;
         let goal = Some(BenchGoal::RatioAtMost(2.5));
         rows.push(BenchRow::new(what, "ns", "raw ring ping-pong of a 64 B line", figures, goal));
+        let what = "ring all-reduce of 64 MB, 4 processes";
+        begin(what)?;
+        let figures = beside(|| plan.reduce(Some(RackSpin::AsItIs)), || plan.reduce(None))?;
+        rows.push(BenchRow::new(what, "ms", TCP, figures, Some(BenchGoal::RatioAtMost(0.5))));
+        for row in stock {
+            begin(row.what)?;
+            let figures = beside(|| row.figure(plan, Some(RackSpin::AsItIs)), || row.figure(plan, None))?;
+            rows.push(BenchRow::new(row.what, row.unit, TCP, figures, Some(row.goal)));
+        }
         progress("done", 1.0);
         Ok(())
     })
@@ -353,6 +500,25 @@ mod tests {
             drop(TcpStream::connect((Ipv4Addr::LOCALHOST, port)));
             server.join().expect("the server");
         }
+    }
+
+    #[test]
+    fn four_reduce_what_each_of_them_has() {
+        let listeners: Vec<_> =
+            (0..RANKS).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port")).collect();
+        let to: Vec<_> = (0..RANKS)
+            .map(|rank| listeners[(rank + 1) % RANKS].local_addr().expect("its number"))
+            .map(|next| TcpStream::connect(next).expect("connects"))
+            .collect();
+        std::thread::scope(|scope| {
+            for (rank, (mut to, listener)) in to.into_iter().zip(&listeners).enumerate() {
+                scope.spawn(move || {
+                    let mut from = listener.accept().expect("one comes").0;
+                    let took = reduce_with(rank, 64, Duration::from_millis(2), &mut to, &mut from).expect("sums");
+                    assert!(took > 0.0);
+                });
+            }
+        });
     }
 
     #[test]

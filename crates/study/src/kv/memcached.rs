@@ -7,10 +7,12 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
+use remora_lab::installed;
+
 use super::{KEY, KvAsk, KvPlan, KvTarget, VALUE};
 use crate::StudyError;
 use crate::peers::PeerError;
-use crate::peers::process::{Process, free_ports, installed, until_up};
+use crate::peers::process::{Process, free_ports, until_up};
 
 const WHAT: &str = "memcached";
 /// How long it may take to serve.

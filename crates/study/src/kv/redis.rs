@@ -5,10 +5,12 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
+use remora_lab::installed;
+
 use super::{KvAsk, KvTarget};
 use crate::StudyError;
 use crate::peers::PeerError;
-use crate::peers::process::{Process, free_ports, installed, until_up};
+use crate::peers::process::{Process, free_ports, until_up};
 use crate::peers::resp::{self, RespReply};
 
 const WHAT: &str = "redis";

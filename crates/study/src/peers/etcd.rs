@@ -7,12 +7,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use http::Uri;
+use remora_lab::installed;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
 use tokio::task::LocalSet;
 
 use super::grpc::Channel;
-use super::process::{Process, free_ports, installed, until_up};
+use super::process::{Process, free_ports, until_up};
 use super::{Answer, Ask, Done, PeerError, PeerStore, key, proto};
 
 /// Debian's package.

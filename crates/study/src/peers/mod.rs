@@ -21,7 +21,7 @@ mod value;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use process::installed;
+pub use remora_lab::installed;
 
 /// A request about a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

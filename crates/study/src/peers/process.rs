@@ -17,15 +17,6 @@ const END: Duration = Duration::from_secs(5);
 /// Characters of a process's last words that an error tells.
 const LAST_WORDS: usize = 300;
 
-/// Where a program is installed, if it is.
-pub fn installed(program: &str) -> Option<PathBuf> {
-    // What Debian's packages install for daemons is not on every user's path.
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let directories =
-        std::env::split_paths(&path).chain(["/usr/bin", "/usr/sbin", "/usr/local/bin"].map(PathBuf::from));
-    directories.map(|directory| directory.join(program)).find(|path| path.is_file())
-}
-
 /// `N` TCP ports of the loopback interface that nobody listens at.
 pub fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
     let mut listeners = Vec::with_capacity(N);
@@ -122,6 +113,7 @@ pub fn until_up<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use remora_lab::installed;
 
     #[test]
     fn a_process_ends_with_its_value_and_leaves_its_words() {

@@ -5,9 +5,10 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
+use remora_lab::installed;
 use rustix::event::{Timespec, epoll};
 
-use super::process::{Process, free_ports, installed, until_up};
+use super::process::{Process, free_ports, until_up};
 use super::resp::{self, RespReply};
 use super::{Answer, Ask, Done, PeerError, PeerStore, key};
 
