@@ -437,29 +437,21 @@ c_functions! {
     }
 
     fn epoll_wait(epfd: c_int, out: *mut epoll_event, room: c_int, timeout: c_int) -> c_int {
-        match waited(epfd, out, room, milliseconds(timeout), std::ptr::null()) {
-            Some(done) => done,
-            None => next!(epoll_wait: fn(c_int, *mut epoll_event, c_int, c_int) -> c_int, epfd, out, room, timeout),
-        }
+        waited(epfd, out, room, milliseconds(timeout), std::ptr::null(), ||
+            next!(epoll_wait: fn(c_int, *mut epoll_event, c_int, c_int) -> c_int, epfd, out, room, timeout))
     }
 
     fn epoll_pwait(epfd: c_int, out: *mut epoll_event, room: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
-        match waited(epfd, out, room, milliseconds(timeout), mask) {
-            Some(done) => done,
-            None => next!(epoll_pwait:
-                fn(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int, epfd, out, room, timeout, mask),
-        }
+        waited(epfd, out, room, milliseconds(timeout), mask, || next!(epoll_pwait:
+            fn(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int, epfd, out, room, timeout, mask))
     }
 
     fn epoll_pwait2(
         epfd: c_int, out: *mut epoll_event, room: c_int, timeout: *const timespec, mask: *const sigset_t
     ) -> c_int {
-        match waited(epfd, out, room, nanoseconds(timeout), mask) {
-            Some(done) => done,
-            None => next!(epoll_pwait2:
-                fn(c_int, *mut epoll_event, c_int, *const timespec, *const sigset_t) -> c_int,
-                epfd, out, room, timeout, mask),
-        }
+        waited(epfd, out, room, nanoseconds(timeout), mask, || next!(epoll_pwait2:
+            fn(c_int, *mut epoll_event, c_int, *const timespec, *const sigset_t) -> c_int,
+            epfd, out, room, timeout, mask))
     }
 
     fn poll(fds: *mut pollfd, count: libc::nfds_t, timeout: c_int) -> c_int {
@@ -535,19 +527,30 @@ fn nanoseconds(timeout: *const timespec) -> Option<u64> {
     Some((tv_sec.max(0) as u64).saturating_mul(1_000_000_000).saturating_add(tv_nsec.max(0) as u64))
 }
 
+/// `plain` while no TCP socket is there.
 fn waited(
     epfd: c_int,
     out: *mut epoll_event,
     room: c_int,
     timeout: Option<u64>,
     mask: *const sigset_t,
-) -> Option<c_int> {
+    plain: impl FnOnce() -> c_int,
+) -> c_int {
     if out.is_null() || room <= 0 {
-        return None;
+        return plain();
     }
+    let deadline = timeout.map(|timeout| sys::now().saturating_add(timeout));
     // SAFETY: the program's room for so many events.
-    let out = unsafe { std::slice::from_raw_parts_mut(out, room as usize) };
-    epoll::wait(epfd, out, timeout, mask).map(|done| result(done as isize) as c_int)
+    let events = unsafe { std::slice::from_raw_parts_mut(out, room as usize) };
+    if let Some(done) = epoll::wait(epfd, events, timeout, mask) {
+        return result(done as isize) as c_int;
+    }
+    let count = plain();
+    if let Some(count) = epoll::late(epfd, events, count) {
+        return count;
+    }
+    let left = deadline.map(|deadline| deadline.saturating_sub(sys::now()));
+    epoll::wait(epfd, events, left, mask).map_or(0, |done| result(done as isize) as c_int)
 }
 
 fn polled(fds: *mut pollfd, count: libc::nfds_t, timeout: Option<u64>, mask: *const sigset_t) -> Option<c_int> {

@@ -595,6 +595,14 @@ pub fn wait(epfd: c_int, out: &mut [epoll_event], timeout: Option<u64>, mask: *c
     }
 }
 
+/// What the kernel has told a thread that began to wait when no TCP socket was there yet: another thread may have put one in
+/// meanwhile. None if that leaves nothing.
+pub fn late(epfd: c_int, out: &mut [epoll_event], count: c_int) -> Option<c_int> {
+    let Some(epoll) = find(epfd).filter(|_| count > 0) else { return Some(count) };
+    let left = epoll.translate(&mut out[..count as usize]);
+    (left > 0).then_some(left as c_int)
+}
+
 /// Before a fork.
 pub fn hold() {
     EPOLLS.hold();

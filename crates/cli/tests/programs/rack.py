@@ -167,6 +167,21 @@ def check_epoll():
             x.close(), y.close()
 
 
+def check_epoll_empty():
+    """One thread sleeps in a loop that has nothing in it when another one puts the first connection there."""
+    for n in range(20):
+        a, b = pair()
+        ep, heard = select.epoll(), []
+        t = threading.Thread(target=lambda: heard.extend(ep.poll(20)))
+        t.start()
+        time.sleep(0.002 * (n % 3))
+        ep.register(b.fileno(), select.EPOLLIN)
+        a.sendall(b"x")
+        t.join()
+        assert heard == [(b.fileno(), select.EPOLLIN)], heard
+        a.close(), b.close()
+
+
 def check_epoll_threads():
     """One thread sleeps in the loop while another one changes what it is to hear of."""
     for extra in (0, select.EPOLLONESHOT):
