@@ -34,6 +34,9 @@ pub struct BenchRack {
     /// Be this one of the ring that reduces
     #[arg(long, hide = true)]
     pub reduce: Option<usize>,
+    /// At this address
+    #[arg(long, hide = true, default_value = "127.0.0.1")]
+    pub at: std::net::IpAddr,
     /// Where the other program listens
     #[arg(long, hide = true)]
     pub port: Option<u16>,
@@ -54,7 +57,7 @@ pub fn run(args: &BenchRack) -> Result<(), Failure> {
         return print(&format!("{figure}\n"));
     }
     if let Some(rank) = args.reduce {
-        let figure = remora_lab::bench::rack_reduce(rank, args.seconds).map_err(failed)?;
+        let figure = remora_lab::bench::rack_reduce(rank, args.at, args.seconds).map_err(failed)?;
         return print(&format!("{figure}\n"));
     }
     preload::SOCKETS.find(None)?;

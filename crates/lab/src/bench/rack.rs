@@ -7,7 +7,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -194,20 +194,22 @@ fn rate(time: Duration, mut work: impl FnMut() -> io::Result<()>) -> io::Result<
 /// Processes of the ring that reduces, and floats that each has.
 const RANKS: usize = 4;
 const FLOATS: usize = 16 << 20;
+/// Bytes that are added at once, while they are in the cache.
+const PIECE: usize = 256 << 10;
 
-/// One of the ring that reduces: says its port, is told that of the next one, and adds up numbers with all others as often as
-/// fits the time. Every sum is compared. Returns the milliseconds of one.
+/// One of the ring that reduces, at an address: says where it listens, is told where the next one does, and adds up numbers with
+/// all others as often as fits the time. Every sum is compared. Returns the milliseconds of one.
 ///
 /// # Errors
 ///
 /// What the kernel says, or that another sum came.
-pub fn reduce(rank: usize, time: Duration) -> io::Result<f64> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    println!("{}", listener.local_addr()?.port());
-    let mut port = String::new();
-    io::stdin().read_line(&mut port)?;
-    let port: u16 = port.trim().parse().map_err(|_| io::Error::other("no port of the next one"))?;
-    let mut to = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+pub fn reduce(rank: usize, at: IpAddr, time: Duration) -> io::Result<f64> {
+    let listener = TcpListener::bind((at, 0))?;
+    println!("{}", listener.local_addr()?);
+    let mut next = String::new();
+    io::stdin().read_line(&mut next)?;
+    let next: SocketAddr = next.trim().parse().map_err(|_| io::Error::other("no address of the next one"))?;
+    let mut to = TcpStream::connect(next)?;
     let mut from = listener.accept()?.0;
     to.set_nodelay(true)?;
     reduce_with(rank, FLOATS, time, &mut to, &mut from)
@@ -225,7 +227,7 @@ fn reduce_with(
     // Floats as they cross, little-endian.
     let own = |at: usize| (value(at) + rank as f32).to_le_bytes();
     let original: Vec<Vec<u8>> = (0..RANKS).map(|n| (n * chunk..(n + 1) * chunk).flat_map(own).collect()).collect();
-    let (mut chunks, mut came) = (original.clone(), vec![0u8; chunk * 4]);
+    let (mut chunks, mut came) = (original.clone(), vec![0u8; PIECE]);
     let (mut took, mut turns, start) = (Duration::ZERO, 0u32, Instant::now());
     loop {
         chunks.clone_from(&original);
@@ -237,20 +239,25 @@ fn reduce_with(
         let begin = Instant::now();
         for step in 0..2 * (RANKS - 1) {
             let sent = (rank + 2 * RANKS - step) % RANKS;
-            let bytes = &chunks[sent];
+            let bytes = std::mem::take(&mut chunks[sent]);
+            let own = &mut chunks[(sent + RANKS - 1) % RANKS];
             std::thread::scope(|scope| {
-                let sender = scope.spawn(|| to.write_all(bytes));
-                from.read_exact(&mut came)?;
+                let sender = scope.spawn(|| to.write_all(&bytes));
+                for own in own.chunks_mut(PIECE) {
+                    if step >= RANKS - 1 {
+                        from.read_exact(own)?;
+                        continue;
+                    }
+                    // Added while the next ones are on their way.
+                    let came = &mut came[..own.len()];
+                    from.read_exact(came)?;
+                    for (own, came) in own.as_chunks_mut().0.iter_mut().zip(came.as_chunks().0) {
+                        *own = (f32::from_le_bytes(*own) + f32::from_le_bytes(*came)).to_le_bytes();
+                    }
+                }
                 sender.join().map_err(|_| io::Error::other("the sender panicked"))?
             })?;
-            let own = &mut chunks[(sent + RANKS - 1) % RANKS];
-            if step < RANKS - 1 {
-                for (own, came) in own.as_chunks_mut().0.iter_mut().zip(came.as_chunks().0) {
-                    *own = (f32::from_le_bytes(*own) + f32::from_le_bytes(*came)).to_le_bytes();
-                }
-            } else {
-                std::mem::swap(own, &mut came);
-            }
+            chunks[sent] = bytes;
         }
         took += begin.elapsed();
         turns += 1;
@@ -309,8 +316,8 @@ impl RackPlan {
             let words = |rank: usize| [format!("--reduce={rank}"), seconds.clone()].map(OsString::from);
             let ranks = (0..RANKS).map(|rank| self.program(rack, &words(rank)));
             let mut ranks = ranks.collect::<io::Result<Vec<_>>>()?;
-            let ports = ranks.iter_mut().map(Program::line).collect::<io::Result<Vec<_>>>()?;
-            ranks.iter_mut().enumerate().try_for_each(|(rank, program)| program.tell(&ports[(rank + 1) % RANKS]))?;
+            let places = ranks.iter_mut().map(Program::line).collect::<io::Result<Vec<_>>>()?;
+            ranks.iter_mut().enumerate().try_for_each(|(rank, program)| program.tell(&places[(rank + 1) % RANKS]))?;
             let figures = ranks.iter_mut().map(Program::line).collect::<io::Result<Vec<_>>>()?;
             figures[0].parse().map_err(|_| io::Error::other(format!("{:?} is no figure", figures[0])))
         };
