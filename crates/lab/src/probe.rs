@@ -26,8 +26,11 @@ const ROUND_TRIPS: u32 = 16;
 /// Bytes of one copy.
 const BLOCK: usize = 64 << 10;
 
-/// Slots in a ring of the ring probe.
-const SLOTS: usize = 64;
+/// Slots in a ring of the ring probe, and in one that is to be filled while the other core empties it.
+const SHORT: usize = 64;
+const LONG: usize = 1024;
+/// Lines one way that count as one: many more than may be under way.
+const LINES: u64 = 4 * LONG as u64;
 
 /// The longest UDP payload over IPv4, and the most segments that one send is split into.
 const MAX_PAYLOAD: usize = 65507;
@@ -104,6 +107,70 @@ impl Probe {
             true
         };
         self.round_trip_ns(ping, pong)
+    }
+
+    /// Two threads that wake each other, one of them always asleep: nanoseconds a round trip.
+    pub fn wake_ns(&self) -> f64 {
+        let (stop, turns) = (AtomicBool::new(false), AtomicU64::new(0));
+        let caller = thread::current();
+        thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                pin(1);
+                while !stop.load(Ordering::Acquire) {
+                    // Odd: it is this one's turn.
+                    if turns.load(Ordering::Acquire) % 2 == 1 {
+                        turns.fetch_add(1, Ordering::Release);
+                        caller.unpark();
+                    }
+                    thread::park();
+                }
+            });
+            let time = on_core(0, || {
+                let (start, mut count) = (Instant::now(), 0u32);
+                while start.elapsed() < self.time || count == 0 {
+                    for _ in 0..ROUND_TRIPS {
+                        turns.fetch_add(1, Ordering::Release);
+                        other.thread().unpark();
+                        while turns.load(Ordering::Acquire) % 2 == 1 {
+                            thread::park();
+                        }
+                    }
+                    count += ROUND_TRIPS;
+                }
+                start.elapsed().as_nanos() as f64 / f64::from(count)
+            });
+            stop.store(true, Ordering::Release);
+            other.thread().unpark();
+            time
+        })
+    }
+
+    /// Such lines one way, each shown to the other core by itself and copied out there: lines a second.
+    pub fn ring_per_s(&self) -> f64 {
+        let (ring, taken) = (Box::<LongRing>::default(), Line::default());
+        let (mut put, mut got, mut room) = (0, 0, 0);
+        let ping = || {
+            for _ in 0..LINES {
+                let mut spin = Spin::default();
+                while put - room >= ring.len() {
+                    room = taken.0[0].load(Ordering::Acquire);
+                    spin.once();
+                }
+                ring.put(put, &[put; 7]);
+                put += 1;
+            }
+        };
+        let pong = || {
+            let Some(data) = ring.get(got) else { return false };
+            std::hint::black_box(data);
+            got += 1;
+            // Who writes need not look each time.
+            if got % (ring.len() / 8) == 0 {
+                taken.0[0].store(got, Ordering::Release);
+            }
+            true
+        };
+        LINES as f64 * 1e9 / self.round_trip_ns(ping, pong)
     }
 
     /// A datagram of `payload` bytes over the loopback interface and back, both ends polling unconnected sockets:
@@ -291,15 +358,21 @@ fn socket() -> io::Result<UdpSocket> {
 struct Line([AtomicU64; 8]);
 
 /// Slots of one line each: seven words of data, then the number of the message, from 1.
-struct Ring([Line; SLOTS]);
+struct SlotRing<const SLOTS: usize>([Line; SLOTS]);
+type Ring = SlotRing<SHORT>;
+type LongRing = SlotRing<LONG>;
 
-impl Default for Ring {
-    fn default() -> Ring {
-        Ring(std::array::from_fn(|_| Line::default()))
+impl<const SLOTS: usize> Default for SlotRing<SLOTS> {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| Line::default()))
     }
 }
 
-impl Ring {
+impl<const SLOTS: usize> SlotRing<SLOTS> {
+    fn len(&self) -> u64 {
+        SLOTS as u64
+    }
+
     fn put(&self, n: u64, data: &[u64; 7]) {
         let Line([words @ .., number]) = &self.0[n as usize % SLOTS];
         for (word, value) in words.iter().zip(data) {
@@ -367,6 +440,8 @@ mod tests {
         let figures = [
             probe.cache_line_ns(),
             probe.ring_ns(),
+            probe.ring_per_s(),
+            probe.wake_ns(),
             probe.udp_ns(64).unwrap(),
             probe.memcpy_bytes_per_s(0),
             probe.memcpy_bytes_per_s(1 << 22),

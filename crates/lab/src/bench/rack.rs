@@ -232,9 +232,9 @@ fn reduce_with(
     loop {
         chunks.clone_from(&original);
         // All begin together, and all hear from the first whether there is another turn.
-        let more = rank > 0 || turns == 0 || start.elapsed() < time;
+        let more = rank > 0 || turns < 2 || start.elapsed() < time;
         if !pass_on(rank, more, to, from)? {
-            return Ok(took.as_secs_f64() * 1e3 / f64::from(turns));
+            return Ok(took.as_secs_f64() * 1e3 / f64::from(turns - 1));
         }
         let begin = Instant::now();
         for step in 0..2 * (RANKS - 1) {
@@ -259,7 +259,8 @@ fn reduce_with(
             })?;
             chunks[sent] = bytes;
         }
-        took += begin.elapsed();
+        // Connections change over in the first one.
+        took = if turns == 0 { Duration::ZERO } else { took + begin.elapsed() };
         turns += 1;
         let others = (0..RANKS).sum::<usize>() as f32;
         let right = |(at, sum): (usize, &[u8; 4])| f32::from_le_bytes(*sum) == value(at) * RANKS as f32 + others;
@@ -441,7 +442,7 @@ const SLOWER: BenchGoal = BenchGoal::RatioAtMost(1.05);
 /// Measures everything; stock programs where they are installed.
 pub fn rack(plan: &RackPlan, progress: &mut BenchProgress<'_>) -> MeasuredRows<BenchRow, BenchError> {
     let stock: Vec<_> = stock::ROWS.iter().filter(|row| row.missing().is_none()).collect();
-    let wanted = ROWS.len() + 2 + stock.len();
+    let wanted = ROWS.len() + 4 + stock.len();
     MeasuredRows::by(wanted, |rows| {
         let mut part = 0.0;
         let mut begin = |what: &str| {
@@ -461,6 +462,17 @@ pub fn rack(plan: &RackPlan, progress: &mut BenchProgress<'_>) -> MeasuredRows<B
         let figures = beside(|| plan.figure(RackDeed::RoundTrip, Some(RackSpin::Always)), || Ok(probe.ring_ns()))?;
         let goal = Some(BenchGoal::RatioAtMost(2.5));
         rows.push(BenchRow::new(what, "ns", "raw ring ping-pong of a 64 B line", figures, goal));
+        let what = "64 B round trip, sleeping";
+        begin("two threads that wake each other")?;
+        let figures = beside(|| plan.figure(RackDeed::RoundTrip, Some(RackSpin::Never)), || Ok(probe.wake_ns()))?;
+        rows.push(BenchRow::new(what, "ns", "two threads that wake each other", figures, None));
+        let what = "64 B one way, a call each";
+        begin("raw ring, one way")?;
+        let figures = beside(
+            || plan.figure(RackDeed::OneWay(SMALL), Some(RackSpin::AsItIs)).map(|figure| figure / 1e6),
+            || Ok(probe.ring_per_s() / 1e6),
+        )?;
+        rows.push(BenchRow::new(what, "M/s", "raw ring one way, 64 B lines", figures, None));
         let what = "ring all-reduce of 64 MB, 4 processes";
         begin(what)?;
         let figures = beside(|| plan.reduce(Some(RackSpin::AsItIs)), || plan.reduce(None))?;
