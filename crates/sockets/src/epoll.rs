@@ -315,18 +315,23 @@ impl Epoll {
         }
     }
 
-    /// Wakes who sleeps in the kernel's wait, once.
-    fn wake(&self) {
-        let one = 1u64;
+    /// What wakes who sleeps in the kernel's wait; -1 if there is none.
+    fn alarm(&self) -> c_int {
         let _inner = self.inner.lock();
-        if self.alarm.load(Ordering::Relaxed) < 0 {
+        if self.alarm.load(Ordering::Relaxed) < 0 && !sys::is_sealed() {
             // It can be read, and told of as often as it is written.
             let alarm = sys::call!(SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as c_int;
             let event = epoll_event { events: EPOLLIN as u32 | ET, u64: MARK | ALARM };
             kernel_ctl(self.fd, libc::EPOLL_CTL_ADD, alarm, Some(event));
             self.alarm.store(alarm, Ordering::Relaxed);
         }
-        sys::call!(SYS_write, self.alarm.load(Ordering::Relaxed), &raw const one, 8usize);
+        self.alarm.load(Ordering::Relaxed)
+    }
+
+    /// Wakes who sleeps in the kernel's wait, once.
+    fn wake(&self) {
+        let one = 1u64;
+        sys::call!(SYS_write, self.alarm(), &raw const one, 8usize);
     }
 
     fn change(&self, fd: c_int, event: epoll_event) -> c_int {
@@ -601,6 +606,14 @@ pub fn late(epfd: c_int, out: &mut [epoll_event], count: c_int) -> Option<c_int>
     let Some(epoll) = find(epfd).filter(|_| count > 0) else { return Some(count) };
     let left = epoll.translate(&mut out[..count as usize]);
     (left > 0).then_some(left as c_int)
+}
+
+/// Before this process forbids itself to make what it may need.
+pub fn sealing() {
+    let epolls: Vec<_> = EPOLLS.lock().iter().flat_map(|epolls| epolls.values().cloned()).collect();
+    for epoll in &epolls {
+        epoll.alarm();
+    }
 }
 
 /// Before a fork.

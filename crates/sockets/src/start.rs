@@ -59,6 +59,7 @@ pub fn sealing() {
     socket::hold();
     socket::all_raw().for_each(Socket::never);
     socket::release();
+    epoll::sealing();
     sys::seal();
 }
 

@@ -492,8 +492,8 @@ def check_idle():
 def sandbox():
     """From here on the kernel kills this process for calls that sandboxed servers forbid themselves."""
     import ctypes, platform
-    numbers = {"x86_64": (44, 45, 46, 47, 24, 41, 42, 54, 55, 72, 200, 449),
-               "aarch64": (206, 207, 211, 212, 124, 198, 203, 208, 209, 25, 130, 449)}[platform.machine()]
+    numbers = {"x86_64": (44, 45, 46, 47, 24, 41, 42, 52, 54, 55, 72, 200, 290, 449),
+               "aarch64": (206, 207, 211, 212, 124, 198, 203, 205, 208, 209, 25, 130, 19, 449)}[platform.machine()]
     load, same, give = 0x20, 0x15, 0x06
     code = [(load, 0, 0, 0)]
     code += [(same, len(numbers) - n, 0, number) for n, number in enumerate(numbers)]
@@ -520,6 +520,8 @@ def check_sandboxes():
 
         def server():
             a.close()
+            ep = select.epoll()
+            ep.register(fd, select.EPOLLIN)
             for n in range(400):
                 if n == calls:
                     sandbox()
@@ -530,6 +532,8 @@ def check_sandboxes():
                     got = got[os.write(fd, got):]
                 if n % 50 == 49:
                     select.select([fd], [], [])
+                if n % 50 == 19:
+                    assert ep.poll() == [(fd, select.EPOLLIN)]
             assert os.read(fd, 1) == b""
 
         pid = forked(server)
