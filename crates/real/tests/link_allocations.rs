@@ -44,6 +44,9 @@ fn ip(c: u8, d: u8) -> IpAddr {
 
 /// Allocations during a thousand batches from `a` to `b` at `to`, sleeps included, after a few to warm up.
 fn allocations(a: &mut dyn Link, b: &mut dyn Link, to: IpAddr) -> u64 {
+    // The first time that a thread waits for a lock it is given its place among those that do.
+    let lock = parking_lot::Mutex::new(());
+    parking_lot::Condvar::new().wait_for(&mut lock.lock(), std::time::Duration::from_millis(1));
     let (lens, mut fds) = ([96u16, 96, 96, 40, 4112], Vec::with_capacity(8));
     let mut bytes = [7; 96 * 3 + 40 + 4112];
     let mut before = 0;

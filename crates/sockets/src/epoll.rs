@@ -49,6 +49,8 @@ struct Entry {
     /// What the kernel watches.
     kernel: u32,
     hot: bool,
+    /// How often it was made hot, or was to be.
+    heated: u32,
     /// The program has taken it out; the kernel still has it.
     absent: bool,
     /// One that is to be told once has been.
@@ -235,11 +237,13 @@ impl Inner {
 
     fn heat(&mut self, index: usize) {
         if let Some(Some(entry)) = self.entries.get_mut(index)
-            && !entry.hot
             && !entry.absent
         {
-            entry.hot = true;
-            self.hot.push(index);
+            entry.heated = entry.heated.wrapping_add(1);
+            if !entry.hot {
+                entry.hot = true;
+                self.hot.push(index);
+            }
         }
     }
 }
@@ -268,6 +272,7 @@ impl Epoll {
             data: event.u64,
             kernel: kernel_events(socket, event.events),
             hot: false,
+            heated: 0,
             absent: false,
             fired: false,
             seen: None,
@@ -495,7 +500,11 @@ impl Epoll {
             return false;
         }
         let mut inner = self.inner.lock();
-        if inner.hot.len() > hot.len() {
+        // What was made hot since was so for a reason that this look may have missed.
+        let again = |(index, entry): &(usize, Entry)| {
+            inner.get(*index, entry.generation).is_some_and(|now| now.heated != entry.heated)
+        };
+        if inner.hot.len() > hot.len() || hot.iter().any(again) {
             return false;
         }
         for (index, entry) in &hot {
