@@ -30,6 +30,15 @@ def remora(build="release"):
     return target / "remora"
 
 
+def remora_of_racks():
+    """The command with its sockets library beside it, of a release build if there is one."""
+    for build in ("release", "debug"):
+        target = TARGET / build
+        if all((target / file).exists() for file in ("remora", "libremora_sockets.so")):
+            return target / "remora"
+    sys.exit("remora and its sockets library are not built: cargo build --release")
+
+
 def exists(program):
     return any(os.access(Path(d) / program, os.X_OK) for d in os.environ["PATH"].split(":"))
 

@@ -15,18 +15,11 @@ def count(part):
     return Counter(text(part))
 
 
-def merge(counts):
-    return sum(counts, Counter())
-
-
-def hash_of(word):
-    return int(word[4:])
-
-
-def part_sum(counts, part, parts):
+def reduce(counts, part, parts):
+    """The sums of a part of the words."""
     total = Counter()
     for words in counts:
-        total.update({word: n for word, n in words.items() if hash_of(word) % parts == part})
+        total.update({word: n for word, n in words.items() if int(word.removeprefix("word")) % parts == part})
     return total
 
 
@@ -35,7 +28,7 @@ if __name__ == "__main__":
                       host="127.0.0.1") as cluster, Client(cluster) as client:
         counts = client.map(count, range(24))
         # Every reducer wants a part of what every mapper has: workers fetch from each other.
-        sums = client.gather([client.submit(part_sum, counts, part, 4) for part in range(4)])
-    got, want = merge(sums), merge(count(part) for part in range(24))
+        sums = client.gather([client.submit(reduce, counts, part, 4) for part in range(4)])
+    got, want = sum(sums, Counter()), sum(map(count, range(24)), Counter())
     assert got == want and sum(got.values()) == 24 * 50_000, "other words were counted"
     print("right")

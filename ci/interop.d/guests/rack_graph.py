@@ -30,11 +30,10 @@ def exchange(comm, parts):
     counts = np.array([len(part) for part in parts], dtype=np.int32)
     come = np.empty_like(counts)
     comm.Alltoall(counts, come)
-    out, kind = np.concatenate(parts), parts[0].dtype
-    got = np.empty(come.sum(), dtype=kind)
+    out = np.concatenate(parts)
+    got = np.empty(come.sum(), dtype=out.dtype)
     begins = lambda of: np.concatenate(([0], np.cumsum(of)[:-1]))
-    mpi = MPI._typedict[kind.char]
-    comm.Alltoallv([out, counts, begins(counts), mpi], [got, come, begins(come), mpi])
+    comm.Alltoallv([out, (counts, begins(counts))], [got, (come, begins(come))])
     return got
 
 

@@ -409,7 +409,8 @@ c_functions! {
 
     fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
         // Who is not root says the first before the second, which may be said past the C library's function.
-        if matches!(option, libc::PR_SET_NO_NEW_PRIVS | libc::PR_SET_SECCOMP) {
+        // A child that only borrows this memory forbids itself, not its parent.
+        if matches!(option, libc::PR_SET_NO_NEW_PRIVS | libc::PR_SET_SECCOMP) && !start::is_borrowed() {
             start::sealing();
         }
         // By the kernel's number: a program's own memory functions call this while they are made ready, and to look for the

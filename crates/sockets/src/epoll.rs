@@ -14,7 +14,7 @@ use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRD
 
 use crate::link::{Link, WANT_DATA, WANT_ROOM, Word};
 use crate::socket::{self, Socket};
-use crate::spin::Spin;
+use crate::spin::{Guard, Spin};
 use crate::{spin, stream, sys};
 
 const IN: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
@@ -258,10 +258,7 @@ impl Epoll {
             if !entry.absent {
                 return -libc::EEXIST;
             }
-            let result = inner.change(self.fd, index, event);
-            drop(inner);
-            self.changed(index);
-            return result;
+            return self.change_entry(inner, index, event);
         }
         inner.generation = inner.generation.wrapping_add(1);
         let mut entry = Entry {
@@ -339,16 +336,18 @@ impl Epoll {
         sys::call!(SYS_write, self.alarm(), &raw const one, 8usize);
     }
 
+    fn change_entry(&self, mut inner: Guard<'_, Inner>, index: usize, event: epoll_event) -> c_int {
+        let result = inner.change(self.fd, index, event);
+        drop(inner);
+        self.changed(index);
+        result
+    }
+
     fn change(&self, fd: c_int, event: epoll_event) -> c_int {
-        let mut inner = self.inner.lock();
+        let inner = self.inner.lock();
         match inner.by_fd.get(&fd).copied() {
             Some(index) if inner.entries[index].is_some_and(|entry| entry.absent) => -libc::ENOENT,
-            Some(index) => {
-                let result = inner.change(self.fd, index, event);
-                drop(inner);
-                self.changed(index);
-                result
-            }
+            Some(index) => self.change_entry(inner, index, event),
             None => kernel_ctl(self.fd, libc::EPOLL_CTL_MOD, fd, Some(event)),
         }
     }
