@@ -3,6 +3,7 @@
 mod compress;
 mod pair;
 mod rack;
+mod rack_reduce;
 mod rack_stock;
 mod ring;
 pub mod stream;
@@ -10,7 +11,8 @@ mod ucx;
 
 use std::time::Duration;
 
-pub use rack::{RackDeed, RackPlan, RackSpin, call as rack_call, rack, reduce as rack_reduce, serve as rack_serve};
+pub use rack::{RackDeed, RackPlan, RackSpin, call as rack_call, rack, serve as rack_serve};
+pub use rack_reduce::reduce as rack_reduce;
 use remora_real::{Error, LinkKind};
 pub use ring::{RingPlan, ring};
 pub use ucx::{UcxRow, ucx};
