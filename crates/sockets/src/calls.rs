@@ -16,7 +16,7 @@ use crate::link::{WANT_DATA, WANT_ROOM, Word};
 use crate::socket::{self, Socket, state};
 use crate::stream::{self, Parts};
 use crate::wait::Sets;
-use crate::{epoll, rack, start, sys, wait};
+use crate::{epoll, handover, rack, start, sys, wait};
 
 /// What a function of the C library returns for a result of the kernel's.
 fn result(result: isize) -> ssize_t {
@@ -225,6 +225,14 @@ c_functions! {
         if header.msg_controllen > 0 && socket::find(fd).is_some_and(|socket| socket.link().is_some()) {
             return result(-(libc::EINVAL as isize));
         }
+        if header.msg_controllen > 0 && !header.msg_control.is_null() {
+            // SAFETY: the program's bytes, as its header says.
+            let control = unsafe { std::slice::from_raw_parts(header.msg_control.cast::<u8>(), header.msg_controllen as _) };
+            if let Some((control, _ends)) = handover::passing(control) {
+                let message = msghdr { msg_control: control.as_ptr().cast_mut().cast(), ..*header };
+                return next!(sendmsg: fn(c_int, *const msghdr, c_int) -> ssize_t, fd, &raw const message, flags);
+            }
+        }
         transmit(fd, &parts, flags, plain)
     }
 
@@ -370,7 +378,11 @@ c_functions! {
                 link.set_own(Word::NonBlocking, u64::from(unsafe { argument.read_unaligned() } != 0));
             }
         }
-        next!(ioctl: fn(c_int, c_ulong, *mut c_int) -> c_int, fd, request, argument)
+        let done = next!(ioctl: fn(c_int, c_ulong, *mut c_int) -> c_int, fd, request, argument);
+        if done == 0 && (request == libc::FIOCLEX as c_ulong || request == libc::FIONCLEX as c_ulong) {
+            handover::said(fd, request == libc::FIONCLEX as c_ulong);
+        }
+        done
     }
 
     fn shutdown(fd: c_int, how: c_int) -> c_int {
@@ -600,12 +612,16 @@ fn named(
 }
 
 fn copied(fd: c_int, new: c_int) -> c_int {
-    if new >= 0 && socket::find(fd).is_some_and(|socket| socket.link().is_some()) {
+    if new < 0 {
+        return new;
+    }
+    if socket::find(fd).is_some_and(|used| used.link().is_some() && handover::is_own(&used, new)) {
         sys::close_on_exec(new);
     }
-    if new >= 0 && !start::is_borrowed() {
+    if !start::is_borrowed() {
         socket::copy(fd, new);
     }
+    handover::copied(fd, new);
     new
 }
 
@@ -615,6 +631,10 @@ fn controlled(fd: c_int, command: c_int, argument: c_ulong, done: c_int) -> c_in
     }
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => return copied(fd, done),
+        libc::F_SETFD => handover::said(fd, argument & libc::FD_CLOEXEC as c_ulong == 0),
+        libc::F_GETFD if socket::find(fd).is_some_and(|socket| socket.link().is_some() && socket.stays()) => {
+            return done & !libc::FD_CLOEXEC;
+        }
         libc::F_SETFL => {
             if let Some(used) = socket::find(fd) {
                 match used.link() {
@@ -633,7 +653,7 @@ fn controlled(fd: c_int, command: c_int, argument: c_ulong, done: c_int) -> c_in
 }
 
 /// A descriptor is about to be closed.
-fn closing(fd: c_int) {
+pub fn closing(fd: c_int) {
     if socket::find(fd).is_none() {
         if !start::is_borrowed() {
             epoll::closed(fd);

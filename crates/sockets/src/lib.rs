@@ -14,6 +14,7 @@
 //! | `stream` | sending and receiving: changing over, waiting, ends                               |
 //! | `epoll`, `wait`  | `epoll`, `poll` and `select`                                              |
 //! | `calls`, `files` | the C library's functions: sockets and descriptors; files to sockets      |
+//! | `handover` | connections that go to other programs                                     |
 //! | `spin`, `sys`    | locks and looking; the kernel's calls                                     |
 //!
 //! What the rack cannot do as the kernel does stays with the kernel, silently: a peer that is not in the rack, a socket
@@ -28,6 +29,8 @@ mod epoll;
 #[cfg(not(test))]
 mod files;
 mod gate;
+#[cfg(not(test))]
+mod handover;
 mod link;
 mod rack;
 mod socket;

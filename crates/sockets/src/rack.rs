@@ -252,14 +252,18 @@ pub fn is_own(fd: c_int) -> bool {
     fd >= 0 && fd == OWN.load(Ordering::Relaxed)
 }
 
-/// What the daemon knows a connection by.
-fn key_of(fd: c_int) -> Option<(Key, ConnectionEnd)> {
+/// The addresses of a connection's two ends: this one's first.
+pub fn addresses(fd: c_int) -> Option<(SocketAddr, SocketAddr)> {
     // SAFETY: the descriptor is the program's, and open while its call lasts.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let own = SocketAddr::try_from(net::getsockname(socket).ok()?).ok()?;
-    let peer = SocketAddr::try_from(net::getpeername(socket).ok()??).ok()?;
+    Some((own, SocketAddr::try_from(net::getpeername(socket).ok()??).ok()?))
+}
+
+/// What the daemon knows a connection by.
+fn key_of(fd: c_int) -> Option<(Key, ConnectionEnd)> {
     let plain = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
-    let (own, peer) = (plain(own), plain(peer));
+    let (own, peer) = addresses(fd).map(|(own, peer)| (plain(own), plain(peer)))?;
     (own != peer).then(|| Key::new(sys::namespace(), own, peer))
 }
 

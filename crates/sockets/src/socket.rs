@@ -25,6 +25,19 @@ pub mod state {
     pub const NEVER: u8 = 3;
 }
 
+/// Whether a program that takes this one's place is to have a socket that has rings.
+pub mod stays {
+    /// It is closed then.
+    pub const NO: u8 = 0;
+    /// It stays, as all do of which nothing is said.
+    pub const UNSAID: u8 = 1;
+    /// It was said to stay.
+    pub const SAID: u8 = 2;
+}
+
+/// Standard input, output and errors: what the C library reads and writes by itself, past this one.
+pub const STANDARD: std::ops::Range<c_int> = 0..3;
+
 /// One end of a connection. Never freed, but used again.
 #[derive(Default)]
 pub struct Socket {
@@ -70,6 +83,10 @@ pub struct Socket {
     pub names: Spin<Option<Names>>,
     /// Where it is watched.
     pub watched: Spin<Vec<Registered>>,
+    /// The kernel's number of it, once it has rings.
+    pub cookie: AtomicU64,
+    /// Whether a program that takes this one's place is to have it, of [`stays`].
+    pub stays: AtomicU8,
     /// How many processes had it when it was last shared by a fork; null if it never was.
     pub sharers: AtomicPtr<AtomicU32>,
 }
@@ -86,6 +103,16 @@ impl<T: Default> Default for Spin<T> {
 impl Socket {
     pub fn state(&self) -> u8 {
         self.state.load(Ordering::Acquire)
+    }
+
+    /// Whether a program that takes this one's place is to have it.
+    pub fn stays(&self) -> bool {
+        self.stays.load(Ordering::Relaxed) != stays::NO
+    }
+
+    /// Whether the C library may read or write it by itself.
+    pub fn is_standard(&self) -> bool {
+        STANDARD.clone().any(|fd| find(fd).is_some_and(|found| found.same(self)))
     }
 
     /// The rings, once there are any.
@@ -314,12 +341,23 @@ pub fn remove(fd: c_int, last: impl FnOnce(&Socket)) {
     }
 }
 
+/// The descriptors of all sockets.
+pub fn descriptors() -> impl Iterator<Item = (c_int, &'static Socket)> {
+    let chunks = TABLE.iter().enumerate().filter_map(|(index, chunk)| {
+        // SAFETY: null, or a chunk that is never freed.
+        Some((index, unsafe { chunk.load(Ordering::Acquire).as_ref() }?))
+    });
+    chunks.flat_map(|(index, chunk)| {
+        chunk.iter().enumerate().filter_map(move |(at, entry)| {
+            // SAFETY: null, or a socket that is never freed.
+            Some(((index * CHUNK + at) as c_int, unsafe { entry.load(Ordering::Acquire).as_ref() }?))
+        })
+    })
+}
+
 /// The sockets of all descriptors, for who keeps others from closing them.
 pub fn all_raw() -> impl Iterator<Item = &'static Socket> {
-    // SAFETY: null, or a chunk that is never freed.
-    let chunks = TABLE.iter().filter_map(|chunk| unsafe { chunk.load(Ordering::Acquire).as_ref() });
-    // SAFETY: null, or a socket that is never freed.
-    chunks.flatten().filter_map(|entry| unsafe { entry.load(Ordering::Acquire).as_ref() })
+    descriptors().map(|(_, socket)| socket)
 }
 
 /// What a table's entry led to, which was closed past this library.
@@ -348,7 +386,8 @@ impl Socket {
         ] {
             flag.store(false, Ordering::Relaxed);
         }
-        for time in [&self.rx_timeout, &self.tx_timeout] {
+        self.stays.store(0, Ordering::Relaxed);
+        for time in [&self.rx_timeout, &self.tx_timeout, &self.cookie] {
             time.store(0, Ordering::Relaxed);
         }
         self.watched.lock().clear();

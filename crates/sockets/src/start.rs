@@ -64,7 +64,7 @@ pub fn sealing() {
 }
 
 /// A cell that nobody has.
-fn cell() -> *mut AtomicU32 {
+pub fn cell() -> *mut AtomicU32 {
     let page = SHARED.load(Ordering::Acquire);
     if page.is_null() {
         return null_mut();

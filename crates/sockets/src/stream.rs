@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::link::{Link, RING, Side, WANT_DATA, WANT_ROOM, WRITABLE, Word};
-use crate::socket::{Socket, state};
+use crate::socket::{Socket, state, stays};
 use crate::{epoll, rack, spin, sys};
 
 const AGAIN: isize = -(libc::EAGAIN as isize);
@@ -28,7 +28,11 @@ pub fn tick(socket: &'static Socket, fd: c_int, bytes: usize) {
     if socket.state() == state::PLAIN {
         let more = 1 + (bytes / CALL).min(1 << 16) as u32;
         if socket.ops.fetch_add(more, Ordering::Relaxed) >= rack::worth_it() && !socket.in_use_elsewhere() {
-            rack::attach(socket, fd);
+            match socket.is_standard() {
+                // Later perhaps.
+                true => socket.ops.store(0, Ordering::Relaxed),
+                false => rack::attach(socket, fd),
+            }
         }
         return;
     }
@@ -41,7 +45,11 @@ pub fn tick(socket: &'static Socket, fd: c_int, bytes: usize) {
 /// Whether the rack can do for this socket what the kernel does.
 pub fn fits(socket: &Socket, fd: c_int) -> bool {
     let is = |name, value| sys::get_int(fd, libc::SOL_SOCKET, name) == Some(value);
-    is(libc::SO_RCVLOWAT, 1) && is(libc::SO_OOBINLINE, 0) && is(libc::SO_ZEROCOPY, 0) && !socket.in_use_elsewhere()
+    is(libc::SO_RCVLOWAT, 1)
+        && is(libc::SO_OOBINLINE, 0)
+        && is(libc::SO_ZEROCOPY, 0)
+        && !socket.in_use_elsewhere()
+        && !socket.is_standard()
 }
 
 /// The socket has rings from now on.
@@ -49,7 +57,11 @@ pub fn begin(socket: &Socket, link: Link, fd: c_int) {
     // Bells are to be heard at once.
     sys::set_int(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0);
     sys::set_int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    if !socket.stays() && !sys::closes_on_exec(fd) {
+        socket.stays.store(stays::UNSAID, Ordering::Relaxed);
+    }
     sys::close_on_exec(fd);
+    socket.cookie.store(sys::cookie(fd).unwrap_or(0), Ordering::Relaxed);
     link.add_own(Word::Holders, 1);
     let flags = sys::call!(SYS_fcntl, fd, libc::F_GETFL);
     link.set_own(Word::NonBlocking, u64::from(flags & libc::O_NONBLOCK as i64 != 0));

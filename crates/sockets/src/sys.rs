@@ -68,6 +68,11 @@ pub fn close_on_exec(fd: c_int) {
     call!(SYS_fcntl, fd, libc::F_SETFD, libc::FD_CLOEXEC);
 }
 
+/// Whether it does so already.
+pub fn closes_on_exec(fd: c_int) -> bool {
+    call!(SYS_fcntl, fd, libc::F_GETFD) as c_int & libc::FD_CLOEXEC != 0
+}
+
 /// Rings. The peer's kernel keeps the byte for it; false if there is no room for one, as there are others then.
 pub fn ring(fd: c_int) -> bool {
     if is_sealed() {
@@ -119,6 +124,16 @@ pub fn get_int(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     }
     let (mut value, mut len) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
     (call!(SYS_getsockopt, fd, level, name, &raw mut value, &raw mut len) == 0).then_some(value)
+}
+
+/// The kernel's number of a socket, which no other one has had.
+pub fn cookie(fd: c_int) -> Option<u64> {
+    if is_sealed() {
+        return None;
+    }
+    let (mut value, mut len) = (0u64, size_of::<u64>() as libc::socklen_t);
+    let got = call!(SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_COOKIE, &raw mut value, &raw mut len);
+    (got == 0).then_some(value)
 }
 
 pub fn set_int(fd: c_int, level: c_int, name: c_int, value: c_int) {

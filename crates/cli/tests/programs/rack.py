@@ -567,6 +567,212 @@ def check_strangers():
     ended(pid)
 
 
+def relays():
+    """Processes that pass bytes on for programs that this process, or a child of its, has become."""
+    found = 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            found += open(f"/proc/{pid}/comm").read() == "remora-relay\n" and open(f"/proc/{pid}/environ").read() == open("/proc/self/environ").read()
+        except OSError:
+            pass
+    return found
+
+
+def eventually(what):
+    end = time.time() + 10
+    while not what():
+        assert time.time() < end
+        time.sleep(0.01)
+
+
+def echoed(a, rounds=30, end=True):
+    """Somebody sends back what `a` sends, line by line, and more than any buffer holds."""
+    for n in range(rounds):
+        a.sendall(b"line %d\n" % n)
+        assert exactly(a, len(b"line %d\n" % n)) == b"line %d\n" % n
+    if end:
+        data = random.Random(SEED).randbytes(3 << 20).replace(b"\n", b"x") + b"\n"
+        got = []
+        t = threading.Thread(target=lambda: got.append(exactly(a, len(data))))
+        t.start()
+        a.sendall(data)
+        a.shutdown(socket.SHUT_WR)
+        t.join()
+        assert got[0] == data
+        assert a.recv(1) == b""
+
+
+BASH = "while IFS= read -r l; do echo \"$l\"; done"
+
+
+def check_exec_standard():
+    """Programs that are started with a connection as their standard input and output, by `exec` and by `vfork`."""
+    import subprocess
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for program in (["cat"], [sys.executable, "-c", "import sys\nfor l in sys.stdin: print(l, end='', flush=True)"]):
+            a, b = pair(family)
+            warm(a, b)
+
+            def server():
+                a.close()
+                os.dup2(b.fileno(), 0)
+                os.dup2(b.fileno(), 1)
+                os.execvp(program[0], program)
+
+            pid = forked(server)
+            b.close()
+            echoed(a)
+            a.close()
+            ended(pid)
+
+            a, b = pair(family)
+            warm(a, b)
+            child = subprocess.Popen(program, stdin=b, stdout=b)
+            b.close()
+            echoed(a)
+            assert child.wait() == 0
+    # The C library's own reads and writes, in a program that is not told of rings, and one that has made the connection.
+    a, b = pair()
+    warm(a, b)
+    child = subprocess.Popen(["bash", "--norc", "-c", BASH], stdin=b, stdout=b, env={"PATH": os.environ["PATH"]})
+    b.close()
+    echoed(a, end=False)
+    a.shutdown(socket.SHUT_WR)
+    assert child.wait() == 0 and a.recv(1) == b""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        code = "exec 3<>/dev/tcp/127.0.0.1/%d; while read -r l <&3; do echo \"$l\" >&3; done" % listener.getsockname()[1]
+        child = subprocess.Popen(["bash", "--norc", "-c", code])
+        a, _ = listener.accept()
+    echoed(a, 300, end=False)
+    a.close()
+    assert child.wait() == 0
+    eventually(lambda: relays() == 0)
+
+
+def check_exec_shared():
+    """A child that only writes leaves what comes to its parent, which goes on when it has ended."""
+    import subprocess
+    a, b = pair()
+    warm(a, b)
+    for n in range(5):
+        child = subprocess.Popen(["sh", "-c", "sleep 0.1; echo from child"], stdout=b, stderr=b)
+        a.sendall(b"to parent")
+        assert exactly(b, 9) == b"to parent" and exactly(a, 11) == b"from child\n" and child.wait() == 0
+        warm(a, b, 3)
+    # The other way round: standard output before input.
+    child = subprocess.Popen(["sh", "-c", "read l; echo $l"], stdout=b, stdin=b)
+    a.sendall(b"for child\n")
+    assert exactly(a, 10) == b"for child\n" and child.wait() == 0
+    eventually(lambda: relays() == 0)
+    warm(a, b, 3)
+    b.close()
+    assert a.recv(1) == b""
+
+
+def check_exec_named():
+    """Descriptors that a program is told of, and keeps by itself."""
+    import subprocess
+    code = "import socket, sys\ns = socket.socket(fileno=int(sys.argv[1]))\n" \
+           "while True:\n    d = s.recv(1 << 16)\n    if not d: break\n    s.sendall(d)"
+    a, b = pair()
+    warm(a, b)
+    child = subprocess.Popen([sys.executable, "-c", code, str(b.fileno())], pass_fds=[b.fileno()])
+    b.close()
+    echoed(a)
+    assert child.wait() == 0
+    for early in (True, False):
+        a, b = pair()
+        if early:
+            b.set_inheritable(True)
+        warm(a, b)
+        assert b.get_inheritable() == early
+
+        def server():
+            a.close()
+            if not early:
+                b.set_inheritable(True)
+            os.execv(sys.executable, [sys.executable, "-c", code, str(b.fileno())])
+
+        pid = forked(server)
+        b.close()
+        echoed(a)
+        ended(pid)
+    # One that is left open by chance costs nothing, and nobody takes from it.
+    a, b = pair()
+    fcntl.fcntl(b.fileno(), fcntl.F_SETFD, 0)
+    c, d = pair()
+    warm(a, b)
+    warm(c, d)
+    child = subprocess.Popen(["sleep", "0.2"], close_fds=False)
+    warm(c, d)
+    assert child.wait() == 0
+    # By actions of `posix_spawn`, and past a Unix socket.
+    for extra in ([], [(os.POSIX_SPAWN_DUP2, d.fileno(), 2)]):
+        actions = [(os.POSIX_SPAWN_DUP2, d.fileno(), 1), (os.POSIX_SPAWN_DUP2, d.fileno(), 0)] + extra
+        pid = os.posix_spawnp("sh", ["sh", "-c", "read l; echo $l"], os.environ, file_actions=actions)
+        c.sendall(b"spawned\n")
+        assert exactly(c, 8) == b"spawned\n"
+        ended(pid)
+        eventually(lambda: relays() == 0)
+        warm(c, d)
+    one, other = socket.socketpair(socket.AF_UNIX)
+
+    def receiver():
+        for s in (c, d, one):
+            s.close()
+        _, fds, _, _ = socket.recv_fds(other, 10, 1)
+        s = socket.socket(fileno=fds[0])
+        while data := s.recv(1 << 16):
+            s.sendall(data)
+
+    pid = forked(receiver)
+    socket.send_fds(one, [b"here"], [d.fileno()])
+    d.close()
+    echoed(c)
+    ended(pid)
+    eventually(lambda: relays() == 0)
+
+
+def check_exec_ends():
+    """A program that is killed, and a peer that is: the other one hears of it."""
+    import subprocess
+    a, b = pair()
+    warm(a, b)
+    child = subprocess.Popen(["sleep", "100"], stdin=b, stdout=b)
+    b.close()
+    a.sendall(b"never read")
+    time.sleep(0.2)
+    child.kill()
+    child.wait()
+    try:
+        assert a.recv(1) == b""
+    except ConnectionResetError:
+        pass
+    a, b = pair()
+
+    def peer():
+        b.close()
+        warm_one(a)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def warm_one(s):
+        for n in range(30):
+            s.sendall(b"x")
+            exactly(s, 1)
+
+    pid = forked(peer)
+    a.close()
+    for n in range(30):
+        b.sendall(exactly(b, 1))
+    child = subprocess.Popen(["cat"], stdin=b, stdout=b)
+    b.close()
+    os.waitpid(pid, 0)
+    assert child.wait(10) == 0
+    eventually(lambda: relays() == 0)
+
+
 for name, check in sorted(globals().items()):
     if name.startswith("check_") and (len(sys.argv) < 2 or sys.argv[1] in ("all", name)):
         start = time.time()
