@@ -1,9 +1,7 @@
 //! Unreliable connections: whole on a clean link; under faults every message arrives whole or not at all. The network's
 //! order and duplicates are the user's: the service has nothing to tell a repeated message from a new one by.
 
-mod common;
-
-use common::{CLEAN, Faults, Pair, Setup};
+use crate::common::{CLEAN, Faults, Pair, Setup};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 use remora_nic::*;
@@ -94,7 +92,7 @@ fn what_the_receiver_cannot_take_is_dropped_in_silence() {
         SendOp::Send,
         SendOp::WriteImm { va: p.b.va(0), rkey: p.b.key(), imm: 1 },
         SendOp::Write { va: p.b.va(0), rkey: p.b.key() ^ 1 },
-        SendOp::Write { va: p.b.va(common::REGION - 2999), rkey: p.b.key() },
+        SendOp::Write { va: p.b.va(crate::common::REGION - 2999), rkey: p.b.key() },
     ];
     for op in table {
         p.a.send(&SendWr::new(1, op, Data::List(&list)));
@@ -212,7 +210,7 @@ fn run(seed: u64, faults: Faults, mtu: u32) -> (usize, usize) {
         let psns = (p.a.nic.qp_psns(p.a.qp).expect("live").0.get(), 0xff_fff0);
         p.b.nic.to_reset(p.b.qp).expect("live");
         let remote = p.a.qp;
-        p.b.bring_up(common::A, remote, (psns.1, psns.0), uc(mtu));
+        p.b.bring_up(crate::common::A, remote, (psns.1, psns.0), uc(mtu));
     }
     (arrived, written)
 }

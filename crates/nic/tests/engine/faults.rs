@@ -1,10 +1,8 @@
 //! A seeded grid of loss, duplication, reordering, delay and damage: data and completions must be exact.
 
-mod common;
-
 use std::net::IpAddr;
 
-use common::{A, B, Faults, Pair, REGION, Setup, Side, V6};
+use crate::common::{A, B, Faults, Pair, REGION, Setup, Side, V6};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 use remora_nic::*;

@@ -1,9 +1,7 @@
 //! Packet and message sequence numbers: wrap, duplicates, replays, lost acknowledgements and responses.
 
-mod common;
-
-use common::bare::{Bare, Said, ack, nak};
-use common::{CLEAN, Faults, Pair, Setup};
+use crate::common::bare::{Bare, Said, ack, nak};
+use crate::common::{CLEAN, Faults, Pair, Setup};
 use remora_memory::Buffer;
 use remora_nic::*;
 use remora_wire::{Aeth, NakCode, Opcode, Syndrome};
@@ -82,13 +80,13 @@ fn msn_counts_messages() {
 #[cfg(not(debug_assertions))]
 fn msn_wraps() {
     let mut bare = bare();
-    let mut packet = common::bare::bytes_of(&bare.with_reth(Opcode::RcWriteOnly, 0, (0, 0, 0), &[]));
+    let mut packet = crate::common::bare::bytes_of(&bare.with_reth(Opcode::RcWriteOnly, 0, (0, 0, 0), &[]));
     let messages: u32 = (1 << 24) + 3;
     for n in 0..messages {
         let psn = 100u32.wrapping_add(n).to_be_bytes();
         packet[9..12].copy_from_slice(&psn[1..]);
         packet[8] = 0;
-        bare.side.nic.handle_packet(0, 0, common::A, common::B, &packet);
+        bare.side.nic.handle_packet(0, 0, crate::common::A, crate::common::B, &packet);
     }
     let last = (100 + messages) & 0xff_ffff;
     bare.give(&bare.with_reth(Opcode::RcWriteOnly, last, (0, 0, 0), &[]));
@@ -100,7 +98,7 @@ fn a_gap_is_told_once() {
     let mut bare = bare();
     let (va, key) = (bare.side.va(0), bare.side.key());
     let write = |bare: &Bare, psn| {
-        common::bare::bytes_of(&bare.with_reth(Opcode::RcWriteOnly, psn, (va, key, 1), &[psn as u8]))
+        crate::common::bare::bytes_of(&bare.with_reth(Opcode::RcWriteOnly, psn, (va, key, 1), &[psn as u8]))
     };
     let mut exchange = |psn| {
         let bytes = write(&bare, psn);
@@ -283,7 +281,7 @@ fn lost_responses_are_asked_for_once() {
     assert_eq!(bare.brief(), [(RcReadRequest, 5000, None), (RcWriteOnly, 5004, None)]);
     let response = |bare: &Bare, opcode: Opcode, psn| {
         let packet = bare.packet(opcode, psn, &data);
-        common::bare::bytes_of(&remora_wire::packet::Packet {
+        crate::common::bare::bytes_of(&remora_wire::packet::Packet {
             aeth: if opcode.has_aeth() { aeth } else { None },
             ..packet
         })

@@ -1,11 +1,9 @@
 //! Packets that the peer did not send, or not so: wrong addresses, cut short, with flipped bits, from its former life.
 
-mod common;
-
 use std::net::{IpAddr, Ipv4Addr};
 
-use common::bare::{Bare, ack, bytes_of};
-use common::{A, B, CLEAN, Pair, Setup};
+use crate::common::bare::{Bare, ack, bytes_of};
+use crate::common::{A, B, CLEAN, Pair, Setup};
 use remora_memory::Access;
 use remora_nic::*;
 use remora_wire::packet::Packet;
@@ -184,7 +182,7 @@ fn a_peer_that_restarts_with_the_same_number() {
         let new = write(&bare, PSN + 5000 + n, b"new!");
         bare.give_bytes(&new);
     }
-    assert_eq!(bare.brief(), [common::bare::nak(PSN + 1, remora_wire::NakCode::SequenceError)]);
+    assert_eq!(bare.brief(), [crate::common::bare::nak(PSN + 1, remora_wire::NakCode::SequenceError)]);
     // They lie behind: taken for duplicates, acknowledged and not carried out.
     let new = write(&bare, PSN - 50, b"new!");
     bare.give_bytes(&new);

@@ -1,10 +1,8 @@
 //! Memory windows: what a bound one opens, to whom, and until when.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{CLEAN, Faults, Pair, Setup};
+use crate::common::{CLEAN, Faults, Pair, Setup};
 use remora_memory::{Access, Binding, DeregisterError, Region, WindowType};
 use remora_nic::*;
 
@@ -128,7 +126,7 @@ fn a_window_of_type_two_serves_the_queue_pair_that_bound_it() {
     let init = QpInit::new(QpType::Uc, l.p.b.pd, l.p.b.cq, l.p.b.cq);
     l.p.b.qp = l.p.b.nic.create_qp(init).expect("queue pair");
     let setup = Setup { kind: QpType::Uc, ..Setup::default() };
-    l.p.b.bring_up(common::A, Qpn(1), (0, 0), setup);
+    l.p.b.bring_up(crate::common::A, Qpn(1), (0, 0), setup);
     l.bind(1, 0, 100);
     l.p.run(1000);
     assert_eq!(l.p.b.take_done()[0].status, WcStatus::Success);

@@ -1,12 +1,10 @@
 //! Captures of real traffic, replayed: the engine in the responder's place gives the answers that Linux' software NIC
 //! gave.
 
-mod common;
-
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-use common::{A, B, REGION, Setup, Side};
+use crate::common::{A, B, REGION, Setup, Side};
 use remora_nic::*;
 use remora_wire::packet::Packet;
 use remora_wire::{Opcode, Service, UDP_PORT};
@@ -162,5 +160,5 @@ fn readdressed(packet: &Packet<'_>, lowest: u64, side: &Side) -> Vec<u8> {
     let map = |va: u64| side.va((va - lowest) as usize);
     packet.reth = packet.reth.map(|r| remora_wire::Reth { va: map(r.va), rkey: side.key(), ..r });
     packet.atomic_eth = packet.atomic_eth.map(|a| remora_wire::AtomicEth { va: map(a.va), rkey: side.key(), ..a });
-    common::bare::bytes_of(&packet)
+    crate::common::bare::bytes_of(&packet)
 }

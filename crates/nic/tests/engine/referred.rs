@@ -1,11 +1,9 @@
 //! Packets that refer to their payload, in memory that their sender has lent.
 
-mod common;
-
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use common::{CLEAN, Pair, REGION, Setup, Side};
+use crate::common::{CLEAN, Pair, REGION, Setup, Side};
 use proptest::prelude::*;
 use remora_memory::{Access, Buffer, Loans, MAX_LOANS, Reference, View};
 use remora_nic::*;

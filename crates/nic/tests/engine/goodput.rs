@@ -1,9 +1,7 @@
 //! How much of a link that loses packets is left, in virtual time: with selective repeat, and with go-back-N beside it.
 
-mod common;
-
-use common::bare::{Bare, ack, bytes_of, nak};
-use common::{CLEAN, Faults, Pair, Setup};
+use crate::common::bare::{Bare, ack, bytes_of, nak};
+use crate::common::{CLEAN, Faults, Pair, Setup};
 use remora_nic::*;
 use remora_wire::packet::Packet;
 use remora_wire::{Bth, NakCode, Opcode, Syndrome};

@@ -1,12 +1,10 @@
 //! Several connections through one switch port with a queue that ends, in virtual time: how much of the port they use, how
 //! evenly, and what the switch has to drop.
 
-mod common;
-
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use common::{A, B, Setup, Side};
+use crate::common::{A, B, Setup, Side};
 use remora_nic::*;
 
 /// A port of 1 Gbit/s behind access links of 10 Gbit/s, each 10 us long.

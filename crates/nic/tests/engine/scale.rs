@@ -1,11 +1,9 @@
 //! Many queue pairs, and many operations: nothing leaks, nothing slows to a stop.
 
-mod common;
-
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use common::{A, B, Faults, Pair, Setup};
+use crate::common::{A, B, Faults, Pair, Setup};
 use remora_memory::{Access, Buffer, Registry};
 use remora_nic::*;
 use remora_wire::Psn;

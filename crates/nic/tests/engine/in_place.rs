@@ -1,10 +1,8 @@
 //! Packets that stand in memory which both ends share: put together there, and carried out from there.
 
-mod common;
-
 use std::sync::{Arc, Mutex};
 
-use common::{CLEAN, Pair, REGION, Setup, Side};
+use crate::common::{CLEAN, Pair, REGION, Setup, Side};
 use proptest::prelude::*;
 use remora_memory::Buffer;
 use remora_nic::*;

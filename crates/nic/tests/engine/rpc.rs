@@ -1,11 +1,9 @@
 //! The RPC verbs: calls, payload streams, refusals, back-pressure, fairness.
 
-mod common;
-
 use std::collections::HashMap;
 
-use common::bare::{Bare, bytes_of};
-use common::{A, B, CLEAN, Faults, Pair, Setup, Side};
+use crate::common::bare::{Bare, bytes_of};
+use crate::common::{A, B, CLEAN, Faults, Pair, Setup, Side};
 use remora_nic::*;
 use remora_wire::rpc::{FLAG_STREAM, RpcHeader, parse_reply_imm, status as code};
 use remora_wire::{Opcode, Syndrome};

@@ -1,6 +1,6 @@
 //! Random sequences of operations and faults. A failure prints the bytes that made it; `drive` repeats it.
 
-#[path = "common/ops.rs"]
+#[path = "../common/ops.rs"]
 mod ops;
 
 use proptest::prelude::*;

@@ -1,8 +1,6 @@
 //! Acknowledgements in worlds that say when nothing comes: for many messages at once, and without hurry where nobody waits.
 
-mod common;
-
-use common::{CLEAN, Pair, REGION, Setup};
+use crate::common::{CLEAN, Pair, REGION, Setup};
 use proptest::prelude::*;
 use remora_memory::Access;
 use remora_nic::*;

@@ -1,10 +1,8 @@
 //! Multicast groups: who gets a datagram that was sent to one, and IPv6 besides IPv4.
 
-mod common;
-
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use common::{A, B, CLEAN, Pair, Setup, Side, V6};
+use crate::common::{A, B, CLEAN, Pair, Setup, Side, V6};
 use remora_nic::*;
 use remora_wire::ip::Ipv6;
 

@@ -1,10 +1,8 @@
 //! Attributes: which must and may be given on each arrow, what a query tells, what may change later, and the events
 //! and limits around them.
 
-mod common;
-
-use common::bare::{Bare, PEER_QP};
-use common::{A, B, CLEAN, Pair, Setup, Side};
+use crate::common::bare::{Bare, PEER_QP};
+use crate::common::{A, B, CLEAN, Pair, Setup, Side};
 use remora_memory::Access;
 use remora_nic::*;
 use remora_wire::{NakCode, Opcode, Psn};
@@ -293,7 +291,7 @@ fn what_a_peer_does_wrong_is_told_by_kind() {
         let reth = (va, if rkey == 0 { key } else { rkey }, len);
         bare.give(&bare.with_reth(Opcode::RcWriteOnly, Setup::default().psn_a, reth, &data));
         let code = if rkey == 0 { NakCode::InvalidRequest } else { NakCode::RemoteAccess };
-        assert_eq!(bare.brief(), [common::bare::nak(Setup::default().psn_a, code)]);
+        assert_eq!(bare.brief(), [crate::common::bare::nak(Setup::default().psn_a, code)]);
         let events = bare.side.take_events();
         assert!(events.contains(&event(bare.side.qp)), "{events:?}");
         assert!(events.iter().any(|e| matches!(e, Event::QpFatal(..))), "{events:?}");

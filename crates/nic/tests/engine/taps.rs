@@ -1,10 +1,8 @@
 //! Taps: each payload of a WRITE is seen once, in order, and written as ever.
 
-mod common;
-
 use std::sync::{Arc, Mutex};
 
-use common::{CLEAN, Faults, Pair, Setup};
+use crate::common::{CLEAN, Faults, Pair, Setup};
 use remora_memory::Access;
 use remora_nic::*;
 

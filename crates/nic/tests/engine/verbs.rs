@@ -1,8 +1,6 @@
 //! Every operation of the verbs on a clean link.
 
-mod common;
-
-use common::{A, B, CLEAN, Pair, REGION, Setup};
+use crate::common::{A, B, CLEAN, Pair, REGION, Setup};
 use remora_memory::Access;
 use remora_nic::*;
 use remora_wire::Psn;

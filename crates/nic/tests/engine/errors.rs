@@ -1,12 +1,10 @@
 //! Bad requests, bad answers and bad peers: each ends in the NAK and the completion status that the specification
 //! names, and no byte outside the exposed region changes.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::bare::{Bare, PEER_QP, ack, nak};
-use common::{A, B, CLEAN, Pair, REGION, Setup};
+use crate::common::bare::{Bare, PEER_QP, ack, nak};
+use crate::common::{A, B, CLEAN, Pair, REGION, Setup};
 use remora_memory::{Access, Region};
 use remora_nic::*;
 use remora_wire::packet::Packet;
@@ -461,7 +459,7 @@ fn a_message_over_two_gigabytes_is_refused() {
     let sges = [bare.side.sge(0, PIECE); 32];
     bare.side.nic.post_recv(bare.side.qp, 1, &sges).expect("room");
     let data = [7; 4096];
-    let mut packet = common::bare::bytes_of(&bare.packet(Opcode::RcSendMiddle, 0, &data));
+    let mut packet = crate::common::bare::bytes_of(&bare.packet(Opcode::RcSendMiddle, 0, &data));
     let mut say = |bare: &mut Bare, opcode: Opcode, psn: u32| {
         packet[0] = opcode.as_u8();
         // The PSN, without asking for an ACK.

@@ -1,6 +1,6 @@
 //! Random sequences of what a stranger may forge. A failure prints the bytes that made it; `drive` repeats it.
 
-#[path = "common/strangers.rs"]
+#[path = "../common/strangers.rs"]
 mod strangers;
 
 use proptest::prelude::*;
