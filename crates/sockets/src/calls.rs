@@ -442,6 +442,9 @@ c_functions! {
 c_functions! {
     fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
         let Some(used) = socket::find(fd) else {
+            if op == libc::EPOLL_CTL_ADD {
+                epoll::put_inside(fd);
+            }
             return next!(epoll_ctl: fn(c_int, c_int, c_int, *mut epoll_event) -> c_int, epfd, op, fd, event);
         };
         // SAFETY: null, or the program's event.

@@ -5,10 +5,10 @@
 //! are looked at from here, and *cold* once it wishes for bells, which the kernel's epoll tells of: so waiting costs
 //! nothing, whatever there is to wait for, and what is busy needs no kernel.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, EPOLLRDNORM, epoll_event};
 
@@ -85,11 +85,17 @@ pub struct Epoll {
     alarm: AtomicI32,
     /// Threads in the kernel's wait.
     sleeping: AtomicU32,
+    /// It is waited for itself, by another epoll or by `poll`: what is hot wishes for bells all the same.
+    inside: AtomicBool,
     /// Waits since the kernel was asked.
     served: AtomicU32,
 }
 
 static EPOLLS: Spin<Option<HashMap<c_int, Arc<Epoll>>>> = Spin::new(None);
+/// How many there have been.
+static MADE: AtomicUsize = AtomicUsize::new(0);
+/// Descriptors within an epoll that are no TCP sockets: there may be an epoll among them.
+static INSIDE: Spin<Option<HashSet<c_int>>> = Spin::new(None);
 
 fn find(epfd: c_int) -> Option<Arc<Epoll>> {
     EPOLLS.lock().as_ref()?.get(&epfd).cloned()
@@ -97,8 +103,29 @@ fn find(epfd: c_int) -> Option<Arc<Epoll>> {
 
 /// A descriptor is closed that may be an epoll's.
 pub fn closed(fd: c_int) {
+    if let Some(inside) = INSIDE.lock().as_mut() {
+        inside.remove(&fd);
+    }
     let gone = EPOLLS.lock().as_mut().and_then(|epolls| epolls.remove(&fd));
     drop(gone);
+}
+
+/// A descriptor that is no TCP socket is put into an epoll.
+pub fn put_inside(fd: c_int) {
+    INSIDE.lock().get_or_insert_default().insert(fd);
+    waited_for(fd);
+}
+
+/// A descriptor that is no TCP socket is waited for, by whatever means.
+pub fn waited_for(fd: c_int) {
+    if MADE.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    if let Some(epoll) = find(fd)
+        && !epoll.inside.swap(true, Ordering::SeqCst)
+    {
+        epoll.leave();
+    }
 }
 
 fn kernel_ctl(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> c_int {
@@ -152,9 +179,11 @@ pub fn control(epfd: c_int, op: c_int, fd: c_int, socket: &'static Socket, event
                     inner: Spin::default(),
                     alarm: AtomicI32::new(-1),
                     sleeping: AtomicU32::new(0),
+                    inside: AtomicBool::new(INSIDE.lock().as_ref().is_some_and(|inside| inside.contains(&epfd))),
                     served: AtomicU32::new(0),
                 })
             };
+            MADE.fetch_add(1, Ordering::Relaxed);
             EPOLLS.lock().get_or_insert_default().entry(epfd).or_insert_with(epoll).clone()
         }
         None => return kernel_ctl(epfd, op, fd, event),
@@ -196,8 +225,9 @@ pub fn heat(socket: &Socket) {
     let watched = socket.watched.lock();
     for at in watched.iter() {
         at.epoll.inner.lock().heat(at.index);
-        if at.epoll.sleeping.load(Ordering::SeqCst) > 0 {
-            at.epoll.wake();
+        match at.epoll.sleeping.load(Ordering::SeqCst) {
+            0 => at.epoll.changed(at.index),
+            _ => at.epoll.wake(),
         }
     }
 }
@@ -305,7 +335,7 @@ impl Epoll {
     /// What an entry is watched for has changed, of which the kernel has heard nothing: who sleeps in its wait is woken if
     /// there is something to tell now, and hears of what comes later.
     fn changed(&self, index: usize) {
-        if self.sleeping.load(Ordering::SeqCst) == 0 {
+        if self.sleeping.load(Ordering::SeqCst) == 0 && !self.inside.load(Ordering::SeqCst) {
             return;
         }
         let entry = self.inner.lock().entries.get(index).copied().flatten();
@@ -490,6 +520,14 @@ impl Epoll {
         end
     }
 
+    /// Nobody looks at the rings from here any more: who waits for this epoll hears of them by bells, and at once of what is
+    /// there already.
+    fn leave(&self) {
+        if self.inside.load(Ordering::SeqCst) && !self.cool() {
+            self.wake();
+        }
+    }
+
     /// Wishes for bells of all that is hot; false if something is ready all the same. What is watched for may have changed
     /// since the caller looked: whoever changes it from now on sees that there is one who sleeps.
     fn cool(&self) -> bool {
@@ -569,41 +607,49 @@ fn kernel_wait(epfd: c_int, out: &mut [epoll_event], timeout: c_int, mask: *cons
 /// `epoll_wait`; nanoseconds, or none for ever. None if no TCP socket is there, and the kernel is to do all.
 pub fn wait(epfd: c_int, out: &mut [epoll_event], timeout: Option<u64>, mask: *const libc::sigset_t) -> Option<c_int> {
     let epoll = find(epfd)?;
-    let deadline = timeout.map(|timeout| sys::now().saturating_add(timeout));
-    loop {
-        let hot = epoll.hot();
-        let count = epoll.scan(&hot, out);
-        if count > 0 {
-            // What is busy does not keep the rest waiting.
-            let served = epoll.served.fetch_add(1, Ordering::Relaxed);
-            let whole = served.is_multiple_of(SERVED) && count < out.len();
-            return Some(if whole { epoll.merge(out, count) } else { count } as c_int);
-        }
-        if timeout == Some(0) {
-            let kernel = kernel_wait(epfd, out, 0, mask);
-            if kernel < 0 {
-                return Some(kernel);
+    let count = epoll.wait(out, timeout, mask);
+    epoll.leave();
+    Some(count)
+}
+
+impl Epoll {
+    fn wait(&self, out: &mut [epoll_event], timeout: Option<u64>, mask: *const libc::sigset_t) -> c_int {
+        let deadline = timeout.map(|timeout| sys::now().saturating_add(timeout));
+        loop {
+            let hot = self.hot();
+            let count = self.scan(&hot, out);
+            if count > 0 {
+                // What is busy does not keep the rest waiting.
+                let served = self.served.fetch_add(1, Ordering::Relaxed);
+                let whole = served.is_multiple_of(SERVED) && count < out.len();
+                return if whole { self.merge(out, count) } else { count } as c_int;
             }
-            return Some(epoll.translate(&mut out[..kernel as usize]) as c_int);
-        }
-        if !hot.is_empty() && spin::look(|| hot.iter().any(|(_, entry)| entry.is_ready())) {
-            continue;
-        }
-        epoll.sleeping.fetch_add(1, Ordering::SeqCst);
-        if !epoll.cool() {
-            epoll.sleeping.fetch_sub(1, Ordering::SeqCst);
-            continue;
-        }
-        let left = deadline.map(|deadline| deadline.saturating_sub(sys::now()));
-        let wait = left.map_or(-1, |left| left.div_ceil(1_000_000).min(1 << 30) as c_int);
-        let kernel = kernel_wait(epfd, out, wait, mask);
-        epoll.sleeping.fetch_sub(1, Ordering::SeqCst);
-        if kernel < 0 {
-            return Some(kernel);
-        }
-        let count = epoll.translate(&mut out[..kernel as usize]);
-        if count > 0 || (kernel == 0 && deadline.is_some_and(|deadline| sys::now() >= deadline)) {
-            return Some(count as c_int);
+            if timeout == Some(0) {
+                let kernel = kernel_wait(self.fd, out, 0, mask);
+                if kernel < 0 {
+                    return kernel;
+                }
+                return self.translate(&mut out[..kernel as usize]) as c_int;
+            }
+            if !hot.is_empty() && spin::look(|| hot.iter().any(|(_, entry)| entry.is_ready())) {
+                continue;
+            }
+            self.sleeping.fetch_add(1, Ordering::SeqCst);
+            if !self.cool() {
+                self.sleeping.fetch_sub(1, Ordering::SeqCst);
+                continue;
+            }
+            let left = deadline.map(|deadline| deadline.saturating_sub(sys::now()));
+            let wait = left.map_or(-1, |left| left.div_ceil(1_000_000).min(1 << 30) as c_int);
+            let kernel = kernel_wait(self.fd, out, wait, mask);
+            self.sleeping.fetch_sub(1, Ordering::SeqCst);
+            if kernel < 0 {
+                return kernel;
+            }
+            let count = self.translate(&mut out[..kernel as usize]);
+            if count > 0 || (kernel == 0 && deadline.is_some_and(|deadline| sys::now() >= deadline)) {
+                return count as c_int;
+            }
         }
     }
 }
@@ -626,6 +672,7 @@ pub fn sealing() {
 
 /// Before a fork.
 pub fn hold() {
+    INSIDE.hold();
     EPOLLS.hold();
     each(|epoll| epoll.inner.hold());
 }
@@ -634,6 +681,7 @@ pub fn hold() {
 pub fn release() {
     each(|epoll| epoll.inner.release());
     EPOLLS.release();
+    INSIDE.release();
 }
 
 fn each(act: impl Fn(&Epoll)) {

@@ -6,7 +6,7 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, POLL
 
 use crate::link::{WANT_DATA, WANT_ROOM, Word};
 use crate::socket::{self, Used};
-use crate::{spin, stream, sys};
+use crate::{epoll, spin, stream, sys};
 
 const IN: i16 = POLLIN | POLLRDNORM;
 const OUT: i16 = POLLOUT | POLLWRNORM;
@@ -66,9 +66,11 @@ impl Ringed {
 pub fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const libc::sigset_t) -> Option<c_int> {
     let mut ringed = Vec::new();
     for (index, asked) in fds.iter().enumerate() {
-        if let Some(used) = socket::find(asked.fd)
-            && let Some(link) = used.link()
-        {
+        let Some(used) = socket::find(asked.fd) else {
+            epoll::waited_for(asked.fd);
+            continue;
+        };
+        if let Some(link) = used.link() {
             stream::progress(&used, link, asked.fd);
             ringed.push(Ringed { index, used });
         }

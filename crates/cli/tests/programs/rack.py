@@ -549,6 +549,61 @@ def check_sandboxes():
         ended(pid)
 
 
+def check_epoll_inside():
+    """An epoll that is waited for itself: by another one, by `poll` and by `select`, before and after it has a connection."""
+    for how in ("epoll", "late", "poll", "select"):
+        a, b = pair()
+        b.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        inner, outer, polled = select.epoll(), select.epoll(), select.poll()
+        if how == "late":
+            outer.register(inner, select.EPOLLIN)
+        warm(a, b, 30 if how != "poll" else 3)
+        inner.register(b, select.EPOLLIN)
+        if how == "epoll":
+            outer.register(inner, select.EPOLLIN)
+        polled.register(inner, select.POLLIN)
+        wait = {"poll": lambda s: polled.poll(1000 * s), "select": lambda s: select.select([inner], [], [], s)[0]}
+        wait = wait.get(how, outer.poll)
+
+        def server():
+            a.close()
+            n = 0
+            while True:
+                assert wait(10), (how, n)
+                for fd, events in inner.poll(0):
+                    # Sometimes only a part: what is left is told of again.
+                    data = b.recv(3 if n % 3 else 100)
+                    if not data:
+                        return
+                    b.sendall(data)
+                    n += 1
+
+        pid = forked(server)
+        b.close()
+        for n in range(400):
+            if n % 40 == 39:
+                time.sleep(0.003)
+            a.sendall(b"%08d" % n)
+            assert exactly(a, 8) == b"%08d" % n
+        a.close()
+        ended(pid)
+    # What another thread puts there while one sleeps.
+    a, b = pair()
+    warm(a, b, 30)
+    inner, outer = select.epoll(), select.epoll()
+    outer.register(inner, select.EPOLLIN)
+    found = []
+    t = threading.Thread(target=lambda: found.append(outer.poll(10)))
+    t.start()
+    time.sleep(0.1)
+    inner.register(b, select.EPOLLIN)
+    time.sleep(0.1)
+    a.sendall(b"x")
+    t.join()
+    assert found[0] == [(inner.fileno(), select.EPOLLIN)] and inner.poll(0) == [(b.fileno(), select.EPOLLIN)]
+    assert b.recv(9) == b"x" and inner.poll(0) == []
+
+
 def check_strangers():
     """A peer that is not in the rack: the kernel's connection."""
     a, b = pair()
