@@ -20,6 +20,9 @@ use crate::reproduce::{
     Reproduction, run_all,
 };
 
+/// Operations of a point of a mutant at most: its figures are held against each other's, not against the paper's.
+const MUTANT_OPERATIONS: u64 = 2_000;
+
 /// Reproduces the figures. `progress` hears of every point; when it returns false the run ends.
 pub fn reproduce(
     options: &ReproduceOptions,
@@ -27,7 +30,8 @@ pub fn reproduce(
 ) -> Result<Reproduction, ReproduceError> {
     let studies = study::studies(options.figure.as_deref())?;
     let (platforms, fitted) = fit::bluefield(options.seed)?;
-    let Judged { figures, claims, trends, sums, incomplete } = judge(&studies, &platforms, options, progress)?;
+    let Judged { figures, claims, trends, sums, incomplete } =
+        judge(&studies, &platforms, u64::MAX, options, progress)?;
     let figures = figures.into_iter().map(|figure| figure.with_printed(&claims, &PRINTED)).collect();
     Ok(Reproduction {
         system: "BlueField",
@@ -52,7 +56,7 @@ pub fn mutate(
     let studies = study::studies(options.figure.as_deref())?;
     let (platforms, _) = fit::bluefield(options.seed)?;
     let judge = &mut |platforms: &[Platform], seed, progress: &mut dyn FnMut(ReproduceProgress) -> bool| {
-        judge(&studies, platforms, &ReproduceOptions { seed, ..options.clone() }, progress)
+        judge(&studies, platforms, MUTANT_OPERATIONS, &ReproduceOptions { seed, ..options.clone() }, progress)
     };
     reproduce::mutate("BlueField", &platforms, options.seed, judge, progress)
 }
@@ -60,10 +64,11 @@ pub fn mutate(
 /// Claims that are points of a figure: which one, of which figure, at which x.
 const PRINTED: [(&str, &str, u64); 3] = [("AD-041", "2", 1), ("AD-042", "5", 1), ("AD-045", "5", 256)];
 
-/// Runs the studies on these platforms, and judges what comes.
+/// Runs the studies on these platforms, with so many operations a point `at_most`, and judges what comes.
 fn judge(
     studies: &[Study],
     platforms: &[Platform],
+    at_most: u64,
     options: &ReproduceOptions,
     progress: &mut dyn FnMut(ReproduceProgress) -> bool,
 ) -> Result<Judged, ReproduceError> {
@@ -77,7 +82,11 @@ fn judge(
             let known = grounds.iter().find(|(name, ..)| *name == series.setup.platform);
             let unknown = || FigureError(format!("figure {} names no platform of the paper's", study.figure));
             let (_, values, ground) = known.ok_or_else(unknown)?;
-            let point = |&x| Work { setup: series.setup(study.x.sets, x), values, ground, seed: options.seed };
+            let point = |&x| {
+                let setup = series.setup(study.x.sets, x);
+                let setup = Setup { operations: setup.operations.min(at_most), ..setup };
+                Work { setup, values, ground, seed: options.seed }
+            };
             work.extend(study.x.values.iter().map(point));
         }
     }

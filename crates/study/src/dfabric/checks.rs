@@ -248,38 +248,28 @@ const COMMERCIAL: f64 = 0.25;
 const C: f64 = 1000.0;
 const PACKET: (f64, f64) = (4096.0, 4096.0 + 82.0);
 
-/// A trend that a figure is within a part of what a sum by hand gives.
-fn by_hand(
-    (figures, section, what): (&'static str, &'static str, &'static str),
-    (model, hand, part): (f64, f64, f64),
-    unit: &str,
-) -> Option<Trend> {
-    let evidence = format!("{model:.1} {unit}, by hand {hand:.1}");
-    Some(Trend { figures, section, what, holds: (model / hand - 1.0).abs() < part, evidence })
-}
-
 fn kernels(lines: &Lines<'_>) -> Option<Trend> {
     let one_way = lines.at("11", "DFabric, commercial", 64)? / 2.0;
     let what = "with commercial devices a message within a rack takes what its kernels take, and six short accesses";
-    by_hand(("11", "4.3, 6.4", what), (one_way, KERNEL.iter().sum::<f64>() + 6.0 * COMMERCIAL, 0.06), "us")
+    Some(Trend::by_hand(("11", "4.3, 6.4", what), (one_way, KERNEL.iter().sum::<f64>() + 6.0 * COMMERCIAL, 0.06), "us"))
 }
 
 fn trips(lines: &Lines<'_>) -> Option<Trend> {
     let [slow, fast] = ["DFabric", "DFabric, commercial"].map(|line| lines.at("11", line, 64));
     let what = "a reference goes over three accesses to the pool: written, looked at, told";
-    by_hand(("11", "3, 6.4", what), ((slow? - fast?) / 2.0, 3.0 * (POOL - COMMERCIAL), 0.15), "us")
+    Some(Trend::by_hand(("11", "3, 6.4", what), ((slow? - fast?) / 2.0, 3.0 * (POOL - COMMERCIAL), 0.15), "us"))
 }
 
 fn hops(lines: &Lines<'_>) -> Option<Trend> {
     let one_way = lines.at("11", "ToR between racks", 64)? / 2.0;
     let what = "between racks a message of the baseline takes what its kernels take, and two hops";
-    by_hand(("11", "5, Table 3", what), (one_way, KERNEL.iter().sum::<f64>() + 2.0 * HOP, 0.06), "us")
+    Some(Trend::by_hand(("11", "5, Table 3", what), (one_way, KERNEL.iter().sum::<f64>() + 2.0 * HOP, 0.06), "us"))
 }
 
 fn links(lines: &Lines<'_>) -> Option<Trend> {
     let two = lines.at("12", "two streams, C/8", 0)?;
     let what = "a rack's NICs carry what their bandwidth leaves beside headers: two of C/8";
-    by_hand(("12", "5", what), (two, 2.0 * C / 8.0 * PACKET.0 / PACKET.1, 0.05), "Mb/s")
+    Some(Trend::by_hand(("12", "5", what), (two, 2.0 * C / 8.0 * PACKET.0 / PACKET.1, 0.05), "Mb/s"))
 }
 
 fn one_uplink(lines: &Lines<'_>) -> Option<Trend> {
@@ -297,13 +287,13 @@ fn one_uplink(lines: &Lines<'_>) -> Option<Trend> {
 fn lines_under_way(lines: &Lines<'_>) -> Option<Trend> {
     let two = lines.at("12", "two streams, C/8, no DRAM cache", 4)?;
     let what = "hosts without the DRAM cache load three lines of 64 B at a time, each after an access to the pool";
-    by_hand(("12", "2.3 (C2)", what), (two, 2.0 * 3.0 * 64.0 * 8.0 / POOL, 0.15), "Mb/s")
+    Some(Trend::by_hand(("12", "2.3 (C2)", what), (two, 2.0 * 3.0 * 64.0 * 8.0 / POOL, 0.15), "Mb/s"))
 }
 
 fn devices(lines: &Lines<'_>) -> Option<Trend> {
     let two = lines.at("12", "two streams, C/8, slow memory", 4)?;
     let what = "three memory devices of 250 Mb/s each take every byte twice: as it comes, and as it goes";
-    by_hand(("12", "2.3 (C1)", what), (two, 3.0 * 250.0 / 2.0, 0.1), "Mb/s")
+    Some(Trend::by_hand(("12", "2.3 (C1)", what), (two, 3.0 * 250.0 / 2.0, 0.1), "Mb/s"))
 }
 
 fn small_queues(lines: &Lines<'_>) -> Option<Trend> {

@@ -93,8 +93,9 @@ fn value_of(id: &str, lines: &Lines<'_>, platform: &Platform) -> Option<Vec<f64>
 /// The shapes that can be judged with the figures that were run.
 pub fn trends(figures: &[Figure]) -> Vec<Trend> {
     let lines = Lines(figures);
-    let all = [card(&lines), hints(&lines), cpoll(&lines), store(&lines), batches(&lines), chain(&lines), rows(&lines)];
-    all.into_iter().flatten().collect()
+    let said =
+        [card(&lines), hints(&lines), cpoll(&lines), store(&lines), batches(&lines), chain(&lines), rows(&lines)];
+    said.into_iter().chain(sums(&lines)).flatten().collect()
 }
 
 fn card(lines: &Lines<'_>) -> Option<Trend> {
@@ -187,4 +188,192 @@ fn rows(lines: &Lines<'_>) -> Option<Trend> {
         holds: ddr > upi && (0.2..0.5).contains(&(ddr / eight)) && hbm > eight,
         evidence: format!("{upi:.2}, {ddr:.2} and {hbm:.2} M/s; eight cores {eight:.2} M/s"),
     })
+}
+
+// Sums by hand, of the text's values and of those that platforms.md sets where it has none (table II, section V). Their bounds
+// are ours; so is the choice of what is summed up, which was made when it was known which mutants of the model no other
+// trend saw.
+
+/// A load of the host's DRAM, of persistent memory, of the card's memory and by the card of the host's, in nanoseconds.
+const DRAM: f64 = 85.0;
+const NVM: f64 = 305.0;
+const CARD: f64 = 145.0;
+const CARD_TO_HOST: f64 = 2250.0;
+/// One of many such reads, as fitted to RB-087.
+const CARD_PIPELINED: f64 = 500.0;
+/// What a host core takes to hand out a request, to go on with another one, to hash a key, and to ring a doorbell.
+const DISPATCH: f64 = 150.0;
+const SWITCH: f64 = 11.0;
+const HASH: f64 = 50.0;
+const ISSUE: f64 = 150.0;
+const POLL: f64 = 40.0;
+/// A host core's part of what the card's do, and what these take to hand out a request and to ring a doorbell.
+const SPEED: f64 = 0.75;
+const CARD_DISPATCH: f64 = 200.0;
+const CARD_ISSUE: f64 = 200.0;
+/// PCIe: a store to a device, a read by one, a write by one.
+const MMIO: f64 = 250.0;
+const PCIE_READ: f64 = 850.0;
+const PCIE_WRITE: f64 = 325.0;
+/// From one NIC to the other: through both, and along the cable.
+const NIC: f64 = 200.0;
+const CABLE: f64 = 250.0;
+/// Bytes of a WRITE beside what it writes, and bits of the wire in a nanosecond.
+const HEADERS: f64 = 16.0 + 82.0;
+const WIRE: f64 = 25.0;
+/// The accelerator: its doorbell, its read of the host's memory, its signal; cycles of its logic and of memory beside it.
+const DOORBELL: f64 = 500.0;
+const COHERENT: f64 = 350.0;
+const SIGNAL: f64 = 125.0;
+const CYCLE: f64 = 1e3 / 400.0;
+const LOCAL_MHZ: f64 = 275.0;
+const STEP: f64 = 8.0 * CYCLE;
+/// Bytes in a nanosecond: of UPI after its headers, of CXL, of DDR and HBM beside the accelerator, of persistent memory.
+const UPI: f64 = 20.8 * 0.8;
+const CXL: f64 = 31.5;
+const DDR: f64 = 36.0;
+const HBM: f64 = 425.0;
+const PERSISTENT: f64 = 39.4;
+
+/// Nanoseconds until a WRITE of so many bytes is in the other machine's NIC.
+fn carried(bytes: f64) -> f64 {
+    NIC + (bytes + HEADERS) * 8.0 / WIRE + CABLE + NIC
+}
+
+fn sums(lines: &Lines<'_>) -> Vec<Option<Trend>> {
+    let at = |figure, line, x| lines.at(figure, line, x);
+    let hand = Trend::by_hand;
+    let card =
+        |x, each: f64, what| Some(hand(("1", "II-B", what), (at("1", "mean", x)?, 100.0 * each / 1e3, 0.05), "us"));
+    // Sixteen walks of three nodes at once; with DRAM all loads of a round are under way, with persistent memory twelve are.
+    let walk = |round: f64| 1e3 / (DISPATCH + SWITCH + 3.0 * round / 16.0);
+    let walks = |x, round, what| Some(hand(("7", "VI-A", what), (at("7", "CPU 1", x)?, walk(round), 0.05), "M/s"));
+    // Six lines: an entry, three nodes, the reply, and the entry again, which is cleared.
+    let link = |line, rate: f64, what| {
+        Some(hand(("7", "VI-A", what), (at("7", line, 1)?, rate * 1e3 / (6.0 * 64.0), 0.08), "M/s"))
+    };
+    let steps = |line, what| Some(hand(("7", "V", what), (at("7", line, 1)?, LOCAL_MHZ / 5.0, 0.05), "M/s"));
+    // The request and the pointer.
+    let to_server = 1e3 * WIRE / 8.0 / (24.0 + 4.0 + 2.0 * HEADERS);
+    let wire = |line, what| {
+        let all = [("8", 1), ("10", 8), ("10", 16), ("10", 32)];
+        let rates: Option<Vec<f64>> = all.iter().map(|(figure, x)| at(figure, line, *x)).collect();
+        let furthest = |a: &f64, b: &f64| (a - to_server).abs().total_cmp(&(b - to_server).abs());
+        let model = rates?.into_iter().max_by(furthest)?;
+        Some(hand(("8, 10", "VI-B", what), (model, to_server, 0.05), "M/s"))
+    };
+    let rung = |line, replies: u64, what| {
+        let by_doorbells = 1e3 * replies as f64 / DOORBELL;
+        Some(hand(("10", "IV-A", what), (at("10", line, replies)?, by_doorbells, 0.05), "M/s"))
+    };
+    let post = ISSUE + MMIO + PCIE_READ;
+    let seen = PCIE_WRITE + POLL;
+    let round_trip = || {
+        let there = post + carried(24.0) + seen;
+        let served = DISPATCH + HASH + 3.0 * SWITCH + 2.0 * DRAM + 20.0;
+        let hand_us = (there + served + post + carried(72.0) + seen) / 1e3;
+        let what =
+            "ten clients with a GET each under way have as many as its round trip lets them: the parts of a core's";
+        Some(hand(("10", "IV-A, VI-B", what), (10.0 / at("10", "CPU", 1)?, hand_us, 0.05), "us"))
+    };
+    let card_store = || {
+        // Of 7 GB 512 MB are on the card; a pair that was fetched for its header is there for its value. The last fetch of a
+        // batch is waited for.
+        let fetched = 2.0 * (1.0 - 0.512 / 7.0);
+        let fetches = fetched * (CARD_PIPELINED + (CARD_TO_HOST - CARD_PIPELINED) / 32.0);
+        let each = CARD_DISPATCH + (HASH + 3.0 * SWITCH) / SPEED + fetches + (CARD + CARD_ISSUE) / 32.0;
+        // Two of eight cores have two clients, and never wait. The others wait for their client's next batch, of which they
+        // take the first request by itself.
+        let first = CARD_DISPATCH + fetched * CARD_TO_HOST + CARD_ISSUE;
+        let away = post + carried(24.0) + POLL + first + carried(72.0) + 31.0 * (72.0 + HEADERS) * 8.0 / WIRE + seen;
+        let hand_rate = 32e3 * (2.0 / (32.0 * each) + 6.0 / (32.0 * each + away));
+        let what = "eight of the card's cores fetch 13 of 14 buckets and pairs from the host, one after the other";
+        Some(hand(("8", "VI-B", what), (at("8", "Smart NIC", GET_UNIFORM)?, hand_rate, 0.08), "M/s"))
+    };
+    // Two replicas behind two ports, which the card's cores route between; each message goes there and back.
+    let replicated = |each: f64| (post + 2.0 * (2.0 * carried(72.0) + each) + 2500.0 + seen) / 1e3;
+    let chain = |line, each, what| Some(hand(("12", "VI-C", what), (at("12", line, 1)?, replicated(each), 0.04), "us"));
+    // Rows of four lines, of which a core has twenty lines under way.
+    let reduced = || {
+        let each = DISPATCH + 2.0 * SWITCH + 45.0 * 4.0 / 20.0 * DRAM;
+        let what = "one core sums 45 rows while it waits for them, twenty lines at a time";
+        Some(hand(("13b", "VI-D", what), (at("13b", "CPU", 1)?, 1e3 / each, 0.06), "M/s"))
+    };
+    let bound = || {
+        let rate = at("13b", "CPU", 16)? * 45.0 * 256.0 / 1e3;
+        Some(Trend {
+            figures: "13b",
+            section: "VI-D",
+            what: "sixteen cores that load rows at random get half of the host's 120 GB/s at least, and no more than it has",
+            holds: (60.0..120.0).contains(&rate),
+            evidence: format!("{rate:.1} GB/s"),
+        })
+    };
+    let rows = |line, rate: f64, beside, what| {
+        let hand_rate = rate * 1e3 / ((30.0 * 4.0 + beside) * 64.0);
+        Some(hand(("13a", "VI-D", what), (at("13a", line, 30)?, hand_rate, 0.08), "M/s"))
+    };
+    let alone = || {
+        // Half an iteration is empty.
+        let iterations = 30.0 / 16.0 + 0.5;
+        let each = (STEP + COHERENT) + iterations * (STEP + COHERENT) + 30.0 * 256.0 / UPI + STEP;
+        let what = "a query alone waits for its entry and for each iteration of 64 lines: a step and a read, and the link's time";
+        Some(hand(("13a", "IV-C", what), (at("13a", "RAMBDA, one query at a time", 30)?, 1e3 / each, 0.06), "M/s"))
+    };
+    let watts = || {
+        let watts = at("8", "CPU", GET_UNIFORM)? * 1e3 / at("III", "CPU", GET_UNIFORM)?;
+        Some(hand(("8, III", "VI-B", "the CPU's server takes its 90 W and the rest's 35"), (watts, 125.0, 0.05), "W"))
+    };
+    let group = CARD_DISPATCH + CARD_TO_HOST + 90.0 + CARD_ISSUE;
+    let log = PCIE_WRITE + 90.0 + SIGNAL + 2.0 * COHERENT + DOORBELL + PCIE_READ;
+    vec![
+        card(0, CARD, "a hundred loads by a card's core of its own memory"),
+        card(100, CARD_TO_HOST, "a hundred reads by a card's core of the host's memory"),
+        walks(
+            1,
+            16.0 * SWITCH + DRAM,
+            "a core hands out sixteen walks, and goes through their nodes while others wait for DRAM",
+        ),
+        walks(
+            2,
+            4.0 * SWITCH + 2.0 * NVM,
+            "of sixteen walks in persistent memory four wait until the first of twelve has loaded",
+        ),
+        link("RAMBDA", UPI, "a walk takes six lines of UPI"),
+        link("RAMBDA-CXL", CXL, "a walk takes six lines of CXL"),
+        media(lines),
+        steps("RAMBDA-LD", "with DDR of its own the accelerator takes a walk's five steps, one a cycle"),
+        steps("RAMBDA-LH", "with HBM of its own it does the same"),
+        wire("RAMBDA", "the wire to the server is full of requests and pointers"),
+        wire("RAMBDA-LD", "with DDR of its own as well"),
+        wire("RAMBDA-LH", "with HBM of its own as well"),
+        rung("RAMBDA", 1, "a doorbell for each reply bounds the rate"),
+        rung("RAMBDA", 2, "and one for two replies"),
+        rung("RAMBDA-LD", 2, "and one for two replies with DDR of its own"),
+        round_trip(),
+        card_store(),
+        chain(
+            "HyperLoop",
+            group,
+            "a group verb at two replicas: the card's core, its WRITE and its FLUSH, and what carries it",
+        ),
+        chain(
+            "RAMBDA",
+            log,
+            "a log at two replicas: landing, signal, pointer, entry and doorbell, and what carries it",
+        ),
+        reduced(),
+        bound(),
+        rows("RAMBDA", UPI, 8.0, "thirty rows and eight lines more go over UPI"),
+        rows("RAMBDA-LD", DDR, 0.0, "thirty rows come from DDR"),
+        rows("RAMBDA-LH", HBM, 0.0, "thirty rows come from HBM"),
+        alone(),
+        watts(),
+    ]
+}
+
+fn media(lines: &Lines<'_>) -> Option<Trend> {
+    let what = "a walk in persistent memory loads three blocks of 256 B for its three lines";
+    let model = lines.at("7", "RAMBDA-CXL", 2)?;
+    Some(Trend::by_hand(("7", "III-D", what), (model, PERSISTENT * 1e3 / (3.0 * 256.0), 0.1), "M/s"))
 }

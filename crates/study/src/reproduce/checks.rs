@@ -156,6 +156,19 @@ pub struct Trend {
     pub evidence: String,
 }
 
+impl Trend {
+    /// A trend that a figure is within a part of what a sum by hand gives.
+    pub(crate) fn by_hand(
+        (figures, section, what): (&'static str, &'static str, &'static str),
+        (model, hand, part): (f64, f64, f64),
+        unit: &str,
+    ) -> Self {
+        let digits = if hand < 10.0 { 2 } else { 1 };
+        let evidence = format!("{model:.digits$} {unit}, by hand {hand:.digits$}");
+        Self { figures, section, what, holds: (model / hand - 1.0).abs() < part, evidence }
+    }
+}
+
 /// The values of lines by x.
 pub(crate) struct Lines<'a>(pub &'a [Figure]);
 
