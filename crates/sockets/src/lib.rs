@@ -14,7 +14,7 @@
 //! | `stream` | sending and receiving: changing over, waiting, ends                               |
 //! | `epoll`, `wait`  | `epoll`, `poll` and `select`                                              |
 //! | `calls`, `files` | the C library's functions: sockets and descriptors; files to sockets      |
-//! | `handover` | connections that go to other programs                                     |
+//! | `handover`, `relay` | connections that go to other programs                            |
 //! | `spin`, `sys`    | locks and looking; the kernel's calls                                     |
 //!
 //! What the rack cannot do as the kernel does stays with the kernel, silently: a peer that is not in the rack, a socket
@@ -33,6 +33,8 @@ mod gate;
 mod handover;
 mod link;
 mod rack;
+#[cfg(not(test))]
+mod relay;
 mod socket;
 mod spin;
 mod start;

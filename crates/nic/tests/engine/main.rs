@@ -13,6 +13,7 @@ mod faults;
 mod forged;
 mod goodput;
 mod in_place;
+mod landing;
 mod multicast;
 mod patience;
 mod psn;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use crate::common::{CLEAN, Pair, REGION, Setup, Side};
+use crate::landing::{Landing, steps};
 use proptest::prelude::*;
 use remora_memory::{Access, Buffer, Loans, MAX_LOANS, Reference, View};
 use remora_nic::*;
@@ -135,29 +136,6 @@ impl Net {
     }
 }
 
-#[derive(Clone, Default)]
-struct Notes(Arc<Mutex<Vec<u8>>>);
-
-impl WriteTap for Notes {
-    fn saw(&mut self, _: u64, data: &[u8]) {
-        self.0.lock().expect("one thread").extend_from_slice(data);
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Write,
-    Send,
-    Read,
-}
-
-/// An operation: what, where here, where there, bytes, and after how many of them the list has a second element.
-fn steps() -> impl Strategy<Value = Vec<(Step, usize, usize, usize, usize)>> {
-    let what = prop_oneof![Just(Step::Write), Just(Step::Send), Just(Step::Read)];
-    let half = REGION / 2;
-    proptest::collection::vec((what, 0..half - 40_000, half..REGION - 40_000, 1..20_000usize, 0..20_000usize), 1..12)
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
 
@@ -170,46 +148,15 @@ proptest! {
     ) {
         let mut net = Net::new(Setup { mtu, ..Setup::default() });
         net.acquaint();
-        let noise: Vec<u8> = (0..REGION as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-        net.p.a.buffer.write(0, &noise).expect("in bounds");
-        net.p.b.buffer.write(0, &noise).expect("in bounds");
-        let (mut here, mut there) = (noise.clone(), noise);
-        let notes = Notes::default();
-        if tapped {
-            net.p.b.nic.attach_tap(net.p.b.key(), Box::new(notes.clone())).expect("room");
-        }
-        let mut seen = Vec::new();
-        for (id, (step, local, remote, len, cut)) in steps.into_iter().enumerate() {
-            let (cut, id, p) = (cut.min(len), id as u64, &mut net.p);
-            // Two elements whose bytes do not follow each other.
-            let list = [p.a.sge(local, cut), p.a.sge(local + 20_000, len - cut)];
-            let gathered = [&here[local..local + cut], &here[local + 20_000..local + 20_000 + len - cut]].concat();
-            let (va, rkey) = (p.b.va(remote), p.b.key());
-            match step {
-                Step::Write => {
-                    p.a.send(&SendWr::new(id, SendOp::Write { va, rkey }, Data::List(&list)));
-                    there[remote..remote + len].copy_from_slice(&gathered);
-                    seen.extend_from_slice(&gathered);
-                }
-                Step::Send => {
-                    p.b.recv(id, remote, len);
-                    p.a.send(&SendWr::new(id, SendOp::Send, Data::List(&list)));
-                    there[remote..remote + len].copy_from_slice(&gathered);
-                }
-                Step::Read => {
-                    p.a.send(&SendWr::new(id, SendOp::Read { va, rkey }, Data::List(&list)));
-                    here[local..local + cut].copy_from_slice(&there[remote..remote + cut]);
-                    here[local + 20_000..][..len - cut].copy_from_slice(&there[remote + cut..remote + len]);
-                }
-            }
+        let mut landing = Landing::new(&mut net.p, tapped);
+        for step in steps {
+            landing.post(&mut net.p, step);
             let before = net.referred;
             net.settle();
             // All packets but those at the ends of elements.
-            prop_assert!(net.referred > before || len < 3 * mtu as usize, "{len} bytes by way of {cut}");
+            prop_assert!(net.referred > before || step.len < 3 * mtu as usize, "{step:?}");
         }
-        prop_assert!(net.p.a.take_done().iter().all(|wc| wc.status == WcStatus::Success));
-        prop_assert!(net.p.a.bytes(0, REGION) == here && net.p.b.bytes(0, REGION) == there);
-        prop_assert!(!tapped || *notes.0.lock().expect("one thread") == seen);
+        landing.check(&mut net.p);
     }
 
     /// Whatever a peer refers to, in whatever packet: no panic, no byte outside what it may write, and none read outside what it
