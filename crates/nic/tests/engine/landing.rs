@@ -67,7 +67,8 @@ impl Landing {
     /// Posts an operation.
     pub fn post(&mut self, p: &mut Pair, step: Step) {
         let Step { what, local, remote, len, cut } = step;
-        let (Self { here, there, seen, .. }, id) = (&mut *self, self.posted);
+        let Self { here, there, seen, posted, .. } = self;
+        let id = *posted;
         let list = [p.a.sge(local, cut), p.a.sge(local + 20_000, len - cut)];
         let gathered = [&here[local..local + cut], &here[local + 20_000..local + 20_000 + len - cut]].concat();
         let (va, rkey) = (p.b.va(remote), p.b.key());
@@ -88,7 +89,7 @@ impl Landing {
                 here[local + 20_000..][..len - cut].copy_from_slice(&there[remote + cut..remote + len]);
             }
         }
-        self.posted += 1;
+        *posted += 1;
     }
 
     /// All have ended, and all bytes are where they belong.

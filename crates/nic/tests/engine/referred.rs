@@ -1,7 +1,7 @@
 //! Packets that refer to their payload, in memory that their sender has lent.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::common::{CLEAN, Pair, REGION, Setup, Side};
 use crate::landing::{Landing, steps};
