@@ -4,6 +4,7 @@ use remora_kernel::btree::{Plan, children};
 use remora_model::platform::Platform;
 
 use super::point::shape;
+use super::sums;
 use crate::reproduce::{Claim, Figure, Lines, Trend};
 
 /// The rows of the paper that say how its systems did, or that its figures hang on.
@@ -82,7 +83,7 @@ pub fn trends(figures: &[Figure]) -> Vec<Trend> {
     let lines = Lines(figures);
     let all =
         [cards(&lines), threads(&lines), splits(&lines), sends(&lines), memory(&lines), reads(&lines), numbers(&lines)];
-    all.into_iter().flatten().flatten().collect()
+    all.into_iter().flatten().flatten().chain(sums::sums(&lines)).collect()
 }
 
 fn ends(line: &[(f64, f64)]) -> (f64, f64) {

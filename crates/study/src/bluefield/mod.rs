@@ -7,6 +7,7 @@ mod checks;
 mod fit;
 mod point;
 mod study;
+mod sums;
 
 use std::sync::Arc;
 
@@ -214,7 +215,7 @@ mod tests {
         let (first, second) = (run("8", 1), run("8", 3));
         let bits = |all: &Reproduction| all.figures.iter().map(csv).collect::<String>();
         assert_eq!(bits(&first), bits(&second));
-        assert!(first.trends.len() == 2 && first.trends.iter().all(|trend| trend.holds), "{:?}", first.trends);
+        assert!(first.trends.len() == 20 && first.trends.iter().all(|trend| trend.holds), "{:?}", first.trends);
         for (text, least) in [(table(&first), 20), (page(&first), 60)] {
             assert!(text.lines().count() > least && text.contains("AD-056"), "{text}");
         }
