@@ -254,6 +254,16 @@ impl Buffer {
         Ok(())
     }
 
+    /// As [`write`](Self::write), where others look only later: in whatever order and pieces is quickest. Who looks all the same
+    /// sees any mix of old and new bytes.
+    #[inline]
+    pub fn put(&self, offset: usize, data: &[u8]) -> Result<(), OutOfBounds> {
+        let ptr = self.at(offset, data.len())?;
+        // SAFETY: `at` checked the range, whose words are valid as `Inner` says.
+        unsafe { copy::put(ptr, data) };
+        Ok(())
+    }
+
     /// Sets `len` bytes from `offset` on to `byte`.
     pub fn fill(&self, offset: usize, len: usize, byte: u8) -> Result<(), OutOfBounds> {
         let ptr = self.at(offset, len)?;

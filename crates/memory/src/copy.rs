@@ -48,10 +48,26 @@ pub unsafe fn take(src: *mut u8, out: &mut [u8]) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if out.len() >= wide::LEAST_LINES && wide::has_lines() {
         // SAFETY: as the caller promises.
-        return unsafe { wide::take(src, out) };
+        return unsafe { wide::lines(src, out.as_mut_ptr(), out.len()) };
     }
     // SAFETY: as the caller promises.
     unsafe { load(src, out) };
+}
+
+/// Copies `data` to memory that others look at only later, in whatever order and pieces is quickest. Who looks at it
+/// nevertheless sees any mix of old and new bytes.
+///
+/// # Safety
+/// As for [`store`].
+#[inline]
+pub unsafe fn put(dst: *mut u8, data: &[u8]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if data.len() >= wide::LEAST_LINES && wide::has_lines() {
+        // SAFETY: as the caller promises.
+        return unsafe { wide::lines(data.as_ptr(), dst, data.len()) };
+    }
+    // SAFETY: as the caller promises.
+    unsafe { store(dst, data) };
 }
 
 /// Adds rows of `f32`, little-endian, to `sums`, in the order of `which`: numbers of rows, of which there are `rows`, each
@@ -161,15 +177,13 @@ unsafe fn store_words(dst: *mut u8, mut data: &[u8]) {
         }
         (dst, data) = (dst.wrapping_add(WORD), rest);
     }
-    let mut blocks = data.chunks_exact(BLOCK);
-    for block in &mut blocks {
-        for at in (0..BLOCK).step_by(WORD) {
-            // SAFETY: this word lies within the range.
-            unsafe { word(dst.wrapping_add(at)) }.store(value(&block[at..at + WORD]), Ordering::Release);
-        }
+    let (blocks, rest) = data.as_chunks::<BLOCK>();
+    for block in blocks {
+        // SAFETY: the block lies within the range, and `dst` is aligned by now.
+        unsafe { store_block(dst, block) };
         dst = dst.wrapping_add(BLOCK);
     }
-    let mut words = blocks.remainder().chunks_exact(WORD);
+    let mut words = rest.chunks_exact(WORD);
     for bytes in &mut words {
         // SAFETY: this word lies within the range.
         unsafe { word(dst) }.store(value(bytes), Ordering::Release);
@@ -178,6 +192,23 @@ unsafe fn store_words(dst: *mut u8, mut data: &[u8]) {
     if !words.remainder().is_empty() {
         // SAFETY: the word overlaps the end of the range.
         store_part(unsafe { word(dst) }, 0, words.remainder());
+    }
+}
+
+/// Copies a block to shared memory, in increasing address order.
+///
+/// # Safety
+/// As for [`store`]; `dst` is aligned to words.
+#[inline(always)]
+unsafe fn store_block(dst: *mut u8, block: &[u8; BLOCK]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if dst.addr().is_multiple_of(2 * WORD) && wide::is_whole() {
+        // SAFETY: as the caller promises.
+        return unsafe { wide::store_block(dst, block) };
+    }
+    for (at, bytes) in block.as_chunks::<WORD>().0.iter().enumerate() {
+        // SAFETY: this word lies within the range.
+        unsafe { word(dst.wrapping_add(at * WORD)) }.store(value(bytes), Ordering::Release);
     }
 }
 

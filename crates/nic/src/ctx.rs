@@ -42,6 +42,8 @@ pub(crate) struct Ctx {
     pub taps: Taps,
     /// Packets that come early are kept.
     pub selective: bool,
+    /// What is plain is sent and carried out the short way.
+    pub plain: bool,
     /// The world says when nothing comes any more: what peers do not wait for is acknowledged then.
     pub patient: bool,
     /// Queue pairs that owe an acknowledgement which their peers do not wait for.
@@ -63,7 +65,8 @@ impl Ctx {
     }
 
     /// Bytes of a region of this side that a work request names: windows are for peers alone.
-    fn local<'a>(
+    #[inline]
+    pub fn local<'a>(
         &self,
         cache: &'a mut Option<Arc<Region>>,
         (pd, key): (Pd, u32),
@@ -79,6 +82,7 @@ impl Ctx {
     }
 
     /// The region or window that a peer names, if it allows the peer of this queue pair `need` for `len` bytes at `va`.
+    #[inline]
     pub fn remote<'a>(
         &self,
         cache: &'a mut Option<Arc<Region>>,

@@ -40,6 +40,8 @@ pub struct NicConfig {
     /// Keep packets that come early, and send again only what was lost, with peers that do so too. Otherwise, and with other
     /// peers, a loss makes a requester go back N.
     pub selective_repeat: bool,
+    /// Send and carry out what is plain, as most is, by a short way of its own. What comes of it is the same.
+    pub plain: bool,
     /// The connection manager's limits and times.
     pub cm: CmConfig,
 }
@@ -54,6 +56,7 @@ impl NicConfig {
             max_stream_chunks: 2048,
             stream_chunk_bytes: 0,
             selective_repeat: true,
+            plain: true,
             cm: CmConfig::default(),
         }
     }
@@ -121,6 +124,7 @@ impl Nic {
                 rpc: RpcTable::new(config.max_stream_chunks, config.stream_chunk_bytes),
                 taps: Taps::default(),
                 selective: config.selective_repeat,
+                plain: config.plain,
                 patient: false,
                 owing: Vec::new(),
                 reorder: ReorderPool::new(TxBatch::PACKET_BYTES),
@@ -199,6 +203,13 @@ impl Nic {
         let result = f(qp, &mut self.ctx);
         note_work(qp, &mut self.active, &mut self.timers);
         Ok(result)
+    }
+
+    /// Notes what a queue pair has to send.
+    pub(crate) fn note(&mut self, qpn: u32) {
+        if let Some(qp) = self.qps.get_mut(qpn) {
+            note_work(qp, &mut self.active, &mut self.timers);
+        }
     }
 
     /// How often queue pairs were made and destroyed.
@@ -307,7 +318,9 @@ impl Nic {
 
     /// A packet from `src` that arrived at `dst` by `link`: BTH to ICRC. The link has checked the ICRC, or has none.
     pub fn handle_packet(&mut self, now: Time, link: u8, src: IpAddr, dst: IpAddr, packet: &[u8]) {
-        self.handle_body(now, link, (src, dst), packet.into());
+        if self.handle_plain(now, link, (src, dst), packet).is_none() {
+            self.handle_body(now, link, (src, dst), packet.into());
+        }
     }
 
     #[inline]
@@ -322,7 +335,15 @@ impl Nic {
 
     /// As [`handle_packet`](Self::handle_packet), of a packet that may stand in memory which its sender can write. Payload
     /// that goes to a region goes there at once; of all else there is a private copy first.
+    #[inline]
     pub fn handle(&mut self, now: Time, link: u8, (src, dst): (IpAddr, IpAddr), packet: Packet<'_>) {
+        match packet {
+            Packet::Private(bytes) => self.handle_packet(now, link, src, dst, bytes),
+            other => self.handle_in_place(now, link, (src, dst), other),
+        }
+    }
+
+    fn handle_in_place(&mut self, now: Time, link: u8, (src, dst): (IpAddr, IpAddr), packet: Packet<'_>) {
         let (buffer, offset, len) = match packet {
             Packet::Private(bytes) => return self.handle_packet(now, link, src, dst, bytes),
             Packet::Referred { headers, view, reference } => {

@@ -62,7 +62,21 @@ impl QueuePair {
     }
 
     /// Whether a send may be posted, as far as its form goes.
+    #[inline]
     pub(crate) fn check_post(&self, wr: &SendWr<'_>) -> Result<u32, NicError> {
+        // As most are.
+        if let (SendOp::Write { .. } | SendOp::Send, Data::List([sge])) = (wr.op, wr.data)
+            && self.state == QpState::Rts
+            && self.init.kind == QpType::Rc
+            && self.init.max_send_sge > 0
+            && sge.len <= MAX_MESSAGE
+        {
+            return Ok(sge.len);
+        }
+        self.check_any_post(wr)
+    }
+
+    fn check_any_post(&self, wr: &SendWr<'_>) -> Result<u32, NicError> {
         if matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err(NicError::State(self.state));
         }
@@ -130,7 +144,10 @@ impl QueuePair {
         wqe.answered = 0;
         match wr.data {
             Data::List(list) => {
-                sges[..list.len()].copy_from_slice(list);
+                match list {
+                    [sge] => sges[0] = *sge,
+                    list => sges[..list.len()].copy_from_slice(list),
+                }
                 wqe.source = Source::List(list.len() as u32);
             }
             Data::Inline(bytes) => {

@@ -15,7 +15,7 @@ use crate::responder::Responder;
 use crate::types::*;
 
 /// Packets that one queue pair may send before the next one's turn.
-const BURST: usize = 32;
+pub(crate) const BURST: usize = 32;
 
 /// Wrong keys of a peer's kernels that end its connection, as one does on the wire; a kernel may follow a pointer into
 /// memory that has just been given back.
@@ -331,7 +331,8 @@ impl QueuePair {
                 if self.congestion.is_some() {
                     self.emit_notification(ctx, batch);
                 }
-                for _ in 0..BURST {
+                let plain = self.emit_plain(ctx, now, batch, route);
+                for _ in plain..BURST {
                     if batch.is_full() || !self.may_send(now) || !self.emit_request(ctx, now, batch) {
                         break;
                     }

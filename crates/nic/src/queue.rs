@@ -529,6 +529,11 @@ impl TxBatch {
         (&mut self.bytes[self.used..self.used + Self::PACKET_BYTES], self.room.as_ref())
     }
 
+    /// Whether packets are put together in shared memory.
+    pub(crate) fn has_room(&self) -> bool {
+        self.room.is_some()
+    }
+
     /// Whether payload may be referred to.
     pub(crate) fn may_refer(&self) -> bool {
         self.room.as_ref().is_some_and(|room| room.loans.is_some())

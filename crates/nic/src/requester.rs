@@ -3,6 +3,7 @@
 //! InfiniBand specification, volume 1, sections 9.7.3 (requester), 9.7.5.1 (PSNs) and 9.9 (errors).
 
 mod emit;
+mod plain;
 
 use remora_wire::{Aeth, AtomicAckEth, Bth, NakCode, Opcode, Psn, Syndrome, rnr_timer_ns};
 

@@ -4,6 +4,7 @@
 
 mod answers;
 mod execute;
+mod plain;
 
 use std::collections::VecDeque;
 

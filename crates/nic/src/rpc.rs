@@ -388,6 +388,11 @@ impl RpcTable {
         }) || self.streaming.len() > 1
     }
 
+    /// Whether there may be a chunk.
+    pub fn has_chunks(&self) -> bool {
+        !self.streaming.is_empty()
+    }
+
     /// Takes the oldest chunk of a queue pair, if `take` takes it: one queue pair after the other is asked for. A chunk
     /// whose call waits stays.
     pub fn poll_chunk(&mut self, mut take: impl FnMut(&mut StreamChunk) -> bool) -> Option<StreamChunk> {
@@ -588,6 +593,12 @@ impl Nic {
     #[inline]
     pub fn poll_stream_of(&mut self, take: impl FnMut(&mut StreamChunk) -> bool) -> Option<StreamChunk> {
         self.ctx.rpc.poll_chunk(take)
+    }
+
+    /// Whether a piece of a payload stream waits.
+    #[inline]
+    pub fn wants_stream(&self) -> bool {
+        self.ctx.rpc.has_chunks()
     }
 
     /// Whether a piece of a payload stream waits that further packets do not make longer.

@@ -88,6 +88,9 @@ impl Kernels {
 
     /// Starts waiting calls, feeds streams, runs all calls some steps, sends replies. Returns how much there was to do.
     pub(crate) fn progress(&mut self, now: Time, nic: &mut Nic) -> usize {
+        if self.is_still(nic) {
+            return 0;
+        }
         let mut work = 0;
         self.start_waiting(now, nic);
         let alive = |qp| nic.qp_state(qp).is_ok_and(|state| !matches!(state, QpState::Err | QpState::Reset));
@@ -115,6 +118,13 @@ impl Kernels {
             self.calls.release(number);
         }
         work
+    }
+
+    /// Whether nobody calls, as at most turns of a NIC.
+    #[inline]
+    fn is_still(&self, nic: &Nic) -> bool {
+        let calls = nic.wants_rpc() || nic.wants_stream() || !self.calls.streams().is_empty();
+        !calls && self.rings.is_still() && self.runner.in_flight() == 0
     }
 
     /// Has kernels take what their streams brought, while it is in the cache and more packets are on their way. Only

@@ -223,6 +223,14 @@ impl Rings {
         self.len() == 0
     }
 
+    /// Whether there is nothing to do: no signal, no call that waits, nothing to write or to release.
+    #[inline]
+    pub fn is_still(&self) -> bool {
+        let waits =
+            !self.scheduler.is_empty() || !self.dirty.is_empty() || self.holding > 0 || !self.released.is_empty();
+        !waits && (self.rings.is_empty() || !self.signals.any())
+    }
+
     /// The number of a call that is done with, whose answer had to wait: [release](crate::CallTable::release) it.
     #[inline]
     pub fn poll_released(&mut self) -> Option<u32> {

@@ -13,7 +13,7 @@ use std::arch::x86_64::{
 /// Bytes from which on it pays.
 pub const LEAST: usize = 512;
 /// Bytes from which on lines pay.
-pub const LEAST_LINES: usize = 2 * BLOCK;
+pub const LEAST_LINES: usize = BLOCK;
 
 /// Whether this processor accesses 16 aligned bytes as a whole.
 #[inline(always)]
@@ -159,6 +159,31 @@ pub unsafe fn load_block(src: *mut u8, out: &mut [u8; BLOCK]) {
     }
 }
 
+/// Copies a block to `dst`.
+///
+/// # Safety
+/// As for [`super::store`]; `dst` is aligned to 16, and [`is_whole`] is true.
+#[inline(always)]
+pub unsafe fn store_block(dst: *mut u8, data: &[u8; BLOCK]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "movups {a}, [{src}]",
+            "movups {b}, [{src} + 16]",
+            "movups {c}, [{src} + 32]",
+            "movups {d}, [{src} + 48]",
+            "movaps [{dst}], {a}",
+            "movaps [{dst} + 16], {b}",
+            "movaps [{dst} + 32], {c}",
+            "movaps [{dst} + 48], {d}",
+            src = in(reg) data.as_ptr(),
+            dst = in(reg) dst,
+            a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
 /// Whether this processor moves a line at a time.
 #[inline(always)]
 pub fn has_lines() -> bool {
@@ -168,31 +193,56 @@ pub fn has_lines() -> bool {
 /// Two lines at a time, aligned or not.
 ///
 /// # Safety
-/// As for [`super::take`], of at least [`LEAST_LINES`] bytes; [`has_lines`] is true.
+/// As for [`super::take`] or [`super::put`], of at least [`LEAST_LINES`] bytes; [`has_lines`] is true.
+#[inline(always)]
+pub unsafe fn lines(src: *const u8, dst: *mut u8, len: usize) {
+    if len > 2 * BLOCK {
+        // SAFETY: the caller's promise.
+        return unsafe { many_lines(src, dst, len) };
+    }
+    // SAFETY: the caller's promise. The second line may have bytes of the first once more.
+    unsafe {
+        asm!(
+            "vmovdqu64 zmm0, [{src}]",
+            "vmovdqu64 zmm1, [{src} + {last}]",
+            "vmovdqu64 [{dst}], zmm0",
+            "vmovdqu64 [{dst} + {last}], zmm1",
+            "vzeroupper",
+            src = in(reg) src,
+            dst = in(reg) dst,
+            last = in(reg) len - BLOCK,
+            out("xmm0") _, out("xmm1") _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// # Safety
+/// As for [`lines`], of more than two.
 #[inline(never)]
-pub unsafe fn take(src: *mut u8, out: &mut [u8]) {
+unsafe fn many_lines(src: *const u8, dst: *mut u8, len: usize) {
     // The last line may have bytes of the one before it once more.
-    let last = out.len() - BLOCK;
+    let last = len - BLOCK;
     // SAFETY: the caller's promise; all lines begin at `last` at most.
     unsafe {
         asm!(
             "2:",
             "vmovdqu64 zmm0, [{src} + {at}]",
             "vmovdqu64 zmm1, [{src} + {at} + 64]",
-            "vmovdqu64 [{out} + {at}], zmm0",
-            "vmovdqu64 [{out} + {at} + 64], zmm1",
+            "vmovdqu64 [{dst} + {at}], zmm0",
+            "vmovdqu64 [{dst} + {at} + 64], zmm1",
             "add {at}, 128",
             "cmp {at}, {end}",
             "jb 2b",
             "vmovdqu64 zmm0, [{src} + {last} - 64]",
             "vmovdqu64 zmm1, [{src} + {last}]",
-            "vmovdqu64 [{out} + {last} - 64], zmm0",
-            "vmovdqu64 [{out} + {last}], zmm1",
+            "vmovdqu64 [{dst} + {last} - 64], zmm0",
+            "vmovdqu64 [{dst} + {last}], zmm1",
             "vzeroupper",
             src = in(reg) src,
-            out = in(reg) out.as_mut_ptr(),
+            dst = in(reg) dst,
             at = inout(reg) 0usize => _,
-            end = in(reg) (out.len() - 1) / 128 * 128,
+            end = in(reg) (len - 1) / 128 * 128,
             last = in(reg) last,
             out("xmm0") _, out("xmm1") _,
             options(nostack),

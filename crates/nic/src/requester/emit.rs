@@ -62,7 +62,7 @@ impl QueuePair {
     }
 
     /// PSNs that may be outstanding.
-    fn window(&self) -> u32 {
+    pub(super) fn window(&self) -> u32 {
         if self.req.cautious { CAUTIOUS } else { WINDOW }
     }
 
@@ -144,7 +144,7 @@ impl QueuePair {
     }
 
     /// Who is slow, and has little under way, hears of it sooner.
-    fn ack_every(&self) -> u32 {
+    pub(super) fn ack_every(&self) -> u32 {
         if self.congestion.is_some() || self.req.cautious { ACK_EVERY / 8 } else { ACK_EVERY }
     }
 

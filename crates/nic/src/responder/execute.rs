@@ -285,7 +285,7 @@ const SHOWN: u64 = 1024;
 /// Shows a tap what was written at `va`, in pieces. With each piece the cache is asked for as many bytes of where the next
 /// packet goes, so that they come from memory meanwhile; all at once they would hold up the tap. `to_come` bytes of the
 /// message are left.
-fn show(tap: &mut dyn WriteTap, region: &Region, va: u64, mut data: &[u8], mut to_come: usize) {
+pub(super) fn show(tap: &mut dyn WriteTap, region: &Region, va: u64, mut data: &[u8], mut to_come: usize) {
     let mut offset = va.wrapping_sub(region.va());
     let mut next = va.wrapping_add(data.len() as u64);
     while !data.is_empty() {

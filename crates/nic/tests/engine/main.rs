@@ -16,6 +16,7 @@ mod in_place;
 mod landing;
 mod multicast;
 mod patience;
+mod plain;
 mod psn;
 mod random_ops;
 mod referred;

@@ -35,6 +35,13 @@ impl Outbox {
     /// Hands packets to the links. Returns how many they took.
     #[inline]
     pub fn transmit(&mut self, now: Time, nic: &mut Nic, links: &mut [Box<dyn Link>]) -> usize {
+        match self.batch.is_empty() && !nic.wants_transmit() {
+            true => 0,
+            false => self.hand_over(now, nic, links),
+        }
+    }
+
+    fn hand_over(&mut self, now: Time, nic: &mut Nic, links: &mut [Box<dyn Link>]) -> usize {
         let mut packets = 0;
         for _ in 0..BATCHES {
             if self.sent == self.batch.len() {

@@ -419,6 +419,11 @@ impl Link for ShmLink {
             // As far as the first one's turn has come, and around.
             let at = self.turn + step;
             let peer = &mut self.peers[if at < count { at } else { at - count }];
+            if !peer.rx.waiting() {
+                peer.spent = peer.gone;
+                leaving |= peer.spent;
+                continue;
+            }
             for _ in 0..RX_BATCH {
                 match peer.rx.peek(&self.lookahead) {
                     Ok(Some(Record { at: offset, len, refers })) => {

@@ -1,0 +1,104 @@
+//! The sends that come most often: a WRITE or SEND of one packet, out of one piece of memory or the command itself, on a
+//! connection about which nothing is out of the ordinary.
+//!
+//! The general way ([`super::emit`]) asks of each packet again what holds for all of a run. Here that is decided once.
+//! Nothing is left out: key, rights, bounds and window are checked, and acknowledgements asked for, as they are there. What is
+//! not so plain is left to it before anything has changed, so that all errors are its own.
+//! [`NicConfig::plain`](crate::NicConfig::plain) turns this off; a test holds engines with and without it against each other.
+
+use remora_memory::Access;
+use remora_wire::{Bth, ICRC_LEN, Opcode, Reth};
+
+use super::FEW;
+use crate::ctx::Ctx;
+use crate::packet::pad_of;
+use crate::qp::{BURST, QueuePair};
+use crate::queue::{STRAIGHT, Source, TxBatch};
+use crate::selective::{LATER, SELECTIVE};
+use crate::types::*;
+
+impl QueuePair {
+    /// Sends the plain ones among the next work requests, a burst at most. Returns how many packets those are.
+    pub(crate) fn emit_plain(&mut self, ctx: &mut Ctx, now: Time, batch: &mut TxBatch, route: Route) -> usize {
+        let ordinary = ctx.plain
+            && self.state == QpState::Rts
+            && self.congestion.is_none()
+            && self.req.selective.is_none()
+            && self.req.fault.is_none()
+            && !self.req.rnr_wait
+            && self.req.cursor == self.sq.started
+            && self.peer_patient
+            && ctx.patient
+            && !batch.has_room();
+        if !ordinary {
+            return 0;
+        }
+        let (window, every) = (self.window() as i32, self.ack_every());
+        let longest = self.mtu.min(STRAIGHT as u32 - 1);
+        let reserved7 = if ctx.selective { SELECTIVE | LATER } else { 0 };
+        let (Self { sq, req, local_region, attr, init, .. }, mut sent) = (&mut *self, 0);
+        while sent < BURST && sq.started < sq.tail && !batch.is_full() {
+            let (at, psn) = (sq.started, req.next_psn);
+            let (wqe, sges, inline) = sq.parts(at);
+            let (opcode, reth) = match wqe.op {
+                SendOp::Write { va, rkey } => (Opcode::RcWriteOnly, Some(Reth { va, rkey, len: wqe.len })),
+                SendOp::Send => (Opcode::RcSendOnly, None),
+                _ => break,
+            };
+            let (len, in_window) = (wqe.len as usize, (0..window).contains(&psn.distance(req.unacked)));
+            if !(1..=longest).contains(&wqe.len) || !in_window || wqe.fence {
+                break;
+            }
+            let start = Bth::LEN + if reth.is_some() { Reth::LEN } else { 0 };
+            let end = start + len;
+            let out = batch.space();
+            let fetched = match (wqe.source, sges) {
+                (Source::List(_), [sge]) => {
+                    let range = (sge.va, len as u64);
+                    let region = ctx.local(local_region, (init.pd, sge.lkey), range, Access::empty());
+                    if region.is_none_or(|region| region.read(sge.va, &mut out[start..end]).is_err()) {
+                        break;
+                    }
+                    len
+                }
+                (Source::Inline, _) => {
+                    out[start..end].copy_from_slice(inline);
+                    0
+                }
+                _ => break,
+            };
+            let reports = wqe.signaled || init.sq_sig_all;
+            let hurry = reports && at + 1 - sq.head <= FEW
+                || sq.is_half_full()
+                || at + 1 < sq.tail && sq.get(at + 1).is_local();
+            let ack_req = hurry || req.since_ack_request + 1 >= every;
+            let (solicited, pad) = (wqe.solicited, pad_of(len));
+            Bth { solicited, pad, ack_req, reserved7, ..Bth::new(opcode, attr.dest_qp, psn) }.emit(out);
+            if let Some(reth) = reth {
+                reth.emit(&mut out[Bth::LEN..]);
+            }
+            // Pad and ICRC are up to seven bytes; a packet's place has more.
+            out[end..end + 8].fill(0);
+            let total = end + usize::from(pad) + ICRC_LEN;
+            batch.note_fetched(fetched);
+            batch.commit(route, total);
+            let wqe = sq.get_mut(at);
+            (wqe.first_psn, wqe.psns) = (psn, 1);
+            sq.started += 1;
+            (req.cursor, req.packet) = (sq.started, 0);
+            req.next_psn = psn + 1;
+            if req.next_psn.distance(req.sent_psn) > 0 {
+                req.sent_psn = req.next_psn;
+            }
+            req.since_ack_request = if ack_req { 0 } else { req.since_ack_request + 1 };
+            ctx.counters.tx_packets += 1;
+            ctx.counters.tx_bytes += total as u64;
+            ctx.counters.sent(route.link);
+            sent += 1;
+        }
+        if sent > 0 && self.deadline.is_none() {
+            self.arm(now);
+        }
+        sent
+    }
+}
