@@ -458,6 +458,7 @@ impl QueuePair {
         false
     }
 
+    #[inline]
     fn response_taken(&mut self, ctx: &mut Ctx, now: Time, (psn, psns): (Psn, u32), last: bool, byte_len: u32) {
         let head = self.sq.head;
         self.sq.get_mut(head).answered += psns;

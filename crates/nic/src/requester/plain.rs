@@ -1,5 +1,5 @@
-//! The sends that come most often: a WRITE or SEND of one packet, out of one piece of memory or the command itself, on a
-//! connection about which nothing is out of the ordinary.
+//! What is sent most often, a WRITE or SEND of one packet, out of one piece of memory or the command itself, or a READ that
+//! one packet answers into one piece; on a connection about which nothing is out of the ordinary.
 //!
 //! The general way ([`super::emit`]) asks of each packet again what holds for all of a run. Here that is decided once.
 //! Nothing is left out: key, rights, bounds and window are checked, and acknowledgements asked for, as they are there. What is
@@ -7,9 +7,9 @@
 //! [`NicConfig::plain`](crate::NicConfig::plain) turns this off; a test holds engines with and without it against each other.
 
 use remora_memory::Access;
-use remora_wire::{Bth, ICRC_LEN, Opcode, Reth};
+use remora_wire::{Bth, ICRC_LEN, Opcode, Psn, Reth};
 
-use super::FEW;
+use super::{FEW, Requester};
 use crate::ctx::Ctx;
 use crate::packet::pad_of;
 use crate::qp::{BURST, QueuePair};
@@ -17,15 +17,21 @@ use crate::queue::{STRAIGHT, Source, TxBatch};
 use crate::selective::{LATER, SELECTIVE};
 use crate::types::*;
 
+impl Requester {
+    /// Whether nothing was lost or refused, or waits.
+    #[inline]
+    fn is_ordinary(&self) -> bool {
+        self.selective.is_none() && self.fault.is_none() && !self.rnr_wait
+    }
+}
+
 impl QueuePair {
     /// Sends the plain ones among the next work requests, a burst at most. Returns how many packets those are.
     pub(crate) fn emit_plain(&mut self, ctx: &mut Ctx, now: Time, batch: &mut TxBatch, route: Route) -> usize {
         let ordinary = ctx.plain
             && self.state == QpState::Rts
             && self.congestion.is_none()
-            && self.req.selective.is_none()
-            && self.req.fault.is_none()
-            && !self.req.rnr_wait
+            && self.req.is_ordinary()
             && self.req.cursor == self.sq.started
             && self.peer_patient
             && ctx.patient
@@ -34,25 +40,31 @@ impl QueuePair {
             return 0;
         }
         let (window, every) = (self.window() as i32, self.ack_every());
-        let longest = self.mtu.min(STRAIGHT as u32 - 1);
+        let mtu = self.mtu;
         let reserved7 = if ctx.selective { SELECTIVE | LATER } else { 0 };
         let (Self { sq, req, local_region, attr, init, .. }, mut sent) = (&mut *self, 0);
         while sent < BURST && sq.started < sq.tail && !batch.is_full() {
             let (at, psn) = (sq.started, req.next_psn);
             let (wqe, sges, inline) = sq.parts(at);
-            let (opcode, reth) = match wqe.op {
-                SendOp::Write { va, rkey } => (Opcode::RcWriteOnly, Some(Reth { va, rkey, len: wqe.len })),
-                SendOp::Send => (Opcode::RcSendOnly, None),
+            let of = |va, rkey| Some(Reth { va, rkey, len: wqe.len });
+            let (opcode, reth, len) = match wqe.op {
+                SendOp::Write { va, rkey } => (Opcode::RcWriteOnly, of(va, rkey), wqe.len as usize),
+                SendOp::Send => (Opcode::RcSendOnly, None, wqe.len as usize),
+                SendOp::Read { va, rkey } if req.rd_atomics < req.max_rd_atomic => {
+                    (Opcode::RcReadRequest, of(va, rkey), 0)
+                }
                 _ => break,
             };
-            let (len, in_window) = (wqe.len as usize, (0..window).contains(&psn.distance(req.unacked)));
-            if !(1..=longest).contains(&wqe.len) || !in_window || wqe.fence {
+            let in_window = (0..window).contains(&psn.distance(req.unacked));
+            if !(1..=mtu).contains(&wqe.len) || len >= STRAIGHT || !in_window || wqe.fence {
                 break;
             }
             let start = Bth::LEN + if reth.is_some() { Reth::LEN } else { 0 };
             let end = start + len;
             let out = batch.space();
             let fetched = match (wqe.source, sges) {
+                // A READ has no payload, and brings some.
+                (Source::List(_), _) if len == 0 => 0,
                 (Source::List(_), [sge]) => {
                     let range = (sge.va, len as u64);
                     let region = ctx.local(local_region, (init.pd, sge.lkey), range, Access::empty());
@@ -84,6 +96,7 @@ impl QueuePair {
             batch.commit(route, total);
             let wqe = sq.get_mut(at);
             (wqe.first_psn, wqe.psns) = (psn, 1);
+            req.rd_atomics += u8::from(wqe.wants_response());
             sq.started += 1;
             (req.cursor, req.packet) = (sq.started, 0);
             req.next_psn = psn + 1;
@@ -100,5 +113,38 @@ impl QueuePair {
             self.arm(now);
         }
         sent
+    }
+
+    /// Takes a plain READ's whole response. `None`, and nothing has changed, if the general way is to look at it.
+    #[inline]
+    pub(crate) fn take_plain_response(&mut self, ctx: &mut Ctx, now: Time, bth: &Bth, payload: &[u8]) -> Option<()> {
+        let ordinary = self.init.kind == QpType::Rc
+            && self.state == QpState::Rts
+            && self.congestion.is_none()
+            && !bth.fecn
+            && self.req.is_ordinary()
+            && self.req.early.is_empty()
+            && self.is_next_response(bth.psn);
+        if !ordinary {
+            return None;
+        }
+        let (wqe, sges, _) = self.sq.parts(self.sq.head);
+        let (SendOp::Read { .. }, [sge]) = (wqe.op, sges) else { return None };
+        if wqe.psns != 1 || wqe.answered != 0 || wqe.len as usize != payload.len() {
+            return None;
+        }
+        let (len, range) = (wqe.len, (sge.va, wqe.len.into()));
+        let region = ctx.local(&mut self.local_region, (self.init.pd, sge.lkey), range, Access::LOCAL_WRITE)?;
+        region.write(sge.va, payload).ok()?;
+        self.note_peer(ctx, bth);
+        self.response_taken(ctx, now, (bth.psn, 1), true, len);
+        Some(())
+    }
+
+    /// Whether the oldest work request is the one that begins with this PSN, and all before it is acknowledged.
+    #[inline]
+    fn is_next_response(&self, psn: Psn) -> bool {
+        let Self { sq, req, .. } = self;
+        psn == req.unacked && psn.distance(req.sent_psn) < 0 && sq.head < sq.started && sq.get(sq.head).first_psn == psn
     }
 }

@@ -35,7 +35,7 @@ struct Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let what = prop_oneof![
-        6 => Just(What::Write), 4 => Just(What::Send), 1 => Just(What::WriteImm), 1 => Just(What::Read),
+        6 => Just(What::Write), 4 => Just(What::Send), 1 => Just(What::WriteImm), 4 => Just(What::Read),
         1 => Just(What::Invalidate),
     ];
     let lens = prop_oneof![8 => 1..520usize, 1 => Just(0usize), 1 => 500..5000usize];
