@@ -87,6 +87,14 @@ impl Core {
     pub(super) fn dispatch_events(&mut self) {
         self.events.dispatch(&mut self.nic);
         // Before anybody outside can hear of a new queue pair.
+        if self.gate.is_due(self.reading.now, self.nic.changes()) {
+            self.admit();
+        }
+    }
+
+    /// Tells links whose packets to let in.
+    #[inline(never)]
+    fn admit(&mut self) {
         let Self { nic, links, gate, reading, .. } = self;
         let numbers = |out: &mut Vec<u32>| out.extend(nic.numbers().take(MOST + 1));
         let count = || {

@@ -125,6 +125,12 @@ impl Default for Gate {
 }
 
 impl Gate {
+    /// Whether [`follow`](Self::follow) may have something to say.
+    #[inline]
+    pub fn is_due(&self, now: u64, version: u64) -> bool {
+        version != self.version || now.saturating_sub(self.since) >= WINDOW
+    }
+
     /// Whether something has changed: queue pairs, whose `version` that is and whose numbers `numbers` fills in, or what
     /// was counted.
     #[inline]
@@ -135,10 +141,10 @@ impl Gate {
         count: impl FnOnce() -> Counted,
         numbers: impl FnOnce(&mut Vec<u32>),
     ) -> Option<Admission<'_>> {
-        let window_over = now.saturating_sub(self.since) >= WINDOW;
-        if version == self.version && !window_over {
+        if !self.is_due(now, version) {
             return None;
         }
+        let window_over = now.saturating_sub(self.since) >= WINDOW;
         let before = (self.listed, self.share);
         if window_over {
             self.next_window(now, count());

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use remora_model::platform::Platform;
 use remora_service::BorderClimber;
 
-use super::fit;
 use super::point::{self, Ground};
 use super::study::{Run, Setup};
 
-/// What calls on a tree of a million keys reach with so many percent of them on the card; run once for each.
+/// What calls on a tree of a quarter of a million keys reach with so many percent of them on the card; run once for each.
 struct Splits {
     ground: Ground,
     writes: u64,
@@ -23,6 +23,7 @@ impl Splits {
                 run: Run::TreeCalls,
                 share: share.into(),
                 writes: *writes,
+                keys: 250_000,
                 operations: 1500,
                 ..Setup::default()
             };
@@ -33,11 +34,10 @@ impl Splits {
 
 #[test]
 fn the_border_comes_to_the_best_static_split_from_any_to_begin_with() {
-    let (platforms, _) = fit::bluefield(1).expect("platforms");
-    let platform = platforms.iter().find(|platform| platform.name == "bluefield2").expect("bluefield2");
+    let platform = Platform::load("bluefield2").expect("a platform");
     // With updates locks and lines that others have changed cost something, too.
     for writes in [0, 50] {
-        let ground = Ground::new(platform, 1).expect("a ground");
+        let ground = Ground::new(&platform, 1).expect("a ground");
         let mut splits = Splits { ground, writes, rates: BTreeMap::new() };
         let best = (0..=100).step_by(10).map(|share| splits.rate(share)).fold(0.0, f64::max);
         for start in [0, 45, 100] {
