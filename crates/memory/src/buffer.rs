@@ -467,6 +467,26 @@ mod tests {
         assert!(Buffer::anonymous(usize::MAX - 5).is_err());
     }
 
+    /// Whatever way is quickest for so many bytes, those and no others are copied.
+    #[test]
+    fn what_is_put_and_taken_is_what_was_given() {
+        let buffer = Buffer::from_boxed(vec![0xaa; 512].into());
+        let data: Vec<u8> = (0..300u32).map(|n| (n * 7 + 1) as u8).collect();
+        for (offset, len) in
+            (0..17).flat_map(|offset| [0, 1, 7, 8, 63, 64, 65, 96, 127, 128, 129, 200, 300].map(|len| (offset, len)))
+        {
+            buffer.fill(0, 512, 0xaa).unwrap();
+            buffer.put(offset, &data[..len]).unwrap();
+            let (mut all, mut taken) = ([0; 512], vec![0; len]);
+            buffer.read(0, &mut all).unwrap();
+            assert!(all[offset..offset + len] == data[..len]);
+            assert!(all[..offset].iter().chain(&all[offset + len..]).all(|byte| *byte == 0xaa), "{offset}, {len}");
+            buffer.take(offset, &mut taken).unwrap();
+            assert_eq!(taken, data[..len]);
+        }
+        assert!(buffer.put(512, &[1]).is_err());
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "maps memory")]
     fn memory_is_given_up_piece_by_piece() {

@@ -114,8 +114,16 @@ impl Producer {
             self.head_record(at, WRAP);
             at = 0;
         }
-        let copied = self.shared.put(self.base + DATA_OFFSET + at + WORD, packet).is_ok();
+        // The last word is stored whole, as it is nobody else's.
+        let whole = packet.len() & !(WORD - 1);
+        let data = self.base + DATA_OFFSET + at + WORD;
+        let copied = self.shared.put(data, &packet[..whole]).is_ok();
         debug_assert!(copied, "a record lies within the ring");
+        if whole < packet.len() {
+            let mut last = [0; WORD];
+            last[..packet.len() - whole].copy_from_slice(&packet[whole..]);
+            store(&self.shared, data + whole, u64::from_ne_bytes(last));
+        }
         self.head_record(at, packet.len() as u64);
         self.tail += (skip + record) as u64;
         self.claim_ahead();
