@@ -177,13 +177,22 @@ unsafe fn store_words(dst: *mut u8, mut data: &[u8]) {
         }
         (dst, data) = (dst.wrapping_add(WORD), rest);
     }
-    let (blocks, rest) = data.as_chunks::<BLOCK>();
-    for block in blocks {
-        // SAFETY: the block lies within the range, and `dst` is aligned by now.
-        unsafe { store_block(dst, block) };
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if data.len() >= BLOCK && dst.addr().is_multiple_of(2 * WORD) && wide::is_whole() {
+        let (blocks, rest) = data.split_at(data.len() / BLOCK * BLOCK);
+        // SAFETY: whole blocks within the range, at least one.
+        unsafe { wide::to_aligned(blocks.as_ptr(), dst, blocks.len()) };
+        (dst, data) = (dst.wrapping_add(blocks.len()), rest);
+    }
+    let mut blocks = data.chunks_exact(BLOCK);
+    for block in &mut blocks {
+        for at in (0..BLOCK).step_by(WORD) {
+            // SAFETY: this word lies within the range.
+            unsafe { word(dst.wrapping_add(at)) }.store(value(&block[at..at + WORD]), Ordering::Release);
+        }
         dst = dst.wrapping_add(BLOCK);
     }
-    let mut words = rest.chunks_exact(WORD);
+    let mut words = blocks.remainder().chunks_exact(WORD);
     for bytes in &mut words {
         // SAFETY: this word lies within the range.
         unsafe { word(dst) }.store(value(bytes), Ordering::Release);
@@ -192,23 +201,6 @@ unsafe fn store_words(dst: *mut u8, mut data: &[u8]) {
     if !words.remainder().is_empty() {
         // SAFETY: the word overlaps the end of the range.
         store_part(unsafe { word(dst) }, 0, words.remainder());
-    }
-}
-
-/// Copies a block to shared memory, in increasing address order.
-///
-/// # Safety
-/// As for [`store`]; `dst` is aligned to words.
-#[inline(always)]
-unsafe fn store_block(dst: *mut u8, block: &[u8; BLOCK]) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if dst.addr().is_multiple_of(2 * WORD) && wide::is_whole() {
-        // SAFETY: as the caller promises.
-        return unsafe { wide::store_block(dst, block) };
-    }
-    for (at, bytes) in block.as_chunks::<WORD>().0.iter().enumerate() {
-        // SAFETY: this word lies within the range.
-        unsafe { word(dst.wrapping_add(at * WORD)) }.store(value(bytes), Ordering::Release);
     }
 }
 

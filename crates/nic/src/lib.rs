@@ -25,6 +25,7 @@ mod nic;
 mod now;
 mod numbers;
 mod packet;
+mod plain;
 mod post;
 mod qp;
 mod queue;

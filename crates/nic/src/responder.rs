@@ -284,21 +284,7 @@ impl QueuePair {
         match outcome {
             // Its completion queue overran: the message is not delivered as far as anyone can tell.
             Ok(_) if self.state == QpState::Err => self.resp.ack = Some(Syndrome::Nak(NakCode::RemoteOperational)),
-            Ok(psns) => {
-                self.resp.refusals = 0;
-                self.resp.expected = self.resp.expected + psns;
-                self.resp.early.forget(&mut ctx.reorder, bth.psn, psns);
-                if bth.opcode.is_last() || bth.opcode.is_only() {
-                    ctx.counters.received(self.route.map_or(0, |route| route.link));
-                }
-                if psns > 0 && !is_answered(bth.opcode) {
-                    if bth.ack_req {
-                        self.resp.ack = Some(Syndrome::Ack { credits: CREDITS });
-                    } else if bth.reserved7 & LATER != 0 {
-                        self.owe(ctx);
-                    }
-                }
-            }
+            Ok(psns) => self.request_taken(ctx, bth, psns),
             Err(NotReady) => {
                 self.resp.early.clear(&mut ctx.reorder);
                 self.resp.waiting = true;
@@ -322,6 +308,24 @@ impl QueuePair {
                 };
                 ctx.events.extend(event);
                 self.fail(ctx, why);
+            }
+        }
+    }
+
+    /// The expected packet, of so many PSNs, was carried out.
+    #[inline]
+    fn request_taken(&mut self, ctx: &mut Ctx, bth: &Bth, psns: u32) {
+        self.resp.refusals = 0;
+        self.resp.expected = self.resp.expected + psns;
+        self.resp.early.forget(&mut ctx.reorder, bth.psn, psns);
+        if bth.opcode.is_last() || bth.opcode.is_only() {
+            ctx.counters.received(self.route.map_or(0, |route| route.link));
+        }
+        if psns > 0 && !is_answered(bth.opcode) {
+            if bth.ack_req {
+                self.resp.ack = Some(Syndrome::Ack { credits: CREDITS });
+            } else if bth.reserved7 & LATER != 0 {
+                self.owe(ctx);
             }
         }
     }

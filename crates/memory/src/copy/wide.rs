@@ -63,7 +63,7 @@ unsafe fn from_aligned(src: *mut u8, dst: *mut u8, left: usize) {
 /// # Safety
 /// As for [`super::land`]; [`is_whole`] is true, and there is a block at least.
 #[inline(always)]
-unsafe fn to_aligned(src: *const u8, dst: *mut u8, left: usize) {
+pub unsafe fn to_aligned(src: *const u8, dst: *mut u8, left: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         asm!(
@@ -159,31 +159,6 @@ pub unsafe fn load_block(src: *mut u8, out: &mut [u8; BLOCK]) {
     }
 }
 
-/// Copies a block to `dst`.
-///
-/// # Safety
-/// As for [`super::store`]; `dst` is aligned to 16, and [`is_whole`] is true.
-#[inline(always)]
-pub unsafe fn store_block(dst: *mut u8, data: &[u8; BLOCK]) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!(
-            "movups {a}, [{src}]",
-            "movups {b}, [{src} + 16]",
-            "movups {c}, [{src} + 32]",
-            "movups {d}, [{src} + 48]",
-            "movaps [{dst}], {a}",
-            "movaps [{dst} + 16], {b}",
-            "movaps [{dst} + 32], {c}",
-            "movaps [{dst} + 48], {d}",
-            src = in(reg) data.as_ptr(),
-            dst = in(reg) dst,
-            a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
-            options(nostack, preserves_flags),
-        );
-    }
-}
-
 /// Whether this processor moves a line at a time.
 #[inline(always)]
 pub fn has_lines() -> bool {
@@ -200,18 +175,18 @@ pub unsafe fn lines(src: *const u8, dst: *mut u8, len: usize) {
         // SAFETY: the caller's promise.
         return unsafe { many_lines(src, dst, len) };
     }
-    // SAFETY: the caller's promise. The second line may have bytes of the first once more.
+    // SAFETY: the caller's promise. The second line may have bytes of the first once more. By registers that no code without
+    // AVX-512 knows, so that nobody's upper halves are in the way, or are to be cleared.
     unsafe {
         asm!(
-            "vmovdqu64 zmm0, [{src}]",
-            "vmovdqu64 zmm1, [{src} + {last}]",
-            "vmovdqu64 [{dst}], zmm0",
-            "vmovdqu64 [{dst} + {last}], zmm1",
-            "vzeroupper",
+            "vmovdqu64 zmm16, [{src}]",
+            "vmovdqu64 zmm17, [{src} + {last}]",
+            "vmovdqu64 [{dst}], zmm16",
+            "vmovdqu64 [{dst} + {last}], zmm17",
             src = in(reg) src,
             dst = in(reg) dst,
             last = in(reg) len - BLOCK,
-            out("xmm0") _, out("xmm1") _,
+            out("xmm16") _, out("xmm17") _,
             options(nostack, preserves_flags),
         );
     }

@@ -243,8 +243,7 @@ impl QueuePair {
         let patient = self.peer_patient && ctx.patient;
         let hurry = match patient {
             true => {
-                let wanted = report && self.sq.started - self.sq.head <= FEW || self.sq.is_half_full();
-                last && (wanted || next < self.sq.tail && waits(self.sq.get(next)))
+                last && (self.is_awaited(self.sq.started, report) || next < self.sq.tail && waits(self.sq.get(next)))
             }
             false => report || end_of_work,
         };
@@ -312,22 +311,35 @@ impl QueuePair {
             batch.note_fetched(len);
         }
         batch.commit(route, total);
-        ctx.counters.tx_packets += 1;
-        ctx.counters.tx_bytes += total as u64;
-        if psn.distance(self.req.sent_psn) < 0 {
-            ctx.counters.retransmits += 1;
-        } else if last {
-            ctx.counters.sent(route.link);
-        }
         if again.is_none() {
             self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request + packets };
         }
         let taken = if response { psns - index } else { packets };
-        let end = psn + taken;
+        self.note_sent(ctx, route.link, (psn, taken), total, last);
+        Ok(taken)
+    }
+
+    /// A packet of so many bytes is in a batch, whose PSNs are these, perhaps the last of its message.
+    #[inline]
+    pub(super) fn note_sent(&mut self, ctx: &mut Ctx, link: u8, (psn, psns): (Psn, u32), bytes: usize, last: bool) {
+        ctx.counters.tx_packets += 1;
+        ctx.counters.tx_bytes += bytes as u64;
+        if psn.distance(self.req.sent_psn) < 0 {
+            ctx.counters.retransmits += 1;
+        } else if last {
+            ctx.counters.sent(link);
+        }
+        let end = psn + psns;
         if end.distance(self.req.sent_psn) > 0 {
             self.req.sent_psn = end;
         }
-        Ok(taken)
+    }
+
+    /// Whether somebody waits for the last of the work requests before `started`, one that `reports` its completion or does
+    /// not, to be acknowledged by a patient peer: for one of a few completions, or for room.
+    #[inline]
+    pub(super) fn is_awaited(&self, started: u64, reports: bool) -> bool {
+        reports && started - self.sq.head <= FEW || self.sq.is_half_full()
     }
 }
 

@@ -3,13 +3,12 @@
 //!
 //! The general way ([`super::emit`]) asks of each packet again what holds for all of a run. Here that is decided once.
 //! Nothing is left out: key, rights, bounds and window are checked, and acknowledgements asked for, as they are there. What is
-//! not so plain is left to it before anything has changed, so that all errors are its own.
-//! [`NicConfig::plain`](crate::NicConfig::plain) turns this off; a test holds engines with and without it against each other.
+//! not so plain is left to it before anything has changed, so that all errors are its own. See [`crate::plain`].
 
 use remora_memory::Access;
 use remora_wire::{Bth, ICRC_LEN, Opcode, Psn, Reth};
 
-use super::{FEW, Requester};
+use super::Requester;
 use crate::ctx::Ctx;
 use crate::packet::pad_of;
 use crate::qp::{BURST, QueuePair};
@@ -42,20 +41,20 @@ impl QueuePair {
         let (window, every) = (self.window() as i32, self.ack_every());
         let mtu = self.mtu;
         let reserved7 = if ctx.selective { SELECTIVE | LATER } else { 0 };
-        let (Self { sq, req, local_region, attr, init, .. }, mut sent) = (&mut *self, 0);
-        while sent < BURST && sq.started < sq.tail && !batch.is_full() {
-            let (at, psn) = (sq.started, req.next_psn);
-            let (wqe, sges, inline) = sq.parts(at);
+        let mut sent = 0;
+        while sent < BURST && self.sq.started < self.sq.tail && !batch.is_full() {
+            let (at, psn) = (self.sq.started, self.req.next_psn);
+            let (wqe, sges, inline) = self.sq.parts(at);
             let of = |va, rkey| Some(Reth { va, rkey, len: wqe.len });
             let (opcode, reth, len) = match wqe.op {
                 SendOp::Write { va, rkey } => (Opcode::RcWriteOnly, of(va, rkey), wqe.len as usize),
                 SendOp::Send => (Opcode::RcSendOnly, None, wqe.len as usize),
-                SendOp::Read { va, rkey } if req.rd_atomics < req.max_rd_atomic => {
+                SendOp::Read { va, rkey } if self.req.rd_atomics < self.req.max_rd_atomic => {
                     (Opcode::RcReadRequest, of(va, rkey), 0)
                 }
                 _ => break,
             };
-            let in_window = (0..window).contains(&psn.distance(req.unacked));
+            let in_window = (0..window).contains(&psn.distance(self.req.unacked));
             if !(1..=mtu).contains(&wqe.len) || len >= STRAIGHT || !in_window || wqe.fence {
                 break;
             }
@@ -67,7 +66,8 @@ impl QueuePair {
                 (Source::List(_), _) if len == 0 => 0,
                 (Source::List(_), [sge]) => {
                     let range = (sge.va, len as u64);
-                    let region = ctx.local(local_region, (init.pd, sge.lkey), range, Access::empty());
+                    let key = (self.init.pd, sge.lkey);
+                    let region = ctx.local(&mut self.local_region, key, range, Access::empty());
                     if region.is_none_or(|region| region.read(sge.va, &mut out[start..end]).is_err()) {
                         break;
                     }
@@ -79,13 +79,11 @@ impl QueuePair {
                 }
                 _ => break,
             };
-            let reports = wqe.signaled || init.sq_sig_all;
-            let hurry = reports && at + 1 - sq.head <= FEW
-                || sq.is_half_full()
-                || at + 1 < sq.tail && sq.get(at + 1).is_local();
-            let ack_req = hurry || req.since_ack_request + 1 >= every;
+            let waits = at + 1 < self.sq.tail && self.sq.get(at + 1).is_local();
+            let hurry = waits || self.is_awaited(at + 1, wqe.signaled || self.init.sq_sig_all);
+            let ack_req = hurry || self.req.since_ack_request + 1 >= every;
             let (solicited, pad) = (wqe.solicited, pad_of(len));
-            Bth { solicited, pad, ack_req, reserved7, ..Bth::new(opcode, attr.dest_qp, psn) }.emit(out);
+            Bth { solicited, pad, ack_req, reserved7, ..Bth::new(opcode, self.attr.dest_qp, psn) }.emit(out);
             if let Some(reth) = reth {
                 reth.emit(&mut out[Bth::LEN..]);
             }
@@ -94,19 +92,10 @@ impl QueuePair {
             let total = end + usize::from(pad) + ICRC_LEN;
             batch.note_fetched(fetched);
             batch.commit(route, total);
-            let wqe = sq.get_mut(at);
-            (wqe.first_psn, wqe.psns) = (psn, 1);
-            req.rd_atomics += u8::from(wqe.wants_response());
-            sq.started += 1;
-            (req.cursor, req.packet) = (sq.started, 0);
-            req.next_psn = psn + 1;
-            if req.next_psn.distance(req.sent_psn) > 0 {
-                req.sent_psn = req.next_psn;
-            }
-            req.since_ack_request = if ack_req { 0 } else { req.since_ack_request + 1 };
-            ctx.counters.tx_packets += 1;
-            ctx.counters.tx_bytes += total as u64;
-            ctx.counters.sent(route.link);
+            self.start_element();
+            self.req.cursor = self.sq.started;
+            self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request + 1 };
+            self.note_sent(ctx, route.link, (psn, 1), total, true);
             sent += 1;
         }
         if sent > 0 && self.deadline.is_none() {
@@ -130,7 +119,7 @@ impl QueuePair {
         }
         let (wqe, sges, _) = self.sq.parts(self.sq.head);
         let (SendOp::Read { .. }, [sge]) = (wqe.op, sges) else { return None };
-        if wqe.psns != 1 || wqe.answered != 0 || wqe.len as usize != payload.len() {
+        if wqe.psns != 1 || wqe.len as usize != payload.len() {
             return None;
         }
         let (len, range) = (wqe.len, (sge.va, wqe.len.into()));
@@ -141,10 +130,10 @@ impl QueuePair {
         Some(())
     }
 
-    /// Whether the oldest work request is the one that begins with this PSN, and all before it is acknowledged.
+    /// Whether the oldest work request is one that was sent, and begins with this PSN.
     #[inline]
     fn is_next_response(&self, psn: Psn) -> bool {
         let Self { sq, req, .. } = self;
-        psn == req.unacked && psn.distance(req.sent_psn) < 0 && sq.head < sq.started && sq.get(sq.head).first_psn == psn
+        psn.distance(req.sent_psn) < 0 && sq.head < sq.started && sq.get(sq.head).first_psn == psn
     }
 }

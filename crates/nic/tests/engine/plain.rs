@@ -7,6 +7,7 @@ use crate::common::{A, B, CLEAN, Faults, Pair, REGION, Setup, Side};
 use proptest::prelude::*;
 use remora_memory::{Access, Region};
 use remora_nic::*;
+use remora_wire::{Aeth, Bth, Opcode, Psn, Reth, Syndrome};
 
 #[derive(Clone, Copy, Debug)]
 enum What {
@@ -88,7 +89,8 @@ fn region(side: &Side, access: Access) -> Arc<Region> {
     side.nic.registry().register(side.pd, &side.buffer, 0, REGION, Some(VA), access).expect("region")
 }
 
-fn run(plain: bool, steps: &[Step], faults: Faults, (mtu, tapped, signal_all): (u32, bool, bool)) -> Seen {
+/// Two ends that are patient, and not connected yet, with noise in their memory.
+fn unconnected(plain: bool, faults: Faults, signal_all: bool) -> Pair {
     let mut p = Pair::unconnected(7, faults);
     for (side, ip, seed) in [(&mut p.a, A, 1), (&mut p.b, B, 2)] {
         *side = Side::with(ip, &NicConfig { plain, ..NicConfig::new([seed; 32]) }, REGION);
@@ -98,6 +100,23 @@ fn run(plain: bool, steps: &[Step], faults: Faults, (mtu, tapped, signal_all): (
         let noise: Vec<u8> = (0..REGION as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
         side.buffer.write(0, &noise).expect("in bounds");
     }
+    p
+}
+
+/// What has come of it.
+fn seen(mut p: Pair, notes: &Notes) -> Seen {
+    Seen {
+        done: [p.a.take_done(), p.b.take_done()],
+        events: [p.a.take_events(), p.b.take_events()],
+        counters: [&p.a, &p.b].map(|side| format!("{:?}", side.nic.counters())),
+        bytes: [p.a.bytes(0, REGION), p.b.bytes(0, REGION)],
+        log: p.log,
+        notes: notes.0.lock().expect("one thread").clone(),
+    }
+}
+
+fn run(plain: bool, steps: &[Step], faults: Faults, (mtu, tapped, signal_all): (u32, bool, bool)) -> Seen {
+    let mut p = unconnected(plain, faults, signal_all);
     p.connect(Setup { mtu, ..Setup::default() });
     let all = Access::LOCAL_WRITE | ALL_REMOTE;
     let regions = [region(&p.a, all), region(&p.b, all)];
@@ -162,15 +181,124 @@ fn run(plain: bool, steps: &[Step], faults: Faults, (mtu, tapped, signal_all): (
         p.a.nic.acknowledge();
         p.b.nic.acknowledge();
     }
-    let notes = notes.0.lock().expect("one thread").clone();
-    Seen {
-        done: [p.a.take_done(), p.b.take_done()],
-        events: [p.a.take_events(), p.b.take_events()],
-        counters: [&p.a, &p.b].map(|side| format!("{:?}", side.nic.counters())),
-        bytes: [p.a.bytes(0, REGION), p.b.bytes(0, REGION)],
-        log: p.log,
-        notes,
+    seen(p, &notes)
+}
+
+/// A packet that a peer makes up, around those that B expects.
+#[derive(Clone, Debug)]
+struct Made {
+    op: Opcode,
+    /// From the PSN that is expected, or that the oldest READ waits for.
+    ahead: i32,
+    /// Solicited, to be acknowledged, marked; and bits that are reserved.
+    flags: [bool; 3],
+    reserved7: u8,
+    pad: u8,
+    version: u8,
+    pkey: u16,
+    payload: usize,
+    claims: u32,
+    at: u64,
+    right_key: bool,
+    /// Bytes that are missing at its end, and whether it comes from somebody else.
+    cut: usize,
+    stranger: bool,
+    /// B posts a READ before it comes.
+    read: bool,
+}
+
+fn made() -> impl Strategy<Value = Made> {
+    use Opcode::*;
+    let op = prop_oneof![
+        12 => Just(RcWriteOnly), 8 => Just(RcReadRequest), 8 => Just(RcReadResponseOnly), 1 => Just(RcWriteFirst),
+        1 => Just(RcWriteLast), 1 => Just(RcSendOnly), 1 => Just(RcAck), 1 => Just(UcWriteOnly),
+    ];
+    // Most are as they should be: what is refused ends a connection.
+    let seldom = || prop::bool::weighted(0.02);
+    let form = (any::<[bool; 3]>(), seldom(), any::<u8>(), seldom(), seldom(), 0..4u8);
+    let body = (prop_oneof![3 => Just(64usize), 1 => 1..1100usize], seldom(), 0..200u32, seldom(), seldom());
+    let rest = (prop_oneof![12 => Just(0), 1 => -3..4i32], 0..70usize, seldom(), seldom(), prop::bool::weighted(0.4));
+    (op, form, body, rest).prop_map(|(op, form, body, (ahead, cut, is_cut, stranger, read))| {
+        let (flags, odd_bits, bits, odd_version, odd_pkey, pad) = form;
+        let (payload, lies, other, wrong_key, beyond) = body;
+        let payload = match op {
+            // One MTU, and some to come.
+            RcWriteFirst => 1024,
+            RcReadRequest | RcAck => usize::from(bits < 6) * 8,
+            RcReadResponseOnly if !lies => 64,
+            _ => payload,
+        };
+        let whole = if op == RcWriteFirst { 1500 } else { payload.max(64) as u32 };
+        Made {
+            op,
+            ahead,
+            flags,
+            // As a patient peer's, or any.
+            reserved7: if odd_bits { bits & 0x7f } else { 0x60 },
+            pad: if odd_bits { pad } else { (payload.wrapping_neg() & 3) as u8 },
+            version: u8::from(odd_version),
+            pkey: if odd_pkey { 0x1234 } else { 0xffff },
+            payload,
+            claims: if lies { other } else { whole },
+            at: if beyond { REGION as u64 - 3 } else { u64::from(other) },
+            right_key: !wrong_key,
+            cut: if is_cut { cut } else { 0 },
+            stranger,
+            read,
+        }
+    })
+}
+
+/// B, to which only such packets come, of which half are marked by a switch or none.
+fn hear(plain: bool, packets: &[Made], (tapped, marks): (bool, bool)) -> Seen {
+    let mut p = unconnected(plain, CLEAN, false);
+    p.connect(Setup::default());
+    let region = region(&p.b, Access::LOCAL_WRITE | ALL_REMOTE);
+    let notes = Notes::default();
+    if tapped {
+        p.b.nic.attach_tap(region.key(), Box::new(notes.clone())).expect("room");
     }
+    for (id, made) in packets.iter().enumerate() {
+        p.now += 10_000;
+        if made.read {
+            let into = [Sge { va: VA + 4096, len: 64, lkey: region.key() }];
+            let op = SendOp::Read { va: VA, rkey: 1 };
+            let _ = p.b.nic.post_send(p.b.qp, &SendWr::new(id as u64, op, Data::List(&into)));
+        }
+        while p.b.nic.poll_transmit(p.now, &mut p.b.batch) {
+            let now = p.now;
+            p.log.extend(p.b.batch.packets().map(|packet| (now, 1, packet.to_vec())));
+        }
+        let Ok((sent, expected)) = p.b.nic.qp_psns(p.b.qp) else { break };
+        let is_response = matches!(made.op, Opcode::RcReadResponseOnly | Opcode::RcAck);
+        // The oldest READ's, as long as each takes one PSN.
+        let outstanding = p.b.nic.sends_outstanding(p.b.qp).unwrap_or(0) as u32;
+        let base = if is_response { sent + (0x100_0000 - outstanding) } else { expected };
+        let psn = Psn::new(base.get().wrapping_add_signed(made.ahead) & 0xff_ffff);
+        let [solicited, ack_req, fecn] = made.flags;
+        let Made { pad, version, pkey, reserved7, .. } = *made;
+        let bth = Bth::new(made.op, p.b.qp.0, psn);
+        let bth = Bth { solicited, ack_req, fecn: fecn && marks, pad, version, pkey, reserved7, ..bth };
+        let mut packet = vec![0; Bth::LEN];
+        bth.emit(&mut packet);
+        let reth = Reth { va: VA + made.at, rkey: region.key() ^ u32::from(!made.right_key) << 8, len: made.claims };
+        let mut header = [0; Reth::LEN];
+        if is_response {
+            Aeth { syndrome: Syndrome::Ack { credits: 0x1f }, msn: 0 }.emit(&mut header);
+            packet.extend_from_slice(&header[..Aeth::LEN]);
+        } else if made.op != Opcode::RcSendOnly && made.op != Opcode::RcWriteLast {
+            reth.emit(&mut header);
+            packet.extend_from_slice(&header);
+        }
+        packet.extend((0..made.payload + usize::from(made.pad) + 4).map(|at| (at + id) as u8));
+        packet.truncate(packet.len().saturating_sub(made.cut));
+        let from = if made.stranger { B } else { A };
+        p.b.nic.handle_packet(p.now, 0, from, B, &packet);
+    }
+    while p.b.nic.poll_transmit(p.now, &mut p.b.batch) {
+        p.log.extend(p.b.batch.packets().map(|packet| (0, 1, packet.to_vec())));
+    }
+    seen(p, &notes)
 }
 
 proptest! {
@@ -185,6 +313,15 @@ proptest! {
         let faults = Faults { loss: 20, duplicate: 20, damage: 10, reorder: 30, jitter: 500, ..CLEAN };
         let faults = if lossy { faults } else { CLEAN };
         let [short, general] = [true, false].map(|plain| run(plain, &steps, faults, ways));
+        for (at, (short, general)) in short.log.iter().zip(&general.log).enumerate() {
+            prop_assert_eq!(short, general, "packet {}", at);
+        }
+        prop_assert!(short == general, "{:?}\n{:?}", (short.done, short.counters), (general.done, general.counters));
+    }
+
+    #[test]
+    fn what_a_peer_makes_up_comes_to_the_same(packets in proptest::collection::vec(made(), 1..80), ways: (bool, bool)) {
+        let [short, general] = [true, false].map(|plain| hear(plain, &packets, ways));
         for (at, (short, general)) in short.log.iter().zip(&general.log).enumerate() {
             prop_assert_eq!(short, general, "packet {}", at);
         }

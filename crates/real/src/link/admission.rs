@@ -128,7 +128,13 @@ impl Gate {
     /// Whether [`follow`](Self::follow) may have something to say.
     #[inline]
     pub fn is_due(&self, now: u64, version: u64) -> bool {
-        version != self.version || now.saturating_sub(self.since) >= WINDOW
+        version != self.version || self.is_over(now)
+    }
+
+    /// Whether the window is.
+    #[inline]
+    fn is_over(&self, now: u64) -> bool {
+        now.saturating_sub(self.since) >= WINDOW
     }
 
     /// Whether something has changed: queue pairs, whose `version` that is and whose numbers `numbers` fills in, or what
@@ -144,7 +150,7 @@ impl Gate {
         if !self.is_due(now, version) {
             return None;
         }
-        let window_over = now.saturating_sub(self.since) >= WINDOW;
+        let window_over = self.is_over(now);
         let before = (self.listed, self.share);
         if window_over {
             self.next_window(now, count());

@@ -5,25 +5,27 @@ use std::collections::BTreeMap;
 use remora_model::platform::Platform;
 use remora_service::BorderClimber;
 
+use super::fit;
 use super::point::{self, Ground};
 use super::study::{Run, Setup};
 
-/// What calls on a tree of a quarter of a million keys reach with so many percent of them on the card; run once for each.
+/// What calls on a tree of so many keys reach with so many percent of them on the card; run once for each.
 struct Splits {
     ground: Ground,
+    keys: u64,
     writes: u64,
     rates: BTreeMap<u8, f64>,
 }
 
 impl Splits {
     fn rate(&mut self, share: u8) -> f64 {
-        let Self { ground, writes, rates } = self;
+        let Self { ground, keys, writes, rates } = self;
         *rates.entry(share).or_insert_with(|| {
             let setup = Setup {
                 run: Run::TreeCalls,
                 share: share.into(),
+                keys: *keys,
                 writes: *writes,
-                keys: 250_000,
                 operations: 1500,
                 ..Setup::default()
             };
@@ -32,13 +34,11 @@ impl Splits {
     }
 }
 
-#[test]
-fn the_border_comes_to_the_best_static_split_from_any_to_begin_with() {
-    let platform = Platform::load("bluefield2").expect("a platform");
+fn comes_to_the_best_static_split(platform: &Platform, keys: u64) {
     // With updates locks and lines that others have changed cost something, too.
     for writes in [0, 50] {
-        let ground = Ground::new(&platform, 1).expect("a ground");
-        let mut splits = Splits { ground, writes, rates: BTreeMap::new() };
+        let ground = Ground::new(platform, 1).expect("a ground");
+        let mut splits = Splits { ground, keys, writes, rates: BTreeMap::new() };
         let best = (0..=100).step_by(10).map(|share| splits.rate(share)).fold(0.0, f64::max);
         for start in [0, 45, 100] {
             let mut climber = BorderClimber::new(start);
@@ -58,4 +58,18 @@ fn the_border_comes_to_the_best_static_split_from_any_to_begin_with() {
             );
         }
     }
+}
+
+/// A tree of a quarter of the paper's keys, on the card as its file has it.
+#[test]
+fn the_border_comes_to_the_best_static_split_from_any_to_begin_with() {
+    comes_to_the_best_static_split(&Platform::load("bluefield2").expect("a platform"), 250_000);
+}
+
+#[test]
+#[ignore = "a minute long: run with --ignored"]
+fn so_it_does_with_as_many_keys_as_the_paper_has_on_the_fitted_card() {
+    let (platforms, _) = fit::bluefield(1).expect("platforms");
+    let platform = platforms.iter().find(|platform| platform.name == "bluefield2").expect("bluefield2");
+    comes_to_the_best_static_split(platform, 1_000_000);
 }
