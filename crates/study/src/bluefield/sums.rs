@@ -104,10 +104,7 @@ fn read(from: &Way, bytes: f64) -> (f64, f64) {
     let carried = (bytes + (bytes / MTU).ceil() * (HEADERS + AETH)) * BYTE;
     let asked = TO_HOST.mmio + TO_HOST.read + BETWEEN + (RETH + HEADERS) * BYTE;
     let last = bytes.min(MTU);
-    (
-        asked + from.read + last * PCIE_BYTE + BETWEEN + carried + TO_HOST.write + last * PCIE_BYTE + TO_HOST.poll,
-        carried,
-    )
+    (asked + from.read + BETWEEN + carried + TO_HOST.write + 2.0 * last * PCIE_BYTE + TO_HOST.poll, carried)
 }
 
 /// The sums that can be made with the figures that were run.
@@ -128,23 +125,23 @@ fn memory(lines: &Lines<'_>) -> Vec<Option<Trend>> {
     };
     vec![
         load(&HOST, 16, 0.02, "16 KiB are in the host's first cache"),
-        load(&CARD, 16, 0.02, "and in the card's"),
-        load(&OLD_CARD, 16, 0.02, "and in the older card's"),
+        load(&CARD, 16, 0.02, "16 KiB are in the card's first cache"),
+        load(&OLD_CARD, 16, 0.02, "16 KiB are in the older card's first cache"),
         load(&HOST, 64, 0.04, "of 64 KiB the host's first cache has three quarters, the second one the rest"),
-        load(&CARD, 64, 0.04, "the card's first has half"),
-        load(&OLD_CARD, 64, 0.04, "and so has the older card's"),
+        load(&CARD, 64, 0.04, "of 64 KiB the card's first cache has half, the second one the rest"),
+        load(&OLD_CARD, 64, 0.04, "of 64 KiB the older card's first cache has half, the second one the rest"),
         load(&HOST, 1024, 0.04, "1 MiB is in the host's second cache"),
         load(&CARD, 256, 0.04, "of 256 KiB the card's first cache has an eighth, the second one the rest"),
         load(&OLD_CARD, 1024, 0.04, "1 MiB is in the older card's second cache"),
         load(&HOST, 4096, 0.04, "of 4 MiB the host's second cache has a third, the last one the rest"),
-        load(&CARD, 4096, 0.04, "the card's second has a quarter"),
+        load(&CARD, 4096, 0.04, "of 4 MiB the card's second cache has a quarter, the last one the rest"),
         load(&CARD, 8192, 0.05, "of 8 MiB the card's last cache has 6 MB, and half of the pages are looked up"),
         load(&HOST, 16384, 0.06, "16 MiB are in the host's last cache, and half of the pages are looked up"),
         load(&HOST, 65536, 0.08, "of 64 MiB the host's last cache has 24 MB"),
-        load(&CARD, 65536, 0.05, "and the card's 6 MB"),
-        load(&OLD_CARD, 16384, 0.1, "of 16 MiB the older card's has 12 MB"),
+        load(&CARD, 65536, 0.05, "of 64 MiB the card's last cache has 6 MB"),
+        load(&OLD_CARD, 16384, 0.1, "of 16 MiB the older card's last cache has 12 MB"),
         huge(8192, "no page of 2 MB is looked up twice: of 8 MiB the card's last cache has 6 MB"),
-        huge(65536, "and of 64 MiB"),
+        huge(65536, "no page of 2 MB is looked up twice: of 64 MiB the card's last cache has 6 MB"),
     ]
 }
 
@@ -177,15 +174,30 @@ fn calls(lines: &Lines<'_>) -> Vec<Option<Trend>> {
             OLD_CARD_CALL + OLD_CARD_SHARED,
             "two threads of the older card have a call each, and take turns",
         ),
-        turns("3", "BlueField-1", 8, "eight do nothing but wait for their turns"),
-        turns("2", "BlueField-1, look-ups", 1, "with a tree they wait as well"),
+        turns("3", "BlueField-1", 8, "eight threads of the older card do nothing but wait for their turns"),
+        turns("2", "BlueField-1, look-ups", 1, "with a tree the older card's threads wait for their turns as well"),
         empty("BlueField-2", 8, CARD_CALL, "eight threads of the card have a call each"),
-        called(("2", card, 1), (card, 1), CARD_CALL, "a look-up by a call is one on the spot and a call"),
-        called(("2", card, 256), (card, 256), CARD_CALL, "and so it is of 256 M keys"),
-        called(("4", "1 M, look-ups", 0), (host, 1), HOST_CALL, "on the host it is as well"),
-        called(("4", "256 M, look-ups", 0), (host, 256), HOST_CALL, "and of 256 M keys"),
+        called(("2", card, 1), (card, 1), CARD_CALL, "a look-up by a call to the card is one on the spot and a call"),
+        called(
+            ("2", card, 256),
+            (card, 256),
+            CARD_CALL,
+            "a look-up by a call to the card is one on the spot and a call, of 256 M keys too",
+        ),
+        called(
+            ("4", "1 M, look-ups", 0),
+            (host, 1),
+            HOST_CALL,
+            "a look-up by a call to the host is one on the spot and a call",
+        ),
+        called(
+            ("4", "256 M, look-ups", 0),
+            (host, 256),
+            HOST_CALL,
+            "a look-up by a call to the host is one on the spot and a call, of 256 M keys too",
+        ),
         alone(0, &TO_HOST, (host, 100.0), "a call alone is a message to the host, a search and a message back"),
-        alone(100, &TO_CARD, (card, 700.0), "and to the card"),
+        alone(100, &TO_CARD, (card, 700.0), "a call alone is a message to the card, a search and a message back"),
     ]
 }
 
@@ -204,10 +216,20 @@ fn messages(lines: &Lines<'_>) -> Vec<Option<Trend>> {
             both(&TO_HOST, 32.0),
             "a message that its command holds: a store, a read, the wire, a write",
         ),
-        sum("BlueField-2, inline", 32, both(&TO_CARD, 32.0), "and to the card and back"),
-        sum("host", 32, both(&TO_HOST, 32.0) + fetched(&TO_HOST), "another read for one that it does not hold"),
-        sum("BlueField-2", 32, both(&TO_CARD, 32.0) + fetched(&TO_CARD), "and to the card and back"),
-        sum("host", 4096, long, "four packets go one behind the other"),
+        sum("BlueField-2, inline", 32, both(&TO_CARD, 32.0), "a message that its command holds, to the card and back"),
+        sum(
+            "host",
+            32,
+            both(&TO_HOST, 32.0) + fetched(&TO_HOST),
+            "a message that its command does not hold takes another read over PCIe",
+        ),
+        sum(
+            "BlueField-2",
+            32,
+            both(&TO_CARD, 32.0) + fetched(&TO_CARD),
+            "a message that its command does not hold, to the card and back",
+        ),
+        sum("host", 4096, long, "a message of four packets: they go one behind the other"),
     ]
 }
 
@@ -223,12 +245,18 @@ fn trees(lines: &Lines<'_>) -> Vec<Option<Trend>> {
     };
     vec![
         alone("host, 1 M", 512, 5.0, &TO_HOST, "five READs of 512 B find one of 1 M keys"),
-        alone("host, 256 M", 512, 6.0, &TO_HOST, "six find one of 256 M"),
-        alone("host, 1 M", 2048, 3.0, &TO_HOST, "three of 2 KB find one of 1 M"),
-        alone("BlueField-2, 1 M", 512, 5.0, &TO_CARD, "from the card each is nearer by a read over PCIe"),
+        alone("host, 256 M", 512, 6.0, &TO_HOST, "six READs of 512 B find one of 256 M keys"),
+        alone("host, 1 M", 2048, 3.0, &TO_HOST, "three READs of 2 KB find one of 1 M keys"),
+        alone(
+            "BlueField-2, 1 M",
+            512,
+            5.0,
+            &TO_CARD,
+            "five READs of 512 B from the card are nearer by a read over PCIe each",
+        ),
         threads("512 B", (0, 512.0), 5.0, &TO_HOST, "sixteen threads have a READ of 512 B each"),
-        threads("512 B", (100, 512.0), 5.0, &TO_CARD, "and of the card's memory"),
-        threads("2048 B", (0, 2048.0), 3.0, &TO_HOST, "of 2 KB they fill the wire"),
+        threads("512 B", (100, 512.0), 5.0, &TO_CARD, "sixteen threads have a READ of 512 B of the card's memory each"),
+        threads("2048 B", (0, 2048.0), 3.0, &TO_HOST, "READs of 2 KB by sixteen threads fill the wire"),
     ]
 }
 
@@ -245,17 +273,27 @@ fn numbers(lines: &Lines<'_>) -> Vec<Option<Trend>> {
     let call = |line, x: u64, ns, what| sum("12", "6.2", line, x, ns, what);
     vec![
         verb("host", 1, one(&TO_HOST), "one FETCH_ADD at a time: there, a read over PCIe, and back"),
-        verb("BlueField-2", 1, one(&TO_CARD), "and on the card"),
+        verb("BlueField-2", 1, one(&TO_CARD), "one FETCH_ADD at a time to the card: there, a read over PCIe, and back"),
         verb(
             "host",
             16,
             TO_HOST.read + TO_HOST.write,
-            "of many each reads and writes the word before the next one does",
+            "of many FETCH_ADDs each reads and writes the host's word before the next one does",
         ),
-        verb("BlueField-2", 16, TO_CARD.read + TO_CARD.write, "and on the card"),
-        call("host", 1, HOST_CALL, "one thread has nothing but calls"),
-        call("BlueField-2", 1, CARD_CALL, "and on the card"),
-        call("host", 8, HOST_LINE, "eight threads take turns at the word's line"),
-        call("BlueField-2", 8, (CARD_CALL + CARD_LINE) / 8.0, "the card's fetch it for each call"),
+        verb(
+            "BlueField-2",
+            16,
+            TO_CARD.read + TO_CARD.write,
+            "of many FETCH_ADDs each reads and writes the card's word before the next one does",
+        ),
+        call("host", 1, HOST_CALL, "one thread of the host has nothing but calls"),
+        call("BlueField-2", 1, CARD_CALL, "one thread of the card has nothing but calls"),
+        call("host", 8, HOST_LINE, "eight threads of the host take turns at the word's line"),
+        call(
+            "BlueField-2",
+            8,
+            (CARD_CALL + CARD_LINE) / 8.0,
+            "eight threads of the card fetch the word's line for each call",
+        ),
     ]
 }
