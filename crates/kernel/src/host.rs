@@ -259,14 +259,6 @@ impl HostMemory {
         region.is_some()
     }
 
-    /// Whether these bytes can be looked at as [`Words`] where they are. It says nothing of rights.
-    pub(crate) fn has_words(&self, key: u32, va: u64, len: u64) -> bool {
-        let domain = &*self.0.domain;
-        let region = domain.find(key).or_else(|| domain.look_up(key)).and_then(|at| domain.region(at));
-        let len = usize::try_from(len).unwrap_or(usize::MAX);
-        region.is_some_and(|region| region.view(va, len).is_some())
-    }
-
     #[cold]
     fn access_uncached<T>(
         &self,
@@ -450,12 +442,12 @@ impl Immediate for HostMemory {
         self.access_now(key, (va, 8), Access::REMOTE_ATOMIC, |region| region.compare_swap(va, expect, new))
     }
 
-    /// Counts as an access of a word: few of the others are looked at.
     #[inline(always)]
-    fn words_now(&self, key: u32, va: u64, len: usize) -> Result<Option<Words<'_>>, Fault> {
-        let Some(region) = self.find(key, (va, 8), Access::REMOTE_READ)? else { return Ok(None) };
-        region.check(self.0.domain.pd, va, len as u64, Access::REMOTE_READ).map_err(|error| self.0.fault(error))?;
-        Ok(region.view(va, len))
+    fn view_now(&self, key: u32, va: u64, len: u64) -> Option<Words<'_>> {
+        let domain = &*self.0.domain;
+        let region = domain.region(domain.find(key).or_else(|| domain.look_up(key))?)?;
+        region.check(domain.pd, va, len, Access::REMOTE_READ).ok()?;
+        region.view(va, usize::try_from(len).ok()?)
     }
 
     fn fetch_add_now(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault> {

@@ -115,10 +115,11 @@ pub trait Immediate {
     /// See [`Memory::compare_swap`].
     fn compare_swap_now(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault>;
 
-    /// Words to look at where they are, if they are aligned and the place has them so.
-    fn words_now(&self, key: u32, va: u64, len: usize) -> Result<Option<Words<'_>>, Fault> {
+    /// Words to look at where they are, if all of them may be read, they are aligned, and the place has them so. Nothing is
+    /// paid, and nothing is said of why there are none: an access says it.
+    fn view_now(&self, key: u32, va: u64, len: u64) -> Option<Words<'_>> {
         _ = (key, va, len);
-        Ok(None)
+        None
     }
 
     /// See [`Memory::fetch_add`].

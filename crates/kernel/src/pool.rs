@@ -196,7 +196,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
     pub(crate) fn spawn_with(&mut self, client: u32, tag: u64, meter: &Meter, task: impl FnOnce() -> F) {
         let Some(slot) = self.free.pop() else { return };
         self.slots[slot as usize].set(Some(task()));
-        self.begin(slot, Link { client, tag, short: false }, meter);
+        self.begin(slot, (client, tag, false), meter);
     }
 
     /// As [`spawn_with`](Self::spawn_with), of a short task, which is put where it stays.
@@ -204,21 +204,21 @@ impl<F: Future, S: Short> TaskPool<F, S> {
     pub(crate) fn spawn_short(&mut self, client: u32, tag: u64, meter: &Meter, put: impl FnOnce(&mut S)) {
         let Some(slot) = self.free.pop() else { return };
         put(&mut self.short[slot as usize]);
-        self.begin(slot, Link { client, tag, short: true }, meter);
+        self.begin(slot, (client, tag, true), meter);
     }
 
     /// Gives what is in a slot its first turn.
     #[inline]
-    fn begin(&mut self, slot: u32, link: Link, meter: &Meter) {
-        let client = link.client;
-        self.links[slot as usize] = link;
+    fn begin(&mut self, slot: u32, (client, tag, short): (u32, u64, bool), meter: &Meter) {
+        let link = &mut self.links[slot as usize];
+        (link.client, link.tag, link.short) = (client, tag, short);
         if client as usize >= self.lines.len() {
             self.lines.resize_with(client as usize + 1, Line::default);
         }
         let line = &mut self.lines[client as usize];
         let balance = line.balance_at(self.round);
         if balance > 0 {
-            let poll = match link.short {
+            let poll = match short {
                 true => self.short[slot as usize].poll().map(Early::Short),
                 false => poll_future(self.slots[slot as usize].as_mut()).map(Early::Future),
             };

@@ -396,7 +396,8 @@ pub fn has_masks() -> bool {
 }
 
 /// How many of `count` words from `src` on are at most `most`, in whatever pieces is quickest: if somebody writes them
-/// meanwhile, any number up to `count`.
+/// meanwhile, any number up to `count`. By a register that no code without AVX-512 knows, so that nobody's upper halves are
+/// in the way, or are to be cleared.
 ///
 /// # Safety
 /// As for [`load`], of `count` aligned words; [`has_masks`] is true.
@@ -407,12 +408,12 @@ pub unsafe fn count_at_most(src: *mut u8, count: usize, most: u64) -> usize {
     // SAFETY: the caller's promise; of the last, masked comparison only the words that are left are loaded.
     unsafe {
         std::arch::asm!(
-            "vpbroadcastq zmm0, {most}",
+            "vpbroadcastq zmm16, {most}",
             "xor {found:e}, {found:e}",
             "sub {left}, 8",
             "jb 3f",
             "2:",
-            "vpcmpuq k1, zmm0, [{src}], 5",
+            "vpcmpuq k1, zmm16, [{src}], 5",
             "kmovw {bits:e}, k1",
             "popcnt {bits:e}, {bits:e}",
             "add {found}, {bits}",
@@ -425,18 +426,17 @@ pub unsafe fn count_at_most(src: *mut u8, count: usize, most: u64) -> usize {
             "mov {bits:e}, -1",
             "bzhi {bits:e}, {bits:e}, {left:e}",
             "kmovw k2, {bits:e}",
-            "vpcmpuq k1 {{k2}}, zmm0, [{src}], 5",
+            "vpcmpuq k1 {{k2}}, zmm16, [{src}], 5",
             "kmovw {bits:e}, k1",
             "popcnt {bits:e}, {bits:e}",
             "add {found}, {bits}",
             "4:",
-            "vzeroupper",
             src = inout(reg) src => _,
             left = inout(reg) count => _,
             most = in(reg) most,
             found = out(reg) found,
             bits = out(reg) _,
-            out("xmm0") _, out("k1") _, out("k2") _,
+            out("xmm16") _, out("k1") _, out("k2") _,
             options(nostack, readonly),
         );
     }

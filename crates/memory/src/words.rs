@@ -19,6 +19,12 @@ impl Words<'_> {
         Words { start, len, region: std::marker::PhantomData }
     }
 
+    /// Bytes of all words.
+    #[inline(always)]
+    pub fn bytes(&self) -> usize {
+        8 * self.len
+    }
+
     /// The word at an index, little-endian in memory; 0 outside.
     #[inline(always)]
     pub fn get(&self, at: usize) -> u64 {
@@ -66,6 +72,13 @@ impl Words<'_> {
         if len > 0 && at < 8 * self.len {
             copy::prefetch_bytes_near(self.start.wrapping_add(at), len);
         }
+    }
+
+    /// Part of these words: `len` from `from` on, or as many as there are.
+    #[inline(always)]
+    pub fn part(&self, from: usize, len: usize) -> Self {
+        let from = from.min(self.len);
+        Words { start: self.start.wrapping_add(8 * from), len: len.min(self.len - from), region: self.region }
     }
 
     /// How many of `count` words from `from` on, which ascend, are at most `most`. If somebody writes them meanwhile, any

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// What one operation may do before it is given up, in place of its caller's limits: one that was cut off between
 /// its lock and its last write would leave a node locked.
-const LIMITS: Limits = Limits { steps: 1 << 16, bytes: 64 << 20 };
+pub(super) const LIMITS: Limits = Limits { steps: 1 << 16, bytes: 64 << 20 };
 /// Looks at a node that somebody has locked, or keeps changing, before the operation ends with [`LOCKED`].
 const TRIES: u32 = 1 << 14;
 

@@ -1,7 +1,7 @@
 //! Nodes are looked at where they are: of each the header, the keys and one value or child, and its version once more
 //! afterwards. Look-ups, scans and writes of numbers are [`Visit`]s of leaves that are found so.
 
-use super::access::Tree;
+use super::access::{LIMITS, Tree};
 use super::byte_calls::are_bytes;
 use super::keys::Glance;
 use super::node::{HEADER, Head, leaf_keys};
@@ -75,36 +75,58 @@ pub(super) struct Way {
     pub slot: u32,
     /// Of the node, once its parent has said so.
     level: Option<u8>,
+    looks: u32,
     tries: u32,
 }
 
 impl Way {
-    pub const BEGIN: Way = Way { slot: ROOT, level: None, tries: 0 };
+    pub const BEGIN: Way = Way { slot: ROOT, level: None, looks: 0, tries: 0 };
 
     /// Goes to the leaf to the right of one.
     pub fn turn_right(&mut self, right: u32) {
         (self.slot, self.level) = (right, Some(0));
     }
 
-    /// Somebody changes the node: bytes of its head, which is to be looked at once more.
-    pub fn try_again(&mut self) -> Result<usize, Status> {
+    /// Somebody changes the node, which is to be looked at once more.
+    pub fn try_again(&mut self) -> Result<(), Status> {
         self.tries += 1;
-        if self.tries == TRIES { Err(LOCKED) } else { Ok(8) }
+        if self.tries == TRIES { Err(LOCKED) } else { Ok(()) }
+    }
+}
+
+/// The nodes of a tree where they are.
+#[derive(Clone, Copy)]
+pub(super) struct Nodes<'m> {
+    words: Words<'m>,
+    /// Words of a node.
+    each: usize,
+}
+
+impl<'m> Nodes<'m> {
+    /// A node; nothing if there is none.
+    #[inline(always)]
+    pub fn node(self, slot: u32) -> Words<'m> {
+        self.words.part(slot as usize * self.each, self.each)
+    }
+
+    /// The head of a node.
+    pub fn head(self, slot: u32) -> Words<'m> {
+        self.words.part(slot as usize * self.each, 1)
     }
 }
 
 /// What comes after the nodes that were at hand.
 pub(super) enum Next<'m> {
-    /// So many bytes of the node where the visit is are to be brought.
-    Bring(usize),
+    /// These words of the node where the visit is are to be brought.
+    Bring(Words<'m>),
     /// The leaf.
     Leaf(Leaf<'m>),
 }
 
 /// What comes after the leaves that were at hand.
-pub(crate) enum More {
-    /// So many bytes of a slot are to be brought.
-    Bring(u32, usize),
+pub(crate) enum More<'m> {
+    /// These words of a slot are to be brought.
+    Bring(u32, Words<'m>),
     /// The reply has all.
     Done,
 }
@@ -118,7 +140,7 @@ pub(crate) trait Visit: Sized {
     fn tree(&self) -> TreeRef;
 
     /// Looks at nodes until one is to be brought; `None` if it cannot be done in place.
-    fn go_on<M: Memory>(&mut self, memory: &M, call: &mut Call) -> Result<Option<More>, Status>;
+    fn go_on<'m, M: Memory>(&mut self, memory: &'m M, call: &mut Call) -> Result<Option<More<'m>>, Status>;
 
     /// A visit with these parameters, if they are of a tree of numbers and all its nodes can be looked at where they are.
     fn of(memory: &HostMemory, params: &[u8]) -> Option<Self> {
@@ -126,11 +148,7 @@ pub(crate) trait Visit: Sized {
             return None;
         }
         let params = TreeParams::decode(params).ok()?;
-        let TreeRef { slots, node_bytes, key, base, .. } = params.tree;
-        if !memory.has_words(key, base, u64::from(slots) * u64::from(node_bytes)) {
-            return None;
-        }
-        Tree::new(memory, params.tree).ok()?;
+        Tree::new(memory, params.tree).ok()?.nodes()?;
         Some(Self::new(&params))
     }
 
@@ -139,9 +157,10 @@ pub(crate) trait Visit: Sized {
     fn step(&mut self, memory: &HostMemory, call: &mut Call) -> Result<Option<bool>, Status> {
         Ok(match self.go_on(memory, call)? {
             Some(More::Done) => Some(true),
-            Some(More::Bring(slot, len)) => {
-                let at = self.tree();
-                memory.hint(at.key, Tree::<_, u64>::begun(memory, at).va(slot, 0), len);
+            Some(More::Bring(_, words)) => {
+                if memory.prefetches() {
+                    words.prefetch(0, words.bytes());
+                }
                 Some(false)
             }
             None => None,
@@ -150,12 +169,15 @@ pub(crate) trait Visit: Sized {
 
     /// Goes on to the end. False if it cannot be done in place, or not any more.
     async fn run<M: Memory>(&mut self, memory: &M, call: &mut Call) -> Result<bool, Status> {
-        while let Some(more) = self.go_on(memory, call)? {
-            let More::Bring(slot, len) = more else { return Ok(true) };
+        loop {
+            let (slot, len) = match self.go_on(memory, call)? {
+                Some(More::Bring(slot, words)) => (slot, words.bytes()),
+                Some(More::Done) => return Ok(true),
+                None => return Ok(false),
+            };
             let at = self.tree();
             memory.touch(at.key, Tree::<_, u64>::begun(memory, at).va(slot, 0), len).await;
         }
-        Ok(false)
     }
 }
 
@@ -176,17 +198,17 @@ impl Visit for LookIn {
     }
 
     #[inline(always)]
-    fn go_on<M: Memory>(&mut self, memory: &M, call: &mut Call) -> Result<Option<More>, Status> {
+    fn go_on<'m, M: Memory>(&mut self, memory: &'m M, call: &mut Call) -> Result<Option<More<'m>>, Status> {
         let tree = Tree::<_, u64>::begun(memory, self.at);
-        Ok(match tree.follow(&self.key, &mut self.way)? {
-            Some(Next::Leaf(leaf)) => {
+        let Some(nodes) = tree.nodes() else { return Ok(None) };
+        Ok(Some(match tree.follow(nodes, &self.key, &mut self.way)? {
+            Next::Leaf(leaf) => {
                 let value = found(&leaf)?;
                 call.grow_reply(8)?.copy_from_slice(&value.to_le_bytes());
-                Some(More::Done)
+                More::Done
             }
-            Some(Next::Bring(len)) => Some(More::Bring(self.way.slot, len)),
-            None => None,
-        })
+            Next::Bring(words) => More::Bring(self.way.slot, words),
+        }))
     }
 }
 
@@ -196,14 +218,23 @@ fn found(leaf: &Leaf<'_>) -> Result<u64, Status> {
 }
 
 impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
+    /// Its nodes, if they can all be looked at in place.
+    #[inline(always)]
+    pub(super) fn nodes(&self) -> Option<Nodes<'m>> {
+        let TreeRef { slots, node_bytes, key, base, .. } = self.at;
+        let len = u64::from(slots) * u64::from(node_bytes);
+        let words = self.memory.immediate()?.view_now(key, base, len)?;
+        Some(Nodes { words, each: usize::from(node_bytes) / 8 })
+    }
+
     /// The value of a key, if nodes can be looked at in place; `None` if they cannot.
     #[inline]
     pub(super) async fn get_in_place(&self, key: &K) -> Result<Option<u64>, Status> {
         let mut way = Way::BEGIN;
         loop {
-            let len = match self.follow(key, &mut way)? {
+            let len = match self.nodes().map(|nodes| self.follow(nodes, key, &mut way)).transpose()? {
                 Some(Next::Leaf(leaf)) => return found(&leaf).map(Some),
-                Some(Next::Bring(len)) => len,
+                Some(Next::Bring(words)) => words.bytes(),
                 None => return Ok(None),
             };
             self.memory.touch(self.at.key, self.va(way.slot, 0), len).await;
@@ -215,57 +246,61 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
     pub(super) async fn leaf_in_place(&self, key: &K) -> Result<Option<u32>, Status> {
         let mut way = Way::BEGIN;
         loop {
-            let len = match self.follow(key, &mut way)? {
+            let len = match self.nodes().map(|nodes| self.follow(nodes, key, &mut way)).transpose()? {
                 Some(Next::Leaf(_)) => return Ok(Some(way.slot)),
-                Some(Next::Bring(len)) => len,
+                Some(Next::Bring(words)) => words.bytes(),
                 None => return Ok(None),
             };
             self.memory.touch(self.at.key, self.va(way.slot, 0), len).await;
         }
     }
 
-    /// Looks at nodes until one is to be brought, or it is the leaf; `None` if nodes cannot be looked at in place.
+    /// Looks at nodes until one is to be brought, or it is the leaf.
     #[inline(always)]
-    pub(super) fn follow(&self, key: &K, way: &mut Way) -> Result<Option<Next<'m>>, Status> {
+    pub(super) fn follow(&self, nodes: Nodes<'m>, key: &K, way: &mut Way) -> Result<Next<'m>, Status> {
         loop {
-            match self.look_at(way.slot, way.level, key)? {
-                None => return Ok(None),
-                Some(Look::Leaf(leaf)) => return Ok(Some(Next::Leaf(leaf))),
-                Some(Look::Down(child, below)) => (way.slot, way.level) = (child, Some(below)),
-                Some(Look::Right(right)) => way.slot = right,
-                Some(Look::Gone) => (way.slot, way.level) = (ROOT, None),
-                Some(Look::Busy) => return way.try_again().map(|len| Some(Next::Bring(len))),
+            way.looks += 1;
+            if way.looks == LIMITS.steps {
+                return Err(Status::StepLimit);
+            }
+            match self.look_at(nodes.node(way.slot), way.level, key)? {
+                Look::Leaf(leaf) => return Ok(Next::Leaf(leaf)),
+                Look::Down(child, below) => (way.slot, way.level) = (child, Some(below)),
+                Look::Right(right) => way.slot = right,
+                Look::Gone => (way.slot, way.level) = (ROOT, None),
+                Look::Busy => {
+                    way.try_again()?;
+                    return Ok(Next::Bring(nodes.head(way.slot)));
+                }
             }
             if way.level.is_some_and(|level| level < NEAR) {
-                return Ok(Some(Next::Bring(self.node_bytes())));
+                return Ok(Next::Bring(nodes.node(way.slot)));
             }
         }
     }
 
     /// One node; nothing that it says is believed unless its version is the same afterwards.
     #[inline(always)]
-    fn look_at(&self, slot: u32, level: Option<u8>, key: &K) -> Result<Option<Look<'m>>, Status> {
-        let Some(now) = self.memory.immediate() else { return Ok(None) };
+    fn look_at(&self, words: Words<'m>, level: Option<u8>, key: &K) -> Result<Look<'m>, Status> {
         let bytes = self.node_bytes();
-        let Some(words) = now.words_now(self.at.key, self.va(slot, 0), bytes)? else { return Ok(None) };
         let head = Head(words.get(0));
         if head.is_locked() {
-            return Ok(Some(Look::Busy));
+            return Ok(Look::Busy);
         }
         let meta = words.get(FIRST - 1);
         let kind = (meta >> 48) as u8;
         let Glance { below, above, what } = K::glance(&words, bytes, meta, key);
         if words.get(0) != head.0 {
-            return Ok(Some(Look::Busy));
+            return Ok(Look::Busy);
         }
         let fits = kind > 0 && level.is_none_or(|level| level + 1 == kind);
-        Ok(Some(match what {
+        Ok(match what {
             _ if !fits || below => Look::Gone,
             _ if above && meta as u32 != 0 => Look::Right(self.node_slot(meta as u32)?),
             _ if above => Look::Gone,
             value if kind == 1 => Look::Leaf(Leaf { words, head, meta, value }),
             Some(child) => Look::Down(self.node_slot(child as u32)?, kind - 2),
             None => return Err(Status::Trapped),
-        }))
+        })
     }
 }

@@ -32,13 +32,13 @@ impl Visit for PutInPlace {
     }
 
     /// `None` too if the leaf is to be split.
-    fn go_on<M: Memory>(&mut self, memory: &M, call: &mut Call) -> Result<Option<More>, Status> {
+    fn go_on<'m, M: Memory>(&mut self, memory: &'m M, call: &mut Call) -> Result<Option<More<'m>>, Status> {
         let tree = Tree::<_, u64>::begun(memory, self.at);
         let Some(now) = memory.immediate().filter(|_| memory.outlives_caller()) else { return Ok(None) };
-        let leaf = match tree.follow(&self.key, &mut self.way)? {
-            None => return Ok(None),
-            Some(Next::Bring(len)) => return Ok(Some(More::Bring(self.way.slot, len))),
-            Some(Next::Leaf(leaf)) => leaf,
+        let Some(nodes) = tree.nodes() else { return Ok(None) };
+        let leaf = match tree.follow(nodes, &self.key, &mut self.way)? {
+            Next::Bring(words) => return Ok(Some(More::Bring(self.way.slot, words))),
+            Next::Leaf(leaf) => leaf,
         };
         match leaf.value {
             _ if leaf.is_away() => return Err(MOVED),
@@ -50,7 +50,8 @@ impl Visit for PutInPlace {
         let at = leaf.place(tree.node_bytes(), self.key);
         // The place is right if the head is still the same.
         if !tree.lock_now(now, self.way.slot, leaf.head)? {
-            return Ok(Some(More::Bring(self.way.slot, self.way.try_again()?)));
+            self.way.try_again()?;
+            return Ok(Some(More::Bring(self.way.slot, nodes.head(self.way.slot))));
         }
         self.write(&tree, now, &leaf, at, &mut call.reply)?;
         if let Some(old) = leaf.value {

@@ -38,22 +38,25 @@ impl Visit for Range {
         self.at
     }
 
-    fn go_on<M: Memory>(&mut self, memory: &M, call: &mut Call) -> Result<Option<More>, Status> {
+    fn go_on<'m, M: Memory>(&mut self, memory: &'m M, call: &mut Call) -> Result<Option<More<'m>>, Status> {
         let tree = Tree::<_, u64>::begun(memory, self.at);
-        let len = match tree.follow(&self.from, &mut self.way)? {
-            None => return Ok(None),
-            Some(Next::Bring(len)) => len,
-            Some(Next::Leaf(leaf)) => match self.take(&leaf, tree.node_bytes(), call)? {
+        let Some(nodes) = tree.nodes() else { return Ok(None) };
+        let words = match tree.follow(nodes, &self.from, &mut self.way)? {
+            Next::Bring(words) => words,
+            Next::Leaf(leaf) => match self.take(&leaf, tree.node_bytes(), call)? {
                 Taken::All => return Ok(Some(More::Done)),
-                Taken::Busy => self.way.try_again()?,
+                Taken::Busy => {
+                    self.way.try_again()?;
+                    nodes.head(self.way.slot)
+                }
                 Taken::Pairs(next, right) => {
                     self.from = next;
                     self.way.turn_right(tree.node_slot(right)?);
-                    tree.node_bytes()
+                    nodes.node(self.way.slot)
                 }
             },
         };
-        Ok(Some(More::Bring(self.way.slot, len)))
+        Ok(Some(More::Bring(self.way.slot, words)))
     }
 }
 

@@ -95,7 +95,11 @@ fn step<M: Memory>(
     let (table, count, how) = (params.table, params.count(), How::new(params));
     let row_bytes = table.row_bytes();
     let Some(now) = memory.immediate() else { return Ok(false) };
-    let Some(words) = now.words_now(table.key, table.base, table.bytes() as usize)? else { return Ok(false) };
+    let Some(words) = now.view_now(table.key, table.base, table.bytes()) else {
+        // A table that ends outside its region is denied, whichever of its rows are asked for.
+        now.read_now(table.key, table.base.wrapping_add(table.bytes()).wrapping_sub(1), &mut [0])?;
+        return Ok(false);
+    };
     let place = |row: usize| params.row(row) as usize * row_bytes;
     let (begin, end) = (way.done, way.asked);
     let ask = count.min(end + (AHEAD * LINE / row_bytes).max(NEAR));
