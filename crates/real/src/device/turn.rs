@@ -59,11 +59,16 @@ impl Core {
         taken + shed
     }
 
-    /// Takes what came, and runs kernels.
+    /// Takes what came, runs kernels, and sends what they answer.
     fn receive(&mut self, now: Time, local: IpAddr) -> usize {
         let Self { nic, links, kernels, inbox, reading, .. } = self;
         let came = inbox.receive((now, reading.polls), local, nic, links, kernels);
-        let work = came + kernels.as_mut().map_or(0, |kernels| kernels.progress(now, nic));
+        let ran = kernels.as_mut().map_or(0, |kernels| kernels.progress(now, nic));
+        let mut work = came + ran;
+        if ran > 0 && self.nic.wants_transmit() {
+            // Somebody waits for it, and the next turn may be far.
+            work += self.transmit(now);
+        }
         self.idle_turns = if came > 0 { 0 } else { self.idle_turns.saturating_add(1) };
         if self.idle_turns >= IDLE_TURNS && self.nic.owes() {
             return work + self.acknowledge(now);
