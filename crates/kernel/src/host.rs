@@ -6,7 +6,7 @@
 use crate::call::Status;
 use crate::memory::{Budget, Fault, Immediate, Limits, Memory};
 use crate::pool::Meter;
-use remora_memory::{Access, AccessError, Pd, Region, Registry, Scatter, Words};
+use remora_memory::{Access, AccessError, Pd, Region, Registry, Scatter, Words, WordsMut};
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -259,6 +259,15 @@ impl HostMemory {
         region.is_some()
     }
 
+    /// The region of bytes that may be reached so, if the cache has room for it. Nothing is paid, and no fault noted.
+    #[inline(always)]
+    fn allowed(&self, key: u32, (va, len): (u64, u64), need: Access) -> Option<&Region> {
+        let domain = &*self.0.domain;
+        let region = domain.region(domain.find(key).or_else(|| domain.look_up(key))?)?;
+        region.check(domain.pd, va, len, need).ok()?;
+        Some(region)
+    }
+
     #[cold]
     fn access_uncached<T>(
         &self,
@@ -444,10 +453,13 @@ impl Immediate for HostMemory {
 
     #[inline(always)]
     fn view_now(&self, key: u32, va: u64, len: u64) -> Option<Words<'_>> {
-        let domain = &*self.0.domain;
-        let region = domain.region(domain.find(key).or_else(|| domain.look_up(key))?)?;
-        region.check(domain.pd, va, len, Access::REMOTE_READ).ok()?;
-        region.view(va, usize::try_from(len).ok()?)
+        self.allowed(key, (va, len), Access::REMOTE_READ)?.view(va, usize::try_from(len).ok()?)
+    }
+
+    #[inline(always)]
+    fn view_mut_now(&self, key: u32, va: u64, len: u64) -> Option<WordsMut<'_>> {
+        let need = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        self.allowed(key, (va, len), need)?.view_mut(va, usize::try_from(len).ok()?)
     }
 
     fn fetch_add_now(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault> {

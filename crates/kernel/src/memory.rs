@@ -1,6 +1,6 @@
 //! What a kernel sees of memory, and how much of it one call may touch.
 
-use remora_memory::{Scatter, Words};
+use remora_memory::{Scatter, Words, WordsMut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Memory as one place reaches it. A key names a memory region, an address lies within it.
@@ -118,6 +118,12 @@ pub trait Immediate {
     /// Words to look at where they are, if all of them may be read, they are aligned, and the place has them so. Nothing is
     /// paid, and nothing is said of why there are none: an access says it.
     fn view_now(&self, key: u32, va: u64, len: u64) -> Option<Words<'_>> {
+        _ = (key, va, len);
+        None
+    }
+
+    /// As [`view_now`](Self::view_now), if they may all be written and swapped as well.
+    fn view_mut_now(&self, key: u32, va: u64, len: u64) -> Option<WordsMut<'_>> {
         _ = (key, va, len);
         None
     }

@@ -4,7 +4,7 @@ use crate::buffer::{self, Buffer};
 use crate::copy;
 use crate::loan::{Place, View};
 use crate::registry::Pd;
-use crate::words::Words;
+use crate::words::{Words, WordsMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -257,6 +257,14 @@ impl Region {
         let start = self.words(va, len as u64).ok()??;
         // SAFETY: the words lie within the region's memory, which it holds as long as it is borrowed.
         Some(unsafe { Words::new(start, len / 8) })
+    }
+
+    /// As [`view`](Self::view), to write as well.
+    #[inline]
+    pub fn view_mut(&self, va: u64, len: usize) -> Option<WordsMut<'_>> {
+        let start = self.words(va, len as u64).ok()??;
+        // SAFETY: as for `view`; a region's memory may be written.
+        Some(unsafe { WordsMut::new(start, len / 8) })
     }
 
     /// Copies `data` to `va`. Checks bounds and validity, not rights.

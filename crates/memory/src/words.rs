@@ -1,7 +1,7 @@
 //! Words of a region that are looked at where they are.
 
 use crate::copy;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Aligned words of a region, which others may write at any time: for who reads a structure in place and finds out
 /// afterwards, by a version in it, whether what he saw was of one moment. Made by [`Region::view`](crate::Region::view).
@@ -95,6 +95,64 @@ impl Words<'_> {
     }
 }
 
+/// [`Words`] that may be written too. Whoever sees what one store brought sees what came before it as well. Made by
+/// [`Region::view_mut`](crate::Region::view_mut).
+#[derive(Clone, Copy)]
+pub struct WordsMut<'a>(Words<'a>);
+
+impl<'a> WordsMut<'a> {
+    /// # Safety
+    /// As for [`Words::new`], and the words may be written.
+    pub(crate) unsafe fn new(start: *mut u8, len: usize) -> Self {
+        // SAFETY: the caller's promise.
+        WordsMut(unsafe { Words::new(start, len) })
+    }
+
+    /// The same, to look at alone.
+    #[inline(always)]
+    pub fn words(&self) -> Words<'a> {
+        self.0
+    }
+
+    /// Part of these words: `len` from `from` on, or as many as there are.
+    #[inline(always)]
+    pub fn part(&self, from: usize, len: usize) -> Self {
+        WordsMut(self.0.part(from, len))
+    }
+
+    /// The word at an index, if there is one.
+    #[inline(always)]
+    fn at(&self, at: usize) -> Option<&AtomicU64> {
+        // SAFETY: it lies within the words.
+        (at < self.0.len).then(|| unsafe { copy::word(self.0.start.wrapping_add(8 * at)) })
+    }
+
+    /// Stores a word, little-endian in memory; nothing outside.
+    #[inline(always)]
+    pub fn set(&self, at: usize, value: u64) {
+        if let Some(word) = self.at(at) {
+            word.store(value.to_le(), Ordering::Release);
+        }
+    }
+
+    /// Moves `count` words from `from` on one up, the last one first; what would go outside is lost.
+    #[inline]
+    pub fn shift(&self, from: usize, count: usize) {
+        for at in (from..from + count).rev() {
+            self.set(at + 1, self.0.get(at));
+        }
+    }
+
+    /// Stores `new` in place of `expect`; false if the word is another, or outside.
+    #[inline]
+    pub fn compare_swap(&self, at: usize, expect: u64, new: u64) -> bool {
+        let swap = |word: &AtomicU64| {
+            word.compare_exchange(expect.to_le(), new.to_le(), Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        };
+        self.at(at).is_some_and(swap)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::{Access, Buffer, Registry};
@@ -133,6 +191,20 @@ mod tests {
             "nothing comes from outside"
         );
         assert!(region.view(8, 65 * 8).is_none() && region.view(4, 8).is_none());
+
+        assert!(region.view_mut(8, 65 * 8).is_none() && region.view_mut(4, 8).is_none());
+        let cells = region.view_mut(8, 64 * 8).unwrap();
+        assert!(!cells.compare_swap(3, 41, 7) && cells.compare_swap(3, 40, 7) && !cells.compare_swap(64, 0, 7));
+        cells.shift(61, 2);
+        cells.shift(63, 1);
+        cells.set(2, 0x0102);
+        cells.part(60, 9).set(4, 9);
+        let left: Vec<u64> = [0, 1, 2, 3, 4, 60, 61, 62, 63].map(|at| view.get(at)).to_vec();
+        assert_eq!(left, [10, 20, 0x0102, 7, 50, 610, 620, 620, 630]);
+        assert_eq!(cells.words().part(62, 9).bytes(), 16);
+        let mut all = vec![0; 65 * 8];
+        buffer.read(0, &mut all).unwrap();
+        assert_eq!((all[..8].to_vec(), &all[24..26]), (bytes_of(&[0]), &[2, 1][..]), "nothing outside, little-endian");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::node::{HEADER, Head, NodeView};
 use super::recover::{NODES, Record};
 use super::{FIRST, LOCKED, ROOT, TreeKey, TreeRef};
 use crate::call::Status;
-use crate::memory::{Fault, Immediate, Limits, Memory};
+use crate::memory::{Fault, Limits, Memory};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -124,14 +124,6 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
         self.memory.set_limits(LIMITS);
         let owner = self.at.owner;
         Ok(self.swap(self.va(slot, 0), head.0, head.locked(owner).0).await? == head.0)
-    }
-
-    /// As [`lock`](Self::lock), at once.
-    #[inline(always)]
-    pub(super) fn lock_now(&self, now: &dyn Immediate, slot: u32, head: Head) -> Result<bool, Fault> {
-        self.memory.set_limits(LIMITS);
-        let locked = head.locked(self.at.owner).0;
-        Ok(now.compare_swap_now(self.at.key, self.va(slot, 0), head.0, locked)? == head.0)
     }
 
     /// Gives a lock back; nothing has changed.

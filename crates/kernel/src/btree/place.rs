@@ -10,7 +10,7 @@ use super::{LOCKED, MOVED, ROOT, TreeKey, TreeRef};
 use crate::call::{Call, Status};
 use crate::host::HostMemory;
 use crate::memory::Memory;
-use remora_memory::Words;
+use remora_memory::{Words, WordsMut};
 
 /// Nodes from this level on are in the caches, as there are few: nothing is done while they come.
 const NEAR: u8 = 2;
@@ -64,9 +64,9 @@ impl Leaf<'_> {
         ((self.meta >> 32) as u16 as usize).min(leaf_keys(bytes))
     }
 
-    /// Where a number is, or would be.
+    /// Where a number is, or would be: at most [`len`](Self::len), whatever somebody writes there meanwhile.
     pub fn place(&self, bytes: usize, key: u64) -> usize {
-        self.words.rank(FIRST, self.len(bytes), key) - usize::from(self.value.is_some())
+        self.words.rank(FIRST, self.len(bytes), key).saturating_sub(self.value.is_some().into())
     }
 }
 
@@ -112,6 +112,25 @@ impl<'m> Nodes<'m> {
     /// The head of a node.
     pub fn head(self, slot: u32) -> Words<'m> {
         self.words.part(slot as usize * self.each, 1)
+    }
+}
+
+/// The same, to write as well.
+#[derive(Clone, Copy)]
+pub(super) struct NodesMut<'m> {
+    words: WordsMut<'m>,
+    each: usize,
+}
+
+impl<'m> NodesMut<'m> {
+    /// To look at alone.
+    pub fn to_read(self) -> Nodes<'m> {
+        Nodes { words: self.words.words(), each: self.each }
+    }
+
+    /// See [`Nodes::node`].
+    pub fn node(self, slot: u32) -> WordsMut<'m> {
+        self.words.part(slot as usize * self.each, self.each)
     }
 }
 
@@ -225,6 +244,15 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
         let len = u64::from(slots) * u64::from(node_bytes);
         let words = self.memory.immediate()?.view_now(key, base, len)?;
         Some(Nodes { words, each: usize::from(node_bytes) / 8 })
+    }
+
+    /// As [`nodes`](Self::nodes), if they can all be written too.
+    #[inline(always)]
+    pub(super) fn nodes_mut(&self) -> Option<NodesMut<'m>> {
+        let TreeRef { slots, node_bytes, key, base, .. } = self.at;
+        let len = u64::from(slots) * u64::from(node_bytes);
+        let words = self.memory.immediate()?.view_mut_now(key, base, len)?;
+        Some(NodesMut { words, each: usize::from(node_bytes) / 8 })
     }
 
     /// The value of a key, if nodes can be looked at in place; `None` if they cannot.

@@ -2,12 +2,13 @@
 //! changes is written. A leaf without room is split as everywhere ([`Tree::put`]).
 
 use super::access::Tree;
-use super::node::{HEADER, leaf_keys};
+use super::node::leaf_keys;
 use super::params::TreeParams;
 use super::place::{FIRST, Leaf, More, Next, Visit, Way};
 use super::{EXISTS, MOVED, Put, TreeRef};
 use crate::call::{Call, Status};
-use crate::memory::{Immediate, Memory};
+use crate::memory::Memory;
+use remora_memory::WordsMut;
 
 /// A key more, in the last word of a node's header.
 const ONE_MORE: u64 = 1 << 32;
@@ -34,9 +35,8 @@ impl Visit for PutInPlace {
     /// `None` too if the leaf is to be split.
     fn go_on<'m, M: Memory>(&mut self, memory: &'m M, call: &mut Call) -> Result<Option<More<'m>>, Status> {
         let tree = Tree::<_, u64>::begun(memory, self.at);
-        let Some(now) = memory.immediate().filter(|_| memory.outlives_caller()) else { return Ok(None) };
-        let Some(nodes) = tree.nodes() else { return Ok(None) };
-        let leaf = match tree.follow(nodes, &self.key, &mut self.way)? {
+        let Some(nodes) = tree.nodes_mut().filter(|_| memory.outlives_caller()) else { return Ok(None) };
+        let leaf = match tree.follow(nodes.to_read(), &self.key, &mut self.way)? {
             Next::Bring(words) => return Ok(Some(More::Bring(self.way.slot, words))),
             Next::Leaf(leaf) => leaf,
         };
@@ -47,13 +47,13 @@ impl Visit for PutInPlace {
             None if leaf.len(tree.node_bytes()) == leaf_keys(tree.node_bytes()) => return Ok(None),
             _ => {}
         }
-        let at = leaf.place(tree.node_bytes(), self.key);
+        let (at, node) = (leaf.place(tree.node_bytes(), self.key), nodes.node(self.way.slot));
         // The place is right if the head is still the same.
-        if !tree.lock_now(now, self.way.slot, leaf.head)? {
+        if !node.compare_swap(0, leaf.head.0, leaf.head.locked(self.at.owner).0) {
             self.way.try_again()?;
-            return Ok(Some(More::Bring(self.way.slot, nodes.head(self.way.slot))));
+            return Ok(Some(More::Bring(self.way.slot, leaf.words.part(0, 1))));
         }
-        self.write(&tree, now, &leaf, at, &mut call.reply)?;
+        self.write(&node, &leaf, at, tree.node_bytes());
         if let Some(old) = leaf.value {
             call.grow_reply(8)?.copy_from_slice(&old.to_le_bytes());
         }
@@ -62,35 +62,19 @@ impl Visit for PutInPlace {
 }
 
 impl PutInPlace {
-    /// Writes into the leaf, which is locked, at a place, and unlocks it: in the order of [`Tree::commit`]. `room` is for what
-    /// moves; it is left empty.
-    fn write<M: Memory>(
-        &self,
-        tree: &Tree<'_, M>,
-        now: &dyn Immediate,
-        leaf: &Leaf<'_>,
-        at: usize,
-        room: &mut Vec<u8>,
-    ) -> Result<(), Status> {
-        let (bytes, head) = (tree.node_bytes(), leaf.head.next().0.to_le_bytes());
-        let (keys, values) = (HEADER, HEADER + 8 * leaf_keys(bytes));
-        let write = |offset, data: &[u8]| now.write_now(self.at.key, tree.va(self.way.slot, offset), data);
-        write(bytes - 8, &head)?;
-        if leaf.value.is_some() {
-            write(values + 8 * at, &self.value.to_le_bytes())?;
-        } else {
+    /// Writes into the leaf, which is locked, at a place, and unlocks it: in the order of [`Tree::commit`].
+    fn write(&self, node: &WordsMut<'_>, leaf: &Leaf<'_>, at: usize, bytes: usize) {
+        let head = leaf.head.next().0;
+        let (keys, values) = (FIRST, FIRST + leaf_keys(bytes));
+        node.set(bytes / 8 - 1, head);
+        if leaf.value.is_none() {
             let len = leaf.len(bytes);
-            let meta = (leaf.meta & !(0xffff * ONE_MORE)) | ((len as u64 + 1) * ONE_MORE);
-            write(8 * (FIRST - 1), &meta.to_le_bytes())?;
-            room.clear();
-            room.resize(8 * (len - at + 1), 0);
-            for (first, what) in [(keys, self.key), (values, self.value)] {
-                room[..8].copy_from_slice(&what.to_le_bytes());
-                leaf.words.take(first + 8 * at, &mut room[8..]);
-                write(first + 8 * at, room)?;
-            }
-            room.clear();
+            node.set(FIRST - 1, (leaf.meta & !(0xffff * ONE_MORE)) | ((len as u64 + 1) * ONE_MORE));
+            node.shift(keys + at, len - at);
+            node.shift(values + at, len - at);
+            node.set(keys + at, self.key);
         }
-        Ok(write(0, &head)?)
+        node.set(values + at, self.value);
+        node.set(0, head);
     }
 }
