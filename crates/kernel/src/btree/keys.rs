@@ -205,6 +205,10 @@ impl TreeKey for u64 {
     fn truncate(image: &mut [u8], len: usize) {
         NodeMut(image).truncate(len);
     }
+
+    fn append(image: &mut [u8], other: NodeView<'_>, from: usize) {
+        NodeMut(image).append(other, from);
+    }
 }
 
 /// The high fence of a node whose right neighbour begins there.

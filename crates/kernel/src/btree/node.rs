@@ -320,12 +320,17 @@ impl NodeMut<'_> {
         self.set_len(len);
     }
 
-    /// Appends the keys of a node from a place on, with their values or children.
+    /// Appends the keys of a node of the same level from a place on, with their values or children: as many as have room.
     pub fn append(&mut self, other: NodeView<'_>, from: usize) {
-        for at in from..other.len() {
-            let what = if other.is_leaf() { other.value(at) } else { other.child(at).into() };
-            self.push(other.key(at), what);
-        }
+        let (node, width) = (self.node(), self.width());
+        let (len, keys) = (node.len(), HEADER + 8 * node.len());
+        let (values, more) = (node.offset(len), other.len().saturating_sub(from).min(node.room() - len));
+        let mut take = |into: usize, place: usize, bytes: usize| {
+            self.0[into..into + bytes].copy_from_slice(&other.0[place..place + bytes]);
+        };
+        take(keys, HEADER + 8 * from, 8 * more);
+        take(values, other.offset(from), width * more);
+        self.set_len(len + more);
     }
 }
 
@@ -354,6 +359,16 @@ mod tests {
                     assert_eq!((what, node.place(key + 1)), (100 + i as u64, Some(i)));
                 }
                 assert_eq!((node.search(9), node.place(9)), (Err(0), None));
+                let mut halves = [vec![0; bytes], vec![0; bytes]];
+                for (image, range) in halves.iter_mut().zip([0..room / 2, room / 2..room]) {
+                    NodeMut(image).clear(level, (10, 5000), 7);
+                    range.clone().for_each(|i| NodeMut(image).push(10 + 2 * i as u64, 100 + i as u64));
+                }
+                let [mut left, right] = halves;
+                NodeMut(&mut left).append(NodeView(&right), 0);
+                assert!(left[8..] == image[8..], "two halves are the whole");
+                NodeMut(&mut left).append(NodeView(&right), 1);
+                assert_eq!(NodeView(&left).len(), room, "what has no room stays out");
             }
         }
     }
