@@ -67,6 +67,8 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
     if payload + TRIES_BYTES > call.reply_limit as usize {
         return Err(Status::ReplyTooLong);
     }
+    // The room is made before the read that pays, and its length is the caller's word.
+    memory.afford(params.len as usize)?;
     call.reply.resize(params.len as usize, 0);
     for tries in 1..=params.max_tries {
         memory.read(params.key, params.address, &mut call.reply).await?;
@@ -83,8 +85,9 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op;
     use crate::testing::{Counted, run_on};
+    use crate::{Limited, Limits, op};
+    use std::task::{Context, Poll, Waker};
 
     const PARAMS: ConsistencyParams = ConsistencyParams { address: 64, key: 7, len: 108, max_tries: 5 };
 
@@ -116,6 +119,21 @@ mod tests {
                 assert_eq!(reply, [&[4; 100][..], &tries.to_le_bytes()].concat());
                 assert_eq!(memory.reads.get(), tries);
             }
+        }
+    }
+
+    #[test]
+    fn no_room_is_made_for_an_object_that_is_not_paid_for() {
+        const MOST: usize = 1 << 16;
+        let memory = Counted::new(4096);
+        for limits in [Limits { bytes: MOST as u64, ..Limits::default() }, Limits { steps: 0, ..Limits::default() }] {
+            let params = ConsistencyParams { len: u32::MAX / 2, ..PARAMS };
+            let mut call = Call::new(op::CONSISTENCY, &params.encode(), u32::MAX);
+            let limited = Limited::new(&memory, limits);
+            let ended = Box::pin(run(&limited, &mut call)).as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            let expected = if limits.steps == 0 { Status::StepLimit } else { Status::ByteLimit };
+            assert_eq!(ended, Poll::Ready(Err(expected)));
+            assert!(call.reply.capacity() < MOST, "room for {} bytes", call.reply.capacity());
         }
     }
 

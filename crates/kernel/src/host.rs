@@ -410,6 +410,10 @@ impl Memory for HostMemory {
         }
     }
 
+    fn afford(&self, bytes: usize) -> Result<(), Fault> {
+        self.0.budget.after(bytes).map(drop)
+    }
+
     #[inline]
     fn spend(&self, cost: u64) {
         self.0.domain.meter.add(cost);

@@ -81,6 +81,13 @@ pub trait Memory {
         _ = limits;
     }
 
+    /// Whether an access of so many bytes is within what is left of the call's [`Limits`]. For who makes room for it: it
+    /// is the access that pays.
+    fn afford(&self, bytes: usize) -> Result<(), Fault> {
+        _ = bytes;
+        Ok(())
+    }
+
     /// Charges the place for computing so many instructions beside the accesses. Nothing where computing takes its own
     /// time.
     async fn compute(&self, instructions: u64) {
@@ -191,12 +198,18 @@ impl Budget {
     /// Pays for one access.
     #[inline]
     pub(crate) fn spend(&self, bytes: usize) -> Result<(), Fault> {
-        let steps = self.steps.load(Ordering::Relaxed).checked_sub(1).ok_or(Fault::StepLimit)?;
-        let left = self.bytes.load(Ordering::Relaxed);
-        let left = left.checked_sub(bytes as u64).ok_or(Fault::ByteLimit)?;
+        let (steps, left) = self.after(bytes)?;
         self.steps.store(steps, Ordering::Relaxed);
         self.bytes.store(left, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// What one access more leaves; see [`Memory::afford`].
+    #[inline]
+    pub(crate) fn after(&self, bytes: usize) -> Result<(u32, u64), Fault> {
+        let steps = self.steps.load(Ordering::Relaxed).checked_sub(1).ok_or(Fault::StepLimit)?;
+        let left = self.bytes.load(Ordering::Relaxed).checked_sub(bytes as u64).ok_or(Fault::ByteLimit)?;
+        Ok((steps, left))
     }
 
     /// Grows with the payload; see [`Memory::earn`].
@@ -283,6 +296,11 @@ impl<M: Memory> Memory for Limited<'_, M> {
 
     fn set_limits(&self, limits: Limits) {
         self.budget.set(limits);
+    }
+
+    fn afford(&self, bytes: usize) -> Result<(), Fault> {
+        self.budget.after(bytes)?;
+        self.memory.afford(bytes)
     }
 
     fn outlives_caller(&self) -> bool {

@@ -97,8 +97,9 @@ pub(crate) struct RpcTable {
     /// Packets that may wait in chunks and no more do, and bytes up to which several make one chunk.
     packets_left: usize,
     chunk_bytes: usize,
-    /// Bytes that replies not yet acknowledged may still have.
-    reply_bytes_left: usize,
+    /// Bytes of all replies that are not yet acknowledged, which may be more than [`REPLY_BYTES`]: a call's length shows
+    /// only when it ends.
+    reply_bytes: usize,
     /// By client.
     clients: Vec<Held>,
     buffers: Vec<Vec<u8>>,
@@ -124,7 +125,7 @@ impl RpcTable {
             streaming: VecDeque::new(),
             packets_left: max_chunks,
             chunk_bytes,
-            reply_bytes_left: REPLY_BYTES,
+            reply_bytes: 0,
             clients: Vec::new(),
             buffers: Vec::new(),
             next_id: 1,
@@ -166,7 +167,7 @@ impl RpcTable {
         let Held { packets, reply_bytes } = std::mem::take(&mut entry.held);
         // It leaves the list when it is next looked at.
         entry.chunks.clear();
-        self.reply_bytes_left += reply_bytes;
+        self.reply_bytes -= reply_bytes;
         self.packets_left += packets;
         if let Some(client) = entry.client.take().and_then(|client| self.clients.get_mut(client as usize)) {
             client.reply_bytes -= reply_bytes;
@@ -257,13 +258,14 @@ impl RpcTable {
 
     /// The next waiting call, one queue pair after the other of those that `may`.
     pub fn poll(&mut self, may: impl Fn(Qpn) -> bool) -> Option<RpcRequest> {
+        let left = REPLY_BYTES.saturating_sub(self.reply_bytes);
         for _ in 0..self.ready.len() {
             let qpn = self.ready.pop_front()?;
             if !may(Qpn(qpn)) {
                 self.ready.push_back(qpn);
                 continue;
             }
-            if self.held(qpn).is_some_and(|held| held.reply_bytes >= self.reply_bytes_left) {
+            if self.held(qpn).is_some_and(|held| held.reply_bytes >= left) {
                 self.ready.push_back(qpn);
                 continue;
             }
@@ -329,7 +331,7 @@ impl RpcTable {
     pub fn hold_reply(&mut self, qpn: u32, bytes: usize) {
         if self.per_qp.get(qpn).is_some() {
             self.hold(qpn, |held| held.reply_bytes += bytes);
-            self.reply_bytes_left = self.reply_bytes_left.saturating_sub(bytes);
+            self.reply_bytes += bytes;
         }
     }
 
@@ -339,7 +341,7 @@ impl RpcTable {
         if let Some(entry) = self.per_qp.get(qpn) {
             let bytes = bytes.min(entry.held.reply_bytes);
             self.hold(qpn, |held| held.reply_bytes -= bytes);
-            self.reply_bytes_left += bytes;
+            self.reply_bytes -= bytes;
         }
     }
 
@@ -692,10 +694,27 @@ mod tests {
         fill(&mut table, &[1, 2]);
         table.close(1);
         let Held { packets, reply_bytes } = table.held(2).expect("it is there");
-        assert_eq!((packets, reply_bytes, table.reply_bytes_left), (25, 0, REPLY_BYTES));
+        assert_eq!((packets, reply_bytes, table.reply_bytes), (25, 0, 0));
         table.assign(2, 1);
         assert_eq!((table.held(3).map(|held| held.packets), table.clients[0].packets), (Some(25), 0));
         table.close(2);
         assert_eq!((table.packets_left, table.clients[1].packets), (100, 0));
+    }
+    #[test]
+    fn replies_of_more_bytes_than_there_may_be_leave_the_limit_where_it_was() {
+        const LONG: usize = 3 * REPLY_BYTES / 4;
+        let mut table = RpcTable::new(1, 1);
+        table.open(1, 8);
+        let header = RpcHeader { reply_va: 0, reply_rkey: 0, reply_capacity: 0, tag: 0, flags: 0 };
+        for _ in 0..3 {
+            // Both calls began before either had a reply.
+            (0..2).for_each(|_| table.hold_reply(1, LONG));
+            (0..2).for_each(|_| table.release_reply(1, LONG));
+        }
+        table.hold_reply(1, REPLY_BYTES / 2 + 1);
+        table.accept(1, 7, header, &[], None);
+        assert!(table.poll(|_| true).is_none(), "it has more than are left to all");
+        table.release_reply(1, REPLY_BYTES / 2 + 1);
+        assert!(table.poll(|_| true).is_some());
     }
 }

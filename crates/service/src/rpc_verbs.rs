@@ -3,6 +3,7 @@
 use remora_kernel::{Call, Status};
 use remora_nic::{Nic, RpcRequest};
 
+use crate::MAX_REPLY;
 use crate::ingress::{Ingress, Release, TakenCall};
 use crate::share::Shares;
 
@@ -30,7 +31,10 @@ impl Ingress for RpcVerbs<'_> {
     #[inline]
     fn poll(&mut self, shares: &Shares, call: &mut Call) -> Option<TakenCall<RpcRequest>> {
         let mut request = self.nic.poll_rpc_of(|qpn| shares.may_start(shares.client_of(qpn)))?;
-        call.recycle(request.op, request.reply_capacity());
+        // A kernel makes room for as much as it may reply before it reads: what a peer says is its own affair up to the
+        // longest reply that there is. This host's own calls have room here, and are believed.
+        let room = if request.local { u32::MAX } else { MAX_REPLY as u32 };
+        call.recycle(request.op, request.reply_capacity().min(room));
         call.qpn = request.qpn;
         call.pd = self.nic.qp_init(request.qp()).ok().map(|init| init.pd);
         std::mem::swap(&mut call.params, &mut request.params);

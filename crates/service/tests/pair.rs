@@ -16,6 +16,7 @@ use remora_kernel::{
 use remora_memory::{Access, Buffer, Pd, Region, Registry};
 use remora_nic::*;
 use remora_service::*;
+use remora_wire::rpc::RpcHeader;
 
 const OBJECT: usize = 256;
 /// Calls that a client makes in one run, of which these may be under way at once.
@@ -296,4 +297,28 @@ fn every_call_ends_when_the_connection_does_and_nothing_is_left_behind() {
         node.sends.forget(pair.b.qp, 0);
         assert!(node.is_idle(), "seed {seed}");
     }
+}
+
+#[test]
+fn a_peer_has_room_for_the_longest_reply_at_most_whatever_it_says() {
+    let (mut pair, client, _) = world(5, Faults::default());
+    let header = |side: &common::Side| RpcHeader {
+        reply_va: side.va(0),
+        reply_rkey: side.key(),
+        reply_capacity: u32::MAX,
+        tag: 0,
+        flags: 0,
+    };
+    let (a, b) = (&mut pair.a, &mut pair.b);
+    a.nic.post_rpc(a.qp, 1, op::CONSISTENCY, &header(a), &[]).unwrap();
+    b.nic.post_local_rpc(b.qp, 1, op::CONSISTENCY, &header(b), &[]).unwrap();
+    while pair.step() {}
+    let (mut ingress, mut call) = (RpcVerbs::new(&mut pair.b.nic), Call::default());
+    let shares = Shares::new(8);
+    let mut room = BTreeMap::new();
+    while let Some(taken) = ingress.poll(&shares, &mut call) {
+        room.insert(taken.asker.local, call.reply_limit);
+    }
+    assert_eq!(room, BTreeMap::from([(false, MAX_REPLY as u32), (true, u32::MAX)]));
+    drop(client);
 }
