@@ -1,10 +1,10 @@
 //! The log: what survives a crash. Records with checksums, one after the other.
 //!
-//! A record is its length (4 bytes), the CRC-32 of all else (4), how much of the log was durable when it was written
-//! (8), and the content; numbers are little-endian. Reading tells a torn tail, which a crash while writing leaves, from
-//! damage to what had been durable: a whole record says that it was (as in Alagappan et al., "Protocol-Aware Recovery
-//! for Consensus-Based Storage", FAST 2018, section 3.3). That something whole follows would not do: of several records
-//! in one sync any part may reach the disk.
+//! A record is its length (4 bytes), the CRC-32 of all else (4), what of the log was durable when it was written (8,
+//! [`Known`]), and the content; numbers are little-endian. Reading tells a torn tail, which a crash while writing leaves,
+//! from damage to what had been durable: a whole record says that it was (as in Alagappan et al., "Protocol-Aware
+//! Recovery for Consensus-Based Storage", FAST 2018, section 3.3). That something whole follows would not do: of several
+//! records in one sync any part may reach the disk.
 
 use crate::codec::{Reader, Wire};
 use crate::ddp::Write;
@@ -31,8 +31,36 @@ pub enum Record {
     Bytes(u64, Value),
 }
 
-/// Appends a record's bytes to `out`. The first `durable` bytes of the log are known to be durable.
-pub fn encode(record: &Record, durable: usize, out: &mut Vec<u8>) {
+/// What of the log that a record stands in was known to be durable when the record was written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Known {
+    /// Its first so many bytes. A snapshot's records say so, of all of it; until [`Known::AllBut`] came, all records did.
+    First(usize),
+    /// All that stands before the record, but for so many bytes right before it. That is as true in one file as in another:
+    /// while a log is compacted, what is appended goes to the old file and to the new one, to another place in each, and
+    /// either may be the one that is found after a crash.
+    AllBut(usize),
+}
+
+/// In a record's head: the number counts back from the record.
+const BACK: u64 = 1 << 63;
+
+impl Known {
+    fn to_bits(self) -> u64 {
+        match self {
+            Self::First(bytes) => bytes as u64 & !BACK,
+            Self::AllBut(bytes) => bytes as u64 | BACK,
+        }
+    }
+
+    /// How much of a log a record at this offset says to be durable.
+    fn durable(bits: u64, at: usize) -> u64 {
+        if bits & BACK == 0 { bits } else { (at as u64).saturating_sub(bits & !BACK) }
+    }
+}
+
+/// Appends a record's bytes to `out`.
+pub fn encode(record: &Record, known: Known, out: &mut Vec<u8>) {
     let start = out.len();
     match record {
         Record::Write(write) => out.reserve(HEAD + 96 + write.bytes()),
@@ -40,7 +68,7 @@ pub fn encode(record: &Record, durable: usize, out: &mut Vec<u8>) {
         _ => {}
     }
     out.extend_from_slice(&[0; 8]);
-    out.extend_from_slice(&(durable as u64).to_le_bytes());
+    out.extend_from_slice(&known.to_bits().to_le_bytes());
     record.put(out);
     let length = (out.len() - start - HEAD) as u32;
     out[start..start + 4].copy_from_slice(&length.to_le_bytes());
@@ -199,7 +227,7 @@ fn frame_at(bytes: &[u8], at: usize) -> Option<(usize, u64)> {
     (checksum(&bytes[..4], &bytes[8..]) == head.crc).then_some((length, head.durable))
 }
 
-/// What comes before a record's content.
+/// What comes before a record's content, with how much of the log it says to be durable.
 struct Head {
     length: u32,
     crc: u32,
@@ -212,7 +240,8 @@ fn head_at(bytes: &[u8], at: usize) -> Option<Head> {
     let (head, content) = bytes.get(at..)?.split_first_chunk::<HEAD>()?;
     let (length, rest) = head.split_first_chunk()?;
     let (crc, durable) = rest.split_first_chunk()?;
-    let (length, durable) = (u32::from_le_bytes(*length), u64::from_le_bytes(*durable.first_chunk()?));
+    let length = u32::from_le_bytes(*length);
+    let durable = Known::durable(u64::from_le_bytes(*durable.first_chunk()?), at);
     let fits = length > 0 && content.len() >= length as usize;
     fits.then_some(Head { length, crc: u32::from_le_bytes(*crc), durable })
 }
@@ -232,8 +261,7 @@ mod tests {
     fn log(records: &[Record]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for record in records {
-            let durable = bytes.len();
-            encode(record, durable, &mut bytes);
+            encode(record, Known::AllBut(0), &mut bytes);
         }
         bytes
     }
@@ -242,7 +270,7 @@ mod tests {
     fn a_hole_in_what_one_sync_wrote_is_a_torn_tail() {
         let mut bytes = log(&[write(1, 10)]);
         let durable = bytes.len();
-        (2..5).for_each(|key| encode(&write(key, 10), durable, &mut bytes));
+        (2..5).for_each(|key| encode(&write(key, 10), Known::AllBut(bytes.len() - durable), &mut bytes));
         bytes[durable + 20] ^= 1;
         assert_eq!((decode(&bytes).end, decode(&bytes).length), (LogEnd::Torn, durable));
         bytes[durable - 1] ^= 1;
@@ -268,6 +296,23 @@ mod tests {
         }
     }
 
+    /// Versions of this before records counted back from themselves left logs that say it so.
+    #[test]
+    fn logs_that_count_from_their_begin_are_read() {
+        let mut bytes = Vec::new();
+        for key in 1..4 {
+            let durable = bytes.len();
+            encode(&write(key, 10), Known::First(durable), &mut bytes);
+        }
+        assert_eq!(decode(&bytes).end, LogEnd::Whole);
+        let (second, third) = (bytes.len() / 3, bytes.len() / 3 * 2);
+        for (bad, end) in [(second, LogEnd::Damaged(second)), (third, LogEnd::Torn)] {
+            let mut bytes = bytes.clone();
+            bytes[bad + 20] ^= 1;
+            assert_eq!(decode(&bytes).end, end);
+        }
+    }
+
     #[test]
     fn room_behind_the_log_is_not_part_of_it_but_zeros_over_it_are() {
         let bytes = log(&[write(1, 10), write(2, 0)]);
@@ -276,7 +321,7 @@ mod tests {
         assert_eq!(without_room(vec![0; 30]), Vec::new());
         // A snapshot says that all of it is durable.
         let mut snapshot = Vec::new();
-        (1..3).for_each(|key| encode(&write(key, 10), 2 * log(&[write(1, 10)]).len(), &mut snapshot));
+        (1..3).for_each(|key| encode(&write(key, 10), Known::First(2 * log(&[write(1, 10)]).len()), &mut snapshot));
         let half = snapshot.len() / 2;
         snapshot[half..].fill(0);
         assert_eq!(decode(&without_room(snapshot)).end, LogEnd::Damaged(half));

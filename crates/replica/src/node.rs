@@ -7,7 +7,7 @@ use remora_nic::Now;
 use crate::Time;
 use crate::ddp::{Config, Job, JobId, Marks, Message, Reached, Replica, ReplicaOutput, Reply, Request, Step, View};
 use crate::ledger::Ledger;
-use crate::log::{self, Decoded, LogEnd, Record};
+use crate::log::{self, Decoded, Known, LogEnd, Record};
 use crate::member::{MemberOutput, Membership, Mutation, Notice, Standing, Timing};
 use crate::types::{NodeId, NodeSet};
 
@@ -76,7 +76,7 @@ impl Snapshot {
     /// Its bytes. It is durable as a whole or not at all, and says so.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.length);
-        self.records.iter().for_each(|record| log::encode(record, self.length, &mut bytes));
+        self.records.iter().for_each(|record| log::encode(record, Known::First(self.length), &mut bytes));
         bytes
     }
 }

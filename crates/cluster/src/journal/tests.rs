@@ -1,13 +1,17 @@
 use super::*;
 use crate::logfile::ROOM;
-use remora_replica::log::{LogEnd, Record, decode, encode};
+use remora_nic::Now;
+use remora_replica::chain::{ChainConfig, ChainRequest, LoggedChain, LoggedOutput, Transaction, Tuple};
+use remora_replica::log::{Known, LogEnd, Record, decode, encode, without_room};
+use remora_replica::types::{NodeId, NodeSet};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 
 fn record(scope: u64, durable: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
-    encode(&Record::Scope(scope), durable, &mut bytes);
+    encode(&Record::Scope(scope), Known::First(durable), &mut bytes);
     bytes
 }
 
@@ -158,6 +162,104 @@ fn appends_go_on_while_the_log_is_compacted() {
     let (_, content) = Journal::open(dir.path(), LogKind::Fdatasync, || {}).unwrap();
     let expected: Vec<Record> = (20..2020).map(Record::Scope).chain(appended).collect();
     assert!(decode(&content).records == expected && decode(&content).end == LogEnd::Whole);
+}
+
+/// A node that is all of its chain, with its log in a journal.
+struct Alone {
+    node: LoggedChain,
+    journal: Journal,
+    time: u64,
+    replies: usize,
+    compactions: usize,
+}
+
+impl Alone {
+    /// Has the log compacted when it is `slack` bytes longer than twice what it holds.
+    fn start(dir: &Path, data: usize, slack: usize) -> Self {
+        let (journal, bytes) = Journal::open(dir, LogKind::Fdatasync, || {}).unwrap();
+        let config = ChainConfig::new(NodeId(0), NodeSet::first(1), data);
+        let node = LoggedChain::new(config, 0, &bytes, slack);
+        let mut this = Self { node, journal, time: 0, replies: 0, compactions: 0 };
+        for _ in 0..200 {
+            this.time += 50_000_000;
+            let now = this.now();
+            this.node.timeout(&now);
+            this.run();
+        }
+        this
+    }
+
+    fn now(&self) -> Now {
+        Now::after(|| (), || self.time).1
+    }
+
+    /// Until it wants nothing more of its log.
+    fn run(&mut self) {
+        loop {
+            let mut last = None;
+            while let Some(output) = self.node.poll() {
+                match output {
+                    LoggedOutput::Log(token, change) => {
+                        self.compactions += usize::from(matches!(change, Change::Compact(_)));
+                        self.journal.submit(token, change);
+                        last = Some(token);
+                    }
+                    LoggedOutput::Reply(_) => self.replies += 1,
+                    LoggedOutput::Send(..) => {}
+                }
+            }
+            let Some(last) = last else { return };
+            wait(&mut self.journal, last);
+            let now = self.now();
+            self.node.persisted(&now, last);
+        }
+    }
+
+    fn put(&mut self, offset: u64) {
+        let writes = vec![Tuple { offset, data: vec![1; 100].into() }];
+        let transaction = Transaction { writes, ..Transaction::default() };
+        let now = self.now();
+        self.node.submit(&now, ChainRequest { tag: 1, session: None, transaction });
+        let replies = self.replies;
+        self.run();
+        assert_eq!(self.replies, replies + 1);
+    }
+}
+
+/// A snapshot holds whole pages of a chain's memory, so it may be much longer than the log of a few bytes on each.
+#[test]
+fn a_process_that_ends_before_the_new_file_counts_finds_the_old_one_whole() {
+    const PAGES: u64 = 512;
+    let dir = tempfile::tempdir().unwrap();
+    let mut alone = Alone::start(dir.path(), (PAGES as usize) << 16, 150_000);
+    let place = |number: u64| number % PAGES * (64 << 10) + number / PAGES * 128;
+    let mut number = 0;
+    while alone.compactions == 0 {
+        alone.put(place(number));
+        number += 1;
+    }
+    // Everything from here on is in the old file as long as the new one has not its place: what a crash would leave.
+    let path = dir.path().join("log");
+    let file = || std::fs::metadata(&path).unwrap().ino();
+    let (old, mut found) = (file(), 0);
+    loop {
+        for _ in 0..5 {
+            alone.put(place(number));
+            number += 1;
+        }
+        let bytes = std::fs::read(&path).unwrap();
+        if file() != old {
+            break;
+        }
+        let bytes = without_room(bytes);
+        let decoded = decode(&bytes);
+        assert_eq!((decoded.end, decoded.length), (LogEnd::Whole, bytes.len()), "after {found} times five writes");
+        found += 1;
+    }
+    assert!(found > 0, "nothing was written while the log was compacted");
+    drop(alone.journal);
+    let again = Alone::start(dir.path(), (PAGES as usize) << 16, 150_000);
+    assert_eq!(again.node.found(), LogEnd::Whole);
 }
 
 #[test]
