@@ -59,7 +59,7 @@ fn figures(pair: &mut Pair, (in_flight, count): (u32, u32), submit: &mut dyn FnM
         digest.add(&usage.busy.to_bits().to_le_bytes());
         digest.add(&[usage.waited.0, usage.longest.0, usage.served].map(u64::to_le_bytes).concat());
     }
-    let joules = pair.energy().map_or(0.0, |energy| energy.client + energy.node);
+    let joules = pair.energy(0).map_or(0.0, |energy| energy.client + energy.node);
     digest.add(&joules.to_bits().to_le_bytes());
     let counts = pair.counts();
     format!(

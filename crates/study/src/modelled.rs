@@ -256,7 +256,10 @@ impl Modelled {
             binding: binding.as_ref().map(|b| b.name.clone()).unwrap_or_default(),
             binding_busy: binding.map_or(0.0, |b| b.busy),
             usage,
-            joules_per_op: self.pair.energy().map(|Energy { client, node }| per_op(client + node)),
+            joules_per_op: self
+                .pair
+                .energy(u64::from(self.placement == Placement::Host))
+                .map(|Energy { client, node }| per_op(client + node)),
             events: self.pair.events() - events,
         })
     }

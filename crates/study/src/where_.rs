@@ -238,7 +238,7 @@ pub fn rank(platform: &Platform, operation: &Operation, options: &WhereOptions) 
         .into_iter()
         .filter_map(|place| {
             let path = path_of(platform, operation, place, options.link)?;
-            Some(evaluate(platform, place, &path, operation.load))
+            Some(evaluate(platform, place, &path, operation))
         })
         .collect();
     ranking.sort_by(|a, b| options.cost(a).total_cmp(&options.cost(b)));

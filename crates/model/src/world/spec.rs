@@ -18,8 +18,10 @@ use crate::time::Ps;
 /// The hardware of one machine.
 #[derive(Clone, Debug)]
 pub struct MachineSpec {
-    /// Its cores.
+    /// Its cores that work.
     pub core: Core,
+    /// Cores of its processor, those that have nothing to do included.
+    pub package: u64,
     /// Its last-level cache.
     pub cache: Cache,
     /// Its memory.
@@ -60,6 +62,7 @@ impl MachineSpec {
         let cards = platform.placements.nic == Some(NicDevice::Cores);
         Ok(Self {
             core: platform.host.clone(),
+            package: platform.host.cores,
             cache: platform.cache.clone(),
             dram: platform.dram.clone(),
             nic: platform.nic.clone().ok_or_else(|| missing(platform, "hardware NIC"))?,
@@ -104,6 +107,7 @@ impl MachineSpec {
             complete: 0,
         };
         let machine = Self {
+            package: core.cores,
             core,
             cache: Cache { size: cores.cache_size, latency: cores.cache_latency, ways: 16 },
             dram: Dram { latency: cores.dram_latency, bandwidth: cores.dram_bandwidth },
@@ -128,7 +132,8 @@ impl MachineSpec {
     /// the real world.
     pub fn client(platform: &Platform, state: u64) -> Result<Self, WorldError> {
         let core = Core { cores: 1, ..platform.client.clone() };
-        Ok(Self { core, card: None, accel: None, ..Self::node(platform, state)? })
+        let package = platform.client.cores;
+        Ok(Self { core, package, card: None, accel: None, ..Self::node(platform, state)? })
     }
 
     /// Its NICs serve so many queue pairs and regions, as far as the platform says what that takes.

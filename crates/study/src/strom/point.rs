@@ -135,7 +135,7 @@ fn raw(
         bytes,
         binding: busiest.as_ref().map(|b| b.name.clone()).unwrap_or_default(),
         binding_busy: busiest.map_or(0.0, |b| b.busy),
-        joules_per_op: pair.energy().map(|e| (e.client + e.node) / count as f64),
+        joules_per_op: pair.energy(0).map(|e| (e.client + e.node) / count as f64),
         events: pair.events() - events,
     })
 }

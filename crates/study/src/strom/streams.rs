@@ -59,7 +59,7 @@ fn whole(pair: &Pair, bytes: u64, span: Ps) -> Outcomes {
         bytes,
         binding: busiest.as_ref().map(|b| b.name.clone()).unwrap_or_default(),
         binding_busy: busiest.map_or(0.0, |b| b.busy),
-        joules_per_op: pair.energy().map(|e| e.client + e.node),
+        joules_per_op: pair.energy(0).map(|e| e.client + e.node),
         events: pair.events(),
     }
 }

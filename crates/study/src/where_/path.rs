@@ -110,8 +110,11 @@ pub enum Until {
     Served,
     /// Until its turn has come: it goes on while it is served, as what is pipelined does.
     Turn,
-    /// Not at all: something else of it is served meanwhile, such as an acknowledgement.
+    /// Not at all: something else of it is served meanwhile.
     Nothing,
+    /// Not at all, and only if the station has time: what waits there goes with the next of its kind, as one acknowledgement
+    /// is for all messages before it.
+    Room,
 }
 
 /// One stop on the way.
@@ -135,6 +138,22 @@ pub struct Visit {
     pub chance: f64,
     /// What it is, for the list of parts.
     pub what: &'static str,
+}
+
+/// Mean time in nanoseconds that an operation holds a station.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Demand {
+    /// What it needs.
+    pub needed: f64,
+    /// What it takes on top of that from a station that has nothing else to do: see [`Until::Room`].
+    pub merged: f64,
+}
+
+impl Demand {
+    /// At so many operations a nanosecond.
+    pub fn at(self, per_ns: f64) -> f64 {
+        self.needed + self.merged * (1.0 - per_ns * self.needed).clamp(0.0, 1.0)
+    }
 }
 
 /// The way of one operation.
@@ -181,6 +200,11 @@ impl Path {
         self.waiting(what, station, (service, 0.0), Until::Nothing);
     }
 
+    /// As [`Path::aside`], if the station has time for it.
+    pub fn merged(&mut self, what: &'static str, station: Station, service: f64) {
+        self.waiting(what, station, (service, 0.0), Until::Room);
+    }
+
     fn waiting(&mut self, what: &'static str, station: Station, (service, after): (f64, f64), waits: Until) {
         let before = self.visits.len();
         self.push(what, Some(station), service, after);
@@ -221,12 +245,15 @@ impl Path {
         }
     }
 
-    /// Mean time that one operation holds each station.
-    pub fn demands(&self) -> [f64; Station::COUNT] {
-        let mut demands = [0.0; Station::COUNT];
+    /// Mean time that one operation holds each station, of each of its servers: what it needs, and what it takes if the
+    /// station has time.
+    pub fn demands(&self) -> [Demand; Station::COUNT] {
+        let mut demands = [Demand::default(); Station::COUNT];
         for visit in &self.visits {
             if let Some(station) = visit.station {
-                demands[station as usize] += visit.chance * visit.held() * visit.servers;
+                let Demand { needed, merged } = &mut demands[station as usize];
+                let sum = if visit.waits == Until::Room { merged } else { needed };
+                *sum += visit.chance * visit.held() * visit.servers / self.servers[station as usize];
             }
         }
         demands

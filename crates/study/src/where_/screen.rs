@@ -7,8 +7,8 @@
 use remora_model::platform::{Platform, Power};
 use serde::Serialize;
 
-use super::operation::Load;
-use super::path::{Path, Station};
+use super::operation::{Clients, Load, Operation};
+use super::path::{Demand, Path, Station};
 use remora_kernel::Placement;
 
 /// What a placement gives.
@@ -30,7 +30,7 @@ pub struct Candidate {
     pub binding: &'static str,
     /// The binding station's use under the load, from 0 to 1.
     pub utilisation: f64,
-    /// Operations per joule under the load, if the platform's power is known.
+    /// Operations per joule under the load, of all machines, if the platform's power is known.
     pub ops_per_joule: Option<f64>,
     /// What the latency alone is made of, in nanoseconds.
     pub parts: Vec<(&'static str, f64)>,
@@ -39,19 +39,20 @@ pub struct Candidate {
 /// How often the fixed point is improved at most.
 const ITERATIONS: usize = 200;
 
-/// Evaluates a way under a load.
-pub fn evaluate(platform: &Platform, place: Placement, path: &Path, load: Load) -> Candidate {
+/// Evaluates a way of an operation under its load.
+pub fn evaluate(platform: &Platform, place: Placement, path: &Path, operation: &Operation) -> Candidate {
+    let load = operation.load;
     let (demands, alone) = (path.demands(), path.alone());
-    let busy = |station: usize| demands[station] / path.servers[station];
+    let busy = |station: usize| demands[station].needed;
     let binding = (0..Station::COUNT).max_by(|&a, &b| busy(a).total_cmp(&busy(b))).unwrap_or(0);
     let saturation = 1e9 / busy(binding).max(1e-9);
     let (rate, wait) = match load {
-        Load::Closed(under_way) => closed(path, &demands, alone, f64::from(under_way)),
-        Load::Open(rate) => (rate.min(saturation), open(path, &demands, rate)),
+        Load::Closed(under_way) => closed(&demands, alone, f64::from(under_way)),
+        Load::Open(rate) => (rate.min(saturation), open(&demands, rate)),
     };
     let missing = path.alone_missing().max(alone);
     let per_ns = rate / 1e9;
-    let utilisation = |station: Station| (per_ns * busy(station as usize)).min(1.0);
+    let utilisation = |station: Station| (per_ns * demands[station as usize].at(per_ns)).min(1.0);
     Candidate {
         place,
         alone_ns: alone,
@@ -62,7 +63,10 @@ pub fn evaluate(platform: &Platform, place: Placement, path: &Path, load: Load) 
         saturation_per_s: saturation,
         binding: name(path, binding),
         utilisation: (per_ns * busy(binding)).min(1.0),
-        ops_per_joule: platform.power.as_ref().map(|power| rate / watts(platform, power, place, utilisation)),
+        ops_per_joule: platform
+            .power
+            .as_ref()
+            .map(|power| rate / watts((platform, power), place, &operation.clients, utilisation)),
         parts: path.parts(),
     }
 }
@@ -73,21 +77,21 @@ fn name(path: &Path, station: usize) -> &'static str {
 }
 
 /// Operations a second, and the wait of each in nanoseconds.
-fn closed(path: &Path, demands: &[f64; Station::COUNT], alone: f64, under_way: f64) -> (f64, f64) {
-    let each = |station: usize| demands[station] / path.servers[station];
-    let stations: Vec<usize> = (0..Station::COUNT).filter(|&station| demands[station] > 0.0).collect();
-    let queued: f64 = stations.iter().map(|&station| each(station)).sum();
-    // What passes without a queue: waits, and the other servers' share of a service; less than nothing where more than
-    // one thing of an operation is served at a time.
-    let delay = alone - queued;
+fn closed(demands: &[Demand; Station::COUNT], alone: f64, under_way: f64) -> (f64, f64) {
+    let stations: Vec<&Demand> = demands.iter().filter(|demand| demand.at(0.0) > 0.0).collect();
     let mut queues = vec![under_way / stations.len().max(1) as f64; stations.len()];
     let others = (under_way - 1.0) / under_way;
     let mut response = alone;
     for _ in 0..ITERATIONS {
+        let per_ns = under_way / response;
         // Services of a station are alike: of the one under way half is left, not all of it as of an exponential one.
-        let ahead = |station: usize, queue: f64| queue - (under_way / response * each(station)).min(1.0) / 2.0;
-        let time = |(&station, &queue): (&usize, &f64)| each(station) * (1.0 + ahead(station, queue).max(0.0) * others);
-        let times: Vec<f64> = stations.iter().zip(&queues).map(time).collect();
+        let ahead = |each: f64, queue: f64| queue - (per_ns * each).min(1.0) / 2.0;
+        let each: Vec<f64> = stations.iter().map(|demand| demand.at(per_ns)).collect();
+        let time = |(&each, &queue): (&f64, &f64)| each * (1.0 + ahead(each, queue).max(0.0) * others);
+        let times: Vec<f64> = each.iter().zip(&queues).map(time).collect();
+        // What passes without a queue: waits, and the other servers' share of a service; less than nothing where more than
+        // one thing of an operation is served at a time.
+        let delay = alone - each.iter().sum::<f64>();
         let next = delay + times.iter().sum::<f64>();
         let rate = under_way / next;
         for (queue, time) in queues.iter_mut().zip(&times) {
@@ -100,31 +104,37 @@ fn closed(path: &Path, demands: &[f64; Station::COUNT], alone: f64, under_way: f
         }
     }
     // Never more than the fullest station serves.
-    let fullest = stations.iter().map(|&station| each(station)).fold(0.0, f64::max);
+    let fullest = stations.iter().map(|demand| demand.needed).fold(0.0, f64::max);
     let response = response.max(alone).max(under_way * fullest);
     (under_way / response * 1e9, response - alone)
 }
 
 /// The wait in nanoseconds at so many operations a second.
-fn open(path: &Path, demands: &[f64; Station::COUNT], rate: f64) -> f64 {
-    let wait = |station: usize| {
-        let each = demands[station] / path.servers[station];
-        match rate * each / 1e9 {
-            busy if busy >= 1.0 => f64::INFINITY,
+fn open(demands: &[Demand; Station::COUNT], rate: f64) -> f64 {
+    let per_ns = rate / 1e9;
+    let wait = |demand: &Demand| {
+        let each = demand.at(per_ns);
+        match per_ns * each {
+            _ if per_ns * demand.needed >= 1.0 => f64::INFINITY,
             busy => busy / (2.0 * (1.0 - busy)) * each,
         }
     };
-    (0..Station::COUNT).map(wait).sum()
+    demands.iter().map(wait).sum()
 }
 
-/// What all the machines take: a client, a node and their NICs, and the accelerator where the kernel runs on it. Who
-/// polls keeps a core busy.
-fn watts(platform: &Platform, power: &Power, place: Placement, used: impl Fn(Station) -> f64) -> f64 {
+/// What all the machines take: clients, a node and their NICs, and the node's accelerator. A processor's power is that of
+/// all its cores; who polls keeps a core busy, as all threads of clients do.
+fn watts(
+    (platform, power): (&Platform, &Power),
+    place: Placement,
+    clients: &Clients,
+    used: impl Fn(Station) -> f64,
+) -> f64 {
     let mix = |idle: f64, active: f64, part: f64| idle + (active - idle) * part;
-    let polling = |core_part: f64, cores: u64| core_part.max(1.0 / cores.max(1) as f64);
-    let client = mix(power.host_idle, power.host_active, polling(used(Station::ClientCores), platform.client.cores));
+    let part = |busy: u64, cores: u64| busy.min(cores) as f64 / cores.max(1) as f64;
+    let client = mix(power.host_idle, power.host_active, part(clients.threads.into(), platform.client.cores));
     let host = match place {
-        Placement::Host => polling(used(Station::HostCores), platform.host.cores),
+        Placement::Host => used(Station::HostCores).max(part(1, platform.host.cores)),
         _ => used(Station::HostCores),
     };
     let host = mix(power.host_idle, power.host_active, host);
@@ -132,12 +142,11 @@ fn watts(platform: &Platform, power: &Power, place: Placement, used: impl Fn(Sta
     let [client_nic, node_nic] =
         [(Station::ClientNicOut, Station::ClientNicIn), (Station::NodeNicOut, Station::NodeNicIn)]
             .map(|(out, back)| used(out).max(used(back)));
-    let nics = nic(client_nic) + nic(node_nic.max(used(Station::NicCores)));
-    let accel = match place {
-        Placement::Accelerator => {
-            mix(power.accel_idle, power.accel_active, used(Station::AccelIssue).max(used(Station::AccelLink)))
-        }
-        _ => 0.0,
+    let clients = (client + nic(client_nic)) * f64::from(clients.machines);
+    let node_nic = nic(node_nic.max(used(Station::NicCores)));
+    let accel = match platform.accel {
+        Some(_) => mix(power.accel_idle, power.accel_active, used(Station::AccelIssue).max(used(Station::AccelLink))),
+        None => 0.0,
     };
-    (client + host + nics + accel).max(1e-3)
+    (clients + host + node_nic + accel).max(1e-3)
 }

@@ -103,13 +103,19 @@ fn step(visit: &Visit, at: Ps, servers: &mut [Server], rng: &mut ChaCha8Rng) -> 
     let service = (visit.service - (saved - visit.after).max(0.0)).max(0.0);
     let ps = |ns: f64| Ps((ns * 1000.0).round() as u64);
     let (start, end) = match visit.station {
+        // It goes with a later one.
+        Some(station)
+            if visit.waits == Until::Room && servers[station as usize].start(at, ps(service)) > at + ps(service) =>
+        {
+            (at, at)
+        }
         Some(station) => held(&mut servers[station as usize], at, ps(service), visit.servers),
         None => (at, at + ps(service)),
     };
     let goes_on = match visit.waits {
         Until::Served => end,
         Until::Turn => start,
-        Until::Nothing => at,
+        Until::Nothing | Until::Room => at,
     };
     goes_on + ps(after)
 }

@@ -1,8 +1,9 @@
 //! The operation as a kernel call in the modelled world: the real NIC engine and the real traversal kernel, on the
 //! platform's hardware, over real bytes.
 //!
-//! A dependent chain of reads is a list: its elements are the accesses but the last, which is the value. That stands
-//! for operations that read lines one after the other and then a record; others are simulated by their way only.
+//! A dependent chain of reads is a list: its elements are the accesses but the last, which is the value, and the reply. That
+//! stands for operations that read lines one after the other and then a record, all alike often, from the host's memory, and
+//! compute nothing; others are simulated by their way only.
 
 use remora_kernel::{Placement, Status, TraversalParams, op};
 use remora_model::component::nic_state::Served;
@@ -67,8 +68,13 @@ const MOST_OF_ALL: u32 = 256;
 fn chain(operation: &Operation) -> Option<(u64, u32)> {
     let chained = operation.accesses.iter().all(|access| access.kind == Kind::Read && access.dependent);
     let (last, before) = operation.accesses.split_last()?;
-    let plain = chained && operation.writes == 0.0 && operation.reply > 0.0;
-    if !plain || last.bytes > LONGEST_VALUE || before.iter().any(|access| access.bytes > LINE) {
+    let Operation { cycles, pipeline_cycles, skew, writes, .. } = *operation;
+    let plain = [cycles, pipeline_cycles, skew, writes].iter().all(|it| *it == 0.0) && operation.memory != Memory::Near;
+    if !(chained && plain)
+        || operation.reply != last.bytes
+        || last.bytes > LONGEST_VALUE
+        || before.iter().any(|access| access.bytes > LINE)
+    {
         return None;
     }
     // The last group's accesses but one are elements too, if they are lines.
@@ -326,19 +332,23 @@ mod tests {
 
     #[test]
     fn chains_are_told_from_other_operations() {
-        let parse = |text: &str| {
-            let head = "title = \"x\"\nrequest = \"36 B\"\nreply = \"64 B\"\nstate = \"1 MiB\"\n";
+        let parse = |reply: &str, text: &str| {
+            let head = format!("title = \"x\"\nrequest = \"36 B\"\nreply = \"{reply}\"\nstate = \"1 MiB\"\n");
             Operation::parse("x.toml", &format!("{head}{text}")).unwrap()
         };
         let access = |count: &str, rest: &str| format!("[[access]]\ncount = {count}\n{rest}\n");
-        assert_eq!(chain(&parse(&(access("8", "size = \"64 B\"") + &access("1", "size = \"64 B\"")))), Some((8, 64)));
-        assert_eq!(
-            chain(&parse(&(access("1.03", "size = \"64 B\"") + &access("1", "size = \"128 B\"")))),
-            Some((1, 128))
-        );
-        assert_eq!(chain(&parse(&access("9", "size = \"64 B\""))), Some((8, 64)));
-        assert_eq!(chain(&parse(&access("6", "size = \"512 B\""))), None, "nodes longer than a line");
-        assert_eq!(chain(&parse(&access("9", "size = \"64 B\"\ndependent = false"))), None);
-        assert_eq!(chain(&parse(&access("2", "size = \"8 B\"\nkind = \"atomic\""))), None);
+        let list = access("8", "size = \"64 B\"") + &access("1", "size = \"64 B\"");
+        assert_eq!(chain(&parse("64 B", &list)), Some((8, 64)));
+        let bucket = access("1.03", "size = \"64 B\"") + &access("1", "size = \"128 B\"");
+        assert_eq!(chain(&parse("128 B", &bucket)), Some((1, 128)));
+        assert_eq!(chain(&parse("64 B", &bucket)), None, "the walk replies with all of its value");
+        assert_eq!(chain(&parse("64 B", &access("9", "size = \"64 B\""))), Some((8, 64)));
+        assert_eq!(chain(&parse("512 B", &access("6", "size = \"512 B\""))), None, "nodes longer than a line");
+        assert_eq!(chain(&parse("64 B", &access("9", "size = \"64 B\"\ndependent = false"))), None);
+        assert_eq!(chain(&parse("8 B", &access("2", "size = \"8 B\"\nkind = \"atomic\""))), None);
+        // What a walk of lists does not do: compute, ask for some items more often, read its own memory.
+        for more in ["compute = \"9 cycles\"", "pipeline = \"9 cycles\"", "skew = 0.9", "memory = \"near\""] {
+            assert_eq!(chain(&parse("64 B", &format!("{more}\n{list}"))), None, "{more}");
+        }
     }
 }

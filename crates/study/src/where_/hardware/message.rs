@@ -136,7 +136,7 @@ impl Way<'_> {
         }
     }
 
-    /// A NIC acknowledges what it received; nobody waits for that.
+    /// A NIC acknowledges what it received; nobody waits for that, and where the wire is full one goes for several messages.
     pub(super) fn acknowledge(&mut self, from: Side) {
         let Machines { nic, wire: link, .. } = self.machines;
         let (out, wire, inward) = match from {
@@ -145,9 +145,9 @@ impl Way<'_> {
         };
         let held = nic.occupied(FRONT + Aeth::LEN as f64) * 1e9 / nic.clock_hz;
         let frame = (Aeth::LEN as f64 + link.overhead_bytes as f64).max(LEAST);
-        self.path.aside("acknowledgement", out, held);
-        self.path.aside("acknowledgement", wire, frame / link.rate_bytes_per_s * 1e9);
-        self.path.aside("acknowledgement", inward, held);
+        self.path.merged("acknowledgement", out, held);
+        self.path.merged("acknowledgement", wire, frame / link.rate_bytes_per_s * 1e9);
+        self.path.merged("acknowledgement", inward, held);
     }
 
     /// A message's payload goes to memory, packet by packet as they come: the last one's way there is waited for.
