@@ -245,18 +245,17 @@ impl HostMemory {
         }
     }
 
-    /// Asks for bytes, if the place is one that does.
+    /// Asks for bytes, if the place is one that does: whether it is. Others are to run then also where the cache has no room
+    /// for the region, which is its client's doing.
     #[inline(always)]
     pub(crate) fn hint(&self, key: u32, va: u64, len: usize) -> bool {
         let domain = &*self.0.domain;
-        let region = match domain.prefetching {
-            true => domain.find(key).or_else(|| domain.look_up(key)).and_then(|at| domain.region(at)),
-            false => None,
-        };
-        if let Some(region) = region {
+        if domain.prefetching
+            && let Some(region) = domain.find(key).or_else(|| domain.look_up(key)).and_then(|at| domain.region(at))
+        {
             region.prefetch(va, len.min(PREFETCH_BYTES));
         }
-        region.is_some()
+        domain.prefetching
     }
 
     /// The region of bytes that may be reached so, if the cache has room for it. Nothing is paid, and no fault noted.

@@ -12,7 +12,7 @@ use crate::host::{Asked, HostMemory};
 use crate::memory::Memory;
 use crate::pool::Short;
 use crate::traversal::Traversal;
-use std::pin::pin;
+use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 /// Bytes that a step looks at, at most: a cache line.
@@ -59,7 +59,12 @@ pub(crate) struct LookUp {
     /// What was asked for.
     read: Read,
     asked: Asked,
+    /// The call as a future, once it goes on as one.
+    apart: Option<Apart>,
 }
+
+/// A call that goes on as a future, with its memory, and how it ended.
+type Apart = Pin<Box<dyn Future<Output = (Call, HostMemory, Result<(), Status>)> + Send>>;
 
 /// How far it is.
 #[derive(Default)]
@@ -91,9 +96,32 @@ impl LookUp {
         })
     }
 
+    /// A put whose leaf is to be split goes on as a future: how much there is to split is its caller's doing, whose tree may
+    /// hold anything, and so others run in between as with any call.
+    #[cold]
+    fn put_apart(&mut self) -> Result<bool, Status> {
+        if let Some((mut call, memory)) = self.running.take() {
+            self.apart = Some(Box::pin(async move {
+                let ended = btree::put_anyhow(&memory, &mut call).await;
+                (call, memory, ended)
+            }));
+        }
+        self.go_on_apart()
+    }
+
+    #[cold]
+    fn go_on_apart(&mut self) -> Result<bool, Status> {
+        let Some(apart) = &mut self.apart else { return Err(Status::Trapped) };
+        let Poll::Ready((call, memory, ended)) = apart.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+            return Ok(false);
+        };
+        (self.running, self.apart) = (Some((call, memory)), None);
+        ended.map(|()| true)
+    }
+
     #[inline(always)]
     fn step(&mut self) -> Result<bool, Status> {
-        let LookUp { running: Some((call, memory)), at, read, asked } = self else { return Err(Status::Trapped) };
+        let LookUp { running: Some((call, memory)), at, read, asked, .. } = self else { return self.go_on_apart() };
         match at {
             At::Get(get) => go_on(get, memory, call, read, asked),
             // The tree was there when the call began.
@@ -101,8 +129,7 @@ impl LookUp {
             At::Range(range) => range.step(memory, call)?.ok_or(Status::AccessDenied),
             At::Put(put) => match put.step(memory, call)? {
                 Some(ended) => Ok(ended),
-                // Leaves are split seldom enough that nothing else runs meanwhile.
-                None => run_now(btree::put_anyhow(memory, call)).map(|()| true),
+                None => self.put_apart(),
             },
             At::Traversal(traversal) => go_on(traversal, memory, call, read, asked),
             At::Start => {
@@ -119,17 +146,6 @@ impl LookUp {
                 *asked = memory.ask(read.key, (read.va, read.len as usize))?;
                 Ok(false)
             }
-        }
-    }
-}
-
-/// Runs what waits for nothing but its turn.
-#[cold]
-fn run_now<T>(future: impl Future<Output = T>) -> T {
-    let (mut future, mut cx) = (pin!(future), Context::from_waker(Waker::noop()));
-    loop {
-        if let Poll::Ready(it) = future.as_mut().poll(&mut cx) {
-            return it;
         }
     }
 }
@@ -171,7 +187,8 @@ impl Short for LookUp {
         loop {
             match self.step() {
                 Ok(true) => return Poll::Ready(Status::Ok),
-                Ok(false) if self.running.as_ref().is_some_and(|(_, memory)| memory.prefetches()) => {
+                // A future is pending only where accesses wait.
+                Ok(false) if self.running.as_ref().is_none_or(|(_, memory)| memory.prefetches()) => {
                     return Poll::Pending;
                 }
                 Ok(false) => {}
@@ -181,7 +198,7 @@ impl Short for LookUp {
     }
 
     fn clear(&mut self) {
-        self.running = None;
+        (self.running, self.apart) = (None, None);
     }
 }
 
@@ -204,6 +221,16 @@ mod tests {
     use std::sync::Arc;
 
     const ALL: Access = Access::all();
+
+    /// Runs what waits for nothing but its turn.
+    fn run_now<T>(future: impl Future<Output = T>) -> T {
+        let mut future = std::pin::pin!(future);
+        loop {
+            if let Poll::Ready(it) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                return it;
+            }
+        }
+    }
 
     struct Place {
         registry: Arc<Registry>,
@@ -522,5 +549,106 @@ mod tests {
             runner.poll(&mut |_, status| ended.push(status));
         }
         assert_eq!(ended, [Status::NotFound]);
+    }
+    /// Numbers that a client has written where a tree should be.
+    struct Lie(Vec<u8>);
+
+    impl Lie {
+        fn new(slots: usize) -> Lie {
+            Lie(vec![0; 256 * slots])
+        }
+
+        fn put(&mut self, slot: usize, at: usize, words: &[u64]) {
+            for (n, word) in words.iter().enumerate() {
+                self.0[256 * slot + at + 8 * n..][..8].copy_from_slice(&word.to_le_bytes());
+            }
+        }
+
+        /// Fences, the slot to the right, number of keys, 1 + level.
+        fn header(&mut self, slot: usize, range: std::ops::RangeInclusive<u64>, right: u64, len: u64, kind: u64) {
+            self.put(slot, 8, &[*range.start(), *range.end(), right | len << 32 | kind << 48]);
+        }
+
+        fn place(self) -> (Place, TreeRef) {
+            let slots = (self.0.len() / 256) as u32;
+            let place = Place::new(self.0, ALL);
+            let tree = TreeRef { base: 0, key: place.region.key(), slots, node_bytes: 256, owners: 0, owner: 0 };
+            (place, tree)
+        }
+    }
+
+    /// Begins calls, and says after how many turns each ended, and how.
+    fn turns(place: &Place, calls: impl IntoIterator<Item = (u32, u64, Vec<u8>)>) -> Vec<(u32, usize, Status)> {
+        let mut runner = host_runner(place.registry.clone(), true, 64, Limits::default());
+        for (client, op, params) in calls {
+            let mut call = place.call(op, &params, 8);
+            call.client = client;
+            assert!(runner.start(call).is_ok());
+        }
+        let mut ended = Vec::new();
+        for turn in 0.. {
+            runner.poll(&mut |call, status| ended.push((call.client, turn, status)));
+            if runner.in_flight() == 0 {
+                break;
+            }
+        }
+        ended
+    }
+
+    /// A leaf whose keys are in no order is found full, and split, again and again, for as long as there are slots.
+    #[test]
+    fn a_put_into_a_tree_that_splits_without_end_gives_way_and_ends() {
+        let mut lie = Lie::new(70_000);
+        lie.put(0, 8, &[3]);
+        lie.header(1, 0..=u64::MAX, 0, 1, 2);
+        lie.put(1, 32 + 8 * 18, &[2]);
+        lie.header(2, 0..=u64::MAX, 0, 13, 1);
+        lie.put(2, 32, &[10, 10, 7, 10, 7, 7, 10, 7, 7, 7, 50, 5, 50]);
+        let (place, tree) = lie.place();
+        let put = |client| (client, op::TREE_PUT, TreeParams::new(tree, 100, 1).encode().to_vec());
+        let list = place.region.key();
+        let other = (7, op::TRAVERSAL, TraversalParams::list(0, 3, 8, list, list).encode().to_vec());
+        let ended = turns(&place, [put(1), other]);
+        let [(7, soon, _), (1, late, status)] = ended[..] else { panic!("{ended:?}") };
+        assert!(soon < 20 && late > 500, "{ended:?}");
+        assert_eq!(status, crate::btree::LOCKED);
+    }
+
+    /// A put that goes on as a future is cancelled as any other, and leaves nothing locked.
+    #[test]
+    fn a_put_that_splits_can_be_cancelled_between_any_two_of_its_turns() {
+        for turns in 0..40 {
+            // The root is full, and so is each leaf: two nodes are allocated for one, and three are written.
+            let (place, tree) = tree(&(0..13 * 18).map(|key| 2 * key).collect(), 100);
+            let mut runner = host_runner(place.registry.clone(), true, 1, Limits::default());
+            let mut call = place.call(op::TREE_PUT, &TreeParams::new(tree, 7, 7).encode(), 8);
+            call.tag = 9;
+            assert!(runner.start(call).is_ok());
+            let over = (0..turns).any(|_| runner.poll(&mut |_, status| assert_eq!(status, Status::Ok)) > 0);
+            assert_eq!(runner.cancel(9), !over);
+            assert_eq!(runner.in_flight(), 0);
+            let memory = HostMemory::new(place.registry.clone(), place.pd, false, Limits::default());
+            let audit = run_now(Tree::new(&memory, tree).unwrap().audit()).unwrap();
+            assert_eq!(audit.lost, 0, "after {turns} turns");
+            assert!(!over || audit.pairs.len() == 13 * 18 + 1);
+        }
+    }
+
+    /// Nodes that lead to the right in a circle, above the levels that are asked for ahead.
+    #[test]
+    fn a_look_up_in_a_tree_that_goes_in_circles_gives_way_and_pays() {
+        let mut lie = Lie::new(10);
+        lie.header(1, 0..=u64::MAX, 0, 1, 4);
+        lie.put(1, 32 + 8 * 18, &[2]);
+        lie.header(2, 0..=9, 2, 1, 3);
+        let (place, tree) = lie.place();
+        for op in [op::TREE_GET, op::TREE_SCAN, op::TREE_PUT, op::TREE_DELETE] {
+            let params = TreeParams::new(tree, 100, 1).encode().to_vec();
+            let one = turns(&place, [(1, op, params.clone())]);
+            assert!(one[0].1 >= 500 && one[0].2 == Status::StepLimit, "{one:?}");
+            let many = turns(&place, (0..8).map(|_| (1, op, params.clone())));
+            let last = many.last().map_or(0, |(_, turn, _)| *turn);
+            assert!(last > 3 * one[0].1, "eight take the turns of eight: {last} and {}", one[0].1);
+        }
     }
 }

@@ -14,6 +14,12 @@ pub(super) const LIMITS: Limits = Limits { steps: 1 << 16, bytes: 64 << 20 };
 /// Looks at a node that somebody has locked, or keeps changing, before the operation ends with [`LOCKED`].
 const TRIES: u32 = 1 << 14;
 
+/// How often an operation begins anew, as somebody changed what it was about to, before it ends with [`LOCKED`]. In a tree that
+/// is whole each time is another writer's progress; one whose keys are in no order could be split for as long as it has slots.
+pub(super) const ROUNDS: u32 = 1 << 10;
+/// Nodes taken of those that wait, and found in somebody's hands, before an operation ends with [`LOCKED`].
+const TAKEN: u32 = 64;
+
 /// What of a node is new when its keys stay, or are of no account: all of the header but the head.
 #[allow(clippy::single_range_in_vec_init, reason = "one range of bytes")]
 pub(super) const HEADER_ONLY: [Range<usize>; 1] = [8..HEADER];
@@ -206,13 +212,14 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
         Ok(self.memory.write_in_order(self.at.key, &pieces[..len]).await?)
     }
 
-    /// A free node, locked, with its head as it was; `copy` becomes its image.
-    pub(super) async fn allocate(&self, copy: &mut Vec<u8>) -> Result<u32, Status> {
+    /// A free node, locked, with its head as it was; `copy` becomes its image. Who `holds` another one already is not
+    /// suspended, and nobody is between the taking of a node and its lock: one that is cancelled there would lose it.
+    pub(super) async fn allocate(&self, copy: &mut Vec<u8>, holds: bool) -> Result<u32, Status> {
         copy.resize(self.node_bytes(), 0);
-        loop {
-            let slot = self.take_slot().await?;
+        for _ in 0..TAKEN {
+            let slot = self.take_slot(holds).await?;
             let mut header = [0; 32];
-            self.read(slot, &mut header).await?;
+            self.peek(self.va(slot, 0), &mut header).await?;
             let head = NodeView(&header).head();
             if !head.is_locked() && NodeView(&header).level().is_none() && self.lock(slot, head).await? {
                 copy.fill(0);
@@ -221,9 +228,10 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
             }
             // Somebody who was long gone holds on to it: it is left to him.
         }
+        Err(LOCKED)
     }
 
-    async fn take_slot(&self) -> Result<u32, Status> {
+    async fn take_slot(&self, holds: bool) -> Result<u32, Status> {
         let list = self.va(0, FIRST.free);
         let mut word = [0; 8];
         loop {
@@ -234,7 +242,10 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
                 break;
             }
             let mut header = [0; 32];
-            self.read(self.node_slot(slot)?, &mut header).await?;
+            match (self.node_slot(slot)?, holds) {
+                (slot, true) => self.peek(self.va(slot, 0), &mut header).await?,
+                (slot, false) => self.read(slot, &mut header).await?,
+            }
             // The upper half counts, so that a list that has changed and changed back is not taken for the same.
             let rest = u64::from(NodeView(&header).right()) | ((first >> 32) + 1) << 32;
             if self.swap(list, first, rest).await? == first {

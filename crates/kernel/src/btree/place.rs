@@ -14,6 +14,12 @@ use remora_memory::{Words, WordsMut};
 
 /// Nodes from this level on are in the caches, as there are few: nothing is done while they come.
 const NEAR: u8 = 2;
+/// Looks at nodes in one turn: more than any sound tree is high. Only one whose nodes lead in circles has others wait longer.
+const LOOKS: u32 = 64;
+/// So many are no more work than the turn is charged for anyway, and enough for any tree that is whole.
+const FEW_LOOKS: u32 = 16;
+/// What a look beyond them costs, as [`Memory::spend`] counts.
+const LOOK: u64 = 16;
 /// Looks at nodes that somebody has locked or changes, before the visit ends with [`LOCKED`].
 const TRIES: u32 = 1 << 14;
 /// Words of a node's header.
@@ -286,7 +292,18 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
     /// Looks at nodes until one is to be brought, or it is the leaf.
     #[inline(always)]
     pub(super) fn follow(&self, nodes: Nodes<'m>, key: &K, way: &mut Way) -> Result<Next<'m>, Status> {
-        loop {
+        let before = way.looks;
+        let next = self.look_around(nodes, key, way);
+        let looks = way.looks - before;
+        if looks > FEW_LOOKS {
+            self.memory.spend(u64::from(looks) * LOOK);
+        }
+        next
+    }
+
+    #[inline(always)]
+    fn look_around(&self, nodes: Nodes<'m>, key: &K, way: &mut Way) -> Result<Next<'m>, Status> {
+        for _ in 0..LOOKS {
             way.looks += 1;
             if way.looks == LIMITS.steps {
                 return Err(Status::StepLimit);
@@ -305,6 +322,7 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
                 return Ok(Next::Bring(nodes.node(way.slot)));
             }
         }
+        Ok(Next::Bring(nodes.head(way.slot)))
     }
 
     /// One node; nothing that it says is believed unless its version is the same afterwards.

@@ -1,8 +1,8 @@
 //! Splits of full nodes.
 
-use super::access::{Change, Tree};
+use super::access::{Change, ROUNDS, Tree};
 use super::node::{NodeMut, NodeView};
-use super::{ROOT, TreeKey};
+use super::{LOCKED, ROOT, TreeKey};
 use crate::call::Status;
 use crate::memory::Memory;
 use std::borrow::Borrow;
@@ -20,7 +20,7 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
         let (head, level) = (node.head(), node.level().ok_or(Status::Trapped)?);
         let half = K::search(node, sep).unwrap_or_else(|at| at);
         let mut right = Vec::new();
-        let right_slot = self.allocate(&mut right).await?;
+        let right_slot = self.allocate(&mut right, false).await?;
         K::clear(&mut right, level, (sep, K::next(node).as_ref().map(Borrow::borrow)), node.right());
         NodeMut(&mut right).set_away(node.is_away());
         K::append(&mut right, node, half);
@@ -48,7 +48,7 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
         let (head, level) = (node.head(), node.level().ok_or(Status::Trapped)?);
         let (low, next, half) = (K::low(node), K::next(node), K::search(node, sep).unwrap_or_else(|at| at));
         let mut left = Vec::new();
-        let left_slot = match self.allocate(&mut left).await {
+        let left_slot = match self.allocate(&mut left, true).await {
             Ok(slot) => slot,
             Err(status) => {
                 self.give_back(&[(right_slot, &mut right)]).await?;
@@ -82,7 +82,7 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
 
     /// Tells the level above of a node that a split has made, unless somebody else has, or the node is gone.
     pub(super) async fn adopt(&self, level: u8, sep: &K, child: u32, copy: &mut Vec<u8>) -> Result<(), Status> {
-        loop {
+        for _ in 0..ROUNDS {
             let Some(slot) = self.descend(sep, level, copy).await? else { return Ok(()) };
             let parent = NodeView(copy);
             let head = parent.head();
@@ -116,5 +116,6 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
             self.forget(slot);
             return Ok(());
         }
+        Err(LOCKED)
     }
 }

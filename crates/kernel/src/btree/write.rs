@@ -1,8 +1,8 @@
 //! Inserts, updates and deletes.
 
-use super::access::{Change, Tree};
+use super::access::{Change, ROUNDS, Tree};
 use super::node::NodeView;
-use super::{EXISTS, ROOT, TreeKey};
+use super::{EXISTS, LOCKED, ROOT, TreeKey};
 use crate::call::Status;
 use crate::memory::Memory;
 
@@ -39,7 +39,7 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
         if !key.is_allowed(self.node_bytes()) {
             return Err(Status::BadParams);
         }
-        loop {
+        for _ in 0..ROUNDS {
             let slot = self.leaf_here(key, copy).await?;
             let node = NodeView(copy);
             let head = node.head();
@@ -65,11 +65,12 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
                 Err(at) => Box::pin(self.split(slot, at, copy)).await?,
             }
         }
+        Err(LOCKED)
     }
 
     /// Takes a key out; returns its value. `copy` is room for a node.
     pub async fn delete(&self, key: &K, copy: &mut Vec<u8>) -> Result<u64, Status> {
-        loop {
+        for _ in 0..ROUNDS {
             let slot = self.leaf_here(key, copy).await?;
             let node = NodeView(copy);
             let head = node.head();
@@ -86,5 +87,6 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
             }
             return Ok(old);
         }
+        Err(LOCKED)
     }
 }
