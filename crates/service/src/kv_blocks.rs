@@ -117,6 +117,11 @@ impl KvBlocks {
         self.left.retain(|(block, _)| block.0 != key);
     }
 
+    /// Whether a [`KV_RELEASE`](remora_kernel::op) is due.
+    pub fn has_left(&self) -> bool {
+        !self.left.is_empty()
+    }
+
     /// Parameters of the next [`KV_RELEASE`](remora_kernel::op) that is due.
     pub fn poll_left(&mut self) -> Option<Vec<u8>> {
         self.left.pop_front().map(|(_, release)| release)
