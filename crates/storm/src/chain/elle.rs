@@ -36,12 +36,22 @@ pub fn check(history: &[ChainTxn]) -> Result<(), String> {
             add(writers[&(key, pair[0])], writers[&(key, pair[1])], Edge::Ww(key));
         }
     }
+    let was_read = |key: u64, value: u32| orders.get(&key).is_some_and(|order| order.contains(&value));
+    // Of one whose end nobody knows a part that was read says that it was done, and so were the others.
+    let happened: Vec<bool> = history
+        .iter()
+        .map(|txn| match txn.end {
+            ChainEnd::Done => true,
+            ChainEnd::Unknown => {
+                txn.ops.iter().any(|op| matches!(op, ChainOp::Append(key, value) if was_read(*key, *value)))
+            }
+            ChainEnd::Failed => false,
+        })
+        .collect();
     // Appends that nobody has read are behind all that was read.
     let unread: Vec<(u64, usize)> = writers
         .iter()
-        .filter(|&(&(key, value), &txn)| {
-            history[txn].end == ChainEnd::Done && !orders.get(&key).is_some_and(|order| order.contains(&value))
-        })
+        .filter(|&(&(key, value), &txn)| happened[txn] && !was_read(key, value))
         .map(|(&(key, _), &txn)| (key, txn))
         .collect();
     for (number, txn) in history.iter().enumerate().filter(|(_, txn)| txn.end == ChainEnd::Done) {
@@ -299,6 +309,9 @@ mod tests {
         wrong(&[txn(0, 9, Done, &[Append(1, 1)]), txn(10, 19, Done, &[read(1, &[])])], "(G-single-realtime)");
         let seen = txn(30, 39, Done, &[read(1, &[1])]);
         wrong(&[txn(0, 9, Unknown, &[Append(1, 1)]), seen.clone(), txn(40, 49, Done, &[read(1, &[])])], "realtime");
+        // One part of it was read, and so all of it is there.
+        let halves = txn(10, 19, Done, &[read(1, &[1]), read(2, &[])]);
+        wrong(&[txn(0, 5, Unknown, &[Append(1, 1), Append(2, 2)]), halves], "(G-single)");
         wrong(&[txn(0, 9, Failed, &[Append(1, 1)]), seen.clone()], "(G1a)");
         wrong(&[seen], "nobody appended");
         let forks = [txn(0, 9, Unknown, &[Append(1, 1)]), txn(0, 9, Unknown, &[Append(1, 2)])];
