@@ -297,7 +297,7 @@ impl LogFile {
                 self.mapped = Some(Mapped::new(&self.file, self.room as usize)?);
                 return self.append();
             }
-            mapped.write(self.end as usize, &self.gather);
+            mapped.write(self.end as usize, &self.gather)?;
         } else {
             let reach = self.direct.as_ref().map_or(self.gather.len(), |direct| direct.reach(self.gather.len()));
             let reached = self.end + reach as u64;

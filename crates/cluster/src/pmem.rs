@@ -7,9 +7,6 @@ use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Bytes of a cache line.
-const LINE: usize = 64;
-
 /// A file in memory.
 pub(super) struct Mapped {
     start: NonNull<u8>,
@@ -32,19 +29,20 @@ impl Mapped {
         Ok(Self { start, length })
     }
 
-    /// Writes `bytes` at `offset`, and waits until they are on their way out of the caches.
+    /// Writes `bytes` at `offset`, and waits until they are on their way out of the caches. After an error nobody knows what
+    /// of them is durable.
     ///
     /// # Panics
     ///
     /// If that is outside the mapping.
-    pub fn write(&mut self, offset: usize, bytes: &[u8]) {
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
         let end = offset.checked_add(bytes.len()).filter(|&end| end <= self.length);
         assert!(end.is_some(), "{} bytes at {offset} in a log of {}", bytes.len(), self.length);
         // SAFETY: inside the mapping, as just checked, which nobody else in this process touches.
         let target = unsafe { self.start.add(offset) };
         // SAFETY: as above; `bytes` is elsewhere.
         unsafe { target.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
-        write_back(target, bytes.len());
+        write_back(target, bytes.len())
     }
 }
 
@@ -55,11 +53,14 @@ impl Drop for Mapped {
     }
 }
 
-/// Writes the cache lines of this range back.
+/// Writes the cache lines of this range back. These instructions do not fail.
 #[cfg(target_arch = "x86_64")]
-fn write_back(start: NonNull<u8>, length: usize) {
+#[expect(clippy::unnecessary_wraps, reason = "elsewhere it is a system call that may")]
+fn write_back(start: NonNull<u8>, length: usize) -> io::Result<()> {
     use std::arch::x86_64::{__cpuid, __cpuid_count, _mm_clflush, _mm_sfence};
     use std::sync::OnceLock;
+    /// Bytes of a cache line.
+    const LINE: usize = 64;
     static CLWB: OnceLock<bool> = OnceLock::new();
     // CPUID leaf 7, EBX bit 24.
     let clwb = *CLWB.get_or_init(|| __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ebx >> 24 & 1 == 1);
@@ -75,14 +76,34 @@ fn write_back(start: NonNull<u8>, length: usize) {
     }
     // SAFETY: every x86-64 has SFENCE.
     unsafe { _mm_sfence() };
+    Ok(())
 }
 
-/// Writes the pages of this range back, as there is no portable instruction for lines.
 #[cfg(not(target_arch = "x86_64"))]
-fn write_back(start: NonNull<u8>, length: usize) {
+use write_back_pages as write_back;
+
+/// Writes the pages of this range back, as there is no portable instruction for lines.
+#[cfg(any(test, not(target_arch = "x86_64")))]
+fn write_back_pages(start: NonNull<u8>, length: usize) -> io::Result<()> {
     let page = rustix::param::page_size();
     let first = start.as_ptr() as usize / page * page;
     let length = start.as_ptr() as usize + length - first;
-    // SAFETY: whole pages of a mapping of ours.
-    let _ = unsafe { rustix::mm::msync(first as *mut _, length, rustix::mm::MsyncFlags::SYNC) };
+    // SAFETY: it changes no memory; what is not mapped is an error.
+    Ok(unsafe { rustix::mm::msync(first as *mut _, length, rustix::mm::MsyncFlags::SYNC) }?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_written_back_is_an_error() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8192).unwrap();
+        let mut mapped = Mapped::new(&file, 8192).unwrap();
+        mapped.write(4000, &[7; 200]).unwrap();
+        write_back_pages(mapped.start, 8192).unwrap();
+        // Nobody has anything at address zero.
+        assert!(write_back_pages(NonNull::dangling(), 1).is_err());
+    }
 }
