@@ -2,7 +2,8 @@
 //!
 //! A write is in the page cache at once and durable when a sync that began later has ended. Syncs run one after another,
 //! as group commit does. A crash keeps a seeded subset of the unsynced *sectors*: so writes are lost, torn, or leave
-//! holes. Replacing the file (write anew, sync, rename) is atomic. A latent sector error is found when the file is read:
+//! holes. Replacing the file (write anew, sync, rename) is atomic; compacting it is not: the new file takes some syncs, in
+//! which the old one goes on, and is what a crash leaves. A latent sector error is found when the file is read:
 //! the sector then holds noise, as a device gives that miscorrects.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -11,6 +12,8 @@ use crate::rng::Rng;
 
 /// Bytes of a sector: what a device writes whole or not at all.
 pub const SECTOR: usize = 512;
+/// In how many syncs at most a new file is written.
+const LONGEST: u64 = 8;
 
 /// A change of the log file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +22,9 @@ pub enum DiskWrite {
     Append(Vec<u8>),
     /// A new file in place of the old one, atomically.
     Replace(Vec<u8>),
+    /// A new file in place of the old one when it is written, some time after what came before is durable. Until then what
+    /// is appended goes to both.
+    Compact(Vec<u8>),
 }
 
 /// What happened to a disk.
@@ -32,6 +38,10 @@ pub struct DiskCounts {
     pub torn_writes: u64,
     /// Latent sector errors that a restart read.
     pub sector_errors: u64,
+    /// Compactions that came to their end.
+    pub compacted: u64,
+    /// Compactions that a failure of process or machine came before.
+    pub uncompacted: u64,
 }
 
 impl DiskCounts {
@@ -41,6 +51,8 @@ impl DiskCounts {
         self.lost_writes += other.lost_writes;
         self.torn_writes += other.torn_writes;
         self.sector_errors += other.sector_errors;
+        self.compacted += other.compacted;
+        self.uncompacted += other.uncompacted;
     }
 }
 
@@ -54,6 +66,8 @@ pub struct Disk {
     bad: BTreeSet<usize>,
     /// The file's length after each of the last three syncs.
     settled: [usize; 3],
+    /// A new file that is being written, and how many syncs more that takes.
+    copying: Option<(Vec<u8>, u64)>,
     /// What happened so far.
     pub counts: DiskCounts,
 }
@@ -76,6 +90,7 @@ impl Disk {
     /// The running sync has ended: gives the tokens that are durable now.
     pub fn end_sync(&mut self) -> Vec<u64> {
         self.counts.syncs += 1;
+        self.copy();
         let synced: Vec<_> = self.cached.drain(..std::mem::take(&mut self.syncing)).collect();
         let mut tokens = Vec::with_capacity(synced.len());
         for (token, write) in synced {
@@ -85,17 +100,41 @@ impl Disk {
                     let start = self.durable.len();
                     self.durable.extend_from_slice(&bytes);
                     self.rewritten(start);
+                    if let Some((file, _)) = &mut self.copying {
+                        file.extend_from_slice(&bytes);
+                    }
                 }
                 DiskWrite::Replace(bytes) => self.replace(bytes),
+                // One that is being written is superseded.
+                DiskWrite::Compact(bytes) => self.copying = Some((bytes, self.counts.syncs % LONGEST)),
             }
         }
         self.settled = [self.settled[1], self.settled[2], self.durable.len()];
         tokens
     }
 
+    /// The new file goes on, and takes the old one's place when it is written.
+    fn copy(&mut self) {
+        if let Some((file, left)) = self.copying.take() {
+            match left {
+                0 => {
+                    self.counts.compacted += 1;
+                    self.replace(file);
+                }
+                _ => self.copying = Some((file, left - 1)),
+            }
+        }
+    }
+
+    /// Nobody writes a new file any more.
+    fn stop_copying(&mut self) {
+        self.counts.uncompacted += u64::from(self.copying.take().is_some());
+    }
+
     /// The machine fails. Each unsynced sector is on the disk with a probability of `keep` in a million.
     pub fn crash(&mut self, rng: &mut Rng, keep: u32) {
         self.syncing = 0;
+        self.stop_copying();
         let mut lost_file = false;
         // The file as the page cache has it.
         let mut file = self.durable.clone();
@@ -107,6 +146,8 @@ impl Disk {
                     file.clone_from(&bytes);
                     self.replace(bytes);
                 }
+                // It was to come some time.
+                DiskWrite::Compact(_) if !lost_file => {}
                 _ => {
                     lost_file = true;
                     self.counts.lost_writes += 1;
@@ -124,6 +165,7 @@ impl Disk {
     pub fn kill(&mut self) {
         self.syncing = self.cached.len();
         self.end_sync();
+        self.stop_copying();
     }
 
     /// Makes `count` sectors at random bad. Says how many. Spares what the last two syncs wrote: nothing written after
@@ -156,6 +198,7 @@ impl Disk {
     }
 
     fn replace(&mut self, bytes: Vec<u8>) {
+        self.copying = None;
         self.durable = bytes;
         self.settled = [0; 3];
         self.bad.clear();
@@ -201,6 +244,13 @@ mod tests {
 
     fn append(byte: u8, len: usize) -> DiskWrite {
         DiskWrite::Append(vec![byte; len])
+    }
+
+    impl Disk {
+        fn end_sync_of_all(&mut self) -> Vec<u64> {
+            self.begin_sync();
+            self.end_sync()
+        }
     }
 
     #[test]
@@ -273,6 +323,29 @@ mod tests {
             disk.crash(&mut Rng::new(seed, Purpose::Fault), 500_000);
             let file = disk.read();
             assert!(file == [1; 2000] || file[..1500] == [2; 1500], "{}", file.len());
+        }
+    }
+
+    #[test]
+    fn compacting_takes_time_and_a_failure_leaves_the_old_file() {
+        for syncs in 0..20 {
+            let mut disk = Disk::default();
+            disk.write(0, append(1, 2000));
+            (0..=syncs).for_each(|_| drop(disk.end_sync_of_all()));
+            disk.write(1, DiskWrite::Compact(vec![2; 100]));
+            let mut appended = 0;
+            while disk.counts.compacted == 0 {
+                disk.write(2, append(3, 10));
+                disk.end_sync_of_all();
+                appended += 10;
+                assert!(
+                    disk.counts.compacted == 1 || disk.read()[..2000] == [1; 2000] && disk.len() == 2000 + appended
+                );
+            }
+            assert!(disk.read() == [vec![2; 100], vec![3; appended]].concat(), "after {syncs} syncs");
+            disk.write(3, DiskWrite::Compact(vec![4; 100]));
+            disk.kill();
+            assert_eq!((disk.len(), disk.counts.uncompacted), (100 + appended, 1));
         }
     }
 

@@ -196,6 +196,8 @@ impl Case {
             fifo: if drawn >> 18 & 1 == 0 { 5 } else { shipped.fifo },
             // About as long as one value.
             packet: if drawn >> 19 & 1 == 0 { 500 } else { shipped.peer_frame / 2 },
+            // So that logs are compacted often, or seldom.
+            slack: if drawn >> 22 & 1 == 0 { 4 << 10 } else { 1 << 20 },
             mutation: mutant.and_then(|mutant| mutant.engine),
         };
         let mut plan = Plan::new(self.seed, self.nodes, self.model, config);
@@ -222,6 +224,7 @@ pub struct Config {
     max_scopes: usize,
     fifo: u16,
     packet: usize,
+    slack: usize,
     mutation: Option<member::Mutation>,
 }
 
@@ -280,7 +283,7 @@ impl Engine for Minos {
             let fifos = on(0).then_some(if on(3) { config.fifo } else { 1 });
             engine.deployment = ddp::Deployment::Offload(Offload { fifos, batching: on(6), broadcast: on(9) });
         }
-        let node = ReplicaNode::new(engine, boot.now, &boot.log).mutated(config.mutation);
+        let node = ReplicaNode::with_slack(engine, boot.now, &boot.log, config.slack).mutated(config.mutation);
         let (jobs, seed) = (BTreeMap::new(), mix(boot.seed ^ mix(boot.starts)));
         Self { node, requests: BTreeSet::new(), rest: VecDeque::new(), packet: config.packet, jobs, next_job: 0, seed }
     }
@@ -338,7 +341,7 @@ impl Engine for Minos {
                     EngineOutput::Write { token, write: DiskWrite::Replace(bytes) }
                 }
                 NodeOutput::Log(token, Change::Compact(snapshot)) => {
-                    EngineOutput::Write { token, write: DiskWrite::Replace(snapshot.encode()) }
+                    EngineOutput::Write { token, write: DiskWrite::Compact(snapshot.encode()) }
                 }
                 NodeOutput::Reply(reply) => {
                     assert!(self.requests.remove(&reply.tag), "{reply:?} to nobody");
@@ -470,6 +473,20 @@ mod tests {
             };
             assert!((1..300).any(|seed| wrong(&seed)), "{}", mutant.name);
         }
+    }
+
+    /// Old files count for long, and some are what a crash leaves.
+    #[test]
+    fn storms_end_compactions_and_some_fail_before() {
+        let (mut compacted, mut uncompacted) = (0, 0);
+        for seed in 0..40 {
+            let case = Case::new(seed, 3, None, None, Some(Carriage::Plain));
+            let report = case.run();
+            assert_eq!(report.failure, None, "{}", case.command());
+            compacted += report.disk.compacted;
+            uncompacted += report.disk.uncompacted;
+        }
+        assert!(compacted > 100 && uncompacted > 10, "{compacted} {uncompacted}");
     }
 
     /// Storms over NICs: packets are lost, doubled and overtaken, connections break and are made anew.
