@@ -352,7 +352,7 @@ impl Nic {
         let qp = self.qp(qpn)?;
         let (QpInit { max_rpc, send_cq, recv_cq, .. }, has_windows) = (qp.init, qp.has_windows);
         for cq in [send_cq, recv_cq] {
-            self.cq(cq)?.ring.retain(|wc| wc.qpn != qpn);
+            self.cq(cq)?.forget(qpn);
         }
         if has_windows {
             self.ctx.registry.unbind_windows(qpn.0);

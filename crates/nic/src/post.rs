@@ -5,6 +5,7 @@ use remora_wire::rpc::RpcHeader;
 use crate::ctx::Ctx;
 use crate::qp::QueuePair;
 use crate::queue::{RecvQueue, Source};
+use crate::requester::MOST_OUTSTANDING;
 use crate::responder::MAX_MESSAGE;
 use crate::types::*;
 
@@ -103,6 +104,10 @@ impl QueuePair {
             }
             SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if self.never_answered() => {
                 return Err(NicError::Unsupported("max_rd_atomic is 0: no READ or atomic may be outstanding"));
+            }
+            SendOp::Read { .. } => {
+                let most = u64::from(MOST_OUTSTANDING) * u64::from(self.mtu);
+                check_limit("bytes of a READ by packets of this path MTU", len, most)?;
             }
             SendOp::LocalInvalidate(_) | SendOp::Bind(_) if len != 0 => {
                 return Err(NicError::Attribute { what: "the length of local work", value: len, allowed: "it is 0" });

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use remora_memory::{Buffer, Loans, Place, Reference, Region};
 use remora_wire::Psn;
 
-use crate::types::{CqId, Event, MAX_SGE, Route, SendOp, Sge, UdDest, WcStatus, WorkCompletion};
+use crate::types::{CqId, Event, MAX_SGE, Qpn, Route, SendOp, Sge, UdDest, WcStatus, WorkCompletion};
 
 /// A send work queue element. Its scatter list and inline bytes lie in the queue's side arrays.
 #[derive(Debug)]
@@ -288,6 +288,16 @@ impl CompletionQueue {
     /// Whether there is a completion, or a solicited or failed one.
     pub fn has(&self, solicited_only: bool) -> bool {
         !self.ring.is_empty() && (!solicited_only || self.urgent > self.pushed - self.ring.len() as u64)
+    }
+
+    /// Drops the completions of a queue pair.
+    pub fn forget(&mut self, qpn: Qpn) {
+        let (before, urgent) = (self.ring.len(), self.has(true));
+        self.ring.retain(|wc| wc.qpn != qpn);
+        if urgent && self.ring.len() < before {
+            // Which of those that are left are solicited was known by their places: now any may be.
+            self.urgent = self.pushed;
+        }
     }
 
     /// Appends a completion. False if the queue overran: the queue pair must go to the error state.
@@ -591,7 +601,7 @@ impl Default for TxBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{Qpn, WcOpcode};
+    use crate::types::WcOpcode;
 
     #[test]
     fn what_is_in_a_completion_queue_counts_until_it_is_taken() {
@@ -617,5 +627,17 @@ mod tests {
             seen.push(has(&queue));
         }
         assert_eq!((seen, events.len()), (vec![[true, true], [true, false], [false, false]], 0));
+
+        // What another queue pair leaves behind is as urgent as it was.
+        let of = |qpn| WorkCompletion { qpn: Qpn(qpn), ..wc(WcStatus::Success) };
+        for (qpn, solicited) in [(1, true), (2, false), (2, false)] {
+            assert!(queue.push(CqId(0), of(qpn), solicited, &mut events));
+        }
+        queue.forget(Qpn(2));
+        assert_eq!((queue.ring.len(), has(&queue)), (1, [true, true]));
+        queue.forget(Qpn(1));
+        assert!(queue.push(CqId(0), of(1), false, &mut events));
+        queue.forget(Qpn(2));
+        assert_eq!(has(&queue), [true, false], "nor is it more so");
     }
 }

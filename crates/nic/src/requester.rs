@@ -25,6 +25,9 @@ const FEW: u64 = 4;
 /// PSNs that may be outstanding if the first ones were lost: the path seems to carry little, and the peer is not known yet.
 const CAUTIOUS: u32 = 16;
 
+/// PSNs that may be outstanding: as many as one can be told to be ahead of another (section 9.7.5.1.1 allows one more).
+pub(crate) const MOST_OUTSTANDING: u32 = (1 << 23) - 1;
+
 /// State of the requester half.
 #[derive(Debug)]
 pub(crate) struct Requester {

@@ -16,6 +16,7 @@ use crate::arrival::Body;
 use crate::ctx::Ctx;
 use crate::qp::QueuePair;
 use crate::reorder::{ReorderBuffer, WINDOW};
+use crate::requester::MOST_OUTSTANDING;
 use crate::selective::{LATER, RESUME};
 use crate::types::*;
 
@@ -27,6 +28,8 @@ const CREDITS: u8 = 0x1f;
 pub(crate) struct Responder {
     /// The PSN expected next.
     pub(crate) expected: Psn,
+    /// PSNs of READs and atomics right before that: more than may be outstanding count as so many.
+    trailing: u32,
     /// Messages completed, 24 bits.
     msn: u32,
     /// The PSN behind the newest request that came early.
@@ -91,6 +94,7 @@ impl Default for Responder {
     fn default() -> Self {
         Self {
             expected: Psn::new(0),
+            trailing: 0,
             msn: 0,
             newest: Psn::new(0),
             waiting: false,
@@ -164,14 +168,7 @@ impl Responder {
     /// (section 9.7.5.1). A peer may take a READ that an ACK names for complete, as Linux' software NIC does, though the
     /// response was lost. Only the ACK of a duplicate could name one.
     fn to_acknowledge(&self) -> Psn {
-        let mut next = self.expected;
-        for r in self.resources.iter().rev() {
-            if r.psn + r.psns != next {
-                break;
-            }
-            next = r.psn;
-        }
-        next + 0xff_ffff
+        self.expected + (0xff_ffff - self.trailing)
     }
 
     /// Requests that have not come though this one has, which comes early, and that this is the first to tell of.
@@ -317,6 +314,11 @@ impl QueuePair {
     fn request_taken(&mut self, ctx: &mut Ctx, bth: &Bth, psns: u32) {
         self.resp.refusals = 0;
         self.resp.expected = self.resp.expected + psns;
+        match is_answered(bth.opcode) {
+            true => self.resp.trailing = (self.resp.trailing + psns).min(MOST_OUTSTANDING),
+            false if psns > 0 => self.resp.trailing = 0,
+            false => {}
+        }
         self.resp.early.forget(&mut ctx.reorder, bth.psn, psns);
         if bth.opcode.is_last() || bth.opcode.is_only() {
             ctx.counters.received(self.route.map_or(0, |route| route.link));

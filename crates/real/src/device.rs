@@ -135,8 +135,8 @@ struct Core {
     reading: Reading,
     /// When timers were looked at.
     timers_at: Time,
-    /// Turns since something came.
-    idle_turns: u32,
+    /// Turns since peers are owed acknowledgements.
+    owing_turns: u32,
     /// A user sleeps in the NIC thread's place.
     held: bool,
     /// WRITEs that had come when a user last posted.
@@ -146,6 +146,8 @@ struct Core {
 /// The last reading of the clock. One poll in sixteen reads it: timers are far coarser than that. No resident goes by it.
 struct Reading {
     now: Time,
+    /// The coarse clock then.
+    coarse: u64,
     polls: u32,
     /// The NIC thread drove since: the last reading may be old.
     stale: bool,
@@ -196,9 +198,9 @@ impl Device {
             resident: None,
             outbox: Outbox::new(),
             events: Events::new(sink),
-            reading: Reading { now: 0, polls: 0, stale: true, busy_at: 0 },
+            reading: Reading { now: 0, coarse: 0, polls: 0, stale: true, busy_at: 0 },
             timers_at: 0,
-            idle_turns: 0,
+            owing_turns: 0,
             held: false,
             writes_at_post: 0,
         };
@@ -373,13 +375,13 @@ impl DeviceGuard<'_> {
     /// Sends what was posted, at once. The NIC thread sees to the rest if no user does.
     #[inline]
     pub fn transmit(&mut self) {
-        let now = self.tick();
+        let now = self.tick_to_send();
         self.core.transmit(now);
     }
 
     /// Acknowledges all that was received, as a NIC does that is in no position to wait: what follows may end a queue pair.
     pub fn settle(&mut self) {
-        let now = self.tick();
+        let now = self.tick_to_send();
         self.core.acknowledge(now);
     }
 
@@ -387,7 +389,7 @@ impl DeviceGuard<'_> {
     /// the same. So sends that have to wait for others anyway share system calls.
     #[inline]
     pub fn transmit_from(&mut self, qpn: Qpn) {
-        let now = self.tick();
+        let now = self.tick_to_send();
         let core = &mut *self.core;
         core.writes_at_post = core.nic.counters().writes;
         let outstanding = core.nic.sends_outstanding(qpn).unwrap_or(0);
@@ -419,10 +421,19 @@ impl DeviceGuard<'_> {
         let reading = &mut self.core.reading;
         if reading.polls.is_multiple_of(16) || reading.stale {
             reading.stale = false;
-            reading.now = self.shared.now();
+            (reading.now, reading.coarse) = (self.shared.now(), clock::coarse());
         }
         reading.polls = reading.polls.wrapping_add(1);
         reading.now
+    }
+
+    /// The same, for what is sent and may arm a timer: a user who polls seldom has a reading from long ago, by which it would
+    /// be over before it began.
+    #[inline]
+    fn tick_to_send(&mut self) -> Time {
+        let reading = &mut self.core.reading;
+        reading.stale |= reading.coarse != clock::coarse();
+        self.tick()
     }
 
     /// The time by the clock that [`progress`](Self::progress) uses.

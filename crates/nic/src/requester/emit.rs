@@ -2,7 +2,7 @@
 
 use remora_wire::{AtomicEth, Bth, Ieth, ImmDt, Opcode, Psn, Reth};
 
-use super::{ACK_EVERY, CAUTIOUS, FEW};
+use super::{ACK_EVERY, CAUTIOUS, FEW, MOST_OUTSTANDING};
 use crate::ctx::Ctx;
 use crate::packet::{Writer, pad_of};
 use crate::qp::QueuePair;
@@ -49,10 +49,10 @@ impl QueuePair {
             if wqe.wants_response() && self.req.rd_atomics >= self.req.max_rd_atomic {
                 return false;
             }
-            // At most 2^23 PSNs may be outstanding (section 9.7.5.1.1): a long READ can take them all.
+            // A long READ can take all PSNs that may be outstanding.
             let outstanding = self.req.next_psn.distance(self.req.unacked) as u32;
             // Where packets get lost, no more of a response than can be kept behind one that did.
-            let most = if self.req.selective.is_some() && wqe.wants_response() { WINDOW } else { 1 << 23 };
+            let most = if self.req.selective.is_some() && wqe.wants_response() { WINDOW } else { MOST_OUTSTANDING };
             if outstanding > 0 && outstanding.saturating_add(self.psns_of(wqe)) > most {
                 return false;
             }

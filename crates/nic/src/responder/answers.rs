@@ -205,7 +205,7 @@ impl QueuePair {
     fn emit_resource(&mut self, ctx: &mut Ctx, batch: &mut TxBatch) -> Option<usize> {
         let replay = self.resp.replays.front().copied();
         let index = match replay {
-            Some(replay) => self.resp.resources.iter().position(|r| r.psn == replay.psn)?,
+            Some(replay) => self.resp.resources.iter().rposition(|r| r.psn == replay.psn)?,
             None => {
                 let at = self.resp.next_unsent()?;
                 self.resp.unsent = at;

@@ -93,6 +93,26 @@ fn msn_wraps() {
     assert_eq!(msns(&bare.said()), [(last, Some((messages + 1) & 0xff_ffff))]);
 }
 
+/// A READ or atomic is remembered until as many others have come, however long ago it was.
+#[test]
+fn what_was_read_a_round_of_numbers_ago_is_no_reason_to_acknowledge_less() {
+    let mut bare = bare();
+    let (va, key) = (bare.side.va(0), bare.side.key());
+    let add = bare.fetch_add(100, va + 64, key);
+    bare.exchange(&add);
+    let mut packet = crate::common::bare::bytes_of(&bare.with_reth(Opcode::RcWriteOnly, 0, (0, 0, 0), &[]));
+    packet[8] = 0;
+    for psn in 101..100 + (1u32 << 24) {
+        packet[9..12].copy_from_slice(&psn.to_be_bytes()[1..]);
+        bare.side.nic.handle_packet(0, 0, crate::common::A, crate::common::B, &packet);
+    }
+    assert_eq!(bare.exchange(&bare.with_reth(Opcode::RcWriteOnly, 100, (0, 0, 0), &[])), [ack(100)]);
+    // Of those right before it is still as it was.
+    let add = bare.fetch_add(101, va + 64, key);
+    bare.exchange(&add);
+    assert_eq!(bare.exchange(&bare.with_reth(Opcode::RcWriteOnly, 100, (0, 0, 0), &[])), [ack(100)], "a duplicate");
+}
+
 #[test]
 fn a_gap_is_told_once() {
     let mut bare = bare();

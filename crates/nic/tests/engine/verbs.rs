@@ -227,8 +227,12 @@ fn reads_beyond_the_agreed_number_wait_their_turn() {
 fn at_most_half_of_all_psns_are_outstanding() {
     let mut p = pair(256);
     let two_gigabytes = [Sge { va: p.a.va(0), len: 1 << 31, lkey: p.a.key() }];
+    let a_packet_less = [Sge { len: (1 << 31) - 256, ..two_gigabytes[0] }];
     let (rkey, list) = (p.b.key(), [p.a.sge(0, 8)]);
-    p.a.send(&SendWr::new(1, SendOp::Read { va: p.b.va(0), rkey }, Data::List(&two_gigabytes)));
+    let read = SendOp::Read { va: p.b.va(0), rkey };
+    let refused = p.a.nic.post_send(p.a.qp, &SendWr::new(1, read, Data::List(&two_gigabytes)));
+    assert!(matches!(refused, Err(NicError::TooLarge { limit, .. }) if limit == (1 << 31) - 256), "{refused:?}");
+    p.a.send(&SendWr::new(1, read, Data::List(&a_packet_less)));
     p.a.send(&SendWr::new(2, SendOp::Write { va: p.b.va(0), rkey }, Data::List(&list)));
     p.cut[0] = true;
     p.logging = true;

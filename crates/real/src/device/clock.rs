@@ -23,6 +23,13 @@ impl Clock {
     }
 }
 
+/// A time that is read in a few nanoseconds and moves on every few milliseconds: only whether it has is of use.
+#[inline]
+pub(super) fn coarse() -> u64 {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::MonotonicCoarse);
+    tv_sec as u64 * 1_000_000_000 + tv_nsec as u64
+}
+
 #[inline]
 fn read() -> u64 {
     let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Boottime);

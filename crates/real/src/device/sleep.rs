@@ -52,6 +52,7 @@ impl Device {
     fn rise(&self) {
         let mut core = self.shared.core.lock();
         core.held = false;
+        core.reading.stale = true;
         self.shared.turns.user_at.store(self.now(), Ordering::Relaxed);
         self.shared.get_up(&mut core);
         drop(core);

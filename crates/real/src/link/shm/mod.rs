@@ -175,6 +175,28 @@ impl ShmLink {
 
     /// Looks at the sockets: new peers, wake-ups and ends of peers.
     fn look(&mut self) {
+        // Who sleeps by the link waits for the sockets that there were: what is new is left for it, and wakes it.
+        if !self.armed {
+            self.welcome();
+        }
+        let mut again = false;
+        for peer in &mut self.peers {
+            let rung = peer.hear(&mut self.stats);
+            peer.end_loans(&mut self.stats);
+            if rung && self.armed {
+                // Whoever sleeps may not have woken yet, and now will not: the next packet must ring again. Those that
+                // are there already are seen by the caller, who is awake.
+                peer.rx.set_sleeping(true);
+                again = true;
+            }
+        }
+        if again {
+            barrier::before_sleep();
+        }
+    }
+
+    /// Takes in who wants to be a peer.
+    fn welcome(&mut self) {
         for _ in 0..MAX_STRANGERS {
             self.stats.syscalls += 1;
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -200,20 +222,6 @@ impl ShmLink {
                     self.stats.malformed += 1;
                 }
             }
-        }
-        let mut again = false;
-        for peer in &mut self.peers {
-            let rung = peer.hear(&mut self.stats);
-            peer.end_loans(&mut self.stats);
-            if rung && self.armed {
-                // Whoever sleeps may not have woken yet, and now will not: the next packet must ring again. Those that
-                // are there already are seen by the caller, who is awake.
-                peer.rx.set_sleeping(true);
-                again = true;
-            }
-        }
-        if again {
-            barrier::before_sleep();
         }
     }
 }
@@ -647,7 +655,8 @@ mod tests {
         assert!(b.arm());
         let mut c = ShmLink::bind(ip(5, 3)).unwrap();
         assert!(c.connect(ip(5, 2)).unwrap());
-        assert!(readable(&b));
+        b.look();
+        assert!(readable(&b), "whoever else receives leaves a new peer to who sleeps");
         b.disarm();
         c.send(ip(5, 2), &mut bytes, &lens).unwrap();
         drop(c);
