@@ -70,7 +70,7 @@ impl Inline {
         let lent = Lent(&mut instance);
         let result = lent.0.run.call(&mut lent.0.store, call.params.len() as i32);
         drop(lent);
-        memory.spend(fuel.saturating_sub(instance.store.get_fuel().unwrap_or(0)));
+        memory.spend(instance.used(fuel));
         let (status, again) = instance.end(call, result);
         match place {
             Some(place) if again && self.0.keeps(&instance) => place.0.set(Some(instance)),
@@ -84,7 +84,10 @@ impl Inline {
     fn another<M: Memory>(&self, memory: &M) -> Option<Box<Running<Remote>>> {
         self.0.spare().or_else(|| {
             memory.spend(MAKE_FUEL);
-            self.make().ok()
+            let instance = self.make().ok()?;
+            // Of a start function.
+            memory.spend(instance.used(self.0.limits().fuel));
+            Some(instance)
         })
     }
 

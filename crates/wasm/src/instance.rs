@@ -110,6 +110,12 @@ impl<P: Default + Send> Running<P> {
         self.store.set_fuel(fuel).is_ok()
     }
 
+    /// What it has used of so much fuel.
+    #[inline]
+    pub fn used(&self, fuel: u64) -> u64 {
+        fuel.saturating_sub(self.store.get_fuel().unwrap_or(0))
+    }
+
     /// Gives the reply back. Returns how the call ended, and whether the instance can be called again.
     #[inline]
     pub fn end(&mut self, call: &mut Call, result: wasmtime::Result<i32>) -> (Status, bool) {

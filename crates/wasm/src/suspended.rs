@@ -9,7 +9,7 @@ use remora_kernel::{Call, Fault, Memory, Status};
 use wasmtime::Caller;
 
 use crate::abi::{self, IMPORT_MODULE};
-use crate::instance::{Place, State, access_fuel, enter, slice};
+use crate::instance::{Place, Running, State, access_fuel, enter, slice};
 use crate::limits::{Isolation, MAKE_FUEL, ModuleError, ModuleLimits, SLICE};
 use crate::module::Engine;
 use crate::pool::Pool;
@@ -81,17 +81,32 @@ impl Suspended {
         Err(ModuleError::Runtime("the module's start function waits for memory".into()))
     }
 
+    /// Makes an instance for a call, which pays for it: a start function may run for as long as the call itself.
+    async fn make<M: Memory>(&self, memory: &M) -> Result<Box<Running<SharedSlot>>, Status> {
+        memory.spend(MAKE_FUEL);
+        let fuel = self.0.limits().fuel;
+        let mut make = pin!(self.0.make());
+        // As many turns as its fuel has slices. One that takes more waits for memory, which nobody gives it.
+        for turns in 0..=fuel / SLICE + 1 {
+            if let Poll::Ready(made) = poll_once(make.as_mut()).await {
+                let instance = made.map_err(|_| Status::Busy)?;
+                memory.spend(instance.used(fuel).saturating_sub(turns * SLICE));
+                return Ok(instance);
+            }
+            memory.spend(SLICE);
+            give_way().await;
+        }
+        Err(Status::Trapped)
+    }
+
     /// Runs a call; whoever polls this does its accesses.
     pub async fn run<M: Memory>(&self, memory: &M, call: &mut Call) -> Status {
         let mut instance = match self.0.spare() {
             Some(instance) => instance,
-            None => {
-                memory.spend(MAKE_FUEL);
-                match self.0.make().await {
-                    Ok(instance) => instance,
-                    Err(_) => return Status::Busy,
-                }
-            }
+            None => match self.make(memory).await {
+                Ok(instance) => instance,
+                Err(status) => return status,
+            },
         };
         let mut fuel = self.0.limits().fuel;
         if !instance.begin(call, fuel) {
@@ -126,7 +141,7 @@ impl Suspended {
                 }
             }
         };
-        memory.compute(fuel.saturating_sub(instance.store.get_fuel().unwrap_or(0))).await;
+        memory.compute(instance.used(fuel)).await;
         let (status, again) = instance.end(call, result);
         if again {
             let mut slot = lock(&slot);

@@ -367,3 +367,32 @@ fn long_calls_share_turns_with_short_ones() {
     }
     assert!(polls <= 64, "{polls} turns: the short call waited for more than one share of each of the others");
 }
+
+#[test]
+fn a_start_function_is_paid_for() {
+    const CALLS: usize = 16;
+    // As many rounds of six instructions as a call has fuel for half of.
+    const START: &str = r#"(func (export "run") (param i32) (result i32) (i32.const 0))
+        (func $s (local $n i32) (loop $l
+            (local.set $n (i32.add (local.get $n) (i32.const 1)))
+            (br_if $l (i32.lt_u (local.get $n) (i32.const 25000)))))
+        (start $s)"#;
+    let place = Place::new();
+    let limits = ModuleLimits { fuel: 400_000, ..SHORT };
+    let bytes = wat::parse_str(module(START)).unwrap();
+    let op = place.kernels.deploy("starts", &bytes, limits, Isolation::Fresh).unwrap().op;
+    let mut runner =
+        remora_wasm::host_runner(place.kernels.clone(), place.registry.clone(), true, CALLS, Limits::default());
+    for _ in 0..CALLS {
+        let mut call = Call::new(op, &[], 8);
+        call.pd = Some(place.pd);
+        runner.start(call).unwrap();
+    }
+    let mut turns = 0;
+    while runner.in_flight() > 0 {
+        turns += 1;
+        runner.poll(&mut |_, status| assert_eq!(status, Status::Ok));
+    }
+    let alone = 25_000 * 6 / remora_kernel::TURN as usize;
+    assert!(turns > CALLS * alone / 2, "{turns} turns for {CALLS} calls of which each takes {alone} by itself");
+}
