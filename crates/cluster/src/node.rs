@@ -90,7 +90,7 @@ impl ClusterNodeConfig {
     }
 
     fn engine(&self) -> ddp::Config {
-        let Bounds { max_value, stamps, max_scopes, write_back, .. } = Bounds::SHIPPED;
+        let Bounds { max_value, stamps, max_scopes, scope_keys, write_back, .. } = Bounds::SHIPPED;
         let suspect = self.suspect.as_nanos() as u64;
         let nodes = NodeSet::first(self.addresses.len() as u8);
         let fifos = Some(Bounds::SHIPPED.fifo);
@@ -107,6 +107,7 @@ impl ClusterNodeConfig {
             max_value,
             stamps,
             max_scopes,
+            scope_keys,
             write_back,
             ..ddp::Config::new(NodeId(self.id), nodes, self.model)
         }

@@ -13,6 +13,8 @@ pub struct Bounds {
     pub stamps: usize,
     /// Scopes that may be open at once: [`crate::ddp::Config::max_scopes`].
     pub max_scopes: usize,
+    /// Records that a scope may have written: [`crate::ddp::Config::scope_keys`].
+    pub scope_keys: usize,
     /// Longest value, in bytes.
     pub max_value: usize,
     /// Operations of one batch.
@@ -34,11 +36,20 @@ pub struct Bounds {
     pub pause: Time,
 }
 
+/// Bytes that PERSIST takes for each record of its scope: the record's key, and the version's number and node.
+pub(crate) const PERSIST_RECORD: usize = 8 + 8 + 1;
+/// Times as many records as a node lets into a scope may be in it all the same: it lets others' in that it had not heard of,
+/// and what it let in before it failed.
+pub(crate) const SCOPE_OVER: usize = 3;
+// A PERSIST is one frame. A longer one than others take would cost its sender the connection, again and again.
+const _: () = assert!(SCOPE_OVER * Bounds::SHIPPED.scope_keys * PERSIST_RECORD + 64 <= Bounds::SHIPPED.peer_frame);
+
 impl Bounds {
     /// What the real cluster and its clients have.
     pub const SHIPPED: Self = Self {
         stamps: 32,
         max_scopes: 1024,
+        scope_keys: 1 << 20,
         max_value: MAX_VALUE,
         batch: 1024,
         client_frame: 4 * MAX_VALUE,

@@ -186,7 +186,7 @@ pub fn within(outcome: Outcome, room: &mut usize) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bounds::Bounds;
+    use crate::bounds::{Bounds, PERSIST_RECORD, SCOPE_OVER};
     use crate::ddp::Op;
     use crate::types::{Key, NodeId, Timestamp};
 
@@ -242,6 +242,20 @@ mod tests {
         let expected = vec![value(), Outcome::Written, refused, Outcome::Value(None)];
         assert_eq!(within(batch.clone(), &mut 240), Outcome::Batch(expected));
         assert_eq!(within(batch.clone(), &mut 1000), batch);
+    }
+
+    #[test]
+    fn a_persist_of_all_that_a_scope_may_write_is_a_frame_that_is_taken() {
+        let length = |records: u64| {
+            let ts = Timestamp { version: u64::MAX, node: NodeId(63) };
+            let body = Body::Persist(u64::MAX, u64::MAX, (0..records).map(|key| (key, ts)).collect());
+            let mut bytes = Vec::new();
+            encode_packet(&Packet::Replica(Message { epoch: u64::MAX, body }), u64::MAX, &mut bytes);
+            bytes.len()
+        };
+        assert_eq!(length(1000) - length(0), 1000 * PERSIST_RECORD);
+        let most = SCOPE_OVER * Bounds::SHIPPED.scope_keys;
+        assert!(length(0) + most * PERSIST_RECORD <= Bounds::SHIPPED.peer_frame);
     }
 
     #[test]

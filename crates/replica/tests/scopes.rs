@@ -39,6 +39,10 @@ fn write(scope: ScopeId) -> Write {
     Write { key: scope, ts, value, rmw: false, scope: Some(scope), stamps: Vec::new() }
 }
 
+fn scoped(scope: ScopeId, op: Op) -> Request {
+    Request { scope: Some(scope), ..Request::new(1, op) }
+}
+
 /// A client's write at this node that all have taken: what is left is to make it durable.
 fn put(replica: &mut Replica, now: u64, scope: ScopeId) -> Vec<Job> {
     let op = Op::Put(scope, Value::from(b"one".as_slice()));
@@ -188,4 +192,48 @@ fn scopes_that_clients_left_make_room_when_they_are_durable() {
     assert_eq!(put_out(&mut replica).1, [Outcome::Refused(Refusal::UnknownScope)]);
     replica.submit(8, Request { scope: Some(2), ..Request::new(5, Op::Persist) });
     assert_eq!(put_out(&mut replica).1, []);
+}
+
+/// PERSIST lists a scope's records, in one frame.
+#[test]
+fn a_scope_writes_no_more_records_than_a_persist_lists() {
+    let start = || {
+        let nodes = NodeSet::first(3);
+        let mut replica = Replica::new(Config { scope_keys: 3, ..Config::new(NodeId(0), nodes, Model::Scope) });
+        replica.install(0, View::first(nodes));
+        replica.set_lease(0, u64::MAX);
+        replica
+    };
+    let mut replica = start();
+    let put = |replica: &mut Replica, scope: ScopeId, key: u64| {
+        replica.submit(0, scoped(scope, Op::Put(key, Value::default())));
+        put_out(replica).1
+    };
+    // One by way of another node.
+    hear(&mut replica, 0, 2, Body::Inv(vec![Write { scope: Some(5), ..write(1) }]));
+    assert_eq!((put(&mut replica, 5, 2), put(&mut replica, 5, 3)), (Vec::new(), Vec::new()));
+    assert_eq!(put(&mut replica, 5, 4), [Outcome::Refused(Refusal::Busy)]);
+    // What it has written before, and what others write.
+    assert_eq!((put(&mut replica, 5, 2), put(&mut replica, 6, 4)), (Vec::new(), Vec::new()));
+    let others =
+        |keys: std::ops::Range<u64>| Body::Inv(keys.map(|key| Write { scope: Some(5), ..write(key) }).collect());
+    assert_eq!(hear(&mut replica, 0, 2, others(10..16)).len(), 6);
+    // All that was let in is listed, once it is complete.
+    for (key, version) in [(2, 2), (2, 4), (3, 2)] {
+        let ts = Timestamp { version, node: NodeId(0) };
+        (1..3).for_each(|from| drop(hear(&mut replica, 0, from, Body::Ack(key, ts, AckKind::Consistency))));
+    }
+    replica.submit(0, scoped(5, Op::Persist));
+    let listed = std::iter::from_fn(|| replica.poll()).find_map(|output| match output {
+        ReplicaOutput::Send { message: Message { body: Body::Persist(5, _, writes), .. }, .. } => Some(writes.len()),
+        _ => None,
+    });
+    assert_eq!(listed, Some(9));
+    // Too many to be listed have come by way of others that did not know of each other: nothing is promised.
+    let mut replica = start();
+    hear(&mut replica, 0, 2, others(10..20));
+    for _ in 0..2 {
+        replica.submit(0, scoped(5, Op::Persist));
+        assert_eq!(put_out(&mut replica).1, [Outcome::Refused(Refusal::TooLong)]);
+    }
 }

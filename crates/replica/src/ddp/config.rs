@@ -232,6 +232,8 @@ pub struct Config {
     /// Scopes that may be open at once. For one more a node forgets some that wrote longest ago, of those that are durable
     /// there; it refuses PERSIST of what it has forgotten.
     pub max_scopes: usize,
+    /// Records that a scope may have written since its last PERSIST, which lists them. A write of one more is refused.
+    pub scope_keys: usize,
     /// In event, where nobody waits for the log: it gets the newest version of each record written for so long (ns), in
     /// place of every version at once, which is 0. What was answered is in no log for as much longer.
     pub write_back: Time,
@@ -256,6 +258,7 @@ impl Config {
             max_value: 64 << 20,
             stamps: Bounds::SHIPPED.stamps,
             max_scopes: Bounds::SHIPPED.max_scopes,
+            scope_keys: Bounds::SHIPPED.scope_keys,
             write_back: 0,
             mutation: None,
         }

@@ -168,7 +168,7 @@ impl Replica {
             return self.reply(client, outcome);
         }
         // What comes to nothing is written all the same if it was sent before: its mark stops earlier attempts.
-        if !self.admit(client, scope, new.as_ref()) {
+        if !self.admit(client, key, scope, new.as_ref()) {
             return;
         }
         let room = self.config.stamps;
@@ -192,7 +192,7 @@ impl Replica {
         session: Option<Session>,
         scope: Option<ScopeId>,
     ) {
-        if !self.admit(client, scope, value.as_ref()) {
+        if !self.admit(client, key, scope, value.as_ref()) {
             return;
         }
         let room = self.config.stamps;
@@ -206,7 +206,7 @@ impl Replica {
     }
 
     /// Is there room for a client's write?
-    fn admit(&mut self, client: Client, scope: Option<ScopeId>, value: Option<&Value>) -> bool {
+    fn admit(&mut self, client: Client, key: Key, scope: Option<ScopeId>, value: Option<&Value>) -> bool {
         if value.is_some_and(|value| value.len() > self.config.max_value) {
             self.refuse(client, Refusal::TooLong);
             return false;
@@ -218,7 +218,7 @@ impl Replica {
         }
         let fifo_room = self.fifo_room();
         self.marks.fifo_full += u64::from(!fifo_room);
-        let room = fifo_room && scope.is_none_or(|scope| self.scope_room(scope));
+        let room = fifo_room && scope.is_none_or(|scope| self.scope_room(scope) && self.scope_takes(scope, key));
         if !room {
             self.refuse(client, Refusal::Busy);
         }

@@ -125,7 +125,7 @@ pub enum Refusal {
     /// The node is no member, or has no lease; ask another.
     #[error("the node does not serve now: ask another member")]
     NotServing,
-    /// A bounded resource (vFIFO, dFIFO, scopes) is used up; ask again later.
+    /// A bounded resource (vFIFO, dFIFO, scopes, a scope's records) is used up; ask again later.
     #[error("the node has no room for the request: ask again later")]
     Busy,
     /// The disk of a node is full. Reads go on; ask again when there is room.
@@ -140,8 +140,9 @@ pub enum Refusal {
     /// Nothing is known of the scope here, so nothing can be promised; write again.
     #[error("the scope is not known here: write its records again")]
     UnknownScope,
-    /// Longer than the configuration allows. In the answer to a batch: there was no room for this content.
-    #[error("the value, or the answer, is longer than the cluster takes")]
+    /// Longer than the configuration allows. In the answer to a batch: there was no room for this content. To PERSIST: its
+    /// scope has come to more records than can be listed, by way of several nodes; write again in others.
+    #[error("the value, the answer or the scope is longer than the cluster takes")]
     TooLong,
     /// Batches and PERSIST do not go into batches, nor a key twice into a session's.
     #[error("a batch holds reads and writes only, and within a session each key once")]

@@ -6,6 +6,7 @@ use super::record::Client;
 use super::replica::{Job, Replica};
 use super::request::{Outcome, Refusal};
 use crate::Time;
+use crate::bounds::SCOPE_OVER;
 use crate::types::{Key, NodeId, NodeSet, ScopeId, Timestamp};
 
 use std::collections::BTreeMap;
@@ -68,6 +69,12 @@ impl Replica {
             self.forget_scopes();
         }
         self.scopes.open.len() < self.config.max_scopes
+    }
+
+    /// May the scope write this record too? All that it wrote goes into one PERSIST.
+    pub(crate) fn scope_takes(&self, scope: ScopeId, key: Key) -> bool {
+        let writes = self.scopes.open.get(&scope).map(|scope| &scope.writes);
+        writes.is_none_or(|writes| writes.len() < self.config.scope_keys || writes.contains_key(&key))
     }
 
     /// Forgets scopes that are durable here and wrote longest ago: clients may have left without PERSIST. Each node waits
@@ -208,6 +215,11 @@ impl Replica {
                 return;
             }
             let (number, writes) = (flush.number, self.scope_writes(scope));
+            if writes.len() > SCOPE_OVER * self.config.scope_keys {
+                // Nobody would take it.
+                let client = self.scopes.flushes.remove(&id).and_then(|flush| flush.client);
+                return client.into_iter().for_each(|client| self.refuse(client, Refusal::TooLong));
+            }
             if let Some(flush) = self.scopes.flushes.get_mut(&id) {
                 flush.writes.clone_from(&writes);
                 flush.more.clear();
