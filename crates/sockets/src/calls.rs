@@ -622,7 +622,10 @@ fn copied(fd: c_int, new: c_int) -> c_int {
         sys::close_on_exec(new);
     }
     if !start::is_borrowed() {
-        socket::copy(fd, new);
+        match socket::find(fd) {
+            Some(_) => socket::copy(fd, new),
+            None => epoll::copied(fd, new),
+        }
     }
     handover::copied(fd, new);
     new
@@ -682,7 +685,8 @@ fn last_closing(socket: &Socket, fd: c_int) {
     stream::silence(socket, link, fd);
     if unread {
         sys::reset_on_close(fd);
-    } else if link.own(Word::Switched) != 0 {
+    } else if link.own(Word::Switched) != 0 && !sys::resets_on_close(fd) {
+        // Of a reset the kernel tells.
         link.set_own(Word::Fin, 1);
         // Who waits in the kernel hears of the close itself.
         link.take_wish(WANT_DATA | WANT_ROOM);
@@ -707,11 +711,12 @@ fn ended(socket: &Socket, fd: c_int, how: c_int) -> bool {
             return false;
         }
     }
-    let Some(link) = socket.link() else { return false };
     if how == libc::SHUT_RD {
+        // Before there are rings as well: the kernel's end is this one's own then.
         socket.deaf.store(true, Ordering::Release);
         return false;
     }
+    let Some(link) = socket.link() else { return false };
     if !sends_no_more {
         return false;
     }

@@ -30,6 +30,8 @@ const MARK: u64 = 0xd1ce << 48;
 const ALARM: u64 = 0xffff_ffff;
 /// Waits that the rings serve, between two looks at the kernel.
 const SERVED: u32 = 16;
+/// How long to sleep where a bell may not be heard, nanoseconds.
+const NAP: u64 = 1_000_000;
 
 /// Where a socket is watched.
 pub struct Registered {
@@ -61,6 +63,9 @@ struct Entry {
 
 #[derive(Default)]
 struct Inner {
+    /// One of its descriptors; -1 once all are closed. It is closed only after another one stands here: what is asked of the
+    /// kernel under the lock is asked of this epoll.
+    fd: c_int,
     entries: Vec<Option<Entry>>,
     free: Vec<usize>,
     by_fd: HashMap<c_int, usize>,
@@ -77,9 +82,8 @@ impl Drop for Epoll {
     }
 }
 
-/// An epoll descriptor with TCP sockets in it.
+/// An epoll with TCP sockets in it, by whichever of its descriptors they are put there or waited for.
 pub struct Epoll {
-    fd: c_int,
     inner: Spin<Inner>,
     /// An eventfd that the kernel watches too, to wake who sleeps; -1 before the first time.
     alarm: AtomicI32,
@@ -91,6 +95,7 @@ pub struct Epoll {
     served: AtomicU32,
 }
 
+/// By descriptor: copies lead to the same one.
 static EPOLLS: Spin<Option<HashMap<c_int, Arc<Epoll>>>> = Spin::new(None);
 /// How many there have been.
 static MADE: AtomicUsize = AtomicUsize::new(0);
@@ -101,13 +106,54 @@ fn find(epfd: c_int) -> Option<Arc<Epoll>> {
     EPOLLS.lock().as_ref()?.get(&epfd).cloned()
 }
 
+/// What is known of an epoll, from now on.
+fn find_or_make(epfd: c_int) -> Arc<Epoll> {
+    // Before the other lock: who forks takes them in this order.
+    let inside = INSIDE.lock().as_ref().is_some_and(|inside| inside.contains(&epfd));
+    let epoll = || {
+        Arc::new(Epoll {
+            inner: Spin::new(Inner { fd: epfd, ..Inner::default() }),
+            alarm: AtomicI32::new(-1),
+            sleeping: AtomicU32::new(0),
+            inside: AtomicBool::new(inside),
+            served: AtomicU32::new(0),
+        })
+    };
+    MADE.fetch_add(1, Ordering::Relaxed);
+    EPOLLS.lock().get_or_insert_default().entry(epfd).or_insert_with(epoll).clone()
+}
+
+/// A descriptor has become the copy `new` of another one. What is put into an epoll by either is told to who waits by either,
+/// so it is to be known from now on, also if there is no TCP socket yet.
+pub fn copied(fd: c_int, new: c_int) {
+    let epoll = match sys::is_epoll(fd) {
+        Some(false) => return,
+        Some(true) => find_or_make(fd),
+        None => match find(fd) {
+            Some(epoll) => epoll,
+            None => return,
+        },
+    };
+    // Of a descriptor of that number that was closed past this library.
+    closed(new);
+    EPOLLS.lock().get_or_insert_default().insert(new, epoll);
+}
+
 /// A descriptor is closed that may be an epoll's.
 pub fn closed(fd: c_int) {
     if let Some(inside) = INSIDE.lock().as_mut() {
         inside.remove(&fd);
     }
-    let gone = EPOLLS.lock().as_mut().and_then(|epolls| epolls.remove(&fd));
-    drop(gone);
+    let mut epolls = EPOLLS.lock();
+    let Some(known) = epolls.as_mut() else { return };
+    let Some(gone) = known.remove(&fd) else { return };
+    let mut inner = gone.inner.lock();
+    if inner.fd == fd {
+        let other = known.iter().find(|(_, epoll)| Arc::ptr_eq(epoll, &gone));
+        inner.fd = other.map_or(-1, |(other, _)| *other);
+    }
+    drop(inner);
+    drop(epolls);
 }
 
 /// A descriptor that is no TCP socket is put into an epoll.
@@ -138,7 +184,11 @@ fn kernel_ctl(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> 
 /// writable for the kernel.
 fn kernel_events(socket: &Socket, events: u32) -> u32 {
     match socket.link() {
-        Some(link) if link.own(Word::Switched) != 0 && link.peer(Word::Drained) != 0 => {
+        Some(link)
+            if link.own(Word::Switched) != 0
+                // Of bells behind bytes that nobody takes the kernel tells once each, too.
+                && (link.peer(Word::Drained) != 0 || events & (IN | OUT) == OUT) =>
+        {
             events & libc::EPOLLPRI as u32 | EPOLLIN as u32 | RDHUP | ET
         }
         Some(link) if link.own(Word::Switched) != 0 => events & !OUT,
@@ -172,20 +222,7 @@ impl Entry {
 pub fn control(epfd: c_int, op: c_int, fd: c_int, socket: &'static Socket, event: Option<epoll_event>) -> c_int {
     let epoll = match find(epfd) {
         Some(epoll) => epoll,
-        None if op == libc::EPOLL_CTL_ADD => {
-            let epoll = || {
-                Arc::new(Epoll {
-                    fd: epfd,
-                    inner: Spin::default(),
-                    alarm: AtomicI32::new(-1),
-                    sleeping: AtomicU32::new(0),
-                    inside: AtomicBool::new(INSIDE.lock().as_ref().is_some_and(|inside| inside.contains(&epfd))),
-                    served: AtomicU32::new(0),
-                })
-            };
-            MADE.fetch_add(1, Ordering::Relaxed);
-            EPOLLS.lock().get_or_insert_default().entry(epfd).or_insert_with(epoll).clone()
-        }
+        None if op == libc::EPOLL_CTL_ADD => find_or_make(epfd),
         None => return kernel_ctl(epfd, op, fd, event),
     };
     match (op, event) {
@@ -208,14 +245,25 @@ pub fn forget(socket: &Socket) {
 }
 
 /// A socket sends by its ring now: the kernel is asked no longer whether there is room.
-pub fn switched(socket: &Socket, _fd: c_int) {
+pub fn switched(socket: &Socket) {
     for at in socket.watched.lock().iter() {
         let mut inner = at.epoll.inner.lock();
+        let epfd = inner.fd;
         if let Some(entry) = inner.get_mut(at.index, at.generation) {
-            entry.sync(at.epoll.fd, at.index);
+            // A sender that found no room in the kernel is to hear of the ring's.
+            entry.seen = None;
+            entry.sync(epfd, at.index);
             inner.heat(at.index);
         }
         drop(inner);
+        at.epoll.changed(at.index);
+    }
+}
+
+/// A sender has found no room: a thread that sleeps since there was some is to hear of it when there is again.
+pub fn full(socket: &Socket) {
+    for at in socket.watched.lock().iter() {
+        at.epoll.inner.lock().heat(at.index);
         at.epoll.changed(at.index);
     }
 }
@@ -252,7 +300,8 @@ impl Inner {
     }
 
     /// What a program asks of an entry from now on.
-    fn change(&mut self, epfd: c_int, index: usize, event: epoll_event) -> c_int {
+    fn change(&mut self, index: usize, event: epoll_event) -> c_int {
+        let epfd = self.fd;
         let Some(Some(entry)) = self.entries.get_mut(index) else { return -libc::ENOENT };
         let before = *entry;
         *entry = Entry { events: event.events, data: event.u64, absent: false, fired: false, seen: None, ..before };
@@ -307,7 +356,7 @@ impl Epoll {
         // Some events are only for the kernel to refuse.
         entry.kernel |= event.events & libc::EPOLLEXCLUSIVE as u32;
         let index = inner.free.pop().unwrap_or(inner.entries.len());
-        let result = kernel_ctl(self.fd, libc::EPOLL_CTL_ADD, fd, Some(entry.event(index, entry.kernel)));
+        let result = kernel_ctl(inner.fd, libc::EPOLL_CTL_ADD, fd, Some(entry.event(index, entry.kernel)));
         if result != 0 {
             if index < inner.entries.len() {
                 inner.free.push(index);
@@ -341,7 +390,7 @@ impl Epoll {
         let entry = self.inner.lock().entries.get(index).copied().flatten();
         if entry.is_some_and(|entry| {
             entry.wish();
-            entry.is_ready()
+            entry.is_ready() || entry.is_out_of_hearing()
         }) {
             self.wake();
         }
@@ -349,12 +398,12 @@ impl Epoll {
 
     /// What wakes who sleeps in the kernel's wait; -1 if there is none.
     fn alarm(&self) -> c_int {
-        let _inner = self.inner.lock();
+        let inner = self.inner.lock();
         if self.alarm.load(Ordering::Relaxed) < 0 && !sys::is_sealed() {
             // It can be read, and told of as often as it is written.
             let alarm = sys::call!(SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as c_int;
             let event = epoll_event { events: EPOLLIN as u32 | ET, u64: MARK | ALARM };
-            kernel_ctl(self.fd, libc::EPOLL_CTL_ADD, alarm, Some(event));
+            kernel_ctl(inner.fd, libc::EPOLL_CTL_ADD, alarm, Some(event));
             self.alarm.store(alarm, Ordering::Relaxed);
         }
         self.alarm.load(Ordering::Relaxed)
@@ -367,7 +416,7 @@ impl Epoll {
     }
 
     fn change_entry(&self, mut inner: Guard<'_, Inner>, index: usize, event: epoll_event) -> c_int {
-        let result = inner.change(self.fd, index, event);
+        let result = inner.change(index, event);
         drop(inner);
         self.changed(index);
         result
@@ -378,15 +427,15 @@ impl Epoll {
         match inner.by_fd.get(&fd).copied() {
             Some(index) if inner.entries[index].is_some_and(|entry| entry.absent) => -libc::ENOENT,
             Some(index) => self.change_entry(inner, index, event),
-            None => kernel_ctl(self.fd, libc::EPOLL_CTL_MOD, fd, Some(event)),
+            None => kernel_ctl(inner.fd, libc::EPOLL_CTL_MOD, fd, Some(event)),
         }
     }
 
     fn take_out(self: &Arc<Self>, fd: c_int, socket: &Socket) -> c_int {
         let mut inner = self.inner.lock();
-        let index = inner.by_fd.get(&fd).copied();
+        let (epfd, index) = (inner.fd, inner.by_fd.get(&fd).copied());
         let Some((index, Some(entry))) = index.map(|index| (index, inner.entries[index].as_mut())) else {
-            return kernel_ctl(self.fd, libc::EPOLL_CTL_DEL, fd, None);
+            return kernel_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
         };
         if entry.absent {
             return -libc::ENOENT;
@@ -398,7 +447,7 @@ impl Epoll {
             inner.hot.retain(|hot| *hot != index);
             return 0;
         }
-        let result = kernel_ctl(self.fd, libc::EPOLL_CTL_DEL, fd, None);
+        let result = kernel_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
         if result == 0 {
             inner.remove(index);
             drop(inner);
@@ -422,6 +471,7 @@ impl Epoll {
         };
         let Some((mask, place)) = told else { return 0 };
         let mut inner = self.inner.lock();
+        let epfd = inner.fd;
         let Some(entry) = inner.get_mut(index, entry.generation) else { return 0 };
         if entry.fired || entry.absent {
             return 0;
@@ -437,7 +487,7 @@ impl Epoll {
             // The kernel has forgotten what it watched, if the event was its own.
             entry.kernel = if by_kernel && entry.kernel & ONESHOT != 0 { 0 } else { entry.kernel };
         }
-        entry.sync(self.fd, index);
+        entry.sync(epfd, index);
         mask
     }
 
@@ -475,7 +525,7 @@ impl Epoll {
                 }
                 continue;
             };
-            let mask = self.heard(at, &entry, kernel);
+            let mask = self.heard(at, entry, kernel);
             if mask != 0 {
                 events[count] = epoll_event { events: mask, u64: entry.data };
                 count += 1;
@@ -485,22 +535,26 @@ impl Epoll {
     }
 
     /// The kernel has an event for an entry.
-    fn heard(&self, index: usize, entry: &Entry, kernel: u32) -> u32 {
+    fn heard(&self, index: usize, mut entry: Entry, kernel: u32) -> u32 {
         if let Some(used) = socket::find(entry.fd).filter(|used| used.same(entry.socket))
             && let Some(link) = used.link()
         {
             stream::progress(&used, link, entry.fd);
-            self.inner.lock().heat(index);
+            let mut inner = self.inner.lock();
+            inner.heat(index);
+            // It may have changed over just now.
+            entry = inner.get(index, entry.generation).copied().unwrap_or(entry);
+            drop(inner);
             if stream::drained(link) {
                 stream::take_bells(&used, link, entry.fd);
             }
         }
-        self.tell(index, entry, kernel, true)
+        self.tell(index, &entry, kernel, true)
     }
 
     /// Merges the kernel's events behind those that are there already.
-    fn merge(&self, out: &mut [epoll_event], count: usize) -> usize {
-        let kernel = kernel_wait(self.fd, &mut out[count..], 0, std::ptr::null());
+    fn merge(&self, epfd: c_int, out: &mut [epoll_event], count: usize) -> usize {
+        let kernel = kernel_wait(epfd, &mut out[count..], 0, std::ptr::null());
         let heard = self.translate(&mut out[count..count + kernel.max(0) as usize]);
         let mut end = count;
         for index in count..count + heard {
@@ -523,26 +577,30 @@ impl Epoll {
     /// Nobody looks at the rings from here any more: who waits for this epoll hears of them by bells, and at once of what is
     /// there already.
     fn leave(&self) {
-        if self.inside.load(Ordering::SeqCst) && !self.cool() {
+        if self.inside.load(Ordering::SeqCst) && self.cool().is_none() {
             self.wake();
         }
     }
 
-    /// Wishes for bells of all that is hot; false if something is ready all the same. What is watched for may have changed
-    /// since the caller looked: whoever changes it from now on sees that there is one who sleeps.
-    fn cool(&self) -> bool {
-        let hot = self.hot();
+    /// Wishes for bells of all that is hot, and says how long to sleep at most, in nanoseconds; none if something is ready all
+    /// the same. What is watched for may have changed since the caller looked: whoever changes it from now on sees that there
+    /// is one who sleeps. What no bell may be heard of stays hot, and is looked at again soon.
+    fn cool(&self) -> Option<u64> {
+        let mut hot = self.hot();
         hot.iter().for_each(|(_, entry)| entry.wish());
         if hot.iter().any(|(_, entry)| entry.is_ready()) {
-            return false;
+            return None;
         }
+        let all = hot.len();
+        hot.retain(|(_, entry)| !entry.is_out_of_hearing());
+        let most = if hot.len() < all { NAP } else { u64::MAX };
         let mut inner = self.inner.lock();
         // What was made hot since was so for a reason that this look may have missed.
         let again = |(index, entry): &(usize, Entry)| {
             inner.get(*index, entry.generation).is_some_and(|now| now.heated != entry.heated)
         };
-        if inner.hot.len() > hot.len() || hot.iter().any(again) {
-            return false;
+        if inner.hot.len() > all || hot.iter().any(again) {
+            return None;
         }
         for (index, entry) in &hot {
             if let Some(entry) = inner.get_mut(*index, entry.generation) {
@@ -550,7 +608,7 @@ impl Epoll {
             }
             inner.hot.retain(|hot| hot != index);
         }
-        true
+        Some(most)
     }
 }
 
@@ -564,6 +622,16 @@ impl Entry {
             let room = if self.events & OUT != 0 && !stream::has_room(link) { WANT_ROOM } else { 0 };
             link.arm(WANT_DATA | room);
         }
+    }
+
+    /// Waits for room of which the peer may not be able to tell: bytes of the kernel's that nobody takes, and its end, come
+    /// before a bell, and may leave it no place.
+    fn is_out_of_hearing(&self) -> bool {
+        let Some(used) = socket::find(self.fd).filter(|used| used.same(self.socket)) else { return false };
+        let waits = self.events & OUT != 0 && !self.fired && !self.absent;
+        used.link().is_some_and(|link| {
+            waits && link.own(Word::Switched) != 0 && !stream::has_room(link) && !stream::drained(link)
+        })
     }
 
     fn is_ready(&self) -> bool {
@@ -593,6 +661,7 @@ fn look(socket: &Socket, link: &Link, entry: &Entry, kernel: u32) -> Option<(u32
         || entry.seen.is_none_or(|seen| seen != place)
         || kernel & (ALWAYS | RDHUP) != 0
         || (!drained && kernel & IN != 0)
+        || (link.own(Word::Switched) == 0 && mask & OUT != 0)
         || (mask & OUT != 0 && socket.blocked.load(Ordering::Acquire));
     (mask != 0 && news).then_some((mask, place))
 }
@@ -607,13 +676,14 @@ fn kernel_wait(epfd: c_int, out: &mut [epoll_event], timeout: c_int, mask: *cons
 /// `epoll_wait`; nanoseconds, or none for ever. None if no TCP socket is there, and the kernel is to do all.
 pub fn wait(epfd: c_int, out: &mut [epoll_event], timeout: Option<u64>, mask: *const libc::sigset_t) -> Option<c_int> {
     let epoll = find(epfd)?;
-    let count = epoll.wait(out, timeout, mask);
+    let count = epoll.wait(epfd, out, timeout, mask);
     epoll.leave();
     Some(count)
 }
 
 impl Epoll {
-    fn wait(&self, out: &mut [epoll_event], timeout: Option<u64>, mask: *const libc::sigset_t) -> c_int {
+    /// By the caller's own descriptor: another one may be closed at any time.
+    fn wait(&self, epfd: c_int, out: &mut [epoll_event], timeout: Option<u64>, mask: *const libc::sigset_t) -> c_int {
         let deadline = timeout.map(|timeout| sys::now().saturating_add(timeout));
         loop {
             let hot = self.hot();
@@ -622,10 +692,10 @@ impl Epoll {
                 // What is busy does not keep the rest waiting.
                 let served = self.served.fetch_add(1, Ordering::Relaxed);
                 let whole = served.is_multiple_of(SERVED) && count < out.len();
-                return if whole { self.merge(out, count) } else { count } as c_int;
+                return if whole { self.merge(epfd, out, count) } else { count } as c_int;
             }
             if timeout == Some(0) {
-                let kernel = kernel_wait(self.fd, out, 0, mask);
+                let kernel = kernel_wait(epfd, out, 0, mask);
                 if kernel < 0 {
                     return kernel;
                 }
@@ -635,13 +705,13 @@ impl Epoll {
                 continue;
             }
             self.sleeping.fetch_add(1, Ordering::SeqCst);
-            if !self.cool() {
+            let Some(most) = self.cool() else {
                 self.sleeping.fetch_sub(1, Ordering::SeqCst);
                 continue;
-            }
-            let left = deadline.map(|deadline| deadline.saturating_sub(sys::now()));
-            let wait = left.map_or(-1, |left| left.div_ceil(1_000_000).min(1 << 30) as c_int);
-            let kernel = kernel_wait(self.fd, out, wait, mask);
+            };
+            let left = deadline.map_or(u64::MAX, |deadline| deadline.saturating_sub(sys::now())).min(most);
+            let wait = if left == u64::MAX { -1 } else { left.div_ceil(1_000_000).min(1 << 30) as c_int };
+            let kernel = kernel_wait(epfd, out, wait, mask);
             self.sleeping.fetch_sub(1, Ordering::SeqCst);
             if kernel < 0 {
                 return kernel;
@@ -684,9 +754,11 @@ pub fn release() {
     INSIDE.release();
 }
 
+/// Each once, however many descriptors lead to it.
 fn each(act: impl Fn(&Epoll)) {
     // SAFETY: the lock is held by whoever forks.
     if let Some(epolls) = unsafe { EPOLLS.held() } {
-        epolls.values().for_each(|epoll| act(epoll));
+        let mut seen = HashSet::new();
+        epolls.values().filter(|epoll| seen.insert(Arc::as_ptr(epoll))).for_each(|epoll| act(epoll));
     }
 }

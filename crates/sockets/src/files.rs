@@ -174,7 +174,7 @@ fn pipe_to_ring(from: c_int, out: c_int, len: usize, flags: c_uint) -> ssize_t {
     };
     let most = if blocks { len } else { len.min(room) }.min(PIECE);
     if most == 0 {
-        used.blocked.store(true, std::sync::atomic::Ordering::Release);
+        stream::no_room(&used);
         set_errno(libc::EAGAIN);
         return -1;
     }

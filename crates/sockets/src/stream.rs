@@ -5,7 +5,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{Ordering, fence};
 
-use crate::link::{Link, RING, Side, WANT_DATA, WANT_ROOM, WRITABLE, Word};
+use crate::link::{Link, Locked, RING, Side, WANT_DATA, WANT_ROOM, WRITABLE, Word};
 use crate::socket::{Socket, state, stays};
 use crate::{epoll, rack, spin, sys};
 
@@ -117,7 +117,7 @@ fn settle(socket: &Socket, link: &Link, fd: c_int) {
             link.set_own(Word::Switched, sent + 1);
         }
         drop(locked);
-        epoll::switched(socket, fd);
+        epoll::switched(socket);
         if link.take_wish(WANT_DATA | WANT_ROOM) {
             ring(link, fd);
         }
@@ -130,9 +130,13 @@ fn settle(socket: &Socket, link: &Link, fd: c_int) {
 fn ring(link: &Link, fd: c_int) {
     link.add_own(Word::Bells, 1);
     fence(Ordering::SeqCst);
-    if link.own(Word::Gone) != 0 || !sys::ring(fd) {
-        link.add_own(Word::Bells, 1u64.wrapping_neg());
+    if link.own(Word::Gone) == 0 {
+        match sys::ring(fd) {
+            1 => return,
+            error => broken(link, error),
+        }
     }
+    link.add_own(Word::Bells, 1u64.wrapping_neg());
 }
 
 /// How long to wait for a bell that was rung; who rang may have been killed in between.
@@ -201,6 +205,10 @@ pub fn take_bells(socket: &Socket, link: &Link, fd: c_int) {
                         continue;
                     }
                 }
+                // It was told otherwise before.
+                0 if link.own(Word::Eof) != 0 => {}
+                // Who wants to hear no more is told of an end, whether the peer has ended or not.
+                0 if socket.deaf.load(Ordering::Acquire) && !sys::is_ended_by_peer(fd) => {}
                 0 => link.set_own(Word::Eof, 1),
                 e if e == AGAIN || e == -(libc::EINTR as isize) => {}
                 e => link.set_own(Word::Eof, 1 | (e.unsigned_abs() as u64) << 8),
@@ -217,6 +225,13 @@ pub fn take_bells(socket: &Socket, link: &Link, fd: c_int) {
 pub fn wake(link: &Link, fd: c_int, wishes: u64) {
     if link.take_wish(wishes) {
         ring(link, fd);
+    }
+}
+
+/// The kernel has said of a connection what it says only once: a reader is to hear of it after all that came before.
+fn broken(link: &Link, error: isize) {
+    if matches!(-error as c_int, libc::ECONNRESET | libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) {
+        link.set_own(Word::Eof, 1 | (error.unsigned_abs() as u64) << 8);
     }
 }
 
@@ -384,6 +399,9 @@ fn recv_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_in
     if parts.len() == skip {
         return Ok(0);
     }
+    if flags & libc::MSG_TRUNC != 0 {
+        return discard_ring(link, fd, parts.len() - skip, flags, locked);
+    }
     let mut got = 0;
     while let Some((start, len)) = parts.at(skip + got) {
         // SAFETY: the program's memory, which its call lends.
@@ -403,6 +421,23 @@ fn recv_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_in
         return Err(AGAIN);
     }
     if flags & libc::MSG_PEEK == 0 {
+        made_room(link, fd);
+    }
+    Ok(got)
+}
+
+/// Takes what the ring has into nothing, as TCP does where a datagram would be cut: there need not be any memory for it.
+fn discard_ring(link: &Link, fd: c_int, most: usize, flags: c_int, locked: Locked<'_>) -> Result<usize, isize> {
+    let got = link.readable().map_err(|_| RESET)?.min(most);
+    let takes = flags & libc::MSG_PEEK == 0;
+    if takes {
+        link.consume(got);
+    }
+    drop(locked);
+    if got == 0 {
+        return Err(AGAIN);
+    }
+    if takes {
         made_room(link, fd);
     }
     Ok(got)
@@ -429,13 +464,18 @@ fn recv_before(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_
     let rest = rest(parts, skip);
     let flags = flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT;
     if sys::is_sealed() && flags & libc::MSG_PEEK == 0 {
-        return recv_before_sealed(link, fd, &Parts(&rest));
+        if flags & libc::MSG_TRUNC == 0 {
+            return recv_before_sealed(link, fd, &Parts(&rest));
+        }
+        let mut nowhere = vec![0u8; Parts(&rest).len().min(CALL)];
+        let part = libc::iovec { iov_base: nowhere.as_mut_ptr().cast(), iov_len: nowhere.len() };
+        return recv_before_sealed(link, fd, &Parts(&[part]));
     }
     let most = match link.peer(Word::Switched) {
         0 => {
             let seen = kernel_recv(fd, &Parts(&rest), flags | libc::MSG_PEEK);
             if seen <= 0 {
-                return if seen == 0 { Ok(0) } else { Err(seen) };
+                return if seen == 0 { end_before(link) } else { Err(seen) };
             }
             // No bell is sent before the position is said: if it is not said yet, none is among what was seen.
             match link.peer(Word::Switched) {
@@ -453,7 +493,19 @@ fn recv_before(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_
     if result > 0 && flags & libc::MSG_PEEK == 0 {
         link.set_peer(Word::Taken, link.peer(Word::Taken).wrapping_add(result as u64));
     }
-    if result >= 0 { Ok(result as usize) } else { Err(result) }
+    match result {
+        0 => end_before(link),
+        1.. => Ok(result as usize),
+        _ => Err(result),
+    }
+}
+
+/// The kernel's end, before the ring's turn has come.
+fn end_before(link: &Link) -> Result<usize, isize> {
+    match link.own(Word::Eof) {
+        eof if eof >> 8 != 0 => Err(end(link, eof)),
+        _ => Ok(0),
+    }
 }
 
 /// The same by `read` alone, under the lock: what turns out to be bells is taken away again at its end.
@@ -470,7 +522,7 @@ fn recv_before_sealed(link: &Link, fd: c_int, parts: &Parts<'_>) -> Result<usize
     let out = unsafe { std::slice::from_raw_parts_mut(start, most) };
     let got = sys::read_now(fd, out);
     if got <= 0 {
-        return if got == 0 { Ok(0) } else { Err(got) };
+        return if got == 0 { end_before(link) } else { Err(got) };
     }
     // What is known of the position now holds for all that was read.
     let data = match link.peer(Word::Switched) {
@@ -519,13 +571,19 @@ pub fn send(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
             return Some(sent as isize);
         }
         if non_blocking(link, flags) {
-            socket.blocked.store(true, Ordering::Release);
+            no_room(socket);
             return Some(if sent > 0 { sent as isize } else { AGAIN });
         }
         if let Some(error) = wait_for_room(socket, link, fd, &mut dozed, deadline) {
             return Some(if sent > 0 { sent as isize } else { error });
         }
     }
+}
+
+/// A sender that does not wait has found too little room.
+pub fn no_room(socket: &Socket) {
+    socket.blocked.store(true, Ordering::Release);
+    epoll::full(socket);
 }
 
 fn send_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize) -> Result<usize, isize> {
@@ -553,9 +611,14 @@ fn wait_for_room(socket: &Socket, link: &Link, fd: c_int, dozed: &mut bool, dead
     if spin::look(room) {
         return None;
     }
-    if !drained(link) || link.own(Word::Eof) != 0 {
+    let deaf = socket.deaf.load(Ordering::Relaxed);
+    if !drained(link) || link.own(Word::Eof) != 0 || deaf && sys::is_sealed() {
         // Data of the kernel's would hide a bell behind them, and so does its end.
         return nap(deadline);
+    }
+    if deaf {
+        // The kernel lets nobody sleep who wants to hear no more: only the word does.
+        *dozed = false;
     }
     let error = wait(socket, link, fd, WANT_ROOM, dozed, deadline, room);
     take_bells(socket, link, fd);
@@ -616,7 +679,10 @@ fn sleep(link: &Link, fd: c_int, deadline: Option<u64>) -> Option<isize> {
         return match sys::recv(fd, &mut [0], libc::MSG_PEEK) {
             // The second if somebody made the descriptor non-blocking past this library.
             e if e == -(libc::EINTR as isize) || e == AGAIN => Some(e),
-            _ => None,
+            e => {
+                broken(link, e);
+                None
+            }
         };
     };
     let now = sys::now();

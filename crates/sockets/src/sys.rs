@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_long};
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// A byte that says "look".
@@ -73,12 +74,17 @@ pub fn closes_on_exec(fd: c_int) -> bool {
     call!(SYS_fcntl, fd, libc::F_GETFD) as c_int & libc::FD_CLOEXEC != 0
 }
 
-/// Rings. The peer's kernel keeps the byte for it; false if there is no room for one, as there are others then.
-pub fn ring(fd: c_int) -> bool {
+/// Rings. The peer's kernel keeps the byte for it: 1, or a negative errno, as if there is no room for one, as there are others
+/// then.
+pub fn ring(fd: c_int) -> isize {
     if is_sealed() {
-        return ready(fd, libc::POLLOUT) && call!(SYS_write, fd, BELL.as_ptr(), 1usize) == 1;
+        return match ready(fd, libc::POLLOUT) {
+            true => call!(SYS_write, fd, BELL.as_ptr(), 1usize) as isize,
+            false => -(libc::EAGAIN as isize),
+        };
     }
-    call!(SYS_sendto, fd, BELL.as_ptr(), 1usize, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL, 0usize, 0usize) == 1
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    call!(SYS_sendto, fd, BELL.as_ptr(), 1usize, flags, 0usize, 0usize) as isize
 }
 
 /// Of `futex_waitv`: a word of 32 bits, which other processes have too.
@@ -152,6 +158,29 @@ pub fn reset_on_close(fd: c_int) {
     call!(SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw const linger, size_of::<libc::linger>());
 }
 
+/// Whether it does so.
+pub fn resets_on_close(fd: c_int) -> bool {
+    if is_sealed() {
+        return false;
+    }
+    let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
+    let mut len = size_of::<libc::linger>() as libc::socklen_t;
+    let got = call!(SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw mut linger, &raw mut len);
+    got == 0 && linger.l_onoff != 0 && linger.l_linger == 0
+}
+
+/// Whether a descriptor is an epoll's; none if that cannot be found out.
+pub fn is_epoll(fd: c_int) -> Option<bool> {
+    const KIND: &[u8] = b"anon_inode:[eventpoll]";
+    if is_sealed() {
+        return None;
+    }
+    let (mut path, mut target) = ([0u8; 40], [0u8; KIND.len() + 1]);
+    write!(&mut path[..], "/proc/thread-self/fd/{fd}\0").ok()?;
+    let len = call!(SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), target.as_mut_ptr(), target.len());
+    Some(target.get(..usize::try_from(len).ok()?)? == KIND)
+}
+
 /// A time limit of a socket, in nanoseconds; 0 for none.
 pub fn get_timeout(fd: c_int, name: c_int) -> u64 {
     let mut value = libc::timeval { tv_sec: 0, tv_usec: 0 };
@@ -177,14 +206,21 @@ struct Counts {
     given: u64,
 }
 
-fn counts(fd: c_int) -> Option<Counts> {
+/// `TCP_INFO`, which begins with the state. Linux has counted the bytes sent since 4.19.
+fn info(fd: c_int) -> Option<[u8; 216]> {
     let mut info = [0u8; 216];
     let mut len = info.len() as libc::socklen_t;
     let got = call!(SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr(), &raw mut len);
-    // Linux has counted the bytes sent since 4.19.
-    if got != 0 || (len as usize) < info.len() || info[0] == CLOSED {
-        return None;
-    }
+    (got == 0 && len as usize == info.len()).then_some(info)
+}
+
+/// Whether the peer has ended the kernel's connection, or it is over: what a receiver that wants to hear no more is not told.
+pub fn is_ended_by_peer(fd: c_int) -> bool {
+    !is_sealed() && info(fd).is_some_and(|info| matches!(info[0], CLOSE_WAIT | LAST_ACK | CLOSING | CLOSED))
+}
+
+fn counts(fd: c_int) -> Option<Counts> {
+    let info = info(fd).filter(|info| info[0] != CLOSED)?;
     let long = |at: usize| u64::from_ne_bytes(info[at..at + 8].try_into().unwrap_or_default());
     let word = |at: usize| u32::from_ne_bytes(info[at..at + 4].try_into().unwrap_or_default());
     let (not_sent, sent, again) = (word(144), long(200), long(208));

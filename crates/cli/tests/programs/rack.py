@@ -855,6 +855,241 @@ def check_exec_ends():
     eventually(lambda: not relays())
 
 
+def full(s, block=bytes(1 << 16)):
+    """Sends until there is no room; returns how much that was."""
+    sent = 0
+    try:
+        while True:
+            sent += s.send(block)
+    except BlockingIOError:
+        return sent
+
+
+def check_epoll_copies():
+    """An epoll by several descriptors: what is registered by one is told to who waits by another, also when one is closed."""
+    def numbers(ep):
+        yield os.dup(ep)
+        yield os.dup2(ep, 210)
+        yield fcntl.fcntl(ep, fcntl.F_DUPFD, 220)
+
+    for rounds in (0, 30):
+        for registers in (0, 1):
+            for early in (True, False):
+                for which in range(3):
+                    a, b = pair()
+                    warm(a, b, rounds)
+                    original = select.epoll()
+                    if not early:
+                        # It has been one of those that the library knows.
+                        original.register(a, select.EPOLLIN)
+                    for at, number in enumerate(numbers(original.fileno())):
+                        if at == which:
+                            copy = select.epoll.fromfd(number)
+                        else:
+                            os.close(number)
+                    one, other = (original, copy) if registers == 0 else (copy, original)
+                    one.register(b, select.EPOLLIN)
+                    for n in range(20):
+                        threading.Timer(0.002, a.sendall, (b"x",)).start()
+                        by = (other, one)[n % 2]
+                        assert by.poll(10) == [(b.fileno(), select.EPOLLIN)], (n, rounds, registers, which)
+                        assert b.recv(1) == b"x" and by.poll(0) == [], n
+                    other.modify(b, select.EPOLLIN | select.EPOLLOUT)
+                    assert one.poll(10) == [(b.fileno(), select.EPOLLOUT)]
+                    other.modify(b, select.EPOLLIN)
+                    # The number that it was registered by is another file's then.
+                    (r, w), closed = os.pipe(), one.fileno()
+                    one.close()
+                    os.dup2(r, closed)
+                    warm(a, b)
+                    for n in range(10):
+                        threading.Timer(0.002, a.sendall, (b"x",)).start()
+                        assert other.poll(10) == [(b.fileno(), select.EPOLLIN)], n
+                        assert b.recv(1) == b"x" and other.poll(0) == [], n
+                    other.unregister(b)
+                    a.sendall(b"x")
+                    assert other.poll(0.01) == []
+                    for fd in (r, w, closed):
+                        os.close(fd)
+                    other.close(), a.close(), b.close()
+
+
+def check_epoll_paused():
+    """Who reads nothing, so that bytes stay in the kernel before any bell, hears of room all the same."""
+    for half_closed in (False, True):
+        for extra in (0, select.EPOLLET, select.EPOLLONESHOT, select.EPOLLIN | select.EPOLLET):
+            a, b = pair()
+            for n in range(40):
+                if not half_closed or n < 8:
+                    b.send(b"x")
+                a.send(b"y")
+                if half_closed and n == 8:
+                    b.shutdown(socket.SHUT_WR)
+                assert b.recv(1) == b"y"
+                time.sleep(0.002)
+            a.setblocking(False)
+            sent = full(a)
+            with select.epoll() as ep:
+                ep.register(a, select.EPOLLOUT | extra)
+                told = [event for _, event in ep.poll(0.05)]
+                assert told in ([], [select.EPOLLIN]), told
+                t = threading.Timer(0.1, exactly, (b, sent))
+                t.start()
+                told = 0
+                for _ in range(2):
+                    for fd, event in ep.poll(5) if not told & select.EPOLLOUT else ():
+                        assert fd == a.fileno()
+                        told |= event
+                assert told & ~select.EPOLLIN == select.EPOLLOUT, (half_closed, extra, told)
+            t.join()
+            a.close(), b.close()
+
+
+def check_epoll_full():
+    """Who is told of changes only hears of room that was lacking before the direction changed over, or while it sleeps."""
+    a, b = pair()
+    a.setblocking(False)
+    ep = select.epoll()
+    ep.register(a, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+
+    def drain():
+        b.recv(1)
+        time.sleep(1)
+        b.settimeout(3)
+        try:
+            while b.recv(1 << 20):
+                pass
+        except (TimeoutError, ConnectionResetError):
+            pass
+
+    t = threading.Thread(target=drain)
+    t.start()
+    time.sleep(0.1)
+    for _ in range(40):
+        b.send(b"x")
+        ep.poll(1)
+        a.recv(9)
+        time.sleep(0.002)
+    full(a)
+    events = ep.poll(5)
+    assert events and events[0][1] & select.EPOLLOUT, events
+    a.close()
+    t.join()
+    b.close()
+    # A thread that sleeps already when another one finds no room.
+    for n in range(20):
+        a, b = pair()
+        warm(a, b, 30)
+        a.setblocking(False)
+        ep = select.epoll()
+        ep.register(a, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+        assert ep.poll(5) == [(a.fileno(), select.EPOLLOUT)]
+        heard = []
+        t = threading.Thread(target=lambda: heard.extend(ep.poll(5)))
+        t.start()
+        time.sleep(0.001 * (n % 12))
+        sent = full(a)
+        time.sleep(0.001 * (n % 5))
+        exactly(b, sent)
+        t.join()
+        assert heard == [(a.fileno(), select.EPOLLOUT)], (n, heard)
+        a.close(), b.close()
+
+
+def check_resets():
+    """A connection that is reset does not end as one that was closed."""
+    for rounds in (0, 30):
+        for waits in (False, True):
+            a, b = pair()
+            warm(a, b, rounds)
+            a.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if waits:
+                threading.Timer(0.05, a.close).start()
+            else:
+                a.sendall(b"half of it")
+                assert b.recv(10) == b"half of it"
+                a.close()
+            try:
+                raise AssertionError(b.recv(1))
+            except ConnectionResetError:
+                pass
+            assert b.recv(1) == b""
+    # As any other, one whose time to linger is not over at once.
+    a, b = pair()
+    warm(a, b, 30)
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 5))
+    a.sendall(b"all of it")
+    a.close()
+    assert exactly(b, 9) == b"all of it" and b.recv(1) == b""
+
+
+def check_deaf():
+    """Who wants to hear no more goes on sending, and hears of it when nobody takes that any more."""
+    for rounds in (0, 30):
+        a, b = pair()
+        warm(a, b, rounds)
+        a.shutdown(socket.SHUT_RD)
+        assert a.recv(1) == b""
+        block, got = os.urandom(4 << 20), []
+        t = threading.Thread(target=lambda: [got.append(exactly(b, 1 << 20)) or time.sleep(0.02) for _ in range(4)])
+        t.start()
+        a.sendall(block)
+        t.join()
+        assert b"".join(got) == block
+        before = time.process_time()
+        t = threading.Timer(0.3, exactly, (b, 4 << 20))
+        t.start()
+        a.sendall(block)
+        t.join()
+        assert time.process_time() - before < 0.2, "it works while it waits"
+        a.close(), b.close()
+    # One that dies instead.
+    a, b = pair()
+    warm(a, b, 30)
+
+    def other():
+        a.close()
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    pid = forked(other)
+    b.close()
+    a.shutdown(socket.SHUT_RD)
+    try:
+        a.sendall(os.urandom(8 << 20))
+        raise AssertionError("nobody took it")
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    os.waitpid(pid, 0)
+
+
+def check_discard():
+    """Bytes that are received into nothing."""
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.recv.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.recv.restype = ctypes.c_ssize_t
+    for rounds in (0, 30):
+        a, b = pair()
+        warm(a, b, rounds)
+        a.sendall(b"0123456789")
+        eventually(lambda: len(b.recv(99, socket.MSG_PEEK)) == 10)
+        trunc = socket.MSG_TRUNC
+        assert libc.recv(b.fileno(), None, 99, trunc | socket.MSG_PEEK) == 10
+        assert libc.recv(b.fileno(), None, 4, trunc) == 4
+        assert libc.recv(b.fileno(), None, 3, trunc | socket.MSG_WAITALL) == 3
+        assert b.recv(9) == b"789"
+        assert libc.recv(b.fileno(), None, 9, trunc | socket.MSG_DONTWAIT) == -1
+        assert ctypes.get_errno() == errno.EAGAIN
+        # Nothing is written where there is room, either.
+        a.sendall(b"abc")
+        eventually(lambda: len(b.recv(99, socket.MSG_PEEK)) == 3)
+        room = ctypes.create_string_buffer(b"***", 3)
+        assert libc.recv(b.fileno(), ctypes.addressof(room), 3, trunc) == 3 and room.raw == b"***"
+        a.close()
+        assert libc.recv(b.fileno(), None, 9, trunc) == 0
+
+
 for name, check in sorted(globals().items()):
     if name.startswith("check_") and (len(sys.argv) < 2 or sys.argv[1] in ("all", name)):
         start = time.time()
