@@ -1,9 +1,7 @@
 //! A pair as it lies in its block: a word with both lengths, key, value, zeros to the end of a word, checksum.
 
-/// In place of a checksum: somebody writes the pair.
+/// In place of a checksum: somebody writes the pair, or it is no more.
 pub const LOCKED: u64 = u64::MAX;
-/// In place of a checksum: the pair is no more.
-pub const DEAD: u64 = u64::MAX - 1;
 /// Bytes of a key at most.
 pub const LONGEST_KEY: usize = 4096;
 /// Bytes of a value at most.
@@ -70,7 +68,7 @@ pub(super) fn parse(block: &[u8], key: &[u8]) -> Item {
 /// Of whole words.
 fn checksum(words: &[u8]) -> u64 {
     match hash(words, 0x6b76) {
-        sum @ (LOCKED | DEAD) => sum >> 1,
+        LOCKED => LOCKED >> 1,
         sum => sum,
     }
 }

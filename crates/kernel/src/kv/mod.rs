@@ -10,15 +10,16 @@
 //! checksum of all of it, and who finds another reads again.
 //!
 //! - **A pair is changed** where it lies by who has swapped its checksum for [`LOCKED`]; what is written ends with the new
-//!   one. Who takes it away swaps it for [`DEAD`], and then the entry. So nobody changes a pair that is no more.
+//!   one. Who takes it away locks it too, and then swaps its entry, unless that is another one by now; the block stays locked
+//!   till another pair lies there. So nobody changes a pair that is no more.
 //! - **A key is added** by swapping the first entry of its chain that is 0. Entries that were used are never 0 again, but
 //!   [`TOMB`], so that all who add the same key swap the same entry, and one of them wins. Where none is 0 the chain is
 //!   locked to reuse a tomb or to append buckets.
 //! - **A block** that is given back is reused at once: who still looks at it finds a wrong checksum or another key, and
 //!   then looks whether the entry is what it was.
 //!
-//! Writers run at the node alone, readers anywhere. A writer that has begun to hold something (a locked pair or chain, a dead
-//! pair's entry, a block without an entry) is not suspended there until it is done, and has limits of its own: neither its
+//! Writers run at the node alone, readers anywhere. A writer that has begun to hold something (a locked pair or chain, a
+//! block without an entry) is not suspended there until it is done, and has limits of its own: neither its
 //! caller's end nor its own, by whatever limit, leaves anything behind. Elsewhere [`NOT_HERE`] refuses it.
 //!
 //! Words are little-endian, as the atomics of the node's processor.
@@ -32,7 +33,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use item::{DEAD, LOCKED, LONGEST_KEY, LONGEST_VALUE, hash, item_len, pair};
+pub use item::{LOCKED, LONGEST_KEY, LONGEST_VALUE, hash, item_len, pair};
 pub use params::{KvParams, KvRef, KvValue};
 pub use slab::{CLASSES, class_bytes, class_of};
 pub use table::{BRANCHES, BUCKET_BYTES, ENTRIES, HEADER_BYTES, TOMB, header, locate, value_in};

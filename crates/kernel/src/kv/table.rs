@@ -1,7 +1,7 @@
 //! Buckets and chains, and the kernels on them.
 
 use super::NOT_HERE;
-use super::item::{DEAD, Item, LOCKED, encode, item_len, parse};
+use super::item::{Item, LOCKED, encode, item_len, parse};
 use super::params::{KvParams, KvRef, KvValue};
 use super::slab::{BUMP, CLASSES, class_bytes, class_of};
 use crate::call::{Call, CallFields, Status};
@@ -341,15 +341,12 @@ impl<M: Memory> Store<'_, M> {
                         return self.write(old, buffer).await;
                     }
                     let laid = self.lay_down(pair, buffer).await?;
-                    if !self.swap(sum_at, found.sum, DEAD).await? {
+                    if !self.unhook(&found, entry(hash, pair.class, laid.block)).await? {
                         self.take_up(pair, laid).await?;
                         continue;
                     }
-                    // Nobody else changes the entry of a pair that is dead.
-                    let changed = self.swap(found.entry_at, found.entry, entry(hash, pair.class, laid.block)).await?;
                     self.show(pair, laid).await?;
-                    self.free(old, old_class).await?;
-                    return if changed { Ok(()) } else { Err(Status::Inconsistent) };
+                    return self.free(old, old_class).await;
                 }
                 Err(_) if !adds => return Err(Status::NotFound),
                 Err(missed) => {
@@ -368,6 +365,23 @@ impl<M: Memory> Store<'_, M> {
             }
         }
         Err(Status::Inconsistent)
+    }
+
+    /// Takes a pair's entry for another pair, or [`TOMB`], and leaves the block to the caller. False if the pair has changed,
+    /// or is somewhere else by now.
+    async fn unhook(&self, found: &Found, new: u64) -> Result<bool, Status> {
+        let sum_at = place(found.entry).0 + found.sum_at as u64;
+        if !self.swap(sum_at, found.sum, LOCKED).await? {
+            return Ok(false);
+        }
+        // While the pair is locked nobody else changes the entry that leads to it. That is another one if the pair was taken
+        // away and put anew, of which neither its block nor its checksum need tell.
+        let is_its = self.swap(found.entry_at, found.entry, new).await?;
+        if !is_its {
+            self.write(sum_at, &found.sum.to_le_bytes()).await?;
+        }
+        // Else it stays locked for good: who looks at the block by an old entry finds no pair.
+        Ok(is_its)
     }
 
     /// Writes a pair to a block, where it does not lie in one.
@@ -449,11 +463,9 @@ pub(crate) async fn delete<M: Memory>(memory: &M, call: &mut Call) -> Result<(),
         reply.clear();
         store.renew();
         let Ok(found) = walked? else { return Err(Status::NotFound) };
-        let (block, class) = place(found.entry);
-        if store.swap(block + found.sum_at as u64, found.sum, DEAD).await? {
-            let changed = store.swap(found.entry_at, found.entry, TOMB).await?;
-            store.free(block, class).await?;
-            return if changed { Ok(()) } else { Err(Status::Inconsistent) };
+        if store.unhook(&found, TOMB).await? {
+            let (block, class) = place(found.entry);
+            return store.free(block, class).await;
         }
     }
     Err(Status::Inconsistent)

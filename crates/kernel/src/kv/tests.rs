@@ -185,6 +185,59 @@ fn a_long_pair_is_written_by_its_caller_and_then_put() {
     }
 }
 
+/// A pair is taken away and put anew with the same value while somebody else is about to take it away or to move it: it lies
+/// in the same block and has the same checksum, and its entry is another.
+#[test]
+fn a_pair_that_is_put_anew_is_not_taken_for_the_one_that_was_there() {
+    let (at, key, short, long) = (store(0), b"key".as_slice(), vec![7; 30_000], vec![8; 40_000]);
+    let mut met = 0;
+    for op in [op::KV_PUT, op::KV_UPDATE, op::KV_DELETE] {
+        for turns in 0..20 {
+            let memory = Stepped::new(0, 1 << 20);
+            let put = |value: &[u8]| run(&memory, op::KV_PUT, &params(at, key, value)).0;
+            let get = || run(&memory, op::KV_GET, &params(at, key, &[]));
+            let delete = || run(&memory, op::KV_DELETE, &params(at, key, &[])).0;
+            // A slab has two blocks of this length: the next one that is wanted is one that was given back.
+            assert_eq!(run(&memory, op::KV_PUT, &params(at, b"other", &short)).0, Status::Ok);
+            assert_eq!(put(&short), Status::Ok);
+            let value = if op == op::KV_DELETE { &[] } else { &long[..] };
+            let mut first = start(&memory, op, &params(at, key, value));
+            let mut poll = || first.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            let over = (0..turns).find_map(|_| match poll() {
+                Poll::Ready(ended) => Some(ended),
+                Poll::Pending => None,
+            });
+            // Who finds the pair locked gives up, and has done nothing.
+            let anew = delete() == Status::Ok && put(&short) == Status::Ok;
+            let is_over = over.is_some();
+            let (status, _) = over.unwrap_or_else(|| {
+                loop {
+                    if let Poll::Ready(ended) = poll() {
+                        break ended;
+                    }
+                }
+            });
+            assert_eq!(status, Status::Ok, "{op} after {turns} turns");
+            met += u32::from(anew && !is_over);
+            // Whichever was last; who changes a pair may be done but for giving the old block back.
+            let (found, value) = get();
+            let is_last = match op {
+                op::KV_DELETE => found == Status::NotFound,
+                _ => found == Status::Ok && value == long,
+            };
+            assert!(
+                is_last || (anew && (found, &value) == (Status::Ok, &short)),
+                "{op} after {turns} turns: {found:?}"
+            );
+            // No other entry has its block, or comes to it.
+            assert_eq!(delete(), found, "{op} after {turns} turns");
+            assert_eq!((get().0, put(&long), put(&short)), (Status::NotFound, Status::Ok, Status::Ok));
+            assert!(get() == (Status::Ok, short.clone()));
+        }
+    }
+    assert!(met > 10, "{met}");
+}
+
 /// What a caller asks for and hears, and when.
 #[derive(Clone, Debug)]
 struct Done {
