@@ -423,8 +423,17 @@ impl Shared {
         inside.notify(flow);
         drop(inside);
         self.waker.wake();
-        // The program hears of a reset, as it would if the other end were its peer.
-        let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
+        reset(stream);
+    }
+}
+
+/// The program hears of a reset, as it would if the other end were its peer, and so do threads that read or write here. To shut
+/// down says that all has been sent, whatever is done afterwards.
+fn reset(stream: &TcpStream) {
+    // For who has rings, too: its end is no reset otherwise.
+    let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
+    // Some kernels refuse that while a thread waits there (Linux 6.4 to 6.6).
+    if net::connect_unspec(stream).is_err() {
         let _ = stream.shutdown(Shutdown::Both);
     }
 }
@@ -447,5 +456,26 @@ fn accept(listener: &TcpListener, port: u16) -> Option<TcpStream> {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(_) => return None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reset_is_no_end_and_wakes_who_waits() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let program = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (ours, _) = listener.accept().unwrap();
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| (&ours).read(&mut [0]).is_err());
+            let writer = scope.spawn(|| (&ours).write_all(&vec![0; 32 << 20]).is_err());
+            thread::sleep(Duration::from_millis(100));
+            reset(&ours);
+            assert!(reader.join().unwrap() && writer.join().unwrap());
+        });
+        let heard = (&program).read_to_end(&mut Vec::new()).unwrap_err();
+        assert_eq!(heard.kind(), io::ErrorKind::ConnectionReset);
     }
 }

@@ -998,6 +998,7 @@ def check_epoll_full():
 
 def check_resets():
     """A connection that is reset does not end as one that was closed."""
+    import ctypes
     for rounds in (0, 30):
         for waits in (False, True):
             a, b = pair()
@@ -1014,6 +1015,33 @@ def check_resets():
             except ConnectionResetError:
                 pass
             assert b.recv(1) == b""
+    # One that gives up while its threads wait, as a gate does.
+    libc = ctypes.CDLL(None, use_errno=True)
+    for rounds in (0, 30):
+        a, b = pair()
+        warm(a, b, rounds)
+        a.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        ended = []
+
+        def waits(work):
+            try:
+                work()
+            except OSError as e:
+                ended.append(e)
+
+        threads = [threading.Thread(target=waits, args=(work,)) for work in (lambda: a.recv(1), lambda: full(a))]
+        [t.start() for t in threads]
+        time.sleep(0.1)
+        assert libc.connect(a.fileno(), struct.pack("H14x", socket.AF_UNSPEC), 16) == 0
+        [t.join(10) for t in threads]
+        assert len(ended) == 2, ended
+        a.close()
+        try:
+            while b.recv(1 << 20):
+                pass
+            raise AssertionError("it ended")
+        except ConnectionResetError:
+            pass
     # As any other, one whose time to linger is not over at once.
     a, b = pair()
     warm(a, b, 30)
