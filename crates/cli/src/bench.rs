@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::Failure;
 use crate::args;
 use crate::progress::{Display, stop_flag};
+use crate::quantity;
 
 /// GETs of one measurement.
 const GETS: u64 = 400_000;
@@ -93,6 +94,7 @@ fn nic_json((core_to_core_before_ns, core_to_core_after_ns): (f64, f64), rows: &
 
 /// GETs of one core by the number in flight.
 pub fn kernel(args: &args::BenchKernel) -> Result<(), Failure> {
+    quantity::in_memory("--table", args.table)?;
     let display = Display::new(stop_flag());
     display.part("building the table", 0.0);
     let failed = |e| Failure::Failed(format!("cannot build a table of {} MB: {e}", args.table >> 20));

@@ -10,7 +10,7 @@ use crate::args::Distribution;
 use crate::bench::{rows_json, rows_table};
 use crate::output::Json;
 use crate::progress::{Display, stop_flag};
-use crate::quantity::{count, node_bytes, up_to};
+use crate::quantity::{self, count, node_bytes, up_to};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -19,6 +19,9 @@ Examples:
   remora bench btree --keys 100M --rounds 3  needs about 15 GB
   remora bench btree --key-bytes 32 --node-bytes 1024     keys that are bytes
   remora bench btree --node-bytes 1024 --in-flight 16 --json btree.json";
+
+/// Bytes that a key takes in all maps together, about.
+const KEY_BYTES: u64 = 150;
 
 /// Options of `remora bench btree`.
 #[derive(Debug, clap::Args)]
@@ -58,6 +61,7 @@ pub struct BenchBtree {
 
 /// The tree beside its peers.
 pub fn run(args: &BenchBtree) -> Result<(), Failure> {
+    quantity::in_memory("--keys", KEY_BYTES * u64::from(args.keys))?;
     let display = Display::new(stop_flag());
     let bench = BtreeBench {
         keys: args.keys.into(),

@@ -70,6 +70,7 @@ fn dim(text: &str) -> Result<u16, String> {
 
 /// A recommender's look-ups.
 pub fn run(args: &BenchDlrm) -> Result<(), Failure> {
+    quantity::in_memory("--table", args.table)?;
     let display = Display::new(stop_flag());
     let plan = DlrmPlan {
         table: args.table,

@@ -29,7 +29,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub struct CheckMembership {
     /// Nodes
-    #[arg(long, value_name = "N", default_value = "3", value_parser = up_to::<u8>(1..=5))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = up_to::<u8>(2..=5))]
     nodes: u8,
     /// Nodes that propose
     #[arg(long, value_name = "N", default_value = "2", value_parser = up_to::<u8>(1..=5))]

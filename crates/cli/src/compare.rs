@@ -17,6 +17,7 @@ use remora_study::machine::Machine;
 use remora_study::measure::{Keep, Row};
 use remora_study::nodes::NodeProcess;
 use remora_study::on::{OnCut, OnError, OnPlatform, compare_on};
+use remora_study::operations::Operation;
 use remora_study::records::{InputError, Records};
 use remora_study::report::{Report, Setup, html, table};
 use remora_study::store::Store;
@@ -52,6 +53,10 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
     }
     let stop = stop_flag();
     let display = Display::new(stop);
+    let by_trace = |operation: &&Operation| operation.is_measured(true) && !operation.is_measured(false);
+    if let Some(operation) = args.operations.iter().flatten().find(by_trace).filter(|_| args.trace.is_none()) {
+        return Err(Failure::Usage(format!("{} needs --trace, the file with its keys", operation.name())));
+    }
     // What can be wrong with files shows before anything is started.
     args.json.file().map_or(Ok(()), writable)?;
     page_can_be_written(args)?;

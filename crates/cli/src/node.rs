@@ -19,7 +19,7 @@ use crate::capture::Capture;
 use crate::metrics::Metrics;
 use crate::output::print;
 use crate::progress::is_quiet;
-use crate::{Failure, args};
+use crate::{Failure, args, quantity};
 
 /// Serves until a signal, or until standard input ends if asked to.
 pub fn run(args: &args::NodeArgs) -> Result<(), Failure> {
@@ -127,10 +127,8 @@ fn memory(args: &args::NodeArgs) -> Result<u64, Failure> {
     match args.memory {
         None => Ok(MEMORY.min(all.max(1 << 20))),
         // A child process serves its parent alone.
-        Some(wanted) if wanted > all && all > 0 && !args.stop_with_stdin => {
-            Err(Failure::Usage(format!("--memory asks for {} MB, and this machine has {}", wanted >> 20, all >> 20)))
-        }
-        Some(wanted) => Ok(wanted),
+        Some(wanted) if args.stop_with_stdin => Ok(wanted),
+        Some(wanted) => quantity::in_memory("--memory", wanted).map(|()| wanted),
     }
 }
 

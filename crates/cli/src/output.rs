@@ -19,12 +19,16 @@ pub fn print(text: &str) -> Result<(), Failure> {
 
 /// Prints bytes as they are.
 pub fn to_stdout(bytes: &[u8]) -> Result<(), Failure> {
+    to_reader(bytes).map(|_| ())
+}
+
+/// Prints bytes for as long as somebody reads them: false if nobody does any more.
+pub fn to_reader(bytes: &[u8]) -> Result<bool, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure::Failed(format!("cannot write to standard output: {e}")))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(Failure::Failed(format!("cannot write to standard output: {e}"))),
     }
 }
 

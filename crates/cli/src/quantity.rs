@@ -2,6 +2,20 @@
 
 use std::time::Duration;
 
+use remora_study::machine::Machine;
+
+use crate::Failure;
+
+/// Whether this machine has so much memory: asked for more it would end this process in the midst of filling it.
+pub fn in_memory(flag: &str, bytes: u64) -> Result<(), Failure> {
+    match Machine::describe().memory_bytes {
+        all if bytes > all && all > 0 => {
+            Err(Failure::Usage(format!("{flag} asks for {} MB, and this machine has {}", bytes >> 20, all >> 20)))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A number and what stands behind it.
 fn split(text: &str) -> Option<(f64, &str)> {
     let text = text.trim();

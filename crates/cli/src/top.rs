@@ -14,7 +14,7 @@ use remora_study::nodes::{ClusterSettings, ask as ask_cluster};
 use crate::Failure;
 use crate::args::address_and_port;
 use crate::metrics;
-use crate::output::print;
+use crate::output::to_reader;
 use crate::progress::stop_flag;
 use crate::quantity;
 
@@ -50,7 +50,6 @@ type Look = BTreeMap<String, f64>;
 pub fn run(args: &Top) -> Result<(), Failure> {
     let stop = stop_flag();
     let (mut before, mut at) = (looks(args), Instant::now());
-    let reached = |looks: &[Result<Look, String>]| looks.iter().any(Result::is_ok);
     loop {
         let end = Instant::now() + args.every;
         while Instant::now() < end && !stop.load(Ordering::Relaxed) {
@@ -61,13 +60,15 @@ pub fn run(args: &Top) -> Result<(), Failure> {
         }
         let (now, elapsed) = (looks(args), at.elapsed().as_secs_f64());
         at = Instant::now();
-        let text = show(args, &before, &now, elapsed);
+        let (text, reached) = show(args, &before, &now, elapsed);
         // The screen is cleared only where there is one.
         let clear = if std::io::stdout().is_terminal() && !args.once { "\x1b[H\x1b[2J" } else { "" };
-        print(&format!("{clear}{text}"))?;
+        if !to_reader(format!("{clear}{text}").as_bytes())? {
+            return Ok(());
+        }
         if args.once {
             let why = "none of them could be asked: its message is in the table".to_string();
-            return if reached(&now) { Ok(()) } else { Err(Failure::Failed(why)) };
+            return if reached { Ok(()) } else { Err(Failure::Failed(why)) };
         }
         before = now;
     }
@@ -78,8 +79,9 @@ fn looks(args: &Top) -> Vec<Result<Look, String>> {
     args.nodes.iter().map(|&at| metrics::ask(at).map(|figures| figures.into_iter().collect())).collect()
 }
 
-fn show(args: &Top, before: &[Result<Look, String>], now: &[Result<Look, String>], s: f64) -> String {
-    let mut text = String::new();
+/// The table, and whether any node of it could be asked.
+fn show(args: &Top, before: &[Result<Look, String>], now: &[Result<Look, String>], s: f64) -> (String, bool) {
+    let (mut text, mut reached) = (String::new(), now.iter().any(Result::is_ok));
     if !args.nodes.is_empty() {
         let _ = writeln!(
             text,
@@ -153,6 +155,7 @@ fn show(args: &Top, before: &[Result<Look, String>], now: &[Result<Look, String>
                 let _ = writeln!(text, "{node:<5} {:<16} down", address.to_string());
                 continue;
             };
+            reached = true;
             let _ = writeln!(
                 text,
                 "{node:<5} {:<16} {:>6} {:>6} {:>10} {:>10} {:>9.1} {:>7.1}",
@@ -166,5 +169,5 @@ fn show(args: &Top, before: &[Result<Look, String>], now: &[Result<Look, String>
             );
         }
     }
-    text
+    (text, reached)
 }

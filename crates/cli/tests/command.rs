@@ -152,6 +152,11 @@ fn a_full_standard_output_is_a_failure_and_one_that_nobody_reads_is_none() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     assert_eq!(run(writer.into()), (Some(0), String::new()));
+    // What goes on for as long as somebody looks ends when nobody does.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let top = command(Path::new("."), &["top", "127.0.0.1:1", "--every", "10ms"]).stdout(writer).output().unwrap();
+    assert_eq!((top.status.code(), text(&top.stderr)), (Some(0), String::new()));
 }
 
 #[test]
@@ -173,6 +178,10 @@ fn compare_takes_the_users_records_and_trace() {
     let measured = |operation: &str| json["rows"].as_array().unwrap().iter().any(|row| row["operation"] == operation);
     assert!(measured("get-trace") && measured("get-miss") && !measured("get-hit"));
     assert!(!directory.path().join("remora-report.html").exists());
+    // Keys of the records instead, if they are asked for.
+    let hits = ["--operations", "get-hit", "--links", "shm"];
+    let table = succeeds(directory.path(), &[&args[..7], &["--no-html"], &hits].concat());
+    assert!(table.contains("get-hit") || table.contains("Hash-table GET"), "{table}");
 }
 
 #[test]
@@ -290,6 +299,11 @@ fn mistakes_are_told_in_one_line() {
     fails(path, &["probe", "--out", "no/such/dir.toml"], 2, &["no/such/dir.toml", "its directory does not exist"]);
     fails(path, &["reproduce"], 2, &["a subcommand is missing: strom, minos, bluefield, rambda, dfabric"]);
     fails(path, &["bench", "kernel", "--table", "12Q"], 2, &["--table", "512M"]);
+    for bench in ["kernel", "dlrm"] {
+        fails(path, &["bench", bench, "--table", "100T"], 2, &["--table asks for", "this machine has"]);
+    }
+    fails(path, &["compare", "--operations", "get-trace"], 2, &["get-trace needs --trace"]);
+    fails(path, &["check", "membership", "--nodes", "1"], 2, &["from 2 to 5"]);
     assert!(!path.join("remora-report.html").exists(), "nothing is left behind");
     let nobody = own_address();
     let args = ["compare", "--node", &nobody, "--records", "10", "--links", "udp", "--no-html"];

@@ -80,6 +80,10 @@ fn comparisons() {
     let again = checks(&[&["compare", "--operations", "get-hit", "--baseline", name], &QUICK[..]].concat());
     assert!(!again["since"]["changes"].as_array().expect("changes").is_empty());
     checks(&[&["compare", "--on", "strom-10g", "--operations", "list,get-hit"], &QUICK[..]].concat());
+    checks(&[&["compare", "--operations", "get-hit", "--rings"], &QUICK[..]].concat());
+    let one = ["compare", "--placement", "auto", "--operations", "get-hit"];
+    checks(&[&one[..], &QUICK[..]].concat());
+    checks(&[&one[..], &["--on", "bluefield2"], &QUICK[..]].concat());
     let auto = ["compare", "--placement", "auto", "--operations", "list,consistent-get"];
     let chosen = checks(&[&auto[..], &QUICK[..]].concat());
     assert!(!chosen["auto"].as_array().expect("rows").is_empty(), "{chosen}");
@@ -134,6 +138,17 @@ fn clusters() {
 fn placement_and_reproduction() {
     checks(&["where", "btree", "--on", "bluefield2", "--points", "4", "--simulate", "200", "--json"]);
     checks(&["where", "studies/where/embedding.toml", "--on", "rambda", "--points", "4", "--simulate", "0", "--json"]);
+    // More than a place carries: it waits for ever there.
+    let directory = tempfile::tempdir().expect("a directory");
+    let offered = directory.path().join("offered.toml");
+    let list = std::fs::read_to_string(root().join("studies/where/list.toml")).expect("readable");
+    let list: String = list
+        .lines()
+        .map(|line| if line.starts_with("concurrency") { "offered = \"2 M/s\"" } else { line }.to_owned() + "\n")
+        .collect();
+    std::fs::write(&offered, list).expect("written");
+    let offered = offered.to_str().expect("a name");
+    checks(&["where", offered, "--on", "bluefield2", "--points", "4", "--simulate", "0", "--json"]);
     checks(&["platform", "list", "--json"]);
     checks(&["reproduce", "strom", "--figure", "5a", "--no-cache", "--json"]);
     checks(&["reproduce", "strom", "--figure", "5a", "--mutate", "--no-cache", "--json"]);

@@ -49,7 +49,7 @@ impl<'a> Store<'a> {
         let total = table_bytes(records.len() as u64, records.mean_record() as u64) + own;
         let mut loader = Loader { target, watch, plan, done: 0, total };
         let table = loader.table(records)?;
-        let hits = if trace.is_none() { loader.hits(records, plan.seed) } else { Trace::default() };
+        let hits = loader.hits(records, plan.seed);
         let misses = Trace::misses(&records.index(), MISSES, plan.seed);
         let mut loaded = Vec::new();
         for operation in measured() {

@@ -264,6 +264,16 @@ fn line(platform: &Platform, answer: &Answer, options: &WhereOptions) -> String 
         DecidedBy::Engine => ", by the engine",
         DecidedBy::Screen => ", by the screen",
     };
+    // A load that a place does not carry has it wait for ever there.
+    if options.cost(best).is_infinite() {
+        return format!("no place on {} carries the offered load", platform.name);
+    }
+    if ratio.is_infinite() {
+        return format!(
+            "{} wins on {}: {} does not carry the offered load{by}",
+            best.place, platform.name, second.place
+        );
+    }
     if !answer.decided {
         // What somebody printed or measured is not worth measuring again before what nobody did.
         let weak = |value: &&Contribution| matches!(value.status, SourceStatus::Estimate | SourceStatus::Literature);

@@ -16,9 +16,14 @@ fn path(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.wasm"))
 }
 
+/// Finds out whether a module of this name can be kept.
+pub(super) fn prepare(dir: &Path, name: &str) -> io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    std::fs::File::create(path(dir, name).with_extension("new")).map(drop)
+}
+
 /// Keeps a module, as a whole or not at all. A name has no character that means something in a path.
 pub(super) fn keep(dir: &Path, entry: &DeployedModule, module: &[u8]) -> io::Result<()> {
-    std::fs::create_dir_all(dir)?;
     let path = path(dir, &entry.name);
     let new = path.with_extension("new");
     std::fs::write(&new, with_section(entry, module))?;
@@ -106,7 +111,10 @@ mod tests {
     fn what_is_kept_is_a_module_and_is_found_again() {
         let dir = tempfile::tempdir().unwrap();
         let entry = entry("a.b");
+        prepare(&dir.path().join("deeper"), "a.b").unwrap();
+        prepare(dir.path(), "a.b").unwrap();
         keep(dir.path(), &entry, EMPTY).unwrap();
+        assert!(prepare(&dir.path().join("a.b.wasm"), "b").is_err(), "no directory");
         let bytes = std::fs::read(dir.path().join("a.b.wasm")).unwrap();
         assert_eq!(usize::from(SECTION[1]), bytes.len() - EMPTY.len() - 2, "the section's length");
         assert_eq!(usize::from(SECTION[2]), SECTION.len() - 3, "its name's");

@@ -1,6 +1,7 @@
 //! A node's modules: compiled off the host thread, kept in a directory if asked.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use remora_memory::{Access, Pd, Registry};
@@ -58,10 +59,13 @@ impl<T> Modules<T> {
         };
         let (kernels, (send, receive)) = (self.kernels.clone(), sync_channel(1));
         let compile = move || {
-            let entry = kernels.deploy(&deploy.name, &bytes, deploy.limits, deploy.isolation);
-            let kept = entry.map_err(|e| e.to_string()).and_then(|entry| {
+            // What cannot be kept is not to take the place of what runs.
+            let room =
+                dir.as_ref().map_or(Ok(()), |dir| kept::prepare(dir, &deploy.name).map_err(|e| cannot_keep(dir, &e)));
+            let deployed = || kernels.deploy(&deploy.name, &bytes, deploy.limits, deploy.isolation);
+            let kept = room.and_then(|()| deployed().map_err(|e| e.to_string())).and_then(|entry| {
                 if let Some(dir) = dir {
-                    kept::keep(&dir, &entry, &bytes).map_err(|e| format!("keeping it in {}: {e}", dir.display()))?;
+                    kept::keep(&dir, &entry, &bytes).map_err(|e| cannot_keep(&dir, &e))?;
                 }
                 Ok(entry)
             });
@@ -103,6 +107,10 @@ impl<T> Modules<T> {
         }
         Ok(op)
     }
+}
+
+fn cannot_keep(dir: &Path, why: &io::Error) -> String {
+    format!("keeping it in {}: {why}", dir.display())
 }
 
 /// The module in a client's region.
