@@ -114,6 +114,8 @@ pub struct Chain {
     pub(super) ready: VecDeque<u64>,
     pub(super) next_ticket: u64,
     pub(super) running: BTreeMap<u64, Running>,
+    /// Bytes of answers to these.
+    pub(super) held: usize,
     pub(super) reads: Vec<Waiting>,
     resend_at: Time,
     pub(super) out: VecDeque<ChainOutput>,
@@ -174,6 +176,7 @@ impl Chain {
             ready: VecDeque::new(),
             next_ticket: 0,
             running: BTreeMap::new(),
+            held: 0,
             reads: Vec::new(),
             resend_at: now + config.retry,
             out: VecDeque::new(),

@@ -8,6 +8,10 @@ use crate::Time;
 use crate::bounds::Bounds;
 use crate::types::Value;
 
+/// Bytes of answers that are made in one go, and that wait for entries under way; what more there is comes in the next turns.
+/// A client asks for gigabytes with little.
+const ANSWERS: usize = 16 << 20;
+
 /// A transaction whose entry is under way.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Running {
@@ -15,6 +19,20 @@ pub(super) struct Running {
     keys: Vec<u64>,
     /// Whom to tell how it ended.
     client: Option<(u64, ChainOutcome)>,
+}
+
+impl Running {
+    /// Bytes of what it has read.
+    fn answer(&self) -> usize {
+        match &self.client {
+            Some((_, ChainOutcome::Done(read) | ChainOutcome::Unequal(read))) => bytes(read),
+            _ => 0,
+        }
+    }
+}
+
+fn bytes(read: &[Value]) -> usize {
+    read.iter().map(|value| value.len()).sum()
 }
 
 /// A transaction that only reads, and waits until this entry is applied.
@@ -130,10 +148,16 @@ impl Chain {
         if self.reads.is_empty() {
             return;
         }
-        let (applied, serves) = (self.applied, self.serves());
-        for Waiting { request, .. } in
-            self.reads.extract_if(.., |read| read.needs <= applied || !serves).collect::<Vec<_>>()
-        {
+        let (applied, serves, mut room) = (self.applied, self.serves(), ANSWERS);
+        let due = |read: &mut Waiting| {
+            let due = !serves || room > 0 && read.needs <= applied;
+            if due && serves {
+                let extents = &read.request.transaction.reads;
+                room = room.saturating_sub(extents.iter().map(|extent| extent.length as usize).sum());
+            }
+            due
+        };
+        for Waiting { request, .. } in self.reads.extract_if(.., due).collect::<Vec<_>>() {
             let Transaction { reads, expects, .. } = &request.transaction;
             let outcome = match (serves, self.holds(expects)) {
                 (false, _) => ChainOutcome::Refused(ChainRefusal::NotServing),
@@ -144,9 +168,10 @@ impl Chain {
         }
     }
 
-    /// Executes transactions that have all their keys, while there is room in the ring. The first acknowledgement in a view is
+    /// Executes transactions that have all their keys, while there is room in the ring and for their answers. The first acknowledgement in a view is
     /// one of all that the view began with: before it, entries under way might be of the same keys.
     pub(super) fn run_ready(&mut self) {
+        let mut answered = 0;
         while self.synced
             && let Some(&ticket) = self.ready.front()
             && let Some((request, keys)) = self.requests.get(&ticket)
@@ -154,6 +179,7 @@ impl Chain {
             let length = entry_length(request) as u64;
             if self.next().is_some() && self.acked.is_none()
                 || self.end + length - self.free() > self.config.ring as u64
+                || answered + self.held >= ANSWERS
             {
                 self.marks.full += 1;
                 return;
@@ -161,11 +187,12 @@ impl Chain {
             let (request, keys) = (request.clone(), keys.clone());
             self.ready.pop_front();
             self.requests.remove(&ticket);
-            self.execute(ticket, request, keys);
+            answered += self.execute(ticket, request, keys);
         }
     }
 
-    fn execute(&mut self, ticket: u64, request: ChainRequest, keys: Vec<u64>) {
+    /// Returns how many bytes it has answered, if it has.
+    fn execute(&mut self, ticket: u64, request: ChainRequest, keys: Vec<u64>) -> usize {
         let ChainRequest { tag, session, transaction: Transaction { reads, expects, mut writes } } = request;
         let found = self.read(&reads);
         let equal = self.holds(&expects);
@@ -180,7 +207,8 @@ impl Chain {
         };
         if let Some(outcome) = at_once {
             self.reply(tag, outcome);
-            return self.give_up(ticket, &keys);
+            self.give_up(ticket, &keys);
+            return bytes(&found);
         }
         let seq = self.last + 1;
         if !equal {
@@ -194,8 +222,11 @@ impl Chain {
         {
             self.reply(tag, outcome);
         }
-        self.running.insert(seq, Running { ticket, keys, client });
+        let running = Running { ticket, keys, client };
+        self.held += running.answer();
+        self.running.insert(seq, running);
         self.append(layout::entry(seq, self.view.epoch, writes));
+        0
     }
 
     fn give_up(&mut self, ticket: u64, keys: &[u64]) {
@@ -205,7 +236,9 @@ impl Chain {
 
     /// An entry has been applied: whoever waits for it goes on.
     pub(super) fn finish(&mut self, seq: u64) {
-        if let Some(Running { ticket, keys, client }) = self.running.remove(&seq) {
+        if let Some(running) = self.running.remove(&seq) {
+            self.held -= running.answer();
+            let Running { ticket, keys, client } = running;
             if let Some((tag, outcome)) = client {
                 self.reply(tag, outcome);
             }
@@ -227,6 +260,7 @@ impl Chain {
             self.running.values_mut().for_each(|running| running.keys.clear());
             return;
         }
+        self.held = 0;
         for (_, running) in std::mem::take(&mut self.running) {
             if let Some((tag, _)) = running.client {
                 self.reply(tag, ChainOutcome::Unknown);

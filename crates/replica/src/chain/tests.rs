@@ -16,16 +16,22 @@ struct Nodes {
     /// Nodes that hear nothing, and whose writes are not durable yet.
     deaf: NodeSet,
     view: View,
+    now: crate::Time,
     replies: VecDeque<(NodeId, ChainReply)>,
 }
 
 impl Nodes {
     fn new(count: u8, ring: usize) -> Self {
+        Self::with(count, |config| ChainConfig { ring, ..config })
+    }
+
+    fn with(count: u8, change: impl Fn(ChainConfig) -> ChainConfig) -> Self {
         let nodes = NodeSet::first(count);
-        let config = |id| ChainConfig { ring, piece: 1000, ..ChainConfig::new(id, nodes, DATA) };
+        let config = |id| change(ChainConfig { piece: 1000, ..ChainConfig::new(id, nodes, DATA) });
         let images = vec![vec![0; config(NodeId(0)).layout().bytes()]; count.into()];
         let chains = nodes.iter().map(|id| Chain::new(config(id), 0, &images[0])).collect();
-        let mut it = Self { chains, images, deaf: NodeSet::EMPTY, view: View::first(nodes), replies: VecDeque::new() };
+        let mut it =
+            Self { chains, images, deaf: NodeSet::EMPTY, view: View::first(nodes), now: 0, replies: VecDeque::new() };
         it.chains
             .iter_mut()
             .for_each(|chain| chain.keep(0, Durable { view: View::first(nodes), ..Durable::default() }));
@@ -65,6 +71,13 @@ impl Nodes {
                 self.chains[usize::from(to.0)].handle(0, from, epoch, message);
             }
         }
+    }
+
+    /// Time has passed: what was not answered is sent again.
+    fn wake(&mut self) {
+        self.now += 1_000_000_000;
+        self.chains.iter_mut().for_each(|chain| chain.timeout(self.now));
+        self.run();
     }
 
     fn ask(&mut self, node: u8, tag: u64, transaction: Transaction) -> Option<ChainOutcome> {
@@ -272,4 +285,61 @@ fn an_attempt_that_found_something_else_keeps_an_earlier_one_from_being_done() {
     assert!(nodes.ask(0, 2, write).is_some());
     assert_eq!(nodes.ask_in(attempt(0), 0, 3, swap), unequal(b'x'), "it was only on its way");
     assert_eq!(&nodes.chains[1].data()[..2], b"x\0");
+}
+
+/// Each asks for two megabytes, and all of them for as much memory as there is.
+#[test]
+fn answers_are_made_as_far_as_there_is_room_for_them() {
+    const LONG: u32 = 2 << 20;
+    // So many at once, and some turns each time.
+    const FEW: usize = 8;
+    const ALL: u64 = 12;
+    let data = ALL as usize * LONG as usize;
+    let mut nodes = Nodes::with(2, |config| ChainConfig { ring: 1 << 16, data, cell: 1 << 16, ..config });
+    let place = |number: u64| number * u64::from(LONG);
+    let read = |number| vec![at(place(number), LONG)];
+    let write = |number| Transaction { writes: vec![put(place(number), b"a")], ..Transaction::default() };
+    let only = |node: u8, nodes: &mut Nodes| nodes.deaf = NodeSet::first(2).without(NodeId(node));
+    let answered = |nodes: &mut Nodes| nodes.replies.drain(..).count();
+
+    // Reads that wait for one write.
+    only(0, &mut nodes);
+    assert_eq!(nodes.ask(0, 0, write(0)), None);
+    for tag in 1..=100 {
+        assert_eq!(nodes.ask(0, tag, Transaction { reads: read(0), ..Transaction::default() }), None);
+    }
+    nodes.deaf = NodeSet::EMPTY;
+    let mut rest = 101;
+    while rest > 0 {
+        nodes.wake();
+        let now = answered(&mut nodes);
+        assert!((1..=4 * FEW).contains(&now), "{now}");
+        rest -= now;
+    }
+
+    // What they have read waits with those that write too.
+    only(0, &mut nodes);
+    for tag in 0..ALL {
+        assert_eq!(nodes.ask(0, tag, Transaction { reads: read(tag), ..write(tag) }), None);
+    }
+    assert_eq!(nodes.chains[0].held, FEW * LONG as usize);
+    nodes.deaf = NodeSet::EMPTY;
+    (0..3).for_each(|_| nodes.wake());
+    assert_eq!((answered(&mut nodes), nodes.chains[0].held), (ALL as usize, 0));
+
+    // And those that find something else than expected are answered at once.
+    only(0, &mut nodes);
+    assert_eq!(nodes.ask(0, 0, write(0)), None);
+    for tag in 1..=100 {
+        let other = Transaction { expects: vec![put(place(0), b"b")], reads: read(0), ..write(0) };
+        assert_eq!(nodes.ask(0, tag, other), None);
+    }
+    nodes.deaf = NodeSet::EMPTY;
+    let mut rest = 101;
+    while rest > 0 {
+        nodes.wake();
+        let now = answered(&mut nodes);
+        assert!((1..=4 * FEW).contains(&now), "{now}");
+        rest -= now;
+    }
 }
