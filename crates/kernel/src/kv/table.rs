@@ -23,6 +23,8 @@ pub const TOMB: u64 = 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"rem-kv/1");
 /// A chain is locked.
 const LOCK: u64 = 1 << 63;
+/// Bytes of room that a call keeps: as many as the longest reply has.
+const KEPT: usize = 64 << 10;
 /// How often something that changes is looked at again.
 const TRIES: u32 = 64;
 /// What a call may do that writes, between two looks at a chain and while it holds something, in place of its caller's
@@ -300,8 +302,15 @@ async fn write<M: Memory>(memory: &M, call: &mut Call, adds: bool) -> Result<(),
         KvValue::Bytes(_) => None,
     };
     let written = store.write_pair(&Pair { params, class, len, laid: block }, adds, reply).await;
-    reply.clear();
+    empty(reply);
     written
+}
+
+/// Empties a call's reply that blocks were looked at in: a call serves others after it, and is not to keep the room of the
+/// longest pair for them.
+fn empty(reply: &mut Vec<u8>) {
+    reply.clear();
+    reply.shrink_to(KEPT);
 }
 
 /// A pair on its way into a store.
@@ -460,7 +469,7 @@ pub(crate) async fn delete<M: Memory>(memory: &M, call: &mut Call) -> Result<(),
     let store = Store::to_write(memory, store)?;
     for _ in 0..TRIES {
         let walked = store.walk((hash, key), u64::MAX, reply, false).await;
-        reply.clear();
+        empty(reply);
         store.renew();
         let Ok(found) = walked? else { return Err(Status::NotFound) };
         if store.unhook(&found, TOMB).await? {

@@ -185,6 +185,23 @@ fn a_long_pair_is_written_by_its_caller_and_then_put() {
     }
 }
 
+#[test]
+fn a_call_keeps_no_room_for_the_longest_pair_that_it_looked_at() {
+    let (memory, at, long) = (Stepped::new(0, 4 << 20), store(0), vec![1; 300_000]);
+    for (op, value) in [(op::KV_PUT, &long[..]), (op::KV_PUT, &long), (op::KV_UPDATE, b"short"), (op::KV_DELETE, &[])] {
+        let mut call = Call::new(op, &params(at, b"key", value), 1 << 16);
+        let mut running = Box::pin(Builtins.run(&memory, &mut call));
+        let status = loop {
+            if let Poll::Ready(status) = running.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                break status;
+            }
+        };
+        drop(running);
+        assert_eq!(status, Status::Ok);
+        assert!(call.reply.capacity() <= 1 << 16, "{} bytes after {op}", call.reply.capacity());
+    }
+}
+
 /// A pair is taken away and put anew with the same value while somebody else is about to take it away or to move it: it lies
 /// in the same block and has the same checksum, and its entry is another.
 #[test]
