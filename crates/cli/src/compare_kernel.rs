@@ -114,7 +114,8 @@ impl Measure<'_> {
             let local = args.local.filter(|_| !node.is_loopback()).map_or_else(|| at_local(node, Ok), Ok)?;
             let layers = capture.layers();
             let config = ClientConfig { link: Some(*link), layers, mtu: args.mtu, ..ClientConfig::new(node, local) };
-            let mut client = match Client::connect(config) {
+            let connect = || Client::connect(config.clone());
+            let mut client = match connect() {
                 Ok(client) => client,
                 Err(error) if args.links.is_empty() => {
                     left_out.push(format!("{link}: {error}"));
@@ -133,10 +134,17 @@ impl Measure<'_> {
                 display.advance(rows.len() as u64, total, &format!("{} at the {placement} over {link}", name_of(file)));
                 let user = (entry.op, data, &params as Params<'_>);
                 match KernelFigures::measure(&mut client, user, *placement, args.seconds, &|| display.stopped()) {
-                    Ok(row) => rows.push(row),
+                    Ok(row) => {
+                        let denied = row.failed == Some(Status::AccessDenied);
+                        rows.push(row);
+                        // Who is denied memory again and again has no connection any more.
+                        if denied {
+                            break;
+                        }
+                    }
                     // At the client an access is a verb, and one that is denied costs the connection.
                     Err(StudyError::Target(error)) if *placement == Placement::Client && error.is_denied() => {
-                        measured = Err(fails(*placement, *link, Status::AccessDenied));
+                        rows.push(KernelFigures::failed(*link, *placement, Status::AccessDenied));
                         break;
                     }
                     Err(error) => {
@@ -145,9 +153,16 @@ impl Measure<'_> {
                     }
                 }
             }
-            // A node that is gone has nothing to remove.
-            let removed = client.remove_kernel(&name);
+            let mut removed = client.remove_kernel(&name);
+            if removed.is_err() {
+                // The connection may have ended, or have calls under way; a node that is gone has nothing to remove.
+                drop(client);
+                removed = connect().and_then(|mut again| again.remove_kernel(&name));
+            }
             measured?;
+            if rows.iter().any(|row| row.failed.is_some()) {
+                return Ok(());
+            }
             removed?;
         }
         Ok(())

@@ -174,6 +174,19 @@ fn a_kernel_that_fails_says_where_and_wins_nothing() {
             .concat();
     let said = failure(&remora(&compare));
     assert!(said.contains("at the client over shm, with AccessDenied") && said.contains("kernel run"), "{said}");
+    // Nothing of it stays at a node that goes on, and programs are told too.
+    let address = "127.15.1.2";
+    let _node = Node::start(address, &[]);
+    let report = dir.path().join("report.json").to_string_lossy().into_owned();
+    for places in ["client", "nic,host"] {
+        let more = ["--node", address, "--placements", places, "--json", &report];
+        let said = failure(&remora(&[&compare[..], &more].concat()));
+        assert!(said.contains("AccessDenied"), "at {places}: {said}");
+        let figures: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("JSON");
+        assert_eq!(figures["rows"][0]["failed"], remora_kernel::Status::AccessDenied.code(), "{figures}");
+        assert!(text(&remora(&["kernel", "list", "--node", address])).contains("no kernels"), "at {places}");
+    }
     // One word further it divides by one.
     let right = ["kernel", "run", &file, "--data", &data, "--args", "key,va+8"];
     let output = remora(&right);

@@ -61,6 +61,12 @@ fn is_failure(status: Status) -> bool {
 }
 
 impl KernelFigures {
+    /// Of a kernel that failed.
+    pub fn failed(link: LinkKind, place: Placement, status: Status) -> Self {
+        let (calls, p50_ns, p99_ns, per_s, trips, digest) = (0, 0, 0, 0.0, 0.0, 0);
+        Self { link, place, calls, p50_ns, p99_ns, per_s, trips, digest, status, failed: Some(status) }
+    }
+
     /// Measures the kernel `op`, which the node has deployed and the client too if that is where it runs.
     pub fn measure(
         connection: &mut dyn Connection,
@@ -74,8 +80,14 @@ impl KernelFigures {
         // The same calls in each place, and what they answered.
         let mut compared = begin();
         let calling = Calling::new(&mut *connection, &mut compared, placement);
-        calling.run(1, Until::Begun(COMPARED), &mut { nothing }, stop)?;
+        let ran = calling.run(1, Until::Begun(COMPARED), &mut { nothing }, stop);
         let (digest, status, mut failed) = compared.seen();
+        // At the client an access is a verb, and its error says more than what the kernel made of it.
+        if let Some(failed) = failed.filter(|_| ran.is_ok() || placement != Placement::Client) {
+            // It has no figures that mean anything, and a node ends who is denied memory again and again.
+            return Ok(Self { digest, status, ..Self::failed(connection.link(), placement, failed) });
+        }
+        ran?;
         let (before, mut latencies, mut one) = (connection.counts(), Latencies::new(), begin());
         // As many as compare at least, however long they take.
         for until in [Until::Begun(COMPARED), Until::time(time)] {
