@@ -35,10 +35,13 @@ const BACKLOG: usize = 64 << 20;
 const CLIENT_BACKLOG: usize = 16 << 20;
 /// Bytes that may wait for all clients, or have come from them in part. If there are more, whoever holds most is cut off.
 const CLIENTS_HOLD: usize = 256 << 20;
+/// Bytes of answers after which it is looked whether clients hold too much: that takes a look at each connection.
+const LOOK_AFTER: usize = CLIENTS_HOLD / 8;
 /// How long a client may take nothing of what is sent to it, in nanoseconds.
 const TAKES: Time = 2_000_000_000;
 /// Requests of all clients at one time.
 const REQUESTS: usize = 1 << 16;
+
 /// See the module.
 pub(super) struct Server<S> {
     config: ClusterNodeConfig,
@@ -50,6 +53,10 @@ pub(super) struct Server<S> {
     roles: BTreeMap<Qpn, Role>,
     clients: usize,
     next_client: u64,
+    /// Connections that have no role any more, and are closed at the end of the turn.
+    leaving: Vec<(Qpn, ConnId)>,
+    /// Bytes of answers since it was looked last whether clients hold too much.
+    answered: usize,
     under_way: UnderWay,
     /// Tokens below this have been told to the engine.
     durable: u64,
@@ -134,6 +141,8 @@ impl<S: Service> Server<S> {
             roles: BTreeMap::new(),
             clients: 0,
             next_client: 0,
+            leaving: Vec::new(),
+            answered: 0,
             under_way: UnderWay::default(),
             durable: 0,
             full: false,
@@ -163,6 +172,9 @@ impl<S: Service> Server<S> {
         let Some(&role) = self.roles.get(&qpn) else { return };
         let mut inbound = self.streams.take(qpn);
         let sound = loop {
+            if self.leaving.iter().any(|(left, _)| *left == qpn) {
+                break true;
+            }
             let frame = match inbound.next_frame() {
                 Ok(Some(frame)) => inbound.bytes(frame),
                 Ok(None) => break true,
@@ -195,7 +207,7 @@ impl<S: Service> Server<S> {
             Some(Asked::TooMany(tag)) => self.refuse(qpn, tag, S::TOO_LONG),
             Some(Asked::Status) => {
                 let status = Box::new(self.tell(now.time()));
-                self.streams.frame(qpn, |out| Answered::<Reply>::Status(status).encode(out));
+                self.tell_client(qpn, |out| Answered::<Reply>::Status(status).encode(out));
             }
             None => return false,
         }
@@ -218,7 +230,33 @@ impl<S: Service> Server<S> {
     /// Not even the engine hears of it.
     fn refuse(&mut self, qpn: Qpn, tag: u64, refusal: S::Outcome) {
         self.status.refused += 1;
-        self.streams.frame(qpn, |out| S::encode_reply(tag, refusal, Split::default(), out));
+        self.tell_client(qpn, |out| S::encode_reply(tag, refusal, Split::default(), out));
+    }
+
+    /// Queues a frame for a client, unless it has taken so little that it is to go. Thousands of answers may be due at once, of
+    /// a megabyte each, long before it is looked who takes none.
+    fn tell_client(&mut self, qpn: Qpn, write: impl FnOnce(&mut Vec<u8>)) {
+        let before = self.streams.backlog(qpn);
+        if before > CLIENT_BACKLOG {
+            return self.part(qpn);
+        }
+        self.streams.frame(qpn, write);
+        self.answered += self.streams.backlog(qpn).saturating_sub(before);
+        if self.answered > LOOK_AFTER {
+            self.answered = 0;
+            while let Some(heaviest) = self.streams.heaviest(CLIENTS_HOLD) {
+                self.part(heaviest);
+            }
+        }
+    }
+
+    /// Cuts off who holds too much, in the midst of a turn: nothing more is queued for it, and what was is dropped.
+    fn part(&mut self, qpn: Qpn) {
+        self.streams.drop_queued(qpn);
+        if let Some(role) = self.forget(qpn) {
+            self.status.cut_off += 1;
+            self.leaving.push((qpn, role.conn()));
+        }
     }
 
     fn peer_says(&mut self, now: &Now, from: NodeId, frame: &[u8]) -> bool {
@@ -278,7 +316,7 @@ impl<S: Service> Server<S> {
         let current =
             matches!(self.roles.get(&pending.qpn), Some(Role::Client(client, _)) if *client == pending.client);
         if current {
-            self.streams.frame(pending.qpn, |out| S::encode_reply(pending.theirs, outcome, split, out));
+            self.tell_client(pending.qpn, |out| S::encode_reply(pending.theirs, outcome, split, out));
         }
     }
 
@@ -365,6 +403,9 @@ impl<S: Service> Resident for Server<S> {
         }
         self.outputs(&seat.now, None);
         self.journal.turn(self.node.awaits_log());
+        for (qpn, conn) in std::mem::take(&mut self.leaving) {
+            self.close(seat, qpn, conn);
+        }
         work + self.streams.flush(seat.nic, seat.now.time())
     }
 

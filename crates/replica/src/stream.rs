@@ -283,6 +283,13 @@ impl Streams {
         let _ = nic.destroy_qp(qpn);
     }
 
+    /// Nobody needs what waits to be sent on a connection, or has come on it: it is about to be closed.
+    pub fn drop_queued(&mut self, qpn: Qpn) {
+        if let Some(stream) = self.streams.get_mut(&qpn) {
+            (stream.out, stream.sent, stream.inbound) = (Vec::new(), 0, Vec::new());
+        }
+    }
+
     /// Bytes that wait to be sent.
     pub fn backlog(&self, qpn: Qpn) -> usize {
         self.streams.get(&qpn).map_or(0, |stream| stream.out.len() - stream.sent)

@@ -206,10 +206,20 @@ impl<S: Service> Server<S> {
 
     /// Ends a connection.
     pub(super) fn cut_off(&mut self, seat: &mut Seat<'_>, qpn: Qpn) {
-        let Some(role) = self.roles.remove(&qpn) else { return };
+        if let Some(role) = self.forget(qpn) {
+            self.close(seat, qpn, role.conn());
+        }
+    }
+
+    pub(super) fn close(&mut self, seat: &mut Seat<'_>, qpn: Qpn, conn: ConnId) {
         // It may be closing already.
-        let _ = seat.nic.disconnect(seat.now.time(), role.conn());
+        let _ = seat.nic.disconnect(seat.now.time(), conn);
         self.streams.close(seat.nic, qpn);
+    }
+
+    /// A connection leads to nobody any more. Whom it led to.
+    pub(super) fn forget(&mut self, qpn: Qpn) -> Option<Role> {
+        let role = self.roles.remove(&qpn)?;
         match role {
             Role::Client(..) => self.clients -= 1,
             Role::Caller(..) => {}
@@ -220,10 +230,11 @@ impl<S: Service> Server<S> {
                 if peer.connected == Some(qpn) {
                     peer.connected = None;
                     self.status.reconnects += 1;
-                    self.redial_at = seat.now.time();
+                    self.redial_at = 0;
                 }
             }
         }
+        Some(role)
     }
 
     /// Calls the nodes that are not connected.
