@@ -1,11 +1,13 @@
 //! When the library is loaded, and when its process forks.
 
+use std::collections::HashSet;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::link::Word;
 use crate::socket::{self, Socket, state};
+use crate::spin::Spin;
 use crate::{epoll, rack, sys};
 
 /// This process, but not a child that only borrows its memory until it becomes another program.
@@ -104,17 +106,23 @@ pub fn unshare(socket: &Socket) {
     }
 }
 
+/// The sockets that were locked before a fork. The table may lead to others after it: other threads close and make some
+/// meanwhile. One thread forks at a time.
+static HELD: Spin<Vec<&'static Socket>> = Spin::new(Vec::new());
+
 extern "C" fn prepare() {
     socket::hold();
     rack::hold();
-    for (socket, first) in each() {
-        if first {
-            socket.key.hold();
-            socket.settling.hold();
-            socket.watched.hold();
-            share(socket);
-        }
+    // Several descriptors may lead to one.
+    let mut seen = HashSet::new();
+    let held: Vec<_> = socket::all_raw().filter(|socket| seen.insert(std::ptr::from_ref(*socket).addr())).collect();
+    for socket in &held {
+        socket.key.hold();
+        socket.settling.hold();
+        socket.watched.hold();
+        share(socket);
     }
+    *HELD.lock() = held;
     epoll::hold();
 }
 
@@ -132,18 +140,10 @@ extern "C" fn child() {
 
 fn unlock() {
     epoll::release();
-    for (socket, first) in each() {
-        if first {
-            socket.watched.release();
-            socket.settling.release();
-            socket.key.release();
-        }
+    for socket in std::mem::take(&mut *HELD.lock()) {
+        socket.watched.release();
+        socket.settling.release();
+        socket.key.release();
     }
     socket::release();
-}
-
-/// All sockets, and whether each is seen for the first time: several descriptors may lead to one.
-fn each() -> impl Iterator<Item = (&'static Socket, bool)> {
-    let mut seen = std::collections::HashSet::new();
-    socket::all_raw().map(move |socket| (socket, seen.insert(std::ptr::from_ref(socket).addr())))
 }

@@ -355,6 +355,45 @@ def check_fork():
     assert a.recv(1) == b""
 
 
+def check_fork_threads():
+    """A process forks while its threads make and close connections: nobody waits for what was left locked."""
+    over, rounds = threading.Event(), []
+
+    def work():
+        while not over.is_set():
+            a, b = pair()
+            warm(a, b, 3)
+            with select.epoll() as ep:
+                ep.register(a, select.EPOLLIN)
+                copy = os.dup(ep.fileno())
+            os.close(copy)
+            a.close(), b.close()
+            rounds.append(1)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(8)]
+    [t.start() for t in threads]
+
+    def child():
+        a, b = pair()
+        warm(a, b, 3)
+        a.close()
+        assert b.recv(1) == b""
+
+    for n in range(200):
+        before = len(rounds)
+        pid, end = forked(child), time.time() + 10
+        while (done := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+            assert time.time() < end, (n, "the child")
+            time.sleep(0.001)
+        assert done[1] == 0, (n, done)
+        while len(rounds) < before + 4:
+            assert time.time() < end, (n, "the parent")
+            time.sleep(0.001)
+    over.set()
+    [t.join(10) for t in threads]
+    assert not any(t.is_alive() for t in threads)
+
+
 def check_descriptors():
     a, b = pair()
     warm(a, b)
