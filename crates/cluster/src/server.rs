@@ -102,20 +102,30 @@ enum Role {
     Peer(NodeId, ConnId),
     /// Who says to be somebody, what was said, and until when it has time to prove it.
     Caller(Whom, Words, ConnId, Time),
-    Client(u64, ConnId),
+    /// A client by its number, and from where it comes.
+    Client(u64, ConnId, IpAddr),
 }
 
 /// Whom a caller says to be.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whom {
     Node(NodeId),
-    Client,
+    /// One of this address.
+    Client(IpAddr),
 }
 
 impl Role {
     fn conn(&self) -> ConnId {
-        let (Self::Peer(_, conn) | Self::Caller(_, _, conn, _) | Self::Client(_, conn)) = *self;
+        let (Self::Peer(_, conn) | Self::Caller(_, _, conn, _) | Self::Client(_, conn, _)) = *self;
         conn
+    }
+
+    /// From where a client comes, if it is one or says so.
+    fn client(&self) -> Option<IpAddr> {
+        match *self {
+            Self::Client(_, _, from) | Self::Caller(Whom::Client(from), ..) => Some(from),
+            Self::Peer(..) | Self::Caller(Whom::Node(_), ..) => None,
+        }
     }
 }
 
@@ -182,7 +192,7 @@ impl<S: Service> Server<S> {
             };
             let understood = match role {
                 Role::Peer(node, _) => self.peer_says(&seat.now, node, frame),
-                Role::Client(client, _) => self.client_says(&seat.now, client, qpn, frame),
+                Role::Client(client, ..) => self.client_says(&seat.now, client, qpn, frame),
                 Role::Caller(..) if self.proves(seat, qpn, frame) => {
                     // What follows is a node's.
                     self.streams.give_back(qpn, inbound);
@@ -314,7 +324,7 @@ impl<S: Service> Server<S> {
             () => &mut self.status.reads,
         } += 1;
         let current =
-            matches!(self.roles.get(&pending.qpn), Some(Role::Client(client, _)) if *client == pending.client);
+            matches!(self.roles.get(&pending.qpn), Some(Role::Client(client, ..)) if *client == pending.client);
         if current {
             self.tell_client(pending.qpn, |out| S::encode_reply(pending.theirs, outcome, split, out));
         }

@@ -20,7 +20,9 @@ use remora_real::Seat;
 const REDIAL: u64 = 20_000_000;
 /// How long a call may take.
 const DIAL: u64 = 200_000_000;
-/// Clients at one time.
+/// Connections of clients at one time. Those of one address, which is a machine or a program of one, are as many at most as are
+/// left to all (Choudhury and Hahne's dynamic threshold, as in `remora_service::Shares`): one address has half of them, and
+/// whoever comes from another finds some.
 const CLIENTS: usize = 1000;
 /// Callers under one node's address that have proved nothing yet.
 const UNPROVEN: usize = 4;
@@ -30,7 +32,7 @@ impl<S: Service> Server<S> {
         match event {
             Event::Cm(CmEvent::ConnectRequest { conn, listener, remote_ip, private_data, .. }) => {
                 let taken = if listener == self.listeners[0] {
-                    self.take_client(seat, conn, &private_data)
+                    self.take_client(seat, conn, remote_ip, &private_data)
                 } else {
                     self.take_peer(seat, conn, remote_ip, &private_data)
                 };
@@ -54,7 +56,7 @@ impl<S: Service> Server<S> {
     }
 
     /// Unless connections are open, a client proves that it knows the clients' secret: see [`Self::proves`].
-    fn take_client(&mut self, seat: &mut Seat<'_>, conn: ConnId, said: &[u8]) -> Result<(), Error> {
+    fn take_client(&mut self, seat: &mut Seat<'_>, conn: ConnId, from: IpAddr, said: &[u8]) -> Result<(), Error> {
         let refused = |why: &str| Err(Error::Argument(why.into()));
         let Some(caller) = ClientHello::decode(said) else { return refused("not a client of this version") };
         if caller.chain != self.config.chain.is_some() {
@@ -70,28 +72,27 @@ impl<S: Service> Server<S> {
                 false => "this cluster seals connections: the client needs the clients' secret",
             });
         }
-        if !open && !hello::is_marked(&self.secret_of(Whom::Client), &caller.encode(), self.address(), said) {
+        if !open && !hello::is_marked(&self.secret_of(Whom::Client(from)), &caller.encode(), self.address(), said) {
             return refused("the client does not know the clients' secret");
         }
-        let unproven = self.roles.values().filter(|role| matches!(role, Role::Caller(Whom::Client, ..))).count();
-        if self.clients + unproven >= CLIENTS {
-            return Err(Error::Argument(format!("the node has {CLIENTS} clients already")));
+        if !has_place(self.roles.values().filter_map(Role::client), from) {
+            return Err(Error::Argument("the node has no room for one more connection from this address".into()));
         }
         if open {
             let qpn = self.accept(seat, conn, &[])?;
-            self.client(qpn, conn);
+            self.client(qpn, conn, from);
             return Ok(());
         }
         let words = Words { caller: caller.encode(), answerer: Hello::new(&self.config)?.encode() };
-        self.answer(seat, conn, Whom::Client, words)
+        self.answer(seat, conn, Whom::Client(from), words)
     }
 
     /// From now on it is a client.
-    fn client(&mut self, qpn: Qpn, conn: ConnId) {
+    fn client(&mut self, qpn: Qpn, conn: ConnId, from: IpAddr) {
         self.next_client += 1;
         self.clients += 1;
         self.streams.set_frame(qpn, Bounds::SHIPPED.client_frame);
-        self.roles.insert(qpn, Role::Client(self.next_client, conn));
+        self.roles.insert(qpn, Role::Client(self.next_client, conn, from));
     }
 
     /// Whoever calls as a node says who it is, and then proves it: see [`Self::proves`].
@@ -146,7 +147,7 @@ impl<S: Service> Server<S> {
     fn secret_of(&self, whom: Whom) -> Secret {
         match whom {
             Whom::Node(_) => self.config.secret,
-            Whom::Client => client_secret(&self.config.secret),
+            Whom::Client(_) => client_secret(&self.config.secret),
         }
     }
 
@@ -157,7 +158,7 @@ impl<S: Service> Server<S> {
         match whom {
             _ if !proven => {}
             Whom::Node(node) => self.connected(seat, node, qpn, conn),
-            Whom::Client => self.client(qpn, conn),
+            Whom::Client(from) => self.client(qpn, conn, from),
         }
         proven
     }
@@ -294,3 +295,12 @@ impl<S: Service> Server<S> {
         }
     }
 }
+
+/// Whether one more client may come from an address, beside those who are there, by theirs.
+fn has_place(clients: impl Iterator<Item = IpAddr>, from: IpAddr) -> bool {
+    let (all, theirs) = clients.fold((0, 0), |(all, theirs), of| (all + 1, theirs + usize::from(of == from)));
+    theirs < CLIENTS.saturating_sub(all)
+}
+
+#[cfg(test)]
+mod tests;
