@@ -139,7 +139,7 @@ impl<E: Engine> Cluster<'_, E> {
     }
 
     /// One copy is damaged at a time, until its node is a member again, and never the only one that a view has, or may
-    /// have: what the protocol survives.
+    /// have, nor one of two: without its vote there is no majority. That is what the protocol survives.
     fn spoil(
         &mut self,
         node: usize,
@@ -149,8 +149,9 @@ impl<E: Engine> Cluster<'_, E> {
     ) -> bool {
         let alone = self.nodes.iter().fold(0, |set, node| set | node.alone);
         let only_copy = self.members & !(1 << node) == 0 || alone >> node & 1 == 1;
+        let few = self.nodes.len() - 1 <= self.nodes.len() / 2;
         let place = &mut self.nodes[node];
-        if self.damaged != 0 || only_copy || place.engine.is_none() || !damage(&mut place.disk, rng) {
+        if self.damaged != 0 || only_copy || few || place.engine.is_none() || !damage(&mut place.disk, rng) {
             return false;
         }
         self.damaged = 1 << node;
