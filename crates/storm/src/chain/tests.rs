@@ -27,6 +27,15 @@ fn a_storm_that_failed_once_passes() {
     assert_eq!(report.failure, None, "{}\n{}", case.command(), report.states.join("\n"));
 }
 
+#[test]
+fn storms_of_fewer_and_more_nodes_pass() {
+    for (nodes, seed) in [(1, 1), (2, 1), (2, 2), (2, 3), (4, 1), (5, 1)] {
+        let case = ChainCase { seed, nodes, mutation: None };
+        let report = run(&case);
+        assert_eq!(report.failure, None, "{}\n{}", case.command(), report.states.join("\n"));
+    }
+}
+
 /// Each is found among the first storms; `remora storm chain --mutant all` shows how.
 #[test]
 fn each_seeded_fault_is_found() {

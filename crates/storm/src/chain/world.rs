@@ -514,10 +514,12 @@ impl World {
             StormFault::SlowDisk { node, extra, .. } => self.places[node].slow = extra,
             StormFault::Skew { node, ppm, .. } => self.skew(node, ppm),
             StormFault::Wipe { node, down } => {
-                // One at a time until it is a member again, and never the only one that a view has, or may have.
+                // One at a time until it is a member again, and never the only one that a view has, or may have, nor one of
+                // two: without its vote there is no majority.
                 let alone = self.places.iter().fold(0, |set, place| set | place.alone);
                 let only = self.members & !(1 << node) == 0 || alone >> node & 1 == 1;
-                if self.wiped != 0 || only || self.places[node].node.is_none() {
+                let few = self.places.len() - 1 <= self.places.len() / 2;
+                if self.wiped != 0 || only || few || self.places[node].node.is_none() {
                     return false;
                 }
                 self.wiped = 1 << node;
