@@ -170,6 +170,7 @@ fn checks_and_shards() {
     checks(&["storm", "chain", "--seed", "1", "--storms", "1", "--json"]);
     checks(&["storm", "rack", "--seed", "1", "--storms", "1", "--json"]);
     checks(&["storm", "minos", "--seed", "1", "--storms", "1", "--hours", "0.01", "--json"]);
+    checks(&["storm", "minos", "--seed", "1", "--storms", "1", "--json"]);
     let directory = tempfile::tempdir().expect("a directory");
     let saved = directory.path().join("shard.json");
     let args = ["check", "minos", "--writes", "1", "--model", "synch", "--shard", "0/2", "--save"];
