@@ -15,6 +15,7 @@ use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRD
 use crate::link::{Link, WANT_DATA, WANT_ROOM, Word};
 use crate::socket::{self, Socket};
 use crate::spin::{Guard, Spin};
+use crate::wait::NAP;
 use crate::{spin, stream, sys};
 
 const IN: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
@@ -30,8 +31,6 @@ const MARK: u64 = 0xd1ce << 48;
 const ALARM: u64 = 0xffff_ffff;
 /// Waits that the rings serve, between two looks at the kernel.
 const SERVED: u32 = 16;
-/// How long to sleep where a bell may not be heard, nanoseconds.
-const NAP: u64 = 1_000_000;
 
 /// Where a socket is watched.
 pub struct Registered {
@@ -624,14 +623,16 @@ impl Entry {
         }
     }
 
-    /// Waits for room of which the peer may not be able to tell: bytes of the kernel's that nobody takes, and its end, come
-    /// before a bell, and may leave it no place.
+    /// Waits for room of which no bell may be heard.
     fn is_out_of_hearing(&self) -> bool {
         let Some(used) = socket::find(self.fd).filter(|used| used.same(self.socket)) else { return false };
+        let Some(link) = used.link() else { return false };
         let waits = self.events & OUT != 0 && !self.fired && !self.absent;
-        used.link().is_some_and(|link| {
-            waits && link.own(Word::Switched) != 0 && !stream::has_room(link) && !stream::drained(link)
-        })
+        if !waits || !stream::is_out_of_hearing(&used, link) {
+            return false;
+        }
+        stream::look_for_end(link, self.fd);
+        true
     }
 
     fn is_ready(&self) -> bool {

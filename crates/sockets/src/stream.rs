@@ -271,6 +271,26 @@ pub fn has_room(link: &Link) -> bool {
         && (link.room().is_ok_and(|room| room >= WRITABLE) || link.own(Word::Fin) != 0 || peer_gone(link))
 }
 
+/// Whether a sender lacks room of which the peer may not be able to tell: bytes of the kernel's that nobody takes, and its end,
+/// come before a bell, and may leave it no place. Who waits looks again and again.
+pub fn is_out_of_hearing(socket: &Socket, link: &Link) -> bool {
+    link.own(Word::Switched) != 0 && !has_room(link) && (!drained(link) || socket.deaf.load(Ordering::Relaxed))
+}
+
+/// Such a sender asks whether the peer is gone, as it does not hear that either.
+pub fn look_for_end(link: &Link, fd: c_int) {
+    if link.own(Word::Gone) != 0 {
+        return;
+    }
+    if sys::is_over(fd) {
+        broken(link, -(sys::get_int(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0) as isize));
+        // It can say nothing itself any more, whether it has changed over or not. Why, a reader asks the kernel.
+        link.set_own(Word::Gone, 1);
+    } else if link.own(Word::Eof) == 0 && sys::is_ended_by_peer(fd) {
+        link.set_own(Word::Eof, 1);
+    }
+}
+
 /// A program's memory, part by part.
 pub struct Parts<'a>(pub &'a [libc::iovec]);
 
@@ -614,6 +634,7 @@ fn wait_for_room(socket: &Socket, link: &Link, fd: c_int, dozed: &mut bool, dead
     let deaf = socket.deaf.load(Ordering::Relaxed);
     if !drained(link) || link.own(Word::Eof) != 0 || deaf && sys::is_sealed() {
         // Data of the kernel's would hide a bell behind them, and so does its end.
+        look_for_end(link, fd);
         return nap(deadline);
     }
     if deaf {

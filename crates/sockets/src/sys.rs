@@ -219,6 +219,11 @@ pub fn is_ended_by_peer(fd: c_int) -> bool {
     !is_sealed() && info(fd).is_some_and(|info| matches!(info[0], CLOSE_WAIT | LAST_ACK | CLOSING | CLOSED))
 }
 
+/// Whether the kernel's connection is over, in both directions.
+pub fn is_over(fd: c_int) -> bool {
+    !is_sealed() && info(fd).is_some_and(|info| info[0] == CLOSED)
+}
+
 fn counts(fd: c_int) -> Option<Counts> {
     let info = info(fd).filter(|info| info[0] != CLOSED)?;
     let long = |at: usize| u64::from_ne_bytes(info[at..at + 8].try_into().unwrap_or_default());

@@ -4,9 +4,12 @@ use std::ffi::c_int;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, pollfd};
 
-use crate::link::{WANT_DATA, WANT_ROOM, Word};
+use crate::link::{Link, WANT_DATA, WANT_ROOM, Word};
 use crate::socket::{self, Used};
 use crate::{epoll, spin, stream, sys};
+
+/// How long to sleep where a bell may not be heard, nanoseconds.
+pub const NAP: u64 = 1_000_000;
 
 const IN: i16 = POLLIN | POLLRDNORM;
 const OUT: i16 = POLLOUT | POLLWRNORM;
@@ -36,12 +39,22 @@ impl Ringed {
         events & asked.events
     }
 
-    /// What the kernel is to be asked: a socket that sends by its ring is always writable for the kernel.
+    /// What the kernel is to be asked: a socket that sends by its ring is always writable for the kernel, and one always
+    /// readable whose bytes there nobody wants.
     fn for_kernel(&self, asked: &pollfd) -> i16 {
         match self.used.link() {
+            Some(link) if stream::is_out_of_hearing(&self.used, link) => asked.events & !OUT,
             Some(link) if link.own(Word::Switched) != 0 => asked.events & !OUT | POLLIN,
             _ => asked.events,
         }
+    }
+
+    /// Waits for room of which no bell may be heard.
+    fn is_out_of_hearing(&self, asked: &pollfd) -> bool {
+        let waits = |link: &&Link| asked.events & OUT != 0 && stream::is_out_of_hearing(&self.used, link);
+        let Some(link) = self.used.link().filter(waits) else { return false };
+        stream::look_for_end(link, asked.fd);
+        true
     }
 
     /// What the kernel has said, without what only the rings know. Takes the bells.
@@ -100,6 +113,7 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const libc::sigset_
         // The first time round the kernel is only asked: what it has comes before any looking.
         let wait = match deadline.map(|deadline| deadline.saturating_sub(sys::now())) {
             _ if !sleep || first => Some(0),
+            left if ringed.iter().any(|at| at.is_out_of_hearing(&fds[at.index])) => left.min(Some(NAP)).or(Some(NAP)),
             left => left,
         };
         let asked: Vec<i16> = fds.iter().map(|at| at.events).collect();
