@@ -234,7 +234,7 @@ pub enum ChainMutation {
 pub struct ChainMarks {
     /// Transactions that waited for a key.
     pub queued: u64,
-    /// Transactions that waited for room in the ring.
+    /// Transactions that waited for room in the ring, or for their answers.
     pub full: u64,
     /// Reads that waited for an entry under way.
     pub dirty_reads: u64,
