@@ -304,6 +304,11 @@ impl Inner {
         let Some(Some(entry)) = self.entries.get_mut(index) else { return -libc::ENOENT };
         let before = *entry;
         *entry = Entry { events: event.events, data: event.u64, absent: false, fired: false, seen: None, ..before };
+        let by_rings = |link: &Link| link.own(Word::Switched) != 0 && link.peer(Word::Drained) != 0;
+        if event.events & ET != 0 && !entry.socket.link().is_some_and(by_rings) {
+            // Who is told of changes only hears again of all that there is, if the kernel is asked again, for the same.
+            entry.kernel = u32::MAX;
+        }
         let result = entry.sync(epfd, index);
         if result != 0 {
             *entry = before;

@@ -994,6 +994,32 @@ def check_epoll_copies():
                     other.close(), a.close(), b.close()
 
 
+def check_epoll_again():
+    """Who is told of changes only, and registers anew, is told again of what is there: of the kernel's bytes and the ring's."""
+    events = select.EPOLLIN | select.EPOLLET
+    for kind in ("plain", "before", "ringed"):
+        for how in ("modify", "register"):
+            a, b = pair()
+            if kind == "ringed":
+                warm(a, b, 30)
+            for _ in range(40 if kind == "before" else 1):
+                a.send(b"x")
+                b.send(b"y")
+                assert a.recv(1) == b"y"
+                time.sleep(0.002)
+            ep = select.epoll()
+            ep.register(b, events)
+            for n in range(4):
+                assert ep.poll(5) == [(b.fileno(), select.EPOLLIN)], (kind, how, n)
+                assert ep.poll(0.01) == [], (kind, how, n)
+                if how == "modify":
+                    ep.modify(b, events)
+                else:
+                    ep.unregister(b)
+                    ep.register(b, events)
+            a.close(), b.close()
+
+
 def check_epoll_paused():
     """Who reads nothing, so that bytes stay in the kernel before any bell, hears of room all the same."""
     for half_closed in (False, True):
