@@ -652,17 +652,18 @@ fn look(socket: &Socket, link: &Link, entry: &Entry, kernel: u32) -> Option<(u32
         return None;
     }
     let drained = stream::drained(link);
+    // Before what there is: what comes in between is news the next time, even if there was only room this time.
+    let ended = u64::from(drained && (link.peer(Word::Fin) != 0 || link.own(Word::Eof) != 0));
+    let place = link.peer(Word::Tail) << 1 | ended;
     let (input, room) = stream::readiness(socket, link);
     // Before a direction has changed over the kernel's word counts.
     let mut mask = kernel & !(IN | OUT);
     mask |= if drained { if input { IN } else { 0 } } else { kernel & IN };
     mask |= if link.own(Word::Switched) != 0 { if room { OUT } else { 0 } } else { kernel & OUT };
-    let ended = u64::from(drained && (link.peer(Word::Fin) != 0 || link.own(Word::Eof) != 0));
     if ended != 0 {
         mask |= RDHUP;
     }
     mask &= entry.events | ALWAYS;
-    let place = link.peer(Word::Tail) << 1 | ended;
     let news = entry.events & ET == 0
         || entry.seen.is_none_or(|seen| seen != place)
         || kernel & (ALWAYS | RDHUP) != 0

@@ -1020,6 +1020,75 @@ def check_epoll_again():
             a.close(), b.close()
 
 
+def check_epoll_workers():
+    """As tokio does it: one thread waits by a copy for changes only, others read and take a short read for the last one."""
+    ep = select.epoll()
+    copy = select.epoll.fromfd(os.dup(ep.fileno()))
+    ends, over = {}, threading.Event()
+
+    class End:
+        def __init__(self, s):
+            s.setblocking(False)
+            self.s, self.tick, self.told, self.lock, self.left = s, 0, threading.Event(), threading.Lock(), b""
+            ends[s.fileno()] = self
+            copy.register(s, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
+
+        def exactly(self, n):
+            while len(self.left) < n:
+                assert self.told.wait(10), "nothing is told"
+                tick = self.tick
+                try:
+                    self.left += self.s.recv(100_000)
+                except BlockingIOError:
+                    pass
+                with self.lock:
+                    if self.tick == tick:
+                        self.told.clear()
+            data, self.left = self.left[:n], self.left[n:]
+            return data
+
+    def driver():
+        while not over.is_set():
+            for fd, event in ep.poll(0.5):
+                if event & select.EPOLLIN:
+                    end = ends[fd]
+                    with end.lock:
+                        end.tick += 1
+                        end.told.set()
+
+    wrong = []
+
+    def worker(end, first):
+        try:
+            for n in range(1500):
+                if first:
+                    end.s.send(b"%04d" % n * (1 + n % 40))
+                assert end.exactly(4 * (1 + n % 40)) == b"%04d" % n * (1 + n % 40)
+                if not first:
+                    end.s.send(b"%04d" % n * (1 + n % 40))
+        except BaseException as e:
+            wrong.append((n, first, repr(e)))
+
+    pairs = [pair() for _ in range(4)]
+    threads = [threading.Thread(target=driver)]
+    threads += [threading.Thread(target=worker, args=(End(s), n == 0)) for p in pairs for n, s in enumerate(p)]
+    [t.start() for t in threads]
+    [t.join() for t in threads[1:]]
+    over.set()
+    threads[0].join()
+    assert not wrong, wrong
+    # A read takes what the kernel has and what the ring has, as far as there is room.
+    for room in (100, 40):
+        a, b = pair()
+        for n in range(40):
+            b.send(b"%d" % (n % 10))
+            a.send(b"y")
+            b.recv(1)
+            time.sleep(0.002)
+        assert a.recv(room) == b"0123456789" * 4
+        a.close(), b.close()
+
+
 def check_epoll_paused():
     """Who reads nothing, so that bytes stay in the kernel before any bell, hears of room all the same."""
     for half_closed in (False, True):
