@@ -135,7 +135,8 @@ struct Core {
     reading: Reading,
     /// When timers were looked at.
     timers_at: Time,
-    /// Turns since peers are owed acknowledgements.
+    /// Turns since something came, and since peers are owed acknowledgements.
+    idle_turns: u32,
     owing_turns: u32,
     /// A user sleeps in the NIC thread's place.
     held: bool,
@@ -200,6 +201,7 @@ impl Device {
             events: Events::new(sink),
             reading: Reading { now: 0, coarse: 0, polls: 0, stale: true, busy_at: 0 },
             timers_at: 0,
+            idle_turns: 0,
             owing_turns: 0,
             held: false,
             writes_at_post: 0,

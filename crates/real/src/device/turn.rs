@@ -8,8 +8,10 @@ use super::{Clock, Core, Seat};
 use crate::link::LinkStats;
 use crate::link::admission::{Counted, MOST};
 
-/// Turns after which peers are told of what they do not wait for, as nobody else may either: whatever others send meanwhile.
-const OWING_TURNS: u32 = 16;
+/// Turns without a packet after which peers are told of what they do not wait for, and turns after which they are told whatever
+/// others send meanwhile: many, as who answers at once would spend a packet on each message, and few beside any timer.
+const IDLE_TURNS: u32 = 16;
+const OWING_TURNS: u32 = 256;
 
 /// How late timers may be, nanoseconds: who polls without end need not look at them at each poll.
 const TIMERS: Time = 5_000;
@@ -69,8 +71,9 @@ impl Core {
             // Somebody waits for it, and the next turn may be far.
             work += self.transmit(now);
         }
+        self.idle_turns = if came > 0 { 0 } else { self.idle_turns.saturating_add(1) };
         self.owing_turns = if self.nic.owes() { self.owing_turns + 1 } else { 0 };
-        if self.owing_turns >= OWING_TURNS {
+        if self.owing_turns > 0 && (self.idle_turns >= IDLE_TURNS || self.owing_turns >= OWING_TURNS) {
             self.owing_turns = 0;
             work += self.acknowledge(now);
         }

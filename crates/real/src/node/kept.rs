@@ -1,7 +1,8 @@
 //! Modules that outlive their node: one file each, a WebAssembly module whose last section says how it is deployed.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use remora_wasm::{DeployedModule, Isolation, KernelSet, ModuleLimits};
 
@@ -16,20 +17,45 @@ fn path(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.wasm"))
 }
 
-/// Finds out whether a module of this name can be kept.
-pub(super) fn prepare(dir: &Path, name: &str) -> io::Result<()> {
+/// Finds out whether modules can be kept.
+pub(super) fn prepare(dir: &Path) -> io::Result<()> {
     std::fs::create_dir_all(dir)?;
-    std::fs::File::create(path(dir, name).with_extension("new")).map(drop)
+    Unkept::create(dir).map(drop)
 }
 
 /// Keeps a module, as a whole or not at all. A name has no character that means something in a path.
 pub(super) fn keep(dir: &Path, entry: &DeployedModule, module: &[u8]) -> io::Result<()> {
-    let path = path(dir, &entry.name);
-    let new = path.with_extension("new");
-    std::fs::write(&new, with_section(entry, module))?;
-    std::fs::File::open(&new)?.sync_all()?;
-    std::fs::rename(&new, &path)?;
+    let mut new = Unkept::create(dir)?;
+    new.1.write_all(&with_section(entry, module))?;
+    new.1.sync_all()?;
+    std::fs::rename(&new.0, path(dir, &entry.name))?;
     std::fs::File::open(dir)?.sync_all()
+}
+
+/// A new file, which nobody else has, and which goes unless it is renamed.
+struct Unkept(PathBuf, std::fs::File);
+
+impl Unkept {
+    fn create(dir: &Path) -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let new = dir.join(format!("{}-{number}.new", std::process::id()));
+            match std::fs::File::create_new(&new) {
+                Ok(file) => return Ok(Self(new, file)),
+                // Of an earlier node, which ended meanwhile.
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+impl Drop for Unkept {
+    fn drop(&mut self) {
+        // It has another name if it is kept.
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 /// Keeps a module no longer.
@@ -111,10 +137,10 @@ mod tests {
     fn what_is_kept_is_a_module_and_is_found_again() {
         let dir = tempfile::tempdir().unwrap();
         let entry = entry("a.b");
-        prepare(&dir.path().join("deeper"), "a.b").unwrap();
-        prepare(dir.path(), "a.b").unwrap();
+        prepare(&dir.path().join("deeper")).unwrap();
+        prepare(dir.path()).unwrap();
         keep(dir.path(), &entry, EMPTY).unwrap();
-        assert!(prepare(&dir.path().join("a.b.wasm"), "b").is_err(), "no directory");
+        assert!(prepare(&dir.path().join("a.b.wasm")).is_err(), "no directory");
         let bytes = std::fs::read(dir.path().join("a.b.wasm")).unwrap();
         assert_eq!(usize::from(SECTION[1]), bytes.len() - EMPTY.len() - 2, "the section's length");
         assert_eq!(usize::from(SECTION[2]), SECTION.len() - 3, "its name's");
