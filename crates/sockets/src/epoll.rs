@@ -186,7 +186,7 @@ fn kernel_events(socket: &Socket, events: u32) -> u32 {
         Some(link)
             if link.own(Word::Switched) != 0
                 // Of bells behind bytes that nobody takes the kernel tells once each, too.
-                && (link.peer(Word::Drained) != 0 || events & (IN | OUT) == OUT) =>
+                && (link.peer(Word::Drained) != 0 || events & IN == 0 && events & OUT != 0) =>
         {
             events & libc::EPOLLPRI as u32 | EPOLLIN as u32 | RDHUP | ET
         }

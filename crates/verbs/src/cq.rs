@@ -10,7 +10,7 @@ use remora_real::DeviceGuard;
 use crate::abi::*;
 use crate::adapter::Adapter;
 use crate::context::{COMP_VECTORS, Context};
-use crate::events::{self, CompletionChannel, EventQueue, Object, fail, refuse};
+use crate::events::{self, CompletionChannel, EventQueue, Object, channel_users, fail, refuse};
 use crate::post::errno_of;
 
 /// Service levels of datagrams: RoCE v2 behind an IPv4 or an IPv6 header.
@@ -106,7 +106,7 @@ pub unsafe fn create(context: *mut ibv_context, wish: &Wish, fill: impl FnOnce(&
         (base.mutex, base.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
         let channel = wish.channel.cast::<CompletionChannel>().as_ref().map(|channel| channel.queue.clone());
         if !wish.channel.is_null() {
-            (*wish.channel).refcnt += 1;
+            channel_users(wish.channel).fetch_add(1, Ordering::Relaxed);
         }
         let mut cq = Cq {
             ex,
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         }
         if let Some(channel) = &queue.channel {
             channel.retract(|object| std::ptr::eq(object.0.cast_const(), queue));
-            (*(*cq).channel).refcnt -= 1;
+            channel_users((*cq).channel).fetch_sub(1, Ordering::Release);
         }
         (*Context::of((*cq).context)).asynchronous.retract(|event| event.is_about(queue));
         let done = [

@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use libc::{pthread_cond_t, pthread_mutex_t};
 use parking_lot::Mutex;
@@ -73,16 +73,13 @@ impl<T> EventQueue<T> {
         let (taken, left): (VecDeque<T>, VecDeque<T>) = waiting.drain(..).partition(gone);
         *waiting = left;
         for _ in &taken {
-            let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
             let mut count = 0u64;
-            // SAFETY: one pollfd and eight bytes, both our own. Nothing is read that would have to be waited for,
-            // unless another thread reads just now: then that one finds the queue empty and goes on waiting in our
-            // stead.
-            unsafe {
-                if libc::poll(&raw mut poll, 1, 0) == 1 {
-                    libc::read(self.fd(), (&raw mut count).cast(), 8);
-                }
-            }
+            let room = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
+            // Without waiting, whatever the program made of the descriptor: a thread that sleeps in `pop` may take the count
+            // first, finds the queue empty and goes on waiting. Where the kernel cannot (before 5.13), a count is left,
+            // which whoever takes it finds nothing for.
+            // SAFETY: eight bytes of our own, behind one vector. Offset -1 is where the descriptor stands.
+            unsafe { libc::syscall(libc::SYS_preadv2, self.fd(), &raw const room, 1, -1, -1, libc::RWF_NOWAIT) };
         }
         taken.into()
     }
@@ -310,11 +307,20 @@ impl CompletionChannel {
     }
 }
 
+/// The completion queues that a channel has: threads make and destroy them at the same time.
+///
+/// # Safety
+/// The channel is one of ours, and lives as long as this is used.
+pub unsafe fn channel_users<'a>(channel: *mut ibv_comp_channel) -> &'a AtomicI32 {
+    // SAFETY: the caller's promise; programs do not write the field.
+    unsafe { AtomicI32::from_ptr(&raw mut (*channel).refcnt) }
+}
+
 /// `ibv_destroy_comp_channel`.
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: the caller passes a channel of ours and never uses it again if this succeeds.
     unsafe {
-        if (*channel).refcnt > 0 {
+        if channel_users(channel).load(Ordering::Acquire) > 0 {
             return refuse(libc::EBUSY);
         }
         drop(Box::from_raw(channel.cast::<CompletionChannel>()));

@@ -7,7 +7,7 @@ use remora_memory::{Access, Binding, Buffer, RegisterError, Translation, WindowT
 use remora_nic::{Data, SendOp, SendWr};
 
 use crate::abi::*;
-use crate::context::{Context, Domain};
+use crate::context::{Context, Domain, adapter_of};
 use crate::events::{fail, refuse, set_errno};
 use crate::maps;
 use crate::post::{errno_of, flags_of};
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: the caller passes a region of ours and never uses it again if this succeeds.
     unsafe {
         // A key that is unknown was invalidated by a work request.
-        if let Err(remora_memory::DeregisterError::Bound(_)) = Domain::of((*mr).pd).adapter.deregister((*mr).lkey) {
+        if let Err(remora_memory::DeregisterError::Bound(_)) = adapter_of((*mr).context).deregister((*mr).lkey) {
             return refuse(libc::EBUSY);
         }
         drop(Box::from_raw(mr));
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
 pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     // SAFETY: the caller passes a window of ours and never uses it again if this succeeds.
     unsafe {
-        if Domain::of((*mw).pd).adapter.registry.dealloc_window((*mw).rkey).is_err() {
+        if adapter_of((*mw).context).registry.dealloc_window((*mw).rkey).is_err() {
             return refuse(libc::EINVAL);
         }
         drop(Box::from_raw(mw));

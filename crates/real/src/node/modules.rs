@@ -60,8 +60,7 @@ impl<T> Modules<T> {
         let (kernels, (send, receive)) = (self.kernels.clone(), sync_channel(1));
         let compile = move || {
             // What cannot be kept is not to take the place of what runs.
-            let room =
-                dir.as_ref().map_or(Ok(()), |dir| kept::prepare(dir).map_err(|e| cannot_keep(dir, &e)));
+            let room = dir.as_ref().map_or(Ok(()), |dir| kept::prepare(dir).map_err(|e| cannot_keep(dir, &e)));
             let deployed = || kernels.deploy(&deploy.name, &bytes, deploy.limits, deploy.isolation);
             let kept = room.and_then(|()| deployed().map_err(|e| e.to_string())).and_then(|entry| {
                 if let Some(dir) = dir {
