@@ -20,7 +20,7 @@ Examples:
   remora bench btree --key-bytes 32 --node-bytes 1024     keys that are bytes
   remora bench btree --node-bytes 1024 --in-flight 16 --json btree.json";
 
-/// Bytes that a key takes in all maps together, about.
+/// Bytes that a key takes in all maps together, about: 100 million took 15 GB.
 const KEY_BYTES: u64 = 150;
 
 /// Options of `remora bench btree`.

@@ -19,9 +19,6 @@ Examples:
   remora bench kv --pairs 100M --alone          as many as RAMBDA has, without other stores
   remora bench kv --json kv.json                the same for programs";
 
-/// Bytes that a pair takes here, about, without those of other stores.
-const PAIR_BYTES: u64 = 128;
-
 /// Options of `remora bench kv`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -51,7 +48,6 @@ pub fn run(args: &BenchKv) -> Result<(), Failure> {
     if !(1..=1_000_000_000).contains(&args.pairs) {
         return Err(Failure::Usage("--pairs: from 1 to 1000M".into()));
     }
-    quantity::in_memory("--pairs", PAIR_BYTES * args.pairs)?;
     let display = Display::new(stop_flag());
     let plan = KvPlan {
         pairs: args.pairs,
@@ -60,6 +56,7 @@ pub fn run(args: &BenchKv) -> Result<(), Failure> {
         seed: args.seed,
         peers: !args.alone,
     };
+    quantity::in_memory("--pairs", plan.bytes())?;
     let outcome = measure(&plan, &mut display.going());
     display.clear();
     let (report, measured) = outcome?;

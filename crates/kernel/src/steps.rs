@@ -550,6 +550,7 @@ mod tests {
         }
         assert_eq!(ended, [Status::NotFound]);
     }
+
     /// Numbers that a client has written where a tree should be.
     struct Lie(Vec<u8>);
 

@@ -97,27 +97,14 @@ impl Words<'_> {
 
 /// [`Words`] that may be written too. Whoever sees what one store brought sees what came before it as well. Made by
 /// [`Region::view_mut`](crate::Region::view_mut).
-#[derive(Clone, Copy)]
 pub struct WordsMut<'a>(Words<'a>);
 
-impl<'a> WordsMut<'a> {
+impl WordsMut<'_> {
     /// # Safety
     /// As for [`Words::new`], and the words may be written.
     pub(crate) unsafe fn new(start: *mut u8, len: usize) -> Self {
         // SAFETY: the caller's promise.
         WordsMut(unsafe { Words::new(start, len) })
-    }
-
-    /// The same, to look at alone.
-    #[inline(always)]
-    pub fn words(&self) -> Words<'a> {
-        self.0
-    }
-
-    /// Part of these words: `len` from `from` on, or as many as there are.
-    #[inline(always)]
-    pub fn part(&self, from: usize, len: usize) -> Self {
-        WordsMut(self.0.part(from, len))
     }
 
     /// The word at an index, if there is one.
@@ -198,10 +185,11 @@ mod tests {
         cells.shift(61, 2);
         cells.shift(63, 1);
         cells.set(2, 0x0102);
-        cells.part(60, 9).set(4, 9);
+        cells.set(64, 9);
         let left: Vec<u64> = [0, 1, 2, 3, 4, 60, 61, 62, 63].map(|at| view.get(at)).to_vec();
         assert_eq!(left, [10, 20, 0x0102, 7, 50, 610, 620, 620, 630]);
-        assert_eq!(cells.words().part(62, 9).bytes(), 16);
+        assert_eq!((view.part(62, 9).bytes(), view.part(65, 1).bytes()), (16, 0));
+        assert_eq!(view.part(62, 9).get(1), 630);
         let mut all = vec![0; 65 * 8];
         buffer.read(0, &mut all).unwrap();
         assert_eq!((all[..8].to_vec(), &all[24..26]), (bytes_of(&[0]), &[2, 1][..]), "nothing outside, little-endian");

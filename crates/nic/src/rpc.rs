@@ -700,6 +700,7 @@ mod tests {
         table.close(2);
         assert_eq!((table.packets_left, table.clients[1].packets), (100, 0));
     }
+
     #[test]
     fn replies_of_more_bytes_than_there_may_be_leave_the_limit_where_it_was() {
         const LONG: usize = 3 * REPLY_BYTES / 4;

@@ -4,7 +4,7 @@ use crate::cluster::{Cluster, Event};
 use crate::disk::Disk;
 use crate::engine::Engine;
 use crate::events::{SECOND, Time};
-use crate::nemesis::StormFault;
+use crate::nemesis::{StormFault, is_spare};
 use crate::rng::{Purpose, Rng};
 
 impl<E: Engine> Cluster<'_, E> {
@@ -138,8 +138,8 @@ impl<E: Engine> Cluster<'_, E> {
         any
     }
 
-    /// One copy is damaged at a time, until its node is a member again, and never the only one that a view has, or may
-    /// have, nor one of two: without its vote there is no majority. That is what the protocol survives.
+    /// One copy is damaged at a time, until its node is a member again, and only a [spare](is_spare) one: what the protocol
+    /// survives.
     fn spoil(
         &mut self,
         node: usize,
@@ -148,10 +148,9 @@ impl<E: Engine> Cluster<'_, E> {
         damage: impl FnOnce(&mut Disk, &mut Rng) -> bool,
     ) -> bool {
         let alone = self.nodes.iter().fold(0, |set, node| set | node.alone);
-        let only_copy = self.members & !(1 << node) == 0 || alone >> node & 1 == 1;
-        let few = self.nodes.len() - 1 <= self.nodes.len() / 2;
+        let spare = is_spare(node, self.nodes.len(), self.members, alone);
         let place = &mut self.nodes[node];
-        if self.damaged != 0 || only_copy || few || place.engine.is_none() || !damage(&mut place.disk, rng) {
+        if self.damaged != 0 || !spare || place.engine.is_none() || !damage(&mut place.disk, rng) {
             return false;
         }
         self.damaged = 1 << node;

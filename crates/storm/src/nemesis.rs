@@ -360,6 +360,12 @@ impl fmt::Display for StormFault {
     }
 }
 
+/// Whether the protocols survive that one of so many nodes loses what it has: not the only copy that a view has, or `alone`
+/// may have, nor one of two, as without its vote there is no majority. Sets have a bit for each node.
+pub(crate) fn is_spare(node: usize, nodes: usize, members: u64, alone: u64) -> bool {
+    members & !(1 << node) != 0 && alone >> node & 1 == 0 && nodes - 1 > nodes / 2
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

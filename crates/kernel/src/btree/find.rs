@@ -4,6 +4,7 @@ use std::borrow::Borrow;
 
 use super::access::Tree;
 use super::node::NodeView;
+use super::place::found;
 use super::{ROOT, TreeKey};
 use crate::call::Status;
 use crate::memory::Memory;
@@ -69,7 +70,7 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
 
     /// The leaf that a key belongs to: its slot, and its copy.
     pub(super) async fn leaf(&self, key: &K, copy: &mut Vec<u8>) -> Result<u32, Status> {
-        if let Some(slot) = self.leaf_in_place(key).await? {
+        if let Some(slot) = self.in_place(key, |slot, _| Ok(slot)).await? {
             self.load(slot, copy).await?;
             let node = NodeView(copy);
             if node.is_leaf() && K::covers(node, key) {
@@ -87,7 +88,7 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
 
     /// The value of a key. `copy` is room for a node.
     pub async fn get(&self, key: &K, copy: &mut Vec<u8>) -> Result<u64, Status> {
-        if let Some(value) = self.get_in_place(key).await? {
+        if let Some(value) = self.in_place(key, |_, leaf| found(leaf)).await? {
             return Ok(value);
         }
         self.leaf_here(key, copy).await?;

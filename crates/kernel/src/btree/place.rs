@@ -10,7 +10,7 @@ use super::{LOCKED, MOVED, ROOT, TreeKey, TreeRef};
 use crate::call::{Call, Status};
 use crate::host::HostMemory;
 use crate::memory::Memory;
-use remora_memory::{Words, WordsMut};
+use remora_memory::Words;
 
 /// Nodes from this level on are in the caches, as there are few: nothing is done while they come.
 const NEAR: u8 = 2;
@@ -114,30 +114,6 @@ impl<'m> Nodes<'m> {
     pub fn node(self, slot: u32) -> Words<'m> {
         self.words.part(slot as usize * self.each, self.each)
     }
-
-    /// The head of a node.
-    pub fn head(self, slot: u32) -> Words<'m> {
-        self.words.part(slot as usize * self.each, 1)
-    }
-}
-
-/// The same, to write as well.
-#[derive(Clone, Copy)]
-pub(super) struct NodesMut<'m> {
-    words: WordsMut<'m>,
-    each: usize,
-}
-
-impl<'m> NodesMut<'m> {
-    /// To look at alone.
-    pub fn to_read(self) -> Nodes<'m> {
-        Nodes { words: self.words.words(), each: self.each }
-    }
-
-    /// See [`Nodes::node`].
-    pub fn node(self, slot: u32) -> WordsMut<'m> {
-        self.words.part(slot as usize * self.each, self.each)
-    }
 }
 
 /// What comes after the nodes that were at hand.
@@ -238,7 +214,7 @@ impl Visit for LookIn {
 }
 
 /// The value that a look-up of a leaf's key brings.
-fn found(leaf: &Leaf<'_>) -> Result<u64, Status> {
+pub(super) fn found(leaf: &Leaf<'_>) -> Result<u64, Status> {
     if leaf.is_away() { Err(MOVED) } else { leaf.value.ok_or(Status::NotFound) }
 }
 
@@ -252,36 +228,17 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
         Some(Nodes { words, each: usize::from(node_bytes) / 8 })
     }
 
-    /// As [`nodes`](Self::nodes), if they can all be written too.
-    #[inline(always)]
-    pub(super) fn nodes_mut(&self) -> Option<NodesMut<'m>> {
-        let TreeRef { slots, node_bytes, key, base, .. } = self.at;
-        let len = u64::from(slots) * u64::from(node_bytes);
-        let words = self.memory.immediate()?.view_mut_now(key, base, len)?;
-        Some(NodesMut { words, each: usize::from(node_bytes) / 8 })
-    }
-
-    /// The value of a key, if nodes can be looked at in place; `None` if they cannot.
+    /// What is made of the leaf that a key belongs to, by its slot, if nodes can be looked at in place; `None` if they cannot.
     #[inline]
-    pub(super) async fn get_in_place(&self, key: &K) -> Result<Option<u64>, Status> {
+    pub(super) async fn in_place<T>(
+        &self,
+        key: &K,
+        what: impl Fn(u32, &Leaf<'_>) -> Result<T, Status>,
+    ) -> Result<Option<T>, Status> {
         let mut way = Way::BEGIN;
         loop {
             let len = match self.nodes().map(|nodes| self.follow(nodes, key, &mut way)).transpose()? {
-                Some(Next::Leaf(leaf)) => return found(&leaf).map(Some),
-                Some(Next::Bring(words)) => words.bytes(),
-                None => return Ok(None),
-            };
-            self.memory.touch(self.at.key, self.va(way.slot, 0), len).await;
-        }
-    }
-
-    /// The slot of the leaf that a key belongs to, unless somebody changes that, if nodes can be looked at in place; `None`
-    /// if they cannot.
-    pub(super) async fn leaf_in_place(&self, key: &K) -> Result<Option<u32>, Status> {
-        let mut way = Way::BEGIN;
-        loop {
-            let len = match self.nodes().map(|nodes| self.follow(nodes, key, &mut way)).transpose()? {
-                Some(Next::Leaf(_)) => return Ok(Some(way.slot)),
+                Some(Next::Leaf(leaf)) => return what(way.slot, &leaf).map(Some),
                 Some(Next::Bring(words)) => words.bytes(),
                 None => return Ok(None),
             };
@@ -315,14 +272,14 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
                 Look::Gone => (way.slot, way.level) = (ROOT, None),
                 Look::Busy => {
                     way.try_again()?;
-                    return Ok(Next::Bring(nodes.head(way.slot)));
+                    return Ok(Next::Bring(nodes.node(way.slot).part(0, 1)));
                 }
             }
             if way.level.is_some_and(|level| level < NEAR) {
                 return Ok(Next::Bring(nodes.node(way.slot)));
             }
         }
-        Ok(Next::Bring(nodes.head(way.slot)))
+        Ok(Next::Bring(nodes.node(way.slot).part(0, 1)))
     }
 
     /// One node; nothing that it says is believed unless its version is the same afterwards.

@@ -35,8 +35,9 @@ impl Visit for PutInPlace {
     /// `None` too if the leaf is to be split.
     fn go_on<'m, M: Memory>(&mut self, memory: &'m M, call: &mut Call) -> Result<Option<More<'m>>, Status> {
         let tree = Tree::<_, u64>::begun(memory, self.at);
-        let Some(nodes) = tree.nodes_mut().filter(|_| memory.outlives_caller()) else { return Ok(None) };
-        let leaf = match tree.follow(nodes.to_read(), &self.key, &mut self.way)? {
+        let Some(now) = memory.immediate().filter(|_| memory.outlives_caller()) else { return Ok(None) };
+        let Some(nodes) = tree.nodes() else { return Ok(None) };
+        let leaf = match tree.follow(nodes, &self.key, &mut self.way)? {
             Next::Bring(words) => return Ok(Some(More::Bring(self.way.slot, words))),
             Next::Leaf(leaf) => leaf,
         };
@@ -47,7 +48,8 @@ impl Visit for PutInPlace {
             None if leaf.len(tree.node_bytes()) == leaf_keys(tree.node_bytes()) => return Ok(None),
             _ => {}
         }
-        let (at, node) = (leaf.place(tree.node_bytes(), self.key), nodes.node(self.way.slot));
+        let (at, va) = (leaf.place(tree.node_bytes(), self.key), tree.va(self.way.slot, 0));
+        let Some(node) = now.view_mut_now(self.at.key, va, self.at.node_bytes.into()) else { return Ok(None) };
         // The place is right if the head is still the same.
         if !node.compare_swap(0, leaf.head.0, leaf.head.locked(self.at.owner).0) {
             self.way.try_again()?;

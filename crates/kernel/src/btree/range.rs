@@ -47,7 +47,7 @@ impl Visit for Range {
                 Taken::All => return Ok(Some(More::Done)),
                 Taken::Busy => {
                     self.way.try_again()?;
-                    nodes.head(self.way.slot)
+                    leaf.words.part(0, 1)
                 }
                 Taken::Pairs(next, right) => {
                     self.from = next;

@@ -2,9 +2,9 @@
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use remora_wasm::{DeployedModule, Isolation, KernelSet, ModuleLimits};
+use tempfile::NamedTempFile;
 
 use crate::module_calls::{LIMITS_LEN, decode_limits, encode_limits};
 
@@ -20,42 +20,16 @@ fn path(dir: &Path, name: &str) -> PathBuf {
 /// Finds out whether modules can be kept.
 pub(super) fn prepare(dir: &Path) -> io::Result<()> {
     std::fs::create_dir_all(dir)?;
-    Unkept::create(dir).map(drop)
+    NamedTempFile::new_in(dir).map(drop)
 }
 
 /// Keeps a module, as a whole or not at all. A name has no character that means something in a path.
 pub(super) fn keep(dir: &Path, entry: &DeployedModule, module: &[u8]) -> io::Result<()> {
-    let mut new = Unkept::create(dir)?;
-    new.1.write_all(&with_section(entry, module))?;
-    new.1.sync_all()?;
-    std::fs::rename(&new.0, path(dir, &entry.name))?;
+    let mut new = NamedTempFile::new_in(dir)?;
+    new.write_all(&with_section(entry, module))?;
+    new.as_file().sync_all()?;
+    new.persist(path(dir, &entry.name))?;
     std::fs::File::open(dir)?.sync_all()
-}
-
-/// A new file, which nobody else has, and which goes unless it is renamed.
-struct Unkept(PathBuf, std::fs::File);
-
-impl Unkept {
-    fn create(dir: &Path) -> io::Result<Self> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        loop {
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let new = dir.join(format!("{}-{number}.new", std::process::id()));
-            match std::fs::File::create_new(&new) {
-                Ok(file) => return Ok(Self(new, file)),
-                // Of an earlier node, which ended meanwhile.
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(e) => return Err(e),
-            }
-        }
-    }
-}
-
-impl Drop for Unkept {
-    fn drop(&mut self) {
-        // It has another name if it is kept.
-        let _ = std::fs::remove_file(&self.0);
-    }
 }
 
 /// Keeps a module no longer.

@@ -8,8 +8,8 @@ use crate::Time;
 use crate::bounds::Bounds;
 use crate::types::Value;
 
-/// Bytes of answers that are made in one go, and that wait for entries under way; what more there is comes in the next turns.
-/// A client asks for gigabytes with little.
+/// Bytes of answers that are made in one go, and that wait for entries under way; what more there is comes when something else
+/// happens, or with the next beat. A client asks for gigabytes with little.
 const ANSWERS: usize = 16 << 20;
 
 /// A transaction whose entry is under way.
@@ -168,8 +168,9 @@ impl Chain {
         }
     }
 
-    /// Executes transactions that have all their keys, while there is room in the ring and for their answers. The first acknowledgement in a view is
-    /// one of all that the view began with: before it, entries under way might be of the same keys.
+    /// Executes transactions that have all their keys, while there is room in the ring and for their answers. The first
+    /// acknowledgement in a view is one of all that the view began with: before it, entries under way might be of the same
+    /// keys.
     pub(super) fn run_ready(&mut self) {
         let mut answered = 0;
         while self.synced

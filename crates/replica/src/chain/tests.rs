@@ -301,6 +301,15 @@ fn answers_are_made_as_far_as_there_is_room_for_them() {
     let write = |number| Transaction { writes: vec![put(place(number), b"a")], ..Transaction::default() };
     let only = |node: u8, nodes: &mut Nodes| nodes.deaf = NodeSet::first(2).without(NodeId(node));
     let answered = |nodes: &mut Nodes| nodes.replies.drain(..).count();
+    let come_in_parts = |nodes: &mut Nodes, mut rest: usize| {
+        nodes.deaf = NodeSet::EMPTY;
+        while rest > 0 {
+            nodes.wake();
+            let now = answered(nodes);
+            assert!((1..=4 * FEW).contains(&now), "{now}");
+            rest -= now;
+        }
+    };
 
     // Reads that wait for one write.
     only(0, &mut nodes);
@@ -308,14 +317,7 @@ fn answers_are_made_as_far_as_there_is_room_for_them() {
     for tag in 1..=100 {
         assert_eq!(nodes.ask(0, tag, Transaction { reads: read(0), ..Transaction::default() }), None);
     }
-    nodes.deaf = NodeSet::EMPTY;
-    let mut rest = 101;
-    while rest > 0 {
-        nodes.wake();
-        let now = answered(&mut nodes);
-        assert!((1..=4 * FEW).contains(&now), "{now}");
-        rest -= now;
-    }
+    come_in_parts(&mut nodes, 101);
 
     // What they have read waits with those that write too.
     only(0, &mut nodes);
@@ -334,12 +336,5 @@ fn answers_are_made_as_far_as_there_is_room_for_them() {
         let other = Transaction { expects: vec![put(place(0), b"b")], reads: read(0), ..write(0) };
         assert_eq!(nodes.ask(0, tag, other), None);
     }
-    nodes.deaf = NodeSet::EMPTY;
-    let mut rest = 101;
-    while rest > 0 {
-        nodes.wake();
-        let now = answered(&mut nodes);
-        assert!((1..=4 * FEW).contains(&now), "{now}");
-        rest -= now;
-    }
+    come_in_parts(&mut nodes, 101);
 }

@@ -19,7 +19,7 @@ use super::memory::Memory;
 use super::{ChainCase, ChainEnd, ChainFailure, ChainOp, ChainStormReport, ChainTxn, elle};
 use crate::clock::Clock;
 use crate::events::{MS, Queue, SECOND, Time, US};
-use crate::nemesis::{self, KINDS, ScheduledFault, StormFault};
+use crate::nemesis::{self, KINDS, ScheduledFault, StormFault, is_spare};
 use crate::net::Network;
 use crate::rng::{Purpose, Rng};
 
@@ -514,12 +514,10 @@ impl World {
             StormFault::SlowDisk { node, extra, .. } => self.places[node].slow = extra,
             StormFault::Skew { node, ppm, .. } => self.skew(node, ppm),
             StormFault::Wipe { node, down } => {
-                // One at a time until it is a member again, and never the only one that a view has, or may have, nor one of
-                // two: without its vote there is no majority.
+                // One at a time until it is a member again.
                 let alone = self.places.iter().fold(0, |set, place| set | place.alone);
-                let only = self.members & !(1 << node) == 0 || alone >> node & 1 == 1;
-                let few = self.places.len() - 1 <= self.places.len() / 2;
-                if self.wiped != 0 || only || few || self.places[node].node.is_none() {
+                let spare = is_spare(node, self.places.len(), self.members, alone);
+                if self.wiped != 0 || !spare || self.places[node].node.is_none() {
                     return false;
                 }
                 self.wiped = 1 << node;

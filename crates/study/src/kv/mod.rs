@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 use remora_lab::bench::BenchProgress;
+use remora_store::kv::KvShape;
 use serde::Serialize;
 
 use crate::ycsb::{Generator, Mix, Popularity};
@@ -40,6 +41,17 @@ pub struct KvPlan {
     pub seed: u64,
     /// Whether other stores are measured too, where they are installed.
     pub peers: bool,
+}
+
+impl KvPlan {
+    /// Bytes of memory that Remora's store takes; others take what they will.
+    pub fn bytes(&self) -> u64 {
+        shape(self.pairs).bytes().unwrap_or(u64::MAX)
+    }
+}
+
+fn shape(pairs: u64) -> KvShape {
+    KvShape { pairs, key_bytes: KEY, value_bytes: VALUE }
 }
 
 /// A request.

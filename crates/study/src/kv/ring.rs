@@ -3,9 +3,9 @@
 use remora_kernel::{Placement, Status, op};
 use remora_real::{Client, LinkKind, RingConfig};
 use remora_store::Arena;
-use remora_store::kv::{Kv, KvShape};
+use remora_store::kv::Kv;
 
-use super::{KEY, KvAsk, KvPlan, KvTarget, VALUE};
+use super::{KvAsk, KvPlan, KvTarget, shape};
 use crate::StudyError;
 use crate::nodes::{ClientMemory, NodeProcess};
 
@@ -31,7 +31,7 @@ impl Ring {
 
 /// A store with room for so many pairs.
 pub(super) fn make<A: Arena<Error = StudyError>>(memory: &mut A, pairs: u64, seed: u64) -> Result<Kv, StudyError> {
-    let shape = KvShape { pairs, key_bytes: KEY, value_bytes: VALUE };
+    let shape = shape(pairs);
     Kv::create(&shape, seed, memory)?.map_err(|e| StudyError::Usage(e.to_string()))
 }
 
