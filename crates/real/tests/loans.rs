@@ -1,80 +1,30 @@
 //! Memory that two devices on one host lend each other: what is written, sent and read moves once, and keeps its promises.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use remora_memory::{Access, Buffer, Region, Registry};
-use remora_nic::{
-    ALL_REMOTE, CqId, Data, QpInit, QpType, Qpn, Route, RtrAttr, RtsAttr, SendOp, SendWr, Sge, WcStatus, WorkCompletion,
-};
-use remora_real::Device;
+use remora_memory::Buffer;
+use remora_nic::{Data, SendOp, SendWr, Sge, WcStatus, WorkCompletion};
 use remora_real::link::Link;
 use remora_real::link::shm::ShmLink;
 use remora_testing::eventually;
 
+#[path = "common/end.rs"]
+mod end;
+
+use end::End;
+
 const LEN: usize = 1 << 20;
 const LARGE: usize = 64 << 10;
-
-struct End {
-    device: Device,
-    cq: CqId,
-    qp: Qpn,
-    buffer: Buffer,
-    region: Arc<Region>,
-}
 
 fn ip(c: u8, d: u8) -> IpAddr {
     Ipv4Addr::new(127, 9, c, d).into()
 }
 
-impl End {
-    fn new(ip: IpAddr, link: ShmLink, buffer: Buffer) -> Self {
-        let registry = Arc::new(Registry::new([9; 32]));
-        let device = Device::with_registry(ip, vec![Box::new(link)], registry, None).unwrap();
-        let mut guard = device.lock();
-        let nic = guard.nic();
-        let pd = nic.registry().alloc_pd();
-        let access = Access::LOCAL_WRITE | ALL_REMOTE;
-        let region = nic.registry().register(pd, &buffer, 0, buffer.len(), None, access).unwrap();
-        let cq = nic.create_cq(256).unwrap();
-        let init = QpInit { max_send_wr: 128, max_recv_wr: 128, ..QpInit::new(QpType::Rc, pd, cq, cq) };
-        let qp = nic.create_qp(init).unwrap();
-        nic.to_init(qp, ALL_REMOTE, 0).unwrap();
-        drop(guard);
-        Self { device, cq, qp, buffer, region }
-    }
-
-    fn join(&self, peer: &End) {
-        let mut guard = self.device.lock();
-        let psn = remora_wire::Psn::new(1);
-        let route = Route { local: self.device.local(), remote: peer.device.local(), link: 0 };
-        let (max_dest_rd_atomic, min_rnr_timer) = (16, 1);
-        let rtr = RtrAttr { route, dest_qp: peer.qp.0, rq_psn: psn, path_mtu: 4096, max_dest_rd_atomic, min_rnr_timer };
-        guard.nic().to_rtr(self.qp, rtr).unwrap();
-        guard.nic().to_rts(self.qp, RtsAttr { sq_psn: psn, max_rd_atomic: 16, ..RtsAttr::default() }).unwrap();
-    }
-
-    fn sge(&self, offset: usize, len: usize) -> Sge {
-        Sge { va: self.region.va() + offset as u64, len: len as u32, lkey: self.region.key() }
-    }
-
-    fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
-        let mut out = vec![0; len];
-        self.buffer.read(offset, &mut out).unwrap();
-        out
-    }
-
-    /// Packets that it has sent that referred to their payload.
-    fn referred(&self) -> u64 {
-        self.device.lock().nic().counters().tx_referred
-    }
-}
-
 fn pair(c: u8, memory: fn() -> Buffer) -> (End, End) {
     let (mut a, b) = (ShmLink::bind(ip(c, 1)).unwrap(), ShmLink::bind(ip(c, 2)).unwrap());
     assert!(a.reach(ip(c, 2)).unwrap());
-    let (a, b) = (End::new(ip(c, 1), a, memory()), End::new(ip(c, 2), b, memory()));
+    let (a, b) = (End::new(ip(c, 1), a, memory(), None), End::new(ip(c, 2), b, memory(), None));
     a.join(&b);
     b.join(&a);
     (a, b)

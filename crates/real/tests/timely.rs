@@ -1,117 +1,127 @@
-//! Acknowledgements that nobody asked for come soon, whatever else a device has to do, and timers run from when they are set.
+//! Answers and acknowledgements come soon, whatever else a device has to do, and timers run from when they are set.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
 
-use remora_memory::{Access, Buffer, Region, Registry};
-use remora_nic::{ALL_REMOTE, CqId, Data, QpInit, QpType, Qpn, Route, RtrAttr, RtsAttr, SendOp, SendWr, Sge, WcStatus};
-use remora_real::{Device, LinkKind};
+use remora_kernel::{Call, Status, runner};
+use remora_memory::Buffer;
+use remora_nic::{Qpn, RtsAttr, WcStatus};
+use remora_real::Kernels;
+use remora_real::link::Link;
+use remora_real::link::shm::ShmLink;
+use remora_wire::rpc::RpcHeader;
 
-struct End {
-    device: Device,
-    cq: CqId,
-    region: Arc<Region>,
+#[path = "common/end.rs"]
+mod end;
+
+use end::End;
+
+/// The op-code of a kernel that answers at once.
+const NOTHING: u64 = 0x900;
+
+fn ip(last: u8) -> IpAddr {
+    Ipv4Addr::new(127, 9, 41, last).into()
 }
 
-fn end(last: u8, reach: Option<IpAddr>) -> (End, IpAddr) {
-    let ip = IpAddr::V4(Ipv4Addr::new(127, 9, 41, last));
-    let mut link = LinkKind::Shm.bind(ip).unwrap();
-    if let Some(peer) = reach {
-        link.reach(peer).unwrap();
+/// Ends of which the first is reached by the others.
+fn ends<const N: usize>(first: u8) -> [End; N] {
+    let mut links = [(); N].map(|()| None);
+    for (at, link) in links.iter_mut().enumerate() {
+        let mut made = ShmLink::bind(ip(first + at as u8)).unwrap();
+        assert!(at == 0 || made.reach(ip(first)).unwrap());
+        *link = Some(made);
     }
-    let registry = Arc::new(Registry::new(remora_real::entropy().unwrap()));
-    let device = Device::with_registry(ip, vec![link], registry, None).unwrap();
-    device.keep(true);
-    let buffer = Buffer::anonymous(4096).unwrap();
-    let mut guard = device.lock();
-    let pd = guard.nic().registry().alloc_pd();
-    let access = Access::LOCAL_WRITE | ALL_REMOTE;
-    let region = guard.nic().registry().register(pd, &buffer, 0, 4096, None, access).unwrap();
-    let cq = guard.nic().create_cq(64).unwrap();
-    drop(guard);
-    (End { device, cq, region }, ip)
+    let mut at = first;
+    links.map(|link| {
+        let kernels = Kernels::new(runner(|call: Call| async { (call, Status::Ok) }, 8), vec![NOTHING]);
+        let end = End::new(ip(at), link.unwrap(), Buffer::anonymous(4096).unwrap(), Some(kernels));
+        end.device.keep(true);
+        at += 1;
+        end
+    })
 }
 
-fn queue_pair(end: &End) -> Qpn {
+/// A queue pair of a client to one of the server's.
+fn connect(server: &End, client: &End, attr: RtsAttr) -> Qpn {
+    let (here, there) = (client.queue_pair(), server.queue_pair());
+    client.join_as(here, server, there, attr);
+    server.join_as(there, client, here, attr);
+    here
+}
+
+fn turn(ends: &[&End]) {
+    ends.iter().for_each(|end| _ = end.device.lock().progress());
+}
+
+/// Completions since this was last asked.
+fn completed(end: &End) -> usize {
     let mut guard = end.device.lock();
-    let init = QpInit { max_send_wr: 64, max_send_sge: 1, ..QpInit::new(QpType::Rc, end.region.pd(), end.cq, end.cq) };
-    let qp = guard.nic().create_qp(init).unwrap();
-    guard.nic().to_init(qp, ALL_REMOTE, 0).unwrap();
-    qp
-}
-
-fn join(from: &End, qp: Qpn, to: &End, dest: Qpn, timeout: u8) {
-    let route = Route { local: from.device.local(), remote: to.device.local(), link: 0 };
-    let rq_psn = remora_wire::Psn::new(1);
-    let attr = RtrAttr { route, dest_qp: dest.0, rq_psn, path_mtu: 4096, max_dest_rd_atomic: 4, min_rnr_timer: 1 };
-    let mut guard = from.device.lock();
-    guard.nic().to_rtr(qp, attr).unwrap();
-    guard.nic().to_rts(qp, RtsAttr { sq_psn: rq_psn, timeout, ..RtsAttr::default() }).unwrap();
-}
-
-fn write(from: &End, qp: Qpn, to: &End, signaled: bool) {
-    let sge = [Sge { va: from.region.va(), len: 64, lkey: from.region.key() }];
-    let op = SendOp::Write { va: to.region.va(), rkey: to.region.key() };
-    let wr = SendWr::new(0, op, Data::List(&sge));
-    let wr = if signaled { wr } else { wr.unsignaled() };
-    from.device.lock().nic().post_send(qp, &wr).unwrap();
+    std::iter::from_fn(|| guard.nic().poll_cq(end.cq)).inspect(|wc| assert_eq!(wc.status, WcStatus::Success)).count()
 }
 
 #[test]
 fn writes_complete_though_others_keep_their_peer_busy() {
-    let (server, ip) = end(1, None);
-    let ends = [end(2, Some(ip)).0, end(3, Some(ip)).0];
-    let pairs = ends.each_ref().map(|end| {
-        let (here, there) = (queue_pair(end), queue_pair(&server));
-        // Nothing is sent again: what does not come by an acknowledgement does not come.
-        join(end, here, &server, there, 0);
-        join(&server, there, end, here, 0);
-        here
-    });
-    let [quiet, busy] = &ends;
-    let mut done = 0;
-    let mut turn = |of_busy: bool| {
-        if of_busy {
-            write(busy, pairs[1], &server, false);
-        }
-        [busy, &server, quiet].iter().for_each(|end| _ = end.device.lock().progress());
-        while let Some(wc) = quiet.device.lock().nic().poll_cq(quiet.cq) {
-            assert_eq!(wc.status, WcStatus::Success);
-            done += 1;
-        }
-        done
-    };
+    let [server, quiet, busy] = ends(1);
+    // Nothing is sent again: what does not come by an acknowledgement does not come.
+    let once = RtsAttr { timeout: 0, ..RtsAttr::default() };
+    let [from_quiet, from_busy] = [&quiet, &busy].map(|client| connect(&server, client, once));
     // The first tells both that the other acknowledges by itself, once the server has looked for new peers.
-    write(quiet, pairs[0], &server, true);
-    assert!((0..100_000).any(|_| turn(false) == 1));
+    quiet.write_to(from_quiet, &server, true);
+    assert!((0..100_000).any(|_| {
+        turn(&[&server, &quiet]);
+        completed(&quiet) == 1
+    }));
     // Of the second eight none is asked about: they leave while the first eight are under way.
     for _ in 0..2 {
-        (0..8).for_each(|_| write(quiet, pairs[0], &server, true));
-        quiet.device.lock().progress();
-        (0..2).for_each(|_| _ = server.device.lock().progress());
+        (0..8).for_each(|_| quiet.write_to(from_quiet, &server, true));
+        turn(&[&quiet, &server, &server]);
     }
-    assert!((0..1000).any(|_| turn(true) == 17), "{} of 17 completed", turn(false));
+    let mut done = 0;
+    for _ in 0..1000 {
+        busy.write_to(from_busy, &server, false);
+        turn(&[&busy, &server, &quiet]);
+        done += completed(&quiet);
+    }
+    assert_eq!(done, 16);
 }
 
 #[test]
 fn who_polls_seldom_waits_as_long_for_an_acknowledgement_as_others() {
-    let (server, ip) = end(4, None);
-    let (client, _) = end(5, Some(ip));
-    let (here, there) = (queue_pair(&client), queue_pair(&server));
+    let [server, client] = ends(4);
     // 67 ms.
-    join(&client, here, &server, there, 14);
-    join(&server, there, &client, here, 14);
+    let qp = connect(&server, &client, RtsAttr { timeout: 14, ..RtsAttr::default() });
     for _ in 0..3 {
-        client.device.lock().progress();
+        turn(&[&client]);
         std::thread::sleep(std::time::Duration::from_millis(100));
-        write(&client, here, &server, true);
+        client.write_to(qp, &server, true);
         client.device.lock().transmit();
         // Long enough for it to look at the clock, and far too short for a timer.
-        (0..40).for_each(|_| _ = client.device.lock().progress());
+        (0..40).for_each(|_| turn(&[&client]));
         assert_eq!(client.device.lock().nic().counters().retransmits, 0);
         assert!((0..100_000).any(|_| {
-            [&client, &server].iter().for_each(|end| _ = end.device.lock().progress());
-            client.device.lock().nic().poll_cq(client.cq).is_some()
+            turn(&[&client, &server]);
+            completed(&client) == 1
         }));
     }
+}
+
+#[test]
+fn what_a_kernel_answers_leaves_in_the_turn_that_ran_it() {
+    let [server, client] = ends(7);
+    let qp = connect(&server, &client, RtsAttr::default());
+    let reply = client.region.va() + 1024;
+    let header = RpcHeader { reply_va: reply, reply_rkey: client.region.key(), reply_capacity: 64, tag: 5, flags: 0 };
+    let answered = |turns: &dyn Fn()| {
+        let mut guard = client.device.lock();
+        guard.nic().post_recv(qp, 2, &[]).unwrap();
+        guard.nic().post_rpc(qp, 1, NOTHING, &header, &[]).unwrap();
+        guard.progress();
+        drop(guard);
+        turns();
+        turn(&[&client]);
+        let mut guard = client.device.lock();
+        std::iter::from_fn(|| guard.nic().poll_cq(client.cq)).any(|wc| wc.imm.is_some())
+    };
+    // The server has to look for new peers first.
+    assert!(answered(&|| (0..10_000).for_each(|_| turn(&[&server]))));
+    assert!(answered(&|| turn(&[&server])));
 }
