@@ -4,7 +4,7 @@
 //! event: it can be polled, and blocks or not as its owner sets it.
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -78,8 +78,12 @@ impl<T> EventQueue<T> {
             // Without waiting, whatever the program made of the descriptor: a thread that sleeps in `pop` may take the count
             // first, finds the queue empty and goes on waiting. Where the kernel cannot (before 5.13), a count is left,
             // which whoever takes it finds nothing for.
-            // SAFETY: eight bytes of our own, behind one vector. Offset -1 is where the descriptor stands.
-            unsafe { libc::syscall(libc::SYS_preadv2, self.fd(), &raw const room, 1, -1, -1, libc::RWF_NOWAIT) };
+            // A system call takes whole words. Offset -1 is where the descriptor stands.
+            let (fd, vectors, stands, flags) = (c_long::from(self.fd()), 1 as c_long, -1 as c_long, libc::RWF_NOWAIT);
+            // SAFETY: eight bytes of our own, behind one vector.
+            unsafe {
+                libc::syscall(libc::SYS_preadv2, fd, &raw const room, vectors, stands, stands, c_long::from(flags))
+            };
         }
         taken.into()
     }
@@ -406,4 +410,41 @@ pub fn refuse(code: c_int) -> c_int {
 pub fn fail<T>(code: c_int) -> *mut T {
     set_errno(code);
     null_mut()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_readable(queue: &EventQueue<u32>) -> bool {
+        let mut poll = libc::pollfd { fd: queue.fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd of our own.
+        unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+    }
+
+    #[test]
+    fn what_is_taken_back_is_told_to_nobody() {
+        let queue = EventQueue::new().unwrap();
+        (1..4).for_each(|event| queue.push(event));
+        assert_eq!(queue.retract(|event| *event != 2), [1, 3]);
+        assert_eq!((queue.pop(), is_readable(&queue)), (Ok(2), false));
+        assert!(queue.retract(|_| true).is_empty());
+    }
+
+    /// One thread takes events while another takes some back: neither waits for what the other has, and none is told twice.
+    #[test]
+    fn taking_back_waits_for_nobody_who_takes() {
+        let queue = EventQueue::new().unwrap();
+        let (told, back) = std::thread::scope(|scope| {
+            let taker = scope.spawn(|| std::iter::from_fn(|| queue.pop().ok().filter(|event| *event != 0)).count());
+            let mut back = 0;
+            for event in 1..=50_000 {
+                queue.push(event);
+                back += queue.retract(|_| true).len();
+            }
+            queue.push(0);
+            (taker.join().unwrap(), back)
+        });
+        assert_eq!(told + back, 50_000);
+    }
 }

@@ -264,3 +264,54 @@ fn a_comparison_on_a_platform_gives_the_same_answer() {
         }
     }
 }
+
+/// What machines take at an open load, in watts.
+fn watts(platform: &Platform, operation: &Operation, place: Placement) -> f64 {
+    let ranking = rank(platform, operation, &WhereOptions::default());
+    let found = ranking.iter().find(|candidate| candidate.place == place).expect("the place");
+    found.ops_per_s / found.ops_per_joule.expect("power")
+}
+
+#[test]
+fn a_thread_takes_the_power_of_a_core_and_a_client_that_of_a_machine() {
+    let platform = Platform::load("bluefield2").unwrap();
+    let (power, cores) = (platform.power.clone().unwrap(), platform.client.cores as f64);
+    let at = |machines, threads| {
+        let clients = Clients { machines, threads, ..Clients::default() };
+        let operation = Operation { clients, load: Load::Open(1e5), ..operation(4.0, 64.0) };
+        watts(&platform, &operation, Placement::Nic)
+    };
+    let (one, two) = (at(1, 1), at(1, 2));
+    let core = (power.host_active - power.host_idle) / cores;
+    assert!((two - one - core).abs() < 0.05 * core, "{} W more for a thread, {core} of a core", two - one);
+    let more = at(2, 1) - one;
+    let machine = power.host_idle + core + power.nic_idle..power.host_idle + 2.0 * core + power.nic_active;
+    assert!(machine.contains(&more), "{more} W more for a client, of {machine:?}");
+}
+
+#[test]
+fn the_screen_and_the_engine_count_the_same_joules() {
+    let platform = Platform::load("bluefield2").unwrap();
+    for (place, under_way) in [(Placement::Host, 1), (Placement::Nic, 8), (Placement::Client, 8)] {
+        let operation = Operation { load: Load::Closed(under_way), ..operation(5.0, 64.0) };
+        let ranking = rank(&platform, &operation, &WhereOptions::default());
+        let screen = ranking.iter().find(|candidate| candidate.place == place).unwrap().ops_per_joule.unwrap();
+        let run = world::run(&platform, &operation, place, (2_000, 1)).expect("a chain of reads").unwrap();
+        let ratio = run.joules_per_op.unwrap() * screen;
+        assert!((ratio - 1.0).abs() < 0.1, "{place}, {under_way} under way: {ratio} of the screen's");
+    }
+}
+
+/// One acknowledgement is for several messages where a wire is full, so that all of it is left for the others.
+#[test]
+fn what_is_said_to_be_served_at_most_is_no_less_than_the_engine_serves() {
+    let strom = strom();
+    for (place, under_way) in [(Placement::Nic, 128), (Placement::Host, 128), (Placement::Nic, 64)] {
+        let operation = Operation { load: Load::Closed(under_way), state: 1e6, ..operation(3.0, 64.0) };
+        let ranking = rank(&strom, &operation, &WhereOptions::default());
+        let most = ranking.iter().find(|candidate| candidate.place == place).unwrap().saturation_per_s;
+        let run = world::run(&strom, &operation, place, (20_000, 1)).expect("a chain of reads").unwrap();
+        assert!(run.ops_per_s < 1.01 * most, "{place}, {under_way} under way: {} of {most}", run.ops_per_s);
+        assert!(under_way < 128 || run.ops_per_s > 0.85 * most, "{place}: {} of {most}", run.ops_per_s);
+    }
+}
