@@ -98,6 +98,33 @@ fn a_kernel_is_built_deployed_called_kept_and_removed() {
 }
 
 #[test]
+fn what_cannot_be_kept_changes_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (deeper, outside) = (dir.path().join("deeper"), dir.path().join("outside.wasm"));
+    let [keep, kernel] = [deeper.join("kept").to_string_lossy().into_owned(), kernels("topk.wasm")];
+    let address = "127.15.1.2";
+    let _node = Node::start(address, &["--kernels", &keep]);
+    let deploy =
+        |name| remora(&["kernel", "deploy", &kernel, "--name", name, "--node", address, "--keep", "--fuel", "5000"]);
+    let list = || text(&remora(&["kernel", "list", "--node", address, "--json"]));
+    text(&deploy("mine"));
+    let before = list();
+
+    // Names that lead elsewhere.
+    for name in ["../../outside", "/outside", "a/b", ""] {
+        let why = failure(&deploy(name));
+        assert!(why.contains("name"), "{name:?}: {why}");
+    }
+    assert!(!outside.exists());
+
+    // The directory is gone, and a file is where it was.
+    std::fs::remove_dir_all(&keep).and_then(|()| std::fs::write(&keep, "a file")).expect("a file");
+    let why = failure(&deploy("mine"));
+    assert!(why.contains(&keep), "{why}");
+    assert_eq!(list(), before, "what runs stays as it was");
+}
+
+#[test]
 fn a_kernel_is_compared_in_all_places() {
     let dir = tempfile::tempdir().expect("a directory");
     let data = words(dir.path()).to_string_lossy().into_owned();
