@@ -94,7 +94,8 @@ impl Cm {
     /// A connection manager; `seed` makes its communication ids, which should be hard to guess.
     pub fn new(seed: u64, config: CmConfig) -> Cm {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let (peers, door) = (Peers::new(rng.next_u64()), Door::new(&mut rng));
+        let drawn = rng.next_u64();
+        let (peers, door) = (Peers::new(config.instance.unwrap_or(drawn)), Door::new(&mut rng));
         Cm {
             config: checked(config),
             rng,
@@ -509,7 +510,7 @@ impl Cm {
     /// Random and unused; 0 stands for "unknown" in a REJ.
     fn fresh_id(&mut self) -> ConnId {
         loop {
-            let id = ConnId(self.rng.next_u32());
+            let id = ConnId(self.config.ids.draw(&mut self.rng));
             if id.0 != 0 && self.table.get(id).is_none() && !self.services.contains(id) {
                 return id;
             }

@@ -13,6 +13,7 @@ use crate::arrival::{Body, HEAD, Packet, is_moved_alone};
 use crate::cm::CmConfig;
 use crate::connect::{Management, QP1};
 use crate::ctx::Ctx;
+use crate::lane::Lane;
 use crate::multicast::{Groups, MULTICAST_QP};
 use crate::numbers::{MAX_QPS, QpTable};
 use crate::post::{check_limit, push_recv};
@@ -42,6 +43,8 @@ pub struct NicConfig {
     pub selective_repeat: bool,
     /// Send and carry out what is plain, as most is, by a short way of its own. What comes of it is the same.
     pub plain: bool,
+    /// Which of several engines at its address it is.
+    pub lane: Lane,
     /// The connection manager's limits and times.
     pub cm: CmConfig,
 }
@@ -57,6 +60,7 @@ impl NicConfig {
             stream_chunk_bytes: 0,
             selective_repeat: true,
             plain: true,
+            lane: Lane::ONLY,
             cm: CmConfig::default(),
         }
     }
@@ -70,6 +74,7 @@ impl NicConfig {
 pub struct Nic {
     pub(crate) qps: QpTable<Box<QueuePair>>,
     max_qp: u32,
+    lane: Lane,
     /// How often one was made or destroyed, and the last to be destroyed.
     changes: u64,
     late: VecDeque<u32>,
@@ -112,6 +117,7 @@ impl Nic {
         Self {
             qps: QpTable::default(),
             max_qp: config.max_qp.min(MAX_QPS),
+            lane: config.lane,
             changes: 0,
             late: VecDeque::with_capacity(LATE),
             port_mtu: config.port_mtu,
@@ -249,7 +255,7 @@ impl Nic {
         }
         self.cq(init.send_cq)?.users += 1;
         self.cq(init.recv_cq)?.users += 1;
-        let qpn = Qpn(self.qps.draw(&mut self.rng));
+        let qpn = Qpn(self.qps.draw(self.lane, &mut self.rng));
         self.qps.insert(qpn.0, Box::new(QueuePair::new(qpn, init, self.port_mtu)));
         self.changes += 1;
         self.ctx.owing.reserve(self.qps.len());

@@ -6,6 +6,8 @@
 
 use rand_core::RngCore;
 
+use crate::lane::Lane;
+
 /// Numbers 0 and 1 are the management queue pairs', the highest is that of multicast.
 const NUMBERS: std::ops::Range<u32> = 2..0xff_ffff;
 /// Places in the largest table: 16 bits tell queue pairs that live apart, for whoever keeps a table of his own.
@@ -65,14 +67,14 @@ impl<T> QpTable<T> {
         }
     }
 
-    /// A number that no queue pair in the table has, nor any like it; the caller has seen that there are fewer than
+    /// A number of this lane that no queue pair in the table has, nor any like it; the caller has seen that there are fewer than
     /// [`MAX_QPS`].
-    pub fn draw(&mut self, rng: &mut impl RngCore) -> u32 {
+    pub fn draw(&mut self, lane: Lane, rng: &mut impl RngCore) -> u32 {
         if 4 * self.live >= self.places.len() && self.places.len() < MAX_PLACES {
             self.grow();
         }
         loop {
-            let number = rng.next_u32() >> 8;
+            let number = lane.draw(rng) >> 8;
             if NUMBERS.contains(&number) && self.places[self.place(number)].is_none() {
                 return number;
             }
@@ -124,7 +126,7 @@ mod tests {
         let mut other = QpTable::default();
         let mut numbers = BTreeMap::new();
         for n in 0..MAX_QPS {
-            let number = table.draw(&mut rng);
+            let number = table.draw(Lane::ONLY, &mut rng);
             table.insert(number, n);
             other.insert(number, n);
             assert_eq!(numbers.insert(number, n), None);
@@ -152,7 +154,7 @@ mod tests {
         let (mut set, draws) = ([0; 24], 4096);
         let mut before = 0;
         for n in 0..draws {
-            let number = table.draw(&mut rng);
+            let number = table.draw(Lane::ONLY, &mut rng);
             table.insert(number, n);
             for (bit, count) in set.iter_mut().enumerate() {
                 *count += (number ^ before) >> bit & 1;

@@ -103,7 +103,7 @@ impl Cm {
             }
             let question = (peer.ask_at <= now).then(|| {
                 peer.ask_at = now.saturating_add(AGAIN);
-                *peer.asked.get_or_insert_with(|| (self.rng.next_u32(), self.rng.next_u64()))
+                *peer.asked.get_or_insert_with(|| (self.config.ids.draw(&mut self.rng), self.rng.next_u64()))
             });
             next = next.min(peer.ask_at);
             if let Some(numbers) = question {

@@ -6,6 +6,7 @@ use remora_wire::Psn;
 
 #[cfg(doc)]
 use super::Cm;
+use crate::lane::Lane;
 
 /// Private data a user may put into [`Cm::connect`], bytes: what the RDMA CM header leaves of the
 /// REQ's 92.
@@ -89,6 +90,12 @@ pub struct CmConfig {
     /// Of these, the passive ones that were never established. A caller who has not shown that he hears what is sent to
     /// his address may have half of them, and one address half of that: what forged REQs can occupy.
     pub max_half_open: usize,
+    /// What communication ids begin with. Where several engines are at this address that is this one's lane, as messages
+    /// find it by that; otherwise it is for the peer, if that is several: calls whose ids differ there spread over them.
+    pub ids: Lane,
+    /// What tells peers this process from one before it at the same address: engines of one process say the same. Drawn
+    /// if there is none.
+    pub instance: Option<u64>,
     /// This channel adapter's GUID, told to peers.
     pub ca_guid: u64,
     /// Answer every REQ with an MRA of this many nanoseconds, as Linux does for its users' programs: they may take
@@ -124,6 +131,8 @@ impl Default for CmConfig {
             max_path_mtu: 5,
             max_connections: 32_768,
             max_half_open: 1024,
+            ids: Lane::ONLY,
+            instance: None,
             ca_guid: 0,
             request_delay: 0,
             peer_timeout: 0,

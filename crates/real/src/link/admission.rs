@@ -22,7 +22,7 @@ pub struct Admission<'a> {
     pub share: u32,
 }
 
-const fn op(code: u32, yes: u8, no: u8, k: u32) -> sock_filter {
+pub(super) const fn op(code: u32, yes: u8, no: u8, k: u32) -> sock_filter {
     sock_filter { code: code as u16, jt: yes, jf: no, k }
 }
 

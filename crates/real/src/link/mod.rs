@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 
 use remora_memory::Lookahead;
-use remora_nic::{Packet, Room};
+use remora_nic::{Lane, Packet, Room};
 use rustix::net::sockopt;
 
 pub use interface::interface_of;
@@ -231,6 +231,18 @@ pub fn set_int_option(socket: impl AsFd, level: i32, name: i32, value: i32) -> i
     match unsafe { libc::setsockopt(socket.as_fd().as_raw_fd(), level, name, (&raw const value).cast(), size) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// All lanes of an address with so many engines.
+fn lanes(count: u16) -> io::Result<Vec<Lane>> {
+    let lanes: Vec<Lane> = (0..=u8::MAX).filter_map(|index| Lane::new(index, count)).collect();
+    match lanes.is_empty() {
+        false => Ok(lanes),
+        true => {
+            let why = format!("{count} engines at one address: at least one, and at most {}", Lane::MOST);
+            Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+        }
     }
 }
 

@@ -284,9 +284,18 @@ pub(super) mod socket {
     }
 
     pub fn attach_filter(socket: impl AsFd, program: &[libc::sock_filter]) -> io::Result<()> {
+        attach(socket, libc::SO_ATTACH_FILTER, program)
+    }
+
+    /// Has a program say which of the sockets at one address, by its place, a datagram is for.
+    pub fn attach_choice(socket: impl AsFd, program: &[libc::sock_filter]) -> io::Result<()> {
+        attach(socket, libc::SO_ATTACH_REUSEPORT_CBPF, program)
+    }
+
+    fn attach(socket: impl AsFd, option: i32, program: &[libc::sock_filter]) -> io::Result<()> {
         let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
         let size = size_of::<libc::sock_fprog>() as libc::socklen_t;
-        let (fd, option) = (socket.as_fd().as_raw_fd(), libc::SO_ATTACH_FILTER);
+        let fd = socket.as_fd().as_raw_fd();
         // SAFETY: the kernel copies the program, which is as long as it says, and does not write to it.
         match unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const program).cast(), size) } {
             0 => Ok(()),

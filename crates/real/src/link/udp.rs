@@ -6,6 +6,7 @@
 //! with which the ICRC would be right (see [`IcrcVerdict`]), so the check is of 32 bits for our own packets and of 16 for
 //! those of peers that number otherwise. The [`packet`](super::packet) link sees the ID and always checks all 32.
 
+mod ports;
 mod runs;
 
 use std::collections::HashMap;
@@ -16,16 +17,16 @@ use std::os::fd::{AsRawFd, RawFd};
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSocketState};
 use remora_wire::UDP_PORT;
 use remora_wire::icrc::{IcrcFlow, IcrcVerdict};
-use socket2::{Domain, Protocol, Socket, Type};
 
+pub use ports::{UdpPort, UdpPorts};
 use runs::Run;
 
 use super::admission::Admission;
-use super::groups::{self, Groups};
+use super::groups::Groups;
 use super::packet::socket::{attach_filter, detach_filter};
 use super::{
-    ECT, Link, LinkKind, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing,
-    mark_congested, overhead, set_buffers, set_int_option,
+    ECT, Link, LinkKind, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface::Interface, is_full,
+    is_passing, mark_congested, overhead, set_int_option,
 };
 
 /// Longest run of packets that the kernel coalesces.
@@ -41,7 +42,7 @@ const MAX_SOURCES: usize = 4096;
 
 /// A UDP socket on port 4791.
 pub struct UdpLink {
-    socket: UdpSocket,
+    port: UdpPort,
     state: UdpSocketState,
     /// Bound address, maybe the wildcard.
     local: IpAddr,
@@ -87,36 +88,31 @@ impl UdpLink {
     ///
     /// # Errors
     ///
-    /// `AddrInUse` if another process has the port: nodes of one machine take different addresses of 127.0.0.0/8.
-    /// `AddrNotAvailable` if no interface has the address.
+    /// As [`UdpPorts::bind`].
     pub fn bind(ip: IpAddr) -> io::Result<UdpLink> {
-        let (interface_mtu, interface) = if ip.is_unspecified() {
-            (interface::smallest_mtu()?, 0)
-        } else {
-            let owner = interface::owning(ip)?;
-            (owner.mtu, owner.index)
-        };
-        let scope = if matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()) { interface } else { 0 };
-        let socket = Socket::new(Domain::for_address(SocketAddr::new(ip, 0)), Type::DGRAM, Some(Protocol::UDP))?;
-        if ip.is_ipv6() {
-            socket.set_only_v6(true)?;
-        }
-        let address = endpoint(ip, scope);
-        socket.bind(&address.into()).map_err(|e| io::Error::new(e.kind(), format!("UDP {address}: {e}")))?;
-        set_buffers(&socket)?;
-        groups::send_by(&socket, ip, interface)?;
-        let socket = UdpSocket::from(socket);
-        let state = UdpSocketState::new((&socket).into())?;
+        UdpLink::at(UdpPorts::bind(ip, 1)?.remove(0))
+    }
+
+    /// Carries what comes to one of the sockets of an address.
+    ///
+    /// # Errors
+    ///
+    /// What the system says of the socket's options.
+    pub fn at(port: UdpPort) -> io::Result<UdpLink> {
+        let (ip, address, socket) = (port.ip(), port.address(), port.socket());
+        let Interface { mtu: interface_mtu, index: interface } = port.interface();
+        let scope = if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 };
+        let state = UdpSocketState::new(socket.into())?;
         if !ip.is_unspecified() {
-            stop_reporting_destination(&socket, ip)?;
+            stop_reporting_destination(socket, ip)?;
         }
         let ecn = (!ip.is_loopback()).then_some(EcnCodepoint::Ect0);
         if ecn.is_some() {
-            ask_for_marks(&socket, ip)?;
+            ask_for_marks(socket, ip)?;
         }
         let unused = || Path::new(address, ip).expect("one family");
         Ok(UdpLink {
-            socket,
+            port,
             state,
             local: ip,
             scope,
@@ -140,7 +136,7 @@ impl UdpLink {
         let mut room = self.rx_buffer.chunks_exact_mut(RX_BYTES);
         let mut buffers: [_; N] = std::array::from_fn(|_| IoSliceMut::new(room.next().unwrap_or_default()));
         self.stats.syscalls += 1;
-        let came = match self.state.recv((&self.socket).into(), &mut buffers, &mut metas) {
+        let came = match self.state.recv(self.port.socket().into(), &mut buffers, &mut metas) {
             Ok(came) => came,
             Err(e) if is_passing(&e) => 0,
             Err(e) => return Err(e),
@@ -267,7 +263,7 @@ impl Link for UdpLink {
             let all = &all[..count];
             if count > 1 {
                 self.stats.syscalls += 1;
-                match runs::send(&self.socket, &destination.into(), &bytes[at..], all) {
+                match runs::send(self.port.socket(), &destination.into(), &bytes[at..], all) {
                     Ok(taken) => {
                         let packets = all[..taken].iter().map(|run| run.packets).sum();
                         let total: usize = all[..taken].iter().map(|run| run.bytes).sum();
@@ -288,7 +284,7 @@ impl Link for UdpLink {
             let segment_size = (count > 1).then_some(usize::from(segment));
             let transmit = Transmit { destination, ecn: self.ecn, contents, segment_size, src_ip };
             self.stats.syscalls += 1;
-            match self.state.try_send((&self.socket).into(), &transmit) {
+            match self.state.try_send(self.port.socket().into(), &transmit) {
                 Ok(()) => self.stats.sent(to, count, total),
                 Err(e) if is_full(&e) => {
                     self.stats.full += 1;
@@ -317,8 +313,8 @@ impl Link for UdpLink {
     fn admit(&mut self, admission: &Admission<'_>) {
         // Where it cannot be, all come in, as to any socket.
         let _ = match admission.is_all() {
-            true => detach_filter(&self.socket),
-            false => attach_filter(&self.socket, &admission.program()),
+            true => detach_filter(self.port.socket()),
+            false => attach_filter(self.port.socket(), &admission.program()),
         };
     }
 
@@ -335,7 +331,7 @@ impl Link for UdpLink {
     }
 
     fn wait_fds(&self, out: &mut Vec<RawFd>) {
-        out.push(self.socket.as_raw_fd());
+        out.push(self.port.socket().as_raw_fd());
         self.groups.wait_fds(out);
     }
 
@@ -517,7 +513,7 @@ mod tests {
     #[test]
     fn a_message_of_eight_megabytes_waits_for_a_receiver_without_a_core() {
         let (mut a, mut b) = (UdpLink::bind(v4(6, 1)).unwrap(), UdpLink::bind(v4(6, 2)).unwrap());
-        if sockopt::socket_recv_buffer_size(&b.socket).unwrap() < RECEIVE_BUFFER {
+        if sockopt::socket_recv_buffer_size(b.port.socket()).unwrap() < RECEIVE_BUFFER {
             let remedy = format!("Run it as root, or: sysctl net.core.rmem_max={RECEIVE_BUFFER}");
             return remora_testing::skip("sockets may not have 32 MB of buffer", &remedy);
         }
@@ -571,7 +567,7 @@ mod tests {
             let fecn: Vec<bool> = collect(&mut node, 2).iter().map(|(_, packet)| packet[4] & 0x80 != 0).collect();
             assert_eq!(fecn, [false, true]);
             // What the link itself sends may be marked: one run, and several in a call.
-            let socket = node.socket.try_clone().unwrap();
+            let socket = node.port.socket().try_clone().unwrap();
             set_int_option(&socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1).unwrap();
             for lens in [&[64][..], &[64, 100, 64]] {
                 let (mut bytes, lens) = packets(lens);

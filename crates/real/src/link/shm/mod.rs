@@ -16,6 +16,7 @@
 //! copied out once. Payload that nobody looks at lies in the ring alone between its region and the peer's.
 
 mod barrier;
+mod ports;
 mod ring;
 mod socket;
 
@@ -32,6 +33,8 @@ use rustix::net::{self, SocketFlags, sockopt};
 use rustix::process::Uid;
 
 use super::{Link, LinkKind, LinkStats, MAX_PACKET, check_lens};
+use ports::Newcomer;
+pub use ports::ShmPort;
 use ring::{Broken, Consumer, LOAN_MAPPED, LOAN_NONE, LOAN_REFUSED, Producer, RING_BYTES, Record};
 pub(crate) use socket::unix_socket;
 use socket::{Said, hear, hear_hello, name_of, ring, say_hello, say_loan, say_over};
@@ -52,9 +55,8 @@ const MAX_STRANGERS: usize = 16;
 
 /// One end for all the peers on this host.
 pub struct ShmLink {
-    local: IpAddr,
+    port: ShmPort,
     user: Uid,
-    listener: OwnedFd,
     strangers: Vec<OwnedFd>,
     peers: Vec<Peer>,
     /// Which peer has the first turn.
@@ -72,6 +74,8 @@ pub struct ShmLink {
 
 struct Peer {
     ip: IpAddr,
+    /// It came by itself.
+    came: bool,
     socket: OwnedFd,
     tx: Producer,
     rx: Consumer,
@@ -110,20 +114,16 @@ impl ShmLink {
     ///
     /// # Errors
     ///
-    /// `AddrInUse` if a process in this network namespace listens under that address, `InvalidInput` for the wildcard.
+    /// As [`ShmPort::bind`].
     pub fn bind(ip: IpAddr) -> io::Result<ShmLink> {
-        if ip.is_unspecified() {
-            let message = "shared memory needs the address that peers will ask for, not the wildcard";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
-        }
-        let listener = unix_socket()?;
-        net::bind(&listener, &name_of(ip)?)
-            .map_err(|e| io::Error::new(e.kind(), format!("shared memory for {ip}: {e}")))?;
-        net::listen(&listener, 64)?;
-        Ok(ShmLink {
-            local: ip,
+        Ok(ShmLink::at(ShmPort::bind(ip, 1)?.remove(0)))
+    }
+
+    /// Talks to the peers that one of the engines of an address gets.
+    pub fn at(port: ShmPort) -> ShmLink {
+        ShmLink {
+            port,
             user: rustix::process::geteuid(),
-            listener,
             strangers: Vec::with_capacity(MAX_STRANGERS + 1),
             peers: Vec::new(),
             turn: 0,
@@ -133,7 +133,7 @@ impl ShmLink {
             short: Box::new([0; SHORT]),
             lookahead: Arc::default(),
             stats: LinkStats::default(),
-        })
+        }
     }
 
     /// Joins up with `peer`, without waiting for it to notice. True if that worked, or had before; false if no process
@@ -161,10 +161,10 @@ impl ShmLink {
         let (shared, file) = Buffer::shared(2 * RING_BYTES)?;
         // Takes the pages now, not one by one under the first packets.
         shared.fill(0, 2 * RING_BYTES, 0).map_err(io::Error::other)?;
-        if let Err(e) = say_hello(&socket, &file, self.local) {
+        if let Err(e) = say_hello(&socket, &file, self.port.ip()) {
             return if e == Errno::PIPE { Ok(false) } else { Err(e.into()) };
         }
-        self.peers.push(Peer::new(peer, socket, shared, 0, RING_BYTES));
+        self.peers.push(Peer::new(peer, socket, shared, 0, RING_BYTES, false));
         Ok(true)
     }
 
@@ -197,10 +197,14 @@ impl ShmLink {
 
     /// Takes in who wants to be a peer.
     fn welcome(&mut self) {
+        let Some(listener) = self.port.listener() else {
+            self.stats.syscalls += 1;
+            return self.port.take().into_iter().for_each(|newcomer| self.peers.push(Peer::of(newcomer)));
+        };
         for _ in 0..MAX_STRANGERS {
             self.stats.syscalls += 1;
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let Ok(socket) = net::accept_with(&self.listener, flags) else {
+            let Ok(socket) = net::accept_with(listener, flags) else {
                 break;
             };
             if self.strangers.len() == MAX_STRANGERS {
@@ -215,7 +219,7 @@ impl ShmLink {
                 Ok(None) => at += 1,
                 Ok(Some((ip, shared))) => {
                     let socket = self.strangers.remove(at);
-                    self.peers.push(Peer::new(ip, socket, shared, RING_BYTES, 0));
+                    self.peers.extend(self.port.share_out((ip, socket, shared)).map(Peer::of));
                 }
                 Err(_) => {
                     self.strangers.remove(at);
@@ -227,11 +231,16 @@ impl ShmLink {
 }
 
 impl Peer {
-    fn new(ip: IpAddr, socket: OwnedFd, shared: Buffer, tx: usize, rx: usize) -> Peer {
+    /// One that came by itself.
+    fn of((ip, socket, shared): Newcomer) -> Peer {
+        Peer::new(ip, socket, shared, RING_BYTES, 0, true)
+    }
+
+    fn new(ip: IpAddr, socket: OwnedFd, shared: Buffer, tx: usize, rx: usize, came: bool) -> Peer {
         let (tx, rx) = (Producer::new(shared.clone(), tx), Consumer::new(shared, rx));
         let views = [const { None }; MAX_LOANS];
         let (loans, lent) = (Arc::default(), Vec::with_capacity(MAX_LOANS));
-        Peer { ip, socket, tx, rx, loans, lent, unsure: false, views, gone: false, spent: false }
+        Peer { ip, came, socket, tx, rx, loans, lent, unsure: false, views, gone: false, spent: false }
     }
 
     /// Hears what the peer has said. True if that woke whoever slept.
@@ -462,7 +471,8 @@ impl Link for ShmLink {
             leaving |= peer.spent;
         }
         if leaving {
-            self.peers.retain(|peer| !peer.spent);
+            let leave = self.peers.extract_if(.., |peer| peer.spent);
+            self.port.lost(leave.filter(|peer| peer.came).count());
         }
         self.turn = if self.turn + 1 < self.peers.len() { self.turn + 1 } else { 0 };
         let packets = (self.stats.rx_packets - before) as usize;
@@ -476,7 +486,8 @@ impl Link for ShmLink {
 
     fn wait_fds(&self, out: &mut Vec<RawFd>) {
         let sockets = self.strangers.iter().chain(self.peers.iter().map(|peer| &peer.socket));
-        out.extend(std::iter::once(&self.listener).chain(sockets).map(AsRawFd::as_raw_fd));
+        out.push(self.port.wait_fd());
+        out.extend(sockets.map(AsRawFd::as_raw_fd));
     }
 
     fn arm(&mut self) -> bool {

@@ -1,0 +1,213 @@
+//! Sockets at one address, one for each of several engines, and the program by which the kernel hands datagrams to them.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+
+use libc::{BPF_A, BPF_JA, sock_filter};
+use libc::{BPF_ABS, BPF_ALU, BPF_AND, BPF_H, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_MOD, BPF_RET, BPF_RSH, BPF_W};
+use remora_nic::Lane;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::endpoint;
+use crate::link::admission::op;
+use crate::link::interface::{self, Interface};
+use crate::link::packet::socket::attach_choice;
+use crate::link::{groups, lanes, set_buffers};
+
+/// The sockets of one address. They end together: the kernel tells them apart by their places.
+#[derive(Debug)]
+pub struct UdpPorts {
+    ip: IpAddr,
+    address: SocketAddr,
+    interface: Interface,
+    sockets: Vec<UdpSocket>,
+}
+
+/// One of the sockets of an address: that of the engine with this lane.
+#[derive(Clone, Debug)]
+pub struct UdpPort {
+    ports: Arc<UdpPorts>,
+    lane: Lane,
+}
+
+impl UdpPorts {
+    /// Binds port 4791 of `ip`, which may be the wildcard address, for so many engines: at least one, at most
+    /// [`Lane::MOST`].
+    ///
+    /// # Errors
+    ///
+    /// `AddrInUse` if another process has the port: nodes of one machine take different addresses of 127.0.0.0/8.
+    /// `AddrNotAvailable` if no interface has the address. `InvalidInput` for a number that cannot be.
+    pub fn bind(ip: IpAddr, count: u16) -> io::Result<Vec<UdpPort>> {
+        let lanes = lanes(count)?;
+        let interface = match ip.is_unspecified() {
+            true => Interface { mtu: interface::smallest_mtu()?, index: 0 },
+            false => interface::owning(ip)?,
+        };
+        let scoped = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        let address = endpoint(ip, if scoped { interface.index } else { 0 });
+        let mut sockets = Vec::with_capacity(lanes.len());
+        for lane in &lanes {
+            let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+            if ip.is_ipv6() {
+                socket.set_only_v6(true)?;
+            }
+            // The first binds as if it were alone, so that an address that somebody has is not taken from him.
+            socket.set_reuse_port(lane.index() > 0)?;
+            socket.bind(&address.into()).map_err(|e| io::Error::new(e.kind(), format!("UDP {address}: {e}")))?;
+            socket.set_reuse_port(count > 1)?;
+            set_buffers(&socket)?;
+            groups::send_by(&socket, ip, interface.index)?;
+            sockets.push(UdpSocket::from(socket));
+        }
+        if count > 1 {
+            attach_choice(&sockets[0], &choice(count))?;
+        }
+        let ports = Arc::new(Self { ip, address, interface, sockets });
+        Ok(lanes.into_iter().map(|lane| UdpPort { ports: ports.clone(), lane }).collect())
+    }
+}
+
+impl UdpPort {
+    /// Which of the address's engines it belongs to.
+    pub fn lane(&self) -> Lane {
+        self.lane
+    }
+
+    /// The address, maybe the wildcard.
+    pub fn ip(&self) -> IpAddr {
+        self.ports.ip
+    }
+
+    /// The address with port and scope.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.ports.address
+    }
+
+    /// The interface that has the address; for the wildcard the smallest MTU, and index 0.
+    pub(super) fn interface(&self) -> Interface {
+        self.ports.interface
+    }
+
+    #[inline]
+    pub(super) fn socket(&self) -> &UdpSocket {
+        &self.ports.sockets[usize::from(self.lane.index())]
+    }
+}
+
+/// Where things stand in a datagram: the BTH's queue pair, behind a byte; and of connection management, behind BTH and DETH,
+/// the attribute and the communication ids of sender and receiver (IBTA volume 1, 9.2, 13.4.3 and 12.6).
+const QPN: u32 = 4;
+const ATTRIBUTE: u32 = 20 + 16;
+const SENDERS: u32 = 20 + 24;
+const RECEIVERS: u32 = SENDERS + 4;
+/// Messages that know no number of their receiver's, or that have its number in the first place: REQ, SIDR REQ and SIDR
+/// REP.
+const BY_FIRST: [u32; 3] = [0x10, 0x17, 0x18];
+
+/// The program: of a datagram, the place of the socket that it is for. What is too short is for the first one.
+fn choice(count: u16) -> Vec<sock_filter> {
+    let load = |width: u32, at: u32| op(BPF_LD | width | BPF_ABS, 0, 0, at);
+    let compute = |what: u32, k: u32| op(BPF_ALU | what | BPF_K, 0, 0, k);
+    let equal = |yes: u8, no: u8, k: u32| op(BPF_JMP | BPF_JEQ | BPF_K, yes, no, k);
+    let to = |skip: u32| op(BPF_JMP | BPF_JA, 0, 0, skip);
+    vec![
+        load(BPF_W, QPN),
+        compute(BPF_AND, 0xff_ffff),
+        equal(2, 0, 1),
+        compute(BPF_RSH, 16),
+        to(9),
+        load(BPF_H, ATTRIBUTE),
+        equal(3, 0, BY_FIRST[0]),
+        equal(2, 0, BY_FIRST[1]),
+        equal(1, 0, BY_FIRST[2]),
+        to(2),
+        load(BPF_W, SENDERS),
+        to(1),
+        load(BPF_W, RECEIVERS),
+        compute(BPF_RSH, 24),
+        compute(BPF_MOD, count.into()),
+        op(BPF_RET | BPF_A, 0, 0, 0),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::Link;
+    use crate::link::testing::{collect, ip};
+    use crate::link::udp::UdpLink;
+    use remora_wire::cm::{CmMessage, Drep, Mad, Rep, Req, SidrRep, SidrReq};
+    use remora_wire::icrc::IcrcFlow;
+    use remora_wire::packet::Packet;
+    use remora_wire::{Bth, Deth, Opcode, Psn, UDP_PORT};
+    use std::net::Ipv4Addr;
+
+    /// A packet for a queue pair.
+    fn packet(qpn: u32) -> Vec<u8> {
+        let mut bytes = vec![0; 64];
+        let len = Packet::new(Bth::new(Opcode::UcWriteOnly, qpn, Psn::new(0)), &[7; 16]).emit(&mut bytes);
+        bytes.truncate(len);
+        bytes
+    }
+
+    /// A message of connection management.
+    fn message(message: CmMessage) -> Vec<u8> {
+        let (mut mad, mut bytes) = ([0; Mad::LEN], vec![0; 512]);
+        Mad { status: 0, transaction_id: 3, message }.emit(&mut mad);
+        let deth = Deth { qkey: 0x8001_0000, reserved: 0, src_qp: 1 };
+        let packet = Packet::new(Bth::new(Opcode::UdSendOnly, 1, Psn::new(0)), &mad);
+        let len = Packet { deth: Some(deth), ..packet }.emit(&mut bytes);
+        bytes.truncate(len);
+        bytes
+    }
+
+    #[test]
+    fn datagrams_come_to_the_engine_whose_numbers_they_name() {
+        let (here, there) = (Ipv4Addr::new(127, 1, 9, 1), Ipv4Addr::new(127, 1, 9, 2));
+        let ports = UdpPorts::bind(here.into(), 3).unwrap();
+        let taken = UdpPorts::bind(here.into(), 2).expect_err("another process' engines are not let in");
+        assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
+        let mut links: Vec<UdpLink> = ports.into_iter().map(|port| UdpLink::at(port).unwrap()).collect();
+        let peer = UdpSocket::bind((there, 0)).unwrap();
+        let flow = IcrcFlow::v4(there, here, peer.local_addr().unwrap().port(), UDP_PORT);
+        let (ours, theirs) = (|n: u32| n << 24 | 0x55, 0xff00_0001);
+        for n in [0u32, 1, 2, 3, 7, 200, 254, 255] {
+            let sent = [
+                packet(n << 16 | 9),
+                message(CmMessage::Req(Req { local_comm_id: ours(n), ..Req::default() })),
+                message(CmMessage::Rep(Rep { local_comm_id: theirs, remote_comm_id: ours(n), ..Rep::default() })),
+                message(CmMessage::Drep(Drep { local_comm_id: theirs, remote_comm_id: ours(n), ..Drep::default() })),
+                message(CmMessage::SidrReq(SidrReq { request_id: ours(n), ..SidrReq::default() })),
+                message(CmMessage::SidrRep(SidrRep { request_id: ours(n), ..SidrRep::default() })),
+            ];
+            for mut datagram in sent {
+                flow.fill(0, &mut datagram);
+                peer.send_to(&datagram, (here, UDP_PORT)).unwrap();
+                let lane = n as usize % 3;
+                assert_eq!(collect(&mut links[lane], 1), [(there.into(), datagram)], "{n}");
+            }
+        }
+        // What names nobody.
+        peer.send_to(&[1; 3], (here, UDP_PORT)).unwrap();
+        remora_testing::eventually("the short one", || {
+            links[0].recv(&mut |_, _| panic!("it is too short")).unwrap();
+            (links[0].stats().malformed == 1).then_some(())
+        });
+        // One that ends leaves the others where they are.
+        drop(links.remove(0));
+        let mut datagram = packet(2 << 16 | 1);
+        flow.fill(0, &mut datagram);
+        peer.send_to(&datagram, (here, UDP_PORT)).unwrap();
+        assert_eq!(collect(&mut links[1], 1).len(), 1);
+    }
+
+    #[test]
+    fn numbers_of_engines_that_cannot_be_are_refused() {
+        for count in [0, 257] {
+            let refused = UdpPorts::bind(ip(77), count).expect_err("no lanes");
+            assert!(refused.to_string().contains("at most 256"), "{refused}");
+        }
+    }
+}
