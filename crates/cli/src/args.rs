@@ -248,6 +248,13 @@ pub struct NodeArgs {
     /// the machine has]
     #[arg(long, value_name = "SIZE", value_parser = megabytes)]
     pub memory: Option<u64>,
+    /// Engines that serve, each with two threads of its own: as many as cores are to be had. Connections are shared out
+    /// among them
+    #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u16>(1..=256))]
+    pub engines: u16,
+    /// Cores that engines are kept on, by number, in turn [default: the system's choice]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    pub cores: Vec<usize>,
     /// The largest path MTU to agree on: 256, 512, 1024, 2048 or 4096 [default: what the link carries]
     #[arg(long, value_name = "BYTES", value_parser = mtu)]
     pub mtu: Option<u32>,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use remora_lab::bench::{RackDeed, RackPlan, rack};
-use remora_lab::probe::on_core;
+use remora_real::on_core;
 use remora_study::machine::Machine;
 use serde_json::json;
 

@@ -30,6 +30,8 @@ pub fn run(args: &args::NodeArgs) -> Result<(), Failure> {
     let config = NodeConfig {
         layers: capture.layers(),
         memory_limit: memory,
+        engines: args.engines,
+        cores: args.cores.clone(),
         mtu: args.mtu,
         deadline: args.deadline,
         connections: args.connections,
@@ -45,9 +47,9 @@ pub fn run(args: &args::NodeArgs) -> Result<(), Failure> {
     let node = Node::start_with(config, vec![Box::new(Writers::default())])?;
     // For `remora ps`; a node is as good without.
     let presence = Presence::enter().ok();
-    let device = node.device().clone();
+    let devices = node.devices().to_vec();
     if let Some(presence) = &presence {
-        let _ = presence.announce(node.address(), move || Some(DeviceState::of(&mut device.lock())));
+        let _ = presence.announce(node.address(), move || Some(DeviceState::of_all(&devices)));
     }
     greet(args, memory, &node)?;
     let node = Arc::new(node);
@@ -137,6 +139,10 @@ fn greet(args: &args::NodeArgs, memory: u64, node: &Node) -> Result<(), Failure>
     let address = node.address();
     let way = if args.packet { "packet and raw sockets" } else { "UDP port 4791" };
     let megabytes = memory >> 20;
+    let engines = match args.engines {
+        1 => String::new(),
+        n => format!("{n} engines, among which connections are shared out. "),
+    };
     let next = match address {
         // A client needs an address of its own.
         IpAddr::V6(v6) if v6.is_loopback() => {
@@ -147,7 +153,7 @@ fn greet(args: &args::NodeArgs, memory: u64, node: &Node) -> Result<(), Failure>
     print(&format!(
         "{NODE_READY}{address}\n\
          RoCE v2 over {way}; shared memory for processes of this user on this host; {megabytes} MB for clients.\n\
-         {next}\n\
+         {engines}{next}\n\
          SIGINT (Ctrl-C) or SIGTERM ends it.\n"
     ))
 }

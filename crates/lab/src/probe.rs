@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use remora_real::link::{set_buffers, set_int_option};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use remora_real::{on_core, pin};
 
 use crate::stats::median;
 
@@ -405,32 +405,10 @@ impl Spin {
     }
 }
 
-/// Pins the calling thread to the `n`th core that it may use, if there are two.
-fn pin(n: usize) {
-    let Ok(allowed) = sched_getaffinity(None) else { return };
-    let mut cores = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));
-    if let (Some(core), true) = (cores.nth(n), allowed.count() > 1) {
-        let mut one = CpuSet::new();
-        one.set(core);
-        // Not being allowed to costs precision, no more.
-        let _ = sched_setaffinity(None, &one);
-    }
-}
-
-/// Runs `work` on the calling thread, pinned meanwhile.
-pub fn on_core<R>(n: usize, work: impl FnOnce() -> R) -> R {
-    let before = sched_getaffinity(None);
-    pin(n);
-    let result = work();
-    if let Ok(before) = before {
-        let _ = sched_setaffinity(None, &before);
-    }
-    result
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::thread::sched_getaffinity;
 
     #[test]
     fn every_probe_gives_a_figure() {

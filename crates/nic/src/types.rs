@@ -613,6 +613,45 @@ pub struct Counters {
 pub const LINKS: usize = 4;
 
 impl Counters {
+    /// The sum of two engines'.
+    pub fn add(&mut self, other: &Self) {
+        // All of them, or this does not compile.
+        let Self {
+            tx_packets,
+            tx_bytes,
+            tx_referred,
+            rx_packets,
+            rx_bytes,
+            retransmits,
+            timeouts,
+            sequence_naks,
+            rnr_naks,
+            duplicates,
+            dropped,
+            cnps,
+            cnps_sent,
+            writes,
+            tx_messages,
+            rx_messages,
+        } = *other;
+        self.tx_packets += tx_packets;
+        self.tx_bytes += tx_bytes;
+        self.tx_referred += tx_referred;
+        self.rx_packets += rx_packets;
+        self.rx_bytes += rx_bytes;
+        self.retransmits += retransmits;
+        self.timeouts += timeouts;
+        self.sequence_naks += sequence_naks;
+        self.rnr_naks += rnr_naks;
+        self.duplicates += duplicates;
+        self.dropped += dropped;
+        self.cnps += cnps;
+        self.cnps_sent += cnps_sent;
+        self.writes += writes;
+        self.tx_messages.iter_mut().zip(tx_messages).for_each(|(sum, n)| *sum += n);
+        self.rx_messages.iter_mut().zip(rx_messages).for_each(|(sum, n)| *sum += n);
+    }
+
     pub(crate) fn sent(&mut self, link: u8) {
         self.tx_messages[usize::from(link).min(LINKS - 1)] += 1;
     }

@@ -23,6 +23,9 @@ use remora_service::control::{op, u32_at, u64_at};
 use remora_service::{CallSlots, Full, HostCall, MAX_CALLS, MAX_REQUEST, WorkId};
 
 use crate::device::Device;
+use crate::link::udp::UdpPort;
+#[cfg(doc)]
+use crate::link::udp::UdpPorts;
 use crate::link::{Layers, LinkKind};
 use crate::sys::prepare_to_wait;
 use crate::{DeployToken, Error};
@@ -44,6 +47,9 @@ pub struct ClientConfig {
     pub local: IpAddr,
     /// Which link; without a choice shared memory if the node is on this host and lets us, else UDP.
     pub link: Option<LinkKind>,
+    /// The client's socket, if there are [several](UdpPorts) at its address, one for each of its threads. Then the link is
+    /// UDP.
+    pub port: Option<UdpPort>,
     /// What lies between the client's device and its link.
     pub layers: Layers,
     /// The path MTU in bytes: 256, 512, 1024, 2048 or 4096. Without one it is as much as both links and the way between
@@ -59,7 +65,7 @@ impl ClientConfig {
     /// By shared memory where that is possible, else by UDP; five seconds.
     pub fn new(node: IpAddr, local: IpAddr) -> Self {
         let timeout = Duration::from_secs(5);
-        Self { node, local, link: None, layers: Layers::default(), mtu: None, timeout, deploy_token: None }
+        Self { node, local, link: None, port: None, layers: Layers::default(), mtu: None, timeout, deploy_token: None }
     }
 }
 

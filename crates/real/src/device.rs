@@ -22,7 +22,8 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use remora_memory::Registry;
-use remora_nic::{Event, Nic, NicConfig, NicError, Now, Qpn, Route, Time};
+use remora_nic::cm::CmConfig;
+use remora_nic::{Event, Lane, Nic, NicConfig, NicError, Now, Qpn, Route, Time};
 
 use remora_service::{CallStats, RingFault};
 
@@ -56,6 +57,17 @@ const STREAM_CHUNK: usize = 64 << 10;
 pub struct Device {
     shared: Arc<Shared>,
     driver: Arc<Driver>,
+}
+
+/// What a device's numbers begin with.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Numbers {
+    /// Those of queue pairs.
+    pub lane: Lane,
+    /// Those of connections: see [`CmConfig::ids`].
+    pub ids: Lane,
+    /// See [`CmConfig::instance`].
+    pub instance: Option<u64>,
 }
 
 /// The NIC thread, for as long as somebody has the device.
@@ -170,8 +182,21 @@ impl Device {
         registry: Arc<Registry>,
         kernels: Option<Kernels>,
     ) -> Result<Self, Error> {
+        Self::in_lane(local, links, registry, kernels, Numbers::default())
+    }
+
+    /// One of several devices over the same regions, whose numbers are these; otherwise as
+    /// [`with_registry`](Self::with_registry).
+    pub(crate) fn in_lane(
+        local: IpAddr,
+        links: Vec<Box<dyn Link>>,
+        registry: Arc<Registry>,
+        kernels: Option<Kernels>,
+        Numbers { lane, ids, instance }: Numbers,
+    ) -> Result<Self, Error> {
         let config = NicConfig { stream_chunk_bytes: STREAM_CHUNK, ..NicConfig::new(entropy()?) };
-        let nic = Nic::new(&config, registry);
+        let cm = CmConfig { ids, instance, ..config.cm };
+        let nic = Nic::new(&NicConfig { lane, cm, ..config }, registry);
         Self::with_events(local, links, nic, kernels, Box::new(Some))
     }
 

@@ -27,13 +27,14 @@ pub use device::{Clock, Device, DeviceGuard, EventSink, Resident, Seat, entropy}
 pub use error::Error;
 pub use gate::{Gate, GateFigures};
 pub use kernels::{Kernels, POOL};
+pub use link::udp::{UdpPort, UdpPorts};
 pub use link::{LinkKind, UnknownLink};
 #[doc(hidden)]
 pub use node::sequences;
 pub use node::{Node, NodeConfig, NodeEvent, NodeFigures};
 pub use rack::{RackConfig, RackDaemon, RackFigures};
 pub use rings::{RingConfig, RingMemory, RingPort};
-pub use sys::{Sleeper, prepare_to_wait, process_cpu_ns};
+pub use sys::{Sleeper, on_core, pin, prepare_to_wait, process_cpu_ns};
 pub use trunk::{Trunk, TrunkConfig, TrunkSleeper};
 
 /// So many bytes of zeroed memory of this process, page by page, which peers on this host may be [lent](remora_memory::Loans).

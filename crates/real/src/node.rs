@@ -3,11 +3,15 @@
 //! One-sided verbs and kernels on the NIC need only the device and its NIC thread. The host thread takes connections
 //! and runs calls to the host; while it has some, it drives the engine itself. It also looks after clients: one that
 //! died without a word, or takes no replies, is disconnected, and its memory is given back.
+//!
+//! A node may have several engines, each with these threads and with clients of its own; what is one for all is in its
+//! `office`.
 
 mod control;
 mod host;
 mod kept;
 mod modules;
+mod office;
 mod owners;
 mod peers;
 mod rings;
@@ -27,17 +31,22 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use remora_kernel::Limits;
 use remora_memory::Registry;
+use remora_nic::{Counters, Lane};
 use remora_service::control::Extension;
-use remora_service::{CONNECTIONS, DEADLINE, Ledger};
+use remora_service::{CONNECTIONS, CallStats, Clients, DEADLINE, Ledger};
 use remora_wasm::KernelSet;
 
-use crate::device::Device;
+use crate::device::{Device, Numbers};
 use crate::kernels::Kernels;
 use crate::link::Layers;
-use crate::{Deployers, Error, links};
+use crate::links::{Links, node_links};
+use crate::{Deployers, Error};
+use control::Control;
 use host::Host;
 pub(crate) use modules::MAX_MODULE;
-use watch::HostFigures;
+use modules::Modules;
+use office::Office;
+use watch::{HostFigures, Told};
 pub use watch::{NodeEvent, NodeFigures};
 
 /// What a node is like.
@@ -51,6 +60,12 @@ pub struct NodeConfig {
     pub packet: bool,
     /// What lies between the node's device and its links.
     pub layers: Layers,
+    /// How many engines serve, each with links, kernels and two threads of its own, and with the clients that it has been
+    /// given: at least one, at most 256. They share memory and modules, and no lock on the way of a packet or a call.
+    pub engines: u16,
+    /// Which cores they are kept on, of those that this thread may use, by number from 0: the first engine on the first of
+    /// these, and so on in turn. Empty leaves that to the system.
+    pub cores: Vec<usize>,
     /// The largest path MTU of a client, in bytes, if it is to be less than the client's link and the node's carry.
     pub mtu: Option<u32>,
     /// What one kernel call may do.
@@ -71,13 +86,15 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
-    /// At `listen`, up to 16 GB, 10 s for a call, 64 connections for an address.
+    /// At `listen`, one engine, up to 16 GB, 10 s for a call, 64 connections for an address.
     pub fn new(listen: IpAddr) -> Self {
         Self {
             listen,
             memory_limit: 16 << 30,
             packet: false,
             layers: Layers::default(),
+            engines: 1,
+            cores: Vec::new(),
             mtu: None,
             limits: Limits::default(),
             deadline: Duration::from_nanos(DEADLINE),
@@ -90,14 +107,25 @@ impl NodeConfig {
     }
 }
 
+impl NodeConfig {
+    /// Does something that starts threads of an engine.
+    fn on_core<R>(&self, engine: usize, work: impl FnOnce() -> R) -> R {
+        match engine.checked_rem(self.cores.len()) {
+            Some(at) => crate::on_core(self.cores[at], work),
+            None => work(),
+        }
+    }
+}
+
 /// A running memory node. It keeps what a client allocated until the client leaves or is found to be gone, which
 /// takes a few seconds: its queue pair failed, or did not answer from one probe to the next.
 pub struct Node {
-    device: Device,
+    devices: Vec<Device>,
     stop: Arc<AtomicBool>,
-    host: Option<JoinHandle<()>>,
+    hosts: Vec<JoinHandle<()>>,
     left_out: Vec<String>,
-    figures: Arc<Mutex<HostFigures>>,
+    /// Of each engine's host thread.
+    figures: Vec<Arc<Mutex<HostFigures>>>,
     memory_limit: u64,
 }
 
@@ -109,28 +137,50 @@ impl Node {
 
     /// Starts serving, with calls to the host that are not the node's own.
     pub fn start_with(config: NodeConfig, extensions: Vec<Box<dyn Extension>>) -> Result<Self, Error> {
-        let links = links::node_links(config.listen, config.packet, &config.layers)?;
+        let lanes = node_links(config.listen, config.packet, &config.layers, config.engines)?;
         let registry = Arc::new(Registry::new(crate::device::entropy()?));
         let ledger = Ledger::new(registry.clone(), registry.alloc_pd(), config.memory_limit);
         let set = KernelSet::default();
         let left_out = config.kernels.as_ref().map(|dir| kept::restore(&set, dir)).unwrap_or_default();
-        let kernels = Kernels::of(&set, &registry, config.limits).with_deadline(config.deadline.as_nanos() as u64);
         let blocks = Arc::default();
-        let kernels = kernels.counting(config.count_calls).noting(Arc::clone(&blocks));
-        let device = Device::with_registry(config.listen, links, registry.clone(), Some(kernels))?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let host = Host::new(device.clone(), (ledger, blocks), set, &config, extensions, stop.clone())?;
-        let (figures, memory_limit) = (host.figures(), config.memory_limit);
-        let host = std::thread::Builder::new()
-            .name("remora-host".into())
-            .spawn(move || host.run())
-            .map_err(|e| Error::System { what: "starting the host thread", source: e })?;
-        Ok(Self { device, stop, host: Some(host), left_out, figures, memory_limit })
+        let instance = u64::from_ne_bytes(*crate::device::entropy()?.first_chunk().expect("32 bytes"));
+        let start = |(lane, links): (Lane, Links)| {
+            let kernels = Kernels::of(&set, &registry, config.limits).with_deadline(config.deadline.as_nanos() as u64);
+            let kernels = kernels.counting(config.count_calls).noting(Arc::clone(&blocks));
+            let numbers = Numbers { lane, ids: lane, instance: Some(instance) };
+            let device = || Device::in_lane(config.listen, links, registry.clone(), Some(kernels), numbers);
+            config.on_core(lane.index().into(), device)
+        };
+        let devices: Vec<Device> = lanes.into_iter().map(start).collect::<Result<_, _>>()?;
+        let control = Control::new(
+            devices.clone(),
+            (ledger, Arc::clone(&blocks)),
+            Modules::new(set.clone(), config.kernels.clone()),
+            config.deployers.clone(),
+            extensions,
+            Told(config.events.clone()),
+        );
+        let office = Arc::new(Office::new(control, devices.len()));
+        let (clients, stop) =
+            (Arc::new(Mutex::new(Clients::new(config.connections))), Arc::new(AtomicBool::new(false)));
+        let host = |engine: (usize, Device)| {
+            let shared = (office.clone(), clients.clone());
+            Host::new(engine, shared, Arc::clone(&blocks), set.clone(), &config, stop.clone())
+        };
+        let hosts: Vec<Host> = devices.iter().cloned().enumerate().map(host).collect::<Result<_, _>>()?;
+        let figures = hosts.iter().map(Host::figures).collect();
+        let mut node = Self { devices, stop, hosts: Vec::new(), left_out, figures, memory_limit: config.memory_limit };
+        for (engine, host) in hosts.into_iter().enumerate() {
+            let thread = std::thread::Builder::new().name("remora-host".into());
+            let thread = config.on_core(engine, || thread.spawn(move || host.run()));
+            node.hosts.push(thread.map_err(|e| Error::System { what: "starting the host thread", source: e })?);
+        }
+        Ok(node)
     }
 
     /// The address that clients connect to.
     pub fn address(&self) -> IpAddr {
-        self.device.local()
+        self.devices[0].local()
     }
 
     /// Kept modules that were not deployed: a line for each, with its file and the reason.
@@ -140,31 +190,32 @@ impl Node {
 
     /// Its figures. What the host thread knows of clients and its calls is of the last second or so.
     pub fn figures(&self) -> NodeFigures {
-        let HostFigures { calls, clients, lent } = self.figures.lock().clone();
-        let mut guard = self.device.lock();
-        let (links, nic_calls, nic) = (guard.link_stats(), guard.call_stats(), guard.nic());
-        NodeFigures {
+        let mut all = NodeFigures {
             address: self.address(),
-            queue_pairs: nic.qp_count(),
-            nic: nic.counters(),
-            links,
-            nic_calls,
-            host_calls: calls,
-            clients,
+            queue_pairs: 0,
+            nic: Counters::default(),
+            links: Vec::new(),
+            nic_calls: CallStats::default(),
+            host_calls: CallStats::default(),
+            clients: Vec::new(),
             memory_limit: self.memory_limit,
-            memory_lent: lent,
+            memory_lent: 0,
             cpu_ns: crate::sys::process_cpu_ns(),
+        };
+        for (device, figures) in self.devices.iter().zip(&self.figures) {
+            all.add(&mut device.lock(), &figures.lock());
         }
+        all
     }
 
-    /// The node's device.
-    pub fn device(&self) -> &Device {
-        &self.device
+    /// The devices of the node's engines.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
     }
 
     /// Whether its threads run. False only if one of them panicked: then end the process.
     pub fn is_serving(&self) -> bool {
-        self.device.is_running() && self.host.as_ref().is_some_and(|host| !host.is_finished())
+        self.devices.iter().all(Device::is_running) && !self.hosts.iter().any(JoinHandle::is_finished)
     }
 
     /// Takes no more calls, finishes those under way, takes leave of clients, stops. Within about two seconds.
@@ -174,12 +225,12 @@ impl Node {
 
     fn end(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        if let Some(host) = self.host.take() {
-            host.thread().unpark();
+        self.hosts.iter().for_each(|host| host.thread().unpark());
+        for host in self.hosts.drain(..) {
             // A host thread that panicked has said so on stderr already.
             let _ = host.join();
         }
-        self.device.stop();
+        self.devices.iter().for_each(Device::stop);
     }
 }
 

@@ -17,7 +17,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::device::DeviceGuard;
+use crate::device::{Device, DeviceGuard};
 use crate::link::LinkKind;
 
 /// Where the directories of all of a user's processes are, without the user's ID: the first that can be.
@@ -106,6 +106,24 @@ impl DeviceState {
             rx_bytes: stats.rx_bytes,
         });
         Self { queue_pairs, retransmits: counters.retransmits, links: links.collect() }
+    }
+
+    /// Of several devices of one address, together.
+    pub fn of_all(devices: &[Device]) -> Self {
+        let mut states = devices.iter().map(|device| Self::of(&mut device.lock()));
+        let mut all = states.next().unwrap_or_default();
+        for state in states {
+            all.queue_pairs += state.queue_pairs;
+            all.retransmits += state.retransmits;
+            // They have the same links.
+            for (sum, link) in all.links.iter_mut().zip(state.links) {
+                sum.tx_messages += link.tx_messages;
+                sum.tx_bytes += link.tx_bytes;
+                sum.rx_messages += link.rx_messages;
+                sum.rx_bytes += link.rx_bytes;
+            }
+        }
+        all
     }
 
     /// Whether any link has carried anything.

@@ -4,6 +4,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Descriptors that there is room for before the first sleep.
 const DESCRIPTORS: usize = 16;
@@ -49,6 +50,31 @@ pub fn prepare_to_wait() {
     let lock = parking_lot::Mutex::new(());
     // Nobody wakes it: it ends at once.
     let _ = parking_lot::Condvar::new().wait_for(&mut lock.lock(), Duration::ZERO);
+}
+
+/// Pins the calling thread to the `n`th core that it may use, if there are two; after the last one comes the first.
+pub fn pin(n: usize) {
+    let Ok(allowed) = sched_getaffinity(None) else { return };
+    let mut cores = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));
+    let Some(n) = n.checked_rem(allowed.count() as usize) else { return };
+    if let (Some(core), true) = (cores.nth(n), allowed.count() > 1) {
+        let mut one = CpuSet::new();
+        one.set(core);
+        // Not being allowed to costs precision, no more.
+        let _ = sched_setaffinity(None, &one);
+    }
+}
+
+/// Runs `work` on the calling thread, pinned meanwhile to the `n`th core that it may use, as is what it starts for good.
+/// Where there is one core, or none may be chosen, nothing is pinned.
+pub fn on_core<R>(n: usize, work: impl FnOnce() -> R) -> R {
+    let before = sched_getaffinity(None);
+    pin(n);
+    let result = work();
+    if let Ok(before) = before {
+        let _ = sched_setaffinity(None, &before);
+    }
+    result
 }
 
 /// CPU time that this process has used, in nanoseconds.

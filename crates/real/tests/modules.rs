@@ -346,3 +346,24 @@ fn calls_that_spin_hold_up_no_neighbour_and_end_when_their_time_is_over() {
     assert_eq!(streaming.join().expect("thread"), Status::Overdue);
     node.shutdown();
 }
+
+#[test]
+fn a_module_is_one_for_all_engines_of_a_node() {
+    let node = Node::start(NodeConfig { engines: 2, ..config(9) }).expect("node");
+    let mut both = [client(&node, 2), client(&node, 3)];
+    // Either deploys, both call and the other one removes.
+    for n in [0, 1] {
+        let region = both[n].alloc(8).expect("memory");
+        both[n].write(&region, 0, &40u64.to_le_bytes()).expect("write");
+        let limits = ModuleLimits::default();
+        let op = both[n].deploy_kernel("plus", &plus(2), limits, Isolation::default(), false).expect("deployed").op;
+        let params = [&u64::from(region.key).to_le_bytes()[..], &region.va.to_le_bytes()].concat();
+        for client in &mut both {
+            for placement in [Placement::Nic, Placement::Host] {
+                assert_eq!(word(client, placement, op, &params), (Status::Ok, 42), "{placement}");
+            }
+        }
+        both[1 - n].remove_kernel("plus").expect("removed");
+        assert_eq!(both[n].call(Placement::Nic, op, &params).expect("call").0, Status::UnknownOp);
+    }
+}

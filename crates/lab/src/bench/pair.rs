@@ -11,9 +11,8 @@ use remora_kernel::Limits;
 use remora_memory::{Access, Buffer, Region, Registry};
 use remora_nic::{ALL_REMOTE, CqId, Data, QpInit, QpType, Qpn, Route, RtrAttr, RtsAttr, SendOp, SendWr, Sge, WcStatus};
 use remora_real::link::Link;
-use remora_real::{Device, Error, Kernels, LinkKind};
+use remora_real::{Device, Error, Kernels, LinkKind, on_core};
 
-use crate::probe;
 use crate::stats::median;
 
 /// Bytes registered on each end.
@@ -262,8 +261,8 @@ impl BenchPair {
     ) -> Result<R, E> {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| probe::on_core(1, || peer(&stop)));
-            let result = probe::on_core(0, main);
+            scope.spawn(|| on_core(1, || peer(&stop)));
+            let result = on_core(0, main);
             stop.store(true, Ordering::Relaxed);
             result
         })

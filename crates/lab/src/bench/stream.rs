@@ -12,13 +12,13 @@ use remora_kernel::shuffle::{Partition, ShuffleParams, Spreader};
 use remora_kernel::{Status, op};
 use remora_memory::{Region, Scatter};
 use remora_nic::{Data, SendOp, SendWr, WcOpcode, WcStatus, WriteTap};
-use remora_real::{Error, LinkKind};
+use remora_real::{Error, LinkKind, on_core};
 use remora_wire::rpc::{RpcHeader, parse_reply_imm};
 
 use super::pair::{BenchPair, REGION, serve};
 use super::{BenchError, BenchGoal, BenchProgress, BenchRow, Figures, next};
 use crate::MeasuredRows;
-use crate::probe::{Probe, on_core};
+use crate::probe::Probe;
 use crate::stats;
 
 /// Bytes of one message: three of them fit into a region, with room to spare.

@@ -7,9 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use remora_memory::Buffer;
+use remora_real::{on_core, pin};
 use remora_wire::icrc::IcrcFlow;
 
-use super::{Spin, on_core, pin};
+use super::Spin;
 use crate::stats::median;
 
 /// Bytes between two words of a chase.

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use remora_real::{on_core, pin};
 use rustix::pipe::pipe;
 
-use super::{on_core, pin};
 use crate::stats::median;
 
 /// Time of the cheapest system call, in nanoseconds.

@@ -66,11 +66,11 @@ impl Connection {
         if config.local == config.node {
             return Err(Error::SameAddress(config.node));
         }
-        let link = client_link(config.local, config.node, config.link, &config.layers)?;
+        let (link, numbers) = client_link(config)?;
         let (kind, mtu) = (link.kind(), most.min(link.max_mtu() as u32));
         let registry = Arc::new(Registry::new(crate::entropy()?));
         let kernels = client_kernels(&registry);
-        let device = Device::with_registry(config.local, vec![link], registry.clone(), Some(kernels))?;
+        let device = Device::in_lane(config.local, vec![link], registry.clone(), Some(kernels), numbers)?;
         let (cq, qp, pd);
         {
             let mut guard = device.lock();

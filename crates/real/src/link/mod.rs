@@ -174,6 +174,21 @@ pub struct LinkStats {
 }
 
 impl LinkStats {
+    /// The sum of two links'.
+    pub fn add(&mut self, other: &Self) {
+        // All of them, or this does not compile.
+        let Self { tx_packets, tx_bytes, rx_packets, rx_bytes, bad_icrc, malformed, dropped, full, syscalls } = *other;
+        self.tx_packets += tx_packets;
+        self.tx_bytes += tx_bytes;
+        self.rx_packets += rx_packets;
+        self.rx_bytes += rx_bytes;
+        self.bad_icrc += bad_icrc;
+        self.malformed += malformed;
+        self.dropped += dropped;
+        self.full += full;
+        self.syscalls += syscalls;
+    }
+
     fn sent(&mut self, to: IpAddr, packets: usize, bytes: usize) {
         self.tx_packets += packets as u64;
         self.tx_bytes += (bytes + packets * overhead(to)) as u64;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use remora_kernel::{Call, Status};
 use remora_memory::{Pd, Region, Registry};
-use remora_nic::{ALL_REMOTE, Nic, Qpn};
+use remora_nic::{ALL_REMOTE, Qpn};
 use remora_service::control::{Extension, op, u32_at, u64_at};
 use remora_service::{KvBlocks, Ledger, Reclaimed};
 use remora_wasm::DeployedModule;
@@ -21,21 +21,20 @@ use crate::module_calls::{self, DeployParams, RemoveParams};
 
 /// Answers the node's own calls.
 pub(super) struct Control {
+    engines: Vec<Device>,
     ledger: Ledger,
     /// Calls that are answered when the region with their key is gone.
     frees: HashMap<u32, Call>,
     /// What clients brought; a call waits while its module is compiled.
-    modules: Modules<Call>,
+    modules: Modules<(Call, IpAddr)>,
     deployers: Deployers,
     /// Sketches that clients attached to regions.
     sketches: Sketches,
     owners: Owners,
     extensions: Vec<Box<dyn Extension>>,
     told: Told,
-    /// Memory was given back since this was last asked.
-    released: bool,
     /// The keys of regions that are gone, for who has something in them.
-    released_keys: Vec<u32>,
+    released: Vec<u32>,
 }
 
 /// Why a call is refused.
@@ -74,26 +73,16 @@ pub(super) struct Answered {
 
 impl Control {
     pub fn new(
+        engines: Vec<Device>,
         (ledger, blocks): (Ledger, Arc<Mutex<KvBlocks>>),
-        modules: Modules<Call>,
+        modules: Modules<(Call, IpAddr)>,
         deployers: Deployers,
         extensions: Vec<Box<dyn Extension>>,
         told: Told,
     ) -> Self {
         let (frees, sketches) = (HashMap::new(), Sketches::default());
         let owners = Owners::new(ledger.registry().clone(), ledger.pd(), blocks);
-        Self {
-            ledger,
-            frees,
-            modules,
-            deployers,
-            sketches,
-            owners,
-            extensions,
-            told,
-            released: false,
-            released_keys: Vec::new(),
-        }
+        Self { engines, ledger, frees, modules, deployers, sketches, owners, extensions, told, released: Vec::new() }
     }
 
     /// The client with this number has connected.
@@ -102,15 +91,11 @@ impl Control {
         self.owners.came(connection);
     }
 
-    /// A client is gone: its memory goes too, by and by.
-    pub fn client_gone(&mut self, nic: &mut Nic, client: Qpn) {
-        self.sketches.forget(nic, client);
+    /// A client is gone, and nothing of it arrives any more: its memory goes too, by and by.
+    pub fn client_gone(&mut self, client: Qpn) {
+        self.sketches.forget(&self.engines, client);
         self.ledger.close(client);
         self.extensions.iter_mut().for_each(|extension| extension.client_gone(client));
-    }
-
-    /// The queue pair of a client that is gone is no more: nothing of it arrives.
-    pub fn is_silent(&mut self, client: Qpn) {
         self.owners.gone(client);
     }
 
@@ -119,39 +104,33 @@ impl Control {
         self.owners.poll()
     }
 
-    fn region_released(&mut self, nic: &mut Nic, key: u32) {
+    fn region_released(&mut self, key: u32) {
         self.owners.released(key);
-        self.sketches.released(nic, key);
+        self.sketches.released(&self.engines, key);
         self.extensions.iter_mut().for_each(|extension| extension.region_released(key));
-        self.released = true;
-        self.released_keys.push(key);
+        self.released.push(key);
     }
 
     /// Takes memory back of which a client needs none without what it gave back already.
-    pub fn give_back(&mut self, nic: &mut Nic, client: Qpn, key: u32) {
+    pub fn give_back(&mut self, client: Qpn, key: u32) {
         if self.ledger.free(client, key).is_ok() {
-            self.region_released(nic, key);
+            self.region_released(key);
         }
-    }
-
-    /// The key of a region that is gone.
-    pub fn poll_released_key(&mut self) -> Option<u32> {
-        self.released_keys.pop()
     }
 
     /// Gives a piece of memory back to the system. `None` if there is none; else the call that waited for it, if one did
     /// and this was the last piece.
-    pub fn reclaim(&mut self, device: &Device) -> Option<Option<Answered>> {
+    pub fn reclaim(&mut self) -> Option<Option<Answered>> {
         let Reclaimed { key, revoked, gone } = self.ledger.reclaim()?;
         if revoked {
-            self.region_released(device.lock().nic(), key);
+            self.region_released(key);
         }
         let call = if gone { self.frees.remove(&key) } else { None };
         Some(call.map(|call| Answered { call, outcome: Ok(Status::Ok) }))
     }
 
-    /// Whether memory was given back since the last time: kernels are to forget it.
-    pub fn take_released(&mut self) -> bool {
+    /// The keys of regions that are gone since the last time: kernels are to forget them, and rings in them end.
+    pub fn take_released(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.released)
     }
 
@@ -176,12 +155,12 @@ impl Control {
     }
 
     /// Answers a call of the client at `address`. `None` for one that is answered later, by [`poll`](Self::poll).
-    pub fn call(&mut self, device: &Device, address: IpAddr, mut call: Call) -> Option<Answered> {
+    pub fn call(&mut self, address: IpAddr, mut call: Call) -> Option<Answered> {
         let client = Qpn(call.qpn);
         let op = call.op;
         let result = match call.op {
             op::ALLOC => self.alloc(client, &mut call).map_err(Denial::Why),
-            op::FREE => return self.free(device, client, call),
+            op::FREE => return self.free(client, call),
             op::CPU => {
                 call.reply.extend_from_slice(&crate::sys::process_cpu_ns().to_le_bytes());
                 Ok(())
@@ -197,13 +176,13 @@ impl Control {
                 list.iter().for_each(|entry| module_calls::encode_entry(&mut call.reply, entry));
                 Ok(())
             }
-            op::KERNEL_REMOVE => self.remove(device, address, &call).map_err(Denial::Why),
+            op::KERNEL_REMOVE => self.remove(address, &call).map_err(Denial::Why),
             op::SKETCH_START if self.ledger.is_open(client) => {
                 let memory = (&**self.ledger.registry(), self.ledger.pd());
-                self.sketches.start(device.lock().nic(), memory, client, &call.params)
+                self.sketches.start(&self.engines, memory, client, &call.params)
             }
             op::TREE_OWN if self.ledger.is_open(client) => self.owners.take(&mut call),
-            op::SKETCH_STOP => self.sketches.stop(device.lock().nic(), client, &call.params).map_err(Denial::Why),
+            op::SKETCH_STOP => self.sketches.stop(&self.engines, client, &call.params).map_err(Denial::Why),
             other => match self.extensions.iter_mut().find(|extension| extension.ops().contains(&other)) {
                 Some(extension) => extension.call(client, &self.ledger, &mut call).map_err(Denial::Why),
                 None => return Some(Answered { call, outcome: Ok(Status::UnknownOp) }),
@@ -227,19 +206,17 @@ impl Control {
     }
 
     /// The call that waited for its module, once that is compiled.
-    pub fn poll(&mut self, nic: &mut Nic, address: impl Fn(Qpn) -> Option<IpAddr>) -> Option<Answered> {
-        let (mut call, outcome) = self.modules.poll()?;
-        if let Some(client) = address(Qpn(call.qpn)) {
-            match &outcome {
-                Ok(DeployedModule { name, op, version, .. }) => {
-                    let (name, op, version) = (name.clone(), *op, *version);
-                    self.told.tell(|| NodeEvent::Deployed { client, name, op, version });
-                }
-                Err(why) => self.refused(client, "deploy the kernel", why),
+    pub fn poll(&mut self) -> Option<Answered> {
+        let ((mut call, client), outcome) = self.modules.poll()?;
+        match &outcome {
+            Ok(DeployedModule { name, op, version, .. }) => {
+                let (name, op, version) = (name.clone(), *op, *version);
+                self.told.tell(|| NodeEvent::Deployed { client, name, op, version });
             }
+            Err(why) => self.refused(client, "deploy the kernel", why),
         }
         let outcome = outcome.map(|DeployedModule { op, version, .. }| {
-            nic.deploy(op);
+            self.engines.iter().for_each(|engine| engine.lock().nic().deploy(op));
             call.reply.extend_from_slice(&op.to_le_bytes());
             call.reply.extend_from_slice(&version.to_le_bytes());
             Status::Ok
@@ -250,7 +227,10 @@ impl Control {
     /// Starts to compile a module.
     fn deploy(&mut self, address: IpAddr, call: Call) -> Option<Answered> {
         let refused = match self.fetch(address, &call) {
-            Ok((params, bytes)) => self.modules.deploy(params, bytes, call, |a, b| a.client == b.client).err(),
+            Ok((params, bytes)) => {
+                let same = |(a, _): &(Call, IpAddr), (b, _): &(Call, IpAddr)| a.client == b.client;
+                self.modules.deploy(params, bytes, (call, address), same).err().map(|((call, _), why)| (call, why))
+            }
             Err(Denial::Access) => return Some(Answered { call, outcome: Ok(Status::AccessDenied) }),
             Err(Denial::Why(why)) => Some((call, why)),
         };
@@ -270,11 +250,11 @@ impl Control {
         Ok((params, bytes))
     }
 
-    fn remove(&mut self, device: &Device, address: IpAddr, call: &Call) -> Result<(), String> {
+    fn remove(&mut self, address: IpAddr, call: &Call) -> Result<(), String> {
         let params = RemoveParams::decode(&call.params).ok_or("the parameters are cut short")?;
         self.deployers.check(address, &params.proven(), params.proof.as_ref().map(|proof| &proof[..]))?;
         let op = self.modules.remove(&params.name)?;
-        device.lock().nic().undeploy(op);
+        self.engines.iter().for_each(|engine| engine.lock().nic().undeploy(op));
         self.told.tell(|| NodeEvent::Removed { client: address, name: params.name });
         Ok(())
     }
@@ -288,12 +268,12 @@ impl Control {
     }
 
     /// Takes memory back; the answer waits until the system has it.
-    fn free(&mut self, device: &Device, client: Qpn, call: Call) -> Option<Answered> {
+    fn free(&mut self, client: Qpn, call: Call) -> Option<Answered> {
         let key = u32_at(&call.params, 0).ok_or_else(|| "the key is missing".to_string());
         let freed = key.and_then(|key| self.ledger.free(client, key).map(|()| key).map_err(|e| e.to_string()));
         match freed {
             Ok(key) => {
-                self.region_released(device.lock().nic(), key);
+                self.region_released(key);
                 self.frees.insert(key, call);
                 None
             }

@@ -10,15 +10,15 @@ use remora_kernel::{Call, Runner, Status};
 use remora_memory::{Access, Buffer, Region};
 use remora_nic::cm::{CmEvent, ConnId, QpParams, reason, service_id};
 use remora_nic::{CqId, Data, Event, Qpn, SendWr, SrqId, Time, WcOpcode, WcStatus, WorkCompletion};
-use remora_service::control::{Extension, PORT, op};
+use remora_service::control::{PORT, op};
 use remora_service::{
-    Asker, CallTable, HostAsker, KvBlocks, Ledger, MAX_REPLY, MAX_REQUEST, RingAsker, Rings, Sends, Two, WorkId,
+    Asker, CallTable, Clients, HostAsker, KvBlocks, MAX_REPLY, MAX_REQUEST, RingAsker, Rings, Sends, Two, WorkId,
 };
 use remora_wasm::KernelSet;
 
 use super::NodeConfig;
 use super::control::{Answered, Control};
-use super::modules::Modules;
+use super::office::{Mail, Office};
 use super::peers::{Peers, Way};
 use super::rings::{self, NodeRings};
 use super::watch::{HostFigures, NodeEvent, Told};
@@ -34,8 +34,6 @@ const RECVS: usize = 1024;
 pub(super) const CALLS: usize = 512;
 /// Calls to the node itself that it answers in one turn: clients take turns, and so does the network.
 const CONTROL: usize = 4;
-/// Steps in which memory goes back to the system in one turn, each of up to 0.1 ms.
-const RECLAIM: usize = 2;
 /// How long the host thread polls without work before it leaves the engine to the NIC thread.
 const SPIN: u64 = 500_000;
 /// How often a sleeping host thread looks up.
@@ -55,6 +53,8 @@ const DRAIN: u64 = 2_000_000_000;
 
 /// The host thread's state.
 pub(super) struct Host {
+    /// Which engine's it is.
+    engine: usize,
     device: Device,
     cq: CqId,
     /// Completions that fit into it.
@@ -64,7 +64,9 @@ pub(super) struct Host {
     ingress: HostIngress,
     calls: CallTable<Asker<HostAsker, RingAsker>>,
     kernels: Box<dyn Runner + Send>,
-    control: Control,
+    office: Arc<Office>,
+    /// Who has come and gone, for the office: nobody goes there who has an engine.
+    notes: Vec<Note>,
     told: Told,
     figures: Arc<Mutex<HostFigures>>,
     figures_at: u64,
@@ -73,6 +75,16 @@ pub(super) struct Host {
     probe_at: u64,
     stop: Arc<AtomicBool>,
     stopping_since: Option<u64>,
+}
+
+/// What the office is to hear.
+enum Note {
+    /// A client has connected, that has this number.
+    Came(Qpn, u32),
+    /// A client is gone.
+    Gone(Qpn),
+    /// A client needs no region with this key any more.
+    GiveBack(Qpn, u32),
 }
 
 /// Where calls to the host come from.
@@ -91,14 +103,14 @@ impl HostIngress {
 
 impl Host {
     pub fn new(
-        device: Device,
-        (ledger, blocks): (Ledger, Arc<std::sync::Mutex<KvBlocks>>),
+        (engine, device): (usize, Device),
+        (office, clients): (Arc<Office>, Arc<Mutex<Clients>>),
+        blocks: Arc<std::sync::Mutex<KvBlocks>>,
         set: KernelSet,
         config: &NodeConfig,
-        extensions: Vec<Box<dyn Extension>>,
         stop: Arc<AtomicBool>,
     ) -> Result<Self, Error> {
-        let (registry, pd) = (ledger.registry().clone(), ledger.pd());
+        let (registry, pd) = office.with(|control| (control.ledger().registry().clone(), control.ledger().pd()));
         let memory = |len: usize| -> Result<(Buffer, Arc<Region>), Error> {
             let buffer = map_memory(len)?;
             let region = registry.register(pd, &buffer, 0, len, None, Access::LOCAL_WRITE)?;
@@ -106,7 +118,7 @@ impl Host {
         };
         let sends = Sends::new(memory(RECVS * MAX_REQUEST)?, memory(CALLS * MAX_REPLY)?);
         let ingress = HostIngress { sends, rings: NodeRings::new(), turn: false };
-        let kernels = remora_wasm::host_runner(set.clone(), registry.clone(), true, CALLS, config.limits);
+        let kernels = remora_wasm::host_runner(set, registry.clone(), true, CALLS, config.limits);
         let (cq, srq);
         {
             let mut guard = device.lock();
@@ -116,26 +128,22 @@ impl Host {
             nic.listen(service_id(PORT))?;
         }
         let mut calls = CallTable::new(CALLS);
-        calls.note_blocks(blocks.clone());
+        calls.note_blocks(blocks);
         calls.set_deadline(config.deadline.as_nanos() as u64);
         if config.count_calls {
             calls.count_calls();
         }
         let mut host = Self {
-            peers: Peers::new(config.connections, pd, cq, srq),
+            engine,
+            peers: Peers::new(clients, pd, cq, srq),
             cq,
             cq_room: CQ_ROOM,
             srq,
             ingress,
             calls,
             kernels,
-            control: Control::new(
-                (ledger, blocks),
-                Modules::new(set, config.kernels.clone()),
-                config.deployers.clone(),
-                extensions,
-                Told(config.events.clone()),
-            ),
+            office,
+            notes: Vec::new(),
             told: Told(config.events.clone()),
             figures: Arc::default(),
             figures_at: 0,
@@ -157,14 +165,18 @@ impl Host {
     /// Leaves its figures for those who ask, if anybody does.
     fn publish(&self) {
         let Some(calls) = self.calls.stats().cloned() else { return };
-        let ledger = self.control.ledger();
         let clients = self.peers.clients().into_iter();
-        let clients = clients.map(|(address, client, connections)| (address, connections, ledger.lent_to(client)));
-        *self.figures.lock() = HostFigures { calls, clients: clients.collect(), lent: ledger.lent() };
+        let (clients, lent) = self.office.with(|control| {
+            let ledger = control.ledger();
+            let lent_to = |(address, client, connections)| (address, connections, ledger.lent_to(client));
+            (clients.map(lent_to).collect(), ledger.lent())
+        });
+        *self.figures.lock() = HostFigures { calls, clients, lent };
     }
 
     pub fn run(mut self) {
         prepare_to_wait();
+        self.office.sit(self.engine);
         let mut busy_at = self.device.now();
         loop {
             let work = self.turn();
@@ -204,17 +216,16 @@ impl Host {
     /// One round: send replies, drive the engine, take calls, run them. Returns how much there was to do.
     fn turn(&mut self) -> usize {
         let device = self.device.clone();
+        let Mail { answered, released } = self.office.mail(self.engine).unwrap_or_default();
+        answered.into_iter().for_each(|answered| self.answer(answered));
         let mut guard = device.lock();
-        if let Some(answered) = self.control.poll(guard.nic(), |qpn| self.peers.address(qpn)) {
-            self.answer(answered);
-        }
         let now = guard.now();
         let mut work = self.post(&mut guard);
-        if self.control.take_released() {
+        if !released.is_empty() {
             guard.refresh_kernels();
         }
         self.ingress.rings.host.end_unread(now);
-        self.end_rings(&mut guard);
+        self.end_rings(&mut guard, &released);
         guard.progress();
         while let Some(wc) = guard.nic().poll_cq(self.cq) {
             work += 1;
@@ -225,38 +236,44 @@ impl Host {
             self.handle_event(&mut guard, event);
         }
         drop(guard);
+        self.report();
         if self.stopping_since.is_none() {
             self.start_calls(now);
         }
         self.run_kernels(now);
-        let recovers = self.control.recover();
-        work + self.reclaim() + self.kernels.in_flight() + usize::from(self.control.is_busy() || recovers)
+        if self.engine == 0 {
+            work += self.office.turn();
+        }
+        work + self.kernels.in_flight()
+    }
+
+    /// Tells the office who has come and gone, and of what is not needed.
+    fn report(&mut self) {
+        if self.notes.is_empty() {
+            return;
+        }
+        let Self { office, notes, .. } = self;
+        office.with(|control| {
+            for note in notes.drain(..) {
+                match note {
+                    Note::Came(qpn, client) => control.client_came(qpn, client),
+                    Note::Gone(qpn) => control.client_gone(qpn),
+                    Note::GiveBack(owner, key) => control.give_back(owner, key),
+                }
+            }
+        });
     }
 
     /// Ends rings whose memory was given back, and connections of clients that lie in theirs.
-    fn end_rings(&mut self, guard: &mut DeviceGuard<'_>) {
-        while let Some(key) = self.control.poll_released_key() {
+    fn end_rings(&mut self, guard: &mut DeviceGuard<'_>, released: &[u32]) {
+        for &key in released {
             if let Some((owner, other)) = self.ingress.rings.released(guard, key) {
-                self.control.give_back(guard.nic(), owner, other);
+                self.notes.push(Note::GiveBack(owner, other));
             }
         }
         while let Some(fault) = self.ingress.rings.host.poll_fault().or_else(|| guard.ring_fault()) {
             self.cut_off(guard, fault.qpn);
         }
-    }
-
-    /// Gives some memory back to the system that clients gave back or left. Returns in how many steps.
-    fn reclaim(&mut self) -> usize {
-        let mut steps = 0;
-        while steps < RECLAIM
-            && let Some(answered) = self.control.reclaim(&self.device)
-        {
-            steps += 1;
-            if let Some(answered) = answered {
-                self.answer(answered);
-            }
-        }
-        steps
     }
 
     /// Posts replies and receives. Returns how many replies.
@@ -360,7 +377,7 @@ impl Host {
         let (qpn, client) = self.peers.accept(guard.nic(), now, (conn, address, way))?;
         guard.assign(qpn, client);
         self.calls.assign(qpn, client);
-        self.control.client_came(qpn, client);
+        self.notes.push(Note::Came(qpn, client));
         Ok(())
     }
 
@@ -381,7 +398,6 @@ impl Host {
             self.told.tell(|| NodeEvent::Gone { client, qpn: qpn.0 });
         }
         self.ingress.rings.forget(guard, qpn);
-        self.control.client_gone(guard.nic(), qpn);
         // Its completions in the queue only give slots and numbers back.
         let _ = guard.nic().to_error(qpn);
         while let Some(wc) = guard.nic().poll_cq(self.cq) {
@@ -389,7 +405,7 @@ impl Host {
         }
         self.ingress.sends.forget(qpn, client);
         let _ = guard.nic().destroy_qp(qpn);
-        self.control.is_silent(qpn);
+        self.notes.push(Note::Gone(qpn));
     }
 
     fn probe(&mut self) {
@@ -399,6 +415,8 @@ impl Host {
             self.cut_off(&mut guard, qpn);
         }
         self.peers.probe(guard.nic());
+        drop(guard);
+        self.report();
     }
 
     /// Starts waiting calls as long as there is room, and not too many to the node itself.
@@ -413,7 +431,7 @@ impl Host {
                 let address = self.peers.address(Qpn(call.qpn)).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
                 let answered = match call.op {
                     op::RING_OPEN => Some(self.open_rings(call)),
-                    _ => self.control.call(&self.device, address, call),
+                    _ => self.office.with(|control| control.call(address, call)),
                 };
                 if let Some(answered) = answered {
                     self.answer(answered);
@@ -426,7 +444,8 @@ impl Host {
 
     fn open_rings(&mut self, mut call: Call) -> Answered {
         let client = self.calls.shares().client_of(Qpn(call.qpn));
-        let opened = self.ingress.rings.open(&self.device, self.control.ledger_mut(), client, &mut call);
+        let Self { ingress, office, device, .. } = self;
+        let opened = office.with(|control| ingress.rings.open(device, control.ledger_mut(), client, &mut call));
         Answered { call, outcome: opened.map(|()| Status::Ok) }
     }
 
@@ -454,7 +473,7 @@ impl Host {
 
     /// The node ends: clients are told.
     fn take_leave(&mut self) {
-        self.control.stop();
+        self.office.with(Control::stop);
         let end = self.device.now() + 50_000_000;
         let mut guard = self.device.lock();
         let now = guard.now();

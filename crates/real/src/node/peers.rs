@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use remora_memory::Pd;
 use remora_nic::cm::ConnId;
 use remora_nic::{ALL_REMOTE, ConnectAttr, CqId, Data, Nic, QpInit, QpType, Qpn, SendOp, SendWr, SrqId};
@@ -16,7 +18,7 @@ use crate::rings::RING_SENDS;
 /// What the queue pairs of clients have in common.
 pub(super) struct Peers {
     peers: HashMap<Qpn, Peer>,
-    clients: Clients,
+    clients: Arc<Mutex<Clients>>,
     pd: Pd,
     cq: CqId,
     srq: SrqId,
@@ -44,10 +46,9 @@ struct Peer {
 }
 
 impl Peers {
-    /// Nobody yet, and so many connections at most for each address. Queue pairs are in `pd`, complete on `cq` and
-    /// receive from `srq`.
-    pub fn new(connections: u32, pd: Pd, cq: CqId, srq: SrqId) -> Self {
-        Self { peers: HashMap::new(), clients: Clients::new(connections), pd, cq, srq }
+    /// Nobody yet. `clients` are those of all engines; queue pairs are in `pd`, complete on `cq` and receive from `srq`.
+    pub fn new(clients: Arc<Mutex<Clients>>, pd: Pd, cq: CqId, srq: SrqId) -> Self {
+        Self { peers: HashMap::new(), clients, pd, cq, srq }
     }
 
     /// Takes a connection from an address. Returns its queue pair, and whose it is.
@@ -57,11 +58,11 @@ impl Peers {
         now: u64,
         (conn, address, way): (ConnId, IpAddr, Way),
     ) -> Result<(Qpn, u32), Error> {
-        let client = self.clients.open(address).map_err(|e| Error::Argument(e.to_string()))?;
+        let client = self.clients.lock().open(address).map_err(|e| Error::Argument(e.to_string()))?;
         let accepted = self.bring_up(nic, now, conn);
         match accepted {
             Ok(qp) => drop(self.peers.insert(qp, Peer { conn, address, way, client, stands: false, probed: false })),
-            Err(_) => self.clients.close(address, false),
+            Err(_) => self.clients.lock().close(address, false),
         }
         accepted.map(|qp| (qp, client))
     }
@@ -123,7 +124,7 @@ impl Peers {
         if std::mem::replace(&mut peer.stands, true) {
             return None;
         }
-        self.clients.establish(peer.address).is_err().then_some(qpn)
+        self.clients.lock().establish(peer.address).is_err().then_some(qpn)
     }
 
     /// How many there are.
@@ -149,7 +150,7 @@ impl Peers {
     /// Forgets a client's connection. The client's number; none if there was no such connection.
     pub fn remove(&mut self, qpn: Qpn) -> Option<u32> {
         let Peer { address, client, stands, .. } = self.peers.remove(&qpn)?;
-        self.clients.close(address, stands);
+        self.clients.lock().close(address, stands);
         Some(client)
     }
 

@@ -101,6 +101,7 @@ impl Calls {
         let deployers = [Deployers::ThisHost, Deployers::Anyone, Deployers::Addresses(vec![ADDRESSES[2]])];
         let deployers = deployers[source.below(3)].clone();
         let control = Control::new(
+            vec![self.0.clone()],
             (ledger, Default::default()),
             Modules::new(KernelSet::default(), None),
             deployers,
@@ -143,17 +144,17 @@ impl World<'_> {
     fn leave(&mut self, at: usize) {
         let Caller { qpn, .. } = self.callers.swap_remove(at);
         self.regions.retain(|region| region.owner != qpn);
-        self.control.client_gone(self.device.lock().nic(), qpn);
+        self.control.client_gone(qpn);
     }
 
     fn reclaim(&mut self) {
-        if let Some(Some(answered)) = self.control.reclaim(self.device) {
+        if let Some(Some(answered)) = self.control.reclaim() {
             self.answer(answered);
         }
     }
 
     fn poll(&mut self) {
-        if let Some(answered) = self.control.poll(self.device.lock().nic(), |_| None) {
+        if let Some(answered) = self.control.poll() {
             self.answer(answered);
         }
     }
@@ -177,7 +178,7 @@ impl World<'_> {
         let mut call = Call::new(op, &params, MAX_REPLY as u32);
         (call.qpn, call.client, call.tag) = (caller.qpn.0, caller.from as u32, self.made.into());
         self.open.insert(call.tag);
-        let answered = self.control.call(self.device, ADDRESSES[caller.from], call);
+        let answered = self.control.call(ADDRESSES[caller.from], call);
         match op {
             op::FREE => {
                 let is_key = |region: &Lent| Some(region.key) == u32_at(&params, 0);
@@ -282,7 +283,7 @@ impl World<'_> {
         let mut call = Call::new(op::ALLOC, &(LIMIT / 2 - 4096).to_le_bytes(), MAX_REPLY as u32);
         (call.qpn, call.tag) = (qpn.0, 0);
         self.open.insert(0);
-        let answered = self.control.call(self.device, ADDRESSES[from], call).expect("an answer");
+        let answered = self.control.call(ADDRESSES[from], call).expect("an answer");
         assert_eq!(answered.outcome, Ok(Status::Ok), "half of all memory for one client");
         self.leave(0);
         self.reclaim();

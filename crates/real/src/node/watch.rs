@@ -7,6 +7,7 @@ use std::sync::mpsc::SyncSender;
 use remora_nic::Counters;
 use remora_service::{CLASSES, CallStats};
 
+use crate::device::DeviceGuard;
 use crate::link::{LinkKind, LinkStats};
 
 /// Something that an operator may want to know. Each is a line.
@@ -130,6 +131,30 @@ pub struct NodeFigures {
 }
 
 impl NodeFigures {
+    /// Adds those of an engine.
+    pub(super) fn add(&mut self, guard: &mut DeviceGuard<'_>, host: &HostFigures) {
+        self.queue_pairs += guard.nic().qp_count();
+        self.nic.add(&guard.nic().counters());
+        for (kind, stats) in guard.link_stats() {
+            match self.links.iter_mut().find(|(other, _)| *other == kind) {
+                Some((_, sum)) => sum.add(&stats),
+                None => self.links.push((kind, stats)),
+            }
+        }
+        for (sum, calls) in [(&mut self.nic_calls, &guard.call_stats()), (&mut self.host_calls, &host.calls)] {
+            calls.iter().for_each(|(op, stats)| sum.entry(*op).or_default().add(stats));
+        }
+        for (address, connections, lent) in &host.clients {
+            match self.clients.iter_mut().find(|(other, ..)| other == address) {
+                // The account is one for all engines.
+                Some((_, sum, last)) => (*sum, *last) = (*sum + connections, *lent),
+                None => self.clients.push((*address, *connections, *lent)),
+            }
+        }
+        self.clients.sort_unstable();
+        self.memory_lent = self.memory_lent.max(host.lent);
+    }
+
     /// As Prometheus reads it: its text format, version 0.0.4.
     pub fn prometheus(&self) -> String {
         let mut out = String::new();

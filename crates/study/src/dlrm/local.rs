@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use remora_kernel::{Call, Limits, Runner, Status, host_runner, op};
-use remora_lab::probe::on_core;
 use remora_memory::{Access, Buffer, Pd, Region, Registry};
+use remora_real::on_core;
 use remora_ring::{Notify, Receiver, RingEnd, RingShape, RingWrite, Sender};
 use remora_store::embedding::parse_items;
 use remora_store::memo::Rewriter;

@@ -1,0 +1,119 @@
+//! What a node has one of, whatever its engines: its own calls, and the account of its memory.
+//!
+//! Each engine has a host thread. Those of all engines come here with the node's own calls, when clients come and go, and
+//! for rings' memory; calls of kernels and packets never do. What goes on here by itself (memory on its way back, modules
+//! that are compiled, what clients left half done) the first host thread sees to. Whoever is in here may take engines;
+//! nobody who has an engine may come in.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Thread;
+
+use parking_lot::Mutex;
+use remora_nic::{Lane, Qpn};
+
+use super::control::{Answered, Control};
+
+/// Steps in which memory goes back to the system in one turn, each of up to 0.1 ms.
+const RECLAIM: usize = 2;
+
+/// The node's own affairs.
+pub(super) struct Office {
+    control: Mutex<Control>,
+    /// Somebody was here since the first host thread looked, or there is more to do.
+    stirred: AtomicBool,
+    desks: Vec<Desk>,
+}
+
+/// What waits for the host thread of an engine.
+#[derive(Default)]
+struct Desk {
+    has_mail: AtomicBool,
+    mail: Mutex<Mail>,
+    /// Whom to wake.
+    thread: Mutex<Option<Thread>>,
+}
+
+#[derive(Default)]
+pub(super) struct Mail {
+    /// Calls of this engine's clients that were answered.
+    pub answered: Vec<Answered>,
+    /// The keys of regions that are gone, for who has something in them.
+    pub released: Vec<u32>,
+}
+
+impl Office {
+    /// One for so many engines.
+    pub fn new(control: Control, engines: usize) -> Self {
+        let desks = (0..engines).map(|_| Desk::default()).collect();
+        Self { control: Mutex::new(control), stirred: AtomicBool::new(true), desks }
+    }
+
+    /// This thread is the host thread of this engine.
+    pub fn sit(&self, engine: usize) {
+        *self.desks[engine].thread.lock() = Some(std::thread::current());
+    }
+
+    /// Does something here.
+    pub fn with<R>(&self, what: impl FnOnce(&mut Control) -> R) -> R {
+        let result = what(&mut self.control.lock());
+        if !self.stirred.swap(true, Ordering::AcqRel) {
+            self.desks[0].wake();
+        }
+        result
+    }
+
+    /// What waits for an engine's host thread, if anything does.
+    pub fn mail(&self, engine: usize) -> Option<Mail> {
+        let desk = &self.desks[engine];
+        // Nobody else's line is written by who looks in vain.
+        (desk.has_mail.load(Ordering::Acquire) && desk.has_mail.swap(false, Ordering::AcqRel))
+            .then(|| std::mem::take(&mut *desk.mail.lock()))
+    }
+
+    /// A turn of what goes on by itself, for the first host thread. Returns how much there was to do.
+    pub fn turn(&self) -> usize {
+        if !self.stirred.load(Ordering::Acquire) {
+            return 0;
+        }
+        self.stirred.store(false, Ordering::Release);
+        let mut control = self.control.lock();
+        let mut answered: Vec<Answered> = control.poll().into_iter().collect();
+        let (mut work, recovers) = (0, control.recover());
+        while work < RECLAIM
+            && let Some(waited) = control.reclaim()
+        {
+            work += 1;
+            answered.extend(waited);
+        }
+        let released = control.take_released();
+        work += usize::from(control.is_busy() || recovers) + answered.len() + released.len();
+        drop(control);
+        if work > 0 {
+            self.stirred.store(true, Ordering::Release);
+        }
+        if !released.is_empty() {
+            // They look up often enough to hear of it.
+            self.desks.iter().for_each(|desk| desk.put(|mail| mail.released.extend(&released)));
+        }
+        for answered in answered {
+            let engine = Lane::whose(Qpn(answered.call.qpn), self.desks.len() as u16);
+            let desk = &self.desks[usize::from(engine)];
+            desk.put(|mail| mail.answered.push(answered));
+            desk.wake();
+        }
+        work
+    }
+}
+
+impl Desk {
+    fn put(&self, what: impl FnOnce(&mut Mail)) {
+        what(&mut self.mail.lock());
+        self.has_mail.store(true, Ordering::Release);
+    }
+
+    fn wake(&self) {
+        if let Some(thread) = &*self.thread.lock() {
+            thread.unpark();
+        }
+    }
+}
