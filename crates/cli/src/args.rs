@@ -305,6 +305,8 @@ pub enum Bench {
     Model(crate::bench_model::BenchModel),
     /// Shuffling, sketches, checksums and compression of streams beside plain WRITEs of the same data
     Stream(crate::bench_stream::BenchStream),
+    /// A client and an engine on each core beside one such pair: what several engines of a node give
+    Cores(crate::bench_cores::BenchCores),
     /// Calls by rings in memory beside WRITEs and RPC verbs
     Ring(crate::bench_ring::BenchRing),
     /// TCP connections of programs in a rack beside the kernel's on loopback

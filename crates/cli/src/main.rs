@@ -4,6 +4,7 @@ mod args;
 mod bench;
 mod bench_btree;
 mod bench_chain;
+mod bench_cores;
 mod bench_dlrm;
 mod bench_forge;
 mod bench_kv;
@@ -151,6 +152,7 @@ fn main() -> ExitCode {
         Command::Bench { what: Bench::Kv(args) } => bench_kv::run(&args),
         Command::Bench { what: Bench::Dlrm(args) } => bench_dlrm::run(&args),
         Command::Bench { what: Bench::Ring(args) } => bench_ring::run(&args),
+        Command::Bench { what: Bench::Cores(args) } => bench_cores::run(&args),
         Command::Bench { what: Bench::Rack(args) } => bench_rack::run(&args),
         Command::Bench { what: Bench::Stream(args) } => bench_stream::run(&args),
         Command::Bench { what: Bench::Forge(args) } => bench_forge::run(&args),

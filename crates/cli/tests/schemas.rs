@@ -201,6 +201,7 @@ fn benches() {
     checks(&["bench", "model", "--rounds", "1", "--json"]);
     checks(&["bench", "stream", "--rounds", "1", "--json"]);
     checks(&["bench", "ring", "--connected", "20", "--json"]);
+    checks(&["bench", "cores", "--json"]);
     checks(&["bench", "rack", "--seconds", "10ms", "--json"]);
     checks(&["bench", "kv", "--pairs", "10k", "--batches", "8", "--seconds", "20ms", "--json"]);
     checks(&["bench", "dlrm", "--table", "2M", "--seconds", "30ms", "--json"]);

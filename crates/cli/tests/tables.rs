@@ -105,6 +105,7 @@ fn of_long_measurements() {
         &["bench", "forge", "--packets", "1k"],
         &["bench", "stream", "--rounds", "1"],
         &["bench", "ring", "--connected", "20"],
+        &["bench", "cores"],
         &["bench", "rack", "--seconds", "10ms"],
         &["bench", "model", "--rounds", "1"],
         &["bench", "partition", "--keys", "20k", "--rounds", "1", "--seconds", "20ms"],

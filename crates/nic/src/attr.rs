@@ -355,7 +355,7 @@ impl Nic {
             self.cq(cq)?.forget(qpn);
         }
         if has_windows {
-            self.ctx.registry.unbind_windows(qpn.0);
+            self.ctx.regions.registry().unbind_windows(qpn.0);
         }
         if let Some(qp) = self.qps.get_mut(qpn.0) {
             qp.forget_early(&mut self.ctx);

@@ -1,11 +1,11 @@
 //! What all queue pairs of one engine share: regions, completion queues, shared receive queues, events, counts.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use remora_memory::{Access, Binder, Pd, Place, Region, Registry};
+use remora_memory::{Access, Binder, Pd, Place, Region};
 
 use crate::arrival::Body;
+use crate::met::{Last, Regions, is_met};
 use crate::queue::{CompletionQueue, RecvQueue, Target};
 use crate::reorder::ReorderPool;
 use crate::rpc::RpcTable;
@@ -32,7 +32,7 @@ pub(crate) struct Multicast {
 
 /// What all queue pairs of one engine share.
 pub(crate) struct Ctx {
-    pub registry: Arc<Registry>,
+    pub regions: Regions,
     pub cqs: Vec<Option<CompletionQueue>>,
     pub srqs: Vec<Option<Srq>>,
     pub events: VecDeque<Event>,
@@ -68,15 +68,15 @@ impl Ctx {
     #[inline]
     pub fn local<'a>(
         &self,
-        cache: &'a mut Option<Arc<Region>>,
+        last: &'a mut Last,
         (pd, key): (Pd, u32),
         (va, len): (u64, u64),
         need: Access,
     ) -> Option<&'a Region> {
-        if !is_cached(cache, key) {
-            *cache = self.registry.lookup(key);
+        if !is_met(last, key) {
+            *last = self.regions.find(key, None);
         }
-        let region = cache.as_deref().filter(|region| !region.is_window())?;
+        let region: &Region = last.as_deref().filter(|met| !met.is_window())?;
         region.check(pd, va, len, need).ok()?;
         Some(region)
     }
@@ -85,15 +85,15 @@ impl Ctx {
     #[inline]
     pub fn remote<'a>(
         &self,
-        cache: &'a mut Option<Arc<Region>>,
+        last: &'a mut Last,
         (by, key): (Binder, u32),
         (va, len): (u64, u64),
         need: Access,
     ) -> Option<&'a Region> {
-        if !is_cached(cache, key) {
-            *cache = self.registry.lookup_for(key, by.qp);
+        if !is_met(last, key) {
+            *last = self.regions.find(key, Some(by.qp));
         }
-        let region = cache.as_deref()?;
+        let region: &Region = last.as_deref()?;
         region.check(by.pd, va, len, need).ok()?;
         Some(region)
     }
@@ -102,7 +102,7 @@ impl Ctx {
     /// and rights are right. Of what does not lie in one place, as many whole packets of `mtu` bytes as do. With their length.
     pub fn locate<'a>(
         &self,
-        cache: &'a mut Option<Arc<Region>>,
+        last: &'a mut Last,
         pd: Pd,
         sges: &[Sge],
         offset: usize,
@@ -117,32 +117,25 @@ impl Ctx {
         let here = sge.len as usize - skip;
         let len = if here >= len { len } else { here - here % mtu };
         let va = sge.va.checked_add(skip as u64).filter(|_| len > 0)?;
-        Some((self.local(cache, (pd, sge.lkey), (va, len as u64), Access::empty())?.place(va, len)?, len))
+        Some((self.local(last, (pd, sge.lkey), (va, len as u64), Access::empty())?.place(va, len)?, len))
     }
 
     /// Nothing of these scattered local bytes is what peers were told any more.
     pub fn end_terms(&self, sges: &[Sge]) {
-        for region in sges.iter().filter_map(|sge| self.registry.lookup(sge.lkey)) {
+        for region in sges.iter().filter_map(|sge| self.regions.find(sge.lkey, None)) {
             region.end_term();
         }
     }
 
     /// Copies scattered local bytes, from `offset` of the list on, to `out`. `None` if a key, range or right is wrong.
-    pub fn gather(
-        &self,
-        cache: &mut Option<Arc<Region>>,
-        pd: Pd,
-        sges: &[Sge],
-        offset: usize,
-        mut out: Target<'_>,
-    ) -> Option<()> {
+    pub fn gather(&self, last: &mut Last, pd: Pd, sges: &[Sge], offset: usize, mut out: Target<'_>) -> Option<()> {
         // As most are: in one piece, which goes to private memory.
         if let ([sge], Target::Private(out)) = (sges, &mut out)
             && !out.is_empty()
             && let Some(va) = sge.va.checked_add(offset as u64)
             && (sge.len as usize).checked_sub(offset).is_some_and(|here| here >= out.len())
         {
-            return self.local(cache, (pd, sge.lkey), (va, out.len() as u64), Access::empty())?.read(va, out).ok();
+            return self.local(last, (pd, sge.lkey), (va, out.len() as u64), Access::empty())?.read(va, out).ok();
         }
         let mut skip = offset;
         for sge in sges {
@@ -156,7 +149,7 @@ impl Ctx {
             }
             let n = (len - skip).min(out.len());
             let va = sge.va.checked_add(skip as u64)?;
-            let region = self.local(cache, (pd, sge.lkey), (va, n as u64), Access::empty())?;
+            let region = self.local(last, (pd, sge.lkey), (va, n as u64), Access::empty())?;
             out = out.fill(region, va, n)?;
             skip = 0;
         }
@@ -166,7 +159,7 @@ impl Ctx {
     /// Copies `data` to scattered local memory, from `offset` of the list on.
     pub fn scatter(
         &self,
-        cache: &mut Option<Arc<Region>>,
+        last: &mut Last,
         pd: Pd,
         sges: &[Sge],
         offset: usize,
@@ -184,7 +177,7 @@ impl Ctx {
             }
             let n = (len - skip).min(data.len());
             let va = sge.va.checked_add(skip as u64).ok_or(WcStatus::LocalProtection)?;
-            self.local(cache, (pd, sge.lkey), (va, n as u64), Access::LOCAL_WRITE)
+            self.local(last, (pd, sge.lkey), (va, n as u64), Access::LOCAL_WRITE)
                 .and_then(|region| data.land(region, va, n).ok())
                 .ok_or(WcStatus::LocalProtection)?;
             data = data.skip(n);
@@ -192,9 +185,4 @@ impl Ctx {
         }
         if data.len() == 0 { Ok(()) } else { Err(WcStatus::LocalLength) }
     }
-}
-
-/// Whether the one-entry cache holds what the key opens.
-fn is_cached(cache: &Option<Arc<Region>>, key: u32) -> bool {
-    cache.as_ref().is_some_and(|region| region.key() == key && region.is_valid())
 }

@@ -21,6 +21,7 @@ mod cq;
 mod ctx;
 mod lane;
 mod local;
+mod met;
 mod multicast;
 mod nic;
 mod now;

@@ -18,10 +18,10 @@ impl QueuePair {
         let by = self.binder();
         match self.sq.get(self.sq.head).op {
             SendOp::LocalInvalidate(key) => {
-                ctx.registry.invalidate(by, key).map_err(|_| WcStatus::LocalQpOperation)?;
+                ctx.regions.registry().invalidate(by, key).map_err(|_| WcStatus::LocalQpOperation)?;
             }
             SendOp::Bind(binding) => {
-                ctx.registry.bind_window(by, &binding).map_err(|_| WcStatus::MwBind)?;
+                ctx.regions.registry().bind_window(by, &binding).map_err(|_| WcStatus::MwBind)?;
                 self.has_windows = true;
             }
             _ => return Err(WcStatus::LocalQpOperation),

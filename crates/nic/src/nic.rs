@@ -14,6 +14,7 @@ use crate::cm::CmConfig;
 use crate::connect::{Management, QP1};
 use crate::ctx::Ctx;
 use crate::lane::Lane;
+use crate::met::Regions;
 use crate::multicast::{Groups, MULTICAST_QP};
 use crate::numbers::{MAX_QPS, QpTable};
 use crate::post::{check_limit, push_recv};
@@ -122,7 +123,7 @@ impl Nic {
             late: VecDeque::with_capacity(LATE),
             port_mtu: config.port_mtu,
             ctx: Ctx {
-                registry,
+                regions: Regions::new(registry),
                 cqs: Vec::new(),
                 srqs: Vec::new(),
                 events: VecDeque::with_capacity(64),
@@ -150,7 +151,12 @@ impl Nic {
 
     /// The regions that queue pairs of this engine reach.
     pub fn registry(&self) -> &Arc<Registry> {
-        &self.ctx.registry
+        self.ctx.regions.registry()
+    }
+
+    /// Lets go of regions that are registered no longer: what the engine knows of them would keep their memory mapped.
+    pub fn forget_gone_regions(&self) {
+        self.ctx.regions.forget_gone();
     }
 
     /// Counts since the engine was made.
@@ -270,7 +276,7 @@ impl Nic {
             return Err(NicError::InUse("queue pair"));
         }
         if has_windows {
-            self.ctx.registry.unbind_windows(qpn.0);
+            self.ctx.regions.registry().unbind_windows(qpn.0);
         }
         while self.ctx.rpc.drop_waiting(qpn.0).is_some() {}
         self.ctx.rpc.close(qpn.0);

@@ -1,14 +1,13 @@
 //! A queue pair: its states, its two halves, and what both share.
 
-use std::sync::Arc;
-
-use remora_memory::{Binder, Pd, Region};
+use remora_memory::{Binder, Pd};
 use remora_wire::{Bth, Opcode};
 
 use crate::arrival::Body;
 use crate::attr::QpAttr;
 use crate::congestion::Congestion;
 use crate::ctx::Ctx;
+use crate::met::Last;
 use crate::queue::{RecvQueue, RecvWqe, SendQueue, Source, TxBatch};
 use crate::requester::Requester;
 use crate::responder::Responder;
@@ -59,9 +58,9 @@ pub(crate) struct QueuePair {
     /// The earliest entry for this queue pair in the engine's timer heap.
     pub timer_entry: Option<Time>,
     /// The region that sends last gathered from: most work requests use one over and over.
-    pub local_region: Option<Arc<Region>>,
+    pub local_region: Last,
     /// The region that the peer last named.
-    pub remote_region: Option<Arc<Region>>,
+    pub remote_region: Last,
     /// By when all wrong keys of the peer's kernels are forgiven.
     wrong_until: Time,
 }

@@ -76,6 +76,8 @@ struct Driver {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// On lines of its own: several devices may be one node's engines, each with a core for itself.
+#[repr(align(128))]
 struct Shared {
     core: Mutex<Core>,
     clock: Clock,
@@ -514,9 +516,10 @@ impl DeviceGuard<'_> {
         self.core.kernels.as_mut().and_then(Kernels::ring_fault)
     }
 
-    /// Lets kernels forget memory that is no longer registered, which they would otherwise keep mapped.
-    pub(crate) fn refresh_kernels(&mut self) {
+    /// Lets engine and kernels forget memory that is no longer registered, which they would otherwise keep mapped.
+    pub(crate) fn forget_gone_regions(&mut self) {
         let Core { nic, kernels, .. } = &mut *self.core;
+        nic.forget_gone_regions();
         if let Some(kernels) = kernels {
             kernels.refresh(nic);
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use remora_kernel::{Placement, Status};
 use remora_real::link::Layers;
-use remora_real::{ClientConfig, DeployToken, Error, LinkKind, RemoteRegion, RingConfig, at_local};
+use remora_real::{ClientConfig, DeployToken, Error, LinkKind, RemoteRegion, RingConfig, UdpPort, at_local};
 
 use remora_service::{CallKind, Placer};
 
@@ -66,6 +66,7 @@ pub struct ClientBuilder {
     link: Option<LinkKind>,
     layers: Layers,
     local: Option<IpAddr>,
+    port: Option<UdpPort>,
     connect_timeout: Option<Duration>,
     timeout: Option<Duration>,
     deploy_token: Option<DeployToken>,
@@ -87,6 +88,14 @@ impl ClientBuilder {
     /// The client's own address. By default what routing chooses; for a node on loopback, a free one of 127.0.0.0/8.
     pub fn local(mut self, address: IpAddr) -> Self {
         self.local = Some(address);
+        self
+    }
+
+    /// One of several sockets of the client's own address, each for a thread that has a client of its own: see
+    /// [`UdpPorts`](crate::UdpPorts). The link is UDP then, and the address the port's.
+    pub fn port(mut self, port: UdpPort) -> Self {
+        self.local = Some(port.ip());
+        self.port = Some(port);
         self
     }
 
@@ -117,6 +126,7 @@ impl ClientBuilder {
             let timeout = self.connect_timeout.unwrap_or(config.timeout);
             remora_real::Client::connect(ClientConfig {
                 link: self.link,
+                port: self.port.clone(),
                 layers: self.layers.clone(),
                 timeout,
                 deploy_token: self.deploy_token.clone(),

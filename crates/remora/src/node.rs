@@ -81,6 +81,19 @@ impl NodeBuilder {
         self
     }
 
+    /// Engines that serve, each with two threads of its own and with the clients that it is given: at least one, at most 256.
+    /// Memory and kernels are one for all.
+    pub fn engines(mut self, engines: u16) -> Self {
+        self.config.engines = engines;
+        self
+    }
+
+    /// Cores that engines are kept on, of those that this thread may use, by number from 0, in turn.
+    pub fn cores(mut self, cores: impl Into<Vec<usize>>) -> Self {
+        self.config.cores = cores.into();
+        self
+    }
+
     /// What one call of a built-in kernel may do.
     pub fn limits(mut self, limits: Limits) -> Self {
         self.config.limits = limits;

@@ -1,6 +1,7 @@
 //! The measurements behind `remora bench nic`: Remora's NIC against raw probes of the same paths in the same run.
 
 mod compress;
+mod cores;
 mod pair;
 mod rack;
 mod rack_reduce;
@@ -11,6 +12,7 @@ mod ucx;
 
 use std::time::Duration;
 
+pub use cores::{CoresPlan, cores};
 pub use rack::{RackDeed, RackPlan, RackSpin, call as rack_call, rack, serve as rack_serve};
 pub use rack_reduce::reduce as rack_reduce;
 use remora_real::{Error, LinkKind};

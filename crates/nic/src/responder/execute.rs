@@ -92,7 +92,7 @@ impl QueuePair {
             return Ok(psns);
         }
         if let Some(rkey) = invalidate
-            && ctx.registry.invalidate(self.binder(), rkey).is_err()
+            && ctx.regions.registry().invalidate(self.binder(), rkey).is_err()
         {
             let wc = self.wc(self.recv.wr_id, WcStatus::LocalProtection, WcOpcode::Recv, 0);
             self.complete_recv(ctx, wc, true);

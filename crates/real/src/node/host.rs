@@ -222,7 +222,7 @@ impl Host {
         let now = guard.now();
         let mut work = self.post(&mut guard);
         if !released.is_empty() {
-            guard.refresh_kernels();
+            guard.forget_gone_regions();
         }
         self.ingress.rings.host.end_unread(now);
         self.end_rings(&mut guard, &released);
