@@ -28,7 +28,9 @@ Examples:
   remora where get --on rambda --load --clients 20 --connections 10k
   remora where --audit 1000                      how far answers go, beside the engine
   remora where get --on rambda --on bluefield2 --by rate --csv get.csv
-  remora probe --out here.toml && remora where my.toml --on here.toml --link shm";
+  remora probe --out here.toml && remora where my.toml --on here.toml --link shm
+  remora where get --on here.toml --engines 16 --by rate
+      what a node of 16 engines would serve";
 
 /// WhereOptions of `remora where`.
 #[derive(Debug, clap::Args)]
@@ -67,6 +69,9 @@ pub struct Where {
     /// The link, on a platform that `remora probe` wrote
     #[arg(long, default_value = "udp", value_parser = link())]
     pub link: LinkKind,
+    /// Engines of the node, on a platform that `remora probe` wrote: each on a core of its own, and as many clients
+    #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u16>(1..=256))]
+    pub engines: u16,
     /// Points at which the open values are tried together
     #[arg(long, value_name = "N", default_value = "256", value_parser = up_to::<u32>(0..=100_000))]
     pub points: u32,
@@ -168,6 +173,7 @@ pub fn run(args: &Where) -> Result<(), Failure> {
             By::Energy => Goal::Energy,
         },
         link: args.link,
+        engines: args.engines,
         points: args.points as usize,
         simulated: args.simulate,
         flips: args.flips,
@@ -179,6 +185,11 @@ pub fn run(args: &Where) -> Result<(), Failure> {
     let slow = args.points > 2_000 || args.simulate > 200_000;
     let (mut text, mut answers, mut csv) = (String::new(), Vec::new(), CSV_HEAD.to_string());
     let platforms = platforms?;
+    let software = |platform: &Platform| platform.placements.nic == Some(NicDevice::Software);
+    if let Some(other) = platforms.iter().find(|platform| args.engines > 1 && !software(platform)) {
+        let why = format!("--engines is for a platform that `remora probe` wrote; {} has hardware", other.name);
+        return Err(Failure::Usage(why));
+    }
     for (n, platform) in platforms.iter().enumerate() {
         if display.stopped() {
             break;
@@ -299,7 +310,11 @@ fn show(args: &Where, platform: &Platform, operation: &Operation, answer: &Answe
         &mut out,
         0,
         "",
-        &format!("{}; {seconds:.2} s. {}", platform.params.shares_text(), left_out(platform, &operation.clients)),
+        &format!(
+            "{}; {seconds:.2} s. {}",
+            platform.params.shares_text(),
+            left_out(platform, &operation.clients, args.engines)
+        ),
     );
     out
 }
@@ -349,9 +364,13 @@ fn moves(platform: &Platform, operation: &Operation, options: &WhereOptions) -> 
 }
 
 /// What the answer leaves out; of what was asked for, too.
-fn left_out(platform: &Platform, clients: &Clients) -> String {
+fn left_out(platform: &Platform, clients: &Clients, engines: u16) -> String {
     let software = platform.placements.nic == Some(NicDevice::Software);
     let mut all = match software {
+        true if engines > 1 => {
+            "Left out: the scheduler, and what cores take from each other but for memory: power, shared units"
+                .to_string()
+        }
         true => "Left out: the scheduler, and what else runs on the cores".to_string(),
         false => "Left out: cache pollution by DMA; in the screen alone: interrupts, loss".to_string(),
     };

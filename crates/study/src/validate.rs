@@ -12,6 +12,8 @@ mod systems;
 
 pub use judge::{Cell, RULE, Validation, Way, Winner, judge};
 pub use page::page;
+#[cfg(test)]
+pub(crate) use predict::tests::machine as round_machine;
 pub use predict::{Data, Prediction, predict};
 pub use rounds::{MOVED, Round, rounds};
 pub use systems::{System, SystemCell, SystemMeasured, Systems, put_together};

@@ -74,6 +74,8 @@ pub struct WhereOptions {
     pub goal: Goal,
     /// The link, on a platform whose NIC is software.
     pub link: LinkKind,
+    /// The node's engines there, each on a core of its own, with as many clients that have cores of their own too.
+    pub engines: u16,
     /// Points of the Latin hypercube over the open values.
     pub points: usize,
     /// Operations that each simulation runs; 0 for none.
@@ -92,6 +94,7 @@ impl Default for WhereOptions {
         Self {
             goal: Goal::Latency,
             link: LinkKind::Udp,
+            engines: 1,
             points: 256,
             simulated: 20_000,
             flips: 6,
@@ -187,7 +190,7 @@ pub fn decide_until(
     let close = |candidate: &&Candidate| options.simulated > 0 && goal.cost(candidate) <= CLOSE * least;
     let close: Vec<Placement> = ranking.iter().filter(close).map(|candidate| candidate.place).collect();
     let simulated = close.iter().take_while(|_| !stop()).filter_map(|&place| {
-        let path = path_of(platform, operation, place, options.link)?;
+        let path = path_of(platform, operation, place, (options.link, options.engines))?;
         Some(simulate::run(place, &path, operation.load, options.simulated, options.seed))
     });
     let simulated = simulated.collect();
@@ -237,7 +240,7 @@ pub fn rank(platform: &Platform, operation: &Operation, options: &WhereOptions) 
     let mut ranking: Vec<_> = Placement::ALL
         .into_iter()
         .filter_map(|place| {
-            let path = path_of(platform, operation, place, options.link)?;
+            let path = path_of(platform, operation, place, (options.link, options.engines))?;
             Some(evaluate(platform, place, &path, operation))
         })
         .collect();
@@ -245,10 +248,16 @@ pub fn rank(platform: &Platform, operation: &Operation, options: &WhereOptions) 
     ranking
 }
 
-/// The way of an operation in a placement; `None` if the platform has no such place.
-pub fn path_of(platform: &Platform, operation: &Operation, place: Placement, link: LinkKind) -> Option<Path> {
+/// The way of an operation in a placement; `None` if the platform has no such place. Of a software NIC also the link, and
+/// how many engines a node has.
+pub fn path_of(
+    platform: &Platform,
+    operation: &Operation,
+    place: Placement,
+    software: (LinkKind, u16),
+) -> Option<Path> {
     match platform.placements.nic {
-        Some(NicDevice::Software) => software::path(platform, operation, place, link),
+        Some(NicDevice::Software) => software::path(platform, operation, place, software),
         _ => hardware::path(platform, operation, place),
     }
 }

@@ -56,20 +56,32 @@ pub fn cores(plan: CoresPlan, progress: &mut BenchProgress<'_>) -> MeasuredRows<
     // Of the rate of one; a tenth is what caches and memory that all share may cost.
     let goal = Some(BenchGoal::RatioAtLeast(0.9 * f64::from(pairs)));
     let links = [LinkKind::Shm, LinkKind::Udp];
-    MeasuredRows::by(1 + links.len() * WAYS.len(), |rows| {
+    MeasuredRows::by(2 + links.len() * WAYS.len(), |rows| {
+        // Before and after, as what runs on a shared machine's other threads changes.
+        let machine = |when: &str| {
+            let figures = beside(|| Ok(alone(pairs, time)), || Ok(alone(1, time)))?;
+            Ok::<_, Error>(BenchRow::new(
+                format!("the machine {when}: {pairs} loops"),
+                "M/s",
+                "one loop",
+                figures,
+                None,
+            ))
+        };
         next(progress, "a loop of its own", 0.0)?;
-        let figures = beside(|| Ok(alone(pairs, time)), || Ok(alone(1, time)))?;
-        rows.push(BenchRow::new(format!("the machine: {pairs} loops"), "M/s", "one loop", figures, None));
+        rows.push(machine("before")?);
         for (at, link) in links.into_iter().enumerate() {
             let pairs_of = Pairs::start(link, pairs)?;
             for (n, (way, what)) in WAYS.into_iter().enumerate() {
                 let part = (at * WAYS.len() + n) as f64 / (links.len() * WAYS.len()) as f64;
-                next(progress, &format!("{what} over {link}"), 0.05 + 0.95 * part)?;
+                next(progress, &format!("{what} over {link}"), 0.1 + 0.85 * part)?;
                 let figures = beside(|| pairs_of.rate(pairs, way, time), || pairs_of.rate(1, way, time))?;
                 let peer = "one pair";
                 rows.push(BenchRow::new(format!("{link}: {pairs} pairs, {what}"), "M/s", peer, figures, goal));
             }
         }
+        next(progress, "a loop of its own", 0.99)?;
+        rows.push(machine("after")?);
         progress("done", 1.0);
         Ok(())
     })
@@ -207,7 +219,7 @@ mod tests {
     fn every_row_comes() {
         let measured = cores(CoresPlan { pairs: 2, time: Duration::from_millis(5) }, &mut |_, _| true);
         let rows = measured.rows;
-        assert_eq!(rows.len(), 7);
+        assert_eq!(rows.len(), 8);
         assert!(rows.iter().all(|row| row.value > 0.0 && row.peer_value > 0.0), "{rows:?}");
     }
 }

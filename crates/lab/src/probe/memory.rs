@@ -2,6 +2,7 @@
 
 use std::hint::black_box;
 use std::io;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -94,12 +95,35 @@ fn load(buffer: &Buffer, at: usize) -> usize {
 
 /// Bytes a second that one core sums up from a working set.
 pub fn read_bytes_per_s(working_set: usize, time: Duration) -> f64 {
-    let words = vec![1u64; working_set.max(PIECE) / 8];
-    let mut pieces = words.chunks_exact(PIECE / 8).cycle();
-    rate(PIECE, time, || {
-        let piece = pieces.next().unwrap_or(&[]);
-        black_box(piece.iter().fold(0u64, |sum, word| sum.wrapping_add(*word)));
+    rate(PIECE, time, summing(working_set))
+}
+
+/// Bytes a second that all cores together sum up, each from a working set of its own, at the same time.
+pub fn read_all_bytes_per_s(working_set: usize, time: Duration) -> f64 {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let together = &Barrier::new(cores);
+    let one = |core: usize| {
+        move || {
+            let work = summing(working_set);
+            together.wait();
+            rate_on(core, PIECE, time, work)
+        }
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..cores).map(|core| scope.spawn(one(core))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum()
     })
+}
+
+/// Sums up a piece of a working set, and another one with each call.
+fn summing(working_set: usize) -> impl FnMut() {
+    let words = vec![1u64; working_set.max(PIECE) / 8];
+    let mut at = 0;
+    move || {
+        let piece = &words[at..at + PIECE / 8];
+        black_box(piece.iter().fold(0u64, |sum, word| sum.wrapping_add(*word)));
+        at = if at + PIECE / 4 <= words.len() { at + PIECE / 8 } else { 0 };
+    }
 }
 
 /// Bytes a second that one core fills a working set with.
@@ -181,8 +205,13 @@ pub fn icrc_bytes_per_s(len: usize, time: Duration) -> f64 {
 }
 
 /// Bytes a second of `work`, which does `bytes` each time and is done in the median of short pieces.
-fn rate(bytes: usize, time: Duration, mut work: impl FnMut()) -> f64 {
-    on_core(0, || {
+fn rate(bytes: usize, time: Duration, work: impl FnMut()) -> f64 {
+    rate_on(0, bytes, time, work)
+}
+
+/// The same, on a core.
+fn rate_on(core: usize, bytes: usize, time: Duration, mut work: impl FnMut()) -> f64 {
+    on_core(core, || {
         let runs = (PIECE / bytes).max(1);
         work();
         let (start, mut times) = (Instant::now(), Vec::new());

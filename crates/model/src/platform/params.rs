@@ -267,6 +267,11 @@ impl<'a> Section<'a> {
         self.value(key, Dimension::Bandwidth)
     }
 
+    /// A bandwidth in bytes a second, if it stands there.
+    pub fn bandwidth_if_told(&self, key: &str) -> Result<Option<f64>, PlatformError> {
+        self.optional(key, Dimension::Bandwidth)
+    }
+
     /// A clock or a rate in hertz.
     pub fn rate(&self, key: &str) -> Result<f64, PlatformError> {
         self.value(key, Dimension::Rate)

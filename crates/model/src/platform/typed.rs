@@ -611,6 +611,8 @@ section! {
         udp_round_trip: u64 = time(),
         /// Bytes a second that a core reads from memory.
         read: f64 = bandwidth(),
+        /// Bytes a second that all cores together read from memory, if that was measured.
+        read_all: Option<f64> = bandwidth_if_told(),
         /// Bytes a second that a core writes to memory.
         write: f64 = bandwidth(),
         /// Bytes a second that a core copies in memory.

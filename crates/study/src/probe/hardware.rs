@@ -90,6 +90,8 @@ impl Hardware {
         let read = giga(memory::read_bytes_per_s(LARGE, time));
         figures.add("host.dram.bandwidth", "GB/s", "one core sums up 64 MiB", read);
         figures.add("system.read", "GB/s", "one core sums up 64 MiB", read);
+        let all = giga(memory::read_all_bytes_per_s(LARGE, time));
+        figures.add("system.read_all", "GB/s", "all cores sum up 64 MiB each", all);
         figures.add("system.write", "GB/s", "one core fills 64 MiB", giga(memory::write_bytes_per_s(LARGE, time)));
         let copy = giga(probe.memcpy_bytes_per_s(LARGE));
         figures.add("system.copy", "GB/s", "one core copies within 64 MiB", copy);

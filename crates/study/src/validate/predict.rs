@@ -246,7 +246,7 @@ fn described((count, bytes): (f64, f64), reply: f64, state: f64) -> where_::Oper
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::operations::{CONSISTENT_GET, GET_MISS, LIST, OPERATIONS, SEQUENCER, TREE_GET, TREE_WRITE};
     use crate::probe::{Figure, platform_file};
@@ -284,6 +284,7 @@ pub(super) mod tests {
             add(&format!("system.{key}"), "ns", 100.0);
         }
         add("system.core_to_core", "ns", 100.0);
+        add("system.read_all", "GB/s", 20.0);
         for key in ["read", "write", "copy", "shared_write", "shared_read", "crc64", "icrc"] {
             add(&format!("system.{key}"), "GB/s", 10.0);
         }

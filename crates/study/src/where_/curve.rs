@@ -46,7 +46,7 @@ pub struct LoadPoint {
 pub fn curves(platform: &Platform, operation: &Operation, ranking: &[Candidate], options: &WhereOptions) -> Vec<Curve> {
     let most = ranking.iter().map(|candidate| candidate.saturation_per_s).fold(0.0, f64::max);
     let curve = |candidate: &Candidate| {
-        let path = path_of(platform, operation, candidate.place, options.link)?;
+        let path = path_of(platform, operation, candidate.place, (options.link, options.engines))?;
         let loads = PARTS.map(|part| part * most).into_iter();
         let loads = loads.filter(|per_s| *per_s < SERVED * candidate.saturation_per_s);
         let point = |per_s| {

@@ -130,10 +130,33 @@ fn latency(curve: &[(u64, u64)], operation: &Operation) -> f64 {
     (0..SLICES).map(at).sum::<f64>() / f64::from(SLICES)
 }
 
-/// The way of an operation: the software is held for `each`, the rest of `alone` passes behind it.
-pub fn path(platform: &Platform, operation: &Operation, place: Placement, link: LinkKind) -> Option<Path> {
+/// The way of an operation: the software is held for `each`, the rest of `alone` passes behind it. Each engine of a node is
+/// one such, as engines and their clients share no more than memory (`remora bench cores`); what an operation brings from there
+/// is in its times already, and keeps the memory of all busy beside.
+pub fn path(
+    platform: &Platform,
+    operation: &Operation,
+    place: Placement,
+    (link, engines): (LinkKind, u16),
+) -> Option<Path> {
     let SoftwareTimes { alone, each } = times(platform, operation, place, link)?;
     let mut path = Path::default();
     path.hold("software NIC", Station::Software, each.min(alone), (alone - each).max(0.0));
+    path.servers[Station::Software as usize] = f64::from(engines.max(1));
+    if let Some(read_all) = platform.software.as_ref()?.system.read_all
+        && engines > 1
+    {
+        path.aside("memory", Station::HostDram, brought(platform.software.as_ref()?, operation) / read_all * 1e9);
+    }
     Some(path)
+}
+
+/// Bytes that an operation brings from memory, by whole lines.
+fn brought(software: &Software, operation: &Operation) -> f64 {
+    const LINE: f64 = 64.0;
+    let (load, _) = memory(software, operation);
+    let curve = &software.curve;
+    let most = (on_curve(curve, f64::MAX, true) - on_curve(curve, CACHED, true)).max(1.0) / 1000.0;
+    let lines: f64 = operation.accesses.iter().map(|access| access.count * (access.bytes / LINE).ceil()).sum();
+    lines * LINE * (load / most).min(1.0)
 }

@@ -22,7 +22,7 @@ fn operation(accesses: f64, reply: f64) -> Operation {
 }
 
 fn alone(platform: &Platform, operation: &Operation, place: Placement) -> f64 {
-    path_of(platform, operation, place, LinkKind::Udp).expect("the platform has the place").alone()
+    path_of(platform, operation, place, (LinkKind::Udp, 1)).expect("the platform has the place").alone()
 }
 
 fn strom() -> Platform {
@@ -137,7 +137,7 @@ fn the_simulation_agrees_with_the_screen_where_both_are_exact() {
         let platform = Platform::load(name).unwrap();
         let one = operation(4.0, 64.0);
         for candidate in rank(&platform, &one, &WhereOptions::default()) {
-            let path = path_of(&platform, &one, candidate.place, LinkKind::Udp).unwrap();
+            let path = path_of(&platform, &one, candidate.place, (LinkKind::Udp, 1)).unwrap();
             let alone = simulate::run(candidate.place, &path, Load::Closed(1), 2000, 1);
             let mean = 1e9 / alone.ops_per_s;
             assert!((mean / candidate.alone_ns - 1.0).abs() < 0.02, "{name}: {alone:?} against {candidate:?}");
@@ -314,4 +314,28 @@ fn what_is_said_to_be_served_at_most_is_no_less_than_the_engine_serves() {
         assert!(run.ops_per_s < 1.01 * most, "{place}, {under_way} under way: {} of {most}", run.ops_per_s);
         assert!(under_way < 128 || run.ops_per_s > 0.85 * most, "{place}: {} of {most}", run.ops_per_s);
     }
+}
+
+#[test]
+fn engines_serve_as_many_times_as_much_until_memory_is_full() {
+    let machine = crate::validate::round_machine();
+    let most = |operation: &Operation, engines| {
+        let ranking = rank(&machine, operation, &WhereOptions { engines, ..WhereOptions::default() });
+        let nic = ranking.into_iter().find(|candidate| candidate.place == Placement::Nic).unwrap();
+        (nic.saturation_per_s, nic.alone_ns, nic.binding)
+    };
+    // All in cache: nothing is shared, and one alone is as quick as before.
+    let small = Operation { state: 16384.0, ..operation(3.0, 64.0) };
+    let (one, alone, _) = most(&small, 1);
+    for engines in [2, 16] {
+        let (all, alone_too, binding) = most(&small, engines);
+        assert!((all / one / f64::from(engines) - 1.0).abs() < 1e-9, "{engines}: {all} of {one}");
+        assert_eq!((alone_too, binding), (alone, "software NIC"));
+    }
+    // From memory: eight lines of 64 B each of 8 accesses make 4096 B, of which 20 GB/s bring 4.88 M/s.
+    let mut large = Operation { state: 1e12, ..operation(8.0, 64.0) };
+    large.accesses[0].bytes = 512.0;
+    let (all, _, binding) = most(&large, 256);
+    assert!((all / (20e9 / 4096.0) - 1.0).abs() < 0.01 && binding == "host memory", "{all}, {binding}");
+    assert!(most(&large, 2).0 > 1.99 * most(&large, 1).0);
 }
