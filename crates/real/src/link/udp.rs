@@ -18,6 +18,7 @@ use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSocketState};
 use remora_wire::UDP_PORT;
 use remora_wire::icrc::{IcrcFlow, IcrcVerdict};
 
+use ports::Stray;
 pub use ports::{UdpPort, UdpPorts};
 use runs::Run;
 
@@ -170,11 +171,23 @@ impl UdpLink {
                 self.stats.malformed += 1;
             } else if self.rx.flow.verify(id as u16, packet) == IcrcVerdict::Bad {
                 self.stats.bad_icrc += 1;
+            } else if let Some(taken) = self.port.passes_on(from, packet) {
+                self.stats.dropped += u64::from(!taken);
             } else {
                 self.stats.received(from, packet.len());
                 sink(from, packet);
             }
         }
+    }
+
+    /// Hands over what came to other engines' sockets.
+    #[cold]
+    fn deliver_strays(&mut self, strays: Vec<Stray>, sink: &mut dyn FnMut(IpAddr, &[u8])) -> usize {
+        for (from, packet) in &strays {
+            self.stats.received(*from, packet.len());
+            sink(*from, packet);
+        }
+        strays.len()
     }
 
     /// The address that packets to `to` leave from.
@@ -304,10 +317,12 @@ impl Link for UdpLink {
     /// nothing when packets come in runs. In a flood of single ones the system call is most of what each costs: then more
     /// are asked for.
     fn recv(&mut self, sink: &mut dyn FnMut(IpAddr, &[u8])) -> io::Result<usize> {
-        match self.busy {
+        let strays = self.port.strays().map_or(0, |strays| self.deliver_strays(strays, sink));
+        let came = match self.busy {
             0..4 => self.take::<1>(sink),
             _ => self.take::<RX_BATCH>(sink),
-        }
+        };
+        Ok(came? + strays)
     }
 
     fn admit(&mut self, admission: &Admission<'_>) {
@@ -332,6 +347,7 @@ impl Link for UdpLink {
 
     fn wait_fds(&self, out: &mut Vec<RawFd>) {
         out.push(self.port.socket().as_raw_fd());
+        out.extend(self.port.stray_fd());
         self.groups.wait_fds(out);
     }
 

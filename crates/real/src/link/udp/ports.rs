@@ -2,11 +2,15 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{BPF_A, BPF_JA, sock_filter};
 use libc::{BPF_ABS, BPF_ALU, BPF_AND, BPF_H, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_MOD, BPF_RET, BPF_RSH, BPF_W};
+use parking_lot::Mutex;
 use remora_nic::Lane;
+use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::endpoint;
@@ -22,7 +26,24 @@ pub struct UdpPorts {
     address: SocketAddr,
     interface: Interface,
     sockets: Vec<UdpSocket>,
+    /// What came to other sockets than their own; none where there is one.
+    strays: Vec<Strays>,
 }
+
+/// Packets of one engine that came to the sockets of others: the kernel looks at the first of a run, and what follows it may be
+/// for another engine.
+#[derive(Debug)]
+struct Strays {
+    waiting: AtomicBool,
+    packets: Mutex<Vec<Stray>>,
+    bell: OwnedFd,
+}
+
+/// Where it came from, and its bytes, whose ICRC is good.
+pub(super) type Stray = (IpAddr, Box<[u8]>);
+
+/// Those that wait for one engine at most: a sender makes more of them only if that engine does not keep up.
+const MOST_STRAYS: usize = 4096;
 
 /// One of the sockets of an address: that of the engine with this lane.
 #[derive(Clone, Debug)]
@@ -64,7 +85,12 @@ impl UdpPorts {
         if count > 1 {
             attach_choice(&sockets[0], &choice(count))?;
         }
-        let ports = Arc::new(Self { ip, address, interface, sockets });
+        let strays = lanes.iter().filter(|_| count > 1).map(|_| {
+            let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+            Ok(Strays { waiting: AtomicBool::new(false), packets: Mutex::default(), bell })
+        });
+        let strays = strays.collect::<io::Result<_>>()?;
+        let ports = Arc::new(Self { ip, address, interface, sockets, strays });
         Ok(lanes.into_iter().map(|lane| UdpPort { ports: ports.clone(), lane }).collect())
     }
 }
@@ -94,6 +120,68 @@ impl UdpPort {
     pub(super) fn socket(&self) -> &UdpSocket {
         &self.ports.sockets[usize::from(self.lane.index())]
     }
+
+    /// Whether a packet is for another engine, which then gets it; false in the second place if that has too many already.
+    #[inline]
+    pub(super) fn passes_on(&self, from: IpAddr, packet: &[u8]) -> Option<bool> {
+        match self.lane.of() {
+            1 => None,
+            of => {
+                let whose = whose(packet, of);
+                (whose != self.lane.index()).then(|| self.ports.strays[usize::from(whose)].put(from, packet))
+            }
+        }
+    }
+
+    /// The packets that came to others' sockets, if there are any.
+    #[inline]
+    pub(super) fn strays(&self) -> Option<Vec<Stray>> {
+        let strays = self.ports.strays.get(usize::from(self.lane.index()))?;
+        if !strays.waiting.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut rung = [0; 8];
+        // Whoever puts more rings again.
+        let _ = rustix::io::read(&strays.bell, &mut rung);
+        strays.waiting.store(false, Ordering::Release);
+        Some(std::mem::take(&mut *strays.packets.lock()))
+    }
+
+    /// What becomes readable when there are some.
+    pub(super) fn stray_fd(&self) -> Option<RawFd> {
+        self.ports.strays.get(usize::from(self.lane.index())).map(|strays| strays.bell.as_raw_fd())
+    }
+}
+
+impl Strays {
+    #[cold]
+    fn put(&self, from: IpAddr, packet: &[u8]) -> bool {
+        let mut packets = self.packets.lock();
+        if packets.len() >= MOST_STRAYS {
+            return false;
+        }
+        packets.push((from, packet.into()));
+        drop(packets);
+        if !self.waiting.swap(true, Ordering::AcqRel) {
+            // A full counter means that it is being woken already.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
+        true
+    }
+}
+
+/// The index of the engine, of `of`, that a packet is for, as [`choice`] has it.
+fn whose(packet: &[u8], of: u16) -> u8 {
+    let word = |at: u32| packet.get(at as usize..at as usize + 4).and_then(|bytes| bytes.first_chunk());
+    let number = |at| word(at).map_or(0, |bytes| u32::from_be_bytes(*bytes));
+    let first = match number(QPN) & 0xff_ffff {
+        1 => match BY_FIRST.contains(&(number(ATTRIBUTE) >> 16)) {
+            true => number(SENDERS) >> 24,
+            false => number(RECEIVERS) >> 24,
+        },
+        qpn => qpn >> 16,
+    };
+    (first as u16 % of) as u8
 }
 
 /// Where things stand in a datagram: the BTH's queue pair, behind a byte; and of connection management, behind BTH and DETH,
@@ -136,7 +224,7 @@ fn choice(count: u16) -> Vec<sock_filter> {
 mod tests {
     use super::*;
     use crate::link::Link;
-    use crate::link::testing::{collect, ip};
+    use crate::link::testing::{collect, ip, readable};
     use crate::link::udp::UdpLink;
     use remora_wire::cm::{CmMessage, Drep, Mad, Rep, Req, SidrRep, SidrReq};
     use remora_wire::icrc::IcrcFlow;
@@ -201,6 +289,41 @@ mod tests {
         flow.fill(0, &mut datagram);
         peer.send_to(&datagram, (here, UDP_PORT)).unwrap();
         assert_eq!(collect(&mut links[1], 1).len(), 1);
+    }
+
+    #[test]
+    fn a_run_of_packets_for_several_engines_comes_to_each() {
+        let (here, there) = (ip(78), ip(79));
+        let mut links: Vec<UdpLink> =
+            UdpPorts::bind(here, 3).unwrap().into_iter().map(|port| UdpLink::at(port).unwrap()).collect();
+        let mut peer = UdpLink::bind(there).unwrap();
+        // In one send, which the kernel takes for a datagram until somebody has it.
+        let sent: Vec<Vec<u8>> = (0..60u32).map(|n| packet((n * 7 % 256) << 16 | n)).collect();
+        let (mut bytes, lens) = (sent.concat(), vec![sent[0].len() as u16; sent.len()]);
+        assert_eq!(peer.send(here, &mut bytes, &lens).unwrap(), sent.len());
+        assert_eq!(peer.stats().syscalls, 1);
+        let mut got: [Vec<u32>; 3] = Default::default();
+        remora_testing::eventually("all of them", || {
+            for (link, got) in links.iter_mut().zip(&mut got) {
+                link.recv(&mut |from, packet| {
+                    assert_eq!(from, there);
+                    got.push(u32::from_be_bytes([0, packet[5], packet[6], packet[7]]));
+                })
+                .unwrap();
+            }
+            (got.iter().map(Vec::len).sum::<usize>() == sent.len()).then_some(())
+        });
+        for (lane, got) in (0..).zip(&got) {
+            assert!(!got.is_empty() && got.iter().all(|qpn| (qpn >> 16) % 3 == lane), "{lane}: {got:x?}");
+            assert!(got.is_sorted_by_key(|qpn| qpn & 0xffff), "in their order");
+        }
+        // Who sleeps is woken by what came to another's socket.
+        let asleep = links.remove(2);
+        assert!(!readable(&asleep));
+        let mut bytes = [packet(0), packet(2 << 16)].concat();
+        peer.send(here, &mut bytes, &[lens[0]; 2]).unwrap();
+        assert_eq!(collect(&mut links[0], 1).len(), 1);
+        assert!(readable(&asleep));
     }
 
     #[test]
