@@ -145,3 +145,11 @@ impl<'a> Rest<'a> {
         Ok(Some(header))
     }
 }
+/// The source port of packets to a queue pair: one of the 16,384 that RoCE v2 uses for entropy (annex A17.9.2).
+#[inline]
+pub fn source_port(packet: &[u8]) -> u16 {
+    let dest_qp =
+        packet.get(4..8).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_be_bytes(*bytes) & 0xff_ffff);
+    // Fibonacci hashing: numbers in a row lie far apart.
+    0xc000 | (dest_qp.wrapping_mul(0x9e37_79b1) >> 18) as u16
+}

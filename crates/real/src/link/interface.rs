@@ -51,6 +51,16 @@ pub(super) fn smallest_mtu() -> io::Result<usize> {
     Ok(if smallest == usize::MAX { 1500 } else { smallest })
 }
 
+/// Whether an address is of a network that an interface of this host stands in, so that no router lies between. Of IPv6
+/// that is not asked: it always is.
+///
+/// # Errors
+///
+/// What getifaddrs(3) says.
+pub(super) fn is_near(ip: IpAddr) -> io::Result<bool> {
+    Ok(ip.is_ipv6() || ip.is_loopback() || addresses()?.iter().any(|a| a.covers(ip)))
+}
+
 struct Address {
     name: String,
     loopback: bool,

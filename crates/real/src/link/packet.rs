@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use remora_wire::UDP_PORT;
 use remora_wire::icrc::{self, IcrcFlow, IcrcVerdict};
 use remora_wire::ip::{ETHERTYPE_IPV4, Ethernet, Ipv4, PROTOCOL_UDP, Udp};
+use remora_wire::packet::source_port;
 use rustix::io::Errno;
 use rustix::net::{self, RecvFlags};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -27,13 +28,6 @@ use super::{
     CE, ECT, Link, LinkKind, LinkStats, MAX_PACKET, MIN_PACKET, check_lens, ib_mtu, interface, is_full, is_passing,
     mark_congested, overhead, set_buffers, set_int_option,
 };
-
-/// The source port of packets to a queue pair: one of the 16,384 that RoCE v2 uses for entropy (annex A17.9.2).
-fn source_port(packet: &[u8]) -> u16 {
-    let dest_qp = u32::from_be_bytes([0, packet[5], packet[6], packet[7]]);
-    // Fibonacci hashing: numbers in a row lie far apart.
-    0xc000 | (dest_qp.wrapping_mul(0x9e37_79b1) >> 18) as u16
-}
 
 /// Frames taken in one call of [`Link::recv`].
 const RX_BATCH: usize = 64;

@@ -1,6 +1,6 @@
 //! RoCE v2 over UDP sockets, with segmentation and receive offload.
 //!
-//! One unconnected socket on port 4791. The kernel builds the IP header, with these fields known because the ICRC
+//! One unconnected socket on port 4791, and for peers beyond a router some that only send. The kernel builds the IP header, with these fields known because the ICRC
 //! covers them: DF is set, so an unconnected socket sends IP ID 0, and the segments of one GSO send are numbered
 //! 0, 1, 2, .... A receiver does not see the IP ID. It expects that same numbering and otherwise accepts the one ID
 //! with which the ICRC would be right (see [`IcrcVerdict`]), so the check is of 32 bits for our own packets and of 16 for
@@ -8,6 +8,7 @@
 
 mod ports;
 mod runs;
+mod ways;
 
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
@@ -21,6 +22,7 @@ use remora_wire::icrc::{IcrcFlow, IcrcVerdict};
 use ports::Stray;
 pub use ports::{UdpPort, UdpPorts};
 use runs::Run;
+use ways::Ways;
 
 use super::admission::Admission;
 use super::groups::Groups;
@@ -54,6 +56,7 @@ pub struct UdpLink {
     ecn: Option<EcnCodepoint>,
     tx: Path,
     rx: Path,
+    ways: Ways,
     /// Room for `RX_BATCH` datagrams.
     rx_buffer: Box<[u8]>,
     /// Calls in a row that brought most of what they asked for: from the fifth on several datagrams are asked for.
@@ -121,6 +124,7 @@ impl UdpLink {
             ecn,
             tx: unused(),
             rx: unused(),
+            ways: Ways::default(),
             rx_buffer: vec![0; RX_BATCH * RX_BYTES].into(),
             busy: 0,
             sources: HashMap::new(),
@@ -212,12 +216,13 @@ impl UdpLink {
         }
     }
 
-    /// Fills in the ICRCs of the first packets, as many as go into the runs of one call. Returns how many runs these are.
-    fn prepare(&self, mut bytes: &mut [u8], mut lens: &[u16], all: &mut [Run]) -> usize {
+    /// Fills in the ICRCs of the first packets, as many as go into the runs of one call, of so many packets each. Returns how
+    /// many runs these are.
+    fn prepare(&self, segments: usize, mut bytes: &mut [u8], mut lens: &[u16], all: &mut [Run]) -> usize {
         let mut count = 0;
         for place in all {
             let Some(&segment) = lens.first() else { break };
-            let (packets, total) = run(lens, self.state.max_gso_segments());
+            let (packets, total) = run(lens, segments);
             *place = Run { packets, bytes: total, segment };
             for (id, &len) in lens[..packets].iter().enumerate() {
                 let (packet, after) = bytes.split_at_mut(usize::from(len));
@@ -230,9 +235,10 @@ impl UdpLink {
         count
     }
 
-    /// Makes `self.tx` the path to `to`. False if there is no route.
-    fn aim(&mut self, to: IpAddr) -> io::Result<bool> {
-        if self.tx.to == to && (self.tx.from.ip() == self.local || self.sources.get(&to) == Some(&self.tx.from.ip())) {
+    /// Makes `self.tx` the path to `to` from this port. False if there is no route.
+    fn aim(&mut self, to: IpAddr, port: u16) -> io::Result<bool> {
+        let same = self.tx.to == to && self.tx.from.port() == port;
+        if same && (self.tx.from.ip() == self.local || self.sources.get(&to) == Some(&self.tx.from.ip())) {
             return Ok(true);
         }
         if to.is_ipv4() != self.local.is_ipv4() {
@@ -242,23 +248,14 @@ impl UdpLink {
         let Ok(source) = self.source_for(to) else {
             return Ok(false);
         };
-        let path = Path::new(SocketAddr::new(source, UDP_PORT), to);
+        let path = Path::new(SocketAddr::new(source, port), to);
         Ok(path.map(|path| self.tx = path).is_some())
     }
-}
 
-impl Link for UdpLink {
-    fn kind(&self) -> LinkKind {
-        LinkKind::Udp
-    }
-
-    fn max_mtu(&self) -> usize {
-        ib_mtu(self.interface_mtu)
-    }
-
-    fn send(&mut self, to: IpAddr, bytes: &mut [u8], lens: &[u16]) -> io::Result<usize> {
-        check_lens(bytes, lens)?;
-        let reachable = self.aim(to)?;
+    /// Sends by one of the ways, or from the link's own port.
+    fn send_by(&mut self, way: Option<usize>, to: IpAddr, bytes: &mut [u8], lens: &[u16]) -> io::Result<usize> {
+        let port = way.and_then(|way| self.ways.get(way)).map_or(UDP_PORT, |way| way.port);
+        let reachable = self.aim(to, port)?;
         let longest = lens.iter().max().map_or(0, |&len| usize::from(len));
         if !reachable || longest + overhead(to) > self.interface_mtu {
             self.stats.dropped += lens.len() as u64;
@@ -268,15 +265,15 @@ impl Link for UdpLink {
         let src_ip = self.local.is_unspecified().then_some(self.tx.from.ip());
         let (mut done, mut at) = (0, 0);
         while done < lens.len() {
-            let segments = self.state.max_gso_segments();
+            let segments = self.sender(way).1.max_gso_segments();
             let mut all = [Run::default(); runs::MOST];
             // Where the source is to be named with each, they go one by one.
             let most = if src_ip.is_some() { 1 } else { runs::MOST };
-            let count = self.prepare(&mut bytes[at..], &lens[done..], &mut all[..most]);
+            let count = self.prepare(segments, &mut bytes[at..], &lens[done..], &mut all[..most]);
             let all = &all[..count];
             if count > 1 {
                 self.stats.syscalls += 1;
-                match runs::send(self.port.socket(), &destination.into(), &bytes[at..], all) {
+                match runs::send(self.sender(way).0, &destination.into(), &bytes[at..], all) {
                     Ok(taken) => {
                         let packets = all[..taken].iter().map(|run| run.packets).sum();
                         let total: usize = all[..taken].iter().map(|run| run.bytes).sum();
@@ -297,18 +294,62 @@ impl Link for UdpLink {
             let segment_size = (count > 1).then_some(usize::from(segment));
             let transmit = Transmit { destination, ecn: self.ecn, contents, segment_size, src_ip };
             self.stats.syscalls += 1;
-            match self.state.try_send(self.port.socket().into(), &transmit) {
+            let (socket, state) = self.sender(way);
+            match state.try_send(socket.into(), &transmit) {
                 Ok(()) => self.stats.sent(to, count, total),
                 Err(e) if is_full(&e) => {
                     self.stats.full += 1;
                     break;
                 }
                 // The interface cannot segment, as the state has noticed: from here on one by one.
-                Err(_) if self.state.max_gso_segments() < segments => continue,
+                Err(_) if self.sender(way).1.max_gso_segments() < segments => continue,
                 Err(_) => self.stats.dropped += count as u64,
             }
             done += count;
             at += total;
+        }
+        Ok(done)
+    }
+
+    /// The socket of a way, or the link's own.
+    #[inline]
+    fn sender(&self, way: Option<usize>) -> (&UdpSocket, &UdpSocketState) {
+        match way.and_then(|way| self.ways.get(way)) {
+            Some(way) => (&way.socket, &way.state),
+            None => (self.port.socket(), &self.state),
+        }
+    }
+}
+
+impl Link for UdpLink {
+    fn kind(&self) -> LinkKind {
+        LinkKind::Udp
+    }
+
+    fn max_mtu(&self) -> usize {
+        ib_mtu(self.interface_mtu)
+    }
+
+    fn send(&mut self, to: IpAddr, bytes: &mut [u8], lens: &[u16]) -> io::Result<usize> {
+        check_lens(bytes, lens)?;
+        if !self.ways.lead_to(to, &self.port) {
+            return self.send_by(None, to, bytes, lens);
+        }
+        let (mut done, mut at) = (0, 0);
+        while done < lens.len() {
+            let way = self.ways.of(&bytes[at..]);
+            let (mut count, mut end) = (0, at);
+            while let Some(&len) = lens.get(done + count)
+                && self.ways.of(&bytes[end..]) == way
+            {
+                (count, end) = (count + 1, end + usize::from(len));
+            }
+            let taken = self.send_by(way, to, &mut bytes[at..end], &lens[done..done + count])?;
+            done += taken;
+            if taken < count {
+                break;
+            }
+            at = end;
         }
         Ok(done)
     }
@@ -409,7 +450,7 @@ fn ask_for_marks(socket: &UdpSocket, ip: IpAddr) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::link::RECEIVE_BUFFER;
-    use crate::link::testing::{collect, in_namespace, in_veth_pair, packets, readable};
+    use crate::link::testing::{collect, in_namespace, in_veth_pair, ip_command, packets, readable};
     use rustix::net::sockopt;
     use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -480,9 +521,9 @@ mod tests {
             IcrcFlow::v4(peer_ip, asked, peer.local_addr().unwrap().port(), UDP_PORT).fill(0, &mut packet);
             peer.send_to(&packet, (asked, UDP_PORT)).unwrap();
             assert_eq!(collect(&mut node, 1)[0].0, IpAddr::V4(peer_ip));
-            assert!(node.aim(peer_ip.into()).unwrap());
+            assert!(node.aim(peer_ip.into(), UDP_PORT).unwrap());
             assert_eq!(node.tx.from.ip(), IpAddr::V4(asked));
-            assert!(node.aim(Ipv4Addr::new(127, 0, 0, 9).into()).unwrap(), "and elsewhere as the routes say");
+            assert!(node.aim(Ipv4Addr::new(127, 0, 0, 9).into(), UDP_PORT).unwrap(), "and elsewhere as the routes say");
             assert_eq!(node.max_mtu(), 4096);
         });
     }
@@ -607,5 +648,47 @@ mod tests {
         let error = UdpLink::bind(v4(4, 1)).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         assert!(error.to_string().contains("127.1.4.1:4791"));
+    }
+
+    #[test]
+    fn queue_pairs_have_source_ports_of_their_own_beyond_a_router() {
+        let (ours, router, far) =
+            (Ipv4Addr::new(10, 77, 2, 1), Ipv4Addr::new(10, 77, 2, 2), Ipv4Addr::new(10, 78, 0, 1));
+        in_veth_pair(ours, router, move |other| {
+            ip_command(&format!("route add {far}/32 via {router}")).unwrap();
+            let receivers = other.run(|| {
+                ip_command(&format!("address add {far}/32 dev theirs")).unwrap();
+                [far, router].map(|at| UdpSocket::bind((at, UDP_PORT)).unwrap())
+            });
+            receivers.iter().for_each(|r| r.set_read_timeout(Some(remora_testing::PATIENCE)).unwrap());
+            let mut link = UdpLink::bind(ours.into()).unwrap();
+            // Two packets for each of forty queue pairs, some side by side, and messages of connection management.
+            let order: Vec<u32> = (0..40u32).flat_map(|n| [n * 999 + 5, n * 999 + 5, 1]).collect();
+            let (mut bytes, lens) = packets(&vec![64; order.len()]);
+            for (packet, qpn) in bytes.chunks_mut(64).zip(&order) {
+                packet[4..8].copy_from_slice(&qpn.to_be_bytes());
+            }
+            let mut ports = std::collections::HashMap::new();
+            for (to, receiver) in [far, router].iter().zip(&receivers) {
+                assert_eq!(link.send((*to).into(), &mut bytes, &lens).unwrap(), lens.len());
+                for _ in &order {
+                    let mut packet = [0; 128];
+                    let (len, from) = receiver.recv_from(&mut packet).unwrap();
+                    let qpn = u32::from_be_bytes([0, packet[5], packet[6], packet[7]]);
+                    assert_eq!(from.ip(), IpAddr::V4(ours));
+                    // Numbered as one of a run, or alone.
+                    let flow = IcrcFlow::v4(ours, *to, from.port(), UDP_PORT);
+                    assert!((0..64).any(|id| flow.verify(id, &packet[..len]) == IcrcVerdict::Good), "{qpn:x}");
+                    let port = *ports.entry((*to, qpn)).or_insert(from.port());
+                    assert_eq!(port, from.port(), "always the same");
+                    match (*to == far, qpn) {
+                        (true, 2..) => assert!(port >= 0xc000),
+                        _ => assert_eq!(port, UDP_PORT),
+                    }
+                }
+            }
+            let used: std::collections::HashSet<u16> = ports.values().copied().collect();
+            assert!(used.len() > 8, "{used:?}");
+        });
     }
 }

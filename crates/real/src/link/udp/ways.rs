@@ -1,0 +1,111 @@
+//! Source ports of their own for queue pairs whose packets pass a router: routers choose among ways of equal cost by them
+//! (RoCE v2, annex A17.9.2).
+//!
+//! A socket has one source port, so there are some more sockets, which only send: each queue pair's packets leave by one of
+//! them, always the same. Peers of the same network get theirs from port 4791, as there is nothing to choose between, and firewalls
+//! that let answers in know them as such.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use quinn_udp::UdpSocketState;
+use remora_wire::packet::source_port;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::{MAX_SOURCES, UdpPort, ask_for_marks};
+use crate::link::packet::socket::{DROP, attach_filter};
+use crate::link::{interface, set_buffers};
+
+/// Ways that there are from one address: as many as routers have ports to choose from, mostly.
+const WAYS: usize = 16;
+/// Source ports for entropy.
+const ENTROPY: std::ops::RangeInclusive<u16> = 0xc000..=0xffff;
+/// Ports that are tried for a way until one is free.
+const TRIES: u16 = 64;
+
+/// A socket that only sends.
+pub(super) struct Way {
+    pub port: u16,
+    pub socket: UdpSocket,
+    pub state: UdpSocketState,
+}
+
+/// The ways of one link.
+#[derive(Default)]
+pub(super) struct Ways {
+    /// Made when the first peer beyond a router is sent to; empty where they cannot be.
+    all: Option<Vec<Way>>,
+    /// By peer: whether a router lies between.
+    beyond: HashMap<IpAddr, bool>,
+    /// The last one.
+    last: Option<(IpAddr, bool)>,
+}
+
+impl Ways {
+    /// Whether packets to a peer leave by ways.
+    #[inline]
+    pub fn lead_to(&mut self, to: IpAddr, port: &UdpPort) -> bool {
+        match self.last {
+            Some((last, beyond)) if last == to => beyond,
+            _ => self.find_out(to, port),
+        }
+    }
+
+    #[cold]
+    fn find_out(&mut self, to: IpAddr, port: &UdpPort) -> bool {
+        let known = self.beyond.get(&to).copied();
+        let beyond = known.unwrap_or_else(|| {
+            // Where the source is to be named with each packet, or nobody knows the networks, it is as near ones.
+            let routed = !port.ip().is_unspecified() && !interface::is_near(to).unwrap_or(true);
+            routed && !self.all.get_or_insert_with(|| open(port)).is_empty()
+        });
+        if known.is_none() && self.beyond.len() < MAX_SOURCES {
+            self.beyond.insert(to, beyond);
+        }
+        self.last = Some((to, beyond));
+        beyond
+    }
+
+    /// The way with this number.
+    pub fn get(&self, way: usize) -> Option<&Way> {
+        self.all.as_ref()?.get(way)
+    }
+
+    /// Which way a packet goes; `None` for messages of connection management, which come from the port that they go to.
+    #[inline]
+    pub fn of(&self, packet: &[u8]) -> Option<usize> {
+        let ways = self.all.as_ref().map_or(0, Vec::len);
+        let managed = packet[5..8] == [0, 0, 1];
+        (!managed).then(|| usize::from(source_port(packet))).and_then(|port| port.checked_rem(ways))
+    }
+}
+
+/// As many as there can be; none where the system has no room for any.
+fn open(port: &UdpPort) -> Vec<Way> {
+    // Other links of this address begin elsewhere, and so find theirs sooner.
+    let first = std::process::id() as u16 ^ u16::from(port.lane().index()).wrapping_mul(977);
+    let mut ports = (0..).map(|n: u16| ENTROPY.start() | first.wrapping_add(n.wrapping_mul(1019)) & 0x3fff);
+    let way = |_| {
+        let way = ports.by_ref().take(TRIES.into()).find_map(|number| bind(port.address(), number).ok());
+        way.filter(|way| ENTROPY.contains(&way.port))
+    };
+    (0..WAYS).map_while(way).collect()
+}
+
+fn bind(address: SocketAddr, port: u16) -> io::Result<Way> {
+    let mut address = address;
+    address.set_port(port);
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&address.into())?;
+    set_buffers(&socket)?;
+    // Nobody answers to it.
+    attach_filter(&socket, &[DROP])?;
+    let socket = UdpSocket::from(socket);
+    let state = UdpSocketState::new((&socket).into())?;
+    ask_for_marks(&socket, address.ip())?;
+    Ok(Way { port, socket, state })
+}
