@@ -4,7 +4,7 @@
 //! count of holders. So an engine asks once for each region that it uses, and its queue pairs hold on to what the engine
 //! has of it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -12,6 +12,8 @@ use remora_memory::{Region, Registry};
 
 /// Regions that an engine knows at once; of more it asks again.
 const PLACES: usize = 1024;
+/// Places that are looked at, with each region that is new, for one that is gone.
+const SWEPT: usize = 16;
 
 /// What an engine has of a region, or of a memory window.
 #[derive(Debug)]
@@ -44,11 +46,13 @@ pub(crate) struct Regions {
     registry: Arc<Registry>,
     /// Each region has two places, by its key.
     places: RefCell<Box<[Last]>>,
+    /// Where those that are gone are looked for next.
+    sweep: Cell<usize>,
 }
 
 impl Regions {
     pub fn new(registry: Arc<Registry>) -> Self {
-        Self { registry, places: RefCell::new((0..PLACES).map(|_| None).collect()) }
+        Self { registry, places: RefCell::new((0..PLACES).map(|_| None).collect()), sweep: Cell::new(0) }
     }
 
     pub fn registry(&self) -> &Arc<Registry> {
@@ -73,6 +77,8 @@ impl Regions {
             None => self.registry.lookup(key),
         };
         let met = Arc::new(Met { region: region?, by: qp });
+        let from = self.sweep.replace((self.sweep.get() + SWEPT) % PLACES);
+        places[from..from + SWEPT].iter_mut().for_each(let_go);
         // The one that was met before makes way for it, and has the place of one longer ago.
         let before = places[first].replace(met.clone());
         if before.as_ref().is_some_and(|met| met.is_valid()) {
@@ -81,13 +87,16 @@ impl Regions {
         Some(met)
     }
 
-    /// Lets go of what is gone, which would otherwise stay mapped.
+    /// Lets go at once of what is gone, which would otherwise stay mapped until as many others have come.
     pub fn forget_gone(&self) {
-        for place in &mut self.places.borrow_mut()[..] {
-            if place.as_ref().is_some_and(|met| !met.is_valid()) {
-                *place = None;
-            }
-        }
+        self.places.borrow_mut().iter_mut().for_each(let_go);
+    }
+}
+
+/// Empties a place whose region is gone.
+fn let_go(place: &mut Last) {
+    if place.as_ref().is_some_and(|met| !met.is_valid()) {
+        *place = None;
     }
 }
 
@@ -119,5 +128,13 @@ mod tests {
         assert!(regions.places.borrow().iter().all(Option::is_none));
         drop(again);
         assert!(Arc::strong_count(&held.region) < holders && Arc::strong_count(&held) == 1);
+        // And by and by without being told.
+        for _ in 0..PLACES {
+            let key = register();
+            assert!(regions.find(key, None).is_some());
+            registry.deregister(key).unwrap();
+        }
+        let kept = regions.places.borrow().iter().flatten().count();
+        assert!(kept <= PLACES / SWEPT + 1, "{kept} that are gone");
     }
 }

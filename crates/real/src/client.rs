@@ -312,7 +312,7 @@ impl Client {
         let region = registry.register(self.connection.pd(), &buffer, 0, payload.len(), None, Access::empty())?;
         let outcome = self.run_stream(op, params, Sge { va: region.va(), len, lkey: region.key() });
         // The key must not outlive the buffer's use, whatever happened.
-        let _ = registry.deregister(region.key());
+        self.connection.take_back(region.key());
         outcome
     }
 

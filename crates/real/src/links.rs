@@ -59,7 +59,8 @@ pub(crate) fn client_link(config: &ClientConfig) -> Result<(Box<dyn Link>, Numbe
             return Err(Error::Argument(format!("the port is one of {}, over UDP", port.ip())));
         }
         let link = UdpLink::at(port.clone()).map_err(Error::link(LinkKind::Udp, *local))?;
-        return Ok((layers.around(Box::new(link), *local), Numbers { lane, ids: lane, ..Numbers::default() }));
+        let numbers = Numbers { lane, ids: lane, instance: Some(port.instance()) };
+        return Ok((layers.around(Box::new(link), *local), numbers));
     }
     let numbers = Numbers { ids: in_turn(), ..Numbers::default() };
     let kind = config.link.unwrap_or(LinkKind::Shm);

@@ -212,12 +212,10 @@ impl Ledger {
             let _ = self.registry.deregister(key);
         }
         let len = retired.owned.buffer.len();
-        // A small one goes as a whole.
-        let gone = len <= STEP || {
-            retired.owned.buffer.discard(retired.done, STEP);
-            retired.done += STEP;
-            retired.done >= len
-        };
+        // Whoever still looks at the region holds no more than addresses.
+        retired.owned.buffer.discard(retired.done, STEP);
+        retired.done += STEP;
+        let gone = retired.done >= len;
         if gone {
             let bytes = retired.owned.bytes;
             self.left = Lent { bytes: self.left.bytes + bytes, regions: self.left.regions + 1 };

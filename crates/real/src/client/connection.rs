@@ -163,6 +163,14 @@ impl Connection {
         }
     }
 
+    /// Takes memory back that its queue pair used, at once.
+    pub fn take_back(&self, key: u32) {
+        let mut guard = self.device.lock();
+        let nic = guard.nic();
+        let _ = nic.registry().deregister(key);
+        nic.forget_gone_regions();
+    }
+
     /// The protection domain of its queue pair.
     pub fn pd(&self) -> Pd {
         self.pd

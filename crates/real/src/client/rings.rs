@@ -37,13 +37,11 @@ impl Client {
         };
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let ring = region(config.shape.memory(), access)?;
-        let give_back = |key| {
-            let _ = registry.deregister(key);
-        };
-        let copy = region(config.shape.bytes(), Access::LOCAL_WRITE).inspect_err(|_| give_back(ring.1.key()))?;
+        let copy = region(config.shape.bytes(), Access::LOCAL_WRITE)
+            .inspect_err(|_| self.connection.take_back(ring.1.key()))?;
         let keys = [ring.1.key(), copy.1.key()];
         let opened = self.open_rings_in(RingMemory { ring, copy }, placement, config);
-        opened.inspect_err(|_| keys.into_iter().for_each(give_back))
+        opened.inspect_err(|_| keys.into_iter().for_each(|key| self.connection.take_back(key)))
     }
 
     fn open_rings_in(&mut self, memory: RingMemory, placement: Placement, config: RingConfig) -> Result<(), Error> {
@@ -62,10 +60,7 @@ impl Client {
         self.idle()?;
         let Some(at) = self.rings.iter().position(|rings| rings.placement == placement) else { return Ok(()) };
         let closed = self.rings.swap_remove(at);
-        let registry = self.connection.device.lock().nic().registry().clone();
-        for key in closed.port.keys() {
-            let _ = registry.deregister(key);
-        }
+        closed.port.keys().into_iter().for_each(|key| self.connection.take_back(key));
         self.node_call("close rings", op::FREE, &closed.key.to_le_bytes()).map(drop)
     }
 

@@ -101,8 +101,13 @@ impl UdpLink {
     ///
     /// # Errors
     ///
-    /// What the system says of the socket's options.
+    /// `AddrInUse` if another link has it, or what the system says of the socket's options.
     pub fn at(port: UdpPort) -> io::Result<UdpLink> {
+        port.take()?;
+        UdpLink::over(port.clone()).inspect_err(|_| port.give_back())
+    }
+
+    fn over(port: UdpPort) -> io::Result<UdpLink> {
         let (ip, address, socket) = (port.ip(), port.address(), port.socket());
         let Interface { mtu: interface_mtu, index: interface } = port.interface();
         let scope = if let SocketAddr::V6(v6) = address { v6.scope_id() } else { 0 };
@@ -318,6 +323,12 @@ impl UdpLink {
             Some(way) => (&way.socket, &way.state),
             None => (self.port.socket(), &self.state),
         }
+    }
+}
+
+impl Drop for UdpLink {
+    fn drop(&mut self) {
+        self.port.give_back();
     }
 }
 

@@ -88,7 +88,6 @@ impl Control {
     /// The client with this number has connected.
     pub fn client_came(&mut self, connection: Qpn, client: u32) {
         self.ledger.open(connection, client);
-        self.owners.came(connection);
     }
 
     /// A client is gone, and nothing of it arrives any more: its memory goes too, by and by.

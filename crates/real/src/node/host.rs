@@ -1,8 +1,8 @@
 //! The host thread of a node: it takes connections, runs calls to the host, and looks after clients.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -17,7 +17,7 @@ use remora_service::{
 use remora_wasm::KernelSet;
 
 use super::NodeConfig;
-use super::control::{Answered, Control};
+use super::control::Answered;
 use super::office::{Mail, Office};
 use super::peers::{Peers, Way};
 use super::rings::{self, NodeRings};
@@ -63,6 +63,8 @@ pub(super) struct Host {
     peers: Peers,
     ingress: HostIngress,
     calls: CallTable<Asker<HostAsker, RingAsker>>,
+    /// Who has blocks of key-value stores: it knows of a client before any call of its can come.
+    blocks: Arc<std::sync::Mutex<KvBlocks>>,
     kernels: Box<dyn Runner + Send>,
     office: Arc<Office>,
     /// Who has come and gone, for the office: nobody goes there who has an engine.
@@ -128,7 +130,7 @@ impl Host {
             nic.listen(service_id(PORT))?;
         }
         let mut calls = CallTable::new(CALLS);
-        calls.note_blocks(blocks);
+        calls.note_blocks(blocks.clone());
         calls.set_deadline(config.deadline.as_nanos() as u64);
         if config.count_calls {
             calls.count_calls();
@@ -141,6 +143,7 @@ impl Host {
             srq,
             ingress,
             calls,
+            blocks,
             kernels,
             office,
             notes: Vec::new(),
@@ -241,7 +244,8 @@ impl Host {
             self.start_calls(now);
         }
         self.run_kernels(now);
-        if self.engine == 0 {
+        // The first one may be gone when a node ends.
+        if self.engine == 0 || self.stopping_since.is_some() {
             work += self.office.turn();
         }
         work + self.kernels.in_flight()
@@ -377,6 +381,7 @@ impl Host {
         let (qpn, client) = self.peers.accept(guard.nic(), now, (conn, address, way))?;
         guard.assign(qpn, client);
         self.calls.assign(qpn, client);
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).came(qpn);
         self.notes.push(Note::Came(qpn, client));
         Ok(())
     }
@@ -473,7 +478,7 @@ impl Host {
 
     /// The node ends: clients are told.
     fn take_leave(&mut self) {
-        self.office.with(Control::stop);
+        self.office.leave();
         let end = self.device.now() + 50_000_000;
         let mut guard = self.device.lock();
         let now = guard.now();

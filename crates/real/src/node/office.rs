@@ -5,10 +5,10 @@
 //! that are compiled, what clients left half done) the first host thread sees to. Whoever is in here may take engines;
 //! nobody who has an engine may come in.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::Thread;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use remora_nic::{Lane, Qpn};
 
 use super::control::{Answered, Control};
@@ -22,6 +22,8 @@ pub(super) struct Office {
     /// Somebody was here since the first host thread looked, or there is more to do.
     stirred: AtomicBool,
     desks: Vec<Desk>,
+    /// Host threads that are still here.
+    present: AtomicUsize,
 }
 
 /// What waits for the host thread of an engine.
@@ -45,12 +47,20 @@ impl Office {
     /// One for so many engines.
     pub fn new(control: Control, engines: usize) -> Self {
         let desks = (0..engines).map(|_| Desk::default()).collect();
-        Self { control: Mutex::new(control), stirred: AtomicBool::new(true), desks }
+        let present = AtomicUsize::new(engines);
+        Self { control: Mutex::new(control), stirred: AtomicBool::new(true), desks, present }
     }
 
     /// This thread is the host thread of this engine.
     pub fn sit(&self, engine: usize) {
         *self.desks[engine].thread.lock() = Some(std::thread::current());
+    }
+
+    /// A host thread ends; with the last one, so does what goes on by itself.
+    pub fn leave(&self) {
+        if self.present.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.control.lock().stop();
+        }
     }
 
     /// Does something here.
@@ -87,7 +97,8 @@ impl Office {
         }
         let released = control.take_released();
         work += usize::from(control.is_busy() || recovers) + answered.len() + released.len();
-        drop(control);
+        // Whoever waits to come in is next.
+        MutexGuard::unlock_fair(control);
         if work > 0 {
             self.stirred.store(true, Ordering::Release);
         }

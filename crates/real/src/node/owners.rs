@@ -34,11 +34,6 @@ impl Owners {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A client has connected.
-    pub fn came(&self, client: Qpn) {
-        self.blocks().came(client);
-    }
-
     /// Makes the caller an owner of a tree.
     pub fn take(&mut self, call: &mut Call) -> Result<(), Denial> {
         let tree = TreeParams::decode(&call.params).map_err(|_| "these are no parameters of a tree")?.tree;

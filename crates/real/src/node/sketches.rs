@@ -54,7 +54,8 @@ impl Sketches {
             self.0.swap_remove(at);
         }
         for (engine, tap) in engines.iter().zip(taps) {
-            if let Err(e) = engine.lock().nic().attach_tap(key, Box::new(SketchTap(tap))) {
+            let attached = engine.lock().nic().attach_tap(key, Box::new(SketchTap(tap)));
+            if let Err(e) = attached {
                 detach(engines, key);
                 return Err(e.to_string().into());
             }

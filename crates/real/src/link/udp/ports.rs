@@ -16,7 +16,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::endpoint;
 use crate::link::admission::op;
 use crate::link::interface::{self, Interface};
-use crate::link::packet::socket::attach_choice;
+use crate::link::packet::socket::{attach_choice, detach_filter};
 use crate::link::{groups, lanes, set_buffers};
 
 /// The sockets of one address. They end together: the kernel tells them apart by their places.
@@ -26,6 +26,10 @@ pub struct UdpPorts {
     address: SocketAddr,
     interface: Interface,
     sockets: Vec<UdpSocket>,
+    /// Whether a link has each.
+    taken: Vec<AtomicBool>,
+    /// What tells peers these engines from others: see [`remora_nic::cm::CmConfig::instance`].
+    instance: u64,
     /// What came to other sockets than their own; none where there is one.
     strays: Vec<Strays>,
 }
@@ -41,6 +45,9 @@ struct Strays {
 
 /// Where it came from, and its bytes, whose ICRC is good.
 pub(super) type Stray = (IpAddr, Box<[u8]>);
+
+/// Datagrams of a former link that are thrown away at most.
+const LEFT_OVER: usize = 1 << 17;
 
 /// Those that wait for one engine at most: a sender makes more of them only if that engine does not keep up.
 const MOST_STRAYS: usize = 4096;
@@ -90,7 +97,10 @@ impl UdpPorts {
             Ok(Strays { waiting: AtomicBool::new(false), packets: Mutex::default(), bell })
         });
         let strays = strays.collect::<io::Result<_>>()?;
-        let ports = Arc::new(Self { ip, address, interface, sockets, strays });
+        let taken = lanes.iter().map(|_| AtomicBool::new(false)).collect();
+        let drawn = crate::entropy().map_err(io::Error::other)?;
+        let instance = u64::from_ne_bytes(*drawn.first_chunk().expect("32 bytes"));
+        let ports = Arc::new(Self { ip, address, interface, sockets, taken, instance, strays });
         Ok(lanes.into_iter().map(|lane| UdpPort { ports: ports.clone(), lane }).collect())
     }
 }
@@ -104,6 +114,42 @@ impl UdpPort {
     /// The address, maybe the wildcard.
     pub fn ip(&self) -> IpAddr {
         self.ports.ip
+    }
+
+    pub(crate) fn instance(&self) -> u64 {
+        self.ports.instance
+    }
+
+    /// For a link that begins: nobody else has the socket, and nothing is in it of one before.
+    ///
+    /// # Errors
+    ///
+    /// `AddrInUse` if another link has it.
+    pub(super) fn take(&self) -> io::Result<()> {
+        if self.taken().swap(true, Ordering::AcqRel) {
+            let why = format!("UDP {}: another client has this port of it", self.ports.address);
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, why));
+        }
+        // There may be none.
+        let _ = detach_filter(self.socket());
+        self.socket().set_nonblocking(true)?;
+        let mut byte = [0];
+        for _ in 0..LEFT_OVER {
+            if self.socket().recv(&mut byte).is_err() {
+                break;
+            }
+        }
+        drop(self.strays());
+        Ok(())
+    }
+
+    /// The link has ended.
+    pub(super) fn give_back(&self) {
+        self.taken().store(false, Ordering::Release);
+    }
+
+    fn taken(&self) -> &AtomicBool {
+        &self.ports.taken[usize::from(self.lane.index())]
     }
 
     /// The address with port and scope.
@@ -140,11 +186,11 @@ impl UdpPort {
         if !strays.waiting.load(Ordering::Acquire) {
             return None;
         }
-        let mut rung = [0; 8];
-        // Whoever puts more rings again.
+        let (mut packets, mut rung) = (strays.packets.lock(), [0; 8]);
+        // Whoever put some has rung before he let go of them.
         let _ = rustix::io::read(&strays.bell, &mut rung);
         strays.waiting.store(false, Ordering::Release);
-        Some(std::mem::take(&mut *strays.packets.lock()))
+        Some(std::mem::take(&mut *packets))
     }
 
     /// What becomes readable when there are some.
@@ -161,7 +207,6 @@ impl Strays {
             return false;
         }
         packets.push((from, packet.into()));
-        drop(packets);
         if !self.waiting.swap(true, Ordering::AcqRel) {
             // A full counter means that it is being woken already.
             let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
@@ -175,9 +220,9 @@ fn whose(packet: &[u8], of: u16) -> u8 {
     let word = |at: u32| packet.get(at as usize..at as usize + 4).and_then(|bytes| bytes.first_chunk());
     let number = |at| word(at).map_or(0, |bytes| u32::from_be_bytes(*bytes));
     let first = match number(QPN) & 0xff_ffff {
-        1 => match BY_FIRST.contains(&(number(ATTRIBUTE) >> 16)) {
-            true => number(SENDERS) >> 24,
-            false => number(RECEIVERS) >> 24,
+        1 => match (BY_FIRST.contains(&(number(ATTRIBUTE) >> 16)), number(RECEIVERS)) {
+            (true, _) | (false, 0) => number(SENDERS) >> 24,
+            (false, receivers) => receivers >> 24,
         },
         qpn => qpn >> 16,
     };
@@ -191,7 +236,7 @@ const ATTRIBUTE: u32 = 20 + 16;
 const SENDERS: u32 = 20 + 24;
 const RECEIVERS: u32 = SENDERS + 4;
 /// Messages that know no number of their receiver's, or that have its number in the first place: REQ, SIDR REQ and SIDR
-/// REP.
+/// REP. So does the REJ of a caller who has heard nothing, whose receiver's id is 0.
 const BY_FIRST: [u32; 3] = [0x10, 0x17, 0x18];
 
 /// The program: of a datagram, the place of the socket that it is for. What is too short is for the first one.
@@ -205,15 +250,14 @@ fn choice(count: u16) -> Vec<sock_filter> {
         compute(BPF_AND, 0xff_ffff),
         equal(2, 0, 1),
         compute(BPF_RSH, 16),
-        to(9),
+        to(8),
         load(BPF_H, ATTRIBUTE),
-        equal(3, 0, BY_FIRST[0]),
-        equal(2, 0, BY_FIRST[1]),
-        equal(1, 0, BY_FIRST[2]),
-        to(2),
-        load(BPF_W, SENDERS),
-        to(1),
+        equal(4, 0, BY_FIRST[0]),
+        equal(3, 0, BY_FIRST[1]),
+        equal(2, 0, BY_FIRST[2]),
         load(BPF_W, RECEIVERS),
+        equal(0, 1, 0),
+        load(BPF_W, SENDERS),
         compute(BPF_RSH, 24),
         compute(BPF_MOD, count.into()),
         op(BPF_RET | BPF_A, 0, 0, 0),
@@ -224,9 +268,10 @@ fn choice(count: u16) -> Vec<sock_filter> {
 mod tests {
     use super::*;
     use crate::link::Link;
+    use crate::link::admission::Admission;
     use crate::link::testing::{collect, ip, readable};
     use crate::link::udp::UdpLink;
-    use remora_wire::cm::{CmMessage, Drep, Mad, Rep, Req, SidrRep, SidrReq};
+    use remora_wire::cm::{CmMessage, Drep, Mad, Rej, Rep, Req, SidrRep, SidrReq};
     use remora_wire::icrc::IcrcFlow;
     use remora_wire::packet::Packet;
     use remora_wire::{Bth, Deth, Opcode, Psn, UDP_PORT};
@@ -267,6 +312,8 @@ mod tests {
                 message(CmMessage::Req(Req { local_comm_id: ours(n), ..Req::default() })),
                 message(CmMessage::Rep(Rep { local_comm_id: theirs, remote_comm_id: ours(n), ..Rep::default() })),
                 message(CmMessage::Drep(Drep { local_comm_id: theirs, remote_comm_id: ours(n), ..Drep::default() })),
+                message(CmMessage::Rej(Rej { local_comm_id: ours(n), remote_comm_id: 0, ..Rej::default() })),
+                message(CmMessage::Rej(Rej { local_comm_id: theirs, remote_comm_id: ours(n), ..Rej::default() })),
                 message(CmMessage::SidrReq(SidrReq { request_id: ours(n), ..SidrReq::default() })),
                 message(CmMessage::SidrRep(SidrRep { request_id: ours(n), ..SidrRep::default() })),
             ];
@@ -274,6 +321,7 @@ mod tests {
                 flow.fill(0, &mut datagram);
                 peer.send_to(&datagram, (here, UDP_PORT)).unwrap();
                 let lane = n as usize % 3;
+                assert_eq!(whose(&datagram, 3), lane as u8, "{n}");
                 assert_eq!(collect(&mut links[lane], 1), [(there.into(), datagram)], "{n}");
             }
         }
@@ -324,6 +372,24 @@ mod tests {
         peer.send(here, &mut bytes, &[lens[0]; 2]).unwrap();
         assert_eq!(collect(&mut links[0], 1).len(), 1);
         assert!(readable(&asleep));
+    }
+
+    #[test]
+    fn a_port_is_one_links_at_a_time_and_clean_when_it_is_taken_again() {
+        let (here, there) = (ip(80), ip(81));
+        let port = UdpPorts::bind(here, 2).unwrap().remove(1);
+        let mut first = UdpLink::at(port.clone()).unwrap();
+        assert_eq!(UdpLink::at(port.clone()).err().expect("taken").kind(), io::ErrorKind::AddrInUse);
+        // Nobody's packets come in, and then one that nobody takes waits.
+        first.admit(&Admission { queue_pairs: Some(&[0x11_0001]), share: u32::MAX });
+        let mut peer = UdpLink::bind(there).unwrap();
+        let (mut listed, mut other) = (packet(0x11_0001), packet(0x31_0005));
+        peer.send(here, &mut listed, &[28]).unwrap();
+        drop(first);
+        let mut again = UdpLink::at(port).unwrap();
+        peer.send(here, &mut other, &[28]).unwrap();
+        let got = collect(&mut again, 1);
+        assert_eq!(got[0].1[4..8], [0, 0x31, 0, 5], "nothing of before, and no filter");
     }
 
     #[test]
