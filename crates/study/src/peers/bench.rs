@@ -11,7 +11,7 @@ use remora_lab::stats::median;
 use remora_real::LinkKind;
 use tempfile::TempDir;
 
-use super::chain::ChainPeer;
+use super::chain::{ChainPeer, Manner};
 use super::cluster::ClusterPeer;
 use super::cores::Spread;
 use super::drive::{Driven, Loaded, StoreLoad};
@@ -27,6 +27,9 @@ use crate::{MeasuredRows, StudyError};
 const START: Duration = Duration::from_secs(20);
 /// A node that is silent for so long is taken to have failed.
 const SUSPECT: Duration = Duration::from_secs(2);
+
+/// As tables name group verbs whose transactions are isolated; they run on NICs.
+const LOCKED_VERBS: &str = "group + locks";
 
 /// What is measured of which stores.
 #[derive(Clone, Debug)]
@@ -158,7 +161,12 @@ impl StoreBench {
                 let deployments =
                     |model: Model| self.deployments.iter().map(move |&place| Subject::Started(model, place));
                 let chains = self.deployments.iter().filter(|_| self.models.is_empty());
-                let chains = chains.map(|&place| Subject::Chain(place));
+                let manners = |&place: &Placement| {
+                    let verbs =
+                        [Manner::Verbs, Manner::LockedVerbs].into_iter().filter(move |_| place == Placement::Nic);
+                    [Manner::Whole].into_iter().chain(verbs).map(move |manner| Subject::Chain(place, manner))
+                };
+                let chains = chains.flat_map(manners);
                 self.models.iter().flat_map(|&model| deployments(model)).chain(chains).collect()
             }
         };
@@ -196,6 +204,9 @@ impl StoreBench {
                         Some(())
                     };
                     compare("chain", "etcd", "4,2", 3.0);
+                    if deployment == "nic" {
+                        compare("chain", LOCKED_VERBS, "4,2", 1.0);
+                    }
                     compare("synch", "etcd", "writes", 3.0);
                     compare("event", "redis WAIT 2", "writes", 3.0);
                     compare("synch", "etcd", "reads", 20.0);
@@ -282,8 +293,8 @@ impl<P: PeerStore> PeerStore for Started<P> {
 enum Subject {
     /// A cluster that is started.
     Started(Model, Placement),
-    /// A chain that is started.
-    Chain(Placement),
+    /// A chain that is started, and how transactions are carried out.
+    Chain(Placement, Manner),
     /// One that runs.
     Running(Box<ClusterSettings>),
     Etcd,
@@ -294,7 +305,9 @@ impl Subject {
     fn name(&self) -> String {
         match self {
             Self::Started(model, deployment) => format!("{model} {deployment}"),
-            Self::Chain(deployment) => format!("chain {deployment}"),
+            Self::Chain(deployment, Manner::Whole) => format!("chain {deployment}"),
+            Self::Chain(_, Manner::Verbs) => "group verbs".into(),
+            Self::Chain(_, Manner::LockedVerbs) => LOCKED_VERBS.into(),
             Self::Running(settings) => format!("{} {}", settings.persistency, settings.deployment),
             Self::Etcd => "etcd".into(),
             Self::Redis => "redis WAIT 2".into(),
@@ -319,8 +332,9 @@ impl Subject {
                     ClusterPeer::connect(config, *model, clients)
                 })?)
             }
-            Self::Chain(place) => Box::new(Started::start(bench, None, *place, directory, |config| {
-                ChainPeer::connect(config, bench.value_bytes.into(), clients)
+            Self::Chain(place, manner) => Box::new(Started::start(bench, None, *place, directory, |config| {
+                let records = (bench.records.into(), bench.value_bytes.into());
+                ChainPeer::connect(config, *manner, records, clients)
             })?),
             Self::Running(settings) => {
                 Box::new(ClusterPeer::connect(&settings.client(), settings.persistency, clients)?)

@@ -1,10 +1,12 @@
-//! Remora's own chain: transactions at the head, and reads at any member.
+//! Remora's own chain: transactions at the head, and reads at any member. Or the same chain by group verbs, after HyperLoop
+//! (SIGCOMM 2018), which take one key after the other: a WRITE with its FLUSH is a pass along the chain that writes one key, durable at
+//! all nodes when it is answered, and a CAS one that expects what it replaces.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use remora_cluster::{
-    ChainClient, ChainOutcome, ChainRefusal, ClusterClientConfig, ConnectedClient, Extent, Transaction, Tuple,
+    ChainClient, ChainOutcome, ChainRefusal, ClusterClientConfig, ConnectedClient, Extent, Transaction, Tuple, Value,
 };
 
 use super::{Answer, Ask, Done, PeerError, PeerStore};
@@ -17,8 +19,27 @@ const POLLED: Duration = Duration::from_micros(800);
 /// Records begin at a multiple of this (bytes), as keys do.
 const CELL: u64 = 64;
 
+/// Bytes of a lock.
+const LOCK: usize = 8;
+
+/// How a transaction is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// As one, in one pass along the chain.
+    Whole,
+    /// By group verbs: a READ for each key that is read, then for each that is written a WRITE with its FLUSH. Nothing keeps
+    /// other clients apart.
+    Verbs,
+    /// The same, and before it a CAS for the lock of each key that is written, in their order, and a WRITE after it that lets
+    /// go of each.
+    LockedVerbs,
+}
+
 /// Clients of a chain.
 pub struct ChainPeer {
+    manner: Manner,
+    /// Where locks are, behind the records.
+    locks: u64,
     /// One at each node.
     clients: Vec<ChainClient>,
     /// Bytes of a record, and from one to the next.
@@ -42,23 +63,33 @@ enum Kind {
 #[derive(Clone, Default)]
 struct Slot {
     kind: Kind,
+    /// What is under way, and what follows it.
     transaction: Transaction,
+    steps: VecDeque<Transaction>,
+    /// What the steps before have read.
+    read: Vec<Value>,
 }
 
 impl ChainPeer {
-    /// Bytes of a chain for so many records of `bytes` each.
+    /// Bytes of a chain for so many records of `bytes` each, and their locks.
     pub fn room(records: u64, bytes: u64) -> u64 {
-        (records * bytes.next_multiple_of(CELL)).max(4096)
+        (records * (bytes.next_multiple_of(CELL) + CELL)).max(4096)
     }
 
-    /// Connects for so many clients, whose records have `bytes` each.
-    pub fn connect(config: &ClusterClientConfig, bytes: u64, clients: usize) -> Result<Self, PeerError> {
+    /// Connects for so many clients, to so many records of `bytes` each.
+    pub fn connect(
+        config: &ClusterClientConfig,
+        manner: Manner,
+        (records, bytes): (u64, u64),
+        clients: usize,
+    ) -> Result<Self, PeerError> {
         let connect = |node| ChainClient::connect(ClusterClientConfig { node, ..config.clone() });
         let connected = (0..config.nodes.len()).map(connect).collect::<Result<Vec<_>, _>>();
         let failed = |error: remora_real::Error| PeerError::Answer { what: WHAT, why: error.to_string() };
         let (stride, slots) = (bytes.next_multiple_of(CELL), vec![Slot::default(); clients]);
         let clients = connected.map_err(failed)?;
-        Ok(Self { clients, bytes, stride, slots, whose: HashMap::new(), again: Vec::new() })
+        let locks = records * stride;
+        Ok(Self { manner, locks, clients, bytes, stride, slots, whose: HashMap::new(), again: Vec::new() })
     }
 
     /// Sends what a client has under way: what writes to the head, reads to the nodes in turn.
@@ -90,7 +121,9 @@ impl PeerStore for ChainPeer {
                 Kind::Both
             }
         };
-        self.slots[slot] = Slot { kind, transaction };
+        let mut steps = steps(self.manner, (self.locks, self.stride), slot, transaction);
+        let transaction = steps.pop_front().unwrap_or_default();
+        self.slots[slot] = Slot { kind, transaction, steps, read: Vec::new() };
         self.send(slot);
         Ok(())
     }
@@ -109,14 +142,26 @@ impl PeerStore for ChainPeer {
         }
         for (node, ended) in ended {
             let Some(slot) = self.whose.remove(&(node, ended.ticket.0)) else { continue };
-            match (ended.outcome, self.slots[slot].kind) {
+            let mut outcome = ended.outcome;
+            if let ChainOutcome::Done(read) = &mut outcome {
+                let of = &mut self.slots[slot];
+                of.read.append(read);
+                if let Some(next) = of.steps.pop_front() {
+                    of.transaction = next;
+                    self.send(slot);
+                    continue;
+                }
+                *read = std::mem::take(&mut of.read);
+            }
+            match (outcome, self.slots[slot].kind) {
                 (ChainOutcome::Done(read), Kind::Both) => {
                     let read: Vec<Option<&[u8]>> = read.iter().map(|value| Some(&**value)).collect();
                     done(slot, Answer::Transacted(&read), None);
                 }
                 (ChainOutcome::Done(read), Kind::Get) => done(slot, Answer::Value(read.first().map(|it| &**it)), None),
                 (ChainOutcome::Done(_), Kind::Put) => done(slot, Answer::Written, None),
-                (ChainOutcome::Refused(ChainRefusal::Busy), _) => self.again.push(slot),
+                // Another client has the lock.
+                (ChainOutcome::Unequal(_) | ChainOutcome::Refused(ChainRefusal::Busy), _) => self.again.push(slot),
                 (ChainOutcome::Unknown, _) => done(slot, Answer::Unknown, None),
                 (other, _) => {
                     return Err(PeerError::Answer { what: WHAT, why: format!("node {node} answers {other:?}") });
@@ -124,5 +169,64 @@ impl PeerStore for ChainPeer {
             }
         }
         Ok(())
+    }
+}
+
+/// What a client's transaction is made of, one after the other, on records that lie `stride` bytes apart and whose locks begin at
+/// `locks`.
+fn steps(manner: Manner, (locks, stride): (u64, u64), client: usize, whole: Transaction) -> VecDeque<Transaction> {
+    if manner == Manner::Whole {
+        return VecDeque::from([whole]);
+    }
+    let Transaction { reads, mut writes, .. } = whole;
+    writes.sort_by_key(|tuple| tuple.offset);
+    // A cell each, as keys have.
+    let lock = |tuple: &Tuple, held: u64| Tuple {
+        offset: locks + tuple.offset / stride * CELL,
+        data: held.to_le_bytes()[..LOCK].into(),
+    };
+    let locked = manner == Manner::LockedVerbs;
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    for tuple in writes.iter().filter(|_| locked) {
+        let (free, ours) = (lock(tuple, 0), lock(tuple, client as u64 + 1));
+        before.push(Transaction { expects: vec![free.clone()], writes: vec![ours], ..Transaction::default() });
+        after.push(Transaction { writes: vec![free], ..Transaction::default() });
+    }
+    let reads = reads.into_iter().map(|extent| Transaction { reads: vec![extent], ..Transaction::default() });
+    let writes = writes.into_iter().map(|tuple| Transaction { writes: vec![tuple], ..Transaction::default() });
+    before.into_iter().chain(reads).chain(writes).chain(after).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verbs_take_one_key_after_the_other() {
+        let tuple = |offset, byte: u8| Tuple { offset, data: vec![byte; 64].into() };
+        let read = |offset| Extent { offset, length: 64 };
+        let whole = Transaction {
+            reads: vec![read(0), read(640)],
+            writes: vec![tuple(320, 3), tuple(64, 1)],
+            ..Default::default()
+        };
+        let of = |manner| Vec::from(steps(manner, (6400, 64), 4, whole.clone()));
+        assert_eq!(of(Manner::Whole), *std::slice::from_ref(&whole));
+        let verbs = of(Manner::Verbs);
+        assert!(verbs.iter().all(|step| step.extents().count() == 1 && step.expects.is_empty()), "{verbs:?}");
+        assert_eq!(
+            verbs.iter().map(|step| step.extents().next().unwrap().offset).collect::<Vec<_>>(),
+            [0, 640, 64, 320]
+        );
+        // Locks in the order of keys, so that nobody waits for who waits for him; all held until all is written.
+        let locked = of(Manner::LockedVerbs);
+        assert_eq!(locked[2..6], verbs[..]);
+        for (step, key) in locked[..2].iter().zip([1u64, 5]) {
+            let at = 6400 + key * 64;
+            assert_eq!(step.expects, [Tuple { offset: at, data: vec![0; 8].into() }]);
+            assert_eq!(step.writes, [Tuple { offset: at, data: vec![5, 0, 0, 0, 0, 0, 0, 0].into() }]);
+        }
+        let freed: Vec<&Tuple> = locked[6..].iter().flat_map(|step| &step.writes).collect();
+        assert_eq!(freed, locked[..2].iter().flat_map(|step| &step.expects).collect::<Vec<_>>());
     }
 }
