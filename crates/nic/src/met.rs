@@ -94,7 +94,7 @@ impl Regions {
 }
 
 /// Empties a place whose region is gone.
-fn let_go(place: &mut Last) {
+pub(crate) fn let_go(place: &mut Last) {
     if place.as_ref().is_some_and(|met| !met.is_valid()) {
         *place = None;
     }

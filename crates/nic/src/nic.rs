@@ -14,7 +14,7 @@ use crate::cm::CmConfig;
 use crate::connect::{Management, QP1};
 use crate::ctx::Ctx;
 use crate::lane::Lane;
-use crate::met::Regions;
+use crate::met::{Regions, let_go};
 use crate::multicast::{Groups, MULTICAST_QP};
 use crate::numbers::{MAX_QPS, QpTable};
 use crate::post::{check_limit, push_recv};
@@ -155,8 +155,11 @@ impl Nic {
     }
 
     /// Lets go of regions that are registered no longer: what the engine knows of them would keep their memory mapped.
-    pub fn forget_gone_regions(&self) {
+    pub fn forget_gone_regions(&mut self) {
         self.ctx.regions.forget_gone();
+        for qp in self.qps.entries_mut() {
+            [&mut qp.local_region, &mut qp.remote_region].into_iter().for_each(let_go);
+        }
     }
 
     /// Counts since the engine was made.

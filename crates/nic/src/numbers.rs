@@ -37,6 +37,11 @@ impl<T> QpTable<T> {
         self.places.iter().flatten().map(|(number, _)| *number)
     }
 
+    /// What all have, to change it.
+    pub fn entries_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.places.iter_mut().flatten().map(|(_, entry)| entry)
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.live

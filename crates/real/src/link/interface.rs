@@ -51,14 +51,24 @@ pub(super) fn smallest_mtu() -> io::Result<usize> {
     Ok(if smallest == usize::MAX { 1500 } else { smallest })
 }
 
-/// Whether an address is of a network that an interface of this host stands in, so that no router lies between. Of IPv6
-/// that is not asked: it always is.
-///
-/// # Errors
-///
-/// What getifaddrs(3) says.
-pub(super) fn is_near(ip: IpAddr) -> io::Result<bool> {
-    Ok(ip.is_ipv6() || ip.is_loopback() || addresses()?.iter().any(|a| a.covers(ip)))
+/// The networks that interfaces of this host stand in.
+pub(super) struct Networks(Vec<Address>);
+
+impl Networks {
+    /// As they are now.
+    ///
+    /// # Errors
+    ///
+    /// What getifaddrs(3) says.
+    pub fn ask() -> io::Result<Self> {
+        addresses().map(Self)
+    }
+
+    /// Whether an address is of one of them, so that no router lies between. Of IPv6 and of groups that is not asked: they
+    /// always are.
+    pub fn has(&self, ip: IpAddr) -> bool {
+        ip.is_ipv6() || ip.is_loopback() || ip.is_multicast() || self.0.iter().any(|a| a.covers(ip))
+    }
 }
 
 struct Address {

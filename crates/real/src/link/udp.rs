@@ -180,7 +180,7 @@ impl UdpLink {
                 self.stats.malformed += 1;
             } else if self.rx.flow.verify(id as u16, packet) == IcrcVerdict::Bad {
                 self.stats.bad_icrc += 1;
-            } else if let Some(taken) = self.port.passes_on(from, packet) {
+            } else if let Some(taken) = self.port.passes_on((from, to), packet) {
                 self.stats.dropped += u64::from(!taken);
             } else {
                 self.stats.received(from, packet.len());
@@ -192,7 +192,10 @@ impl UdpLink {
     /// Hands over what came to other engines' sockets.
     #[cold]
     fn deliver_strays(&mut self, strays: Vec<Stray>, sink: &mut dyn FnMut(IpAddr, &[u8])) -> usize {
-        for (from, packet) in &strays {
+        for ((from, to), packet) in &strays {
+            if self.local.is_unspecified() {
+                self.learn(*from, *to);
+            }
             self.stats.received(*from, packet.len());
             sink(*from, packet);
         }
@@ -609,6 +612,7 @@ mod tests {
             assert_eq!(a.send(group, &mut bytes, &lens).unwrap(), 2);
             let mut got = Vec::new();
             b.recv_groups(&mut |from, to, packet| got.push((from, to, packet.to_vec()))).unwrap();
+            assert!(a.ways.get(0).is_none(), "groups are near");
             assert_eq!(got, [(v4(5, 1), group, bytes[..100].to_vec()), (v4(5, 1), group, bytes[100..].to_vec())]);
             assert!(readable(&a), "its own come back");
             assert_eq!(a.recv_groups(&mut |_, _, _| panic!("and are left out")).unwrap(), 0);

@@ -410,6 +410,8 @@ impl Host {
         }
         self.ingress.sends.forget(qpn, client);
         let _ = guard.nic().destroy_qp(qpn);
+        // Before its number is anybody else's.
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).gone(qpn);
         self.notes.push(Note::Gone(qpn));
     }
 

@@ -47,7 +47,6 @@ impl Owners {
     /// The queue pair of a client is no more.
     pub fn gone(&mut self, client: Qpn) {
         self.owners.gone(client);
-        self.blocks().gone(client);
     }
 
     /// A region is gone.

@@ -28,7 +28,7 @@ const START: Duration = Duration::from_secs(20);
 /// A node that is silent for so long is taken to have failed.
 const SUSPECT: Duration = Duration::from_secs(2);
 
-/// As tables name group verbs whose transactions are isolated; they run on NICs.
+/// As tables name group verbs that keep writers apart; they run on NICs.
 const LOCKED_VERBS: &str = "group + locks";
 
 /// What is measured of which stores.

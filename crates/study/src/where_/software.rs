@@ -146,7 +146,7 @@ pub fn path(
     if let Some(read_all) = platform.software.as_ref()?.system.read_all
         && engines > 1
     {
-        path.aside("memory", Station::HostDram, brought(platform.software.as_ref()?, operation) / read_all * 1e9);
+        path.pass("memory", Station::HostDram, brought(platform.software.as_ref()?, operation) / read_all * 1e9, 0.0);
     }
     Some(path)
 }

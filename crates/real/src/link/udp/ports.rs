@@ -43,8 +43,8 @@ struct Strays {
     bell: OwnedFd,
 }
 
-/// Where it came from, and its bytes, whose ICRC is good.
-pub(super) type Stray = (IpAddr, Box<[u8]>);
+/// Where it came from and went to, and its bytes, whose ICRC is good.
+pub(super) type Stray = ((IpAddr, IpAddr), Box<[u8]>);
 
 /// Datagrams of a former link that are thrown away at most.
 const LEFT_OVER: usize = 1 << 17;
@@ -132,7 +132,7 @@ impl UdpPort {
         }
         // There may be none.
         let _ = detach_filter(self.socket());
-        self.socket().set_nonblocking(true)?;
+        self.socket().set_nonblocking(true).inspect_err(|_| self.give_back())?;
         let mut byte = [0];
         for _ in 0..LEFT_OVER {
             if self.socket().recv(&mut byte).is_err() {
@@ -169,12 +169,12 @@ impl UdpPort {
 
     /// Whether a packet is for another engine, which then gets it; false in the second place if that has too many already.
     #[inline]
-    pub(super) fn passes_on(&self, from: IpAddr, packet: &[u8]) -> Option<bool> {
+    pub(super) fn passes_on(&self, way: (IpAddr, IpAddr), packet: &[u8]) -> Option<bool> {
         match self.lane.of() {
             1 => None,
             of => {
                 let whose = whose(packet, of);
-                (whose != self.lane.index()).then(|| self.ports.strays[usize::from(whose)].put(from, packet))
+                (whose != self.lane.index()).then(|| self.ports.strays[usize::from(whose)].put(way, packet))
             }
         }
     }
@@ -201,12 +201,12 @@ impl UdpPort {
 
 impl Strays {
     #[cold]
-    fn put(&self, from: IpAddr, packet: &[u8]) -> bool {
+    fn put(&self, way: (IpAddr, IpAddr), packet: &[u8]) -> bool {
         let mut packets = self.packets.lock();
         if packets.len() >= MOST_STRAYS {
             return false;
         }
-        packets.push((from, packet.into()));
+        packets.push((way, packet.into()));
         if !self.waiting.swap(true, Ordering::AcqRel) {
             // A full counter means that it is being woken already.
             let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
@@ -217,16 +217,20 @@ impl Strays {
 
 /// The index of the engine, of `of`, that a packet is for, as [`choice`] has it.
 fn whose(packet: &[u8], of: u16) -> u8 {
-    let word = |at: u32| packet.get(at as usize..at as usize + 4).and_then(|bytes| bytes.first_chunk());
-    let number = |at| word(at).map_or(0, |bytes| u32::from_be_bytes(*bytes));
-    let first = match number(QPN) & 0xff_ffff {
-        1 => match (BY_FIRST.contains(&(number(ATTRIBUTE) >> 16)), number(RECEIVERS)) {
-            (true, _) | (false, 0) => number(SENDERS) >> 24,
-            (false, receivers) => receivers >> 24,
-        },
-        qpn => qpn >> 16,
-    };
-    (first as u16 % of) as u8
+    // What is too short for a look is for the first one.
+    named(packet).map_or(0, |first| (first as u16 % of) as u8)
+}
+
+/// The first byte of the number that a packet names.
+fn named(packet: &[u8]) -> Option<u32> {
+    let number = |at: u32| packet.get(at as usize..)?.first_chunk().map(|bytes| u32::from_be_bytes(*bytes));
+    let qpn = number(QPN)? & 0xff_ffff;
+    if qpn != 1 {
+        return Some(qpn >> 16);
+    }
+    let attribute = packet.get(ATTRIBUTE as usize..)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes))?;
+    let receivers = if BY_FIRST.contains(&attribute.into()) { 0 } else { number(RECEIVERS)? };
+    Some(if receivers == 0 { number(SENDERS)? } else { receivers } >> 24)
 }
 
 /// Where things stand in a datagram: the BTH's queue pair, behind a byte; and of connection management, behind BTH and DETH,

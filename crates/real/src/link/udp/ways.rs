@@ -5,17 +5,18 @@
 //! them, always the same. Peers of the same network get theirs from port 4791, as there is nothing to choose between, and firewalls
 //! that let answers in know them as such.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
 
 use quinn_udp::UdpSocketState;
 use remora_wire::packet::source_port;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{MAX_SOURCES, UdpPort, ask_for_marks};
+use super::{UdpPort, ask_for_marks};
+use crate::link::interface::Networks;
 use crate::link::packet::socket::{DROP, attach_filter};
-use crate::link::{interface, set_buffers};
+use crate::link::set_buffers;
 
 /// Ways that there are from one address: as many as routers have ports to choose from, mostly.
 const WAYS: usize = 16;
@@ -36,11 +37,14 @@ pub(super) struct Way {
 pub(super) struct Ways {
     /// Made when the first peer beyond a router is sent to; empty where they cannot be.
     all: Option<Vec<Way>>,
-    /// By peer: whether a router lies between.
-    beyond: HashMap<IpAddr, bool>,
-    /// The last one.
+    /// The networks that this host stands in, and when they were asked for.
+    near: Option<(Networks, Instant)>,
+    /// The last peer, and whether a router lies between.
     last: Option<(IpAddr, bool)>,
 }
+
+/// How long networks are taken to be what they were.
+const FRESH: Duration = Duration::from_secs(1);
 
 impl Ways {
     /// Whether packets to a peer leave by ways.
@@ -54,17 +58,19 @@ impl Ways {
 
     #[cold]
     fn find_out(&mut self, to: IpAddr, port: &UdpPort) -> bool {
-        let known = self.beyond.get(&to).copied();
-        let beyond = known.unwrap_or_else(|| {
-            // Where the source is to be named with each packet, or nobody knows the networks, it is as near ones.
-            let routed = !port.ip().is_unspecified() && !interface::is_near(to).unwrap_or(true);
-            routed && !self.all.get_or_insert_with(|| open(port)).is_empty()
-        });
-        if known.is_none() && self.beyond.len() < MAX_SOURCES {
-            self.beyond.insert(to, beyond);
-        }
+        // Where the source is to be named with each packet it is as with near ones.
+        let routed = !port.ip().is_loopback() && !port.ip().is_unspecified() && !self.is_near(to);
+        let beyond = routed && !self.all.get_or_insert_with(|| open(port)).is_empty();
         self.last = Some((to, beyond));
         beyond
+    }
+
+    /// Whether no router lies between, or nobody knows. Strangers may have the device send to any number of addresses.
+    fn is_near(&mut self, to: IpAddr) -> bool {
+        if self.near.as_ref().is_none_or(|(_, asked)| asked.elapsed() > FRESH) {
+            self.near = Networks::ask().ok().map(|networks| (networks, Instant::now()));
+        }
+        self.near.as_ref().is_none_or(|(networks, _)| networks.has(to))
     }
 
     /// The way with this number.
