@@ -24,8 +24,6 @@ use remora_service::{CallSlots, Full, HostCall, MAX_CALLS, MAX_REQUEST, WorkId};
 
 use crate::device::Device;
 use crate::link::udp::UdpPort;
-#[cfg(doc)]
-use crate::link::udp::UdpPorts;
 use crate::link::{Layers, LinkKind};
 use crate::sys::prepare_to_wait;
 use crate::{DeployToken, Error};
@@ -47,7 +45,7 @@ pub struct ClientConfig {
     pub local: IpAddr,
     /// Which link; without a choice shared memory if the node is on this host and lets us, else UDP.
     pub link: Option<LinkKind>,
-    /// The client's socket, if there are [several](UdpPorts) at its address, one for each of its threads. Then the link is
+    /// The client's socket, if there are [several](UdpPort::bind) at its address, one for each of its threads. Then the link is
     /// UDP.
     pub port: Option<UdpPort>,
     /// What lies between the client's device and its link.

@@ -27,7 +27,7 @@ pub use device::{Clock, Device, DeviceGuard, EventSink, Resident, Seat, entropy}
 pub use error::Error;
 pub use gate::{Gate, GateFigures};
 pub use kernels::{Kernels, POOL};
-pub use link::udp::{UdpPort, UdpPorts};
+pub use link::udp::UdpPort;
 pub use link::{LinkKind, UnknownLink};
 #[doc(hidden)]
 pub use node::sequences;

@@ -9,7 +9,7 @@ use remora_nic::Lane;
 
 use crate::device::Numbers;
 use crate::link::shm::{ShmLink, ShmPort};
-use crate::link::udp::{UdpLink, UdpPort, UdpPorts};
+use crate::link::udp::{UdpLink, UdpPort};
 use crate::link::{Layers, Link, LinkKind};
 use crate::{ClientConfig, Error};
 
@@ -21,21 +21,21 @@ pub(crate) fn bind(kind: LinkKind, local: IpAddr, layers: &Layers) -> Result<Box
     layers.bind(kind, local).map_err(Error::link(kind, local))
 }
 
-/// The links of a node, which serves peers on any of them: those of each of so many engines.
+/// The links of a node, which serves peers on any of them: those of each of so many engines, and what its numbers begin with.
 pub(crate) fn node_links(
     local: IpAddr,
     packet: bool,
     layers: &Layers,
     engines: u16,
-) -> Result<Vec<(Lane, Links)>, Error> {
-    let mut all: Vec<(Lane, Links)> = if packet {
+) -> Result<Vec<(Numbers, Links)>, Error> {
+    let mut all: Vec<(Numbers, Links)> = if packet {
         if engines != 1 {
             return Err(Error::Argument("packet sockets serve one engine: use the UDP link for several".into()));
         }
-        vec![(Lane::ONLY, vec![bind(LinkKind::Packet, local, layers)?])]
+        vec![(Numbers::default(), vec![bind(LinkKind::Packet, local, layers)?])]
     } else {
-        let open = |port: UdpPort| Ok((port.lane(), vec![layers.around(Box::new(UdpLink::at(port)?), local)]));
-        let ports = UdpPorts::bind(local, engines).and_then(|ports| ports.into_iter().map(open).collect());
+        let open = |port: UdpPort| Ok((port.numbers(), vec![layers.around(Box::new(UdpLink::at(port)?), local)]));
+        let ports = UdpPort::bind(local, engines).and_then(|ports| ports.into_iter().map(open).collect());
         ports.map_err(Error::link(LinkKind::Udp, local))?
     };
     // Shared memory is found by the address that the peer calls; the wildcard is nobody's.
@@ -53,14 +53,12 @@ pub(crate) fn node_links(
 pub(crate) fn client_link(config: &ClientConfig) -> Result<(Box<dyn Link>, Numbers), Error> {
     let ClientConfig { local, node, layers, .. } = config;
     if let Some(port) = &config.port {
-        let lane = port.lane();
         let wrong = port.ip() != *local || config.link.is_some_and(|kind| kind != LinkKind::Udp);
         if wrong {
             return Err(Error::Argument(format!("the port is one of {}, over UDP", port.ip())));
         }
         let link = UdpLink::at(port.clone()).map_err(Error::link(LinkKind::Udp, *local))?;
-        let numbers = Numbers { lane, ids: lane, instance: Some(port.instance()) };
-        return Ok((layers.around(Box::new(link), *local), numbers));
+        return Ok((layers.around(Box::new(link), *local), port.numbers()));
     }
     let numbers = Numbers { ids: in_turn(), ..Numbers::default() };
     let kind = config.link.unwrap_or(LinkKind::Shm);

@@ -31,7 +31,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use remora_kernel::Limits;
 use remora_memory::Registry;
-use remora_nic::{Counters, Lane};
+use remora_nic::Counters;
 use remora_service::control::Extension;
 use remora_service::{CONNECTIONS, CallStats, Clients, DEADLINE, Ledger};
 use remora_wasm::KernelSet;
@@ -105,9 +105,7 @@ impl NodeConfig {
             count_calls: false,
         }
     }
-}
 
-impl NodeConfig {
     /// Does something that starts threads of an engine.
     fn on_core<R>(&self, engine: usize, work: impl FnOnce() -> R) -> R {
         match engine.checked_rem(self.cores.len()) {
@@ -143,13 +141,11 @@ impl Node {
         let set = KernelSet::default();
         let left_out = config.kernels.as_ref().map(|dir| kept::restore(&set, dir)).unwrap_or_default();
         let blocks = Arc::default();
-        let instance = u64::from_ne_bytes(*crate::device::entropy()?.first_chunk().expect("32 bytes"));
-        let start = |(lane, links): (Lane, Links)| {
+        let start = |(numbers, links): (Numbers, Links)| {
             let kernels = Kernels::of(&set, &registry, config.limits).with_deadline(config.deadline.as_nanos() as u64);
             let kernels = kernels.counting(config.count_calls).noting(Arc::clone(&blocks));
-            let numbers = Numbers { lane, ids: lane, instance: Some(instance) };
             let device = || Device::in_lane(config.listen, links, registry.clone(), Some(kernels), numbers);
-            config.on_core(lane.index().into(), device)
+            config.on_core(numbers.lane.index().into(), device)
         };
         let devices: Vec<Device> = lanes.into_iter().map(start).collect::<Result<_, _>>()?;
         let control = Control::new(

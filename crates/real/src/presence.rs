@@ -17,8 +17,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use remora_nic::Counters;
+
 use crate::device::{Device, DeviceGuard};
-use crate::link::LinkKind;
+use crate::link::{LinkKind, LinkStats};
 
 /// Where the directories of all of a user's processes are, without the user's ID: the first that can be.
 const HOMES: [&str; 2] = ["/dev/shm/remora-", "/tmp/remora-"];
@@ -92,38 +94,48 @@ pub struct LinkState {
     pub rx_bytes: u64,
 }
 
-impl DeviceState {
-    /// Of this device, now.
-    pub fn of(guard: &mut DeviceGuard<'_>) -> Self {
-        let nic = guard.nic();
-        let (counters, queue_pairs) = (nic.counters(), nic.qp_count());
+/// What devices of one address have counted.
+#[derive(Default)]
+struct Summed {
+    queue_pairs: u32,
+    counters: Counters,
+    links: Vec<(LinkKind, LinkStats)>,
+}
+
+impl Summed {
+    fn add(&mut self, guard: &mut DeviceGuard<'_>) {
+        self.queue_pairs += guard.nic().qp_count();
+        self.counters.add(&guard.nic().counters());
+        LinkStats::add_by_kind(&mut self.links, guard.link_stats());
+    }
+
+    fn state(self) -> DeviceState {
+        let Self { queue_pairs, counters, links } = self;
         let count = |all: [u64; remora_nic::LINKS], link: usize| all.get(link).copied().unwrap_or(0);
-        let links = guard.link_stats().into_iter().enumerate().map(|(link, (kind, stats))| LinkState {
+        let links = links.into_iter().enumerate().map(|(link, (kind, stats))| LinkState {
             kind,
             tx_messages: count(counters.tx_messages, link),
             tx_bytes: stats.tx_bytes,
             rx_messages: count(counters.rx_messages, link),
             rx_bytes: stats.rx_bytes,
         });
-        Self { queue_pairs, retransmits: counters.retransmits, links: links.collect() }
+        DeviceState { queue_pairs, retransmits: counters.retransmits, links: links.collect() }
+    }
+}
+
+impl DeviceState {
+    /// Of this device, now.
+    pub fn of(guard: &mut DeviceGuard<'_>) -> Self {
+        let mut sum = Summed::default();
+        sum.add(guard);
+        sum.state()
     }
 
-    /// Of several devices of one address, together.
+    /// Of several devices of one address, which have the same links, together.
     pub fn of_all(devices: &[Device]) -> Self {
-        let mut states = devices.iter().map(|device| Self::of(&mut device.lock()));
-        let mut all = states.next().unwrap_or_default();
-        for state in states {
-            all.queue_pairs += state.queue_pairs;
-            all.retransmits += state.retransmits;
-            // They have the same links.
-            for (sum, link) in all.links.iter_mut().zip(state.links) {
-                sum.tx_messages += link.tx_messages;
-                sum.tx_bytes += link.tx_bytes;
-                sum.rx_messages += link.rx_messages;
-                sum.rx_bytes += link.rx_bytes;
-            }
-        }
-        all
+        let mut sum = Summed::default();
+        devices.iter().for_each(|device| sum.add(&mut device.lock()));
+        sum.state()
     }
 
     /// Whether any link has carried anything.

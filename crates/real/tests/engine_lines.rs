@@ -18,7 +18,7 @@ use remora_nic::{
 use remora_real::link::shm::{ShmLink, ShmPort};
 use remora_real::link::udp::UdpLink;
 use remora_real::link::{Link, LinkKind};
-use remora_real::{Device, Kernels, RingConfig, RingMemory, RingPort, UdpPorts, map_memory};
+use remora_real::{Device, Kernels, RingConfig, RingMemory, RingPort, UdpPort, map_memory};
 use remora_service::{CallSlots, RingCall, WorkId};
 
 const BYTES: usize = 1 << 16;
@@ -207,7 +207,7 @@ fn pairs(kind: LinkKind) -> [Pair; 2] {
             ports.map(|port| Box::new(ShmLink::at(port)) as Box<dyn Link>).collect()
         }
         _ => {
-            let ports = UdpPorts::bind(ip(1), 2).expect("ports").into_iter();
+            let ports = UdpPort::bind(ip(1), 2).expect("ports").into_iter();
             ports.map(|port| Box::new(UdpLink::at(port).expect("link")) as Box<dyn Link>).collect()
         }
     };

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use remora_kernel::{ConsistencyParams, Placement, Status, crc64, op};
-use remora_real::{Client, ClientConfig, Error, LinkKind, Node, NodeConfig, RemoteRegion, RingConfig, UdpPorts};
+use remora_real::{Client, ClientConfig, Error, LinkKind, Node, NodeConfig, RemoteRegion, RingConfig, UdpPort};
 use remora_service::control::op::SKETCH_START;
 use remora_testing::eventually;
 
@@ -106,7 +106,7 @@ fn a_sketch_sees_what_comes_by_any_engine() {
 fn an_address_has_its_connections_whatever_engines_they_are_at() {
     let config = NodeConfig { engines: 3, connections: 2, ..NodeConfig::new(ip(3, 1)) };
     let node = Node::start(config).expect("node");
-    let ports = UdpPorts::bind(ip(3, 2), 3).expect("ports");
+    let ports = UdpPort::bind(ip(3, 2), 3).expect("ports");
     let connect = |at: usize| {
         Client::connect(ClientConfig { port: Some(ports[at].clone()), ..ClientConfig::new(ip(3, 1), ip(3, 2)) })
     };

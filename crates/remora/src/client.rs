@@ -92,7 +92,7 @@ impl ClientBuilder {
     }
 
     /// One of several sockets of the client's own address, each for a thread that has a client of its own: see
-    /// [`UdpPorts`](crate::UdpPorts). The link is UDP then, and the address the port's.
+    /// [`UdpPort::bind`]. The link is UDP then, and the address the port's.
     pub fn port(mut self, port: UdpPort) -> Self {
         self.local = Some(port.ip());
         self.port = Some(port);

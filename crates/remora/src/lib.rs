@@ -33,7 +33,7 @@ pub use node::{Node, NodeBuilder};
 pub use numbers::{NumberCaller, Numbers, Sequencer, TakeNumbers};
 pub use pending::Pending;
 pub use remora_kernel::{Placement, Status};
-pub use remora_real::{DeployToken, Deployers, Error, LinkKind, RemoteRegion, UdpPort, UdpPorts};
+pub use remora_real::{DeployToken, Deployers, Error, LinkKind, RemoteRegion, UdpPort};
 pub use remora_service::{CallKind, MAX_CALLS, MAX_REPLY, Placer, PlacerCounts, Prior, Reason, Why};
 pub use remora_store::hash::Table;
 pub use remora_store::list::List;

@@ -2,14 +2,14 @@
 
 use std::thread;
 
-use remora::{Client, Error, LinkKind, Node, UdpPorts};
+use remora::{Client, Error, LinkKind, Node, UdpPort};
 
 #[test]
 fn threads_of_one_address_have_a_client_each() {
     let node = Node::builder().engines(2).cores([0, 1]).memory_limit(16 << 20).bind_local().expect("node");
     // Addresses of 127.0.0.0/8 that nobody uses; a machine on a network has one.
     let ports =
-        remora_real::at_free_loopback(|local| UdpPorts::bind(local, 2).map_err(Error::link(LinkKind::Udp, local)));
+        remora_real::at_free_loopback(|local| UdpPort::bind(local, 2).map_err(Error::link(LinkKind::Udp, local)));
     let ports = ports.expect("ports");
     let address = node.address();
     let sums = thread::scope(|scope| {

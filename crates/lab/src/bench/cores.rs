@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use remora_kernel::{ConsistencyParams, Placement, Status, crc64, op};
 use remora_real::{
-    Client, ClientConfig, Error, LinkKind, Node, NodeConfig, RingConfig, UdpPorts, at_free_loopback, at_local, on_core,
+    Client, ClientConfig, Error, LinkKind, Node, NodeConfig, RingConfig, UdpPort, at_free_loopback, at_local, on_core,
 };
 
 use super::{BenchError, BenchGoal, BenchProgress, BenchRow, SMALL, TIME, beside, next};
@@ -139,7 +139,7 @@ impl Pairs {
         let callers: Vec<Caller> = match link {
             // As many ports as engines lead to one each; over shared memory the next client gets the next engine.
             LinkKind::Udp => at_local(node.address(), |local| {
-                let ports = UdpPorts::bind(local, pairs).map_err(Error::link(link, local))?;
+                let ports = UdpPort::bind(local, pairs).map_err(Error::link(link, local))?;
                 let config = |port| ClientConfig { port: Some(port), ..ClientConfig::new(node.address(), local) };
                 ports.into_iter().enumerate().map(|(n, port)| Caller::new(n, config(port))).collect()
             })?,

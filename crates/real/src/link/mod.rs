@@ -189,6 +189,16 @@ impl LinkStats {
         self.syscalls += syscalls;
     }
 
+    /// Adds links of one device to those of others, by kind.
+    pub(crate) fn add_by_kind(sums: &mut Vec<(LinkKind, Self)>, links: Vec<(LinkKind, Self)>) {
+        for (kind, stats) in links {
+            match sums.iter_mut().find(|(other, _)| *other == kind) {
+                Some((_, sum)) => sum.add(&stats),
+                None => sums.push((kind, stats)),
+            }
+        }
+    }
+
     fn sent(&mut self, to: IpAddr, packets: usize, bytes: usize) {
         self.tx_packets += packets as u64;
         self.tx_bytes += (bytes + packets * overhead(to)) as u64;

@@ -247,13 +247,10 @@ impl Link for PacketLink {
 /// The system calls that neither the standard library nor rustix wraps.
 pub(super) mod socket {
     use super::*;
+    use crate::link::admission::op;
     use std::os::fd::FromRawFd;
 
     use libc::{BPF_ABS, BPF_B, BPF_H, BPF_IND, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_LDX, BPF_MSH, BPF_RET, BPF_W};
-
-    const fn op(code: u32, yes: u8, no: u8, k: u32) -> libc::sock_filter {
-        libc::sock_filter { code: code as u16, jt: yes, jf: no, k }
-    }
 
     /// Refuses the packet.
     pub const DROP: libc::sock_filter = op(BPF_RET | BPF_K, 0, 0, 0);

@@ -112,7 +112,7 @@ impl Host {
         config: &NodeConfig,
         stop: Arc<AtomicBool>,
     ) -> Result<Self, Error> {
-        let (registry, pd) = office.with(|control| (control.ledger().registry().clone(), control.ledger().pd()));
+        let (registry, pd) = office.look(|control| (control.ledger().registry().clone(), control.ledger().pd()));
         let memory = |len: usize| -> Result<(Buffer, Arc<Region>), Error> {
             let buffer = map_memory(len)?;
             let region = registry.register(pd, &buffer, 0, len, None, Access::LOCAL_WRITE)?;
@@ -169,7 +169,7 @@ impl Host {
     fn publish(&self) {
         let Some(calls) = self.calls.stats().cloned() else { return };
         let clients = self.peers.clients().into_iter();
-        let (clients, lent) = self.office.with(|control| {
+        let (clients, lent) = self.office.look(|control| {
             let ledger = control.ledger();
             let lent_to = |(address, client, connections)| (address, connections, ledger.lent_to(client));
             (clients.map(lent_to).collect(), ledger.lent())

@@ -72,12 +72,14 @@ impl Office {
         result
     }
 
+    /// Looks at something here.
+    pub fn look<R>(&self, at: impl FnOnce(&Control) -> R) -> R {
+        at(&self.control.lock())
+    }
+
     /// What waits for an engine's host thread, if anything does.
     pub fn mail(&self, engine: usize) -> Option<Mail> {
-        let desk = &self.desks[engine];
-        // Nobody else's line is written by who looks in vain.
-        (desk.has_mail.load(Ordering::Acquire) && desk.has_mail.swap(false, Ordering::AcqRel))
-            .then(|| std::mem::take(&mut *desk.mail.lock()))
+        self.desks[engine].take()
     }
 
     /// A turn of what goes on by itself, for the first host thread. Returns how much there was to do.
@@ -117,6 +119,12 @@ impl Office {
 }
 
 impl Desk {
+    fn take(&self) -> Option<Mail> {
+        // Nobody else's line is written by who looks in vain.
+        (self.has_mail.load(Ordering::Acquire) && self.has_mail.swap(false, Ordering::AcqRel))
+            .then(|| std::mem::take(&mut *self.mail.lock()))
+    }
+
     fn put(&self, what: impl FnOnce(&mut Mail)) {
         what(&mut self.mail.lock());
         self.has_mail.store(true, Ordering::Release);
@@ -126,5 +134,38 @@ impl Desk {
         if let Some(thread) = &*self.thread.lock() {
             thread.unpark();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn no_mail_is_lost_and_who_sleeps_is_woken_for_it() {
+        const COUNT: u32 = 20_000;
+        let desk = Desk::default();
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                *desk.thread.lock() = Some(std::thread::current());
+                let mut got = 0;
+                while got < COUNT {
+                    for key in desk.take().unwrap_or_default().released {
+                        assert_eq!(key, got, "in their order");
+                        got += 1;
+                    }
+                    if !desk.has_mail.load(Ordering::Acquire) && got < COUNT {
+                        std::thread::park_timeout(Duration::from_secs(20));
+                    }
+                }
+            });
+            remora_testing::eventually("the reader", || desk.thread.lock().is_some().then_some(()));
+            for key in 0..COUNT {
+                desk.put(|mail| mail.released.push(key));
+                desk.wake();
+            }
+            reader.join().expect("all came");
+        });
     }
 }

@@ -135,12 +135,7 @@ impl NodeFigures {
     pub(super) fn add(&mut self, guard: &mut DeviceGuard<'_>, host: &HostFigures) {
         self.queue_pairs += guard.nic().qp_count();
         self.nic.add(&guard.nic().counters());
-        for (kind, stats) in guard.link_stats() {
-            match self.links.iter_mut().find(|(other, _)| *other == kind) {
-                Some((_, sum)) => sum.add(&stats),
-                None => self.links.push((kind, stats)),
-            }
-        }
+        LinkStats::add_by_kind(&mut self.links, guard.link_stats());
         for (sum, calls) in [(&mut self.nic_calls, &guard.call_stats()), (&mut self.host_calls, &host.calls)] {
             calls.iter().for_each(|(op, stats)| sum.entry(*op).or_default().add(stats));
         }

@@ -162,27 +162,27 @@ fn an_armed_link_wakes_for_packets_peers_and_their_end() {
 
 #[test]
 fn peers_are_shared_out_among_the_engines_of_an_address() {
-    let mut links: Vec<ShmLink> = ShmPort::bind(ip(10, 1), 2).unwrap().into_iter().map(ShmLink::at).collect();
-    assert!(ShmPort::bind(ip(10, 1), 2).is_err());
+    let mut links: Vec<ShmLink> = ShmPort::bind(ip(13, 1), 2).unwrap().into_iter().map(ShmLink::at).collect();
+    assert!(ShmPort::bind(ip(13, 1), 2).is_err());
     let call = |d: u8| {
-        let mut peer = ShmLink::bind(ip(10, d)).unwrap();
-        assert!(peer.connect(ip(10, 1)).unwrap());
+        let mut peer = ShmLink::bind(ip(13, d)).unwrap();
+        assert!(peer.connect(ip(13, 1)).unwrap());
         peer
     };
     let mut peers: Vec<(u8, ShmLink)> = (2..6).map(|d| (d, call(d))).collect();
     links.iter_mut().for_each(ShmLink::look);
     let (mut bytes, lens) = packets(&[64]);
     for (d, peer) in &mut peers {
-        let (from, mut its) = (ip(10, *d), links.iter_mut().filter(|link| link.has_peer(ip(10, *d))));
+        let (from, mut its) = (ip(13, *d), links.iter_mut().filter(|link| link.has_peer(ip(13, *d))));
         let (Some(link), None) = (its.next(), its.next()) else { panic!("{from} is one engine's") };
-        peer.send(ip(10, 1), &mut bytes, &lens).unwrap();
+        peer.send(ip(13, 1), &mut bytes, &lens).unwrap();
         assert_eq!(collect(link, 1)[0].0, from);
         assert_eq!(link.send(from, &mut bytes, &lens).unwrap(), 1);
         assert_eq!(collect(peer, 1).len(), 1);
     }
     assert!(links.iter().all(|link| link.peers.len() == 2));
     // Who comes next has the place of those that left, and wakes the engine that sleeps there.
-    let theirs: Vec<u8> = peers.iter().map(|(d, _)| *d).filter(|d| links[1].has_peer(ip(10, *d))).collect();
+    let theirs: Vec<u8> = peers.iter().map(|(d, _)| *d).filter(|d| links[1].has_peer(ip(13, *d))).collect();
     peers.retain(|(d, _)| !theirs.contains(d));
     remora_testing::eventually("the ends", || {
         links[1].recv(&mut |_, _| {}).unwrap();
@@ -194,7 +194,7 @@ fn peers_are_shared_out_among_the_engines_of_an_address() {
     assert!(readable(&links[1]) && links[0].peers.len() == 2);
     links[1].disarm();
     links[1].look();
-    assert!(links[1].has_peer(ip(10, theirs[0])) && links[1].arm() && !readable(&links[1]));
+    assert!(links[1].has_peer(ip(13, theirs[0])) && links[1].arm() && !readable(&links[1]));
 }
 
 /// One thread sleeps on an armed link while another receives from it: whatever that one hears, the sleeper still

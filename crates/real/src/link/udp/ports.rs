@@ -14,6 +14,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::endpoint;
+use crate::device::Numbers;
 use crate::link::admission::op;
 use crate::link::interface::{self, Interface};
 use crate::link::packet::socket::{attach_choice, detach_filter};
@@ -21,7 +22,7 @@ use crate::link::{groups, lanes, set_buffers};
 
 /// The sockets of one address. They end together: the kernel tells them apart by their places.
 #[derive(Debug)]
-pub struct UdpPorts {
+struct UdpPorts {
     ip: IpAddr,
     address: SocketAddr,
     interface: Interface,
@@ -59,7 +60,7 @@ pub struct UdpPort {
     lane: Lane,
 }
 
-impl UdpPorts {
+impl UdpPort {
     /// Binds port 4791 of `ip`, which may be the wildcard address, for so many engines: at least one, at most
     /// [`Lane::MOST`].
     ///
@@ -77,15 +78,10 @@ impl UdpPorts {
         let address = endpoint(ip, if scoped { interface.index } else { 0 });
         let mut sockets = Vec::with_capacity(lanes.len());
         for lane in &lanes {
-            let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
-            if ip.is_ipv6() {
-                socket.set_only_v6(true)?;
-            }
             // The first binds as if it were alone, so that an address that somebody has is not taken from him.
-            socket.set_reuse_port(lane.index() > 0)?;
-            socket.bind(&address.into()).map_err(|e| io::Error::new(e.kind(), format!("UDP {address}: {e}")))?;
+            let socket =
+                bind(address, lane.index() > 0).map_err(|e| io::Error::new(e.kind(), format!("UDP {address}: {e}")))?;
             socket.set_reuse_port(count > 1)?;
-            set_buffers(&socket)?;
             groups::send_by(&socket, ip, interface.index)?;
             sockets.push(UdpSocket::from(socket));
         }
@@ -100,14 +96,12 @@ impl UdpPorts {
         let taken = lanes.iter().map(|_| AtomicBool::new(false)).collect();
         let drawn = crate::entropy().map_err(io::Error::other)?;
         let instance = u64::from_ne_bytes(*drawn.first_chunk().expect("32 bytes"));
-        let ports = Arc::new(Self { ip, address, interface, sockets, taken, instance, strays });
-        Ok(lanes.into_iter().map(|lane| UdpPort { ports: ports.clone(), lane }).collect())
+        let ports = Arc::new(UdpPorts { ip, address, interface, sockets, taken, instance, strays });
+        Ok(lanes.into_iter().map(|lane| Self { ports: ports.clone(), lane }).collect())
     }
-}
 
-impl UdpPort {
     /// Which of the address's engines it belongs to.
-    pub fn lane(&self) -> Lane {
+    pub(super) fn lane(&self) -> Lane {
         self.lane
     }
 
@@ -116,8 +110,9 @@ impl UdpPort {
         self.ports.ip
     }
 
-    pub(crate) fn instance(&self) -> u64 {
-        self.ports.instance
+    /// What the numbers of its device begin with.
+    pub(crate) fn numbers(&self) -> Numbers {
+        Numbers { lane: self.lane, ids: self.lane, instance: Some(self.ports.instance) }
     }
 
     /// For a link that begins: nobody else has the socket, and nothing is in it of one before.
@@ -197,6 +192,18 @@ impl UdpPort {
     pub(super) fn stray_fd(&self) -> Option<RawFd> {
         self.ports.strays.get(usize::from(self.lane.index())).map(|strays| strays.bell.as_raw_fd())
     }
+}
+
+/// A socket with the buffers that links want, bound to an address, with others or alone.
+pub(super) fn bind(address: SocketAddr, with_others: bool) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_reuse_port(with_others)?;
+    socket.bind(&address.into())?;
+    set_buffers(&socket)?;
+    Ok(socket)
 }
 
 impl Strays {
@@ -303,8 +310,8 @@ mod tests {
     #[test]
     fn datagrams_come_to_the_engine_whose_numbers_they_name() {
         let (here, there) = (Ipv4Addr::new(127, 1, 9, 1), Ipv4Addr::new(127, 1, 9, 2));
-        let ports = UdpPorts::bind(here.into(), 3).unwrap();
-        let taken = UdpPorts::bind(here.into(), 2).expect_err("another process' engines are not let in");
+        let ports = UdpPort::bind(here.into(), 3).unwrap();
+        let taken = UdpPort::bind(here.into(), 2).expect_err("another process' engines are not let in");
         assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
         let mut links: Vec<UdpLink> = ports.into_iter().map(|port| UdpLink::at(port).unwrap()).collect();
         let peer = UdpSocket::bind((there, 0)).unwrap();
@@ -347,7 +354,7 @@ mod tests {
     fn a_run_of_packets_for_several_engines_comes_to_each() {
         let (here, there) = (ip(78), ip(79));
         let mut links: Vec<UdpLink> =
-            UdpPorts::bind(here, 3).unwrap().into_iter().map(|port| UdpLink::at(port).unwrap()).collect();
+            UdpPort::bind(here, 3).unwrap().into_iter().map(|port| UdpLink::at(port).unwrap()).collect();
         let mut peer = UdpLink::bind(there).unwrap();
         // In one send, which the kernel takes for a datagram until somebody has it.
         let sent: Vec<Vec<u8>> = (0..60u32).map(|n| packet((n * 7 % 256) << 16 | n)).collect();
@@ -379,9 +386,36 @@ mod tests {
     }
 
     #[test]
+    fn strays_are_all_had_and_their_bell_is_silent_after_the_last() {
+        let ports = UdpPort::bind(ip(82), 2).unwrap();
+        let (count, from) = (200_000u32, (ip(83), ip(82)));
+        let put = |n: u32| {
+            while ports[0].passes_on(from, &packet(1 << 16 | n & 0xffff)) != Some(true) {
+                std::thread::yield_now();
+            }
+        };
+        let mut got = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..count).for_each(put));
+            while got < count {
+                for (way, bytes) in ports[1].strays().unwrap_or_default() {
+                    assert!(way == from && bytes[..] == packet(1 << 16 | got & 0xffff)[..], "{got}, in their order");
+                    got += 1;
+                }
+            }
+        });
+        let mut rung = [0; 8];
+        assert!(ports[1].strays().is_none_or(|strays| strays.is_empty()));
+        assert!(rustix::io::read(&ports[0].ports.strays[1].bell, &mut rung).is_err(), "whoever sleeps is not woken");
+        // Of one that does not keep up, no more wait than may.
+        let taken = (0..2 * MOST_STRAYS).filter(|_| ports[0].passes_on(from, &packet(1 << 16)) == Some(true)).count();
+        assert_eq!(taken, MOST_STRAYS);
+    }
+
+    #[test]
     fn a_port_is_one_links_at_a_time_and_clean_when_it_is_taken_again() {
         let (here, there) = (ip(80), ip(81));
-        let port = UdpPorts::bind(here, 2).unwrap().remove(1);
+        let port = UdpPort::bind(here, 2).unwrap().remove(1);
         let mut first = UdpLink::at(port.clone()).unwrap();
         assert_eq!(UdpLink::at(port.clone()).err().expect("taken").kind(), io::ErrorKind::AddrInUse);
         // Nobody's packets come in, and then one that nobody takes waits.
@@ -399,7 +433,7 @@ mod tests {
     #[test]
     fn numbers_of_engines_that_cannot_be_are_refused() {
         for count in [0, 257] {
-            let refused = UdpPorts::bind(ip(77), count).expect_err("no lanes");
+            let refused = UdpPort::bind(ip(77), count).expect_err("no lanes");
             assert!(refused.to_string().contains("at most 256"), "{refused}");
         }
     }

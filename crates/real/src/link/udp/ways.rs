@@ -11,12 +11,10 @@ use std::time::{Duration, Instant};
 
 use quinn_udp::UdpSocketState;
 use remora_wire::packet::source_port;
-use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{UdpPort, ask_for_marks};
+use super::{UdpPort, ask_for_marks, ports};
 use crate::link::interface::Networks;
 use crate::link::packet::socket::{DROP, attach_filter};
-use crate::link::set_buffers;
 
 /// Ways that there are from one address: as many as routers have ports to choose from, mostly.
 const WAYS: usize = 16;
@@ -102,12 +100,7 @@ fn open(port: &UdpPort) -> Vec<Way> {
 fn bind(address: SocketAddr, port: u16) -> io::Result<Way> {
     let mut address = address;
     address.set_port(port);
-    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
-    if address.is_ipv6() {
-        socket.set_only_v6(true)?;
-    }
-    socket.bind(&address.into())?;
-    set_buffers(&socket)?;
+    let socket = ports::bind(address, false)?;
     // Nobody answers to it.
     attach_filter(&socket, &[DROP])?;
     let socket = UdpSocket::from(socket);
