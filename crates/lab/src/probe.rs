@@ -11,6 +11,7 @@ use std::cell::RefCell;
 use std::hint::black_box;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -403,6 +404,17 @@ impl Spin {
     fn is_hopeless(&self) -> bool {
         self.0 > 1_000_000
     }
+}
+
+/// Runs `work` on so many threads at once, each on a core; it is told which, and waits for the others when it is ready.
+pub fn on_cores<R: Send>(threads: usize, work: impl Fn(usize, &Barrier) -> R + Sync) -> Vec<R> {
+    let (work, together) = (&work, &Barrier::new(threads));
+    thread::scope(|scope| {
+        let start = |n: usize| scope.spawn(move || on_core(n, || work(n, together)));
+        let threads: Vec<_> = (0..threads).map(start).collect();
+        // One that panicked is to be heard of.
+        threads.into_iter().map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
+    })
 }
 
 #[cfg(test)]

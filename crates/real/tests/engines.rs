@@ -130,6 +130,28 @@ fn an_address_has_its_connections_whatever_engines_they_are_at() {
 }
 
 #[test]
+fn a_client_that_vanishes_at_one_engine_harms_nobody_at_another() {
+    let node = node(5, 2);
+    let (mut stays, mut dead) = (client(5, 2, LinkKind::Shm), client(5, 3, LinkKind::Shm));
+    assert_eq!(connections(&node), [1, 1]);
+    dead.alloc(24 << 20).expect("memory");
+    // Nothing of it moves any more, and it takes no leave: so a killed process looks from outside.
+    dead.device().stop();
+    std::mem::forget(dead);
+    let region = stays.alloc(4096).expect("memory");
+    let params = object(&mut stays, &region);
+    let mut got = None;
+    eventually("the memory of the dead, which leaves the other too little", || {
+        let (status, _) = stays.call(Placement::Nic, op::CONSISTENCY, &params).expect("call");
+        assert_eq!(status, Status::Ok);
+        got = stays.alloc(24 << 20).ok();
+        got
+    });
+    assert_eq!(connections(&node).iter().sum::<u32>(), 1);
+    node.shutdown();
+}
+
+#[test]
 fn numbers_of_engines_that_cannot_be_are_refused() {
     for (engines, packet) in [(0, false), (300, false), (2, true)] {
         let refused = Node::start(NodeConfig { engines, packet, ..NodeConfig::new(ip(4, 1)) });

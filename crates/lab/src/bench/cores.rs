@@ -7,7 +7,7 @@
 
 use std::hint::black_box;
 use std::net::IpAddr;
-use std::sync::{Barrier, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use remora_kernel::{ConsistencyParams, Placement, Status, crc64, op};
@@ -17,6 +17,7 @@ use remora_real::{
 
 use super::{BenchError, BenchGoal, BenchProgress, BenchRow, SMALL, TIME, beside, next};
 use crate::MeasuredRows;
+use crate::probe::on_cores;
 
 /// Calls under way for each client.
 const DEPTH: u32 = 64;
@@ -89,7 +90,8 @@ pub fn cores(plan: CoresPlan, progress: &mut BenchProgress<'_>) -> MeasuredRows<
 
 /// Turns a second, in millions, of as many loops that compute checksums in their own caches, each on a core.
 fn alone(loops: u16, time: Duration) -> f64 {
-    let turns = on_cores(loops, |_| {
+    let turns = on_cores(loops.into(), |_, together| {
+        together.wait();
         let (bytes, start, mut turns) = ([7u8; SMALL], Instant::now(), 0u64);
         while start.elapsed() < time {
             for _ in 0..1000 {
@@ -100,24 +102,6 @@ fn alone(loops: u16, time: Duration) -> f64 {
         turns as f64 / start.elapsed().as_secs_f64() / 1e6
     });
     turns.into_iter().sum()
-}
-
-/// Runs `work` on so many threads at once, each on a core.
-fn on_cores<R: Send>(threads: u16, work: impl Fn(usize) -> R + Sync) -> Vec<R> {
-    let (work, together) = (&work, &Barrier::new(threads.into()));
-    std::thread::scope(|scope| {
-        let thread = |n: usize| {
-            scope.spawn(move || {
-                on_core(n, || {
-                    together.wait();
-                    work(n)
-                })
-            })
-        };
-        let threads: Vec<_> = (0..usize::from(threads)).map(thread).collect();
-        // One that panicked is to be heard of.
-        threads.into_iter().map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
-    })
 }
 
 /// A node of several engines, and a client for each, on its core.
@@ -158,8 +142,9 @@ impl Pairs {
 
     /// Calls a second, in millions, of the first so many pairs together.
     fn rate(&self, pairs: u16, way: Way, time: Duration) -> Result<f64, Error> {
-        let rates = on_cores(pairs, |n| {
+        let rates = on_cores(pairs.into(), |n, together| {
             let mut caller = self.callers[n].lock().unwrap_or_else(PoisonError::into_inner);
+            together.wait();
             caller.rate(way, time)
         });
         rates.into_iter().try_fold(0.0, |sum, rate| Ok(sum + rate? / 1e6))

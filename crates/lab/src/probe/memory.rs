@@ -2,7 +2,6 @@
 
 use std::hint::black_box;
 use std::io;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +10,7 @@ use remora_memory::Buffer;
 use remora_real::{on_core, pin};
 use remora_wire::icrc::IcrcFlow;
 
-use super::Spin;
+use super::{Spin, on_cores};
 use crate::stats::median;
 
 /// Bytes between two words of a chase.
@@ -101,18 +100,13 @@ pub fn read_bytes_per_s(working_set: usize, time: Duration) -> f64 {
 /// Bytes a second that all cores together sum up, each from a working set of its own, at the same time.
 pub fn read_all_bytes_per_s(working_set: usize, time: Duration) -> f64 {
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let together = &Barrier::new(cores);
-    let one = |core: usize| {
-        move || {
-            let work = summing(working_set);
-            together.wait();
-            rate_on(core, PIECE, time, work)
-        }
-    };
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..cores).map(|core| scope.spawn(one(core))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum()
-    })
+    let each = on_cores(cores, |_, together| {
+        let work = summing(working_set);
+        together.wait();
+        // On the first core that it may use: its own.
+        rate(PIECE, time, work)
+    });
+    each.into_iter().sum()
 }
 
 /// Sums up a piece of a working set, and another one with each call.
@@ -205,13 +199,8 @@ pub fn icrc_bytes_per_s(len: usize, time: Duration) -> f64 {
 }
 
 /// Bytes a second of `work`, which does `bytes` each time and is done in the median of short pieces.
-fn rate(bytes: usize, time: Duration, work: impl FnMut()) -> f64 {
-    rate_on(0, bytes, time, work)
-}
-
-/// The same, on a core.
-fn rate_on(core: usize, bytes: usize, time: Duration, mut work: impl FnMut()) -> f64 {
-    on_core(core, || {
+fn rate(bytes: usize, time: Duration, mut work: impl FnMut()) -> f64 {
+    on_core(0, || {
         let runs = (PIECE / bytes).max(1);
         work();
         let (start, mut times) = (Instant::now(), Vec::new());
