@@ -264,14 +264,12 @@ impl Buffer {
         Ok(())
     }
 
-    /// Sets `len` bytes from `offset` on to `byte`.
+    /// Sets `len` bytes from `offset` on to `byte`, in increasing address order.
+    #[inline]
     pub fn fill(&self, offset: usize, len: usize, byte: u8) -> Result<(), OutOfBounds> {
         let ptr = self.at(offset, len)?;
-        let block = [byte; 512];
-        for at in (0..len).step_by(block.len()) {
-            // SAFETY: `at` checked the range, whose words are valid as `Inner` says.
-            unsafe { copy::store(ptr.wrapping_add(at), &block[..block.len().min(len - at)]) };
-        }
+        // SAFETY: `at` checked the range, whose words are valid as `Inner` says.
+        unsafe { copy::fill(ptr, len, byte) };
         Ok(())
     }
 
@@ -582,6 +580,23 @@ mod tests {
         let mut bytes = [0; 20];
         buffer.read(0, &mut bytes).unwrap();
         assert_eq!(bytes, *[&[0][..], &[0xEE; 18], &[19]].concat());
+    }
+
+    #[test]
+    fn fill_sets_its_range_and_nothing_else() {
+        let buffer = Buffer::from_boxed(vec![1; 1200].into());
+        for offset in [0, 3, 8] {
+            for len in [0, 1, 7, 8, 64, 120, 504, 505, 512, 520, 1100] {
+                buffer.fill(0, 1200, 1).unwrap();
+                buffer.fill(offset, len, 2).unwrap();
+                let mut bytes = [0; 1200];
+                buffer.read(0, &mut bytes).unwrap();
+                let expected: Vec<u8> =
+                    (0..1200).map(|at| 1 + u8::from((offset..offset + len).contains(&at))).collect();
+                assert_eq!(bytes[..], expected[..], "{len} bytes at {offset}");
+            }
+        }
+        assert!(buffer.fill(1199, 2, 0).is_err() && buffer.fill(1201, 0, 0).is_err());
     }
 
     #[test]

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const WORD: usize = 8;
 /// Bytes copied per turn of the unrolled loop: a cache line.
 pub const BLOCK: usize = 64;
+/// Bytes that are set block by block; fewer are set word by word.
+const LONG_FILL: usize = 512;
 
 /// The word at `ptr`.
 ///
@@ -201,6 +203,34 @@ unsafe fn store_words(dst: *mut u8, mut data: &[u8]) {
     if !words.remainder().is_empty() {
         // SAFETY: the word overlaps the end of the range.
         store_part(unsafe { word(dst) }, 0, words.remainder());
+    }
+}
+
+/// Sets `len` bytes at `dst` to `byte`, in increasing address order.
+///
+/// # Safety
+/// As for [`store`], of `len` bytes.
+#[inline]
+pub unsafe fn fill(dst: *mut u8, len: usize, byte: u8) {
+    if len >= LONG_FILL || !dst.addr().is_multiple_of(WORD) || !len.is_multiple_of(WORD) {
+        // SAFETY: as the caller promises.
+        return unsafe { fill_blocks(dst, len, byte) };
+    }
+    let value = u64::from_ne_bytes([byte; WORD]);
+    for at in (0..len).step_by(WORD) {
+        // SAFETY: this word lies within the range.
+        unsafe { word(dst.wrapping_add(at)) }.store(value, Ordering::Release);
+    }
+}
+
+/// # Safety
+/// As for [`fill`].
+#[inline(never)]
+unsafe fn fill_blocks(dst: *mut u8, len: usize, byte: u8) {
+    let block = [byte; LONG_FILL];
+    for at in (0..len).step_by(block.len()) {
+        // SAFETY: a part of the range.
+        unsafe { store(dst.wrapping_add(at), &block[..block.len().min(len - at)]) };
     }
 }
 

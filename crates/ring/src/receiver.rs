@@ -93,7 +93,9 @@ impl Receiver {
         self.read(at + FRONT + in_front, out);
         let here = bytes.min(self.shape.bytes() - at);
         let _ = self.ring.fill(at, here, 0);
-        let _ = self.ring.fill(0, bytes - here, 0);
+        if here < bytes {
+            let _ = self.ring.fill(0, bytes - here, 0);
+        }
         self.head += self.shape.entries_of(bytes);
         Ok(Some(credit))
     }
@@ -102,7 +104,12 @@ impl Receiver {
     #[inline]
     fn read(&self, at: usize, out: &mut [u8]) {
         let at = if at < self.shape.bytes() { at } else { at - self.shape.bytes() };
-        let (here, rest) = out.split_at_mut(out.len().min(self.shape.bytes() - at));
+        let to_end = self.shape.bytes() - at;
+        if out.len() <= to_end {
+            let _ = self.ring.read(at, out);
+            return;
+        }
+        let (here, rest) = out.split_at_mut(to_end);
         let _ = self.ring.read(at, here);
         let _ = self.ring.read(0, rest);
     }

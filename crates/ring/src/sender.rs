@@ -99,7 +99,9 @@ impl Sender {
         let (front, rest) = self.frame.split_at(whole.min(self.shape.bytes() - at));
         // In bounds: the shape's offsets are, and `new` has seen the memory's length.
         let _ = self.copy.write(at, front);
-        let _ = self.copy.write(0, rest);
+        if !rest.is_empty() {
+            let _ = self.copy.write(0, rest);
+        }
         self.tail += entries;
         self.last = self.shape.entry() - (whole - bytes) as u32;
         Ok(())

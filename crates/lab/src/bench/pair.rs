@@ -183,7 +183,7 @@ impl BenchPair {
         self.rate(|va, rkey| SendOp::Read { va, rkey }, len, span, time)
     }
 
-    fn rate(&self, op: fn(u64, u32) -> SendOp, len: usize, span: usize, time: Duration) -> Result<f64, Error> {
+    fn rate(&self, op: impl Fn(u64, u32) -> SendOp, len: usize, span: usize, time: Duration) -> Result<f64, Error> {
         let target = self.b.target();
         let slots = (span / len).max(1);
         self.with_peer(
