@@ -12,6 +12,8 @@ use remora_memory::{Region, Registry};
 
 /// Regions that an engine knows at once; of more it asks again.
 const PLACES: usize = 1024;
+/// Behind those, the place of one that had to go while a queue pair held it: its memory serves again later.
+const HELD: usize = PLACES;
 /// Places that are looked at, with each region that is new, for one that is gone.
 const SWEPT: usize = 16;
 
@@ -52,7 +54,7 @@ pub(crate) struct Regions {
 
 impl Regions {
     pub fn new(registry: Arc<Registry>) -> Self {
-        Self { registry, places: RefCell::new((0..PLACES).map(|_| None).collect()), sweep: Cell::new(0) }
+        Self { registry, places: RefCell::new((0..PLACES + 1).map(|_| None).collect()), sweep: Cell::new(0) }
     }
 
     pub fn registry(&self) -> &Arc<Registry> {
@@ -76,15 +78,25 @@ impl Regions {
             Some(qp) => self.registry.lookup_for(key, qp),
             None => self.registry.lookup(key),
         };
-        let met = Arc::new(Met { region: region?, by: qp });
+        let met = Met { region: region?, by: qp };
         let from = self.sweep.replace((self.sweep.get() + SWEPT) % PLACES);
         places[from..from + SWEPT].iter_mut().for_each(let_go);
-        // The one that was met before makes way for it, and has the place of one longer ago.
-        let before = places[first].replace(met.clone());
-        if before.as_ref().is_some_and(|met| met.is_valid()) {
-            places[first ^ 1] = before;
+        let_go(&mut places[HELD]);
+        // The one that was met before makes way for it, and has the place of one longer ago, whose memory serves again.
+        let before = places[first].take().filter(|met| met.is_valid());
+        let mut longest_ago = before.and_then(|before| places[first ^ 1].replace(before));
+        if longest_ago.as_mut().is_some_and(|met| Arc::get_mut(met).is_none()) {
+            std::mem::swap(&mut longest_ago, &mut places[HELD]);
         }
-        Some(met)
+        let met = match longest_ago.as_mut().and_then(Arc::get_mut) {
+            Some(room) => {
+                *room = met;
+                longest_ago
+            }
+            None => Some(Arc::new(met)),
+        };
+        places[first] = met.clone();
+        met
     }
 
     /// Lets go at once of what is gone, which would otherwise stay mapped until as many others have come.
@@ -128,6 +140,14 @@ mod tests {
         assert!(regions.places.borrow().iter().all(Option::is_none));
         drop(again);
         assert!(Arc::strong_count(&held.region) < holders && Arc::strong_count(&held) == 1);
+        // A region that comes beside another one does not push it out.
+        let before = register();
+        let place = |key: u32| (key >> 8) as usize % PLACES;
+        let beside = std::iter::repeat_with(register).find(|&key| place(key) == (place(before) ^ 1)).unwrap();
+        regions.forget_gone();
+        let first = regions.find(before, None).unwrap();
+        assert!(regions.find(beside, None).is_some());
+        assert!(Arc::ptr_eq(&first, &regions.find(before, None).unwrap()));
         // And by and by without being told.
         for _ in 0..PLACES {
             let key = register();

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use common::{A, B, Faults, Pair, Setup, Side};
-use remora_memory::{Buffer, Loans, Reference, View};
+use remora_memory::{Access, Buffer, Loans, Reference, View};
 use remora_nic::*;
 use remora_wire::rpc::RpcHeader;
 
@@ -143,7 +143,37 @@ fn no_operation_allocates() {
         let name = ops.get(what).map_or(["RPC", "RPC WRITE"][what.saturating_sub(ops.len()).min(1)], |op| op.0);
         assert_eq!(ALLOCATIONS.get() - before, 0, "allocations in 200 x {name}");
     }
+    many_regions(&mut p);
     wait_for_a_receive(&mut p);
+}
+
+/// WRITEs out of and into more regions than an engine remembers.
+fn many_regions(p: &mut Pair) {
+    const REGIONS: usize = 3000;
+    let register = |side: &Side| -> Vec<(u64, u32)> {
+        let one = |_| {
+            let region = side.nic.registry().register(side.pd, &side.buffer, 0, 64, None, Access::all()).unwrap();
+            (region.va(), region.key())
+        };
+        (0..REGIONS).map(one).collect()
+    };
+    let (ours, theirs) = (register(&p.a), register(&p.b));
+    let mut round = || {
+        for (at, (&(from, lkey), &(va, rkey))) in ours.iter().zip(&theirs).enumerate() {
+            let list = [Sge { va: from, len: 64, lkey }];
+            p.a.send(&SendWr::new(at as u64, SendOp::Write { va, rkey }, Data::List(&list)));
+            if at % 20 == 19 {
+                settle(p);
+            }
+        }
+        settle(p);
+    };
+    for _ in 0..3 {
+        round();
+    }
+    let before = ALLOCATIONS.get();
+    round();
+    assert_eq!(ALLOCATIONS.get() - before, 0, "allocations in {REGIONS} WRITEs of as many regions");
 }
 
 /// Hands over what `from` has to send, payload by reference where it can be.
