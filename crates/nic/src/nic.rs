@@ -312,6 +312,22 @@ impl Nic {
         posted
     }
 
+    /// Posts all of these sends, or none if one of them is refused or there is not room for all.
+    pub fn post_sends<'a>(&mut self, qpn: Qpn, wrs: impl Iterator<Item = SendWr<'a>> + Clone) -> Result<(), NicError> {
+        let qp = self.qps.get_mut(qpn.0).ok_or(NicError::NoSuch("queue pair"))?;
+        let mut count = 0;
+        for wr in wrs.clone() {
+            qp.check_post(&wr)?;
+            count += 1;
+        }
+        if count > qp.sq.max_user - qp.sq.user {
+            return Err(NicError::Full);
+        }
+        let posted = { wrs }.try_for_each(|wr| qp.post_send(&mut self.ctx, &wr));
+        note_work(qp, &mut self.active, &mut self.timers);
+        posted
+    }
+
     /// Posts a receive. In ERR it completes as flushed.
     pub fn post_recv(&mut self, qpn: Qpn, wr_id: u64, sges: &[Sge]) -> Result<(), NicError> {
         self.with_qp(qpn, |qp, ctx| {

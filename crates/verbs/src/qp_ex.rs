@@ -96,6 +96,17 @@ impl Building {
         }
     }
 
+    /// The work requests, in their order.
+    fn requests(&self) -> impl Iterator<Item = SendWr<'_>> + Clone {
+        self.items.iter().map(|item| {
+            let data = match item.source {
+                Source::List(at, count) => Data::List(&self.sges[at..at + count]),
+                Source::Inline(at, len) => Data::Inline(&self.inline[at..at + len]),
+            };
+            SendWr { dest: item.dest, ..flags_of(SendWr::new(item.wr_id, item.op, data), item.flags) }
+        })
+    }
+
     /// # Safety
     ///
     /// The pieces are there.
@@ -183,26 +194,9 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
 /// Posts them all, or none.
 fn post(pair: &Qp, storage: &Building) -> c_int {
     let Some(mut guard) = pair.adapter.lock() else { return libc::ENODEV };
-    // Without kernels' replies every outstanding element is a work request of the program's.
-    let room = guard.nic().sends_outstanding(pair.qpn).map(|n| storage.max_items.saturating_sub(n as usize));
-    if storage.items.len() > room.unwrap_or(0) {
-        return libc::ENOMEM;
-    }
-    for item in &storage.items {
-        let data = match item.source {
-            Source::List(at, count) => Data::List(&storage.sges[at..at + count]),
-            Source::Inline(at, len) => Data::Inline(&storage.inline[at..at + len]),
-        };
-        let mut wr = flags_of(SendWr::new(item.wr_id, item.op, data), item.flags);
-        wr.dest = item.dest;
-        // Only its form can be wrong now: then the first is refused before any is posted, unless they differ.
-        if let Err(error) = guard.nic().post_send(pair.qpn, &wr) {
-            guard.transmit();
-            return errno_of(error);
-        }
-    }
+    let posted = guard.nic().post_sends(pair.qpn, storage.requests());
     guard.transmit_from(pair.qpn);
-    0
+    posted.map_or_else(errno_of, |()| 0)
 }
 
 unsafe extern "C" fn wr_atomic_cmp_swp(qp: *mut ibv_qp_ex, rkey: u32, va: u64, compare: u64, swap: u64) {

@@ -224,6 +224,25 @@ fn reads_beyond_the_agreed_number_wait_their_turn() {
 }
 
 #[test]
+fn several_sends_are_posted_or_none() {
+    let mut p = pair(1024);
+    let (va, rkey) = (p.b.va(0), p.b.key());
+    let list = [p.a.sge(0, 8)];
+    let write = |id| SendWr::new(id, SendOp::Write { va, rkey }, Data::List(&list));
+    let odd = SendWr::new(9, SendOp::CompareSwap { va, rkey, compare: 0, swap: 0 }, Data::List(&[]));
+    let refused = p.a.nic.post_sends(p.a.qp, (0..5).map(write).chain([odd]));
+    assert!(matches!(refused, Err(NicError::Attribute { value: 0, .. })), "{refused:?}");
+    assert_eq!(p.a.nic.sends_outstanding(p.a.qp), Ok(0));
+    // There is room for 256.
+    assert_eq!(p.a.nic.post_sends(p.a.qp, (0..3).map(write)), Ok(()));
+    assert_eq!(p.a.nic.post_sends(p.a.qp, (0..254).map(write)), Err(NicError::Full));
+    assert_eq!(p.a.nic.post_sends(p.a.qp, (3..256).map(write)), Ok(()));
+    p.run(1000);
+    let ids: Vec<u64> = p.a.done.iter().map(|wc| wc.wr_id).collect();
+    assert_eq!(ids, (0..256).collect::<Vec<_>>());
+}
+
+#[test]
 fn at_most_half_of_all_psns_are_outstanding() {
     let mut p = pair(256);
     let two_gigabytes = [Sge { va: p.a.va(0), len: 1 << 31, lkey: p.a.key() }];
