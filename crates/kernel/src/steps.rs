@@ -463,7 +463,7 @@ mod tests {
     #[test]
     #[allow(clippy::disallowed_methods, reason = "the property is about three threads")]
     fn cores_that_write_a_tree_in_steps_lose_nothing() {
-        const EACH: u64 = 2000;
+        const EACH: u64 = if cfg!(miri) { 16 } else { 2000 };
         let (place, tree) = tree(&(0..100).map(|key| 50 * key).collect(), 3000);
         let place = &place;
         let core = |core: u64| {

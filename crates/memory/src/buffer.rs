@@ -585,8 +585,10 @@ mod tests {
     #[test]
     fn fill_sets_its_range_and_nothing_else() {
         let buffer = Buffer::from_boxed(vec![1; 1200].into());
+        let lens: &[usize] =
+            if cfg!(miri) { &[0, 7, 8, 505] } else { &[0, 1, 7, 8, 64, 120, 504, 505, 512, 520, 1100] };
         for offset in [0, 3, 8] {
-            for len in [0, 1, 7, 8, 64, 120, 504, 505, 512, 520, 1100] {
+            for &len in lens {
                 buffer.fill(0, 1200, 1).unwrap();
                 buffer.fill(offset, len, 2).unwrap();
                 let mut bytes = [0; 1200];

@@ -154,8 +154,9 @@ mod tests {
         let region = registry.register(registry.alloc_pd(), &buffer, 0, 65 * 8, Some(0), Access::all()).unwrap();
         let view = region.view(8, 64 * 8).unwrap();
         assert_eq!((view.get(0), view.get(63), view.get(64)), (10, u64::MAX - 1, 0));
-        for from in 0..64 {
-            for count in 0..=65 - from {
+        let step = if cfg!(miri) { 21 } else { 1 };
+        for from in (0..64).step_by(step) {
+            for count in (0..=65 - from).step_by(step) {
                 for most in [0, 5, 10, 155, 630, 700, u64::MAX - 1, u64::MAX] {
                     let expected = (from..(from + count).min(64)).filter(|at| words[1 + at] <= most).count();
                     assert_eq!(view.rank(from, count, most), expected, "{from} {count} {most}");

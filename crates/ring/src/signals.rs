@@ -111,6 +111,42 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
+    /// One thread writes and signals, and another takes: whatever was written before the last signal is seen.
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "the property is about two threads")]
+    fn no_signal_is_missed_between_threads() {
+        const RINGS: u32 = 130;
+        let count = if cfg!(miri) { 40 } else { 200_000 };
+        let signals = Signals::new(RINGS);
+        let written: Vec<AtomicU32> = (0..RINGS).map(|_| AtomicU32::new(0)).collect();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 0..count {
+                    let ring = n * 67 % RINGS;
+                    written[ring as usize].store(n + 1, Ordering::Relaxed);
+                    match n % 2 {
+                        0 => signals.set(ring),
+                        _ => signals.set_pointer(ring, n + 1),
+                    }
+                }
+            });
+            let mut seen = vec![0; RINGS as usize];
+            let last = |ring: u32| (0..count).rev().find(|n| n * 67 % RINGS == ring).map_or(0, |n| n + 1);
+            let mut missing: BTreeSet<u32> = (0..RINGS).filter(|&ring| last(ring) > 0).collect();
+            while !missing.is_empty() {
+                signals.take(|ring| {
+                    let value = written[ring as usize].load(Ordering::Relaxed);
+                    assert!(value >= seen[ring as usize] && signals.pointer(ring) <= value, "older than before");
+                    seen[ring as usize] = value;
+                    if value == last(ring) {
+                        missing.remove(&ring);
+                    }
+                });
+                std::thread::yield_now();
+            }
+        });
+    }
+
     proptest! {
         #[test]
         fn signals_come_together_and_none_is_missed(

@@ -14,7 +14,8 @@ use rustix::thread::{MembarrierCommand, membarrier};
 pub(super) fn shared() -> bool {
     static SHARED: OnceLock<bool> = OnceLock::new();
     *SHARED.get_or_init(|| {
-        membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
+        !cfg!(miri)
+            && membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
             && membarrier(MembarrierCommand::GlobalExpedited).is_ok()
     })
 }

@@ -426,6 +426,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::VecDeque;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::{Duration, Instant};
 
     fn ring() -> (Producer, Consumer, Buffer) {
         let shared = Buffer::anonymous(RING_BYTES).unwrap();
@@ -487,6 +489,93 @@ mod tests {
         assert_eq!(pop(&mut consumer, &mut out), Ok(Some(4000)));
         consumer.release();
         assert!(producer.push(&[9; 4000]));
+    }
+
+    /// Waits for a packet as a device does, with a call to sleep where nothing comes.
+    fn sleep_until_waiting(consumer: &mut Consumer) {
+        consumer.set_sleeping(true);
+        barrier::before_sleep();
+        let (since, most) = (Instant::now(), Duration::from_secs(20));
+        while !consumer.waiting() {
+            std::thread::park_timeout(most);
+            assert!(since.elapsed() < most, "nobody woke it");
+        }
+        consumer.set_sleeping(false);
+    }
+
+    /// The two ends on two threads: what comes is what was sent, in its order, over the ring's end too.
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "the property is about two threads")]
+    fn packets_cross_threads_whole_and_in_order() {
+        let (mut producer, mut consumer, _) = ring();
+        let count = if cfg!(miri) { 20 } else { 100_000 };
+        // From this place on the ring's end is near.
+        let start = (DATA_BYTES - 1024) as u64;
+        (producer.tail, producer.shown, producer.head) = (start, start, start);
+        (producer.claimed, consumer.head, consumer.published) = (start, start, start);
+        let len_of = |n: usize| if n % 50 == 7 { 2000 } else { MIN_PACKET + n * 7 % 230 };
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(move || {
+                let (mut n, mut out) = (0, vec![0; MAX_PACKET]);
+                while n < count {
+                    let Some(len) = pop(&mut consumer, &mut out).unwrap() else {
+                        consumer.release();
+                        sleep_until_waiting(&mut consumer);
+                        continue;
+                    };
+                    assert_eq!((len, &out[..len]), (len_of(n), &vec![n as u8; len][..]), "packet {n}");
+                    n += 1;
+                }
+            });
+            let mut n = 0;
+            while n < count {
+                let mut pushed = 0;
+                while pushed < 1 + n % 3 && n < count && producer.push(&vec![n as u8; len_of(n)]) {
+                    (n, pushed) = (n + 1, pushed + 1);
+                }
+                producer.publish();
+                if producer.take_wake() {
+                    reader.thread().unpark();
+                }
+                if pushed == 0 {
+                    std::thread::yield_now();
+                }
+            }
+            reader.join().unwrap();
+        });
+    }
+
+    /// A packet that comes as its consumer falls asleep: one of the two sees the other. Miri lets either's store be late.
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "the property is about two threads")]
+    fn who_falls_asleep_as_a_packet_comes_is_woken() {
+        let (mut producer, mut consumer, _) = ring();
+        let count = if cfg!(miri) { 20 } else { 100_000 };
+        let taken = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut out = [0; MIN_PACKET];
+                for n in 0..count {
+                    sleep_until_waiting(&mut consumer);
+                    assert_eq!(pop(&mut consumer, &mut out), Ok(Some(MIN_PACKET)));
+                    consumer.release();
+                    taken.store(n + 1, Ordering::Release);
+                }
+            });
+            for n in 0..count {
+                assert!(producer.push(&[1; MIN_PACKET]));
+                producer.publish();
+                if producer.take_wake() {
+                    reader.thread().unpark();
+                }
+                let since = Instant::now();
+                while taken.load(Ordering::Acquire) <= n {
+                    std::thread::yield_now();
+                    assert!(since.elapsed() < Duration::from_secs(30), "packet {n} is never taken");
+                }
+            }
+            reader.join().unwrap();
+        });
     }
 
     proptest! {
