@@ -170,7 +170,7 @@ fn udp(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut BenchProgress<'_>
         probe.udp_stream(datagram, LARGE).map_err(|source| Error::System { what: "the raw UDP stream", source })
     };
     let peer = "raw UDP ping-pong, busy polling";
-    let goal = Some(BenchGoal::RatioAtMost(1.3));
+    let goal = Some(BenchGoal::RatioAtMost(1.25));
     next(progress, "64 B WRITEs over UDP", 0.05)?;
     let figures = beside(|| bench.write_ping_pong(SMALL, ROUNDS), raw)?;
     rows.push(BenchRow::new("udp: 64 B WRITE ping-pong", "ns", peer, figures, goal));
@@ -182,7 +182,7 @@ fn udp(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut BenchProgress<'_>
     next(progress, "64 KB WRITEs over UDP", 0.25)?;
     let figures = beside(large, || Ok(stream(4096 + 16)?.bytes_per_s / 1e9))?;
     let peer = "raw GSO/GRO sender and receiver";
-    rows.push(BenchRow::new("udp: 64 KB WRITEs", "GB/s", peer, figures, Some(BenchGoal::RatioAtLeast(0.6))));
+    rows.push(BenchRow::new("udp: 64 KB WRITEs", "GB/s", peer, figures, Some(BenchGoal::RatioAtLeast(0.7))));
     let small = || Ok(bench.write_rate(SMALL, 1 << 20, TIME)? / 1e6);
     next(progress, "many WRITEs over UDP", 0.35)?;
     let figures = beside(small, || Ok(stream(96)?.packets_per_s / 1e6))?;
@@ -192,7 +192,7 @@ fn udp(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut BenchProgress<'_>
         "M/s",
         peer,
         figures,
-        Some(BenchGoal::ValueAtLeast(2.5)),
+        Some(BenchGoal::ValueAtLeast(5.0)),
     ));
     Ok(())
 }
@@ -206,7 +206,7 @@ fn shm(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut BenchProgress<'_>
     rows.push(BenchRow::new("shm: 64 B WRITE ping-pong", "ns", peer, figures, Some(BenchGoal::RatioAtMost(2.5))));
     next(progress, "READs over shared memory", 0.55)?;
     let figures = beside(|| bench.read_latency(SMALL, ROUNDS), raw)?;
-    rows.push(BenchRow::new("shm: 64 B READ", "ns", peer, figures, None));
+    rows.push(BenchRow::new("shm: 64 B READ", "ns", peer, figures, Some(BenchGoal::RatioAtMost(2.0))));
     // Remora's own memory moves once; that of a program, which no peer can map, by the ring.
     let other = BenchPair::with_a_programs_memory(LinkKind::Shm)?;
     let (writes, reads) = (BenchPair::write_rate, BenchPair::read_rate);
@@ -235,7 +235,7 @@ fn shm(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut BenchProgress<'_>
         "M/s",
         peer,
         figures,
-        Some(BenchGoal::ValueAtLeast(12.0)),
+        Some(BenchGoal::ValueAtLeast(20.0)),
     ));
     Ok(())
 }
